@@ -1,0 +1,44 @@
+"""sharedtree lets a JAX model be a DAG: shared layers and tied weights stay one object through every transform."""
+
+from . import tree as tree
+from ._context import Context as Context, Policy as Policy
+from ._dag import Dag as Dag
+from ._errors import (
+    ContextMismatchError as ContextMismatchError,
+    CycleError as CycleError,
+    DepthError as DepthError,
+    InconsistentSharingError as InconsistentSharingError,
+    RetraceWarning as RetraceWarning,
+    SharedTreeError as SharedTreeError,
+    SharingMismatchError as SharingMismatchError,
+    StaticComparisonError as StaticComparisonError,
+    StaticTracerError as StaticTracerError,
+    UnregisteredTypeError as UnregisteredTypeError,
+    UntiedError as UntiedError,
+    UntiedWarning as UntiedWarning,
+)
+from ._node_types import register_node as register_node
+from ._ties import (
+    Tie as Tie,
+    assert_same_sharing as assert_same_sharing,
+    count_parameters as count_parameters,
+    retie as retie,
+    same_sharing as same_sharing,
+    tie as tie,
+    ties as ties,
+    untie as untie,
+)
+from .optim import apply_updates as apply_updates, optimizer as optimizer
+from .transforms import (
+    checkpoint as checkpoint,
+    device_put as device_put,
+    grad as grad,
+    jit as jit,
+    preserve_identities as preserve_identities,
+    register_transform as register_transform,
+    value_and_grad as value_and_grad,
+    vmap as vmap,
+    with_sharding_constraint as with_sharding_constraint,
+)
+
+__version__ = "0.1.0"

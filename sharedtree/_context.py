@@ -1,0 +1,161 @@
+"""`Policy`, what to do about sharing, and `Context`, the thread-local scope that several packs and unpacks share.
+
+A pack tags each object with a number; an unpack makes one instance a number. Ordinarily each call of
+`sharedtree.tree.flatten` starts afresh. Inside a `Context` they go on counting, so that an object which occurs in two
+trees, flattened one after the other, is one object again when both are unflattened.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any, Literal, Self
+
+from ._errors import ContextMismatchError
+from ._graph import Rules, Structure, Tags, pack, unpack
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Policy:
+    """What counts as sharing, and what to do when it is lost.
+
+    Attributes:
+        arrays: arrays carry identity. If False only modules and mutable containers do.
+        on_untie: what to do when a tie enters a transform and does not leave it: `"warn"` (`UntiedWarning`),
+            `"error"` (`UntiedError`) or `"ignore"`. Checked when a function is traced, never on a cached call.
+        in_place: write what the function changed in its arguments back into the caller's objects, all or nothing.
+            Costs one output for each leaf that changed.
+        pass_through: under `jax.jit`, a module that the function returns unchanged comes back as the caller's own
+            object, without an output or a copy. Donating it later donates the original.
+
+    Example:
+        >>> import sharedtree as st
+        >>> st.Policy(on_untie="error").on_untie
+        'error'
+    """
+
+    arrays: bool = True
+    on_untie: Literal["warn", "error", "ignore"] = "warn"
+    in_place: bool = False
+    pass_through: bool = True
+
+    def __post_init__(self) -> None:
+        if self.on_untie not in ("warn", "error", "ignore"):
+            raise ValueError(f'`on_untie` is "warn", "error" or "ignore", not {self.on_untie!r}.')
+
+    @property
+    def rules(self) -> Rules:
+        """How to walk what is inside a module under this policy."""
+        return Rules(arrays=self.arrays)
+
+
+class Context:
+    """A scope in which flattens share their tags and unflattens share their instances.
+
+    Contexts belong to the thread that entered them and nest: the innermost counts. What is flattened in one Context is
+    unflattened, in the same order, in the same or in another one; a Context that has begun to unflatten the trees of
+    one does not accept those of a second.
+
+    Args:
+        policy: the policy inside the scope, also of transforms that were given none of their own. Default: that of
+            the enclosing scope.
+
+    Raises:
+        ContextMismatchError: on unflattening a structure whose earlier trees were not unflattened in this Context, or
+            that was made by another Context than those were.
+
+    Example:
+        >>> import sharedtree as st
+        >>> import jax.numpy as jnp
+        >>> shared = [jnp.ones(2)]
+        >>> with st.Context():
+        ...     leaves1, structure1 = st.tree.flatten({"a": shared})
+        ...     leaves2, structure2 = st.tree.flatten({"b": shared})
+        >>> len(leaves1), len(leaves2)
+        (1, 0)
+        >>> with st.Context():
+        ...     first = st.tree.unflatten(structure1, leaves1)
+        ...     second = st.tree.unflatten(structure2, leaves2)
+        >>> first["a"] is second["b"]
+        True
+
+    Limitations: everything that was flattened or unflattened is kept alive until the Context is garbage.
+    """
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = current_policy() if policy is None else policy
+        self._tags = Tags()
+        self._table: list[Any] = []
+        self._maker: Context | None = None
+
+    def __enter__(self) -> Self:
+        _active.stack.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _active.stack.remove(self)
+
+    def _pack(self, tree: Any, rules: Rules) -> tuple[list[Any], Structure]:
+        before = len(self._tags.objects)
+        try:
+            return pack(tree, self._tags, rules, maker=self)
+        except BaseException:
+            self._tags.forget(before)
+            raise
+
+    def _unpack(self, structure: Structure, leaves: Any) -> Any:
+        if structure.base == 0:
+            self._table, self._maker = [], structure.maker
+        if self._maker is not structure.maker or structure.base != len(self._table):
+            raise ContextMismatchError(
+                "The structure continues a sequence of trees that were flattened in one Context, and this Context has "
+                "not unflattened the trees before it, or has unflattened those of another.\n"
+                "Unflatten all of them, in the order in which they were flattened, inside one\n"
+                "    with sharedtree.Context():"
+            )
+        return unpack(structure, leaves, self._table)
+
+
+class _Active(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Context] = []
+
+
+_active = _Active()
+
+
+def current_policy() -> Policy:
+    """The policy of the innermost Context of this thread, or the default one."""
+    return _active.stack[-1].policy if _active.stack else _DEFAULT
+
+
+_DEFAULT = Policy()
+
+
+IsLeaf = Callable[[Any], bool] | None
+
+
+def rules_here(is_leaf: IsLeaf = None) -> Rules:
+    """How to walk a whole tree as inside under the policy of this thread."""
+    rules = current_policy().rules
+    return rules if is_leaf is None else rules._replace(is_leaf=is_leaf)
+
+
+def pack_alone(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
+    """Packs a whole tree as inside, by itself."""
+    return pack(tree, Tags(), rules_here(is_leaf))
+
+
+def pack_here(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
+    """Packs a whole tree as inside, in the innermost Context of this thread if there is one."""
+    return _active.stack[-1]._pack(tree, rules_here(is_leaf)) if _active.stack else pack_alone(tree, is_leaf)
+
+
+def unpack_here(structure: Structure, leaves: Any) -> Any:
+    """The inverse of `pack_here`."""
+    if structure.maker is None:
+        return unpack(structure, leaves)
+    if not _active.stack:
+        if structure.base == 0:
+            return unpack(structure, leaves)
+        return Context()._unpack(structure, leaves)
+    return _active.stack[-1]._unpack(structure, leaves)

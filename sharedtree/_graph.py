@@ -1,0 +1,463 @@
+"""Pack and unpack by walking: the reference for everything that is faster.
+
+A DAG is packed into the list of its traced leaves, each once, and a *structure*: a flat table of records in the order
+in which a depth-first walk completes them. A record is an operation and the numbers of the records that are its
+children, so a shared node is one number that appears twice, and a structure is compared and hashed without any
+recursion. Unpacking runs down the table. The same shape serves in TensorFlow's checkpoints, where it is called a
+trackable object graph.
+
+Structures are interned: two equal ones are one object, so comparison is `is`, which is what makes them cheap as part
+of JAX's cache keys. The table of interned structures holds them weakly; JAX's own caches keep those alive that it
+still needs. Nothing is evicted while it is in use, for that would retrace.
+
+Several trees can be packed in one crossing. The record numbers of each then start where those of the one before it
+ended, and a number below that start refers to an object in an earlier tree.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from jax import tree_util as jtu
+
+from ._errors import CycleError, DepthError, SharedTreeError, StaticComparisonError
+from ._node_types import Convention, NodeType, carries_identity, is_traced, node_type_of
+from ._statics import Static, cannot_be_compared
+
+Path = tuple[Any, ...]
+
+MAX_PLAIN_DEPTH = 1_000
+"""Plain containers outside modules are handed to JAX, whose recursive C++ overflows the stack at great depths."""
+
+MAX_DEPTH = 100_000
+"""Nothing here recurses, so this only stops a class whose flatten function makes new children for ever."""
+
+
+class Leaf:
+    """Operation: the next traced leaf. There is one instance, `LEAF`."""
+
+    def __repr__(self) -> str:
+        return "LEAF"
+
+
+LEAF = Leaf()
+
+
+class Node:
+    """Operation: put a node together from its children.
+
+    Equal if the classes are the same and the auxiliary data is strictly equal. `keys` name the children in paths and
+    take no part in the comparison, since class and auxiliary data determine them.
+    """
+
+    __slots__ = ("aux", "keys", "type")
+
+    def __init__(self, node_type: NodeType, aux: Static, keys: Path) -> None:
+        self.type = node_type
+        self.aux = aux
+        self.keys = keys
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Node and self.type.cls is other.type.cls and self.aux == other.aux
+
+    def __hash__(self) -> int:
+        return hash((self.type.cls, self.aux))
+
+    def __repr__(self) -> str:
+        return f"Node({self.type.cls.__name__})"
+
+
+class Given(NamedTuple):
+    """Operation: the very object that is number `number` on the other side of the crossing."""
+
+    number: int
+
+
+class Update(NamedTuple):
+    """Operation: put `node` together and write its content into object `number` on the other side of the crossing."""
+
+    number: int
+    node: Node
+
+
+Op = Leaf | Static | Node | Given | Update
+Record = tuple[Op, tuple[int, ...]]
+
+
+class Structure:
+    """A DAG without its traced leaves: node types, static leaves, sharing. Hashable; equal structures are one object.
+
+    Attributes:
+        base: the number of the first record; 0 unless earlier trees were packed in the same crossing.
+        records: the table, children before parents.
+        root: the number of the record that is the whole tree.
+        num_leaves: how many traced leaves it has, each shared one counted once.
+        maker: the `Context` in which it was made, if that was one that spans several trees.
+        names_caller: whether it refers to objects on the other side of the crossing (`Given`, `Update`).
+    """
+
+    __slots__ = ("__weakref__", "base", "maker", "names_caller", "num_leaves", "records", "root")
+
+    base: int
+    records: tuple[Record, ...]
+    root: int
+    num_leaves: int
+    maker: Any
+    names_caller: bool
+
+    def __repr__(self) -> str:
+        return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
+
+    def __copy__(self) -> "Structure":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Structure":
+        return self
+
+
+_interned: "weakref.WeakValueDictionary[Any, Structure]" = weakref.WeakValueDictionary()
+_interning = threading.RLock()  # re-entrant: comparing keys may run a user's `__eq__`
+
+
+def intern(records: tuple[Record, ...], root: int, base: int = 0, maker: Any = None) -> Structure:
+    """The one structure with this content. Cost: one hash over the records."""
+    key = (maker, base, root, records)
+    with _interning:
+        structure = _interned.get(key)
+        if structure is None:
+            structure = Structure()
+            structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
+            structure.num_leaves = sum(op is LEAF for op, _ in records)
+            structure.names_caller = any(type(op) in (Given, Update) for op, _ in records)
+            _interned[key] = structure
+    return structure
+
+
+class Tags:
+    """Which objects a crossing has seen, and their numbers.
+
+    `objects` keeps every one of them alive, so that an id stands for one object as long as the tags exist.
+    """
+
+    __slots__ = ("numbers", "objects")
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        self.objects: list[Any] = []
+
+    def number_of(self, obj: Any) -> int | None:
+        """The number of an object that was tagged."""
+        return self.numbers.get(id(obj))  # tagged objects are alive in `objects`, so equal ids mean the same object
+
+    def add(self, obj: Any, *, tag: bool) -> int:
+        """Gives an object the next number, and remembers it under its id if `tag`."""
+        number = len(self.objects)
+        self.objects.append(obj)
+        if tag:
+            self.numbers[id(obj)] = number  # alive in `objects`
+        return number
+
+    def forget(self, start: int) -> None:
+        """Takes back every number from `start` on."""
+        for obj in self.objects[start:]:
+            self.numbers.pop(id(obj), None)  # alive in `objects` until the next line
+        del self.objects[start:]
+
+
+class Rules(NamedTuple):
+    """What a walk treats as what.
+
+    Attributes:
+        inside: modules and mutable containers are walked and carry identity, other leaves are static. Otherwise only
+            plain containers are walked, nothing carries identity, and modules count as leaves.
+        arrays: arrays carry identity too.
+        given: objects that are not packed but named by their number on the other side: id → number. The caller keeps
+            them alive.
+        updated: objects whose content is to be written into the object of that number: id → number, likewise.
+        on_static: called with each static value and its path, to object to it.
+        is_leaf: nodes and static values for which it is true count as traced leaves.
+    """
+
+    inside: bool = True
+    arrays: bool = True
+    given: Mapping[int, int] = {}
+    updated: Mapping[int, int] = {}
+    on_static: Callable[[Any, Callable[[], str]], None] | None = None
+    is_leaf: Callable[[Any], bool] | None = None
+
+
+class _Frame:
+    __slots__ = ("aux", "children", "convention", "done", "obj", "type")
+
+    def __init__(self, obj: Any, node_type: NodeType, inherited: Convention) -> None:
+        children, aux = node_type.take_apart(obj)
+        self.obj = obj  # alive while its id is among the open ones
+        self.type = node_type
+        self.children = children
+        self.aux = aux
+        self.convention: Convention = node_type.convention or inherited
+        self.done: list[int] = []
+
+
+def walk(
+    tree: Any, tags: Tags, rules: Rules = Rules(), prefix: str = ""
+) -> tuple[list[Any], tuple[Record, ...], int]:
+    """Packs a tree without interning its structure.
+
+    Args:
+        tree: any object.
+        tags: the objects that were seen earlier in the same crossing; those seen now are added.
+        rules: see `Rules`.
+        prefix: what stands before each path in errors.
+
+    Returns:
+        The traced leaves not seen before, the records added, and the number of the root.
+
+    Raises:
+        CycleError: if an object contains itself.
+        StaticComparisonError: if a static leaf has no usable `==`.
+        DepthError: if a static leaf, or plain containers outside modules, are nested too deeply.
+    """
+    leaves: list[Any] = []
+    records: list[Record] = []
+    frames: list[_Frame] = []
+    open_ids: set[int] = set()  # of the objects in `frames`, which keeps them alive
+
+    def path(extra: int = 0) -> str:
+        keys = [f.type.keys_of(f.obj)[len(f.done)] for f in frames[: len(frames) - extra]]
+        return prefix + jtu.keystr(tuple(keys))
+
+    def record(obj: Any, op: Op, children: tuple[int, ...], *, tag: bool) -> int:
+        records.append((op, children))
+        return tags.add(obj, tag=tag)
+
+    def visit(obj: Any, convention: Convention) -> int | None:
+        """The number of a leaf or of an object seen before; otherwise opens a frame and returns None."""
+        known = tags.number_of(obj)
+        if known is not None:
+            return known
+        node_type = node_type_of(obj)
+        if rules.is_leaf is not None and rules.is_leaf(obj):
+            leaves.append(obj)
+            shared = carries_identity(obj) if node_type is None else node_type.carries_identity
+            return record(obj, LEAF, (), tag=shared)
+        if node_type is None or not (rules.inside or node_type.is_plain):
+            if not rules.inside:
+                leaves.append(obj)
+                return record(obj, LEAF, (), tag=False)
+            if is_traced(obj, convention):
+                shared = rules.arrays and carries_identity(obj)
+                if shared and id(obj) in rules.given:  # alive: see Rules
+                    return record(obj, Given(rules.given[id(obj)]), (), tag=True)
+                leaves.append(obj)
+                return record(obj, LEAF, (), tag=shared)
+            return record(obj, _static(obj, rules, path), (), tag=False)
+        if id(obj) in open_ids:  # of an object in `frames`, alive
+            _raise_cycle(obj, frames, path)
+        if rules.inside and node_type.carries_identity and id(obj) in rules.given:  # alive: see Rules
+            return record(obj, Given(rules.given[id(obj)]), (), tag=True)
+        if len(frames) >= (MAX_DEPTH if rules.inside else MAX_PLAIN_DEPTH):
+            _raise_too_deep(rules, prefix)
+        frames.append(_Frame(obj, node_type, convention))
+        if node_type.carries_identity:  # only what can be mutated can contain itself
+            open_ids.add(id(obj))  # alive in `frames`
+        return None
+
+    def close(frame: _Frame) -> int:
+        open_ids.discard(id(frame.obj))  # alive in `frame`
+        keys = frame.type.keys_of(frame.obj)
+        if len(keys) != len(frame.done):  # the class was registered with keys that do not match its children
+            keys = tuple(jtu.SequenceKey(i) for i in range(len(frame.done)))
+        op: Op = Node(frame.type, _static(frame.aux, rules, path), keys)
+        shared = rules.inside and frame.type.carries_identity
+        if shared and id(frame.obj) in rules.updated:  # alive: see Rules
+            op = Update(rules.updated[id(frame.obj)], op)
+        return record(frame.obj, op, tuple(frame.done), tag=shared)
+
+    number = visit(tree, "jax")
+    while frames:
+        frame = frames[-1]
+        if number is not None:
+            frame.done.append(number)
+        if len(frame.done) == len(frame.children):
+            frames.pop()
+            number = close(frame)
+        else:
+            number = visit(frame.children[len(frame.done)], frame.convention)
+    assert number is not None
+    return leaves, tuple(records), number
+
+
+def pack(tree: Any, tags: Tags, rules: Rules = Rules(), prefix: str = "", maker: Any = None) -> tuple[
+    list[Any], Structure
+]:
+    """DAG → (traced leaves not seen before, interned structure). Arguments and errors as for `walk`."""
+    base = len(tags.objects)
+    leaves, records, root = walk(tree, tags, rules, prefix)
+    return leaves, intern(records, root, base, maker)
+
+
+def build(
+    records: Sequence[Record],
+    leaves: Sequence[Any],
+    table: list[Any],
+    given: Callable[[int], Any] | None = None,
+    update: Callable[[int, Any], Any] | None = None,
+) -> None:
+    """Runs down the records, appending one object a record to `table`.
+
+    Args:
+        records: the records that follow those already in the table.
+        leaves: one object for each `LEAF`, in order.
+        table: the objects of all earlier records of the crossing.
+        given: number → object, for `Given`.
+        update: (number, new content) → object, for `Update`.
+    """
+    rest = iter(leaves)
+    for op, children in records:
+        if op is LEAF:
+            obj = next(rest)
+        elif type(op) is Node:
+            obj = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
+        elif type(op) is Static:
+            obj = op.thaw()
+        elif type(op) is Given:
+            assert given is not None
+            obj = given(op.number)
+        else:
+            assert type(op) is Update
+            assert update is not None
+            node = op.node
+            obj = update(op.number, node.type.put_together(node.aux.thaw(), [table[child] for child in children]))
+        table.append(obj)
+
+
+def unpack(structure: Structure, leaves: Sequence[Any], table: list[Any] | None = None) -> Any:
+    """(traced leaves, structure) → DAG, all nodes new.
+
+    Args:
+        structure: what to build.
+        leaves: one object for each traced leaf; they need not be arrays.
+        table: the objects of the earlier trees of the same crossing; extended.
+
+    Raises:
+        ValueError: if the number of leaves is not `structure.num_leaves`.
+    """
+    if len(leaves) != structure.num_leaves:
+        raise ValueError(
+            f"The structure has {structure.num_leaves} traced leaves, but {len(leaves)} were given. Tied leaves count "
+            "once: take the leaves from `sharedtree.tree.leaves`."
+        )
+    table = [] if table is None else table
+    build(structure.records, leaves, table)
+    return table[structure.root]
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def canonical(
+    root: Key, expand: Callable[[Key], tuple[Op, Sequence[Key]]]
+) -> tuple[tuple[Record, ...], dict[Key, int]]:
+    """Numbers the nodes of any DAG as a walk would number them.
+
+    Args:
+        root: names the root.
+        expand: name → (operation, names of the children). Equal names are one node.
+
+    Returns:
+        The records, and the number of each name, in the order of the numbers; the root is the last.
+    """
+    numbers: dict[Key, int] = {}
+    records: list[Record] = []
+    stack: list[tuple[Key, Op | None, Sequence[Key]]] = [(root, None, ())]
+    while stack:
+        name, op, children = stack.pop()
+        if name in numbers:
+            continue
+        if op is None:
+            op, children = expand(name)
+            if children:
+                stack.append((name, op, children))
+                stack.extend((child, None, ()) for child in reversed(children))
+                continue
+        numbers[name] = len(records)
+        records.append((op, tuple([numbers[child] for child in children])))
+    return tuple(records), numbers
+
+
+def edges(
+    records: Sequence[Record], roots: Sequence[tuple[Path, int]], base: int = 0
+) -> Iterator[tuple[int, Path]]:
+    """Every way into every record, once each: (number, path), the path going through each parent's first path.
+
+    The first pair of a number is its representative path. A walk of the DAG, not of its unfolding: the cost is linear
+    in the records even where the number of paths is exponential. Numbers below `base` are yielded and not entered.
+    """
+    seen: set[int] = set()
+    stack: list[tuple[int, Path]] = [(number, path) for path, number in reversed(roots)]
+    while stack:
+        number, path = stack.pop()
+        yield number, path
+        if number in seen or number < base:
+            continue
+        seen.add(number)
+        op, children = records[number - base]
+        node = op.node if type(op) is Update else op
+        if type(node) is Node:
+            pairs = zip(node.keys, children, strict=True)
+            stack.extend((child, (*path, key)) for key, child in reversed(tuple(pairs)))
+
+
+def _static(value: Any, rules: Rules, path: Callable[[], str]) -> Static:
+    if rules.on_static is not None:
+        rules.on_static(value, path)
+    reason = cannot_be_compared(value)
+    if reason is None:
+        try:
+            return Static(value)
+        except RecursionError:
+            raise DepthError(
+                f"The static value at `{path()}` is nested too deeply to be compared, or contains itself. Keep such "
+                "data outside the module.",
+                (path(),),
+            ) from None
+        except SharedTreeError:
+            raise
+        except Exception as error:  # noqa: BLE001 -- a user's `__hash__` or `__deepcopy__`
+            reason = f"taking its hash and a copy raised {type(error).__name__}: {error}"
+    raise StaticComparisonError(
+        f"The static value at `{path()}`, a `{type(value).__qualname__}`, cannot be compared: {reason}.\n"
+        "What is not traced is part of the structure, so equal calls must be recognised by `==`. Give the class\n"
+        "    def __eq__(self, other): return type(other) is type(self) and self.key == other.key\n"
+        "    def __hash__(self): return hash(self.key)",
+        (path(),),
+    )
+
+
+def _raise_too_deep(rules: Rules, prefix: str) -> None:
+    if rules.inside:
+        raise DepthError(
+            f"Nodes under `{prefix}` are nested more than {MAX_DEPTH} deep. If that is a list of layers linked to one "
+            "another, hold the layers in a tuple instead.",
+            (prefix,),
+        )
+    raise DepthError(
+        f"Plain containers in `{prefix}` are nested more than {MAX_PLAIN_DEPTH} deep, which JAX cannot flatten without "
+        "overflowing the stack. Wrap them, so that JAX sees one flat node:\n"
+        "    sharedtree.Dag(tree)",
+        (prefix,),
+    )
+
+
+def _raise_cycle(obj: Any, frames: list[_Frame], path: Callable[[int], str]) -> None:
+    above = len(frames) - next(i for i, frame in enumerate(frames) if frame.obj is obj)
+    start, back = path(above), path(0)
+    raise CycleError(
+        f"A `{type(obj).__name__}` contains itself: it sits at `{start}` and again, within itself, at `{back}`.\n"
+        "A DAG has no cycles, and JAX crashes on them. Break the cycle, for example by holding the parent in a "
+        "static field with a weak reference:\n"
+        "    parent: Callable = eqx.field(static=True)   # weakref.ref(parent)",
+        (start, back),
+    )

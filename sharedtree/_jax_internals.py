@@ -1,0 +1,40 @@
+"""The one file that touches names which JAX does not promise to keep, and why each is needed.
+
+- `trace_ctx`: a tracer that leaks into a static leaf can only be told from one that legitimately belongs to an
+  enclosing transform by the trace it was made in. JAX's public API offers no way to ask.
+- `PyTreeDef.from_node_data_and_children`: the only way to rebuild a node from its type and aux data without holding
+  on to an instance of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+from jax import tree_util as jtu
+from jax._src.core import trace_ctx
+
+_LEAF = jtu.tree_structure(0)
+
+
+def current_traces() -> tuple[Any, ...]:
+    """The trace that is active now and those that enclose it, innermost first. Held, so that `is` on them is sound."""
+    traces: list[Any] = []
+    trace: Any = trace_ctx.trace
+    while trace is not None:
+        traces.append(trace)
+        trace = getattr(trace, "parent_trace", None)
+    return tuple(traces)
+
+
+def belongs_to(tracer: jax.core.Tracer, traces: Iterable[Any]) -> bool:
+    """Whether `tracer` was made by one of `traces`."""
+    made_by = tracer._trace  # noqa: SLF001 -- see the module's docstring
+    return any(made_by is trace for trace in traces)
+
+
+def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
+    """Calls the unflatten function that JAX's registry holds for `cls`."""
+    treedef = jtu.PyTreeDef.from_node_data_and_children(
+        jtu.default_registry, (cls, aux), [_LEAF] * len(children)
+    )
+    return treedef.unflatten(children)

@@ -1,0 +1,63 @@
+"""Asking a user's `where` function which nodes it means.
+
+`where` is called on a stand-in for the tree, in which every node and every leaf is an object of its own class or a
+marker, so that what it returns can be recognised by identity, even a number, a string or a `None`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import tree_util as jtu
+
+from ._errors import SharingMismatchError
+from ._graph import Given, Node, Record, Update
+
+
+class Marker:
+    """Stands for a leaf. It has no attributes of an array, for `where` must not look at values."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"<leaf {self.number}>"
+
+
+def stand_ins(records: Sequence[Record]) -> list[Any]:
+    """One object for each record, shared as the records are shared; leaves are markers, nodes are new nodes.
+
+    A node that cannot be told from another one by identity (an empty tuple, a `None`) gets a marker too, unless
+    nothing could be done with a marker in its place.
+    """
+    table: list[Any] = []
+    for number, (op, children) in enumerate(records):
+        assert type(op) not in (Given, Update)
+        if type(op) is Node and op.type.cls is not type(None) and (children or op.type.cls is not tuple):
+            table.append(op.type.put_together(op.aux.thaw(), [table[child] for child in children]))
+        else:
+            table.append(Marker(number))
+    return table
+
+
+def ask(where: Callable[[Any], Any], table: Sequence[Any], root: int, name: str = "where") -> tuple[list[int], bool]:
+    """The records that `where` returns when called on the stand-in, and whether it returned just one.
+
+    Raises:
+        SharingMismatchError: if it returns something that is not part of the tree.
+    """
+    numbers = {id(obj): i for i, obj in enumerate(table)}  # alive in `table`
+    answer = where(table[root])
+    if id(answer) in numbers:  # the answer is alive, and so is the table
+        return [numbers[id(answer)]], True  # as above
+    found: list[int] = []
+    for part in jtu.tree_leaves(answer, is_leaf=lambda x: id(x) in numbers or x is None):  # alive in `answer`
+        if id(part) not in numbers:  # alive in `answer`
+            raise SharingMismatchError(
+                f"`{name}` returned a `{type(part).__name__}` that is not part of the tree it was given. Return nodes "
+                f"or leaves of the tree itself, and do not compute with them:\n"
+                f"    {name}=lambda m: (m.embed.weight, m.head.weight)"
+            )
+        found.append(numbers[id(part)])  # alive in `answer`
+    return found, False

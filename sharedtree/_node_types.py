@@ -1,0 +1,332 @@
+"""How each kind of node comes apart and is put together again, and which of its leaves it traces.
+
+Three kinds are known: the plain containers; Equinox modules, read field by field; and every other class in JAX's
+registry, through the flatten function that its author registered. `register_node` adds a fourth: classes that JAX
+does not know.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax import tree_util as jtu
+
+from ._errors import UnregisteredTypeError
+from ._jax_internals import rebuild_registered
+
+Convention = Literal["equinox", "jax"]
+"""Which leaves are traced: arrays only (Equinox's filter transforms), or whatever `jax.jit` accepts."""
+
+Keys = tuple[Any, ...]
+
+
+class NodeType(NamedTuple):
+    """How the instances of one class come apart and are put together.
+
+    Attributes:
+        cls: the class.
+        is_plain: a plain container, which outside modules is a value and not an object.
+        is_mutable: a plain container that can be mutated, and so carries identity inside modules.
+        convention: which leaves it traces; None inherits that of the enclosing module.
+        take_apart: instance → (children, auxiliary data).
+        put_together: (auxiliary data, children) → a new instance.
+        keys_of: instance → one key entry a child, as in JAX's key paths.
+    """
+
+    cls: type
+    is_plain: bool
+    is_mutable: bool
+    convention: Convention | None
+    take_apart: Callable[[Any], tuple[Sequence[Any], Any]]
+    put_together: Callable[[Any, Sequence[Any]], Any]
+    keys_of: Callable[[Any], Keys]
+
+    @property
+    def carries_identity(self) -> bool:
+        """Whether two occurrences inside a module are a tie."""
+        return self.is_mutable or not self.is_plain
+
+
+def node_type_of(obj: Any) -> NodeType | None:
+    """The node type of an object's class; None if the object is a leaf. Cost: a dictionary look-up."""
+    cls: type = type(obj)
+    plain = _PLAIN.get(cls)
+    if plain is not None:
+        return plain
+    if cls in _COMMON_LEAVES:
+        return None
+    known = _known.get(cls)
+    if known is None:
+        known = _find(cls, obj)
+        if known is not None:
+            _known[cls] = known
+    return known
+
+
+def is_module(obj: Any) -> bool:
+    """Whether an object carries identity wherever it is."""
+    node_type = node_type_of(obj)
+    return node_type is not None and not node_type.is_plain
+
+
+def carries_identity(leaf: Any) -> bool:
+    """Whether a traced leaf is an object, two occurrences of which are a tie, rather than a value."""
+    return isinstance(leaf, _WITH_IDENTITY)
+
+
+def is_traced(leaf: Any, convention: Convention) -> bool:
+    """Whether a leaf becomes an input of the computation under the convention of its module."""
+    if isinstance(leaf, np.ndarray | np.generic):
+        return convention == "equinox" or _is_numeric(leaf.dtype)
+    if isinstance(leaf, _WITH_IDENTITY):
+        return True
+    return convention == "jax" and (type(leaf) in _PYTHON_NUMBERS or hasattr(type(leaf), "__jax_array__"))
+
+
+def register_node(
+    cls: type,
+    flatten: Callable[[Any], tuple[Iterable[Any], Any]],
+    unflatten: Callable[[Any, Sequence[Any]], Any],
+    *,
+    keys: Callable[[Any], Iterable[Any]] | None = None,
+    convention: Convention = "jax",
+) -> None:
+    """Teaches sharedtree a node type that JAX does not know.
+
+    Classes in JAX's own registry need no registration here. A class registered here is a module inside every
+    sharedtree function and transform; vanilla JAX still sees its instances as leaves.
+
+    Args:
+        cls: the class; its subclasses are not included.
+        flatten: takes an instance and returns its children and its auxiliary data, one level deep. The children may
+            be any objects; the auxiliary data is compared by type and value, and may be mutable or unhashable.
+        unflatten: takes the auxiliary data and the children and returns a new instance. It should not call
+            `__init__`, and it must take whatever objects the transforms put in place of the children.
+        keys: takes an instance and returns one key entry for each child (`jax.tree_util.GetAttrKey("weight")`), for
+            paths. Default: positions.
+        convention: which leaves are traced: `"jax"`, whatever `jax.jit` accepts, or `"equinox"`, arrays only.
+
+    Raises:
+        ValueError: if the class is a plain container, or JAX or sharedtree already know it.
+
+    Example:
+        >>> import sharedtree as st
+        >>> import jax.numpy as jnp
+        >>> class Pair:
+        ...     def __init__(self, a, b):
+        ...         self.a, self.b = a, b
+        >>> st.register_node(Pair, lambda p: ((p.a, p.b), None), lambda aux, children: Pair(*children))
+        >>> w = jnp.ones(3)
+        >>> [tie.paths for tie in st.ties(Pair(w, w))]
+        [('[0]', '[1]')]
+    """
+    if cls in _PLAIN or cls in _known or _is_in_jax_registry(cls):
+        raise ValueError(
+            f"`{cls.__qualname__}` is already a registered node. Leave out the call of `register_node`: "
+            "sharedtree reads JAX's registry."
+        )
+
+    def take_apart(obj: Any) -> tuple[Sequence[Any], Any]:
+        children, aux = flatten(obj)
+        return tuple(children), aux
+
+    def keys_of(obj: Any) -> Keys:
+        if keys is not None:
+            return tuple(keys(obj))
+        return tuple([jtu.SequenceKey(i) for i in range(len(take_apart(obj)[0]))])
+
+    _known[cls] = NodeType(cls, False, False, convention, take_apart, unflatten, keys_of)
+
+
+def require_registered(tree: Any) -> None:
+    """Raises if `tree` as a whole is an object that holds attributes but cannot be taken apart.
+
+    Raises:
+        UnregisteredTypeError: naming the class and the registrations that would mend it.
+    """
+    if node_type_of(tree) is not None or is_traced(tree, "jax") or callable(tree):
+        return
+    if not hasattr(tree, "__dict__") or isinstance(tree, type):
+        return
+    name = type(tree).__qualname__
+    raise UnregisteredTypeError(
+        f"`{name}` is not a registered pytree node, so nothing inside it can be seen.\n"
+        "Register the class with JAX:\n"
+        f"    jax.tree_util.register_pytree_node({name}, flatten, unflatten)\n"
+        "or, to keep it a leaf for JAX, with sharedtree only:\n"
+        f"    sharedtree.register_node({name}, flatten, unflatten)",
+        ("",),
+    )
+
+
+# --- the three kinds ---------------------------------------------------------------------------------------------
+
+_known: dict[type, NodeType] = {}  # filled once a class, by a single assignment, which threads cannot tear
+
+_PYTHON_NUMBERS = frozenset({bool, int, float, complex})
+_COMMON_LEAVES = frozenset({bool, int, float, complex, str, bytes, np.ndarray})
+_WITH_IDENTITY = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, jax.Ref)
+
+
+def _is_numeric(dtype: Any) -> bool:
+    return jax.dtypes.issubdtype(dtype, np.number) or jax.dtypes.issubdtype(dtype, np.bool_)
+
+
+def _is_in_jax_registry(cls: type) -> bool:
+    try:
+        blank = object.__new__(cls)
+    except TypeError:  # a built-in type with a layout of its own; JAX knows those in `_PLAIN`
+        return False
+    return not jtu.all_leaves([blank])
+
+
+def _find(cls: type, obj: Any) -> NodeType | None:
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return _namedtuple_type(cls)
+    if issubclass(cls, eqx.Module):
+        return _equinox_type(cls)
+    if jtu.default_registry.flatten_one_level(obj) is None:
+        return None
+    return NodeType(
+        cls,
+        is_plain=False,
+        is_mutable=False,
+        convention=_convention_of(cls),
+        take_apart=_take_apart_registered,
+        put_together=lambda aux, children: rebuild_registered(cls, aux, children),
+        keys_of=lambda obj: tuple(key for key, _ in jtu.default_registry.flatten_one_level_with_keys(obj)[0]),
+    )
+
+
+def _take_apart_registered(obj: Any) -> tuple[Sequence[Any], Any]:
+    children, aux = jtu.default_registry.flatten_one_level(obj)
+    return tuple(children), aux
+
+
+def _convention_of(cls: type) -> Convention | None:
+    if issubclass(cls, jtu.Partial):
+        return None
+    return "equinox" if cls.__module__.partition(".")[0] == "equinox" else "jax"
+
+
+def _namedtuple_type(cls: Any) -> NodeType:
+    return NodeType(
+        cls,
+        is_plain=True,
+        is_mutable=False,
+        convention=None,
+        take_apart=lambda obj: (obj, None),
+        put_together=lambda _, children: cls(*children),
+        keys_of=lambda _: tuple(jtu.GetAttrKey(name) for name in cls._fields),
+    )
+
+
+_WRAPPER_FIELDS = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
+
+
+def _equinox_type(cls: Any) -> NodeType:
+    """Fields may be missing (deleted, or never set); `module_update_wrapper` adds a few that no field declares."""
+    fields = dataclasses.fields(cls)
+    traced = tuple(f.name for f in fields if not f.metadata.get("static", False))
+    static = tuple(f.name for f in fields if f.metadata.get("static", False)) + _WRAPPER_FIELDS
+    attributes_of = _dict_descriptor(cls)
+
+    def take_apart(obj: Any) -> tuple[Sequence[Any], Any]:
+        attributes = attributes_of(obj)
+        names = tuple([name for name in traced if name in attributes])
+        rest = tuple([(name, attributes[name]) for name in static if name in attributes])
+        return [attributes[name] for name in names], (names, rest)
+
+    def put_together(aux: Any, children: Sequence[Any]) -> Any:
+        names, rest = aux
+        obj = object.__new__(cls)
+        attributes = attributes_of(obj)
+        attributes.update(zip(names, children, strict=True))
+        attributes.update(rest)
+        return obj
+
+    def keys_of(obj: Any) -> Keys:
+        attributes = attributes_of(obj)
+        return tuple([jtu.GetAttrKey(name) for name in traced if name in attributes])
+
+    return NodeType(cls, False, False, "equinox", take_apart, put_together, keys_of)
+
+
+def _dict_descriptor(cls: type) -> Callable[[Any], dict[str, Any]]:
+    """Reads `obj.__dict__` past the class's own `__getattribute__`, which on an Equinox module costs four times more."""
+    for base in cls.__mro__:
+        descriptor = base.__dict__.get("__dict__")
+        if descriptor is not None:
+            return descriptor.__get__
+    raise TypeError(f"`{cls.__qualname__}` has no `__dict__`; Equinox modules must have one.")
+
+
+def _sorted_keys(mapping: dict[Any, Any]) -> tuple[Any, ...]:
+    """In JAX's order. Keys that cannot be ordered keep their own; outside modules JAX then raises its own error."""
+    try:
+        return tuple(sorted(mapping))
+    except TypeError:
+        return tuple(mapping)
+
+
+def _take_apart_dict(obj: dict[Any, Any]) -> tuple[Sequence[Any], Any]:
+    names = _sorted_keys(obj)
+    return [obj[name] for name in names], names
+
+
+def _sequence_keys(obj: Any) -> Keys:
+    return tuple([jtu.SequenceKey(i) for i in range(len(obj))])
+
+
+def _plain(
+    cls: type,
+    take_apart: Callable[[Any], tuple[Sequence[Any], Any]],
+    put_together: Callable[[Any, Sequence[Any]], Any],
+    keys_of: Callable[[Any], Keys],
+    *,
+    is_mutable: bool,
+) -> NodeType:
+    return NodeType(cls, True, is_mutable, None, take_apart, put_together, keys_of)
+
+
+def _dict_keys(obj: dict[Any, Any]) -> Keys:
+    return tuple([jtu.DictKey(name) for name in _sorted_keys(obj)])
+
+
+_PLAIN: dict[type, NodeType] = {
+    type(None): _plain(type(None), lambda _: ((), None), lambda *_: None, lambda _: (), is_mutable=False),
+    tuple: _plain(tuple, lambda x: (x, None), lambda _, xs: tuple(xs), _sequence_keys, is_mutable=False),
+    list: _plain(list, lambda x: (tuple(x), None), lambda _, xs: list(xs), _sequence_keys, is_mutable=True),
+    dict: _plain(
+        dict,
+        _take_apart_dict,
+        lambda names, xs: dict(zip(names, xs, strict=True)),
+        _dict_keys,
+        is_mutable=True,
+    ),
+    collections.OrderedDict: _plain(
+        collections.OrderedDict,
+        lambda x: (tuple(x.values()), tuple(x)),
+        lambda names, xs: collections.OrderedDict(zip(names, xs, strict=True)),
+        lambda x: tuple([jtu.DictKey(name) for name in x]),
+        is_mutable=True,
+    ),
+    collections.defaultdict: _plain(
+        collections.defaultdict,
+        lambda x: (_take_apart_dict(x)[0], (x.default_factory, _sorted_keys(x))),
+        lambda aux, xs: collections.defaultdict(aux[0], zip(aux[1], xs, strict=True)),
+        _dict_keys,
+        is_mutable=True,
+    ),
+    collections.deque: _plain(
+        collections.deque,
+        lambda x: (tuple(x), x.maxlen),
+        lambda maxlen, xs: collections.deque(xs, maxlen),
+        _sequence_keys,
+        is_mutable=True,
+    ),
+}

@@ -1,0 +1,70 @@
+"""The node that stands for a packed DAG in a vanilla pytree: its children are the unique leaves, its aux data the rest.
+
+`Packed` is what JAX sees of each module that crosses a transform. `Dag`, for users, is the same with a face.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import tree_util as jtu
+
+from ._graph import LEAF, Structure, edges
+
+
+class Packed:
+    """Unique traced leaves, and the structure that puts them together. Nothing checks that they fit."""
+
+    __slots__ = ("leaves", "structure")
+
+    def __init__(self, leaves: Sequence[Any], structure: Structure) -> None:
+        self.leaves = leaves
+        self.structure = structure
+
+    def __repr__(self) -> str:
+        return f"Packed({self.leaves!r})"
+
+
+class LeafPath:
+    """A key entry that prints as the whole path of a leaf, so that JAX's own messages name `m.a.weight`."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"LeafPath({self.text!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is LeafPath and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def leaf_paths(structure: Structure) -> list[str]:
+    """The representative path of each traced leaf that `structure` itself defines, in order."""
+    found: dict[int, str] = {}
+    for number, path in edges(structure.records, [((), structure.root)], structure.base):
+        found.setdefault(number, jtu.keystr(path))
+    return [
+        found.get(number, f"<leaf {number}>")
+        for number, (op, _) in enumerate(structure.records, structure.base)
+        if op is LEAF
+    ]
+
+
+def with_keys(leaves: Sequence[Any], structure: Structure) -> list[tuple[LeafPath, Any]]:
+    """The leaves with their paths as keys. There may be fewer paths than leaves where a prefix stands for many."""
+    return [(LeafPath(text), leaf) for text, leaf in zip(leaf_paths(structure), leaves, strict=True)]
+
+
+jtu.register_pytree_with_keys(
+    Packed,
+    lambda packed: (with_keys(packed.leaves, packed.structure), packed.structure),
+    lambda structure, leaves: Packed(leaves, structure),
+    lambda packed: (packed.leaves, packed.structure),
+)

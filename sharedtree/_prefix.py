@@ -1,0 +1,103 @@
+"""Prefix trees: `in_axes`, shardings, filter specifications.
+
+A prefix has the shape of a tree down to some depth; a leaf of the prefix holds for everything below it. On a DAG the
+same leaf may be reached by several paths, under different labels: what to do about that is the caller's affair.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jax import tree_util as jtu
+
+from ._errors import SharingMismatchError
+from ._graph import LEAF, Node, Path, Record, Update
+from ._node_types import node_type_of
+from ._sharing import name_of
+from ._statics import Static
+
+
+class Label(NamedTuple):
+    """A leaf of the tree, the label that the prefix has for it, and the path on which the two met."""
+
+    record: int
+    label: Any
+    path: Path
+
+
+def labels(
+    prefix: Any,
+    records: Sequence[Record],
+    root: int,
+    is_label: Callable[[Any], bool],
+    name: str,
+    path: Path = (),
+) -> Iterator[Label]:
+    """Spreads a prefix over the traced and static leaves of a DAG.
+
+    Args:
+        prefix: the prefix tree.
+        records: the DAG.
+        root: where in it the prefix begins.
+        is_label: whether an object in the prefix is a label and not a node.
+        name: what the prefix is called, for errors.
+        path: the path to the root, for errors and results.
+
+    Yields:
+        Each leaf once for each label object that reaches it.
+
+    Raises:
+        SharingMismatchError: where the prefix has a node of another class than the tree.
+
+    Cost: one visit for each pair of a record and an object of the prefix.
+    """
+    seen: set[tuple[int, int]] = set()
+    alive: list[Any] = [prefix]  # whatever has its id in `seen`
+    stack: list[tuple[int, Any, Path]] = [(root, prefix, path)]
+    while stack:
+        number, part, where = stack.pop()
+        if (number, id(part)) in seen:  # in `alive`
+            continue
+        seen.add((number, id(part)))  # in `alive`
+        op, children = records[number]
+        node = op.node if type(op) is Update else op
+        if type(node) is not Node:
+            if op is LEAF or type(op) is Static:
+                yield Label(number, part, where)
+            continue
+        if is_label(part):
+            parts: Sequence[Any] = [part] * len(children)
+        else:
+            node_type = node_type_of(part)
+            parts = () if node_type is None else node_type.take_apart(part)[0]
+            if node_type is None or node_type.cls is not node.type.cls or len(parts) != len(children):
+                text = jtu.keystr(where)
+                raise SharingMismatchError(
+                    f"`{name}` does not fit the tree at `{text}`: it has a `{type(part).__name__}` where the tree has "
+                    f"{name_of(node)} with {len(children)} children.\n"
+                    "Give one value for the whole node, or a node of the same class:\n"
+                    f"    {name} = jax.tree.map(lambda _: value, model)",
+                    (text,),
+                )
+            alive.extend(parts)
+        stack.extend(
+            (child, below, (*where, key))
+            for key, child, below in reversed(tuple(zip(node.keys, children, parts, strict=True)))
+        )
+
+
+def label_at(
+    prefix: Any, records: Sequence[Record], root: int, path: Path, is_label: Callable[[Any], bool]
+) -> Any:
+    """The label that a prefix, known to fit, has at one path."""
+    number, part = root, prefix
+    for key in path:
+        op, children = records[number]
+        node = op.node if type(op) is Update else op
+        assert type(node) is Node
+        index = node.keys.index(key)
+        number = children[index]
+        if not is_label(part):
+            node_type = node_type_of(part)
+            assert node_type is not None
+            part = node_type.take_apart(part)[0][index]
+    return part

@@ -1,0 +1,191 @@
+"""What is not traced is part of the structure, and is compared strictly: by type and by value.
+
+`1`, `True` and `1.0` differ, `0.0` and `-0.0` differ, `nan` equals itself, arrays compare by dtype, shape and bytes.
+What can be mutated is copied when the `Static` is made, so that a later mutation is seen as the difference that it
+is, and copied again for each trace that gets it, so that no trace can change another's.
+"""
+
+import collections
+import copy
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+_BY_VALUE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented)})
+_IMMUTABLE = frozenset({*_BY_VALUE, float, complex, type, range, slice})
+
+
+class Static:
+    """A value that is compared strictly and cannot be changed from outside.
+
+    Args:
+        value: anything that has `==`; it need not be hashable.
+
+    Two `Static`s are equal if their values have the same type and content. Cost: one walk over the containers in
+    `value`, and a copy of those that can be mutated.
+    """
+
+    __slots__ = ("_hash", "_is_mutable", "_key", "_value")
+
+    def __init__(self, value: Any) -> None:
+        is_mutable: list[bool] = []
+        self._key = _key_of(value, is_mutable)
+        self._is_mutable = bool(is_mutable)
+        self._value = _copy(value) if is_mutable else value
+        self._hash = hash(self._key)
+
+    def thaw(self) -> Any:
+        """The value: itself if it is immutable, else a copy that the caller owns."""
+        return _copy(self._value) if self._is_mutable else self._value
+
+    def peek(self) -> Any:
+        """The value, not to be changed and not to be handed to users."""
+        return self._value
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Static and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Static({self._value!r})"
+
+
+class _Identity:
+    """Equal only to the same object, which it keeps alive: tracers and references have no other equality."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj: Any) -> None:
+        self.obj = obj
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Identity and self.obj is other.obj
+
+    def __hash__(self) -> int:
+        return object.__hash__(self.obj)  # the object is alive as long as this key is
+
+
+class _ByEquality:
+    """Any other object: same type and `==`. The same object is equal to itself only where it cannot have changed."""
+
+    __slots__ = ("is_hashable", "obj")
+
+    def __init__(self, obj: Any, is_hashable: bool) -> None:
+        self.obj = obj
+        self.is_hashable = is_hashable
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not _ByEquality or type(self.obj) is not type(other.obj):
+            return False
+        return self.obj is other.obj or bool(self.obj == other.obj)
+
+    def __hash__(self) -> int:
+        return hash(self.obj) if self.is_hashable else hash(type(self.obj))
+
+
+def cannot_be_compared(value: Any) -> str | None:
+    """Why `value` has no usable `==`, or None if it has one."""
+    if type(value) in _IMMUTABLE or isinstance(value, (np.ndarray, np.generic, jax.Array, list, dict, tuple, set)):
+        return None
+    try:
+        outcome = value == value  # noqa: PLR0124 -- the question is whether it can be asked
+    except Exception as error:  # noqa: BLE001 -- whatever a user's __eq__ raises
+        return f"its `==` raised {type(error).__name__}: {error}"
+    if not isinstance(outcome, (bool, np.bool_)):
+        return f"its `==` returned {type(outcome).__name__}, not bool"
+    return None
+
+
+def _key_of(value: Any, is_mutable: list[bool]) -> Any:
+    cls: Any = type(value)
+    if cls in _BY_VALUE:
+        return cls, value
+    if cls is float:
+        return cls, struct.pack("d", value)
+    if cls is complex:
+        return cls, struct.pack("dd", value.real, value.imag)
+    if cls is slice:
+        return cls, tuple(_key_of(x, is_mutable) for x in (value.start, value.stop, value.step))
+    if cls is tuple or cls is frozenset or (isinstance(value, tuple) and hasattr(cls, "_fields")):
+        keys = (_key_of(x, is_mutable) for x in value)
+        return cls, frozenset(keys) if cls is frozenset else tuple(keys)
+    if isinstance(value, np.generic):
+        return cls, value.dtype, value.tobytes()
+    if isinstance(value, (jax.core.Tracer, jax.Ref)):
+        return cls, _Identity(value)
+    if isinstance(value, jax.Array):
+        return _key_of_jax_array(value)
+    snapshot = _MUTABLE.get(cls)
+    if snapshot is not None:
+        is_mutable.append(True)
+        return cls, snapshot(value, is_mutable)
+    try:
+        hash(value)
+    except TypeError:
+        is_mutable.append(True)
+        return cls, _ByEquality(_copy(value), is_hashable=False)
+    return cls, _ByEquality(value, is_hashable=True)
+
+
+def _key_of_jax_array(value: jax.Array) -> Any:
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return jax.Array, str(value.dtype), value.shape, np.asarray(jax.random.key_data(value)).tobytes()
+    return jax.Array, value.dtype, value.weak_type, value.shape, np.asarray(value).tobytes()
+
+
+def _key_of_numpy_array(value: np.ndarray[Any, Any], is_mutable: list[bool]) -> Any:
+    if value.dtype.hasobject:
+        return value.dtype, value.shape, tuple(_key_of(x, is_mutable) for x in value.ravel().tolist())
+    return value.dtype, value.shape, value.tobytes()
+
+
+def _key_of_items(value: dict[Any, Any], is_mutable: list[bool]) -> Any:
+    return frozenset((_key_of(k, is_mutable), _key_of(v, is_mutable)) for k, v in value.items())
+
+
+_MUTABLE: dict[type, Callable[[Any, list[bool]], Any]] = {
+    list: lambda value, mutable: tuple(_key_of(x, mutable) for x in value),
+    dict: _key_of_items,
+    set: lambda value, mutable: frozenset(_key_of(x, mutable) for x in value),
+    bytearray: lambda value, _: bytes(value),
+    collections.deque: lambda value, mutable: (value.maxlen, tuple(_key_of(x, mutable) for x in value)),
+    collections.OrderedDict: lambda value, mutable: tuple(
+        (_key_of(k, mutable), _key_of(v, mutable)) for k, v in value.items()
+    ),
+    collections.defaultdict: lambda value, mutable: (
+        _key_of(value.default_factory, mutable),
+        _key_of_items(value, mutable),
+    ),
+    np.ndarray: _key_of_numpy_array,
+}
+
+
+def _copy(value: Any) -> Any:
+    """A copy of whatever in `value` can be mutated; the rest is shared."""
+    cls: Any = type(value)
+    if cls in _IMMUTABLE:
+        return value
+    if cls is list or cls is set:
+        return cls(_copy(x) for x in value)
+    if cls is tuple:
+        return tuple([_copy(x) for x in value])
+    if isinstance(value, tuple) and hasattr(cls, "_fields"):
+        return cls(*[_copy(x) for x in value])
+    if cls is dict or cls is collections.OrderedDict:
+        return cls((k, _copy(v)) for k, v in value.items())
+    if cls is collections.defaultdict:
+        return cls(value.default_factory, {k: _copy(v) for k, v in value.items()})
+    if cls is collections.deque:
+        return cls((_copy(x) for x in value), value.maxlen)
+    if cls is bytearray or cls is np.ndarray:
+        return value.copy()
+    try:
+        hash(value)
+    except TypeError:
+        return copy.deepcopy(value)
+    return value

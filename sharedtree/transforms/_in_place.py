@@ -1,0 +1,95 @@
+"""`Policy(in_place=True)`: what a function changed in its arguments is written back into the caller's objects.
+
+The function's copies of its arguments are packed again when it returns, each naming the object it was made from. What
+did not change is named and nothing more; what did is built anew on the caller's side, and only once everything has
+been built is any of it written. So the caller's objects change all together or, if anything raises, not at all.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._graph import LEAF, Node, Rules
+from .._node_types import carries_identity
+from ._crossing import Entered
+from ._passing_through import Unchanged
+
+
+def rules_for_state(rules: Rules, entered: Entered, is_taken: Callable[[int], bool]) -> Rules:
+    """Rules under which received objects are named if they are unchanged, and updated otherwise.
+
+    Args:
+        rules: the rules otherwise.
+        entered: what the function received; keeps it alive.
+        is_taken: whether the caller's buffers of a record are donated, so that even what is unchanged must come back.
+    """
+    own = Unchanged(entered)
+    given: dict[int, int] = {}
+    updated: dict[int, int] = {}
+    for number, ((op, _), obj) in enumerate(zip(entered.records, entered.table, strict=True)):
+        if op is LEAF and carries_identity(obj) and not is_taken(number):
+            given[id(obj)] = number  # alive in `entered`
+        elif type(op) is Node and op.type.carries_identity:
+            if not is_taken(number) and own.is_unchanged(number):
+                given[id(obj)] = number  # as above
+            else:
+                updated[id(obj)] = number  # as above
+    return rules._replace(given=given, updated=updated)
+
+
+class InPlace:
+    """Content that is to be written into the caller's objects, collected first and written at once.
+
+    Args:
+        objects: the caller's objects by their numbers.
+    """
+
+    def __init__(self, objects: Sequence[Any]) -> None:
+        self._objects = objects
+        self._pending: list[tuple[Any, Any]] = []
+
+    def update(self, number: int, content: Any) -> Any:
+        """Notes that an object is to get the content of another of its class; returns that object."""
+        target = self._objects[number]
+        self._pending.append((target, content))
+        return target
+
+    def commit(self) -> None:
+        """Writes everything. If one object refuses, those already written get their content back."""
+        undo: list[tuple[Any, Any]] = []
+        try:
+            for target, content in self._pending:
+                undo.append((target, _content(target)))
+                _write(target, _content(content))
+        except BaseException:
+            for target, before in reversed(undo):
+                _write(target, before)
+            raise
+
+
+def _content(obj: Any) -> Any:
+    if isinstance(obj, (list, collections.deque)):
+        return list(obj)
+    if isinstance(obj, dict):
+        return dict(obj)
+    attributes = dict(getattr(obj, "__dict__", {}))
+    for cls in type(obj).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(obj, name):
+                attributes[name] = getattr(obj, name)
+    return attributes
+
+
+def _write(obj: Any, content: Any) -> None:
+    if isinstance(obj, list):
+        obj[:] = content
+    elif isinstance(obj, collections.deque):
+        obj.clear()
+        obj.extend(content)
+    elif isinstance(obj, dict):
+        obj.clear()
+        obj.update(content)
+    else:
+        for name, value in content.items():
+            object.__setattr__(obj, name, value)  # frozen classes too: the caller asked for it

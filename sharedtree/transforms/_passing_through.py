@@ -1,0 +1,164 @@
+"""Under `jax.jit`, a module that the function returns unchanged comes back as the caller's own object.
+
+Unchanged means deeply: every leaf, every static, every child is the very object that was received. Such a module is
+named in the result by its number and costs neither an output nor a copy.
+
+It must also be what vanilla `jax.jit` would have returned, up to identity: a `jax.Array` for every leaf, and no
+difference in committedness. Where a leaf was a NumPy array or a Python number, or where another argument is committed
+to a device and the leaf is not, the leaf goes through a `jax.jit` of its own and the module is built anew.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax import tree_util as jtu
+
+from .._graph import LEAF, Given, Node, Record, Structure, canonical
+from .._node_types import carries_identity, is_module, node_type_of
+from .._statics import Static
+from ._crossing import Call, Entered, packed_in
+
+
+def unchanged(result: Any, entered: Entered, is_taken: Callable[[int], bool]) -> dict[int, int]:
+    """The objects in a result that are, deeply, those that were received: id → number. `entered` keeps them alive.
+
+    Args:
+        result: what the function returned.
+        entered: what it received.
+        is_taken: whether a record may not be passed through.
+    """
+    own = Unchanged(entered)
+    given: dict[int, int] = {}
+    seen: set[int] = set()
+    alive: list[Any] = []  # whatever has its id in `seen`
+    stack: list[Any] = [result]
+    while stack:
+        obj = stack.pop()
+        if id(obj) in seen:  # in `alive`
+            continue
+        alive.append(obj)
+        seen.add(id(obj))  # in `alive`
+        number = own.number_of(obj)
+        node_type = node_type_of(obj)
+        if number is not None and (isinstance(obj, jax.Ref) or is_module(obj)):
+            if not is_taken(number) and own.is_unchanged(number):
+                given.update(own.identities_below(number))
+                continue
+        if node_type is not None:
+            stack.extend(node_type.take_apart(obj)[0])
+    return given
+
+
+class Unchanged:
+    """Which of the received objects are still what they were."""
+
+    def __init__(self, entered: Entered) -> None:
+        self._table = entered.table
+        self._records = entered.records
+        self._numbers = {
+            id(obj): number  # alive in the table
+            for number, obj in enumerate(entered.table)
+            if _has_identity(obj, self._records[number])
+        }
+        self._known: list[bool] | None = None
+
+    def number_of(self, obj: Any) -> int | None:
+        """The number under which an object was received."""
+        return self._numbers.get(id(obj))  # ids of objects in the table, which is alive
+
+    def identities_below(self, number: int) -> Iterator[tuple[int, int]]:
+        """(id, number) of a received object and of all objects in it."""
+        below, seen = [number], set[int]()
+        while below:
+            number = below.pop()
+            if number in seen:
+                continue
+            seen.add(number)
+            if _has_identity(self._table[number], self._records[number]):
+                yield id(self._table[number]), number  # alive in the table
+            below.extend(self._records[number][1])
+
+    def is_unchanged(self, number: int) -> bool:
+        """Whether a received object is deeply what it was. Cost: one visit for each received object, once."""
+        if self._known is None:
+            self._known = []
+            for i, (_, children) in enumerate(self._records):  # children come before their parents
+                self._known.append(all(self._known[child] for child in children) and self._is_itself(i))
+        return self._known[number]
+
+    def _is_itself(self, number: int) -> bool:
+        """Whether a node still has the children and the auxiliary data that it was received with."""
+        op, children = self._records[number]
+        if type(op) is not Node:
+            return True
+        found, aux = op.type.take_apart(self._table[number])
+        same = len(found) == len(children) and Static(aux) == op.aux
+        return same and all(self._is_child(obj, child) for obj, child in zip(found, children, strict=True))
+
+    def _is_child(self, obj: Any, number: int) -> bool:
+        op, children = self._records[number]
+        if obj is self._table[number]:
+            return True
+        if type(op) is Static:
+            return Static(obj) == op
+        if type(op) is not Node or op.type.carries_identity or type(obj) is not op.type.cls:
+            return False
+        parts = op.type.take_apart(obj)[0]  # a value, such as a tuple, of which there may be a new copy
+        same = len(parts) == len(children)
+        return same and all(self._is_child(part, child) for part, child in zip(parts, children, strict=True))
+
+
+def _has_identity(obj: Any, record: Record) -> bool:
+    op = record[0]
+    return op.type.carries_identity if type(op) is Node else op is LEAF and carries_identity(obj)
+
+
+@jax.jit
+def _as_outputs(leaves: Sequence[Any], anchor: Any) -> Sequence[Any]:
+    """What vanilla `jax.jit` makes of leaves that it returns as they are, with `anchor` among its arguments."""
+    del anchor
+    return leaves
+
+
+def passed_through(call: Call, structures: Sequence[Structure]) -> Callable[[int], Any]:
+    """Number → the caller's own object, or what vanilla `jax.jit` would have made of it.
+
+    Args:
+        call: the arguments.
+        structures: of the results. If what one of them passes through has to be made anew, everything is, so that
+            objects which are one stay one.
+    """
+    own = call.tags.objects
+    numbers = {op.number for structure in structures for op, _ in structure.records if type(op) is Given}
+    if not numbers:
+        return own.__getitem__
+    arguments = [a.packed for position, value in call.items() for a in packed_in(value, position)]
+    records = [record for packed in arguments for record in packed.structure.records]
+    below = dict.fromkeys(i for number in sorted(numbers) for i in canonical(number, lambda i: records[i])[1])
+    leaves = [number for number in below if records[number][0] is LEAF]
+    anchor = next(filter(_is_committed, jtu.tree_leaves((call.args, call.kwargs))), None)
+    if all(_is_what_jit_returns(own[number], anchor) for number in leaves):
+        return own.__getitem__
+    made: dict[int, Any] = dict(zip(leaves, _as_outputs([own[number] for number in leaves], anchor), strict=True))
+    for number in sorted(below):  # children come before their parents
+        op, children = records[number]
+        if type(op) is Node:
+            made[number] = op.type.put_together(op.aux.thaw(), [made[child] for child in children])
+        elif type(op) is Static:
+            made[number] = op.thaw()
+    return made.__getitem__
+
+
+def _is_what_jit_returns(leaf: Any, anchor: Any) -> bool:
+    if isinstance(leaf, jax.Ref) or _is_tracer(leaf):
+        return True
+    return isinstance(leaf, jax.Array) and (anchor is None or leaf.committed)
+
+
+def _is_committed(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not _is_tracer(leaf) and leaf.committed
+
+
+def _is_tracer(leaf: Any) -> bool:
+    return isinstance(leaf, jax.core.Tracer)

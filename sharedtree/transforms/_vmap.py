@@ -1,0 +1,139 @@
+"""`jax.vmap` and `equinox.filter_vmap`: axes, also those given leaf by leaf for the inside of a module."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+from jax import tree_util as jtu
+
+from .._context import Policy, current_policy
+from .._node_types import is_module
+from ._crossing import Call, Entered
+from ._function import FunctionTransform, tracing_from_here
+from ._prefixes import modules_with_parts, require_one_label, spread
+
+
+class VmapTransform(FunctionTransform):
+    """A function under `jax.vmap`, with identities preserved."""
+
+    default_axes: Any = 0
+    is_axis: Callable[[Any], bool] = staticmethod(lambda obj: obj is None or isinstance(obj, int))
+
+    def require_one_treatment(self, entered: Entered) -> None:
+        """Done before the call, where the axes are translated."""
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        policy = self.policy or current_policy()
+        call = self.pack(args, kwargs, policy)
+        axes = self._axes_of_arguments(call)
+        if axes is None:  # an error, which the transform itself reports best
+            return self.transform(self.function, **self.options)(*args, **kwargs)
+        modules = modules_with_parts(axes, call.items(), self.is_axis, "in_axes")
+        require_one_label(modules, self.names, self.is_axis, "in_axes", self.transform_name, self.resolve)
+        in_axes = tuple(spread(axis, arg, self.is_axis, "in_axes") for axis, arg in zip(axes, call.args, strict=True))
+        # A new function for each call: the transform does not cache, and the axes of the results of this call are
+        # known only when its function has returned.
+        out_axes = self.new_out_axes()
+        inner = self._inner(policy, [part for _, part in modules], out_axes)
+        options = {**self.options, "in_axes": in_axes, "out_axes": out_axes}
+        with tracing_from_here():
+            result = self.transform(inner, **options)(*call.args, **call.kwargs)
+        return self.finish(out_axes.unboxed(result), call, policy)
+
+    def _axes_of_arguments(self, call: Call) -> Sequence[Any] | None:
+        """One prefix for each positional argument; None if there are not as many."""
+        axes = self.options.get("in_axes", self.default_axes)
+        if self.is_axis(axes):
+            return (axes,) * len(call.args)
+        return axes if isinstance(axes, (tuple, list)) and len(axes) == len(call.args) else None
+
+    def _inner(self, policy: Policy, axes_of_modules: list[Any], out_axes: Any) -> Callable[..., Any]:
+        run = self.inner(policy)
+
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            result = run(*args, **kwargs)
+            prefix = self.options.get("out_axes", self.default_axes)
+            if policy.in_place:  # what was changed goes out along the axes along which it came in
+                prefix = (axes_of_modules, prefix)
+            return out_axes.boxed(result, spread(prefix, result, self.is_axis, "out_axes"))
+
+        functools.update_wrapper(inner, run)
+        return inner
+
+    def resolve(self, axis: Any, leaf: Any) -> Any:
+        """The axis for one leaf."""
+        return axis
+
+    def new_out_axes(self) -> Any:
+        """An object to give the transform as `out_axes`, which gets to know its content while the function is traced."""
+        return _Learned()
+
+
+class _Learned:
+    """A pytree with one child, which is filled in while the function is traced. `jax.vmap` reads it afterwards."""
+
+    __slots__ = ("tree",)
+
+    def __init__(self, tree: Any = None) -> None:
+        self.tree = tree
+
+    def boxed(self, result: Any, axes: Any) -> "_Learned":
+        self.tree = axes
+        return _Learned(result)
+
+    def unboxed(self, result: "_Learned") -> Any:
+        return result.tree
+
+
+jtu.register_pytree_node(_Learned, lambda box: ((box.tree,), None), lambda _, children: _Learned(*children))
+
+
+class FilterVmapTransform(VmapTransform):
+    """A function under `equinox.filter_vmap`, with identities preserved."""
+
+    default_axes = eqx.if_array(0)
+    is_axis = staticmethod(lambda obj: obj is None or isinstance(obj, int) or (callable(obj) and not is_module(obj)))
+
+    def _axes_of_arguments(self, call: Call) -> Sequence[Any] | None:
+        axes = self.options.get("in_axes", self.default_axes)
+        if call.kwargs:
+            return None
+        if not isinstance(axes, dict):
+            return super()._axes_of_arguments(call)
+        parameters = list(inspect.signature(self.function).parameters)[: len(call.args)]
+        return None if set(axes) - set(parameters) else [axes.get(name, self.default_axes) for name in parameters]
+
+    def resolve(self, axis: Any, leaf: Any) -> Any:
+        """The axis for one leaf."""
+        return axis(leaf) if callable(axis) else axis
+
+    def new_out_axes(self) -> Any:
+        """Equinox copies what it is given, so nothing could be filled in; but it asks a callable for each leaf."""
+        return _AxisOfEachLeaf(self.resolve)
+
+
+class _AxisOfEachLeaf:
+    """A callable for `out_axes` that answers for the leaves of one result, one after the other."""
+
+    def __init__(self, resolve: Callable[[Any, Any], Any]) -> None:
+        self._resolve = resolve
+        self._rest: Any = iter(())
+
+    def boxed(self, result: Any, axes: Any) -> Any:
+        found: list[Any] = []
+
+        def note(axis: Any, part: Any) -> None:
+            found.extend(self._resolve(axis, leaf) for leaf in jtu.tree_leaves(part))
+
+        jtu.tree_map(note, axes, result, is_leaf=lambda axis: axis is None)
+        self._rest = iter(found)
+        return result
+
+    def unboxed(self, result: Any) -> Any:
+        return result
+
+    def __call__(self, leaf: Any) -> Any:
+        del leaf
+        return next(self._rest)
