@@ -56,7 +56,7 @@ class FunctionTransform:
         self._seen = SeenModules()
         self._made: dict[Any, Callable[..., Any]] = {}
         self._lock = threading.RLock()
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())  # not its `__dict__`, which may be that of another wrapper
         self.__wrapped__ = function
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ class FunctionTransform:
                 result = self.function(*entered.args, **entered.kwargs)
             return self.pack_results(result, entered, policy, noted)
 
-        functools.update_wrapper(inner, self.function)
+        functools.update_wrapper(inner, self.function, updated=())
         inner.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
         return inner
 

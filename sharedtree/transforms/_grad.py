@@ -81,7 +81,7 @@ class GradTransform(FunctionTransform):
             value, aux = result if self._has_aux else (result, None)
             return value, (state, aux)
 
-        functools.update_wrapper(inner, run)
+        functools.update_wrapper(inner, run, updated=())
         return inner
 
     def _finished(self, result: Any, call: Call, chosen: Sequence[int], policy: Policy) -> Any:

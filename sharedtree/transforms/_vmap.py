@@ -59,7 +59,7 @@ class VmapTransform(FunctionTransform):
                 prefix = (axes_of_modules, prefix)
             return out_axes.boxed(result, spread(prefix, result, self.is_axis, "out_axes"))
 
-        functools.update_wrapper(inner, run)
+        functools.update_wrapper(inner, run, updated=())
         return inner
 
     def resolve(self, axis: Any, leaf: Any) -> Any:
