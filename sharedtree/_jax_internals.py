@@ -4,6 +4,7 @@
   enclosing transform by the trace it was made in. JAX's public API offers no way to ask.
 - `PyTreeDef.from_node_data_and_children`: the only way to rebuild a node from its type and aux data without holding
   on to an instance of it.
+- `dce_jaxpr`: `jax.jit` drops the inputs that a computation does not need, by this function.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 from jax import tree_util as jtu
 from jax._src.core import trace_ctx
+from jax.interpreters.partial_eval import dce_jaxpr
 
 _LEAF = jtu.tree_structure(0)
 
@@ -38,3 +40,9 @@ def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
         jtu.default_registry, (cls, aux), [_LEAF] * len(children)
     )
     return treedef.unflatten(children)
+
+
+def used_inputs(jaxpr: Any) -> Sequence[bool]:
+    """Which inputs of a closed jaxpr `jax.jit` keeps."""
+    plain = jaxpr.jaxpr
+    return dce_jaxpr(plain, used_outputs=[True] * len(plain.outvars))[1]

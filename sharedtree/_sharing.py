@@ -52,9 +52,10 @@ class Mismatch(NamedTuple):
 
 
 class LostTie(NamedTuple):
-    """A record of the left shape that is two records of the right one."""
+    """A record of the left shape that is two records of the right one, its `parts`."""
 
     record: int
+    parts: tuple[int, int]
     paths: tuple[Path, Path]
     above: tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -121,7 +122,8 @@ def lost_ties(left: Shape, right: Shape, agree: Agree) -> list[LostTie] | Mismat
             return pair
         earlier = first.setdefault(pair.left, pair)
         if earlier.right != pair.right:
-            lost.append(LostTie(pair.left, (earlier.path, pair.path), (earlier.above, pair.above)))
+            parts = earlier.right, pair.right
+            lost.append(LostTie(pair.left, parts, (earlier.path, pair.path), (earlier.above, pair.above)))
     return lost
 
 

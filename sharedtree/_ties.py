@@ -247,13 +247,17 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     table: list[Any] = []
     made: dict[Any, Any] = {}
     used: set[int] = set()
+    copies: list[Any] = []
     for number, (op, children) in enumerate(twin):
         name = number if is_above[number] else (owner[number], origin[number])
         if name not in made:
             if op is LEAF:
                 leaf = read.leaf_of[origin[number]]
-                made[name] = another(leaf) if origin[number] in used and carries_identity(leaf) else leaf
+                if origin[number] in used and carries_identity(leaf):
+                    leaf = another(leaf)
+                    copies.append(leaf)
                 used.add(origin[number])
+                made[name] = leaf
             elif type(op) is Node:
                 made[name] = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
             else:
@@ -261,7 +265,7 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
                 made[name] = op.thaw()
         table.append(made[name])
     lost = _lost(read.structure, _read(table[-1]).structure)
-    note_untied((jtu.keystr(tie.paths[0]), jtu.keystr(tie.paths[1])) for tie in lost)
+    note_untied(((jtu.keystr(tie.paths[0]), jtu.keystr(tie.paths[1])) for tie in lost), copies)
     return table[-1]
 
 

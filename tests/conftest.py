@@ -1,4 +1,4 @@
-"""Settings for every test: warnings are errors (see pyproject), promotion is strict, Hypothesis has two profiles."""
+"""Settings for every test: warnings are errors (see pyproject), and Hypothesis has two profiles."""
 
 import os
 
@@ -6,19 +6,14 @@ import hypothesis
 import jax
 import pytest
 
-hypothesis.settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
-hypothesis.settings.register_profile("thorough", max_examples=200, deadline=None)
+hypothesis.settings.register_profile("quick", max_examples=10, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("thorough", max_examples=60, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
-
-
-@pytest.fixture(autouse=True)
-def _strict_promotion():
-    with jax.numpy_dtype_promotion("strict"):
-        yield
 
 
 @pytest.fixture
 def getkey():
+    """A function that returns another PRNG key each time."""
     count = 0
 
     def key():

@@ -5,7 +5,7 @@ import functools
 import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._context import Policy, current_policy
 from .._graph import Tags
@@ -62,7 +62,7 @@ class FunctionTransform:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         policy = self.policy or current_policy()
         call = self.pack(args, kwargs, policy)
-        with tracing_from_here():
+        with calling(call):
             result = self.transformed(policy)(*call.args, **call.kwargs)
         return self.finish(result, call, policy)
 
@@ -112,7 +112,7 @@ class FunctionTransform:
             result = unpack_result(result, lambda _: call.tags.objects.__getitem__, changes.update)
             changes.commit()
             return result[1]
-        return unpack_result(result, lambda structures: passed_through(call, structures))
+        return unpack_result(result, lambda structures: passed_through(call, structures, self.used))
 
     def transformed(self, policy: Policy) -> Callable[..., Any]:
         """The transformed function under a policy, made on first use."""
@@ -138,7 +138,8 @@ class FunctionTransform:
 
     def pack_results(self, result: Any, entered: Entered, policy: Policy, noted: Any) -> Any:
         """The function's side, going out."""
-        rules = policy.rules._replace(on_static=forbid_tracers(_tracing.stack[-1] if _tracing.stack else ()))
+        current = _active.stack[-1]
+        rules = policy.rules._replace(on_static=forbid_tracers(current.outer))
         tags = Tags()
         if policy.in_place:
             rules = rules_for_state(rules, entered, self.is_taken(entered))
@@ -162,9 +163,13 @@ class FunctionTransform:
             tags.objects,
             [(self.names.text("result", a.path), a.structure.root) for a in left],
         )
-        self._seen.compare(before, [a.structure for a in entered.arguments], policy)
+        self._seen.compare(before, [a.structure for a in entered.arguments], current.objects, policy)
         report_lost_ties(before, after, noted, policy)
         return packed
+
+    def used(self, call: Call) -> Sequence[Any]:
+        """The leaves among the arguments that the transformed function uses, as far as the transform drops others."""
+        return ()
 
     def is_taken(self, entered: Entered) -> Callable[[int], bool]:
         """Whether an argument's record may not be passed through, because its buffers are taken from the caller."""
@@ -212,19 +217,24 @@ def _name_of(transform: Any) -> str:
     return f"{module}.{name}" if module in ("jax", "equinox") else name
 
 
-class _Tracing(threading.local):
+class _Calling(NamedTuple):
+    outer: Sequence[Any]  # the traces that were active when the call began
+    objects: Sequence[Any]  # the caller's, by their numbers
+
+
+class _Active(threading.local):
     def __init__(self) -> None:
-        self.stack: list[Sequence[Any]] = []
+        self.stack: list[_Calling] = []
 
 
-_tracing = _Tracing()
+_active = _Active()
 
 
 @contextlib.contextmanager
-def tracing_from_here() -> Iterator[None]:
-    """Says that tracers of the traces that are active now may outlive the call."""
-    _tracing.stack.append(current_traces())
+def calling(call: Call) -> Iterator[None]:
+    """Lets the function know, should it be traced, of the caller's side of this call."""
+    _active.stack.append(_Calling(current_traces(), call.tags.objects))
     try:
         yield
     finally:
-        _tracing.stack.pop()
+        _active.stack.pop()

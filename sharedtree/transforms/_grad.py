@@ -19,7 +19,7 @@ from .._packed import LeafPath, Packed, leaf_paths
 from .._statics import Static
 from .._ties import is_inexact
 from ._crossing import Argument, Call, is_packed, packed_in, with_objects
-from ._function import FunctionTransform, tracing_from_here
+from ._function import FunctionTransform, calling
 
 
 class GradTransform(FunctionTransform):
@@ -54,7 +54,7 @@ class GradTransform(FunctionTransform):
         # A new function for each call: the transform does not cache, and where it did the leaves that go around it
         # would be those of an earlier call.
         options = {**self.options, "has_aux": True} if policy.in_place else self.options
-        with tracing_from_here():
+        with calling(call):
             result = self.transform(self._inner(policy), **options)(*split, **call.kwargs)
         return self._finished(result, call, chosen, policy)
 

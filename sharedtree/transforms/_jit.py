@@ -12,10 +12,11 @@ from jax import tree_util as jtu
 
 from .._context import Policy, current_policy
 from .._graph import Tags, pack, unpack
+from .._jax_internals import used_inputs
 from .._node_types import is_module
 from .._packed import Packed
 from ._crossing import Argument, Call, Entered, Position, packed_in
-from ._function import FunctionTransform, tracing_from_here
+from ._function import FunctionTransform, calling
 from ._prefixes import has_modules, modules_with_parts, require_one_label, spread
 from ._retracing import StaticNumbers
 
@@ -48,12 +49,15 @@ class JitTransform(FunctionTransform):
 
     def is_taken(self, entered: Entered) -> Callable[[int], bool]:
         """Donated buffers are."""
-        taken: set[int] = set()
-        for argument in entered.arguments:
-            if self.treatment(argument, len(entered.args)) == "donated":
-                base = argument.structure.base
-                taken.update(range(base, base + len(argument.structure.records)))
-        return taken.__contains__
+        return donated(entered, self.treatment)
+
+    def used(self, call: Call) -> Sequence[Any]:
+        """JAX drops arguments that the computation does not need, and then their placement has no effect."""
+        policy = self.policy or current_policy()
+        traced = self._call_jitted(policy, call, lambda jitted, *a, **k: jitted.trace(*a, **k))
+        static = self.static_positions(call.args, call.kwargs)
+        dynamic = [value for position, value in call.items() if position not in static]
+        return [leaf for leaf, yes in zip(jtu.tree_leaves(dynamic), used_inputs(traced.jaxpr), strict=True) if yes]
 
     def require_one_treatment(self, entered: Entered) -> None:
         """Of donation, and of shardings that reach inside modules; also counts the static numbers that change."""
@@ -61,7 +65,7 @@ class JitTransform(FunctionTransform):
         self._numbers.traced(entered, self.names)
 
     def _call_jitted(self, policy: Policy, call: Call, use: Callable[..., Any]) -> Any:
-        with tracing_from_here():
+        with calling(call):
             return use(self._jitted(policy, call), *call.args, **call.kwargs)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -174,8 +178,6 @@ class Stage:
 class FilterJitTransform(FunctionTransform):
     """A function under `equinox.filter_jit`, with identities preserved. A module as the function is traced, as there."""
 
-    passes_through = True
-
     def treatment(self, argument: Argument, num_args: int) -> Any:
         """Donated or not."""
         donate = self.options.get("donate", "none")
@@ -186,7 +188,7 @@ class FilterJitTransform(FunctionTransform):
 
     def is_taken(self, entered: Entered) -> Callable[[int], bool]:
         """Donated buffers are."""
-        return JitTransform.is_taken(self, entered)  # pyright: ignore[reportArgumentType]
+        return donated(entered, self.treatment)
 
     def inner(self, policy: Policy) -> Callable[..., Any]:
         """A module that holds the function packed, so that Equinox traces its leaves, each once."""
@@ -208,6 +210,16 @@ class _CallPacked(eqx.Module):
         function = unpack(self.packed.structure, self.packed.leaves)
         alike = FunctionTransform(self.wrapper.transform, function, self.policy, self.wrapper.options)
         return alike.inner(self.policy)(*args, **kwargs)
+
+
+def donated(entered: Entered, treatment: Callable[[Argument, int], Any]) -> Callable[[int], bool]:
+    """Whether a record belongs to an argument that is donated."""
+    taken: set[int] = set()
+    for argument in entered.arguments:
+        if treatment(argument, len(entered.args)) == "donated":
+            base = argument.structure.base
+            taken.update(range(base, base + len(argument.structure.records)))
+    return taken.__contains__
 
 
 class _Chosen:

@@ -8,6 +8,7 @@ difference in committedness. Where a leaf was a NumPy array or a Python number, 
 to a device and the leaf is not, the leaf goes through a `jax.jit` of its own and the module is built anew.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -114,18 +115,21 @@ def _has_identity(obj: Any, record: Record) -> bool:
     return op.type.carries_identity if type(op) is Node else op is LEAF and carries_identity(obj)
 
 
-@jax.jit
+@functools.partial(jax.jit, keep_unused=True)
 def _as_outputs(leaves: Sequence[Any], anchor: Any) -> Sequence[Any]:
     """What vanilla `jax.jit` makes of leaves that it returns as they are, with `anchor` among its arguments."""
     del anchor
     return leaves
 
 
-def passed_through(call: Call, structures: Sequence[Structure]) -> Callable[[int], Any]:
+def passed_through(
+    call: Call, structures: Sequence[Structure], used: Callable[[Call], Sequence[Any]]
+) -> Callable[[int], Any]:
     """Number → the caller's own object, or what vanilla `jax.jit` would have made of it.
 
     Args:
         call: the arguments.
+        used: the leaves of the arguments that the computation uses; asked only where placement could make a difference.
         structures: of the results. If what one of them passes through has to be made anew, everything is, so that
             objects which are one stay one.
     """
@@ -137,7 +141,10 @@ def passed_through(call: Call, structures: Sequence[Structure]) -> Callable[[int
     records = [record for packed in arguments for record in packed.structure.records]
     below = dict.fromkeys(i for number in sorted(numbers) for i in canonical(number, lambda i: records[i])[1])
     leaves = [number for number in below if records[number][0] is LEAF]
-    anchor = next(filter(_is_committed, jtu.tree_leaves((call.args, call.kwargs))), None)
+    anchor = None
+    if any(map(_is_committed, jtu.tree_leaves((call.args, call.kwargs)))):
+        if not all(_is_committed(own[number]) or _is_tracer(own[number]) for number in leaves):
+            anchor = next(filter(_is_committed, [*used(call), *(own[number] for number in leaves)]), None)
     if all(_is_what_jit_returns(own[number], anchor) for number in leaves):
         return own.__getitem__
     made: dict[int, Any] = dict(zip(leaves, _as_outputs([own[number] for number in leaves], anchor), strict=True))

@@ -50,8 +50,8 @@ def require_one_treatment(
             at_paths[names.text(argument.position, (*argument.path, *label.path))] = resolve(label.label, label.record)
             first, *others = at_paths.values()
             if any(type(other) is not type(first) or other != first for other in others):
-                at_paths |= _everywhere(label.record, arguments, records, names, is_label, resolve)
-                _raise_inconsistent(transform, fix, at_paths, describe)
+                everywhere = _everywhere(label.record, arguments, records, names, is_label, resolve)
+                _raise_inconsistent(transform, fix, everywhere | at_paths, describe)
     return {record: next(iter(at_paths.values())) for record, at_paths in found.items()}
 
 

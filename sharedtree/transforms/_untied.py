@@ -24,7 +24,7 @@ from .._graph import LEAF, Given, Node, Record, Structure, Update, canonical, ed
 from .._node_types import carries_identity
 from .._sharing import LostTie, Mismatch, Shape, lost_ties
 from .._statics import Static
-from .._untying import Noted, noted_so_far, was_meant
+from .._untying import Noted, is_untied_copy, was_meant
 
 
 class Side(NamedTuple):
@@ -73,12 +73,15 @@ class SeenModules:
         self._seen: weakref.WeakKeyDictionary[Structure, list[Side]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def compare(self, entered: Side, structures: Iterable[Structure], policy: Policy) -> None:
+    def compare(
+        self, entered: Side, structures: Iterable[Structure], callers: Sequence[Any], policy: Policy
+    ) -> None:
         """Compares what enters a function now with what entered it in earlier traces, and remembers it.
 
         Args:
             entered: the arguments.
             structures: of its maximal modules, in order.
+            callers: the caller's objects by their numbers.
             policy: what to do.
 
         Raises:
@@ -87,14 +90,15 @@ class SeenModules:
         with self._lock:
             earlier = [side for sides in self._seen.values() for side in sides]
         for structure, (text, root) in zip(structures, entered.roots, strict=True):
-            now = _alone(entered, text, root)
+            now, numbers = _alone(entered, text, root)
             if policy.on_untie != "ignore":
-                _compare_with_earlier(now, earlier, policy)
+                parted = {number for name, number in numbers.items() if is_untied_copy(callers[name])}
+                _compare_with_earlier(now, parted, earlier, policy)
             with self._lock:
                 self._seen.setdefault(structure, []).append(now)
 
 
-def _compare_with_earlier(now: Side, earlier: Sequence[Side], policy: Policy) -> None:
+def _compare_with_earlier(now: Side, parted: set[int], earlier: Sequence[Side], policy: Policy) -> None:
     lost: list[LostTie] = []
     for before in earlier:
         both = _in_one_table(before, now)
@@ -103,18 +107,17 @@ def _compare_with_earlier(now: Side, earlier: Sequence[Side], policy: Policy) ->
         if missing == []:
             return
         if missing and not _lost_leaf_ties(both, new, old):
-            lost = missing
+            offset = len(before.records)
+            lost = [tie for tie in missing if not any(number - offset in parted for number in tie.parts)]
     for tie in lost:
-        paths = (jtu.keystr(tie.paths[0]), jtu.keystr(tie.paths[1]))
-        if not was_meant(paths, noted_so_far()):
-            _report(policy, now.roots[0][0], None, paths)
+        _report(policy, now.roots[0][0], None, (jtu.keystr(tie.paths[0]), jtu.keystr(tie.paths[1])))
 
 
-def _alone(side: Side, text: str, root: int) -> Side:
+def _alone(side: Side, text: str, root: int) -> tuple[Side, dict[int, int]]:
     """One module of a side, in a table of its own, with the types of its leaves in place of the leaves."""
     records, numbers = canonical(root, lambda number: side.records[number])
     kinds = [_kind_of(side.objects[number]) if side.records[number][0] is LEAF else None for number in numbers]
-    return Side(records, kinds, [(text, len(records) - 1)])
+    return Side(records, kinds, [(text, len(records) - 1)]), numbers
 
 
 def _kind_of(leaf: Any) -> Any:

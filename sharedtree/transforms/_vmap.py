@@ -11,7 +11,7 @@ from jax import tree_util as jtu
 from .._context import Policy, current_policy
 from .._node_types import is_module
 from ._crossing import Call, Entered
-from ._function import FunctionTransform, tracing_from_here
+from ._function import FunctionTransform, calling
 from ._prefixes import modules_with_parts, require_one_label, spread
 
 
@@ -38,7 +38,7 @@ class VmapTransform(FunctionTransform):
         out_axes = self.new_out_axes()
         inner = self._inner(policy, [part for _, part in modules], out_axes)
         options = {**self.options, "in_axes": in_axes, "out_axes": out_axes}
-        with tracing_from_here():
+        with calling(call):
             result = self.transform(inner, **options)(*call.args, **call.kwargs)
         return self.finish(out_axes.unboxed(result), call, policy)
 

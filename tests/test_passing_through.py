@@ -1,0 +1,173 @@
+"""S6: what `jax.jit` returns unchanged is the caller's own object; and everything else is what vanilla returns."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+from tests.strategies import Layer, Mutable, Pair, is_array
+
+
+@pytest.fixture
+def model():
+    w = jnp.ones((2, 2))
+    layer = Layer(w, jax.nn.relu, [w])
+    return Pair(layer, {"again": layer, "b": jnp.zeros(2)})
+
+
+def outputs(f, *args):
+    return len(f.trace(*args).jaxpr.jaxpr.outvars)
+
+
+def test_the_very_object_and_no_output(model):
+    f = st.jit(lambda m: m)
+    assert f(model) is model
+    assert outputs(f, model) == 0
+    assert st.jit(lambda m: (m, {"also": m.first}))(model)[1]["also"] is model.first
+
+
+def test_part_of_a_new_module(model):
+    f = st.jit(lambda m: Pair(m.second["b"] + 1, m.first))
+    result = f(model)
+    assert result.second is model.first
+    assert outputs(f, model) == 1
+
+
+def test_an_array_of_something_passed_through_is_that_array(model):
+    new, same = st.jit(lambda m: (Pair(m.first.weight, 1), m))(model)
+    assert same is model
+    assert new.first is model.first.weight
+
+
+def test_an_array_alone_is_a_new_one_as_in_vanilla_jax(model):
+    new = st.jit(lambda m: Pair(m.first.weight, None))(model)
+    assert new.first is not model.first.weight
+
+
+@pytest.mark.parametrize("change", ["leaf", "static", "child", "list"])
+def test_changed_deep_down(model, change):
+    def f(m):
+        layer = m.first
+        if change == "leaf":
+            layer = eqx.tree_at(lambda each: each.weight, layer, layer.weight + 0)
+        elif change == "static":
+            layer = Layer(layer.weight, jnp.tanh, layer.parts)
+        elif change == "child":
+            layer = Layer(layer.weight, layer.activation, list(layer.parts))
+        else:
+            layer.parts.append(jnp.zeros(1))
+        return Pair(layer, m.second)
+
+    result = st.preserve_identities(jax.jit, policy=st.Policy(on_untie="ignore"))(f)(model)
+    assert result.first is not model.first
+    assert len(model.first.parts) == 1
+    assert len(result.first.parts) == (2 if change == "list" else 1)
+
+
+def test_mutated_and_put_back():
+    m = Mutable(x=jnp.ones(2), y=jnp.zeros(2))
+
+    @st.jit
+    def f(m):
+        x = m.x
+        m.x = x + 1
+        m.x = x
+        return m
+
+    assert f(m) is m
+
+
+def test_policy_off(model):
+    f = st.preserve_identities(jax.jit, policy=st.Policy(pass_through=False))(lambda m: m)
+    result = f(model)
+    assert result is not model
+    assert result.first is result.second["again"]
+    assert outputs(f, model) == 2
+
+
+def test_not_what_is_donated(model):
+    model = st.tree.map(lambda x: x + 0, model)
+    result = st.jit(lambda m: m, donate_argnums=0)(model)
+    assert result is not model
+    assert result.first.weight.shape == (2, 2)
+    assert result.first is result.second["again"]
+
+
+def test_not_where_shardings_are_given(model):
+    device = jax.devices()[0]
+    where = jax.sharding.SingleDeviceSharding(device)
+    result = st.jit(lambda m: m, out_shardings=where)(model)
+    assert result is not model
+    assert result.first.weight.committed == jax.jit(lambda x: x, out_shardings=where)(jnp.ones(2)).committed
+
+
+@pytest.mark.parametrize("leaf", [np.ones(2, np.float32), np.float32(3), np.arange(2), 2.5, 3, True], ids=repr)
+def test_other_leaves_become_what_vanilla_makes_of_them(leaf):
+    m = Mutable(x=jnp.zeros(2), y=leaf)
+    ours = st.jit(lambda m: m)(m)
+    theirs = jax.jit(lambda m: m)(m)
+    assert type(ours.y) is type(theirs.y)
+    assert ours.y.aval == theirs.y.aval
+    np.testing.assert_array_equal(ours.y, theirs.y)
+    assert st.jit(lambda m: (m, m))(m)[0].y.committed == theirs.y.committed
+
+
+def test_what_is_one_stays_one_where_something_is_made_anew(model):
+    mixed = Pair(model.first, Pair(model.first, np.ones(2, np.float32)))
+    one, two = st.jit(lambda m: (m.first, m.second))(mixed)
+    assert two.first is one
+    assert isinstance(two.second, jax.Array)
+
+
+def test_committedness_of_another_argument(model):
+    x = jax.device_put(jnp.ones(2), jax.devices()[0])
+    assert x.committed
+    assert not model.first.weight.committed
+    theirs = jax.jit(lambda w, x: (w, x))(model.first.weight, x)[0]
+    ours = st.jit(lambda m, x: (m, x))(model, x)[0]
+    assert ours.first.weight.committed == theirs.committed
+    assert ours.first is ours.second["again"]
+    committed = st.device_put(model, jax.devices()[0])
+    assert st.jit(lambda m, x: m)(committed, x) is committed
+
+
+def test_eval_shape_gives_shapes(model):
+    shapes = st.jit(lambda m: m).eval_shape(model)
+    assert isinstance(shapes.first.weight, jax.ShapeDtypeStruct)
+    assert shapes.first is shapes.second["again"]
+
+
+def test_under_other_transforms(model):
+    f = st.jit(lambda m: m)
+    gradient = st.grad(lambda m: f(m).first.weight.sum())(model)
+    np.testing.assert_array_equal(gradient.first.weight, np.ones((2, 2)))
+    mapped = st.vmap(lambda m: f(m).first.weight.sum())(st.tree.map(lambda x: jnp.stack([x, x]), model))
+    np.testing.assert_array_equal(mapped, [4, 4])
+
+
+def test_references(model):
+    ref = jax.new_ref(jnp.zeros(2))
+    holder = Pair(ref, [ref])
+
+    @st.jit
+    def f(holder, ref):
+        assert holder.first is holder.second[0]
+        holder.first[...] = holder.second[0][...] + 1
+        return holder, ref
+
+    with pytest.raises(Exception):  # noqa: B017 -- a reference aliased outside modules is packed on its own
+        jax.jit(lambda a, b: a)(ref, ref)
+    same, again = f(holder, ref)
+    assert same is holder
+    assert again is ref
+    np.testing.assert_array_equal(ref[...], [1, 1])
+
+
+def test_donating_the_result_donates_the_original(model):
+    """Documented: they are one object."""
+    model = st.tree.map(lambda x: x + 0, model)
+    result = st.jit(lambda m: m)(model)
+    st.jit(lambda m: st.tree.map(lambda x: x * 2, m), donate_argnums=0)(result)
+    assert all(x.is_deleted() for x in st.tree.leaves(model) if is_array(x))

@@ -1,0 +1,342 @@
+"""The wrapper itself: how it is applied, what it passes on, and how errors come through."""
+
+import functools
+import inspect
+import threading
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+from tests.strategies import Layer, Mutable, Pair, partition
+
+
+def tied():
+    w = jnp.ones(2)
+    return Pair(w, [w])
+
+
+def double(model: Pair, by: float = 2.0) -> Pair:
+    """Doubles."""
+    return st.tree.map(lambda x: x * by, model)
+
+
+APPLIED = {
+    "called": st.preserve_identities(jax.jit)(double),
+    "with options": st.preserve_identities(jax.jit)(double, inline=True),
+    "bound first": st.preserve_identities(jax.jit, inline=True)(double),
+    "without a function": st.preserve_identities(jax.jit)(inline=True)(double),
+    "partial": st.preserve_identities(functools.partial(jax.jit, inline=True))(double),
+    "partial of partial": st.preserve_identities(functools.partial(functools.partial(jax.jit), inline=True))(double),
+    "ready made": st.jit(double),
+    "ready made with options": st.jit(inline=True)(double),
+    "unknown": st.preserve_identities(lambda f: jax.jit(jax.checkpoint(f)))(double),
+}
+
+
+@pytest.mark.parametrize("name", APPLIED)
+def test_ways_to_apply_it(name):
+    f = APPLIED[name]
+    result = f(tied())
+    assert result.first is result.second[0]
+    assert result.first[0] == 2
+    assert (f.__name__, f.__doc__, f.__wrapped__) == ("double", "Doubles.", double)
+    assert inspect.signature(f) == inspect.signature(double)
+    assert "double" in repr(f)
+
+
+def test_on_methods():
+    class Model(eqx.Module):
+        a: jax.Array
+        b: jax.Array
+
+        @st.preserve_identities(jax.jit)
+        def same(self, x):
+            return self, jnp.array(self.a is self.b), x
+
+        @st.jit(static_argnums=1)
+        def scaled(self, by):
+            return st.tree.map(lambda v: v * by, self)
+
+    w = jnp.ones(2)
+    model = Model(w, w)
+    same, tied, x = model.same(3.0)
+    assert same is model
+    assert tied
+    assert x == 3
+    assert model.scaled(3).a[0] == 3
+    assert Model.scaled(model, 2).b[0] == 2
+
+    class Plain:
+        @st.jit
+        def f(self, x):
+            return x
+
+    with pytest.raises(TypeError):
+        Plain().f(1.0)  # as in vanilla JAX: `self` is not an array
+
+
+def test_policy_is_not_an_option_of_the_transform():
+    with pytest.raises(TypeError, match=r"preserve_identities\(jax.checkpoint\)\(f, policy="):
+        st.preserve_identities(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+    f = st.checkpoint(lambda m: jnp.sin(m.first).sum(), policy=jax.checkpoint_policies.nothing_saveable)
+    np.testing.assert_allclose(st.grad(f)(tied()).first, np.cos(np.ones(2)), rtol=1e-6)
+
+
+def test_aot_stages():
+    f = st.jit(lambda m, k: (st.tree.map(lambda x: x * k, m), m), static_argnums=1)
+    lowered = f.lower(tied(), 3)
+    assert "stablehlo" in lowered.as_text()
+    compiled = lowered.compile()
+    assert compiled.cost_analysis() is not None
+    model = tied()
+    for call in (compiled, f.trace(model, 3).lower().compile()):
+        new, same = call(model, 3)
+        assert new.first is new.second[0]
+        assert new.first[0] == 3
+        assert same is model
+    shapes, _ = f.eval_shape(model, 3)
+    assert shapes.first.shape == (2,)
+    abstract = st.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), model)
+    assert len(f.lower(abstract, 3).in_avals[0][0].leaves if False else f.trace(abstract, 3).jaxpr.in_avals) == 1
+    assert f.eval_shape(abstract, 3)[0].first is not None
+
+
+def test_clear_cache():
+    traces = []
+    f = st.jit(lambda m: traces.append(1) or m.first.sum())
+    f(tied())
+    f(tied())
+    f.clear_cache()
+    f(tied())
+    assert len(traces) == 2
+
+
+def test_an_exception_reaches_the_caller_as_it_is_and_the_next_call_works():
+    class MineError(Exception):
+        pass
+
+    error = MineError()
+    fail = [True]
+
+    def f(model):
+        if fail:
+            raise error
+        return double(model)
+
+    transforms = (st.jit, st.vmap, st.checkpoint, st.preserve_identities(eqx.filter_jit), st.preserve_identities(lambda f: f))
+    for transform in transforms:
+        fail[:] = [True]
+        g = transform(f)
+        with pytest.raises(MineError) as caught:
+            g(tied())
+        assert caught.value is error
+        fail.clear()
+        assert g(tied()).first[0] == 2
+
+
+def test_in_place_is_all_or_nothing():
+    class MineError(Exception):
+        pass
+
+    def f(model, fail):
+        model.x = model.x + 1
+        model.log.append(model.x)
+        if fail:
+            raise MineError
+
+    in_place = st.preserve_identities(jax.jit, policy=st.Policy(in_place=True), static_argnums=1)(f)
+    x = jnp.zeros(2)
+    model = Mutable(x=x, log=[x], other=Mutable(y=1.5))
+    log, other = model.log, model.other
+    with pytest.raises(MineError):
+        in_place(model, True)
+    assert model.x is x
+    assert len(log) == 1
+    in_place(model, False)
+    assert model.x[0] == 1
+    assert model.log is log
+    assert log[0] is x
+    assert log[1] is model.x
+    assert model.other is other
+    assert other.y == 1.5
+
+
+def test_in_place_under_every_transform():
+    policy = st.Policy(in_place=True)
+
+    def f(model, k):
+        model.count = model.count + k
+        return (model.x * k).sum()
+
+    def fresh():
+        return Mutable(x=jnp.ones((2, 3)), count=jnp.zeros(2))
+
+    for transform in (jax.jit, jax.checkpoint, eqx.filter_jit, eqx.filter_checkpoint):
+        model = fresh()
+        assert st.preserve_identities(transform, policy=policy)(f)(model, jnp.float32(2)) == 12
+        np.testing.assert_array_equal(model.count, [2, 2])
+    for transform in (jax.grad, eqx.filter_grad):
+        model = fresh()
+        gradient = st.preserve_identities(transform, policy=policy)(f)(model, jnp.float32(2))
+        np.testing.assert_array_equal(gradient.x, np.full((2, 3), 2))
+        np.testing.assert_array_equal(model.count, [2, 2])
+        assert not isinstance(model.count, jax.core.Tracer)
+    model = fresh()
+    (value, aux), gradient = st.preserve_identities(jax.value_and_grad, policy=policy, has_aux=True)(
+        lambda m, k: (f(m, k), m)
+    )(model, jnp.float32(2))
+    assert value == 12
+    assert aux is model
+    for transform in (jax.vmap, eqx.filter_vmap):
+        model = fresh()
+        out = st.preserve_identities(transform, policy=policy)(f, in_axes=(0, None))(model, jnp.float32(2))
+        np.testing.assert_array_equal(out, [6, 6])
+        np.testing.assert_array_equal(model.count, [2, 2])
+    with pytest.raises(ValueError, match="register_transform"):
+        st.preserve_identities(lambda f: jax.jit(f), policy=policy)(f)(fresh(), 2.0)
+
+
+def test_in_place_with_donation():
+    policy = st.Policy(in_place=True)
+
+    def f(model):
+        model.count = model.count + 1
+
+    model = Mutable(x=jnp.ones(2), count=jnp.zeros(2))
+    st.preserve_identities(jax.jit, policy=policy)(f, donate_argnums=0)(model)
+    np.testing.assert_array_equal(model.x, [1, 1])
+    np.testing.assert_array_equal(model.count, [1, 1])
+
+
+def test_in_place_axes_inside_a_module():
+    model = Mutable(a=jnp.zeros((2, 3)), b=jnp.zeros((3, 2)))
+
+    def f(m):
+        m.a = m.a + 1
+        m.b = m.b + 2
+
+    axes = Mutable(a=0, b=1)
+    st.preserve_identities(jax.vmap, policy=st.Policy(in_place=True))(f, in_axes=(axes,))(model)
+    np.testing.assert_array_equal(model.a, np.ones((2, 3)))
+    np.testing.assert_array_equal(model.b, np.full((3, 2), 2))
+
+
+def leak_kinds():
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Unregistered:
+        x: object
+
+    return {
+        "static field": lambda m: Pair(0, Holder(m.first)),
+        "closure": lambda m: Layer(m.first, lambda: m.first, None),
+        "partial": lambda m: Layer(m.first, functools.partial(jnp.add, m.first), None),
+        "unregistered": lambda m: Layer(m.first, Unregistered(m.first), None),
+        "auxiliary list": lambda m: Holder([m.first]),
+        "method": lambda m: Layer(None, Unregistered(m.first).__eq__, None),
+    }
+
+
+class Holder(eqx.Module):
+    value: object = eqx.field(static=True)
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+@pytest.mark.parametrize("kind", list(leak_kinds()))
+@pytest.mark.parametrize("transform", [st.jit, st.vmap, st.checkpoint, st.preserve_identities(lambda f: jax.jit(jax.vmap(f)))])
+def test_a_tracer_in_a_static_place_of_the_result(kind, transform):
+    with pytest.raises(st.StaticTracerError, match="result") as caught:
+        transform(leak_kinds()[kind])(tied())
+    assert caught.value.paths[0].startswith("result")
+
+
+def test_tracers_of_enclosing_traces_may_stay():
+    @st.jit
+    def outer(model):
+        inner = st.vmap(lambda x: Layer(x * 2, lambda: model.first, None))(jnp.ones((2, 2)))
+        return inner.weight, inner.activation()
+
+    np.testing.assert_array_equal(outer(tied())[1], [1, 1])
+
+
+def test_a_static_number_that_changes_on_every_call():
+    f = st.jit(lambda m: m.first * m.second)
+    for i in range(3):
+        f(Pair(jnp.ones(2), i))
+    with pytest.warns(st.RetraceWarning, match=r"m\.second") as record:
+        f(Pair(jnp.ones(2), 3))
+    assert len(record) == 1
+    f(Pair(jnp.ones(2), 4))
+
+    g = st.jit(lambda m: m.weight * m.width)
+    for i in range(3):
+        g(Layer(jnp.ones(2), None, None, width=i))
+    with pytest.warns(st.RetraceWarning, match="static field"):
+        g(Layer(jnp.ones(2), None, None, width=3))
+
+    h = st.jit(lambda m: m.first.x * 2)
+    for i in range(6):
+        h(Pair(Mutable(x=float(i)), None))  # traced in such classes
+
+
+def test_jax_names_leaves_by_their_paths():
+    info = str(st.jit(lambda m: m.first + m.second[0]).trace(tied()).jaxpr.jaxpr.debug_info.arg_names)
+    assert "m.first" in info
+
+
+def test_threads():
+    f = st.jit(lambda m: (double(m), jnp.array(m.first is m.second[0])))
+    failures = []
+
+    def work(seed):
+        try:
+            for i in range(20):
+                w = jnp.full(2, float(seed + i))
+                new, same = f(Pair(w, [w]) if i % 2 else Pair(w, [w, w]))
+                assert same
+                assert new.first is new.second[0]
+                assert new.first[0] == 2 * (seed + i)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_module_as_the_function_of_filter_jit():
+    """Equinox traces the arrays of a module that it jits; so here, each once."""
+    w = jnp.ones(2)
+
+    class Twice(eqx.Module):
+        a: jax.Array
+        b: jax.Array
+
+        def __call__(self, x):
+            assert self.a is self.b
+            return self.a * x + self.b
+
+    f = st.preserve_identities(eqx.filter_jit)(Twice(w, w))
+    np.testing.assert_array_equal(f(jnp.float32(2)), [3, 3])
+    text = f.lower(jnp.float32(2)).as_text() if hasattr(f, "lower") else None
+    if text is not None:
+        main = next(line for line in text.splitlines() if "@main" in line)
+        assert main.split("->")[0].count("tensor<2xf32>") == 1
+
+
+def test_results_that_eager_jax_returns_as_one_object():
+    """The gradients of a sum are one array in eager JAX; here they are two leaves, and stay two objects."""
+    gradient = st.grad(lambda m: (m.first + m.second).sum())(Pair(jnp.ones(2), jnp.ones(2)))
+    assert gradient.first is not gradient.second
+    aux = st.grad(lambda m: (m.first.sum(), Pair(m.first, jax.lax.stop_gradient(m.first))), has_aux=True)(
+        Pair(jnp.ones(2), None)
+    )[1]
+    assert partition(aux) == frozenset({frozenset({()}), frozenset({("first",)}), frozenset({("second",)})})

@@ -1,0 +1,226 @@
+"""S5: one object, two treatments. Each conflict is an error that names every path and its treatment."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sharedtree as st
+from tests.strategies import Layer, Pair
+
+
+@pytest.fixture
+def model():
+    w = jnp.ones((2, 2))
+    layer = Layer(w, jax.nn.relu, None)
+    return Pair(layer, [layer, w])
+
+
+def use(*trees):
+    return sum((x.sum() for x in jax.tree.leaves(trees) if eqx.is_array(x)), jnp.float32(0))
+
+
+def conflict(call):
+    with pytest.raises(st.InconsistentSharingError) as caught:
+        call()
+    return caught.value
+
+
+def test_donated_and_not(model):
+    error = conflict(lambda: st.jit(lambda a, b: use(a, b), donate_argnums=0)(model, model))
+    assert error.paths == ("a.first.weight", "a.second[1]", "b.first.weight", "b.second[1]")
+    assert error.treatments == ("donated", "donated", "not donated", "not donated")
+    assert "a, b = sharedtree.untie((a, b), lambda t: t[1:])" in str(error)
+    assert all(path in str(error) for path in error.paths)
+    assert not model.first.weight.is_deleted()
+
+
+def test_the_fix_that_the_error_gives_works(model):
+    a, b = model, model
+    a, b = st.untie((a, b), lambda t: t[1:])
+    assert a.first is a.second[0]
+    assert b.first is b.second[0]
+    result, total = st.jit(lambda a, b: (st.tree.map(lambda x: x * 2, a), use(b)), donate_argnums=0)(a, b)
+    assert total == 12
+    assert result.first is result.second[0]
+
+
+@pytest.mark.parametrize("options", [{"donate_argnums": (0, 1)}, {"donate_argnames": ("a", "b")}, {}])
+def test_donated_alike(model, options):
+    model = st.tree.map(lambda x: x + 0, model)
+    f = st.jit(lambda a, b: (st.tree.map(lambda x: x + 1, a), a is b and jnp.array(1)), **options)
+    result, same = f(model, model)
+    assert same == 1
+    assert result.first is result.second[0]
+    assert model.first.weight.is_deleted() == bool(options)
+
+
+@pytest.mark.parametrize("donate", [{"donate_argnames": "b"}, {"donate_argnums": 1}, {"donate_argnums": -1}])
+def test_donation_by_name_and_by_position(model, donate):
+    def f(a, b):
+        return use(a, b)
+
+    assert "not donated" in str(conflict(lambda: st.jit(f, **donate)(model, model)))
+    if "donate_argnums" not in donate or donate["donate_argnums"] >= 0:
+        assert "not donated" in str(conflict(lambda: st.jit(f, **donate)(model, b=model)))
+
+
+def test_filter_jit_donation(model):
+    f = st.preserve_identities(eqx.filter_jit)(lambda a, b: use(a, b), donate="all-except-first")
+    assert conflict(lambda: f(model, model)).treatments[-1] == "donated"
+
+
+def test_differentiated_and_not(model):
+    error = conflict(lambda: st.grad(lambda a, b: use(a, b))(model, model))
+    assert set(error.treatments) == {"differentiated", "not differentiated"}
+    error = conflict(lambda: st.preserve_identities(eqx.filter_grad)(lambda a, b: use(a, b))(model, model))
+    assert set(error.treatments) == {"differentiated", "not differentiated"}
+
+
+def test_differentiated_alike(model):
+    first, second = st.grad(lambda a, b: use(a, b), argnums=(0, 1))(model, model)
+    assert first is second
+    assert float(first.first.weight[0, 0]) == 6.0  # three paths in each of two arguments
+
+
+def test_gradients_in_the_order_of_argnums(model):
+    other = Pair(jnp.ones(3), model.first.activation)
+    second, first = st.grad(lambda a, b: use(a) + 2 * use(b), argnums=(1, 0))(model, other)
+    assert second.first.shape == (3,)
+    assert first.first.weight.shape == (2, 2)
+
+
+def test_leafless_modules_may_be_treated_in_any_way():
+    shared = eqx.nn.Lambda(jnp.tanh)
+    a, b = Pair(shared, jnp.ones(2)), Pair(shared, jnp.ones(2))
+
+    def f(a, b):
+        assert a.first is b.first
+        return use(a, b)
+
+    st.grad(f)(a, b)
+    st.jit(lambda a, b: (f(a, b), a.second + 1), donate_argnums=0)(a, b)
+
+
+def test_axes_of_two_arguments(model):
+    error = conflict(lambda: st.vmap(lambda a, b: use(a, b), in_axes=(0, None))(model, model))
+    assert set(error.treatments) == {"in_axes 0", "in_axes None"}
+    error = conflict(lambda: st.vmap(lambda a, b: use(a, b), in_axes=(0, 1))(model, model))
+    assert set(error.treatments) == {"in_axes 0", "in_axes 1"}
+    assert st.vmap(lambda a, b: use(a, b), in_axes=(1, 1))(model, model).shape == (2,)
+    error = conflict(lambda: st.vmap(lambda a, b: use(a, b), in_axes=None, axis_size=2)(model, b=model))
+    assert set(error.treatments) == {"in_axes 0", "in_axes None"}
+
+
+def test_axes_inside_a_module(model):
+    axes = jax.tree.map(lambda x: 0 if eqx.is_array(x) else None, model)
+    other = eqx.tree_at(lambda m: m.second[1], axes, 1)
+    error = conflict(lambda: st.vmap(use, in_axes=(other,))(model))
+    assert dict(zip(error.paths, error.treatments, strict=True))["args[0].second[1]"] == "in_axes 1"
+    through_the_tied_layer = eqx.tree_at(lambda m: m.second[0].weight, axes, 1)
+    error = conflict(lambda: st.vmap(use, in_axes=(through_the_tied_layer,))(model))
+    assert dict(zip(error.paths, error.treatments, strict=True))["args[0].second[0].weight"] == "in_axes 1"
+    assert st.vmap(use, in_axes=(axes,))(model).shape == (2,)
+
+
+def test_axes_of_filter_vmap(model):
+    f = st.preserve_identities(eqx.filter_vmap)(lambda a, b: use(a, b), in_axes=(eqx.if_array(0), None))
+    assert set(conflict(lambda: f(model, model)).treatments) == {"in_axes 0", "in_axes None"}
+    f = st.preserve_identities(eqx.filter_vmap)(lambda a, b: use(a, b), in_axes={"b": 0})
+    assert f(model, model).shape == (2,)  # another function, the same axis
+
+
+@pytest.mark.parametrize("transform", [st.vmap, st.preserve_identities(eqx.filter_vmap)])
+def test_prefixes_that_reach_inside_modules(transform):
+    """Against the vanilla transform on a module without sharing; outputs with another axis for each leaf."""
+    vanilla = jax.vmap if transform is st.vmap else eqx.filter_vmap
+    model = Pair(jnp.arange(6.0).reshape(2, 3), {"w": jnp.arange(12.0).reshape(3, 2, 2)})
+    in_axes = Pair(0, {"w": 1})
+    out_axes = Pair(1, {"w": None})
+
+    def f(m, x):
+        return Pair(m.first * 2 + m.second["w"].sum() + x, {"w": x}), m.first.sum()
+
+    ours = transform(f, in_axes=(in_axes, None), out_axes=(out_axes, 0))(model, jnp.ones(3))
+    theirs = vanilla(f, in_axes=(in_axes, None), out_axes=(out_axes, 0))(model, jnp.ones(3))
+    assert eqx.tree_equal(ours, theirs)
+    mapped = transform(f, in_axes=(in_axes, None), out_axes=(Pair(1, None), 0))(model, jnp.ones(3))
+    assert eqx.tree_equal(mapped, theirs)
+
+
+def test_prefix_that_does_not_fit():
+    model = Pair(jnp.ones(2), jnp.ones(2))
+    with pytest.raises(st.SharingMismatchError, match=r"`in_axes` does not fit the tree at ``.*`list`"):
+        st.vmap(lambda m: m, in_axes=([0, 0],))(model)
+    with pytest.raises(st.SharingMismatchError, match=r"`out_axes` does not fit the tree at `\.second`"):
+        st.vmap(lambda m: m, out_axes=Pair(0, Pair(0, 0)))(Pair(jnp.ones(2), [jnp.ones(2)]))
+
+
+def test_shardings_inside_a_module():
+    mesh = jax.make_mesh((1,), ("x",))
+    one = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    other = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    w = jnp.ones(2)
+    tied, loose = Pair(w, w), Pair(w, w + 1)
+    prefix = Pair(one, other)
+    error = conflict(lambda: st.jit(use, in_shardings=(prefix,))(tied))
+    assert len(error.paths) == 2
+    traces = []
+    f = st.jit(lambda m: traces.append(1) or st.tree.map(lambda x: x * 2, m), in_shardings=(prefix,), out_shardings=prefix)
+    result = f(loose)
+    assert result.first.sharding == one
+    assert result.second.sharding == other
+    count = len(traces)
+    f(Pair(w + 3, w + 4))
+    assert len(traces) == count
+    uniform = st.jit(lambda m: st.tree.map(lambda x: x * 2, m), in_shardings=(one,), out_shardings=other)(tied)
+    assert uniform.first is uniform.second
+    assert uniform.first.sharding == other
+    with pytest.raises(st.InconsistentSharingError):
+        st.device_put(tied, prefix)
+    placed = st.device_put(loose, prefix)
+    assert (placed.first.sharding, placed.second.sharding) == (one, other)
+
+
+def test_static_and_traced(model):
+    config = eqx.nn.Lambda(jnp.tanh)
+    error = conflict(lambda: st.jit(lambda a, b: 0, static_argnums=1)(Pair(config, jnp.ones(2)), config))
+    assert error.paths == ("b",)
+    assert "static" in str(error)
+    assert st.jit(lambda a, b: a.second.sum(), static_argnums=1)(Pair(None, jnp.ones(2)), config) == 2
+
+
+def test_an_unregistered_transform_hides_its_treatments(model):
+    hidden = st.preserve_identities(lambda f: jax.vmap(f, in_axes=(0, None)))
+    error = conflict(lambda: hidden(lambda a, b: use(a, b))(model, model))
+    assert "register_transform" in str(error)
+    assert {"a.first.weight", "b.first.weight"} <= set(error.paths)
+    assert conflict(lambda: hidden(lambda a, b: use(a, b))(model, b=model)).paths
+    inside = st.preserve_identities(lambda f: jax.jit(jax.vmap(f)))(lambda m: m)(model)
+    assert inside.first is inside.second[0]
+
+
+def test_register_transform(model):
+    def logged(f):
+        return jax.jit(jax.checkpoint(f))
+
+    def mapped(f, **options):
+        return jax.vmap(f, **options)
+
+    same = lambda a, b: jnp.array(a is b)
+    conflict(lambda: st.preserve_identities(logged)(same)(model, model))
+    st.register_transform(logged)
+    assert st.preserve_identities(logged)(same)(model, model)
+    st.register_transform(mapped, jax.vmap)
+    conflict(lambda: st.preserve_identities(mapped)(lambda a, b: use(a, b), in_axes=(0, None))(model, model))
+    st.register_transform(mapped, lambda transform, f, policy, options: lambda *args: "my own")
+    assert st.preserve_identities(mapped)(same)(model, model) == "my own"
+    with pytest.raises(TypeError, match="adapter"):
+        st.register_transform(mapped, 3)
+
+
+def test_nothing_is_left_behind_by_a_conflict(model):
+    f = st.jit(lambda a, b: (st.tree.map(lambda x: x * 2, a), use(b)), donate_argnums=0)
+    conflict(lambda: f(model, model))
+    other = st.tree.map(lambda x: x + 0, model)
+    assert f(other, model)[1] == 12

@@ -1,0 +1,145 @@
+"""S7: a tie that is lost inside a transform, or between two calls, is never silent."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import sharedtree as st
+from tests.strategies import Layer, Pair
+
+
+@pytest.fixture
+def model():
+    w = jnp.ones((2, 2))
+    return Pair(Layer(w, jax.nn.relu, None), {"head": w})
+
+
+def loses(f, *args, match=r"`args\[0\]\.first\.weight` and `args\[0\]\.second\['head'\]`"):
+    with pytest.warns(st.UntiedWarning, match=match) as record:
+        result = st.jit(f)(*args)
+    assert len(record) == 1
+    assert "sharedtree.tree.map" in str(record[0].message)
+    return result
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lambda m: jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, m),
+        lambda m: eqx.tree_at(lambda m: m.second["head"], m, jnp.zeros((2, 2))),
+        lambda m: eqx.apply_updates(m, jax.tree.map(jnp.ones_like, eqx.filter(m, eqx.is_array))),
+    ],
+    ids=["jax.tree.map", "eqx.tree_at", "eqx.apply_updates"],
+)
+def test_lost_inside(model, lose):
+    result = loses(lambda *args: lose(args[0]), model)
+    assert result.first.weight is not result.second["head"]
+
+
+def test_vmap_and_checkpoint_and_grad_too(model):
+    lose = lambda m: jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, m)
+    for transform in (st.vmap, st.checkpoint):
+        with pytest.warns(st.UntiedWarning):
+            transform(lose)(model)
+    with pytest.warns(st.UntiedWarning):
+        st.grad(lambda m: (m.first.weight.sum(), lose(m)), has_aux=True)(model)
+
+
+def test_in_a_part_of_a_larger_result(model):
+    loses(lambda *args: {"new": Pair(0, jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, args[0]))}, model)
+
+
+def test_only_when_traced(model):
+    f = st.jit(lambda m: jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, m))
+    with pytest.warns(st.UntiedWarning):
+        f(model)
+    f(model)
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda m: st.tree.map(lambda x: x * 2, m),
+        lambda m: st.tree.at(lambda m: m.second["head"], m, jnp.zeros((2, 2))),
+        lambda m: st.apply_updates(m, st.tree.map(jnp.ones_like, st.tree.filter(m, eqx.is_array))),
+        lambda m: st.retie(jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, m), like=m),
+        lambda m: st.untie(m),
+        lambda m: st.tree.map(lambda x: x * 2, st.untie(m)),
+        lambda m: st.untie(st.tree.map(lambda x: x * 2, m), lambda m: m.second["head"]),
+        lambda m: m.first,
+        lambda m: Layer(m.first.weight * 2, None, m.second["head"] * 2),
+    ],
+)
+def test_kept_or_meant_or_something_else(model, keep):
+    st.jit(keep)(model)
+
+
+def test_policy(model):
+    lose = lambda m: jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, m)
+    st.preserve_identities(jax.jit, policy=st.Policy(on_untie="ignore"))(lose)(model)
+    strict = st.preserve_identities(jax.jit, policy=st.Policy(on_untie="error"))(lose)
+    with pytest.raises(st.UntiedError) as caught:
+        strict(model)
+    assert caught.value.paths == ("m.first.weight", "m.second['head']")
+    with st.Context(st.Policy(on_untie="error")), pytest.raises(st.UntiedError):
+        st.jit(lose)(model)
+
+
+def test_lost_between_two_calls(model):
+    traces = []
+    f = st.jit(lambda m: traces.append(1) or m.first.weight.sum())
+    f(model)
+    # What vanilla functions do outside any transform.
+    loose = jax.tree.map(lambda x: x + 0 if eqx.is_array(x) else x, model)
+    with pytest.warns(st.UntiedWarning, match="earlier call"):
+        f(loose)
+    assert len(traces) == 2
+    f(loose)
+    f(model)
+    assert len(traces) == 2
+
+
+def test_untied_on_purpose_between_two_calls(model):
+    f = st.jit(lambda m: m.first.weight.sum())
+    f(model)
+    f(st.untie(model))
+
+
+def test_another_tree_of_the_class_without_the_tie(model):
+    """A teacher without the tie may come and go beside a student with it."""
+    teacher = Pair(Layer(jnp.ones((2, 2)), jax.nn.relu, None), {"head": jnp.ones((2, 2))})
+    st.jit(lambda a, b: (st.tree.map(lambda x: x * 2, a), st.tree.map(lambda x: x * 2, b)))(model, teacher)
+
+
+def test_aliases_between_arguments_and_in_optimizer_states_do_not_count(model):
+    state = optax.LookaheadParams(model, model)
+
+    @st.jit
+    def step(fast, ema, state):
+        double = lambda m: st.tree.map(lambda x: x * 2, m)
+        triple = lambda m: st.tree.map(lambda x: x * 3, m)
+        return double(fast), triple(ema), optax.LookaheadParams(double(state.fast), triple(state.slow))
+
+    result = step(model, model, state)
+    step(*result)
+
+
+def test_aliases_in_a_state_inside_a_module(model):
+    class Training(eqx.Module):
+        model: Pair
+        state: optax.LookaheadParams
+
+    training = Training(model, optax.LookaheadParams(model, model))
+
+    @st.jit
+    def step(t):
+        times = lambda k, m: st.tree.map(lambda x: x * k, m)
+        return Training(times(2, t.model), optax.LookaheadParams(times(3, t.state.fast), times(4, t.state.slow)))
+
+    step(step(training))
+
+
+def test_the_same_arrays_in_a_new_node_are_still_tied(model):
+    st.jit(lambda m: jax.tree.map(lambda x: x, m))(model)
