@@ -1,6 +1,6 @@
 """`Dag`: the explicit handle on a model, for code that knows only vanilla JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from jax import tree_util as jtu
@@ -77,7 +77,7 @@ class Dag(Generic[T]):
         return self._leaves, self.structure
 
     @classmethod
-    def _unflatten(cls, structure: Structure, leaves: Sequence[Any]) -> "Dag[Any]":
+    def _unflatten(cls, structure: Structure, leaves: Iterable[Any]) -> "Dag[Any]":
         dag: Dag[Any] = object.__new__(cls)
         dag.structure, dag._leaves, dag._tree = structure, tuple(leaves), _UNBUILT  # noqa: SLF001
         return dag

@@ -35,7 +35,10 @@ def another(leaf: Any) -> Any:
         return leaf.copy()
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=leaf.weak_type  # pyright: ignore
+            leaf.shape,
+            leaf.dtype,
+            sharding=leaf.sharding,
+            weak_type=leaf.weak_type,  # pyright: ignore
         )
     if isinstance(leaf, jax.Ref):
         return jax.new_ref(leaf[...])

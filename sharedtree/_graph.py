@@ -187,6 +187,9 @@ class Rules(NamedTuple):
     is_leaf: Callable[[Any], bool] | None = None
 
 
+DEFAULT_RULES = Rules()
+
+
 class _Frame:
     __slots__ = ("aux", "children", "convention", "done", "obj", "type")
 
@@ -201,7 +204,7 @@ class _Frame:
 
 
 def walk(
-    tree: Any, tags: Tags, rules: Rules = Rules(), prefix: str = ""
+    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = ""
 ) -> tuple[list[Any], tuple[Record, ...], int]:
     """Packs a tree without interning its structure.
 
@@ -289,9 +292,9 @@ def walk(
     return leaves, tuple(records), number
 
 
-def pack(tree: Any, tags: Tags, rules: Rules = Rules(), prefix: str = "", maker: Any = None) -> tuple[
-    list[Any], Structure
-]:
+def pack(
+    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = "", maker: Any = None
+) -> tuple[list[Any], Structure]:
     """DAG → (traced leaves not seen before, interned structure). Arguments and errors as for `walk`."""
     base = len(tags.objects)
     leaves, records, root = walk(tree, tags, rules, prefix)
@@ -387,9 +390,7 @@ def canonical(
     return tuple(records), numbers
 
 
-def edges(
-    records: Sequence[Record], roots: Sequence[tuple[Path, int]], base: int = 0
-) -> Iterator[tuple[int, Path]]:
+def edges(records: Sequence[Record], roots: Sequence[tuple[Path, int]], base: int = 0) -> Iterator[tuple[int, Path]]:
     """Every way into every record, once each: (number, path), the path going through each parent's first path.
 
     The first pair of a number is its representative path. A walk of the DAG, not of its unfolding: the cost is linear

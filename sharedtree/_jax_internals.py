@@ -10,9 +10,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
 from jax import tree_util as jtu
 from jax._src.core import trace_ctx
+from jax.core import Tracer
 from jax.interpreters.partial_eval import dce_jaxpr
 
 _LEAF = jtu.tree_structure(0)
@@ -28,7 +28,7 @@ def current_traces() -> tuple[Any, ...]:
     return tuple(traces)
 
 
-def belongs_to(tracer: jax.core.Tracer, traces: Iterable[Any]) -> bool:
+def belongs_to(tracer: Tracer, traces: Iterable[Any]) -> bool:
     """Whether `tracer` was made by one of `traces`."""
     made_by = tracer._trace  # noqa: SLF001 -- see the module's docstring
     return any(made_by is trace for trace in traces)
@@ -36,9 +36,7 @@ def belongs_to(tracer: jax.core.Tracer, traces: Iterable[Any]) -> bool:
 
 def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
     """Calls the unflatten function that JAX's registry holds for `cls`."""
-    treedef = jtu.PyTreeDef.from_node_data_and_children(
-        jtu.default_registry, (cls, aux), [_LEAF] * len(children)
-    )
+    treedef = jtu.PyTreeDef.from_node_data_and_children(jtu.default_registry, (cls, aux), [_LEAF] * len(children))
     return treedef.unflatten(children)
 
 

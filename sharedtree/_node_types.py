@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
@@ -173,7 +174,7 @@ _WITH_IDENTITY = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, jax.Ref)
 
 
 def _is_numeric(dtype: Any) -> bool:
-    return jax.dtypes.issubdtype(dtype, np.number) or jax.dtypes.issubdtype(dtype, np.bool_)
+    return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
 def _is_in_jax_registry(cls: type) -> bool:
@@ -257,7 +258,7 @@ def _equinox_type(cls: Any) -> NodeType:
 
 
 def _dict_descriptor(cls: type) -> Callable[[Any], dict[str, Any]]:
-    """Reads `obj.__dict__` past the class's own `__getattribute__`, which on an Equinox module costs four times more."""
+    """Reads `obj.__dict__` past the class's own `__getattribute__`, which costs four times more on Equinox modules."""
     for base in cls.__mro__:
         descriptor = base.__dict__.get("__dict__")
         if descriptor is not None:

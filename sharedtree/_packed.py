@@ -65,6 +65,6 @@ def with_keys(leaves: Sequence[Any], structure: Structure) -> list[tuple[LeafPat
 jtu.register_pytree_with_keys(
     Packed,
     lambda packed: (with_keys(packed.leaves, packed.structure), packed.structure),
-    lambda structure, leaves: Packed(leaves, structure),
+    lambda structure, leaves: Packed(tuple(leaves), structure),
     lambda packed: (packed.leaves, packed.structure),
 )

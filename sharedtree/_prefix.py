@@ -85,9 +85,7 @@ def labels(
         )
 
 
-def label_at(
-    prefix: Any, records: Sequence[Record], root: int, path: Path, is_label: Callable[[Any], bool]
-) -> Any:
+def label_at(prefix: Any, records: Sequence[Record], root: int, path: Path, is_label: Callable[[Any], bool]) -> Any:
     """The label that a prefix, known to fit, has at one path."""
     number, part = root, prefix
     for key in path:

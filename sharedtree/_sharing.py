@@ -96,9 +96,7 @@ def shape_of(structure: Structure) -> Shape:
 
 def same_kind(left: Shape, right: Shape) -> Agree:
     """Two leaves agree, and two static values, whatever they are."""
-    return lambda i, j: (
-        type(left.records[i][0]) is type(right.records[j][0]) and type(left.records[i][0]) is not Node
-    )
+    return lambda i, j: type(left.records[i][0]) is type(right.records[j][0]) and type(left.records[i][0]) is not Node
 
 
 def matching(left: Shape, right: Shape, agree: Agree) -> Iterator[Pair]:

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 _BY_VALUE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented)})
 _IMMUTABLE = frozenset({*_BY_VALUE, float, complex, type, range, slice})
@@ -116,7 +118,7 @@ def _key_of(value: Any, is_mutable: list[bool]) -> Any:
         return cls, frozenset(keys) if cls is frozenset else tuple(keys)
     if isinstance(value, np.generic):
         return cls, value.dtype, value.tobytes()
-    if isinstance(value, (jax.core.Tracer, jax.Ref)):
+    if isinstance(value, (Tracer, jax.Ref)):
         return cls, _Identity(value)
     if isinstance(value, jax.Array):
         return _key_of_jax_array(value)
@@ -133,7 +135,7 @@ def _key_of(value: Any, is_mutable: list[bool]) -> Any:
 
 
 def _key_of_jax_array(value: jax.Array) -> Any:
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return jax.Array, str(value.dtype), value.shape, np.asarray(jax.random.key_data(value)).tobytes()
     return jax.Array, value.dtype, value.weak_type, value.shape, np.asarray(value).tobytes()
 
@@ -148,25 +150,37 @@ def _key_of_items(value: dict[Any, Any], is_mutable: list[bool]) -> Any:
     return frozenset((_key_of(k, is_mutable), _key_of(v, is_mutable)) for k, v in value.items())
 
 
+def _key_of_sequence(value: Any, is_mutable: list[bool]) -> Any:
+    return tuple(_key_of(x, is_mutable) for x in value)
+
+
+def _key_of_deque(value: Any, is_mutable: list[bool]) -> Any:
+    return value.maxlen, _key_of_sequence(value, is_mutable)
+
+
+def _key_of_ordered(value: Any, is_mutable: list[bool]) -> Any:
+    return tuple((_key_of(k, is_mutable), _key_of(v, is_mutable)) for k, v in value.items())
+
+
+def _key_of_default(value: Any, is_mutable: list[bool]) -> Any:
+    return _key_of(value.default_factory, is_mutable), _key_of_items(value, is_mutable)
+
+
 _MUTABLE: dict[type, Callable[[Any, list[bool]], Any]] = {
-    list: lambda value, mutable: tuple(_key_of(x, mutable) for x in value),
+    list: _key_of_sequence,
     dict: _key_of_items,
-    set: lambda value, mutable: frozenset(_key_of(x, mutable) for x in value),
+    set: lambda value, is_mutable: frozenset(_key_of(x, is_mutable) for x in value),
     bytearray: lambda value, _: bytes(value),
-    collections.deque: lambda value, mutable: (value.maxlen, tuple(_key_of(x, mutable) for x in value)),
-    collections.OrderedDict: lambda value, mutable: tuple(
-        (_key_of(k, mutable), _key_of(v, mutable)) for k, v in value.items()
-    ),
-    collections.defaultdict: lambda value, mutable: (
-        _key_of(value.default_factory, mutable),
-        _key_of_items(value, mutable),
-    ),
+    collections.deque: _key_of_deque,
+    collections.OrderedDict: _key_of_ordered,
+    collections.defaultdict: _key_of_default,
     np.ndarray: _key_of_numpy_array,
 }
 
 
-def _copy(value: Any) -> Any:
-    """A copy of whatever in `value` can be mutated; the rest is shared."""
+def _copy(original: Any) -> Any:
+    """A copy of whatever in a value can be mutated; the rest is shared."""
+    value: Any = original
     cls: Any = type(value)
     if cls in _IMMUTABLE:
         return value
@@ -174,7 +188,7 @@ def _copy(value: Any) -> Any:
         return cls(_copy(x) for x in value)
     if cls is tuple:
         return tuple([_copy(x) for x in value])
-    if isinstance(value, tuple) and hasattr(cls, "_fields"):
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
         return cls(*[_copy(x) for x in value])
     if cls is dict or cls is collections.OrderedDict:
         return cls((k, _copy(v)) for k, v in value.items())

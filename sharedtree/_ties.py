@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
@@ -103,7 +104,7 @@ def _describe(read: _Read, number: int, paths: tuple[str, ...]) -> Tie:
 def _nbytes(leaf: Any) -> int:
     if not carries_identity(leaf):
         return np.asarray(leaf).nbytes
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
         return data.size * data.dtype.itemsize
     return int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
@@ -425,7 +426,7 @@ def count_parameters(tree: Any) -> int:
         6
     """
     return sum(
-        int(np.prod(jax.numpy.shape(leaf), dtype=np.int64)) if not carries_identity(leaf) else _size(leaf)
+        int(np.prod(jnp.shape(leaf), dtype=np.int64)) if not carries_identity(leaf) else _size(leaf)
         for leaf in _read(tree).leaf_of.values()
         if is_inexact(leaf)
     )
@@ -438,4 +439,4 @@ def _size(leaf: Any) -> int:
 def is_inexact(leaf: Any) -> bool:
     """Whether a traced leaf can be differentiated: floating-point or complex, a Python number included."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
-    return jax.dtypes.issubdtype(dtype, np.inexact)
+    return jnp.issubdtype(dtype, np.inexact)

@@ -68,8 +68,8 @@ def optimizer(tx: Any) -> Any:
 
         Both raise `SharingMismatchError` if what is tied in the model is not tied in the updates or in the state.
 
-    Cost: two walks over the nodes of the model, and one over those of each model in the state, for each call. Arrays are
-    aliased.
+    Cost: two walks over the nodes of the model, and one over those of each model in the state, for each call.
+    Arrays are aliased.
 
     Example:
         >>> import jax.numpy as jnp, optax, sharedtree as st
@@ -182,7 +182,11 @@ def _translated(value: Any, scopes: Sequence[_Parameters], name: str, params: An
     def on_whole_models(*args: Any, **kwargs: Any) -> Any:
         def whole(arg: Any) -> Any:
             spread = _spread(arg, scopes)
-            return _at_models(spread, scopes, lambda found, scope: _filled(found, params)) if params is not None else spread
+            return (
+                _at_models(spread, scopes, lambda found, scope: _filled(found, params))
+                if params is not None
+                else spread
+            )
 
         result = value(*map(whole, args), **{key: whole(arg) for key, arg in kwargs.items()})
         return _stripped(result, scopes, name)
@@ -269,9 +273,7 @@ def _share(tree: Any, scope: _Parameters) -> Any:
     return _rebuilt(tree, scope, leaf, share=True)
 
 
-def _rebuilt(
-    tree: Any, scope: _Parameters, leaf: Callable[[int, Any, Path], Any], *, share: bool = False
-) -> Any:
+def _rebuilt(tree: Any, scope: _Parameters, leaf: Callable[[int, Any, Path], Any], *, share: bool = False) -> Any:
     """A tree of the model's shape, new from the root, with each occurrence of a leaf replaced, in flatten order.
 
     With `share`, nodes that are one in the model are one in the result; otherwise all are new.

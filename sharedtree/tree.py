@@ -16,7 +16,7 @@ from ._context import IsLeaf, pack_alone, pack_here, rules_here, unpack_here
 from ._errors import InconsistentSharingError, SharingMismatchError
 from ._graph import LEAF, Node, Op, Path, Record, Structure, Tags, build, canonical, edges, unpack, walk
 from ._marking import ask, stand_ins
-from ._node_types import carries_identity, require_registered
+from ._node_types import require_registered
 from ._prefix import labels
 from ._sharing import Mismatch, Shape, pairs
 from ._statics import Static
@@ -24,6 +24,7 @@ from ._statics import Static
 T = TypeVar("T")
 
 _NOT_GIVEN: Any = object()
+_Place = tuple[tuple[int, int], ...]
 
 
 def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
@@ -310,7 +311,9 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
     tags = Tags()
     _, records, root = walk(tree, tags, rules_here(is_leaf))
     selected: dict[int, tuple[bool, Path]] = {}
-    for number, label, path in labels(filter_spec, records, root, lambda x: isinstance(x, bool) or callable(x), "filter_spec"):
+    for number, label, path in labels(
+        filter_spec, records, root, lambda x: isinstance(x, bool) or callable(x), "filter_spec"
+    ):
         keep = bool(label(tags.objects[number])) if callable(label) else label
         before, first = selected.setdefault(number, (keep, path))
         if before != keep:
@@ -362,30 +365,30 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
     walked = [walk(tree, seen, rules_here(is_leaf)) for tree, seen in zip(trees, tags, strict=True)]
     records = [each[1] for each in walked]
 
-    # A name is what the trees have at one path: pairs of (tree, record), those with None left out.
-    Name = tuple[tuple[int, int], ...]
+    # A place is what the trees have at one path: pairs of (tree, record), those with None left out.
 
-    def present(name: Name) -> Name:
-        return tuple([(i, n) for i, n in name if not _is_none(records[i][n])]) or name[:1]
+    def present(place: _Place) -> _Place:
+        return tuple([(i, n) for i, n in place if not _is_none(records[i][n])]) or place[:1]
 
-    def expand(name: Name) -> tuple[Op, Sequence[Name]]:
-        ops = [records[i][n] for i, n in name]
-        op, children = ops[0]
+    def first(place: _Place) -> _Place:
+        i, n = place[0]
+        return place if type(records[i][n][0]) is Node else place[:1]
+
+    def expand(place: _Place) -> tuple[Op, Sequence[_Place]]:
+        found = [records[i][n] for i, n in place]
+        op, children = found[0]
         if type(op) is not Node:
-            return (LEAF, ())
-        if any(type(o) is not Node or o.type.cls is not op.type.cls or len(c) != len(children) for o, c in ops):
+            return LEAF, ()
+        if any(type(o) is not Node or o.type.cls is not op.type.cls or len(c) != len(children) for o, c in found):
             raise SharingMismatchError(
                 "The trees to combine differ in shape: where one has a node, each other must have a node of the same "
-                f"class or None, but there are {', '.join(repr(o) for o, _ in ops)}."
+                f"class or None, but there are {', '.join(repr(o) for o, _ in found)}."
             )
-        below = [[(i, c) for c in records[i][n][1]] for i, n in name]
-        return op, [first(present(tuple(column))) for column in zip(*below, strict=True)]
-
-    def first(name: Name) -> Name:
-        return name if type(records[name[0][0]][name[0][1]][0]) is Node else name[:1]
+        below = [[(i, child) for child in records[i][n][1]] for i, n in place]
+        return op, [first(present(column)) for column in zip(*below, strict=True)]
 
     root = first(present(tuple((i, each[2]) for i, each in enumerate(walked))))
-    return _rebuilt(root, expand, lambda name: tags[name[0][0]].objects[name[0][1]])
+    return _rebuilt(root, expand, lambda place: tags[place[0][0]].objects[place[0][1]])
 
 
 def _is_none(record: Record) -> bool:

@@ -127,7 +127,13 @@ def test_an_exception_reaches_the_caller_as_it_is_and_the_next_call_works():
             raise error
         return double(model)
 
-    transforms = (st.jit, st.vmap, st.checkpoint, st.preserve_identities(eqx.filter_jit), st.preserve_identities(lambda f: f))
+    transforms = (
+        st.jit,
+        st.vmap,
+        st.checkpoint,
+        st.preserve_identities(eqx.filter_jit),
+        st.preserve_identities(lambda f: f),
+    )
     for transform in transforms:
         fail[:] = [True]
         g = transform(f)
@@ -248,7 +254,9 @@ class Holder(eqx.Module):
 
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
 @pytest.mark.parametrize("kind", list(leak_kinds()))
-@pytest.mark.parametrize("transform", [st.jit, st.vmap, st.checkpoint, st.preserve_identities(lambda f: jax.jit(jax.vmap(f)))])
+@pytest.mark.parametrize(
+    "transform", [st.jit, st.vmap, st.checkpoint, st.preserve_identities(lambda f: jax.jit(jax.vmap(f)))]
+)
 def test_a_tracer_in_a_static_place_of_the_result(kind, transform):
     with pytest.raises(st.StaticTracerError, match="result") as caught:
         transform(leak_kinds()[kind])(tied())

@@ -166,7 +166,9 @@ def test_shardings_inside_a_module():
     error = conflict(lambda: st.jit(use, in_shardings=(prefix,))(tied))
     assert len(error.paths) == 2
     traces = []
-    f = st.jit(lambda m: traces.append(1) or st.tree.map(lambda x: x * 2, m), in_shardings=(prefix,), out_shardings=prefix)
+    f = st.jit(
+        lambda m: traces.append(1) or st.tree.map(lambda x: x * 2, m), in_shardings=(prefix,), out_shardings=prefix
+    )
     result = f(loose)
     assert result.first.sharding == one
     assert result.second.sharding == other

@@ -145,8 +145,8 @@ def _require_separate(value: Any, tags: Tags, text: str) -> None:
         if tags.number_of(obj) is not None and own.number_of(obj) is not None:
             where = text + jtu.keystr(path)
             raise InconsistentSharingError(
-                f"`{where}` is static, but the same `{type(obj).__name__}` also occurs in an argument that is traced.\n"
-                "Inside the function they would be two objects. Pass the traced one only, or a copy as the static one:\n"
+                f"`{where}` is static, but the same `{type(obj).__name__}` is also in an argument that is traced.\n"
+                "Inside the function they would be two objects. Pass only one of them, or a copy as the static one:\n"
                 "    f(model, copy.deepcopy(config))",
                 (where,),
                 ("static",),
@@ -179,9 +179,7 @@ def unpack_call(args: Sequence[Any], kwargs: dict[str, Any], static: Collection[
             build(argument.structure.records, argument.packed.leaves, table)
         arguments += found
         unpacked[position] = with_objects(value, table) if found else value
-    return Entered(
-        [unpacked[i] for i in range(len(args))], {name: unpacked[name] for name in kwargs}, table, arguments
-    )
+    return Entered([unpacked[i] for i in range(len(args))], {name: unpacked[name] for name in kwargs}, table, arguments)
 
 
 def with_objects(tree: Any, table: Sequence[Any]) -> Any:

@@ -46,7 +46,11 @@ class FunctionTransform:
     passes_through = False
 
     def __init__(
-        self, transform: Callable[..., Any], function: Callable[..., Any], policy: Policy | None, options: dict[str, Any]
+        self,
+        transform: Callable[..., Any],
+        function: Callable[..., Any],
+        policy: Policy | None,
+        options: dict[str, Any],
     ) -> None:
         self.transform = transform
         self.function = function
@@ -54,7 +58,7 @@ class FunctionTransform:
         self.options = options
         self.names = Names(function)
         self._seen = SeenModules()
-        self._made: dict[Any, Callable[..., Any]] = {}
+        self._made: dict[Any, Any] = {}
         self._lock = threading.RLock()
         functools.update_wrapper(self, function, updated=())  # not its `__dict__`, which may be that of another wrapper
         self.__wrapped__ = function
@@ -70,7 +74,9 @@ class FunctionTransform:
         return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
-        return f"<{self.transform_name}({getattr(self.function, '__qualname__', self.function)!s}), identities preserved>"
+        return (
+            f"<{self.transform_name}({getattr(self.function, '__qualname__', self.function)!s}), identities preserved>"
+        )
 
     @property
     def transform_name(self) -> str:
@@ -184,7 +190,7 @@ class UnregisteredTransform(FunctionTransform):
     """
 
     def pack(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """As the base, and refuses ties across arguments, and mutation, whose results it would not know where to put."""
+        """As the base; refuses ties across arguments, and mutation, whose results would have no place."""
         if policy.in_place:
             raise ValueError(
                 f"`Policy(in_place=True)` adds to what a function returns, which `{self.transform_name}` may not "

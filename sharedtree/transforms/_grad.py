@@ -10,6 +10,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from .._context import Policy, current_policy
@@ -26,7 +27,11 @@ class GradTransform(FunctionTransform):
     """A function under `jax.grad` or `jax.value_and_grad`, with identities preserved."""
 
     def __init__(
-        self, transform: Callable[..., Any], function: Callable[..., Any], policy: Policy | None, options: dict[str, Any]
+        self,
+        transform: Callable[..., Any],
+        function: Callable[..., Any],
+        policy: Policy | None,
+        options: dict[str, Any],
     ) -> None:
         super().__init__(transform, function, policy, options)
         self._argnums = options.get("argnums", 0)
@@ -67,7 +72,7 @@ class GradTransform(FunctionTransform):
         if is_inexact(leaf):
             return True
         dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
-        return self._allow_int and not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+        return self._allow_int and not jnp.issubdtype(dtype, jax.dtypes.extended)
 
     def _inner(self, policy: Policy) -> Callable[..., Any]:
         run = self.inner(policy)
@@ -93,6 +98,7 @@ class GradTransform(FunctionTransform):
             gradients, aux = result if has_aux else (result, None)
             value = None
         if policy.in_place:
+            assert aux is not None
             state, aux = aux
             value, aux = self.finish((state, (value, aux)), call, policy)
         else:
@@ -150,7 +156,9 @@ class Differentiated:
         """The module packed again, with its other leaves, or with None in their place."""
         own = iter(self.leaves)
         each = zip(self.rest.packed.leaves, self.rest.chosen, strict=True)
-        return Packed([next(own) if yes else leaf if others else None for leaf, yes in each], self.rest.packed.structure)
+        return Packed(
+            [next(own) if yes else leaf if others else None for leaf, yes in each], self.rest.packed.structure
+        )
 
     def keyed(self) -> list[tuple[LeafPath, Any]]:
         """The leaves with their paths."""
@@ -171,7 +179,7 @@ class Rest:
 jtu.register_pytree_with_keys(
     Differentiated,
     lambda item: (item.keyed(), item.rest),
-    lambda rest, leaves: Differentiated(leaves, rest),
+    lambda rest, leaves: Differentiated(tuple(leaves), rest),
     lambda item: (item.leaves, item.rest),
 )
 
@@ -197,4 +205,3 @@ def _without_statics(records: Sequence[Record]) -> list[Record]:
 
 
 _NONE = Static(None)
-

@@ -15,7 +15,7 @@ from .._graph import Tags, pack, unpack
 from .._jax_internals import used_inputs
 from .._node_types import is_module
 from .._packed import Packed
-from ._crossing import Argument, Call, Entered, Position, packed_in
+from ._crossing import Argument, Call, Entered, Position
 from ._function import FunctionTransform, calling
 from ._prefixes import has_modules, modules_with_parts, require_one_label, spread
 from ._retracing import StaticNumbers
@@ -27,7 +27,11 @@ class JitTransform(FunctionTransform):
     """A function under `jax.jit`, with identities preserved."""
 
     def __init__(
-        self, transform: Callable[..., Any], function: Callable[..., Any], policy: Policy | None, options: dict[str, Any]
+        self,
+        transform: Callable[..., Any],
+        function: Callable[..., Any],
+        policy: Policy | None,
+        options: dict[str, Any],
     ) -> None:
         super().__init__(transform, function, policy, options)
         self._static = _Chosen(function, options.get("static_argnums"), options.get("static_argnames"))
@@ -176,7 +180,7 @@ class Stage:
 
 
 class FilterJitTransform(FunctionTransform):
-    """A function under `equinox.filter_jit`, with identities preserved. A module as the function is traced, as there."""
+    """A function under `equinox.filter_jit`, with identities preserved. A module that is the function is traced too."""
 
     def treatment(self, argument: Argument, num_args: int) -> Any:
         """Donated or not."""
@@ -262,8 +266,10 @@ def _many(value: Any) -> Sequence[Any]:
 
 def is_sharding(obj: Any) -> bool:
     """Whether an object in a prefix of shardings is one."""
-    return obj is None or isinstance(obj, (jax.sharding.Sharding, jax.sharding.PartitionSpec, jax.Device)) or (
-        type(obj).__name__ in ("Format", "Layout")
+    return (
+        obj is None
+        or isinstance(obj, (jax.sharding.Sharding, jax.sharding.PartitionSpec, jax.Device))
+        or (type(obj).__name__ in ("Format", "Layout"))
     )
 
 

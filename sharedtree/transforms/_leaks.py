@@ -5,7 +5,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
+from jax.core import Tracer
 
 from .._errors import StaticTracerError
 from .._jax_internals import belongs_to
@@ -34,7 +34,7 @@ def forbid_tracers(outer: Sequence[Any]) -> Callable[[Any, Callable[[], str]], N
 
 def _find(value: Any, outer: Sequence[Any], depth: int) -> str | None:
     """How a tracer is reached from a value; None if none is."""
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return None if belongs_to(value, outer) else ""
     if depth == 0 or value is None or isinstance(value, (str, bytes, int, float, complex, type, types.ModuleType)):
         return None

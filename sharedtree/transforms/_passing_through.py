@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 from jax import tree_util as jtu
+from jax.core import Tracer
 
 from .._graph import LEAF, Given, Node, Record, Structure, canonical
 from .._node_types import carries_identity, is_module, node_type_of
@@ -42,10 +43,10 @@ def unchanged(result: Any, entered: Entered, is_taken: Callable[[int], bool]) ->
         seen.add(id(obj))  # in `alive`
         number = own.number_of(obj)
         node_type = node_type_of(obj)
-        if number is not None and (isinstance(obj, jax.Ref) or is_module(obj)):
-            if not is_taken(number) and own.is_unchanged(number):
-                given.update(own.identities_below(number))
-                continue
+        can_be_given = number is not None and (isinstance(obj, jax.Ref) or is_module(obj)) and not is_taken(number)
+        if number is not None and can_be_given and own.is_unchanged(number):
+            given.update(own.identities_below(number))
+            continue
         if node_type is not None:
             stack.extend(node_type.take_apart(obj)[0])
     return given
@@ -142,9 +143,9 @@ def passed_through(
     below = dict.fromkeys(i for number in sorted(numbers) for i in canonical(number, lambda i: records[i])[1])
     leaves = [number for number in below if records[number][0] is LEAF]
     anchor = None
-    if any(map(_is_committed, jtu.tree_leaves((call.args, call.kwargs)))):
-        if not all(_is_committed(own[number]) or _is_tracer(own[number]) for number in leaves):
-            anchor = next(filter(_is_committed, [*used(call), *(own[number] for number in leaves)]), None)
+    all_placed = all(_is_committed(own[number]) or _is_tracer(own[number]) for number in leaves)
+    if not all_placed and any(map(_is_committed, jtu.tree_leaves((call.args, call.kwargs)))):
+        anchor = next(filter(_is_committed, [*used(call), *(own[number] for number in leaves)]), None)
     if all(_is_what_jit_returns(own[number], anchor) for number in leaves):
         return own.__getitem__
     made: dict[int, Any] = dict(zip(leaves, _as_outputs([own[number] for number in leaves], anchor), strict=True))
@@ -168,4 +169,4 @@ def _is_committed(leaf: Any) -> bool:
 
 
 def _is_tracer(leaf: Any) -> bool:
-    return isinstance(leaf, jax.core.Tracer)
+    return isinstance(leaf, Tracer)

@@ -8,16 +8,16 @@ import equinox as eqx
 import jax
 
 from .._context import Policy
+from ._checkpoint import CheckpointTransform
 from ._function import FunctionTransform, UnregisteredTransform
 from ._grad import GradTransform
 from ._jit import FilterJitTransform, JitTransform
-from ._checkpoint import CheckpointTransform
 from ._vmap import FilterVmapTransform, VmapTransform
 
 Adapter = Callable[[Callable[..., Any], Callable[..., Any], Policy | None, dict[str, Any]], Callable[..., Any]]
 """(transform, function, policy, options) → the function under the transform, with identities preserved."""
 
-_adapters: dict[Any, Adapter] = {
+_adapters: dict[Any, Any] = {
     jax.jit: JitTransform,
     jax.grad: GradTransform,
     jax.value_and_grad: GradTransform,

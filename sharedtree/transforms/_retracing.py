@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-
 from .._errors import RetraceWarning
 from .._graph import Node, Record, edges
 from .._statics import Static

@@ -74,9 +74,7 @@ def _everywhere(
     return at_paths
 
 
-def _raise_inconsistent(
-    transform: str, fix: str, at_paths: dict[str, Any], describe: Callable[[Any], str]
-) -> NoReturn:
+def _raise_inconsistent(transform: str, fix: str, at_paths: dict[str, Any], describe: Callable[[Any], str]) -> NoReturn:
     treatments = [describe(treatment) for treatment in at_paths.values()]
     lines = [f"    `{path}`: {treatment}" for path, treatment in zip(at_paths, treatments, strict=True)]
     raise InconsistentSharingError(

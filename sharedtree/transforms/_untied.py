@@ -73,9 +73,7 @@ class SeenModules:
         self._seen: weakref.WeakKeyDictionary[Structure, list[Side]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def compare(
-        self, entered: Side, structures: Iterable[Structure], callers: Sequence[Any], policy: Policy
-    ) -> None:
+    def compare(self, entered: Side, structures: Iterable[Structure], callers: Sequence[Any], policy: Policy) -> None:
         """Compares what enters a function now with what entered it in earlier traces, and remembers it.
 
         Args:

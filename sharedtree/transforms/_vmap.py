@@ -67,7 +67,7 @@ class VmapTransform(FunctionTransform):
         return axis
 
     def new_out_axes(self) -> Any:
-        """An object to give the transform as `out_axes`, which gets to know its content while the function is traced."""
+        """What the transform gets as `out_axes`; it is filled in while the function is traced."""
         return _Learned()
 
 
