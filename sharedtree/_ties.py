@@ -231,6 +231,8 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
         >>> loose = st.untie({"a": w, "b": w, "c": w}, lambda m: m["c"])
         >>> loose["a"] is loose["b"], loose["a"] is loose["c"]
         (True, False)
+
+    Limitations: the first path of a tie keeps the array of `tree`, so donating the result donates that array.
     """
     read = _read(tree)
     twin, origin = _unfolded(read.structure)

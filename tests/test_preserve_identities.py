@@ -86,6 +86,11 @@ def test_policy_is_not_an_option_of_the_transform():
     np.testing.assert_allclose(st.grad(f)(tied()).first, np.cos(np.ones(2)), rtol=1e-6)
 
 
+def test_a_transform_with_operands_and_no_adapter():
+    with pytest.raises(TypeError, match=r"sharedtree\.Dag\(init\)"):
+        st.preserve_identities(lambda f, x: f(x))(double, tied())
+
+
 def test_aot_stages():
     f = st.jit(lambda m, k: (st.tree.map(lambda x: x * k, m), m), static_argnums=1)
     lowered = f.lower(tied(), 3)

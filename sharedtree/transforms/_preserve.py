@@ -129,7 +129,14 @@ def preserve_identities(transform: Callable[..., Any], *, policy: Policy | None 
         transform = transform.func
     adapter = _adapters.get(transform, UnregisteredTransform) if _is_hashable(transform) else UnregisteredTransform
 
-    def preserving(function: Callable[..., Any] | None = None, /, **more: Any) -> Any:
+    def preserving(function: Callable[..., Any] | None = None, /, *operands: Any, **more: Any) -> Any:
+        if operands:
+            raise TypeError(
+                f"`{preserving.__name__}` was called with a function and operands, but no adapter says how it treats "
+                "them. Give it a `Dag`, which every transform takes as it is:\n"
+                "    jax.lax.scan(body, sharedtree.Dag(init), xs)\n"
+                "or register an adapter: sharedtree.register_transform(transform, adapter)"
+            )
         if function is None:
             return functools.partial(preserving, **more)
         return adapter(transform, function, policy, {**options, **more})

@@ -1,0 +1,196 @@
+"""The documentation is true: its code runs, prints what it says, names what exists, and links to what is there.
+
+The Python blocks of one file share a namespace and run in order. A `text` block that directly follows one of them is
+what it prints, with `...` for whatever may vary.
+"""
+
+import contextlib
+import doctest
+import importlib
+import io
+import pathlib
+import re
+import runpy
+import tomllib
+import typing
+
+import pytest
+
+import sharedtree as st
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = [*PAGES, ROOT / "CHANGELOG.md"]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+FENCE = re.compile(r"^```(?P<language>\S*)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
+LANGUAGES = {"python", "text", "bash", "toml"}
+
+MENTION = re.compile(r"(?<![\w./-])(?:st|sharedtree)\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+NOT_ATTRIBUTES = {"git", "readthedocs"}
+
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(#[^)\s]*)?\)")
+
+
+class Block(typing.NamedTuple):
+    """A fenced block: its language, its content, the line it starts on, and whether only blank lines precede it."""
+
+    language: str
+    content: str
+    line: int
+    follows_directly: bool
+
+
+def read(path):
+    return path.read_text(encoding="utf-8")
+
+
+def blocks_of(text):
+    end = 0
+    for match in FENCE.finditer(text):
+        line = text.count("\n", 0, match.start("content"))
+        yield Block(match["language"], match["content"], line, not text[end : match.start()].strip())
+        end = match.end()
+
+
+def run_blocks(text, filename):
+    """Runs the Python blocks of a page and compares what they print with the `text` blocks that follow them."""
+    namespace = {"__name__": "__main__"}
+    checker = doctest.OutputChecker()
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    printed = None
+    for block in blocks_of(text):
+        if block.language == "python":
+            source = "\n" * block.line + block.content  # so that a traceback names the line of the page
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(source, filename, "exec", dont_inherit=True), namespace)
+            printed = out.getvalue()
+        elif block.language == "text" and block.follows_directly and printed is not None:
+            if not checker.check_output(block.content, printed, flags):
+                raise AssertionError(f"{filename}:{block.line}: expected\n{block.content}\nbut it printed\n{printed}")
+            printed = None
+        else:
+            printed = None
+
+
+def resolve(dotted):
+    """The attribute of sharedtree with a dotted name; modules that are not imported yet are."""
+    obj = st
+    for i, name in enumerate(dotted):
+        try:
+            obj = getattr(obj, name)
+        except AttributeError:
+            obj = importlib.import_module(".".join(["sharedtree", *dotted[: i + 1]]))
+    return obj
+
+
+def slug(heading):
+    """The anchor of a heading, as GitHub and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_code_of_page_runs(page):
+    run_blocks(read(page), str(page))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+def test_example_runs(example, capsys):
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name_of)
+def test_names_exist(page):
+    for mention in MENTION.findall(read(page)):
+        names = mention.split(".")
+        if names[0] in NOT_ATTRIBUTES:
+            continue
+        try:
+            resolve(names)
+        except ImportError:
+            pytest.fail(f"{name_of(page)} mentions `st.{mention}`, which does not exist.")
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name_of)
+def test_blocks_have_a_known_language(page):
+    text = read(page)
+    fences = re.findall(r"^\s*```(\S*)", text, re.MULTILINE)
+    assert len(fences) % 2 == 0
+    assert not any(fences[1::2])
+    for language in fences[::2]:
+        assert language in LANGUAGES or language.startswith("{"), language
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name_of)
+def test_links_lead_somewhere(page):
+    for target, anchor in LINK.findall(FENCE.sub("", read(page))):
+        there = page.parent / target if target else page
+        assert there.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", FENCE.sub("", read(there)), re.MULTILINE)
+            assert anchor[1:] in map(slug, headings), anchor
+
+
+def test_reference_has_every_public_name():
+    reference = read(ROOT / "docs" / "api.md")
+    listed = set(re.findall(r"^\.\. auto\w+:: sharedtree\.(\S+)", reference, re.MULTILINE))
+    public = {name for name, obj in vars(st).items() if not name.startswith("_") and _is_own(obj)}
+    assert public <= listed, sorted(public - listed)
+    functions = {f"tree.{name}" for name, obj in vars(st.tree).items() if _is_function_of_tree(name, obj)}
+    assert functions <= listed, sorted(functions - listed)
+    for name in listed:
+        resolve(name.split("."))
+
+
+def _is_own(obj):
+    return getattr(obj, "__module__", "").startswith("sharedtree")
+
+
+def _is_function_of_tree(name, obj):
+    return not name.startswith("_") and callable(obj) and getattr(obj, "__module__", "") == "sharedtree.tree"
+
+
+def test_commands_of_readme_name_what_is_there():
+    project = tomllib.loads(read(ROOT / "pyproject.toml"))
+    commands = [block.content for block in blocks_of(read(ROOT / "README.md")) if block.language == "bash"]
+    assert len(commands) >= 2
+    extras = re.findall(r"\.\[(\w+)\]", "".join(commands))
+    groups = re.findall(r"--group (\w+)", "".join(commands))
+    assert extras
+    assert groups
+    assert set(extras) <= set(project["project"]["optional-dependencies"])
+    assert set(groups) <= set(project["dependency-groups"])
+
+
+# The checks themselves ------------------------------------------------------------------------------------------------
+
+
+def test_blocks_share_a_namespace():
+    run_blocks("```python\nx = 1\n```\ntext\n```python\nprint(x + 1)\n```\n\n```text\n2\n```\n", "page")
+
+
+def test_failing_block_fails_with_its_line():
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_blocks("one\n\n```python\nx = 1\n1 / 0\n```\n", "page")
+    assert caught.traceback[-1].lineno + 1 == 5
+
+
+def test_wrong_output_fails():
+    with pytest.raises(AssertionError, match="it printed"):
+        run_blocks("```python\nprint(1)\n```\n\n```text\n2\n```\n", "page")
+
+
+def test_text_elsewhere_is_not_output():
+    run_blocks("```python\nprint(1)\n```\n\nfor example\n\n```text\n2\n```\n", "page")
+
+
+def test_mentions_are_found():
+    found = MENTION.findall("`st.tree.map(f)`, sharedtree.jit; not list.append, test.py, a/st.x or best.y")
+    assert found == ["tree.map", "jit"]
+    with pytest.raises(ImportError):
+        resolve(["tree", "no_such_name"])
