@@ -36,6 +36,8 @@ class NodeType(NamedTuple):
         take_apart: instance → (children, auxiliary data).
         put_together: (auxiliary data, children) → a new instance.
         keys_of: instance → one key entry a child, as in JAX's key paths.
+        fields: for classes that are read field by field, the names of all fields; their auxiliary data is (names of
+            the traced fields that are there, pairs of names and values of the static ones).
     """
 
     cls: type
@@ -45,6 +47,7 @@ class NodeType(NamedTuple):
     take_apart: Callable[[Any], tuple[Sequence[Any], Any]]
     put_together: Callable[[Any, Sequence[Any]], Any]
     keys_of: Callable[[Any], Keys]
+    fields: tuple[str, ...] = ()
 
     @property
     def carries_identity(self) -> bool:
@@ -234,7 +237,7 @@ def _equinox_type(cls: Any) -> NodeType:
     fields = dataclasses.fields(cls)
     traced = tuple(f.name for f in fields if not f.metadata.get("static", False))
     static = tuple(f.name for f in fields if f.metadata.get("static", False)) + _WRAPPER_FIELDS
-    attributes_of = _dict_descriptor(cls)
+    attributes_of = dict_descriptor(cls).__get__
 
     def take_apart(obj: Any) -> tuple[Sequence[Any], Any]:
         attributes = attributes_of(obj)
@@ -254,15 +257,15 @@ def _equinox_type(cls: Any) -> NodeType:
         attributes = attributes_of(obj)
         return tuple([jtu.GetAttrKey(name) for name in traced if name in attributes])
 
-    return NodeType(cls, False, False, "equinox", take_apart, put_together, keys_of)
+    return NodeType(cls, False, False, "equinox", take_apart, put_together, keys_of, traced + static)
 
 
-def _dict_descriptor(cls: type) -> Callable[[Any], dict[str, Any]]:
-    """Reads `obj.__dict__` past the class's own `__getattribute__`, which costs four times more on Equinox modules."""
+def dict_descriptor(cls: type) -> Any:
+    """Reads and sets `obj.__dict__` past the class's own methods, which on Equinox modules cost four times more."""
     for base in cls.__mro__:
         descriptor = base.__dict__.get("__dict__")
         if descriptor is not None:
-            return descriptor.__get__
+            return descriptor
     raise TypeError(f"`{cls.__qualname__}` has no `__dict__`; Equinox modules must have one.")
 
 

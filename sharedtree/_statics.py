@@ -43,6 +43,11 @@ class Static:
         """The value: itself if it is immutable, else a copy that the caller owns."""
         return _copy(self._value) if self._is_mutable else self._value
 
+    @property
+    def is_mutable(self) -> bool:
+        """Whether the value, or anything in it, could be changed by whoever has it."""
+        return self._is_mutable
+
     def peek(self) -> Any:
         """The value, not to be changed and not to be handed to users."""
         return self._value

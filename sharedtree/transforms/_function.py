@@ -5,7 +5,7 @@ import functools
 import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 from .._context import Policy, current_policy
 from .._graph import Tags
@@ -144,7 +144,7 @@ class FunctionTransform:
 
     def pack_results(self, result: Any, entered: Entered, policy: Policy, noted: Any) -> Any:
         """The function's side, going out."""
-        current = _active.stack[-1]
+        current = active.stack[-1]
         rules = policy.rules._replace(on_static=forbid_tracers(current.outer))
         tags = Tags()
         if policy.in_place:
@@ -169,7 +169,7 @@ class FunctionTransform:
             tags.objects,
             [(self.names.text("result", a.path), a.structure.root) for a in left],
         )
-        self._seen.compare(before, [a.structure for a in entered.arguments], current.objects, policy)
+        self._seen.compare(before, [a.structure for a in entered.arguments], current.object_of, policy)
         report_lost_ties(before, after, noted, policy)
         return packed
 
@@ -223,24 +223,43 @@ def _name_of(transform: Any) -> str:
     return f"{module}.{name}" if module in ("jax", "equinox") else name
 
 
-class _Calling(NamedTuple):
-    outer: Sequence[Any]  # the traces that were active when the call began
-    objects: Sequence[Any]  # the caller's, by their numbers
+class Calling(Protocol):
+    """The caller's side of a call, for the function should it be traced."""
+
+    @property
+    def outer(self) -> Sequence[Any]:
+        """The traces that were active when the call began."""
+        ...
+
+    def object_of(self, number: int) -> Any:
+        """The caller's object of a number."""
+        ...
+
+
+class _Walked:
+    __slots__ = ("_objects", "outer")
+
+    def __init__(self, call: Call) -> None:
+        self.outer: Sequence[Any] = current_traces()
+        self._objects = call.tags.objects
+
+    def object_of(self, number: int) -> Any:
+        return self._objects[number]
 
 
 class _Active(threading.local):
     def __init__(self) -> None:
-        self.stack: list[_Calling] = []
+        self.stack: list[Calling] = []
 
 
-_active = _Active()
+active = _Active()
 
 
 @contextlib.contextmanager
 def calling(call: Call) -> Iterator[None]:
     """Lets the function know, should it be traced, of the caller's side of this call."""
-    _active.stack.append(_Calling(current_traces(), call.tags.objects))
+    active.stack.append(_Walked(call))
     try:
         yield
     finally:
-        _active.stack.pop()
+        active.stack.pop()

@@ -12,11 +12,12 @@ from jax import tree_util as jtu
 
 from .._context import Policy, current_policy
 from .._graph import Tags, pack, unpack
-from .._jax_internals import used_inputs
+from .._jax_internals import current_traces, used_inputs
 from .._node_types import is_module
 from .._packed import Packed
 from ._crossing import Argument, Call, Entered, Position
-from ._function import FunctionTransform, calling
+from ._function import FunctionTransform, active, calling
+from ._plans import NOT_BUILT, CallPlan, Packing, Site
 from ._prefixes import has_modules, modules_with_parts, require_one_label, spread
 from ._retracing import StaticNumbers
 
@@ -40,7 +41,9 @@ class JitTransform(FunctionTransform):
         self._in_shardings = options.get("in_shardings")
         self._out_shardings = options.get("out_shardings")
         self._prefixed = has_modules(self._in_shardings) or has_modules(self._out_shardings)
+        self._can_be_planned = not self._prefixed
         self._numbers = StaticNumbers()
+        self._sites: dict[Policy, Site] = {}
 
     def static_positions(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Collection[Position]:
         """Those that `static_argnums` and `static_argnames` choose."""
@@ -74,9 +77,31 @@ class JitTransform(FunctionTransform):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         policy = self.policy or current_policy()
+        site = self._sites.get(policy)
+        if site is not None:
+            for plan in site.plans:
+                packing = plan.pack(args, kwargs)
+                if packing is not None:
+                    return self._call_planned(plan, packing, policy, args, kwargs)
         call = self.pack(args, kwargs, policy)
         result = self._call_jitted(policy, call, lambda jitted, *a, **k: jitted(*a, **k))
-        return self.finish(result, call, policy)
+        finished = self.finish(result, call, policy)
+        if self._can_be_planned and policy.arrays and not policy.in_place:
+            self._sites.setdefault(policy, Site()).saw(call, self.static_positions(args, kwargs))
+        return finished
+
+    def _call_planned(self, plan: CallPlan, packing: Packing, policy: Policy, args: Any, kwargs: Any) -> Any:
+        stack = active.stack
+        stack.append(_Planned(plan, packing))
+        try:
+            result = self._made[policy](*packing.args, **packing.kwargs)
+        finally:
+            stack.pop()
+        built = plan.unpack(result, packing)
+        if built is NOT_BUILT:
+            built = self.finish(result, self.pack(args, kwargs, policy), policy)
+            plan.learn(result)
+        return built
 
     def _jitted(self, policy: Policy, call: Call) -> Any:
         """The jitted function. Shardings that reach inside modules are translated anew for each structure."""
@@ -146,6 +171,24 @@ class JitTransform(FunctionTransform):
         dynamic = [value for i, value in enumerate(call.args) if i not in static]
         named = {name: value for name, value in call.kwargs.items() if name not in static}
         return self.finish(compiled(*dynamic, **named), call, policy)
+
+
+class _Planned:
+    """The caller's side of a call that a plan packed. Nothing is worked out unless the function is traced."""
+
+    __slots__ = ("_packing", "_plan")
+
+    def __init__(self, plan: CallPlan, packing: Packing) -> None:
+        self._plan = plan
+        self._packing = packing
+
+    @property
+    def outer(self) -> Sequence[Any]:
+        traces = current_traces()
+        return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def object_of(self, number: int) -> Any:
+        return self._plan.object_of(number, self._packing)
 
 
 class Stage:

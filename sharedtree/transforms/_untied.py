@@ -13,7 +13,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
@@ -73,13 +73,13 @@ class SeenModules:
         self._seen: weakref.WeakKeyDictionary[Structure, list[Side]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def compare(self, entered: Side, structures: Iterable[Structure], callers: Sequence[Any], policy: Policy) -> None:
+    def compare(self, entered: Side, structures: Iterable[Structure], caller: Callable[[int], Any], policy: Policy) -> None:
         """Compares what enters a function now with what entered it in earlier traces, and remembers it.
 
         Args:
             entered: the arguments.
             structures: of its maximal modules, in order.
-            callers: the caller's objects by their numbers.
+            caller: number → the caller's object.
             policy: what to do.
 
         Raises:
@@ -90,7 +90,8 @@ class SeenModules:
         for structure, (text, root) in zip(structures, entered.roots, strict=True):
             now, numbers = _alone(entered, text, root)
             if policy.on_untie != "ignore":
-                parted = {number for name, number in numbers.items() if is_untied_copy(callers[name])}
+                leaves = [name for name in numbers if entered.records[name][0] is LEAF]
+                parted = {numbers[name] for name in leaves if is_untied_copy(caller(name))}
                 _compare_with_earlier(now, parted, earlier, policy)
             with self._lock:
                 self._seen.setdefault(structure, []).append(now)

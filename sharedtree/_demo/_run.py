@@ -1,0 +1,91 @@
+"""The demo from beginning to end."""
+
+import importlib
+import time
+from typing import Any
+
+import jax
+
+import sharedtree as st
+
+from ._model import LanguageModel, Sizes
+from ._report import Report
+from ._text import python_help, unigram_loss
+from ._training import continuation, make_optimizer, mean_loss, train
+
+STEPS = 900
+"""Enough for words; about a minute on two cores."""
+
+QUICK_STEPS = 30
+"""Enough to see the loss fall."""
+
+DEFAULT_SIZES = Sizes()
+
+
+class MissingLibraryError(ImportError):
+    """A library that only the demo needs is not installed."""
+
+
+def run(*, steps: int, seed: int = 0, quick: bool = False, sizes: Sizes = DEFAULT_SIZES) -> Report:
+    """Trains a language model with tied weights on the help texts of Python, and reports what came of it.
+
+    Args:
+        steps: how many train steps, at least 1.
+        seed: decides the first weights, which parts of the text are seen, and what is written in the end.
+        quick: write less, and let the loss be compared with that of the first step instead of the unigram baseline.
+        sizes: of the model.
+
+    Returns:
+        A report; `failures` says whether it is a good one.
+
+    Raises:
+        MissingLibraryError: if optax or tqdm is not installed.
+    """
+    _require_libraries()
+    start = time.perf_counter()
+    text = python_help()
+    model = LanguageModel(sizes, key=jax.random.key(seed))
+    twin = st.untie(model)
+    optimizer_bytes_untied = _nbytes(make_optimizer(steps).init(twin))
+    parameters, parameters_untied = st.count_parameters(model), st.count_parameters(twin)
+    ties_before = st.ties(model)
+
+    trained = train(model, text.train, sizes, steps=steps, seed=seed)
+
+    prompt = text.validation[: sizes.context]
+    written = continuation(trained.model, prompt, 100 if quick else 400, seed=seed)
+    validation_loss = mean_loss(trained.model, text.validation, sizes)
+    return Report(
+        steps=steps,
+        quick=quick,
+        first_loss=trained.first_loss,
+        validation_loss=validation_loss,
+        unigram_loss=unigram_loss(text),
+        prompt=prompt.tobytes().decode(errors="replace"),
+        sample=written.decode(errors="replace"),
+        ties_before=ties_before,
+        ties_after=st.ties(trained.model),
+        parameters=parameters,
+        parameters_untied=parameters_untied,
+        optimizer_bytes=_nbytes(trained.optimizer_state),
+        optimizer_bytes_untied=optimizer_bytes_untied,
+        traces=trained.traces,
+        bytes_per_second=trained.bytes_per_second,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _nbytes(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in st.tree.leaves(tree))
+
+
+def _require_libraries() -> None:
+    for name in ("optax", "tqdm"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise MissingLibraryError(
+                f"The demo needs `{name}`, which cannot be imported ({error}). Install what it needs:\n"
+                '    pip install "sharedtree[demo]"',
+                name=name,
+            ) from None
