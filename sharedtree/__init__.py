@@ -22,12 +22,10 @@ from ._ties import (
     Tie as Tie,
     assert_same_sharing as assert_same_sharing,
     count_parameters as count_parameters,
-    retie as retie,
     same_sharing as same_sharing,
-    tie as tie,
     ties as ties,
-    untie as untie,
 )
+from ._tying import retie as retie, tie as tie, untie as untie
 from .optim import apply_updates as apply_updates, optimizer as optimizer
 from .transforms import (
     checkpoint as checkpoint,

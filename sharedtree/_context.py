@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any, Literal, Self
 
 from ._errors import ContextMismatchError
-from ._graph import Rules, Structure, Tags, pack, unpack
+from ._graph import Rules, Tags, pack, unpack
+from ._structure import Structure
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

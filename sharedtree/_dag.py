@@ -7,9 +7,10 @@ from jax import tree_util as jtu
 
 from ._context import pack_alone
 from ._distinct import distinct
-from ._graph import Structure, unpack
+from ._graph import unpack
 from ._node_types import require_registered
 from ._packed import with_keys
+from ._structure import Structure
 
 T = TypeVar("T")
 

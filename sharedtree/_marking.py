@@ -10,7 +10,7 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ._errors import SharingMismatchError
-from ._graph import Given, Node, Record, Update
+from ._structure import Given, Node, Record, Update
 
 
 class Marker:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from ._graph import LEAF, Structure, edges
+from ._structure import LEAF, Structure, edges
 
 
 class Packed:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from jax import tree_util as jtu
 
 from ._errors import SharingMismatchError
-from ._graph import LEAF, Node, Path, Record, Update
 from ._node_types import node_type_of
 from ._sharing import name_of
 from ._statics import Static
+from ._structure import LEAF, Node, Path, Record, Update
 
 
 class Label(NamedTuple):
@@ -68,8 +68,9 @@ def labels(
             parts: Sequence[Any] = [part] * len(children)
         else:
             node_type = node_type_of(part)
-            parts = () if node_type is None else node_type.take_apart(part)[0]
-            if node_type is None or node_type.cls is not node.type.cls or len(parts) != len(children):
+            parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
+            fits = node_type is not None and node_type.cls is node.type.cls and len(parts) == len(children)
+            if not fits or (node.type.is_plain and Static(aux) != node.aux):  # other keys, for example
                 text = jtu.keystr(where)
                 raise SharingMismatchError(
                     f"`{name}` does not fit the tree at `{text}`: it has a `{type(part).__name__}` where the tree has "

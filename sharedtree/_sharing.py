@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from jax import tree_util as jtu
 
 from ._errors import SharingMismatchError
-from ._graph import LEAF, Node, Op, Path, Record, Structure, canonical, edges, intern
 from ._statics import Static
+from ._structure import LEAF, Node, Op, Path, Record, Structure, canonical, edges, intern
 
 
 class Shape(NamedTuple):

@@ -19,9 +19,10 @@ from jax import tree_util as jtu
 from ._context import rules_here
 from ._distinct import distinct
 from ._errors import SharingMismatchError
-from ._graph import LEAF, Node, Path, Record, Tags, walk
+from ._graph import Tags, walk
 from ._node_types import node_type_of, require_registered
 from ._statics import Static
+from ._structure import LEAF, Node, Path, Record
 from ._ties import is_inexact
 from .tree import map as _map
 

@@ -15,9 +15,10 @@ from jax import tree_util as jtu
 
 from .._distinct import distinct
 from .._errors import InconsistentSharingError
-from .._graph import LEAF, Path, Record, Rules, Structure, Tags, build, edges, pack, walk
+from .._graph import Rules, Tags, build, pack, walk
 from .._node_types import is_module, node_type_of
 from .._packed import Packed
+from .._structure import LEAF, Path, Record, Structure, edges
 
 Position = int | str
 """A positional argument by its index, or a keyword argument by its name."""
@@ -167,23 +168,24 @@ def packed_in(tree: Any, position: Position) -> Iterator[Argument]:
 
 def unpack_call(args: Sequence[Any], kwargs: dict[str, Any], static: Collection[Position]) -> Entered:
     """The inverse of `pack_call`, with new nodes."""
+    dynamic = [(position, value) for position, value in positions(args, kwargs) if position not in static]
+    # Sorted, since a transform may have turned keyword arguments into positional ones, as Equinox's do.
+    arguments = sorted(
+        (argument for position, value in dynamic for argument in packed_in(value, position)),
+        key=lambda argument: argument.structure.base,
+    )
     table: list[Any] = []
-    arguments: list[Argument] = []
-    unpacked: dict[Position, Any] = {}
-    for position, value in positions(args, kwargs):
-        if position in static:
-            unpacked[position] = value
-            continue
-        found = list(packed_in(value, position))
-        for argument in found:
-            build(argument.structure.records, argument.packed.leaves, table)
-        arguments += found
-        unpacked[position] = with_objects(value, table) if found else value
+    for argument in arguments:
+        build(argument.structure.records, argument.packed.leaves, table)
+    unpacked = dict(positions(args, kwargs))
+    unpacked |= {position: with_objects(value, table) for position, value in dynamic}
     return Entered([unpacked[i] for i in range(len(args))], {name: unpacked[name] for name in kwargs}, table, arguments)
 
 
 def with_objects(tree: Any, table: Sequence[Any]) -> Any:
     """A packed tree with each packed module replaced by the object that was built for it."""
+    if not any(packed_in(tree, 0)):
+        return tree
     return jtu.tree_map(
         lambda item: table[item.structure.root] if type(item) is Packed else item, tree, is_leaf=is_packed
     )

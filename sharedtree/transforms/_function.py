@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import threading
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 from .._context import Policy, current_policy
 from .._graph import Tags
 from .._jax_internals import current_traces
+from .._node_types import is_module
 from .._untying import noting_untied
 from ._crossing import (
     Argument,
@@ -62,6 +64,7 @@ class FunctionTransform:
         self._lock = threading.RLock()
         functools.update_wrapper(self, function, updated=())  # not its `__dict__`, which may be that of another wrapper
         self.__wrapped__ = function
+        self.check_options()
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         policy = self.policy or current_policy()
@@ -82,6 +85,13 @@ class FunctionTransform:
     def transform_name(self) -> str:
         """What the transform is called in errors."""
         return _name_of(self.transform)
+
+    def check_options(self) -> None:
+        """Applies the transform at once, so that it can refuse its options or the function as it always does."""
+        if callable(self.function):
+            self.transformed(self.policy or current_policy())
+        else:
+            self.transform(self.function, **self.options)
 
     # What families override -------------------------------------------------------------------------------------
 
@@ -120,7 +130,7 @@ class FunctionTransform:
             return result[1]
         return unpack_result(result, lambda structures: passed_through(call, structures, self.used))
 
-    def transformed(self, policy: Policy) -> Callable[..., Any]:
+    def transformed(self, policy: Policy) -> Any:
         """The transformed function under a policy, made on first use."""
         made = self._made.get(policy)
         if made is None:
@@ -140,6 +150,9 @@ class FunctionTransform:
 
         functools.update_wrapper(inner, self.function, updated=())
         inner.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
+        if is_module(self.function):  # Equinox would look inside it, and warn of arrays that nothing is done with
+            del inner.__dict__["__wrapped__"]
+            inner.__signature__ = inspect.signature(self.function)  # pyright: ignore[reportFunctionMemberAccess]
         return inner
 
     def pack_results(self, result: Any, entered: Entered, policy: Policy, noted: Any) -> Any:

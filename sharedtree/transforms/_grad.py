@@ -15,9 +15,10 @@ from jax import tree_util as jtu
 
 from .._context import Policy, current_policy
 from .._distinct import distinct
-from .._graph import Record, build
+from .._graph import build
 from .._packed import LeafPath, Packed, leaf_paths
 from .._statics import Static
+from .._structure import Record
 from .._ties import is_inexact
 from ._crossing import Argument, Call, is_packed, packed_in, with_objects
 from ._function import FunctionTransform, calling
@@ -33,12 +34,12 @@ class GradTransform(FunctionTransform):
         policy: Policy | None,
         options: dict[str, Any],
     ) -> None:
-        super().__init__(transform, function, policy, options)
         self._argnums = options.get("argnums", 0)
         self._has_aux = options.get("has_aux", False)
         self._allow_int = options.get("allow_int", False)
         self._is_equinox = transform in (eqx.filter_grad, eqx.filter_value_and_grad)
         self._has_value = transform in (jax.value_and_grad, eqx.filter_value_and_grad)
+        super().__init__(transform, function, policy, options)
 
     def treatment(self, argument: Argument, num_args: int) -> Any:
         """Differentiated or not."""

@@ -9,8 +9,9 @@ import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._graph import LEAF, Node, Rules
+from .._graph import Rules
 from .._node_types import carries_identity
+from .._structure import LEAF, Node
 from ._crossing import Entered
 from ._passing_through import Unchanged
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -15,11 +14,13 @@ from .._graph import Tags, pack, unpack
 from .._jax_internals import current_traces, used_inputs
 from .._node_types import is_module
 from .._packed import Packed
-from ._crossing import Argument, Call, Entered, Position
+from ._argnums import Chosen
+from ._crossing import Argument, Call, Entered, Position, pack_call
 from ._function import FunctionTransform, active, calling
 from ._plans import NOT_BUILT, CallPlan, Packing, Site
 from ._prefixes import has_modules, modules_with_parts, require_one_label, spread
 from ._retracing import StaticNumbers
+from ._stages import Stage
 
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns
 
@@ -34,9 +35,6 @@ class JitTransform(FunctionTransform):
         policy: Policy | None,
         options: dict[str, Any],
     ) -> None:
-        super().__init__(transform, function, policy, options)
-        self._static = _Chosen(function, options.get("static_argnums"), options.get("static_argnames"))
-        self._donated = _Chosen(function, options.get("donate_argnums"), options.get("donate_argnames"))
         self.passes_through = not any(options.get(name) is not None for name in _ELSEWHERE)
         self._in_shardings = options.get("in_shardings")
         self._out_shardings = options.get("out_shardings")
@@ -44,6 +42,14 @@ class JitTransform(FunctionTransform):
         self._can_be_planned = not self._prefixed
         self._numbers = StaticNumbers()
         self._sites: dict[Policy, Site] = {}
+        super().__init__(transform, function, policy, options)
+        self._static = Chosen(function, options.get("static_argnums"), options.get("static_argnames"))
+        self._donated = Chosen(function, options.get("donate_argnums"), options.get("donate_argnames"))
+
+    def check_options(self) -> None:
+        """Shardings that reach inside modules are checked when they are translated."""
+        if not self._prefixed:
+            super().check_options()
 
     def static_positions(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Collection[Position]:
         """Those that `static_argnums` and `static_argnames` choose."""
@@ -149,8 +155,11 @@ class JitTransform(FunctionTransform):
     def _stage(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> "Stage":
         policy = self.policy or current_policy()
         call = self.pack(args, kwargs, policy)
+        leaves = jtu.tree_leaves((call.args, call.kwargs))
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding for leaf in leaves):
+            policy = dataclasses.replace(policy, pass_through=False)  # what is compiled then moves its arguments
         staged = self._call_jitted(policy, call, lambda jitted, *a, **k: getattr(jitted, name)(*a, **k))
-        return Stage(staged, self, policy)
+        return Stage(staged, functools.partial(self._call_compiled, policy))
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns for such arguments, with a `jax.ShapeDtypeStruct` for each traced leaf."""
@@ -164,13 +173,9 @@ class JitTransform(FunctionTransform):
         for made in list(self._made.values()):
             made.clear_cache()
 
-    def finish_compiled(self, compiled: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls what `lower(...).compile()` made."""
-        static = self._static.positions(len(args), kwargs)
-        call = self.pack(args, kwargs, policy)
-        dynamic = [value for i, value in enumerate(call.args) if i not in static]
-        named = {name: value for name, value in call.kwargs.items() if name not in static}
-        return self.finish(compiled(*dynamic, **named), call, policy)
+    def _call_compiled(self, policy: Policy, compiled: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        call = pack_call(args, kwargs, (), policy.rules, self.names)  # the static ones are left out, as in JAX
+        return self.finish(compiled(*call.args, **call.kwargs), call, policy)
 
 
 class _Planned:
@@ -191,37 +196,6 @@ class _Planned:
         return self._plan.object_of(number, self._packing)
 
 
-class Stage:
-    """A stage of ahead-of-time compilation (`Traced`, `Lowered`, `Compiled`) of a function with identities preserved.
-
-    Has every attribute of JAX's own stage. `.lower()` and `.compile()` lead to the next one. The last one is called
-    with the arguments of the function; JAX has the static ones left out of that call, but here they are given, and must
-    be what they were.
-    """
-
-    def __init__(self, stage: Any, jitted: JitTransform, policy: Policy) -> None:
-        self._stage = stage
-        self._jitted = jitted
-        self._policy = policy
-
-    def lower(self, *args: Any, **kwargs: Any) -> "Stage":
-        """The next stage, lowered."""
-        return Stage(self._stage.lower(*args, **kwargs), self._jitted, self._policy)
-
-    def compile(self, *args: Any, **kwargs: Any) -> "Stage":
-        """The next stage, compiled."""
-        return Stage(self._stage.compile(*args, **kwargs), self._jitted, self._policy)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._jitted.finish_compiled(self._stage, self._policy, args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stage, name)
-
-    def __repr__(self) -> str:
-        return f"Stage({self._stage!r})"
-
-
 class FilterJitTransform(FunctionTransform):
     """A function under `equinox.filter_jit`, with identities preserved. A module that is the function is traced too."""
 
@@ -236,6 +210,18 @@ class FilterJitTransform(FunctionTransform):
     def is_taken(self, entered: Entered) -> Callable[[int], bool]:
         """Donated buffers are."""
         return donated(entered, self.treatment)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Stage:
+        """As `equinox.filter_jit(f).lower`, for the same arguments as the function; `.compile()` gives a callable."""
+        policy = self.policy or current_policy()
+        call = self.pack(args, kwargs, policy)
+        with calling(call):
+            lowered = self.transformed(policy).lower(*call.args, **call.kwargs)
+        return Stage(lowered, functools.partial(self._call_compiled, policy))
+
+    def _call_compiled(self, policy: Policy, compiled: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        call = self.pack(args, kwargs, policy)
+        return self.finish(compiled(*call.args, **call.kwargs), call, policy)
 
     def inner(self, policy: Policy) -> Callable[..., Any]:
         """A module that holds the function packed, so that Equinox traces its leaves, each once."""
@@ -267,44 +253,6 @@ def donated(entered: Entered, treatment: Callable[[Argument, int], Any]) -> Call
             base = argument.structure.base
             taken.update(range(base, base + len(argument.structure.records)))
     return taken.__contains__
-
-
-class _Chosen:
-    """The arguments that `…_argnums` and `…_argnames` choose; each infers the other, as in JAX."""
-
-    def __init__(self, function: Callable[..., Any], argnums: Any, argnames: Any) -> None:
-        self.argnums = () if argnums is None else tuple(_many(argnums))
-        self.argnames = () if argnames is None else tuple(_many(argnames))
-        if (argnums is None) == (argnames is None):
-            return
-        try:
-            parameters = list(inspect.signature(function).parameters.values())
-        except (ValueError, TypeError):
-            return
-        if argnums is None:
-            positional = (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
-            names = {p.name: i for i, p in enumerate(parameters) if p.kind in positional}
-            self.argnums = tuple(names[name] for name in self.argnames if name in names)
-        else:
-            keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-            names = {i: p.name for i, p in enumerate(parameters) if p.kind in keyword}
-            own = [i + len(parameters) if i < 0 else i for i in self.argnums]
-            self.argnames = tuple(names[i] for i in own if i in names)
-
-    @functools.cached_property
-    def is_empty(self) -> bool:
-        return not self.argnums and not self.argnames
-
-    def positions(self, num_args: int, names: Collection[Position]) -> Collection[Position]:
-        if self.is_empty:
-            return ()
-        chosen: set[Position] = {i + num_args if i < 0 else i for i in self.argnums}
-        chosen.update(name for name in self.argnames if name in names)
-        return chosen
-
-
-def _many(value: Any) -> Sequence[Any]:
-    return (value,) if isinstance(value, (int, str)) else value
 
 
 def is_sharding(obj: Any) -> bool:

@@ -16,9 +16,9 @@ import jax
 from jax import tree_util as jtu
 from jax.core import Tracer
 
-from .._graph import LEAF, Given, Node, Record, Structure, canonical
 from .._node_types import carries_identity, is_module, node_type_of
 from .._statics import Static
+from .._structure import LEAF, Given, Node, Record, Structure, canonical
 from ._crossing import Call, Entered, packed_in
 
 

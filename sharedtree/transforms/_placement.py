@@ -7,9 +7,10 @@ import jax
 
 from .._context import pack_alone
 from .._distinct import distinct
-from .._graph import LEAF, unpack
+from .._graph import unpack
 from .._node_types import require_registered
 from .._packed import Packed
+from .._structure import LEAF
 from ._crossing import Argument, Names
 from ._jit import is_sharding
 from ._treatments import require_one_treatment

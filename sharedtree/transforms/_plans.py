@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves, tree_structure
 
-from .._compiled import MAX_DEPTH, Builders, Reading, Readers, Source, put_together
-from .._graph import LEAF, Given, Node, Record, Tags, Update, canonical, walk
+from .._compiled import MAX_DEPTH, Builders, Readers, Reading, Source, parts_of, put_together
+from .._graph import Tags, walk
 from .._node_types import Convention, carries_identity, is_traced, node_type_of
 from .._packed import Packed
-from .._parts import parts_of
+from .._structure import LEAF, Given, Node, Record, Update, canonical
 from ._crossing import OUTSIDE, Call, Position, packed_in
 
 _CONCRETE = type(jnp.zeros(()))
@@ -52,7 +52,9 @@ class CallPlan:
         source.names |= {"Packed": Packed, "Packing": Packing, "COMMON": _COMMON_BARE, "is_bare": _is_bare}
         body: list[str] = []
         bare: list[str] = []
-        self._place: dict[int, tuple[int, int]] = {}  # record → (which list of leaves, or -1 for the nodes, place in it)
+        self._place: dict[
+            int, tuple[int, int]
+        ] = {}  # record → (which list of leaves, or -1 for the nodes, place in it)
         nodes: list[int] = []
         lists: list[str] = []
         modules = iter(arguments)
@@ -90,11 +92,15 @@ class CallPlan:
         everything = ", ".join(f"*map(id, {name})" for name in (*lists, "found"))  # all alive in the lists
         kinds = _Kinds(_conventions(records))
         source.names |= {"kinds": kinds}
-        checks = [f"if not KNOWN.issuperset(map(type, {name})) and not kinds.all_known({name}): return None" for name in lists]
+        checks = [
+            f"if not KNOWN.issuperset(map(type, {name})) and not kinds.all_known({name}): return None" for name in lists
+        ]
         source.names["KNOWN"] = kinds.known
         total = sum(op is LEAF for op, _ in records) + len(nodes)
         checks.append(f"if len({{{everything}}}) != {total}: return None")
-        result = f"return Packing(({args}), {{{kwargs}}}, ({''.join(f'{n}, ' for n in lists)}), found, ({''.join(f'{b}, ' for b in bare)}))"
+        all_lists = "".join(f"{name}, " for name in lists)
+        all_bare = "".join(f"{name}, " for name in bare)
+        result = f"return Packing(({args}), {{{kwargs}}}, ({all_lists}), found, ({all_bare}))"
         lines = ["try:", *(f"    {line}" for line in [*head, "found = []", "nodes = found.extend", *body])]
         lines += ["except (KeyError, ValueError):", "    return None", *checks, result]
         source.function("pack", "args, kwargs", lines)
@@ -159,7 +165,9 @@ class ResultPlan:
         def build_module(variable: str) -> str:
             packed = next(modules)
             structure = source.constant(packed.structure, "structure")
-            checks.append(f"if type({variable}) is not Packed or {variable}.structure is not {structure}: return NOT_BUILT")
+            checks.append(
+                f"if type({variable}) is not Packed or {variable}.structure is not {structure}: return NOT_BUILT"
+            )
             name = f"leaves{len(lists)}"
             checks.append(f"{name} = {variable}.leaves")
             lists.append(name)
@@ -243,7 +251,10 @@ class _Kinds:
 def _conventions(records: Sequence[Record]) -> set[Convention]:
     """Those that a leaf may be read under; a class without one inherits, at the top from bare arguments."""
     of_modules = [op.type.convention for op, _ in records if type(op) is Node and not op.type.is_plain]
-    return {convention or "jax" for convention in of_modules} or {"jax"}
+    found: set[Convention] = set()
+    for convention in of_modules or [None]:
+        found.add("equinox" if convention == "equinox" else "jax")
+    return found
 
 
 def _is_bare(obj: Any) -> bool:
@@ -254,7 +265,9 @@ def can_be_planned(call: Call, static: Collection[Position]) -> bool:
     """Whether a call is worth a plan: nothing static that has structure, no leaves without identity, not too deep."""
     if any(node_type_of(value) is not None for position, value in call.items() if position in static):
         return False
-    arguments = [a.packed for position, value in call.items() if position not in static for a in packed_in(value, position)]
+    arguments = [
+        a.packed for position, value in call.items() if position not in static for a in packed_in(value, position)
+    ]
     records = [record for packed in arguments for record in packed.structure.records]
     leaves = [leaf for packed in arguments for leaf in packed.leaves]
     shallow = parts_of(records, [packed.structure.root for packed in arguments]).depth <= MAX_DEPTH

@@ -9,10 +9,11 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from .._graph import LEAF, Tags, build, walk
+from .._graph import Tags, build, walk
 from .._node_types import is_module
 from .._packed import Packed
 from .._prefix import labels
+from .._structure import LEAF
 from ._crossing import OUTSIDE, Argument, Names, Position, is_packed, packed_in
 from ._treatments import part_them, require_one_treatment
 
@@ -40,6 +41,8 @@ def spread(prefix: Any, tree: Any, is_label: IsLabel, name: str) -> Any:
         is_label: whether an object in it is a label.
         name: what it is called, for errors.
     """
+    if not any(packed_in(tree, 0)):
+        return prefix
     items, records, root = walk(tree, Tags(), OUTSIDE)
     found = [item for item in items if type(item) is Packed]
     inside = [record for packed in found for record in packed.structure.records]
@@ -76,6 +79,8 @@ def modules_with_parts(
     arguments: list[tuple[Argument, Any]] = []
     for position, value in items:
         found = list(packed_in(value, position))
+        if not found:
+            continue
         if isinstance(position, int):
             each = parts(per_argument[position], value, is_label, name)
             which = jtu.tree_leaves(value, is_leaf=is_packed)

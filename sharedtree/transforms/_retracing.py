@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._errors import RetraceWarning
-from .._graph import Node, Record, edges
 from .._statics import Static
+from .._structure import Node, Record, edges
 from ._crossing import Entered, Names
 
 _ENOUGH = 3

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from .._errors import InconsistentSharingError
-from .._graph import LEAF, Record, edges
 from .._prefix import label_at, labels
+from .._structure import LEAF, Record, edges
 from ._crossing import Argument, Names
 
 

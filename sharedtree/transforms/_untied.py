@@ -20,10 +20,10 @@ from jax import tree_util as jtu
 
 from .._context import Policy
 from .._errors import UntiedError, UntiedWarning
-from .._graph import LEAF, Given, Node, Record, Structure, Update, canonical, edges
 from .._node_types import carries_identity
 from .._sharing import LostTie, Mismatch, Shape, lost_ties
 from .._statics import Static
+from .._structure import LEAF, Given, Node, Record, Structure, Update, canonical, edges
 from .._untying import Noted, is_untied_copy, was_meant
 
 
@@ -73,7 +73,9 @@ class SeenModules:
         self._seen: weakref.WeakKeyDictionary[Structure, list[Side]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def compare(self, entered: Side, structures: Iterable[Structure], caller: Callable[[int], Any], policy: Policy) -> None:
+    def compare(
+        self, entered: Side, structures: Iterable[Structure], caller: Callable[[int], Any], policy: Policy
+    ) -> None:
         """Compares what enters a function now with what entered it in earlier traces, and remembers it.
 
         Args:

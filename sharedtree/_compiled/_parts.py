@@ -6,9 +6,11 @@ that makes them, so that equal closed parts get one number wherever they are.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ._graph import Op, Record
+from .._structure import Op, Record
+
+_SMALL = 4  # records; a smaller part costs less to write out than to call
 
 
 class Parts(NamedTuple):
@@ -86,3 +88,8 @@ def _first_meetings(records: Sequence[Record], roots: Sequence[int]) -> tuple[se
                 is_first.add((number, i))
                 stack.append((child, 0))
     return is_first, depth
+
+
+def deserves_a_function(parts: Parts, number: int, op: Any) -> bool:
+    """Whether a record is the top of a closed part that is large enough to be a function of its own."""
+    return parts.is_closed[number] and parts.size[number] >= _SMALL and not op.type.is_plain

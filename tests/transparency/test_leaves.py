@@ -1,0 +1,261 @@
+"""Every kind of leaf, in every place, through every transform: what comes out is what the vanilla transform gives."""
+
+import collections
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+from tests.transparency.outcome import (
+    FILTERED,
+    LEAVES,
+    PLACES,
+    TRANSFORMS,
+    Data,
+    Model,
+    Registered,
+    Returned,
+    changed,
+    loss_of,
+    oracle,
+    outcome,
+    separate,
+)
+
+UNTRACEABLE = ("string", "function", "numpy strings")  # what JAX refuses is static in any module
+GRADS = (jax.grad, jax.value_and_grad, eqx.filter_grad, eqx.filter_value_and_grad)
+JITS = (jax.jit, eqx.filter_jit)
+
+
+def mixture_with(constants: Any) -> Any:
+    """The input unchanged, a changed version, and constants."""
+    return lambda tree: (tree, {"new": jax.tree.map(changed, tree), "c": constants}, tree)
+
+
+CONSTANTS = {
+    None: (2, 1.5, np.arange(2), None),
+    "jax": (2, Registered(1.5), Data(jnp.arange(2))),
+    "equinox": (jnp.arange(2), Model(1.5), Model(jnp.tanh)),
+}
+
+
+def is_vmaps_own_affair(transform: Any, module: str | None, leaf: str) -> bool:
+    """`jax.vmap` needs an array to know how often to map, and returns NumPy arrays as they are; `filter_vmap` not."""
+    own = ("python", "string", "function", "numpy array", "numpy ints", "numpy float64")
+    return transform is jax.vmap and module == "equinox" and leaf.startswith(own)
+
+
+def law_holds_for(transform: Any, module: str | None, leaf: str) -> bool:
+    """Whether the law is meant to hold. The exceptions are tested one by one below, and listed in the docs."""
+    if module == "jax" and (leaf in UNTRACEABLE or transform in (jax.grad, jax.value_and_grad)):
+        return False
+    return not is_vmaps_own_affair(transform, module, leaf)
+
+
+CASES = [
+    pytest.param(transform, place, leaf, id=f"{name}-{place}-{leaf}")
+    for name, transform in TRANSFORMS.items()
+    if transform not in (jax.grad, eqx.filter_value_and_grad)  # they go with the other one of each pair
+    for place in PLACES
+    for leaf in LEAVES
+    if law_holds_for(transform, PLACES[place].module, leaf)
+]
+
+
+@pytest.mark.parametrize(("transform", "place", "leaf"), CASES)
+def test_values_and_errors_are_those_of_the_oracle(transform, place, leaf):
+    put, module = PLACES[place].put, PLACES[place].module
+    f = loss_of if transform in GRADS else mixture_with(CONSTANTS[module])
+    tree = separate(put(LEAVES[leaf]()))
+    want = outcome(lambda: oracle(transform, module)(f)(tree))
+    assert outcome(lambda: st.preserve_identities(transform)(f)(tree)) == want
+
+
+@pytest.mark.parametrize(("transform", "place", "leaf"), [case for case in CASES if case.values[0] in JITS])
+def test_what_jit_returns_unchanged_is_what_vanilla_returns(transform, place, leaf):
+    put, module = PLACES[place].put, PLACES[place].module
+    tree = separate(put(LEAVES[leaf]()))
+    want = outcome(lambda: oracle(transform, module)(lambda t: t)(tree))
+    assert outcome(lambda: st.preserve_identities(transform)(lambda t: t)(tree)) == want
+
+
+# --- shapes instead of arrays ------------------------------------------------------------------------------------
+
+ARRAYS = [name for name in LEAVES if name not in UNTRACEABLE and not name.startswith("python")]
+
+
+def as_structs(tree: Any) -> Any:
+    def struct(leaf):
+        weak = getattr(leaf, "weak_type", False)
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+        return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=weak)
+
+    return jax.tree.map(struct, tree)
+
+
+@pytest.mark.parametrize("leaf", ARRAYS)
+@pytest.mark.parametrize("place", [place for place in PLACES if place != "deque"])
+def test_structs_stand_for_arrays(place, leaf):
+    put, module = PLACES[place].put, PLACES[place].module
+    tree = separate(put(LEAVES[leaf]()))
+    structs = as_structs(tree)
+    f = mixture_with((jnp.arange(2), None))
+
+    if module == "equinox":
+        want = outcome(lambda: eqx.filter_eval_shape(f, structs))
+    else:
+        want = outcome(lambda: jax.jit(f).eval_shape(structs))
+    assert outcome(lambda: st.jit(f).eval_shape(structs)) == want
+
+    # `eqx.filter_jit(f).lower` takes a struct for a static value, so there the arrays themselves say what to expect.
+    vanilla = eqx.filter_jit(f) if module == "equinox" else jax.jit(f).lower(structs).compile()
+    wanted = outcome(lambda: vanilla(tree))
+    assert outcome(lambda: st.jit(f).lower(structs).compile()(tree)) == wanted
+    assert type(wanted) is Returned
+
+
+@pytest.mark.parametrize("transform", JITS)
+@pytest.mark.parametrize("given", [jnp.ones(3), jnp.zeros(4), jnp.arange(3), jnp.zeros(3, jnp.bfloat16), [1.0], None])
+def test_what_is_compiled_ahead_takes_and_refuses_the_same(transform, given):
+    x = jnp.zeros(3)
+    want = outcome(lambda: transform(changed).lower(x).compile()(given))
+    assert outcome(lambda: st.preserve_identities(transform)(changed).lower(x).compile()(given)) == want
+
+
+# --- the differences ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leaf", UNTRACEABLE)
+@pytest.mark.parametrize("transform", [*JITS, jax.checkpoint, eqx.filter_checkpoint])
+def test_what_jax_cannot_trace_is_static_in_a_registered_class(transform, leaf):
+    value = LEAVES[leaf]()
+    result = st.preserve_identities(transform)(lambda t, x: (t, x + 1))(Registered(value), jnp.zeros(()))
+    assert outcome(lambda: result[0].leaf) == outcome(lambda: value)
+    assert result[0].name == "registered"
+    assert float(result[1]) == 1.0
+
+
+@pytest.mark.parametrize("leaf", UNTRACEABLE)
+@pytest.mark.parametrize("transform", [jax.vmap, eqx.filter_vmap])
+def test_what_jax_cannot_trace_is_static_in_a_mapped_registered_class(transform, leaf):
+    value = LEAVES[leaf]()
+    result = st.preserve_identities(transform)(lambda t, x: (t, x + 1))(Registered(value), jnp.zeros(2))
+    assert outcome(lambda: result[0].leaf) == outcome(lambda: value)
+    assert outcome(lambda: result[1]) == outcome(lambda: jnp.ones(2))
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("transform", [jax.grad, jax.value_and_grad])
+def test_gradient_of_a_registered_class_has_none_where_nothing_is_differentiable(transform, leaf):
+    tree = separate(PLACES["registered"].put(LEAVES[leaf]()))
+
+    def is_differentiable(x):
+        return isinstance(x, float | complex) or (
+            eqx.is_array_like(x) and not isinstance(x, bool | int) and jax.dtypes.issubdtype(x.dtype, np.inexact)
+        )
+
+    own, rest = eqx.partition(tree, is_differentiable)
+    want = outcome(lambda: transform(lambda own: loss_of(eqx.combine(own, rest)))(own))
+    assert outcome(lambda: st.preserve_identities(transform)(loss_of)(tree)) == want
+
+
+@pytest.mark.parametrize("leaf", ["python float", "string", "function"])
+def test_jax_vmap_needs_an_array_also_where_the_module_is_equinoxs(leaf):
+    with pytest.raises(ValueError, match="must be passed at least one argument"):
+        st.vmap(lambda t: t)(Model(LEAVES[leaf]()))
+    assert type(st.vmap(lambda t: t, axis_size=2)(Model(LEAVES[leaf]()))) is Model
+
+
+@pytest.mark.parametrize("leaf", ["numpy array", "numpy ints", "numpy float64"])
+def test_jax_vmap_treats_numpy_in_an_equinox_module_as_it_treats_it_elsewhere(leaf):
+    value = LEAVES[leaf]()
+    f = lambda x: (x, changed(x))
+    want = outcome(lambda: jax.vmap(f)(value))
+    assert outcome(lambda: st.vmap(lambda m: f(m.leaf))(Model(value))) == want
+    assert outcome(lambda: [m.leaf for m in st.vmap(lambda m: (m, Model(changed(m.leaf))))(Model(value))]) == (
+        outcome(lambda: list(jax.vmap(f)(value)))
+    )
+
+
+@pytest.mark.parametrize("cls", [Model, Registered, Data])
+@pytest.mark.parametrize("transform", JITS)
+def test_a_deque_inside_a_module_is_a_container(transform, cls):
+    traced = []
+
+    @st.preserve_identities(transform)
+    def f(m):
+        traced.append(m.leaf[0])
+        return cls(collections.deque([m.leaf[0] + 1], 4))
+
+    result = f(cls(collections.deque([jnp.zeros(2)])))
+    assert isinstance(traced[0], jax.core.Tracer)
+    assert result.leaf.maxlen == 4
+    assert outcome(lambda: list(result.leaf)) == outcome(lambda: [jnp.ones(2)])
+
+
+def test_outside_modules_results_follow_the_transform_itself():
+    model = Model(2.0)
+    array, same = st.jit(lambda m, x: (1.5, m))(model, 1)
+    assert outcome(lambda: array) == outcome(lambda: jax.jit(lambda: 1.5)())
+    assert type(same.leaf) is float
+    number, same = st.preserve_identities(eqx.filter_jit)(lambda m, x: (1.5, m))(model, 1)
+    assert type(number) is float
+    assert type(same.leaf) is float
+
+
+def test_bare_arguments_beside_an_equinox_module_follow_the_transform_itself():
+    traces = []
+
+    @st.jit
+    def f(model, x):
+        traces.append(x)
+        return model(x)
+
+    model = Model(jnp.arange(3.0))
+    for x in (1.0, 2.0, 3.0):
+        assert outcome(lambda: f(model, x)) == outcome(lambda: jax.jit(lambda a, b: a * b)(model.leaf, x))
+    assert len(traces) == 1
+    assert isinstance(traces[0], jax.core.Tracer)
+
+
+# --- one array at two bare positions -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_an_array_at_two_bare_positions_is_two_values(transform):
+    z = jnp.zeros(3)
+    f = (lambda x, y: loss_of((x, y + 1))) if transform in GRADS else (lambda x, y: (x, y + 1, {"y": y}))
+    options = {"argnums": (0, 1)} if transform in (jax.grad, jax.value_and_grad) else {}
+    want = outcome(lambda: transform(f, **options)(z, z))
+    assert type(want) is Returned
+    assert outcome(lambda: st.preserve_identities(transform)(f, **options)(z, z)) == want
+
+
+def test_an_array_at_two_bare_positions_is_two_inputs():
+    z = jnp.zeros(3)
+    found = []
+    jaxpr = st.jit(lambda x, y: found.append(x is y) or x + y).trace(z, z).jaxpr
+    assert found == [False]
+    assert len(jaxpr.jaxpr.invars) == len(jax.jit(lambda x, y: x + y).trace(z, z).jaxpr.jaxpr.invars) == 2
+
+
+def test_donating_an_array_at_two_bare_positions_is_jaxs_own_error():
+    want = outcome(lambda: (lambda z: jax.jit(lambda x, y: (x + 1, y + 1), donate_argnums=(0, 1))(z, z))(jnp.zeros(3)))
+    found = outcome(lambda: (lambda z: st.jit(lambda x, y: (x + 1, y + 1), donate_argnums=(0, 1))(z, z))(jnp.zeros(3)))
+    assert found == want
+    assert type(want) is not Returned
+
+
+def test_the_oracle_tells_transforms_apart():
+    """The comparison itself can fail: dtype, weak type, Python type and error are all seen."""
+    assert outcome(lambda: jnp.zeros(3)) != outcome(lambda: np.zeros(3, np.float32))
+    assert outcome(lambda: jnp.asarray(1.0)) != outcome(lambda: jnp.float32(1.0))
+    assert outcome(lambda: 1.0) != outcome(lambda: 1)
+    assert outcome(lambda: jnp.zeros(2)) != outcome(lambda: jax.device_put(jnp.zeros(2), jax.devices()[0]))
+    assert outcome(lambda: 1 / 0) != outcome(lambda: int("x"))
+    assert outcome(lambda: int("x")) != outcome(lambda: [].index(1))
+    assert FILTERED[jax.jit] is eqx.filter_jit

@@ -1,0 +1,142 @@
+"""How often a wrapped function is traced, and what it looks like: name, documentation, signature, attributes."""
+
+import functools
+import inspect
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+from tests.transparency.outcome import TRANSFORMS, Data, Model, Registered, of, outcome, vec
+
+ENCLOSED = [
+    pytest.param(lambda x: x, id="bare"),
+    pytest.param(Registered, id="registered"),
+    pytest.param(Data, id="dataclass"),
+    pytest.param(Model, id="equinox"),
+]
+EACH = [pytest.param(transform, id=name) for name, transform in TRANSFORMS.items()]
+
+
+# --- traces ------------------------------------------------------------------------------------------------------
+
+SEQUENCES = {
+    "equal": lambda: [vec(), vec(), vec()],
+    "other shape": lambda: [vec(3), vec(4), vec(3), vec(4)],
+    "other dtype": lambda: [vec(), vec().astype(jnp.bfloat16), vec()],
+    "numpy, then arrays": lambda: [np.ones(3, np.float32), vec(), np.ones(3, np.float32)],
+    "weak, then strong": lambda: [jnp.asarray(1.0), jnp.float32(1.0), jnp.asarray(2.0)],
+    "numpy scalar, then arrays": lambda: [np.float32(1.0), jnp.float32(1.0)],
+}
+
+
+def count_traces(transform, enclose, values):
+    count = []
+
+    def f(x):
+        count.append(1)
+        return jnp.sum(of(x) * 1.0)
+
+    wrapped = transform(f)
+    counts = []
+    for value in values:
+        outcome(lambda: wrapped(enclose(value)))
+        counts.append(len(count))
+    return counts
+
+
+@pytest.mark.parametrize("enclose", ENCLOSED)
+@pytest.mark.parametrize("transform", EACH)
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_traces_as_often(name, transform, enclose):
+    want = count_traces(transform, lambda x: x, SEQUENCES[name]())
+    assert count_traces(st.preserve_identities(transform), enclose, SEQUENCES[name]()) == want
+
+
+@pytest.mark.parametrize("enclose", ENCLOSED)
+@pytest.mark.parametrize("transform", [jax.jit, eqx.filter_jit])
+def test_numpy_first_and_arrays_next_is_one_trace(transform, enclose):
+    assert count_traces(st.preserve_identities(transform), enclose, SEQUENCES["numpy, then arrays"]()) == [1, 1, 1]
+
+
+def test_what_jit_returned_is_no_new_trace():
+    for make in (Model, Registered, Data):
+        count = []
+
+        @st.jit
+        def step(m):
+            count.append(1)
+            return jax.tree.map(lambda x: x + 1, m)
+
+        m = make(np.zeros(3, np.float32))
+        for _ in range(3):
+            m = step(m)
+        assert len(count) == 1
+        assert np.array_equal(m.leaf, np.full(3, 3.0))
+
+
+def test_clear_cache():
+    for transform in (jax.jit, st.jit):
+        count = []
+        f = transform(lambda x: count.append(1) or x)
+        f(1.0), f(1.0)
+        f.clear_cache()
+        f(1.0)
+        assert len(count) == 2, transform
+
+
+# --- what it looks like ------------------------------------------------------------------------------------------
+
+
+def documented(x: float, /, y: int = 2, *args: int, key: str = "k", **more: float) -> float:
+    """Says what it does."""
+    return x
+
+
+@pytest.mark.parametrize("transform", EACH)
+def test_name_documentation_and_signature(transform):
+    wrapped = st.preserve_identities(transform)(documented)
+    assert wrapped.__name__ == "documented"
+    assert wrapped.__qualname__ == documented.__qualname__
+    assert wrapped.__module__ == documented.__module__
+    assert wrapped.__doc__ == "Says what it does."
+    assert wrapped.__wrapped__ is documented
+    assert inspect.signature(wrapped) == inspect.signature(documented)
+
+
+@pytest.mark.parametrize("transform", EACH)
+def test_attributes_of_the_function_are_not_taken_over(transform):
+    def f(x):
+        return x
+
+    f.own = 1
+    assert not hasattr(st.preserve_identities(transform)(f), "own")
+
+
+@pytest.mark.parametrize("transform", EACH)
+def test_signature_of_a_partial(transform):
+    f = functools.partial(documented, y=3)
+    assert inspect.signature(st.preserve_identities(transform)(f)) == inspect.signature(f)
+
+
+@pytest.mark.parametrize("attribute", ["lower", "trace", "eval_shape", "clear_cache"])
+def test_jit_has_what_vanilla_jit_has(attribute):
+    assert hasattr(jax.jit(documented), attribute)
+    assert hasattr(st.jit(documented), attribute)
+
+
+def test_filter_jit_has_what_filter_jit_has():
+    assert hasattr(eqx.filter_jit(documented), "lower")
+    assert hasattr(st.preserve_identities(eqx.filter_jit)(documented), "lower")
+
+
+def test_the_jaxpr_has_the_functions_name():
+    def own_name(x):
+        return x + 1
+
+    for transform in (jax.jit, st.jit):
+        assert "own_name" in str(jax.make_jaxpr(transform(own_name))(1.0))
+        assert "own_name" in transform(own_name).lower(1.0).as_text()
