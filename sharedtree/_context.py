@@ -93,7 +93,7 @@ class Context:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _active.stack.remove(self)
+        _active.stack.pop()
 
     def _pack(self, tree: Any, rules: Rules) -> tuple[list[Any], Structure]:
         before = len(self._tags.objects)

@@ -14,7 +14,12 @@ from ._structure import Structure
 
 T = TypeVar("T")
 
-_UNBUILT: Any = object()
+
+class _Unbuilt:
+    """Stands for a tree that was not built yet: a class, since copying and pickling keep classes the same objects."""
+
+
+_UNBUILT: Any = _Unbuilt
 
 
 class Dag(Generic[T]):

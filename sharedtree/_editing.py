@@ -144,9 +144,9 @@ def _inconsistent_filter(first: str, second: str, kept: bool) -> InconsistentSha
     return InconsistentSharingError(
         f"`{first}` and `{second}` are one object, but `filter_spec` has it {treatments[0]} at the first path and "
         f"{treatments[1]} at the second.\n"
-        "Select both or neither, which `sharedtree.tree.at` does by itself:\n"
-        "    spec = sharedtree.tree.at(where, sharedtree.tree.map(lambda _: False, model), True)\n"
-        "or part them first: sharedtree.untie(model, where)",
+        "Select it at all of its paths, or at none:\n"
+        f"    spec = eqx.tree_at(lambda m: (m{first}, m{second}), spec, replace_fn=lambda _: True)\n"
+        f"or part them first: sharedtree.untie(model, lambda m: m{second})",
         (first, second),
         treatments,
     )

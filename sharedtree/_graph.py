@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
-from ._errors import CycleError, DepthError, SharedTreeError, StaticComparisonError
+from ._errors import CycleError, DepthError, StaticComparisonError
 from ._node_types import Convention, NodeType, carries_identity, is_traced, node_type_of
-from ._statics import Static, cannot_be_compared
+from ._statics import Incomparable, Static
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update, intern
 
 MAX_PLAIN_DEPTH = 1_000
@@ -246,27 +246,23 @@ def unpack(structure: Structure, leaves: Sequence[Any], table: list[Any] | None 
 def _static(value: Any, rules: Rules, path: Callable[[], str]) -> Static:
     if rules.on_static is not None:
         rules.on_static(value, path)
-    reason = cannot_be_compared(value)
-    if reason is None:
-        try:
-            return Static(value)
-        except RecursionError:
-            raise DepthError(
-                f"The static value at `{path()}` is nested too deeply to be compared, or contains itself. Keep such "
-                "data outside the module.",
-                (path(),),
-            ) from None
-        except SharedTreeError:
-            raise
-        except Exception as error:  # noqa: BLE001 -- a user's `__hash__` or `__deepcopy__`
-            reason = f"taking its hash and a copy raised {type(error).__name__}: {error}"
-    raise StaticComparisonError(
-        f"The static value at `{path()}`, a `{type(value).__qualname__}`, cannot be compared: {reason}.\n"
-        "What is not traced is part of the structure, so equal calls must be recognised by `==`. Give the class\n"
-        "    def __eq__(self, other): return type(other) is type(self) and self.key == other.key\n"
-        "    def __hash__(self): return hash(self.key)",
-        (path(),),
-    )
+    try:
+        return Static(value)
+    except RecursionError:
+        raise DepthError(
+            f"The static value at `{path()}` is nested too deeply to be compared, or contains itself. Keep such data "
+            "outside the module.",
+            (path(),),
+        ) from None
+    except Incomparable as error:
+        raise StaticComparisonError(
+            f"The static value at `{path()}` cannot be compared. It is or holds a "
+            f"`{type(error.value).__qualname__}`: {error.reason}.\n"
+            "What is not traced is part of the structure, so equal calls must be recognised by `==`. Give the class\n"
+            "    def __eq__(self, other): return type(other) is type(self) and self.key == other.key\n"
+            "    def __hash__(self): return hash(self.key)",
+            (path(),),
+        ) from None
 
 
 def _raise_too_deep(rules: Rules, prefix: str) -> None:

@@ -4,6 +4,7 @@
   enclosing transform by the trace it was made in. JAX's public API offers no way to ask.
 - `PyTreeDef.from_node_data_and_children`: the only way to rebuild a node from its type and aux data without holding
   on to an instance of it.
+- `ArrayImpl`, the type of every concrete array: asking an array for it at import would start a backend.
 - `dce_jaxpr`: `jax.jit` drops the inputs that a computation does not need, by this function.
 """
 
@@ -11,11 +12,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax import tree_util as jtu
+from jax._src.array import ArrayImpl
 from jax._src.core import trace_ctx
 from jax.core import Tracer
 from jax.interpreters.partial_eval import dce_jaxpr
 
 _LEAF = jtu.tree_structure(0)
+
+ConcreteArray: type = ArrayImpl
 
 
 def current_traces() -> tuple[Any, ...]:

@@ -181,6 +181,8 @@ def _is_numeric(dtype: Any) -> bool:
 
 
 def _is_in_jax_registry(cls: type) -> bool:
+    if cls is jtu.Partial or (issubclass(cls, tuple) and hasattr(cls, "_fields")):
+        return True
     try:
         blank = object.__new__(cls)
     except TypeError:  # a built-in type with a layout of its own; JAX knows those in `_PLAIN`

@@ -26,6 +26,9 @@ class Static:
     Args:
         value: anything that has `==`; it need not be hashable.
 
+    Raises:
+        Incomparable: if the value, or something in it, has no usable `==`.
+
     Two `Static`s are equal if their values have the same type and content. Cost: one walk over the containers in
     `value`, and a copy of those that can be mutated.
     """
@@ -95,17 +98,32 @@ class _ByEquality:
         return hash(self.obj) if self.is_hashable else hash(type(self.obj))
 
 
-def cannot_be_compared(value: Any) -> str | None:
-    """Why `value` has no usable `==`, or None if it has one."""
-    if type(value) in _IMMUTABLE or isinstance(value, (np.ndarray, np.generic, jax.Array, list, dict, tuple, set)):
-        return None
+class Incomparable(Exception):  # noqa: N818 -- never leaves the package; the walk adds the path
+    """A value, or something in it, has no usable `==`, or cannot be hashed or copied."""
+
+    def __init__(self, value: Any, reason: str) -> None:
+        super().__init__(f"`{type(value).__qualname__}`: {reason}")
+        self.value = value
+        self.reason = reason
+
+
+def _require_equality(value: Any) -> None:
     try:
         outcome = value == value  # noqa: PLR0124 -- the question is whether it can be asked
     except Exception as error:  # noqa: BLE001 -- whatever a user's __eq__ raises
-        return f"its `==` raised {type(error).__name__}: {error}"
+        raise Incomparable(value, f"its `==` raised {type(error).__name__}: {error}") from None
     if not isinstance(outcome, (bool, np.bool_)):
-        return f"its `==` returned {type(outcome).__name__}, not bool"
-    return None
+        raise Incomparable(value, f"its `==` returned {type(outcome).__name__}, not bool")
+
+
+def _is_hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    except Exception as error:  # noqa: BLE001 -- whatever a user's __hash__ raises
+        raise Incomparable(value, f"taking its hash raised {type(error).__name__}: {error}") from None
+    return True
 
 
 def _key_of(value: Any, is_mutable: list[bool]) -> Any:
@@ -131,12 +149,11 @@ def _key_of(value: Any, is_mutable: list[bool]) -> Any:
     if snapshot is not None:
         is_mutable.append(True)
         return cls, snapshot(value, is_mutable)
-    try:
-        hash(value)
-    except TypeError:
-        is_mutable.append(True)
-        return cls, _ByEquality(_copy(value), is_hashable=False)
-    return cls, _ByEquality(value, is_hashable=True)
+    _require_equality(value)
+    if _is_hashable(value):
+        return cls, _ByEquality(value, is_hashable=True)
+    is_mutable.append(True)
+    return cls, _ByEquality(_copy(value), is_hashable=False)
 
 
 def _key_of_jax_array(value: jax.Array) -> Any:
@@ -203,8 +220,9 @@ def _copy(original: Any) -> Any:
         return cls((_copy(x) for x in value), value.maxlen)
     if cls is bytearray or cls is np.ndarray:
         return value.copy()
+    if _is_hashable(value):
+        return value
     try:
-        hash(value)
-    except TypeError:
         return copy.deepcopy(value)
-    return value
+    except Exception as error:  # noqa: BLE001 -- whatever a user's __deepcopy__ raises
+        raise Incomparable(value, f"copying it raised {type(error).__name__}: {error}") from None

@@ -43,7 +43,10 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
         (True, Array([0., 0.], dtype=float32))
     """
     read = read_tree(tree)
-    targets, _ = ask(where, stand_ins(read.structure.records), read.structure.root)
+    targets, is_single = ask(where, stand_ins(read.structure.records), read.structure.root)
+    op, children = read.structure.records[targets[0]] if is_single else (LEAF, ())
+    if type(op) is Node and op.type.is_plain:  # a sequence of nodes that the tree itself holds
+        targets = list(children)
     if len(targets) < 2:
         raise SharingMismatchError(
             f"`where` returned {len(targets)} node, and a tie needs two or more:\n"

@@ -138,6 +138,8 @@ def apply_updates(tree: T, updates: Any) -> T:
         >>> new["a"] is new["b"], new["step"]
         (True, 3)
     """
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # see `_scopes`
+        return type(tree)(*[apply_updates(part, update) for part, update in zip(tree, updates, strict=True)])
     return _map(_added, tree, updates)
 
 
@@ -241,12 +243,14 @@ def _strip(tree: Any, scope: _Parameters, name: str) -> Any:
 
     def leaf(number: int, obj: Any, path: Path) -> Any:
         if not scope.is_parameter[number]:
-            return None
+            return obj if _holds_nothing(obj) else None
         if number not in first:
             first[number] = (obj, path)
             return obj
         before, where = first[number]
-        if before is not obj and not _hold_nothing(before, obj):
+        if _holds_nothing(before) and _holds_nothing(obj):
+            return obj
+        if before is not obj:
             one, two = jtu.keystr(where), jtu.keystr(path)
             raise SharingMismatchError(
                 f"`{one}` and `{two}` are one parameter of the model, but two objects in the {name}.\n"
@@ -260,16 +264,19 @@ def _strip(tree: Any, scope: _Parameters, name: str) -> Any:
     return _rebuilt(tree, scope, leaf)
 
 
-def _hold_nothing(a: Any, b: Any) -> bool:
-    """Whether there is no array in either (`None`, `optax.MaskedNode()`), so that nothing can be lost."""
-    return not jtu.tree_leaves((a, b))
+def _holds_nothing(obj: Any) -> bool:
+    """Whether there is no leaf in an object, as in `None` and in `optax.MaskedNode()`."""
+    return not jtu.tree_leaves(obj)
 
 
 def _share(tree: Any, scope: _Parameters) -> Any:
     first: dict[int, Any] = {}
 
     def leaf(number: int, obj: Any, _: Path) -> Any:
-        return first.setdefault(number, obj) if scope.is_parameter[number] else obj
+        if not scope.is_parameter[number]:
+            return obj
+        before = first.setdefault(number, obj)
+        return obj if _holds_nothing(before) else before
 
     return _rebuilt(tree, scope, leaf, share=True)
 

@@ -16,7 +16,7 @@ from ._context import IsLeaf, pack_alone, pack_here, rules_here, unpack_here
 from ._editing import at as at, combine as combine, filter as filter, partition as partition  # noqa: A004
 from ._errors import SharingMismatchError
 from ._graph import Tags, unpack, walk
-from ._node_types import require_registered
+from ._node_types import carries_identity, require_registered
 from ._sharing import Mismatch, Shape, pairs
 from ._statics import Static
 from ._structure import LEAF, Path, Record, Structure, edges
@@ -185,7 +185,7 @@ def _aligned(structure: Structure, other: Any, name: str) -> list[Any]:
         if model[pair.left][0] is not LEAF:
             continue
         number, path = found.setdefault(pair.left, (pair.right, pair.path))
-        if number != pair.right and not _are_one_value(records, number, pair.right):
+        if number != pair.right and not _are_one_value(records, tags.objects, number, pair.right):
             one, two = jtu.keystr(path), jtu.keystr(pair.path)
             raise SharingMismatchError(
                 f"`{one}` and `{two}` are one leaf in the tree, but two objects in `{name}`.\n"
@@ -197,13 +197,14 @@ def _aligned(structure: Structure, other: Any, name: str) -> list[Any]:
     return [tags.objects[found[number][0]] for number, (op, _) in enumerate(model) if op is LEAF]
 
 
-def _are_one_value(records: Sequence[Record], i: int, j: int) -> bool:
+def _are_one_value(records: Sequence[Record], objects: Sequence[Any], i: int, j: int) -> bool:
     """Whether two records without identity, such as two Nones or two equal numbers, hold one value."""
     (op, below), (other, below2) = records[i], records[j]
     if op is LEAF and other is LEAF:
-        return False
+        has_identity = carries_identity(objects[i]) or carries_identity(objects[j])
+        return not has_identity and Static(objects[i]) == Static(objects[j])
     same = op == other and len(below) == len(below2)
-    return same and all(a == b or _are_one_value(records, a, b) for a, b in zip(below, below2, strict=True))
+    return same and all(a == b or _are_one_value(records, objects, a, b) for a, b in zip(below, below2, strict=True))
 
 
 def equal(*trees: Any, typematch: bool = False, rtol: Any = 0.0, atol: Any = 0.0) -> Any:

@@ -6,6 +6,8 @@ import hypothesis
 import jax
 import pytest
 
+collect_ignore = ["typing"]  # checked by pyright, never run
+
 hypothesis.settings.register_profile("quick", max_examples=10, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("thorough", max_examples=60, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

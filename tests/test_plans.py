@@ -266,5 +266,3 @@ def test_mutable_statics_are_compared_by_content():
         assert f(model) == 2
     options["scale"] = 3
     assert f(model) == 3
-
-

@@ -9,19 +9,19 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_leaves, tree_structure
 
 from .._compiled import MAX_DEPTH, Builders, Readers, Reading, Source, parts_of, put_together
 from .._graph import Tags, walk
+from .._jax_internals import ConcreteArray
 from .._node_types import Convention, carries_identity, is_traced, node_type_of
 from .._packed import Packed
+from .._statics import Incomparable
 from .._structure import LEAF, Given, Node, Record, Update, canonical
 from ._crossing import OUTSIDE, Call, Position, packed_in
 
-_CONCRETE = type(jnp.zeros(()))
-_COMMON_BARE = frozenset({_CONCRETE, np.ndarray, bool, int, float, complex})
+_COMMON_BARE = frozenset({ConcreteArray, np.ndarray, bool, int, float, complex})
 
 NOT_BUILT: Any = object()
 """What a plan returns for a result that is not of the structure it was made for."""
@@ -49,7 +49,8 @@ class CallPlan:
         arguments = [a.packed for position, value in call.items() for a in packed_in(value, position)]
         records = [record for packed in arguments for record in packed.structure.records]
         self._readers = readers = Readers(source, records, [packed.structure.root for packed in arguments])
-        source.names |= {"Packed": Packed, "Packing": Packing, "COMMON": _COMMON_BARE, "is_bare": _is_bare}
+        source.names |= {"Packed": Packed, "Packing": Packing, "Incomparable": Incomparable}
+        source.names |= {"COMMON": _COMMON_BARE, "is_bare": _is_bare}
         body: list[str] = []
         bare: list[str] = []
         self._place: dict[
@@ -102,7 +103,7 @@ class CallPlan:
         all_bare = "".join(f"{name}, " for name in bare)
         result = f"return Packing(({args}), {{{kwargs}}}, ({all_lists}), found, ({all_bare}))"
         lines = ["try:", *(f"    {line}" for line in [*head, "found = []", "nodes = found.extend", *body])]
-        lines += ["except (KeyError, ValueError):", "    return None", *checks, result]
+        lines += ["except (KeyError, ValueError, Incomparable):", "    return None", *checks, result]
         source.function("pack", "args, kwargs", lines)
         self.pack: Callable[[Any, Any], Packing | None] = source.run()["pack"]
         self.results: tuple[ResultPlan, ...] = ()
@@ -131,7 +132,7 @@ class CallPlan:
         """The caller's objects, if what vanilla `jax.jit` would return is them; None if that takes a closer look."""
         if plan.given_leaves:
             given = [self.object_of(number, packing) for number in plan.given_leaves]
-            if not all(type(leaf) is _CONCRETE for leaf in given):
+            if not all(type(leaf) is ConcreteArray for leaf in given):
                 return None
             first = given[0].committed
             every = [leaf for leaves in packing.leaves for leaf in leaves]
@@ -235,7 +236,7 @@ class _Kinds:
 
     def __init__(self, conventions: set[Convention]) -> None:
         self._conventions = conventions
-        self.known = {_CONCRETE}
+        self.known = {ConcreteArray}
 
     def all_known(self, leaves: Sequence[Any]) -> bool:
         """Whether each of these is one. Types of which every instance is are remembered."""

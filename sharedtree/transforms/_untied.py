@@ -12,7 +12,6 @@ averages begin as aliases of the model by accident, and part on the first step.
 import threading
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,10 +19,10 @@ from jax import tree_util as jtu
 
 from .._context import Policy
 from .._errors import UntiedError, UntiedWarning
-from .._node_types import carries_identity
+from .._node_types import NodeType, carries_identity
 from .._sharing import LostTie, Mismatch, Shape, lost_ties
 from .._statics import Static
-from .._structure import LEAF, Given, Node, Record, Structure, Update, canonical, edges
+from .._structure import LEAF, Given, Node, Path, Record, Structure, Update, canonical, edges
 from .._untying import Noted, is_untied_copy, was_meant
 
 
@@ -49,17 +48,24 @@ def report_lost_ties(entered: Side, left: Side, noted: Noted, policy: Policy) ->
     """
     if policy.on_untie == "ignore" or not left.roots:
         return
-    both = _in_one_table(entered, left)
-    before = list(_modules(both, entered.roots))
-    if not any(_has_tied_leaf(both.records, number) for _, number in before):
+    tied = _modules_with_ties(entered)
+    if not tied:
         return
+    both = _in_one_table(entered, left)
+    shape = _shapes(both)
+    of_shape: dict[int, list[int]] = {}
+    for number, (op, _) in enumerate(entered.records):
+        if type(op) is Node and not op.type.is_plain:
+            of_shape.setdefault(shape[number], []).append(number)
+    tied_of_shape: dict[int, list[tuple[str, int]]] = {}
+    for text, number in tied:
+        tied_of_shape.setdefault(shape[number], []).append((text, number))
     reported: set[tuple[str, str]] = set()
-    for text_after, after in _modules(both, both.roots):
-        candidates = [(text, _lost_leaf_ties(both, number, after)) for text, number in before]
-        if any(lost == [] for _, lost in candidates):
+    for text_after, after in _modules(both, both.roots, lambda number: shape[number] in tied_of_shape):
+        if any(not _lost_leaf_ties(both, before, after) for before in of_shape[shape[after]]):
             continue  # it has the ties of one module that entered, whatever those of the others are
-        for text, lost in candidates:
-            for tie in lost or ():
+        for text, before in tied_of_shape[shape[after]]:
+            for tie in _lost_leaf_ties(both, before, after) or ():
                 paths = (jtu.keystr(tie.paths[0]), jtu.keystr(tie.paths[1]))
                 if paths not in reported and not was_meant(paths, noted):
                     reported.add(paths)
@@ -70,7 +76,7 @@ class SeenModules:
     """The modules that one wrapped function was traced with, as long as JAX's caches keep their structures alive."""
 
     def __init__(self) -> None:
-        self._seen: weakref.WeakKeyDictionary[Structure, list[Side]] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[Structure, list[tuple[Policy, Side]]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def compare(
@@ -88,7 +94,7 @@ class SeenModules:
             UntiedError: under `Policy(on_untie="error")`.
         """
         with self._lock:
-            earlier = [side for sides in self._seen.values() for side in sides]
+            earlier = [side for known in self._seen.values() for under, side in known if under.arrays == policy.arrays]
         for structure, (text, root) in zip(structures, entered.roots, strict=True):
             now, numbers = _alone(entered, text, root)
             if policy.on_untie != "ignore":
@@ -96,7 +102,7 @@ class SeenModules:
                 parted = {numbers[name] for name in leaves if is_untied_copy(caller(name))}
                 _compare_with_earlier(now, parted, earlier, policy)
             with self._lock:
-                self._seen.setdefault(structure, []).append(now)
+                self._seen.setdefault(structure, []).append((policy, now))
 
 
 def _compare_with_earlier(now: Side, parted: set[int], earlier: Sequence[Side], policy: Policy) -> None:
@@ -145,25 +151,60 @@ def _in_one_table(entered: Side, left: Side) -> Side:
     return Side([*entered.records, *records], [*entered.objects, *left.objects], roots)
 
 
-def _modules(side: Side, roots: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Every module below the roots, with what it is called."""
+def _modules(
+    side: Side, roots: Iterable[tuple[str, int]], is_wanted: Callable[[int], bool]
+) -> Iterator[tuple[str, int]]:
+    """The modules below the roots that are wanted, with what they are called."""
     for text, root in roots:
         seen: set[int] = set()
         for number, path in edges(side.records, [((), root)]):
             op = side.records[number][0]
-            if number not in seen and type(op) is Node and not op.type.is_plain:
+            if number not in seen and type(op) is Node and not op.type.is_plain and is_wanted(number):
                 yield text + jtu.keystr(path), number
             seen.add(number)
 
 
-def _has_tied_leaf(records: Sequence[Record], root: int) -> bool:
-    """Whether some traced leaf below the root is reached in two ways."""
-    ways: Counter[int] = Counter(number for number, _ in edges(records, [((), root)]))
-    return any(
-        any(records[below][0] is LEAF for below, _ in edges(records, [((), number)]))
-        for number, count in ways.items()
-        if count > 1
-    )
+def _modules_with_ties(side: Side) -> list[tuple[str, int]]:
+    """For each tie that holds a traced leaf, the smallest module with all of it in, with what it is called."""
+    found: dict[int, str] = {}
+    for text, root in side.roots:
+        above: dict[int, tuple[tuple[int, ...], Path]] = {}  # record → those on its first path, and the path
+        stack: list[tuple[int, tuple[int, ...], Path]] = [(root, (), ())]
+        while stack:
+            number, chain, path = stack.pop()
+            op, children = side.records[number]
+            if number not in above:
+                above[number] = chain, path
+                if type(op) is Node:
+                    steps = tuple(zip(op.keys, children, strict=True))
+                    stack.extend((child, (*chain, number), (*path, key)) for key, child in reversed(steps))
+                continue
+            if not any(side.records[below][0] is LEAF for below, _ in edges(side.records, [((), number)])):
+                continue
+            common = [a for a, b in zip(above[number][0], chain, strict=False) if a == b]
+            modules = [a for a in common if not _node_type(side, a).is_plain]
+            if modules:
+                found.setdefault(modules[-1], text + jtu.keystr(above[modules[-1]][1]))
+    return [(text, number) for number, text in found.items()]
+
+
+def _node_type(side: Side, number: int) -> NodeType:
+    op = side.records[number][0]
+    assert type(op) is Node
+    return op.type
+
+
+def _shapes(side: Side) -> list[int]:
+    """For each record a number, equal for equal trees with equal types of leaves, whatever is shared in them."""
+    numbers: dict[Any, int] = {}
+    shapes: list[int] = []
+    for (op, children), obj in zip(side.records, side.objects, strict=True):
+        if op is LEAF:
+            key: Any = _kind_of(obj)
+        else:
+            key = (op.type.cls if type(op) is Node else Static, *(shapes[child] for child in children))
+        shapes.append(numbers.setdefault(key, len(numbers)))
+    return shapes
 
 
 def _lost_leaf_ties(both: Side, before: int, after: int) -> list[LostTie] | None:

@@ -132,9 +132,7 @@ ROWS: dict[str, Row] = {
     "has_aux, three": Row(G, lambda x: (x.sum(), 1, 2), one, {"has_aux": True}, fails=True),
     "has_aux not said": Row(G, with_aux, one, fails=True),
     "allow_int": Row(G, lambda x: jnp.sum(x * 1.5), lambda: (jnp.arange(3),), {"allow_int": True}),
-    "allow_int, cast": Row(
-        G, lambda x: jnp.sum(x.astype(jnp.float32)), lambda: (jnp.arange(3),), {"allow_int": True}
-    ),
+    "allow_int, cast": Row(G, lambda x: jnp.sum(x.astype(jnp.float32)), lambda: (jnp.arange(3),), {"allow_int": True}),
     "holomorphic": Row(G, lambda z: jnp.sum(z * z), lambda: (vec() + 1j * vec(),), {"holomorphic": True}),
     "holomorphic, real": Row(G, lambda z: jnp.sum(z * z), one, {"holomorphic": True}, fails=True),
     "complex": Row(G, lambda z: jnp.sum(z * z).real, lambda: (vec().astype(jnp.complex64),)),

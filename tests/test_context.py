@@ -1,0 +1,313 @@
+"""`Context`: what several flattens and unflattens share, and what they must not."""
+
+import threading
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+
+
+class Box(eqx.Module):
+    content: object
+
+
+class Pair(eqx.Module):
+    a: object
+    b: object
+
+
+def test_objects_are_shared_across_trees():
+    w, shared = jnp.ones(2), Box(jnp.zeros(3))
+    with st.Context():
+        leaves1, s1 = st.tree.flatten({"m": shared, "w": w})
+        leaves2, s2 = st.tree.flatten([shared, w, jnp.full(1, 5.0)])
+        leaves3, s3 = st.tree.flatten(shared.content)
+    assert [x.shape for x in leaves1] == [(3,), (2,)]
+    assert [x.shape for x in leaves2] == [(1,)]
+    assert leaves3 == []
+    with st.Context():
+        one = st.tree.unflatten(s1, leaves1)
+        two = st.tree.unflatten(s2, leaves2)
+        three = st.tree.unflatten(s3, leaves3)
+    assert one["m"] is two[0]
+    assert one["w"] is two[1] is w
+    assert three is shared.content
+    assert one["m"] is not shared
+
+
+def test_the_same_context_can_unflatten():
+    shared = [jnp.ones(2)]
+    with st.Context():
+        leaves1, s1 = st.tree.flatten({"a": shared})
+        leaves2, s2 = st.tree.flatten({"b": shared})
+        one, two = st.tree.unflatten(s1, leaves1), st.tree.unflatten(s2, leaves2)
+        assert one["a"] is two["b"]
+        again = st.tree.unflatten(s1, leaves1)
+        assert again["a"] is not one["a"]
+        assert st.tree.unflatten(s2, leaves2)["b"] is again["a"]
+
+
+def test_without_a_context_nothing_is_shared():
+    shared = [jnp.ones(2)]
+    leaves1, s1 = st.tree.flatten({"a": shared})
+    leaves2, s2 = st.tree.flatten({"a": shared})
+    assert len(leaves1) == len(leaves2) == 1
+    assert s1 is s2
+    assert st.tree.unflatten(s1, leaves1)["a"] is not st.tree.unflatten(s2, leaves2)["a"]
+
+
+def test_the_first_structure_can_be_unflattened_anywhere_a_later_one_cannot():
+    w = jnp.ones(2)
+    with st.Context():
+        leaves1, s1 = st.tree.flatten([w])
+        leaves2, s2 = st.tree.flatten([w])
+    assert st.tree.unflatten(s1, leaves1)[0] is w
+    with pytest.raises(st.ContextMismatchError, match="not unflattened the trees before it") as caught:
+        st.tree.unflatten(s2, leaves2)
+    assert "with sharedtree.Context():" in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+    with st.Context(), pytest.raises(st.ContextMismatchError):
+        st.tree.unflatten(s2, leaves2)
+
+
+def test_trees_are_unflattened_in_order():
+    w = jnp.ones(2)
+    with st.Context():
+        packed = [st.tree.flatten([w, jnp.ones(1)]) for _ in range(3)]
+    with st.Context():
+        st.tree.unflatten(packed[0][1], packed[0][0])
+        with pytest.raises(st.ContextMismatchError):
+            st.tree.unflatten(packed[2][1], packed[2][0])
+        st.tree.unflatten(packed[1][1], packed[1][0])
+        assert st.tree.unflatten(packed[2][1], packed[2][0])[0] is w
+
+
+def test_structures_of_two_contexts_do_not_mix():
+    def two_trees():
+        shared = [jnp.ones(2)]
+        with st.Context():
+            return [st.tree.flatten({"a": shared}), st.tree.flatten({"b": shared})]
+
+    (first, _), (_, second) = two_trees(), two_trees()
+    with st.Context():
+        st.tree.unflatten(first[1], first[0])
+        with pytest.raises(st.ContextMismatchError, match="has unflattened those of another"):
+            st.tree.unflatten(second[1], second[0])
+
+
+def test_structures_know_their_context():
+    tree = [jnp.ones(2)]
+    with st.Context():
+        one = st.tree.flatten(tree)[1]
+    with st.Context():
+        two = st.tree.flatten(tree)[1]
+    assert one is not two
+    assert one != two
+    assert st.tree.structure(tree) is st.tree.flatten(tree)[1]
+
+
+def test_structure_and_leaves_stand_alone_in_a_context():
+    tree = [jnp.ones(2)]
+    alone = st.tree.structure(tree)
+    with st.Context():
+        st.tree.flatten(tree)
+        assert len(st.tree.leaves(tree)) == 1
+        assert st.tree.structure(tree) is alone
+        assert len(st.tree.leaves_with_path(tree)) == 1
+
+
+def test_contexts_nest():
+    w = jnp.ones(2)
+    with st.Context() as outer:
+        leaves1, _ = st.tree.flatten([w])
+        with st.Context():
+            leaves2, _ = st.tree.flatten([w])
+        leaves3, _ = st.tree.flatten([w])
+        with outer:
+            leaves4, _ = st.tree.flatten([w])
+        leaves5, _ = st.tree.flatten([w])
+    assert [len(x) for x in (leaves1, leaves2, leaves3, leaves4, leaves5)] == [1, 1, 0, 0, 0]
+
+
+def test_a_context_entered_twice_does_not_lose_the_one_in_between():
+    outer, inner = st.Context(st.Policy(arrays=False)), st.Context(st.Policy(arrays=True))
+    w = jnp.ones(2)
+    count = lambda: len(st.tree.leaves([w, w]))
+    with outer:
+        assert count() == 2
+        with inner:
+            assert count() == 1
+            with outer:
+                assert count() == 2
+            assert count() == 1
+        assert count() == 2
+    assert count() == 1
+
+
+def test_a_context_goes_on_when_entered_again():
+    w = jnp.ones(2)
+    context = st.Context()
+    with context:
+        first = st.tree.flatten([w])
+    with context:
+        second = st.tree.flatten([w])
+    assert (len(first[0]), len(second[0])) == (1, 0)
+    with context:
+        assert st.tree.unflatten(first[1], first[0])[0] is st.tree.unflatten(second[1], second[0])[0]
+
+
+def test_contexts_belong_to_their_thread():
+    w = jnp.ones(2)
+    lengths = []
+
+    def work():
+        lengths.append(len(st.tree.flatten([w, w])[0]))
+        with st.Context():
+            lengths.append(len(st.tree.flatten([w])[0]))
+            lengths.append(len(st.tree.flatten([w])[0]))
+
+    with st.Context(st.Policy(arrays=False)):
+        st.tree.flatten([w])
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert len(st.tree.flatten([w, w])[0]) == 2
+    assert lengths == [1, 1, 0]
+
+
+def test_a_failed_flatten_leaves_nothing_behind():
+    class Raises:
+        def __eq__(self, other):
+            raise RuntimeError("no")
+
+        __hash__ = None
+
+    w, v = jnp.ones(2), jnp.zeros(2)
+    cycle = [v]
+    cycle.append(cycle)
+    with st.Context():
+        leaves1, s1 = st.tree.flatten([w])
+        for bad in ([v, Box(Raises())], cycle):
+            with pytest.raises(st.SharedTreeError):
+                st.tree.flatten(bad)
+        leaves2, s2 = st.tree.flatten([w, v])
+    assert len(leaves2) == 1
+    assert leaves2[0] is v
+    with st.Context():
+        one, two = st.tree.unflatten(s1, leaves1), st.tree.unflatten(s2, leaves2)
+    assert one[0] is two[0] is w
+    assert two[1] is v
+
+
+def test_a_failed_flatten_does_not_forget_what_an_earlier_one_tagged():
+    w = jnp.ones(2)
+    cycle = [w]
+    cycle.append(cycle)
+    with st.Context():
+        st.tree.flatten([w])
+        with pytest.raises(st.CycleError):
+            st.tree.flatten(cycle)
+        assert len(st.tree.flatten([w])[0]) == 0
+
+
+def test_an_exception_leaves_the_context():
+    w = jnp.ones(2)
+    with pytest.raises(RuntimeError), st.Context(st.Policy(arrays=False)):
+        raise RuntimeError
+    assert len(st.tree.leaves([w, w])) == 1
+
+
+def test_a_failed_unflatten_can_be_repeated():
+    w = jnp.ones(2)
+    with st.Context():
+        leaves1, s1 = st.tree.flatten([w, jnp.zeros(1)])
+        leaves2, s2 = st.tree.flatten([w, jnp.zeros(1)])
+    with st.Context():
+        one = st.tree.unflatten(s1, leaves1)
+        with pytest.raises(ValueError, match="1 traced leaves, but 0"):
+            st.tree.unflatten(s2, [])
+        two = st.tree.unflatten(s2, leaves2)
+    assert one[0] is two[0]
+
+
+def test_inner_contexts_inherit_the_policy():
+    w = jnp.ones(2)
+    with st.Context(st.Policy(arrays=False)), st.Context():
+        assert len(st.tree.leaves([w, w])) == 2
+        with st.Context(st.Policy()):
+            assert len(st.tree.leaves([w, w])) == 1
+
+
+def test_transforms_take_the_policy_of_the_context():
+    w = jnp.ones(2)
+    model = Pair(w, w)
+    f = st.jit(lambda m: (m.a is m.b, jax.tree.map(lambda x: x + 1, m)))
+    with pytest.warns(st.UntiedWarning):
+        is_one, _ = f(model)
+    assert bool(is_one) is True
+    with st.Context(st.Policy(on_untie="error")), pytest.raises(st.UntiedError) as caught:
+        f(model)
+    assert len(caught.value.paths) == 2
+    with st.Context(st.Policy(on_untie="ignore")):
+        _, new = f(model)
+        assert new.a is not new.b
+
+
+def test_a_policy_that_stops_counting_arrays_loses_no_tie():
+    w = jnp.ones(2)
+    f = st.jit(lambda m: (m.a is m.b, st.tree.map(lambda x: x + 1, m)))
+    is_one, new = f(Pair(w, w))
+    assert bool(is_one) is True
+    assert new.a is new.b
+    with st.Context(st.Policy(arrays=False)):
+        is_one, new = f(Pair(w, w))
+    assert bool(is_one) is False
+    assert new.a is not new.b
+    np.testing.assert_array_equal(new.b, [2.0, 2.0])
+
+
+def test_a_policy_of_its_own_wins():
+    w = jnp.ones(2)
+    f = st.preserve_identities(jax.jit, policy=st.Policy(on_untie="ignore"))(lambda m: jax.tree.map(lambda x: x + 1, m))
+    with st.Context(st.Policy(on_untie="error")):
+        new = f(Pair(w, w))
+    assert new.a is not new.b
+
+
+def test_transforms_inside_a_context_do_not_join_its_tags():
+    box = Box(jnp.ones(2))
+    with st.Context():
+        st.tree.flatten(box)
+        out = st.jit(lambda m: Box(m.content + 1))(box)
+        np.testing.assert_array_equal(out.content, [2.0, 2.0])
+        assert len(st.tree.flatten(box)[0]) == 0
+
+
+def test_in_place_by_context():
+    class Counter:
+        def __init__(self, count):
+            self.count = count
+
+    jax.tree_util.register_pytree_node(Counter, lambda c: ((c.count,), None), lambda _, xs: Counter(*xs))
+
+    @st.jit
+    def increment(counter):
+        counter.count = counter.count + 1
+
+    counter = Counter(jnp.zeros(()))
+    increment(counter)
+    assert float(counter.count) == 0.0
+    with st.Context(st.Policy(in_place=True)):
+        increment(counter)
+    assert float(counter.count) == 1.0
+
+
+@pytest.mark.parametrize("value", ["raise", True, None])
+def test_policies_are_checked(value):
+    with pytest.raises(ValueError, match="`on_untie` is"):
+        st.Policy(on_untie=value)
+    assert hash(st.Policy()) == hash(st.Policy(on_untie="warn"))

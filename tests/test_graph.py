@@ -1,0 +1,432 @@
+"""Packing by walking: cycles, depth, what is interned, what is freed, and threads."""
+
+import collections
+import gc
+import sys
+import threading
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+from sharedtree._graph import MAX_PLAIN_DEPTH
+
+
+class Box(eqx.Module):
+    content: object
+
+
+class Link(eqx.Module):
+    scale: jax.Array
+    next: object
+
+
+class Mutable:
+    """As users write them: children are the attributes, in the order of their names."""
+
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+
+jax.tree_util.register_pytree_with_keys(
+    Mutable,
+    lambda m: (tuple((jax.tree_util.GetAttrKey(k), v) for k, v in sorted(vars(m).items())), tuple(sorted(vars(m)))),
+    lambda names, children: Mutable(**dict(zip(names, children, strict=True))),
+)
+
+
+# --- cycles --------------------------------------------------------------------------------------------------------
+
+
+def list_in_itself():
+    x = [jnp.ones(2)]
+    x.append(x)
+    return x, "", "[1]"
+
+
+def dict_in_a_list_in_itself():
+    d = {}
+    d["a"] = [1, d]
+    return (d,), "[0]", "[0]['a'][1]"
+
+
+def ordered_dict_in_itself():
+    d = collections.OrderedDict()
+    d["k"] = d
+    return d, "", "['k']"
+
+
+def object_in_itself():
+    m = Mutable(weight=jnp.ones(2))
+    m.child = Mutable(parent=m)
+    return m, "", ".child.parent"
+
+
+def through_a_module():
+    m = Mutable(weight=jnp.ones(2))
+    m.box = Box([m])  # made while there is no cycle yet: Equinox flattens what it is given
+    return [m], "[0]", "[0].box.content[0]"
+
+
+def list_through_a_module():
+    x = []
+    x.append(Link(jnp.ones(()), x))
+    return {"x": x}, "['x']", "['x'][0].next"
+
+
+def list_through_a_module_seen_from_the_module():
+    return list_through_a_module()[0], "['x'][0]", "['x'][0].next[0]"
+
+
+CYCLES = [
+    list_in_itself,
+    dict_in_a_list_in_itself,
+    ordered_dict_in_itself,
+    object_in_itself,
+    through_a_module,
+]
+CALLS = {
+    "leaves": (st.tree.leaves, ""),
+    "map": (lambda x: st.tree.map(lambda y: y, x), ""),
+    "ties": (st.ties, ""),
+    "Dag": (st.Dag, ""),
+    "jit": (lambda x: st.jit(lambda m: 0)(x), "m"),
+    "vmap": (lambda x: st.vmap(lambda m: 0)(x), "m"),
+    "grad": (lambda x: st.grad(lambda m: 0.0)(x), "m"),
+}
+
+
+def cycles_and_calls():
+    yield from ((make, call) for make in CYCLES for call in CALLS)
+    for call, (_, name) in CALLS.items():  # outside modules a list is a value, so what is named there is the module
+        yield (list_through_a_module_seen_from_the_module if name else list_through_a_module), call
+
+
+@pytest.mark.parametrize(("make", "call"), list(cycles_and_calls()))
+def test_a_cycle_is_an_error_with_both_paths(make, call):
+    tree, start, back = make()
+    function, name = CALLS[call]
+    with pytest.raises(st.CycleError) as caught:
+        function(tree)
+    assert caught.value.paths == (name + start, name + back)
+    assert f"`{name + start}` and again, within itself, at `{name + back}`" in str(caught.value)
+    assert "eqx.field(static=True)   # weakref.ref(parent)" in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_the_same_object_twice_is_no_cycle():
+    x = [jnp.ones(2)]
+    assert len(st.tree.leaves([x, [x, [x]]])) == 1
+
+
+def test_a_cycle_in_a_result_is_an_error():
+    @st.jit
+    def f(m):
+        m.child = m
+        return m
+
+    with pytest.raises(st.CycleError) as caught:
+        f(Mutable(weight=jnp.ones(2)))
+    assert caught.value.paths == ("result", "result.child")
+
+
+# --- depth ---------------------------------------------------------------------------------------------------------
+
+
+def link(scale, next):
+    """A Link, past Equinox's constructor, which flattens its arguments and so meets Python 3.11's recursion limit."""
+    m = object.__new__(Link)
+    object.__setattr__(m, "scale", scale)
+    object.__setattr__(m, "next", next)
+    return m
+
+
+def in_a_thread(function, seconds=60):
+    """What a function returns, from a thread of its own: fails in plain words and in time.
+
+    On Python 3.11 a tree that is too deep for JAX costs the thread in which it was flattened its recursion limit for
+    ever, and pytest cannot print a traceback that holds a model of this depth.
+    """
+    outcome = []
+
+    def work():
+        try:
+            outcome.append((None, function()))
+        except BaseException as error:  # noqa: BLE001
+            outcome.append((type(error).__name__, None))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    failure, result = outcome[0] if outcome else (f"not done in {seconds} seconds", None)
+    if failure is not None:
+        pytest.fail(failure, pytrace=False)
+    return result
+
+
+def chain(depth):
+    tied = jnp.array(1.0)
+    m = link(jnp.array(2.0), None)
+    for _ in range(depth - 1):
+        m = link(tied, m)
+    return m
+
+
+def nested(depth, inner):
+    x = inner
+    for _ in range(depth):
+        x = [x]
+    return x
+
+
+def unnested(x):
+    depth = 0
+    while isinstance(x, list):
+        (x,) = x
+        depth += 1
+    return depth, x
+
+
+def test_a_chain_of_a_thousand_modules():
+    m = chain(1000)
+    new = in_a_thread(lambda: st.tree.map(lambda x: x + 1, m))
+    assert new.scale is new.next.scale
+    assert in_a_thread(lambda: len(st.tree.leaves(m))) == 2
+    assert in_a_thread(lambda: st.same_sharing(new, m))
+    assert in_a_thread(lambda: len(jax.tree.leaves(jax.jit(lambda d: d)(st.Dag(m))))) == 2
+
+
+@pytest.mark.parametrize("on_untie", ["ignore", "warn"])
+def test_a_chain_of_a_thousand_modules_crosses_jit(on_untie):
+    double = st.preserve_identities(jax.jit, policy=st.Policy(on_untie=on_untie))(
+        lambda m: st.tree.map(lambda x: 2 * x, m)
+    )
+    new = in_a_thread(lambda: double(chain(1000)))
+    assert new.scale is new.next.scale
+    np.testing.assert_array_equal(new.scale, 2.0)
+    depth = 1
+    while new.next is not None:
+        depth, new = depth + 1, new.next
+    assert depth == 1000
+    np.testing.assert_array_equal(new.scale, 4.0)
+
+
+def test_lists_nested_a_thousand_deep_inside_a_module():
+    increment = st.jit(lambda m: st.tree.map(lambda x: x + 1, m))
+    out = in_a_thread(lambda: increment(Mutable(x=nested(1000, jnp.ones(2)))))
+    depth, leaf = unnested(out.x)
+    assert depth == 1000
+    np.testing.assert_array_equal(leaf, [2.0, 2.0])
+
+
+def test_plain_lists_outside_modules_up_to_the_limit():
+    same = st.jit(lambda x: x)
+    depth, leaf = unnested(in_a_thread(lambda: same(nested(MAX_PLAIN_DEPTH, jnp.ones(2)))))
+    assert depth == MAX_PLAIN_DEPTH
+    np.testing.assert_array_equal(leaf, [1.0, 1.0])
+    depth, box = unnested(in_a_thread(lambda: same(nested(MAX_PLAIN_DEPTH, Box(jnp.ones(2))))))
+    assert depth == MAX_PLAIN_DEPTH
+    np.testing.assert_array_equal(box.content, [1.0, 1.0])
+
+
+def recursion_room():
+    def deeper(n):
+        try:
+            return deeper(n + 1)
+        except RecursionError:
+            return n
+
+    return deeper(0)
+
+
+@pytest.mark.parametrize("depth", [100, 500, 900, 990, 1000])
+def test_plain_lists_never_cost_a_thread_its_recursion_limit(depth):
+    """Whatever their depth, they work or are an error of ours: JAX on Python 3.11 breaks the thread where it fails."""
+
+    def call():
+        before = recursion_room()
+        try:
+            st.jit(lambda x: 0)(nested(depth, jnp.ones(2)))
+        except st.DepthError:
+            pass
+        return before - recursion_room()
+
+    assert abs(in_a_thread(call)) < 50
+
+
+@pytest.mark.parametrize("depth", [MAX_PLAIN_DEPTH + 1, 50_000])
+def test_plain_lists_outside_modules_beyond_the_limit(depth):
+    with pytest.raises(st.DepthError, match=f"more than {MAX_PLAIN_DEPTH} deep") as caught:
+        st.jit(lambda x: 0)(nested(depth, jnp.ones(2)))
+    assert "sharedtree.Dag(tree)" in str(caught.value)
+    assert caught.value.paths == ("x",)
+    assert isinstance(caught.value, RecursionError)
+
+
+def test_the_fix_for_too_deep_lists_works():
+    dag = st.Dag(nested(2000, jnp.ones(2)))
+    depth, leaf = unnested(jax.jit(lambda d: jax.tree.map(lambda x: x + 1, d))(dag).tree)
+    assert depth == 2000
+    np.testing.assert_array_equal(leaf, [2.0, 2.0])
+
+
+def test_a_node_that_never_ends_is_an_error():
+    class Endless:
+        pass
+
+    jax.tree_util.register_pytree_node(Endless, lambda _: ((Endless(),), None), lambda _, children: Endless())
+    with pytest.raises(st.DepthError, match="nested more than"):
+        st.tree.leaves(Endless())
+
+
+def test_a_static_value_that_is_too_deep_or_contains_itself():
+    deep = ()
+    for _ in range(10 * sys.getrecursionlimit()):
+        deep = (deep,)
+
+    class Static:
+        def __init__(self, value):
+            self.value = value
+
+    jax.tree_util.register_pytree_node(Static, lambda s: ((), s.value), lambda value, _: Static(value))
+    with pytest.raises(st.DepthError, match="nested too deeply") as caught:
+        st.tree.leaves({"m": Static(deep)})
+    assert caught.value.paths == ("['m']",)
+    endless = []
+    endless.append(endless)
+    with pytest.raises(st.DepthError):
+        st.tree.structure(Static(endless))
+    with pytest.raises(st.DepthError):
+        st.jit(lambda m: 0)(Static(endless))
+
+
+# --- interning -----------------------------------------------------------------------------------------------------
+
+
+def test_equal_structures_are_one_object():
+    make = lambda: {"a": Box([jnp.ones(2), "x"]), "b": None}
+    one, two = st.tree.structure(make()), st.tree.structure(make())
+    assert one is two
+    assert one == two
+    assert repr(one) == f"Structure({len(one.records)} records, 1 leaves)"
+
+
+def test_structures_are_freed_when_nothing_holds_them():
+    ref = weakref.ref(st.tree.structure([Box("only here"), jnp.ones(2)]))
+    gc.collect()
+    assert ref() is None
+
+
+def test_structures_do_not_hold_the_tree():
+    class Weak:
+        pass
+
+    jax.tree_util.register_pytree_node(Weak, lambda _: ((), None), lambda *_: Weak())
+    node, array = Weak(), jnp.ones(2)
+    refs = weakref.ref(node), weakref.ref(array)
+    structure = st.tree.structure([node, array])
+    del node, array
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+    assert structure.num_leaves == 1
+
+
+def is_freed_by_vanilla_jax():
+    """Whether this JAX lets go of the auxiliary data of a node that it has traced with."""
+
+    class Aux:
+        pass
+
+    class Node:
+        def __init__(self, x, aux):
+            self.x, self.aux = x, aux
+
+    jax.tree_util.register_pytree_node(Node, lambda n: ((n.x,), n.aux), lambda aux, xs: Node(*xs, aux))
+    aux = Aux()
+    jax.jit(lambda n: Node(n.x + 1, n.aux))(Node(jnp.ones(2), aux))
+    ref = weakref.ref(aux)
+    del aux
+    jax.clear_caches()
+    gc.collect()
+    return ref() is None
+
+
+def test_structures_of_jitted_calls_are_freed_with_the_function_and_the_caches_of_jax():
+    model = Box((jnp.ones(2), "jitted only here"))
+    f = st.jit(lambda m: st.tree.map(lambda x: x + 1, m))
+    for _ in range(3):
+        out = f(model)
+    np.testing.assert_array_equal(out.content[0], [2.0, 2.0])
+    ref = weakref.ref(st.tree.structure(model))
+    jax.clear_caches()
+    gc.collect()
+    np.testing.assert_array_equal(f(model).content[0], [2.0, 2.0])
+    assert ref() is not None  # needed to recognise the call
+    del f
+    jax.clear_caches()
+    gc.collect()
+    assert (ref() is None) is is_freed_by_vanilla_jax()
+
+
+def test_threads_intern_one_object():
+    count, rounds = 8, 20
+    barrier = threading.Barrier(count)
+    found = [[] for _ in range(rounds)]
+    errors = []
+
+    def work():
+        try:
+            for i in range(rounds):
+                barrier.wait()
+                found[i].append(st.tree.structure([Box(f"round {i}"), Box(jnp.ones(2))]))
+        except Exception as error:  # noqa: BLE001
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    for structures in found:
+        assert len(structures) == count
+        assert len({id(structure) for structure in structures}) == 1
+
+
+def test_threads_call_one_function_with_one_trace():
+    traces = []
+
+    @st.jit
+    def f(m, x):
+        traces.append(1)
+        return m, m.content * x
+
+    count = 8
+    barrier = threading.Barrier(count)
+    results = [None] * count
+
+    def work(i):
+        for _ in range(10):
+            results[i] = f(Box(jnp.array(float(i))), jnp.array(2.0))[1]
+            if not barrier.broken:
+                barrier.wait()
+
+    barrier.abort()  # one thread alone, in which the function is traced: threads have JAX settings of their own
+    first = threading.Thread(target=work, args=(0,))
+    first.start()
+    first.join()
+    barrier.reset()
+    assert len(traces) == 1
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [float(x) for x in results] == [2.0 * i for i in range(count)]
+    assert len(traces) == 1

@@ -1,0 +1,129 @@
+"""The package's own imports point one way, and it imports nothing that it does not need."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import sharedtree
+
+ROOT = pathlib.Path(sharedtree.__file__).parent
+
+# Each may import from those before it, and from none after it; a folder counts as one.
+ORDER = [
+    "_errors",
+    "_jax_internals",
+    "_statics",
+    "_node_types",
+    "_structure",
+    "_graph",
+    "_compiled",
+    "_sharing",
+    "_untying",
+    "_context",
+    "_distinct",
+    "_packed",
+    "_dag",
+    "_marking",
+    "_prefix",
+    "_ties",
+    "_tying",
+    "_editing",
+    "tree",
+    "transforms",
+    "optim",
+    "__init__",
+    "_demo",
+    "__main__",
+]
+
+
+def files():
+    return sorted(path for path in ROOT.rglob("*.py"))
+
+
+def name_of(path):
+    """The dotted name inside the package: `transforms._jit`, `tree`, `__init__`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def imports_of(path):
+    """What a file imports from the package itself, as dotted names, and what from elsewhere."""
+    own, foreign = set(), set()
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            foreign.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            foreign.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
+            base = [part for part in base if part]
+            for alias in node.names:
+                target = ROOT.joinpath(*base, alias.name)
+                is_module = target.with_suffix(".py").exists() or target.is_dir()
+                own.add(".".join([*base, alias.name] if is_module else base) or "__init__")
+    own.update(
+        name.partition(".")[2].split(".")[0] or "__init__" for name in foreign if name.split(".")[0] == "sharedtree"
+    )
+    return own, foreign
+
+
+def test_every_file_has_its_place():
+    assert {name_of(path).split(".")[0] for path in files()} <= set(ORDER)
+
+
+@pytest.mark.parametrize("path", files(), ids=name_of)
+def test_imports_point_one_way(path):
+    here = name_of(path).split(".")[0]
+    for name in imports_of(path)[0]:
+        there = name.split(".")[0]
+        if there != here:
+            assert ORDER.index(there) < ORDER.index(here), f"{here} imports {there}"
+
+
+@pytest.mark.parametrize("folder", [p.name for p in ROOT.iterdir() if p.is_dir() and p.name in ORDER])
+def test_imports_within_a_folder_have_no_cycle(folder):
+    inside = [path for path in files() if path.parent == ROOT / folder]
+    graph = {name_of(path): {n for n in imports_of(path)[0] if n.startswith(folder + ".")} for path in inside}
+    while graph:
+        free = [name for name, needs in graph.items() if not needs & graph.keys()]
+        assert free, f"a cycle among {sorted(graph)}"
+        for name in free:
+            del graph[name]
+
+
+def test_names_that_jax_does_not_promise_are_in_one_file():
+    for path in files():
+        _, foreign = imports_of(path)
+        private = {name for name in foreign if name.startswith(("jax._src", "equinox._"))}
+        assert not private or path.name == "_jax_internals.py", (path.name, private)
+        assert path.name == "_jax_internals.py" or "jax._src" not in path.read_text(), path.name
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_importing_the_package_imports_no_optional_one():
+    loaded = run("import sys, sharedtree; print(*sorted({name.partition('.')[0] for name in sys.modules}))").split()
+    assert "jax" in loaded
+    assert "equinox" in loaded
+    assert not {"optax", "tqdm", "rich", "flax", "hypothesis", "pytest", "matplotlib"} & set(loaded)
+
+
+def test_importing_the_package_starts_no_backend():
+    code = "import sharedtree, jax; from jax._src import xla_bridge; print(xla_bridge.backends_are_initialized())"
+    assert run(code).strip() == "False"
+
+
+def test_every_public_name_is_re_exported_as_itself():
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                assert alias.asname == alias.name
+                assert hasattr(sharedtree, alias.name)

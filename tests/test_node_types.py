@@ -1,0 +1,390 @@
+"""Every kind of node: comes apart, goes together again, keeps its ties through `st.jit`, traces the right leaves."""
+
+import collections
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import tree_util as jtu
+
+import sharedtree as st
+from sharedtree import _node_types
+
+
+class Box(eqx.Module):
+    content: object
+
+
+class Pair(eqx.Module):
+    a: object
+    b: object
+
+
+class Point(NamedTuple):
+    x: object
+    y: object = 3
+
+
+@jtu.register_dataclass
+@dataclasses.dataclass
+class Data:
+    w: object
+    v: object
+    mode: str = dataclasses.field(default="mode", metadata={"static": True})
+
+
+@jtu.register_pytree_node_class
+class Classic:
+    def __init__(self, x):
+        self.x = x
+
+    def tree_flatten(self):
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*children)
+
+
+def through_jit(tree):
+    return st.jit(lambda m: st.tree.map(lambda x: x + 1, m))(tree)
+
+
+# --- plain containers ----------------------------------------------------------------------------------------------
+
+
+CONTAINERS = {
+    "list": lambda x, y: [x, y],
+    "tuple": lambda x, y: (x, y),
+    "dict": lambda x, y: {"a": x, "b": y},
+    "OrderedDict": lambda x, y: collections.OrderedDict([("b", x), ("a", y)]),
+    "defaultdict": lambda x, y: collections.defaultdict(list, {"a": x, "b": y}),
+    "deque": lambda x, y: collections.deque([x, y], maxlen=2),
+    "namedtuple": lambda x, y: Point(x, y),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_containers_inside_a_module(kind):
+    w = jnp.ones(2)
+    box = CONTAINERS[kind](w, [w])
+    out = through_jit(Pair(box, box))
+    new = out.a
+    assert type(new) is type(box)
+    values = list(new.values()) if isinstance(new, dict) else list(new)
+    assert values[0] is values[1][0]
+    np.testing.assert_array_equal(values[0], [2.0, 2.0])
+    is_value = kind in ("tuple", "namedtuple")
+    assert (out.a is out.b) is not is_value
+    assert len(st.ties(Pair(box, box))) == 2 if not is_value else 1
+
+
+def test_what_containers_carry_besides_their_items_survives():
+    box = Box([collections.deque([jnp.ones(2)], maxlen=7), collections.defaultdict(list, {"a": jnp.ones(2)}), Point(1)])
+    deque, default, point = through_jit(box).content
+    assert deque.maxlen == 7
+    assert default.default_factory is list
+    assert default["new"] == []
+    assert point == Point(1, 3)
+    ordered = through_jit(Box(collections.OrderedDict([("b", jnp.ones(1)), ("a", jnp.zeros(1))]))).content
+    assert list(ordered) == ["b", "a"]
+
+
+def test_what_containers_carry_is_part_of_the_structure():
+    s = st.tree.structure
+    w = jnp.ones(2)
+    assert s(Box(collections.deque([w], 1))) is not s(Box(collections.deque([w], 2)))
+    assert s(Box({"a": w})) is not s(Box(collections.OrderedDict(a=w)))
+    assert s(Box(collections.defaultdict(list, a=w))) is not s(Box(collections.defaultdict(int, a=w)))
+    assert s(Box([w])) is not s(Box((w,)))
+    assert s(Box({"a": w, "b": 1})) is s(Box({"b": 1, "a": w}))
+
+
+def test_unorderable_keys_inside_a_module():
+    w = jnp.ones(2)
+    out = through_jit(Cell({1: w, "x": w, (2, 3): jnp.zeros(2), None: "text"}))
+    new = out.weight
+    assert set(new) == {1, "x", (2, 3), None}
+    assert new[1] is new["x"]
+    np.testing.assert_array_equal(new[(2, 3)], [1.0, 1.0])
+    assert new[None] == "text"
+    assert [tie.paths for tie in st.ties(out)] == [(".weight[1]", ".weight['x']")]
+    default = through_jit(Cell(collections.defaultdict(int, {1: w, "x": w}))).weight
+    assert default[1] is default["x"]
+
+
+def test_unorderable_keys_outside_modules_fail_as_in_jax():
+    tree = {1: jnp.ones(2), "x": jnp.ones(2)}
+    with pytest.raises(Exception) as vanilla:  # noqa: PT011
+        jax.jit(lambda d: 0)(tree)
+    with pytest.raises(type(vanilla.value)):
+        st.jit(lambda d: 0)(tree)
+
+
+def test_empty_nodes():
+    tree = Box([[], (), {}, None, collections.deque(), Box(None), Box([])])
+    out = st.jit(lambda m: (m, 1))(tree)[0]
+    assert out.content[:5] == [[], (), {}, None, collections.deque()]
+    assert isinstance(out.content[5], Box)
+
+
+# --- register_node -------------------------------------------------------------------------------------------------
+
+
+class Cell:
+    def __init__(self, weight, child=None, note=None):
+        self.weight, self.child, self.note = weight, child, note
+
+
+st.register_node(
+    Cell,
+    lambda cell: ((cell.weight, cell.child), cell.note),
+    lambda note, children: Cell(*children, note),
+    keys=lambda cell: (jtu.GetAttrKey("weight"), jtu.GetAttrKey("child")),
+)
+
+
+class SubCell(Cell):
+    pass
+
+
+class Positional:
+    def __init__(self, *parts):
+        self.parts = parts
+
+
+st.register_node(
+    Positional, lambda p: (iter(p.parts), None), lambda _, children: Positional(*children), convention="equinox"
+)
+
+
+def test_a_registered_class_is_a_module():
+    w = jnp.ones(2)
+    inner = Cell(w, note=["x"])
+    out = through_jit({"a": inner, "b": Cell(w, inner)})
+    assert type(out["a"]) is Cell
+    assert out["b"].child is out["a"]
+    assert out["b"].weight is out["a"].weight
+    assert out["a"].note == ["x"]
+    np.testing.assert_array_equal(out["b"].weight, [2.0, 2.0])
+    assert [tie.paths for tie in st.ties([inner, Cell(w, inner)])] == [
+        ("[0]", "[1].child"),
+        ("[0].weight", "[1].weight"),
+    ]
+    assert jax.tree.leaves(inner) == [inner]  # vanilla JAX still sees a leaf
+
+
+def test_conventions_of_registered_classes():
+    w = jnp.ones(2)
+    assert len(st.tree.leaves(Cell(w, 2.0))) == 2
+    assert len(st.tree.leaves(Positional(w, 2.0))) == 1
+    assert len(st.tree.leaves(Positional(w, np.float32(2)))) == 2
+    assert [tie.paths for tie in st.ties(Positional(w, w))] == [("[0]", "[1]")]
+
+
+def test_subclasses_are_not_included():
+    with pytest.raises(st.UnregisteredTypeError, match="SubCell"):
+        st.tree.leaves(SubCell(jnp.ones(2)))
+
+
+class Tuple2(NamedTuple):
+    x: int
+
+
+@pytest.mark.parametrize(
+    "cls", [list, dict, tuple, type(None), collections.deque, Tuple2, Box, Classic, Data, Cell, jtu.Partial, st.Dag]
+)
+def test_known_classes_cannot_be_registered(cls, monkeypatch):
+    monkeypatch.setattr(_node_types, "_known", {Cell: _node_types._known[Cell]})  # whatever was seen before
+    with pytest.raises(ValueError, match="is already a registered node") as caught:
+        st.register_node(cls, lambda x: ((), None), lambda aux, children: cls())
+    assert cls.__qualname__ in str(caught.value)
+
+
+# --- which leaves are traced ---------------------------------------------------------------------------------------
+
+
+def test_equinox_traces_arrays_only():
+    values = [1, 2.0, True, 1j, "x", None, jnp.sin, jnp.ones(2), np.ones(2), np.float32(1), jax.random.key(0)]
+    assert [type(x) for x in st.tree.leaves(Box(values))] == [type(x) for x in values[-4:]]
+    assert len(st.tree.leaves(Box(jax.ShapeDtypeStruct((2,), jnp.float32)))) == 1
+
+
+def test_the_rest_trace_what_jax_can():
+    values = [1, 2.0, True, 1j, jnp.ones(2), np.ones(2), np.float32(1), "x", jnp.sin, None]
+    for node in (Classic(values), Data(values, 0.5)):
+        leaves = st.tree.leaves(node)
+        assert all(a is b for a, b in zip(leaves, values[:7], strict=False))
+        assert len(leaves) == (7 if isinstance(node, Classic) else 8)
+
+
+def test_numpy_strings_are_traced_nowhere_in_jax_modules():
+    assert st.tree.leaves(Classic(np.array(["a"]))) == []
+
+
+def test_python_numbers_become_arrays_in_jax_modules_only():
+    classic, box = st.jit(lambda c, b: (Classic(c.x * 1), Box(b.content)))(Classic(2.0), Box(2.0))
+    assert isinstance(classic.x, jax.Array)
+    assert box.content == 2.0
+    assert type(box.content) is float
+
+
+def test_partial_inherits_the_convention():
+    partial = jtu.Partial(max, 2.0, jnp.ones(2))
+    assert len(st.tree.leaves(Box(partial))) == 1
+    assert len(st.tree.leaves(Classic(partial))) == 2
+    assert len(st.tree.leaves(partial)) == 2
+    assert len(st.tree.leaves(Box([{"p": partial}]))) == 1
+    assert len(st.tree.leaves(Box(Classic(partial)))) == 2
+    assert len(st.tree.leaves(Classic(Box(partial)))) == 1
+
+
+def test_partial_of_a_shared_module():
+    w = jnp.full(2, 3.0)
+    box = Box(w)
+    f = jtu.Partial(lambda m, x: m.content * x, box)
+    is_one, y = st.jit(lambda f, m, x: (f.args[0] is m, f(x)))(f, box, 2.0)
+    assert bool(is_one) is True
+    np.testing.assert_array_equal(y, [6.0, 6.0])
+    out, same = st.jit(lambda f, m: (jtu.Partial(f.func, Box(f.args[0].content + 1)), m))(f, box)
+    assert isinstance(out, jtu.Partial)
+    np.testing.assert_array_equal(out(1.0), [4.0, 4.0])
+
+
+# --- dataclasses and Equinox ---------------------------------------------------------------------------------------
+
+
+def test_registered_dataclasses():
+    w = jnp.ones(2)
+    out = through_jit(Data(w, [w], "other"))
+    assert type(out) is Data
+    assert out.w is out.v[0]
+    assert out.mode == "other"
+    assert st.tree.structure(Data(w, w)) is not st.tree.structure(Data(w, w, "other"))
+    assert [tie.paths for tie in st.ties(Data(w, [w]))] == [(".w", ".v[0]")]
+
+
+class Base(eqx.Module):
+    weight: object
+    scale: float = 2.0
+
+    def apply(self, x):
+        return self.weight * x * self.scale
+
+
+class Derived(Base):
+    extra: object = None
+    mode: str = eqx.field(static=True, default="derived")
+
+    def apply(self, x):
+        return super().apply(x) + 1
+
+
+def test_subclasses_of_modules():
+    w = jnp.ones(2)
+    out = through_jit(Derived(w, 3.0, [w], "x"))
+    assert type(out) is Derived
+    assert out.extra[0] is out.weight
+    assert (out.scale, out.mode) == (3.0, "x")
+    np.testing.assert_array_equal(out.apply(1.0), [7.0, 7.0])
+    assert st.tree.structure(Base(w)) is not st.tree.structure(Derived(w))
+
+
+def test_bound_methods_know_their_module():
+    model = Derived(jnp.full(2, 3.0))
+    assert [tie.kind for tie in st.ties([model, model.apply])] == ["module"]
+    is_one, y = st.jit(lambda m, f, x: (f.__self__ is m, f(x)))(model, model.apply, jnp.ones(()))
+    assert bool(is_one) is True
+    np.testing.assert_array_equal(y, [7.0, 7.0])
+    np.testing.assert_array_equal(st.jit(model.apply)(jnp.ones(())), [7.0, 7.0])
+    out = st.jit(lambda f: f)(model.apply)
+    np.testing.assert_array_equal(out(jnp.ones(())), [7.0, 7.0])
+
+
+def test_missing_fields():
+    model = Pair(jnp.ones(2), jnp.zeros(2))
+    object.__delattr__(model, "b")
+    out = through_jit(Box([model, model]))
+    assert out.content[0] is out.content[1]
+    np.testing.assert_array_equal(out.content[0].a, [2.0, 2.0])
+    assert not hasattr(out.content[0], "b")
+    assert st.tree.structure(model) is not st.tree.structure(Pair(jnp.ones(2), None))
+    assert len(st.tree.leaves(model)) == len(jax.tree.leaves(model)) == 1
+
+
+WRAPPERS = {
+    "filter_jit": eqx.filter_jit,
+    "filter_vmap": eqx.filter_vmap,
+    "filter_grad": lambda f: eqx.filter_grad(jtu.Partial(lambda f, x: f(x).sum(), f)),
+    "filter_checkpoint": eqx.filter_checkpoint,
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_wrapped_functions_as_fields(wrapper):
+    w = jnp.array([1.0, 2.0])
+    scaled = jtu.Partial(lambda w, x: jnp.sin(w.sum() * x), w)
+    f = WRAPPERS[wrapper](scaled)
+    x = jnp.array([0.1, 0.2])
+    expected = f(x)
+    model = Pair(f, [f, w])
+    out, y = st.jit(lambda m, x: (st.tree.map(lambda v: v * 1, m), m.a(x)))(model, x)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+    assert type(out.a) is type(f)
+    assert out.a is out.b[0]
+    np.testing.assert_allclose(out.a(x), expected, rtol=1e-6)
+    assert getattr(out.a, "__name__", None) == getattr(f, "__name__", None)
+    assert len(st.ties(model)) == 2  # the wrapper, and the array that it holds
+
+
+def test_wrapped_function_keeps_its_name_and_doc():
+    @eqx.filter_jit
+    def named(x):
+        """What it does."""
+        return x
+
+    out = st.preserve_identities(jax.jit, policy=st.Policy(pass_through=False))(lambda m: m)(Box(named))
+    assert out.content.__name__ == "named"
+    assert out.content.__doc__ == "What it does."
+    assert out.content.__wrapped__ is named.__wrapped__
+
+
+def test_layers_of_equinox():
+    key = jax.random.key(0)
+    mlp = eqx.nn.MLP(2, 2, 3, 1, key=key)
+    model = Pair(eqx.nn.Sequential([mlp, eqx.nn.Dropout(0.5), eqx.nn.Lambda(jax.nn.relu)]), mlp)
+    x = jnp.ones(2)
+    out, y = st.jit(lambda m, x: (st.tree.map(lambda v: v * 1, m), m.b(x)))(model, x)
+    assert out.a.layers[0] is out.b
+    np.testing.assert_allclose(y, mlp(x), rtol=1e-6)
+    assert len(st.tree.leaves(model)) == len(jax.tree.leaves(eqx.filter(mlp, eqx.is_array)))
+
+
+def test_functools_partial_is_a_static_leaf():
+    f = functools.partial(max, 1)
+    assert st.tree.leaves(Box(f)) == []
+    assert through_jit(Box([f, jnp.ones(1)])).content[0] is f
+
+
+def test_classes_that_fail_to_flatten_show_their_own_error():
+    class Broken:
+        pass
+
+    jtu.register_pytree_node(Broken, lambda _: 1 / 0, lambda *_: Broken())
+    with pytest.raises(ZeroDivisionError):
+        st.tree.leaves([Broken()])
+
+
+def test_keys_that_do_not_fit_the_children_become_positions():
+    class Odd:
+        def __init__(self, *parts):
+            self.parts = parts
+
+    st.register_node(Odd, lambda o: (o.parts, None), lambda _, xs: Odd(*xs), keys=lambda _: (jtu.GetAttrKey("only"),))
+    w = jnp.ones(2)
+    assert [tie.paths for tie in st.ties(Odd(w, w))] == [("[0]", "[1]")]

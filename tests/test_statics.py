@@ -1,0 +1,398 @@
+"""What is not traced is compared strictly, copied when it can be mutated, and refused where it cannot be compared."""
+
+import collections
+import copy
+import enum
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+
+
+class Field:
+    """A value in the auxiliary data. (Equinox, whose static fields are the same, warns of NumPy arrays in them.)"""
+
+    def __init__(self, value):
+        self.value = value
+
+
+jax.tree_util.register_pytree_node(Field, lambda m: ((), m.value), lambda value, _: Field(value))
+
+
+class StaticField(eqx.Module):
+    value: object = eqx.field(static=True)
+
+
+class Leaf(eqx.Module):
+    """A value that is no array in an ordinary field: a static leaf."""
+
+    value: object
+
+
+class ByValue:
+    def __init__(self, value, hashable=True):
+        self.value = value
+
+    def __eq__(self, other):
+        return type(other) is type(self) and self.value == other.value
+
+    def __hash__(self):
+        return hash(self.value)
+
+
+class Unhashable:
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return type(other) is Unhashable and self.value == other.value
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+Point = collections.namedtuple("Point", ["x", "y"])
+Other = collections.namedtuple("Other", ["x", "y"])
+
+NAN = float("nan")
+
+DIFFERENT = [
+    (1, True),
+    (1, 1.0),
+    (True, 1.0),
+    (0, False),
+    (0.0, -0.0),
+    (0j, -0j),
+    (complex(0.0, 0.0), complex(0.0, -0.0)),
+    (1, 1 + 0j),
+    (NAN, 1.0),
+    ("a", b"a"),
+    ("1", 1),
+    (None, False),
+    (range(2), range(3)),
+    (slice(0, 1), slice(0, True)),
+    ((1, 2), (1, 2.0)),
+    ((1, 2), [1, 2]),
+    ((1, 2), Point(1, 2)),
+    (Point(1, 2), Other(1, 2)),
+    (frozenset({1}), frozenset({True})),
+    (frozenset({1}), {1}),
+    (np.float32, np.float64),
+    (jnp.sin, jnp.cos),
+    (Color.RED, Color.BLUE),
+    (ByValue(1), ByValue(2)),
+    (Unhashable([1]), Unhashable([2])),
+    (bytearray(b"a"), bytearray(b"b")),
+    (bytearray(b"a"), b"a"),
+]
+
+ONLY_IN_FIELDS = [  # elsewhere these are nodes, or traced
+    ([1], [True]),
+    ([1], [1, 1]),
+    ({"a": 1}, {"a": 1.0}),
+    ({"a": 1}, {"b": 1}),
+    ({1: "a"}, {True: "a"}),
+    ({"a": 1}, collections.OrderedDict(a=1)),
+    (collections.OrderedDict([("a", 1), ("b", 2)]), collections.OrderedDict([("b", 2), ("a", 1)])),
+    (collections.defaultdict(int), collections.defaultdict(float)),
+    (collections.deque([1], 2), collections.deque([1], 3)),
+    ({1}, {True}),
+    (np.zeros(2), np.zeros(2, np.float32)),
+    (np.zeros(2), np.zeros((2, 1))),
+    (np.zeros(2), -np.zeros(2)),
+    (np.zeros(2), np.ones(2)),
+    (np.float32(1), np.float64(1)),
+    (np.float32(1), 1.0),
+    (np.array([1, "x"], object), np.array([True, "x"], object)),
+    ({"a": [1, {"b": (2,)}]}, {"a": [1, {"b": (2.0,)}]}),
+    ((np.zeros(1),), (np.ones(1),)),
+]
+
+EQUAL = [
+    lambda: 1,
+    lambda: -0.0,
+    lambda: float("nan"),
+    lambda: complex(float("nan"), -0.0),
+    lambda: "text" * 2,
+    lambda: (1, (2.0, "x")),
+    lambda: Point(1, (2,)),
+    lambda: frozenset({1, "a"}),
+    lambda: slice(1, None),
+    lambda: Color.RED,
+    lambda: ByValue(3),
+    lambda: Unhashable([1]),
+    lambda: bytearray(b"ab"),
+    lambda: jax.nn.relu,
+    lambda: jnp.float32,
+]
+
+EQUAL_IN_FIELDS = [
+    lambda: [1, [2, {"a": {3}}]],
+    lambda: {"a": 1, "b": [NAN]},
+    lambda: dict([("b", 1), ("a", 2)]),
+    lambda: collections.OrderedDict(a=[1]),
+    lambda: collections.defaultdict(list, {"a": [1]}),
+    lambda: collections.deque([1, [2]], 5),
+    lambda: np.array([np.nan, 1.0]),
+    lambda: np.asarray(np.arange(6).reshape(2, 3).T),
+    lambda: np.array([[1], None], object),
+    lambda: np.float32("nan"),
+    lambda: {"config": (np.arange(2), [1])},
+]
+
+
+def is_one(a, b):
+    return st.tree.structure(a) is st.tree.structure(b)
+
+
+@pytest.mark.parametrize("module", [Field, StaticField, Leaf])
+@pytest.mark.parametrize(("one", "two"), DIFFERENT)
+def test_different(module, one, two):
+    assert not is_one(module(one), module(two))
+    assert is_one(module(one), module(one))
+
+
+@pytest.mark.parametrize(("one", "two"), ONLY_IN_FIELDS)
+def test_different_in_fields(one, two):
+    assert not is_one(Field(one), Field(two))
+    assert is_one(Field(one), Field(copy.deepcopy(one)))
+
+
+@pytest.mark.parametrize("module", [Field, StaticField, Leaf])
+@pytest.mark.parametrize("make", EQUAL)
+def test_equal(module, make):
+    assert is_one(module(make()), module(make()))
+
+
+@pytest.mark.parametrize("make", EQUAL_IN_FIELDS)
+def test_equal_in_fields(make):
+    assert is_one(Field(make()), Field(make()))
+
+
+def test_the_order_of_a_dict_is_no_difference_but_of_an_ordered_one():
+    assert is_one(Field({"a": 1, "b": 2}), Field({"b": 2, "a": 1}))
+    assert is_one(Field({"a", "b", "c"}), Field({"c", "b", "a"}))
+
+
+def test_partials_are_compared_by_identity_as_python_does():
+    f = functools.partial(max, 1)
+    assert is_one(Field(f), Field(f))
+    assert not is_one(Field(f), Field(functools.partial(max, 1)))
+
+
+# --- traces --------------------------------------------------------------------------------------------------------
+
+
+def counting(module):
+    traces = []
+
+    @st.jit
+    def f(m, x):
+        traces.append(m.value)
+        return x + 1
+
+    return lambda value: f(module(value), jnp.zeros(())), traces
+
+
+@pytest.mark.parametrize("module", [Field, StaticField, Leaf])
+def test_one_trace_for_each_type_and_value(module):
+    call, traces = counting(module)
+    for value in (True, 1, 1.0, True, 1, 1.0):
+        call(value)
+    assert [(type(x), x) for x in traces] == [(bool, True), (int, 1), (float, 1.0)]
+
+
+def test_one_trace_for_each_sign_of_zero_and_one_for_nan():
+    call, traces = counting(Field)
+    for value in ("0.0", "-0.0", "nan", "0.0", "-0.0", "nan"):
+        call((float(value),))
+    assert len(traces) == 3
+
+
+MUTATIONS = {
+    "list": (lambda: [1, 2], lambda x: x.append(3)),
+    "nested": (lambda: {"a": [1]}, lambda x: x["a"].append(2)),
+    "in a tuple": (lambda: (1, [2]), lambda x: x[1].append(3)),
+    "dict": (lambda: {"a": 1}, lambda x: x.update(b=2)),
+    "set": (lambda: {1}, lambda x: x.add(2)),
+    "ordered": (lambda: collections.OrderedDict(a=1), lambda x: x.update(b=2)),
+    "deque": (lambda: collections.deque([1]), lambda x: x.append(2)),
+    "array": (lambda: np.zeros(2), lambda x: x.__setitem__(0, 5.0)),
+    "bytearray": (lambda: bytearray(b"a"), lambda x: x.extend(b"b")),
+    "object": (lambda: Unhashable([1]), lambda x: x.value.append(2)),
+}
+
+
+@pytest.mark.parametrize("kind", MUTATIONS)
+def test_a_mutated_static_is_traced_once_more_and_each_trace_has_its_own_copy(kind):
+    make, mutate = MUTATIONS[kind]
+    seen = []
+
+    @st.jit
+    def f(m, x):
+        seen.append(m.value)
+        if kind != "object":
+            mutate(m.value)  # of the trace's own copy; nobody else may notice
+        return x + 1
+
+    value, x = make(), jnp.zeros(())
+    m = Field(value)
+    f(m, x)
+    f(m, x)
+    assert len(seen) == 1
+    assert st.tree.structure(m) is st.tree.structure(Field(make()))
+    mutate(value)
+    f(m, x)
+    f(m, x)
+    assert len(seen) == 2
+    assert seen[0] is not value
+    assert seen[1] is not value
+    assert seen[1] is not seen[0]
+    expected = make()
+    mutate(expected)
+    assert st.tree.structure(m) is st.tree.structure(Field(expected))
+    f(Field(make()), x)
+    assert len(seen) == 2
+
+
+def test_results_get_copies_of_their_own_on_every_call():
+    f = st.preserve_identities(jax.jit, policy=st.Policy(pass_through=False))(lambda m: m)
+    m = Field([1, [2]])
+    one, two = f(m), f(m)
+    assert one.value == two.value == [1, [2]]
+    assert one.value is not two.value
+    assert one.value[1] is not two.value[1]
+    one.value[1].append(3)
+    assert f(m).value == [1, [2]]
+
+
+def test_mutable_aux_data_of_a_hand_written_class():
+    """As in tutorials: the auxiliary data is a list, and everything in `vars` is taken apart."""
+
+    class Counter:
+        def __init__(self):
+            self.count = jnp.zeros(())
+            self.names = ["count"]
+
+        def tree_flatten(self):
+            return [vars(self)[name] for name in self.names], [self.names]
+
+        @classmethod
+        def tree_unflatten(cls, aux, children):
+            self = object.__new__(cls)
+            self.names = aux[0]
+            for name, child in zip(self.names, children, strict=True):
+                setattr(self, name, child)
+            return self
+
+    jax.tree_util.register_pytree_node_class(Counter)
+    traces = []
+
+    @st.jit
+    def step(counter):
+        traces.append(1)
+        counter.count = counter.count + 1
+        return counter
+
+    counter = step(step(Counter()))
+    assert float(counter.count) == 2.0
+    assert len(traces) == 1
+    counter.other = jnp.ones(())
+    counter.names.append("other")
+    new = step(step(counter))
+    assert len(traces) == 2
+    assert new.names == ["count", "other"]
+    assert new.names is not counter.names
+    assert float(new.other) == 1.0
+
+
+# --- what cannot be compared ---------------------------------------------------------------------------------------
+
+
+class Raises:
+    def __eq__(self, other):
+        raise RuntimeError("no comparison here")
+
+    def __hash__(self):
+        return 1
+
+
+class RaisesUnhashable:
+    def __eq__(self, other):
+        raise RuntimeError("no comparison here")
+
+
+class ReturnsArray:
+    def __eq__(self, other):
+        return np.array([True, False])
+
+    def __hash__(self):
+        return 1
+
+
+class HashRaises:
+    def __hash__(self):
+        raise RuntimeError("no hash here")
+
+
+class CopyRaises:
+    __hash__ = None
+
+    def __eq__(self, other):
+        return True
+
+    def __deepcopy__(self, memo):
+        raise RuntimeError("no copy here")
+
+
+REASONS = {
+    Raises: "its `==` raised RuntimeError: no comparison here",
+    RaisesUnhashable: "its `==` raised RuntimeError: no comparison here",
+    ReturnsArray: "its `==` returned ndarray, not bool",
+    HashRaises: "raised RuntimeError: no hash here",
+    CopyRaises: "raised RuntimeError: no copy here",
+}
+
+
+@pytest.mark.parametrize("cls", REASONS)
+def test_a_leaf_that_cannot_be_compared_is_an_error_with_its_path(cls):
+    for call, prefix in ((st.tree.structure, ""), (lambda tree: st.jit(lambda tree: 0)(tree), "tree")):
+        with pytest.raises(st.StaticComparisonError) as caught:
+            call([Leaf({"a": cls()})])
+        assert caught.value.paths == (f"{prefix}[0].value['a']",)
+        assert REASONS[cls] in str(caught.value)
+        assert cls.__qualname__ in str(caught.value)
+        assert "def __eq__(self, other): return type(other) is type(self)" in str(caught.value)
+        assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("inside", [lambda x: x, lambda x: (1, x), lambda x: {"k": [x]}], ids=["bare", "tuple", "dict"])
+@pytest.mark.parametrize("cls", REASONS)
+def test_a_static_field_that_cannot_be_compared_is_an_error_with_the_path_of_its_module(cls, inside):
+    kept = []
+    with pytest.raises(st.StaticComparisonError) as caught:
+        for _ in range(2):  # two objects, so that at the latest now one has to be compared with the other
+            kept.append(st.tree.structure([1, StaticField(inside(cls()))]))
+    assert caught.value.paths == ("[1]",)
+    assert REASONS[cls] in str(caught.value)
+
+
+def test_a_value_inside_a_static_leaf_that_cannot_be_compared():
+    kept = []
+    with pytest.raises(st.StaticComparisonError) as caught:
+        for _ in range(2):
+            kept.append(st.tree.structure(Leaf(frozenset([Raises()]))))
+    assert caught.value.paths == (".value",)
+
+
+def test_a_failed_comparison_leaves_everything_usable():
+    with pytest.raises(st.StaticComparisonError):
+        st.tree.structure(Leaf(Raises()))
+    assert is_one(Leaf("usable"), Leaf("usable"))

@@ -1,0 +1,464 @@
+"""Ties by hand: what they are, how they are made, undone, carried over and compared."""
+
+import collections
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+
+
+class Pair(eqx.Module):
+    a: object
+    b: object
+
+
+class Linear(eqx.Module):
+    weight: object
+    bias: object = None
+    name: str = eqx.field(static=True, default="linear")
+
+
+class Fork:
+    """A registered node whose making costs nothing: Equinox's looks at every path below it."""
+
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+
+jax.tree_util.register_pytree_with_keys(
+    Fork,
+    lambda fork: (((jax.tree_util.GetAttrKey("a"), fork.a), (jax.tree_util.GetAttrKey("b"), fork.b)), None),
+    lambda _, children: Fork(*children),
+)
+
+
+def tower(height, leaf=None):
+    """A DAG of `height` nodes in which the leaf has 2**height paths."""
+    m = jnp.ones(2) if leaf is None else leaf
+    for _ in range(height):
+        m = Fork(m, m)
+    return m
+
+
+# --- ties ----------------------------------------------------------------------------------------------------------
+
+
+def test_kinds_paths_and_sizes():
+    layer, box, w = Linear(jnp.ones((2, 3)), jnp.ones(2)), [jnp.zeros(4)], jnp.zeros((5,), jnp.int8)
+    tree = {"a": layer, "b": box, "c": [w, layer], "d": Pair(box, w), "e": jnp.ones(1)}
+    assert st.ties(tree) == (
+        st.Tie(("['a']", "['c'][1]"), "module", None, None, 32),
+        st.Tie(("['b']", "['d'].a"), "container", None, None, 16),
+        st.Tie(("['c'][0]", "['d'].b"), "array", (5,), np.dtype("int8"), 5),
+    )
+
+
+def test_only_maximal_ties_are_listed():
+    layer = Linear(jnp.ones(2))
+    assert [tie.paths for tie in st.ties(Pair(layer, layer))] == [(".a", ".b")]
+    found = st.ties(Pair([layer, layer], layer.weight))
+    assert [tie.paths for tie in found] == [(".a[0]", ".a[1]"), (".a[0].weight", ".b")]
+
+
+def test_a_tie_inside_a_tied_module_is_listed_once():
+    w = jnp.ones(2)
+    inner = Linear(w, w)
+    found = st.ties(Pair(inner, inner))
+    assert [(tie.paths, tie.kind) for tie in found] == [((".a", ".b"), "module"), ((".a.weight", ".a.bias"), "array")]
+    assert [tie.nbytes for tie in found] == [8, 8]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        jnp.ones(2),
+        [],
+        Pair((), ()),
+        Pair(None, None),
+        Pair("text", "text"),
+        Pair(3, 3),
+        Pair(jax.nn.relu, jax.nn.relu),
+        [np.float32(1)] * 2,
+        [1.0, 1.0],
+        [jnp.ones(2), jnp.ones(2)],
+    ],
+)
+def test_what_carries_no_identity_is_never_a_tie(tree):
+    assert st.ties(tree) == ()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [list, dict, collections.OrderedDict, collections.deque, lambda: collections.defaultdict(int)],
+    ids=["list", "dict", "OrderedDict", "deque", "defaultdict"],
+)
+def test_mutable_containers_are_tied_even_if_empty(make):
+    box = make()
+    (tie,) = st.ties(Pair(box, box))
+    assert (tie.paths, tie.kind, tie.nbytes) == ((".a", ".b"), "container", 0)
+    assert st.ties(Pair(make(), make())) == ()
+
+
+LEAVES = {
+    "jax": lambda: jnp.ones((2, 3)),
+    "numpy": lambda: np.ones((2, 3), np.float32),
+    "bfloat16": lambda: jnp.ones((2, 3), jnp.bfloat16),
+    "abstract": lambda: jax.ShapeDtypeStruct((2, 3), jnp.float32),
+    "key": lambda: jax.random.key(0),
+    "ref": lambda: jax.new_ref(jnp.ones((2, 3))),
+}
+
+
+@pytest.mark.parametrize("kind", LEAVES)
+def test_every_kind_of_array_carries_identity(kind):
+    leaf = LEAVES[kind]()
+    (tie,) = st.ties({"x": leaf, "y": leaf})
+    nbytes = {"bfloat16": 12, "key": 8}.get(kind, 24)
+    assert tie == st.Tie(("['x']", "['y']"), "array", leaf.shape, leaf.dtype, nbytes)
+    assert st.ties({"x": leaf, "y": LEAVES[kind]()}) == ()
+    tied = st.tie({"x": leaf, "y": LEAVES[kind]()}, lambda m: (m["x"], m["y"]))
+    assert tied["x"] is tied["y"] is leaf
+    loose = st.untie(tied)
+    assert loose["x"] is leaf
+    assert loose["y"] is not leaf
+    assert type(loose["y"]) is type(leaf)
+    assert (loose["y"].shape, loose["y"].dtype) == (leaf.shape, leaf.dtype)
+    assert st.retie(loose, like=tied)["y"] is leaf
+
+
+def test_an_untied_ref_is_a_ref_of_its_own():
+    ref = jax.new_ref(jnp.ones(2))
+    loose = st.untie([ref, ref])
+    loose[1][...] = jnp.zeros(2)
+    np.testing.assert_array_equal(ref[...], [1.0, 1.0])
+    np.testing.assert_array_equal(loose[1][...], [0.0, 0.0])
+
+
+def test_policy_without_arrays():
+    w, layer = jnp.ones(2), Linear(jnp.ones(3))
+    with st.Context(st.Policy(arrays=False)):
+        assert [tie.kind for tie in st.ties([w, w, layer, layer])] == ["module"]
+
+
+# --- 2**40 paths ---------------------------------------------------------------------------------------------------
+
+
+def test_exponentially_many_paths_cost_nothing():
+    height = 40
+    tree, twin = tower(height), tower(height, jnp.zeros(2))
+    half = Fork(tower(height - 1), tower(height - 1))
+    found = st.ties(tree)
+    assert len(found) == height
+    assert found[0].paths == (".a", ".b")
+    assert found[1].paths == (".a.a", ".a.b")
+    assert found[-1].kind == "array"
+    assert len(st.tree.leaves(tree)) == 1
+    new = st.tree.map(lambda x, y: x + y, tree, twin)
+    assert new.a is new.b
+    assert new.a.a is new.b.b
+    assert st.same_sharing(tree, twin)
+    assert st.same_sharing(tree, new)
+    assert not st.same_sharing(tree, half)
+    joined = st.retie(half, like=tree)
+    assert joined.a is joined.b
+    tied = st.tie(half, lambda m: (m.a, m.b))
+    assert tied.a is tied.b
+    assert st.count_parameters(tree) == 2
+    assert st.tree.equal(tree, tower(height))
+    assert not st.tree.equal(tree, half)
+    replaced = st.tree.at(lambda m: m.b.a.b, tree, 3)
+    assert replaced.a.a.a == 3
+    kept, rest = st.tree.partition(tree, eqx.is_array)
+    assert kept.a is kept.b
+    assert st.same_sharing(st.tree.combine(kept, rest), tree)
+
+
+def bottom(tree):
+    while isinstance(tree, Fork):
+        tree = tree.b
+    return tree
+
+
+def test_exponentially_many_paths_cross_a_transform():
+    tree = tower(40)
+    out = st.jit(lambda m: st.tree.map(lambda x: x + 1, m))(tree)
+    assert out.a is out.b
+    np.testing.assert_array_equal(bottom(out), [2.0, 2.0])
+    dag = jax.jit(lambda d: jax.tree.map(lambda x: x + 1, d))(st.Dag(tree))
+    assert len(jax.tree.leaves(dag)) == 1
+    assert dag.tree.a is dag.tree.b
+    np.testing.assert_array_equal(bottom(dag.tree), [2.0, 2.0])
+    gradient = st.grad(lambda m: (bottom(m) * bottom(m.a)).sum())(tree)
+    assert gradient.a is gradient.b
+    np.testing.assert_array_equal(bottom(gradient), [2.0, 2.0])
+
+
+# --- tie -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_is_kept_wherever_it_is():
+    one, two, three = (jnp.full(2, float(i)) for i in (1, 2, 3))
+    tree = {"a": one, "b": two, "c": three}
+    tied = st.tie(tree, lambda m: (m["c"], m["a"], m["b"]))
+    assert tied["a"] is tied["b"] is tied["c"] is three
+    assert tree["a"] is one
+
+
+def test_modules_and_containers_can_be_tied():
+    tree = Pair([Linear(jnp.ones(2)), Linear(jnp.zeros(2))], {"x": [jnp.ones(1)], "y": [jnp.zeros(1)]})
+    tied = st.tie(tree, lambda m: (m.a[0], m.a[1]))
+    assert tied.a[0] is tied.a[1]
+    assert tied.a[1].weight is tree.a[0].weight
+    tied = st.tie(tree, lambda m: [m.b["y"], m.b["x"]])
+    assert tied.b["x"] is tied.b["y"]
+    assert tied.b["x"][0] is tree.b["y"][0]
+    assert tied.a[0] is not tied.a[1]
+
+
+def test_the_sequence_of_nodes_may_be_one_that_the_tree_holds():
+    tree = Pair([Linear(jnp.ones(2)), Linear(jnp.zeros(2))], None)
+    tied = st.tie(tree, lambda m: m.a)
+    assert tied.a[0] is tied.a[1]
+    assert tied.a[1].weight is tree.a[0].weight
+
+
+def test_earlier_ties_stay():
+    w = jnp.ones(2)
+    tied = st.tie([w, w, jnp.zeros(2), jnp.zeros(2)], lambda m: (m[2], m[0]))
+    assert tied[0] is tied[1] is tied[2]
+    assert tied[3] is not tied[0]
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "parts"),
+    [
+        (jnp.ones((2, 3)), jnp.ones((3, 2)), ["float32[2, 3]", "float32[3, 2]"]),
+        (jnp.ones(2), jnp.ones(2, jnp.int32), ["float32[2]", "int32[2]"]),
+        (Linear(jnp.ones(2)), Linear(jnp.ones(2), name="other"), ["'linear'", "'other'"]),
+        (Linear(jnp.ones(2), 1), Linear(jnp.ones(2), 2), ["static value 1", "static value 2"]),
+        (Linear(jnp.ones(2)), Pair(jnp.ones(2), None), ["`Linear`", "`Pair`"]),
+        (Linear(jnp.ones(2)), jnp.ones(2), ["`Linear`", "float32[2]"]),
+        ([jnp.ones(2)], [jnp.ones(2)] * 2, ["`list`"]),
+        ({"x": jnp.ones(2)}, {"y": jnp.ones(2)}, ["'x'", "'y'"]),
+    ],
+)
+def test_what_cannot_be_one_object_is_an_error_with_both_ends_and_the_fix(one, two, parts):
+    with pytest.raises(st.SharingMismatchError) as caught:
+        st.tie({"first": one, "second": two}, lambda m: (m["first"], m["second"]))
+    text = str(caught.value)
+    for part in ["`['first']", "`['second']", "cannot be one object", "logits = x @ model.embed.weight.T", *parts]:
+        assert part in text
+    assert len(caught.value.paths) == 2
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_mismatch_deep_inside_is_named_where_it_is():
+    with pytest.raises(st.SharingMismatchError) as caught:
+        st.tie(Pair(Linear(jnp.ones(2), jnp.ones(1)), Linear(jnp.ones(2), jnp.ones(3))), lambda m: (m.a, m.b))
+    assert caught.value.paths == (".a.bias", ".b.bias")
+    assert "float32[1]" in str(caught.value)
+    assert "float32[3]" in str(caught.value)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_tie_needs_two(count):
+    tree = [jnp.ones(2), jnp.ones(2)]
+    with pytest.raises(st.SharingMismatchError, match=rf"returned {count} node.*needs two"):
+        st.tie(tree, lambda m: m[:count])
+
+
+@pytest.mark.parametrize("call", [st.tie, st.untie])
+def test_where_may_only_return_what_is_in_the_tree(call):
+    with pytest.raises(st.SharingMismatchError, match="`ndarray` that is not part of the tree|`ArrayImpl` that"):
+        call([jnp.ones(2), jnp.ones(2)], lambda m: (m[0], jnp.ones(2)))
+
+
+def test_a_module_cannot_be_tied_to_a_part_of_itself():
+    inner = [[jnp.ones(2)], jnp.ones(2)]
+    with pytest.raises(st.SharingMismatchError):
+        st.tie({"x": inner}, lambda m: (m["x"], m["x"][0]))
+
+
+# --- untie ---------------------------------------------------------------------------------------------------------
+
+
+def test_untie_undoes_everything_and_copies_what_parts():
+    layer, w = Linear(jnp.ones(2)), jnp.zeros(2)
+    tree = Pair([layer, w], [layer, w, layer.weight])
+    loose = st.untie(tree)
+    assert st.ties(loose) == ()
+    assert loose.a[0].weight is layer.weight
+    assert loose.a[1] is w
+    assert loose.b[0] is not loose.a[0]
+    pointers = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(loose)}
+    assert len(pointers) == 5
+    for x, y in zip(jax.tree.leaves(loose), jax.tree.leaves(tree), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert len(st.ties(tree)) == 3  # not changed
+
+
+def test_untie_one_path_leaves_the_others_tied():
+    w = jnp.ones(2)
+    loose = st.untie([w, w, w, w], lambda m: (m[1], m[3]))
+    assert loose[0] is loose[2]
+    assert len({id(x) for x in loose}) == 3
+
+
+def test_what_is_tied_within_a_parted_node_stays_so():
+    w = jnp.ones(2)
+    layer = Linear(w, w)
+    loose = st.untie(Pair(layer, layer), lambda m: m.b)
+    assert loose.a is not loose.b
+    assert loose.b.weight is loose.b.bias
+    assert loose.a.weight is loose.a.bias
+    assert loose.a.weight is not loose.b.weight
+
+
+def test_untie_below_a_tied_module_parts_the_modules_and_keeps_their_other_arrays():
+    layer = Linear(jnp.ones(2), jnp.ones(3))
+    loose = st.untie(Pair(layer, layer), lambda m: m.b.weight)
+    assert loose.a is not loose.b
+    assert loose.a.weight is not loose.b.weight
+    assert loose.a.bias is loose.b.bias
+    assert [tie.paths for tie in st.ties(loose)] == [(".a.bias", ".b.bias")]
+
+
+def test_untie_the_first_path():
+    w = jnp.ones(2)
+    loose = st.untie([w, w, w], lambda m: m[0])
+    assert loose[1] is loose[2]
+    assert loose[0] is not loose[1]
+
+
+def test_untie_where_nothing_is_tied():
+    tree = [jnp.ones(2), {"a": jnp.zeros(2)}]
+    loose = st.untie(tree)
+    assert loose[0] is tree[0]
+    assert loose[1]["a"] is tree[1]["a"]
+    assert loose is not tree
+
+
+def test_untie_then_tie_is_the_way_back():
+    w = jnp.ones(2)
+    tree = Pair(w, [w])
+    again = st.tie(st.untie(tree), lambda m: (m.a, m.b[0]))
+    assert st.same_sharing(again, tree)
+
+
+# --- retie ---------------------------------------------------------------------------------------------------------
+
+
+def test_retie_keeps_the_first_of_each_tie():
+    layer = Linear(jnp.ones(2))
+    tied = Pair(layer, [layer, layer.weight])
+    lost = jax.tree.map(lambda x: x * 2, tied)
+    new = st.retie(lost, like=tied)
+    assert new.a is new.b[0]
+    assert new.a.weight is new.b[1] is lost.a.weight
+    assert st.same_sharing(new, tied)
+    assert not st.same_sharing(lost, tied)
+
+
+def test_retie_keeps_ties_that_the_other_lacks():
+    w = jnp.ones(2)
+    new = st.retie([w, w, jnp.zeros(2), jnp.zeros(2)], like=[1, 2, *[jnp.ones(1)] * 2])
+    assert new[0] is new[1]
+    assert new[2] is new[3]
+
+
+def test_retie_a_gradient_with_none():
+    w = jnp.ones(2)
+    model = Pair(Linear(w, jnp.arange(2)), Linear(w, jnp.arange(2)))
+    gradient = Pair(Linear(jnp.zeros(2), None), Linear(jnp.zeros(2), None))
+    new = st.retie(gradient, like=model)
+    assert new.a.weight is new.b.weight
+    assert new.a.bias is None
+
+
+def test_retie_with_subtrees_where_the_model_has_leaves():
+    w = jnp.ones(2)
+    new = st.retie([{"m": jnp.ones(1)}, {"m": jnp.ones(1)}], like=[w, w])
+    assert new[0] is new[1]
+
+
+@pytest.mark.parametrize("tree", [[jnp.ones(2)], (jnp.ones(2), jnp.ones(2)), {"a": jnp.ones(2)}], ids=repr)
+def test_retie_on_another_shape_is_an_error(tree):
+    w = jnp.ones(2)
+    with pytest.raises(st.SharingMismatchError, match="differ in shape at `.a`") as caught:
+        st.retie(Pair(tree, 1), like=Pair([w, w], 1))
+    assert caught.value.paths == (".a",)
+
+
+def test_retie_of_what_cannot_be_one_names_both_paths():
+    w = jnp.ones(2)
+    with pytest.raises(st.SharingMismatchError) as caught:
+        st.retie({"a": jnp.ones(2), "b": jnp.ones(3)}, like={"a": w, "b": w})
+    assert caught.value.paths == ("['a']", "['b']")
+    assert "float32[2]" in str(caught.value)
+    assert "float32[3]" in str(caught.value)
+
+
+# --- comparing -----------------------------------------------------------------------------------------------------
+
+
+def test_same_sharing_looks_at_ties_and_shape_only():
+    w, v = jnp.ones(2), jnp.zeros((3, 3))
+    assert st.same_sharing({"a": w, "b": w}, {"a": v, "b": v})
+    assert not st.same_sharing({"a": w, "b": w}, {"a": w, "b": v})
+    assert not st.same_sharing({"a": w, "b": v}, {"a": w, "b": w})
+    assert not st.same_sharing([w], (w,))
+    assert not st.same_sharing([w], [w, w])
+
+
+def test_same_sharing_takes_a_gradient():
+    w, v = jnp.ones(2), jnp.zeros(2)
+    assert st.same_sharing(Pair(w, [w, jnp.arange(2)]), Pair(v, [v, None]))
+
+
+def test_assert_same_sharing_names_every_difference_in_both_directions():
+    w, v = jnp.ones(2), jnp.ones(3)
+    with pytest.raises(st.SharingMismatchError) as caught:
+        st.assert_same_sharing([w, w, v, jnp.ones(3)], [w, jnp.ones(2), v, v])
+    text = str(caught.value)
+    assert "`[0]` and `[1]` are one object in the first tree only" in text
+    assert "`[2]` and `[3]` are one object in the second tree only" in text
+    assert "b = sharedtree.retie(b, like=a)" in text
+    assert caught.value.paths == ("[0]", "[1]", "[2]", "[3]")
+    st.assert_same_sharing([w, w], [v, v])
+
+
+# --- count_parameters ----------------------------------------------------------------------------------------------
+
+
+def test_count_parameters():
+    w = jnp.ones((2, 3))
+    abstract = jax.ShapeDtypeStruct((5,), jnp.float32)
+    rest = [np.ones(4), abstract, abstract, jnp.arange(9), jax.random.key(0), 2.0, jnp.ones((), complex)]
+    model = Pair(Linear(w, w), rest)
+    assert st.count_parameters(model) == 6 + 4 + 5 + 1
+    assert st.count_parameters([1.5, 2]) == 1
+    assert st.count_parameters([]) == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        st.ties,
+        st.untie,
+        st.count_parameters,
+        lambda x: st.tie(x, lambda m: (m, m)),
+        lambda x: st.retie(x, like=x),
+        lambda x: st.assert_same_sharing(x, x),
+    ],
+)
+def test_an_object_that_cannot_be_taken_apart_is_refused(call):
+    class Opaque:
+        def __init__(self):
+            self.weight = jnp.ones(2)
+
+    with pytest.raises(st.UnregisteredTypeError, match=r"sharedtree.register_node\(.*Opaque, flatten, unflatten\)"):
+        call(Opaque())

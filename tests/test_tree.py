@@ -1,0 +1,499 @@
+"""`sharedtree.tree`: without ties equal to `jax.tree` and Equinox, with ties to what was worked out by hand."""
+
+import collections
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import tree_util as jtu
+
+import sharedtree as st
+
+
+class Pair(eqx.Module):
+    a: object
+    b: object
+
+
+class Layer(eqx.Module):
+    weight: jax.Array
+    bias: object = None
+    activation: object = jnp.tanh
+    name: str = eqx.field(static=True, default="layer")
+
+
+Point = collections.namedtuple("Point", ["x", "y"])
+
+
+def untied_trees():
+    one = lambda i: jnp.full(2, float(i))
+    return {
+        "array": one(0),
+        "dict": {"b": one(1), "a": [one(2), (one(3), None)]},
+        "ordered": collections.OrderedDict([("b", one(1)), ("a", one(2))]),
+        "defaultdict": collections.defaultdict(list, {"z": one(1), "y": one(2)}),
+        "namedtuple": Point(one(1), [one(2)]),
+        "none": None,
+        "empty": {"a": [], "b": (), "c": {}},
+        "module": Pair(Layer(one(1), one(2), None), [Layer(one(3), None, None)]),
+        "numbers": [1, 2.0, True, 1j],
+        "numpy": [np.ones(2), np.zeros((2, 1), np.int8)],
+        "partial": jtu.Partial(jnp.add, one(1), out=one(2)),
+    }
+
+
+TREES = untied_trees()
+
+
+@pytest.fixture(params=TREES)
+def untied(request):
+    return TREES[request.param]
+
+
+def same(x, y):
+    assert jax.tree.structure(x) == jax.tree.structure(y)
+    for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True):
+        assert a is b or (type(a) is type(b) and np.array_equal(a, b))
+
+
+# --- against jax.tree where nothing is tied ------------------------------------------------------------------------
+
+
+def test_leaves_equal_those_of_jax(untied):
+    ours, theirs = st.tree.leaves(untied), jax.tree.leaves(untied)
+    assert len(ours) == len(theirs)
+    assert all(a is b for a, b in zip(ours, theirs, strict=True))
+
+
+def test_leaves_with_path_equal_those_of_jax(untied):
+    ours, theirs = st.tree.leaves_with_path(untied), jax.tree.leaves_with_path(untied)
+    assert [jtu.keystr(path) for path, _ in ours] == [jtu.keystr(path) for path, _ in theirs]
+    assert all(a is b for (_, a), (_, b) in zip(ours, theirs, strict=True))
+
+
+def test_flatten_and_unflatten_are_inverse(untied):
+    leaves, structure = st.tree.flatten(untied)
+    same(st.tree.unflatten(structure, leaves), untied)
+    assert st.tree.structure(untied) is structure
+    assert hash(structure) == hash(st.tree.structure(untied))
+
+
+def test_map_equals_that_of_jax(untied):
+    same(st.tree.map(lambda x: (x, 1), untied), jax.tree.map(lambda x: (x, 1), untied))
+    double = lambda x, y: [y, x]
+    same(st.tree.map(double, untied, untied), jax.tree.map(double, untied, untied))
+
+
+def test_map_with_path_equals_that_of_jax(untied):
+    f = lambda path, x: jtu.keystr(path)
+    assert jax.tree.leaves(st.tree.map_with_path(f, untied)) == jax.tree.leaves(jax.tree.map_with_path(f, untied))
+
+
+IS_LEAF = {"nodes": lambda x: isinstance(x, (list, Layer)), "none": lambda x: x is None}
+
+
+@pytest.mark.parametrize("is_leaf", IS_LEAF.values(), ids=IS_LEAF)
+def test_is_leaf_as_in_jax(untied, is_leaf):
+    ours, theirs = st.tree.leaves(untied, is_leaf), jax.tree.leaves(untied, is_leaf)
+    assert len(ours) == len(theirs)
+    assert all(a is b for a, b in zip(ours, theirs, strict=True))
+    f = lambda x: 7
+    assert jax.tree.leaves(st.tree.map(f, untied, is_leaf=is_leaf)) == [7] * len(theirs)
+    assert len(st.tree.leaves_with_path(untied, is_leaf)) == len(theirs)
+    assert st.tree.structure(untied, is_leaf) is st.tree.flatten(untied, is_leaf)[1]
+    leaves, structure = st.tree.flatten(untied, is_leaf)
+    same(st.tree.unflatten(structure, leaves), untied)
+
+
+def test_a_subtree_in_rest_as_in_jax():
+    tree = [jnp.ones(2), {"a": jnp.zeros(2)}]
+    rest = [(1, 2), {"a": {"deep": 3}}]
+    f = lambda x, y: y
+    assert st.tree.map(f, tree, rest) == jax.tree.map(f, tree, rest) == rest
+
+
+@pytest.mark.parametrize("rest", [[1], [1, 2, 3], {"a": 1}, (1, 2), 5], ids=repr)
+def test_rest_of_another_shape_is_an_error_with_its_path(rest):
+    tree = {"m": [jnp.ones(2), jnp.ones(3)]}
+    with pytest.raises(ValueError):
+        jax.tree.map(lambda x, y: x, tree, {"m": rest})
+    with pytest.raises(st.SharingMismatchError, match=r"differ in shape at `\['m'\]`.*`rest\[0\]`") as caught:
+        st.tree.map(lambda x, y: x, tree, {"m": rest})
+    assert caught.value.paths == ("['m']",)
+
+
+def test_unflatten_with_too_few_or_too_many_leaves():
+    leaves, structure = st.tree.flatten([jnp.ones(2), jnp.ones(2)])
+    for wrong in (leaves[:1], [*leaves, leaves[0]]):
+        with pytest.raises(ValueError, match=f"has 2 traced leaves, but {len(wrong)} were given"):
+            st.tree.unflatten(structure, wrong)
+    same(st.tree.unflatten(structure, iter(leaves)), leaves)
+
+
+def test_static_leaves_ride_along():
+    layer = Layer(jnp.ones(2), 3)
+    assert len(st.tree.leaves(layer)) == 1
+    assert len(jax.tree.leaves(layer)) == 3
+    new = st.tree.map(lambda x: x + 1, layer)
+    np.testing.assert_array_equal(new.weight, [2.0, 2.0])
+    assert (new.bias, new.activation, new.name) == (3, jnp.tanh, "layer")
+
+
+@pytest.mark.parametrize("call", [st.tree.flatten, st.tree.structure, st.tree.leaves, st.tree.leaves_with_path])
+def test_an_object_that_cannot_be_taken_apart_is_refused(call):
+    class Opaque:
+        def __init__(self):
+            self.weight = jnp.ones(2)
+
+    with pytest.raises(st.UnregisteredTypeError, match=r"register_pytree_node\(.*Opaque") as caught:
+        call(Opaque())
+    assert isinstance(caught.value, TypeError)
+
+
+# --- with ties: worked out by hand ---------------------------------------------------------------------------------
+
+
+def test_each_tied_leaf_is_seen_once_at_its_first_path():
+    w, v = jnp.ones(2), jnp.zeros(3)
+    tree = {"x": [w, v], "y": Pair(v, w), "z": w}
+    found = st.tree.leaves_with_path(tree)
+    assert [jtu.keystr(path) for path, _ in found] == ["['x'][0]", "['x'][1]"]
+    assert all(a is b for (_, a), b in zip(found, (w, v), strict=True))
+    assert len(st.tree.leaves(tree)) == 2
+
+
+def test_map_calls_once_and_keeps_every_kind_of_tie():
+    layer, box = Layer(jnp.ones(2)), [jnp.zeros(2)]
+    w = jnp.full(2, 5.0)
+    tree = Pair([layer, box, w, layer.weight], {"layer": layer, "box": box, "w": w})
+    calls = []
+
+    def f(x):
+        calls.append(x)
+        return x + 1
+
+    new = st.tree.map(f, tree)
+    assert len(calls) == 3
+    assert new.a[0] is new.b["layer"]
+    assert new.a[1] is new.b["box"]
+    assert new.a[2] is new.b["w"]
+    assert new.a[3] is new.a[0].weight
+    np.testing.assert_array_equal(new.b["w"], [6.0, 6.0])
+    assert tree.a[0] is layer  # not changed
+    np.testing.assert_array_equal(layer.weight, [1.0, 1.0])
+
+
+def test_map_over_several_trees_with_the_same_ties():
+    w, v = jnp.ones(2), jnp.full(2, 3.0)
+    new = st.tree.map(jnp.add, {"a": w, "b": w}, {"a": v, "b": v})
+    assert new["a"] is new["b"]
+    np.testing.assert_array_equal(new["a"], [4.0, 4.0])
+
+
+def test_none_in_rest_is_handed_over():
+    w, v = jnp.ones(2), jnp.zeros(2)
+    got = []
+    tree = {"a": w, "b": w, "c": v}
+    new = st.tree.map(lambda x, y: got.append(y) or x, tree, {"a": None, "b": None, "c": 4})
+    assert got == [None, 4]
+    assert new["a"] is w
+    assert new["b"] is w
+
+
+def test_none_where_a_tied_leaf_has_an_array_elsewhere_is_an_error():
+    w, v = jnp.ones(2), jnp.zeros(2)
+    with pytest.raises(st.SharingMismatchError) as caught:
+        st.tree.map(lambda x, y: x, {"a": w, "b": w}, {"a": v, "b": None})
+    assert caught.value.paths == ("['a']", "['b']")
+
+
+def test_equal_values_without_identity_in_rest_are_one():
+    w = jnp.ones(2)
+    tree = {"a": w, "b": w}
+    assert st.tree.map(lambda x, y: y, tree, {"a": (0, "x"), "b": (0, "x")}) == {"a": (0, "x"), "b": (0, "x")}
+    with pytest.raises(st.SharingMismatchError):
+        st.tree.map(lambda x, y: y, tree, {"a": 0, "b": 1})
+
+
+def test_equal_python_numbers_in_rest_of_a_jax_module_are_one():
+    w = jnp.ones(2)
+    tree = jtu.Partial(max, w, w)
+    rest = jtu.Partial(max, 2.0, 2.0)
+    assert st.tree.map(lambda x, y: y, tree, rest).args == (2.0, 2.0)
+
+
+@pytest.mark.parametrize("level", ["array", "module"])
+def test_an_untied_copy_in_rest_is_an_error_naming_both_paths_and_the_fix(level):
+    layer = Layer(jnp.ones(2))
+    tree = Pair(layer, [layer]) if level == "module" else Pair(layer.weight, [layer.weight])
+    copy = jax.tree.map(lambda x: x + 0 if eqx.is_array(x) else x, tree)
+    suffix = ".weight" if level == "module" else ""
+    with pytest.raises(st.SharingMismatchError) as caught:
+        st.tree.map(lambda x, y, z: x, tree, tree, copy)
+    assert caught.value.paths == (f".a{suffix}", f".b[0]{suffix}")
+    for part in (f"`.a{suffix}`", f"`.b[0]{suffix}`", "rest[1]", "sharedtree.retie(rest[1], like=tree)"):
+        assert part in str(caught.value)
+    with pytest.raises(ValueError):  # the built-in base class
+        st.tree.map(lambda x, y: x, tree, copy)
+
+
+def test_is_leaf_on_a_shared_node_calls_once():
+    layer = Layer(jnp.ones(2))
+    calls = []
+    new = st.tree.map(lambda x: calls.append(x) or "new", Pair(layer, layer), is_leaf=lambda x: isinstance(x, Layer))
+    assert len(calls) == 1
+    assert calls[0] is layer
+    assert (new.a, new.b) == ("new", "new")
+
+
+def test_unflatten_makes_new_nodes_each_time():
+    tree = {"a": [jnp.ones(2)]}
+    leaves, structure = st.tree.flatten(tree)
+    one, two = st.tree.unflatten(structure, leaves), st.tree.unflatten(structure, leaves)
+    assert one is not two
+    assert one["a"] is not two["a"]
+    assert one["a"][0] is two["a"][0] is tree["a"][0]
+
+
+def test_structure_tells_sharing_apart_and_nothing_else():
+    w, v = jnp.ones(2), jnp.ones(2)
+    tied, same_ties, untied = [w, w], [v, v], [w, v]
+    assert st.tree.structure(tied) is st.tree.structure(same_ties)
+    assert st.tree.structure(tied) is not st.tree.structure(untied)
+    assert st.tree.structure(tied) != st.tree.structure(untied)
+    assert st.tree.structure([jnp.zeros((3, 4), jnp.int8), jnp.ones(())]) is st.tree.structure(untied)
+
+
+def test_a_deque_is_a_container_here_although_a_leaf_for_jax():
+    w = jnp.ones(2)
+    queue = collections.deque([w, [w]], maxlen=3)
+    new = st.tree.map(lambda x: x + 1, queue)
+    assert type(new) is collections.deque
+    assert new.maxlen == 3
+    assert new[0] is new[1][0]
+    assert [jtu.keystr(path) for path, _ in st.tree.leaves_with_path(queue)] == ["[0]"]
+
+
+def test_tuples_are_values():
+    t = (jnp.ones(2),)
+    new = st.tree.map(lambda x: x, Pair(t, t))
+    assert new.a[0] is new.b[0]  # the array is tied
+    assert st.tree.structure(Pair(t, t)) is st.tree.structure(Pair((t[0],), (t[0],)))
+
+
+# --- at ------------------------------------------------------------------------------------------------------------
+
+
+def test_at_equals_tree_at_where_nothing_is_tied():
+    tree = Pair(Layer(jnp.ones(2), jnp.zeros(1)), {"k": [jnp.ones(3), 4]})
+    x = jnp.full(2, 7.0)
+    for where, replace in [
+        (lambda m: m.a.weight, x),
+        (lambda m: m.a, x),
+        (lambda m: (m.a.weight, m.b["k"][0]), (x, None)),
+        (lambda m: [m.b["k"][1], m.a], [5, x]),
+        (lambda m: m.a.activation, jnp.sin),
+        (lambda m: m.b["k"], (1, 2)),
+    ]:
+        same(st.tree.at(where, tree, replace), eqx.tree_at(where, tree, replace))
+    where = lambda m: (m.a.weight, m.b["k"][0])
+    same(st.tree.at(where, tree, replace_fn=lambda x: 2 * x), eqx.tree_at(where, tree, replace_fn=lambda x: 2 * x))
+
+
+def test_at_replaces_none():
+    tree = Pair(Layer(jnp.ones(2)), None)
+    x = jnp.zeros(2)
+    same(st.tree.at(lambda m: m.a.bias, tree, x), eqx.tree_at(lambda m: m.a.bias, tree, x, is_leaf=lambda y: y is None))
+    both = st.tree.at(lambda m: (m.a.bias, m.b), tree, (x, 3))
+    assert both.a.bias is x
+    assert both.b == 3
+    one = st.tree.at(lambda m: m.b, tree, 3)
+    assert one.a.bias is None
+
+
+def test_at_replaces_a_tied_node_at_every_path():
+    layer = Layer(jnp.ones(2))
+    tree = Pair(layer, [layer, layer.weight])
+    new = st.tree.at(lambda m: m.b[0].weight, tree, jnp.zeros(2))
+    assert new.a is new.b[0]
+    assert new.a.weight is new.b[1]
+    np.testing.assert_array_equal(new.b[1], [0.0, 0.0])
+    calls = []
+    new = st.tree.at(lambda m: m.b[1], tree, replace_fn=lambda x: calls.append(x) or x + 1)
+    assert len(calls) == 1
+    assert new.a.weight is new.b[1]
+    other = Layer(jnp.zeros(3))
+    new = st.tree.at(lambda m: m.b[0], tree, other)
+    assert new.a is other
+    assert new.b[0] is other
+    assert new.b[1] is layer.weight
+
+
+def test_at_refuses_what_is_not_in_the_tree():
+    with pytest.raises(st.SharingMismatchError, match="not part of the tree") as caught:
+        st.tree.at(lambda m: jnp.ones(2), [jnp.ones(2)], 3)
+    assert "where=lambda m: (m.embed.weight, m.head.weight)" in str(caught.value)
+
+
+def test_at_wants_exactly_one_replacement_and_as_many_as_places():
+    tree = [jnp.ones(2), jnp.ones(2)]
+    with pytest.raises(ValueError, match="exactly one"):
+        st.tree.at(lambda m: m[0], tree)
+    with pytest.raises(ValueError, match="exactly one"):
+        st.tree.at(lambda m: m[0], tree, 1, replace_fn=lambda x: x)
+    with pytest.raises(ValueError, match="returned 2 nodes, but `replace` has 1"):
+        st.tree.at(lambda m: (m[0], m[1]), tree, (1,))
+    assert st.tree.at(lambda m: m[0], tree, None)[0] is None
+
+
+# --- filter, partition, combine ------------------------------------------------------------------------------------
+
+
+SPECS = {
+    "is_array": eqx.is_array,
+    "is_inexact_array": eqx.is_inexact_array,
+    "True": True,
+    "False": False,
+    "prefix": Pair(True, {"i": False, "rest": eqx.is_array}),
+}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_filter_and_partition_equal_those_of_equinox(spec):
+    rest = [1, "text", None, jnp.ones(1)]
+    tree = Pair(Layer(jnp.ones(2), np.zeros(1), jax.nn.relu), {"i": jnp.arange(2), "rest": rest})
+    spec = SPECS[spec]
+    same(st.tree.filter(tree, spec), eqx.filter(tree, spec))
+    same(st.tree.filter(tree, spec, inverse=True), eqx.filter(tree, spec, inverse=True))
+    same(st.tree.filter(tree, spec, replace=0), eqx.filter(tree, spec, replace=0))
+    ours, theirs = st.tree.partition(tree, spec), eqx.partition(tree, spec)
+    for mine, expected in zip(ours, theirs, strict=True):
+        same(mine, expected)
+    same(st.tree.combine(*ours), eqx.combine(*theirs))
+    same(st.tree.combine(*ours), tree)
+    same(st.tree.combine(*reversed(ours)), tree)
+
+
+def test_filter_with_is_leaf_as_equinox():
+    tree = [None, jnp.ones(2), [1, 2]]
+    for is_leaf in (lambda x: x is None, lambda x: isinstance(x, list) and len(x) == 2):
+        spec = lambda x: x is None or isinstance(x, list)
+        same(st.tree.filter(tree, spec, replace=0, is_leaf=is_leaf), eqx.filter(tree, spec, replace=0, is_leaf=is_leaf))
+
+
+def test_partition_keeps_ties_in_both_halves():
+    layer, k = Layer(jnp.ones(2)), jnp.arange(3)
+    tree = Pair([layer, k], [layer, k, layer.weight])
+    inexact, rest = st.tree.partition(tree, eqx.is_inexact_array)
+    assert inexact.a[0] is inexact.b[0]
+    assert inexact.b[2] is layer.weight
+    assert inexact.a[1] is inexact.b[1] is None
+    assert rest.a[0] is rest.b[0]
+    assert rest.a[1] is rest.b[1] is k
+    joined = st.tree.combine(inexact, rest)
+    assert joined.a[0] is joined.b[0]
+    assert joined.b[2] is joined.a[0].weight is layer.weight
+    assert joined.a[1] is joined.b[1] is k
+    assert joined.a[0].activation is jnp.tanh
+
+
+def test_a_prefix_that_splits_a_tie_is_an_error():
+    w = jnp.ones(2)
+    with pytest.raises(st.InconsistentSharingError) as caught:
+        st.tree.partition({"a": w, "b": w}, {"a": True, "b": False})
+    assert caught.value.paths == ("['a']", "['b']")
+    assert caught.value.treatments == ("selected", "not selected")
+    assert "sharedtree.untie(model, lambda m: m['b'])" in str(caught.value)
+    with pytest.raises(st.InconsistentSharingError) as caught:
+        st.tree.filter({"a": w, "b": w}, {"a": False, "b": True})
+    assert caught.value.treatments == ("not selected", "selected")
+
+
+def test_the_fix_that_the_error_names_works():
+    w, v = jnp.ones(2), jnp.zeros(2)
+    model = {"a": w, "b": w, "c": v}
+    spec = {"a": False, "b": True, "c": False}
+    with pytest.raises(st.InconsistentSharingError) as caught:
+        st.tree.partition(model, spec)
+    (fix,) = [line for line in str(caught.value).splitlines() if line.startswith("    spec = ")]
+    names = {"eqx": eqx, "spec": spec}
+    exec(fix.strip(), names)
+    spec = names["spec"]
+    kept, rest = st.tree.partition(model, spec)
+    assert kept["a"] is kept["b"] is w
+    assert kept["c"] is rest["a"] is rest["b"] is None
+    assert rest["c"] is v
+
+
+def test_a_spec_of_another_shape_is_an_error_with_its_path():
+    with pytest.raises(st.SharingMismatchError, match=r"does not fit the tree at `\['a'\]`"):
+        st.tree.filter({"a": [jnp.ones(2)]}, {"a": {"b": True}})
+
+
+def test_combine_takes_the_first_that_has_a_leaf_as_equinox():
+    a, b, c = jnp.ones(2), jnp.zeros(2), jnp.full(2, 2.0)
+    trees = [{"x": a, "y": None, "z": None}, {"x": b, "y": b, "z": None}, {"x": None, "y": c, "z": c}]
+    same(st.tree.combine(*trees), eqx.combine(*trees))
+    assert st.tree.combine(*trees)["x"] is a
+
+
+def test_combine_of_different_shapes_is_an_error():
+    with pytest.raises(st.SharingMismatchError, match="differ in shape"):
+        st.tree.combine([jnp.ones(2), [None]], [None, (None,)])
+
+
+def test_combine_ties_only_what_is_tied_in_all_that_have_it():
+    shared, one, two = [None, jnp.ones(2)], [jnp.zeros(1), None], [jnp.zeros(1), None]
+    joined = st.tree.combine({"a": shared, "b": shared}, {"a": one, "b": two})
+    assert joined["a"] is not joined["b"]
+    assert joined["a"][1] is joined["b"][1] is shared[1]
+    assert joined["a"][0] is one[0]
+    assert joined["b"][0] is two[0]
+
+
+# --- equal ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [jnp.ones(2), {"a": 1}],
+        [jnp.zeros(2), {"a": 1}],
+        [jnp.ones(3), {"a": 1}],
+        [jnp.ones(2, jnp.int32), {"a": 1}],
+        [jnp.ones(2), {"a": 2}],
+        [jnp.ones(2), {"b": 1}],
+        (jnp.ones(2), {"a": 1}),
+        [jnp.ones(2)],
+    ],
+)
+def test_equal_is_that_of_equinox_where_nothing_is_tied(other):
+    tree = [jnp.ones(2), {"a": 1}]
+    assert bool(st.tree.equal(tree, other)) is bool(eqx.tree_equal(tree, other))
+
+
+def test_equal_with_tolerance_and_types():
+    one, near = [jnp.ones(2)], [jnp.ones(2) + 1e-4]
+    assert not st.tree.equal(one, near)
+    assert st.tree.equal(one, near, atol=1e-3)
+    assert st.tree.equal(one, near, rtol=1e-3)
+    numpy = [np.ones(2, np.float32)]
+    assert bool(st.tree.equal(one, numpy)) is bool(eqx.tree_equal(one, numpy))
+    assert bool(st.tree.equal(one, numpy, typematch=True)) is bool(eqx.tree_equal(one, numpy, typematch=True)) is False
+    assert not st.tree.equal(one, one, near)
+
+
+def test_equal_compares_ties_and_statics():
+    w, v = jnp.ones(2), jnp.ones(2)
+    assert not st.tree.equal({"a": w, "b": w}, {"a": w, "b": v})
+    assert st.tree.equal({"a": w, "b": w}, {"a": v, "b": v})
+    assert not st.tree.equal(Layer(w, name="one"), Layer(w, name="two"))
+    assert not st.tree.equal(Layer(w, 1), Layer(w, 1.0))
+
+
+def test_equal_under_jit_is_traced():
+    result = jax.jit(lambda x, y: st.tree.equal([x, x], [y, y]))(jnp.ones(2), jnp.zeros(2))
+    assert isinstance(result, jax.Array)
+    assert not result
