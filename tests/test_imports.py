@@ -29,8 +29,8 @@ ORDER = [
     "_marking",
     "_prefix",
     "_ties",
-    "_tying",
     "_editing",
+    "_tying",
     "tree",
     "transforms",
     "optim",
@@ -41,7 +41,7 @@ ORDER = [
 
 
 def files():
-    return sorted(path for path in ROOT.rglob("*.py"))
+    return sorted(ROOT.rglob("*.py"))
 
 
 def name_of(path):

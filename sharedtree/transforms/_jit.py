@@ -169,7 +169,8 @@ class JitTransform(FunctionTransform):
         return self.finish(result, call, policy)
 
     def clear_cache(self) -> None:
-        """Forgets every trace of this function."""
+        """Forgets every trace of this function, and how to pack and unpack its calls."""
+        self._sites.clear()
         for made in list(self._made.values()):
             made.clear_cache()
 

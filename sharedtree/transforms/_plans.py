@@ -4,6 +4,7 @@ A plan packs the arguments of a call if they have the structures it was made for
 of `_crossing` decides. Plans for several structures can be kept side by side.
 """
 
+import collections
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -287,23 +288,27 @@ def can_be_built(result: Any) -> bool:
 class Site:
     """The plans of one wrapped function under one policy.
 
-    A structure gets a plan when it is seen for the second time, so that what is called once is not compiled twice.
+    A structure gets a plan when it is seen for the second time, so that what is called once is not compiled twice. Only
+    so many are kept: plans keep their structures alive, also those that JAX's caches have let go of.
     """
 
     def __init__(self) -> None:
         self.plans: tuple[CallPlan, ...] = ()
-        self._seen: set[Any] = set()
+        self._seen: collections.deque[Any] = collections.deque(maxlen=_MOST_PLANS)
+        self._planned: collections.deque[Any] = collections.deque(maxlen=_MOST_PLANS)
         self._lock = threading.Lock()
 
     def saw(self, call: Call, static: Collection[Position]) -> None:
         """A call was packed by walking."""
         key = _key(call, static)
         with self._lock:
+            if key in self._planned:
+                return  # its plan gave up, and would again
             if key not in self._seen:
-                self._seen.add(key)
-                return
-            if len(self.plans) < _MOST_PLANS and can_be_planned(call, static):
-                self.plans = (CallPlan(call, static), *self.plans)
+                self._seen.append(key)
+            elif can_be_planned(call, static):
+                self._planned.append(key)
+                self.plans = (CallPlan(call, static), *self.plans)[:_MOST_PLANS]
 
 
 _MOST_PLANS = 8  # each is tried in turn before the walk
