@@ -30,6 +30,7 @@ from .optim import apply_updates as apply_updates, optimizer as optimizer
 from .transforms import (
     checkpoint as checkpoint,
     device_put as device_put,
+    explain as explain,
     grad as grad,
     jit as jit,
     preserve_identities as preserve_identities,

@@ -8,6 +8,7 @@
 - `dce_jaxpr`: `jax.jit` drops the inputs that a computation does not need, by this function.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from jax.core import Tracer
 from jax.interpreters.partial_eval import dce_jaxpr
 
 _LEAF = jtu.tree_structure(0)
+
+_SHALLOW = 100
 
 ConcreteArray: type = ArrayImpl
 
@@ -36,6 +39,18 @@ def belongs_to(tracer: Tracer, traces: Iterable[Any]) -> bool:
     """Whether `tracer` was made by one of `traces`."""
     made_by = tracer._trace  # noqa: SLF001 -- see the module's docstring
     return any(made_by is trace for trace in traces)
+
+
+def make_room(depth: int) -> None:
+    """Lets JAX flatten something nested so deeply.
+
+    Before Python 3.12 the recursion of JAX's C++ counts against the interpreter's limit, and once that is hit JAX never
+    gives the count back, so that the thread is left without any. The limit is raised and stays so, for other threads
+    may be using it.
+    """
+    needed = 1_000 + 8 * depth
+    if sys.version_info < (3, 12) and depth > _SHALLOW and sys.getrecursionlimit() < needed:
+        sys.setrecursionlimit(needed)
 
 
 def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:

@@ -146,6 +146,11 @@ def register_node(
     _known[cls] = NodeType(cls, False, False, convention, take_apart, unflatten, keys_of)
 
 
+def is_namedtuple(cls: type) -> bool:
+    """Whether a class is a namedtuple, which JAX knows by its fields."""
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
+
+
 def require_registered(tree: Any) -> None:
     """Raises if `tree` as a whole is an object that holds attributes but cannot be taken apart.
 
@@ -181,7 +186,7 @@ def _is_numeric(dtype: Any) -> bool:
 
 
 def _is_in_jax_registry(cls: type) -> bool:
-    if cls is jtu.Partial or (issubclass(cls, tuple) and hasattr(cls, "_fields")):
+    if cls is jtu.Partial or is_namedtuple(cls):
         return True
     try:
         blank = object.__new__(cls)
@@ -191,12 +196,13 @@ def _is_in_jax_registry(cls: type) -> bool:
 
 
 def _find(cls: type, obj: Any) -> NodeType | None:
-    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return _namedtuple_type(cls)
     if issubclass(cls, eqx.Module):
         return _equinox_type(cls)
-    if jtu.default_registry.flatten_one_level(obj) is None:
+    flat = jtu.default_registry.flatten_one_level(obj)
+    if flat is None:
         return None
+    if is_namedtuple(cls) and flat[1] is cls:  # not registered by its author for something else
+        return _namedtuple_type(cls)
     return NodeType(
         cls,
         is_plain=False,
@@ -300,7 +306,11 @@ def _plain(
 
 
 def _dict_keys(obj: dict[Any, Any]) -> Keys:
-    return tuple([jtu.DictKey(name) for name in _sorted_keys(obj)])
+    return tuple([_dict_key(name) for name in _sorted_keys(obj)])
+
+
+def _dict_key(name: Any) -> Any:
+    return jtu.DictKey("None" if name is None else name)  # JAX 0.8 refuses None
 
 
 _PLAIN: dict[type, NodeType] = {
@@ -318,7 +328,7 @@ _PLAIN: dict[type, NodeType] = {
         collections.OrderedDict,
         lambda x: (tuple(x.values()), tuple(x)),
         lambda names, xs: collections.OrderedDict(zip(names, xs, strict=True)),
-        lambda x: tuple([jtu.DictKey(name) for name in x]),
+        lambda x: tuple([_dict_key(name) for name in x]),
         is_mutable=True,
     ),
     collections.defaultdict: _plain(

@@ -32,6 +32,11 @@ class LeafPath:
     def __init__(self, text: str) -> None:
         self.text = text
 
+    @property
+    def key(self) -> str:
+        """The text, under the name by which JAX 0.10 asks other keys for theirs."""
+        return self.text
+
     def __str__(self) -> str:
         return self.text
 

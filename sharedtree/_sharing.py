@@ -85,7 +85,8 @@ def pairs(left: Shape, right: Shape, agree: Agree) -> Iterator[Pair | Mismatch]:
             steps = tuple(zip(op.keys, children, others, strict=True))
             stack.extend(Pair(a, b, (*pair.path, key), above) for key, a, b in reversed(steps))
         else:
-            yield pair if agree(pair.left, pair.right) else Mismatch(pair.path, name_of(op), name_of(other))
+            names = (name_of(op, len(children)), name_of(other, len(others)))
+            yield pair if agree(pair.left, pair.right) else Mismatch(pair.path, *names)
 
 
 def shape_of(structure: Structure) -> Shape:
@@ -209,10 +210,13 @@ def _cannot_merge(shape: Shape, i: int, j: int) -> SharingMismatchError:
     )
 
 
-def name_of(op: Any) -> str:
+def name_of(op: Any, num_children: int | None = None) -> str:
     """What a record is, for errors."""
     if op is LEAF:
         return "a traced leaf"
     if type(op) is Static:
         return f"the static value {op.peek()!r}"
-    return f"a `{op.type.cls.__name__}`" if type(op) is Node else "an object of the caller's"
+    if type(op) is not Node:
+        return "an object of the caller's"
+    of_how_many = "" if num_children is None or op.type.cls is type(None) else f" with {num_children} children"
+    return f"a `{op.type.cls.__name__}`{of_how_many}"

@@ -7,6 +7,8 @@ is, and copied again for each trace that gets it, so that no trace can change an
 
 import collections
 import copy
+import dataclasses
+import functools
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -51,12 +53,18 @@ class Static:
         """Whether the value, or anything in it, could be changed by whoever has it."""
         return self._is_mutable
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the same object has the same value for ever, so that `is` is enough to know it again."""
+        cls: type = type(self._value)
+        return cls in _IMMUTABLE or (not self._is_mutable and cls.__eq__ is object.__eq__)
+
     def peek(self) -> Any:
         """The value, not to be changed and not to be handed to users."""
         return self._value
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Static and self._key == other._key
+        return type(other) is Static and self._hash == other._hash and self._key == other._key
 
     def __hash__(self) -> int:
         return self._hash
@@ -136,19 +144,28 @@ def _key_of(value: Any, is_mutable: list[bool]) -> Any:
         return cls, struct.pack("dd", value.real, value.imag)
     if cls is slice:
         return cls, tuple(_key_of(x, is_mutable) for x in (value.start, value.stop, value.step))
-    if cls is tuple or cls is frozenset or (isinstance(value, tuple) and hasattr(cls, "_fields")):
-        keys = (_key_of(x, is_mutable) for x in value)
-        return cls, frozenset(keys) if cls is frozenset else tuple(keys)
+    if isinstance(value, tuple):
+        return cls, _key_of_sequence(value, is_mutable)
+    if isinstance(value, frozenset):
+        return cls, frozenset(_key_of(x, is_mutable) for x in value)
+    if cls is functools.partial:
+        parts = (value.func, value.args, value.keywords)
+        return cls, *(_key_of(part, is_mutable) for part in parts[:2]), _key_of_items(parts[2], is_mutable)
     if isinstance(value, np.generic):
         return cls, value.dtype, value.tobytes()
     if isinstance(value, (Tracer, jax.Ref)):
         return cls, _Identity(value)
     if isinstance(value, jax.Array):
         return _key_of_jax_array(value)
-    snapshot = _MUTABLE.get(cls)
-    if snapshot is not None:
-        is_mutable.append(True)
-        return cls, snapshot(value, is_mutable)
+    for base, snapshot in _MUTABLE.items():
+        if isinstance(value, base):
+            is_mutable.append(True)
+            return cls, snapshot(value, is_mutable)
+    if _compares_by_field(cls):
+        if _can_be_mutated(cls):
+            is_mutable.append(True)
+        compared = [f.name for f in dataclasses.fields(cls) if f.compare]
+        return cls, tuple((name, _key_of(getattr(value, name), is_mutable)) for name in compared)
     _require_equality(value)
     if _is_hashable(value):
         return cls, _ByEquality(value, is_hashable=True)
@@ -169,7 +186,16 @@ def _key_of_numpy_array(value: np.ndarray[Any, Any], is_mutable: list[bool]) -> 
 
 
 def _key_of_items(value: dict[Any, Any], is_mutable: list[bool]) -> Any:
-    return frozenset((_key_of(k, is_mutable), _key_of(v, is_mutable)) for k, v in value.items())
+    """In order, since whoever gets the dictionary can see that too."""
+    return tuple((_key_of(k, is_mutable), _key_of(v, is_mutable)) for k, v in value.items())
+
+
+def _compares_by_field(cls: Any) -> bool:
+    """Whether a class is a dataclass whose `==` was generated: it compares `1` and `True`, which differ here."""
+    if not hasattr(cls, "__dataclass_params__") or not cls.__dataclass_params__.eq:
+        return False
+    code = getattr(cls.__eq__, "__code__", None)
+    return code is not None and code.co_filename == "<string>"
 
 
 def _key_of_sequence(value: Any, is_mutable: list[bool]) -> Any:
@@ -180,24 +206,24 @@ def _key_of_deque(value: Any, is_mutable: list[bool]) -> Any:
     return value.maxlen, _key_of_sequence(value, is_mutable)
 
 
-def _key_of_ordered(value: Any, is_mutable: list[bool]) -> Any:
-    return tuple((_key_of(k, is_mutable), _key_of(v, is_mutable)) for k, v in value.items())
-
-
 def _key_of_default(value: Any, is_mutable: list[bool]) -> Any:
     return _key_of(value.default_factory, is_mutable), _key_of_items(value, is_mutable)
 
 
-_MUTABLE: dict[type, Callable[[Any, list[bool]], Any]] = {
+_MUTABLE: dict[type, Callable[[Any, list[bool]], Any]] = {  # subclasses before their bases
     list: _key_of_sequence,
+    collections.defaultdict: _key_of_default,
     dict: _key_of_items,
     set: lambda value, is_mutable: frozenset(_key_of(x, is_mutable) for x in value),
     bytearray: lambda value, _: bytes(value),
     collections.deque: _key_of_deque,
-    collections.OrderedDict: _key_of_ordered,
-    collections.defaultdict: _key_of_default,
     np.ndarray: _key_of_numpy_array,
 }
+
+
+def _can_be_mutated(cls: Any) -> bool:
+    """Whether a class is known for instances that change, hashable or not."""
+    return issubclass(cls, tuple(_MUTABLE)) or (_compares_by_field(cls) and not cls.__dataclass_params__.frozen)
 
 
 def _copy(original: Any) -> Any:
@@ -220,7 +246,9 @@ def _copy(original: Any) -> Any:
         return cls((_copy(x) for x in value), value.maxlen)
     if cls is bytearray or cls is np.ndarray:
         return value.copy()
-    if _is_hashable(value):
+    if cls is functools.partial:
+        return functools.partial(_copy(value.func), *_copy(value.args), **_copy(value.keywords))
+    if not _can_be_mutated(cls) and _is_hashable(value):
         return value
     try:
         return copy.deepcopy(value)

@@ -157,6 +157,14 @@ def canonical(
     return tuple(records), numbers
 
 
+def depth_of(records: Sequence[Record]) -> int:
+    """How deeply the records are nested."""
+    depths: list[int] = []
+    for _, children in records:
+        depths.append(1 + max((depths[child] for child in children), default=0))
+    return max(depths, default=0)
+
+
 def edges(records: Sequence[Record], roots: Sequence[tuple[Path, int]], base: int = 0) -> Iterator[tuple[int, Path]]:
     """Every way into every record, once each: (number, path), the path going through each parent's first path.
 

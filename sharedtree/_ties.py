@@ -125,10 +125,11 @@ def lost_between(a: Structure, b: Structure) -> list[LostTie]:
     lost = lost_ties(left, right, _either_prefix(left, right))
     if isinstance(lost, Mismatch):
         raise lost.error()
-    return [t for t in lost if _can_be_tied(a.records[t.record][0])]
+    return [t for t in lost if can_be_tied(a.records[t.record][0])]
 
 
-def _can_be_tied(op: Op) -> bool:
+def can_be_tied(op: Op) -> bool:
+    """Whether two occurrences of what a record makes can be a tie."""
     return op is LEAF or (type(op) is Node and op.type.carries_identity)
 
 

@@ -6,12 +6,13 @@ masks, labels and everything else that optax does by tree structure or by path w
 What comes back, updates and states, is *spread*: wherever a tree of the parameters' shape turns up in it, the ties are
 put back, so that `state[0].mu.embed.weight` can be read at every path of the weight.
 
-Ties between the entries of a namedtuple at the top of the parameters do not count: `optax.LookaheadParams` begins with
-fast and slow weights that are one object, and must not stay so.
+Ties between the entries of `optax.LookaheadParams` do not count: it begins with fast and slow weights that are one
+object, and must not stay so.
 """
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import jax.numpy as jnp
 from jax import tree_util as jtu
@@ -20,9 +21,10 @@ from ._context import rules_here
 from ._distinct import distinct
 from ._errors import SharingMismatchError
 from ._graph import Tags, walk
+from ._jax_internals import make_room
 from ._node_types import node_type_of, require_registered
 from ._statics import Static
-from ._structure import LEAF, Node, Path, Record
+from ._structure import LEAF, Node, Path, Record, depth_of
 from ._ties import is_inexact
 from .tree import map as _map
 
@@ -46,6 +48,7 @@ class _Parameters(NamedTuple):
     def of(cls, model: Any) -> "_Parameters":
         tags = Tags()
         _, records, root = walk(model, tags, rules_here())
+        make_room(depth_of(records))  # optax flattens the model as a tree
         chosen = [op is LEAF and is_inexact(tags.objects[i]) for i, (op, _) in enumerate(records)]
         return cls(records, root, chosen)
 
@@ -138,7 +141,7 @@ def apply_updates(tree: T, updates: Any) -> T:
         >>> new["a"] is new["b"], new["step"]
         (True, 3)
     """
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # see `_scopes`
+    if _holds_several_models(tree):
         return type(tree)(*[apply_updates(part, update) for part, update in zip(tree, updates, strict=True)])
     return _map(_added, tree, updates)
 
@@ -160,9 +163,14 @@ def _without_aliases(state: Any, params: Any) -> Any:
     return jtu.tree_unflatten(treedef, distinct([*given, *leaves])[len(given) :])
 
 
+def _holds_several_models(params: Any) -> TypeGuard[tuple[Any, ...]]:
+    optax = sys.modules.get("optax")  # without which there are none
+    return optax is not None and isinstance(params, optax.LookaheadParams)
+
+
 def _scopes(params: Any) -> list[_Parameters]:
-    """The parts of the parameters within which ties count; all of them, unless they are a namedtuple."""
-    if isinstance(params, tuple) and hasattr(params, "_fields"):
+    """The parts of the parameters within which ties count; all of them, unless optax says otherwise."""
+    if _holds_several_models(params):
         return [scope for entry in params for scope in _scopes(entry)]
     return [_Parameters.of(params)]
 
@@ -218,13 +226,16 @@ def _at_models(tree: Any, scopes: Sequence[_Parameters], change: Callable[[Any, 
 
 
 def _matches(tree: Any, scope: _Parameters) -> bool:
-    """Whether a tree has the nodes of the model, whatever it has where the model has leaves."""
+    """Whether a tree has the nodes of the model, and a leaf or nothing where the model has a parameter."""
     stack: list[tuple[int, Any]] = [(scope.root, tree)]
     seen: set[tuple[int, int]] = set()
+    alive: list[Any] = []  # whatever has its id in `seen`
     while stack:
         number, obj = stack.pop()
         op, children = scope.records[number]
-        if type(op) is not Node or (number, id(obj)) in seen:  # parts of `tree`, or `parts` below
+        if scope.is_parameter[number] and node_type_of(obj) is not None and not _holds_nothing(obj):
+            return False  # the state of a chain can look like a tuple of parameters
+        if type(op) is not Node or (number, id(obj)) in seen:  # in `alive`
             continue
         node_type = node_type_of(obj)
         if node_type is None or node_type.cls is not op.type.cls:
@@ -234,7 +245,8 @@ def _matches(tree: Any, scope: _Parameters) -> bool:
             return False
         stack.extend(zip(children, parts, strict=True))
         if node_type.carries_identity:
-            seen.add((number, id(obj)))  # as above
+            alive.append(obj)
+            seen.add((number, id(obj)))  # in `alive`
     return True
 
 

@@ -598,3 +598,20 @@ def test_apply_updates_keeps_the_dtype_and_aliases_what_has_no_update():
     new = st.apply_updates({"a": w, "b": b}, {"a": jnp.ones(2, jnp.bfloat16), "b": None})
     assert new["a"].dtype == jnp.float32
     assert new["b"] is b
+
+
+@pytest.mark.parametrize(
+    "tx", [optax.adam(0.1), optax.chain(optax.scale_by_adam(), optax.trace(0.9))], ids=["adam", "chain"]
+)
+def test_a_tuple_of_parameters_is_not_taken_for_the_state_of_a_chain(tx):
+    w = jnp.ones(2)
+    params, plain = (w, w), (w,)
+    ours, state, vanilla = st.optimizer(tx), st.optimizer(tx).init(params), tx.init(plain)
+    for _ in range(3):
+        gradient = jax.tree.map(lambda x: 2 * x, plain)
+        updates, state = ours.update((gradient[0], gradient[0]), state, params)
+        params = st.apply_updates(params, updates)
+        updates, vanilla = tx.update(gradient, vanilla, plain)
+        plain = optax.apply_updates(plain, updates)
+        assert params[0] is params[1]
+        np.testing.assert_allclose(params[0], plain[0], rtol=1e-6)

@@ -266,3 +266,47 @@ def test_mutable_statics_are_compared_by_content():
         assert f(model) == 2
     options["scale"] = 3
     assert f(model) == 3
+
+
+def test_any_keyword_names():
+    f = st.jit(lambda m, **options: st.tree.map(lambda x: x + 1, m), donate_argnums=0)
+    model = Pair(jnp.zeros(2), None)
+    for _ in range(4):
+        model = f(model, **{"x-1": 2.0, "class": 1.0})
+    assert model.first[0] == 4
+    assert planned(f)
+
+
+def test_a_plan_that_cannot_be_made_loses_nothing(monkeypatch):
+    def broken(*args):
+        raise RuntimeError("no plan")
+
+    monkeypatch.setattr("sharedtree.transforms._plans.CallPlan", broken)
+    f = st.jit(lambda m: st.tree.map(lambda x: x + 1, m), donate_argnums=0)
+    model = Pair(jnp.zeros(2), None)
+    for _ in range(4):
+        model = f(model)
+    assert model.first[0] == 4
+
+
+def test_registered_classes_with_fields_of_their_own():
+    @jax.tree_util.register_pytree_node_class
+    class Query:
+        _fields = ("x",)
+
+        def __init__(self, x, kind):
+            self.x, self.kind = x, kind
+
+        def tree_flatten(self):
+            return (self.x,), self.kind
+
+        @classmethod
+        def tree_unflatten(cls, kind, children):
+            return cls(*children, kind)
+
+    f = st.jit(lambda q: Query(q.x + 1, q.kind))
+    query = Query(jnp.zeros(2), "kind")
+    for _ in range(4):
+        query = f(query)
+    assert (query.kind, query.x[0]) == ("kind", 4)
+    assert planned(f)

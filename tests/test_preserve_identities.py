@@ -110,6 +110,17 @@ def test_aot_stages():
     assert f.eval_shape(abstract, 3)[0].first is not None
 
 
+def test_a_compiled_call_with_static_arguments_and_another_placement():
+    f = st.jit(lambda m, k, x: (m, x * k), static_argnums=1)
+    model, x = tied(), jnp.ones(2)
+    compiled = f.lower(model, 2, x).compile()
+    committed = jax.device_put(x, jax.devices()[0])
+    same, doubled = compiled(model, committed)
+    assert same.first.committed == jax.jit(lambda w, x: (w, x * 2))(model.first, committed)[0].committed
+    assert same.first is same.second[0]
+    assert doubled[0] == 2
+
+
 def test_clear_cache():
     traces = []
     f = st.jit(lambda m: traces.append(1) or m.first.sum())
@@ -174,6 +185,17 @@ def test_in_place_is_all_or_nothing():
     assert log[1] is model.x
     assert model.other is other
     assert other.y == 1.5
+
+
+def test_in_place_deletes_what_the_function_deleted():
+    model = Mutable(x=jnp.ones(2), cache={})
+
+    def rename(m):
+        m.y = m.x + 1
+        del m.x
+
+    st.preserve_identities(jax.jit, policy=st.Policy(in_place=True))(rename)(model)
+    assert set(vars(model)) == {"y", "cache"}
 
 
 def test_in_place_under_every_transform():
@@ -291,6 +313,12 @@ def test_a_static_number_that_changes_on_every_call():
         g(Layer(jnp.ones(2), None, None, width=i))
     with pytest.warns(st.RetraceWarning, match="static field"):
         g(Layer(jnp.ones(2), None, None, width=3))
+
+    k = st.preserve_identities(eqx.filter_jit)(lambda m: m.first * m.second)
+    for i in range(3):
+        k(Pair(jnp.ones(2), i))
+    with pytest.warns(st.RetraceWarning):
+        k(Pair(jnp.ones(2), 3))
 
     h = st.jit(lambda m: m.first.x * 2)
     for i in range(6):

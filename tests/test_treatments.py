@@ -226,3 +226,60 @@ def test_nothing_is_left_behind_by_a_conflict(model):
     conflict(lambda: f(model, model))
     other = st.tree.map(lambda x: x + 0, model)
     assert f(other, model)[1] == 12
+
+
+def placements():
+    mesh = jax.make_mesh((1,), ("x",))
+    spec = jax.sharding.PartitionSpec
+    return jax.sharding.NamedSharding(mesh, spec("x")), jax.sharding.NamedSharding(mesh, spec())
+
+
+def test_shardings_of_two_arguments_and_of_results():
+    one, other = placements()
+    n = Pair(jnp.ones(2), None)
+    assert conflict(lambda: st.jit(lambda a, b: use(a, b), in_shardings=(one, other))(n, n)).paths
+    st.jit(lambda a, b: use(a, b), in_shardings=(one, one))(n, n)
+    double = lambda m: st.tree.map(lambda x: x * 2, m)
+
+    def twice(m):
+        new = double(m)
+        return new, new
+
+    assert conflict(lambda: st.jit(twice, out_shardings=(one, other))(n)).paths == (
+        "result[0].first",
+        "result[1].first",
+    )
+    tied = lambda m: Pair(*[m.first + 1] * 2)
+    assert conflict(lambda: st.jit(tied, out_shardings=Pair(one, other))(n)).paths == ("result.first", "result.second")
+    a, b = st.jit(twice, out_shardings=(one, one))(n)
+    assert a is b
+
+
+@pytest.mark.parametrize("transform", [st.vmap, st.preserve_identities(eqx.filter_vmap)])
+def test_axes_of_results(transform):
+    n = Pair(jnp.ones((2, 3)), None)
+    tied = lambda m: Pair(*[m.first * 2] * 2)
+    assert conflict(lambda: transform(tied, out_axes=Pair(0, 1))(n)).treatments == ("out_axes 0", "out_axes 1")
+
+    def twice(m):
+        new = tied(m)
+        return new, new
+
+    assert conflict(lambda: transform(twice, out_axes=(0, 1))(n)).paths
+    a, b = transform(twice, out_axes=(1, -1))(n)  # the same axis by two names
+    assert a is b
+    assert a.first.shape == (3, 2)
+
+
+def test_an_axis_by_two_names():
+    n = Pair(jnp.ones((2, 3)), None)
+    assert st.vmap(lambda a, b: use(a, b), in_axes=(1, -1))(n, n).shape == (3,)
+
+
+def test_static_and_traced_after_a_plan_was_made():
+    config = eqx.nn.Lambda(jnp.tanh)
+    model = Pair(jnp.ones(2), config)
+    f = st.jit(lambda m, c: m.first, static_argnums=1)
+    for _ in range(4):
+        f(model, 3)
+    conflict(lambda: f(model, config))

@@ -1,5 +1,7 @@
 """S7: a tie that is lost inside a transform, or between two calls, is never silent."""
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -143,3 +145,54 @@ def test_aliases_in_a_state_inside_a_module(model):
 
 def test_the_same_arrays_in_a_new_node_are_still_tied(model):
     st.jit(lambda m: jax.tree.map(lambda x: x, m))(model)
+
+
+def test_a_vanilla_optimizer_on_a_tied_model():
+    """Its state is untied from the start, and so is the model after the first step."""
+    w = jnp.ones((2, 2))
+    model = Pair(w, w)
+    tx = optax.adam(0.1)
+
+    @st.jit
+    def step(m, s):
+        gradient = st.grad(lambda m: (m.first * m.second).sum())(m)
+        updates, s = tx.update(gradient, s, m)
+        return optax.apply_updates(m, updates), s
+
+    with pytest.warns(st.UntiedWarning, match=r"`m\.first` and `m\.second`"):
+        step(model, tx.init(model))
+
+
+def test_lost_although_an_untied_model_of_the_class_is_there():
+    model, ema = Pair(jnp.ones(2), None), Pair(jnp.ones(2), jnp.zeros(2))
+    model = Pair(model.first, model.first)
+    lose = lambda m: jax.tree.map(lambda x: x + 1, m)
+    for f in (lambda m, ema: (lose(m), ema), lambda m, ema: lose(m), lambda m, ema: (lose(m), lose(ema))):
+        with pytest.warns(st.UntiedWarning):
+            st.jit(f)(model, ema)
+    f = st.jit(lambda m, ema: 0)
+    f(model, ema)
+    with pytest.warns(st.UntiedWarning, match="earlier call"):
+        f(lose(model), ema)
+
+
+def test_a_tied_namedtuple_of_the_users_own_counts():
+    class Params(NamedTuple):
+        embed: object
+        head: object
+
+    w = jnp.ones(2)
+    params = Pair(Params(w, w), 1)
+    with pytest.warns(st.UntiedWarning, match=r"\.first\.embed"):
+        st.jit(lambda m: Pair(Params(m.first.embed + 1, m.first.head + 1), 1))(params)
+    kept = st.apply_updates(Params(w, w), Params(w, w))
+    assert kept.embed is kept.head
+    with pytest.raises(st.SharingMismatchError):
+        st.apply_updates(Params(w, w), Params(w + 1, w + 1))
+
+
+def test_eager_transforms_remember_nothing():
+    f = st.grad(lambda m: m.first.sum())
+    for _ in range(3):
+        f(Pair(jnp.ones(2), 1))
+    assert not list(f._seen._seen.items())

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .._node_types import dict_descriptor
+from .._node_types import dict_descriptor, is_namedtuple
 from .._statics import Static
 from .._structure import LEAF, Given, Node, Record
 from ._parts import deserves_a_function, parts_of
@@ -131,7 +131,7 @@ def put_together(source: Source, lines: list[str], op: Node, below: Sequence[str
         expression = f"({listed})"
     elif cls is list:
         expression = f"[{listed}]"
-    elif hasattr(cls, "_fields"):
+    elif is_namedtuple(cls):
         expression = f"{source.constant(cls, 'Class')}({listed})"
     elif cls is dict and all(type(name) is str for name in op.aux.peek()):
         pairs = zip(op.aux.peek(), below, strict=True)

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .._node_types import dict_descriptor
+from .._node_types import dict_descriptor, is_namedtuple
 from .._statics import Static
 from .._structure import LEAF, Node, Record
 from ._parts import deserves_a_function, parts_of
@@ -120,7 +120,7 @@ class Reading:
         """Checks a static value; one that can be mutated by content, even if it is the same object."""
         expected = self.source.constant(op, "static")
         unequal = f"Static({variable}) != {expected}"
-        if op.is_mutable:
+        if not op.is_settled:
             self.unless(unequal)
         else:
             self.unless(f"{variable} is not {self.source.constant(op.peek(), 'value')} and {unequal}")
@@ -135,7 +135,7 @@ class Reading:
         if op.type.fields:
             return self._take_fields(op, variable)
         variables = [self.source.variable() for _ in children]
-        if cls in (tuple, list) or hasattr(cls, "_fields"):
+        if cls in (tuple, list) or is_namedtuple(cls):
             self.unless(f"len({variable}) != {len(children)}")
             self._unpack_into(variables, variable)
         elif cls is dict and all(type(name) is str for name in op.aux.peek()):

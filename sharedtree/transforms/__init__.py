@@ -4,6 +4,7 @@
 `_leaks` and `_retracing` are the checks made when a function is traced.
 """
 
+from ._explain import Explanation as Explanation, LeafReport as LeafReport, explain as explain
 from ._placement import device_put as device_put, with_sharding_constraint as with_sharding_constraint
 from ._preserve import (
     Adapter as Adapter,

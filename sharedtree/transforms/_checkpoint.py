@@ -10,6 +10,8 @@ from ._function import FunctionTransform
 class CheckpointTransform(FunctionTransform):
     """A function under `jax.checkpoint`, with identities preserved."""
 
+    caches_traces = True
+
     def static_positions(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Collection[Position]:
         """Those that `static_argnums` chooses."""
         static = self.options.get("static_argnums", ())

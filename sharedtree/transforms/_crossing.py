@@ -16,9 +16,10 @@ from jax import tree_util as jtu
 from .._distinct import distinct
 from .._errors import InconsistentSharingError
 from .._graph import Rules, Tags, build, pack, walk
+from .._jax_internals import make_room
 from .._node_types import is_module, node_type_of
 from .._packed import Packed
-from .._structure import LEAF, Path, Record, Structure, edges
+from .._structure import LEAF, Path, Record, Structure, depth_of, edges
 
 Position = int | str
 """A positional argument by its index, or a keyword argument by its name."""
@@ -105,6 +106,7 @@ def pack_tree(tree: Any, tags: Tags, rules: Rules, prefix: str) -> Any:
         return Packed(*pack(tree, tags, rules, prefix))
     outer = Tags()
     items, records, root = walk(tree, outer, OUTSIDE, prefix)
+    make_room(depth_of(records))
     if not any(is_module(item) or isinstance(item, jax.Ref) for item in items):
         return tree
     first: dict[int, Path] = {}

@@ -12,6 +12,7 @@ from .._context import Policy, current_policy
 from .._graph import Tags
 from .._jax_internals import current_traces
 from .._node_types import is_module
+from .._structure import edges
 from .._untying import noting_untied
 from ._crossing import (
     Argument,
@@ -28,6 +29,7 @@ from ._crossing import (
 from ._in_place import InPlace, rules_for_state
 from ._leaks import forbid_tracers
 from ._passing_through import passed_through, unchanged
+from ._retracing import Traces
 from ._treatments import part_them, require_one_treatment
 from ._untied import SeenModules, Side, report_lost_ties
 
@@ -46,6 +48,7 @@ class FunctionTransform:
     """
 
     passes_through = False
+    caches_traces = False
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class FunctionTransform:
         self.policy = policy
         self.options = options
         self.names = Names(function)
+        self.traces = Traces()
         self._seen = SeenModules()
         self._made: dict[Any, Any] = {}
         self._lock = threading.RLock()
@@ -115,20 +119,33 @@ class FunctionTransform:
                 fix=part_them(self.names, entered.arguments),
             )
 
+    def treatments(self, call: Call) -> dict[int, str]:
+        """What the transform does to each traced leaf in the arguments of a call, if it is worth a word."""
+        found: dict[int, str] = {}
+        arguments = [a for position, value in call.items() for a in packed_in(value, position)]
+        records = [record for a in arguments for record in a.structure.records]
+        for argument in arguments:
+            label = self.treatment(argument, len(call.args))
+            if label is not None and not label.startswith("not "):
+                found |= {number: label for number, _ in edges(records, [((), argument.structure.root)])}
+        return found
+
     # The two sides ------------------------------------------------------------------------------------------------
 
     def pack(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """The caller's side, going in."""
         return pack_call(args, kwargs, self.static_positions(args, kwargs), policy.rules, self.names)
 
-    def finish(self, result: Any, call: Call, policy: Policy) -> Any:
+    def finish(
+        self, result: Any, call: Call, policy: Policy, used: Callable[[Call], Sequence[Any]] | None = None
+    ) -> Any:
         """The caller's side, coming out."""
         if policy.in_place:
             changes = InPlace(call.tags.objects)
             result = unpack_result(result, lambda _: call.tags.objects.__getitem__, changes.update)
             changes.commit()
             return result[1]
-        return unpack_result(result, lambda structures: passed_through(call, structures, self.used))
+        return unpack_result(result, lambda structures: passed_through(call, structures, used or self.used))
 
     def transformed(self, policy: Policy) -> Any:
         """The transformed function under a policy, made on first use."""
@@ -144,6 +161,8 @@ class FunctionTransform:
         def inner(*args: Any, **kwargs: Any) -> Any:
             entered = unpack_call(args, kwargs, self.static_positions(args, kwargs))
             self.require_one_treatment(entered)
+            if self.caches_traces:
+                self.traces.add(entered, self.names)
             with noting_untied() as noted:
                 result = self.function(*entered.args, **entered.kwargs)
             return self.pack_results(result, entered, policy, noted)
@@ -182,7 +201,8 @@ class FunctionTransform:
             tags.objects,
             [(self.names.text("result", a.path), a.structure.root) for a in left],
         )
-        self._seen.compare(before, [a.structure for a in entered.arguments], current.object_of, policy)
+        if self.caches_traces:
+            self._seen.compare(before, [a.structure for a in entered.arguments], current.object_of, policy)
         report_lost_ties(before, after, noted, policy)
         return packed
 

@@ -16,6 +16,7 @@ from jax import tree_util as jtu
 from .._context import Policy, current_policy
 from .._distinct import distinct
 from .._graph import build
+from .._node_types import is_traced, node_type_of
 from .._packed import LeafPath, Packed, leaf_paths
 from .._statics import Static
 from .._structure import Record
@@ -44,6 +45,13 @@ class GradTransform(FunctionTransform):
     def treatment(self, argument: Argument, num_args: int) -> Any:
         """Differentiated or not."""
         return "differentiated" if argument.position in self._differentiated(num_args) else "not differentiated"
+
+    def treatments(self, call: Call) -> dict[int, str]:
+        """Which leaves are differentiated; the others of a differentiated module are not."""
+        objects = call.tags.objects
+        found = super().treatments(call)
+        leaves = {number for number in found if node_type_of(objects[number]) is None}
+        return {n: found[n] for n in leaves if is_traced(objects[n], "jax") and self._can_be_differentiated(objects[n])}
 
     def _differentiated(self, num_args: int) -> list[int]:
         argnums = (self._argnums,) if isinstance(self._argnums, int) else tuple(self._argnums)

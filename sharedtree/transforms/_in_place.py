@@ -6,11 +6,11 @@ been built is any of it written. So the caller's objects change all together or,
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .._graph import Rules
-from .._node_types import carries_identity
+from .._node_types import carries_identity, node_type_of
 from .._structure import LEAF, Node
 from ._crossing import Entered
 from ._passing_through import Unchanged
@@ -61,7 +61,11 @@ class InPlace:
         try:
             for target, content in self._pending:
                 undo.append((target, _content(target)))
-                _write(target, _content(content))
+                new = _content(content)
+                gone = [name for name in _carried(target) if name not in new]
+                _write(target, new)
+                for name in gone:
+                    object.__delattr__(target, name)
         except BaseException:
             for target, before in reversed(undo):
                 _write(target, before)
@@ -80,6 +84,16 @@ def _content(obj: Any) -> Any:
             if name not in ("__dict__", "__weakref__") and hasattr(obj, name):
                 attributes[name] = getattr(obj, name)
     return attributes
+
+
+def _carried(obj: Any) -> Iterable[str]:
+    """The attributes that the function received with an object: what its class's flatten hands over."""
+    node_type = node_type_of(obj)
+    assert node_type is not None
+    if node_type.is_plain:
+        return ()
+    children, aux = node_type.take_apart(obj)
+    return _content(node_type.put_together(aux, children))
 
 
 def _write(obj: Any, content: Any) -> None:

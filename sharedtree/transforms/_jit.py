@@ -1,8 +1,9 @@
 """`jax.jit` and `equinox.filter_jit`: static and donated arguments, shardings, ahead-of-time compilation."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -18,8 +19,7 @@ from ._argnums import Chosen
 from ._crossing import Argument, Call, Entered, Position, pack_call
 from ._function import FunctionTransform, active, calling
 from ._plans import NOT_BUILT, CallPlan, Packing, Site
-from ._prefixes import has_modules, modules_with_parts, require_one_label, spread
-from ._retracing import StaticNumbers
+from ._prefixes import has_modules, modules_with_parts, require_one_label, require_one_label_in_result, spread
 from ._stages import Stage
 
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns
@@ -27,6 +27,8 @@ _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options u
 
 class JitTransform(FunctionTransform):
     """A function under `jax.jit`, with identities preserved."""
+
+    caches_traces = True
 
     def __init__(
         self,
@@ -40,7 +42,6 @@ class JitTransform(FunctionTransform):
         self._out_shardings = options.get("out_shardings")
         self._prefixed = has_modules(self._in_shardings) or has_modules(self._out_shardings)
         self._can_be_planned = not self._prefixed
-        self._numbers = StaticNumbers()
         self._sites: dict[Policy, Site] = {}
         super().__init__(transform, function, policy, options)
         self._static = Chosen(function, options.get("static_argnums"), options.get("static_argnames"))
@@ -66,16 +67,34 @@ class JitTransform(FunctionTransform):
 
     def used(self, call: Call) -> Sequence[Any]:
         """JAX drops arguments that the computation does not need, and then their placement has no effect."""
-        policy = self.policy or current_policy()
-        traced = self._call_jitted(policy, call, lambda jitted, *a, **k: jitted.trace(*a, **k))
         static = self.static_positions(call.args, call.kwargs)
         dynamic = [value for position, value in call.items() if position not in static]
-        return [leaf for leaf, yes in zip(jtu.tree_leaves(dynamic), used_inputs(traced.jaxpr), strict=True) if yes]
+        return _chosen(dynamic, self._used(call, self.policy or current_policy()))
 
-    def require_one_treatment(self, entered: Entered) -> None:
-        """Of donation, and of shardings that reach inside modules; also counts the static numbers that change."""
-        super().require_one_treatment(entered)
-        self._numbers.traced(entered, self.names)
+    def _used(self, call: Call, policy: Policy) -> Sequence[bool]:
+        traced = self._call_jitted(policy, call, lambda jitted, *a, **k: jitted.trace(*a, **k))
+        return used_inputs(traced.jaxpr)
+
+    def pack(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
+        """As the base; refuses two shardings for one object. Plans need not ask: their structure is one that passed."""
+        call = super().pack(args, kwargs, policy)
+        if self._in_shardings is not None:
+            require_one_label(
+                modules_with_parts(self._in_shardings, call.items(), is_sharding, "in_shardings"),
+                self.names,
+                is_sharding,
+                "in_shardings",
+                self.transform_name,
+            )
+        return call
+
+    def pack_results(self, result: Any, entered: Entered, policy: Policy, noted: Any) -> Any:
+        """As the base, and refuses two shardings for one object."""
+        packed = super().pack_results(result, entered, policy, noted)
+        if self._out_shardings is not None:
+            prefix = (None, self._out_shardings) if policy.in_place else self._out_shardings
+            require_one_label_in_result(prefix, packed, is_sharding, "out_shardings", self.transform_name)
+        return packed
 
     def _call_jitted(self, policy: Policy, call: Call, use: Callable[..., Any]) -> Any:
         with calling(call):
@@ -93,8 +112,17 @@ class JitTransform(FunctionTransform):
         result = self._call_jitted(policy, call, lambda jitted, *a, **k: jitted(*a, **k))
         finished = self.finish(result, call, policy)
         if self._can_be_planned and policy.arrays and not policy.in_place:
-            self._sites.setdefault(policy, Site()).saw(call, self.static_positions(args, kwargs))
+            with self._planning():
+                self._sites.setdefault(policy, Site()).saw(call, self.static_positions(args, kwargs))
         return finished
+
+    @contextlib.contextmanager
+    def _planning(self) -> Iterator[None]:
+        """Makes do without plans if one cannot be made: the result is there already, and must not be lost."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 -- whatever it was, the walk is right and only slower
+            self._can_be_planned = False
 
     def _call_planned(self, plan: CallPlan, packing: Packing, policy: Policy, args: Any, kwargs: Any) -> Any:
         stack = active.stack
@@ -106,7 +134,8 @@ class JitTransform(FunctionTransform):
         built = plan.unpack(result, packing)
         if built is NOT_BUILT:
             built = self.finish(result, self.pack(args, kwargs, policy), policy)
-            plan.learn(result)
+            with self._planning():
+                plan.learn(result)
         return built
 
     def _jitted(self, policy: Policy, call: Call) -> Any:
@@ -127,8 +156,6 @@ class JitTransform(FunctionTransform):
         options = dict(self.options)
         if has_modules(self._in_shardings):
             prefix = self._in_shardings
-            modules = modules_with_parts(prefix, call.items(), is_sharding, "in_shardings")
-            require_one_label(modules, self.names, is_sharding, "in_shardings", self.transform_name)
             parts = prefix if isinstance(prefix, (tuple, list)) else [prefix] * len(call.args)
             options["in_shardings"] = tuple(
                 spread(part, arg, is_sharding, "in_shardings") for part, arg in zip(parts, call.args, strict=True)
@@ -159,7 +186,9 @@ class JitTransform(FunctionTransform):
         if any(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding for leaf in leaves):
             policy = dataclasses.replace(policy, pass_through=False)  # what is compiled then moves its arguments
         staged = self._call_jitted(policy, call, lambda jitted, *a, **k: getattr(jitted, name)(*a, **k))
-        return Stage(staged, functools.partial(self._call_compiled, policy))
+        # Which arguments are used is asked of this call, for that of what it compiles to lacks the static ones.
+        used = functools.cache(lambda: self._used(call, policy))
+        return Stage(staged, functools.partial(self._call_compiled, policy, used))
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns for such arguments, with a `jax.ShapeDtypeStruct` for each traced leaf."""
@@ -174,9 +203,17 @@ class JitTransform(FunctionTransform):
         for made in list(self._made.values()):
             made.clear_cache()
 
-    def _call_compiled(self, policy: Policy, compiled: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _call_compiled(
+        self,
+        policy: Policy,
+        used: Callable[[], Sequence[bool]],
+        compiled: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
         call = pack_call(args, kwargs, (), policy.rules, self.names)  # the static ones are left out, as in JAX
-        return self.finish(compiled(*call.args, **call.kwargs), call, policy)
+        result = compiled(*call.args, **call.kwargs)
+        return self.finish(result, call, policy, lambda call: _chosen([v for _, v in call.items()], used()))
 
 
 class _Planned:
@@ -199,6 +236,8 @@ class _Planned:
 
 class FilterJitTransform(FunctionTransform):
     """A function under `equinox.filter_jit`, with identities preserved. A module that is the function is traced too."""
+
+    caches_traces = True
 
     def treatment(self, argument: Argument, num_args: int) -> Any:
         """Donated or not."""
@@ -254,6 +293,10 @@ def donated(entered: Entered, treatment: Callable[[Argument, int], Any]) -> Call
             base = argument.structure.base
             taken.update(range(base, base + len(argument.structure.records)))
     return taken.__contains__
+
+
+def _chosen(arguments: Sequence[Any], used: Sequence[bool]) -> Sequence[Any]:
+    return [leaf for leaf, yes in zip(jtu.tree_leaves(arguments), used, strict=True) if yes]
 
 
 def is_sharding(obj: Any) -> bool:

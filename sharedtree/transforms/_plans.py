@@ -51,7 +51,7 @@ class CallPlan:
         records = [record for packed in arguments for record in packed.structure.records]
         self._readers = readers = Readers(source, records, [packed.structure.root for packed in arguments])
         source.names |= {"Packed": Packed, "Packing": Packing, "Incomparable": Incomparable}
-        source.names |= {"COMMON": _COMMON_BARE, "is_bare": _is_bare}
+        source.names |= {"COMMON": _COMMON_BARE, "is_bare": _is_bare, "has_structure": _has_structure}
         body: list[str] = []
         bare: list[str] = []
         self._place: dict[
@@ -78,17 +78,19 @@ class CallPlan:
             return variable
 
         expressions: dict[Position, str] = {}
+        variables: dict[Position, str] = {}
         for position, value in call.items():
-            variable = f"a{position}" if isinstance(position, int) else f"k_{position}"
+            variable = variables[position] = source.variable()
             if position in static:
+                body.append(f"if has_structure({variable}): return None")  # it might share an object with another
                 expressions[position] = variable
             else:
                 outside = _Outside(source, (body, body), value, (read_module, read_bare), "return None")
                 expressions[position] = outside.visit(outside.root, variable)
         num_args = len(call.args)
         head = [f"if len(args) != {num_args} or len(kwargs) != {len(call.kwargs)}: return None"]
-        head += [f"{''.join(f'a{i}, ' for i in range(num_args))}= args"] if num_args else []
-        head += [f"k_{name} = kwargs[{name!r}]" for name in call.kwargs]
+        head += [f"{''.join(f'{variables[i]}, ' for i in range(num_args))}= args"] if num_args else []
+        head += [f"{variables[name]} = kwargs[{name!r}]" for name in call.kwargs]
         args = "".join(f"{expressions[i]}, " for i in range(num_args))
         kwargs = ", ".join(f"{name!r}: {expressions[name]}" for name in call.kwargs)
         everything = ", ".join(f"*map(id, {name})" for name in (*lists, "found"))  # all alive in the lists
@@ -259,13 +261,17 @@ def _conventions(records: Sequence[Record]) -> set[Convention]:
     return found
 
 
+def _has_structure(obj: Any) -> bool:
+    return node_type_of(obj) is not None
+
+
 def _is_bare(obj: Any) -> bool:
     return node_type_of(obj) is None and not isinstance(obj, jax.Ref)
 
 
 def can_be_planned(call: Call, static: Collection[Position]) -> bool:
     """Whether a call is worth a plan: nothing static that has structure, no leaves without identity, not too deep."""
-    if any(node_type_of(value) is not None for position, value in call.items() if position in static):
+    if any(_has_structure(value) for position, value in call.items() if position in static):
         return False
     arguments = [
         a.packed for position, value in call.items() if position not in static for a in packed_in(value, position)

@@ -91,6 +91,22 @@ def modules_with_parts(
     return arguments
 
 
+def require_one_label_in_result(
+    prefix: Any,
+    result: Any,
+    is_label: IsLabel,
+    name: str,
+    transform: str,
+    resolve: Callable[[Any, Any], Any] = lambda label, _: label,
+) -> None:
+    """As `require_one_label`, for a packed result and a prefix of it."""
+    modules = modules_with_parts((prefix,), [(0, result)], is_label, name)
+    require_one_label(modules, _RESULT, is_label, name, transform, resolve)
+
+
+_RESULT = Names(lambda result: result)
+
+
 def require_one_label(
     arguments: Sequence[tuple[Argument, Any]],
     names: Names,
@@ -98,8 +114,8 @@ def require_one_label(
     name: str,
     transform: str,
     resolve: Callable[[Any, Any], Any] = lambda label, _: label,
-) -> None:
-    """Raises `InconsistentSharingError` if a leaf of these modules has two labels.
+) -> dict[int, Any]:
+    """The label of each leaf of these modules.
 
     Args:
         arguments: from `modules_with_parts`.
@@ -108,11 +124,14 @@ def require_one_label(
         name: what the prefix is called.
         transform: what the transform is called.
         resolve: (label, leaf) → label, for those that depend on the leaf.
+
+    Raises:
+        InconsistentSharingError: if a leaf has two labels.
     """
     records = [record for argument, _ in arguments for record in argument.structure.records]
     leaves = [leaf for argument, _ in arguments for leaf in argument.packed.leaves]
     leaf_of = dict(zip([n for n, (op, _) in enumerate(records) if op is LEAF], leaves, strict=True))
-    require_one_treatment(
+    return require_one_treatment(
         arguments,
         records,
         names,

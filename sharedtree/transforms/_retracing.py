@@ -1,42 +1,87 @@
-"""A number that is static and changes on every call has the function traced on every call: said once, with the path."""
+"""The traces of a wrapped function: how many there were, and what the last two were made with.
+
+A number that is static and changes on every call has the function traced on every call. That is said once.
+"""
 
 import threading
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from jax import tree_util as jtu
 
 from .._errors import RetraceWarning
+from .._node_types import carries_identity, node_type_of
+from .._packed import LeafPath
+from .._sharing import Shape
 from .._statics import Static
-from .._structure import Node, Record, edges
+from .._structure import LEAF, Node, Record, edges
 from ._crossing import Entered, Names
 
 _ENOUGH = 3
 _NUMBERS = (bool, int, float, complex)
 
 
-class StaticNumbers:
-    """Counts, over the traces of one function, how often each static number was all that had changed."""
+class Trace(NamedTuple):
+    """The arguments with which a function was traced.
+
+    Attributes:
+        arguments: all modules in them, below one node; paths begin with the names of the arguments.
+        leaves: dtype and shape of each traced leaf, or its type.
+    """
+
+    arguments: Shape
+    leaves: dict[int, str]
+
+
+class Traces:
+    """The traces of one wrapped function.
+
+    Attributes:
+        count: how many there were.
+        last: the last one.
+        before_last: the one before.
+
+    Also counts how often a static number was all that had changed, and warns once.
+    """
 
     def __init__(self) -> None:
-        self._last: Sequence[Record] | None = None
-        self._counts: dict[int, int] = {}
+        self.count = 0
+        self.last: Trace | None = None
+        self.before_last: Trace | None = None
+        self._changes: dict[int, int] = {}
         self._warned = False
         self._lock = threading.Lock()
 
-    def traced(self, entered: Entered, names: Names) -> None:
+    def add(self, entered: Entered, names: Names) -> None:
         """The function is traced with these arguments."""
-        records = entered.records
+        trace = _trace(entered, names)
         with self._lock:
-            last, self._last = self._last, records
-            if self._warned or last is None:
+            self.count += 1
+            self.before_last, self.last = self.last, trace
+            if self._warned or self.before_last is None:
                 return
-            changed = _changed_numbers(last, records)
+            changed = _changed_numbers(self.before_last.arguments.records, trace.arguments.records)
             for number in changed:
-                self._counts[number] = self._counts.get(number, 0) + 1
-            often = [number for number in changed if self._counts[number] >= _ENOUGH]
+                self._changes[number] = self._changes.get(number, 0) + 1
+            often = [number for number in changed if self._changes[number] >= _ENOUGH]
             self._warned = bool(often)
         if often:
-            _warn(often[0], entered, names)
+            _warn(often[0], trace)
+
+
+def _trace(entered: Entered, names: Names) -> Trace:
+    records = entered.records
+    keys = tuple(LeafPath(names.text(argument.position, argument.path)) for argument in entered.arguments)
+    everything = node_type_of(())
+    assert everything is not None
+    roots = tuple(argument.structure.root for argument in entered.arguments)
+    whole = Shape([*records, (Node(everything, Static(None), keys), roots)], len(records))
+    return Trace(whole, {n: _described(entered.table[n]) for n, (op, _) in enumerate(records) if op is LEAF})
+
+
+def _described(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}" if carries_identity(leaf) else type(leaf).__name__
 
 
 def _changed_numbers(last: Sequence[Record], records: Sequence[Record]) -> list[int]:
@@ -74,19 +119,17 @@ def _static_field_that_changed(old: Node, new: Node) -> list[str]:
     return [a[0] for a, _ in differing]
 
 
-def _warn(number: int, entered: Entered, names: Names) -> None:
-    for argument in entered.arguments:
-        for found, path in edges(entered.records, [(argument.path, argument.structure.root)]):
-            if found == number:
-                op = entered.records[number][0]
-                text = names.text(argument.position, path)
-                value = f" (now {op.peek()!r})" if type(op) is Static else ", a static field of it"
-                warnings.warn(
-                    f"The number at `{text}`{value} is static and has changed on each of the last calls, so the "
-                    "function was traced and compiled each time. Make it an array, which is traced:\n"
-                    f"    {text} = jnp.asarray(value)\n"
-                    "or, if it hardly ever changes from now on, ignore this.",
-                    RetraceWarning,
-                    stacklevel=2,
-                )
-                return
+def _warn(number: int, trace: Trace) -> None:
+    records, root = trace.arguments
+    path = next(path for found, path in edges(records, [((), root)]) if found == number)
+    text = jtu.keystr(path)
+    op = records[number][0]
+    value = f" (now {op.peek()!r})" if type(op) is Static else ", a static field of it"
+    warnings.warn(
+        f"The number at `{text}`{value} is static and has changed on each of the last calls, so the function was "
+        "traced and compiled each time. Make it an array, which is traced:\n"
+        f"    {text} = jnp.asarray(value)\n"
+        "or, if it hardly ever changes from now on, ignore this. `sharedtree.explain` says what else is static.",
+        RetraceWarning,
+        stacklevel=2,
+    )

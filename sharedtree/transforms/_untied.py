@@ -5,7 +5,7 @@ So, when a function has been traced, each module in its results is compared with
 be a new version of: same class, same tree, same leaf types. And when a function is traced again, each module in its
 arguments is compared with those of earlier traces, since the tie may have been lost between two calls.
 
-Ties between separate entries of a namedtuple do not count, nor between separate arguments: optimizer states and moving
+Ties between separate arguments do not count, nor between the entries of an optax state: optimizer states and moving
 averages begin as aliases of the model by accident, and part on the first step.
 """
 
@@ -19,7 +19,7 @@ from jax import tree_util as jtu
 
 from .._context import Policy
 from .._errors import UntiedError, UntiedWarning
-from .._node_types import NodeType, carries_identity
+from .._node_types import NodeType, carries_identity, is_namedtuple
 from .._sharing import LostTie, Mismatch, Shape, lost_ties
 from .._statics import Static
 from .._structure import LEAF, Given, Node, Path, Record, Structure, Update, canonical, edges
@@ -53,23 +53,28 @@ def report_lost_ties(entered: Side, left: Side, noted: Noted, policy: Policy) ->
         return
     both = _in_one_table(entered, left)
     shape = _shapes(both)
-    of_shape: dict[int, list[int]] = {}
-    for number, (op, _) in enumerate(entered.records):
-        if type(op) is Node and not op.type.is_plain:
-            of_shape.setdefault(shape[number], []).append(number)
-    tied_of_shape: dict[int, list[tuple[str, int]]] = {}
-    for text, number in tied:
-        tied_of_shape.setdefault(shape[number], []).append((text, number))
+    entrants = _by_shape(_modules(both, entered.roots), shape)
+    results = _by_shape(_modules(both, both.roots), shape)
     reported: set[tuple[str, str]] = set()
-    for text_after, after in _modules(both, both.roots, lambda number: shape[number] in tied_of_shape):
-        if any(not _lost_leaf_ties(both, before, after) for before in of_shape[shape[after]]):
-            continue  # it has the ties of one module that entered, whatever those of the others are
-        for text, before in tied_of_shape[shape[after]]:
+    for text, before in tied:
+        came, went = entrants[shape[before]], results.get(shape[before], [])
+        # As many went as came: they are taken to correspond. Otherwise each might be a new version of each.
+        matching = [went[came.index((text, before))]] if len(came) == len(went) else went
+        for text_after, after in matching:
+            if after < len(entered.records):
+                continue  # it is what entered, passed through
             for tie in _lost_leaf_ties(both, before, after) or ():
                 paths = (jtu.keystr(tie.paths[0]), jtu.keystr(tie.paths[1]))
                 if paths not in reported and not was_meant(paths, noted):
                     reported.add(paths)
                     _report(policy, text, text_after, paths)
+
+
+def _by_shape(modules: Iterable[tuple[str, int]], shape: Sequence[int]) -> dict[int, list[tuple[str, int]]]:
+    found: dict[int, list[tuple[str, int]]] = {}
+    for text, number in modules:
+        found.setdefault(shape[number], []).append((text, number))
+    return found
 
 
 class SeenModules:
@@ -108,6 +113,8 @@ class SeenModules:
 def _compare_with_earlier(now: Side, parted: set[int], earlier: Sequence[Side], policy: Policy) -> None:
     lost: list[LostTie] = []
     for before in earlier:
+        if before.roots[0][0] != now.roots[0][0]:
+            continue  # another argument
         both = _in_one_table(before, now)
         old, new = before.roots[0][1], both.roots[0][1]
         missing = _lost_leaf_ties(both, old, new)
@@ -151,15 +158,13 @@ def _in_one_table(entered: Side, left: Side) -> Side:
     return Side([*entered.records, *records], [*entered.objects, *left.objects], roots)
 
 
-def _modules(
-    side: Side, roots: Iterable[tuple[str, int]], is_wanted: Callable[[int], bool]
-) -> Iterator[tuple[str, int]]:
-    """The modules below the roots that are wanted, with what they are called."""
+def _modules(side: Side, roots: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Every module below the roots, with what it is called; one that several roots lead to comes once for each."""
     for text, root in roots:
         seen: set[int] = set()
         for number, path in edges(side.records, [((), root)]):
             op = side.records[number][0]
-            if number not in seen and type(op) is Node and not op.type.is_plain and is_wanted(number):
+            if number not in seen and type(op) is Node and not op.type.is_plain:
                 yield text + jtu.keystr(path), number
             seen.add(number)
 
@@ -228,7 +233,11 @@ def _counts(records: Sequence[Record], tie: LostTie) -> bool:
     common = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
     below = {*tie.above[0][common:], *tie.above[1][common:]}
     ops = [records[number][0] for number in below]
-    return not any(type(op) is Node and op.type.is_plain and hasattr(op.type.cls, "_fields") for op in ops)
+    return not any(type(op) is Node and is_namedtuple(op.type.cls) and _is_optax(op.type.cls) for op in ops)
+
+
+def _is_optax(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == "optax"
 
 
 def _report(policy: Policy, text: str, text_after: str | None, paths: tuple[str, str]) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from .._context import Policy, current_policy
 from .._node_types import is_module
 from ._crossing import Call, Entered
 from ._function import FunctionTransform, calling
-from ._prefixes import modules_with_parts, require_one_label, spread
+from ._prefixes import modules_with_parts, require_one_label, require_one_label_in_result, spread
 
 
 class VmapTransform(FunctionTransform):
@@ -31,7 +32,7 @@ class VmapTransform(FunctionTransform):
         if axes is None:  # an error, which the transform itself reports best
             return self.transform(self.function, **self.options)(*args, **kwargs)
         modules = modules_with_parts(axes, call.items(), self.is_axis, "in_axes")
-        require_one_label(modules, self.names, self.is_axis, "in_axes", self.transform_name, self.resolve)
+        require_one_label(modules, self.names, self.is_axis, "in_axes", self.transform_name, self._comparable)
         in_axes = tuple(spread(axis, arg, self.is_axis, "in_axes") for axis, arg in zip(axes, call.args, strict=True))
         # A new function for each call: the transform does not cache, and the axes of the results of this call are
         # known only when its function has returned.
@@ -41,6 +42,15 @@ class VmapTransform(FunctionTransform):
         with calling(call):
             result = self.transform(inner, **options)(*call.args, **call.kwargs)
         return self.finish(out_axes.unboxed(result), call, policy)
+
+    def treatments(self, call: Call) -> dict[int, str]:
+        """The axis of each leaf."""
+        axes = self._axes_of_arguments(call)
+        if axes is None:
+            return {}
+        modules = modules_with_parts(axes, call.items(), self.is_axis, "in_axes")
+        labels = require_one_label(modules, self.names, self.is_axis, "in_axes", self.transform_name, self._comparable)
+        return {number: f"in_axes {axis}" for number, axis in labels.items()}
 
     def _axes_of_arguments(self, call: Call) -> Sequence[Any] | None:
         """One prefix for each positional argument; None if there are not as many."""
@@ -57,6 +67,9 @@ class VmapTransform(FunctionTransform):
             prefix = self.options.get("out_axes", self.default_axes)
             if policy.in_place:  # what was changed goes out along the axes along which it came in
                 prefix = (axes_of_modules, prefix)
+            require_one_label_in_result(
+                prefix, result, self.is_axis, "out_axes", self.transform_name, self._comparable_out
+            )
             return out_axes.boxed(result, spread(prefix, result, self.is_axis, "out_axes"))
 
         functools.update_wrapper(inner, run, updated=())
@@ -65,6 +78,16 @@ class VmapTransform(FunctionTransform):
     def resolve(self, axis: Any, leaf: Any) -> Any:
         """The axis for one leaf."""
         return axis
+
+    def _comparable(self, axis: Any, leaf: Any) -> Any:
+        """The axis for one leaf, the last one being the same as -1."""
+        axis = self.resolve(axis, leaf)
+        num_axes = jnp.ndim(leaf)
+        return axis + num_axes if isinstance(axis, int) and -num_axes <= axis < 0 else axis
+
+    def _comparable_out(self, axis: Any, leaf: Any) -> Any:
+        axis = self.resolve(axis, leaf)  # the leaf has one axis more outside
+        return axis + jnp.ndim(leaf) + 1 if isinstance(axis, int) and axis < 0 else axis
 
     def new_out_axes(self) -> Any:
         """What the transform gets as `out_axes`; it is filled in while the function is traced."""
