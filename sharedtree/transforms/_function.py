@@ -29,6 +29,7 @@ from ._crossing import (
 from ._in_place import InPlace, rules_for_state
 from ._leaks import forbid_tracers
 from ._passing_through import passed_through, unchanged
+from ._plans import CallPlan, Packing, PlannedCall
 from ._retracing import Traces
 from ._treatments import part_them, require_one_treatment
 from ._untied import SeenModules, Side, report_lost_ties
@@ -176,7 +177,7 @@ class FunctionTransform:
 
     def pack_results(self, result: Any, entered: Entered, policy: Policy, noted: Any) -> Any:
         """The function's side, going out."""
-        current = active.stack[-1]
+        current = _current_call()
         rules = policy.rules._replace(on_static=forbid_tracers(current.outer))
         tags = Tags()
         if policy.in_place:
@@ -282,10 +283,15 @@ class _Walked:
 
 class _Active(threading.local):
     def __init__(self) -> None:
-        self.stack: list[Calling] = []
+        self.stack: list[_Walked | tuple[CallPlan, Packing]] = []
 
 
 active = _Active()
+
+
+def _current_call() -> Calling:
+    call = active.stack[-1]
+    return call if isinstance(call, _Walked) else PlannedCall(*call)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from jax import tree_util as jtu
 
 from .._context import Policy, current_policy
 from .._graph import Tags, pack, unpack
-from .._jax_internals import current_traces, used_inputs
+from .._jax_internals import used_inputs
 from .._node_types import is_module
 from .._packed import Packed
 from ._argnums import Chosen
@@ -43,6 +43,7 @@ class JitTransform(FunctionTransform):
         self._prefixed = has_modules(self._in_shardings) or has_modules(self._out_shardings)
         self._can_be_planned = not self._prefixed
         self._sites: dict[Policy, Site] = {}
+        self._site: Site | None = None  # that of the last call
         super().__init__(transform, function, policy, options)
         self._static = Chosen(function, options.get("static_argnums"), options.get("static_argnames"))
         self._donated = Chosen(function, options.get("donate_argnums"), options.get("donate_argnames"))
@@ -102,19 +103,43 @@ class JitTransform(FunctionTransform):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         policy = self.policy or current_policy()
-        site = self._sites.get(policy)
-        if site is not None:
-            for plan in site.plans:
-                packing = plan.pack(args, kwargs)
-                if packing is not None:
-                    return self._call_planned(plan, packing, policy, args, kwargs)
+        site = self._site
+        if site is None or site.policy is not policy:
+            site = self._site_for(policy)
+        for plan in site.plans:
+            packing = plan.pack(args, kwargs)
+            if packing is not None:
+                return self._call_planned(site, plan, packing, args, kwargs)
         call = self.pack(args, kwargs, policy)
         result = self._call_jitted(policy, call, lambda jitted, *a, **k: jitted(*a, **k))
         finished = self.finish(result, call, policy)
         if self._can_be_planned and policy.arrays and not policy.in_place:
             with self._planning():
-                self._sites.setdefault(policy, Site()).saw(call, self.static_positions(args, kwargs))
+                site.saw(call, self.static_positions(args, kwargs))
         return finished
+
+    def _site_for(self, policy: Policy) -> Site:
+        with self._lock:
+            site = self._sites.get(policy)
+            if site is None:
+                jitted = None if self._prefixed else self.transformed(policy)
+                site = self._sites[policy] = Site(policy, jitted)
+            self._site = site
+        return site
+
+    def _call_planned(self, site: Site, plan: CallPlan, packing: Packing, args: Any, kwargs: Any) -> Any:
+        stack = active.stack
+        stack.append((plan, packing))
+        try:
+            result = site.jitted(*packing[0], **packing[1])
+        finally:
+            stack.pop()
+        built = plan.unpack(result, packing)
+        if built is NOT_BUILT:
+            built = self.finish(result, self.pack(args, kwargs, site.policy), site.policy)
+            with self._planning():
+                plan.learn(result)
+        return built
 
     @contextlib.contextmanager
     def _planning(self) -> Iterator[None]:
@@ -123,20 +148,6 @@ class JitTransform(FunctionTransform):
             yield
         except Exception:  # noqa: BLE001 -- whatever it was, the walk is right and only slower
             self._can_be_planned = False
-
-    def _call_planned(self, plan: CallPlan, packing: Packing, policy: Policy, args: Any, kwargs: Any) -> Any:
-        stack = active.stack
-        stack.append(_Planned(plan, packing))
-        try:
-            result = self._made[policy](*packing.args, **packing.kwargs)
-        finally:
-            stack.pop()
-        built = plan.unpack(result, packing)
-        if built is NOT_BUILT:
-            built = self.finish(result, self.pack(args, kwargs, policy), policy)
-            with self._planning():
-                plan.learn(result)
-        return built
 
     def _jitted(self, policy: Policy, call: Call) -> Any:
         """The jitted function. Shardings that reach inside modules are translated anew for each structure."""
@@ -199,7 +210,9 @@ class JitTransform(FunctionTransform):
 
     def clear_cache(self) -> None:
         """Forgets every trace of this function, and how to pack and unpack its calls."""
-        self._sites.clear()
+        with self._lock:
+            self._sites.clear()
+            self._site = None
         for made in list(self._made.values()):
             made.clear_cache()
 
@@ -214,24 +227,6 @@ class JitTransform(FunctionTransform):
         call = pack_call(args, kwargs, (), policy.rules, self.names)  # the static ones are left out, as in JAX
         result = compiled(*call.args, **call.kwargs)
         return self.finish(result, call, policy, lambda call: _chosen([v for _, v in call.items()], used()))
-
-
-class _Planned:
-    """The caller's side of a call that a plan packed. Nothing is worked out unless the function is traced."""
-
-    __slots__ = ("_packing", "_plan")
-
-    def __init__(self, plan: CallPlan, packing: Packing) -> None:
-        self._plan = plan
-        self._packing = packing
-
-    @property
-    def outer(self) -> Sequence[Any]:
-        traces = current_traces()
-        return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
-
-    def object_of(self, number: int) -> Any:
-        return self._plan.object_of(number, self._packing)
 
 
 class FilterJitTransform(FunctionTransform):

@@ -7,15 +7,16 @@ of `_crossing` decides. Plans for several structures can be kept side by side.
 import collections
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from jax.tree_util import tree_leaves, tree_structure
 
 from .._compiled import MAX_DEPTH, Builders, Readers, Reading, Source, parts_of, put_together
+from .._context import Policy
 from .._graph import Tags, walk
-from .._jax_internals import ConcreteArray
+from .._jax_internals import ConcreteArray, current_traces
 from .._node_types import Convention, carries_identity, is_traced, node_type_of
 from .._packed import Packed
 from .._statics import Incomparable
@@ -28,14 +29,11 @@ NOT_BUILT: Any = object()
 """What a plan returns for a result that is not of the structure it was made for."""
 
 
-class Packing(NamedTuple):
-    """Arguments that a plan has packed."""
+Packing = tuple[tuple[Any, ...], dict[str, Any], tuple[list[Any], ...], list[Any], tuple[Any, ...]]
+"""What a plan makes of arguments: args, kwargs, the leaves of each module, the nodes that carry identity, bare leaves.
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    leaves: tuple[list[Any], ...]  # of each packed module
-    nodes: list[Any]  # that carry identity
-    bare: tuple[Any, ...]  # leaves outside modules
+A plain tuple, since one is made on every call.
+"""
 
 
 class CallPlan:
@@ -50,7 +48,7 @@ class CallPlan:
         arguments = [a.packed for position, value in call.items() for a in packed_in(value, position)]
         records = [record for packed in arguments for record in packed.structure.records]
         self._readers = readers = Readers(source, records, [packed.structure.root for packed in arguments])
-        source.names |= {"Packed": Packed, "Packing": Packing, "Incomparable": Incomparable}
+        source.names |= {"Packed": Packed, "Incomparable": Incomparable}
         source.names |= {"COMMON": _COMMON_BARE, "is_bare": _is_bare, "has_structure": _has_structure}
         body: list[str] = []
         bare: list[str] = []
@@ -104,7 +102,7 @@ class CallPlan:
         checks.append(f"if len({{{everything}}}) != {total}: return None")
         all_lists = "".join(f"{name}, " for name in lists)
         all_bare = "".join(f"{name}, " for name in bare)
-        result = f"return Packing(({args}), {{{kwargs}}}, ({all_lists}), found, ({all_bare}))"
+        result = f"return (({args}), {{{kwargs}}}, ({all_lists}), found, ({all_bare}))"
         lines = ["try:", *(f"    {line}" for line in [*head, "found = []", "nodes = found.extend", *body])]
         lines += ["except (KeyError, ValueError, Incomparable):", "    return None", *checks, result]
         source.function("pack", "args, kwargs", lines)
@@ -128,8 +126,9 @@ class CallPlan:
 
     def object_of(self, number: int, packing: Packing) -> Any:
         """The caller's object of a number, if it carries identity."""
+        _, _, leaves, nodes, _ = packing
         which, i = self._place[number]
-        return packing.nodes[i] if which < 0 else packing.leaves[which][i]
+        return nodes[i] if which < 0 else leaves[which][i]
 
     def _given(self, plan: "ResultPlan", packing: Packing) -> Callable[[int], Any] | None:
         """The caller's objects, if what vanilla `jax.jit` would return is them; None if that takes a closer look."""
@@ -138,12 +137,31 @@ class CallPlan:
             if not all(type(leaf) is ConcreteArray for leaf in given):
                 return None
             first = given[0].committed
-            every = [leaf for leaves in packing.leaves for leaf in leaves]
+            _, _, lists, _, bare = packing
+            every = [leaf for leaves in lists for leaf in leaves]
             if any(leaf.committed is not first for leaf in given) or (
-                not first and any(getattr(leaf, "committed", False) for leaf in (*every, *tree_leaves(packing.bare)))
+                not first and any(getattr(leaf, "committed", False) for leaf in (*every, *tree_leaves(bare)))
             ):
                 return None
         return lambda number: self.object_of(number, packing)
+
+
+class PlannedCall:
+    """The caller's side of a call that a plan packed. Nothing is worked out unless the function is traced."""
+
+    __slots__ = ("_packing", "_plan")
+
+    def __init__(self, plan: CallPlan, packing: Packing) -> None:
+        self._plan = plan
+        self._packing = packing
+
+    @property
+    def outer(self) -> Sequence[Any]:
+        traces = current_traces()
+        return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
+
+    def object_of(self, number: int) -> Any:
+        return self._plan.object_of(number, self._packing)
 
 
 class ResultPlan:
@@ -298,7 +316,9 @@ class Site:
     so many are kept: plans keep their structures alive, also those that JAX's caches have let go of.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy, jitted: Any) -> None:
+        self.policy = policy
+        self.jitted = jitted  # what a plan's arguments are for
         self.plans: tuple[CallPlan, ...] = ()
         self._seen: collections.deque[Any] = collections.deque(maxlen=_MOST_PLANS)
         self._planned: collections.deque[Any] = collections.deque(maxlen=_MOST_PLANS)
