@@ -84,17 +84,15 @@ class Structure:
         root: the number of the record that is the whole tree.
         num_leaves: how many traced leaves it has, each shared one counted once.
         maker: the `Context` in which it was made, if that was one that spans several trees.
-        names_caller: whether it refers to objects on the other side of the crossing (`Given`, `Update`).
     """
 
-    __slots__ = ("__weakref__", "base", "maker", "names_caller", "num_leaves", "records", "root")
+    __slots__ = ("__weakref__", "base", "maker", "num_leaves", "records", "root")
 
     base: int
     records: tuple[Record, ...]
     root: int
     num_leaves: int
     maker: Any
-    names_caller: bool
 
     def __repr__(self) -> str:
         return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
@@ -119,7 +117,6 @@ def intern(records: tuple[Record, ...], root: int, base: int = 0, maker: Any = N
             structure = Structure()
             structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
             structure.num_leaves = sum(op is LEAF for op, _ in records)
-            structure.names_caller = any(type(op) in (Given, Update) for op, _ in records)
             _interned[key] = structure
     return structure
 

@@ -14,15 +14,11 @@ import pytest
 
 import sharedtree as st
 from sharedtree._graph import MAX_PLAIN_DEPTH
+from tests.deep import Link, in_a_thread, link
 
 
 class Box(eqx.Module):
     content: object
-
-
-class Link(eqx.Module):
-    scale: jax.Array
-    next: object
 
 
 class Mutable:
@@ -135,37 +131,6 @@ def test_a_cycle_in_a_result_is_an_error():
 
 
 # --- depth ---------------------------------------------------------------------------------------------------------
-
-
-def link(scale, next):
-    """A Link, past Equinox's constructor, which flattens its arguments and so meets Python 3.11's recursion limit."""
-    m = object.__new__(Link)
-    object.__setattr__(m, "scale", scale)
-    object.__setattr__(m, "next", next)
-    return m
-
-
-def in_a_thread(function, seconds=60):
-    """What a function returns, from a thread of its own: fails in plain words and in time.
-
-    On Python 3.11 a tree that is too deep for JAX costs the thread in which it was flattened its recursion limit for
-    ever, and pytest cannot print a traceback that holds a model of this depth.
-    """
-    outcome = []
-
-    def work():
-        try:
-            outcome.append((None, function()))
-        except BaseException as error:  # noqa: BLE001
-            outcome.append((type(error).__name__, None))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    failure, result = outcome[0] if outcome else (f"not done in {seconds} seconds", None)
-    if failure is not None:
-        pytest.fail(failure, pytrace=False)
-    return result
 
 
 def chain(depth):

@@ -1,7 +1,6 @@
 """Optimizers on models with ties take the very steps that optax takes on a plain dict that holds each weight once."""
 
 import functools
-import threading
 
 import equinox as eqx
 import jax
@@ -12,6 +11,7 @@ import optax.contrib
 import pytest
 
 import sharedtree as st
+from tests.deep import in_a_thread, link
 
 STEPS = 5
 
@@ -475,42 +475,6 @@ def test_what_is_no_parameter_is_left_as_it_is(mode):
     assert model.activation is jax.nn.relu
     assert model.rate == 0.5
     assert model.bias is None
-
-
-class Link(eqx.Module):
-    scale: jax.Array
-    next: object
-
-
-def in_a_thread(function, seconds=60):
-    """What a function returns, from a thread of its own: fails in plain words and in time.
-
-    On Python 3.11 a tree that is too deep for JAX costs the thread in which it was flattened its recursion limit for
-    ever, and pytest cannot print a traceback that holds a model of this depth.
-    """
-    outcome = []
-
-    def work():
-        try:
-            outcome.append((None, function()))
-        except BaseException as error:  # noqa: BLE001
-            outcome.append((type(error).__name__, None))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    failure, result = outcome[0] if outcome else (f"not done in {seconds} seconds", None)
-    if failure is not None:
-        pytest.fail(failure, pytrace=False)
-    return result
-
-
-def link(scale, next):
-    """A Link, past Equinox's constructor, which flattens its arguments and so meets Python 3.11's recursion limit."""
-    m = object.__new__(Link)
-    object.__setattr__(m, "scale", scale)
-    object.__setattr__(m, "next", next)
-    return m
 
 
 @pytest.mark.parametrize("mode", ["eager", "jit"])

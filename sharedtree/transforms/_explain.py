@@ -12,7 +12,7 @@ from .._sharing import Mismatch, lost_ties, pairs
 from .._statics import Static
 from .._structure import LEAF, Node, edges
 from .._ties import can_be_tied
-from ._crossing import packed_in
+from ._crossing import Entered, packed_in
 from ._function import FunctionTransform
 from ._retracing import Trace
 
@@ -97,8 +97,9 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
             "    sharedtree.explain(sharedtree.jit(f), model)"
         )
     call = f.pack(args, kwargs, f.policy or current_policy())
-    treatments = f.treatments(call)
     arguments = [a for position, value in call.items() for a in packed_in(value, position)]
+    f.require_one_treatment(Entered(list(call.args), call.kwargs, call.tags.objects, arguments))
+    treatments = f.treatments(call)
     records = [record for a in arguments for record in a.structure.records]
     first: dict[int, str] = {}
     rows: list[LeafReport] = []

@@ -1,0 +1,43 @@
+"""Models that are nested deeply, and a place where it does no harm if that goes wrong."""
+
+import threading
+
+import equinox as eqx
+import jax
+import pytest
+
+
+class Link(eqx.Module):
+    scale: jax.Array
+    next: object
+
+
+def link(scale, next):
+    """A Link, past Equinox's constructor, which flattens its arguments and so meets Python 3.11's recursion limit."""
+    m = object.__new__(Link)
+    object.__setattr__(m, "scale", scale)
+    object.__setattr__(m, "next", next)
+    return m
+
+
+def in_a_thread(function, seconds=60):
+    """What a function returns, from a thread of its own: fails in plain words and in time.
+
+    On Python 3.11 a tree that is too deep for JAX costs the thread in which it was flattened its recursion limit for
+    ever, and pytest cannot print a traceback that holds a model of this depth.
+    """
+    outcome = []
+
+    def work():
+        try:
+            outcome.append((None, function()))
+        except BaseException as error:  # noqa: BLE001
+            outcome.append((type(error).__name__, None))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    failure, result = outcome[0] if outcome else (f"not done in {seconds} seconds", None)
+    if failure is not None:
+        pytest.fail(failure, pytrace=False)
+    return result
