@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-_BY_VALUE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented)})
-_IMMUTABLE = frozenset({*_BY_VALUE, float, complex, type, range, slice})
+BY_VALUE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented)})
+"""The types whose instances are alike exactly if they have the same type and are equal."""
+
+_IMMUTABLE = frozenset({*BY_VALUE, float, complex, type, range, slice})
 
 
 class Static:
@@ -56,8 +58,7 @@ class Static:
     @property
     def is_settled(self) -> bool:
         """Whether the same object has the same value for ever, so that `is` is enough to know it again."""
-        cls: type = type(self._value)
-        return cls in _IMMUTABLE or (not self._is_mutable and cls.__eq__ is object.__eq__)
+        return not self._is_mutable and _is_settled(self._value)
 
     def peek(self) -> Any:
         """The value, not to be changed and not to be handed to users."""
@@ -115,6 +116,13 @@ class Incomparable(Exception):  # noqa: N818 -- never leaves the package; the wa
         self.reason = reason
 
 
+def _is_settled(value: Any) -> bool:
+    cls: type = type(value)
+    if cls is tuple or cls is frozenset:
+        return all(map(_is_settled, value))
+    return cls in _IMMUTABLE or cls.__eq__ is object.__eq__
+
+
 def _require_equality(value: Any) -> None:
     try:
         outcome = value == value  # noqa: PLR0124 -- the question is whether it can be asked
@@ -136,7 +144,7 @@ def _is_hashable(value: Any) -> bool:
 
 def _key_of(value: Any, is_mutable: list[bool]) -> Any:
     cls: Any = type(value)
-    if cls in _BY_VALUE:
+    if cls in BY_VALUE:
         return cls, value
     if cls is float:
         return cls, struct.pack("d", value)

@@ -13,7 +13,8 @@ from jax.tree_util import tree_structure
 import sharedtree as st
 from sharedtree._graph import Rules
 from sharedtree.transforms._crossing import Call, Names, pack_call, unpack_result
-from sharedtree.transforms._plans import NOT_BUILT, CallPlan, ResultPlan, can_be_built, can_be_planned
+from sharedtree.transforms._plans import CallPlan, can_be_planned
+from sharedtree.transforms._result_plans import NOT_BUILT, ResultPlan, can_be_built
 from tests.strategies import STATICS, Layer, Mutable, Pair, Record, arguments, copy_dag, is_array, partition, paths
 
 NAMES = Names(lambda *args: None)
@@ -35,7 +36,7 @@ def agrees(plan: CallPlan, args, kwargs=None) -> bool:
     assert all(a is b for a, b in zip(ours, theirs, strict=True))
     for number, obj in enumerate(call.tags.objects):
         if call.tags.number_of(obj) == number:
-            assert plan.object_of(number, packing) is obj
+            assert plan.object_of(number, args, kwargs or {}) is obj
     return True
 
 
@@ -281,7 +282,7 @@ def test_a_plan_that_cannot_be_made_loses_nothing(monkeypatch):
     def broken(*args):
         raise RuntimeError("no plan")
 
-    monkeypatch.setattr("sharedtree.transforms._plans.CallPlan", broken)
+    monkeypatch.setattr("sharedtree.transforms._sites.CallPlan", broken)
     f = st.jit(lambda m: st.tree.map(lambda x: x + 1, m), donate_argnums=0)
     model = Pair(jnp.zeros(2), None)
     for _ in range(4):

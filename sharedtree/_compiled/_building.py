@@ -6,8 +6,8 @@ from typing import Any
 from .._node_types import dict_descriptor, is_namedtuple
 from .._statics import Static
 from .._structure import LEAF, Given, Node, Record
-from ._parts import deserves_a_function, parts_of
-from ._source import Source
+from ._parts import deserves_a_function, parts_of, runs
+from ._source import Source, indented
 
 
 class Builders:
@@ -67,23 +67,25 @@ class _Building:
         self.start = start
         self.lines: list[str] = []
         self.count = 0  # of leaves taken so far
-        self._runs: list[tuple[int, list[str]]] = []  # leaves that lie side by side: where they begin, their variables
+        self.is_straight = True  # nothing in it is built by a function or a loop
+        self._taken: list[tuple[int, list[str]]] = []  # leaves side by side: where they begin, their variables
 
     def unpacking(self) -> list[str]:
         """Lines that take the leaves out of their list."""
-        return [
-            f"{', '.join(names)}, = {self.leaves}[{self.start}{first}:{self.start}{first + len(names)}]"
-            for first, names in self._runs
-        ]
+        return [f"{', '.join(names)}, = {self._some(first, len(names))}" for first, names in self._taken]
+
+    def _some(self, first: int, count: int) -> str:
+        """An expression for leaves that lie side by side."""
+        return f"{self.leaves}[{self.start}{first}:{self.start}{first + count}]"
 
     def visit(self, number: int, *, inline: bool = False) -> str:
         """Builds a record and what is first met below it; returns an expression for it."""
         op, children = self.builders.records[number]
         parts = self.builders.parts
         if op is LEAF:
-            if not self._runs or self._runs[-1][0] + len(self._runs[-1][1]) != self.count:
-                self._runs.append((self.count, []))
-            self._runs[-1][1].append(f"x{number}")
+            if not self._taken or self._taken[-1][0] + len(self._taken[-1][1]) != self.count:
+                self._taken.append((self.count, []))
+            self._taken[-1][1].append(f"x{number}")
             self.count += 1
             expression = f"x{number}"
         elif type(op) is Static:
@@ -94,16 +96,60 @@ class _Building:
             name, taken = self.builders.part(number)
             self.lines.append(f"x{number} = {name}({self.leaves}, {self.start}{self.count}, given)")
             self.count += taken
+            self.is_straight = False
             expression = f"x{number}"
         else:
             assert type(op) is Node
-            below = [
-                self.visit(child) if (number, i) in parts.is_first else self.builders.variable_of[child]
-                for i, child in enumerate(children)
-            ]
+            below: list[str] = []
+            for start, stop in runs(parts, self.builders.records, number):
+                if stop - start > 1 and op.type.cls in (list, tuple):
+                    made = self._loop(children[start:stop])
+                    if op.type.cls is list and stop - start == len(children):
+                        self.builders.variable_of[number] = made
+                        return made
+                    below.append(f"*{made}")
+                    continue
+                for i in range(start, stop):
+                    child = children[i]
+                    is_first = (number, i) in parts.is_first
+                    below.append(self.visit(child) if is_first else self.builders.variable_of[child])
             expression = put_together(self.source, self.lines, op, below)
         self.builders.variable_of[number] = expression
         return expression
+
+    def _loop(self, children: Sequence[int]) -> str:
+        """Builds equal closed parts that lie side by side into a list; returns its variable."""
+        made = self.source.variable()
+        outer, self.builders.variable_of = self.builders.variable_of, {}
+        body = _Building(self.builders, "", "")
+        body.visit(children[0], inline=True)
+        result = self.builders.variable_of[children[0]]
+        self.builders.variable_of = outer
+        count, first = len(children), self.count
+        if body.is_straight:
+            names = [name for _, taken in body._taken for name in taken]
+            some = self._some(first, body.count * count)
+            match names:
+                case []:
+                    head = f"for _ in range({count}):"
+                case [name]:
+                    head = f"for {name} in {some}:"
+                case _:
+                    head = f"for {', '.join(names)} in zip(*[iter({some})] * {len(names)}):"
+            self.lines += [f"{made} = []", head, *indented([*body.lines, f"{made}.append({result})"])]
+        else:
+            name, taken = self.builders.part(children[0])
+            at = (
+                f"range({self.start}{first}, {self.start}{first + taken * count}, {taken})"
+                if taken
+                else f"[0] * {count}"
+            )
+            self.lines.append(f"{made} = [{name}({self.leaves}, at, given) for at in {at}]")
+        self.count += body.count * count
+        self.is_straight = False
+        for i, child in enumerate(children):
+            self.builders.variable_of[child] = f"{made}[{i}]"
+        return made
 
 
 def static_expression(source: Source, op: Static) -> str:

@@ -8,7 +8,7 @@ that makes them, so that equal closed parts get one number wherever they are.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .._structure import Op, Record
+from .._structure import Node, Op, Record
 
 _SMALL = 4  # records; a smaller part costs less to write out than to call
 
@@ -20,6 +20,7 @@ class Parts(NamedTuple):
         is_first: (parent, position of the child) wherever a walk first meets the child there.
         code: for each record a number, equal for equal parts.
         is_closed: for each record, whether its part is closed.
+        is_shared: for each record, whether it is referred to more than once.
         size: for each record, how many records its part has.
         depth: how deeply the records are nested.
     """
@@ -27,6 +28,7 @@ class Parts(NamedTuple):
     is_first: set[tuple[int, int]]
     code: list[int]
     is_closed: list[bool]
+    is_shared: list[bool]
     size: list[int]
     depth: int
 
@@ -35,11 +37,14 @@ def parts_of(records: Sequence[Record], roots: Sequence[int]) -> Parts:
     """Finds the closed parts of a table and which of them are equal. Cost: linear in the records."""
     is_first, depth = _first_meetings(records, roots)
     last_use = [-1] * len(records)  # the highest-numbered record that refers to each
+    uses = [0] * len(records)
     for number, (_, children) in enumerate(records):
         for child in children:
             last_use[child] = number
+            uses[child] += 1
     for root in roots:
         last_use[root] = len(records)
+        uses[root] += 1
 
     ops: dict[Op, int] = {}
     codes: dict[tuple[int, tuple[tuple[bool, int], ...]], int] = {}
@@ -64,7 +69,8 @@ def parts_of(records: Sequence[Record], roots: Sequence[int]) -> Parts:
         lowest.append(low)
         latest.append(late)
     is_closed = [lowest[n] >= start[n] and latest[n] <= n for n in range(len(records))]
-    return Parts(is_first, code, is_closed, [n - start[n] + 1 for n in range(len(records))], depth)
+    size = [n - start[n] + 1 for n in range(len(records))]
+    return Parts(is_first, code, is_closed, [count > 1 for count in uses], size, depth)
 
 
 def _first_meetings(records: Sequence[Record], roots: Sequence[int]) -> tuple[set[tuple[int, int]], int]:
@@ -93,3 +99,28 @@ def _first_meetings(records: Sequence[Record], roots: Sequence[int]) -> tuple[se
 def deserves_a_function(parts: Parts, number: int, op: Any) -> bool:
     """Whether a record is the top of a closed part that is large enough to be a function of its own."""
     return parts.is_closed[number] and parts.size[number] >= _SMALL and not op.type.is_plain
+
+
+def runs(parts: Parts, records: Sequence[Record], number: int) -> list[tuple[int, int]]:
+    """The children of a record in runs of equal closed parts: (first, one past the last) of each, most of length 1."""
+    children = records[number][1]
+    found: list[tuple[int, int]] = []
+    start = 0
+    for i in range(1, len(children) + 1):
+        before = children[i - 1]
+        if (
+            i < len(children)
+            and parts.code[children[i]] == parts.code[before]
+            and _can_repeat(parts, records, number, i - 1)
+            and _can_repeat(parts, records, number, i)
+        ):
+            continue
+        found.append((start, i))
+        start = i
+    return found
+
+
+def _can_repeat(parts: Parts, records: Sequence[Record], number: int, i: int) -> bool:
+    child = records[number][1][i]
+    op = records[child][0]
+    return type(op) is Node and (number, i) in parts.is_first and deserves_a_function(parts, child, op)

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .._node_types import dict_descriptor, is_namedtuple
-from .._statics import Static
+from .._statics import BY_VALUE, Static
 from .._structure import LEAF, Node, Record
-from ._parts import deserves_a_function, parts_of
-from ._source import Source
+from ._parts import deserves_a_function, parts_of, runs
+from ._source import MAX_LOOPS, Source, indented
+
+_LEAVES, _LEAFLESS = "leaves", "leafless"
 
 
 class _Part(NamedTuple):
@@ -16,13 +18,14 @@ class _Part(NamedTuple):
 
     name: str
     leaves: list[int]
-    nodes: list[int]
+    leafless: list[int]
 
 
 class Readers:
     """Generates code that reads the trees of one crossing.
 
-    Each tree's leaves go into a list, in the order of its structure, and its nodes that carry identity into another.
+    Each tree's leaves go into a list, in the order of its structure. The nodes that carry identity and have no leaf of
+    their own go into another, to be compared. Those with a leaf need not be: two that are one would bring it twice.
 
     Args:
         source: where the functions go.
@@ -34,17 +37,18 @@ class Readers:
         self.source = source
         self.records = records
         self.parts = parts_of(records, roots)
+        self.has_leaf = _have_leaves(records, self.parts.is_first)
         self.variable_of: dict[int, str] = {}  # the records that the function being written has read so far
         self._functions: dict[int, _Part] = {}
         source.names["Static"] = Static
 
     def read(self, root: int, variable: str, give_up: str = "return None") -> "Reading":
-        """Lines that read one tree, calling `leaves` and `nodes` with what they find."""
+        """Lines that read one tree, calling `leaves` and `leafless` with what they find."""
         reading = Reading(self, give_up)
         if root in self.variable_of:
             reading.unless(f"{variable} is not {self.variable_of[root]}")
         else:
-            reading.visit(root, variable)
+            reading.visit(root, variable, inline=True)
         reading.flush()
         return reading
 
@@ -59,127 +63,237 @@ class Readers:
             reading.flush()
             self.variable_of = outer
             name = f"read{len(self._functions)}"
-            self.source.function(name, "o, leaves, nodes", [*reading.lines, "return True"])
-            known = _Part(name, [n - number for n in reading.leaves], [n - number for n in reading.nodes])
-            self._functions[code] = known
+            self.source.function(name, "o, leaves, leafless", [*reading.lines, "return True"])
+            known = self._functions[code] = reading.relative_to(number, name)
         return known
 
 
-class Reading:
-    """The body of one function that reads."""
+def _have_leaves(records: Sequence[Record], is_first: set[tuple[int, int]]) -> list[bool]:
+    found: list[bool] = []
+    for number, (op, children) in enumerate(records):
+        own = any(found[child] for i, child in enumerate(children) if (number, i) in is_first)
+        found.append(op is LEAF or own)
+    return found
 
-    def __init__(self, readers: Readers, give_up: str) -> None:
+
+class Reading:
+    """The body of one function, or of one loop, that reads.
+
+    Attributes:
+        lines: its code.
+        leaves: the records of the leaves, in the order in which they are read.
+        leafless: those of the nodes that have none.
+        leaf_variables: which hold references to leaves.
+    """
+
+    def __init__(self, readers: Readers, give_up: str, loops: int = 0) -> None:
         self.readers = readers
         self.source = readers.source
         self.give_up = give_up
         self.lines: list[str] = []
         self.leaves: list[int] = []
-        self.nodes: list[int] = []
-        self._pending_leaves: list[str] = []
-        self._pending_nodes: list[str] = []
+        self.leafless: list[int] = []
+        self.leaf_variables: list[str] = []
+        self._loops = loops
+        self._pending: dict[str, list[str]] = {_LEAVES: [], _LEAFLESS: []}
 
     def unless(self, condition: str) -> None:
         """Gives up if a condition holds."""
         self.lines.append(f"if {condition}: {self.give_up}")
 
-    def flush(self) -> None:
-        """Hands over the leaves and nodes that were read since the last time."""
-        for name, pending in (("leaves", self._pending_leaves), ("nodes", self._pending_nodes)):
+    def flush(self, *names: str) -> None:
+        """Hands over what was read since the last time."""
+        for name in names or self._pending:
+            pending = self._pending[name]
             if pending:
                 self.lines.append(f"{name}(({', '.join(pending)},))")
                 pending.clear()
 
+    def relative_to(self, number: int, name: str) -> _Part:
+        """What was read, as the function of a part."""
+        return _Part(name, *([n - number for n in found] for found in (self.leaves, self.leafless)))
+
     def visit(self, number: int, variable: str, *, inline: bool = False) -> None:
-        """Reads a record, and what is first met below it."""
-        op, children = self.readers.records[number]
-        parts = self.readers.parts
+        """Reads a record, and what is first met below it.
+
+        Args:
+            number: of the record.
+            variable: what holds it.
+            inline: whether it is the top of the function being written.
+        """
+        op = self.readers.records[number][0]
         self.readers.variable_of[number] = variable
         if op is LEAF:
-            self._pending_leaves.append(variable)
+            self._pending[_LEAVES].append(variable)
+            self.leaf_variables.append(variable)
             self.leaves.append(number)
         elif type(op) is Static:
             self.static(op, variable)
-        elif not inline and deserves_a_function(parts, number, op):
-            self.flush()
-            part = self.readers.part(number)
-            self.unless(f"not {part.name}({variable}, leaves, nodes)")
-            self.leaves += [number + n for n in part.leaves]
-            self.nodes += [number + n for n in part.nodes]
+        elif not inline and deserves_a_function(self.readers.parts, number, op):
+            self._call_part(number, variable)
         else:
             assert type(op) is Node
-            for i, (child, own) in enumerate(zip(children, self.take_apart(op, children, variable), strict=True)):
+            if not self._take_leaves(number, op, variable):
+                self._visit_children(number, op, variable)
+            if op.type.carries_identity and not self.readers.has_leaf[number]:
+                self._pending[_LEAFLESS].append(variable)
+                self.leafless.append(number)
+
+    def _call_part(self, number: int, variable: str) -> None:
+        self.flush()
+        part = self.readers.part(number)
+        self.unless(f"not {part.name}({variable}, leaves, leafless)")
+        self._took(part, number)
+
+    def _took(self, part: _Part, number: int) -> None:
+        self.leaves += [number + n for n in part.leaves]
+        self.leafless += [number + n for n in part.leafless]
+
+    def _visit_children(self, number: int, op: Node, variable: str) -> None:
+        children = self.readers.records[number][1]
+        parts = self.readers.parts
+        found = [(start, stop) for start, stop in runs(parts, self.readers.records, number) if stop - start > 1]
+        if op.type.cls not in (list, tuple) or self._loops == MAX_LOOPS:
+            found = []
+        in_loops = {i for start, stop in found for i in range(start, stop)}
+        variables = self.take_apart(op, children, variable, len(in_loops) < len(children))
+        for i, (child, own) in enumerate(zip(children, variables, strict=True)):
+            if i not in in_loops:
                 if (number, i) in parts.is_first:
                     self.visit(child, own)
                 else:
                     self.unless(f"{own} is not {self.readers.variable_of[child]}")
-            if op.type.carries_identity:
-                self._pending_nodes.append(variable)
-                self.nodes.append(number)
+            elif found and i == found[0][0]:
+                start, stop = found.pop(0)
+                some = "" if stop - start == len(children) else f"[{start}:{stop}]"
+                self._loop(children[start:stop], variables[start:stop], variable + some)
+
+    def _loop(self, children: Sequence[int], variables: Sequence[str], sequence: str) -> None:
+        """Reads equal closed parts that lie side by side."""
+        self.flush()
+        outer, self.readers.variable_of = self.readers.variable_of, {}
+        each = self.source.variable()
+        body = Reading(self.readers, self.give_up, self._loops + 1)
+        body.visit(children[0], each, inline=True)
+        body.flush()
+        self.leaf_variables += body.leaf_variables
+        self.readers.variable_of = outer
+        self.lines += [f"for {each} in {sequence}:", *indented(body.lines)]
+        part = body.relative_to(children[0], "")
+        for child, variable in zip(children, variables, strict=True):
+            self.readers.variable_of[child] = variable
+            self._took(part, child)
 
     def static(self, op: Static, variable: str) -> None:
         """Checks a static value; one that can be mutated by content, even if it is the same object."""
-        expected = self.source.constant(op, "static")
-        unequal = f"Static({variable}) != {expected}"
-        if not op.is_settled:
-            self.unless(unequal)
-        else:
-            self.unless(f"{variable} is not {self.source.constant(op.peek(), 'value')} and {unequal}")
+        value = op.peek()
+        if type(value) in BY_VALUE:
+            known = self.source.constant(value, "value")
+            alike = f"(type({variable}) is not {self.source.constant(type(value), 'Class')} or {variable} != {known})"
+            self.unless(f"{variable} is not {known} and {alike}")
+            return
+        unequal = f"Static({variable}) != {self.source.constant(op, 'static')}"
+        if op.is_settled:
+            unequal = f"{variable} is not {self.source.constant(value, 'value')} and {unequal}"
+        self.unless(unequal)
 
-    def take_apart(self, op: Node, children: Sequence[int], variable: str) -> list[str]:
-        """Checks a node and reads its children into variables."""
+    def take_apart(self, op: Node, children: Sequence[int], variable: str, is_read: bool = True) -> list[str]:
+        """Checks a node and reads its children into variables. Without `is_read` only names them, for a loop."""
         cls: Any = op.type.cls
         if cls is type(None):
             self.unless(f"{variable} is not None")
             return []
-        self.unless(f"type({variable}) is not {self.source.constant(cls, 'Class')}")
+        self._check_type(op, variable)
         if op.type.fields:
-            return self._take_fields(op, variable)
-        variables = [self.source.variable() for _ in children]
-        if cls in (tuple, list) or is_namedtuple(cls):
+            names, rest = op.aux.peek()
+            variables = self._get_into([*names, *(name for name, _ in rest)], self._attributes(op, variable))
+            self._check_statics(rest, variables[len(names) :])
+            return variables[: len(names)]
+        if _is_sequence(cls):
             self.unless(f"len({variable}) != {len(children)}")
-            self._unpack_into(variables, variable)
-        elif cls is dict and all(type(name) is str for name in op.aux.peek()):
+            return self._unpack(children, variable) if is_read else [f"{variable}[{i}]" for i in range(len(children))]
+        if _has_text_keys(op):
             self.unless(f"len({variable}) != {len(children)}")
-            self._get_into(variables, op.aux.peek(), variable)
-        else:
-            parts, aux = self.source.variable(), self.source.variable()
-            self.lines.append(f"{parts}, {aux} = {self.source.constant(op.type.take_apart, 'take')}({variable})")
-            self.unless(f"len({parts}) != {len(children)}")
-            self.static(op.aux, aux)
-            self._unpack_into(variables, parts)
-        return variables
+            return self._get_into(op.aux.peek(), variable)
+        parts, aux = self.source.variable(), self.source.variable()
+        self.lines.append(f"{parts}, {aux} = {self.source.constant(op.type.take_apart, 'take')}({variable})")
+        self.unless(f"len({parts}) != {len(children)}")
+        self.static(op.aux, aux)
+        return self._unpack(children, parts)
 
-    def _take_fields(self, op: Node, variable: str) -> list[str]:
+    def _take_leaves(self, number: int, op: Node, variable: str) -> bool:
+        """Hands over all children at once, if they are leaves that nothing else refers to. Returns whether they are."""
+        children = self.readers.records[number][1]
+        parts = self.readers.parts
+        simple = all(self.readers.records[child][0] is LEAF and not parts.is_shared[child] for child in children)
+        if len(children) < 2 or not simple:  # the tuple of one costs as much as a variable
+            return False
+        if op.type.fields:
+            self._check_type(op, variable)
+            names, rest = op.aux.peek()
+            attributes = self._attributes(op, variable)
+            self._check_statics(rest, self._get_into([name for name, _ in rest], attributes))
+            found = f"{self._getter_of(names)}({attributes})"
+        elif _is_sequence(op.type.cls) or _has_text_keys(op):
+            self._check_type(op, variable)
+            self.unless(f"len({variable}) != {len(children)}")
+            found = variable if _is_sequence(op.type.cls) else f"{self._getter_of(op.aux.peek())}({variable})"
+        else:
+            return False
+        self.flush(_LEAVES)
+        self.lines.append(f"leaves({found})")
+        self.leaves += children
+        return True
+
+    def _check_type(self, op: Node, variable: str) -> None:
+        self.unless(f"type({variable}) is not {self.source.constant(op.type.cls, 'Class')}")
+
+    def _attributes(self, op: Node, variable: str) -> str:
+        """A variable that holds the attributes of an object, checked to have no further fields."""
         names, rest = op.aux.peek()
         present = [*names, *(name for name, _ in rest)]
         absent = frozenset(op.type.fields) - frozenset(present)
         attributes = self.source.variable()
-        read = self.source.constant(_getter(op.type.cls), "attributes")
+        read = self.source.constant(_reader(op.type.cls), "attributes")
         self.lines.append(f"{attributes} = {read}({variable})")
         if absent:
             disjoint = f"{self.source.constant(absent, 'absent')}.isdisjoint({attributes})"
             self.unless(f"len({attributes}) != {len(present)} and not {disjoint}")
-        variables = [self.source.variable() for _ in present]
-        self._get_into(variables, present, attributes)
-        for own, (_, value) in zip(variables[len(names) :], rest, strict=True):
-            self.static(Static(value), own)
-        return variables[: len(names)]
+        return attributes
 
-    def _unpack_into(self, variables: Sequence[str], sequence: str) -> None:
+    def _check_statics(self, rest: Sequence[tuple[str, Any]], variables: Sequence[str]) -> None:
+        for own, (_, value) in zip(variables, rest, strict=True):
+            self.static(Static(value), own)
+
+    def _unpack(self, children: Sequence[int], sequence: str) -> list[str]:
+        variables = [self.source.variable() for _ in children]
         if variables:
             self.lines.append(f"{', '.join(variables)}, = {sequence}")
+        return variables
 
-    def _get_into(self, variables: Sequence[str], names: Sequence[str], mapping: str) -> None:
+    def _get_into(self, names: Sequence[str], mapping: str) -> list[str]:
+        variables = [self.source.variable() for _ in names]
         if len(names) == 1:
             self.lines.append(f"{variables[0]} = {mapping}[{names[0]!r}]")
         elif names:
-            getter = self.source.constant(operator.itemgetter(*names), "get")
-            self.lines.append(f"{', '.join(variables)} = {getter}({mapping})")
+            self.lines.append(f"{', '.join(variables)} = {self._getter_of(names)}({mapping})")
+        return variables
+
+    def _getter_of(self, names: Sequence[str]) -> str:
+        return self.source.constant(operator.itemgetter(*names), "get")
 
 
-_getters: dict[type, Any] = {}
+def _is_sequence(cls: type) -> bool:
+    return cls in (tuple, list) or is_namedtuple(cls)
 
 
-def _getter(cls: type) -> Any:
+def _has_text_keys(op: Node) -> bool:
+    return op.type.cls is dict and all(type(name) is str for name in op.aux.peek())
+
+
+_readers: dict[type, Any] = {}
+
+
+def _reader(cls: type) -> Any:
     """One bound descriptor method for each class, so that equal code names equal constants."""
-    return _getters.setdefault(cls, dict_descriptor(cls).__get__)
+    return _readers.setdefault(cls, dict_descriptor(cls).__get__)

@@ -6,6 +6,9 @@ from typing import Any
 MAX_DEPTH = 150
 """Generated functions call one another, a level of nesting each, so deeper structures are left to the walk."""
 
+MAX_LOOPS = 8
+"""Python refuses more than twenty loops within one another."""
+
 
 class Source:
     """Lines of Python, and the objects that they name."""
@@ -38,3 +41,8 @@ class Source:
         """Compiles everything; returns the namespace with the functions."""
         exec(compile("\n".join(self.functions), "<sharedtree: generated>", "exec"), self.names)  # noqa: S102
         return self.names
+
+
+def indented(lines: Sequence[str]) -> list[str]:
+    """The body of a loop."""
+    return [f"    {line}" for line in lines or ["pass"]]

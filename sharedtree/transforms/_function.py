@@ -29,7 +29,7 @@ from ._crossing import (
 from ._in_place import InPlace, rules_for_state
 from ._leaks import forbid_tracers
 from ._passing_through import passed_through, unchanged
-from ._plans import CallPlan, Packing, PlannedCall
+from ._plans import CallPlan, PlannedCall
 from ._retracing import Traces
 from ._treatments import part_them, require_one_treatment
 from ._untied import SeenModules, Side, report_lost_ties
@@ -283,7 +283,7 @@ class _Walked:
 
 class _Active(threading.local):
     def __init__(self) -> None:
-        self.stack: list[_Walked | tuple[CallPlan, Packing]] = []
+        self.stack: list[_Walked | tuple[CallPlan, Sequence[Any], dict[str, Any]]] = []
 
 
 active = _Active()

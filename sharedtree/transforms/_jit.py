@@ -18,8 +18,10 @@ from .._packed import Packed
 from ._argnums import Chosen
 from ._crossing import Argument, Call, Entered, Position, pack_call
 from ._function import FunctionTransform, active, calling
-from ._plans import NOT_BUILT, CallPlan, Packing, Site
+from ._plans import CallPlan
 from ._prefixes import has_modules, modules_with_parts, require_one_label, require_one_label_in_result, spread
+from ._result_plans import NOT_BUILT
+from ._sites import Site
 from ._stages import Stage
 
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns
@@ -108,14 +110,35 @@ class JitTransform(FunctionTransform):
             site = self._site_for(policy)
         for plan in site.plans:
             packing = plan.pack(args, kwargs)
-            if packing is not None:
-                return self._call_planned(site, plan, packing, args, kwargs)
+            if packing is None:
+                continue
+            stack = active.stack
+            stack.append((plan, args, kwargs))
+            try:
+                result = site.jitted(*packing[0], **packing[1])
+            finally:
+                stack.pop()
+            for outcome in plan.results:
+                given = plan.given(outcome, packing, args, kwargs) if outcome.given else None
+                if given is None and outcome.given:
+                    continue
+                built = outcome.build(result, given)
+                if built is not NOT_BUILT:
+                    return built
+            return self._finish_planned(result, plan, site, args, kwargs)
         call = self.pack(args, kwargs, policy)
         result = self._call_jitted(policy, call, lambda jitted, *a, **k: jitted(*a, **k))
         finished = self.finish(result, call, policy)
         if self._can_be_planned and policy.arrays and not policy.in_place:
             with self._planning():
                 site.saw(call, self.static_positions(args, kwargs))
+        return finished
+
+    def _finish_planned(self, result: Any, plan: CallPlan, site: Site, args: Any, kwargs: Any) -> Any:
+        """Unpacks a result that no plan knows, and makes one."""
+        finished = self.finish(result, self.pack(args, kwargs, site.policy), site.policy)
+        with self._planning():
+            plan.learn(result)
         return finished
 
     def _site_for(self, policy: Policy) -> Site:
@@ -126,20 +149,6 @@ class JitTransform(FunctionTransform):
                 site = self._sites[policy] = Site(policy, jitted)
             self._site = site
         return site
-
-    def _call_planned(self, site: Site, plan: CallPlan, packing: Packing, args: Any, kwargs: Any) -> Any:
-        stack = active.stack
-        stack.append((plan, packing))
-        try:
-            result = site.jitted(*packing[0], **packing[1])
-        finally:
-            stack.pop()
-        built = plan.unpack(result, packing)
-        if built is NOT_BUILT:
-            built = self.finish(result, self.pack(args, kwargs, site.policy), site.policy)
-            with self._planning():
-                plan.learn(result)
-        return built
 
     @contextlib.contextmanager
     def _planning(self) -> Iterator[None]:
