@@ -233,11 +233,11 @@ class Reading:
             names, rest = op.aux.peek()
             attributes = self._attributes(op, variable)
             self._check_statics(rest, self._get_into([name for name, _ in rest], attributes))
-            found = f"{self._getter_of(names)}({attributes})"
+            found = self._several(names, attributes)
         elif _is_sequence(op.type.cls) or _has_text_keys(op):
             self._check_type(op, variable)
             self.unless(f"len({variable}) != {len(children)}")
-            found = variable if _is_sequence(op.type.cls) else f"{self._getter_of(op.aux.peek())}({variable})"
+            found = variable if _is_sequence(op.type.cls) else self._several(op.aux.peek(), variable)
         else:
             return False
         self.flush(_LEAVES)
@@ -273,14 +273,17 @@ class Reading:
 
     def _get_into(self, names: Sequence[str], mapping: str) -> list[str]:
         variables = [self.source.variable() for _ in names]
-        if len(names) == 1:
-            self.lines.append(f"{variables[0]} = {mapping}[{names[0]!r}]")
-        elif names:
-            self.lines.append(f"{', '.join(variables)} = {self._getter_of(names)}({mapping})")
+        self.lines += [f"{own} = {mapping}[{name!r}]" for own, name in zip(variables, names, strict=True)]
         return variables
 
-    def _getter_of(self, names: Sequence[str]) -> str:
-        return self.source.constant(operator.itemgetter(*names), "get")
+    def _several(self, names: Sequence[str], mapping: str) -> str:
+        """An expression for a tuple of values: one call for many, and for few what the interpreter does fastest."""
+        if len(names) > _FEW:
+            return f"{self.source.constant(operator.itemgetter(*names), 'get')}({mapping})"
+        return f"({', '.join(f'{mapping}[{name!r}]' for name in names)},)"
+
+
+_FEW = 5
 
 
 def _is_sequence(cls: type) -> bool:

@@ -1,0 +1,21 @@
+"""The list of what is measured. A new file of cases is entered here."""
+
+from collections.abc import Callable
+
+from . import compiling, dispatch, flattening, growth, memory, training
+from ._measuring import Case, Effort
+
+GROUPS: dict[str, Callable[[Effort], list[Case]]] = {
+    "dispatch": dispatch.cases,
+    "training": training.cases,
+    "compiling": compiling.cases,
+    "memory": memory.cases,
+    "flattening": flattening.cases,
+    "growth": growth.cases,
+}
+
+
+def all_cases(effort: Effort, only: str = "") -> list[Case]:
+    """The cases whose group or name contains a text."""
+    found = [case for make in GROUPS.values() for case in make(effort)]
+    return [case for case in found if only in case.group or only in case.name]

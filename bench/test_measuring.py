@@ -1,0 +1,189 @@
+"""The harness itself, on subjects whose cost is known because the clock is theirs."""
+
+import json
+
+import pytest
+
+from . import _page
+from ._figures import FIGURES
+from ._measuring import TIME, Case, Effort, Measured, Subject, UnavailableError, measure
+from ._results import Results, read_results, write_results
+from ._suite import all_cases
+from ._tables import comparison, figures_table, in_words, whole_report
+
+EFFORT = Effort(quick=True, rounds=4, seconds=1.0)
+
+
+class World:
+    """A clock that only work moves, and a list of who worked."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.speed = 1.0
+        self.worked: list[str] = []
+
+    def subject(self, name: str, seconds: float, result: float = 1.0, calls: int = 1) -> Subject:
+        def run() -> None:
+            self.worked.append(name)
+            self.now += seconds * self.speed
+
+        return Subject(run, lambda: [result], calls)
+
+    def case(self, **seconds: float) -> Case:
+        return self.with_subjects({name: self.subject(name, each) for name, each in seconds.items()})
+
+    def with_subjects(self, subjects: dict[str, Subject], tolerance: float = 0.0) -> Case:
+        implementations = {name: lambda subject=subject: subject for name, subject in subjects.items()}
+        first = next(iter(subjects))
+        return Case("case", "group", {}, implementations, first, EFFORT, tolerance=tolerance)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_implementations_take_turns_and_the_order_rotates(world):
+    measure(world.case(a=0.1, b=0.1), lambda: world.now)
+    after_warm_up = world.worked[4:]  # two runs of each
+    assert after_warm_up == ["a", "b", "b", "a", "a", "b", "b", "a"]
+
+
+def test_ratio_survives_a_machine_that_changes_its_speed(world):
+    subjects = {"a": world.subject("a", 0.01), "b": world.subject("b", 0.03)}
+
+    def run() -> None:
+        world.speed = 1.0 + len(world.worked) // 40  # slower and slower
+        subjects["a"].run()
+
+    found = measure(world.with_subjects({**subjects, "a": subjects["a"]._replace(run=run)}), lambda: world.now)
+    assert max(found.rounds["a"][TIME]) > 1.9 * min(found.rounds["a"][TIME])
+    assert found.ratio("b", "a") == pytest.approx(3.0, rel=0.1)
+
+
+def test_times_are_for_one_call(world):
+    found = measure(world.with_subjects({"a": world.subject("a", 0.5, calls=10)}), lambda: world.now)
+    assert found.median("a") == pytest.approx(0.05)
+
+
+def test_effort_is_kept(world):
+    found = measure(world.case(a=1e-3, b=4e-3), lambda: world.now)
+    assert len(found.rounds["a"][TIME]) == EFFORT.rounds
+    assert world.now == pytest.approx(EFFORT.seconds, rel=0.1)
+    slow = measure(world.case(a=10.0), lambda: world.now)
+    assert len(slow.rounds["a"][TIME]) == 3
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.1])
+def test_different_results_are_an_error(world, tolerance):
+    subjects = {"a": world.subject("a", 1.0, result=1.0), "b": world.subject("b", 1.0, result=1.2)}
+    with pytest.raises(AssertionError, match="`a` and `b` have different results"):
+        measure(world.with_subjects(subjects, tolerance), lambda: world.now)
+
+
+def test_results_that_part_later_are_an_error(world):
+    results = [1.0]
+
+    def run() -> None:
+        world.now += 1.0
+        results[0] += len(world.worked) > 4
+        world.worked.append("b")
+
+    subjects = {"a": world.subject("a", 1.0), "b": Subject(run, lambda: results)}
+    with pytest.raises(AssertionError, match="have different results"):
+        measure(world.with_subjects(subjects), lambda: world.now)
+
+
+def test_what_cannot_be_done_is_a_dash_with_its_reason(world):
+    def set_up() -> Subject:
+        raise UnavailableError("has no wheels")
+
+    case = world.case(a=0.1)
+    found = measure(case._replace(implementations={**case.implementations, "b": set_up}), lambda: world.now)
+    assert found.unavailable == {"b": "has no wheels"}
+    report = whole_report(_results(found))
+    assert "No number of `b`: it has no wheels." in report
+    assert "| case | 100.0 ms | - |" in report
+
+
+def test_subjects_may_measure_themselves(world):
+    subject = Subject(lambda: {"bytes": 7.0}, lambda: [0], measures=True)
+    case = world.with_subjects({"a": subject})._replace(units={"bytes": "B"})
+    assert measure(case).rounds == {"a": {"bytes": [7.0] * EFFORT.rounds}}
+
+
+def test_results_can_be_written_and_read(world, tmp_path):
+    results = _results(measure(world.case(a=0.1, b=0.2), lambda: world.now))
+    write_results(results, tmp_path / "results.json")
+    read = read_results(tmp_path / "results.json")
+    assert read.machine == results.machine
+    assert read.cases["case"].ratio("b", "a") == pytest.approx(2.0)
+    (tmp_path / "old.json").write_text(json.dumps({"format": 0}))
+    with pytest.raises(ValueError, match="has format 0"):
+        read_results(tmp_path / "old.json")
+
+
+def test_comparison_says_what_changed_beyond_the_noise():
+    def run(b: list[float], c: list[float]) -> Results:
+        rounds = {"a": {TIME: [1.0, 1.0, 1.0]}, "b": {TIME: b}, "c": {TIME: c}}
+        return _results(Measured("case", "group", {}, "a", {TIME: "s"}, rounds, {}))
+
+    text = comparison(run([2.0, 2.1, 2.2], [3.0, 3.5, 4.0]), run([3.0, 3.15, 3.3], [3.2, 3.6, 4.1]))
+    assert "| case | `b` | time | 2.10 | 3.15 | +50% |" in text
+    assert "`c`" not in text
+    assert "the noise of their rounds: 1." in text
+
+
+def test_figures_are_dashes_where_nothing_was_measured():
+    text = figures_table([_results(Measured("case", "group", {}, "a", {TIME: "s"}, {"a": {TIME: [1.0]}}, {}))])
+    assert len(text.splitlines()) == 2
+    assert {figure.text(Results({}, True, {})) for figure in FIGURES} == {"-"}
+
+
+def test_every_figure_has_its_cases():
+    asked: set[str] = set()
+
+    class Asking(dict):
+        def __missing__(self, name: str) -> Measured:
+            asked.add(name)
+            raise KeyError(name)
+
+    for figure in FIGURES:
+        figure.text(Results({}, False, Asking()))
+    assert len(asked) >= 9
+    assert asked <= {case.name for case in all_cases(Effort(quick=False, rounds=1, seconds=1.0))}
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "words"),
+    [
+        (1.234, "s", "1.23 s"),
+        (2.5e-5, "s", "25.0 µs"),
+        (1e-9, "s", "0.00 µs"),
+        (100 * 2**20, "B", "100 MiB"),
+        (12, "B", "12.0 B"),
+    ],
+)
+def test_numbers_in_words(number, unit, words):
+    assert in_words(number, unit) == words
+
+
+def test_page_keeps_what_people_wrote(world, tmp_path):
+    pytest.importorskip("matplotlib")
+    page = tmp_path / "benchmarks.md"
+    page.write_text(f"above\n{_page.BEGIN}\nold\n{_page.END}\nbelow\n")
+    results = _results(measure(world.case(a=0.1), lambda: world.now))
+    for _ in range(2):
+        _page.write_page([results], tmp_path)
+    text = page.read_text()
+    assert text.startswith("above\n")
+    assert text.endswith("below\n")
+    assert "old" not in text
+    assert text.count("## Group") == 1
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="needs the lines"):
+        _page.write_page([results], tmp_path)
+
+
+def _results(case: Measured) -> Results:
+    return Results({"Python": "3", "jax": "0", "system": "", "cores": "2", "device": "cpu"}, False, {case.name: case})
