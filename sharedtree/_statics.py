@@ -37,17 +37,24 @@ class Static:
     `value`, and a copy of those that can be mutated.
     """
 
-    __slots__ = ("_hash", "_is_mutable", "_key", "_value")
+    __slots__ = ("_hash", "_is_mutable", "_key", "_original", "_value")
 
     def __init__(self, value: Any) -> None:
         is_mutable: list[bool] = []
         self._key = _key_of(value, is_mutable)
         self._is_mutable = bool(is_mutable)
+        self._original = value if is_mutable and not any(is_mutable) else None
         self._value = _copy(value) if is_mutable else value
         self._hash = hash(self._key)
 
     def thaw(self) -> Any:
-        """The value: itself if it is immutable, else a copy that the caller owns."""
+        """The value: itself if it is immutable, else a copy that the caller owns.
+
+        A `functools.partial` has keywords that could be changed, though nobody does, and is equal only to itself; so it
+        is handed out itself as long as it is what it was.
+        """
+        if self._original is not None and _key_of(self._original, []) == self._key:
+            return self._original
         return _copy(self._value) if self._is_mutable else self._value
 
     @property
@@ -157,6 +164,7 @@ def _key_of(value: Any, is_mutable: list[bool]) -> Any:
     if isinstance(value, frozenset):
         return cls, frozenset(_key_of(x, is_mutable) for x in value)
     if cls is functools.partial:
+        is_mutable.append(False)  # but for its keywords, which nobody changes: see `thaw`
         parts = (value.func, value.args, value.keywords)
         return cls, *(_key_of(part, is_mutable) for part in parts[:2]), _key_of_items(parts[2], is_mutable)
     if isinstance(value, np.generic):
@@ -172,7 +180,7 @@ def _key_of(value: Any, is_mutable: list[bool]) -> Any:
     if _compares_by_field(cls):
         if _can_be_mutated(cls):
             is_mutable.append(True)
-        compared = [f.name for f in dataclasses.fields(cls) if f.compare]
+        compared = [f.name for f in dataclasses.fields(cls) if f.compare and hasattr(value, f.name)]  # or was never set
         return cls, tuple((name, _key_of(getattr(value, name), is_mutable)) for name in compared)
     _require_equality(value)
     if _is_hashable(value):

@@ -7,7 +7,7 @@ from .._node_types import dict_descriptor, is_namedtuple
 from .._statics import Static
 from .._structure import LEAF, Given, Node, Record
 from ._parts import deserves_a_function, parts_of, runs
-from ._source import Source, indented
+from ._source import MAX_LOOPS, Source, indented
 
 
 class Builders:
@@ -58,32 +58,47 @@ class Builders:
 
 
 class _Building:
-    """The body of one function that builds."""
+    """The body of a function, which has its leaves in a list, or of a loop, which has them in variables."""
 
-    def __init__(self, builders: Builders, leaves: str, start: str) -> None:
+    def __init__(self, builders: Builders, leaves: str, start: str, loops: int = 0) -> None:
         self.builders = builders
         self.source = builders.source
         self.leaves = leaves
         self.start = start
         self.lines: list[str] = []
         self.count = 0  # of leaves taken so far
-        self.is_straight = True  # nothing in it is built by a function or a loop
+        self.calls = False  # a function
+        self._loops = loops
         self._taken: list[tuple[int, list[str]]] = []  # leaves side by side: where they begin, their variables
 
     def unpacking(self) -> list[str]:
         """Lines that take the leaves out of their list."""
         return [f"{', '.join(names)}, = {self._some(first, len(names))}" for first, names in self._taken]
 
+    @property
+    def variables(self) -> list[str]:
+        """Those that hold leaves, in order."""
+        return [name for _, names in self._taken for name in names]
+
     def _some(self, first: int, count: int) -> str:
         """An expression for leaves that lie side by side."""
         return f"{self.leaves}[{self.start}{first}:{self.start}{first + count}]"
+
+    def _take(self, count: int) -> str:
+        """Takes the next leaves; returns an expression for them."""
+        first, self.count = self.count, self.count + count
+        if not self._loops:
+            return self._some(first, count)
+        names = [f"y{self._loops}_{first + i}" for i in range(count)]
+        self._taken.append((first, names))
+        return f"({''.join(f'{name}, ' for name in names)})"
 
     def visit(self, number: int, *, inline: bool = False) -> str:
         """Builds a record and what is first met below it; returns an expression for it."""
         op, children = self.builders.records[number]
         parts = self.builders.parts
         if op is LEAF:
-            if not self._taken or self._taken[-1][0] + len(self._taken[-1][1]) != self.count:
+            if self._loops or not self._taken or self._taken[-1][0] + len(self._taken[-1][1]) != self.count:
                 self._taken.append((self.count, []))
             self._taken[-1][1].append(f"x{number}")
             self.count += 1
@@ -92,11 +107,11 @@ class _Building:
             expression = static_expression(self.source, op)
         elif type(op) is Given:
             expression = f"given({op.number})"
-        elif not inline and deserves_a_function(parts, number, op):
+        elif not inline and deserves_a_function(parts, number, op, in_loop=self._loops > 0):
             name, taken = self.builders.part(number)
             self.lines.append(f"x{number} = {name}({self.leaves}, {self.start}{self.count}, given)")
             self.count += taken
-            self.is_straight = False
+            self.calls = True
             expression = f"x{number}"
         else:
             assert type(op) is Node
@@ -121,35 +136,30 @@ class _Building:
         """Builds equal closed parts that lie side by side into a list; returns its variable."""
         made = self.source.variable()
         outer, self.builders.variable_of = self.builders.variable_of, {}
-        body = _Building(self.builders, "", "")
+        body = _Building(self.builders, "", "", self._loops + 1)
         body.visit(children[0], inline=True)
         result = self.builders.variable_of[children[0]]
         self.builders.variable_of = outer
-        count, first = len(children), self.count
-        if body.is_straight:
-            names = [name for _, taken in body._taken for name in taken]
-            some = self._some(first, body.count * count)
-            match names:
-                case []:
-                    head = f"for _ in range({count}):"
-                case [name]:
-                    head = f"for {name} in {some}:"
-                case _:
-                    head = f"for {', '.join(names)} in zip(*[iter({some})] * {len(names)}):"
-            self.lines += [f"{made} = []", head, *indented([*body.lines, f"{made}.append({result})"])]
-        else:
+        count, names = len(children), body.variables
+        if body.calls or len(names) > _MOST_VARIABLES or self._loops == MAX_LOOPS:
             name, taken = self.builders.part(children[0])
-            at = (
-                f"range({self.start}{first}, {self.start}{first + taken * count}, {taken})"
-                if taken
-                else f"[0] * {count}"
-            )
+            start = f"{self.start}{self.count}"
+            at = f"range({start}, {start} + {taken * count}, {taken})" if taken else f"[0] * {count}"
             self.lines.append(f"{made} = [{name}({self.leaves}, at, given) for at in {at}]")
-        self.count += body.count * count
-        self.is_straight = False
+            self.count += taken * count
+            self.calls = True
+        else:
+            some = self._take(len(names) * count)
+            several = f"{', '.join(names)} in zip(*[iter({some})] * {len(names)})"
+            each = f"_ in range({count})" if not names else f"{names[0]} in {some}" if len(names) == 1 else several
+            lines = [*body.lines, f"{made}.append({result})"]
+            self.lines += [f"{made} = []", f"for {each}:", *indented(lines)]
         for i, child in enumerate(children):
             self.builders.variable_of[child] = f"{made}[{i}]"
         return made
+
+
+_MOST_VARIABLES = 100  # that one loop takes at a time
 
 
 def static_expression(source: Source, op: Static) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from .._structure import Node, Op, Record
 
 _SMALL = 4  # records; a smaller part costs less to write out than to call
+_SMALL_IN_LOOPS = 200  # and in a loop, where it is written once for many
 
 
 class Parts(NamedTuple):
@@ -96,9 +97,10 @@ def _first_meetings(records: Sequence[Record], roots: Sequence[int]) -> tuple[se
     return is_first, depth
 
 
-def deserves_a_function(parts: Parts, number: int, op: Any) -> bool:
+def deserves_a_function(parts: Parts, number: int, op: Any, *, in_loop: bool) -> bool:
     """Whether a record is the top of a closed part that is large enough to be a function of its own."""
-    return parts.is_closed[number] and parts.size[number] >= _SMALL and not op.type.is_plain
+    smallest = _SMALL_IN_LOOPS if in_loop else _SMALL
+    return parts.is_closed[number] and parts.size[number] >= smallest and not op.type.is_plain
 
 
 def runs(parts: Parts, records: Sequence[Record], number: int) -> list[tuple[int, int]]:
@@ -123,4 +125,4 @@ def runs(parts: Parts, records: Sequence[Record], number: int) -> list[tuple[int
 def _can_repeat(parts: Parts, records: Sequence[Record], number: int, i: int) -> bool:
     child = records[number][1][i]
     op = records[child][0]
-    return type(op) is Node and (number, i) in parts.is_first and deserves_a_function(parts, child, op)
+    return type(op) is Node and (number, i) in parts.is_first and parts.is_closed[child] and not op.type.is_plain

@@ -10,7 +10,7 @@ from .._structure import LEAF, Node, Record
 from ._parts import deserves_a_function, parts_of, runs
 from ._source import MAX_LOOPS, Source, indented
 
-_LEAVES, _LEAFLESS = "leaves", "leafless"
+_LEAVES, _ALIKE = "leaves", "alike"
 
 
 class _Part(NamedTuple):
@@ -18,14 +18,14 @@ class _Part(NamedTuple):
 
     name: str
     leaves: list[int]
-    leafless: list[int]
+    alike: list[int]
 
 
 class Readers:
     """Generates code that reads the trees of one crossing.
 
-    Each tree's leaves go into a list, in the order of its structure. The nodes that carry identity and have no leaf of
-    their own go into another, to be compared. Those with a leaf need not be: two that are one would bring it twice.
+    Each tree's leaves go into a list, in the order of its structure, and the nodes that must be compared into another:
+    see `_alike`.
 
     Args:
         source: where the functions go.
@@ -37,13 +37,13 @@ class Readers:
         self.source = source
         self.records = records
         self.parts = parts_of(records, roots)
-        self.has_leaf = _have_leaves(records, self.parts.is_first)
+        self.alike = _alike(records)
         self.variable_of: dict[int, str] = {}  # the records that the function being written has read so far
         self._functions: dict[int, _Part] = {}
-        source.names["Static"] = Static
+        source.names |= {"Static": Static, "countOf": operator.countOf}
 
     def read(self, root: int, variable: str, give_up: str = "return None") -> "Reading":
-        """Lines that read one tree, calling `leaves` and `leafless` with what they find."""
+        """Lines that read one tree, calling `leaves` and `alike` with what they find."""
         reading = Reading(self, give_up)
         if root in self.variable_of:
             reading.unless(f"{variable} is not {self.variable_of[root]}")
@@ -63,17 +63,25 @@ class Readers:
             reading.flush()
             self.variable_of = outer
             name = f"read{len(self._functions)}"
-            self.source.function(name, "o, leaves, leafless", [*reading.lines, "return True"])
+            self.source.function(name, "o, leaves, alike", [*reading.lines, "return True"])
             known = self._functions[code] = reading.relative_to(number, name)
         return known
 
 
-def _have_leaves(records: Sequence[Record], is_first: set[tuple[int, int]]) -> list[bool]:
-    found: list[bool] = []
+def _alike(records: Sequence[Record]) -> set[int]:
+    """The nodes that could have become one object without a leaf, or another of these, being read twice.
+
+    Say that two nodes have become one. Then so have their children, one by one. If those of some pair are two records,
+    that pair is what is to be found: two leaves, which are compared, or again two nodes. If all are the same records,
+    nothing but the nodes themselves tells: two lists of the same weight, two modules without weights.
+    """
+    groups: dict[Any, list[int]] = {}
+    carry = [op is LEAF or (type(op) is Node and op.type.carries_identity) for op, _ in records]
     for number, (op, children) in enumerate(records):
-        own = any(found[child] for i, child in enumerate(children) if (number, i) in is_first)
-        found.append(op is LEAF or own)
-    return found
+        if type(op) is Node and op.type.carries_identity:
+            key = op.type.cls, tuple(child if carry[child] else None for child in children)
+            groups.setdefault(key, []).append(number)
+    return {number for group in groups.values() if len(group) > 1 for number in group}
 
 
 class Reading:
@@ -82,7 +90,7 @@ class Reading:
     Attributes:
         lines: its code.
         leaves: the records of the leaves, in the order in which they are read.
-        leafless: those of the nodes that have none.
+        alike: those of the nodes that must be compared.
         leaf_variables: which hold references to leaves.
     """
 
@@ -92,10 +100,10 @@ class Reading:
         self.give_up = give_up
         self.lines: list[str] = []
         self.leaves: list[int] = []
-        self.leafless: list[int] = []
+        self.alike: list[int] = []
         self.leaf_variables: list[str] = []
         self._loops = loops
-        self._pending: dict[str, list[str]] = {_LEAVES: [], _LEAFLESS: []}
+        self._pending: dict[str, list[str]] = {_LEAVES: [], _ALIKE: []}
 
     def unless(self, condition: str) -> None:
         """Gives up if a condition holds."""
@@ -111,7 +119,7 @@ class Reading:
 
     def relative_to(self, number: int, name: str) -> _Part:
         """What was read, as the function of a part."""
-        return _Part(name, *([n - number for n in found] for found in (self.leaves, self.leafless)))
+        return _Part(name, *([n - number for n in found] for found in (self.leaves, self.alike)))
 
     def visit(self, number: int, variable: str, *, inline: bool = False) -> None:
         """Reads a record, and what is first met below it.
@@ -129,25 +137,25 @@ class Reading:
             self.leaves.append(number)
         elif type(op) is Static:
             self.static(op, variable)
-        elif not inline and deserves_a_function(self.readers.parts, number, op):
+        elif not inline and deserves_a_function(self.readers.parts, number, op, in_loop=self._loops > 0):
             self._call_part(number, variable)
         else:
             assert type(op) is Node
             if not self._take_leaves(number, op, variable):
                 self._visit_children(number, op, variable)
-            if op.type.carries_identity and not self.readers.has_leaf[number]:
-                self._pending[_LEAFLESS].append(variable)
-                self.leafless.append(number)
+            if number in self.readers.alike:
+                self._pending[_ALIKE].append(variable)
+                self.alike.append(number)
 
     def _call_part(self, number: int, variable: str) -> None:
         self.flush()
         part = self.readers.part(number)
-        self.unless(f"not {part.name}({variable}, leaves, leafless)")
+        self.unless(f"not {part.name}({variable}, leaves, alike)")
         self._took(part, number)
 
     def _took(self, part: _Part, number: int) -> None:
         self.leaves += [number + n for n in part.leaves]
-        self.leafless += [number + n for n in part.leafless]
+        self.alike += [number + n for n in part.alike]
 
     def _visit_children(self, number: int, op: Node, variable: str) -> None:
         children = self.readers.records[number][1]
@@ -213,7 +221,7 @@ class Reading:
             self.unless(f"len({variable}) != {len(children)}")
             return self._unpack(children, variable) if is_read else [f"{variable}[{i}]" for i in range(len(children))]
         if _has_text_keys(op):
-            self.unless(f"len({variable}) != {len(children)}")
+            self._check_keys(op, variable)
             return self._get_into(op.aux.peek(), variable)
         parts, aux = self.source.variable(), self.source.variable()
         self.lines.append(f"{parts}, {aux} = {self.source.constant(op.type.take_apart, 'take')}({variable})")
@@ -236,8 +244,12 @@ class Reading:
             found = self._several(names, attributes)
         elif _is_sequence(op.type.cls) or _has_text_keys(op):
             self._check_type(op, variable)
-            self.unless(f"len({variable}) != {len(children)}")
-            found = variable if _is_sequence(op.type.cls) else self._several(op.aux.peek(), variable)
+            if _is_sequence(op.type.cls):
+                self.unless(f"len({variable}) != {len(children)}")
+                found = variable
+            else:
+                self._check_keys(op, variable)
+                found = self._several(op.aux.peek(), variable)
         else:
             return False
         self.flush(_LEAVES)
@@ -248,6 +260,11 @@ class Reading:
     def _check_type(self, op: Node, variable: str) -> None:
         self.unless(f"type({variable}) is not {self.source.constant(op.type.cls, 'Class')}")
 
+    def _check_keys(self, op: Node, variable: str) -> None:
+        """There are as many keys, all of them texts and of no subclass, which could be equal to a text."""
+        count = len(op.aux.peek())
+        self.unless(f"len({variable}) != {count} or countOf(map(type, {variable}), str) != {count}")
+
     def _attributes(self, op: Node, variable: str) -> str:
         """A variable that holds the attributes of an object, checked to have no further fields."""
         names, rest = op.aux.peek()
@@ -256,6 +273,7 @@ class Reading:
         attributes = self.source.variable()
         read = self.source.constant(_reader(op.type.cls), "attributes")
         self.lines.append(f"{attributes} = {read}({variable})")
+        self.unless(f"type({attributes}) is not dict")  # a subclass may answer for what it does not have
         if absent:
             disjoint = f"{self.source.constant(absent, 'absent')}.isdisjoint({attributes})"
             self.unless(f"len({attributes}) != {len(present)} and not {disjoint}")

@@ -1,12 +1,13 @@
 """Function transformers: `transform(f, **options) → g`. Pack, call, unpack; what a family needs on top it overrides."""
 
-import contextlib
 import functools
 import inspect
 import threading
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
 
 from .._context import Policy, current_policy
 from .._graph import Tags
@@ -14,6 +15,7 @@ from .._jax_internals import current_traces
 from .._node_types import is_module
 from .._structure import edges
 from .._untying import noting_untied
+from ._calling import Calling, active, calling
 from ._crossing import (
     Argument,
     Call,
@@ -29,7 +31,6 @@ from ._crossing import (
 from ._in_place import InPlace, rules_for_state
 from ._leaks import forbid_tracers
 from ._passing_through import passed_through, unchanged
-from ._plans import CallPlan, PlannedCall
 from ._retracing import Traces
 from ._treatments import part_them, require_one_treatment
 from ._untied import SeenModules, Side, report_lost_ties
@@ -160,13 +161,14 @@ class FunctionTransform:
         """The function that the transform sees."""
 
         def inner(*args: Any, **kwargs: Any) -> Any:
+            current = self._current(policy)
             entered = unpack_call(args, kwargs, self.static_positions(args, kwargs))
             self.require_one_treatment(entered)
             if self.caches_traces:
                 self.traces.add(entered, self.names)
             with noting_untied() as noted:
                 result = self.function(*entered.args, **entered.kwargs)
-            return self.pack_results(result, entered, policy, noted)
+            return self.pack_results(result, entered, policy, noted, current)
 
         functools.update_wrapper(inner, self.function, updated=())
         inner.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
@@ -175,9 +177,17 @@ class FunctionTransform:
             inner.__signature__ = inspect.signature(self.function)  # pyright: ignore[reportFunctionMemberAccess]
         return inner
 
-    def pack_results(self, result: Any, entered: Entered, policy: Policy, noted: Any) -> Any:
+    def _current(self, policy: Policy) -> Calling:
+        """The caller's side of this call. If a plan packed it, it is packed anew, before the function can change it."""
+        calling = active.stack[-1]
+        if not isinstance(calling, Calling):
+            traces = current_traces()
+            outer = traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
+            calling = active.stack[-1] = Calling(self.pack(*calling, policy), outer)
+        return calling
+
+    def pack_results(self, result: Any, entered: Entered, policy: Policy, noted: Any, current: Calling) -> Any:
         """The function's side, going out."""
-        current = _current_call()
         rules = policy.rules._replace(on_static=forbid_tracers(current.outer))
         tags = Tags()
         if policy.in_place:
@@ -203,7 +213,9 @@ class FunctionTransform:
             [(self.names.text("result", a.path), a.structure.root) for a in left],
         )
         if self.caches_traces:
-            self._seen.compare(before, [a.structure for a in entered.arguments], current.object_of, policy)
+            self._seen.compare(
+                before, [a.structure for a in entered.arguments], current.call.tags.objects.__getitem__, policy
+            )
         report_lost_ties(before, after, noted, policy)
         return packed
 
@@ -255,50 +267,3 @@ def _name_of(transform: Any) -> str:
     name = getattr(transform, "__qualname__", repr(transform))
     module = str(getattr(transform, "__module__", "")).partition(".")[0]
     return f"{module}.{name}" if module in ("jax", "equinox") else name
-
-
-class Calling(Protocol):
-    """The caller's side of a call, for the function should it be traced."""
-
-    @property
-    def outer(self) -> Sequence[Any]:
-        """The traces that were active when the call began."""
-        ...
-
-    def object_of(self, number: int) -> Any:
-        """The caller's object of a number."""
-        ...
-
-
-class _Walked:
-    __slots__ = ("_objects", "outer")
-
-    def __init__(self, call: Call) -> None:
-        self.outer: Sequence[Any] = current_traces()
-        self._objects = call.tags.objects
-
-    def object_of(self, number: int) -> Any:
-        return self._objects[number]
-
-
-class _Active(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[_Walked | tuple[CallPlan, Sequence[Any], dict[str, Any]]] = []
-
-
-active = _Active()
-
-
-def _current_call() -> Calling:
-    call = active.stack[-1]
-    return call if isinstance(call, _Walked) else PlannedCall(*call)
-
-
-@contextlib.contextmanager
-def calling(call: Call) -> Iterator[None]:
-    """Lets the function know, should it be traced, of the caller's side of this call."""
-    active.stack.append(_Walked(call))
-    try:
-        yield
-    finally:
-        active.stack.pop()

@@ -16,8 +16,9 @@ from .._jax_internals import used_inputs
 from .._node_types import is_module
 from .._packed import Packed
 from ._argnums import Chosen
+from ._calling import Calling, active, calling
 from ._crossing import Argument, Call, Entered, Position, pack_call
-from ._function import FunctionTransform, active, calling
+from ._function import FunctionTransform
 from ._plans import CallPlan
 from ._prefixes import has_modules, modules_with_parts, require_one_label, require_one_label_in_result, spread
 from ._result_plans import NOT_BUILT
@@ -91,9 +92,9 @@ class JitTransform(FunctionTransform):
             )
         return call
 
-    def pack_results(self, result: Any, entered: Entered, policy: Policy, noted: Any) -> Any:
+    def pack_results(self, result: Any, entered: Entered, policy: Policy, noted: Any, current: Calling) -> Any:
         """As the base, and refuses two shardings for one object."""
-        packed = super().pack_results(result, entered, policy, noted)
+        packed = super().pack_results(result, entered, policy, noted, current)
         if self._out_shardings is not None:
             prefix = (None, self._out_shardings) if policy.in_place else self._out_shardings
             require_one_label_in_result(prefix, packed, is_sharding, "out_shardings", self.transform_name)
@@ -113,11 +114,13 @@ class JitTransform(FunctionTransform):
             if packing is None:
                 continue
             stack = active.stack
-            stack.append((plan, args, kwargs))
+            stack.append((args, kwargs))
             try:
                 result = site.jitted(*packing[0], **packing[1])
             finally:
-                stack.pop()
+                calling = stack.pop()
+            if type(calling) is Calling:  # it was traced
+                return self._finish_planned(result, plan, calling.call, policy)
             for outcome in plan.results:
                 given = plan.given(outcome, packing, args, kwargs) if outcome.given else None
                 if given is None and outcome.given:
@@ -125,7 +128,7 @@ class JitTransform(FunctionTransform):
                 built = outcome.build(result, given)
                 if built is not NOT_BUILT:
                     return built
-            return self._finish_planned(result, plan, site, args, kwargs)
+            return self._finish_planned(result, plan, self.pack(args, kwargs, policy), policy)
         call = self.pack(args, kwargs, policy)
         result = self._call_jitted(policy, call, lambda jitted, *a, **k: jitted(*a, **k))
         finished = self.finish(result, call, policy)
@@ -134,9 +137,9 @@ class JitTransform(FunctionTransform):
                 site.saw(call, self.static_positions(args, kwargs))
         return finished
 
-    def _finish_planned(self, result: Any, plan: CallPlan, site: Site, args: Any, kwargs: Any) -> Any:
+    def _finish_planned(self, result: Any, plan: CallPlan, call: Call, policy: Policy) -> Any:
         """Unpacks a result that no plan knows, and makes one."""
-        finished = self.finish(result, self.pack(args, kwargs, site.policy), site.policy)
+        finished = self.finish(result, call, policy)
         with self._planning():
             plan.learn(result)
         return finished

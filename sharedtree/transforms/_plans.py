@@ -13,7 +13,7 @@ import jax
 from jax.tree_util import tree_leaves
 
 from .._compiled import MAX_DEPTH, ONCE, Readers, Reading, Source, all_different, indented, parts_of
-from .._jax_internals import ConcreteArray, current_traces
+from .._jax_internals import ConcreteArray
 from .._node_types import Convention, carries_identity, is_traced, node_type_of
 from .._packed import Packed
 from .._statics import Incomparable
@@ -24,6 +24,8 @@ from ._result_plans import ResultPlan, can_be_built
 
 MOST_PLANS = 8
 """Of each kind; they are tried in turn before the walk."""
+
+_GIVES_UP = "LookupError, ValueError, RecursionError, Incomparable"
 
 Packing = tuple[tuple[Any, ...], dict[str, Any], tuple[list[Any], ...], tuple[Any, ...]]
 """What a plan makes of arguments: args, kwargs, the leaves of each module, bare leaves.
@@ -84,16 +86,11 @@ class CallPlan:
                 outside = Containers(source, (body, body), value, (read_module, read_bare), "return None")
                 expressions[position] = outside.visit(outside.root, variable)
         head = _taking(positions, len(call.args))
-        if any(reading.leafless for reading in readings):
-            head += ["found = []", "leafless = found.extend"]
+        if any(reading.alike for reading in readings):
+            head += ["nodes = []", "alike = nodes.extend"]
         else:
-            head.append("leafless = None")
-        lines = [
-            "try:",
-            *indented([*head, *body]),
-            "except (LookupError, ValueError, Incomparable):",
-            "    return None",
-        ]
+            head.append("alike = None")
+        lines = ["try:", *indented([*head, *body]), f"except ({_GIVES_UP}):", "    return None"]
         lines += self._checks(source, readings)
         args = "".join(f"{expressions[i]}, " for i in range(len(call.args)))
         kwargs = ", ".join(f"{name!r}: {expressions[name]}" for name in call.kwargs)
@@ -105,25 +102,38 @@ class CallPlan:
     def _checks(self, source: Source, readings: Sequence[Reading]) -> list[str]:
         """Lines that check that the leaves are traced ones, and that no two objects are one."""
         kinds = _Kinds(_conventions(self._records))
+        # An object that makes its leaves when it comes apart holds none of them.
         are_held = all(op.type.is_plain or op.type.fields for op, _ in self._records if type(op) is Node)
         source.names |= {"kinds": kinds, "ConcreteArray": ConcreteArray, "countOf": countOf}
-        source.names |= {"getrefcount": sys.getrefcount, "ONCE": ONCE if are_held else -1}
+        source.names |= {"getrefcount": sys.getrefcount, "ONCE": ONCE if are_held else -1, "TWICE": ONCE + 1}
         source.names |= {"all_different": all_different}
+        is_shared = self._readers.parts.is_shared
         lines: list[str] = []
-        are_once: list[str] = []
+        counted: list[str] = []
+        tied: list[str] = []
         for i, reading in enumerate(readings):
             count = len(reading.leaves)
-            known = f"countOf(map(type, leaves{i}), ConcreteArray) == {count} or kinds.all_known(leaves{i}, {count})"
-            lines.append(f"if not ({known}): return None")
-            are_once.append(f"countOf(map(getrefcount, leaves{i}), ONCE) == {count}")
+            known = f"countOf(map(type, leaves{i}), ConcreteArray) == {count} or kinds.all_known(leaves{i})"
+            lines.append(f"if len(leaves{i}) != {count} or not ({known}): return None")
+            places = [place for place, number in enumerate(reading.leaves) if is_shared[number]]
+            tied += [f"leaves{i}[{place}]" for place in places]
+            counted.append(f"countOf(map(getrefcount, leaves{i}), ONCE)")
         held = [variable for reading in readings for variable in reading.leaf_variables]
         if held:  # each is a reference that would be counted
             lines.append(f"{' = '.join(held)} = None")
-        if are_once:
-            lists = "".join(f"leaves{i}, " for i in range(len(readings)))
-            lines.append(f"if not ({' and '.join(are_once)}) and not all_different(({lists})): return None")
-        if sum(len(reading.leafless) for reading in readings) > 1:
-            lines.append("if not all_different((found,)): return None")
+        # Those that are tied have higher counts, so they are compared with one another; the others with all.
+        total = sum(len(reading.leaves) for reading in readings)
+        lists = "".join(f"leaves{i}, " for i in range(len(readings)))
+        if tied:
+            lines.append(f"count = {' + '.join(counted)}")
+            lines.append(f"tied = ({', '.join(tied)},)")
+            once = f"count - countOf(map(getrefcount, tied), TWICE) == {total - len(tied)}"
+            different = "all_different((tied,))" if len(tied) > 1 else "True"
+            lines.append(f"if not ({once} and {different}) and not all_different(({lists})): return None")
+        elif total > 1:
+            lines.append(f"if {' + '.join(counted)} != {total} and not all_different(({lists})): return None")
+        if any(reading.alike for reading in readings):
+            lines.append("if not all_different((nodes,)): return None")
         return lines
 
     def learn(self, result: Any) -> None:
@@ -181,25 +191,6 @@ def _taking(variables: dict[Position, str], num_args: int) -> list[str]:
     return [*lines, *(f"{variables[name]} = kwargs[{name!r}]" for name in names)]
 
 
-class PlannedCall:
-    """The caller's side of a call that a plan packed. Nothing is worked out unless the function is traced."""
-
-    __slots__ = ("_args", "_kwargs", "_plan")
-
-    def __init__(self, plan: CallPlan, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        self._plan = plan
-        self._args = args
-        self._kwargs = kwargs
-
-    @property
-    def outer(self) -> Sequence[Any]:
-        traces = current_traces()
-        return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
-
-    def object_of(self, number: int) -> Any:
-        return self._plan.object_of(number, self._args, self._kwargs)
-
-
 class _Kinds:
     """Which types of objects are traced leaves that carry identity, wherever the plan reads one."""
 
@@ -207,13 +198,15 @@ class _Kinds:
         self._conventions = conventions
         self.known = {ConcreteArray}
 
-    def all_known(self, leaves: Sequence[Any], count: int) -> bool:
-        """Whether there are so many, and each of them is one. Types of which every instance is are remembered."""
-        if len(leaves) != count:  # a list that was changed while it was read
-            return False
+    def all_known(self, leaves: Sequence[Any]) -> bool:
+        """Whether each of these is one. Types of which every instance is are remembered."""
         for leaf in leaves:
             if type(leaf) not in self.known:
-                if not carries_identity(leaf) or not all(is_traced(leaf, each) for each in self._conventions):
+                if (
+                    node_type_of(leaf) is not None
+                    or not carries_identity(leaf)
+                    or not all(is_traced(leaf, each) for each in self._conventions)
+                ):
                     return False
                 if isinstance(leaf, jax.Array):
                     self.known.add(type(leaf))

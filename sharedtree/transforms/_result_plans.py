@@ -66,7 +66,7 @@ class ResultPlan:
             ]
             different = f"all_different(({''.join(f'{name}, ' for name in lists)}))"
             checks.append(f"if not ({' and '.join(is_alone)}) and not {different}: return NOT_BUILT")
-        lines = ["try:", *indented(checks), "except (LookupError, ValueError):", "    return NOT_BUILT"]
+        lines = ["try:", *indented(checks), "except (LookupError, ValueError, RecursionError):", "    return NOT_BUILT"]
         source.function("build", "result, given", [*lines, *body, f"return {expression}"])
         self.build: Callable[[Any, Any], Any] = source.run()["build"]
         self.given = sorted({op.number for op, _ in records if type(op) is Given})

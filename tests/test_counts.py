@@ -1,0 +1,496 @@
+"""What continuous integration may gate on: counts, never a clock. Traces, jaxpr inputs, calls, code, ids and bytes."""
+
+import collections
+import contextlib
+import gc
+import sys
+import types
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sharedtree as st
+from sharedtree._compiled import Source
+from sharedtree.transforms import _plans, _result_plans
+from tests.strategies import Mutable, Pair
+
+
+class Linear(eqx.Module):
+    """Three records: two leaves and the module."""
+
+    weight: jax.Array
+    bias: jax.Array
+    size: int = eqx.field(static=True, default=2)
+
+
+class Block(eqx.Module):
+    """Eight arrays."""
+
+    attention: tuple
+    feedforward: list
+    norm: jax.Array
+    scale: jax.Array
+
+
+class Stack(eqx.Module):
+    layers: list
+    tail: object = None
+
+
+def linear(value=0.0):
+    return Linear(jnp.full((2, 2), value), jnp.full(2, value))
+
+
+def block(value=0.0):
+    return Block((linear(value), linear(value)), [linear(value)], jnp.full(3, value), jnp.full(4, value))
+
+
+def add_one(model):
+    return st.tree.map(lambda x: x + 1, model)
+
+
+def counted(function):
+    """The function, and a list that grows by one each time it is traced."""
+    traces = []
+
+    def inner(*args, **kwargs):
+        traces.append(1)
+        return function(*args, **kwargs)
+
+    return inner, traces
+
+
+@contextlib.contextmanager
+def no_collection():
+    """Collects garbage now and not again: JAX's callback at each collection is a Python call too."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+# Traces ---------------------------------------------------------------------------------------------------------------
+
+
+def test_one_trace_a_structure_whatever_the_objects():
+    def shared():
+        w, x = jnp.ones(2), jnp.zeros(2)
+        return [Pair(w, [jnp.ones(2)]), Pair(x, [x])]  # untied first, or the second would be warned of
+
+    function, traces = counted(add_one)
+    f = st.jit(function)
+    for _ in range(5):
+        for model in shared():
+            f(model)
+    assert len(traces) == 2
+    for model in shared():
+        for _ in range(3):
+            model = f(model)
+    assert len(traces) == 2
+
+
+def test_one_trace_a_structure_where_there_are_more_than_plans_are_kept_for():
+    function, traces = counted(add_one)
+    f = st.jit(function)
+    for _ in range(3):
+        for i in range(_plans.MOST_PLANS + 4):
+            result = f(Pair(jnp.ones(2), (None,) * i))
+            assert (result.first[0], len(result.second)) == (2, i)
+    assert len(traces) == _plans.MOST_PLANS + 4
+
+
+def test_shapes_and_dtypes_retrace_as_in_jax():
+    function, traces = counted(add_one)
+    f = st.jit(function)
+    vanilla, expected = counted(lambda leaves: [x + 1 for x in leaves])
+    g = jax.jit(vanilla)
+    for x in [jnp.ones(2), jnp.ones(3), jnp.ones(2, jnp.int32), jnp.ones(2), jnp.ones(3), jnp.asarray(1.0)] * 3:
+        f(Pair(x, x))
+        g([x])
+    assert len(traces) == len(expected) == 4
+
+
+def test_generated_code_is_compiled_once_a_structure(monkeypatch):
+    compiled = []
+    run = Source.run
+    monkeypatch.setattr(Source, "run", lambda self: compiled.append(1) or run(self))
+    f = st.jit(add_one)
+    models = [Stack([block()]), Stack([block(), block()])]
+    f(models[0])
+    assert not compiled  # what is called once gets no plan
+    for _ in range(6):
+        models = [f(model) for model in models]
+    assert len(compiled) == 2 * len(models)  # one that packs and one that unpacks, each
+
+
+# Jaxprs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_each_tied_leaf_is_one_input_and_one_output():
+    one = block()
+    tied = Stack([one] * 50)
+    jaxpr = st.jit(add_one).trace(tied).jaxpr
+    assert len(jaxpr.in_avals) == 8
+    assert len(jaxpr.out_avals) == 8
+    assert len(jaxpr.eqns) == 8
+    vanilla = jax.make_jaxpr(lambda model: jax.tree.map(lambda x: x + 1, model))(tied)
+    assert len(vanilla.in_avals) == 400
+
+
+def test_inputs_of_tied_arrays():
+    w = jnp.ones((2, 2))
+    model = Stack([Linear(w, jnp.zeros(2)) for _ in range(5)], {"head": w, "more": [w, jnp.ones(3)]})
+    jaxpr = st.jit(add_one).trace(model).jaxpr
+    assert len(jaxpr.in_avals) == len(jaxpr.out_avals) == 1 + 5 + 1
+    twice = st.jit(lambda a, b: (add_one(a), b)).trace(model, model).jaxpr
+    assert len(twice.in_avals) == 7
+
+
+def test_gradients_of_a_tied_leaf_are_one_output():
+    one = block(1.0)
+
+    def loss(model):
+        return sum(jnp.sum(layer.norm**2) for layer in model.layers)
+
+    jaxpr = st.jit(st.grad(loss)).trace(Stack([one] * 6)).jaxpr
+    assert len(jaxpr.in_avals) == len(jaxpr.out_avals) == 8
+    gradient = st.jit(st.grad(loss))(Stack([one] * 6))
+    assert all(layer is gradient.layers[0] for layer in gradient.layers)
+    assert gradient.layers[0].norm[0] == 12  # the sum over six paths of two times one
+
+
+# Python calls ---------------------------------------------------------------------------------------------------------
+
+
+def calls_of(function, *args):
+    """The names of the Python functions that a call enters."""
+    names = []
+
+    def note(frame, event, _):
+        if event == "call":
+            names.append(frame.f_code.co_name)
+
+    with no_collection():
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            function(*args)
+        finally:
+            sys.setprofile(before)
+    return names
+
+
+def rebuild(model):
+    return st.tree.map(lambda x: x, model)
+
+
+def planned_calls(model, function=rebuild):
+    """The calls of the fourth call, for XLA's sake of a function that computes nothing."""
+    f = st.jit(function)
+    for _ in range(3):
+        f(model)
+    return calls_of(f, model)
+
+
+MOST_CALLS = 8
+"""The wrapper, the policy, packing, unpacking; making and flattening the node on the way in and on the way out."""
+
+
+def test_python_calls_do_not_grow_with_equal_blocks():
+    few, more = (planned_calls(Stack([block(i) for i in range(count)])) for count in (12, 102))
+    assert few == more
+    assert len(few) <= MOST_CALLS
+
+
+def test_python_calls_do_not_grow_with_equal_layers():
+    one = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    copies = [jax.tree.map(jnp.copy, one) for _ in range(502)]
+    calls = [planned_calls(Stack(copies[:count])) for count in (12, 102, 502)]
+    assert calls[0] == calls[1] == calls[2]
+    assert len(calls[0]) <= MOST_CALLS
+
+
+def test_python_calls_of_a_step_that_computes():
+    few, more = (planned_calls(Stack([linear(i) for i in range(count)]), add_one) for count in (12, 52))
+    assert few == more
+    assert len(few) <= MOST_CALLS
+
+
+def test_python_calls_do_not_grow_with_reuse():
+    one = block()
+    calls = [planned_calls(Stack([one] * count)) for count in (2, 50, 400)]
+    assert len(calls[0]) == len(calls[1]) == len(calls[2]) <= MOST_CALLS + 2  # a function for the part, each way
+
+
+def test_python_calls_for_different_layers_are_those_of_their_kinds():
+    """A function for each kind of part at most, on the way in and on the way out."""
+    layers = [block(), Stack([block(), jnp.ones(2)]), Pair(block(), [jnp.ones(2), jnp.ones(2)])]
+    assert len(planned_calls(Stack(layers))) <= MOST_CALLS + 2 * 2 * len(layers)
+
+
+def test_python_calls_for_ties_and_leafless_modules_are_a_few_more():
+    w = jnp.ones(2)
+    tied = planned_calls(Stack([Pair(w, jnp.ones(2)) for _ in range(100)]))
+    leafless = planned_calls(Stack([Pair(eqx.nn.Dropout(0.1), jnp.ones(2)) for _ in range(100)]))
+    for calls in (tied, leafless):
+        assert len(calls) <= MOST_CALLS + 4
+        assert calls.count("all_different") <= 2
+
+
+def test_a_registered_class_is_flattened_once_an_object_and_built_once():
+    counts = collections.Counter()
+
+    @jax.tree_util.register_pytree_node_class
+    class Counting:
+        def __init__(self, a, b):
+            self.a, self.b = a, b
+
+        def tree_flatten(self):
+            counts["flatten"] += 1
+            return (self.a, self.b), None
+
+        @classmethod
+        def tree_unflatten(cls, aux, children):
+            counts["unflatten"] += 1
+            return cls(*children)
+
+    model = [Counting(jnp.ones(2), jnp.ones(2)) for _ in range(5)]
+    model += [model[0]] * 20
+    model = Stack(model)  # before counting: Equinox flattens what it is given
+    f = st.jit(add_one)
+    for _ in range(4):
+        f(model)
+    counts.clear()
+    result = f(model)
+    assert counts == {"flatten": 5, "unflatten": 5}
+    assert all(layer is result.layers[0] for layer in result.layers[5:])
+
+
+# Generated code -------------------------------------------------------------------------------------------------------
+
+
+def code_bytes(code):
+    """The length of the byte code, functions within it included."""
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return len(code.co_code) + sum(map(code_bytes, inner))
+
+
+def generated(model, monkeypatch):
+    """(characters, bytes of code) of everything generated for steps of a model."""
+    characters, sizes = [], []
+    run = Source.run
+
+    def measured(self):
+        text = "\n".join(self.functions)
+        characters.append(len(text))
+        sizes.append(code_bytes(compile(text, "<measured>", "exec")))
+        return run(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Source, "run", measured)
+        f = st.jit(rebuild)
+        for _ in range(3):
+            model = f(model)
+    assert len(sizes) == 2
+    return sum(characters), sum(sizes)
+
+
+@pytest.mark.parametrize("make", [linear, block])
+def test_generated_code_does_not_grow_with_equal_layers(make, monkeypatch):
+    few, many = (generated(Stack([make(i) for i in range(count)]), monkeypatch) for count in (10, 100))
+    assert many[0] < 2 * few[0]
+    assert many[1] < 2 * few[1]
+
+
+def test_generated_code_does_not_grow_with_equal_blocks_in_blocks(monkeypatch):
+    def model(count):
+        return Stack([Stack([block() for _ in range(count)], linear()) for _ in range(count)], linear())
+
+    few, many = generated(model(2), monkeypatch), generated(model(8), monkeypatch)
+    assert many[0] < 2 * few[0]
+    assert many[1] < 2 * few[1]
+
+
+def test_generated_code_with_one_layer_changed_in_the_middle(monkeypatch):
+    def model(count):
+        layers = [block() for _ in range(count)]
+        layers[count // 2] = Pair(block(), None)
+        return Stack(layers, layers[1])
+
+    few, many = generated(model(10), monkeypatch), generated(model(80), monkeypatch)
+    assert many[0] < 2 * few[0]
+    assert many[1] < 2 * few[1]
+
+
+# Ids ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ids_asked(monkeypatch):
+    """A list of how many ids were made each time that ids were asked for."""
+    asked = []
+
+    def all_different(lists):
+        lists = list(lists)
+        asked.append(sum(map(len, lists)))
+        objects = [obj for each in lists for obj in each]
+        return all(a is not b for i, a in enumerate(objects) for b in objects[:i])
+
+    monkeypatch.setattr(_plans, "all_different", all_different)
+    monkeypatch.setattr(_result_plans, "all_different", all_different)
+    return asked
+
+
+counts_are_exact = pytest.mark.skipif(_plans.ONCE < 0, reason="reference counts are not exact in this Python")
+
+
+@counts_are_exact
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Stack([linear(i) for i in range(20)]),
+        lambda: Stack([block(i) for i in range(20)], {"a": jnp.ones(2), "b": (jnp.ones(2), jnp.ones(3))}),
+        lambda: Stack([block()] * 20),
+        lambda: (lambda one, two: Stack([one, two, one], two))(block(), block()),
+        lambda: Stack([Pair(block(), 1.0), Pair(jnp.ones(1), "text")], eqx.nn.Dropout(0.1)),
+        lambda: {"a": [linear(), linear()], "b": (linear(), jnp.ones(2))},
+    ],
+    ids=["layers", "blocks", "one block", "tied blocks", "mixed", "containers outside"],
+)
+def test_no_ids_in_a_loop_that_feeds_its_outputs_back(make, ids_asked):
+    f = st.jit(add_one)
+    model = make()
+    for _ in range(4):
+        model = f(model)
+    ids_asked.clear()
+    for _ in range(10):
+        model = f(model)
+    assert not ids_asked
+
+
+@counts_are_exact
+def test_ids_are_asked_once_a_side_where_counts_prove_nothing(ids_asked):
+    model = Stack([block(i) for i in range(5)])
+    f = st.jit(add_one)
+    for _ in range(4):
+        model = f(model)
+    ids_asked.clear()
+    held = model.layers[3].norm
+    for _ in range(10):
+        f(model)
+    assert ids_asked == [40] * 10  # on the way in only
+    del held
+    ids_asked.clear()
+    f(model)
+    assert not ids_asked
+
+
+@counts_are_exact
+def test_ids_asked_for_tied_arrays_and_leafless_modules(ids_asked):
+    w = jnp.ones(2)
+    tied = Stack([Pair(w, jnp.ones(2)) for _ in range(10)])
+    leafless = Stack([Pair(eqx.nn.Dropout(0.1), jnp.ones(2)) for _ in range(10)])
+    for model, most in ((tied, 11 + 10), (leafless, 10)):
+        f = st.jit(add_one)
+        for _ in range(4):
+            model = f(model)
+        ids_asked.clear()
+        f(model)
+        assert sum(ids_asked) <= most  # distinct leaves, and nodes without leaves of their own: never occurrences
+
+
+# Bytes ----------------------------------------------------------------------------------------------------------------
+
+
+def live():
+    """The buffers that are alive now, by where they lie, with their sizes."""
+    gc.collect()
+    return {array.unsafe_buffer_pointer(): array.nbytes for array in jax.live_arrays() if array.size}
+
+
+def tied_model():
+    w = jnp.full((100, 10), 1.0)
+    one = Pair(w, jnp.full(50, 1.0))
+    return Stack([one, one, Pair(w, jnp.full(25, 1.0))], {"head": w})
+
+
+UNIQUE_BYTES = 4 * (1000 + 50 + 25)
+
+
+def leaves_by_hand(model):
+    one, _, other = model.layers
+    return [one.first, one.second, other.second]
+
+
+@pytest.mark.parametrize("calls", [1, 2, 6])
+def test_a_donated_step_holds_each_unique_buffer_once(calls):
+    f = st.jit(add_one, donate_argnums=0)
+    before = live()
+    model = tied_model()
+    for _ in range(calls):
+        model = f(model)
+    added = {place: size for place, size in live().items() if place not in before}
+    assert sum(added.values()) == UNIQUE_BYTES
+    assert len(added) == 3
+    assert model.layers[0] is model.layers[1]
+    assert model.layers[2].first is model.tail["head"] is model.layers[0].first
+    assert [float(x.ravel()[0]) for x in leaves_by_hand(model)] == [1 + calls] * 3
+
+
+def test_a_donated_model_is_deleted_and_what_comes_back_is_not():
+    f = st.jit(add_one, donate_argnums=0)
+    model = tied_model()
+    for _ in range(5):
+        old = model
+        model = f(old)
+        assert all(x.is_deleted() for x in leaves_by_hand(old))
+        assert not any(x.is_deleted() for x in leaves_by_hand(model))
+    kept = st.jit(add_one)
+    for _ in range(3):
+        kept(model)
+    assert not any(x.is_deleted() for x in leaves_by_hand(model))
+
+
+def test_a_step_without_donation_keeps_nothing_that_the_caller_let_go_of():
+    f = st.jit(add_one)
+    before = live()
+    model = tied_model()
+    for _ in range(6):
+        model = f(model)
+    added = {place: size for place, size in live().items() if place not in before}
+    assert sum(added.values()) == UNIQUE_BYTES  # plans and call sites hold no array
+    del model
+    assert not [place for place in live() if place not in before]
+
+
+def test_arguments_and_outputs_of_the_compiled_step_have_the_size_of_the_unique_leaves():
+    stats = st.jit(add_one, donate_argnums=0).lower(tied_model()).compile().memory_analysis()
+    assert stats.argument_size_in_bytes == stats.alias_size_in_bytes == UNIQUE_BYTES
+
+
+def test_what_passes_through_is_no_output_and_no_copy():
+    model = tied_model()
+    f = st.jit(lambda model, x: (model, x + 1))
+    jaxpr = f.trace(model, jnp.zeros(3)).jaxpr
+    assert len(jaxpr.out_avals) == 1
+    for _ in range(4):
+        before = live()
+        same, _ = f(model, jnp.zeros(3))
+        assert same is model
+        assert sum(size for place, size in live().items() if place not in before) <= 4 * 3
+
+
+def test_mutable_modules_donate_each_buffer_once_too():
+    w = jnp.ones(100)
+    model = Mutable(a=w, b=[w, Mutable(c=w)])
+    f = st.jit(add_one, donate_argnums=0)
+    for step in range(5):
+        old = model
+        model = f(old)
+        assert old.a.is_deleted()
+        assert model.a is model.b[0] is model.b[1].c
+        assert model.a[0] == step + 2
