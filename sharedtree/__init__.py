@@ -5,17 +5,22 @@ from ._context import Context as Context, Policy as Policy
 from ._dag import Dag as Dag
 from ._errors import (
     ContextMismatchError as ContextMismatchError,
+    CorruptFileError as CorruptFileError,
     CycleError as CycleError,
     DepthError as DepthError,
+    FormatError as FormatError,
     InconsistentSharingError as InconsistentSharingError,
     RetraceWarning as RetraceWarning,
     SharedTreeError as SharedTreeError,
     SharingMismatchError as SharingMismatchError,
     StaticComparisonError as StaticComparisonError,
     StaticTracerError as StaticTracerError,
+    StructureMismatchError as StructureMismatchError,
     UnregisteredTypeError as UnregisteredTypeError,
+    UnserialisableError as UnserialisableError,
     UntiedError as UntiedError,
     UntiedWarning as UntiedWarning,
+    UntrustedTypeError as UntrustedTypeError,
 )
 from ._node_types import register_node as register_node
 from ._ties import (
@@ -26,7 +31,19 @@ from ._ties import (
     ties as ties,
 )
 from ._tying import retie as retie, tie as tie, untie as untie
+from ._version import __version__ as __version__
 from .optim import apply_updates as apply_updates, optimizer as optimizer
+from .serialise import (
+    audit as audit,
+    from_bytes as from_bytes,
+    inspect as inspect,
+    load as load,
+    orbax as orbax,
+    save as save,
+    to_bytes as to_bytes,
+    trust as trust,
+    verify as verify,
+)
 from .transforms import (
     checkpoint as checkpoint,
     device_put as device_put,
@@ -39,5 +56,3 @@ from .transforms import (
     vmap as vmap,
     with_sharding_constraint as with_sharding_constraint,
 )
-
-__version__ = "0.1.0"

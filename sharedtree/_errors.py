@@ -73,6 +73,63 @@ class ContextMismatchError(SharedTreeError, ValueError):
     """A structure made in one `Context` met one that was made in another, or lacks what came before it."""
 
 
+class UnserialisableError(SharedTreeError, TypeError):
+    """A tree holds objects that cannot be written to a file. All of them are listed; nothing was written.
+
+    Attributes:
+        paths: where they are.
+        reasons: why each cannot be written, in the same order.
+    """
+
+    reasons: tuple[str, ...]
+
+    def __init__(self, message: str, paths: Sequence[str] = (), reasons: Sequence[str] = ()) -> None:
+        super().__init__(message, paths)
+        self.reasons = tuple(reasons)
+
+
+class UntrustedTypeError(SharedTreeError, TypeError):
+    """A file names classes or functions that nobody allowed it to name. All of them are listed; nothing was imported.
+
+    Attributes:
+        paths: the first place of each.
+        names: the names, `module:qualname`, in the same order.
+    """
+
+    names: tuple[str, ...]
+
+    def __init__(self, message: str, paths: Sequence[str] = (), names: Sequence[str] = ()) -> None:
+        super().__init__(message, paths)
+        self.names = tuple(names)
+
+
+class StructureMismatchError(SharedTreeError, ValueError):
+    """What a file describes does not fit the classes, devices or trees that are there now."""
+
+
+class FormatError(SharedTreeError, ValueError):
+    """What should be a sharedtree file is none, is malformed, or was written by a newer version."""
+
+
+class CorruptFileError(SharedTreeError, OSError):
+    """A file is not what was written: it was cut short, or its bytes do not have the digests saved with them.
+
+    Attributes:
+        paths: the names of the tensors that are damaged, which are their paths without the leading dot; empty for the
+            header.
+        tensor: the first of them, or None.
+        chunk: which chunk of 4 MiB of that tensor, from 0, or None.
+    """
+
+    tensor: str | None
+    chunk: int | None
+
+    def __init__(self, message: str, paths: Sequence[str] = (), chunk: int | None = None) -> None:
+        super().__init__(message, paths)
+        self.tensor = paths[0] if paths else None
+        self.chunk = chunk
+
+
 class UntiedWarning(UserWarning):
     """A tie was lost inside a transform, or between two calls. The text names the paths and the call that keeps it."""
 

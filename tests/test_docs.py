@@ -1,7 +1,7 @@
 """The documentation is true: its code runs, prints what it says, names what exists, and links to what is there.
 
-The Python blocks of one file share a namespace and run in order. A `text` block that directly follows one of them is
-what it prints, with `...` for whatever may vary.
+The Python blocks of one file share a namespace and run in order, as the program `__main__`, in an empty folder. A
+`text` block that directly follows one of them is what it prints, with `...` for whatever may vary.
 """
 
 import contextlib
@@ -11,12 +11,15 @@ import io
 import pathlib
 import re
 import runpy
+import sys
 import tomllib
+import types
 import typing
 
 import pytest
 
 import sharedtree as st
+from sharedtree.serialise import _atoms, _dtypes, _kinds, _manifest
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,7 +30,8 @@ FENCE = re.compile(r"^```(?P<language>\S*)\n(?P<content>.*?)^```$", re.MULTILINE
 LANGUAGES = {"python", "text", "bash", "toml"}
 
 MENTION = re.compile(r"(?<![\w./-])(?:st|sharedtree)\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
-NOT_ATTRIBUTES = {"git", "readthedocs"}
+KEYS_OF_FILES = {"header", "digests", "manifest", "crc32"}
+NOT_ATTRIBUTES = {"git", "readthedocs"} | KEYS_OF_FILES
 
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(#[^)\s]*)?\)")
 
@@ -55,7 +59,22 @@ def blocks_of(text):
 
 def run_blocks(text, filename):
     """Runs the Python blocks of a page and compares what they print with the `text` blocks that follow them."""
-    namespace = {"__name__": "__main__"}
+    with running_as_main() as namespace:
+        _run_blocks(text, filename, namespace)
+
+
+@contextlib.contextmanager
+def running_as_main():
+    """The namespace of a new `__main__`, in which the classes of a page can be found by their names."""
+    module, before = types.ModuleType("__main__"), sys.modules["__main__"]
+    sys.modules["__main__"] = module
+    try:
+        yield vars(module)
+    finally:
+        sys.modules["__main__"] = before
+
+
+def _run_blocks(text, filename, namespace):
     checker = doctest.OutputChecker()
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     printed = None
@@ -94,7 +113,8 @@ def name_of(path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_code_of_page_runs(page):
+def test_code_of_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     run_blocks(read(page), str(page))
 
 
@@ -143,8 +163,19 @@ def test_reference_has_every_public_name():
     assert public <= listed, sorted(public - listed)
     functions = {f"tree.{name}" for name, obj in vars(st.tree).items() if _is_function_of_tree(name, obj)}
     assert functions <= listed, sorted(functions - listed)
+    results = {f"serialise.{name}" for name, obj in vars(st.serialise).items() if isinstance(obj, type)}
+    assert results <= listed, sorted(results - listed)
     for name in listed:
         resolve(name.split("."))
+
+
+def test_format_page_has_all_of_the_format():
+    page = read(ROOT / "docs" / "format.md")
+    tags = {*_kinds.NODE_KINDS, *_atoms.NAMES, *_atoms._READERS}
+    assert not [tag for tag in tags if f'`["{tag}"' not in page]
+    dtypes = {*_dtypes._NUMPY_NAMES, *_dtypes._ML_NAMES, *_dtypes.ITEM_SIZES, _dtypes.FLOAT0}
+    assert not [name for name in dtypes | _manifest.CLASS_KINDS if f"`{name}`" not in page]
+    assert f"version {_manifest.FORMAT} of the format" in page
 
 
 def _is_own(obj):
@@ -183,6 +214,12 @@ def test_failing_block_fails_with_its_line():
 def test_wrong_output_fails():
     with pytest.raises(AssertionError, match="it printed"):
         run_blocks("```python\nprint(1)\n```\n\n```text\n2\n```\n", "page")
+
+
+def test_classes_of_a_page_have_names():
+    before = sys.modules["__main__"]
+    run_blocks("```python\nimport sys\nclass A: pass\nassert vars(sys.modules['__main__'])['A'] is A\n```\n", "page")
+    assert sys.modules["__main__"] is before
 
 
 def test_text_elsewhere_is_not_output():

@@ -13,6 +13,7 @@ ROOT = pathlib.Path(sharedtree.__file__).parent
 
 # Each may import from those before it, and from none after it; a folder counts as one.
 ORDER = [
+    "_version",
     "_errors",
     "_jax_internals",
     "_statics",
@@ -34,8 +35,10 @@ ORDER = [
     "tree",
     "transforms",
     "optim",
+    "serialise",
     "__init__",
     "_demo",
+    "_commands",
     "__main__",
 ]
 
@@ -112,7 +115,7 @@ def test_importing_the_package_imports_no_optional_one():
     loaded = run("import sys, sharedtree; print(*sorted({name.partition('.')[0] for name in sys.modules}))").split()
     assert "jax" in loaded
     assert "equinox" in loaded
-    assert not {"optax", "tqdm", "rich", "flax", "hypothesis", "pytest", "matplotlib"} & set(loaded)
+    assert not {"optax", "tqdm", "rich", "flax", "hypothesis", "orbax", "pytest", "matplotlib"} & set(loaded)
 
 
 def test_importing_the_package_starts_no_backend():

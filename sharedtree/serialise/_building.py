@@ -1,0 +1,258 @@
+"""How each kind of node becomes an object, its children being built already.
+
+A builder may raise whatever a constructor raises at nonsense; whoever calls it says that the file is malformed. Only
+types are called here whose constructors do nothing but hold what they are given.
+"""
+
+import collections
+import enum
+import functools
+import pathlib
+import struct
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import tree_util as jtu
+from jax.sharding import PartitionSpec, Sharding
+
+from .._errors import StructureMismatchError
+from .._jax_internals import rebuild_registered
+from .._node_types import _known
+from ._apart import LEAF, BoundMethod, find_method
+from ._arrays import key_dtype
+from ._atoms import read_base64
+from ._classes import kind_of
+from ._evolution import copy_wrapped_attributes
+from ._placement import (
+    find_device,
+    rebuild_abstract_mesh,
+    rebuild_mesh,
+    rebuild_named_sharding,
+    rebuild_single_device_sharding,
+    rebuild_spec,
+)
+
+Node = list[Any]
+
+
+class Parts:
+    """What there is to build from.
+
+    Attributes:
+        values: the value of each atom, by its texts.
+        makers: for each type of the manifest, what makes an instance from the values of its fields, or the class.
+        table: the objects of the nodes built so far.
+    """
+
+    __slots__ = ("makers", "table", "values")
+
+    def __init__(self, values: dict[tuple[str, ...], Any], makers: Sequence[Any]) -> None:
+        self.values = values
+        self.makers = makers
+        self.table: list[Any] = []
+
+    def child(self, child: Any) -> Any:
+        """The object of a child."""
+        cls = type(child)
+        if cls is int:
+            return self.table[child]
+        return self.values[tuple(child)] if cls is list else child
+
+    def children(self, children: list[Any]) -> list[Any]:
+        """The objects of several children."""
+        table, values = self.table, self.values
+        return [table[c] if type(c) is int else values[tuple(c)] if type(c) is list else c for c in children]
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(what)
+
+
+def _set(parts: Parts, node: Node) -> Any:
+    items = _distinct_nans(parts.children(node[1]))
+    made = set(items) if node[0] == "set" else frozenset(items)
+    _require(len(made) == len(items), "a member occurs twice")
+    return made
+
+
+def _distinct_nans(keys: list[Any]) -> list[Any]:
+    """The keys, each nan an object of its own: it is equal to nothing, but one object is found to be itself."""
+    return [
+        struct.unpack("<d", struct.pack("<d", key))[0] if type(key) is float and key != key else key for key in keys
+    ]
+
+
+def _mapping(cls: Callable[..., Any]) -> Callable[[Parts, Node], Any]:
+    def build(parts: Parts, node: Node) -> Any:
+        keys = _distinct_nans(parts.children(node[-2]))
+        made = cls(zip(keys, parts.children(node[-1]), strict=True))
+        _require(len(made) == len(keys), "a key occurs twice")
+        return made
+
+    return build
+
+
+def _defaultdict(parts: Parts, node: Node) -> Any:
+    factory = parts.child(node[1])
+    named = type(node[1]) is list and node[1][0] in ("class", "function")
+    _require(factory is None or (named and callable(factory)), "its default factory is no class")
+    return _mapping(lambda items: collections.defaultdict(factory, items))(parts, node)
+
+
+def _deque(parts: Parts, node: Node) -> Any:
+    maxlen, items = parts.child(node[1]), parts.children(node[2])
+    _require(maxlen is None or (type(maxlen) is int and maxlen >= len(items)), "it is longer than it may be")
+    return collections.deque(items, maxlen)
+
+
+def _object(parts: Parts, node: Node) -> Any:
+    return parts.makers[node[1]](parts.children(node[2]))
+
+
+def _wrapper(parts: Parts, node: Node) -> Any:
+    obj = _object(parts, node)
+    _require(isinstance(getattr(type(obj), "__wrapped__", None), property), "its class wraps nothing")
+    copy_wrapped_attributes(obj, obj.__wrapped__)
+    return obj
+
+
+def _registered(parts: Parts, node: Node) -> Any:
+    cls, aux, children = parts.makers[node[1]], parts.child(node[2]), parts.children(node[3])
+    known = _known.get(cls)
+    try:
+        return rebuild_registered(cls, aux, children) if known is None else known.put_together(aux, children)
+    except Exception as error:
+        raise StructureMismatchError(
+            f"The unflatten function of `{cls.__qualname__}` raised {type(error).__name__} on what the file holds: "
+            f"{str(error)[:200]}. Load it with the version of the class that wrote it."
+        ) from error
+
+
+def _enum(parts: Parts, node: Node) -> Any:
+    cls, member = parts.makers[node[1]], parts.child(node[2])
+    if type(member) is str:
+        found = cls.__members__.get(member)
+        if found is None:
+            raise StructureMismatchError(
+                f"`{cls.__qualname__}` has no member `{member[:80]}`. Add it again, as an alias if it was renamed."
+            )
+        return found
+    _require(type(member) is int and issubclass(cls, enum.Flag), "it is no member")
+    found = cls._value2member_map_.get(member)  # noqa: SLF001 -- `cls(member)` is a call of the user's class
+    if found is None:
+        found = enum.Flag._missing_.__func__(cls, member)  # pyright: ignore  # noqa: SLF001 -- likewise
+    _require(isinstance(found, cls), "it is no member")
+    return found
+
+
+def _struct(parts: Parts, node: Node) -> Any:
+    dtype, weak, sharding = parts.child(node[2]), node[3], parts.child(node[4])
+    _require(isinstance(dtype, np.dtype) or jax.numpy.issubdtype(dtype, jax.dtypes.prng_key), "it has no dtype")
+    _require(sharding is None or isinstance(sharding, Sharding), "it has no sharding")
+    return jax.ShapeDtypeStruct(tuple(node[1]), dtype, weak_type=weak, sharding=sharding)
+
+
+def _nothing() -> None:
+    """Stands in a partial until its state is set."""
+
+
+def _call_parts(parts: Parts, node: Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    function = parts.child(node[1])
+    names = parts.children(node[3])
+    _require(callable(function), "its function cannot be called")
+    _require(all(type(name) is str for name in names) and len(set(names)) == len(names), "its keywords are no names")
+    return function, tuple(parts.children(node[2])), dict(zip(names, parts.children(node[4]), strict=True))
+
+
+def _partial(parts: Parts, node: Node) -> Any:
+    function, args, keywords = _call_parts(parts, node)
+    attributes = parts.child(node[5])
+    _require(attributes is None or type(attributes) is dict, "its attributes are no dict")
+    made = functools.partial(_nothing)
+    set_state: Any = made.__setstate__  # pyright: ignore[reportAttributeAccessIssue]
+    set_state((function, args, keywords, attributes))  # the constructor would merge partials of partials
+    return made
+
+
+def _jax_partial(parts: Parts, node: Node) -> Any:
+    function, args, keywords = _call_parts(parts, node)
+    return jtu.Partial(function, *args, **keywords)
+
+
+def _method(parts: Parts, node: Node) -> Any:
+    owner = parts.child(node[1])
+    function = find_method(owner, node[2])
+    cls = owner if isinstance(owner, type) else type(owner)
+    # Methods of classes that are values, such as `pathlib.Path.unlink`, are nothing that a model holds.
+    _require(kind_of(cls) is not None, "its object is no instance of a trusted class")
+    if function is None:
+        raise StructureMismatchError(f"`{cls.__qualname__}` has no method `{node[2][:80]}`. Add it to the class again.")
+    if node[0] == "method":
+        return types.MethodType(function, owner)
+    _require(kind_of(cls) == "module" and not isinstance(owner, type), "its object is no Equinox module")
+    made = object.__new__(BoundMethod)
+    object.__getattribute__(made, "__dict__").update({"__func__": function, "__self__": owner})
+    copy_wrapped_attributes(made, function)
+    return made
+
+
+def _range(parts: Parts, node: Node) -> range:
+    start, stop, step = (parts.child(child) for child in node[1:])
+    _require(type(start) is type(stop) is type(step) is int, "its ends are no whole numbers")
+    return range(start, stop, step)
+
+
+def _path(parts: Parts, node: Node) -> Any:
+    text = parts.child(node[2])
+    _require(type(text) is str and node[1] in _PATHS, "it is no path")
+    concrete, pure = _PATHS[node[1]]
+    # A path of the other family of systems cannot be used here, only looked at.
+    return concrete(text) if issubclass(type(pathlib.Path()), concrete) else pure(text)
+
+
+_PATHS: dict[str, tuple[Any, Any]] = {
+    "PosixPath": (pathlib.PosixPath, pathlib.PurePosixPath),
+    "WindowsPath": (pathlib.WindowsPath, pathlib.PureWindowsPath),
+    "PurePosixPath": (pathlib.PurePosixPath, pathlib.PurePosixPath),
+    "PureWindowsPath": (pathlib.PureWindowsPath, pathlib.PureWindowsPath),
+}
+
+
+BUILDERS: dict[str, Callable[[Parts, Node], Any]] = {
+    "tuple": lambda parts, node: tuple(parts.children(node[1])),
+    "list": lambda parts, node: parts.children(node[1]),
+    "set": _set,
+    "frozenset": _set,
+    "dict": _mapping(dict),
+    "OrderedDict": _mapping(collections.OrderedDict),
+    "defaultdict": _defaultdict,
+    "deque": _deque,
+    "object": _object,
+    "wrapper": _wrapper,
+    "registered": _registered,
+    "enum": _enum,
+    "struct": _struct,
+    "key_dtype": lambda _, node: key_dtype(node[1]),
+    "treedef": lambda parts, node: jtu.tree_structure(parts.child(node[1])),
+    "leaf": lambda *_: LEAF,
+    "partial": _partial,
+    "Partial": _jax_partial,
+    "method": _method,
+    "bound": _method,
+    "bytearray": lambda _, node: bytearray(read_base64(node[1])),
+    "slice": lambda parts, node: slice(*parts.children(node[1:])),
+    "range": _range,
+    "path": _path,
+    "marker": lambda *_: object(),
+    "device": lambda parts, node: find_device(node[1], parts.child(node[2])),
+    "mesh": lambda parts, node: rebuild_mesh(node[1], *map(parts.children, node[2:])),
+    "abstract_mesh": lambda parts, node: rebuild_abstract_mesh(node[1], *map(parts.children, node[2:])),
+    "spec": lambda parts, node: rebuild_spec(parts.children(node[1]), *parts.children(node[2:])),
+    "unconstrained": lambda *_: PartitionSpec.UNCONSTRAINED,
+    "named_sharding": lambda parts, node: rebuild_named_sharding(*parts.children(node[1:])),
+    "single_device_sharding": lambda parts, node: rebuild_single_device_sharding(*parts.children(node[1:])),
+}

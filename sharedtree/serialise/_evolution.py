@@ -1,0 +1,215 @@
+"""Instances of classes whose fields may have changed since the file was written.
+
+A field that was added takes its default; one without a default, or one that was removed, is an error that says what to
+do, for guessing would lose data. Three things can be done: `renames=` at the call that loads, which needs no change of
+the class; `__sharedtree_names__`, in which a class lists the names that it had; and `__sharedtree_version__` with
+`__sharedtree_migrate__`, by which a class takes the fields of an older version and returns those of its own.
+"""
+
+import dataclasses
+import keyword
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .._errors import FormatError, StructureMismatchError
+from ._classes import FIELD_KINDS, WRAPPER_ATTRIBUTES, Layout, kind_of, layout_of
+from ._manifest import TypeEntry
+
+Renames = Mapping[str, str | type | None]
+"""Old name → new name. Of a class: `"old.mod:Old"` → `"new.mod:New"`, or the class itself. Of a field:
+`"old.mod:Old.weight"` → `"kernel"`, or None to drop the field."""
+
+_ABSENT: Any = object()
+
+
+def builder(entry: TypeEntry, cls: type, renames: Renames) -> Callable[[Sequence[Any]], Any]:
+    """A function that makes instances of a class from the values that a file has for its fields.
+
+    Args:
+        entry: what the file says of the class.
+        cls: the class as it is now.
+        renames: see `Renames`.
+
+    Returns:
+        values, in the order of the entry's `fields` and `extra` → an instance. It is made by `object.__new__` (a
+        namedtuple by `tuple.__new__`), and its fields are set; `__init__` and `__post_init__` are not called.
+
+    Raises:
+        StructureMismatchError: if the fields do not fit, and nothing says how they should.
+        FormatError: if the file sets an attribute that no save would write.
+    """
+    if kind_of(cls) not in FIELD_KINDS:
+        raise StructureMismatchError(
+            f"`{entry.name}` was a {entry.kind} when the file was written, and `{cls.__qualname__}` is none now. Load "
+            "the file with the code that wrote it."
+        )
+    if getattr(cls, "__abstractmethods__", None):
+        raise StructureMismatchError(
+            f"`{cls.__qualname__}` is abstract now and has no instances. Load it with the code that wrote the file."
+        )
+    layout = layout_of(cls)
+    for name in entry.extra:
+        if not name.isidentifier() or keyword.iskeyword(name) or _is_reserved(name):
+            raise FormatError(
+                f"The file sets the attribute `{name[:80]}` of `{entry.name}`, which no save would write."
+            )
+    names = [_renamed(entry.name, cls, field, renames) for field in (*entry.fields, *entry.extra)]
+    kept = [name for name in names if name is not None]
+    if len(set(kept)) != len(kept):
+        raise StructureMismatchError(f"After renaming, two fields of `{entry.name}` have one name. Correct `renames=`.")
+    migrate = getattr(cls, "__sharedtree_migrate__", None)
+    extra = set(entry.extra) - set(layout.fields)
+    unknown = [name for name in kept if name not in layout.fields and name not in extra]
+    missing = {_renamed(entry.name, cls, field, renames) for field in entry.missing}
+    added = [name for name in layout.fields if name not in kept and name not in missing]
+    if entry.version != layout.version or (migrate is not None and (unknown or added)):
+        return _migrating(entry, cls, layout, names, migrate)
+    if unknown:
+        raise _removed(entry, cls, unknown)
+    defaults = {name: _default_of(entry, cls, name) for name in added}
+    return _setting(cls, layout, names, defaults)
+
+
+def copy_wrapped_attributes(obj: Any, wrapped: Any) -> None:
+    """Copies the name and the documentation of a function into a module, as `equinox.module_update_wrapper` does."""
+    attributes = layout_of(type(obj)).attributes_of(obj)
+    for name in WRAPPER_ATTRIBUTES:
+        value = getattr(wrapped, name, _ABSENT)
+        if value is not _ABSENT:
+            attributes[name] = value
+
+
+def _setting(
+    cls: Any, layout: Layout, names: list[str | None], defaults: dict[str, Callable[[], Any]]
+) -> Callable[[Sequence[Any]], Any]:
+    fill = _filler(cls, layout)
+    if (
+        layout.kind != "namedtuple"
+        and layout.attributes_of is not None
+        and not layout.slots
+        and not defaults
+        and None not in names
+    ):
+        new, attributes_of = object.__new__, layout.attributes_of
+
+        def build_plain(values: Sequence[Any]) -> Any:
+            obj = new(cls)
+            attributes_of(obj).update(zip(names, values, strict=True))
+            return obj
+
+        return build_plain
+
+    def build(values: Sequence[Any]) -> Any:
+        fields = {name: value for name, value in zip(names, values, strict=True) if name is not None}
+        for name, make in defaults.items():
+            fields[name] = make()
+        return fill(fields)
+
+    return build
+
+
+def _migrating(
+    entry: TypeEntry, cls: Any, layout: Layout, names: list[str | None], migrate: Any
+) -> Callable[[Sequence[Any]], Any]:
+    if entry.version > layout.version:
+        raise StructureMismatchError(
+            f"The file has version {entry.version} of `{entry.name}`, and the class here has version {layout.version}. "
+            "Load it with the newer code, or with the class of that version."
+        )
+    if migrate is None:
+        raise StructureMismatchError(
+            f"The file has version {entry.version} of `{entry.name}`, and the class here has version {layout.version}, "
+            "but does not say how the fields become those of this version. Add to the class:\n"
+            "    @classmethod\n    def __sharedtree_migrate__(cls, fields: dict, version: int) -> dict: ..."
+        )
+    fill = _filler(cls, layout)
+
+    def build(values: Sequence[Any]) -> Any:
+        fields = {name: value for name, value in zip(names, values, strict=True) if name is not None}
+        try:
+            migrated = dict(migrate(fields, entry.version))
+        except Exception as error:
+            raise StructureMismatchError(
+                f"`{cls.__qualname__}.__sharedtree_migrate__` raised {type(error).__name__} on the fields of version "
+                f"{entry.version}: {error}"
+            ) from error
+        unknown = [name for name in migrated if name not in layout.fields and name not in entry.extra]
+        if unknown:
+            raise _removed(entry, cls, [str(name) for name in unknown])
+        for name in layout.fields:
+            if name not in migrated and name not in entry.missing:
+                migrated[name] = _default_of(entry, cls, name)()
+        return fill(migrated)
+
+    return build
+
+
+def _filler(cls: Any, layout: Layout) -> Callable[[dict[str, Any]], Any]:
+    def fill(fields: dict[str, Any]) -> Any:
+        if layout.kind == "namedtuple":
+            absent = [name for name in layout.fields if name not in fields]
+            if absent:
+                raise FormatError(f"The file has a `{cls.__qualname__}` without its field `{absent[0]}`.")
+            obj = tuple.__new__(cls, [fields.pop(name) for name in layout.fields])
+        else:
+            obj = object.__new__(cls)
+        attributes = layout.attributes_of(obj) if layout.attributes_of is not None else None
+        for name, value in fields.items():
+            slot = layout.slots.get(name)
+            if slot is not None:
+                slot.__set__(obj, value)
+            elif attributes is not None:
+                attributes[name] = value
+            else:
+                raise StructureMismatchError(
+                    f"`{cls.__qualname__}` has no place for the attribute `{name}` any more. Drop it:\n"
+                    f'    renames={{"{cls.__module__}:{cls.__qualname__}.{name}": None}}'
+                )
+        return obj
+
+    return fill
+
+
+def _renamed(name: str, cls: type, field: str, renames: Renames) -> str | None:
+    for key in (f"{name}.{field}", f"{cls.__module__}:{cls.__qualname__}.{field}"):
+        if key in renames:
+            new = renames[key]
+            if new is not None and (not isinstance(new, str) or not new.isidentifier()):
+                raise StructureMismatchError(
+                    f"`renames` gives the field `{key}` the name `{new!r}`, which names no field. Give its new name, "
+                    "or None to drop it."
+                )
+            return new
+    return field
+
+
+def _default_of(entry: TypeEntry, cls: Any, name: str) -> Callable[[], Any]:
+    if kind_of(cls) == "namedtuple":
+        if name in cls._field_defaults:
+            return lambda: cls._field_defaults[name]
+    else:
+        field = cls.__dataclass_fields__[name]
+        if field.default is not dataclasses.MISSING:
+            return lambda: field.default
+        if field.default_factory is not dataclasses.MISSING:
+            return field.default_factory
+    error = StructureMismatchError(
+        f"`{cls.__qualname__}` has the field `{name}`, which `{entry.name}` did not have when the file was written, "
+        "and which has no default. Give it one:\n"
+        f"    {name}: ... = ...\n"
+        f'or, if a field of the file is meant: renames={{"{entry.name}.<its old name>": "{name}"}}'
+    )
+    raise error
+
+
+def _removed(entry: TypeEntry, cls: Any, unknown: list[str]) -> StructureMismatchError:
+    listed = ", ".join(f"`{name}`" for name in unknown)
+    pairs = ", ".join(f'"{entry.name}.{name}": None' for name in unknown)
+    return StructureMismatchError(
+        f"The file has fields of `{entry.name}` that `{cls.__qualname__}` does not have: {listed}. Say what became of "
+        f"them, a new name, or None to drop them:\n    renames={{{pairs}}}"
+    )
+
+
+def _is_reserved(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__") and name not in WRAPPER_ATTRIBUTES

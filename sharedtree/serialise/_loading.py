@@ -1,0 +1,117 @@
+"""`load` and `from_bytes`: a file, or a part of one, to a DAG."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from ._encoding import names_in
+from ._evolution import Renames
+from ._opened import Opened
+from ._placing import read_arrays
+from ._plan import Plan, Select, Shardings
+from ._progress import ProgressOption
+from ._sources import Readable
+from ._trust import Trust, Trusted
+
+
+def load(
+    path: Readable,
+    *,
+    trusted: Trusted | Iterable[Trusted] = (),
+    like: Any = None,
+    select: Select = None,
+    sharding: Shardings = None,
+    strict: bool = True,
+    renames: Renames | None = None,
+    mmap: bool = False,
+    verify: bool = True,
+    progress: ProgressOption = None,
+) -> Any:
+    """Loads what `save` saved. No template is needed: classes are found by their names.
+
+    Nothing outside an allow-list is imported, and nothing is called by the file's word. The classes and harmless
+    functions of JAX, Equinox and the libraries built on them are on the list. Your own are not: name them in `trusted`.
+
+    Args:
+        path: a path, a binary file object that stands at the beginning of the file, or its bytes.
+        trusted: classes, functions, names (`"my_models:Encoder"`) or packages (`"my_models"`) that this file may name.
+            `sharedtree.audit(path)` says which it needs. See also `sharedtree.trust`.
+        like: a template: a tree like the one that was saved, with arrays or `jax.ShapeDtypeStruct`s. Its classes and
+            functions are trusted. Shapes, dtypes, names and ties are checked against it, and arrays go to the devices
+            where those of the template are, if they are committed to them. The values are the file's, also those that
+            are no arrays.
+        select: the path of a part (`".encoder"`), which is then all that is loaded; or a function from the name of an
+            array, which is its path without the first dot, to whether it is wanted. In the place of the others are
+            `jax.ShapeDtypeStruct`s. Only the bytes of what is selected are read.
+        sharding: where JAX arrays go: a device or a sharding for all of them, or a function from name and
+            `jax.ShapeDtypeStruct` to one or None. Each process reads the bytes of its own shards. Default: as for new
+            arrays.
+        strict: whether a difference to the template is an error. If not, the result is the template with the arrays
+            that fit, in a pair with a `LoadReport`.
+        renames: what was renamed since: `{"old.module:Old": "new.module:New", "old.module:Old.weight": "kernel"}`. A
+            field renamed to None is dropped.
+        mmap: whether to map the file instead of reading it. Then loading takes no time and no memory, whatever the
+            size, and NumPy arrays are read-only.
+        verify: whether to check the digests of what is read; with `mmap` the file is read once for that.
+        progress: called with the bytes done and the bytes in all; or True for a bar (needs tqdm).
+
+    Returns:
+        The tree. What was one object is one object. With `strict=False` and a template, (tree, report).
+
+    Raises:
+        UntrustedTypeError: if the file names what it may not. Nothing was loaded.
+        StructureMismatchError: if a class or the template does not fit, a name leads nowhere, a selected part is not
+            there, or arrays have 64-bit numbers and JAX has them switched off.
+        FormatError: if it is no sharedtree file, a malformed one, or one of a newer version.
+        CorruptFileError: if it was cut short or changed.
+        OSError: if it cannot be read.
+
+    Cost: one walk over the nodes, and the bytes of the arrays read once into memory that JAX uses without a copy on a
+    CPU. Small arrays share memory, which is freed with the last of them.
+
+    Limitations: with `mmap`, if another program cuts the file short, looking at its arrays ends the process (SIGBUS),
+    and if one writes into it, they change. Replacing it with `save` is safe. On Windows it cannot be replaced
+    meanwhile.
+
+    Example:
+        >>> import os, tempfile, equinox as eqx, jax, sharedtree as st
+        >>> model = eqx.nn.MLP(2, 2, 8, depth=2, key=jax.random.key(0))
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> st.save(path, model)
+        >>> loaded = st.load(path)
+        >>> bool(eqx.tree_equal(model, loaded)), loaded.activation is jax.nn.relu
+        (True, True)
+        >>> st.load(path, select=".layers[1].bias").shape
+        (8,)
+    """
+    trust = Trust(trusted, names_in(like) if like is not None else None)
+    with Opened(path) as opened:
+        plan = Plan(
+            opened.manifest,
+            opened.container.label,
+            trust,
+            like=like,
+            select=select,
+            sharding=sharding,
+            strict=strict,
+            renames=renames,
+        )
+        arrays = read_arrays(opened.container, plan.wanted, plan.place, mmap=mmap, verify=verify, progress=progress)
+    return plan.tree(arrays)
+
+
+def from_bytes(data: bytes | bytearray | memoryview, **options: Any) -> Any:
+    """Loads what `to_bytes` made.
+
+    Args:
+        data: the bytes of a file.
+        **options: those of `load`.
+
+    Raises:
+        FormatError: as `load`, and likewise its other errors.
+
+    Example:
+        >>> import sharedtree as st
+        >>> st.from_bytes(st.to_bytes({"step": 3}))
+        {'step': 3}
+    """
+    return load(data, **options)

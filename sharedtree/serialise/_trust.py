@@ -1,0 +1,262 @@
+"""What a file may name: the allow-list, and how a name on it becomes an object.
+
+The text of a name is judged first. Only then is its module imported, if it may be, and the name looked up, in the
+dictionaries of modules and classes. What is found is judged again: a class must be one of the kinds that can be
+rebuilt without calling it, and what a package was trusted for must be defined in that package, so that `os.system`
+does not come in through a module that imports it.
+"""
+
+import contextlib
+import importlib
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+
+from ._allowed import CLASSES, FUNCTIONS, IMPORTABLE, LIBRARIES, NAMES_ONLY, STANDARD_LIBRARY
+from ._classes import is_rebuildable
+from ._names import NamelessError, find, home_of, is_well_formed, loaded_modules, name_of, namespace
+
+Trusted = str | type | Callable[..., Any]
+"""What can be trusted: a class, a function, a name (`"my_models:Encoder"`), or a package (`"my_models"`)."""
+
+Kind = Literal["class", "function"]
+
+
+class Verdict(NamedTuple):
+    """What became of one name.
+
+    Attributes:
+        allowed: whether the file may name it.
+        found: whether it led to an object; never if it is not allowed.
+        obj: the object, if found.
+        why: for names that are not allowed or not found, why.
+    """
+
+    allowed: bool
+    found: bool
+    obj: Any
+    why: str
+
+
+class Trust:
+    """An allow-list: the built-in one, what `trust` added for this process, and what one call adds.
+
+    Args:
+        trusted: classes, functions, names and packages; a single one may stand alone.
+        objects: further classes and functions by name, such as those that occur in a template.
+
+    Raises:
+        ValueError: if a text is neither a name nor a package, or a package is part of Python's standard library.
+        TypeError: if something else is given.
+    """
+
+    def __init__(self, trusted: Trusted | Iterable[Trusted] = (), objects: Mapping[str, Any] | None = None) -> None:
+        entries = _entries(trusted)
+        with _lock:
+            entries = [*_process_wide, *entries]
+        self._objects: dict[str, Any] = dict(objects or {})  # name → the object, which needs no import
+        self._former: dict[str, type] = {}  # former name → the class that says it had it
+        self._names: set[str] = set()
+        self._packages: set[str] = set()
+        for entry in entries:
+            if not isinstance(entry, str):
+                self._add_object(entry)
+            elif ":" in entry:
+                self._names.add(entry)
+            elif entry.partition(".")[0] not in LIBRARIES | NAMES_ONLY:
+                self._packages.add(entry)
+        for obj in list(self._objects.values()):
+            self._add_former_names(obj)
+
+    def allows(self, name: str, kind: Kind) -> bool:
+        """Whether the text of a name is on the list. Nothing is imported."""
+        if not is_well_formed(name):
+            return False
+        module = name.partition(":")[0]
+        root = module.partition(".")[0]
+        if name in self._objects or name in self._names or name in FUNCTIONS or name in CLASSES:
+            return True
+        if root in LIBRARIES:
+            return kind == "class" or "." in name.partition(":")[2]
+        if self._package_of(module) is not None:
+            return True
+        owner = name.rpartition(".")[0]
+        return kind == "function" and (owner in self._objects or owner in self._names)  # a method of a trusted class
+
+    def knows_former(self, name: str) -> bool:
+        """Whether a class that was trusted as such says that this was its name."""
+        return name in self._former
+
+    def resolve(self, name: str, kind: Kind) -> Verdict:
+        """Judges a name, and finds its object if it is allowed.
+
+        Args:
+            name: the name, as the file has it.
+            kind: what the file uses it as.
+
+        Returns:
+            The verdict. Only modules that the list covers were imported.
+        """
+        moved = self._former.get(name)
+        if not self.allows(name, kind):
+            if moved is not None:
+                return Verdict(True, True, moved, "")
+            return Verdict(False, False, None, "not on the allow-list")
+        if name in self._objects:
+            return Verdict(True, True, self._objects[name], "")
+        module = name.partition(":")[0]
+        why = self._import(name, module)
+        try:
+            obj = find(name)
+        except LookupError:
+            obj = self._formerly(name)
+            if obj is None:
+                return Verdict(True, False, None, why or f"`{module}` holds nothing of that name")
+        refusal = self._refusal(name, module, kind, obj)
+        return Verdict(False, False, None, refusal) if refusal else Verdict(True, True, obj, "")
+
+    def _add_object(self, obj: Any) -> None:
+        self._objects[f"{home_of(obj)}:{getattr(obj, '__qualname__', '?')}"] = obj
+        with contextlib.suppress(NamelessError):  # then a file can name it only as it calls itself
+            self._objects[name_of(obj)] = obj
+        self._add_former_names(obj)
+
+    def _add_former_names(self, obj: Any) -> None:
+        for name in _former_names_of(obj):
+            self._former[name] = obj
+
+    def _package_of(self, module: str) -> str | None:
+        return next((p for p in self._packages if _is_inside(module, p)), None)
+
+    def _import(self, name: str, module: str) -> str:
+        """Imports the module of an allowed name, if it may be. Why it failed, if it did."""
+        root = module.partition(".")[0]
+        if module == "__main__":
+            return ""
+        if root in LIBRARIES | NAMES_ONLY and name not in FUNCTIONS and name not in self._names:
+            modules = [root, module] if module in IMPORTABLE else [root]
+        else:
+            modules = [module]
+        for each in modules:
+            if each in sys.modules:
+                continue
+            try:
+                importlib.import_module(each)
+            except ImportError as error:
+                return f"`{each}` cannot be imported: {error}"
+        return ""
+
+    def _formerly(self, name: str) -> Any:
+        """The class that a class of the same trusted package says it was called by this name."""
+        if name in self._former:
+            return self._former[name]
+        package = self._package_of(name.partition(":")[0])
+        if package is None:
+            return None
+        for _, module in loaded_modules(package):
+            for obj in list(namespace(module).values()):
+                if isinstance(obj, type) and name in _former_names_of(obj) and self._package_of(obj.__module__):
+                    return obj
+        return None
+
+    def _refusal(self, name: str, module: str, kind: Kind, obj: Any) -> str:
+        """Why what an allowed name led to may not be used; empty if it may."""
+        if kind == "class" and not isinstance(obj, type):
+            return "it is not a class"
+        if name in self._names:
+            return ""
+        if name in CLASSES or (kind == "function" and name in FUNCTIONS):
+            return ""
+        home = home_of(obj)
+        package = self._package_of(module)
+        if kind == "class":
+            if not is_rebuildable(obj) and not issubclass(obj, eqx.Enumeration):
+                return "it is neither a registered pytree node nor a dataclass, a namedtuple or an enum"
+            is_own = _is_inside(home, package) if package else home.partition(".")[0] in LIBRARIES
+            return "" if is_own else f"it is defined in `{home}`"
+        if isinstance(obj, type):
+            return "it is a class, not a function"
+        if package is not None:
+            return "" if _is_inside(home, package) else f"it is defined in `{home}`"
+        owner = self._objects.get(name.rpartition(".")[0]) or _find_or_none(name.rpartition(".")[0])
+        if not is_rebuildable(owner):
+            return "functions of this library are allowed one by one"
+        if not callable(obj) or home != home_of(owner):
+            return f"it is no method of `{name.rpartition('.')[0]}`"
+        return ""
+
+
+def trust(*trusted: Trusted) -> None:
+    """Allows every file that this process loads to name some classes, functions or packages.
+
+    Args:
+        *trusted: classes; functions; names such as `"my_models:Encoder"`; packages such as `"my_models"`, which stands
+            for the classes and functions defined in it. `"__main__"` stands for the running program.
+
+    Raises:
+        ValueError: if a text is neither a name nor a package, or a package is part of Python's standard library.
+        TypeError: if something else is given.
+
+    Limitations: there is no way to take trust back. Prefer `trusted=` of a single call where you can. The functions of
+    the libraries that sharedtree knows are allowed one by one; to name the library does not allow more of them.
+
+    Example:
+        >>> import collections, sharedtree.serialise._trust as t
+        >>> Point = collections.namedtuple("Point", "x y", module="shapes")
+        >>> t.trust(Point)
+        >>> t.Trust().allows("shapes:Point", "class")
+        True
+    """
+    entries = _entries(trusted)
+    with _lock:
+        _process_wide.extend(entries)
+
+
+_lock = threading.Lock()
+_process_wide: list[Any] = []  # only read and changed under `_lock`
+
+
+def _entries(trusted: Any) -> list[Any]:
+    if isinstance(trusted, str | type) or (callable(trusted) and not isinstance(trusted, Iterable)):
+        trusted = (trusted,)
+    entries = list(trusted)
+    for entry in entries:
+        if isinstance(entry, str):
+            _check_text(entry)
+        elif not callable(entry):
+            raise TypeError(
+                f"`{entry!r}` is a `{type(entry).__name__}`, and cannot be trusted. Give a class, a function, a name "
+                'such as `"my_models:Encoder"`, or a package such as `"my_models"`.'
+            )
+    return entries
+
+
+def _check_text(text: str) -> None:
+    module, colon, qualname = text.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), *(qualname.split(".") if colon else [])]):
+        raise ValueError(f'`"{text}"` is neither a package (`"my_models"`) nor a name (`"my_models:Encoder"`).')
+    if not colon and module.partition(".")[0] in STANDARD_LIBRARY:
+        raise ValueError(
+            f"`{module}` is part of Python's standard library, which cannot be trusted as a whole: a file could then "
+            "name any function of it. Name the classes one by one:\n"
+            f'    trusted=["{module}:SomeClass"]'
+        )
+
+
+def _former_names_of(obj: Any) -> tuple[str, ...]:
+    names = type.__getattribute__(obj, "__dict__").get("__sharedtree_names__", ()) if isinstance(obj, type) else ()
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _is_inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def _find_or_none(name: str) -> Any:
+    try:
+        return find(name) if is_well_formed(name) else None
+    except LookupError:
+        return None

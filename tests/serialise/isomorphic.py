@@ -1,0 +1,133 @@
+"""Whether two trees are the same but for the objects themselves: an oracle that knows nothing of the code under test.
+
+Types, values to the bit, dtypes, weak types, and which places hold one object.
+"""
+# ruff: noqa: PT018 -- one line for each kind of value says what is compared
+
+import collections
+import dataclasses
+import enum
+import functools
+import pathlib
+import struct
+import types
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax import tree_util as jtu
+
+BY_IDENTITY = (jax.Array, np.ndarray, list, dict, set, bytearray, collections.deque, jax.ShapeDtypeStruct)
+
+COMPARED = (
+    *(int, str, bytes, bytearray, range, pathlib.PurePath, jtu.PyTreeDef),
+    *(jax.sharding.Sharding, jax.sharding.Mesh, jax.sharding.AbstractMesh, jax.sharding.PartitionSpec),
+)
+
+
+def assert_isomorphic(a, b):
+    """Raises AssertionError unless `b` is a copy of `a`."""
+    there, back, keep = {}, {}, []
+    stack = [("", a, b)]
+    while stack:
+        path, x, y = stack.pop()
+        assert type(x) is type(y), (path, type(x), type(y))
+        if has_identity(x):
+            if id(x) in there or id(y) in back:
+                assert there.get(id(x)) == id(y) and back.get(id(y)) == id(x), f"other sharing at {path}"
+                continue
+            there[id(x)], back[id(y)] = id(y), id(x)
+            keep.append((x, y))
+        stack += [(path + step, p, q) for step, p, q in pairs(path, x, y)]
+
+
+def has_identity(x):
+    if isinstance(x, BY_IDENTITY) or type(x) is object:
+        return True
+    return (dataclasses.is_dataclass(x) and not isinstance(x, type)) or isinstance(x, eqx.nn.State)
+
+
+def pairs(path, x, y):
+    """What must be the same for two objects to be, after all that can be said at once."""
+    if isinstance(x, float):
+        assert bits(x) == bits(y), (path, x, y)
+    elif isinstance(x, complex):
+        assert bits(x.real) == bits(y.real) and bits(x.imag) == bits(y.imag), (path, x, y)
+    elif isinstance(x, np.generic):
+        assert x.dtype == y.dtype and x.tobytes() == y.tobytes(), (path, x, y)
+    elif isinstance(x, jax.Array):
+        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+            assert x.dtype == y.dtype and x.shape == y.shape, path
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        assert x.dtype == y.dtype and x.shape == y.shape and x.weak_type == y.weak_type, path
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), path
+    elif isinstance(x, np.ndarray):
+        assert x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes(), path
+    elif isinstance(x, types.FunctionType | types.BuiltinFunctionType | type | np.dtype | enum.Enum):
+        assert x is y or (isinstance(x, np.dtype) and x == y), (path, x, y)
+    elif isinstance(x, types.MethodType):
+        assert x.__func__ is y.__func__, path
+        return [(".__self__", x.__self__, y.__self__)]
+    elif isinstance(x, functools.partial):
+        return [
+            (".func", x.func, y.func),
+            (".args", x.args, y.args),
+            (".keywords", list(x.keywords.items()), list(y.keywords.items())),
+            (
+                ".__dict__",
+                vars(x) if type(x) is functools.partial else None,
+                vars(y) if type(x) is functools.partial else None,
+            ),
+        ]
+    elif isinstance(x, collections.deque):
+        assert len(x) == len(y) and x.maxlen == y.maxlen, path
+        return [(f"[{i}]", p, q) for i, (p, q) in enumerate(zip(x, y, strict=True))]
+    elif isinstance(x, dict):
+        assert len(x) == len(y), path
+        more = [(".default_factory", x.default_factory, y.default_factory)] if hasattr(x, "default_factory") else []
+        keys = [(f"<key {i}>", p, q) for i, (p, q) in enumerate(zip(x, y, strict=True))]
+        return [*more, *keys, *[(f"<{i}>", p, q) for i, (p, q) in enumerate(zip(x.values(), y.values(), strict=True))]]
+    elif isinstance(x, set | frozenset):
+        assert sorted(map(canonical, x)) == sorted(map(canonical, y)), (path, x, y)
+    elif isinstance(x, slice):
+        return [(".slice", (x.start, x.stop, x.step), (y.start, y.stop, y.step))]
+    elif isinstance(x, eqx.nn.State):
+        return [("._state", x._state, y._state)]
+    elif (dataclasses.is_dataclass(x) or hasattr(type(x), "_fields")) and not isinstance(x, type):
+        names = [f.name for f in dataclasses.fields(x)] if dataclasses.is_dataclass(x) else x._fields
+        one, two = getattr(x, "__dict__", {}), getattr(y, "__dict__", {})
+        assert set(one) == set(two), (path, set(one) ^ set(two))
+        missing = [name for name in names if not hasattr(x, name)]
+        assert missing == [name for name in names if not hasattr(y, name)], path
+        names = [name for name in {**dict.fromkeys(names), **one} if name not in missing]
+        return [(f".{name}", read(x, name), read(y, name)) for name in names]
+    elif isinstance(x, tuple | list):
+        assert len(x) == len(y), (path, len(x), len(y))
+        return [(f"[{i}]", p, q) for i, (p, q) in enumerate(zip(x, y, strict=True))]
+    elif isinstance(x, jax.ShapeDtypeStruct):
+        assert (x.shape, x.dtype, x.weak_type, x.sharding) == (y.shape, y.dtype, y.weak_type, y.sharding), path
+    elif isinstance(x, COMPARED):
+        assert x == y, (path, x, y)
+    elif jtu.all_leaves([x]):
+        assert x is y or type(x) is object, (path, x, y)  # None, Ellipsis, jitted functions, ufuncs, dtypes of keys
+    else:
+        one, two = jtu.tree_flatten(x, lambda z: z is not x), jtu.tree_flatten(y, lambda z: z is not y)
+        assert one[1] == two[1], path
+        return [(f"[{i}]", p, q) for i, (p, q) in enumerate(zip(one[0], two[0], strict=True))]
+    return []
+
+
+def read(x, name):
+    return vars(x)[name] if name in getattr(x, "__dict__", {}) else getattr(x, name)
+
+
+def bits(x):
+    return struct.pack("<d", x)
+
+
+def canonical(x):
+    """A text that differs for members of a set that differ in type or value."""
+    if isinstance(x, tuple | frozenset):
+        inner = map(canonical, x)
+        return f"{type(x)}{list(inner) if isinstance(x, tuple) else sorted(inner)}"
+    return f"{type(x)}{bits(x).hex() if isinstance(x, float) else repr(x)}"

@@ -1,0 +1,484 @@
+"""Containers as bytes: what is written is what the format says and safetensors reads; the malformed is refused."""
+
+import gzip
+import io
+import itertools
+import json
+import os
+import struct
+import tracemalloc
+import zipfile
+import zlib
+
+import hypothesis
+import hypothesis.strategies as hs
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from sharedtree._errors import CorruptFileError, FormatError, SharedTreeError
+from sharedtree.serialise import _container
+from sharedtree.serialise._container import TensorSource, write
+from sharedtree.serialise._reading import read_header
+
+from .containers import START, entry, forged, header_text, source, sources, split, written
+
+DTYPES = ["bool", "i1", "u2", "f2", "i4", "f4", "u8", "f8"]  # those that safetensors' NumPy reader has
+
+shapes = hs.lists(hs.integers(0, 7), max_size=3).map(tuple)
+names = hs.text(hs.characters(exclude_categories=["Cs"]), max_size=8).filter(
+    lambda name: name != "__metadata__" and not name.startswith("sharedtree.")
+)
+
+
+@hs.composite
+def arrays(draw):
+    dtype, shape = np.dtype(draw(hs.sampled_from(DTYPES))), draw(shapes)
+    size = int(np.prod(shape))
+    array = (np.arange(size) % 2 if dtype == np.bool_ else np.arange(size)).astype(dtype).reshape(shape)
+    if draw(hs.booleans()):
+        array = np.repeat(array, 2, -1)[..., ::2] if shape else array
+    return array.T if draw(hs.booleans()) else array
+
+
+@hypothesis.given(hs.dictionaries(names, arrays(), max_size=12), hs.text(max_size=20), hs.booleans())
+def test_safetensors_reads_what_is_written(tree, manifest, seekable):
+    manifest = "{" + manifest.encode(errors="replace").decode()
+    file = io.BytesIO() if seekable else Pipe()
+    count = write(file, sources(tree), manifest, {"by": "me", "é": "\x00\n"})
+    data = file.getvalue()
+    assert count == len(data)
+    read = safetensors.numpy.load(data)
+    assert read.keys() == tree.keys()
+    for name, array in tree.items():
+        assert read[name].dtype == array.dtype
+        np.testing.assert_array_equal(read[name], array, strict=True)
+    header = json.loads(split(data)[0])
+    metadata = header.pop("__metadata__")
+    assert (metadata["sharedtree"], metadata["by"], metadata["é"]) == (manifest, "me", "\x00\n")
+
+
+@hypothesis.given(hs.lists(arrays(), max_size=12))
+def test_layout(some):
+    """64-byte multiples first, all others aligned, no holes, and digests worked out by hand."""
+    data = written({f"t{i}": array for i, array in enumerate(some)})
+    text, body = split(data)
+    assert (len(data) - len(body)) % 64 == 0
+    header = json.loads(text)
+    metadata = header.pop("__metadata__")
+    at, digests, aligned_run = 0, "", True
+    for name, record in header.items():
+        array = some[int(name[1:])]
+        start, stop = record["data_offsets"]
+        assert start == at
+        assert stop - start == array.nbytes
+        assert start % array.dtype.alignment == 0
+        of_64 = array.nbytes > 0 and array.nbytes % 64 == 0
+        assert aligned_run or not of_64
+        aligned_run &= of_64
+        assert body[start:stop] == np.ascontiguousarray(array).tobytes()
+        digests += f"{zlib.crc32(body[start:stop]):08x}" if array.nbytes else ""
+        at = stop
+    assert at == len(body)
+    assert metadata["sharedtree.digests"] == digests
+    raw = bytearray(data[: len(data) - len(body)])
+    where = 8 + len(START)
+    assert raw[where : where + 8].decode() == metadata["sharedtree.header"]
+    raw[where : where + 8] = b"00000000"
+    assert metadata["sharedtree.header"] == f"{zlib.crc32(raw):08x}"
+
+
+def test_order_within_a_class_is_kept_and_complex_is_aligned():
+    tree = {
+        "b": np.zeros(3, "i1"), "a": np.zeros(5, "c16"), "z": np.zeros(16, "f4"), "y": np.zeros(64, "i1"),
+        "c": np.zeros(3, "f4"), "d": np.zeros(1, "f4"), "e": np.zeros(0, "f8"), "f": np.zeros(3, ml_dtypes.bfloat16),
+    }  # fmt: skip
+    header = json.loads(split(written(tree))[0])
+    assert list(header) == ["__metadata__", "z", "y", "a", "e", "c", "d", "f", "b"]
+
+
+def test_a_whole_file_by_hand():
+    text = (
+        '{"__metadata__":{"sharedtree.header":"%s","sharedtree.digests":"%08x","sharedtree":"{\\"format\\":1}"},'
+        '"w":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}'
+    )
+    blank = (text % ("00000000", zlib.crc32(b"\1\2\3"))).encode()
+    blank += b" " * (-(8 + len(blank)) % 64)
+    raw = struct.pack("<Q", len(blank)) + blank
+    expected = raw.replace(b'"00000000"', b'"%08x"' % zlib.crc32(raw)) + b"\1\2\3"
+    assert written({"w": np.array([1, 2, 3], np.uint8)}, '{"format":1}') == expected
+
+
+class Pipe:
+    """Takes bytes and cannot go back; takes some of them at a time, and says so."""
+
+    def __init__(self, at_once=10**9):
+        self.parts = []
+        self.at_once = at_once
+
+    def write(self, buffer):
+        self.parts.append(bytes(buffer[: self.at_once]))
+        return len(self.parts[-1])
+
+    def getvalue(self):
+        return b"".join(self.parts)
+
+
+BIG = {
+    "big": np.arange(5 * 2**20, dtype=np.uint16),
+    "t": np.arange(3 * 2**20, dtype="f4").reshape(3, -1).T,
+    "small": np.arange(3.0),
+}
+
+
+def save_to(file, tree=BIG):
+    write(file, sources(tree), "{}", {"k": "v"})
+
+
+def test_every_kind_of_file_gets_the_same_bytes(tmp_path):
+    expected = written(BIG, metadata={"k": "v"})
+    pipe = Pipe(at_once=100_001)
+    save_to(pipe)
+    assert pipe.getvalue() == expected
+    for mode, buffering in itertools.product(["wb", "w+b", "ab", "xb"], [0, -1]):
+        path = tmp_path / f"{mode}{buffering}"
+        with open(path, mode, buffering) as file:
+            save_to(file)
+            assert file.tell() == len(expected)
+        assert path.read_bytes() == expected, mode
+    with gzip.open(tmp_path / "x.gz", "wb", 1) as file:  # says that it can seek, and cannot seek back
+        save_to(file)
+    assert gzip.decompress((tmp_path / "x.gz").read_bytes()) == expected
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive, archive.open("x", "w") as file:
+        save_to(file)
+    assert zipfile.ZipFile(tmp_path / "x.zip").read("x") == expected
+    descriptor = os.open(tmp_path / "redirected", os.O_WRONLY | os.O_CREAT | os.O_APPEND)  # as a shell's `>>`
+    with open(descriptor, "wb") as file:
+        save_to(file)
+    assert (tmp_path / "redirected").read_bytes() == expected
+
+
+def test_a_file_that_is_positioned_in_the_middle():
+    expected = written(BIG, metadata={"k": "v"})
+    file = io.BytesIO(b"before")
+    file.seek(6)
+    save_to(file)
+    assert file.getvalue() == b"before" + expected
+    file.seek(6)
+    assert read_header(file).damage() == []
+
+
+def test_a_file_object_that_returns_nothing_took_everything():
+    class Sloppy(Pipe):
+        def write(self, buffer):
+            super().write(buffer)
+
+    file = Sloppy()
+    save_to(file)
+    assert file.getvalue() == written(BIG, metadata={"k": "v"})
+
+
+def test_a_pipe_that_would_block_is_an_error():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with open(writer, "wb", buffering=0) as file, pytest.raises(BlockingIOError, match="set_blocking"):
+        save_to(file)
+    os.close(reader)
+
+
+def test_progress_reaches_the_total():
+    seen = []
+    write(io.BytesIO(), sources(BIG), "{}", progress=lambda done, total: seen.append((done, total)))
+    total = sum(array.nbytes for array in BIG.values())
+    assert seen[-1] == (total, total)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert len(seen) >= 6
+
+
+def test_an_error_while_writing_ends_the_second_thread():
+    import threading
+
+    class Full(io.FileIO):
+        def write(self, buffer):
+            if len(buffer) > 2**20:
+                raise OSError(28, "full")
+            return super().write(buffer)
+
+    before = threading.active_count()
+    with Full(os.devnull, "wb") as file, pytest.raises(OSError, match="full"):
+        save_to(file)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("make", [Pipe, io.BytesIO])
+def test_no_copy_of_the_arrays(make):
+    """Strided and big-endian arrays are copied a few pieces at a time."""
+
+    class Sink(make):
+        def write(self, buffer):
+            return len(buffer)
+
+    tree = {"a": np.zeros((2048, 8192), "f4")[:, ::2], "b": np.zeros(2**23, ">f4"), "c": np.zeros(2**23, "f4")}
+    some = sources(tree)
+    for file in (Sink(), open(os.devnull, "wb")):  # noqa: SIM115
+        tracemalloc.start()
+        write(file, some, "{}")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        file.close() if hasattr(file, "close") else None
+        assert peak < 25 * 2**20, peak  # of 96 MiB
+
+
+def test_arrays_are_asked_for_one_at_a_time_and_let_go():
+    alive, most = set(), []
+
+    class Host(np.ndarray):
+        def __del__(self):
+            alive.discard(id(self))  # kept alive by nobody: this is where it goes
+
+    def make(i):
+        array = np.zeros(2**19, "f4").view(Host)
+        alive.add(id(array))
+        most.append(len(alive))
+        return array
+
+    write(Pipe(), [TensorSource(f"t{i}", np.dtype("f4"), (2**19,), lambda i=i: make(i)) for i in range(6)], "{}")
+    assert max(most) <= 2
+
+
+def test_an_array_that_changed_since_is_an_error():
+    wrong = TensorSource("w", np.dtype("f4"), (3,), lambda: np.zeros(4, "f4"))
+    with pytest.raises(ValueError, match=r"`w` was of .*\(3,\) and now is of .*\(4,\)"):
+        write(io.BytesIO(), [wrong], "{}")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "error", "match"),
+    [
+        (["sharedtree.manifest"], {}, ValueError, "taken"),
+        (["__metadata__"], {}, ValueError, "both be named `__metadata__`"),
+        (["a", "a"], {}, ValueError, "both be named `a`"),
+        (["a\ud800"], {}, ValueError, "surrogate"),
+        (["a"], {"sharedtree": "x"}, ValueError, "`sharedtree` is taken"),
+        (["a"], {"sharedtree.x": "x"}, ValueError, "taken"),
+        (["a"], {"x": "\udc00"}, ValueError, "surrogate"),
+        (["a"], {"\udc00": "x"}, ValueError, "surrogate"),
+        (["a"], {"x": 1}, TypeError, "text to text"),
+        (["a"], {1: "x"}, TypeError, "text to text"),
+    ],
+)
+def test_what_cannot_be_written(tensors, metadata, error, match):
+    file = io.BytesIO()
+    with pytest.raises(error, match=match):
+        write(file, [source(name, np.zeros(1)) for name in tensors], "{}", metadata)
+    assert file.getvalue() == b""
+
+
+def test_a_long_manifest_is_the_last_tensor():
+    manifest = '{"x":"' + "é" * (17 * 2**20) + '"}'
+    data = written({"w": np.arange(3.0)}, manifest)
+    assert json.loads(split(data)[0])["__metadata__"]["sharedtree"] == "tensor"
+    assert list(json.loads(split(data)[0]))[-1] == "sharedtree.manifest"
+    assert safetensors.numpy.load(data)["sharedtree.manifest"].tobytes().decode() == manifest
+    container = read_header(data)
+    assert container.manifest == manifest
+    assert list(container.tensors) == ["w"]
+    assert list(container.read_many()) == ["w"]
+    assert list(container.mapped()) == ["w"]
+    at = data.rindex(b'"}')
+    broken = data[: at - 5] + b"?" + data[at - 4 :]
+    with pytest.raises(CorruptFileError, match=r"`sharedtree.manifest` .* is damaged"):
+        read_header(broken)
+
+
+def test_a_manifest_goes_into_a_tensor_when_the_header_would_be_too_long(monkeypatch):
+    tree = {f"tensor{i}": np.zeros(1) for i in range(50)}
+    manifest = "m" * 5000
+    monkeypatch.setattr(_container, "MAX_HEADER_BYTES", 9000)
+    assert read_header(written(tree, manifest)).manifest == manifest
+    monkeypatch.setattr(_container, "MAX_HEADER_BYTES", 3000)
+    with pytest.raises(ValueError, match=r"(?s)header of 50 tensors .* jax.numpy.stack"):
+        written(tree, manifest)
+
+
+# --- what is not a container -------------------------------------------------------------------------------------
+
+FOUR = {"a": entry("U8", [3], 0, 3), "b": entry("F32", [0, 2], 3, 3), "c": entry("U8", [], 3, 4)}
+BYTES = b"\1\2\3\4"
+
+
+def test_a_forged_file_without_fault_is_read():
+    container = read_header(forged(header_text(FOUR, BYTES, {"x": "y"}), BYTES))
+    assert container.metadata == {"x": "y"}
+    assert container.read("a").tolist() == [1, 2, 3]
+    assert container.tensors["b"].shape == (0, 2)
+
+
+def changed(**fields):
+    return FOUR | {"a": FOUR["a"] | fields}
+
+
+NEST = 10**5
+
+MALFORMED = {
+    "empty": (b"", "not a sharedtree file.*is empty"),
+    "short": (b"\1\0\0", "not a sharedtree file.*has 3 bytes"),
+    "pickle": (b"\x80\x05\x95" + b"x" * 100, "not a sharedtree file.*not the length"),
+    "zip": (b"PK\3\4" + b"\0" * 100, "not the length|not a sharedtree"),
+    "too long": (struct.pack("<Q", 100_000_001) + b"{}", "not the length"),
+    "longest": (struct.pack("<Q", 2**64 - 1) + b"{}", "not the length"),
+    "beyond the file": (struct.pack("<Q", 3) + b"{}", "not the length"),
+    "plain": (safetensors.numpy.save({"a": np.zeros(2)}), r"safetensors\.numpy\.load_file\('<bytes>'\)"),
+    "plain, with metadata": (safetensors.numpy.save({"a": np.zeros(2)}, {"x": "y"}), "no model"),
+    "rewritten": (safetensors.numpy.save({"a": np.zeros(2)}, {"sharedtree": "{}"}), "another program rewrote"),
+    "no JSON": (forged("{"), "not JSON"),
+    "no header": (struct.pack("<Q", 0), "not JSON"),
+    "no UTF-8": (forged(b'{"\xff": 1}'), "not UTF-8 at byte 2"),
+    "a list": (forged("[]"), "not a JSON object"),
+    "a constant": (forged('{"a": NaN}'), "NaN is not JSON"),
+    "nested lists": (forged('{"a":' + "[" * NEST), "nested too deeply"),
+    "nested, ours": (forged(START + b'00000000"},"a":' + b"[" * NEST), "nested too deeply"),
+    "nested objects": (forged('{"a":' * NEST), "nested too deeply"),
+    "a number of 10,000 digits": (forged('{"a":' + "1" * 10_000 + "}"), "not JSON"),
+    "two metadata": (forged(header_text(FOUR, BYTES)[:-1] + ',"__metadata__":{"sharedtree":"{}"}}', BYTES), "twice"),
+    "two tensors": (forged(header_text(FOUR, BYTES)[:-1] + ',"a":{}}', BYTES), "'a' is there twice"),
+    "two dtypes": (forged(header_text(FOUR, BYTES).replace("}}", ',"dtype":"U8"}}'), BYTES), "'dtype' is there twice"),
+    "metadata no object": (forged('{"__metadata__": 3}'), "text to text"),
+    "metadata no text": (forged(header_text(FOUR, BYTES, {"x": 1}), BYTES), "text to text"),
+    "unknown key": (forged(header_text(FOUR, BYTES, {"sharedtree.x": ""}), BYTES), "key `sharedtree.x`"),
+    "no digests": (forged(header_text(FOUR, BYTES, **{".digests": None}), BYTES), "0 digits.*2 chunks"),
+    "a digest less": (forged(header_text(FOUR, BYTES, **{".digests": "0" * 8}), BYTES), "8 digits.*2 chunks"),
+    "a digest more": (forged(header_text(FOUR, BYTES, **{".digests": "0" * 24}), BYTES), "24 digits.*2 chunks"),
+    "digests no digits": (forged(header_text(FOUR, BYTES, **{".digests": "0" * 15 + "g"}), BYTES), "digits"),
+    "upper-case digits": (forged(header_text(FOUR, BYTES, **{".digests": "0" * 15 + "A"}), BYTES), "digits"),
+    "unaligned": (forged(header_text(FOUR, BYTES) + " ", BYTES, align=1), "multiple of 64"),
+    "dtype": (forged(header_text(changed(dtype="F8_E8M0"), BYTES), BYTES), "dtype 'F8_E8M0'"),
+    "dtype no text": (forged(header_text(changed(dtype=["U8"]), BYTES), BYTES), r"dtype \['U8'\]"),
+    "entry no object": (forged(header_text(FOUR, BYTES)[:-1] + ',"d":3}', BYTES), "`d` has not just"),
+    "entry with more": (forged(header_text(changed(more=1), BYTES), BYTES), "`a` has not just"),
+    "shape no list": (forged(header_text(changed(shape=3), BYTES), BYTES), "shape of the tensor `a`"),
+    "shape negative": (forged(header_text(changed(shape=[-1, -3]), BYTES), BYTES), "shape of the tensor `a`"),
+    "shape float": (forged(header_text(changed(shape=[3.0]), BYTES), BYTES), "shape of the tensor `a`"),
+    "shape bool": (forged(header_text(changed(shape=[3, True]), BYTES), BYTES), "shape of the tensor `a`"),
+    "shape long": (forged(header_text(changed(shape=[3] + [1] * 65), BYTES), BYTES), "up to 65 sizes"),
+    "size of 2**62": (forged(header_text(changed(shape=[2**62]), BYTES), BYTES), "makes 4611686018427387904 bytes"),
+    "size of 2**64": (forged(header_text(changed(shape=[2**64]), BYTES), BYTES), "shape of the tensor `a`"),
+    "product of 2**64": (forged(header_text(changed(shape=[2**32, 2**32]), BYTES), BYTES), "absurd"),
+    "product of 2**64 + 3": (forged(header_text(changed(shape=[2**62, 4, 3]), BYTES), BYTES), "absurd"),
+    "huge, of size 0": (forged(header_text({"a": entry("F32", [2**62, 0], 0, 0)}, b"")), "absurd"),
+    "bytes of 2**63": (forged(header_text({"a": entry("F64", [2**60], 0, 8)}, b"12345678"), b"12345678"), "absurd"),
+    "shape and size": (forged(header_text(changed(shape=[4]), BYTES), BYTES), "0 to 3.*makes 4 bytes"),
+    "dtype and size": (forged(header_text(changed(dtype="F32"), BYTES), BYTES), "0 to 3.*makes 12 bytes"),
+    "offsets three": (forged(header_text(FOUR, BYTES).replace("[0,3]", "[0,3,3]"), BYTES), "not two byte counts"),
+    "offsets negative": (forged(header_text(FOUR, BYTES).replace("[0,3]", "[-3,0]"), BYTES), "not two byte counts"),
+    "offsets huge": (
+        forged(header_text(FOUR, BYTES).replace("[0,3]", f"[{2**80},{2**80 + 3}]"), BYTES),
+        "not two byte counts",
+    ),
+    "offsets backwards": (forged(header_text(FOUR, BYTES).replace("[0,3]", "[3,0]"), BYTES), "spans bytes 3 to 0"),
+    "overlap": (forged(header_text(FOUR, BYTES).replace("[3,4]", "[2,3]"), BYTES), "begins at 2, not at 3.*overlaps"),
+    "hole": (forged(header_text(FOUR, BYTES).replace("[3,4]", "[4,5]"), BYTES + b"\5"), "begins at 4.*hole"),
+    "hole at the start": (forged(header_text({"c": entry("U8", [], 3, 4)}, BYTES), BYTES), "begins at 3, not at 0"),
+    "out of order": (forged(header_text(dict(reversed(FOUR.items())), BYTES), BYTES), "begins at 3, not at 0"),
+    "swapped": (
+        forged(header_text({"a": entry("U8", [2], 2, 4), "b": entry("U8", [2], 0, 2)}, BYTES), BYTES),
+        "begins at 2, not at 0",
+    ),
+    "dangling": (forged(header_text(FOUR, BYTES), BYTES[:-1]), "cut short.*4 bytes of data, and there are 3"),
+    "trailing": (forged(header_text(FOUR, BYTES), BYTES + b"\0"), "1 bytes after the end"),
+    "manifest missing": (forged(header_text(FOUR, BYTES, **{"": "tensor"}), BYTES), "last tensor"),
+    "manifest twice": (
+        forged(header_text({"sharedtree.manifest": entry("U8", [4], 0, 4)}, BYTES), BYTES),
+        "last tensor",
+    ),
+    "manifest of floats": (
+        forged(header_text({"sharedtree.manifest": entry("F32", [], 0, 4)}, BYTES, **{"": "tensor"}), BYTES),
+        "last tensor",
+    ),
+    "manifest not UTF-8": (
+        forged(header_text({"sharedtree.manifest": entry("U8", [1], 0, 1)}, b"\xff", **{"": "tensor"}), b"\xff"),
+        "manifest is not UTF-8 at byte 0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed(name, tmp_path):
+    data, match = MALFORMED[name]
+    with pytest.raises((FormatError, CorruptFileError), match=f"(?s){match}") as raised:
+        read_header(data)
+    assert str(raised.value).count("\n") <= 2
+    assert raised.value.__cause__ is None
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(type(raised.value)):
+        read_header(path)
+
+
+def test_malformed_headers_have_right_digests():
+    """Otherwise the tests above would stop at the header's digest."""
+    for name, (data, match) in MALFORMED.items():
+        if data[8:].startswith(START) and "digest" not in match:
+            with pytest.raises(SharedTreeError) as raised:
+                read_header(data)
+            assert "digest that was saved" not in str(raised.value), name
+
+
+def test_a_header_of_100_mb_is_the_longest():
+    with pytest.raises(FormatError, match="not the length"):
+        read_header(struct.pack("<Q", 100_000_001) + b"{}" + b" " * 100_000_000)
+
+
+def test_truncation_at_every_offset(tmp_path):
+    data = written({"a": np.arange(5.0), "b": np.arange(64, dtype="u1")}, '{"format":1}', {"k": "v"})
+    assert read_header(data).damage() == []
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    for length in reversed(range(len(data))):
+        os.truncate(path, length)
+        for where in (data[:length], path):
+            with pytest.raises((FormatError, CorruptFileError)) as raised:
+                read_header(where)
+            if length >= 8 + len(START):
+                assert isinstance(raised.value, CorruptFileError)
+                assert "cut short" in str(raised.value)
+
+
+def test_every_flipped_bit_is_found():
+    data = written({"a": np.arange(3.0), "b": np.arange(64, dtype="u1")}, '{"format":1}')
+    for bit in range(8 * len(data)):
+        broken = bytearray(data)
+        broken[bit // 8] ^= 1 << bit % 8
+        with pytest.raises((FormatError, CorruptFileError)):
+            read_header(bytes(broken)).read_many()
+
+
+@hypothesis.given(hs.data())
+def test_any_change_is_found(data):
+    """Bytes overwritten, cut out, put in."""
+    whole = written({"a": np.arange(3.0), "b": np.arange(64, dtype="u1")}, '{"format":1}')
+    at = data.draw(hs.integers(0, len(whole)))
+    cut = data.draw(hs.integers(0, 9))
+    broken = whole[:at] + data.draw(hs.binary(max_size=9)) + whole[at + cut :]
+    hypothesis.assume(broken != whole)
+    with pytest.raises((FormatError, CorruptFileError)):
+        read_header(broken).read_many()
+
+
+@hypothesis.given(hs.data())
+def test_any_header_with_a_right_digest_is_read_or_refused(data):
+    """Mutated JSON: never another exception, and never more memory than the file has."""
+    text = header_text(FOUR, BYTES)
+    values = hs.sampled_from(["0", "-1", "3", "1e3", str(2**62), "null", "true", '""', '"U8"', "[]", "[3]", "{}", '"'])
+    for _ in range(data.draw(hs.integers(1, 3))):
+        at = data.draw(hs.integers(len(START) + 9, len(text)))
+        cut = data.draw(hs.integers(0, 6))
+        text = text[:at] + data.draw(values) + text[at + cut :]
+    file = forged(text, BYTES)
+    try:
+        container = read_header(file)
+    except (FormatError, CorruptFileError):
+        return
+    assert sum(tensor.nbytes for tensor in container.tensors.values()) <= len(file)

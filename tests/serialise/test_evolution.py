@@ -1,0 +1,272 @@
+"""Classes change: fields come and go, names change, and old files stay readable or say what to do."""
+
+import abc
+import dataclasses
+import enum
+import json
+import sys
+import types
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import pytest
+
+from sharedtree._errors import FormatError, StructureMismatchError, UntrustedTypeError
+from sharedtree.serialise._decoding import decode
+from sharedtree.serialise._encoding import encode
+from sharedtree.serialise._manifest import parse_manifest
+from sharedtree.serialise._trust import Trust
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """A module of the user's, in which classes are replaced by newer ones."""
+    made = types.ModuleType("evolving")
+    monkeypatch.setitem(sys.modules, "evolving", made)
+
+    def put(cls, name="Model"):
+        cls.__module__, cls.__qualname__, cls.__name__ = "evolving", name, name
+        setattr(made, name, cls)
+        return cls
+
+    made.put = put
+    return made
+
+
+def saved(tree):
+    return json.dumps(encode(tree).manifest)
+
+
+def load(text, trusted=("evolving",), **options):
+    return decode(parse_manifest(text), lambda i: None, Trust(trusted), **options)
+
+
+class Before(eqx.Module):
+    a: Any
+    b: Any = 2
+
+
+class After(eqx.Module):
+    a: Any
+    b: Any
+    c: Any = 5
+    d: Any = eqx.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class DataAfter:
+    b: Any
+    a: Any
+    c: Any = 5
+    d: Any = dataclasses.field(default_factory=list)
+
+
+class TupleBefore(NamedTuple):
+    a: Any
+    b: Any
+
+
+class TupleAfter(NamedTuple):
+    b: Any
+    a: Any
+    c: Any = 5
+    d: Any = ()
+
+
+@pytest.mark.parametrize("after", [After, DataAfter, TupleAfter])
+@pytest.mark.parametrize("before", [Before, TupleBefore])
+def test_added_fields_take_their_defaults(module, before, after):
+    text = saved([(one := module.put(type(before.__name__, (before,), {}) if before is Before else before))(1, 2)] * 2)
+    after = module.put(after)
+    first, second = load(text)
+    assert first is second
+    assert type(first) is after
+    assert (first.a, first.b, first.c, list(first.d)) == (1, 2, 5, [])
+    assert one is not after
+
+
+def test_default_factories_are_called_for_each(module):
+    module.put(Before)
+    text = saved([Before(1), Before(2)])
+    module.put(After)
+    first, second = load(text)
+    assert first.d == second.d == []
+    assert first.d is not second.d
+
+
+def test_an_added_field_without_default(module):
+    module.put(Before)
+    text = saved(Before(1))
+
+    class New(eqx.Module):
+        a: Any
+        b: Any
+        depth: Any
+
+    module.put(New)
+    with pytest.raises(StructureMismatchError, match="has the field `depth`") as caught:
+        load(text)
+    assert 'renames={"evolving:Model.<its old name>": "depth"}' in str(caught.value)
+
+
+class Smaller(eqx.Module):
+    a: Any
+
+
+def test_a_removed_field_is_an_error_until_dropped(module):
+    module.put(Before)
+    text = saved(Before(1, 7))
+    module.put(Smaller)
+    with pytest.raises(StructureMismatchError, match='renames={"evolving:Model.b": None}'):
+        load(text)
+    assert vars(load(text, renames={"evolving:Model.b": None})) == {"a": 1}
+
+
+def test_renamed_fields_and_classes(module):
+    module.put(Before)
+    text = saved(Before(1, 7))
+    del module.Model
+
+    class New(eqx.Module):
+        kernel: Any
+        b: Any
+
+    module.put(New, "New")
+    with pytest.raises(StructureMismatchError, match="nothing of that name"):
+        load(text)
+    for target in ("evolving:New", New):
+        back = load(text, renames={"evolving:Model": target, "evolving:Model.a": "kernel"})
+        assert (type(back), back.kernel, back.b) == (New, 1, 7)
+    back = load(text, trusted=(), renames={"evolving:Model": New, "evolving:New.a": "kernel"})
+    assert back.kernel == 1
+    with pytest.raises(UntrustedTypeError):
+        load(text, trusted=(), renames={"evolving:Model": "evolving:New"})
+    with pytest.raises(UntrustedTypeError):
+        load(text, renames={"evolving:Model": "os:system"})
+
+
+def test_nonsense_in_renames(module):
+    module.put(Before)
+    text = saved(Before(1))
+    for renames in ({"evolving:Model": None}, {"evolving:Model.a": "b"}, {"evolving:Model.a": "no name"}):
+        with pytest.raises(StructureMismatchError):
+            load(text, renames=renames)
+
+
+def test_a_class_lists_its_former_names(module):
+    module.put(Before)
+    text = saved(Before(1))
+    del module.Model
+
+    class New(eqx.Module):
+        __sharedtree_names__ = ("evolving:Model",)
+        a: Any
+        b: Any
+
+    module.put(New, "New")
+    assert type(load(text)) is New
+    assert type(load(text, trusted=[New])) is New
+    with pytest.raises(UntrustedTypeError):
+        load(text, trusted=())
+
+
+class Versioned(eqx.Module):
+    __sharedtree_version__ = 2
+    width: Any
+    extra: Any = 0
+
+    @classmethod
+    def __sharedtree_migrate__(cls, fields, version):
+        assert version == 0
+        return {"width": fields["a"] * fields["b"]}
+
+
+def test_migration(module):
+    module.put(Before)
+    text = saved(Before(3, 4))
+    module.put(Versioned)
+    back = load(text)
+    assert (back.width, back.extra) == (12, 0)
+    again = saved(back)
+    assert json.loads(again)["types"][0]["version"] == 2
+    assert load(again).width == 12
+
+
+def test_versions_that_nothing_translates(module):
+    new = module.put(type("V", (Smaller,), {"__sharedtree_version__": 3}))
+    text = saved(new(1))
+    module.put(type("V", (Smaller,), {"__sharedtree_version__": 2}))
+    with pytest.raises(StructureMismatchError, match="newer code"):
+        load(text)
+    module.put(type("V", (Smaller,), {"__sharedtree_version__": 4}))
+    with pytest.raises(StructureMismatchError, match="__sharedtree_migrate__"):
+        load(text)
+
+    def fail(cls, fields, version):
+        raise KeyError("x")
+
+    module.put(type("V", (Smaller,), {"__sharedtree_version__": 4, "__sharedtree_migrate__": classmethod(fail)}))
+    with pytest.raises(StructureMismatchError, match="raised KeyError"):
+        load(text)
+    unknown = classmethod(lambda cls, fields, version: {"odd": 1, "a": 2})
+    module.put(type("V", (Smaller,), {"__sharedtree_version__": 4, "__sharedtree_migrate__": unknown}))
+    with pytest.raises(StructureMismatchError, match="`odd`"):
+        load(text)
+
+
+def test_fields_that_were_missing_are_not_given_defaults(module):
+    module.put(After)
+    model = object.__new__(After)
+    object.__setattr__(model, "a", 1)
+    assert vars(load(saved(model))) == {"a": 1}
+
+
+def test_attributes_that_no_save_would_write(module):
+    module.put(DataAfter)
+    manifest = json.loads(saved(DataAfter(1, 2)))
+    manifest["types"][0]["extra"] = ["__class__"]
+    manifest["nodes"][-1][2].append(None)
+    with pytest.raises(FormatError, match="__class__"):
+        load(json.dumps(manifest))
+
+
+class Kind(enum.Enum):
+    A = 1
+    B = 2
+
+
+def test_a_member_of_an_enum_that_is_gone(module):
+    module.put(Kind)
+    text = saved(Kind.B)
+    module.put(enum.Enum("Kind", {"A": 1}))
+    with pytest.raises(StructureMismatchError, match="no member `B`"):
+        load(text)
+    module.put(enum.Enum("Kind", {"A": 1, "C": 2, "B": 2}))
+    assert load(text).name == "C"
+
+
+def test_a_class_that_became_something_else(module):
+    module.put(Before)
+    text = saved(Before(1))
+    module.put(type("Plain", (), {}))
+    with pytest.raises(UntrustedTypeError, match="neither a registered pytree node"):
+        load(text)
+    module.put(Kind)
+    with pytest.raises(StructureMismatchError, match="is none now"):
+        load(text)
+
+
+def test_an_abstract_class_has_no_instances(module):
+    module.put(Before)
+    text = saved(Before(1))
+
+    class Abstract(eqx.Module):
+        a: Any
+        b: Any
+
+        @abc.abstractmethod
+        def call(self): ...
+
+    module.put(Abstract)
+    with pytest.raises(StructureMismatchError, match="abstract"):
+        load(text)

@@ -1,0 +1,302 @@
+"""The classes of the libraries that sharedtree knows come back without a word of trust."""
+
+import dataclasses
+import functools
+import inspect
+import json
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sharedtree._errors import UnserialisableError
+from sharedtree.serialise._decoding import decode
+from sharedtree.serialise._encoding import encode
+from sharedtree.serialise._manifest import parse_manifest
+from sharedtree.serialise._trust import Trust
+
+from .isomorphic import assert_isomorphic
+
+KEY = jax.random.key(0)
+
+
+def round_trip(tree, trust=None):
+    encoded = encode(tree)
+    manifest = parse_manifest(json.dumps(encoded.manifest))
+    arrays = [
+        np.array(a) if entry.kind == "numpy" else jnp.asarray(np.array(a))
+        for a, entry in zip(encoded.arrays, manifest.arrays, strict=True)
+    ]
+    return decode(manifest, arrays.__getitem__, trust)
+
+
+def check(tree, trust=None):
+    back = round_trip(tree, trust)
+    assert_isomorphic(tree, back)
+    # What JAX and Equinox see: treedefs compare static fields with `==`, so new markers and partials differ there.
+    assert str(jax.tree.structure(tree)) == str(jax.tree.structure(back)) or "object object" in str(
+        jax.tree.structure(tree)
+    )
+    return back
+
+
+EQUINOX = {
+    "AdaptiveAvgPool1d": (2,), "AdaptiveAvgPool2d": (2,), "AdaptiveAvgPool3d": (2,), "AdaptiveMaxPool1d": (2,),
+    "AdaptiveMaxPool2d": (2,), "AdaptiveMaxPool3d": (2,), "AdaptivePool": (2, 2, jnp.max), "AvgPool1d": (2,),
+    "AvgPool2d": (2,), "AvgPool3d": (2,), "MaxPool1d": (2,), "MaxPool2d": (2,), "MaxPool3d": (2,),
+    "Pool": (0, jax.lax.add, 2, 2), "BatchNorm": (3, "batch"), "Conv": (2, 1, 1, 2), "Conv1d": (1, 1, 2),
+    "Conv2d": (1, 1, 2), "Conv3d": (1, 1, 2), "ConvTranspose": (2, 1, 1, 2), "ConvTranspose1d": (1, 1, 2),
+    "ConvTranspose2d": (1, 1, 2), "ConvTranspose3d": (1, 1, 2), "Dropout": (0.5,), "Embedding": (3, 2),
+    "GRUCell": (2, 2), "GroupNorm": (1, 2), "Identity": (), "Lambda": (jax.nn.relu,), "LayerNorm": (2,),
+    "Linear": (2, 3), "LSTMCell": (2, 2), "MLP": (2, 2, 2, 1), "MultiheadAttention": (1, 2), "PReLU": (0.1,),
+    "RMSNorm": (2,), "RotaryPositionalEmbedding": (2,), "StateIndex": (jnp.ones(1),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EQUINOX)
+def test_equinox(name):
+    cls = getattr(eqx.nn, name)
+    extra = {"key": KEY} if "key" in inspect.signature(cls.__init__).parameters else {}
+    if name == "BatchNorm":
+        extra = {"mode": "ema"}
+    check(cls(*EQUINOX[name], **extra))
+
+
+def test_equinox_compositions():
+    linear = eqx.nn.Linear(2, 2, key=KEY)
+    check(eqx.nn.Sequential([linear, eqx.nn.Lambda(jax.nn.gelu), linear]))
+    check(eqx.nn.WeightNorm(linear))
+    shared = eqx.nn.Shared((linear, linear), first_of, second_of)
+    first, second = round_trip(shared, Trust([first_of, second_of]))()
+    np.testing.assert_array_equal(first.weight, linear.weight)
+    np.testing.assert_array_equal(second.weight, linear.weight)
+    check(eqx.nn.make_with_state(eqx.nn.SpectralNorm)(linear, "weight", key=KEY))
+    check(eqx.filter_eval_shape(lambda: linear))
+    check(eqx.partition(linear, eqx.is_array))
+    check(eqx.nn.MLP(1, 1, 1, 1, activation=functools.partial(jax.nn.leaky_relu, negative_slope=0.2), key=KEY))
+    check(eqx.nn.inference_mode(eqx.nn.BatchNorm(2, "x", mode="batch")))
+
+
+def first_of(pair):
+    return pair[0]
+
+
+def second_of(pair):
+    return pair[1]
+
+
+def test_each_class_of_equinox_is_covered():
+    there = {
+        n for n in dir(eqx.nn) if isinstance(getattr(eqx.nn, n), type) and issubclass(getattr(eqx.nn, n), eqx.Module)
+    }
+    assert there - set(EQUINOX) <= {"Sequential", "SpectralNorm", "WeightNorm", "Shared", "StatefulLayer", "State"}
+
+
+PARAMETERS = {"w": jnp.ones((2, 2)), "b": jnp.zeros(2)}
+
+
+def optimizers():
+    optax = pytest.importorskip("optax")
+    names = """
+        adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad fromage lamb lars lbfgs lion nadam
+        nadamw novograd optimistic_adam_v2 optimistic_gradient_descent polyak_sgd radam rmsprop rprop sgd sign_sgd sm3
+        yogi
+    """
+    found = {}
+    for name in names.split():
+        make = getattr(optax, name, None)
+        if make is None:
+            continue
+        required = [p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty]
+        if not {"key", "seed"} & set(required):  # these are below
+            found[name] = functools.partial(make, *[0.1 for _ in required])
+    found["noisy_sgd"] = lambda: optax.noisy_sgd(0.1, key=KEY)
+    found["chain"] = lambda: optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(0.1, 9))
+    )
+    found["multi_transform"] = lambda: optax.multi_transform(
+        {"a": optax.adam(0.1), "s": optax.sgd(0.1, momentum=0.9)}, {"w": "a", "b": "s"}
+    )
+    found["masked"] = lambda: optax.masked(optax.adam(0.1), {"w": True, "b": False})
+    found["multi_steps"] = lambda: optax.MultiSteps(optax.adam(0.1), 2)
+    found["injected"] = lambda: optax.inject_hyperparams(optax.adamw)(learning_rate=0.1)
+    found["finite"] = lambda: optax.apply_if_finite(optax.adam(0.1), 3)
+    found["lookahead"] = lambda: optax.contrib.schedule_free_adamw(0.1)
+    return found
+
+
+@pytest.mark.parametrize("name", [*(optimizers() if __import__("importlib").util.find_spec("optax") else ["none"])])
+def test_optax_states(name):
+    check(optimizers()[name]().init(PARAMETERS))
+
+
+def test_flax_and_chex():
+    struct = pytest.importorskip("flax.struct")
+    chex = pytest.importorskip("chex")
+    core = pytest.importorskip("flax.core")
+
+    global Flaxed, Chexed
+
+    @struct.dataclass
+    class Flaxed:
+        w: Any
+        name: str = struct.field(pytree_node=False)
+
+    @chex.dataclass(frozen=True)
+    class Chexed:
+        w: Any
+        n: int = 3
+
+    for cls in (Flaxed, Chexed):
+        cls.__qualname__ = cls.__name__
+    w = jnp.ones(2)
+    trust = Trust([Flaxed, Chexed])
+    check([Flaxed(w=w, name="x"), Chexed(w=w)], trust)
+    back = round_trip(core.freeze({"a": {"b": w}}))
+    assert type(back) is core.FrozenDict
+    np.testing.assert_array_equal(back["a"]["b"], w)
+
+
+@pytest.fixture
+def lx():
+    return pytest.importorskip("lineax")
+
+
+def test_lineax(lx):
+    matrix = jnp.array([[2.0, 1.0], [1.0, 3.0]])
+    operator = lx.MatrixLinearOperator(matrix, lx.positive_semidefinite_tag)
+    structure = jax.ShapeDtypeStruct((2,), jnp.float32)
+    solvers = [
+        lx.AutoLinearSolver(well_posed=True), lx.BiCGStab(1e-3, 1e-3), lx.CG(1e-3, 1e-3), lx.Cholesky(), lx.Diagonal(),
+        lx.GMRES(1e-3, 1e-3), lx.LU(), lx.QR(), lx.SVD(), lx.Triangular(), lx.Tridiagonal(),
+    ]  # fmt: skip
+    operators = [
+        operator, lx.DiagonalLinearOperator(jnp.ones(2)), lx.IdentityLinearOperator(structure), operator + operator,
+        operator @ operator, 2 * operator, operator / 3, -operator, lx.TaggedLinearOperator(operator, lx.symmetric_tag),
+        lx.PyTreeLinearOperator({"a": jnp.ones((2, 2))}, {"a": structure}),
+        lx.TridiagonalLinearOperator(jnp.ones(2), jnp.ones(1), jnp.ones(1)),
+    ]  # fmt: skip
+    for each in solvers:
+        check(each)
+    for each in operators:
+        back = round_trip(each)
+        np.testing.assert_array_equal(back.as_matrix(), each.as_matrix())
+    with pytest.raises(UnserialisableError, match="jaxpr"):
+        encode(lx.FunctionLinearOperator(jnp.negative, structure))
+    solution = lx.linear_solve(operator, jnp.ones(2), solver=lx.LU())
+    back = round_trip(solution)
+    assert back.result == lx.RESULTS.successful
+    np.testing.assert_array_equal(back.value, solution.value)
+    np.testing.assert_array_equal(
+        lx.linear_solve(operator, jnp.ones(2), state=back.state, solver=lx.LU()).value, solution.value
+    )
+
+
+def concrete_classes(package, base):
+    names = [n for n in dir(package) if isinstance(getattr(package, n), type)]
+    return [
+        getattr(package, n)
+        for n in names
+        if issubclass(getattr(package, n), base) and not inspect.isabstract(getattr(package, n))
+    ]
+
+
+def test_optimistix():
+    optx = pytest.importorskip("optimistix")
+    bases = (
+        optx.AbstractRootFinder,
+        optx.AbstractLeastSquaresSolver,
+        optx.AbstractMinimiser,
+        optx.AbstractFixedPointSolver,
+    )
+    checked = set()
+    for cls in concrete_classes(optx, bases):
+        for arguments in [(1e-3, 1e-3), (0.1, 1e-3, 1e-3), ()]:
+            try:
+                solver = cls(*arguments)
+            except TypeError:
+                continue
+            check(solver)
+            checked.add(cls.__name__)
+            break
+    assert {
+        "Newton",
+        "BFGS",
+        "LevenbergMarquardt",
+        "FixedPointIteration",
+        "NelderMead",
+        "Dogleg",
+        "NonlinearCG",
+    } <= checked
+    solution = optx.minimise(quadratic, optx.BFGS(1e-3, 1e-3), jnp.ones(2))
+    back = round_trip([solution.value, solution.result, solution.stats])
+    assert back[1] == optx.RESULTS.successful
+
+
+def quadratic(y, args):
+    return jnp.sum((y - 1) ** 2)
+
+
+def decay(t, y, args):
+    return -y
+
+
+def test_diffrax():
+    diffrax = pytest.importorskip("diffrax")
+    checked = set()
+    for cls in concrete_classes(diffrax, diffrax.AbstractSolver):
+        try:
+            solver = cls()
+        except TypeError:
+            continue
+        check(solver)
+        checked.add(cls.__name__)
+    assert {"Tsit5", "Dopri8", "Kvaerno5", "KenCarp4", "Heun", "ReversibleHeun", "Euler", "ImplicitEuler"} <= checked
+    check(diffrax.HalfSolver(diffrax.Euler()))
+    controllers = [diffrax.PIDController(1e-3, 1e-3), diffrax.ConstantStepSize(), diffrax.StepTo(jnp.linspace(0, 1, 3))]
+    check(controllers)
+    check([diffrax.SaveAt(t1=True), diffrax.SaveAt(ts=jnp.ones(2), dense=True), diffrax.RecursiveCheckpointAdjoint()])
+    term = diffrax.ODETerm(decay)
+    check(term, Trust(decay))
+    noise = diffrax.VirtualBrownianTree(0.0, 1.0, 1e-3, (2,), KEY)
+    check(diffrax.MultiTerm(term, diffrax.ControlTerm(decay, noise)), Trust(decay))
+    check(diffrax.LinearInterpolation(jnp.linspace(0, 1, 3), jnp.ones((3, 2))))
+    solution = diffrax.diffeqsolve(
+        term, diffrax.Tsit5(), 0, 1, 0.1, jnp.ones(2), saveat=diffrax.SaveAt(dense=True, ts=jnp.linspace(0, 1, 3)),
+        stepsize_controller=controllers[0],
+    )  # fmt: skip
+    back = check(solution)
+    np.testing.assert_array_equal(back.evaluate(0.3), solution.evaluate(0.3))
+    assert back.result == diffrax.RESULTS.successful
+
+
+class Block(eqx.Module):
+    attention: eqx.nn.MultiheadAttention
+    mlp: eqx.nn.MLP
+    norm: Any
+    inference: bool = eqx.field(static=True, default=False)
+    table: Any = eqx.field(static=True, default=None)
+
+
+@dataclasses.dataclass
+class Run:
+    model: Any
+    state: Any
+    step: int
+    history: list = dataclasses.field(default_factory=list)
+
+
+def test_a_whole_training_run():
+    optax = pytest.importorskip("optax")
+    mlp = eqx.nn.MLP(4, 4, 8, 2, activation=jax.nn.silu, key=KEY)
+    block = Block(eqx.nn.MultiheadAttention(2, 4, key=KEY), mlp, eqx.nn.LayerNorm(4), table=(1, "a"))
+    model = {"first": block, "again": [block, mlp], "call": mlp.__call__}
+    run = Run(model, optax.adamw(1e-3).init(eqx.filter(block, eqx.is_array)), 7, [0.5, 0.25])
+    back = check(run, Trust(__name__))
+    assert back.model["again"][0] is back.model["first"]
+    assert back.model["call"].__self__ is back.model["first"].mlp
+    x = jnp.ones(4)
+    np.testing.assert_array_equal(back.model["call"](x), mlp(x))

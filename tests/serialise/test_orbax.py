@@ -1,0 +1,402 @@
+"""Trees through Orbax: everything that a file keeps, onto other topologies, and what is said when it is damaged."""
+
+import builtins
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import zlib
+
+import equinox as eqx
+import hypothesis
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import sharedtree as st
+from sharedtree.serialise import orbax
+from tests.serialise import strategies
+from tests.serialise.isomorphic import assert_isomorphic
+
+ocp = pytest.importorskip("orbax.checkpoint")
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+class Model(eqx.Module):
+    embed: jax.Array
+    head: jax.Array
+    activation: object = jax.nn.relu
+
+
+@pytest.fixture
+def model():
+    weight = jnp.arange(6.0).reshape(2, 3)
+    return Model(weight, weight)
+
+
+@pytest.fixture
+def manager(tmp_path):
+    with ocp.CheckpointManager(tmp_path / "checkpoints") as manager:
+        yield manager
+
+
+@pytest.fixture
+def saved(manager, model):
+    """The folder of a step that was saved."""
+    orbax.save(manager, 1, model)
+    manager.wait_until_finished()
+    return manager.directory / "1"
+
+
+def reopened(manager):
+    return ocp.CheckpointManager(manager.directory)
+
+
+def names_on_disk(manager, step):
+    """What Orbax itself finds under `arrays`."""
+    return ocp.StandardCheckpointHandler().metadata(manager.directory / str(step) / "arrays").tree
+
+
+def test_ties_statics_and_classes(manager, model):
+    step = {"model": model, "teacher": model, "step": 7, "key": jax.random.key(3), "name": "first"}
+    assert orbax.save(manager, 7, step) is True
+    manager.wait_until_finished()
+    with reopened(manager) as another:
+        back = orbax.restore(another, trusted=[Model])
+    assert_isomorphic(step, back)
+    assert back["model"] is back["teacher"]
+    assert back["model"].embed is back["model"].head
+    assert back["model"].activation is jax.nn.relu
+
+
+def test_a_tied_array_is_stored_once_under_its_first_path(manager):
+    layer = eqx.nn.Linear(2, 3, key=jax.random.key(0))
+    orbax.save(manager, 0, {"a/b": [layer, layer], "tied": layer.weight, "é": np.ones(1)})
+    manager.wait_until_finished()
+    assert sorted(names_on_disk(manager, 0)) == ["['%C3%A9']", "['a%2Fb'][0].bias", "['a%2Fb'][0].weight"]
+    with reopened(manager) as another:
+        stored = another.restore(0, args=ocp.args.Composite(arrays=ocp.args.StandardRestore()))["arrays"]
+    np.testing.assert_array_equal(stored["['a%2Fb'][0].weight"], layer.weight)
+
+
+@hypothesis.settings(parent=hypothesis.settings.default, max_examples=5)
+@hypothesis.given(tree=strategies.trees())
+def test_round_trip(tmp_path_factory, tree):
+    with ocp.CheckpointManager(tmp_path_factory.mktemp("checkpoints")) as manager:
+        orbax.save(manager, 0, tree)
+        assert_isomorphic(tree, orbax.restore(manager, trusted=["tests.serialise.strategies"]))
+
+
+def test_every_dtype(manager):
+    values = np.arange(6).reshape(2, 3)
+    tree = {}
+    for name in (*strategies.DTYPES, *strategies.ML_DTYPES):
+        dtype = np.dtype(getattr(ml_dtypes, str(name), name))
+        tree[f"numpy {dtype}"] = values.astype(np.float32).astype(dtype)
+        if dtype.itemsize < 8:
+            tree[f"jax {dtype}"] = jax.device_put(tree[f"numpy {dtype}"])
+    tree |= {
+        "big": values.astype(">f8").T,
+        "when": values.astype(">M8[s]"),
+        "long": values[:, ::-1].astype(np.longdouble),
+        "zero-dim": np.array("2020-01-01", "M8[D]"),
+        "weak": jnp.asarray(1.0) * 2,
+        "empty": jnp.zeros((0, 3)),
+        "no bytes": np.zeros((2, 0), np.int8),
+        "float0": np.zeros(2, jax.dtypes.float0),
+        "keys": jax.random.split(jax.random.key(1, impl="rbg"), 3),
+        "surrogate \ud800": np.ones(1),
+    }
+    tree = {name: array for name, array in tree.items() if not name.startswith("jax complex128")}
+    orbax.save(manager, 0, tree)
+    back = orbax.restore(manager)
+    assert_isomorphic(tree, back)
+    assert all(array.flags.writeable for array in back.values() if isinstance(array, np.ndarray))
+
+
+@pytest.mark.parametrize("tree", [None, 3, {"empty": jnp.zeros(0)}, jnp.ones(2), [np.float32(1)]], ids=repr)
+def test_trees_of_little(manager, tree):
+    orbax.save(manager, 0, tree)
+    assert_isomorphic(tree, orbax.restore(manager))
+
+
+def test_arrays_may_be_donated_and_changed_once_save_returns(manager):
+    host = np.zeros(1_000_000)
+    device, low = jnp.zeros(1_000_000), jnp.zeros(1_000_000, jnp.float8_e3m4)
+    orbax.save(manager, 0, [host, device, low])
+    host[:] = 1
+    donate = jax.jit(lambda a, b: (a + 1, b + b.dtype.type(1)), donate_argnums=(0, 1))
+    jax.block_until_ready(donate(device, low))
+    back = orbax.restore(manager)
+    assert [float(np.asarray(array, np.float32).max()) for array in back] == [0, 0, 0]
+
+
+def test_arrays_are_handed_over_as_they_are(monkeypatch, manager, model):
+    handed = []
+    monkeypatch.setattr(manager, "save", lambda step, args: handed.append(args))
+    orbax.save(manager, 0, model)
+    assert handed[0]["arrays"].item["embed"] is model.embed
+
+
+def test_the_manager_decides_what_is_kept(tmp_path, model):
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, save_interval_steps=2, best_fn=lambda m: m["score"])
+    with ocp.CheckpointManager(tmp_path / "some", options=options) as manager:
+        done = [orbax.save(manager, step, model, metrics={"score": -step}) for step in range(7)]
+        assert orbax.save(manager, 7, {"last": model}, metrics={"score": 9}, force=True)
+        manager.wait_until_finished()
+        assert done == [True, False, True, False, True, False, True]
+        assert sorted(manager.all_steps()) == [0, 7]
+        assert manager.best_step() == 7
+        assert list(orbax.restore(manager, trusted=[Model])) == ["last"]
+
+
+def test_nothing_is_walked_if_the_step_is_skipped(tmp_path):
+    with ocp.CheckpointManager(tmp_path / "some", options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+        assert orbax.save(manager, 0, lambda: "cannot be saved") is False
+
+
+def test_items_beside_the_tree(manager, model):
+    orbax.save(manager, 0, model, items={"data": ocp.args.JsonSave({"epoch": 3})}, custom_metadata={"run": "a"})
+    manager.wait_until_finished()
+    back = manager.restore(0, args=ocp.args.Composite(data=ocp.args.JsonRestore()))
+    assert back["data"] == {"epoch": 3}
+    assert manager.metadata(0).custom_metadata == {"run": "a"}
+    assert_isomorphic(model, orbax.restore(manager, trusted=[Model]))
+    with pytest.raises(ValueError, match="`items` has the name `manifest`"):
+        orbax.save(manager, 1, model, items={"manifest": ocp.args.JsonSave({})})
+
+
+def test_what_cannot_be_saved_is_refused_as_a_whole(manager):
+    with pytest.raises(st.UnserialisableError) as error:
+        orbax.save(manager, 0, [lambda: 0, jnp.ones(2), lambda: 1])
+    assert error.value.paths == ("[0]", "[2]")
+    assert manager.all_steps(read=True) == []
+
+
+# Restoring: the rules of `load`.
+
+
+def test_names_are_checked_before_arrays_are_read(monkeypatch, manager, saved):
+    monkeypatch.setattr(orbax, "_read_arrays", lambda *_, **__: pytest.fail("arrays were read"))
+    with pytest.raises(st.UntrustedTypeError) as error:
+        orbax.restore(manager)
+    assert error.value.names == ("tests.serialise.test_orbax:Model",)
+    with pytest.raises(st.StructureMismatchError, match="nowhere"):
+        orbax.restore(manager, renames={"tests.serialise.test_orbax:Model": "equinox.nn:nowhere"})
+
+
+def test_templates(manager, saved, model):
+    assert_isomorphic(model, orbax.restore(manager, like=Model(*[jax.ShapeDtypeStruct((2, 3), jnp.float32)] * 2)))
+
+
+def test_a_template_that_does_not_fit(manager, saved, model):
+    untied = Model(jnp.zeros((2, 3)), jnp.zeros((4, 3)))
+    with pytest.raises(st.StructureMismatchError) as error:
+        orbax.restore(manager, like=untied)
+    assert ".head" in error.value.paths
+    assert str(saved) in str(error.value)
+    back, report = orbax.restore(manager, like=untied, strict=False)
+    assert (report.loaded, report.kept) == ((".embed",), (".head",))
+    assert back.head is untied.head
+    np.testing.assert_array_equal(back.embed, model.embed)
+
+
+def test_a_part(manager):
+    orbax.save(manager, 0, {"params": [jnp.ones(2), jnp.zeros(3)], "state": jnp.ones(4)})
+    first, second = orbax.restore(manager, select="['params']")
+    assert first.tolist() == [1, 1]
+    assert second.tolist() == [0, 0, 0]
+    back = orbax.restore(manager, select=lambda name: "state" in name)
+    assert back["state"].tolist() == [1] * 4
+    assert back["params"] == [jax.ShapeDtypeStruct((2,), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.float32)]
+    with pytest.raises(st.StructureMismatchError, match="nothing at"):
+        orbax.restore(manager, select=".encoder")
+
+
+def test_placement(manager, saved):
+    sharding = jax.NamedSharding(jax.make_mesh((1,), ("d",)), jax.P("d"))
+    assert not orbax.restore(manager, trusted=[Model]).embed.committed
+    device = orbax.restore(manager, trusted=[Model], sharding=jax.devices()[0]).embed
+    assert device.committed
+    assert device.sharding == jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    seen = []
+    back = orbax.restore(manager, trusted=[Model], sharding=lambda *what: seen.append(what) or sharding)
+    assert back.embed is back.head
+    assert back.embed.sharding == sharding
+    assert seen == [("embed", jax.ShapeDtypeStruct((2, 3), jnp.float32))]
+
+
+@pytest.mark.parametrize("spec", [jax.P("d"), jax.P(None, None, "d")], ids=str)
+def test_a_placement_that_does_not_fit(manager, saved, spec):
+    sharding = jax.sharding.NamedSharding(jax.sharding.AbstractMesh((4,), ("d",)), spec)
+    with pytest.raises((ValueError, IndexError), match="divi|rank|out of range") as error:  # JAX's own
+        orbax.restore(manager, trusted=[Model], sharding=sharding)
+    assert not isinstance(error.value, st.SharedTreeError)
+
+
+def test_numbers_are_not_shortened(manager):
+    with jax.enable_x64(True):
+        orbax.save(manager, 0, jnp.arange(3.0, dtype=jnp.float64))
+    with pytest.raises(st.StructureMismatchError, match="jax_enable_x64"):
+        orbax.restore(manager)
+
+
+def test_two_processes_and_another_topology(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    weight = jnp.arange(128.0).reshape(16, 8)
+    keys = jax.random.wrap_key_data(jnp.arange(16, dtype=jnp.uint32).reshape(8, 2))
+    weak = jax.lax.broadcast(2.0, (8,))
+    file = tmp_path / "plain.safetensors"
+    st.save(file, {"w": weight, "tied": weight, "keys": keys, "weak": weak, "empty": jnp.zeros((8, 0))})
+    folder = tmp_path / "checkpoints"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    command = [sys.executable, str(HERE / "orbax_worker.py"), port]
+    both = [
+        subprocess.Popen(
+            [*command, str(process), str(folder), str(file)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=240) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    for process, (out, err) in zip(both, outputs, strict=True):
+        assert process.returncode == 0, err[-3000:]
+        assert out.splitlines()[-1] == "[]"
+    # Eight devices of two processes wrote it; this process has other devices.
+    from tests.serialise.orbax_worker import Model as Theirs
+
+    sharding = jax.NamedSharding(jax.make_mesh((1,), ("d",)), jax.P())
+    with ocp.CheckpointManager(folder) as manager:
+        back = orbax.restore(manager, 3, renames={"__main__:Model": Theirs}, sharding=sharding)
+        np.testing.assert_array_equal(back.embed, np.arange(128, dtype=np.float32).reshape(16, 8))
+        np.testing.assert_array_equal(jax.random.key_data(back.keys), np.arange(16).reshape(8, 2))
+        assert back.embed is back.head
+        assert back.embed.sharding == sharding
+        assert back.counter == 7
+        assert back.weak.weak_type
+
+
+# What is missing or damaged.
+
+
+def edit(saved, change):
+    path = saved / "manifest" / "metadata"
+    path.write_text(change(path.read_text()))
+
+
+def with_text(change):
+    """A change of the manifest's own text, with the digest put right."""
+
+    def edited(item):
+        text = change(json.loads(item)["sharedtree"])
+        return json.dumps({"sharedtree": text, "sharedtree.crc32": f"{zlib.crc32(text.encode()):08x}"})
+
+    return edited
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda item: "", "no manifest that can be read"),
+        (lambda item: item[:-9], "no manifest that can be read"),
+        (lambda item: "[" * 100_000, "no manifest that can be read"),
+        (lambda item: "[]", "no manifest that can be read"),
+        (lambda item: "null", "no manifest that can be read"),
+        (lambda item: '{"sharedtree": {}}', "no manifest that can be read"),
+        (with_text(lambda text: text[:-1]), "not JSON"),
+        (with_text(lambda text: text.replace('"format":1', '"format":2')), "reads up to 1"),
+        (with_text(lambda text: text.replace("[2,3]", "[3,2]")), "belongs to another checkpoint"),
+        (with_text(lambda text: text.replace("float32", "float16")), "belongs to another checkpoint"),
+        (with_text(lambda text: text.replace("float32", "float8_e3m4")), "belongs to another checkpoint"),
+        (with_text(lambda text: text.replace("float32", "timedelta64[s]")), "JAX.* does not have"),
+        (with_text(lambda text: text.replace("float32", ">float32")), "JAX.* does not have"),
+        (with_text(lambda text: text.replace('"embed","dtype"', '"embedding","dtype"')), "not those of its manifest"),
+        (with_text(lambda text: text.replace("[2,3]", f"[0,{2**62}]")), "impossible shape"),
+    ],
+)
+def test_a_manifest_that_does_not_fit(manager, saved, change, match):
+    edit(saved, change)
+    with reopened(manager) as another, pytest.raises(st.FormatError, match=match):
+        orbax.restore(another, trusted=[Model])
+
+
+def test_a_changed_manifest(manager, saved):
+    edit(saved, lambda item: item.replace("embed", "embeD"))
+    with reopened(manager) as another, pytest.raises(st.CorruptFileError, match="the digest") as error:
+        orbax.restore(another, trusted=[Model])
+    assert error.value.paths == ()
+
+
+def test_bytes_that_are_no_text(manager, saved):
+    (saved / "manifest" / "metadata").write_bytes(b"\xff\xfe")
+    with reopened(manager) as another, pytest.raises(st.FormatError, match="no manifest"):
+        orbax.restore(another)
+
+
+def test_no_manifest(manager, saved):
+    (saved / "manifest" / "metadata").unlink()
+    with reopened(manager) as another, pytest.raises(st.FormatError, match="not saved by sharedtree"):
+        orbax.restore(another)
+
+
+def test_what_orbax_saved_alone(manager):
+    manager.save(0, args=ocp.args.Composite(arrays=ocp.args.StandardSave({"x": jnp.ones(2)})))
+    manager.wait_until_finished()
+    with pytest.raises(st.FormatError, match="StandardRestore"):
+        orbax.restore(manager, 0)
+
+
+def test_no_step(manager, saved):
+    with pytest.raises(FileNotFoundError):
+        orbax.restore(manager, 2)
+
+
+def test_no_checkpoint(manager):
+    with pytest.raises(FileNotFoundError, match="no checkpoint yet"):
+        orbax.restore(manager)
+
+
+def test_damaged_arrays(manager, saved):
+    nodes = sorted((saved / "arrays" / "d").iterdir())
+    for path in nodes:
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])
+    with reopened(manager) as another, pytest.raises(st.CorruptFileError, match="Orbax says"):
+        orbax.restore(another, trusted=[Model])
+
+
+def test_without_orbax(monkeypatch, model):
+    real = builtins.__import__
+
+    def no_orbax(name, *rest, **more):
+        if name.startswith("orbax"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", no_orbax)
+    with pytest.raises(ImportError, match="pip install orbax-checkpoint"):
+        orbax.save(None, 0, model)
+    with pytest.raises(ImportError, match="pip install orbax-checkpoint"):
+        orbax.restore(None)
+
+
+def test_orbax_is_not_imported_before_it_is_used():
+    code = "import sys; from sharedtree.serialise import orbax; print('orbax.checkpoint' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=120)
+    assert done.stdout.strip() == "False"

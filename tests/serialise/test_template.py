@@ -1,0 +1,451 @@
+"""Loading into a template, and loading a part: what is compared, what is reported, what is read."""
+
+import dataclasses
+import enum
+import io
+import pathlib
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sharedtree as st
+
+from .isomorphic import assert_isomorphic
+
+
+class Block(eqx.Module):
+    weight: Any
+    bias: Any = None
+
+    def __call__(self, x):
+        return self.weight * x
+
+
+class Model(eqx.Module):
+    encoder: Any
+    decoder: Any
+    table: Any
+    name: str = eqx.field(static=True, default="m")
+
+
+class Other(eqx.Module):
+    weight: Any
+    bias: Any = None
+
+
+class Kind(enum.Enum):
+    A = 1
+
+
+@dataclasses.dataclass
+class Config:
+    rate: float
+    kind: Kind
+
+
+def model(start=0.0, tied=True):
+    block = Block(jnp.arange(6.0).reshape(2, 3) + start, jnp.zeros(3) + start)
+    other = block if tied else Block(block.weight + 0, block.bias + 0)
+    return Model(block, [other, jnp.ones(4, jnp.int32)], np.full((3, 2), start), "m")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+# --- templates that fit --------------------------------------------------------------------------------------------
+
+
+def test_a_template_of_arrays(path):
+    saved, template = model(1.0), model(2.0)
+    st.save(path, saved)
+    loaded = st.load(path, like=template)
+    assert_isomorphic(saved, loaded)
+    assert loaded.encoder is loaded.decoder[0]
+    assert_isomorphic(model(2.0), template)  # not touched
+
+
+def test_its_classes_and_functions_are_trusted(path):
+    tree = {"model": model(), "config": Config(0.5, Kind.A), "norm": jax.tree_util.Partial(helper, 1)}
+    st.save(path, tree)
+    with pytest.raises(st.UntrustedTypeError) as raised:
+        st.load(path)
+    assert len(raised.value.names) == 5
+    assert_isomorphic(tree, st.load(path, like=tree))
+
+
+def helper(x, y):
+    return x
+
+
+def test_a_template_of_shapes(path, getkey):
+    def make(key):
+        mlp = eqx.nn.MLP(2, 3, 4, 1, key=key)
+        return {"ema": mlp, "mlp": mlp, "state": optax.adam(1e-3).init(eqx.filter(mlp, eqx.is_array))}
+
+    saved = make(getkey())
+    st.save(path, saved)
+    template = st.tie(eqx.filter_eval_shape(make, getkey()), lambda t: (t["ema"], t["mlp"]))
+    loaded = st.load(path, like=template)
+    assert_isomorphic(saved, loaded)
+    assert loaded["mlp"] is loaded["ema"]
+    loaded, report = st.load(path, like=template, strict=False)
+    assert_isomorphic(saved, loaded)
+    assert not report.kept
+    assert not report.differences
+
+
+def test_values_are_those_of_the_file(path):
+    """A template says what things are, not what they are worth."""
+    st.save(path, {"step": 7, "rate": 0.5, "name": "a", "activation": jax.nn.relu, "on": True, "kind": Kind.A})
+    template = {"step": 0, "rate": 1.0, "name": "", "activation": jax.nn.tanh, "on": False, "kind": Kind.A}
+    loaded = st.load(path, like=template)
+    assert loaded == {"step": 7, "rate": 0.5, "name": "a", "activation": jax.nn.relu, "on": True, "kind": Kind.A}
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        np.zeros(2, "M8[ns]"), np.zeros(2, ">f4"), np.zeros(2, np.longdouble), np.zeros((0, 3)), np.array(3.5), np.float32(1),
+        np.zeros(2, jnp.bfloat16), jnp.zeros(2, jnp.float8_e5m2), jnp.asarray(1.0), jax.random.key(0), jax.random.PRNGKey(0),
+        jax.random.split(jax.random.key(0), 3), jax.ShapeDtypeStruct((2,), jnp.float32), bytearray(b"a"), {1, 2}, None, 3, "text",
+        pathlib.PurePosixPath("x"), np.dtype("f4"), float("nan"),
+    ],
+    ids=lambda leaf: f"{type(leaf).__name__} {getattr(leaf, 'dtype', '')}",
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "wrap", [lambda x: {"x": x, "y": [x, jnp.ones(2)]}, lambda x: Block(x, [x])], ids=["dict", "module"]
+)
+def test_every_kind_of_leaf_fits_itself(wrap, leaf):
+    tree = wrap(leaf)
+    data = st.to_bytes(tree)
+    assert_isomorphic(tree, st.load(data, like=tree))
+    loaded, report = st.load(data, like=tree, strict=False)
+    assert report.differences == ()
+    if not isinstance(leaf, bytearray | set):  # values are the template's, and those that can change are copied
+        assert_isomorphic(tree, loaded)
+
+
+def test_an_object_that_lacks_a_field():
+    config = object.__new__(Config)
+    config.rate = 0.5
+    tree = {"config": config, "w": jnp.ones(2)}
+    assert_isomorphic(tree, st.load(st.to_bytes(tree), like=tree))
+
+
+# --- templates that do not fit -------------------------------------------------------------------------------------
+
+
+def different():
+    """The file's tree, and a template that differs from it in every way there is."""
+    shared, first, second = jnp.ones(3), jnp.ones(2), jnp.ones(2)
+    held = {
+        "same": jnp.zeros(2),
+        "shape": jnp.zeros((2, 3)),
+        "dtype": jnp.zeros(2, jnp.float16),
+        "only in the file": jnp.zeros(1),
+        "class": Block(jnp.zeros(2)),
+        "length": [jnp.zeros(2), jnp.zeros(2)],
+        "value": 1,
+        "array or not": jnp.zeros(2),
+        "container": (jnp.zeros(2),),
+        "tied in the file": [shared, shared],
+        "tied in the template": [first, second],
+    }
+    shared, first, second = jnp.ones(2), jnp.ones(3), jnp.ones(3)
+    template = {
+        "same": jnp.ones(2),
+        "shape": jnp.zeros((3, 2)),
+        "dtype": jnp.zeros(2, jnp.float32),
+        "only in the template": jnp.zeros(1),
+        "class": Other(jnp.zeros(2)),
+        "length": [jnp.zeros(2)],
+        "value": "text",
+        "array or not": 1.5,
+        "container": [jnp.zeros(2)],
+        "tied in the file": [first, second],
+        "tied in the template": [shared, shared],
+    }
+    return held, template
+
+
+DIFFERENT_PATHS = {
+    "['shape']", "['dtype']", "['only in the file']", "['only in the template']", "['class']", "['length'][1]", "['value']",
+    "['array or not']", "['container']", "['tied in the file'][1]", "['tied in the template'][1]",
+}  # fmt: skip
+
+
+def test_all_differences_are_listed_at_once(path):
+    held, template = different()
+    st.save(path, held)
+    with pytest.raises(st.StructureMismatchError) as raised:
+        st.load(path, like=template, trusted=Block)
+    text = str(raised.value)
+    assert set(raised.value.paths) == DIFFERENT_PATHS
+    for line in (
+        f"`{path}` does not hold what the template asks for",
+        "`['shape']`: the file has float32[2, 3], the template float32[3, 2]",
+        "`['dtype']`: the file has float16[2], the template float32[2]",
+        "`['tied in the file'][1]`: the file has one object with `['tied in the file'][0]`, the template another one",
+        "`['tied in the template'][1]`: the file has another object than `['tied in the template'][0]`, the template one object with it",
+        "sharedtree.load(path, like=template, strict=False)",
+    ):
+        assert line in text, line
+    assert "['same']" not in text
+
+
+def test_nothing_is_read_if_the_template_does_not_fit():
+    held, template = different()
+    file = Counting(st.to_bytes({"big": np.zeros(10**6), **held}))
+    with pytest.raises(st.StructureMismatchError):
+        st.load(file, like=template, trusted=Block)
+    assert file.num_read < 20_000
+
+
+def test_what_fits_is_loaded(path):
+    held, template = different()
+    held["same"] = jnp.full(2, 7.0)
+    held["tied in the template"][0] = jnp.full(2, 5.0)
+    st.save(path, held)
+    loaded, report = st.load(path, like=template, trusted=Block, strict=False)
+    assert list(loaded) == sorted(template) or list(loaded) == list(template)
+    assert loaded["same"].tolist() == [7, 7]
+    assert loaded["shape"].shape == (3, 2)
+    assert type(loaded["class"]) is Other
+    assert loaded["tied in the template"][0] is loaded["tied in the template"][1]
+    assert loaded["tied in the template"][0].tolist() == [5, 5]
+    assert loaded["value"] == "text"
+    assert {difference.path for difference in report.differences} == DIFFERENT_PATHS
+    assert "['same']" in report.loaded
+    assert "['length'][0]" in report.loaded
+    assert {"['shape']", "['dtype']", "['only in the template']", "['class'].weight"} <= set(report.kept)
+    assert not set(report.loaded) & set(report.kept)
+    text = str(report)
+    assert "kept `['shape']`" in text
+    assert f"{len(report.loaded)} arrays loaded" in text
+
+
+def test_ties_of_modules(path):
+    st.save(path, model(tied=True))
+    with pytest.raises(st.StructureMismatchError, match="another one") as raised:
+        st.load(path, like=model(tied=False))
+    assert raised.value.paths == (".decoder[0]",)  # what is in it need not be listed
+    st.save(path, model(tied=False))
+    with pytest.raises(st.StructureMismatchError, match="one object with it") as raised:
+        st.load(path, like=model(tied=True))
+    assert raised.value.paths == (".decoder[0]",)
+    loaded, report = st.load(path, like=model(2.0, tied=True), strict=False)
+    assert loaded.encoder is loaded.decoder[0]
+    assert [d.path for d in report.differences] == [".decoder[0]"]
+
+
+def test_a_template_that_is_something_else(path):
+    st.save(path, [1, 2])
+    for template in ({"a": 1}, (1, 2), jnp.ones(2), "text", [1]):
+        with pytest.raises(st.StructureMismatchError):
+            st.load(path, like=template)
+    with pytest.raises(st.SharedTreeError):
+        st.load(path, like=object)
+
+
+def test_many_differences_are_cut_short(path):
+    st.save(path, [jnp.zeros(2)] * 1 + [jnp.zeros(2) for _ in range(300)])
+    with pytest.raises(st.StructureMismatchError, match="and 201 more") as raised:
+        st.load(path, like=[jnp.zeros(3) for _ in range(301)])
+    assert len(raised.value.paths) == 301
+
+
+def test_a_template_puts_arrays_where_its_own_are(path):
+    device = jax.devices()[0]
+    st.save(path, {"a": jnp.ones(2), "b": jnp.ones(2), "k": jax.random.key(0)})
+    committed = jax.device_put(jnp.zeros(2), device)
+    loaded = st.load(path, like={"a": committed, "b": jnp.zeros(2), "k": jax.device_put(jax.random.key(1), device)})
+    assert loaded["a"].committed
+    assert not loaded["b"].committed
+    assert loaded["k"].committed
+
+
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+
+class Counting(io.RawIOBase):
+    """A file that counts the bytes that are read from it, and the offsets."""
+
+    def __init__(self, data):
+        self._inner = io.BytesIO(data)
+        self.num_read = 0
+        self.touched = set()
+
+    def readable(self):
+        return True
+
+    def seekable(self):
+        return True
+
+    def seek(self, *args):
+        return self._inner.seek(*args)
+
+    def tell(self):
+        return self._inner.tell()
+
+    def readinto(self, buffer):
+        at = self._inner.tell()
+        count = self._inner.readinto(buffer)
+        self.num_read += count
+        self.touched.add((at, at + count))
+        return count
+
+
+def big_model():
+    return {
+        "encoder": Model(Block(jnp.ones((100, 100))), {"x.y": Block(np.ones(3)), "[0]": [1, (2,)]}, {3: "three"}),
+        "decoder": [np.zeros(10**5) for _ in range(20)],
+        "step": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("select", "get"),
+    [
+        ("", lambda m: m),
+        ("['step']", lambda m: m["step"]),
+        ("['encoder']", lambda m: m["encoder"]),
+        ("['encoder'].encoder", lambda m: m["encoder"].encoder),
+        ("['encoder'].encoder.weight", lambda m: m["encoder"].encoder.weight),
+        ("['encoder'].decoder['x.y'].weight", lambda m: m["encoder"].decoder["x.y"].weight),
+        ("['encoder'].decoder['[0]']", lambda m: m["encoder"].decoder["[0]"]),
+        ("['encoder'].decoder['[0]'][1][0]", lambda m: m["encoder"].decoder["[0]"][1][0]),
+        ("['encoder'].table[3]", lambda m: m["encoder"].table[3]),
+        ("['encoder'].name", lambda m: m["encoder"].name),
+        ("['decoder'][19]", lambda m: m["decoder"][19]),
+    ],
+)
+def test_a_part_by_its_path(select, get):
+    saved = big_model()
+    loaded = st.from_bytes(st.to_bytes(saved), select=select, trusted=__name__)
+    assert_isomorphic(get(saved), loaded)
+
+
+def test_the_first_dot_may_be_left_out(path):
+    st.save(path, model())
+    for select in (".encoder.weight", "encoder.weight"):
+        np.testing.assert_array_equal(st.load(path, select=select), model().encoder.weight)
+    assert st.load(path, select="decoder[1]").tolist() == [1] * 4
+
+
+def test_a_part_needs_no_trust_for_the_rest(path):
+    st.save(path, {"mine": model(), "theirs": eqx.nn.Linear(2, 2, key=jax.random.key(0))})
+    assert st.load(path, select="['theirs']").weight.shape == (2, 2)
+    with pytest.raises(st.UntrustedTypeError):
+        st.load(path, select="['mine']")
+
+
+def test_ties_within_a_part(path):
+    block = Block(jnp.ones(2))
+    st.save(path, {"a": [block, block, block.weight], "b": block})
+    loaded = st.load(path, select="['a']", trusted=Block)
+    assert loaded[0] is loaded[1]
+    assert loaded[2] is loaded[0].weight
+
+
+@pytest.mark.parametrize(
+    ("select", "words"),
+    [
+        (".encoder.nothing", r"nothing at `\.encoder\.nothing`\. Below `\.encoder` there is `\.weight`, `\.bias`"),
+        ("nothing", r"At its root there is `\.encoder`"),
+        ("decoder[7]", r"Below `\.decoder` there is `\[0\]`, `\[1\]`"),
+        ("encoder.weight.more", r"Below `\.encoder\.weight` there is nothing"),
+        ("enc", "At its root"),
+        ("encoder.", "nothing at"),
+        ("['encoder']", "nothing at"),
+    ],
+)
+def test_a_part_that_is_not_there(select, words, path):
+    st.save(path, model())
+    with pytest.raises(st.StructureMismatchError, match=words) as raised:
+        st.load(path, select=select, trusted=__name__)
+    assert raised.value.paths == (select,)
+    assert "sharedtree.inspect(path)" in str(raised.value)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_only_the_bytes_of_a_part_are_read(verify):
+    saved = big_model()
+    data = st.to_bytes(saved)
+    for select, nbytes in (("['encoder']", 40_000 + 24), ("['step']", 0), ("['decoder'][3]", 800_000)):
+        file = Counting(data)
+        st.load(file, select=select, trusted=__name__, verify=verify)
+        assert nbytes <= file.num_read <= nbytes + 20_000
+
+
+def test_a_predicate():
+    saved = {"a": jnp.ones((100, 100)), "b": np.ones(10**5), "k": jax.random.key(0), "w": jnp.asarray(1.0)}
+    asked = []
+
+    def wanted(name):
+        asked.append(name)
+        return name == "['a']"
+
+    file = Counting(st.to_bytes(saved))
+    loaded = st.load(file, select=wanted)
+    assert set(asked) == {"['a']", "['b']", "['k']", "['w']"}
+    assert_isomorphic(saved["a"], loaded["a"])
+    assert file.num_read < 40_000 + 20_000
+    for name in "bkw":
+        assert isinstance(loaded[name], jax.ShapeDtypeStruct)
+        assert loaded[name].shape == saved[name].shape
+        assert loaded[name].dtype == saved[name].dtype
+    assert loaded["w"].weak_type
+
+
+def test_a_part_of_a_huge_file(path):
+    """A file of 4 GiB that has no such size on the disk, of which a few bytes are read."""
+    import json
+    import struct
+    import zlib
+
+    from .containers import START, entry, forged, header_text
+
+    small = np.arange(16, dtype=np.float32)
+    data = st.to_bytes({"small": small, "big": np.zeros(16, np.uint8)})
+    (length,) = struct.unpack("<Q", data[:8])
+    manifest = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["sharedtree"])
+    size = 2**32
+    big = next(array for array in manifest["arrays"] if array["tensor"] == "['big']")
+    big["shape"] = [size]
+    tensors = {"['small']": entry("F32", [16], 0, 64), "['big']": entry("U8", [size], 64, 64 + size)}
+    digests = f"{zlib.crc32(small.tobytes()):08x}" + "00000000" * (size // 2**22)
+    text = header_text({}, b"", **{"": json.dumps(manifest), ".digests": digests})
+    text = text[:-1] + "," + json.dumps(tensors, separators=(",", ":"))[1:]
+    assert text.encode().startswith(START)
+    with open(path, "wb") as file:
+        file.write(forged(text))
+        file.write(small.tobytes())
+        file.truncate(file.tell() + size)
+    np.testing.assert_array_equal(st.load(path, select="['small']"), small)
+    loaded = st.load(path, mmap=True, verify=False)
+    assert loaded["big"].shape == (size,)
+    assert loaded["big"][-1] == 0
+
+
+def test_a_part_with_a_template(path):
+    st.save(path, model(1.0))
+    loaded = st.load(path, select="encoder", like=model(2.0).encoder)
+    assert_isomorphic(model(1.0).encoder, loaded)
+    with pytest.raises(st.StructureMismatchError):
+        st.load(path, select="encoder", like=model(2.0).table, trusted=Block)
+
+
+def test_a_predicate_with_a_template_and_without_strictness(path):
+    st.save(path, model(1.0))
+    loaded, report = st.load(path, like=model(2.0), select=lambda name: name.startswith("encoder"), strict=False)
+    np.testing.assert_array_equal(loaded.encoder.weight, model(1.0).encoder.weight)
+    assert all(not isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(loaded))
+    np.testing.assert_array_equal(loaded.table, model(2.0).table)
+    assert ".table" in report.kept
