@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import __version__
+from ._commands import add_to, guarded
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,14 +16,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows `python -m sharedtree`. Default: what this process was started with.
 
     Returns:
-        The exit status: 0 if all is well, 1 if the command failed. Wrong arguments exit with 2, as argparse does.
+        The exit status: 0 if all is well, 1 if the command failed or found what it looks for, 2 if it could not run.
+        Wrong arguments exit with 2, as argparse does.
     """
     parser = argparse.ArgumentParser(prog="python -m sharedtree", description="Shared layers and tied weights in JAX.")
     parser.add_argument("--version", action="version", version=f"sharedtree {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_demo(commands)
+    add_to(commands)
     parsed = parser.parse_args(arguments)
-    return parsed.run(parsed)
+    return guarded(parsed.run)(parsed)
 
 
 def _add_demo(commands: Any) -> None:
@@ -31,11 +34,13 @@ def _add_demo(commands: Any) -> None:
         "demo",
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}, on the help texts of Python, in about a minute on two cores. "
-        "Fails if the tie is lost, if the train step is traced more than once, or if nothing is learnt.",
+        "Saves a checkpoint on the way, loads it, and goes on from it too. Fails if the tie is lost, if training goes "
+        "on differently from the file, if the train step is traced more than once, or if nothing is learnt.",
     )
     parser.add_argument("--steps", type=_positive, metavar="N", help="train steps (default: 900, with --quick 30)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all randomness (default: 0)")
     parser.add_argument("--quick", action="store_true", help="a few seconds: see the loss fall, and the tie hold")
+    parser.add_argument("--save", metavar="PATH", help="keep the checkpoint (default: it is deleted in the end)")
     parser.set_defaults(run=_demo)
 
 
@@ -44,7 +49,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     steps = arguments.steps or (QUICK_STEPS if arguments.quick else STEPS)
     try:
-        report = run(steps=steps, seed=arguments.seed, quick=arguments.quick)
+        report = run(steps=steps, seed=arguments.seed, quick=arguments.quick, save=arguments.save)
     except MissingLibraryError as error:
         sys.stderr.write(f"{error}\n")
         return 1

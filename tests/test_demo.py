@@ -2,6 +2,9 @@
 
 import dataclasses
 import math
+import os
+import pathlib
+import subprocess
 import sys
 from collections import Counter
 
@@ -16,6 +19,7 @@ import sharedtree as st
 from sharedtree import _demo
 from sharedtree.__main__ import main
 from sharedtree._demo import Report, Sizes, failures, run
+from sharedtree._demo._checkpoint import differences, reload
 from sharedtree._demo._model import LanguageModel, rotated
 from sharedtree._demo._text import (
     Text,
@@ -25,7 +29,7 @@ from sharedtree._demo._text import (
     split,
     unigram_loss,
 )
-from sharedtree._demo._training import continuation, make_optimizer, mean_loss, train
+from sharedtree._demo._training import continuation, make_optimizer, mean_loss, steps_after_checkpoint, train
 
 TINY = Sizes(width=8, heads=2, blocks=1, context=16, batch=64)
 TIE = (".embed", ".head")
@@ -271,7 +275,154 @@ def test_the_mean_loss_is_that_of_the_right_bytes():
 def test_a_continuation_goes_on_where_the_prompt_ends():
     model = Successor(jnp.array(1e4))
     prompt = np.frombuffer(b"xyabc", np.uint8)
-    assert continuation(model, prompt, 8, seed=0) == b"defghijk"
+    assert continuation(model, prompt, 8, key=jax.random.key(0)) == b"defghijk"
+
+
+# The checkpoint -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trained(model, tmp_path):
+    """Ten steps, the last five of them taken again from a file, which is at `tmp_path / "checkpoint"`."""
+    data = python_help().train[:2000]
+    return train(model, data, TINY, steps=10, seed=3, reload=lambda live: reload(live, tmp_path / "checkpoint")[0])
+
+
+def test_training_goes_on_from_the_file_bit_for_bit(trained):
+    assert len(trained.last.losses) == len(trained.again.losses) == 5
+    assert trained.traces == 1
+    assert trained.last.losses.tobytes() == trained.again.losses.tobytes()
+    ours, theirs = trained.last.checkpoint, trained.again.checkpoint
+    assert theirs.model.embed is theirs.model.head
+    assert theirs.optimizer_state[0].mu.embed is theirs.optimizer_state[0].mu.head
+    arrays = [jax.tree.leaves(eqx.filter((c.model, c.optimizer_state), eqx.is_array)) for c in (ours, theirs)]
+    for our, their in zip(*arrays, strict=True):
+        assert our is not their
+        assert (our.dtype, our.tobytes()) == (their.dtype, their.tobytes())
+    assert differences(trained.last, trained.again) == ()
+
+
+def test_going_through_a_file_changes_nothing(getkey, trained):
+    """The whole run equals one that was never interrupted."""
+    data = python_help().train[:2000]
+    plain = train(LanguageModel(TINY, key=jax.random.key(1)), data, TINY, steps=10, seed=3)
+    assert plain.again is None
+    assert differences(plain.last, trained.last) == ()
+    assert plain.first_loss == trained.first_loss
+
+
+def test_the_file_holds_the_checkpoint_before_the_last_steps(trained, tmp_path):
+    loaded = st.load(tmp_path / "checkpoint")
+    assert (type(loaded), loaded.step, loaded.steps, loaded.sizes) == (_demo.Checkpoint, 5, 10, TINY)
+    assert type(loaded.sizes) is Sizes
+    assert loaded.model.embed is loaded.model.head
+    assert jax.random.key_data(loaded.key).tolist() == jax.random.key_data(jax.random.key(3)).tolist()
+    generator = np.random.default_rng(3)
+    for _ in range(5):
+        random_windows(python_help().train[:2000], TINY.batch, TINY.context + 1, generator)
+    assert loaded.windows == generator.bit_generator.state
+    assert int(loaded.optimizer_state[0].count) == 5
+
+
+@pytest.mark.parametrize("what", ["losses", "parameters", "ties", "optimizer", "key", "generator", "step", "type"])
+def test_the_smallest_difference_is_found(trained, what):
+    again, end = trained.again, trained.again.checkpoint
+    if what == "losses":
+        losses = again.losses.copy()
+        losses[-1] = np.nextafter(losses[-1], np.float32(9))
+        found = differences(trained.last, again._replace(losses=losses))
+        assert found == ("losses",)
+        return
+    weight = end.model.norm.weight
+    changed = {
+        "parameters": lambda: end._replace(
+            model=st.tree.at(lambda m: m.norm.weight, end.model, weight.at[0].set(jnp.nextafter(weight[0], 9.0)))
+        ),
+        "ties": lambda: end._replace(model=st.untie(end.model)),
+        "optimizer": lambda: end._replace(
+            optimizer_state=(end.optimizer_state[0]._replace(count=jnp.int32(11)), *end.optimizer_state[1:])
+        ),
+        "key": lambda: end._replace(key=jax.random.key(4)),
+        "generator": lambda: end._replace(windows={**end.windows, "has_uint32": 1 - end.windows["has_uint32"]}),
+        "step": lambda: end._replace(step=9),
+        "type": lambda: end._replace(
+            model=st.tree.at(lambda m: m.norm.weight, end.model, np.asarray(end.model.norm.weight))
+        ),
+    }[what]()
+    found = differences(trained.last, again._replace(checkpoint=changed))
+    expected = {"parameters": ".model.norm.weight", "ties": "the ties", "optimizer": ".optimizer_state[0].count"}
+    expected |= {"key": ".key", "generator": ".windows['has_uint32']", "step": ".step", "type": ".model.norm.weight"}
+    assert expected[what] in found
+
+
+def test_file_sizes_are_those_of_files_with_each_array_once_and_twice(trained, tmp_path):
+    checkpoint = st.load(tmp_path / "checkpoint")
+    _, sizes = reload(checkpoint, tmp_path / "again")
+    assert sizes.tied == os.path.getsize(tmp_path / "again")
+    embedding = 256 * TINY.width * 4
+    # The weight and its two moments, each once more; and their entries in the header.
+    assert 3 * embedding < sizes.untied - sizes.tied < 3 * embedding + 8192
+    arrays = jax.tree.leaves(eqx.filter((checkpoint.model, checkpoint.optimizer_state), eqx.is_array))
+    assert sizes.equinox > sum(array.nbytes for array in arrays) > sizes.tied
+
+
+@pytest.mark.parametrize(("steps", "left"), [(1, 1), (2, 1), (3, 1), (30, 15), (900, 20)])
+def test_the_checkpoint_is_before_the_last_steps(steps, left):
+    assert steps_after_checkpoint(steps) == left
+
+
+def test_a_single_step_can_be_taken_again(model, tmp_path):
+    data = python_help().train[:2000]
+    trained = train(model, data, TINY, steps=1, seed=3, reload=lambda live: reload(live, tmp_path / "x")[0])
+    assert (trained.traces, trained.bytes_per_second) == (1, 0)
+    assert differences(trained.last, trained.again) == ()
+
+
+def test_a_checkpoint_from_which_training_goes_on_differently_is_a_failure(report):
+    (failure,) = failures(dataclasses.replace(report, resumed_differences=("losses", ".model.norm.weight")))
+    assert "losses, .model.norm.weight" in failure
+    assert "which DIFFER" in str(dataclasses.replace(report, resumed_differences=("losses",)))
+
+
+def test_a_file_that_saves_nothing_is_a_failure(report):
+    sizes = report.file_bytes
+    (failure,) = failures(dataclasses.replace(report, file_bytes=sizes._replace(tied=sizes.untied)))
+    assert f"{sizes.untied:,}" in failure
+
+
+def test_the_report_tells_of_the_file(report):
+    assert report.resumed_differences == ()
+    assert report.resumed_steps == 6
+    text = str(report)
+    for expected in (*report.file_bytes, report.resumed_steps):
+        assert f"{expected:,}" in text
+    assert "bit for bit" in text
+
+
+def test_the_file_is_kept_where_asked_and_loads_in_another_process(tmp_path):
+    path = tmp_path / "kept"
+    report = run(steps=2, quick=True, sizes=TINY, save=path)
+    assert os.listdir(tmp_path) == ["kept"]
+    assert report.file_bytes.tied == os.path.getsize(path)
+    code = "import sys, sharedtree as st, sharedtree._demo; c = st.load(sys.argv[1]); "
+    code += "print(c.step, c.model.embed is c.model.head, st.ties(c.model)[0].paths)"
+    root = str(pathlib.Path(st.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True, text=True, timeout=120, check=True, env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+    assert done.stdout.strip() == "1 True ('.embed', '.head')"
+
+
+def test_a_file_that_cannot_be_written_ends_the_command(monkeypatch, capsys, tmp_path):
+    nowhere = tmp_path / "no" / "folder"
+
+    def small(**options):
+        return run(**{**options, "steps": 1, "sizes": TINY})
+
+    monkeypatch.setattr(_demo, "run", small)
+    assert main(["demo", "--quick", "--save", str(nowhere)]) == 2
+    assert str(tmp_path / "no") in capsys.readouterr().err
 
 
 # The command line ---------------------------------------------------------------------------------------------------
@@ -293,9 +444,10 @@ def calls(monkeypatch, report):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], {"steps": _demo.STEPS, "seed": 0, "quick": False}),
-        (["--quick"], {"steps": _demo.QUICK_STEPS, "seed": 0, "quick": True}),
-        (["--quick", "--steps", "7", "--seed", "3"], {"steps": 7, "seed": 3, "quick": True}),
+        ([], {"steps": _demo.STEPS, "seed": 0, "quick": False, "save": None}),
+        (["--quick"], {"steps": _demo.QUICK_STEPS, "seed": 0, "quick": True, "save": None}),
+        (["--quick", "--steps", "7", "--seed", "3"], {"steps": 7, "seed": 3, "quick": True, "save": None}),
+        (["--quick", "--save", "x"], {"steps": _demo.QUICK_STEPS, "seed": 0, "quick": True, "save": "x"}),
     ],
 )
 def test_the_command_passes_its_options_on(calls, capsys, report, arguments, expected):

@@ -4,6 +4,8 @@ import dataclasses
 
 import sharedtree as st
 
+from ._checkpoint import FileSizes
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
@@ -26,6 +28,9 @@ class Report:
         traces: how often the train step was traced.
         bytes_per_second: the speed of training, compilation left out.
         seconds: how long all of it took.
+        file_bytes: how large the checkpoint is on disk, and how large others would be.
+        resumed_steps: how many steps were taken once more from the checkpoint that was loaded again.
+        resumed_differences: what was not the same after them; empty if all was, bit for bit.
     """
 
     steps: int
@@ -44,6 +49,9 @@ class Report:
     traces: int
     bytes_per_second: float
     seconds: float
+    file_bytes: FileSizes
+    resumed_steps: int
+    resumed_differences: tuple[str, ...]
 
     def __str__(self) -> str:
         def saved(tied: int, untied: int) -> str:
@@ -55,24 +63,40 @@ class Report:
             "ties after": _listed(self.ties_after),
             "parameters": saved(self.parameters, self.parameters_untied),
             "optimizer bytes": saved(self.optimizer_bytes, self.optimizer_bytes_untied),
+            "checkpoint bytes": saved(self.file_bytes.tied, self.file_bytes.untied),
+            "the same by Equinox": f"{self.file_bytes.equinox:,} (equinox.tree_serialise_leaves, to fill a template)",
+            "from the file": f"{self.resumed_steps} steps taken again, "
+            + ("which DIFFER" if self.resumed_differences else "losses and parameters the same bit for bit"),
             "traces of the step": f"{self.traces}",
             "training speed": f"{self.bytes_per_second:,.0f} tokens/s, a token being a byte",
             "steps": f"{self.steps}, with all else in {self.seconds:.1f} s",
         }
-        table = "\n".join(f"{name:<20}{value}" for name, value in rows.items())
+        table = "\n".join(f"{name:<21}{value}" for name, value in rows.items())
         return f"The model was given\n\n{_indented(self.prompt)}\n\nand wrote on\n\n{_indented(self.sample)}\n\n{table}"
 
 
 def failures(report: Report) -> tuple[str, ...]:
     """What went wrong in a run, a sentence each; empty if all is well.
 
-    A run fails if a tie was lost or made, if the train step was traced more than once, or if nothing was learnt: the
-    loss on new text is not below that of the unigram model, or for a quick run below that of the first step.
+    A run fails if a tie was lost or made, if training went on differently from the checkpoint that was saved and
+    loaded, if that is no smaller than it would be without ties, if the train step was traced more than once, or if
+    nothing was learnt: the loss on new text is not below that of the unigram model, or for a quick run below that of
+    the first step.
     """
     found: list[str] = []
     if not report.ties_before or report.ties_after != report.ties_before:
         before, after = _listed(report.ties_before), _listed(report.ties_after)
         found.append(f"A tie was lost or made in training. Before: {before}. After: {after}.")
+    if report.resumed_differences:
+        found.append(
+            f"After {report.resumed_steps} steps from the checkpoint that was saved and loaded, these differ from "
+            f"those of the training that went on: {', '.join(report.resumed_differences)}."
+        )
+    if not report.file_bytes.tied < report.file_bytes.untied:
+        found.append(
+            f"The checkpoint has {report.file_bytes.tied:,} bytes, and without ties {report.file_bytes.untied:,}: what "
+            "is tied was not saved once."
+        )
     if report.traces != 1:
         found.append(f"The train step was traced {report.traces} times instead of once.")
     bar, name = (

@@ -1,6 +1,8 @@
 """The demo from beginning to end."""
 
 import importlib
+import os
+import tempfile
 import time
 from typing import Any
 
@@ -8,10 +10,11 @@ import jax
 
 import sharedtree as st
 
+from ._checkpoint import FileSizes, differences, reload
 from ._model import LanguageModel, Sizes
 from ._report import Report
 from ._text import python_help, unigram_loss
-from ._training import continuation, make_optimizer, mean_loss, train
+from ._training import Checkpoint, continuation, make_optimizer, mean_loss, train
 
 STEPS = 900
 """Enough for words; about a minute on two cores."""
@@ -26,20 +29,32 @@ class MissingLibraryError(ImportError):
     """A library that only the demo needs is not installed."""
 
 
-def run(*, steps: int, seed: int = 0, quick: bool = False, sizes: Sizes = DEFAULT_SIZES) -> Report:
+def run(
+    *,
+    steps: int,
+    seed: int = 0,
+    quick: bool = False,
+    sizes: Sizes = DEFAULT_SIZES,
+    save: str | os.PathLike[str] | None = None,
+) -> Report:
     """Trains a language model with tied weights on the help texts of Python, and reports what came of it.
+
+    Before the last steps it saves a checkpoint and loads it, and then takes those steps twice: as if nothing had been,
+    and from what was loaded. Both are compared bit for bit.
 
     Args:
         steps: how many train steps, at least 1.
         seed: decides the first weights, which parts of the text are seen, and what is written in the end.
         quick: write less, and let the loss be compared with that of the first step instead of the unigram baseline.
         sizes: of the model.
+        save: where to keep the checkpoint. Default: it is deleted in the end.
 
     Returns:
         A report; `failures` says whether it is a good one.
 
     Raises:
         MissingLibraryError: if optax or tqdm is not installed.
+        OSError: if the checkpoint cannot be written.
     """
     _require_libraries()
     start = time.perf_counter()
@@ -50,10 +65,20 @@ def run(*, steps: int, seed: int = 0, quick: bool = False, sizes: Sizes = DEFAUL
     parameters, parameters_untied = st.count_parameters(model), st.count_parameters(twin)
     ties_before = st.ties(model)
 
-    trained = train(model, text.train, sizes, steps=steps, seed=seed)
+    measured: list[FileSizes] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "checkpoint.safetensors") if save is None else save
+
+        def to_disk_and_back(checkpoint: Checkpoint) -> Checkpoint:
+            reloaded, file_sizes = reload(checkpoint, path)
+            measured.append(file_sizes)
+            return reloaded
+
+        trained = train(model, text.train, sizes, steps=steps, seed=seed, reload=to_disk_and_back)
+    assert trained.again is not None
 
     prompt = text.validation[: sizes.context]
-    written = continuation(trained.model, prompt, 100 if quick else 400, seed=seed)
+    written = continuation(trained.model, prompt, 100 if quick else 400, key=trained.end.key)
     validation_loss = mean_loss(trained.model, text.validation, sizes)
     return Report(
         steps=steps,
@@ -72,6 +97,9 @@ def run(*, steps: int, seed: int = 0, quick: bool = False, sizes: Sizes = DEFAUL
         traces=trained.traces,
         bytes_per_second=trained.bytes_per_second,
         seconds=time.perf_counter() - start,
+        file_bytes=measured[0],
+        resumed_steps=len(trained.again.losses),
+        resumed_differences=differences(trained.last, trained.again),
     )
 
 

@@ -6,6 +6,7 @@ one slot. The model and the state of the optimizer are donated, which JAX alone 
 """
 
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,22 +19,70 @@ from ._model import LanguageModel, Sizes
 from ._text import consecutive_windows, random_windows
 
 
-class Trained(NamedTuple):
-    """What training came to.
+class Checkpoint(NamedTuple):
+    """All that training needs to go on as if it had not stopped.
 
     Attributes:
-        model: the trained model.
+        model: the model.
         optimizer_state: that belongs to it.
-        first_loss: of the first step, in nats per byte, before anything was learnt.
-        traces: how often JAX traced the train step.
-        bytes_per_second: how much text was learnt from, compilation left out; 0 if there was one step only.
+        step: how many steps were taken.
+        windows: the state of the NumPy generator that chooses which parts of the text are seen.
+        key: of JAX's randomness, for the text that the model writes in the end.
+        sizes: of the model, and of what it is trained on at a time.
+        steps: how many there will be, which decides the learning rates.
     """
 
     model: LanguageModel
     optimizer_state: Any
+    step: int
+    windows: dict[str, Any]
+    key: jax.Array
+    sizes: Sizes
+    steps: int
+
+
+class Advanced(NamedTuple):
+    """Some steps of training.
+
+    Attributes:
+        checkpoint: after the last of them.
+        losses: one a step, in nats per byte.
+        seconds: how long they took, without that step of a training which is compiled first.
+    """
+
+    checkpoint: Checkpoint
+    losses: np.ndarray
+    seconds: float
+
+
+class Trained(NamedTuple):
+    """What training came to.
+
+    Attributes:
+        end: the checkpoint after the last step.
+        first_loss: of the first step, in nats per byte, before anything was learnt.
+        traces: how often JAX traced the train step.
+        bytes_per_second: how much text was learnt from, compilation left out; 0 if there was one step only.
+        last: the steps after the checkpoint in between.
+        again: the same steps, from what `reload` made of that checkpoint; None if there was no `reload`.
+    """
+
+    end: Checkpoint
     first_loss: float
     traces: int
     bytes_per_second: float
+    last: Advanced
+    again: Advanced | None
+
+    @property
+    def model(self) -> LanguageModel:
+        """The trained model."""
+        return self.end.model
+
+    @property
+    def optimizer_state(self) -> Any:
+        """The state of the optimizer that belongs to it."""
+        return self.end.optimizer_state
 
 
 def make_optimizer(steps: int, peak: float = 3e-3) -> Any:
@@ -69,7 +118,76 @@ def next_byte_loss(model: LanguageModel, windows: jax.Array) -> jax.Array:
     return -jnp.take_along_axis(log_probabilities, windows[:, 1:, None], axis=-1).mean()
 
 
-def train(model: LanguageModel, data: np.ndarray, sizes: Sizes, *, steps: int, seed: int) -> Trained:
+class TrainStep:
+    """One step of training, compiled once. The model and the state that it is given are donated: they are gone.
+
+    Args:
+        steps: how many there will be, at least 1.
+
+    Attributes:
+        init: model → the state of the optimizer at the beginning.
+        traces: how often JAX traced it.
+    """
+
+    def __init__(self, steps: int) -> None:
+        optimizer = make_optimizer(steps)
+        self.init = optimizer.init
+        self.traces = 0
+
+        @st.preserve_identities(jax.jit, donate_argnums=(0, 1))
+        def step(model: LanguageModel, state: Any, windows: jax.Array) -> tuple[LanguageModel, Any, jax.Array]:
+            self.traces += 1  # this line is Python, so it runs when JAX traces the function and never again
+            loss, gradient = st.value_and_grad(next_byte_loss)(model, windows)
+            updates, state = optimizer.update(gradient, state, model)
+            return st.apply_updates(model, updates), state, loss
+
+        self._step = step
+
+    def __call__(self, model: LanguageModel, state: Any, windows: np.ndarray) -> tuple[LanguageModel, Any, jax.Array]:
+        """(model, state, windows) → (model, state, loss)."""
+        return self._step(model, state, windows)
+
+
+def advance(step: TrainStep, start: Checkpoint, data: np.ndarray, until: int, bar: Any) -> Advanced:
+    """Trains from a checkpoint on.
+
+    Args:
+        step: the train step.
+        start: where to begin. Its model and state are donated: their arrays are gone afterwards.
+        data: bytes, of shape (anything,).
+        until: the number of the step to stop before, not below `start.step`.
+        bar: a progress bar.
+    """
+    model, state, _, _, key, sizes, steps = start
+    generator = np.random.default_rng()
+    generator.bit_generator.state = start.windows
+    losses: list[jax.Array] = []
+    begin = time.perf_counter()
+    for number in range(start.step, until):
+        windows = random_windows(data, sizes.batch, sizes.context + 1, generator)
+        model, state, loss = step(model, state, windows)
+        losses.append(loss)
+        if number == 0:
+            loss.block_until_ready()  # so the compilation is over when the clock starts
+            begin = time.perf_counter()
+        if number % 10 == 0 or number == until - 1:
+            bar.set_postfix(loss=f"{float(loss):.3f}", refresh=False)  # waits
+        bar.update(sizes.batch * sizes.context)
+    seconds = time.perf_counter() - begin
+    windows_state = dict(generator.bit_generator.state)
+    end = Checkpoint(model, state, until, windows_state, key, sizes, steps)
+    return Advanced(end, np.array([np.asarray(loss) for loss in losses], np.float32), seconds)
+
+
+def train(
+    model: LanguageModel,
+    data: np.ndarray,
+    sizes: Sizes,
+    *,
+    steps: int,
+    seed: int,
+    reload: Callable[[Checkpoint], Checkpoint] | None = None,
+) -> Trained:
     """Trains a model on random windows of a text, with a progress bar on standard error.
 
     Args:
@@ -78,39 +196,34 @@ def train(model: LanguageModel, data: np.ndarray, sizes: Sizes, *, steps: int, s
         sizes: those of the model; `context` and `batch` are used here.
         steps: how many, at least 1.
         seed: decides which windows are seen.
+        reload: called with the checkpoint before the last steps; returns one from which those are taken once more.
 
     Returns:
         The trained model and what is to be said about the training.
     """
     from tqdm import tqdm
 
-    optimizer = make_optimizer(steps)
-    traces = 0
+    step = TrainStep(steps)
+    windows = dict(np.random.default_rng(seed).bit_generator.state)
+    start = Checkpoint(model, step.init(model), 0, windows, jax.random.key(seed), sizes, steps)
+    tokens = sizes.batch * sizes.context
+    with tqdm(total=steps * tokens, unit="tokens", unit_scale=True, desc="training") as bar:
+        first = advance(step, start, data, steps - steps_after_checkpoint(steps), bar)
+        reloaded = reload(first.checkpoint) if reload is not None else None
+        last = advance(step, first.checkpoint, data, steps, bar)
+    again = None
+    if reloaded is not None:
+        left = steps - reloaded.step
+        with tqdm(total=left * tokens, unit="tokens", unit_scale=True, desc="from the file") as bar:
+            again = advance(step, reloaded, data, steps, bar)
+    first_loss = float([*first.losses, *last.losses][0])
+    bytes_per_second = (steps - 1) * tokens / (first.seconds + last.seconds)
+    return Trained(last.checkpoint, first_loss, step.traces, bytes_per_second, last, again)
 
-    @st.preserve_identities(jax.jit, donate_argnums=(0, 1))
-    def train_step(model: LanguageModel, state: Any, windows: jax.Array) -> tuple[LanguageModel, Any, jax.Array]:
-        nonlocal traces
-        traces += 1  # this line is Python, so it runs when JAX traces the function and never again
-        loss, gradient = st.value_and_grad(next_byte_loss)(model, windows)
-        updates, state = optimizer.update(gradient, state, model)
-        return st.apply_updates(model, updates), state, loss
 
-    state = optimizer.init(model)
-    generator = np.random.default_rng(seed)
-    first_loss, start, seconds = float("nan"), 0.0, 0.0
-    with tqdm(total=steps * sizes.batch * sizes.context, unit="tokens", unit_scale=True, desc="training") as bar:
-        for step in range(steps):
-            windows = random_windows(data, sizes.batch, sizes.context + 1, generator)
-            model, state, loss = train_step(model, state, windows)
-            if step == 0:
-                first_loss = float(loss)  # waits, so the compilation is over when the clock starts
-                start = time.perf_counter()
-            if step % 10 == 0 or step == steps - 1:
-                bar.set_postfix(loss=f"{float(loss):.3f}", refresh=False)
-            seconds = time.perf_counter() - start
-            bar.update(sizes.batch * sizes.context)
-    bytes_after_first_step = (steps - 1) * sizes.batch * sizes.context
-    return Trained(model, state, first_loss, traces, bytes_after_first_step / seconds)
+def steps_after_checkpoint(steps: int) -> int:
+    """How many steps are left at the checkpoint: half of them, at most 20, at least one."""
+    return max(1, min(20, steps // 2))
 
 
 def mean_loss(model: LanguageModel, data: np.ndarray, sizes: Sizes) -> float:
@@ -129,7 +242,7 @@ def mean_loss(model: LanguageModel, data: np.ndarray, sizes: Sizes) -> float:
 
 
 def continuation(
-    model: LanguageModel, prompt: np.ndarray, length: int, *, seed: int, temperature: float = 0.6
+    model: LanguageModel, prompt: np.ndarray, length: int, *, key: jax.Array, temperature: float = 0.6
 ) -> bytes:
     """Lets a model write on.
 
@@ -137,7 +250,7 @@ def continuation(
         model: the model.
         prompt: bytes of shape (context,), how the text begins.
         length: how many bytes to write.
-        seed: decides which of the likely bytes are chosen.
+        key: decides which of the likely bytes are chosen.
         temperature: below 1 for a text of likelier bytes, above for one of rarer ones.
 
     Returns:
@@ -152,5 +265,5 @@ def continuation(
 
         return jax.lax.scan(write_byte, window, keys)[1]
 
-    written = write(model, jnp.asarray(prompt), jax.random.split(jax.random.key(seed), length))
+    written = write(model, jnp.asarray(prompt), jax.random.split(key, length))
     return np.asarray(written).tobytes()

@@ -39,6 +39,7 @@ IMPORTABLE = frozenset(
         "jax.tree_util",
         "optax.contrib",
         "optax.losses",
+        "sharedtree._demo",
     }
 )
 """Modules of these packages that loading may import; others are looked at only if they are loaded already."""

@@ -57,7 +57,8 @@ def encode_scalar(value: np.generic) -> Atom:
         TypeError: if its dtype has no name.
     """
     array = np.asarray(value)
-    return ["scalar", _dtype_text(value.dtype), array.astype(_on_disk(array.dtype), copy=False).tobytes().hex()]
+    data = array.astype(_on_disk(array.dtype), copy=False).tobytes() if value.dtype.itemsize else b""
+    return ["scalar", _dtype_text(value.dtype), data.hex()]
 
 
 def encode_dtype(value: np.dtype[Any]) -> Atom:

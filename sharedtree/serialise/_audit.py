@@ -3,10 +3,10 @@
 Nothing here builds anything of the file's. Only modules on the allow-list are imported.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ._manifest import Child, Manifest, operands
+from ._manifest import Manifest
+from ._steps import steps
 from ._trust import Kind, Trust
 
 _MAX_TEXT = 200
@@ -75,35 +75,6 @@ def paths_of_names(manifest: Manifest) -> dict[tuple[str, str], tuple[str, ...]]
             if type(child) is list and len(child) == 2 and (child[0], child[1]) in names:
                 note((child[0], child[1]), number, step)
     return {key: tuple(places) for key, places in found.items()}
-
-
-def steps(manifest: Manifest, node: list[Any]) -> Iterator[tuple[Child, str]]:
-    """The children of a node, each with what leads to it in a path."""
-    kind = node[0]
-    if kind in ("object", "wrapper"):
-        entry = manifest.types[node[1]]
-        yield from [(child, f".{name}") for child, name in zip(node[2], (*entry.fields, *entry.extra), strict=True)]
-    elif kind in ("dict", "OrderedDict", "defaultdict"):
-        yield from [(key, "<key>") for key in node[-2]]
-        yield from [(value, _step_of_key(key)) for key, value in zip(node[-2], node[-1], strict=True)]
-        if kind == "defaultdict":
-            yield node[1], ".default_factory"
-    elif kind == "registered":
-        yield from [(child, f"[{i}]") for i, child in enumerate(node[3])]
-        yield node[2], "<aux>"
-    else:
-        for operand, value in operands(node):
-            if operand == "children":
-                yield from [(child, f"[{i}]") for i, child in enumerate(value)]
-            elif operand == "child":
-                yield value, f".<{kind}>"
-
-
-def _step_of_key(key: Child) -> str:
-    text = repr(key) if key is None or type(key) in (str, bool) else "..."
-    if type(key) is list and key[0] == "int":
-        text = str(int(key[1], 16)) if len(key[1]) < 40 else "..."
-    return f"[{text[:_MAX_TEXT]}]"
 
 
 def _first_parents(manifest: Manifest) -> dict[int, tuple[int, str]]:

@@ -1,16 +1,15 @@
 """`audit`, `verify` and `inspect`: what a file asks for, whether it is whole, and what it holds. Nothing is loaded."""
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from ._audit import Request, audit as requests_of
-from ._dtypes import dtype_named
 from ._manifest import Manifest
 from ._opened import Opened
 from ._outline import Line, outline
 from ._progress import ProgressOption, showing
 from ._sources import Readable
+from ._texts import array_nbytes, printable
 from ._trust import Trust, Trusted
 
 
@@ -37,11 +36,11 @@ class Audit(NamedTuple):
         if not self.requests:
             return "The file names no classes and no functions."
         rows = [(r.name, r.kind, _verdict(r), ", ".join(r.paths) or "(the tree itself)") for r in self.requests]
-        rows = [("name", "as", "", "at"), *rows]
+        rows = [("name", "as", "", "at"), *(tuple(map(printable, row)) for row in rows)]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         if self.refused:
-            listed = ", ".join(f'"{name}"' for name in self.allow_list)
+            listed = ", ".join(f'"{printable(name)}"' for name in self.allow_list)
             lines += ["If you trust what is refused:", f"    sharedtree.load(path, trusted=[{listed}])"]
         return "\n".join(lines)
 
@@ -102,8 +101,8 @@ class Inspection(NamedTuple):
     nbytes: int
 
     def __str__(self) -> str:
-        head = [f"{len(self.arrays)} arrays, {self.nbytes:,} bytes, written by {self.library}"]
-        head += [f"{key}: {value}" for key, value in self.metadata.items()]
+        head = [f"{len(self.arrays)} arrays, {self.nbytes:,} bytes, written by {printable(self.library)}"]
+        head += [printable(f"{key}: {value}") for key, value in self.metadata.items()]
         return "\n".join([*head, *(str(line) for line in self.lines)])
 
 
@@ -189,5 +188,4 @@ def inspect(path: Readable) -> Inspection:
 def _infos(manifest: Manifest) -> Iterable[ArrayInfo]:
     for entry in manifest.arrays:
         kind = "key" if entry.key is not None else entry.kind
-        nbytes = math.prod(entry.shape) * dtype_named(entry.dtype).itemsize
-        yield ArrayInfo(entry.tensor, entry.dtype, entry.shape, nbytes, kind)
+        yield ArrayInfo(entry.tensor, entry.dtype, entry.shape, array_nbytes(entry), kind)

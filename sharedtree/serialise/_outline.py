@@ -3,19 +3,15 @@
 Small values that hold no more than numbers and texts, such as shapes, are one line. No name is looked up.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ._atoms import decode_atom
-from ._audit import steps
-from ._dtypes import dtype_named
-from ._manifest import ArrayEntry, Child, Manifest
+from ._manifest import Child, Manifest
+from ._steps import steps
+from ._texts import array_nbytes, atom_text, inline_text, node_text, printable
 
-_MAX_TEXT = 80
 _MAX_PATH = 400
 _MAX_INDENT = 40
-_MAX_INLINE = 16
 
 CARRY_IDENTITY = frozenset(
     {"list", "dict", "OrderedDict", "defaultdict", "deque", "set", "bytearray", "object", "wrapper", "registered"}
@@ -23,27 +19,6 @@ CARRY_IDENTITY = frozenset(
 )
 """The kinds of node two occurrences of which are a tie, but for namedtuples."""
 
-# What a node calls the children that stand in places of their own, in order.
-_SINGLE = {
-    "deque": (".maxlen",),
-    "struct": (".dtype", ".sharding"),
-    "treedef": (".tree",),
-    "method": (".__self__",),
-    "bound": (".__self__",),
-    "slice": (".start", ".stop", ".step"),
-    "range": (".start", ".stop", ".step"),
-    "path": (".text",),
-    "device": (".id",),
-    "spec": (".unreduced", ".reduced"),
-    "named_sharding": (".mesh", ".spec", ".memory_kind"),
-    "single_device_sharding": (".device", ".memory_kind"),
-}
-_BRACKETS = {
-    "tuple": ("(", ")"),
-    "frozenset": ("frozenset({", "})"),
-    "slice": ("slice(", ")"),
-    "range": ("range(", ")"),
-}
 _OPTIONAL = frozenset({".<attributes>", ".default_factory", ".maxlen", ".sharding", ".memory_kind", ".unreduced"}) | {
     ".reduced",
     "<aux>",
@@ -71,7 +46,7 @@ class Line(NamedTuple):
 
     def __str__(self) -> str:
         size = f"  {self.nbytes:,} bytes" if self.nbytes is not None else ""
-        return indent(self.depth) + "  ".join(part for part in (self.step, self.what) if part) + size
+        return indent(self.depth) + printable("  ".join(part for part in (self.step, self.what) if part)) + size
 
     @property
     def what(self) -> str:
@@ -110,7 +85,7 @@ def outline(manifest: Manifest) -> Iterator[Line]:
         nbytes = array_nbytes(manifest.arrays[node[1]]) if node[0] == "array" else None
         yield Line(depth, step, path, node_text(manifest, node), nbytes)
         below = [
-            (each, depth + 1, way, _joined(path, way)) for each, way in steps_of(manifest, node) if _is_shown(way, each)
+            (each, depth + 1, way, _joined(path, way)) for each, way in steps(manifest, node) if _is_shown(way, each)
         ]
         stack.extend(reversed(below))
 
@@ -118,114 +93,6 @@ def outline(manifest: Manifest) -> Iterator[Line]:
 def carries_identity(manifest: Manifest, node: list[Any]) -> bool:
     """Whether two occurrences of a node are a tie."""
     return node[0] in CARRY_IDENTITY and not (node[0] == "object" and manifest.types[node[1]].kind == "namedtuple")
-
-
-def steps_of(manifest: Manifest, node: list[Any]) -> Iterator[tuple[Child, str]]:
-    """The children of a node, each with what leads to it, as Python would write it where it can.
-
-    The keys of dictionaries come before the values, as `<key>`.
-    """
-    kind = node[0]
-    if kind in ("partial", "Partial"):
-        yield node[1], ".func"
-        yield from [(child, f"[{i}]") for i, child in enumerate(node[2])]
-        yield from [(child, f"[{_short(repr(key))}]") for key, child in zip(node[3], node[4], strict=True)]
-        if kind == "partial":
-            yield node[5], ".<attributes>"
-    elif kind in _SINGLE:
-        names = iter(_SINGLE[kind])
-        for child, step in steps(manifest, node):
-            yield child, next(names) if step.startswith(".<") else step
-    elif kind in ("dict", "OrderedDict", "defaultdict"):
-        keys = iter(node[-2])
-        for child, step in steps(manifest, node):
-            key = next(keys) if step.startswith("[") else None
-            yield child, step if step != "[...]" else f"[{_key_text(manifest, key)}]"
-    else:
-        yield from steps(manifest, node)
-
-
-def node_text(manifest: Manifest, node: list[Any]) -> str:
-    """What a node is, in a few words."""
-    kind = node[0]
-    if kind == "array":
-        return array_text(manifest.arrays[node[1]])
-    if kind in ("object", "wrapper", "registered"):
-        return manifest.types[node[1]].name.rpartition(":")[2]
-    inline = inline_text(manifest, node)
-    if inline is not None:
-        return inline
-    if kind == "struct":
-        return f"ShapeDtypeStruct{node[1]}"
-    if kind in ("method", "bound"):
-        return _short(f"method {node[2]}")
-    if kind == "device":
-        return _short(f"device {node[1]}")
-    if kind in ("list", "set") and not node[1]:
-        return f"empty {kind}"
-    if kind in ("dict", "OrderedDict") and not node[1]:
-        return f"empty {kind}"
-    return kind
-
-
-def inline_text(manifest: Manifest, node: list[Any]) -> str | None:
-    """A value that fits on a line and holds nothing that could be tied; None of any other node."""
-    kind = node[0]
-    if kind == "enum" and type(node[2]) is not int:
-        name = manifest.types[node[1]].name.rpartition(":")[2]
-        return _short(f"{name}.{node[2]}" if type(node[2]) is str else f"{name}({atom_text(node[2])})")
-    if kind == "path" and type(node[2]) is not int:
-        return _short(f"{node[1]}({atom_text(node[2])})")
-    if kind == "key_dtype":
-        return _short(f"dtype of PRNG keys, {node[1]}")
-    if kind == "unconstrained":
-        return "UNCONSTRAINED"
-    if kind not in _BRACKETS:
-        return None
-    children = node[1] if kind in ("tuple", "frozenset") else node[1:]
-    if len(children) > _MAX_INLINE or any(type(child) is int for child in children):
-        return None
-    opening, closing = _BRACKETS[kind]
-    if kind == "frozenset" and not children:
-        opening, closing = "frozenset(", ")"
-    comma = "," if kind == "tuple" and len(children) == 1 else ""
-    text = opening + ", ".join(atom_text(child) for child in children) + comma + closing
-    return text if len(text) <= _MAX_TEXT else None
-
-
-def array_text(entry: ArrayEntry) -> str:
-    """Dtype and shape of an array, and what else there is to say of it."""
-    shape = f"{entry.dtype}{list(entry.shape)}"
-    if entry.key is not None:
-        return f"PRNG key, {_short(entry.key)}, {shape}"
-    return f"{shape}{' weak' if entry.weak else ''}{' NumPy' if entry.kind == 'numpy' else ''}"
-
-
-def array_nbytes(entry: ArrayEntry) -> int:
-    """The size of an array in the file."""
-    return math.prod(entry.shape) * dtype_named(entry.dtype).itemsize
-
-
-def atom_text(atom: Any) -> str:
-    """An atom as Python would print it."""
-    if type(atom) is not list:
-        return _short(repr(atom))
-    tag, *data = atom
-    if tag in ("class", "function"):
-        return _short(data[0])
-    if tag == "int":  # Python prints long ones only after a warning, and slowly
-        return _short(str(int(data[0], 16)) if len(data[0]) < _MAX_TEXT else f"0x{data[0]}")
-    if tag == "float" and data[0].startswith("nan"):
-        return data[0]
-    return _short(repr(decode_atom(atom)))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 3]}..."
-
-
-def _key_text(manifest: Manifest, key: Child) -> str:
-    return node_text(manifest, manifest.nodes[key]) if type(key) is int else atom_text(key)
 
 
 def _joined(path: str, step: str) -> str:

@@ -5,8 +5,8 @@ from typing import Any
 
 from .._errors import StructureMismatchError
 from ._atoms import is_name
-from ._audit import steps
 from ._manifest import Child, Manifest, children_of, operands
+from ._steps import steps
 
 _MAX_LISTED = 20
 

@@ -145,8 +145,8 @@ class Trust:
                 continue
             try:
                 importlib.import_module(each)
-            except ImportError as error:
-                return f"`{each}` cannot be imported: {error}"
+            except Exception as error:  # noqa: BLE001 -- whatever a module that is trusted does when it is imported
+                return f"`{each}` cannot be imported: {type(error).__name__}: {error}"
         return ""
 
     def _formerly(self, name: str) -> Any:

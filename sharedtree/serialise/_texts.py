@@ -1,0 +1,110 @@
+"""What nodes, atoms and arrays of a manifest are, in a few words. No name is looked up."""
+
+import math
+from typing import Any
+
+from ._atoms import decode_atom
+from ._dtypes import dtype_named
+from ._manifest import ArrayEntry, Manifest
+
+_MAX_TEXT = 80
+_MAX_INLINE = 16
+
+_BRACKETS = {
+    "tuple": ("(", ")"),
+    "frozenset": ("frozenset({", "})"),
+    "slice": ("slice(", ")"),
+    "range": ("range(", ")"),
+}
+
+
+def node_text(manifest: Manifest, node: list[Any]) -> str:
+    """What a node is, in a few words."""
+    kind = node[0]
+    if kind == "array":
+        return array_text(manifest.arrays[node[1]])
+    if kind in ("object", "wrapper", "registered"):
+        return manifest.types[node[1]].name.rpartition(":")[2]
+    inline = inline_text(manifest, node)
+    if inline is not None:
+        return inline
+    if kind == "struct":
+        return f"ShapeDtypeStruct{node[1]}"
+    if kind in ("method", "bound"):
+        return short(f"method {node[2]}")
+    if kind == "device":
+        return short(f"device {node[1]}")
+    if kind in ("list", "set") and not node[1]:
+        return f"empty {kind}"
+    if kind in ("dict", "OrderedDict") and not node[1]:
+        return f"empty {kind}"
+    return kind
+
+
+def inline_text(manifest: Manifest, node: list[Any]) -> str | None:
+    """A value that fits on a line and holds nothing that could be tied; None of any other node."""
+    kind = node[0]
+    if kind == "enum" and type(node[2]) is not int:
+        name = manifest.types[node[1]].name.rpartition(":")[2]
+        return short(f"{name}.{node[2]}" if type(node[2]) is str else f"{name}({atom_text(node[2])})")
+    if kind == "path" and type(node[2]) is not int:
+        return short(f"{node[1]}({atom_text(node[2])})")
+    if kind == "key_dtype":
+        return short(f"dtype of PRNG keys, {node[1]}")
+    if kind == "unconstrained":
+        return "UNCONSTRAINED"
+    if kind not in _BRACKETS:
+        return None
+    children = node[1] if kind in ("tuple", "frozenset") else node[1:]
+    if len(children) > _MAX_INLINE or any(type(child) is int for child in children):
+        return None
+    opening, closing = _BRACKETS[kind]
+    if kind == "frozenset" and not children:
+        opening, closing = "frozenset(", ")"
+    comma = "," if kind == "tuple" and len(children) == 1 else ""
+    text = opening + ", ".join(atom_text(child) for child in children) + comma + closing
+    return text if len(text) <= _MAX_TEXT else None
+
+
+def array_text(entry: ArrayEntry) -> str:
+    """Dtype and shape of an array, and what else there is to say of it."""
+    shape = f"{entry.dtype}{list(entry.shape)}"
+    if entry.key is not None:
+        return f"PRNG key, {short(entry.key)}, {shape}"
+    return f"{shape}{' weak' if entry.weak else ''}{' NumPy' if entry.kind == 'numpy' else ''}"
+
+
+def array_nbytes(entry: ArrayEntry) -> int:
+    """The size of an array in the file."""
+    return math.prod(entry.shape) * dtype_named(entry.dtype).itemsize
+
+
+def atom_text(atom: Any, most: int = _MAX_TEXT) -> str:
+    """An atom as Python would print it, or the beginning of that."""
+    if type(atom) is not list:
+        return short(repr(atom), most)
+    tag, *data = atom
+    if tag in ("class", "function"):
+        return short(data[0])
+    if tag == "int":  # Python prints long ones only after a warning, and slowly
+        return short(str(int(data[0], 16)) if len(data[0]) < _MAX_TEXT else f"0x{data[0]}")
+    if tag == "float" and data[0].startswith("nan"):
+        return data[0]
+    return short(repr(decode_atom(atom)))
+
+
+def short(text: str, most: int = _MAX_TEXT) -> str:
+    """The beginning of a text."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def printable(text: str) -> str:
+    r"""A text in which what is not printable is an escape, so that a file cannot give orders to a terminal.
+
+    Example:
+        >>> print(printable("a\x1b[2Jb"))
+        a\x1b[2Jb
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)

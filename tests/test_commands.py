@@ -1,0 +1,890 @@
+"""The commands that look at files: what they print, as text and JSON, and how they exit."""
+
+import collections
+import enum
+import json
+import math
+import os
+import pathlib
+import pty
+import subprocess
+import sys
+import types
+import zlib
+
+import equinox as eqx
+import hypothesis
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import sharedtree as st
+from sharedtree.__main__ import main
+from sharedtree._commands._comparing import compare
+from sharedtree._commands._output import columns, printable
+from sharedtree._commands._values import elementwise, pieces
+from sharedtree.serialise._opened import Opened
+
+from .serialise.isomorphic import assert_isomorphic
+from .serialise.strategies import trees
+
+KEY = jax.random.key(0)
+
+
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Pair(eqx.Module):
+    first: object
+    second: object
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A function that saves a tree and returns the path, as a text."""
+    count = 0
+
+    def save(tree, **options):
+        nonlocal count
+        count += 1
+        path = str(tmp_path / f"{count}.safetensors")
+        st.save(path, tree, **options)
+        return path
+
+    return save
+
+
+@pytest.fixture
+def command(capsys):
+    """A function that runs a command and returns its exit status, output and messages."""
+
+    def run(*arguments):
+        status = main([str(each) for each in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def differences(saved, command):
+    """A function that returns what `diff --json` says of two trees; the exit status is checked."""
+
+    def diff(a, b, *options):
+        status, out, err = command("diff", saved(a), saved(b), "--json", *options)
+        whole = json.loads(out)
+        assert err == ""
+        assert status == (1 if whole["differences"] else 0)
+        assert whole["equal"] is (not whole["differences"])
+        return whole["differences"]
+
+    return diff
+
+
+@pytest.fixture
+def tied(saved):
+    linear = eqx.nn.Linear(2, 4, key=KEY)
+    return saved({"embed": linear, "head": linear, "steps": 7}, metadata={"run": "first"})
+
+
+# show ---------------------------------------------------------------------------------------------------------------
+
+
+def test_show_prints_the_tree_with_ties_and_sizes(command, tied):
+    status, out, err = command("show", tied)
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == f"{tied}  {os.path.getsize(tied):,} bytes, written by sharedtree {st.__version__}"
+    assert lines[1:5] == ["2 arrays, 48 bytes", "1 place tied to an earlier one", "run: first", ""]
+    assert lines[5:] == [
+        "dict  48 bytes",
+        "  ['embed']  Linear  48 bytes",
+        "    .weight  float32[4, 2]  32 bytes",
+        "    .bias  float32[4]  16 bytes",
+        "    .in_features  2",
+        "    .out_features  4",
+        "    .use_bias  True",
+        "  ['head']  = ['embed']",
+        "  ['steps']  7",
+    ]
+
+
+def test_show_stops_at_a_depth_and_counts_what_is_below(command, tied):
+    _, out, _ = command("show", "--depth", 1, tied)
+    assert out.splitlines()[5:] == [
+        "dict  48 bytes",
+        "  ['embed']  Linear  48 bytes  ...",
+        "  ['head']  = ['embed']",
+        "  ['steps']  7",
+    ]
+    _, out, _ = command("show", "--depth", 0, tied)
+    assert out.splitlines()[5:] == ["dict  48 bytes  ..."]
+
+
+def test_show_lists_the_arrays(command, tied):
+    _, out, _ = command("show", "--arrays", tied)
+    assert [line.split() for line in out.splitlines()[5:]] == [
+        ["name", "dtype", "shape", "bytes", "kind"],
+        ["['embed'].weight", "float32", "[4,", "2]", "32", "jax"],
+        ["['embed'].bias", "float32", "[4]", "16", "jax"],
+    ]
+
+
+def test_show_json_has_the_documented_keys(command, tied):
+    status, out, _ = command("show", "--json", tied)
+    whole = json.loads(out)
+    assert status == 0
+    assert list(whole) == ["file", "file_nbytes", "library", "metadata", "nbytes", "arrays", "tree"]
+    assert whole["file_nbytes"] == os.path.getsize(tied)
+    assert whole["metadata"] == {"run": "first"}
+    assert whole["nbytes"] == 48
+    weight = {"name": "['embed'].weight", "dtype": "float32", "shape": [4, 2], "nbytes": 32, "kind": "jax"}
+    assert whole["arrays"][0] == weight
+    by_path = {line["path"]: line for line in whole["tree"]}
+    assert by_path["['head']"]["tied_to"] == "['embed']"
+    embed = {"depth": 1, "step": "['embed']", "path": "['embed']", "text": "Linear", "nbytes": 48, "tied_to": None}
+    assert by_path["['embed']"] == embed
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((8, 1), "(8, 1)"),
+        ((8,), "(8,)"),
+        ((), "()"),
+        (frozenset({1}), "frozenset({1})"),
+        (frozenset(), "frozenset()"),
+        (slice(1, None), "slice(1, None, None)"),
+        (range(3), "range(0, 3, 1)"),
+        (np.float32(0.5), "np.float32(0.5)"),
+        (b"ab", "b'ab'"),
+        (1e-5, "1e-05"),
+        (-(16**100), f"0x-1{'0' * 73}..."),
+        ("x" * 100, f"'{'x' * 76}..."),
+        (jax.nn.relu, "jax.nn:relu"),
+        (pathlib.PurePosixPath("a/b"), "PurePosixPath('a/b')"),
+        ([], "empty list"),
+        (jax.random.key(1), "PRNG key, threefry2x32, uint32[2]  8 bytes"),
+        (np.zeros(2), "float64[2] NumPy  16 bytes"),
+        (jax.ShapeDtypeStruct((2,), jnp.float32), "ShapeDtypeStruct[2]"),
+    ],
+)
+def test_values_are_shown_as_python_prints_them(command, saved, value, text):
+    _, out, _ = command("show", saved([value]))
+    (line,) = [line for line in out.splitlines() if line.startswith("  [0]")]
+    assert line == f"  [0]  {text}"
+
+
+def test_show_names_the_parts_of_a_partial_as_their_tensors_are_named(command, saved):
+    path = saved(jax.tree_util.Partial(jnp.sum, jnp.ones(3), where=jnp.ones(3, bool)))
+    _, out, _ = command("show", "--json", path)
+    whole = json.loads(out)
+    assert {array["name"] for array in whole["arrays"]} <= {line["path"] for line in whole["tree"]}
+    assert ".func" in {line["path"] for line in whole["tree"]}
+
+
+def test_a_key_that_is_a_tuple_is_shown(command, saved):
+    _, out, _ = command("show", saved({(1, "a"): 5}))
+    assert "  [(1, 'a')]  5" in out.splitlines()
+
+
+def test_a_file_cannot_send_control_characters_to_the_terminal(command, saved):
+    path = saved({"a\x1b[2J\u202eb": "\r\x07"}, metadata={"key\x1b]0;title\x07": "line\nline \x9b"})
+    for arguments in (["show", path], ["show", "--arrays", path], ["show", "--json", path], ["audit", path]):
+        _, out, err = command(*arguments)
+        assert all(char.isprintable() or char == "\n" for char in out + err), arguments
+    _, out, _ = command("show", path)
+    assert "line\\nline \\x9b" in out
+    _, out, _ = command("diff", path, saved({}))
+    assert all(char.isprintable() or char == "\n" for char in out)
+
+
+def test_a_name_that_cannot_be_encoded_is_escaped(saved):
+    path = saved({"größe": 1})
+    done = python("-m", "sharedtree", "show", path, PYTHONIOENCODING="ascii")
+    assert "['gr\\xf6\\xdfe']  1" in done.stdout
+    assert done.returncode == 0
+
+
+def test_show_of_a_deep_tree_neither_crashes_nor_floods(command, saved):
+    tree = jnp.ones(1)
+    for _ in range(20_000):
+        tree = [tree]
+    status, out, _ = command("show", saved(tree))
+    assert status == 0
+    assert len(out) < 20_000 * 1_000
+    assert "(20000) [0]  float32[1]  4 bytes" in out
+
+
+def test_show_of_values_that_share_values_is_as_long_as_the_file(command, saved):
+    tree = (jnp.ones(1),)
+    for _ in range(60):
+        tree = (tree, tree)
+    status, out, _ = command("show", saved(tree))
+    assert status == 0
+    assert len(out.splitlines()) < 200
+    assert "tuple, as at" in out
+
+
+def test_a_namedtuple_that_occurs_twice_is_no_tie(command, saved):
+    point = Point(jnp.ones(1), 2)
+    _, out, _ = command("show", saved({"a": point, "b": point}))
+    assert "Point, as at ['a']" in out
+
+
+def test_show_imports_nothing_that_the_file_names(saved, tmp_path, command):
+    module = types.ModuleType("module_of_the_file")
+    exec(
+        "import equinox as eqx\nclass Evil(eqx.Module):\n    x: int",
+        module.__dict__ | {"__name__": module.__name__},
+        module.__dict__,
+    )
+    sys.modules[module.__name__] = module
+    try:
+        path = saved(module.Evil(3))
+    finally:
+        del sys.modules[module.__name__]
+    (tmp_path / "module_of_the_file.py").write_text("raise SystemExit('imported')")
+    for arguments in (["show", path], ["diff", path, path], ["verify", path], ["audit", path]):
+        done = python("-m", "sharedtree", *arguments, cwd=tmp_path)
+        assert "imported" not in done.stderr, arguments
+        assert "Traceback" not in done.stderr, arguments
+        assert done.returncode == (1 if arguments[0] == "audit" else 0), done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
+@pytest.mark.parametrize("has_rich", [True, False])
+def test_colours_are_for_terminals_with_rich(tied, has_rich):
+    if has_rich:
+        pytest.importorskip("rich")
+    code = "import sys; from sharedtree.__main__ import main; "
+    code += "" if has_rich else "sys.modules['rich'] = sys.modules['rich.console'] = None; "
+    ours, theirs = pty.openpty()
+    arguments = [sys.executable, "-c", f"{code}sys.exit(main(['show', {tied!r}]))"]
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    done = subprocess.run(arguments, stdout=theirs, env={**environment, "TERM": "xterm-256color"}, check=True)
+    os.close(theirs)
+    out = b""
+    try:
+        while part := os.read(ours, 4096):
+            out += part
+    except OSError:  # how Linux says that the other end is closed
+        pass
+    os.close(ours)
+    assert done.returncode == 0
+    assert (b"\x1b[" in out) is has_rich
+    assert b"= ['embed']" in out.replace(b"\x1b[0m", b"").replace(b"\x1b[33m", b"")
+
+
+# verify -------------------------------------------------------------------------------------------------------------
+
+
+def damaged(path, old, new):
+    data = pathlib.Path(path).read_bytes()
+    assert data.count(old) == 1
+    pathlib.Path(path).write_bytes(data.replace(old, new))
+
+
+def test_verify_says_that_files_are_whole(command, tied, saved):
+    other = saved([np.zeros(3)])
+    status, out, err = command("verify", tied, other)
+    assert (status, err) == (0, "")
+    assert out.splitlines() == [f"{tied}: whole, 2 arrays, 48 bytes", f"{other}: whole, 1 array, 24 bytes"]
+
+
+def test_verify_names_each_damaged_tensor_and_chunk(command, saved, tied):
+    large = np.zeros(3 * 2**20, np.float32)  # three chunks of 4 MiB
+    large[0], large[-1] = 1.25, 2.25
+    path = saved({"large": large, "small": np.full(3, 7.5), "whole": np.ones(2)})
+    damaged(path, np.float32(1.25).tobytes(), np.float32(1.5).tobytes())
+    damaged(path, np.float32(2.25).tobytes(), np.float32(2.5).tobytes())
+    damaged(path, np.full(3, 7.5).tobytes(), np.full(3, 8.5).tobytes())
+    status, out, err = command("verify", path, tied)
+    assert status == 1
+    assert out.splitlines() == [f"{tied}: whole, 2 arrays, 48 bytes"]
+    assert f"`{path}` is damaged" in err
+    assert "    `['large']`, chunk 0, 2\n    `['small']`, chunk 0\n" in err
+    assert "whole'" not in err
+    status, out, err = command("verify", "--json", path)
+    assert (status, err) == (1, "")
+    (found,) = json.loads(out)["files"]
+    assert found["whole"] is False
+    assert found["damage"] == [
+        {"tensor": "['large']", "chunk": 0},
+        {"tensor": "['large']", "chunk": 2},
+        {"tensor": "['small']", "chunk": 0},
+    ]
+
+
+@pytest.mark.parametrize("how", ["header", "cut"])
+def test_a_damaged_header_and_a_file_cut_short_are_damage(command, tied, how):
+    data = pathlib.Path(tied).read_bytes()
+    pathlib.Path(tied).write_bytes(data.replace(b"Linear", b"Linfar", 1) if how == "header" else data[:-1])
+    status, out, err = command("verify", tied)
+    assert (status, out) == (1, "")
+    assert tied in err
+    assert "Traceback" not in err
+    with pytest.raises(st.CorruptFileError):
+        st.load(tied)
+    for other in ("show", "audit"):
+        status, out, err = command(other, tied)
+        assert (status, out) == (2, "")
+        assert tied in err
+
+
+def test_what_cannot_be_checked_is_trouble(command, tied, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("no checkpoint at all")
+    missing = tmp_path / "missing"
+    status, out, err = command("verify", missing, text, tied)
+    assert status == 2
+    assert f"{missing}: No such file or directory" in err
+    assert f"`{text}` is not a sharedtree file" in err
+    assert f"{tied}: whole" in out
+    status, out, _ = command("verify", "--json", missing, tied)
+    assert status == 2
+    files = json.loads(out)["files"]
+    assert [each["whole"] for each in files] == [None, True]
+    assert list(files[1]) == ["file", "whole", "nbytes", "num_arrays", "damage", "error"]
+    assert (files[1]["nbytes"], files[1]["num_arrays"], files[1]["damage"], files[1]["error"]) == (48, 2, [], None)
+
+
+# audit --------------------------------------------------------------------------------------------------------------
+
+
+def test_audit_of_a_file_that_gets_all_it_names(command, tied):
+    status, out, err = command("audit", tied)
+    assert (status, err) == (0, "")
+    assert [line.split() for line in out.splitlines()][1] == ["equinox.nn:Linear", "class", "allowed", "['embed']"]
+
+
+def test_audit_of_a_file_that_names_what_it_may_not(command, saved):
+    path = saved({"pair": Pair(1, jax.nn.relu), "colour": Colour.RED})
+    pair, colour = f"{__name__}:Pair", f"{__name__}:Colour"
+    status, out, err = command("audit", path)
+    assert (status, err) == (1, "")
+    assert "REFUSED: not on the allow-list" in out
+    assert f'    sharedtree.load(path, trusted=["{colour}", "{pair}"])' in out.splitlines()
+
+    status, out, _ = command("audit", "--json", path, "--trusted", pair)
+    whole = json.loads(out)
+    assert status == 1
+    assert list(whole) == ["file", "requests", "allow_list"]
+    assert whole["allow_list"] == [colour]
+    by_name = {request["name"]: request for request in whole["requests"]}
+    assert by_name[pair] == {
+        "name": pair, "kind": "class", "paths": ["['pair']"], "allowed": True, "found": True, "why": "",
+    }  # fmt: skip
+    assert by_name[colour]["allowed"] is False
+
+    status, out, _ = command("audit", path, "--trusted", pair, "--trusted", colour)
+    assert status == 0
+    assert st.load(path, trusted=[pair, colour])["colour"] is Colour.RED
+
+
+def test_a_name_that_is_none_is_trouble(command, tied):
+    status, out, err = command("audit", tied, "--trusted", "no name")
+    assert (status, out) == (2, "")
+    assert "no name" in err
+
+
+# diff: structure ----------------------------------------------------------------------------------------------------
+
+
+def everything():
+    w = jnp.arange(3.0)
+    linear = eqx.nn.Linear(2, 4, key=KEY)
+    return {
+        "module": linear, "again": linear, "array": w, "list": [w, w, {"deep": (1, (2, w))}],
+        "values": (None, True, 1, 1.5, math.nan, -0.0, 2j, "text", b"bytes", ..., slice(1, 2), range(4), np.int8(3)),
+        "set": {1, "a", (1, 2)}, "frozen": frozenset({Colour.RED, 3}), "enum": Colour.BLUE, (1, "k"): [1],
+        "partial": jax.tree_util.Partial(jnp.sum, w, axis=0), "point": Point(1, w), "key": jax.random.key(3),
+        "numpy": np.array([math.nan, 1.0]), "path": pathlib.PurePosixPath("a"), "dtype": np.dtype("float32"),
+        "default": collections.defaultdict(list, {1: [2]}), "deque": collections.deque([1, w], maxlen=3),
+        "struct": jax.ShapeDtypeStruct((2,), jnp.float32), "empty": jnp.zeros((0, 3)),
+    }  # fmt: skip
+
+
+def test_equal_files_are_equal(command, saved):
+    a, b = saved(everything()), saved(everything())
+    status, out, err = command("diff", a, b)
+    assert (status, out, err) == (0, "no differences\n", "")
+
+
+CHANGES = [
+    (1, 2, "1", "2"),
+    (1, True, "1", "True"),
+    (1, 1.0, "1", "1.0"),
+    (0.0, -0.0, "0.0", "-0.0"),
+    (None, 1, "None", "1"),
+    ("a", b"a", "'a'", "b'a'"),
+    (Colour.RED, Colour.BLUE, "Colour.RED", "Colour.BLUE"),
+    (slice(1, 2), slice(1, 3), "slice(1, 2, None)", "slice(1, 3, None)"),
+    (jax.nn.relu, jax.nn.gelu, "jax.nn:relu", "jax.nn:gelu"),
+    (np.int8(1), np.int16(1), "np.int8(1)", "np.int16(1)"),
+    ([1], (1,), "list", "(1,)"),
+    ([], {}, "empty list", "empty dict"),
+    (jnp.ones(2), None, "float32[2]", "None"),
+    (jnp.ones(2), jnp.ones(3), "float32[2]", "float32[3]"),
+    (jnp.ones(2), jnp.ones((2, 1)), "float32[2]", "float32[2, 1]"),
+    (jnp.ones(2), np.ones(2, np.float32), "float32[2]", "float32[2] NumPy"),
+    (jnp.ones(2), jnp.ones(2, jnp.int32), "float32[2]", "int32[2]"),
+    (jnp.ones(()), jnp.asarray(1.0), "float32[]", "float32[] weak"),
+    ("x" * 100, "x" * 99 + "y", "x" * 100, "x" * 99 + "y"),
+    (
+        jax.ShapeDtypeStruct((2,), jnp.float32),
+        jax.ShapeDtypeStruct((3,), jnp.float32),
+        "ShapeDtypeStruct[2]",
+        "ShapeDtypeStruct[3]",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "old_text", "new_text"), CHANGES, ids=[f"{a[2][:9]}-{a[3][:9]}" for a in CHANGES]
+)
+def test_what_was_changed_is_told(differences, old, new, old_text, new_text):
+    (found,) = differences({"it": old, "other": 1}, {"it": new, "other": 1})
+    assert found["what"] == "changed"
+    assert found["paths"] == ["['it']"]
+    assert (old_text in found["old"], new_text in found["new"]) == (True, True)
+
+
+def test_parts_that_were_added_and_removed(differences):
+    found = differences({"a": [1, 2], "old": jnp.ones(2)}, {"a": [1, 2, 3], "new": {"x": 1}})
+    assert found == [
+        {"what": "removed", "paths": ["['old']"], "old": "float32[2]"},
+        {"what": "added", "paths": ["['new']"], "new": "dict"},
+        {"what": "added", "paths": ["['a'][2]"], "new": "3"},
+    ]
+
+
+def test_members_of_sets_and_keys_are_matched_by_what_they_are(differences):
+    a = {"set": {(1, 2), Colour.RED, 5}, (1, (2,)): "x", 1: "int", Colour.RED: 0}
+    b = {"set": {5, Colour.BLUE, (1, 2)}, (1, (2,)): "y", 1: "int", Colour.RED: 0}
+    changed, removed, added = sorted(differences(a, b), key=lambda each: each["what"] != "changed")
+    assert (changed["what"], changed["old"], changed["new"]) == ("changed", "'x'", "'y'")
+    assert removed == {"what": "removed", "paths": ["['set']{Colour.RED}"], "old": "Colour.RED"}
+    assert added == {"what": "added", "paths": ["['set']{Colour.BLUE}"], "new": "Colour.BLUE"}
+
+
+def test_the_order_of_keys_is_told(differences):
+    (found,) = differences({"x": 1, "y": 2, "gone": 3}, {"y": 2, "x": 1, "gone": 3})
+    assert found == {"what": "order", "paths": [""], "old": "['x'], ['y'], ['gone']", "new": "['y'], ['x'], ['gone']"}
+
+
+def module_class(fields, name="Layer", version=0):
+    """A class of that name with those fields, in a module that can be imported while it is saved."""
+    module = sys.modules.setdefault("module_with_layer", types.ModuleType("module_with_layer"))
+    cls = type(name, (eqx.Module,), {"__annotations__": dict.fromkeys(fields, object), "__module__": module.__name__})
+    if version:
+        cls.__sharedtree_version__ = version
+    setattr(module, name, cls)
+    return cls
+
+
+@pytest.fixture
+def layers(saved, command):
+    """A function that saves instances of two classes, each while it is the one of that name, and compares them."""
+
+    def compare(first, second):
+        paths = [saved([make()]) for make in (first, second)]
+        status, out, _ = command("diff", *paths, "--json")
+        assert status == 1
+        return json.loads(out)["differences"]
+
+    yield compare
+    sys.modules.pop("module_with_layer", None)
+
+
+def test_a_renamed_field_is_recognised_and_its_value_compared(layers):
+    found = layers(
+        lambda: module_class(["weight", "size"])(jnp.ones(2), 3),
+        lambda: module_class(["kernel", "size"])(jnp.zeros(2), 3),
+    )
+    assert found[0] == {"what": "renamed", "paths": ["[0].kernel"], "old": ".weight", "new": ".kernel"}
+    assert (found[1]["what"], found[1]["paths"], found[1]["max_abs_difference"]) == ("values", ["[0].kernel"], 1.0)
+    assert len(found) == 2
+
+
+def test_a_field_of_another_kind_is_not_taken_for_the_same(layers):
+    found = layers(lambda: module_class(["weight"])(jnp.ones(2)), lambda: module_class(["count"])(3))
+    assert [(each["what"], each["paths"]) for each in found] == [("removed", ["[0].weight"]), ("added", ["[0].count"])]
+
+
+def test_a_renamed_class_is_told_and_its_fields_compared(layers):
+    found = layers(lambda: module_class(["a"], "Old")(1), lambda: module_class(["a"], "New")(2))
+    assert found == [
+        {"what": "changed", "paths": ["[0]"], "old": "Old", "new": "New"},
+        {"what": "changed", "paths": ["[0].a"], "old": "1", "new": "2"},
+    ]
+
+
+def test_another_version_of_a_class_is_told(layers):
+    (found,) = layers(lambda: module_class(["a"])(1), lambda: module_class(["a"], version=2)(1))
+    assert found["what"] == "changed"
+    assert "module_with_layer:Layer, version 2" in found["new"]
+    assert "version" not in found["old"]
+
+
+def test_metadata_is_compared(command, saved):
+    a, b = saved(1, metadata={"run": "one", "same": "x"}), saved(1, metadata={"run": "two", "same": "x", "new": ""})
+    status, out, _ = command("diff", a, b)
+    assert status == 1
+    assert out.splitlines() == ["~ metadata run  'one' -> 'two'", "~ metadata new  none -> ''", "2 differences"]
+
+
+# diff: ties ---------------------------------------------------------------------------------------------------------
+
+
+def linear(value=1.0):
+    return eqx.tree_at(
+        lambda m: m.weight, eqx.nn.Linear(2, 2, use_bias=False, key=KEY), jnp.full((2, 2), value, jnp.float32)
+    )
+
+
+def ties_of(found):
+    return [(each["what"], each["paths"]) for each in found if each["what"] in ("tied", "untied")]
+
+
+def test_a_tie_that_was_broken_and_one_that_was_made(differences):
+    x, y = linear(), linear()
+    tied = Pair(x, x)
+    untied = Pair(x, y)
+    assert differences(tied, untied) == [{"what": "untied", "paths": [".first", ".second"]}]
+    assert differences(untied, tied) == [{"what": "tied", "paths": [".first", ".second"]}]
+
+
+def test_only_the_top_of_what_is_tied_is_told(differences):
+    deep = lambda: Pair([linear()], {"x": jnp.ones(2)})
+    x = deep()
+    assert ties_of(differences([x, x], [x, deep()])) == [("untied", ["[0]", "[1]"])]
+
+
+def test_a_tie_that_moved_further_down(differences):
+    w = jnp.ones(2)
+    module = Pair(w, 1)
+    assert ties_of(differences([module, module], [module, Pair(w, 1)])) == [
+        ("untied", ["[0]", "[1]"]),
+        ("tied", ["[0].first", "[1].first"]),
+    ]
+
+
+def test_ties_between_other_places(differences):
+    x, y = jnp.ones(2), jnp.ones(2)
+    assert ties_of(differences([x, x, y], [x, y, y])) == [("untied", ["[0]", "[1]"]), ("tied", ["[1]", "[2]"])]
+
+
+def test_a_tie_that_became_larger(differences):
+    x, y = jnp.ones(2), jnp.ones(2)
+    assert ties_of(differences([x, x, y], [x, x, x])) == [
+        ("untied", ["[0]", "[1]"]),
+        ("tied", ["[0]", "[1]", "[2]"]),
+    ]
+
+
+def test_a_tie_with_a_part_that_only_one_file_has(differences):
+    x = linear()
+    assert differences({"embed": x, "head": x}, {"embed": x}) == [
+        {"what": "removed", "paths": ["['head']"], "old": "Linear"},
+        {"what": "untied", "paths": ["['embed']", "['head']"]},
+    ]
+    assert ties_of(differences({"embed": x}, {"embed": x, "new": [x]})) == [("tied", ["['embed']", "['new'][0]"])]
+    assert ties_of(differences({"embed": x}, {"embed": x, "new": [linear(), linear()]})) == []
+
+
+def test_what_differs_in_a_tied_part_is_told_once(differences):
+    x, y = linear(1.0), linear(2.0)
+    found = differences(Pair(x, x), Pair(y, y))
+    assert [(each["what"], each["paths"]) for each in found] == [("values", [".first.weight"])]
+
+
+def test_untied_parts_are_both_compared(differences):
+    x = linear(1.0)
+    found = differences(Pair(x, x), Pair(linear(2.0), linear(3.0)))
+    assert [(each["paths"], each["max_abs_difference"]) for each in found if each["what"] == "values"] == [
+        ([".first.weight"], 1.0),
+        ([".second.weight"], 2.0),
+    ]
+
+
+def test_values_that_happen_to_be_shared_are_no_ties(differences):
+    shape = (1, (2, 3))
+    assert differences([shape, shape], [(1, (2, 3)), (1, (2, 3))]) == []
+
+
+def test_deep_and_much_shared_files_are_compared_in_a_moment(command, saved):
+    def tree(last):
+        value = [jnp.full(1, last)]
+        for _ in range(60):
+            value = (value, value)
+        for _ in range(20_000):
+            value = [value]
+        return value
+
+    a, b, c = saved(tree(1.0)), saved(tree(2.0)), saved(tree(1.0))
+    assert command("diff", a, c)[0] == 0
+    status, out, _ = command("diff", a, b)
+    assert status == 1
+    assert "1 of 1 element differ, by up to 1" in out
+    assert len(out) < 2_000
+
+
+def test_ties_agree_with_those_of_the_library(differences):
+    """On models whose ties are known to `st.ties`, the lists of both sides are what is told."""
+    x, y, z = linear(), linear(), jnp.ones(2)
+    a = Pair([x, y, x], {"m": z, "n": z})
+    b = Pair([x, y, y], {"m": z, "n": jnp.ones(2)})
+    expected = [("untied", list(tie.paths)) for tie in st.ties(a)] + [("tied", list(tie.paths)) for tie in st.ties(b)]
+    assert ties_of(differences(a, b)) == expected
+
+
+# diff: values -------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_compared_element_by_element(differences):
+    a = np.array([1.0, math.nan, math.inf, 2.0, 3.0], np.float32)
+    b = np.array([1.0, math.nan, math.inf, 2.5, 1.0], np.float32)
+    (found,) = differences([a], [b])
+    assert found == {
+        "what": "values", "paths": ["[0]"], "old": "float32[5] NumPy", "new": "float32[5] NumPy",
+        "differing": 2, "size": 5, "max_abs_difference": 2.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "differing", "largest"),
+    [
+        ([1.0], [math.nan], 1, "nan"),
+        ([math.inf], [1.0], 1, "inf"),
+        ([0.0], [-0.0], 1, 0.0),
+        ([math.inf, 1.0], [-math.inf, 1.0], 1, "inf"),
+    ],
+)
+def test_numbers_that_are_none(differences, old, new, differing, largest):
+    (found,) = differences([np.array(old)], [np.array(new)])
+    assert (found["differing"], found["max_abs_difference"]) == (differing, largest)
+
+
+DTYPES = [
+    np.bool_, np.int8, np.uint8, np.int64, np.uint64, np.float16, np.float32, np.float64, np.complex64, np.complex128,
+    np.longdouble, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4, ml_dtypes.uint4,
+    "datetime64[s]", "timedelta64[ms]", ">f8", ">i4",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_can_be_compared(differences, dtype):
+    a = np.array([0, 1, 1, 0]).astype(dtype)
+    b = np.array([0, 1, 0, 0]).astype(dtype)
+    assert differences([a], [a.copy()]) == []
+    (found,) = differences([a], [b])
+    assert (found["differing"], found["size"], found["max_abs_difference"]) == (1, 4, 1)
+
+
+def test_integers_are_compared_exactly():
+    low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+    assert elementwise(np.array([low, 1]), np.array([high, 1])) == (1, 2**64 - 1)
+    assert elementwise(np.array([2**53]), np.array([2**53 + 1])) == (1, 1)
+    assert elementwise(np.array([2**64 - 1], np.uint64), np.array([2**64 - 2], np.uint64)) == (1, 1)
+
+
+def test_arrays_of_other_dtypes_are_compared_by_value(differences):
+    changed, values = differences([np.array([1.0, 2.5])], [np.array([1.0, 2.0], np.float32)])
+    assert changed["what"] == "changed"
+    assert (values["differing"], values["max_abs_difference"]) == (1, 0.5)
+    found = differences([np.array([1, 2], "datetime64[s]")], [np.array([1, 2])])
+    assert [each["what"] for each in found] == ["changed"]
+
+
+def test_prng_keys_and_empty_arrays(differences):
+    assert [each["what"] for each in differences([jax.random.key(1)], [jax.random.key(2)])] == ["values"]
+    found = differences([jax.random.key(1)], [jax.random.key(1, impl="rbg")])
+    assert found[0]["what"] == "changed"
+    assert (
+        differences(
+            [np.zeros((0, 2)), np.zeros(3, jax.dtypes.float0)], [np.zeros((0, 2)), np.zeros(3, jax.dtypes.float0)]
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (3,), (2**20,), (2**20 + 1,), (3, 2**20), (2, 3, 700, 700), (5, 2**21), (2, 1, 2**21)]
+)
+def test_pieces_cover_an_array_once(shape):
+    seen = np.zeros(shape, np.uint8)
+    for selection, part in pieces(shape):
+        assert seen[selection].shape == part
+        assert math.prod(part) <= 2**20
+        seen[selection] += 1
+    assert (seen == 1).all()
+
+
+def test_large_arrays_are_compared_in_little_memory(command, saved):
+    a = np.zeros((3, 5, 2**20), np.float32)  # 60 MiB
+    b = a.copy()
+    b[2, 4, -1], b[0, 0, 0] = 0.25, -3
+    paths = saved([a]), saved([b])
+    del a, b
+    code = "import resource, sys; from sharedtree.__main__ import main; "
+    code += "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; status = main(sys.argv[1:]); "
+    code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before); sys.exit(status)"
+    done = python("-c", code, "diff", *paths)
+    assert done.returncode == 1, done.stderr
+    assert "2 of 15,728,640 elements differ, by up to 3" in done.stdout
+    assert int(done.stdout.splitlines()[-1]) < 40 * 2**10  # KiB; one of the arrays has 60 MiB
+
+
+def test_structure_reads_no_array(command, saved):
+    a, b = saved([np.full(3, 7.5)]), saved([np.full(3, 7.5)])
+    damaged(b, np.full(3, 7.5).tobytes(), np.full(3, 8.5).tobytes())
+    assert command("diff", "--structure", a, b)[0] == 0
+    status, out, err = command("diff", a, b)
+    assert status == 2
+    assert "damaged" in err
+
+
+def test_diff_says_what_it_finds(command, saved):
+    x = linear()
+    a = saved({"pair": Pair(x, x), "n": 3, "old": 1})
+    b = saved({"pair": Pair(x, linear(1.5)), "n": 4, "new": [1]})
+    status, out, err = command("diff", a, b)
+    assert (status, err) == (1, "")
+    assert out.splitlines() == [
+        "- ['old']  1",
+        "+ ['new']  list",
+        "~ ['pair'].second.weight  float32[2, 2]: 4 of 4 elements differ, by up to 0.5",
+        "~ ['n']  3 -> 4",
+        "- tie  ['pair'].first is ['pair'].second",
+        "5 differences",
+    ]
+
+
+def test_diff_agrees_with_the_loaded_trees(saved, command):
+    """Against an oracle that loads both: `eqx.tree_equal` on random perturbations of one leaf."""
+    model = eqx.nn.MLP(2, 2, 3, depth=2, key=KEY)
+    leaves, treedef = jax.tree.flatten(model)
+    path = saved(model)
+    arrays = [i for i, leaf in enumerate(leaves) if eqx.is_array(leaf)]
+    for i in arrays:
+        changed = treedef.unflatten([leaf.at[-1].add(0.5) if j == i else leaf for j, leaf in enumerate(leaves)])
+        status, out, _ = command("diff", path, saved(changed), "--json")
+        assert bool(eqx.tree_equal(model, changed)) is (status == 0) is False
+        (found,) = json.loads(out)["differences"]
+        expected = np.abs(np.asarray(changed_leaf(changed, i)) - np.asarray(leaves[i]))
+        assert (found["differing"], found["max_abs_difference"]) == ((expected > 0).sum(), expected.max())
+
+
+def changed_leaf(model, i):
+    return jax.tree.leaves(model)[i]
+
+
+@hypothesis.strategies.composite
+def two_trees(draw):
+    """Two lists that have some of their parts in common."""
+    pool = draw(hypothesis.strategies.lists(trees(size=4), min_size=2, max_size=3))
+    chosen = hypothesis.strategies.lists(hypothesis.strategies.integers(0, len(pool) - 1), max_size=4)
+    return [pool[i] for i in draw(chosen)], [pool[i] for i in draw(chosen)]
+
+
+@hypothesis.given(two_trees())
+def test_files_are_equal_exactly_if_their_trees_are(both):
+    """Against an oracle that knows nothing of files."""
+    one, other = both
+    files = [st.to_bytes(tree) for tree in (one, other, one)]
+    assert found_in(files[0], files[2]) == []
+    try:
+        assert_isomorphic(one, other)
+    except AssertionError:
+        # The commands take all NaN for the same, the oracle does not.
+        assert found_in(*files[:2]) or b"nan" in files[0] or "nan" in str(one)
+    else:
+        assert found_in(*files[:2]) == []
+
+
+def found_in(a, b):
+    with Opened(a) as first, Opened(b) as second:
+        return list(compare(first, second))
+
+
+# trouble ------------------------------------------------------------------------------------------------------------
+
+
+def python(*arguments, cwd=None, **environment):
+    root = str(pathlib.Path(st.__file__).parent.parent)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": root, **environment},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("arguments", [["show"], ["audit"], ["diff"]])
+def test_trouble_is_one_message_and_status_2(command, tmp_path, tied, arguments):
+    others = [tied] if arguments == ["diff"] else []
+    text = tmp_path / "text"
+    text.write_text("not a file of ours")
+    for bad, message in (
+        (tmp_path / "missing", "No such file"),
+        (tmp_path, "Is a directory"),
+        (text, "not a sharedtree"),
+    ):
+        status, out, err = command(*arguments, bad, *others)
+        assert (status, out) == (2, ""), bad
+        assert message in err
+        assert "Traceback" not in err
+
+
+def test_a_newer_format_is_trouble(command, tied):
+    data = pathlib.Path(tied).read_bytes()
+    start = data.index(b'"sharedtree.header":"') + len(b'"sharedtree.header":"')
+    changed = data.replace(b'\\"format\\":1', b'\\"format\\":9')
+    length = 8 + int.from_bytes(changed[:8], "little")
+    header = bytearray(changed[:length])
+    header[start : start + 8] = b"0" * 8
+    header[start : start + 8] = f"{zlib.crc32(header):08x}".encode()
+    pathlib.Path(tied).write_bytes(bytes(header) + changed[length:])
+    for name in ("show", "verify", "audit"):
+        status, out, err = command(name, tied)
+        assert (status, out) == (2, "")
+        assert "pip install --upgrade sharedtree" in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["show"], ["show", "--depth", "-1", "x"], ["verify"], ["diff", "x"]])
+def test_wrong_arguments_exit_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+def test_a_reader_that_leaves_is_no_error(saved):
+    path = saved([[f"line {i}"] for i in range(50_000)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sharedtree", "show", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+
+
+def test_text_is_made_printable():
+    assert printable("plain ü") == "plain ü"
+    assert printable("a\x1b\n\ud800") == "a\\x1b\\n\\ud800"
+    assert columns([("a", "bb"), ("ccc", "d")]) == ["a    bb", "ccc  d"]
