@@ -1,13 +1,14 @@
 """The numbers that are followed from one version to the next, each with a name.
 
-All are ratios within one run, so that they can be compared between machines, as far as anything can.
+They are ratios within one run, so that they can be compared between machines, as far as anything can. The one that is
+not, the time to map a file, is of what should take no time anywhere.
 """
 
 import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import compiling, dispatch, growth, memory, training
+from . import _libraries, compiling, dispatch, growth, memory, saving_memory, serialising, training
 from ._measuring import TIME, Measured
 from ._models import BLOCKS, LAYERS, NO_TIES, ONE_BLOCK
 from ._names import BY_HAND, EQUINOX, FLAT, JAX, NNX, SHAREDTREE, UNTIED
@@ -20,12 +21,14 @@ class Figure(NamedTuple):
     Attributes:
         name: what it is.
         of: run → the number; `KeyError` if the run has not got what it takes.
-        is_share: whether it is shown in percent.
+        form: how it is printed, as in an f-string.
+        unit: what is printed after it.
     """
 
     name: str
     of: Callable[[Results], float]
-    is_share: bool = False
+    form: str = ".2f"
+    unit: str = ""
 
     def text(self, results: Results) -> str:
         """The number as it is printed; a dash if the run did not measure it."""
@@ -33,7 +36,7 @@ class Figure(NamedTuple):
             value = self.of(results)
         except KeyError:
             return "-"
-        return f"{value:.1%}" if self.is_share else f"{value:.2f}"
+        return f"{value:{self.form}}{self.unit}"
 
 
 def _ratio(case: str, implementation: str, to: str, measurement: str = TIME) -> Callable[[Results], float]:
@@ -89,10 +92,41 @@ def _figures() -> list[Figure]:
             f"growth: (`{SHAREDTREE}` - `{FLAT}`) per leaf, 10,000 in and out / 1000 in and out",
             _growth(10_000, growth.BOTH_WAYS),
         ),
-        Figure("plans / trace and compile, the demo's step", _plans(compiling.DEMO), is_share=True),
-        Figure("plans / trace and compile, 1,004 leaves", _plans(compiling.name_of(1004)), is_share=True),
+        Figure("plans / trace and compile, the demo's step", _plans(compiling.DEMO), form=".1%"),
+        Figure("plans / trace and compile, 1,004 leaves", _plans(compiling.name_of(1004)), form=".1%"),
     ]
-    return found
+    return found + _of_serialising()
+
+
+def _of_serialising() -> list[Figure]:
+    ours, raw, equinox = _libraries.SHAREDTREE, _libraries.RAW, _libraries.EQUINOX
+    save, load, mapped = serialising.save_name(512), serialising.load_name(512), serialising.map_name(512)
+    unchecked, part, whole = _libraries.UNCHECKED, serialising.PART, serialising.WHOLE
+    tied, size = serialising.SAVE_TIED, serialising.SIZE
+    return [
+        Figure("file size / bytes of unique arrays, the demo's model", _ratio(tied, ours, raw, size), ".5f"),
+        Figure("file size / bytes of unique arrays, 512 MiB", _ratio(save, ours, raw, size), ".5f"),
+        Figure("save 512 MiB: with digests and fsync / raw bytes with fsync", _ratio(save, ours, raw)),
+        Figure("load 512 MiB: without digests / raw bytes, one `readinto`", _ratio(load, unchecked, raw)),
+        Figure("load 512 MiB: with digests / raw bytes, one `readinto`", _ratio(load, ours, raw)),
+        Figure(
+            "load 512 MiB with `mmap=True`, without digests", _milliseconds(mapped, _libraries.MAPPED), ".1f", " ms"
+        ),
+        Figure(f"save 2,000 small arrays: `{ours}` / `{equinox}`", _ratio(serialising.SAVE_SMALL, ours, equinox)),
+        Figure(f"load 2,000 small arrays: `{ours}` / `{equinox}`", _ratio(serialising.LOAD_SMALL, ours, equinox)),
+        Figure("peak memory while saving 512 MiB, beyond the model / the largest array", _peak_while_saving),
+        Figure("load 1% of 2 GiB with `select` / all of it", _ratio(serialising.PART_NAME, part, whole), ".3f"),
+    ]
+
+
+def _milliseconds(case: str, implementation: str) -> Callable[[Results], float]:
+    return lambda results: 1000 * results.cases[case].median(implementation)
+
+
+def _peak_while_saving(results: Results) -> float:
+    found = results.cases[saving_memory.name_of(512)]
+    ours = _libraries.SHAREDTREE
+    return found.median(ours, saving_memory.EXTRA) / found.median(ours, saving_memory.LARGEST)
 
 
 FIGURES = _figures()

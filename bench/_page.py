@@ -15,6 +15,7 @@ _PLOTS = {
     "dispatch": ("dispatch.svg", "dispatch-blocks.svg", "dispatch-one-block.svg"),
     "training": ("training.svg",),
     "growth": ("growth.svg", "growth-in.svg"),
+    "serialising": ("save-large.svg", "load-large.svg", "save-small.svg", "load-small.svg"),
 }
 
 

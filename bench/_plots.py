@@ -3,10 +3,12 @@
 import pathlib
 from typing import Any
 
+from ._libraries import EQUINOX, SHAREDTREE as OURS
 from ._measuring import TIME, Measured
 from ._models import BLOCKS, LAYERS, NO_TIES, ONE_BLOCK
 from ._names import SHAREDTREE
 from ._results import Results
+from .serialising import LARGE, SMALL
 
 _INK = "#808080"
 _COLOURS = ("#3b82f6", "#e11d48", "#f59e0b", "#10b981", "#a855f7", "#06b6d4", "#84a010", "#c06030")
@@ -47,6 +49,10 @@ def write_plots(run: Results, folder: pathlib.Path) -> list[str]:
         "growth-in": (_lines, _of(cases, "growth", way="in"), "µs per call and leaf, all in and one block out"),
         "training": (_bars, _of(cases, "training"), "time of a step, relative to the tie by hand"),
     }
+    for work in ("save", "load"):
+        for name, model, reference in (("large", LARGE, OURS), ("small", SMALL, EQUINOX)):
+            chosen = _of(cases, "serialising", work=work, model=model, reference=reference)
+            drawings[f"{work}-{name}"] = (_times, chosen, f"ms to {work} {model}")
     written: list[str] = []
     for name, (draw, chosen, title) in drawings.items():
         if chosen:
@@ -116,12 +122,23 @@ def _bars(axes: Any, cases: list[Measured]) -> None:
     axes.invert_yaxis()
 
 
+def _times(axes: Any, cases: list[Measured]) -> None:
+    (case,) = cases
+    names = sorted(case.rounds, key=case.median)
+    colours = [_COLOURS[0] if name.startswith(OURS) else _INK for name in names]
+    bars = axes.barh(names, [1000 * case.median(name) for name in names], 0.7, color=colours)
+    axes.bar_label(bars, [f" {1000 * case.median(name):,.3g}" for name in names], color=_INK, fontsize=8)
+    axes.invert_yaxis()
+
+
 def _plain(axes: Any) -> None:
     axes.tick_params(colors=_INK, which="both")
     axes.grid(visible=True, color=_INK, alpha=0.25, linewidth=0.5)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(_INK)
+    if not axes.get_legend_handles_labels()[0]:
+        return
     legend = axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     for text in legend.get_texts():
         text.set_color(_INK)

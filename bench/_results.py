@@ -13,7 +13,10 @@ from ._measuring import Measured
 
 FORMAT = 1
 
-LIBRARIES = ("jax", "jaxlib", "equinox", "numpy", "optax", "flax", "brainstate")
+LIBRARIES = (
+    *("jax", "jaxlib", "equinox", "numpy", "optax", "flax", "brainstate"),
+    *("orbax-checkpoint", "safetensors", "jaxon"),
+)
 
 
 class Results(NamedTuple):

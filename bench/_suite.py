@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from . import compiling, dispatch, flattening, growth, memory, training
+from . import compiling, dispatch, flattening, growth, memory, saving_memory, serialising, training
 from ._measuring import Case, Effort
 
 GROUPS: dict[str, Callable[[Effort], list[Case]]] = {
@@ -12,6 +12,7 @@ GROUPS: dict[str, Callable[[Effort], list[Case]]] = {
     "memory": memory.cases,
     "flattening": flattening.cases,
     "growth": growth.cases,
+    "serialising": lambda effort: [*serialising.cases(effort), *saving_memory.cases(effort)],
 }
 
 

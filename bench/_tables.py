@@ -46,10 +46,10 @@ def group_tables(run: Results) -> dict[str, str]:
     for group in dict.fromkeys(case.group for case in run.cases.values()):
         cases = [case for case in run.cases.values() if case.group == group]
         parts: list[str] = []
-        by_columns: dict[tuple[str, ...], list[Measured]] = {}
+        by_columns: dict[tuple[tuple[str, ...], ...], list[Measured]] = {}
         for case in cases:
-            by_columns.setdefault((*case.rounds, *case.unavailable), []).append(case)
-        for names, alike in by_columns.items():
+            by_columns.setdefault((tuple(case.units), (*case.rounds, *case.unavailable)), []).append(case)
+        for (_, names), alike in by_columns.items():
             for measurement, unit in alike[0].units.items():
                 rows = [[case.name, *(_cell(case, name, measurement, unit) for name in names)] for case in alike]
                 title = f"*{measurement}*\n\n" if len(alike[0].units) > 1 else ""

@@ -10,13 +10,14 @@ out first, in one more pass over the arrays.
 
 import io
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from ._digest import RunningDigests, SecondThread
-from ._dtypes import nbytes_of, stored
+from ._dtypes import nbytes_of, on_disk, stored
 from ._header import (
     ALIGNMENT,
     MANIFEST_TENSOR,
@@ -133,14 +134,26 @@ def _place(source: TensorSource, nbytes: int) -> int:
     return -ALIGNMENT if nbytes and nbytes % ALIGNMENT == 0 else -source.dtype.alignment
 
 
-def _pieces_of(source: TensorSource) -> Iterator[memoryview]:
+def _array_of(source: TensorSource) -> np.ndarray[Any, Any] | Sharded:
     array = source.array()
     if array.dtype != source.dtype or array.shape != source.shape:
         raise ValueError(
             f"The array at `{source.name}` was of dtype {source.dtype} and shape {source.shape} and now is of dtype "
             f"{array.dtype} and shape {array.shape}: something changed it while it was being saved."
         )
-    return pieces(array)
+    return array
+
+
+def _pieces_of(source: TensorSource) -> Iterator[memoryview]:
+    return pieces(_array_of(source))
+
+
+def _bytes_of(source: TensorSource) -> bytes:
+    """All bytes of a small array: a piece takes longer to make than to copy."""
+    array = _array_of(source)
+    if isinstance(array, np.ndarray) and on_disk(array.dtype) == array.dtype:
+        return array.tobytes()
+    return b"".join(pieces(array))
 
 
 def _digests(source: TensorSource) -> list[int]:
@@ -153,11 +166,16 @@ def _digests(source: TensorSource) -> list[int]:
 def _write_and_patch(file: BinaryIO, layout: _Layout, out: "_Output") -> None:
     start = file.tell()
     out.write_header(layout.header)
-    of_tensors: list[RunningDigests] = []
+    of_tensors: list[Callable[[], list[int]]] = []
     with SecondThread() as thread:
         for source, tensor in layout.tensors:
+            if tensor.nbytes < _SMALL:
+                data = _bytes_of(source)
+                of_tensors.append([zlib.crc32(data)].copy if data else list)
+                out.write(data)
+                continue
             running = RunningDigests()
-            of_tensors.append(running)
+            of_tensors.append(running.result)
             on_thread = tensor.nbytes >= _WORTH_A_THREAD
             for piece in _pieces_of(source):
                 if on_thread:
@@ -168,7 +186,7 @@ def _write_and_patch(file: BinaryIO, layout: _Layout, out: "_Output") -> None:
         thread.wait()
     out.finish()
     stop = file.tell()
-    first, last = seal(layout.header, [digest for running in of_tensors for digest in running.result()])
+    first, last = seal(layout.header, [digest for digests in of_tensors for digest in digests()])
     file.seek(start + first)
     _write_all(file, memoryview(layout.header)[first:last])
     file.seek(stop)
@@ -199,14 +217,14 @@ class _Output:
     def write_header(self, header: bytearray) -> None:
         _write_all(self._file, memoryview(header))
 
-    def write(self, piece: memoryview) -> None:
+    def write(self, piece: memoryview | bytes) -> None:
         if len(piece) < _SMALL:
             self._gathered += piece
             if len(self._gathered) >= _SMALL:
                 self._write_gathered()
         else:
             self._write_gathered()
-            self._write(piece)
+            self._write(memoryview(piece))
 
     def finish(self) -> None:
         self._write_gathered()

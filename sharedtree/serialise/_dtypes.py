@@ -10,6 +10,7 @@ Bytes are little-endian on disk, always. A file names dtypes, and names are look
 reaches `numpy.dtype`.
 """
 
+import functools
 import math
 import re
 import sys
@@ -92,6 +93,9 @@ def dtype_named(name: str) -> np.dtype[Any]:
     Raises:
         FormatError: if there is no such dtype, or this machine or the installed ml_dtypes does not have it.
     """
+    known = _NATIVE.get(name)
+    if known is not None:
+        return known
     plain, swapped = (name[1:], True) if name[:1] == _OTHER_ORDER else (name, False)
     native = _NATIVE.get(plain)
     if native is None and _TIME.fullmatch(plain):
@@ -108,8 +112,13 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 def stored(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """The stored dtype and shape of an array of a storable dtype."""
-    as_itself = _STORED_AS_ITSELF.get(dtype_name(dtype).lstrip("<>"))
+    as_itself = _stored_as(dtype)
     return ("U8", (*shape, dtype.itemsize)) if as_itself is None else (as_itself, shape)
+
+
+@functools.lru_cache(256)  # bounded: units of times are without number
+def _stored_as(dtype: np.dtype[Any]) -> str | None:
+    return _STORED_AS_ITSELF.get(dtype_name(dtype).lstrip("<>"))
 
 
 def restore(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -132,6 +141,7 @@ def restore(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, 
     return array.reshape(shape)
 
 
+@functools.lru_cache(256)
 def on_disk(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The same dtype, little-endian. Equal to `dtype` if no bytes need be swapped."""
     return dtype.newbyteorder("<") if _has_byte_order(dtype) else dtype

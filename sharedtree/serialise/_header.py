@@ -121,7 +121,7 @@ def blank_header(tensors: Sequence[Tensor], manifest: str, metadata: Mapping[str
             "shape": tensor.shape,
             "data_offsets": (tensor.start, tensor.stop),
         }
-    text = json.dumps(entries, separators=(",", ":")).encode("ascii")
+    text = json.dumps(entries, separators=(",", ":"), check_circular=False).encode("ascii")
     padding = -(LENGTH_BYTES + len(text)) % ALIGNMENT
     return bytearray(_LENGTH.pack(len(text) + padding) + text + b" " * padding)
 
@@ -290,18 +290,20 @@ def _tensor(name: str, entry: Any, label: str) -> Tensor:
         raise _malformed(label, f"the shape of the tensor `{name}` is not a list of up to {_MAX_RANK} sizes")
     if not _are_counts(offsets) or len(offsets) != 2:
         raise _malformed(label, f"the offsets of the tensor `{name}` are not two byte counts")
-    # NumPy and JAX multiply the sizes other than 0 even where the product is 0.
-    if math.prod(size for size in shape if size) * ITEM_SIZES[dtype] > _MAX_BYTES:
-        raise _malformed(label, f"the shape {tuple(shape)} of the tensor `{name}` is absurd")
     start, stop = offsets
     size = nbytes_of(dtype, shape)
+    # NumPy and JAX multiply the sizes other than 0 even where the product is 0.
+    if (size or math.prod(each for each in shape if each) * ITEM_SIZES[dtype]) > _MAX_BYTES:
+        raise _malformed(label, f"the shape {tuple(shape)} of the tensor `{name}` is absurd")
     if stop - start != size:
         raise _malformed(label, f"the tensor `{name}` spans bytes {start} to {stop}, and its shape makes {size} bytes")
     return Tensor(name, dtype, tuple(shape), start, stop)
 
 
 def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value <= _MAX_BYTES for value in values)
+    # A list: this is asked twice of each tensor, and a generator takes longer than all its other checks.
+    is_list = isinstance(values, list)
+    return is_list and all([type(value) is int and 0 <= value <= _MAX_BYTES for value in values])  # noqa: C419
 
 
 def _check_size(tensors: Sequence[Tensor], available: int, label: str) -> None:

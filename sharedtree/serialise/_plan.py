@@ -91,8 +91,10 @@ class Plan:
 
         Cost: one walk over the nodes. The arrays are not copied.
         """
-        held: dict[str, Any] = {entry.tensor: _struct(entry) for entry in self._manifest.arrays}
-        held |= zip([entry.tensor for entry in self.wanted], arrays, strict=True)
+        held: dict[str, Any] = dict(zip([entry.tensor for entry in self.wanted], arrays, strict=True))
+        for entry in self._manifest.arrays if len(held) < len(self._manifest.arrays) else ():
+            if entry.tensor not in held:
+                held[entry.tensor] = _struct(entry)
         tree = self._decoded(held)
         if self._compared is None or self._strict:
             return tree
@@ -101,7 +103,9 @@ class Plan:
     def _decoded(self, held: Mapping[str, Any]) -> Any:
         """The tree, with given objects for its arrays, which need no finishing."""
         arrays = self._manifest.arrays
-        plain = self._manifest._replace(arrays=tuple(entry._replace(weak=False, key=None) for entry in arrays))
+        plain = self._manifest
+        if any(entry.weak or entry.key is not None for entry in arrays):
+            plain = plain._replace(arrays=tuple(entry._replace(weak=False, key=None) for entry in arrays))
         return decode(plain, lambda i: held[arrays[i].tensor], renames=self._renames, resolved=self._resolved)
 
     def _compare(self, like: Any) -> tuple[Comparison, Place]:

@@ -4,6 +4,7 @@ An array that is sharded is never gathered: a piece of it is put together from w
 than that leaves the devices. What is replicated is taken from one of its copies.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -16,11 +17,11 @@ def on_host(array: Any) -> Any:
     On a CPU nothing is copied. From another device an array that is on one is copied as a whole, and let go with the
     result: nothing stays cached with the array.
     """
-    if isinstance(array, np.ndarray):
-        return array
+    if isinstance(array, np.ndarray) or (array.sharding.num_devices == 1 and _is_cpu(array.sharding)):
+        return np.asarray(array)
+    if array.is_fully_replicated:
+        return np.asarray(array.addressable_data(0))  # a new array, with which the copy on the host goes
     shards = {_start(shard.index, array.shape): shard for shard in array.addressable_shards}
-    if len(shards) == 1:
-        return np.asarray(next(iter(shards.values())).data)
     return Sharded(array, list(shards.values()))
 
 
@@ -34,7 +35,7 @@ class Sharded:
         self.itemsize = array.dtype.itemsize
         self.ndim = array.ndim
         self._shards = shards
-        self._is_on_host = all(device.platform == "cpu" for device in array.sharding.device_set)
+        self._is_on_host = _is_cpu(array.sharding)
 
     def __getitem__(self, index: tuple[Any, ...]) -> np.ndarray[Any, Any]:
         """A part, copied. An axis that is given a number stays, with size 1."""
@@ -51,6 +52,11 @@ class Sharded:
             data = np.asarray(shard.data) if self._is_on_host else shard.data
             part[target] = np.asarray(data[source])
         return part
+
+
+@functools.lru_cache
+def _is_cpu(sharding: jax.sharding.Sharding) -> bool:
+    return all(device.platform == "cpu" for device in sharding.device_set)
 
 
 def _bounds(index: Any, size: int) -> tuple[int, int]:
