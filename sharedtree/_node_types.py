@@ -231,7 +231,7 @@ def _namedtuple_type(cls: Any) -> NodeType:
         is_plain=True,
         is_mutable=False,
         convention=None,
-        take_apart=lambda obj: (obj, None),
+        take_apart=lambda obj: (tuple.__getitem__(obj, slice(None)), None),
         put_together=lambda _, children: cls(*children),
         keys_of=lambda _: tuple(jtu.GetAttrKey(name) for name in cls._fields),
     )

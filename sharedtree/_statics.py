@@ -21,7 +21,8 @@ from jax.core import Tracer
 BY_VALUE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented)})
 """The types whose instances are alike exactly if they have the same type and are equal."""
 
-_IMMUTABLE = frozenset({*BY_VALUE, float, complex, type, range, slice})
+_IMMUTABLE = frozenset({*BY_VALUE, float, complex, type, range})
+_FIXED = (type, np.dtype, jax.sharding.PartitionSpec, jax.sharding.Sharding, jax.sharding.Mesh)  # and all their kinds
 
 
 class Static:
@@ -125,9 +126,11 @@ class Incomparable(Exception):  # noqa: N818 -- never leaves the package; the wa
 
 def _is_settled(value: Any) -> bool:
     cls: type = type(value)
-    if cls is tuple or cls is frozenset:
+    if cls is tuple or cls is frozenset or (issubclass(cls, tuple) and hasattr(cls, "_fields")):
         return all(map(_is_settled, value))
-    return cls in _IMMUTABLE or cls.__eq__ is object.__eq__
+    if cls is slice:
+        return all(map(_is_settled, (value.start, value.stop, value.step)))
+    return cls in _IMMUTABLE or cls.__eq__ is object.__eq__ or isinstance(value, _FIXED)
 
 
 def _require_equality(value: Any) -> None:
@@ -252,6 +255,8 @@ def _copy(original: Any) -> Any:
         return cls(_copy(x) for x in value)
     if cls is tuple:
         return tuple([_copy(x) for x in value])
+    if cls is slice:
+        return slice(_copy(value.start), _copy(value.stop), _copy(value.step))
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
         return cls(*[_copy(x) for x in value])
     if cls is dict or cls is collections.OrderedDict:

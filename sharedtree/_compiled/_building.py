@@ -106,7 +106,7 @@ class _Building:
         elif type(op) is Static:
             expression = static_expression(self.source, op)
         elif type(op) is Given:
-            expression = f"given({op.number})"
+            expression = f"given[{op.number}]"
         elif not inline and deserves_a_function(parts, number, op, in_loop=self._loops > 0):
             name, taken = self.builders.part(number)
             self.lines.append(f"x{number} = {name}({self.leaves}, {self.start}{self.count}, given)")

@@ -1,9 +1,10 @@
 """Whether the objects in some lists are all different ones.
 
 The set of their ids says so, at about 80 ns an object: an integer and a hash entry for each. CPython's reference
-counts say it for a quarter of that. An object that was read at one place is held by that place and by the list; one
-that was read at two is held by the list twice, and so counts one more at least. Counts that are higher for another
-reason, say a weight that the caller keeps in a variable too, prove nothing, and then the ids are asked.
+counts say it for a quarter of that. An object that was read at a place that holds it, a field or an item, is held by
+that place and by the list; one that was read at two is held by the list twice, and so counts one more at least. Counts
+that are higher for another reason, say a weight that the caller keeps in a variable too, prove nothing, and then the
+ids are asked.
 
 Where counts are not exact, as in free-threaded Python, the ids are always asked.
 """

@@ -8,6 +8,7 @@ that makes them, so that equal closed parts get one number wherever they are.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from .._statics import Static
 from .._structure import Node, Op, Record
 
 _SMALL = 4  # records; a smaller part costs less to write out than to call
@@ -47,7 +48,7 @@ def parts_of(records: Sequence[Record], roots: Sequence[int]) -> Parts:
         last_use[root] = len(records)
         uses[root] += 1
 
-    ops: dict[Op, int] = {}
+    ops: dict[Any, int] = {}
     codes: dict[tuple[int, tuple[tuple[bool, int], ...]], int] = {}
     code: list[int] = []
     start: list[int] = []  # of the part
@@ -64,7 +65,7 @@ def parts_of(records: Sequence[Record], roots: Sequence[int]) -> Parts:
             else:
                 low = min(low, child)
                 described.append((False, child - number))
-        key = ops.setdefault(op, len(ops)), tuple(described)
+        key = ops.setdefault(_identified(op), len(ops)), tuple(described)
         code.append(codes.setdefault(key, len(codes)))
         start.append(first)
         lowest.append(low)
@@ -72,6 +73,14 @@ def parts_of(records: Sequence[Record], roots: Sequence[int]) -> Parts:
     is_closed = [lowest[n] >= start[n] and latest[n] <= n for n in range(len(records))]
     size = [n - start[n] + 1 for n in range(len(records))]
     return Parts(is_first, code, is_closed, [count > 1 for count in uses], size, depth)
+
+
+def _identified(op: Op) -> Any:
+    """An operation as it is compared here. Statics that are equal by a user's `==` need not be interchangeable."""
+    static = op.aux if type(op) is Node else op
+    if type(static) is Static and not static.is_settled:
+        return op, id(static.peek())  # alive in the records
+    return op
 
 
 def _first_meetings(records: Sequence[Record], roots: Sequence[int]) -> tuple[set[tuple[int, int]], int]:
@@ -125,4 +134,5 @@ def runs(parts: Parts, records: Sequence[Record], number: int) -> list[tuple[int
 def _can_repeat(parts: Parts, records: Sequence[Record], number: int, i: int) -> bool:
     child = records[number][1][i]
     op = records[child][0]
-    return type(op) is Node and (number, i) in parts.is_first and parts.is_closed[child] and not op.type.is_plain
+    is_node = type(op) is Node and op.type.cls is not type(None)
+    return is_node and (number, i) in parts.is_first and parts.is_closed[child]

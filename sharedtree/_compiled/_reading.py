@@ -46,7 +46,7 @@ class Readers:
         """Lines that read one tree, calling `leaves` and `alike` with what they find."""
         reading = Reading(self, give_up)
         if root in self.variable_of:
-            reading.unless(f"{variable} is not {self.variable_of[root]}")
+            reading.give_up_if(f"{variable} is not {self.variable_of[root]}")
         else:
             reading.visit(root, variable, inline=True)
         reading.flush()
@@ -71,15 +71,17 @@ class Readers:
 def _alike(records: Sequence[Record]) -> set[int]:
     """The nodes that could have become one object without a leaf, or another of these, being read twice.
 
-    Say that two nodes have become one. Then so have their children, one by one. If those of some pair are two records,
-    that pair is what is to be found: two leaves, which are compared, or again two nodes. If all are the same records,
-    nothing but the nodes themselves tells: two lists of the same weight, two modules without weights.
+    Say that two nodes that hold their children have become one. Then so have their children, one by one. If those of
+    some pair are two records, that pair is what is to be found: two leaves, which are compared, or again two nodes. If
+    all are the same records, nothing but the nodes themselves tells: two lists of the same weight, two modules without
+    weights. A node that makes its children when it comes apart makes others each time, so those tell nothing.
     """
     groups: dict[Any, list[int]] = {}
     carry = [op is LEAF or (type(op) is Node and op.type.carries_identity) for op, _ in records]
     for number, (op, children) in enumerate(records):
         if type(op) is Node and op.type.carries_identity:
-            key = op.type.cls, tuple(child if carry[child] else None for child in children)
+            holds = op.type.is_plain or op.type.fields
+            key = op.type.cls, tuple(child if holds and carry[child] else None for child in children)
             groups.setdefault(key, []).append(number)
     return {number for group in groups.values() if len(group) > 1 for number in group}
 
@@ -105,7 +107,7 @@ class Reading:
         self._loops = loops
         self._pending: dict[str, list[str]] = {_LEAVES: [], _ALIKE: []}
 
-    def unless(self, condition: str) -> None:
+    def give_up_if(self, condition: str) -> None:
         """Gives up if a condition holds."""
         self.lines.append(f"if {condition}: {self.give_up}")
 
@@ -150,7 +152,7 @@ class Reading:
     def _call_part(self, number: int, variable: str) -> None:
         self.flush()
         part = self.readers.part(number)
-        self.unless(f"not {part.name}({variable}, leaves, alike)")
+        self.give_up_if(f"not {part.name}({variable}, leaves, alike)")
         self._took(part, number)
 
     def _took(self, part: _Part, number: int) -> None:
@@ -170,7 +172,7 @@ class Reading:
                 if (number, i) in parts.is_first:
                     self.visit(child, own)
                 else:
-                    self.unless(f"{own} is not {self.readers.variable_of[child]}")
+                    self.give_up_if(f"{own} is not {self.readers.variable_of[child]}")
             elif found and i == found[0][0]:
                 start, stop = found.pop(0)
                 some = "" if stop - start == len(children) else f"[{start}:{stop}]"
@@ -198,18 +200,18 @@ class Reading:
         if type(value) in BY_VALUE:
             known = self.source.constant(value, "value")
             alike = f"(type({variable}) is not {self.source.constant(type(value), 'Class')} or {variable} != {known})"
-            self.unless(f"{variable} is not {known} and {alike}")
+            self.give_up_if(f"{variable} is not {known} and {alike}")
             return
         unequal = f"Static({variable}) != {self.source.constant(op, 'static')}"
         if op.is_settled:
             unequal = f"{variable} is not {self.source.constant(value, 'value')} and {unequal}"
-        self.unless(unequal)
+        self.give_up_if(unequal)
 
     def take_apart(self, op: Node, children: Sequence[int], variable: str, is_read: bool = True) -> list[str]:
         """Checks a node and reads its children into variables. Without `is_read` only names them, for a loop."""
         cls: Any = op.type.cls
         if cls is type(None):
-            self.unless(f"{variable} is not None")
+            self.give_up_if(f"{variable} is not None")
             return []
         self._check_type(op, variable)
         if op.type.fields:
@@ -218,16 +220,18 @@ class Reading:
             self._check_statics(rest, variables[len(names) :])
             return variables[: len(names)]
         if _is_sequence(cls):
-            self.unless(f"len({variable}) != {len(children)}")
+            self.give_up_if(f"len({variable}) != {len(children)}")
             return self._unpack(children, variable) if is_read else [f"{variable}[{i}]" for i in range(len(children))]
         if _has_text_keys(op):
             self._check_keys(op, variable)
             return self._get_into(op.aux.peek(), variable)
         parts, aux = self.source.variable(), self.source.variable()
         self.lines.append(f"{parts}, {aux} = {self.source.constant(op.type.take_apart, 'take')}({variable})")
-        self.unless(f"len({parts}) != {len(children)}")
+        self.give_up_if(f"len({parts}) != {len(children)}")
         self.static(op.aux, aux)
-        return self._unpack(children, parts)
+        variables = self._unpack(children, parts)
+        self.lines.append(f"{parts} = None")  # it holds the children, whose references are counted
+        return variables
 
     def _take_leaves(self, number: int, op: Node, variable: str) -> bool:
         """Hands over all children at once, if they are leaves that nothing else refers to. Returns whether they are."""
@@ -245,7 +249,7 @@ class Reading:
         elif _is_sequence(op.type.cls) or _has_text_keys(op):
             self._check_type(op, variable)
             if _is_sequence(op.type.cls):
-                self.unless(f"len({variable}) != {len(children)}")
+                self.give_up_if(f"len({variable}) != {len(children)}")
                 found = variable
             else:
                 self._check_keys(op, variable)
@@ -258,12 +262,12 @@ class Reading:
         return True
 
     def _check_type(self, op: Node, variable: str) -> None:
-        self.unless(f"type({variable}) is not {self.source.constant(op.type.cls, 'Class')}")
+        self.give_up_if(f"type({variable}) is not {self.source.constant(op.type.cls, 'Class')}")
 
     def _check_keys(self, op: Node, variable: str) -> None:
         """There are as many keys, all of them texts and of no subclass, which could be equal to a text."""
         count = len(op.aux.peek())
-        self.unless(f"len({variable}) != {count} or countOf(map(type, {variable}), str) != {count}")
+        self.give_up_if(f"len({variable}) != {count} or countOf(map(type, {variable}), str) != {count}")
 
     def _attributes(self, op: Node, variable: str) -> str:
         """A variable that holds the attributes of an object, checked to have no further fields."""
@@ -273,10 +277,10 @@ class Reading:
         attributes = self.source.variable()
         read = self.source.constant(_reader(op.type.cls), "attributes")
         self.lines.append(f"{attributes} = {read}({variable})")
-        self.unless(f"type({attributes}) is not dict")  # a subclass may answer for what it does not have
+        self.give_up_if(f"type({attributes}) is not dict")  # a subclass may answer for what it does not have
         if absent:
             disjoint = f"{self.source.constant(absent, 'absent')}.isdisjoint({attributes})"
-            self.unless(f"len({attributes}) != {len(present)} and not {disjoint}")
+            self.give_up_if(f"len({attributes}) != {len(present)} and not {disjoint}")
         return attributes
 
     def _check_statics(self, rest: Sequence[tuple[str, Any]], variables: Sequence[str]) -> None:
@@ -305,7 +309,9 @@ _FEW = 5
 
 
 def _is_sequence(cls: type) -> bool:
-    return cls in (tuple, list) or is_namedtuple(cls)
+    return cls in (tuple, list) or (
+        is_namedtuple(cls) and cls.__iter__ is tuple.__iter__ and cls.__len__ is tuple.__len__
+    )
 
 
 def _has_text_keys(op: Node) -> bool:

@@ -179,12 +179,12 @@ class FunctionTransform:
 
     def _current(self, policy: Policy) -> Calling:
         """The caller's side of this call. If a plan packed it, it is packed anew, before the function can change it."""
-        calling = active.stack[-1]
-        if not isinstance(calling, Calling):
+        entry = active.stack[-1]
+        if not isinstance(entry, Calling):
             traces = current_traces()
             outer = traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
-            calling = active.stack[-1] = Calling(self.pack(*calling, policy), outer)
-        return calling
+            entry = active.stack[-1] = Calling(self.pack(*entry, policy), outer)
+        return entry
 
     def pack_results(self, result: Any, entered: Entered, policy: Policy, noted: Any, current: Calling) -> Any:
         """The function's side, going out."""

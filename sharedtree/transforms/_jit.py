@@ -113,22 +113,25 @@ class JitTransform(FunctionTransform):
             packing = plan.pack(args, kwargs)
             if packing is None:
                 continue
+            if plan is not site.plans[0]:
+                site.prefer(plan)
+            objects = plan.objects_given(args, kwargs) if plan.given else None
+            call = None if plan.results else self.pack(args, kwargs, policy)
             stack = active.stack
             stack.append((args, kwargs))
             try:
                 result = site.jitted(*packing[0], **packing[1])
             finally:
-                calling = stack.pop()
-            if type(calling) is Calling:  # it was traced
-                return self._finish_planned(result, plan, calling.call, policy)
+                entry = stack.pop()
+            if type(entry) is Calling:  # it was traced
+                return self._finish_planned(result, plan, entry.call, policy)
             for outcome in plan.results:
-                given = plan.given(outcome, packing, args, kwargs) if outcome.given else None
-                if given is None and outcome.given:
+                if outcome.given and not plan.can_be_given(outcome, packing):
                     continue
-                built = outcome.build(result, given)
+                built = outcome.build(result, objects)
                 if built is not NOT_BUILT:
                     return built
-            return self._finish_planned(result, plan, self.pack(args, kwargs, policy), policy)
+            return self._finish_planned(result, plan, call or self.pack(args, kwargs, policy), policy)
         call = self.pack(args, kwargs, policy)
         result = self._call_jitted(policy, call, lambda jitted, *a, **k: jitted(*a, **k))
         finished = self.finish(result, call, policy)

@@ -143,9 +143,9 @@ def passed_through(
     below = dict.fromkeys(i for number in sorted(numbers) for i in canonical(number, lambda i: records[i])[1])
     leaves = [number for number in below if records[number][0] is LEAF]
     anchor = None
-    all_placed = all(_is_committed(own[number]) or _is_tracer(own[number]) for number in leaves)
-    if not all_placed and any(map(_is_committed, jtu.tree_leaves((call.args, call.kwargs)))):
-        anchor = next(filter(_is_committed, [*used(call), *(own[number] for number in leaves)]), None)
+    all_placed = all(is_committed(own[number]) or is_tracer(own[number]) for number in leaves)
+    if not all_placed and any(map(is_committed, jtu.tree_leaves((call.args, call.kwargs)))):
+        anchor = next(filter(is_committed, [*used(call), *(own[number] for number in leaves)]), None)
     if all(_is_what_jit_returns(own[number], anchor) for number in leaves):
         return own.__getitem__
     made: dict[int, Any] = dict(zip(leaves, _as_outputs([own[number] for number in leaves], anchor), strict=True))
@@ -159,14 +159,16 @@ def passed_through(
 
 
 def _is_what_jit_returns(leaf: Any, anchor: Any) -> bool:
-    if isinstance(leaf, jax.Ref) or _is_tracer(leaf):
+    if isinstance(leaf, jax.Ref) or is_tracer(leaf):
         return True
     return isinstance(leaf, jax.Array) and (anchor is None or leaf.committed)
 
 
-def _is_committed(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and not _is_tracer(leaf) and leaf.committed
+def is_committed(leaf: Any) -> bool:
+    """Whether a leaf is an array that is bound to its device."""
+    return isinstance(leaf, jax.Array) and not is_tracer(leaf) and leaf.committed
 
 
-def _is_tracer(leaf: Any) -> bool:
+def is_tracer(leaf: Any) -> bool:
+    """Whether a leaf belongs to a trace."""
     return isinstance(leaf, Tracer)

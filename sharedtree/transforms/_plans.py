@@ -10,22 +10,23 @@ from operator import countOf
 from typing import Any
 
 import jax
-from jax.tree_util import tree_leaves
+from jax.tree_util import tree_leaves, tree_structure
 
 from .._compiled import MAX_DEPTH, ONCE, Readers, Reading, Source, all_different, indented, parts_of
 from .._jax_internals import ConcreteArray
 from .._node_types import Convention, carries_identity, is_traced, node_type_of
 from .._packed import Packed
 from .._statics import Incomparable
-from .._structure import Node, Record
+from .._structure import LEAF, Node, Record
 from ._containers import COMMON_BARE, Containers, Trail, is_bare
 from ._crossing import Call, Position, packed_in
+from ._passing_through import is_committed, is_tracer
 from ._result_plans import ResultPlan, can_be_built
 
 MOST_PLANS = 8
 """Of each kind; they are tried in turn before the walk."""
 
-_GIVES_UP = "LookupError, ValueError, RecursionError, Incomparable"
+_UNREADABLE = "LookupError, ValueError, RecursionError, Incomparable"
 
 Packing = tuple[tuple[Any, ...], dict[str, Any], tuple[list[Any], ...], tuple[Any, ...]]
 """What a plan makes of arguments: args, kwargs, the leaves of each module, bare leaves.
@@ -40,6 +41,7 @@ class CallPlan:
     Attributes:
         pack: (args, kwargs) → `Packing`, or None if the arguments are of another structure.
         results: plans for what such calls have returned.
+        given: the numbers of the caller's objects that one of these takes.
     """
 
     def __init__(self, call: Call, static: Collection[Position]) -> None:
@@ -52,7 +54,8 @@ class CallPlan:
         self._trails: dict[int, tuple[Position, Trail]] = {}
         self._above = {records[parent][1][i]: (parent, i) for parent, i in readers.parts.is_first}
         self.results: tuple[ResultPlan, ...] = ()
-        source.names |= {"Packed": Packed, "Incomparable": Incomparable}
+        self.given: tuple[int, ...] = ()
+        source.names |= {"Packed": Packed, "Incomparable": Incomparable, "Ref": jax.Ref}
         source.names |= {"COMMON": COMMON_BARE, "is_bare": is_bare, "has_structure": _has_structure}
         body: list[str] = []
         bare: list[str] = []
@@ -71,6 +74,8 @@ class CallPlan:
 
             def read_module(variable: str, trail: Trail, position: Position = position) -> str:
                 packed = next(modules)
+                if records[packed.structure.root][0] is LEAF:  # only a reference is packed outside modules
+                    body.append(f"if not isinstance({variable}, Ref): return None")
                 reading = readers.read(packed.structure.root, variable)
                 name = f"leaves{len(readings)}"
                 body.extend([f"{name} = []", f"leaves = {name}.extend", *reading.lines])
@@ -90,7 +95,7 @@ class CallPlan:
             head += ["nodes = []", "alike = nodes.extend"]
         else:
             head.append("alike = None")
-        lines = ["try:", *indented([*head, *body]), f"except ({_GIVES_UP}):", "    return None"]
+        lines = ["try:", *indented([*head, *body]), f"except ({_UNREADABLE}):", "    return None"]
         lines += self._checks(source, readings)
         args = "".join(f"{expressions[i]}, " for i in range(len(call.args)))
         kwargs = ", ".join(f"{name!r}: {expressions[name]}" for name in call.kwargs)
@@ -105,7 +110,7 @@ class CallPlan:
         # An object that makes its leaves when it comes apart holds none of them.
         are_held = all(op.type.is_plain or op.type.fields for op, _ in self._records if type(op) is Node)
         source.names |= {"kinds": kinds, "ConcreteArray": ConcreteArray, "countOf": countOf}
-        source.names |= {"getrefcount": sys.getrefcount, "ONCE": ONCE if are_held else -1, "TWICE": ONCE + 1}
+        source.names |= {"getrefcount": sys.getrefcount, "ONCE": ONCE if are_held else -1}
         source.names |= {"all_different": all_different}
         is_shared = self._readers.parts.is_shared
         lines: list[str] = []
@@ -125,9 +130,8 @@ class CallPlan:
         total = sum(len(reading.leaves) for reading in readings)
         lists = "".join(f"leaves{i}, " for i in range(len(readings)))
         if tied:
-            lines.append(f"count = {' + '.join(counted)}")
-            lines.append(f"tied = ({', '.join(tied)},)")
-            once = f"count - countOf(map(getrefcount, tied), TWICE) == {total - len(tied)}"
+            lines.append(f"tied = ({', '.join(tied)},)")  # one reference more, so that none of these counts as once
+            once = f"{' + '.join(counted)} == {total - len(tied)}"
             different = "all_different((tied,))" if len(tied) > 1 else "True"
             lines.append(f"if not ({once} and {different}) and not all_different(({lists})): return None")
         elif total > 1:
@@ -138,8 +142,11 @@ class CallPlan:
 
     def learn(self, result: Any) -> None:
         """Makes a plan for results like this one."""
-        if len(self.results) < MOST_PLANS and can_be_built(result):
-            self.results = (ResultPlan(result, self._records), *self.results)
+        key = tree_structure(result)
+        if any(plan.key == key for plan in self.results) or not can_be_built(result):
+            return
+        self.results = (ResultPlan(result, self._records), *self.results)[:MOST_PLANS]
+        self.given = tuple(sorted({number for plan in self.results for number in plan.given}))
 
     def object_of(self, number: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The caller's object of a number, if it carries identity. Cost: as many steps as it is nested."""
@@ -163,22 +170,23 @@ class CallPlan:
             known = self._trails[number] = position, (*trail, *reversed(steps))
         return known
 
-    def given(
-        self, plan: ResultPlan, packing: Packing, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Callable[[int], Any] | None:
-        """The caller's objects, if what vanilla `jax.jit` would return is them; None if that takes a closer look."""
-        if plan.given_leaves:
-            _, _, lists, bare = packing
-            given = [lists[which][i] for which, i in (self._places[number] for number in plan.given_leaves)]
-            if not all(type(leaf) is ConcreteArray for leaf in given):
-                return None
-            first = given[0].committed
-            every = [leaf for leaves in lists for leaf in leaves]
-            if any(leaf.committed is not first for leaf in given) or (
-                not first and any(getattr(leaf, "committed", False) for leaf in (*every, *tree_leaves(bare)))
-            ):
-                return None
-        return lambda number: self.object_of(number, args, kwargs)
+    def objects_given(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[int, Any]:
+        """The caller's objects that a result may take, by number, as they are before the call."""
+        return {number: self.object_of(number, args, kwargs) for number in self.given}
+
+    def can_be_given(self, plan: "ResultPlan", packing: Packing) -> bool:
+        """Whether what vanilla `jax.jit` would return is the caller's objects; if not, that takes a closer look."""
+        if not plan.given_leaves:
+            return True
+        _, _, lists, bare = packing
+        given = [lists[which][i] for which, i in (self._places[number] for number in plan.given_leaves)]
+        if not all(isinstance(leaf, jax.Array) and not is_tracer(leaf) for leaf in given):
+            return False
+        first = is_committed(given[0])
+        every = [leaf for leaves in lists for leaf in leaves]
+        return not any(is_committed(leaf) is not first for leaf in given) and (
+            first or not any(map(is_committed, (*every, *tree_leaves(bare))))
+        )
 
 
 def _taking(variables: dict[Position, str], num_args: int) -> list[str]:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from operator import countOf
 from typing import Any
 
+from jax.tree_util import tree_structure
+
 from .._compiled import ALONE, MAX_DEPTH, Builders, Source, all_different, indented, parts_of
 from .._packed import Packed
 from .._structure import LEAF, Given, Record, Update, canonical
@@ -19,12 +21,13 @@ class ResultPlan:
     """Unpacks results of one structure.
 
     Attributes:
-        build: (packed result, number → the caller's object) → result, or `NOT_BUILT`.
+        build: (packed result, the caller's objects by number) → result, or `NOT_BUILT`.
         given: the numbers that it takes from the caller.
         given_leaves: the numbers of the leaves in these.
     """
 
     def __init__(self, result: Any, arguments: Sequence[Record]) -> None:
+        self.key = tree_structure(result)
         source = Source()
         found = [argument.packed for argument in packed_in(result, 0)]
         records = [record for packed in found for record in packed.structure.records]

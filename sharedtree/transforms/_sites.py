@@ -11,6 +11,9 @@ from .._context import Policy
 from ._crossing import Call, Position
 from ._plans import MOST_PLANS, CallPlan, can_be_planned
 
+_ENOUGH = 8 * MOST_PLANS
+"""A site with so many structures would make plans for ever, each driving out one that is needed next."""
+
 
 class Site:
     """The plans of one wrapped function under one policy.
@@ -25,7 +28,14 @@ class Site:
         self.plans: tuple[CallPlan, ...] = ()
         self._seen: collections.deque[Any] = collections.deque(maxlen=MOST_PLANS)
         self._planned: collections.deque[Any] = collections.deque(maxlen=MOST_PLANS)
-        self._lock = threading.Lock()
+        self._num_made = 0
+        self._lock = threading.RLock()  # a user's `==`, or a finalizer, may call the function again
+
+    def prefer(self, plan: CallPlan) -> None:
+        """Puts a plan before the others."""
+        with self._lock:
+            if plan in self.plans:
+                self.plans = (plan, *[each for each in self.plans if each is not plan])
 
     def saw(self, call: Call, static: Collection[Position]) -> None:
         """A call was packed by walking."""
@@ -35,7 +45,8 @@ class Site:
                 return  # its plan gave up, and would again
             if key not in self._seen:
                 self._seen.append(key)
-            elif can_be_planned(call, static):
+            elif self._num_made < _ENOUGH and can_be_planned(call, static):
+                self._num_made += 1
                 self._planned.append(key)
                 self.plans = (CallPlan(call, static), *self.plans)[:MOST_PLANS]
 
