@@ -91,4 +91,14 @@ def test_other_reasons():
     f(Pair(W, V), 1)
     f(Pair(W, V), jnp.ones(2))
     (reason,) = st.explain(f, Pair(W, V), 1).retraced
-    assert "outside modules" in reason
+    assert reason == "`x` was int32[], weakly typed and is float32[2]"
+
+
+def test_why_arguments_outside_modules_had_it_traced_again():
+    f = st.jit(lambda net, batch, mode=None: batch["x"] * 2, static_argnames="mode")
+    net = Pair(jnp.ones(2), jnp.ones(2))
+    f(net, {"x": jnp.ones(3)})
+    f(net, {"x": jnp.ones(4)})
+    assert st.explain(f, net, {"x": jnp.ones(4)}).retraced == ("`batch['x']` was float32[3] and is float32[4]",)
+    f(net, {"x": jnp.ones(4)}, mode="train")
+    assert st.explain(f, net, {"x": jnp.ones(4)}).retraced == ("`mode` was missing and is 'train'",)

@@ -152,4 +152,8 @@ def _differences(old: Trace | None, new: Trace | None) -> list[str]:
             if can_be_tied(left.arguments.records[tie.record][0]):
                 one, two = map(jtu.keystr, tie.paths)
                 reasons.append(f"`{one}` and `{two}` are {what}")
-    return reasons or ["arguments outside modules changed shape, dtype or value, or JAX's caches were cleared"]
+    for path in {**old.bare, **new.bare}:
+        was, is_now = old.bare.get(path, "missing"), new.bare.get(path, "missing")
+        if was != is_now:
+            reasons.append(f"`{path}` was {was} and is {is_now}")
+    return reasons or ["the placement of arguments or the configuration of JAX changed, or its caches were cleared"]

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 from jax import tree_util as jtu
 
 from .._errors import RetraceWarning
-from .._node_types import carries_identity, node_type_of
+from .._node_types import carries_identity, is_module, node_type_of
 from .._packed import LeafPath
 from .._sharing import Shape
 from .._statics import Static
 from .._structure import LEAF, Node, Record, edges
-from ._crossing import Entered, Names
+from ._crossing import Entered, Names, positions
 
 _ENOUGH = 3
+_MOST_TEXT = 80
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -28,10 +29,12 @@ class Trace(NamedTuple):
     Attributes:
         arguments: all modules in them, below one node; paths begin with the names of the arguments.
         leaves: dtype and shape of each traced leaf, or its type.
+        bare: the same for what is outside modules, by path; of what is not traced, the value.
     """
 
     arguments: Shape
     leaves: dict[int, str]
+    bare: dict[str, str]
 
 
 class Traces:
@@ -77,7 +80,22 @@ def _trace(entered: Entered, names: Names) -> Trace:
     assert everything is not None
     roots = tuple(argument.structure.root for argument in entered.arguments)
     whole = Shape([*records, (Node(everything, Static(None), keys), roots)], len(records))
-    return Trace(whole, {n: _described(entered.table[n]) for n, (op, _) in enumerate(records) if op is LEAF})
+    leaves = {n: _described(entered.table[n]) for n, (op, _) in enumerate(records) if op is LEAF}
+    bare = {
+        names.text(position, path): _described_bare(leaf)
+        for position, value in positions(entered.args, entered.kwargs)
+        for path, leaf in jtu.tree_flatten_with_path(value, is_leaf=is_module)[0]
+        if not is_module(leaf)
+    }
+    return Trace(whole, leaves, bare)
+
+
+def _described_bare(leaf: Any) -> str:
+    if not carries_identity(leaf):
+        text = repr(leaf)
+        return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
+    weak = ", weakly typed" if getattr(leaf, "weak_type", False) else ""
+    return f"{leaf.dtype}{list(leaf.shape)}{weak}"
 
 
 def _described(leaf: Any) -> str:
