@@ -137,11 +137,23 @@ def test_show_lists_the_arrays(command, tied):
     ]
 
 
+def test_show_says_how_many_lines_it_leaves_out(command, saved):
+    path = saved([[1, 2], [jnp.ones(2), 4]])
+    _, out, _ = command("show", "--lines", 4, path)
+    assert out.endswith("  [1]  2\n... and 3 more lines; see --lines and --depth\n")
+    _, out, _ = command("show", "--lines", 2, "--depth", 1, path)
+    assert out.endswith("  [0]  list  ...\n... and 1 more line; see --lines and --depth\n")
+    _, out, _ = command("show", "--json", "--lines", 1, path)
+    whole = json.loads(out)
+    assert (len(whole["tree"]), whole["tree"][0]["nbytes"], whole["num_lines"]) == (1, 8, 7)
+
+
 def test_show_json_has_the_documented_keys(command, tied):
     status, out, _ = command("show", "--json", tied)
     whole = json.loads(out)
     assert status == 0
-    assert list(whole) == ["file", "file_nbytes", "library", "metadata", "nbytes", "arrays", "tree"]
+    assert list(whole) == ["file", "file_nbytes", "library", "metadata", "nbytes", "arrays", "tree", "num_lines"]
+    assert whole["num_lines"] == len(whole["tree"])
     assert whole["file_nbytes"] == os.path.getsize(tied)
     assert whole["metadata"] == {"run": "first"}
     assert whole["nbytes"] == 48
@@ -217,7 +229,7 @@ def test_show_of_a_deep_tree_neither_crashes_nor_floods(command, saved):
     tree = jnp.ones(1)
     for _ in range(20_000):
         tree = [tree]
-    status, out, _ = command("show", saved(tree))
+    status, out, _ = command("show", saved(tree), "--lines", 20_001)
     assert status == 0
     assert len(out) < 20_000 * 1_000
     assert "(20000) [0]  float32[1]  4 bytes" in out

@@ -3,15 +3,19 @@
 JSON: `file`; `file_nbytes`; `library`, who wrote it; `metadata`, an object of texts; `nbytes`, of all arrays;
 `arrays`, each with `name`, `dtype`, `shape`, `nbytes` and `kind` (`"jax"`, `"numpy"` or `"key"`); `tree`, the lines
 from the root down, each with `depth`, `step`, `path`, `text`, `nbytes` (of what comes first there, and below) and
-`tied_to` (the path where the same object came first, or null).
+`tied_to` (the path where the same object came first, or null); `num_lines`, how many there are in all to this depth: of
+more than `--lines` only the first are in `tree`.
 """
 
 import argparse
+import itertools
 import os
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ..serialise import Inspection, inspect
+from ..serialise._looking import MAX_LINES
 from ..serialise._outline import Line, indent
 from ._output import OK, columns, counted, line_writer, write_json
 
@@ -37,7 +41,10 @@ def add_to(commands: Any) -> None:
         "show", help=summary, description="Shows the tree that a file holds. Its header is read, its arrays are not."
     )
     parser.add_argument("file", metavar="FILE")
-    parser.add_argument("--depth", type=_depth, metavar="N", help="show this many levels below the root")
+    parser.add_argument("--depth", type=_number, metavar="N", help="show this many levels below the root")
+    parser.add_argument(
+        "--lines", type=_number, default=MAX_LINES, metavar="N", help=f"show at most N lines (default: {MAX_LINES:,})"
+    )
     parser.add_argument("--arrays", action="store_true", help="show a table of the arrays instead of the tree")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -47,16 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs it."""
     found = inspect(arguments.file)
     file_nbytes = os.path.getsize(arguments.file)
-    lines = sized(found.lines, arguments.depth)
+    lines = Sizes(found.lines, arguments.depth)
     if arguments.json:
-        write_json(_as_json(arguments.file, file_nbytes, found, lines))
+        write_json(_as_json(arguments.file, file_nbytes, found, lines, arguments.lines))
         return OK
     write = line_writer()
     write((arguments.file, "path"), (f"  {file_nbytes:,} bytes, written by {found.library}", ""))
-    ties = sum(line.tied_to is not None for line in found.lines)
     write((f"{counted(len(found.arrays), 'array')}, {found.nbytes:,} bytes", ""))
-    if ties:
-        write((f"{counted(ties, 'place')} tied to an earlier one", "tie"))
+    if lines.num_ties:
+        write((f"{counted(lines.num_ties, 'place')} tied to an earlier one", "tie"))
     for key, value in found.metadata.items():
         write((f"{key}: ", "dim"), (value, ""))
     write()
@@ -65,35 +71,54 @@ def run(arguments: argparse.Namespace) -> int:
         for text in columns([("name", "dtype", "shape", "bytes", "kind"), *rows]):
             write((text, ""))
         return OK
-    for line, nbytes, is_cut in lines:
+    for line, nbytes, is_cut in itertools.islice(lines, arguments.lines):
         parts = [(indent(line.depth), ""), (line.step, "path"), ("  " if line.step else "", "")]
         parts.append((line.what, "tie" if line.tied_to is not None else ""))
         write(*parts, (f"  {nbytes:,} bytes" if nbytes else "", "dim"), ("  ..." if is_cut else "", "dim"))
+    if len(lines) > arguments.lines:
+        more = counted(len(lines) - arguments.lines, "more line")
+        write((f"... and {more}; see --lines and --depth", "dim"))
     return OK
 
 
-def sized(lines: Sequence[Line], depth: int | None = None) -> list[Sized]:
-    """The lines up to a depth, each with the size of all below it.
+class Sizes:
+    """The lines of a whole tree up to a depth, each with the size of all below it.
 
     Args:
-        lines: of a whole tree, from the root down.
+        lines: from the root down; they are iterated over anew each time that this is.
         depth: default: any.
 
-    Cost: one look at each line.
+    Attributes:
+        num_ties: how many lines of the whole tree are ties.
+
+    Cost: two looks at each line, and 16 bytes for each.
     """
-    below: dict[int, int] = {}  # depth → bytes of the lines of that depth whose parent was not met yet
-    result: list[Sized] = []
-    for i in range(len(lines) - 1, -1, -1):
-        line = lines[i]
-        nbytes = (line.nbytes or 0) + below.pop(line.depth + 1, 0)
-        below[line.depth] = below.get(line.depth, 0) + nbytes
-        if depth is None or line.depth <= depth:
-            is_cut = line.depth == depth and i + 1 < len(lines) and lines[i + 1].depth > line.depth
-            result.append(Sized(line, nbytes, is_cut))
-    return result[::-1]
+
+    def __init__(self, lines: Iterable[Line], depth: int | None = None) -> None:
+        self._lines, self._depth = lines, depth
+        self.num_ties = 0
+        self._depths, self._nbytes = array("q"), array("q")
+        for line in lines:
+            self.num_ties += line.tied_to is not None
+            self._depths.append(line.depth)
+            self._nbytes.append(line.nbytes or 0)
+        below: dict[int, int] = {}  # depth → bytes of the lines of that depth whose parent was not met yet
+        for i in range(len(self._depths) - 1, -1, -1):
+            at = self._depths[i]
+            self._nbytes[i] += below.pop(at + 1, 0)
+            below[at] = below.get(at, 0) + self._nbytes[i]
+
+    def __len__(self) -> int:
+        return len(self._depths) if self._depth is None else sum(at <= self._depth for at in self._depths)
+
+    def __iter__(self) -> Iterator[Sized]:
+        for i, line in enumerate(self._lines):
+            if self._depth is None or line.depth <= self._depth:
+                is_cut = line.depth == self._depth and self._depths[i + 1 : i + 2] > array("q", [line.depth])
+                yield Sized(line, self._nbytes[i], is_cut)
 
 
-def _as_json(file: str, file_nbytes: int, found: Inspection, lines: Sequence[Sized]) -> dict[str, Any]:
+def _as_json(file: str, file_nbytes: int, found: Inspection, lines: Sizes, most: int) -> dict[str, Any]:
     return {
         "file": file,
         "file_nbytes": file_nbytes,
@@ -101,11 +126,12 @@ def _as_json(file: str, file_nbytes: int, found: Inspection, lines: Sequence[Siz
         "metadata": found.metadata,
         "nbytes": found.nbytes,
         "arrays": [{**array._asdict(), "shape": list(array.shape)} for array in found.arrays],
-        "tree": [{**each.line._asdict(), "nbytes": each.nbytes} for each in lines],
+        "tree": [{**each.line._asdict(), "nbytes": each.nbytes} for each in itertools.islice(lines, most)],
+        "num_lines": len(lines),
     }
 
 
-def _depth(text: str) -> int:
+def _number(text: str) -> int:
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"must be at least 0, not {number}")

@@ -2,15 +2,40 @@
 
 A file that names a function hands it to the model, and the model will call it. So functions are listed one by one:
 those that compute arrays from arrays. Nothing here reads or writes a file, calls back to Python, takes a function to
-evaluate, or changes a setting. A name that the installed version of a library lacks is no harm: it does not resolve.
+evaluate, or changes a setting. Of the libraries whose classes compile, evaluate or call what they hold, classes are
+listed one by one too. A name that the installed version of a library lacks is no harm: it does not resolve.
 """
 
 import sys
 
-LIBRARIES = frozenset(
-    {"jax", "jaxlib", "equinox", "optax", "lineax", "diffrax", "optimistix", "flax", "chex", "treex", "sharedtree"}
+ECOSYSTEM = frozenset({"equinox", "lineax", "diffrax", "optimistix"})
+"""Top-level packages whose Equinox modules, namedtuples and enums may be named, and public methods of the modules."""
+
+LIBRARIES = ECOSYSTEM | {"jax", "jaxlib", "optax", "flax", "chex", "sharedtree"}
+"""Top-level packages that are known. Of those outside `ECOSYSTEM`, the namedtuples of optax and `INSTANCES` may be
+named, and no method: their classes compile, evaluate and call what they hold."""
+
+INSTANCES = frozenset(
+    f"{module}:{name}"
+    for module, names in {
+        "jax.lax": "AccuracyMode ConvDimensionNumbers DotAlgorithm DotAlgorithmPreset GatherDimensionNumbers "
+        "GatherScatterMode Precision RandomAlgorithm RoundingMethod ScatterDimensionNumbers",
+        "jax.sharding": "AxisType",
+        "equinox": "if_array",
+        "equinox._module._flatten": "_Missing",
+        "equinox.nn": "State",
+        "diffrax": "ButcherTableau StochasticButcherTableau",
+        "flax.core": "FrozenDict",
+        "flax.training.train_state": "TrainState",
+        "sharedtree._demo._model": "Attention Block Embedding LanguageModel Sizes",
+        "sharedtree._demo._training": "Checkpoint",
+    }.items()
+    for name in names.split()
 )
-"""Top-level packages whose own pytree nodes, dataclasses, namedtuples and enums may be named."""
+"""Classes of these libraries whose instances a model or the state of a training may hold."""
+
+RUN_WHEN_IMPORTED = frozenset({"__main__", "conftest", "setup", "test", "tests"})
+"""Modules of a package that are programs. They are not imported because the package is trusted."""
 
 NAMES_ONLY = frozenset({"numpy", "ml_dtypes"})
 """Top-level packages of which single names are allowed. To trust one of them as a whole changes nothing."""
@@ -54,6 +79,7 @@ CLASSES = frozenset(
         "pathlib": "Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath",
         "types": "NoneType EllipsisType NotImplementedType",
         "functools": "partial",
+        "typing": "Any",
         "numpy": "ndarray generic number integer signedinteger unsignedinteger inexact floating complexfloating "
         "flexible character bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 intp uintp intc uintc short ushort "
         "longlong ulonglong byte ubyte float16 float32 float64 longdouble complex64 complex128 clongdouble half single "

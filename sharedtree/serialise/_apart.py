@@ -21,6 +21,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Singl
 
 from .._node_types import node_type_of
 from ._arrays import key_implementation
+from ._classes import WRAPPER_ATTRIBUTES, kind_of
+from ._manifest import are_steps
+from ._nesting import require_few_collisions
 from ._placement import MEMORY_KINDS, axis_type_names
 from ._refusals import RefusalError
 
@@ -49,7 +52,13 @@ class Leaf:
 
 LEAF = Leaf()
 
-BoundMethod: type = type(eqx.nn.Identity().__call__)
+
+class _Example(eqx.Module):
+    def method(self) -> None:
+        """Bound, it is what is looked for; `__call__` would be an ordinary bound method."""
+
+
+BoundMethod: type = type(_Example().method)
 """Equinox's bound methods, which are pytrees; the class has no public name."""
 
 
@@ -79,9 +88,14 @@ def take_apart_registered(obj: Any, type_index: int) -> Apart:
             f"a `{type(obj).__qualname__}` whose flatten function raises {type(error).__name__}: {error}",
             "Leave it out, or bring it into a state in which JAX can flatten it.",
         ) from error
-    if len(keys) != len(children):  # the class was registered with keys that do not match its children
-        keys = [f"[{i}]" for i in range(len(children))]
-    return Apart([*children, aux], [*keys, "<aux>"], lambda done: ["registered", type_index, done[-1], done[:-1]])
+    # Keys that do not match the children, or make no paths. Texts with an address or surrogates are no good in a file.
+    if len(keys) != len(children) or not are_steps(keys) or any(" at 0x" in key or not _is_utf8(key) for key in keys):
+        keys = _indices(len(children))
+    return Apart([*children, aux], [*keys, "<aux>"], lambda done: ["registered", type_index, done[-1], done[:-1], keys])
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def key_text(key: Any) -> str:
@@ -105,7 +119,22 @@ def _take_set(kind: str) -> Callable[[Any], Apart]:
     def build(done: list[Any]) -> Node:
         return [kind, sorted(done, key=json.dumps)]  # Python's own order of texts varies from run to run
 
-    return lambda obj: Apart(tuple(obj), [f"{{{i}}}" for i in range(len(obj))], build)
+    def take(obj: Any) -> Apart:
+        members = tuple(obj)
+        _refuse_collisions(kind, members)
+        return Apart(members, [f"{{{i}}}" for i in range(len(members))], build)
+
+    return take
+
+
+def _refuse_collisions(kind: str, keys: Sequence[Any]) -> None:
+    try:
+        require_few_collisions(keys)
+    except ValueError as error:
+        raise RefusalError(
+            f"a `{kind}` in which {error}, so that it would take long to build",
+            "Give their class a `__hash__` that tells them apart, or hold pairs in a list.",
+        ) from None
 
 
 def _take_dict(obj: dict[Any, Any]) -> Apart:
@@ -131,6 +160,7 @@ def _order(obj: dict[Any, Any]) -> Sequence[int]:
 
 def _mapping(kind: str, obj: Any, order: Sequence[int], factory: Any) -> Apart:
     keys, values = list(obj), list(obj.values())
+    _refuse_collisions(kind, keys)
     count = len(keys)
     children = [*[values[i] for i in order], *keys]
     names = [key_text(key) for key in keys]
@@ -141,6 +171,11 @@ def _mapping(kind: str, obj: Any, order: Sequence[int], factory: Any) -> Apart:
         for place, i in enumerate(order):
             written[i] = done[place]
         if kind == "defaultdict":
+            if done[-1] is not None and type(done[-1]) is not list:
+                raise RefusalError(
+                    "a `defaultdict` whose default factory is neither a class nor a function of a module",
+                    "Write the factory with `def` at module level.",
+                )
             return [kind, done[-1], done[count:-1], written]
         return [kind, done[count:], written]
 
@@ -169,10 +204,20 @@ def _take_jax_partial(obj: Any) -> Apart:
     return _applied("Partial", obj, function, [])
 
 
+_UPDATED = frozenset({*WRAPPER_ATTRIBUTES, "__wrapped__", "__type_params__"})  # what `functools.update_wrapper` sets
+
+
+def is_partial_attribute(name: Any) -> bool:
+    """Whether a partial in a file may have an attribute: not those that other code calls, such as `__get__`."""
+    return type(name) is str and (not name.startswith("__") or name in _UPDATED)
+
+
 def _applied(kind: str, obj: Any, function: Any, more: list[Any]) -> Apart:
     names = tuple(obj.keywords)
     if not all(type(name) is str for name in names):
         raise RefusalError("a partial with a keyword that is no string", "Make it anew, with its keywords as strings.")
+    if kind == "partial" and not all(map(is_partial_attribute, obj.__dict__)):
+        raise RefusalError("a partial with an attribute that stands in for a method", "Delete the attribute.")
     positional = len(obj.args)
     children = [*obj.args, *obj.keywords.values(), *names, function, *more]
     keys = [*_indices(positional), *[f"[{name!r}]" for name in names], *["<keyword>"] * len(names), ".func"]
@@ -191,7 +236,12 @@ def _take_method(obj: types.MethodType) -> Apart:
             f"a bound method, `{getattr(obj.__func__, '__qualname__', '?')}`, that its object's class does not have",
             "Let the class define it.",
         )
-    return Apart((obj.__self__,), (".__self__",), lambda done: ["method", done[0], name])
+    owner = obj.__self__
+    if kind_of(owner if isinstance(owner, type) else type(owner)) is None:
+        raise RefusalError(
+            f"a bound method of a `{type(owner).__qualname__}`, which is no pytree node", "Save the object itself."
+        )
+    return Apart((owner,), (".__self__",), lambda done: ["method", done[0], name])
 
 
 def take_bound_method(obj: Any) -> Apart | None:

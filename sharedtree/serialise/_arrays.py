@@ -60,6 +60,8 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
             )
         elif array.weak_type:
             extra["weak"] = True
+        if array.dtype == jax.dtypes.float0:
+            raise RefusalError("a JAX array of dtype `float0`", "Make it NumPy's: `numpy.asarray(array)`.")
         if array.is_deleted():
             raise RefusalError("an array whose memory was donated or deleted", "Save before it is donated.")
     elif type(array) is not np.ndarray and type(array) is not np.memmap:

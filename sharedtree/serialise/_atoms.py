@@ -96,6 +96,25 @@ def decode_atom(atom: list[Any]) -> Any:
     return value
 
 
+class DistinctNans(dict[tuple[str, ...], Any]):
+    """The values of atoms, by their texts. Each look-up of a nan gives an object of its own.
+
+    A nan is equal to nothing, but Python finds one object equal to itself, also within tuples. Two keys that were saved
+    would be one key.
+    """
+
+    def __getitem__(self, atom: tuple[str, ...]) -> Any:
+        value = super().__getitem__(atom)
+        return decode_atom(list(atom)) if is_nan(value) and atom[0] not in NAMES else value
+
+
+def is_nan(value: Any) -> bool:
+    """Whether a number is not equal to itself. Of other objects nothing is asked."""
+    if isinstance(value, np.generic):
+        return value.dtype.kind in "fcmMV" and value.dtype.itemsize > 0 and bool(value != value)
+    return type(value) in (float, complex) and value != value
+
+
 def is_name(atom: list[Any]) -> bool:
     """Whether an atom names a class or a function."""
     return atom[0] in NAMES and len(atom) == 2
@@ -162,6 +181,8 @@ def _read_scalar(text: str, data: str) -> np.generic:
     dtype = _dtype_of(text)
     raw = bytes.fromhex(data)
     if len(raw) != dtype.itemsize or (dtype.kind == "V" and dtype.fields) or raw.hex() != data:
+        raise ValueError
+    if dtype.kind == "b" and raw not in (b"\0", b"\1"):
         raise ValueError
     if dtype.kind == "U":
         raw.decode("utf-32-le", "surrogatepass")  # what is beyond Unicode makes NumPy raise SystemError

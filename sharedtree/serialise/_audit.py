@@ -5,7 +5,7 @@ Nothing here builds anything of the file's. Only modules on the allow-list are i
 
 from typing import NamedTuple
 
-from ._manifest import Manifest
+from ._manifest import Manifest, owner_of_method
 from ._steps import steps
 from ._trust import Kind, Trust
 
@@ -18,7 +18,7 @@ class Request(NamedTuple):
 
     Attributes:
         name: `module:qualname`.
-        kind: `"class"` or `"function"`.
+        kind: `"class"`, `"function"` or `"method"`.
         paths: the first few places in the tree; a part that many share is named through its first place.
         allowed: whether the allow-list has it.
         found: whether it leads to an object.
@@ -58,6 +58,7 @@ def paths_of_names(manifest: Manifest) -> dict[tuple[str, str], tuple[str, ...]]
     """For each name, where it stands first; at most three places."""
     parents = _first_parents(manifest)
     names = set(manifest.names)
+    owners = [entry.name for entry in manifest.types]
     found: dict[tuple[str, str], list[str]] = {}
 
     def note(key: tuple[str, str], number: int, step: str) -> None:
@@ -71,6 +72,8 @@ def paths_of_names(manifest: Manifest) -> dict[tuple[str, str], tuple[str, ...]]
         node = manifest.nodes[number]
         if node[0] in ("object", "wrapper", "registered", "enum"):
             note(("class", manifest.types[node[1]].name), number, "")
+        if node[0] in ("method", "bound"):
+            note(("method", f"{owner_of_method(owners, manifest.nodes, node)}.{node[2]}"), number, "")
         for child, step in steps(manifest, node):
             if type(child) is list and len(child) == 2 and (child[0], child[1]) in names:
                 note((child[0], child[1]), number, step)
@@ -101,4 +104,4 @@ def _path(parents: dict[int, tuple[int, str]], number: int) -> str:
 
 
 def _kind(kind: str) -> Kind:
-    return "class" if kind == "class" else "function"
+    return kind if kind in ("class", "method") else "function"

@@ -1,14 +1,14 @@
 """How each kind of node becomes an object, its children being built already.
 
 A builder may raise whatever a constructor raises at nonsense; whoever calls it says that the file is malformed. Only
-types are called here whose constructors do nothing but hold what they are given.
+types are called here whose constructors do nothing but hold what they are given. No attribute is asked of an object
+that a file describes, for its class may answer with a call of what the file put there.
 """
 
 import collections
 import enum
 import functools
 import pathlib
-import struct
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,11 +21,12 @@ from jax.sharding import PartitionSpec, Sharding
 from .._errors import StructureMismatchError
 from .._jax_internals import rebuild_registered
 from .._node_types import _known
-from ._apart import LEAF, BoundMethod, find_method
+from ._apart import LEAF, BoundMethod, find_method, is_partial_attribute
 from ._arrays import key_dtype
 from ._atoms import read_base64
 from ._classes import kind_of
 from ._evolution import copy_wrapped_attributes
+from ._nesting import require_few_collisions
 from ._placement import (
     find_device,
     rebuild_abstract_mesh,
@@ -44,14 +45,18 @@ class Parts:
     Attributes:
         values: the value of each atom, by its texts.
         makers: for each type of the manifest, what makes an instance from the values of its fields, or the class.
+        fields: for each type of the manifest, the names of its fields.
         table: the objects of the nodes built so far.
     """
 
-    __slots__ = ("makers", "table", "values")
+    __slots__ = ("fields", "makers", "table", "values")
 
-    def __init__(self, values: dict[tuple[str, ...], Any], makers: Sequence[Any]) -> None:
+    def __init__(
+        self, values: dict[tuple[str, ...], Any], makers: Sequence[Any], fields: Sequence[tuple[str, ...]]
+    ) -> None:
         self.values = values
         self.makers = makers
+        self.fields = fields
         self.table: list[Any] = []
 
     def child(self, child: Any) -> Any:
@@ -73,22 +78,17 @@ def _require(condition: bool, what: str) -> None:
 
 
 def _set(parts: Parts, node: Node) -> Any:
-    items = _distinct_nans(parts.children(node[1]))
+    items = parts.children(node[1])
+    require_few_collisions(items)
     made = set(items) if node[0] == "set" else frozenset(items)
     _require(len(made) == len(items), "a member occurs twice")
     return made
 
 
-def _distinct_nans(keys: list[Any]) -> list[Any]:
-    """The keys, each nan an object of its own: it is equal to nothing, but one object is found to be itself."""
-    return [
-        struct.unpack("<d", struct.pack("<d", key))[0] if type(key) is float and key != key else key for key in keys
-    ]
-
-
 def _mapping(cls: Callable[..., Any]) -> Callable[[Parts, Node], Any]:
     def build(parts: Parts, node: Node) -> Any:
-        keys = _distinct_nans(parts.children(node[-2]))
+        keys = parts.children(node[-2])
+        require_few_collisions(keys)
         made = cls(zip(keys, parts.children(node[-1]), strict=True))
         _require(len(made) == len(keys), "a key occurs twice")
         return made
@@ -115,8 +115,8 @@ def _object(parts: Parts, node: Node) -> Any:
 
 def _wrapper(parts: Parts, node: Node) -> Any:
     obj = _object(parts, node)
-    _require(isinstance(getattr(type(obj), "__wrapped__", None), property), "its class wraps nothing")
-    copy_wrapped_attributes(obj, obj.__wrapped__)
+    _require(kind_of(type(obj)) == "module", "its class is no Equinox module")
+    copy_wrapped_attributes(obj, parts.child(node[2][parts.fields[node[1]].index(node[3])]))
     return obj
 
 
@@ -151,8 +151,10 @@ def _enum(parts: Parts, node: Node) -> Any:
 
 def _struct(parts: Parts, node: Node) -> Any:
     dtype, weak, sharding = parts.child(node[2]), node[3], parts.child(node[4])
-    _require(isinstance(dtype, np.dtype) or jax.numpy.issubdtype(dtype, jax.dtypes.prng_key), "it has no dtype")
-    _require(sharding is None or isinstance(sharding, Sharding), "it has no sharding")
+    # `isinstance` asks an object for its `__class__`, and JAX asks for its `dtype`; it may be of the file's making.
+    is_dtype = issubclass(type(dtype), np.dtype) or type(dtype) is type(key_dtype("threefry2x32"))
+    _require(is_dtype, "it has no dtype")
+    _require(sharding is None or issubclass(type(sharding), Sharding), "it has no sharding")
     return jax.ShapeDtypeStruct(tuple(node[1]), dtype, weak_type=weak, sharding=sharding)
 
 
@@ -172,6 +174,7 @@ def _partial(parts: Parts, node: Node) -> Any:
     function, args, keywords = _call_parts(parts, node)
     attributes = parts.child(node[5])
     _require(attributes is None or type(attributes) is dict, "its attributes are no dict")
+    _require(all(map(is_partial_attribute, attributes or ())), "its attributes would stand in for methods")
     made = functools.partial(_nothing)
     set_state: Any = made.__setstate__  # pyright: ignore[reportAttributeAccessIssue]
     set_state((function, args, keywords, attributes))  # the constructor would merge partials of partials
@@ -186,14 +189,14 @@ def _jax_partial(parts: Parts, node: Node) -> Any:
 def _method(parts: Parts, node: Node) -> Any:
     owner = parts.child(node[1])
     function = find_method(owner, node[2])
-    cls = owner if isinstance(owner, type) else type(owner)
+    cls = owner if issubclass(type(owner), type) else type(owner)
     # Methods of classes that are values, such as `pathlib.Path.unlink`, are nothing that a model holds.
     _require(kind_of(cls) is not None, "its object is no instance of a trusted class")
     if function is None:
         raise StructureMismatchError(f"`{cls.__qualname__}` has no method `{node[2][:80]}`. Add it to the class again.")
     if node[0] == "method":
         return types.MethodType(function, owner)
-    _require(kind_of(cls) == "module" and not isinstance(owner, type), "its object is no Equinox module")
+    _require(kind_of(cls) == "module" and cls is not owner, "its object is no Equinox module")
     made = object.__new__(BoundMethod)
     object.__getattribute__(made, "__dict__").update({"__func__": function, "__self__": owner})
     copy_wrapped_attributes(made, function)

@@ -17,6 +17,7 @@ import equinox as eqx
 
 from .._errors import SharedTreeError
 from .._node_types import _is_in_jax_registry, _known, dict_descriptor, is_namedtuple
+from ._allowed import LIBRARIES
 
 ClassKind = Literal["module", "dataclass", "namedtuple", "placeholder", "enum", "registered"]
 
@@ -78,6 +79,23 @@ def layout_of(cls: Any) -> Layout:
 
 _kinds: weakref.WeakKeyDictionary[type, ClassKind | None] = weakref.WeakKeyDictionary()
 _layouts: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
+
+
+def shadows(cls: type, name: str) -> bool:
+    """Whether an attribute that is no declared field would stand in the place of something that the class defines.
+
+    A file could replace a method in this way. Of slots and plain values of the class it may: they are data. Instances
+    of classes of the libraries have no attributes but those that `equinox.module_update_wrapper` sets.
+    """
+    if name in WRAPPER_ATTRIBUTES:
+        return False
+    for base in type.__getattribute__(cls, "__mro__"):
+        held = type.__getattribute__(base, "__dict__").get(name, _ABSENT)
+        if held is not _ABSENT:
+            if isinstance(held, types.MemberDescriptorType):
+                return False
+            return callable(held) or hasattr(type(held), "__get__")
+    return cls.__module__.partition(".")[0] in LIBRARIES
 
 
 def _find_kind(cls: type) -> ClassKind | None:

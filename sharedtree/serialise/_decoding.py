@@ -1,8 +1,8 @@
 """Manifest and arrays → DAG, node by node.
 
 Children stand before their parents in a manifest, so one pass from first to last builds everything, and nothing
-recurses. Names are resolved before anything is built. What is called is: the unflatten functions of registered
-classes that are trusted, and the hooks and default factories of trusted classes; never what the file says.
+recurses. Names are resolved before anything is built. What is called is: the flatten and unflatten functions, hooks and
+default factories of trusted classes, and their hashes where they are keys; never what the file says.
 """
 
 from collections.abc import Callable
@@ -11,10 +11,11 @@ from typing import Any
 from .._errors import FormatError, SharedTreeError, StructureMismatchError, UntrustedTypeError
 from ._allowed import LIBRARIES, NAMES_ONLY, STANDARD_LIBRARY
 from ._arrays import finish
+from ._atoms import DistinctNans, is_nan
 from ._audit import paths_of_names
 from ._building import BUILDERS, Parts
 from ._classes import FIELD_KINDS, kind_of
-from ._evolution import Renames, builder
+from ._evolution import Renames, builder, require_sound_renames
 from ._manifest import Manifest, TypeEntry
 from ._trust import Kind, Trust, Verdict
 
@@ -51,10 +52,11 @@ def decode(
     Cost: one pass over the nodes; arrays are those of `array_of`, not copied but for weak types and PRNG keys.
     """
     renames = {} if renames is None else renames
-    values: dict[tuple[str, ...], Any] = dict(manifest.atoms)
+    has_nans = any(map(is_nan, manifest.atoms.values()))
+    values: dict[tuple[str, ...], Any] = DistinctNans(manifest.atoms) if has_nans else dict(manifest.atoms)
     values.update(resolve(manifest, trust, renames) if resolved is None else resolved)
     makers = [_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
-    parts = Parts(values, makers)
+    parts = Parts(values, makers, [entry.fields for entry in manifest.types])
     table, entries = parts.table, manifest.arrays
     for node in manifest.nodes:
         kind = node[0]
@@ -90,12 +92,17 @@ def _maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
 def resolve(manifest: Manifest, trust: Trust | None = None, renames: Renames | None = None) -> Resolved:
     """What the names in a manifest lead to. Arguments and errors are those of `decode`."""
     trust, renames = trust or Trust(), renames or {}
+    require_sound_renames(renames)
     resolved: Resolved = {}
     refused: list[tuple[str, str, str]] = []
     wanted: list[tuple[str, str, str]] = []
     for kind, name in manifest.names:
+        if kind == "method":
+            continue
         new = renames.get(name, name)
-        if isinstance(new, type):
+        if new is not None and not isinstance(new, str):
+            if kind == "class" and not isinstance(new, type):
+                raise TypeError(f"`renames` gives the class `{name}` the new name {new!r}, which is no class.")
             resolved[kind, name] = new
         elif new is None:
             raise StructureMismatchError(
@@ -114,6 +121,11 @@ def resolve(manifest: Manifest, trust: Trust | None = None, renames: Renames | N
             lost.append((new, verdict))
         else:
             resolved[kind, name] = verdict.obj
+    for kind, name in manifest.names:
+        owner = resolved.get(("class", name.rpartition(".")[0]))
+        why = trust.refusal_of_method(name, owner) if kind == "method" and owner is not None else ""
+        if why:
+            refused.append((kind, name, why))
     if refused:
         raise _untrusted(manifest, refused)
     if lost:
@@ -158,4 +170,4 @@ def _untrusted(manifest: Manifest, refused: list[tuple[str, str, str]]) -> Untru
 
 
 def _kind(kind: str) -> Kind:
-    return "class" if kind == "class" else "function"
+    return kind if kind in ("class", "method") else "function"

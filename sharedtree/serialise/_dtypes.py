@@ -141,6 +141,24 @@ def restore(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, 
     return array.reshape(shape)
 
 
+def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str) -> None:
+    """Raises if an array of booleans has other bytes than 0 and 1: what NumPy and XLA do with those is undefined.
+
+    Args:
+        data: the bytes of an array, flat.
+        dtype: its dtype, of any kind.
+        name: of its tensor, for the error.
+
+    Raises:
+        FormatError: if there is such a byte.
+    """
+    if dtype.kind == "b" and data.size and data.max() > 1:
+        raise FormatError(
+            f"The array `{name}` of booleans has bytes other than 0 and 1. The file is damaged, or was made by hand.\n"
+            "Nothing was loaded. Restore the file from a copy, or save the model again."
+        )
+
+
 @functools.lru_cache(256)
 def on_disk(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The same dtype, little-endian. Equal to `dtype` if no bytes need be swapped."""

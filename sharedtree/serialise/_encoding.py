@@ -15,7 +15,7 @@ import numpy as np
 
 from .._errors import CycleError
 from .._version import __version__
-from ._allowed import FUNCTIONS
+from ._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY
 from ._apart import (
     Apart,
     BoundMethod,
@@ -36,8 +36,9 @@ from ._atoms import (
     encode_special,
     encode_str,
 )
-from ._classes import WRAPPER_ATTRIBUTES, kind_of, layout_of
-from ._manifest import FORMAT, nested_too_deeply
+from ._classes import WRAPPER_ATTRIBUTES, Layout, kind_of, layout_of, shadows
+from ._evolution import wrapped_attributes
+from ._manifest import FORMAT, nested_too_deeply, owner_of_method
 from ._names import NamelessError, name_of
 from ._refusals import Problem, RefusalError, refusal_of, unserialisable
 
@@ -101,7 +102,10 @@ def encode(tree: Any) -> Encoded:
         raise unserialisable(
             [
                 Problem(
-                    path, f"a `{walk.nodes[deep][0]}` nested so deeply that Python could not free or hash it", _FLATTER
+                    path,
+                    f"a `{walk.nodes[deep][0]}` nested so deeply, or shared so often, that Python could not free it or "
+                    "hash it",
+                    _FLATTER,
                 )
             ]
         )
@@ -124,7 +128,14 @@ def names_in(tree: Any) -> dict[str, Any]:
     """
     walk = _Walk()
     walk.run(tree)
-    return walk.named
+    names = [entry["name"] for entry in walk.types]
+    methods: dict[str, Any] = {}
+    for number, node in enumerate(walk.nodes):
+        if node[0] in ("method", "bound"):
+            owner = owner_of_method(names, walk.nodes, node)
+            if owner is not None:
+                methods[f"{owner}.{node[2]}"] = walk.function_of(number)
+    return {**walk.named, **methods}
 
 
 class _Frame:
@@ -152,7 +163,7 @@ class _Walk:
         self._alive: list[Any] = []
         self._frames: list[_Frame] = []
         self._tensors: set[str] = set()
-        self._type_numbers: dict[Any, tuple[int, tuple[str, ...], list[str], bool]] = {}
+        self._type_numbers: dict[Any, tuple[int, tuple[str, ...], list[str]]] = {}
         self._name_atoms: dict[int, list[str]] = {}  # id → atom; `named` keeps the objects alive
 
     def run(self, tree: Any) -> Any:
@@ -164,16 +175,29 @@ class _Walk:
             if child is not _PENDING:
                 done.append(child)
             if len(done) == len(children):
-                node = frame.build(done)
+                node = self._built(frame)
                 frames.pop()
                 child = self._add(frame.obj, node)
             else:
                 child = self._visit(children[len(done)])
         return child
 
+    def function_of(self, number: int) -> Any:
+        """The function of the method that was written as a node."""
+        method = self._alive[number]
+        own: Any = object.__getattribute__(method, "__dict__") if type(method) is BoundMethod else None
+        return method.__func__ if own is None else own["__func__"]
+
     def path(self, upto: int | None = None) -> str:
         """Where the walk is."""
         return "".join([frame.keys[len(frame.done)] for frame in self._frames[:upto]])
+
+    def _built(self, frame: _Frame) -> list[Any]:
+        try:
+            return frame.build(frame.done)
+        except RefusalError as error:  # of what its children turned out to be
+            self.problems.append(Problem(self.path(-1), error.reason, error.fix))
+            return ["marker"]
 
     def _add(self, obj: Any, node: list[Any]) -> int:
         number = len(self.nodes)
@@ -251,7 +275,7 @@ class _Walk:
             if callable(obj) and not _is_instance_of_own_class(obj):
                 raise
             raise refusal_of(obj, cls) from error
-        if not callable(obj) and name not in FUNCTIONS:  # what it holds would be left out, and nobody would notice
+        if name not in FUNCTIONS and not _is_all_in_its_name(obj, cls):
             raise refusal_of(obj, cls)
         return self._name("function", obj)
 
@@ -297,7 +321,7 @@ class _Walk:
         if known is None:
             name = name_of(cls)
             self.named[name] = cls
-            known = self._type_numbers[cls] = (len(self.types), (), [], False)
+            known = self._type_numbers[cls] = (len(self.types), (), [])
             self.types.append({"name": name, "kind": kind})
         return known[0]
 
@@ -317,21 +341,34 @@ class _Walk:
             attributes = {**attributes, **dict(zip(layout.fields, obj, strict=True))}
         elif layout.slots:
             attributes = {**attributes, **_read_slots(obj, layout.slots)}
-        key = (cls, *attributes)
+        # Of two siblings one may have attributes of its own, so each is asked.
+        wrapped = _wrapped_field(layout, attributes)
+        is_wrapper = wrapped is not None
+        key = (cls, is_wrapper, *attributes)
         known = self._type_numbers.get(key)
         if known is None:
-            known = self._type_numbers[key] = self._new_type(obj, cls, attributes)
-        number, names, keys, is_wrapper = known
-        kind = "wrapper" if is_wrapper else "object"
-        return Apart([attributes[name] for name in names], keys, lambda done: [kind, number, done])
+            known = self._type_numbers[key] = self._new_type(cls, attributes, is_wrapper)
+        number, names, keys = known
+        children = [attributes[name] for name in names]
+        if wrapped is not None:
+            return Apart(children, keys, lambda done: ["wrapper", number, done, wrapped])
+        return Apart(children, keys, lambda done: ["object", number, done])
 
-    def _new_type(self, obj: Any, cls: Any, attributes: dict[str, Any]) -> tuple[int, tuple[str, ...], list[str], bool]:
+    def _new_type(
+        self, cls: Any, attributes: dict[str, Any], is_wrapper: bool
+    ) -> tuple[int, tuple[str, ...], list[str]]:
         layout = layout_of(cls)
-        is_wrapper = layout.kind == "module" and _copies_a_function(obj, attributes)
         fields = [name for name in layout.fields if name in attributes]
         missing = [name for name in layout.fields if name not in attributes]
         skipped = {*fields, *layout.ignored, *(WRAPPER_ATTRIBUTES if is_wrapper else ())}
         extra = sorted([name for name in attributes if name not in skipped])
+        shadowing = [name for name in extra if shadows(cls, name)]
+        if shadowing:
+            raise RefusalError(
+                f"a `{cls.__qualname__}` with the attribute `{shadowing[0]}`, which is no field of its class, and "
+                "which no file may set",
+                "Make it a field of the class.",
+            )
         entry: dict[str, Any] = {"name": name_of(cls), "kind": layout.kind, "fields": fields}
         self.named[entry["name"]] = cls
         if missing:
@@ -342,7 +379,7 @@ class _Walk:
             entry["version"] = layout.version
         self.types.append(entry)
         names = (*fields, *extra)
-        return len(self.types) - 1, names, [f".{name}" for name in names], is_wrapper
+        return len(self.types) - 1, names, [f".{name}" for name in names]
 
     def _raise_cycle(self, obj: Any) -> Any:
         start = next(i for i, frame in enumerate(self._frames) if frame.obj is obj)
@@ -379,13 +416,21 @@ def _read_slots(obj: Any, slots: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _copies_a_function(obj: Any, attributes: dict[str, Any]) -> bool:
-    """Whether the wrapper attributes are those of what the module wraps, so that they can be copied again."""
-    there = [name for name in WRAPPER_ATTRIBUTES if name in attributes]
-    if not there or not isinstance(getattr(type(obj), "__wrapped__", None), property):
-        return False
-    wrapped = obj.__wrapped__
-    return all(getattr(wrapped, name, None) == attributes[name] for name in there)
+def _wrapped_field(layout: Layout, attributes: dict[str, Any]) -> str | None:
+    """The field whose value has all the wrapper attributes of a module, so that they can be copied again."""
+    if layout.kind != "module" or "__module__" not in attributes:
+        return None
+    there = {name: attributes[name] for name in WRAPPER_ATTRIBUTES if name in attributes}
+    return next((f for f in layout.fields if f in attributes and wrapped_attributes(attributes[f]) == there), None)
+
+
+def _is_all_in_its_name(obj: Any, cls: type) -> bool:
+    """Whether nothing is lost with a name: an instance of a user's class may hold data, and nobody would notice."""
+    return callable(obj) and (cls.__module__.partition(".")[0] in _OF_FUNCTIONS)
+
+
+_OF_FUNCTIONS = LIBRARIES | NAMES_ONLY | {"builtins", "functools"}
+"""The packages whose callable objects are functions: compiled, cached, or with a derivative of their own."""
 
 
 def _is_instance_of_own_class(obj: Any) -> bool:

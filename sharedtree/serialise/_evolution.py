@@ -7,17 +7,19 @@ the class; `__sharedtree_names__`, in which a class lists the names that it had;
 """
 
 import dataclasses
+import functools
 import keyword
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .._errors import FormatError, StructureMismatchError
-from ._classes import FIELD_KINDS, WRAPPER_ATTRIBUTES, Layout, kind_of, layout_of
+from ._classes import FIELD_KINDS, WRAPPER_ATTRIBUTES, Layout, kind_of, layout_of, shadows
 from ._manifest import TypeEntry
+from ._names import is_well_formed
 
-Renames = Mapping[str, str | type | None]
-"""Old name → new name. Of a class: `"old.mod:Old"` → `"new.mod:New"`, or the class itself. Of a field:
-`"old.mod:Old.weight"` → `"kernel"`, or None to drop the field."""
+Renames = Mapping[str, str | type | Callable[..., Any] | None]
+"""Old name → new name. Of a class or a function: `"old.mod:Old"` → `"new.mod:New"`, or the new one itself. Of a field:
+`"old.mod:Old.weight"` → `"kernel"`, or None to drop the field. Old names that are not in the file do nothing."""
 
 _ABSENT: Any = object()
 
@@ -53,6 +55,11 @@ def builder(entry: TypeEntry, cls: type, renames: Renames) -> Callable[[Sequence
             raise FormatError(
                 f"The file sets the attribute `{name[:80]}` of `{entry.name}`, which no save would write."
             )
+        if name not in layout.fields and shadows(cls, name):
+            raise FormatError(
+                f"The file sets the attribute `{name[:80]}` of `{entry.name}`, in the place of what the class defines. "
+                "No save would write that."
+            )
     names = [_renamed(entry.name, cls, field, renames) for field in (*entry.fields, *entry.extra)]
     kept = [name for name in names if name is not None]
     if len(set(kept)) != len(kept):
@@ -70,13 +77,54 @@ def builder(entry: TypeEntry, cls: type, renames: Renames) -> Callable[[Sequence
     return _setting(cls, layout, names, defaults)
 
 
+def require_sound_renames(renames: Renames) -> None:
+    """Raises if `renames` has what can be the name of nothing.
+
+    Raises:
+        TypeError: if it is no mapping, or a new name is neither a text nor a class, a function or None.
+        ValueError: if an old name does not have the form of one.
+    """
+    if not isinstance(renames, Mapping):
+        raise TypeError(
+            f"`renames` is a `{type(renames).__qualname__}`. Give a dict of old and new names:\n"
+            '    renames={"old.module:Old": "new.module:New"}'
+        )
+    for old, new in renames.items():
+        if not isinstance(old, str) or not is_well_formed(old):
+            raise ValueError(
+                f"`renames` has the old name {old!r}, which can be in no file. Write the module, a colon, and the name "
+                'of the class, the function or the field:\n    renames={"old.module:Old.weight": "kernel"}'
+            )
+        if new is not None and not isinstance(new, str) and not callable(new):
+            raise TypeError(
+                f"`renames` gives `{old}` the new name {new!r}, which is no name. Give a text, a class, a function, or "
+                'None to drop a field:\n    renames={"old.module:Old": "new.module:New"}'
+            )
+
+
 def copy_wrapped_attributes(obj: Any, wrapped: Any) -> None:
     """Copies the name and the documentation of a function into a module, as `equinox.module_update_wrapper` does."""
-    attributes = layout_of(type(obj)).attributes_of(obj)
-    for name in WRAPPER_ATTRIBUTES:
-        value = getattr(wrapped, name, _ABSENT)
-        if value is not _ABSENT:
-            attributes[name] = value
+    layout_of(type(obj)).attributes_of(obj).update(wrapped_attributes(wrapped))
+
+
+def wrapped_attributes(wrapped: Any) -> dict[str, Any]:
+    """What is copied from a wrapped object into the module that wraps it.
+
+    An instance of a class, or a partial, may be of a file's making: its attributes are read from dictionaries, so that
+    no property, no `__getattr__` and nothing that the file put there is run.
+    """
+    cls = type(wrapped)
+    if kind_of(cls) is None and not issubclass(cls, functools.partial):
+        found = {name: getattr(wrapped, name, _ABSENT) for name in WRAPPER_ATTRIBUTES}
+        return {name: value for name, value in found.items() if value is not _ABSENT}
+    found = {}
+    for base in reversed(type.__getattribute__(cls, "__mro__")):
+        held = type.__getattribute__(base, "__dict__")
+        found.update({name: held[name] for name in WRAPPER_ATTRIBUTES if name in held})
+        if "__dict__" in held:
+            own = held["__dict__"].__get__(wrapped)
+            found.update({name: own[name] for name in WRAPPER_ATTRIBUTES if name in own})
+    return {name: value for name, value in found.items() if value is None or type(value) in (str, dict)}
 
 
 def _setting(

@@ -6,11 +6,12 @@ anything, so what does not fit it is refused early, and whatever passes can be b
 
 from typing import Literal
 
-Operand = Literal["child", "children", "type", "array", "text", "base64", "sizes", "flag"]
+Operand = Literal["child", "children", "steps", "type", "array", "text", "base64", "sizes", "flag"]
 """What can stand in a place of a node:
 
 - `child`: an atom, or the index of an earlier node
 - `children`: a list of those
+- `steps`: a list of texts, each of which leads to a child: `.weight`, `[0]`
 - `type`: an index into `types`
 - `array`: an index into `arrays`
 - `text`: a string
@@ -31,8 +32,8 @@ NODE_KINDS: dict[str, tuple[Operand, ...]] = {
     "deque": ("child", "children"),
     # instances of classes
     "object": ("type", "children"),
-    "wrapper": ("type", "children"),
-    "registered": ("type", "child", "children"),
+    "wrapper": ("type", "children", "text"),
+    "registered": ("type", "child", "children", "steps"),
     "enum": ("type", "child"),
     # arrays and what describes them
     "array": ("array",),
@@ -68,18 +69,35 @@ SAME_LENGTH: dict[str, tuple[int, int]] = {
     "partial": (3, 4),
     "Partial": (3, 4),
     "abstract_mesh": (1, 2),
+    "registered": (3, 4),
 }
 """Two operands of a node that must have the same length."""
 
-HASHED: dict[str, int] = {"set": 1, "frozenset": 1, "dict": 1, "OrderedDict": 1, "defaultdict": 2}
+HASHED: dict[str, int] = {
+    "set": 1,
+    "frozenset": 1,
+    "dict": 1,
+    "OrderedDict": 1,
+    "defaultdict": 2,
+    "mesh": 2,
+    "abstract_mesh": 2,
+    "spec": 1,
+}
 """The operand whose children are hashed."""
+
+MAX_STEP = 400
+"""How many characters a step may have: paths are made of them."""
 
 MAX_NESTED = 1_000
 """How deep what is hashed or described as a treedef may be nested, and how many nodes that are not `DEEP` may lie
 on one path: Python and JAX walk those with recursion in C."""
 
 MAX_HASHED = 1_000_000
-"""How many nodes it may have when each is counted as often as it occurs: hashing a DAG takes that long."""
+"""How many nodes and values all of that may have, beyond those of the manifest, when each is counted as often as it
+occurs: hashing a DAG, and describing it, takes that long."""
+
+MAX_COLLIDING = 100
+"""How many keys of one dict, or members of one set, may have one hash."""
 
 DEEP = frozenset({"tuple", "list", "dict", "object", "wrapper", "array"})
 """Kinds that may be nested without end: Python frees them without recursion."""

@@ -28,8 +28,9 @@ def load(
 ) -> Any:
     """Loads what `save` saved. No template is needed: classes are found by their names.
 
-    Nothing outside an allow-list is imported, and nothing is called by the file's word. The classes and harmless
-    functions of JAX, Equinox and the libraries built on them are on the list. Your own are not: name them in `trusted`.
+    Nothing outside an allow-list is imported, and nothing is called by the file's word. Equinox modules, optax states,
+    and harmless functions of JAX and the libraries built on it are on the list. Your own are not: name them in
+    `trusted`. To trust a package is to let the file import any of its modules and name any function defined in it.
 
     Args:
         path: a path, a binary file object that stands at the beginning of the file, or its bytes.
@@ -37,8 +38,8 @@ def load(
             `sharedtree.audit(path)` says which it needs. See also `sharedtree.trust`.
         like: a template: a tree like the one that was saved, with arrays or `jax.ShapeDtypeStruct`s. Its classes and
             functions are trusted. Shapes, dtypes, names and ties are checked against it, and arrays go to the devices
-            where those of the template are, if they are committed to them. The values are the file's, also those that
-            are no arrays.
+            where those of the template are, if they are committed to them. A NumPy array is another thing than one of
+            JAX; a `ShapeDtypeStruct` stands for both. The values are the file's, also those that are no arrays.
         select: the path of a part (`".encoder"`), which is then all that is loaded; or a function from the name of an
             array, which is its path without the first dot, to whether it is wanted. In the place of the others are
             `jax.ShapeDtypeStruct`s. Only the bytes of what is selected are read.
@@ -48,7 +49,8 @@ def load(
         strict: whether a difference to the template is an error. If not, the result is the template with the arrays
             that fit, in a pair with a `LoadReport`.
         renames: what was renamed since: `{"old.module:Old": "new.module:New", "old.module:Old.weight": "kernel"}`. A
-            field renamed to None is dropped.
+            field renamed to None is dropped. The new name may be the class or the function itself, which is then
+            trusted.
         mmap: whether to map the file instead of reading it. Then loading takes no time and no memory, whatever the
             size, and NumPy arrays are read-only.
         verify: whether to check the digests of what is read; with `mmap` the file is read once for that.
@@ -64,6 +66,8 @@ def load(
         FormatError: if it is no sharedtree file, a malformed one, or one of a newer version.
         CorruptFileError: if it was cut short or changed.
         OSError: if it cannot be read.
+        TypeError: if `path`, `sharding` or `renames` is of another type than it may be.
+        ValueError: if `renames` has an old name that can be in no file.
 
     Cost: one walk over the nodes, and the bytes of the arrays read once into memory that JAX uses without a copy on a
     CPU. Small arrays share memory, which is freed with the last of them.

@@ -1,16 +1,20 @@
 """`audit`, `verify` and `inspect`: what a file asks for, whether it is whole, and what it holds. Nothing is loaded."""
 
+import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from ._audit import Request, audit as requests_of
 from ._manifest import Manifest
 from ._opened import Opened
-from ._outline import Line, outline
+from ._outline import Line, Lines
 from ._progress import ProgressOption, showing
 from ._sources import Readable
 from ._texts import array_nbytes, printable
 from ._trust import Trust, Trusted
+
+MAX_LINES = 10_000
+"""How many lines of a tree are printed if nobody asks for more."""
 
 
 class Audit(NamedTuple):
@@ -30,7 +34,8 @@ class Audit(NamedTuple):
     @property
     def allow_list(self) -> tuple[str, ...]:
         """What to pass as `trusted` if you trust all of it."""
-        return tuple(request.name for request in self.refused)
+        classes = {request.name for request in self.refused if request.kind == "class"}
+        return tuple(r.name for r in self.refused if r.kind != "method" or r.name.rpartition(".")[0] not in classes)
 
     def __str__(self) -> str:
         if not self.requests:
@@ -84,26 +89,29 @@ class ArrayInfo(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """What a file holds. Prints as a tree in which what is tied is marked.
+    """What a file holds. Prints as a tree in which what is tied is marked, or as its first 10,000 lines.
 
     Attributes:
         library: who wrote it.
         metadata: what was saved beside the tree.
         arrays: its arrays, each once.
-        lines: the tree, from the root down.
+        lines: the tree, from the root down. Each iteration makes them anew.
         nbytes: of all arrays.
     """
 
     library: str
     metadata: dict[str, str]
     arrays: tuple[ArrayInfo, ...]
-    lines: tuple[Line, ...]
+    lines: Iterable[Line]
     nbytes: int
 
     def __str__(self) -> str:
         head = [f"{len(self.arrays)} arrays, {self.nbytes:,} bytes, written by {printable(self.library)}"]
         head += [printable(f"{key}: {value}") for key, value in self.metadata.items()]
-        return "\n".join([*head, *(str(line) for line in self.lines)])
+        lines = list(itertools.islice(map(str, self.lines), MAX_LINES + 1))
+        if len(lines) > MAX_LINES:
+            lines[MAX_LINES:] = ["... and more: iterate over `.lines`"]
+        return "\n".join([*head, *lines])
 
 
 def audit(path: Readable, *, trusted: Trusted | Iterable[Trusted] = ()) -> Audit:
@@ -179,9 +187,8 @@ def inspect(path: Readable) -> Inspection:
     with Opened(path) as opened:
         manifest = opened.manifest
         arrays = tuple(_infos(manifest))
-        lines = tuple(outline(manifest))
         return Inspection(
-            manifest.library, dict(opened.container.metadata), arrays, lines, sum(a.nbytes for a in arrays)
+            manifest.library, dict(opened.container.metadata), arrays, Lines(manifest), sum(a.nbytes for a in arrays)
         )
 
 

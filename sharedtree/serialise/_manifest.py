@@ -40,7 +40,7 @@ A name is "module:qualname", each a dotted path of identifiers.
                                                      of its raw data
 
 A dtype is a name of NumPy or of ml_dtypes ("float32", "bfloat16", "datetime64[ns]", "float0"), behind ">" if the
-array is big-endian.
+array is big-endian. Only NumPy's arrays have the dtype "float0".
 
 **Nodes.**
 
@@ -49,9 +49,12 @@ array is big-endian.
          | ["defaultdict", factory, [key*], [value*]]                              null, or a class
          | ["deque", maxlen, [child*]]                                             null, or an int
          | ["object", type, [child*]]           an instance; one child for each of `fields`, then of `extra`
-         | ["wrapper", type, [child*]]          the same, and what `equinox.module_update_wrapper` copies from the
-                                                function that it wraps is to be copied again
-         | ["registered", type, aux, [child*]]  aux data and children of a class registered as a pytree node
+         | ["wrapper", type, [child*], field]   the same, of a `module`; what `equinox.module_update_wrapper` copied
+                                                from the value of the field is to be copied again
+         | ["registered", type, aux, [child*], [step*]]    aux data and children of a class registered as a pytree
+                                                node, and what leads to each child in a path, as JAX prints it
+                                                (".weight", "[0]"): different texts of 2 to 400 characters that begin
+                                                with "." or "["
          | ["enum", type, member]               the member's name; of flags without a name, the value, an int
          | ["array", index]                     into `arrays`
          | ["struct", [size*], dtype, weak, sharding]   jax.ShapeDtypeStruct; dtype is an atom or a `key_dtype` node,
@@ -62,8 +65,10 @@ array is big-endian.
          | ["partial", function, [arg*], [key*], [value*], attributes]     functools.partial; null, or a dict
          | ["Partial", function, [arg*], [key*], [value*]]                 jax.tree_util.Partial
          | ["method", self, name]               a bound method: the function in the class of self, or, if self is a
-                                                class, in that class
-         | ["bound", self, name]                the same, as the bound method of an Equinox module
+                                                class, in that class; self is a "class" atom, or a node `object`,
+                                                `wrapper`, `registered` or `enum`, or, if name is "__call__", a `bound`
+         | ["bound", self, name]                the same, as the bound method of an Equinox module; self is an `object`
+                                                or a `wrapper`
          | ["bytearray", base64]
          | ["slice", start, stop, step] | ["range", start, stop, step]             children; of range, ints
          | ["path", class, text]                PurePosixPath, PureWindowsPath, PosixPath or WindowsPath
@@ -77,19 +82,21 @@ array is big-endian.
          | ["single_device_sharding", device, memory kind]                 memory kind: null, or text
 
 **Rules.** Each key of an object occurs once, and no others are allowed. What a reader cannot understand it refuses;
-a greater `format` it refuses with the advice to update. No node that is hashed (a key, a member of a set) and no
-treedef is nested more than 1,000 deep, or has more than 1,000,000 nodes when each counts as often as it occurs. And no
-path leads through more than 1,000 nodes other than `tuple`, `list`, `dict`, `object` and `wrapper`.
+a greater `format` it refuses with the advice to update. What is hashed (keys, members of sets, names of axes, entries
+of specs, the mesh and the spec of a sharding) and what a treedef describes is nested no more than 1,000 deep. Nodes and
+values counted as often as they occur there, it has at most 1,000,000 more of them than the manifest; 16 characters of a
+value count as one more. No more than 100 keys of a mapping, or members of a set, have one hash. And no path leads
+through more than 1,000 nodes other than `tuple`, `list`, `dict`, `object`, `wrapper` and `array`.
 """
 
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 from .._errors import FormatError
 from ._atoms import decode_atom, is_name, read_base64
-from ._dtypes import dtype_named
-from ._kinds import NODE_KINDS, SAME_LENGTH, Operand
+from ._dtypes import FLOAT0, dtype_named
+from ._kinds import MAX_STEP, NODE_KINDS, SAME_LENGTH, Operand
 from ._names import is_well_formed
 from ._nesting import Child as Child, children_of as children_of, nested_too_deeply, operands as operands
 from ._strict_json import malformed, parse_json
@@ -132,7 +139,7 @@ class Manifest(NamedTuple):
         nodes: see the grammar; each is the list that JSON gave.
         root: see the grammar.
         atoms: the value of each atom that names nothing, by its texts.
-        names: the names of classes and functions that the file asks for, each with what it is used as.
+        names: the names of classes, functions and methods that the file asks for, each with what it is used as.
     """
 
     library: str
@@ -153,15 +160,30 @@ def parse_manifest(text: str) -> Manifest:
     Raises:
         FormatError: if it does not follow the grammar in every particular, or a newer version wrote it.
 
-    Cost: one look at each node. What is built is no larger than the text.
+    Cost: a few looks at each node. Takes up to 64 times the memory of the text, if the text is made for that.
     """
     whole = _Reader().read(parse_json(text))
     bad = nested_too_deeply(whole.nodes)
     if bad is not None:
-        raise malformed(f"node {bad}, a `{whole.nodes[bad][0]}`, is nested too deeply")
+        raise malformed(f"node {bad}, a `{whole.nodes[bad][0]}`, is nested too deeply, or holds one thing too often")
     if _has_stray_leaf(whole):
         raise malformed("a `leaf` is not below a `treedef`")
     return whole
+
+
+def owner_of_method(types: Sequence[str], nodes: Sequence[list[Any]], node: list[Any]) -> str | None:
+    """The name of the class that a `method` or `bound` node looks into; None if the grammar allows no method there."""
+    owner: Child = node[1]
+    if type(owner) is list:
+        return str(owner[1]) if node[0] == "method" and owner[0] == "class" else None
+    kinds = ("object", "wrapper", "registered", "enum") if node[0] == "method" else ("object", "wrapper")
+    is_instance = type(owner) is int and nodes[owner][0] in kinds
+    return types[int(nodes[owner][1])] if is_instance else None
+
+
+def _is_call_of_bound(nodes: Sequence[list[Any]], node: list[Any]) -> bool:
+    """Whether it is the `__call__` of a bound method, which does what that method does."""
+    return node[0] == "method" and node[2] == "__call__" and type(node[1]) is int and nodes[node[1]][0] == "bound"
 
 
 def _has_stray_leaf(manifest: Manifest) -> bool:
@@ -182,10 +204,12 @@ class _Reader:
         self.dtypes: set[str] = set()  # those that were looked up
         self.types: tuple[TypeEntry, ...] = ()
         self.arrays: tuple[ArrayEntry, ...] = ()
+        self.nodes: list[list[Any]] = []  # those before `number` are known to be well-formed
         self.number = 0  # of the node that is being read
         self._check: dict[Operand, Callable[[Any], bool]] = {
             "child": self._is_child,
             "children": self._are_children,
+            "steps": are_steps,
             "type": lambda x: type(x) is int and 0 <= x < len(self.types),
             "array": self._is_array,
             "text": lambda x: type(x) is str,
@@ -214,7 +238,8 @@ class _Reader:
         tensors = {entry.tensor for entry in self.arrays}
         if len(tensors) != len(self.arrays):
             raise malformed("two arrays have one tensor")
-        for i, node in enumerate(whole["nodes"]):
+        self.nodes = whole["nodes"]
+        for i, node in enumerate(self.nodes):
             self.number = i
             self._node(node)
         self.number = len(whole["nodes"])
@@ -242,6 +267,10 @@ class _Reader:
                 raise malformed(
                     f"operand {i} of node {self.number}, a `{kind}`, is not what its place asks for ({place})"
                 )
+        if kind in ("method", "bound"):
+            self._method(node)
+        elif kind == "wrapper" and node[3] not in self.types[node[1]].fields:
+            raise malformed(f"node {self.number}, a `wrapper`, wraps what is no field")
         if kind in SAME_LENGTH:
             a, b = SAME_LENGTH[kind]
             if len(node[a]) != len(node[b]):
@@ -287,6 +316,13 @@ class _Reader:
             self.atoms[key] = decode_atom(atom)
         return True
 
+    def _method(self, node: list[Any]) -> None:
+        owner = owner_of_method([entry.name for entry in self.types], self.nodes, node)
+        if owner is not None and node[2].isidentifier():
+            self.names["method", f"{owner}.{node[2]}"] = None
+        elif not _is_call_of_bound(self.nodes, node):
+            raise malformed(f"node {self.number} is a method of what has no class of a known name")
+
     def _is_array(self, index: Any) -> bool:
         if type(index) is not int or not 0 <= index < len(self.arrays) or index in self.used:
             return False
@@ -330,12 +366,14 @@ class _Reader:
             dtype_named(dtype)
             self.dtypes.add(dtype)
         result = ArrayEntry(tensor, dtype, tuple(shape), kind, entry.get("weak", False), entry.get("key"))
-        if len(entry) == len(_ARRAY_KEYS):
+        if len(entry) == len(_ARRAY_KEYS) and dtype != FLOAT0:
             return result
         if type(result.weak) is not bool or ("key" in entry and type(result.key) is not str):
             raise malformed(f"{where} has an impossible weak type or key")
         if result.kind == "numpy" and (result.weak or result.key is not None):
             raise malformed(f"{where} is NumPy's, but has what only JAX's have")
+        if result.dtype == FLOAT0 and result.kind != "numpy":  # JAX would take a byte for each element
+            raise malformed(f"{where} is JAX's and has the dtype float0, which only NumPy's have")
         if result.key is not None and (result.dtype != "uint32" or not result.shape):
             raise malformed(f"{where} is a PRNG key without raw data of uint32")
         return result
@@ -354,6 +392,13 @@ def _are_sizes(sizes: Any) -> bool:
     if type(sizes) is not list or len(sizes) > 64:
         return False
     return all(type(size) is int and 0 <= size < 2**63 for size in sizes)
+
+
+def are_steps(steps: Any) -> bool:
+    """Whether these are texts that paths can be made of, each of which leads to one child."""
+    if type(steps) is not list or not all(type(step) is str for step in steps):
+        return False
+    return len(set(steps)) == len(steps) and all(1 < len(step) <= MAX_STEP and step[0] in ".[" for step in steps)
 
 
 def _is_base64(text: Any) -> bool:

@@ -15,6 +15,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ._allowed import LIBRARIES
+
 _SHARED_ROOTS = {"jaxlib": ("jax", "jaxlib"), "posix": ("os", "posix"), "nt": ("os", "nt")}
 
 _MISSING: Any = object()
@@ -151,6 +153,12 @@ def _nameless(obj: Any) -> NamelessError:
     if isinstance(obj, type):
         if "<locals>" in said:
             return NamelessError("a class defined inside a function", "Move the class to module level.")
+        if home.partition(".")[0] in LIBRARIES:  # as `equinox.internal.str2jax` makes them, for lineax's solvers say
+            return NamelessError(
+                f"a class that `{home}:{said}` does not lead back to",
+                "A library made it on the fly. Leave out what holds it, and make that anew after loading; of a "
+                "`lineax.Solution` save its `value`.",
+            )
         return NamelessError(
             f"a class that `{home}:{said}` does not lead back to",
             f"Let the module `{home}` hold this very class under the name `{said}`.",

@@ -59,12 +59,37 @@ def indent(depth: int) -> str:
     return "  " * depth if depth <= _MAX_INDENT else f"{'  ' * _MAX_INDENT}({depth}) "
 
 
+class Lines:
+    """The lines of a tree, made anew each time that one iterates over them: a small file can have a great many."""
+
+    __slots__ = ("_manifest",)
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+
+    def __iter__(self) -> Iterator[Line]:
+        return outline(self._manifest)
+
+    def __repr__(self) -> str:
+        return "<the lines of a tree>"
+
+
 def outline(manifest: Manifest) -> Iterator[Line]:
-    """The lines of a tree, from the root down. Cost: one visit for each node and each reference to one."""
+    """The lines of a tree, from the root down.
+
+    Cost: one visit for each node and each reference to one. Takes memory for each node, but not for each reference.
+    """
     first: dict[int, str] = {}
-    stack: list[tuple[Child, int, str, str]] = [(manifest.root, 0, "", "")]
+    stack: list[tuple[Iterator[tuple[Child, str]], int, str]] = [(iter([(manifest.root, "")]), 0, "")]
     while stack:
-        child, depth, step, path = stack.pop()
+        below, depth, above = stack[-1]
+        child, step = next(below, (None, None))
+        if step is None:
+            stack.pop()
+            continue
+        if not _is_shown(step, child):
+            continue
+        path = _joined(above, step)
         if type(child) is not int:
             yield Line(depth, step, path, atom_text(child))
             continue
@@ -84,10 +109,7 @@ def outline(manifest: Manifest) -> Iterator[Line]:
         first[child] = path
         nbytes = array_nbytes(manifest.arrays[node[1]]) if node[0] == "array" else None
         yield Line(depth, step, path, node_text(manifest, node), nbytes)
-        below = [
-            (each, depth + 1, way, _joined(path, way)) for each, way in steps(manifest, node) if _is_shown(way, each)
-        ]
-        stack.extend(reversed(below))
+        stack.append((steps(manifest, node), depth + 1, path))
 
 
 def carries_identity(manifest: Manifest, node: list[Any]) -> bool:

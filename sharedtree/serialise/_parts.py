@@ -5,7 +5,7 @@ from typing import Any
 
 from .._errors import StructureMismatchError
 from ._atoms import is_name
-from ._manifest import Child, Manifest, children_of, operands
+from ._manifest import Child, Manifest, children_of, operands, owner_of_method
 from ._steps import steps
 
 _MAX_LISTED = 20
@@ -74,6 +74,9 @@ def _pruned(manifest: Manifest, root: Child) -> Manifest:
         nodes.append([node[0], *(rewrite.get(operand, _as_it_is)(value) for operand, value in operands(node))])
     named = {("class", manifest.types[index].name) for index in types}
     named |= {(atom[0], atom[1]) for atom in atoms if type(atom) is list and is_name(atom)}
+    owners = [entry.name for entry in manifest.types]
+    methods = [manifest.nodes[number] for number in needed if manifest.nodes[number][0] in ("method", "bound")]
+    named |= {("method", f"{owner_of_method(owners, manifest.nodes, node)}.{node[2]}") for node in methods}
     return manifest._replace(
         types=tuple(manifest.types[index] for index in types),
         arrays=tuple(manifest.arrays[index] for index in arrays),

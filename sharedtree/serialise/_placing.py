@@ -10,7 +10,7 @@ import numpy as np
 
 from .._errors import FormatError, StructureMismatchError
 from ._arrays import finish
-from ._dtypes import dtype_named, restore
+from ._dtypes import dtype_named, require_bools, restore
 from ._manifest import ArrayEntry
 from ._progress import ProgressOption, showing
 from ._reading import Container
@@ -45,7 +45,8 @@ def read_arrays(
 
     Raises:
         CorruptFileError: if a digest is wrong.
-        FormatError: if JAX has no arrays of such a dtype.
+        FormatError: if JAX has no arrays of such a dtype, or booleans have bytes other than 0 and 1. With `mmap` and
+            without `verify` nothing is looked at.
         StructureMismatchError: if JAX would shorten numbers, since 64-bit types are switched off.
     """
     require_dtypes_of_jax(entries)
@@ -70,6 +71,8 @@ def read_arrays(
         views: list[Any] = []
         for i, (entry, placement) in enumerate(zip(entries, placements, strict=True)):
             if not parted[i]:
+                if verify or not mmap:
+                    require_bools(data[entry.tensor], dtype_named(entry.dtype), entry.tensor)
                 views.append(restore(data[entry.tensor], dtype_named(entry.dtype), entry.shape))
                 continue
             views.append(_read_parts(container, entry, placement, parts[i], verify=verify and not mmap))
@@ -162,6 +165,7 @@ def _read_parts(container: Container, entry: ArrayEntry, placement: Any, parts: 
         if bounds not in known:
             selection = [slice(start, stop) for start, stop in bounds]
             part = container.read_selection(entry.tensor, selection, verify=verify)
+            require_bools(part, dtype, entry.tensor)
             known[bounds] = restore(part, dtype, tuple(stop - start for start, stop in bounds))
         return known[bounds]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from .._graph import unpack
 from .._structure import LEAF
@@ -98,7 +99,7 @@ class Plan:
         tree = self._decoded(held)
         if self._compared is None or self._strict:
             return tree
-        return _filled(self._compared, tree, self._like)
+        return _filled(self._compared, tree, self._like, {entry.tensor: held[entry.tensor] for entry in self.wanted})
 
     def _decoded(self, held: Mapping[str, Any]) -> Any:
         """The tree, with given objects for its arrays, which need no finishing."""
@@ -112,7 +113,13 @@ class Plan:
         """The comparison with a template, and where it would have the arrays."""
         structs = {entry.tensor: _struct(entry) for entry in self._manifest.arrays}
         tensor_of = {id(struct): tensor for tensor, struct in structs.items()}  # alive in `structs`
-        compared = compare(self._decoded(structs), like)
+        kinds = {entry.tensor: entry.kind for entry in self._manifest.arrays}
+
+        def kind_of(struct: Any) -> str | None:
+            tensor = tensor_of.get(id(struct))  # alive in `structs`, if it is one of them
+            return kinds[tensor] if tensor is not None else None
+
+        compared = compare(self._decoded(structs), like, kind_of)
         places: dict[str, Placement] = {}
         for record, struct in compared.fitting.items():
             tensor = tensor_of.get(id(struct))  # alive in `structs`, if it is one of them
@@ -127,8 +134,18 @@ def _struct(entry: ArrayEntry) -> jax.ShapeDtypeStruct:
 
 def _place(sharding: Shardings) -> Place:
     if callable(sharding) and not isinstance(sharding, jax.sharding.Sharding):
-        return lambda entry: sharding(entry.tensor, _struct(entry))
-    return lambda _: sharding  # pyright: ignore[reportReturnType]
+        return lambda entry: _required(sharding(entry.tensor, _struct(entry)))
+    placement = _required(sharding)
+    return lambda _: placement
+
+
+def _required(placement: Any) -> Placement:
+    if placement is None or isinstance(placement, jax.sharding.Sharding | jax.Device):
+        return placement
+    raise TypeError(
+        f"`sharding` is or gives {placement!r}, which is neither a device nor a sharding. Give one of JAX's:\n"
+        "    sharedtree.load(path, sharding=jax.devices()[0])"
+    )
 
 
 def _placement_of(leaf: Any) -> Placement:
@@ -137,15 +154,23 @@ def _placement_of(leaf: Any) -> Placement:
     return None
 
 
-def _filled(compared: Comparison, tree: Any, like: Any) -> tuple[Any, LoadReport]:
-    """The template with what fits of the file."""
+def _filled(compared: Comparison, tree: Any, like: Any, read: dict[str, Any]) -> tuple[Any, LoadReport]:
+    """The template with what fits of the file, whose arrays that were read are given by name."""
     again = compare(tree, like)
     paths = all_paths(again.template.structure)
     records = [number for number, (op, _) in enumerate(again.template.structure.records) if op is LEAF]
     # What was not wanted is still a description of an array.
     found = {n: leaf for n, leaf in again.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
-    leaves = [found.get(number, again.template.leaf_of[number]) for number in records]
+    used: dict[int, Any] = {}  # id → array, which it keeps alive
+    leaves: list[Any] = []
+    for number in records:
+        leaf = found.get(number, again.template.leaf_of[number])
+        if isinstance(leaf, jax.Array | np.ndarray) and number in found:
+            # What is one object in the file may be two in the template, and stays two.
+            leaf = leaf.copy() if id(leaf) in used else used.setdefault(id(leaf), leaf)  # alive in `used`
+        leaves.append(leaf)
+    unused = [tensor for tensor, array in read.items() if id(array) not in used]  # alive in `read`
     loaded = [paths[number][0] for number in records if number in found]
     kept = [paths[number][0] for number in records if number not in found]
-    report = LoadReport(tuple(loaded), tuple(kept), tuple(compared.differences))
+    report = LoadReport(tuple(loaded), tuple(kept), tuple(compared.differences), tuple(unused))
     return unpack(again.template.structure, leaves), report

@@ -41,6 +41,7 @@ def save(
         UnserialisableError: if the tree holds what cannot be saved, a lambda say. All of it is listed; no file was
             touched.
         CycleError: if an object contains itself.
+        TypeError: if `path` is no path, nor a file in binary mode.
         ValueError: if keys or values of `metadata` are no texts, or a key begins with `sharedtree`.
         OSError: if the file cannot be written.
 
@@ -59,6 +60,11 @@ def save(
         >>> model["embed"] is model["head"], model["step"]
         (True, 7)
     """
+    if not isinstance(path, str | os.PathLike) and (isinstance(path, io.TextIOBase) or not hasattr(path, "write")):
+        raise TypeError(
+            f"`{type(path).__qualname__}` is not a path, nor a file open for writing in binary mode. The path comes "
+            'first:\n    sharedtree.save("model.safetensors", model)'
+        )
     encoded = _encoded(tree)
     _check_metadata(metadata)
     with showing(progress, "saving") as report:

@@ -28,31 +28,38 @@ _SINGLE = {
 def steps(manifest: Manifest, node: list[Any]) -> Iterator[tuple[Child, str]]:
     """The children of a node, each with what leads to it, as Python would write it where it can.
 
-    The keys of dictionaries come before the values, as `<key>`.
+    The keys of dictionaries come before the values, as `<key>`. Nothing is made before it is asked for: what lies on
+    the path to a node may have many children each.
     """
     kind = node[0]
     if kind in ("object", "wrapper"):
         entry = manifest.types[node[1]]
-        yield from [(child, f".{name}") for child, name in zip(node[2], (*entry.fields, *entry.extra), strict=True)]
+        for child, name in zip(node[2], (*entry.fields, *entry.extra), strict=True):
+            yield child, f".{name}"
     elif kind in ("dict", "OrderedDict", "defaultdict"):
-        yield from [(key, "<key>") for key in node[-2]]
-        yield from [(value, f"[{_key_text(manifest, key)}]") for key, value in zip(node[-2], node[-1], strict=True)]
+        for key in node[-2]:
+            yield key, "<key>"
+        for key, value in zip(node[-2], node[-1], strict=True):
+            yield value, f"[{_key_text(manifest, key)}]"
         if kind == "defaultdict":
             yield node[1], ".default_factory"
     elif kind == "registered":
-        yield from [(child, f"[{i}]") for i, child in enumerate(node[3])]
+        yield from zip(node[3], node[4], strict=True)
         yield node[2], "<aux>"
     elif kind in ("partial", "Partial"):
         yield node[1], ".func"
-        yield from [(child, f"[{i}]") for i, child in enumerate(node[2])]
-        yield from [(child, f"[{_key_text(manifest, key)}]") for key, child in zip(node[3], node[4], strict=True)]
+        for i, child in enumerate(node[2]):
+            yield child, f"[{i}]"
+        for key, child in zip(node[3], node[4], strict=True):
+            yield child, f"[{_key_text(manifest, key)}]"
         if kind == "partial":
             yield node[5], ".<attributes>"
     else:
         names = iter(_SINGLE.get(kind, ()))
         for operand, value in operands(node):
             if operand == "children":
-                yield from [(child, f"[{i}]") for i, child in enumerate(value)]
+                for i, child in enumerate(value):
+                    yield child, f"[{i}]"
             elif operand == "child":
                 yield value, next(names, f".<{kind}>")
 

@@ -1,6 +1,6 @@
 """A template compared with what a file holds: names, shapes, dtypes and ties, all differences at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,15 +40,19 @@ class LoadReport(NamedTuple):
         loaded: the paths whose arrays came from the file.
         kept: the paths whose arrays are the template's, since the file has none that fits.
         differences: everything in which the two differ.
+        unused: the names of the arrays of the file that found no place: the second of two where the template has one
+            object, and whatever the template does not have, or has in another form.
     """
 
     loaded: tuple[str, ...]
     kept: tuple[str, ...]
     differences: tuple[Difference, ...]
+    unused: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{len(self.loaded)} arrays loaded, {len(self.kept)} kept from the template"]
         lines += [f"    kept `{path}`" for path in self.kept]
+        lines += [f"    not used of the file: `{name}`" for name in self.unused]
         lines += [f"    {difference}" for difference in self.differences]
         return "\n".join(lines)
 
@@ -67,13 +71,14 @@ class Comparison(NamedTuple):
     differences: list[Difference]
 
 
-def compare(held: Any, template: Any) -> Comparison:
+def compare(held: Any, template: Any, kind_of: Callable[[Any], str | None] | None = None) -> Comparison:
     """Compares what a file holds with a template.
 
     Args:
         held: the file's tree, with a `jax.ShapeDtypeStruct` for each array.
-        template: any tree. Of its traced leaves only shapes and dtypes matter, of other values only their types: the
-            file has the values.
+        template: any tree. Of its arrays only shapes, dtypes and whether they are JAX's or NumPy's matter, of other
+            values only their types: the file has the values. A `ShapeDtypeStruct` in it stands for both kinds of array.
+        kind_of: what the description of an array in `held` stands for, "jax" or "numpy"; None if for nothing else.
 
     Cost: one visit for each pair of nodes.
     """
@@ -114,6 +119,8 @@ def compare(held: Any, template: Any) -> Comparison:
         one, two = _value(file, left), _value(own, right)
         if _described(one) != _described(two):
             found.append(Difference(path, _described(one), _described(two)))
+        elif isinstance(two, jax.Array | np.ndarray) and _kind(one, kind_of) != _kind(two):
+            found.append(Difference(path, _KINDS[_kind(one, kind_of)], _KINDS[_kind(two)]))
         elif op is LEAF and other is LEAF:
             fitting.setdefault(right, one)
     return Comparison(own, fitting, found)
@@ -160,4 +167,11 @@ def _described(leaf: Any) -> str:
     return "a function" if callable(leaf) else f"a `{type(leaf).__name__}`"
 
 
+def _kind(array: Any, kind_of: Callable[[Any], str | None] | None = None) -> str | None:
+    if isinstance(array, jax.ShapeDtypeStruct):
+        return kind_of(array) if kind_of is not None else None
+    return "jax" if isinstance(array, jax.Array) else "numpy"
+
+
+_KINDS = {"jax": "a JAX array", "numpy": "a NumPy array", None: "a `ShapeDtypeStruct`"}
 _ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)

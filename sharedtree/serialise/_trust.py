@@ -15,14 +15,25 @@ from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 
-from ._allowed import CLASSES, FUNCTIONS, IMPORTABLE, LIBRARIES, NAMES_ONLY, STANDARD_LIBRARY
-from ._classes import is_rebuildable
+from ._allowed import (
+    CLASSES,
+    ECOSYSTEM,
+    FUNCTIONS,
+    IMPORTABLE,
+    INSTANCES,
+    LIBRARIES,
+    NAMES_ONLY,
+    RUN_WHEN_IMPORTED,
+    STANDARD_LIBRARY,
+)
+from ._classes import is_rebuildable, kind_of
 from ._names import NamelessError, find, home_of, is_well_formed, loaded_modules, name_of, namespace
 
 Trusted = str | type | Callable[..., Any]
 """What can be trusted: a class, a function, a name (`"my_models:Encoder"`), or a package (`"my_models"`)."""
 
-Kind = Literal["class", "function"]
+Kind = Literal["class", "function", "method"]
+"""What a file uses a name as. A `method` is a function that the file has bound to an instance of the class."""
 
 
 class Verdict(NamedTuple):
@@ -79,11 +90,13 @@ class Trust:
         root = module.partition(".")[0]
         if name in self._objects or name in self._names or name in FUNCTIONS or name in CLASSES:
             return True
+        owner, _, last = name.rpartition(".")
         if root in LIBRARIES:
-            return kind == "class" or "." in name.partition(":")[2]
-        if self._package_of(module) is not None:
-            return True
-        owner = name.rpartition(".")[0]
+            return kind == "class" or (root in ECOSYSTEM and "." in name.partition(":")[2] and _is_public(last))
+        package = self._package_of(module)
+        if package is not None:
+            below = module[len(package) :].split(".")
+            return module in sys.modules or RUN_WHEN_IMPORTED.isdisjoint(below)
         return kind == "function" and (owner in self._objects or owner in self._names)  # a method of a trusted class
 
     def knows_former(self, name: str) -> bool:
@@ -100,6 +113,8 @@ class Trust:
         Returns:
             The verdict. Only modules that the list covers were imported.
         """
+        if kind == "method":
+            return self._resolve_method(name)
         moved = self._former.get(name)
         if not self.allows(name, kind):
             if moved is not None:
@@ -117,6 +132,47 @@ class Trust:
                 return Verdict(True, False, None, why or f"`{module}` holds nothing of that name")
         refusal = self._refusal(name, module, kind, obj)
         return Verdict(False, False, None, refusal) if refusal else Verdict(True, True, obj, "")
+
+    def refusal_of_method(self, name: str, owner: type) -> str:
+        """Why a file may not have a method of a class that it may name; empty if it may, or if there is none.
+
+        Args:
+            name: the name of the method, as the file has it.
+            owner: the class that the name of its class led to.
+        """
+        last = name.rpartition(".")[2]
+        for base in type.__getattribute__(owner, "__mro__"):
+            function = type.__getattribute__(base, "__dict__").get(last)
+            if function is not None:
+                break
+        else:
+            return ""
+        function = function.__func__ if isinstance(function, classmethod) else function
+        if kind_of(owner) is None:
+            return "its class has no instances that can be rebuilt"
+        if name in self._names or any(obj is function for obj in self._objects.values()):
+            return ""
+        home = home_of(base)
+        if not any(obj is base for obj in self._objects.values()) and self._package_of(home) is None:
+            if _root(home) in LIBRARIES:
+                if _root(home) not in ECOSYSTEM or kind_of(base) != "module" or not _is_public(last):
+                    return "methods of this class are not on the allow-list"
+            elif _root(home) != _root(home_of(owner)):
+                return f"it is defined in `{home}`"
+        return "" if _root(home_of(function)) == _root(home) else f"it is defined in `{home_of(function)}`"
+
+    def _has_methods(self, owner: type) -> bool:
+        """Whether the methods of a class of a library may be named."""
+        if any(obj is owner for obj in self._objects.values()):
+            return True
+        return _root(home_of(owner)) in ECOSYSTEM and kind_of(owner) == "module"
+
+    def _resolve_method(self, name: str) -> Verdict:
+        verdict = self.resolve(name.rpartition(".")[0], "class")
+        if not verdict.allowed or not verdict.found:
+            return verdict._replace(why=f"its class: {verdict.why}")
+        refusal = self.refusal_of_method(name, verdict.obj)
+        return Verdict(False, False, None, refusal) if refusal else verdict
 
     def _add_object(self, obj: Any) -> None:
         self._objects[f"{home_of(obj)}:{getattr(obj, '__qualname__', '?')}"] = obj
@@ -145,7 +201,9 @@ class Trust:
                 continue
             try:
                 importlib.import_module(each)
-            except Exception as error:  # noqa: BLE001 -- whatever a module that is trusted does when it is imported
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 -- a module may do anything when it is imported, also exit
                 return f"`{each}` cannot be imported: {type(error).__name__}: {error}"
         return ""
 
@@ -175,18 +233,39 @@ class Trust:
         if kind == "class":
             if not is_rebuildable(obj) and not issubclass(obj, eqx.Enumeration):
                 return "it is neither a registered pytree node nor a dataclass, a namedtuple or an enum"
-            is_own = _is_inside(home, package) if package else home.partition(".")[0] in LIBRARIES
-            return "" if is_own else f"it is defined in `{home}`"
+            if package is not None:
+                return "" if _is_inside(home, package) else f"it is defined in `{home}`"
+            return "" if _is_of_a_library(obj) else "of this library, classes are allowed one by one"
         if isinstance(obj, type):
             return "it is a class, not a function"
         if package is not None:
             return "" if _is_inside(home, package) else f"it is defined in `{home}`"
         owner = self._objects.get(name.rpartition(".")[0]) or _find_or_none(name.rpartition(".")[0])
-        if not is_rebuildable(owner):
+        if not is_rebuildable(owner) or (_root(home_of(owner)) in LIBRARIES and not self._has_methods(owner)):
             return "functions of this library are allowed one by one"
         if not callable(obj) or home != home_of(owner):
             return f"it is no method of `{name.rpartition('.')[0]}`"
         return ""
+
+
+def _is_of_a_library(cls: type) -> bool:
+    """Whether a class is one of those that every file may name."""
+    root, kind = _root(home_of(cls)), kind_of(cls)
+    if root in ECOSYSTEM and kind in ("module", "namedtuple", "placeholder", "enum"):
+        return True
+    if root in ECOSYSTEM and issubclass(cls, eqx.Enumeration):
+        return True
+    if root == "optax" and kind == "namedtuple":
+        return True
+    return any(_root(name) == root and _find_or_none(name) is cls for name in INSTANCES)
+
+
+def _is_public(method: str) -> bool:
+    return method == "__call__" or not method.startswith("_")
+
+
+def _root(name: str) -> str:
+    return name.partition(":")[0].partition(".")[0]
 
 
 def trust(*trusted: Trusted) -> None:

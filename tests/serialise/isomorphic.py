@@ -22,6 +22,7 @@ BY_IDENTITY = (jax.Array, np.ndarray, list, dict, set, bytearray, collections.de
 COMPARED = (
     *(int, str, bytes, bytearray, range, pathlib.PurePath, jtu.PyTreeDef),
     *(jax.sharding.Sharding, jax.sharding.Mesh, jax.sharding.AbstractMesh, jax.sharding.PartitionSpec),
+    type(jax.eval_shape(lambda: jax.random.key(0)).dtype),
 )
 
 
@@ -109,7 +110,7 @@ def pairs(path, x, y):
     elif isinstance(x, COMPARED):
         assert x == y, (path, x, y)
     elif jtu.all_leaves([x]):
-        assert x is y or type(x) is object, (path, x, y)  # None, Ellipsis, jitted functions, ufuncs, dtypes of keys
+        assert x is y or type(x) is object, (path, x, y)  # None, Ellipsis, jitted functions, ufuncs
     else:
         one, two = jtu.tree_flatten(x, lambda z: z is not x), jtu.tree_flatten(y, lambda z: z is not y)
         assert one[1] == two[1], path
@@ -130,4 +131,8 @@ def canonical(x):
     if isinstance(x, tuple | frozenset):
         inner = map(canonical, x)
         return f"{type(x)}{list(inner) if isinstance(x, tuple) else sorted(inner)}"
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return f"{type(x)}{[canonical(getattr(x, f.name, None)) for f in dataclasses.fields(x)]}"
+    if type(x) is object:
+        return "object"
     return f"{type(x)}{bits(x).hex() if isinstance(x, float) else repr(x)}"

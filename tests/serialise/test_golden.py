@@ -1,4 +1,4 @@
-"""Files that earlier versions wrote are read for ever, to the same values, with every supported version of what they use."""
+"""Files that earlier versions wrote are read for ever, to the same values, with every version of the dependencies."""
 
 import json
 import pathlib
@@ -16,7 +16,8 @@ from .isomorphic import assert_isomorphic
 FOLDER = pathlib.Path(models.__file__).parent
 FILES = sorted(FOLDER.glob("v*/*.safetensors"))
 V1 = {
-    "atoms", "containers", "equinox_state", "functions", "jax_arrays", "keys", "mlp", "numpy_arrays", "optimizer_state", "tied_model",
+    "atoms", "containers", "equinox_state", "functions", "jax_arrays", "keys", "mlp", "numpy_arrays", "optimizer_state",
+    "tied_model",
 }  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def parts(path):
 
 @pytest.mark.parametrize("name", ["atoms", "numpy_arrays", "jax_arrays", "tied_model", "keys"])
 def test_what_is_written_today_is_the_same(name, tmp_path):
-    """If this fails, `save` writes something else. If that is meant, a `make_v2.py` is due, and its files beside the old ones."""
+    """If this fails, `save` writes something else. If that is meant, a `make_v2.py` is due, and its files."""
     make(tmp_path / "now")
     for now, then in zip(
         parts(tmp_path / "now" / f"{name}.safetensors"), parts(FOLDER / "v1" / f"{name}.safetensors"), strict=True

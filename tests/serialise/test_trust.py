@@ -315,7 +315,7 @@ def test_a_name_that_leads_nowhere():
 
 def test_instances_of_trusted_classes_that_cannot_be_rebuilt():
     whole = {"format": 1, "library": "", "types": [{"name": "jax:Array", "kind": "registered"}], "arrays": []}
-    whole |= {"nodes": [["registered", 0, None, []]], "root": 0}
+    whole |= {"nodes": [["registered", 0, None, [], []]], "root": 0}
     with pytest.raises(StructureMismatchError):
         load(parse_manifest(json.dumps(whole)))
 

@@ -1,0 +1,319 @@
+"""Loading runs nothing by the word of a file, whatever the file makes of the classes that it may name."""
+
+import functools
+import json
+import sys
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sharedtree as st
+from sharedtree.serialise._audit import audit
+from sharedtree.serialise._decoding import decode
+from sharedtree.serialise._encoding import encode
+from sharedtree.serialise._manifest import parse_manifest
+from sharedtree.serialise._trust import Trust
+
+RELU = ["function", "jax.nn:relu"]
+BOUND_METHOD = {"name": "equinox._module._prebuilt:BoundMethod", "kind": "module", "fields": ["__func__", "__self__"]}
+calls: list[Any] = []
+
+
+def note(*args: Any, **kwargs: Any) -> None:
+    calls.append((args, kwargs))
+
+
+class Net(eqx.Module):
+    w: Any
+
+    def check(self) -> str:
+        return "the class's own"
+
+    def plain(self) -> Any:
+        return self.w
+
+    @property
+    def __wrapped__(self) -> Any:
+        calls.append("a property was read")
+        return self.w
+
+    def __getattr__(self, name: str) -> Any:
+        calls.append(name)
+        raise AttributeError(name)
+
+
+class Stranger:
+    def inherited(self) -> str:
+        return "from elsewhere"
+
+
+Stranger.__module__ = Stranger.inherited.__module__ = "another_package"
+
+
+class Mixed(Stranger, eqx.Module):
+    w: Any
+
+
+class Quiet(eqx.Module):
+    w: Any
+
+    def double(self) -> Any:
+        return 2 * self.w
+
+
+class Wrapper(eqx.Module):
+    function: Any
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.function
+
+    def __call__(self, x: Any) -> Any:
+        return self.function(x)
+
+
+def described(x: Any) -> Any:
+    """A documented function."""
+    return x
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_called():
+    calls.clear()
+    yield
+    assert calls == []
+
+
+def name_of(cls: type) -> str:
+    return f"{__name__}:{cls.__qualname__}"
+
+
+def load(nodes, classes=(), trust=None):
+    whole = {"format": 1, "library": "", "types": list(classes), "arrays": [], "nodes": nodes, "root": len(nodes) - 1}
+    return decode(parse_manifest(json.dumps(whole)), lambda i: None, trust)
+
+
+def net(**more):
+    return {"name": name_of(Net), "kind": "module", "fields": ["w"], **more}
+
+
+@pytest.mark.parametrize("name", ["__get__", "__call__", "__set_name__", "__doc", ["int", "1"]])
+def test_attributes_of_partials_that_other_code_would_call(name):
+    nodes = [["dict", [name], [["function", "jax.numpy:zeros"]]], ["partial", RELU, [], [], [], 0]]
+    with pytest.raises(st.FormatError):
+        load(nodes)
+    with pytest.raises(st.FormatError):
+        load([*nodes, ["wrapper", 0, [1, ["int", "7"]], "__func__"]], [BOUND_METHOD])
+
+
+def test_a_partial_with_such_an_attribute_is_not_saved():
+    partial = functools.partial(described)
+    partial.__get__ = note
+    with pytest.raises(st.UnserialisableError, match="stands in for a method"):
+        encode(partial)
+
+
+def test_a_partial_with_the_name_of_its_function():
+    partial = functools.update_wrapper(functools.partial(described), described)
+    encoded = encode(partial)
+    back = decode(parse_manifest(json.dumps(encoded.manifest)), lambda i: None, Trust(__name__))
+    assert vars(back) == vars(partial)
+    assert back.__wrapped__ is described
+
+
+def test_no_property_of_an_object_is_read_while_it_is_built():
+    nodes = [
+        ["object", 0, [None]],
+        ["wrapper", 0, [0], "w"],
+        ["partial", ["function", f"{__name__}:note"], [], [], [], None],
+        ["wrapper", 0, [2], "w"],
+        ["tuple", [1, 3]],
+    ]
+    first, _ = load(nodes, [net()], Trust([Net, note]))
+    assert object.__getattribute__(first, "__dict__")["__module__"] == __name__
+
+
+@pytest.mark.parametrize("place", [["struct", [], 0, False, None], ["struct", [], ["dtype", "int8"], False, 0]])
+def test_no_attribute_of_what_stands_for_a_dtype_or_a_sharding_is_read(place):
+    with pytest.raises(st.FormatError):
+        load([["object", 0, [None]], place], [net()], Trust(Net))
+
+
+@pytest.mark.parametrize("name", ["check", "plain", "__wrapped__", "__class__", "__getattr__"])
+def test_an_attribute_cannot_stand_in_for_a_method(name):
+    with pytest.raises(st.FormatError):
+        load([["object", 0, [None, RELU]]], [net(extra=[name])], Trust(Net))
+
+
+def test_an_attribute_that_stands_in_for_a_method_is_not_saved():
+    model = Net(1)
+    object.__setattr__(model, "check", jax.nn.relu)
+    with pytest.raises(st.UnserialisableError, match="no field of its class"):
+        encode(model)
+
+
+def test_instances_of_library_classes_have_no_other_attributes():
+    identity = {"name": "equinox.nn:Identity", "kind": "module", "fields": [], "extra": ["shape"]}
+    with pytest.raises(st.FormatError):
+        load([["object", 0, [None]]], [identity])
+
+
+def test_what_a_wrapper_wraps_is_a_field():
+    for field in ("gone", "__wrapped__", ""):
+        with pytest.raises(st.FormatError, match="no field"):
+            load([["wrapper", 0, [None], field]], [net()], Trust(Net))
+
+
+@pytest.mark.parametrize("make", [eqx.filter_grad, eqx.filter_value_and_grad, eqx.filter_vmap])
+@pytest.mark.parametrize("function", [jax.nn.relu, eqx.nn.Identity(), functools.partial(jax.nn.leaky_relu, 0.1)])
+def test_wrappers_come_back(make, function):
+    wrapper = make(function)
+    encoded = encode([wrapper])
+    assert function is not jax.nn.relu or any(node[0] == "wrapper" for node in encoded.manifest["nodes"])
+    (back,) = decode(parse_manifest(json.dumps(encoded.manifest)), lambda i: None)
+    assert {n: getattr(back, n, None) for n in ("__name__", "__qualname__", "__module__", "__doc__")} == {
+        n: getattr(wrapper, n, None) for n in ("__name__", "__qualname__", "__module__", "__doc__")
+    }
+
+
+def test_a_wrapper_of_a_user_comes_back():
+    wrapper = eqx.module_update_wrapper(Wrapper(described))
+    encoded = encode([wrapper])
+    (back,) = decode(parse_manifest(json.dumps(encoded.manifest)), lambda i: None, Trust(__name__))
+    assert (back.__doc__, back.__name__, back(3)) == (described.__doc__, "described", 3)
+
+
+EVALUATORS = """
+    jax.export:Exported jax._src.export._export:Exported jax._src.api:VJP jax._src.core:MemorySpace
+    jax._src.callback:_FlatCallback jax.experimental.sparse:BCOO flax.linen:Sequential flax.linen:Dense flax.nnx:Module
+    flax.nnx:Linear flax.linen.module:SetupState chex:dataclass chex:ChexVariantType optax:MultiSteps sharedtree:Dag
+    jax.tree_util:Partial jax._src.debugger.core:DebuggerFrame
+"""
+
+
+@pytest.mark.parametrize("name", EVALUATORS.split())
+@pytest.mark.parametrize("trusted", [(), ("jax", "flax", "optax", "chex", "sharedtree", "equinox")])
+def test_classes_that_evaluate_what_they_hold_are_not_allowed(name, trusted):
+    for module in ("jax.export", "flax.linen", "flax.nnx", "chex", "optax"):
+        if module.partition(".")[0] == name.partition(":")[0].partition(".")[0]:
+            pytest.importorskip(module)
+    for atom in (["class", name], ["function", f"{name}.call"], ["function", f"{name}.__call__"]):
+        with pytest.raises((st.UntrustedTypeError, st.StructureMismatchError)):
+            load([["tuple", [atom]]], trust=Trust(trusted))
+
+
+def test_methods_are_requests():
+    mlp = eqx.nn.MLP(1, 1, 1, 1, key=jax.random.key(0))
+    manifest = parse_manifest(json.dumps(encode({"call": mlp.__call__, "own": Net(1).plain}).manifest))
+    requests = {r.name: r for r in audit(manifest, Trust(Net)) if r.kind == "method"}
+    assert {name: r.allowed for name, r in requests.items()} == {
+        "equinox.nn:MLP.__call__": True,
+        f"{name_of(Net)}.plain": True,
+    }
+    assert requests["equinox.nn:MLP.__call__"].paths == ("['call']",)
+    refused = [r for r in audit(manifest) if not r.allowed]
+    assert {r.name for r in refused} == {name_of(Net), f"{name_of(Net)}.plain"}
+
+
+@pytest.mark.parametrize("method", ["__init__", "__hash__", "__eq__", "_private"])
+def test_of_library_classes_only_public_methods(method):
+    identity = {"name": "equinox.nn:Identity", "kind": "module", "fields": []}
+    for kind in ("method", "bound"):
+        with pytest.raises(st.SharedTreeError):
+            load([["object", 0, []], [kind, 0, method]], [identity])
+
+
+def test_no_methods_of_other_libraries():
+    state = {"name": "optax:ScaleByAdamState", "kind": "namedtuple", "fields": ["count", "mu", "nu"]}
+    pytest.importorskip("optax")
+    with pytest.raises(st.UntrustedTypeError) as caught:
+        load([["object", 0, [None] * 3], ["method", 0, "_asdict"]], [state])
+    assert caught.value.names == ("optax:ScaleByAdamState._asdict",)
+
+
+@pytest.mark.parametrize("trusted", [[Mixed], [__name__]])
+def test_inherited_methods_are_judged_by_where_they_are_defined(trusted):
+    nodes = [["object", 0, [None]], ["method", 0, "inherited"]]
+    entry = {"name": name_of(Mixed), "kind": "module", "fields": ["w"]}
+    with pytest.raises(st.UntrustedTypeError, match="another_package"):
+        load(nodes, [entry], Trust(trusted))
+    for more in (Stranger, Stranger.inherited, f"{name_of(Mixed)}.inherited"):
+        assert load(nodes, [entry], Trust([*trusted, more]))() == "from elsewhere"
+
+
+def test_methods_in_a_template_are_trusted():
+    model = {"method": Mixed(1).inherited}
+    data = st.to_bytes(model)
+    assert st.from_bytes(data, like=model)["method"]() == "from elsewhere"
+    with pytest.raises(st.UntrustedTypeError):
+        st.from_bytes(data, trusted=Mixed)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [["method", None, "x"]],
+        [["method", ["function", "jax.nn:relu"], "x"]],
+        [["list", []], ["method", 0, "append"]],
+        [["partial", RELU, [], [], [], None], ["method", 0, "__call__"]],
+        [["bound", ["class", "equinox.nn:Linear"], "__call__"]],
+        [["method", ["class", "equinox.nn:Linear"], "a.b"]],
+    ],
+)
+def test_methods_of_what_has_no_class_of_a_known_name(nodes):
+    with pytest.raises(st.FormatError, match="class of a known name"):
+        load(nodes)
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """A package with modules that do something when they are imported."""
+    folder = tmp_path / "package_of_programs"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    for name in ("__main__", "setup", "conftest", "tests"):
+        (folder / f"{name}.py").write_text("raise AssertionError('it was run')")
+    (folder / "leaving.py").write_text("raise SystemExit(3)")
+    (folder / "interrupted.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield folder.name
+    for name in [name for name in sys.modules if name.partition(".")[0] == folder.name]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("module", ["__main__", "setup", "conftest", "tests", "tests.deeper"])
+def test_programs_of_a_trusted_package_are_not_run(programs, module):
+    name = f"{programs}.{module}:Model"
+    with pytest.raises(st.UntrustedTypeError):
+        load([["tuple", [["class", name]]]], trust=Trust(programs))
+    (request,) = audit(parse_manifest(json.dumps(encode_naming(name))), Trust(programs))
+    assert not request.allowed
+
+
+def encode_naming(name):
+    nodes = [["tuple", [["class", name]]]]
+    return {"format": 1, "library": "", "types": [], "arrays": [], "nodes": nodes, "root": 0}
+
+
+def test_a_module_that_ends_the_program_when_imported(programs):
+    with pytest.raises(st.StructureMismatchError, match="SystemExit"):
+        load([["tuple", [["class", f"{programs}.leaving:Model"]]]], trust=Trust(programs))
+    with pytest.raises(KeyboardInterrupt):
+        load([["tuple", [["class", f"{programs}.interrupted:Model"]]]], trust=Trust(programs))
+
+
+def test_a_bound_method_is_still_what_it_was():
+    linear = eqx.nn.Linear(1, 1, key=jax.random.key(0))
+    back = st.from_bytes(st.to_bytes(linear.__call__))
+    assert type(back) is type(linear.__call__)
+    assert jnp.array_equal(back(jnp.ones(1)), linear(jnp.ones(1)))
+    bound = Quiet(3).double
+    encoded = encode(bound)
+    assert encoded.manifest["nodes"][-1] == ["bound", 0, "double"]
+    for original in (bound, bound.__call__):
+        back = st.from_bytes(st.to_bytes(original), trusted=Quiet)
+        assert type(back) is type(original)
+        assert back() == 6

@@ -1,0 +1,144 @@
+"""What cannot be saved: all of it is listed at once, with what to do, and no file is touched."""
+
+import dataclasses
+import functools
+import io
+import os
+import threading
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+
+from .tied import Tied
+
+LAMBDAS = [lambda x: x]  # at module level, and yet without a name
+
+
+@pytest.fixture
+def bad():
+    """One of each kind of object that cannot be saved."""
+    with open(os.devnull) as file:
+        yield bad_objects(file)
+
+
+def bad_objects(file):
+    class Local(eqx.Module):
+        x: int = 1
+
+    @dataclasses.dataclass
+    class LocalData:
+        x: int = 1
+
+    class Unregistered:
+        pass
+
+    def local(x):
+        return x
+
+    traced = []
+    jax.jit(lambda x: traced.append(x))(1.0)
+    return {
+        "lambda": LAMBDAS[0],
+        "local lambda": lambda x: x,
+        "local function": local,
+        "local module": Local(),
+        "local dataclass": LocalData(),
+        "unregistered": Unregistered(),
+        "generator": (i for i in range(3)),
+        "file": file,
+        "lock": threading.Lock(),
+        "thread": threading.Thread(),
+        "module": os,
+        "object array": np.array([{}], object),
+        "structured array": np.zeros(2, [("a", "f4")]),
+        "text array": np.array(["a"]),
+        "tracer": traced[0],
+        "in a partial": functools.partial(lambda x: x, 1),
+        "as a key": {local: 1},
+        "iterator": iter([1]),
+        "exception": ValueError("x"),
+        "memoryview": memoryview(b"x"),
+        "masked": np.ma.masked_array([1], [True]),
+    }
+
+
+def test_what_cannot_be_saved_is_listed_at_once(bad, path):
+    model = Tied(jax.random.key(0))
+    tree = {
+        "good": model,
+        "bad": [{name: x} for name, x in bad.items()],
+        "field": eqx.tree_at(lambda m: m.scale, model, bad["lock"]),
+    }
+    st.save(path, "old")
+    before = path.read_bytes(), path.stat().st_ino
+    with pytest.raises(st.UnserialisableError, match="nothing was written") as raised:
+        st.save(path, tree)
+    paths = raised.value.paths
+    for i, name in enumerate(bad):
+        assert any(found.startswith(f"['bad'][{i}]") for found in paths), name
+        assert f"['bad'][{i}]['{name}']" in str(raised.value), name
+    assert len(paths) == len(raised.value.reasons) >= len(bad)
+    assert not any(found.startswith("['good']") for found in paths)
+    assert (path.read_bytes(), path.stat().st_ino) == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("lambda", "lambda(.|\n)*`def` at module level"),
+        ("local lambda", "lambda inside a function(.|\n)*module level"),
+        ("local module", "module level"),
+        ("local function", "module level"),
+        ("unregistered", "register_pytree_node"),
+        ("generator", "generator(.|\n)*leave it out"),
+        ("file", "TextIOWrapper(.|\n)*leave it out"),
+        ("lock", "lock(.|\n)*leave it out"),
+        ("tracer", "tracer"),
+        ("object array", "dtype `object`"),
+    ],
+)
+def test_each_says_what_to_do(name, words, bad, path):
+    with pytest.raises(st.UnserialisableError, match=words):
+        st.save(path, {"here": bad[name]})
+    assert os.listdir(path.parent) == []
+
+
+def test_file_objects_are_not_touched_by_errors():
+    memory = io.BytesIO(b"precious")
+    with pytest.raises(st.UnserialisableError):
+        st.save(memory, [lambda: 1])
+    assert memory.getvalue() == b"precious"
+    assert memory.tell() == 0
+
+
+def test_cycles(path):
+    cycle = [1]
+    cycle.append({"again": cycle})
+    with pytest.raises(st.CycleError) as raised:
+        st.save(path, cycle)
+    assert raised.value.paths == ("", "[1]['again']")
+    assert os.listdir(path.parent) == []
+
+
+def test_depth(path):
+    tree = None
+    for _ in range(100_000):
+        tree = [tree]
+    st.save(path, tree)
+    loaded, depth = st.load(path), 0
+    while loaded:
+        loaded, depth = loaded[0], depth + 1
+    assert depth == 100_000
+
+
+def test_donated_arrays(path):
+    array = jnp.ones(3)
+    array.delete()
+    with pytest.raises(st.UnserialisableError, match="donated"):
+        st.save(path, {"a": array})
