@@ -177,8 +177,9 @@ def owner_of_method(types: Sequence[str], nodes: Sequence[list[Any]], node: list
     if type(owner) is list:
         return str(owner[1]) if node[0] == "method" and owner[0] == "class" else None
     kinds = ("object", "wrapper", "registered", "enum") if node[0] == "method" else ("object", "wrapper")
-    is_instance = type(owner) is int and nodes[owner][0] in kinds
-    return types[int(nodes[owner][1])] if is_instance else None
+    if type(owner) is not int or nodes[owner][0] not in kinds:
+        return None
+    return str(types[nodes[owner][1]])
 
 
 def _is_call_of_bound(nodes: Sequence[list[Any]], node: list[Any]) -> bool:
