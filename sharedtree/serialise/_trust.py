@@ -121,7 +121,9 @@ class Trust:
                 return Verdict(True, True, moved, "")
             return Verdict(False, False, None, "not on the allow-list")
         if name in self._objects:
-            return Verdict(True, True, self._objects[name], "")
+            obj = self._objects[name]
+            is_fitting = kind != "class" or isinstance(obj, type)
+            return Verdict(True, True, obj, "") if is_fitting else Verdict(False, False, None, "it is not a class")
         module = name.partition(":")[0]
         why = self._import(name, module)
         try:
@@ -224,6 +226,8 @@ class Trust:
         """Why what an allowed name led to may not be used; empty if it may."""
         if kind == "class" and not isinstance(obj, type):
             return "it is not a class"
+        if kind == "function" and not callable(obj) and name not in FUNCTIONS:
+            return "it cannot be called"
         if name in self._names:
             return ""
         if name in CLASSES or (kind == "function" and name in FUNCTIONS):

@@ -213,7 +213,7 @@ def package(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["system", "Popen", "bound", "os", "Own.run", "pathlib", "Plain", "sys", "nothing", "Own.x"]
+    "name", ["system", "Popen", "bound", "os", "Own.run", "pathlib", "Plain", "sys", "nothing", "Own.x", "mark"]
 )
 def test_trusting_a_package_trusts_what_is_defined_in_it_only(package, name):
     for tag in ("function", "class"):
@@ -221,7 +221,7 @@ def test_trusting_a_package_trusts_what_is_defined_in_it_only(package, name):
             load(manifest_naming([tag, f"my_package:{name}"]), trust=Trust("my_package"))
 
 
-@pytest.mark.parametrize("name", ["own", "jitted", "custom", "alias", "mark", "Own.method"])
+@pytest.mark.parametrize("name", ["own", "jitted", "custom", "alias", "Own.method"])
 def test_functions_of_a_trusted_package(package, name):
     found = load(manifest_naming(["function", f"my_package:{name}"]), trust=Trust("my_package"))[0]
     assert found is find(f"my_package:{name}")
@@ -325,3 +325,22 @@ def test_partial_of_a_listed_function_only():
     whole = {"format": 1, "library": "", "types": [], "arrays": [], "nodes": nodes, "root": 0}
     with pytest.raises(st.SharedTreeError):
         load(parse_manifest(json.dumps(whole)))
+
+
+def test_a_template_s_function_is_no_class():
+    verdict = Trust((), {"jax.nn:relu": jax.nn.relu}).resolve("jax.nn:relu", "class")
+    assert not verdict.allowed
+    assert verdict.why == "it is not a class"
+
+
+class WithClassMethod(eqx.Module):
+    @classmethod
+    def make(cls):
+        return cls()
+
+
+def test_what_cannot_be_called_is_no_function():
+    name = f"{__name__}:WithClassMethod.make"
+    for trusted in (__name__.partition(".")[0], name):
+        verdict = Trust([trusted]).resolve(name, "function")
+        assert not verdict.allowed
