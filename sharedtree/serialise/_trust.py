@@ -132,7 +132,8 @@ class Trust:
             obj = self._formerly(name)
             if obj is None:
                 return Verdict(True, False, None, why or f"`{module}` holds nothing of that name")
-        refusal = self._refusal(name, module, kind, obj)
+        is_dead = kind == "function" and name not in FUNCTIONS and not callable(obj)
+        refusal = "it cannot be called" if is_dead else self._refusal(name, module, kind, obj)
         return Verdict(False, False, None, refusal) if refusal else Verdict(True, True, obj, "")
 
     def refusal_of_method(self, name: str, owner: type) -> str:
@@ -226,8 +227,6 @@ class Trust:
         """Why what an allowed name led to may not be used; empty if it may."""
         if kind == "class" and not isinstance(obj, type):
             return "it is not a class"
-        if kind == "function" and not callable(obj) and name not in FUNCTIONS:
-            return "it cannot be called"
         if name in self._names:
             return ""
         if name in CLASSES or (kind == "function" and name in FUNCTIONS):
