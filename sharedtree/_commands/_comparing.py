@@ -141,7 +141,7 @@ class _Comparison:
         for key, (step, child) in new.items():
             place = self._place(pair.place, step)
             if key in old or key in former:
-                was, counterpart = old[former.get(key, key)]  # type: ignore[index]
+                was, counterpart = old[former.get(key, key)]
                 if key in former:
                     yield Difference("renamed", (self._path(place),), was, step)
                 pairs.append(_Pair(counterpart, child, place, pair.again))
@@ -161,8 +161,9 @@ class _Comparison:
         return found
 
     def _arrays(self, pair: _Pair) -> Iterator[Difference]:
-        entries = [side.manifest.arrays[side.node(n)[1]] for side, n in zip(self._sides, pair[:2], strict=True)]  # type: ignore[arg-type]
-        a, b = entries
+        assert type(pair.a) is int
+        assert type(pair.b) is int
+        a, b = self._sides[0].array(pair.a), self._sides[1].array(pair.b)
         path = (self._path(pair.place),)
         if _about(a) != _about(b):
             yield Difference("changed", path, array_text(a), array_text(b))
@@ -231,15 +232,16 @@ class _Comparison:
     def _leave_alone(self, pair: _Pair) -> None:
         for side, child, again in zip((0, 1), pair[:2], pair.again, strict=True):
             if not again:
-                self._alone.append((side, child, pair.place))  # type: ignore[arg-type]
+                self._alone.append((side, child, pair.place))
 
     def _leave_below(self, pair: _Pair) -> None:
         """The same, for nodes whose own occurrence has been noted."""
         for side, number in zip((0, 1), pair[:2], strict=True):
-            if len(self._occurrences[side].get(number, ())) <= 1:  # type: ignore[arg-type]
+            assert type(number) is int
+            if len(self._occurrences[side].get(number, ())) <= 1:
                 self._alone += [
                     (side, child, self._place(pair.place, step))
-                    for step, child in self._sides[side].places(number).values()  # type: ignore[arg-type]
+                    for step, child in self._sides[side].places(number).values()
                 ]
 
     def _walk_alone(self, side: int, child: Child, place: int) -> None:

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Hashable
 from typing import Any
 
-from ..serialise._manifest import Child, TypeEntry, children_of, operands
+from ..serialise._manifest import ArrayEntry, Child, TypeEntry, children_of, operands
 from ..serialise._opened import Opened
 from ..serialise._outline import carries_identity
 from ..serialise._steps import steps
@@ -45,6 +45,10 @@ class Side:
     def node(self, number: int) -> list[Any]:
         """A node."""
         return self.manifest.nodes[number]
+
+    def array(self, number: int) -> ArrayEntry:
+        """The entry of an `array` node."""
+        return self.manifest.arrays[self.node(number)[1]]
 
     def text(self, child: Child) -> str:
         """What a child is, in a few words."""

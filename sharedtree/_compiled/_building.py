@@ -67,7 +67,7 @@ class _Building:
         self.start = start
         self.lines: list[str] = []
         self.count = 0  # of leaves taken so far
-        self.calls = False  # a function
+        self.has_calls = False  # of generated functions, which need the list
         self._loops = loops
         self._taken: list[tuple[int, list[str]]] = []  # leaves side by side: where they begin, their variables
 
@@ -111,7 +111,7 @@ class _Building:
             name, taken = self.builders.part(number)
             self.lines.append(f"x{number} = {name}({self.leaves}, {self.start}{self.count}, given)")
             self.count += taken
-            self.calls = True
+            self.has_calls = True
             expression = f"x{number}"
         else:
             assert type(op) is Node
@@ -141,13 +141,13 @@ class _Building:
         result = self.builders.variable_of[children[0]]
         self.builders.variable_of = outer
         count, names = len(children), body.variables
-        if body.calls or len(names) > _MOST_VARIABLES or self._loops == MAX_LOOPS:
+        if body.has_calls or len(names) > _MOST_VARIABLES or self._loops == MAX_LOOPS:
             name, taken = self.builders.part(children[0])
             start = f"{self.start}{self.count}"
             at = f"range({start}, {start} + {taken * count}, {taken})" if taken else f"[0] * {count}"
             self.lines.append(f"{made} = [{name}({self.leaves}, at, given) for at in {at}]")
             self.count += taken * count
-            self.calls = True
+            self.has_calls = True
         else:
             some = self._take(len(names) * count)
             several = f"{', '.join(names)} in zip(*[iter({some})] * {len(names)})"

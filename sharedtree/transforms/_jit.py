@@ -116,7 +116,7 @@ class JitTransform(FunctionTransform):
             if plan is not site.plans[0]:
                 site.prefer(plan)
             objects = plan.objects_given(args, kwargs) if plan.given else None
-            call = None if plan.results else self.pack(args, kwargs, policy)
+            call = None if plan.results else self.pack(args, kwargs, policy)  # before anything can change them
             stack = active.stack
             stack.append((args, kwargs))
             try:
