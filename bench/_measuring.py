@@ -110,6 +110,18 @@ class Measured(NamedTuple):
         pairs = zip(self.rounds[implementation][measurement], self.rounds[to][measurement], strict=True)
         return statistics.median(one / other for one, other in pairs)
 
+    def is_noisy(self, implementation: str, to: str, measurement: str = TIME) -> bool:
+        """Whether the middle half of the rounds' ratios spreads over more than a tenth of their median."""
+        pairs = zip(self.rounds[implementation][measurement], self.rounds[to][measurement], strict=True)
+        ratios = [one / other for one, other in pairs]
+        if len(ratios) < 2:  # noqa: PLR2004 -- one number has no spread
+            return False
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        return high - low > _NOISY * middle
+
+
+_NOISY = 0.1
+
 
 def measure(case: Case, clock: Callable[[], float] = time.perf_counter) -> Measured:
     """Measures all implementations of a case in turns.

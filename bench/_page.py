@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from ._plots import write_plots
 from ._results import Results
+from ._summary import summary
 from ._tables import figures_table, group_tables, machine_in_words
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
@@ -40,9 +41,9 @@ def write_page(runs: Sequence[Results], docs: pathlib.Path = DOCS) -> None:
 
 def results_section(runs: Sequence[Results], drawn: Sequence[str]) -> str:
     """The Markdown between the marks."""
-    parts = ["## Figures", figures_table(runs)]
+    parts = [summary(runs[0]), "## Figures", figures_table(runs)]
     if any(run.quick for run in runs):
-        parts.insert(1, "**From a quick run: these numbers say that everything runs, and little else.**")
+        parts.insert(0, "**From a quick run: these numbers say that everything runs, and little else.**")
     parts += [machine_in_words(run) for run in runs]
     for group, text in group_tables(runs[0]).items():
         plots = [f"![{group}](benchmarks/{name})" for name in _PLOTS.get(group, ()) if name in drawn]

@@ -66,7 +66,8 @@ def _cell(case: Measured, name: str, measurement: str, unit: str) -> str:
     median = in_words(case.median(name, measurement), unit)
     if case.reference == name or case.reference not in case.rounds or measurement == PLANS:
         return median
-    return f"{median} ({case.ratio(name, case.reference, measurement):.2f})"
+    mark = " ~" if case.is_noisy(name, case.reference, measurement) else ""
+    return f"{median} ({case.ratio(name, case.reference, measurement):.2f}{mark})"
 
 
 def machine_in_words(run: Results) -> str:

@@ -1,5 +1,8 @@
 """sharedtree lets a JAX model be a DAG: shared layers and tied weights stay one object through every transform."""
 
+# First of all, for it decides from where the rest is imported.
+from . import _current_directory as _current_directory  # isort: split
+
 from . import tree as tree
 from ._context import Context as Context, Policy as Policy
 from ._dag import Dag as Dag
@@ -23,6 +26,7 @@ from ._errors import (
     UntrustedTypeError as UntrustedTypeError,
 )
 from ._node_types import register_node as register_node
+from ._stateful import inference_mode as inference_mode, make_with_state as make_with_state
 from ._ties import (
     Tie as Tie,
     assert_same_sharing as assert_same_sharing,
@@ -30,7 +34,7 @@ from ._ties import (
     same_sharing as same_sharing,
     ties as ties,
 )
-from ._tying import retie as retie, tie as tie, untie as untie
+from ._tying import copy as copy, retie as retie, tie as tie, untie as untie
 from ._version import __version__ as __version__
 from .optim import apply_updates as apply_updates, optimizer as optimizer
 from .serialise import (

@@ -1,25 +1,33 @@
-"""The command line: `python -m sharedtree COMMAND`."""
+"""The command line: `sharedtree COMMAND`, or `python -m sharedtree COMMAND`."""
 
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from . import __version__
 from ._commands import add_to, guarded
+from ._printable import printable
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its errors quote arguments, and those of `verify *` are names of files that anyone may have chosen."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Args:
-        arguments: what follows `python -m sharedtree`. Default: what this process was started with.
+        arguments: what follows `sharedtree`. Default: what this process was started with.
 
     Returns:
         The exit status: 0 if all is well, 1 if the command failed or found what it looks for, 2 if it could not run.
         Wrong arguments exit with 2, as argparse does.
     """
-    parser = argparse.ArgumentParser(prog="python -m sharedtree", description="Shared layers and tied weights in JAX.")
+    parser = _Parser(prog="sharedtree", description="Shared layers and tied weights in JAX.")
     parser.add_argument("--version", action="version", version=f"sharedtree {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_demo(commands)

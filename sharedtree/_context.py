@@ -21,8 +21,12 @@ class Policy:
 
     Attributes:
         arrays: arrays carry identity. If False only modules and mutable containers do.
-        on_untie: what to do when a tie enters a transform and does not leave it: `"warn"` (`UntiedWarning`),
-            `"error"` (`UntiedError`) or `"ignore"`. Checked when a function is traced, never on a cached call.
+        containers: outside modules, too, mutable containers (lists, dicts) and the arrays reached through one carry
+            identity, in the arguments and in the results of transforms. For models that are dicts of arrays, as Linen's
+            and Haiku's are. Bare arguments and arrays only below tuples stay values.
+        on_untie: what to do when a tie enters a transform and does not leave it, or was lost between two calls or on
+            its way to an optimizer: `"warn"` (`UntiedWarning`), `"error"` (`UntiedError`) or `"ignore"`. Checked when
+            a function is traced, never on a cached call, and in each `update` of `sharedtree.optimizer`.
         in_place: write what the function changed in its arguments back into the caller's objects, all or nothing.
             Costs one output for each leaf that changed.
         pass_through: under `jax.jit`, a module that the function returns unchanged comes back as the caller's own
@@ -35,6 +39,7 @@ class Policy:
     """
 
     arrays: bool = True
+    containers: bool = False
     on_untie: Literal["warn", "error", "ignore"] = "warn"
     in_place: bool = False
     pass_through: bool = True
@@ -45,8 +50,8 @@ class Policy:
 
     @property
     def rules(self) -> Rules:
-        """How to walk what is inside a module under this policy."""
-        return Rules(arrays=self.arrays)
+        """How to walk what is inside a module under this policy, and what outside is an object."""
+        return Rules(arrays=self.arrays, containers=self.containers)
 
 
 class Context:
@@ -86,7 +91,8 @@ class Context:
         self.policy = current_policy() if policy is None else policy
         self._tags = Tags()
         self._table: list[Any] = []
-        self._maker: Context | None = None
+        self._mark = object()
+        self._maker: object | None = None
 
     def __enter__(self) -> Self:
         _active.stack.append(self)
@@ -98,7 +104,7 @@ class Context:
     def _pack(self, tree: Any, rules: Rules) -> tuple[list[Any], Structure]:
         before = len(self._tags.objects)
         try:
-            return pack(tree, self._tags, rules, maker=self)
+            return pack(tree, self._tags, rules, maker=self._mark)
         except BaseException:
             self._tags.forget(before)
             raise
@@ -110,8 +116,9 @@ class Context:
             raise ContextMismatchError(
                 "The structure continues a sequence of trees that were flattened in one Context, and this Context has "
                 "not unflattened the trees before it, or has unflattened those of another.\n"
-                "Unflatten all of them, in the order in which they were flattened, inside one\n"
-                "    with sharedtree.Context():"
+                "Unflatten all of them, in the order in which they were flattened, inside one:\n"
+                "    with sharedtree.Context():\n"
+                "        trees = [sharedtree.tree.unflatten(structure, leaves) for leaves, structure in flattened]"
             )
         return unpack(structure, leaves, self._table)
 

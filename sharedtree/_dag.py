@@ -1,5 +1,6 @@
 """`Dag`: the explicit handle on a model, for code that knows only vanilla JAX."""
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +12,7 @@ from ._graph import unpack
 from ._node_types import require_registered
 from ._packed import with_keys
 from ._structure import Structure
+from ._tied_values import recall, remember
 
 T = TypeVar("T")
 
@@ -20,6 +22,9 @@ class _Unbuilt:
 
 
 _UNBUILT: Any = _Unbuilt
+
+
+_building = threading.Lock()  # held for two assignments
 
 
 class Dag(Generic[T]):
@@ -54,6 +59,10 @@ class Dag(Generic[T]):
         >>> gradient.tree["embed"] is gradient.tree["head"], gradient.tree["head"]
         (True, Array([2., 2., 2.], dtype=float32))
 
+    A Dag can be pickled if its static data can, so it goes to spawned processes. Its leaves are pickled as JAX and
+    NumPy do that, each once, and `.tree` is built anew where it arrives. A pickle runs code: load only what you made
+    yourself, and use `sharedtree.save` for files.
+
     Limitations: a Dag is a value. To take over a mutation of `.tree`, make a new one: `st.Dag(dag.tree)`. Its Python
     numbers in Equinox modules are static, as everywhere in sharedtree.
     """
@@ -65,6 +74,7 @@ class Dag(Generic[T]):
     def __init__(self, tree: T) -> None:
         require_registered(tree)
         leaves, self.structure = pack_alone(tree)
+        remember(self.structure, leaves)
         self._leaves: Sequence[Any] = tuple(leaves)
         self._tree = tree
 
@@ -72,12 +82,24 @@ class Dag(Generic[T]):
     def tree(self) -> T:
         """The model; see the class."""
         if self._tree is _UNBUILT:
-            self._leaves = distinct(self._leaves)
-            self._tree = unpack(self.structure, self._leaves)
+            leaves = distinct(self._leaves)
+            tree = unpack(self.structure, leaves)
+            # Two threads may both have built it. The first one's is the model, whoever asks.
+            with _building:
+                if self._tree is _UNBUILT:
+                    self._leaves = leaves
+                    self._tree = tree
+            recall(self.structure, self._leaves)
         return self._tree
 
     def __repr__(self) -> str:
         return f"Dag({self.tree!r})"
+
+    def __copy__(self) -> "Dag[T]":
+        return self
+
+    def __reduce__(self) -> Any:
+        return type(self)._unflatten, (self.structure, self._leaves)
 
     def _flatten(self) -> tuple[Sequence[Any], Structure]:
         return self._leaves, self.structure

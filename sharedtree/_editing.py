@@ -1,6 +1,5 @@
-"""Editing trees with ties: replace, select, split and join, each shared node once."""
+"""Editing trees with ties: select, split and join, each shared node once."""
 
-import builtins
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -9,69 +8,17 @@ from jax import tree_util as jtu
 from ._context import IsLeaf, rules_here
 from ._errors import InconsistentSharingError, SharingMismatchError
 from ._graph import Tags, build, walk
-from ._marking import ask, stand_ins
-from ._node_types import require_registered
+from ._node_types import node_type_of, require_registered
 from ._prefix import labels
 from ._structure import LEAF, Node, Op, Path, Record, canonical
 
 T = TypeVar("T")
 
-_NOT_GIVEN: Any = object()
 _Place = tuple[tuple[int, int], ...]
 
 
-def at(
-    where: Callable[[T], Any],
-    tree: T,
-    replace: Any = _NOT_GIVEN,
-    replace_fn: Callable[[Any], Any] = _NOT_GIVEN,
-    is_leaf: IsLeaf = None,
-) -> T:
-    """Replaces nodes or leaves; what is tied is replaced at every path. `equinox.tree_at`, with ties kept.
-
-    Args:
-        where: takes the tree and returns the node to replace, or a sequence of nodes. It is called on a stand-in
-            without values. A `None` can be replaced without further ado.
-        tree: the tree; it is not changed.
-        replace: the replacement, or a sequence of as many as `where` returned.
-        replace_fn: instead of `replace`: takes what is there and returns the replacement.
-        is_leaf: nodes for which it is true count as leaves.
-
-    Returns:
-        A tree of new nodes; all other arrays are the same objects.
-
-    Raises:
-        SharingMismatchError: if `where` returns what is not in the tree.
-        ValueError: if not exactly one of `replace` and `replace_fn` is given, or their numbers differ.
-
-    Example:
-        >>> import jax.numpy as jnp, sharedtree as st
-        >>> w = jnp.ones(2)
-        >>> new = st.tree.at(lambda m: m["a"], {"a": w, "b": w}, jnp.zeros(2))
-        >>> new["a"] is new["b"], new["b"]
-        (True, Array([0., 0.], dtype=float32))
-    """
-    if (replace is _NOT_GIVEN) == (replace_fn is _NOT_GIVEN):
-        raise ValueError("Give exactly one of `replace` and `replace_fn`.")
-    require_registered(tree)
-    tags = Tags()
-    _, records, root = walk(tree, tags, rules_here(is_leaf))
-    targets, is_single = ask(where, stand_ins(records), root)
-    if replace_fn is not _NOT_GIVEN:
-        new = [replace_fn(tags.objects[target]) for target in targets]
-    else:
-        new = [replace] if is_single else builtins.list(replace)
-    if len(new) != len(targets):
-        raise ValueError(f"`where` returned {len(targets)} nodes, but `replace` has {len(new)}.")
-    instead = dict(zip(targets, new, strict=True))
-
-    def expand(number: int) -> tuple[Op, Sequence[int]]:
-        return (LEAF, ()) if number in instead else records[number]
-
-    return _rebuilt(root, expand, lambda number: instead[number] if number in instead else tags.objects[number])
-
-
-def _rebuilt(root: Any, expand: Callable[[Any], tuple[Op, Sequence[Any]]], object_of: Callable[[Any], Any]) -> Any:
+def rebuilt(root: Any, expand: Callable[[Any], tuple[Op, Sequence[Any]]], object_of: Callable[[Any], Any]) -> Any:
+    """The tree of new nodes that `expand` describes, as for `canonical`, with `object_of` naming its leaves."""
     records, numbers = canonical(root, expand)
     table: list[Any] = []
     build(records, [object_of(name) for name, number in numbers.items() if records[number][0] is LEAF], table)
@@ -122,9 +69,9 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
     tags = Tags()
     _, records, root = walk(tree, tags, rules_here(is_leaf))
     selected: dict[int, tuple[bool, Path]] = {}
-    for number, label, path in labels(
-        filter_spec, records, root, lambda x: isinstance(x, bool) or callable(x), "filter_spec"
-    ):
+    for number, label, path in labels(filter_spec, records, root, _is_filter, "filter_spec"):
+        if not _is_filter(label):
+            raise _not_a_filter(label, jtu.keystr(path))
         keep = bool(label(tags.objects[number])) if callable(label) else label
         before, first = selected.setdefault(number, (keep, path))
         if before != keep:
@@ -134,9 +81,23 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
         def expand(number: int) -> tuple[Op, Sequence[int]]:
             return (LEAF, ()) if number in selected else records[number]
 
-        return _rebuilt(root, expand, lambda number: tags.objects[number] if selected[number][0] is keep else replace)
+        return rebuilt(root, expand, lambda number: tags.objects[number] if selected[number][0] is keep else replace)
 
     return half(True), half(False)
+
+
+def _is_filter(spec: Any) -> bool:
+    """Whether part of a specification says what to select. A node never does, even if it can be called."""
+    return isinstance(spec, bool) or (callable(spec) and node_type_of(spec) is None)
+
+
+def _not_a_filter(spec: Any, path: str) -> SharingMismatchError:
+    return SharingMismatchError(
+        f"`filter_spec` has a `{type(spec).__name__}` at `{path}`, where the tree has a leaf. It is made of booleans "
+        "and functions that take a leaf, in the nodes of the tree. If this is meant to be called, say so:\n"
+        "    filter_spec = lambda leaf: spec(leaf)",
+        (path,),
+    )
 
 
 def _inconsistent_filter(first: str, second: str, kept: bool) -> InconsistentSharingError:
@@ -199,7 +160,7 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
         return op, [first(present(column)) for column in zip(*below, strict=True)]
 
     root = first(present(tuple((i, each[2]) for i, each in enumerate(walked))))
-    return _rebuilt(root, expand, lambda place: tags[place[0][0]].objects[place[0][1]])
+    return rebuilt(root, expand, lambda place: tags[place[0][0]].objects[place[0][1]])
 
 
 def _is_none(record: Record) -> bool:

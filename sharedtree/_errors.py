@@ -6,6 +6,8 @@ paths are also attributes, for programs that catch the error.
 
 from collections.abc import Sequence
 
+from ._printable import printable_lines
+
 
 class SharedTreeError(Exception):
     """Base class of every error that sharedtree raises on purpose.
@@ -22,7 +24,7 @@ class SharedTreeError(Exception):
     paths: tuple[str, ...]
 
     def __init__(self, message: str, paths: Sequence[str] = ()) -> None:
-        super().__init__(message)
+        super().__init__(printable_lines(message))
         self.paths = tuple(paths)
 
 
@@ -30,7 +32,7 @@ class InconsistentSharingError(SharedTreeError, ValueError):
     """One object sits at several paths that the transform would treat differently.
 
     Attributes:
-        paths: the paths of the object.
+        paths: all paths of the object; of more than 20, the first ones under each treatment.
         treatments: what the transform would do at each of them, in the same order.
     """
 
@@ -50,7 +52,7 @@ class DepthError(SharedTreeError, RecursionError):
 
 
 class UntiedError(SharedTreeError, ValueError):
-    """A tie that entered a transform did not leave it, under `Policy(on_untie="error")`."""
+    """What `UntiedWarning` says, under `Policy(on_untie="error")`."""
 
 
 class SharingMismatchError(SharedTreeError, ValueError):
@@ -130,9 +132,20 @@ class CorruptFileError(SharedTreeError, OSError):
         self.chunk = chunk
 
 
-class UntiedWarning(UserWarning):
-    """A tie was lost inside a transform, or between two calls. The text names the paths and the call that keeps it."""
+class _PrintableWarning(UserWarning):
+    """A warning whose text is escaped as those of errors are."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable_lines(message))
 
 
-class RetraceWarning(UserWarning):
+class UntiedWarning(_PrintableWarning):
+    """A tie was lost: in a transform, between two calls, or on its way to an optimizer.
+
+    The text names the function with file and line, the paths, and the calls that keep ties. There is one warning for
+    one tie, and it comes from where the function is defined, so that Python's filters tell functions apart.
+    """
+
+
+class RetraceWarning(_PrintableWarning):
     """A static number changes on every call, and each change is traced and compiled anew."""

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
+from ._copies import Incomparable
 from ._errors import CycleError, DepthError, StaticComparisonError
-from ._node_types import Convention, NodeType, carries_identity, is_traced, node_type_of
-from ._statics import Incomparable, Static
+from ._node_types import Inherited, NodeType, carries_identity, is_traced, node_type_of
+from ._static_keys import Known, nothing_known
+from ._statics import Static
 from ._structure import LEAF, Given, Node, Op, Record, Structure, Update, intern
 
 MAX_PLAIN_DEPTH = 1_000
@@ -57,7 +59,11 @@ class Rules(NamedTuple):
     Attributes:
         inside: modules and mutable containers are walked and carry identity, other leaves are static. Otherwise only
             plain containers are walked, nothing carries identity, and modules count as leaves.
+        containers: where that is not inside, mutable containers that JAX knows count as leaves, too.
+        convention: the one that holds around the root.
         arrays: arrays carry identity too.
+        values: so do tuples and whatever else is a node, so that what is shared is walked once. The structure is then
+            no description of the tree that others could be compared with.
         given: objects that are not packed but named by their number on the other side: id → number. The caller keeps
             them alive.
         updated: objects whose content is to be written into the object of that number: id → number, likewise.
@@ -66,7 +72,10 @@ class Rules(NamedTuple):
     """
 
     inside: bool = True
+    containers: bool = False
+    convention: Inherited = "jax"
     arrays: bool = True
+    values: bool = False
     given: Mapping[int, int] = {}
     updated: Mapping[int, int] = {}
     on_static: Callable[[Any, Callable[[], str]], None] | None = None
@@ -76,16 +85,21 @@ class Rules(NamedTuple):
 DEFAULT_RULES = Rules()
 
 
+def is_value(node_type: NodeType, rules: Rules) -> bool:
+    """Whether a node outside modules is not an object, but a value made of others."""
+    return node_type.is_plain and not (rules.containers and node_type.is_mutable and node_type.is_known_to_jax)
+
+
 class _Frame:
     __slots__ = ("aux", "children", "convention", "done", "obj", "type")
 
-    def __init__(self, obj: Any, node_type: NodeType, inherited: Convention) -> None:
+    def __init__(self, obj: Any, node_type: NodeType, outer: Inherited) -> None:
         children, aux = node_type.take_apart(obj)
         self.obj = obj  # alive while its id is among the open ones
         self.type = node_type
         self.children = children
         self.aux = aux
-        self.convention: Convention = node_type.convention or inherited
+        self.convention: Inherited = node_type.inherits(outer)
         self.done: list[int] = []
 
 
@@ -112,6 +126,7 @@ def walk(
     records: list[Record] = []
     frames: list[_Frame] = []
     open_ids: set[int] = set()  # of the objects in `frames`, which keeps them alive
+    of_statics = nothing_known()
 
     def path(extra: int = 0) -> str:
         keys = [f.type.keys_of(f.obj)[len(f.done)] for f in frames[: len(frames) - extra]]
@@ -121,17 +136,19 @@ def walk(
         records.append((op, children))
         return tags.add(obj, tag=tag)
 
-    def visit(obj: Any, convention: Convention) -> int | None:
+    def visit(obj: Any, convention: Inherited) -> int | None:
         """The number of a leaf or of an object seen before; otherwise opens a frame and returns None."""
         known = tags.number_of(obj)
         if known is not None:
             return known
         node_type = node_type_of(obj)
+        if node_type is not None and convention == "any" and not node_type.is_known_to_jax:
+            node_type = None
         if rules.is_leaf is not None and rules.is_leaf(obj):
             leaves.append(obj)
             shared = carries_identity(obj) if node_type is None else node_type.carries_identity
             return record(obj, LEAF, (), tag=shared)
-        if node_type is None or not (rules.inside or node_type.is_plain):
+        if node_type is None or not (rules.inside or is_value(node_type, rules)):
             if not rules.inside:
                 leaves.append(obj)
                 return record(obj, LEAF, (), tag=False)
@@ -141,7 +158,7 @@ def walk(
                     return record(obj, Given(rules.given[id(obj)]), (), tag=True)
                 leaves.append(obj)
                 return record(obj, LEAF, (), tag=shared)
-            return record(obj, _static(obj, rules, path), (), tag=False)
+            return record(obj, _static(obj, rules, path, of_statics), (), tag=False)
         if id(obj) in open_ids:  # of an object in `frames`, alive
             _raise_cycle(obj, frames, path)
         if rules.inside and node_type.carries_identity and id(obj) in rules.given:  # alive: see Rules
@@ -158,13 +175,13 @@ def walk(
         keys = frame.type.keys_of(frame.obj)
         if len(keys) != len(frame.done):  # the class was registered with keys that do not match its children
             keys = tuple(jtu.SequenceKey(i) for i in range(len(frame.done)))
-        op: Op = Node(frame.type, _static(frame.aux, rules, path), keys)
+        op: Op = Node(frame.type, _static(frame.aux, rules, path, of_statics), keys)
         shared = rules.inside and frame.type.carries_identity
         if shared and id(frame.obj) in rules.updated:  # alive: see Rules
             op = Update(rules.updated[id(frame.obj)], op)
-        return record(frame.obj, op, tuple(frame.done), tag=shared)
+        return record(frame.obj, op, tuple(frame.done), tag=shared or rules.values)
 
-    number = visit(tree, "jax")
+    number = visit(tree, rules.convention)
     while frames:
         frame = frames[-1]
         if number is not None:
@@ -243,11 +260,11 @@ def unpack(structure: Structure, leaves: Sequence[Any], table: list[Any] | None 
     return table[structure.root]
 
 
-def _static(value: Any, rules: Rules, path: Callable[[], str]) -> Static:
+def _static(value: Any, rules: Rules, path: Callable[[], str], known: Known) -> Static:
     if rules.on_static is not None:
         rules.on_static(value, path)
     try:
-        return Static(value)
+        return Static(value, known)
     except RecursionError:
         raise DepthError(
             f"The static value at `{path()}` is nested too deeply to be compared, or contains itself. Keep such data "

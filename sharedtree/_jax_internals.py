@@ -4,15 +4,22 @@
   enclosing transform by the trace it was made in. JAX's public API offers no way to ask.
 - `PyTreeDef.from_node_data_and_children`: the only way to rebuild a node from its type and aux data without holding
   on to an instance of it.
-- `ArrayImpl`, the type of every concrete array: asking an array for it at import would start a backend.
+- `ArrayImpl`, the type of every concrete array: asking an array for it at import would start a backend. It is also
+  the only way to a weakly typed array of given data for which nothing is compiled.
+- `_registry` and the closures of `register_dataclass`: how many children and static values the unflatten function of
+  such a class takes. It is C++ that reads past the end of too few. Where the names are gone, `registered_counts` says
+  that it does not know, and a test fails.
 - `dce_jaxpr`: `jax.jit` drops the inputs that a computation does not need, by this function.
 """
 
+import functools
+import inspect
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax import tree_util as jtu
+from jax._src import tree_util as _tree_util
 from jax._src.array import ArrayImpl
 from jax._src.core import trace_ctx
 from jax.core import Tracer
@@ -57,6 +64,26 @@ def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
     """Calls the unflatten function that JAX's registry holds for `cls`."""
     treedef = jtu.PyTreeDef.from_node_data_and_children(jtu.default_registry, (cls, aux), [_LEAF] * len(children))
     return treedef.unflatten(children)
+
+
+@functools.lru_cache(256)
+def registered_counts(cls: type) -> tuple[int, int] | None:
+    """How many children and static values an instance of a class has that came by `register_dataclass`; else None."""
+    entry = getattr(_tree_util, "_registry", {}).get(cls)
+    unflatten: Any = getattr(entry, "from_iter", None)
+    if getattr(unflatten, "__module__", None) != _tree_util.__name__:
+        return None
+    held = inspect.getclosurevars(unflatten).nonlocals
+    if not {"data_fields", "meta_fields"} <= held.keys():
+        return None
+    return len(held["data_fields"]), len(held["meta_fields"])
+
+
+def weakly_typed(array: Any) -> Any:
+    """A concrete JAX array over the same memory, but of weak type."""
+    shards = [shard.data for shard in array.addressable_shards]
+    aval = array.aval.update(weak_type=True)
+    return ArrayImpl(aval, array.sharding, shards, committed=array.committed)
 
 
 def used_inputs(jaxpr: Any) -> Sequence[bool]:

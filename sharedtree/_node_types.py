@@ -16,11 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
+from ._equinox_internals import without_missing
 from ._errors import UnregisteredTypeError
 from ._jax_internals import rebuild_registered
 
 Convention = Literal["equinox", "jax"]
 """Which leaves are traced: arrays only (Equinox's filter transforms), or whatever `jax.jit` accepts."""
+
+Inherited = Convention | Literal["any"]
+"""What holds where a class does not say: outside modules every leaf is the transform's, to trace or to refuse."""
 
 Keys = tuple[Any, ...]
 
@@ -54,6 +58,17 @@ class NodeType(NamedTuple):
         """Whether two occurrences inside a module are a tie."""
         return self.is_mutable or not self.is_plain
 
+    @property
+    def is_known_to_jax(self) -> bool:
+        """Whether JAX takes the instances apart, too; those of `register_node` are packed before it sees them."""
+        return self.cls is not collections.deque
+
+    def inherits(self, outer: Inherited) -> Inherited:
+        """The convention for the leaves below an instance, given the one that holds around it."""
+        if self.convention is not None:
+            return self.convention
+        return outer if self.is_plain or outer != "any" else "jax"
+
 
 def node_type_of(obj: Any) -> NodeType | None:
     """The node type of an object's class; None if the object is a leaf. Cost: a dictionary look-up."""
@@ -67,8 +82,33 @@ def node_type_of(obj: Any) -> NodeType | None:
     if known is None:
         known = _find(cls, obj)
         if known is not None:
-            _known[cls] = known
+            # Of several threads that find it at once, one is right for all.
+            known = _known.setdefault(cls, known)
     return known
+
+
+def node_type_of_class(cls: type) -> NodeType:
+    """The node type of a class of which there is no instance yet.
+
+    Raises:
+        UnregisteredTypeError: if it is none that JAX or sharedtree know.
+    """
+    known = _PLAIN.get(cls) or _known.get(cls)
+    if known is None:
+        if is_namedtuple(cls):
+            known = _find(cls, tuple.__new__(cls, [None] * len(getattr(cls, "_fields", ()))))
+        elif issubclass(cls, eqx.Module):
+            known = _equinox_type(cls)
+        elif _is_in_jax_registry(cls):
+            known = _registered_type(cls)
+    if known is None:
+        name = cls.__qualname__
+        raise UnregisteredTypeError(
+            f"`{name}` was a pytree node where this was pickled, but it is not registered here. Import the module that "
+            f"registers it first, or register it:\n    jax.tree_util.register_pytree_node({name}, flatten, unflatten)",
+            ("",),
+        )
+    return known if cls in _PLAIN else _known.setdefault(cls, known)
 
 
 def is_module(obj: Any) -> bool:
@@ -82,8 +122,10 @@ def carries_identity(leaf: Any) -> bool:
     return isinstance(leaf, _WITH_IDENTITY)
 
 
-def is_traced(leaf: Any, convention: Convention) -> bool:
+def is_traced(leaf: Any, convention: Inherited) -> bool:
     """Whether a leaf becomes an input of the computation under the convention of its module."""
+    if convention == "any":
+        return True
     if isinstance(leaf, np.ndarray | np.generic):
         return convention == "equinox" or _is_numeric(leaf.dtype)
     if isinstance(leaf, _WITH_IDENTITY):
@@ -161,7 +203,7 @@ def require_registered(tree: Any) -> None:
         return
     if not hasattr(tree, "__dict__") or isinstance(tree, type):
         return
-    name = type(tree).__qualname__
+    name = type(tree).__name__
     raise UnregisteredTypeError(
         f"`{name}` is not a registered pytree node, so nothing inside it can be seen.\n"
         "Register the class with JAX:\n"
@@ -185,12 +227,19 @@ def _is_numeric(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
+_DEFINED_IN_PYTHON = 1 << 9  # `Py_TPFLAGS_HEAPTYPE`, as `copyreg` asks for it
+
+
 def _is_in_jax_registry(cls: type) -> bool:
     if cls is jtu.Partial or is_namedtuple(cls):
         return True
+    # NumPy warns if some of its scalars are made of nothing.
+    if issubclass(cls, np.generic):
+        return False
+    built_in: Any = next(base for base in cls.__mro__ if not base.__flags__ & _DEFINED_IN_PYTHON)
     try:
-        blank = object.__new__(cls)
-    except TypeError:  # a built-in type with a layout of its own; JAX knows those in `_PLAIN`
+        blank = built_in.__new__(cls)
+    except TypeError:  # of a layout that only its own constructor can make; JAX knows those in `_PLAIN`
         return False
     return not jtu.all_leaves([blank])
 
@@ -203,6 +252,10 @@ def _find(cls: type, obj: Any) -> NodeType | None:
         return None
     if is_namedtuple(cls) and flat[1] is cls:  # not registered by its author for something else
         return _namedtuple_type(cls)
+    return _registered_type(cls)
+
+
+def _registered_type(cls: type) -> NodeType:
     return NodeType(
         cls,
         is_plain=False,
@@ -241,14 +294,14 @@ _WRAPPER_FIELDS = ("__module__", "__name__", "__qualname__", "__doc__", "__annot
 
 
 def _equinox_type(cls: Any) -> NodeType:
-    """Fields may be missing (deleted, or never set); `module_update_wrapper` adds a few that no field declares."""
+    """Fields may be missing: deleted, or never set. `module_update_wrapper` adds a few that no field declares."""
     fields = dataclasses.fields(cls)
     traced = tuple(f.name for f in fields if not f.metadata.get("static", False))
     static = tuple(f.name for f in fields if f.metadata.get("static", False)) + _WRAPPER_FIELDS
     attributes_of = dict_descriptor(cls).__get__
 
     def take_apart(obj: Any) -> tuple[Sequence[Any], Any]:
-        attributes = attributes_of(obj)
+        attributes = without_missing(attributes_of(obj))
         names = tuple([name for name in traced if name in attributes])
         rest = tuple([(name, attributes[name]) for name in static if name in attributes])
         return [attributes[name] for name in names], (names, rest)
@@ -262,7 +315,7 @@ def _equinox_type(cls: Any) -> NodeType:
         return obj
 
     def keys_of(obj: Any) -> Keys:
-        attributes = attributes_of(obj)
+        attributes = without_missing(attributes_of(obj))
         return tuple([jtu.GetAttrKey(name) for name in traced if name in attributes])
 
     return NodeType(cls, False, False, "equinox", take_apart, put_together, keys_of, traced + static)
@@ -283,6 +336,20 @@ def _sorted_keys(mapping: dict[Any, Any]) -> tuple[Any, ...]:
         return tuple(sorted(mapping))
     except TypeError:
         return tuple(mapping)
+
+
+def has_unordered_keys(node_type: NodeType, aux: Any) -> bool:
+    """Whether an instance with this auxiliary data is a dictionary that JAX refuses, because its keys have no order."""
+    if node_type.cls not in (dict, collections.defaultdict):
+        return False
+    names = aux if node_type.cls is dict else aux[1]
+    if all(type(name) is str for name in names):
+        return False
+    try:
+        sorted(names)
+    except TypeError:
+        return True
+    return False
 
 
 def _take_apart_dict(obj: dict[Any, Any]) -> tuple[Sequence[Any], Any]:

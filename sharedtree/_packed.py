@@ -8,7 +8,8 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from ._structure import LEAF, Structure, edges
+from ._graph import unpack
+from ._structure import LEAF, Given, Structure, Update, edges
 
 
 class Packed:
@@ -21,7 +22,9 @@ class Packed:
         self.structure = structure
 
     def __repr__(self) -> str:
-        return f"Packed({self.leaves!r})"
+        """As the module prints: JAX quotes what a function returned in its own errors."""
+        is_whole = self.structure.base == 0 and all(type(op) not in (Given, Update) for op, _ in self.structure.records)
+        return repr(unpack(self.structure, self.leaves)) if is_whole else f"Packed({self.leaves!r})"
 
 
 class LeafPath:

@@ -15,6 +15,7 @@ from jax import tree_util as jtu
 from ._errors import SharingMismatchError
 from ._statics import Static
 from ._structure import LEAF, Node, Op, Path, Record, Structure, canonical, edges, intern
+from ._text import shown
 
 
 class Shape(NamedTuple):
@@ -204,7 +205,7 @@ def _cannot_merge(shape: Shape, i: int, j: int) -> SharingMismatchError:
         paths.setdefault(number, jtu.keystr(path))
     return SharingMismatchError(
         f"`{paths[i]}` and `{paths[j]}` should be one object, but what is static in them differs:\n"
-        f"    {shape.records[i][0]!r}\n    {shape.records[j][0]!r}\n"
+        f"    {shown(shape.records[i][0])}\n    {shown(shape.records[j][0])}\n"
         "Make the statics equal first, or leave these paths untied.",
         (paths[i], paths[j]),
     )
@@ -215,7 +216,7 @@ def name_of(op: Any, num_children: int | None = None) -> str:
     if op is LEAF:
         return "a traced leaf"
     if type(op) is Static:
-        return f"the static value {op.peek()!r}"
+        return f"the static value {shown(op.peek())}"
     if type(op) is not Node:
         return "an object of the caller's"
     of_how_many = "" if num_children is None or op.type.cls is type(None) else f" with {num_children} children"

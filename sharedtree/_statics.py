@@ -5,23 +5,19 @@ What can be mutated is copied when the `Static` is made, so that a later mutatio
 is, and copied again for each trace that gets it, so that no trace can change another's.
 """
 
-import collections
-import copy
-import dataclasses
-import functools
-import struct
-from collections.abc import Callable
+import importlib
+import operator
+import sys
+import types
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-BY_VALUE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented)})
-"""The types whose instances are alike exactly if they have the same type and are equal."""
+from ._copies import IMMUTABLE, copy_of
+from ._static_keys import Known, key_of, nothing_known
+from ._text import shown
 
-_IMMUTABLE = frozenset({*BY_VALUE, float, complex, type, range})
 _FIXED = (type, np.dtype, jax.sharding.PartitionSpec, jax.sharding.Sharding, jax.sharding.Mesh)  # and all their kinds
 
 
@@ -30,6 +26,7 @@ class Static:
 
     Args:
         value: anything that has `==`; it need not be hashable.
+        known: what other `Static`s of the same walk found out about the objects in it.
 
     Raises:
         Incomparable: if the value, or something in it, has no usable `==`.
@@ -40,12 +37,15 @@ class Static:
 
     __slots__ = ("_hash", "_is_mutable", "_key", "_original", "_value")
 
-    def __init__(self, value: Any) -> None:
-        is_mutable: list[bool] = []
-        self._key = _key_of(value, is_mutable)
+    def __init__(self, value: Any, known: Known | None = None) -> None:
+        self._key, is_mutable = key_of(value, known)
         self._is_mutable = bool(is_mutable)
         self._original = value if is_mutable and not any(is_mutable) else None
-        self._value = _copy(value) if is_mutable else value
+        self._value = value
+        if is_mutable:
+            known = nothing_known() if known is None else known
+            known.alive.append(value)
+            self._value = copy_of(value, known.copies)
         self._hash = hash(self._key)
 
     def thaw(self) -> Any:
@@ -54,9 +54,9 @@ class Static:
         A `functools.partial` has keywords that could be changed, though nobody does, and is equal only to itself; so it
         is handed out itself as long as it is what it was.
         """
-        if self._original is not None and _key_of(self._original, []) == self._key:
+        if self._original is not None and key_of(self._original)[0] == self._key:
             return self._original
-        return _copy(self._value) if self._is_mutable else self._value
+        return copy_of(self._value, {}) if self._is_mutable else self._value
 
     @property
     def is_mutable(self) -> bool:
@@ -66,7 +66,7 @@ class Static:
     @property
     def is_settled(self) -> bool:
         """Whether the same object has the same value for ever, so that `is` is enough to know it again."""
-        return not self._is_mutable and _is_settled(self._value)
+        return not self._is_mutable and _is_settled(self._value, set())
 
     def peek(self) -> Any:
         """The value, not to be changed and not to be handed to users."""
@@ -79,199 +79,51 @@ class Static:
         return self._hash
 
     def __repr__(self) -> str:
-        return f"Static({self._value!r})"
+        return f"Static({shown(self._value)})"
+
+    def __reduce__(self) -> Any:
+        return Static, (_with_names(self._value),)
 
 
-class _Identity:
-    """Equal only to the same object, which it keeps alive: tracers and references have no other equality."""
+class _ByName:
+    """Stands in a pickle for an object that a name leads to. `jax.nn.relu` is no plain function, so pickle asks it."""
 
-    __slots__ = ("obj",)
+    def __init__(self, module: str, name: str) -> None:
+        self.name = module, name
 
-    def __init__(self, obj: Any) -> None:
-        self.obj = obj
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Identity and self.obj is other.obj
-
-    def __hash__(self) -> int:
-        return object.__hash__(self.obj)  # the object is alive as long as this key is
+    def __reduce__(self) -> Any:
+        return _named, self.name
 
 
-class _ByEquality:
-    """Any other object: same type and `==`. The same object is equal to itself only where it cannot have changed."""
-
-    __slots__ = ("is_hashable", "obj")
-
-    def __init__(self, obj: Any, is_hashable: bool) -> None:
-        self.obj = obj
-        self.is_hashable = is_hashable
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not _ByEquality or type(self.obj) is not type(other.obj):
-            return False
-        return self.obj is other.obj or bool(self.obj == other.obj)
-
-    def __hash__(self) -> int:
-        return hash(self.obj) if self.is_hashable else hash(type(self.obj))
+def _named(module: str, name: str) -> Any:
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
-class Incomparable(Exception):  # noqa: N818 -- never leaves the package; the walk adds the path
-    """A value, or something in it, has no usable `==`, or cannot be hashed or copied."""
+def _with_names(value: Any) -> Any:
+    """A value with names in place of the functions of libraries, as far as tuples lead to them.
 
-    def __init__(self, value: Any, reason: str) -> None:
-        super().__init__(f"`{type(value).__qualname__}`: {reason}")
-        self.value = value
-        self.reason = reason
+    Plain functions and classes, and whatever is in `__main__`, are left to the pickler, which may know better.
+    """
+    if type(value) is tuple:
+        return tuple([_with_names(part) for part in value])
+    if not callable(value) or isinstance(value, (type, types.FunctionType)):
+        return value
+    module, name = str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", ""))
+    try:
+        found = operator.attrgetter(name)(sys.modules.get(module))
+    except AttributeError:
+        return value
+    return _ByName(module, name) if found is value and module != "__main__" else value
 
 
-def _is_settled(value: Any) -> bool:
+def _is_settled(value: Any, seen: set[int]) -> bool:
+    """`seen` has the ids of parts that were asked before; the value that they are parts of keeps them alive."""
     cls: type = type(value)
-    if cls is tuple or cls is frozenset or (issubclass(cls, tuple) and hasattr(cls, "_fields")):
-        return all(map(_is_settled, value))
-    if cls is slice:
-        return all(map(_is_settled, (value.start, value.stop, value.step)))
-    return cls in _IMMUTABLE or cls.__eq__ is object.__eq__ or isinstance(value, _FIXED)
-
-
-def _require_equality(value: Any) -> None:
-    try:
-        outcome = value == value  # noqa: PLR0124 -- the question is whether it can be asked
-    except Exception as error:  # noqa: BLE001 -- whatever a user's __eq__ raises
-        raise Incomparable(value, f"its `==` raised {type(error).__name__}: {error}") from None
-    if not isinstance(outcome, (bool, np.bool_)):
-        raise Incomparable(value, f"its `==` returned {type(outcome).__name__}, not bool")
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    except Exception as error:  # noqa: BLE001 -- whatever a user's __hash__ raises
-        raise Incomparable(value, f"taking its hash raised {type(error).__name__}: {error}") from None
-    return True
-
-
-def _key_of(value: Any, is_mutable: list[bool]) -> Any:
-    cls: Any = type(value)
-    if cls in BY_VALUE:
-        return cls, value
-    if cls is float:
-        return cls, struct.pack("d", value)
-    if cls is complex:
-        return cls, struct.pack("dd", value.real, value.imag)
-    if cls is slice:
-        return cls, tuple(_key_of(x, is_mutable) for x in (value.start, value.stop, value.step))
-    if isinstance(value, tuple):
-        return cls, _key_of_sequence(value, is_mutable)
-    if isinstance(value, frozenset):
-        return cls, frozenset(_key_of(x, is_mutable) for x in value)
-    if cls is functools.partial:
-        is_mutable.append(False)  # but for its keywords, which nobody changes: see `thaw`
-        parts = (value.func, value.args, value.keywords)
-        return cls, *(_key_of(part, is_mutable) for part in parts[:2]), _key_of_items(parts[2], is_mutable)
-    if isinstance(value, np.generic):
-        return cls, value.dtype, value.tobytes()
-    if isinstance(value, (Tracer, jax.Ref)):
-        return cls, _Identity(value)
-    if isinstance(value, jax.Array):
-        return _key_of_jax_array(value)
-    for base, snapshot in _MUTABLE.items():
-        if isinstance(value, base):
-            is_mutable.append(True)
-            return cls, snapshot(value, is_mutable)
-    if _compares_by_field(cls):
-        if _can_be_mutated(cls):
-            is_mutable.append(True)
-        compared = [f.name for f in dataclasses.fields(cls) if f.compare and hasattr(value, f.name)]  # or was never set
-        return cls, tuple((name, _key_of(getattr(value, name), is_mutable)) for name in compared)
-    _require_equality(value)
-    if _is_hashable(value):
-        return cls, _ByEquality(value, is_hashable=True)
-    is_mutable.append(True)
-    return cls, _ByEquality(_copy(value), is_hashable=False)
-
-
-def _key_of_jax_array(value: jax.Array) -> Any:
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return jax.Array, str(value.dtype), value.shape, np.asarray(jax.random.key_data(value)).tobytes()
-    return jax.Array, value.dtype, value.weak_type, value.shape, np.asarray(value).tobytes()
-
-
-def _key_of_numpy_array(value: np.ndarray[Any, Any], is_mutable: list[bool]) -> Any:
-    if value.dtype.hasobject:
-        return value.dtype, value.shape, tuple(_key_of(x, is_mutable) for x in value.ravel().tolist())
-    return value.dtype, value.shape, value.tobytes()
-
-
-def _key_of_items(value: dict[Any, Any], is_mutable: list[bool]) -> Any:
-    """In order, since whoever gets the dictionary can see that too."""
-    return tuple((_key_of(k, is_mutable), _key_of(v, is_mutable)) for k, v in value.items())
-
-
-def _compares_by_field(cls: Any) -> bool:
-    """Whether a class is a dataclass whose `==` was generated: it compares `1` and `True`, which differ here."""
-    if not hasattr(cls, "__dataclass_params__") or not cls.__dataclass_params__.eq:
-        return False
-    code = getattr(cls.__eq__, "__code__", None)
-    return code is not None and code.co_filename == "<string>"
-
-
-def _key_of_sequence(value: Any, is_mutable: list[bool]) -> Any:
-    return tuple(_key_of(x, is_mutable) for x in value)
-
-
-def _key_of_deque(value: Any, is_mutable: list[bool]) -> Any:
-    return value.maxlen, _key_of_sequence(value, is_mutable)
-
-
-def _key_of_default(value: Any, is_mutable: list[bool]) -> Any:
-    return _key_of(value.default_factory, is_mutable), _key_of_items(value, is_mutable)
-
-
-_MUTABLE: dict[type, Callable[[Any, list[bool]], Any]] = {  # subclasses before their bases
-    list: _key_of_sequence,
-    collections.defaultdict: _key_of_default,
-    dict: _key_of_items,
-    set: lambda value, is_mutable: frozenset(_key_of(x, is_mutable) for x in value),
-    bytearray: lambda value, _: bytes(value),
-    collections.deque: _key_of_deque,
-    np.ndarray: _key_of_numpy_array,
-}
-
-
-def _can_be_mutated(cls: Any) -> bool:
-    """Whether a class is known for instances that change, hashable or not."""
-    return issubclass(cls, tuple(_MUTABLE)) or (_compares_by_field(cls) and not cls.__dataclass_params__.frozen)
-
-
-def _copy(original: Any) -> Any:
-    """A copy of whatever in a value can be mutated; the rest is shared."""
-    value: Any = original
-    cls: Any = type(value)
-    if cls in _IMMUTABLE:
-        return value
-    if cls is list or cls is set:
-        return cls(_copy(x) for x in value)
-    if cls is tuple:
-        return tuple([_copy(x) for x in value])
-    if cls is slice:
-        return slice(_copy(value.start), _copy(value.stop), _copy(value.step))
-    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return cls(*[_copy(x) for x in value])
-    if cls is dict or cls is collections.OrderedDict:
-        return cls((k, _copy(v)) for k, v in value.items())
-    if cls is collections.defaultdict:
-        return cls(value.default_factory, {k: _copy(v) for k, v in value.items()})
-    if cls is collections.deque:
-        return cls((_copy(x) for x in value), value.maxlen)
-    if cls is bytearray or cls is np.ndarray:
-        return value.copy()
-    if cls is functools.partial:
-        return functools.partial(_copy(value.func), *_copy(value.args), **_copy(value.keywords))
-    if not _can_be_mutated(cls) and _is_hashable(value):
-        return value
-    try:
-        return copy.deepcopy(value)
-    except Exception as error:  # noqa: BLE001 -- whatever a user's __deepcopy__ raises
-        raise Incomparable(value, f"copying it raised {type(error).__name__}: {error}") from None
+    is_tuple = cls is tuple or cls is frozenset or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
+    if is_tuple or cls is slice:
+        if id(value) in seen:  # alive: see above
+            return True
+        seen.add(id(value))  # alive: see above
+        parts = value if is_tuple else (value.start, value.stop, value.step)
+        return all(_is_settled(part, seen) for part in parts)
+    return cls in IMMUTABLE or cls.__eq__ is object.__eq__ or isinstance(value, _FIXED)

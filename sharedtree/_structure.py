@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ._node_types import NodeType
+from ._node_types import NodeType, node_type_of_class
 from ._statics import Static
 
 Path = tuple[Any, ...]
@@ -28,6 +28,9 @@ class Leaf:
     """Operation: the next traced leaf. There is one instance, `LEAF`."""
 
     def __repr__(self) -> str:
+        return "LEAF"
+
+    def __reduce__(self) -> str:
         return "LEAF"
 
 
@@ -57,6 +60,14 @@ class Node:
     def __repr__(self) -> str:
         return f"Node({self.type.cls.__name__})"
 
+    def __reduce__(self) -> Any:
+        # How the class comes apart is code; whoever unpickles this finds it by the class, as for its own objects.
+        return _node_of, (self.type.cls, self.aux, self.keys)
+
+
+def _node_of(cls: type, aux: Static, keys: Path) -> Node:
+    return Node(node_type_of_class(cls), aux, keys)
+
 
 class Given(NamedTuple):
     """Operation: the very object that is number `number` on the other side of the crossing."""
@@ -83,19 +94,33 @@ class Structure:
         records: the table, children before parents.
         root: the number of the record that is the whole tree.
         num_leaves: how many traced leaves it has, each shared one counted once.
-        maker: the `Context` in which it was made, if that was one that spans several trees.
+        maker: stands for the `Context` in which it was made, if that was one that spans several trees. Not the Context
+            itself, which keeps every leaf that it has seen.
+        noted: which of its traced leaves lost their ties on purpose (see `_untying`); only for results of functions.
+        tied_values: which of them were tied outside modules (see `_tied_values`); likewise.
+
+    Can be pickled if its static values can, in time linear in the records and without recursion over them; it is
+    interned again where it arrives, so there, too, equal ones are one object.
     """
 
-    __slots__ = ("__weakref__", "base", "maker", "num_leaves", "records", "root")
+    __slots__ = ("__weakref__", "base", "maker", "noted", "num_leaves", "records", "root", "tied_values")
 
     base: int
     records: tuple[Record, ...]
     root: int
     num_leaves: int
     maker: Any
+    noted: tuple[int, ...]
+    tied_values: tuple[int, ...]
 
     def __repr__(self) -> str:
         return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
+
+    def is_like(self, other: "Structure") -> bool:
+        """Whether another one has the same content, that is, whether it is to be this one."""
+        same = self.maker is other.maker and self.base == other.base and self.root == other.root
+        same = same and self.noted == other.noted and self.tied_values == other.tied_values
+        return same and self.records == other.records
 
     def __copy__(self) -> "Structure":
         return self
@@ -103,22 +128,62 @@ class Structure:
     def __deepcopy__(self, memo: Any) -> "Structure":
         return self
 
+    def __reduce__(self) -> Any:
+        return intern, (self.records, self.root, self.base, self.maker, self.noted, self.tied_values)
 
-_interned: "weakref.WeakValueDictionary[Any, Structure]" = weakref.WeakValueDictionary()
-_interning = threading.RLock()  # re-entrant: comparing keys may run a user's `__eq__`
+
+class _Interned:
+    """The structures that are alive: by their hash, and a place among those with the same hash.
+
+    Comparing two of them may run a user's `==`, which may do anything, also wait for another thread that is interning.
+    So the keys are integers, structures are compared outside the lock, and if meanwhile another was added, again.
+    """
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakValueDictionary[tuple[int, int], Structure] = weakref.WeakValueDictionary()
+        self.places: dict[int, int] = {}  # of the hashes that several have had at once, how many
+        self.num_added = 0
+        self.lock = threading.RLock()
+
+    def one_like(self, number: int, structure: Structure) -> Structure:
+        """The one that was there first of those that are equal to `structure`, whose hash is `number`."""
+        while True:
+            num_added = self.num_added
+            places = self.places.get(number, 1)
+            free = places
+            for place in range(places):
+                known = self.alive.get((number, place))
+                if known is None:
+                    free = min(free, place)
+                elif known.is_like(structure):
+                    return known
+            structure.num_leaves = sum(op is LEAF for op, _ in structure.records)
+            with self.lock:
+                if self.num_added == num_added:
+                    self.alive[number, free] = structure
+                    if free == places:
+                        self.places[number] = places + 1
+                    # Last, for others read it first, without the lock: who reads the new number sees what was added.
+                    self.num_added += 1
+                    return structure
 
 
-def intern(records: tuple[Record, ...], root: int, base: int = 0, maker: Any = None) -> Structure:
+_interned = _Interned()
+
+
+def intern(
+    records: tuple[Record, ...],
+    root: int,
+    base: int = 0,
+    maker: Any = None,
+    noted: tuple[int, ...] = (),
+    tied_values: tuple[int, ...] = (),
+) -> Structure:
     """The one structure with this content. Cost: one hash over the records."""
-    key = (maker, base, root, records)
-    with _interning:
-        structure = _interned.get(key)
-        if structure is None:
-            structure = Structure()
-            structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
-            structure.num_leaves = sum(op is LEAF for op, _ in records)
-            _interned[key] = structure
-    return structure
+    structure = Structure()
+    structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
+    structure.noted, structure.tied_values = noted, tied_values
+    return _interned.one_like(hash((maker, base, root, noted, tied_values, records)), structure)
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -152,6 +217,27 @@ def canonical(
         numbers[name] = len(records)
         records.append((op, tuple([numbers[child] for child in children])))
     return tuple(records), numbers
+
+
+def reached_outside(records: Sequence[Record], root: int, base: int = 0) -> dict[int, int]:
+    """The records that a path through plain containers alone leads to, and how many such paths: one, or two for more.
+
+    Numbers below `base` are not entered. Cost: linear in the records found.
+    """
+    found: dict[int, int] = {}
+    stack = [root]
+    while stack:
+        number = stack.pop()
+        paths = found.get(number, 0)
+        if paths == 2:
+            continue
+        found[number] = paths + 1
+        if number >= base:
+            op, children = records[number - base]
+            node = op.node if type(op) is Update else op
+            if type(node) is Node and node.type.is_plain:
+                stack.extend(children)
+    return found
 
 
 def depth_of(records: Sequence[Record]) -> int:

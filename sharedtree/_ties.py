@@ -1,5 +1,6 @@
 """Ties by hand: list them, make them, undo them, give one tree those of another, compare two trees."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -7,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
-from ._context import pack_alone
+from ._context import pack_alone, rules_here
 from ._errors import SharingMismatchError
+from ._graph import Tags, pack
 from ._node_types import carries_identity, require_registered
 from ._sharing import Agree, LostTie, Mismatch, Shape, lost_ties, shape_of
-from ._structure import LEAF, Node, Op, Structure, edges
+from ._statics import Static
+from ._structure import LEAF, Node, Op, Record, Structure, edges
 
 T = TypeVar("T")
 
@@ -47,7 +50,16 @@ class ReadTree(NamedTuple):
 
 def read_tree(tree: Any) -> ReadTree:
     require_registered(tree)
-    leaves, structure = pack_alone(tree)
+    return _read(*pack_alone(tree))
+
+
+def read_values_once(tree: Any) -> ReadTree:
+    """A tree of which each tuple is one record, too, however often it occurs: of a file's, nobody knows how often."""
+    require_registered(tree)
+    return _read(*pack(tree, Tags(), rules_here()._replace(values=True)))
+
+
+def _read(leaves: list[Any], structure: Structure) -> ReadTree:
     numbers = [number for number, (op, _) in enumerate(structure.records) if op is LEAF]
     return ReadTree(structure, dict(zip(numbers, leaves, strict=True)))
 
@@ -173,20 +185,56 @@ def assert_same_sharing(a: Any, b: Any) -> None:
         ...
         sharedtree._errors.SharingMismatchError: The trees do not have the same ties:
             `[0]` and `[1]` are one object in the first tree only
-        Give the second the ties of the first:
+        Gradients are taken with `sharedtree.grad`, which sums over the paths.
+        Give another tree, if its values at these paths are equal, the ties of the first:
             b = sharedtree.retie(b, like=a)
     """
     left, right = read_tree(a).structure, read_tree(b).structure
     lines: list[str] = []
     paths: list[str] = []
+    lacking: list[str] = []
     for first, second, which in ((left, right, "first"), (right, left, "second")):
         for lost in lost_between(first, second):
             one, two = map(jtu.keystr, lost.paths)
             lines.append(f"    `{one}` and `{two}` are one object in the {which} tree only")
+            lacking += [which] if which not in lacking else []
             paths += [path for path in (one, two) if path not in paths]
     if lines:
-        advice = "Give the second the ties of the first:\n    b = sharedtree.retie(b, like=a)"
+        # Without ties of its own, each could simply get those of the other.
+        other = {"first": "b", "second": "sharedtree.untie(b)"}[lacking[-1]]
+        advice = (
+            "Gradients are taken with `sharedtree.grad`, which sums over the paths.\n"
+            f"Give another tree, if its values at these paths are equal, the ties of the first:\n"
+            f"    b = sharedtree.retie({other}, like=a)"
+        )
         raise SharingMismatchError("\n".join(["The trees do not have the same ties:", *lines, advice]), paths)
+
+
+def how_to_sum(name: str, like: str) -> str:
+    """Where a gradient with ties comes from."""
+    return (
+        "Take it with `sharedtree.grad`, which sums; for parameters in lists and dicts it needs the policy:\n"
+        f"    {name} = sharedtree.grad(loss, policy=sharedtree.Policy(containers=True))({like})"
+    )
+
+
+def how_to_tie(name: str, like: str) -> str:
+    """What to do about a tree that lacks ties of another one. The two parts of a gradient are not the same thing."""
+    return (
+        f"A gradient has one part for each path, which must be summed. {how_to_sum(name, like)}\n"
+        "Other trees, in which the parts are copies of one value, get the tie back with\n"
+        f"    {name} = sharedtree.retie({name}, like={like})"
+    )
+
+
+def are_one_value(records: Sequence[Record], objects: Sequence[Any], i: int, j: int) -> bool:
+    """Whether two records without identity, such as two Nones or two equal numbers, hold one value."""
+    (op, below), (other, below2) = records[i], records[j]
+    if op is LEAF and other is LEAF:
+        has_identity = carries_identity(objects[i]) or carries_identity(objects[j])
+        return not has_identity and Static(objects[i]) == Static(objects[j])
+    same = op == other and len(below) == len(below2)
+    return same and all(a == b or are_one_value(records, objects, a, b) for a, b in zip(below, below2, strict=True))
 
 
 def count_parameters(tree: Any) -> int:

@@ -1,20 +1,24 @@
-"""Ties by hand: make them, undo them, give one tree those of another."""
+"""Ties by hand: make them, undo them, give one tree those of another, copy a tree with them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import jax
 from jax import tree_util as jtu
 
+from ._context import rules_here
 from ._distinct import another
 from ._errors import SharingMismatchError
-from ._graph import build
+from ._graph import Tags, build, unpack, walk
 from ._marking import ask, stand_ins
 from ._node_types import carries_identity
 from ._sharing import Mismatch, Shape, matching, merged, pairs
 from ._statics import Static
 from ._structure import LEAF, Node, Op, Path, Record, Structure, canonical
-from ._ties import ReadTree, all_paths, lost_between, prefix_of, read_tree
-from ._untying import note_untied
+from ._text import shown
+from ._tied_values import note_ties
+from ._ties import ReadTree, all_paths, prefix_of, read_tree
+from ._untying import Said, hand_on, is_inside_a_function, note, say
 
 T = TypeVar("T")
 
@@ -62,7 +66,9 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
         return op, [instead.get(child, child) for child in children]
 
     records, numbers = canonical(read.structure.root, expand)
-    return _built(records, [read.leaf_of[number] for number in numbers if number in read.leaf_of])
+    leaves = [read.leaf_of[number] for number in numbers if number in read.leaf_of]
+    note_ties(records, [numbers[keep]], leaves)
+    return _built(records, leaves)
 
 
 def _built(records: Sequence[Record], leaves: Sequence[Any]) -> Any:
@@ -107,10 +113,10 @@ def _describe_end(read: ReadTree, number: int, path: Path) -> str:
     op = read.structure.records[number][0]
     if op is LEAF:
         leaf = read.leaf_of[number]
-        return f"{leaf.dtype}{list(leaf.shape)}" if carries_identity(leaf) else repr(leaf)
+        return f"{leaf.dtype}{list(leaf.shape)}" if carries_identity(leaf) else shown(leaf)
     if type(op) is Node:
-        return f"a `{op.type.cls.__name__}` with static data {op.aux.peek()!r}"
-    return f"the static value {op.peek()!r}"  # pyright: ignore[reportAttributeAccessIssue]
+        return f"a `{op.type.cls.__name__}` with static data {shown(op.aux.peek())}"
+    return f"the static value {shown(op.peek())}"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _kind_of(leaf: Any) -> Any:
@@ -122,7 +128,9 @@ def _kind_of(leaf: Any) -> Any:
 def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     """Undoes ties: each path gets an object of its own.
 
-    Inside a transform this also says that the loss of these ties is meant, so that no `UntiedWarning` follows.
+    This also says that the loss of these ties is meant, so that no `UntiedWarning` follows: of what is returned, and
+    of what `st.tree`, transforms, and inside a transform vanilla functions too, make of it. So does `untie` of a tree
+    whose ties are gone already.
 
     Args:
         tree: the tree; it is not changed.
@@ -130,7 +138,8 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
             a sequence; what is tied within such a node stays so. Default: every tie is undone.
 
     Returns:
-        A new tree with new nodes. Arrays that part are copied, the others are the same objects.
+        A new tree with new nodes. Arrays that part are copied, the others are the same objects. Outside transforms the
+        first path of a tie keeps its array.
 
     Raises:
         SharingMismatchError: if `where` returns what is not in the tree.
@@ -159,18 +168,23 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     for number, (_, children) in enumerate(twin):
         is_above[number] = any(child in targets or is_above[child] for child in children)
 
+    names = [number if is_above[number] else (owner[number], origin[number]) for number in range(len(twin))]
+    becomes: dict[int, set[Any]] = {}  # leaf of the tree → the names of what becomes of it
+    for number, (op, _) in enumerate(twin):
+        if op is LEAF:
+            becomes.setdefault(origin[number], set()).add(names[number])
+    parted = {number for number, several in becomes.items() if len(several) > 1}
+    # Inside a function all paths get copies, so that what is made of the result can be told from the tree.
+    used = {n for n in parted if not isinstance(read.leaf_of[n], jax.Ref)} if is_inside_a_function() else set[int]()
     table: list[Any] = []
     made: dict[Any, Any] = {}
-    used: set[int] = set()
-    copies: list[Any] = []
     for number, (op, children) in enumerate(twin):
-        name = number if is_above[number] else (owner[number], origin[number])
+        name = names[number]
         if name not in made:
             if op is LEAF:
                 leaf = read.leaf_of[origin[number]]
                 if origin[number] in used and carries_identity(leaf):
                     leaf = another(leaf)
-                    copies.append(leaf)
                 used.add(origin[number])
                 made[name] = leaf
             elif type(op) is Node:
@@ -179,8 +193,16 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
                 assert type(op) is Static
                 made[name] = op.thaw()
         table.append(made[name])
-    lost = lost_between(read.structure, read_tree(table[-1]).structure)
-    note_untied(((jtu.keystr(tie.paths[0]), jtu.keystr(tie.paths[1])) for tie in lost), copies)
+    meant = parted if where is not None else set(becomes)
+    # Of a target whose tie is gone already, the other part is not known, but it is of the same kind.
+    gone = {origin[n] for n in range(len(twin)) if where is not None and owner[n] is not None and twin[n][0] is LEAF}
+    kinds = {_kind_of(read.leaf_of[number]) for number in gone - parted}
+    meant |= {number for number in becomes if _kind_of(read.leaf_of[number]) in kinds}
+    note(table[number] for number, (op, _) in enumerate(twin) if op is LEAF and origin[number] in meant)
+    if is_inside_a_function():
+        tags = Tags()
+        _, records, _ = walk(table[-1], tags, rules_here())
+        say(Said(tree, records, tags.objects))
     return table[-1]
 
 
@@ -241,4 +263,42 @@ def retie(tree: T, like: Any) -> T:
         for number in group[1:]:
             _require_interchangeable(read, group[0], number)
     records, numbers = merged(read.shape, groups.values())
-    return _built(records, [read.leaf_of[number] for number in numbers if number in read.leaf_of])
+    leaves = [read.leaf_of[number] for number in numbers if number in read.leaf_of]
+    tied = {numbers[number] for group in groups.values() if len(group) > 1 for number in group if number in numbers}
+    note_ties(records, tied, leaves)
+    return _built(records, leaves)
+
+
+def copy(tree: T) -> T:
+    """A deep copy with the same ties: new nodes and new arrays, each shared one once.
+
+    For a second model that starts like the first and goes its own way: a target network, a teacher, a moving average.
+
+    Args:
+        tree: a module, or any container of modules and arrays; it is not changed.
+
+    Returns:
+        A new tree that shares no array and no node with `tree`. Arrays stay on their devices, with their sharding; a
+        `jax.Ref` becomes a new reference to a copy of its value; under a transform the copies of tracers are tracers.
+        Static values are the same objects, but for mutable ones, which are copied.
+
+    Raises:
+        CycleError: if an object contains itself.
+        UnregisteredTypeError: if `tree` is an object that cannot be taken apart.
+
+    Cost: one walk over the nodes, and the bytes of each array once.
+
+    Example:
+        >>> import jax.numpy as jnp, sharedtree as st
+        >>> w = jnp.ones(2)
+        >>> model = {"embed": w, "head": w}
+        >>> target = st.copy(model)
+        >>> target["embed"] is target["head"], target["embed"] is model["embed"]
+        (True, False)
+
+    Limitations: what holds arrays without being a node, such as a closure, is static and is not copied.
+    """
+    read = read_tree(tree)
+    leaves = [another(leaf) if carries_identity(leaf) else leaf for leaf in read.leaf_of.values()]
+    hand_on(list(read.leaf_of.values()), leaves)
+    return unpack(read.structure, leaves)

@@ -1,55 +1,122 @@
 """Which ties were undone on purpose, so that their loss is not reported.
 
-Inside a function that is being traced they are known by their paths, since updates before and after `untie` make other
-tracers. Outside they are known by the copies that `untie` made.
+`untie` notes the leaves that it parts. The notes belong to these objects, not to paths: a lost tie was meant if both of
+its parts are noted. What makes new leaves of noted ones hands the notes on: `st.tree.map` does, and a transform, whose
+results say which of their leaves are noted (`Structure.noted`), so that those of a cached call are noted, too. A tie
+whose loss has been reported is noted in the same way, so that it is not reported twice.
+
+Vanilla functions hand nothing on. Inside a function that is being traced, `untie` therefore also leaves word of the
+whole tree that it returned, which `transforms._untied` compares results with.
 """
 
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-Noted = Collection[tuple[str, str]]
-"""Ties, each named by two paths from the root of the tree that was given to `untie`."""
+from . import _tied_values
+from ._structure import Record
 
 
-class _Meant(threading.local):
+class _Notes:
+    """A set of objects by identity, which keeps none of them alive. All threads share it.
+
+    What allows no weak reference (a Python number, a `jax.ShapeDtypeStruct`) is not noted. The entries of dead objects
+    are swept out when there are twice as many as after the last time, so that a note costs no callback.
+    """
+
     def __init__(self) -> None:
-        self.stack: list[set[tuple[str, str]]] = []
-        self.copies: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._most = _FEW
+        self._lock = threading.RLock()  # re-entrant: a finalizer may call a wrapped function
+
+    def add(self, objects: Iterable[Any]) -> None:
+        with self._lock:
+            for obj in objects:
+                try:
+                    self._references[id(obj)] = weakref.ref(obj)  # says whether the object with this id still lives
+                except TypeError:
+                    continue
+            if len(self._references) > self._most:
+                alive = [(number, ref) for number, ref in list(self._references.items()) if ref() is not None]
+                self._references = dict(alive)
+                self._most = 2 * len(alive) + _FEW
+
+    def __contains__(self, obj: object) -> bool:
+        reference = self._references.get(id(obj))  # compared with the object itself
+        return reference is not None and reference() is obj
+
+    def __bool__(self) -> bool:
+        return bool(self._references)
 
 
-_meant = _Meant()
+_FEW = 1_000
+
+_notes = _Notes()
+
+
+class Said(NamedTuple):
+    """What `untie` was said of inside a function, and what it returned; or a result of which it was said further in.
+
+    Attributes:
+        of: the tree, kept alive so that a second word on it is recognised.
+        records: of the tree that was returned.
+        objects: those behind the records.
+    """
+
+    of: Any
+    records: Sequence[Record]
+    objects: Sequence[Any]
+
+
+class _Frames(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[list[Said]] = []
+
+
+_frames = _Frames()  # JAX traces a function in the thread that calls it
 
 
 @contextmanager
-def noting_untied() -> Iterator[Noted]:
-    """Collects the ties that `untie` undoes inside the block, in this thread."""
-    noted: set[tuple[str, str]] = set()
-    _meant.stack.append(noted)
+def noting_untied() -> Iterator[Sequence[Said]]:
+    """Collects what `untie` is said of inside the block, which calls a function that is being traced."""
+    said: list[Said] = []
+    _frames.stack.append(said)
     try:
-        yield noted
+        yield said
     finally:
-        _meant.stack.pop()
+        _frames.stack.pop()
 
 
-def note_untied(ties: Iterable[tuple[str, str]], copies: Iterable[Any]) -> None:
-    """Says that these ties were meant to go, and what `untie` copied for that."""
-    if _meant.stack:
-        _meant.stack[-1].update(ties)
-    for copy in copies:
-        try:
-            _meant.copies[id(copy)] = copy  # the entry goes when the copy does
-        except TypeError:  # an object without weak references, such as a `jax.ShapeDtypeStruct`
-            continue
+def is_inside_a_function() -> bool:
+    """Whether a function of a transform is being called in this thread."""
+    return bool(_frames.stack)
 
 
-def is_untied_copy(obj: Any) -> bool:
-    """Whether an array was made by `untie`, in this thread."""
-    return _meant.copies.get(id(obj)) is obj  # the dictionary holds what is alive
+def say(said: Said) -> None:
+    """Says, inside a function, what `untie` was said of."""
+    if _frames.stack:
+        _frames.stack[-1].append(said)
 
 
-def was_meant(lost: tuple[str, str], noted: Noted) -> bool:
-    """Whether a lost tie was noted. The trees may have different roots, so one path may be the end of the other."""
-    return any(all(a.endswith(b) or b.endswith(a) for a, b in zip(lost, tie, strict=True)) for tie in noted)
+def note(leaves: Iterable[Any]) -> None:
+    """Says of leaves that the ties between them were meant to go, or that their loss has been reported."""
+    _notes.add(leaves)
+
+
+def is_noted(leaf: Any) -> bool:
+    """Whether a leaf was noted, or made of a noted one."""
+    return leaf in _notes
+
+
+def hand_on(leaves: Sequence[Any], new: Sequence[Any]) -> None:
+    """Notes what was made of noted leaves, one by one, here and in `_tied_values`. Costs nothing while nothing is."""
+    _tied_values.hand_on(leaves, new)
+    if _notes:
+        _notes.add([made for leaf, made in zip(leaves, new, strict=True) if leaf in _notes])
+
+
+def which_are_noted(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """The places of the noted leaves in a sequence."""
+    return tuple([i for i, leaf in enumerate(leaves) if leaf in _notes]) if _notes else ()

@@ -6,20 +6,24 @@ structure. `at`, `filter`, `partition`, `combine` and `equal` are Equinox's, wit
 """
 
 import builtins
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import equinox as eqx
 from jax import tree_util as jtu
 
 from ._context import IsLeaf, pack_alone, pack_here, rules_here, unpack_here
-from ._editing import at as at, combine as combine, filter as filter, partition as partition  # noqa: A004
+from ._editing import combine as combine, filter as filter, partition as partition  # noqa: A004
 from ._errors import SharingMismatchError
 from ._graph import Tags, unpack, walk
-from ._node_types import carries_identity, require_registered
+from ._node_types import require_registered
+from ._replacing import at as at
 from ._sharing import Mismatch, Shape, pairs
 from ._statics import Static
-from ._structure import LEAF, Path, Record, Structure, edges
+from ._structure import LEAF, Path, Structure, edges
+from ._tied_values import recall, remember
+from ._ties import are_one_value, how_to_tie
+from ._untying import hand_on
 
 T = TypeVar("T")
 
@@ -52,7 +56,9 @@ def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
         (1, Structure(2 records, 1 leaves))
     """
     require_registered(tree)
-    return pack_here(tree, is_leaf)
+    found, structure = pack_here(tree, is_leaf)
+    remember(structure, found)
+    return found, structure
 
 
 def unflatten(structure: Structure, leaves: Any) -> Any:
@@ -76,7 +82,10 @@ def unflatten(structure: Structure, leaves: Any) -> Any:
         >>> st.tree.unflatten(structure, [7])
         {'a': 7, 'b': 7}
     """
-    return unpack_here(structure, builtins.list(leaves))
+    leaves = builtins.list(leaves)
+    tree = unpack_here(structure, leaves)
+    recall(structure, leaves)
+    return tree
 
 
 def structure(tree: Any, is_leaf: IsLeaf = None) -> Structure:
@@ -159,7 +168,9 @@ def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = 
     found, structure = pack_alone(tree, is_leaf)
     columns = [_aligned(structure, other, f"rest[{i}]") for i, other in enumerate(rest)]
     paths = _leaf_paths(structure)
-    return unpack(structure, [f(*args) for args in zip(paths, found, *columns, strict=True)])
+    new = [f(*args) for args in zip(paths, found, *columns, strict=True)]
+    hand_on(found, new)
+    return unpack(structure, new)
 
 
 def _leaf_paths(structure: Structure) -> list[Path]:
@@ -185,26 +196,14 @@ def _aligned(structure: Structure, other: Any, name: str) -> list[Any]:
         if model[pair.left][0] is not LEAF:
             continue
         number, path = found.setdefault(pair.left, (pair.right, pair.path))
-        if number != pair.right and not _are_one_value(records, tags.objects, number, pair.right):
+        if number != pair.right and not are_one_value(records, tags.objects, number, pair.right):
             one, two = jtu.keystr(path), jtu.keystr(pair.path)
             raise SharingMismatchError(
                 f"`{one}` and `{two}` are one leaf in the tree, but two objects in `{name}`.\n"
-                "Which of the two is meant cannot be known. Tie them there too:\n"
-                f"    sharedtree.retie({name}, like=tree)\n"
-                "For gradients that would drop one path's share: take them with `sharedtree.grad`, which sums.",
+                f"Which of the two is meant cannot be known.\n{how_to_tie(name, 'tree')}",
                 (one, two),
             )
     return [tags.objects[found[number][0]] for number, (op, _) in enumerate(model) if op is LEAF]
-
-
-def _are_one_value(records: Sequence[Record], objects: Sequence[Any], i: int, j: int) -> bool:
-    """Whether two records without identity, such as two Nones or two equal numbers, hold one value."""
-    (op, below), (other, below2) = records[i], records[j]
-    if op is LEAF and other is LEAF:
-        has_identity = carries_identity(objects[i]) or carries_identity(objects[j])
-        return not has_identity and Static(objects[i]) == Static(objects[j])
-    same = op == other and len(below) == len(below2)
-    return same and all(a == b or _are_one_value(records, objects, a, b) for a, b in zip(below, below2, strict=True))
 
 
 def equal(*trees: Any, typematch: bool = False, rtol: Any = 0.0, atol: Any = 0.0) -> Any:

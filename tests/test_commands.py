@@ -23,9 +23,9 @@ import pytest
 import sharedtree as st
 from sharedtree.__main__ import main
 from sharedtree._commands._comparing import compare
-from sharedtree._commands._output import columns, printable
 from sharedtree._commands._values import elementwise, pieces
 from sharedtree.serialise._opened import Opened
+from sharedtree.serialise._texts import columns
 
 from .serialise.isomorphic import assert_isomorphic
 from .serialise.strategies import trees
@@ -393,6 +393,7 @@ def test_audit_of_a_file_that_names_what_it_may_not(command, saved):
     by_name = {request["name"]: request for request in whole["requests"]}
     assert by_name[pair] == {
         "name": pair, "kind": "class", "paths": ["['pair']"], "allowed": True, "found": True, "why": "",
+        "elsewhere": "",
     }  # fmt: skip
     assert by_name[colour]["allowed"] is False
 
@@ -896,7 +897,5 @@ def test_a_reader_that_leaves_is_no_error(saved):
     assert process.wait(timeout=60) == 141
 
 
-def test_text_is_made_printable():
-    assert printable("plain ü") == "plain ü"
-    assert printable("a\x1b\n\ud800") == "a\\x1b\\n\\ud800"
+def test_columns_are_aligned():
     assert columns([("a", "bb"), ("ccc", "d")]) == ["a    bb", "ccc  d"]

@@ -70,7 +70,7 @@ def planned(function, *args, **options):
         f(*args)
     (site,) = f._sites.values()
     assert site.plans
-    assert site.plans[0].results
+    assert site.plans[0].known[0]
     return f
 
 

@@ -164,4 +164,4 @@ def test_results_of_many_shapes_leave_room_for_those_of_another_structure():
     for n in range(1, 12):
         f(Pair(jnp.ones(n), None), "a")
     (site,) = f._sites.values()
-    assert all(len(plan.results) <= 1 for plan in site.plans)
+    assert all(len(plan.known[0]) <= 1 for plan in site.plans)

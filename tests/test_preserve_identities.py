@@ -87,7 +87,7 @@ def test_policy_is_not_an_option_of_the_transform():
 
 
 def test_a_transform_with_operands_and_no_adapter():
-    with pytest.raises(TypeError, match=r"sharedtree\.Dag\(init\)"):
+    with pytest.raises(TypeError, match=r"sharedtree\.Dag\(model\)"):
         st.preserve_identities(lambda f, x: f(x))(double, tied())
 
 

@@ -325,7 +325,8 @@ def test_at_replaces_a_tied_node_at_every_path():
     assert len(calls) == 1
     assert new.a.weight is new.b[1]
     other = Layer(jnp.zeros(3))
-    new = st.tree.at(lambda m: m.b[0], tree, other)
+    with pytest.warns(st.UntiedWarning):
+        new = st.tree.at(lambda m: m.b[0], tree, other)
     assert new.a is other
     assert new.b[0] is other
     assert new.b[1] is layer.weight

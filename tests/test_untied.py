@@ -14,7 +14,7 @@ from tests.strategies import Layer, Pair
 
 @pytest.fixture
 def model():
-    w = jnp.ones((2, 2))
+    w = jnp.arange(4.0).reshape(2, 2)
     return Pair(Layer(w, jax.nn.relu, None), {"head": w})
 
 
@@ -164,7 +164,7 @@ def test_a_vanilla_optimizer_on_a_tied_model():
 
 
 def test_lost_although_an_untied_model_of_the_class_is_there():
-    model, ema = Pair(jnp.ones(2), None), Pair(jnp.ones(2), jnp.zeros(2))
+    model, ema = Pair(jnp.arange(2.0), None), Pair(jnp.ones(2), jnp.zeros(2))
     model = Pair(model.first, model.first)
     lose = lambda m: jax.tree.map(lambda x: x + 1, m)
     for f in (lambda m, ema: (lose(m), ema), lambda m, ema: lose(m), lambda m, ema: (lose(m), lose(ema))):

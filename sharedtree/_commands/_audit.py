@@ -1,9 +1,11 @@
 """`audit FILE`: which classes and functions a file names, and which of them it would get.
 
-Without `--trusted` nothing is imported but what sharedtree knows. The exit status is 1 if something is refused.
+Without `--trusted` nothing is imported but what sharedtree knows, and that only from where it is installed. The exit
+status is 1 if something is refused, or would come from elsewhere.
 
-JSON: `file`; `requests`, each with `name`, `kind` (`"class"` or `"function"`), `paths` (the first few places),
-`allowed`, `found` and `why`, a text that is empty if all is well; `allow_list`, the names to trust if you trust what is
+JSON: `file`; `requests`, each with `name`, `kind` (`"class"`, `"function"` or `"method"`), `paths` (the first few
+places), `allowed`, `found` and `why`, a text that is empty if all is well, and `elsewhere`, the place from which a
+package would come that is not installed, or an empty text; `allow_list`, the names to trust if you trust what is
 refused.
 """
 
@@ -20,7 +22,8 @@ def add_to(commands: Any) -> None:
         "audit",
         help="list the classes and functions that a file names",
         description="Lists the classes and functions that a file names, which of them it would get, and the "
-        "allow-list that it needs. Exit status: 0 if it gets all of them, 1 if something is refused, 2 on trouble.",
+        "allow-list that it needs. Exit status: 0 if it gets all of them, 1 if something is refused or would come from "
+        "where nothing is installed, 2 on trouble.",
     )
     parser.add_argument("file", metavar="FILE")
     parser.add_argument(
@@ -29,7 +32,8 @@ def add_to(commands: Any) -> None:
         action="extend",
         default=[],
         metavar="NAME",
-        help="names (my_models:Encoder) and packages (my_models) to allow; they are imported",
+        help="names (my_models:Encoder) and packages (my_models) to allow; they are imported, and from the current "
+        "directory only if it is in PYTHONPATH",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -48,5 +52,5 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         write = line_writer()
         for line in str(found).split("\n"):
-            write((line, "bad" if "  REFUSED: " in line else ""))
-    return FOUND if found.refused else OK
+            write((line, "bad" if "  REFUSED: " in line or "  ELSEWHERE: " in line else ""))
+    return FOUND if found.refused or found.elsewhere else OK

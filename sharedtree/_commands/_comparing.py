@@ -4,7 +4,9 @@ Both trees are walked at once, from the roots down, along the paths that they ha
 to stand at one path are taken for the same from then on (union-find), so each pair of the walk makes one class of nodes
 out of two, and the walk is about as long as the files are, however much is shared: Hopcroft and Karp's test of whether
 two automata are equal ("A linear algorithm for testing equivalence of finite automata", 1971). Unlike theirs it goes on
-after a difference. What differs is reported once, at the first path that leads there.
+after a difference. What differs is reported once, at the first path that leads there. And unlike theirs, two nodes may
+have different numbers of children: of a large one that was compared before and is compared with a small one now, only
+the children that both have are looked at, or a large list that one file has many times would be gone through as often.
 
 Ties are compared as partitions of the paths that both files have. Only maximal ones are told.
 """
@@ -84,6 +86,7 @@ class _Comparison:
         self._occurrences: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})  # node → places
         self._one_sided: set[int] = set()  # places
         self._met: tuple[set[int], set[int]] = (set(), set())  # nodes without identity in parts that one file has alone
+        self._compared: tuple[set[int], set[int]] = (set(), set())  # nodes whose children were compared with others
         self._alone: list[tuple[int, Child, int]] = []  # side, child, place: what one file has alone
         self._stack = [_Pair(a.manifest.root, b.manifest.root, 0)]
 
@@ -123,6 +126,20 @@ class _Comparison:
         assert type(pair.a) is int
         assert type(pair.b) is int
         old, new = (side.places(number) for side, number in zip(self._sides, (pair.a, pair.b), strict=True))
+        is_known = [number in done for number, done in zip((pair.a, pair.b), self._compared, strict=True)]
+        for number, done in zip((pair.a, pair.b), self._compared, strict=True):
+            done.add(number)
+        if (len(old) > len(new) and is_known[0]) or (len(new) > len(old) and is_known[1]):
+            texts = [self._sides[0].text(pair.a), self._sides[1].text(pair.b)]
+            yield Difference(
+                "changed", (self._path(pair.place),), f"{texts[0]} of {len(old)}", f"{texts[1]} of {len(new)}"
+            )
+            common = [key for key in min(old, new, key=len) if key in old and key in new]
+            self._stack.extend(
+                _Pair(old[key][1], new[key][1], self._place(pair.place, new[key][0]), pair.again)
+                for key in reversed(common)
+            )
+            return
         kind = self._sides[0].node(pair.a)[0]
         order = [[key for key in found if key in old and key in new] for found in (old, new)]
         if kind in DICTIONARIES and order[0] != order[1]:
@@ -184,13 +201,14 @@ class _Comparison:
         """For two that have the same short text."""
         side = self._sides[number]
         if type(child) is not int:
-            return repr(child) if type(child) is not list else " ".join(child)
+            texts = child if type(child) is list else [child]
+            return _short(" ".join(text[: _MAX_PATH + 1] if type(text) is str else repr(text) for text in texts))
         node = side.node(child)
         if node[0] in ("object", "wrapper", "registered", "enum"):
             entry = side.manifest.types[node[1]]
             version = f", version {entry.version}" if entry.version else ""
             return f"{entry.name}{version}, a {entry.kind if node[0] != 'wrapper' else 'wrapper of a function'}"
-        return " ".join(str(part) for part in side.label(child))
+        return side.label_text(child)
 
     # --- paths, ties -----------------------------------------------------------------------------------------------
 
@@ -238,6 +256,10 @@ class _Comparison:
         """The same, for nodes whose own occurrence has been noted."""
         for side, number in zip((0, 1), pair[:2], strict=True):
             assert type(number) is int
+            if number in self._met[side]:
+                continue
+            if not self._sides[side].is_object(number):
+                self._met[side].add(number)
             if len(self._occurrences[side].get(number, ())) <= 1:
                 self._alone += [
                     (side, child, self._place(pair.place, step))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TextIO
 
 from .._errors import SharedTreeError
-from ..serialise._texts import printable
+from .._printable import printable, printable_lines
 
 OK, FOUND, TROUBLE = 0, 1, 2
 """Exit statuses: all is well; what a command looks for is there (damage, a refusal, a difference); it could not run."""
@@ -48,7 +48,7 @@ def guarded(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
 def message_of(error: BaseException) -> str:
     """What to tell about an error."""
     if isinstance(error, OSError) and not isinstance(error, SharedTreeError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        return f"{printable(str(error.filename))}: {error.strerror}"
     return str(error)
 
 
@@ -59,8 +59,7 @@ def write_json(value: Any) -> None:
 
 def write_error(text: str) -> None:
     """Writes a message to standard error. Its lines stay lines."""
-    for line in text.split("\n"):
-        sys.stderr.write(_encodable(printable(line), sys.stderr) + "\n")
+    sys.stderr.write(_encodable(printable_lines(text), sys.stderr) + "\n")
 
 
 def line_writer() -> Callable[..., None]:
@@ -77,13 +76,6 @@ def line_writer() -> Callable[..., None]:
         console.print(line, soft_wrap=True, highlight=False)
 
     return write
-
-
-def columns(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows as lines in which each column begins in one place."""
-    rows = [tuple(printable(cell) for cell in row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def counted(number: int, noun: str) -> str:

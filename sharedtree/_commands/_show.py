@@ -14,10 +14,12 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from .._printable import printable
 from ..serialise import Inspection, inspect
 from ..serialise._looking import MAX_LINES
 from ..serialise._outline import Line, indent
-from ._output import OK, columns, counted, line_writer, write_json
+from ..serialise._texts import columns
+from ._output import OK, counted, line_writer, write_json
 
 
 class Sized(NamedTuple):
@@ -68,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     write()
     if arguments.arrays:
         rows = [(a.name, a.dtype, str(list(a.shape)), f"{a.nbytes:,}", a.kind) for a in found.arrays]
+        rows = [tuple(map(printable, row)) for row in rows]
         for text in columns([("name", "dtype", "shape", "bytes", "kind"), *rows]):
             write((text, ""))
         return OK

@@ -6,6 +6,7 @@ ones, of whichever file, have one number.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Hashable
 from typing import Any
 
@@ -13,13 +14,14 @@ from ..serialise._manifest import ArrayEntry, Child, TypeEntry, children_of, ope
 from ..serialise._opened import Opened
 from ..serialise._outline import carries_identity
 from ..serialise._steps import steps
-from ..serialise._texts import atom_text, node_text
+from ..serialise._texts import atom_text, node_text, short
 
 DICTIONARIES = frozenset({"dict", "OrderedDict", "defaultdict"})
 SETS = frozenset({"set", "frozenset"})
 SEQUENCES = frozenset({"list", "tuple", "deque"})
 INSTANCES = frozenset({"object", "wrapper"})
 _WHOLE = frozenset({"enum", "path", "slice", "range"})  # a value, unless one of its children is a node
+_MAX_LABEL = 400
 _FAMILIES = (DICTIONARIES, SETS, SEQUENCES, INSTANCES)
 
 Numbers = dict[Hashable, int]
@@ -41,6 +43,9 @@ class Side:
         self.container = opened.container
         self.manifest = opened.manifest
         self._of_value = numbers
+        self._places: dict[int, dict[Hashable, Place]] = {}
+        self._labels: dict[int, tuple[Hashable, ...]] = {}
+        self._label_texts: dict[int, str] = {}
 
     def node(self, number: int) -> list[Any]:
         """A node."""
@@ -60,6 +65,19 @@ class Side:
 
     def label(self, number: int) -> tuple[Hashable, ...]:
         """What a node is, apart from its children. Of an array, only that it is one."""
+        found = self._labels.get(number)
+        if found is None:
+            found = self._labels[number] = self._label_of(number)
+        return found
+
+    def label_text(self, number: int) -> str:
+        """The beginning of a label as text."""
+        found = self._label_texts.get(number)
+        if found is None:
+            found = self._label_texts[number] = short(" ".join(map(str, self.label(number))), _MAX_LABEL)
+        return found
+
+    def _label_of(self, number: int) -> tuple[Hashable, ...]:
         node = self.node(number)
         if node[0] == "array":
             return ("array",)
@@ -74,26 +92,32 @@ class Side:
         return tuple(parts)
 
     def places(self, number: int) -> dict[Hashable, Place]:
-        """The children of a node by key, in order; of dictionaries, the values."""
+        """The children of a node by key, in order; of dictionaries, the values. Not to be changed."""
+        found = self._places.get(number)
+        if found is None:
+            found = self._places[number] = self._places_of(number)
+        return found
+
+    def _places_of(self, number: int) -> dict[Hashable, Place]:
         node = self.node(number)
         kind = node[0]
-        found: dict[Hashable, Place] = {}
+        found = _Places()
         if _is_whole(node):
             return found
         if kind in SETS:
             for member in node[1]:
-                _add(found, self._number_of(member), f"{{{self.text(member)}}}", member)
+                found.add(self._number_of(member), f"{{{self.text(member)}}}", member)
             return found
         if kind not in DICTIONARIES:
             for child, step in steps(self.manifest, node):
-                _add(found, step, step, child)
+                found.add(step, step, child)
             return found
         keys, values = node[-2], node[-1]
         below = list(steps(self.manifest, node))[len(keys) :]
         for key, (value, step) in zip(keys, below[: len(values)], strict=True):
-            _add(found, ("key", self._number_of(key)), step, value)
+            found.add(("key", self._number_of(key)), step, value)
         for child, step in below[len(values) :]:
-            _add(found, step, step, child)
+            found.add(step, step, child)
         return found
 
     def _number_of(self, child: Child) -> int:
@@ -128,11 +152,14 @@ def _identity_of(entry: TypeEntry) -> tuple[Hashable, ...]:
     return (entry.name, entry.kind, entry.version)
 
 
-def _add(found: dict[Hashable, Place], key: Hashable, step: str, child: Child) -> None:
-    """Adds a child under its key, or, if that is taken, under the next that is not."""
-    times = 0
-    unique = (key, times)
-    while unique in found:
-        times += 1
-        unique = (key, times)
-    found[unique] = (step, child)
+class _Places(dict[Hashable, Place]):
+    """Children under their keys, each with the number of those before it that had the same one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._times: Counter[Hashable] = Counter()
+
+    def add(self, key: Hashable, step: str, child: Child) -> None:
+        """Adds a child."""
+        self[key, self._times[key]] = (step, child)
+        self._times[key] += 1

@@ -5,6 +5,7 @@ element is the same if its value is; NaN is the same as NaN, and 0.0 is not the 
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -49,6 +50,8 @@ def difference(a: Container, entry_a: ArrayEntry, b: Container, entry_b: ArrayEn
     dtypes = dtype_named(entry_a.dtype), dtype_named(entry_b.dtype)
     if dtypes[0] != dtypes[1] and any(dtype.kind in "mM" or not dtype.itemsize for dtype in dtypes):
         return None
+    if not dtypes[0].itemsize:  # without bytes there is nothing to read, however large the shape
+        return Difference(0, math.prod(entry_a.shape), None)
     size, differing, max_abs = 0, 0, None
     for selection, shape in pieces(entry_a.shape):
         x, y = (
@@ -56,7 +59,7 @@ def difference(a: Container, entry_a: ArrayEntry, b: Container, entry_b: ArrayEn
             for container, entry, dtype in zip((a, b), (entry_a, entry_b), dtypes, strict=True)
         )
         size += x.size
-        if x.dtype == y.dtype and (not x.itemsize or np.array_equal(x.view(np.uint8), y.view(np.uint8))):
+        if x.dtype == y.dtype and np.array_equal(x.view(np.uint8), y.view(np.uint8)):
             continue
         number, largest = elementwise(x, y)
         if number:

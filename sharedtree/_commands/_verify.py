@@ -10,6 +10,7 @@ import argparse
 from typing import Any, NamedTuple
 
 from .._errors import CorruptFileError, SharedTreeError
+from .._printable import printable
 from ..serialise._opened import Opened
 from ._output import FOUND, OK, TROUBLE, counted, line_writer, message_of, write_error, write_json
 
@@ -76,10 +77,10 @@ def _message(file: str, damage: tuple[tuple[str, int], ...]) -> str:
     chunks: dict[str, list[int]] = {}
     for tensor, chunk in damage:
         chunks.setdefault(tensor, []).append(chunk)
-    listed = [f"    `{tensor}`, chunk {', '.join(map(str, found))}" for tensor, found in chunks.items()]
+    listed = [f"    `{printable(tensor)}`, chunk {', '.join(map(str, found))}" for tensor, found in chunks.items()]
     return "\n".join(
         [
-            f"`{file}` is damaged. What these tensors hold, in chunks of 4 MiB counted from 0, was changed:",
+            f"`{printable(file)}` is damaged. What these tensors hold, in chunks of 4 MiB counted from 0, was changed:",
             *listed,
             "Restore the file from a copy, or take what is there:",
             "    sharedtree.load(path, verify=False)",

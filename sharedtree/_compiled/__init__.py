@@ -13,6 +13,7 @@ attrs, dataclasses and Equinox generate code for single classes in this way; her
 
 from ._building import Builders as Builders, put_together as put_together
 from ._distinct_objects import ALONE as ALONE, ONCE as ONCE, all_different as all_different
+from ._faults import optimising as optimising
 from ._parts import parts_of as parts_of
 from ._reading import Readers as Readers, Reading as Reading
 from ._source import MAX_DEPTH as MAX_DEPTH, Source as Source, indented as indented

@@ -4,8 +4,10 @@ import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from .._equinox_internals import is_any_set
 from .._node_types import dict_descriptor, is_namedtuple
-from .._statics import BY_VALUE, Static
+from .._static_keys import BY_VALUE
+from .._statics import Static
 from .._structure import LEAF, Node, Record
 from ._parts import deserves_a_function, parts_of, runs
 from ._source import MAX_LOOPS, Source, indented
@@ -40,7 +42,7 @@ class Readers:
         self.alike = _alike(records)
         self.variable_of: dict[int, str] = {}  # the records that the function being written has read so far
         self._functions: dict[int, _Part] = {}
-        source.names |= {"Static": Static, "countOf": operator.countOf}
+        source.names |= {"Static": Static, "countOf": operator.countOf, "is_any_set": is_any_set}
 
     def read(self, root: int, variable: str, give_up: str = "return None") -> "Reading":
         """Lines that read one tree, calling `leaves` and `alike` with what they find."""
@@ -279,8 +281,9 @@ class Reading:
         self.lines.append(f"{attributes} = {read}({variable})")
         self.give_up_if(f"type({attributes}) is not dict")  # a subclass may answer for what it does not have
         if absent:
-            disjoint = f"{self.source.constant(absent, 'absent')}.isdisjoint({attributes})"
-            self.give_up_if(f"len({attributes}) != {len(present)} and not {disjoint}")
+            others = self.source.constant(absent, "absent")
+            is_set = f"not {others}.isdisjoint({attributes}) and is_any_set({others}, {attributes})"
+            self.give_up_if(f"len({attributes}) != {len(present)} and {is_set}")
         return attributes
 
     def _check_statics(self, rest: Sequence[tuple[str, Any]], variables: Sequence[str]) -> None:

@@ -21,9 +21,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Singl
 
 from .._node_types import node_type_of
 from ._arrays import key_implementation
-from ._classes import WRAPPER_ATTRIBUTES, kind_of
+from ._classes import WRITTEN_ATTRIBUTES, kind_of
 from ._manifest import are_steps
-from ._nesting import require_few_collisions
 from ._placement import MEMORY_KINDS, axis_type_names
 from ._refusals import RefusalError
 
@@ -37,11 +36,13 @@ class Apart(NamedTuple):
         children: what it holds.
         keys: what leads to each child, in a path.
         build: the children as they are written → the node.
+        hashed: the keys or members, of which few may have one hash.
     """
 
     children: Sequence[Any]
     keys: Sequence[str]
     build: Callable[[list[Any]], Node]
+    hashed: Sequence[Any] = ()
 
 
 class Leaf:
@@ -60,6 +61,9 @@ class _Example(eqx.Module):
 
 BoundMethod: type = type(_Example().method)
 """Equinox's bound methods, which are pytrees; the class has no public name."""
+
+CompiledFunction: type = type(eqx.filter_jit(_Example.method))
+"""What `equinox.filter_jit` returns: a module that holds, besides what it wraps, a function that JAX has compiled."""
 
 
 def take_apart(obj: Any) -> Apart | None:
@@ -121,20 +125,9 @@ def _take_set(kind: str) -> Callable[[Any], Apart]:
 
     def take(obj: Any) -> Apart:
         members = tuple(obj)
-        _refuse_collisions(kind, members)
-        return Apart(members, [f"{{{i}}}" for i in range(len(members))], build)
+        return Apart(members, [f"{{{i}}}" for i in range(len(members))], build, members)
 
     return take
-
-
-def _refuse_collisions(kind: str, keys: Sequence[Any]) -> None:
-    try:
-        require_few_collisions(keys)
-    except ValueError as error:
-        raise RefusalError(
-            f"a `{kind}` in which {error}, so that it would take long to build",
-            "Give their class a `__hash__` that tells them apart, or hold pairs in a list.",
-        ) from None
 
 
 def _take_dict(obj: dict[Any, Any]) -> Apart:
@@ -160,7 +153,6 @@ def _order(obj: dict[Any, Any]) -> Sequence[int]:
 
 def _mapping(kind: str, obj: Any, order: Sequence[int], factory: Any) -> Apart:
     keys, values = list(obj), list(obj.values())
-    _refuse_collisions(kind, keys)
     count = len(keys)
     children = [*[values[i] for i in order], *keys]
     names = [key_text(key) for key in keys]
@@ -182,7 +174,7 @@ def _mapping(kind: str, obj: Any, order: Sequence[int], factory: Any) -> Apart:
     if kind == "defaultdict":
         children.append(factory)
         paths.append(".default_factory")
-    return Apart(children, paths, build)
+    return Apart(children, paths, build, keys)
 
 
 def _take_deque(obj: Any) -> Apart:
@@ -194,7 +186,8 @@ def _three(kind: str) -> Callable[[Any], Apart]:
 
 
 def _take_partial(obj: Any) -> Apart:
-    return _applied("partial", obj, obj.func, [obj.__dict__ or None])
+    attributes = {name: value for name, value in obj.__dict__.items() if name != "__annotations__"}
+    return _applied("partial", obj, obj.func, [attributes or None])
 
 
 def _take_jax_partial(obj: Any) -> Apart:
@@ -204,7 +197,8 @@ def _take_jax_partial(obj: Any) -> Apart:
     return _applied("Partial", obj, function, [])
 
 
-_UPDATED = frozenset({*WRAPPER_ATTRIBUTES, "__wrapped__", "__type_params__"})  # what `functools.update_wrapper` sets
+# What `functools.update_wrapper` sets, but for annotations, which are those of what it wraps.
+_UPDATED = frozenset({*WRITTEN_ATTRIBUTES, "__wrapped__", "__type_params__"})
 
 
 def is_partial_attribute(name: Any) -> bool:
@@ -216,7 +210,7 @@ def _applied(kind: str, obj: Any, function: Any, more: list[Any]) -> Apart:
     names = tuple(obj.keywords)
     if not all(type(name) is str for name in names):
         raise RefusalError("a partial with a keyword that is no string", "Make it anew, with its keywords as strings.")
-    if kind == "partial" and not all(map(is_partial_attribute, obj.__dict__)):
+    if kind == "partial" and not all(map(is_partial_attribute, obj.__dict__.keys() - {"__annotations__"})):
         raise RefusalError("a partial with an attribute that stands in for a method", "Delete the attribute.")
     positional = len(obj.args)
     children = [*obj.args, *obj.keywords.values(), *names, function, *more]
@@ -258,7 +252,7 @@ def take_bound_method(obj: Any) -> Apart | None:
 def method_name(function: Any, owner: Any) -> str | None:
     """The name under which the class of an object, or an object that is a class, has a function."""
     name = getattr(function, "__name__", None)
-    return name if isinstance(name, str) and find_method(owner, name) is function else None
+    return name if isinstance(name, str) and name.isidentifier() and find_method(owner, name) is function else None
 
 
 def find_method(owner: Any, name: str) -> Any:

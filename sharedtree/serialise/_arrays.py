@@ -4,14 +4,16 @@ What makes an array more than its bytes: whether it is JAX's or NumPy's, its dty
 keys, the implementation. The raw data of keys is what is stored.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
 from .._errors import FormatError
-from .._jax_internals import ConcreteArray
+from .._jax_internals import ConcreteArray, weakly_typed
+from .._printable import printable
 from ._dtypes import dtype_name, storable
 from ._manifest import ArrayEntry
 from ._refusals import RefusalError
@@ -96,7 +98,7 @@ def finish(entry: ArrayEntry, array: Any) -> Any:
             one.
 
     Returns:
-        The array itself, or it as a typed PRNG key, or weakly typed; those are copies.
+        The array itself, or it as a typed PRNG key, or weakly typed, over the same memory.
 
     Raises:
         FormatError: if the entry names an implementation of PRNG keys that JAX does not have.
@@ -104,26 +106,29 @@ def finish(entry: ArrayEntry, array: Any) -> Any:
     if entry.key is not None:
         if entry.key not in KEY_IMPLEMENTATIONS:
             raise FormatError(
-                f"`{entry.tensor}` is a PRNG key of the implementation {entry.key!r}, which JAX does not have."
+                f"`{printable(entry.tensor)}` is a PRNG key of the implementation {entry.key!r}, which JAX does not "
+                "have."
             )
 
-        def wrap(data: Any) -> Any:
-            return jax.random.wrap_key_data(data, impl=entry.key)
-
-        try:
-            return jax.eval_shape(wrap, array) if isinstance(array, jax.ShapeDtypeStruct) else wrap(array)
-        except (TypeError, ValueError) as error:
+        key = _key_struct(entry.key)
+        rank = len(entry.shape) - len(key.data_shape)
+        if entry.shape[rank:] != key.data_shape:
             raise FormatError(
-                f"`{entry.tensor}` of shape {entry.shape} is no data of PRNG keys of the implementation {entry.key!r}."
-            ) from error
+                f"`{printable(entry.tensor)}` of shape {entry.shape} is no data of PRNG keys of the implementation "
+                f"{entry.key!r}."
+            )
+        if isinstance(array, jax.ShapeDtypeStruct):
+            return jax.ShapeDtypeStruct(entry.shape[:rank], key.dtype)
+        return jax.random.wrap_key_data(array, impl=entry.key)
     if entry.weak:
         if isinstance(array, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=True, sharding=array.sharding)
-        # No function of JAX takes data and gives a weakly typed array; this primitive is what they are made of.
         try:
-            return jax.lax.convert_element_type_p.bind(array, new_dtype=array.dtype, weak_type=True, sharding=None)
+            return weakly_typed(array)
         except Exception as error:
-            raise FormatError(f"`{entry.tensor}` of dtype {entry.dtype} cannot be of a weak type.") from error
+            raise FormatError(
+                f"`{printable(entry.tensor)}` of dtype {entry.dtype} cannot be of a weak type."
+            ) from error
     return array
 
 
@@ -135,7 +140,24 @@ def key_dtype(impl: str) -> Any:
     """
     if impl not in KEY_IMPLEMENTATIONS:
         raise FormatError(f"The file names PRNG keys of the implementation {impl[:80]!r}, which JAX does not have.")
-    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+    return _key_struct(impl).dtype
+
+
+class _KeyStruct(NamedTuple):
+    """Of the PRNG keys of one implementation, the dtype, and the shape of the raw data of one."""
+
+    dtype: Any
+    data_shape: tuple[int, ...]
+
+
+@functools.cache  # of three implementations; each takes a trace
+def _key_struct(impl: str) -> _KeyStruct:
+    def example() -> tuple[Any, Any]:
+        key = jax.random.key(0, impl=impl)
+        return key, jax.random.key_data(key)
+
+    key, data = jax.eval_shape(example)
+    return _KeyStruct(key.dtype, data.shape)
 
 
 def key_implementation(dtype: Any) -> str | None:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from .._errors import FormatError
-from ._dtypes import dtype_name, dtype_named
+from .._printable import printable
+from ._dtypes import clear_unused, dtype_name, dtype_named
 
 Atom = list[str]
 
@@ -58,7 +59,7 @@ def encode_scalar(value: np.generic) -> Atom:
     """
     array = np.asarray(value)
     data = array.astype(_on_disk(array.dtype), copy=False).tobytes() if value.dtype.itemsize else b""
-    return ["scalar", _dtype_text(value.dtype), data.hex()]
+    return ["scalar", _dtype_text(value.dtype), _cleared(data, value.dtype).hex()]
 
 
 def encode_dtype(value: np.dtype[Any]) -> Atom:
@@ -121,7 +122,9 @@ def is_name(atom: list[Any]) -> bool:
 
 
 def _not_an_atom(atom: list[Any]) -> FormatError:
-    return FormatError(f"`{str(atom)[:80]}` is not a value of this format. The file is damaged, or was made by hand.")
+    return FormatError(
+        f"`{printable(str(atom)[:80])}` is not a value of this format. The file is damaged, or was made by hand."
+    )
 
 
 def _float_text(value: float) -> str:
@@ -152,16 +155,22 @@ def _base64(data: bytes | bytearray) -> str:
 
 
 def read_base64(text: str) -> bytes:
-    """The bytes of a text in base64, which must have no other character in it.
+    """The bytes of a text in base64.
 
     Raises:
-        ValueError: if it has.
+        ValueError: if it is not just what encoding these bytes gives.
     """
-    return base64.b64decode(text, validate=True)
+    data = base64.b64decode(text, validate=True)
+    if _base64(data) != text:  # bits of the last character that mean nothing
+        raise ValueError
+    return data
 
 
 def _read_str(text: str) -> str:
-    return read_base64(text).decode("utf-8", "surrogatepass")
+    value = read_base64(text).decode("utf-8", "surrogatepass")
+    if type(encode_str(value)) is str:  # it has no surrogates, and is written as it is
+        raise ValueError
+    return value
 
 
 def _dtype_text(dtype: np.dtype[Any]) -> str:
@@ -182,6 +191,8 @@ def _read_scalar(text: str, data: str) -> np.generic:
     raw = bytes.fromhex(data)
     if len(raw) != dtype.itemsize or (dtype.kind == "V" and dtype.fields) or raw.hex() != data:
         raise ValueError
+    if _cleared(raw, dtype) != raw:
+        raise ValueError
     if dtype.kind == "b" and raw not in (b"\0", b"\1"):
         raise ValueError
     if dtype.kind == "U":
@@ -189,6 +200,12 @@ def _read_scalar(text: str, data: str) -> np.generic:
     if not raw:  # an empty text; NumPy gives its dtype one character
         return dtype.type()
     return np.frombuffer(raw, _on_disk(dtype)).astype(dtype, copy=False)[0]
+
+
+def _cleared(raw: bytes, dtype: np.dtype[Any]) -> bytes:
+    data = np.frombuffer(bytearray(raw), np.uint8)
+    clear_unused(data, dtype)
+    return data.tobytes()
 
 
 def _on_disk(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -23,6 +23,8 @@ class Request(NamedTuple):
         allowed: whether the allow-list has it.
         found: whether it leads to an object.
         why: what keeps it from being allowed or found; empty if nothing does.
+        elsewhere: of a name that every file may have, but whose package would come from where nothing is installed (the
+            current directory, say): that place. Nothing of it was run. Import the package first if it is yours.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Request(NamedTuple):
     allowed: bool
     found: bool
     why: str
+    elsewhere: str = ""
 
 
 def audit(manifest: Manifest, trust: Trust | None = None) -> tuple[Request, ...]:
@@ -48,8 +51,9 @@ def audit(manifest: Manifest, trust: Trust | None = None) -> tuple[Request, ...]
     requests = []
     for kind, name in manifest.names:
         verdict = trust.resolve(name, _kind(kind))
+        paths = where.get((kind, name), ())
         requests.append(
-            Request(name, _kind(kind), where.get((kind, name), ()), verdict.allowed, verdict.found, verdict.why)
+            Request(name, _kind(kind), paths, verdict.allowed, verdict.found, verdict.why, verdict.elsewhere)
         )
     return tuple(requests)
 

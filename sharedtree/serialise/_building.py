@@ -14,19 +14,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax import tree_util as jtu
-from jax.sharding import PartitionSpec, Sharding
+from jax.sharding import PartitionSpec
 
 from .._errors import StructureMismatchError
-from .._jax_internals import rebuild_registered
+from .._jax_internals import rebuild_registered, registered_counts
 from .._node_types import _known
+from .._printable import printable
 from ._apart import LEAF, BoundMethod, find_method, is_partial_attribute
 from ._arrays import key_dtype
 from ._atoms import read_base64
 from ._classes import kind_of
-from ._evolution import copy_wrapped_attributes
-from ._nesting import require_few_collisions
+from ._evolution import copy_wrapped_attributes, wrapped_attributes
+from ._nesting import Collisions
 from ._placement import (
     find_device,
     rebuild_abstract_mesh,
@@ -46,17 +46,23 @@ class Parts:
         values: the value of each atom, by its texts.
         makers: for each type of the manifest, what makes an instance from the values of its fields, or the class.
         fields: for each type of the manifest, the names of its fields.
+        collisions: of the keys of the nodes built so far.
         table: the objects of the nodes built so far.
     """
 
-    __slots__ = ("fields", "makers", "table", "values")
+    __slots__ = ("collisions", "fields", "makers", "table", "values")
 
     def __init__(
-        self, values: dict[tuple[str, ...], Any], makers: Sequence[Any], fields: Sequence[tuple[str, ...]]
+        self,
+        values: dict[tuple[str, ...], Any],
+        makers: Sequence[Any],
+        fields: Sequence[tuple[str, ...]],
+        collisions: Collisions,
     ) -> None:
         self.values = values
         self.makers = makers
         self.fields = fields
+        self.collisions = collisions
         self.table: list[Any] = []
 
     def child(self, child: Any) -> Any:
@@ -79,7 +85,7 @@ def _require(condition: bool, what: str) -> None:
 
 def _set(parts: Parts, node: Node) -> Any:
     items = parts.children(node[1])
-    require_few_collisions(items)
+    parts.collisions.add(items)
     made = set(items) if node[0] == "set" else frozenset(items)
     _require(len(made) == len(items), "a member occurs twice")
     return made
@@ -88,7 +94,7 @@ def _set(parts: Parts, node: Node) -> Any:
 def _mapping(cls: Callable[..., Any]) -> Callable[[Parts, Node], Any]:
     def build(parts: Parts, node: Node) -> Any:
         keys = parts.children(node[-2])
-        require_few_collisions(keys)
+        parts.collisions.add(keys)
         made = cls(zip(keys, parts.children(node[-1]), strict=True))
         _require(len(made) == len(keys), "a key occurs twice")
         return made
@@ -98,14 +104,13 @@ def _mapping(cls: Callable[..., Any]) -> Callable[[Parts, Node], Any]:
 
 def _defaultdict(parts: Parts, node: Node) -> Any:
     factory = parts.child(node[1])
-    named = type(node[1]) is list and node[1][0] in ("class", "function")
-    _require(factory is None or (named and callable(factory)), "its default factory is no class")
+    _require(factory is None or callable(factory), "its default factory is no class")
     return _mapping(lambda items: collections.defaultdict(factory, items))(parts, node)
 
 
 def _deque(parts: Parts, node: Node) -> Any:
     maxlen, items = parts.child(node[1]), parts.children(node[2])
-    _require(maxlen is None or (type(maxlen) is int and maxlen >= len(items)), "it is longer than it may be")
+    _require(maxlen is None or maxlen >= len(items), "it is longer than it may be")
     return collections.deque(items, maxlen)
 
 
@@ -122,14 +127,40 @@ def _wrapper(parts: Parts, node: Node) -> Any:
 
 def _registered(parts: Parts, node: Node) -> Any:
     cls, aux, children = parts.makers[node[1]], parts.child(node[2]), parts.children(node[3])
-    known = _known.get(cls)
+    known, given = _known.get(cls), _counts(children, aux)
+    fixed = registered_counts(cls)
+    if fixed is not None and fixed != given:
+        raise _other_counts(cls, given, fixed)
     try:
-        return rebuild_registered(cls, aux, children) if known is None else known.put_together(aux, children)
+        if known is not None:
+            made = known.put_together(aux, children)
+            again: Any = known.take_apart(made)
+        else:
+            made = rebuild_registered(cls, aux, children)
+            again = jtu.default_registry.flatten_one_level(made)
     except Exception as error:
         raise StructureMismatchError(
             f"The unflatten function of `{cls.__qualname__}` raised {type(error).__name__} on what the file holds: "
-            f"{str(error)[:200]}. Load it with the version of the class that wrote it."
+            f"{printable(str(error)[:200])}. Load it with the version of the class that wrote it."
         ) from error
+    # How many an unflatten function takes only it knows, and those that zip with names drop what is too many.
+    own = None if again is None else _counts(*again)
+    if own != given:
+        raise _other_counts(cls, given, own or (0, None))
+    return made
+
+
+def _counts(children: Sequence[Any], aux: Any) -> tuple[int, int | None]:
+    """How many children there are, and static values, if aux data is a plain collection of them."""
+    return len(children), len(aux) if type(aux) in (tuple, list, dict) else None
+
+
+def _other_counts(cls: type, given: tuple[int, int | None], own: tuple[int, int | None]) -> StructureMismatchError:
+    told = [f"{n} children and {'other aux data' if m is None else f'{m} static values'}" for n, m in (given, own)]
+    return StructureMismatchError(
+        f"The file has {told[0]} for a `{cls.__qualname__}`, and that has {told[1]}. Load it with the version of the "
+        "class that wrote it."
+    )
 
 
 def _enum(parts: Parts, node: Node) -> Any:
@@ -138,10 +169,11 @@ def _enum(parts: Parts, node: Node) -> Any:
         found = cls.__members__.get(member)
         if found is None:
             raise StructureMismatchError(
-                f"`{cls.__qualname__}` has no member `{member[:80]}`. Add it again, as an alias if it was renamed."
+                f"`{cls.__qualname__}` has no member `{printable(member[:80])}`. Add it again, as an alias if it was "
+                "renamed."
             )
         return found
-    _require(type(member) is int and issubclass(cls, enum.Flag), "it is no member")
+    _require(issubclass(cls, enum.Flag), "it is no member")
     found = cls._value2member_map_.get(member)  # noqa: SLF001 -- `cls(member)` is a call of the user's class
     if found is None:
         found = enum.Flag._missing_.__func__(cls, member)  # pyright: ignore  # noqa: SLF001 -- likewise
@@ -150,12 +182,8 @@ def _enum(parts: Parts, node: Node) -> Any:
 
 
 def _struct(parts: Parts, node: Node) -> Any:
-    dtype, weak, sharding = parts.child(node[2]), node[3], parts.child(node[4])
-    # `isinstance` asks an object for its `__class__`, and JAX asks for its `dtype`; it may be of the file's making.
-    is_dtype = issubclass(type(dtype), np.dtype) or type(dtype) is type(key_dtype("threefry2x32"))
-    _require(is_dtype, "it has no dtype")
-    _require(sharding is None or issubclass(type(sharding), Sharding), "it has no sharding")
-    return jax.ShapeDtypeStruct(tuple(node[1]), dtype, weak_type=weak, sharding=sharding)
+    sizes, dtype, weak, sharding = tuple(node[1]), parts.child(node[2]), node[3], parts.child(node[4])
+    return jax.ShapeDtypeStruct(sizes, dtype, weak_type=weak, sharding=sharding)
 
 
 def _nothing() -> None:
@@ -166,18 +194,23 @@ def _call_parts(parts: Parts, node: Node) -> tuple[Any, tuple[Any, ...], dict[st
     function = parts.child(node[1])
     names = parts.children(node[3])
     _require(callable(function), "its function cannot be called")
-    _require(all(type(name) is str for name in names) and len(set(names)) == len(names), "its keywords are no names")
+    _require(len(set(names)) == len(names), "a keyword occurs twice")
     return function, tuple(parts.children(node[2])), dict(zip(names, parts.children(node[4]), strict=True))
 
 
 def _partial(parts: Parts, node: Node) -> Any:
     function, args, keywords = _call_parts(parts, node)
     attributes = parts.child(node[5])
-    _require(attributes is None or type(attributes) is dict, "its attributes are no dict")
     _require(all(map(is_partial_attribute, attributes or ())), "its attributes would stand in for methods")
+    attributes = dict(attributes or {})
+    parameters = attributes.get("__type_params__", ())
+    _require(type(parameters) is tuple and not parameters, "its type parameters are no code's")
+    if "__wrapped__" in attributes:
+        annotations = wrapped_attributes(attributes["__wrapped__"]).get("__annotations__")
+        attributes |= {} if annotations is None else {"__annotations__": annotations}
     made = functools.partial(_nothing)
     set_state: Any = made.__setstate__  # pyright: ignore[reportAttributeAccessIssue]
-    set_state((function, args, keywords, attributes))  # the constructor would merge partials of partials
+    set_state((function, args, keywords, attributes or None))  # the constructor would merge partials of partials
     return made
 
 
@@ -204,14 +237,12 @@ def _method(parts: Parts, node: Node) -> Any:
 
 
 def _range(parts: Parts, node: Node) -> range:
-    start, stop, step = (parts.child(child) for child in node[1:])
-    _require(type(start) is type(stop) is type(step) is int, "its ends are no whole numbers")
-    return range(start, stop, step)
+    return range(*parts.children(node[1:]))
 
 
 def _path(parts: Parts, node: Node) -> Any:
     text = parts.child(node[2])
-    _require(type(text) is str and node[1] in _PATHS, "it is no path")
+    _require(node[1] in _PATHS, "it is no path")
     concrete, pure = _PATHS[node[1]]
     # A path of the other family of systems cannot be used here, only looked at.
     return concrete(text) if issubclass(type(pathlib.Path()), concrete) else pure(text)

@@ -9,6 +9,7 @@ by the functions that were registered.
 import dataclasses
 import enum
 import functools
+import keyword
 import types
 import weakref
 from typing import Any, Literal, NamedTuple
@@ -26,6 +27,10 @@ FIELD_KINDS = frozenset({"module", "dataclass", "namedtuple", "placeholder"})
 
 WRAPPER_ATTRIBUTES = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
 """What `equinox.module_update_wrapper` copies from a wrapped function into a module."""
+
+WRITTEN_ATTRIBUTES = frozenset(WRAPPER_ATTRIBUTES) - {"__annotations__"}
+"""Those of them that a file may hold. Texts in annotations are evaluated by whoever asks for the types that they name,
+so annotations are only ever copied from code."""
 
 _ABSENT: Any = object()
 
@@ -79,6 +84,13 @@ def layout_of(cls: Any) -> Layout:
 
 _kinds: weakref.WeakKeyDictionary[type, ClassKind | None] = weakref.WeakKeyDictionary()
 _layouts: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
+
+
+def is_attribute_name(name: Any) -> bool:
+    """Whether an attribute that is no declared field may have this name in a file: not those that Python uses."""
+    if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
+        return False
+    return name in WRITTEN_ATTRIBUTES or not (name.startswith("__") and name.endswith("__"))
 
 
 def shadows(cls: type, name: str) -> bool:

@@ -16,8 +16,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from .._printable import printable
 from ._digest import RunningDigests, SecondThread
-from ._dtypes import nbytes_of, on_disk, stored
+from ._dtypes import nbytes_of, stored
 from ._header import (
     ALIGNMENT,
     MANIFEST_TENSOR,
@@ -28,7 +29,7 @@ from ._header import (
     laid_out,
     seal,
 )
-from ._pieces import pieces
+from ._pieces import is_as_on_disk, pieces
 from ._shards import Sharded
 
 try:
@@ -90,7 +91,9 @@ def write(
     """
     reserved = [t.name for t in tensors if t.name.startswith("sharedtree.")]
     if reserved:
-        raise ValueError(f"The tensor name `{reserved[0]}` is taken: those that begin with `sharedtree.` are.")
+        raise ValueError(
+            f"The tensor name `{printable(reserved[0])}` is taken: those that begin with `sharedtree.` are."
+        )
     layout = _layout(tensors, manifest, metadata or {}, in_tensor=len(manifest) > MAX_INLINE_MANIFEST)
     if len(layout.header) > MAX_HEADER_BYTES:
         layout = _layout(tensors, manifest, metadata or {}, in_tensor=True)
@@ -138,8 +141,8 @@ def _array_of(source: TensorSource) -> np.ndarray[Any, Any] | Sharded:
     array = source.array()
     if array.dtype != source.dtype or array.shape != source.shape:
         raise ValueError(
-            f"The array at `{source.name}` was of dtype {source.dtype} and shape {source.shape} and now is of dtype "
-            f"{array.dtype} and shape {array.shape}: something changed it while it was being saved."
+            f"The array at `{printable(source.name)}` was of dtype {source.dtype} and shape {source.shape} and now "
+            f"is of dtype {array.dtype} and shape {array.shape}: something changed it while it was being saved."
         )
     return array
 
@@ -151,7 +154,7 @@ def _pieces_of(source: TensorSource) -> Iterator[memoryview]:
 def _bytes_of(source: TensorSource) -> bytes:
     """All bytes of a small array: a piece takes longer to make than to copy."""
     array = _array_of(source)
-    if isinstance(array, np.ndarray) and on_disk(array.dtype) == array.dtype:
+    if is_as_on_disk(array):
         return array.tobytes()
     return b"".join(pieces(array))
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._errors import FormatError, SharedTreeError, StructureMismatchError, UntrustedTypeError
+from .._printable import printable
 from ._allowed import LIBRARIES, NAMES_ONLY, STANDARD_LIBRARY
 from ._arrays import finish
 from ._atoms import DistinctNans, is_nan
@@ -17,7 +18,8 @@ from ._building import BUILDERS, Parts
 from ._classes import FIELD_KINDS, kind_of
 from ._evolution import Renames, builder, require_sound_renames
 from ._manifest import Manifest, TypeEntry
-from ._trust import Kind, Trust, Verdict
+from ._nesting import Collisions, most_collisions
+from ._trust import Kind, Trust, Verdict, root_of
 
 Resolved = dict[tuple[str, ...], Any]
 """The object of each name: (`"class"` or `"function"`, name) → object."""
@@ -56,7 +58,8 @@ def decode(
     values: dict[tuple[str, ...], Any] = DistinctNans(manifest.atoms) if has_nans else dict(manifest.atoms)
     values.update(resolve(manifest, trust, renames) if resolved is None else resolved)
     makers = [_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
-    parts = Parts(values, makers, [entry.fields for entry in manifest.types])
+    fields = [entry.fields for entry in manifest.types]
+    parts = Parts(values, makers, fields, Collisions(most_collisions(manifest.nodes)))
     table, entries = parts.table, manifest.arrays
     for node in manifest.nodes:
         kind = node[0]
@@ -70,7 +73,7 @@ def decode(
         except Exception as error:
             raise FormatError(
                 f"Node {len(table)} of the file, a `{kind}`, cannot be built "
-                f"({type(error).__name__}: {str(error)[:200]}). "
+                f"({type(error).__name__}: {printable(str(error)[:200])}). "
                 "The file is damaged, or was made by hand."
             ) from error
     return parts.child(manifest.root)
@@ -113,10 +116,12 @@ def resolve(manifest: Manifest, trust: Trust | None = None, renames: Renames | N
         else:
             refused.append((kind, name, "not on the allow-list"))
     lost: list[tuple[str, Verdict]] = []
+    elsewhere: dict[str, str] = {}  # name → the package that the user has to import
     for kind, name, new in wanted if not refused else ():
         verdict = trust.resolve(new, _kind(kind))
-        if not verdict.allowed:
+        if not verdict.allowed or verdict.elsewhere:
             refused.append((kind, name, verdict.why))
+            elsewhere |= {name: root_of(new)} if verdict.elsewhere else {}
         elif not verdict.found:
             lost.append((new, verdict))
         else:
@@ -127,9 +132,9 @@ def resolve(manifest: Manifest, trust: Trust | None = None, renames: Renames | N
         if why:
             refused.append((kind, name, why))
     if refused:
-        raise _untrusted(manifest, refused)
+        raise _untrusted(manifest, refused, elsewhere)
     if lost:
-        lines = [f"    `{name}`: {verdict.why}" for name, verdict in lost]
+        lines = [f"    `{name}`: {printable(verdict.why)}" for name, verdict in lost]
         raise StructureMismatchError(
             "\n".join(
                 [
@@ -143,21 +148,29 @@ def resolve(manifest: Manifest, trust: Trust | None = None, renames: Renames | N
     return resolved
 
 
-def _untrusted(manifest: Manifest, refused: list[tuple[str, str, str]]) -> UntrustedTypeError:
+def _untrusted(
+    manifest: Manifest, refused: list[tuple[str, str, str]], elsewhere: dict[str, str]
+) -> UntrustedTypeError:
     where = paths_of_names(manifest)
     paths = [(where.get((kind, name)) or ("",))[0] for kind, name, _ in refused]
     lines = [
-        f"    `{name}`, a {kind}, at {f'`{path}`' if path else 'the root'}: {why}"
+        f"    `{name}`, a {kind}, at {f'`{printable(path)}`' if path else 'the root'}: {printable(why)}"
         for (kind, name, why), path in zip(refused, paths, strict=True)
     ]
     names = [name for _, name, _ in refused]
-    standard = [name for name in names if name.partition(":")[0].partition(".")[0] in STANDARD_LIBRARY - {"__main__"}]
+    suspicious = STANDARD_LIBRARY - {"__main__"}
+    standard = [name for name in names if name.partition(":")[0].partition(".")[0] in suspicious]
     advice: list[str] = []
     if standard:
         advice.append(
             "No model needs names like these; do not load the file unless you wrote it: " + ", ".join(standard)
         )
-    own = [name for name in names if name not in standard]
+    if elsewhere:
+        advice += ["What is not installed may be anyone's. If it is yours, import it before you load:"]
+        advice += [f"    import {package}" for package in dict.fromkeys(elsewhere.values())]
+    own = [
+        name for name in names if name not in elsewhere and name.partition(":")[0].partition(".")[0] not in suspicious
+    ]
     if own:
         listed = ", ".join(name.replace("__main__:", "").replace(":", ".") for name in own)
         advice += ["If you trust them, say so:", f"    sharedtree.load(path, trusted=[{listed}])"]
@@ -166,6 +179,8 @@ def _untrusted(manifest: Manifest, refused: list[tuple[str, str, str]]) -> Untru
             packages = ", ".join(f'"{root}"' for root in roots)
             advice.append(f"    sharedtree.load(path, trusted=[{packages}])")
     head = "The file names classes or functions that nobody allowed it to name, and nothing was loaded:"
+    if elsewhere.keys() >= set(names):
+        head = "The file names classes or functions of packages that are not installed, and nothing was loaded:"
     return UntrustedTypeError("\n".join([head, *lines, *advice]), paths, names)
 
 

@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from .._errors import FormatError
+from .._printable import printable
 
 ITEM_SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -100,6 +101,8 @@ def dtype_named(name: str) -> np.dtype[Any]:
     native = _NATIVE.get(plain)
     if native is None and _TIME.fullmatch(plain):
         native = np.dtype(plain)  # the pattern has checked every character
+        if native.name != plain:  # a count of 1
+            raise _unknown(name, plain)
     if native is None:
         raise _unknown(name, plain)
     if not swapped:
@@ -130,15 +133,50 @@ def restore(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, 
         shape: the logical shape; it and the dtype must make as many bytes as `data` has.
 
     Returns:
-        A view of `data`, which is writable if `data` is. Only big-endian arrays have their bytes swapped: in place
-        if `data` is writable, else in a copy.
+        A view of `data`, which is writable if `data` is. Only big-endian arrays have their bytes swapped, and elements
+        of less than a byte their other bits cleared: in place if `data` is writable, else in a copy.
     """
     if dtype.itemsize == 0:
         return np.empty(shape, dtype)
+    used = used_bits(dtype)
+    if used is not None and len(used) == 1 and data.size and data.max() > used[0]:  # which NumPy would make use of
+        data = data if data.flags.writeable else data.copy()
+        clear_unused(data, dtype)
     array = data.view(dtype)
     if on_disk(dtype) != dtype:
         array = array.byteswap(inplace=data.flags.writeable)
     return array.reshape(shape)
+
+
+def clear_unused(data: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+    """Clears what an element does not use of its bytes: the padding of long doubles, the high bits of small elements.
+
+    In memory there may be anything: what another array or a password left there would be in the file.
+
+    Args:
+        data: the bytes of an array as they are on disk, flat and writable; changed in place.
+        dtype: of the array.
+    """
+    used = used_bits(dtype)
+    if used is not None:
+        np.bitwise_and(data.reshape(-1, len(used)), used, out=data.reshape(-1, len(used)))
+
+
+@functools.lru_cache(256)
+def used_bits(dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+    """For each byte of an element on disk, which of its bits are used; None if all of them are."""
+    if dtype.kind in "fc" and dtype.type in (np.longdouble, np.clongdouble) and _LONG_DOUBLE == "x87":
+        number = np.arange(np.dtype(np.longdouble).itemsize) < _X87_BYTES
+        return np.where(np.tile(number, dtype.itemsize // len(number)), 255, 0).astype(np.uint8)
+    bits = _SMALL_BITS.get(_NAMES.get(dtype, ""))
+    return None if bits is None else np.array([2**bits - 1], np.uint8)
+
+
+_X87_BYTES = 10
+_SMALL_BITS = {
+    "float6_e2m3fn": 6, "float6_e3m2fn": 6, "float4_e2m1fn": 4,
+    "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "int1": 1, "uint1": 1,
+}  # fmt: skip
 
 
 def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str) -> None:
@@ -154,8 +192,8 @@ def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str) -
     """
     if dtype.kind == "b" and data.size and data.max() > 1:
         raise FormatError(
-            f"The array `{name}` of booleans has bytes other than 0 and 1. The file is damaged, or was made by hand.\n"
-            "Nothing was loaded. Restore the file from a copy, or save the model again."
+            f"The array `{printable(name)}` of booleans has bytes other than 0 and 1. The file is damaged, or was "
+            "made by hand.\nNothing was loaded. Restore the file from a copy, or save the model again."
         )
 
 
@@ -187,15 +225,15 @@ def _has_byte_order(dtype: np.dtype[Any]) -> bool:
 def _unknown(name: str, plain: str) -> FormatError:
     if plain in _ML_NAMES:
         return FormatError(
-            f"The file has an array of dtype `{name}`, which the installed ml_dtypes {ml_dtypes.__version__} lacks.\n"
-            "Update it:\n    pip install --upgrade ml_dtypes"
+            f"The file has an array of dtype `{printable(name[:80])}`, which the installed ml_dtypes "
+            f"{ml_dtypes.__version__} lacks.\nUpdate it:\n    pip install --upgrade ml_dtypes"
         )
     if "longdouble[" in plain:
         return FormatError(
-            f"The file has an array of dtype `{name}`, and on this machine `long double` is another format.\n"
-            "Where the array was made, save it as float64:\n    array.astype(numpy.float64)"
+            f"The file has an array of dtype `{printable(name[:80])}`, and on this machine `long double` is "
+            "another format.\nWhere the array was made, save it as float64:\n    array.astype(numpy.float64)"
         )
     return FormatError(
-        f"The file has an array of dtype `{name}`, which this version of sharedtree does not know.\n"
+        f"The file has an array of dtype `{printable(name[:80])}`, which this version of sharedtree does not know.\n"
         "If a newer version wrote the file, update:\n    pip install --upgrade sharedtree"
     )

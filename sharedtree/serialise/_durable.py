@@ -17,6 +17,8 @@ import stat
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from .._printable import printable
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -38,7 +40,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         path: where a symbolic link is followed, so that the link stays one.
 
     Yields:
-        An unbuffered binary file that can seek, readable and writable, of mode 0666 without the umask's bits.
+        An unbuffered binary file that can seek, readable and writable. Its permissions will be those of the file that
+        it replaces; if there is none, 0666 without the umask's bits. Until then nobody has more of them.
 
     Raises:
         IsADirectoryError: if `path` is a folder.
@@ -47,15 +50,19 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     Cost: two `fsync`. Needs the room of the old file and the new one at once.
 
-    Limitations: the new file has neither the mode nor the owner of the old one, and hard links keep the old contents.
+    Limitations: the new file belongs to who writes it, has no access control lists, and hard links keep the old
+    contents. On Windows, permissions are those of a new file.
     """
     target = os.path.realpath(path)
-    _check_target(target, os.fspath(path))
+    mode = _mode_of(target, os.fspath(path))
     folder, name = os.path.split(target)
     _remove_stale(folder, name)
-    temporary, file = _create(folder, name)
+    temporary, file = _create(folder, name, 0o666 if mode is None else mode | 0o600)
     try:
         yield file
+        if mode is not None and fcntl is not None:
+            with contextlib.suppress(OSError):  # a file system without permissions
+                os.fchmod(file.fileno(), mode)
         _force(file.fileno())
         if fcntl is None:
             file.close()  # Windows renames no open file
@@ -69,37 +76,40 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     _force_folder(folder)
 
 
-def _check_target(target: str, given: str) -> None:
+def _mode_of(target: str, given: str) -> int | None:
+    """The permissions of the file that is to be replaced; None if there is none."""
+    shown = printable(given)
     folder = os.path.dirname(target)
     if not os.path.isdir(folder):
         raise FileNotFoundError(
             errno.ENOENT,
-            f"The folder of `{given}` does not exist. Make it:\n    os.makedirs({folder!r})\nMissing",
+            f"The folder of `{shown}` does not exist. Make it:\n    os.makedirs({folder!r})\nMissing",
             folder,
         )
     try:
         mode = os.stat(target).st_mode
     except FileNotFoundError:
-        return
+        return None
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(
             errno.EISDIR,
-            f"`{given}` is a folder. Name a file in it:\n    {os.path.join(given, 'model.safetensors')!r}\nA folder",
+            f"`{shown}` is a folder. Name a file in it:\n    {os.path.join(given, 'model.safetensors')!r}\nA folder",
             target,
         )
     if not stat.S_ISREG(mode):
         raise OSError(
             errno.EINVAL,
-            f"`{given}` is a device or a pipe, which cannot be replaced. Open it and write to the file object:\n"
+            f"`{shown}` is a device or a pipe, which cannot be replaced. Open it and write to the file object:\n"
             f'    open({given!r}, "wb")\nNo regular file',
             target,
         )
+    return mode & 0o777
 
 
-def _create(folder: str, name: str) -> tuple[str, BinaryIO]:
+def _create(folder: str, name: str, mode: int) -> tuple[str, BinaryIO]:
     while True:
         temporary = os.path.join(folder, _prefix(name) + secrets.token_hex(_RANDOM_DIGITS // 2) + _SUFFIX)
-        descriptor = os.open(temporary, _FLAGS, 0o666)
+        descriptor = os.open(temporary, _FLAGS, mode)
         try:
             held = _hold(descriptor, temporary)
         except BaseException:

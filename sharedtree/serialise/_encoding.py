@@ -7,18 +7,21 @@ Nothing recurses, and nothing stops at the first object that cannot be written: 
 import contextlib
 import enum
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from .._equinox_internals import without_missing
 from .._errors import CycleError
+from .._printable import printable
 from .._version import __version__
 from ._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY
 from ._apart import (
     Apart,
     BoundMethod,
+    CompiledFunction,
     key_dtype_node,
     take_apart,
     take_apart_registered,
@@ -36,10 +39,13 @@ from ._atoms import (
     encode_special,
     encode_str,
 )
-from ._classes import WRAPPER_ATTRIBUTES, Layout, kind_of, layout_of, shadows
+from ._classes import WRAPPER_ATTRIBUTES, Layout, is_attribute_name, kind_of, layout_of, shadows
 from ._evolution import wrapped_attributes
+from ._holding import held_array, require_no_array
+from ._kinds import MAX_NAME
 from ._manifest import FORMAT, nested_too_deeply, owner_of_method
-from ._names import NamelessError, name_of
+from ._names import NamelessError, name_of, own_name_of
+from ._nesting import Collisions
 from ._refusals import Problem, RefusalError, refusal_of, unserialisable
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
@@ -94,6 +100,13 @@ def encode(tree: Any) -> Encoded:
     """
     walk = _Walk()
     root = walk.run(tree)
+    if walk.collisions.are_too_many():
+        walk.problems.append(Problem("", "a tree in which too many keys have one hash", _OTHER_HASHES))
+    walk.problems += [
+        Problem("", f"a tree that uses the name `{name[:80]}...` of {len(name):,} characters", "Choose a shorter one.")
+        for name in walk.texts()
+        if len(name) > MAX_NAME
+    ]
     if walk.problems:
         raise unserialisable(walk.problems)
     deep = nested_too_deeply(walk.nodes)
@@ -143,7 +156,7 @@ class _Frame:
 
     def __init__(self, obj: Any, apart: Apart) -> None:
         self.obj = obj
-        self.children, self.keys, self.build = apart
+        self.children, self.keys, self.build = apart[:3]
         self.done: list[Any] = []
 
 
@@ -159,6 +172,7 @@ class _Walk:
         self.problems: list[Problem] = []
         self.named: dict[str, Any] = {}
         self.path_of: dict[int, str] = {}  # of nodes of rare kinds, for errors
+        self.collisions = Collisions()
         self._memo: dict[int, int] = {}  # id → node; `_alive` and `_frames` keep the objects alive
         self._alive: list[Any] = []
         self._frames: list[_Frame] = []
@@ -187,6 +201,13 @@ class _Walk:
         method = self._alive[number]
         own: Any = object.__getattribute__(method, "__dict__") if type(method) is BoundMethod else None
         return method.__func__ if own is None else own["__func__"]
+
+    def texts(self) -> Iterator[str]:
+        """The names of classes, functions and fields."""
+        yield from self.named
+        for entry in self.types:
+            for key in ("fields", "missing", "extra"):
+                yield from entry.get(key, ())
 
     def path(self, upto: int | None = None) -> str:
         """Where the walk is."""
@@ -231,6 +252,8 @@ class _Walk:
             return self._array(obj)
         apart = take_apart(obj)
         if apart is not None:
+            if apart.hashed:
+                self._count_collisions(cls.__name__, apart.hashed)
             return apart
         if cls is bytearray:
             return self._add(obj, ["bytearray", encode_bytes(obj)[1]])
@@ -239,8 +262,13 @@ class _Walk:
         kind = kind_of(cls)
         if kind == "enum":
             return self._enum(obj, cls)
-        if kind is not None and self._is_module_level_wrapper(obj, kind):
-            return self._name("function", obj)
+        if kind == "module" and self._is_decorated(obj):
+            return self._name("function", obj, own_name_of(obj))
+        if cls is CompiledFunction:
+            raise RefusalError(
+                "a function that `equinox.filter_jit` compiled, which cannot be rebuilt",
+                "Save what it wraps, and wrap that again after loading.",
+            )
         if cls is BoundMethod:
             bound = take_bound_method(obj)
             if bound is not None:
@@ -250,6 +278,14 @@ class _Walk:
         if kind is not None:
             return self._fields(obj, cls)
         return self._other(obj, cls)
+
+    def _count_collisions(self, kind: str, keys: Sequence[Any]) -> None:
+        try:
+            self.collisions.add(keys)
+        except ValueError as error:
+            raise RefusalError(
+                f"a `{kind}` in which {error}, so that it would take long to build", _OTHER_HASHES
+            ) from None
 
     def _other(self, obj: Any, cls: Any) -> Any:
         if isinstance(obj, np.generic | np.dtype):
@@ -269,33 +305,39 @@ class _Walk:
             raise RefusalError(
                 "a `jax.Ref`, which is memory and not a value", "Save what it holds: `ref[...]`, or `jax.freeze(ref)`."
             )
+        known = self._name_atoms.get(id(obj))  # alive in `named`
+        if known is not None:
+            return known
         try:
             name = name_of(obj)
         except NamelessError as error:
-            if callable(obj) and not _is_instance_of_own_class(obj):
-                raise
-            raise refusal_of(obj, cls) from error
+            if not callable(obj) or _is_instance_of_own_class(obj):
+                raise refusal_of(obj, cls) from error
+            require_no_array(obj)
+            raise
         if name not in FUNCTIONS and not _is_all_in_its_name(obj, cls):
             raise refusal_of(obj, cls)
-        return self._name("function", obj)
+        require_no_array(obj)
+        return self._name("function", obj, name)
 
-    def _name(self, tag: str, obj: Any) -> list[str]:
+    def _name(self, tag: str, obj: Any, name: str | None = None) -> list[str]:
         atom = self._name_atoms.get(id(obj))  # alive in `named`
         if atom is None:
-            name = name_of(obj)
+            name = name or name_of(obj)
             self.named[name] = obj
             atom = self._name_atoms[id(obj)] = [tag, name]  # alive in `named`
         return atom
 
-    def _is_module_level_wrapper(self, obj: Any, kind: str) -> bool:
-        """Whether an object is a module that wraps a function and has its name, as `equinox.filter_jit` makes them."""
-        if kind != "module" or "__qualname__" not in object.__getattribute__(obj, "__dict__"):
-            return False
-        try:
-            self._name("function", obj)
-        except NamelessError:
-            return False
-        return True
+    def _is_decorated(self, obj: Any) -> bool:
+        """Whether a module took the place of the function that it wraps, as with `@equinox.filter_jit`.
+
+        Then the module has the name, which its function has not. What else has a `__qualname__` has it from what it
+        wraps, and is taken apart.
+        """
+        if id(obj) in self._name_atoms:  # alive in `named`
+            return True
+        attributes = object.__getattribute__(obj, "__dict__")
+        return "__qualname__" in attributes and own_name_of(obj) is not None and held_array(obj) is None
 
     def _array(self, obj: Any) -> int:
         entry, data = describe(obj, "")
@@ -336,18 +378,17 @@ class _Walk:
 
     def _fields(self, obj: Any, cls: Any) -> Apart:
         layout = layout_of(cls)
-        attributes = layout.attributes_of(obj) if layout.attributes_of is not None else {}
+        attributes = without_missing(layout.attributes_of(obj)) if layout.attributes_of is not None else {}
         if layout.kind == "namedtuple":
             attributes = {**attributes, **dict(zip(layout.fields, obj, strict=True))}
         elif layout.slots:
             attributes = {**attributes, **_read_slots(obj, layout.slots)}
         # Of two siblings one may have attributes of its own, so each is asked.
-        wrapped = _wrapped_field(layout, attributes)
-        is_wrapper = wrapped is not None
-        key = (cls, is_wrapper, *attributes)
+        wrapped, copied = _wrapped_field(layout, attributes)
+        key = (cls, copied, *attributes)
         known = self._type_numbers.get(key)
         if known is None:
-            known = self._type_numbers[key] = self._new_type(cls, attributes, is_wrapper)
+            known = self._type_numbers[key] = self._new_type(cls, attributes, copied)
         number, names, keys = known
         children = [attributes[name] for name in names]
         if wrapped is not None:
@@ -355,20 +396,21 @@ class _Walk:
         return Apart(children, keys, lambda done: ["object", number, done])
 
     def _new_type(
-        self, cls: Any, attributes: dict[str, Any], is_wrapper: bool
+        self, cls: Any, attributes: dict[str, Any], copied: tuple[str, ...]
     ) -> tuple[int, tuple[str, ...], list[str]]:
         layout = layout_of(cls)
         fields = [name for name in layout.fields if name in attributes]
         missing = [name for name in layout.fields if name not in attributes]
-        skipped = {*fields, *layout.ignored, *(WRAPPER_ATTRIBUTES if is_wrapper else ())}
+        skipped = {*fields, *layout.ignored, *copied, "__annotations__"}
         extra = sorted([name for name in attributes if name not in skipped])
-        shadowing = [name for name in extra if shadows(cls, name)]
-        if shadowing:
+        refused = [name for name in extra if not is_attribute_name(name) or shadows(cls, name)]
+        if refused:
             raise RefusalError(
-                f"a `{cls.__qualname__}` with the attribute `{shadowing[0]}`, which is no field of its class, and "
+                f"a `{cls.__qualname__}` with the attribute `{refused[0]}`, which is no field of its class, and "
                 "which no file may set",
                 "Make it a field of the class.",
             )
+        extra.sort()
         entry: dict[str, Any] = {"name": name_of(cls), "kind": layout.kind, "fields": fields}
         self.named[entry["name"]] = cls
         if missing:
@@ -384,14 +426,17 @@ class _Walk:
     def _raise_cycle(self, obj: Any) -> Any:
         start = next(i for i, frame in enumerate(self._frames) if frame.obj is obj)
         paths = self.path(start), self.path()
+        shown = [printable(path) for path in paths]
         raise CycleError(
-            f"A `{type(obj).__name__}` contains itself: it sits at `{paths[0]}` and again, within itself, at "
-            f"`{paths[1]}`.\nA DAG has no cycles. Break the cycle before you save:\n    the inner one = None",
+            f"A `{type(obj).__name__}` contains itself: it sits at `{shown[0]}` and again, within itself, at "
+            f"`{shown[1]}`.\nA DAG has no cycles. Break the cycle before you save:\n    tree{shown[1]} = None",
             paths,
         )
 
 
 _PENDING: Any = object()
+
+_OTHER_HASHES = "Give their class a `__hash__` that tells them apart, or hold pairs in a list."
 
 _FLATTER = "Hold its parts in one list or tuple instead of inside one another."
 
@@ -416,12 +461,25 @@ def _read_slots(obj: Any, slots: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _wrapped_field(layout: Layout, attributes: dict[str, Any]) -> str | None:
-    """The field whose value has all the wrapper attributes of a module, so that they can be copied again."""
+def _wrapped_field(layout: Layout, attributes: dict[str, Any]) -> tuple[str | None, tuple[str, ...]]:
+    """The field from whose value a reader is to copy, as `module_update_wrapper` did, and which attributes those are.
+
+    A module may have a name of its own since then, which is written. Its annotations are not, so they must be the same.
+    """
     if layout.kind != "module" or "__module__" not in attributes:
-        return None
-    there = {name: attributes[name] for name in WRAPPER_ATTRIBUTES if name in attributes}
-    return next((f for f in layout.fields if f in attributes and wrapped_attributes(attributes[f]) == there), None)
+        return None, ()
+    own = {name: attributes[name] for name in WRAPPER_ATTRIBUTES if name in attributes}
+    best: tuple[str | None, tuple[str, ...]] = None, ()
+    for field in layout.fields:
+        there = wrapped_attributes(attributes[field]) if field in attributes else {}
+        same = tuple([name for name in own if name in there and there[name] == own[name]])
+        if (
+            there.keys() <= own.keys()
+            and ("__annotations__" in same or len(same) == len(own))
+            and len(same) > len(best[1])
+        ):
+            best = field, same
+    return best
 
 
 def _is_all_in_its_name(obj: Any, cls: type) -> bool:

@@ -8,12 +8,21 @@ the class; `__sharedtree_names__`, in which a class lists the names that it had;
 
 import dataclasses
 import functools
-import keyword
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .._equinox_internals import without_missing
 from .._errors import FormatError, StructureMismatchError
-from ._classes import FIELD_KINDS, WRAPPER_ATTRIBUTES, Layout, kind_of, layout_of, shadows
+from .._printable import printable
+from ._classes import (
+    FIELD_KINDS,
+    WRAPPER_ATTRIBUTES,
+    Layout,
+    is_attribute_name,
+    kind_of,
+    layout_of,
+    shadows,
+)
 from ._manifest import TypeEntry
 from ._names import is_well_formed
 
@@ -51,14 +60,14 @@ def builder(entry: TypeEntry, cls: type, renames: Renames) -> Callable[[Sequence
         )
     layout = layout_of(cls)
     for name in entry.extra:
-        if not name.isidentifier() or keyword.iskeyword(name) or _is_reserved(name):
+        if not is_attribute_name(name):
             raise FormatError(
-                f"The file sets the attribute `{name[:80]}` of `{entry.name}`, which no save would write."
+                f"The file sets the attribute `{printable(name[:80])}` of `{entry.name}`, which no save would write."
             )
         if name not in layout.fields and shadows(cls, name):
             raise FormatError(
-                f"The file sets the attribute `{name[:80]}` of `{entry.name}`, in the place of what the class defines. "
-                "No save would write that."
+                f"The file sets the attribute `{printable(name[:80])}` of `{entry.name}`, in the place of what the "
+                "class defines. No save would write that."
             )
     names = [_renamed(entry.name, cls, field, renames) for field in (*entry.fields, *entry.extra)]
     kept = [name for name in names if name is not None]
@@ -103,8 +112,12 @@ def require_sound_renames(renames: Renames) -> None:
 
 
 def copy_wrapped_attributes(obj: Any, wrapped: Any) -> None:
-    """Copies the name and the documentation of a function into a module, as `equinox.module_update_wrapper` does."""
-    layout_of(type(obj)).attributes_of(obj).update(wrapped_attributes(wrapped))
+    """Copies the name and the documentation of a function into a module, as `equinox.module_update_wrapper` does.
+
+    What the module has of its own stays.
+    """
+    own = layout_of(type(obj)).attributes_of(obj)
+    own.update({name: value for name, value in wrapped_attributes(wrapped).items() if name not in own})
 
 
 def wrapped_attributes(wrapped: Any) -> dict[str, Any]:
@@ -118,12 +131,13 @@ def wrapped_attributes(wrapped: Any) -> dict[str, Any]:
         found = {name: getattr(wrapped, name, _ABSENT) for name in WRAPPER_ATTRIBUTES}
         return {name: value for name, value in found.items() if value is not _ABSENT}
     found = {}
+    own: dict[str, Any] = {}
     for base in reversed(type.__getattribute__(cls, "__mro__")):
         held = type.__getattribute__(base, "__dict__")
         found.update({name: held[name] for name in WRAPPER_ATTRIBUTES if name in held})
         if "__dict__" in held:
-            own = held["__dict__"].__get__(wrapped)
-            found.update({name: own[name] for name in WRAPPER_ATTRIBUTES if name in own})
+            own = without_missing(held["__dict__"].__get__(wrapped))
+    found.update({name: own[name] for name in WRAPPER_ATTRIBUTES if name in own})
     return {name: value for name, value in found.items() if value is None or type(value) in (str, dict)}
 
 
@@ -168,9 +182,12 @@ def _migrating(
         raise StructureMismatchError(
             f"The file has version {entry.version} of `{entry.name}`, and the class here has version {layout.version}, "
             "but does not say how the fields become those of this version. Add to the class:\n"
-            "    @classmethod\n    def __sharedtree_migrate__(cls, fields: dict, version: int) -> dict: ..."
+            "    @classmethod\n"
+            "    def __sharedtree_migrate__(cls, fields: dict, version: int) -> dict:\n"
+            "        return fields  # those of that version, made into those of this one"
         )
     fill = _filler(cls, layout)
+    extra, missing = frozenset(entry.extra), frozenset(entry.missing)
 
     def build(values: Sequence[Any]) -> Any:
         fields = {name: value for name, value in zip(names, values, strict=True) if name is not None}
@@ -179,13 +196,13 @@ def _migrating(
         except Exception as error:
             raise StructureMismatchError(
                 f"`{cls.__qualname__}.__sharedtree_migrate__` raised {type(error).__name__} on the fields of version "
-                f"{entry.version}: {error}"
+                f"{entry.version}: {printable(str(error))}"
             ) from error
-        unknown = [name for name in migrated if name not in layout.fields and name not in entry.extra]
+        unknown = [name for name in migrated if name not in layout.fields and name not in extra]
         if unknown:
             raise _removed(entry, cls, [str(name) for name in unknown])
         for name in layout.fields:
-            if name not in migrated and name not in entry.missing:
+            if name not in migrated and name not in missing:
                 migrated[name] = _default_of(entry, cls, name)()
         return fill(migrated)
 
@@ -197,7 +214,7 @@ def _filler(cls: Any, layout: Layout) -> Callable[[dict[str, Any]], Any]:
         if layout.kind == "namedtuple":
             absent = [name for name in layout.fields if name not in fields]
             if absent:
-                raise FormatError(f"The file has a `{cls.__qualname__}` without its field `{absent[0]}`.")
+                raise FormatError(f"The file has a `{cls.__qualname__}` without its field `{printable(absent[0])}`.")
             obj = tuple.__new__(cls, [fields.pop(name) for name in layout.fields])
         else:
             obj = object.__new__(cls)
@@ -210,8 +227,8 @@ def _filler(cls: Any, layout: Layout) -> Callable[[dict[str, Any]], Any]:
                 attributes[name] = value
             else:
                 raise StructureMismatchError(
-                    f"`{cls.__qualname__}` has no place for the attribute `{name}` any more. Drop it:\n"
-                    f'    renames={{"{cls.__module__}:{cls.__qualname__}.{name}": None}}'
+                    f"`{cls.__qualname__}` has no place for the attribute `{printable(name)}` any more. Drop it:\n"
+                    f'    renames={{"{cls.__module__}:{cls.__qualname__}.{printable(name)}": None}}'
                 )
         return obj
 
@@ -251,13 +268,9 @@ def _default_of(entry: TypeEntry, cls: Any, name: str) -> Callable[[], Any]:
 
 
 def _removed(entry: TypeEntry, cls: Any, unknown: list[str]) -> StructureMismatchError:
-    listed = ", ".join(f"`{name}`" for name in unknown)
-    pairs = ", ".join(f'"{entry.name}.{name}": None' for name in unknown)
+    listed = ", ".join(f"`{printable(name)}`" for name in unknown)
+    pairs = ", ".join(f'"{entry.name}.{printable(name)}": None' for name in unknown)
     return StructureMismatchError(
         f"The file has fields of `{entry.name}` that `{cls.__qualname__}` does not have: {listed}. Say what became of "
         f"them, a new name, or None to drop them:\n    renames={{{pairs}}}"
     )
-
-
-def _is_reserved(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__") and name not in WRAPPER_ATTRIBUTES

@@ -23,8 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import CorruptFileError, FormatError
+from .._printable import printable
 from ._digest import num_chunks
 from ._dtypes import ITEM_SIZES, nbytes_of
+from ._strict_json import parse_json
 
 ALIGNMENT = 64
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
@@ -108,13 +110,15 @@ def blank_header(tensors: Sequence[Tensor], manifest: str, metadata: Mapping[str
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"Metadata must map text to text; the entry `{key!r}: {value!r}` does not.")
         if key.startswith("sharedtree"):
-            raise ValueError(f"The metadata key `{key}` is taken: those that begin with `sharedtree` are the format's.")
+            raise ValueError(
+                f"The metadata key `{printable(key)}` is taken: those that begin with `sharedtree` are the format's."
+            )
         _require_unicode(key)
         _require_unicode(value)
     entries: dict[str, Any] = {"__metadata__": own | dict(metadata)}
     for tensor in tensors:
         if tensor.name in entries:
-            raise ValueError(f"Two tensors cannot both be named `{tensor.name}`.")
+            raise ValueError(f"Two tensors cannot both be named `{printable(tensor.name)}`.")
         _require_unicode(tensor.name)
         entries[tensor.name] = {
             "dtype": tensor.dtype,
@@ -199,7 +203,7 @@ def parse_header(raw: bytes, file_bytes: int, label: str) -> Header:
     if "sharedtree" not in metadata:
         raise FormatError(
             f"`{label}` is a safetensors file, but not one that sharedtree wrote: it has arrays and no model.\n"
-            f"To get the arrays:\n    safetensors.numpy.load_file({label!r})"
+            f"To get the arrays:\n    safetensors.numpy.load_file(path)"
         )
     if not ours:
         raise _malformed(label, "its header does not begin as sharedtree writes it; another program rewrote the file")
@@ -209,16 +213,22 @@ def parse_header(raw: bytes, file_bytes: int, label: str) -> Header:
     _check_size(tensors, file_bytes - len(raw), label)
     manifest: str | None = metadata.pop("sharedtree")
     in_tensor = bool(tensors) and tensors[-1].name == MANIFEST_TENSOR
-    if (manifest == "tensor") != in_tensor or (in_tensor and tensors[-1].dtype != "U8"):
+    is_text = not in_tensor or (tensors[-1].dtype == "U8" and len(tensors[-1].shape) == 1)
+    if (manifest == "tensor") != in_tensor or not is_text:
         raise _malformed(label, f"the manifest should be in the last tensor, `{MANIFEST_TENSOR}`, and is not")
-    digits = metadata.pop("sharedtree.digests", "")
+    digits = metadata.pop("sharedtree.digests", None)
     metadata.pop("sharedtree.header")
     counts = [num_chunks(t.nbytes) for t in tensors]
-    if len(digits) != 8 * sum(counts) or not _DIGITS.fullmatch(digits):
-        raise _malformed(label, f"it has {len(digits)} digits of digests, and {sum(counts)} chunks of data need 8 each")
+    if digits is None or len(digits) != 8 * sum(counts) or not _DIGITS.fullmatch(digits):
+        raise _malformed(
+            label, f"it has {len(digits or '')} digits of digests, and {sum(counts)} chunks of data need 8 each"
+        )
     unknown = [key for key in metadata if key.startswith("sharedtree")]
     if unknown:
-        raise _malformed(label, f"its metadata has the key `{unknown[0]}`, which version 1 of the format does not have")
+        raise _malformed(
+            label,
+            f"its metadata has the key `{printable(unknown[0][:80])}`, which version 1 of the format does not have",
+        )
     digests: list[int] = np.frombuffer(bytes.fromhex(digits), ">u4").tolist()
     first_chunk = [0, *np.cumsum(counts, dtype=np.int64).tolist()][: len(tensors)]
     return Header(tensors, metadata, None if in_tensor else manifest, digests, first_chunk, len(raw))
@@ -240,31 +250,18 @@ def _check_crc(raw: bytes, label: str) -> None:
         )
 
 
-def _parse_json(text: bytes, label: str) -> dict[str, Any]:
+def _parse_json(raw: bytes, label: str) -> dict[str, Any]:
     try:
-        entries = json.loads(text.decode(), object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+        text = raw.decode()
     except UnicodeDecodeError as error:
         raise _malformed(label, f"its header is not UTF-8 at byte {error.start}") from None
-    except RecursionError:
-        raise _malformed(label, "its header is nested too deeply") from None
+    try:
+        entries = parse_json(text)
     except ValueError as error:
-        raise _malformed(label, f"its header is not JSON as the format has it ({error})") from None
-    if not isinstance(entries, dict):
-        raise _malformed(label, "its header is not a JSON object")
+        raise _malformed(label, f"in its header, {error}") from None
+    if not isinstance(entries, dict) or not text.rstrip(" ").endswith("}"):
+        raise _malformed(label, "its header is not a JSON object that is padded with spaces")
     return entries
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        seen = set[str]()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"the key {twice!r} is there twice")
-    return entries
-
-
-def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _tensors(entries: dict[str, Any], label: str) -> tuple[Tensor, ...]:
@@ -274,7 +271,7 @@ def _tensors(entries: dict[str, Any], label: str) -> tuple[Tensor, ...]:
         tensor = _tensor(name, entry, label)
         if tensor.start != at:
             what = "overlaps the one before it, or is out of order" if tensor.start < at else "leaves a hole before it"
-            raise _malformed(label, f"the tensor `{name}` begins at {tensor.start}, not at {at}: it {what}")
+            raise _malformed(label, f"the tensor `{printable(name)}` begins at {tensor.start}, not at {at}: it {what}")
         at = tensor.stop
         tensors.append(tensor)
     return tuple(tensors)
@@ -282,21 +279,25 @@ def _tensors(entries: dict[str, Any], label: str) -> tuple[Tensor, ...]:
 
 def _tensor(name: str, entry: Any, label: str) -> Tensor:
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _malformed(label, f"the tensor `{name}` has not just a dtype, a shape and offsets")
+        raise _malformed(label, f"the tensor `{printable(name)}` has not just a dtype, a shape and offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
-        raise _malformed(label, f"the tensor `{name}` has the dtype {dtype!r}, which the format does not have")
+        raise _malformed(
+            label, f"the tensor `{printable(name)}` has the dtype {dtype!r}, which the format does not have"
+        )
     if not _are_counts(shape) or len(shape) > _MAX_RANK:
-        raise _malformed(label, f"the shape of the tensor `{name}` is not a list of up to {_MAX_RANK} sizes")
+        raise _malformed(label, f"the shape of the tensor `{printable(name)}` is not a list of up to {_MAX_RANK} sizes")
     if not _are_counts(offsets) or len(offsets) != 2:
-        raise _malformed(label, f"the offsets of the tensor `{name}` are not two byte counts")
+        raise _malformed(label, f"the offsets of the tensor `{printable(name)}` are not two byte counts")
     start, stop = offsets
     size = nbytes_of(dtype, shape)
     # NumPy and JAX multiply the sizes other than 0 even where the product is 0.
     if (size or math.prod(each for each in shape if each) * ITEM_SIZES[dtype]) > _MAX_BYTES:
-        raise _malformed(label, f"the shape {tuple(shape)} of the tensor `{name}` is absurd")
+        raise _malformed(label, f"the shape {tuple(shape)} of the tensor `{printable(name)}` is absurd")
     if stop - start != size:
-        raise _malformed(label, f"the tensor `{name}` spans bytes {start} to {stop}, and its shape makes {size} bytes")
+        raise _malformed(
+            label, f"the tensor `{printable(name)}` spans bytes {start} to {stop}, and its shape makes {size} bytes"
+        )
     return Tensor(name, dtype, tuple(shape), start, stop)
 
 

@@ -73,20 +73,50 @@ SAME_LENGTH: dict[str, tuple[int, int]] = {
 }
 """Two operands of a node that must have the same length."""
 
-HASHED: dict[str, int] = {
-    "set": 1,
-    "frozenset": 1,
-    "dict": 1,
-    "OrderedDict": 1,
-    "defaultdict": 2,
-    "mesh": 2,
-    "abstract_mesh": 2,
-    "spec": 1,
+SHARDINGS = frozenset({"named_sharding", "single_device_sharding"})
+_OR_TEXT = frozenset({"null", "text"})
+
+FORMS: dict[str, dict[int, frozenset[str]]] = {
+    "defaultdict": {1: frozenset({"null", "class", "function"})},
+    "deque": {1: frozenset({"null", "int"})},
+    "enum": {2: frozenset({"text", "int"})},
+    "struct": {2: frozenset({"dtype", "key_dtype"}), 4: SHARDINGS | {"null"}},
+    "partial": {3: frozenset({"text"}), 5: frozenset({"null", "dict"})},
+    "Partial": {3: frozenset({"text"})},
+    "range": dict.fromkeys((1, 2, 3), frozenset({"int"})),
+    "path": {2: frozenset({"text"})},
+    "device": {2: frozenset({"int"})},
+    "mesh": {3: frozenset({"int"}), 4: frozenset({"text"})},
+    "abstract_mesh": {3: frozenset({"text"})},
+    "spec": dict.fromkeys((2, 3), frozenset({"null", "frozenset"})),
+    "named_sharding": {1: frozenset({"mesh", "abstract_mesh"}), 2: frozenset({"spec"}), 3: _OR_TEXT},
+    "single_device_sharding": {1: frozenset({"device"}), 2: _OR_TEXT},
 }
-"""The operand whose children are hashed."""
+"""What the children in an operand may be, where not all may: `null`, `text`, the tag of an atom, or the kind of a node.
+What builds the others from their parts would print in its error whatever else it is given, and a DAG of 2^60 paths
+takes for ever to print."""
+
+WALKED: dict[str, tuple[int, ...]] = {
+    "set": (1,),
+    "frozenset": (1,),
+    "dict": (1,),
+    "OrderedDict": (1,),
+    "defaultdict": (2,),
+    "mesh": (2,),
+    "abstract_mesh": (2,),
+    "spec": (1, 2, 3),
+    "named_sharding": (1, 2),
+    "treedef": (1,),
+    "registered": (2,),
+}
+"""The operands whose children are hashed or walked as trees by Python, by JAX, or by the unflatten functions of
+classes: those of `FrozenDict` and `equinox.nn.State` hash their aux data."""
 
 MAX_STEP = 400
 """How many characters a step may have: paths are made of them."""
+
+MAX_NAME = 1_000
+"""How many characters the name of a class, function, method or field may have: it is shown wherever it is used."""
 
 MAX_NESTED = 1_000
 """How deep what is hashed or described as a treedef may be nested, and how many nodes that are not `DEEP` may lie
@@ -98,6 +128,10 @@ occurs: hashing a DAG, and describing it, takes that long."""
 
 MAX_COLLIDING = 100
 """How many keys of one dict, or members of one set, may have one hash."""
+
+MAX_COLLISIONS = 50_000
+"""How many pairs of keys of one dict, or members of one set, may have one hash in all of a file, beyond the number of
+its keys and members: each pair may be compared."""
 
 DEEP = frozenset({"tuple", "list", "dict", "object", "wrapper", "array"})
 """Kinds that may be nested without end: Python frees them without recursion."""

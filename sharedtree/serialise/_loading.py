@@ -29,25 +29,27 @@ def load(
     """Loads what `save` saved. No template is needed: classes are found by their names.
 
     Nothing outside an allow-list is imported, and nothing is called by the file's word. Equinox modules, optax states,
-    and harmless functions of JAX and the libraries built on it are on the list. Your own are not: name them in
-    `trusted`. To trust a package is to let the file import any of its modules and name any function defined in it.
+    and harmless functions of JAX and the libraries built on it are on the list; a library that is not loaded yet is
+    imported from where it is installed, and from nowhere else. Your own are not: name them in `trusted`. To trust a
+    package is to let the file import any of its modules and name any function defined in it.
 
     Args:
         path: a path, a binary file object that stands at the beginning of the file, or its bytes.
         trusted: classes, functions, names (`"my_models:Encoder"`) or packages (`"my_models"`) that this file may name.
             `sharedtree.audit(path)` says which it needs. See also `sharedtree.trust`.
         like: a template: a tree like the one that was saved, with arrays or `jax.ShapeDtypeStruct`s. Its classes and
-            functions are trusted. Shapes, dtypes, names and ties are checked against it, and arrays go to the devices
-            where those of the template are, if they are committed to them. A NumPy array is another thing than one of
-            JAX; a `ShapeDtypeStruct` stands for both. The values are the file's, also those that are no arrays.
+            functions are trusted. Shapes, dtypes, weak types, names, ties and what is static in modules are checked
+            against it, and arrays go to the devices where those of the template are, if they are committed to them. A
+            NumPy array is another thing than one of JAX; a `ShapeDtypeStruct` stands for both. The values are the
+            file's, also those that are no arrays.
         select: the path of a part (`".encoder"`), which is then all that is loaded; or a function from the name of an
             array, which is its path without the first dot, to whether it is wanted. In the place of the others are
             `jax.ShapeDtypeStruct`s. Only the bytes of what is selected are read.
         sharding: where JAX arrays go: a device or a sharding for all of them, or a function from name and
             `jax.ShapeDtypeStruct` to one or None. Each process reads the bytes of its own shards. Default: as for new
             arrays.
-        strict: whether a difference to the template is an error. If not, the result is the template with the arrays
-            that fit, in a pair with a `LoadReport`.
+        strict: whether a difference to the template is an error. If not, the result is the template, static values
+            included, with the arrays that fit, in a pair with a `LoadReport` of all that differs.
         renames: what was renamed since: `{"old.module:Old": "new.module:New", "old.module:Old.weight": "kernel"}`. A
             field renamed to None is dropped. The new name may be the class or the function itself, which is then
             trusted.

@@ -4,14 +4,15 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from .._printable import printable
 from ._audit import Request, audit as requests_of
 from ._manifest import Manifest
 from ._opened import Opened
 from ._outline import Line, Lines
 from ._progress import ProgressOption, showing
 from ._sources import Readable
-from ._texts import array_nbytes, printable
-from ._trust import Trust, Trusted
+from ._texts import array_nbytes, columns
+from ._trust import Trust, Trusted, root_of
 
 MAX_LINES = 10_000
 """How many lines of a tree are printed if nobody asks for more."""
@@ -32,6 +33,11 @@ class Audit(NamedTuple):
         return tuple(request for request in self.requests if not request.allowed)
 
     @property
+    def elsewhere(self) -> tuple[Request, ...]:
+        """The names that every file may have, but whose packages would come from where nothing is installed."""
+        return tuple(request for request in self.requests if request.elsewhere)
+
+    @property
     def allow_list(self) -> tuple[str, ...]:
         """What to pass as `trusted` if you trust all of it."""
         classes = {request.name for request in self.refused if request.kind == "class"}
@@ -42,17 +48,21 @@ class Audit(NamedTuple):
             return "The file names no classes and no functions."
         rows = [(r.name, r.kind, _verdict(r), ", ".join(r.paths) or "(the tree itself)") for r in self.requests]
         rows = [("name", "as", "", "at"), *(tuple(map(printable, row)) for row in rows)]
-        widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = columns(rows)
         if self.refused:
             listed = ", ".join(f'"{printable(name)}"' for name in self.allow_list)
             lines += ["If you trust what is refused:", f"    sharedtree.load(path, trusted=[{listed}])"]
+        if self.elsewhere:
+            lines += ["What would come from elsewhere is not installed. If it is yours, import it before you load:"]
+            lines += [f"    import {package}" for package in dict.fromkeys(root_of(r.name) for r in self.elsewhere)]
         return "\n".join(lines)
 
 
 def _verdict(request: Request) -> str:
     if not request.allowed:
         return f"REFUSED: {request.why}"
+    if request.elsewhere:
+        return f"ELSEWHERE: {request.why}"
     return "allowed" if request.found else f"allowed, but {request.why}"
 
 
@@ -125,7 +135,7 @@ def audit(path: Readable, *, trusted: Trusted | Iterable[Trusted] = ()) -> Audit
         FormatError: if it is no sharedtree file, or malformed.
         CorruptFileError: if its header was changed.
 
-    Cost: reads the header only. Modules on the allow-list are imported, nothing else.
+    Cost: reads the header only. Modules on the allow-list are imported, from where they are installed, nothing else.
 
     Example:
         >>> import jax, sharedtree as st

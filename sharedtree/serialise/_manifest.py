@@ -30,7 +30,8 @@ can be built from first to last, and a node that occurs twice is one object. Eve
             "version"?: whole number}                `__sharedtree_version__` of the class, if not 0
          | {"name": name, "kind": "registered" | "enum"}
 
-A name is "module:qualname", each a dotted path of identifiers.
+A name is "module:qualname", each a dotted path of identifiers. It has at most 1,000 characters, as have the names of
+fields and methods.
 
 **Arrays.** Each entry has exactly one `array` node, and each tensor one entry.
 
@@ -47,7 +48,7 @@ array is big-endian. Only NumPy's arrays have the dtype "float0".
     node = ["tuple", [child*]] | ["list", [child*]] | ["set", [child*]] | ["frozenset", [child*]]
          | ["dict", [key*], [value*]] | ["OrderedDict", [key*], [value*]]          children, in order of insertion
          | ["defaultdict", factory, [key*], [value*]]                              null, or a class
-         | ["deque", maxlen, [child*]]                                             null, or an int
+         | ["deque", maxlen, [child*]]                                             null, or an "int" atom
          | ["object", type, [child*]]           an instance; one child for each of `fields`, then of `extra`
          | ["wrapper", type, [child*], field]   the same, of a `module`; what `equinox.module_update_wrapper` copied
                                                 from the value of the field is to be copied again
@@ -73,20 +74,23 @@ array is big-endian. Only NumPy's arrays have the dtype "float0".
          | ["slice", start, stop, step] | ["range", start, stop, step]             children; of range, ints
          | ["path", class, text]                PurePosixPath, PureWindowsPath, PosixPath or WindowsPath
          | ["marker"]                           a bare `object()`
-         | ["device", platform, id]             a jax.Device
+         | ["device", platform, id]             a jax.Device; the id is an int
          | ["mesh", [size*], [axis*], [device id*], [axis type*]]          jax.sharding.Mesh; types: strings; ids: ints
          | ["abstract_mesh", [size*], [axis*], [axis type*]]
          | ["spec", [child*], unreduced, reduced]                          PartitionSpec; null, or a frozenset
          | ["unconstrained"]                    PartitionSpec.UNCONSTRAINED
-         | ["named_sharding", mesh, spec, memory kind]
+         | ["named_sharding", mesh, spec, memory kind]                     nodes of these kinds
          | ["single_device_sharding", device, memory kind]                 memory kind: null, or text
 
+`_kinds.FORMS` has these types as a table.
+
 **Rules.** Each key of an object occurs once, and no others are allowed. What a reader cannot understand it refuses;
-a greater `format` it refuses with the advice to update. What is hashed (keys, members of sets, names of axes, entries
-of specs, the mesh and the spec of a sharding) and what a treedef describes is nested no more than 1,000 deep. Nodes and
-values counted as often as they occur there, it has at most 1,000,000 more of them than the manifest; 16 characters of a
-value count as one more. No more than 100 keys of a mapping, or members of a set, have one hash. And no path leads
-through more than 1,000 nodes other than `tuple`, `list`, `dict`, `object`, `wrapper` and `array`.
+a greater `format` it refuses with the advice to update. What is hashed (keys, members of sets, names of axes, what is
+in a spec, the mesh and the spec of a sharding), aux data, and what a treedef describes is nested no more than 1,000
+deep. Nodes and values counted as often as they occur there, it has at most 1,000,000 more of them than the manifest; 16
+characters of a value count as one more. No more than 100 keys of a mapping, or members of a set, have one hash, and in
+all of a file no more than 50,000 pairs of them, and one for each key and member. And no path leads through more than
+1,000 nodes other than `tuple`, `list`, `dict`, `object`, `wrapper` and `array`.
 """
 
 import math
@@ -94,12 +98,13 @@ from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 from .._errors import FormatError
+from .._printable import printable
 from ._atoms import decode_atom, is_name, read_base64
 from ._dtypes import FLOAT0, dtype_named
-from ._kinds import MAX_STEP, NODE_KINDS, SAME_LENGTH, Operand
+from ._kinds import FORMS, MAX_NAME, MAX_STEP, NODE_KINDS, SAME_LENGTH, Operand
 from ._names import is_well_formed
 from ._nesting import Child as Child, children_of as children_of, nested_too_deeply, operands as operands
-from ._strict_json import malformed, parse_json
+from ._strict_json import malformed, parse_manifest_json
 
 FORMAT = 1
 """The version of the format that is written, and the newest that can be read."""
@@ -162,7 +167,7 @@ def parse_manifest(text: str) -> Manifest:
 
     Cost: a few looks at each node. Takes up to 64 times the memory of the text, if the text is made for that.
     """
-    whole = _Reader().read(parse_json(text))
+    whole = _Reader().read(parse_manifest_json(text))
     bad = nested_too_deeply(whole.nodes)
     if bad is not None:
         raise malformed(f"node {bad}, a `{whole.nodes[bad][0]}`, is nested too deeply, or holds one thing too often")
@@ -191,10 +196,14 @@ def _has_stray_leaf(manifest: Manifest) -> bool:
     if all(node[0] != "leaf" for node in manifest.nodes):
         return False
     holds_one: list[bool] = []
+    has_parent = [False] * len(manifest.nodes)
     for node in manifest.nodes:
-        below = any(type(child) is int and holds_one[child] for child in children_of(node))
-        holds_one.append(node[0] == "leaf" or (below and node[0] != "treedef"))
-    return type(manifest.root) is int and holds_one[manifest.root]
+        below = [child for child in children_of(node) if type(child) is int]
+        for child in below:
+            has_parent[child] = True
+        holds_one.append(node[0] == "leaf" or (node[0] != "treedef" and any(holds_one[child] for child in below)))
+    tops = [i for i, known in enumerate(has_parent) if not known]
+    return any(holds_one[i] for i in (*tops, manifest.root) if type(i) is int)
 
 
 class _Reader:
@@ -204,6 +213,7 @@ class _Reader:
         self.used: set[int] = set()
         self.dtypes: set[str] = set()  # those that were looked up
         self.types: tuple[TypeEntry, ...] = ()
+        self.owners: list[str] = []  # the name of each of `types`
         self.arrays: tuple[ArrayEntry, ...] = ()
         self.nodes: list[list[Any]] = []  # those before `number` are known to be well-formed
         self.number = 0  # of the node that is being read
@@ -225,7 +235,7 @@ class _Reader:
         if whole["format"] > FORMAT:
             raise FormatError(
                 f"The file has version {whole['format']} of the format, and this sharedtree reads up to {FORMAT}. "
-                f"It was written by {str(whole.get('library', 'a newer version'))[:80]}. Update:\n"
+                f"It was written by {printable(str(whole.get('library', 'a newer version'))[:80])}. Update:\n"
                 "    pip install --upgrade sharedtree"
             )
         _keys(whole, "the manifest", {"format", "library", "types", "arrays", "nodes", "root"})
@@ -235,6 +245,7 @@ class _Reader:
             if type(whole[key]) is not list:
                 raise malformed(f"`{key}` is not a list")
         self.types = tuple([self._type(entry, i) for i, entry in enumerate(whole["types"])])
+        self.owners = [entry.name for entry in self.types]
         self.arrays = tuple([self._array(entry, i) for i, entry in enumerate(whole["arrays"])])
         tensors = {entry.tensor for entry in self.arrays}
         if len(tensors) != len(self.arrays):
@@ -260,7 +271,7 @@ class _Reader:
         kind = node[0]
         places = NODE_KINDS.get(kind)
         if places is None:
-            raise malformed(f"node {self.number} has the unknown kind `{kind[:40]}`")
+            raise malformed(f"node {self.number} has the unknown kind `{printable(kind[:40])}`")
         if len(node) != len(places) + 1:
             raise malformed(f"node {self.number}, a `{kind}`, has {len(node) - 1} operands instead of {len(places)}")
         for i, place in enumerate(places, 1):
@@ -268,6 +279,8 @@ class _Reader:
                 raise malformed(
                     f"operand {i} of node {self.number}, a `{kind}`, is not what its place asks for ({place})"
                 )
+        for i, forms in FORMS.get(kind, {}).items():
+            self._check_forms(node, i, forms)
         if kind in ("method", "bound"):
             self._method(node)
         elif kind == "wrapper" and node[3] not in self.types[node[1]].fields:
@@ -280,6 +293,23 @@ class _Reader:
                 )
         if places[:1] == ("type",):
             self._check_instance(kind, node)
+
+    def _check_forms(self, node: list[Any], i: int, forms: Set[str]) -> None:
+        children = node[i] if NODE_KINDS[node[0]][i - 1] == "children" else [node[i]]
+        wrong = next((form for form in map(self._form, children) if form not in forms), None)
+        if wrong is not None:
+            raise malformed(
+                f"operand {i} of node {self.number}, a `{node[0]}`, is or holds a `{wrong}` in the place of "
+                f"{' or '.join(f'`{form}`' for form in sorted(forms))}"
+            )
+
+    def _form(self, child: Child) -> str:
+        """What a child is: the kind of a node, the tag of an atom, or `null`, `text` or `flag`."""
+        if type(child) is int:
+            return self.nodes[child][0]
+        if type(child) is list:
+            return "text" if child[0] == "str" else child[0]
+        return "null" if child is None else "text" if type(child) is str else "flag"
 
     def _check_instance(self, kind: str, node: list[Any]) -> None:
         entry = self.types[node[1]]
@@ -310,7 +340,7 @@ class _Reader:
         if key in self.atoms or key in self.names:
             return True
         if is_name(atom):
-            if not is_well_formed(atom[1]):
+            if len(atom[1]) > MAX_NAME or not is_well_formed(atom[1]):
                 return False
             self.names[key] = None
         else:
@@ -318,8 +348,8 @@ class _Reader:
         return True
 
     def _method(self, node: list[Any]) -> None:
-        owner = owner_of_method([entry.name for entry in self.types], self.nodes, node)
-        if owner is not None and node[2].isidentifier():
+        owner = owner_of_method(self.owners, self.nodes, node)
+        if owner is not None and len(node[2]) <= MAX_NAME and node[2].isidentifier():
             self.names["method", f"{owner}.{node[2]}"] = None
         elif not _is_call_of_bound(self.nodes, node):
             raise malformed(f"node {self.number} is a method of what has no class of a known name")
@@ -344,13 +374,13 @@ class _Reader:
             names = [name for each in lists if type(each) is list for name in each]
             if not all(type(each) is list for each in lists) or not all(type(name) is str for name in names):
                 raise malformed(f"{where} does not list its fields")
-            if len(set(names)) != len(names):
-                raise malformed(f"{where} has two fields of one name")
+            if len(set(names)) != len(names) or max(map(len, names), default=0) > MAX_NAME:
+                raise malformed(f"{where} has two fields of one name, or one of more than {MAX_NAME:,} characters")
             version = entry.get("version", 0)
             if type(version) is not int or version < 0:
                 raise malformed(f"{where} has no version that is a whole number")
             result = TypeEntry(entry["name"], kind, tuple(lists[0]), tuple(lists[1]), tuple(lists[2]), version)
-        if type(result.name) is not str or not is_well_formed(result.name):
+        if type(result.name) is not str or len(result.name) > MAX_NAME or not is_well_formed(result.name):
             raise malformed(f"{where} has no name")
         self.names["class", result.name] = None
         return result
@@ -369,7 +399,7 @@ class _Reader:
         result = ArrayEntry(tensor, dtype, tuple(shape), kind, entry.get("weak", False), entry.get("key"))
         if len(entry) == len(_ARRAY_KEYS) and dtype != FLOAT0:
             return result
-        if type(result.weak) is not bool or ("key" in entry and type(result.key) is not str):
+        if entry.get("weak", True) is not True or ("key" in entry and (type(result.key) is not str or result.weak)):
             raise malformed(f"{where} has an impossible weak type or key")
         if result.kind == "numpy" and (result.weak or result.key is not None):
             raise malformed(f"{where} is NumPy's, but has what only JAX's have")

@@ -87,6 +87,16 @@ def name_of(obj: Any) -> str:
     return name
 
 
+def own_name_of(obj: Any) -> str | None:
+    """The name that an object says it has, if looking it up gives the object; None if not.
+
+    A decorated function has its name, also if an Equinox module took its place. What wraps something else says the name
+    of that, and is not found by it; a global variable that happens to refer to it is no name of its own.
+    """
+    home = home_of(obj)
+    return min(_said_names(obj, home), key=lambda name: _rank(name, home), default=None)
+
+
 def namespace(module: Any) -> Mapping[str, Any]:
     """The dictionary of a module, read without running a lazy module's code."""
     if not isinstance(module, types.ModuleType):
@@ -122,19 +132,24 @@ def _lookup(module: Any, qualname: str) -> Any:
 
 
 def _candidates(obj: Any, home: str) -> set[str]:
-    root = home.partition(".")[0]
-    said = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
-    if not isinstance(said, str) or isinstance(obj, types.ModuleType):
-        said = ""
-    roots = _SHARED_ROOTS.get(root, (root,))
-    modules = [pair for each in roots for pair in loaded_modules(each)]
-    names: set[str] = set()
-    if said and "<" not in said:
-        names = {f"{name}:{said}" for name, module in modules if _lookup(module, said) is obj}
+    names = _said_names(obj, home)
     if not names:
-        for name, module in modules:
+        for name, module in _modules_of(home):
             names |= {f"{name}:{key}" for key, value in list(namespace(module).items()) if value is obj}
     return {name for name in names if is_well_formed(name)}
+
+
+def _said_names(obj: Any, home: str) -> set[str]:
+    said = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    if not isinstance(said, str) or "<" in said or isinstance(obj, types.ModuleType):
+        return set()
+    names = {f"{name}:{said}" for name, module in _modules_of(home) if _lookup(module, said) is obj}
+    return {name for name in names if is_well_formed(name)}
+
+
+def _modules_of(home: str) -> list[tuple[str, types.ModuleType]]:
+    root = home.partition(".")[0]
+    return [pair for each in _SHARED_ROOTS.get(root, (root,)) for pair in loaded_modules(each)]
 
 
 def _rank(name: str, home: str) -> tuple[int, int, bool, int, str]:
@@ -168,6 +183,11 @@ def _nameless(obj: Any) -> NamelessError:
         return NamelessError(
             what,
             "Move it to module level; what it closes over goes into `functools.partial` or into a module's fields.",
+        )
+    if home.partition(".")[0] in LIBRARIES:
+        return NamelessError(
+            f"something that `{home}:{said or '?'}` does not lead back to",
+            "A library made it on the fly. Leave out what holds it, and make that anew after loading.",
         )
     return NamelessError(
         f"something that `{home}:{said or '?'}` does not lead back to",

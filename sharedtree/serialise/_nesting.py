@@ -1,4 +1,4 @@
-"""The children of nodes, and how deep they may be nested.
+"""The children of nodes, how deep they may be nested, and how often they may be walked.
 
 Python and JAX walk some things with recursion in C, and hash a DAG in a time that grows with its number of paths. A
 file could make them crash or run for ever, so there are bounds, for what is written as for what is read.
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ._kinds import DEEP, HASHED, MAX_COLLIDING, MAX_HASHED, MAX_NESTED, NODE_KINDS, Operand
+from ._kinds import DEEP, MAX_COLLIDING, MAX_COLLISIONS, MAX_HASHED, MAX_NESTED, NODE_KINDS, WALKED, Operand
 
 Child = int | str | bool | list[str] | None
 """The index of an earlier node, or an atom."""
@@ -16,7 +16,7 @@ Child = int | str | bool | list[str] | None
 
 def nested_too_deeply(nodes: Sequence[list[Any]]) -> int | None:
     """The first node that breaks the last rule of the grammar, if one does."""
-    is_hashed = any(type(child) is int for node in nodes for child in _walked_in_c(node))
+    is_hashed = any(type(child) is int for node in nodes if node[0] in WALKED for child in _walked(node))
     if not is_hashed and sum(node[0] not in DEEP for node in nodes) <= MAX_NESTED:
         return None
     depths, shallow, sizes = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
@@ -28,7 +28,7 @@ def nested_too_deeply(nodes: Sequence[list[Any]]) -> int | None:
         depths[i] = 1 + max([depths[child] for child in below], default=0)
         shallow[i] = (node[0] not in DEEP) + max([shallow[child] for child in below], default=0)
         sizes[i] = min(own[i] + sum([sizes[child] for child in below]), most + 1)
-        walked = [child for child in _walked_in_c(node) if type(child) is int]
+        walked = [child for child in _walked(node) if type(child) is int]
         hashed += sum([sizes[child] for child in walked])
         if shallow[i] > MAX_NESTED or hashed > most or any(depths[child] > MAX_NESTED for child in walked):
             return i
@@ -42,22 +42,56 @@ def _weight(child: Child) -> int:
     return type(child) is not int
 
 
-def _walked_in_c(node: list[Any]) -> Sequence[Child]:
-    if node[0] in HASHED:
-        return node[HASHED[node[0]]]
-    return node[1:3] if node[0] in ("treedef", "named_sharding") else ()
+def _walked(node: list[Any]) -> Iterator[Child]:
+    for place in WALKED.get(node[0], ()):
+        if NODE_KINDS[node[0]][place - 1] == "children":
+            yield from node[place]
+        else:
+            yield node[place]
 
 
-def require_few_collisions(keys: Sequence[Any]) -> None:
-    """Raises if many keys have one hash: each would be compared with all of those before it.
+class Collisions:
+    """Counts the keys of dicts and the members of sets, and how many pairs of them have one hash.
 
-    Hashes of numbers are no secret, so that a file could be made of such keys.
+    A key is compared with all of its hash that were there before it. Hashes of numbers are no secret, so that a file
+    could be made of such keys.
 
-    Raises:
-        ValueError: if more than `MAX_COLLIDING` have.
+    Args:
+        most: how many pairs there may be. Default: any number, until somebody asks `are_too_many`.
     """
-    if len(keys) > MAX_COLLIDING and max(Counter(map(hash, keys)).values()) > MAX_COLLIDING:
-        raise ValueError(f"more than {MAX_COLLIDING} keys have one hash")
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
+        self._keys = self._pairs = 0
+
+    def add(self, keys: Sequence[Any]) -> None:
+        """Counts the keys of one dict or the members of one set.
+
+        Raises:
+            ValueError: if more than `MAX_COLLIDING` of them have one hash, or there are too many pairs by now.
+        """
+        hashes = list(map(hash, keys))
+        self._keys += len(hashes)
+        if len(set(hashes)) == len(hashes):
+            return
+        counts = Counter(hashes).values()
+        if max(counts) > MAX_COLLIDING:
+            raise ValueError(f"more than {MAX_COLLIDING} keys have one hash")
+        self._pairs += sum([count * (count - 1) // 2 for count in counts])
+        if self._most is not None and self._pairs > self._most:
+            raise ValueError("in all of the file, too many keys have one hash")
+
+    def are_too_many(self) -> bool:
+        """Whether no reader would take as many pairs for so many keys."""
+        return self._pairs > MAX_COLLISIONS + self._keys
+
+
+def most_collisions(nodes: Sequence[list[Any]]) -> int:
+    """How many pairs of keys of one hash a file of these nodes may have."""
+    return MAX_COLLISIONS + sum([len(node[_KEYED[node[0]]]) for node in nodes if node[0] in _KEYED])
+
+
+_KEYED = {"set": 1, "frozenset": 1, "dict": 1, "OrderedDict": 1, "defaultdict": 2}
 
 
 def operands(node: list[Any]) -> Iterator[tuple[Operand, Any]]:

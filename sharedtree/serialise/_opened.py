@@ -3,6 +3,7 @@
 from types import TracebackType
 
 from .._errors import FormatError
+from .._printable import printable
 from ._dtypes import dtype_named, stored
 from ._manifest import Manifest, parse_manifest
 from ._reading import Container, read_header
@@ -48,17 +49,17 @@ def _require_same_tensors(container: Container, manifest: Manifest) -> None:
     for entry in manifest.arrays:
         tensor = tensors.get(entry.tensor)
         if tensor is None:
-            raise _disagree(container, f"the manifest names a tensor `{entry.tensor}`, which is not there")
+            raise _disagree(container, f"the manifest names a tensor `{printable(entry.tensor)}`, which is not there")
         expected = stored(dtype_named(entry.dtype), entry.shape)
         if (tensor.dtype, tensor.shape) != expected:
             raise _disagree(
                 container,
-                f"the tensor `{entry.tensor}` is {tensor.dtype}{list(tensor.shape)}, and to the manifest it is "
-                f"{expected[0]}{list(expected[1])}",
+                f"the tensor `{printable(entry.tensor)}` is {tensor.dtype}{list(tensor.shape)}, and to the manifest it "
+                f"is {expected[0]}{list(expected[1])}",
             )
     extra = tensors.keys() - {entry.tensor for entry in manifest.arrays}
     if extra:
-        raise _disagree(container, f"the manifest does not name the tensor `{min(extra)}`")
+        raise _disagree(container, f"the manifest does not name the tensor `{printable(min(extra))}`")
 
 
 def _disagree(container: Container, fact: str) -> FormatError:

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from .._errors import FormatError
-from ._dtypes import dtype_named, on_disk, restore
+from .._printable import printable
+from ._dtypes import clear_unused, dtype_named, on_disk, restore, used_bits
 from ._manifest import ArrayEntry
 
 _AS_ITSELF = frozenset({
@@ -46,6 +47,21 @@ def stored_as(entry: ArrayEntry) -> tuple[np.dtype[Any], tuple[int, ...]]:
     return np.dtype(np.uint8), (*entry.shape, dtype.itemsize)
 
 
+def require_stored_as(entry: ArrayEntry, dtype: Any, shape: Any) -> None:
+    """Raises if an array of the checkpoint does not have the dtype and the shape that the manifest gives it.
+
+    Raises:
+        FormatError: if it does not.
+    """
+    expected = stored_as(entry)
+    if (dtype, shape) != expected:
+        raise FormatError(
+            f"The array `{key_of(entry.tensor)}` of the checkpoint is {dtype}{list(shape or ())}, and to the manifest "
+            f"it is {expected[0]}{list(expected[1])}. One of the two belongs to another checkpoint. Restore another "
+            "step:\n    sharedtree.orbax.restore(manager, step)"
+        )
+
+
 def to_hand_over(entry: ArrayEntry, array: Any) -> Any:
     """What Orbax is handed for an array.
 
@@ -60,8 +76,11 @@ def to_hand_over(entry: ArrayEntry, array: Any) -> Any:
         if _is_as_itself(entry):
             return array.astype(array.dtype.newbyteorder("="), copy=False)
         shape = stored_as(entry)[1]
-        little = np.asarray(array.astype(on_disk(array.dtype), copy=False), order="C")
-        return little.reshape(-1).view(np.uint8).reshape(shape)
+        is_padded = used_bits(array.dtype) is not None
+        little = np.asarray(array.astype(on_disk(array.dtype), copy=is_padded), order="C")
+        data = little.reshape(-1).view(np.uint8)
+        clear_unused(data, little.dtype)
+        return data.reshape(shape)
     if not _is_as_itself(entry):
         array = _reinterpreted(array, np.dtype(np.uint8))
     if jax.process_count() > 1 and array.is_fully_addressable:
@@ -75,14 +94,7 @@ def from_stored(entry: ArrayEntry, array: Any) -> Any:
     Raises:
         FormatError: if it is not what the manifest says.
     """
-    expected = stored_as(entry)
-    found = (getattr(array, "dtype", None), getattr(array, "shape", None))
-    if found != expected:
-        raise FormatError(
-            f"The array `{key_of(entry.tensor)}` of the checkpoint is {found[0]}{list(found[1] or ())}, and to the "
-            f"manifest it is {expected[0]}{list(expected[1])}. One of the two belongs to another checkpoint. Restore "
-            "another step:\n    sharedtree.orbax.restore(manager, step)"
-        )
+    require_stored_as(entry, getattr(array, "dtype", None), getattr(array, "shape", None))
     dtype = dtype_named(entry.dtype)
     if isinstance(array, jax.Array):
         return array if _is_as_itself(entry) else _reinterpreted(array, dtype)
@@ -100,7 +112,7 @@ def without_elements(entry: ArrayEntry) -> np.ndarray[Any, Any]:
     try:
         return np.empty(entry.shape, dtype_named(entry.dtype))
     except ValueError:
-        raise FormatError(f"`{entry.tensor}` has an impossible shape, {list(entry.shape)}.") from None
+        raise FormatError(f"`{printable(entry.tensor)}` has an impossible shape, {list(entry.shape)}.") from None
 
 
 def _is_as_itself(entry: ArrayEntry) -> bool:

@@ -6,9 +6,10 @@ Small values that hold no more than numbers and texts, such as shapes, are one l
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from .._printable import printable
 from ._manifest import Child, Manifest
 from ._steps import steps
-from ._texts import array_nbytes, atom_text, inline_text, node_text, printable
+from ._texts import array_nbytes, atom_text, inline_text, node_text
 
 _MAX_PATH = 400
 _MAX_INDENT = 40

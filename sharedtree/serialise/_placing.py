@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from .._errors import FormatError, StructureMismatchError
+from .._printable import printable
 from ._arrays import finish
 from ._dtypes import dtype_named, require_bools, restore
 from ._manifest import ArrayEntry
@@ -106,7 +107,7 @@ def settled(entries: Sequence[ArrayEntry], placements: Sequence[Placement], arra
         if placement is not None and isinstance(arrays[i], np.ndarray):
             arrays[i] = _put(arrays[i], placement)
         arrays[i] = finish(entry, arrays[i])
-        if placement is not None and (entry.key is not None or entry.weak):
+        if placement is not None and entry.key is not None:
             arrays[i] = _put(arrays[i], placement)
     return arrays
 
@@ -133,9 +134,9 @@ def _parts(entry: ArrayEntry, placement: Any) -> set[Bounds]:
         placement.shard_shape(entry.shape)
     except ValueError as error:
         raise StructureMismatchError(
-            f"`{entry.tensor}` of shape {list(entry.shape)} cannot be sharded as was asked: {error}\n"
+            f"`{printable(entry.tensor)}` of shape {list(entry.shape)} cannot be sharded as was asked: {error}\n"
             "Give it another sharding:\n"
-            "    sharedtree.load(path, sharding=lambda name, struct: ...)",
+            "    sharedtree.load(path, sharding=lambda name, struct: jax.devices()[0])",
             (entry.tensor,),
         ) from error
     indices = placement.addressable_devices_indices_map(entry.shape).values()
@@ -183,9 +184,9 @@ def require_dtypes_of_jax(entries: Sequence[ArrayEntry]) -> None:
     for entry in entries:
         if entry.kind == "jax" and not _is_dtype_of_jax(entry.dtype):
             raise FormatError(
-                f"`{entry.tensor}` is said to be JAX's and of dtype `{entry.dtype}`, which JAX {jax.__version__} does "
-                "not have. The file is damaged or was made by hand; or a newer JAX made the array, then update:\n"
-                "    pip install --upgrade jax"
+                f"`{printable(entry.tensor)}` is said to be JAX's and of dtype `{entry.dtype}`, which JAX "
+                f"{jax.__version__} does not have. The file is damaged or was made by hand; or a newer JAX made the "
+                "array, then update:\n    pip install --upgrade jax"
             )
     if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         return
@@ -195,7 +196,9 @@ def require_dtypes_of_jax(entries: Sequence[ArrayEntry]) -> None:
         if entry.kind == "jax" and jax.dtypes.canonicalize_dtype(dtype_named(entry.dtype)) != dtype_named(entry.dtype)
     ]
     if shortened:
-        listed = "\n".join(f"    `{entry.tensor}`: {entry.dtype}{list(entry.shape)}" for entry in shortened[:20])
+        listed = "\n".join(
+            f"    `{printable(entry.tensor)}`: {entry.dtype}{list(entry.shape)}" for entry in shortened[:20]
+        )
         more = f"\n    and {len(shortened) - 20} more" if len(shortened) > 20 else ""
         raise StructureMismatchError(
             f"The file has arrays with 64-bit numbers, which JAX would shorten to 32 bits:\n{listed}{more}\n"

@@ -172,5 +172,5 @@ def _filled(compared: Comparison, tree: Any, like: Any, read: dict[str, Any]) ->
     unused = [tensor for tensor, array in read.items() if id(array) not in used]  # alive in `read`
     loaded = [paths[number][0] for number in records if number in found]
     kept = [paths[number][0] for number in records if number not in found]
-    report = LoadReport(tuple(loaded), tuple(kept), tuple(compared.differences), tuple(unused))
+    report = LoadReport(tuple(loaded), tuple(kept), (*compared.differences, *compared.values), tuple(unused))
     return unpack(again.template.structure, leaves), report

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from .._errors import CorruptFileError, FormatError
+from .._printable import printable
 from ._container import Progress
 from ._digest import CHUNK_BYTES, num_chunks, run_jobs
 from ._header import LENGTH_BYTES, MANIFEST_TENSOR, Header, Tensor, header_length, parse_header
@@ -182,7 +183,7 @@ class Container:
         chunks: dict[str, list[int]] = {}
         for tensor, chunk in found:
             chunks.setdefault(tensor, []).append(chunk)
-        listed = [f"    `{tensor}`: {_numbers(numbers)}" for tensor, numbers in chunks.items()]
+        listed = [f"    `{printable(tensor)}`: {_numbers(numbers)}" for tensor, numbers in chunks.items()]
         raise CorruptFileError(
             "\n".join(
                 [
@@ -249,10 +250,10 @@ class Container:
             return
         start = chunk * CHUNK_BYTES
         raise CorruptFileError(
-            f"The tensor `{tensor.name}` in `{self.label}` is damaged: chunk {chunk} of {num_chunks(tensor.nbytes)}, "
-            f"bytes {start} to {start + len(data)} of the tensor, does not have the digest saved with it.\n"
-            "The file was changed after it was written, by a disk, a network or a program. Restore it from a copy, or "
-            "take what is there:\n    sharedtree.load(path, verify=False)",
+            f"The tensor `{printable(tensor.name)}` in `{self.label}` is damaged: chunk {chunk} of "
+            f"{num_chunks(tensor.nbytes)}, bytes {start} to {start + len(data)} of the tensor, does not "
+            "have the digest saved with it.\nThe file was changed after it was written, by a disk, a network or a "
+            "program. Restore it from a copy, or take what is there:\n    sharedtree.load(path, verify=False)",
             (tensor.name,),
             chunk,
         )

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from jax.extend import core as jex_core
 
 from .._errors import UnserialisableError
+from .._printable import printable
 
 
 class RefusalError(Exception):
@@ -54,5 +55,5 @@ def unserialisable(problems: list[Problem]) -> UnserialisableError:
     count = "One object" if len(problems) == 1 else f"{len(problems)} objects"
     lines = [f"{count} in the tree cannot be saved, and nothing was written:"]
     for path, reason, fix in problems:
-        lines += [f"    `{path}` is {reason}.", f"        {fix}"]
+        lines += [f"    `{printable(path)}` is {printable(reason)}.", f"        {printable(fix)}"]
     return UnserialisableError("\n".join(lines), [p.path for p in problems], [p.reason for p in problems])

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from .._errors import UnserialisableError
+from .._printable import printable
 from ._container import TensorSource, write
 from ._durable import replacing
 from ._encoding import Encoded, encode
@@ -105,7 +106,7 @@ def _encoded(tree: Any) -> Encoded:
         if not isinstance(array, np.ndarray) and not array.is_fully_addressable
     ]
     if elsewhere:
-        listed = "\n".join(f"    `{name}`" for name in elsewhere)
+        listed = "\n".join(f"    `{printable(name)}`" for name in elsewhere)
         raise UnserialisableError(
             f"Parts of these arrays are on devices of other processes:\n{listed}\n"
             "One file is written by one process. Save them together with the others:\n"

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from .._errors import CorruptFileError
+from .._printable import printable
 
 Readable = str | os.PathLike[str] | BinaryIO | bytes | bytearray | memoryview
 """A path, a file object open for reading in binary mode, or what is in such a file."""
@@ -78,7 +79,7 @@ def open_source(where: Readable) -> Source:
     if isinstance(where, str | os.PathLike):
         file = open(where, "rb", buffering=0)  # noqa: SIM115  closed with the source, or below
         try:
-            return _of_file(file, os.fspath(where), owned=True)
+            return _of_file(file, str(os.fspath(where)), owned=True)
         except BaseException:
             file.close()
             raise
@@ -92,6 +93,7 @@ def open_source(where: Readable) -> Source:
 
 
 def _of_file(file: BinaryIO, label: str, *, owned: bool) -> Source:
+    label = printable(label)
     if type(file) is io.BytesIO:
         # Not `getbuffer`, which would keep the caller from closing the file. CPython copies nothing here either.
         return _Memory(memoryview(file.getvalue())[file.tell() :], label)

@@ -1,6 +1,7 @@
 """What nodes, atoms and arrays of a manifest are, in a few words. No name is looked up."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ._atoms import decode_atom
@@ -9,6 +10,8 @@ from ._manifest import ArrayEntry, Manifest
 
 _MAX_TEXT = 80
 _MAX_INLINE = 16
+_MAX_DECODED = 1_000
+_MAX_WIDTH = 100  # of a column: one long name would make every line as long
 
 _BRACKETS = {
     "tuple": ("(", ")"),
@@ -33,7 +36,7 @@ def node_text(manifest: Manifest, node: list[Any]) -> str:
     if kind in ("method", "bound"):
         return short(f"method {node[2]}")
     if kind == "device":
-        return short(f"device {node[1]}")
+        return f"device {short(node[1])}"
     if kind in ("list", "set") and not node[1]:
         return f"empty {kind}"
     if kind in ("dict", "OrderedDict") and not node[1]:
@@ -48,9 +51,9 @@ def inline_text(manifest: Manifest, node: list[Any]) -> str | None:
         name = manifest.types[node[1]].name.rpartition(":")[2]
         return short(f"{name}.{node[2]}" if type(node[2]) is str else f"{name}({atom_text(node[2])})")
     if kind == "path" and type(node[2]) is not int:
-        return short(f"{node[1]}({atom_text(node[2])})")
+        return short(f"{short(node[1])}({atom_text(node[2])})")
     if kind == "key_dtype":
-        return short(f"dtype of PRNG keys, {node[1]}")
+        return f"dtype of PRNG keys, {short(node[1])}"
     if kind == "unconstrained":
         return "UNCONSTRAINED"
     if kind not in _BRACKETS:
@@ -80,31 +83,32 @@ def array_nbytes(entry: ArrayEntry) -> int:
 
 
 def atom_text(atom: Any, most: int = _MAX_TEXT) -> str:
-    """An atom as Python would print it, or the beginning of that."""
+    """An atom as Python would print it, or the beginning of that.
+
+    Cost: that of its first characters, for the node that holds it may be shown many times.
+    """
+    if type(atom) is str:
+        return short(repr(atom[: most + 1]), most)
     if type(atom) is not list:
-        return short(repr(atom), most)
+        return repr(atom)
     tag, *data = atom
     if tag in ("class", "function"):
         return short(data[0])
-    if tag == "int":  # Python prints long ones only after a warning, and slowly
-        return short(str(int(data[0], 16)) if len(data[0]) < _MAX_TEXT else f"0x{data[0]}")
+    if tag == "int" and len(data[0]) >= _MAX_TEXT:  # Python prints long ones only after a warning, and slowly
+        return short(f"0x{data[0][:most]}")
     if tag == "float" and data[0].startswith("nan"):
         return data[0]
+    if max(map(len, data), default=0) > _MAX_DECODED:
+        return f"{short(data[0]) if len(data) > 1 else ''} {tag}, {len(data[-1]):,} characters in the file".lstrip()
     return short(repr(decode_atom(atom)))
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines in which each column begins in one place, but for what stands behind a text that is very long."""
+    widths = [min(max(map(len, column)), _MAX_WIDTH) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def short(text: str, most: int = _MAX_TEXT) -> str:
     """The beginning of a text."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def printable(text: str) -> str:
-    r"""A text in which what is not printable is an escape, so that a file cannot give orders to a terminal.
-
-    Example:
-        >>> print(printable("a\x1b[2Jb"))
-        a\x1b[2Jb
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 
+from .._printable import printable
 from ._allowed import (
     CLASSES,
     ECOSYSTEM,
@@ -27,6 +28,7 @@ from ._allowed import (
     STANDARD_LIBRARY,
 )
 from ._classes import is_rebuildable, kind_of
+from ._installed import ElsewhereError, import_installed
 from ._names import NamelessError, find, home_of, is_well_formed, loaded_modules, name_of, namespace
 
 Trusted = str | type | Callable[..., Any]
@@ -44,12 +46,14 @@ class Verdict(NamedTuple):
         found: whether it led to an object; never if it is not allowed.
         obj: the object, if found.
         why: for names that are not allowed or not found, why.
+        elsewhere: if nothing was imported because the package would come from where nothing is installed, the place.
     """
 
     allowed: bool
     found: bool
     obj: Any
     why: str
+    elsewhere: str = ""
 
 
 class Trust:
@@ -72,13 +76,16 @@ class Trust:
         self._former: dict[str, type] = {}  # former name → the class that says it had it
         self._names: set[str] = set()
         self._packages: set[str] = set()
+        self._libraries: set[str] = set()  # libraries that the user named: they come from wherever Python finds them
         for entry in entries:
             if not isinstance(entry, str):
                 self._add_object(entry)
             elif ":" in entry:
                 self._names.add(entry)
-            elif entry.partition(".")[0] not in LIBRARIES | NAMES_ONLY:
+            elif root_of(entry) not in LIBRARIES | NAMES_ONLY:
                 self._packages.add(entry)
+            else:
+                self._libraries.add(root_of(entry))
         for obj in list(self._objects.values()):
             self._add_former_names(obj)
 
@@ -111,7 +118,8 @@ class Trust:
             kind: what the file uses it as.
 
         Returns:
-            The verdict. Only modules that the list covers were imported.
+            The verdict. Only modules that the list covers were imported; those of the built-in list, unless they are
+            loaded already, only from where things are installed.
         """
         if kind == "method":
             return self._resolve_method(name)
@@ -125,7 +133,10 @@ class Trust:
             is_fitting = kind != "class" or isinstance(obj, type)
             return Verdict(True, True, obj, "") if is_fitting else Verdict(False, False, None, "it is not a class")
         module = name.partition(":")[0]
-        why = self._import(name, module)
+        try:
+            why = self._import(name, module)
+        except ElsewhereError as error:
+            return Verdict(True, False, None, f"{error}; import it first", error.place)
         try:
             obj = find(name)
         except LookupError:
@@ -157,18 +168,18 @@ class Trust:
             return ""
         home = home_of(base)
         if not any(obj is base for obj in self._objects.values()) and self._package_of(home) is None:
-            if _root(home) in LIBRARIES:
-                if _root(home) not in ECOSYSTEM or kind_of(base) != "module" or not _is_public(last):
+            if root_of(home) in LIBRARIES:
+                if root_of(home) not in ECOSYSTEM or kind_of(base) != "module" or not _is_public(last):
                     return "methods of this class are not on the allow-list"
-            elif _root(home) != _root(home_of(owner)):
+            elif root_of(home) != root_of(home_of(owner)):
                 return f"it is defined in `{home}`"
-        return "" if _root(home_of(function)) == _root(home) else f"it is defined in `{home_of(function)}`"
+        return "" if root_of(home_of(function)) == root_of(home) else f"it is defined in `{home_of(function)}`"
 
     def _has_methods(self, owner: type) -> bool:
         """Whether the methods of a class of a library may be named."""
         if any(obj is owner for obj in self._objects.values()):
             return True
-        return _root(home_of(owner)) in ECOSYSTEM and kind_of(owner) == "module"
+        return root_of(home_of(owner)) in ECOSYSTEM and kind_of(owner) == "module"
 
     def _resolve_method(self, name: str) -> Verdict:
         verdict = self.resolve(name.rpartition(".")[0], "class")
@@ -191,7 +202,11 @@ class Trust:
         return next((p for p in self._packages if _is_inside(module, p)), None)
 
     def _import(self, name: str, module: str) -> str:
-        """Imports the module of an allowed name, if it may be. Why it failed, if it did."""
+        """Imports the module of an allowed name, if it may be. Why it failed, if it did.
+
+        Raises:
+            ElsewhereError: if nobody but the file asks for it, and it is not installed where Python would find it.
+        """
         root = module.partition(".")[0]
         if module == "__main__":
             return ""
@@ -199,15 +214,16 @@ class Trust:
             modules = [root, module] if module in IMPORTABLE else [root]
         else:
             modules = [module]
+        is_the_users = name in self._names or root in self._libraries or self._package_of(module) is not None
         for each in modules:
             if each in sys.modules:
                 continue
             try:
-                importlib.import_module(each)
-            except KeyboardInterrupt:
+                (importlib.import_module if is_the_users else import_installed)(each)
+            except (KeyboardInterrupt, ElsewhereError):
                 raise
             except BaseException as error:  # noqa: BLE001 -- a module may do anything when it is imported, also exit
-                return f"`{each}` cannot be imported: {type(error).__name__}: {error}"
+                return f"`{each}` cannot be imported: {type(error).__name__}: {printable(str(error))}"
         return ""
 
     def _formerly(self, name: str) -> Any:
@@ -244,7 +260,7 @@ class Trust:
         if package is not None:
             return "" if _is_inside(home, package) else f"it is defined in `{home}`"
         owner = self._objects.get(name.rpartition(".")[0]) or _find_or_none(name.rpartition(".")[0])
-        if not is_rebuildable(owner) or (_root(home_of(owner)) in LIBRARIES and not self._has_methods(owner)):
+        if not is_rebuildable(owner) or (root_of(home_of(owner)) in LIBRARIES and not self._has_methods(owner)):
             return "functions of this library are allowed one by one"
         if not callable(obj) or home != home_of(owner):
             return f"it is no method of `{name.rpartition('.')[0]}`"
@@ -253,21 +269,22 @@ class Trust:
 
 def _is_of_a_library(cls: type) -> bool:
     """Whether a class is one of those that every file may name."""
-    root, kind = _root(home_of(cls)), kind_of(cls)
+    root, kind = root_of(home_of(cls)), kind_of(cls)
     if root in ECOSYSTEM and kind in ("module", "namedtuple", "placeholder", "enum"):
         return True
     if root in ECOSYSTEM and issubclass(cls, eqx.Enumeration):
         return True
     if root == "optax" and kind == "namedtuple":
         return True
-    return any(_root(name) == root and _find_or_none(name) is cls for name in INSTANCES)
+    return any(root_of(name) == root and _find_or_none(name) is cls for name in INSTANCES)
 
 
 def _is_public(method: str) -> bool:
     return method == "__call__" or not method.startswith("_")
 
 
-def _root(name: str) -> str:
+def root_of(name: str) -> str:
+    """The top-level package of a name or a module."""
     return name.partition(":")[0].partition(".")[0]
 
 
@@ -283,7 +300,8 @@ def trust(*trusted: Trusted) -> None:
         TypeError: if something else is given.
 
     Limitations: there is no way to take trust back. Prefer `trusted=` of a single call where you can. The functions of
-    the libraries that sharedtree knows are allowed one by one; to name the library does not allow more of them.
+    the libraries that sharedtree knows are allowed one by one; to name the library allows no more of them, but then
+    it may come from wherever Python finds it, and not only from where it is installed.
 
     Example:
         >>> import collections, sharedtree.serialise._trust as t
@@ -319,7 +337,9 @@ def _entries(trusted: Any) -> list[Any]:
 def _check_text(text: str) -> None:
     module, colon, qualname = text.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), *(qualname.split(".") if colon else [])]):
-        raise ValueError(f'`"{text}"` is neither a package (`"my_models"`) nor a name (`"my_models:Encoder"`).')
+        raise ValueError(
+            f'`"{printable(text)}"` is neither a package (`"my_models"`) nor a name (`"my_models:Encoder"`).'
+        )
     if not colon and module.partition(".")[0] in STANDARD_LIBRARY:
         raise ValueError(
             f"`{module}` is part of Python's standard library, which cannot be trusted as a whole: a file could then "

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ class Chosen:
     """The arguments that `…_argnums` and `…_argnames` choose; each infers the other, as in JAX."""
 
     def __init__(self, function: Callable[..., Any], argnums: Any, argnames: Any) -> None:
-        self.argnums = () if argnums is None else tuple(_many(argnums))
-        self.argnames = () if argnames is None else tuple(_many(argnames))
+        self.argnums = () if argnums is None else tuple(several(argnums))
+        self.argnames = () if argnames is None else tuple(several(argnames))
         if (argnums is None) == (argnames is None):
             return
         try:
@@ -42,5 +43,11 @@ class Chosen:
         return chosen
 
 
-def _many(value: Any) -> Sequence[Any]:
-    return (value,) if isinstance(value, (int, str)) else value
+def several(value: Any) -> Sequence[Any]:
+    """The one or the several that an option names; integers may be NumPy's."""
+    if isinstance(value, str):
+        return (value,)
+    try:
+        return (operator.index(value),)
+    except TypeError:
+        return [each if isinstance(each, str) else operator.index(each) for each in value]

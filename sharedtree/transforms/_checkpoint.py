@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from ._argnums import several
 from ._crossing import Position
 from ._function import FunctionTransform
 
@@ -11,9 +12,9 @@ class CheckpointTransform(FunctionTransform):
     """A function under `jax.checkpoint`, with identities preserved."""
 
     caches_traces = True
+    only_for_transform = frozenset({"policy", "prevent_cse", "concrete"})
 
     def static_positions(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Collection[Position]:
         """Those that `static_argnums` chooses."""
-        static = self.options.get("static_argnums", ())
-        static = (static,) if isinstance(static, int) else static
+        static = several(self.options.get("static_argnums", ()))
         return {i + len(args) if i < 0 else i for i in static}

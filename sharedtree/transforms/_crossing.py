@@ -2,7 +2,8 @@
 
 Plain containers stay as they are, so that positions, and with them `argnums` and `in_axes`, mean what they always
 mean. Each maximal module becomes one `Packed`, and all of them share one numbering, in flatten order, keyword
-arguments by name. A `jax.Ref` outside a module is packed too: two of them that are one would otherwise be an error,
+arguments by name. Under `Policy(containers=True)` so does each maximal mutable container, with all that is in it. A
+`jax.Ref` outside a module is packed too: two of them that are one would otherwise be an error,
 and one that comes back could not be recognised.
 """
 
@@ -13,13 +14,16 @@ from typing import Any, NamedTuple
 import jax
 from jax import tree_util as jtu
 
+from .._attribution import definition_of
 from .._distinct import distinct
 from .._errors import InconsistentSharingError
-from .._graph import Rules, Tags, build, pack, walk
+from .._graph import Rules, Tags, build, is_value, pack, walk
 from .._jax_internals import make_room
-from .._node_types import is_module, node_type_of
+from .._node_types import has_unordered_keys, is_module, node_type_of
 from .._packed import Packed
-from .._structure import LEAF, Path, Record, Structure, depth_of, edges
+from .._structure import LEAF, Node, Path, Record, Structure, Update, depth_of, edges
+from .._tied_values import note_tied_values
+from .._untying import Said, note, say
 
 Position = int | str
 """A positional argument by its index, or a keyword argument by its name."""
@@ -47,9 +51,10 @@ class Argument(NamedTuple):
 
 
 class Names:
-    """What the arguments of a function are called, for paths in errors and warnings."""
+    """What a function and its arguments are called, for errors and warnings."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
+        self.definition = definition_of(function)
         try:
             parameters = list(inspect.signature(function).parameters.values())
         except (ValueError, TypeError):
@@ -71,10 +76,18 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tags: Tags
+    cuts: Sequence[Any] = ()
+    """The `Cuts` that were made between treatments, if any."""
 
     def items(self) -> Iterator[tuple[Position, Any]]:
         """The arguments in the order in which they were packed."""
         return positions(self.args, self.kwargs)
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of all arguments; each number is a place in this list."""
+        found = [argument for position, value in self.items() for argument in packed_in(value, position)]
+        return [record for argument in found for record in argument.structure.records]
 
 
 class Entered(NamedTuple):
@@ -98,16 +111,15 @@ def positions(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[Pos
 
 
 def pack_tree(tree: Any, tags: Tags, rules: Rules, prefix: str) -> Any:
-    """A tree with each maximal module packed, and everything outside modules as it was."""
-    node_type = node_type_of(tree)
-    if node_type is None and not isinstance(tree, jax.Ref):
+    """A tree with each maximal module packed, under the policy each container too, and everything else as it was."""
+    if _is_object(tree, rules):
+        return _packed(tree, tags, rules, prefix)
+    if node_type_of(tree) is None:
         return tree
-    if node_type is None or not node_type.is_plain:
-        return Packed(*pack(tree, tags, rules, prefix))
     outer = Tags()
-    items, records, root = walk(tree, outer, OUTSIDE, prefix)
+    items, records, root = walk(tree, outer, OUTSIDE._replace(containers=rules.containers), prefix)
     make_room(depth_of(records))
-    if not any(is_module(item) or isinstance(item, jax.Ref) for item in items):
+    if not any(_is_object(item, rules) for item in items):
         return tree
     first: dict[int, Path] = {}
     for number, path in edges(records, [((), root)]):
@@ -117,6 +129,20 @@ def pack_tree(tree: Any, tags: Tags, rules: Rules, prefix: str) -> Any:
     table: list[Any] = []
     build(records, packed, table)
     return table[root]
+
+
+def _is_object(obj: Any, rules: Rules) -> bool:
+    node_type = node_type_of(obj)
+    return isinstance(obj, jax.Ref) if node_type is None else not is_value(node_type, rules)
+
+
+def _packed(obj: Any, tags: Tags, rules: Rules, prefix: str) -> Any:
+    if is_module(obj) or isinstance(obj, jax.Ref):
+        return Packed(*pack(obj, tags, rules, prefix))
+    packed = Packed(*pack(obj, tags, rules._replace(convention="any"), prefix))
+    if any(type(op) is Node and has_unordered_keys(op.type, op.aux.peek()) for op, _ in packed.structure.records):
+        jtu.tree_flatten(obj, is_leaf=is_module)  # raises JAX's own error, unless they are inside modules
+    return packed
 
 
 def pack_call(
@@ -161,6 +187,14 @@ def is_packed(obj: Any) -> bool:
     return type(obj) is Packed
 
 
+def is_container(packed: Packed) -> bool:
+    """Whether what was packed is a container outside modules, and was not packed before."""
+    structure = packed.structure
+    op = structure.records[structure.root - structure.base][0] if structure.root >= structure.base else LEAF
+    node = op.node if type(op) is Update else op
+    return type(node) is Node and node.type.is_plain
+
+
 def packed_in(tree: Any, position: Position) -> Iterator[Argument]:
     """The packed modules in one argument or result, in order."""
     for path, item in jtu.tree_flatten_with_path(tree, is_leaf=is_packed)[0]:
@@ -186,11 +220,14 @@ def unpack_call(args: Sequence[Any], kwargs: dict[str, Any], static: Collection[
 
 def with_objects(tree: Any, table: Sequence[Any]) -> Any:
     """A packed tree with each packed module replaced by the object that was built for it."""
+    return with_packed(tree, lambda packed: table[packed.structure.root])
+
+
+def with_packed(tree: Any, replace: Callable[[Packed], Any]) -> Any:
+    """A packed tree with something else in place of each packed module."""
     if not any(packed_in(tree, 0)):
         return tree
-    return jtu.tree_map(
-        lambda item: table[item.structure.root] if type(item) is Packed else item, tree, is_leaf=is_packed
-    )
+    return jtu.tree_map(lambda item: replace(item) if type(item) is Packed else item, tree, is_leaf=is_packed)
 
 
 def unpack_result(
@@ -215,5 +252,10 @@ def unpack_result(
     for packed in found:
         stop = start + len(packed.leaves)
         build(packed.structure.records, leaves[start:stop], table, objects, update)
+        note(leaves[start + i] for i in packed.structure.noted)
+        note_tied_values(leaves[start + i] for i in packed.structure.tied_values)
         start = stop
+    if any(packed.structure.noted for packed in found):
+        records = [record for packed in found for record in packed.structure.records]
+        say(Said(table, [(op.node if type(op) is Update else op, children) for op, children in records], table))
     return with_objects(result, table)

@@ -11,20 +11,22 @@ from .._node_types import carries_identity
 from .._sharing import Mismatch, lost_ties, pairs
 from .._statics import Static
 from .._structure import LEAF, Node, edges
+from .._text import shown
 from .._ties import can_be_tied
-from ._crossing import Entered, packed_in
+from ._crossing import packed_in
 from ._function import FunctionTransform
+from ._modules import TransformedModule
 from ._retracing import Trace
 
 
 @dataclasses.dataclass(frozen=True)
 class LeafReport:
-    """What happens to the leaf at one path.
+    """What happens to the leaf at one path, or to a shared module or container at a later one.
 
     Attributes:
         path: where it is, beginning with the name of the argument.
-        kind: `"traced"` or `"static"`.
-        value: dtype and shape of an array, else the value.
+        kind: `"traced"` or `"static"`; `"module"` or `"container"` if it holds what was reported at its first path.
+        value: dtype and shape of an array, the class of a module or container, else the value.
         tied_to: the first path of the object, if this is another one.
         treatment: what the transform does to it (`"donated"`, `"differentiated"`, `"in_axes 0"`), or nothing.
     """
@@ -41,7 +43,8 @@ class Explanation:
     """What `explain` found. Prints as a table.
 
     Attributes:
-        leaves: one entry for each path of each leaf inside modules, tied modules entered once.
+        leaves: one entry for each path of each leaf inside modules, tied modules entered once; and one for each later
+            path of a tied module or container.
         num_traces: how often the function was traced.
         retraced: what was different when it was traced the last time; empty if it was traced at most once.
     """
@@ -91,6 +94,8 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         net.scale  static  2.0
         traced 0 times
     """
+    if isinstance(f, TransformedModule):
+        f = f.wrapper()
     if not isinstance(f, FunctionTransform):
         raise TypeError(
             "`explain` takes a function that was wrapped by `preserve_identities`:\n"
@@ -98,8 +103,8 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         )
     call = f.pack(args, kwargs, f.policy or current_policy())
     arguments = [a for position, value in call.items() for a in packed_in(value, position)]
-    f.require_one_treatment(Entered(list(call.args), call.kwargs, call.tags.objects, arguments))
-    treatments = f.treatments(call)
+    f.require_executable(call)
+    treatments = f.described(call)
     records = [record for a in arguments for record in a.structure.records]
     first: dict[int, str] = {}
     rows: list[LeafReport] = []
@@ -108,17 +113,21 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
             op = records[number][0]
             text = f.names.text(argument.position, path)
             before = first.setdefault(number, text)
+            tied_to = before if before != text else ""
+            obj = call.tags.objects[number]
             if type(op) is Node:
+                kind = "container" if op.type.is_plain else "module"
+                if tied_to and can_be_tied(op):
+                    rows.append(LeafReport(text, kind, type(obj).__name__, tied_to, ""))
                 continue
             kind = "traced" if op is LEAF else "static"
-            tied_to = before if before != text else ""
             treatment = treatments.get(number, "") if op is LEAF else ""
-            rows.append(LeafReport(text, kind, _described(call.tags.objects[number]), tied_to, treatment))
+            rows.append(LeafReport(text, kind, _described(obj), tied_to, treatment))
     return Explanation(tuple(rows), f.traces.count, tuple(_differences(f.traces.before_last, f.traces.last)))
 
 
 def _described(obj: Any) -> str:
-    return f"{obj.dtype}{list(obj.shape)}" if carries_identity(obj) else repr(obj)
+    return f"{obj.dtype}{list(obj.shape)}" if carries_identity(obj) else shown(obj)
 
 
 def _differences(old: Trace | None, new: Trace | None) -> list[str]:
@@ -142,10 +151,10 @@ def _differences(old: Trace | None, new: Trace | None) -> list[str]:
             reasons += [f"`{text}` was {was} and is {is_now}"] if was != is_now else []
         elif type(op) is Static and op != other:
             was, is_now = (each.peek() if type(each) is Static else each for each in (op, other))
-            reasons.append(f"`{text}` was {was!r} and is {is_now!r}")
+            reasons.append(f"`{text}` was {shown(was)} and is {shown(is_now)}")
         elif op != other:
             was, is_now = (each.aux.peek() if type(each) is Node else each for each in (op, other))
-            reasons.append(f"static data of `{text}` was {was!r} and is {is_now!r}")
+            reasons.append(f"static data of `{text}` was {shown(was)} and is {shown(is_now)}")
     for left, right, what in ((old, new, "two objects now"), (new, old, "one object now")):
         lost = lost_ties(left.arguments, right.arguments, lambda *_: True)
         for tie in () if isinstance(lost, Mismatch) else lost:

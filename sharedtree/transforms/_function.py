@@ -1,26 +1,27 @@
 """Function transformers: `transform(f, **options) → g`. Pack, call, unpack; what a family needs on top it overrides."""
 
+import copy
 import functools
-import inspect
-import threading
+import sys
 import types
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 
 from .._context import Policy, current_policy
+from .._copies import Incomparable
+from .._equinox_internals import name_of, update_wrapper, warn_of_layers_in
 from .._graph import Tags
 from .._jax_internals import current_traces
-from .._node_types import is_module
-from .._structure import edges
-from .._untying import noting_untied
-from ._calling import Calling, active, calling
+from .._structure import LEAF, intern
+from .._tied_values import which_are_tied_values
+from .._untying import Said, hand_on, noting_untied, which_are_noted
+from ._applying import public_name, title_of, transform_named
+from ._calling import Calling, active, caller_of, calling
 from ._crossing import (
-    Argument,
     Call,
     Entered,
-    Names,
     Position,
     pack_call,
     pack_tree,
@@ -28,12 +29,15 @@ from ._crossing import (
     unpack_call,
     unpack_result,
 )
+from ._cuts import Leaving, modules_with_parts, parted, treated
 from ._in_place import InPlace, rules_for_state
+from ._inner import Inner, Shared, shared_by
 from ._leaks import forbid_tracers
+from ._modules import How, is_of_equinox
 from ._passing_through import passed_through, unchanged
-from ._retracing import Traces
-from ._treatments import part_them, require_one_treatment
-from ._untied import SeenModules, Side, report_lost_ties
+from ._treatments import NO_FATE, Fates, Modules, Treatment
+from ._untied import Side, report_lost_ties
+from ._values import report_tied_values
 
 
 class FunctionTransform:
@@ -46,11 +50,20 @@ class FunctionTransform:
         options: of the transform.
 
     The transform is applied once for each policy, to a function that unpacks, calls and packs. It may cache what it
-    likes: everything that the inner function learns about a call is in the arguments' structures.
+    likes: everything that the inner function learns about a call is in the arguments' structures. Where it does cache,
+    all wrappers of one function give it the same inner function (`_inner`).
+
+    Nothing that this refers to refers back to it, so it is freed with the last reference, as a vanilla one is.
     """
 
     passes_through = False
     caches_traces = False
+    only_for_transform: frozenset[str] = frozenset()
+    """The options that make no difference to the inner function."""
+    shares_alike = False
+
+    def __init_subclass__(cls) -> None:
+        warn_of_layers_in(cls)
 
     def __init__(
         self,
@@ -63,19 +76,68 @@ class FunctionTransform:
         self.function = function
         self.policy = policy
         self.options = options
-        self.names = Names(function)
-        self.traces = Traces()
-        self._seen = SeenModules()
+        self.alike = self._made_alike()
+        self._shared = self._shared_by(function)
+        self.names = self._shared.names
+        self.traces = self._shared.traces
+        self._seen = self._shared.seen
         self._made: dict[Any, Any] = {}
-        self._lock = threading.RLock()
-        functools.update_wrapper(self, function, updated=())  # not its `__dict__`, which may be that of another wrapper
+        update_wrapper(self, function)  # not its `__dict__`, which may be that of another wrapper
         self.__wrapped__ = function
         self.check_options()
+
+    def _made_alike(self) -> How | None:
+        """What makes wrappers of one function equal. Equinox's are; JAX's are functions, each equal to itself only."""
+        if not is_of_equinox(self.transform):
+            return None
+        try:
+            return How(type(self), self.transform, self.policy, self.options)
+        except Incomparable:
+            return None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or type(other) is not type(self) or self.alike is None:
+            return self is other
+        one, two = self.function, other.function
+        return self.alike == other.alike and (one is two or (isinstance(one, FunctionTransform) and one == two))
+
+    def __hash__(self) -> int:
+        if self.alike is None:
+            return object.__hash__(self)
+        function = self.function
+        # The function is alive as long as this is.
+        return hash((self.alike, function if isinstance(function, FunctionTransform) else id(function)))
+
+    def _shared_by(self, function: Callable[..., Any]) -> Shared:
+        if not self.caches_traces:
+            return Shared(function)
+        options = {name: self.options[name] for name in sorted(self.options) if name not in self.only_for_transform}
+        return shared_by(function, (type(self), self.transform), options, alike=self.shares_alike)
+
+    def __reduce__(self) -> Any:
+        """By name, as a function, where the name leads here, as that of a decorated function does."""
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return name
+        # Some of JAX's transforms are called other than where they can be found.
+        named = public_name(self.transform)
+        return _remade, (type(self), named or self.transform, self.function, self.policy, self.options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """This, as of a function; of a callable object that is copied, a wrapper of the copy."""
+        function = copy.deepcopy(self.function, memo)
+        if function is self.function:
+            return self
+        return type(self)(self.transform, function, self.policy, self.options)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         policy = self.policy or current_policy()
         call = self.pack(args, kwargs, policy)
-        with calling(call):
+        self.require_executable(call)
+        with calling(self.names, call):
             result = self.transformed(policy)(*call.args, **call.kwargs)
         return self.finish(result, call, policy)
 
@@ -83,14 +145,12 @@ class FunctionTransform:
         return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
-        return (
-            f"<{self.transform_name}({getattr(self.function, '__qualname__', self.function)!s}), identities preserved>"
-        )
+        return f"<{self.transform_name}({name_of(self.function, self.function, '__qualname__')}), identities preserved>"
 
     @property
     def transform_name(self) -> str:
         """What the transform is called in errors."""
-        return _name_of(self.transform)
+        return title_of(self.transform)
 
     def check_options(self) -> None:
         """Applies the transform at once, so that it can refuse its options or the function as it always does."""
@@ -105,102 +165,143 @@ class FunctionTransform:
         """The arguments that are not packed."""
         return ()
 
-    def treatment(self, argument: Argument, num_args: int) -> Any:
-        """What the transform does to a module in the arguments; compared, and named in errors."""
+    def treatments(self, num_args: int, keywords: Collection[str]) -> Sequence[Treatment]:
+        """What the transform does to its arguments, if it may not do the same to all."""
+        return ()
+
+    def leaving(self, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Leaving | None:
+        """What the transform will do to what the function returns, if it may not do the same to all of it.
+
+        Args:
+            policy: what counts as sharing.
+            args: the packed arguments.
+            kwargs: the packed keyword arguments.
+        """
         return None
 
-    def require_one_treatment(self, entered: Entered) -> None:
-        """Raises `InconsistentSharingError` if some object would be treated in two ways."""
-        arguments = [(argument, self.treatment(argument, len(entered.args))) for argument in entered.arguments]
-        if len({treatment for _, treatment in arguments}) > 1:
-            require_one_treatment(
-                arguments,
-                entered.records,
-                self.names,
-                transform=self.transform_name,
-                fix=part_them(self.names, entered.arguments),
-            )
+    def require_executable(self, call: Call) -> None:
+        """Raises `InconsistentSharingError` if this call could be traced, but not executed."""
 
-    def treatments(self, call: Call) -> dict[int, str]:
+    def described(self, call: Call) -> dict[int, str]:
         """What the transform does to each traced leaf in the arguments of a call, if it is worth a word."""
-        found: dict[int, str] = {}
-        arguments = [a for position, value in call.items() for a in packed_in(value, position)]
-        records = [record for a in arguments for record in a.structure.records]
-        for argument in arguments:
-            label = self.treatment(argument, len(call.args))
-            if label is not None and not label.startswith("not "):
-                found |= {number: label for number, _ in edges(records, [((), argument.structure.root)])}
-        return found
+        found: dict[int, list[str]] = {}
+        static = self.static_positions(call.args, call.kwargs)
+        items = [(position, value) for position, value in call.items() if position not in static]
+        for treatment in self.treatments(len(call.args), call.kwargs):
+            fates = Fates(Modules.of(modules_with_parts(treatment, items), call.tags.objects), treatment, self.names)
+            for (number, _), fate in fates.items() if treatment.is_known else ():
+                if fate != NO_FATE and fate in fates.of_leaves:
+                    words = treatment.describe(fates.of_leaves[fate])
+                    if not words.startswith("not ") and words not in found.setdefault(number, []):
+                        found[number].append(words)
+        return {number: ", ".join(words) for number, words in found.items()}
 
     # The two sides ------------------------------------------------------------------------------------------------
 
     def pack(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """The caller's side, going in."""
-        return pack_call(args, kwargs, self.static_positions(args, kwargs), policy.rules, self.names)
+        static = self.static_positions(args, kwargs)
+        call = pack_call(args, kwargs, static, policy.rules, self.names)
+        return treated(call, static, self.treatments(len(args), kwargs), self.names, self.transform_name)
 
     def finish(
         self, result: Any, call: Call, policy: Policy, used: Callable[[Call], Sequence[Any]] | None = None
     ) -> Any:
         """The caller's side, coming out."""
         if policy.in_place:
-            changes = InPlace(call.tags.objects)
+            changes = InPlace(call)
             result = unpack_result(result, lambda _: call.tags.objects.__getitem__, changes.update)
             changes.commit()
             return result[1]
         return unpack_result(result, lambda structures: passed_through(call, structures, used or self.used))
 
     def transformed(self, policy: Policy) -> Any:
-        """The transformed function under a policy, made on first use."""
+        """The transformed function under a policy, made on first use. Of threads that make it at once, one wins."""
         made = self._made.get(policy)
         if made is None:
-            with self._lock:
-                made = self._made.setdefault(policy, self.transform(self.inner(policy), **self.options))
+            made = self._made.setdefault(policy, self.transform(self.inner(policy), **self.options))
         return made
 
     def inner(self, policy: Policy) -> Callable[..., Any]:
         """The function that the transform sees."""
-
-        def inner(*args: Any, **kwargs: Any) -> Any:
-            current = self._current(policy)
-            entered = unpack_call(args, kwargs, self.static_positions(args, kwargs))
-            self.require_one_treatment(entered)
-            if self.caches_traces:
-                self.traces.add(entered, self.names)
-            with noting_untied() as noted:
-                result = self.function(*entered.args, **entered.kwargs)
-            return self.pack_results(result, entered, policy, noted, current)
-
-        functools.update_wrapper(inner, self.function, updated=())
-        inner.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
-        if is_module(self.function):  # Equinox would look inside it, and warn of arrays that nothing is done with
-            del inner.__dict__["__wrapped__"]
-            inner.__signature__ = inspect.signature(self.function)  # pyright: ignore[reportFunctionMemberAccess]
+        shared = self._shared
+        inner = shared.inner.get(policy)
+        if inner is None:
+            call = functools.partial(self._without_function().call_inside, policy)
+            inner = shared.inner.setdefault(policy, Inner(self.function, shared.hold, call))
         return inner
 
-    def _current(self, policy: Policy) -> Calling:
-        """The caller's side of this call. If a plan packed it, it is packed anew, before the function can change it."""
-        entry = active.stack[-1]
+    def _without_function(self) -> Self:
+        """The part of this that the inner function may hold: neither the function, nor what holds the inner one."""
+        part = object.__new__(type(self))
+        part.__dict__.update(self.__dict__)
+        for name in ("function", "__wrapped__", "_shared", "_made", "_last"):
+            part.__dict__.pop(name, None)
+        return part
+
+    def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        """Unpacks arguments, calls the user's function and packs its results, inside the transform."""
+        current = self._current(policy)
+        entered = unpack_call(args, kwargs, self.static_positions(args, kwargs))
+        if current is not None:
+            report_tied_values(current.call.items(), self.names, self.transform_name, policy)
+        if self.caches_traces:
+            self.traces.add(entered, self.names)
+        if current is not None:
+            leaves = [number for number, (op, _) in enumerate(entered.records) if op is LEAF]
+            hand_on([current.call.tags.objects[number] for number in leaves], [entered.table[n] for n in leaves])
+        with noting_untied() as said:
+            result = function(*entered.args, **entered.kwargs)
+        return self.pack_results(result, entered, policy, said, current, self.leaving(policy, args, kwargs))
+
+    def _current(self, policy: Policy) -> Calling | None:
+        """The caller's side of this call, if it is under way.
+
+        If a plan packed it, it is packed anew, before the function can change it.
+        """
+        place = caller_of(self.names)
+        if place is None:
+            return None
+        entry = active.stack[place]
         if not isinstance(entry, Calling):
-            traces = current_traces()
-            outer = traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]
-            entry = active.stack[-1] = Calling(self.pack(*entry, policy), outer)
+            _, args, kwargs = entry
+            entry = Calling(self.names, self.pack(args, kwargs, policy), _enclosing_traces())
+            active.stack[place] = entry
         return entry
 
-    def pack_results(self, result: Any, entered: Entered, policy: Policy, noted: Any, current: Calling) -> Any:
+    def pack_results(
+        self,
+        result: Any,
+        entered: Entered,
+        policy: Policy,
+        said: Sequence[Said],
+        current: Calling | None,
+        leaving: Leaving | None,
+    ) -> Any:
         """The function's side, going out."""
-        rules = policy.rules._replace(on_static=forbid_tracers(current.outer))
+        outer = _enclosing_traces() if current is None else current.outer
+        rules = policy.rules._replace(on_static=forbid_tracers(outer))
         tags = Tags()
+        received = entered.arguments if policy.in_place else []
+        if leaving is not None and leaving.is_one(received):
+            leaving = None
         if policy.in_place:
             rules = rules_for_state(rules, entered, self.is_taken(entered))
-            state = [
-                pack_tree(entered.table[a.structure.root], tags, rules, self.names.text(a.position, a.path))
-                for a in entered.arguments
-            ]
-            packed: Any = (state, pack_tree(result, tags, rules, "result"))
-        else:
-            if policy.pass_through and self.passes_through:
-                rules = rules._replace(given=unchanged(result, entered, self.is_taken(entered)))
-            packed = pack_tree(result, tags, rules, "result")
+        elif policy.pass_through and self.passes_through:
+            rules = rules._replace(given=unchanged(result, entered, self.is_taken(entered)))
+        named = {"given": rules.given, "updated": rules.updated}
+        if leaving is not None:  # whether an object can be named depends on how it leaves, which a walk does not ask
+            rules = rules._replace(given={}, updated={})
+        state: list[Any] = [
+            pack_tree(entered.table[a.structure.root], tags, rules, self.names.text(a.position, a.path))
+            for a in received
+        ]
+        packed: Any = pack_tree(result, tags, rules, "result")
+        if leaving is not None:
+            again = [a._replace(packed=each) for a, each in zip(received, state, strict=True)]
+            state, packed, tags = parted(again, packed, tags, leaving, self.names, self.transform_name, **named)
+        if policy.in_place:
+            packed = (state, packed)
         before = Side(
             entered.records,
             entered.table,
@@ -212,11 +313,22 @@ class FunctionTransform:
             tags.objects,
             [(self.names.text("result", a.path), a.structure.root) for a in left],
         )
-        if self.caches_traces:
+        if self.caches_traces and current is not None:
             self._seen.compare(
-                before, [a.structure for a in entered.arguments], current.call.tags.objects.__getitem__, policy
+                before,
+                [a.structure for a in entered.arguments],
+                current.call.tags.objects.__getitem__,
+                policy,
+                self.names.definition,
             )
-        report_lost_ties(before, after, noted, policy)
+        report_lost_ties(before, after, said, policy, self.names.definition)
+        for argument in left:
+            noted = which_are_noted(argument.packed.leaves)
+            tied = which_are_tied_values(argument.packed.leaves)
+            if noted or tied:  # the structure is what JAX's caches keep of a result, so it says so on every call
+                known = argument.structure
+                argument.packed.structure = intern(known.records, known.root, known.base, known.maker, noted, tied)
+        report_tied_values([("result", packed)], self.names, self.transform_name, policy)
         return packed
 
     def used(self, call: Call) -> Sequence[Any]:
@@ -228,42 +340,12 @@ class FunctionTransform:
         return lambda _: False
 
 
-class UnregisteredTransform(FunctionTransform):
-    """A transform that nothing is known about: what it does to each argument is hidden, so none may be tied to another.
-
-    Ties inside one argument are kept. A vmap with `in_axes=(0, None)` hidden in a lambda would otherwise map one
-    occurrence of an object and not the other, and silently compute something else.
-    """
-
-    def pack(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """As the base; refuses ties across arguments, and mutation, whose results would have no place."""
-        if policy.in_place:
-            raise ValueError(
-                f"`Policy(in_place=True)` adds to what a function returns, which `{self.transform_name}` may not "
-                "stand: it is not registered. Say that it is a plain function transformer:\n"
-                "    sharedtree.register_transform(transform)"
-            )
-        call = super().pack(args, kwargs, policy)
-        arguments = [a for position, value in call.items() for a in packed_in(value, position)]
-        records = [record for a in arguments for record in a.structure.records]
-        require_one_treatment(
-            [(a, a.position) for a in arguments],
-            records,
-            self.names,
-            transform=self.transform_name,
-            describe=lambda position: f"in `{self.names.text(position)}`, whose treatment is not known",
-            fix=(
-                "The transform is not registered, so it may treat these arguments differently without a way to tell. "
-                "If it treats all arguments alike, say so, once:\n"
-                "    sharedtree.register_transform(transform)\n"
-                "or, if it is some other transform with options of its own: sharedtree.register_transform(transform, "
-                "jax.vmap).\n" + part_them(self.names, arguments)
-            ),
-        )
-        return call
+def _remade(cls: Any, transform: Any, *rest: Any) -> FunctionTransform:
+    """A wrapper that was pickled."""
+    return cls(transform_named(transform) if isinstance(transform, str) else transform, *rest)
 
 
-def _name_of(transform: Any) -> str:
-    name = getattr(transform, "__qualname__", repr(transform))
-    module = str(getattr(transform, "__module__", "")).partition(".")[0]
-    return f"{module}.{name}" if module in ("jax", "equinox") else name
+def _enclosing_traces() -> Sequence[Any]:
+    """The traces around the one that a function is being traced in."""
+    traces = current_traces()
+    return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]

@@ -6,13 +6,13 @@ been built is any of it written. So the caller's objects change all together or,
 """
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._graph import Rules
 from .._node_types import carries_identity, node_type_of
 from .._structure import LEAF, Node
-from ._crossing import Entered
+from ._crossing import Call, Entered
 from ._passing_through import Unchanged
 
 
@@ -42,16 +42,18 @@ class InPlace:
     """Content that is to be written into the caller's objects, collected first and written at once.
 
     Args:
-        objects: the caller's objects by their numbers.
+        call: the caller's side.
     """
 
-    def __init__(self, objects: Sequence[Any]) -> None:
-        self._objects = objects
+    def __init__(self, call: Call) -> None:
+        self._call = call
         self._pending: list[tuple[Any, Any]] = []
 
     def update(self, number: int, content: Any) -> Any:
         """Notes that an object is to get the content of another of its class; returns that object."""
-        target = self._objects[number]
+        target = self._call.tags.objects[number]
+        for cuts in self._call.cuts:
+            cuts.require_one_container(target)
         self._pending.append((target, content))
         return target
 
@@ -103,8 +105,9 @@ def _write(obj: Any, content: Any) -> None:
         obj.clear()
         obj.extend(content)
     elif isinstance(obj, dict):
-        obj.clear()
-        obj.update(content)
+        for name in [name for name in obj if name not in content]:
+            del obj[name]
+        obj.update(content)  # what stays keeps its place
     else:
         for name, value in content.items():
             object.__setattr__(obj, name, value)  # frozen classes too: the caller asked for it

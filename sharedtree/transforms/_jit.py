@@ -1,9 +1,8 @@
 """`jax.jit` and `equinox.filter_jit`: static and donated arguments, shardings, ahead-of-time compilation."""
 
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -15,23 +14,32 @@ from .._graph import Tags, pack, unpack
 from .._jax_internals import used_inputs
 from .._node_types import is_module
 from .._packed import Packed
+from .._text import shown
 from ._argnums import Chosen
 from ._calling import Calling, active, calling
-from ._crossing import Argument, Call, Entered, Position, pack_call
+from ._crossing import Call, Position, pack_call, packed_in, positions
+from ._cuts import Leaving, treated
+from ._donation import DonatingTransform, forbid_giving_away, given_away, has_buffer
 from ._function import FunctionTransform
+from ._modules import How
 from ._plans import CallPlan
-from ._prefixes import has_modules, modules_with_parts, require_one_label, require_one_label_in_result, spread
+from ._prefixes import has_containers, has_modules, spread
 from ._result_plans import NOT_BUILT
 from ._sites import Site
 from ._stages import Stage
+from ._treatments import Treatment
 
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns
 
 
-class JitTransform(FunctionTransform):
+_MOST_PREFIXED = 32  # jitted functions of one wrapper whose shardings reach inside modules
+
+
+class JitTransform(DonatingTransform):
     """A function under `jax.jit`, with identities preserved."""
 
     caches_traces = True
+    only_for_transform = frozenset({"inline", "keep_unused", "compiler_options", "abstracted_axes"})
 
     def __init__(
         self,
@@ -43,31 +51,53 @@ class JitTransform(FunctionTransform):
         self.passes_through = not any(options.get(name) is not None for name in _ELSEWHERE)
         self._in_shardings = options.get("in_shardings")
         self._out_shardings = options.get("out_shardings")
-        self._prefixed = has_modules(self._in_shardings) or has_modules(self._out_shardings)
-        self._can_be_planned = not self._prefixed
-        self._sites: dict[Policy, Site] = {}
-        self._site: Site | None = None  # that of the last call
+        prefixes = (self._in_shardings, self._out_shardings)
+        self._prefixed = any(map(has_modules, prefixes))
+        self._prefixed_by_containers = any(map(has_containers, prefixes))
+        self._last: tuple[Policy, Site, Any] | None = None  # of the last call: its policy, site and jitted function
         super().__init__(transform, function, policy, options)
-        self._static = Chosen(function, options.get("static_argnums"), options.get("static_argnames"))
-        self._donated = Chosen(function, options.get("donate_argnums"), options.get("donate_argnames"))
+        self._sites = self._shared.sites
 
     def check_options(self) -> None:
-        """Shardings that reach inside modules are checked when they are translated."""
+        """As the base. Shardings that reach inside modules are checked when they are translated."""
+        options = self.options
+        try:
+            self._static = Chosen(self.function, options.get("static_argnums"), options.get("static_argnames"))
+            self._donated = Chosen(self.function, options.get("donate_argnums"), options.get("donate_argnames"))
+            self._donates = not self._donated.is_empty
+        except Exception:
+            self.transform(self.function, **options)  # says best what is wrong with them
+            raise
         if not self._prefixed:
             super().check_options()
+
+    def _is_prefixed(self, policy: Policy) -> bool:
+        """Whether the shardings reach inside what is packed."""
+        return self._prefixed or (policy.containers and self._prefixed_by_containers)
 
     def static_positions(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Collection[Position]:
         """Those that `static_argnums` and `static_argnames` choose."""
         return self._static.positions(len(args), kwargs)
 
-    def treatment(self, argument: Argument, num_args: int) -> Any:
-        """Donated or not."""
-        is_donated = argument.position in self._donated.positions(num_args, (argument.position,))
-        return "donated" if is_donated else "not donated"
+    def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """Those that `donate_argnums` and `donate_argnames` choose."""
+        return self._donated.positions(num_args, keywords)
 
-    def is_taken(self, entered: Entered) -> Callable[[int], bool]:
-        """Donated buffers are."""
-        return donated(entered, self.treatment)
+    def treatments(self, num_args: int, keywords: Collection[str]) -> Sequence[Treatment]:
+        """Donated or not, and where to."""
+        found = super().treatments(num_args, keywords)
+        shardings = self._in_shardings
+        if shardings is None:
+            return found
+        parts = self._shardings_of(num_args, self._static.positions(num_args, keywords))
+        if parts is None:
+            return found
+
+        def sharding_of(position: Position) -> Any:
+            return parts[position] if isinstance(position, int) else None
+
+        name = "in_shardings"
+        return (*found, Treatment(sharding_of, is_sharding, describe=lambda where: f"{name} {shown(where)}", name=name))
 
     def used(self, call: Call) -> Sequence[Any]:
         """JAX drops arguments that the computation does not need, and then their placement has no effect."""
@@ -79,120 +109,118 @@ class JitTransform(FunctionTransform):
         traced = self._call_jitted(policy, call, lambda jitted, *a, **k: jitted.trace(*a, **k))
         return used_inputs(traced.jaxpr)
 
-    def pack(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
-        """As the base; refuses two shardings for one object. Plans need not ask: their structure is one that passed."""
-        call = super().pack(args, kwargs, policy)
-        if self._in_shardings is not None:
-            require_one_label(
-                modules_with_parts(self._in_shardings, call.items(), is_sharding, "in_shardings"),
-                self.names,
-                is_sharding,
-                "in_shardings",
-                self.transform_name,
-            )
-        return call
-
-    def pack_results(self, result: Any, entered: Entered, policy: Policy, noted: Any, current: Calling) -> Any:
-        """As the base, and refuses two shardings for one object."""
-        packed = super().pack_results(result, entered, policy, noted, current)
-        if self._out_shardings is not None:
-            prefix = (None, self._out_shardings) if policy.in_place else self._out_shardings
-            require_one_label_in_result(prefix, packed, is_sharding, "out_shardings", self.transform_name)
-        return packed
+    def leaving(self, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Leaving | None:
+        """The results go where `out_shardings` says."""
+        if self._out_shardings is None:
+            return None
+        where = Treatment(lambda _: self._out_shardings, is_sharding, name="out_shardings")
+        return Leaving(where, None, self._out_shardings)
 
     def _call_jitted(self, policy: Policy, call: Call, use: Callable[..., Any]) -> Any:
-        with calling(call):
+        with calling(self.names, call):
             return use(self._jitted(policy, call), *call.args, **call.kwargs)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         policy = self.policy or current_policy()
-        site = self._site
-        if site is None or site.policy is not policy:
-            site = self._site_for(policy)
+        last = self._last
+        if last is None or last[0] is not policy:
+            last = self._site_for(policy)
+        _, site, jitted = last
         for plan in site.plans:
             packing = plan.pack(args, kwargs)
             if packing is None:
                 continue
             if plan is not site.plans[0]:
                 site.prefer(plan)
-            objects = plan.objects_given(args, kwargs) if plan.given else None
-            call = None if plan.results else self.pack(args, kwargs, policy)  # before anything can change them
+            if self._donates and any(map(has_buffer, packing[3])) and self._gives_away(*packing[:2]):
+                self.require_executable(self.pack(args, kwargs, policy))
+            results, given = plan.known
+            objects = plan.objects_of(given, args, kwargs) if given else None
+            call = None if results else self.pack(args, kwargs, policy)  # before anything can change them
             stack = active.stack
-            stack.append((args, kwargs))
+            depth = len(stack)
             try:
-                result = site.jitted(*packing[0], **packing[1])
+                stack.append((self.names, args, kwargs))
+                result = jitted(*packing[0], **packing[1])
+                entry = stack[depth]
             finally:
-                entry = stack.pop()
+                del stack[depth:]
             if type(entry) is Calling:  # it was traced
-                return self._finish_planned(result, plan, entry.call, policy)
-            for outcome in plan.results:
+                return self._finish_planned(result, site, plan, entry.call, policy)
+            for outcome in results:
                 if outcome.given and not plan.can_be_given(outcome, packing):
                     continue
                 built = outcome.build(result, objects)
                 if built is not NOT_BUILT:
                     return built
-            return self._finish_planned(result, plan, call or self.pack(args, kwargs, policy), policy)
+            return self._finish_planned(result, site, plan, call or self.pack(args, kwargs, policy), policy)
         call = self.pack(args, kwargs, policy)
+        self.require_executable(call)
         result = self._call_jitted(policy, call, lambda jitted, *a, **k: jitted(*a, **k))
         finished = self.finish(result, call, policy)
-        if self._can_be_planned and policy.arrays and not policy.in_place:
-            with self._planning():
-                site.saw(call, self.static_positions(args, kwargs))
+        if not self._is_prefixed(policy) and policy.arrays and not policy.in_place and not call.cuts:
+            site.saw(call, self.static_positions(args, kwargs))
         return finished
 
-    def _finish_planned(self, result: Any, plan: CallPlan, call: Call, policy: Policy) -> Any:
+    def _finish_planned(self, result: Any, site: Site, plan: CallPlan, call: Call, policy: Policy) -> Any:
         """Unpacks a result that no plan knows, and makes one."""
         finished = self.finish(result, call, policy)
-        with self._planning():
-            plan.learn(result)
+        site.learn(plan, result)
         return finished
 
-    def _site_for(self, policy: Policy) -> Site:
-        with self._lock:
-            site = self._sites.get(policy)
-            if site is None:
-                jitted = None if self._prefixed else self.transformed(policy)
-                site = self._sites[policy] = Site(policy, jitted)
-            self._site = site
-        return site
+    def _gives_away(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether a bare array is also in another argument. Within modules a plan has found all objects to differ."""
+        donated, static = self._donated.positions(len(args), kwargs), self.static_positions(args, kwargs)
+        return given_away(positions(args, kwargs), donated, static) is not None
 
-    @contextlib.contextmanager
-    def _planning(self) -> Iterator[None]:
-        """Makes do without plans if one cannot be made: the result is there already, and must not be lost."""
-        try:
-            yield
-        except Exception:  # noqa: BLE001 -- whatever it was, the walk is right and only slower
-            self._can_be_planned = False
+    def _site_for(self, policy: Policy) -> tuple[Policy, Site, Any]:
+        site = self._sites.setdefault(policy, Site())
+        last = self._last = policy, site, None if self._is_prefixed(policy) else self.transformed(policy)
+        return last
 
     def _jitted(self, policy: Policy, call: Call) -> Any:
         """The jitted function. Shardings that reach inside modules are translated anew for each structure."""
-        if not self._prefixed:
+        if not self._is_prefixed(policy):
             return self.transformed(policy)
         avals = jtu.tree_map(_aval, (call.args, call.kwargs))
         leaves, treedef = jtu.tree_flatten(avals)
         key = (policy, treedef, tuple(leaves))
         made = self._made.get(key)
         if made is None:
-            with self._lock:
-                made = self._made.setdefault(key, self._jitted_for(policy, call, avals))
+            made = self._made.setdefault(key, self._jitted_for(policy, call, avals))
+            # Another shape is another entry, so the oldest ones go.
+            for old in list(self._made)[:-_MOST_PREFIXED]:
+                self._made.pop(old, None)
         return made
+
+    def _shardings_of(self, num_args: int, static: Collection[Position]) -> Sequence[Any] | None:
+        """What `in_shardings` has for each positional argument but the static ones; None if JAX will refuse it."""
+        prefix = self._in_shardings
+        dynamic = [i for i in range(num_args) if i not in static]
+        parts = prefix if isinstance(prefix, (tuple, list)) else [prefix] * len(dynamic)
+        if len(parts) != len(dynamic):
+            return None
+        part_of = dict(zip(dynamic, parts, strict=True))
+        return [part_of.get(i) for i in range(num_args)]
 
     def _jitted_for(self, policy: Policy, call: Call, avals: Any) -> Any:
         inner = self.inner(policy)
         options = dict(self.options)
-        if has_modules(self._in_shardings):
-            prefix = self._in_shardings
-            parts = prefix if isinstance(prefix, (tuple, list)) else [prefix] * len(call.args)
+        if self._in_shardings is not None:
+            static = self.static_positions(call.args, call.kwargs)
+            parts = self._shardings_of(len(call.args), static) or [self._in_shardings] * len(call.args)
+            each = [(parts[i], arg) for i, arg in enumerate(call.args) if i not in static]
             options["in_shardings"] = tuple(
-                spread(part, arg, is_sharding, "in_shardings") for part, arg in zip(parts, call.args, strict=True)
+                spread(part, arg, call.records, is_sharding, "in_shardings") for part, arg in each
             )
-        if has_modules(self._out_shardings):
+        if self._out_shardings is not None:
             # What the function returns is known only once it has been traced.
             plain = {k: v for k, v in options.items() if k not in ("in_shardings", "out_shardings")}
             args, kwargs = avals
             result = self.transform(inner, **plain).eval_shape(*args, **kwargs)
             prefix = (None, self._out_shardings) if policy.in_place else self._out_shardings
-            options["out_shardings"] = spread(prefix, result, is_sharding, "out_shardings")
+            records = [record for packed in packed_in(result, "result") for record in packed.structure.records]
+            options["out_shardings"] = spread(prefix, result, records, is_sharding, "out_shardings")
         return self.transform(inner, **options)
 
     # Ahead of time ------------------------------------------------------------------------------------------------
@@ -214,7 +242,9 @@ class JitTransform(FunctionTransform):
         staged = self._call_jitted(policy, call, lambda jitted, *a, **k: getattr(jitted, name)(*a, **k))
         # Which arguments are used is asked of this call, for that of what it compiles to lacks the static ones.
         used = functools.cache(lambda: self._used(call, policy))
-        return Stage(staged, functools.partial(self._call_compiled, policy, used))
+        static = self.static_positions(args, kwargs)
+        places = [i for i in range(len(args)) if i not in static]
+        return Stage(staged, functools.partial(self._call_compiled, policy, used, places))
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns for such arguments, with a `jax.ShapeDtypeStruct` for each traced leaf."""
@@ -224,10 +254,9 @@ class JitTransform(FunctionTransform):
         return self.finish(result, call, policy)
 
     def clear_cache(self) -> None:
-        """Forgets every trace of this function, and how to pack and unpack its calls."""
-        with self._lock:
-            self._sites.clear()
-            self._site = None
+        """Forgets every trace of this function, whoever wrapped it, and how to pack and unpack its calls."""
+        self._sites.clear()
+        self._last = None
         for made in list(self._made.values()):
             made.clear_cache()
 
@@ -235,74 +264,75 @@ class JitTransform(FunctionTransform):
         self,
         policy: Policy,
         used: Callable[[], Sequence[bool]],
+        places: Sequence[int],
         compiled: Any,
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> Any:
-        call = pack_call(args, kwargs, (), policy.rules, self.names)  # the static ones are left out, as in JAX
+        # The static arguments are left out, as in JAX, so the others are at other places than in the function's call.
+        num_args = places[-1] + 1 if places else 0
+
+        def place_of(position: Position) -> Position:
+            return places[position] if isinstance(position, int) and position < len(places) else position
+
+        treatments = [
+            each._replace(part_of=lambda position, part_of=each.part_of: part_of(place_of(position)))
+            for each in self.treatments(num_args, kwargs)
+        ]
+        call = pack_call(args, kwargs, (), policy.rules, self.names)
+        call = treated(call, (), treatments, self.names, self.transform_name)
+        donated = self.donated_positions(num_args, kwargs)
+        donated = [position for position, _ in call.items() if place_of(position) in donated]
+        forbid_giving_away(call, donated, (), self.names, self.transform_name)
         result = compiled(*call.args, **call.kwargs)
         return self.finish(result, call, policy, lambda call: _chosen([v for _, v in call.items()], used()))
 
 
-class FilterJitTransform(FunctionTransform):
+class FilterJitTransform(DonatingTransform):
     """A function under `equinox.filter_jit`, with identities preserved. A module that is the function is traced too."""
 
     caches_traces = True
+    shares_alike = True
 
-    def treatment(self, argument: Argument, num_args: int) -> Any:
-        """Donated or not."""
+    def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """All of them, or all but the first."""
         donate = self.options.get("donate", "none")
-        is_donated = donate in ("all", "warn") or (
-            donate in ("all-except-first", "warn-except-first") and argument.position != 0
-        )
-        return "donated" if is_donated else "not donated"
-
-    def is_taken(self, entered: Entered) -> Callable[[int], bool]:
-        """Donated buffers are."""
-        return donated(entered, self.treatment)
+        if donate not in ("all", "warn", "all-except-first", "warn-except-first"):
+            return ()
+        return {*range(int(donate.endswith("-except-first")), num_args), *keywords}
 
     def lower(self, *args: Any, **kwargs: Any) -> Stage:
         """As `equinox.filter_jit(f).lower`, for the same arguments as the function; `.compile()` gives a callable."""
         policy = self.policy or current_policy()
         call = self.pack(args, kwargs, policy)
-        with calling(call):
+        with calling(self.names, call):
             lowered = self.transformed(policy).lower(*call.args, **call.kwargs)
         return Stage(lowered, functools.partial(self._call_compiled, policy))
 
     def _call_compiled(self, policy: Policy, compiled: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         call = self.pack(args, kwargs, policy)
+        self.require_executable(call)
         return self.finish(compiled(*call.args, **call.kwargs), call, policy)
 
     def inner(self, policy: Policy) -> Callable[..., Any]:
         """A module that holds the function packed, so that Equinox traces its leaves, each once."""
         if not is_module(self.function):
             return super().inner(policy)
-        return _CallPacked(Packed(*pack(self.function, Tags(), policy.rules)), self, policy)
+        # Not kept: a module may change. What JAX compares is equal for all wrappers of equal modules.
+        how = How(FunctionTransform, self.transform, policy, self.options)
+        return _CallPacked(Packed(*pack(self.function, Tags(), policy.rules)), how)
 
 
 class _CallPacked(eqx.Module):
     packed: Packed
-    wrapper: FilterJitTransform = eqx.field(static=True)
-    policy: Policy = eqx.field(static=True)
+    how: How = eqx.field(static=True)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        return self.wrapper.function
+        return unpack(self.packed.structure, self.packed.leaves)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        function = unpack(self.packed.structure, self.packed.leaves)
-        alike = FunctionTransform(self.wrapper.transform, function, self.policy, self.wrapper.options)
-        return alike.inner(self.policy)(*args, **kwargs)
-
-
-def donated(entered: Entered, treatment: Callable[[Argument, int], Any]) -> Callable[[int], bool]:
-    """Whether a record belongs to an argument that is donated."""
-    taken: set[int] = set()
-    for argument in entered.arguments:
-        if treatment(argument, len(entered.args)) == "donated":
-            base = argument.structure.base
-            taken.update(range(base, base + len(argument.structure.records)))
-    return taken.__contains__
+        return self.how.applied_to(self.__wrapped__).inner(self.how.policy)(*args, **kwargs)
 
 
 def _chosen(arguments: Sequence[Any], used: Sequence[bool]) -> Sequence[Any]:

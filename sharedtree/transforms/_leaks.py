@@ -9,15 +9,20 @@ from jax.core import Tracer
 
 from .._errors import StaticTracerError
 from .._jax_internals import belongs_to
+from .._text import shown
 
-_DEPTH = 8  # of closures within partials within containers; each level is a level of the user's own nesting
+_DEPTH = 8
+"""Of closures within partials within containers; each level is a level of the user's own nesting."""
+
+_MOST = 100_000
+"""So many objects are looked at in one static value: what holds more is data, not a closure over a tracer."""
 
 
 def forbid_tracers(outer: Sequence[Any]) -> Callable[[Any, Callable[[], str]], None]:
     """A check for `Rules.on_static`: no static value may hold a tracer, but for those of the enclosing traces."""
 
     def check(value: Any, path: Callable[[], str]) -> None:
-        how = _find(value, outer, _DEPTH)
+        how = _find(value, outer)
         if how is not None:
             raise StaticTracerError(
                 f"The result has a tracer in a static place, `{path()}`{how}.\n"
@@ -32,22 +37,44 @@ def forbid_tracers(outer: Sequence[Any]) -> Callable[[Any, Callable[[], str]], N
     return check
 
 
-def _find(value: Any, outer: Sequence[Any], depth: int) -> str | None:
-    """How a tracer is reached from a value; None if none is."""
-    if isinstance(value, Tracer):
-        return None if belongs_to(value, outer) else ""
-    if depth == 0 or value is None or isinstance(value, (str, bytes, int, float, complex, type, types.ModuleType)):
-        return None
-    for how, part in _parts(value):
-        found = _find(part, outer, depth - 1)
-        if found is not None:
-            return f", {how}{found}"
+def _find(value: Any, outer: Sequence[Any]) -> str | None:
+    """How a tracer is reached from a value, by a shortest way; None if none is. Each object is looked at once."""
+    found: list[tuple[Any, int, str]] = [(value, -1, "")]  # with the number of the one that holds it, and how
+    seen = {id(value)}  # alive in `found`
+    start = 0
+    for _ in range(_DEPTH + 1):
+        stop = len(found)
+        for number in range(start, stop):
+            obj = found[number][0]
+            if isinstance(obj, Tracer) and not belongs_to(obj, outer):
+                return _way(found, number)
+            if _holds_nothing(obj):
+                continue
+            for how, part in _parts(obj):
+                if id(part) not in seen:  # alive in `found`
+                    seen.add(id(part))  # as above
+                    found.append((part, number, f", {how}"))
+        start = stop
+        if len(found) == stop or stop > _MOST:
+            return None
     return None
+
+
+def _way(found: Sequence[tuple[Any, int, str]], number: int) -> str:
+    steps: list[str] = []
+    while number >= 0:
+        _, number, how = found[number]
+        steps.append(how)
+    return "".join(reversed(steps))
+
+
+def _holds_nothing(obj: Any) -> bool:
+    return obj is None or isinstance(obj, (Tracer, str, bytes, int, float, complex, type, types.ModuleType))
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
-        return [(f"under the key {key!r}", part) for key, part in value.items()]
+        return [(f"under the key {shown(key)}", part) for key, part in value.items()]
     if isinstance(value, (tuple, list, set, frozenset)):
         return [("in a container", part) for part in value]
     if isinstance(value, functools.partial):

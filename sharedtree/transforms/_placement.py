@@ -5,15 +5,15 @@ from typing import Any, TypeVar
 
 import jax
 
-from .._context import pack_alone
 from .._distinct import distinct
 from .._graph import unpack
-from .._node_types import require_registered
 from .._packed import Packed
-from .._structure import LEAF
+from .._text import shown
+from .._ties import read_tree
+from .._untying import hand_on
 from ._crossing import Argument, Names
 from ._jit import is_sharding
-from ._treatments import require_one_treatment
+from ._treatments import Fates, Modules, Treatment
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def device_put(tree: T, device: Any = None, **options: Any) -> T:
         >>> moved["a"] is moved["b"], moved["a"].committed
         (True, True)
     """
-    return _placed(tree, device, "device", lambda leaf, where: jax.device_put(leaf, where, **options))
+    return _placed(tree, device, "device", "device_put", lambda leaf, where: jax.device_put(leaf, where, **options))
 
 
 def with_sharding_constraint(tree: T, shardings: Any) -> T:
@@ -63,21 +63,18 @@ def with_sharding_constraint(tree: T, shardings: Any) -> T:
         >>> w = jnp.ones(2)
         >>> both = st.jit(lambda t: st.with_sharding_constraint(t, everywhere))([w, w])
     """
-    return _placed(tree, shardings, "shardings", jax.lax.with_sharding_constraint)
+    return _placed(tree, shardings, "shardings", "with_sharding_constraint", jax.lax.with_sharding_constraint)
 
 
-def _placed(tree: T, prefix: Any, name: str, place: Callable[[Any, Any], Any]) -> T:
-    require_registered(tree)
-    leaves, structure = pack_alone(tree)
-    argument = Argument("tree", (), Packed(leaves, structure))
-    chosen = require_one_treatment(
-        [(argument, prefix)],
-        structure.records,
-        Names(lambda tree: tree),
-        transform=place.__name__ if place.__name__ != "<lambda>" else "device_put",
-        fix="Give every path of the object the same place, or part them first: sharedtree.untie(tree).",
-        is_label=is_sharding,
-        name=name,
-    )
-    places = [chosen[number] for number, (op, _) in enumerate(structure.records) if op is LEAF]
-    return unpack(structure, distinct([place(leaf, where) for leaf, where in zip(leaves, places, strict=True)]))
+def _placed(tree: T, prefix: Any, name: str, transform: str, place: Callable[[Any, Any], Any]) -> T:
+    read = read_tree(tree)
+    leaves, structure = list(read.leaf_of.values()), read.structure
+    treatment = Treatment(lambda _: prefix, is_sharding, describe=lambda where: f"{name} {shown(where)}", name=name)
+    modules = Modules([(Argument("tree", (), Packed(leaves, structure)), prefix)], structure.records, read.leaf_of)
+    fates = Fates(modules, treatment, Names(lambda tree: tree))
+    for number in sorted(fates.several()):
+        fates.raise_inconsistent(number, transform, "What is tied here stays tied, so it has one place.\n")
+    chosen = {number: fates.of_leaves[fate] for (number, _), fate in fates.items() if number in read.leaf_of}
+    placed = distinct([place(leaf, chosen[number]) for number, leaf in read.leaf_of.items()])
+    hand_on(leaves, placed)
+    return unpack(structure, placed)

@@ -5,6 +5,7 @@ of `_crossing` decides. Plans for several structures can be kept side by side.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Collection, Sequence
 from operator import countOf
 from typing import Any
@@ -13,10 +14,10 @@ import jax
 from jax.tree_util import tree_leaves, tree_structure
 
 from .._compiled import MAX_DEPTH, ONCE, Readers, Reading, Source, all_different, indented, parts_of
+from .._copies import Incomparable
 from .._jax_internals import ConcreteArray
 from .._node_types import Convention, carries_identity, is_traced, node_type_of
 from .._packed import Packed
-from .._statics import Incomparable
 from .._structure import LEAF, Node, Record
 from ._containers import COMMON_BARE, Containers, Trail, is_bare
 from ._crossing import Call, Position, packed_in
@@ -25,6 +26,9 @@ from ._result_plans import ResultPlan, can_be_built
 
 MOST_PLANS = 8
 """Of each kind; they are tried in turn before the walk."""
+
+_ENOUGH = 8 * MOST_PLANS
+"""With so many structures in turn, plans would be made for ever, each driving out one that is needed next."""
 
 _UNREADABLE = "LookupError, ValueError, RecursionError, Incomparable"
 
@@ -35,13 +39,41 @@ A plain tuple, since one is made on every call.
 """
 
 
+class Claims:
+    """The structures that plans were made for, or are being made for.
+
+    No code of a user's runs under the lock: structures are compared before, in a tuple that is never changed but
+    replaced.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._keys: tuple[Any, ...] = ()
+        self._count = 0
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self._keys
+
+    def claim(self, key: Any) -> bool:
+        """Whether the caller is to make a plan: the first to ask is, if there are not too many."""
+        keys = self._keys
+        if key in keys:
+            return False
+        with self.lock:
+            if self._keys is not keys or self._count >= _ENOUGH:
+                return False
+            self._count += 1
+            self._keys = (key, *keys)[:MOST_PLANS]
+        return True
+
+
 class CallPlan:
     """Packs the arguments of calls of one structure.
 
     Attributes:
         pack: (args, kwargs) → `Packing`, or None if the arguments are of another structure.
-        results: plans for what such calls have returned.
-        given: the numbers of the caller's objects that one of these takes.
+        known: plans for what such calls have returned, and the numbers of the caller's objects that one of these takes.
+            One tuple, to be read once a call: another thread may replace it.
     """
 
     def __init__(self, call: Call, static: Collection[Position]) -> None:
@@ -53,8 +85,8 @@ class CallPlan:
         self._places: dict[int, tuple[int, int]] = {}  # of each leaf: which list, where in it
         self._trails: dict[int, tuple[Position, Trail]] = {}
         self._above = {records[parent][1][i]: (parent, i) for parent, i in readers.parts.is_first}
-        self.results: tuple[ResultPlan, ...] = ()
-        self.given: tuple[int, ...] = ()
+        self.known: tuple[tuple[ResultPlan, ...], tuple[int, ...]] = (), ()
+        self._learnt = Claims()
         source.names |= {"Packed": Packed, "Incomparable": Incomparable, "Ref": jax.Ref}
         source.names |= {"COMMON": COMMON_BARE, "is_bare": is_bare, "has_structure": _has_structure}
         body: list[str] = []
@@ -142,11 +174,11 @@ class CallPlan:
 
     def learn(self, result: Any) -> None:
         """Makes a plan for results like this one."""
-        key = tree_structure(result)
-        if any(plan.key == key for plan in self.results) or not can_be_built(result):
-            return
-        self.results = (ResultPlan(result, self._records), *self.results)[:MOST_PLANS]
-        self.given = tuple(sorted({number for plan in self.results for number in plan.given}))
+        if self._learnt.claim(tree_structure(result)) and can_be_built(result):
+            plan = ResultPlan(result, self._records)
+            with self._learnt.lock:
+                results = (plan, *self.known[0])[:MOST_PLANS]
+                self.known = results, tuple(sorted({number for plan in results for number in plan.given}))
 
     def object_of(self, number: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The caller's object of a number, if it carries identity. Cost: as many steps as it is nested."""
@@ -170,9 +202,9 @@ class CallPlan:
             known = self._trails[number] = position, (*trail, *reversed(steps))
         return known
 
-    def objects_given(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[int, Any]:
+    def objects_of(self, numbers: Sequence[int], args: Sequence[Any], kwargs: dict[str, Any]) -> dict[int, Any]:
         """The caller's objects that a result may take, by number, as they are before the call."""
-        return {number: self.object_of(number, args, kwargs) for number in self.given}
+        return {number: self.object_of(number, args, kwargs) for number in numbers}
 
     def can_be_given(self, plan: "ResultPlan", packing: Packing) -> bool:
         """Whether what vanilla `jax.jit` would return is the caller's objects; if not, that takes a closer look."""
@@ -235,8 +267,11 @@ def _has_structure(obj: Any) -> bool:
 
 
 def can_be_planned(call: Call, static: Collection[Position]) -> bool:
-    """Whether a call is worth a plan: nothing static that has structure, no leaves without identity, not too deep."""
+    """Whether a call is worth a plan: plain names, nothing static that has structure, no values as leaves, not deep."""
     if any(_has_structure(value) for position, value in call.items() if position in static):
+        return False
+    # A name of a subclass of `str` may print as anything.
+    if any(type(name) is not str for name in call.kwargs):
         return False
     arguments = [
         a.packed for position, value in call.items() if position not in static for a in packed_in(value, position)

@@ -8,10 +8,15 @@ import equinox as eqx
 import jax
 
 from .._context import Policy
+from .._equinox_internals import name_of
+from .._node_types import is_module
+from ._applying import apply_options
 from ._checkpoint import CheckpointTransform
-from ._function import FunctionTransform, UnregisteredTransform
-from ._grad import GradTransform
+from ._function import FunctionTransform
+from ._grad import FilterGradTransform, FilterValueAndGradTransform, GradTransform, ValueAndGradTransform
 from ._jit import FilterJitTransform, JitTransform
+from ._modules import How, TransformedModule, is_of_equinox
+from ._opaque import OpaqueTransform, UnregisteredTransform
 from ._vmap import FilterVmapTransform, VmapTransform
 
 Adapter = Callable[[Callable[..., Any], Callable[..., Any], Policy | None, dict[str, Any]], Callable[..., Any]]
@@ -20,12 +25,20 @@ Adapter = Callable[[Callable[..., Any], Callable[..., Any], Policy | None, dict[
 _adapters: dict[Any, Any] = {
     jax.jit: JitTransform,
     jax.grad: GradTransform,
-    jax.value_and_grad: GradTransform,
+    jax.value_and_grad: ValueAndGradTransform,
+    jax.jacfwd: GradTransform,
+    jax.jacrev: GradTransform,
+    jax.jacobian: GradTransform,
+    jax.hessian: GradTransform,
     jax.vmap: VmapTransform,
     jax.checkpoint: CheckpointTransform,
+    jax.remat: CheckpointTransform,
     eqx.filter_jit: FilterJitTransform,
-    eqx.filter_grad: GradTransform,
-    eqx.filter_value_and_grad: GradTransform,
+    eqx.filter_grad: FilterGradTransform,
+    eqx.filter_value_and_grad: FilterValueAndGradTransform,
+    eqx.filter_jacfwd: FilterGradTransform,
+    eqx.filter_jacrev: FilterGradTransform,
+    eqx.filter_hessian: FilterGradTransform,
     eqx.filter_vmap: FilterVmapTransform,
     eqx.filter_checkpoint: FunctionTransform,
 }
@@ -34,8 +47,8 @@ _adapters: dict[Any, Any] = {
 def register_transform(transform: Callable[..., Any], adapter: Any = None) -> None:
     """Says how a transform treats its arguments, so that objects may be shared between them.
 
-    A transform that is not registered may hide what it does to each argument, so a tie across its arguments is an
-    error. Ties inside one argument are kept without registration.
+    A transform that is not registered may hide what it does to each argument, so a module in two of its arguments is an
+    error, and arrays are cut between them. Ties inside one argument are kept without registration.
 
     Args:
         transform: a function transformer, `transform(f, **options) → g`. It is recognised by identity, so it must be a
@@ -57,7 +70,7 @@ def register_transform(transform: Callable[..., Any], adapter: Any = None) -> No
         Array(1, dtype=int32, weak_type=True)
     """
     if adapter is None:
-        adapter = FunctionTransform
+        adapter = OpaqueTransform
     elif adapter in _adapters:
         adapter = _adapters[adapter]
     if not callable(adapter):
@@ -72,31 +85,41 @@ def preserve_identities(transform: Callable[..., Any], *, policy: Policy | None 
     two. Here each shared module, tied array and mutable container is packed once and put together once.
 
     Args:
-        transform: `jax.jit`, `jax.grad`, `jax.value_and_grad`, `jax.vmap`, `jax.checkpoint`, their counterparts
-            `equinox.filter_…`, a `functools.partial` of one of these, one that was registered with
-            `register_transform`, or any other function transformer.
-        policy: what counts as sharing. Default: that of the innermost `Context` at each call.
+        transform: `jax.jit`, `jax.grad`, `jax.value_and_grad`, `jax.jacfwd`, `jax.jacrev`, `jax.hessian`, `jax.vmap`,
+            `jax.checkpoint`, their counterparts `equinox.filter_…`, a `functools.partial` of one of these, one that was
+            registered with `register_transform`, or any other function transformer.
+        policy: what counts as sharing. Default: that of the innermost `Context` at each call. It can be given with the
+            function, too: `jit(f, policy=Policy(containers=True))`.
         options: of the transform, bound in advance.
 
     Returns:
         A transform. It takes a function, and further options, as the original does, and returns a function with the
         same name, docstring and signature. Under `jax.jit` that has `lower`, `trace`, `eval_shape` and `clear_cache`.
-        It can be used as a decorator, on methods too.
+        It can be used as a decorator, on methods too. Under Equinox's transforms a module becomes a module, whose
+        leaves are its own.
+
+    Raises:
+        TypeError: if the transform would not accept its options, or takes operands or rules beside the function, for
+            which there is no adapter; the text says what to do instead.
 
     The function it returns raises:
-        InconsistentSharingError: if two occurrences of one object would be treated differently: donated and not,
-            differentiated and not, mapped along different axes; or, under an unregistered transform, if they are in
-            different arguments.
+        InconsistentSharingError: if two occurrences of one module that holds traced leaves would be treated
+            differently: donated and not, differentiated and not, mapped along different axes; or, under an unregistered
+            transform, if they are in different arguments. Arrays and mutable containers part silently there; but not if
+            a buffer would be given away that another argument keeps, and not if a container would be written back in
+            place.
         CycleError: if an object contains itself.
         StaticComparisonError: if a static leaf has no usable `==`.
         StaticTracerError: if a tracer is left in a static leaf of the result.
 
     and warns with:
-        UntiedWarning: if a tie enters and does not leave. Checked when the function is traced.
+        UntiedWarning: if a tie enters and does not leave, checked when the function is traced; or if a gradient lacks
+            what flows through an argument that is not differentiated.
         RetraceWarning: if a static number changes on every call.
 
     Cost: each call packs its arguments and unpacks its results, in time proportional to the nodes; the arrays are
-    aliased. A traced function is cached by structure, so equal sharing does not retrace and other sharing does.
+    aliased. A traced function is cached by structure, so equal sharing does not retrace and other sharing does. Nor
+    does wrapping the same function again with the same options, as in JAX.
 
     The idea is Cristian Garcia's (treex issue 8).
 
@@ -116,7 +139,8 @@ def preserve_identities(transform: Callable[..., Any], *, policy: Policy | None 
 
     Limitations: what a function closes over is not an argument, so an object that is both closed over and passed is
     two objects inside. Identity outside modules is that of values: of `f(x, x)` with an array `x` the function gets
-    two arrays; wrap them in a `Dag` to tie them.
+    two arrays; wrap them in a `Dag` to tie them. `Policy(containers=True)` gives identity to lists and dicts, and to
+    the arrays in them.
     """
     if policy is not None and not isinstance(policy, Policy):
         raise TypeError(
@@ -129,19 +153,19 @@ def preserve_identities(transform: Callable[..., Any], *, policy: Policy | None 
         transform = transform.func
     adapter = _adapters.get(transform, UnregisteredTransform) if _is_hashable(transform) else UnregisteredTransform
 
-    def preserving(function: Callable[..., Any] | None = None, /, *operands: Any, **more: Any) -> Any:
-        if operands:
-            raise TypeError(
-                f"`{preserving.__name__}` was called with a function and operands, but no adapter says how it treats "
-                "them. Give it a `Dag`, which every transform takes as it is:\n"
-                "    jax.lax.scan(body, sharedtree.Dag(init), xs)\n"
-                "or register an adapter: sharedtree.register_transform(transform, adapter)"
-            )
+    def preserving(*positional: Any, **more: Any) -> Any:
+        own = {**options, **more}
+        chosen = policy
+        if isinstance(own.get("policy"), Policy):  # `jax.checkpoint` has an option of that name, of another type
+            chosen = own.pop("policy")
+        function, bound = apply_options(transform, positional, own)
         if function is None:
             return functools.partial(preserving, **more)
-        return adapter(transform, function, policy, {**options, **more})
+        if is_module(function) and is_of_equinox(transform):
+            return TransformedModule(function, How(adapter, transform, chosen, bound))
+        return adapter(transform, function, chosen, bound)
 
-    preserving.__name__ = getattr(transform, "__name__", "transform")
+    preserving.__name__ = name_of(transform, "transform")
     preserving.__doc__ = f"`{preserving.__name__}`, with identities preserved; see `sharedtree.preserve_identities`."
     return preserving
 

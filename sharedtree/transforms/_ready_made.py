@@ -35,7 +35,7 @@ def jit(*function: Any, **options: Any) -> Any:
 
     Args:
         function: the function; without it, returns a decorator.
-        options: of `jax.jit`.
+        options: of `jax.jit`, and `policy=`, a `Policy`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -49,7 +49,7 @@ def jit(*function: Any, **options: Any) -> Any:
 
 
 @overload
-def grad(function: Callable[P, Any], /, **options: Any) -> Callable[P, Any]: ...
+def grad(function: Callable[P, Any], /, *positional: Any, **options: Any) -> Callable[P, Any]: ...
 @overload
 def grad(**options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def grad(*function: Any, **options: Any) -> Any:
@@ -72,6 +72,10 @@ def grad(*function: Any, **options: Any) -> Any:
         >>> gradient.embed is gradient.head, gradient.head
         (True, Array([2., 2.], dtype=float32))
 
+    An array that is in a differentiated argument and in one that is not is two arrays inside, as in vanilla JAX, and
+    its gradient lacks what flows through the second. Of two differentiated arguments that hold one array, each gets the
+    sum.
+
     See `preserve_identities` for errors, cost and limitations. Norms over the unpacked gradient (`optax.global_norm`)
     count a tied leaf once for each path; over `sharedtree.tree.leaves(gradient)` once.
     """
@@ -79,7 +83,7 @@ def grad(*function: Any, **options: Any) -> Any:
 
 
 @overload
-def value_and_grad(function: Callable[P, R], /, **options: Any) -> Callable[P, tuple[R, Any]]: ...
+def value_and_grad(function: Callable[P, R], /, *positional: Any, **options: Any) -> Callable[P, tuple[R, Any]]: ...
 @overload
 def value_and_grad(**options: Any) -> Callable[[Callable[P, R]], Callable[P, tuple[R, Any]]]: ...
 def value_and_grad(*function: Any, **options: Any) -> Any:
@@ -87,7 +91,7 @@ def value_and_grad(*function: Any, **options: Any) -> Any:
 
     Args:
         function: the function; without it, returns a decorator.
-        options: of `jax.value_and_grad`.
+        options: of `jax.value_and_grad`, and `policy=`, a `Policy`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -99,17 +103,18 @@ def value_and_grad(*function: Any, **options: Any) -> Any:
 
 
 @overload
-def vmap(function: Callable[P, Any], /, **options: Any) -> Callable[P, Any]: ...
+def vmap(function: Callable[P, Any], /, *positional: Any, **options: Any) -> Callable[P, Any]: ...
 @overload
 def vmap(**options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def vmap(*function: Any, **options: Any) -> Any:
     """`preserve_identities(jax.vmap)`.
 
-    `in_axes` and `out_axes` may reach inside modules; all paths of a tied leaf must have the same axis.
+    `in_axes` and `out_axes` may reach inside modules. A tied array that they give two axes is two arrays inside; a
+    shared module must have the same axes at all of its paths.
 
     Args:
         function: the function; without it, returns a decorator.
-        options: of `jax.vmap`.
+        options: of `jax.vmap`, and `policy=`, a `Policy`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from operator import countOf
 from typing import Any
 
-from jax.tree_util import tree_structure
-
 from .._compiled import ALONE, MAX_DEPTH, Builders, Source, all_different, indented, parts_of
 from .._packed import Packed
 from .._structure import LEAF, Given, Record, Update, canonical
+from .._tied_values import note_tied_values
+from .._untying import is_inside_a_function, note
 from ._containers import COMMON_BARE, Containers, Trail, is_bare
 from ._crossing import packed_in
 
@@ -27,7 +27,6 @@ class ResultPlan:
     """
 
     def __init__(self, result: Any, arguments: Sequence[Record]) -> None:
-        self.key = tree_structure(result)
         source = Source()
         found = [argument.packed for argument in packed_in(result, 0)]
         records = [record for packed in found for record in packed.structure.records]
@@ -46,6 +45,15 @@ class ResultPlan:
             )
             name = f"leaves{len(lists)}"
             checks.append(f"{name} = {variable}.leaves")
+            if packed.structure.noted:
+                source.names |= {"note": note, "is_inside_a_function": is_inside_a_function}
+                checks.append("if is_inside_a_function(): return NOT_BUILT")  # which is told of the whole tree
+                noted = source.constant(packed.structure.noted, "noted")
+                body.append(f"note([{name}[i] for i in {noted}])")
+            if packed.structure.tied_values:
+                source.names["note_tied_values"] = note_tied_values
+                tied = source.constant(packed.structure.tied_values, "tied")
+                body.append(f"note_tied_values([{name}[i] for i in {tied}])")
             lists.append(name)
             body.extend(builders.build(packed.structure.root, name))
             return builders.variable_of[packed.structure.root]

@@ -4,22 +4,22 @@ A number that is static and changes on every call has the function traced on eve
 """
 
 import threading
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
+from .._attribution import Definition, warn_about
 from .._errors import RetraceWarning
 from .._node_types import carries_identity, is_module, node_type_of
 from .._packed import LeafPath
 from .._sharing import Shape
 from .._statics import Static
-from .._structure import LEAF, Node, Record, edges
+from .._structure import LEAF, Node, Op, Record, edges
+from .._text import shown
 from ._crossing import Entered, Names, positions
 
 _ENOUGH = 3
-_MOST_TEXT = 80
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -61,16 +61,18 @@ class Traces:
         trace = _trace(entered, names)
         with self._lock:
             self.count += 1
-            self.before_last, self.last = self.last, trace
-            if self._warned or self.before_last is None:
+            self.before_last, self.last = before, _ = self.last, trace
+            if self._warned or before is None:
                 return
-            changed = _changed_numbers(self.before_last.arguments.records, trace.arguments.records)
+        # Not under the lock, since comparing may run a user's `==`, which may call the function.
+        changed = _changed_numbers(before.arguments.records, trace.arguments.records)
+        with self._lock:
             for number in changed:
                 self._changes[number] = self._changes.get(number, 0) + 1
             often = [number for number in changed if self._changes[number] >= _ENOUGH]
             self._warned = bool(often)
         if often:
-            _warn(often[0], trace)
+            _warn(often[0], before.arguments.records[often[0]][0], trace, names.definition)
 
 
 def _trace(entered: Entered, names: Names) -> Trace:
@@ -81,19 +83,19 @@ def _trace(entered: Entered, names: Names) -> Trace:
     roots = tuple(argument.structure.root for argument in entered.arguments)
     whole = Shape([*records, (Node(everything, Static(None), keys), roots)], len(records))
     leaves = {n: _described(entered.table[n]) for n, (op, _) in enumerate(records) if op is LEAF}
+    packed = {(argument.position, argument.path) for argument in entered.arguments}
     bare = {
         names.text(position, path): _described_bare(leaf)
         for position, value in positions(entered.args, entered.kwargs)
         for path, leaf in jtu.tree_flatten_with_path(value, is_leaf=is_module)[0]
-        if not is_module(leaf)
+        if not any((position, path[:i]) in packed for i in range(len(path) + 1)) and not is_module(leaf)
     }
     return Trace(whole, leaves, bare)
 
 
 def _described_bare(leaf: Any) -> str:
     if not carries_identity(leaf):
-        text = repr(leaf)
-        return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
+        return shown(leaf)
     weak = ", weakly typed" if getattr(leaf, "weak_type", False) else ""
     return f"{leaf.dtype}{list(leaf.shape)}{weak}"
 
@@ -121,10 +123,10 @@ def _is_number_changed(old: Any, new: Any) -> bool:
         return type(old.peek()) in _NUMBERS and type(old.peek()) is type(new.peek())
     if type(old) is not Node or type(new) is not Node or old.type.cls is not new.type.cls:
         return False
-    return bool(_static_field_that_changed(old, new))
+    return bool(_static_fields_that_changed(old, new))
 
 
-def _static_field_that_changed(old: Node, new: Node) -> list[str]:
+def _static_fields_that_changed(old: Node, new: Node) -> list[str]:
     """Names of an Equinox module's static fields, if they are numbers and all that differs."""
     if new.type.convention != "equinox" or not isinstance(new.aux.peek(), tuple) or len(new.aux.peek()) != 2:
         return []
@@ -137,17 +139,24 @@ def _static_field_that_changed(old: Node, new: Node) -> list[str]:
     return [a[0] for a, _ in differing]
 
 
-def _warn(number: int, trace: Trace) -> None:
+def _warn(number: int, before: Op, trace: Trace, definition: Definition) -> None:
     records, root = trace.arguments
     path = next(path for found, path in edges(records, [((), root)]) if found == number)
     text = jtu.keystr(path)
     op = records[number][0]
-    value = f" (now {op.peek()!r})" if type(op) is Static else ", a static field of it"
-    warnings.warn(
-        f"The number at `{text}`{value} is static and has changed on each of the last calls, so the function was "
+    if type(op) is Static:
+        value, root = f" (now {shown(op.peek())})", path[0].text
+        fix = f"    {root} = sharedtree.tree.at(lambda tree: tree{jtu.keystr(path[1:])}, {root}, jnp.asarray({text}))"
+    else:
+        assert type(before) is Node
+        assert type(op) is Node
+        field = _static_fields_that_changed(before, op)[0]
+        value, fix = f", in its static field `{field}`,", f"    {field}: jax.Array  # not: eqx.field(static=True)"
+    warn_about(
+        definition,
+        f"The number at `{text}`{value} is static and has changed on each of the last calls of {definition}, so it was "
         "traced and compiled each time. Make it an array, which is traced:\n"
-        f"    {text} = jnp.asarray(value)\n"
+        f"{fix}\n"
         "or, if it hardly ever changes from now on, ignore this. `sharedtree.explain` says what else is static.",
         RetraceWarning,
-        stacklevel=2,
     )

@@ -1,18 +1,17 @@
-"""Call sites: the plans of one wrapped function, made once a structure is seen again."""
+"""Call sites: the plans of one wrapped function, made once a structure is seen again.
 
-import collections
-import threading
+Threads share a site without waiting for one another: what it knows is in tuples, each replaced by another in a single
+assignment.
+"""
+
 from collections.abc import Collection
 from typing import Any
 
 from jax.tree_util import tree_structure
 
-from .._context import Policy
+from .._compiled import optimising
 from ._crossing import Call, Position
-from ._plans import MOST_PLANS, CallPlan, can_be_planned
-
-_ENOUGH = 8 * MOST_PLANS
-"""A site with so many structures would make plans for ever, each driving out one that is needed next."""
+from ._plans import MOST_PLANS, CallPlan, Claims, can_be_planned
 
 
 class Site:
@@ -22,33 +21,34 @@ class Site:
     so many are kept: plans keep their structures alive, also those that JAX's caches have let go of.
     """
 
-    def __init__(self, policy: Policy, jitted: Any) -> None:
-        self.policy = policy
-        self.jitted = jitted  # what a plan's arguments are for
+    def __init__(self) -> None:
         self.plans: tuple[CallPlan, ...] = ()
-        self._seen: collections.deque[Any] = collections.deque(maxlen=MOST_PLANS)
-        self._planned: collections.deque[Any] = collections.deque(maxlen=MOST_PLANS)
-        self._num_made = 0
-        self._lock = threading.RLock()  # a user's `==`, or a finalizer, may call the function again
+        self._seen: tuple[Any, ...] = ()
+        self._planned = Claims()
 
     def prefer(self, plan: CallPlan) -> None:
         """Puts a plan before the others."""
-        with self._lock:
+        with self._planned.lock:
             if plan in self.plans:
                 self.plans = (plan, *[each for each in self.plans if each is not plan])
 
     def saw(self, call: Call, static: Collection[Position]) -> None:
         """A call was packed by walking."""
-        key = _key(call, static)
-        with self._lock:
+        with optimising():
+            key = _key(call, static)
             if key in self._planned:
                 return  # its plan gave up, and would again
             if key not in self._seen:
-                self._seen.append(key)
-            elif self._num_made < _ENOUGH and can_be_planned(call, static):
-                self._num_made += 1
-                self._planned.append(key)
-                self.plans = (CallPlan(call, static), *self.plans)[:MOST_PLANS]
+                self._seen = (*self._seen, key)[-MOST_PLANS:]
+            elif can_be_planned(call, static) and self._planned.claim(key):
+                plan = CallPlan(call, static)
+                with self._planned.lock:
+                    self.plans = (plan, *self.plans)[:MOST_PLANS]
+
+    def learn(self, plan: CallPlan, result: Any) -> None:
+        """A call that a plan had packed returned something that it does not know."""
+        with optimising():
+            plan.learn(result)
 
 
 def _key(call: Call, static: Collection[Position]) -> Any:

@@ -1,19 +1,20 @@
 """`jax.vmap` and `equinox.filter_vmap`: axes, also those given leaf by leaf for the inside of a module."""
 
 import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from .._context import Policy, current_policy
 from .._node_types import is_module
-from ._crossing import Call, Entered
-from ._function import FunctionTransform, calling
-from ._prefixes import modules_with_parts, require_one_label, require_one_label_in_result, spread
+from ._calling import calling
+from ._crossing import packed_in, positions
+from ._cuts import Leaving, modules_with_parts
+from ._function import FunctionTransform
+from ._prefixes import spread
+from ._treatments import Treatment
 
 
 class VmapTransform(FunctionTransform):
@@ -22,55 +23,72 @@ class VmapTransform(FunctionTransform):
     default_axes: Any = 0
     is_axis: Callable[[Any], bool] = staticmethod(lambda obj: obj is None or isinstance(obj, int))
 
-    def require_one_treatment(self, entered: Entered) -> None:
-        """Done before the call, where the axes are translated."""
-
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         policy = self.policy or current_policy()
-        call = self.pack(args, kwargs, policy)
-        axes = self._axes_of_arguments(call)
+        axes = self._axes_of_arguments(len(args), kwargs)
         if axes is None:  # an error, which the transform itself reports best
             return self.transform(self.function, **self.options)(*args, **kwargs)
-        modules = modules_with_parts(axes, call.items(), self.is_axis, "in_axes")
-        require_one_label(modules, self.names, self.is_axis, "in_axes", self.transform_name, self._comparable)
-        in_axes = tuple(spread(axis, arg, self.is_axis, "in_axes") for axis, arg in zip(axes, call.args, strict=True))
+        call = self.pack(args, kwargs, policy)
+        records = call.records
+        in_axes = tuple(
+            spread(axis, arg, records, self.is_axis, "in_axes") for axis, arg in zip(axes, call.args, strict=True)
+        )
         # A new function for each call: the transform does not cache, and the axes of the results of this call are
         # known only when its function has returned.
         out_axes = self.new_out_axes()
-        inner = self._inner(policy, [part for _, part in modules], out_axes)
+        inner = self._inner(policy, self._axes_of_state(policy, call.args, call.kwargs), out_axes)
         options = {**self.options, "in_axes": in_axes, "out_axes": out_axes}
-        with calling(call):
+        with calling(self.names, call):
             result = self.transform(inner, **options)(*call.args, **call.kwargs)
         return self.finish(out_axes.unboxed(result), call, policy)
 
-    def treatments(self, call: Call) -> dict[int, str]:
-        """The axis of each leaf."""
-        axes = self._axes_of_arguments(call)
+    def treatments(self, num_args: int, keywords: Collection[str]) -> Sequence[Treatment]:
+        """The axis of each leaf; arguments by keyword have the axis 0."""
+        axes = self._axes_of_arguments(num_args, keywords)
         if axes is None:
-            return {}
-        modules = modules_with_parts(axes, call.items(), self.is_axis, "in_axes")
-        labels = require_one_label(modules, self.names, self.is_axis, "in_axes", self.transform_name, self._comparable)
-        return {number: f"in_axes {axis}" for number, axis in labels.items()}
+            return ()
+        return (
+            Treatment(
+                lambda position: axes[position] if isinstance(position, int) else 0,
+                self.is_axis,
+                self._comparable,
+                lambda axis: f"in_axes {axis}",
+                "in_axes",
+            ),
+        )
 
-    def _axes_of_arguments(self, call: Call) -> Sequence[Any] | None:
+    def _axes_of_arguments(self, num_args: int, keywords: Collection[str]) -> Sequence[Any] | None:
         """One prefix for each positional argument; None if there are not as many."""
         axes = self.options.get("in_axes", self.default_axes)
         if self.is_axis(axes):
-            return (axes,) * len(call.args)
-        return axes if isinstance(axes, (tuple, list)) and len(axes) == len(call.args) else None
+            return (axes,) * num_args
+        return axes if isinstance(axes, (tuple, list)) and len(axes) == num_args else None
 
-    def _inner(self, policy: Policy, axes_of_modules: list[Any], out_axes: Any) -> Callable[..., Any]:
+    def leaving(self, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Leaving:
+        """Results go out along `out_axes`."""
+        prefix = self.options.get("out_axes", self.default_axes)
+        treatment = Treatment(
+            lambda _: prefix, self.is_axis, self._comparable_out, lambda axis: f"out_axes {axis}", "out_axes"
+        )
+        return Leaving(treatment, self._axes_of_state(policy, args, kwargs), prefix)
+
+    def _axes_of_state(self, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """What was changed goes out along the axes along which it came in."""
+        if not policy.in_place:
+            return []
+        (treatment,) = self.treatments(len(args), kwargs)
+        return [axis for _, axis in modules_with_parts(treatment, list(positions(args, kwargs)))]
+
+    def _inner(self, policy: Policy, axes_of_state: list[Any], out_axes: Any) -> Callable[..., Any]:
+        prefix = self.options.get("out_axes", self.default_axes)
         run = self.inner(policy)
+        if policy.in_place:
+            prefix = (axes_of_state, prefix)
 
         def inner(*args: Any, **kwargs: Any) -> Any:
             result = run(*args, **kwargs)
-            prefix = self.options.get("out_axes", self.default_axes)
-            if policy.in_place:  # what was changed goes out along the axes along which it came in
-                prefix = (axes_of_modules, prefix)
-            require_one_label_in_result(
-                prefix, result, self.is_axis, "out_axes", self.transform_name, self._comparable_out
-            )
-            return out_axes.boxed(result, spread(prefix, result, self.is_axis, "out_axes"))
+            records = [record for packed in packed_in(result, "result") for record in packed.structure.records]
+            return out_axes.boxed(result, spread(prefix, result, records, self.is_axis, "out_axes"))
 
         functools.update_wrapper(inner, run, updated=())
         return inner
@@ -82,16 +100,21 @@ class VmapTransform(FunctionTransform):
     def _comparable(self, axis: Any, leaf: Any) -> Any:
         """The axis for one leaf, the last one being the same as -1."""
         axis = self.resolve(axis, leaf)
-        num_axes = jnp.ndim(leaf)
+        num_axes = _ndim(leaf)
         return axis + num_axes if isinstance(axis, int) and -num_axes <= axis < 0 else axis
 
     def _comparable_out(self, axis: Any, leaf: Any) -> Any:
         axis = self.resolve(axis, leaf)  # the leaf has one axis more outside
-        return axis + jnp.ndim(leaf) + 1 if isinstance(axis, int) and axis < 0 else axis
+        return axis + _ndim(leaf) + 1 if isinstance(axis, int) and axis < 0 else axis
 
     def new_out_axes(self) -> Any:
         """What the transform gets as `out_axes`; it is filled in while the function is traced."""
         return _Learned()
+
+
+def _ndim(leaf: Any) -> int:
+    """The number of axes; of what is no array JAX itself says what is wrong."""
+    return getattr(leaf, "ndim", 0)
 
 
 class _Learned:
@@ -119,13 +142,13 @@ class FilterVmapTransform(VmapTransform):
     default_axes = eqx.if_array(0)
     is_axis = staticmethod(lambda obj: obj is None or isinstance(obj, int) or (callable(obj) and not is_module(obj)))
 
-    def _axes_of_arguments(self, call: Call) -> Sequence[Any] | None:
+    def _axes_of_arguments(self, num_args: int, keywords: Collection[str]) -> Sequence[Any] | None:
         axes = self.options.get("in_axes", self.default_axes)
-        if call.kwargs:
+        if keywords:
             return None
         if not isinstance(axes, dict):
-            return super()._axes_of_arguments(call)
-        parameters = list(inspect.signature(self.function).parameters)[: len(call.args)]
+            return super()._axes_of_arguments(num_args, keywords)
+        parameters = self.names.positional[:num_args]
         return None if set(axes) - set(parameters) else [axes.get(name, self.default_axes) for name in parameters]
 
     def resolve(self, axis: Any, leaf: Any) -> Any:

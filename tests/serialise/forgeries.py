@@ -5,11 +5,15 @@ import dataclasses
 import json
 import random
 import struct
+from collections.abc import Callable
 
 from .containers import START
 from .drafts import Draft
 from .good_files import Good
 from .hostile_json import DTYPES, FRIENDS, GADGETS, ITEM_SIZES, edit_somewhere, node_of_any_kind, places
+from .swaps import SWAPPED
+
+Forgery = Callable[[random.Random, Draft], None]
 
 # --- damage, which digests find -------------------------------------------------------------------------------------
 
@@ -246,8 +250,13 @@ class Case:
     ways: tuple[str, ...]
 
 
-def make_case(number: int, seed: int, files: list[Good]) -> Case:
-    """The first cases are the smallest file, cut at every offset; the others are drawn."""
+def make_case(number: int, seed: int, files: list[Good], ways: str = "any") -> Case:
+    """The first cases are the smallest file, cut at every offset; the others are drawn.
+
+    With the ways "swapped", all of them are files whose manifests were changed by `SWAPPED`.
+    """
+    if ways == "swapped":
+        return _swapped_case(random.Random(f"{seed}:{number}:swapped"), files)
     if number < len(files[0].data):
         return Case(files[0].data[:number], files[0], (f"the first {number} bytes",))
     rng = random.Random(f"{seed}:{number}")
@@ -260,9 +269,15 @@ def make_case(number: int, seed: int, files: list[Good]) -> Case:
         for way in ways:
             data = way(rng, data) if data else data
         return Case(data, good, tuple(way.__name__ for way in ways))
+    return _forged_case(rng, good, rng.choices(FORGED, k=rng.choice([1, 1, 1, 2, 3])), rng.random() < 0.9)
+
+
+def _swapped_case(rng: random.Random, files: list[Good]) -> Case:
+    return _forged_case(rng, rng.choice(files[1:5]), rng.choices(SWAPPED, k=rng.choice([1, 1, 2, 3, 5])), True)
+
+
+def _forged_case(rng: random.Random, good: Good, forgeries: list[Forgery], with_digests: bool) -> Case:
     draft = Draft(good.data)
-    forgeries = rng.choices(FORGED, k=rng.choice([1, 1, 1, 2, 3]))
-    with_digests = rng.random() < 0.9
     data = good.data
     for forgery in forgeries:
         with contextlib.suppress(

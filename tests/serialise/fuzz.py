@@ -2,6 +2,7 @@
 
     python -m tests.serialise.fuzz --examples 100000 --seed 1
     python -m tests.serialise.fuzz --seed 1 --only 4711      one case again, with its traceback
+    python -m tests.serialise.fuzz --ways swapped            manifests that make sense at first sight
 
 Each case takes a good file, changes it in one to three ways, and opens it. Some ways leave the digests as they were,
 and then the outcome is an error or the very model that was saved. Others repair the digests, as a forger would, and
@@ -39,7 +40,9 @@ from .judging import TRUSTED, judge, operations_with, watch
 SECONDS = 10
 
 
-def run_cases(start: int, stop: int, seed: int, progress: int | None = None, operations: Any = None) -> None:
+def run_cases(
+    start: int, stop: int, seed: int, progress: int | None = None, operations: Any = None, ways: str = "any"
+) -> None:
     """Runs cases in this process and prints a line of JSON for each failure, and one with counts at the end."""
     files = good_files()
     operations = operations or operations_with(files[1].tree)
@@ -59,7 +62,7 @@ def run_cases(start: int, stop: int, seed: int, progress: int | None = None, ope
     for number in range(start, stop):
         if progress is not None:
             os.pwrite(progress, struct.pack("<Q", number), 0)
-        case = make_case(number, seed, files)
+        case = make_case(number, seed, files, ways)
         rng = random.Random(number)
         name, operation = operations[0] if rng.random() < 0.6 else rng.choice(operations)
         faulthandler.dump_traceback_later(SECONDS, exit=True)
@@ -79,7 +82,7 @@ _NOT_BEGUN = 2**64 - 1
 
 
 def run(
-    examples: int, seed: int, start: int = 0, max_failures: int = 20
+    examples: int, seed: int, start: int = 0, max_failures: int = 20, ways: str = "any"
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Runs cases in child processes.
 
@@ -99,6 +102,8 @@ def run(
                     "tests.serialise.fuzz",
                     "--child",
                     *map(str, (start, stop, seed, progress.fileno())),
+                    "--ways",
+                    ways,
                 ],
                 pass_fds=[progress.fileno()],
                 capture_output=True,
@@ -128,19 +133,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=int, default=0, help="the number of the first case")
     parser.add_argument("--only", type=int, help="one case, in this process")
+    parser.add_argument("--ways", choices=["any", "swapped"], default="any", help="see `make_case`")
     parser.add_argument("--max-failures", type=int, default=20)
     parser.add_argument("--child", nargs=4, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         start, stop, seed, progress = options.child
-        run_cases(start, stop, seed, progress)
+        run_cases(start, stop, seed, progress, ways=options.ways)
         return 0
     if options.only is not None:
-        case = make_case(options.only, options.seed, good_files())
+        case = make_case(options.only, options.seed, good_files(), options.ways)
         print(case.ways, len(case.data), "bytes")
         print(st.from_bytes(case.data, trusted=TRUSTED))
         return 0
-    failures, counts = run(options.examples, options.seed, options.start, options.max_failures)
+    failures, counts = run(options.examples, options.seed, options.start, options.max_failures, options.ways)
     for failure in failures:
         print(f"case {failure['case']}: {failure.get('ways')} {failure.get('operation')}\n    {failure['problem']}")
     print(f"seed {options.seed}: {counts}, {len(failures)} failures")

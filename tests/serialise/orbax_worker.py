@@ -4,11 +4,7 @@ Run by `test_orbax.py`: `python orbax_worker.py PORT PROCESS FOLDER FILE`. The l
 found wrong. FILE is a plain file, which each process loads its own part of.
 """
 
-import os
 import sys
-
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 
 import equinox as eqx
 import jax

@@ -12,7 +12,7 @@ from safetensors import deserialize
 from sharedtree._errors import FormatError
 from sharedtree.serialise import _dtypes
 from sharedtree.serialise._container import write
-from sharedtree.serialise._dtypes import dtype_name, dtype_named, restore, storable, stored
+from sharedtree.serialise._dtypes import clear_unused, dtype_name, dtype_named, restore, storable, stored
 from sharedtree.serialise._reading import read_header
 
 from .containers import source, written
@@ -31,11 +31,12 @@ ALL = [*map(np.dtype, NUMPY + BIG + TIMES), *LONG, *ML, FLOAT0]
 
 
 def random_array(dtype, shape):
-    """Any bytes that are values of the dtype."""
+    """Any bytes that are values of the dtype, with nothing in the bits that it does not use."""
     if dtype.itemsize == 0:
         return np.zeros(shape, dtype)
     size = int(np.prod(shape)) * dtype.itemsize
     data = np.random.default_rng(size).integers(0, 2 if dtype == np.bool_ else 256, size, dtype=np.uint8)
+    clear_unused(data, dtype)
     return data.view(dtype).reshape(shape)
 
 

@@ -78,6 +78,54 @@ def test_mode_is_by_umask(umask, tmp_path):
 
 
 @posix_only
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0])
+@pytest.mark.parametrize("mode", [0o600, 0o644, 0o640, 0o664, 0o400, 0o444, 0o777, 0o060])
+def test_the_mode_of_what_is_replaced_is_kept(mode, umask, tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    os.symlink("x", tmp_path / "link")
+    before = os.umask(umask)
+    try:
+        for target, content in ((path, b"new"), (tmp_path / "link", b"newer")):
+            with replacing(target) as file:
+                (temporary,) = temporaries(tmp_path)
+                # Nobody but the owner may ever read what is being written, unless they could read the old file.
+                assert not stat.S_IMODE((tmp_path / temporary).stat().st_mode) & ~(mode | 0o600)
+                file.write(content)
+            assert stat.S_IMODE(path.stat().st_mode) == mode
+            path.chmod(mode | 0o400)
+            assert path.read_bytes() == content
+            path.chmod(mode)
+    finally:
+        os.umask(before)
+
+
+@posix_only
+def test_special_bits_are_not_passed_on(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    path.chmod(0o6755)
+    save(path, b"new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o755
+
+
+@posix_only
+def test_a_file_system_without_permissions(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    save(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600  # not wider than it was
+
+
+@posix_only
 def test_links_stay_links(tmp_path):
     (tmp_path / "there").mkdir()
     target = tmp_path / "there" / "x"

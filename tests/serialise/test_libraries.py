@@ -18,6 +18,7 @@ from sharedtree.serialise._encoding import encode
 from sharedtree.serialise._manifest import parse_manifest
 from sharedtree.serialise._trust import Trust
 
+from .equinox_layers import EQUINOX, make_layer
 from .isomorphic import assert_isomorphic
 
 KEY = jax.random.key(0)
@@ -43,26 +44,9 @@ def check(tree, trust=None):
     return back
 
 
-EQUINOX = {
-    "AdaptiveAvgPool1d": (2,), "AdaptiveAvgPool2d": (2,), "AdaptiveAvgPool3d": (2,), "AdaptiveMaxPool1d": (2,),
-    "AdaptiveMaxPool2d": (2,), "AdaptiveMaxPool3d": (2,), "AdaptivePool": (2, 2, jnp.max), "AvgPool1d": (2,),
-    "AvgPool2d": (2,), "AvgPool3d": (2,), "MaxPool1d": (2,), "MaxPool2d": (2,), "MaxPool3d": (2,),
-    "Pool": (0, jax.lax.add, 2, 2), "BatchNorm": (3, "batch"), "Conv": (2, 1, 1, 2), "Conv1d": (1, 1, 2),
-    "Conv2d": (1, 1, 2), "Conv3d": (1, 1, 2), "ConvTranspose": (2, 1, 1, 2), "ConvTranspose1d": (1, 1, 2),
-    "ConvTranspose2d": (1, 1, 2), "ConvTranspose3d": (1, 1, 2), "Dropout": (0.5,), "Embedding": (3, 2),
-    "GRUCell": (2, 2), "GroupNorm": (1, 2), "Identity": (), "Lambda": (jax.nn.relu,), "LayerNorm": (2,),
-    "Linear": (2, 3), "LSTMCell": (2, 2), "MLP": (2, 2, 2, 1), "MultiheadAttention": (1, 2), "PReLU": (0.1,),
-    "RMSNorm": (2,), "RotaryPositionalEmbedding": (2,), "StateIndex": (jnp.ones(1),),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", EQUINOX)
 def test_equinox(name):
-    cls = getattr(eqx.nn, name)
-    extra = {"key": KEY} if "key" in inspect.signature(cls.__init__).parameters else {}
-    if name == "BatchNorm":
-        extra = {"mode": "ema"}
-    check(cls(*EQUINOX[name], **extra))
+    check(make_layer(name))
 
 
 def test_equinox_compositions():

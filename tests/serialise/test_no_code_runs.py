@@ -3,6 +3,7 @@
 import functools
 import json
 import sys
+import typing
 from typing import Any
 
 import equinox as eqx
@@ -122,6 +123,59 @@ def test_a_partial_with_the_name_of_its_function():
     back = decode(parse_manifest(json.dumps(encoded.manifest)), lambda i: None, Trust(__name__))
     assert vars(back) == vars(partial)
     assert back.__wrapped__ is described
+
+
+EVALUATED = [["dict", ["x", "return"], ["note('evaluated')", "note('evaluated')"]], ["dict", ["__annotations__"], [0]]]
+"""Annotations that `typing.get_type_hints` would evaluate, alone and as the attributes of something."""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "classes"),
+    [
+        ([*EVALUATED, ["partial", RELU, [], [], [], 1]], []),
+        ([*EVALUATED, ["partial", ["function", f"{__name__}:described"], [], [], [], 1]], []),
+        ([*EVALUATED, ["dict", ["__type_params__"], [0]], ["partial", RELU, [], [], [], 2]], []),
+        ([*EVALUATED, ["tuple", [0]], ["dict", ["__type_params__"], [2]], ["partial", RELU, [], [], [], 3]], []),
+        ([*EVALUATED, ["object", 0, [None, 0]]], [net(extra=["__annotations__"])]),
+        ([*EVALUATED, ["wrapper", 0, [RELU, 0], "w"]], [net(extra=["__annotations__"])]),
+        ([*EVALUATED, ["object", 0, [0]]], [net(fields=["__annotations__"], missing=["w"])]),
+        ([*EVALUATED, ["object", 0, [RELU, None, 0]]], [{**BOUND_METHOD, "extra": ["__annotations__"]}]),
+    ],
+)
+def test_no_text_of_a_file_becomes_an_annotation(nodes, classes):
+    with pytest.raises((st.FormatError, st.StructureMismatchError)):
+        load(nodes, classes, Trust([Net, described]))
+
+
+def annotated(x: "int", y: "Any" = None) -> "str":
+    """A function whose annotations are texts, but those of its module."""
+    return str((x, y))
+
+
+def test_annotations_come_from_code():
+    partial = functools.update_wrapper(functools.partial(annotated, 1), annotated)
+    wrapper = eqx.module_update_wrapper(Wrapper(annotated))
+    twice = eqx.filter_grad(eqx.module_update_wrapper(Wrapper(annotated)))
+    data = st.to_bytes([partial, wrapper, twice, eqx.filter_value_and_grad(eqx.nn.Linear(1, 1, key=jax.random.key(0)))])
+    assert b"__annotations__" not in data
+    back = st.from_bytes(data, trusted=__name__)
+    for each in back[:3]:
+        assert each.__annotations__ == annotated.__annotations__
+        assert typing.get_type_hints(each, vars(sys.modules[__name__])) == {"x": int, "y": Any, "return": str}
+    assert back[3].__annotations__ is eqx.nn.Linear.__annotations__
+    assert vars(back[0]) == vars(partial)
+
+
+def test_annotations_that_are_not_those_of_what_is_wrapped_are_left_out():
+    partial = functools.update_wrapper(functools.partial(annotated, 1), annotated)
+    partial.__annotations__ = {"x": "note('evaluated')"}
+    model = Net(1)
+    object.__setattr__(model, "__annotations__", {"x": "note('evaluated')"})
+    data = st.to_bytes([partial, model])
+    assert b"evaluated" not in data
+    back = st.from_bytes(data, trusted=__name__)
+    assert back[0].__annotations__ == annotated.__annotations__
+    assert "__annotations__" not in object.__getattribute__(back[1], "__dict__")
 
 
 def test_no_property_of_an_object_is_read_while_it_is_built():

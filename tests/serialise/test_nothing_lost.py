@@ -3,6 +3,7 @@
 import collections
 import functools
 import json
+import types
 from typing import Any
 
 import equinox as eqx
@@ -49,7 +50,7 @@ def double(x):
     return 2 * x
 
 
-def triple(x):
+def triple(x: float) -> float:
     """Three times as much."""
     return 3 * x
 
@@ -163,6 +164,7 @@ def test_a_wrapper_with_a_name_of_its_own_beside_one_without(order):
     object.__setattr__(both[1], "__qualname__", "mine")
     object.__setattr__(both[0], "__qualname__", "double.<locals>.wrapped")
     wanted = [both[i] for i in order]
+    assert b"__annotations__" not in st.to_bytes(wanted)
     loaded = through_a_file(wanted)
     assert [vars(each) for each in loaded] == [vars(each) for each in wanted]
 
@@ -197,6 +199,13 @@ def test_a_template_without_the_tie_stays_without_it(leaf):
         assert str(each) == str(leaf)
     assert report.loaded == ("['a']", "['b']", "['c'][0]")
     assert report.unused == ()
+
+
+def test_a_method_fits_a_template_that_holds_one():
+    saved, template = (eqx.filter_vmap(eqx.nn.Linear(2, 2, key=jax.random.key(seed)).__call__) for seed in range(2))
+    assert type(saved._fun) is types.MethodType
+    loaded = st.from_bytes(st.to_bytes({"f": saved}), like={"f": template})["f"]
+    assert loaded._fun.__self__.weight.tolist() == saved._fun.__self__.weight.tolist()
 
 
 def test_an_array_of_the_file_that_finds_no_place_is_reported():

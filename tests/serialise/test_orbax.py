@@ -257,7 +257,9 @@ def test_two_processes_and_another_topology(tmp_path):
     file = tmp_path / "plain.safetensors"
     st.save(file, {"w": weight, "tied": weight, "keys": keys, "weak": weak, "empty": jnp.zeros((8, 0))})
     folder = tmp_path / "checkpoints"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    # Not set by the worker, whose class is imported below: processes that later tests start would have it, too.
+    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    environment = {**os.environ, **flags, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
     command = [sys.executable, str(HERE / "orbax_worker.py"), port]
     both = [
         subprocess.Popen(

@@ -206,8 +206,8 @@ def test_nothing_is_read_if_the_template_does_not_fit():
 
 def test_what_fits_is_loaded(path):
     held, template = different()
-    held["same"] = jnp.full(2, 7.0)
-    held["tied in the template"][0] = jnp.full(2, 5.0)
+    held["same"] = jnp.full(2, 7.0, jnp.float32)
+    held["tied in the template"][0] = jnp.full(2, 5.0, jnp.float32)
     st.save(path, held)
     loaded, report = st.load(path, like=template, trusted=Block, strict=False)
     assert list(loaded) == sorted(template) or list(loaded) == list(template)

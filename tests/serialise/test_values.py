@@ -270,6 +270,9 @@ def test_two_views_of_one_buffer_are_two_arrays():
     assert a is not b
 
 
+OddlyNamed = dataclasses.make_dataclass("OddlyNamed", ["__metadata__"], namespace={"__module__": __name__})
+
+
 def test_tensor_names_are_paths():
     w = jnp.ones(2)
     layer = make(Layer, weight=w, child={"b": jnp.ones(1), "a": [w, jnp.zeros(0)]}, activation=np.ones(1))
@@ -278,7 +281,8 @@ def test_tensor_names_are_paths():
     assert encoded.names == ["weight", "child['a'][1]", "child['b']", "activation"]
     assert all(expected[name] is a for name, a in zip(encoded.names[:3], encoded.arrays[:3], strict=True))
     assert encode(w).names == ["value"]
-    assert encode(make(Config, sharedtree=w, __metadata__=jnp.ones(1))).names == [".__metadata__", ".sharedtree"]
+    assert encode(make(Config, sharedtree=w)).names == [".sharedtree"]
+    assert encode(make(OddlyNamed, __metadata__=w)).names == [".__metadata__"]
 
 
 def test_equal_names_are_made_unique():

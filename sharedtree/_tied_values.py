@@ -1,0 +1,79 @@
+"""Which arrays were tied in plain containers, where a transform takes them for values.
+
+Outside modules arrays are values: from `{"embed": w, "head": w}` the function under a transform gets two. That is as it
+should be where they alias by accident, and a loss where `tie` made them one. So `tie` notes what it tied outside
+modules, whoever makes a new tree of such leaves hands the note on, and a transform that meets one twice says so.
+
+Arrays are noted weakly. A structure remembers which leaves of it were noted when it was taken from a tree, for it is
+put together again with others. So does that of a result (`Structure.tied_values`), which JAX's caches keep: of calls
+that share a trace, the one that was traced decides.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ._structure import LEAF, Record, Structure, reached_outside
+
+_arrays: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+_structures: "weakref.WeakKeyDictionary[Structure, tuple[int, ...]]" = weakref.WeakKeyDictionary()
+_lock = threading.RLock()  # re-entrant: memory may be collected, and a finalizer run, while it is held
+
+
+def is_tied_value(leaf: Any) -> bool:
+    """Whether a leaf was tied outside modules."""
+    return bool(_arrays) and _arrays.get(id(leaf)) is leaf  # the dictionary holds what is alive
+
+
+def which_are_tied_values(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """The places of such leaves in a sequence."""
+    return tuple([i for i, leaf in enumerate(leaves) if is_tied_value(leaf)]) if _arrays else ()
+
+
+def note_tied_values(leaves: Iterable[Any]) -> None:
+    """Says that these leaves were tied outside modules. What cannot be referred to weakly is left out."""
+    for leaf in leaves:
+        try:
+            with _lock:
+                _arrays[id(leaf)] = leaf  # the entry goes when the leaf does
+        except TypeError:
+            continue
+
+
+def note_ties(records: Sequence[Record], tied: Iterable[int], leaves: Sequence[Any]) -> None:
+    """Notes the leaves of records that were made one, as far as they can be reached through plain containers alone.
+
+    Args:
+        records: of the tree, whose root is the last one.
+        tied: the records that were made one with others.
+        leaves: of the tree, in the order of the records.
+    """
+    outside = reached_outside(records, len(records) - 1)
+    below = {number for top in tied for number in reached_outside(records, top)}
+    numbers = [number for number, (op, _) in enumerate(records) if op is LEAF]
+    each = zip(numbers, leaves, strict=True)
+    note_tied_values(leaf for number, leaf in each if number in below and number in outside)
+
+
+def hand_on(old: Iterable[Any], new: Iterable[Any]) -> None:
+    """Notes each new leaf whose old one was noted."""
+    if _arrays:
+        note_tied_values(leaf for before, leaf in zip(old, new, strict=True) if is_tied_value(before))
+
+
+def remember(structure: Structure, leaves: Sequence[Any]) -> None:
+    """Remembers which leaves of a structure were noted."""
+    if _arrays:
+        places = which_are_tied_values(leaves)
+        if places:
+            with _lock:
+                _structures[structure] = places
+
+
+def recall(structure: Structure, leaves: Sequence[Any]) -> None:
+    """Notes those of the leaves, with which a structure is put together, in whose places others were noted."""
+    if _structures:
+        with _lock:
+            places = _structures.get(structure, ())
+        note_tied_values(leaves[place] for place in places)

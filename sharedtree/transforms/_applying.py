@@ -1,0 +1,109 @@
+"""How a transform is applied: which argument is the function, which are options, and which would be operands."""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import equinox as eqx
+import jax
+
+from .._equinox_internals import name_of
+
+_WITH_RULES = (
+    jax.custom_gradient,
+    jax.custom_jvp,
+    jax.custom_vjp,
+    eqx.filter_custom_jvp,
+    eqx.filter_custom_vjp,
+)
+"""They are given further functions, or are returned one, which would see packed arguments."""
+
+
+def apply_options(
+    transform: Callable[..., Any], positional: Sequence[Any], options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Sorts what a transform was called with, by its signature.
+
+    Args:
+        transform: the vanilla transform.
+        positional: the function, and options by position, as in `jax.vmap(f, 0)`.
+        options: by name; the function may be among them, as in `jax.grad(fun=f)`.
+
+    Returns:
+        The function, or None if there is none yet, and all options by name.
+
+    Raises:
+        TypeError: if the transform takes operands beside the function, or rules, for which there is no adapter; or if
+            it would not accept what it was called with.
+    """
+    if transform in _WITH_RULES:
+        _refuse_rules(transform)
+    try:
+        signature = inspect.signature(transform)
+    except (ValueError, TypeError):
+        if len(positional) > 1:
+            _refuse_operands(transform)
+        return (positional[0] if positional else None), options
+    first, *others = signature.parameters.values() or (None,)
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        if len(positional) > 1:
+            _refuse_operands(transform)
+        return (positional[0] if positional else None), options
+    if first.name in options and first.kind is first.POSITIONAL_OR_KEYWORD and not positional:
+        positional, options = [options[first.name]], {k: v for k, v in options.items() if k != first.name}
+    if not positional:
+        return None, options
+    named = [each for each in others if each.kind is each.POSITIONAL_OR_KEYWORD]
+    if any(each.default is each.empty and each.name not in options for each in named) or _takes_any(transform, others):
+        _refuse_operands(transform)
+    if len(positional) > 1:
+        signature.bind(*positional, **options)
+    given = {each.name: value for each, value in zip(named, positional[1:], strict=False)}
+    return positional[0], {**given, **options}
+
+
+def _takes_any(transform: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> bool:
+    """Whether a transform of JAX or Equinox takes operands without names; a user's may hand them on as options."""
+    package = str(getattr(transform, "__module__", "")).partition(".")[0]
+    return package in ("jax", "equinox") and any(each.kind is each.VAR_POSITIONAL for each in parameters)
+
+
+def title_of(transform: Any) -> str:
+    """What a transform is called in errors: `jax.lax.scan`, `my_transform`."""
+    public = public_name(transform)
+    return public or name_of(transform, repr(transform), "__qualname__")
+
+
+def public_name(transform: Any) -> str | None:
+    """The name under which JAX or Equinox offers a transform, whatever it is called where it is defined."""
+    for module in (jax, jax.lax, eqx):
+        for name, value in vars(module).items():
+            if value is transform and not name.startswith("_"):
+                return f"{module.__name__}.{name}"
+    return None
+
+
+def transform_named(name: str) -> Any:
+    """The inverse of `public_name`."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(sys.modules[module], attribute)
+
+
+def _refuse_operands(transform: Callable[..., Any]) -> NoReturn:
+    raise TypeError(
+        f"`{title_of(transform)}` takes operands beside the function, and no adapter says how it treats them. Give it "
+        "`Dag`s, which every transform takes as they are, as in\n"
+        "    jax.vjp(lambda dag: f(dag.tree), sharedtree.Dag(model))\n"
+        "or register an adapter: sharedtree.register_transform(transform, adapter)"
+    )
+
+
+def _refuse_rules(transform: Callable[..., Any]) -> NoReturn:
+    name = title_of(transform)
+    raise TypeError(
+        f"`{name}` takes rules beside the function, and no adapter unpacks what they are given. Apply it as it is, to "
+        "a function and rules that take a `Dag`:\n"
+        f"    function = {name}(lambda dag: f(dag.tree))\n"
+        "    function(sharedtree.Dag(model))"
+    )

@@ -1,0 +1,158 @@
+"""The inner function: what a transform sees in place of the user's function.
+
+JAX keys its caches of traces on the function that it was given, and lets go of them when that function dies. So the
+inner function is made once for each (function, policy, options), whoever wraps it: then `jit(f)(x)`, said twice, is
+traced once, as in vanilla JAX. The function is known by identity, never by a user's `==`, and is held weakly, so that
+the table below, and JAX's caches, go when it goes. The wrapper, which the user has, holds it.
+
+What outlives its call, or allows no weak reference, is not shared: the inner function then holds the user's.
+"""
+
+import functools
+import inspect
+import threading
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._context import Policy
+from .._copies import Incomparable
+from .._equinox_internals import name_of, update_wrapper
+from .._static_keys import Same
+from .._statics import Static
+from ._between_calls import SeenModules
+from ._crossing import Names
+from ._modules import How
+from ._retracing import Traces
+from ._sites import Site
+
+_MOST = 64
+"""So many sets of options are remembered for one function; who uses more has the first ones traced again."""
+
+
+class Inner:
+    """Calls the user's function on the other side of a transform, and looks like it: name, signature, place in a file.
+
+    Args:
+        function: the user's function.
+        hold: the way to the function: it, or a weak reference to it, is what this returns.
+        call: (function, args, kwargs) → what the transform gets.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        hold: Callable[[], Any],
+        call: Callable[[Any, Sequence[Any], dict[str, Any]], Any],
+    ) -> None:
+        update_wrapper(self, function)
+        # It would hold the function, and Equinox would look for arrays in it.
+        del self.__dict__["__wrapped__"]
+        self.__name__ = name_of(function, type(function).__name__)
+        self._hold = hold
+        self._call = call
+
+    @property
+    def function(self) -> Any:
+        """The user's function.
+
+        Raises:
+            ReferenceError: if it is gone. Its wrapper keeps it, so only a transform that calls it later can see that.
+        """
+        function = self._hold()
+        if function is None:
+            raise ReferenceError(
+                f"`{self.__name__}` was called by a transform after the function and its wrapper were gone. Keep the "
+                "wrapper as long as it may be called, or register the transform as one that nothing is known about:\n"
+                "    sharedtree.register_transform(transform)"
+            )
+        return function
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.function)
+
+    @property
+    def __code__(self) -> Any:
+        """Where JAX finds file and line for its messages."""
+        function = inspect.unwrap(self.function)
+        while isinstance(function, functools.partial):
+            function = inspect.unwrap(function.func)
+        return function.__code__
+
+    def __repr__(self) -> str:
+        return f"<function {self.__name__}>"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._call(self.function, args, kwargs)
+
+
+class Shared:
+    """What the wrappers of one function with the same transform and options have in common.
+
+    Attributes:
+        hold: returns the function. What is in the table must not keep it alive, so there it is a weak reference.
+        names: of the parameters.
+        traces: of the function.
+        seen: the modules it was traced with.
+        sites: how to pack and unpack its calls, for each policy.
+        inner: what the transform sees, for each policy.
+    """
+
+    def __init__(self, function: Callable[..., Any], hold: Callable[[], Any] | None = None) -> None:
+        self.hold = hold or (lambda: function)
+        self.names = Names(function)
+        self.traces = Traces()
+        self.seen = SeenModules()
+        self.sites: dict[Policy, Site] = {}
+        self.inner: dict[Policy, Inner] = {}
+
+
+_table: dict[int, tuple["weakref.ref[Any]", dict[Any, Shared]]] = {}
+_lock = threading.RLock()  # re-entrant: comparing options may run a user's `==`, which may wrap another function
+
+
+def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, Any], *, alike: bool = False) -> Shared:
+    """What wrappers of this very function have in common, if it can be known again; otherwise something new.
+
+    Args:
+        function: the user's function.
+        transform: what is done with it; hashable.
+        options: those that the inner function depends on.
+        alike: whether functions that are made anew whenever they are asked for, but are equal, are one: methods, and
+            what Equinox's transforms make of one function. They are for Equinox, which compares by `==`, but not for
+            JAX, where their weak references die with them.
+    """
+    try:
+        anchor, made, hold = _held_weakly(function) if alike else (function, None, weakref.ref(function))
+        key = transform, made, Static(options)
+        # An entry goes with its anchor, before another object can have the id.
+        number = id(anchor)
+        ref = weakref.ref(anchor, lambda _: _table.pop(number, None))
+    except (TypeError, Incomparable):
+        return Shared(function)
+    with _lock:
+        _, known = _table.setdefault(number, (ref, {}))
+        shared = known.get(key)
+        if shared is None:
+            shared = known[key] = Shared(function, hold)
+            if len(known) > _MOST:
+                del known[next(iter(known))]
+    return shared
+
+
+def _held_weakly(function: Any) -> tuple[Any, Any, Callable[[], Any]]:
+    """What a function is made of, how, and the way to make it again as long as that is alive."""
+    if isinstance(function, types.MethodType):
+        return function.__self__, Same(function.__func__), weakref.WeakMethod(function)
+    how = getattr(function, "alike", None)
+    if not isinstance(how, How):
+        return function, None, weakref.ref(function)
+    anchor, made, hold = _held_weakly(function.function)
+
+    def again() -> Any:
+        inside = hold()
+        return None if inside is None else how.applied_to(inside)
+
+    return anchor, (how, made), again

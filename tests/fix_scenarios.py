@@ -1,0 +1,504 @@
+"""One scenario for each message of the library that offers code, but for those about files."""
+
+import dataclasses
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import sharedtree as st
+from sharedtree.transforms import _inner, _likes
+from tests.fixes import Scenario, scenario
+
+
+class Leaf(eqx.Module):
+    weight: jax.Array
+
+
+class Net(eqx.Module):
+    embed: Leaf
+    head: Leaf
+
+
+class Selecting(eqx.Module):
+    threshold: jax.Array
+
+    def __call__(self, leaf):
+        return True
+
+
+class Scaled(eqx.Module):
+    x: jax.Array
+    k: int
+
+
+class Static(eqx.Module):
+    x: jax.Array
+    k: int = eqx.field(static=True)
+
+
+def tied():
+    leaf = Leaf(jnp.arange(4.0).reshape(2, 2))
+    return Net(leaf, leaf)
+
+
+def double(tree):
+    return jax.tree.map(lambda x: 2 * x, tree)
+
+
+def loss(net):
+    return (net.embed.weight * net.head.weight).sum()
+
+
+def what_a_lost_tie_needs():
+    model = tied()
+    return {
+        "model": model,
+        "before": tied(),
+        "f": lambda x: 2 * x,
+        "where": lambda net: net.head.weight,
+        "new": jnp.zeros((2, 2)),
+        "updates": model,
+        "device": jax.devices()[0],
+    }
+
+
+def quiet_now(names):
+    st.jit(lambda net: names["model"])(tied())
+
+
+@scenario
+def lost_in_a_function(path):
+    return Scenario(lambda: st.jit(double)(tied()), st.UntiedWarning, what_a_lost_tie_needs(), quiet_now)
+
+
+@scenario
+def lost_in_a_function_as_an_error(path):
+    def provoke():
+        with st.Context(st.Policy(on_untie="error")):
+            st.jit(double)(tied())
+
+    return Scenario(provoke, st.UntiedError, what_a_lost_tie_needs(), quiet_now)
+
+
+@scenario
+def lost_between_calls(path):
+    f = st.jit(lambda net: net.embed.weight)
+    f(tied())
+    return Scenario(lambda: f(jax.tree.map(jnp.copy, tied())), st.UntiedWarning, what_a_lost_tie_needs(), quiet_now)
+
+
+@scenario
+def lost_in_front_of_an_optimizer(path):
+    tx = st.optimizer(optax.sgd(0.1))
+    model = tied()
+    state = tx.init(model)
+    loose = jax.tree.map(jnp.copy, model)
+    return Scenario(
+        lambda: tx.update(loose, state, loose),
+        st.UntiedWarning,
+        {**what_a_lost_tie_needs(), "step": lambda net: net, "optimizer": tx},
+        lambda names: tx.update(names["model"], names["state"], names["model"]),
+    )
+
+
+@scenario
+def one_gradient_for_each_path(path):
+    tx = st.optimizer(optax.sgd(0.1))
+    model = tied()
+    state = tx.init(model)
+    return Scenario(
+        lambda: tx.update(jax.grad(loss)(model), state, model),
+        st.SharingMismatchError,
+        {"model": model, "loss": loss},
+        lambda names: tx.update(names["updates"], state, model),
+    )
+
+
+@scenario
+def the_state_of_an_untied_model(path):
+    tx = st.optimizer(optax.adam(0.1))
+    model = tied()
+    state = optax.adam(0.1).init(model)
+    return Scenario(
+        lambda: tx.update(model, state, model),
+        st.SharingMismatchError,
+        {"model": model, "optimizer": tx},
+        lambda names: tx.update(model, names["state"], model),
+    )
+
+
+def _retraced(cls):
+    f = st.jit(lambda m: m.x * m.k)
+
+    def provoke():
+        for k in range(5):
+            f(cls(jnp.ones(2), k))
+
+    return provoke
+
+
+@scenario
+def a_static_number_that_changes(path):
+    return Scenario(
+        _retraced(Scaled),
+        st.RetraceWarning,
+        {"m": Scaled(jnp.ones(2), 3)},
+        lambda names: st.explain(st.jit(lambda m: m.k), names["m"]).leaves[1].kind == "traced" or 1 / 0,
+    )
+
+
+@scenario
+def a_static_field_that_changes(path):
+    return Scenario(_retraced(Static), st.RetraceWarning)
+
+
+@scenario
+def structures_out_of_order(path):
+    shared = [jnp.ones(2)]
+    with st.Context():
+        flattened = [st.tree.flatten({"a": shared}), st.tree.flatten({"b": shared})]
+    return Scenario(
+        lambda: st.tree.unflatten(*reversed(flattened[1])), st.ContextMismatchError, {"flattened": flattened}
+    )
+
+
+@scenario
+def a_filter_that_disagrees(path):
+    spec = Net(Leaf(True), Leaf(False))
+    model = st.tie(Net(Leaf(jnp.ones(2)), Leaf(jnp.ones(2))), lambda m: (m.embed.weight, m.head.weight))
+    return Scenario(
+        lambda: st.tree.filter(model, spec),
+        st.InconsistentSharingError,
+        {"spec": spec},
+        lambda names: st.tree.filter(model, names["spec"]),
+    )
+
+
+@scenario
+def containers_too_deep(path):
+    tree = ()
+    for _ in range(2_000):
+        tree = (tree,)
+    f = st.jit(lambda tree: 1)
+    return Scenario(lambda: f((tree, tied())), st.DepthError, {"tree": [tied()]})
+
+
+@scenario
+def a_cycle(path):
+    loop = [jnp.ones(1)]
+    loop.append(loop)
+    return Scenario(lambda: st.Dag(loop), st.CycleError, {"Callable": Callable})
+
+
+class Incomparable:
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        return np.ones(2)
+
+
+@scenario
+def a_static_value_that_cannot_be_compared(path):
+    return Scenario(lambda: st.tree.structure(Scaled(jnp.ones(1), Incomparable())), st.StaticComparisonError)
+
+
+@scenario
+def a_class_that_is_not_registered(path):
+    class Own:
+        def __init__(self):
+            self.weight = jnp.ones(2)
+
+    def flatten(obj):
+        return (obj.weight,), None
+
+    def unflatten(_, children):
+        own = object.__new__(Own)
+        (own.weight,) = children
+        return own
+
+    names = {"Own": Own, "flatten": flatten, "unflatten": unflatten}
+    return Scenario(
+        lambda: st.Dag(Own()), st.UnregisteredTypeError, names, lambda names: st.Dag(Own()), are_alternatives=True
+    )
+
+
+@scenario
+def trees_of_two_shapes(path):
+    a, b = tied(), Net(Leaf(jnp.ones(2)), 1)
+    return Scenario(lambda: st.retie(a, like=[b]), st.SharingMismatchError, {"a": a, "b": b})
+
+
+@scenario
+def ties_of_the_first_only(path):
+    a, b = tied(), double(tied())
+    after = lambda names: st.assert_same_sharing(a, names["b"])
+    return Scenario(lambda: st.assert_same_sharing(a, b), st.SharingMismatchError, {"a": a, "b": b}, after)
+
+
+@scenario
+def ties_of_the_second_only(path):
+    a, b = double(tied()), tied()
+    after = lambda names: st.assert_same_sharing(a, names["b"])
+    return Scenario(lambda: st.assert_same_sharing(a, b), st.SharingMismatchError, {"a": a, "b": b}, after)
+
+
+@scenario
+def a_tie_of_one(path):
+    model = double(tied())
+    return Scenario(lambda: st.tie(model, lambda m: m.embed), st.SharingMismatchError, {"model": model})
+
+
+@scenario
+def a_tie_of_two_shapes(path):
+    model = Net(Leaf(jnp.ones((2, 3))), Leaf(jnp.ones((3, 2))))
+    return Scenario(
+        lambda: st.tie(model, lambda m: (m.embed.weight, m.head.weight)),
+        st.SharingMismatchError,
+        {"model": model, "x": jnp.ones((1, 3))},
+    )
+
+
+@scenario
+def where_computes(path):
+    model = double(tied())
+    after = lambda names: st.tie(model, names["where"])
+    return Scenario(lambda: st.tie(model, lambda m: (1, m.head)), st.SharingMismatchError, {}, after)
+
+
+@scenario
+def a_prefix_that_does_not_fit(path):
+    model = tied()
+    return Scenario(
+        lambda: st.tree.partition(model, (True, False)),
+        st.SharingMismatchError,
+        {"model": model, "value": True},
+        lambda names: st.tree.partition(model, names["filter_spec"]),
+    )
+
+
+@scenario
+def map_of_a_tied_and_an_untied_tree(path):
+    tree, rest = tied(), [double(tied())]
+    return Scenario(
+        lambda: st.tree.map(lambda x, y: x, tree, *rest),
+        st.SharingMismatchError,
+        {"tree": tree, "rest": rest, "loss": loss},
+        lambda names: st.tree.map(lambda x, y: x, tree, *names["rest"]),
+        are_alternatives=True,
+    )
+
+
+@scenario
+def a_filter_that_is_a_module(path):
+    spec = Selecting(jnp.ones(2))
+    model = {"a": jnp.ones(2)}
+    return Scenario(
+        lambda: st.tree.filter(model, {"a": spec}),
+        st.SharingMismatchError,
+        {"spec": spec},
+        lambda names: st.tree.filter(model, names["filter_spec"]),
+    )
+
+
+@scenario
+def labels_that_disagree_at_a_tie(path):
+    mask = Net(Leaf(True), Leaf(False))
+    tx = st.optimizer(optax.masked(optax.sgd(0.1), mask))
+    model = tied()
+    return Scenario(
+        lambda: tx.init(model), st.InconsistentSharingError, {"model": model}, lambda names: tx.init(names["model"])
+    )
+
+
+@scenario
+def a_node_and_a_part_of_it_replaced(path):
+    model = tied()
+    where = lambda m: (m.embed, m.embed.weight)
+    inner, outer = jnp.zeros((2, 2)), Leaf(jnp.ones((2, 2)))
+    return Scenario(
+        lambda: st.tree.at(where, model, (outer, inner)),
+        st.SharingMismatchError,
+        {"model": model, "inner": inner, "outer": outer},
+    )
+
+
+@scenario
+def two_replacements_for_what_is_tied(path):
+    model = tied()
+    where = lambda m: (m.embed.weight, m.head.weight)
+    new = jnp.zeros((2, 2)), jnp.ones((2, 2))
+    again = lambda names: st.tree.at(where, names["model"], new)
+    return Scenario(
+        lambda: st.tree.at(where, model, new),
+        st.InconsistentSharingError,
+        {"model": model, "new": new[0]},
+        lambda names: "replaced" if names["model"].embed.weight is new[0] else again(names),
+        are_alternatives=True,
+    )
+
+
+@scenario
+def a_replacement_that_cannot_take_the_place_of_what_was_tied(path):
+    weight = jnp.arange(4.0).reshape(2, 2)
+    model = Net(Leaf(weight), Leaf(weight))
+    new = Leaf(jnp.zeros(3))
+    return Scenario(
+        lambda: st.tree.at(lambda m: m.embed, model, new),
+        st.UntiedWarning,
+        {"model": model},
+        lambda names: st.tree.at(lambda m: m.embed, names["model"], new),
+    )
+
+
+def tied_dict():
+    return st.tie({"embed": jnp.ones(2), "head": jnp.zeros(2)}, lambda p: (p["embed"], p["head"]))
+
+
+@scenario
+def an_array_that_was_tied_and_is_a_value(path):
+    identity = st.jit(lambda params: params)
+
+    def after(names):
+        with st.Context(names["policy"]):
+            identity(tied_dict())
+        identity(names["dag"])
+        identity(names["params"])
+
+    names = {"f": lambda params: params, "params": tied_dict()}
+    return Scenario(lambda: identity(tied_dict()), st.UntiedWarning, names, after)
+
+
+@scenario
+def a_static_argument_that_is_shared(path):
+    f = st.jit(lambda model, config: model, static_argnums=1)
+    model = dataclasses.make_dataclass("Model", ["weight", "config"], eq=False)
+    jax.tree_util.register_dataclass(model, ["weight", "config"], [])
+
+    class Config(tuple):
+        __slots__ = ()
+
+    layers = [1]
+    jax.tree_util.register_pytree_node(Config, lambda c: (list(c), None), lambda _, c: Config(c))
+    made = model(jnp.ones(2), Config([layers]))
+    return Scenario(
+        lambda: st.preserve_identities(jax.jit, static_argnums=1)(lambda m, c: m.weight)(made, made.config),
+        st.InconsistentSharingError,
+        {"f": lambda m, c: f, "model": made, "config": made.config},
+    )
+
+
+@scenario
+def one_object_with_two_treatments(path):
+    model = tied()
+    f = st.grad(lambda a, b: loss(a))
+    return Scenario(
+        lambda: f(model, model),
+        st.InconsistentSharingError,
+        {"a": model, "b": model},
+        lambda names: f(names["a"], names["b"]),
+    )
+
+
+@scenario
+def explain_of_what_is_not_wrapped(path):
+    return Scenario(lambda: st.explain(loss, tied()), TypeError, {"f": loss, "model": tied()})
+
+
+@scenario
+def mutation_under_a_transform_that_is_not_registered(path):
+    transform = lambda f: jax.jit(f)
+    policy = st.Policy(in_place=True)
+    again = lambda names: st.preserve_identities(transform, policy=policy)(lambda m: None)(tied())
+    return Scenario(lambda: again({}), ValueError, {"transform": transform}, again)
+
+
+@scenario
+def sharing_under_a_transform_that_is_not_registered(path):
+    transform = lambda f, in_axes=0, out_axes=0: jax.vmap(f, in_axes, out_axes)
+    model = tied()
+    again = lambda names: st.preserve_identities(transform)(lambda a, b: loss(a))(model, model)
+    names = {"transform": transform, "a": model, "b": model}
+    return Scenario(lambda: again({}), st.InconsistentSharingError, names, are_alternatives=True)
+
+
+@scenario
+def a_gradient_that_lacks_a_part(path):
+    weight = jnp.arange(4.0).reshape(2, 2)
+    encoder, decoder = Leaf(weight), Net(Leaf(weight), Leaf(weight + 1))
+
+    def both_losses(encoder, decoder):
+        return (encoder.weight * decoder.embed.weight).sum()
+
+    def after(names):
+        st.grad(both_losses)(names["encoder"], names["decoder"])
+
+    return Scenario(
+        lambda: st.grad(both_losses)(encoder, decoder),
+        st.UntiedWarning,
+        {"both_losses": both_losses, "encoder": encoder, "decoder": decoder, "equinox": eqx},
+        after,
+    )
+
+
+@scenario
+def a_tracer_in_a_static_place(path):
+    class Own:
+        pass
+
+    return Scenario(
+        lambda: st.jit(lambda x: Static(x, x))(jnp.ones(2)),
+        st.StaticTracerError,
+        {"cls": Own, "flatten": lambda own: ((), None), "unflatten": lambda *_: Own()},
+    )
+
+
+@scenario
+def a_policy_of_another_library(path):
+    return Scenario(
+        lambda: st.preserve_identities(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable),
+        TypeError,
+        {"preserve_identities": st.preserve_identities, "f": loss},
+    )
+
+
+@scenario
+def operands_without_an_adapter(path):
+    return Scenario(lambda: st.preserve_identities(jax.vjp)(loss, tied()), TypeError, {"f": loss, "model": tied()})
+
+
+@scenario
+def rules_without_an_adapter(path):
+    with_gradient = lambda net: (loss(net), lambda cotangent: (cotangent * net.head.weight,))
+    return Scenario(
+        lambda: st.preserve_identities(jax.custom_gradient)(with_gradient),
+        TypeError,
+        {"f": with_gradient, "model": tied()},
+    )
+
+
+@scenario
+def options_inside_a_module_of_a_transform_that_is_not_known(path):
+    transform = lambda f, in_axes, out_axes=0: jax.vmap(f, in_axes, out_axes)
+    again = lambda names: st.preserve_identities(transform)(loss, in_axes=(Net(0, 0),))
+    return Scenario(lambda: again({}), TypeError, {"transform": transform}, lambda names: again(names)(tied()))
+
+
+@scenario
+def a_part_of_what_belongs_together(path):
+    shared = Leaf(jnp.ones(2))
+    with st.Context():
+        st.tree.flatten(shared)
+        _, structure = st.tree.flatten([shared])
+    return Scenario(
+        lambda: _likes._require_no_gap(structure, 0), st.SharingMismatchError, {"model": tied(), "shared": shared}
+    )
+
+
+@scenario
+def a_function_that_is_gone(path):
+    inner = _inner.Inner(loss, lambda: None, lambda function, args, kwargs: None)
+    return Scenario(lambda: inner(tied()), ReferenceError, {"transform": lambda f: f})

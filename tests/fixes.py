@@ -1,0 +1,135 @@
+"""Messages offer their fixes as code: where that code is in the sources, and how it is taken out of a message again.
+
+Code in a message is what is indented by four spaces, but for lists, whose lines begin with a quoted name or are nothing
+but a value. A *scenario* provokes a message and says in which namespace its code is to run.
+"""
+
+import ast
+import dataclasses
+import functools
+import pathlib
+import re
+import textwrap
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+import sharedtree
+
+ROOT = pathlib.Path(sharedtree.__file__).parent
+OTHER_PROGRAMS = {"_compiled", "_commands", "_demo"}  # what they make or print is not the message of an error
+HOLE = "\0"
+DATA = re.compile(rf"    +(`|and {HOLE} more|… and |kept |not used |return (None|NOT_BUILT)|[{HOLE}\W]*$)")
+
+
+class Fix(NamedTuple):
+    """Lines of code in a message of the sources, with a hole for each value that is filled in."""
+
+    file: str
+    template: str
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        lines = [".*".join(map(re.escape, line.split(HOLE))) for line in self.template.split("\n")]
+        return re.compile("^" + "\n".join(lines) + "$", re.MULTILINE)
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.template.strip()}".replace(HOLE, "{}")
+
+
+@functools.cache
+def fixes() -> list[Fix]:
+    """All code in messages of the package."""
+    found: list[Fix] = []
+    for path in sorted(ROOT.rglob("*.py")):
+        name = path.relative_to(ROOT)
+        if name.parts[0] not in OTHER_PROGRAMS:
+            for text in texts_of(ast.parse(path.read_text())):
+                found += [Fix(str(name), block) for block in blocks_of(text)]
+    return found
+
+
+def texts_of(module: ast.Module) -> list[str]:
+    """The texts that a file makes, with holes, but for docstrings."""
+    others: set[Any] = {node.value for node in ast.walk(module) if isinstance(node, ast.Expr)}
+    for node in ast.walk(module):
+        if isinstance(node, ast.JoinedStr):
+            others.update(node.values)
+    texts: list[str] = []
+    for node in ast.walk(module):
+        if node not in others and isinstance(node, ast.JoinedStr):
+            texts.append("".join(str(v.value) if isinstance(v, ast.Constant) else HOLE for v in node.values))
+        elif node not in others and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+    return [text for text in texts if "\n    abs absolute" not in text]
+
+
+def blocks_of(text: str) -> list[str]:
+    """The runs of indented lines in a text that are code."""
+    blocks: list[str] = []
+    for line in text.split("\n"):
+        is_code = line.startswith("    ") and not DATA.match(line)
+        if is_code and line[4] == " " and blocks and blocks[-1]:
+            blocks[-1] += "\n" + line
+        elif is_code and line[4] != " ":
+            if blocks and blocks[-1] and (blocks[-1].endswith(":") or blocks[-1].strip().startswith(("def", "@"))):
+                blocks[-1] += "\n" + line
+            else:
+                blocks.append(line)
+        else:
+            blocks.append("")
+    return [block for block in blocks if block]
+
+
+@dataclasses.dataclass
+class Scenario:
+    """How to provoke a message, and what its code finds.
+
+    Attributes:
+        provoke: raises or warns.
+        category: of the error or warning.
+        names: the namespace in which the code of the message runs.
+        after: is given the namespace then, to see whether the trouble is gone.
+        are_alternatives: whether each piece of code in the message is a fix by itself, which the others would disturb.
+    """
+
+    provoke: Callable[[], Any]
+    category: type[BaseException]
+    names: dict[str, Any] = dataclasses.field(default_factory=dict)
+    after: Callable[[dict[str, Any]], Any] | None = None
+    are_alternatives: bool = False
+
+    def message(self) -> str:
+        with warnings.catch_warnings(record=True) as record:
+            warnings.simplefilter("always")
+            if not issubclass(self.category, Warning):
+                with pytest.raises(self.category) as caught:
+                    self.provoke()
+                assert caught.type is self.category
+                return str(caught.value)
+            self.provoke()
+        (warning,) = [w for w in record if w.category is self.category]
+        return str(warning.message)
+
+
+def offered_in(message: str) -> tuple[list[str], set[Fix]]:
+    """The code in a message, in its order, and what in the sources it comes from."""
+    code: dict[int, str] = {}
+    found: set[Fix] = set()
+    for fix in fixes():
+        for match in fix.pattern.finditer(message):
+            code[match.start()] = textwrap.dedent(match[0])
+            found.add(fix)
+    return [code[start] for start in sorted(code)], found
+
+
+SCENARIOS: dict[str, Callable[[pathlib.Path], Scenario]] = {}
+
+
+def scenario(make: Callable[[pathlib.Path], Scenario]) -> Callable[[pathlib.Path], Scenario]:
+    """Registers a scenario. It is given an empty folder."""
+    assert make.__name__ not in SCENARIOS
+    SCENARIOS[make.__name__] = make
+    return make

@@ -1,0 +1,381 @@
+"""A small file does no great harm: the work for a file grows as its size does, and a DAG is walked as one.
+
+Work is counted, not timed: the instructions that Python runs, and what XLA compiles. Where it is C that would take
+long, for texts, what is printed is measured, or the time of the process, with much room.
+"""
+
+import contextlib
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import jax.monitoring
+import numpy as np
+import pytest
+
+import sharedtree as st
+from sharedtree._commands._comparing import compare
+from sharedtree._commands._show import Sizes
+from sharedtree.serialise import _nesting
+from sharedtree.serialise._opened import Opened
+
+from . import strategies
+from .dags import COLOR, LAYER, RELU, SAMPLES, SHARED, TYPES, Nodes, dag, file_of, places, with_dag_in
+
+ROOT = pathlib.Path(__file__).parents[2]
+IS_THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+TRUSTED = (strategies.__name__,)
+TEMPLATE = [strategies.make(strategies.Layer, weight=[1, {"a": 2}], child=(1, 2), activation=(1, (2,))), 1, "a"]
+
+ENTRY_POINTS = {
+    "load": lambda data: st.from_bytes(data, trusted=TRUSTED),
+    "like": lambda data: st.from_bytes(data, trusted=TRUSTED, like=TEMPLATE),
+    "like, not strict": lambda data: st.from_bytes(data, trusted=TRUSTED, like=TEMPLATE, strict=False),
+    "select": lambda data: st.from_bytes(data, trusted=TRUSTED, select="[0]"),
+    "untrusted": st.from_bytes,
+    "audit": lambda data: str(st.audit(data, trusted=TRUSTED)),
+    "audit, untrusted": lambda data: str(st.audit(data)),
+    "inspect": lambda data: str(st.inspect(data)),
+    "verify": st.verify,
+    "show": lambda data: list(Sizes(st.inspect(data).lines)),
+    "diff": lambda data: diff(data, data),
+}
+
+
+def diff(a, b):
+    with Opened(a) as one, Opened(b) as two:
+        return list(compare(one, two))
+
+
+# --- DAGs of 2^60 paths --------------------------------------------------------------------------------------------
+
+DAGS = textwrap.dedent(
+    """
+    import faulthandler, itertools, sys, traceback
+    import sharedtree as st
+    from tests.serialise.dags import SHARED, places, with_dag_in
+    from tests.serialise.judging import with_limited_memory
+    from tests.serialise.test_bounded_work import ENTRY_POINTS, IS_THOROUGH
+
+    for operation in ENTRY_POINTS.values():
+        operation(st.to_bytes([1, "a"])) if operation is not ENTRY_POINTS["like"] else None
+    faulthandler.enable()
+    turn, count = itertools.cycle(ENTRY_POINTS), 0
+    for kind, place in places():
+        for how in SHARED:
+            data = with_dag_in(kind, place, how)
+            # Each place and each way are tried with the two that build the most, and with the others in turn.
+            for name in ENTRY_POINTS if IS_THOROUGH else dict.fromkeys(["like, not strict", next(turn), next(turn)]):
+                print(f"operand {place} of {kind}, a DAG of {how}, {name}", flush=True)
+                faulthandler.dump_traceback_later(10, exit=True)
+                with with_limited_memory(64 * 2**20):
+                    try:
+                        ENTRY_POINTS[name](data)
+                    except st.SharedTreeError as error:
+                        assert len(str(error)) < 10_000
+                faulthandler.cancel_dump_traceback_later()
+                count += 1
+    print(f"{count} done")
+    """
+)
+
+
+def test_a_dag_of_2_to_the_60_paths_in_each_operand_of_each_kind():
+    run = subprocess.run([sys.executable, "-c", DAGS], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, f"{run.stdout.splitlines()[-1:]}: {run.stderr[-3000:]}"
+    assert run.stdout.splitlines()[-1].endswith(" done")
+
+
+def test_every_kind_is_tried():
+    from sharedtree.serialise._kinds import NODE_KINDS
+
+    assert set(SAMPLES) == set(NODE_KINDS) - {"array", "leaf"}
+    for kind in SAMPLES:
+        assert st.from_bytes(grown(kind, 2), trusted=TRUSTED), kind
+    is_loaded = dict.fromkeys(SHARED, False)
+    for (kind, place), how in itertools.product(places(), SHARED):
+        with contextlib.suppress(st.SharedTreeError):
+            st.from_bytes(with_dag_in(kind, place, how, depth=2), trusted=TRUSTED)
+            is_loaded[how] = True
+    assert all(is_loaded.values()), is_loaded
+
+
+# --- growth --------------------------------------------------------------------------------------------------------
+
+
+def work_of(operation, *arguments):
+    """How many instructions Python runs."""
+    count = 0
+
+    def trace(frame, event, _):
+        nonlocal count
+        count += 1
+        if event == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        operation(*arguments)
+    except st.SharedTreeError as error:
+        str(error)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def assert_linear(operation, file, size):
+    """Four times the size is no more than five times the work. What is worked out once for the process comes first."""
+    files = [(file(n),) if type(file(n)) is bytes else file(n) for n in (size, 4 * size)]
+    work_of(operation, *files[0])  # also, Python does not tell of all instructions of code that it traces first
+    less, more = (work_of(operation, *each) for each in files)
+    assert more <= 5 * less, f"{less} -> {more}, {more / less:.1f} times"
+
+
+def grown(kind, n):
+    """A list of nodes of a kind, each another one."""
+    nodes: Nodes = []
+    tops = []
+    for _ in range(n):
+        nodes += SAMPLES[kind](len(nodes))
+        tops.append(len(nodes) - 1)
+    return file_of([*nodes, ["list", tops]])
+
+
+def nested(how, n):
+    return file_of(dag(how, n))
+
+
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+def test_work_grows_with_the_number_of_nodes(name):
+    kinds = list(SAMPLES) if IS_THOROUGH else list(SAMPLES)[list(ENTRY_POINTS).index(name) % 4 :: 4]
+    for kind in kinds:
+        assert_linear(ENTRY_POINTS[name], lambda n, kind=kind: grown(kind, n), 40)
+
+
+@pytest.mark.parametrize("name", ENTRY_POINTS)
+def test_work_grows_with_the_depth_of_a_dag(name):
+    ways = list(SHARED) if IS_THOROUGH else list(SHARED)[list(ENTRY_POINTS).index(name) % 3 :: 3]
+    for how in ways:
+        assert_linear(ENTRY_POINTS[name], lambda n, how=how: nested(how, n), 40)
+
+
+def methods_and_types(n):
+    types = [*TYPES, *[{"name": f"m{i}:C", "kind": "enum"} for i in range(n)]]
+    nodes = [["object", LAYER, [None, None, None]], *[["method", 0, "double"] for _ in range(n)]]
+    return file_of([*nodes, ["list", list(range(len(nodes)))]], types)
+
+
+def refused_names(n):
+    return file_of(
+        [["list", [["class", f"os{i}:C"] for i in range(n)] + [["function", f"sys:f{i}"] for i in range(n)]]]
+    )
+
+
+def missing_fields(n):
+    types = [{"name": TYPES[LAYER]["name"], "kind": "module", "fields": [], "missing": [f"x{i}" for i in range(n)]}]
+    return file_of([*[["object", 0, []]] * n, ["list", list(range(n))]], types)
+
+
+def large_static_values(n):
+    """Many modules that hold one large static value."""
+    nodes = [["list", [["int", f"{i:x}"] for i in range(n)]]]
+    nodes += [["object", LAYER, [None, None, 0]] for _ in range(n)]
+    return file_of([*nodes, ["list", list(range(1, n + 1))]])
+
+
+def keys_of_one_hash(n):
+    """Sets that share their members; Python compares each with those before it."""
+    members = [["scalar", "float64", np.float64(k * (2**61 - 1)).tobytes().hex()] for k in range(1, 21)]
+    return file_of([*[["set", members] for _ in range(n)], ["list", list(range(n))]])
+
+
+def key_arrays(n):
+    names = [f"k{i:05}" for i in range(n)]
+    arrays = [
+        {"dtype": "uint32", "shape": [0, i + 1, 2], "kind": "jax", "tensor": name, "key": "threefry2x32"}
+        for i, name in enumerate(names)
+    ]
+    tensors = {name: {"dtype": "U32", "shape": [0, i + 1, 2], "data_offsets": [0, 0]} for i, name in enumerate(names)}
+    nodes = [*[["array", i] for i in range(n)], ["list", list(range(n))]]
+    whole = file_of(nodes, arrays=arrays)
+    return with_tensors(whole, tensors)
+
+
+def with_tensors(data, tensors):
+    from .drafts import Draft
+
+    draft = Draft(data)
+    draft.header |= tensors
+    return draft.file(with_digests=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "size"),
+    [(methods_and_types, 30), (refused_names, 30), (missing_fields, 30), (keys_of_one_hash, 10), (key_arrays, 20)],
+)
+def test_work_grows_with_the_size(file, size):
+    for operation in ENTRY_POINTS.values():
+        assert_linear(operation, file, size)
+
+
+def test_a_large_static_value_is_looked_at_once():
+    assert_linear(ENTRY_POINTS["like, not strict"], large_static_values, 250)
+
+
+def duplicate_members(n):
+    data = file_of([["frozenset", ["a"] * n]])
+    return data, data
+
+
+def a_large_list_and_many_small_ones(n):
+    a = [["list", [None] * n], ["list", [0] * n]]
+    b = [*[["list", []] for _ in range(n)], ["list", list(range(n))]]
+    return file_of(a), file_of(b)
+
+
+def a_large_tuple_and_many_others(n):
+    a = [["tuple", [True] * n], ["list", [0] * n]]
+    b = [*[["slice", None, None, None] for _ in range(n)], ["list", list(range(n))]]
+    return file_of(a), file_of(b)
+
+
+@pytest.mark.parametrize("files", [duplicate_members, a_large_list_and_many_small_ones, a_large_tuple_and_many_others])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_work_of_a_comparison_grows_with_the_size(files, is_turned):
+    assert_linear(diff, lambda n: files(n)[:: -1 if is_turned else 1], 40)
+
+
+def test_arrays_without_bytes_are_compared_without_a_look():
+    array = {"dtype": "float0", "shape": [2**62], "kind": "numpy", "tensor": "w"}
+    data = with_tensors(
+        file_of([["array", 0]], arrays=[array]), {"w": {"dtype": "U8", "shape": [2**62, 0], "data_offsets": [0, 0]}}
+    )
+    assert diff(data, data) == []
+
+
+# --- texts ---------------------------------------------------------------------------------------------------------
+
+LONG = 50_000
+
+
+def shared_texts():
+    """Nodes with a long text, and what refers to each very often."""
+    text = "é\n" * (LONG // 2)
+    yield "tuple", [["tuple", [text, ["bytes", "QUFB" * (LONG // 4)]]]]
+    yield "int", [["tuple", [["int", "f" * LONG]]]]
+    yield "surrogates", [["tuple", [["str", "7aC9" * (LONG // 4)]]]]
+    yield "scalar", [["tuple", [["scalar", f"str_[{LONG // 8}]", "41000000" * (LONG // 8)]]]]
+    yield "device", [["device", text, ["int", "0"]]]
+    yield "enum", [["enum", COLOR, text]]
+    yield "path", [["path", "PurePosixPath", text]]
+    yield "kind of a path", [["path", text, "a"]]
+    yield "key_dtype", [["key_dtype", text]]
+    yield "partial", [["partial", RELU, [], [text], [None], None]]
+    yield "key", [["tuple", [text]], ["dict", [0], [None]]]
+
+
+@pytest.mark.parametrize("texts", list(shared_texts()), ids=lambda each: each[0])
+def test_a_long_text_that_is_shown_often(texts):
+    nodes = texts[1]
+    last = len(nodes) - 1
+    data = file_of([*nodes, ["list", [last] * 5_000]])
+    other = file_of([*nodes, *[["marker"]] * 5_000, ["list", list(range(last + 1, last + 5_001))]])
+    start = time.process_time()
+    for name in ("audit", "inspect", "show", "select", "load", "like"):
+        with contextlib.suppress(st.SharedTreeError):
+            ENTRY_POINTS[name](data)
+    assert sum(len(str(each)) for each in diff(data, other)) < 10**7
+    assert time.process_time() - start < 2  # looking at the whole text each time would take several times as long
+
+
+@pytest.mark.parametrize("what", ["class", "field", "extra", "method", "function"])
+def test_a_name_has_at_most_1000_characters(what):
+    for length, is_allowed in ((900, True), (1_001, False)):
+        name = "x" * length
+        types = [dict(TYPES[LAYER])]
+        nodes: Nodes = [["object", 0, [None, None, None]]]
+        if what == "class":
+            types[0]["name"] = f"m:{name}"
+        elif what == "field":
+            types[0]["fields"] = ["weight", "child", name]
+        elif what == "extra":
+            types[0] |= {"fields": ["weight", "child"], "extra": [name]}
+        elif what == "method":
+            nodes.append(["method", 0, name])
+        else:
+            nodes.append(["list", [["function", f"m:{name}"]]])
+        if is_allowed:
+            st.inspect(file_of(nodes, types))
+        else:
+            with pytest.raises(st.FormatError):
+                st.inspect(file_of(nodes, types))
+    with pytest.raises(st.UnserialisableError, match="1,001 characters"):
+        st.to_bytes([strategies.make(strategies.Config, rate=1, **{"x" * 1_001: 1})])
+
+
+def test_one_long_cell_does_not_widen_all_rows():
+    names = [f"m:{'x' * 900}"] + [f"m:C{i}" for i in range(2_000)]
+    data = file_of([["list", [["class", name] for name in names]]])
+    table = str(st.audit(data)).partition("\nIf you trust")[0]
+    assert sum(len(line) > 300 for line in table.splitlines()) == 1
+
+
+# --- XLA -----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_compiled_for_weakly_typed_arrays():
+    shapes = [(i, 1) for i in range(1, 8)]
+    tree = [jax.lax.convert_element_type_p.bind(jax.device_put(np.ones(shape, np.float32)), new_dtype=np.dtype("f4"),
+                                               weak_type=True, sharding=None) for shape in shapes]  # fmt: skip
+    data = st.to_bytes([tree, jax.numpy.asarray(2.0)])
+    jax.clear_caches()
+    st.from_bytes(st.to_bytes([jax.device_put(np.ones(3, np.float32))]))
+    compiled = []
+
+    def listen(event, _, **__):
+        if is_listening and "compile" in event:
+            compiled.append(event)
+
+    is_listening = True
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    loaded, two = st.from_bytes(data)
+    like = st.from_bytes(data, like=[tree, jax.ShapeDtypeStruct((), np.float32, weak_type=True)])
+    is_listening = False
+    assert not compiled
+    for array, shape in zip(loaded, shapes, strict=True):
+        assert array.weak_type
+        assert not array.committed
+        assert array.shape == shape
+        assert np.asarray(array).all()
+        assert (array + jax.numpy.ones((), jax.numpy.bfloat16)).dtype == jax.numpy.bfloat16
+    assert two.weak_type
+    assert like[0][3].weak_type
+    assert jax.jit(lambda x: x * 2)(loaded[1]).weak_type
+
+
+# --- keys of one hash, in all of a file ---------------------------------------------------------------------------
+
+
+def test_keys_of_one_hash_are_bounded_in_all_of_a_file():
+    def tree(count):
+        return [{k * (2**61 - 1) for k in range(1, 101)} for _ in range(count)]
+
+    assert st.from_bytes(st.to_bytes(tree(10))) == tree(10)
+    with pytest.raises(st.UnserialisableError, match="too many keys have one hash"):
+        st.to_bytes(tree(11))
+    with pytest.raises(st.FormatError, match="too many keys have one hash"):
+        members = [["int", f"{k * (2**61 - 1):x}"] for k in range(1, 101)]
+        st.from_bytes(file_of([*[["set", members]] * 11, ["list", list(range(11))]], types=[]))
+
+
+def test_pairs_of_one_hash_are_no_harm(monkeypatch):
+    monkeypatch.setattr(_nesting, "MAX_COLLISIONS", 10)
+    tree = [frozenset({-1, -2, i}) for i in range(1_000)]  # the first two have one hash
+    assert st.from_bytes(st.to_bytes(tree)) == tree

@@ -1,0 +1,306 @@
+"""What holds an array is never written as a name, whatever it is called and whatever global refers to it."""
+
+import collections
+import functools
+import gc
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import types
+
+import equinox as eqx
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies
+from jax import tree_util as jtu
+
+import sharedtree as st
+from sharedtree.serialise._encoding import encode
+from sharedtree.serialise._holding import MAX_OBJECTS
+from sharedtree.serialise._names import find
+
+from . import vanilla
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def groups():
+    made = vanilla.subjects()
+    for group in made.values():
+        vanilla.bind(group)
+    yield made
+    for name in ["subject", *(name for group in made.values() for name in group)]:
+        delattr(vanilla, name)
+
+
+def arrays_of(tree):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree) if eqx.is_array(leaf)]
+
+
+IN_A_NEW_PROCESS = """
+    import functools, json, pathlib
+    import equinox as eqx
+    import jax
+    import numpy as np
+    import sharedtree as st
+    from tests.serialise import vanilla
+    groups = json.loads(pathlib.Path("groups.json").read_text())
+    expected = np.load("expected.npz")
+    for path, types in groups.items():
+        vanilla.bind_others(list(types))
+        group = st.load(path, trusted="tests")
+        # To JAX what a partial holds is static, and static arrays cannot be compared.
+        likes = [] if any(isinstance(each, functools.partial) for each in group.values()) else [group]
+        for back in (group, *[st.load(path, like=like) for like in likes]):
+            for name, cls in types.items():
+                assert type(back[name]).__qualname__ == cls, name
+                assert back[name] is not getattr(vanilla, name), name
+                leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(back[name]) if eqx.is_array(leaf)]
+                assert len(leaves) == sum(key.partition(":")[0] == name for key in expected), name
+                for i, leaf in enumerate(leaves):
+                    np.testing.assert_array_equal(leaf, expected[f"{name}:{i}"], err_msg=name, strict=True)
+"""
+
+
+def test_modules_come_back_in_a_new_process(groups, tmp_path):
+    expected, types_of = {}, {}
+    for label, group in groups.items():
+        path = f"{label.replace(' ', '_')}.safetensors"
+        st.save(tmp_path / path, group)
+        types_of[path] = {name: type(each).__qualname__ for name, each in group.items()}
+        expected |= {f"{name}:{i}": a for name, each in group.items() for i, a in enumerate(arrays_of(each))}
+    np.savez(tmp_path / "expected.npz", **expected)
+    (tmp_path / "groups.json").write_text(json.dumps(types_of))
+    code, environment = textwrap.dedent(IN_A_NEW_PROCESS), {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment, timeout=300)
+
+
+def test_no_name_in_the_file_leads_to_an_array(groups):
+    for group in groups.values():
+        for name in functions_in(encode(group).manifest):
+            assert reachable_arrays(find(name)) == [], name
+
+
+def test_markers_are_not_written(groups):
+    for label in vanilla.REMAKING:
+        for name in ("Gapped", "Nested"):
+            module = next(each for key, each in groups[label].items() if key.endswith(name))
+            data = st.to_bytes(module)
+            assert b"Missing" not in data
+            assert jax.tree.structure(st.from_bytes(data, trusted="tests")) == jax.tree.structure(module), (label, name)
+
+
+def test_a_compiled_function_is_refused_whatever_its_name(groups):
+    for source in ("forward", "module", "Linear"):
+        vanilla.subject = eqx.filter_jit(groups["bound method"][f"bound_method_{source}"])
+        with pytest.raises(st.UnserialisableError, match="compiled"):
+            st.to_bytes(vanilla.subject)
+
+
+@eqx.filter_jit
+def compiled(x):
+    return x
+
+
+@eqx.filter_vmap
+def mapped(x):
+    return x
+
+
+@jax.custom_jvp
+def with_a_rule(x):
+    return x
+
+
+@functools.lru_cache
+def cached(x):
+    return x
+
+
+@st.jit
+def preserving(x):
+    return x
+
+
+def own_default(x, table={"a": [1.0]}):  # noqa: B006
+    return x
+
+
+DECORATED = (compiled, mapped, with_a_rule, cached, preserving, own_default, jax.nn.relu, jnp.add, np.add)
+
+
+def test_decorated_functions_without_arrays_are_names():
+    preserving(vanilla.Gapped(jnp.ones(2)))  # what it remembers of calls is not what it holds
+    back = st.from_bytes(st.to_bytes(list(DECORATED)), trusted=__name__)
+    assert all(one is other for one, other in zip(back, DECORATED, strict=True))
+
+
+def table_by_default(x, table=[jnp.ones(2)]):  # noqa: B006, B008
+    return x
+
+
+def table_by_keyword(x, *, table=np.ones(2)):  # noqa: B008
+    return x
+
+
+def closing(w):
+    def function(x):
+        return x * w
+
+    return function
+
+
+@eqx.filter_vmap
+def mapped_with_a_default(x, w=jnp.ones(2)):  # noqa: B008
+    return x
+
+
+class Holder:
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
+
+
+def with_attribute(x):
+    return x
+
+
+with_attribute.w = {"a": Holder(jnp.ones(2))}
+in_a_cell = closing(jnp.ones(2))
+in_a_jitted_cell = jax.jit(closing(jnp.ones(2)))
+of_a_key = closing(jax.random.key(0))
+of_a_reference = closing(jax.new_ref(jnp.ones(2)))
+wrapping = functools.wraps(in_a_cell)(lambda x: x)
+with_kept_identities = st.jit(in_a_cell)
+appending = [jnp.ones(2)].append
+of_a_method = jax.vmap(vanilla.Gapped(jnp.ones(2)).forward)
+
+
+@pytest.mark.parametrize(
+    ("function", "way"),
+    [
+        (table_by_default, "default of `table` → [0]"),
+        (table_by_keyword, "default of `table`"),
+        (mapped_with_a_default, "default of `w`"),
+        (with_attribute, "attribute `w` → ['a'] → attribute `w`"),
+        (in_a_cell, "closure cell `w`"),
+        (in_a_jitted_cell, "attribute `__wrapped__` → closure cell `w`"),
+        (of_a_key, "closure cell `w`"),
+        (of_a_reference, "closure cell `w`"),
+        (wrapping, "attribute `__wrapped__` → closure cell `w`"),
+        (with_kept_identities, "attribute `__wrapped__` → closure cell `w`"),
+        (appending, "attribute `__self__` → [0]"),
+        (of_a_method, "attribute `__self__` → attribute `weight`"),
+    ],
+)
+def test_functions_that_hold_arrays_are_refused(function, way):
+    with pytest.raises(st.UnserialisableError) as caught:
+        st.to_bytes({"f": function})
+    assert caught.value.paths[0].startswith("['f']")
+    assert f"holds an array ({way})" in str(caught.value)
+    assert "Make it a field" in str(caught.value)
+
+
+def test_the_search_has_an_end():
+    global endless, large
+    endless = closing([[i] for i in range(MAX_OBJECTS)])
+    with pytest.raises(st.UnserialisableError, match=r"more than 10,000 objects.*closure cell `w`"):
+        st.to_bytes([endless])
+    large = closing(list(range(10 * MAX_OBJECTS)))  # numbers hold nothing
+    st.to_bytes([large])
+
+
+def test_what_is_code_is_not_searched():
+    global through_code
+
+    class Class:
+        w = jnp.ones(2)
+
+    through_code = closing([Class, vanilla, Class(), in_a_global])
+    st.to_bytes([through_code])
+
+
+def in_a_global(x):
+    return x * WEIGHTS
+
+
+WEIGHTS = jnp.ones(2)
+
+
+def defaulting(value):
+    def function(x, value=value):
+        return x
+
+    return function
+
+
+def carrying(value):
+    def function(x):
+        return x
+
+    function.value = value
+    return function
+
+
+HOLDING = [
+    closing, defaulting, carrying, Holder, lambda v: functools.partial(print, v), lambda v: jax.jit(closing(v)),
+    lambda v: jax.vmap(closing(v)), lambda v: functools.lru_cache(closing(v)), lambda v: jax.custom_vjp(closing(v)),
+    lambda v: functools.wraps(closing(v))(lambda x: x), lambda v: [0, v], lambda v: {"a": v}, lambda v: (v, None),
+    lambda v: collections.deque([v]), lambda v: types.MappingProxyType({"a": v}), lambda v: types.MethodType(print, v),
+    vanilla.Gapped, vanilla.Wrapper, lambda v: eqx.Partial(print, v), lambda v: jtu.Partial(print, v),
+    lambda v: types.SimpleNamespace(v=v), lambda v: property(closing(v)), lambda v: staticmethod(closing(v)),
+]  # fmt: skip
+CALLED = [0, 1, 2, 5, 6, 7, 8, 9, 17]
+"""Which of them make something that is used as a function."""
+
+
+@hypothesis.given(
+    strategies.sampled_from(CALLED),
+    strategies.lists(strategies.sampled_from(range(len(HOLDING))), max_size=4),
+    strategies.sampled_from([jnp.ones(2), np.ones(2), jnp.float32(1)]),
+)
+def test_no_array_is_lost_however_it_is_held(outermost, inner, array):
+    global subject
+    value = array
+    for number in [*inner, outermost]:
+        value = HOLDING[number](value)
+    subject = value
+    try:
+        manifest = encode([subject]).manifest
+    except st.UnserialisableError:
+        return
+    assert manifest["arrays"]
+
+
+def functions_in(manifest):
+    found, stack = set(), [manifest["nodes"], manifest["root"]]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, list):
+            if len(each) == 2 and each[0] == "function" and isinstance(each[1], str) and ":" in each[1]:
+                found.add(each[1])
+            stack += each
+    return found
+
+
+def reachable_arrays(obj):
+    """The arrays that Python's garbage collector reaches from an object, but for those of modules and classes."""
+    code = {id(vars(module)) for module in list(sys.modules.values())}  # alive in the modules
+    found, seen, stack = [], set(), [obj]
+    while stack:
+        each = stack.pop()
+        if id(each) in seen or id(each) in code or isinstance(each, type | types.ModuleType | types.FrameType):
+            continue
+        seen.add(id(each))  # alive: whoever refers to it is reachable from `obj`
+        if isinstance(each, jax.Array | np.ndarray):
+            found.append(each)
+        stack += gc.get_referents(each)
+    return found

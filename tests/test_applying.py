@@ -1,0 +1,211 @@
+"""How a transform is applied: options by position and by name, NumPy integers, static arguments, odd names."""
+
+import inspect
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+from tests.strategies import Mutable, Pair
+
+
+def tied():
+    w = jnp.arange(1.0, 3.0)
+    return Pair(w, w)
+
+
+def total(x, m):
+    return (x * m.first * m.second).sum()
+
+
+def test_options_by_position_are_those_by_name():
+    m, x = tied(), jnp.arange(2.0)
+    for transform, positional, named in (
+        (jax.grad, (1,), {"argnums": 1}),
+        (jax.value_and_grad, (1,), {"argnums": 1}),
+        (jax.vmap, ((0, None),), {"in_axes": (0, None)}),
+        (jax.vmap, ((0, None), 0, "i"), {"in_axes": (0, None), "axis_name": "i"}),
+    ):
+        one = st.preserve_identities(transform)(total, *positional)(x, m)
+        two = st.preserve_identities(transform)(total, **named)(x, m)
+        three = st.preserve_identities(transform)(fun=total, **named)(x, m)
+        assert jax.tree.all(jax.tree.map(np.array_equal, one, two))
+        assert jax.tree.all(jax.tree.map(np.array_equal, one, three))
+    assert (st.grad(total, 1)(x, m).first == st.grad(total, argnums=1)(x, m).first).all()
+    assert (st.vmap(total, (0, None))(x, m) == jax.vmap(total, (0, None))(x, m)).all()
+
+
+@pytest.mark.parametrize(
+    ("transform", "positional", "options"),
+    [
+        (jax.jit, (1,), {}),
+        (jax.grad, (0, False, False, False, (), 1, 2), {}),
+        (jax.grad, (1,), {"argnums": 0}),
+        (jax.vmap, (0,), {"in_axes": 0}),
+        (jax.checkpoint, (1,), {}),
+    ],
+)
+def test_what_the_transform_would_not_accept(transform, positional, options):
+    with pytest.raises(TypeError) as vanilla:
+        transform(total, *positional, **options)
+    with pytest.raises(TypeError) as ours:
+        st.preserve_identities(transform)(total, *positional, **options)
+    assert type(ours.value) is type(vanilla.value)
+    assert "Dag" not in str(ours.value)
+
+
+@pytest.mark.parametrize(
+    ("transform", "named"),
+    [
+        (jax.lax.scan, "jax.lax.scan"),
+        (jax.lax.cond, "jax.lax.cond"),
+        (jax.vjp, "jax.vjp"),
+        (jax.eval_shape, "jax.eval_shape"),
+        (eqx.filter_vjp, "equinox.filter_vjp"),
+        (jax.custom_vjp, "jax.custom_vjp"),
+        (jax.custom_gradient, "jax.custom_gradient"),
+    ],
+)
+def test_operands_and_rules_are_refused_before_anything_is_called(transform, named):
+    def never(*args):
+        raise AssertionError("it was called")
+
+    for positional in ((never,), (never, tied()), ()):
+        if positional or transform in (jax.custom_vjp, jax.custom_gradient):
+            with pytest.raises(TypeError, match=f"(?s)`{named}` takes (operands|rules).*sharedtree.Dag"):
+                st.preserve_identities(transform)(*positional)
+
+
+def test_a_users_transform_may_hand_on_whatever_it_is_given():
+    def handing_on(f, *args, **options):
+        return jax.jit(f, *args, **options)
+
+    def anything(*args, **options):
+        return jax.jit(*args, **options)
+
+    for transform in (handing_on, anything):
+        result = st.preserve_identities(transform)(lambda m: m, inline=True)(tied())
+        assert result.first is result.second
+
+
+@pytest.mark.parametrize("integer", [int, np.int32, np.uint8, lambda i: np.array(i)])
+def test_integers_of_numpy(integer):
+    m, x = tied(), jnp.ones(2)
+    i = integer(1)
+    np.testing.assert_array_equal(st.grad(total, argnums=i)(x, m).first, st.grad(total, argnums=1)(x, m).first)
+    np.testing.assert_array_equal(st.grad(total, argnums=(i,))(x, m)[0].first, st.grad(total, argnums=1)(x, m).first)
+    assert st.jit(lambda x, k: x * k, static_argnums=i)(x, 3)[0] == 3
+    assert st.jit(lambda x, k: x * k, static_argnums=(i,))(x, 3)[0] == 3
+    donated = jnp.ones(2)
+    st.jit(lambda m, x: (x + 1, m), donate_argnums=i)(m, donated)
+    assert donated.is_deleted()
+
+
+def test_remat_is_checkpoint():
+    m = tied()
+    for transform in (jax.remat, jax.checkpoint):
+        f = st.preserve_identities(transform)(lambda a, b, k: float(a is b) * k, static_argnums=2)
+        assert f(m, m, 2) == 2  # a tie between arguments, and one that is static
+
+
+def test_shardings_beside_static_arguments():
+    m = tied()
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    for shardings in (place, (place,), (Pair(place, place),)):
+        for options, args in (
+            ({"static_argnums": 0}, (3, m)),
+            ({"static_argnums": -2}, (3, m)),
+            ({"static_argnames": "k"}, (3, m)),
+        ):
+            f = st.jit(lambda k, m: (m.first * k, m), in_shardings=shardings, **options)
+            scaled, same = f(*args)
+            assert scaled.tolist() == [3, 6]
+            assert same.first is same.second
+
+
+class Odd(str):
+    """A name that is code when it is printed."""
+
+    __slots__ = ()
+
+    def __repr__(self):
+        return "[][0]"
+
+
+def test_keywords_that_are_no_plain_strings():
+    @st.jit
+    def f(**models):
+        return [m.first * 2 for m in models.values()]
+
+    for _ in range(4):
+        assert f(**{Odd("m"): tied()})[0].tolist() == [2, 4]
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+def test_static_objects_that_cannot_be_printed():
+    odd = Unprintable()
+    f = st.jit(lambda k, m: m.first, static_argnums=0)
+    assert f(odd, tied()).tolist() == [1, 2]
+    f(Unprintable(), tied())
+    assert "Unprintable" in str(st.explain(f, odd, tied()))
+    inside = Pair(odd, jnp.ones(2))
+    g = st.jit(lambda m: m.second)
+    g(inside)
+    g(Pair(Unprintable(), jnp.ones(2)))
+    assert "Unprintable" in str(st.explain(g, inside))
+    with pytest.raises(st.SharingMismatchError, match="Unprintable"):
+        st.tie(inside, lambda m: (m.first, m.second))
+
+
+class Plain:
+    pass
+
+
+def test_a_static_leaf_that_leads_into_a_graph_of_plain_objects():
+    objects = [Plain() for _ in range(100)]
+    for obj in objects:
+        obj.__dict__.update({f"to{i}": other for i, other in enumerate(objects)})
+    calls = 0
+
+    class Counting(dict):
+        def items(self):
+            nonlocal calls
+            calls += 1
+            return super().items()
+
+    objects[-1].last = Counting(a=1)
+    start = time.process_time()
+    result = st.jit(lambda m: Pair(m.second, m.first))(Pair(objects[0], jnp.ones(2)))
+    assert result.second is objects[0]
+    assert calls <= 2
+    assert time.process_time() - start < 10
+
+    objects[-1].leak = None
+
+    def leaks(m):
+        objects[-1].leak = m.second * 2
+        return Pair(objects[0], m.second)
+
+    try:
+        with pytest.raises(st.StaticTracerError, match="as the attribute `to99`, as the attribute `leak`"):
+            st.jit(leaks)(Pair(1.0, jnp.ones(2)))
+    finally:
+        objects[-1].leak = None
+
+
+def test_the_names_and_the_signature_of_ready_made_ones():
+    for name in ("jit", "grad", "value_and_grad", "vmap", "checkpoint"):
+        assert inspect.signature(getattr(st, name)(total)) == inspect.signature(total)
+
+
+def test_mutable_modules_as_functions_of_other_transforms():
+    m = Mutable(x=jnp.ones(2))
+    assert st.jit(lambda m: m.x)(m)[0] == 1

@@ -1,0 +1,539 @@
+"""`Policy(containers=True)`: parameters in plain dicts keep their ties, and nothing else changes."""
+
+import collections
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, strategies as hst
+
+import sharedtree as st
+from sharedtree.transforms._crossing import Names, pack_call
+from sharedtree.transforms._plans import CallPlan, can_be_planned
+
+from .strategies import MODULES, MUTABLE_CONTAINERS, Mutable, Pair, children, copy_dag, is_array, paths, pools
+
+POLICY = st.Policy(containers=True)
+jit, grad, vmap = (functools.partial(transform, policy=POLICY) for transform in (st.jit, st.grad, st.vmap))
+
+
+@hst.composite
+def containers(draw: Any) -> Any:
+    """A list or dict over a random pool, in which arrays, containers and modules are shared."""
+    pool = draw(pools())
+
+    def pick() -> Any:
+        return pool[draw(hst.integers(0, len(pool) - 1))]
+
+    if draw(hst.booleans()):
+        return [pick(), (pick(), pick()), pick()]
+    return {"b": pick(), "a": {"x": (pick(),), "y": pick()}}
+
+
+def identity_classes(tree: Any, before: Any = None) -> frozenset[frozenset[Any]]:
+    """Which paths hold one object: as inside modules, from the first mutable container on.
+
+    Of a result, those that `before` has are asked for: a number becomes an array there.
+    """
+    known = None if before is None else frozenset[Any]().union(*before)
+    found: dict[int, set[Any]] = {}
+    for path, obj, within in paths(tree):
+        is_object = is_array(obj) or isinstance(obj, (*MODULES, *MUTABLE_CONTAINERS))
+        if within and is_object and (known is None or path in known):
+            found.setdefault(id(obj), set()).add(path)  # alive in `tree`
+    return frozenset(map(frozenset, found.values()))
+
+
+# --- the laws -------------------------------------------------------------------------------------------------------
+
+
+@given(containers())
+def test_what_is_one_object_outside_is_one_object_inside_and_after(tree):
+    inside = []
+
+    @jit
+    def through(t, again):
+        inside.append((identity_classes(t, classes), t is again))
+        return t, [t]
+
+    classes = identity_classes(tree)
+    for _ in range(3):  # by the walk, by a plan, by a plan again
+        out, also = through(tree, tree)
+        assert identity_classes(out, classes) == classes
+        assert also[0] is out
+    assert inside == [(classes, True)]
+    through(copy_dag(tree), out)
+    assert len(inside) == 2 or identity_classes(copy_dag(tree)) != classes  # other sharing between the arguments
+
+
+@given(containers())
+def test_plans_agree_with_the_walk(tree):
+    def walked(*args):
+        return pack_call(args, {}, (), POLICY.rules, Names(lambda *_: None))
+
+    args = (tree, (tree, 1.0), copy_dag(tree))
+    call = walked(*args)
+    if can_be_planned(call, ()):
+        plan = CallPlan(call, ())
+        for each in (args, copy_dag(args)):
+            packing = plan.pack(each, {})
+            assert packing is not None
+            assert jax.tree.structure(packing[:2]) == jax.tree.structure(walked(*each)[:2])
+        assert plan.pack((copy_dag(tree), (tree, 1.0), tree), {}) is None or not children(tree)
+
+
+def test_only_what_is_reached_through_a_container_is_an_object():
+    w = jnp.ones(2)
+
+    @jit
+    def check(x, y, pair, *rest, **more):
+        assert x is not y
+        assert pair[0] is not pair[1]
+        assert rest[0] is not rest[1]
+        assert more["a"] is not more["b"]
+        assert pair[2]["a"] is pair[2]["b"] is rest[2][0]
+        return (x, x), [x, x]
+
+    for _ in range(3):
+        bare, held = check(w, w, (w, w, {"a": w, "b": w}), w, w, [w], a=w, b=w)
+        assert bare[0] is not bare[1]
+        assert held[0] is held[1]
+
+
+def test_arrays_are_values_where_the_policy_says_so():
+    w = jnp.ones(2)
+    shared = [w]
+    out = st.jit(lambda p: p, policy=st.Policy(arrays=False, containers=True))({"a": shared, "b": shared, "c": w})
+    assert out["a"] is out["b"]
+    assert out["a"][0] is not out["c"]
+
+
+def test_containers_never_pass_through():
+    params = {"a": [jnp.ones(2)], "n": np.ones(2)}
+    for _ in range(3):
+        out = jit(lambda p: p)(params)
+        assert out is not params
+        assert out["a"] is not params["a"]
+        assert out["a"][0] is not params["a"][0]
+        assert isinstance(out["n"], jax.Array)
+
+
+def test_modules_in_containers_pass_through_and_containers_in_modules_are_shared():
+    shared = {"w": jnp.ones(2)}
+    model = Pair(shared, jnp.zeros(2))
+
+    @jit
+    def f(params, model):
+        assert params["own"] is model.first
+        assert params["model"] is model
+        return {"model": model, "own": params["own"]}
+
+    for _ in range(3):
+        out = f({"own": shared, "model": model}, model)
+        assert out["model"] is model
+        assert out["own"] is shared  # it is part of what passed through
+
+
+# --- transparency ---------------------------------------------------------------------------------------------------
+
+LEAVES = {
+    "float": lambda: 2.0,
+    "int": lambda: 3,
+    "bool": lambda: True,
+    "array": lambda: jnp.arange(3.0),
+    "weak": lambda: jnp.asarray(2.0) * 1.0,
+    "NumPy": lambda: np.arange(3.0, dtype=np.float32),
+    "NumPy scalar": lambda: np.float32(2),
+    "integers": lambda: jnp.arange(3),
+    "key": lambda: jax.random.key(0),
+    "committed": lambda: jax.device_put(jnp.arange(3.0), jax.devices()[0]),
+    "none": lambda: None,
+    "text": lambda: "text",
+    "object": object,
+    "shape": lambda: jax.ShapeDtypeStruct((3,), jnp.float32),
+    "deque": lambda: collections.deque([jnp.ones(3)]),
+    "partial": lambda: jax.tree_util.Partial(jnp.add, jnp.ones(3)),
+}
+
+
+def tree_of(leaf: Any) -> Any:
+    return {"b": [leaf(), (leaf(), None)], "a": collections.OrderedDict(z=leaf(), y={}), "c": jnp.ones(3)}
+
+
+def double(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x * 2 if jnp.issubdtype(jnp.result_type(x), np.number) else x, tree)
+
+
+def total(tree: Any) -> Any:
+    numbers = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), np.number)]
+    return sum(jnp.sum(x) for x in numbers).astype(jnp.float32)
+
+
+CASES = {
+    "jit": (jax.jit, double),
+    "grad": (jax.grad, total),
+    "grad of ints": (functools.partial(jax.grad, allow_int=True), total),
+    "value_and_grad": (jax.value_and_grad, total),
+    "vmap": (functools.partial(jax.vmap, in_axes=(None,), out_axes=None, axis_size=2), double),
+    "mapped": (jax.vmap, double),
+    "checkpoint": (jax.checkpoint, double),
+    "filter_jit": (eqx.filter_jit, lambda tree: tree),
+    "filter_grad": (eqx.filter_grad, lambda tree: jnp.sum(tree["c"])),
+    "filter_vmap": (eqx.filter_vmap, lambda tree: tree["c"]),
+    "unregistered": (lambda f: jax.jit(jax.checkpoint(f)), double),
+}
+
+
+def outcome(function: Any, *args: Any) -> Any:
+    """What a call returns, leaf by leaf with all that JAX knows of it, or the type of its error."""
+    try:
+        result = function(*args)
+    except Exception as error:  # noqa: BLE001 -- whatever vanilla raises
+        return type(error), isinstance(error, st.SharedTreeError)
+    leaves, treedef = jax.tree.flatten(result)
+    return treedef, [described(leaf) for leaf in leaves]
+
+
+def described(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        raw = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        return leaf.dtype, getattr(leaf, "weak_type", None), leaf.committed, leaf.sharding, np.asarray(raw).tolist()
+    return type(leaf), repr(leaf) if not isinstance(leaf, (str, type(None))) and type(leaf) is not object else ""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_sharing_nothing_differs(case):
+    transform, function = CASES[case]
+    for name, leaf in LEAVES.items():
+        tree = tree_of(leaf)
+        expected = outcome(transform(function), tree)
+        wrapped = st.preserve_identities(transform, policy=POLICY)(function)
+        for _ in range(3 if "jit" in case else 1):
+            if case in ("grad", "grad of ints", "value_and_grad") and name == "partial":
+                continue  # modules have gradients as in Equinox, with None for what has none
+            assert outcome(wrapped, tree) == expected, name
+
+
+def test_keys_without_an_order_are_refused_as_jax_does():
+    for tree in ({1: 2.0, "a": 3.0}, [{1: 2.0, "a": 3.0}], collections.defaultdict(int, {1: 2.0, "a": 3.0})):
+        assert outcome(jit(lambda t: t), tree) == outcome(jax.jit(lambda t: t), tree)
+    inside = [Mutable(a={1: jnp.ones(2), "b": jnp.ones(2)})]  # there they are allowed
+    assert jit(lambda t: t)(inside)[0].a[1].tolist() == [1, 1]
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def tied() -> Any:
+    params = {
+        "embed": {"w": jnp.arange(1.0, 4)},
+        "head": {"w": jnp.zeros(3), "b": jnp.ones(3)},
+        "layers": [jnp.ones(3)],
+    }
+    return st.tie(params, lambda p: (p["embed"]["w"], p["head"]["w"]))
+
+
+def loss(p: Any, x: Any = 2.0) -> Any:
+    return jnp.sum((p["embed"]["w"] * x * p["head"]["w"] * p["layers"][0] + p["head"]["b"] - 1.5) ** 2)
+
+
+def test_the_gradient_of_a_tie_is_the_sum_over_its_paths():
+    params = tied()
+    parts = jax.grad(loss)(st.untie(params))
+    value, gradient = st.value_and_grad(loss, policy=POLICY)(params)
+    assert value == loss(params)
+    assert gradient["embed"]["w"] is gradient["head"]["w"]
+    np.testing.assert_allclose(gradient["embed"]["w"], parts["embed"]["w"] + parts["head"]["w"], rtol=1e-6)
+    np.testing.assert_allclose(gradient["head"]["b"], parts["head"]["b"], rtol=1e-6)
+    assert len(st.tree.leaves(gradient)) == 3
+
+
+def test_gradients_of_several_arguments_and_auxiliary_results():
+    params, scale = tied(), [jnp.ones(3)]
+
+    def f(p, s):
+        return loss(p) * s[0].sum(), {"p": p, "s": s}
+
+    (first, second), aux = grad(f, argnums=(0, 1), has_aux=True)(params, scale)
+    np.testing.assert_allclose(second[0], jnp.full(3, loss(params)), rtol=1e-6)
+    assert first["embed"]["w"] is first["head"]["w"]
+    assert aux["p"]["embed"]["w"] is aux["p"]["head"]["w"]
+
+
+def test_a_whole_tied_container_has_one_gradient():
+    layer = {"w": jnp.full(2, 3.0), "f": [jnp.ones(2)]}
+    gradient = grad(lambda p: (p["a"]["w"] * p["b"]["w"] * p["a"]["f"][0]).sum())({"a": layer, "b": layer})
+    assert gradient["a"] is gradient["b"]
+    assert gradient["a"]["w"].tolist() == [6, 6]
+
+
+NOT_INEXACT = {
+    "integers": lambda: jnp.arange(3),
+    "booleans": lambda: jnp.ones(3, bool),
+    "key": lambda: jax.random.key(0),
+}
+
+
+@pytest.mark.parametrize(
+    ("transform", "leaf", "options"),
+    [
+        *[(t, name, {}) for t in (jax.grad, jax.value_and_grad, jax.jacfwd, jax.hessian) for name in NOT_INEXACT],
+        *[(t, name, {"allow_int": True}) for t in (jax.grad, jax.jacrev) for name in ("integers", "booleans")],
+    ],
+)
+def test_what_cannot_be_differentiated_is_refused_wherever_else_it_is(transform, leaf, options):
+    """Also if an argument that is not differentiated holds the same object."""
+    made = NOT_INEXACT[leaf]()
+    held = {"deep": [made]}
+    f = lambda a, b: jnp.sum(b["w"] ** 2)
+    wrapped = st.preserve_identities(transform, policy=POLICY)
+    for before, after in [([made], made), ({"x": held}, held), ([made, held], (held, made))]:
+        params = {"w": jnp.ones(3), "i": after}
+        for args, argnum in [((before, params), 1), ((params, before), 0)]:
+            g = f if argnum else lambda b, a: f(a, b)
+            expected = outcome(transform(g, argnums=argnum, **options), *copies(args))
+            assert outcome(wrapped(g, argnums=argnum, **options), *args) == expected
+
+
+def copies(args: Any) -> Any:
+    return [jax.tree.map(lambda x: x, arg) for arg in args]
+
+
+def test_what_cannot_be_differentiated_inside_a_module_stays_tied():
+    steps = jnp.arange(3)
+
+    def f(a, b):
+        assert a[0] is b["m"].second
+        return jnp.sum(b["m"].first * b["m"].second)
+
+    gradient = grad(f, argnums=1)([steps], {"m": Pair(jnp.ones(3), steps)})
+    assert gradient["m"].first.tolist() == [0, 1, 2]
+    assert gradient["m"].second is None
+
+
+# --- prefixes ---------------------------------------------------------------------------------------------------------
+
+
+def test_axes_reach_inside_containers():
+    params = {"a": jnp.arange(6.0).reshape(2, 3), "b": [jnp.arange(3.0), jnp.ones((3, 2))], "m": Pair(jnp.ones(3), 1.0)}
+    axes = {"a": 1, "b": [0, 0], "m": None}
+
+    def f(p, x):
+        return {"sum": p["a"].sum() + p["b"][0] + x, "rest": [p["b"][1], p["a"]]}
+
+    out_axes = {"sum": 0, "rest": [0, 1]}
+    x = jnp.arange(3.0)
+    expected = jax.vmap(f, in_axes=(axes, 0), out_axes=out_axes)(params, x)
+    found = vmap(f, in_axes=(axes, 0), out_axes=out_axes)(params, x)
+    assert outcome(lambda: found) == outcome(lambda: expected)
+    w = jnp.ones((3, 2))
+    shared = {"a": w, "b": [w, w], "m": Pair(w, 1.0)}
+    out = vmap(lambda p: p, in_axes=({"a": 0, "b": 0, "m": 0},), out_axes={"a": 0, "b": 0, "m": 0})(shared)
+    assert out["a"] is out["b"][0] is out["m"].first
+
+
+def test_axes_that_do_not_fit_are_an_error():
+    with pytest.raises(ValueError, match="in_axes"):
+        vmap(lambda p: p, in_axes=({"b": 0},))({"a": jnp.ones(2)})
+
+
+def test_shardings_reach_inside_containers():
+    mesh = jax.make_mesh((1,), ("x",))
+    here, there = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axis)) for axis in (None, "x"))
+    params = tied()
+    shardings = {"embed": here, "head": here, "layers": [there]}
+    f = jit(lambda p: p, in_shardings=(shardings,), out_shardings=shardings)
+    for _ in range(3):
+        out = f(params)
+        assert out["embed"]["w"] is out["head"]["w"]
+        assert out["layers"][0].sharding == there
+        assert out["head"]["b"].sharding == here
+    expected = jax.jit(lambda p: p, in_shardings=(shardings,), out_shardings=shardings)(st.untie(params))
+    assert jax.tree.map(lambda x: x.sharding, out) == jax.tree.map(lambda x: x.sharding, expected)
+
+
+# --- in place, donation, names ----------------------------------------------------------------------------------------
+
+
+def test_containers_are_written_back():
+    inner = [jnp.ones(1)]
+    params = {"z": 0.0, "keep": 1, "b": jnp.ones(2), "gone": 3, "list": inner, "again": inner}
+    before = params["keep"]
+
+    @st.jit(policy=st.Policy(containers=True, in_place=True))
+    def change(p):
+        p["z"] = p.pop("b") + 1
+        p["list"].append(p["z"])
+        del p["gone"]
+        return p["list"]
+
+    returned = change(params)
+    assert returned is params["list"] is params["again"] is inner
+    assert list(params) == ["z", "keep", "list", "again"]
+    assert params["z"] is inner[1]
+    assert params["z"].tolist() == [2, 2]
+    assert params["keep"] is before
+
+    @st.jit(policy=st.Policy(containers=True, in_place=True))
+    def fail(p):
+        p["z"] = 5.0
+        raise KeyError("no")
+
+    with pytest.raises(KeyError):
+        fail(params)
+    assert params["z"].tolist() == [2, 2]
+
+
+def test_a_donated_tie_is_donated_once():
+    params = tied()
+    out = jit(lambda p: st.tree.map(lambda x: x + 1, p), donate_argnums=0)(params)
+    assert params["embed"]["w"].is_deleted()
+    assert out["embed"]["w"] is out["head"]["w"]
+
+
+def test_the_policy_of_a_context_counts_and_is_cached_by_itself():
+    params = tied()
+    seen = []
+
+    @st.jit
+    def f(p):
+        seen.append(p["embed"]["w"] is p["head"]["w"])
+        return p
+
+    with pytest.warns(st.UntiedWarning, match="are one array"):
+        f(params)
+    for _ in range(2):
+        with st.Context(POLICY):
+            assert f(params)["embed"]["w"] is not params["embed"]["w"]
+    assert seen == [False, True]
+
+
+def test_explain_knows_containers():
+    params = tied()
+    report = st.explain(jit(lambda p: p, donate_argnums=0), params)
+    rows = {row.path: row for row in report.leaves}
+    assert rows["p['head']['w']"].tied_to == "p['embed']['w']"
+    assert rows["p['layers'][0]"].treatment == "donated"
+    f = jit(lambda p: p)
+    f({"a": jnp.ones(2)})
+    f({"a": jnp.ones(3)})
+    assert st.explain(f, {"a": jnp.ones(2)}).retraced == ("`p['a']` was float32[2] and is float32[3]",)
+
+
+def test_a_tie_lost_inside_is_reported():
+    with pytest.warns(st.UntiedWarning, match=r"p\['embed'\]\['w'\]` and `p\['head'\]\['w'\]"):
+        jit(lambda p, x: jax.tree.map(lambda w: w * x, p))(tied(), 2.0)
+    with pytest.warns(st.UntiedWarning, match="embed"):  # one level down, too
+        jit(lambda s: jax.tree.map(lambda w: w * 2, s["params"]))({"params": tied(), "step": 0})
+    jit(lambda p: {"mean": p["a"] * 1, "var": p["b"] * 2})({"a": (w := jnp.ones(2)), "b": w})  # other keys
+    jit(lambda p: jax.tree.map(lambda w: w * 2, st.untie(p)))(tied())
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+def single_loss(p: Any, x: Any) -> Any:
+    return loss({"embed": {"w": p["w"]}, "head": {"w": p["w"], "b": p["b"]}, "layers": p["layers"]}, x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: optax.adam(0.05), lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9))],
+)
+def test_training_tied_dicts_is_training_the_single_copy(make):
+    params = tied()
+    single = {"w": params["embed"]["w"], "b": params["head"]["b"], "layers": params["layers"]}
+    tx, plain = st.optimizer(make()), make()
+    state, plain_state = tx.init(params), plain.init(single)
+    traces = []
+
+    @jit
+    def step(params, state, x):
+        traces.append(1)
+        gradient = grad(loss)(params, x)
+        updates, state = tx.update(gradient, state, params)
+        return st.apply_updates(params, updates), state
+
+    @jax.jit
+    def plain_step(params, state, x):
+        updates, state = plain.update(jax.grad(single_loss)(params, x), state, params)
+        return optax.apply_updates(params, updates), state
+
+    for i in range(30):
+        params, state = step(params, state, i / 10)
+        single, plain_state = plain_step(single, plain_state, i / 10)
+        assert params["embed"]["w"] is params["head"]["w"]
+    np.testing.assert_allclose(params["embed"]["w"], single["w"], rtol=1e-5)
+    np.testing.assert_allclose(params["head"]["b"], single["b"], rtol=1e-5)
+    np.testing.assert_allclose(params["layers"][0], single["layers"][0], rtol=1e-5)
+    assert len(traces) <= 2  # the state has a Python number at first
+
+
+# --- treatments -------------------------------------------------------------------------------------------------------
+
+
+def test_containers_are_cut_between_treatments():
+    params = tied()
+    target = jax.grad(lambda p, q: loss(p) * loss(q))
+    expected = target(st.untie(params), st.untie(params))
+
+    def f(p, q):
+        assert p is not q
+        assert p["embed"]["w"] is p["head"]["w"] is not q["head"]["w"]
+        assert q["embed"]["w"] is q["head"]["w"]
+        return loss(p) * loss(q)
+
+    gradient = grad(f)(params, params)
+    total = expected["embed"]["w"] + expected["head"]["w"]
+    np.testing.assert_allclose(gradient["embed"]["w"], total, rtol=1e-6)
+    assert gradient["embed"]["w"] is gradient["head"]["w"]
+
+    hidden = st.preserve_identities(lambda g: jax.jit(g), policy=POLICY)
+    assert hidden(lambda p, q: p["embed"]["w"] is not q["embed"]["w"] and p["embed"]["w"] is p["head"]["w"])(
+        params, params
+    )
+
+
+def test_two_axes_for_one_container_are_two_containers():
+    shared = [jnp.arange(4.0).reshape(2, 2)]
+    tree = {"a": shared, "b": shared, "c": [Pair(None, shared[0])]}
+    axes = {"a": 0, "b": [1], "c": 0}
+
+    def f(t):
+        assert t["a"] is not t["b"]
+        assert t["a"][0] is t["c"][0].second is not t["b"][0]
+        return t["a"][0] - t["b"][0]
+
+    expected = jax.vmap(lambda t: t["a"][0] - t["b"][0], in_axes=(axes,))(tree)
+    np.testing.assert_array_equal(vmap(f, in_axes=(axes,))(tree), expected)
+    one, two = Pair([shared], None), Pair([shared], None)
+    with pytest.raises(st.InconsistentSharingError, match="in_axes 1"):  # a module is the same error as ever
+        vmap(lambda t: t, in_axes=({"a": 0, "b": 1},))({"a": one, "b": one})
+    vmap(lambda t: t["a"].first[0], in_axes=({"a": 0, "b": 1},))({"a": one, "b": two})
+
+
+def test_what_was_cut_cannot_be_written_back_as_one():
+    shared = [jnp.ones((2, 2))]
+
+    def change(a, b):
+        a.append(a[0])
+
+    policy = st.Policy(containers=True, in_place=True)
+    with pytest.raises(st.InconsistentSharingError, match="list"):
+        st.vmap(change, in_axes=(0, 1), policy=policy)(shared, shared)
+    st.vmap(change, policy=policy)(shared, shared)
+    assert shared[0] is shared[1]
+
+
+def test_donating_one_of_two_arguments_that_share_is_refused_where_it_is_executed():
+    params = tied()
+    f = jit(lambda p, q: st.tree.map(lambda x: x + 1, p), donate_argnums=0)
+    with pytest.raises(st.InconsistentSharingError, match="donated"):
+        f(params, params)
+    assert not params["embed"]["w"].is_deleted()
+    f.lower(params, params)

@@ -1,0 +1,369 @@
+"""Every transformation of optax takes, on a model with ties, the very steps that it takes on a dict without.
+
+The transformations are found by running through optax, so that one of a new release shows up as a failure that asks for
+arguments. Both programs are traced; where their jaxprs are not the same text, which costs no compilation, they are run.
+"""
+
+import functools
+import inspect
+import os
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+import sharedtree as st
+from tests import strategies as dags
+
+STEPS = 2
+THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+
+
+@pytest.fixture(autouse=True)
+def _strict_promotion():
+    """Overrides the fixture of that name for all tests: optax itself needs JAX's standard promotion."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+class Layer(eqx.Module):
+    weight: Any
+    activation: object = jnp.tanh
+
+
+class Net(eqx.Module):
+    embed: Any
+    blocks: Any
+    head: Any
+    other: Any
+
+
+def net(weight, block, other):
+    layer = Layer(block)
+    return Net(Layer(weight), [layer, layer, [layer]], {"again": weight}, other)
+
+
+def flat(weight, block, other):
+    return {"a": weight, "b": block, "c": other}
+
+
+def parts(tree):
+    return (
+        [tree["a"], tree["b"], tree["c"]]
+        if isinstance(tree, dict)
+        else [tree.embed.weight, tree.blocks[0].weight, tree.other]
+    )
+
+
+def is_tied(model):
+    return model.embed.weight is model.head["again"] and model.blocks[0] is model.blocks[1] is model.blocks[2][0]
+
+
+def arrays(seed):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 2), (2, 2), (2, 3))]
+
+
+# --- the transformations -------------------------------------------------------------------------------------------
+
+
+def found():
+    """Whatever in optax returns a transformation, or a function that does."""
+    for module in (optax, optax.contrib):
+        for name, f in vars(module).items():
+            if name.startswith("_") or not callable(f):
+                continue
+            if inspect.isclass(f):
+                if hasattr(f, "gradient_transformation"):
+                    yield name, f
+            elif inspect.isfunction(f) and "GradientTransformation" in str(inspect.signature(f).return_annotation):
+                yield name, f
+
+
+FOUND = dict(sorted(found()))
+
+norm = lambda tree: sum((x**2).sum() for x in jax.tree.leaves(tree))
+adam = lambda: optax.adam(0.1)
+
+# The arguments of those that need other ones than a learning rate, as functions of a mask.
+ARGUMENTS = {
+    "MultiSteps": lambda _: ((adam(), 2), {}),
+    "adaptive_grad_clip": lambda _: ((0.1,), {}),
+    "add_noise": lambda _: ((0.1, 0.5, NOISE_KEY), {}),
+    "apply_if_finite": lambda _: ((adam(), 2), {}),
+    "chain": lambda _: ((optax.clip_by_global_norm(0.5), adam()), {}),
+    "clip": lambda _: ((0.2,), {}),
+    "clip_by_block_rms": lambda _: ((0.2,), {}),
+    "clip_by_global_norm": lambda _: ((0.2,), {}),
+    "conditionally_mask": lambda _: ((adam(), lambda step, **__: step != 1), {}),
+    "conditionally_transform": lambda _: ((adam(), lambda step, **__: step != 1), {}),
+    "differentially_private_aggregate": lambda _: ((0.5, 0.1, 3), {}),
+    "dpsgd": lambda _: ((0.1, 0.5, 0.1, 3), {}),
+    "ema": lambda _: ((0.9,), {}),
+    "flatten": lambda _: ((adam(),), {}),
+    "freeze": lambda mask: ((mask,), {}),
+    "inject_hyperparams": lambda mask: ((0.1,), {"mask": mask}),
+    "inject_stateful_hyperparams": lambda mask: ((0.1,), {"mask": mask}),
+    "lookahead": lambda _: ((adam(), 2, 0.5), {}),
+    "masked": lambda mask: ((adam(), mask), {}),
+    "measure_with_ema": lambda _: ((lambda updates: jax.tree.map(jnp.abs, updates), 0.9), {}),
+    "noisy_sgd": lambda _: ((0.1, 0.1, 0.5, NOISE_KEY), {}),
+    "mechanize": lambda _: ((adam(),), {}),
+    "multi_transform": lambda mask: (({True: adam(), False: optax.sgd(0.1, 0.9)}, mask), {}),
+    "named_chain": lambda _: ((("one", optax.clip(0.3)), ("two", adam())), {}),
+    "partition": lambda mask: (({True: adam(), False: optax.sgd(0.1, 0.9)}, mask), {}),
+    "sam": lambda _: ((optax.sgd(0.1), optax.sgd(0.05)), {}),
+    "scale": lambda _: ((0.5,), {}),
+    "scale_by_backtracking_linesearch": lambda _: ((3,), {}),
+    "scale_by_schedule": lambda _: ((optax.linear_schedule(0.1, 0.0, 5),), {}),
+    "scale_by_zoom_linesearch": lambda _: ((2,), {}),
+    "schedule_free": lambda _: ((adam(), 0.1), {}),
+    "selective_transform": lambda mask: ((adam(),), {"freeze_mask": mask}),
+    "snapshot": lambda _: (("norm", lambda updates, **__: norm(updates)), {}),
+    "split_real_and_imaginary": lambda _: ((adam(),), {}),
+    "stateless": lambda _: ((lambda updates, params: jax.tree.map(lambda u, p: u - 0.1 * p, updates, params),), {}),
+    "stateless_with_tree_map": lambda _: ((lambda u, p: u - 0.1 * p,), {}),
+    "trace": lambda _: ((0.9,), {}),
+    "with_extra_args_support": lambda _: ((adam(),), {}),
+}
+if hasattr(optax.contrib, "MuonDimensionNumbers"):
+    dimensions = lambda tree: jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), tree)
+    ARGUMENTS["scale_by_muon"] = lambda _: ((), {"weight_dimension_numbers": dimensions})
+# Optax 0.2.5 has a seed there.
+NOISE_KEY = jax.random.key(1) if "key" in inspect.signature(optax.add_noise).parameters else 1
+
+
+def made(name, mask):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some are deprecated
+        f = FOUND[name]
+        required = [p.name for p in inspect.signature(f).parameters.values() if p.default is p.empty]
+        if name in ARGUMENTS:
+            args, kwargs = ARGUMENTS[name](mask)
+        elif required in ([], ["learning_rate"]):
+            args, kwargs = (0.1,) * len(required), {}
+            names = {"mask", "weight_decay_mask"} & set(inspect.signature(f).parameters)
+            kwargs = dict.fromkeys(names, mask)
+        else:
+            pytest.fail(f"optax has a transformation that these tests do not know: {name}({required})")
+        if name.startswith("inject"):
+            f = f(optax.adamw, static_args="mask")
+        tx = f(*args, **kwargs)
+    return tx.gradient_transformation() if name == "MultiSteps" else tx
+
+
+MASKS = {
+    "tree": lambda make: make(True, True, False),
+    "function": lambda _: lambda tree: jax.tree.map(lambda x: x.shape[-1] == 2, tree),
+}
+
+
+def around(kind, name, make):
+    """The transformation itself, one masked, or one of two in a partition, with masks for a model or for a dict."""
+    mask = MASKS["function" if kind.endswith("by function") else "tree"](make)
+    tx = made(name, mask)
+    if kind.startswith("masked"):
+        return optax.masked(tx, mask)
+    if kind.startswith("one of two"):
+        return optax.partition({True: tx, False: optax.sgd(0.1, momentum=0.9)}, mask)
+    return tx
+
+
+# These ask for the value of the whole model, or hold parameters of their own, and fail with a mask in plain optax, too.
+ALONE = {
+    "lbfgs",
+    "lookahead",
+    "sophia",
+    "scale_by_sophia",
+    "hutchinson_estimator_diag_hessian",
+    "scale_by_backtracking_linesearch",
+    "scale_by_zoom_linesearch",
+}
+
+
+def loss(leaves):
+    return sum(((0.5 + i) * (x - 0.1 * i) ** 2).sum() for i, x in enumerate(leaves))
+
+
+def steps(name, tx, make, *leaves):
+    """The parameters after each step, and what the last state holds."""
+    params = make(*leaves)
+    batch = (4,) if name in ("differentially_private_aggregate", "dpsgd") else ()
+    apply = st.apply_updates if make is net else optax.apply_updates
+    if name == "lookahead":
+        params = optax.LookaheadParams(params, make(*[jnp.copy(x) for x in leaves]))
+    state = tx.init(params)
+    history = []
+    for step in range(STEPS):
+        current = params.fast if name == "lookahead" else params
+        gradient = make(*[jnp.cos(3 * x + step) * jnp.ones((*batch, *x.shape)) for x in parts(current)])
+        value_fn = lambda p: loss(parts(p))
+        extra = {"value": value_fn(current), "grad": gradient, "value_fn": value_fn}
+        extra = {"sam": {}, "sophia": {"obj_fn": value_fn}}.get(name, extra)
+        updates, state = tx.update(gradient, state, params, **extra)
+        params = apply(params, updates)
+        current = params.fast if name == "lookahead" else params
+        if make is net:
+            assert is_tied(current)
+            assert all(x.blocks[0] is x.blocks[1] for x in nets(state))
+        history += parts(current)
+    return history, distinct(state)
+
+
+def nets(tree):
+    return [x for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Net)) if isinstance(x, Net)]
+
+
+def distinct(tree):
+    return list({id(x): x for x in jax.tree.leaves(tree) if eqx.is_array(x)}.values())
+
+
+KINDS = ["alone", "masked by tree", "masked by function", "one of two", "one of two by function"]
+
+
+def kinds_of(i, name):
+    """Each in one of the ways; in the thorough profile in all of them."""
+    if name in ALONE:
+        return KINDS[:1]
+    return KINDS if THOROUGH else [KINDS[i % len(KINDS)]]
+
+
+CASES = [(name, kind) for i, name in enumerate(FOUND) for kind in kinds_of(i, name)]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES, ids=[f"{name}-{kind}" for name, kind in CASES])
+def test_steps_on_a_model_with_ties_equal_those_on_a_dict(name, kind):
+    ours = functools.partial(steps, name, st.optimizer(around(kind, name, net)), net)
+    theirs = functools.partial(steps, name, optax.with_extra_args_support(around(kind, name, flat)), flat)
+    jaxprs = [jax.make_jaxpr(f)(*arrays(0)) for f in (ours, theirs)]
+    assert [x.shape for x in jaxprs[0].out_avals] == [x.shape for x in jaxprs[1].out_avals]
+    assert [x.dtype for x in jaxprs[0].out_avals] == [x.dtype for x in jaxprs[1].out_avals]
+    if str(jaxprs[0]) != str(jaxprs[1]):
+        for mine, expected in zip(*[jax.tree.leaves(jax.jit(f)(*arrays(0))) for f in (ours, theirs)], strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)
+
+
+# --- masks and labels at ties --------------------------------------------------------------------------------------
+
+TAKES_LABELS = [
+    (name, parameter)
+    for name, f in FOUND.items()
+    for parameter in inspect.signature(f).parameters
+    if parameter.endswith(("mask", "labels", "dimension_numbers"))
+]
+ODD = {"masked": lambda mask: optax.masked(optax.sgd(0.1), mask), "freeze": lambda mask: optax.freeze(mask)}
+if not THOROUGH:  # most hand their mask on to `add_decayed_weights`
+    ALIKE = {name for name, parameter in TAKES_LABELS if parameter == "mask"} - {"masked", "freeze", "adamw"}
+    TAKES_LABELS = [(name, parameter) for name, parameter in TAKES_LABELS if name not in ALIKE]
+
+
+def disagreeing(name, parameter, labels):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if name in ("multi_transform", "partition"):
+            return FOUND[name]({"x": optax.sgd(0.1), "y": optax.sgd(0.2)}, labels)
+        if name == "selective_transform":
+            return optax.selective_transform(optax.sgd(0.1), freeze_mask=labels)
+        if name in ODD:
+            return ODD[name](labels)
+        if name == "adafactor":  # without it there is nothing to mask
+            return optax.adafactor(0.1, weight_decay_rate=0.1, weight_decay_mask=labels)
+        required = [p for p in inspect.signature(FOUND[name]).parameters.values() if p.default is p.empty]
+        return FOUND[name](*(0.1,) * len(required), **{parameter: labels})
+
+
+@pytest.mark.parametrize(("name", "parameter"), TAKES_LABELS, ids=str)
+@pytest.mark.parametrize("place", ["array", "layer"])
+@pytest.mark.parametrize("by", ["tree", "function"])
+def test_labels_that_disagree_at_a_tie_are_an_error(name, parameter, place, by):
+    one, two = (True, False)
+    if parameter == "param_labels":
+        one, two = ("x", "y")
+    elif parameter.endswith("dimension_numbers"):
+        numbers = optax.contrib.GaLoreDimensionNumbers if "galore" in name else optax.contrib.MuonDimensionNumbers
+        one, two = numbers(0, 1), numbers(1, 0)
+    other = two if place == "array" else one, two if place == "layer" else one
+    labels = Net(Layer(one), [Layer(one), Layer(other[1]), [Layer(one)]], {"again": other[0]}, one)
+    given = labels if by == "tree" else lambda _: labels
+    if by == "function" and name in ("freeze", "selective_transform"):  # which take none
+        return
+    model = net(*arrays(0))
+    gradient = net(*arrays(1))
+    with pytest.raises(st.InconsistentSharingError, match=r"are one parameter of the model") as caught:
+        tx = st.optimizer(disagreeing(name, parameter, given))
+        tx.update(gradient, tx.init(model), model)
+    expected = {"array": (".embed.weight", ".head['again']"), "layer": (".blocks[0].weight", ".blocks[1].weight")}
+    assert caught.value.paths == expected[place]
+    if name != "selective_transform":  # which makes labels of its own out of them
+        assert caught.value.treatments == (repr(one), repr(two))
+    (fix,) = [line.strip() for line in str(caught.value).splitlines() if line.startswith("    ")]
+    scope = {"sharedtree": st, "model": model}
+    exec(fix, scope)
+    tx.init(scope["model"])
+
+
+def test_labels_shaped_like_a_callable_module_are_not_called():
+    mlp = eqx.nn.MLP(2, 2, 3, 2, key=jax.random.key(0))
+    mlp = st.tie(mlp, lambda m: (m.layers[1].bias, m.layers[0].bias))
+    labels = jax.tree.map(lambda x: "matrix" if eqx.is_array(x) and x.ndim == 2 else "vector", mlp)
+    tx = st.optimizer(optax.multi_transform({"matrix": optax.sgd(1.0), "vector": optax.sgd(2.0)}, labels))
+    updates, _ = tx.update(st.tree.map(jnp.ones_like, mlp), tx.init(mlp), mlp)
+    assert updates.layers[0].bias is updates.layers[1].bias
+    np.testing.assert_array_equal(updates.layers[0].bias, jnp.full(3, -2.0))
+    np.testing.assert_array_equal(updates.layers[2].weight, jnp.full((2, 3), -1.0))
+
+
+def test_masks_that_do_not_fit_say_where():
+    tx = st.optimizer(optax.masked(optax.sgd(0.1), Net(Layer(True), {"a": True}, True, True)))
+    with pytest.raises(st.SharingMismatchError, match=r"`mask` does not fit the tree at `\.blocks`"):
+        tx.init(net(*arrays(0)))
+
+
+# --- cost ----------------------------------------------------------------------------------------------------------
+
+LABELS = {
+    "none": lambda tx: tx,
+    "function": lambda tx: optax.masked(tx, lambda tree: jax.tree.map(lambda x: x.ndim == 2, tree)),
+    "prefix": lambda tx: optax.masked(tx, True),
+}
+
+
+@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("depth", [16, 60])
+def test_work_follows_nodes_and_not_paths(depth, labels):
+    model = dags.Record(jnp.ones((2, 2)), None)
+    for _ in range(depth):
+        model = dags.Record(model, model)
+    tx = st.optimizer(LABELS[labels](optax.adam(0.5)))
+    state = tx.init(model)
+    for _ in range(2):
+        updates, state = tx.update(st.tree.map(jnp.ones_like, model), state, model)
+        model = st.apply_updates(model, updates)
+    (leaf,) = st.tree.leaves(model)
+    np.testing.assert_allclose(leaf, jnp.zeros((2, 2)), atol=1e-5)
+
+
+# --- what optax offers beside transformations ----------------------------------------------------------------------
+
+
+def test_tree_map_params_sees_the_parameters_of_a_state():
+    tx = st.optimizer(optax.chain(optax.clip(0.1), optax.adam(0.1)))
+    state = tx.init(net(*arrays(0)))
+    shapes = optax.tree_map_params(tx, lambda x: x.shape, state, transform_non_params=lambda _: None)
+    assert shapes[1][0].mu.blocks[1].weight == (2, 2)
+    assert shapes[1][0].count is None
+
+
+def test_the_transformation_that_was_given_is_not_changed():
+    mask = Net(Layer(True), [Layer(True)] * 2 + [[Layer(True)]], {"again": True}, False)
+    tx = optax.masked(optax.sgd(0.1), mask)
+    cells = [cell.cell_contents for cell in tx.init.__closure__]
+    ours = st.optimizer(tx)
+    ours.init(net(*arrays(0)))
+    assert all(a is cell.cell_contents for a, cell in zip(cells, tx.init.__closure__, strict=True))

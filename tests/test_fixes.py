@@ -1,0 +1,81 @@
+"""Every fix that a message offers as code runs, in the situation that the message is about."""
+
+import copy
+import os
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy
+import pytest
+
+import sharedtree
+from sharedtree import _errors
+from tests import fix_scenarios
+from tests.fixes import HOLE, SCENARIOS, blocks_of, fixes, offered_in
+from tests.serialise import fix_scenarios as scenarios_of_files
+
+USUAL = {
+    "sharedtree": sharedtree,
+    "jax": jax,
+    "jnp": jnp,
+    "numpy": numpy,
+    "eqx": eqx,
+    "os": os,
+    "copy": copy,
+    "open": lambda *args: open(*args).close(),
+}
+PIP = re.compile(r"pip install (--upgrade )?(sharedtree|ml_dtypes|jax|tqdm|orbax-checkpoint)")
+
+MODULES = [fix_scenarios, scenarios_of_files]  # each registers its scenarios when it is imported
+
+provoked: dict[str, tuple[set, type]] = {}
+
+
+def provoke(name, folder):
+    """The code that the message of a scenario offers, and the scenario."""
+    scenario = SCENARIOS[name](folder)
+    code, found = offered_in(scenario.message())
+    provoked[name] = found, scenario.category
+    return code, scenario
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_fix_runs(name, tmp_path):
+    offered, scenario = provoke(name, tmp_path)
+    assert offered
+    groups = [[code] for code in offered] if scenario.are_alternatives else [offered]
+    for i, group in enumerate(groups):
+        if i:
+            _, scenario = provoke(name, tmp_path)
+        names = {**USUAL, **scenario.names}
+        for code in group:
+            if code.startswith("pip "):
+                assert PIP.fullmatch(code)
+            else:  # outside a function there is nothing to return from
+                exec(compile(code.removeprefix("return "), f"<the fix of {name}>", "exec"), names)
+        if scenario.after is not None:
+            scenario.after(names)
+
+
+def test_every_fix_in_the_sources_has_a_scenario(tmp_path_factory):
+    """A message that offers code which nobody has run may raise itself. Write a scenario for it."""
+    for name in SCENARIOS.keys() - provoked.keys():
+        provoke(name, tmp_path_factory.mktemp("scenario"))
+    done = set().union(*[found for found, _ in provoked.values()])
+    left = [fix for fix in fixes() if fix not in done]
+    assert not left, "\n".join(map(str, left))
+    assert {_errors.UntiedWarning, _errors.UntiedError, _errors.RetraceWarning} <= {c for _, c in provoked.values()}
+
+
+def test_no_fix_reties_gradients():
+    """`retie` keeps what is at the first path, which of an untied gradient is a part of it."""
+    for fix in fixes():
+        assert not re.search(r"(grad\w*|updates) = sharedtree\.retie|retie\((grad|updates)", fix.template), str(fix)
+
+
+def test_code_is_told_from_lists():
+    text = f"Says:\n    `a.b`: one\n    {HOLE}\nFix:\n    {HOLE} = untie({HOLE})\nor\n    with x:\n        y\n    z"
+    assert blocks_of(text) == [f"    {HOLE} = untie({HOLE})", "    with x:\n        y", "    z"]
+    assert {fix.file for fix in fixes()} >= {"_lost_ties.py", "_ties.py", "_parameters.py"}

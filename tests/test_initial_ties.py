@@ -1,0 +1,215 @@
+"""The optimizer says so if its model has lost its ties, wherever that was."""
+
+import gc
+import warnings
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import sharedtree as st
+
+
+class Net(eqx.Module):
+    embed: jax.Array
+    head: jax.Array
+    act: object = eqx.field(static=True, default=jax.nn.relu)
+
+
+def tied(n=3):
+    w = jnp.arange(1.0, n + 1.0)
+    return Net(w, w)
+
+
+def loss(net):
+    return (3 * net.embed - net.head**2).sum()  # the two paths pull in opposite directions
+
+
+def copied(net):
+    return jax.tree.map(jnp.copy, net)
+
+
+def messages(f, *args):
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        f(*args)
+    assert {w.category for w in record} <= {st.UntiedWarning}
+    return [str(w.message) for w in record]
+
+
+def step_with(tx):
+    def step(net, state):
+        gradient = st.grad(loss)(net)
+        updates, state = tx.update(gradient, state, net)
+        return st.apply_updates(net, updates), state
+
+    return step
+
+
+@pytest.mark.parametrize("around", [eqx.filter_jit, jax.jit], ids=["eqx.filter_jit", "jax.jit"])
+@pytest.mark.parametrize(
+    "tx", [optax.sgd(0.1), optax.adam(0.1), optax.sgd(0.1, momentum=0.9)], ids=["sgd", "adam", "m"]
+)
+def test_a_vanilla_jit_around_a_step_that_keeps_ties(around, tx):
+    """The oracle is the step itself: under a vanilla jit it computes something else, and that was never said."""
+    tx = st.optimizer(tx)
+    net = tied()
+    state = tx.init(net)
+    step = step_with(tx)
+    right, _ = step(*step(net, state))
+    with pytest.warns(st.UntiedWarning, match=r"`model\.embed` and `model\.head` are two objects") as record:
+        wrong, state = around(lambda *args: step(*step(*args)))(net, state)
+    assert len(record) == 1
+    assert record[0].filename == __file__
+    assert record[0].lineno == step.__code__.co_firstlineno
+    assert "`step_with.<locals>.step`" in str(record[0].message)
+    assert not jnp.allclose(wrong.embed, right.embed)
+    with st.Context(st.Policy(on_untie="error")), pytest.raises(st.UntiedError) as caught:
+        step_with(st_again := st.optimizer(optax.sgd(0.1)))(copied(net), (st_again.init(net)))
+    assert caught.value.paths == ("model.embed", "model.head")
+    with st.Context(st.Policy(on_untie="ignore")):
+        step_with(st_again)(copied(net), st_again.init(net))
+
+
+def test_an_eager_loop_is_told_once():
+    tx = st.optimizer(optax.adam(0.1))
+
+    def train():
+        net = tied()
+        state = tx.init(net)
+        for _ in range(4):
+            gradient = st.grad(loss)(net)
+            updates, state = tx.update(gradient, state, net)
+            net = optax.apply_updates(net, updates)
+
+    assert len(messages(train)) == 1
+
+
+def test_the_states_slots_tell_where_init_was_not_seen():
+    net = tied()
+    state = st.optimizer(optax.adam(0.1)).init(net)
+    other = st.optimizer(optax.adam(0.1))
+    loose = copied(net)
+    (text,) = messages(other.update, loose, state, loose)
+    assert "were one in the optimizer's state" in text
+    assert not messages(other.update, loose, state, loose)
+    assert not messages(st.optimizer(optax.adam(0.1)).update, loose, optax.adam(0.1).init(loose), loose)
+
+
+@pytest.mark.parametrize("wrap", [lambda net: net, lambda net: {"net": net}, lambda net: (net, jnp.ones(2))])
+def test_models_in_containers(wrap):
+    tx = st.optimizer(optax.adam(0.1))
+    params = wrap(tied())
+    state = tx.init(params)
+    loose = copied(params)
+    assert not messages(tx.update, params, state, params)
+    assert len(messages(tx.update, loose, state, loose)) == 1
+
+
+def test_plain_dictionaries_of_parameters():
+    w = jnp.arange(3.0)
+    tx = st.optimizer(optax.adam(0.1))
+    state = tx.init({"a": w, "b": w})
+    loose = copied({"a": w, "b": w})
+    assert len(messages(tx.update, loose, state, loose)) == 1
+
+
+def test_a_gradient_alone_tells_too():
+    tx = st.optimizer(optax.sgd(0.1))
+    net = tied()
+    state = tx.init(net)
+    assert not messages(tx.update, st.grad(loss)(net), state)
+    assert len(messages(tx.update, jax.grad(lambda net: loss(net))(eqx.filter(net, eqx.is_array)), state)) == 1
+
+
+def test_what_untie_made_is_never_reported():
+    tx = st.optimizer(optax.adam(0.1))
+    net = tied()
+    state = tx.init(net)
+    loose = st.untie(net)
+    assert not messages(tx.update, loose, state, loose)
+    stepped = st.tree.map(lambda x: 2 * x, loose)
+    assert not messages(tx.update, stepped, state, stepped)
+    assert not messages(eqx.filter_jit(lambda net, state: tx.update(st.untie(net), state, st.untie(net))), net, state)
+    assert not messages(tx.update, st.untie(copied(net)), state, st.untie(copied(net)))
+
+
+def test_sharings_that_init_saw_are_all_known():
+    tx = st.optimizer(optax.sgd(0.1))
+    net, loose, other = tied(), copied(tied()), tied(5)
+    states = [tx.init(each) for each in (net, loose, other)]
+    for each, state in zip((net, loose, other), states, strict=True):
+        assert not messages(tx.update, each, state, each)
+    # The shapes of the leaves are no matter, only the tree is.
+    assert not messages(tx.update, copied(other), states[1], copied(other))
+
+
+def test_a_tied_model_that_init_saw_untied_is_no_loss():
+    tx = st.optimizer(optax.sgd(0.1))
+    state = tx.init(copied(tied()))
+    assert not messages(tx.update, tied(), state, tied())
+
+
+def test_entries_of_an_optimizer_state_do_not_count():
+    tx = st.optimizer(optax.lookahead(optax.sgd(0.1), 2, 0.5))
+    params = optax.LookaheadParams.init_synced(tied())
+    state = tx.init(params)
+    for _ in range(3):
+        gradient = st.grad(lambda d: loss(d.tree))(st.Dag(params.fast)).tree
+        updates, state = tx.update(gradient, state, params)
+        params = st.apply_updates(params, updates)
+    assert params.fast.embed is params.fast.head
+
+
+def test_one_warning_for_a_shared_layer_and_none_for_states_by_the_way():
+    layer = eqx.nn.MLP(2, 2, 2, 3, key=jax.random.key(0))
+    tx = st.optimizer(optax.adam(0.1))
+    params = eqx.filter([layer, layer], eqx.is_array)
+    params = st.tree.filter([layer, layer], eqx.is_array)
+    state = tx.init(params)
+    (text,) = messages(tx.update, copied(params), state, copied(params))
+    assert "`model[0]` and `model[1]`" in text
+
+
+def test_one_warning_for_one_loss_in_the_trace_and_the_optimizer():
+    tx = st.optimizer(optax.sgd(0.1))
+    net = tied()
+    state = tx.init(net)
+
+    @st.jit
+    def step(net, state):
+        net = jax.tree.map(lambda x: 2 * x, net)
+        updates, state = tx.update(net, state, net)
+        return st.apply_updates(net, updates), state
+
+    assert len(messages(step, net, state)) == 1
+    tx = st.optimizer(optax.sgd(0.1))
+    state = tx.init(net)
+
+    @st.jit
+    def other(net, state):
+        updates, state = tx.update(st.grad(loss)(net), state, net)
+        return optax.apply_updates(net, updates), state
+
+    def train(net, state):
+        for _ in range(3):
+            net, state = other(net, state)
+
+    assert len(messages(train, net, state)) == 1
+
+
+def test_no_array_is_kept_and_memory_is_bounded():
+    tx = st.optimizer(optax.sgd(0.1))
+    net = tied()
+    reference = weakref.ref(net.embed)
+    tx.init(net)
+    del net
+    gc.collect()
+    assert reference() is None
+    for n in range(50):
+        tx.init({str(n): jnp.ones(1)})
+    (memory,) = [cell.cell_contents for cell in tx.init.__closure__ if "InitialTies" in str(type(cell.cell_contents))]
+    assert len(memory._seen) <= 16

@@ -1,0 +1,200 @@
+"""Results in the shape of the arguments: Jacobians, Hessians, and what unknown transforms hand back."""
+
+import threading
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, strategies as hst
+
+import sharedtree as st
+from tests.strategies import Layer, Mutable, Pair, Record
+
+jacfwd, jacrev, hessian = (st.preserve_identities(t) for t in (jax.jacfwd, jax.jacrev, jax.hessian))
+
+
+def model(shared_layer, shared_weight):
+    """Modules of three libraries; which layers and weights are one is the test's affair."""
+    w, v = jnp.array([1.0, 2.0]), jnp.array([3.0, -1.0])
+    one = Layer(w, jax.nn.relu, [v, 7], width=2)
+    two = one if shared_layer else Layer(w if shared_weight else w + 1, jax.nn.relu, [v, 7], width=2)
+    return Pair(Mutable(x=one, y=jnp.arange(2)), Record(two, "text"))
+
+
+def weights(m):
+    one, two = m.first.x, m.second.left
+    return one.weight, one.parts[0], two.weight, two.parts[0]
+
+
+def by_weights(f):
+    """The function of four arrays, which vanilla JAX differentiates one by one."""
+
+    def g(a, b, c, d):
+        return f((a, b, c, d))
+
+    return g
+
+
+def outputs(m):
+    a, b, c, d = weights(m) if isinstance(m, Pair) else m
+    y = jnp.sin(a) * b + c * d**2
+    return y, (a * d).sum()
+
+
+def sums_of(blocks, m):
+    """The blocks of the untied model, summed over the paths of each weight."""
+    found = {}
+    for w, block in zip(weights(m), blocks, strict=True):
+        found[id(w)] = found.get(id(w), 0) + block  # alive in the model
+    return [found[id(w)] for w in weights(m)]
+
+
+@given(shared_layer=hst.booleans(), shared_weight=hst.booleans(), rev=hst.booleans())
+def test_jacobians_are_modules_with_the_blocks_summed_over_the_paths(shared_layer, shared_weight, rev):
+    m = model(shared_layer, shared_weight)
+    ours, vanilla = (jacrev, jax.jacrev) if rev else (jacfwd, jax.jacfwd)
+    got = ours(lambda m: {"out": Pair(*outputs(m)), "bare": outputs(m)[1]})(m)
+    want = vanilla(by_weights(outputs), argnums=(0, 1, 2, 3))(*weights(m))
+    assert type(got["out"]) is Pair
+    for jacobian, blocks in ((got["out"].first, want[0]), (got["out"].second, want[1]), (got["bare"], want[1])):
+        assert (jacobian.first.y, jacobian.second.right, jacobian.first.x.activation) == (None, None, None)
+        for one, two in zip(weights(jacobian), sums_of(blocks, m), strict=True):
+            np.testing.assert_allclose(one, two, rtol=1e-5)
+        assert (jacobian.first.x is jacobian.second.left) == shared_layer
+        assert (jacobian.first.x.weight is jacobian.second.left.weight) == (shared_layer or shared_weight)
+
+
+def test_results_that_are_one_have_one_jacobian():
+    def f(m):
+        out = Pair(m.first * 2, m.second[0] * 3)
+        return out, [out]
+
+    w = jnp.ones(2)
+    one, [two] = jacfwd(f)(Pair(w, [w]))
+    assert one is two
+    assert one.first.first is one.first.second[0]
+    np.testing.assert_allclose(one.first.first, 2 * np.eye(2))
+    np.testing.assert_allclose(one.second.first, 3 * np.eye(2))
+
+
+@pytest.mark.parametrize("argnums", [0, 1, (0, 1), (1, 0), -1, np.int64(1), np.array([1, 0])])
+def test_argnums(argnums):
+    a, b = Pair(jnp.ones(2), jnp.ones(2) * 2), Pair(jnp.ones(2) * 3, jnp.ones(2) * 4)
+
+    def f(a, b):
+        return (a.first * a.second * b.first * b.second).sum()
+
+    got = hessian(f, argnums)(a, b)
+    # Older versions of JAX take no integers of NumPy there.
+    want = jax.hessian(f, argnums=argnums if isinstance(argnums, tuple) else np.asarray(argnums).tolist())(a, b)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for one, two in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(one, two)
+
+
+def test_hessians_are_modules_of_modules():
+    w = jnp.array([1.0, 2.0])
+    got, aux = hessian(lambda m: ((m.first * m.second**2).sum(), m), has_aux=True)(Pair(w, w))
+    assert aux.first is aux.second
+    assert got.first is got.second
+    assert got.first.first is got.first.second
+    np.testing.assert_allclose(got.first.first, np.diag(6 * np.array([1.0, 2.0])), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["filter_jacfwd", "filter_jacrev", "filter_hessian"])
+def test_equinox_jacobians(name):
+    transform = getattr(eqx, name)
+    mlp = eqx.nn.MLP(2, "scalar", 3, 1, activation=jnp.tanh, key=jax.random.key(0))
+    x = jnp.ones(2)
+    got = st.preserve_identities(transform)(lambda m, x: m(x))(mlp, x)
+    want = transform(lambda m, x: m(x))(mlp, x)
+    assert jax.tree.structure(eqx.filter(got, eqx.is_array)) == jax.tree.structure(eqx.filter(want, eqx.is_array))
+    for one, two in zip(*(jax.tree.leaves(eqx.filter(t, eqx.is_array)) for t in (got, want)), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-7)
+
+
+def opaque(f, **options):
+    return jax.value_and_grad(f, **options)
+
+
+def test_something_like_the_arguments_beside_what_the_function_returned():
+    w = jnp.ones(2)
+    m, n = Pair(w, w), Pair(jnp.zeros(2), 1.0)
+    ours = st.preserve_identities(opaque)(
+        lambda x, m, n: ((m.first * m.second).sum(), (n, m, n)), argnums=1, has_aux=True
+    )
+    (value, (n1, aux, n2)), gradient = ours(0.0, m, n)
+    assert value == 2
+    assert n1 is n2
+    assert aux.first is aux.second
+    assert gradient.first is gradient.second
+    np.testing.assert_allclose(gradient.first, [2.0, 2.0])
+
+
+def test_an_alias_of_a_known_transform_has_its_adapter():
+    def alias(f, **options):
+        return jax.value_and_grad(f, **options)
+
+    st.register_transform(alias, jax.value_and_grad)
+    m = Pair(jnp.ones(2), "static")
+    (value, aux), gradient = st.preserve_identities(alias)(lambda m: (m.first.sum(), m), has_aux=True)(m)
+    assert (value, aux.second, gradient.second) == (2, "static", None)
+
+
+def test_a_transform_that_calls_twice_and_reorders():
+    def both(f):
+        return lambda *args: (f(*args)[::-1], f(*args))
+
+    st.register_transform(both)
+    w = jnp.ones(2)
+    m = Pair(w, [w])
+    (a, b), (c, d) = st.preserve_identities(both)(lambda m: (m, Pair(m, m.second)))(m)
+    assert b is a.first is not c
+    assert d.first is c
+    assert a.second is b.second
+    assert c.first is c.second[0]
+
+
+def test_a_part_of_the_results_that_refers_to_the_rest():
+    def last(f):
+        return lambda *args: f(*args)[-1]
+
+    m = Pair(jnp.ones(2), 1.0)
+    assert st.preserve_identities(last)(lambda m: (m, Pair(m.first * 2, 3.0)))(m).second == 3
+    with pytest.raises(st.SharingMismatchError, match="a part of what the function returned"):
+        st.preserve_identities(last)(lambda m: (m, Pair(m, 3.0)))(m)
+
+
+def later(f):
+    """Calls the function in another thread, after the call: the result is there when it is asked for."""
+
+    def call(*args):
+        found = []
+        thread = threading.Thread(target=lambda: found.append(f(*args)))
+        return lambda: (thread.start(), thread.join(), found[0])[-1]
+
+    return call
+
+
+def test_a_transform_that_calls_the_function_later_and_elsewhere():
+    def now_and_elsewhere(f):
+        return lambda *args: later(f)(*args)()
+
+    w = jnp.ones(2)
+    for register in (False, True):
+        if register:
+            st.register_transform(now_and_elsewhere)
+        result = st.preserve_identities(now_and_elsewhere)(lambda m: st.tree.map(jnp.negative, m))(Pair(w, w))
+        assert result.first is result.second
+    nested = st.preserve_identities(now_and_elsewhere)(lambda m: st.jit(lambda m: m)(m))(Pair(w, w))
+    assert nested.first is nested.second
+
+
+def test_options_inside_modules_need_an_adapter():
+    def mapped(f, in_axes):
+        return jax.vmap(f, in_axes=in_axes)
+
+    with pytest.raises(TypeError, match="`in_axes` of `.*mapped`"):
+        st.preserve_identities(mapped)(lambda m: m, in_axes=(Pair(0, None),))

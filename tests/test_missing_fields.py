@@ -1,0 +1,260 @@
+"""Attributes that Equinox only marks as missing are missing: a module that came back from Equinox is the one it was."""
+
+import copy
+import pickle
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from jax import lax
+
+import sharedtree as st
+from sharedtree import _equinox_internals
+from sharedtree._graph import Rules
+from sharedtree.transforms._crossing import Names, pack_call
+from sharedtree.transforms._plans import CallPlan
+
+from .strategies import Layer, Pair, dags, twin
+
+
+class Gapped(eqx.Module):
+    """Two fields have defaults that are never set, one of them static; a third is set if asked."""
+
+    weight: jax.Array
+    child: Any
+    bias: Any = None
+    flag: Any = eqx.field(static=True, default=None)
+    extra: Any = None
+
+    def __init__(self, weight: Any, child: Any = None, extra: Any = None) -> None:
+        self.weight, self.child = weight, child
+        if extra is not None:
+            self.extra = extra
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x if self.child is None else self.child(x)
+        return x * self.weight
+
+    def forward(self, x: jax.Array) -> jax.Array:
+        """A method."""
+        return self(x)
+
+
+class Bare(eqx.Module):
+    """Nothing is ever set."""
+
+    first: Any = None
+    second: Any = eqx.field(static=True, default=None)
+
+    def __init__(self) -> None:
+        pass
+
+
+def gapped(extra: Any = None) -> Gapped:
+    inner = Gapped(jnp.full(2, 3.0))
+    return Gapped(jnp.full(2, 2.0), inner, extra)
+
+
+def modules() -> dict[str, Any]:
+    key = jax.random.key(0)
+    layer = eqx.nn.Linear(2, 2, key=key)
+    return {
+        "gapped": gapped(),
+        "gapped, one more": gapped(extra=jnp.ones(2)),
+        "bare": Pair(Bare(), jnp.ones(2)),
+        "in containers": Pair([gapped()], {"a": (gapped(), Bare())}),
+        "Linear": layer,
+        "MLP": eqx.nn.MLP(2, 2, 4, 2, key=key),
+        "Sequential": eqx.nn.Sequential([layer, eqx.nn.Lambda(jax.nn.relu), eqx.nn.Dropout(0.5)]),
+        "attention": eqx.nn.MultiheadAttention(2, 4, key=key),
+        "Conv": eqx.nn.Conv2d(1, 2, 3, key=key),
+        "GRU": eqx.nn.GRUCell(2, 2, key=key),
+        "bound method": gapped().forward,
+        "partial": eqx.Partial(gapped().forward, x=jnp.ones(2)),
+        "filter_vmap of a module": eqx.filter_vmap(gapped()),
+        "filter_vmap of a method": eqx.filter_vmap(gapped().forward),
+        "filter_jit of a partial": eqx.filter_jit(eqx.Partial(gapped())),
+        "plain": Layer(jnp.ones(2), jax.nn.relu, [jnp.ones(2)]),
+    }
+
+
+OPERATIONS = {
+    "tree.map": lambda m: jax.tree.map(lambda x: x, m),
+    "flatten and unflatten": lambda m: jax.tree.unflatten(jax.tree.structure(m), jax.tree.leaves(m)),
+    "apply_updates": lambda m: eqx.apply_updates(
+        m, jax.tree.map(lambda x: jnp.zeros_like(x) if eqx.is_inexact_array(x) else None, m)
+    ),
+    "filter_jit": lambda m: eqx.filter_jit(lambda m: m)(m),
+    "filter_vmap": lambda m: eqx.filter_vmap(lambda m: m, axis_size=2, in_axes=None, out_axes=None)(m),
+    "filter_eval_shape": lambda m: eqx.combine(eqx.filter(m, eqx.is_array), eqx.filter_eval_shape(lambda m: m, m)),
+    "tree_at": lambda m: eqx.tree_at(lambda t: jax.tree.leaves(t)[0], m, replace_fn=lambda x: x),
+    "partition and combine": lambda m: eqx.combine(*eqx.partition(m, eqx.is_array)),
+    "inference_mode": lambda m: eqx.nn.inference_mode(m, value=False),
+    "copy": lambda m: copy.copy(jax.tree.map(lambda x: x, m)),
+    "twice": lambda m: jax.tree.map(lambda x: x, jax.tree.map(lambda x: x, m)),
+}
+
+
+def structures_agree(one: Any, other: Any) -> None:
+    assert st.tree.structure(one) is st.tree.structure(other)
+    assert [path for path, _ in st.tree.leaves_with_path(one)] == [path for path, _ in st.tree.leaves_with_path(other)]
+    st.assert_same_sharing(one, other)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=list(OPERATIONS))
+def test_what_equinox_makes_of_a_module_has_its_structure(operation):
+    for module in modules().values():
+        structures_agree(module, operation(module))
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda tree: pickle.loads(pickle.dumps(tree))}
+
+
+@pytest.mark.parametrize("made_again", COPIES.values(), ids=list(COPIES))
+def test_a_copied_marker_is_a_marker(made_again):
+    """Copying and pickling make other instances of it."""
+    for name in ("gapped", "gapped, one more", "bare", "in containers", "Linear", "GRU"):
+        module = modules()[name]
+        copied = made_again(jax.tree.map(lambda x: x, module))
+        structures_agree(module, copied)
+        structures_agree(module, jax.tree.map(lambda x: x, copied))
+
+
+@given(dags())
+def test_what_equinox_makes_of_a_random_dag_has_the_structure_of_its_twin(tree):
+    tree = twin(Pair(tree, Gapped(jnp.ones(2), Bare())))
+    structures_agree(tree, jax.tree.map(lambda x: x, tree))
+    structures_agree(tree, st.tree.map(lambda x: x, jax.tree.map(lambda x: x, tree)))
+
+
+def test_a_marked_module_and_an_unmarked_one_share_a_trace():
+    for name, module in modules().items():
+        traces = []
+
+        @st.jit
+        def leaves(m, traces=traces):
+            traces.append(1)
+            return [leaf for leaf in jax.tree.leaves(m) if eqx.is_array(leaf)]
+
+        expected = leaves(module)
+        for operation in OPERATIONS.values():
+            marked = operation(module)
+            for _ in range(3):  # by the walk, by a plan, by a plan again
+                for found, each in zip(leaves(marked), expected, strict=True):
+                    np.testing.assert_array_equal(found, each)
+        leaves(module)
+        assert len(traces) == 1, name
+
+
+def test_a_plan_tells_a_marker_from_a_value():
+    seen = []
+
+    @st.jit
+    def total(m):
+        seen.append(sorted(vars(m)))
+        return sum(jax.tree.leaves(m))
+
+    plain, full = gapped(), gapped(extra=jnp.ones(2))
+    marked = jax.tree.map(lambda x: x, plain)
+    for _ in range(3):
+        assert total(plain).tolist() == total(marked).tolist() == [5.0, 5.0]
+        assert total(full).tolist() == total(jax.tree.map(lambda x: x, full)).tolist() == [6.0, 6.0]
+    assert seen == [["child", "weight"], ["child", "extra", "weight"]]
+
+
+def test_a_plan_packs_a_marked_module():
+    """A model fresh from `eqx.apply_updates` is not left to the walk."""
+    plain = gapped()
+    plan = CallPlan(pack_call((plain,), {}, (), Rules(), Names(lambda m: None)), ())
+    for operation in OPERATIONS.values():
+        marked = operation(plain)
+        packed = plan.pack((marked,), {})
+        assert packed is not None
+        np.testing.assert_array_equal(packed[2][0][0], marked.weight)
+    assert plan.pack((gapped(extra=jnp.ones(2)),), {}) is None
+    object.__setattr__(marked, "__doc__", "text")
+    assert plan.pack((marked,), {}) is None
+
+
+TRANSFORMS = {
+    "jit": lambda f: st.jit(f),
+    "vmap": lambda f: st.vmap(f),
+    "grad": lambda f: st.grad(lambda x: st.checkpoint(f)(x).sum()),
+    "checkpoint": lambda f: st.checkpoint(f),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=list(TRANSFORMS))
+def test_a_marked_module_is_a_function_like_any_other(transform):
+    """Its `__name__` is a marker, too, which no function can have for a name."""
+    model = gapped()
+    x = jnp.arange(4.0).reshape(2, 2)
+    for each in (model, model.forward, eqx.filter_vmap(model), eqx.Partial(model)):
+        expected = transform(lambda x, each=each: each(x))(x)
+        for operation in ("tree.map", "twice"):
+            np.testing.assert_array_equal(transform(OPERATIONS[operation](each))(x), expected)
+
+
+def test_the_name_of_a_wrapped_marked_module_is_that_of_its_class():
+    wrapped = st.jit(jax.tree.map(lambda x: x, gapped()))
+    assert "Missing" not in repr(wrapped)
+    assert not any(_equinox_internals.is_missing(value) for value in vars(wrapped).values())
+
+
+def test_a_model_crosses_cond_and_scan_in_a_dag():
+    model = gapped()
+    dag = st.Dag(model)
+    updates = jax.tree.map(jnp.ones_like, model)
+
+    def stepped(d: Any) -> Any:
+        return st.Dag(eqx.apply_updates(d.tree, updates))
+
+    for choice in (True, False):
+        out = lax.cond(choice, stepped, lambda d: d, dag)
+        expected = eqx.apply_updates(model, updates) if choice else model
+        assert out.structure is dag.structure
+        np.testing.assert_array_equal(out.tree(jnp.ones(2)), expected(jnp.ones(2)))
+    out, _ = lax.scan(lambda d, _: (stepped(d), None), dag, length=3)
+    np.testing.assert_array_equal(out.tree.weight, model.weight + 3)
+
+
+def test_a_dag_of_a_marked_model_takes_vanilla_transforms():
+    model = gapped()
+    marked = st.Dag(jax.tree.map(lambda x: x, model))
+    traces = []
+
+    def loss(d: Any) -> Any:
+        traces.append(1)
+        return d.tree(jnp.ones(2)).sum()
+
+    compiled = jax.jit(loss)
+    assert compiled(marked) == compiled(st.Dag(model)) == 12.0
+    assert len(traces) == 1
+    gradient = jax.grad(loss)(marked)
+    assert gradient.structure is marked.structure
+    assert gradient.tree.weight.tolist() == [3.0, 3.0]
+    copied = pickle.loads(pickle.dumps(marked.tree))
+    structures_agree(copied, model)
+
+
+def test_a_marked_module_is_saved_without_its_markers():
+    for name in ("gapped", "in containers", "bare"):
+        module = modules()[name]
+        marked = jax.tree.map(lambda x: x, module)
+        classes = {"trusted": [Gapped, Bare, Pair]}
+        loaded = st.from_bytes(st.to_bytes(marked), **classes)
+        assert not any(_equinox_internals.is_missing(v) for v in vars(loaded).values())
+        structures_agree(loaded, module)
+        assert st.to_bytes(marked) == st.to_bytes(module)
+
+
+def test_what_stays_is_what_equinox_wrote():
+    """The names that `module_update_wrapper` really copied are data, and stay."""
+    wrapped = eqx.filter_vmap(gapped().forward)
+    made = st.tree.map(lambda x: x, jax.tree.map(lambda x: x, wrapped))
+    assert made.__name__ == wrapped.__name__ == "forward"
+    assert made.__doc__ == "A method."

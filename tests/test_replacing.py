@@ -1,0 +1,293 @@
+"""`sharedtree.tree.at` on DAGs: what is at each path as vanilla would have it, and shared wherever it is one object."""
+
+import warnings
+from typing import Any
+
+import equinox as eqx
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as hst
+
+import sharedtree as st
+from tests import strategies as dags
+
+
+class Layer(eqx.Module):
+    weight: jax.Array
+    bias: object = None
+
+
+class Net(eqx.Module):
+    embed: Any
+    head: Any
+    extra: Any = None
+
+
+def tied():
+    w = jnp.arange(6.0).reshape(3, 2)
+    return Net(Layer(w), Layer(w, jnp.zeros(3)))
+
+
+# --- against an oracle on the graph --------------------------------------------------------------------------------
+
+
+def nodes_by_id(tree):
+    """Every object of a tree that carries identity, each once, with its first path."""
+    found = {}
+    for path, obj, _ in dags.paths(tree):
+        if dags.carries_identity(obj):
+            found.setdefault(id(obj), (path, obj))  # alive in `tree`
+    return list(found.values())
+
+
+def get(tree, path):
+    for key in path:
+        tree = dict(dags.children(tree))[key]
+    return tree
+
+
+def expected(obj, instead, made, edited=True):
+    """What `at` is to return: what is replaced is taken as it is, everything else is a copy, made once."""
+    if edited and id(obj) in instead:
+        return expected(instead[id(obj)], instead, made, edited=False)
+    key = id(obj), edited and above(obj, instead)
+    below = dags.children(obj)
+    if dags.is_array(obj) or not (below or dags.carries_identity(obj)):
+        return obj
+    if key not in made or not dags.carries_identity(obj):
+        made[key] = dags.with_children(obj, [expected(child, instead, made, edited) for _, child in below])
+    return made[key]
+
+
+def above(obj, instead):
+    return any(id(child) in instead or above(child, instead) for _, child in dags.children(obj))
+
+
+def same(x, y):
+    assert jax.tree.structure(x) == jax.tree.structure(y)
+    for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True):
+        assert a is b or (type(a) is type(b) and np.array_equal(a, b))
+
+
+@hst.composite
+def edits(draw):
+    """A DAG, paths to one to three of its objects of which none is in another, and replacements.
+
+    A replacement is new, or another object of the tree, or a new node over objects of the tree.
+    """
+    tree = draw(dags.dags())
+    objects = [(path, obj) for path, obj in nodes_by_id(tree) if path]
+    chosen = []
+    for _ in range(draw(hst.integers(1, 3))):
+        path, obj = draw(hst.sampled_from(objects))
+        inner = {id(o) for _, o in nodes_by_id(obj)}  # alive in `tree`
+        if any(id(obj) in {id(o) for _, o in nodes_by_id(other)} or id(other) in inner for _, other, _ in chosen):
+            continue
+        kind = draw(hst.sampled_from(["new", "node", "old", "wrapped"]))
+        old = draw(hst.sampled_from(objects))[1]
+        new = {
+            "new": lambda: jnp.full((7,), 1.0),
+            "node": lambda: dags.Record(jnp.full((5,), 2.0), None),
+            "old": lambda old=old: old,
+            "wrapped": lambda old=old, obj=obj: dags.Pair(old, [obj, old]),
+        }[kind]()
+        chosen.append((path, obj, new))
+    return tree, chosen
+
+
+@hypothesis.given(edits())
+def test_at_equals_the_oracle_on_the_graph_in_values_and_in_sharing(edit):
+    tree, chosen = edit
+    where = lambda t: tuple(get(t, path) for path, _, _ in chosen)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            result = st.tree.at(where, tree, tuple(new for _, _, new in chosen))
+        except st.UntiedWarning:
+            return  # the tests below say when
+    oracle = expected(tree, {id(obj): new for _, obj, new in chosen}, {})  # alive in `tree`
+    if dags.partition(result) != dags.partition(oracle):
+        # What a replaced node shared with the rest has been replaced there, too.
+        assert any(isinstance(obj, type(new)) for _, obj, new in chosen)
+        return
+    same(result, oracle)
+
+
+@hypothesis.given(dags.dags(), hst.data())
+def test_what_replaces_a_node_by_a_changed_copy_replaces_its_shared_parts_everywhere(tree, data):
+    """Doubling one node doubles exactly its arrays, wherever else they are, and no tie is lost."""
+    path, _ = data.draw(hst.sampled_from(nodes_by_id(tree)))
+    double = lambda x: 2 * x if isinstance(x, jax.Array) else x
+    chosen = get(tree, path)
+    inside = {id(x) for x in dags.unique_arrays([chosen], dags.Pair(chosen, None))}  # alive in `tree`
+    result = st.tree.at(lambda t: get(t, path), tree, replace_fn=lambda node: dags.copy_dag(node, double))
+    oracle = dags.copy_dag(tree, lambda x: double(x) if id(x) in inside else x)
+    assert dags.partition(result) == dags.partition(oracle)
+    same(result, oracle)
+
+
+# --- one by one ----------------------------------------------------------------------------------------------------
+
+
+def test_two_replacements_for_one_tied_node_are_an_error():
+    model = tied()
+    where = lambda m: (m.embed.weight, m.head.weight)
+    with pytest.raises(st.InconsistentSharingError, match="two different replacements") as caught:
+        st.tree.at(where, model, (jnp.ones((3, 2)), jnp.zeros((3, 2))))
+    assert caught.value.paths == (".embed.weight", ".head.weight")
+    scope = {"sharedtree": st, "model": model, "new": jnp.ones((3, 2))}
+    for line in str(caught.value).splitlines():
+        if line.startswith("    model = "):
+            exec(line.strip(), scope)
+    assert not st.ties(scope["model"])
+    st.tree.at(where, scope["model"], (jnp.ones((3, 2)), jnp.zeros((3, 2))))
+
+
+@pytest.mark.parametrize("new", [jnp.ones(2), 5, None, (1, 2), "text"], ids=str)
+def test_one_replacement_given_twice_is_one(new):
+    result = st.tree.at(lambda m: (m.embed.weight, m.head.weight), tied(), (new, new))
+    assert result.embed.weight is new
+    assert result.head.weight is new
+
+
+def test_a_node_and_a_part_of_it_are_an_error():
+    model = tied()
+    with pytest.raises(st.SharingMismatchError, match="inside it") as caught:
+        st.tree.at(lambda m: (m.head, m.head.bias), model, (Layer(jnp.ones(2), jnp.ones(1)), jnp.ones(3)))
+    assert caught.value.paths == (".head", ".head.bias")
+    scope = {"sharedtree": st, "model": model, "outer": Layer(model.head.weight), "inner": jnp.ones(3)}
+    for line in str(caught.value).splitlines():
+        if line.startswith("    model = "):
+            exec(line.strip(), scope)
+    assert scope["model"].head.weight is scope["model"].embed.weight
+
+
+def test_a_part_that_is_shared_with_the_rest_is_tied_on():
+    model = tied()
+    new = Layer(jnp.ones((3, 2)), jnp.ones(3))
+    result = st.tree.at(lambda m: m.head, model, new)
+    assert result.head is new
+    assert result.embed.weight is new.weight
+    model = Net(model.embed, [model.embed, jnp.ones(1)])  # a shared layer
+    result = st.tree.at(lambda m: m.head, model, [new := Layer(jnp.zeros((3, 2))), jnp.ones(2)])
+    assert result.embed is result.head[0] is new
+
+
+def test_what_a_replacement_keeps_of_the_shared_part_needs_no_tying():
+    model = tied()
+    lora = Net(model.head, jnp.ones((3, 1)))  # holds what it replaces
+    result = st.tree.at(lambda m: m.head, model, lora)
+    assert result.head.embed.weight is result.embed.weight is model.embed.weight
+    result = st.tree.at(lambda m: m.head, model, replace_fn=lambda h: eqx.tree_at(lambda h: h.bias, h, jnp.ones(3)))
+    assert result.head.weight is result.embed.weight is model.embed.weight
+
+
+def test_taking_a_tied_part_away_is_quiet():
+    for new in (None, eqx.nn.Identity(), Layer(None), 3, [jnp.ones(1)]):
+        result = st.tree.at(lambda m: m.head, tied(), new)
+        assert result.embed.weight.shape == (3, 2)
+
+
+LOST = {
+    "another shape": lambda m: Layer(jnp.ones((4, 2)), jnp.zeros(4)),
+    "another class": lambda m: Net(Layer(jnp.ones((3, 2))), None),
+    "another dtype": lambda m: Layer(jnp.ones((3, 2), jnp.bfloat16), jnp.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("kind", LOST)
+def test_a_tie_that_cannot_be_kept_is_said(kind):
+    model = tied()
+    new = LOST[kind](model)
+    with pytest.warns(st.UntiedWarning, match=r"`\.embed\.weight` and `\.head\.weight` were one object") as caught:
+        result = st.tree.at(lambda m: m.head, model, new)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert result.head is new
+    with st.Context(st.Policy(on_untie="error")), pytest.raises(st.UntiedError) as error:
+        st.tree.at(lambda m: m.head, model, new)
+    assert error.value.paths == (".embed.weight", ".head.weight")
+    with st.Context(st.Policy(on_untie="ignore")):
+        st.tree.at(lambda m: m.head, model, new)
+    (fix,) = [line.strip() for line in str(caught[0].message).splitlines() if line.startswith("    model = ")]
+    scope = {"sharedtree": st, "model": model}
+    exec(fix, scope)
+    st.tree.at(lambda m: m.head, scope["model"], new)
+
+
+def test_two_replaced_nodes_that_shared_a_part_say_so_once():
+    model = tied()
+    new = (Layer(jnp.ones((3, 2))), Layer(jnp.zeros((3, 2)), jnp.zeros(3)))
+    with pytest.warns(st.UntiedWarning) as caught:
+        st.tree.at(lambda m: (m.embed, m.head), model, new)
+    assert len(caught) == 1
+    block = Net(model.embed, model.head)  # a tie of modules with ties inside is one tie
+    model = Net(block, [block])
+    fresh = lambda: jax.tree.map(lambda x: x + 1, st.untie(block))
+    with pytest.warns(st.UntiedWarning) as caught:
+        st.tree.at(lambda m: (m.embed.embed, m.embed.head), model, replace_fn=lambda _: fresh().embed)
+    assert len(caught) == 1
+
+
+def test_sharing_between_replacements_and_with_the_tree_is_kept():
+    a, b, c = (Layer(jnp.full(2, float(i))) for i in range(3))
+    model = Net(a, b, c)
+    result = st.tree.at(lambda m: m.head, model, model.extra)
+    assert result.head is result.extra
+    swapped = st.tree.at(lambda m: (m.embed, m.head), model, (b, a))
+    assert swapped.embed.weight is b.weight
+    assert swapped.head.weight is a.weight
+    new = Layer(jnp.ones(3))
+    result = st.tree.at(lambda m: (m.embed, m.head), model, ([new, c], (new,)))
+    assert result.embed[0] is result.head[0] is new
+    assert result.embed[1] is result.extra
+    edited = st.tree.at(lambda m: (m.embed, m.head.weight), model, (b, jnp.ones(3)))  # what was there before
+    assert edited.embed.weight is b.weight
+    assert edited.head.weight.shape == (3,)
+
+
+def test_cost_follows_nodes():
+    model = dags.Record(jnp.ones(2), None)
+    for _ in range(60):
+        model = dags.Record(model, model)
+    result = st.tree.at(lambda m: m.left, model, replace_fn=lambda node: st.tree.map(lambda x: x + 1, node))
+    assert result.left is result.right
+
+    def innermost(m):
+        for _ in range(61):
+            m = m.left
+        return m
+
+    result = st.tree.at(innermost, model, jnp.zeros(2))
+    assert len(st.tree.leaves(result)) == 1
+
+
+# --- specifications shaped like a callable module ------------------------------------------------------------------
+
+
+def test_a_node_is_never_a_predicate():
+    mlp = eqx.nn.MLP(2, 2, 3, 2, key=jax.random.key(0))
+    for choose in (lambda x: x.ndim == 2, lambda x: False):
+        spec = jax.tree.map(lambda x, choose=choose: eqx.is_array(x) and choose(x), mlp)
+        for ours, theirs in zip(st.tree.partition(mlp, spec), eqx.partition(mlp, spec), strict=True):
+            same(ours, theirs)
+        same(st.tree.filter(mlp, spec), eqx.filter(mlp, spec))
+    partial = jax.tree_util.Partial(eqx.is_array)
+    with pytest.raises(st.SharingMismatchError, match="`filter_spec` does not fit"):
+        st.tree.partition(mlp, partial)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [eqx.nn.Identity(), 1, "yes", None, jax.tree_util.Partial(eqx.is_array)],
+    ids=["module", "1", "yes", "None", "partial"],
+)
+def test_what_is_neither_a_boolean_nor_a_function_is_refused(spec):
+    with pytest.raises(ValueError):
+        eqx.partition([jnp.ones(2)], [spec])
+    with pytest.raises(st.SharingMismatchError, match="`filter_spec`") as caught:
+        st.tree.partition([jnp.ones(2)], [spec])
+    assert caught.value.paths == ("[0]",)

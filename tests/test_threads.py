@@ -1,0 +1,255 @@
+"""Whatever is used for the first time by eight threads at once does in each what it does in one thread alone."""
+
+import contextlib
+import sys
+import threading
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+
+import sharedtree as st
+from sharedtree.transforms._calling import active
+from tests.strategies import Layer, Mutable, Pair, dags, partition
+
+COUNT = 8
+
+
+@contextlib.contextmanager
+def switching_often():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def at_once(work, count=COUNT):
+    """What `work(i)` returns in each of so many threads that begin together. Raises what one of them raises."""
+    start, found, errors = threading.Barrier(count), [None] * count, []
+
+    def run(i):
+        try:
+            start.wait()
+            found[i] = work(i)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(count)]
+    with switching_often():
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 60
+        for thread in threads:
+            thread.join(max(0, deadline - time.monotonic()))
+    assert not any(thread.is_alive() for thread in threads), "they wait for one another"
+    if errors:
+        raise errors[0]
+    return found
+
+
+class Wrong(BaseException):
+    """Like an interrupt, no `Exception`."""
+
+
+def part(model):
+    return {"same": model.first, "new": st.tree.map(lambda x: x + 1, model)}
+
+
+def by_shape(model):
+    """Passes its argument through, or makes something new of it, or raises, as it comes."""
+    size = np.size(model.first.weight)
+    if size == 3:
+        raise Wrong("three") if isinstance(model.second, tuple) else ValueError("three")
+    return model if size == 2 else part(model)
+
+
+def model_of(i):
+    i %= 6
+    shared = Layer(jnp.full(1 + i % 3, float(i)), None, [])
+    return Pair(shared, (shared, Mutable(x=shared)) if i % 2 else [shared])
+
+
+def outcome(f, model):
+    try:
+        result = f(model)
+    except (ValueError, Wrong) as error:
+        return type(error), str(error)
+    found = [jax.tree.structure(st.Dag(result)), [np.asarray(x) for x in st.tree.leaves(result)]]
+    passed = result.get("same") if isinstance(result, dict) else result
+    return [*found, passed is model, passed is model.first]
+
+
+def same(one, two):
+    return jax.tree.structure(one) == jax.tree.structure(two) and all(
+        map(np.array_equal, jax.tree.leaves(one), jax.tree.leaves(two))
+    )
+
+
+CALLS = {
+    "jit": st.jit,
+    "filter_jit": st.preserve_identities(eqx.filter_jit),
+    "checkpoint": st.checkpoint,
+    "static": lambda f: st.jit(lambda flag, model: f(model), static_argnums=0),
+    "in place": st.preserve_identities(jax.jit, policy=st.Policy(in_place=True)),
+    "nested": lambda f: st.jit(st.checkpoint(st.jit(f))),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_a_cold_function_called_at_once(kind):
+    flags = (None,) if kind == "static" else ()
+
+    def calling(wrapper):
+        return lambda model: wrapper(*flags, model)
+
+    alone = [outcome(calling(CALLS[kind](by_shape)), model_of(i)) for i in range(6)]
+    for _ in range(3):
+        # Another function each time, so that nothing is known of it.
+        cold = calling(CALLS[kind](lambda model: by_shape(model)))
+
+        def work(i, cold=cold):
+            return [outcome(cold, model_of(i + step)) for step in range(6)]
+
+        for i, outcomes in enumerate(at_once(work)):
+            for step, found in enumerate(outcomes):
+                assert same(found, alone[(i + step) % 6]), (i, step)
+    assert not active.stack
+
+
+def test_what_is_passed_through_while_plans_are_made():
+    """Cold again and again: a plan's results are learnt by one thread while another is calling by that plan."""
+    model = model_of(1)
+    for _ in range(60):
+        f = st.jit(lambda m: m, inline=True)
+        f(model), f(model)  # the plan is made, and knows no result
+        for passed in at_once(lambda i, f=f: [f(model) is model for _ in range(3)]):
+            assert passed == [True] * 3
+
+
+@given(tree=dags())
+def test_a_dag_has_one_tree_in_all_threads(tree):
+    for _ in range(5):
+        dag = jax.tree.map(lambda x: x, st.Dag([tree, Mutable(x=1.0)]))
+        first, *others = at_once(lambda i, dag=dag: dag.tree)
+        assert all(other is first for other in others)
+        assert partition(first) == partition([tree, Mutable(x=1.0)])
+        assert jax.tree.structure(st.Dag(first)) == jax.tree.structure(dag)
+
+
+def test_a_class_that_is_first_met_by_many():
+    for number in range(10):
+        cls = jax.tree_util.register_pytree_node_class(type(f"Met{number}", (Mutable,), {}))
+        structures = at_once(lambda i, cls=cls: st.tree.structure(cls(x=jnp.ones(2), y=[1])))
+        assert len(set(structures)) == 1
+
+
+@pytest.mark.parametrize("wrap", [st.jit, st.checkpoint, st.preserve_identities(eqx.filter_jit)])
+def test_a_function_wrapped_and_cleared_by_many(wrap):
+    model = model_of(1)
+
+    def work(i):
+        for step in range(6):
+            f = wrap(part)
+            assert f(model)["new"].first.weight[0] == 2
+            if i % 4 == step and hasattr(f, "clear_cache"):
+                f.clear_cache()
+
+    at_once(work)
+
+
+# --- a user's `==` that calls what asked for it --------------------------------------------------------------------
+
+
+class Nosy:
+    """Compares by number, and calls a function while it does."""
+
+    call = staticmethod(lambda: None)
+    busy = threading.local()
+
+    def __init__(self, number):
+        self.number = number
+
+    def __eq__(self, other):
+        if not getattr(self.busy, "now", False):
+            self.busy.now = True
+            try:
+                Nosy.call()
+            finally:
+                self.busy.now = False
+        return type(other) is Nosy and self.number == other.number
+
+    def __hash__(self):
+        return 1
+
+
+@pytest.mark.filterwarnings("ignore::sharedtree.RetraceWarning")
+@pytest.mark.parametrize("holder", [lambda x: Layer(jnp.ones(2), x, []), lambda x: Pair((x,), jnp.ones(2))])
+def test_a_comparison_may_call_the_function_that_compares(holder, monkeypatch):
+    f = st.jit(lambda dag: dag.tree)
+    monkeypatch.setattr(Nosy, "call", staticmethod(lambda: f(st.Dag(holder(1)))))
+
+    def work(i):
+        for step in range(6):
+            f(st.Dag(holder(Nosy(step % 3))))
+
+    for work_of_one in (lambda: at_once(work, 1), lambda: at_once(work)):
+        work_of_one()
+
+
+def test_a_comparison_may_wait_for_another_thread_that_packs():
+    comparing, packed = threading.Event(), threading.Event()
+
+    class Waiting:
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            if other is not self:
+                comparing.set()
+                assert packed.wait(20)
+            return other is self
+
+    models = [Layer(jnp.ones(2), Waiting(), []) for _ in range(2)]
+    structures = [st.tree.structure(models[0])]
+
+    def work(i):
+        if i == 0:
+            structures.append(st.tree.structure(models[1]))
+        else:
+            assert comparing.wait(20)
+            st.jit(lambda m: m)(Pair(jnp.ones(3), [structures]))
+            packed.set()
+
+    at_once(work, 2)
+    assert structures[0] is not structures[1]
+    assert structures == [st.tree.structure(model) for model in models]
+
+
+# --- what is raised ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, Wrong])
+@pytest.mark.parametrize("wrap", [st.jit, st.grad, st.vmap, st.checkpoint, st.preserve_identities(eqx.filter_jit)])
+def test_nothing_is_left_of_a_call_that_raises(wrap, error):
+    raising = True
+
+    def f(model):
+        inner = st.jit(lambda m: m if not raising else (_ for _ in ()).throw(error))
+        return inner(model).first.sum()
+
+    g = wrap(f)
+    model = Pair(jnp.ones(2), jnp.ones(2))
+    for _ in range(3):
+        with pytest.raises(error):
+            g(model)
+        assert not active.stack
+    raising = False
+    for _ in range(3):
+        g(model)
+        assert not active.stack

@@ -1,0 +1,333 @@
+"""Ties of arrays in plain containers without `Policy(containers=True)`: the transform that undoes them says so."""
+
+import gc
+import re
+import textwrap
+import threading
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sharedtree as st
+from sharedtree import _tied_values
+
+POLICY = st.Policy(containers=True)
+
+
+def where(p: Any) -> Any:
+    return p["embed"]["w"], p["head"]["w"]
+
+
+def loose() -> Any:
+    return {"embed": {"w": jnp.arange(1.0, 4)}, "head": {"w": jnp.zeros(3), "b": jnp.ones(3)}}
+
+
+def tied() -> Any:
+    return st.tie(loose(), where)
+
+
+def loss(p: Any) -> Any:
+    return jnp.sum((p["embed"]["w"] * p["head"]["w"] + p["head"]["b"] - 1.5) ** 2)
+
+
+def said(function: Any, *args: Any) -> list[str]:
+    """The warnings that a call gives about ties of values."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function(*args)
+    assert all(each.category is st.UntiedWarning for each in caught)
+    return [str(each.message) for each in caught if "are one array" in str(each.message)]
+
+
+def run_code(message: str, names: dict[str, Any]) -> list[str]:
+    """Runs each block of code of a message by itself; returns the blocks."""
+    blocks = re.findall(r"(?:^    .*\n?)+", message, re.MULTILINE)
+    for block in blocks:
+        exec(compile(textwrap.dedent(block), "<message>", "exec"), names)  # noqa: S102
+    return blocks
+
+
+# --- who is told ------------------------------------------------------------------------------------------------------
+
+TRANSFORMS = {
+    "jit": lambda f: st.jit(f),
+    "grad": lambda f: st.grad(lambda params: loss(f(params))),
+    "value_and_grad": lambda f: st.value_and_grad(lambda params: loss(f(params))),
+    "vmap": lambda f: st.vmap(f),
+    "checkpoint": lambda f: st.checkpoint(f),
+    "filter_jit": lambda f: st.preserve_identities(eqx.filter_jit)(f),
+    "unregistered": lambda f: st.preserve_identities(lambda g: jax.jit(g))(f),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=list(TRANSFORMS))
+def test_a_transform_that_meets_a_tied_value_twice_says_so(transform):
+    f = transform(lambda params: st.untie(params))
+    (message,) = said(f, tied())
+    assert "`params['embed']['w']` and `params['head']['w']`" in message
+    assert "sharedtree.Policy(containers=True)" in message
+    assert "sharedtree.Dag(params)" in message
+    assert said(transform(lambda params: params), loose()) == []
+    w = jnp.ones(3)  # an alias by accident
+    assert said(transform(lambda params: params), {"embed": {"w": w}, "head": {"w": w, "b": w}}) == []
+    assert said(transform(lambda params: params), st.untie(tied())) == []
+    with st.Context(POLICY):
+        assert said(transform(lambda params: params), tied()) == []
+
+
+def test_it_is_said_when_the_function_is_traced_and_by_policy():
+    f = st.jit(lambda p: loss(p))
+    assert len(said(f, tied())) == 1
+    assert said(f, tied()) == []
+    with pytest.raises(st.UntiedError) as caught:
+        st.jit(loss, policy=st.Policy(on_untie="error"))(tied())
+    assert caught.value.paths == ("p['embed']['w']", "p['head']['w']")
+    assert said(st.jit(loss, policy=st.Policy(on_untie="ignore")), tied()) == []
+
+
+def test_a_tie_that_is_made_inside_is_missed_in_the_result():
+    made = st.jit(lambda p: st.tie(p, where))
+    (message,) = said(made, loose())
+    assert "`result['embed']['w']` and `result['head']['w']`" in message
+    assert said(st.jit(lambda p: loss(st.tie(p, where))), loose()) == []
+    out = st.jit(lambda p: st.tie(p, where), policy=POLICY)(loose())
+    assert out["embed"]["w"] is out["head"]["w"]
+
+
+RESULTS = {
+    "jit": lambda f: st.jit(f, policy=POLICY),
+    "vmap": lambda f: st.vmap(f, policy=POLICY),
+    "checkpoint": lambda f: st.checkpoint(policy=POLICY)(f),
+    "aux of grad": lambda f: (
+        lambda p: st.grad(lambda q: (loss(q), f(q)), has_aux=True, policy=POLICY)(p)[1]  # noqa: E731
+    ),
+    "gradient": lambda _: st.grad(loss, policy=POLICY),
+}
+
+
+@pytest.mark.parametrize("transform", RESULTS.values(), ids=list(RESULTS))
+@pytest.mark.parametrize("is_in_dag", [False, True])
+def test_what_was_tied_stays_so_in_the_results_of_transforms(transform, is_in_dag):
+    """Under the policy, on the first call as on cached and planned ones. An alias by accident is nothing to warn of."""
+    accident = loose()
+    accident["head"]["w"] = accident["embed"]["w"]
+    for params, count in [(tied(), 1), (accident, 0)]:
+        step = transform(lambda p: st.tree.map(lambda x: x + 1, p))
+        for _ in range(4):
+            out = step(params)
+            assert out["embed"]["w"] is out["head"]["w"]
+            if is_in_dag:
+                out = st.jit(lambda dag: dag)(st.Dag(out)).tree
+            assert len(said(st.jit(lambda p: loss(p)), out)) == count
+
+
+def test_arguments_count_by_themselves_and_so_do_values_below_tuples():
+    params = tied()
+    assert said(st.jit(lambda a, b: a["w"] + b["w"]), params["embed"], params["head"]) == []
+    both = st.tie((jnp.ones(2), jnp.zeros(2)), lambda t: t)
+    (message,) = said(st.jit(lambda t: t[0] + t[1]), both)
+    assert "Policy" not in message  # it would not help
+    assert "sharedtree.Dag(t)" in message
+
+
+class Head(eqx.Module):
+    w: jax.Array
+
+
+def test_a_tie_between_a_module_and_a_dict_beside_it_counts():
+    tree = st.tie({"w": jnp.ones(3), "head": Head(jnp.zeros(3))}, lambda t: (t["w"], t["head"].w))
+    (message,) = said(st.jit(lambda t: t["w"] + t["head"].w), tree)
+    assert "`t['head'].w` and `t['w']`" in message
+    assert said(st.jit(lambda t: t["w"] + t["head"].w, policy=POLICY), tree) == []
+    inside = st.tie([Head(jnp.ones(3)), Head(jnp.zeros(3))], lambda t: (t[0].w, t[1].w))
+    assert said(st.jit(lambda t: t[0].w + t[1].w), inside) == []
+
+
+# --- who hands the note on --------------------------------------------------------------------------------------------
+
+HANDED_ON = {
+    "map": lambda p: st.tree.map(lambda x: 2 * x, p),
+    "map_with_path": lambda p: st.tree.map_with_path(lambda _, x: 2 * x, p),
+    "at": lambda p: st.tree.at(lambda p: p["embed"]["w"], p, jnp.ones(3)),
+    "at a function": lambda p: st.tree.at(lambda p: p["embed"]["w"], p, replace_fn=lambda x: x + 1),
+    "filter": lambda p: st.tree.filter(p, eqx.is_array),
+    "partition and combine": lambda p: st.tree.combine(*st.tree.partition(p, eqx.is_inexact_array)),
+    "flatten and unflatten": lambda p: st.tree.unflatten(st.tree.structure(p), [x + 1 for x in st.tree.leaves(p)]),
+    "apply_updates": lambda p: st.apply_updates(p, st.tree.map(jnp.ones_like, p)),
+    "optimizer": lambda p: st.apply_updates(p, (tx := st.optimizer(optax.sgd(0.1))).update(p, tx.init(p), p)[0]),
+    "retie": lambda p: st.retie(jax.tree.map(lambda x: 2 * x, p), like=p),
+    "tie": lambda p: st.tie(p, where),
+    "device_put": lambda p: st.device_put(p, jax.devices()[0]),
+    "Dag": lambda p: jax.tree.map(lambda x: 2 * x, st.Dag(p)).tree,
+    "whole layers": lambda p: st.tie(st.untie(p) | {"more": {"w": jnp.ones(3)}}, lambda p: (p["embed"], p["more"])),
+}
+
+
+@pytest.mark.parametrize("make", HANDED_ON.values(), ids=list(HANDED_ON))
+def test_the_note_is_handed_on(make):
+    params = tied()
+    st.tree.flatten(params)
+    assert len(said(st.jit(lambda p: p), make(params))) == 1
+    for each in (st.tree.structure, st.tree.flatten):
+        each(loose())
+    assert said(st.jit(lambda p: p), make(loose()) if make not in _TYING else loose()) == []
+
+
+_TYING = (HANDED_ON["tie"], HANDED_ON["whole layers"])
+
+
+def test_notes_are_weak_and_seen_in_every_thread():
+    gc.collect()
+    before = len(_tied_values._arrays)
+    params = tied()
+    found: list[Any] = []
+    leaves = jax.tree.leaves(params)
+    thread = threading.Thread(target=lambda: found.extend([_tied_values.is_tied_value(leaf) for leaf in leaves]))
+    thread.start()
+    thread.join()
+    assert found == [True, False, True]
+    del params
+    leaves.clear()
+    gc.collect()
+    assert len(_tied_values._arrays) == before
+
+
+# --- the fixes --------------------------------------------------------------------------------------------------------
+
+
+def test_the_fixes_of_the_warning_run_and_are_right():
+    params = tied()
+    (message,) = said(st.grad(loss), params)
+    parts = jax.grad(loss)(st.untie(params))
+    expected = parts["embed"]["w"] + parts["head"]["w"]
+    names: dict[str, Any] = {"sharedtree": st, "jax": jax, "f": loss, "p": params}
+    blocks = run_code(message, names)
+    assert len(blocks) == 3
+    wrapped = eval(blocks[0].strip().splitlines()[-1].strip(), names)  # noqa: S307
+    gradient = wrapped(params)
+    assert gradient["embed"]["w"] is gradient["head"]["w"]
+    np.testing.assert_allclose(gradient["embed"]["w"], expected, rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda d: loss(d.tree))(names["dag"]).tree["head"]["w"], expected, rtol=1e-6)
+    assert said(st.grad(loss), names["p"]) == []  # the last block has untied it
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda params, updates: st.apply_updates(params, updates),
+        lambda params, updates: st.optimizer(optax.sgd(0.1)).update(updates, (optax.EmptyState(),) * 2, params),
+        lambda params, updates: st.tree.map(jnp.add, params, updates),
+    ],
+)
+def test_the_fix_for_a_gradient_taken_path_by_path_sums(use):
+    params = tied()
+    gradient = jax.grad(loss)(params)  # one part for each path
+    with pytest.raises(st.SharingMismatchError) as caught:
+        use(params, gradient)
+    message = str(caught.value)
+    first, *others = re.findall(r"^    (.*)$", message, re.MULTILINE)
+    assert "Policy(containers=True)" in first
+    for other in others:  # it is no advice for gradients
+        assert "retie" in other
+        assert message.index("copies of one value") < message.index(other)
+    names: dict[str, Any] = {"sharedtree": st, "loss": loss, "model": params, "tree": params, "rest": [gradient]}
+    exec(first, names)  # noqa: S102
+    summed = names["updates"] if "updates" in names else names["rest"][0]
+    use(params, summed)
+    expected = gradient["embed"]["w"] + gradient["head"]["w"]
+    np.testing.assert_allclose(summed["head"]["w"], expected, rtol=1e-6)
+
+
+def test_the_step_that_was_undone_in_silence():
+    """Without the policy it warns, and the eager one is refused; with it, it trains one weight."""
+    tx = st.optimizer(optax.sgd(0.1))
+
+    def step(params, state):
+        updates, state = tx.update(st.grad(loss)(params), state, params)
+        return st.apply_updates(params, updates), state
+
+    params = tied()
+    state = tx.init(params)
+    assert len(said(st.jit(step), params, state)) == 1
+    with pytest.warns(st.UntiedWarning, match="are one array"), pytest.raises(st.SharingMismatchError, match="policy"):
+        step(params, state)
+    with st.Context(POLICY):
+        out, _ = st.jit(step)(params, state)
+        assert out["embed"]["w"] is out["head"]["w"]
+        np.testing.assert_allclose(step(params, state)[0]["head"]["w"], out["head"]["w"], rtol=1e-6)
+
+
+def test_a_transform_inside_that_lacks_the_policy_says_so():
+    def step(params):
+        return st.tree.map(jnp.add, params, st.grad(loss)(params))
+
+    with pytest.raises(st.SharingMismatchError), pytest.warns(st.UntiedWarning, match="are one array"):
+        st.jit(step, policy=POLICY)(tied())
+    with st.Context(POLICY):
+        out = st.jit(step)(tied())
+    assert out["embed"]["w"] is out["head"]["w"]
+
+
+# --- Linen and Haiku --------------------------------------------------------------------------------------------------
+
+
+def trains_as_one(params: Any, where: Any, apply: Any, x: Any) -> None:
+    """Trains tied parameters with a dict that has the tied array once as the oracle."""
+    params = st.tie(params, where)
+    tx, plain = st.optimizer(optax.adam(0.01)), optax.adam(0.01)
+    leaves, structure = st.tree.flatten(params)
+    state, plain_state = tx.init(params), plain.init(leaves)
+
+    def cost(p: Any, x: Any) -> Any:
+        return jnp.mean((apply(p, x) - 1.0) ** 2)
+
+    @st.jit(policy=POLICY)
+    def step(params, state, x):
+        gradient = st.grad(cost, policy=POLICY)(params, x)
+        updates, state = tx.update(gradient, state, params)
+        return st.apply_updates(params, updates), state
+
+    def plain_step(leaves, state, x):
+        gradient = jax.grad(lambda leaves: cost(st.tree.unflatten(structure, leaves), x))(leaves)
+        updates, state = plain.update(gradient, state, leaves)
+        return optax.apply_updates(leaves, updates), state
+
+    for _ in range(5):
+        params, state = step(params, state, x)
+        leaves, plain_state = jax.jit(plain_step)(leaves, plain_state, x)
+        one, two = where(params)
+        assert one is two
+    for found, expected in zip(st.tree.leaves(params), leaves, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_linen_model_trains_its_tie_as_one():
+    linen = pytest.importorskip("flax.linen")
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any) -> Any:
+            return linen.Dense(4)(jax.nn.tanh(linen.Dense(4)(x)))
+
+    x = jnp.ones((2, 4))
+    variables = Net().init(jax.random.key(0), x)
+    trains_as_one(
+        variables,
+        lambda v: (v["params"]["Dense_0"]["kernel"], v["params"]["Dense_1"]["kernel"]),
+        Net().apply,
+        x,
+    )
+
+
+def test_a_haiku_model_trains_its_tie_as_one():
+    haiku = pytest.importorskip("haiku")
+    net = haiku.without_apply_rng(haiku.transform(lambda x: haiku.Linear(4)(jax.nn.tanh(haiku.Linear(4)(x)))))
+    x = jnp.ones((2, 4))
+    params = net.init(jax.random.key(0), x)
+    trains_as_one(params, lambda p: (p["linear"]["w"], p["linear_1"]["w"]), net.apply, x)

@@ -1,0 +1,359 @@
+"""Whoever wraps a function, it is traced as often as under vanilla JAX; and what is let go of is freed at once."""
+
+import contextlib
+import functools
+import gc
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, strategies as hst
+
+import sharedtree as st
+from tests.strategies import Pair
+
+TRANSFORMS = {"jit": jax.jit, "checkpoint": jax.checkpoint, "filter_jit": eqx.filter_jit}
+EACH = [pytest.param(transform, id=name) for name, transform in TRANSFORMS.items()]
+
+
+class Counting:
+    """Makes functions of every kind that count how often they are traced."""
+
+    def __init__(self):
+        self.count = 0
+
+    def step(self, x):
+        self.count += 1
+        return jax.tree.map(lambda leaf: leaf * 2, x)
+
+    def __call__(self, x):
+        return self.step(x)
+
+    def function(self):
+        return lambda x: self.step(x)
+
+    def partial(self):
+        return functools.partial(lambda y, x: self.step(x), 1)
+
+
+class Equal(Counting):
+    """All alike, says a user's `==`; none the less each is a function of its own."""
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 1
+
+
+class Unhashable(Counting):
+    __hash__ = None
+
+    def __eq__(self, other):
+        # Python 3.11's `inspect.signature` asks whether it is `type` or `object`.
+        assert isinstance(other, type)
+        return False
+
+
+KINDS = {
+    "function": lambda counting: counting.function(),
+    "partial": lambda counting: counting.partial(),
+    "bound method, held": lambda counting: counting.step,
+    "object": lambda counting: counting,
+}
+
+
+@contextlib.contextmanager
+def without_gc():
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def traces_when_wrapped_again(transform, make):
+    counting = Counting()
+    f = make(counting)
+    for _ in range(5):
+        transform(f)(jnp.ones(2))
+    return counting.count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("transform", EACH)
+def test_wrapping_the_same_function_again_is_no_new_trace(transform, kind):
+    assert traces_when_wrapped_again(transform, KINDS[kind]) == 1
+    assert traces_when_wrapped_again(st.preserve_identities(transform), KINDS[kind]) == 1
+
+
+@pytest.mark.parametrize("transform", EACH)
+@pytest.mark.parametrize("make", [Counting.function, Counting.partial, lambda counting: counting.step])
+def test_fresh_functions_are_traced_no_more_often_than_by_vanilla(transform, make):
+    def traces(transform):
+        counting = Counting()
+        for _ in range(5):
+            transform(make(counting))(jnp.ones(2))
+        return counting.count
+
+    assert traces(st.preserve_identities(transform)) <= traces(transform)
+
+
+def test_functions_are_compared_by_identity():
+    both = Equal(), Equal()
+    for f in both:
+        for _ in range(2):
+            st.jit(f)(jnp.ones(2))
+    assert [f.count for f in both] == [1, 1]
+    unhashable = Unhashable()
+    for _ in range(3):
+        st.checkpoint(unhashable)(jnp.ones(2))
+    assert unhashable.count == 1
+
+
+@pytest.mark.parametrize("wrap", [st.grad, st.vmap, st.checkpoint, st.jit])
+def test_a_wrapper_around_a_wrapper_of_the_same_function(wrap):
+    counting = Counting()
+    f = counting.function()
+    for _ in range(4):
+        wrap(st.jit(lambda x: f(x).sum() if wrap is st.grad else f(x)))(jnp.ones(2))
+    first = counting.count
+    for _ in range(4):
+        st.jit(wrap(f) if wrap is not st.grad else wrap(lambda x: f(x).sum()))(jnp.ones(2))
+    assert first == 4
+    assert counting.count <= 8
+    counting.count = 0
+    inner = st.jit(f)
+    for _ in range(4):
+        st.jit(inner)(jnp.ones(3))
+    assert counting.count == 1
+
+
+def test_a_callable_module_is_traced_once_and_when_it_changes():
+    counting = Counting()
+
+    class Layer(eqx.Module):
+        weight: jax.Array
+
+        def __call__(self, x):
+            return counting.step(x) * self.weight
+
+    layer = Layer(jnp.ones(2))
+    for _ in range(3):
+        st.preserve_identities(eqx.filter_jit)(layer)(jnp.ones(2))
+        st.preserve_identities(eqx.filter_jit)(layer.__call__)(jnp.ones(2))
+    assert counting.count == 2
+
+    @jax.tree_util.register_pytree_node_class
+    class Mutable:
+        def __init__(self, weight, scale):
+            self.weight, self.scale = weight, scale
+
+        def __call__(self, x):
+            return self.weight * x * self.scale
+
+        def tree_flatten(self):
+            return (self.weight,), self.scale
+
+        @classmethod
+        def tree_unflatten(cls, aux, children):
+            return cls(*children, aux)
+
+    mutable = Mutable(jnp.ones(2), 1.0)
+    assert st.preserve_identities(eqx.filter_jit)(mutable)(jnp.ones(2))[0] == 1
+    mutable.scale = 3.0
+    mutable.weight = jnp.ones(2) * 2
+    assert st.preserve_identities(eqx.filter_jit)(mutable)(jnp.ones(2))[0] == 6
+
+
+def test_options_that_differ_are_not_confused():
+    def f(model, flag):
+        assert isinstance(flag, int) or not static
+        return model if flag is not None else None
+
+    static = False
+    model = Pair(jnp.ones(2), jnp.ones(2))
+    assert st.jit(f)(model, 1) is model
+    static = True
+    assert st.jit(f, static_argnums=1)(model, 1) is model
+    donated = st.jit(f, static_argnums=1, donate_argnums=0)(model, 1)
+    assert donated is not model
+    assert model.first.is_deleted()
+    model = Pair(jnp.ones(2), jnp.ones(2))
+    kept = st.jit(f, static_argnums=[1])(model, 1), st.jit(f, static_argnums=[1], inline=True)(model, 1)
+    assert kept == (model, model)
+
+
+def test_policies_are_not_confused():
+    def f(model):
+        return st.tree.map(lambda x: x + 1, model)
+
+    w = jnp.ones(2)
+    for _ in range(2):
+        assert st.jit(f)(Pair(w, w)).first is not None
+        apart = st.preserve_identities(jax.jit, policy=st.Policy(arrays=False))(f)(Pair(w, w))
+        together = st.preserve_identities(jax.jit, policy=st.Policy())(f)(Pair(w, w))
+        assert apart.first is not apart.second
+        assert together.first is together.second
+
+
+def test_explain_and_warnings_are_those_of_the_function():
+    def f(model):
+        return jax.tree.map(lambda x: x + 1, model)
+
+    w = jnp.arange(2.0)
+    with pytest.warns(st.UntiedWarning):
+        st.jit(f)(Pair(w, w))
+    st.jit(f)(Pair(w, w))
+    with pytest.warns(st.UntiedWarning, match="earlier call"):
+        st.jit(f)(Pair(w, jnp.arange(2.0)))
+    assert st.explain(st.jit(f), Pair(w, w)).num_traces == 2
+    assert "two objects now" in str(st.explain(st.jit(f), Pair(w, w)))
+    assert st.explain(st.jit(f, donate_argnums=0), Pair(w, w)).num_traces == 0
+
+
+def test_equinox_transforms_of_one_function_are_equal():
+    traces = []
+
+    def f(x):
+        traces.append(1)
+        return (x * x).sum()
+
+    x = jnp.arange(3.0)
+    ours = {name: st.preserve_identities(getattr(eqx, name)) for name in ("filter_jit", "filter_grad", "filter_vmap")}
+    for outer in (ours["filter_jit"], eqx.filter_jit):
+        before = len(traces)
+        for _ in range(3):
+            assert outer(ours["filter_grad"](f))(x)[2] == 4
+        assert len(traces) == before + 1
+        for _ in range(3):
+            assert outer(ours["filter_vmap"](ours["filter_grad"](f)))(x)[2] == 4
+        assert len(traces) == before + 2
+    assert ours["filter_grad"](f) == ours["filter_grad"](f) != ours["filter_grad"](lambda x: x)
+    assert ours["filter_vmap"](f) != ours["filter_vmap"](f, in_axes=1)
+    assert st.grad(f) != st.grad(f)
+
+
+def test_equal_wrappers_keep_no_function_alive():
+    def f(x):
+        return (x * x).sum()
+
+    jitted = st.preserve_identities(eqx.filter_jit)(st.preserve_identities(eqx.filter_grad)(f))
+    assert jitted(jnp.arange(3.0))[2] == 4
+    gone = weakref.ref(f)
+    del f, jitted
+    gc.collect()
+    assert gone() is None
+
+
+# --- a program of wrapping, calling, clearing and letting go --------------------------------------------------------
+
+ARGUMENTS = (
+    lambda: jnp.ones(2),
+    lambda: jnp.ones(3),
+    lambda: np.ones(2, np.float32),
+    lambda: 1.0,
+    lambda: {"a": jnp.ones(2)},
+)
+STEPS = hst.one_of(
+    hst.tuples(hst.just("wrap"), hst.integers(0, 2)),
+    hst.tuples(hst.just("call"), hst.integers(0, 5), hst.integers(0, len(ARGUMENTS) - 1)),
+    hst.tuples(hst.just("clear"), hst.integers(0, 5)),
+    hst.tuples(hst.just("drop"), hst.integers(0, 5)),
+    hst.tuples(hst.just("replace"), hst.integers(0, 2), hst.sampled_from(sorted(KINDS))),
+)
+
+
+def counts(transform, program):
+    """How often each function has been traced after each step."""
+    every = [Counting() for _ in range(3)]
+    functions = [counting.function() for counting in every]
+    wrappers, found = [], []
+    for what, which, *more in program:
+        if what == "wrap":
+            wrappers.append(transform(functions[which]))
+        elif what == "replace":
+            functions[which] = None
+            every[which] = Counting()
+            functions[which] = KINDS[more[0]](every[which])
+        elif wrappers:
+            wrapper = wrappers[which % len(wrappers)]
+            if what == "call":
+                wrapper(ARGUMENTS[more[0]]())
+            elif what == "clear" and hasattr(wrapper, "clear_cache"):
+                wrapper.clear_cache()
+            elif what == "drop":
+                wrappers.remove(wrapper)
+        found.append([counting.count for counting in every])
+    return found
+
+
+@pytest.mark.parametrize("transform", EACH)
+@given(program=hst.lists(STEPS, max_size=25))
+def test_traces_are_as_many_as_vanillas(transform, program):
+    assert counts(st.preserve_identities(transform), program) == counts(transform, program)
+
+
+# --- what is let go of ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint, jax.grad, jax.vmap, eqx.filter_grad, eqx.filter_vmap])
+def test_a_wrapper_is_freed_by_reference_counting(transform):
+    def f(x):
+        return jnp.sum(x.first if isinstance(x, Pair) else x)
+
+    with without_gc():
+        for args in ((), (jnp.ones(2),), (Pair(jnp.ones(2), jnp.ones(2)),)):
+            wrapper = st.preserve_identities(transform)(f)
+            for _ in range(3):
+                for arg in args:
+                    wrapper(arg)
+            ref = weakref.ref(wrapper)
+            del wrapper
+            assert ref() is None
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint, jax.grad, jax.vmap, eqx.filter_grad, eqx.filter_vmap])
+@pytest.mark.parametrize("through", [lambda x: x, lambda x: Pair(x, x)], ids=["bare", "module"])
+def test_a_function_is_freed_with_all_that_was_made_of_it(transform, through):
+    def make():
+        return lambda x: jnp.sum(x.first if isinstance(x, Pair) else x)
+
+    with without_gc():
+        f = make()
+        for _ in range(3):
+            wrapper = st.preserve_identities(transform)(f)
+            for _ in range(3):
+                wrapper(through(jnp.ones(2)))
+        shared, ref = weakref.ref(wrapper.traces), weakref.ref(f)
+        del f, wrapper
+        assert ref() is None
+        assert shared() is None
+
+
+def test_what_is_known_of_a_function_goes_with_it_and_stays_small():
+    from sharedtree.transforms import _inner
+
+    def f(x, **options):
+        return x
+
+    before = len(_inner._table)
+    for n in range(100):
+        st.jit(lambda x: x)
+        st.jit(f, static_argnames=f"n{n}")
+        policy = jax.checkpoint_policies.save_only_these_names(f"{n}")
+        assert st.checkpoint(f, policy=policy).traces is st.checkpoint(f).traces
+    assert len(_inner._table) == before + 1
+    assert len(_inner._table[id(f)][1]) <= 64
+
+
+def test_shardings_that_reach_inside_modules_are_kept_for_so_many_shapes():
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    f = st.jit(lambda m: m.first, in_shardings=(Pair(here, here),))
+    for n in range(50):
+        assert f.eval_shape(Pair(np.ones(n), np.ones(n))).shape == (n,)
+    assert len(f._made) <= 32
