@@ -1,4 +1,8 @@
-"""Settings for every test: warnings are errors (see pyproject), and Hypothesis has two profiles."""
+"""Settings for every test: warnings are errors (see pyproject), and Hypothesis has three profiles.
+
+`quick` is for daily use and `thorough` for CI. Both draw the same examples every time, so that a change is judged by what
+it changed. `deep` draws new ones every time, and many: it is for looking for faults.
+"""
 
 import os
 
@@ -11,7 +15,8 @@ from sharedtree._compiled import _faults
 collect_ignore = ["typing"]  # checked by pyright, never run
 
 hypothesis.settings.register_profile("quick", max_examples=10, deadline=None, derandomize=True)
-hypothesis.settings.register_profile("thorough", max_examples=60, deadline=None)
+hypothesis.settings.register_profile("thorough", max_examples=60, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("deep", max_examples=1000, deadline=None)
 _faults.raise_faults = True  # a user would only be slower, a test fails
 
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))

@@ -280,6 +280,17 @@ def test_two_wrapped_functions_are_told_of_one_loss_between_calls_once():
     assert not warnings_of(two, loose)
 
 
+def test_a_tie_that_reaches_out_of_a_module_with_a_tie_of_its_own_is_named_whole():
+    x, y = jnp.zeros(()), jnp.zeros(())
+    model = Pair(x, Layer(y, "text", Pair(y, Pair(x, x))))
+    texts = warnings_of(st.jit(lambda model: twin(model)).eval_shape, model)
+    assert len(texts) == 2
+    assert any(
+        "`model.first`, `model.second.parts.second.first` and `model.second.parts.second.second`" in text
+        for text in texts
+    )
+
+
 @hypothesis.given(dags())
 def test_every_maximal_tie_is_reported_once_and_nothing_else(dag):
     model = Pair(dag, 1)

@@ -189,7 +189,7 @@ def _modules(side: Side, roots: Iterable[tuple[str, int]]) -> Iterator[tuple[str
 def _modules_with_ties(side: Side) -> list[tuple[str, int]]:
     """For each tie that holds a traced leaf, the smallest module with all of it in, with what it is called.
 
-    Outside modules it is the smallest mutable container.
+    Outside modules it is the smallest mutable container. What is in another module comes after it.
     """
     holds_leaf: list[bool] = []
     for op, children in side.records:
@@ -212,7 +212,8 @@ def _modules_with_ties(side: Side) -> list[tuple[str, int]]:
                 modules = modules or [a for a in common if _node_type(side, a).is_mutable]
                 if modules:
                     found.setdefault(modules[-1], text + jtu.keystr(above[modules[-1]][1]))
-    return [(text, number) for number, text in found.items()]
+    # A module comes before what is in it, so that a tie is first met where all of its paths are.
+    return [(text, number) for number, text in sorted(found.items(), reverse=True)]
 
 
 def _node_type(side: Side, number: int) -> NodeType:
