@@ -149,3 +149,7 @@ class UntiedWarning(_PrintableWarning):
 
 class RetraceWarning(_PrintableWarning):
     """A static number changes on every call, and each change is traced and compiled anew."""
+
+
+class CompatibilityError(SharedTreeError, ImportError):
+    """A library that `sharedtree.compat` imports is absent, of another release, or lacks something that it needs."""

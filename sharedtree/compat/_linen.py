@@ -1,0 +1,55 @@
+"""Flax's Linen modules as treex knew them: `init` and `apply` return variables in frozen dicts.
+
+Flax did until 0.7.1, and treex calls `.unfreeze()` on what it gets. Flax has a setting that brings frozen dicts back, but
+one for the whole process. So treex gets subclasses of the same names and fields, and a module that a user brings to
+`tx.FlaxModule` is made one of such a subclass, with the same fields.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+
+@functools.cache
+def with_frozen_variables(cls: Any) -> Any:
+    """The subclass of a class of Linen modules whose `init` and `apply` return frozen dicts."""
+    from flax import linen
+    from flax.core import freeze
+
+    class Frozen(cls):
+        @linen.nowrap
+        def init(self, *args: Any, **kwargs: Any) -> Any:
+            return freeze(super().init(*args, **kwargs))
+
+        @linen.nowrap
+        def init_with_output(self, *args: Any, **kwargs: Any) -> Any:
+            output, variables = super().init_with_output(*args, **kwargs)
+            return output, freeze(variables)
+
+        @linen.nowrap
+        def apply(self, *args: Any, mutable: Any = False, **kwargs: Any) -> Any:
+            result = super().apply(*args, mutable=mutable, **kwargs)
+            if mutable is False and not kwargs.get("capture_intermediates"):
+                return result
+            output, variables = result
+            return output, freeze(variables)
+
+    Frozen.__name__, Frozen.__qualname__, Frozen.__module__ = cls.__name__, cls.__qualname__, cls.__module__
+    return Frozen
+
+
+def frozen_twin(module: Any) -> Any:
+    """A Linen module with the fields of another, and frozen variables.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    from flax import linen
+
+    if not isinstance(module, linen.Module):
+        raise TypeError(
+            f"`tx.FlaxModule` takes a module of `flax.linen`, not `{type(module).__qualname__}`.\n"
+            "    tx.FlaxModule(flax.linen.Dense(features=3))"
+        )
+    fields = {f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.init and f.name != "parent"}
+    return with_frozen_variables(type(module))(**fields, parent=None)

@@ -1,0 +1,154 @@
+"""How treex and treeo are found, checked and run.
+
+A finder on `sys.meta_path` answers for these two names alone. It takes Python's own answer, and gives each module its
+builtins before the module runs. Nothing else on the path of an import is changed, and `sys.modules` gets the modules
+under their own names. The finder stays, since treex imports some of its modules later.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import sys
+import threading
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from .._errors import CompatibilityError
+from ._given_back import ROWS, find
+from ._views import BUILTINS
+
+VERSIONS = {"treex": "0.6.9", "treeo": "0.0.10"}
+"""The releases that this is made for: the last of treex, and the treeo that belongs to it."""
+
+_NEEDED = {"treex": ("flax", "optax", "einops", "yaml", "rich", "typing_extensions"), "treeo": ("typing_extensions",)}
+
+_HOW_TO_INSTALL = (
+    "Install what it needs, and then the two without their dependencies, which would pull releases of years ago:\n"
+    "    pip install 'sharedtree[treex]'\n"
+    f"    pip install --no-deps {' '.join(f'{name}=={version}' for name, version in VERSIONS.items())}"
+)
+
+_LIBRARIES = {"treex": ("jax", "numpy", "flax"), "treeo": ("jax",)}
+
+_lock = threading.RLock()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] not in VERSIONS:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Another loader, but for the builtins of the modules that it runs."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__dict__["__builtins__"] = BUILTINS
+        self._loader.exec_module(module)
+
+
+_finder = _Finder()
+
+
+def load(name: str) -> types.ModuleType:
+    """The real package, imported with what it needs; the one that `import` finds from then on.
+
+    Args:
+        name: `"treex"` or `"treeo"`.
+
+    Raises:
+        CompatibilityError: if it is absent or another release, if something that it needs is absent, or if a library
+            has dropped what would stand in for one of its names. Nothing is imported then.
+    """
+    with _lock:
+        if not _is_ours(name):
+            _check(name)
+            _remove(_imported_before())
+            if _finder not in sys.meta_path:
+                sys.meta_path.insert(0, _finder)
+            before = _imported()
+            try:
+                importlib.import_module(name)
+            except BaseException:
+                _remove(_imported() - before)
+                if not before:
+                    sys.meta_path.remove(_finder)
+                raise
+        return sys.modules[name]
+
+
+def _imported() -> set[str]:
+    return {name for name in sys.modules if name.partition(".")[0] in VERSIONS}
+
+
+def _is_ours(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and module.__dict__.get("__builtins__") is BUILTINS
+
+
+def _remove(names: set[str]) -> None:
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def _imported_before() -> set[str]:
+    """What an `import treex` of before has left, which fails half-way on today's JAX.
+
+    Raises:
+        CompatibilityError: if somebody has made classes of it.
+    """
+    names = {name for name in _imported() if not _is_ours(name)}
+    tree = getattr(sys.modules.get("treeo.tree"), "Tree", None) if "treeo.tree" in names else None
+    for cls in _subclasses(tree) if tree is not None else ():
+        if cls.__module__.partition(".")[0] not in VERSIONS:
+            raise CompatibilityError(
+                f"`{cls.__module__}.{cls.__qualname__}` was made of a `treeo` that was imported without what JAX no "
+                "longer has, and would know nothing of this one.\nImport this one first, before anything that uses "
+                "treeo:\n    from sharedtree.compat import treeo"
+            )
+    return names
+
+
+def _subclasses(cls: type) -> list[type]:
+    found: list[type] = []
+    for below in cls.__subclasses__():
+        found += [below, *_subclasses(below)]
+    return found
+
+
+def _check(name: str) -> None:
+    """Raises if the package cannot work here."""
+    for package in ("treeo",) if name == "treeo" else ("treex", "treeo"):
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            raise CompatibilityError(f"`{package}` is not installed.\n{_HOW_TO_INSTALL}") from None
+        if version != VERSIONS[package]:
+            raise CompatibilityError(
+                f"`{package}` {version} is installed, but it is {VERSIONS[package]} that works on today's JAX.\n"
+                f"{_HOW_TO_INSTALL}"
+            )
+    for module in _NEEDED[name]:
+        if importlib.util.find_spec(module) is None:
+            raise CompatibilityError(f"`{name}` needs `{module}`, which is not installed.\n{_HOW_TO_INSTALL}")
+    for row in ROWS:
+        if row.module.partition(".")[0] in _LIBRARIES[name]:
+            find(row)
