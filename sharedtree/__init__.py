@@ -7,6 +7,7 @@ from . import tree as tree
 from ._context import Context as Context, Policy as Policy
 from ._dag import Dag as Dag
 from ._errors import (
+    CompatibilityError as CompatibilityError,
     ContextMismatchError as ContextMismatchError,
     CorruptFileError as CorruptFileError,
     CycleError as CycleError,

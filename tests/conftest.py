@@ -1,7 +1,7 @@
 """Settings for every test: warnings are errors (see pyproject), and Hypothesis has three profiles.
 
-`quick` is for daily use and `thorough` for CI. Both draw the same examples every time, so that a change is judged by what
-it changed. `deep` draws new ones every time, and many: it is for looking for faults.
+`quick` is for daily use and `thorough` for CI. Both draw the same examples every time, so that a change is judged by
+what it changed. `deep` draws new ones every time, and many: it is for looking for faults.
 """
 
 import os

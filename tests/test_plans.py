@@ -12,7 +12,7 @@ from jax.tree_util import tree_structure
 
 import sharedtree as st
 from sharedtree._graph import Rules
-from sharedtree.transforms._crossing import Call, Names, pack_call, unpack_result
+from sharedtree.transforms._crossing import Call, Names, pack_call, packed_in, unpack_result
 from sharedtree.transforms._plans import CallPlan, can_be_planned
 from sharedtree.transforms._result_plans import NOT_BUILT, ResultPlan, can_be_built
 from tests.strategies import STATICS, Layer, Mutable, Pair, Record, arguments, copy_dag, is_array, partition, paths
@@ -119,6 +119,10 @@ def test_a_plan_builds_what_the_walk_builds(args):
         return
     plan = ResultPlan(result, [])
     built = plan.build(result, None)
+    leaves = [leaf for argument in packed_in(result, 0) for leaf in argument.packed.leaves]
+    if len(set(map(id, leaves))) < len(leaves):  # alive in `leaves`; a number at two places, which JAX never returns
+        assert built is NOT_BUILT
+        return
     walked = unpack_result(result, lambda _: None)
     assert partition(list(built)) == partition(list(walked))
     for (path, x, _), (other, y, _) in zip(paths(built), paths(walked), strict=True):

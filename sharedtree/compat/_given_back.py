@@ -5,7 +5,7 @@ A row takes effect only where the installed library lacks the name: of a library
 
 import importlib
 import importlib.metadata
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
 from .._errors import CompatibilityError
@@ -18,7 +18,7 @@ class GivenBack(NamedTuple):
     Attributes:
         module: where treex looks for it.
         name: what it looks for there.
-        gone_since: the release without it, from the libraries' changelogs and histories.
+        gone_since: the first release without it, from the libraries' changelogs and histories; empty if it is there.
         stand_in: what it gets: an object, or the dotted name of one, which is looked up when it is needed.
     """
 
@@ -66,13 +66,33 @@ def find(row: GivenBack) -> Any:
     """
     if not isinstance(row.stand_in, str):
         return row.stand_in
-    module, _, name = row.stand_in.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        return _look_up(row.stand_in)
     except (ImportError, AttributeError):
-        library = module.partition(".")[0]
+        library = row.stand_in.partition(".")[0]
+        version = importlib.metadata.version(library)
+        gone = f"is gone since {row.gone_since}" if row.gone_since else "is gone"
         raise CompatibilityError(
-            f"`treex` needs `{row}`, which {row.gone_since} no longer has, and what stood in for it, `{row.stand_in}`, "
-            f"is not in the installed {library} {importlib.metadata.version(library)}, either.\n"
-            f"Install one that has it:\n    pip install '{library}<{importlib.metadata.version(library)}'"
+            f"treex needs `{row}`, which {gone}. What would stand in for it, `{row.stand_in}`, is not in the installed "
+            f"{library} {version}, either.\nInstall a release of {library} that has it:\n"
+            f"    pip install '{library}<{version}'"
         ) from None
+
+
+def require_all(libraries: Container[str]) -> None:
+    """Raises if a name of these libraries is gone, and what stands in for it, too.
+
+    Raises:
+        CompatibilityError: naming it.
+    """
+    for row in ROWS:
+        if row.module.partition(".")[0] in libraries:
+            try:
+                _look_up(str(row))
+            except (ImportError, AttributeError):
+                find(row)
+
+
+def _look_up(dotted: str) -> Any:
+    module, _, name = dotted.rpartition(".")
+    return getattr(importlib.import_module(module), name)

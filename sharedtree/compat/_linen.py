@@ -1,20 +1,25 @@
 """Flax's Linen modules as treex knew them: `init` and `apply` return variables in frozen dicts.
 
-Flax did until 0.7.1, and treex calls `.unfreeze()` on what it gets. Flax has a setting that brings frozen dicts back, but
-one for the whole process. So treex gets subclasses of the same names and fields, and a module that a user brings to
+Flax did until 0.7.1, and treex calls `.unfreeze()` on what it gets. Flax has a setting that brings frozen dicts back,
+but one for the whole process. So treex gets subclasses of the same names and fields, and a module that a user brings to
 `tx.FlaxModule` is made one of such a subclass, with the same fields.
 """
 
 import dataclasses
 import functools
+import importlib
 from typing import Any
+
+
+def _flax(name: str) -> Any:
+    """A module of Flax, which only those who use treex have."""
+    return importlib.import_module(f"flax.{name}")
 
 
 @functools.cache
 def with_frozen_variables(cls: Any) -> Any:
     """The subclass of a class of Linen modules whose `init` and `apply` return frozen dicts."""
-    from flax import linen
-    from flax.core import freeze
+    linen, freeze = _flax("linen"), _flax("core").freeze
 
     class Frozen(cls):
         @linen.nowrap
@@ -44,9 +49,7 @@ def frozen_twin(module: Any) -> Any:
     Raises:
         TypeError: if it is none.
     """
-    from flax import linen
-
-    if not isinstance(module, linen.Module):
+    if not isinstance(module, _flax("linen").Module):
         raise TypeError(
             f"`tx.FlaxModule` takes a module of `flax.linen`, not `{type(module).__qualname__}`.\n"
             "    tx.FlaxModule(flax.linen.Dense(features=3))"

@@ -9,7 +9,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
-import importlib.util
+import re
 import sys
 import threading
 import types
@@ -17,21 +17,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._errors import CompatibilityError
-from ._given_back import ROWS, find
+from ._given_back import require_all
 from ._views import BUILTINS
 
 VERSIONS = {"treex": "0.6.9", "treeo": "0.0.10"}
 """The releases that this is made for: the last of treex, and the treeo that belongs to it."""
 
-_NEEDED = {"treex": ("flax", "optax", "einops", "yaml", "rich", "typing_extensions"), "treeo": ("typing_extensions",)}
+# The lowest releases that work, as the extra `treex` has them; and the libraries of which they need names.
+NEEDED: dict[str, dict[str, tuple[int, ...]]] = {
+    "treeo": {"typing-extensions": (4,)},
+    "treex": {
+        "typing-extensions": (4,),
+        "flax": (0, 12),
+        "optax": (0, 2, 5),
+        "einops": (0, 8),
+        "rich": (13,),
+        "PyYAML": (6,),
+    },
+}
+_LIBRARIES = {"treeo": ("jax",), "treex": ("jax", "numpy", "flax")}
 
 _HOW_TO_INSTALL = (
-    "Install what it needs, and then the two without their dependencies, which would pull releases of years ago:\n"
+    "Install what the two need, and then the two without their dependencies, which would be releases of years ago:\n"
     "    pip install 'sharedtree[treex]'\n"
     f"    pip install --no-deps {' '.join(f'{name}=={version}' for name, version in VERSIONS.items())}"
 )
-
-_LIBRARIES = {"treex": ("jax", "numpy", "flax"), "treeo": ("jax",)}
 
 _lock = threading.RLock()
 
@@ -137,18 +147,24 @@ def _subclasses(cls: type) -> list[type]:
 def _check(name: str) -> None:
     """Raises if the package cannot work here."""
     for package in ("treeo",) if name == "treeo" else ("treex", "treeo"):
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            raise CompatibilityError(f"`{package}` is not installed.\n{_HOW_TO_INSTALL}") from None
+        version = _version_of(package, f"`{package}` is not installed.")
         if version != VERSIONS[package]:
             raise CompatibilityError(
                 f"`{package}` {version} is installed, but it is {VERSIONS[package]} that works on today's JAX.\n"
                 f"{_HOW_TO_INSTALL}"
             )
-    for module in _NEEDED[name]:
-        if importlib.util.find_spec(module) is None:
-            raise CompatibilityError(f"`{name}` needs `{module}`, which is not installed.\n{_HOW_TO_INSTALL}")
-    for row in ROWS:
-        if row.module.partition(".")[0] in _LIBRARIES[name]:
-            find(row)
+    for distribution, lowest in NEEDED[name].items():
+        version = _version_of(distribution, f"`{name}` needs `{distribution}`, which is not installed.")
+        if tuple(int(number) for number in re.findall(r"\d+", version)) < lowest:
+            raise CompatibilityError(
+                f"`{distribution}` {version} is installed, which is too old: on today's JAX `{name}` needs at least "
+                f"{'.'.join(map(str, lowest))}.\n{_HOW_TO_INSTALL}"
+            )
+    require_all(_LIBRARIES[name])
+
+
+def _version_of(distribution: str, absent: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        raise CompatibilityError(f"{absent}\n{_HOW_TO_INSTALL}") from None
