@@ -1,0 +1,47 @@
+"""One scenario for each message about treex and treeo that offers code, where the two are installed."""
+
+import importlib.util
+
+import pytest
+
+import sharedtree as st
+from sharedtree.compat import _given_back, _linen, _loading
+from tests.fixes import Scenario, scenario
+
+IS_INSTALLED = importlib.util.find_spec("treex") is not None
+
+if IS_INSTALLED:
+    from flax import linen
+
+    from sharedtree.compat import treeo, treex as tx
+
+    @scenario
+    def something_is_not_installed(path):
+        return Scenario(lambda: _loading._version_of("nothing-of-this-name", "It is absent."), st.CompatibilityError)
+
+    @scenario
+    def a_name_that_nothing_can_stand_in_for(path):
+        row = _given_back.GivenBack("jax", "old", "JAX 0.1", "jax.gone")
+        return Scenario(lambda: _given_back.find(row), st.CompatibilityError)
+
+    @scenario
+    def no_linen_module(path):
+        return Scenario(lambda: _linen.frozen_twin(None), TypeError, {"tx": tx, "flax": type("", (), {"linen": linen})})
+
+    @scenario
+    def classes_of_another_treeo(path):
+        class Other:
+            pass
+
+        class Mine(Other):
+            pass
+
+        def provoke():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(_loading.sys.modules, "treeo.tree", type("", (), {"Tree": Other}))
+                _loading._imported_before()
+
+        def after(names):
+            assert names["treeo"] is treeo
+
+        return Scenario(provoke, st.CompatibilityError, {}, after)
