@@ -73,8 +73,8 @@ def find(row: GivenBack) -> Any:
         version = importlib.metadata.version(library)
         gone = f"is gone since {row.gone_since}" if row.gone_since else "is gone"
         raise CompatibilityError(
-            f"treex needs `{row}`, which {gone}. What would stand in for it, `{row.stand_in}`, is not in the installed "
-            f"{library} {version}, either.\nInstall a release of {library} that has it:\n"
+            f"`treex` needs `{row}`, which {gone}. What would stand in for it, `{row.stand_in}`, is not in {library} "
+            f"{version}, which is installed, either.\nInstall a release of {library} that has it:\n"
             f"    pip install '{library}<{version}'"
         ) from None
 

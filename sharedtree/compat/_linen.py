@@ -6,7 +6,6 @@ but one for the whole process. So treex gets subclasses of the same names and fi
 """
 
 import dataclasses
-import functools
 import importlib
 from typing import Any
 
@@ -16,12 +15,17 @@ def _flax(name: str) -> Any:
     return importlib.import_module(f"flax.{name}")
 
 
-@functools.cache
 def with_frozen_variables(cls: Any) -> Any:
     """The subclass of a class of Linen modules whose `init` and `apply` return frozen dicts."""
+    # Python knows the subclasses of a class weakly, so a class that nobody uses any more is not kept by this.
+    for subclass in cls.__subclasses__():
+        if subclass.__dict__.get("_has_frozen_variables"):
+            return subclass
     linen, freeze = _flax("linen"), _flax("core").freeze
 
     class Frozen(cls):
+        _has_frozen_variables = True
+
         @linen.nowrap
         def init(self, *args: Any, **kwargs: Any) -> Any:
             return freeze(super().init(*args, **kwargs))

@@ -1,8 +1,8 @@
 """How treex and treeo are found, checked and run.
 
-A finder on `sys.meta_path` answers for these two names alone. It takes Python's own answer, and gives each module its
-builtins before the module runs. Nothing else on the path of an import is changed, and `sys.modules` gets the modules
-under their own names. The finder stays, since treex imports some of its modules later.
+A finder on `sys.meta_path` answers for these two names alone. It takes the answer of the other finders, and gives each
+module its builtins before the module runs. Nothing else on the path of an import is changed, and `sys.modules` gets the
+modules under their own names. The finder stays, since treex imports some of its modules later.
 """
 
 import importlib
@@ -52,10 +52,12 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname.partition(".")[0] not in VERSIONS:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Loader(spec.loader)
+                return spec
+        return None
 
 
 class _Loader(importlib.abc.Loader):

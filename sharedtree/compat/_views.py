@@ -40,7 +40,9 @@ class View(types.ModuleType):
             raise
         if isinstance(value, types.ModuleType):
             return _views.get(value.__name__, value)
-        return with_frozen_variables(value) if _is_layer(value) else value
+        if _is_layer(value):
+            value = self.__dict__[name] = with_frozen_variables(value)
+        return value
 
 
 def _is_layer(value: Any) -> bool:

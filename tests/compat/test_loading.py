@@ -163,7 +163,7 @@ def test_an_error_of_the_package():
 )
 def test_a_name_that_nothing_can_stand_in_for(remove, name, since):
     text, changed = refusal(f"import jax; {remove}; from sharedtree.compat import treex")
-    assert text.startswith(f"treex needs `{name}`, which is gone since {since}.")
+    assert text.startswith(f"`treex` needs `{name}`, which is gone since {since}.")
     assert "pip install '" in text
     assert changed in ([], ["jax.tree_util"])  # from which the test removed it
 
