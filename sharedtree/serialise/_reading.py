@@ -87,7 +87,7 @@ class Container:
         out meanwhile, on up to four threads.
         """
         tensors = [self.tensors[name] for name in (self.tensors if names is None else dict.fromkeys(names))]
-        tensors.sort(key=lambda tensor: tensor.start)
+        tensors.sort(key=lambda tensor: (tensor.start, tensor.stop))  # empty ones begin where others do
         total = sum(tensor.nbytes for tensor in tensors)
         report = _reporting(progress, total)
         data: dict[str, Bytes] = {}

@@ -3,6 +3,7 @@
 import gc
 import gzip
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -68,6 +69,15 @@ class Short(Seekable):
 class OnlyRead:
     def __init__(self, data):
         self.read = io.BytesIO(data).read
+
+
+@pytest.mark.parametrize("sizes", [(1, 0), (0, 0, 3, 64), (64, 0, 5000, 1), (0, 3 << 20, 0, 1)], ids=str)
+def test_tensors_are_read_whole_in_whatever_order_they_are_asked_for(sizes):
+    arrays = {f"t{i}": np.full(size, i + 1, np.uint8) for i, size in enumerate(sizes)}
+    expected = {name: array.tobytes() for name, array in arrays.items()}
+    with read_header(written(arrays)) as container:
+        for names in itertools.permutations(arrays):
+            assert {name: part.tobytes() for name, part in container.read_many(names).items()} == expected
 
 
 @pytest.mark.parametrize("verify", [True, False])
