@@ -6,6 +6,7 @@ memory the process has.
 
 import functools
 import gc
+import itertools
 import subprocess
 import sys
 import threading
@@ -107,7 +108,7 @@ def test_who_shares_with_whom(sizes):
         pieces.setdefault(key, []).append(array)
     for piece in pieces.values():
         piece.sort(key=address)
-        for one, following in zip(piece, piece[1:], strict=False):
+        for one, following in itertools.pairwise(piece):
             assert address(one) + len(one) <= address(following), "no two overlap"
         extent = address(piece[-1]) + len(piece[-1]) - address(piece[0])
         assert extent <= sum(len(array) + 63 for array in piece)
