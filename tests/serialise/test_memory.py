@@ -66,10 +66,15 @@ class Mappings:
     """Takes the place of the module `mmap`, and remembers what was mapped without keeping it."""
 
     def __init__(self, monkeypatch):
-        self.made, mmap = [], _memory.mmap
+        self.made, self.advised, mmap = [], [], _memory.mmap
+
+        class Mapping(mmap.mmap):
+            def madvise(_, *advice):
+                self.advised.append(advice)
+                super().madvise(*advice)
 
         def made(*args, **options):
-            mapping = mmap.mmap(*args, **options)
+            mapping = Mapping(*args, **options)
             self.made.append((len(mapping), weakref.ref(mapping)))
             return mapping
 
@@ -132,7 +137,11 @@ def test_many_arrays_of_middle_size_take_few_mappings(path, monkeypatch, verify)
     mappings = Mappings(monkeypatch)
     large, *loaded = st.load(path, verify=verify)
     assert sorted(mappings.sizes()) == [5 * MiB, 8 * MiB, 16 * MiB, 16 * MiB]
+    assert {option for option, _, _ in mappings.advised} == {_memory.mmap.MADV_HUGEPAGE}
+    assert [size for _, _, size in mappings.advised] == mappings.sizes()
+    first_slab = [array for array in loaded if array.nbytes == MiB][:16]
     assert_equal(loaded, expected)
+    assert all(min(map(address, piece)) % (2 * MiB) == 0 for piece in ([large], first_slab)), "at a huge page"
     assert large.size == 5 * MiB
     assert (large == 7).all()
     assert len(root(large)) < 5 * MiB + 2 * MiB + 64
