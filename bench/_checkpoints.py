@@ -94,6 +94,12 @@ def make_large(num_layers: int, columns: int) -> Any:
     return [layer() for _ in range(num_layers)]
 
 
+def make_middle(number: int) -> Any:
+    """Arrays of 1 MiB, of random numbers."""
+    random = np.random.default_rng(0)
+    return [jax.device_put(random.random((512, 512), np.float32)) for _ in range(number)]
+
+
 def make_small() -> Any:
     """Blocks of 2000 arrays in all, of 32 bytes each."""
     model = make_model(2000)

@@ -101,6 +101,7 @@ def _figures() -> list[Figure]:
 def _of_serialising() -> list[Figure]:
     ours, raw, equinox = _libraries.SHAREDTREE, _libraries.RAW, _libraries.EQUINOX
     save, load, mapped = serialising.save_name(512), serialising.load_name(512), serialising.map_name(512)
+    middle = serialising.load_middle_name(256)
     unchecked, part, whole = _libraries.UNCHECKED, serialising.PART, serialising.WHOLE
     tied, size = serialising.SAVE_TIED, serialising.SIZE
     return [
@@ -109,6 +110,8 @@ def _of_serialising() -> list[Figure]:
         Figure("save 512 MiB: with digests and fsync / raw bytes with fsync", _ratio(save, ours, raw)),
         Figure("load 512 MiB: without digests / raw bytes, one `readinto`", _ratio(load, unchecked, raw)),
         Figure("load 512 MiB: with digests / raw bytes, one `readinto`", _ratio(load, ours, raw)),
+        Figure("load 256 arrays of 1 MiB: without digests / raw bytes, one `readinto`", _ratio(middle, unchecked, raw)),
+        Figure("load 256 arrays of 1 MiB: with digests / raw bytes, one `readinto`", _ratio(middle, ours, raw)),
         Figure(
             "load 512 MiB with `mmap=True`, without digests", _milliseconds(mapped, _libraries.MAPPED), ".1f", " ms"
         ),

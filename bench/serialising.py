@@ -1,4 +1,4 @@
-"""Models saved and loaded: many bytes, many small arrays, and a part of a file.
+"""Models saved and loaded: many bytes, many arrays of middle size, many small ones, and a part of a file.
 
 When the clock stops, what was saved is on the disk, whoever wrote it: the files of libraries that do not force them
 there are forced by the harness. Only of 2000 small arrays each library is measured as it is, since there are few bytes
@@ -19,7 +19,7 @@ import safetensors
 
 import sharedtree as st
 
-from ._checkpoints import Checkpoint, Lazy, arrays_by_path, checksums, make_large, make_small, make_tied
+from ._checkpoints import Checkpoint, Lazy, arrays_by_path, checksums, make_large, make_middle, make_small, make_tied
 from ._libraries import (
     EQUINOX,
     FILE_OBJECT,
@@ -44,7 +44,7 @@ from ._measuring import TIME, Case, Effort, Subject
 SIZE = "file size"
 """Of all files that a library wrote."""
 
-TIED, SMALL, LARGE, HUGE = "tied", "small arrays", "large arrays", "2 GiB"
+TIED, SMALL, MIDDLE, LARGE, HUGE = "tied", "small arrays", "arrays of 1 MiB", "large arrays", "2 GiB"
 """Kinds of models."""
 
 SAVE_TIED = "save the demo's model"
@@ -72,6 +72,11 @@ def load_name(mebibytes: int) -> str:
     return f"load {mebibytes} MiB"
 
 
+def load_middle_name(number: int) -> str:
+    """The name of a case."""
+    return f"load {number} arrays of 1 MiB"
+
+
 def map_name(mebibytes: int) -> str:
     """The name of a case."""
     return f"map {mebibytes} MiB"
@@ -87,20 +92,21 @@ _mapped: Use = functools.partial(sharedtree, mmap=True, verify=False)
 
 def cases(effort: Effort) -> list[Case]:
     """All of them; the quick ones are of 16 MiB, and without the file of 2 GiB."""
-    size, layers, columns = (16, 16, 128) if effort.quick else (512, 32, 2048)
+    size, layers, columns, number = (16, 16, 128, 16) if effort.quick else (512, 32, 2048, 256)
     few, many = (2, 3) if effort.quick else (3, 9)
     large = Lazy(functools.partial(make_large, layers, columns))
+    middle = Lazy(functools.partial(make_middle, number))
     small = Lazy(make_small)
     peers = {name: use for name, use in LIBRARIES.items() if name != RAW}
+    beside_raw = {**_of(RAW, SHAREDTREE), UNCHECKED: _unchecked}
     swift = {name: use for name, use in LIBRARIES.items() if name not in _SLOW}
     found = [
         _case(SAVE_TIED, "save", TIED, Lazy(make_tied), LIBRARIES, RAW, many, effort),
         _case(save_name(size), "save", LARGE, large, _of(RAW, SHAREDTREE), RAW, many, effort),
         _case(f"{save_name(size)}, libraries", "save", LARGE, large, peers, SHAREDTREE, few, effort),
         _case(SAVE_SMALL, "save", SMALL, small, {**swift, FILE_OBJECT: sharedtree_file_object}, EQUINOX, many, effort),
-        _case(
-            load_name(size), "load", LARGE, large, {**_of(RAW, SHAREDTREE), UNCHECKED: _unchecked}, RAW, many, effort
-        ),
+        _case(load_name(size), "load", LARGE, large, beside_raw, RAW, many, effort),
+        _case(load_middle_name(number), "load", MIDDLE, middle, beside_raw, RAW, many, effort),
         _case(f"{load_name(size)}, libraries", "load", LARGE, large, peers, SHAREDTREE, few, effort),
         _case(map_name(size), "map", LARGE, large, {RAW: _mapped_bytes, MAPPED: _mapped}, RAW, many, effort),
         _case(LOAD_SMALL, "load", SMALL, small, swift, EQUINOX, many, effort),

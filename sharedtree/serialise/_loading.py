@@ -72,7 +72,7 @@ def load(
         ValueError: if `renames` has an old name that can be in no file.
 
     Cost: one walk over the nodes, and the bytes of the arrays read once into memory that JAX uses without a copy on a
-    CPU. Small arrays share memory, which is freed with the last of them.
+    CPU. Arrays of less than 4 MiB share memory, 16 MiB of it at most, which is freed with the last of them.
 
     Limitations: with `mmap`, if another program cuts the file short, looking at its arrays ends the process (SIGBUS),
     and if one writes into it, they change. Replacing it with `save` is safe. On Windows it cannot be replaced

@@ -15,7 +15,7 @@ from .._printable import printable
 from ._container import Progress
 from ._digest import CHUNK_BYTES, num_chunks, run_jobs
 from ._header import LENGTH_BYTES, MANIFEST_TENSOR, Header, Tensor, header_length, parse_header
-from ._memory import SMALL, Bytes, aligned, groups_of, slots_of
+from ._memory import SMALL, Bytes, aligned, groups_of, memory_for
 from ._selection import Selection, runs
 from ._sources import Readable, Source, open_source
 
@@ -78,7 +78,7 @@ class Container:
 
         Returns:
             Flat, writable arrays of uint8 by name, in order of offset. Each begins at a multiple of 64 bytes. Those of
-            less than 64 KiB share blocks of memory.
+            less than 4 MiB share memory; an array keeps 16 MiB alive at most, and one of less than 64 KiB 1 MiB.
 
         Raises:
             CorruptFileError: if a chunk does not have its digest.
@@ -90,19 +90,16 @@ class Container:
         tensors.sort(key=lambda tensor: (tensor.start, tensor.stop))  # empty ones begin where others do
         total = sum(tensor.nbytes for tensor in tensors)
         report = _reporting(progress, total)
-        data: dict[str, Bytes] = {}
+        data = memory_for(tensors)
         jobs: list[Callable[[], None]] = []  # in order of offset, which some sources can read in no other
         for group in groups_of(tensors):
             if group[0].nbytes < SMALL:
-                slots = slots_of(group)
-                data |= slots
-                jobs.append(functools.partial(self._read_group, group, slots, verify, report))
+                jobs.append(functools.partial(self._read_group, group, data, verify, report))
                 continue
             (tensor,) = group
-            data[tensor.name] = memory = aligned(tensor.nbytes)
             step = CHUNK_BYTES if verify or progress is not None else tensor.nbytes
             for start in range(0, tensor.nbytes, step):
-                part = memoryview(memory)[start : start + step]
+                part = memoryview(data[tensor.name])[start : start + step]
                 jobs.append(functools.partial(self._read_part, tensor, start, part, verify, report))
         run_jobs(jobs, self._num_threads(total if verify else 0))
         return {tensor.name: data[tensor.name] for tensor in tensors}
@@ -229,7 +226,7 @@ class Container:
         report(len(buffer))
 
     def _read_group(
-        self, group: Sequence[Tensor], slots: Mapping[str, Bytes], verify: bool, report: Callable[[int], None]
+        self, group: Sequence[Tensor], data: Mapping[str, Bytes], verify: bool, report: Callable[[int], None]
     ) -> None:
         start, stop = group[0].start, group[-1].stop
         run = memoryview(bytearray(stop - start))
@@ -238,7 +235,7 @@ class Container:
             part = run[tensor.start - start : tensor.stop - start]
             if verify and len(part):
                 self._require_digest(tensor, 0, part)
-            memoryview(slots[tensor.name])[:] = part
+            memoryview(data[tensor.name])[:] = part
         report(sum(tensor.nbytes for tensor in group))
 
     def _has_digest(self, tensor: Tensor, chunk: int, data: memoryview) -> bool:

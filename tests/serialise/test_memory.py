@@ -1,0 +1,382 @@
+"""Where loaded arrays are in memory: which share a piece of it, how large it is, and who keeps it alive.
+
+The oracle is what NumPy and the operating system say: whose buffer an array lies in, at which address, and how much
+memory the process has.
+"""
+
+import functools
+import gc
+import itertools
+import subprocess
+import sys
+import threading
+import types
+import weakref
+from pathlib import Path
+
+import hypothesis
+import hypothesis.strategies as hs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+from sharedtree._errors import CorruptFileError
+from sharedtree.serialise import _memory
+from sharedtree.serialise._header import Tensor
+from sharedtree.serialise._memory import memory_for
+
+ROOT = Path(__file__).parent.parent.parent
+KiB, MiB = 2**10, 2**20
+SLAB = 16 * MiB  # as the documentation says
+
+has_huge_pages = pytest.mark.skipif(not hasattr(_memory.mmap, "MADV_HUGEPAGE"), reason="Linux's")
+on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="only on a CPU does JAX share memory with NumPy")
+
+
+def arrays(count, nbytes=MiB, kind=np):
+    """Arrays of which no two bytes in the same place are equal."""
+    return [kind.full(nbytes // 4, i + 1, "f4") for i in range(count)]
+
+
+def saved(path, tree):
+    st.save(path, tree)
+    return path
+
+
+def root(array):
+    """The array that owns what another is a view of, or is the view of something that is no array."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def address(array):
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.unsafe_buffer_pointer()
+
+
+def assert_equal(loaded, expected):
+    assert len(loaded) == len(expected)
+    for one, other in zip(loaded, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class Mappings:
+    """Takes the place of the module `mmap`, and remembers what was mapped without keeping it."""
+
+    def __init__(self, monkeypatch):
+        self.made, self.advised, mmap = [], [], _memory.mmap
+
+        class Mapping(mmap.mmap):
+            def madvise(_, *advice):
+                self.advised.append(advice)
+                super().madvise(*advice)
+
+        def made(*args, **options):
+            mapping = Mapping(*args, **options)
+            self.made.append((len(mapping), weakref.ref(mapping)))
+            return mapping
+
+        names = ("MAP_PRIVATE", "MAP_ANONYMOUS", "MADV_HUGEPAGE")
+        fake = types.SimpleNamespace(mmap=made, **{name: getattr(mmap, name) for name in names})
+        monkeypatch.setattr(_memory, "mmap", fake)
+
+    def sizes(self):
+        """Of all that were made, without what is mapped besides to begin at a huge page."""
+        return [size - 2 * MiB for size, _ in self.made]
+
+    def living(self):
+        gc.collect()
+        return [size - 2 * MiB for size, mapping in self.made if mapping() is not None]
+
+
+# --- who shares ------------------------------------------------------------------------------------------------------
+
+sizes = hs.one_of(
+    hs.integers(0, 200),
+    hs.integers(0, 5 * MiB),
+    hs.sampled_from([64 * KiB - 1, 64 * KiB, MiB, 4 * MiB - 1, 4 * MiB, SLAB, SLAB + 1]),
+)
+
+
+@hypothesis.given(hs.lists(sizes, max_size=60))
+def test_who_shares_with_whom(sizes):
+    tensors = [Tensor(f"t{i}", "U8", (size,), 0, size) for i, size in enumerate(sizes)]
+    memory = memory_for(tensors)
+    assert list(map(len, (memory[tensor.name] for tensor in tensors))) == sizes
+    pieces = {}
+    for array in filter(len, memory.values()):  # what has no bytes is nowhere
+        assert array.ctypes.data % 64 == 0
+        assert array.flags.writeable
+        key = address(root(array))  # `memory` keeps it alive
+        pieces.setdefault(key, []).append(array)
+    for piece in pieces.values():
+        piece.sort(key=address)
+        for one, following in itertools.pairwise(piece):
+            assert address(one) + len(one) <= address(following), "no two overlap"
+        extent = address(piece[-1]) + len(piece[-1]) - address(piece[0])
+        assert extent <= sum(len(array) + 63 for array in piece)
+        if len(piece) > 1:
+            largest = max(map(len, piece))
+            assert largest < 4 * MiB
+            assert extent <= (MiB if largest < 64 * KiB else SLAB)
+            assert (largest < 64 * KiB) == (min(map(len, piece)) < 64 * KiB)
+    # Two pieces in a row that are not full hold more than one does, so there are not many.
+    shared = [len(array) for array in memory.values() if 64 * KiB <= len(array) < 4 * MiB]
+    num_slabs = sum(64 * KiB <= max(map(len, piece)) < 4 * MiB for piece in pieces.values())
+    assert num_slabs <= 1 + sum(shared) // (12 * MiB)
+
+
+@has_huge_pages
+@pytest.mark.parametrize("verify", [True, False])
+def test_many_arrays_of_middle_size_take_few_mappings(path, monkeypatch, verify):
+    """Of 1 MiB, with smaller ones between them, as in layers; and a large one, which has its own."""
+    expected = [each for array in arrays(40) for each in (array, array[: 4 * KiB])]
+    saved(path, [np.full(5 * MiB, 7, "u1"), *(jnp.asarray(array) for array in expected)])
+    mappings = Mappings(monkeypatch)
+    large, *loaded = st.load(path, verify=verify)
+    assert sorted(mappings.sizes()) == [5 * MiB, 8 * MiB, 16 * MiB, 16 * MiB]
+    assert {option for option, _, _ in mappings.advised} == {_memory.mmap.MADV_HUGEPAGE}
+    assert [size for _, _, size in mappings.advised] == mappings.sizes()
+    first_slab = [array for array in loaded if array.nbytes == MiB][:16]
+    assert_equal(loaded, expected)
+    assert all(min(map(address, piece)) % (2 * MiB) == 0 for piece in ([large], first_slab)), "at a huge page"
+    assert large.size == 5 * MiB
+    assert (large == 7).all()
+    assert len(root(large)) < 5 * MiB + 2 * MiB + 64
+
+
+@has_huge_pages
+def test_only_what_is_selected_takes_memory(path, monkeypatch):
+    expected = dict(zip("abcdefgh", arrays(8), strict=True))
+    saved(path, expected)
+    mappings = Mappings(monkeypatch)
+    loaded = st.load(path, select=lambda name: "b" in name or "d" in name or "g" in name)
+    assert mappings.sizes() == [3 * MiB]
+    assert_equal([loaded[name] for name in "bdg"], [expected[name] for name in "bdg"])
+    np.testing.assert_array_equal(st.load(path, select="['c']"), expected["c"])
+    assert mappings.sizes() == [3 * MiB]  # one of 1 MiB has no room for a huge page
+
+
+@has_huge_pages
+def test_a_map_of_the_file_takes_none(path, monkeypatch):
+    saved(path, arrays(20, kind=jnp))
+    mappings = Mappings(monkeypatch)
+    assert_equal(st.load(path, mmap=True), arrays(20))
+    assert mappings.sizes() == []
+
+
+@pytest.mark.parametrize("lacking", ["the option", "the memory", "the huge pages"])
+def test_without_huge_pages(path, monkeypatch, lacking):
+    """Elsewhere than on Linux, or if the operating system refuses, NumPy's memory is shared in the same way."""
+    saved(path, arrays(20))
+
+    def refuses(*_, **__):
+        raise OSError
+
+    if lacking == "the option":
+        fake = types.SimpleNamespace()
+    else:
+        made = types.SimpleNamespace(mmap=lambda _, size, **__: Refusing(size)).mmap
+        fake = types.SimpleNamespace(
+            mmap=refuses if lacking == "the memory" else made, MAP_PRIVATE=2, MAP_ANONYMOUS=32, MADV_HUGEPAGE=14
+        )
+    monkeypatch.setattr(_memory, "mmap", fake)
+    loaded = st.load(path)
+    assert_equal(loaded, arrays(20))
+    # `loaded` keeps the memory alive.
+    assert sorted({len(root(array)) for array in loaded}) == [4 * MiB + 64, 16 * MiB + 64]
+    assert all(address(array) % 64 == 0 for array in loaded)
+
+
+class Refusing(bytearray):
+    """Memory of a kernel without huge pages."""
+
+    def madvise(self, *_):
+        raise OSError(22, "Invalid argument")
+
+
+# --- who keeps it alive ----------------------------------------------------------------------------------------------
+
+
+@has_huge_pages
+@pytest.mark.parametrize("kind", [np, pytest.param(jnp, marks=on_cpu)], ids=["numpy", "jax"])
+def test_an_array_keeps_one_slab_at_most(path, monkeypatch, kind):
+    saved(path, [*arrays(40, kind=kind), kind.full(5 * MiB, 7, "u1")])
+    mappings = Mappings(monkeypatch)
+    loaded = st.load(path)
+    assert sum(mappings.living()) == 45 * MiB
+    survivor = loaded[20]
+    del loaded
+    assert mappings.living() == [SLAB]
+    np.testing.assert_array_equal(survivor, arrays(40)[20])
+    del survivor
+    assert mappings.living() == []
+
+
+@has_huge_pages
+@on_cpu
+def test_a_small_array_keeps_no_slab(path, monkeypatch):
+    saved(path, [*arrays(20, kind=jnp), jnp.ones(16 * KiB - 64), jnp.float32(3)])
+    mappings = Mappings(monkeypatch)
+    survivors = st.load(path)[-2:]
+    assert mappings.living() == []
+    assert_equal(survivors, [np.ones(16 * KiB - 64, "f4"), np.float32(3)])
+
+
+RESIDENT = """
+import gc, sys
+import jax
+import sharedtree as st
+
+def resident():
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+st.load(sys.argv[1], select="['x'][0]")
+for _ in range(2):
+    before = resident()
+    loaded = jax.block_until_ready(st.load(sys.argv[1]))
+    all_of_them = resident()
+    survivors = [loaded["x"][50], loaded["y"][50]]
+    del loaded
+    print(all_of_them - before, resident() - before)
+    del survivors
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_rest_is_given_back(path):
+    """Also the second time, when `malloc` would keep what lies below the array that is still there."""
+    saved(path, {"x": arrays(64), "y": arrays(64, kind=jnp)})
+    run = subprocess.run([sys.executable, "-c", RESIDENT, str(path)], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    for line in run.stdout.splitlines():
+        everything, survivors = map(float, line.split())
+        assert 120 < everything < 128 + 12
+        assert survivors < 2 * 16 + 12
+    assert len(run.stdout.splitlines()) == 2
+
+
+@has_huge_pages
+@pytest.mark.parametrize("verify", [True, False])
+def test_errors_leave_nothing(path, monkeypatch, verify):
+    saved(path, arrays(40, kind=jnp))
+    mappings = Mappings(monkeypatch)
+
+    def fails(done, total):
+        if done > total // 2:
+            raise KeyError(done)
+
+    with pytest.raises(KeyError):
+        st.load(path, verify=verify, progress=fails)
+    assert len(mappings.made) == 3
+    assert mappings.living() == []
+
+
+@has_huge_pages
+@pytest.mark.parametrize("harm", ["a flipped bit", "cut short before", "cut short meanwhile"])
+def test_damaged_files_leave_nothing(path, monkeypatch, harm):
+    saved(path, arrays(40))
+    data = bytearray(path.read_bytes())
+    options = {}
+    if harm == "a flipped bit":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif harm == "cut short before":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        options = {"progress": lambda *_: path.write_bytes(data[: len(data) // 2])}
+    mappings = Mappings(monkeypatch)
+    with pytest.raises(CorruptFileError):
+        st.load(path, **options)
+    assert len(mappings.made) == (0 if harm == "cut short before" else 3)
+    assert mappings.living() == []
+
+
+# --- neighbours ------------------------------------------------------------------------------------------------------
+
+
+@on_cpu
+def test_donating_one_leaves_its_neighbours(path):
+    expected = arrays(8)
+    saved(path, [jnp.asarray(array) for array in expected])
+    loaded = st.load(path)
+    assert len({address(array) // MiB for array in loaded}) == 8
+    assert max(map(address, loaded)) - min(map(address, loaded)) == 7 * MiB, "they share a slab"
+    step = jax.jit(lambda array: array * 2 + 7, donate_argnums=0)
+    for i in (1, 4, 5):
+        result = loaded[i]
+        for _ in range(4):
+            result = step(result)
+        assert loaded[i].is_deleted()
+        np.testing.assert_array_equal(result, (expected[i] * 16 + 105))
+    rest = (0, 2, 3, 6, 7)
+    assert_equal([loaded[i] for i in rest], [expected[i] for i in rest])
+
+
+@on_cpu
+def test_donating_a_whole_model(path):
+    """As a training step does it: each array is another one's neighbour, donated or not."""
+    expected = arrays(8)
+    saved(path, {"donated": [jnp.asarray(a) for a in expected[:4]], "kept": [jnp.asarray(a) for a in expected[4:]]})
+    model = st.load(path)
+    step = st.jit(lambda donated, kept: [a + b for a, b in zip(donated, kept, strict=True)], donate_argnums=0)
+    for _ in range(3):
+        model["donated"] = step(model["donated"], model["kept"])
+    assert_equal(model["kept"], expected[4:])
+    assert_equal(model["donated"], [a + 3 * b for a, b in zip(expected[:4], expected[4:], strict=True)])
+
+
+def test_writing_to_one_leaves_its_neighbours(path):
+    expected = arrays(8)
+    saved(path, [*expected[:7], jnp.asarray(expected[7])])
+    loaded = st.load(path)
+    for i in (0, 3, 6):
+        assert not any(np.shares_memory(loaded[i], loaded[j]) for j in range(7) if j != i)
+        loaded[i][:] = -1
+    others = (1, 2, 4, 5, 7)
+    assert_equal([loaded[i] for i in others], [expected[i] for i in others])
+
+
+def test_threads_share_nothing(path):
+    saved(path, arrays(24))
+    loaded = [None] * 4
+
+    def load(i):
+        loaded[i] = st.load(path)
+        for array in loaded[i]:
+            array += i
+
+    threads = [threading.Thread(target=functools.partial(load, i)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, found in enumerate(loaded):
+        assert_equal(found, [array + i for array in arrays(24)])
+
+
+FORKED = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import sharedtree as st
+loaded = st.load(sys.argv[1])
+child = os.fork()
+if not child:
+    for array in loaded:
+        array[:] = -1
+    os._exit(int(all((array == -1).all() for array in loaded)))
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 1, "the child did not write"
+assert all((array == i + 1).all() for i, array in enumerate(loaded)), "the child wrote here"
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="cannot fork")
+def test_processes_share_nothing(path):
+    saved(path, arrays(8))
+    run = subprocess.run([sys.executable, "-c", FORKED, str(path)], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
