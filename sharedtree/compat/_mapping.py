@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-from jax import tree_util as jtu
 
 from .._errors import CycleError
 from .._node_types import carries_identity, node_type_of
@@ -85,7 +84,7 @@ def _cut_up(roots: Objects, is_leaf: Callable[[Any], bool] | None) -> tuple[_Pie
             if key is None or key in pieces:
                 continue
             found = _cut(objects, is_leaf)
-            if found.treedef.num_leaves == 1 and jtu.treedef_is_leaf(found.treedef):
+            if found.treedef.num_leaves == 1 and jax.tree_util.treedef_is_leaf(found.treedef):
                 # A class that JAX does not take apart is a leaf to it.
                 piece.keys[i] = None
                 continue
