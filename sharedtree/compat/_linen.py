@@ -6,8 +6,11 @@ but one for the whole process. So treex gets subclasses of the same names and fi
 """
 
 import dataclasses
+import functools
 import importlib
 from typing import Any
+
+import jax
 
 
 def _flax(name: str) -> Any:
@@ -43,8 +46,34 @@ def with_frozen_variables(cls: Any) -> Any:
             output, variables = result
             return output, freeze(variables)
 
-    Frozen.__name__, Frozen.__qualname__, Frozen.__module__ = cls.__name__, cls.__qualname__, cls.__module__
-    return Frozen
+    return _named_like(Frozen, cls)
+
+
+@functools.cache
+def gru_cell() -> Any:
+    """`flax.linen.GRUCell` as it was before Flax 0.7: the carry says how many features there are.
+
+    Its layers and the names and shapes of its parameters have not changed since.
+    """
+    linen = _flax("linen")
+    frozen = with_frozen_variables(linen.GRUCell)
+
+    class GRUCell(frozen):
+        # Flax reads the number from the carry, and this field only to make one.
+        features: int | None = None
+
+        @staticmethod
+        def initialize_carry(
+            rng: Any, batch_dims: tuple[int, ...], size: int, init_fn: Any = jax.nn.initializers.zeros
+        ) -> Any:
+            return init_fn(rng, (*batch_dims, size))
+
+    return _named_like(GRUCell, linen.GRUCell)
+
+
+def _named_like(cls: Any, other: Any) -> Any:
+    cls.__name__, cls.__qualname__, cls.__module__ = other.__name__, other.__qualname__, other.__module__
+    return cls
 
 
 def frozen_twin(module: Any) -> Any:

@@ -13,22 +13,27 @@ A function looks its module's names up when it is called, so this holds for all 
 import builtins
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ._given_back import ROWS, find
-from ._linen import frozen_twin, with_frozen_variables
+from ._linen import frozen_twin, gru_cell, with_frozen_variables
 
 _BY_PLACE = {(row.module, row.name): row for row in ROWS}
 _DIFFERENT = frozenset(row.module for row in ROWS) | {"flax.linen.stochastic"}
 # With the packages around them, which must lead to their views.
 _SEEN = frozenset(name[:end] for name in _DIFFERENT for end, c in enumerate(name + ".") if c == ".")
 
+OTHERS: dict[tuple[str, str], Callable[[], Any]] = {("flax.linen.recurrent", "GRUCell"): gru_cell}
+"""Names that the libraries still have, but for something else, and what makes what treex gets."""
+
 
 class View(types.ModuleType):
     """A module as treex sees it; of a module that is gone, what is given back of it."""
 
     def __getattr__(self, name: str) -> Any:
+        if (self.__name__, name) in OTHERS:
+            return OTHERS[self.__name__, name]()
         try:
             value = getattr(sys.modules.get(self.__name__), name)
         except AttributeError:
@@ -69,8 +74,8 @@ def _import(
         real = None
     if level:
         return real
-    if name == "treeo" and (globals or {}).get("__name__") == "treex.nn.flax_module":
-        return _TreeoOfFlaxModule("treeo")
+    if name in _SEEN_BY_FLAX_MODULE and (globals or {}).get("__name__") == "treex.nn.flax_module":
+        return _SEEN_BY_FLAX_MODULE[name]
     return _views.get(name if fromlist else name.partition(".")[0], real)
 
 
@@ -83,6 +88,20 @@ class _TreeoOfFlaxModule(View):
 
         def __new__(cls, module: Any) -> Any:
             return sys.modules["treeo"].Hashable(frozen_twin(module))
+
+
+class _TypingOfFlaxModule(View):
+    """typing as `tx.FlaxModule` sees it, which casts nothing but the variables that it is about to take apart.
+
+    They were a frozen dict, of which it had made a copy. Today they are the dict that the user passed, which would be
+    left without parameters.
+    """
+
+    def cast(self, typ: Any, val: Any) -> Any:
+        return dict(val)
+
+
+_SEEN_BY_FLAX_MODULE = {"treeo": _TreeoOfFlaxModule("treeo"), "typing": _TypingOfFlaxModule("typing")}
 
 
 BUILTINS = {**vars(builtins), "__import__": _import}
