@@ -11,7 +11,10 @@ import functools
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
+
+from ._comparisons import BY_CONTENT, LOOSE
 
 IMMUTABLE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented), float, complex, type, range})
 _CONTAINERS = (list, dict, set, bytearray, collections.deque, np.ndarray)
@@ -61,7 +64,9 @@ def copy_of(value: Any, memo: dict[int, Any]) -> Any:
         value: the value.
         memo: id → copy, as `copy.deepcopy` has it, of what belongs to one value, which keeps it alive.
     """
-    if type(value) in IMMUTABLE:
+    if type(value) in IMMUTABLE or type(value) in BY_CONTENT or type(value) in LOOSE:
+        return value
+    if isinstance(value, jax.Array) and not isinstance(value, jax.Ref):
         return value
     if id(value) not in memo:  # alive: see above
         memo[id(value)] = _new_copy(value, memo)  # alive: see above
@@ -95,7 +100,9 @@ def _new_copy(original: Any, memo: dict[int, Any]) -> Any:
     if compares_as_module(cls) or (not can_be_mutated(cls) and is_hashable(value)):
         return value
     try:
-        return copy.deepcopy(value, memo)
+        # In a trace, copies of the arrays in it would be tracers.
+        with jax.ensure_compile_time_eval():
+            return copy.deepcopy(value, memo)
     except Exception as error:  # noqa: BLE001 -- whatever a user's __deepcopy__ raises
         raise Incomparable(value, f"copying it raised {type(error).__name__}: {error}") from None
 

@@ -10,7 +10,7 @@ from ._context import pack_alone
 from ._distinct import distinct
 from ._graph import unpack
 from ._node_types import require_registered
-from ._packed import with_keys
+from ._packed import aux_of, structure_in, with_keys
 from ._structure import Structure
 from ._tied_values import recall, remember
 
@@ -101,19 +101,19 @@ class Dag(Generic[T]):
     def __reduce__(self) -> Any:
         return type(self)._unflatten, (self.structure, self._leaves)
 
-    def _flatten(self) -> tuple[Sequence[Any], Structure]:
-        return self._leaves, self.structure
+    def _flatten(self) -> tuple[Sequence[Any], Any]:
+        return self._leaves, aux_of(self.structure)
 
     @classmethod
-    def _unflatten(cls, structure: Structure, leaves: Iterable[Any]) -> "Dag[Any]":
+    def _unflatten(cls, aux: Any, leaves: Iterable[Any]) -> "Dag[Any]":
         dag: Dag[Any] = object.__new__(cls)
-        dag.structure, dag._leaves, dag._tree = structure, tuple(leaves), _UNBUILT  # noqa: SLF001
+        dag.structure, dag._leaves, dag._tree = structure_in(aux), tuple(leaves), _UNBUILT  # noqa: SLF001
         return dag
 
 
 jtu.register_pytree_with_keys(
     Dag,
-    lambda dag: (with_keys(*dag._flatten()), dag.structure),  # noqa: SLF001 # pyright: ignore
+    lambda dag: (with_keys(dag._leaves, dag.structure), aux_of(dag.structure)),  # noqa: SLF001 # pyright: ignore
     Dag._unflatten,  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     Dag._flatten,  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 )

@@ -67,6 +67,7 @@ class Rules(NamedTuple):
         given: objects that are not packed but named by their number on the other side: id → number. The caller keeps
             them alive.
         updated: objects whose content is to be written into the object of that number: id → number, likewise.
+        aux_of: takes the number of such an object and the auxiliary data that it has now; returns what is packed of it.
         on_static: called with each static value and its path, to object to it.
         is_leaf: nodes and static values for which it is true count as traced leaves.
     """
@@ -78,6 +79,7 @@ class Rules(NamedTuple):
     values: bool = False
     given: Mapping[int, int] = {}
     updated: Mapping[int, int] = {}
+    aux_of: Callable[[int, Any], Any] | None = None
     on_static: Callable[[Any, Callable[[], str]], None] | None = None
     is_leaf: Callable[[Any], bool] | None = None
 
@@ -175,10 +177,12 @@ def walk(
         keys = frame.type.keys_of(frame.obj)
         if len(keys) != len(frame.done):  # the class was registered with keys that do not match its children
             keys = tuple(jtu.SequenceKey(i) for i in range(len(frame.done)))
-        op: Op = Node(frame.type, _static(frame.aux, rules, path, of_statics), keys)
         shared = rules.inside and frame.type.carries_identity
-        if shared and id(frame.obj) in rules.updated:  # alive: see Rules
-            op = Update(rules.updated[id(frame.obj)], op)
+        target = rules.updated.get(id(frame.obj)) if shared else None  # alive: see Rules
+        aux = frame.aux if target is None or rules.aux_of is None else rules.aux_of(target, frame.aux)
+        op: Op = Node(frame.type, _static(aux, rules, path, of_statics), keys)
+        if target is not None:
+            op = Update(target, op)
         return record(frame.obj, op, tuple(frame.done), tag=shared or rules.values)
 
     number = visit(tree, rules.convention)

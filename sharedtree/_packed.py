@@ -27,6 +27,37 @@ class Packed:
         return repr(unpack(self.structure, self.leaves)) if is_whole else f"Packed({self.leaves!r})"
 
 
+class Alike:
+    """A structure with something loosely compared in it (see `_comparisons`), as `jax.jit` compares it.
+
+    The `==` is only JAX's question whether it has a trace. Everywhere else, structures are compared by `is`.
+    """
+
+    __slots__ = ("structure",)
+
+    def __init__(self, structure: Structure) -> None:
+        self.structure = structure
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Alike and self.structure.takes_the_trace_of(other.structure)
+
+    def __hash__(self) -> int:
+        return hash((self.structure.base, self.structure.root, len(self.structure.records)))
+
+    def __repr__(self) -> str:
+        return repr(self.structure)
+
+
+def aux_of(structure: Structure) -> Any:
+    """A structure as auxiliary data of a pytree node."""
+    return structure if structure.is_exact else Alike(structure)
+
+
+def structure_in(aux: Any) -> Structure:
+    """The structure in auxiliary data."""
+    return aux.structure if type(aux) is Alike else aux
+
+
 class LeafPath:
     """A key entry that prints as the whole path of a leaf, so that JAX's own messages name `m.a.weight`."""
 
@@ -72,7 +103,7 @@ def with_keys(leaves: Sequence[Any], structure: Structure) -> list[tuple[LeafPat
 
 jtu.register_pytree_with_keys(
     Packed,
-    lambda packed: (with_keys(packed.leaves, packed.structure), packed.structure),
-    lambda structure, leaves: Packed(tuple(leaves), structure),
-    lambda packed: (packed.leaves, packed.structure),
+    lambda packed: (with_keys(packed.leaves, packed.structure), aux_of(packed.structure)),
+    lambda aux, leaves: Packed(tuple(leaves), structure_in(aux)),
+    lambda packed: (packed.leaves, aux_of(packed.structure)),
 )

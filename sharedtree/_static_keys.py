@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from ._comparisons import BY_CONTENT, LOOSE
 from ._copies import (
     Incomparable,
     can_be_mutated,
@@ -126,6 +127,7 @@ class _Known(NamedTuple):
     row: _Row
     is_mutable: frozenset[bool]
     num_parts: int
+    is_exact: bool
 
 
 class _Keys:
@@ -134,15 +136,19 @@ class _Keys:
     Args:
         known: of the walk; needed if the key is not to be nested.
         is_nested: whether it is.
+        is_loose: whether what is compared loosely (see `_comparisons`) is compared by its own `==`.
 
     Attributes:
         is_mutable: has an entry for each part that can be mutated; False for those that nobody mutates.
+        is_exact: whether nothing in it is compared loosely.
     """
 
-    __slots__ = ("_is_nested", "_known", "_left", "is_mutable")
+    __slots__ = ("_is_nested", "_known", "_left", "is_exact", "is_loose", "is_mutable")
 
-    def __init__(self, known: Known | None, is_nested: bool) -> None:
+    def __init__(self, known: Known | None, is_nested: bool, is_loose: bool = False) -> None:
         self.is_mutable: list[bool] = []
+        self.is_exact = True
+        self.is_loose = is_loose
         self._known = known
         self._is_nested = is_nested
         self._left = _MAX_NESTED
@@ -158,17 +164,20 @@ class _Keys:
             return _content_of(value, self)
         if found is not None:
             self.is_mutable.extend(found.is_mutable)
+            self.is_exact = self.is_exact and found.is_exact
             self._left -= found.num_parts
             return found.row
         assert self._known is not None
-        before, left = len(self.is_mutable), self._left
+        before, left, is_exact = len(self.is_mutable), self._left, self.is_exact
+        self.is_exact = True
         content = _content_of(value, self)
         with _adding_rows:
             row = _rows.get(content)
             if row is None:
                 row = _rows[content] = _Row(content)
         num_parts = min(left - self._left, _MAX_NESTED + 1)
-        entry = _Known(value, row, frozenset(self.is_mutable[before:]), num_parts)
+        entry = _Known(value, row, frozenset(self.is_mutable[before:]), num_parts, self.is_exact)
+        self.is_exact = self.is_exact and is_exact
         self._known.rows[id(value)] = entry  # alive in the entry
         return row
 
@@ -184,18 +193,31 @@ class _Keys:
         return self.of_all(value.keys()), self.of_all(value.values())
 
 
-def key_of(value: Any, known: Known | None = None) -> tuple[Any, list[bool]]:
-    """The key of a value, and an entry for each part of it that can be mutated; False for what nobody mutates.
+class Key(NamedTuple):
+    """The key of a value, an entry for each part that can be mutated, and whether it is exact: see `_Keys`."""
+
+    key: Any
+    is_mutable: list[bool]
+    is_exact: bool
+
+
+def key_of(value: Any, known: Known | None = None, *, is_loose: bool = False) -> Key:
+    """The key of a value.
+
+    Args:
+        value: the value.
+        known: see `Known`; only of walks that are no looser.
+        is_loose: whether what is compared loosely is compared by its own `==`.
 
     Raises:
         Incomparable: if the value, or something in it, has no usable `==`.
     """
-    keys = _Keys(known, is_nested=True)
+    keys = _Keys(known, is_nested=True, is_loose=is_loose)
     try:
-        return keys.of(value), keys.is_mutable
+        return Key(keys.of(value), keys.is_mutable, keys.is_exact)
     except _TooManyPartsError:
-        keys = _Keys(nothing_known() if known is None else known, is_nested=False)
-        return keys.of(value), keys.is_mutable
+        keys = _Keys(nothing_known() if known is None else known, is_nested=False, is_loose=is_loose)
+        return Key(keys.of(value), keys.is_mutable, keys.is_exact)
 
 
 def _content_of(value: Any, keys: _Keys) -> Any:
@@ -221,6 +243,11 @@ def _content_of(value: Any, keys: _Keys) -> Any:
         return cls, Same(value)
     if isinstance(value, jax.Array):
         return _key_of_jax_array(value)
+    if cls in BY_CONTENT:
+        return cls, keys.of_all(BY_CONTENT[cls](value))
+    if cls in LOOSE:
+        keys.is_exact = False
+        return cls, _ByEquality(value, is_hashable=False) if keys.is_loose else Same(LOOSE[cls](value))
     for base, snapshot in _MUTABLE.items():
         if isinstance(value, base):
             keys.is_mutable.append(True)

@@ -31,14 +31,17 @@ class Static:
     Raises:
         Incomparable: if the value, or something in it, has no usable `==`.
 
+    Attributes:
+        is_exact: whether nothing in it is compared loosely (see `_comparisons`).
+
     Two `Static`s are equal if their values have the same type and content. Cost: one walk over the containers in
     `value`, and a copy of those that can be mutated.
     """
 
-    __slots__ = ("_hash", "_is_mutable", "_key", "_original", "_value")
+    __slots__ = ("_hash", "_is_mutable", "_key", "_original", "_value", "is_exact")
 
     def __init__(self, value: Any, known: Known | None = None) -> None:
-        self._key, is_mutable = key_of(value, known)
+        self._key, is_mutable, self.is_exact = key_of(value, known)
         self._is_mutable = bool(is_mutable)
         self._original = value if is_mutable and not any(is_mutable) else None
         self._value = value
@@ -67,6 +70,12 @@ class Static:
     def is_settled(self) -> bool:
         """Whether the same object has the same value for ever, so that `is` is enough to know it again."""
         return not self._is_mutable and _is_settled(self._value, set())
+
+    def is_like(self, other: "Static") -> bool:
+        """Whether `jax.jit` is to take the two for equal."""
+        if self.is_exact or other.is_exact:
+            return self == other
+        return self == other or key_of(self._value, is_loose=True).key == key_of(other._value, is_loose=True).key
 
     def peek(self) -> Any:
         """The value, not to be changed and not to be handed to users."""

@@ -94,6 +94,7 @@ class Structure:
         records: the table, children before parents.
         root: the number of the record that is the whole tree.
         num_leaves: how many traced leaves it has, each shared one counted once.
+        is_exact: whether nothing in its static values is compared loosely (see `_comparisons`).
         maker: stands for the `Context` in which it was made, if that was one that spans several trees. Not the Context
             itself, which keeps every leaf that it has seen.
         noted: which of its traced leaves lost their ties on purpose (see `_untying`); only for results of functions.
@@ -103,12 +104,13 @@ class Structure:
     interned again where it arrives, so there, too, equal ones are one object.
     """
 
-    __slots__ = ("__weakref__", "base", "maker", "noted", "num_leaves", "records", "root", "tied_values")
+    __slots__ = ("__weakref__", "base", "is_exact", "maker", "noted", "num_leaves", "records", "root", "tied_values")
 
     base: int
     records: tuple[Record, ...]
     root: int
     num_leaves: int
+    is_exact: bool
     maker: Any
     noted: tuple[int, ...]
     tied_values: tuple[int, ...]
@@ -122,6 +124,14 @@ class Structure:
         same = same and self.noted == other.noted and self.tied_values == other.tied_values
         return same and self.records == other.records
 
+    def takes_the_trace_of(self, other: "Structure") -> bool:
+        """Whether `jax.jit` is to take the two for equal: but for what is compared loosely, they are."""
+        if self.is_exact or other.is_exact or len(self.records) != len(other.records):
+            return self is other
+        same = self.maker is other.maker and self.base == other.base and self.root == other.root
+        same = same and self.noted == other.noted and self.tied_values == other.tied_values
+        return same and all(map(_are_alike, self.records, other.records))
+
     def __copy__(self) -> "Structure":
         return self
 
@@ -130,6 +140,27 @@ class Structure:
 
     def __reduce__(self) -> Any:
         return intern, (self.records, self.root, self.base, self.maker, self.noted, self.tied_values)
+
+
+def _are_alike(record: Record, other: Record) -> bool:
+    (one, children), (another, others) = record, other
+    if one == another:
+        return children == others
+    if children != others or type(one) is not type(another):
+        return False
+    if type(one) is Update and type(another) is Update:
+        if one.number != another.number:
+            return False
+        one, another = one.node, another.node
+    if type(one) is Node and type(another) is Node and one.type.cls is not another.type.cls:
+        return False
+    static, another_static = _static_of(one), _static_of(another)
+    return static is not None and another_static is not None and static.is_like(another_static)
+
+
+def _static_of(op: Op) -> Static | None:
+    node = op.node if type(op) is Update else op
+    return node.aux if type(node) is Node else node if type(node) is Static else None
 
 
 class _Interned:
@@ -158,6 +189,7 @@ class _Interned:
                 elif known.is_like(structure):
                     return known
             structure.num_leaves = sum(op is LEAF for op, _ in structure.records)
+            structure.is_exact = all(static.is_exact for op, _ in structure.records if (static := _static_of(op)))
             with self.lock:
                 if self.num_added == num_added:
                     self.alive[number, free] = structure

@@ -13,11 +13,13 @@ import importlib.util
 import sys
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._errors import CompatibilityError
 from ._given_back import ROWS, find
+from ._metadata import enter_opaque, enter_types
+from ._threads import NAMES, separate
 from ._views import BUILTINS
 
 VERSIONS = {"treex": "0.6.9", "treeo": "0.0.10"}
@@ -32,6 +34,13 @@ _HOW_TO_INSTALL = (
 )
 
 _LIBRARIES = {"treex": ("jax", "numpy", "flax"), "treeo": ("jax",)}
+
+_AFTER: dict[str, Callable[[Any], None]] = {
+    "treeo.types": enter_types,
+    "treeo.utils": enter_opaque,
+    **dict.fromkeys(NAMES, separate),
+}
+"""What is done with a module once it has run."""
 
 _lock = threading.RLock()
 
@@ -63,6 +72,8 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         module.__dict__["__builtins__"] = BUILTINS
         self._loader.exec_module(module)
+        if module.__name__ in _AFTER:
+            _AFTER[module.__name__](module)
 
 
 _finder = _Finder()

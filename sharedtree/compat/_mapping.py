@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax import tree_util as jtu
 
 from .._node_types import carries_identity, node_type_of
 

@@ -22,7 +22,9 @@ from ._linen import frozen_twin, with_frozen_variables
 _BY_PLACE = {(row.module, row.name): row for row in ROWS}
 _DIFFERENT = frozenset(row.module for row in ROWS) | {"flax.linen.stochastic"}
 # With the packages around them, which must lead to their views.
-_SEEN = frozenset(name[:end] for name in _DIFFERENT for end in [*(i for i, c in enumerate(name) if c == "."), len(name)])
+_SEEN = frozenset(
+    name[:end] for name in _DIFFERENT for end in [*(i for i, c in enumerate(name) if c == "."), len(name)]
+)
 
 
 class View(types.ModuleType):
@@ -45,7 +47,9 @@ class View(types.ModuleType):
 
 def _is_layer(value: Any) -> bool:
     linen = sys.modules.get("flax.linen")
-    return linen is not None and isinstance(value, type) and issubclass(value, linen.Module) and value is not linen.Module
+    return (
+        linen is not None and isinstance(value, type) and issubclass(value, linen.Module) and value is not linen.Module
+    )
 
 
 _views = {name: View(name) for name in _SEEN}

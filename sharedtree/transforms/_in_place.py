@@ -9,6 +9,7 @@ import collections
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from .._comparisons import RECEIVED, without_received
 from .._graph import Rules
 from .._node_types import carries_identity, node_type_of
 from .._structure import LEAF, Node
@@ -35,7 +36,13 @@ def rules_for_state(rules: Rules, entered: Entered, is_taken: Callable[[int], bo
                 given[id(obj)] = number  # as above
             else:
                 updated[id(obj)] = number  # as above
-    return rules._replace(given=given, updated=updated)
+
+    def aux_of(number: int, aux: Any) -> Any:
+        op = entered.records[number][0]
+        return without_received(aux, op.aux.peek()) if type(op) is Node else aux
+
+    is_exact = all(argument.structure.is_exact for argument in entered.arguments)
+    return rules._replace(given=given, updated=updated, aux_of=None if is_exact else aux_of)
 
 
 class InPlace:
@@ -62,8 +69,11 @@ class InPlace:
         undo: list[tuple[Any, Any]] = []
         try:
             for target, content in self._pending:
-                undo.append((target, _content(target)))
+                before = _content(target)
+                undo.append((target, before))
                 new = _content(content)
+                if isinstance(new, dict):
+                    new = {name: before.get(name) if each is RECEIVED else each for name, each in new.items()}
                 gone = [name for name in _carried(target) if name not in new]
                 _write(target, new)
                 for name in gone:

@@ -21,7 +21,7 @@ from .._distinct import distinct
 from .._errors import SharingMismatchError
 from .._graph import build
 from .._node_types import node_type_of
-from .._packed import LeafPath, Packed, leaf_paths, with_keys
+from .._packed import LeafPath, Packed, aux_of, leaf_paths, structure_in, with_keys
 from .._statics import Static
 from .._structure import LEAF, Record, Structure, reached_outside
 from .._tied_values import note_tied_values
@@ -95,9 +95,9 @@ class Rest:
 
 jtu.register_pytree_with_keys(
     Operand,
-    lambda item: (with_keys(item.leaves, item.structure), item.structure),
-    lambda structure, leaves: Operand(tuple(leaves), structure),
-    lambda item: (item.leaves, item.structure),
+    lambda item: (with_keys(item.leaves, item.structure), aux_of(item.structure)),
+    lambda aux, leaves: Operand(tuple(leaves), structure_in(aux)),
+    lambda item: (item.leaves, aux_of(item.structure)),
 )
 
 jtu.register_pytree_with_keys(

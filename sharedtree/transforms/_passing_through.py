@@ -94,9 +94,14 @@ class Unchanged:
         op, children = self._records[number]
         if type(op) is not Node:
             return True
-        found, aux = op.type.take_apart(self._table[number])
-        same = len(found) == len(children) and Static(aux) == op.aux
-        return same and all(self._is_child(obj, child) for obj, child in zip(found, children, strict=True))
+        node = self._table[number]
+        found, aux = op.type.take_apart(node)
+        if len(found) != len(children) or Static(aux) != op.aux:
+            return False
+        changed = [i for i, child in enumerate(children) if not self._is_child(found[i], child)]
+        # A class may put its fields into a new dictionary whenever it is taken apart, which then is no object of its.
+        again = op.type.take_apart(node)[0] if changed else found
+        return all(again[i] is not found[i] and self._has_content(found[i], children[i]) for i in changed)
 
     def _is_child(self, obj: Any, number: int) -> bool:
         op, children = self._records[number]
@@ -106,8 +111,15 @@ class Unchanged:
             return Static(obj) == op
         if type(op) is not Node or op.type.carries_identity or type(obj) is not op.type.cls:
             return False
-        parts = op.type.take_apart(obj)[0]  # a value, such as a tuple, of which there may be a new copy
-        same = len(parts) == len(children)
+        return self._has_content(obj, number)  # a value, such as a tuple, of which there may be a new copy
+
+    def _has_content(self, obj: Any, number: int) -> bool:
+        """Whether an object is a plain container with what was received in another one."""
+        op, children = self._records[number]
+        if type(op) is not Node or not op.type.is_plain or type(obj) is not op.type.cls:
+            return False
+        parts, aux = op.type.take_apart(obj)
+        same = len(parts) == len(children) and Static(aux) == op.aux
         return same and all(self._is_child(part, child) for part, child in zip(parts, children, strict=True))
 
 
