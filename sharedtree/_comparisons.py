@@ -1,23 +1,15 @@
-"""How static values of some classes are compared, whose `==` does not say whether one can stand for the other.
+"""Static values that are equal without one being able to stand for the other.
 
-Two kinds, both of which `sharedtree.compat` enters for treeo:
-
-- *By content.* A `FieldMetadata` has no `==`, so a copy of one would be another structure, and a retrace.
-- *Loosely.* Two `Opaque` are equal if the types of their values are, so that a log or a step number in a static field
-  does not retrace. But one cannot stand for the other: a copy of a model must have the model's own log. So a structure
-  knows each by the very object that it holds, and only `jax.jit`, which asks whether it has a trace, gets their `==`.
-
-Both are empty unless treeo is in use.
+Two of treeo's `Opaque` are equal if the types of what they hold are, so that a log or a step number in a static field
+does not retrace. But a copy of a model must have the model's own log. So a structure knows each by the very object that
+it holds, and only `jax.jit`, which asks whether it has a trace, gets their `==`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-BY_CONTENT: dict[type, Callable[[Any], Sequence[Any]]] = {}
-"""Class → what its instances are compared by. They are not copied, so they must not change."""
-
 LOOSE: dict[type, Callable[[Any], Any]] = {}
-"""Class → the object that an instance holds. Nothing in that is compared or copied."""
+"""Class → the object that an instance holds, which is not compared or copied. Empty unless treeo is in use."""
 
 
 class _Received:

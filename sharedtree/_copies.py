@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from ._comparisons import BY_CONTENT, LOOSE
+from ._comparisons import LOOSE
 
 IMMUTABLE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented), float, complex, type, range})
 _CONTAINERS = (list, dict, set, bytearray, collections.deque, np.ndarray)
@@ -64,7 +64,7 @@ def copy_of(value: Any, memo: dict[int, Any]) -> Any:
         value: the value.
         memo: id → copy, as `copy.deepcopy` has it, of what belongs to one value, which keeps it alive.
     """
-    if type(value) in IMMUTABLE or type(value) in BY_CONTENT or type(value) in LOOSE:
+    if type(value) in IMMUTABLE or type(value) in LOOSE:
         return value
     if isinstance(value, jax.Array) and not isinstance(value, jax.Ref):
         return value

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ._comparisons import BY_CONTENT, LOOSE
+from ._comparisons import LOOSE
 from ._copies import (
     Incomparable,
     can_be_mutated,
@@ -243,8 +243,6 @@ def _content_of(value: Any, keys: _Keys) -> Any:
         return cls, Same(value)
     if isinstance(value, jax.Array):
         return _key_of_jax_array(value)
-    if cls in BY_CONTENT:
-        return cls, keys.of_all(BY_CONTENT[cls](value))
     if cls in LOOSE:
         keys.is_exact = False
         return cls, _ByEquality(value, is_hashable=False) if keys.is_loose else Same(LOOSE[cls](value))

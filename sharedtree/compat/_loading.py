@@ -18,7 +18,7 @@ from typing import Any
 
 from .._errors import CompatibilityError
 from ._given_back import ROWS, find
-from ._metadata import enter_opaque, enter_types
+from ._metadata import compare_by_content, compare_loosely
 from ._threads import NAMES, separate
 from ._views import BUILTINS
 
@@ -36,8 +36,8 @@ _HOW_TO_INSTALL = (
 _LIBRARIES = {"treex": ("jax", "numpy", "flax"), "treeo": ("jax",)}
 
 _AFTER: dict[str, Callable[[Any], None]] = {
-    "treeo.types": enter_types,
-    "treeo.utils": enter_opaque,
+    "treeo.types": compare_by_content,
+    "treeo.utils": compare_loosely,
     **dict.fromkeys(NAMES, separate),
 }
 """What is done with a module once it has run."""

@@ -207,7 +207,7 @@ LAYERS = {
     "LayerNorm": (lambda: tx.LayerNorm(), FLOATS),
     "GroupNorm": (lambda: tx.GroupNorm(num_groups=3), FLOATS),
     "MLP": (lambda: tx.MLP([4, 3]), FLOATS),
-    "Sequential": (lambda: tx.Sequential(tx.Linear(3), tx.BatchNorm(), tx.Dropout(0.25), jax.nn.relu), FLOATS),
+    "Sequential": (lambda: tx.Sequential(tx.BatchNorm(), tx.Linear(3), tx.Dropout(0.25), jax.nn.relu), FLOATS),
     "Lambda": (lambda: tx.Lambda(jnp.tanh), FLOATS),
 }
 
@@ -344,9 +344,9 @@ def test_modes_are_static(transform):
     training, evaluating = run(model, FLOATS), run(model.eval(), FLOATS)
     assert not np.allclose(training, evaluating)
     assert_alike(evaluating, jax.jit(lambda model, x: model(x))(Single(layer).eval(), FLOATS))
-    assert model.eval().first is model.eval().second
-    assert model.freeze().first is model.freeze().second
-    assert model.training
+    for switched in [model.eval(), model.freeze(), model.train()]:
+        assert switched.first is switched.second
+    assert model.second.training
     assert not model.eval().second.training
 
 
@@ -368,7 +368,7 @@ def test_statistics_of_a_shared_norm_count_both_uses():
     np.testing.assert_allclose(new.second.mean, 0.75 * FLOATS.mean((0, 1)), rtol=1e-4, atol=1e-6)
     np.testing.assert_array_equal(model.first.mean, np.zeros(3))
     st.jit(lambda model, x: model(x), policy=IN_PLACE)(model, FLOATS)
-    np.testing.assert_allclose(norm.mean, 0.75 * FLOATS.mean((0, 1)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(model.first.mean, 0.75 * FLOATS.mean((0, 1)), rtol=1e-4, atol=1e-6)
 
 
 class Draws(tx.Module):
@@ -491,15 +491,15 @@ def test_keys_inside():
 # Gradients
 
 
-def net_of(width=4):
-    layer = tx.Linear(width)
-    return tx.Sequential(tx.Linear(width), jnp.tanh, layer, jnp.tanh, layer)
+def net_of(width=4, dtype=jnp.float32):
+    layer = tx.Linear(width, dtype=dtype)
+    return tx.Sequential(tx.Linear(width, dtype=dtype), jnp.tanh, layer, jnp.tanh, layer)
 
 
 def test_gradient_of_the_idiom_by_finite_differences():
     with jax.enable_x64(True):
         x = jnp.asarray(FLOATS[:, 0], jnp.float64)
-        model = st.tree.map(lambda leaf: leaf.astype(jnp.float64), net_of().init(0, x))
+        model = st.tree.map(lambda leaf: leaf.astype(jnp.float64), net_of(dtype=jnp.float64).init(0, x))
 
         def loss(params, model, x):
             return (model.merge(params)(x) ** 2).mean()
@@ -674,7 +674,7 @@ def test_ties():
     printed = {jax.tree_util.keystr(path) for path in leaves}
     assert tie.kind == "module"
     assert all(f"{path}[<flat index 0>]['kernel']" in printed for path in tie.paths)
-    assert [path[-3:] for path in tie.paths] == ["[2]", "[4]"][:0] + [path[-3:] for path in tie.paths]
+    assert [path[-3:] for path in tie.paths] == ["[2]", "[4]"]
 
 
 def test_tree_functions():
@@ -823,8 +823,7 @@ def test_a_model_that_is_like_another_does_not_retrace(name):
         run = jit(run)
         for each in [model, model, LIKE_IT[name](model, x), LIKE_IT[name](model, x)]:
             run(each, x)
-    assert traces[st.jit] == 1
-    assert traces[st.jit] <= traces[jax.jit]
+    assert traces == {jax.jit: 1, st.jit: 1}
 
 
 def test_a_model_that_differs_in_a_static_field_retraces():
