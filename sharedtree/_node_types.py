@@ -255,13 +255,24 @@ def _find(cls: type, obj: Any) -> NodeType | None:
     return _registered_type(cls)
 
 
+AUX_IN_ORDER: dict[type, Callable[[Any], Any]] = {}
+"""Base class → its classes' auxiliary data, in one order for all that are equal. Empty unless treeo is in use, whose
+copies have their fields in another order."""
+
+
 def _registered_type(cls: type) -> NodeType:
+    in_order = next((each for base, each in AUX_IN_ORDER.items() if issubclass(cls, base)), None)
+
+    def take_apart_in_order(obj: Any) -> tuple[Sequence[Any], Any]:
+        children, aux = _take_apart_registered(obj)
+        return children, aux if in_order is None else in_order(aux)
+
     return NodeType(
         cls,
         is_plain=False,
         is_mutable=False,
         convention=_convention_of(cls),
-        take_apart=_take_apart_registered,
+        take_apart=_take_apart_registered if in_order is None else take_apart_in_order,
         put_together=lambda aux, children: rebuild_registered(cls, aux, children),
         keys_of=lambda obj: tuple(key for key, _ in jtu.default_registry.flatten_one_level_with_keys(obj)[0]),
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from .._errors import CompatibilityError
 from ._given_back import ROWS, find
-from ._metadata import compare_by_content, compare_loosely
+from ._metadata import compare_by_content, compare_in_any_order, compare_loosely
 from ._threads import NAMES, separate
 from ._views import BUILTINS
 
@@ -35,10 +35,11 @@ _HOW_TO_INSTALL = (
 
 _LIBRARIES = {"treex": ("jax", "numpy", "flax"), "treeo": ("jax",)}
 
-_AFTER: dict[str, Callable[[Any], None]] = {
+_AFTER: dict[str, Callable[[Any], Any]] = {
     "treeo.types": compare_by_content,
     "treeo.utils": compare_loosely,
-    **dict.fromkeys(NAMES, separate),
+    "treeo.tree": lambda module: (separate(module), compare_in_any_order(module)),
+    **dict.fromkeys([name for name in NAMES if name != "treeo.tree"], separate),
 }
 """What is done with a module once it has run."""
 

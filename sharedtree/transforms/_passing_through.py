@@ -104,7 +104,7 @@ class Unchanged:
         return all(again[i] is not found[i] and self._has_content(found[i], children[i]) for i in changed)
 
     def _is_child(self, obj: Any, number: int) -> bool:
-        op, children = self._records[number]
+        op = self._records[number][0]
         if obj is self._table[number]:
             return True
         if type(op) is Static:

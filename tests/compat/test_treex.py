@@ -1,4 +1,4 @@
-"""The real treex 0.6.9: its issue's cases, its layers through every transform, its idioms, and training with shared layers.
+"""The real treex 0.6.9: its issue's cases, its layers through every transform, its idioms, and training.
 
 The oracles are vanilla JAX on a model that holds a shared layer once and calls it twice, and finite differences.
 """
@@ -186,9 +186,7 @@ def test_optimizer_over_shared_parameters():
     assert new.first is new.second
     single = Single(copy.deepcopy(model.first))
     gradient = jax.grad(lambda p: loss_of(p, single, x))(single.parameters())
-    np.testing.assert_allclose(
-        new.second.kernel, single.only.kernel - 0.1 * gradient.only.kernel, rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(new.second.kernel, single.only.kernel - 0.1 * gradient.only.kernel, rtol=1e-5, atol=1e-6)
 
 
 def loss_of(params, model, x):
@@ -276,7 +274,7 @@ def merged_loss(params, model, x):
 @alone_or_shared
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 def test_value_and_grad_with_the_model_returned(name, shared, jitted):
-    """treex's idiom. The parameters are arrays of the model, in an argument that is differentiated and one that is not."""
+    """treex's idiom. The parameters are the model's arrays, in an argument that is differentiated and one that is not."""
     ours, theirs, x = models(name, shared)
     function = st.value_and_grad(merged_loss, has_aux=True)
     (value, new), gradient = (st.jit(function) if jitted else function)(ours.parameters(), ours, x)
