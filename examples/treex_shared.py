@@ -38,7 +38,9 @@ def main() -> None:
     y = jnp.sin(x.sum(axis=1, keepdims=True))
     model = new_model().init(0, x)
     assert model.layers[2] is model.layers[4] is model.layers[6]
-    print(f"parameters: {sum(leaf.size for leaf in jax.tree.leaves(model))} by path, {st.count_parameters(model)} in fact")
+    print(
+        f"parameters: {sum(leaf.size for leaf in jax.tree.leaves(model))} by path, {st.count_parameters(model)} in fact"
+    )
 
     state = optimizer.init(model.filter(tx.Parameter))
     first = last = None

@@ -274,7 +274,7 @@ def merged_loss(params, model, x):
 @alone_or_shared
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 def test_value_and_grad_with_the_model_returned(name, shared, jitted):
-    """treex's idiom. The parameters are the model's arrays, in an argument that is differentiated and one that is not."""
+    """treex's idiom: the model's arrays are in an argument that is differentiated and in one that is not."""
     ours, theirs, x = models(name, shared)
     function = st.value_and_grad(merged_loss, has_aux=True)
     (value, new), gradient = (st.jit(function) if jitted else function)(ours.parameters(), ours, x)
