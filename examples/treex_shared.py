@@ -1,7 +1,7 @@
 """A treex model with a shared layer, trained as treex's users do: filter the parameters, differentiate, merge.
 
-The middle of the network is one `Linear`, called three times. treex itself initialises it once and keeps it one layer in
-`filter` and `merge`; `sharedtree`'s transforms and optimizer keep it one through jit, gradient and update.
+The middle of the network is one `Linear`, called three times. treex itself initialises it once and keeps it one layer
+in `filter` and `merge`; `sharedtree`'s transforms and optimizer keep it one through jit, gradient and update.
 """
 
 import jax
@@ -38,9 +38,8 @@ def main() -> None:
     y = jnp.sin(x.sum(axis=1, keepdims=True))
     model = new_model().init(0, x)
     assert model.layers[2] is model.layers[4] is model.layers[6]
-    print(
-        f"parameters: {sum(leaf.size for leaf in jax.tree.leaves(model))} by path, {st.count_parameters(model)} in fact"
-    )
+    by_path = sum(leaf.size for leaf in jax.tree.leaves(model))
+    print(f"parameters: {by_path} by path, {st.count_parameters(model)} in fact")
 
     state = optimizer.init(model.filter(tx.Parameter))
     first = last = None

@@ -19,7 +19,7 @@ def compare_by_content(module: Any) -> None:
     def is_same_metadata(self: Any, other: object) -> bool:
         return type(other) is metadata and vars(self) == vars(other)
 
-    def holds_same(self: Any, other: object) -> bool:
+    def holds_same(self: Any, other: Any) -> bool:
         if type(other) is not hashable:
             return False
         one, another = self.value, other.value
