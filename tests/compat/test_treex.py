@@ -405,6 +405,39 @@ def test_a_shared_key_sequence_draws_other_keys_at_each_path(policy):
     assert (keys.first is sequence) == policy.in_place
 
 
+IN_PLACE_TRANSFORMS = {
+    "jit": lambda f: st.jit(f, policy=IN_PLACE),
+    "checkpoint": lambda f: st.checkpoint(f, policy=IN_PLACE),
+    "grad": lambda f: lambda model, x: st.grad(lambda x, model: f(model, x).sum(), policy=IN_PLACE)(x, model),
+    "jit of checkpoint": lambda f: st.jit(st.checkpoint(f, policy=IN_PLACE), policy=IN_PLACE),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE_TRANSFORMS)
+@pytest.mark.parametrize("layer", ["BatchNorm", "Dropout", "Sequential"])
+def test_state_in_place(name, layer):
+    ours, theirs, x = models(layer, shared=True)
+    objects = layers_of(ours)
+    for _ in range(2):
+        IN_PLACE_TRANSFORMS[name](lambda model, x: model(x))(ours, x)
+        _, theirs = jax.jit(out_and_model)(theirs, x)
+        assert_state(ours, theirs)
+    assert all(now is before for now, before in zip(layers_of(ours), objects, strict=True))
+
+
+def test_state_in_place_of_mapped_models():
+    ours, theirs, x = models("BatchNorm", shared=True)
+    ours, theirs = (
+        tree_map(lambda leaf: jnp.stack([leaf, 2 * leaf]), model)
+        for tree_map, model in [(st.tree.map, ours), (jax.tree.map, theirs)]
+    )
+    layer = ours.first
+    st.vmap(lambda model, x: model(x), in_axes=(0, None), policy=IN_PLACE)(ours, x)
+    _, theirs = jax.vmap(out_and_model, in_axes=(0, None))(theirs, x)
+    assert_state(ours, theirs)
+    assert ours.first is ours.second is layer
+
+
 # Lazy initialisation
 
 
@@ -532,6 +565,12 @@ def test_the_idiom_inside_jit_neither_warns_nor_unties():
     assert new.layers[2] is new.layers[4]
     assert gradient.layers[2] is gradient.layers[4]
     assert gradient.layers[2].kernel is not gradient.layers[0].kernel
+
+
+def test_a_layer_in_both_arguments_is_an_error():
+    model = net_of().init(0, FLOATS[:, 0])
+    with pytest.raises(st.InconsistentSharingError, match="not differentiated"):
+        st.grad(lambda params, model: model(FLOATS[:, 0]).sum())(model, model)
 
 
 # Training
