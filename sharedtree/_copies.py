@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 
 IMMUTABLE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented), float, complex, type, range})
@@ -63,6 +64,8 @@ def copy_of(value: Any, memo: dict[int, Any]) -> Any:
     """
     if type(value) in IMMUTABLE:
         return value
+    if isinstance(value, jax.Array) and not isinstance(value, jax.Ref):
+        return value
     if id(value) not in memo:  # alive: see above
         memo[id(value)] = _new_copy(value, memo)  # alive: see above
     return memo[id(value)]  # alive: see above
@@ -95,7 +98,9 @@ def _new_copy(original: Any, memo: dict[int, Any]) -> Any:
     if compares_as_module(cls) or (not can_be_mutated(cls) and is_hashable(value)):
         return value
     try:
-        return copy.deepcopy(value, memo)
+        # In a trace, copies of the arrays in it would be tracers.
+        with jax.ensure_compile_time_eval():
+            return copy.deepcopy(value, memo)
     except Exception as error:  # noqa: BLE001 -- whatever a user's __deepcopy__ raises
         raise Incomparable(value, f"copying it raised {type(error).__name__}: {error}") from None
 

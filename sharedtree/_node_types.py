@@ -255,14 +255,40 @@ def _find(cls: type, obj: Any) -> NodeType | None:
     return _registered_type(cls)
 
 
+class AuxForm(NamedTuple):
+    """Another form of what a class's own flatten has as auxiliary data.
+
+    Attributes:
+        seen: auxiliary data → what stands for it in a structure, where it is compared by type and value.
+        given: the inverse, for the class's own unflatten.
+    """
+
+    seen: Callable[[Any], Any]
+    given: Callable[[Any], Any]
+
+
+AUX_FORMS: dict[type, AuxForm] = {}
+"""Base class → the form for its classes. Empty unless `sharedtree.compat` has imported treeo."""
+
+
 def _registered_type(cls: type) -> NodeType:
+    form = next((form for base, form in AUX_FORMS.items() if issubclass(cls, base)), None)
+
+    def take_apart_in_form(obj: Any) -> tuple[Sequence[Any], Any]:
+        children, aux = jtu.default_registry.flatten_one_level(obj)
+        assert form is not None
+        return tuple(children), form.seen(aux)
+
+    def put_together(aux: Any, children: Sequence[Any]) -> Any:
+        return rebuild_registered(cls, aux if form is None else form.given(aux), children)
+
     return NodeType(
         cls,
         is_plain=False,
         is_mutable=False,
         convention=_convention_of(cls),
-        take_apart=_take_apart_registered,
-        put_together=lambda aux, children: rebuild_registered(cls, aux, children),
+        take_apart=_take_apart_registered if form is None else take_apart_in_form,
+        put_together=put_together,
         keys_of=lambda obj: tuple(key for key, _ in jtu.default_registry.flatten_one_level_with_keys(obj)[0]),
     )
 

@@ -7,6 +7,7 @@ The Python blocks of one file share a namespace and run in order, as the program
 import contextlib
 import doctest
 import importlib
+import importlib.util
 import io
 import pathlib
 import re
@@ -112,14 +113,24 @@ def name_of(path):
     return str(path.relative_to(ROOT))
 
 
+NEED_TREEX = {"treex.md", "treex_shared.py"}
+
+
+def skip_without_treex(path):
+    if path.name in NEED_TREEX and not all(map(importlib.util.find_spec, ("treex", "treeo"))):
+        pytest.skip("treex is not installed")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_of_page_runs(page, tmp_path, monkeypatch):
+    skip_without_treex(page)
     monkeypatch.chdir(tmp_path)
     run_blocks(read(page), str(page))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 def test_example_runs(example, capsys):
+    skip_without_treex(example)
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out
 

@@ -171,3 +171,57 @@ def test_donating_the_result_donates_the_original(model):
     result = st.jit(lambda m: m)(model)
     st.jit(lambda m: st.tree.map(lambda x: x * 2, m), donate_argnums=0)(result)
     assert all(x.is_deleted() for x in st.tree.leaves(model) if is_array(x))
+
+
+@jax.tree_util.register_pytree_node_class
+class Wrapping:
+    """Hands its attributes over in a new dictionary each time, within a new list, as treeo's trees do."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def tree_flatten(self):
+        return ([dict(vars(self))],), "aux"
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(**children[0][0])
+
+
+def test_containers_that_a_class_makes_when_it_is_taken_apart():
+    part = Wrapping(w=jnp.ones(2))
+    model = Wrapping(first=part, second=part, items=[jnp.zeros(2)])
+    f = st.jit(lambda m: m)
+    assert f(model) is model
+    assert outputs(f, model) == 0
+    assert st.jit(lambda m: [m.second])(model)[0] is part
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: vars(m).update(extra=m.first),
+        lambda m: vars(m).pop("items"),
+        lambda m: vars(m).update(first=Wrapping(w=m.first.w)),
+        lambda m: vars(m).update(items=list(m.items)),
+        lambda m: vars(m).update(renamed=vars(m).pop("items")),
+        lambda m: vars(m.first).update(w=m.first.w + 1),
+        lambda m: m.items.append(m.first.w),
+    ],
+    ids=["added", "removed", "other part", "other list", "renamed", "other array", "longer list"],
+)
+def test_what_is_changed_in_them_comes_out(change):
+    part = Wrapping(w=jnp.ones(2))
+    model = Wrapping(first=part, second=part, items=[jnp.zeros(2)])
+
+    def run(m):
+        change(m)
+        return m
+
+    result = st.jit(run)(model)
+    assert result is not model
+    expected = st.copy(model)
+    change(expected)
+    assert jax.tree.structure(result) == jax.tree.structure(expected)
+    for ours, theirs in zip(jax.tree.leaves(result), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

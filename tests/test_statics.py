@@ -446,3 +446,49 @@ def test_a_failed_comparison_leaves_everything_usable():
     with pytest.raises(st.StaticComparisonError):
         st.tree.structure(Leaf(Raises()))
     assert is_one(Leaf("usable"), Leaf("usable"))
+
+
+class Notes:
+    """Mutable, unhashable, and holding an array."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __eq__(self, other):
+        return isinstance(other, Notes) and np.array_equal(self.array, other.array)
+
+    __hash__ = None
+
+
+@pytest.mark.parametrize("hold", [lambda x: [x], lambda x: {"a": [x]}, Notes, lambda x: [Notes(x)]])
+def test_arrays_in_mutable_statics_stay_arrays_inside(hold):
+    """A copy that is made while a function is traced would be a tracer, and leak."""
+
+    @jax.tree_util.register_pytree_node_class
+    class Model:
+        def __init__(self, weight, static):
+            self.weight, self.static = weight, static
+
+        def tree_flatten(self):
+            return (self.weight,), self.static
+
+        @classmethod
+        def tree_unflatten(cls, aux, children):
+            return cls(*children, aux)
+
+    def check(x):
+        x = x.static
+        while not isinstance(x, jax.Array):
+            x = x.array if isinstance(x, Notes) else next(iter(x.values() if isinstance(x, dict) else x))
+        assert not isinstance(x, jax.core.Tracer)
+        np.testing.assert_array_equal(x, np.ones(2))
+
+    def run(model):
+        check(model)
+        new = st.tree.map(lambda x: x + 1, model)
+        check(new)
+        return new
+
+    model = Model(jnp.zeros(2), hold(jnp.ones(2)))
+    for transform in (st.jit, st.checkpoint, lambda f: st.vmap(f, in_axes=0)):
+        check(transform(run)(model))

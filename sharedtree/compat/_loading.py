@@ -2,7 +2,8 @@
 
 A finder on `sys.meta_path` answers for these two names alone. It takes the answer of the other finders, and gives each
 module its builtins before the module runs. Nothing else on the path of an import is changed, and `sys.modules` gets the
-modules under their own names. The finder stays, since treex imports some of its modules later.
+modules under their own names. What treeo keeps for the whole process, and what it compares by identity, is mended in
+the module once it has run: see `_threads` and `_metadata`. The finder stays, for modules that treex imports later.
 """
 
 import importlib
@@ -13,11 +14,13 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._errors import CompatibilityError
 from ._given_back import require_all
+from ._metadata import compare_by_content, compare_in_one_form
+from ._threads import NAMES, separate
 from ._views import BUILTINS
 
 VERSIONS = {"treex": "0.6.9", "treeo": "0.0.10"}
@@ -42,6 +45,13 @@ _HOW_TO_INSTALL = (
     "    pip install 'sharedtree[treex]'\n"
     f"    pip install --no-deps {' '.join(f'{name}=={version}' for name, version in VERSIONS.items())}"
 )
+
+_AFTER: dict[str, Callable[[Any], Any]] = {
+    "treeo.types": compare_by_content,
+    "treeo.tree": lambda module: (separate(module), compare_in_one_form(module)),
+    **dict.fromkeys([name for name in NAMES if name != "treeo.tree"], separate),
+}
+"""What is done with a module once it has run."""
 
 _lock = threading.RLock()
 
@@ -75,6 +85,8 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None:
         module.__dict__["__builtins__"] = BUILTINS
         self._loader.exec_module(module)
+        if module.__name__ in _AFTER:
+            _AFTER[module.__name__](module)
 
 
 _finder = _Finder()

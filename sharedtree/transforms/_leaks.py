@@ -73,8 +73,9 @@ def _holds_nothing(obj: Any) -> bool:
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, dict):
-        return [(f"under the key {shown(key)}", part) for key, part in value.items()]
+    items = value.items() if isinstance(value, dict) else value if _is_items(value) else None
+    if items is not None:
+        return [(f"under the key {shown(key)}", part) for key, part in items]
     if isinstance(value, (tuple, list, set, frozenset)):
         return [("in a container", part) for part in value]
     if isinstance(value, functools.partial):
@@ -88,6 +89,11 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     if isinstance(attributes, dict):
         return [(f"as the attribute `{name}`", part) for name, part in attributes.items()]
     return []
+
+
+def _is_items(value: Any) -> bool:
+    """Whether it is what auxiliary data has in place of a dictionary of fields."""
+    return type(value) is tuple and all(type(x) is tuple and len(x) == 2 and type(x[0]) is str for x in value)
 
 
 def _content(cell: Any) -> Any:

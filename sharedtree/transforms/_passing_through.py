@@ -94,21 +94,37 @@ class Unchanged:
         op, children = self._records[number]
         if type(op) is not Node:
             return True
-        found, aux = op.type.take_apart(self._table[number])
-        same = len(found) == len(children) and Static(aux) == op.aux
-        return same and all(self._is_child(obj, child) for obj, child in zip(found, children, strict=True))
+        node = self._table[number]
+        found, aux = op.type.take_apart(node)
+        if len(found) != len(children) or Static(aux) != op.aux:
+            return False
+        if all(map(self._is_child, found, children)):
+            return True
+        # A class may put its fields into a new dictionary whenever it is taken apart, which then is no object of its.
+        return all(map(self._is_made_anew_of, found, op.type.take_apart(node)[0], children))
 
     def _is_child(self, obj: Any, number: int) -> bool:
-        op, children = self._records[number]
+        op = self._records[number][0]
         if obj is self._table[number]:
             return True
         if type(op) is Static:
             return Static(obj) == op
-        if type(op) is not Node or op.type.carries_identity or type(obj) is not op.type.cls:
+        if type(op) is not Node or op.type.carries_identity:
             return False
-        parts = op.type.take_apart(obj)[0]  # a value, such as a tuple, of which there may be a new copy
-        same = len(parts) == len(children)
-        return same and all(self._is_child(part, child) for part, child in zip(parts, children, strict=True))
+        return self._has_content(obj, obj, number)  # a value, such as a tuple, of which there may be a new copy
+
+    def _is_made_anew_of(self, obj: Any, again: Any, number: int) -> bool:
+        """Whether an object is a child, or, with `again` in its place the next time, a new container of children."""
+        return self._is_child(obj, number) or (obj is not again and self._has_content(obj, again, number))
+
+    def _has_content(self, obj: Any, again: Any, number: int) -> bool:
+        """Whether an object is a plain container with what was received in another one."""
+        op, children = self._records[number]
+        if type(op) is not Node or not op.type.is_plain or type(obj) is not op.type.cls or type(again) is not type(obj):
+            return False
+        (parts, aux), (others, _) = op.type.take_apart(obj), op.type.take_apart(again)
+        same = len(parts) == len(children) == len(others) and Static(aux) == op.aux
+        return same and all(map(self._is_made_anew_of, parts, others, children))
 
 
 def _has_identity(obj: Any, record: Record) -> bool:

@@ -1,0 +1,87 @@
+"""How the metadata in treeo's trees is compared.
+
+treeo keeps a dictionary of static fields in the auxiliary data of a tree, and in that one of `FieldMetadata`. Its
+copies have both in another order, and what is in them comes without an `==`, or with one that says too little. So
+
+- `FieldMetadata` and `Hashable` get an `==` by content, from which vanilla JAX gains, too: a model that was built
+  again, loaded or deep-copied is not traced anew, and can be mapped together with the one that it is like;
+- in the structures of sharedtree the fields are in one order, and an `Opaque` is compared by what it holds. treeo's own
+  `==` asks for the type only, which spares a trace, and gives the traced model's value to every other model.
+
+    {"_training": True, "log": Opaque([3], None), "_field_metadata": {"w": ..., "log": ...}}
+    (("_field_metadata", _Ordered({"log": ..., "w": ...})), ("_training", True), ("log", _Held([3], None)))
+"""
+
+from typing import Any, NamedTuple
+
+from .._node_types import AUX_FORMS, AuxForm
+
+
+class _Held(NamedTuple):
+    """What an `Opaque` holds."""
+
+    value: Any
+    predicate: Any
+
+
+class _Ordered:
+    """The items of a dictionary of `FieldMetadata`, which is compared as a whole: there is one in each tree."""
+
+    __slots__ = ("_hash", "items")
+
+    def __init__(self, metadata: dict[str, Any]) -> None:
+        self.items = tuple([(name, metadata[name]) for name in sorted(metadata)])
+        self._hash = hash(self.items)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Ordered and self.items == other.items
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return repr(dict(self.items))
+
+
+def compare_by_content(module: Any) -> None:
+    """For `treeo.types`."""
+    metadata, hashable = module.FieldMetadata, module.Hashable
+
+    def is_same_metadata(self: Any, other: object) -> bool:
+        return type(other) is metadata and vars(self) == vars(other)
+
+    def holds_same(self: Any, other: Any) -> bool:
+        if type(other) is not hashable:
+            return False
+        one, another = self.value, other.value
+        # An array has an answer for each element, and stays itself alone.
+        return one is another or (type(one) is type(another) and (one == another) is True)
+
+    metadata.__eq__ = is_same_metadata
+    metadata.__hash__ = lambda self: hash(self.node)
+    hashable.__eq__ = holds_same
+    hashable.__hash__ = lambda self: hash(type(self.value))
+
+
+def compare_in_one_form(module: Any) -> None:
+    """For `treeo.tree`."""
+    opaque = module.utils.Opaque
+
+    def seen(fields: Any) -> Any:
+        return tuple([(name, seen_in(name, fields[name])) for name in sorted(fields)])
+
+    def seen_in(name: str, value: Any) -> Any:
+        if type(value) is opaque:
+            return _Held(value.value, value.predicate)
+        is_metadata = name == "_field_metadata" and type(value) is dict
+        return _Ordered(value) if is_metadata else value
+
+    def given(fields: Any) -> Any:
+        return {name: given_in(value) for name, value in fields}
+
+    def given_in(value: Any) -> Any:
+        if type(value) is _Held:
+            return opaque(*value)
+        return dict(value.items) if type(value) is _Ordered else value
+
+    AUX_FORMS[module.Tree] = AuxForm(seen, given)

@@ -1,0 +1,942 @@
+"""The real treex 0.6.9: its issue's cases, its layers through every transform, its idioms, and training.
+
+The oracles are vanilla JAX on a model that holds a shared layer once and calls it twice, and finite differences.
+"""
+
+import copy
+import importlib.util
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sharedtree as st
+from tests.test_threads import at_once
+
+if importlib.util.find_spec("treex") is None or importlib.util.find_spec("treeo") is None:
+    pytest.skip("treex is not installed", allow_module_level=True)
+
+from sharedtree.compat import treeo as to, treex as tx
+
+IN_PLACE = st.Policy(in_place=True)
+
+
+class Pair(tx.Module):
+    """Holds a layer at two paths, or two layers."""
+
+    first: tx.Module
+    second: tx.Module
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first = first
+        self.second = second
+
+    def __call__(self, x):
+        return self.first(x) + 2 * self.second(x)
+
+
+class Single(tx.Module):
+    """The same, written by hand with one copy of the layer."""
+
+    only: tx.Module
+
+    def __init__(self, only):
+        super().__init__()
+        self.only = only
+
+    def __call__(self, x):
+        return self.only(x) + 2 * self.only(x)
+
+
+def vanilla_twin(model):
+    """A model with a copy of each array at each path."""
+    leaves, treedef = jax.tree.flatten(model)
+    return treedef.unflatten([jnp.array(leaf) for leaf in leaves])
+
+
+def assert_alike(ours, theirs, rtol=1e-5):
+    ours, theirs = jax.tree.leaves(ours), jax.tree.leaves(theirs)
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=1e-6)
+
+
+# The cases of the issue from which `preserve_identities` comes
+
+
+class Counter(tx.Module):
+    count: jax.Array = tx.State.node()
+
+    def __init__(self):
+        super().__init__()
+        self.count = jnp.array(0)
+
+    def __call__(self):
+        self.count = self.count + 1
+
+
+class Counters(tx.Module):
+    first: Counter
+    second: Counter
+    x: jax.Array | None = tx.State.node()
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first = first
+        self.second = second
+        self.x = None
+
+    def __call__(self):
+        self.first()
+
+
+def two_counters():
+    counter = Counter()
+    return Counters(counter, counter)
+
+
+def called(model):
+    model()
+    return model
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, st.jit, st.checkpoint], ids=["none", "jit", "checkpoint"])
+def test_second_counter_follows_the_first(transform):
+    model = transform(called)(two_counters())
+    assert model.first is model.second
+    assert int(model.second.count) == 1
+
+
+def test_under_vanilla_jit_it_does_not():
+    model = jax.jit(called)(two_counters())
+    assert model.first is not model.second
+    assert (int(model.first.count), int(model.second.count)) == (1, 0)
+
+
+def test_second_counter_follows_in_place():
+    model = two_counters()
+    counter = model.first
+    st.jit(Counters.__call__, policy=IN_PLACE)(model)
+    assert model.first is model.second is counter
+    assert int(counter.count) == 1
+
+
+def assign(m1, m2):
+    m1.x = jnp.arange(3)
+    return m1, m2
+
+
+def test_one_argument_twice():
+    model = two_counters()
+    m1, m2 = st.jit(assign)(model, model)
+    assert m1 is m2
+    np.testing.assert_array_equal(m2.x, [0, 1, 2])
+    assert model.x is None
+    m1, m2 = jax.jit(assign)(model, model)
+    assert m1 is not m2
+    assert m2.x is None
+
+
+def test_one_argument_twice_in_place():
+    model = two_counters()
+    m1, m2 = st.jit(assign, policy=IN_PLACE)(model, model)
+    assert m1 is m2 is model
+    np.testing.assert_array_equal(model.x, [0, 1, 2])
+
+
+def test_an_array_in_a_field_that_treeo_takes_for_static_is_an_error():
+    """treeo makes a field that no class declares static, unless it holds a tree; vanilla JAX leaks the tracer."""
+
+    def undeclared(model):
+        model.y = model.first.count + 1
+        return model
+
+    with pytest.raises(st.StaticTracerError, match="'y'"):
+        st.jit(undeclared)(two_counters())
+    with pytest.raises(st.StaticTracerError, match="'y'"):
+        st.jit(undeclared, policy=IN_PLACE)(two_counters())
+
+
+def test_a_layer_that_is_assigned_inside_comes_out():
+    def grow(model):
+        model.extra = model.first
+        return model
+
+    model = st.jit(grow)(two_counters())
+    assert model.extra is model.first is model.second
+    model = two_counters()
+    st.jit(grow, policy=IN_PLACE)(model)
+    assert model.extra is model.first is model.second
+
+
+def test_optimizer_over_shared_parameters():
+    layer = tx.Linear(3)
+    x = jnp.arange(6.0).reshape(2, 3)
+    model = Pair(layer, layer).init(0, x)
+    tx_ = st.optimizer(optax.sgd(0.1))
+    params = model.parameters()
+    updates, _ = tx_.update(st.grad(lambda p: loss_of(p, model, x))(params), tx_.init(params), params)
+    new = model.merge(st.apply_updates(params, updates))
+    assert new.first is new.second
+    single = Single(copy.deepcopy(model.first))
+    gradient = jax.grad(lambda p: loss_of(p, single, x))(single.parameters())
+    np.testing.assert_allclose(new.second.kernel, single.only.kernel - 0.1 * gradient.only.kernel, rtol=1e-5, atol=1e-6)
+
+
+def loss_of(params, model, x):
+    return (model.merge(params)(x) ** 2).sum()
+
+
+# Each layer, alone and at two paths, through each transform
+
+FLOATS = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
+LAYERS = {
+    "Linear": (lambda: tx.Linear(2), FLOATS),
+    "Conv": (lambda: tx.Conv(2, (3,)), FLOATS),
+    "Embed": (lambda: tx.Embed(7, 3), np.arange(6).reshape(3, 2) % 7),
+    "BatchNorm": (lambda: tx.BatchNorm(momentum=0.5), FLOATS),
+    "Dropout": (lambda: tx.Dropout(0.5), FLOATS),
+    "LayerNorm": (lambda: tx.LayerNorm(), FLOATS),
+    "GroupNorm": (lambda: tx.GroupNorm(num_groups=3), FLOATS),
+    "MLP": (lambda: tx.MLP([4, 3]), FLOATS),
+    "Sequential": (lambda: tx.Sequential(tx.BatchNorm(), tx.Linear(3), tx.Dropout(0.25), jax.nn.relu), FLOATS),
+    "Lambda": (lambda: tx.Lambda(jnp.tanh), FLOATS),
+}
+
+
+def models(name, shared):
+    """A model, vanilla JAX's counterpart of it, and an input."""
+    make, x = LAYERS[name]
+    layer = make().init(0, x)
+    if not shared:
+        return layer, vanilla_twin(layer), x
+    return Pair(layer, layer).train(), Single(vanilla_twin(layer)).train(), x
+
+
+def layers_of(model):
+    return [model.first, model.second] if isinstance(model, Pair) else [model]
+
+
+def assert_state(model, theirs):
+    """Each path of the shared layer has what vanilla JAX makes of the one."""
+    for layer in layers_of(model):
+        assert_alike(layer, theirs.only if isinstance(theirs, Single) else theirs)
+    if isinstance(model, Pair):
+        assert model.first is model.second
+
+
+def out_and_model(model, x):
+    y = model(x)
+    return y, model
+
+
+each_layer = pytest.mark.parametrize("name", LAYERS)
+alone_or_shared = pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+
+
+@each_layer
+@alone_or_shared
+def test_jit(name, shared):
+    ours, theirs, x = models(name, shared)
+    for _ in range(2):
+        y, ours = st.jit(out_and_model)(ours, x)
+        expected, theirs = jax.jit(out_and_model)(theirs, x)
+        assert_alike(y, expected)
+        assert_state(ours, theirs)
+
+
+@each_layer
+@alone_or_shared
+def test_in_place(name, shared):
+    ours, theirs, x = models(name, shared)
+    objects = layers_of(ours)
+    step = st.jit(lambda model, x: model(x), policy=IN_PLACE)
+    for _ in range(2):
+        y = step(ours, x)
+        expected, theirs = jax.jit(out_and_model)(theirs, x)
+        assert_alike(y, expected)
+        assert_state(ours, theirs)
+    assert all(now is before for now, before in zip(layers_of(ours), objects, strict=True))
+
+
+def merged_loss(params, model, x):
+    model = model.merge(params)
+    return (model(x) ** 2).mean(), model
+
+
+@each_layer
+@alone_or_shared
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_value_and_grad_with_the_model_returned(name, shared, jitted):
+    """treex's idiom: the model's arrays are in an argument that is differentiated and in one that is not."""
+    ours, theirs, x = models(name, shared)
+    function = st.value_and_grad(merged_loss, has_aux=True)
+    (value, new), gradient = (st.jit(function) if jitted else function)(ours.parameters(), ours, x)
+    vanilla = jax.value_and_grad(merged_loss, has_aux=True)
+    (expected, new_theirs), gradient_theirs = vanilla(theirs.parameters(), theirs, x)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert_state(new, new_theirs)
+    assert_state(gradient, gradient_theirs)
+
+
+@each_layer
+@alone_or_shared
+def test_grad(name, shared):
+    ours, theirs, x = models(name, shared)
+
+    def loss(params, model, x):
+        return merged_loss(params, model, x)[0]
+
+    gradient = st.grad(loss)(ours.parameters(), ours, x)
+    assert_state(gradient, jax.grad(loss)(theirs.parameters(), theirs, x))
+
+
+@each_layer
+@alone_or_shared
+def test_vmap_over_the_input(name, shared):
+    ours, theirs, x = models(name, shared)
+    y = st.vmap(lambda model, x: model(x), in_axes=(None, 0))(ours, x)
+    assert_alike(y, jax.vmap(lambda model, x: model(x), in_axes=(None, 0))(theirs, x))
+
+
+@each_layer
+@alone_or_shared
+def test_vmap_over_models(name, shared):
+    ours, theirs, x = models(name, shared)
+    scales = jnp.arange(1, 4)
+
+    def stack(leaf):
+        return jnp.stack([(scale * leaf).astype(leaf.dtype) for scale in scales])
+
+    y, new = st.vmap(out_and_model, in_axes=(0, None), axis_size=3)(st.tree.map(stack, ours), x)
+    expected, new_theirs = jax.vmap(out_and_model, in_axes=(0, None), axis_size=3)(jax.tree.map(stack, theirs), x)
+    assert_alike(y, expected, rtol=1e-4)
+    assert_state(new, new_theirs)
+
+
+@each_layer
+@alone_or_shared
+def test_checkpoint(name, shared):
+    ours, theirs, x = models(name, shared)
+    y, new = st.checkpoint(out_and_model)(ours, x)
+    expected, new_theirs = jax.checkpoint(out_and_model)(theirs, x)
+    assert_alike(y, expected)
+    assert_state(new, new_theirs)
+
+
+# Modes and state
+
+
+@pytest.mark.parametrize("transform", [st.jit, st.checkpoint], ids=["jit", "checkpoint"])
+def test_modes_are_static(transform):
+    make = LAYERS["Sequential"][0]
+    layer = make().init(0, FLOATS)
+    model = Pair(layer, layer).train()
+    run = transform(lambda model, x: model(x))
+    training, evaluating = run(model, FLOATS), run(model.eval(), FLOATS)
+    assert not np.allclose(training, evaluating)
+    assert_alike(evaluating, jax.jit(lambda model, x: model(x))(Single(layer).eval(), FLOATS))
+    for switched in [model.eval(), model.freeze(), model.train()]:
+        assert switched.first is switched.second
+    assert model.second.training
+    assert not model.eval().second.training
+
+
+def test_mode_that_a_function_switches_comes_out():
+    model = Pair(*[tx.Linear(3).init(0, FLOATS)] * 2)
+    new = st.jit(lambda model: model.eval())(model)
+    assert new.first is new.second
+    assert not new.first.training
+    st.jit(lambda model: model.eval(inplace=True), policy=IN_PLACE)(model)
+    assert not model.second.training
+    assert model.first is model.second
+
+
+def test_statistics_of_a_shared_norm_count_both_uses():
+    """By hand: one update is `m * old + (1 - m) * mean`, and a shared layer is called twice."""
+    norm = tx.BatchNorm(momentum=0.5).init(0, FLOATS)
+    model = Pair(norm, norm).train()
+    _, new = st.jit(out_and_model)(model, FLOATS)
+    np.testing.assert_allclose(new.second.mean, 0.75 * FLOATS.mean((0, 1)), rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(model.first.mean, np.zeros(3))
+    st.jit(lambda model, x: model(x), policy=IN_PLACE)(model, FLOATS)
+    np.testing.assert_allclose(model.first.mean, 0.75 * FLOATS.mean((0, 1)), rtol=1e-4, atol=1e-6)
+
+
+class Draws(tx.Module):
+    first: tx.KeySeq
+    second: tx.KeySeq
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first = first
+        self.second = second
+
+    def __call__(self):
+        return self.first(), self.second()
+
+
+@pytest.mark.parametrize("policy", [st.Policy(), IN_PLACE], ids=["returned", "in place"])
+def test_a_shared_key_sequence_draws_other_keys_at_each_path(policy):
+    sequence = tx.KeySeq(3)
+    keys = Draws(sequence, sequence)
+    # By hand, as `KeySeq` does it: the first of a split is handed out, the second is kept.
+    expected, key = [], jax.random.PRNGKey(3)
+    for _ in range(4):
+        drawn, key = jax.random.split(key)
+        expected.append(drawn)
+
+    def draw(keys):
+        drawn = keys()
+        return drawn, keys
+
+    step = st.jit(draw, policy=policy)
+    drawn, keys = step(keys)
+    more, keys = step(keys)
+    np.testing.assert_array_equal([*drawn, *more], expected)
+    assert keys.first is keys.second
+    np.testing.assert_array_equal(keys.second.key, key)
+    assert (keys.first is sequence) == policy.in_place
+
+
+IN_PLACE_TRANSFORMS = {
+    "jit": lambda f: st.jit(f, policy=IN_PLACE),
+    "checkpoint": lambda f: st.checkpoint(f, policy=IN_PLACE),
+    "grad": lambda f: lambda model, x: st.grad(lambda x, model: f(model, x).sum(), policy=IN_PLACE)(x, model),
+    "jit of checkpoint": lambda f: st.jit(st.checkpoint(f, policy=IN_PLACE), policy=IN_PLACE),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE_TRANSFORMS)
+@pytest.mark.parametrize("layer", ["BatchNorm", "Dropout", "Sequential"])
+def test_state_in_place(name, layer):
+    ours, theirs, x = models(layer, shared=True)
+    objects = layers_of(ours)
+    for _ in range(2):
+        IN_PLACE_TRANSFORMS[name](lambda model, x: model(x))(ours, x)
+        _, theirs = jax.jit(out_and_model)(theirs, x)
+        assert_state(ours, theirs)
+    assert all(now is before for now, before in zip(layers_of(ours), objects, strict=True))
+
+
+def test_state_in_place_of_mapped_models():
+    ours, theirs, x = models("BatchNorm", shared=True)
+    ours, theirs = (
+        tree_map(lambda leaf: jnp.stack([leaf, 2 * leaf]), model)
+        for tree_map, model in [(st.tree.map, ours), (jax.tree.map, theirs)]
+    )
+    layer = ours.first
+    st.vmap(lambda model, x: model(x), in_axes=(0, None), policy=IN_PLACE)(ours, x)
+    _, theirs = jax.vmap(out_and_model, in_axes=(0, None))(theirs, x)
+    assert_state(ours, theirs)
+    assert ours.first is ours.second is layer
+
+
+# Lazy initialisation
+
+
+@pytest.mark.parametrize(
+    "initialise",
+    [
+        lambda model, x: model.init(0, x),
+        lambda model, x: model.init(jax.random.PRNGKey(0), x),
+        lambda model, x: model.init(0, x, inplace=True),
+        lambda model, x: model.init(0, (x,)),
+        lambda model, x: st.jit(lambda model, x: model.init(0, x))(model, x),
+    ],
+    ids=["seed", "key", "in place", "inputs", "jit"],
+)
+def test_shared_layer_is_initialised_once(initialise):
+    x = FLOATS[:, 0]
+    layer = tx.Linear(3)
+    model = initialise(Pair(layer, layer), x)
+    assert model.first is model.second
+    assert model.first.kernel.shape == (3, 3)
+    assert st.count_parameters(model) == 12
+    by_hand = x @ model.first.kernel + model.first.bias
+    np.testing.assert_allclose(model(x), 3 * by_hand, rtol=1e-5, atol=1e-6)
+    single = Single(tx.Linear(3)).init(0, x)
+    np.testing.assert_array_equal(model.second.kernel, single.only.kernel)
+
+
+def test_shared_initializers_draw_once():
+    model = Draws(*[tx.KeySeq()] * 2).init(5)
+    assert model.first is model.second
+    assert isinstance(model.first.key, jax.Array)
+
+
+def test_a_layer_made_in_a_compact_call_is_one_layer():
+    class Twice(tx.Module):
+        @to.compact
+        def __call__(self, x):
+            layer = tx.Linear(3)
+            return layer(layer(x))
+
+    x = FLOATS[:, 0]
+    model = Twice().init(0, x)
+    assert st.count_parameters(model) == 12
+    layer = model.linear
+    by_hand = (x @ layer.kernel + layer.bias) @ layer.kernel + layer.bias
+    np.testing.assert_allclose(st.jit(lambda model, x: model(x))(model, x), by_hand, rtol=1e-5, atol=1e-5)
+    pair = Pair(*[Twice()] * 2).init(0, x)
+    assert pair.first is pair.second
+    assert_alike(st.jit(lambda model, x: model(x))(pair, x), pair(x))
+
+
+def test_keys_inside():
+    """`tx.next_key` in a function that is traced, as in a layer of a user's own."""
+
+    class Noisy(tx.Module):
+        weight: jax.Array | None = tx.Parameter.node()
+
+        def __init__(self):
+            super().__init__()
+            self.weight = None
+
+        def __call__(self, x):
+            if self.initializing():
+                self.weight = jax.random.normal(tx.next_key(), x.shape[-1:])
+            return x * self.weight
+
+    x = FLOATS[:, 0]
+    model = Pair(*[Noisy()] * 2).init(0, x)
+    assert model.first is model.second
+    np.testing.assert_allclose(st.jit(lambda model, x: model(x))(model, x), 3 * x * model.first.weight, rtol=1e-5)
+
+    @st.jit
+    def draw(key, model):
+        with tx.rng_key(key):
+            return tx.next_key(), model
+
+    key, same = draw(jax.random.PRNGKey(1), model)
+    np.testing.assert_array_equal(key, jax.random.split(jax.random.PRNGKey(1))[0])
+    assert same is model
+
+
+# Gradients
+
+
+def net_of(width=4, dtype=jnp.float32):
+    layer = tx.Linear(width, dtype=dtype)
+    return tx.Sequential(tx.Linear(width, dtype=dtype), jnp.tanh, layer, jnp.tanh, layer)
+
+
+def test_gradient_of_the_idiom_by_finite_differences():
+    with jax.enable_x64(True):
+        x = jnp.asarray(FLOATS[:, 0], jnp.float64)
+        model = st.tree.map(lambda leaf: leaf.astype(jnp.float64), net_of(dtype=jnp.float64).init(0, x))
+
+        def loss(params, model, x):
+            return (model.merge(params)(x) ** 2).mean()
+
+        params = model.filter(tx.Parameter)
+        gradient = st.jit(st.grad(loss))(params, model, x)
+        assert gradient.layers[2] is gradient.layers[4]
+        kernel, step = model.layers[2].kernel, 1e-6
+        for i, j in [(0, 0), (1, 3), (2, 2)]:
+
+            def at(change, i=i, j=j):
+                moved = model.copy()
+                moved.layers[2].kernel = kernel.at[i, j].add(change)
+                assert moved.layers[4].kernel is moved.layers[2].kernel
+                return float((moved(x) ** 2).mean())
+
+            difference = (at(step) - at(-step)) / (2 * step)
+            np.testing.assert_allclose(gradient.layers[4].kernel[i, j], difference, rtol=1e-6, atol=1e-9)
+
+
+def test_the_idiom_inside_jit_neither_warns_nor_unties():
+    x = FLOATS[:, 0]
+    model = net_of().init(0, x)
+
+    @st.jit
+    def step(model, x):
+        params = model.filter(tx.Parameter)
+        (loss, model), gradient = st.value_and_grad(merged_loss, has_aux=True)(params, model, x)
+        return loss, model, gradient
+
+    _, new, gradient = step(model, x)
+    assert new.layers[2] is new.layers[4]
+    assert gradient.layers[2] is gradient.layers[4]
+    assert gradient.layers[2].kernel is not gradient.layers[0].kernel
+
+
+def test_a_layer_in_both_arguments_is_an_error():
+    model = net_of().init(0, FLOATS[:, 0])
+    with pytest.raises(st.InconsistentSharingError, match="not differentiated"):
+        st.grad(lambda params, model: model(FLOATS[:, 0]).sum())(model, model)
+
+
+# Training
+
+
+def data():
+    x = np.random.default_rng(1).normal(size=(32, 4)).astype(np.float32)
+    return x, np.sin(x.sum(axis=1, keepdims=True)) * np.ones((1, 4), np.float32)
+
+
+class SingleNet(tx.Module):
+    """`net_of` with one copy of the shared layer."""
+
+    inner: tx.Linear
+    outer: tx.Linear
+
+    def __init__(self, inner, outer):
+        super().__init__()
+        self.inner = inner
+        self.outer = outer
+
+    def __call__(self, x):
+        return self.outer(jnp.tanh(self.outer(jnp.tanh(self.inner(x)))))
+
+
+def squared_error(params, model, x, y):
+    model = model.merge(params)
+    return ((model(x) - y) ** 2).mean(), model
+
+
+def losses_of_the_single_copy(model, num_steps):
+    """By vanilla JAX and optax, on plain dictionaries."""
+    x, y = data()
+    params = {
+        "inner": (model.layers[0].kernel, model.layers[0].bias),
+        "outer": (model.layers[2].kernel, model.layers[2].bias),
+    }
+
+    def loss(params):
+        def outer(x):
+            return x @ params["outer"][0] + params["outer"][1]
+
+        hidden = jnp.tanh(x @ params["inner"][0] + params["inner"][1])
+        return ((outer(jnp.tanh(outer(hidden))) - y) ** 2).mean()
+
+    optimizer = optax.adam(1e-2)
+
+    @jax.jit
+    def step(params, state):
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    state, losses = optimizer.init(params), []
+    for _ in range(num_steps):
+        params, state, value = step(params, state)
+        losses.append(float(value))
+    return losses
+
+
+def test_training_with_an_optimizer_of_sharedtree():
+    x, y = data()
+    model = net_of().init(0, x)
+    expected = losses_of_the_single_copy(model, 20)
+    optimizer = st.optimizer(optax.adam(1e-2))
+    params = model.filter(tx.Parameter)
+    state = optimizer.init(params)
+    # Two moments for each of four arrays, and the count; two layers that are three in the tree.
+    assert len(st.tree.leaves(state)) == 2 * 4 + 1
+    assert state[0].mu.layers[2] is state[0].mu.layers[4]
+
+    @st.jit
+    def step(model, state, x, y):
+        params = model.filter(tx.Parameter)
+        (loss, model), gradient = st.value_and_grad(squared_error, has_aux=True)(params, model, x, y)
+        updates, state = optimizer.update(gradient, state, params)
+        return model.merge(st.apply_updates(params, updates)), state, loss
+
+    losses = []
+    for _ in range(20):
+        model, state, loss = step(model, state, x, y)
+        losses.append(float(loss))
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert model.layers[2] is model.layers[4]
+    for _ in range(180):
+        model, state, loss = step(model, state, x, y)
+    assert loss < losses[0] / 2
+
+
+def with_tx_optimizer(after):
+    @st.jit
+    def step(model, optimizer, x, y):
+        params = model.filter(tx.Parameter)
+        (loss, model), gradient = st.value_and_grad(squared_error, has_aux=True)(params, model, x, y)
+        params = after(optimizer.update(gradient, params), params)
+        return model.merge(params), optimizer, loss
+
+    return step
+
+
+def test_the_optimizer_of_treex_unties_and_says_so():
+    x, y = data()
+    model = net_of().init(0, x)
+    optimizer = tx.Optimizer(optax.adam(1e-2)).init(model.filter(tx.Parameter))
+    step = with_tx_optimizer(lambda new, params: new)
+    with pytest.warns(st.UntiedWarning, match="retie") as caught:
+        new, _, _ = step(model, optimizer, x, y)
+    assert len(caught) == 1
+    assert "'layers'][2]" in str(caught[0].message)
+    assert "'layers'][4]" in str(caught[0].message)
+    assert new.layers[2] is not new.layers[4]
+
+
+def test_the_optimizer_of_treex_with_the_fix_that_is_offered():
+    x, y = data()
+    model = net_of().init(0, x)
+    expected = losses_of_the_single_copy(model, 20)
+    optimizer = tx.Optimizer(optax.adam(1e-2)).init(model.filter(tx.Parameter))
+    step = with_tx_optimizer(lambda new, params: st.retie(new, like=params))
+    losses = []
+    for _ in range(20):
+        model, optimizer, loss = step(model, optimizer, x, y)
+        losses.append(float(loss))
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert model.layers[2] is model.layers[4]
+
+
+# sharedtree's own functions
+
+
+def shared_model():
+    return net_of().init(0, FLOATS[:, 0, [0, 1, 2, 0]])
+
+
+def test_ties():
+    (tie,) = st.ties(shared_model())
+    leaves = dict(jax.tree_util.tree_flatten_with_path(shared_model())[0])
+    printed = {jax.tree_util.keystr(path) for path in leaves}
+    assert tie.kind == "module"
+    assert all(f"{path}[<flat index 0>]['kernel']" in printed for path in tie.paths)
+    assert [path[-3:] for path in tie.paths] == ["[2]", "[4]"]
+
+
+def test_tree_functions():
+    model = shared_model()
+    leaves, structure = st.tree.flatten(model)
+    assert len(leaves) == 4
+    assert len(jax.tree.leaves(model)) == 6
+    again = st.tree.unflatten(structure, leaves)
+    assert again.layers[2] is again.layers[4]
+    assert again.layers[2].kernel is model.layers[2].kernel
+    doubled = st.tree.map(lambda leaf: 2 * leaf, model)
+    assert doubled.layers[2] is doubled.layers[4]
+    assert_alike(doubled, jax.tree.map(lambda leaf: 2 * leaf, model))
+    summed = st.tree.map(jnp.add, model, doubled)
+    assert_alike(summed, jax.tree.map(lambda leaf: 3 * leaf, model))
+    moved = st.tree.at(lambda model: model.layers[2].bias, model, jnp.ones(4))
+    assert moved.layers[4].bias is moved.layers[2].bias
+    np.testing.assert_array_equal(moved.layers[4].bias, np.ones(4))
+    assert st.count_parameters(model) == 40
+
+
+def test_tie_untie_retie_copy():
+    x = FLOATS[:, 0]
+    apart = tx.Sequential(tx.Linear(3), tx.Linear(3)).init(0, x)
+    tied = st.tie(apart, lambda model: (model.layers[0], model.layers[1]))
+    assert tied.layers[0] is tied.layers[1]
+    np.testing.assert_array_equal(tied.layers[1].kernel, apart.layers[0].kernel)
+    two = st.untie(tied)
+    assert two.layers[0] is not two.layers[1]
+    assert two.layers[0].kernel is not two.layers[1].kernel
+    again = st.retie(two, like=tied)
+    assert again.layers[0] is again.layers[1]
+    other = st.copy(tied)
+    assert other.layers[0] is other.layers[1] is not tied.layers[0]
+    assert other.layers[0].kernel is not tied.layers[0].kernel
+    assert st.same_sharing(other, tied)
+    assert not st.same_sharing(two, tied)
+    one_weight = st.tie(apart, lambda model: (model.layers[0].kernel, model.layers[1].kernel))
+    assert one_weight.layers[0].kernel is one_weight.layers[1].kernel
+    assert one_weight.layers[0] is not one_weight.layers[1]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda model: model.copy(),
+        lambda model: model.map(lambda leaf: leaf + 1),
+        lambda model: model.filter(tx.Parameter),
+        lambda model: model.merge(model.parameters()),
+        lambda model: model.train().eval().freeze().unfreeze(),
+        lambda model: to.apply(lambda tree: None, model),
+        lambda model: copy.deepcopy(model),
+        lambda model: model.map(lambda leaf: leaf + 1, tx.Parameter),
+        lambda model: model.map(lambda leaf: leaf + 1, inplace=True),
+        lambda model: model.merge(model.parameters(), inplace=True),
+    ],
+    ids=["copy", "map", "filter", "merge", "modes", "apply", "deepcopy", "map kind", "map in place", "merge in place"],
+)
+def test_what_treex_itself_makes_keeps_ties(made):
+    model = shared_model()
+    new = made(model)
+    assert new.layers[2] is new.layers[4]
+    assert new.layers[0] is not new.layers[2]
+    assert st.same_sharing(new, model)
+
+
+def test_explain():
+    model = shared_model()
+    x = FLOATS[:, 0, [0, 1, 2, 0]]
+    text = str(st.explain(st.jit(lambda model, x: model(x)), model, x))
+    assert text.count("traced  float32[4, 4]") == 2
+    assert text.count("'layers'][4]") == 1
+
+
+def test_dag():
+    model = shared_model()
+    x = FLOATS[:, 0, [0, 1, 2, 0]]
+    dag = st.Dag(model)
+    assert len(jax.tree.leaves(dag)) == 4
+    new = jax.jit(lambda dag, x: st.Dag(st.tree.map(lambda leaf: 2 * leaf, dag.tree)))(dag, x).tree
+    assert new.layers[2] is new.layers[4]
+    np.testing.assert_array_equal(new.layers[4].kernel, 2 * model.layers[2].kernel)
+
+
+def test_vanilla_jit_is_unchanged():
+    model = shared_model()
+    x = FLOATS[:, 0, [0, 1, 2, 0]]
+    traces = []
+
+    @jax.jit
+    def run(model, x):
+        traces.append(len(jax.tree.leaves(model)))
+        return model, model(x)
+
+    new, y = run(model, x)
+    new, again = run(new, x)
+    assert traces == [6]
+    assert new.layers[2] is not new.layers[4]
+    np.testing.assert_allclose(y, model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_is_returned_unchanged_is_the_callers_own():
+    model = shared_model()
+    assert st.jit(lambda model: model)(model) is model
+    assert st.jit(lambda model: {"same": model.layers[2]})(model)["same"] is model.layers[4]
+    new = st.jit(lambda model: called_with(model))(model)
+    assert new is not model
+    assert new.layers[2] is model.layers[2]
+
+
+def called_with(model):
+    model.layers[0].bias = model.layers[0].bias + 1
+    return model
+
+
+# Stability
+
+
+def picklable_model():
+    layer = tx.Linear(4, kernel_init=jax.nn.initializers.ones)
+    return tx.Sequential(tx.Linear(4, kernel_init=jax.nn.initializers.ones), layer, layer)
+
+
+LIKE_IT = {
+    "copy": lambda model, x: model.copy(),
+    "sharedtree's copy": lambda model, x: st.copy(model),
+    "map": lambda model, x: model.map(lambda leaf: leaf),
+    "deepcopy": lambda model, x: copy.deepcopy(model),
+    "pickle": lambda model, x: pickle.loads(pickle.dumps(model)),
+    "built again": lambda model, x: picklable_model().init(1, x),
+    "flattened before": lambda model, x: (jax.tree.leaves(model), model.check_metadata_updates(), model)[2],
+}
+
+
+@pytest.mark.parametrize("name", LIKE_IT)
+def test_a_model_that_is_like_another_does_not_retrace(name):
+    x = FLOATS[:, 0, [0, 1, 2, 0]]
+    model = picklable_model().init(0, x)
+    traces = {jax.jit: 0, st.jit: 0}
+    for jit in traces:
+
+        def run(model, x, jit=jit):
+            traces[jit] += 1
+            return model(x)
+
+        run = jit(run)
+        for each in [model, model, LIKE_IT[name](model, x), LIKE_IT[name](model, x)]:
+            run(each, x)
+    assert traces == {jax.jit: 1, st.jit: 1}
+
+
+def test_a_model_that_differs_in_a_static_field_retraces():
+    traces = []
+    run = st.jit(lambda model, x: traces.append(None) or model(x))
+    x = FLOATS[:, 0]
+    for use_bias in [True, False, True]:
+        run(tx.Linear(3, use_bias=use_bias).init(0, x), x)
+    assert len(traces) == 2
+
+
+def test_training_traces_once():
+    x, y = data()
+    model = net_of().init(0, x)
+    optimizer = st.optimizer(optax.adam(1e-2))
+    state = optimizer.init(model.filter(tx.Parameter))
+    traces = []
+
+    @st.jit
+    def step(model, state, x, y):
+        traces.append(None)
+        params = model.filter(tx.Parameter)
+        (_, model), gradient = st.value_and_grad(squared_error, has_aux=True)(params, model, x, y)
+        updates, state = optimizer.update(gradient, state, params)
+        return model.merge(st.apply_updates(params, updates)), state
+
+    for _ in range(3):
+        model, state = step(model, state, x, y)
+    model, state = step(st.copy(model), state, x, y)
+    assert len(traces) == 1
+
+
+# Threads
+
+
+def test_threads_use_one_model():
+    x = FLOATS[:, 0, [0, 1, 2, 0]]
+    model = shared_model()
+    expected = np.asarray(model(x))
+    run = st.jit(lambda model, x: (model(x), model.map(lambda leaf: leaf + 1)))
+
+    def work(i):
+        for _ in range(5):
+            y, new = run(model, x)
+            assert new.layers[2] is new.layers[4]
+            np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+        return True
+
+    assert all(at_once(work))
+
+
+def test_threads_do_not_see_one_anothers_contexts():
+    """Filtering, initialising, tabulating and flattening at once: each is one of treeo's or treex's contexts."""
+    x = FLOATS[:, 0, [0, 1, 2, 0]]
+    model = shared_model()
+    shapes = [leaf.shape for leaf in jax.tree.leaves(model)]
+    kernel = np.asarray(model.layers[2].kernel)
+
+    def work(i):
+        for _ in range(10):
+            match i % 4:
+                case 0:
+                    assert len(jax.tree.leaves(model.filter(tx.Parameter))) == 6
+                case 1:
+                    assert [leaf.shape for leaf in jax.tree.leaves(model)] == shapes
+                case 2:
+                    np.testing.assert_array_equal(net_of().init(0, x).layers[2].kernel, kernel)
+                case 3:
+                    assert "Linear" in repr(model)
+        return True
+
+    assert all(at_once(work))
+
+
+def test_tabulate_counts_a_shared_layer_at_each_path():
+    """treex's own table is of the tree; `count_parameters` counts each array once."""
+    model = shared_model()
+    assert "Total Parameters:" in model.tabulate(FLOATS[:, 0, [0, 1, 2, 0]])
+    assert st.count_parameters(model) == 40
