@@ -49,6 +49,7 @@ ORDER = [
     "_parameters",
     "_optax_closures",
     "optim",
+    "compat",
     "serialise",
     "__init__",
     "_demo",
