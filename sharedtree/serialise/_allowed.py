@@ -11,7 +11,7 @@ import sys
 ECOSYSTEM = frozenset({"equinox", "lineax", "diffrax", "optimistix"})
 """Top-level packages whose Equinox modules, namedtuples and enums may be named, and public methods of the modules."""
 
-LIBRARIES = ECOSYSTEM | {"jax", "jaxlib", "optax", "flax", "chex", "sharedtree"}
+LIBRARIES = ECOSYSTEM | {"jax", "jaxlib", "optax", "flax", "chex", "treeo", "treex", "sharedtree"}
 """Top-level packages that are known. Of those outside `ECOSYSTEM`, the namedtuples of optax and `INSTANCES` may be
 named, and no method: their classes compile, evaluate and call what they hold."""
 
@@ -27,6 +27,15 @@ INSTANCES = frozenset(
         "diffrax": "ButcherTableau StochasticButcherTableau",
         "flax.core": "FrozenDict",
         "flax.training.train_state": "TrainState",
+        # Layers and metrics, which call nothing but the functions that they hold, and those are listed below. Not so
+        # `FlaxModule`, which calls what it holds by a name that it holds.
+        "treeo.types": "FieldMetadata Hashable Nothing",
+        "treex": "BatchNorm Conv Dropout Embed Flatten GroupNorm Initializer KeySeq Lambda LayerNorm Linear MLP Named "
+        "Sequential",
+        "treex.losses": "Reduction",
+        "treex.metrics": "Accuracy AuxLosses AuxMetrics Mean MeanAbsoluteError MeanSquareError Metrics Reduce "
+        "Reduction",
+        "treex.metrics.utils": "AverageMethod DataType MDMCAverageMethod",
         "sharedtree._demo._model": "Attention Block Embedding LanguageModel Sizes",
         "sharedtree._demo._training": "Checkpoint",
     }.items()
@@ -92,10 +101,12 @@ CLASSES = frozenset(
         "float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float16 bfloat16 float32 float64 half single double csingle "
         "cdouble complex64 complex128 generic number integer signedinteger unsignedinteger inexact floating "
         "complexfloating flexible character",
+        "treex": "BatchStat Cache Log LossLog MetricLog MetricState ModelState OptState Parameter Rng State TreePart",
     }.items()
     for name in names.split()
 )
-"""Classes that are no nodes, but may be named as values: the types of values and of numbers."""
+"""Classes that are no nodes, but may be named as values: the types of values and of numbers, and treex's kinds of
+parameters."""
 
 _ELEMENTWISE = """
     abs absolute acos acosh add angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh
@@ -162,6 +173,7 @@ FUNCTIONS = frozenset(
             rel_entr sici softmax spence sph_harm_y wofz xlog1py xlogy zeta
         """,
         "numpy": _ELEMENTWISE + "matmul matvec vecdot vecmat",
+        "flax.linen.linear": "default_embed_init default_kernel_init",
         "equinox.nn._mlp": "_identity",
         "equinox.nn._weight_norm": "_norm_except_axis",
         "equinox.nn._attention": "standard_attention",

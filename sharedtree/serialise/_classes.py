@@ -1,9 +1,9 @@
 """The classes whose instances can be written and rebuilt without calling them, and what their instances hold.
 
-Six kinds: Equinox modules, dataclasses and namedtuples, which are rebuilt field by field; placeholders, of which there
-is nothing to rebuild but that they are there; enums, whose members are
-found by name; and other classes that are registered with JAX or with `register_node`, which come apart and together
-by the functions that were registered.
+Seven kinds: Equinox modules, dataclasses and namedtuples, which are rebuilt field by field; classes of treeo and treex,
+which are rebuilt attribute by attribute; placeholders, of which there is nothing to rebuild but that they are there;
+enums, whose members are found by name; and other classes that are registered with JAX or with `register_node`, which
+come apart and together by the functions that were registered.
 """
 
 import dataclasses
@@ -19,10 +19,11 @@ import equinox as eqx
 from .._errors import SharedTreeError
 from .._node_types import _is_in_jax_registry, _known, dict_descriptor, is_namedtuple
 from ._allowed import LIBRARIES
+from ._treeo_trees import declared_fields, is_of_attributes
 
-ClassKind = Literal["module", "dataclass", "namedtuple", "placeholder", "enum", "registered"]
+ClassKind = Literal["module", "dataclass", "namedtuple", "attributes", "placeholder", "enum", "registered"]
 
-FIELD_KINDS = frozenset({"module", "dataclass", "namedtuple", "placeholder"})
+FIELD_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder"})
 """Kinds that are rebuilt field by field, and may turn into one another."""
 
 WRAPPER_ATTRIBUTES = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
@@ -56,7 +57,7 @@ class Layout(NamedTuple):
 
 
 def is_rebuildable(cls: Any) -> bool:
-    """Whether an object is a class of one of the six kinds."""
+    """Whether an object is a class of one of the seven kinds."""
     return kind_of(cls) is not None
 
 
@@ -97,7 +98,8 @@ def shadows(cls: type, name: str) -> bool:
     """Whether an attribute that is no declared field would stand in the place of something that the class defines.
 
     A file could replace a method in this way. Of slots and plain values of the class it may: they are data. Instances
-    of classes of the libraries have no attributes but those that `equinox.module_update_wrapper` sets.
+    of classes of the libraries have no attributes but those that `equinox.module_update_wrapper` sets; but treex's have
+    more than they declare.
     """
     if name in WRAPPER_ATTRIBUTES:
         return False
@@ -107,7 +109,7 @@ def shadows(cls: type, name: str) -> bool:
             if isinstance(held, types.MemberDescriptorType):
                 return False
             return callable(held) or hasattr(type(held), "__get__")
-    return cls.__module__.partition(".")[0] in LIBRARIES
+    return cls.__module__.partition(".")[0] in LIBRARIES and kind_of(cls) != "attributes"
 
 
 def _find_kind(cls: type) -> ClassKind | None:
@@ -119,6 +121,8 @@ def _find_kind(cls: type) -> ClassKind | None:
         return "module"
     if is_namedtuple(cls):
         return "namedtuple"
+    if is_of_attributes(cls):
+        return "attributes"
     if dataclasses.is_dataclass(cls) and _is_made_by_object(cls):
         return "dataclass"
     if cls in _PLAIN_TYPES:
@@ -152,6 +156,8 @@ def _find_layout(cls: Any) -> Layout:
         fields: tuple[str, ...] = cls._fields
     elif kind == "placeholder":
         fields = ()
+    elif kind == "attributes":
+        fields = declared_fields(cls)
     else:
         declared = dataclasses.fields(cls)
         static = [f.name for f in declared if f.metadata.get("static", False)]

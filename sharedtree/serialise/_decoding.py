@@ -10,6 +10,7 @@ from typing import Any
 
 from .._errors import FormatError, SharedTreeError, StructureMismatchError, UntrustedTypeError
 from .._printable import printable
+from ..compat._loading import importable_name
 from ._allowed import LIBRARIES, NAMES_ONLY, STANDARD_LIBRARY
 from ._arrays import finish
 from ._atoms import DistinctNans, is_nan
@@ -121,7 +122,7 @@ def resolve(manifest: Manifest, trust: Trust | None = None, renames: Renames | N
         verdict = trust.resolve(new, _kind(kind))
         if not verdict.allowed or verdict.elsewhere:
             refused.append((kind, name, verdict.why))
-            elsewhere |= {name: root_of(new)} if verdict.elsewhere else {}
+            elsewhere |= {name: importable_name(root_of(new))} if verdict.elsewhere else {}
         elif not verdict.found:
             lost.append((new, verdict))
         else:

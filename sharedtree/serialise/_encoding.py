@@ -47,6 +47,7 @@ from ._manifest import FORMAT, nested_too_deeply, owner_of_method
 from ._names import NamelessError, name_of, own_name_of
 from ._nesting import Collisions
 from ._refusals import Problem, RefusalError, refusal_of, unserialisable
+from ._treeo_trees import written
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
 
@@ -383,6 +384,8 @@ class _Walk:
             attributes = {**attributes, **dict(zip(layout.fields, obj, strict=True))}
         elif layout.slots:
             attributes = {**attributes, **_read_slots(obj, layout.slots)}
+        if layout.kind == "attributes":
+            attributes = written(obj, attributes)
         # Of two siblings one may have attributes of its own, so each is asked.
         wrapped, copied = _wrapped_field(layout, attributes)
         key = (cls, copied, *attributes)
@@ -390,6 +393,14 @@ class _Walk:
         if known is None:
             known = self._type_numbers[key] = self._new_type(cls, attributes, copied)
         number, names, keys = known
+        if layout.kind == "attributes":  # of which JAX traces some that are no declared fields, and they come first
+            visited = [name for name in attributes if name in names]
+            places = [visited.index(name) for name in names]
+            return Apart(
+                [attributes[name] for name in visited],
+                [f".{name}" for name in visited],
+                lambda done: ["object", number, [done[i] for i in places]],
+            )
         children = [attributes[name] for name in names]
         if wrapped is not None:
             return Apart(children, keys, lambda done: ["wrapper", number, done, wrapped])

@@ -25,6 +25,7 @@ from ._classes import (
 )
 from ._manifest import TypeEntry
 from ._names import is_well_formed
+from ._treeo_trees import default_of, finisher, may_stay_unset
 
 Renames = Mapping[str, str | type | Callable[..., Any] | None]
 """Old name → new name. Of a class or a function: `"old.mod:Old"` → `"new.mod:New"`, or the new one itself. Of a field:
@@ -77,7 +78,8 @@ def builder(entry: TypeEntry, cls: type, renames: Renames) -> Callable[[Sequence
     extra = set(entry.extra) - set(layout.fields)
     unknown = [name for name in kept if name not in layout.fields and name not in extra]
     missing = {_renamed(entry.name, cls, field, renames) for field in entry.missing}
-    added = [name for name in layout.fields if name not in kept and name not in missing]
+    absent = [name for name in layout.fields if name not in kept and name not in missing]
+    added = [name for name in absent if layout.kind != "attributes" or not may_stay_unset(cls, name)]
     if entry.version != layout.version or (migrate is not None and (unknown or added)):
         return _migrating(entry, cls, layout, names, migrate)
     if unknown:
@@ -153,11 +155,13 @@ def _setting(
         and None not in names
     ):
         new, attributes_of = object.__new__, layout.attributes_of
+        finish = finisher(cls) if layout.kind == "attributes" else None
 
         def build_plain(values: Sequence[Any]) -> Any:
             obj = new(cls)
-            attributes_of(obj).update(zip(names, values, strict=True))
-            return obj
+            attributes = attributes_of(obj)
+            attributes.update(zip(names, values, strict=True))
+            return obj if finish is None else finish(obj, attributes)
 
         return build_plain
 
@@ -202,7 +206,8 @@ def _migrating(
         if unknown:
             raise _removed(entry, cls, [str(name) for name in unknown])
         for name in layout.fields:
-            if name not in migrated and name not in missing:
+            is_needed = layout.kind != "attributes" or not may_stay_unset(cls, name)
+            if name not in migrated and name not in missing and is_needed:
                 migrated[name] = _default_of(entry, cls, name)()
         return fill(migrated)
 
@@ -210,6 +215,8 @@ def _migrating(
 
 
 def _filler(cls: Any, layout: Layout) -> Callable[[dict[str, Any]], Any]:
+    finish = finisher(cls) if layout.kind == "attributes" else None
+
     def fill(fields: dict[str, Any]) -> Any:
         if layout.kind == "namedtuple":
             absent = [name for name in layout.fields if name not in fields]
@@ -230,7 +237,7 @@ def _filler(cls: Any, layout: Layout) -> Callable[[dict[str, Any]], Any]:
                     f"`{cls.__qualname__}` has no place for the attribute `{printable(name)}` any more. Drop it:\n"
                     f'    renames={{"{cls.__module__}:{cls.__qualname__}.{printable(name)}": None}}'
                 )
-        return obj
+        return obj if finish is None or attributes is None else finish(obj, attributes)
 
     return fill
 
@@ -252,6 +259,10 @@ def _default_of(entry: TypeEntry, cls: Any, name: str) -> Callable[[], Any]:
     if kind_of(cls) == "namedtuple":
         if name in cls._field_defaults:
             return lambda: cls._field_defaults[name]
+    elif name not in getattr(cls, "__dataclass_fields__", {}):
+        default = default_of(cls, name)
+        if default is not None:
+            return default
     else:
         field = cls.__dataclass_fields__[name]
         if field.default is not dataclasses.MISSING:

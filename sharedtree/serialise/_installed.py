@@ -14,7 +14,6 @@ loaded already are used as they are. Metadata that lies elsewhere is not even re
 """
 
 import contextlib
-import importlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -30,6 +29,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..compat._loading import import_module
 from ._names import namespace
 
 
@@ -62,13 +62,15 @@ def import_installed(module: str) -> None:
     guard = _Guard()
     sys.meta_path.insert(0, guard)
     try:
-        importlib.import_module(module)
+        import_module(module)
     finally:
         sys.meta_path.remove(guard)
 
 
 class _Guard(importlib.abc.MetaPathFinder):
     """Stands before the other finders, and judges what they find for one thread."""
+
+    stays_first = True
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .._printable import printable
+from ..compat._loading import importable_name
 from ._audit import Request, audit as requests_of
 from ._manifest import Manifest
 from ._opened import Opened
@@ -54,7 +55,10 @@ class Audit(NamedTuple):
             lines += ["If you trust what is refused:", f"    sharedtree.load(path, trusted=[{listed}])"]
         if self.elsewhere:
             lines += ["What would come from elsewhere is not installed. If it is yours, import it before you load:"]
-            lines += [f"    import {package}" for package in dict.fromkeys(root_of(r.name) for r in self.elsewhere)]
+            lines += [
+                f"    import {package}"
+                for package in dict.fromkeys(importable_name(root_of(r.name)) for r in self.elsewhere)
+            ]
         return "\n".join(lines)
 
 

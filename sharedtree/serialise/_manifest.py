@@ -24,7 +24,8 @@ can be built from first to last, and a node that occurs twice is one object. Eve
 
 **Types.** The classes of instances. `fields` are the names of the values that the nodes of this type hold.
 
-    type = {"name": name, "kind": "module" | "dataclass" | "namedtuple" | "placeholder", "fields": [string*],
+    type = {"name": name, "kind": "module" | "dataclass" | "namedtuple" | "attributes" | "placeholder",
+            "fields": [string*],
             "missing"?: [string*],                   declared fields that were not set
             "extra"?: [string*],                     attributes that are no declared fields; their values come last
             "version"?: whole number}                `__sharedtree_version__` of the class, if not 0
@@ -109,7 +110,7 @@ from ._strict_json import malformed, parse_manifest_json
 FORMAT = 1
 """The version of the format that is written, and the newest that can be read."""
 
-CLASS_KINDS = frozenset({"module", "dataclass", "namedtuple", "placeholder", "registered", "enum"})
+CLASS_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder", "registered", "enum"})
 
 
 class TypeEntry(NamedTuple):

@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ._allowed import LIBRARIES
+from ._allowed import CLASSES, FUNCTIONS, LIBRARIES
 
 _SHARED_ROOTS = {"jaxlib": ("jax", "jaxlib"), "posix": ("os", "posix"), "nt": ("os", "nt")}
 
@@ -52,8 +52,7 @@ def find(name: str) -> Any:
     Raises:
         LookupError: if the module is not loaded, or lacks the name, or something on the way is not a class.
     """
-    module, _, qualname = name.partition(":")
-    found = _lookup(sys.modules.get(module), qualname)
+    found = _lookup_name(name)
     if found is _MISSING:
         raise LookupError(name)
     return found
@@ -74,10 +73,8 @@ def name_of(obj: Any) -> str:
     Cost: the first time a look into each loaded module of the object's package, later a few dictionary look-ups.
     """
     known = _proved.get(id(obj))  # the entry keeps its object alive, so an equal id is the same object
-    if known is not None and known[0] is obj:
-        module, _, qualname = known[1].partition(":")
-        if _lookup(sys.modules.get(module), qualname) is obj:  # modules can be changed
-            return known[1]
+    if known is not None and known[0] is obj and _lookup_name(known[1]) is obj:  # modules can be changed
+        return known[1]
     home = home_of(obj)
     name = min(_candidates(obj, home), key=lambda name: _rank(name, home), default=None)
     if name is None:
@@ -121,6 +118,11 @@ def home_of(obj: Any) -> str:
     return home if isinstance(home, str) else type(obj).__module__
 
 
+def _lookup_name(name: str) -> Any:
+    module, _, qualname = name.partition(":")
+    return _lookup(sys.modules.get(module), qualname)
+
+
 def _lookup(module: Any, qualname: str) -> Any:
     first, *rest = qualname.split(".")
     found = namespace(module).get(first, _MISSING)
@@ -136,6 +138,8 @@ def _candidates(obj: Any, home: str) -> set[str]:
     if not names:
         for name, module in _modules_of(home):
             names |= {f"{name}:{key}" for key, value in list(namespace(module).items()) if value is obj}
+    # `types` holds classes of `builtins`, and Flax initialisers that a function of JAX made.
+    names = names or {name for name in CLASSES | FUNCTIONS if _lookup_name(name) is obj}
     return {name for name in names if is_well_formed(name)}
 
 

@@ -7,6 +7,7 @@ from jax.extend import core as jex_core
 
 from .._errors import UnserialisableError
 from .._printable import printable
+from ._allowed import LIBRARIES
 
 
 class RefusalError(Exception):
@@ -42,6 +43,10 @@ def refusal_of(obj: Any, cls: Any) -> RefusalError:
         )
     if isinstance(obj, types.ModuleType):
         return RefusalError("a module of Python", "Leave it out, and import it where it is used.")
+    if name.partition(".")[0] in LIBRARIES:
+        return RefusalError(
+            f"a `{name}`, which cannot be rebuilt without calling it", "Leave it out, and make it anew after loading."
+        )
     return RefusalError(
         f"a `{name}`, which cannot be rebuilt without calling it",
         "If it is data, make its class a dataclass or register it "

@@ -181,12 +181,13 @@ def _value(tree: ReadTree, number: int) -> Any:
 
 def _static_differences(path: str, op: Node, other: Node) -> list[Difference]:
     """How the static fields of two modules of one class differ, or, of other classes, their auxiliary data."""
-    if not op.type.fields:
+    is_tree = kind_of(op.type.cls) == "attributes"
+    if not op.type.fields and not is_tree:
         one, two = op.aux.peek(), other.aux.peek()
         if op.aux == other.aux or not (_is_plain(one) and _is_plain(two)):
             return []
         return [Difference(path, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))]
-    fields = [dict(each.aux.peek()[1]) for each in (op, other)]
+    fields = [dict(each.aux.peek() if is_tree else each.aux.peek()[1]) for each in (op, other)]
     found: list[Difference] = []
     for name in {**fields[0], **fields[1]}:
         one, two = (each.get(name, _ABSENT) for each in fields)

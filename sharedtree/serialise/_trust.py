@@ -7,7 +7,6 @@ does not come in through a module that imports it.
 """
 
 import contextlib
-import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 
+from .._errors import CompatibilityError
 from .._printable import printable
+from ..compat._loading import import_module
 from ._allowed import (
     CLASSES,
     ECOSYSTEM,
@@ -219,9 +220,12 @@ class Trust:
             if each in sys.modules:
                 continue
             try:
-                (importlib.import_module if is_the_users else import_installed)(each)
+                (import_module if is_the_users else import_installed)(each)
             except (KeyboardInterrupt, ElsewhereError):
                 raise
+            except CompatibilityError as error:
+                fact = str(error).partition("\n")[0]
+                return f"{fact} What to do is said by the import itself: `from sharedtree.compat import {root}`"
             except BaseException as error:  # noqa: BLE001 -- a module may do anything when it is imported, also exit
                 return f"`{each}` cannot be imported: {type(error).__name__}: {printable(str(error))}"
         return ""

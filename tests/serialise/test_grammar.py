@@ -257,6 +257,7 @@ BAD_TYPES = [
     {**TYPE, "missing": ["rate"]}, {**TYPE, "missing": "x"}, {**TYPE, "extra": ["size"]}, {**TYPE, "extra": ["a", "a"]},
     {**TYPE, "version": -1}, {**TYPE, "version": True}, {**TYPE, "version": "0"}, {**TYPE, "version": None},
     {"name": NAME, "kind": "dataclass"}, {"name": NAME, "kind": "enum", "fields": []},
+    {"name": NAME, "kind": "attributes"}, {"name": NAME, "kind": "attributes", "fields": ["size"], "extra": ["size"]},
     {"name": NAME, "kind": "registered", "fields": ["size", "rate"]}, {"kind": "dataclass", "fields": ["size", "rate"]},
 ]  # fmt: skip
 
@@ -264,8 +265,9 @@ BAD_EXTRAS = ["a b", "", "1", "class", "a.b", "__class__", "__dict__", "__x__", 
 
 
 def test_a_type():
-    config = load(with_nodes(["object", 0, [True, "a"]], types=[TYPE]))
-    assert config == Config(True, "a")
+    for kind in ("dataclass", "attributes", "namedtuple"):  # these may turn into one another
+        config = load(with_nodes(["object", 0, [True, "a"]], types=[{**TYPE, "kind": kind}]))
+        assert config == Config(True, "a")
     assert vars(load(with_nodes(["object", 0, [None, "a", "b"]], types=[{**TYPE, "extra": ["more"]}])))["more"] == "b"
 
 

@@ -253,7 +253,7 @@ def test_classes_are_not_functions_and_functions_no_classes():
 @pytest.mark.parametrize("name", sorted(_allowed.FUNCTIONS))
 def test_each_listed_function_is_there_or_was_not_added_yet(name):
     module = name.partition(":")[0]
-    if module.partition(".")[0] in ("lineax", "optimistix", "diffrax"):
+    if module.partition(".")[0] in ("lineax", "optimistix", "diffrax", "flax"):
         pytest.importorskip(module.partition(".")[0])
     verdict = Trust().resolve(name, "function")
     assert verdict.allowed

@@ -1,0 +1,442 @@
+"""Models of treex and trees of treeo, saved and loaded."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import sharedtree as st
+from tests.serialise.drafts import Draft
+
+# `importorskip` would import it without what JAX no longer has, and fail.
+if importlib.util.find_spec("treex") is None:
+    pytest.skip("treex is not installed", allow_module_level=True)
+
+from sharedtree.compat import treeo as to, treex as tx
+from tests.compat.treex_models import LAYERS, Block, Marked, Pair, X, assert_same, model_of, through_bytes
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+CALLS = {"Dropout": lambda m: m(X), "KeySeq": lambda m: m()}
+
+
+def double(x):
+    return 2 * x
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_models_come_back(name):
+    make, inputs = LAYERS[name]
+    model = model_of(make, inputs)
+    loaded = through_bytes(model, trusted=[Block])
+    assert_same(model, loaded)
+    call = jax.jit(CALLS.get(name, lambda m: m(inputs)))
+    np.testing.assert_array_equal(call(model), call(loaded))
+    assert loaded.eval().training is False
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("Dropout", "KeySeq", "Sequential")])
+def test_uninitialised_models_come_back(name):
+    make, inputs = LAYERS[name]
+    model = make()
+    loaded = through_bytes(model, trusted=[Block])
+    assert_same(model, loaded)
+    np.testing.assert_array_equal(model.init(3, inputs)(inputs), loaded.init(3, inputs)(inputs))
+
+
+METRICS = {
+    "Mean": lambda: tx.metrics.Mean(),
+    "Reduce": lambda: tx.metrics.Reduce("sum"),
+    "Accuracy": lambda: tx.metrics.Accuracy(num_classes=3),
+    "Metrics": lambda: tx.metrics.Metrics([tx.metrics.MeanSquareError(), tx.metrics.MeanAbsoluteError()]),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_come_back(name):
+    metric, arguments = METRICS[name](), {"values": X} if name in ("Mean", "Reduce") else {"target": X, "preds": X + 1}
+    if name == "Accuracy":
+        arguments = {"target": jnp.array([0, 1, 2]), "preds": jnp.eye(3)[jnp.array([0, 1, 1])]}
+    metric.update(**arguments)
+    loaded = through_bytes(metric)
+    assert_same(metric, loaded)
+    metric.update(**arguments)
+    loaded.update(**arguments)
+    assert_same(metric.compute(), loaded.compute())
+    loaded.reset()
+    assert_same(METRICS[name]().compute(), loaded.compute()) if name in ("Reduce", "Accuracy") else None
+
+
+# --- what is one object, and metadata ---------------------------------------------------------------------------------
+
+
+def test_ties_are_kept():
+    layer = tx.Linear(4).init(0, X)
+    model = tx.Sequential(layer, layer)
+    encoder = Block().init(0, X)
+    encoder.again = encoder.first
+    loaded = through_bytes([model, encoder, {"teacher": encoder}], trusted=[Block])
+    assert loaded[0].layers[0] is loaded[0].layers[1]
+    assert loaded[1].first is loaded[1].again
+    assert loaded[2]["teacher"] is loaded[1]
+    assert len(Draft(st.to_bytes([model, model])).tensors) == 2
+
+
+def test_tensors_have_plain_names(tmp_path):
+    model = model_of(*LAYERS["Sequential"])
+    st.save(tmp_path / "model.safetensors", model)
+    tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(tensors["layers[0].kernel"], model.layers[0].kernel)
+    np.testing.assert_array_equal(tensors["layers[4].linear2.bias"], model.layers[4].linear2.bias)
+    assert sorted(map(np.shape, tensors.values())) == sorted(map(np.shape, jax.tree.leaves(model)))
+    assert_same(model.layers[4], st.load(tmp_path / "model.safetensors", select=".layers[4]"))
+
+
+def test_an_array_is_named_by_the_place_that_jax_meets_first():
+    shared = jnp.ones(2)
+    tree = Pair(1, shared)
+    tree.early = to.copy(Pair(shared, 2))  # a tree that nobody declared, and so a node
+    jax.tree.leaves(tree)
+    (path, _), *_ = jax.tree_util.tree_leaves_with_path(tree)
+    assert "early" in jax.tree_util.keystr(path)
+    assert list(Draft(st.to_bytes(tree)).tensors) == ["early.left"]
+
+
+def test_metadata_is_the_class_s_own_or_one_object():
+    one, two = (st.from_bytes(st.to_bytes(model_of(*LAYERS["MLP"]))) for _ in range(2))
+    for name, metadata in vars(one)["_field_metadata"].items():
+        assert vars(two)["_field_metadata"][name] is metadata
+        assert tx.MLP._field_metadata.get(name, metadata) is metadata
+    assert jax.tree.structure(one) == jax.tree.structure(two)
+    saved = Pair(jnp.ones(2), [jnp.zeros(1)], "n")
+    assert jax.tree.structure(through_bytes(saved, trusted=[Pair])) == jax.tree.structure(saved)
+
+
+def test_instances_do_not_share_the_dictionary_of_their_metadata():
+    model = model_of(*LAYERS["Linear"])
+    twin = jax.tree.map(lambda x: x + 1, model)
+    assert vars(twin)["_field_metadata"] is vars(model)["_field_metadata"]
+    a, b = st.from_bytes(st.to_bytes([model, twin]))
+    assert vars(a)["_field_metadata"] is not vars(b)["_field_metadata"]
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(jnp.add, a, b)
+    assert tx.Linear(2)._field_metadata is not vars(a)["_field_metadata"]
+
+
+def test_metadata_of_an_instance_s_own_comes_back():
+    block = Block().init(0, X)
+    block = block.update_field_metadata("scale", kind=tx.BatchStat).update_field_metadata("table", opaque=True)
+    pair = Pair(jnp.ones(1), 2).update_field_metadata("left", node=False)
+    loaded = through_bytes([block, pair], trusted=[Block, Pair])
+    assert_same([block, pair], loaded)
+    assert loaded[0].field_metadata["scale"].kind is tx.BatchStat
+    assert loaded[0].field_metadata["table"].opaque is True
+    assert not loaded[1].field_metadata["left"].node
+    with pytest.raises(st.UntrustedTypeError, match="Marked"):
+        through_bytes(Pair(1, 2).update_field_metadata("left", kind=Marked), trusted=[Pair])
+    loaded = through_bytes(Pair(1, 2).update_field_metadata("left", kind=Marked), trusted=[Pair, Marked])
+    assert loaded.field_metadata["left"].kind is Marked
+
+
+def test_what_treeo_noted_of_a_value_that_is_gone_keeps_nothing_from_being_saved():
+    pair = Pair(1, 2)
+    pair.more, pair.other, pair.number = double, jnp.ones(1), None
+    jax.tree.leaves(pair)  # notes kinds: a function's, an array's, None's
+    pair.more, pair.other, pair.number = 1, None, 2
+    loaded = through_bytes(pair, trusted=[Pair])
+    assert (loaded.more, loaded.other, loaded.number) == (1, None, 2)
+    assert loaded.field_metadata["number"].kind is type(None)
+
+
+def test_a_loaded_model_is_traced_once():
+    model = model_of(*LAYERS["Sequential"]).eval()
+    traces = []
+
+    def call(model, x):
+        traces.append(1)
+        return model(x)
+
+    for jit in (jax.jit, st.jit):
+        traces.clear()
+        step = jit(call)
+        loaded = [st.from_bytes(st.to_bytes(model)) for _ in range(2)]
+        for _ in range(3):
+            results = [step(each, X) for each in loaded]
+        assert len(traces) == 1
+        np.testing.assert_array_equal(*results)
+
+
+def test_training_goes_on():
+    import optax
+
+    def loss(model):
+        return jnp.mean((model(X) - 1) ** 2)
+
+    def step(model, state):
+        value, grads = st.value_and_grad(loss)(model)
+        updates, state = optimizer.update(grads, state, model)
+        return value, st.apply_updates(model, updates), state
+
+    layer = tx.Linear(4).init(0, X)
+    model = tx.Sequential(layer, jax.nn.relu, layer)
+    optimizer = st.optimizer(optax.adam(1e-2))
+    state = optimizer.init(model)
+    _, model, state = step(model, state)
+    loaded = through_bytes({"model": model, "state": state})
+    for _ in range(3):
+        value, model, state = step(model, state)
+        again, loaded["model"], loaded["state"] = step(loaded["model"], loaded["state"])
+        assert float(value) == float(again)
+    assert loaded["model"].layers[0] is loaded["model"].layers[2]
+
+
+def test_filtered_models_come_back():
+    model = model_of(*LAYERS["Sequential"])
+    parameters = model.filter(tx.Parameter)
+    loaded = through_bytes([model, parameters])
+    assert_same([model, parameters], loaded)
+    assert jax.tree.structure(loaded[1]) == jax.tree.structure(loaded[0].filter(tx.Parameter))
+    np.testing.assert_array_equal(loaded[0].merge(loaded[1]).layers[0].kernel, model.layers[0].kernel)
+
+
+# --- treeo by itself --------------------------------------------------------------------------------------------------
+
+
+class Plain(to.Tree):
+    """No dataclass, and attributes that nobody declared."""
+
+    weight: Any = to.node()
+    rate: float = 0.5
+
+    def __init__(self, weight):
+        self.weight = weight
+        self.child = Pair(weight, {"a": [weight]})
+        self.hashable = to.Hashable((1, 2))
+
+
+class Strange(to.Tree):
+    """A class with a flatten function of its own, which is asked."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def tree_flatten(self):
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*children)
+
+
+def test_trees_of_treeo():
+    weight = jnp.ones(2)
+    tree = [Plain(weight), Pair(weight, np.ones(1), {"k": (1,)}), to.NOTHING, tx.Named("n", weight)]
+    loaded = through_bytes(tree, trusted=[Plain, Pair])
+    assert_same(tree, loaded)
+    assert loaded[0].child.right["a"][0] is loaded[1].left
+    (strange,) = through_bytes([Strange(weight)], trusted=[Strange])
+    np.testing.assert_array_equal(strange.x, weight)
+
+
+def load_draft(draft):
+    return st.load(draft.file(with_digests=True), trusted=[Pair, Plain])
+
+
+def test_fields_that_came_and_went():
+    draft = Draft(st.to_bytes(Pair(1, 2, "n")))
+    (entry,) = [entry for entry in draft.manifest["types"] if entry["name"].endswith("Pair")]
+    node = draft.manifest["nodes"][-1]
+    place = entry["fields"].index("note")
+    del entry["fields"][place], node[2][place]
+    assert load_draft(draft).note == "none"  # the default
+    entry["fields"].append("gone")
+    node[2].append("x")
+    with pytest.raises(st.StructureMismatchError, match="gone"):
+        load_draft(draft)
+    renames = {f"{Pair.__module__}:Pair.gone": "note"}
+    assert st.load(draft.file(with_digests=True), trusted=[Pair], renames=renames).note == "x"
+    entry["fields"].remove("left")
+    del node[2][0]
+    with pytest.raises(st.StructureMismatchError, match="left"):
+        st.load(draft.file(with_digests=True), trusted=[Pair], renames=renames)
+    draft = Draft(st.to_bytes(Plain(jnp.ones(1))))
+    (entry,) = [entry for entry in draft.manifest["types"] if entry["name"].endswith("Plain")]
+    entry["missing"].remove("rate")
+    assert load_draft(draft).rate == 0.5  # of the class, as in an instance that was just made
+
+
+def test_a_template():
+    model = model_of(*LAYERS["Sequential"])
+    data = st.to_bytes(model)
+    assert_same(model, st.from_bytes(data, like=model_of(*LAYERS["Sequential"])))
+    with pytest.raises(st.StructureMismatchError, match=r"features_out.*3.*4"):
+        st.from_bytes(data, like=tx.Sequential(tx.Linear(4), *model.layers[1:]))
+    with pytest.raises(st.StructureMismatchError, match="training"):
+        st.from_bytes(data, like=model.eval())
+    block = Block().init(0, X)
+    shapes = st.Dag(block)
+    shapes = jax.eval_shape(lambda: shapes).tree
+    assert_same(block.scale, st.from_bytes(st.to_bytes(block), like=shapes).scale)
+
+
+# --- other processes --------------------------------------------------------------------------------------------------
+
+
+def run(code, *arguments, cwd=None, **options):
+    program = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(program, cwd=cwd or ROOT, capture_output=True, text=True, timeout=300, **options)
+
+
+def test_a_process_that_has_not_imported_treex(tmp_path):
+    model = model_of(*LAYERS["Sequential"])
+    path = tmp_path / "model.safetensors"
+    st.save(path, model)
+    code = """
+        import json, sys
+        import jax, numpy as np
+        import sharedtree as st
+        assert not {"treex", "treeo", "flax", "optax"} & set(sys.modules)
+        assert "float32" in str(st.inspect(sys.argv[1]))
+        st.verify(sys.argv[1])
+        assert not {"treex", "treeo", "flax", "optax"} & set(sys.modules)
+        model = st.load(sys.argv[1])
+        print(json.dumps([np.asarray(leaf).tolist() for leaf in jax.tree.leaves(model)]))
+        import treex
+        assert type(model) is treex.Sequential and not hasattr(jax, "tree_map")
+    """
+    done = run(code, path)
+    assert done.returncode == 0, done.stderr
+    leaves = json.loads(done.stdout)
+    assert len(leaves) == len(jax.tree.leaves(model))
+    for found, leaf in zip(leaves, jax.tree.leaves(model), strict=True):
+        np.testing.assert_array_equal(np.asarray(found, leaf.dtype), leaf)
+
+
+def test_the_command_line(tmp_path):
+    path = tmp_path / "model.safetensors"
+    st.save(path, model_of(*LAYERS["Sequential"]))
+    for command in (["show"], ["verify"], ["audit"], ["diff", path]):
+        program = [sys.executable, "-m", "sharedtree", command[0], str(path), *map(str, command[1:])]
+        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        if command == ["audit"]:
+            assert "treex:Linear" in done.stdout
+            assert "refused" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["treex", "treeo"])
+def test_a_package_beside_a_file_is_not_run(tmp_path, name):
+    st.save(tmp_path / "model.safetensors", model_of(*LAYERS["Linear"]))
+    (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()")
+    code = """
+        import sys
+        sys.path.insert(0, "")
+        import sharedtree as st
+        finders = list(sys.meta_path)
+        assert "download" not in str(st.audit("model.safetensors").requests)
+        try:
+            st.load("model.safetensors")
+        except st.UntrustedTypeError as error:
+            print(error)
+        assert sys.argv[1] not in sys.modules
+    """
+    done = run(code, name, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr
+    assert f"{name}.py" in done.stdout
+    assert "    import sharedtree.compat.treex" in done.stdout
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_machine_without_treex(tmp_path):
+    st.save(tmp_path / "model.safetensors", model_of(*LAYERS["Linear"]))
+    code = """
+        import sys
+        import sharedtree as st
+        from sharedtree.compat import _loading
+        _loading.VERSIONS = {"treex": "0.7", "treeo": "0.0.10"}
+        print(st.audit(sys.argv[1]))
+        try:
+            st.load(sys.argv[1])
+        except st.StructureMismatchError as error:
+            print(error)
+    """
+    done = run(code, tmp_path / "model.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert "`treex` 0.6.9 is installed, but it is 0.7 that works" in done.stdout
+    assert "from sharedtree.compat import treex" in done.stdout
+    assert "\\n" not in done.stdout
+
+
+# --- what cannot be saved ---------------------------------------------------------------------------------------------
+
+
+def test_what_has_code_in_it_is_refused_with_a_fix_that_works(tmp_path):
+    import flax.linen
+    import optax
+
+    def make(seed):
+        model = tx.Sequential(tx.FlaxModule(flax.linen.Dense(3)), tx.Linear(2)).init(seed, X)
+        return {"model": model, "optimizer": tx.Optimizer(optax.adam(1e-2)).init(model)}
+
+    model = make(0)
+    with pytest.raises(st.UnserialisableError) as refused:
+        st.to_bytes(model)
+    assert refused.value.paths == ("['model'].layers[0]", "['optimizer']")
+    save, load = dict.fromkeys(re.findall(r"`([^`]*sharedtree\.(?:save|load)\(.*?)`(?:[.,])", str(refused.value)))
+    names: dict[str, Any] = {"sharedtree": st, "path": tmp_path / "leaves.safetensors", "model": model}
+    exec(save, names)
+    names["model"] = make(1)
+    exec(load, names)
+    np.testing.assert_array_equal(names["model"]["model"](X), model["model"](X))
+    assert_same(jax.tree.leaves(names["model"]), jax.tree.leaves(model))
+
+
+@pytest.mark.parametrize("make", [lambda: tx.Dropout(0.5), lambda: tx.Sequential(tx.Linear(2), tx.Dropout(0.1))])
+def test_initialisers_are_refused(make):
+    with pytest.raises(st.UnserialisableError, match="was not initialised") as refused:
+        st.to_bytes(make())
+    assert refused.value.paths[0].endswith(".next_key.key")
+    assert "init(key, inputs)" in str(refused.value)
+    named = tx.Initializer(jax.random.normal)
+    assert through_bytes(named).f is jax.random.normal
+
+
+@pytest.mark.parametrize(
+    ("tree", "path", "told"),
+    [
+        (lambda: tx.Sequential(tx.Linear(2), lambda x: x), ".layers[1].f", "a lambda"),
+        (lambda: tx.losses.MeanSquaredError(), "", "make it anew"),
+        (lambda: tx.LossAndLogs(losses=tx.losses.MeanSquaredError()), ".losses.losses['mean_squared", "make it anew"),
+    ],
+)
+def test_other_refusals(tree, path, told):
+    with pytest.raises(st.UnserialisableError, match=told) as refused:
+        st.to_bytes(tree())
+    (found,) = refused.value.paths
+    assert found.startswith(path)
+
+
+@pytest.mark.parametrize("changes", [{"kind": "text"}, {"node": 1}, {"opaque": jnp.add}])
+def test_metadata_that_no_file_may_have_is_refused(changes):
+    with pytest.raises(st.UnserialisableError, match="metadata of `left`") as refused:
+        st.to_bytes([Pair(1, 2).update_field_metadata("left", **changes)])
+    assert refused.value.paths == ("[0]",)
+
+
+def test_a_function_of_the_user_s_needs_trust():
+    data = st.to_bytes(tx.Lambda(double))
+    with pytest.raises(st.UntrustedTypeError, match="double"):
+        st.from_bytes(data)
+    assert st.from_bytes(data, trusted=[double])(3) == 6
+    assert st.from_bytes(data, like=tx.Lambda(double)).f is double
