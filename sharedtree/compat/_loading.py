@@ -1,6 +1,6 @@
 """How treex and treeo are found, checked and run.
 
-A finder on `sys.meta_path` answers for these two names alone. It takes the answer of the other finders, and gives each
+A finder on `sys.meta_path` answers for these two names alone. It takes the answer of those behind it, and gives each
 module its builtins before the module runs. Nothing else on the path of an import is changed, and `sys.modules` gets the
 modules under their own names. What treeo keeps for the whole process, and what it compares by identity, is mended in
 the module once it has run: see `_threads` and `_metadata`. The finder stays, for modules that treex imports later.
@@ -63,8 +63,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname.partition(".")[0] not in VERSIONS:
             return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(fullname, path, target)
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
                 spec.loader = _Loader(spec.loader)
                 return spec

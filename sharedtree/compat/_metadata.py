@@ -9,12 +9,18 @@ copies have both in another order, and what is in them comes without an `==`, or
   `==` asks for the type only, which spares a trace, and gives the traced model's value to every other model.
 
     {"_training": True, "log": Opaque([3], None), "_field_metadata": {"w": ..., "log": ...}}
-    (("_field_metadata", _Ordered({"log": ..., "w": ...})), ("_training", True), ("log", _Held([3], None)))
+    _Fields((("_field_metadata", _Ordered({"log": ..., "w": ...})), ("_training", True), ("log", _Held([3], None))))
 """
 
 from typing import Any, NamedTuple
 
 from .._node_types import AUX_FORMS, AuxForm
+
+
+class _Fields(NamedTuple):
+    """The static fields of a tree, by name."""
+
+    items: tuple[tuple[str, Any], ...]
 
 
 class _Held(NamedTuple):
@@ -67,8 +73,11 @@ def compare_in_one_form(module: Any) -> None:
     """For `treeo.tree`."""
     opaque = module.utils.Opaque
 
-    def seen(fields: Any) -> Any:
-        return tuple([(name, seen_in(name, fields[name])) for name in sorted(fields)])
+    def seen(aux: Any) -> Any:
+        if type(aux) is not dict:
+            # Of a class with a flatten function of its own.
+            return aux
+        return _Fields(tuple([(name, seen_in(name, aux[name])) for name in sorted(aux)]))
 
     def seen_in(name: str, value: Any) -> Any:
         if type(value) is opaque:
@@ -76,8 +85,8 @@ def compare_in_one_form(module: Any) -> None:
         is_metadata = name == "_field_metadata" and type(value) is dict
         return _Ordered(value) if is_metadata else value
 
-    def given(fields: Any) -> Any:
-        return {name: given_in(value) for name, value in fields}
+    def given(aux: Any) -> Any:
+        return {name: given_in(value) for name, value in aux.items} if type(aux) is _Fields else aux
 
     def given_in(value: Any) -> Any:
         if type(value) is _Held:

@@ -187,7 +187,7 @@ def _static_differences(path: str, op: Node, other: Node) -> list[Difference]:
         if op.aux == other.aux or not (_is_plain(one) and _is_plain(two)):
             return []
         return [Difference(path, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))]
-    fields = [dict(each.aux.peek() if is_tree else each.aux.peek()[1]) for each in (op, other)]
+    fields = [dict(each.aux.peek().items if is_tree else each.aux.peek()[1]) for each in (op, other)]
     found: list[Difference] = []
     for name in {**fields[0], **fields[1]}:
         one, two = (each.get(name, _ABSENT) for each in fields)
