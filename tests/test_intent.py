@@ -291,6 +291,14 @@ def test_a_tie_that_reaches_out_of_a_module_with_a_tie_of_its_own_is_named_whole
     )
 
 
+def test_a_model_returned_twice_beside_a_module_of_its_shape_without_ties():
+    x, y, z = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
+    model = Pair(Pair(x, x), Pair(y, z))
+    both = lambda model: (ours(model), [copy_dag(model)])
+    assert not warnings_of(st.jit(both).eval_shape, model)
+    assert len(warnings_of(st.jit(lambda model: (ours(model), vanilla(model))).eval_shape, model)) == 1
+
+
 @hypothesis.given(dags())
 def test_every_maximal_tie_is_reported_once_and_nothing_else(dag):
     model = Pair(dag, 1)
@@ -300,7 +308,9 @@ def test_every_maximal_tie_is_reported_once_and_nothing_else(dag):
     assert len(found) == len(expected), [tie.paths for tie in expected]
     for tie in expected:
         assert any(all(f"`model{path}`" in text for path in tie.paths[:2]) for text in found), tie
-    for kept in (lambda m: st.tree.map(lambda x: x * 1, m), st.untie, lambda m: twin(st.untie(m)), copy_dag):
+    doubled = lambda m: st.tree.map(lambda x: x * 2, m)
+    twice = lambda m: (doubled(m), [copy_dag(m)])  # a module of the same shape without ties is in both
+    for kept in (doubled, st.untie, lambda m: twin(st.untie(m)), copy_dag, twice):
         assert not warnings_of(st.jit(lambda model, kept=kept: kept(model)).eval_shape, model)
 
 

@@ -129,8 +129,9 @@ def _pairs(tied: Sequence[tuple[str, int]], entered: Side, both: Side, shape: Se
     results = _by_shape(_modules(both, both.roots), shape)
     for text, before in tied:
         came, went = entrants[shape[before]], results.get(shape[before], [])
-        # As many went as came: they are taken to correspond. Otherwise each might be a new version of each.
-        matching = [went[came.index((text, before))]] if len(came) == len(went) else went
+        # As many went as came, once or several times over: they are taken to correspond. Otherwise each might be a new
+        # version of each.
+        matching = went[came.index((text, before)) :: len(came)] if len(went) % len(came) == 0 else went
         for text_after, after in matching:
             if after >= len(entered.records):  # otherwise it is what entered, passed through
                 ties = lost_leaf_ties(Shape(both.records, before), Shape(both.records, after), agree)
