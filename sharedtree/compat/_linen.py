@@ -8,6 +8,8 @@ but one for the whole process. So treex gets subclasses of the same names and fi
 import dataclasses
 import functools
 import importlib
+import threading
+import types
 from typing import Any
 
 import jax
@@ -18,35 +20,58 @@ def _flax(name: str) -> Any:
     return importlib.import_module(f"flax.{name}")
 
 
+_making = threading.RLock()  # Python shows a subclass before Flax has made it a module
+
+
 def with_frozen_variables(cls: Any) -> Any:
-    """The subclass of a class of Linen modules whose `init` and `apply` return frozen dicts."""
-    # Python knows the subclasses of a class weakly, so a class that nobody uses any more is not kept by this.
-    for subclass in cls.__subclasses__():
-        if subclass.__dict__.get("_has_frozen_variables"):
-            return subclass
+    """The subclass of a class of Linen modules whose `init` and `apply` return frozen dicts.
+
+    Raises:
+        TypeError: if the class cannot have subclasses, or asks something of them.
+    """
+    with _making:
+        # Python knows the subclasses of a class weakly, so a class that nobody uses any more is not kept by this.
+        for subclass in cls.__subclasses__():
+            if subclass.__dict__.get("_has_frozen_variables"):
+                return subclass
+        try:
+            return types.new_class(cls.__name__, (cls,), exec_body=lambda names: names.update(_frozen(cls)))
+        except Exception as error:
+            raise TypeError(
+                f"`{cls.__qualname__}` cannot be used in treex, which takes a subclass of it that returns frozen "
+                f"dicts. Making one raised {type(error).__name__}: {error}"
+            ) from error
+
+
+def _frozen(cls: Any) -> dict[str, Any]:
+    """The attributes of the subclass."""
     linen, freeze = _flax("linen"), _flax("core").freeze
 
-    class Frozen(cls):
-        _has_frozen_variables = True
+    def init(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return freeze(cls.init(self, *args, **kwargs))
 
-        @linen.nowrap
-        def init(self, *args: Any, **kwargs: Any) -> Any:
-            return freeze(super().init(*args, **kwargs))
+    def init_with_output(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output, variables = cls.init_with_output(self, *args, **kwargs)
+        return output, freeze(variables)
 
-        @linen.nowrap
-        def init_with_output(self, *args: Any, **kwargs: Any) -> Any:
-            output, variables = super().init_with_output(*args, **kwargs)
-            return output, freeze(variables)
+    def apply(self: Any, *args: Any, mutable: Any = False, **kwargs: Any) -> Any:
+        result = cls.apply(self, *args, mutable=mutable, **kwargs)
+        if mutable is False and not kwargs.get("capture_intermediates"):
+            return result
+        output, variables = result
+        return output, freeze(variables)
 
-        @linen.nowrap
-        def apply(self, *args: Any, mutable: Any = False, **kwargs: Any) -> Any:
-            result = super().apply(*args, mutable=mutable, **kwargs)
-            if mutable is False and not kwargs.get("capture_intermediates"):
-                return result
-            output, variables = result
-            return output, freeze(variables)
+    def reduce(self: Any) -> Any:
+        # By its own name the class would not be found.
+        return frozen_twin, (cls(**_fields_of(self), parent=None),)
 
-    return _named_like(Frozen, cls)
+    methods = {"init": init, "init_with_output": init_with_output, "apply": apply, "__reduce__": reduce}
+    return {
+        "_has_frozen_variables": True,
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        **{name: linen.nowrap(method) for name, method in methods.items()},
+    }
 
 
 @functools.cache
@@ -68,12 +93,8 @@ def gru_cell() -> Any:
         ) -> Any:
             return init_fn(rng, (*batch_dims, size))
 
-    return _named_like(GRUCell, linen.GRUCell)
-
-
-def _named_like(cls: Any, other: Any) -> Any:
-    cls.__name__, cls.__qualname__, cls.__module__ = other.__name__, other.__qualname__, other.__module__
-    return cls
+    GRUCell.__module__, GRUCell.__qualname__ = linen.GRUCell.__module__, linen.GRUCell.__qualname__
+    return GRUCell
 
 
 def frozen_twin(module: Any) -> Any:
@@ -87,5 +108,8 @@ def frozen_twin(module: Any) -> Any:
             f"`tx.FlaxModule` takes a module of `flax.linen`, not `{type(module).__qualname__}`.\n"
             "    tx.FlaxModule(flax.linen.Dense(features=3))"
         )
-    fields = {f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.init and f.name != "parent"}
-    return with_frozen_variables(type(module))(**fields, parent=None)
+    return with_frozen_variables(type(module))(**_fields_of(module), parent=None)
+
+
+def _fields_of(module: Any) -> dict[str, Any]:
+    return {f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.init and f.name != "parent"}

@@ -6,6 +6,7 @@ modules under their own names. What treeo keeps for the whole process, and what 
 the module once it has run: see `_threads` and `_metadata`. The finder stays, for modules that treex imports later.
 """
 
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -20,7 +21,7 @@ from typing import Any
 
 from .._errors import CompatibilityError
 from ._given_back import require_all
-from ._metadata import compare_by_content, compare_in_one_form
+from ._metadata import compare_by_content, compare_in_one_form, forget
 from ._threads import NAMES, separate
 from ._views import BUILTINS
 
@@ -61,10 +62,18 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        own, _, rest = fullname.removeprefix(f"{__package__}.").partition(".")
+        if own in VERSIONS and fullname.startswith(f"{__package__}.") and rest:
+            # Python would run the same file again under this name, and its classes would be others.
+            raise CompatibilityError(
+                f"`{fullname}` is `{own}.{rest}`, which has one name only.\nOnce `{__package__}.{own}` is imported:\n"
+                f"    import {own}.{rest}"
+            )
         if fullname.partition(".")[0] not in VERSIONS:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
-            spec = finder.find_spec(fullname, path, target)
+            find_spec = getattr(finder, "find_spec", None)
+            spec = None if find_spec is None else find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
                 spec.loader = _Loader(spec.loader)
                 return spec
@@ -78,6 +87,8 @@ class _Loader(importlib.abc.Loader):
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # or a copy, which has no attributes at first, would ask itself for ever
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
@@ -117,7 +128,8 @@ def load(name: str) -> types.ModuleType:
                 if not before:
                     sys.meta_path.remove(_finder)
                 raise
-        return sys.modules[name]
+    # Not from `sys.modules`: another thread may still be importing it.
+    return importlib.import_module(name)
 
 
 def import_module(name: str) -> types.ModuleType:
@@ -151,6 +163,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _remove(names: set[str]) -> None:
+    forget(sys.modules.get("treeo.tree") if "treeo.tree" in names else None)
     for name in names:
         sys.modules.pop(name, None)
 
@@ -163,6 +176,7 @@ def _imported_before() -> set[str]:
     """
     names = {name for name in _imported() if not _is_ours(name)}
     tree = getattr(sys.modules.get("treeo.tree"), "Tree", None) if "treeo.tree" in names else None
+    gc.collect()  # classes that nobody has any more are no reason
     for cls in _subclasses(tree) if tree is not None else ():
         if cls.__module__.partition(".")[0] not in VERSIONS:
             raise CompatibilityError(

@@ -3,8 +3,8 @@
 treeo keeps a dictionary of static fields in the auxiliary data of a tree, and in that one of `FieldMetadata`. Its
 copies have both in another order, and what is in them comes without an `==`, or with one that says too little. So
 
-- `FieldMetadata` and `Hashable` get an `==` by content, from which vanilla JAX gains, too: a model that was built
-  again, loaded or deep-copied is not traced anew, and can be mapped together with the one that it is like;
+- `FieldMetadata`, which nobody can change, gets an `==` by content, from which vanilla JAX gains, too: a model that was
+  built again, loaded or deep-copied is not traced anew, and can be mapped together with the one that it is like;
 - in the structures of sharedtree the fields are in one order, and an `Opaque` is compared by what it holds. treeo's own
   `==` asks for the type only, which spares a trace, and gives the traced model's value to every other model.
 
@@ -51,22 +51,13 @@ class _Ordered:
 
 def compare_by_content(module: Any) -> None:
     """For `treeo.types`."""
-    metadata, hashable = module.FieldMetadata, module.Hashable
+    metadata = module.FieldMetadata
 
-    def is_same_metadata(self: Any, other: object) -> bool:
+    def is_same(self: Any, other: object) -> bool:
         return type(other) is metadata and vars(self) == vars(other)
 
-    def holds_same(self: Any, other: Any) -> bool:
-        if type(other) is not hashable:
-            return False
-        one, another = self.value, other.value
-        # An array has an answer for each element, and stays itself alone.
-        return one is another or (type(one) is type(another) and (one == another) is True)
-
-    metadata.__eq__ = is_same_metadata
+    metadata.__eq__ = is_same
     metadata.__hash__ = lambda self: hash(self.node)
-    hashable.__eq__ = holds_same
-    hashable.__hash__ = lambda self: hash(type(self.value))
 
 
 def compare_in_one_form(module: Any) -> None:
@@ -94,3 +85,8 @@ def compare_in_one_form(module: Any) -> None:
         return dict(value.items) if type(value) is _Ordered else value
 
     AUX_FORMS[module.Tree] = AuxForm(seen, given)
+
+
+def forget(module: Any) -> None:
+    """Takes back what was said of a `treeo.tree` that is not to be used."""
+    AUX_FORMS.pop(getattr(module, "Tree", None), None)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -1,5 +1,6 @@
 """One scenario for each message about treex and treeo that offers code, where the two are installed."""
 
+import importlib
 import importlib.util
 
 import pytest
@@ -44,4 +45,11 @@ if IS_INSTALLED:
         def after(names):
             assert names["treeo"] is treeo
 
-        return Scenario(provoke, st.CompatibilityError, {}, after)
+        return Scenario(provoke, st.CompatibilityError, {"mine": Mine}, after)
+
+    @scenario
+    def a_submodule_by_another_name(path):
+        def provoke():
+            importlib.import_module("sharedtree.compat.treex.types")
+
+        return Scenario(provoke, st.CompatibilityError)

@@ -274,14 +274,19 @@ def test_metadata_compares_by_content(field):
     assert one != "metadata"
 
 
-def test_hashable_compares_by_content():
-    assert to.Hashable([1]) == to.Hashable([1])
-    assert hash(to.Hashable([1])) == hash(to.Hashable([1]))
-    assert to.Hashable([1]) != to.Hashable([2])
-    assert to.Hashable(1) != to.Hashable(True)
-    array = np.ones(2)
-    assert to.Hashable(array) == to.Hashable(array)
-    assert to.Hashable(array) != to.Hashable(np.ones(2))
+def test_a_hashable_is_equal_to_itself_alone():
+    """As treeo has it: what it holds may have an `==` with no answer, and may have changed since."""
+    for content in ([1], np.ones(2), {"rate": 1}):
+        one, other = to.Hashable(content), to.Hashable(content)
+        assert one == one
+        assert one != other
+    seen = []
+    run = st.jit(lambda model: seen.append(model.log.value["rate"]) or model.weight * model.log.value["rate"])
+    content = {"rate": 1.0}
+    run(layer(to.Hashable(content)))
+    content["rate"] = 5.0
+    np.testing.assert_array_equal(run(layer(to.Hashable({"rate": 5.0}))), np.full(2, 5))
+    assert seen == [1.0, 5.0]
 
 
 # Opaque fields
