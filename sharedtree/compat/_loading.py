@@ -28,7 +28,7 @@ from ._views import BUILTINS
 VERSIONS = {"treex": "0.6.9", "treeo": "0.0.10"}
 """The releases that this is made for: the last of treex, and the treeo that belongs to it."""
 
-# The lowest releases that work, as the extra `treex` has them; and the libraries of which they need names.
+# What they are asked for, as the extra `treex` has it; and the libraries of which they need names.
 NEEDED: dict[str, dict[str, tuple[int, ...]]] = {
     "treeo": {"typing-extensions": (4,)},
     "treex": {
