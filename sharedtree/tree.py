@@ -152,7 +152,7 @@ def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T
 
     Limitations: if `f` returns one object for two leaves, the result has that tie too.
     """
-    return map_with_path(lambda _, *args: f(*args), tree, *rest, is_leaf=is_leaf)
+    return _mapped(f, tree, rest, is_leaf, with_paths=False)
 
 
 def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T:
@@ -164,11 +164,16 @@ def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = 
         >>> st.tree.map_with_path(lambda path, x: jax.tree_util.keystr(path), {"a": w, "b": w})
         {'a': "['a']", 'b': "['a']"}
     """
+    return _mapped(f, tree, rest, is_leaf, with_paths=True)
+
+
+def _mapped(f: Callable[..., Any], tree: Any, rest: tuple[Any, ...], is_leaf: IsLeaf, *, with_paths: bool) -> Any:
     require_registered(tree)
     found, structure = pack_alone(tree, is_leaf)
-    columns = [_aligned(structure, other, f"rest[{i}]") for i, other in enumerate(rest)]
-    paths = _leaf_paths(structure)
-    new = [f(*args) for args in zip(paths, found, *columns, strict=True)]
+    columns = [found, *(_aligned(structure, other, f"rest[{i}]") for i, other in enumerate(rest))]
+    if with_paths:
+        columns.insert(0, _leaf_paths(structure))
+    new = [f(*args) for args in zip(*columns, strict=True)]
     hand_on(found, new)
     return unpack(structure, new)
 
