@@ -152,7 +152,12 @@ def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T
 
     Limitations: if `f` returns one object for two leaves, the result has that tie too.
     """
-    return map_with_path(lambda _, *args: f(*args), tree, *rest, is_leaf=is_leaf)
+    require_registered(tree)
+    found, structure = pack_alone(tree, is_leaf)
+    columns = [_aligned(structure, other, f"rest[{i}]") for i, other in enumerate(rest)]
+    new = [f(*args) for args in zip(found, *columns, strict=True)]
+    hand_on(found, new)
+    return unpack(structure, new)
 
 
 def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T:
