@@ -1,8 +1,8 @@
 """Libraries that stopped working years of JAX releases ago, on today's JAX.
 
-`treex` is where `preserve_identities` was first proposed. `from sharedtree.compat import treex as tx` is the real,
-unmodified package, and so is `from sharedtree.compat import treeo as to`, which it is built on. What they use and JAX,
-NumPy and Flax no longer have is given back to them alone:
+`treex` is where `preserve_identities` was first proposed. `from sharedtree.compat import treex as tx` is the real
+package, its files unmodified, and so is `from sharedtree.compat import treeo as to`, which it is built on. What they
+use and JAX, NumPy and Flax no longer have is given back to them alone:
 
 - `_given_back`: which names these are, since when they are gone, and what stands in for each;
 - `_views`: what the libraries look like to them, and the import statement that returns it;
