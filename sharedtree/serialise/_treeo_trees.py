@@ -10,9 +10,8 @@ the name of an attribute → `FieldMetadata(node, kind, opaque)`. Nearly all of 
 Such metadata is not written. It is there again after loading: from the class, as with the fields of a dataclass, or by
 treeo's rule. What is written is an instance's own: of the subtrees that `compact` made, or by `update_field_metadata`.
 
-Metadata cannot be changed and compares by identity, and JAX compares it: trees whose metadata are two objects have two
-structures. So what is loaded is one object wherever it is equal, in one file or in several, and the class's own where
-the class declares it.
+Metadata cannot be changed. What is loaded is one object wherever it is equal, in one file or in several, and the
+class's own where the class declares it. Nothing keeps a copy for each tree, and JAX finds most of it equal at a glance.
 
 None of treeo's code runs when a file is loaded. Its unflatten function would set any attribute, and its flatten
 function asks `_field_metadata` for things, which a file could answer with an object of its choice.
