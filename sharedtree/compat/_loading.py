@@ -59,6 +59,8 @@ _lock = threading.RLock()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    """Finds what the finders behind it find, for the two packages."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
@@ -71,7 +73,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             )
         if fullname.partition(".")[0] not in VERSIONS:
             return None
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+        for finder in [*itertools.dropwhile(lambda each: each is not self, sys.meta_path)][1:]:
             find_spec = getattr(finder, "find_spec", None)
             spec = None if find_spec is None else find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
@@ -176,8 +178,10 @@ def _imported_before() -> set[str]:
     """
     names = {name for name in _imported() if not _is_ours(name)}
     tree = getattr(sys.modules.get("treeo.tree"), "Tree", None) if "treeo.tree" in names else None
+    if tree is None:
+        return names
     gc.collect()  # classes that nobody has any more are no reason
-    for cls in _subclasses(tree) if tree is not None else ():
+    for cls in _subclasses(tree):
         if cls.__module__.partition(".")[0] not in VERSIONS:
             raise CompatibilityError(
                 f"`{cls.__module__}.{cls.__qualname__}` was made of a `treeo` that was imported without what JAX no "

@@ -33,8 +33,12 @@ class PerThread:
             return own.entered
 
         def leave(context: Any, *_: object) -> None:
-            place = next(i for i, each in reversed(list(enumerate(entered()))) if each is context)
-            del entered()[place]
+            contexts = entered()
+            for place in reversed(range(len(contexts))):
+                if contexts[place] is context:
+                    del contexts[place]
+                    return
+            # A generator that another thread left open, and that ends in this one, has entered nothing here.
 
         cls.__enter__ = lambda context: entered().append(context)
         cls.__exit__ = leave

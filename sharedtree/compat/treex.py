@@ -1,9 +1,4 @@
-"""The real `treex` 0.6.9 on today's JAX; the very module that `import treex` finds from now on.
-
-Example:
-    >>> from sharedtree.compat import treex as tx  # doctest: +SKIP
-    >>> tx.Linear(3).init(0, jnp.ones((1, 2)))  # doctest: +SKIP
-"""
+"""The real `treex` 0.6.9 on today's JAX; the very module that `import treex` finds from now on. See `docs/treex.md`."""
 
 import sys
 from typing import Any

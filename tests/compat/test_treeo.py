@@ -1,5 +1,6 @@
 """treeo 0.0.10 by itself: the laws on random DAGs of its trees, its fields and mixins, and users' own trees."""
 
+import concurrent.futures
 import gc
 import importlib.util
 import warnings
@@ -574,3 +575,14 @@ def test_threads():
         return True
 
     assert all(at_once(work))
+
+
+def test_a_mode_that_ends_in_another_thread_changes_nothing_there():
+    tree = layer("log")
+    normal = jax.tree.structure(tree)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        mode = to.flatten_mode(to.FlattenMode.all_fields)
+        pool.submit(mode.__enter__).result()
+        assert jax.tree.structure(tree) == normal
+        mode.__exit__(None, None, None)
+        assert jax.tree.structure(tree) == normal
