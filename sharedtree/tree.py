@@ -97,7 +97,9 @@ def structure(tree: Any, is_leaf: IsLeaf = None) -> Structure:
         True
     """
     require_registered(tree)
-    return pack_alone(tree, is_leaf)[1]
+    found, structure = pack_alone(tree, is_leaf)
+    remember(structure, found)
+    return structure
 
 
 def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:

@@ -351,6 +351,34 @@ def test_what_is_known_of_a_function_goes_with_it_and_stays_small():
     assert len(_inner._table[id(f)][1]) <= 64
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_function_that_dies_where_the_stack_is_full_leaves_the_next_one_at_its_place_alone():
+    """There Python can call nothing that waits for its end."""
+
+    def plus(k):
+        return lambda x: x + k
+
+    def fill_the_stack(held):
+        try:
+            fill_the_stack(held)
+        except RecursionError:
+            held.clear()
+            raise
+
+    f = plus(1)
+    number = id(f)  # compared with that of a later function, never used as a name
+    wrapped = st.jit(f)
+    assert wrapped(jnp.ones(())) == 2
+    held = [f, wrapped]
+    del f, wrapped
+    with pytest.raises(RecursionError):
+        fill_the_stack(held)
+    gc.collect()
+    others = [plus(2) for _ in range(2000)]
+    assert [st.jit(each)(jnp.ones(())) for each in others if id(each) == number] in ([], [3])
+    assert [st.jit(each)(jnp.ones(())) for each in others[:5]] == [3] * 5
+
+
 def test_shardings_that_reach_inside_modules_are_kept_for_so_many_shapes():
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     f = st.jit(lambda m: m.first, in_shardings=(Pair(here, here),))

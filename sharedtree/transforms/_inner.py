@@ -127,13 +127,16 @@ def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, A
     try:
         anchor, made, hold = _held_weakly(function) if alike else (function, None, weakref.ref(function))
         key = transform, made, Static(options)
-        # An entry goes with its anchor, before another object can have the id.
+        # An entry goes with its anchor, before another object can have the id; unless the stack was full just then, so
+        # that Python could not call this.
         number = id(anchor)
         ref = weakref.ref(anchor, lambda _: _table.pop(number, None))
     except (TypeError, Incomparable):
         return Shared(function)
     with _lock:
-        _, known = _table.setdefault(number, (ref, {}))
+        held, known = _table.setdefault(number, (ref, {}))
+        if held() is not anchor:
+            _, known = _table[number] = ref, {}
         shared = known.get(key)
         if shared is None:
             shared = known[key] = Shared(function, hold)
