@@ -15,7 +15,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax import tree_util as jtu
@@ -62,8 +62,13 @@ def make_room(depth: int) -> None:
 
 def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
     """Calls the unflatten function that JAX's registry holds for `cls`."""
-    treedef = jtu.PyTreeDef.from_node_data_and_children(jtu.default_registry, (cls, aux), [_LEAF] * len(children))
-    return treedef.unflatten(children)
+    return unflatten_of(cls, aux, len(children))(children)
+
+
+def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[Sequence[Any]], Any]:
+    """The unflatten function that JAX's registry holds for `cls`, as a function of the children alone."""
+    registry = jtu.default_registry
+    return jtu.PyTreeDef.from_node_data_and_children(registry, (cls, aux), [_LEAF] * num_children).unflatten
 
 
 @functools.lru_cache(256)

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from ._jax_internals import unflatten_of
 from ._node_types import NodeType, node_type_of_class
 from ._statics import Static
 
@@ -44,12 +45,20 @@ class Node:
     take no part in the comparison, since class and auxiliary data determine them.
     """
 
-    __slots__ = ("aux", "keys", "type")
+    __slots__ = ("_unflatten", "aux", "keys", "type")
 
     def __init__(self, node_type: NodeType, aux: Static, keys: Path) -> None:
         self.type = node_type
         self.aux = aux
         self.keys = keys
+        self._unflatten: Any = None
+
+    @property
+    def unflatten(self) -> Callable[[Sequence[Any]], Any]:
+        """For classes in JAX's registry, whose auxiliary data nobody can change: children → a new instance."""
+        if self._unflatten is None:
+            self._unflatten = unflatten_of(self.type.cls, self.aux.peek(), len(self.keys))
+        return self._unflatten
 
     def __eq__(self, other: object) -> bool:
         return type(other) is Node and self.type.cls is other.type.cls and self.aux == other.aux

@@ -1,0 +1,1253 @@
+/* The walk over a DAG, and the way back, in C. `_walk.py` is the reference: this gives the same or nothing.
+
+`walk` takes a tree apart and describes what it met by a text of bytes, the *key*. A tree with the same key has the same
+structure, so a dictionary leads from the key to the structure, and no record is made. For
+    Pair(w, [w, 3])     with an Equinox module `Pair`, under Equinox's convention
+the key is, after a header:  F <Pair> 0   L   N <list> 2   R <number of w>   S i 3.
+
+    F kind fields statics   a module that is read field by field        R number   an object that was seen before
+    N kind n                a plain container; for dicts, its keys      L          a traced leaf
+    G kind n aux            any other node                              S value    a static leaf
+
+The children of a node follow it. A static value is written out if it is made of what nobody can confuse (N T F i d s, and
+( [ { for containers); any other is its address, P, and is pinned: whoever keeps the key has to keep the pins alive. Whether
+that object is the same value for ever is not known here. `_native_walk.py` asks before it keeps the key.
+
+Rules of this file. Nothing recurses but over static values, to a fixed depth. Whatever a call into Python could free is
+held by a strong reference before: children on a stack of their own, objects in the tags. No borrowed reference is used
+after such a call. All that is uncommon, and each error, ends the walk, and the caller asks the reference.
+
+Only the limited API is used, and no `Py_RETURN_NONE` and the like: those of Python 3.12 and 3.13 count no reference, and
+what was compiled with them is loaded by 3.11, too, where None is counted. The interpreter's lock is needed: free-threaded
+Python does not load this. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MAX_DEPTH 100000
+#define MAX_PLAIN_DEPTH 1000
+#define MAX_STATIC_DEPTH 16
+#define MAX_STATIC_PARTS 1000
+#define MAX_TEXT 4096
+
+enum { INSIDE = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
+enum { JAX, EQUINOX, ANY, INHERITED };
+enum { FAILED = -1, DONE = 0, OPENED = 1 };
+
+/* --- kinds: what is known of a class, for ever ------------------------------------------------------------------ */
+
+enum {
+    /* Leaves. */
+    NUMBER, TEXT, NUMPY_ARRAY, JAX_ARRAY, FUNCTION,
+    /* Nodes. */
+    NOTHING, TUPLE, LIST, DICT, NAMEDTUPLE, FIELDS, OTHER
+};
+
+typedef struct {
+    PyTypeObject *type;
+    int shape;
+    uint32_t number;
+    int is_plain, is_mutable, is_known_to_jax, convention;
+    int is_rebuilt;           /* whether `build` may put instances together by itself */
+    PyObject *node_type;      /* the NodeType; NULL for leaves */
+    PyObject *take_apart;     /* OTHER: instance -> (children, aux) */
+    PyObject *order;          /* FIELDS: all names that fields declare, in order */
+    PyObject *is_static;      /* FIELDS: bytes, one for each name in `order` */
+    PyObject *traced, *statics; /* FIELDS: all names, also those that no field declares */
+} Kind;
+
+static Kind **kinds; /* open addressing by type, which each kind keeps alive; kinds are never freed */
+static size_t kinds_size, num_kinds;
+
+static PyObject *meet;  /* (object, convention) -> what its class is, or for a leaf 0 static, 1 traced, 2 with identity */
+static PyObject *describe; /* NodeType -> what its class is */
+static PyTypeObject *missing_type; /* of the marker for attributes that were never set, or NULL */
+static PyObject *leaf_op;
+static PyTypeObject *node_op, *static_op, *given_op, *update_op;
+static PyObject *empty_tuple, *name_aux, *name_type, *name_value, *name_is_mutable, *name_thaw, *name_unflatten;
+static newfunc new_object;
+
+static size_t mixed(const void *pointer)
+{
+    uint64_t x = (uint64_t)(uintptr_t)pointer;
+    x ^= x >> 33;
+    x *= UINT64_C(0xff51afd7ed558ccd);
+    return (size_t)(x ^ (x >> 29));
+}
+
+static Kind *kind_of(PyTypeObject *type)
+{
+    if (kinds_size == 0)
+        return NULL;
+    for (size_t i = mixed(type) & (kinds_size - 1);; i = (i + 1) & (kinds_size - 1)) {
+        if (kinds[i] == NULL || kinds[i]->type == type)
+            return kinds[i];
+    }
+}
+
+static void place_kind(Kind **table, size_t size, Kind *kind)
+{
+    size_t i = mixed(kind->type) & (size - 1);
+    while (table[i] != NULL)
+        i = (i + 1) & (size - 1);
+    table[i] = kind;
+}
+
+static int add_kind(Kind *kind)
+{
+    if (2 * (num_kinds + 1) > kinds_size) {
+        size_t size = kinds_size ? 2 * kinds_size : 64;
+        Kind **table = PyMem_Calloc(size, sizeof *table);
+        if (table == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        for (size_t i = 0; i < kinds_size; i++) {
+            if (kinds[i] != NULL)
+                place_kind(table, size, kinds[i]);
+        }
+        PyMem_Free(kinds);
+        kinds = table;
+        kinds_size = size;
+    }
+    kind->number = (uint32_t)num_kinds++;
+    place_kind(kinds, kinds_size, kind);
+    return 0;
+}
+
+/* Makes a kind of what Python says of a class, unless another thread was first. */
+static Kind *new_kind(PyObject *described)
+{
+    PyObject *type, *node_type, *take_apart, *order, *is_static, *traced, *statics;
+    Kind kind = {0};
+    if (!PyTuple_Check(described)) {
+        PyErr_SetString(PyExc_TypeError, "a class is described by a tuple");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(described, "O!iiiiiiOOO!SO!O!", &PyType_Type, &type, &kind.shape, &kind.is_plain,
+                          &kind.is_mutable, &kind.is_known_to_jax, &kind.convention, &kind.is_rebuilt, &node_type,
+                          &take_apart, &PyTuple_Type, &order, &is_static, &PyTuple_Type, &traced, &PyTuple_Type,
+                          &statics))
+        return NULL;
+    Kind *known = kind_of((PyTypeObject *)type);
+    if (known != NULL)
+        return known;
+    if (PyTuple_Size(order) != PyBytes_Size(is_static)) {
+        PyErr_SetString(PyExc_ValueError, "one byte for each name");
+        return NULL;
+    }
+    Kind *made = PyMem_Malloc(sizeof *made);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    kind.type = (PyTypeObject *)type;
+    kind.node_type = node_type == Py_None ? NULL : node_type;
+    kind.take_apart = take_apart;
+    kind.order = order, kind.is_static = is_static, kind.traced = traced, kind.statics = statics;
+    *made = kind;
+    if (add_kind(made) < 0) {
+        PyMem_Free(made);
+        return NULL;
+    }
+    Py_INCREF(type), Py_XINCREF(kind.node_type), Py_INCREF(take_apart);
+    Py_INCREF(order), Py_INCREF(is_static), Py_INCREF(traced), Py_INCREF(statics);
+    return made;
+}
+
+/* --- Tags: which objects were seen, and their numbers ------------------------------------------------------------ */
+
+enum { OPEN = -1, NONE = -2 };
+
+typedef struct {
+    PyObject *object; /* alive in `objects`, or in the walk that has it open; NULL in a free slot */
+    Py_ssize_t number;
+} Slot;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *objects;
+    Slot *slots;
+    size_t size, used;
+} Tags;
+
+static PyTypeObject *tags_type;
+
+static Slot *slot_of(Slot *slots, size_t size, PyObject *object)
+{
+    size_t i = mixed(object) & (size - 1);
+    while (slots[i].object != NULL && slots[i].object != object)
+        i = (i + 1) & (size - 1);
+    return &slots[i];
+}
+
+static Py_ssize_t number_of(Tags *tags, PyObject *object)
+{
+    if (tags->size == 0)
+        return NONE;
+    Slot *slot = slot_of(tags->slots, tags->size, object);
+    return slot->object == NULL ? NONE : slot->number;
+}
+
+/* Makes the table anew with the numbers from 0 to `end`, and with the open ones if `opened`. Runs no Python. */
+static int rehash(Tags *tags, size_t size, Py_ssize_t end, int opened)
+{
+    Slot *slots = PyMem_Calloc(size, sizeof *slots);
+    if (slots == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    size_t used = 0;
+    for (size_t i = 0; i < tags->size; i++) {
+        Slot old = tags->slots[i];
+        if (old.object != NULL && ((old.number >= 0 && old.number < end) || (opened && old.number == OPEN))) {
+            *slot_of(slots, size, old.object) = old;
+            used++;
+        }
+    }
+    PyMem_Free(tags->slots);
+    tags->slots = slots;
+    tags->size = size;
+    tags->used = used;
+    return 0;
+}
+
+static int set_number(Tags *tags, PyObject *object, Py_ssize_t number)
+{
+    if (2 * (tags->used + 1) > tags->size && rehash(tags, tags->size ? 2 * tags->size : 64, PY_SSIZE_T_MAX, 1) < 0)
+        return -1;
+    Slot *slot = slot_of(tags->slots, tags->size, object);
+    if (slot->object == NULL) {
+        slot->object = object;
+        tags->used++;
+    }
+    slot->number = number;
+    return 0;
+}
+
+static int forget(Tags *tags, Py_ssize_t start)
+{
+    /* In place, so that it cannot fail: numbers that are taken back stay as slots without a number. */
+    for (size_t i = 0; i < tags->size; i++) {
+        if (tags->slots[i].number < 0 || tags->slots[i].number >= start)
+            tags->slots[i].number = NONE;
+    }
+    /* Last, for this runs finalisers. */
+    return PyList_SetSlice(tags->objects, start, PY_SSIZE_T_MAX, NULL);
+}
+
+static PyObject *tags_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Tags *self = (Tags *)alloc(type, 0);
+    (void)args, (void)kwargs;
+    if (self == NULL)
+        return NULL;
+    self->objects = PyList_New(0);
+    if (self->objects == NULL) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int tags_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((Tags *)self)->objects);
+    return 0;
+}
+
+static int tags_clear(PyObject *self)
+{
+    Tags *tags = (Tags *)self;
+    PyMem_Free(tags->slots);
+    tags->slots = NULL;
+    tags->size = tags->used = 0;
+    /* The list stays, for methods may still be called while a cycle is taken apart. */
+    if (tags->objects != NULL)
+        return PyList_SetSlice(tags->objects, 0, PY_SSIZE_T_MAX, NULL);
+    return 0;
+}
+
+static void tags_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyObject_GC_UnTrack(self);
+    PyMem_Free(((Tags *)self)->slots);
+    Py_XDECREF(((Tags *)self)->objects);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyObject *tags_number_of(PyObject *self, PyObject *object)
+{
+    Py_ssize_t number = number_of((Tags *)self, object);
+    if (number < 0)
+        return Py_NewRef(Py_None);
+    return PyLong_FromSsize_t(number);
+}
+
+static PyObject *tags_add(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"obj", "tag", NULL};
+    Tags *tags = (Tags *)self;
+    PyObject *object;
+    int tag;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$p", names, &object, &tag))
+        return NULL;
+    Py_ssize_t number = PyList_Size(tags->objects);
+    if (PyList_Append(tags->objects, object) < 0 || (tag && set_number(tags, object, number) < 0))
+        return NULL;
+    return PyLong_FromSsize_t(number);
+}
+
+static PyObject *tags_forget(PyObject *self, PyObject *arg)
+{
+    Py_ssize_t start = PyLong_AsSsize_t(arg);
+    if (start == -1 && PyErr_Occurred())
+        return NULL;
+    if (forget((Tags *)self, start) < 0)
+        return NULL;
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *tags_objects(PyObject *self, void *closure)
+{
+    (void)closure;
+    return Py_NewRef(((Tags *)self)->objects);
+}
+
+static PyMethodDef tags_methods[] = {
+    {"number_of", tags_number_of, METH_O, "The number of an object that was tagged, or None."},
+    {"add", (PyCFunction)(void (*)(void))tags_add, METH_VARARGS | METH_KEYWORDS,
+     "Gives an object the next number, and remembers it if `tag`."},
+    {"forget", tags_forget, METH_O, "Takes back every number from `start` on."},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef tags_getset[] = {
+    {"objects", tags_objects, NULL, "All objects, by number.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot tags_slots[] = {
+    {Py_tp_new, tags_new},         {Py_tp_dealloc, tags_dealloc}, {Py_tp_traverse, tags_traverse},
+    {Py_tp_clear, tags_clear},     {Py_tp_methods, tags_methods}, {Py_tp_getset, tags_getset},
+    {Py_tp_doc, "Which objects a crossing has seen, and their numbers. See `sharedtree._walk.Tags`."},
+    {0, NULL},
+};
+static PyType_Spec tags_spec = {"sharedtree._native.Tags", sizeof(Tags), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                                tags_slots};
+
+/* --- walk -------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject **items; /* strong references */
+    size_t size, room;
+} Pins;
+
+typedef struct {
+    PyObject *object; /* alive among its parent's children */
+    Kind *kind;
+    size_t next, end; /* its children that were not visited yet, in `children` */
+    size_t start;
+    int convention;
+    int is_open; /* whether it has a slot in the tags */
+} Frame;
+
+typedef struct {
+    Tags *tags;
+    int flags;
+    Py_ssize_t expected; /* how many objects the tags must have, if nobody else used them meanwhile */
+    PyObject *leaves;
+    Pins children; /* of the frames, those of each side by side */
+    Pins pins;
+    Frame *frames;
+    size_t depth, frames_room;
+    PyObject **names; /* borrowed, of one dictionary */
+    size_t names_room;
+    char *key;
+    size_t key_size, key_room;
+    Py_ssize_t parts_left; /* that the static value being written may have, counted by paths */
+} Walk;
+
+static int grow(void **items, size_t *room, size_t needed, size_t item_size)
+{
+    if (needed <= *room)
+        return 0;
+    size_t more = *room ? *room : 32;
+    while (more < needed)
+        more *= 2;
+    void *grown = more > SIZE_MAX / item_size ? NULL : PyMem_Realloc(*items, more * item_size);
+    if (grown == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *items = grown;
+    *room = more;
+    return 0;
+}
+
+static int push(Pins *pins, PyObject *object)
+{
+    if (pins->size == pins->room && grow((void **)&pins->items, &pins->room, pins->size + 1, sizeof(PyObject *)) < 0)
+        return -1;
+    pins->items[pins->size++] = Py_NewRef(object);
+    return 0;
+}
+
+/* Each reference is taken off before it is given up, for finalisers run. */
+static void pop_to(Pins *pins, size_t size)
+{
+    while (pins->size > size)
+        Py_DECREF(pins->items[--pins->size]);
+}
+
+static int emit(Walk *w, const void *bytes, size_t size)
+{
+    if (w->key_size + size > w->key_room && grow((void **)&w->key, &w->key_room, w->key_size + size, 1) < 0)
+        return -1;
+    memcpy(w->key + w->key_size, bytes, size);
+    w->key_size += size;
+    return 0;
+}
+
+static int emit_code(Walk *w, char code)
+{
+    return emit(w, &code, 1);
+}
+
+static int emit_count(Walk *w, char code, int64_t count)
+{
+    char bytes[1 + sizeof count];
+    bytes[0] = code;
+    memcpy(bytes + 1, &count, sizeof count);
+    return emit(w, bytes, sizeof bytes);
+}
+
+static int emit_kind(Walk *w, char code, const Kind *kind, Py_ssize_t count)
+{
+    char bytes[1 + 2 * sizeof(uint32_t)];
+    uint32_t numbers[2] = {kind->number, (uint32_t)count};
+    if (count > UINT32_MAX)
+        return -1;
+    bytes[0] = code;
+    memcpy(bytes + 1, numbers, sizeof numbers);
+    return emit(w, bytes, sizeof bytes);
+}
+
+static int emit_address(Walk *w, PyObject *value)
+{
+    char bytes[1 + sizeof(void *)] = {'P'};
+    memcpy(bytes + 1, &value, sizeof value);
+    return push(&w->pins, value) < 0 ? -1 : emit(w, bytes, sizeof bytes);
+}
+
+static int emit_text(Walk *w, PyObject *text)
+{
+    Py_ssize_t size;
+    const char *bytes = PyUnicode_AsUTF8AndSize(text, &size);
+    if (bytes == NULL) {
+        /* Half of a surrogate pair. */
+        PyErr_Clear();
+        return emit_address(w, text);
+    }
+    if (size > MAX_TEXT)
+        return emit_address(w, text);
+    return emit_count(w, 's', size) < 0 ? -1 : emit(w, bytes, (size_t)size);
+}
+
+/* Whether a container of so many parts is to be written out. One that holds another twice, and so on, has no end. */
+static int has_room(Walk *w, Py_ssize_t size, int depth)
+{
+    if (depth == 0)
+        w->parts_left = MAX_STATIC_PARTS;
+    if (depth == MAX_STATIC_DEPTH || size >= w->parts_left)
+        return 0;
+    w->parts_left -= size + 1;
+    return 1;
+}
+
+/* Writes a static value. Runs no Python, so what a container holds needs no pins meanwhile. */
+static int emit_static(Walk *w, PyObject *value, int depth)
+{
+    PyTypeObject *type = Py_TYPE(value);
+    if (value == Py_None || value == Py_True || value == Py_False)
+        return emit_code(w, value == Py_None ? 'N' : value == Py_True ? 'T' : 'F');
+    if (type == &PyUnicode_Type)
+        return emit_text(w, value);
+    if (type == &PyLong_Type) {
+        int overflow;
+        int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
+        return overflow ? emit_address(w, value) : emit_count(w, 'i', number);
+    }
+    if (type == &PyFloat_Type) {
+        double number = PyFloat_AsDouble(value);
+        return emit_code(w, 'd') < 0 ? -1 : emit(w, &number, sizeof number);
+    }
+    if (type == &PyTuple_Type || type == &PyList_Type) {
+        int is_tuple = type == &PyTuple_Type;
+        Py_ssize_t size = is_tuple ? PyTuple_Size(value) : PyList_Size(value);
+        if (!has_room(w, size, depth))
+            return emit_address(w, value);
+        if (emit_count(w, is_tuple ? '(' : '[', size) < 0)
+            return -1;
+        for (Py_ssize_t i = 0; i < size; i++) {
+            if (emit_static(w, is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i), depth + 1) < 0)
+                return -1;
+        }
+        return 0;
+    }
+    if (type == &PyDict_Type && has_room(w, PyDict_Size(value), depth)) {
+        PyObject *key, *item;
+        Py_ssize_t at = 0;
+        if (emit_count(w, '{', PyDict_Size(value)) < 0)
+            return -1;
+        while (PyDict_Next(value, &at, &key, &item)) {
+            if (emit_static(w, key, depth + 1) < 0 || emit_static(w, item, depth + 1) < 0)
+                return -1;
+        }
+        return 0;
+    }
+    return emit_address(w, value);
+}
+
+static int record(Walk *w, PyObject *object, int tag)
+{
+    if (PyList_Size(w->tags->objects) != w->expected || PyList_Append(w->tags->objects, object) < 0)
+        return -1;
+    Py_ssize_t number = w->expected++;
+    return tag ? set_number(w->tags, object, number) : 0;
+}
+
+static int record_leaf(Walk *w, PyObject *object, int tag)
+{
+    if (emit_code(w, 'L') < 0 || PyList_Append(w->leaves, object) < 0)
+        return -1;
+    return record(w, object, tag);
+}
+
+static int record_static(Walk *w, PyObject *object)
+{
+    if (emit_code(w, 'S') < 0 || emit_static(w, object, 0) < 0)
+        return -1;
+    return record(w, object, 0);
+}
+
+static int push_items(Walk *w, PyObject *tuple)
+{
+    Py_ssize_t size = PyTuple_Size(tuple);
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (push(&w->children, PyTuple_GetItem(tuple, i)) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int open_sequence(Walk *w, Kind *kind, PyObject *object)
+{
+    int is_list = kind->shape == LIST;
+    Py_ssize_t size = is_list ? PyList_Size(object) : PyTuple_Size(object);
+    if (emit_kind(w, 'N', kind, size) < 0)
+        return -1;
+    if (!is_list)
+        return push_items(w, object);
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (push(&w->children, PyList_GetItem(object, i)) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Pushes the items of a dictionary in the order of its keys, as long as few have to be moved for that; then it gives DONE,
+   and so it does for a key that is no text or of a subclass. Runs no Python, so that keys need no references. */
+static int push_in_order(Walk *w, PyObject *dict)
+{
+    PyObject *key, *value;
+    Py_ssize_t at = 0, size = 0, moves = 16 * PyDict_Size(dict);
+    size_t start = w->children.size;
+    while (PyDict_Next(dict, &at, &key, &value)) {
+        if (Py_TYPE(key) != &PyUnicode_Type)
+            return DONE;
+        if (grow((void **)&w->names, &w->names_room, (size_t)size + 1, sizeof key) < 0 || push(&w->children, value) < 0)
+            return -1;
+        PyObject **names = w->names, **values = w->children.items + start;
+        Py_ssize_t i = size++;
+        for (; i > 0 && PyUnicode_Compare(names[i - 1], key) > 0; i--, moves--) {
+            names[i] = names[i - 1];
+            values[i] = values[i - 1];
+        }
+        names[i] = key;
+        values[i] = value;
+        if (moves < 0)
+            return DONE;
+    }
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (emit_text(w, w->names[i]) < 0)
+            return -1;
+    }
+    return OPENED;
+}
+
+static int push_sorted(Walk *w, PyObject *dict)
+{
+    PyObject *keys = PyDict_Keys(dict);
+    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
+    int outcome = DONE;
+    for (Py_ssize_t i = 0; i < size && outcome == DONE; i++) {
+        if (Py_TYPE(PyList_GetItem(keys, i)) != &PyUnicode_Type)
+            outcome = FAILED;
+    }
+    if (keys == NULL || outcome != DONE || PyList_Sort(keys) < 0) {
+        Py_XDECREF(keys);
+        PyErr_Clear();
+        return DONE;
+    }
+    outcome = OPENED;
+    for (Py_ssize_t i = 0; i < size && outcome == OPENED; i++) {
+        PyObject *key = PyList_GetItem(keys, i), *value = PyDict_GetItemWithError(dict, key);
+        if (value == NULL || emit_text(w, key) < 0 || push(&w->children, value) < 0)
+            outcome = FAILED;
+    }
+    Py_DECREF(keys);
+    return outcome;
+}
+
+/* The items of a dictionary whose keys are texts and no subclass of it; DONE for others. */
+static int open_dict(Walk *w, Kind *kind, PyObject *object)
+{
+    size_t start = w->children.size, pins = w->pins.size;
+    Py_ssize_t size = PyDict_Size(object);
+    if (emit_kind(w, 'N', kind, size) < 0)
+        return -1;
+    int outcome = push_in_order(w, object);
+    if (outcome != DONE)
+        return outcome;
+    pop_to(&w->children, start);
+    pop_to(&w->pins, pins);
+    outcome = push_sorted(w, object);
+    /* Meanwhile garbage may have been collected, and a finaliser may have changed the dictionary. */
+    return outcome == OPENED && w->children.size - start != (size_t)size ? FAILED : outcome;
+}
+
+/* The fields of an object whose attributes are exactly those that are declared, in this order. Runs no Python. */
+static int open_all_fields(Walk *w, Kind *kind, PyObject *attributes)
+{
+    Py_ssize_t size = PyTuple_Size(kind->order), at = 0;
+    const char *is_static = PyBytes_AsString(kind->is_static);
+    PyObject *name, *value;
+    if (PyDict_Size(attributes) != size)
+        return DONE;
+    if (emit_kind(w, 'F', kind, 0) < 0)
+        return -1;
+    for (Py_ssize_t i = 0; PyDict_Next(attributes, &at, &name, &value); i++) {
+        if (i >= size || name != PyTuple_GetItem(kind->order, i) || Py_TYPE(value) == missing_type)
+            return DONE;
+        if ((is_static[i] ? emit_static(w, value, 0) : push(&w->children, value)) < 0)
+            return -1;
+    }
+    return OPENED;
+}
+
+/* The fields that are there, by name. A dictionary of attributes may have keys that answer for others. */
+static int open_some_fields(Walk *w, Kind *kind, PyObject *attributes)
+{
+    PyObject *all[2] = {kind->traced, kind->statics};
+    if (emit_kind(w, 'F', kind, 1) < 0)
+        return -1;
+    for (int is_static = 0; is_static < 2; is_static++) {
+        Py_ssize_t size = PyTuple_Size(all[is_static]);
+        for (Py_ssize_t i = 0; i < size; i++) {
+            PyObject *value = PyDict_GetItemWithError(attributes, PyTuple_GetItem(all[is_static], i));
+            if (value == NULL && PyErr_Occurred())
+                return -1;
+            if (value != NULL && Py_TYPE(value) == missing_type)
+                value = NULL;
+            if (emit_code(w, value != NULL) < 0)
+                return -1;
+            if (value != NULL && (is_static ? emit_static(w, value, 0) : push(&w->children, value)) < 0)
+                return -1;
+        }
+    }
+    return OPENED;
+}
+
+static int open_fields(Walk *w, Kind *kind, PyObject *object)
+{
+    size_t start = w->children.size, pins = w->pins.size, key_start = w->key_size;
+    PyObject *attributes = PyObject_GenericGetDict(object, NULL);
+    if (attributes == NULL)
+        return -1;
+    int outcome = DONE;
+    if (PyDict_CheckExact(attributes)) {
+        outcome = open_all_fields(w, kind, attributes);
+        if (outcome == DONE) {
+            pop_to(&w->children, start);
+            pop_to(&w->pins, pins);
+            w->key_size = key_start;
+            outcome = open_some_fields(w, kind, attributes);
+        }
+    }
+    Py_DECREF(attributes);
+    return outcome;
+}
+
+static int open_other(Walk *w, Kind *kind, PyObject *object)
+{
+    PyObject *found = PyObject_CallFunctionObjArgs(kind->take_apart, object, NULL);
+    if (found == NULL)
+        return -1;
+    int outcome = -1;
+    PyObject *children = NULL;
+    if (PyTuple_Check(found) && PyTuple_Size(found) == 2)
+        children = PySequence_Tuple(PyTuple_GetItem(found, 0));
+    if (children != NULL && emit_kind(w, 'G', kind, PyTuple_Size(children)) == 0 &&
+        emit_static(w, PyTuple_GetItem(found, 1), 0) == 0)
+        outcome = push_items(w, children);
+    /* What is neither a child nor pinned may go now: its address is in no key. */
+    Py_XDECREF(children);
+    Py_DECREF(found);
+    return outcome;
+}
+
+static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
+{
+    int has_identity = kind->is_mutable || !kind->is_plain;
+    if (w->depth >= (size_t)(w->flags & INSIDE ? MAX_DEPTH : MAX_PLAIN_DEPTH))
+        return -1;
+    size_t start = w->children.size, key_start = w->key_size;
+    int outcome = DONE;
+    switch (kind->shape) {
+    case NOTHING:
+        outcome = emit_kind(w, 'N', kind, 0) < 0 ? -1 : OPENED;
+        break;
+    case TUPLE:
+    case LIST:
+    case NAMEDTUPLE:
+        outcome = open_sequence(w, kind, object) < 0 ? -1 : OPENED;
+        break;
+    case DICT:
+        outcome = open_dict(w, kind, object);
+        break;
+    case FIELDS:
+        outcome = open_fields(w, kind, object);
+        break;
+    }
+    if (outcome == DONE) {
+        pop_to(&w->children, start);
+        w->key_size = key_start;
+        outcome = open_other(w, kind, object) < 0 ? -1 : OPENED;
+    }
+    if (outcome < 0)
+        return -1;
+    if (grow((void **)&w->frames, &w->frames_room, w->depth + 1, sizeof(Frame)) < 0)
+        return -1;
+    if (has_identity && set_number(w->tags, object, OPEN) < 0)
+        return -1;
+    int convention = kind->convention;
+    if (convention == INHERITED)
+        convention = kind->is_plain || outer != ANY ? outer : JAX;
+    w->frames[w->depth++] = (Frame){object, kind, start, w->children.size, start, convention, has_identity};
+    return OPENED;
+}
+
+static int visit_uncommon(Walk *w, PyObject *object, int convention);
+
+static int visit(Walk *w, PyObject *object, int convention)
+{
+    Py_ssize_t number = number_of(w->tags, object);
+    if (number >= 0)
+        return emit_count(w, 'R', number);
+    if (number == OPEN)
+        return -1;
+    Kind *kind = kind_of(Py_TYPE(object));
+    if (kind == NULL)
+        return visit_uncommon(w, object, convention);
+    int inside = w->flags & INSIDE;
+    if (kind->shape >= NOTHING && (kind->is_known_to_jax || convention != ANY)) {
+        int is_object = !kind->is_plain || (w->flags & CONTAINERS && kind->is_mutable && kind->is_known_to_jax);
+        if (inside || !is_object)
+            return open_node(w, object, kind, convention);
+        return record_leaf(w, object, 0);
+    }
+    if (!inside)
+        return record_leaf(w, object, 0);
+    int is_traced = convention == ANY;
+    switch (kind->shape) {
+    case NUMBER:
+        is_traced = convention != EQUINOX;
+        break;
+    case JAX_ARRAY:
+        return record_leaf(w, object, w->flags & ARRAYS);
+    case NUMPY_ARRAY:
+        if (convention == JAX)
+            return visit_uncommon(w, object, convention);
+        return record_leaf(w, object, w->flags & ARRAYS);
+    case TEXT:
+    case FUNCTION:
+        break;
+    default: /* a deque where every leaf is the transform's */
+        return visit_uncommon(w, object, convention);
+    }
+    return is_traced ? record_leaf(w, object, 0) : record_static(w, object);
+}
+
+/* What to do with an object whose class has no kind yet, or only Python can tell. */
+static int visit_uncommon(Walk *w, PyObject *object, int convention)
+{
+    PyObject *number = PyLong_FromLong(convention);
+    PyObject *found = number == NULL ? NULL : PyObject_CallFunctionObjArgs(meet, object, number, NULL);
+    Py_XDECREF(number);
+    if (found == NULL)
+        return -1;
+    if (PyLong_Check(found)) {
+        long role = PyLong_AsLong(found);
+        Py_DECREF(found);
+        if (role == -1 && PyErr_Occurred())
+            return -1;
+        if (!(w->flags & INSIDE))
+            return record_leaf(w, object, 0);
+        return role == 0 ? record_static(w, object) : record_leaf(w, object, role == 2 && w->flags & ARRAYS);
+    }
+    Kind *kind = new_kind(found);
+    Py_DECREF(found);
+    /* Its class may be another by now. */
+    if (kind == NULL || kind->type != Py_TYPE(object) || kind_of(kind->type) != kind)
+        return -1;
+    return visit(w, object, convention);
+}
+
+static int close_node(Walk *w)
+{
+    Frame frame = w->frames[--w->depth];
+    int tag = w->flags & VALUES || (w->flags & INSIDE && frame.is_open);
+    if (frame.is_open && !tag && set_number(w->tags, frame.object, NONE) < 0)
+        return -1;
+    if (record(w, frame.object, tag) < 0)
+        return -1;
+    pop_to(&w->children, frame.start);
+    return 0;
+}
+
+static int walk_all(Walk *w, PyObject *tree, int convention)
+{
+    int32_t header = w->flags | convention << 8;
+    if (emit(w, &header, sizeof header) < 0 || emit_count(w, 'B', w->expected) < 0)
+        return -1;
+    if (visit(w, tree, convention) < 0)
+        return -1;
+    while (w->depth) {
+        Frame *frame = &w->frames[w->depth - 1];
+        int outcome = frame->next == frame->end ? close_node(w)
+                                                : visit(w, w->children.items[frame->next++], frame->convention);
+        if (outcome < 0)
+            return -1;
+    }
+    return PyList_Size(w->tags->objects) == w->expected ? 0 : -1;
+}
+
+static PyObject *pins_as_tuple(const Pins *pins)
+{
+    PyObject *tuple = PyTuple_New((Py_ssize_t)pins->size);
+    for (size_t i = 0; tuple != NULL && i < pins->size; i++)
+        PyTuple_SetItem(tuple, (Py_ssize_t)i, Py_NewRef(pins->items[i]));
+    return tuple;
+}
+
+/* Reads `Rules`. 0 if they are not for the native walk, -1 on an error. */
+static int read_rules(PyObject *rules, int *flags, int *convention)
+{
+    PyObject *inside, *containers, *name, *arrays, *values, *given, *updated, *on_static, *is_leaf;
+    if (!PyArg_ParseTuple(rules, "OOOOOOOOO", &inside, &containers, &name, &arrays, &values, &given, &updated, &on_static,
+                          &is_leaf))
+        return -1;
+    if (on_static != Py_None || is_leaf != Py_None || !PyUnicode_Check(name))
+        return 0;
+    int truths[6], i = 0;
+    for (PyObject *each[] = {inside, containers, arrays, values, given, updated}; i < 6; i++) {
+        truths[i] = PyObject_IsTrue(each[i]);
+        if (truths[i] < 0)
+            return -1;
+    }
+    *flags = (truths[0] ? INSIDE : 0) | (truths[1] ? CONTAINERS : 0) | (truths[2] ? ARRAYS : 0) | (truths[3] ? VALUES : 0);
+    *convention = PyUnicode_CompareWithASCIIString(name, "jax") == 0   ? JAX
+                  : PyUnicode_CompareWithASCIIString(name, "any") == 0 ? ANY
+                                                                       : EQUINOX;
+    return !truths[4] && !truths[5];
+}
+
+static PyObject *native_walk(PyObject *module, PyObject *args)
+{
+    PyObject *tree, *rules, *known, *result = NULL, *key = NULL;
+    int convention;
+    Walk w = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!O!O!", &tree, tags_type, &w.tags, &PyTuple_Type, &rules, &PyDict_Type, &known))
+        return NULL;
+    int is_for_native = read_rules(rules, &w.flags, &convention);
+    if (is_for_native < 0)
+        return NULL;
+    if (!is_for_native)
+        return Py_NewRef(Py_None);
+    Py_ssize_t base = PyList_Size(w.tags->objects);
+    w.expected = base;
+    w.leaves = PyList_New(0);
+    if (w.leaves != NULL && walk_all(&w, tree, convention) == 0)
+        key = PyBytes_FromStringAndSize(w.key, (Py_ssize_t)w.key_size);
+    if (key != NULL) {
+        PyObject *entry = PyDict_GetItemWithError(known, key);
+        if (entry != NULL) {
+            /* Held, for what follows may collect garbage, and with it what the entry is of. */
+            Py_INCREF(entry);
+            PyObject *structure = PyObject_CallNoArgs(entry);
+            Py_DECREF(entry);
+            if (structure != NULL && structure != Py_None)
+                result = PyTuple_Pack(2, w.leaves, structure);
+            Py_XDECREF(structure);
+        } else if (!PyErr_Occurred()) {
+            PyObject *pins = pins_as_tuple(&w.pins);
+            result = pins == NULL ? NULL : PyTuple_Pack(3, Py_None, key, pins);
+            Py_XDECREF(pins);
+            if (result != NULL && forget(w.tags, base) < 0)
+                Py_CLEAR(result);
+        }
+    }
+    if (result == NULL) {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        if (type != NULL && !PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
+            forget(w.tags, base);
+            PyErr_Restore(type, value, traceback);
+        } else {
+            Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(traceback);
+            if (forget(w.tags, base) == 0)
+                result = Py_NewRef(Py_None);
+        }
+    }
+    /* Each of these may run finalisers, of which none can reach what is here. */
+    Py_XDECREF(key);
+    Py_XDECREF(w.leaves);
+    pop_to(&w.children, 0);
+    pop_to(&w.pins, 0);
+    PyMem_Free(w.children.items);
+    PyMem_Free(w.pins.items);
+    PyMem_Free(w.frames);
+    PyMem_Free(w.names);
+    PyMem_Free(w.key);
+    return result;
+}
+
+/* --- build ------------------------------------------------------------------------------------------------------ */
+
+/* The objects of a record's children: `number` of them from `table`, as a list or a tuple. */
+static PyObject *children_of(PyObject *numbers, PyObject *table, int as_list)
+{
+    Py_ssize_t size = PyTuple_Size(numbers);
+    PyObject *children = size < 0 ? NULL : as_list ? PyList_New(size) : PyTuple_New(size);
+    for (Py_ssize_t i = 0; children != NULL && i < size; i++) {
+        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, i));
+        PyObject *child = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(table, number);
+        if (child == NULL) {
+            Py_CLEAR(children);
+        } else if (as_list) {
+            PyList_SetItem(children, i, Py_NewRef(child));
+        } else {
+            PyTuple_SetItem(children, i, Py_NewRef(child));
+        }
+    }
+    return children;
+}
+
+static int set_item(PyObject *dict, PyObject *name, PyObject *number, PyObject *table)
+{
+    Py_ssize_t place = PyLong_AsSsize_t(number);
+    PyObject *child = place == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(table, place);
+    if (child == NULL)
+        return -1;
+    Py_INCREF(child);
+    int outcome = PyDict_SetItem(dict, name, child);
+    Py_DECREF(child);
+    return outcome;
+}
+
+static PyObject *build_dict(PyObject *names, PyObject *numbers, PyObject *table)
+{
+    PyObject *dict = PyDict_New();
+    Py_ssize_t size = PyTuple_Size(numbers);
+    for (Py_ssize_t i = 0; dict != NULL && i < size; i++) {
+        if (set_item(dict, PyTuple_GetItem(names, i), PyTuple_GetItem(numbers, i), table) < 0)
+            Py_CLEAR(dict);
+    }
+    return dict;
+}
+
+static PyObject *build_fields(Kind *kind, PyObject *names, PyObject *rest, PyObject *numbers, PyObject *table)
+{
+    PyObject *object = new_object(kind->type, empty_tuple, NULL);
+    PyObject *attributes = object == NULL ? NULL : PyObject_GenericGetDict(object, NULL);
+    Py_ssize_t size = PyTuple_Size(names);
+    if (attributes == NULL)
+        goto failed;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (set_item(attributes, PyTuple_GetItem(names, i), PyTuple_GetItem(numbers, i), table) < 0)
+            goto failed;
+    }
+    size = PyTuple_Size(rest);
+    for (Py_ssize_t i = 0; i < size; i++) {
+        PyObject *pair = PyTuple_GetItem(rest, i);
+        if (PyDict_SetItem(attributes, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)) < 0)
+            goto failed;
+    }
+    Py_DECREF(attributes);
+    return object;
+failed:
+    Py_XDECREF(attributes);
+    Py_XDECREF(object);
+    return NULL;
+}
+
+static int is_tuple_of(PyObject *object, Py_ssize_t size)
+{
+    return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
+}
+
+static PyObject *build_registered(PyObject *op, PyObject *numbers, PyObject *table)
+{
+    PyObject *unflatten = PyObject_GetAttr(op, name_unflatten);
+    PyObject *children = unflatten == NULL ? NULL : children_of(numbers, table, 1);
+    PyObject *made = children == NULL ? NULL : PyObject_CallFunctionObjArgs(unflatten, children, NULL);
+    Py_XDECREF(children);
+    Py_XDECREF(unflatten);
+    return made;
+}
+
+/* Puts a node together from auxiliary data that cannot be mutated. Gives Py_NotImplemented where Python has to. */
+static PyObject *build_from(Kind *kind, PyObject *op, PyObject *aux, PyObject *numbers, PyObject *table)
+{
+    Py_ssize_t size = PyTuple_Size(numbers);
+    switch (kind->shape) {
+    case NOTHING:
+        return Py_NewRef(Py_None);
+    case TUPLE:
+    case LIST:
+        return children_of(numbers, table, kind->shape == LIST);
+    case DICT:
+        if (is_tuple_of(aux, size))
+            return build_dict(aux, numbers, table);
+        break;
+    case FIELDS:
+        if (is_tuple_of(aux, 2)) {
+            PyObject *names = PyTuple_GetItem(aux, 0), *rest = PyTuple_GetItem(aux, 1);
+            if (is_tuple_of(names, size) && PyTuple_CheckExact(rest))
+                return build_fields(kind, names, rest, numbers, table);
+        }
+        break;
+    case OTHER:
+        return build_registered(op, numbers, table);
+    }
+    return Py_NewRef(Py_NotImplemented);
+}
+
+static PyObject *build_in_python(PyObject *node_type, PyObject *aux, PyObject *numbers, PyObject *table)
+{
+    PyObject *made = NULL;
+    PyObject *put_together = PyObject_GetAttrString(node_type, "put_together");
+    PyObject *thawed = put_together == NULL ? NULL : PyObject_CallMethodObjArgs(aux, name_thaw, NULL);
+    PyObject *children = thawed == NULL ? NULL : children_of(numbers, table, 1);
+    if (children != NULL)
+        made = PyObject_CallFunctionObjArgs(put_together, thawed, children, NULL);
+    Py_XDECREF(children);
+    Py_XDECREF(thawed);
+    Py_XDECREF(put_together);
+    return made;
+}
+
+/* Whether a static value can be mutated, so that each tree gets a copy of its own; -1 on an error. */
+static int is_mutable(PyObject *value)
+{
+    PyObject *found = PyObject_GetAttr(value, name_is_mutable);
+    int outcome = found == NULL ? -1 : PyObject_IsTrue(found);
+    Py_XDECREF(found);
+    return outcome;
+}
+
+static PyObject *thaw(PyObject *value)
+{
+    int mutable = is_mutable(value);
+    if (mutable < 0)
+        return NULL;
+    return mutable ? PyObject_CallMethodObjArgs(value, name_thaw, NULL) : PyObject_GetAttr(value, name_value);
+}
+
+static PyObject *build_node(PyObject *op, PyObject *numbers, PyObject *table)
+{
+    PyObject *made = NULL, *value = NULL;
+    PyObject *node_type = PyObject_GetAttr(op, name_type);
+    PyObject *aux = node_type == NULL ? NULL : PyObject_GetAttr(op, name_aux);
+    if (aux == NULL)
+        goto done;
+    PyObject *cls = PyTuple_GetItem(node_type, 0);
+    if (cls == NULL)
+        goto done;
+    Kind *kind = kind_of((PyTypeObject *)cls);
+    if (kind == NULL) {
+        PyObject *described = PyObject_CallFunctionObjArgs(describe, node_type, NULL);
+        kind = described == NULL ? NULL : new_kind(described);
+        Py_XDECREF(described);
+        if (kind == NULL)
+            goto done;
+    }
+    if (kind->is_rebuilt && kind->node_type == node_type) {
+        int mutable = is_mutable(aux);
+        value = mutable == 0 ? PyObject_GetAttr(aux, name_value) : NULL;
+        if (value == NULL && PyErr_Occurred())
+            goto done;
+        if (value != NULL)
+            made = build_from(kind, op, value, numbers, table);
+        if (value != NULL && made != Py_NotImplemented)
+            goto done;
+        Py_CLEAR(made);
+    }
+    made = build_in_python(node_type, aux, numbers, table);
+done:
+    Py_XDECREF(value);
+    Py_XDECREF(aux);
+    Py_XDECREF(node_type);
+    return made;
+}
+
+static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, PyObject *given, PyObject *update)
+{
+    if (Py_TYPE(op) == node_op)
+        return build_node(op, numbers, table);
+    if (Py_TYPE(op) == static_op)
+        return thaw(op);
+    if (Py_TYPE(op) != given_op && Py_TYPE(op) != update_op) {
+        PyErr_SetString(PyExc_TypeError, "not an operation");
+        return NULL;
+    }
+    PyObject *number = PyTuple_GetItem(op, 0);
+    if (Py_TYPE(op) == given_op)
+        return PyObject_CallFunctionObjArgs(given, number, NULL);
+    PyObject *content = build_node(PyTuple_GetItem(op, 1), numbers, table);
+    PyObject *made = content == NULL ? NULL : PyObject_CallFunctionObjArgs(update, number, content, NULL);
+    Py_XDECREF(content);
+    return made;
+}
+
+static PyObject *native_build(PyObject *module, PyObject *args)
+{
+    PyObject *given_records, *given_leaves, *table, *given, *update;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO!OO", &given_records, &given_leaves, &PyList_Type, &table, &given, &update))
+        return NULL;
+    PyObject *records = PySequence_Tuple(given_records);
+    PyObject *leaves = records == NULL ? NULL : PySequence_Tuple(given_leaves);
+    Py_ssize_t next = 0, size = leaves == NULL ? 0 : PyTuple_Size(records);
+    int outcome = leaves == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
+        PyObject *each = PyTuple_GetItem(records, i), *made = NULL;
+        if (!is_tuple_of(each, 2) || !PyTuple_CheckExact(PyTuple_GetItem(each, 1))) {
+            PyErr_SetString(PyExc_TypeError, "not a record");
+        } else if (PyTuple_GetItem(each, 0) != leaf_op) {
+            made = build_record(PyTuple_GetItem(each, 0), PyTuple_GetItem(each, 1), table, given, update);
+        } else if (next == PyTuple_Size(leaves)) {
+            PyErr_SetNone(PyExc_StopIteration);
+        } else {
+            made = Py_NewRef(PyTuple_GetItem(leaves, next++));
+        }
+        outcome = made == NULL ? -1 : PyList_Append(table, made);
+        Py_XDECREF(made);
+    }
+    Py_XDECREF(leaves);
+    Py_XDECREF(records);
+    if (outcome < 0)
+        return NULL;
+    return Py_NewRef(Py_None);
+}
+
+/* --- the module ------------------------------------------------------------------------------------------------- */
+
+static PyObject *native_learn(PyObject *module, PyObject *described)
+{
+    (void)module;
+    if (new_kind(described) == NULL)
+        return NULL;
+    return Py_NewRef(Py_None);
+}
+
+/* Takes over what Python says. Only once: a second import of the package has other classes of the same names. */
+static PyObject *native_start(PyObject *module, PyObject *args)
+{
+    PyObject *marker, *ops[4];
+    (void)module;
+    if (meet != NULL)
+        return Py_NewRef(Py_False);
+    if (!PyArg_ParseTuple(args, "OOOOO!O!O!O!", &meet, &describe, &marker, &leaf_op, &PyType_Type, &ops[0],
+                          &PyType_Type, &ops[1], &PyType_Type, &ops[2], &PyType_Type, &ops[3])) {
+        meet = NULL;
+        return NULL;
+    }
+    missing_type = marker == Py_None ? NULL : (PyTypeObject *)marker;
+    node_op = (PyTypeObject *)ops[0], static_op = (PyTypeObject *)ops[1];
+    given_op = (PyTypeObject *)ops[2], update_op = (PyTypeObject *)ops[3];
+    Py_INCREF(meet), Py_INCREF(describe), Py_INCREF(marker), Py_INCREF(leaf_op);
+    for (int i = 0; i < 4; i++)
+        Py_INCREF(ops[i]);
+    return Py_NewRef(Py_True);
+}
+
+static PyMethodDef methods[] = {
+    {"start", native_start, METH_VARARGS, "Takes over what Python says of classes and operations."},
+    {"learn", native_learn, METH_O, "Learns what a class is."},
+    {"walk", native_walk, METH_VARARGS,
+     "(tree, tags, rules, known) -> (leaves, known[key]()), or (None, key, pins), or None if it cannot."},
+    {"build", native_build, METH_VARARGS, "(records, leaves, table, given, update): see `sharedtree._walk.build`."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "The walk and the way back, in C.", -1,
+                                        methods, NULL, NULL, NULL, NULL};
+
+static const struct {
+    const char *name;
+    int value;
+} constants[] = {
+    {"JAX", JAX},
+    {"EQUINOX", EQUINOX}, {"ANY", ANY}, {"INHERITED", INHERITED}, {"NUMBER", NUMBER}, {"TEXT", TEXT},
+    {"NUMPY_ARRAY", NUMPY_ARRAY}, {"JAX_ARRAY", JAX_ARRAY}, {"FUNCTION", FUNCTION}, {"NOTHING", NOTHING},
+    {"TUPLE", TUPLE}, {"LIST", LIST}, {"DICT", DICT}, {"NAMEDTUPLE", NAMEDTUPLE}, {"FIELDS", FIELDS}, {"OTHER", OTHER},
+};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL)
+        return NULL;
+    empty_tuple = PyTuple_New(0);
+    name_aux = PyUnicode_InternFromString("aux");
+    name_type = PyUnicode_InternFromString("type");
+    name_value = PyUnicode_InternFromString("_value");
+    name_is_mutable = PyUnicode_InternFromString("_is_mutable");
+    name_thaw = PyUnicode_InternFromString("thaw");
+    name_unflatten = PyUnicode_InternFromString("unflatten");
+    new_object = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
+    PyObject *type = PyType_FromSpec(&tags_spec);
+    if (!empty_tuple || !name_aux || !name_type || !name_value || !name_is_mutable || !name_thaw || !name_unflatten ||
+        !type ||
+        PyModule_AddObjectRef(module, "Tags", type) < 0 ||
+        PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM) < 0)
+        goto failed;
+    tags_type = (PyTypeObject *)type;
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++) {
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)
+            goto failed;
+    }
+    return module;
+failed:
+    Py_DECREF(module);
+    return NULL;
+}

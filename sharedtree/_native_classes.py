@@ -1,0 +1,104 @@
+"""What the native walk is told of each class: once, when it first meets an instance.
+
+What is told holds for ever, as `NodeType`s do. Of a class that is no node nothing is told but for the commonest, since
+it may still be registered as one.
+"""
+
+import dataclasses
+import sys
+import types
+from typing import Any
+
+import jax
+import numpy as np
+from jax import tree_util as jtu
+
+from ._engine import native
+from ._equinox_internals import marker_type
+from ._jax_internals import ConcreteArray
+from ._node_types import (
+    Inherited,
+    NodeType,
+    built_in_base,
+    carries_identity,
+    dict_descriptor,
+    is_namedtuple,
+    is_registered,
+    is_traced,
+    node_type_of,
+)
+from ._statics import Static
+from ._structure import LEAF, Given, Node, Update
+
+Description = tuple[Any, ...]
+
+_NO_FIELDS = ((), b"", (), ())
+
+
+def _leaf(cls: type, shape: int) -> Description:
+    return (cls, shape, False, False, False, native.INHERITED, False, None, None, *_NO_FIELDS)
+
+
+def _described(node_type: NodeType) -> Description:
+    """The arguments of `new_kind` in `_native.c`."""
+    convention = {None: native.INHERITED, "jax": native.JAX, "equinox": native.EQUINOX}[node_type.convention]
+    shape, take_apart = _shape_of(node_type), node_type.take_apart
+    is_rebuilt = shape in (native.NOTHING, native.TUPLE, native.LIST, native.DICT, native.FIELDS)
+    if is_registered(node_type):
+        take_apart, is_rebuilt = jtu.default_registry.flatten_one_level, True
+    facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention, is_rebuilt
+    fields = _fields_of(node_type) if shape == native.FIELDS else _NO_FIELDS
+    return (node_type.cls, shape, *facts, node_type, take_apart, *fields)
+
+
+def _shape_of(node_type: NodeType) -> int:
+    cls = node_type.cls
+    shapes = {type(None): native.NOTHING, tuple: native.TUPLE, list: native.LIST, dict: native.DICT}
+    if cls in shapes:
+        return shapes[cls]
+    if node_type.is_plain and is_namedtuple(cls):
+        return native.NAMEDTUPLE
+    return native.FIELDS if node_type.fields and _is_an_ordinary_object(cls) else native.OTHER
+
+
+def _is_an_ordinary_object(cls: type) -> bool:
+    """Whether `object.__new__` makes its instances, with their attributes in the dictionary that every object has."""
+    return built_in_base(cls) is object and type(dict_descriptor(cls)) is types.GetSetDescriptorType
+
+
+def _fields_of(node_type: NodeType) -> Description:
+    """In the order of the fields; and all names, of what is traced and of what is static, as `NodeType` has them."""
+    fields = [(field.name, field.metadata.get("static", False)) for field in dataclasses.fields(node_type.cls)]
+    statics = frozenset(name for name, is_static in fields if is_static)
+    declared = tuple([sys.intern(name) for name, _ in fields])
+    traced = tuple([name for name in declared if name not in statics])
+    rest = tuple([sys.intern(name) for name in node_type.fields[len(traced) :]])
+    return declared, bytes(name in statics for name in declared), traced, rest
+
+
+def _meet(obj: Any, number: int) -> Description | int:
+    """What the class of an object is, or for a leaf: 0 if it is static, 1 if it is traced, 2 with identity, too."""
+    convention: Inherited = _CONVENTIONS[number]
+    node_type = node_type_of(obj)
+    if node_type is None or (convention == "any" and not node_type.is_known_to_jax):
+        return (1 + carries_identity(obj)) if is_traced(obj, convention) else 0
+    return _described(node_type)
+
+
+_CONVENTIONS: dict[int, Inherited] = {}
+
+
+def start() -> bool:
+    """Tells the native walk what it has to know. False if it serves an earlier import of the package."""
+    _CONVENTIONS.update({native.JAX: "jax", native.EQUINOX: "equinox", native.ANY: "any"})
+    if not native.start(_meet, _described, marker_type(), LEAF, Node, Static, Given, Update):
+        return False
+    for cls in (bool, int, float, complex):
+        native.learn(_leaf(cls, native.NUMBER))
+    for cls in (str, bytes):
+        native.learn(_leaf(cls, native.TEXT))
+    for cls in {types.FunctionType, types.BuiltinFunctionType, type(jax.nn.relu), type(jax.nn.gelu)}:
+        native.learn(_leaf(cls, native.FUNCTION))
+    native.learn(_leaf(np.ndarray, native.NUMPY_ARRAY))
+    native.learn(_leaf(ConcreteArray, native.JAX_ARRAY))
+    return True

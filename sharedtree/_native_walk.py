@@ -1,0 +1,138 @@
+"""The native walk, and the structures that it knows again.
+
+It describes a tree by a key (see `_native.c`), and a table leads from keys to structures. What it has not seen before
+is walked in Python, which makes the structure or raises the error. Then the native walk is asked again, and the key is
+kept only if it is still the same and every object that it has by its address is the same value for ever.
+
+A key lives as long as its structure. Structures are held weakly. The latest are kept until all garbage is collected,
+if their keys keep nothing alive that would go before, so that a loop that drops each need not start anew each time.
+"""
+
+import gc
+import operator
+import sys
+import types
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _engine, _native_classes, _walk
+from ._statics import Static
+from ._structure import Record, Structure, intern
+from ._walk import Rules
+
+MAX_KEYS = 4_096
+"""Of a module whose static values are new objects each time, each walk gives a new key. When there are more, all go."""
+
+MAX_KEPT = 256
+MAX_KEPT_RECORDS = 100_000
+"""How many structures are kept, and how many records they have together."""
+
+if _engine.native is not None and not _native_classes.start():
+    _engine.give_up("it serves an earlier import of the package")
+
+native: Any = _engine.native
+
+
+class _Entry(weakref.ref[Structure]):
+    """What a key leads to, and what it has by address, which must live as long as it."""
+
+    __slots__ = ("pins",)
+
+    pins: tuple[Any, ...]
+
+
+_entries: dict[bytes, _Entry] = {}
+_kept: tuple[Structure, ...] = ()  # the latest last
+
+
+class Nameless(NamedTuple):
+    """What a walk found that has static values which are not the same for ever."""
+
+    records: tuple[Record, ...]
+    root: int
+
+
+def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure | Nameless] | None:
+    """Packs a tree as `_walk.walk` does; None if the native walk is not in use or cannot follow these rules."""
+    found = None if native is None else native.walk(tree, tags, rules, _entries)
+    return _first_met(tree, tags, rules, prefix, *found[1:]) if found is not None and found[0] is None else found
+
+
+def _first_met(
+    tree: Any, tags: Any, rules: Rules, prefix: str, key: bytes, pins: tuple[Any, ...]
+) -> tuple[list[Any], Structure | Nameless] | None:
+    base = len(tags.objects)
+    leaves, records, root = _walk.walk(tree, tags, rules, prefix)
+    distinct = tuple({id(pin): pin for pin in pins}.values())  # alive in `pins`
+    if not all(_is_settled(pin) for pin in distinct):
+        return leaves, Nameless(records, root)
+    structure = intern(records, root, base)
+    _remember(key, structure, distinct)
+    tags.forget(base)
+    found = native.walk(tree, tags, rules, _entries)
+    if found is not None and found[1] is structure:
+        num_leaves, num_records = len(found[0]), len(tags.objects) - base
+        if num_leaves == structure.num_leaves and num_records == len(records):
+            return found
+    # It changes while it is walked. Whoever keeps no key cannot be wrong about it.
+    _entries.pop(key, None)
+    tags.forget(base)
+    return None
+
+
+def _is_settled(value: Any) -> bool:
+    try:
+        return Static(value).is_settled
+    except Exception:  # noqa: BLE001 -- whatever its `==` raises; the walk has said so where it matters
+        return False
+
+
+def _remember(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
+    if len(_entries) >= MAX_KEYS:
+        _entries.clear()
+    entries = _entries  # for the end of the process, when this file's names go before the last structure
+    entry = _Entry(structure, lambda _: entries.pop(key, None))
+    entry.pins = pins
+    entries[key] = entry
+    if len(structure.records) <= MAX_KEPT_RECORDS and all(_is_there_anyway(pin) for pin in pins):
+        _keep(structure)
+
+
+def _keep(structure: Structure) -> None:
+    global _kept  # noqa: PLW0603 -- replaced by one assignment, which threads cannot tear
+    kept, records = [structure], len(structure.records)
+    for each in reversed(_kept):
+        records += len(each.records)
+        if records > MAX_KEPT_RECORDS or len(kept) == MAX_KEPT:
+            break
+        if each is not structure:
+            kept.append(each)
+    _kept = tuple(reversed(kept))
+
+
+def _let_go(phase: str, info: dict[str, int]) -> None:
+    """Called by the garbage collector."""
+    global _kept  # noqa: PLW0603 -- as above
+    if phase == "start" and info["generation"] == 2:
+        _kept = ()
+
+
+if native is not None:
+    gc.callbacks.append(_let_go)
+
+
+def _is_there_anyway(value: Any) -> bool:
+    """Whether keeping a value keeps nothing else alive: what its module holds, a function without data, a dtype."""
+    if isinstance(value, np.dtype):
+        return True
+    try:
+        module = sys.modules.get(value.__module__)
+        if module is None:
+            return False
+        if type(value) is types.FunctionType and value.__globals__ is module.__dict__:
+            return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__)
+        return operator.attrgetter(value.__qualname__)(module) is value
+    except Exception:  # noqa: BLE001 -- whatever a user's attributes do
+        return False
