@@ -32,6 +32,7 @@ Python does not load this. */
 #define MAX_STATIC_DEPTH 16
 #define MAX_STATIC_PARTS 1000
 #define MAX_TEXT 4096
+#define MAX_CROSSED_DEPTH 64
 
 enum { INSIDE = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
 enum { JAX, EQUINOX, ANY, INHERITED };
@@ -68,6 +69,7 @@ static PyTypeObject *missing_type; /* of the marker for attributes that were nev
 static PyObject *leaf_op;
 static PyTypeObject *node_op, *static_op, *given_op, *update_op;
 static PyObject *empty_tuple, *name_aux, *name_type, *name_value, *name_is_mutable, *name_thaw, *name_unflatten;
+static PyObject *name_structure, *name_leaves, *name_records, *name_root, *name_given, *name_asks_more;
 static newfunc new_object;
 
 static size_t mixed(const void *pointer)
@@ -371,6 +373,8 @@ typedef struct {
     size_t names_room;
     char *key;
     size_t key_size, key_room;
+    Py_ssize_t floor; /* whether it refers to what has a lower number is noted in `reaches_back` */
+    int reaches_back;
     Py_ssize_t parts_left; /* that the static value being written may have, counted by paths */
 } Walk;
 
@@ -759,8 +763,10 @@ static int visit_uncommon(Walk *w, PyObject *object, int convention);
 static int visit(Walk *w, PyObject *object, int convention)
 {
     Py_ssize_t number = number_of(w->tags, object);
-    if (number >= 0)
+    if (number >= 0) {
+        w->reaches_back |= number < w->floor;
         return emit_count(w, 'R', number);
+    }
     if (number == OPEN)
         return -1;
     Kind *kind = kind_of(Py_TYPE(object));
@@ -879,9 +885,68 @@ static int read_rules(PyObject *rules, int *flags, int *convention)
     return !truths[4] && !truths[5];
 }
 
+static void end_walk(Walk *w)
+{
+    /* Each of these may run finalisers, of which none can reach what is here. */
+    Py_CLEAR(w->leaves);
+    pop_to(&w->children, 0);
+    pop_to(&w->pins, 0);
+    PyMem_Free(w->children.items);
+    PyMem_Free(w->pins.items);
+    PyMem_Free(w->frames);
+    PyMem_Free(w->names);
+    PyMem_Free(w->key);
+}
+
+/* Takes back what a walk did that came to nothing. An error of `Exception` is dropped, for Python then walks, and raises
+   it with its paths. DONE, or FAILED with an error that goes on. */
+static int take_back(Tags *tags, Py_ssize_t base)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (type != NULL && !PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
+        forget(tags, base);
+        PyErr_Restore(type, value, traceback);
+        return FAILED;
+    }
+    Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(traceback);
+    return forget(tags, base) < 0 ? FAILED : DONE;
+}
+
+/* Walks over a tree, and looks its key up in `known`. OPENED if the structure is known; DONE if it is not, with the key,
+   or without one where Python has to walk; FAILED with an error that is not Python's to explain. */
+static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, PyObject **structure, PyObject **key)
+{
+    Py_ssize_t base = PyList_Size(w->tags->objects);
+    w->expected = base;
+    w->leaves = PyList_New(0);
+    *structure = *key = NULL;
+    if (w->leaves != NULL && walk_all(w, tree, convention) == 0)
+        *key = PyBytes_FromStringAndSize(w->key, (Py_ssize_t)w->key_size);
+    if (*key != NULL) {
+        PyObject *entry = PyDict_GetItemWithError(known, *key);
+        if (entry != NULL) {
+            /* Held, for what follows may collect garbage, and with it what the entry is of. */
+            Py_INCREF(entry);
+            *structure = PyObject_CallNoArgs(entry);
+            Py_DECREF(entry);
+            if (*structure != NULL && *structure != Py_None)
+                return OPENED;
+            Py_CLEAR(*structure);
+            Py_CLEAR(*key);
+        } else if (PyErr_Occurred()) {
+            Py_CLEAR(*key);
+        }
+    }
+    if (take_back(w->tags, base) == DONE)
+        return DONE;
+    Py_CLEAR(*key);
+    return FAILED;
+}
+
 static PyObject *native_walk(PyObject *module, PyObject *args)
 {
-    PyObject *tree, *rules, *known, *result = NULL, *key = NULL;
+    PyObject *tree, *rules, *known, *structure, *key, *result = NULL;
     int convention;
     Walk w = {0};
     (void)module;
@@ -892,51 +957,19 @@ static PyObject *native_walk(PyObject *module, PyObject *args)
         return NULL;
     if (!is_for_native)
         return Py_NewRef(Py_None);
-    Py_ssize_t base = PyList_Size(w.tags->objects);
-    w.expected = base;
-    w.leaves = PyList_New(0);
-    if (w.leaves != NULL && walk_all(&w, tree, convention) == 0)
-        key = PyBytes_FromStringAndSize(w.key, (Py_ssize_t)w.key_size);
-    if (key != NULL) {
-        PyObject *entry = PyDict_GetItemWithError(known, key);
-        if (entry != NULL) {
-            /* Held, for what follows may collect garbage, and with it what the entry is of. */
-            Py_INCREF(entry);
-            PyObject *structure = PyObject_CallNoArgs(entry);
-            Py_DECREF(entry);
-            if (structure != NULL && structure != Py_None)
-                result = PyTuple_Pack(2, w.leaves, structure);
-            Py_XDECREF(structure);
-        } else if (!PyErr_Occurred()) {
-            PyObject *pins = pins_as_tuple(&w.pins);
-            result = pins == NULL ? NULL : PyTuple_Pack(3, Py_None, key, pins);
-            Py_XDECREF(pins);
-            if (result != NULL && forget(w.tags, base) < 0)
-                Py_CLEAR(result);
-        }
+    int outcome = walk_tree(&w, tree, convention, known, &structure, &key);
+    if (outcome == OPENED) {
+        result = PyTuple_Pack(2, w.leaves, structure);
+    } else if (outcome == DONE && key != NULL) {
+        PyObject *pins = pins_as_tuple(&w.pins);
+        result = pins == NULL ? NULL : PyTuple_Pack(3, Py_None, key, pins);
+        Py_XDECREF(pins);
+    } else if (outcome == DONE) {
+        result = Py_NewRef(Py_None);
     }
-    if (result == NULL) {
-        PyObject *type, *value, *traceback;
-        PyErr_Fetch(&type, &value, &traceback);
-        if (type != NULL && !PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
-            forget(w.tags, base);
-            PyErr_Restore(type, value, traceback);
-        } else {
-            Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(traceback);
-            if (forget(w.tags, base) == 0)
-                result = Py_NewRef(Py_None);
-        }
-    }
-    /* Each of these may run finalisers, of which none can reach what is here. */
+    Py_XDECREF(structure);
     Py_XDECREF(key);
-    Py_XDECREF(w.leaves);
-    pop_to(&w.children, 0);
-    pop_to(&w.pins, 0);
-    PyMem_Free(w.children.items);
-    PyMem_Free(w.pins.items);
-    PyMem_Free(w.frames);
-    PyMem_Free(w.names);
-    PyMem_Free(w.key);
+    end_walk(&w);
     return result;
 }
 
@@ -1138,12 +1171,9 @@ static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, 
     return made;
 }
 
-static PyObject *native_build(PyObject *module, PyObject *args)
+/* Appends one object for each record to `table`. */
+static int build_onto(PyObject *table, PyObject *given_records, PyObject *given_leaves, PyObject *given, PyObject *update)
 {
-    PyObject *given_records, *given_leaves, *table, *given, *update;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OOO!OO", &given_records, &given_leaves, &PyList_Type, &table, &given, &update))
-        return NULL;
     PyObject *records = PySequence_Tuple(given_records);
     PyObject *leaves = records == NULL ? NULL : PySequence_Tuple(given_leaves);
     Py_ssize_t next = 0, size = leaves == NULL ? 0 : PyTuple_Size(records);
@@ -1164,8 +1194,375 @@ static PyObject *native_build(PyObject *module, PyObject *args)
     }
     Py_XDECREF(leaves);
     Py_XDECREF(records);
-    if (outcome < 0)
+    return outcome;
+}
+
+static PyObject *native_build(PyObject *module, PyObject *args)
+{
+    PyObject *records, *leaves, *table, *given, *update;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO!OO", &records, &leaves, &PyList_Type, &table, &given, &update))
         return NULL;
+    return build_onto(table, records, leaves, given, update) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* --- crossings: modules in plain containers ---------------------------------------------------------------------- */
+
+typedef struct Crossing {
+    PyObject *(*replaced)(struct Crossing *, PyObject *, Kind *); /* what a leaf or an object becomes; the kind or NULL */
+    int mutable_are_objects;
+    /* Packing. */
+    Walk rules; /* its flags and its floor */
+    Tags *tags;
+    PyObject *rules_in_python, *known;
+    int convention, is_separate;
+    /* Unpacking. */
+    PyObject *found, *table;
+    int is_known;
+} Crossing;
+
+static PyTypeObject *packed_type;
+static PyObject *pack_in_python; /* (tree, tags, rules) -> the tree with its modules packed */
+
+static PyObject *crossed(Crossing *c, PyObject *object, int depth);
+
+static PyObject *cross_items(Crossing *c, PyObject *object, Kind *kind, int depth)
+{
+    PyObject *items = kind->shape == LIST ? PyList_AsTuple(object) : Py_NewRef(object), *result = NULL;
+    Py_ssize_t size = items == NULL ? 0 : PyTuple_Size(items);
+    PyObject *made = items == NULL ? NULL : PyTuple_New(size);
+    int is_changed = 0;
+    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
+        PyObject *item = PyTuple_GetItem(items, i), *each = crossed(c, item, depth);
+        is_changed |= each != item;
+        if (each == NULL)
+            Py_CLEAR(made);
+        else
+            PyTuple_SetItem(made, i, each);
+    }
+    if (made != NULL && !is_changed)
+        result = Py_NewRef(object);
+    else if (made != NULL)
+        result = kind->shape == TUPLE  ? Py_NewRef(made)
+                 : kind->shape == LIST ? PySequence_List(made)
+                                       : PyObject_Call((PyObject *)kind->type, made, NULL);
+    Py_XDECREF(made);
+    Py_XDECREF(items);
+    return result;
+}
+
+/* The keys of a dictionary in order, if they are texts and no subclass of it; else an error. */
+static PyObject *sorted_texts(PyObject *dict)
+{
+    PyObject *keys = PyDict_Keys(dict);
+    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
+    for (Py_ssize_t i = 0; keys != NULL && i < size; i++) {
+        if (Py_TYPE(PyList_GetItem(keys, i)) != &PyUnicode_Type) {
+            PyErr_SetString(PyExc_TypeError, "a key that is no text");
+            Py_CLEAR(keys);
+        }
+    }
+    if (keys != NULL && PyList_Sort(keys) < 0)
+        Py_CLEAR(keys);
+    return keys;
+}
+
+static PyObject *cross_dict(Crossing *c, PyObject *dict, int depth)
+{
+    PyObject *keys = sorted_texts(dict), *made = keys == NULL ? NULL : PyDict_New();
+    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
+    int is_changed = 0;
+    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
+        PyObject *key = PyList_GetItem(keys, i), *item = PyDict_GetItemWithError(dict, key);
+        if (item == NULL) {
+            /* What was called for an earlier item has changed the dictionary. */
+            if (!PyErr_Occurred())
+                PyErr_SetObject(PyExc_KeyError, key);
+            Py_CLEAR(made);
+            break;
+        }
+        Py_INCREF(item);
+        PyObject *each = crossed(c, item, depth);
+        is_changed |= each != item;
+        Py_DECREF(item);
+        if (each == NULL || PyDict_SetItem(made, key, each) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(each);
+    }
+    if (made != NULL && !is_changed) {
+        Py_DECREF(made);
+        made = Py_NewRef(dict);
+    }
+    Py_XDECREF(keys);
+    return made;
+}
+
+/* A tree with something else in place of what is no plain container, or is an object. Itself if nothing is another. */
+static PyObject *crossed(Crossing *c, PyObject *object, int depth)
+{
+    Kind *kind = kind_of(Py_TYPE(object));
+    if (kind == NULL || !kind->is_plain || (c->mutable_are_objects && kind->is_mutable))
+        return c->replaced(c, object, kind);
+    if (depth == 0) {
+        PyErr_SetString(PyExc_RecursionError, "nested too deeply");
+        return NULL;
+    }
+    switch (kind->shape) {
+    case NOTHING:
+        return Py_NewRef(object);
+    case TUPLE:
+    case LIST:
+    case NAMEDTUPLE:
+        return cross_items(c, object, kind, depth - 1);
+    case DICT:
+        return cross_dict(c, object, depth - 1);
+    }
+    return c->replaced(c, object, kind);
+}
+
+static PyObject *packed_in_python(Crossing *c, PyObject *object)
+{
+    PyObject *packed = PyObject_CallFunctionObjArgs(pack_in_python, object, c->tags, c->rules_in_python, NULL);
+    /* What it met is not known here. */
+    c->is_separate &= packed == object;
+    return packed;
+}
+
+static PyObject *packed_natively(Crossing *c, PyObject *object)
+{
+    PyObject *structure, *key, *packed = NULL;
+    Walk w = c->rules;
+    w.tags = c->tags;
+    int outcome = walk_tree(&w, object, c->convention, c->known, &structure, &key);
+    if (outcome == OPENED)
+        packed = PyObject_CallFunctionObjArgs((PyObject *)packed_type, w.leaves, structure, NULL);
+    c->is_separate &= !w.reaches_back;
+    Py_XDECREF(structure);
+    Py_XDECREF(key);
+    end_walk(&w);
+    return outcome == DONE ? packed_in_python(c, object) : packed;
+}
+
+static PyObject *packed(Crossing *c, PyObject *object, Kind *kind)
+{
+    if (kind == NULL || (kind->shape >= NOTHING && kind->is_plain))
+        return packed_in_python(c, object);
+    return kind->shape < NOTHING ? Py_NewRef(object) : packed_natively(c, object);
+}
+
+static PyObject *pack_argument(Crossing *c, PyObject *argument)
+{
+    c->rules.floor = PyList_Size(c->tags->objects);
+    return crossed(c, argument, MAX_CROSSED_DEPTH);
+}
+
+static PyObject *pack_keywords(Crossing *c, PyObject *kwargs)
+{
+    PyObject *keys = sorted_texts(kwargs), *made = keys == NULL ? NULL : PyDict_Copy(kwargs);
+    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
+    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
+        PyObject *key = PyList_GetItem(keys, i), *argument = PyDict_GetItemWithError(kwargs, key);
+        Py_XINCREF(argument);
+        PyObject *each = argument == NULL ? NULL : pack_argument(c, argument);
+        Py_XDECREF(argument);
+        if (each == NULL || PyDict_SetItem(made, key, each) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(each);
+    }
+    Py_XDECREF(keys);
+    return made;
+}
+
+static PyObject *native_pack_call(PyObject *module, PyObject *given)
+{
+    PyObject *args, *kwargs, *result = NULL;
+    Crossing c = {.replaced = packed, .is_separate = 1};
+    (void)module;
+    if (!PyArg_ParseTuple(given, "O!O!O!O!O!", &PyTuple_Type, &args, &PyDict_Type, &kwargs, tags_type, &c.tags,
+                          &PyTuple_Type, &c.rules_in_python, &PyDict_Type, &c.known))
+        return NULL;
+    int is_for_native = read_rules(c.rules_in_python, &c.rules.flags, &c.convention);
+    if (is_for_native < 0)
+        return NULL;
+    if (!is_for_native)
+        return Py_NewRef(Py_None);
+    c.mutable_are_objects = c.rules.flags & CONTAINERS;
+    Py_ssize_t size = PyTuple_Size(args);
+    PyObject *made = PyTuple_New(size);
+    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
+        PyObject *each = pack_argument(&c, PyTuple_GetItem(args, i));
+        if (each == NULL)
+            Py_CLEAR(made);
+        else
+            PyTuple_SetItem(made, i, each);
+    }
+    PyObject *keywords = made == NULL ? NULL : pack_keywords(&c, kwargs);
+    if (keywords != NULL)
+        result = PyTuple_Pack(3, made, keywords, c.is_separate ? Py_True : Py_False);
+    Py_XDECREF(keywords);
+    Py_XDECREF(made);
+    if (result == NULL && take_back(c.tags, 0) == DONE)
+        result = Py_NewRef(Py_None);
+    return result;
+}
+
+/* Collects what is packed in a result. Whether it knows everything else in it to be a leaf is noted in `is_known`. */
+static PyObject *noted(Crossing *c, PyObject *object, Kind *kind)
+{
+    if (Py_TYPE(object) == packed_type) {
+        if (PyList_Append(c->found, object) < 0)
+            return NULL;
+    } else if (kind == NULL) {
+        PyObject *met = PyObject_CallFunction(meet, "Oi", object, JAX);
+        if (met == NULL)
+            return NULL;
+        c->is_known &= PyLong_Check(met);
+        Py_DECREF(met);
+    } else if (kind->shape >= NOTHING) {
+        c->is_known = 0;
+    }
+    return Py_NewRef(object);
+}
+
+static PyObject *unpacked(Crossing *c, PyObject *object, Kind *kind)
+{
+    (void)kind;
+    if (Py_TYPE(object) != packed_type)
+        return Py_NewRef(object);
+    PyObject *structure = PyObject_GetAttr(object, name_structure);
+    PyObject *root = structure == NULL ? NULL : PyObject_GetAttr(structure, name_root);
+    Py_ssize_t number = root == NULL ? -1 : PyLong_AsSsize_t(root);
+    Py_XDECREF(root);
+    Py_XDECREF(structure);
+    PyObject *made = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(c->table, number);
+    return Py_XNewRef(made);
+}
+
+/* The attributes of several objects, as a list. */
+static PyObject *attributes_of(PyObject *objects, PyObject *name)
+{
+    Py_ssize_t size = PyList_Size(objects);
+    PyObject *found = PyList_New(size);
+    for (Py_ssize_t i = 0; found != NULL && i < size; i++) {
+        PyObject *each = PyObject_GetAttr(PyList_GetItem(objects, i), name);
+        if (each == NULL)
+            Py_CLEAR(found);
+        else
+            PyList_SetItem(found, i, each);
+    }
+    return found;
+}
+
+/* Whether an attribute of any of them is true; -1 on an error. */
+static int any_has(PyObject *objects, PyObject *name)
+{
+    PyObject *found = attributes_of(objects, name);
+    int outcome = found == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(found); i++)
+        outcome = PyObject_IsTrue(PyList_GetItem(found, i));
+    Py_XDECREF(found);
+    return outcome;
+}
+
+/* Whether no object is in several of these lists and tuples, or in one of them twice; -1 on an error. */
+static int all_different(PyObject *lists)
+{
+    size_t size = 64, used = 0;
+    Py_ssize_t num_lists = PyList_Size(lists);
+    for (Py_ssize_t i = 0; i < num_lists; i++) {
+        Py_ssize_t each = PySequence_Size(PyList_GetItem(lists, i));
+        if (each < 0)
+            return -1;
+        used += (size_t)each;
+    }
+    while (size < 2 * used)
+        size *= 2;
+    Slot *slots = PyMem_Calloc(size, sizeof *slots);
+    if (slots == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    int outcome = 1;
+    for (Py_ssize_t i = 0; i < num_lists && outcome == 1; i++) {
+        PyObject *items = PyList_GetItem(lists, i);
+        int is_tuple = PyTuple_CheckExact(items);
+        if (!is_tuple && !PyList_CheckExact(items))
+            outcome = 0;
+        Py_ssize_t length = outcome == 0 ? 0 : is_tuple ? PyTuple_Size(items) : PyList_Size(items);
+        for (Py_ssize_t j = 0; j < length && outcome == 1; j++) {
+            PyObject *object = is_tuple ? PyTuple_GetItem(items, j) : PyList_GetItem(items, j);
+            Slot *slot = slot_of(slots, size, object);
+            outcome = slot->object == NULL;
+            slot->object = object;
+        }
+    }
+    PyMem_Free(slots);
+    return outcome;
+}
+
+/* Puts together what was packed, if nothing more is to be done for it than that. */
+static PyObject *unpack_natively(PyObject *result, PyObject *found, PyObject *objects)
+{
+    PyObject *structures = attributes_of(found, name_structure), *given = NULL, *made = NULL;
+    PyObject *leaves = structures == NULL ? NULL : attributes_of(found, name_leaves);
+    PyObject *records = leaves == NULL ? NULL : attributes_of(structures, name_records);
+    Crossing c = {.replaced = unpacked};
+    int asks_more = records == NULL ? -1 : any_has(structures, name_asks_more);
+    int is_simple = asks_more == 0 ? all_different(leaves) : asks_more < 0 ? -1 : 0;
+    int takes = is_simple == 1 ? any_has(structures, name_given) : is_simple;
+    if (is_simple == 0)
+        made = Py_NewRef(Py_NotImplemented);
+    if (is_simple != 1 || takes < 0)
+        goto done;
+    given = takes ? PyObject_CallFunctionObjArgs(objects, structures, NULL) : Py_NewRef(Py_None);
+    c.table = given == NULL ? NULL : PyList_New(0);
+    int outcome = c.table == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(found); i++)
+        outcome = build_onto(c.table, PyList_GetItem(records, i), PyList_GetItem(leaves, i), given, Py_None);
+    if (outcome == 0)
+        made = crossed(&c, result, MAX_CROSSED_DEPTH);
+done:
+    Py_XDECREF(c.table);
+    Py_XDECREF(given);
+    Py_XDECREF(records);
+    Py_XDECREF(leaves);
+    Py_XDECREF(structures);
+    return made;
+}
+
+static PyObject *native_unpack_result(PyObject *module, PyObject *args)
+{
+    PyObject *result, *objects, *made = NULL;
+    Crossing c = {.replaced = noted, .is_known = 1};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO", &result, &objects))
+        return NULL;
+    c.found = PyList_New(0);
+    if (c.found == NULL)
+        return NULL;
+    PyObject *same = crossed(&c, result, MAX_CROSSED_DEPTH);
+    if (same == NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+        made = Py_NewRef(Py_NotImplemented);
+    } else if (same != NULL) {
+        made = !c.is_known                     ? Py_NewRef(Py_NotImplemented)
+               : PyList_Size(c.found) == 0     ? Py_NewRef(result)
+                                               : unpack_natively(result, c.found, objects);
+    }
+    Py_XDECREF(same);
+    Py_DECREF(c.found);
+    return made;
+}
+
+static PyObject *native_cross(PyObject *module, PyObject *args)
+{
+    PyObject *type, *function;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O", &PyType_Type, &type, &function))
+        return NULL;
+    /* For ever, as what `start` takes over. */
+    packed_type = (PyTypeObject *)Py_NewRef(type);
+    pack_in_python = Py_NewRef(function);
     return Py_NewRef(Py_None);
 }
 
@@ -1206,6 +1603,11 @@ static PyMethodDef methods[] = {
     {"walk", native_walk, METH_VARARGS,
      "(tree, tags, rules, known) -> (leaves, known[key]()), or (None, key, pins), or None if it cannot."},
     {"build", native_build, METH_VARARGS, "(records, leaves, table, given, update): see `sharedtree._walk.build`."},
+    {"cross", native_cross, METH_VARARGS, "Takes over what stands for a module, and how Python packs a tree."},
+    {"pack_call", native_pack_call, METH_VARARGS,
+     "(args, kwargs, tags, rules, known) -> (args, kwargs, whether each is by itself), or None if it cannot."},
+    {"unpack_result", native_unpack_result, METH_VARARGS,
+     "(result, structures -> number -> the caller's object) -> the result unpacked, or NotImplemented."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1234,10 +1636,16 @@ PyMODINIT_FUNC PyInit__native(void)
     name_is_mutable = PyUnicode_InternFromString("_is_mutable");
     name_thaw = PyUnicode_InternFromString("thaw");
     name_unflatten = PyUnicode_InternFromString("unflatten");
+    name_structure = PyUnicode_InternFromString("structure");
+    name_leaves = PyUnicode_InternFromString("leaves");
+    name_records = PyUnicode_InternFromString("records");
+    name_root = PyUnicode_InternFromString("root");
+    name_given = PyUnicode_InternFromString("given");
+    name_asks_more = PyUnicode_InternFromString("asks_more");
     new_object = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
     PyObject *type = PyType_FromSpec(&tags_spec);
     if (!empty_tuple || !name_aux || !name_type || !name_value || !name_is_mutable || !name_thaw || !name_unflatten ||
-        !type ||
+        !name_structure || !name_leaves || !name_records || !name_root || !name_given || !name_asks_more || !type ||
         PyModule_AddObjectRef(module, "Tags", type) < 0 ||
         PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM) < 0)
         goto failed;

@@ -60,6 +60,16 @@ def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any]
     return _first_met(tree, tags, rules, prefix, *found[1:]) if found is not None and found[0] is None else found
 
 
+def pack_natively(args: Any, kwargs: Any, tags: Any, rules: Rules) -> tuple[Any, Any, bool] | None:
+    """Packs arguments as `transforms._crossing.pack_call` does, and says whether none reaches into an earlier one."""
+    return None if native is None else native.pack_call(args, kwargs, tags, rules, _entries)
+
+
+def unpack_natively(result: Any, given: Any) -> Any:
+    """Unpacks a result as `transforms._crossing.unpack_result` does; `NotImplemented` if more is to be done for it."""
+    return NotImplemented if native is None else native.unpack_result(result, given)
+
+
 def _first_met(
     tree: Any, tags: Any, rules: Rules, prefix: str, key: bytes, pins: tuple[Any, ...]
 ) -> tuple[list[Any], Structure | Nameless] | None:

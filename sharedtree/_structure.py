@@ -103,6 +103,8 @@ class Structure:
         records: the table, children before parents.
         root: the number of the record that is the whole tree.
         num_leaves: how many traced leaves it has, each shared one counted once.
+        given: the numbers that it takes from the other side.
+        asks_more: whether, when its tree is put together, something is to be done with it (updates, notes).
         maker: stands for the `Context` in which it was made, if that was one that spans several trees. Not the Context
             itself, which keeps every leaf that it has seen.
         noted: which of its traced leaves lost their ties on purpose (see `_untying`); only for results of functions.
@@ -112,12 +114,25 @@ class Structure:
     interned again where it arrives, so there, too, equal ones are one object.
     """
 
-    __slots__ = ("__weakref__", "base", "maker", "noted", "num_leaves", "records", "root", "tied_values")
+    __slots__ = (
+        "__weakref__",
+        "asks_more",
+        "base",
+        "given",
+        "maker",
+        "noted",
+        "num_leaves",
+        "records",
+        "root",
+        "tied_values",
+    )
 
     base: int
     records: tuple[Record, ...]
     root: int
     num_leaves: int
+    given: tuple[int, ...]
+    asks_more: bool
     maker: Any
     noted: tuple[int, ...]
     tied_values: tuple[int, ...]
@@ -167,6 +182,9 @@ class _Interned:
                 elif known.is_like(structure):
                     return known
             structure.num_leaves = sum(op is LEAF for op, _ in structure.records)
+            structure.given = tuple(sorted({op.number for op, _ in structure.records if type(op) is Given}))
+            is_update = any(type(op) is Update for op, _ in structure.records)
+            structure.asks_more = is_update or bool(structure.noted or structure.tied_values)
             with self.lock:
                 if self.num_added == num_added:
                     self.alive[number, free] = structure

@@ -31,7 +31,6 @@ ORDER = [
     "_native_classes",
     "_native_walk",
     "_graph",
-    "_compiled",
     "_sharing",
     "_tied_values",
     "_untying",

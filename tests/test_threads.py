@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from sharedtree.transforms._calling import active
+from sharedtree.transforms._calling import _active
 from tests.strategies import Layer, Mutable, Pair, dags, partition
 
 COUNT = 8
@@ -119,15 +119,15 @@ def test_a_cold_function_called_at_once(kind):
         for i, outcomes in enumerate(at_once(work)):
             for step, found in enumerate(outcomes):
                 assert same(found, alone[(i + step) % 6]), (i, step)
-    assert not active.stack
+    assert not _active.stack
 
 
-def test_what_is_passed_through_while_plans_are_made():
-    """Cold again and again: a plan's results are learnt by one thread while another is calling by that plan."""
+def test_what_is_passed_through_on_first_calls():
+    """Cold again and again."""
     model = model_of(1)
     for _ in range(60):
         f = st.jit(lambda m: m, inline=True)
-        f(model), f(model)  # the plan is made, and knows no result
+        f(model), f(model)
         for passed in at_once(lambda i, f=f: [f(model) is model for _ in range(3)]):
             assert passed == [True] * 3
 
@@ -248,8 +248,8 @@ def test_nothing_is_left_of_a_call_that_raises(wrap, error):
     for _ in range(3):
         with pytest.raises(error):
             g(model)
-        assert not active.stack
+        assert not _active.stack
     raising = False
     for _ in range(3):
         g(model)
-        assert not active.stack
+        assert not _active.stack

@@ -19,6 +19,7 @@ from .._distinct import distinct
 from .._errors import InconsistentSharingError
 from .._graph import Rules, Tags, build, is_value, pack, walk
 from .._jax_internals import make_room
+from .._native_walk import native, pack_natively, unpack_natively
 from .._node_types import has_unordered_keys, is_module, node_type_of
 from .._packed import Packed
 from .._structure import LEAF, Node, Path, Record, Structure, Update, depth_of, edges
@@ -78,6 +79,9 @@ class Call(NamedTuple):
     tags: Tags
     cuts: Sequence[Any] = ()
     """The `Cuts` that were made between treatments, if any."""
+
+    is_separate: bool = False
+    """Whether no argument holds an object of an earlier one. If it is False, that is not known."""
 
     def items(self) -> Iterator[tuple[Position, Any]]:
         """The arguments in the order in which they were packed."""
@@ -154,6 +158,10 @@ def pack_call(
         InconsistentSharingError: if a static argument shares an object with another one.
     """
     tags = Tags()
+    natively = None if static else pack_natively(args, kwargs, tags, rules)
+    if natively is not None:
+        args, kwargs, is_separate = natively
+        return Call(args, kwargs, tags, (), is_separate)
     packed = {
         position: value if position in static else pack_tree(value, tags, rules, names.text(position))
         for position, value in positions(args, kwargs)
@@ -242,6 +250,10 @@ def unpack_result(
         given: the structures in it → what their numbers stand for.
         update: number, new content → the object that gets it.
     """
+    if update is None:
+        made = unpack_natively(result, given)
+        if made is not NotImplemented:
+            return made
     found = [argument.packed for argument in packed_in(result, 0)]
     if not found:
         return result
@@ -259,3 +271,7 @@ def unpack_result(
         records = [record for packed in found for record in packed.structure.records]
         say(Said(table, [(op.node if type(op) is Update else op, children) for op, children in records], table))
     return with_objects(result, table)
+
+
+if native is not None:
+    native.cross(Packed, lambda tree, tags, rules: pack_tree(tree, tags, rules, ""))

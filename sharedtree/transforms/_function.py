@@ -18,7 +18,7 @@ from .._structure import LEAF, intern
 from .._tied_values import which_are_tied_values
 from .._untying import Said, hand_on, noting_untied, which_are_noted
 from ._applying import public_name, title_of, transform_named
-from ._calling import Calling, active, caller_of, calling
+from ._calling import Calling, caller_of, calling
 from ._crossing import (
     Call,
     Entered,
@@ -138,7 +138,7 @@ class FunctionTransform:
         call = self.pack(args, kwargs, policy)
         self.require_executable(call)
         with calling(self.names, call):
-            result = self.transformed(policy)(*call.args, **call.kwargs)
+            result = self.transformed_for(policy, call)(*call.args, **call.kwargs)
         return self.finish(result, call, policy)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -147,7 +147,7 @@ class FunctionTransform:
     def __repr__(self) -> str:
         return f"<{self.transform_name}({name_of(self.function, self.function, '__qualname__')}), identities preserved>"
 
-    @property
+    @functools.cached_property
     def transform_name(self) -> str:
         """What the transform is called in errors."""
         return title_of(self.transform)
@@ -202,7 +202,8 @@ class FunctionTransform:
         """The caller's side, going in."""
         static = self.static_positions(args, kwargs)
         call = pack_call(args, kwargs, static, policy.rules, self.names)
-        return treated(call, static, self.treatments(len(args), kwargs), self.names, self.transform_name)
+        treatments = self.treatments(len(args), kwargs)
+        return treated(call, static, treatments, self.names, self.transform_name) if treatments else call
 
     def finish(
         self, result: Any, call: Call, policy: Policy, used: Callable[[Call], Sequence[Any]] | None = None
@@ -222,6 +223,10 @@ class FunctionTransform:
             made = self._made.setdefault(policy, self.transform(self.inner(policy), **self.options))
         return made
 
+    def transformed_for(self, policy: Policy, call: Call) -> Any:
+        """The transformed function for a call."""
+        return self.transformed(policy)
+
     def inner(self, policy: Policy) -> Callable[..., Any]:
         """The function that the transform sees."""
         shared = self._shared
@@ -235,13 +240,13 @@ class FunctionTransform:
         """The part of this that the inner function may hold: neither the function, nor what holds the inner one."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
-        for name in ("function", "__wrapped__", "_shared", "_made", "_last"):
+        for name in ("function", "__wrapped__", "_shared", "_made"):
             part.__dict__.pop(name, None)
         return part
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Unpacks arguments, calls the user's function and packs its results, inside the transform."""
-        current = self._current(policy)
+        current = caller_of(self.names)
         entered = unpack_call(args, kwargs, self.static_positions(args, kwargs))
         if current is not None:
             report_tied_values(current.call.items(), self.names, self.transform_name, policy)
@@ -253,21 +258,6 @@ class FunctionTransform:
         with noting_untied() as said:
             result = function(*entered.args, **entered.kwargs)
         return self.pack_results(result, entered, policy, said, current, self.leaving(policy, args, kwargs))
-
-    def _current(self, policy: Policy) -> Calling | None:
-        """The caller's side of this call, if it is under way.
-
-        If a plan packed it, it is packed anew, before the function can change it.
-        """
-        place = caller_of(self.names)
-        if place is None:
-            return None
-        entry = active.stack[place]
-        if not isinstance(entry, Calling):
-            _, args, kwargs = entry
-            entry = Calling(self.names, self.pack(args, kwargs, policy), _enclosing_traces())
-            active.stack[place] = entry
-        return entry
 
     def pack_results(
         self,

@@ -1,6 +1,8 @@
-"""Generated code agrees with the walk, or gives up: on random DAGs, and on DAGs mutated since the plan was made."""
+"""Crossings in C agree with those in Python: on random DAGs, and on DAGs mutated since they were met."""
 
+import contextlib
 import gc
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -8,47 +10,69 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, strategies as hst
-from jax.tree_util import tree_structure
 
 import sharedtree as st
+from sharedtree import _graph, _native_walk
 from sharedtree._graph import Rules
-from sharedtree.transforms._crossing import Call, Names, pack_call, packed_in, unpack_result
-from sharedtree.transforms._plans import CallPlan, can_be_planned
-from sharedtree.transforms._result_plans import NOT_BUILT, ResultPlan, can_be_built
+from sharedtree.transforms._crossing import Names, pack_call, packed_in, unpack_result
 from tests.strategies import STATICS, Layer, Mutable, Pair, Record, arguments, copy_dag, is_array, partition, paths
 
 NAMES = Names(lambda *args: None)
+RULES = [Rules(), Rules(arrays=False), Rules(containers=True)]
 
 
-def walk(args, kwargs=None):
-    return pack_call(args, kwargs or {}, (), Rules(), NAMES)
+@contextlib.contextmanager
+def in_python():
+    """A block in which nothing is done natively."""
+    with mock.patch.object(_native_walk, "native", None), mock.patch.object(_graph, "native", None):
+        yield
 
 
-def agrees(plan: CallPlan, args, kwargs=None) -> bool:
-    """Whether a plan packed the arguments; if so, exactly as the walk does."""
-    packing = plan.pack(args, kwargs or {})
-    if packing is None:
-        return False
-    call: Call = walk(args, kwargs)
-    assert tree_structure(packing[:2]) == tree_structure((call.args, call.kwargs))
-    ours, theirs = jax.tree.leaves(packing[:2]), jax.tree.leaves((call.args, call.kwargs))
-    assert len(ours) == len(theirs)
-    assert all(a is b for a, b in zip(ours, theirs, strict=True))
-    for number, obj in enumerate(call.tags.objects):
-        if call.tags.number_of(obj) == number:
-            assert plan.object_of(number, args, kwargs or {}) is obj
-    return True
+def packed(args, kwargs, rules):
+    return pack_call(args, kwargs, (), rules, NAMES)
+
+
+def assert_packed_alike(args, kwargs, rules):
+    """In C, the second time from what it knows, as in Python."""
+    with in_python():
+        expected = packed(args, kwargs, rules)
+    for _ in range(2):
+        found = packed(args, kwargs, rules)
+        assert jax.tree.structure(found[:2]) == jax.tree.structure(expected[:2])
+        ours, theirs = jax.tree.leaves(found[:2]), jax.tree.leaves(expected[:2])
+        assert all(a is b for a, b in zip(ours, theirs, strict=True))
+        assert len(found.tags.objects) == len(expected.tags.objects)
+        for ours, theirs in zip(found.tags.objects, expected.tags.objects, strict=True):
+            assert found.tags.number_of(ours) == expected.tags.number_of(theirs)
+        if found.is_separate:
+            assert not any(reach_back(found))
+    return expected
+
+
+def reach_back(call):
+    """Whether each argument holds an object of an earlier one."""
+    start = 0
+    for position, value in call.items():
+        records = [record for each in packed_in(value, position) for record in each.packed.structure.records]
+        roots = [each.packed.structure.root for each in packed_in(value, position)]
+        yield any(number < start for number in [*roots, *[child for _, children in records for child in children]])
+        start += len(records)
+
+
+@given(args=arguments(), rules=hst.sampled_from(RULES))
+def test_arguments_are_packed_alike(args, rules):
+    assert_packed_alike(args, {}, rules)
+    assert_packed_alike(copy_dag(args), {}, rules)
+    half = len(args) // 2
+    assert_packed_alike(args[:half], {f"name{9 - i}": arg for i, arg in enumerate(args[half:])}, rules)
 
 
 @given(args=arguments())
-def test_a_plan_packs_what_it_was_made_for(args):
-    call = walk(args)
-    if can_be_planned(call, ()):
-        plan = CallPlan(call, ())
-        assert agrees(plan, args)
-        assert agrees(plan, copy_dag(args))
-        assert not agrees(plan, (*args, 1))
-        assert not agrees(plan, args, {"more": 1})
+def test_that_no_argument_reaches_into_another_is_known(args):
+    """Of what is met again; otherwise it is left to those who look."""
+    for _ in range(2):
+        call = packed(args, {}, Rules())
+    assert call.is_separate == (not any(reach_back(call)))
 
 
 def mutate(draw, tree):
@@ -93,67 +117,48 @@ def _contains(x, obj):
     return any(inner is obj for _, inner, _ in paths(x))
 
 
-@given(args=arguments(), data=hst.data())
-def test_a_stale_plan_never_wins(args, data):
+@given(args=arguments(), rules=hst.sampled_from(RULES), data=hst.data())
+def test_arguments_that_changed_since_are_packed_alike(args, rules, data):
     args = copy_dag(args)
-    call = walk(args)
-    if not can_be_planned(call, ()):
-        return
-    plan = CallPlan(call, ())
+    assert_packed_alike(args, {}, rules)
     for _ in range(6):
         mutable = [arg for arg in args if isinstance(arg, (Pair, Layer, Mutable, Record, list, dict))]
         if not mutable:
             return
         mutate(data.draw, mutable[data.draw(hst.integers(0, len(mutable) - 1))])
-        agrees(plan, args)  # or gives up
-        call = walk(args)
-        if can_be_planned(call, ()):
-            assert agrees(CallPlan(call, ()), args)
+        assert_packed_alike(args, {}, rules)
 
 
 @given(args=arguments())
-def test_a_plan_builds_what_the_walk_builds(args):
-    call = walk(args)
-    result = call.args
-    if not can_be_built(result):
-        return
-    plan = ResultPlan(result, [])
-    built = plan.build(result, None)
-    leaves = [leaf for argument in packed_in(result, 0) for leaf in argument.packed.leaves]
-    if len(set(map(id, leaves))) < len(leaves):  # alive in `leaves`; a number at two places, which JAX never returns
-        assert built is NOT_BUILT
-        return
-    walked = unpack_result(result, lambda _: None)
-    assert partition(list(built)) == partition(list(walked))
-    for (path, x, _), (other, y, _) in zip(paths(built), paths(walked), strict=True):
+def test_results_are_unpacked_alike(args):
+    result = packed(args, {}, Rules()).args
+    with in_python():
+        expected = unpack_result(result, lambda _: None)
+    found = unpack_result(result, lambda _: None)
+    assert partition(list(found)) == partition(list(expected))
+    leaves = [leaf for each in packed_in(result, 0) for leaf in each.packed.leaves]
+    are_kept = len({id(leaf) for leaf in leaves}) == len(leaves)  # alive in `leaves`; else the second becomes a copy
+    for (path, x, _), (other, y, _) in zip(paths(found), paths(expected), strict=True):
         assert path == other
         assert type(x) is type(y)
-        if is_array(x):
-            assert x is y
+        assert not (is_array(x) and are_kept) or x is y
         if isinstance(x, (Layer, Record)):
             assert {k: v for k, v in vars(x).items() if k in ("width", "name")} == {
                 k: v for k, v in vars(y).items() if k in ("width", "name")
             }
 
 
-def test_results_of_another_structure_are_not_built():
-    one, two = walk((Pair(jnp.ones(2), 1),)).args, walk((Pair(jnp.ones(2), 2),)).args
-    plan = ResultPlan(one, [])
-    assert plan.build(two, None) is NOT_BUILT
-    assert plan.build([*one], None) is NOT_BUILT
+def test_two_leaves_that_are_one_object_are_parted():
     shared = jnp.ones(2)
-    pair = walk((Pair(jnp.ones(2), jnp.zeros(2)),)).args
-    plan = ResultPlan(pair, [])
-    pair[0].leaves = [shared, shared]
-    assert plan.build(pair, None) is NOT_BUILT  # two leaves that JAX returned as one object
+    (pair,) = packed((Pair(jnp.ones(2), jnp.zeros(2)),), {}, Rules()).args
+    pair.leaves = [shared, shared]
+    made = unpack_result({"a": (pair,)}, lambda _: None)["a"][0]
+    assert made.first is shared
+    assert made.second is not shared
+    np.testing.assert_array_equal(made.second, shared)
 
 
-def planned(f):
-    (site,) = f._sites.values()
-    return site.plans
-
-
-def test_plans_are_made_on_the_second_call_and_kept_for_several_structures():
+def test_several_structures_in_turn():
     traces = []
     f = st.jit(lambda m, x: traces.append(1) or (st.tree.map(lambda v: v + x, m), x))
     w = jnp.ones(2)
@@ -163,11 +168,9 @@ def test_plans_are_made_on_the_second_call_and_kept_for_several_structures():
             new, _ = f(model, 1.0)
             assert new.first is new.second[0]
     assert len(traces) == 2
-    assert len(planned(f)) == 2
-    assert all(plan.known[0] for plan in planned(f))
 
 
-def test_pass_through_and_committedness_with_a_plan():
+def test_pass_through_and_committedness_in_many_calls():
     model = Pair(eqx.nn.Lambda(jnp.tanh), [jnp.ones(2)])
     traces = []
     f = st.jit(lambda m, x: traces.append(1) or (m, Pair(m.first, [x])))
@@ -279,20 +282,6 @@ def test_any_keyword_names():
     for _ in range(4):
         model = f(model, **{"x-1": 2.0, "class": 1.0})
     assert model.first[0] == 4
-    assert planned(f)
-
-
-def test_a_plan_that_cannot_be_made_loses_nothing(monkeypatch):
-    def broken(*args):
-        raise RuntimeError("no plan")
-
-    monkeypatch.setattr("sharedtree._compiled._faults.raise_faults", False)
-    monkeypatch.setattr("sharedtree.transforms._sites.CallPlan", broken)
-    f = st.jit(lambda m: st.tree.map(lambda x: x + 1, m), donate_argnums=0)
-    model = Pair(jnp.zeros(2), None)
-    for _ in range(4):
-        model = f(model)
-    assert model.first[0] == 4
 
 
 def test_registered_classes_with_fields_of_their_own():
@@ -315,4 +304,3 @@ def test_registered_classes_with_fields_of_their_own():
     for _ in range(4):
         query = f(query)
     assert (query.kind, query.x[0]) == ("kind", 4)
-    assert planned(f)
