@@ -69,7 +69,7 @@ static PyTypeObject *missing_type; /* of the marker for attributes that were nev
 static PyObject *leaf_op;
 static PyTypeObject *node_op, *static_op, *given_op, *update_op;
 static PyObject *empty_tuple, *name_aux, *name_type, *name_value, *name_is_mutable, *name_thaw, *name_unflatten;
-static PyObject *name_structure, *name_leaves, *name_records, *name_root, *name_given, *name_asks_more;
+static PyObject *name_structure, *name_leaves, *name_records, *name_root, *name_given, *name_is_noted, *name_updates;
 static newfunc new_object;
 
 static size_t mixed(const void *pointer)
@@ -1165,8 +1165,15 @@ static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, 
     PyObject *number = PyTuple_GetItem(op, 0);
     if (Py_TYPE(op) == given_op)
         return PyObject_CallFunctionObjArgs(given, number, NULL);
-    PyObject *content = build_node(PyTuple_GetItem(op, 1), numbers, table);
-    PyObject *made = content == NULL ? NULL : PyObject_CallFunctionObjArgs(update, number, content, NULL);
+    PyObject *content = build_node(PyTuple_GetItem(op, 1), numbers, table), *made = NULL;
+    if (content != NULL && PyList_CheckExact(update)) {
+        /* Written when everything has been built. */
+        made = PyObject_CallFunctionObjArgs(given, number, NULL);
+        if (made != NULL && (PyList_Append(update, made) < 0 || PyList_Append(update, content) < 0))
+            Py_CLEAR(made);
+    } else if (content != NULL) {
+        made = PyObject_CallFunctionObjArgs(update, number, content, NULL);
+    }
     Py_XDECREF(content);
     return made;
 }
@@ -1501,15 +1508,17 @@ static int all_different(PyObject *lists)
 }
 
 /* Puts together what was packed, if nothing more is to be done for it than that. */
-static PyObject *unpack_natively(PyObject *result, PyObject *found, PyObject *objects)
+static PyObject *unpack_natively(PyObject *result, PyObject *found, PyObject *objects, PyObject *pending)
 {
     PyObject *structures = attributes_of(found, name_structure), *given = NULL, *made = NULL;
     PyObject *leaves = structures == NULL ? NULL : attributes_of(found, name_leaves);
     PyObject *records = leaves == NULL ? NULL : attributes_of(structures, name_records);
     Crossing c = {.replaced = unpacked};
-    int asks_more = records == NULL ? -1 : any_has(structures, name_asks_more);
+    int asks_more = records == NULL ? -1 : any_has(structures, name_is_noted);
+    if (asks_more == 0 && pending == Py_None)
+        asks_more = any_has(structures, name_updates);
     int is_simple = asks_more == 0 ? all_different(leaves) : asks_more < 0 ? -1 : 0;
-    int takes = is_simple == 1 ? any_has(structures, name_given) : is_simple;
+    int takes = is_simple == 1 ? pending != Py_None || any_has(structures, name_given) : is_simple;
     if (is_simple == 0)
         made = Py_NewRef(Py_NotImplemented);
     if (is_simple != 1 || takes < 0)
@@ -1518,7 +1527,7 @@ static PyObject *unpack_natively(PyObject *result, PyObject *found, PyObject *ob
     c.table = given == NULL ? NULL : PyList_New(0);
     int outcome = c.table == NULL ? -1 : 0;
     for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(found); i++)
-        outcome = build_onto(c.table, PyList_GetItem(records, i), PyList_GetItem(leaves, i), given, Py_None);
+        outcome = build_onto(c.table, PyList_GetItem(records, i), PyList_GetItem(leaves, i), given, pending);
     if (outcome == 0)
         made = crossed(&c, result, MAX_CROSSED_DEPTH);
 done:
@@ -1532,10 +1541,10 @@ done:
 
 static PyObject *native_unpack_result(PyObject *module, PyObject *args)
 {
-    PyObject *result, *objects, *made = NULL;
+    PyObject *result, *objects, *pending, *made = NULL;
     Crossing c = {.replaced = noted, .is_known = 1};
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO", &result, &objects))
+    if (!PyArg_ParseTuple(args, "OOO", &result, &objects, &pending))
         return NULL;
     c.found = PyList_New(0);
     if (c.found == NULL)
@@ -1547,7 +1556,7 @@ static PyObject *native_unpack_result(PyObject *module, PyObject *args)
     } else if (same != NULL) {
         made = !c.is_known                     ? Py_NewRef(Py_NotImplemented)
                : PyList_Size(c.found) == 0     ? Py_NewRef(result)
-                                               : unpack_natively(result, c.found, objects);
+                                               : unpack_natively(result, c.found, objects, pending);
     }
     Py_XDECREF(same);
     Py_DECREF(c.found);
@@ -1564,6 +1573,113 @@ static PyObject *native_cross(PyObject *module, PyObject *args)
     packed_type = (PyTypeObject *)Py_NewRef(type);
     pack_in_python = Py_NewRef(function);
     return Py_NewRef(Py_None);
+}
+
+/* --- writing back ----------------------------------------------------------------------------------------------- */
+
+/* What holds the content of an object: itself, or its attributes. NULL without an error if only Python can write it. */
+static PyObject *holder_of(PyObject *object, Kind *kind)
+{
+    if (kind->shape == LIST || kind->shape == DICT)
+        return Py_NewRef(object);
+    PyObject *attributes = kind->shape == FIELDS ? PyObject_GenericGetDict(object, NULL) : NULL;
+    if (attributes != NULL && !PyDict_CheckExact(attributes))
+        Py_CLEAR(attributes);
+    return attributes;
+}
+
+static int remove_names(PyObject *dict, PyObject *names, PyObject *unless)
+{
+    Py_ssize_t size = PySequence_Size(names);
+    for (Py_ssize_t i = 0; i < size; i++) {
+        PyObject *name = PySequence_GetItem(names, i);
+        int stays = name == NULL ? -1 : PyDict_Contains(unless, name);
+        int is_there = stays != 0 ? stays : PyDict_Contains(dict, name);
+        int outcome = is_there < 0 ? -1 : !stays && is_there ? PyDict_DelItem(dict, name) : 0;
+        Py_XDECREF(name);
+        if (outcome < 0)
+            return -1;
+    }
+    return size < 0 ? -1 : 0;
+}
+
+static int write_content(Kind *kind, PyObject *target, PyObject *content)
+{
+    if (kind->shape == LIST)
+        return PyList_SetSlice(target, 0, PY_SSIZE_T_MAX, content);
+    if (kind->shape == FIELDS) {
+        if (remove_names(target, kind->traced, content) < 0 || remove_names(target, kind->statics, content) < 0)
+            return -1;
+    } else {
+        PyObject *names = PyDict_Keys(target);
+        int outcome = names == NULL ? -1 : remove_names(target, names, content);
+        Py_XDECREF(names);
+        if (outcome < 0)
+            return -1;
+    }
+    return PyDict_Update(target, content);
+}
+
+static int restore(PyObject *target, PyObject *before)
+{
+    if (PyList_CheckExact(target))
+        return PyList_SetSlice(target, 0, PY_SSIZE_T_MAX, before);
+    PyDict_Clear(target);
+    return PyDict_Update(target, before);
+}
+
+/* Holders of targets, of contents, and copies of those of the targets, in turn. NULL without an error as `holder_of`. */
+static PyObject *holders_of(PyObject *pairs)
+{
+    Py_ssize_t size = PyList_Size(pairs);
+    PyObject *holders = PyList_New(0);
+    for (Py_ssize_t i = 0; holders != NULL && i + 1 < size; i += 2) {
+        PyObject *target = PyList_GetItem(pairs, i), *content = PyList_GetItem(pairs, i + 1);
+        Kind *kind = Py_TYPE(target) == Py_TYPE(content) ? kind_of(Py_TYPE(target)) : NULL;
+        PyObject *into = kind == NULL ? NULL : holder_of(target, kind);
+        PyObject *from = into == NULL ? NULL : holder_of(content, kind);
+        PyObject *copy = from == NULL              ? NULL
+                         : PyList_CheckExact(into) ? PyList_GetSlice(into, 0, PY_SSIZE_T_MAX)
+                                                   : PyDict_Copy(into);
+        if (copy == NULL || PyList_Append(holders, into) < 0 || PyList_Append(holders, from) < 0 ||
+            PyList_Append(holders, copy) < 0)
+            Py_CLEAR(holders);
+        Py_XDECREF(copy);
+        Py_XDECREF(from);
+        Py_XDECREF(into);
+    }
+    return holders;
+}
+
+static PyObject *native_write_back(PyObject *module, PyObject *pairs)
+{
+    (void)module;
+    if (!PyList_CheckExact(pairs)) {
+        PyErr_SetString(PyExc_TypeError, "not a list");
+        return NULL;
+    }
+    /* What was in the targets is held by the copies, so that no finaliser runs before everything is written. */
+    PyObject *holders = holders_of(pairs);
+    if (holders == NULL)
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
+    Py_ssize_t size = PyList_Size(holders), written = 0;
+    int outcome = 0;
+    for (; outcome == 0 && written < size; written += 3) {
+        Kind *kind = kind_of(Py_TYPE(PyList_GetItem(pairs, written / 3 * 2)));
+        outcome = write_content(kind, PyList_GetItem(holders, written), PyList_GetItem(holders, written + 1));
+    }
+    if (outcome < 0) {
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        while (written > 0) {
+            written -= 3;
+            if (restore(PyList_GetItem(holders, written), PyList_GetItem(holders, written + 2)) < 0)
+                PyErr_Clear();
+        }
+        PyErr_Restore(type, value, traceback);
+    }
+    Py_DECREF(holders);
+    return outcome < 0 ? NULL : Py_NewRef(Py_True);
 }
 
 /* --- the module ------------------------------------------------------------------------------------------------- */
@@ -1607,7 +1723,9 @@ static PyMethodDef methods[] = {
     {"pack_call", native_pack_call, METH_VARARGS,
      "(args, kwargs, tags, rules, known) -> (args, kwargs, whether each is by itself), or None if it cannot."},
     {"unpack_result", native_unpack_result, METH_VARARGS,
-     "(result, structures -> number -> the caller's object) -> the result unpacked, or NotImplemented."},
+     "(result, structures -> number -> the caller's object, None or a list that gets what is to be written into what, in "
+     "turn) -> the result unpacked, or NotImplemented."},
+    {"write_back", native_write_back, METH_O, "Writes what `unpack_result` left to be written; False if it cannot."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -1641,11 +1759,12 @@ PyMODINIT_FUNC PyInit__native(void)
     name_records = PyUnicode_InternFromString("records");
     name_root = PyUnicode_InternFromString("root");
     name_given = PyUnicode_InternFromString("given");
-    name_asks_more = PyUnicode_InternFromString("asks_more");
+    name_updates = PyUnicode_InternFromString("updates");
+    name_is_noted = PyUnicode_InternFromString("is_noted");
     new_object = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
     PyObject *type = PyType_FromSpec(&tags_spec);
     if (!empty_tuple || !name_aux || !name_type || !name_value || !name_is_mutable || !name_thaw || !name_unflatten ||
-        !name_structure || !name_leaves || !name_records || !name_root || !name_given || !name_asks_more || !type ||
+        !name_structure || !name_leaves || !name_records || !name_root || !name_given || !name_is_noted || !name_updates || !type ||
         PyModule_AddObjectRef(module, "Tags", type) < 0 ||
         PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM) < 0)
         goto failed;

@@ -65,9 +65,20 @@ def pack_natively(args: Any, kwargs: Any, tags: Any, rules: Rules) -> tuple[Any,
     return None if native is None else native.pack_call(args, kwargs, tags, rules, _entries)
 
 
-def unpack_natively(result: Any, given: Any) -> Any:
-    """Unpacks a result as `transforms._crossing.unpack_result` does; `NotImplemented` if more is to be done for it."""
-    return NotImplemented if native is None else native.unpack_result(result, given)
+def unpack_natively(result: Any, given: Any, pending: list[Any] | None = None) -> Any:
+    """Unpacks a result as `transforms._crossing.unpack_result` does; `NotImplemented` if more is to be done for it.
+
+    Args:
+        result: a packed tree.
+        given: structures → number → the caller's object.
+        pending: gets each object that is to be written to, followed by another with its new content.
+    """
+    return NotImplemented if native is None else native.unpack_result(result, given, pending)
+
+
+def write_natively(pending: list[Any]) -> bool:
+    """Writes, all or nothing, what `unpack_natively` left to be written. False if that is left to Python."""
+    return native is not None and native.write_back(pending)
 
 
 def _first_met(

@@ -104,7 +104,8 @@ class Structure:
         root: the number of the record that is the whole tree.
         num_leaves: how many traced leaves it has, each shared one counted once.
         given: the numbers that it takes from the other side.
-        asks_more: whether, when its tree is put together, something is to be done with it (updates, notes).
+        updates: whether it has content that is to be written into objects of the other side.
+        is_noted: whether something is noted of its leaves when its tree is put together.
         maker: stands for the `Context` in which it was made, if that was one that spans several trees. Not the Context
             itself, which keeps every leaf that it has seen.
         noted: which of its traced leaves lost their ties on purpose (see `_untying`); only for results of functions.
@@ -116,15 +117,16 @@ class Structure:
 
     __slots__ = (
         "__weakref__",
-        "asks_more",
         "base",
         "given",
+        "is_noted",
         "maker",
         "noted",
         "num_leaves",
         "records",
         "root",
         "tied_values",
+        "updates",
     )
 
     base: int
@@ -132,7 +134,8 @@ class Structure:
     root: int
     num_leaves: int
     given: tuple[int, ...]
-    asks_more: bool
+    updates: bool
+    is_noted: bool
     maker: Any
     noted: tuple[int, ...]
     tied_values: tuple[int, ...]
@@ -183,8 +186,8 @@ class _Interned:
                     return known
             structure.num_leaves = sum(op is LEAF for op, _ in structure.records)
             structure.given = tuple(sorted({op.number for op, _ in structure.records if type(op) is Given}))
-            is_update = any(type(op) is Update for op, _ in structure.records)
-            structure.asks_more = is_update or bool(structure.noted or structure.tied_values)
+            structure.updates = any(type(op) is Update for op, _ in structure.records)
+            structure.is_noted = bool(structure.noted or structure.tied_values)
             with self.lock:
                 if self.num_added == num_added:
                     self.alive[number, free] = structure

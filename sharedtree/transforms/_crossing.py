@@ -158,10 +158,9 @@ def pack_call(
         InconsistentSharingError: if a static argument shares an object with another one.
     """
     tags = Tags()
-    natively = None if static else pack_natively(args, kwargs, tags, rules)
+    natively = None if static else pack_natively(tuple(args), kwargs, tags, rules)
     if natively is not None:
-        args, kwargs, is_separate = natively
-        return Call(args, kwargs, tags, (), is_separate)
+        return Call(*natively[:2], tags, is_separate=natively[2])
     packed = {
         position: value if position in static else pack_tree(value, tags, rules, names.text(position))
         for position, value in positions(args, kwargs)
@@ -242,6 +241,7 @@ def unpack_result(
     result: Any,
     given: Callable[[Sequence[Structure]], Callable[[int], Any]],
     update: Callable[[int, Any], Any] | None = None,
+    pending: list[Any] | None = None,
 ) -> Any:
     """The inverse of packing a result: new nodes, but for those that the structures take from the caller.
 
@@ -249,9 +249,10 @@ def unpack_result(
         result: a packed tree.
         given: the structures in it → what their numbers stand for.
         update: number, new content → the object that gets it.
+        pending: may get such objects, each followed by its content, instead of calling `update`.
     """
-    if update is None:
-        made = unpack_natively(result, given)
+    if update is None or pending is not None:
+        made = unpack_natively(result, given, pending)
         if made is not NotImplemented:
             return made
     found = [argument.packed for argument in packed_in(result, 0)]

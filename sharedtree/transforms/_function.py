@@ -211,7 +211,8 @@ class FunctionTransform:
         """The caller's side, coming out."""
         if policy.in_place:
             changes = InPlace(call)
-            result = unpack_result(result, lambda _: call.tags.objects.__getitem__, changes.update)
+            pending = None if call.cuts else changes.pending
+            result = unpack_result(result, lambda _: call.tags.objects.__getitem__, changes.update, pending)
             changes.commit()
             return result[1]
         return unpack_result(result, lambda structures: passed_through(call, structures, used or self.used))

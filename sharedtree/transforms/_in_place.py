@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._graph import Rules
+from .._native_walk import write_natively
 from .._node_types import carries_identity, node_type_of
 from .._structure import LEAF, Node
 from ._crossing import Call, Entered
@@ -43,25 +44,30 @@ class InPlace:
 
     Args:
         call: the caller's side.
+
+    Attributes:
+        pending: each object that is to be written to, followed by another with its new content.
     """
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._pending: list[tuple[Any, Any]] = []
+        self.pending: list[Any] = []
 
     def update(self, number: int, content: Any) -> Any:
         """Notes that an object is to get the content of another of its class; returns that object."""
         target = self._call.tags.objects[number]
         for cuts in self._call.cuts:
             cuts.require_one_container(target)
-        self._pending.append((target, content))
+        self.pending += target, content
         return target
 
     def commit(self) -> None:
         """Writes everything. If one object refuses, those already written get their content back."""
+        if write_natively(self.pending):
+            return
         undo: list[tuple[Any, Any]] = []
         try:
-            for target, content in self._pending:
+            for target, content in zip(self.pending[::2], self.pending[1::2], strict=True):
                 undo.append((target, _content(target)))
                 new = _content(content)
                 gone = [name for name in _carried(target) if name not in new]
