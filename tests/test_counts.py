@@ -204,6 +204,7 @@ def test_python_calls_are_the_same_for_all_models():
         assert len(first) <= MOST_CALLS
 
 
+@natively
 def test_a_registered_class_is_flattened_once_an_object_and_built_once():
     counts = collections.Counter()
 

@@ -67,6 +67,7 @@ def test_arguments_are_packed_alike(args, rules):
     assert_packed_alike(args[:half], {f"name{9 - i}": arg for i, arg in enumerate(args[half:])}, rules)
 
 
+@pytest.mark.skipif(_native_walk.native is None, reason="the native walk is not in use")
 @given(args=arguments())
 def test_that_no_argument_reaches_into_another_is_known(args):
     """Of what is met again; otherwise it is left to those who look."""
