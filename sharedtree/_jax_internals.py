@@ -6,8 +6,8 @@
   on to an instance of it.
 - `ArrayImpl`, the type of every concrete array: asking an array for it at import would start a backend. It is also
   the only way to a weakly typed array of given data for which nothing is compiled.
-- `_registry` and the closures of `register_dataclass`: how many children and static values the unflatten function of
-  such a class takes. It is C++ that reads past the end of too few. Where the names are gone, `registered_counts` says
+- `_registry` and the closures of `register_dataclass`: which fields of such a class are children and which are static.
+  Its unflatten function is C++ that reads past the end of too few. Where the names are gone, `registered_fields` says
   that it does not know, and a test fails.
 - `dce_jaxpr`: `jax.jit` drops the inputs that a computation does not need, by this function.
 """
@@ -71,9 +71,8 @@ def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[Sequence[A
     return jtu.PyTreeDef.from_node_data_and_children(registry, (cls, aux), [_LEAF] * num_children).unflatten
 
 
-@functools.lru_cache(256)
-def registered_counts(cls: type) -> tuple[int, int] | None:
-    """How many children and static values an instance of a class has that came by `register_dataclass`; else None."""
+def registered_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The fields of a class that came by `register_dataclass`: the children, and the static ones; else None."""
     entry = getattr(_tree_util, "_registry", {}).get(cls)
     unflatten: Any = getattr(entry, "from_iter", None)
     if getattr(unflatten, "__module__", None) != _tree_util.__name__:
@@ -81,7 +80,14 @@ def registered_counts(cls: type) -> tuple[int, int] | None:
     held = inspect.getclosurevars(unflatten).nonlocals
     if not {"data_fields", "meta_fields"} <= held.keys():
         return None
-    return len(held["data_fields"]), len(held["meta_fields"])
+    return tuple(held["data_fields"]), tuple(held["meta_fields"])
+
+
+@functools.lru_cache(256)
+def registered_counts(cls: type) -> tuple[int, int] | None:
+    """How many children and static values an instance of a class has that came by `register_dataclass`; else None."""
+    fields = registered_fields(cls)
+    return None if fields is None else (len(fields[0]), len(fields[1]))
 
 
 def weakly_typed(array: Any) -> Any:

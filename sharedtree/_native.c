@@ -5,7 +5,7 @@ structure, so a dictionary leads from the key to the structure, and no record is
     Pair(w, [w, 3])     with an Equinox module `Pair`, under Equinox's convention
 the key is, after a header:  F <Pair> 0   L   N <list> 2   R <number of w>   S i 3.
 
-    F kind fields statics   a module that is read field by field        R number   an object that was seen before
+    F kind fields statics   a node that is read field by field          R number   an object that was seen before
     N kind n                a plain container; for dicts, its keys      L          a traced leaf
     G kind n aux            any other node                              S value    a static leaf
 
@@ -44,7 +44,7 @@ enum {
     /* Leaves. */
     NUMBER, TEXT, NUMPY_ARRAY, JAX_ARRAY, FUNCTION,
     /* Nodes. */
-    NOTHING, TUPLE, LIST, DICT, NAMEDTUPLE, FIELDS, OTHER
+    NOTHING, TUPLE, LIST, DICT, NAMEDTUPLE, FIELDS, DATACLASS, SLOTS, OTHER
 };
 
 typedef struct {
@@ -55,9 +55,11 @@ typedef struct {
     int is_rebuilt;           /* whether `build` may put instances together by itself */
     PyObject *node_type;      /* the NodeType; NULL for leaves */
     PyObject *take_apart;     /* OTHER: instance -> (children, aux) */
-    PyObject *order;          /* FIELDS: all names that fields declare, in order */
-    PyObject *is_static;      /* FIELDS: bytes, one for each name in `order` */
-    PyObject *traced, *statics; /* FIELDS: all names, also those that no field declares */
+    PyObject *order;          /* FIELDS, DATACLASS, SLOTS: all names that fields declare, in order */
+    PyObject *is_static;      /* bytes, one for each name in `order` */
+    PyObject *places;         /* DATACLASS, SLOTS: bytes, where each name is in `traced` or `statics` */
+    PyObject *traced, *statics; /* all names; of FIELDS also those that no field declares */
+    int is_in_order;          /* whether `traced` is as in `order` */
 } Kind;
 
 static Kind **kinds; /* open addressing by type, which each kind keeps alive; kinds are never freed */
@@ -123,23 +125,32 @@ static int add_kind(Kind *kind)
 /* Makes a kind of what Python says of a class, unless another thread was first. */
 static Kind *new_kind(PyObject *described)
 {
-    PyObject *type, *node_type, *take_apart, *order, *is_static, *traced, *statics;
+    PyObject *type, *node_type, *take_apart, *order, *is_static, *places, *traced, *statics;
     Kind kind = {0};
     if (!PyTuple_Check(described)) {
         PyErr_SetString(PyExc_TypeError, "a class is described by a tuple");
         return NULL;
     }
-    if (!PyArg_ParseTuple(described, "O!iiiiiiOOO!SO!O!", &PyType_Type, &type, &kind.shape, &kind.is_plain,
+    if (!PyArg_ParseTuple(described, "O!iiiiiiOOO!SSO!O!", &PyType_Type, &type, &kind.shape, &kind.is_plain,
                           &kind.is_mutable, &kind.is_known_to_jax, &kind.convention, &kind.is_rebuilt, &node_type,
-                          &take_apart, &PyTuple_Type, &order, &is_static, &PyTuple_Type, &traced, &PyTuple_Type,
-                          &statics))
+                          &take_apart, &PyTuple_Type, &order, &is_static, &places, &PyTuple_Type, &traced,
+                          &PyTuple_Type, &statics))
         return NULL;
     Kind *known = kind_of((PyTypeObject *)type);
     if (known != NULL)
         return known;
-    if (PyTuple_Size(order) != PyBytes_Size(is_static)) {
+    Py_ssize_t num_placed = kind.shape == DATACLASS || kind.shape == SLOTS ? PyTuple_Size(order) : 0;
+    if (PyTuple_Size(order) != PyBytes_Size(is_static) || num_placed != PyBytes_Size(places)) {
         PyErr_SetString(PyExc_ValueError, "one byte for each name");
         return NULL;
+    }
+    kind.is_in_order = 1;
+    for (Py_ssize_t i = 0, last = -1; i < num_placed; i++) {
+        Py_ssize_t place = (unsigned char)PyBytes_AsString(places)[i];
+        if (PyBytes_AsString(is_static)[i])
+            continue;
+        kind.is_in_order &= place > last;
+        last = place;
     }
     Kind *made = PyMem_Malloc(sizeof *made);
     if (made == NULL) {
@@ -149,14 +160,15 @@ static Kind *new_kind(PyObject *described)
     kind.type = (PyTypeObject *)type;
     kind.node_type = node_type == Py_None ? NULL : node_type;
     kind.take_apart = take_apart;
-    kind.order = order, kind.is_static = is_static, kind.traced = traced, kind.statics = statics;
+    kind.order = order, kind.is_static = is_static, kind.places = places;
+    kind.traced = traced, kind.statics = statics;
     *made = kind;
     if (add_kind(made) < 0) {
         PyMem_Free(made);
         return NULL;
     }
     Py_INCREF(type), Py_XINCREF(kind.node_type), Py_INCREF(take_apart);
-    Py_INCREF(order), Py_INCREF(is_static), Py_INCREF(traced), Py_INCREF(statics);
+    Py_INCREF(order), Py_INCREF(is_static), Py_INCREF(places), Py_INCREF(traced), Py_INCREF(statics);
     return made;
 }
 
@@ -679,6 +691,52 @@ static int open_some_fields(Walk *w, Kind *kind, PyObject *attributes)
     return OPENED;
 }
 
+/* The fields of a dataclass, by name. DONE if one is missing or has company: then Python's look-up decides. */
+static int open_declared_fields(Walk *w, Kind *kind, PyObject *attributes)
+{
+    PyObject *all[2] = {kind->traced, kind->statics};
+    if (PyDict_Size(attributes) != PyTuple_Size(kind->order))
+        return DONE;
+    if (emit_kind(w, 'F', kind, 1) < 0)
+        return -1;
+    for (int is_static = 0; is_static < 2; is_static++) {
+        Py_ssize_t size = PyTuple_Size(all[is_static]);
+        for (Py_ssize_t i = 0; i < size; i++) {
+            PyObject *value = PyDict_GetItemWithError(attributes, PyTuple_GetItem(all[is_static], i));
+            if (value == NULL)
+                return PyErr_Occurred() ? -1 : DONE;
+            if ((is_static ? emit_static(w, value, 0) : push(&w->children, value)) < 0)
+                return -1;
+        }
+    }
+    return OPENED;
+}
+
+/* The fields of a dataclass whose instances have slots. DONE if one is empty. */
+static int open_slots(Walk *w, Kind *kind, PyObject *object)
+{
+    PyObject *all[2] = {kind->traced, kind->statics};
+    if (emit_kind(w, 'F', kind, 1) < 0)
+        return -1;
+    for (int is_static = 0; is_static < 2; is_static++) {
+        Py_ssize_t size = PyTuple_Size(all[is_static]);
+        for (Py_ssize_t i = 0; i < size; i++) {
+            PyObject *value = PyObject_GenericGetAttr(object, PyTuple_GetItem(all[is_static], i));
+            if (value == NULL) {
+                if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+                    return -1;
+                PyErr_Clear();
+                return DONE;
+            }
+            int outcome = is_static ? emit_static(w, value, 0) : push(&w->children, value);
+            Py_DECREF(value);
+            if (outcome < 0)
+                return -1;
+        }
+    }
+    return OPENED;
+}
+
 static int open_fields(Walk *w, Kind *kind, PyObject *object)
 {
     size_t start = w->children.size, pins = w->pins.size, key_start = w->key_size;
@@ -687,12 +745,14 @@ static int open_fields(Walk *w, Kind *kind, PyObject *object)
         return -1;
     int outcome = DONE;
     if (PyDict_CheckExact(attributes)) {
-        outcome = open_all_fields(w, kind, attributes);
+        if (kind->is_in_order)
+            outcome = open_all_fields(w, kind, attributes);
         if (outcome == DONE) {
             pop_to(&w->children, start);
             pop_to(&w->pins, pins);
             w->key_size = key_start;
-            outcome = open_some_fields(w, kind, attributes);
+            outcome = kind->shape == FIELDS ? open_some_fields(w, kind, attributes)
+                                            : open_declared_fields(w, kind, attributes);
         }
     }
     Py_DECREF(attributes);
@@ -722,7 +782,7 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
     int has_identity = kind->is_mutable || !kind->is_plain;
     if (w->depth >= (size_t)(w->flags & INSIDE ? MAX_DEPTH : MAX_PLAIN_DEPTH))
         return -1;
-    size_t start = w->children.size, key_start = w->key_size;
+    size_t start = w->children.size, pins = w->pins.size, key_start = w->key_size;
     int outcome = DONE;
     switch (kind->shape) {
     case NOTHING:
@@ -737,11 +797,16 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
         outcome = open_dict(w, kind, object);
         break;
     case FIELDS:
+    case DATACLASS:
         outcome = open_fields(w, kind, object);
+        break;
+    case SLOTS:
+        outcome = open_slots(w, kind, object);
         break;
     }
     if (outcome == DONE) {
         pop_to(&w->children, start);
+        pop_to(&w->pins, pins);
         w->key_size = key_start;
         outcome = open_other(w, kind, object) < 0 ? -1 : OPENED;
     }
@@ -1042,6 +1107,40 @@ failed:
     return NULL;
 }
 
+/* As the class's own `__init__` would, which sets each field and does nothing else. */
+static PyObject *build_dataclass(Kind *kind, PyObject *statics, PyObject *numbers, PyObject *table)
+{
+    PyObject *object = new_object(kind->type, empty_tuple, NULL), *attributes = NULL;
+    Py_ssize_t size = PyTuple_Size(kind->order);
+    const char *is_static = PyBytes_AsString(kind->is_static), *places = PyBytes_AsString(kind->places);
+    if (object == NULL || (kind->shape == DATACLASS && (attributes = PyObject_GenericGetDict(object, NULL)) == NULL))
+        goto failed;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        PyObject *name = PyTuple_GetItem(kind->order, i), *value;
+        Py_ssize_t place = (unsigned char)places[i];
+        if (is_static[i]) {
+            value = PyTuple_GetItem(statics, place);
+        } else {
+            Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, place));
+            value = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(table, number);
+        }
+        if (value == NULL)
+            goto failed;
+        Py_INCREF(value);
+        int outcome = attributes == NULL ? PyObject_GenericSetAttr(object, name, value)
+                                         : PyDict_SetItem(attributes, name, value);
+        Py_DECREF(value);
+        if (outcome < 0)
+            goto failed;
+    }
+    Py_XDECREF(attributes);
+    return object;
+failed:
+    Py_XDECREF(attributes);
+    Py_XDECREF(object);
+    return NULL;
+}
+
 static int is_tuple_of(PyObject *object, Py_ssize_t size)
 {
     return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
@@ -1077,6 +1176,11 @@ static PyObject *build_from(Kind *kind, PyObject *op, PyObject *aux, PyObject *n
             if (is_tuple_of(names, size) && PyTuple_CheckExact(rest))
                 return build_fields(kind, names, rest, numbers, table);
         }
+        break;
+    case DATACLASS:
+    case SLOTS:
+        if (is_tuple_of(aux, PyTuple_Size(kind->statics)) && size == PyTuple_Size(kind->traced))
+            return build_dataclass(kind, aux, numbers, table);
         break;
     case OTHER:
         return build_registered(op, numbers, table);
@@ -1692,6 +1796,16 @@ static PyObject *native_learn(PyObject *module, PyObject *described)
     return Py_NewRef(Py_None);
 }
 
+/* Leaves a class that was read field by field to its registered functions. */
+static PyObject *native_unlearn(PyObject *module, PyObject *cls)
+{
+    (void)module;
+    Kind *kind = kind_of((PyTypeObject *)cls);
+    if (kind != NULL && (kind->shape == DATACLASS || kind->shape == SLOTS))
+        kind->shape = OTHER;
+    return Py_NewRef(Py_None);
+}
+
 /* Takes over what Python says. Only once: a second import of the package has other classes of the same names. */
 static PyObject *native_start(PyObject *module, PyObject *args)
 {
@@ -1716,6 +1830,7 @@ static PyObject *native_start(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"start", native_start, METH_VARARGS, "Takes over what Python says of classes and operations."},
     {"learn", native_learn, METH_O, "Learns what a class is."},
+    {"unlearn", native_unlearn, METH_O, "Leaves a class that was read field by field to its registered functions."},
     {"walk", native_walk, METH_VARARGS,
      "(tree, tags, rules, known) -> (leaves, known[key]()), or (None, key, pins), or None if it cannot."},
     {"build", native_build, METH_VARARGS, "(records, leaves, table, given, update): see `sharedtree._walk.build`."},
@@ -1739,7 +1854,8 @@ static const struct {
     {"JAX", JAX},
     {"EQUINOX", EQUINOX}, {"ANY", ANY}, {"INHERITED", INHERITED}, {"NUMBER", NUMBER}, {"TEXT", TEXT},
     {"NUMPY_ARRAY", NUMPY_ARRAY}, {"JAX_ARRAY", JAX_ARRAY}, {"FUNCTION", FUNCTION}, {"NOTHING", NOTHING},
-    {"TUPLE", TUPLE}, {"LIST", LIST}, {"DICT", DICT}, {"NAMEDTUPLE", NAMEDTUPLE}, {"FIELDS", FIELDS}, {"OTHER", OTHER},
+    {"TUPLE", TUPLE}, {"LIST", LIST}, {"DICT", DICT}, {"NAMEDTUPLE", NAMEDTUPLE}, {"FIELDS", FIELDS},
+    {"DATACLASS", DATACLASS}, {"SLOTS", SLOTS}, {"OTHER", OTHER},
 };
 
 PyMODINIT_FUNC PyInit__native(void)

@@ -7,12 +7,14 @@ it may still be registered as one.
 import dataclasses
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import tree_util as jtu
 
+from ._dataclass_fields import Fields, fields_of
 from ._engine import native
 from ._equinox_internals import marker_type
 from ._jax_internals import ConcreteArray
@@ -28,11 +30,14 @@ from ._node_types import (
     node_type_of,
 )
 from ._statics import Static
-from ._structure import LEAF, Given, Node, Update
+from ._structure import LEAF, Given, Node, Record, Update
 
 Description = tuple[Any, ...]
 
-_NO_FIELDS = ((), b"", (), ())
+_NO_FIELDS = ((), b"", b"", (), ())
+
+_read_by_field: dict[type, Fields] = {}
+"""What holds of each class that is read field by field as long as nobody changes it."""
 
 
 def _leaf(cls: type, shape: int) -> Description:
@@ -44,11 +49,24 @@ def _described(node_type: NodeType) -> Description:
     convention = {None: native.INHERITED, "jax": native.JAX, "equinox": native.EQUINOX}[node_type.convention]
     shape, take_apart = _shape_of(node_type), node_type.take_apart
     is_rebuilt = shape in (native.NOTHING, native.TUPLE, native.LIST, native.DICT, native.FIELDS)
+    fields = _fields_of(node_type) if shape == native.FIELDS else _NO_FIELDS
     if is_registered(node_type):
         take_apart, is_rebuilt = jtu.default_registry.flatten_one_level, True
+        declared = fields_of(node_type.cls)
+        if declared is not None:
+            _read_by_field[node_type.cls] = declared
+            *fields, are_slots = declared
+            shape = native.SLOTS if are_slots else native.DATACLASS
     facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention, is_rebuilt
-    fields = _fields_of(node_type) if shape == native.FIELDS else _NO_FIELDS
     return (node_type.cls, shape, *facts, node_type, take_apart, *fields)
+
+
+def look_again(records: Sequence[Record]) -> None:
+    """Leaves to JAX those classes in a new structure that were changed since they were met."""
+    for cls in {op.type.cls for op, _ in records if type(op) is Node}:
+        if cls in _read_by_field and fields_of(cls) != _read_by_field[cls]:
+            native.unlearn(cls)
+            _read_by_field.pop(cls, None)
 
 
 def _shape_of(node_type: NodeType) -> int:
@@ -73,7 +91,7 @@ def _fields_of(node_type: NodeType) -> Description:
     declared = tuple([sys.intern(name) for name, _ in fields])
     traced = tuple([name for name in declared if name not in statics])
     rest = tuple([sys.intern(name) for name in node_type.fields[len(traced) :]])
-    return declared, bytes(name in statics for name in declared), traced, rest
+    return declared, bytes(name in statics for name in declared), b"", traced, rest
 
 
 def _meet(obj: Any, number: int) -> Description | int:

@@ -86,6 +86,7 @@ def _first_met(
 ) -> tuple[list[Any], Structure | Nameless] | None:
     base = len(tags.objects)
     leaves, records, root = _walk.walk(tree, tags, rules, prefix)
+    _native_classes.look_again(records)
     distinct = tuple({id(pin): pin for pin in pins}.values())  # alive in `pins`
     if not all(_is_settled(pin) for pin in distinct):
         return leaves, Nameless(records, root)

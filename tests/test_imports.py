@@ -28,6 +28,7 @@ ORDER = [
     "_structure",
     "_engine",
     "_walk",
+    "_dataclass_fields",
     "_native_classes",
     "_native_walk",
     "_graph",
