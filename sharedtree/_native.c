@@ -1454,11 +1454,33 @@ static PyObject *packed_natively(Crossing *c, PyObject *object)
     return outcome == DONE ? packed_in_python(c, object) : packed;
 }
 
+/* Asks what an object's class is. Its kind, or NULL with the role of a leaf, or with -1 and an error. */
+static Kind *kind_met(PyObject *object, long *role)
+{
+    PyObject *met = PyObject_CallFunction(meet, "Oi", object, JAX);
+    Kind *kind = NULL;
+    *role = -1;
+    if (met != NULL && PyLong_Check(met))
+        *role = PyLong_AsLong(met);
+    else if (met != NULL)
+        kind = new_kind(met);
+    Py_XDECREF(met);
+    return kind;
+}
+
 static PyObject *packed(Crossing *c, PyObject *object, Kind *kind)
 {
-    if (kind == NULL || (kind->shape >= NOTHING && kind->is_plain))
-        return packed_in_python(c, object);
-    return kind->shape < NOTHING ? Py_NewRef(object) : packed_natively(c, object);
+    long role = 0;
+    if (kind == NULL)
+        kind = kind_met(object, &role);
+    if (role < 0 && kind == NULL)
+        return NULL;
+    /* What is traced, but is no array of a known class, may be a reference. */
+    if (kind == NULL)
+        return role == 2 ? packed_in_python(c, object) : Py_NewRef(object);
+    if (kind->shape < NOTHING)
+        return Py_NewRef(object);
+    return kind->is_plain ? packed_in_python(c, object) : packed_natively(c, object);
 }
 
 static PyObject *pack_argument(Crossing *c, PyObject *argument)
@@ -1523,15 +1545,14 @@ static PyObject *noted(Crossing *c, PyObject *object, Kind *kind)
     if (Py_TYPE(object) == packed_type) {
         if (PyList_Append(c->found, object) < 0)
             return NULL;
-    } else if (kind == NULL) {
-        PyObject *met = PyObject_CallFunction(meet, "Oi", object, JAX);
-        if (met == NULL)
-            return NULL;
-        c->is_known &= PyLong_Check(met);
-        Py_DECREF(met);
-    } else if (kind->shape >= NOTHING) {
-        c->is_known = 0;
+        return Py_NewRef(object);
     }
+    long role = 0;
+    if (kind == NULL)
+        kind = kind_met(object, &role);
+    if (role < 0 && kind == NULL)
+        return NULL;
+    c->is_known &= kind == NULL || kind->shape < NOTHING;
     return Py_NewRef(object);
 }
 
@@ -1686,7 +1707,8 @@ static PyObject *holder_of(PyObject *object, Kind *kind)
 {
     if (kind->shape == LIST || kind->shape == DICT)
         return Py_NewRef(object);
-    PyObject *attributes = kind->shape == FIELDS ? PyObject_GenericGetDict(object, NULL) : NULL;
+    int has_fields = kind->shape == FIELDS || kind->shape == DATACLASS;
+    PyObject *attributes = has_fields ? PyObject_GenericGetDict(object, NULL) : NULL;
     if (attributes != NULL && !PyDict_CheckExact(attributes))
         Py_CLEAR(attributes);
     return attributes;
@@ -1711,7 +1733,7 @@ static int write_content(Kind *kind, PyObject *target, PyObject *content)
 {
     if (kind->shape == LIST)
         return PyList_SetSlice(target, 0, PY_SSIZE_T_MAX, content);
-    if (kind->shape == FIELDS) {
+    if (kind->shape == FIELDS || kind->shape == DATACLASS) {
         if (remove_names(target, kind->traced, content) < 0 || remove_names(target, kind->statics, content) < 0)
             return -1;
     } else {

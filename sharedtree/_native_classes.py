@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import tree_util as jtu
+from jax.core import Tracer
 
 from ._dataclass_fields import Fields, fields_of
 from ._engine import native
@@ -99,6 +100,8 @@ def _meet(obj: Any, number: int) -> Description | int:
     convention: Inherited = _CONVENTIONS[number]
     node_type = node_type_of(obj)
     if node_type is None or (convention == "any" and not node_type.is_known_to_jax):
+        if issubclass(type(obj), jax.Array) and not issubclass(type(obj), Tracer):
+            return _leaf(type(obj), native.JAX_ARRAY)  # such as that of PRNG keys
         return (1 + carries_identity(obj)) if is_traced(obj, convention) else 0
     return _described(node_type)
 

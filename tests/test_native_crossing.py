@@ -199,6 +199,18 @@ def test_other_kinds_of_arrays_do_not_retrace(make):
     assert len(traces) == 1
 
 
+def test_arrays_of_other_classes_cross_as_they_are():
+    key, scalar = jax.random.key(0), np.float32(2)
+    f = st.jit(lambda m, key, more: (m, jax.random.split(key)[0], more))
+    for _ in range(3):
+        model, new, more = f(Pair(key, [key]), key, {"scalar": scalar, "key": (key, 1.0)})
+        assert model.first is model.second[0]
+        assert new.dtype == key.dtype
+        assert more["key"][0] is not model.first
+    ref = jax.new_ref(jnp.ones(2))
+    assert st.jit(lambda r, pair: (r is pair[0].first, pair[1] is r))(ref, (Pair(ref, None), ref)) == (True, True)
+
+
 def test_objects_that_lie():
     class Lying(eqx.Module):
         weight: jax.Array
