@@ -38,7 +38,7 @@ def pack(
         leaves, records, root = _walk.walk(tree, tags, rules, prefix)
         return leaves, intern(records, root, base, maker)
     leaves, known = found
-    if maker is None and type(known) is Structure:
+    if maker is None:
         return leaves, known
     return leaves, intern(known.records, known.root, base, maker)
 

@@ -10,8 +10,8 @@ the key is, after a header:  F <Pair> 0   L   N <list> 2   R <number of w>   S i
     G kind n aux            any other node                              S value    a static leaf
 
 The children of a node follow it. A static value is written out if it is made of what nobody can confuse (N T F i d s, and
-( [ { for containers); any other is its address, P, and is pinned: whoever keeps the key has to keep the pins alive. Whether
-that object is the same value for ever is not known here. `_native_walk.py` asks before it keeps the key.
+( [ { for containers); any other is its address, P, and is pinned: whoever keeps the key has to keep the pins alive. What
+need not be the same value for ever has a token in its place, V, one for each value, which Python gives.
 
 Rules of this file. Nothing recurses but over static values, to a fixed depth. Whatever a call into Python could free is
 held by a strong reference before: children on a stack of their own, objects in the tags. No borrowed reference is used
@@ -66,6 +66,7 @@ static Kind **kinds; /* open addressing by type, which each kind keeps alive; ki
 static size_t kinds_size, num_kinds;
 
 static PyObject *meet;  /* (object, convention) -> what its class is, or for a leaf 0 static, 1 traced, 2 with identity */
+static PyObject *settle; /* static value -> itself if it is the same for ever, True if its whole class is, or a token */
 static PyObject *describe; /* NodeType -> what its class is */
 static PyTypeObject *missing_type; /* of the marker for attributes that were never set, or NULL */
 static PyObject *leaf_op;
@@ -379,6 +380,8 @@ typedef struct {
     PyObject *leaves;
     Pins children; /* of the frames, those of each side by side */
     Pins pins;
+    size_t *places; /* of each pin, where its address is in the key */
+    size_t places_room;
     Frame *frames;
     size_t depth, frames_room;
     PyObject **names; /* borrowed, of one dictionary */
@@ -459,6 +462,9 @@ static int emit_address(Walk *w, PyObject *value)
 {
     char bytes[1 + sizeof(void *)] = {'P'};
     memcpy(bytes + 1, &value, sizeof value);
+    if (grow((void **)&w->places, &w->places_room, w->pins.size + 1, sizeof *w->places) < 0)
+        return -1;
+    w->places[w->pins.size] = w->key_size;
     return push(&w->pins, value) < 0 ? -1 : emit(w, bytes, sizeof bytes);
 }
 
@@ -903,6 +909,74 @@ static int close_node(Walk *w)
     return 0;
 }
 
+static Slot *settled; /* classes whose instances are the same for ever; they are kept alive */
+static size_t settled_size, num_settled;
+
+static int add_settled(PyTypeObject *type)
+{
+    if (2 * (num_settled + 1) > settled_size) {
+        size_t size = settled_size ? 2 * settled_size : 64;
+        Slot *slots = PyMem_Calloc(size, sizeof *slots);
+        if (slots == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        for (size_t i = 0; i < settled_size; i++) {
+            if (settled[i].object != NULL)
+                *slot_of(slots, size, settled[i].object) = settled[i];
+        }
+        PyMem_Free(settled);
+        settled = slots;
+        settled_size = size;
+    }
+    Slot *slot = slot_of(settled, settled_size, (PyObject *)type);
+    if (slot->object == NULL) {
+        slot->object = Py_NewRef((PyObject *)type);
+        num_settled++;
+    }
+    return 0;
+}
+
+static int is_settled(PyTypeObject *type)
+{
+    return settled_size && slot_of(settled, settled_size, (PyObject *)type)->object != NULL;
+}
+
+/* Puts tokens in the place of what need not be the same value for ever. After the walk, for this runs Python. */
+static int settle_pins(Walk *w)
+{
+    PyObject *known = NULL;
+    int outcome = 0;
+    for (size_t i = 0; i < w->pins.size && outcome == 0; i++) {
+        PyObject *value = w->pins.items[i];
+        if (is_settled(Py_TYPE(value)))
+            continue;
+        if (known == NULL && (known = PyDict_New()) == NULL)
+            return -1;
+        PyObject *number = PyLong_FromVoidPtr(value); /* alive at least until all pins have been looked at */
+        PyObject *token = number == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(known, number));
+        if (number != NULL && token == NULL && !PyErr_Occurred()) {
+            token = PyObject_CallFunctionObjArgs(settle, value, NULL);
+            if (token != NULL && PyDict_SetItem(known, number, token) < 0)
+                Py_CLEAR(token);
+        }
+        Py_XDECREF(number);
+        if (token == NULL) {
+            outcome = -1;
+        } else if (token == Py_True) {
+            outcome = add_settled(Py_TYPE(value));
+        } else if (token != value) {
+            w->key[w->places[i]] = 'V';
+            memcpy(w->key + w->places[i] + 1, &token, sizeof token);
+            w->pins.items[i] = Py_NewRef(token);
+            Py_DECREF(value);
+        }
+        Py_XDECREF(token);
+    }
+    Py_XDECREF(known);
+    return outcome;
+}
+
 static int walk_all(Walk *w, PyObject *tree, int convention)
 {
     int32_t header = w->flags | convention << 8;
@@ -917,6 +991,8 @@ static int walk_all(Walk *w, PyObject *tree, int convention)
         if (outcome < 0)
             return -1;
     }
+    if (settle_pins(w) < 0)
+        return -1;
     return PyList_Size(w->tags->objects) == w->expected ? 0 : -1;
 }
 
@@ -958,6 +1034,7 @@ static void end_walk(Walk *w)
     pop_to(&w->pins, 0);
     PyMem_Free(w->children.items);
     PyMem_Free(w->pins.items);
+    PyMem_Free(w->places);
     PyMem_Free(w->frames);
     PyMem_Free(w->names);
     PyMem_Free(w->key);
@@ -1835,7 +1912,7 @@ static PyObject *native_start(PyObject *module, PyObject *args)
     (void)module;
     if (meet != NULL)
         return Py_NewRef(Py_False);
-    if (!PyArg_ParseTuple(args, "OOOOO!O!O!O!", &meet, &describe, &marker, &leaf_op, &PyType_Type, &ops[0],
+    if (!PyArg_ParseTuple(args, "OOOOOO!O!O!O!", &meet, &describe, &settle, &marker, &leaf_op, &PyType_Type, &ops[0],
                           &PyType_Type, &ops[1], &PyType_Type, &ops[2], &PyType_Type, &ops[3])) {
         meet = NULL;
         return NULL;
@@ -1843,7 +1920,7 @@ static PyObject *native_start(PyObject *module, PyObject *args)
     missing_type = marker == Py_None ? NULL : (PyTypeObject *)marker;
     node_op = (PyTypeObject *)ops[0], static_op = (PyTypeObject *)ops[1];
     given_op = (PyTypeObject *)ops[2], update_op = (PyTypeObject *)ops[3];
-    Py_INCREF(meet), Py_INCREF(describe), Py_INCREF(marker), Py_INCREF(leaf_op);
+    Py_INCREF(meet), Py_INCREF(describe), Py_INCREF(settle), Py_INCREF(marker), Py_INCREF(leaf_op);
     for (int i = 0; i < 4; i++)
         Py_INCREF(ops[i]);
     return Py_NewRef(Py_True);

@@ -7,6 +7,7 @@ it may still be registered as one.
 import dataclasses
 import sys
 import types
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,13 +107,33 @@ def _meet(obj: Any, number: int) -> Description | int:
     return _described(node_type)
 
 
+class _Token:
+    """Stands for a static value in a key."""
+
+    __slots__ = ("__weakref__",)
+
+
+_tokens: "weakref.WeakValueDictionary[Static, _Token]" = weakref.WeakValueDictionary()
+
+
+def _settle(value: Any) -> Any:
+    """The value, if it is the same for ever; True, if all instances of its class are; otherwise a token.
+
+    Equal values have one token, as long as a key has it. If two threads make one at once, two keys lead to a structure.
+    """
+    static = Static(value)
+    if not static.is_settled:
+        return _tokens.setdefault(static, _Token())
+    return value if isinstance(value, (tuple, frozenset, slice)) else True
+
+
 _CONVENTIONS: dict[int, Inherited] = {}
 
 
 def start() -> bool:
     """Tells the native walk what it has to know. False if it serves an earlier import of the package."""
     _CONVENTIONS.update({native.JAX: "jax", native.EQUINOX: "equinox", native.ANY: "any"})
-    if not native.start(_meet, _described, marker_type(), LEAF, Node, Static, Given, Update):
+    if not native.start(_meet, _described, _settle, marker_type(), LEAF, Node, Static, Given, Update):
         return False
     for cls in (bool, int, float, complex):
         native.learn(_leaf(cls, native.NUMBER))

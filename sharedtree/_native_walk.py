@@ -2,7 +2,7 @@
 
 It describes a tree by a key (see `_native.c`), and a table leads from keys to structures. What it has not seen before
 is walked in Python, which makes the structure or raises the error. Then the native walk is asked again, and the key is
-kept only if it is still the same and every object that it has by its address is the same value for ever.
+kept only if it is still the same.
 
 A key lives as long as its structure. Structures are held weakly. The latest are kept until all garbage is collected,
 if their keys keep nothing alive that would go before, so that a loop that drops each need not start anew each time.
@@ -13,13 +13,12 @@ import operator
 import sys
 import types
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from . import _engine, _native_classes, _walk
-from ._statics import Static
-from ._structure import Record, Structure, intern
+from ._structure import Structure, intern
 from ._walk import Rules
 
 MAX_KEYS = 4_096
@@ -47,14 +46,7 @@ _entries: dict[bytes, _Entry] = {}
 _kept: tuple[Structure, ...] = ()  # the latest last
 
 
-class Nameless(NamedTuple):
-    """What a walk found that has static values which are not the same for ever."""
-
-    records: tuple[Record, ...]
-    root: int
-
-
-def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure | Nameless] | None:
+def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
     """Packs a tree as `_walk.walk` does; None if the native walk is not in use or cannot follow these rules."""
     found = None if native is None else native.walk(tree, tags, rules, _entries)
     return _first_met(tree, tags, rules, prefix, *found[1:]) if found is not None and found[0] is None else found
@@ -83,13 +75,11 @@ def write_natively(pending: list[Any]) -> bool:
 
 def _first_met(
     tree: Any, tags: Any, rules: Rules, prefix: str, key: bytes, pins: tuple[Any, ...]
-) -> tuple[list[Any], Structure | Nameless] | None:
+) -> tuple[list[Any], Structure] | None:
     base = len(tags.objects)
-    leaves, records, root = _walk.walk(tree, tags, rules, prefix)
+    _, records, root = _walk.walk(tree, tags, rules, prefix)
     _native_classes.look_again(records)
     distinct = tuple({id(pin): pin for pin in pins}.values())  # alive in `pins`
-    if not all(_is_settled(pin) for pin in distinct):
-        return leaves, Nameless(records, root)
     structure = intern(records, root, base)
     _remember(key, structure, distinct)
     tags.forget(base)
@@ -102,13 +92,6 @@ def _first_met(
     _entries.pop(key, None)
     tags.forget(base)
     return None
-
-
-def _is_settled(value: Any) -> bool:
-    try:
-        return Static(value).is_settled
-    except Exception:  # noqa: BLE001 -- whatever its `==` raises; the walk has said so where it matters
-        return False
 
 
 def _remember(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:

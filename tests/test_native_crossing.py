@@ -1,8 +1,6 @@
 """Crossings in C agree with those in Python: on random DAGs, and on DAGs mutated since they were met."""
 
-import contextlib
 import gc
-from unittest import mock
 
 import equinox as eqx
 import jax
@@ -12,20 +10,14 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree import _graph, _native_walk
+from sharedtree import _native_walk
 from sharedtree._graph import Rules
 from sharedtree.transforms._crossing import Names, pack_call, packed_in, unpack_result
 from tests.strategies import STATICS, Layer, Mutable, Pair, Record, arguments, copy_dag, is_array, partition, paths
+from tests.walks import in_python
 
 NAMES = Names(lambda *args: None)
 RULES = [Rules(), Rules(arrays=False), Rules(containers=True)]
-
-
-@contextlib.contextmanager
-def in_python():
-    """A block in which nothing is done natively."""
-    with mock.patch.object(_native_walk, "native", None), mock.patch.object(_graph, "native", None):
-        yield
 
 
 def packed(args, kwargs, rules):

@@ -4,6 +4,7 @@ The walk in Python is the oracle, and so is what the tests of every other file s
 """
 
 import collections
+import dataclasses
 import functools
 import gc
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree import _native_walk, _walk
+from sharedtree import _native_classes, _native_walk, _walk
 from sharedtree._graph import Tags, build, pack, walk
 from sharedtree._native_walk import native
 from sharedtree._node_types import dict_descriptor
@@ -28,6 +29,7 @@ from sharedtree._structure import Given, Update, intern
 from sharedtree._walk import Rules
 from tests.deep import Link, in_a_thread, link
 from tests.strategies import Layer, Mutable, Pair, Point, Record, arguments, dags, pools
+from tests.walks import in_python
 
 pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
@@ -727,3 +729,74 @@ def test_every_allocation_may_fail():
         pytest.skip("this interpreter cannot make allocations fail")
     assert done.returncode == 0, done.stderr
     assert "survived" in done.stdout
+
+
+@dataclasses.dataclass
+class Config:
+    scale: float
+    names: list
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    scale: float
+
+
+class Configured(eqx.Module):
+    weight: jax.Array
+    config: Any = eqx.field(static=True)
+
+
+CONFIGS = {
+    "a dataclass": lambda: Config(1.0, ["a"]),
+    "a frozen one": lambda: Frozen(1.0),
+    "an array": lambda: np.arange(3),
+    "a set": lambda: {1, 2},
+    "a partial": lambda: functools.partial(max, key=abs),
+    "a dictionary with one": lambda: {"config": Config(1.0, []), "other": [Frozen(2.0)]},
+    "a tuple with one": lambda: (Config(1.0, []), np.ones(2)),
+    "a counter": lambda: collections.Counter("aab"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+@pytest.mark.parametrize("make", CONFIGS.values(), ids=list(CONFIGS))
+def test_what_can_change_or_has_an_equality_of_its_own_is_known_again_by_content(make, monkeypatch):
+    walked = []
+    monkeypatch.setattr(_walk, "walk", lambda *args, walk=_walk.walk: walked.append(1) or walk(*args))
+    config = make()
+    models = [[Configured(jnp.ones(2), config)] * 3 + [Configured(jnp.ones(1), make()), config] for _ in range(3)]
+    structures = {st.tree.structure(model) for model in models}
+    assert len(structures) == 1
+    walked.clear()
+    for _ in range(3):
+        models = [st.tree.map(lambda x: x + 1, model) for model in models]  # what can change is copied
+    assert not walked
+    assert {st.tree.structure(model) for model in models} == structures
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+def test_a_static_value_that_changes_is_another_structure():
+    config, array = Config(1.0, ["a"]), np.arange(3)
+    model = Configured(jnp.ones(2), (config, {"array": array}))
+    seen = [st.tree.structure(model)]
+    for change in (lambda: setattr(config, "scale", 2.0), lambda: config.names.append(1), lambda: array.fill(0)):
+        change()
+        with in_python():
+            expected = st.tree.structure(model)
+        for _ in range(2):
+            assert st.tree.structure(model) is expected
+        assert expected not in seen
+        seen.append(expected)
+    config.names.pop(), setattr(config, "scale", 1.0), array.__setitem__(slice(None), np.arange(3))
+    assert st.tree.structure(model) is seen[0]
+
+
+def test_tokens_go_with_the_last_structure():
+    gc.collect()
+    before = len(_native_classes._tokens)
+    structure = st.tree.structure(Configured(jnp.ones(2), Config(3.0, ["only here"])))
+    assert len(_native_classes._tokens) == before + 1
+    del structure
+    gc.collect()
+    assert len(_native_classes._tokens) == before
