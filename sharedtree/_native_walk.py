@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _engine, _native_classes, _walk
+from ._nnx_internals import parts_of_frozen
 from ._statics import Static
 from ._structure import Record, Structure, intern
 from ._walk import Rules
@@ -85,7 +86,8 @@ def _first_met(
 
 def _is_settled(value: Any) -> bool:
     try:
-        return Static(value).is_settled
+        parts = parts_of_frozen(value)
+        return Static(value).is_settled if parts is None else all(_is_settled(part) for part in parts)
     except Exception:  # noqa: BLE001 -- whatever its `==` raises; the walk has said so where it matters
         return False
 
