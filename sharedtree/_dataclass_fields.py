@@ -16,6 +16,7 @@ import sys
 import types
 from typing import Any, NamedTuple
 
+from ._class_attributes import ABSENT, inherited, is_data_descriptor
 from ._jax_internals import registered_fields
 from ._node_types import built_in_base, dict_descriptor
 
@@ -66,16 +67,16 @@ def fields_of(cls: Any) -> Fields | None:
 def _is_called_for_its_fields_only(cls: Any, fields: tuple[dataclasses.Field[Any], ...]) -> bool:
     """Whether calling the class with its fields makes an object, sets them, and does nothing else."""
     plain = (("__new__", cls), ("__getattribute__", cls))
-    if any(_inherited(of, name) is not object.__dict__[name] for name, of in plain):
+    if any(inherited(of, name) is not object.__dict__[name] for name, of in plain):
         return False
-    if _inherited(type(cls), "__call__") is not type.__dict__["__call__"]:
+    if inherited(type(cls), "__call__") is not type.__dict__["__call__"]:
         return False
     frozen = bool(cls.__dataclass_params__.frozen)
     # What is frozen does not use its own `__setattr__` when it is made.
-    if not frozen and _inherited(cls, "__setattr__") is not object.__dict__["__setattr__"]:
+    if not frozen and inherited(cls, "__setattr__") is not object.__dict__["__setattr__"]:
         return False
     init = cls.__dict__.get("__init__")
-    if type(init) is not types.FunctionType or init.__dict__ or _inherited(cls, "__post_init__") is not _ABSENT:
+    if type(init) is not types.FunctionType or init.__dict__ or inherited(cls, "__post_init__") is not ABSENT:
         return False
     return _code_of(init) == _generated(frozen, tuple([_shape_of(field) for field in fields]))
 
@@ -84,21 +85,13 @@ def _have_slots(cls: type, names: tuple[str, ...]) -> bool | None:
     """Whether all fields are slots, and there is no dictionary; None if it is neither that nor the other way round."""
     if built_in_base(cls) is not object:
         return None
-    found = [_inherited(cls, name) for name in names]
+    found = [inherited(cls, name) for name in names]
     are_slots = [type(each) is types.MemberDescriptorType for each in found]
-    is_data = [hasattr(type(each), "__set__") or hasattr(type(each), "__delete__") for each in found]
+    is_data = [is_data_descriptor(each) for each in found]
     if not cls.__dictoffset__:
         return True if all(are_slots) else None
     is_ordinary = type(dict_descriptor(cls)) is types.GetSetDescriptorType
     return False if is_ordinary and not any(is_data) else None
-
-
-_ABSENT = object()
-
-
-def _inherited(cls: type, name: str) -> Any:
-    """What stands under a name in a class or the first of its bases that has it, whatever a metaclass says."""
-    return next((base.__dict__[name] for base in cls.__mro__ if name in base.__dict__), _ABSENT)
 
 
 _FieldShape = tuple[str, bool, bool, bool]

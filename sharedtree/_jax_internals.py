@@ -7,8 +7,8 @@
 - `ArrayImpl`, the type of every concrete array: asking an array for it at import would start a backend. It is also
   the only way to a weakly typed array of given data for which nothing is compiled.
 - `_registry` and the closures of `register_dataclass`: which fields of such a class are children and which are static.
-  Its unflatten function is C++ that reads past the end of too few. Where the names are gone, `registered_fields` says
-  that it does not know, and a test fails.
+  Its unflatten function is C++ that reads past the end of too few. Also whether a class has the functions that its
+  library gives to all its classes. Where the names are gone, the answer is that nobody knows, and a test fails.
 - `dce_jaxpr`: `jax.jit` drops the inputs that a computation does not need, by this function.
 """
 
@@ -71,10 +71,15 @@ def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[Sequence[A
     return jtu.PyTreeDef.from_node_data_and_children(registry, (cls, aux), [_LEAF] * num_children).unflatten
 
 
+def registered_functions(cls: type) -> tuple[Any, Any]:
+    """The flatten and the unflatten function that a class was registered with; None where JAX does not say."""
+    entry = getattr(_tree_util, "_registry", {}).get(cls)
+    return getattr(entry, "to_iter", None), getattr(entry, "from_iter", None)
+
+
 def registered_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """The fields of a class that came by `register_dataclass`: the children, and the static ones; else None."""
-    entry = getattr(_tree_util, "_registry", {}).get(cls)
-    unflatten: Any = getattr(entry, "from_iter", None)
+    unflatten = registered_functions(cls)[1]
     if getattr(unflatten, "__module__", None) != _tree_util.__name__:
         return None
     held = inspect.getclosurevars(unflatten).nonlocals

@@ -7,7 +7,8 @@ the key is, after a header:  F <Pair> 0   L   N <list> 2   R <number of w>   S i
 
     F kind fields statics   a node that is read field by field          R number   an object that was seen before
     N kind n                a plain container; for dicts, its keys      L          a traced leaf
-    G kind n aux            any other node                              S value    a static leaf
+    O kind layout statics   an NNX object                               S value    a static leaf
+    G kind n aux            any other node
 
 The children of a node follow it. A static value is written out if it is made of what nobody can confuse (N T F i d s, and
 ( [ { for containers); any other is its address, P, and is pinned: whoever keeps the key has to keep the pins alive. What
@@ -33,6 +34,7 @@ Python does not load this. */
 #define MAX_STATIC_PARTS 1000
 #define MAX_TEXT 4096
 #define MAX_CROSSED_DEPTH 64
+#define MAX_LAYOUTS 64
 
 enum { INSIDE = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
 enum { JAX, EQUINOX, ANY, INHERITED };
@@ -44,8 +46,19 @@ enum {
     /* Leaves. */
     NUMBER, TEXT, NUMPY_ARRAY, JAX_ARRAY, FUNCTION,
     /* Nodes. */
-    NOTHING, TUPLE, LIST, DICT, NAMEDTUPLE, FIELDS, DATACLASS, SLOTS, OTHER
+    NOTHING, TUPLE, LIST, DICT, NAMEDTUPLE, FIELDS, DATACLASS, SLOTS, NNX_OBJECT, NNX_VARIABLE, NNX_STATE, OTHER
 };
+
+/* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `_nnx_internals.py`. */
+typedef struct Layout {
+    struct Layout *next;
+    uint32_t number;
+    Py_ssize_t num_traced;
+    PyObject *names;
+    int *places;              /* among the children; -1 if static, -2 for the mapping, which the layout determines */
+    PyObject *marked;         /* the names in the mapping, in order */
+    PyObject *marks;          /* bytes, whether each of these is a child */
+} Layout;
 
 typedef struct {
     PyTypeObject *type;
@@ -60,6 +73,8 @@ typedef struct {
     PyObject *places;         /* DATACLASS, SLOTS: bytes, where each name is in `traced` or `statics` */
     PyObject *traced, *statics; /* all names; of FIELDS also those that no field declares */
     int is_in_order;          /* whether `traced` is as in `order` */
+    Layout *layouts;          /* NNX_OBJECT */
+    uint32_t num_layouts;     /* that were asked for, found or not */
 } Kind;
 
 static Kind **kinds; /* open addressing by type, which each kind keeps alive; kinds are never freed */
@@ -74,6 +89,12 @@ static PyTypeObject *node_op, *static_op, *given_op, *update_op;
 static PyObject *empty_tuple, *name_aux, *name_type, *name_value, *name_is_mutable, *name_thaw, *name_unflatten;
 static PyObject *name_structure, *name_leaves, *name_records, *name_root, *name_given, *name_is_noted, *name_updates;
 static newfunc new_object;
+
+/* Of NNX, once one of its classes was met. See `_nnx_internals.py`. */
+static PyObject *layout_of, *current_trace;
+static PyTypeObject *mapping_type, *trace_type;
+static PyObject *name_nodes, *name_mapping, *name_raw_value, *name_trace_state, *name_metadata, *name_initializing,
+    *name_is_setup, *name_jax_trace;
 
 static size_t mixed(const void *pointer)
 {
@@ -422,7 +443,7 @@ static int push(Pins *pins, PyObject *object)
 static void pop_to(Pins *pins, size_t size)
 {
     while (pins->size > size)
-        Py_DECREF(pins->items[--pins->size]);
+        Py_XDECREF(pins->items[--pins->size]);
 }
 
 static int emit(Walk *w, const void *bytes, size_t size)
@@ -765,6 +786,146 @@ static int open_fields(Walk *w, Kind *kind, PyObject *object)
     return outcome;
 }
 
+static int is_text(PyObject *object, PyObject *text)
+{
+    return object == text || (Py_TYPE(object) == &PyUnicode_Type && PyUnicode_Compare(object, text) == 0);
+}
+
+static int has_marks(const Layout *layout, PyObject *mapping)
+{
+    PyObject *name, *mark;
+    Py_ssize_t at = 0, size = PyTuple_Size(layout->marked);
+    const char *marks = PyBytes_AsString(layout->marks);
+    if (PyDict_Size(mapping) != size)
+        return 0;
+    for (Py_ssize_t i = 0; i < size && PyDict_Next(mapping, &at, &name, &mark); i++) {
+        if (mark != (marks[i] ? Py_True : Py_False) || !is_text(name, PyTuple_GetItem(layout->marked, i)))
+            return 0;
+    }
+    return 1;
+}
+
+/* The attributes of an NNX object, if they are of this layout. Runs no Python. */
+static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *attributes)
+{
+    Py_ssize_t at = 0, size = PyTuple_Size(layout->names);
+    size_t start = w->children.size, num_traced = (size_t)layout->num_traced;
+    PyObject *name, *value;
+    if (PyDict_Size(attributes) != size)
+        return DONE;
+    if (emit_kind(w, 'O', kind, layout->number) < 0 ||
+        grow((void **)&w->children.items, &w->children.room, start + num_traced, sizeof(PyObject *)) < 0)
+        return -1;
+    for (size_t i = 0; i < num_traced; i++)
+        w->children.items[w->children.size++] = NULL;
+    for (Py_ssize_t i = 0; PyDict_Next(attributes, &at, &name, &value); i++) {
+        if (i >= size || !is_text(name, PyTuple_GetItem(layout->names, i)))
+            return DONE;
+        int place = layout->places[i];
+        if (place >= 0)
+            w->children.items[start + (size_t)place] = Py_NewRef(value);
+        else if (place == -1 && emit_static(w, value, 0) < 0)
+            return -1;
+    }
+    return OPENED;
+}
+
+/* Learns the layout of an object from Python. NULL without an error if it has none. */
+static Layout *new_layout(Kind *kind, PyObject *object)
+{
+    PyObject *names, *places, *marked, *marks, *found = PyObject_CallFunctionObjArgs(layout_of, object, NULL);
+    Layout *layout = NULL;
+    if (found == NULL || found == Py_None) {
+        kind->num_layouts++;
+        Py_XDECREF(found);
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(found, "O!O!O!S", &PyTuple_Type, &names, &PyTuple_Type, &places, &PyTuple_Type, &marked, &marks))
+        goto failed;
+    Py_ssize_t size = PyTuple_Size(names);
+    layout = PyMem_Calloc(1, sizeof *layout);
+    int *placed = PyMem_Calloc((size_t)size + 1, sizeof *placed);
+    if (layout == NULL || placed == NULL || PyTuple_Size(places) != size || PyBytes_Size(marks) != PyTuple_Size(marked)) {
+        PyMem_Free(placed);
+        PyErr_NoMemory();
+        goto failed;
+    }
+    layout->places = placed;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        layout->places[i] = (int)PyLong_AsLong(PyTuple_GetItem(places, i));
+        layout->num_traced += layout->places[i] >= 0;
+    }
+    layout->names = Py_NewRef(names), layout->marked = Py_NewRef(marked), layout->marks = Py_NewRef(marks);
+    layout->number = kind->num_layouts++;
+    layout->next = kind->layouts;
+    kind->layouts = layout;
+    Py_DECREF(found);
+    return layout;
+failed:
+    PyMem_Free(layout);
+    Py_DECREF(found);
+    return NULL;
+}
+
+static int open_nnx_object(Walk *w, Kind *kind, PyObject *object)
+{
+    size_t start = w->children.size, pins = w->pins.size, key_start = w->key_size;
+    PyObject *inner = NULL, *nodes = NULL, *attributes = PyObject_GenericGetDict(object, NULL);
+    int outcome = DONE, is_new = 0;
+    if (attributes == NULL)
+        return -1;
+    if (PyDict_CheckExact(attributes))
+        nodes = PyDict_GetItemWithError(attributes, name_nodes);
+    if (nodes != NULL && Py_TYPE(nodes) == mapping_type) {
+        Py_INCREF(nodes);
+        inner = PyObject_GenericGetAttr(nodes, name_mapping);
+        Py_DECREF(nodes);
+    }
+    Layout *layout = kind->layouts;
+    while (inner != NULL && PyDict_CheckExact(inner) && outcome == DONE) {
+        if (layout == NULL) {
+            if (is_new || kind->num_layouts >= MAX_LAYOUTS || (layout = new_layout(kind, object)) == NULL)
+                break;
+            is_new = 1;
+        }
+        outcome = has_marks(layout, inner) ? open_by_layout(w, kind, layout, attributes) : DONE;
+        if (outcome == DONE) {
+            pop_to(&w->children, start);
+            pop_to(&w->pins, pins);
+            w->key_size = key_start;
+        }
+        layout = is_new ? NULL : layout->next;
+    }
+    if (outcome == DONE && PyErr_Occurred())
+        outcome = -1;
+    Py_XDECREF(inner);
+    Py_DECREF(attributes);
+    return outcome;
+}
+
+/* The value of an NNX variable; its metadata is static. No hook is run. */
+static int open_nnx_variable(Walk *w, Kind *kind, PyObject *object)
+{
+    PyObject *name, *item, *value = PyObject_GenericGetAttr(object, name_raw_value);
+    PyObject *metadata = value == NULL ? NULL : PyObject_GenericGetAttr(object, name_metadata);
+    Py_ssize_t at = 0;
+    int outcome = metadata == NULL ? -1 : DONE;
+    if (metadata != NULL && PyDict_CheckExact(metadata)) {
+        outcome = emit_kind(w, 'F', kind, PyDict_Size(metadata)) < 0 ? -1 : OPENED;
+        while (outcome == OPENED && PyDict_Next(metadata, &at, &name, &item)) {
+            if (Py_TYPE(name) != &PyUnicode_Type)
+                outcome = DONE;
+            else if (emit_text(w, name) < 0 || emit_static(w, item, 0) < 0)
+                outcome = -1;
+        }
+        if (outcome == OPENED && push(&w->children, value) < 0)
+            outcome = -1;
+    }
+    Py_XDECREF(metadata);
+    Py_XDECREF(value);
+    return outcome;
+}
+
 static int open_other(Walk *w, Kind *kind, PyObject *object)
 {
     PyObject *found = PyObject_CallFunctionObjArgs(kind->take_apart, object, NULL);
@@ -807,7 +968,14 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
         outcome = open_fields(w, kind, object);
         break;
     case SLOTS:
+    case NNX_STATE:
         outcome = open_slots(w, kind, object);
+        break;
+    case NNX_OBJECT:
+        outcome = open_nnx_object(w, kind, object);
+        break;
+    case NNX_VARIABLE:
+        outcome = open_nnx_variable(w, kind, object);
         break;
     }
     if (outcome == DONE) {
@@ -1223,6 +1391,90 @@ static int is_tuple_of(PyObject *object, Py_ssize_t size)
     return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
 }
 
+/* Gives an NNX object a new `_trace_state`, of the trace in which it is built. */
+static int set_trace_state(PyObject *object, PyObject **trace)
+{
+    if (*trace == NULL)
+        *trace = PyObject_CallNoArgs(current_trace);
+    PyObject *state = *trace == NULL ? NULL : new_object(trace_type, empty_tuple, NULL);
+    int outcome = -1;
+    if (state != NULL && PyObject_GenericSetAttr(state, name_jax_trace, *trace) == 0)
+        outcome = PyObject_GenericSetAttr(object, name_trace_state, state);
+    Py_XDECREF(state);
+    return outcome;
+}
+
+static PyObject *build_nnx_state(Kind *kind, PyObject *aux, PyObject **trace)
+{
+    PyObject *object = new_object(kind->type, empty_tuple, NULL);
+    if (object != NULL && (PyObject_GenericSetAttr(object, name_initializing, PyTuple_GetItem(aux, 0)) < 0 ||
+                           PyObject_GenericSetAttr(object, name_is_setup, PyTuple_GetItem(aux, 1)) < 0 ||
+                           set_trace_state(object, trace) < 0))
+        Py_CLEAR(object);
+    return object;
+}
+
+static PyObject *build_nnx_variable(Kind *kind, PyObject *aux, PyObject *numbers, PyObject *table, PyObject **trace)
+{
+    PyObject *object = new_object(kind->type, empty_tuple, NULL), *metadata = PyDict_New(), *value = NULL;
+    Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, 0)), size = PyTuple_Size(aux);
+    int outcome = object == NULL || metadata == NULL ? -1 : set_trace_state(object, trace);
+    for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
+        PyObject *pair = PyTuple_GetItem(aux, i);
+        outcome = PyDict_SetItem(metadata, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
+    }
+    if (outcome == 0 && !(number == -1 && PyErr_Occurred()))
+        value = PyList_GetItem(table, number);
+    Py_XINCREF(value);
+    if (value == NULL || PyObject_GenericSetAttr(object, name_raw_value, value) < 0 ||
+        PyObject_GenericSetAttr(object, name_metadata, metadata) < 0)
+        Py_CLEAR(object);
+    Py_XDECREF(value);
+    Py_XDECREF(metadata);
+    return object;
+}
+
+static PyObject *build_nnx_object(Kind *kind, PyObject *aux, PyObject *numbers, PyObject *table)
+{
+    PyObject *keys[2] = {PyTuple_GetItem(aux, 0), PyTuple_GetItem(aux, 1)}, *values = PyTuple_GetItem(aux, 2);
+    PyObject *object = new_object(kind->type, empty_tuple, NULL);
+    PyObject *attributes = object == NULL ? NULL : PyObject_GenericGetDict(object, NULL);
+    int outcome = attributes == NULL ? -1 : 0;
+    for (int is_static = 0; is_static < 2; is_static++) {
+        Py_ssize_t size = PyTuple_Size(keys[is_static]);
+        for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
+            PyObject *key = PyTuple_GetItem(keys[is_static], i);
+            /* Its flatten may have a name as a number. */
+            PyObject *name = PyUnicode_CheckExact(key) ? Py_NewRef(key) : PyObject_Str(key);
+            outcome = name == NULL ? -1
+                      : is_static  ? PyDict_SetItem(attributes, name, PyTuple_GetItem(values, i))
+                                   : set_item(attributes, name, PyTuple_GetItem(numbers, i), table);
+            Py_XDECREF(name);
+        }
+    }
+    if (outcome < 0)
+        Py_CLEAR(object);
+    Py_XDECREF(attributes);
+    return object;
+}
+
+static int are_pairs(PyObject *aux)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_Size(aux); i++) {
+        if (!is_tuple_of(PyTuple_GetItem(aux, i), 2))
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether this is what the flatten of an NNX object with so many children gives as auxiliary data. */
+static int is_nnx_aux(PyObject *aux, Py_ssize_t size)
+{
+    if (!is_tuple_of(aux, 3) || !is_tuple_of(PyTuple_GetItem(aux, 0), size) || !PyTuple_CheckExact(PyTuple_GetItem(aux, 1)))
+        return 0;
+    return is_tuple_of(PyTuple_GetItem(aux, 2), PyTuple_Size(PyTuple_GetItem(aux, 1)));
+}
+
 static PyObject *build_registered(PyObject *op, PyObject *numbers, PyObject *table)
 {
     PyObject *unflatten = PyObject_GetAttr(op, name_unflatten);
@@ -1234,7 +1486,8 @@ static PyObject *build_registered(PyObject *op, PyObject *numbers, PyObject *tab
 }
 
 /* Puts a node together from auxiliary data that cannot be mutated. Gives Py_NotImplemented where Python has to. */
-static PyObject *build_from(Kind *kind, PyObject *op, PyObject *aux, PyObject *numbers, PyObject *table)
+static PyObject *build_from(Kind *kind, PyObject *op, PyObject *aux, PyObject *numbers, PyObject *table,
+                            PyObject **trace)
 {
     Py_ssize_t size = PyTuple_Size(numbers);
     switch (kind->shape) {
@@ -1258,6 +1511,18 @@ static PyObject *build_from(Kind *kind, PyObject *op, PyObject *aux, PyObject *n
     case SLOTS:
         if (is_tuple_of(aux, PyTuple_Size(kind->statics)) && size == PyTuple_Size(kind->traced))
             return build_dataclass(kind, aux, numbers, table);
+        break;
+    case NNX_STATE:
+        if (is_tuple_of(aux, 2) && size == 0)
+            return build_nnx_state(kind, aux, trace);
+        break;
+    case NNX_VARIABLE:
+        if (PyTuple_CheckExact(aux) && size == 1 && are_pairs(aux))
+            return build_nnx_variable(kind, aux, numbers, table, trace);
+        break;
+    case NNX_OBJECT:
+        if (is_nnx_aux(aux, size))
+            return build_nnx_object(kind, aux, numbers, table);
         break;
     case OTHER:
         return build_registered(op, numbers, table);
@@ -1296,7 +1561,7 @@ static PyObject *thaw(PyObject *value)
     return mutable ? PyObject_CallMethodObjArgs(value, name_thaw, NULL) : PyObject_GetAttr(value, name_value);
 }
 
-static PyObject *build_node(PyObject *op, PyObject *numbers, PyObject *table)
+static PyObject *build_node(PyObject *op, PyObject *numbers, PyObject *table, PyObject **trace)
 {
     PyObject *made = NULL, *value = NULL;
     PyObject *node_type = PyObject_GetAttr(op, name_type);
@@ -1320,7 +1585,7 @@ static PyObject *build_node(PyObject *op, PyObject *numbers, PyObject *table)
         if (value == NULL && PyErr_Occurred())
             goto done;
         if (value != NULL)
-            made = build_from(kind, op, value, numbers, table);
+            made = build_from(kind, op, value, numbers, table, trace);
         if (value != NULL && made != Py_NotImplemented)
             goto done;
         Py_CLEAR(made);
@@ -1333,10 +1598,11 @@ done:
     return made;
 }
 
-static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, PyObject *given, PyObject *update)
+static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, PyObject *given, PyObject *update,
+                              PyObject **trace)
 {
     if (Py_TYPE(op) == node_op)
-        return build_node(op, numbers, table);
+        return build_node(op, numbers, table, trace);
     if (Py_TYPE(op) == static_op)
         return thaw(op);
     if (Py_TYPE(op) != given_op && Py_TYPE(op) != update_op) {
@@ -1346,7 +1612,7 @@ static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, 
     PyObject *number = PyTuple_GetItem(op, 0);
     if (Py_TYPE(op) == given_op)
         return PyObject_CallFunctionObjArgs(given, number, NULL);
-    PyObject *content = build_node(PyTuple_GetItem(op, 1), numbers, table), *made = NULL;
+    PyObject *content = build_node(PyTuple_GetItem(op, 1), numbers, table, trace), *made = NULL;
     if (content != NULL && PyList_CheckExact(update)) {
         /* Written when everything has been built. */
         made = PyObject_CallFunctionObjArgs(given, number, NULL);
@@ -1364,6 +1630,7 @@ static int build_onto(PyObject *table, PyObject *given_records, PyObject *given_
 {
     PyObject *records = PySequence_Tuple(given_records);
     PyObject *leaves = records == NULL ? NULL : PySequence_Tuple(given_leaves);
+    PyObject *trace = NULL;
     Py_ssize_t next = 0, size = leaves == NULL ? 0 : PyTuple_Size(records);
     int outcome = leaves == NULL ? -1 : 0;
     for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
@@ -1371,7 +1638,8 @@ static int build_onto(PyObject *table, PyObject *given_records, PyObject *given_
         if (!is_tuple_of(each, 2) || !PyTuple_CheckExact(PyTuple_GetItem(each, 1))) {
             PyErr_SetString(PyExc_TypeError, "not a record");
         } else if (PyTuple_GetItem(each, 0) != leaf_op) {
-            made = build_record(PyTuple_GetItem(each, 0), PyTuple_GetItem(each, 1), table, given, update);
+            made = build_record(PyTuple_GetItem(each, 0), PyTuple_GetItem(each, 1), table, given, update,
+                                &trace);
         } else if (next == PyTuple_Size(leaves)) {
             PyErr_SetNone(PyExc_StopIteration);
         } else {
@@ -1380,6 +1648,7 @@ static int build_onto(PyObject *table, PyObject *given_records, PyObject *given_
         outcome = made == NULL ? -1 : PyList_Append(table, made);
         Py_XDECREF(made);
     }
+    Py_XDECREF(trace);
     Py_XDECREF(leaves);
     Py_XDECREF(records);
     return outcome;
@@ -1900,8 +2169,27 @@ static PyObject *native_unlearn(PyObject *module, PyObject *cls)
 {
     (void)module;
     Kind *kind = kind_of((PyTypeObject *)cls);
-    if (kind != NULL && (kind->shape == DATACLASS || kind->shape == SLOTS))
+    if (kind != NULL && kind->shape >= DATACLASS)
         kind->shape = OTHER;
+    return Py_NewRef(Py_None);
+}
+
+/* Takes over what Python says of NNX, once. */
+static PyObject *native_learn_nnx(PyObject *module, PyObject *args)
+{
+    PyObject *found[12];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!O!OUUUUUUUU", &found[0], &PyType_Type, &found[1], &PyType_Type, &found[2], &found[3],
+                          &found[4], &found[5], &found[6], &found[7], &found[8], &found[9], &found[10], &found[11]))
+        return NULL;
+    if (layout_of == NULL) {
+        for (int i = 0; i < 12; i++)
+            Py_INCREF(found[i]);
+        layout_of = found[0], mapping_type = (PyTypeObject *)found[1], trace_type = (PyTypeObject *)found[2];
+        current_trace = found[3], name_nodes = found[4], name_mapping = found[5], name_raw_value = found[6];
+        name_trace_state = found[7], name_metadata = found[8], name_initializing = found[9];
+        name_is_setup = found[10], name_jax_trace = found[11];
+    }
     return Py_NewRef(Py_None);
 }
 
@@ -1929,6 +2217,7 @@ static PyObject *native_start(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"start", native_start, METH_VARARGS, "Takes over what Python says of classes and operations."},
     {"learn", native_learn, METH_O, "Learns what a class is."},
+    {"learn_nnx", native_learn_nnx, METH_VARARGS, "Learns how NNX's objects hold what they have."},
     {"unlearn", native_unlearn, METH_O, "Leaves a class that was read field by field to its registered functions."},
     {"walk", native_walk, METH_VARARGS,
      "(tree, tags, rules, known) -> (leaves, known[key]()), or (None, key, pins), or None if it cannot."},
@@ -1954,7 +2243,8 @@ static const struct {
     {"EQUINOX", EQUINOX}, {"ANY", ANY}, {"INHERITED", INHERITED}, {"NUMBER", NUMBER}, {"TEXT", TEXT},
     {"NUMPY_ARRAY", NUMPY_ARRAY}, {"JAX_ARRAY", JAX_ARRAY}, {"FUNCTION", FUNCTION}, {"NOTHING", NOTHING},
     {"TUPLE", TUPLE}, {"LIST", LIST}, {"DICT", DICT}, {"NAMEDTUPLE", NAMEDTUPLE}, {"FIELDS", FIELDS},
-    {"DATACLASS", DATACLASS}, {"SLOTS", SLOTS}, {"OTHER", OTHER},
+    {"DATACLASS", DATACLASS}, {"SLOTS", SLOTS}, {"NNX_OBJECT", NNX_OBJECT},
+    {"NNX_VARIABLE", NNX_VARIABLE}, {"NNX_STATE", NNX_STATE}, {"OTHER", OTHER},
 };
 
 PyMODINIT_FUNC PyInit__native(void)

@@ -20,6 +20,18 @@ from ._dataclass_fields import Fields, fields_of
 from ._engine import native
 from ._equinox_internals import marker_type
 from ._jax_internals import ConcreteArray
+from ._nnx_internals import (
+    MAPPING,
+    NODES,
+    STATE_SLOTS,
+    TRACE_SLOTS,
+    VARIABLE_SLOTS,
+    Facts,
+    facts_of,
+    layout_of,
+    nnx,
+    parts_of_frozen,
+)
 from ._node_types import (
     Inherited,
     NodeType,
@@ -37,8 +49,9 @@ from ._structure import LEAF, Given, Node, Record, Update
 Description = tuple[Any, ...]
 
 _NO_FIELDS = ((), b"", b"", (), ())
+_STATE_FIELDS = ((), b"", b"", (), STATE_SLOTS[:2])
 
-_read_by_field: dict[type, Fields] = {}
+_read_by_field: dict[type, Fields | Facts] = {}
 """What holds of each class that is read field by field as long as nobody changes it."""
 
 
@@ -54,19 +67,36 @@ def _described(node_type: NodeType) -> Description:
     fields = _fields_of(node_type) if shape == native.FIELDS else _NO_FIELDS
     if is_registered(node_type):
         take_apart, is_rebuilt = jtu.default_registry.flatten_one_level, True
-        declared = fields_of(node_type.cls)
-        if declared is not None:
-            _read_by_field[node_type.cls] = declared
-            *fields, are_slots = declared
+        found = _facts_of(node_type.cls)
+        if found is not None:
+            _read_by_field[node_type.cls] = found
+        if isinstance(found, Fields):
+            *fields, are_slots = found
             shape = native.SLOTS if are_slots else native.DATACLASS
+        elif found is not None:
+            _introduce_nnx()
+            shape = getattr(native, f"NNX_{found.role.upper()}")
+            fields = _STATE_FIELDS if found.role == "state" else fields
     facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention, is_rebuilt
     return (node_type.cls, shape, *facts, node_type, take_apart, *fields)
+
+
+def _facts_of(cls: type) -> Fields | Facts | None:
+    return fields_of(cls) or facts_of(cls)
+
+
+def _introduce_nnx() -> None:
+    """Tells the native walk of NNX, which may be imported at any time."""
+    table = nnx()
+    assert table is not None
+    names = NODES, MAPPING, *VARIABLE_SLOTS, *STATE_SLOTS[:2], *TRACE_SLOTS
+    native.learn_nnx(layout_of, table.mapping, table.trace, table.current_trace, *map(sys.intern, names))
 
 
 def look_again(records: Sequence[Record]) -> None:
     """Leaves to JAX those classes in a new structure that were changed since they were met."""
     for cls in {op.type.cls for op, _ in records if type(op) is Node}:
-        if cls in _read_by_field and fields_of(cls) != _read_by_field[cls]:
+        if cls in _read_by_field and _facts_of(cls) != _read_by_field[cls]:
             native.unlearn(cls)
             _read_by_field.pop(cls, None)
 
@@ -121,6 +151,9 @@ def _settle(value: Any) -> Any:
 
     Equal values have one token, as long as a key has it. If two threads make one at once, two keys lead to a structure.
     """
+    parts = parts_of_frozen(value)
+    if parts is not None and all(Static(part).is_settled for part in parts):
+        return value
     static = Static(value)
     if not static.is_settled:
         return _tokens.setdefault(static, _Token())
