@@ -90,7 +90,8 @@ def _text(size: int) -> str:
     return "x" * size
 
 
-def _unset(cls: type, **attributes: Any) -> Any:
+def made(cls: type, **attributes: Any) -> Any:
+    """An instance with these attributes, past the constructor."""
     obj = object.__new__(cls)
     for name, value in attributes.items():
         object.__setattr__(obj, name, value)
@@ -100,13 +101,13 @@ def _unset(cls: type, **attributes: Any) -> Any:
 def _cycle() -> Any:
     inner: list[Any] = [W]
     inner.append({"back": inner})
-    return _unset(Pair, first=W, second=inner)
+    return made(Pair, first=W, second=inner)
 
 
 def _holding_itself() -> Any:
     note: list[Any] = []
     note.append(note)
-    return _unset(Noted, weight=W, note=note)
+    return made(Noted, weight=W, note=note)
 
 
 def _too_deep() -> Any:
@@ -131,7 +132,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "namedtuples": lambda: Point(Point(W, 1), W),
     "Equinox": lambda: eqx.nn.MLP(2, 2, 2, 1, key=jax.random.key(0)),
     "Equinox, with ties": lambda: (lambda shared: Pair(shared, [shared, shared.parts]))(Layer(W, jax.nn.relu, [W], 2)),
-    "Equinox, attributes missing": lambda: [_unset(Layer, weight=W), _unset(Layer)],
+    "Equinox, attributes missing": lambda: [made(Layer, weight=W), made(Layer)],
     "registered": lambda: Mutable(a=W, b=Mutable(c=[W])),
     "registered, with keys": lambda: Keyed(W, ("note", 1)),
     "registered, mutable auxiliary data": lambda: Keyed(W, ["note", {"a": 1}]),
