@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import os
 import pathlib
+import struct
 import sysconfig
 import warnings
 from typing import Any
@@ -23,17 +24,30 @@ def _load() -> tuple[Any, str]:
         return None, "SHAREDTREE_NATIVE=0"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None, "free-threaded Python"
-    if importlib.util.find_spec(_NAME) is None:
+    found = importlib.util.find_spec(_NAME)
+    if found is None or found.origin is None:
         return None, "not compiled"
+    source = pathlib.Path(__file__).with_name("_native.c")
     try:
+        if not _is_whole(pathlib.Path(found.origin).read_bytes()):
+            return None, _refused("the end of its file is missing")
         native: Any = importlib.import_module(_NAME)
-        built_from = native.built_from
+        if source.exists() and hashlib.sha256(source.read_bytes()).hexdigest() != native.built_from:
+            return None, _refused("it was compiled from another version of its source")
     except Exception as error:  # noqa: BLE001 -- whatever a file of that name does
         return None, _refused(f"{type(error).__name__}: {error}")
-    source = pathlib.Path(__file__).with_name("_native.c")
-    if source.exists() and hashlib.sha256(source.read_bytes()).hexdigest() != built_from:
-        return None, _refused("it was compiled from another version of its source")
     return native, "native"
+
+
+def _is_whole(library: bytes) -> bool:
+    """False for an ELF file that was cut off: the loader maps what is missing, and using that ends the process."""
+    if not library.startswith(b"\x7fELF\x02\x01"):
+        return True
+    if len(library) < 64:
+        return False
+    # The table of sections is the last thing in the file.
+    (start,), (size, count) = struct.unpack_from("<Q", library, 40), struct.unpack_from("<HH", library, 58)
+    return start + size * count <= len(library)
 
 
 def _refused(reason: str) -> str:

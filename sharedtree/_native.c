@@ -271,22 +271,29 @@ static int forget(Tags *tags, Py_ssize_t start)
         if (tags->slots[i].number < 0 || tags->slots[i].number >= start)
             tags->slots[i].number = NONE;
     }
-    /* Last, for this runs finalisers. */
-    return PyList_SetSlice(tags->objects, start, PY_SSIZE_T_MAX, NULL);
+    /* Last, for this runs finalisers. A list needs memory to let go of many at once, and hardly any to let go of one. */
+    if (PyList_SetSlice(tags->objects, start, PY_SSIZE_T_MAX, NULL) == 0)
+        return 0;
+    PyErr_Clear();
+    for (Py_ssize_t size = PyList_Size(tags->objects); size > start; size = PyList_Size(tags->objects)) {
+        if (PyList_SetSlice(tags->objects, size - 1, size, NULL) < 0)
+            return -1;
+    }
+    return 0;
 }
 
 static PyObject *tags_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Tags *self = (Tags *)alloc(type, 0);
     (void)args, (void)kwargs;
-    if (self == NULL)
-        return NULL;
-    self->objects = PyList_New(0);
-    if (self->objects == NULL) {
-        Py_DECREF(self);
+    /* First, so that the garbage collector never sees tags without it. */
+    PyObject *objects = PyList_New(0);
+    Tags *self = objects == NULL ? NULL : (Tags *)alloc(type, 0);
+    if (self == NULL) {
+        Py_XDECREF(objects);
         return NULL;
     }
+    self->objects = objects;
     return (PyObject *)self;
 }
 
@@ -489,17 +496,16 @@ static int emit_address(Walk *w, PyObject *value)
     return push(&w->pins, value) < 0 ? -1 : emit(w, bytes, sizeof bytes);
 }
 
+/* Runs no Python unless it fails. For half of a surrogate pair it does: until Python 3.12 the mere making of an exception
+   may collect garbage. So whoever calls this touches nothing borrowed when it has failed. */
 static int emit_text(Walk *w, PyObject *text)
 {
     Py_ssize_t size;
+    if (PyUnicode_GetLength(text) > MAX_TEXT)
+        return emit_address(w, text);
     const char *bytes = PyUnicode_AsUTF8AndSize(text, &size);
-    if (bytes == NULL) {
-        /* Half of a surrogate pair. */
-        PyErr_Clear();
-        return emit_address(w, text);
-    }
-    if (size > MAX_TEXT)
-        return emit_address(w, text);
+    if (bytes == NULL)
+        return -1;
     return emit_count(w, 's', size) < 0 ? -1 : emit(w, bytes, (size_t)size);
 }
 
@@ -1327,6 +1333,11 @@ static PyObject *build_dict(PyObject *names, PyObject *numbers, PyObject *table)
     return dict;
 }
 
+static int is_tuple_of(PyObject *object, Py_ssize_t size)
+{
+    return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
+}
+
 static PyObject *build_fields(Kind *kind, PyObject *names, PyObject *rest, PyObject *numbers, PyObject *table)
 {
     PyObject *object = new_object(kind->type, empty_tuple, NULL);
@@ -1341,6 +1352,10 @@ static PyObject *build_fields(Kind *kind, PyObject *names, PyObject *rest, PyObj
     size = PyTuple_Size(rest);
     for (Py_ssize_t i = 0; i < size; i++) {
         PyObject *pair = PyTuple_GetItem(rest, i);
+        if (!is_tuple_of(pair, 2)) {
+            PyErr_SetString(PyExc_TypeError, "not a name and its value");
+            goto failed;
+        }
         if (PyDict_SetItem(attributes, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)) < 0)
             goto failed;
     }
@@ -1384,11 +1399,6 @@ failed:
     Py_XDECREF(attributes);
     Py_XDECREF(object);
     return NULL;
-}
-
-static int is_tuple_of(PyObject *object, Py_ssize_t size)
-{
-    return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
 }
 
 /* Gives an NNX object a new `_trace_state`, of the trace in which it is built. */

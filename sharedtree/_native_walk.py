@@ -81,27 +81,32 @@ def _first_met(
     _native_classes.look_again(records)
     distinct = tuple({id(pin): pin for pin in pins}.values())  # alive in `pins`
     structure = intern(records, root, base)
-    _remember(key, structure, distinct)
+    entry = _entry(key, structure, distinct)
     tags.forget(base)
-    found = native.walk(tree, tags, rules, _entries)
+    # Nobody else is to find the entry before it is known to be right, also if this is interrupted.
+    found = native.walk(tree, tags, rules, {key: entry})
     if found is not None and found[1] is structure:
         num_leaves, num_records = len(found[0]), len(tags.objects) - base
         if num_leaves == structure.num_leaves and num_records == len(records):
+            _remember(key, entry, structure)
             return found
     # It changes while it is walked. Whoever keeps no key cannot be wrong about it.
-    _entries.pop(key, None)
     tags.forget(base)
     return None
 
 
-def _remember(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
-    if len(_entries) >= MAX_KEYS:
-        _entries.clear()
+def _entry(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> _Entry:
     entries = _entries  # for the end of the process, when this file's names go before the last structure
     entry = _Entry(structure, lambda _: entries.pop(key, None))
     entry.pins = pins
-    entries[key] = entry
-    if len(structure.records) <= MAX_KEPT_RECORDS and all(_is_there_anyway(pin) for pin in pins):
+    return entry
+
+
+def _remember(key: bytes, entry: _Entry, structure: Structure) -> None:
+    if len(_entries) >= MAX_KEYS:
+        _entries.clear()
+    _entries[key] = entry
+    if len(structure.records) <= MAX_KEPT_RECORDS and all(_is_there_anyway(pin) for pin in entry.pins):
         _keep(structure)
 
 

@@ -58,25 +58,77 @@ def test_without_the_compiled_part(checkout):
     assert report({"SHAREDTREE_NATIVE": ""}, checkout) == ["walk in Python (not compiled)", FLATTENED, "[]"]
 
 
+def assert_refused(checkout, reason):
+    """It walks in Python, with one warning, which says why."""
+    engine, flattened, warnings = report({"SHAREDTREE_NATIVE": ""}, checkout)
+    assert engine.startswith(f"walk in Python ({reason}")
+    assert flattened == FLATTENED
+    assert warnings.count("The native part of sharedtree cannot be used: ") == 1
+    assert warnings.count(reason) == 1
+
+
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"not a library"])
 def test_a_compiled_part_that_is_broken(checkout, content):
     (checkout / "sharedtree" / "_native.abi3.so").write_bytes(content)
+    assert_refused(checkout, "ImportError: ")
+
+
+@pytest.mark.skipif(native is None, reason="there is no compiled part to cut")
+@pytest.mark.parametrize("fraction", [0.001, 0.5, 0.99])
+def test_a_compiled_part_that_is_cut_off(checkout, fraction):
+    whole = (ROOT / "_native.abi3.so").read_bytes()
+    (checkout / "sharedtree" / "_native.abi3.so").write_bytes(whole[: int(len(whole) * fraction)])
+    assert_refused(checkout, "the end of its file is missing")
+
+
+def test_a_folder_in_its_place(checkout):
+    (checkout / "sharedtree" / "_native.abi3.so").mkdir()
     engine, flattened, warnings = report({"SHAREDTREE_NATIVE": ""}, checkout)
-    assert engine.startswith("walk in Python (ImportError: ")
-    assert flattened == FLATTENED
-    assert warnings.count("The native part of sharedtree cannot be used: ImportError: ") == 1
+    assert engine.startswith("walk in Python (")
+    assert (flattened, warnings) == (FLATTENED, "[]")
+
+
+@pytest.mark.parametrize(("source", "reason"), [("", "AttributeError: "), ("1 / 0", "ZeroDivisionError: ")])
+def test_a_file_in_python_in_its_place(checkout, source, reason):
+    (checkout / "sharedtree" / "_native.py").write_text(source)
+    assert_refused(checkout, reason)
+
+
+@pytest.mark.parametrize(
+    "suffix", [f".cpython-{sys.version_info[0]}{sys.version_info[1] + 1}-x86_64-linux-gnu.so", ".pyd"]
+)
+def test_a_compiled_part_for_another_interpreter(checkout, suffix):
+    (checkout / "sharedtree" / f"_native{suffix}").write_bytes(b"for whom it may concern")
+    assert report({"SHAREDTREE_NATIVE": ""}, checkout) == ["walk in Python (not compiled)", FLATTENED, "[]"]
+
+
+@pytest.mark.parametrize("entry", ["PyInit__other", "PyInit__native"])
+def test_a_library_that_is_no_such_module(checkout, entry):
+    """Another one's, or one whose start fails, as one for a later Python does."""
+    source = checkout / "other.c"
+    source.write_text(f"void *{entry}(void) {{ return 0; }}")
+    target = checkout / "sharedtree" / "_native.abi3.so"
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no compiler")
+    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(target)], check=True)
+    assert_refused(checkout, "ImportError: " if entry == "PyInit__other" else "SystemError: ")
 
 
 @pytest.mark.skipif(native is None, reason="there is no compiled part to copy")
-def test_a_compiled_part_of_another_source(checkout):
+def test_a_checkout_that_lacks_its_source(checkout):
+    """As an installed wheel does."""
     shutil.copy(ROOT / "_native.abi3.so", checkout / "sharedtree")
+    (checkout / "sharedtree" / "_native.c").unlink()
     assert report({"SHAREDTREE_NATIVE": ""}, checkout) == ["native walk", FLATTENED, "[]"]
-    with (checkout / "sharedtree" / "_native.c").open("a") as source:
-        source.write("/* changed */\n")
-    engine, flattened, warnings = report({"SHAREDTREE_NATIVE": ""}, checkout)
-    assert engine == "walk in Python (it was compiled from another version of its source)"
-    assert flattened == FLATTENED
-    assert warnings.count("it was compiled from another version of its source") == 1
+
+
+@pytest.mark.skipif(native is None, reason="there is no compiled part to copy")
+def test_a_source_that_cannot_be_read(checkout):
+    shutil.copy(ROOT / "_native.abi3.so", checkout / "sharedtree")
+    (checkout / "sharedtree" / "_native.c").unlink()
+    (checkout / "sharedtree" / "_native.c").mkdir()
+    assert_refused(checkout, "IsADirectoryError: ")
 
 
 @pytest.mark.skipif(native is None, reason="the native walk is not in use")

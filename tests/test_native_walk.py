@@ -676,55 +676,9 @@ def test_wrong_records_are_errors():
         native.build([(leaf, ())], [], [], None, None)
 
 
-FAIL_EACH = """
-import sys
-try:
-    import _testcapi
-except ImportError:
-    sys.exit(77)
-import jax, jax.numpy as jnp, equinox as eqx
-import sharedtree as st
-from sharedtree import _native_walk
-from sharedtree._graph import Tags, Rules
-native, entries = _native_walk.native, _native_walk._entries
-m = [eqx.nn.MLP(2, 2, 2, 40, key=jax.random.key(0)), {"b": 1, "a": (1, "x")}, {i: 0 for i in range(20)}]
-leaves, structure = st.tree.flatten(m)
-expected = native.walk(m, Tags(), Rules(), entries)
-assert expected[0] is not None
-nothing = 0
-for n in range(1, 100_000):
-    tags = Tags()
-    failed = False
-    _testcapi.set_nomemory(n, n + 1)
-    try:
-        found = native.walk(m, tags, Rules(), entries)
-    except MemoryError:
-        failed = True
-    _testcapi.remove_mem_hooks()
-    if failed or found is None:
-        nothing += 1
-        assert tags.objects == []
-        continue
-    assert found[0] is not None and all(a is b for a, b in zip(found[0], expected[0], strict=True))
-    break
-assert nothing > 10, nothing
-for n in range(1, 100_000):
-    table, failed = [], False
-    _testcapi.set_nomemory(n, n + 1)
-    try:
-        native.build(structure.records, leaves, table, None, None)
-    except MemoryError:
-        failed = True
-    _testcapi.remove_mem_hooks()
-    if not failed:
-        break
-assert n > 50, n
-print("survived", nothing, n)
-"""
-
-
 def test_every_allocation_may_fail():
-    done = subprocess.run([sys.executable, "-c", FAIL_EACH], capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.failing_allocations"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode == 77:
         pytest.skip("this interpreter cannot make allocations fail")
     assert done.returncode == 0, done.stderr
