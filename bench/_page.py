@@ -13,7 +13,7 @@ BEGIN = "<!-- results: written by `python -m bench page` -->"
 END = "<!-- end of results -->"
 
 _PLOTS = {
-    "dispatch": ("dispatch.svg", "dispatch-blocks.svg", "dispatch-one-block.svg"),
+    "dispatch": ("dispatch.svg", "dispatch-nnx.svg", "dispatch-one-block.svg"),
     "training": ("training.svg",),
     "growth": ("growth.svg", "growth-in.svg"),
     "serialising": ("save-large.svg", "load-large.svg", "save-small.svg", "load-small.svg"),
@@ -34,6 +34,8 @@ def write_page(runs: Sequence[Results], docs: pathlib.Path = DOCS) -> None:
         raise ValueError(f"{page.name} needs the lines `{BEGIN}` and `{END}`, for what goes between them.")
     folder = docs / "benchmarks"
     folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.svg"):
+        old.unlink()
     drawn = write_plots(runs[0], folder)
     content = f"{before}{BEGIN}\n\n{results_section(runs, drawn)}\n\n{END}{after}"
     page.write_text(content, encoding="utf-8")

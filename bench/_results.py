@@ -14,7 +14,7 @@ from ._measuring import Measured
 FORMAT = 1
 
 LIBRARIES = (
-    *("jax", "jaxlib", "equinox", "numpy", "optax", "flax", "brainstate"),
+    *("jax", "jaxlib", "equinox", "numpy", "optax", "flax", "brainstate", "optree"),
     *("orbax-checkpoint", "safetensors", "jaxon"),
 )
 

@@ -13,9 +13,9 @@ import jax
 
 import sharedtree as st
 
-from ._loops import CALLS, flat_list, increment, increment_once, plain_jax, sharedtree_model
+from ._loops import Loop, flat_list, increment, increment_once, looping, plain_jax, sharedtree_model
 from ._measuring import Case, Effort, Subject
-from ._models import FIELDS, Model, make_model, occurrences
+from ._models import FIELDS, Model, make_model
 from ._names import FLAT, JAX, SHAREDTREE
 
 BOTH_WAYS = "in and out"
@@ -27,43 +27,37 @@ def name_of(num_leaves: int, way: str) -> str:
     return f"growth, {num_leaves:,} leaves {way}"
 
 
-def _putting_back(call: Callable[[], None], last: Callable[[], jax.Array], values: Callable[[], Any]) -> Subject:
-    def run() -> None:
-        for _ in range(CALLS):
-            call()
-            last().block_until_ready()
+def _flat_one_way(model: Model) -> Loop:
+    first = jax.jit(lambda arrays: [x + 1 for x in arrays[:8]])
 
-    return Subject(run, lambda: jax.device_get(values()), CALLS)
+    def step(arrays: list[Any]) -> list[Any]:
+        arrays[:8] = first(arrays)
+        return arrays
 
-
-def _flat_one_way(model: Model) -> Subject:
-    arrays = occurrences(model)
-    step = jax.jit(lambda arrays: [x + 1 for x in arrays[:8]])
-
-    def call() -> None:
-        arrays[:8] = step(arrays)
-
-    return _putting_back(call, lambda: arrays[7], lambda: arrays[:8])
+    return flat_list(model)._replace(step=step, last=lambda arrays: arrays[7], values=lambda arrays: arrays[:8])
 
 
-def _model_one_way(step: Callable[[Model], Any], model: Model) -> Subject:
-    def call() -> None:
-        model.blocks[0] = step(model)
+def _model_one_way(loop: Loop, first: Callable[[Model], Any]) -> Loop:
+    def step(model: Model) -> Model:
+        model.blocks[0] = first(model)
+        return model
 
-    return _putting_back(
-        call, lambda: model.blocks[0].shift, lambda: [getattr(model.blocks[0], name) for name in FIELDS]
+    return loop._replace(
+        step=step,
+        last=lambda model: model.blocks[0].shift,
+        values=lambda model: [getattr(model.blocks[0], name) for name in FIELDS],
     )
 
 
-def _sharedtree_one_way(model: Model) -> Subject:
-    return _model_one_way(st.jit(lambda model: increment_once(model.blocks[0])), model)
+def _sharedtree_one_way(model: Model) -> Loop:
+    return _model_one_way(sharedtree_model(model), st.jit(lambda model: increment_once(model.blocks[0])))
 
 
-def _jax_one_way(model: Model) -> Subject:
-    return _model_one_way(jax.jit(lambda model: increment(model.blocks[0])), model)
+def _jax_one_way(model: Model) -> Loop:
+    return _model_one_way(plain_jax(model), jax.jit(lambda model: increment(model.blocks[0])))
 
 
-LOOPS: dict[str, dict[str, Callable[[Model], Subject]]] = {
+LOOPS: dict[str, dict[str, Callable[[Model], Loop]]] = {
     BOTH_WAYS: {FLAT: flat_list, SHAREDTREE: sharedtree_model, JAX: plain_jax},
     ONE_WAY: {FLAT: _flat_one_way, SHAREDTREE: _sharedtree_one_way, JAX: _jax_one_way},
 }
@@ -77,8 +71,8 @@ def cases(effort: Effort) -> list[Case]:
 
 
 def _case(num_leaves: int, way: str, effort: Effort) -> Case:
-    def set_up(loop: Callable[[Model], Subject]) -> Subject:
-        return loop(make_model(num_leaves))
+    def set_up(loop: Callable[[Model], Loop]) -> Subject:
+        return looping(loop(make_model(num_leaves)))
 
     return Case(
         name=name_of(num_leaves, way),

@@ -11,7 +11,6 @@ import functools
 import json
 import pathlib
 import resource
-import subprocess
 import sys
 from typing import Any
 
@@ -20,8 +19,9 @@ import jax
 from sharedtree._demo._model import Sizes
 
 from . import training
-from ._measuring import Case, Effort, Subject, UnavailableError
+from ._measuring import Case, Effort, UnavailableError
 from ._names import BY_HAND, EQUINOX, SHAREDTREE, UNTIED
+from ._processes import RESULT, UNAVAILABLE, reporting
 
 NAME = "memory of a training step"
 SIZES = Sizes(blocks=1, context=16, batch=2)
@@ -68,13 +68,13 @@ def _report(start: training.Start, rows: int) -> dict[str, Any]:
             losses.append(float(loss))
             del loss  # or it would count as live
     except UnavailableError as error:
-        return {"unavailable": str(error)}
+        return {UNAVAILABLE: str(error)}
     except (ValueError, RuntimeError) as error:
         if "donate the same buffer twice" not in str(error):
             raise
-        return {"unavailable": "refuses to donate a tied array, since it would be donated twice"}
+        return {UNAVAILABLE: "refuses to donate a tied array, since it would be donated twice"}
     live = sum(array.nbytes for array in jax.live_arrays()) - windows.nbytes
-    return {"result": losses[:1], COMPILED: compiled, LIVE: live, PEAK: _resident("VmHWM") - before, UNIQUE: unique}
+    return {RESULT: losses[:1], COMPILED: compiled, LIVE: live, PEAK: _resident("VmHWM") - before, UNIQUE: unique}
 
 
 def _device_bytes(step: Any, state: Any, windows: jax.Array) -> int:
@@ -95,29 +95,6 @@ def _resident(name: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
 
 
-def _subject(implementation: str, rows: int) -> Subject:
-    root = pathlib.Path(__file__).parent.parent
-    command = [sys.executable, "-m", "bench.memory", implementation, "--rows", str(rows)]
-
-    def report() -> dict[str, Any]:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"`{' '.join(command[1:])}` failed:\n{done.stderr}")
-        return json.loads(done.stdout)
-
-    first = report()
-    if "unavailable" in first:
-        raise UnavailableError(first["unavailable"])
-    result = first.pop("result")
-    ready = [first]  # so that no process is started for nothing
-
-    def run() -> dict[str, float]:
-        numbers = ready.pop() if ready else report()
-        return {name: float(numbers[name]) for name in UNITS}
-
-    return Subject(run, lambda: result, measures=True)
-
-
 def cases(effort: Effort) -> list[Case]:
     """One case."""
     rows = 4096 if effort.quick else 65536
@@ -127,7 +104,7 @@ def cases(effort: Effort) -> list[Case]:
             name=NAME,
             group="memory",
             parameters={"rows of the table": rows},
-            implementations={name: functools.partial(_subject, name, rows) for name in names},
+            implementations={name: functools.partial(reporting, "memory", name, "--rows", str(rows)) for name in names},
             reference=BY_HAND,
             effort=effort._replace(rounds=1 if effort.quick else 2),
             units=UNITS,
