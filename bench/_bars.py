@@ -76,7 +76,7 @@ BARS = [
     *_piece(pieces.FLATTEN, DICT, pieces.SHAREDTREE, pieces.JAX, 1.0),
     *_piece(pieces.FLATTEN, DICT, pieces.DAG, pieces.JAX, 1.0),
     *_piece(pieces.MAP, LAYERS, pieces.SHAREDTREE, pieces.JAX, 1.0),
-    *_piece(pieces.GRAD, LAYERS, pieces.SHAREDTREE_GRAD, pieces.JAX_GRAD, 1.05),
+    *_piece(pieces.GRAD, LAYERS, pieces.SHAREDTREE, pieces.JAX, 1.05),
     *_first_call(3.0),
     *_ratios("load 1 MiB each", serialising.load_middle_name, _libraries.UNCHECKED, _libraries.RAW, {256: 1.5}),
 ]

@@ -55,10 +55,8 @@ def _beyond_flat(case: Measured) -> float:
     return statistics.median(ours - flat for ours, flat in pairs) / case.parameters["leaves"]
 
 
-def _growth(large: int, way: str) -> Callable[[Results], float]:
-    return lambda results: (
-        _beyond_flat(results.cases[growth.name_of(large, way)]) / _beyond_flat(results.cases[growth.name_of(1000, way)])
-    )
+def _growth(large: str, small: str) -> Callable[[Results], float]:
+    return lambda results: _beyond_flat(results.cases[large]) / _beyond_flat(results.cases[small])
 
 
 def _figures() -> list[Figure]:
@@ -68,6 +66,8 @@ def _figures() -> list[Figure]:
             Figure(f"call, {kind}: `{one}` / `{FLAT}`, {size:,}", _ratio(dispatch.name_of(size, kind), one, FLAT))
             for size in (24, 204, 1004)
         ]
+    beyond = f"(`{SHAREDTREE}` - `{FLAT}`) per leaf"
+    in_and_out = (dispatch.name_of(size, BLOCKS) for size in (10_004, 1004))
     reused = dispatch.name_of(dispatch.REUSED, BLOCKS, ONE_BLOCK)
     found += [
         Figure(
@@ -79,11 +79,8 @@ def _figures() -> list[Figure]:
             _ratio(compiling.DEMO, SHAREDTREE, UNTIED, compiling.FIRST_CALL),
         ),
         Figure("device bytes of a tied, donated step / bytes of its unique arrays", _device_bytes),
-        Figure(f"growth: (`{SHAREDTREE}` - `{FLAT}`) per leaf, 100,000 in / 1000 in", _growth(100_000, growth.ONE_WAY)),
-        Figure(
-            f"growth: (`{SHAREDTREE}` - `{FLAT}`) per leaf, 10,000 in and out / 1000 in and out",
-            _growth(10_000, growth.BOTH_WAYS),
-        ),
+        Figure(f"growth: {beyond}, 100,000 in / 1,000 in", _growth(growth.name_of(100_000), growth.name_of(1000))),
+        Figure(f"growth: {beyond}, 10,004 in and out / 1,004 in and out", _growth(*in_and_out)),
     ]
     return found + _of_serialising()
 

@@ -19,23 +19,32 @@ REGISTERED = "register_pytree_node"
 NNX = "flax.nnx"
 DICT = "dict of dicts"
 
-_static: Any = functools.partial(dataclasses.field, metadata={"static": True})
+# As JAX asks for it, and as `flax.struct` does.
+_static: Any = functools.partial(dataclasses.field, metadata={"static": True, "pytree_node": False})
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class DataLinear:
-    weight: jax.Array
-    bias: jax.Array
-    in_features: int = _static(default=1)
-    out_features: int = _static(default=1)
+def _dataclasses(decorated: Callable[[Any], Any]) -> tuple[Any, Any]:
+    @decorated
+    class Linear:
+        weight: jax.Array
+        bias: jax.Array
+        in_features: int = _static(default=1)
+        out_features: int = _static(default=1)
+
+    @decorated
+    class Network:
+        blocks: list[Any]
+        rest: tuple[jax.Array, ...]
+
+    return Linear, Network
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class DataModel:
-    blocks: list[Any]
-    rest: tuple[jax.Array, ...]
+@functools.cache
+def _struct_classes() -> tuple[Any, Any]:
+    return _dataclasses(imported("flax.struct").dataclass)
+
+
+_DATACLASSES = _dataclasses(lambda cls: jax.tree_util.register_dataclass(dataclasses.dataclass(cls)))
 
 
 class OwnLinear:
@@ -48,7 +57,7 @@ class OwnLinear:
         self.out_features = out_features
 
 
-class OwnModel:
+class OwnNetwork:
     def __init__(self, blocks: Any, rest: Any) -> None:
         self.blocks = blocks
         self.rest = rest
@@ -60,74 +69,38 @@ jax.tree_util.register_pytree_node(
     lambda features, arrays: OwnLinear(*arrays, *features),
 )
 jax.tree_util.register_pytree_node(
-    OwnModel, lambda model: ((model.blocks, model.rest), None), lambda _, parts: OwnModel(*parts)
+    OwnNetwork, lambda model: ((model.blocks, model.rest), None), lambda _, parts: OwnNetwork(*parts)
 )
 
 
 @functools.cache
-def _struct_classes() -> tuple[Any, Any]:
-    struct = imported("flax.struct")
-
-    @struct.dataclass
-    class StructLinear:
-        weight: jax.Array
-        bias: jax.Array
-        in_features: int = struct.field(pytree_node=False, default=1)
-        out_features: int = struct.field(pytree_node=False, default=1)
-
-    @struct.dataclass
-    class StructModel:
-        blocks: list[Any]
-        rest: tuple[jax.Array, ...]
-
-    return StructLinear, StructModel
-
-
-@functools.cache
-def _nnx_classes() -> tuple[Any, Any]:
-    nnx = imported("flax.nnx")
-
-    class NnxBlock(nnx.Module):
-        def __init__(self, **parameters: Any) -> None:
-            for name, parameter in parameters.items():
-                setattr(self, name, parameter)
-            self.name = "block"
-
-    class NnxModel(nnx.Module):
-        def __init__(self, blocks: list[Any], rest: list[Any]) -> None:
-            self.blocks = nnx.List(blocks)
-            self.rest = nnx.List(rest)
-
-    return NnxBlock, NnxModel
-
-
-@functools.cache
-def _brainstate_classes() -> tuple[Any, Any]:
-    brainstate = imported("brainstate")
-
-    class BrainstateBlock(brainstate.nn.Module):
+def _module_classes(base: Any, sequence: Any) -> tuple[Any, Any]:
+    class Block(base):
         def __init__(self, **parameters: Any) -> None:
             super().__init__()
             for name, parameter in parameters.items():
                 setattr(self, name, parameter)
+            self.label = "block"
 
-    class BrainstateModel(brainstate.nn.Module):
-        def __init__(self, blocks: list[Any], rest: list[Any]) -> None:
+    class Network(base):
+        def __init__(self, blocks: Any, rest: Any) -> None:
             super().__init__()
-            self.blocks = blocks
-            self.rest = rest
+            self.blocks = sequence(blocks)
+            self.rest = sequence(rest)
 
-    return BrainstateBlock, BrainstateModel
+    return Block, Network
 
 
 def to_nnx(model: Any) -> Any:
     """The same network as a `flax.nnx.Module` with `flax.nnx.Param` leaves and the same ties."""
-    return _translated(model, imported("flax.nnx").Param, *_nnx_classes())
+    nnx = imported("flax.nnx")
+    return _translated(model, nnx.Param, *_module_classes(nnx.Module, nnx.List))
 
 
 def to_brainstate(model: Any) -> Any:
     """The same network as a `brainstate.nn.Module` with `brainstate.ParamState` leaves and the same ties."""
-    return _translated(model, imported("brainstate").ParamState, *_brainstate_classes())
+    brainstate = imported("brainstate")
+    return _translated(model, brainstate.ParamState, *_module_classes(brainstate.nn.Module, list))
 
 
 def _translated(model: Any, parameter: Callable[[jax.Array], Any], block_class: Any, model_class: Any) -> Any:
@@ -152,9 +125,9 @@ def _to_dicts(model: Any) -> dict[str, Any]:
 KINDS: dict[str, Callable[[int], Any]] = {
     LAYERS: make_layers,
     BLOCKS: make_model,
-    DATACLASS: lambda num_leaves: _translated(make_layers(num_leaves), _same, DataLinear, DataModel),
+    DATACLASS: lambda num_leaves: _translated(make_layers(num_leaves), _same, *_DATACLASSES),
     STRUCT: lambda num_leaves: _translated(make_layers(num_leaves), _same, *_struct_classes()),
-    REGISTERED: lambda num_leaves: _translated(make_layers(num_leaves), _same, OwnLinear, OwnModel),
+    REGISTERED: lambda num_leaves: _translated(make_layers(num_leaves), _same, OwnLinear, OwnNetwork),
     NNX: lambda num_leaves: to_nnx(make_layers(num_leaves)),
     DICT: lambda num_leaves: _to_dicts(make_layers(num_leaves)),
 }

@@ -15,7 +15,7 @@ END = "<!-- end of results -->"
 _PLOTS = {
     "dispatch": ("dispatch.svg", "dispatch-nnx.svg", "dispatch-one-block.svg"),
     "training": ("training.svg",),
-    "growth": ("growth.svg", "growth-in.svg"),
+    "growth": ("growth.svg",),
     "serialising": ("save-large.svg", "load-large.svg", "save-small.svg", "load-small.svg"),
 }
 

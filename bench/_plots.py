@@ -42,8 +42,7 @@ def write_plots(run: Results, folder: pathlib.Path) -> list[str]:
             _of(cases, "dispatch", sharing=ONE_BLOCK),
             "µs per call and path, one block everywhere",
         ),
-        "growth": (_lines, _of(cases, "growth", way="in and out"), "µs per call and leaf, all in and out"),
-        "growth-in": (_lines, _of(cases, "growth", way="in"), "µs per call and leaf, all in and one block out"),
+        "growth": (_lines, _of(cases, "growth"), "µs per call and leaf, all in and one block out"),
         "training": (_bars, _of(cases, "training"), "time of a step, relative to the tie by hand"),
     }
     for work in ("save", "load"):

@@ -36,21 +36,19 @@ from ._names import (
 
 Loops = dict[str, Callable[[Any], Loop]]
 
-_BESIDE: Loops = {NNX_SPLIT: nnx_split, NNX_CACHED: nnx_cached, NNX: nnx_model, BRAINSTATE: brainstate_model}
-_WITH_TIES: Loops = {FLAT: flat_list, SHAREDTREE: sharedtree_model, JAX: plain_jax, EQUINOX: filtered}
+_BASIC: Loops = {FLAT: flat_list, SHAREDTREE: sharedtree_model, JAX: plain_jax}
+_OTHERS: Loops = {NNX_SPLIT: nnx_split, NNX_CACHED: nnx_cached, NNX: nnx_model, BRAINSTATE: brainstate_model}
 
-OF_CLASSES: Loops = {**_WITH_TIES, SHAREDTREE_FILTERED: sharedtree_filtered}
-OF_NNX: Loops = {
-    FLAT: flat_list,
-    SHAREDTREE: sharedtree_model,
-    IN_PLACE: sharedtree_in_place,
-    JAX: plain_jax,
-    **_BESIDE,
-}
-OF_TIES: Loops = {**_WITH_TIES, **_BESIDE}
+OF_CLASSES: Loops = {**_BASIC, EQUINOX: filtered, SHAREDTREE_FILTERED: sharedtree_filtered}
+OF_NNX: Loops = {**_BASIC, IN_PLACE: sharedtree_in_place, **_OTHERS}
+OF_TIES: Loops = {**_BASIC, EQUINOX: filtered, **_OTHERS}
 
 REUSED = 400
 """Leaves of one block of eight arrays that occurs fifty times."""
+
+
+MANY = 10_004
+"""Leaves of the largest model, which take JAX a minute to compile."""
 
 
 def name_of(num_leaves: int, kind: str, sharing: str = NO_TIES) -> str:
@@ -64,11 +62,16 @@ def cases(effort: Effort) -> list[Case]:
     kinds = (LAYERS, BLOCKS, DATACLASS, STRUCT, REGISTERED, NNX_KIND)
     chosen = [(size, kind, NO_TIES) for kind in kinds for size in sizes]
     chosen += [(size, BLOCKS, sharing) for size in sizes for sharing in (ONE_TIE, ONE_BLOCK)]
+    if not effort.quick:
+        chosen.append((MANY, BLOCKS, NO_TIES))
     return [_case(*each, effort) for each in [*chosen, (REUSED, BLOCKS, ONE_BLOCK)]]
 
 
 def _case(num_leaves: int, kind: str, sharing: str, effort: Effort) -> Case:
-    loops = OF_TIES if sharing != NO_TIES else OF_NNX if kind == NNX_KIND else OF_CLASSES
+    if num_leaves == MANY:
+        loops = _BASIC
+    else:
+        loops = OF_TIES if sharing != NO_TIES else OF_NNX if kind == NNX_KIND else OF_CLASSES
 
     def set_up(loop: Callable[[Any], Loop]) -> Subject:
         return looping(loop(KINDS[kind](num_leaves) if sharing == NO_TIES else make_model(num_leaves, sharing)))

@@ -3,10 +3,9 @@
 The model is the demo's with a table that is most of it, as in language models with the vocabulary of a language. A
 process reports on itself:
 
-    python -m bench.memory "sharedtree.jit" --rows 65536
+    python -m bench.memory "sharedtree.jit" 65536
 """
 
-import argparse
 import functools
 import json
 import pathlib
@@ -42,15 +41,6 @@ UNITS = {COMPILED: "B", LIVE: "B", PEAK: "B", UNIQUE: "B"}
 
 
 STARTS: dict[str, training.Start] = {**training.ALL, EQUINOX: training.with_equinox}
-
-
-def main() -> None:
-    """Reports on this process."""
-    parser = argparse.ArgumentParser(prog="python -m bench.memory")
-    parser.add_argument("implementation", choices=STARTS)
-    parser.add_argument("--rows", type=int, required=True)
-    arguments = parser.parse_args()
-    sys.stdout.write(json.dumps(_report(STARTS[arguments.implementation], arguments.rows)))
 
 
 def _report(start: training.Start, rows: int) -> dict[str, Any]:
@@ -104,7 +94,7 @@ def cases(effort: Effort) -> list[Case]:
             name=NAME,
             group="memory",
             parameters={"rows of the table": rows},
-            implementations={name: functools.partial(reporting, "memory", name, "--rows", str(rows)) for name in names},
+            implementations={name: functools.partial(reporting, "memory", name, str(rows)) for name in names},
             reference=BY_HAND,
             effort=effort._replace(rounds=1 if effort.quick else 2),
             units=UNITS,
@@ -115,4 +105,4 @@ def cases(effort: Effort) -> list[Case]:
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(_report(STARTS[sys.argv[1]], int(sys.argv[2]))))

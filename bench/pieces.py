@@ -14,16 +14,17 @@ from ._kinds import KINDS, NNX as NNX_KIND, imported
 from ._measuring import Case, Effort, Subject
 from ._models import ONE_BLOCK, fields_of, make_model
 
+SHAREDTREE, DAG, JAX, OPTREE, EQUINOX, NNX = "sharedtree", "sharedtree.Dag", "jax", "optree", "equinox", "flax.nnx"
+
 FLATTEN, UNFLATTEN, MAP, GRAD = "flatten", "unflatten", "map", "eager gradient"
 
-SHAREDTREE = "sharedtree.tree"
-DAG = "sharedtree.Dag"
-JAX = "jax.tree"
-OPTREE = "optree"
-EQUINOX = "equinox.partition and combine"
-NNX = "nnx.split and merge"
-
-SHAREDTREE_GRAD, JAX_GRAD, EQUINOX_GRAD, NNX_GRAD = "sharedtree.grad", "jax.grad", "equinox.filter_grad", "nnx.grad"
+PIECES = {
+    FLATTEN: (SHAREDTREE, DAG, JAX, OPTREE, EQUINOX, NNX),
+    UNFLATTEN: (SHAREDTREE, JAX, OPTREE, EQUINOX, NNX),
+    MAP: (SHAREDTREE, JAX, OPTREE),
+    GRAD: (SHAREDTREE, JAX, EQUINOX, NNX),
+}
+"""Who has them."""
 
 CALLS = 10
 
@@ -35,15 +36,13 @@ class Way(NamedTuple):
         apart: takes a model apart.
         together: puts together what that gives.
         map: applies a function to each leaf of a model.
+        grad: function of a model → function of a model that returns the gradient.
     """
 
     apart: Callable[[Any], Any]
     together: Callable[[Any], Any]
-    map: Callable[[Callable[[Any], Any], Any], Any]
-
-
-def _no_map(*_: Any) -> Any:
-    raise NotImplementedError
+    map: Any = None
+    grad: Any = None
 
 
 def _optree(model: Any) -> Way:
@@ -74,24 +73,26 @@ def _tell_optree(kind: type, names: tuple[str, ...]) -> None:
 
 def _nnx(_: Any) -> Way:
     nnx = imported("flax.nnx")
-    return Way(nnx.split, lambda apart: nnx.merge(*apart), _no_map)
+    return Way(nnx.split, lambda a: nnx.merge(*a), grad=nnx.grad)
+
+
+def _equinox(_: Any) -> Way:
+    return Way(lambda model: eqx.partition(model, eqx.is_array), lambda a: eqx.combine(*a), grad=eqx.filter_grad)
 
 
 WAYS: dict[str, Callable[[Any], Way]] = {
-    SHAREDTREE: lambda _: Way(st.tree.flatten, lambda apart: st.tree.unflatten(apart[1], apart[0]), st.tree.map),
-    DAG: lambda _: Way(st.Dag, lambda dag: dag.tree, _no_map),
-    JAX: lambda _: Way(jax.tree.flatten, lambda apart: jax.tree.unflatten(apart[1], apart[0]), jax.tree.map),
+    SHAREDTREE: lambda _: Way(st.tree.flatten, lambda a: st.tree.unflatten(a[1], a[0]), st.tree.map, st.grad),
+    DAG: lambda _: Way(st.Dag, lambda dag: dag.tree),
+    JAX: lambda _: Way(jax.tree.flatten, lambda a: jax.tree.unflatten(a[1], a[0]), jax.tree.map, jax.grad),
     OPTREE: _optree,
-    EQUINOX: lambda _: Way(lambda m: eqx.partition(m, eqx.is_array), lambda apart: eqx.combine(*apart), _no_map),
+    EQUINOX: _equinox,
     NNX: _nnx,
 }
+"""Library → model → how it does that."""
 
-GRADIENTS: dict[str, Callable[[], Any]] = {
-    SHAREDTREE_GRAD: lambda: st.grad,
-    JAX_GRAD: lambda: jax.grad,
-    EQUINOX_GRAD: lambda: eqx.filter_grad,
-    NNX_GRAD: lambda: imported("flax.nnx").grad,
-}
+
+def _same(it: Any) -> Any:
+    return it
 
 
 def _loss(model: Any) -> jax.Array:
@@ -107,45 +108,35 @@ def cases(effort: Effort) -> list[Case]:
     """Each piece for each kind of model, at several sizes."""
     sizes = (24,) if effort.quick else (24, 204, 1004)
     # The gradient of a block that is everywhere is another one where the block is one object.
-    chosen = {FLATTEN: (*KINDS, ONE_BLOCK), UNFLATTEN: (*KINDS, ONE_BLOCK), MAP: (*KINDS, ONE_BLOCK), GRAD: (*KINDS,)}
-    return [_case(piece, size, kind, effort) for piece, kinds in chosen.items() for kind in kinds for size in sizes]
+    chosen = [(piece, kind) for piece in PIECES for kind in (*KINDS, ONE_BLOCK) if (piece, kind) != (GRAD, ONE_BLOCK)]
+    return [_case(piece, size, kind, effort) for piece, kind in chosen for size in sizes]
 
 
 def _case(piece: str, num_leaves: int, kind: str, effort: Effort) -> Case:
-    def make() -> Any:
-        return make_model(num_leaves, ONE_BLOCK) if kind == ONE_BLOCK else KINDS[kind](num_leaves)
+    def set_up(way_of: Callable[[Any], Way]) -> Subject:
+        model = make_model(num_leaves, ONE_BLOCK) if kind == ONE_BLOCK else KINDS[kind](num_leaves)
+        way = way_of(model)
+        ready, gradient = way.apart(model), way.grad and way.grad(_loss)
+        call, model_of = {
+            FLATTEN: (lambda: way.apart(model), way.together),
+            UNFLATTEN: (lambda: way.together(ready), _same),
+            MAP: (lambda: way.map(_same, model), _same),
+            GRAD: (lambda: jax.block_until_ready(gradient(model)), _same),
+        }[piece]
+        calls = 1 if piece == GRAD else CALLS
 
-    def set_up(way: Callable[[Any], Way]) -> Subject:
-        model = make()
-        apart, together, tree_map = way(model)
-        ready = apart(model)
-        calls = {
-            FLATTEN: (lambda: apart(model), together),
-            UNFLATTEN: (lambda: together(ready), lambda made: made),
-            MAP: (lambda: tree_map(lambda leaf: leaf, model), lambda made: made),
-        }
-        return _repeating(*calls[piece])
+        def run() -> None:
+            for _ in range(calls):
+                call()
 
-    def set_up_gradient(grad: Callable[[], Any]) -> Subject:
-        model, gradient = make(), grad()(_loss)
-        return _repeating(lambda: jax.block_until_ready(gradient(model)), lambda made: made, calls=1)
+        return Subject(run, lambda: jax.device_get(jax.tree.leaves(model_of(call()))), calls)
 
-    others = (OPTREE, EQUINOX, EQUINOX_GRAD) if kind == NNX_KIND else (NNX, NNX_GRAD)
-    others += {FLATTEN: (), UNFLATTEN: (DAG,), MAP: (DAG, EQUINOX, NNX), GRAD: ()}[piece]
-    ways, of_way = (GRADIENTS, set_up_gradient) if piece == GRAD else (WAYS, set_up)
+    missing = (OPTREE, EQUINOX) if kind == NNX_KIND else (NNX,)
     return Case(
         name=name_of(piece, num_leaves, kind),
         group="pieces",
         parameters={"leaves": num_leaves, "kind": kind, "piece": piece},
-        implementations={name: functools.partial(of_way, way) for name, way in ways.items() if name not in others},
-        reference=JAX_GRAD if piece == GRAD else JAX,
+        implementations={name: functools.partial(set_up, WAYS[name]) for name in PIECES[piece] if name not in missing},
+        reference=JAX,
         effort=effort._replace(seconds=effort.seconds / 3),
     )
-
-
-def _repeating(call: Callable[[], Any], tree_of: Callable[[Any], Any], calls: int = CALLS) -> Subject:
-    def run() -> None:
-        for _ in range(calls):
-            call()
-
-    return Subject(run, lambda: jax.device_get(jax.tree.leaves(tree_of(call()))), calls)

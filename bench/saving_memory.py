@@ -1,9 +1,8 @@
 """What saving keeps in memory besides the model: each library in a process of its own, which reports on itself:
 
-python -m bench.saving_memory sharedtree --layers 32 --columns 2048
+python -m bench.saving_memory sharedtree 32 2048
 """
 
-import argparse
 import functools
 import json
 import pathlib
@@ -30,16 +29,6 @@ def name_of(mebibytes: int) -> str:
     return f"memory to save {mebibytes} MiB"
 
 
-def main() -> None:
-    """Reports on this process."""
-    parser = argparse.ArgumentParser(prog="python -m bench.saving_memory")
-    parser.add_argument("library", choices=LIBRARIES)
-    parser.add_argument("--layers", type=int, required=True)
-    parser.add_argument("--columns", type=int, required=True)
-    arguments = parser.parse_args()
-    sys.stdout.write(json.dumps(_report(arguments.library, arguments.layers, arguments.columns)))
-
-
 def _report(name: str, layers: int, columns: int) -> dict[str, Any]:
     try:
         tiny = Checkpoint(make_large(1, 8))
@@ -61,14 +50,15 @@ def _report(name: str, layers: int, columns: int) -> dict[str, Any]:
 def cases(effort: Effort) -> list[Case]:
     """One case."""
     size, layers, columns = (16, 16, 128) if effort.quick else (512, 32, 2048)
-    sizes = ("--layers", str(layers), "--columns", str(columns))
     names = [RAW, SHAREDTREE, FLAX] if effort.quick else list(LIBRARIES)
     return [
         Case(
             name=name_of(size),
             group="serialising",
             parameters={},
-            implementations={name: functools.partial(reporting, "saving_memory", name, *sizes) for name in names},
+            implementations={
+                name: functools.partial(reporting, "saving_memory", name, str(layers), str(columns)) for name in names
+            },
             reference=FLAX,
             effort=effort._replace(rounds=1),
             units={EXTRA: "B", LARGEST: "B"},
@@ -78,4 +68,4 @@ def cases(effort: Effort) -> list[Case]:
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(_report(sys.argv[1], *map(int, sys.argv[2:]))))
