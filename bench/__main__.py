@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("--quick", action="store_true", help="small cases and few rounds: see that everything runs")
     run.add_argument("--only", default="", metavar="TEXT", help="cases whose group or name contains this")
     run.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="where to; made if need be")
+    run.add_argument("--add", action="store_true", help="keep the results of other cases that are there")
     run.set_defaults(command=_run)
     bars = commands.add_parser("bars", help="measure what should cost so much at most, and say whether it does")
     bars.add_argument("--only", default="", metavar="TEXT", help="bars whose name contains this")
@@ -44,13 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    cases = all_cases(QUICK if arguments.quick else FULL, arguments.only)
+    effort = QUICK if arguments.quick else FULL
+    cases, path = all_cases(effort, arguments.only), arguments.out / "results.json"
     if not cases:
         sys.stderr.write(f"No case has {arguments.only!r} in its group or name.\n")
         return 1
     arguments.out.mkdir(parents=True, exist_ok=True)
-    results = Results(describe_machine(), arguments.quick, _measured(cases))
-    write_results(results, arguments.out / "results.json")
+    results = Results(
+        describe_machine(), arguments.quick, read_results(path).cases if arguments.add and path.exists() else {}
+    )
+    results.cases.update(_measured(cases))
+    in_order = {case.name: results.cases[case.name] for case in all_cases(effort) if case.name in results.cases}
+    results = results._replace(cases=in_order)
+    write_results(results, path)
     (arguments.out / "results.md").write_text(whole_report(results), encoding="utf-8")
     print(f"\n{figures_table([results])}")
     try:

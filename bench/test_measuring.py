@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from . import _page, compiling
+from . import __main__, _page, compiling
 from ._bars import BARS, cases_of_bars
 from ._figures import FIGURES
 from ._measuring import FULL, TIME, Case, Effort, Measured, Subject, UnavailableError, measure
@@ -123,6 +123,18 @@ def test_results_can_be_written_and_read(world, tmp_path):
     (tmp_path / "old.json").write_text(json.dumps({"format": 0}))
     with pytest.raises(ValueError, match="has format 0"):
         read_results(tmp_path / "old.json")
+
+
+def test_a_run_can_add_to_what_is_there(world, tmp_path, monkeypatch):
+    subject = Subject(lambda: {"bytes": 7.0}, lambda: [0], measures=True)
+    one, two = (
+        world.with_subjects({"a": subject})._replace(name=name, units={"bytes": "B"}) for name in ("one", "two")
+    )
+    monkeypatch.setattr(__main__, "all_cases", lambda _, only="": [each for each in (one, two) if only in each.name])
+    for options in (["--only", "two"], ["--only", "one", "--add"]):
+        assert __main__.main(["run", "--out", str(tmp_path), *options]) == 0
+    assert list(read_results(tmp_path / "results.json").cases) == ["one", "two"]
+    assert __main__.main(["run", "--out", str(tmp_path), "--only", "three"]) == 1
 
 
 def test_comparison_says_what_changed_beyond_the_noise():
