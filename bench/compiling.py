@@ -157,7 +157,7 @@ def cases(effort: Effort) -> list[Case]:
 
 def _case(num_leaves: int, effort: Effort) -> Case:
     in_python = functools.partial(reporting, "compiling", str(num_leaves), SHAREDTREE_NATIVE="0")
-    repeats = 1 if effort.quick else max(1, 800 // num_leaves)  # the less there is to do, the noisier it is
+    repeats = 1 if effort.quick else max(1, 200 // num_leaves)  # the less there is to do, the noisier it is
     here = {name: functools.partial(_of_model, loop, num_leaves, repeats) for name, loop in LOOPS.items()}
     return Case(
         name=name_of(num_leaves),
@@ -172,7 +172,7 @@ def _case(num_leaves: int, effort: Effort) -> Case:
 
 
 if __name__ == "__main__":
+    _of_model(sharedtree_model, 24).run()  # the first function of a process pays for what JAX sets up once
     subject = _of_model(sharedtree_model, int(sys.argv[1]))
-    subject.run()  # the first function of a process pays for what JAX sets up once
     numbers = subject.run()
     print(json.dumps({RESULT: [each.tolist() for each in subject.result()], **numbers}))

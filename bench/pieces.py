@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 import sharedtree as st
 
@@ -96,7 +95,7 @@ def _same(it: Any) -> Any:
 
 
 def _loss(model: Any) -> jax.Array:
-    return sum((jnp.sum(x * x) for x in jax.tree.leaves(model)), jnp.zeros(()))
+    return jax.lax.concatenate([x * x for x in jax.tree.leaves(model)], 0).sum()
 
 
 def name_of(piece: str, num_leaves: int, kind: str) -> str:
