@@ -15,7 +15,7 @@ from ._page import write_page
 from ._plots import NoPlotsError, write_plots
 from ._results import Results, describe_machine, read_results, write_results
 from ._suite import all_cases
-from ._tables import bars_table, comparison, figures_table, whole_report
+from ._tables import bars_table, comparison, figures_table, machine_in_words, whole_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +68,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _bars(arguments: argparse.Namespace) -> int:
-    print(f"\n{bars_table(_measured(cases_of_bars(arguments.only)))}")
+    cases = _measured(cases_of_bars(arguments.only))
+    print(f"\n{machine_in_words(describe_machine())}\n\n{bars_table(cases)}")
     return 0
 
 

@@ -46,7 +46,7 @@ def results_section(runs: Sequence[Results], drawn: Sequence[str]) -> str:
     parts = [summary(runs[0]), "## Figures", figures_table(runs)]
     if any(run.quick for run in runs):
         parts.insert(0, "**From a quick run: these numbers say that everything runs, and little else.**")
-    parts += [machine_in_words(run) for run in runs]
+    parts += [machine_in_words(run.machine) for run in runs]
     for group, text in group_tables(runs[0]).items():
         plots = [f"![{group}](benchmarks/{name})" for name in _PLOTS.get(group, ()) if name in drawn]
         parts += [f"## {group.capitalize()}", *plots, text]

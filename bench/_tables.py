@@ -81,18 +81,19 @@ def _cell(case: Measured, name: str, measurement: str, unit: str) -> str:
     return f"{median} ({case.ratio(name, case.reference, measurement):.2f}{mark})"
 
 
-def machine_in_words(run: Results) -> str:
+def machine_in_words(machine: Mapping[str, str]) -> str:
     """One sentence: what it ran on."""
-    versions = {name: text for name, text in run.machine.items() if name not in ("system", "cores", "device")}
+    versions = {name: text for name, text in machine.items() if name not in ("system", "cores", "device")}
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{run.machine['system']}, {run.machine['cores']} cores, device {run.machine['device']}; {listed}."
+    return f"{machine['system']}, {machine['cores']} cores, device {machine['device']}; {listed}."
 
 
 def whole_report(run: Results) -> str:
     """Everything about one run, as Markdown."""
     warning = "A quick run: its numbers say that everything runs, and little else.\n\n" if run.quick else ""
     groups = "\n\n".join(f"## {group.capitalize()}\n\n{text}" for group, text in group_tables(run).items())
-    return f"# Benchmarks\n\n{warning}{machine_in_words(run)}\n\n## Figures\n\n{figures_table([run])}\n\n{groups}\n"
+    machine = machine_in_words(run.machine)
+    return f"# Benchmarks\n\n{warning}{machine}\n\n## Figures\n\n{figures_table([run])}\n\n{groups}\n"
 
 
 def comparison(before: Results, after: Results) -> str:
