@@ -8,6 +8,7 @@ Reading and setting the same attributes in C gives the same, as long as these na
 - `Variable`: the slots `_raw_value`, `_var_metadata` (a dictionary, sorted in the flatten) and `_trace_state`. Its
   hooks are not run.
 - `PytreeState`: the slots `_initializing`, `_is_setup` and `_trace_state`.
+- `FrozenDict`, which its layers have as a default: the dictionary `_dict`.
 - `TraceState`: the slot `_jax_trace`, which is `current_jax_trace()` where the object is made.
 
 Nothing here is believed because of a version. Each class must have NNX's own functions in JAX's registry, the slots
@@ -132,7 +133,8 @@ def parts_of_frozen(value: Any) -> list[Any] | None:
     module = sys.modules.get("flax.core.frozen_dict")
     if type(value) is not getattr(module, "FrozenDict", None):
         return None
-    return [part for item in value.items() for part in item]
+    held = getattr(value, "_dict", None)
+    return [part for item in held.items() for part in item] if type(held) is dict else None
 
 
 class Facts(NamedTuple):

@@ -1,8 +1,8 @@
 """The native walk gives what the walk in Python gives, on random DAGs that are changed again and again.
 
 One example is a DAG and fifty changes of it, after each of which both walks are asked: other values, other ties,
-other static values, attributes that go and come, other classes. Changes are drawn from a seed, which is a hundred times faster
-than drawing each from Hypothesis; it still shrinks the number of changes, and finds the seed again.
+other static values, attributes that go and come, other classes. Changes are drawn from a seed, which is a hundred times
+faster than drawing each from Hypothesis; it still shrinks the number of changes, and finds the seed again.
 """
 
 import collections
