@@ -196,6 +196,20 @@ def failures_of_build(tree: Any) -> list[int]:
     return each_failure(list, act, check)
 
 
+def failures_of_tags() -> list[int]:
+    """What Python calls of them."""
+    objects = [[] for _ in range(100)]
+
+    def act(_: Any) -> None:
+        tags = Tags()
+        for i, each in enumerate(objects):
+            assert tags.add(each, tag=True) == i
+        tags.forget(30)
+        assert [tags.number_of(each) for each in objects[29:31]] == [29, None]
+
+    return each_failure(lambda: None, act, lambda *_: None)
+
+
 def new_class() -> Any:
     """An instance of a class that the native walk has not met."""
 
@@ -211,6 +225,7 @@ def main() -> None:
     others = [[i] for i in range(20)]
     for _ in range(30):
         sys.stdout.write(f"a new class: {failures_of_walk(new_class, (), {})}\n")
+    sys.stdout.write(f"tags: {failures_of_tags()}\n")
     for name, make in KINDS.items():
         tree = make()
         pack(tree, Tags())
