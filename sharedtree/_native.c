@@ -297,22 +297,11 @@ static PyObject *tags_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
+/* There is no `tp_clear`: each cycle leads through the list, which has one. */
 static int tags_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(((Tags *)self)->objects);
-    return 0;
-}
-
-static int tags_clear(PyObject *self)
-{
-    Tags *tags = (Tags *)self;
-    PyMem_Free(tags->slots);
-    tags->slots = NULL;
-    tags->size = tags->used = 0;
-    /* The list stays, for methods may still be called while a cycle is taken apart. */
-    if (tags->objects != NULL)
-        return PyList_SetSlice(tags->objects, 0, PY_SSIZE_T_MAX, NULL);
     return 0;
 }
 
@@ -378,7 +367,7 @@ static PyGetSetDef tags_getset[] = {
 };
 static PyType_Slot tags_slots[] = {
     {Py_tp_new, tags_new},         {Py_tp_dealloc, tags_dealloc}, {Py_tp_traverse, tags_traverse},
-    {Py_tp_clear, tags_clear},     {Py_tp_methods, tags_methods}, {Py_tp_getset, tags_getset},
+    {Py_tp_methods, tags_methods}, {Py_tp_getset, tags_getset},
     {Py_tp_doc, "Which objects a crossing has seen, and their numbers. See `sharedtree._walk.Tags`."},
     {0, NULL},
 };

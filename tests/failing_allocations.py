@@ -92,6 +92,9 @@ def let_others_have_memory() -> None:
     meet = _native_classes._meet
     _native_classes._meet_with_memory = with_memory(types.FunctionType(meet.__code__, meet.__globals__))
     meet.__code__ = (lambda obj, number: _meet_with_memory(obj, number)).__code__  # noqa: F821 -- in that file
+    settle = _native_classes._settle
+    _native_classes._settle_with_memory = with_memory(types.FunctionType(settle.__code__, settle.__globals__))
+    settle.__code__ = (lambda value: _settle_with_memory(value)).__code__  # noqa: F821 -- in that file
     flatten = with_memory(jtu.default_registry.flatten_one_level)
     registry = types.SimpleNamespace(flatten_one_level=flatten)
     _native_classes.jtu = types.SimpleNamespace(default_registry=registry)
@@ -196,6 +199,20 @@ def failures_of_build(tree: Any) -> list[int]:
     return each_failure(list, act, check)
 
 
+def failures_of_tags() -> list[int]:
+    """What Python calls of them."""
+    objects = [[] for _ in range(100)]
+
+    def act(_: Any) -> None:
+        tags = Tags()
+        for i, each in enumerate(objects):
+            assert tags.add(each, tag=True) == i
+        tags.forget(30)
+        assert [tags.number_of(each) for each in objects[29:31]] == [29, None]
+
+    return each_failure(lambda: None, act, lambda *_: None)
+
+
 def new_class() -> Any:
     """An instance of a class that the native walk has not met."""
 
@@ -211,6 +228,7 @@ def main() -> None:
     others = [[i] for i in range(20)]
     for _ in range(30):
         sys.stdout.write(f"a new class: {failures_of_walk(new_class, (), {})}\n")
+    sys.stdout.write(f"tags: {failures_of_tags()}\n")
     for name, make in KINDS.items():
         tree = make()
         pack(tree, Tags())

@@ -21,11 +21,12 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree import _native_classes, _native_walk, _walk
+from sharedtree import _native_classes, _native_walk, _node_types, _walk
 from sharedtree._graph import Tags, build, pack, walk
 from sharedtree._native_walk import native
 from sharedtree._node_types import dict_descriptor
-from sharedtree._structure import Given, Update, intern
+from sharedtree._statics import Static
+from sharedtree._structure import Given, Node, Update, intern
 from sharedtree._walk import Rules
 from tests.deep import Link, in_a_thread, link
 from tests.strategies import Layer, Mutable, Pair, Point, Record, arguments, dags, pools
@@ -674,6 +675,53 @@ def test_wrong_records_are_errors():
             native.build(records, [W], [], None, None)
     with pytest.raises(StopIteration):
         native.build([(leaf, ())], [], [], None, None)
+
+
+def test_wrong_operations_are_errors():
+    """Made by hand, as nothing in the package makes them."""
+    leaf = st.tree.structure(W).records[0][0]
+    dictionary, module = (_node_types.node_type_of(each) for each in ({}, Pair(W, W)))
+    blank, untyped = Node.__new__(Node), Node(dictionary, Static(()), ())
+    untyped.type = 5
+    unset = Node(dictionary, Static.__new__(Static), ())
+    typed = Node((5,), Static(()), ())
+    unnamed = Node(module, Static((("first",), ("no pair",))), ("first",))
+    unheld = Node(dictionary, Static(()), ())
+    unheld.aux = Static.__new__(Static)
+    unheld.aux._is_mutable = False
+    for op in (blank, untyped, unset, typed, unnamed, unheld, unset.aux, Update(1, blank)):
+        with pytest.raises((TypeError, AttributeError, SystemError)):
+            native.build([(leaf, ()), (op, (0,))], [W], [], None, None)
+
+
+def test_auxiliary_data_of_another_form_is_left_to_python():
+    leaf = st.tree.structure(W).records[0][0]
+    table = []
+    native.build([(leaf, ()), (Node(_node_types.node_type_of({}), Static("a"), ()), (0,))], [W], table, None, None)
+    assert table[1]["a"] is W
+    with pytest.raises((TypeError, ValueError)):
+        native.build([(Node(_node_types.node_type_of(Pair(W, W)), Static("abc"), ()), ())], [], [], None, None)
+
+
+def test_wrong_descriptions_are_errors():
+    class New:
+        pass
+
+    right = (New, native.OTHER, False, False, True, native.JAX, True, None, len, (), b"", (), ())
+    for wrong in (None, (), (5, *right[1:]), (*right[:9], ("a",), *right[10:])):
+        with pytest.raises((TypeError, ValueError)):
+            native.learn(wrong)
+    for _ in range(2):
+        assert native.learn(right) is None
+    assert native.start() is False
+
+
+def test_wrong_tags_are_errors():
+    tags = Tags()
+    for wrong in (lambda: tags.add(W), lambda: tags.add(), lambda: tags.forget("a"), lambda: tags.forget(None)):
+        with pytest.raises(TypeError):
+            wrong()
+    assert tags.objects == []
 
 
 def test_every_allocation_may_fail():
