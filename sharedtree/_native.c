@@ -822,6 +822,20 @@ static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *a
     return OPENED;
 }
 
+/* Whether each of so many places is there once. */
+static int are_places(const int *places, Py_ssize_t size, Py_ssize_t num_traced)
+{
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (places[i] >= num_traced)
+            return 0;
+        for (Py_ssize_t j = 0; places[i] >= 0 && j < i; j++) {
+            if (places[i] == places[j])
+                return 0;
+        }
+    }
+    return 1;
+}
+
 /* Learns the layout of an object from Python. NULL without an error if it has none. */
 static Layout *new_layout(Kind *kind, PyObject *object)
 {
@@ -842,11 +856,17 @@ static Layout *new_layout(Kind *kind, PyObject *object)
         PyErr_NoMemory();
         goto failed;
     }
-    layout->places = placed;
     for (Py_ssize_t i = 0; i < size; i++) {
-        layout->places[i] = (int)PyLong_AsLong(PyTuple_GetItem(places, i));
-        layout->num_traced += layout->places[i] >= 0;
+        placed[i] = (int)PyLong_AsLong(PyTuple_GetItem(places, i));
+        layout->num_traced += placed[i] >= 0;
     }
+    if (!are_places(placed, size, layout->num_traced)) {
+        PyMem_Free(placed);
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "one place for each child");
+        goto failed;
+    }
+    layout->places = placed;
     layout->names = Py_NewRef(names), layout->marked = Py_NewRef(marked), layout->marks = Py_NewRef(marks);
     layout->number = kind->num_layouts++;
     layout->next = kind->layouts;

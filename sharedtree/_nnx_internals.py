@@ -70,13 +70,13 @@ def nnx() -> Nnx | None:
 
 def _look_up() -> Nnx:
     pytrees, variables = sys.modules["flax.nnx.pytreelib"], sys.modules["flax.nnx.variablelib"]
-    traces, graphs = sys.modules["flax.nnx.tracers"], sys.modules["flax.nnx.graphlib"]
+    traces, modules = sys.modules["flax.nnx.tracers"], sys.modules["flax.nnx"]
     return Nnx(
         pytrees.Pytree,
         variables.Variable,
         pytrees.PytreeState,
         traces.TraceState,
-        graphs.HashableMapping,
+        type(modules.Module.__dict__[NODES]),
         traces.current_jax_trace,
     )
 
