@@ -44,17 +44,18 @@ def pack(
 
 
 def build(
-    records: Sequence[Record],
+    records: Sequence[Record] | Structure,
     leaves: Sequence[Any],
     table: list[Any],
     given: Callable[[int], Any] | None = None,
     update: Callable[[int, Any], Any] | None = None,
 ) -> None:
-    """Runs down the records, appending one object a record to `table`. See `_walk.build`."""
+    """Runs down the records, or those of a structure, appending one object a record to `table`. See `_walk.build`."""
     if native is None:
-        _walk.build(records, leaves, table, given, update)
+        _walk.build(records.records if isinstance(records, Structure) else records, leaves, table, given, update)
     else:
-        native.build(records, leaves, table, given, update)
+        runs = native.runs_of(records) if isinstance(records, Structure) else records
+        native.build(runs, leaves, table, given, update)
 
 
 def unpack(structure: Structure, leaves: Sequence[Any], table: list[Any] | None = None) -> Any:
@@ -74,5 +75,5 @@ def unpack(structure: Structure, leaves: Sequence[Any], table: list[Any] | None 
             "once: take the leaves from `sharedtree.tree.leaves`."
         )
     table = [] if table is None else table
-    build(structure.records, leaves, table)
+    build(structure, leaves, table)
     return table[structure.root]

@@ -87,14 +87,17 @@ static PyTypeObject *missing_type; /* of the marker for attributes that were nev
 static PyObject *leaf_op;
 static PyTypeObject *node_op, *static_op, *given_op, *update_op;
 static PyObject *empty_tuple, *name_aux, *name_type, *name_value, *name_is_mutable, *name_thaw, *name_unflatten;
-static PyObject *name_structure, *name_leaves, *name_records, *name_root, *name_given, *name_is_noted, *name_updates;
+static PyObject *name_structure, *name_leaves, *name_records, *name_root, *name_given, *name_is_noted, *name_updates,
+    *name_program;
 static newfunc new_object;
 
 /* Of NNX, once one of its classes was met. See `_nnx_internals.py`. */
 static PyObject *layout_of, *current_trace;
 static PyTypeObject *mapping_type, *trace_type;
-static PyObject *name_nodes, *name_mapping, *name_raw_value, *name_trace_state, *name_metadata, *name_initializing,
-    *name_is_setup, *name_jax_trace;
+static PyObject *name_nodes, *name_mapping;
+static PyObject *raw_value, *variable_trace, *metadata_of, *initializing, *is_setup, *state_trace, *jax_trace; /* slots */
+static descrgetfunc get_slot;
+static descrsetfunc set_slot;
 
 static size_t mixed(const void *pointer)
 {
@@ -825,6 +828,20 @@ static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *a
     return OPENED;
 }
 
+/* Whether each of so many places is there once. */
+static int are_places(const int *places, Py_ssize_t size, Py_ssize_t num_traced)
+{
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (places[i] >= num_traced)
+            return 0;
+        for (Py_ssize_t j = 0; places[i] >= 0 && j < i; j++) {
+            if (places[i] == places[j])
+                return 0;
+        }
+    }
+    return 1;
+}
+
 /* Learns the layout of an object from Python. NULL without an error if it has none. */
 static Layout *new_layout(Kind *kind, PyObject *object)
 {
@@ -845,11 +862,17 @@ static Layout *new_layout(Kind *kind, PyObject *object)
         PyErr_NoMemory();
         goto failed;
     }
-    layout->places = placed;
     for (Py_ssize_t i = 0; i < size; i++) {
-        layout->places[i] = (int)PyLong_AsLong(PyTuple_GetItem(places, i));
-        layout->num_traced += layout->places[i] >= 0;
+        placed[i] = (int)PyLong_AsLong(PyTuple_GetItem(places, i));
+        layout->num_traced += placed[i] >= 0;
     }
+    if (!are_places(placed, size, layout->num_traced)) {
+        PyMem_Free(placed);
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "one place for each child");
+        goto failed;
+    }
+    layout->places = placed;
     layout->names = Py_NewRef(names), layout->marked = Py_NewRef(marked), layout->marks = Py_NewRef(marks);
     layout->number = kind->num_layouts++;
     layout->next = kind->layouts;
@@ -898,11 +921,24 @@ static int open_nnx_object(Walk *w, Kind *kind, PyObject *object)
     return outcome;
 }
 
+/* What an NNX object has as its state: two flags. */
+static int open_nnx_state(Walk *w, Kind *kind, PyObject *object)
+{
+    PyObject *slots[2] = {initializing, is_setup};
+    int outcome = emit_kind(w, 'F', kind, 0);
+    for (int i = 0; i < 2 && outcome == 0; i++) {
+        PyObject *value = get_slot(slots[i], object, NULL);
+        outcome = value == NULL ? -1 : emit_static(w, value, 0);
+        Py_XDECREF(value);
+    }
+    return outcome < 0 ? -1 : OPENED;
+}
+
 /* The value of an NNX variable; its metadata is static. No hook is run. */
 static int open_nnx_variable(Walk *w, Kind *kind, PyObject *object)
 {
-    PyObject *name, *item, *value = PyObject_GenericGetAttr(object, name_raw_value);
-    PyObject *metadata = value == NULL ? NULL : PyObject_GenericGetAttr(object, name_metadata);
+    PyObject *name, *item, *value = get_slot(raw_value, object, NULL);
+    PyObject *metadata = value == NULL ? NULL : get_slot(metadata_of, object, NULL);
     Py_ssize_t at = 0;
     int outcome = metadata == NULL ? -1 : DONE;
     if (metadata != NULL && PyDict_CheckExact(metadata)) {
@@ -963,8 +999,10 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
         outcome = open_fields(w, kind, object);
         break;
     case SLOTS:
-    case NNX_STATE:
         outcome = open_slots(w, kind, object);
+        break;
+    case NNX_STATE:
+        outcome = open_nnx_state(w, kind, object);
         break;
     case NNX_OBJECT:
         outcome = open_nnx_object(w, kind, object);
@@ -1391,14 +1429,14 @@ failed:
 }
 
 /* Gives an NNX object a new `_trace_state`, of the trace in which it is built. */
-static int set_trace_state(PyObject *object, PyObject **trace)
+static int set_trace_state(PyObject *object, PyObject *slot, PyObject **trace)
 {
     if (*trace == NULL)
         *trace = PyObject_CallNoArgs(current_trace);
     PyObject *state = *trace == NULL ? NULL : new_object(trace_type, empty_tuple, NULL);
     int outcome = -1;
-    if (state != NULL && PyObject_GenericSetAttr(state, name_jax_trace, *trace) == 0)
-        outcome = PyObject_GenericSetAttr(object, name_trace_state, state);
+    if (state != NULL && set_slot(jax_trace, state, *trace) == 0)
+        outcome = set_slot(slot, object, state);
     Py_XDECREF(state);
     return outcome;
 }
@@ -1406,27 +1444,29 @@ static int set_trace_state(PyObject *object, PyObject **trace)
 static PyObject *build_nnx_state(Kind *kind, PyObject *aux, PyObject **trace)
 {
     PyObject *object = new_object(kind->type, empty_tuple, NULL);
-    if (object != NULL && (PyObject_GenericSetAttr(object, name_initializing, PyTuple_GetItem(aux, 0)) < 0 ||
-                           PyObject_GenericSetAttr(object, name_is_setup, PyTuple_GetItem(aux, 1)) < 0 ||
-                           set_trace_state(object, trace) < 0))
+    if (object != NULL && (set_slot(initializing, object, PyTuple_GetItem(aux, 0)) < 0 ||
+                           set_slot(is_setup, object, PyTuple_GetItem(aux, 1)) < 0 ||
+                           set_trace_state(object, state_trace, trace) < 0))
         Py_CLEAR(object);
     return object;
 }
 
 static PyObject *build_nnx_variable(Kind *kind, PyObject *aux, PyObject *numbers, PyObject *table, PyObject **trace)
 {
-    PyObject *object = new_object(kind->type, empty_tuple, NULL), *metadata = PyDict_New(), *value = NULL;
-    Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, 0)), size = PyTuple_Size(aux);
-    int outcome = object == NULL || metadata == NULL ? -1 : set_trace_state(object, trace);
+    PyObject *object = new_object(kind->type, empty_tuple, NULL), *value = NULL;
+    PyObject *metadata = object == NULL ? NULL : PyDict_New();
+    Py_ssize_t number = -1, size = PyTuple_Size(aux);
+    int outcome = metadata == NULL ? -1 : set_trace_state(object, variable_trace, trace);
     for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
         PyObject *pair = PyTuple_GetItem(aux, i);
         outcome = PyDict_SetItem(metadata, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
     }
+    if (outcome == 0)
+        number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, 0));
     if (outcome == 0 && !(number == -1 && PyErr_Occurred()))
         value = PyList_GetItem(table, number);
     Py_XINCREF(value);
-    if (value == NULL || PyObject_GenericSetAttr(object, name_raw_value, value) < 0 ||
-        PyObject_GenericSetAttr(object, name_metadata, metadata) < 0)
+    if (value == NULL || set_slot(raw_value, object, value) < 0 || set_slot(metadata_of, object, metadata) < 0)
         Py_CLEAR(object);
     Py_XDECREF(value);
     Py_XDECREF(metadata);
@@ -1560,6 +1600,19 @@ static PyObject *thaw(PyObject *value)
     return mutable ? PyObject_CallMethodObjArgs(value, name_thaw, NULL) : PyObject_GetAttr(value, name_value);
 }
 
+/* The kind of a NodeType, which Python is asked for if no instance was met. NULL on an error. */
+static Kind *kind_described(PyObject *node_type)
+{
+    PyObject *cls = PyTuple_GetItem(node_type, 0);
+    Kind *kind = cls == NULL ? NULL : kind_of((PyTypeObject *)cls);
+    if (kind != NULL || cls == NULL)
+        return kind;
+    PyObject *described = PyObject_CallFunctionObjArgs(describe, node_type, NULL);
+    kind = described == NULL ? NULL : new_kind(described);
+    Py_XDECREF(described);
+    return kind;
+}
+
 static PyObject *build_node(PyObject *op, PyObject *numbers, PyObject *table, PyObject **trace)
 {
     PyObject *made = NULL, *value = NULL;
@@ -1567,17 +1620,9 @@ static PyObject *build_node(PyObject *op, PyObject *numbers, PyObject *table, Py
     PyObject *aux = node_type == NULL ? NULL : PyObject_GetAttr(op, name_aux);
     if (aux == NULL)
         goto done;
-    PyObject *cls = PyTuple_GetItem(node_type, 0);
-    if (cls == NULL)
+    Kind *kind = kind_described(node_type);
+    if (kind == NULL)
         goto done;
-    Kind *kind = kind_of((PyTypeObject *)cls);
-    if (kind == NULL) {
-        PyObject *described = PyObject_CallFunctionObjArgs(describe, node_type, NULL);
-        kind = described == NULL ? NULL : new_kind(described);
-        Py_XDECREF(described);
-        if (kind == NULL)
-            goto done;
-    }
     if (kind->is_rebuilt && kind->node_type == node_type) {
         int mutable = is_mutable(aux);
         value = mutable == 0 ? PyObject_GetAttr(aux, name_value) : NULL;
@@ -1624,10 +1669,414 @@ static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, 
     return made;
 }
 
-/* Appends one object for each record to `table`. */
-static int build_onto(PyObject *table, PyObject *given_records, PyObject *given_leaves, PyObject *given, PyObject *update)
+/* --- programs: records, with all looked up that takes no part in how often they are built -------------------------- */
+
+enum { RECORD = -1, CONSTANT = -2, TRACED = -3 }; /* or else the shape of a node */
+
+typedef struct {
+    int shape;
+    Kind *kind;               /* of a node; its shape may become another, and the record is built instead */
+    PyObject *op, *numbers;   /* the record; borrowed from the records */
+    PyObject *names;          /* of attributes, in order; or of a dictionary's items */
+    PyObject *values;         /* those of them that are static; or else what is called, or the value itself */
+    Py_ssize_t start;         /* in `places`: which object each is, or -1 if it is static */
+} Step;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *records;
+    Step *steps;
+    Py_ssize_t num_steps;
+    Py_ssize_t *places;
+    size_t num_places, places_room;
+} Program;
+
+static PyTypeObject *program_type;
+
+static int program_traverse(PyObject *self, visitproc visit, void *arg)
 {
-    PyObject *records = PySequence_Tuple(given_records);
+    Program *program = (Program *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(program->records);
+    for (Py_ssize_t i = 0; i < program->num_steps; i++) {
+        Py_VISIT(program->steps[i].names);
+        Py_VISIT(program->steps[i].values);
+    }
+    return 0;
+}
+
+/* There is no `tp_clear`: what a program holds is in its records, too, and these are in a Structure. */
+static void program_dealloc(PyObject *self)
+{
+    Program *program = (Program *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyObject_GC_UnTrack(self);
+    for (Py_ssize_t i = 0; i < program->num_steps; i++) {
+        Py_XDECREF(program->steps[i].names);
+        Py_XDECREF(program->steps[i].values);
+    }
+    PyMem_Free(program->steps);
+    PyMem_Free(program->places);
+    Py_XDECREF(program->records);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot program_slots[] = {
+    {Py_tp_dealloc, program_dealloc},
+    {Py_tp_traverse, program_traverse},
+    {Py_tp_doc, "The records of a structure, as `build` runs them."},
+    {0, NULL},
+};
+static PyType_Spec program_spec = {"sharedtree._native.Program", sizeof(Program), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                   program_slots};
+
+static int add_place(Program *program, PyObject *number)
+{
+    Py_ssize_t place = number == NULL ? -1 : PyLong_AsSsize_t(number);
+    if (number != NULL && place < 0) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_IndexError, "no such record");
+        return -1;
+    }
+    if (grow((void **)&program->places, &program->places_room, program->num_places + 1, sizeof place) < 0)
+        return -1;
+    program->places[program->num_places++] = place;
+    return 0;
+}
+
+/* Adds an attribute, which is a child if it has a number, and otherwise has this value. */
+static int add_attribute(Program *program, PyObject *names, PyObject *values, PyObject *name, PyObject *number,
+                         PyObject *value)
+{
+    if (name == NULL || value == NULL || PyList_Append(names, name) < 0 || PyList_Append(values, value) < 0)
+        return -1;
+    return add_place(program, number);
+}
+
+/* The attributes of a node that has a dictionary of them, in the order in which they are set. */
+static int add_attributes(Program *program, Kind *kind, PyObject *aux, PyObject *numbers, PyObject *names,
+                          PyObject *values)
+{
+    int outcome = 0;
+    if (kind->shape == DATACLASS) {
+        const char *is_static = PyBytes_AsString(kind->is_static), *places = PyBytes_AsString(kind->places);
+        for (Py_ssize_t i = 0; i < PyTuple_Size(kind->order) && outcome == 0; i++) {
+            Py_ssize_t place = (unsigned char)places[i];
+            outcome = add_attribute(program, names, values, PyTuple_GetItem(kind->order, i),
+                                    is_static[i] ? NULL : PyTuple_GetItem(numbers, place),
+                                    is_static[i] ? PyTuple_GetItem(aux, place) : Py_None);
+        }
+        return outcome;
+    }
+    PyObject *traced = PyTuple_GetItem(aux, 0), *statics = PyTuple_GetItem(aux, 1);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(numbers) && outcome == 0; i++) {
+        PyObject *name = PyTuple_GetItem(traced, i);
+        name = PyUnicode_CheckExact(name) ? Py_NewRef(name) : PyObject_Str(name);
+        outcome = add_attribute(program, names, values, name, PyTuple_GetItem(numbers, i), Py_None);
+        Py_XDECREF(name);
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(statics) && outcome == 0; i++) {
+        PyObject *name = PyTuple_GetItem(statics, i), *value = kind->shape == FIELDS ? NULL : PyTuple_GetItem(aux, 2);
+        value = value == NULL ? PyTuple_GetItem(name, 1) : PyTuple_GetItem(value, i);
+        name = kind->shape == FIELDS ? PyTuple_GetItem(name, 0) : name;
+        name = name == NULL ? NULL : PyUnicode_CheckExact(name) ? Py_NewRef(name) : PyObject_Str(name);
+        outcome = add_attribute(program, names, values, name, NULL, value);
+        Py_XDECREF(name);
+    }
+    return outcome;
+}
+
+/* Whether the auxiliary data of a node is as its kind says, so that it can be built without Python. */
+static int is_as_described(Kind *kind, PyObject *aux, Py_ssize_t size)
+{
+    switch (kind->shape) {
+    case FIELDS:
+        return is_tuple_of(aux, 2) && is_tuple_of(PyTuple_GetItem(aux, 0), size) &&
+               PyTuple_CheckExact(PyTuple_GetItem(aux, 1)) && are_pairs(PyTuple_GetItem(aux, 1));
+    case DATACLASS:
+    case SLOTS:
+        return is_tuple_of(aux, PyTuple_Size(kind->statics)) && size == PyTuple_Size(kind->traced);
+    case NNX_OBJECT:
+        return is_nnx_aux(aux, size);
+    case NNX_STATE:
+        return is_tuple_of(aux, 2) && size == 0;
+    case NNX_VARIABLE:
+        return PyTuple_CheckExact(aux) && size == 1 && are_pairs(aux);
+    case DICT:
+        return is_tuple_of(aux, size);
+    }
+    return kind->shape == NOTHING || kind->shape == TUPLE || kind->shape == LIST || kind->shape == OTHER;
+}
+
+static int compile_node(Program *program, Step *step, PyObject *aux)
+{
+    Kind *kind = step->kind;
+    PyObject *names = NULL, *values = NULL;
+    int outcome = 0;
+    Py_ssize_t size = PyTuple_Size(step->numbers);
+    if (!is_as_described(kind, aux, size))
+        return 0;
+    step->start = (Py_ssize_t)program->num_places;
+    if (kind->shape == FIELDS || kind->shape == DATACLASS || kind->shape == NNX_OBJECT) {
+        names = PyList_New(0), values = PyList_New(0);
+        outcome = names == NULL || values == NULL
+                      ? -1
+                      : add_attributes(program, kind, aux, step->numbers, names, values);
+        step->names = outcome < 0 ? NULL : PyList_AsTuple(names);
+        step->values = outcome < 0 ? NULL : PyList_AsTuple(values);
+        Py_XDECREF(names);
+        Py_XDECREF(values);
+        outcome = step->names == NULL || step->values == NULL ? -1 : 0;
+    } else {
+        for (Py_ssize_t i = 0; i < size && outcome == 0; i++)
+            outcome = add_place(program, PyTuple_GetItem(step->numbers, i));
+        if (kind->shape == DICT) {
+            step->names = Py_NewRef(aux);
+        } else if (kind->shape == NNX_VARIABLE) {
+            step->values = PyDict_New();
+            for (Py_ssize_t i = 0; step->values != NULL && i < PyTuple_Size(aux) && outcome == 0; i++) {
+                PyObject *pair = PyTuple_GetItem(aux, i);
+                outcome = PyDict_SetItem(step->values, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
+            }
+        } else if (kind->shape == OTHER) {
+            step->values = PyObject_GetAttr(step->op, name_unflatten);
+        } else {
+            step->values = Py_NewRef(aux);
+        }
+        if (step->values == NULL && (kind->shape == NNX_VARIABLE || kind->shape == OTHER))
+            outcome = -1;
+    }
+    step->shape = kind->shape;
+    return outcome;
+}
+
+static int compile_step(Program *program, Step *step)
+{
+    PyObject *node_type = NULL, *aux = NULL, *value = NULL;
+    int outcome = 0, mutable = 0;
+    step->shape = RECORD;
+    if (step->op == leaf_op) {
+        step->shape = TRACED;
+    } else if (Py_TYPE(step->op) == static_op) {
+        mutable = is_mutable(step->op);
+        if (mutable == 0) {
+            step->values = PyObject_GetAttr(step->op, name_value);
+            step->shape = CONSTANT;
+        }
+        outcome = mutable < 0 || (mutable == 0 && step->values == NULL) ? -1 : 0;
+    } else if (Py_TYPE(step->op) == node_op) {
+        outcome = -1;
+        node_type = PyObject_GetAttr(step->op, name_type);
+        aux = node_type == NULL ? NULL : PyObject_GetAttr(step->op, name_aux);
+        step->kind = aux == NULL ? NULL : kind_described(node_type);
+        mutable = step->kind == NULL ? -1 : is_mutable(aux);
+        if (mutable > 0 || (mutable == 0 && (!step->kind->is_rebuilt || step->kind->node_type != node_type))) {
+            outcome = 0;
+        } else if (mutable == 0) {
+            value = PyObject_GetAttr(aux, name_value);
+            outcome = value == NULL ? -1 : compile_node(program, step, value);
+        }
+    }
+    Py_XDECREF(value);
+    Py_XDECREF(aux);
+    Py_XDECREF(node_type);
+    return outcome;
+}
+
+static PyObject *native_compile(PyObject *module, PyObject *records)
+{
+    (void)module;
+    if (!PyTuple_CheckExact(records)) {
+        PyErr_SetString(PyExc_TypeError, "records are a tuple");
+        return NULL;
+    }
+    allocfunc alloc = (allocfunc)PyType_GetSlot(program_type, Py_tp_alloc);
+    Program *program = (Program *)alloc(program_type, 0);
+    if (program == NULL)
+        return NULL;
+    Py_ssize_t size = PyTuple_Size(records);
+    program->records = Py_NewRef(records);
+    program->steps = PyMem_Calloc((size_t)size + 1, sizeof(Step));
+    int outcome = program->steps == NULL ? -1 : 0;
+    if (outcome < 0)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
+        PyObject *each = PyTuple_GetItem(records, i);
+        if (!is_tuple_of(each, 2) || !PyTuple_CheckExact(PyTuple_GetItem(each, 1))) {
+            PyErr_SetString(PyExc_TypeError, "not a record");
+            outcome = -1;
+        } else {
+            Step *step = &program->steps[program->num_steps++];
+            step->op = PyTuple_GetItem(each, 0), step->numbers = PyTuple_GetItem(each, 1);
+            outcome = compile_step(program, step);
+        }
+    }
+    if (outcome < 0)
+        Py_CLEAR(program);
+    return (PyObject *)program;
+}
+
+static PyObject *run_attributes(const Program *program, const Step *step, PyObject *table)
+{
+    PyObject *object = new_object(step->kind->type, empty_tuple, NULL);
+    PyObject *attributes = object == NULL ? NULL : PyObject_GenericGetDict(object, NULL);
+    Py_ssize_t size = attributes == NULL ? 0 : PyTuple_Size(step->names);
+    int outcome = attributes == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
+        Py_ssize_t place = program->places[step->start + i];
+        PyObject *value = place >= 0 ? PyList_GetItem(table, place) : PyTuple_GetItem(step->values, i);
+        if (value == NULL) {
+            outcome = -1;
+            break;
+        }
+        Py_INCREF(value);
+        outcome = PyDict_SetItem(attributes, PyTuple_GetItem(step->names, i), value);
+        Py_DECREF(value);
+    }
+    if (outcome < 0)
+        Py_CLEAR(object);
+    Py_XDECREF(attributes);
+    return object;
+}
+
+static PyObject *run_children(const Program *program, const Step *step, PyObject *table, int as_list)
+{
+    Py_ssize_t size = PyTuple_Size(step->numbers);
+    PyObject *children = as_list ? PyList_New(size) : PyTuple_New(size);
+    for (Py_ssize_t i = 0; children != NULL && i < size; i++) {
+        PyObject *child = PyList_GetItem(table, program->places[step->start + i]);
+        if (child == NULL)
+            Py_CLEAR(children);
+        else if (as_list)
+            PyList_SetItem(children, i, Py_NewRef(child));
+        else
+            PyTuple_SetItem(children, i, Py_NewRef(child));
+    }
+    return children;
+}
+
+static PyObject *run_dict(const Program *program, const Step *step, PyObject *table)
+{
+    PyObject *dict = PyDict_New();
+    Py_ssize_t size = PyTuple_Size(step->names);
+    for (Py_ssize_t i = 0; dict != NULL && i < size; i++) {
+        PyObject *child = PyList_GetItem(table, program->places[step->start + i]);
+        /* Setting it may run a key's own code. */
+        Py_XINCREF(child);
+        if (child == NULL || PyDict_SetItem(dict, PyTuple_GetItem(step->names, i), child) < 0)
+            Py_CLEAR(dict);
+        Py_XDECREF(child);
+    }
+    return dict;
+}
+
+static PyObject *run_nnx_variable(const Program *program, const Step *step, PyObject *table, PyObject **trace)
+{
+    PyObject *object = new_object(step->kind->type, empty_tuple, NULL);
+    PyObject *metadata = object == NULL ? NULL : PyDict_Copy(step->values);
+    PyObject *value = metadata == NULL ? NULL : PyList_GetItem(table, program->places[step->start]);
+    Py_XINCREF(value);
+    if (object != NULL && (value == NULL || set_trace_state(object, variable_trace, trace) < 0 ||
+                           set_slot(raw_value, object, value) < 0 || set_slot(metadata_of, object, metadata) < 0))
+        Py_CLEAR(object);
+    Py_XDECREF(value);
+    Py_XDECREF(metadata);
+    return object;
+}
+
+static PyObject *run_step(const Program *program, const Step *step, PyObject *table, PyObject *given, PyObject *update,
+                          PyObject **trace)
+{
+    PyObject *children, *made;
+    if (step->kind == NULL || step->kind->shape == step->shape) {
+        switch (step->shape) {
+        case CONSTANT:
+            return Py_NewRef(step->values);
+        case TUPLE:
+        case LIST:
+            return run_children(program, step, table, step->shape == LIST);
+        case DICT:
+            return run_dict(program, step, table);
+        case FIELDS:
+        case DATACLASS:
+        case NNX_OBJECT:
+            return run_attributes(program, step, table);
+        case NNX_VARIABLE:
+            return run_nnx_variable(program, step, table, trace);
+        case NOTHING:
+        case SLOTS:
+        case NNX_STATE:
+            return build_from(step->kind, step->op, step->values, step->numbers, table, trace);
+        case OTHER:
+            children = run_children(program, step, table, 1);
+            made = children == NULL ? NULL : PyObject_CallFunctionObjArgs(step->values, children, NULL);
+            Py_XDECREF(children);
+            return made;
+        }
+    }
+    return build_record(step->op, step->numbers, table, given, update, trace);
+}
+
+static int run_program(Program *program, PyObject *leaves, PyObject *table, PyObject *given, PyObject *update)
+{
+    PyObject *trace = NULL;
+    Py_ssize_t next = 0, num_leaves = PyTuple_Size(leaves);
+    int outcome = 0;
+    for (Py_ssize_t i = 0; i < program->num_steps && outcome == 0; i++) {
+        const Step *step = &program->steps[i];
+        if (step->shape == TRACED) {
+            if (next == num_leaves) {
+                PyErr_SetNone(PyExc_StopIteration);
+                outcome = -1;
+            } else {
+                outcome = PyList_Append(table, PyTuple_GetItem(leaves, next++));
+            }
+            continue;
+        }
+        PyObject *made = run_step(program, step, table, given, update, &trace);
+        outcome = made == NULL ? -1 : PyList_Append(table, made);
+        Py_XDECREF(made);
+    }
+    Py_XDECREF(trace);
+    return outcome;
+}
+
+/* What builds the objects of a structure: its records, and from the second time on their program, since making that takes
+   as long as a build. */
+static PyObject *runs_of(PyObject *structure)
+{
+    PyObject *runs = PyObject_GetAttr(structure, name_program);
+    if (runs == NULL || Py_TYPE(runs) == program_type)
+        return runs;
+    PyObject *records = PyObject_GetAttr(structure, name_records);
+    if (records != NULL && runs != Py_None)
+        {
+        PyObject *program = native_compile(NULL, records);
+        Py_DECREF(records);
+        records = program;
+    }
+    Py_DECREF(runs);
+    if (records != NULL && PyObject_SetAttr(structure, name_program, records) < 0)
+        Py_CLEAR(records);
+    return records;
+}
+
+/* Appends one object for each record to `table`. Takes records, or a program. */
+static int build_onto(PyObject *table, PyObject *runs, PyObject *given_leaves, PyObject *given, PyObject *update)
+{
+    if (Py_TYPE(runs) == program_type) {
+        PyObject *all = PySequence_Tuple(given_leaves);
+        /* Held, for what is called may take the program from its structure. */
+        Py_INCREF(runs);
+        int built = all == NULL ? -1 : run_program((Program *)runs, all, table, given, update);
+        Py_DECREF(runs);
+        Py_XDECREF(all);
+        return built;
+    }
+    PyObject *records = PySequence_Tuple(runs);
     PyObject *leaves = records == NULL ? NULL : PySequence_Tuple(given_leaves);
     PyObject *trace = NULL;
     Py_ssize_t next = 0, size = leaves == NULL ? 0 : PyTuple_Size(records);
@@ -1655,11 +2104,17 @@ static int build_onto(PyObject *table, PyObject *given_records, PyObject *given_
 
 static PyObject *native_build(PyObject *module, PyObject *args)
 {
-    PyObject *records, *leaves, *table, *given, *update;
+    PyObject *runs, *leaves, *table, *given, *update;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOO!OO", &records, &leaves, &PyList_Type, &table, &given, &update))
+    if (!PyArg_ParseTuple(args, "OOO!OO", &runs, &leaves, &PyList_Type, &table, &given, &update))
         return NULL;
-    return build_onto(table, records, leaves, given, update) < 0 ? NULL : Py_NewRef(Py_None);
+    return build_onto(table, runs, leaves, given, update) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *native_runs_of(PyObject *module, PyObject *structure)
+{
+    (void)module;
+    return runs_of(structure);
 }
 
 /* --- crossings: modules in plain containers ---------------------------------------------------------------------- */
@@ -1982,9 +2437,8 @@ static PyObject *unpack_natively(PyObject *result, PyObject *found, PyObject *ob
 {
     PyObject *structures = attributes_of(found, name_structure), *given = NULL, *made = NULL;
     PyObject *leaves = structures == NULL ? NULL : attributes_of(found, name_leaves);
-    PyObject *records = leaves == NULL ? NULL : attributes_of(structures, name_records);
     Crossing c = {.replaced = unpacked};
-    int asks_more = records == NULL ? -1 : any_has(structures, name_is_noted);
+    int asks_more = leaves == NULL ? -1 : any_has(structures, name_is_noted);
     if (asks_more == 0 && pending == Py_None)
         asks_more = any_has(structures, name_updates);
     int is_simple = asks_more == 0 ? all_different(leaves) : asks_more < 0 ? -1 : 0;
@@ -1996,14 +2450,16 @@ static PyObject *unpack_natively(PyObject *result, PyObject *found, PyObject *ob
     given = takes ? PyObject_CallFunctionObjArgs(objects, structures, NULL) : Py_NewRef(Py_None);
     c.table = given == NULL ? NULL : PyList_New(0);
     int outcome = c.table == NULL ? -1 : 0;
-    for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(found); i++)
-        outcome = build_onto(c.table, PyList_GetItem(records, i), PyList_GetItem(leaves, i), given, pending);
+    for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(found); i++) {
+        PyObject *runs = runs_of(PyList_GetItem(structures, i));
+        outcome = runs == NULL ? -1 : build_onto(c.table, runs, PyList_GetItem(leaves, i), given, pending);
+        Py_XDECREF(runs);
+    }
     if (outcome == 0)
         made = crossed(&c, result, MAX_CROSSED_DEPTH);
 done:
     Py_XDECREF(c.table);
     Py_XDECREF(given);
-    Py_XDECREF(records);
     Py_XDECREF(leaves);
     Py_XDECREF(structures);
     return made;
@@ -2176,18 +2632,23 @@ static PyObject *native_unlearn(PyObject *module, PyObject *cls)
 /* Takes over what Python says of NNX, once. */
 static PyObject *native_learn_nnx(PyObject *module, PyObject *args)
 {
-    PyObject *found[12];
+    PyObject *found[13], **slots[] = {&raw_value,    &variable_trace, &metadata_of, &initializing,
+                                      &is_setup, &state_trace,    &jax_trace};
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO!O!OUUUUUUUU", &found[0], &PyType_Type, &found[1], &PyType_Type, &found[2], &found[3],
-                          &found[4], &found[5], &found[6], &found[7], &found[8], &found[9], &found[10], &found[11]))
+    if (!PyArg_ParseTuple(args, "OO!O!OUUO!O!O!O!O!O!O!", &found[0], &PyType_Type, &found[1], &PyType_Type, &found[2],
+                          &found[3], &found[4], &found[5], &PyMemberDescr_Type, &found[6], &PyMemberDescr_Type, &found[7],
+                          &PyMemberDescr_Type, &found[8], &PyMemberDescr_Type, &found[9], &PyMemberDescr_Type, &found[10],
+                          &PyMemberDescr_Type, &found[11], &PyMemberDescr_Type, &found[12]))
         return NULL;
     if (layout_of == NULL) {
-        for (int i = 0; i < 12; i++)
+        for (int i = 0; i < 13; i++)
             Py_INCREF(found[i]);
         layout_of = found[0], mapping_type = (PyTypeObject *)found[1], trace_type = (PyTypeObject *)found[2];
-        current_trace = found[3], name_nodes = found[4], name_mapping = found[5], name_raw_value = found[6];
-        name_trace_state = found[7], name_metadata = found[8], name_initializing = found[9];
-        name_is_setup = found[10], name_jax_trace = found[11];
+        current_trace = found[3], name_nodes = found[4], name_mapping = found[5];
+        for (int i = 0; i < 7; i++)
+            *slots[i] = found[6 + i];
+        get_slot = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
+        set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
     }
     return Py_NewRef(Py_None);
 }
@@ -2220,7 +2681,9 @@ static PyMethodDef methods[] = {
     {"unlearn", native_unlearn, METH_O, "Leaves a class that was read field by field to its registered functions."},
     {"walk", native_walk, METH_VARARGS,
      "(tree, tags, rules, known) -> (leaves, known[key]()), or (None, key, pins), or None if it cannot."},
+    {"compile", native_compile, METH_O, "Records -> what `build` takes in their place, and runs faster."},
     {"build", native_build, METH_VARARGS, "(records, leaves, table, given, update): see `sharedtree._walk.build`."},
+    {"runs_of", native_runs_of, METH_O, "What `build` takes for a structure."},
     {"cross", native_cross, METH_VARARGS, "Takes over what stands for a module, and how Python packs a tree."},
     {"pack_call", native_pack_call, METH_VARARGS,
      "(args, kwargs, tags, rules, known) -> (args, kwargs, whether each is by itself), or None if it cannot."},
@@ -2263,12 +2726,15 @@ PyMODINIT_FUNC PyInit__native(void)
     name_records = PyUnicode_InternFromString("records");
     name_root = PyUnicode_InternFromString("root");
     name_given = PyUnicode_InternFromString("given");
+    name_program = PyUnicode_InternFromString("program");
     name_updates = PyUnicode_InternFromString("updates");
     name_is_noted = PyUnicode_InternFromString("is_noted");
     new_object = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
     PyObject *type = PyType_FromSpec(&tags_spec);
+    program_type = (PyTypeObject *)PyType_FromSpec(&program_spec);
     if (!empty_tuple || !name_aux || !name_type || !name_value || !name_is_mutable || !name_thaw || !name_unflatten ||
-        !name_structure || !name_leaves || !name_records || !name_root || !name_given || !name_is_noted || !name_updates || !type ||
+        !name_structure || !name_leaves || !name_records || !name_root || !name_given || !name_is_noted || !name_updates ||
+        !name_program || !type || !program_type ||
         PyModule_AddObjectRef(module, "Tags", type) < 0 ||
         PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM) < 0)
         goto failed;

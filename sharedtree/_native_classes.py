@@ -49,7 +49,6 @@ from ._structure import LEAF, Given, Node, Record, Update
 Description = tuple[Any, ...]
 
 _NO_FIELDS = ((), b"", b"", (), ())
-_STATE_FIELDS = ((), b"", b"", (), STATE_SLOTS[:2])
 
 _read_by_field: dict[type, Fields | Facts] = {}
 """What holds of each class that is read field by field as long as nobody changes it."""
@@ -76,7 +75,6 @@ def _described(node_type: NodeType) -> Description:
         elif found is not None:
             _introduce_nnx()
             shape = getattr(native, f"NNX_{found.role.upper()}")
-            fields = _STATE_FIELDS if found.role == "state" else fields
     facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention, is_rebuilt
     return (node_type.cls, shape, *facts, node_type, take_apart, *fields)
 
@@ -89,8 +87,10 @@ def _introduce_nnx() -> None:
     """Tells the native walk of NNX, which may be imported at any time."""
     table = nnx()
     assert table is not None
-    names = NODES, MAPPING, *VARIABLE_SLOTS, *STATE_SLOTS[:2], *TRACE_SLOTS
-    native.learn_nnx(layout_of, table.mapping, table.trace, table.current_trace, *map(sys.intern, names))
+    slots = [table.variable.__dict__[name] for name in VARIABLE_SLOTS]
+    slots += [table.state.__dict__[name] for name in STATE_SLOTS] + [table.trace.__dict__[name] for name in TRACE_SLOTS]
+    names = map(sys.intern, (NODES, MAPPING))
+    native.learn_nnx(layout_of, table.mapping, table.trace, table.current_trace, *names, *slots)
 
 
 def look_again(records: Sequence[Record]) -> None:

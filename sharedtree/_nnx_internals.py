@@ -71,13 +71,13 @@ def nnx() -> Nnx | None:
 
 def _look_up() -> Nnx:
     pytrees, variables = sys.modules["flax.nnx.pytreelib"], sys.modules["flax.nnx.variablelib"]
-    traces, graphs = sys.modules["flax.nnx.tracers"], sys.modules["flax.nnx.graphlib"]
+    traces, modules = sys.modules["flax.nnx.tracers"], sys.modules["flax.nnx"]
     return Nnx(
         pytrees.Pytree,
         variables.Variable,
         pytrees.PytreeState,
         traces.TraceState,
-        graphs.HashableMapping,
+        type(modules.Module.__dict__[NODES]),
         traces.current_jax_trace,
     )
 
@@ -170,8 +170,11 @@ def facts_of(cls: Any) -> Facts | None:
         return None
     if home is table.state:
         return Facts("state", None, frozenset()) if cls is home else None
-    theirs = registered_functions(home)
-    if flatten is not theirs[0] or getattr(unflatten, "func", None) is not theirs[1].func or unflatten.args != (cls,):
+    their_flatten, their_unflatten = registered_functions(home)
+    own: Any = getattr(unflatten, "func", None)
+    if flatten is not their_flatten or own is None or own is not getattr(their_unflatten, "func", None):
+        return None
+    if unflatten.args != (cls,) or unflatten.keywords:
         return None
     return Facts("variable", None, frozenset()) if inherited(cls, "_new") is home.__dict__["_new"] else None
 

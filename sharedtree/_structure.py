@@ -110,6 +110,7 @@ class Structure:
             itself, which keeps every leaf that it has seen.
         noted: which of its traced leaves lost their ties on purpose (see `_untying`); only for results of functions.
         tied_values: which of them were tied outside modules (see `_tied_values`); likewise.
+        program: the records as the native `build` runs them, if it was used (see `_graph`). No part of the content.
 
     Can be pickled if its static values can, in time linear in the records and without recursion over them; it is
     interned again where it arrives, so there, too, equal ones are one object.
@@ -123,6 +124,7 @@ class Structure:
         "maker",
         "noted",
         "num_leaves",
+        "program",
         "records",
         "root",
         "tied_values",
@@ -139,6 +141,7 @@ class Structure:
     maker: Any
     noted: tuple[int, ...]
     tied_values: tuple[int, ...]
+    program: Any
 
     def __repr__(self) -> str:
         return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
@@ -212,7 +215,7 @@ def intern(
     """The one structure with this content. Cost: one hash over the records."""
     structure = Structure()
     structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
-    structure.noted, structure.tied_values = noted, tied_values
+    structure.noted, structure.tied_values, structure.program = noted, tied_values, None
     return _interned.one_like(hash((maker, base, root, noted, tied_values, records)), structure)
 
 

@@ -69,9 +69,14 @@ def assert_alike(trees, rules):
 
 
 def assert_built_alike(structure, leaves):
+    for records in (structure.records, native.compile(structure.records)):
+        assert_built_as_in_python(structure, leaves, records)
+
+
+def assert_built_as_in_python(structure, leaves, records):
     one, other = [], []
     _walk.build(structure.records, leaves, one)
-    build(structure.records, leaves, other)
+    build(records, leaves, other)
     for a, b, (_, children) in zip(one, other, structure.records, strict=True):
         assert type(a) is type(b)
         if isinstance(a, eqx.Module):

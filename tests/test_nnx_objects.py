@@ -479,6 +479,12 @@ def test_another_nnx_is_not_believed(monkeypatch, wrong):
     assert _nnx_internals.facts_of(Block) is None
 
 
+def test_a_registry_that_does_not_say(monkeypatch):
+    monkeypatch.setattr(_nnx_internals, "registered_functions", lambda _: (None, None))
+    for cls in (Block, nnx.Param, nnx.Variable):
+        assert _nnx_internals.facts_of(cls) is None
+
+
 @in_c
 @pytest.mark.parametrize("name", ["a linear layer", "a list", "rngs", "an attribute less"])
 def test_no_references_are_lost_or_left(name):

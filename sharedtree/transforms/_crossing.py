@@ -219,7 +219,7 @@ def unpack_call(args: Sequence[Any], kwargs: dict[str, Any], static: Collection[
     )
     table: list[Any] = []
     for argument in arguments:
-        build(argument.structure.records, argument.packed.leaves, table)
+        build(argument.structure, argument.packed.leaves, table)
     unpacked = dict(positions(args, kwargs))
     unpacked |= {position: with_objects(value, table) for position, value in dynamic}
     return Entered([unpacked[i] for i in range(len(args))], {name: unpacked[name] for name in kwargs}, table, arguments)
@@ -264,7 +264,7 @@ def unpack_result(
     start = 0
     for packed in found:
         stop = start + len(packed.leaves)
-        build(packed.structure.records, leaves[start:stop], table, objects, update)
+        build(packed.structure, leaves[start:stop], table, objects, update)
         note(leaves[start + i] for i in packed.structure.noted)
         note_tied_values(leaves[start + i] for i in packed.structure.tied_values)
         start = stop
