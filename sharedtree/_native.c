@@ -1642,6 +1642,17 @@ done:
     return made;
 }
 
+/* The object of the other side that gets this content: at once, or when everything has been built. */
+static PyObject *updated(PyObject *number, PyObject *content, PyObject *given, PyObject *update)
+{
+    if (!PyList_CheckExact(update))
+        return PyObject_CallFunctionObjArgs(update, number, content, NULL);
+    PyObject *target = PyObject_CallFunctionObjArgs(given, number, NULL);
+    if (target != NULL && (PyList_Append(update, target) < 0 || PyList_Append(update, content) < 0))
+        Py_CLEAR(target);
+    return target;
+}
+
 static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, PyObject *given, PyObject *update,
                               PyObject **trace)
 {
@@ -1656,15 +1667,8 @@ static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, 
     PyObject *number = PyTuple_GetItem(op, 0);
     if (Py_TYPE(op) == given_op)
         return PyObject_CallFunctionObjArgs(given, number, NULL);
-    PyObject *content = build_node(PyTuple_GetItem(op, 1), numbers, table, trace), *made = NULL;
-    if (content != NULL && PyList_CheckExact(update)) {
-        /* Written when everything has been built. */
-        made = PyObject_CallFunctionObjArgs(given, number, NULL);
-        if (made != NULL && (PyList_Append(update, made) < 0 || PyList_Append(update, content) < 0))
-            Py_CLEAR(made);
-    } else if (content != NULL) {
-        made = PyObject_CallFunctionObjArgs(update, number, content, NULL);
-    }
+    PyObject *content = build_node(PyTuple_GetItem(op, 1), numbers, table, trace);
+    PyObject *made = content == NULL ? NULL : updated(number, content, given, update);
     Py_XDECREF(content);
     return made;
 }
@@ -1677,6 +1681,7 @@ typedef struct {
     int shape;
     Kind *kind;               /* of a node; its shape may become another, and the record is built instead */
     PyObject *op, *numbers;   /* the record; borrowed from the records */
+    PyObject *node, *target;  /* the operation that makes the object; and the number of the object that gets it as content */
     PyObject *names;          /* of attributes, in order; or of a dictionary's items */
     PyObject *values;         /* those of them that are static; or else what is called, or the value itself */
     Py_ssize_t start;         /* in `places`: which object each is, or -1 if it is static */
@@ -1842,7 +1847,7 @@ static int compile_node(Program *program, Step *step, PyObject *aux)
                 outcome = PyDict_SetItem(step->values, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
             }
         } else if (kind->shape == OTHER) {
-            step->values = PyObject_GetAttr(step->op, name_unflatten);
+            step->values = PyObject_GetAttr(step->node, name_unflatten);
         } else {
             step->values = Py_NewRef(aux);
         }
@@ -1867,10 +1872,13 @@ static int compile_step(Program *program, Step *step)
             step->shape = CONSTANT;
         }
         outcome = mutable < 0 || (mutable == 0 && step->values == NULL) ? -1 : 0;
-    } else if (Py_TYPE(step->op) == node_op) {
+    } else if (Py_TYPE(step->op) == node_op || Py_TYPE(step->op) == update_op) {
+        int is_update = Py_TYPE(step->op) == update_op;
+        step->target = is_update ? PyTuple_GetItem(step->op, 0) : NULL;
+        step->node = is_update ? PyTuple_GetItem(step->op, 1) : step->op;
         outcome = -1;
-        node_type = PyObject_GetAttr(step->op, name_type);
-        aux = node_type == NULL ? NULL : PyObject_GetAttr(step->op, name_aux);
+        node_type = PyObject_GetAttr(step->node, name_type);
+        aux = node_type == NULL ? NULL : PyObject_GetAttr(step->node, name_aux);
         step->kind = aux == NULL ? NULL : kind_described(node_type);
         mutable = step->kind == NULL ? -1 : is_mutable(aux);
         if (mutable > 0 || (mutable == 0 && (!step->kind->is_rebuilt || step->kind->node_type != node_type))) {
@@ -1987,37 +1995,44 @@ static PyObject *run_nnx_variable(const Program *program, const Step *step, PyOb
     return object;
 }
 
+/* The object that a step of its kind's shape makes. */
+static PyObject *run_node(const Program *program, const Step *step, PyObject *table, PyObject **trace)
+{
+    PyObject *children, *made;
+    switch (step->shape) {
+    case TUPLE:
+    case LIST:
+        return run_children(program, step, table, step->shape == LIST);
+    case DICT:
+        return run_dict(program, step, table);
+    case FIELDS:
+    case DATACLASS:
+    case NNX_OBJECT:
+        return run_attributes(program, step, table);
+    case NNX_VARIABLE:
+        return run_nnx_variable(program, step, table, trace);
+    case OTHER:
+        children = run_children(program, step, table, 1);
+        made = children == NULL ? NULL : PyObject_CallFunctionObjArgs(step->values, children, NULL);
+        Py_XDECREF(children);
+        return made;
+    }
+    return build_from(step->kind, step->node, step->values, step->numbers, table, trace);
+}
+
 static PyObject *run_step(const Program *program, const Step *step, PyObject *table, PyObject *given, PyObject *update,
                           PyObject **trace)
 {
-    PyObject *children, *made;
-    if (step->kind == NULL || step->kind->shape == step->shape) {
-        switch (step->shape) {
-        case CONSTANT:
-            return Py_NewRef(step->values);
-        case TUPLE:
-        case LIST:
-            return run_children(program, step, table, step->shape == LIST);
-        case DICT:
-            return run_dict(program, step, table);
-        case FIELDS:
-        case DATACLASS:
-        case NNX_OBJECT:
-            return run_attributes(program, step, table);
-        case NNX_VARIABLE:
-            return run_nnx_variable(program, step, table, trace);
-        case NOTHING:
-        case SLOTS:
-        case NNX_STATE:
-            return build_from(step->kind, step->op, step->values, step->numbers, table, trace);
-        case OTHER:
-            children = run_children(program, step, table, 1);
-            made = children == NULL ? NULL : PyObject_CallFunctionObjArgs(step->values, children, NULL);
-            Py_XDECREF(children);
-            return made;
-        }
-    }
-    return build_record(step->op, step->numbers, table, given, update, trace);
+    if (step->shape == CONSTANT)
+        return Py_NewRef(step->values);
+    if (step->kind == NULL || step->kind->shape != step->shape)
+        return build_record(step->op, step->numbers, table, given, update, trace);
+    PyObject *made = run_node(program, step, table, trace);
+    if (made == NULL || step->target == NULL)
+        return made;
+    PyObject *target = updated(step->target, made, given, update);
+    Py_DECREF(made);
+    return target;
 }
 
 static int run_program(Program *program, PyObject *leaves, PyObject *table, PyObject *given, PyObject *update)
@@ -2052,16 +2067,12 @@ static PyObject *runs_of(PyObject *structure)
     if (runs == NULL || Py_TYPE(runs) == program_type)
         return runs;
     PyObject *records = PyObject_GetAttr(structure, name_records);
-    if (records != NULL && runs != Py_None)
-        {
-        PyObject *program = native_compile(NULL, records);
-        Py_DECREF(records);
-        records = program;
-    }
+    PyObject *next = records == NULL || runs == Py_None ? Py_XNewRef(records) : native_compile(NULL, records);
+    if (next != NULL && PyObject_SetAttr(structure, name_program, next) < 0)
+        Py_CLEAR(next);
+    Py_XDECREF(records);
     Py_DECREF(runs);
-    if (records != NULL && PyObject_SetAttr(structure, name_program, records) < 0)
-        Py_CLEAR(records);
-    return records;
+    return next;
 }
 
 /* Appends one object for each record to `table`. Takes records, or a program. */
@@ -2503,16 +2514,42 @@ static PyObject *native_cross(PyObject *module, PyObject *args)
 
 /* --- writing back ----------------------------------------------------------------------------------------------- */
 
-/* What holds the content of an object: itself, or its attributes. NULL without an error if only Python can write it. */
-static PyObject *holder_of(PyObject *object, Kind *kind)
+/* The slots of a kind that has no other attributes; their number. */
+static int slots_of(const Kind *kind, PyObject *slots[3])
 {
+    if (kind->shape != NNX_VARIABLE && kind->shape != NNX_STATE)
+        return 0;
+    slots[0] = kind->shape == NNX_VARIABLE ? raw_value : initializing;
+    slots[1] = kind->shape == NNX_VARIABLE ? metadata_of : is_setup;
+    slots[2] = kind->shape == NNX_VARIABLE ? variable_trace : state_trace;
+    return 3;
+}
+
+/* What an object holds, to be written into another: a list, a dictionary, that of its attributes, or the values of its
+   slots. NULL without an error if only Python can tell. */
+static PyObject *content_of(PyObject *object, const Kind *kind)
+{
+    PyObject *slots[3], *content = NULL;
+    int num_slots = slots_of(kind, slots);
     if (kind->shape == LIST || kind->shape == DICT)
         return Py_NewRef(object);
-    int has_fields = kind->shape == FIELDS || kind->shape == DATACLASS;
-    PyObject *attributes = has_fields ? PyObject_GenericGetDict(object, NULL) : NULL;
-    if (attributes != NULL && !PyDict_CheckExact(attributes))
-        Py_CLEAR(attributes);
-    return attributes;
+    if (kind->shape == FIELDS || kind->shape == DATACLASS || kind->shape == NNX_OBJECT) {
+        content = PyObject_GenericGetDict(object, NULL);
+        if (content != NULL && !PyDict_CheckExact(content))
+            Py_CLEAR(content);
+    } else if (num_slots) {
+        content = PyTuple_New(num_slots);
+        for (int i = 0; content != NULL && i < num_slots; i++) {
+            PyObject *value = get_slot(slots[i], object, NULL);
+            if (value != NULL)
+                PyTuple_SetItem(content, i, value);
+            else
+                Py_CLEAR(content);
+            if (value == NULL && PyErr_ExceptionMatches(PyExc_AttributeError))
+                PyErr_Clear();
+        }
+    }
+    return content;
 }
 
 static int remove_names(PyObject *dict, PyObject *names, PyObject *unless)
@@ -2530,52 +2567,59 @@ static int remove_names(PyObject *dict, PyObject *names, PyObject *unless)
     return size < 0 ? -1 : 0;
 }
 
-static int write_content(Kind *kind, PyObject *target, PyObject *content)
+/* Writes what an object holds into another of its kind, or back into itself: attributes that no field declares stay. */
+static int write_content(PyObject *target, const Kind *kind, PyObject *content, int is_own)
 {
+    PyObject *slots[3], *names = NULL;
+    int num_slots = slots_of(kind, slots), outcome = 0;
+    for (int i = 0; i < num_slots && outcome == 0; i++)
+        outcome = set_slot(slots[i], target, PyTuple_GetItem(content, i));
+    if (num_slots)
+        return outcome;
     if (kind->shape == LIST)
         return PyList_SetSlice(target, 0, PY_SSIZE_T_MAX, content);
-    if (kind->shape == FIELDS || kind->shape == DATACLASS) {
-        if (remove_names(target, kind->traced, content) < 0 || remove_names(target, kind->statics, content) < 0)
-            return -1;
+    PyObject *holder = content_of(target, kind);
+    if (holder == NULL)
+        return -1;
+    if (!is_own && (kind->shape == FIELDS || kind->shape == DATACLASS)) {
+        outcome = remove_names(holder, kind->traced, content);
+        if (outcome == 0)
+            outcome = remove_names(holder, kind->statics, content);
     } else {
-        PyObject *names = PyDict_Keys(target);
-        int outcome = names == NULL ? -1 : remove_names(target, names, content);
-        Py_XDECREF(names);
-        if (outcome < 0)
-            return -1;
+        names = PyDict_Keys(holder);
+        outcome = names == NULL ? -1 : remove_names(holder, names, content);
     }
-    return PyDict_Update(target, content);
+    if (outcome == 0)
+        outcome = PyDict_Update(holder, content);
+    Py_XDECREF(names);
+    Py_DECREF(holder);
+    return outcome;
 }
 
-static int restore(PyObject *target, PyObject *before)
+static PyObject *copy_of(PyObject *content)
 {
-    if (PyList_CheckExact(target))
-        return PyList_SetSlice(target, 0, PY_SSIZE_T_MAX, before);
-    PyDict_Clear(target);
-    return PyDict_Update(target, before);
+    return PyDict_CheckExact(content)   ? PyDict_Copy(content)
+           : PyList_CheckExact(content) ? PyList_GetSlice(content, 0, PY_SSIZE_T_MAX)
+                                        : Py_NewRef(content);
 }
 
-/* Holders of targets, of contents, and copies of those of the targets, in turn. NULL without an error as `holder_of`. */
-static PyObject *holders_of(PyObject *pairs)
+/* What is to be written into each target, and what that holds now, in turn. NULL without an error as `content_of`. */
+static PyObject *contents_of(PyObject *pairs)
 {
     Py_ssize_t size = PyList_Size(pairs);
-    PyObject *holders = PyList_New(0);
-    for (Py_ssize_t i = 0; holders != NULL && i + 1 < size; i += 2) {
-        PyObject *target = PyList_GetItem(pairs, i), *content = PyList_GetItem(pairs, i + 1);
-        Kind *kind = Py_TYPE(target) == Py_TYPE(content) ? kind_of(Py_TYPE(target)) : NULL;
-        PyObject *into = kind == NULL ? NULL : holder_of(target, kind);
-        PyObject *from = into == NULL ? NULL : holder_of(content, kind);
-        PyObject *copy = from == NULL              ? NULL
-                         : PyList_CheckExact(into) ? PyList_GetSlice(into, 0, PY_SSIZE_T_MAX)
-                                                   : PyDict_Copy(into);
-        if (copy == NULL || PyList_Append(holders, into) < 0 || PyList_Append(holders, from) < 0 ||
-            PyList_Append(holders, copy) < 0)
-            Py_CLEAR(holders);
-        Py_XDECREF(copy);
-        Py_XDECREF(from);
-        Py_XDECREF(into);
+    PyObject *contents = PyList_New(0);
+    for (Py_ssize_t i = 0; contents != NULL && i + 1 < size; i += 2) {
+        PyObject *target = PyList_GetItem(pairs, i), *source = PyList_GetItem(pairs, i + 1);
+        Kind *kind = Py_TYPE(target) == Py_TYPE(source) ? kind_of(Py_TYPE(target)) : NULL;
+        PyObject *now = kind == NULL ? NULL : content_of(target, kind);
+        PyObject *then = now == NULL ? NULL : content_of(source, kind), *before = then == NULL ? NULL : copy_of(now);
+        if (before == NULL || PyList_Append(contents, then) < 0 || PyList_Append(contents, before) < 0)
+            Py_CLEAR(contents);
+        Py_XDECREF(before);
+        Py_XDECREF(then);
+        Py_XDECREF(now);
     }
-    return holders;
+    return contents;
 }
 
 static PyObject *native_write_back(PyObject *module, PyObject *pairs)
@@ -2585,27 +2629,28 @@ static PyObject *native_write_back(PyObject *module, PyObject *pairs)
         PyErr_SetString(PyExc_TypeError, "not a list");
         return NULL;
     }
-    /* What was in the targets is held by the copies, so that no finaliser runs before everything is written. */
-    PyObject *holders = holders_of(pairs);
-    if (holders == NULL)
+    /* What was in the targets is held until everything is written, so that no finaliser runs in between. */
+    PyObject *contents = contents_of(pairs);
+    if (contents == NULL)
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
-    Py_ssize_t size = PyList_Size(holders), written = 0;
+    Py_ssize_t size = PyList_Size(contents), written = 0;
     int outcome = 0;
-    for (; outcome == 0 && written < size; written += 3) {
-        Kind *kind = kind_of(Py_TYPE(PyList_GetItem(pairs, written / 3 * 2)));
-        outcome = write_content(kind, PyList_GetItem(holders, written), PyList_GetItem(holders, written + 1));
+    for (; outcome == 0 && written < size; written += 2) {
+        PyObject *target = PyList_GetItem(pairs, written);
+        outcome = write_content(target, kind_of(Py_TYPE(target)), PyList_GetItem(contents, written), 0);
     }
     if (outcome < 0) {
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
         while (written > 0) {
-            written -= 3;
-            if (restore(PyList_GetItem(holders, written), PyList_GetItem(holders, written + 2)) < 0)
+            written -= 2;
+            PyObject *target = PyList_GetItem(pairs, written);
+            if (write_content(target, kind_of(Py_TYPE(target)), PyList_GetItem(contents, written + 1), 1) < 0)
                 PyErr_Clear();
         }
         PyErr_Restore(type, value, traceback);
     }
-    Py_DECREF(holders);
+    Py_DECREF(contents);
     return outcome < 0 ? NULL : Py_NewRef(Py_True);
 }
 

@@ -1,6 +1,9 @@
 """Crossings in C agree with those in Python: on random DAGs, and on DAGs mutated since they were met."""
 
+import contextlib
+import dataclasses
 import gc
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -309,3 +312,68 @@ def test_registered_classes_with_fields_of_their_own():
     for _ in range(4):
         query = f(query)
     assert (query.kind, query.x[0]) == ("kind", 4)
+
+
+@dataclasses.dataclass
+class Pieces:
+    first: Any
+    second: Any
+    name: str = "pieces"
+
+
+jax.tree_util.register_dataclass(Pieces, ["first", "second"], ["name"])
+
+
+def change(obj, seen, pool):
+    """Changes what can be mutated in a DAG: values, what is held, and how much."""
+    if any(each is obj for each in seen):
+        return
+    seen.append(obj)
+    if isinstance(obj, list):
+        inner = [*obj]
+        obj.append(pool[len(seen) % len(pool)])
+    elif isinstance(obj, dict):
+        inner = [*obj.values()]
+        obj.pop(next(iter(obj), None), None)
+        obj["new"] = pool[len(seen) % len(pool)] * 2
+    elif isinstance(obj, (Mutable, Pieces, Pair)):
+        inner = [*vars(obj).values()]
+        for name in [*vars(obj)]:
+            if is_array(getattr(obj, name)):
+                object.__setattr__(obj, name, getattr(obj, name) + 1)
+        if isinstance(obj, Pieces):
+            obj.name += "!"
+    elif isinstance(obj, tuple):
+        inner = obj
+    else:
+        return
+    for each in inner:
+        change(each, seen, pool)
+
+
+def described(tree):
+    """All that can be seen of a tree, with the arrays as numbers."""
+    found = []
+    for path, obj, _ in paths(tree):
+        value = np.asarray(obj).tolist() if is_array(obj) else obj if isinstance(obj, (int, float, str)) else None
+        found.append((path, type(obj), value, getattr(obj, "name", None)))
+    return found, partition(tree)
+
+
+@given(args=arguments())
+def test_what_is_changed_in_place_is_written_back_alike(args):
+    step = st.preserve_identities(jax.jit, policy=st.Policy(in_place=True, on_untie="ignore"))
+    outcomes = []
+    for native in (True, False):
+        own = (*copy_dag(args), Pieces(jnp.ones(2), [jnp.zeros(2)]))
+        extra = own[-1]
+        extra.kept = "no field"
+        before = {path: obj for path, obj, _ in paths(own) if isinstance(obj, (list, dict, Mutable, Pieces, Pair))}
+        f = step(lambda *args: change(args, [], [jnp.full(2, 7.0)]))
+        with contextlib.nullcontext() if native else in_python():
+            for _ in range(3):
+                f(*own)
+        assert extra.kept == "no field"
+        assert all(obj is before[path] for path, obj, _ in paths(own) if path in before)
+        outcomes.append(described(own))
+    assert outcomes[0] == outcomes[1]

@@ -1,6 +1,7 @@
 """Flax NNX's objects come out as NNX's own functions have them, whether these are called or not."""
 
 import collections.abc
+import contextlib
 import gc
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from sharedtree._native_walk import native
 from sharedtree._walk import Rules
 from tests.strategies import Pair, nodes, pools
 from tests.test_native_walk import RULES, assert_alike, knows
+from tests.walks import in_python
 
 nnx: Any = pytest.importorskip("flax.nnx")
 optax: Any = pytest.importorskip("optax")
@@ -557,3 +559,41 @@ assert (nnx.Linear in _native_classes._read_by_field) is (_engine.native is not 
 def test_flax_is_not_imported():
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_is_changed_in_place_is_written_back_alike():
+    outcomes = []
+    for walked in (contextlib.nullcontext(), in_python()):
+        net = Net(nnx.Rngs(0))
+        linear, variable, block = net.layers[0], net.layers[0].kernel, net.parts[0]
+        kept = [linear, variable, block, net.rngs, net.by_name["b"], net.by_name["b"].mean]
+
+        @st.preserve_identities(jax.jit, policy=st.Policy(in_place=True))
+        def step(net, x):
+            for layer in net.layers:
+                layer.kernel[...] = layer.kernel[...] * 2
+                x = layer(x)
+            net.parts[0].size += 1
+            net.parts[0].extra = nnx.Param(x[0])
+            if hasattr(net.parts[0], "note"):
+                del net.parts[0].note
+            return net.by_name["b"](x).sum()
+
+        with walked:
+            for _ in range(2):
+                total = step(net, jnp.ones((3, 2)))
+        assert kept == [net.layers[0], net.layers[0].kernel, net.parts[0], net.rngs, net.by_name["b"], kept[-1]]
+        assert net.tied is linear
+        assert linear.kernel is variable
+        assert not hasattr(block, "note")
+        assert block.size == 4
+        outcomes.append((float(total), values(net), sorted(vars(block)), str(jax.tree.structure(net))))
+    assert outcomes[0] == outcomes[1]
+
+
+def values(tree):
+    """The content of all arrays."""
+    leaves = jax.tree.leaves(tree)
+    keys = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
+    raw = [jax.random.key_data(leaf) if is_key else leaf for leaf, is_key in zip(leaves, keys, strict=True)]
+    return [leaf.tolist() for leaf in raw]
