@@ -30,7 +30,7 @@ from ._crossing import (
     unpack_result,
 )
 from ._cuts import Leaving, modules_with_parts, parted, treated
-from ._in_place import InPlace, rules_for_state
+from ._in_place import InPlace, packed_changes, rules_for_state
 from ._inner import Inner, Shared, shared_by
 from ._leaks import forbid_tracers
 from ._modules import How, is_of_equinox
@@ -274,6 +274,7 @@ class FunctionTransform:
         rules = policy.rules._replace(on_static=forbid_tracers(outer))
         tags = Tags()
         received = entered.arguments if policy.in_place else []
+        names_state = leaving is not None  # what it says of each argument's state is in their order
         if leaving is not None and leaving.is_one(received):
             leaving = None
         if policy.in_place:
@@ -313,6 +314,9 @@ class FunctionTransform:
                 self.names.definition,
             )
         report_lost_ties(before, after, said, policy, self.names.definition)
+        if policy.in_place and not names_state:
+            packed = packed_changes(result, rules._replace(given={}, updated={}), entered, self.is_taken(entered))
+            left = list(packed_in(packed, "result"))
         for argument in left:
             noted = which_are_noted(argument.packed.leaves)
             tied = which_are_tied_values(argument.packed.leaves)

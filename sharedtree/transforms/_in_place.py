@@ -9,11 +9,12 @@ import collections
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .._graph import Rules
+from .._graph import Rules, Tags, pack
 from .._native_walk import write_natively
 from .._node_types import carries_identity, node_type_of
+from .._packed import Packed
 from .._structure import LEAF, Node
-from ._crossing import Call, Entered
+from ._crossing import Call, Entered, pack_tree
 from ._passing_through import Unchanged
 
 
@@ -37,6 +38,33 @@ def rules_for_state(rules: Rules, entered: Entered, is_taken: Callable[[int], bo
             else:
                 updated[id(obj)] = number  # as above
     return rules._replace(given=given, updated=updated)
+
+
+def packed_changes(result: Any, rules: Rules, entered: Entered, is_taken: Callable[[int], bool]) -> tuple[Packed, Any]:
+    """What a function changed and what it returned, packed so that no object is written to which itself did not change.
+
+    An object whose parts are the very parts it was received with need not be written to, whatever became of these. So
+    the changed objects are packed side by side, and all others are named.
+
+    Args:
+        result: what the function returned.
+        rules: the rules otherwise.
+        entered: what it received.
+        is_taken: as for `rules_for_state`.
+    """
+    own = Unchanged(entered)
+    given: dict[int, int] = {}
+    updated: dict[int, int] = {}
+    for number, ((op, _), obj) in enumerate(zip(entered.records, entered.table, strict=True)):
+        is_object = op.type.carries_identity if type(op) is Node else op is LEAF and carries_identity(obj)
+        if is_object and not is_taken(number) and own.is_itself(number):
+            given[id(obj)] = number  # alive in `entered`
+        elif is_object and type(op) is Node:
+            updated[id(obj)] = number  # as above
+    rules = rules._replace(given=given, updated=updated)
+    tags = Tags()
+    changed = Packed(*pack(tuple([entered.table[number] for number in updated.values()]), tags, rules))
+    return changed, pack_tree(result, tags, rules, "result")
 
 
 class InPlace:

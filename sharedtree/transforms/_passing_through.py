@@ -89,10 +89,10 @@ class Unchanged:
         if self._known is None:
             self._known = []
             for i, (_, children) in enumerate(self._records):  # children come before their parents
-                self._known.append(all(self._known[child] for child in children) and self._is_itself(i))
+                self._known.append(all(self._known[child] for child in children) and self.is_itself(i))
         return self._known[number]
 
-    def _is_itself(self, number: int) -> bool:
+    def is_itself(self, number: int) -> bool:
         """Whether a node still has the children and the auxiliary data that it was received with."""
         op, children = self._records[number]
         if type(op) is not Node:
