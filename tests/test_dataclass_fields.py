@@ -145,11 +145,13 @@ class Undecorated(Plain):
 jax.tree_util.register_dataclass(Undecorated, ["a", "b"], ["n"])
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["a"], meta_fields=[], drop_fields=["dropped"])
 @dataclasses.dataclass
 class Drops:
     a: Any
-    dropped: int = 7
+    x: int = 7
+
+
+jax.tree_util.register_dataclass(Drops, ["a"], [], drop_fields=["x"])  # JAX 0.8 takes a name for its letters
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["a"], meta_fields=[])

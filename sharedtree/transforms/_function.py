@@ -315,7 +315,7 @@ class FunctionTransform:
             )
         report_lost_ties(before, after, said, policy, self.names.definition)
         if policy.in_place and not names_state:
-            packed = packed_changes(result, rules._replace(given={}, updated={}), entered, self.is_taken(entered))
+            packed = packed_changes(result, rules, entered, self.is_taken(entered))
             left = list(packed_in(packed, "result"))
         for argument in left:
             noted = which_are_noted(argument.packed.leaves)

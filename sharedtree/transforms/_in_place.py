@@ -26,22 +26,11 @@ def rules_for_state(rules: Rules, entered: Entered, is_taken: Callable[[int], bo
         entered: what the function received; keeps it alive.
         is_taken: whether the caller's buffers of a record are donated, so that even what is unchanged must come back.
     """
-    own = Unchanged(entered)
-    given: dict[int, int] = {}
-    updated: dict[int, int] = {}
-    for number, ((op, _), obj) in enumerate(zip(entered.records, entered.table, strict=True)):
-        if op is LEAF and carries_identity(obj) and not is_taken(number):
-            given[id(obj)] = number  # alive in `entered`
-        elif type(op) is Node and op.type.carries_identity:
-            if not is_taken(number) and own.is_unchanged(number):
-                given[id(obj)] = number  # as above
-            else:
-                updated[id(obj)] = number  # as above
-    return rules._replace(given=given, updated=updated)
+    return _rules_for(rules, entered, is_taken, Unchanged(entered).is_unchanged)
 
 
 def packed_changes(result: Any, rules: Rules, entered: Entered, is_taken: Callable[[int], bool]) -> tuple[Packed, Any]:
-    """What a function changed and what it returned, packed so that no object is written to which itself did not change.
+    """What a function changed and what it returned, packed so that only what itself changed is written to.
 
     An object whose parts are the very parts it was received with need not be written to, whatever became of these. So
     the changed objects are packed side by side, and all others are named.
@@ -49,22 +38,27 @@ def packed_changes(result: Any, rules: Rules, entered: Entered, is_taken: Callab
     Args:
         result: what the function returned.
         rules: the rules otherwise.
-        entered: what it received.
+        entered: what it received; keeps it alive.
         is_taken: as for `rules_for_state`.
     """
-    own = Unchanged(entered)
+    rules = _rules_for(rules, entered, is_taken, Unchanged(entered).is_itself)
+    tags = Tags()
+    changed = tuple([entered.table[number] for number in rules.updated.values()])
+    return Packed(*pack(changed, tags, rules)), pack_tree(result, tags, rules, "result")
+
+
+def _rules_for(
+    rules: Rules, entered: Entered, is_taken: Callable[[int], bool], is_same: Callable[[int], bool]
+) -> Rules:
     given: dict[int, int] = {}
     updated: dict[int, int] = {}
     for number, ((op, _), obj) in enumerate(zip(entered.records, entered.table, strict=True)):
         is_object = op.type.carries_identity if type(op) is Node else op is LEAF and carries_identity(obj)
-        if is_object and not is_taken(number) and own.is_itself(number):
+        if is_object and not is_taken(number) and is_same(number):
             given[id(obj)] = number  # alive in `entered`
         elif is_object and type(op) is Node:
             updated[id(obj)] = number  # as above
-    rules = rules._replace(given=given, updated=updated)
-    tags = Tags()
-    changed = Packed(*pack(tuple([entered.table[number] for number in updated.values()]), tags, rules))
-    return changed, pack_tree(result, tags, rules, "result")
+    return rules._replace(given=given, updated=updated)
 
 
 class InPlace:
