@@ -7,7 +7,6 @@ it may still be registered as one.
 import dataclasses
 import sys
 import types
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +43,7 @@ from ._node_types import (
     node_type_of,
 )
 from ._statics import Static
-from ._structure import LEAF, Given, Node, Record, Update
+from ._structure import LEAF, Given, Interned, Node, Record, Update
 
 Description = tuple[Any, ...]
 
@@ -138,25 +137,32 @@ def _meet(obj: Any, number: int) -> Description | int:
 
 
 class _Token:
-    """Stands for a static value in a key."""
+    """Stands for a static value in a key. Equal values have one token, as long as a structure has it."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "_static")
+
+    def __init__(self, static: Static) -> None:
+        self._static = static
+
+    def complete(self) -> None:
+        """Nothing follows from it."""
+
+    def is_like(self, other: "_Token") -> bool:
+        """Whether another one stands for the same value."""
+        return self._static == other._static
 
 
-_tokens: "weakref.WeakValueDictionary[Static, _Token]" = weakref.WeakValueDictionary()
+_tokens: Interned[_Token] = Interned()
 
 
 def _settle(value: Any) -> Any:
-    """The value, if it is the same for ever; True, if all instances of its class are; otherwise a token.
-
-    Equal values have one token, as long as a key has it. If two threads make one at once, two keys lead to a structure.
-    """
+    """The value, if it is the same for ever; True, if all instances of its class are; otherwise its token."""
     parts = parts_of_frozen(value)
     if parts is not None and all(Static(part).is_settled for part in parts):
         return value
     static = Static(value)
     if not static.is_settled:
-        return _tokens.setdefault(static, _Token())
+        return _tokens.one_like(hash(static), _Token(static))
     return value if isinstance(value, (tuple, frozenset, slice)) else True
 
 

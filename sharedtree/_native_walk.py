@@ -34,15 +34,7 @@ if _engine.native is not None and not _native_classes.start():
 native: Any = _engine.native
 
 
-class _Entry(weakref.ref[Structure]):
-    """What a key leads to, and what it has by address, which must live as long as it."""
-
-    __slots__ = ("pins",)
-
-    pins: tuple[Any, ...]
-
-
-_entries: dict[bytes, _Entry] = {}
+_entries: dict[bytes, weakref.ref[Structure]] = {}
 _kept: tuple[Structure, ...] = ()  # the latest last
 
 
@@ -81,7 +73,10 @@ def _first_met(
     _native_classes.look_again(records)
     distinct = tuple({id(pin): pin for pin in pins}.values())  # alive in `pins`
     structure = intern(records, root, base)
-    entry = _entry(key, structure, distinct)
+    # What the key has by address lives as long as the structure. In the table it would live for ever if it led to that.
+    structure.pins[key] = distinct
+    entries = _entries  # for the end of the process, when this file's names go before the last structure
+    entry = weakref.ref(structure, lambda _: entries.pop(key, None))
     tags.forget(base)
     # Nobody else is to find the entry before it is known to be right, also if this is interrupted.
     found = native.walk(tree, tags, rules, {key: entry})
@@ -95,18 +90,16 @@ def _first_met(
     return None
 
 
-def _entry(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> _Entry:
-    entries = _entries  # for the end of the process, when this file's names go before the last structure
-    entry = _Entry(structure, lambda _: entries.pop(key, None))
-    entry.pins = pins
-    return entry
-
-
-def _remember(key: bytes, entry: _Entry, structure: Structure) -> None:
+def _remember(key: bytes, entry: weakref.ref[Structure], structure: Structure) -> None:
     if len(_entries) >= MAX_KEYS:
+        gone = [each() for each in _entries.values()]
         _entries.clear()
+        for each in gone:
+            if each is not None and each is not structure:
+                each.pins.clear()
     _entries[key] = entry
-    if len(structure.records) <= MAX_KEPT_RECORDS and all(_is_there_anyway(pin) for pin in entry.pins):
+    pins = structure.pins.get(key, ())
+    if len(structure.records) <= MAX_KEPT_RECORDS and all(_is_there_anyway(pin) for pin in pins):
         _keep(structure)
 
 

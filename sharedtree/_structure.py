@@ -16,7 +16,7 @@ ended, and a number below that start refers to an object in an earlier tree.
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ._jax_internals import unflatten_of
 from ._node_types import NodeType, node_type_of_class
@@ -110,6 +110,7 @@ class Structure:
             itself, which keeps every leaf that it has seen.
         noted: which of its traced leaves lost their ties on purpose (see `_untying`); only for results of functions.
         tied_values: which of them were tied outside modules (see `_tied_values`); likewise.
+        pins: what must live as long as this, for keys that lead to it (see `_native_walk`). No part of the content.
         program: the records as the native `build` runs them, if it was used (see `_graph`). No part of the content.
 
     Can be pickled if its static values can, in time linear in the records and without recursion over them; it is
@@ -124,6 +125,7 @@ class Structure:
         "maker",
         "noted",
         "num_leaves",
+        "pins",
         "program",
         "records",
         "root",
@@ -141,10 +143,19 @@ class Structure:
     maker: Any
     noted: tuple[int, ...]
     tied_values: tuple[int, ...]
+    pins: dict[bytes, tuple[Any, ...]]
     program: Any
 
     def __repr__(self) -> str:
         return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
+
+    def complete(self) -> None:
+        """Works out what follows from the content."""
+        self.pins = {}
+        self.num_leaves = sum(op is LEAF for op, _ in self.records)
+        self.given = tuple(sorted({op.number for op, _ in self.records if type(op) is Given}))
+        self.updates = any(type(op) is Update for op, _ in self.records)
+        self.is_noted = bool(self.noted or self.tied_values)
 
     def is_like(self, other: "Structure") -> bool:
         """Whether another one has the same content, that is, whether it is to be this one."""
@@ -162,21 +173,32 @@ class Structure:
         return intern, (self.records, self.root, self.base, self.maker, self.noted, self.tied_values)
 
 
-class _Interned:
-    """The structures that are alive: by their hash, and a place among those with the same hash.
+class Candidate(Protocol):
+    """What can be interned."""
+
+    def complete(self) -> None: ...
+
+    def is_like(self, other: Any, /) -> bool: ...
+
+
+CandidateType = TypeVar("CandidateType", bound=Candidate)
+
+
+class Interned(Generic[CandidateType]):
+    """Objects of which equal ones are one: those that are alive, by their hash, and a place among those with that hash.
 
     Comparing two of them may run a user's `==`, which may do anything, also wait for another thread that is interning.
-    So the keys are integers, structures are compared outside the lock, and if meanwhile another was added, again.
+    So the keys are integers, objects are compared outside the lock, and if meanwhile another was added, again.
     """
 
     def __init__(self) -> None:
-        self.alive: weakref.WeakValueDictionary[tuple[int, int], Structure] = weakref.WeakValueDictionary()
+        self.alive: weakref.WeakValueDictionary[tuple[int, int], CandidateType] = weakref.WeakValueDictionary()
         self.places: dict[int, int] = {}  # of the hashes that several have had at once, how many
         self.num_added = 0
         self.lock = threading.RLock()
 
-    def one_like(self, number: int, structure: Structure) -> Structure:
-        """The one that was there first of those that are equal to `structure`, whose hash is `number`."""
+    def one_like(self, number: int, candidate: CandidateType) -> CandidateType:
+        """The one that was there first of those that are equal to `candidate`, whose hash is `number`."""
         while True:
             num_added = self.num_added
             places = self.places.get(number, 1)
@@ -185,23 +207,20 @@ class _Interned:
                 known = self.alive.get((number, place))
                 if known is None:
                     free = min(free, place)
-                elif known.is_like(structure):
+                elif known.is_like(candidate):
                     return known
-            structure.num_leaves = sum(op is LEAF for op, _ in structure.records)
-            structure.given = tuple(sorted({op.number for op, _ in structure.records if type(op) is Given}))
-            structure.updates = any(type(op) is Update for op, _ in structure.records)
-            structure.is_noted = bool(structure.noted or structure.tied_values)
+            candidate.complete()
             with self.lock:
                 if self.num_added == num_added:
-                    self.alive[number, free] = structure
+                    self.alive[number, free] = candidate
                     if free == places:
                         self.places[number] = places + 1
                     # Last, for others read it first, without the lock: who reads the new number sees what was added.
                     self.num_added += 1
-                    return structure
+                    return candidate
 
 
-_interned = _Interned()
+_interned: Interned[Structure] = Interned()
 
 
 def intern(

@@ -801,9 +801,38 @@ def test_a_static_value_that_changes_is_another_structure():
 
 def test_tokens_go_with_the_last_structure():
     gc.collect()
-    before = len(_native_classes._tokens)
+    before = len(_native_classes._tokens.alive)
     structure = st.tree.structure(Configured(jnp.ones(2), Config(3.0, ["only here"])))
-    assert len(_native_classes._tokens) == before + 1
+    assert len(_native_classes._tokens.alive) == before + 1
     del structure
     gc.collect()
-    assert len(_native_classes._tokens) == before
+    assert len(_native_classes._tokens.alive) == before
+
+
+def test_a_static_value_that_leads_to_its_own_structure_goes_with_it():
+    def make():
+        held = []
+        for config in (lambda: held, functools.partial(lambda: held)):
+            model = Configured(jnp.ones(2), config)
+            held.append(st.tree.structure(model))
+            assert st.tree.structure(model) in held
+        return [weakref.ref(structure) for structure in held]
+
+    gc.collect()
+    before = len(_native_walk._entries), len(_native_classes._tokens.alive)
+    references = make()
+    gc.collect()
+    assert not any(reference() for reference in references)
+    assert (len(_native_walk._entries), len(_native_classes._tokens.alive)) == before
+
+
+def test_keys_that_are_given_up_keep_nothing(monkeypatch):
+    monkeypatch.setattr(_native_walk, "MAX_KEYS", len(_native_walk._entries) + 3)
+    structures = []
+    for _ in range(8):
+        function = types.FunctionType((lambda: None).__code__, {})
+        structures.append((st.tree.structure(Configured(jnp.ones(2), function)), weakref.ref(function)))
+        assert len(_native_walk._entries) <= _native_walk.MAX_KEYS
+    for structure, function in structures:
+        assert function() is not None  # which the structure holds by itself
+        assert st.tree.structure(Configured(jnp.ones(2), function())) is structure
