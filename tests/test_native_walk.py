@@ -712,7 +712,7 @@ def test_wrong_descriptions_are_errors():
     class New:
         pass
 
-    right = (New, native.OTHER, False, False, True, native.JAX, True, None, len, (), b"", (), ())
+    right = (New, native.OTHER, False, False, True, native.JAX, True, None, len, (), b"", b"", (), ())
     for wrong in (None, (), (5, *right[1:]), (*right[:9], ("a",), *right[10:])):
         with pytest.raises((TypeError, ValueError)):
             native.learn(wrong)
