@@ -1477,23 +1477,24 @@ static PyObject *build_nnx_object(Kind *kind, PyObject *aux, PyObject *numbers, 
 {
     PyObject *keys[2] = {PyTuple_GetItem(aux, 0), PyTuple_GetItem(aux, 1)}, *values = PyTuple_GetItem(aux, 2);
     PyObject *object = new_object(kind->type, empty_tuple, NULL);
-    PyObject *attributes = object == NULL ? NULL : PyObject_GenericGetDict(object, NULL);
-    int outcome = attributes == NULL ? -1 : 0;
+    int outcome = object == NULL ? -1 : 0;
     for (int is_static = 0; is_static < 2; is_static++) {
         Py_ssize_t size = PyTuple_Size(keys[is_static]);
         for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
             PyObject *key = PyTuple_GetItem(keys[is_static], i);
             /* Its flatten may have a name as a number. */
             PyObject *name = PyUnicode_CheckExact(key) ? Py_NewRef(key) : PyObject_Str(key);
-            outcome = name == NULL ? -1
-                      : is_static  ? PyDict_SetItem(attributes, name, PyTuple_GetItem(values, i))
-                                   : set_item(attributes, name, PyTuple_GetItem(numbers, i), table);
+            Py_ssize_t number = is_static ? 0 : PyLong_AsSsize_t(PyTuple_GetItem(numbers, i));
+            PyObject *value = is_static ? PyTuple_GetItem(values, i) : PyList_GetItem(table, number);
+            Py_XINCREF(value);
+            /* As NNX does, so that a class's own descriptors are asked. */
+            outcome = name == NULL || value == NULL ? -1 : PyObject_GenericSetAttr(object, name, value);
+            Py_XDECREF(value);
             Py_XDECREF(name);
         }
     }
     if (outcome < 0)
         Py_CLEAR(object);
-    Py_XDECREF(attributes);
     return object;
 }
 
@@ -1941,7 +1942,10 @@ static PyObject *run_attributes(const Program *program, const Step *step, PyObje
             break;
         }
         Py_INCREF(value);
-        outcome = PyDict_SetItem(attributes, PyTuple_GetItem(step->names, i), value);
+        PyObject *name = PyTuple_GetItem(step->names, i);
+        /* NNX asks a class's own descriptors. */
+        outcome = step->shape == NNX_OBJECT ? PyObject_GenericSetAttr(object, name, value)
+                                            : PyDict_SetItem(attributes, name, value);
         Py_DECREF(value);
     }
     if (outcome < 0)
@@ -2152,22 +2156,24 @@ static PyObject *cross_items(Crossing *c, PyObject *object, Kind *kind, int dept
 {
     PyObject *items = kind->shape == LIST ? PyList_AsTuple(object) : Py_NewRef(object), *result = NULL;
     Py_ssize_t size = items == NULL ? 0 : PyTuple_Size(items);
-    PyObject *made = items == NULL ? NULL : PyTuple_New(size);
+    /* A list, for a tuple that somebody finds by way of the garbage collector can no longer be filled. */
+    PyObject *made = items == NULL ? NULL : PyList_New(0);
     int is_changed = 0;
     for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
         PyObject *item = PyTuple_GetItem(items, i), *each = crossed(c, item, depth);
         is_changed |= each != item;
-        if (each == NULL)
+        if (each == NULL || PyList_Append(made, each) < 0)
             Py_CLEAR(made);
-        else
-            PyTuple_SetItem(made, i, each);
+        Py_XDECREF(each);
     }
-    if (made != NULL && !is_changed)
+    if (made != NULL && !is_changed) {
         result = Py_NewRef(object);
-    else if (made != NULL)
-        result = kind->shape == TUPLE  ? Py_NewRef(made)
-                 : kind->shape == LIST ? PySequence_List(made)
-                                       : PyObject_Call((PyObject *)kind->type, made, NULL);
+    } else if (made != NULL) {
+        PyObject *all = kind->shape == LIST ? Py_NewRef(made) : PyList_AsTuple(made);
+        result = all == NULL || kind->shape != NAMEDTUPLE ? Py_XNewRef(all)
+                                                          : PyObject_Call((PyObject *)kind->type, all, NULL);
+        Py_XDECREF(all);
+    }
     Py_XDECREF(made);
     Py_XDECREF(items);
     return result;
@@ -2332,17 +2338,18 @@ static PyObject *native_pack_call(PyObject *module, PyObject *given)
         return Py_NewRef(Py_None);
     c.mutable_are_objects = c.rules.flags & CONTAINERS;
     Py_ssize_t size = PyTuple_Size(args);
-    PyObject *made = PyTuple_New(size);
+    PyObject *made = PyList_New(0);
     for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
         PyObject *each = pack_argument(&c, PyTuple_GetItem(args, i));
-        if (each == NULL)
+        if (each == NULL || PyList_Append(made, each) < 0)
             Py_CLEAR(made);
-        else
-            PyTuple_SetItem(made, i, each);
+        Py_XDECREF(each);
     }
     PyObject *keywords = made == NULL ? NULL : pack_keywords(&c, kwargs);
-    if (keywords != NULL)
-        result = PyTuple_Pack(3, made, keywords, c.is_separate ? Py_True : Py_False);
+    PyObject *all = keywords == NULL ? NULL : PyList_AsTuple(made);
+    if (all != NULL)
+        result = PyTuple_Pack(3, all, keywords, c.is_separate ? Py_True : Py_False);
+    Py_XDECREF(all);
     Py_XDECREF(keywords);
     Py_XDECREF(made);
     if (result == NULL && take_back(c.tags, 0) == DONE)
@@ -2453,7 +2460,9 @@ static PyObject *unpack_natively(PyObject *result, PyObject *found, PyObject *ob
     if (asks_more == 0 && pending == Py_None)
         asks_more = any_has(structures, name_updates);
     int is_simple = asks_more == 0 ? all_different(leaves) : asks_more < 0 ? -1 : 0;
-    int takes = is_simple == 1 ? pending != Py_None || any_has(structures, name_given) : is_simple;
+    int takes = is_simple;
+    if (is_simple == 1 && pending == Py_None)
+        takes = any_has(structures, name_given);
     if (is_simple == 0)
         made = Py_NewRef(Py_NotImplemented);
     if (is_simple != 1 || takes < 0)
@@ -2567,21 +2576,27 @@ static int remove_names(PyObject *dict, PyObject *names, PyObject *unless)
     return size < 0 ? -1 : 0;
 }
 
-/* Writes what an object holds into another of its kind, or back into itself: attributes that no field declares stay. */
-static int write_content(PyObject *target, const Kind *kind, PyObject *content, int is_own)
+/* What an object holds is in this: itself, or the dictionary of its attributes. As `content_of` otherwise. */
+static PyObject *holder_of(PyObject *object, const Kind *kind)
+{
+    PyObject *slots[3];
+    return slots_of(kind, slots) ? Py_NewRef(object) : content_of(object, kind);
+}
+
+/* Writes a content into a holder of the same kind, or back into its own: attributes that no field declares stay. Looks
+   nothing up, for keys may run code of their own. */
+static int write_content(PyObject *holder, const Kind *kind, int shape, PyObject *content, int is_own)
 {
     PyObject *slots[3], *names = NULL;
-    int num_slots = slots_of(kind, slots), outcome = 0;
-    for (int i = 0; i < num_slots && outcome == 0; i++)
-        outcome = set_slot(slots[i], target, PyTuple_GetItem(content, i));
-    if (num_slots)
+    int outcome = 0;
+    if (shape == NNX_VARIABLE || shape == NNX_STATE) {
+        for (int i = 0; i < slots_of(kind, slots) && outcome == 0; i++)
+            outcome = set_slot(slots[i], holder, PyTuple_GetItem(content, i));
         return outcome;
-    if (kind->shape == LIST)
-        return PyList_SetSlice(target, 0, PY_SSIZE_T_MAX, content);
-    PyObject *holder = content_of(target, kind);
-    if (holder == NULL)
-        return -1;
-    if (!is_own && (kind->shape == FIELDS || kind->shape == DATACLASS)) {
+    }
+    if (shape == LIST)
+        return PyList_SetSlice(holder, 0, PY_SSIZE_T_MAX, content);
+    if (!is_own && (shape == FIELDS || shape == DATACLASS)) {
         outcome = remove_names(holder, kind->traced, content);
         if (outcome == 0)
             outcome = remove_names(holder, kind->statics, content);
@@ -2592,7 +2607,6 @@ static int write_content(PyObject *target, const Kind *kind, PyObject *content, 
     if (outcome == 0)
         outcome = PyDict_Update(holder, content);
     Py_XDECREF(names);
-    Py_DECREF(holder);
     return outcome;
 }
 
@@ -2603,8 +2617,15 @@ static PyObject *copy_of(PyObject *content)
                                         : Py_NewRef(content);
 }
 
-/* What is to be written into each target, and what that holds now, in turn. NULL without an error as `content_of`. */
-static PyObject *contents_of(PyObject *pairs)
+/* Something that is to be written. */
+typedef struct {
+    const Kind *kind;
+    int shape; /* of the kind, which may become another */
+} Writing;
+
+/* For each target what holds its content, what is to be written there, and what it holds now, in turn. NULL without an
+   error as `content_of`. */
+static PyObject *contents_of(PyObject *pairs, Writing *writings)
 {
     Py_ssize_t size = PyList_Size(pairs);
     PyObject *contents = PyList_New(0);
@@ -2613,13 +2634,41 @@ static PyObject *contents_of(PyObject *pairs)
         Kind *kind = Py_TYPE(target) == Py_TYPE(source) ? kind_of(Py_TYPE(target)) : NULL;
         PyObject *now = kind == NULL ? NULL : content_of(target, kind);
         PyObject *then = now == NULL ? NULL : content_of(source, kind), *before = then == NULL ? NULL : copy_of(now);
-        if (before == NULL || PyList_Append(contents, then) < 0 || PyList_Append(contents, before) < 0)
+        PyObject *holder = before == NULL ? NULL : holder_of(target, kind);
+        writings[i / 2] = (Writing){kind, kind == NULL ? 0 : kind->shape};
+        if (holder == NULL || PyList_Append(contents, holder) < 0 || PyList_Append(contents, then) < 0 ||
+            PyList_Append(contents, before) < 0)
             Py_CLEAR(contents);
+        Py_XDECREF(holder);
         Py_XDECREF(before);
         Py_XDECREF(then);
         Py_XDECREF(now);
     }
     return contents;
+}
+
+/* Writes the contents one after the other; all back if one cannot be written. */
+static int write_all(PyObject *contents, const Writing *writings)
+{
+    Py_ssize_t size = PyList_Size(contents) / 3, written = 0;
+    int outcome = 0;
+    for (; outcome == 0 && written < size; written++) {
+        Writing w = writings[written];
+        outcome = write_content(PyList_GetItem(contents, 3 * written), w.kind, w.shape,
+                                PyList_GetItem(contents, 3 * written + 1), 0);
+    }
+    if (outcome == 0)
+        return 0;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    while (written-- > 0) {
+        Writing w = writings[written];
+        if (write_content(PyList_GetItem(contents, 3 * written), w.kind, w.shape,
+                          PyList_GetItem(contents, 3 * written + 2), 1) < 0)
+            PyErr_Clear();
+    }
+    PyErr_Restore(type, value, traceback);
+    return -1;
 }
 
 static PyObject *native_write_back(PyObject *module, PyObject *pairs)
@@ -2629,28 +2678,16 @@ static PyObject *native_write_back(PyObject *module, PyObject *pairs)
         PyErr_SetString(PyExc_TypeError, "not a list");
         return NULL;
     }
+    Writing *writings = PyMem_Calloc((size_t)PyList_Size(pairs) / 2 + 1, sizeof *writings);
+    if (writings == NULL)
+        return PyErr_NoMemory();
     /* What was in the targets is held until everything is written, so that no finaliser runs in between. */
-    PyObject *contents = contents_of(pairs);
-    if (contents == NULL)
-        return PyErr_Occurred() ? NULL : Py_NewRef(Py_False);
-    Py_ssize_t size = PyList_Size(contents), written = 0;
-    int outcome = 0;
-    for (; outcome == 0 && written < size; written += 2) {
-        PyObject *target = PyList_GetItem(pairs, written);
-        outcome = write_content(target, kind_of(Py_TYPE(target)), PyList_GetItem(contents, written), 0);
-    }
-    if (outcome < 0) {
-        PyObject *type, *value, *traceback;
-        PyErr_Fetch(&type, &value, &traceback);
-        while (written > 0) {
-            written -= 2;
-            PyObject *target = PyList_GetItem(pairs, written);
-            if (write_content(target, kind_of(Py_TYPE(target)), PyList_GetItem(contents, written + 1), 1) < 0)
-                PyErr_Clear();
-        }
-        PyErr_Restore(type, value, traceback);
-    }
-    Py_DECREF(contents);
+    PyObject *contents = contents_of(pairs, writings);
+    int outcome = contents == NULL ? -1 : write_all(contents, writings);
+    PyMem_Free(writings);
+    if (contents == NULL && !PyErr_Occurred())
+        return Py_NewRef(Py_False);
+    Py_XDECREF(contents);
     return outcome < 0 ? NULL : Py_NewRef(Py_True);
 }
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.core import Tracer
 
+from ._copies import IMMUTABLE
 from ._dataclass_fields import Fields, fields_of
 from ._engine import native
 from ._equinox_internals import marker_type
@@ -95,7 +96,8 @@ def _introduce_nnx() -> None:
 def look_again(records: Sequence[Record]) -> None:
     """Leaves to JAX those classes in a new structure that were changed since they were met."""
     for cls in {op.type.cls for op, _ in records if type(op) is Node}:
-        if cls in _read_by_field and _facts_of(cls) != _read_by_field[cls]:
+        known = _read_by_field.get(cls)
+        if known is not None and _facts_of(cls) != known:
             native.unlearn(cls)
             _read_by_field.pop(cls, None)
 
@@ -156,14 +158,16 @@ _tokens: Interned[_Token] = Interned()
 
 
 def _settle(value: Any) -> Any:
-    """The value, if it is the same for ever; True, if all instances of its class are; otherwise its token."""
+    """True, if all instances of its class are the same for ever and equal to themselves only; otherwise its token.
+
+    The value itself, if it is the same for ever and is likely to be the same object whenever it is met.
+    """
     parts = parts_of_frozen(value)
     if parts is not None and all(Static(part).is_settled for part in parts):
         return value
     static = Static(value)
-    if not static.is_settled:
-        return _tokens.one_like(hash(static), _Token(static))
-    return value if isinstance(value, (tuple, frozenset, slice)) else True
+    by_value = isinstance(value, (tuple, frozenset, slice)) or (type(value) in IMMUTABLE and type(value) is not type)
+    return True if static.is_settled and not by_value else _tokens.one_like(hash(static), _Token(static))
 
 
 _CONVENTIONS: dict[int, Inherited] = {}

@@ -11,6 +11,7 @@ if their keys keep nothing alive that would go before, so that a loop that drops
 import gc
 import operator
 import sys
+import threading
 import types
 import weakref
 from typing import Any
@@ -35,6 +36,7 @@ native: Any = _engine.native
 
 
 _entries: dict[bytes, weakref.ref[Structure]] = {}
+_lock = threading.RLock()  # re-entrant: memory may be collected, and the callback of an entry run, while it is held
 _kept: tuple[Structure, ...] = ()  # the latest last
 
 
@@ -73,8 +75,6 @@ def _first_met(
     _native_classes.look_again(records)
     distinct = tuple({id(pin): pin for pin in pins}.values())  # alive in `pins`
     structure = intern(records, root, base)
-    # What the key has by address lives as long as the structure. In the table it would live for ever if it led to that.
-    structure.pins[key] = distinct
     entries = _entries  # for the end of the process, when this file's names go before the last structure
     entry = weakref.ref(structure, lambda _: entries.pop(key, None))
     tags.forget(base)
@@ -83,22 +83,26 @@ def _first_met(
     if found is not None and found[1] is structure:
         num_leaves, num_records = len(found[0]), len(tags.objects) - base
         if num_leaves == structure.num_leaves and num_records == len(records):
-            _remember(key, entry, structure)
+            _remember(key, entry, structure, distinct)
             return found
     # It changes while it is walked. Whoever keeps no key cannot be wrong about it.
     tags.forget(base)
     return None
 
 
-def _remember(key: bytes, entry: weakref.ref[Structure], structure: Structure) -> None:
-    if len(_entries) >= MAX_KEYS:
-        gone = [each() for each in _entries.values()]
-        _entries.clear()
-        for each in gone:
-            if each is not None and each is not structure:
-                each.pins.clear()
-    _entries[key] = entry
-    pins = structure.pins.get(key, ())
+def _remember(key: bytes, entry: weakref.ref[Structure], structure: Structure, pins: tuple[Any, ...]) -> None:
+    gone: list[Any] = []  # dies when the lock is free
+    with _lock:
+        if len(_entries) >= MAX_KEYS:
+            for known in [each() for each in list(_entries.values())]:
+                if known is not None:
+                    gone.append(known.pins)
+                    known.pins = {}
+            _entries.clear()
+        # What the key has by address lives as long as the structure; in the table it would live for ever if it leads to
+        # that.
+        structure.pins[key] = pins
+        _entries[key] = entry
     if len(structure.records) <= MAX_KEPT_RECORDS and all(_is_there_anyway(pin) for pin in pins):
         _keep(structure)
 

@@ -377,3 +377,44 @@ def test_what_is_changed_in_place_is_written_back_alike(args):
         assert all(obj is before[path] for path, obj, _ in paths(own) if path in before)
         outcomes.append(described(own))
     assert outcomes[0] == outcomes[1]
+
+
+class Configured(eqx.Module):
+    weight: jax.Array
+    config: list
+
+
+@pytest.mark.parametrize("options", [{}, {"donate_argnums": 0}], ids=["kept", "donated"])
+def test_what_is_static_where_it_is_stays_static_in_place(options):
+    """A list in an Equinox module is walked by Equinox's convention, also where it alone has changed."""
+    model = Configured(jnp.ones(2), [3, True, "text"])
+
+    def function(m):
+        if m.config[1]:
+            m.config[0] += 1
+        object.__setattr__(m, "weight", m.weight + 1)
+
+    f = st.preserve_identities(jax.jit, policy=st.Policy(in_place=True))(function, **options)
+    for i in range(3):
+        f(model)
+        assert model.config == [4 + i, True, "text"]
+        assert [type(each) for each in model.config] == [int, bool, str]
+        assert model.weight[0] == 2 + i
+
+
+def test_a_tuple_that_is_found_while_it_is_filled():
+    found = []
+
+    class Finding(Mutable):
+        pass
+
+    def flatten(obj):
+        found.extend(each for each in gc.get_objects() if type(each) in (tuple, list) and len(each) < 9)
+        return (obj.x,), None
+
+    jax.tree_util.register_pytree_node(Finding, flatten, lambda _, children: Finding(x=children[0]))
+    f = st.jit(lambda pair, more, **named: (pair[0].x + more, named))
+    for i in range(4):
+        result, _ = f((Finding(x=jnp.ones(2)), Finding(x=jnp.zeros(i + 1))), 1.0, named=Finding(x=jnp.ones(i + 1)))
+        assert result[0] == 2
+        found.clear()

@@ -9,6 +9,7 @@ import functools
 import gc
 import subprocess
 import sys
+import threading
 import types
 import weakref
 from typing import Any, NamedTuple
@@ -836,3 +837,55 @@ def test_keys_that_are_given_up_keep_nothing(monkeypatch):
     for structure, function in structures:
         assert function() is not None  # which the structure holds by itself
         assert st.tree.structure(Configured(jnp.ones(2), function())) is structure
+
+
+BY_VALUE = {
+    "a long tuple": lambda: tuple(str(i) for i in range(2000)),
+    "a long text": lambda: "text " * 2000,
+    "a large number": lambda: 2**100 + 1,
+    "a complex number": lambda: complex(1, 2),
+    "bytes": lambda: bytes(range(200)),
+}
+
+
+@pytest.mark.parametrize("make", BY_VALUE.values(), ids=list(BY_VALUE))
+def test_values_that_are_made_anew_are_known_again_and_keep_nothing(make, monkeypatch):
+    """By content, whatever object they are."""
+
+    class Named(Mutable):
+        pass
+
+    jax.tree_util.register_pytree_node(Named, lambda n: ((n.x,), make()), lambda aux, xs: Named(x=xs[0]))
+    structure = st.tree.structure([Named(x=W), Named(x=W)])
+    assert st.tree.structure([Named(x=W), Named(x=W)]) is structure
+    walked = []
+    monkeypatch.setattr(_walk, "walk", lambda *args, walk=_walk.walk: walked.append(1) or walk(*args))
+    for _ in range(5):
+        assert st.tree.structure([Named(x=W), Named(x=W)]) is structure
+    assert not walked
+    assert len(structure.pins) == 1
+
+
+def test_structures_met_by_many_threads_while_keys_are_given_up(monkeypatch):
+    monkeypatch.setattr(_native_walk, "MAX_KEYS", 8)
+    interval = sys.getswitchinterval()
+    errors = []
+
+    def work(seed):
+        try:
+            for i in range(300):
+                tree = [W, (None,) * (seed + i % 50), str(i)]
+                assert st.tree.unflatten(st.tree.structure(tree), [W]) == tree
+        except BaseException as error:
+            errors.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors, errors[0]

@@ -6,15 +6,15 @@ been built is any of it written. So the caller's objects change all together or,
 """
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .._graph import Rules, Tags, pack
 from .._native_walk import write_natively
-from .._node_types import carries_identity, node_type_of
+from .._node_types import Inherited, carries_identity, node_type_of
 from .._packed import Packed
 from .._structure import LEAF, Node
-from ._crossing import Call, Entered, pack_tree
+from ._crossing import Call, Entered, is_container, pack_tree
 from ._passing_through import Unchanged
 
 
@@ -29,11 +29,14 @@ def rules_for_state(rules: Rules, entered: Entered, is_taken: Callable[[int], bo
     return _rules_for(rules, entered, is_taken, Unchanged(entered).is_unchanged)
 
 
-def packed_changes(result: Any, rules: Rules, entered: Entered, is_taken: Callable[[int], bool]) -> tuple[Packed, Any]:
+def packed_changes(
+    result: Any, rules: Rules, entered: Entered, is_taken: Callable[[int], bool]
+) -> tuple[Sequence[Packed], Any]:
     """What a function changed and what it returned, packed so that only what itself changed is written to.
 
     An object whose parts are the very parts it was received with need not be written to, whatever became of these. So
-    the changed objects are packed side by side, and all others are named.
+    the changed objects are packed side by side, those around which one convention holds together, and all others are
+    named.
 
     Args:
         result: what the function returned.
@@ -43,8 +46,29 @@ def packed_changes(result: Any, rules: Rules, entered: Entered, is_taken: Callab
     """
     rules = _rules_for(rules, entered, is_taken, Unchanged(entered).is_itself)
     tags = Tags()
-    changed = tuple([entered.table[number] for number in rules.updated.values()])
-    return Packed(*pack(changed, tags, rules)), pack_tree(result, tags, rules, "result")
+    around = _conventions(entered, rules.convention)
+    changed: dict[Inherited, list[Any]] = {}
+    for number in rules.updated.values():
+        changed.setdefault(around[number], []).append(entered.table[number])
+    state = [Packed(*pack(tuple(each), tags, rules._replace(convention=name))) for name, each in changed.items()]
+    return state, pack_tree(result, tags, rules, "result")
+
+
+def _conventions(entered: Entered, outside: Inherited) -> dict[int, Inherited]:
+    """The convention around each received record, on the first path to it, as a walk has it."""
+    records = entered.records
+    found: dict[int, Inherited] = {}
+    stack: list[tuple[int, Inherited]] = []
+    for argument in reversed(entered.arguments):
+        stack.append((argument.structure.root, "any" if is_container(argument.packed) else outside))
+    while stack:
+        number, around = stack.pop()
+        if number not in found:
+            found[number] = around
+            op, children = records[number]
+            if type(op) is Node:
+                stack += [(child, op.type.inherits(around)) for child in reversed(children)]
+    return found
 
 
 def _rules_for(
