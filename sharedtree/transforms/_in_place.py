@@ -58,9 +58,10 @@ def _conventions(entered: Entered, outside: Inherited) -> dict[int, Inherited]:
     """The convention around each received record, on the first path to it, as a walk has it."""
     records = entered.records
     found: dict[int, Inherited] = {}
-    stack: list[tuple[int, Inherited]] = []
-    for argument in reversed(entered.arguments):
-        stack.append((argument.structure.root, "any" if is_container(argument.packed) else outside))
+    around_roots = [
+        (argument.structure.root, "any" if is_container(argument.packed) else outside) for argument in entered.arguments
+    ]
+    stack: list[tuple[int, Any]] = around_roots[::-1]
     while stack:
         number, around = stack.pop()
         if number not in found:
