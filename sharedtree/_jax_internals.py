@@ -32,10 +32,19 @@ _SHALLOW = 100
 ConcreteArray: type = ArrayImpl
 
 
+def current_trace() -> Any:
+    """The trace that is active now."""
+    return trace_ctx.trace
+
+
 def current_traces() -> tuple[Any, ...]:
     """The trace that is active now and those that enclose it, innermost first. Held, so that `is` on them is sound."""
+    return with_enclosing(trace_ctx.trace)
+
+
+def with_enclosing(trace: Any) -> tuple[Any, ...]:
+    """A trace and those that enclose it, innermost first."""
     traces: list[Any] = []
-    trace: Any = trace_ctx.trace
     while trace is not None:
         traces.append(trace)
         trace = getattr(trace, "parent_trace", None)

@@ -181,7 +181,7 @@ def warm_calls(model, function=rebuild):
     return calls_of(f, model)
 
 
-MOST_CALLS = 33
+MOST_CALLS = 19
 """Of the wrapper. What is asked of each leaf or node is asked in C."""
 
 natively = pytest.mark.skipif(native is None, reason="the native walk is not in use")

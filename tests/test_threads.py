@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from sharedtree.transforms._calling import _active
+from sharedtree.transforms._calling import active
 from tests.strategies import Layer, Mutable, Pair, dags, partition
 
 COUNT = 8
@@ -119,7 +119,7 @@ def test_a_cold_function_called_at_once(kind):
         for i, outcomes in enumerate(at_once(work)):
             for step, found in enumerate(outcomes):
                 assert same(found, alone[(i + step) % 6]), (i, step)
-    assert not _active.stack
+    assert not active.stack
 
 
 def test_what_is_passed_through_on_first_calls():
@@ -248,8 +248,8 @@ def test_nothing_is_left_of_a_call_that_raises(wrap, error):
     for _ in range(3):
         with pytest.raises(error):
             g(model)
-        assert not _active.stack
+        assert not active.stack
     raising = False
     for _ in range(3):
         g(model)
-        assert not _active.stack
+        assert not active.stack

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .._jax_internals import current_traces
+from .._jax_internals import current_trace, with_enclosing
 from ._crossing import Call
 
 
@@ -24,27 +24,28 @@ class Calling(NamedTuple):
 
 class _Active(threading.local):
     def __init__(self) -> None:
-        self.stack: list[Calling] = []
+        self.stack: list[tuple[Any, Call, Any]] = []
 
 
-_active = _Active()
+active = _Active()
+"""The calls of this thread, innermost last: the owner, the call, and the trace in which it was made."""
 
 
 class calling:  # noqa: N801 -- a context manager; one that is a generator costs a microsecond
     """Lets the function know, should it be traced, of the caller's side of this call."""
 
-    __slots__ = ("_call", "_depth")
+    __slots__ = ("_depth", "_entry")
 
     def __init__(self, owner: Any, call: Call) -> None:
-        self._call = Calling(owner, call, current_traces())
-        self._depth = len(_active.stack)
+        self._entry = owner, call, current_trace()
+        self._depth = len(active.stack)
 
     def __enter__(self) -> None:
-        _active.stack.append(self._call)
+        active.stack.append(self._entry)
 
     def __exit__(self, *_: object) -> None:
         # An interrupt may come at any point; what is above this call is then gone too.
-        del _active.stack[self._depth :]
+        del active.stack[self._depth :]
 
 
 def caller_of(owner: Any) -> Calling | None:
@@ -52,4 +53,7 @@ def caller_of(owner: Any) -> Calling | None:
 
     A transform may call the function after the call has returned, in another thread, or from within another call.
     """
-    return next((call for call in reversed(_active.stack) if call.owner is owner), None)
+    for its, call, trace in reversed(active.stack):
+        if its is owner:
+            return Calling(owner, call, with_enclosing(trace))
+    return None

@@ -160,7 +160,8 @@ def pack_call(
     tags = Tags()
     natively = None if static else pack_natively(tuple(args), kwargs, tags, rules)
     if natively is not None:
-        return Call(*natively[:2], tags, is_separate=natively[2])
+        packed_args, packed_kwargs, is_separate = natively
+        return Call(packed_args, packed_kwargs, tags, (), is_separate)
     packed = {
         position: value if position in static else pack_tree(value, tags, rules, names.text(position))
         for position, value in positions(args, kwargs)

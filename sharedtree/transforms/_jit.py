@@ -59,6 +59,7 @@ class JitTransform(DonatingTransform):
         try:
             self._static = Chosen(self.function, options.get("static_argnums"), options.get("static_argnames"))
             self._donated = Chosen(self.function, options.get("donate_argnums"), options.get("donate_argnames"))
+            self.is_plain = self._static.is_empty and self._donated.is_empty and self._in_shardings is None
         except Exception:
             self.transform(self.function, **options)  # says best what is wrong with them
             raise
@@ -117,7 +118,7 @@ class JitTransform(DonatingTransform):
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """As the base. Shardings that reach inside modules are translated anew for each structure."""
         if not self._is_prefixed(policy):
-            return self.transformed(policy)
+            return super().transformed_for(policy, call)
         avals = jtu.tree_map(_aval, (call.args, call.kwargs))
         leaves, treedef = jtu.tree_flatten(avals)
         key = (policy, treedef, tuple(leaves))
