@@ -95,7 +95,7 @@ def _cut_up(roots: Objects, is_leaf: Callable[[Any], bool] | None) -> tuple[_Pie
 
 def _cut(objects: Objects, is_leaf: Callable[[Any], bool] | None, *, outside: bool = False) -> _Piece:
     top, *others = objects
-    leaves: set[int] = set()  # the ids of entries
+    leaves: set[int] = set()  # the ids of entries, which `found` keeps alive
     is_first = not outside
 
     def stops(x: Any) -> bool:
@@ -105,7 +105,7 @@ def _cut(objects: Objects, is_leaf: Callable[[Any], bool] | None, *, outside: bo
             is_first = False
             return False
         if is_leaf is not None and is_leaf(x):
-            leaves.add(id(x))
+            leaves.add(id(x))  # it becomes an entry
             return True
         return _begins_a_piece(x, outside)
 
@@ -113,7 +113,9 @@ def _cut(objects: Objects, is_leaf: Callable[[Any], bool] | None, *, outside: bo
     companions = [treedef.flatten_up_to(other) for other in others]
     entries = list(zip(found, *companions, strict=True))
     keys = [
-        _key(entry) if id(entry[0]) not in leaves and _begins_a_piece(entry[0], outside) else None for entry in entries
+        # Alive in `entries`.
+        _key(entry) if id(entry[0]) not in leaves and _begins_a_piece(entry[0], outside) else None
+        for entry in entries
     ]
     return _Piece(treedef, entries, keys)
 
@@ -124,7 +126,7 @@ def _begins_a_piece(x: Any, outside: bool) -> bool:
 
 
 def _key(objects: Objects) -> Key:
-    return tuple([id(obj) for obj in objects])
+    return tuple([id(obj) for obj in objects])  # alive in the entries of a piece
 
 
 def _refuse_cycles(tree: Any, outermost: _Piece, pieces: dict[Key, _Piece]) -> None:

@@ -42,9 +42,9 @@ class Block(tx.Module):
 class Pair(to.Tree, to.Extensions):
     """A tree of treeo's, all of whose attributes are declared."""
 
-    left: Any = to.node()  # noqa: RUF009 -- how treeo declares a field
-    right: Any = to.node()  # noqa: RUF009
-    note: Any = to.static("none")  # noqa: RUF009
+    left: Any = to.node()
+    right: Any = to.node()
+    note: Any = to.static("none")
 
 
 def model_of(make, inputs):
