@@ -1,6 +1,7 @@
 """What things cost: the same work done by several implementations, measured in turns within one process.
 
     python -m bench run --out DIR            measure, and write results.json, results.md and plots
+    python -m bench bars                     what should cost so much at most, and whether it does
     python -m bench compare A.json B.json    what changed between two runs
     python -m bench page A.json [B.json …]   put results into docs/benchmarks.md
     python -m pytest bench --benchmark-only  the quick cases in pytest-benchmark's table

@@ -1,4 +1,4 @@
-"""The command line: `python -m bench run`, `compare` and `page`."""
+"""The command line: `python -m bench run`, `bars`, `compare` and `page`."""
 
 import argparse
 import gc
@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 import jax
 
-from ._measuring import FULL, QUICK, Measured, measure
+from ._bars import cases_of_bars
+from ._measuring import FULL, QUICK, Case, Measured, measure
 from ._page import write_page
 from ._plots import NoPlotsError, write_plots
 from ._results import Results, describe_machine, read_results, write_results
 from ._suite import all_cases
-from ._tables import comparison, figures_table, whole_report
+from ._tables import bars_table, comparison, figures_table, machine_in_words, whole_report
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,7 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("--quick", action="store_true", help="small cases and few rounds: see that everything runs")
     run.add_argument("--only", default="", metavar="TEXT", help="cases whose group or name contains this")
     run.add_argument("--out", type=pathlib.Path, required=True, metavar="DIR", help="where to; made if need be")
+    run.add_argument("--add", action="store_true", help="keep the results of other cases that are there")
     run.set_defaults(command=_run)
+    bars = commands.add_parser("bars", help="measure what should cost so much at most, and say whether it does")
+    bars.add_argument("--only", default="", metavar="TEXT", help="bars whose name contains this")
+    bars.set_defaults(command=_bars)
     compare = commands.add_parser("compare", help="what changed between two runs, as Markdown")
     compare.add_argument("before", type=pathlib.Path, metavar="A.json")
     compare.add_argument("after", type=pathlib.Path, metavar="B.json")
@@ -40,20 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    cases = all_cases(QUICK if arguments.quick else FULL, arguments.only)
+    effort = QUICK if arguments.quick else FULL
+    cases, path = all_cases(effort, arguments.only), arguments.out / "results.json"
     if not cases:
         sys.stderr.write(f"No case has {arguments.only!r} in its group or name.\n")
         return 1
     arguments.out.mkdir(parents=True, exist_ok=True)
-    measured: dict[str, Measured] = {}
-    for i, case in enumerate(cases):
-        start = time.perf_counter()
-        measured[case.name] = measure(case)
-        jax.clear_caches()  # what this case leaves behind is not the next one's to keep and to collect
-        gc.collect()
-        print(f"[{i + 1}/{len(cases)}] {case.name}: {time.perf_counter() - start:.1f} s", flush=True)
-    results = Results(describe_machine(), arguments.quick, measured)
-    write_results(results, arguments.out / "results.json")
+    results = Results(
+        describe_machine(), arguments.quick, read_results(path).cases if arguments.add and path.exists() else {}
+    )
+    results.cases.update(_measured(cases))
+    in_order = {case.name: results.cases[case.name] for case in all_cases(effort) if case.name in results.cases}
+    results = results._replace(cases=in_order)
+    write_results(results, path)
     (arguments.out / "results.md").write_text(whole_report(results), encoding="utf-8")
     print(f"\n{figures_table([results])}")
     try:
@@ -61,6 +65,23 @@ def _run(arguments: argparse.Namespace) -> int:
     except NoPlotsError as error:
         sys.stderr.write(f"{error}\n")
     return 0
+
+
+def _bars(arguments: argparse.Namespace) -> int:
+    cases = _measured(cases_of_bars(arguments.only))
+    print(f"\n{machine_in_words(describe_machine())}\n\n{bars_table(cases)}")
+    return 0
+
+
+def _measured(cases: Sequence[Case]) -> dict[str, Measured]:
+    measured: dict[str, Measured] = {}
+    for i, case in enumerate(cases):
+        start = time.perf_counter()
+        measured[case.name] = measure(case)
+        jax.clear_caches()  # what this case leaves behind is not the next one's to keep and to collect
+        gc.collect()
+        print(f"[{i + 1}/{len(cases)}] {case.name}: {time.perf_counter() - start:.1f} s", flush=True)
+    return measured
 
 
 def _compare(arguments: argparse.Namespace) -> int:

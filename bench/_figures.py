@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from . import _libraries, compiling, dispatch, growth, memory, saving_memory, serialising, training
+from ._bars import BARS
+from ._kinds import BLOCKS, LAYERS, NNX as NNX_KIND
 from ._measuring import TIME, Measured
-from ._models import BLOCKS, LAYERS, NO_TIES, ONE_BLOCK
-from ._names import BY_HAND, EQUINOX, FLAT, JAX, NNX, SHAREDTREE, UNTIED
+from ._models import ONE_BLOCK
+from ._names import BY_HAND, EQUINOX, FLAT, JAX, NNX, NNX_CACHED, SHAREDTREE, UNTIED
 from ._results import Results
 
 
@@ -43,14 +45,6 @@ def _ratio(case: str, implementation: str, to: str, measurement: str = TIME) -> 
     return lambda results: results.cases[case].ratio(implementation, to, measurement)
 
 
-def _plans(case: str) -> Callable[[Results], float]:
-    def share(results: Results) -> float:
-        found = results.cases[case]
-        return found.median(SHAREDTREE, compiling.PLANS) / found.median(SHAREDTREE, compiling.FIRST_CALL)
-
-    return share
-
-
 def _device_bytes(results: Results) -> float:
     found = results.cases[memory.NAME]
     return found.median(SHAREDTREE, memory.COMPILED) / found.median(SHAREDTREE, memory.UNIQUE)
@@ -61,22 +55,20 @@ def _beyond_flat(case: Measured) -> float:
     return statistics.median(ours - flat for ours, flat in pairs) / case.parameters["leaves"]
 
 
-def _growth(large: int, way: str) -> Callable[[Results], float]:
-    return lambda results: (
-        _beyond_flat(results.cases[growth.name_of(large, way)]) / _beyond_flat(results.cases[growth.name_of(1000, way)])
-    )
+def _growth(large: str, small: str) -> Callable[[Results], float]:
+    return lambda results: _beyond_flat(results.cases[large]) / _beyond_flat(results.cases[small])
 
 
 def _figures() -> list[Figure]:
-    found: list[Figure] = []
-    sizes = (24, 204, 1004)
-    for shape in (LAYERS, BLOCKS):
-        for ours, other in ((True, FLAT), (True, JAX), (False, EQUINOX), (False, NNX)):
-            for size in sizes:
-                one, two = (SHAREDTREE, other) if ours else (other, SHAREDTREE)
-                case = dispatch.name_of(size, NO_TIES, shape)
-                found.append(Figure(f"call: `{one}` / `{two}`, {shape}, {size:,} leaves", _ratio(case, one, two)))
-    reused = dispatch.name_of(dispatch.REUSED, ONE_BLOCK)
+    found = [Figure(f"{bar.name}, {bar.size:,}", lambda run, bar=bar: bar.of(run.cases[bar.case])) for bar in BARS]
+    for kind, one in ((LAYERS, JAX), (LAYERS, EQUINOX), (NNX_KIND, NNX_CACHED), (NNX_KIND, NNX)):
+        found += [
+            Figure(f"call, {kind}: `{one}` / `{FLAT}`, {size:,}", _ratio(dispatch.name_of(size, kind), one, FLAT))
+            for size in (24, 204, 1004)
+        ]
+    beyond = f"(`{SHAREDTREE}` - `{FLAT}`) per leaf"
+    in_and_out = (dispatch.name_of(size, BLOCKS) for size in (10_004, 1004))
+    reused = dispatch.name_of(dispatch.REUSED, BLOCKS, ONE_BLOCK)
     found += [
         Figure(
             f"call: `{SHAREDTREE}` / `{JAX}`, one block of 8 arrays reused 50 times", _ratio(reused, SHAREDTREE, JAX)
@@ -87,13 +79,8 @@ def _figures() -> list[Figure]:
             _ratio(compiling.DEMO, SHAREDTREE, UNTIED, compiling.FIRST_CALL),
         ),
         Figure("device bytes of a tied, donated step / bytes of its unique arrays", _device_bytes),
-        Figure(f"growth: (`{SHAREDTREE}` - `{FLAT}`) per leaf, 100,000 in / 1000 in", _growth(100_000, growth.ONE_WAY)),
-        Figure(
-            f"growth: (`{SHAREDTREE}` - `{FLAT}`) per leaf, 10,000 in and out / 1000 in and out",
-            _growth(10_000, growth.BOTH_WAYS),
-        ),
-        Figure("plans / trace and compile, the demo's step", _plans(compiling.DEMO), form=".1%"),
-        Figure("plans / trace and compile, 1,004 leaves", _plans(compiling.name_of(1004)), form=".1%"),
+        Figure(f"growth: {beyond}, 100,000 in / 1,000 in", _growth(growth.name_of(100_000), growth.name_of(1000))),
+        Figure(f"growth: {beyond}, 10,004 in and out / 1,004 in and out", _growth(*in_and_out)),
     ]
     return found + _of_serialising()
 
@@ -110,7 +97,6 @@ def _of_serialising() -> list[Figure]:
         Figure("save 512 MiB: with digests and fsync / raw bytes with fsync", _ratio(save, ours, raw)),
         Figure("load 512 MiB: without digests / raw bytes, one `readinto`", _ratio(load, unchecked, raw)),
         Figure("load 512 MiB: with digests / raw bytes, one `readinto`", _ratio(load, ours, raw)),
-        Figure("load 256 arrays of 1 MiB: without digests / raw bytes, one `readinto`", _ratio(middle, unchecked, raw)),
         Figure("load 256 arrays of 1 MiB: with digests / raw bytes, one `readinto`", _ratio(middle, ours, raw)),
         Figure(
             "load 512 MiB with `mmap=True`, without digests", _milliseconds(mapped, _libraries.MAPPED), ".1f", " ms"

@@ -4,7 +4,6 @@ Each gets them in the form that it takes: a module, or a dict with the array at 
 for. Where a library has options, those it comes with are used.
 """
 
-import importlib
 import os
 import pathlib
 import pickle
@@ -18,6 +17,7 @@ import numpy as np
 import sharedtree as st
 
 from ._checkpoints import Checkpoint, arrays_by_path
+from ._kinds import imported
 from ._measuring import UnavailableError
 
 RAW = "raw bytes"
@@ -124,7 +124,7 @@ def equinox(checkpoint: Checkpoint) -> Library:
 
 def flax(checkpoint: Checkpoint) -> Library:
     """`flax.serialization`, of a dict."""
-    serialization = _imported("flax.serialization")
+    serialization = imported("flax.serialization")
     arrays = checkpoint.by_path
 
     def save(path: pathlib.Path) -> None:
@@ -138,7 +138,7 @@ def flax(checkpoint: Checkpoint) -> Library:
 
 def orbax(checkpoint: Checkpoint) -> Library:
     """Orbax's `StandardCheckpointer`, of a dict."""
-    checkpoints = _imported("orbax.checkpoint")
+    checkpoints = imported("orbax.checkpoint")
     arrays = checkpoint.by_path
     target = {path: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for path, a in arrays.items()}
 
@@ -156,7 +156,7 @@ def orbax(checkpoint: Checkpoint) -> Library:
 
 def sharedtree_orbax(checkpoint: Checkpoint) -> Library:
     """`sharedtree.orbax`, the model in an Orbax `CheckpointManager`."""
-    checkpoints = _imported("orbax.checkpoint")
+    checkpoints = imported("orbax.checkpoint")
 
     def save(path: pathlib.Path) -> None:
         with checkpoints.CheckpointManager(path) as manager:
@@ -172,7 +172,7 @@ def sharedtree_orbax(checkpoint: Checkpoint) -> Library:
 
 def safetensors(checkpoint: Checkpoint) -> Library:
     """`safetensors.numpy`, of a dict."""
-    numpy = _imported("safetensors.numpy")
+    numpy = imported("safetensors.numpy")
     arrays = checkpoint.by_path
 
     def save(path: pathlib.Path) -> None:
@@ -186,7 +186,7 @@ def safetensors(checkpoint: Checkpoint) -> Library:
 
 def safetensors_flax(checkpoint: Checkpoint) -> Library:
     """`safetensors.flax`, of a dict."""
-    jax_arrays = _imported("safetensors.flax")
+    jax_arrays = imported("safetensors.flax")
     arrays = checkpoint.by_path
 
     def save(path: pathlib.Path) -> None:
@@ -215,7 +215,7 @@ def pickled(checkpoint: Checkpoint) -> Library:
 
 def jaxon(checkpoint: Checkpoint) -> Library:
     """`jaxon`, of the model."""
-    library = _imported("jaxon")
+    library = imported("jaxon")
 
     def save(path: pathlib.Path) -> None:
         try:
@@ -245,13 +245,6 @@ LIBRARIES: dict[str, Callable[[Checkpoint], Library]] = {
 
 def _in_order(loaded: dict[str, Any], like: dict[str, jax.Array]) -> list[jax.Array]:
     return [loaded[name] for name in like]
-
-
-def _imported(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001 -- whatever a peer raises on import, others can be measured
-        raise UnavailableError(f"cannot be imported: {error}") from None
 
 
 def files_of(path: pathlib.Path) -> list[pathlib.Path]:

@@ -1,11 +1,12 @@
-"""Subjects that call a function again and again, each time with what it returned, as a training loop does.
+"""A function that is called again and again, each time with what it returned, as a training loop does.
 
 New objects are made and old ones collected all the time, and now and then somebody replaces an attribute. A loop that
 fed the same objects each time would measure caches that no real program hits.
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,22 +14,12 @@ import jax.numpy as jnp
 
 import sharedtree as st
 
+from ._kinds import imported, to_brainstate, to_nnx
 from ._measuring import Subject
-from ._models import (
-    Model,
-    fields_of,
-    import_brainstate,
-    import_nnx,
-    occurrences,
-    to_brainstate,
-    to_nnx,
-    unique_arrays,
-)
+from ._models import arrays_of, fields_of, last_array, replace_array, unique_arrays
 
 CALLS = 10
 """How many calls there are before an attribute is replaced again."""
-
-Change = Callable[[Any, jax.Array], None]
 
 
 def increment(tree: Any) -> Any:
@@ -41,22 +32,32 @@ def increment_once(tree: Any) -> Any:
     return st.tree.map(lambda x: x + 1, tree)
 
 
-def looping(
-    step: Callable[[Any], Any],
-    state: Any,
-    change: Change,
-    last: Callable[[Any], jax.Array],
-    values: Callable[[Any], Sequence[Any]],
-) -> Subject:
-    """A subject that replaces an attribute and then makes `CALLS` calls, each waited for.
+def _new(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Another function that does the same, which no cache knows."""
+    return lambda tree: function(tree)
 
-    Args:
-        step: state → state, the call that is measured.
+
+class Loop(NamedTuple):
+    """A call to be made again and again.
+
+    Attributes:
+        step: state → state, the call. It was never called before, and nothing that it calls is in a cache of JAX.
         state: the first state.
         change: replaces one array of a state.
         last: an array of a state, to be waited for. All arrays of a call are ready when one is.
         values: the arrays of a state, tied ones at each path.
     """
+
+    step: Callable[[Any], Any]
+    state: Any
+    change: Callable[[Any, jax.Array], None]
+    last: Callable[[Any], jax.Array] = last_array
+    values: Callable[[Any], Sequence[Any]] = arrays_of
+
+
+def looping(loop: Loop) -> Subject:
+    """A subject that replaces an attribute and then makes `CALLS` calls, each waited for."""
+    step, state, change, last, values = loop
     fresh = jnp.full(2, 0.5)
 
     def run() -> None:
@@ -69,13 +70,7 @@ def looping(
     return Subject(run, lambda: jax.device_get(values(state)), CALLS)
 
 
-def last_array(model: Any) -> Any:
-    """The last array of the last block, or what the library keeps it in."""
-    block = model.blocks[-1]
-    return getattr(block, fields_of(block)[-1])
-
-
-def flat_list(model: Model) -> Subject:
+def flat_list(model: Any) -> Loop:
     """The limit: nothing but a list of the arrays, each once."""
     arrays, places = unique_arrays(model)
 
@@ -83,65 +78,87 @@ def flat_list(model: Model) -> Subject:
         arrays[0] = fresh
 
     step = jax.jit(lambda arrays: [x + 1 for x in arrays])
-    return looping(step, arrays, change, lambda arrays: arrays[-1], lambda arrays: [arrays[i] for i in places])
+    return Loop(step, arrays, change, lambda arrays: arrays[-1], lambda arrays: [arrays[i] for i in places])
 
 
-def equinox_model(model: Model, step: Callable[[Model], Model]) -> Subject:
-    """The Equinox model itself. Where the step has untied it, an attribute has to be replaced in each copy."""
+def functional(model: Any, step: Callable[[Any], Any]) -> Loop:
+    """A model of any kind, and a step that returns a new one.
+
+    Where the step has untied it, an attribute has to be replaced in each copy.
+    """
     first = fields_of(model.blocks[0])[0]
-    first_of_all = [
-        i for i, block in enumerate(model.blocks) if getattr(block, first) is getattr(model.blocks[0], first)
-    ]
+    same = [i for i, block in enumerate(model.blocks) if getattr(block, first) is getattr(model.blocks[0], first)]
 
-    def change(model: Model, fresh: jax.Array) -> None:
-        for i in first_of_all:
-            object.__setattr__(model.blocks[i], first, fresh)
+    def change(model: Any, fresh: jax.Array) -> None:
+        for i in same:
+            replace_array(model.blocks[i], first, fresh)
 
-    return looping(step, model, change, last_array, occurrences)
+    return Loop(step, model, change)
 
 
-def sharedtree_model(model: Model) -> Subject:
-    """The same, wrapped. One change is enough, since what was one object still is."""
-
-    first = fields_of(model.blocks[0])[0]
-
-    def change(model: Model, fresh: jax.Array) -> None:
-        object.__setattr__(model.blocks[0], first, fresh)
-
-    return looping(st.jit(increment_once), model, change, last_array, occurrences)
+def sharedtree_model(model: Any) -> Loop:
+    """A model of any kind under `sharedtree.jit`. One change is enough, since what was one object still is."""
+    return functional(model, st.jit(_new(increment_once)))._replace(change=_change_first)
 
 
-def nnx_model(model: Model, *, cached: bool = False) -> Subject:
+def sharedtree_filtered(model: Any) -> Loop:
+    """The same under `equinox.filter_jit`, wrapped."""
+    step = st.preserve_identities(eqx.filter_jit)(_new(increment_once))
+    return functional(model, step)._replace(change=_change_first)
+
+
+def plain_jax(model: Any) -> Loop:
+    """A model of any kind under vanilla `jax.jit`."""
+    return functional(model, jax.jit(_new(increment)))
+
+
+def filtered(model: Any) -> Loop:
+    """A model under `equinox.filter_jit`."""
+    return functional(model, eqx.filter_jit(_new(increment)))
+
+
+def _change_first(model: Any, fresh: jax.Array) -> None:
+    replace_array(model.blocks[0], fields_of(model.blocks[0])[0], fresh)
+
+
+def _in_place(network: Any, update: Callable[[], Any]) -> Loop:
+    def step(network: Any) -> Any:
+        update()
+        return network
+
+    return Loop(step, network, _change_first)
+
+
+def _updating(model: Any, jit: Callable[[Any], Any], partial: Callable[..., Any] = functools.partial) -> Loop:
     """The network in NNX, changed in place."""
-    nnx = import_nnx()
+    nnx = imported("flax.nnx")
     network = to_nnx(model)
-    first = fields_of(model.blocks[0])[0]
 
-    @nnx.jit
     def update(network: Any) -> None:
         nnx.update(network, increment(nnx.state(network)))
 
-    call = nnx.cached_partial(update, network) if cached else lambda: update(network)
-
-    def step(network: Any) -> Any:
-        call()
-        return network
-
-    def change(network: Any, fresh: jax.Array) -> None:
-        getattr(network.blocks[0], first).set_value(fresh)
-
-    return looping(
-        step,
-        network,
-        change,
-        lambda network: last_array(network).get_value(),
-        lambda network: [variable.get_value() for variable in occurrences(network)],
-    )
+    return _in_place(network, partial(jit(update), network))
 
 
-def nnx_split(model: Model) -> Subject:
+def nnx_model(model: Any) -> Loop:
+    """The network in NNX under `nnx.jit`."""
+    return _updating(model, imported("flax.nnx").jit)
+
+
+def nnx_cached(model: Any) -> Loop:
+    """The same, with the walk over the network done once."""
+    nnx = imported("flax.nnx")
+    return _updating(model, nnx.jit, nnx.cached_partial)
+
+
+def sharedtree_in_place(model: Any) -> Loop:
+    """The same network and the same function under `sharedtree.jit`."""
+    return _updating(model, functools.partial(st.jit, policy=st.Policy(in_place=True)))
+
+
+def nnx_split(model: Any) -> Loop:
     """The network in NNX, taken apart once, before the loop: what Flax advises where NNX's own `jit` is too slow."""
-    nnx = import_nnx()
+    nnx = imported("flax.nnx")
     graph, state = nnx.split(to_nnx(model))
     first = fields_of(model.blocks[0])[0]
 
@@ -156,48 +173,16 @@ def nnx_split(model: Model) -> Subject:
             state = state[key]
         return state.get_value()
 
-    return looping(
-        jax.jit(increment),
-        state,
-        change,
-        last,
-        lambda state: [variable.get_value() for variable in occurrences(nnx.merge(graph, state))],
-    )
+    return Loop(jax.jit(_new(increment)), state, change, last, lambda state: arrays_of(nnx.merge(graph, state)))
 
 
-def brainstate_model(model: Model) -> Subject:
+def brainstate_model(model: Any) -> Loop:
     """The network in brainstate, changed in place. States are found by tracing, not in the arguments."""
-    brainstate = import_brainstate()
     network = to_brainstate(model)
     states = list(network.states().values())
-    first = fields_of(model.blocks[0])[0]
 
-    @brainstate.transform.jit
     def update() -> None:
         for state in states:
             state.value = state.value + 1
 
-    def step(network: Any) -> Any:
-        update()
-        return network
-
-    def change(network: Any, fresh: jax.Array) -> None:
-        getattr(network.blocks[0], first).value = fresh
-
-    return looping(
-        step,
-        network,
-        change,
-        lambda network: last_array(network).value,
-        lambda network: [state.value for state in occurrences(network)],
-    )
-
-
-def plain_jax(model: Model) -> Subject:
-    """The Equinox model under vanilla `jax.jit`."""
-    return equinox_model(model, jax.jit(increment))
-
-
-def filtered(model: Model) -> Subject:
-    """The Equinox model under `equinox.filter_jit`."""
-    return equinox_model(model, eqx.filter_jit(increment))
+    return _in_place(network, imported("brainstate").transform.jit(update))

@@ -190,6 +190,8 @@ def _one_turn(subject: Subject, runs: int, clock: Callable[[], float]) -> dict[s
 def require_equal_results(case: Case, subjects: Mapping[str, Subject]) -> None:
     """Raises `AssertionError` unless all subjects have the same results, within the case's tolerance."""
     results = {name: [np.asarray(each) for each in subject.result()] for name, subject in subjects.items()}
+    if not results:  # none is installed
+        return
     first, *others = results
     for name in others:
         what = f"{case.name}: `{first}` and `{name}` have different results"

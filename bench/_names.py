@@ -2,6 +2,9 @@
 
 FLAT = "flat list, jax.jit"
 SHAREDTREE = "sharedtree.jit"
+IN_PLACE = "sharedtree.jit, in place"
+SHAREDTREE_FILTERED = "equinox.filter_jit, wrapped"
+WITHOUT_NATIVE = "sharedtree.jit, SHAREDTREE_NATIVE=0"
 JAX = "jax.jit"
 EQUINOX = "equinox.filter_jit"
 NNX = "nnx.jit"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from sharedtree._demo._model import LanguageModel, rotated
 
-from ._models import import_nnx
+from ._kinds import imported
 
 
 def nnx_language_model(model: LanguageModel) -> Any:
@@ -15,7 +15,7 @@ def nnx_language_model(model: LanguageModel) -> Any:
 
     Each module works on a whole window: (context, width) → (context, width). The last one is the tied table.
     """
-    nnx = import_nnx()
+    nnx = imported("flax.nnx")
 
     class Table(nnx.Module):
         def __init__(self, like: Any) -> None:

@@ -13,9 +13,9 @@ BEGIN = "<!-- results: written by `python -m bench page` -->"
 END = "<!-- end of results -->"
 
 _PLOTS = {
-    "dispatch": ("dispatch.svg", "dispatch-blocks.svg", "dispatch-one-block.svg"),
+    "dispatch": ("dispatch.svg", "dispatch-nnx.svg", "dispatch-one-block.svg"),
     "training": ("training.svg",),
-    "growth": ("growth.svg", "growth-in.svg"),
+    "growth": ("growth.svg",),
     "serialising": ("save-large.svg", "load-large.svg", "save-small.svg", "load-small.svg"),
 }
 
@@ -34,6 +34,8 @@ def write_page(runs: Sequence[Results], docs: pathlib.Path = DOCS) -> None:
         raise ValueError(f"{page.name} needs the lines `{BEGIN}` and `{END}`, for what goes between them.")
     folder = docs / "benchmarks"
     folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.svg"):
+        old.unlink()
     drawn = write_plots(runs[0], folder)
     content = f"{before}{BEGIN}\n\n{results_section(runs, drawn)}\n\n{END}{after}"
     page.write_text(content, encoding="utf-8")
@@ -44,7 +46,7 @@ def results_section(runs: Sequence[Results], drawn: Sequence[str]) -> str:
     parts = [summary(runs[0]), "## Figures", figures_table(runs)]
     if any(run.quick for run in runs):
         parts.insert(0, "**From a quick run: these numbers say that everything runs, and little else.**")
-    parts += [machine_in_words(run) for run in runs]
+    parts += [machine_in_words(run.machine) for run in runs]
     for group, text in group_tables(runs[0]).items():
         plots = [f"![{group}](benchmarks/{name})" for name in _PLOTS.get(group, ()) if name in drawn]
         parts += [f"## {group.capitalize()}", *plots, text]

@@ -3,9 +3,10 @@
 import pathlib
 from typing import Any
 
+from ._kinds import LAYERS, NNX
 from ._libraries import EQUINOX, SHAREDTREE as OURS
 from ._measuring import TIME, Measured
-from ._models import BLOCKS, LAYERS, NO_TIES, ONE_BLOCK
+from ._models import ONE_BLOCK
 from ._names import SHAREDTREE
 from ._results import Results
 from .serialising import LARGE, SMALL
@@ -34,19 +35,14 @@ def write_plots(run: Results, folder: pathlib.Path) -> list[str]:
     pyplot = _pyplot()
     cases = list(run.cases.values())
     drawings = {
-        "dispatch": (_lines, _of(cases, "dispatch", shape=LAYERS), "µs per call and leaf, linear layers"),
-        "dispatch-blocks": (
-            _lines,
-            _of(cases, "dispatch", shape=BLOCKS, sharing=NO_TIES),
-            "µs per call and leaf, blocks of 8 arrays",
-        ),
+        "dispatch": (_lines, _of(cases, "dispatch", kind=LAYERS), f"µs per call and leaf, {LAYERS}"),
+        "dispatch-nnx": (_lines, _of(cases, "dispatch", kind=NNX), f"µs per call and leaf, {NNX}"),
         "dispatch-one-block": (
             _lines,
             _of(cases, "dispatch", sharing=ONE_BLOCK),
             "µs per call and path, one block everywhere",
         ),
-        "growth": (_lines, _of(cases, "growth", way="in and out"), "µs per call and leaf, all in and out"),
-        "growth-in": (_lines, _of(cases, "growth", way="in"), "µs per call and leaf, all in and one block out"),
+        "growth": (_lines, _of(cases, "growth"), "µs per call and leaf, all in and one block out"),
         "training": (_bars, _of(cases, "training"), "time of a step, relative to the tie by hand"),
     }
     for work in ("save", "load"):

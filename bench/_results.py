@@ -14,7 +14,7 @@ from ._measuring import Measured
 FORMAT = 1
 
 LIBRARIES = (
-    *("jax", "jaxlib", "equinox", "numpy", "optax", "flax", "brainstate"),
+    *("jax", "jaxlib", "equinox", "numpy", "optax", "flax", "brainstate", "optree"),
     *("orbax-checkpoint", "safetensors", "jaxon"),
 )
 
@@ -41,6 +41,7 @@ class Results(NamedTuple):
 def describe_machine() -> dict[str, str]:
     """The machine in words, and versions."""
     import sharedtree
+    from sharedtree._engine import engine
 
     versions: dict[str, str] = {}
     for name in LIBRARIES:
@@ -53,7 +54,7 @@ def describe_machine() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "device": jax.devices()[0].device_kind,
         "Python": platform.python_version(),
-        "sharedtree": sharedtree.__version__,
+        "sharedtree": f"{sharedtree.__version__} ({engine()})",
         **versions,
     }
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from . import compiling, dispatch, flattening, growth, memory, saving_memory, serialising, training
+from . import compiling, dispatch, growth, memory, pieces, saving_memory, serialising, training
 from ._measuring import Case, Effort
 
 GROUPS: dict[str, Callable[[Effort], list[Case]]] = {
     "dispatch": dispatch.cases,
+    "pieces": pieces.cases,
     "training": training.cases,
     "compiling": compiling.cases,
     "memory": memory.cases,
-    "flattening": flattening.cases,
     "growth": growth.cases,
     "serialising": lambda effort: [*serialising.cases(effort), *saving_memory.cases(effort)],
 }

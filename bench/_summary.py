@@ -1,9 +1,9 @@
 """The benchmarks in three lines: what stands above all tables."""
 
 from . import _libraries, dispatch, serialising, training
+from ._kinds import LAYERS, NNX as NNX_KIND
 from ._measuring import Measured
-from ._models import LAYERS, NO_TIES
-from ._names import BY_HAND, EQUINOX, FLAT, JAX, NNX, SHAREDTREE
+from ._names import BY_HAND, EQUINOX, FLAT, IN_PLACE, JAX, NNX, SHAREDTREE
 from ._results import Results
 
 _SIZES = (24, 204, 1004)
@@ -12,13 +12,15 @@ _SIZES = (24, 204, 1004)
 def summary(run: Results) -> str:
     """Three lines about one run; those whose cases it has not got are left out."""
     lines: list[str] = []
-    calls = [run.cases.get(dispatch.name_of(size, NO_TIES, LAYERS)) for size in _SIZES]
-    if all(calls):
-        found = [case for case in calls if case is not None]
+    calls, in_place = (
+        [run.cases[name] for size in _SIZES if (name := dispatch.name_of(size, kind)) in run.cases]
+        for kind in (LAYERS, NNX_KIND)
+    )
+    if calls and in_place:
         lines.append(
-            f"A call of `{SHAREDTREE}` on linear layers of 24 to 1,004 arrays costs {_range(found, SHAREDTREE, FLAT)} "
-            f"of `{FLAT}`, {_range(found, SHAREDTREE, JAX)} of `{JAX}` on the model; `{EQUINOX}` costs "
-            f"{_range(found, EQUINOX, SHAREDTREE)}, `{NNX}` {_range(found, NNX, SHAREDTREE)} of it."
+            f"A call of `{SHAREDTREE}` on linear layers of 24 to 1,004 arrays costs {_range(calls, SHAREDTREE, FLAT)} "
+            f"of `{FLAT}`, `{JAX}` {_range(calls, JAX, FLAT)}, `{EQUINOX}` {_range(calls, EQUINOX, FLAT)}; on a model "
+            f"of `{NNX_KIND}`, in place, {_range(in_place, IN_PLACE, FLAT)}, `{NNX}` {_range(in_place, NNX, FLAT)}."
         )
     if training.NAME in run.cases:
         step = run.cases[training.NAME].ratio(SHAREDTREE, BY_HAND)

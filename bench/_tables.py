@@ -1,12 +1,12 @@
 """Runs as Markdown: the figures, a table for each group of cases, and what changed between two runs."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ._bars import BARS
 from ._figures import FIGURES
 from ._measuring import Measured
 from ._results import Results
-from .compiling import PLANS
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _BYTES = ((2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
@@ -40,6 +40,17 @@ def figures_table(runs: Sequence[Results]) -> str:
     return table(["", *(run.label for run in runs)], [row for row in rows if set(row[1:]) != {"-"}])
 
 
+def bars_table(cases: Mapping[str, Measured]) -> str:
+    """The bars of cases that were measured, and whether they are met."""
+    rows: list[list[str]] = []
+    for bar in BARS:
+        if bar.case in cases and set(bar.needs) <= cases[bar.case].rounds.keys():
+            found = bar.of(cases[bar.case])
+            verdict = "met" if found <= bar.limit else "missed"
+            rows.append([bar.name, f"{bar.size:,}", f"{found:.2f}", f"{bar.limit:.2f}", verdict])
+    return table(["", "size", "measured", "at most", ""], rows)
+
+
 def group_tables(run: Results) -> dict[str, str]:
     """Group → Markdown: each case a row and each implementation a column, then why some are dashes."""
     found: dict[str, str] = {}
@@ -64,24 +75,25 @@ def _cell(case: Measured, name: str, measurement: str, unit: str) -> str:
     if name not in case.rounds:
         return "-"
     median = in_words(case.median(name, measurement), unit)
-    if case.reference == name or case.reference not in case.rounds or measurement == PLANS:
+    if case.reference == name or case.reference not in case.rounds:
         return median
     mark = " ~" if case.is_noisy(name, case.reference, measurement) else ""
     return f"{median} ({case.ratio(name, case.reference, measurement):.2f}{mark})"
 
 
-def machine_in_words(run: Results) -> str:
+def machine_in_words(machine: Mapping[str, str]) -> str:
     """One sentence: what it ran on."""
-    versions = {name: text for name, text in run.machine.items() if name not in ("system", "cores", "device")}
+    versions = {name: text for name, text in machine.items() if name not in ("system", "cores", "device")}
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return f"{run.machine['system']}, {run.machine['cores']} cores, device {run.machine['device']}; {listed}."
+    return f"{machine['system']}, {machine['cores']} cores, device {machine['device']}; {listed}."
 
 
 def whole_report(run: Results) -> str:
     """Everything about one run, as Markdown."""
     warning = "A quick run: its numbers say that everything runs, and little else.\n\n" if run.quick else ""
     groups = "\n\n".join(f"## {group.capitalize()}\n\n{text}" for group, text in group_tables(run).items())
-    return f"# Benchmarks\n\n{warning}{machine_in_words(run)}\n\n## Figures\n\n{figures_table([run])}\n\n{groups}\n"
+    machine = machine_in_words(run.machine)
+    return f"# Benchmarks\n\n{warning}{machine}\n\n## Figures\n\n{figures_table([run])}\n\n{groups}\n"
 
 
 def comparison(before: Results, after: Results) -> str:
@@ -99,7 +111,7 @@ def comparison(before: Results, after: Results) -> str:
         for implementation in old.rounds:
             if implementation == old.reference:
                 continue
-            for measurement in old.units.keys() - {PLANS}:  # whose ratios are of noise
+            for measurement in old.units:
                 found = _change(old, new, implementation, measurement)
                 if found is None:
                     same += 1

@@ -1,8 +1,7 @@
 """What a call costs as the model grows, from 10 leaves to 100,000: what it costs for each of them should stay the same.
 
-Two shapes of work, since JAX cannot compile a function of 100,000 results: the memory that it needs for that grows with
-the square of their number, and 23 GB were not enough. So up to 10,000 leaves everything goes in and out, and up to
-100,000 everything goes in and one block comes out, which is put back into the model.
+Everything goes in, and one block comes out, which is put back into the model. JAX cannot compile a function of 100,000
+results: the memory that it needs for that grows with the square of their number, and 23 GB were not enough.
 """
 
 import functools
@@ -13,78 +12,64 @@ import jax
 
 import sharedtree as st
 
-from ._loops import CALLS, flat_list, increment, increment_once, plain_jax, sharedtree_model
+from ._loops import Loop, flat_list, increment, increment_once, looping, plain_jax, sharedtree_model
 from ._measuring import Case, Effort, Subject
-from ._models import FIELDS, Model, make_model, occurrences
+from ._models import FIELDS, Model, make_model
 from ._names import FLAT, JAX, SHAREDTREE
 
-BOTH_WAYS = "in and out"
-ONE_WAY = "in"
 
-
-def name_of(num_leaves: int, way: str) -> str:
+def name_of(num_leaves: int) -> str:
     """The name of a case."""
-    return f"growth, {num_leaves:,} leaves {way}"
+    return f"growth, {num_leaves:,} leaves"
 
 
-def _putting_back(call: Callable[[], None], last: Callable[[], jax.Array], values: Callable[[], Any]) -> Subject:
-    def run() -> None:
-        for _ in range(CALLS):
-            call()
-            last().block_until_ready()
+def _flat(model: Model) -> Loop:
+    first = jax.jit(lambda arrays: [x + 1 for x in arrays[:8]])
 
-    return Subject(run, lambda: jax.device_get(values()), CALLS)
+    def step(arrays: list[Any]) -> list[Any]:
+        arrays[:8] = first(arrays)
+        return arrays
 
-
-def _flat_one_way(model: Model) -> Subject:
-    arrays = occurrences(model)
-    step = jax.jit(lambda arrays: [x + 1 for x in arrays[:8]])
-
-    def call() -> None:
-        arrays[:8] = step(arrays)
-
-    return _putting_back(call, lambda: arrays[7], lambda: arrays[:8])
+    return flat_list(model)._replace(step=step, last=lambda arrays: arrays[7], values=lambda arrays: arrays[:8])
 
 
-def _model_one_way(step: Callable[[Model], Any], model: Model) -> Subject:
-    def call() -> None:
-        model.blocks[0] = step(model)
+def _model(loop: Loop, first: Callable[[Model], Any]) -> Loop:
+    def step(model: Model) -> Model:
+        model.blocks[0] = first(model)
+        return model
 
-    return _putting_back(
-        call, lambda: model.blocks[0].shift, lambda: [getattr(model.blocks[0], name) for name in FIELDS]
+    return loop._replace(
+        step=step,
+        last=lambda model: model.blocks[0].shift,
+        values=lambda model: [getattr(model.blocks[0], name) for name in FIELDS],
     )
 
 
-def _sharedtree_one_way(model: Model) -> Subject:
-    return _model_one_way(st.jit(lambda model: increment_once(model.blocks[0])), model)
+def _sharedtree(model: Model) -> Loop:
+    return _model(sharedtree_model(model), st.jit(lambda model: increment_once(model.blocks[0])))
 
 
-def _jax_one_way(model: Model) -> Subject:
-    return _model_one_way(jax.jit(lambda model: increment(model.blocks[0])), model)
+def _jax(model: Model) -> Loop:
+    return _model(plain_jax(model), jax.jit(lambda model: increment(model.blocks[0])))
 
 
-LOOPS: dict[str, dict[str, Callable[[Model], Subject]]] = {
-    BOTH_WAYS: {FLAT: flat_list, SHAREDTREE: sharedtree_model, JAX: plain_jax},
-    ONE_WAY: {FLAT: _flat_one_way, SHAREDTREE: _sharedtree_one_way, JAX: _jax_one_way},
-}
+LOOPS: dict[str, Callable[[Model], Loop]] = {FLAT: _flat, SHAREDTREE: _sharedtree, JAX: _jax}
 
 
 def cases(effort: Effort) -> list[Case]:
-    """Both shapes, at powers of ten."""
-    largest = {BOTH_WAYS: 100, ONE_WAY: 1000} if effort.quick else {BOTH_WAYS: 10_000, ONE_WAY: 100_000}
-    powers = (10, 100, 1000, 10_000, 100_000)
-    return [_case(size, way, effort) for way, most in largest.items() for size in powers if size <= most]
+    """At powers of ten."""
+    return [_case(size, effort) for size in ((10, 1000) if effort.quick else (10, 100, 1000, 10_000, 100_000))]
 
 
-def _case(num_leaves: int, way: str, effort: Effort) -> Case:
-    def set_up(loop: Callable[[Model], Subject]) -> Subject:
-        return loop(make_model(num_leaves))
+def _case(num_leaves: int, effort: Effort) -> Case:
+    def set_up(loop: Callable[[Model], Loop]) -> Subject:
+        return looping(loop(make_model(num_leaves)))
 
     return Case(
-        name=name_of(num_leaves, way),
+        name=name_of(num_leaves),
         group="growth",
-        parameters={"leaves": num_leaves, "way": way},
-        implementations={name: functools.partial(set_up, loop) for name, loop in LOOPS[way].items()},
+        parameters={"leaves": num_leaves},
+        implementations={name: functools.partial(set_up, loop) for name, loop in LOOPS.items()},
         reference=FLAT,
         effort=effort if num_leaves < 10_000 else effort._replace(seconds=2 * effort.seconds),
     )

@@ -3,15 +3,13 @@
 The model is the demo's with a table that is most of it, as in language models with the vocabulary of a language. A
 process reports on itself:
 
-    python -m bench.memory "sharedtree.jit" --rows 65536
+    python -m bench.memory "sharedtree.jit" 65536
 """
 
-import argparse
 import functools
 import json
 import pathlib
 import resource
-import subprocess
 import sys
 from typing import Any
 
@@ -20,8 +18,9 @@ import jax
 from sharedtree._demo._model import Sizes
 
 from . import training
-from ._measuring import Case, Effort, Subject, UnavailableError
+from ._measuring import Case, Effort, UnavailableError
 from ._names import BY_HAND, EQUINOX, SHAREDTREE, UNTIED
+from ._processes import RESULT, UNAVAILABLE, reporting
 
 NAME = "memory of a training step"
 SIZES = Sizes(blocks=1, context=16, batch=2)
@@ -44,15 +43,6 @@ UNITS = {COMPILED: "B", LIVE: "B", PEAK: "B", UNIQUE: "B"}
 STARTS: dict[str, training.Start] = {**training.ALL, EQUINOX: training.with_equinox}
 
 
-def main() -> None:
-    """Reports on this process."""
-    parser = argparse.ArgumentParser(prog="python -m bench.memory")
-    parser.add_argument("implementation", choices=STARTS)
-    parser.add_argument("--rows", type=int, required=True)
-    arguments = parser.parse_args()
-    sys.stdout.write(json.dumps(_report(STARTS[arguments.implementation], arguments.rows)))
-
-
 def _report(start: training.Start, rows: int) -> dict[str, Any]:
     windows = training.make_windows(SIZES)
     before = _resident("VmRSS")
@@ -68,13 +58,13 @@ def _report(start: training.Start, rows: int) -> dict[str, Any]:
             losses.append(float(loss))
             del loss  # or it would count as live
     except UnavailableError as error:
-        return {"unavailable": str(error)}
+        return {UNAVAILABLE: str(error)}
     except (ValueError, RuntimeError) as error:
         if "donate the same buffer twice" not in str(error):
             raise
-        return {"unavailable": "refuses to donate a tied array, since it would be donated twice"}
+        return {UNAVAILABLE: "refuses to donate a tied array, since it would be donated twice"}
     live = sum(array.nbytes for array in jax.live_arrays()) - windows.nbytes
-    return {"result": losses[:1], COMPILED: compiled, LIVE: live, PEAK: _resident("VmHWM") - before, UNIQUE: unique}
+    return {RESULT: losses[:1], COMPILED: compiled, LIVE: live, PEAK: _resident("VmHWM") - before, UNIQUE: unique}
 
 
 def _device_bytes(step: Any, state: Any, windows: jax.Array) -> int:
@@ -95,29 +85,6 @@ def _resident(name: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
 
 
-def _subject(implementation: str, rows: int) -> Subject:
-    root = pathlib.Path(__file__).parent.parent
-    command = [sys.executable, "-m", "bench.memory", implementation, "--rows", str(rows)]
-
-    def report() -> dict[str, Any]:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"`{' '.join(command[1:])}` failed:\n{done.stderr}")
-        return json.loads(done.stdout)
-
-    first = report()
-    if "unavailable" in first:
-        raise UnavailableError(first["unavailable"])
-    result = first.pop("result")
-    ready = [first]  # so that no process is started for nothing
-
-    def run() -> dict[str, float]:
-        numbers = ready.pop() if ready else report()
-        return {name: float(numbers[name]) for name in UNITS}
-
-    return Subject(run, lambda: result, measures=True)
-
-
 def cases(effort: Effort) -> list[Case]:
     """One case."""
     rows = 4096 if effort.quick else 65536
@@ -127,7 +94,7 @@ def cases(effort: Effort) -> list[Case]:
             name=NAME,
             group="memory",
             parameters={"rows of the table": rows},
-            implementations={name: functools.partial(_subject, name, rows) for name in names},
+            implementations={name: functools.partial(reporting, "memory", name, str(rows)) for name in names},
             reference=BY_HAND,
             effort=effort._replace(rounds=1 if effort.quick else 2),
             units=UNITS,
@@ -138,4 +105,4 @@ def cases(effort: Effort) -> list[Case]:
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(_report(STARTS[sys.argv[1]], int(sys.argv[2]))))

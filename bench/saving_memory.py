@@ -1,20 +1,19 @@
 """What saving keeps in memory besides the model: each library in a process of its own, which reports on itself:
 
-python -m bench.saving_memory sharedtree --layers 32 --columns 2048
+python -m bench.saving_memory sharedtree 32 2048
 """
 
-import argparse
 import functools
 import json
 import pathlib
-import subprocess
 import sys
 from typing import Any
 
 from . import memory
 from ._checkpoints import Checkpoint, checksums, make_large
 from ._libraries import FLAX, LIBRARIES, RAW, SHAREDTREE
-from ._measuring import Case, Effort, Subject, UnavailableError
+from ._measuring import Case, Effort, UnavailableError
+from ._processes import RESULT, UNAVAILABLE, reporting
 
 EXTRA = "peak above the model"
 """The most that the process had in memory while it saved, above what it had before, model and libraries included."""
@@ -30,16 +29,6 @@ def name_of(mebibytes: int) -> str:
     return f"memory to save {mebibytes} MiB"
 
 
-def main() -> None:
-    """Reports on this process."""
-    parser = argparse.ArgumentParser(prog="python -m bench.saving_memory")
-    parser.add_argument("library", choices=LIBRARIES)
-    parser.add_argument("--layers", type=int, required=True)
-    parser.add_argument("--columns", type=int, required=True)
-    arguments = parser.parse_args()
-    sys.stdout.write(json.dumps(_report(arguments.library, arguments.layers, arguments.columns)))
-
-
 def _report(name: str, layers: int, columns: int) -> dict[str, Any]:
     try:
         tiny = Checkpoint(make_large(1, 8))
@@ -47,7 +36,7 @@ def _report(name: str, layers: int, columns: int) -> dict[str, Any]:
         checkpoint = Checkpoint(make_large(layers, columns))
         library, path = LIBRARIES[name](checkpoint), checkpoint.path("large")
     except UnavailableError as error:
-        return {"unavailable": str(error)}
+        return {UNAVAILABLE: str(error)}
     if _RESET.exists():
         _RESET.write_text("5")  # forgets the peak so far
     before = memory._resident("VmRSS")
@@ -55,31 +44,7 @@ def _report(name: str, layers: int, columns: int) -> dict[str, Any]:
     extra = memory._resident("VmHWM") - before
     largest = max(array.nbytes for array in checkpoint.unique)
     result = [each.tolist() for each in checksums(library.load(path))]
-    return {"result": result, EXTRA: max(float(extra), _PAGE), LARGEST: float(largest)}
-
-
-def _subject(name: str, layers: int, columns: int) -> Subject:
-    root = pathlib.Path(__file__).parent.parent
-    sizes = ["--layers", str(layers), "--columns", str(columns)]
-    command = [sys.executable, "-m", "bench.saving_memory", name, *sizes]
-
-    def report() -> dict[str, Any]:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"`{' '.join(command[1:])}` failed:\n{done.stderr}")
-        return json.loads(done.stdout)
-
-    first = report()
-    if "unavailable" in first:
-        raise UnavailableError(first["unavailable"])
-    result = first.pop("result")
-    ready = [first]  # so that no process is started for nothing
-
-    def run() -> dict[str, float]:
-        numbers = ready.pop() if ready else report()
-        return {each: numbers[each] for each in (EXTRA, LARGEST)}
-
-    return Subject(run, lambda: result, measures=True)
+    return {RESULT: result, EXTRA: max(float(extra), _PAGE), LARGEST: float(largest)}
 
 
 def cases(effort: Effort) -> list[Case]:
@@ -91,7 +56,9 @@ def cases(effort: Effort) -> list[Case]:
             name=name_of(size),
             group="serialising",
             parameters={},
-            implementations={name: functools.partial(_subject, name, layers, columns) for name in names},
+            implementations={
+                name: functools.partial(reporting, "saving_memory", name, str(layers), str(columns)) for name in names
+            },
             reference=FLAX,
             effort=effort._replace(rounds=1),
             units={EXTRA: "B", LARGEST: "B"},
@@ -101,4 +68,4 @@ def cases(effort: Effort) -> list[Case]:
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(_report(sys.argv[1], *map(int, sys.argv[2:]))))

@@ -4,12 +4,14 @@ import json
 
 import pytest
 
-from . import _page
+from . import __main__, _page, compiling
+from ._bars import BARS, cases_of_bars
 from ._figures import FIGURES
-from ._measuring import TIME, Case, Effort, Measured, Subject, UnavailableError, measure
+from ._measuring import FULL, TIME, Case, Effort, Measured, Subject, UnavailableError, measure
 from ._results import Results, read_results, write_results
 from ._suite import all_cases
-from ._tables import comparison, figures_table, in_words, whole_report
+from ._summary import summary
+from ._tables import bars_table, comparison, figures_table, in_words, whole_report
 
 EFFORT = Effort(quick=True, rounds=4, seconds=1.0)
 
@@ -123,6 +125,18 @@ def test_results_can_be_written_and_read(world, tmp_path):
         read_results(tmp_path / "old.json")
 
 
+def test_a_run_can_add_to_what_is_there(world, tmp_path, monkeypatch):
+    subject = Subject(lambda: {"bytes": 7.0}, lambda: [0], measures=True)
+    one, two = (
+        world.with_subjects({"a": subject})._replace(name=name, units={"bytes": "B"}) for name in ("one", "two")
+    )
+    monkeypatch.setattr(__main__, "all_cases", lambda _, only="": [each for each in (one, two) if only in each.name])
+    for options in (["--only", "two"], ["--only", "one", "--add"]):
+        assert __main__.main(["run", "--out", str(tmp_path), *options]) == 0
+    assert list(read_results(tmp_path / "results.json").cases) == ["one", "two"]
+    assert __main__.main(["run", "--out", str(tmp_path), "--only", "three"]) == 1
+
+
 def test_comparison_says_what_changed_beyond_the_noise():
     def run(b: list[float], c: list[float]) -> Results:
         rounds = {"a": {TIME: [1.0, 1.0, 1.0]}, "b": {TIME: b}, "c": {TIME: c}}
@@ -140,18 +154,57 @@ def test_figures_are_dashes_where_nothing_was_measured():
     assert {figure.text(Results({}, True, {})) for figure in FIGURES} == {"-"}
 
 
+def everything() -> Results:
+    """A run in which the first implementation of each case needs 1, the second 2, and so on."""
+
+    def measured(case: Case) -> Measured:
+        rounds = {name: {each: [1.0 + i] * 3 for each in case.units} for i, name in enumerate(case.implementations)}
+        return Measured(case.name, case.group, case.parameters, case.reference, dict(case.units), rounds, {})
+
+    return Results({}, False, {case.name: measured(case) for case in all_cases(FULL)})
+
+
 def test_every_figure_has_its_cases():
-    asked: set[str] = set()
+    assert [figure.name for figure in FIGURES if figure.text(everything()) == "-"] == []
 
-    class Asking(dict):
-        def __missing__(self, name: str) -> Measured:
-            asked.add(name)
-            raise KeyError(name)
 
-    for figure in FIGURES:
-        figure.text(Results({}, False, Asking()))
-    assert len(asked) >= 9
-    assert asked <= {case.name for case in all_cases(Effort(quick=False, rounds=1, seconds=1.0))}
+def test_names_of_cases_and_figures_are_unique():
+    for names in ([case.name for case in all_cases(FULL)], [figure.name for figure in FIGURES]):
+        assert len(set(names)) == len(names)
+
+
+def test_summary_has_three_lines():
+    lines = summary(everything()).splitlines()
+    assert [line[:2] for line in lines] == ["- "] * 3
+    assert "costs 2.00 to 2.00 of `flat list, jax.jit`" in lines[0]
+    assert summary(Results({}, False, {})) == ""
+
+
+def test_bars_are_met_or_missed():
+    bar, *_ = BARS
+
+    def rows(ours: float) -> list[str]:
+        rounds = {name: {TIME: [each] * 3} for name, each in zip(bar.needs, (ours, 1.0), strict=True)}
+        case = Measured(bar.case, "group", {}, bar.needs[1], {TIME: "s"}, rounds, {})
+        return bars_table({bar.case: case}).splitlines()[2:]
+
+    assert [row.split(" | ")[2:] for row in rows(bar.limit)] == [[f"{bar.limit:.2f}", f"{bar.limit:.2f}", "met |"]]
+    assert [row.split(" | ")[4] for row in rows(bar.limit + 0.01)] == ["missed |"]
+
+
+def test_what_a_first_call_adds_is_in_warm_calls():
+    numbers = {compiling.SHAREDTREE: (0.5, 9.0), compiling.JAX: (0.2, 9.0), compiling.WITHOUT_NATIVE: (9.0, 0.1)}
+    rounds = {name: {compiling.AROUND: [a] * 3, compiling.WARM_CALL: [w] * 3} for name, (a, w) in numbers.items()}
+    assert compiling.added(Measured("case", "group", {}, "", {}, rounds, {})) == pytest.approx(3.0)
+
+
+def test_cases_of_bars_have_what_bars_need_and_no_more():
+    cases = {case.name: case.implementations.keys() for case in cases_of_bars()}
+    assert cases.keys() == {bar.case for bar in BARS}
+    for name, implementations in cases.items():
+        assert implementations == {each for bar in BARS if bar.case == name for each in bar.needs}
+    chosen = cases_of_bars(BARS[0].name)
+    assert {case.name for case in chosen} == {bar.case for bar in BARS if bar.name == BARS[0].name}
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ import sharedtree as st
 from sharedtree._demo._model import LanguageModel, Sizes
 from sharedtree._demo._training import next_byte_loss
 
+from ._kinds import imported
 from ._measuring import Case, Effort, Subject
-from ._models import import_nnx
 from ._names import BY_HAND, EQUINOX_SHARED, NNX, SHAREDTREE, UNTIED
 from ._nnx_language_model import nnx_language_model
 
@@ -158,7 +158,7 @@ class _WindowsLast:
 
 def with_nnx(sizes: Sizes, rows: int = ROWS) -> Training:
     """The same network in NNX, whose module for the table is in it twice."""
-    nnx = import_nnx()
+    nnx = imported("flax.nnx")
     model = nnx_language_model(make_language_model(sizes, rows))
     optimizer = nnx.Optimizer(model, make_transformation(), wrt=nnx.Param)
 

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from . import __version__
 from ._commands import add_to, guarded
+from ._engine import engine
 from ._printable import printable
 
 
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Wrong arguments exit with 2, as argparse does.
     """
     parser = _Parser(prog="sharedtree", description="Shared layers and tied weights in JAX.")
-    parser.add_argument("--version", action="version", version=f"sharedtree {__version__}")
+    parser.add_argument("--version", action="version", version=f"sharedtree {__version__}, {engine()}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_demo(commands)
     add_to(commands)

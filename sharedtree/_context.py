@@ -6,6 +6,7 @@ trees, flattened one after the other, is one object again when both are unflatte
 """
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, Literal, Self
@@ -51,7 +52,12 @@ class Policy:
     @property
     def rules(self) -> Rules:
         """How to walk what is inside a module under this policy, and what outside is an object."""
-        return Rules(arrays=self.arrays, containers=self.containers)
+        return _rules_of(self.arrays, self.containers)
+
+
+@functools.cache
+def _rules_of(arrays: bool, containers: bool) -> Rules:
+    return Rules(arrays=arrays, containers=containers)
 
 
 class Context:

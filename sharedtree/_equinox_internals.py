@@ -36,6 +36,11 @@ def _find_marker() -> Any:
 _MARKER = _find_marker()
 
 
+def marker_type() -> Any:
+    """The class of what stands for an attribute that was never set; None if there is none."""
+    return _MARKER
+
+
 def is_missing(value: Any) -> bool:
     """Whether a value stands for an attribute that was never set."""
     return type(value) is _MARKER

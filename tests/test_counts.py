@@ -4,7 +4,6 @@ import collections
 import contextlib
 import gc
 import sys
-import types
 
 import equinox as eqx
 import jax
@@ -12,8 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree._compiled import Source
-from sharedtree.transforms import _plans, _result_plans
+from sharedtree._native_walk import native
 from tests.strategies import Mutable, Pair
 
 
@@ -93,14 +91,14 @@ def test_one_trace_a_structure_whatever_the_objects():
     assert len(traces) == 2
 
 
-def test_one_trace_a_structure_where_there_are_more_than_plans_are_kept_for():
+def test_one_trace_a_structure_of_many_in_turn():
     function, traces = counted(add_one)
     f = st.jit(function)
     for _ in range(3):
-        for i in range(_plans.MOST_PLANS + 4):
+        for i in range(12):
             result = f(Pair(jnp.ones(2), (None,) * i))
             assert (result.first[0], len(result.second)) == (2, i)
-    assert len(traces) == _plans.MOST_PLANS + 4
+    assert len(traces) == 12
 
 
 def test_shapes_and_dtypes_retrace_as_in_jax():
@@ -112,19 +110,6 @@ def test_shapes_and_dtypes_retrace_as_in_jax():
         f(Pair(x, x))
         g([x])
     assert len(traces) == len(expected) == 4
-
-
-def test_generated_code_is_compiled_once_a_structure(monkeypatch):
-    compiled = []
-    run = Source.run
-    monkeypatch.setattr(Source, "run", lambda self: compiled.append(1) or run(self))
-    f = st.jit(add_one)
-    models = [Stack([block()]), Stack([block(), block()])]
-    f(models[0])
-    assert not compiled  # what is called once gets no plan
-    for _ in range(6):
-        models = [f(model) for model in models]
-    assert len(compiled) == 2 * len(models)  # one that packs and one that unpacks, each
 
 
 # Jaxprs ---------------------------------------------------------------------------------------------------------------
@@ -188,7 +173,7 @@ def rebuild(model):
     return st.tree.map(lambda x: x, model)
 
 
-def planned_calls(model, function=rebuild):
+def warm_calls(model, function=rebuild):
     """The calls of the fourth call, for XLA's sake of a function that computes nothing."""
     f = st.jit(function)
     for _ in range(3):
@@ -196,51 +181,30 @@ def planned_calls(model, function=rebuild):
     return calls_of(f, model)
 
 
-MOST_CALLS = 8
-"""The wrapper, the policy, packing, unpacking; making and flattening the node on the way in and on the way out."""
+MOST_CALLS = 19
+"""Of the wrapper. What is asked of each leaf or node is asked in C."""
+
+natively = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
 
-def test_python_calls_do_not_grow_with_equal_blocks():
-    few, more = (planned_calls(Stack([block(i) for i in range(count)])) for count in (12, 102))
-    assert few == more
-    assert len(few) <= MOST_CALLS
+@natively
+def test_python_calls_are_the_same_for_all_models():
+    w, one = jnp.ones(2), block()
+    models = [
+        *[Stack([block(i) for i in range(count)]) for count in (12, 102)],
+        *[Stack([linear(i) for i in range(count)]) for count in (12, 52)],
+        *[Stack([one] * count) for count in (2, 400)],
+        Stack([block(), Stack([block(), w]), Pair(block(), [jnp.ones(2), {"a": w}])]),
+        Stack([Pair(w, jnp.ones(2)) for _ in range(100)]),
+        Stack([Pair(eqx.nn.Dropout(0.1), jnp.ones(2)) for _ in range(100)]),
+    ]
+    for function in (rebuild, add_one):
+        first, *others = [warm_calls(model, function) for model in models]
+        assert all(each == first for each in others)
+        assert len(first) <= MOST_CALLS
 
 
-def test_python_calls_do_not_grow_with_equal_layers():
-    one = eqx.nn.Linear(2, 2, key=jax.random.key(0))
-    copies = [jax.tree.map(jnp.copy, one) for _ in range(502)]
-    calls = [planned_calls(Stack(copies[:count])) for count in (12, 102, 502)]
-    assert calls[0] == calls[1] == calls[2]
-    assert len(calls[0]) <= MOST_CALLS
-
-
-def test_python_calls_of_a_step_that_computes():
-    few, more = (planned_calls(Stack([linear(i) for i in range(count)]), add_one) for count in (12, 52))
-    assert few == more
-    assert len(few) <= MOST_CALLS
-
-
-def test_python_calls_do_not_grow_with_reuse():
-    one = block()
-    calls = [planned_calls(Stack([one] * count)) for count in (2, 50, 400)]
-    assert len(calls[0]) == len(calls[1]) == len(calls[2]) <= MOST_CALLS + 2  # a function for the part, each way
-
-
-def test_python_calls_for_different_layers_are_those_of_their_kinds():
-    """A function for each kind of part at most, on the way in and on the way out."""
-    layers = [block(), Stack([block(), jnp.ones(2)]), Pair(block(), [jnp.ones(2), jnp.ones(2)])]
-    assert len(planned_calls(Stack(layers))) <= MOST_CALLS + 2 * 2 * len(layers)
-
-
-def test_python_calls_for_ties_and_leafless_modules_are_a_few_more():
-    w = jnp.ones(2)
-    tied = planned_calls(Stack([Pair(w, jnp.ones(2)) for _ in range(100)]))
-    leafless = planned_calls(Stack([Pair(eqx.nn.Dropout(0.1), jnp.ones(2)) for _ in range(100)]))
-    for calls in (tied, leafless):
-        assert len(calls) <= MOST_CALLS + 4
-        assert calls.count("all_different") <= 2
-
-
+@natively
 def test_a_registered_class_is_flattened_once_an_object_and_built_once():
     counts = collections.Counter()
 
@@ -268,139 +232,6 @@ def test_a_registered_class_is_flattened_once_an_object_and_built_once():
     result = f(model)
     assert counts == {"flatten": 5, "unflatten": 5}
     assert all(layer is result.layers[0] for layer in result.layers[5:])
-
-
-# Generated code -------------------------------------------------------------------------------------------------------
-
-
-def code_bytes(code):
-    """The length of the byte code, functions within it included."""
-    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
-    return len(code.co_code) + sum(map(code_bytes, inner))
-
-
-def generated(model, monkeypatch):
-    """(characters, bytes of code) of everything generated for steps of a model."""
-    characters, sizes = [], []
-    run = Source.run
-
-    def measured(self):
-        text = "\n".join(self.functions)
-        characters.append(len(text))
-        sizes.append(code_bytes(compile(text, "<measured>", "exec")))
-        return run(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Source, "run", measured)
-        f = st.jit(rebuild)
-        for _ in range(3):
-            model = f(model)
-    assert len(sizes) == 2
-    return sum(characters), sum(sizes)
-
-
-@pytest.mark.parametrize("make", [linear, block])
-def test_generated_code_does_not_grow_with_equal_layers(make, monkeypatch):
-    few, many = (generated(Stack([make(i) for i in range(count)]), monkeypatch) for count in (10, 100))
-    assert many[0] < 2 * few[0]
-    assert many[1] < 2 * few[1]
-
-
-def test_generated_code_does_not_grow_with_equal_blocks_in_blocks(monkeypatch):
-    def model(count):
-        return Stack([Stack([block() for _ in range(count)], linear()) for _ in range(count)], linear())
-
-    few, many = generated(model(2), monkeypatch), generated(model(8), monkeypatch)
-    assert many[0] < 2 * few[0]
-    assert many[1] < 2 * few[1]
-
-
-def test_generated_code_with_one_layer_changed_in_the_middle(monkeypatch):
-    def model(count):
-        layers = [block() for _ in range(count)]
-        layers[count // 2] = Pair(block(), None)
-        return Stack(layers, layers[1])
-
-    few, many = generated(model(10), monkeypatch), generated(model(80), monkeypatch)
-    assert many[0] < 2 * few[0]
-    assert many[1] < 2 * few[1]
-
-
-# Ids ------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ids_asked(monkeypatch):
-    """A list of how many ids were made each time that ids were asked for."""
-    asked = []
-
-    def all_different(lists):
-        lists = list(lists)
-        asked.append(sum(map(len, lists)))
-        objects = [obj for each in lists for obj in each]
-        return all(a is not b for i, a in enumerate(objects) for b in objects[:i])
-
-    monkeypatch.setattr(_plans, "all_different", all_different)
-    monkeypatch.setattr(_result_plans, "all_different", all_different)
-    return asked
-
-
-counts_are_exact = pytest.mark.skipif(_plans.ONCE < 0, reason="reference counts are not exact in this Python")
-
-
-@counts_are_exact
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Stack([linear(i) for i in range(20)]),
-        lambda: Stack([block(i) for i in range(20)], {"a": jnp.ones(2), "b": (jnp.ones(2), jnp.ones(3))}),
-        lambda: Stack([block()] * 20),
-        lambda: (lambda one, two: Stack([one, two, one], two))(block(), block()),
-        lambda: Stack([Pair(block(), 1.0), Pair(jnp.ones(1), "text")], eqx.nn.Dropout(0.1)),
-        lambda: {"a": [linear(), linear()], "b": (linear(), jnp.ones(2))},
-    ],
-    ids=["layers", "blocks", "one block", "tied blocks", "mixed", "containers outside"],
-)
-def test_no_ids_in_a_loop_that_feeds_its_outputs_back(make, ids_asked):
-    f = st.jit(add_one)
-    model = make()
-    for _ in range(4):
-        model = f(model)
-    ids_asked.clear()
-    for _ in range(10):
-        model = f(model)
-    assert not ids_asked
-
-
-@counts_are_exact
-def test_ids_are_asked_once_a_side_where_counts_prove_nothing(ids_asked):
-    model = Stack([block(i) for i in range(5)])
-    f = st.jit(add_one)
-    for _ in range(4):
-        model = f(model)
-    ids_asked.clear()
-    held = model.layers[3].norm
-    for _ in range(10):
-        f(model)
-    assert ids_asked == [40] * 10  # on the way in only
-    del held
-    ids_asked.clear()
-    f(model)
-    assert not ids_asked
-
-
-@counts_are_exact
-def test_ids_asked_for_tied_arrays_and_leafless_modules(ids_asked):
-    w = jnp.ones(2)
-    tied = Stack([Pair(w, jnp.ones(2)) for _ in range(10)])
-    leafless = Stack([Pair(eqx.nn.Dropout(0.1), jnp.ones(2)) for _ in range(10)])
-    for model, most in ((tied, 11 + 10), (leafless, 10)):
-        f = st.jit(add_one)
-        for _ in range(4):
-            model = f(model)
-        ids_asked.clear()
-        f(model)
-        assert sum(ids_asked) <= most  # distinct leaves, and nodes without leaves of their own: never occurrences
 
 
 # Bytes ----------------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from sharedtree._demo._text import (
     unigram_loss,
 )
 from sharedtree._demo._training import continuation, make_optimizer, mean_loss, steps_after_checkpoint, train
+from sharedtree._engine import engine
 
 TINY = Sizes(width=8, heads=2, blocks=1, context=16, batch=64)
 TIE = (".embed", ".head")
@@ -502,7 +503,7 @@ def test_help_names_the_numbers_of_steps(capsys):
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
-    assert capsys.readouterr().out.strip() == f"sharedtree {st.__version__}"
+    assert capsys.readouterr().out.strip() == f"sharedtree {st.__version__}, {engine()}"
 
 
 def test_a_text_is_two_arrays_of_bytes():

@@ -326,10 +326,11 @@ def test_structures_of_jitted_calls_are_freed_with_the_function_and_the_caches_o
     for _ in range(3):
         out = f(model)
     np.testing.assert_array_equal(out.content[0], [2.0, 2.0])
-    ref = weakref.ref(st.tree.structure(model))
     jax.clear_caches()
     gc.collect()
     np.testing.assert_array_equal(f(model).content[0], [2.0, 2.0])
+    ref = weakref.ref(st.tree.structure(model))
+    gc.collect()
     assert ref() is not None  # needed to recognise the call
     del f
     jax.clear_caches()

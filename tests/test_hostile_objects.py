@@ -64,14 +64,11 @@ def block(value=0.0):
     return Block(ones(value), ones(value + 1), ones(value + 2))
 
 
-def planned(function, *args, **options):
-    """The function under `st.jit`, with a plan for the arguments and for what it returns for them."""
+def called(function, *args, **options):
+    """The function under `st.jit`, which has met the arguments, and what it returns for them."""
     f = st.jit(function, **options)
     for _ in range(4):
         f(*args)
-    (site,) = f._sites.values()
-    assert site.plans
-    assert site.plans[0].known[0]
     return f
 
 
@@ -144,7 +141,7 @@ REPLACED = [
 def test_a_static_replaced_by_one_that_is_nearly_equal(old, new):
     function, seen = seeing(lambda model: (type(model.option), repr(model.option)))
     model = Config(ones(), old)
-    f = planned(function, model)
+    f = called(function, model)
     assert len(seen) == 1
     object.__setattr__(model, "option", new)
     for _ in range(3):
@@ -171,7 +168,7 @@ def test_a_static_replaced_by_one_that_is_nearly_equal(old, new):
 )
 def test_equal_statics_that_are_other_objects_do_not_retrace(make):
     function, seen = seeing(lambda model: repr(model.option))
-    f = planned(function, Config(ones(), make()))
+    f = called(function, Config(ones(), make()))
     for _ in range(3):
         assert repr(f(Config(ones(), make())).option) == repr(make())
     assert len(seen) == 1
@@ -183,7 +180,7 @@ def test_keywords_of_a_partial_changed_in_place():
 
     activation = functools.partial(scaled, by=2.0)
     model = Pair(ones(), activation)
-    f = planned(lambda model: model.second(model.first), model)
+    f = called(lambda model: model.second(model.first), model)
     assert value_of(f(model)) == 2
     activation.keywords["by"] = 3.0
     assert value_of(f(model)) == 3
@@ -195,7 +192,7 @@ def test_a_mutable_static_changed_in_place_however_deep():
     option = ({"a": [1, collections.deque([2])]}, np.zeros(2))
     model = Config(ones(), option)
     function, seen = seeing(lambda model: repr(model.option))
-    f = planned(function, model)
+    f = called(function, model)
     for change in (lambda: option[0]["a"][1].append(3), lambda: option[1].fill(4), lambda: option[0]["a"].clear()):
         change()
         assert repr(f(model).option) == repr(option)
@@ -206,7 +203,7 @@ def test_a_mutable_static_changed_in_place_however_deep():
 def test_a_mutable_static_that_comes_to_contain_itself():
     option = [1]
     model = Config(ones(), option)
-    f = planned(add_one, model)
+    f = called(add_one, model)
     option.append(option)
     with pytest.raises(st.DepthError):
         f(model)
@@ -245,7 +242,7 @@ class Arrays(AlwaysEqual):
 def test_a_static_that_says_it_is_equal_to_anything():
     """To its own kind, then, as in Equinox; not to another type."""
     function, seen = seeing(lambda model: type(model.option))
-    f = planned(function, Config(ones(), AlwaysEqual(1)))
+    f = called(function, Config(ones(), AlwaysEqual(1)))
     vanilla_seen = []
     vanilla = eqx.filter_jit(lambda model: vanilla_seen.append(1) or model.weight + 1)
     vanilla(Config(ones(), AlwaysEqual(1)))
@@ -257,7 +254,7 @@ def test_a_static_that_says_it_is_equal_to_anything():
     assert seen == [AlwaysEqual, int, str, type(None)]
     for known in (1, "always equal", None):  # and the other way round
         model = Config(ones(), known)
-        g = planned(add_one, model)
+        g = called(add_one, model)
         object.__setattr__(model, "option", AlwaysEqual(3))
         assert type(g(model).option) is AlwaysEqual
 
@@ -265,7 +262,7 @@ def test_a_static_that_says_it_is_equal_to_anything():
 @pytest.mark.parametrize("cls", [Raising, Arrays])
 def test_a_static_that_cannot_be_compared(cls):
     model = Config(ones(), 1)
-    f = planned(add_one, model)
+    f = called(add_one, model)
     object.__setattr__(model, "option", cls(1))
     for _ in range(3):
         with pytest.raises(st.StaticComparisonError):
@@ -312,11 +309,11 @@ def test_missing_fields_stay_missing():
             return jnp.full(2, 99.0)
 
     whole = Generous(ones(), ones(3))
-    f = planned(add_one, whole)
+    f = called(add_one, whole)
     part = Generous(ones(), ones(3))
     object.__delattr__(part, "second")
     assert sorted(vars(f(part))) == ["first"]
-    g = planned(add_one, part)
+    g = called(add_one, part)
     assert value_of(vars(g(whole))["second"]) == 4
     object.__setattr__(part, "second", part.first)
     result = vars(g(part))
@@ -333,7 +330,7 @@ def test_a_class_that_shadows_its_fields(lie):
     w = ones()
     vars(obj)["weight"] = w
     vanilla = jax.tree.leaves(obj)
-    f = planned(add_one, Pair(obj, w))
+    f = called(add_one, Pair(obj, w))
     result = f(Pair(obj, w))
     assert (vars(result.first).get("weight") is result.second) == bool(vanilla)  # whether Equinox sees the field
     assert value_of(result.second) == 2
@@ -356,7 +353,7 @@ def test_slots():
 
     w = ones()
     slotted = Slotted(w, ones(5), "c")
-    f = planned(add_one, slotted)
+    f = called(add_one, slotted)
     slotted.b = w
     result = f(slotted)
     assert result.a is result.b
@@ -372,7 +369,7 @@ def test_slots():
 
 def test_attributes_set_and_deleted_behind_the_class():
     model = Pair(ones(), Layer(ones(3), jax.nn.relu, [ones(4)]))
-    f = planned(add_one, model)
+    f = called(add_one, model)
     layer = model.second
     steps = [
         (lambda: object.__setattr__(layer, "weight", model.first), lambda r: r.second.weight is r.first),
@@ -396,7 +393,7 @@ def test_attributes_set_and_deleted_behind_the_class():
 def test_a_dictionary_put_in_place_of_another():
     w = ones()
     model = Pair(w, ones(3))
-    f = planned(add_one, model)
+    f = called(add_one, model)
     for new in ({"first": w, "second": w}, {"second": ones(4), "first": ones(4)}, {"first": w}, {}, {1: w, "first": w}):
         object.__setattr__(model, "__dict__", new)
         for _ in range(3):
@@ -410,7 +407,7 @@ def test_a_dictionary_put_in_place_of_another():
 def test_a_dictionary_that_makes_up_what_it_lacks():
     """Equinox asks with `dict.get`, for which such a field is missing; and nobody may add to the caller's object."""
     model = Pair(ones(), ones(3))
-    f = planned(add_one, model)
+    f = called(add_one, model)
     object.__setattr__(model, "__dict__", collections.defaultdict(lambda: jnp.zeros(2), first=ones()))
     vanilla = eqx.filter_jit(lambda model: jax.tree.map(lambda x: x + 1, model))(model)
     assert "second" not in vars(vanilla)
@@ -426,7 +423,7 @@ def test_a_dictionary_that_hands_out_what_it_does_not_hold():
             return self.pool.pop() if self.pool else super().__getitem__(name)
 
     model = Pair(ones(), ones(3))
-    f = planned(add_one, model)
+    f = called(add_one, model)
     contents = Dispenser(first=ones(), second=ones())
     object.__setattr__(model, "__dict__", contents)
     contents.pool = [ones(5)] * 2  # nothing else holds it once it was read twice
@@ -440,7 +437,7 @@ def test_containers_that_are_nearly_the_same():
 
     w = ones()
     model = Pair([w, ones(3)], {"a": ones(4), "b": w})
-    f = planned(add_one, model)
+    f = called(add_one, model)
     for new in ((w, ones(3)), Point(w, ones(3)), collections.deque([w, ones(3)])):
         object.__setattr__(model, "first", new)
         for _ in range(3):
@@ -464,7 +461,7 @@ def test_containers_that_are_nearly_the_same():
 
 @pytest.mark.parametrize(("old", "new"), [("a", Name.A), (Name.A, "a"), ("a", Text("a")), (1, True), (0, 0.0)])
 def test_keys_of_another_type(old, new):
-    f = planned(add_one, Pair({old: ones()}, None))
+    f = called(add_one, Pair({old: ones()}, None))
     (key,) = f(Pair({new: ones()}, None)).first
     assert (type(key), key) == (type(new), new)
 
@@ -565,7 +562,7 @@ def test_an_array_type_that_is_a_node_in_place_of_an_array():
 
     jax.tree_util.register_pytree_node(Quantity, lambda q: ((q.x,), None), lambda _, children: make(*children))
     w = ones()
-    f = planned(add_one, Pair(ones(), w))
+    f = called(add_one, Pair(ones(), w))
     result = f(Pair(make(w), w))
     assert type(result.first) is Quantity
     assert result.first.x is result.second
@@ -624,7 +621,7 @@ def arrays_in(container):
 
 def test_other_kinds_of_leaves_between_calls():
     model = Pair(ones(), [ones(3)])
-    f = planned(add_one, model)
+    f = called(add_one, model)
     device = jax.devices()[0]
     for new in (
         np.ones(2, np.float32),
@@ -648,7 +645,7 @@ def test_other_kinds_of_leaves_between_calls():
         for _ in range(3):
             assert f(Pair(static, [ones()])).first is static
     key = jax.random.key(3)
-    same = planned(lambda model: Pair(*reversed(list(vars(model).values()))), model)
+    same = called(lambda model: Pair(*reversed(list(vars(model).values()))), model)
     for _ in range(3):
         result = same(Pair(key, [key]))
         assert result.second is result.first[0]
@@ -657,7 +654,7 @@ def test_other_kinds_of_leaves_between_calls():
 
 def test_arrays_that_the_class_traces_only_if_they_are_numbers():
     model = Mutable(a=ones(), b=ones(3))
-    f = planned(add_one, model)
+    f = called(add_one, model)
     for text in (np.array(["x", "y"]), np.array([None, 1], object)):
         model.a = text
         result = f(model)
@@ -669,7 +666,7 @@ def test_arrays_that_the_class_traces_only_if_they_are_numbers():
 
 
 def test_shapes_in_place_of_arrays_are_refused_as_in_jax():
-    f = planned(add_one, Pair(ones(), [ones(3)]))
+    f = called(add_one, Pair(ones(), [ones(3)]))
     shape = jax.ShapeDtypeStruct((2,), jnp.float32)
     with pytest.raises(TypeError) as vanilla:
         jax.jit(lambda x: x + 1)(shape)
@@ -680,7 +677,7 @@ def test_shapes_in_place_of_arrays_are_refused_as_in_jax():
 
 
 def test_deleted_arrays_are_refused_as_in_jax():
-    f = planned(add_one, Pair(ones(), [ones(3)]))
+    f = called(add_one, Pair(ones(), [ones(3)]))
     x = ones()
     x.delete()
     with pytest.raises(RuntimeError, match="deleted"):
@@ -698,7 +695,7 @@ def test_tracers_in_place_of_arrays():
         return Pair(model.first * model.second[0], None)
 
     untied, w = Pair(ones(2), [ones(3)]), ones(3)
-    f = planned(scaled, untied)
+    f = called(scaled, untied)
     tied = Pair(w, [w])
     for _ in range(2):
         f(tied)
@@ -760,7 +757,7 @@ def test_a_node_that_becomes_one_with_another_that_has_the_same_array(kind):
     make = KINDS[kind]
     w = ones()
     one, other = make(w), make(w)
-    f = planned(add_one, Pair(make(w), make(w)))
+    f = called(add_one, Pair(make(w), make(w)))
     result = f(Pair(one, one))
     assert result.first is result.second
     result = f(Pair(one, other))
@@ -769,7 +766,7 @@ def test_a_node_that_becomes_one_with_another_that_has_the_same_array(kind):
 
 def test_a_node_that_becomes_one_with_another_in_another_argument():
     w = ones()
-    f = planned(lambda a, b: (a, jnp.asarray(a.first is b.first)), Pair([w], 1), Pair([w], 1))
+    f = called(lambda a, b: (a, jnp.asarray(a.first is b.first)), Pair([w], 1), Pair([w], 1))
     shared = [w]
     assert bool(f(Pair(shared, 1), Pair(shared, 1))[1])
     assert not bool(f(Pair([w], 1), Pair([w], 1))[1])
@@ -779,7 +776,7 @@ def test_one_array_traced_and_static():
     w = np.ones(2, np.float32)
     function, seen = seeing(lambda model: model.option.tolist())
     model = Config(w, w)
-    f = planned(function, model)
+    f = called(function, model)
     for value in (2, 3):
         w[:] = value  # what is static is compared by content
         result = f(model)
@@ -872,7 +869,7 @@ def test_runs_of_equal_layers(sequence):
     ]
     assert [len(st.ties(each)) for each in models[:2]] == [0, 1]
     for number, first in enumerate(models):
-        f = planned(add_one, first)
+        f = called(add_one, first)
         check_run(f, first)
         if number < 2 and sequence is list:
             for other in models:
@@ -882,7 +879,7 @@ def test_runs_of_equal_layers(sequence):
 
 def test_a_run_changed_in_place():
     model = Model([block(i) for i in range(5)])
-    f = planned(add_one, model)
+    f = called(add_one, model)
     blocks = model.blocks
     spare = blocks[2]
     for change in (
@@ -925,7 +922,7 @@ def test_a_list_that_grows_while_it_is_read():
         blocks = [Growing(ones(1), ones(1), ones(1)), Growing(ones(2), ones(2), ones(2))]
         return Model(blocks, [kind(ones(5)), kind(ones(5)), kind(ones(5))])
 
-    f = planned(add_one, model(jnp.asarray))
+    f = called(add_one, model(jnp.asarray))
     for kind in (jnp.asarray, np.asarray):
         growing = model(kind)
         grow.append(growing.blocks)
@@ -936,7 +933,7 @@ def test_a_list_that_grows_while_it_is_read():
 
 def test_a_cycle_that_appears_is_refused():
     model = Model([Pair(ones(), []), Pair(ones(), [])])
-    f = planned(add_one, model)
+    f = called(add_one, model)
     model.blocks[1].second.append(model)
     with pytest.raises(st.CycleError):
         f(model)
@@ -960,7 +957,7 @@ def test_an_error_while_tracing_leaves_nothing_behind():
 
     w = ones()
     model = Pair(w, [w])
-    f = planned(function, model)
+    f = called(function, model)
     wide = Pair(jnp.ones((3, 2)), [jnp.ones((3, 2))])
     tied = (lambda x: Pair(x, [x]))(jnp.ones((3, 2)))
     fail[0] = True
@@ -1019,7 +1016,7 @@ def test_a_function_that_changes_the_callers_objects_while_traced():
     assert [returned(calls) for calls in (0, 1, 2, 4)] == [1] * 4
 
 
-def test_more_structures_than_plans_are_kept_for():
+def test_many_structures_in_turn():
     w = ones()
     f = st.jit(add_one)
     for _ in range(3):
@@ -1030,7 +1027,7 @@ def test_more_structures_than_plans_are_kept_for():
                 assert len(result.second) == i + 1
 
 
-def test_plans_made_in_one_thread_and_used_in_others():
+def test_structures_met_in_one_thread_and_used_in_others():
     f = st.jit(add_one)
     w = ones()
     makes = [
@@ -1041,7 +1038,7 @@ def test_plans_made_in_one_thread_and_used_in_others():
     ]
     for make in makes:
         for _ in range(4):
-            f(make(w))  # every plan is made here
+            f(make(w))
     errors, start = [], threading.Barrier(8)
 
     def work(seed):
@@ -1072,7 +1069,7 @@ def test_plans_made_in_one_thread_and_used_in_others():
     assert not errors, errors[0]
 
 
-def test_plans_made_by_many_threads_at_once():
+def test_structures_met_by_many_threads_at_once():
     start, errors = threading.Barrier(6), []
     f = st.jit(add_one)
 

@@ -14,9 +14,6 @@ from jax import lax
 
 import sharedtree as st
 from sharedtree import _equinox_internals
-from sharedtree._graph import Rules
-from sharedtree.transforms._crossing import Names, pack_call
-from sharedtree.transforms._plans import CallPlan
 
 from .strategies import Layer, Pair, dags, twin
 
@@ -164,20 +161,6 @@ def test_a_plan_tells_a_marker_from_a_value():
         assert total(plain).tolist() == total(marked).tolist() == [5.0, 5.0]
         assert total(full).tolist() == total(jax.tree.map(lambda x: x, full)).tolist() == [6.0, 6.0]
     assert seen == [["child", "weight"], ["child", "extra", "weight"]]
-
-
-def test_a_plan_packs_a_marked_module():
-    """A model fresh from `eqx.apply_updates` is not left to the walk."""
-    plain = gapped()
-    plan = CallPlan(pack_call((plain,), {}, (), Rules(), Names(lambda m: None)), ())
-    for operation in OPERATIONS.values():
-        marked = operation(plain)
-        packed = plan.pack((marked,), {})
-        assert packed is not None
-        np.testing.assert_array_equal(packed[2][0][0], marked.weight)
-    assert plan.pack((gapped(extra=jnp.ones(2)),), {}) is None
-    object.__setattr__(marked, "__doc__", "text")
-    assert plan.pack((marked,), {}) is None
 
 
 TRANSFORMS = {

@@ -122,12 +122,12 @@ def test_a_cold_function_called_at_once(kind):
     assert not active.stack
 
 
-def test_what_is_passed_through_while_plans_are_made():
-    """Cold again and again: a plan's results are learnt by one thread while another is calling by that plan."""
+def test_what_is_passed_through_on_first_calls():
+    """Cold again and again."""
     model = model_of(1)
     for _ in range(60):
         f = st.jit(lambda m: m, inline=True)
-        f(model), f(model)  # the plan is made, and knows no result
+        f(model), f(model)
         for passed in at_once(lambda i, f=f: [f(model) is model for _ in range(3)]):
             assert passed == [True] * 3
 

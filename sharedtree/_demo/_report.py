@@ -4,6 +4,7 @@ import dataclasses
 
 import sharedtree as st
 
+from .._engine import engine
 from ._checkpoint import FileSizes
 
 
@@ -70,6 +71,7 @@ class Report:
             "traces of the step": f"{self.traces}",
             "training speed": f"{self.bytes_per_second:,.0f} tokens/s, a token being a byte",
             "steps": f"{self.steps}, with all else in {self.seconds:.1f} s",
+            "engine": engine(),
         }
         table = "\n".join(f"{name:<21}{value}" for name, value in rows.items())
         return f"The model was given\n\n{_indented(self.prompt)}\n\nand wrote on\n\n{_indented(self.sample)}\n\n{table}"

@@ -1,11 +1,10 @@
 """The calls of wrapped functions that are under way, for the function should it be traced in one of them."""
 
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .._jax_internals import current_traces
+from .._jax_internals import current_trace, with_enclosing
 from ._crossing import Call
 
 
@@ -25,30 +24,36 @@ class Calling(NamedTuple):
 
 class _Active(threading.local):
     def __init__(self) -> None:
-        self.stack: list[Calling | tuple[Any, Sequence[Any], dict[str, Any]]] = []
+        self.stack: list[tuple[Any, Call, Any]] = []
 
 
 active = _Active()
-"""The calls of this thread, innermost last. One that a plan has packed is (owner, arguments, keyword arguments)."""
+"""The calls of this thread, innermost last: the owner, the call, and the trace in which it was made."""
 
 
-@contextlib.contextmanager
-def calling(owner: Any, call: Call) -> Iterator[None]:
+class calling:  # noqa: N801 -- a context manager; one that is a generator costs a microsecond
     """Lets the function know, should it be traced, of the caller's side of this call."""
-    stack = active.stack
-    depth = len(stack)
-    # An interrupt may come at any point; what is above this call is then gone too.
-    try:
-        stack.append(Calling(owner, call, current_traces()))
-        yield
-    finally:
-        del stack[depth:]
+
+    __slots__ = ("_depth", "_entry")
+
+    def __init__(self, owner: Any, call: Call) -> None:
+        self._entry = owner, call, current_trace()
+        self._depth = len(active.stack)
+
+    def __enter__(self) -> None:
+        active.stack.append(self._entry)
+
+    def __exit__(self, *_: object) -> None:
+        # An interrupt may come at any point; what is above this call is then gone too.
+        del active.stack[self._depth :]
 
 
-def caller_of(owner: Any) -> int | None:
-    """Where in the stack the innermost call of an owner is; None if it is not under way in this thread.
+def caller_of(owner: Any) -> Calling | None:
+    """The innermost call of an owner; None if none is under way in this thread.
 
     A transform may call the function after the call has returned, in another thread, or from within another call.
     """
-    stack = active.stack
-    return next((i for i in reversed(range(len(stack))) if stack[i][0] is owner), None)
+    for its, call, trace in reversed(active.stack):
+        if its is owner:
+            return Calling(owner, call, with_enclosing(trace))
+    return None

@@ -19,6 +19,7 @@ from .._distinct import distinct
 from .._errors import InconsistentSharingError
 from .._graph import Rules, Tags, build, is_value, pack, walk
 from .._jax_internals import make_room
+from .._native_walk import native, pack_natively, unpack_natively
 from .._node_types import has_unordered_keys, is_module, node_type_of
 from .._packed import Packed
 from .._structure import LEAF, Node, Path, Record, Structure, Update, depth_of, edges
@@ -78,6 +79,9 @@ class Call(NamedTuple):
     tags: Tags
     cuts: Sequence[Any] = ()
     """The `Cuts` that were made between treatments, if any."""
+
+    is_separate: bool = False
+    """Whether no argument holds an object of an earlier one. If it is False, that is not known."""
 
     def items(self) -> Iterator[tuple[Position, Any]]:
         """The arguments in the order in which they were packed."""
@@ -154,6 +158,10 @@ def pack_call(
         InconsistentSharingError: if a static argument shares an object with another one.
     """
     tags = Tags()
+    natively = None if static else pack_natively(tuple(args), kwargs, tags, rules)
+    if natively is not None:
+        packed_args, packed_kwargs, is_separate = natively
+        return Call(packed_args, packed_kwargs, tags, (), is_separate)
     packed = {
         position: value if position in static else pack_tree(value, tags, rules, names.text(position))
         for position, value in positions(args, kwargs)
@@ -212,7 +220,7 @@ def unpack_call(args: Sequence[Any], kwargs: dict[str, Any], static: Collection[
     )
     table: list[Any] = []
     for argument in arguments:
-        build(argument.structure.records, argument.packed.leaves, table)
+        build(argument.structure, argument.packed.leaves, table)
     unpacked = dict(positions(args, kwargs))
     unpacked |= {position: with_objects(value, table) for position, value in dynamic}
     return Entered([unpacked[i] for i in range(len(args))], {name: unpacked[name] for name in kwargs}, table, arguments)
@@ -234,6 +242,7 @@ def unpack_result(
     result: Any,
     given: Callable[[Sequence[Structure]], Callable[[int], Any]],
     update: Callable[[int, Any], Any] | None = None,
+    pending: list[Any] | None = None,
 ) -> Any:
     """The inverse of packing a result: new nodes, but for those that the structures take from the caller.
 
@@ -241,7 +250,12 @@ def unpack_result(
         result: a packed tree.
         given: the structures in it → what their numbers stand for.
         update: number, new content → the object that gets it.
+        pending: may get such objects, each followed by its content, instead of calling `update`.
     """
+    if update is None or pending is not None:
+        made = unpack_natively(result, given, pending)
+        if made is not NotImplemented:
+            return made
     found = [argument.packed for argument in packed_in(result, 0)]
     if not found:
         return result
@@ -251,7 +265,7 @@ def unpack_result(
     start = 0
     for packed in found:
         stop = start + len(packed.leaves)
-        build(packed.structure.records, leaves[start:stop], table, objects, update)
+        build(packed.structure, leaves[start:stop], table, objects, update)
         note(leaves[start + i] for i in packed.structure.noted)
         note_tied_values(leaves[start + i] for i in packed.structure.tied_values)
         start = stop
@@ -259,3 +273,7 @@ def unpack_result(
         records = [record for packed in found for record in packed.structure.records]
         say(Said(table, [(op.node if type(op) is Update else op, children) for op, children in records], table))
     return with_objects(result, table)
+
+
+if native is not None:
+    native.cross(Packed, lambda tree, tags, rules: pack_tree(tree, tags, rules, ""))

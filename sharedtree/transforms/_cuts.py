@@ -73,6 +73,8 @@ def treated(
     """
     for treatment in treatments:
         items = [(position, value) for position, value in call.items() if position not in static]
+        if call.is_separate and all(treatment.is_label(treatment.part_of(position)) for position, _ in items):
+            continue
         modules = Modules.of(modules_with_parts(treatment, items), call.tags.objects)
         if has_one_treatment(modules, treatment):
             continue

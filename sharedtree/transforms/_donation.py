@@ -42,6 +42,8 @@ class DonatingTransform(FunctionTransform):
     def require_executable(self, call: Call) -> None:
         """Raises if an array would be given away that is also in an argument which is not donated."""
         donated = self.donated_positions(len(call.args), call.kwargs)
+        if not donated:
+            return
         static = self.static_positions(call.args, call.kwargs)
         forbid_giving_away(call, donated, static, self.names, self.transform_name)
 

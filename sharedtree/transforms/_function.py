@@ -13,12 +13,12 @@ from .._context import Policy, current_policy
 from .._copies import Incomparable
 from .._equinox_internals import name_of, update_wrapper, warn_of_layers_in
 from .._graph import Tags
-from .._jax_internals import current_traces
+from .._jax_internals import current_trace, current_traces
 from .._structure import LEAF, intern
 from .._tied_values import which_are_tied_values
 from .._untying import Said, hand_on, noting_untied, which_are_noted
 from ._applying import public_name, title_of, transform_named
-from ._calling import Calling, active, caller_of, calling
+from ._calling import Calling, active, caller_of
 from ._crossing import (
     Call,
     Entered,
@@ -30,7 +30,7 @@ from ._crossing import (
     unpack_result,
 )
 from ._cuts import Leaving, modules_with_parts, parted, treated
-from ._in_place import InPlace, rules_for_state
+from ._in_place import InPlace, packed_changes, rules_for_state
 from ._inner import Inner, Shared, shared_by
 from ._leaks import forbid_tracers
 from ._modules import How, is_of_equinox
@@ -56,6 +56,8 @@ class FunctionTransform:
     Nothing that this refers to refers back to it, so it is freed with the last reference, as a vanilla one is.
     """
 
+    is_plain = False
+    """Whether no argument is static, and the transform treats all alike, whatever they are."""
     passes_through = False
     caches_traces = False
     only_for_transform: frozenset[str] = frozenset()
@@ -82,6 +84,7 @@ class FunctionTransform:
         self.traces = self._shared.traces
         self._seen = self._shared.seen
         self._made: dict[Any, Any] = {}
+        self._last: tuple[Policy, Any] | None = None  # of `_made`, the last that was asked for
         update_wrapper(self, function)  # not its `__dict__`, which may be that of another wrapper
         self.__wrapped__ = function
         self.check_options()
@@ -136,9 +139,15 @@ class FunctionTransform:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         policy = self.policy or current_policy()
         call = self.pack(args, kwargs, policy)
-        self.require_executable(call)
-        with calling(self.names, call):
-            result = self.transformed(policy)(*call.args, **call.kwargs)
+        if not self.is_plain:
+            self.require_executable(call)
+        stack = active.stack
+        depth = len(stack)
+        try:  # as `calling` does, in fewer steps, for this is the way of every call
+            stack.append((self.names, call, current_trace()))
+            result = self.transformed_for(policy, call)(*call.args, **call.kwargs)
+        finally:
+            del stack[depth:]
         return self.finish(result, call, policy)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -147,7 +156,7 @@ class FunctionTransform:
     def __repr__(self) -> str:
         return f"<{self.transform_name}({name_of(self.function, self.function, '__qualname__')}), identities preserved>"
 
-    @property
+    @functools.cached_property
     def transform_name(self) -> str:
         """What the transform is called in errors."""
         return title_of(self.transform)
@@ -200,9 +209,12 @@ class FunctionTransform:
 
     def pack(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """The caller's side, going in."""
+        if self.is_plain:
+            return pack_call(args, kwargs, (), policy.rules, self.names)
         static = self.static_positions(args, kwargs)
         call = pack_call(args, kwargs, static, policy.rules, self.names)
-        return treated(call, static, self.treatments(len(args), kwargs), self.names, self.transform_name)
+        treatments = self.treatments(len(args), kwargs)
+        return treated(call, static, treatments, self.names, self.transform_name) if treatments else call
 
     def finish(
         self, result: Any, call: Call, policy: Policy, used: Callable[[Call], Sequence[Any]] | None = None
@@ -210,7 +222,8 @@ class FunctionTransform:
         """The caller's side, coming out."""
         if policy.in_place:
             changes = InPlace(call)
-            result = unpack_result(result, lambda _: call.tags.objects.__getitem__, changes.update)
+            pending = None if call.cuts else changes.pending
+            result = unpack_result(result, lambda _: call.tags.objects.__getitem__, changes.update, pending)
             changes.commit()
             return result[1]
         return unpack_result(result, lambda structures: passed_through(call, structures, used or self.used))
@@ -221,6 +234,13 @@ class FunctionTransform:
         if made is None:
             made = self._made.setdefault(policy, self.transform(self.inner(policy), **self.options))
         return made
+
+    def transformed_for(self, policy: Policy, call: Call) -> Any:
+        """The transformed function for a call."""
+        last = self._last
+        if last is None or last[0] is not policy:
+            last = self._last = policy, self.transformed(policy)
+        return last[1]
 
     def inner(self, policy: Policy) -> Callable[..., Any]:
         """The function that the transform sees."""
@@ -241,7 +261,7 @@ class FunctionTransform:
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Unpacks arguments, calls the user's function and packs its results, inside the transform."""
-        current = self._current(policy)
+        current = caller_of(self.names)
         entered = unpack_call(args, kwargs, self.static_positions(args, kwargs))
         if current is not None:
             report_tied_values(current.call.items(), self.names, self.transform_name, policy)
@@ -253,21 +273,6 @@ class FunctionTransform:
         with noting_untied() as said:
             result = function(*entered.args, **entered.kwargs)
         return self.pack_results(result, entered, policy, said, current, self.leaving(policy, args, kwargs))
-
-    def _current(self, policy: Policy) -> Calling | None:
-        """The caller's side of this call, if it is under way.
-
-        If a plan packed it, it is packed anew, before the function can change it.
-        """
-        place = caller_of(self.names)
-        if place is None:
-            return None
-        entry = active.stack[place]
-        if not isinstance(entry, Calling):
-            _, args, kwargs = entry
-            entry = Calling(self.names, self.pack(args, kwargs, policy), _enclosing_traces())
-            active.stack[place] = entry
-        return entry
 
     def pack_results(
         self,
@@ -283,6 +288,7 @@ class FunctionTransform:
         rules = policy.rules._replace(on_static=forbid_tracers(outer))
         tags = Tags()
         received = entered.arguments if policy.in_place else []
+        names_state = leaving is not None  # what it says of each argument's state is in their order
         if leaving is not None and leaving.is_one(received):
             leaving = None
         if policy.in_place:
@@ -322,6 +328,9 @@ class FunctionTransform:
                 self.names.definition,
             )
         report_lost_ties(before, after, said, policy, self.names.definition)
+        if policy.in_place and not names_state:
+            packed = packed_changes(result, rules, entered, self.is_taken(entered))
+            left = list(packed_in(packed, "result"))
         for argument in left:
             noted = which_are_noted(argument.packed.leaves)
             tied = which_are_tied_values(argument.packed.leaves)

@@ -6,13 +6,15 @@ been built is any of it written. So the caller's objects change all together or,
 """
 
 import collections
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from .._graph import Rules
-from .._node_types import carries_identity, node_type_of
+from .._graph import Rules, Tags, pack
+from .._native_walk import write_natively
+from .._node_types import Inherited, carries_identity, node_type_of
+from .._packed import Packed
 from .._structure import LEAF, Node
-from ._crossing import Call, Entered
+from ._crossing import Call, Entered, is_container, pack_tree
 from ._passing_through import Unchanged
 
 
@@ -24,17 +26,63 @@ def rules_for_state(rules: Rules, entered: Entered, is_taken: Callable[[int], bo
         entered: what the function received; keeps it alive.
         is_taken: whether the caller's buffers of a record are donated, so that even what is unchanged must come back.
     """
-    own = Unchanged(entered)
+    return _rules_for(rules, entered, is_taken, Unchanged(entered).is_unchanged)
+
+
+def packed_changes(
+    result: Any, rules: Rules, entered: Entered, is_taken: Callable[[int], bool]
+) -> tuple[Sequence[Packed], Any]:
+    """What a function changed and what it returned, packed so that only what itself changed is written to.
+
+    An object whose parts are the very parts it was received with need not be written to, whatever became of these. So
+    the changed objects are packed side by side, those around which one convention holds together, and all others are
+    named.
+
+    Args:
+        result: what the function returned.
+        rules: the rules otherwise.
+        entered: what it received; keeps it alive.
+        is_taken: as for `rules_for_state`.
+    """
+    rules = _rules_for(rules, entered, is_taken, Unchanged(entered).is_itself)
+    tags = Tags()
+    around = _conventions(entered, rules.convention)
+    changed: dict[Inherited, list[Any]] = {}
+    for number in rules.updated.values():
+        changed.setdefault(around[number], []).append(entered.table[number])
+    state = [Packed(*pack(tuple(each), tags, rules._replace(convention=name))) for name, each in changed.items()]
+    return state, pack_tree(result, tags, rules, "result")
+
+
+def _conventions(entered: Entered, outside: Inherited) -> dict[int, Inherited]:
+    """The convention around each received record, on the first path to it, as a walk has it."""
+    records = entered.records
+    found: dict[int, Inherited] = {}
+    around_roots = [
+        (argument.structure.root, "any" if is_container(argument.packed) else outside) for argument in entered.arguments
+    ]
+    stack: list[tuple[int, Any]] = around_roots[::-1]
+    while stack:
+        number, around = stack.pop()
+        if number not in found:
+            found[number] = around
+            op, children = records[number]
+            if type(op) is Node:
+                stack += [(child, op.type.inherits(around)) for child in reversed(children)]
+    return found
+
+
+def _rules_for(
+    rules: Rules, entered: Entered, is_taken: Callable[[int], bool], is_same: Callable[[int], bool]
+) -> Rules:
     given: dict[int, int] = {}
     updated: dict[int, int] = {}
     for number, ((op, _), obj) in enumerate(zip(entered.records, entered.table, strict=True)):
-        if op is LEAF and carries_identity(obj) and not is_taken(number):
+        is_object = op.type.carries_identity if type(op) is Node else op is LEAF and carries_identity(obj)
+        if is_object and not is_taken(number) and is_same(number):
             given[id(obj)] = number  # alive in `entered`
-        elif type(op) is Node and op.type.carries_identity:
-            if not is_taken(number) and own.is_unchanged(number):
-                given[id(obj)] = number  # as above
-            else:
-                updated[id(obj)] = number  # as above
+        elif is_object and type(op) is Node:
+            updated[id(obj)] = number  # as above
     return rules._replace(given=given, updated=updated)
 
 
@@ -43,25 +91,30 @@ class InPlace:
 
     Args:
         call: the caller's side.
+
+    Attributes:
+        pending: each object that is to be written to, followed by another with its new content.
     """
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        self._pending: list[tuple[Any, Any]] = []
+        self.pending: list[Any] = []
 
     def update(self, number: int, content: Any) -> Any:
         """Notes that an object is to get the content of another of its class; returns that object."""
         target = self._call.tags.objects[number]
         for cuts in self._call.cuts:
             cuts.require_one_container(target)
-        self._pending.append((target, content))
+        self.pending += target, content
         return target
 
     def commit(self) -> None:
         """Writes everything. If one object refuses, those already written get their content back."""
+        if write_natively(self.pending):
+            return
         undo: list[tuple[Any, Any]] = []
         try:
-            for target, content in self._pending:
+            for target, content in zip(self.pending[::2], self.pending[1::2], strict=True):
                 undo.append((target, _content(target)))
                 new = _content(content)
                 gone = [name for name in _carried(target) if name not in new]

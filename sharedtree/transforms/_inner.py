@@ -25,7 +25,6 @@ from ._between_calls import SeenModules
 from ._crossing import Names
 from ._modules import How
 from ._retracing import Traces
-from ._sites import Site
 
 _MOST = 64
 """So many sets of options are remembered for one function; who uses more has the first ones traced again."""
@@ -96,7 +95,6 @@ class Shared:
         names: of the parameters.
         traces: of the function.
         seen: the modules it was traced with.
-        sites: how to pack and unpack its calls, for each policy.
         inner: what the transform sees, for each policy.
     """
 
@@ -105,7 +103,6 @@ class Shared:
         self.names = Names(function)
         self.traces = Traces()
         self.seen = SeenModules()
-        self.sites: dict[Policy, Site] = {}
         self.inner: dict[Policy, Inner] = {}
 
 

@@ -16,16 +16,13 @@ from .._node_types import is_module
 from .._packed import Packed
 from .._text import shown
 from ._argnums import Chosen
-from ._calling import Calling, active, calling
-from ._crossing import Call, Position, pack_call, packed_in, positions
+from ._calling import calling
+from ._crossing import Call, Position, pack_call, packed_in
 from ._cuts import Leaving, treated
-from ._donation import DonatingTransform, forbid_giving_away, given_away, has_buffer
+from ._donation import DonatingTransform, forbid_giving_away
 from ._function import FunctionTransform
 from ._modules import How
-from ._plans import CallPlan
 from ._prefixes import has_containers, has_modules, spread
-from ._result_plans import NOT_BUILT
-from ._sites import Site
 from ._stages import Stage
 from ._treatments import Treatment
 
@@ -54,9 +51,7 @@ class JitTransform(DonatingTransform):
         prefixes = (self._in_shardings, self._out_shardings)
         self._prefixed = any(map(has_modules, prefixes))
         self._prefixed_by_containers = any(map(has_containers, prefixes))
-        self._last: tuple[Policy, Site, Any] | None = None  # of the last call: its policy, site and jitted function
         super().__init__(transform, function, policy, options)
-        self._sites = self._shared.sites
 
     def check_options(self) -> None:
         """As the base. Shardings that reach inside modules are checked when they are translated."""
@@ -64,7 +59,7 @@ class JitTransform(DonatingTransform):
         try:
             self._static = Chosen(self.function, options.get("static_argnums"), options.get("static_argnames"))
             self._donated = Chosen(self.function, options.get("donate_argnums"), options.get("donate_argnames"))
-            self._donates = not self._donated.is_empty
+            self.is_plain = self._static.is_empty and self._donated.is_empty and self._in_shardings is None
         except Exception:
             self.transform(self.function, **options)  # says best what is wrong with them
             raise
@@ -118,70 +113,12 @@ class JitTransform(DonatingTransform):
 
     def _call_jitted(self, policy: Policy, call: Call, use: Callable[..., Any]) -> Any:
         with calling(self.names, call):
-            return use(self._jitted(policy, call), *call.args, **call.kwargs)
+            return use(self.transformed_for(policy, call), *call.args, **call.kwargs)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        policy = self.policy or current_policy()
-        last = self._last
-        if last is None or last[0] is not policy:
-            last = self._site_for(policy)
-        _, site, jitted = last
-        for plan in site.plans:
-            packing = plan.pack(args, kwargs)
-            if packing is None:
-                continue
-            if plan is not site.plans[0]:
-                site.prefer(plan)
-            if self._donates and any(map(has_buffer, packing[3])) and self._gives_away(*packing[:2]):
-                self.require_executable(self.pack(args, kwargs, policy))
-            results, given = plan.known
-            objects = plan.objects_of(given, args, kwargs) if given else None
-            call = None if results else self.pack(args, kwargs, policy)  # before anything can change them
-            stack = active.stack
-            depth = len(stack)
-            try:
-                stack.append((self.names, args, kwargs))
-                result = jitted(*packing[0], **packing[1])
-                entry = stack[depth]
-            finally:
-                del stack[depth:]
-            if type(entry) is Calling:  # it was traced
-                return self._finish_planned(result, site, plan, entry.call, policy)
-            for outcome in results:
-                if outcome.given and not plan.can_be_given(outcome, packing):
-                    continue
-                built = outcome.build(result, objects)
-                if built is not NOT_BUILT:
-                    return built
-            return self._finish_planned(result, site, plan, call or self.pack(args, kwargs, policy), policy)
-        call = self.pack(args, kwargs, policy)
-        self.require_executable(call)
-        result = self._call_jitted(policy, call, lambda jitted, *a, **k: jitted(*a, **k))
-        finished = self.finish(result, call, policy)
-        if not self._is_prefixed(policy) and policy.arrays and not policy.in_place and not call.cuts:
-            site.saw(call, self.static_positions(args, kwargs))
-        return finished
-
-    def _finish_planned(self, result: Any, site: Site, plan: CallPlan, call: Call, policy: Policy) -> Any:
-        """Unpacks a result that no plan knows, and makes one."""
-        finished = self.finish(result, call, policy)
-        site.learn(plan, result)
-        return finished
-
-    def _gives_away(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether a bare array is also in another argument. Within modules a plan has found all objects to differ."""
-        donated, static = self._donated.positions(len(args), kwargs), self.static_positions(args, kwargs)
-        return given_away(positions(args, kwargs), donated, static) is not None
-
-    def _site_for(self, policy: Policy) -> tuple[Policy, Site, Any]:
-        site = self._sites.setdefault(policy, Site())
-        last = self._last = policy, site, None if self._is_prefixed(policy) else self.transformed(policy)
-        return last
-
-    def _jitted(self, policy: Policy, call: Call) -> Any:
-        """The jitted function. Shardings that reach inside modules are translated anew for each structure."""
+    def transformed_for(self, policy: Policy, call: Call) -> Any:
+        """As the base. Shardings that reach inside modules are translated anew for each structure."""
         if not self._is_prefixed(policy):
-            return self.transformed(policy)
+            return super().transformed_for(policy, call)
         avals = jtu.tree_map(_aval, (call.args, call.kwargs))
         leaves, treedef = jtu.tree_flatten(avals)
         key = (policy, treedef, tuple(leaves))
@@ -254,9 +191,7 @@ class JitTransform(DonatingTransform):
         return self.finish(result, call, policy)
 
     def clear_cache(self) -> None:
-        """Forgets every trace of this function, whoever wrapped it, and how to pack and unpack its calls."""
-        self._sites.clear()
-        self._last = None
+        """Forgets every trace of this function, whoever wrapped it."""
         for made in list(self._made.values()):
             made.clear_cache()
 

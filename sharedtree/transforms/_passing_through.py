@@ -10,15 +10,18 @@ to a device and the leaf is not, the leaf goes through a `jax.jit` of its own an
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from operator import countOf
 from typing import Any
 
 import jax
 from jax import tree_util as jtu
 from jax.core import Tracer
 
+from .._graph import Tags, pack
+from .._jax_internals import ConcreteArray
 from .._node_types import carries_identity, is_module, node_type_of
 from .._statics import Static
-from .._structure import LEAF, Given, Node, Record, Structure, canonical
+from .._structure import LEAF, Node, Record, Structure, canonical
 from ._crossing import Call, Entered, packed_in
 
 
@@ -86,10 +89,10 @@ class Unchanged:
         if self._known is None:
             self._known = []
             for i, (_, children) in enumerate(self._records):  # children come before their parents
-                self._known.append(all(self._known[child] for child in children) and self._is_itself(i))
+                self._known.append(all(self._known[child] for child in children) and self.is_itself(i))
         return self._known[number]
 
-    def _is_itself(self, number: int) -> bool:
+    def is_itself(self, number: int) -> bool:
         """Whether a node still has the children and the auxiliary data that it was received with."""
         op, children = self._records[number]
         if type(op) is not Node:
@@ -151,8 +154,8 @@ def passed_through(
             objects which are one stay one.
     """
     own = call.tags.objects
-    numbers = {op.number for structure in structures for op, _ in structure.records if type(op) is Given}
-    if not numbers:
+    numbers = {number for structure in structures for number in structure.given}
+    if not numbers or _are_placed_alike([own[number] for number in numbers], call):
         return own.__getitem__
     arguments = [a.packed for position, value in call.items() for a in packed_in(value, position)]
     records = [record for packed in arguments for record in packed.structure.records]
@@ -174,6 +177,17 @@ def passed_through(
     return made.__getitem__
 
 
+def _are_placed_alike(objects: Sequence[Any], call: Call) -> bool:
+    """Whether a quick look says that all leaves of some objects are what `jax.jit` would return."""
+    tags = Tags()
+    leaves = [leaf for obj in objects for leaf in pack(obj, tags)[0]]
+    if countOf(map(type, leaves), ConcreteArray) != len(leaves):
+        return False
+    if all(leaf.committed for leaf in leaves):
+        return True
+    return not any(map(is_committed, jtu.tree_leaves((call.args, call.kwargs))))
+
+
 def _is_what_jit_returns(leaf: Any, anchor: Any) -> bool:
     if isinstance(leaf, jax.Ref) or is_tracer(leaf):
         return True
@@ -182,6 +196,8 @@ def _is_what_jit_returns(leaf: Any, anchor: Any) -> bool:
 
 def is_committed(leaf: Any) -> bool:
     """Whether a leaf is an array that is bound to its device."""
+    if type(leaf) is ConcreteArray:
+        return leaf.committed
     return isinstance(leaf, jax.Array) and not is_tracer(leaf) and leaf.committed
 
 

@@ -132,8 +132,10 @@ def work_of(operation, *arguments):
 
 def assert_linear(operation, file, size):
     """Four times the size is no more than five times the work. What is worked out once for the process comes first."""
-    files = [(file(n),) if type(file(n)) is bytes else file(n) for n in (size, 4 * size)]
-    work_of(operation, *files[0])  # also, Python does not tell of all instructions of code that it traces first
+    first, *files = [(file(n),) if type(file(n)) is bytes else file(n) for n in (size + 1, size, 4 * size)]
+    # Of another size, for a structure that was met is known. Also, Python does not tell of all instructions of code
+    # that it traces first.
+    work_of(operation, *first)
     less, more = (work_of(operation, *each) for each in files)
     assert more <= 5 * less, f"{less} -> {more}, {more / less:.1f} times"
 
@@ -184,8 +186,8 @@ def missing_fields(n):
 
 
 def large_static_values(n):
-    """Many modules that hold one large static value."""
-    nodes = [["list", [["int", f"{i:x}"] for i in range(n)]]]
+    """Many modules that hold one large static value, of more parts than the native walk writes out."""
+    nodes = [["list", [["int", f"{i:x}"] for i in range(5 * n)]]]
     nodes += [["object", LAYER, [None, None, 0]] for _ in range(n)]
     return file_of([*nodes, ["list", list(range(1, n + 1))]])
 

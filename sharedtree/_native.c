@@ -1,0 +1,2863 @@
+/* The walk over a DAG, and the way back, in C. `_walk.py` is the reference: this gives the same or nothing.
+
+`walk` takes a tree apart and describes what it met by a text of bytes, the *key*. A tree with the same key has the same
+structure, so a dictionary leads from the key to the structure, and no record is made. For
+    Pair(w, [w, 3])     with an Equinox module `Pair`, under Equinox's convention
+the key is, after a header:  F <Pair> 0   L   N <list> 2   R <number of w>   S i 3.
+
+    F kind fields statics   a node that is read field by field          R number   an object that was seen before
+    N kind n                a plain container; for dicts, its keys      L          a traced leaf
+    O kind layout statics   an NNX object                               S value    a static leaf
+    G kind n aux            any other node
+
+The children of a node follow it. A static value is written out if it is made of what nobody can confuse (N T F i d s, and
+( [ { for containers); any other is its address, P, and is pinned: whoever keeps the key has to keep the pins alive. What
+need not be the same value for ever has a token in its place, V, one for each value, which Python gives.
+
+Rules of this file. Nothing recurses but over static values, to a fixed depth. Whatever a call into Python could free is
+held by a strong reference before: children on a stack of their own, objects in the tags. No borrowed reference is used
+after such a call. All that is uncommon, and each error, ends the walk, and the caller asks the reference.
+
+Only the limited API is used, and no `Py_RETURN_NONE` and the like: those of Python 3.12 and 3.13 count no reference, and
+what was compiled with them is loaded by 3.11, too, where None is counted. The interpreter's lock is needed: free-threaded
+Python does not load this. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MAX_DEPTH 100000
+#define MAX_PLAIN_DEPTH 1000
+#define MAX_STATIC_DEPTH 16
+#define MAX_STATIC_PARTS 1000
+#define MAX_TEXT 4096
+#define MAX_CROSSED_DEPTH 64
+#define MAX_LAYOUTS 64
+
+enum { INSIDE = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
+enum { JAX, EQUINOX, ANY, INHERITED };
+enum { FAILED = -1, DONE = 0, OPENED = 1 };
+
+/* --- kinds: what is known of a class, for ever ------------------------------------------------------------------ */
+
+enum {
+    /* Leaves. */
+    NUMBER, TEXT, NUMPY_ARRAY, JAX_ARRAY, FUNCTION,
+    /* Nodes. */
+    NOTHING, TUPLE, LIST, DICT, NAMEDTUPLE, FIELDS, DATACLASS, SLOTS, NNX_OBJECT, NNX_VARIABLE, NNX_STATE, OTHER
+};
+
+/* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `_nnx_internals.py`. */
+typedef struct Layout {
+    struct Layout *next;
+    uint32_t number;
+    Py_ssize_t num_traced;
+    PyObject *names;
+    int *places;              /* among the children; -1 if static, -2 for the mapping, which the layout determines */
+    PyObject *marked;         /* the names in the mapping, in order */
+    PyObject *marks;          /* bytes, whether each of these is a child */
+} Layout;
+
+typedef struct {
+    PyTypeObject *type;
+    int shape;
+    uint32_t number;
+    int is_plain, is_mutable, is_known_to_jax, convention;
+    int is_rebuilt;           /* whether `build` may put instances together by itself */
+    PyObject *node_type;      /* the NodeType; NULL for leaves */
+    PyObject *take_apart;     /* OTHER: instance -> (children, aux) */
+    PyObject *order;          /* FIELDS, DATACLASS, SLOTS: all names that fields declare, in order */
+    PyObject *is_static;      /* bytes, one for each name in `order` */
+    PyObject *places;         /* DATACLASS, SLOTS: bytes, where each name is in `traced` or `statics` */
+    PyObject *traced, *statics; /* all names; of FIELDS also those that no field declares */
+    int is_in_order;          /* whether `traced` is as in `order` */
+    Layout *layouts;          /* NNX_OBJECT */
+    uint32_t num_layouts;     /* that were asked for, found or not */
+} Kind;
+
+static Kind **kinds; /* open addressing by type, which each kind keeps alive; kinds are never freed */
+static size_t kinds_size, num_kinds;
+
+static PyObject *meet;  /* (object, convention) -> what its class is, or for a leaf 0 static, 1 traced, 2 with identity */
+static PyObject *settle; /* static values -> for each: itself if it is the same for ever, True if its class is, or a token */
+static PyObject *describe; /* NodeType -> what its class is */
+static PyTypeObject *missing_type; /* of the marker for attributes that were never set, or NULL */
+static PyObject *leaf_op;
+static PyTypeObject *node_op, *static_op, *given_op, *update_op;
+static PyObject *empty_tuple, *name_aux, *name_type, *name_value, *name_is_mutable, *name_thaw, *name_unflatten;
+static PyObject *name_structure, *name_leaves, *name_records, *name_root, *name_given, *name_is_noted, *name_updates,
+    *name_program;
+static newfunc new_object;
+
+/* Of NNX, once one of its classes was met. See `_nnx_internals.py`. */
+static PyObject *layout_of, *current_trace;
+static PyTypeObject *mapping_type, *trace_type;
+static PyObject *name_nodes, *name_mapping;
+static PyObject *raw_value, *variable_trace, *metadata_of, *initializing, *is_setup, *state_trace, *jax_trace; /* slots */
+static descrgetfunc get_slot;
+static descrsetfunc set_slot;
+
+static size_t mixed(const void *pointer)
+{
+    uint64_t x = (uint64_t)(uintptr_t)pointer;
+    x ^= x >> 33;
+    x *= UINT64_C(0xff51afd7ed558ccd);
+    return (size_t)(x ^ (x >> 29));
+}
+
+static Kind *kind_of(PyTypeObject *type)
+{
+    if (kinds_size == 0)
+        return NULL;
+    for (size_t i = mixed(type) & (kinds_size - 1);; i = (i + 1) & (kinds_size - 1)) {
+        if (kinds[i] == NULL || kinds[i]->type == type)
+            return kinds[i];
+    }
+}
+
+static void place_kind(Kind **table, size_t size, Kind *kind)
+{
+    size_t i = mixed(kind->type) & (size - 1);
+    while (table[i] != NULL)
+        i = (i + 1) & (size - 1);
+    table[i] = kind;
+}
+
+static int add_kind(Kind *kind)
+{
+    if (2 * (num_kinds + 1) > kinds_size) {
+        size_t size = kinds_size ? 2 * kinds_size : 64;
+        Kind **table = PyMem_Calloc(size, sizeof *table);
+        if (table == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        for (size_t i = 0; i < kinds_size; i++) {
+            if (kinds[i] != NULL)
+                place_kind(table, size, kinds[i]);
+        }
+        PyMem_Free(kinds);
+        kinds = table;
+        kinds_size = size;
+    }
+    kind->number = (uint32_t)num_kinds++;
+    place_kind(kinds, kinds_size, kind);
+    return 0;
+}
+
+/* Makes a kind of what Python says of a class, unless another thread was first. */
+static Kind *new_kind(PyObject *described)
+{
+    PyObject *type, *node_type, *take_apart, *order, *is_static, *places, *traced, *statics;
+    Kind kind = {0};
+    if (!PyTuple_Check(described)) {
+        PyErr_SetString(PyExc_TypeError, "a class is described by a tuple");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(described, "O!iiiiiiOOO!SSO!O!", &PyType_Type, &type, &kind.shape, &kind.is_plain,
+                          &kind.is_mutable, &kind.is_known_to_jax, &kind.convention, &kind.is_rebuilt, &node_type,
+                          &take_apart, &PyTuple_Type, &order, &is_static, &places, &PyTuple_Type, &traced,
+                          &PyTuple_Type, &statics))
+        return NULL;
+    Kind *known = kind_of((PyTypeObject *)type);
+    if (known != NULL)
+        return known;
+    Py_ssize_t num_placed = kind.shape == DATACLASS || kind.shape == SLOTS ? PyTuple_Size(order) : 0;
+    if (PyTuple_Size(order) != PyBytes_Size(is_static) || num_placed != PyBytes_Size(places)) {
+        PyErr_SetString(PyExc_ValueError, "one byte for each name");
+        return NULL;
+    }
+    kind.is_in_order = 1;
+    for (Py_ssize_t i = 0, last = -1; i < num_placed; i++) {
+        Py_ssize_t place = (unsigned char)PyBytes_AsString(places)[i];
+        if (PyBytes_AsString(is_static)[i])
+            continue;
+        kind.is_in_order &= place > last;
+        last = place;
+    }
+    Kind *made = PyMem_Malloc(sizeof *made);
+    if (made == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    kind.type = (PyTypeObject *)type;
+    kind.node_type = node_type == Py_None ? NULL : node_type;
+    kind.take_apart = take_apart;
+    kind.order = order, kind.is_static = is_static, kind.places = places;
+    kind.traced = traced, kind.statics = statics;
+    *made = kind;
+    if (add_kind(made) < 0) {
+        PyMem_Free(made);
+        return NULL;
+    }
+    Py_INCREF(type), Py_XINCREF(kind.node_type), Py_INCREF(take_apart);
+    Py_INCREF(order), Py_INCREF(is_static), Py_INCREF(places), Py_INCREF(traced), Py_INCREF(statics);
+    return made;
+}
+
+/* --- Tags: which objects were seen, and their numbers ------------------------------------------------------------ */
+
+enum { OPEN = -1, NONE = -2 };
+
+typedef struct {
+    PyObject *object; /* alive in `objects`, or in the walk that has it open; NULL in a free slot */
+    Py_ssize_t number;
+} Slot;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *objects;
+    Slot *slots;
+    size_t size, used;
+} Tags;
+
+static PyTypeObject *tags_type;
+
+static Slot *slot_of(Slot *slots, size_t size, PyObject *object)
+{
+    size_t i = mixed(object) & (size - 1);
+    while (slots[i].object != NULL && slots[i].object != object)
+        i = (i + 1) & (size - 1);
+    return &slots[i];
+}
+
+static Py_ssize_t number_of(Tags *tags, PyObject *object)
+{
+    if (tags->size == 0)
+        return NONE;
+    Slot *slot = slot_of(tags->slots, tags->size, object);
+    return slot->object == NULL ? NONE : slot->number;
+}
+
+/* Makes the table anew with the numbers from 0 to `end`, and with the open ones if `opened`. Runs no Python. */
+static int rehash(Tags *tags, size_t size, Py_ssize_t end, int opened)
+{
+    Slot *slots = PyMem_Calloc(size, sizeof *slots);
+    if (slots == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    size_t used = 0;
+    for (size_t i = 0; i < tags->size; i++) {
+        Slot old = tags->slots[i];
+        if (old.object != NULL && ((old.number >= 0 && old.number < end) || (opened && old.number == OPEN))) {
+            *slot_of(slots, size, old.object) = old;
+            used++;
+        }
+    }
+    PyMem_Free(tags->slots);
+    tags->slots = slots;
+    tags->size = size;
+    tags->used = used;
+    return 0;
+}
+
+static int set_number(Tags *tags, PyObject *object, Py_ssize_t number)
+{
+    if (2 * (tags->used + 1) > tags->size && rehash(tags, tags->size ? 2 * tags->size : 64, PY_SSIZE_T_MAX, 1) < 0)
+        return -1;
+    Slot *slot = slot_of(tags->slots, tags->size, object);
+    if (slot->object == NULL) {
+        slot->object = object;
+        tags->used++;
+    }
+    slot->number = number;
+    return 0;
+}
+
+static int forget(Tags *tags, Py_ssize_t start)
+{
+    /* In place, so that it cannot fail: numbers that are taken back stay as slots without a number. */
+    for (size_t i = 0; i < tags->size; i++) {
+        if (tags->slots[i].number < 0 || tags->slots[i].number >= start)
+            tags->slots[i].number = NONE;
+    }
+    /* Last, for this runs finalisers. A list needs memory to let go of many at once, and hardly any to let go of one. */
+    if (PyList_SetSlice(tags->objects, start, PY_SSIZE_T_MAX, NULL) == 0)
+        return 0;
+    PyErr_Clear();
+    for (Py_ssize_t size = PyList_Size(tags->objects); size > start; size = PyList_Size(tags->objects)) {
+        if (PyList_SetSlice(tags->objects, size - 1, size, NULL) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *tags_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    (void)args, (void)kwargs;
+    /* First, so that the garbage collector never sees tags without it. */
+    PyObject *objects = PyList_New(0);
+    Tags *self = objects == NULL ? NULL : (Tags *)alloc(type, 0);
+    if (self == NULL) {
+        Py_XDECREF(objects);
+        return NULL;
+    }
+    self->objects = objects;
+    return (PyObject *)self;
+}
+
+/* There is no `tp_clear`: each cycle leads through the list, which has one. */
+static int tags_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((Tags *)self)->objects);
+    return 0;
+}
+
+static void tags_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyObject_GC_UnTrack(self);
+    PyMem_Free(((Tags *)self)->slots);
+    Py_XDECREF(((Tags *)self)->objects);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyObject *tags_number_of(PyObject *self, PyObject *object)
+{
+    Py_ssize_t number = number_of((Tags *)self, object);
+    if (number < 0)
+        return Py_NewRef(Py_None);
+    return PyLong_FromSsize_t(number);
+}
+
+static PyObject *tags_add(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"obj", "tag", NULL};
+    Tags *tags = (Tags *)self;
+    PyObject *object;
+    int tag;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$p", names, &object, &tag))
+        return NULL;
+    Py_ssize_t number = PyList_Size(tags->objects);
+    if (PyList_Append(tags->objects, object) < 0 || (tag && set_number(tags, object, number) < 0))
+        return NULL;
+    return PyLong_FromSsize_t(number);
+}
+
+static PyObject *tags_forget(PyObject *self, PyObject *arg)
+{
+    Py_ssize_t start = PyLong_AsSsize_t(arg);
+    if (start == -1 && PyErr_Occurred())
+        return NULL;
+    if (forget((Tags *)self, start) < 0)
+        return NULL;
+    return Py_NewRef(Py_None);
+}
+
+static PyObject *tags_objects(PyObject *self, void *closure)
+{
+    (void)closure;
+    return Py_NewRef(((Tags *)self)->objects);
+}
+
+static PyMethodDef tags_methods[] = {
+    {"number_of", tags_number_of, METH_O, "The number of an object that was tagged, or None."},
+    {"add", (PyCFunction)(void (*)(void))tags_add, METH_VARARGS | METH_KEYWORDS,
+     "Gives an object the next number, and remembers it if `tag`."},
+    {"forget", tags_forget, METH_O, "Takes back every number from `start` on."},
+    {NULL, NULL, 0, NULL},
+};
+static PyGetSetDef tags_getset[] = {
+    {"objects", tags_objects, NULL, "All objects, by number.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot tags_slots[] = {
+    {Py_tp_new, tags_new},         {Py_tp_dealloc, tags_dealloc}, {Py_tp_traverse, tags_traverse},
+    {Py_tp_methods, tags_methods}, {Py_tp_getset, tags_getset},
+    {Py_tp_doc, "Which objects a crossing has seen, and their numbers. See `sharedtree._walk.Tags`."},
+    {0, NULL},
+};
+static PyType_Spec tags_spec = {"sharedtree._native.Tags", sizeof(Tags), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+                                tags_slots};
+
+/* --- walk -------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject **items; /* strong references */
+    size_t size, room;
+} Pins;
+
+typedef struct {
+    PyObject *object; /* alive among its parent's children */
+    Kind *kind;
+    size_t next, end; /* its children that were not visited yet, in `children` */
+    size_t start;
+    int convention;
+    int is_open; /* whether it has a slot in the tags */
+} Frame;
+
+typedef struct {
+    Tags *tags;
+    int flags;
+    Py_ssize_t expected; /* how many objects the tags must have, if nobody else used them meanwhile */
+    PyObject *leaves;
+    Pins children; /* of the frames, those of each side by side */
+    Pins pins;
+    size_t *places; /* of each pin, where its address is in the key */
+    size_t places_room;
+    Frame *frames;
+    size_t depth, frames_room;
+    PyObject **names; /* borrowed, of one dictionary */
+    size_t names_room;
+    char *key;
+    size_t key_size, key_room;
+    Py_ssize_t floor; /* whether it refers to what has a lower number is noted in `reaches_back` */
+    int reaches_back;
+    Py_ssize_t parts_left; /* that the static value being written may have, counted by paths */
+} Walk;
+
+static int grow(void **items, size_t *room, size_t needed, size_t item_size)
+{
+    if (needed <= *room)
+        return 0;
+    size_t more = *room ? *room : 32;
+    while (more < needed)
+        more *= 2;
+    void *grown = more > SIZE_MAX / item_size ? NULL : PyMem_Realloc(*items, more * item_size);
+    if (grown == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    *items = grown;
+    *room = more;
+    return 0;
+}
+
+static int push(Pins *pins, PyObject *object)
+{
+    if (pins->size == pins->room && grow((void **)&pins->items, &pins->room, pins->size + 1, sizeof(PyObject *)) < 0)
+        return -1;
+    pins->items[pins->size++] = Py_NewRef(object);
+    return 0;
+}
+
+/* Each reference is taken off before it is given up, for finalisers run. */
+static void pop_to(Pins *pins, size_t size)
+{
+    while (pins->size > size)
+        Py_XDECREF(pins->items[--pins->size]);
+}
+
+static int emit(Walk *w, const void *bytes, size_t size)
+{
+    if (w->key_size + size > w->key_room && grow((void **)&w->key, &w->key_room, w->key_size + size, 1) < 0)
+        return -1;
+    memcpy(w->key + w->key_size, bytes, size);
+    w->key_size += size;
+    return 0;
+}
+
+static int emit_code(Walk *w, char code)
+{
+    return emit(w, &code, 1);
+}
+
+static int emit_count(Walk *w, char code, int64_t count)
+{
+    char bytes[1 + sizeof count];
+    bytes[0] = code;
+    memcpy(bytes + 1, &count, sizeof count);
+    return emit(w, bytes, sizeof bytes);
+}
+
+static int emit_kind(Walk *w, char code, const Kind *kind, Py_ssize_t count)
+{
+    char bytes[1 + 2 * sizeof(uint32_t)];
+    uint32_t numbers[2] = {kind->number, (uint32_t)count};
+    if (count > UINT32_MAX)
+        return -1;
+    bytes[0] = code;
+    memcpy(bytes + 1, numbers, sizeof numbers);
+    return emit(w, bytes, sizeof bytes);
+}
+
+static int emit_address(Walk *w, PyObject *value)
+{
+    char bytes[1 + sizeof(void *)] = {'P'};
+    memcpy(bytes + 1, &value, sizeof value);
+    if (grow((void **)&w->places, &w->places_room, w->pins.size + 1, sizeof *w->places) < 0)
+        return -1;
+    w->places[w->pins.size] = w->key_size;
+    return push(&w->pins, value) < 0 ? -1 : emit(w, bytes, sizeof bytes);
+}
+
+/* Runs no Python unless it fails. For half of a surrogate pair it does: until Python 3.12 the mere making of an exception
+   may collect garbage. So whoever calls this touches nothing borrowed when it has failed. */
+static int emit_text(Walk *w, PyObject *text)
+{
+    Py_ssize_t size;
+    if (PyUnicode_GetLength(text) > MAX_TEXT)
+        return emit_address(w, text);
+    const char *bytes = PyUnicode_AsUTF8AndSize(text, &size);
+    if (bytes == NULL)
+        return -1;
+    return emit_count(w, 's', size) < 0 ? -1 : emit(w, bytes, (size_t)size);
+}
+
+/* Whether a container of so many parts is to be written out. One that holds another twice, and so on, has no end. */
+static int has_room(Walk *w, Py_ssize_t size, int depth)
+{
+    if (depth == 0)
+        w->parts_left = MAX_STATIC_PARTS;
+    if (depth == MAX_STATIC_DEPTH || size >= w->parts_left)
+        return 0;
+    w->parts_left -= size + 1;
+    return 1;
+}
+
+/* Writes a static value. Runs no Python, so what a container holds needs no pins meanwhile. */
+static int emit_static(Walk *w, PyObject *value, int depth)
+{
+    PyTypeObject *type = Py_TYPE(value);
+    if (value == Py_None || value == Py_True || value == Py_False)
+        return emit_code(w, value == Py_None ? 'N' : value == Py_True ? 'T' : 'F');
+    if (type == &PyUnicode_Type)
+        return emit_text(w, value);
+    if (type == &PyLong_Type) {
+        int overflow;
+        int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
+        return overflow ? emit_address(w, value) : emit_count(w, 'i', number);
+    }
+    if (type == &PyFloat_Type) {
+        double number = PyFloat_AsDouble(value);
+        return emit_code(w, 'd') < 0 ? -1 : emit(w, &number, sizeof number);
+    }
+    if (type == &PyTuple_Type || type == &PyList_Type) {
+        int is_tuple = type == &PyTuple_Type;
+        Py_ssize_t size = is_tuple ? PyTuple_Size(value) : PyList_Size(value);
+        if (!has_room(w, size, depth))
+            return emit_address(w, value);
+        if (emit_count(w, is_tuple ? '(' : '[', size) < 0)
+            return -1;
+        for (Py_ssize_t i = 0; i < size; i++) {
+            if (emit_static(w, is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i), depth + 1) < 0)
+                return -1;
+        }
+        return 0;
+    }
+    if (type == &PyDict_Type && has_room(w, PyDict_Size(value), depth)) {
+        PyObject *key, *item;
+        Py_ssize_t at = 0;
+        if (emit_count(w, '{', PyDict_Size(value)) < 0)
+            return -1;
+        while (PyDict_Next(value, &at, &key, &item)) {
+            if (emit_static(w, key, depth + 1) < 0 || emit_static(w, item, depth + 1) < 0)
+                return -1;
+        }
+        return 0;
+    }
+    return emit_address(w, value);
+}
+
+static int record(Walk *w, PyObject *object, int tag)
+{
+    if (PyList_Size(w->tags->objects) != w->expected || PyList_Append(w->tags->objects, object) < 0)
+        return -1;
+    Py_ssize_t number = w->expected++;
+    return tag ? set_number(w->tags, object, number) : 0;
+}
+
+static int record_leaf(Walk *w, PyObject *object, int tag)
+{
+    if (emit_code(w, 'L') < 0 || PyList_Append(w->leaves, object) < 0)
+        return -1;
+    return record(w, object, tag);
+}
+
+static int record_static(Walk *w, PyObject *object)
+{
+    if (emit_code(w, 'S') < 0 || emit_static(w, object, 0) < 0)
+        return -1;
+    return record(w, object, 0);
+}
+
+static int push_items(Walk *w, PyObject *tuple)
+{
+    Py_ssize_t size = PyTuple_Size(tuple);
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (push(&w->children, PyTuple_GetItem(tuple, i)) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int open_sequence(Walk *w, Kind *kind, PyObject *object)
+{
+    int is_list = kind->shape == LIST;
+    Py_ssize_t size = is_list ? PyList_Size(object) : PyTuple_Size(object);
+    if (emit_kind(w, 'N', kind, size) < 0)
+        return -1;
+    if (!is_list)
+        return push_items(w, object);
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (push(&w->children, PyList_GetItem(object, i)) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* Pushes the items of a dictionary in the order of its keys, as long as few have to be moved for that; then it gives DONE,
+   and so it does for a key that is no text or of a subclass. Runs no Python, so that keys need no references. */
+static int push_in_order(Walk *w, PyObject *dict)
+{
+    PyObject *key, *value;
+    Py_ssize_t at = 0, size = 0, moves = 16 * PyDict_Size(dict);
+    size_t start = w->children.size;
+    while (PyDict_Next(dict, &at, &key, &value)) {
+        if (Py_TYPE(key) != &PyUnicode_Type)
+            return DONE;
+        if (grow((void **)&w->names, &w->names_room, (size_t)size + 1, sizeof key) < 0 || push(&w->children, value) < 0)
+            return -1;
+        PyObject **names = w->names, **values = w->children.items + start;
+        Py_ssize_t i = size++;
+        for (; i > 0 && PyUnicode_Compare(names[i - 1], key) > 0; i--, moves--) {
+            names[i] = names[i - 1];
+            values[i] = values[i - 1];
+        }
+        names[i] = key;
+        values[i] = value;
+        if (moves < 0)
+            return DONE;
+    }
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (emit_text(w, w->names[i]) < 0)
+            return -1;
+    }
+    return OPENED;
+}
+
+static int push_sorted(Walk *w, PyObject *dict)
+{
+    PyObject *keys = PyDict_Keys(dict);
+    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
+    int outcome = DONE;
+    for (Py_ssize_t i = 0; i < size && outcome == DONE; i++) {
+        if (Py_TYPE(PyList_GetItem(keys, i)) != &PyUnicode_Type)
+            outcome = FAILED;
+    }
+    if (keys == NULL || outcome != DONE || PyList_Sort(keys) < 0) {
+        Py_XDECREF(keys);
+        PyErr_Clear();
+        return DONE;
+    }
+    outcome = OPENED;
+    for (Py_ssize_t i = 0; i < size && outcome == OPENED; i++) {
+        PyObject *key = PyList_GetItem(keys, i), *value = PyDict_GetItemWithError(dict, key);
+        if (value == NULL || emit_text(w, key) < 0 || push(&w->children, value) < 0)
+            outcome = FAILED;
+    }
+    Py_DECREF(keys);
+    return outcome;
+}
+
+/* The items of a dictionary whose keys are texts and no subclass of it; DONE for others. */
+static int open_dict(Walk *w, Kind *kind, PyObject *object)
+{
+    size_t start = w->children.size, pins = w->pins.size;
+    Py_ssize_t size = PyDict_Size(object);
+    if (emit_kind(w, 'N', kind, size) < 0)
+        return -1;
+    int outcome = push_in_order(w, object);
+    if (outcome != DONE)
+        return outcome;
+    pop_to(&w->children, start);
+    pop_to(&w->pins, pins);
+    outcome = push_sorted(w, object);
+    /* Meanwhile garbage may have been collected, and a finaliser may have changed the dictionary. */
+    return outcome == OPENED && w->children.size - start != (size_t)size ? FAILED : outcome;
+}
+
+/* The fields of an object whose attributes are exactly those that are declared, in this order. Runs no Python. */
+static int open_all_fields(Walk *w, Kind *kind, PyObject *attributes)
+{
+    Py_ssize_t size = PyTuple_Size(kind->order), at = 0;
+    const char *is_static = PyBytes_AsString(kind->is_static);
+    PyObject *name, *value;
+    if (PyDict_Size(attributes) != size)
+        return DONE;
+    if (emit_kind(w, 'F', kind, 0) < 0)
+        return -1;
+    for (Py_ssize_t i = 0; PyDict_Next(attributes, &at, &name, &value); i++) {
+        if (i >= size || name != PyTuple_GetItem(kind->order, i) || Py_TYPE(value) == missing_type)
+            return DONE;
+        if ((is_static[i] ? emit_static(w, value, 0) : push(&w->children, value)) < 0)
+            return -1;
+    }
+    return OPENED;
+}
+
+/* The fields that are there, by name. A dictionary of attributes may have keys that answer for others. */
+static int open_some_fields(Walk *w, Kind *kind, PyObject *attributes)
+{
+    PyObject *all[2] = {kind->traced, kind->statics};
+    if (emit_kind(w, 'F', kind, 1) < 0)
+        return -1;
+    for (int is_static = 0; is_static < 2; is_static++) {
+        Py_ssize_t size = PyTuple_Size(all[is_static]);
+        for (Py_ssize_t i = 0; i < size; i++) {
+            PyObject *value = PyDict_GetItemWithError(attributes, PyTuple_GetItem(all[is_static], i));
+            if (value == NULL && PyErr_Occurred())
+                return -1;
+            if (value != NULL && Py_TYPE(value) == missing_type)
+                value = NULL;
+            if (emit_code(w, value != NULL) < 0)
+                return -1;
+            if (value != NULL && (is_static ? emit_static(w, value, 0) : push(&w->children, value)) < 0)
+                return -1;
+        }
+    }
+    return OPENED;
+}
+
+/* The fields of a dataclass, by name. DONE if one is missing or has company: then Python's look-up decides. */
+static int open_declared_fields(Walk *w, Kind *kind, PyObject *attributes)
+{
+    PyObject *all[2] = {kind->traced, kind->statics};
+    if (PyDict_Size(attributes) != PyTuple_Size(kind->order))
+        return DONE;
+    if (emit_kind(w, 'F', kind, 1) < 0)
+        return -1;
+    for (int is_static = 0; is_static < 2; is_static++) {
+        Py_ssize_t size = PyTuple_Size(all[is_static]);
+        for (Py_ssize_t i = 0; i < size; i++) {
+            PyObject *value = PyDict_GetItemWithError(attributes, PyTuple_GetItem(all[is_static], i));
+            if (value == NULL)
+                return PyErr_Occurred() ? -1 : DONE;
+            if ((is_static ? emit_static(w, value, 0) : push(&w->children, value)) < 0)
+                return -1;
+        }
+    }
+    return OPENED;
+}
+
+/* The fields of a dataclass whose instances have slots. DONE if one is empty. */
+static int open_slots(Walk *w, Kind *kind, PyObject *object)
+{
+    PyObject *all[2] = {kind->traced, kind->statics};
+    if (emit_kind(w, 'F', kind, 1) < 0)
+        return -1;
+    for (int is_static = 0; is_static < 2; is_static++) {
+        Py_ssize_t size = PyTuple_Size(all[is_static]);
+        for (Py_ssize_t i = 0; i < size; i++) {
+            PyObject *value = PyObject_GenericGetAttr(object, PyTuple_GetItem(all[is_static], i));
+            if (value == NULL) {
+                if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+                    return -1;
+                PyErr_Clear();
+                return DONE;
+            }
+            int outcome = is_static ? emit_static(w, value, 0) : push(&w->children, value);
+            Py_DECREF(value);
+            if (outcome < 0)
+                return -1;
+        }
+    }
+    return OPENED;
+}
+
+static int open_fields(Walk *w, Kind *kind, PyObject *object)
+{
+    size_t start = w->children.size, pins = w->pins.size, key_start = w->key_size;
+    PyObject *attributes = PyObject_GenericGetDict(object, NULL);
+    if (attributes == NULL)
+        return -1;
+    int outcome = DONE;
+    if (PyDict_CheckExact(attributes)) {
+        if (kind->is_in_order)
+            outcome = open_all_fields(w, kind, attributes);
+        if (outcome == DONE) {
+            pop_to(&w->children, start);
+            pop_to(&w->pins, pins);
+            w->key_size = key_start;
+            outcome = kind->shape == FIELDS ? open_some_fields(w, kind, attributes)
+                                            : open_declared_fields(w, kind, attributes);
+        }
+    }
+    Py_DECREF(attributes);
+    return outcome;
+}
+
+static int is_text(PyObject *object, PyObject *text)
+{
+    return object == text || (Py_TYPE(object) == &PyUnicode_Type && PyUnicode_Compare(object, text) == 0);
+}
+
+static int has_marks(const Layout *layout, PyObject *mapping)
+{
+    PyObject *name, *mark;
+    Py_ssize_t at = 0, size = PyTuple_Size(layout->marked);
+    const char *marks = PyBytes_AsString(layout->marks);
+    if (PyDict_Size(mapping) != size)
+        return 0;
+    for (Py_ssize_t i = 0; i < size && PyDict_Next(mapping, &at, &name, &mark); i++) {
+        if (mark != (marks[i] ? Py_True : Py_False) || !is_text(name, PyTuple_GetItem(layout->marked, i)))
+            return 0;
+    }
+    return 1;
+}
+
+/* The attributes of an NNX object, if they are of this layout. Runs no Python. */
+static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *attributes)
+{
+    Py_ssize_t at = 0, size = PyTuple_Size(layout->names);
+    size_t start = w->children.size, num_traced = (size_t)layout->num_traced;
+    PyObject *name, *value;
+    if (PyDict_Size(attributes) != size)
+        return DONE;
+    if (emit_kind(w, 'O', kind, layout->number) < 0 ||
+        grow((void **)&w->children.items, &w->children.room, start + num_traced, sizeof(PyObject *)) < 0)
+        return -1;
+    for (size_t i = 0; i < num_traced; i++)
+        w->children.items[w->children.size++] = NULL;
+    for (Py_ssize_t i = 0; PyDict_Next(attributes, &at, &name, &value); i++) {
+        if (i >= size || !is_text(name, PyTuple_GetItem(layout->names, i)))
+            return DONE;
+        int place = layout->places[i];
+        if (place >= 0)
+            w->children.items[start + (size_t)place] = Py_NewRef(value);
+        else if (place == -1 && emit_static(w, value, 0) < 0)
+            return -1;
+    }
+    return OPENED;
+}
+
+/* Whether each of so many places is there once. */
+static int are_places(const int *places, Py_ssize_t size, Py_ssize_t num_traced)
+{
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (places[i] >= num_traced)
+            return 0;
+        for (Py_ssize_t j = 0; places[i] >= 0 && j < i; j++) {
+            if (places[i] == places[j])
+                return 0;
+        }
+    }
+    return 1;
+}
+
+/* Learns the layout of an object from Python. NULL without an error if it has none. */
+static Layout *new_layout(Kind *kind, PyObject *object)
+{
+    PyObject *names, *places, *marked, *marks, *found = PyObject_CallFunctionObjArgs(layout_of, object, NULL);
+    Layout *layout = NULL;
+    if (found == NULL || found == Py_None) {
+        kind->num_layouts++;
+        Py_XDECREF(found);
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(found, "O!O!O!S", &PyTuple_Type, &names, &PyTuple_Type, &places, &PyTuple_Type, &marked, &marks))
+        goto failed;
+    Py_ssize_t size = PyTuple_Size(names);
+    layout = PyMem_Calloc(1, sizeof *layout);
+    int *placed = PyMem_Calloc((size_t)size + 1, sizeof *placed);
+    if (layout == NULL || placed == NULL || PyTuple_Size(places) != size || PyBytes_Size(marks) != PyTuple_Size(marked)) {
+        PyMem_Free(placed);
+        PyErr_NoMemory();
+        goto failed;
+    }
+    for (Py_ssize_t i = 0; i < size; i++) {
+        placed[i] = (int)PyLong_AsLong(PyTuple_GetItem(places, i));
+        layout->num_traced += placed[i] >= 0;
+    }
+    if (!are_places(placed, size, layout->num_traced)) {
+        PyMem_Free(placed);
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "one place for each child");
+        goto failed;
+    }
+    layout->places = placed;
+    layout->names = Py_NewRef(names), layout->marked = Py_NewRef(marked), layout->marks = Py_NewRef(marks);
+    layout->number = kind->num_layouts++;
+    layout->next = kind->layouts;
+    kind->layouts = layout;
+    Py_DECREF(found);
+    return layout;
+failed:
+    PyMem_Free(layout);
+    Py_DECREF(found);
+    return NULL;
+}
+
+static int open_nnx_object(Walk *w, Kind *kind, PyObject *object)
+{
+    size_t start = w->children.size, pins = w->pins.size, key_start = w->key_size;
+    PyObject *inner = NULL, *nodes = NULL, *attributes = PyObject_GenericGetDict(object, NULL);
+    int outcome = DONE, is_new = 0;
+    if (attributes == NULL)
+        return -1;
+    if (PyDict_CheckExact(attributes))
+        nodes = PyDict_GetItemWithError(attributes, name_nodes);
+    if (nodes != NULL && Py_TYPE(nodes) == mapping_type) {
+        Py_INCREF(nodes);
+        inner = PyObject_GenericGetAttr(nodes, name_mapping);
+        Py_DECREF(nodes);
+    }
+    Layout *layout = kind->layouts;
+    while (inner != NULL && PyDict_CheckExact(inner) && outcome == DONE) {
+        if (layout == NULL) {
+            if (is_new || kind->num_layouts >= MAX_LAYOUTS || (layout = new_layout(kind, object)) == NULL)
+                break;
+            is_new = 1;
+        }
+        outcome = has_marks(layout, inner) ? open_by_layout(w, kind, layout, attributes) : DONE;
+        if (outcome == DONE) {
+            pop_to(&w->children, start);
+            pop_to(&w->pins, pins);
+            w->key_size = key_start;
+        }
+        layout = is_new ? NULL : layout->next;
+    }
+    if (outcome == DONE && PyErr_Occurred())
+        outcome = -1;
+    Py_XDECREF(inner);
+    Py_DECREF(attributes);
+    return outcome;
+}
+
+/* What an NNX object has as its state: two flags. */
+static int open_nnx_state(Walk *w, Kind *kind, PyObject *object)
+{
+    PyObject *slots[2] = {initializing, is_setup};
+    int outcome = emit_kind(w, 'F', kind, 0);
+    for (int i = 0; i < 2 && outcome == 0; i++) {
+        PyObject *value = get_slot(slots[i], object, NULL);
+        outcome = value == NULL ? -1 : emit_static(w, value, 0);
+        Py_XDECREF(value);
+    }
+    return outcome < 0 ? -1 : OPENED;
+}
+
+/* The value of an NNX variable; its metadata is static. No hook is run. */
+static int open_nnx_variable(Walk *w, Kind *kind, PyObject *object)
+{
+    PyObject *name, *item, *value = get_slot(raw_value, object, NULL);
+    PyObject *metadata = value == NULL ? NULL : get_slot(metadata_of, object, NULL);
+    Py_ssize_t at = 0;
+    int outcome = metadata == NULL ? -1 : DONE;
+    if (metadata != NULL && PyDict_CheckExact(metadata)) {
+        outcome = emit_kind(w, 'F', kind, PyDict_Size(metadata)) < 0 ? -1 : OPENED;
+        while (outcome == OPENED && PyDict_Next(metadata, &at, &name, &item)) {
+            if (Py_TYPE(name) != &PyUnicode_Type)
+                outcome = DONE;
+            else if (emit_text(w, name) < 0 || emit_static(w, item, 0) < 0)
+                outcome = -1;
+        }
+        if (outcome == OPENED && push(&w->children, value) < 0)
+            outcome = -1;
+    }
+    Py_XDECREF(metadata);
+    Py_XDECREF(value);
+    return outcome;
+}
+
+static int open_other(Walk *w, Kind *kind, PyObject *object)
+{
+    PyObject *found = PyObject_CallFunctionObjArgs(kind->take_apart, object, NULL);
+    if (found == NULL)
+        return -1;
+    int outcome = -1;
+    PyObject *children = NULL;
+    if (PyTuple_Check(found) && PyTuple_Size(found) == 2)
+        children = PySequence_Tuple(PyTuple_GetItem(found, 0));
+    if (children != NULL && emit_kind(w, 'G', kind, PyTuple_Size(children)) == 0 &&
+        emit_static(w, PyTuple_GetItem(found, 1), 0) == 0)
+        outcome = push_items(w, children);
+    /* What is neither a child nor pinned may go now: its address is in no key. */
+    Py_XDECREF(children);
+    Py_DECREF(found);
+    return outcome;
+}
+
+static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
+{
+    int has_identity = kind->is_mutable || !kind->is_plain;
+    if (w->depth >= (size_t)(w->flags & INSIDE ? MAX_DEPTH : MAX_PLAIN_DEPTH))
+        return -1;
+    size_t start = w->children.size, pins = w->pins.size, key_start = w->key_size;
+    int outcome = DONE;
+    switch (kind->shape) {
+    case NOTHING:
+        outcome = emit_kind(w, 'N', kind, 0) < 0 ? -1 : OPENED;
+        break;
+    case TUPLE:
+    case LIST:
+    case NAMEDTUPLE:
+        outcome = open_sequence(w, kind, object) < 0 ? -1 : OPENED;
+        break;
+    case DICT:
+        outcome = open_dict(w, kind, object);
+        break;
+    case FIELDS:
+    case DATACLASS:
+        outcome = open_fields(w, kind, object);
+        break;
+    case SLOTS:
+        outcome = open_slots(w, kind, object);
+        break;
+    case NNX_STATE:
+        outcome = open_nnx_state(w, kind, object);
+        break;
+    case NNX_OBJECT:
+        outcome = open_nnx_object(w, kind, object);
+        break;
+    case NNX_VARIABLE:
+        outcome = open_nnx_variable(w, kind, object);
+        break;
+    }
+    if (outcome == DONE) {
+        pop_to(&w->children, start);
+        pop_to(&w->pins, pins);
+        w->key_size = key_start;
+        outcome = open_other(w, kind, object) < 0 ? -1 : OPENED;
+    }
+    if (outcome < 0)
+        return -1;
+    if (grow((void **)&w->frames, &w->frames_room, w->depth + 1, sizeof(Frame)) < 0)
+        return -1;
+    if (has_identity && set_number(w->tags, object, OPEN) < 0)
+        return -1;
+    int convention = kind->convention;
+    if (convention == INHERITED)
+        convention = kind->is_plain || outer != ANY ? outer : JAX;
+    w->frames[w->depth++] = (Frame){object, kind, start, w->children.size, start, convention, has_identity};
+    return OPENED;
+}
+
+static int visit_uncommon(Walk *w, PyObject *object, int convention);
+
+static int visit(Walk *w, PyObject *object, int convention)
+{
+    Py_ssize_t number = number_of(w->tags, object);
+    if (number >= 0) {
+        w->reaches_back |= number < w->floor;
+        return emit_count(w, 'R', number);
+    }
+    if (number == OPEN)
+        return -1;
+    Kind *kind = kind_of(Py_TYPE(object));
+    if (kind == NULL)
+        return visit_uncommon(w, object, convention);
+    int inside = w->flags & INSIDE;
+    if (kind->shape >= NOTHING && (kind->is_known_to_jax || convention != ANY)) {
+        int is_object = !kind->is_plain || (w->flags & CONTAINERS && kind->is_mutable && kind->is_known_to_jax);
+        if (inside || !is_object)
+            return open_node(w, object, kind, convention);
+        return record_leaf(w, object, 0);
+    }
+    if (!inside)
+        return record_leaf(w, object, 0);
+    int is_traced = convention == ANY;
+    switch (kind->shape) {
+    case NUMBER:
+        is_traced = convention != EQUINOX;
+        break;
+    case JAX_ARRAY:
+        return record_leaf(w, object, w->flags & ARRAYS);
+    case NUMPY_ARRAY:
+        if (convention == JAX)
+            return visit_uncommon(w, object, convention);
+        return record_leaf(w, object, w->flags & ARRAYS);
+    case TEXT:
+    case FUNCTION:
+        break;
+    default: /* a deque where every leaf is the transform's */
+        return visit_uncommon(w, object, convention);
+    }
+    return is_traced ? record_leaf(w, object, 0) : record_static(w, object);
+}
+
+/* What to do with an object whose class has no kind yet, or only Python can tell. */
+static int visit_uncommon(Walk *w, PyObject *object, int convention)
+{
+    PyObject *number = PyLong_FromLong(convention);
+    PyObject *found = number == NULL ? NULL : PyObject_CallFunctionObjArgs(meet, object, number, NULL);
+    Py_XDECREF(number);
+    if (found == NULL)
+        return -1;
+    if (PyLong_Check(found)) {
+        long role = PyLong_AsLong(found);
+        Py_DECREF(found);
+        if (role == -1 && PyErr_Occurred())
+            return -1;
+        if (!(w->flags & INSIDE))
+            return record_leaf(w, object, 0);
+        return role == 0 ? record_static(w, object) : record_leaf(w, object, role == 2 && w->flags & ARRAYS);
+    }
+    Kind *kind = new_kind(found);
+    Py_DECREF(found);
+    /* Its class may be another by now. */
+    if (kind == NULL || kind->type != Py_TYPE(object) || kind_of(kind->type) != kind)
+        return -1;
+    return visit(w, object, convention);
+}
+
+static int close_node(Walk *w)
+{
+    Frame frame = w->frames[--w->depth];
+    int tag = w->flags & VALUES || (w->flags & INSIDE && frame.is_open);
+    if (frame.is_open && !tag && set_number(w->tags, frame.object, NONE) < 0)
+        return -1;
+    if (record(w, frame.object, tag) < 0)
+        return -1;
+    pop_to(&w->children, frame.start);
+    return 0;
+}
+
+static Slot *settled; /* classes whose instances are the same for ever; they are kept alive */
+static size_t settled_size, num_settled;
+
+static int add_settled(PyTypeObject *type)
+{
+    if (2 * (num_settled + 1) > settled_size) {
+        size_t size = settled_size ? 2 * settled_size : 64;
+        Slot *slots = PyMem_Calloc(size, sizeof *slots);
+        if (slots == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        for (size_t i = 0; i < settled_size; i++) {
+            if (settled[i].object != NULL)
+                *slot_of(slots, size, settled[i].object) = settled[i];
+        }
+        PyMem_Free(settled);
+        settled = slots;
+        settled_size = size;
+    }
+    Slot *slot = slot_of(settled, settled_size, (PyObject *)type);
+    if (slot->object == NULL) {
+        slot->object = Py_NewRef((PyObject *)type);
+        num_settled++;
+    }
+    return 0;
+}
+
+static int is_settled(PyTypeObject *type)
+{
+    return settled_size && slot_of(settled, settled_size, (PyObject *)type)->object != NULL;
+}
+
+/* Puts in the place of a pin what stands for its value. */
+static int settle_pin(Walk *w, size_t i, PyObject *found)
+{
+    PyObject *value = w->pins.items[i];
+    if (found == Py_True)
+        return add_settled(Py_TYPE(value));
+    if (found == value)
+        return 0;
+    w->key[w->places[i]] = 'V';
+    memcpy(w->key + w->places[i] + 1, &found, sizeof found);
+    w->pins.items[i] = Py_NewRef(found);
+    Py_DECREF(value);
+    return 0;
+}
+
+/* The pins that need not be the same value for ever, each once; and in `order`, for each pin its place in this list, or
+   -1. */
+static PyObject *unsettled_pins(Walk *w, Py_ssize_t *order)
+{
+    Tags seen = {0}; /* only its table, of what the pins keep alive */
+    PyObject *values = PyList_New(0);
+    for (size_t i = 0; values != NULL && i < w->pins.size; i++) {
+        PyObject *value = w->pins.items[i];
+        order[i] = -1;
+        if (is_settled(Py_TYPE(value)))
+            continue;
+        Py_ssize_t number = number_of(&seen, value);
+        if (number < 0) {
+            number = PyList_Size(values);
+            if (set_number(&seen, value, number) < 0 || PyList_Append(values, value) < 0)
+                Py_CLEAR(values);
+        }
+        order[i] = number;
+    }
+    PyMem_Free(seen.slots);
+    return values;
+}
+
+/* Asks Python about all pins that need not be the same value for ever. After the walk, for this runs Python. */
+static int settle_pins(Walk *w)
+{
+    size_t first = 0;
+    while (first < w->pins.size && is_settled(Py_TYPE(w->pins.items[first])))
+        first++;
+    if (first == w->pins.size)
+        return 0;
+    Py_ssize_t *order = PyMem_Calloc(w->pins.size, sizeof *order);
+    if (order == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    PyObject *values = unsettled_pins(w, order);
+    PyObject *found = values == NULL ? NULL : PyObject_CallFunctionObjArgs(settle, values, NULL);
+    int outcome = found == NULL ? -1 : 0;
+    for (size_t i = first; i < w->pins.size && outcome == 0; i++) {
+        if (order[i] >= 0) {
+            PyObject *each = PyList_GetItem(found, order[i]);
+            outcome = each == NULL ? -1 : settle_pin(w, i, each);
+        }
+    }
+    Py_XDECREF(found);
+    Py_XDECREF(values);
+    PyMem_Free(order);
+    return outcome;
+}
+
+static int walk_all(Walk *w, PyObject *tree, int convention)
+{
+    int32_t header = w->flags | convention << 8;
+    if (emit(w, &header, sizeof header) < 0 || emit_count(w, 'B', w->expected) < 0)
+        return -1;
+    if (visit(w, tree, convention) < 0)
+        return -1;
+    while (w->depth) {
+        Frame *frame = &w->frames[w->depth - 1];
+        int outcome = frame->next == frame->end ? close_node(w)
+                                                : visit(w, w->children.items[frame->next++], frame->convention);
+        if (outcome < 0)
+            return -1;
+    }
+    if (settle_pins(w) < 0)
+        return -1;
+    return PyList_Size(w->tags->objects) == w->expected ? 0 : -1;
+}
+
+static PyObject *pins_as_tuple(const Pins *pins)
+{
+    PyObject *tuple = PyTuple_New((Py_ssize_t)pins->size);
+    for (size_t i = 0; tuple != NULL && i < pins->size; i++)
+        PyTuple_SetItem(tuple, (Py_ssize_t)i, Py_NewRef(pins->items[i]));
+    return tuple;
+}
+
+/* Reads `Rules`. 0 if they are not for the native walk, -1 on an error. */
+static int read_rules(PyObject *rules, int *flags, int *convention)
+{
+    PyObject *inside, *containers, *name, *arrays, *values, *given, *updated, *on_static, *is_leaf;
+    if (!PyArg_ParseTuple(rules, "OOOOOOOOO", &inside, &containers, &name, &arrays, &values, &given, &updated, &on_static,
+                          &is_leaf))
+        return -1;
+    if (on_static != Py_None || is_leaf != Py_None || !PyUnicode_Check(name))
+        return 0;
+    int truths[6], i = 0;
+    for (PyObject *each[] = {inside, containers, arrays, values, given, updated}; i < 6; i++) {
+        truths[i] = PyObject_IsTrue(each[i]);
+        if (truths[i] < 0)
+            return -1;
+    }
+    *flags = (truths[0] ? INSIDE : 0) | (truths[1] ? CONTAINERS : 0) | (truths[2] ? ARRAYS : 0) | (truths[3] ? VALUES : 0);
+    *convention = PyUnicode_CompareWithASCIIString(name, "jax") == 0   ? JAX
+                  : PyUnicode_CompareWithASCIIString(name, "any") == 0 ? ANY
+                                                                       : EQUINOX;
+    return !truths[4] && !truths[5];
+}
+
+static void end_walk(Walk *w)
+{
+    /* Each of these may run finalisers, of which none can reach what is here. */
+    Py_CLEAR(w->leaves);
+    pop_to(&w->children, 0);
+    pop_to(&w->pins, 0);
+    PyMem_Free(w->children.items);
+    PyMem_Free(w->pins.items);
+    PyMem_Free(w->places);
+    PyMem_Free(w->frames);
+    PyMem_Free(w->names);
+    PyMem_Free(w->key);
+}
+
+/* Takes back what a walk did that came to nothing. An error of `Exception` is dropped, for Python then walks, and raises
+   it with its paths. DONE, or FAILED with an error that goes on. */
+static int take_back(Tags *tags, Py_ssize_t base)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    if (type != NULL && !PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
+        forget(tags, base);
+        PyErr_Restore(type, value, traceback);
+        return FAILED;
+    }
+    Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(traceback);
+    return forget(tags, base) < 0 ? FAILED : DONE;
+}
+
+/* Walks over a tree, and looks its key up in `known`. OPENED if the structure is known; DONE if it is not, with the key,
+   or without one where Python has to walk; FAILED with an error that is not Python's to explain. */
+static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, PyObject **structure, PyObject **key)
+{
+    Py_ssize_t base = PyList_Size(w->tags->objects);
+    w->expected = base;
+    w->leaves = PyList_New(0);
+    *structure = *key = NULL;
+    if (w->leaves != NULL && walk_all(w, tree, convention) == 0)
+        *key = PyBytes_FromStringAndSize(w->key, (Py_ssize_t)w->key_size);
+    if (*key != NULL) {
+        PyObject *entry = PyDict_GetItemWithError(known, *key);
+        if (entry != NULL) {
+            /* Held, for what follows may collect garbage, and with it what the entry is of. */
+            Py_INCREF(entry);
+            *structure = PyObject_CallNoArgs(entry);
+            Py_DECREF(entry);
+            if (*structure != NULL && *structure != Py_None)
+                return OPENED;
+            Py_CLEAR(*structure);
+            Py_CLEAR(*key);
+        } else if (PyErr_Occurred()) {
+            Py_CLEAR(*key);
+        }
+    }
+    if (take_back(w->tags, base) == DONE)
+        return DONE;
+    Py_CLEAR(*key);
+    return FAILED;
+}
+
+static PyObject *native_walk(PyObject *module, PyObject *args)
+{
+    PyObject *tree, *rules, *known, *structure, *key, *result = NULL;
+    int convention;
+    Walk w = {0};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!O!O!", &tree, tags_type, &w.tags, &PyTuple_Type, &rules, &PyDict_Type, &known))
+        return NULL;
+    int is_for_native = read_rules(rules, &w.flags, &convention);
+    if (is_for_native < 0)
+        return NULL;
+    if (!is_for_native)
+        return Py_NewRef(Py_None);
+    int outcome = walk_tree(&w, tree, convention, known, &structure, &key);
+    if (outcome == OPENED) {
+        result = PyTuple_Pack(2, w.leaves, structure);
+    } else if (outcome == DONE && key != NULL) {
+        PyObject *pins = pins_as_tuple(&w.pins);
+        result = pins == NULL ? NULL : PyTuple_Pack(3, Py_None, key, pins);
+        Py_XDECREF(pins);
+    } else if (outcome == DONE) {
+        result = Py_NewRef(Py_None);
+    }
+    Py_XDECREF(structure);
+    Py_XDECREF(key);
+    end_walk(&w);
+    return result;
+}
+
+/* --- build ------------------------------------------------------------------------------------------------------ */
+
+/* The objects of a record's children: `number` of them from `table`, as a list or a tuple. */
+static PyObject *children_of(PyObject *numbers, PyObject *table, int as_list)
+{
+    Py_ssize_t size = PyTuple_Size(numbers);
+    PyObject *children = size < 0 ? NULL : as_list ? PyList_New(size) : PyTuple_New(size);
+    for (Py_ssize_t i = 0; children != NULL && i < size; i++) {
+        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, i));
+        PyObject *child = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(table, number);
+        if (child == NULL) {
+            Py_CLEAR(children);
+        } else if (as_list) {
+            PyList_SetItem(children, i, Py_NewRef(child));
+        } else {
+            PyTuple_SetItem(children, i, Py_NewRef(child));
+        }
+    }
+    return children;
+}
+
+static int set_item(PyObject *dict, PyObject *name, PyObject *number, PyObject *table)
+{
+    Py_ssize_t place = PyLong_AsSsize_t(number);
+    PyObject *child = place == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(table, place);
+    if (child == NULL)
+        return -1;
+    Py_INCREF(child);
+    int outcome = PyDict_SetItem(dict, name, child);
+    Py_DECREF(child);
+    return outcome;
+}
+
+static PyObject *build_dict(PyObject *names, PyObject *numbers, PyObject *table)
+{
+    PyObject *dict = PyDict_New();
+    Py_ssize_t size = PyTuple_Size(numbers);
+    for (Py_ssize_t i = 0; dict != NULL && i < size; i++) {
+        if (set_item(dict, PyTuple_GetItem(names, i), PyTuple_GetItem(numbers, i), table) < 0)
+            Py_CLEAR(dict);
+    }
+    return dict;
+}
+
+static int is_tuple_of(PyObject *object, Py_ssize_t size)
+{
+    return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
+}
+
+static PyObject *build_fields(Kind *kind, PyObject *names, PyObject *rest, PyObject *numbers, PyObject *table)
+{
+    PyObject *object = new_object(kind->type, empty_tuple, NULL);
+    PyObject *attributes = object == NULL ? NULL : PyObject_GenericGetDict(object, NULL);
+    Py_ssize_t size = PyTuple_Size(names);
+    if (attributes == NULL)
+        goto failed;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (set_item(attributes, PyTuple_GetItem(names, i), PyTuple_GetItem(numbers, i), table) < 0)
+            goto failed;
+    }
+    size = PyTuple_Size(rest);
+    for (Py_ssize_t i = 0; i < size; i++) {
+        PyObject *pair = PyTuple_GetItem(rest, i);
+        if (!is_tuple_of(pair, 2)) {
+            PyErr_SetString(PyExc_TypeError, "not a name and its value");
+            goto failed;
+        }
+        if (PyDict_SetItem(attributes, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)) < 0)
+            goto failed;
+    }
+    Py_DECREF(attributes);
+    return object;
+failed:
+    Py_XDECREF(attributes);
+    Py_XDECREF(object);
+    return NULL;
+}
+
+/* As the class's own `__init__` would, which sets each field and does nothing else. */
+static PyObject *build_dataclass(Kind *kind, PyObject *statics, PyObject *numbers, PyObject *table)
+{
+    PyObject *object = new_object(kind->type, empty_tuple, NULL), *attributes = NULL;
+    Py_ssize_t size = PyTuple_Size(kind->order);
+    const char *is_static = PyBytes_AsString(kind->is_static), *places = PyBytes_AsString(kind->places);
+    if (object == NULL || (kind->shape == DATACLASS && (attributes = PyObject_GenericGetDict(object, NULL)) == NULL))
+        goto failed;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        PyObject *name = PyTuple_GetItem(kind->order, i), *value;
+        Py_ssize_t place = (unsigned char)places[i];
+        if (is_static[i]) {
+            value = PyTuple_GetItem(statics, place);
+        } else {
+            Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, place));
+            value = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(table, number);
+        }
+        if (value == NULL)
+            goto failed;
+        Py_INCREF(value);
+        int outcome = attributes == NULL ? PyObject_GenericSetAttr(object, name, value)
+                                         : PyDict_SetItem(attributes, name, value);
+        Py_DECREF(value);
+        if (outcome < 0)
+            goto failed;
+    }
+    Py_XDECREF(attributes);
+    return object;
+failed:
+    Py_XDECREF(attributes);
+    Py_XDECREF(object);
+    return NULL;
+}
+
+/* Gives an NNX object a new `_trace_state`, of the trace in which it is built. */
+static int set_trace_state(PyObject *object, PyObject *slot, PyObject **trace)
+{
+    if (*trace == NULL)
+        *trace = PyObject_CallNoArgs(current_trace);
+    PyObject *state = *trace == NULL ? NULL : new_object(trace_type, empty_tuple, NULL);
+    int outcome = -1;
+    if (state != NULL && set_slot(jax_trace, state, *trace) == 0)
+        outcome = set_slot(slot, object, state);
+    Py_XDECREF(state);
+    return outcome;
+}
+
+static PyObject *build_nnx_state(Kind *kind, PyObject *aux, PyObject **trace)
+{
+    PyObject *object = new_object(kind->type, empty_tuple, NULL);
+    if (object != NULL && (set_slot(initializing, object, PyTuple_GetItem(aux, 0)) < 0 ||
+                           set_slot(is_setup, object, PyTuple_GetItem(aux, 1)) < 0 ||
+                           set_trace_state(object, state_trace, trace) < 0))
+        Py_CLEAR(object);
+    return object;
+}
+
+static PyObject *build_nnx_variable(Kind *kind, PyObject *aux, PyObject *numbers, PyObject *table, PyObject **trace)
+{
+    PyObject *object = new_object(kind->type, empty_tuple, NULL), *value = NULL;
+    PyObject *metadata = object == NULL ? NULL : PyDict_New();
+    Py_ssize_t number = -1, size = PyTuple_Size(aux);
+    int outcome = metadata == NULL ? -1 : set_trace_state(object, variable_trace, trace);
+    for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
+        PyObject *pair = PyTuple_GetItem(aux, i);
+        outcome = PyDict_SetItem(metadata, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
+    }
+    if (outcome == 0)
+        number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, 0));
+    if (outcome == 0 && !(number == -1 && PyErr_Occurred()))
+        value = PyList_GetItem(table, number);
+    Py_XINCREF(value);
+    if (value == NULL || set_slot(raw_value, object, value) < 0 || set_slot(metadata_of, object, metadata) < 0)
+        Py_CLEAR(object);
+    Py_XDECREF(value);
+    Py_XDECREF(metadata);
+    return object;
+}
+
+static PyObject *build_nnx_object(Kind *kind, PyObject *aux, PyObject *numbers, PyObject *table)
+{
+    PyObject *keys[2] = {PyTuple_GetItem(aux, 0), PyTuple_GetItem(aux, 1)}, *values = PyTuple_GetItem(aux, 2);
+    PyObject *object = new_object(kind->type, empty_tuple, NULL);
+    int outcome = object == NULL ? -1 : 0;
+    for (int is_static = 0; is_static < 2; is_static++) {
+        Py_ssize_t size = PyTuple_Size(keys[is_static]);
+        for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
+            PyObject *key = PyTuple_GetItem(keys[is_static], i);
+            /* Its flatten may have a name as a number. */
+            PyObject *name = PyUnicode_CheckExact(key) ? Py_NewRef(key) : PyObject_Str(key);
+            Py_ssize_t number = is_static ? 0 : PyLong_AsSsize_t(PyTuple_GetItem(numbers, i));
+            PyObject *value = is_static ? PyTuple_GetItem(values, i) : PyList_GetItem(table, number);
+            Py_XINCREF(value);
+            /* As NNX does, so that a class's own descriptors are asked. */
+            outcome = name == NULL || value == NULL ? -1 : PyObject_GenericSetAttr(object, name, value);
+            Py_XDECREF(value);
+            Py_XDECREF(name);
+        }
+    }
+    if (outcome < 0)
+        Py_CLEAR(object);
+    return object;
+}
+
+static int are_pairs(PyObject *aux)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_Size(aux); i++) {
+        if (!is_tuple_of(PyTuple_GetItem(aux, i), 2))
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether this is what the flatten of an NNX object with so many children gives as auxiliary data. */
+static int is_nnx_aux(PyObject *aux, Py_ssize_t size)
+{
+    if (!is_tuple_of(aux, 3) || !is_tuple_of(PyTuple_GetItem(aux, 0), size) || !PyTuple_CheckExact(PyTuple_GetItem(aux, 1)))
+        return 0;
+    return is_tuple_of(PyTuple_GetItem(aux, 2), PyTuple_Size(PyTuple_GetItem(aux, 1)));
+}
+
+static PyObject *build_registered(PyObject *op, PyObject *numbers, PyObject *table)
+{
+    PyObject *unflatten = PyObject_GetAttr(op, name_unflatten);
+    PyObject *children = unflatten == NULL ? NULL : children_of(numbers, table, 1);
+    PyObject *made = children == NULL ? NULL : PyObject_CallFunctionObjArgs(unflatten, children, NULL);
+    Py_XDECREF(children);
+    Py_XDECREF(unflatten);
+    return made;
+}
+
+/* Puts a node together from auxiliary data that cannot be mutated. Gives Py_NotImplemented where Python has to. */
+static PyObject *build_from(Kind *kind, PyObject *op, PyObject *aux, PyObject *numbers, PyObject *table,
+                            PyObject **trace)
+{
+    Py_ssize_t size = PyTuple_Size(numbers);
+    switch (kind->shape) {
+    case NOTHING:
+        return Py_NewRef(Py_None);
+    case TUPLE:
+    case LIST:
+        return children_of(numbers, table, kind->shape == LIST);
+    case DICT:
+        if (is_tuple_of(aux, size))
+            return build_dict(aux, numbers, table);
+        break;
+    case FIELDS:
+        if (is_tuple_of(aux, 2)) {
+            PyObject *names = PyTuple_GetItem(aux, 0), *rest = PyTuple_GetItem(aux, 1);
+            if (is_tuple_of(names, size) && PyTuple_CheckExact(rest))
+                return build_fields(kind, names, rest, numbers, table);
+        }
+        break;
+    case DATACLASS:
+    case SLOTS:
+        if (is_tuple_of(aux, PyTuple_Size(kind->statics)) && size == PyTuple_Size(kind->traced))
+            return build_dataclass(kind, aux, numbers, table);
+        break;
+    case NNX_STATE:
+        if (is_tuple_of(aux, 2) && size == 0)
+            return build_nnx_state(kind, aux, trace);
+        break;
+    case NNX_VARIABLE:
+        if (PyTuple_CheckExact(aux) && size == 1 && are_pairs(aux))
+            return build_nnx_variable(kind, aux, numbers, table, trace);
+        break;
+    case NNX_OBJECT:
+        if (is_nnx_aux(aux, size))
+            return build_nnx_object(kind, aux, numbers, table);
+        break;
+    case OTHER:
+        return build_registered(op, numbers, table);
+    }
+    return Py_NewRef(Py_NotImplemented);
+}
+
+static PyObject *build_in_python(PyObject *node_type, PyObject *aux, PyObject *numbers, PyObject *table)
+{
+    PyObject *made = NULL;
+    PyObject *put_together = PyObject_GetAttrString(node_type, "put_together");
+    PyObject *thawed = put_together == NULL ? NULL : PyObject_CallMethodObjArgs(aux, name_thaw, NULL);
+    PyObject *children = thawed == NULL ? NULL : children_of(numbers, table, 1);
+    if (children != NULL)
+        made = PyObject_CallFunctionObjArgs(put_together, thawed, children, NULL);
+    Py_XDECREF(children);
+    Py_XDECREF(thawed);
+    Py_XDECREF(put_together);
+    return made;
+}
+
+/* Whether a static value can be mutated, so that each tree gets a copy of its own; -1 on an error. */
+static int is_mutable(PyObject *value)
+{
+    PyObject *found = PyObject_GetAttr(value, name_is_mutable);
+    int outcome = found == NULL ? -1 : PyObject_IsTrue(found);
+    Py_XDECREF(found);
+    return outcome;
+}
+
+static PyObject *thaw(PyObject *value)
+{
+    int mutable = is_mutable(value);
+    if (mutable < 0)
+        return NULL;
+    return mutable ? PyObject_CallMethodObjArgs(value, name_thaw, NULL) : PyObject_GetAttr(value, name_value);
+}
+
+/* The kind of a NodeType, which Python is asked for if no instance was met. NULL on an error. */
+static Kind *kind_described(PyObject *node_type)
+{
+    PyObject *cls = PyTuple_GetItem(node_type, 0);
+    Kind *kind = cls == NULL ? NULL : kind_of((PyTypeObject *)cls);
+    if (kind != NULL || cls == NULL)
+        return kind;
+    PyObject *described = PyObject_CallFunctionObjArgs(describe, node_type, NULL);
+    kind = described == NULL ? NULL : new_kind(described);
+    Py_XDECREF(described);
+    return kind;
+}
+
+static PyObject *build_node(PyObject *op, PyObject *numbers, PyObject *table, PyObject **trace)
+{
+    PyObject *made = NULL, *value = NULL;
+    PyObject *node_type = PyObject_GetAttr(op, name_type);
+    PyObject *aux = node_type == NULL ? NULL : PyObject_GetAttr(op, name_aux);
+    if (aux == NULL)
+        goto done;
+    Kind *kind = kind_described(node_type);
+    if (kind == NULL)
+        goto done;
+    if (kind->is_rebuilt && kind->node_type == node_type) {
+        int mutable = is_mutable(aux);
+        value = mutable == 0 ? PyObject_GetAttr(aux, name_value) : NULL;
+        if (value == NULL && PyErr_Occurred())
+            goto done;
+        if (value != NULL)
+            made = build_from(kind, op, value, numbers, table, trace);
+        if (value != NULL && made != Py_NotImplemented)
+            goto done;
+        Py_CLEAR(made);
+    }
+    made = build_in_python(node_type, aux, numbers, table);
+done:
+    Py_XDECREF(value);
+    Py_XDECREF(aux);
+    Py_XDECREF(node_type);
+    return made;
+}
+
+/* The object of the other side that gets this content: at once, or when everything has been built. */
+static PyObject *updated(PyObject *number, PyObject *content, PyObject *given, PyObject *update)
+{
+    if (!PyList_CheckExact(update))
+        return PyObject_CallFunctionObjArgs(update, number, content, NULL);
+    PyObject *target = PyObject_CallFunctionObjArgs(given, number, NULL);
+    if (target != NULL && (PyList_Append(update, target) < 0 || PyList_Append(update, content) < 0))
+        Py_CLEAR(target);
+    return target;
+}
+
+static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, PyObject *given, PyObject *update,
+                              PyObject **trace)
+{
+    if (Py_TYPE(op) == node_op)
+        return build_node(op, numbers, table, trace);
+    if (Py_TYPE(op) == static_op)
+        return thaw(op);
+    if (Py_TYPE(op) != given_op && Py_TYPE(op) != update_op) {
+        PyErr_SetString(PyExc_TypeError, "not an operation");
+        return NULL;
+    }
+    PyObject *number = PyTuple_GetItem(op, 0);
+    if (Py_TYPE(op) == given_op)
+        return PyObject_CallFunctionObjArgs(given, number, NULL);
+    PyObject *content = build_node(PyTuple_GetItem(op, 1), numbers, table, trace);
+    PyObject *made = content == NULL ? NULL : updated(number, content, given, update);
+    Py_XDECREF(content);
+    return made;
+}
+
+/* --- programs: records, with all looked up that takes no part in how often they are built -------------------------- */
+
+enum { RECORD = -1, CONSTANT = -2, TRACED = -3 }; /* or else the shape of a node */
+
+typedef struct {
+    int shape;
+    Kind *kind;               /* of a node; its shape may become another, and the record is built instead */
+    PyObject *op, *numbers;   /* the record; borrowed from the records */
+    PyObject *node, *target;  /* the operation that makes the object; and the number of the object that gets it as content */
+    PyObject *names;          /* of attributes, in order; or of a dictionary's items */
+    PyObject *values;         /* those of them that are static; or else what is called, or the value itself */
+    Py_ssize_t start;         /* in `places`: which object each is, or -1 if it is static */
+} Step;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *records;
+    Step *steps;
+    Py_ssize_t num_steps;
+    Py_ssize_t *places;
+    size_t num_places, places_room;
+} Program;
+
+static PyTypeObject *program_type;
+
+static int program_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Program *program = (Program *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(program->records);
+    for (Py_ssize_t i = 0; i < program->num_steps; i++) {
+        Py_VISIT(program->steps[i].names);
+        Py_VISIT(program->steps[i].values);
+    }
+    return 0;
+}
+
+/* There is no `tp_clear`: what a program holds is in its records, too, and these are in a Structure. */
+static void program_dealloc(PyObject *self)
+{
+    Program *program = (Program *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyObject_GC_UnTrack(self);
+    for (Py_ssize_t i = 0; i < program->num_steps; i++) {
+        Py_XDECREF(program->steps[i].names);
+        Py_XDECREF(program->steps[i].values);
+    }
+    PyMem_Free(program->steps);
+    PyMem_Free(program->places);
+    Py_XDECREF(program->records);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot program_slots[] = {
+    {Py_tp_dealloc, program_dealloc},
+    {Py_tp_traverse, program_traverse},
+    {Py_tp_doc, "The records of a structure, as `build` runs them."},
+    {0, NULL},
+};
+static PyType_Spec program_spec = {"sharedtree._native.Program", sizeof(Program), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                   program_slots};
+
+static int add_place(Program *program, PyObject *number)
+{
+    Py_ssize_t place = number == NULL ? -1 : PyLong_AsSsize_t(number);
+    if (number != NULL && place < 0) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_IndexError, "no such record");
+        return -1;
+    }
+    if (grow((void **)&program->places, &program->places_room, program->num_places + 1, sizeof place) < 0)
+        return -1;
+    program->places[program->num_places++] = place;
+    return 0;
+}
+
+/* Adds an attribute, which is a child if it has a number, and otherwise has this value. */
+static int add_attribute(Program *program, PyObject *names, PyObject *values, PyObject *name, PyObject *number,
+                         PyObject *value)
+{
+    if (name == NULL || value == NULL || PyList_Append(names, name) < 0 || PyList_Append(values, value) < 0)
+        return -1;
+    return add_place(program, number);
+}
+
+/* The attributes of a node that has a dictionary of them, in the order in which they are set. */
+static int add_attributes(Program *program, Kind *kind, PyObject *aux, PyObject *numbers, PyObject *names,
+                          PyObject *values)
+{
+    int outcome = 0;
+    if (kind->shape == DATACLASS) {
+        const char *is_static = PyBytes_AsString(kind->is_static), *places = PyBytes_AsString(kind->places);
+        for (Py_ssize_t i = 0; i < PyTuple_Size(kind->order) && outcome == 0; i++) {
+            Py_ssize_t place = (unsigned char)places[i];
+            outcome = add_attribute(program, names, values, PyTuple_GetItem(kind->order, i),
+                                    is_static[i] ? NULL : PyTuple_GetItem(numbers, place),
+                                    is_static[i] ? PyTuple_GetItem(aux, place) : Py_None);
+        }
+        return outcome;
+    }
+    PyObject *traced = PyTuple_GetItem(aux, 0), *statics = PyTuple_GetItem(aux, 1);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(numbers) && outcome == 0; i++) {
+        PyObject *name = PyTuple_GetItem(traced, i);
+        name = PyUnicode_CheckExact(name) ? Py_NewRef(name) : PyObject_Str(name);
+        outcome = add_attribute(program, names, values, name, PyTuple_GetItem(numbers, i), Py_None);
+        Py_XDECREF(name);
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(statics) && outcome == 0; i++) {
+        PyObject *name = PyTuple_GetItem(statics, i), *value = kind->shape == FIELDS ? NULL : PyTuple_GetItem(aux, 2);
+        value = value == NULL ? PyTuple_GetItem(name, 1) : PyTuple_GetItem(value, i);
+        name = kind->shape == FIELDS ? PyTuple_GetItem(name, 0) : name;
+        name = name == NULL ? NULL : PyUnicode_CheckExact(name) ? Py_NewRef(name) : PyObject_Str(name);
+        outcome = add_attribute(program, names, values, name, NULL, value);
+        Py_XDECREF(name);
+    }
+    return outcome;
+}
+
+/* Whether the auxiliary data of a node is as its kind says, so that it can be built without Python. */
+static int is_as_described(Kind *kind, PyObject *aux, Py_ssize_t size)
+{
+    switch (kind->shape) {
+    case FIELDS:
+        return is_tuple_of(aux, 2) && is_tuple_of(PyTuple_GetItem(aux, 0), size) &&
+               PyTuple_CheckExact(PyTuple_GetItem(aux, 1)) && are_pairs(PyTuple_GetItem(aux, 1));
+    case DATACLASS:
+    case SLOTS:
+        return is_tuple_of(aux, PyTuple_Size(kind->statics)) && size == PyTuple_Size(kind->traced);
+    case NNX_OBJECT:
+        return is_nnx_aux(aux, size);
+    case NNX_STATE:
+        return is_tuple_of(aux, 2) && size == 0;
+    case NNX_VARIABLE:
+        return PyTuple_CheckExact(aux) && size == 1 && are_pairs(aux);
+    case DICT:
+        return is_tuple_of(aux, size);
+    }
+    return kind->shape == NOTHING || kind->shape == TUPLE || kind->shape == LIST || kind->shape == OTHER;
+}
+
+static int compile_node(Program *program, Step *step, PyObject *aux)
+{
+    Kind *kind = step->kind;
+    PyObject *names = NULL, *values = NULL;
+    int outcome = 0;
+    Py_ssize_t size = PyTuple_Size(step->numbers);
+    if (!is_as_described(kind, aux, size))
+        return 0;
+    step->start = (Py_ssize_t)program->num_places;
+    if (kind->shape == FIELDS || kind->shape == DATACLASS || kind->shape == NNX_OBJECT) {
+        names = PyList_New(0), values = PyList_New(0);
+        outcome = names == NULL || values == NULL
+                      ? -1
+                      : add_attributes(program, kind, aux, step->numbers, names, values);
+        step->names = outcome < 0 ? NULL : PyList_AsTuple(names);
+        step->values = outcome < 0 ? NULL : PyList_AsTuple(values);
+        Py_XDECREF(names);
+        Py_XDECREF(values);
+        outcome = step->names == NULL || step->values == NULL ? -1 : 0;
+    } else {
+        for (Py_ssize_t i = 0; i < size && outcome == 0; i++)
+            outcome = add_place(program, PyTuple_GetItem(step->numbers, i));
+        if (kind->shape == DICT) {
+            step->names = Py_NewRef(aux);
+        } else if (kind->shape == NNX_VARIABLE) {
+            step->values = PyDict_New();
+            for (Py_ssize_t i = 0; step->values != NULL && i < PyTuple_Size(aux) && outcome == 0; i++) {
+                PyObject *pair = PyTuple_GetItem(aux, i);
+                outcome = PyDict_SetItem(step->values, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
+            }
+        } else if (kind->shape == OTHER) {
+            step->values = PyObject_GetAttr(step->node, name_unflatten);
+        } else {
+            step->values = Py_NewRef(aux);
+        }
+        if (step->values == NULL && (kind->shape == NNX_VARIABLE || kind->shape == OTHER))
+            outcome = -1;
+    }
+    step->shape = kind->shape;
+    return outcome;
+}
+
+static int compile_step(Program *program, Step *step)
+{
+    PyObject *node_type = NULL, *aux = NULL, *value = NULL;
+    int outcome = 0, mutable = 0;
+    step->shape = RECORD;
+    if (step->op == leaf_op) {
+        step->shape = TRACED;
+    } else if (Py_TYPE(step->op) == static_op) {
+        mutable = is_mutable(step->op);
+        if (mutable == 0) {
+            step->values = PyObject_GetAttr(step->op, name_value);
+            step->shape = CONSTANT;
+        }
+        outcome = mutable < 0 || (mutable == 0 && step->values == NULL) ? -1 : 0;
+    } else if (Py_TYPE(step->op) == node_op || Py_TYPE(step->op) == update_op) {
+        int is_update = Py_TYPE(step->op) == update_op;
+        step->target = is_update ? PyTuple_GetItem(step->op, 0) : NULL;
+        step->node = is_update ? PyTuple_GetItem(step->op, 1) : step->op;
+        outcome = -1;
+        node_type = PyObject_GetAttr(step->node, name_type);
+        aux = node_type == NULL ? NULL : PyObject_GetAttr(step->node, name_aux);
+        step->kind = aux == NULL ? NULL : kind_described(node_type);
+        mutable = step->kind == NULL ? -1 : is_mutable(aux);
+        if (mutable > 0 || (mutable == 0 && (!step->kind->is_rebuilt || step->kind->node_type != node_type))) {
+            outcome = 0;
+        } else if (mutable == 0) {
+            value = PyObject_GetAttr(aux, name_value);
+            outcome = value == NULL ? -1 : compile_node(program, step, value);
+        }
+    }
+    Py_XDECREF(value);
+    Py_XDECREF(aux);
+    Py_XDECREF(node_type);
+    return outcome;
+}
+
+static PyObject *native_compile(PyObject *module, PyObject *records)
+{
+    (void)module;
+    if (!PyTuple_CheckExact(records)) {
+        PyErr_SetString(PyExc_TypeError, "records are a tuple");
+        return NULL;
+    }
+    allocfunc alloc = (allocfunc)PyType_GetSlot(program_type, Py_tp_alloc);
+    Program *program = (Program *)alloc(program_type, 0);
+    if (program == NULL)
+        return NULL;
+    Py_ssize_t size = PyTuple_Size(records);
+    program->records = Py_NewRef(records);
+    program->steps = PyMem_Calloc((size_t)size + 1, sizeof(Step));
+    int outcome = program->steps == NULL ? -1 : 0;
+    if (outcome < 0)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
+        PyObject *each = PyTuple_GetItem(records, i);
+        if (!is_tuple_of(each, 2) || !PyTuple_CheckExact(PyTuple_GetItem(each, 1))) {
+            PyErr_SetString(PyExc_TypeError, "not a record");
+            outcome = -1;
+        } else {
+            Step *step = &program->steps[program->num_steps++];
+            step->op = PyTuple_GetItem(each, 0), step->numbers = PyTuple_GetItem(each, 1);
+            outcome = compile_step(program, step);
+        }
+    }
+    if (outcome < 0)
+        Py_CLEAR(program);
+    return (PyObject *)program;
+}
+
+static PyObject *run_attributes(const Program *program, const Step *step, PyObject *table)
+{
+    PyObject *object = new_object(step->kind->type, empty_tuple, NULL);
+    PyObject *attributes = object == NULL ? NULL : PyObject_GenericGetDict(object, NULL);
+    Py_ssize_t size = attributes == NULL ? 0 : PyTuple_Size(step->names);
+    int outcome = attributes == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
+        Py_ssize_t place = program->places[step->start + i];
+        PyObject *value = place >= 0 ? PyList_GetItem(table, place) : PyTuple_GetItem(step->values, i);
+        if (value == NULL) {
+            outcome = -1;
+            break;
+        }
+        Py_INCREF(value);
+        PyObject *name = PyTuple_GetItem(step->names, i);
+        /* NNX asks a class's own descriptors. */
+        outcome = step->shape == NNX_OBJECT ? PyObject_GenericSetAttr(object, name, value)
+                                            : PyDict_SetItem(attributes, name, value);
+        Py_DECREF(value);
+    }
+    if (outcome < 0)
+        Py_CLEAR(object);
+    Py_XDECREF(attributes);
+    return object;
+}
+
+static PyObject *run_children(const Program *program, const Step *step, PyObject *table, int as_list)
+{
+    Py_ssize_t size = PyTuple_Size(step->numbers);
+    PyObject *children = as_list ? PyList_New(size) : PyTuple_New(size);
+    for (Py_ssize_t i = 0; children != NULL && i < size; i++) {
+        PyObject *child = PyList_GetItem(table, program->places[step->start + i]);
+        if (child == NULL)
+            Py_CLEAR(children);
+        else if (as_list)
+            PyList_SetItem(children, i, Py_NewRef(child));
+        else
+            PyTuple_SetItem(children, i, Py_NewRef(child));
+    }
+    return children;
+}
+
+static PyObject *run_dict(const Program *program, const Step *step, PyObject *table)
+{
+    PyObject *dict = PyDict_New();
+    Py_ssize_t size = PyTuple_Size(step->names);
+    for (Py_ssize_t i = 0; dict != NULL && i < size; i++) {
+        PyObject *child = PyList_GetItem(table, program->places[step->start + i]);
+        /* Setting it may run a key's own code. */
+        Py_XINCREF(child);
+        if (child == NULL || PyDict_SetItem(dict, PyTuple_GetItem(step->names, i), child) < 0)
+            Py_CLEAR(dict);
+        Py_XDECREF(child);
+    }
+    return dict;
+}
+
+static PyObject *run_nnx_variable(const Program *program, const Step *step, PyObject *table, PyObject **trace)
+{
+    PyObject *object = new_object(step->kind->type, empty_tuple, NULL);
+    PyObject *metadata = object == NULL ? NULL : PyDict_Copy(step->values);
+    PyObject *value = metadata == NULL ? NULL : PyList_GetItem(table, program->places[step->start]);
+    Py_XINCREF(value);
+    if (object != NULL && (value == NULL || set_trace_state(object, variable_trace, trace) < 0 ||
+                           set_slot(raw_value, object, value) < 0 || set_slot(metadata_of, object, metadata) < 0))
+        Py_CLEAR(object);
+    Py_XDECREF(value);
+    Py_XDECREF(metadata);
+    return object;
+}
+
+/* The object that a step of its kind's shape makes. */
+static PyObject *run_node(const Program *program, const Step *step, PyObject *table, PyObject **trace)
+{
+    PyObject *children, *made;
+    switch (step->shape) {
+    case TUPLE:
+    case LIST:
+        return run_children(program, step, table, step->shape == LIST);
+    case DICT:
+        return run_dict(program, step, table);
+    case FIELDS:
+    case DATACLASS:
+    case NNX_OBJECT:
+        return run_attributes(program, step, table);
+    case NNX_VARIABLE:
+        return run_nnx_variable(program, step, table, trace);
+    case OTHER:
+        children = run_children(program, step, table, 1);
+        made = children == NULL ? NULL : PyObject_CallFunctionObjArgs(step->values, children, NULL);
+        Py_XDECREF(children);
+        return made;
+    }
+    return build_from(step->kind, step->node, step->values, step->numbers, table, trace);
+}
+
+static PyObject *run_step(const Program *program, const Step *step, PyObject *table, PyObject *given, PyObject *update,
+                          PyObject **trace)
+{
+    if (step->shape == CONSTANT)
+        return Py_NewRef(step->values);
+    if (step->kind == NULL || step->kind->shape != step->shape)
+        return build_record(step->op, step->numbers, table, given, update, trace);
+    PyObject *made = run_node(program, step, table, trace);
+    if (made == NULL || step->target == NULL)
+        return made;
+    PyObject *target = updated(step->target, made, given, update);
+    Py_DECREF(made);
+    return target;
+}
+
+static int run_program(Program *program, PyObject *leaves, PyObject *table, PyObject *given, PyObject *update)
+{
+    PyObject *trace = NULL;
+    Py_ssize_t next = 0, num_leaves = PyTuple_Size(leaves);
+    int outcome = 0;
+    for (Py_ssize_t i = 0; i < program->num_steps && outcome == 0; i++) {
+        const Step *step = &program->steps[i];
+        if (step->shape == TRACED) {
+            if (next == num_leaves) {
+                PyErr_SetNone(PyExc_StopIteration);
+                outcome = -1;
+            } else {
+                outcome = PyList_Append(table, PyTuple_GetItem(leaves, next++));
+            }
+            continue;
+        }
+        PyObject *made = run_step(program, step, table, given, update, &trace);
+        outcome = made == NULL ? -1 : PyList_Append(table, made);
+        Py_XDECREF(made);
+    }
+    Py_XDECREF(trace);
+    return outcome;
+}
+
+/* What builds the objects of a structure: its records, and from the second time on their program, since making that takes
+   as long as a build. */
+static PyObject *runs_of(PyObject *structure)
+{
+    PyObject *runs = PyObject_GetAttr(structure, name_program);
+    if (runs == NULL || Py_TYPE(runs) == program_type)
+        return runs;
+    PyObject *records = PyObject_GetAttr(structure, name_records);
+    PyObject *next = records == NULL || runs == Py_None ? Py_XNewRef(records) : native_compile(NULL, records);
+    if (next != NULL && PyObject_SetAttr(structure, name_program, next) < 0)
+        Py_CLEAR(next);
+    Py_XDECREF(records);
+    Py_DECREF(runs);
+    return next;
+}
+
+/* Appends one object for each record to `table`. Takes records, or a program. */
+static int build_onto(PyObject *table, PyObject *runs, PyObject *given_leaves, PyObject *given, PyObject *update)
+{
+    if (Py_TYPE(runs) == program_type) {
+        PyObject *all = PySequence_Tuple(given_leaves);
+        /* Held, for what is called may take the program from its structure. */
+        Py_INCREF(runs);
+        int built = all == NULL ? -1 : run_program((Program *)runs, all, table, given, update);
+        Py_DECREF(runs);
+        Py_XDECREF(all);
+        return built;
+    }
+    PyObject *records = PySequence_Tuple(runs);
+    PyObject *leaves = records == NULL ? NULL : PySequence_Tuple(given_leaves);
+    PyObject *trace = NULL;
+    Py_ssize_t next = 0, size = leaves == NULL ? 0 : PyTuple_Size(records);
+    int outcome = leaves == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
+        PyObject *each = PyTuple_GetItem(records, i), *made = NULL;
+        if (!is_tuple_of(each, 2) || !PyTuple_CheckExact(PyTuple_GetItem(each, 1))) {
+            PyErr_SetString(PyExc_TypeError, "not a record");
+        } else if (PyTuple_GetItem(each, 0) != leaf_op) {
+            made = build_record(PyTuple_GetItem(each, 0), PyTuple_GetItem(each, 1), table, given, update,
+                                &trace);
+        } else if (next == PyTuple_Size(leaves)) {
+            PyErr_SetNone(PyExc_StopIteration);
+        } else {
+            made = Py_NewRef(PyTuple_GetItem(leaves, next++));
+        }
+        outcome = made == NULL ? -1 : PyList_Append(table, made);
+        Py_XDECREF(made);
+    }
+    Py_XDECREF(trace);
+    Py_XDECREF(leaves);
+    Py_XDECREF(records);
+    return outcome;
+}
+
+static PyObject *native_build(PyObject *module, PyObject *args)
+{
+    PyObject *runs, *leaves, *table, *given, *update;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO!OO", &runs, &leaves, &PyList_Type, &table, &given, &update))
+        return NULL;
+    return build_onto(table, runs, leaves, given, update) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *native_runs_of(PyObject *module, PyObject *structure)
+{
+    (void)module;
+    return runs_of(structure);
+}
+
+/* --- crossings: modules in plain containers ---------------------------------------------------------------------- */
+
+typedef struct Crossing {
+    PyObject *(*replaced)(struct Crossing *, PyObject *, Kind *); /* what a leaf or an object becomes; the kind or NULL */
+    int mutable_are_objects;
+    /* Packing. */
+    Walk rules; /* its flags and its floor */
+    Tags *tags;
+    PyObject *rules_in_python, *known;
+    int convention, is_separate;
+    /* Unpacking. */
+    PyObject *found, *table;
+    int is_known;
+} Crossing;
+
+static PyTypeObject *packed_type;
+static PyObject *pack_in_python; /* (tree, tags, rules) -> the tree with its modules packed */
+
+static PyObject *crossed(Crossing *c, PyObject *object, int depth);
+
+static PyObject *cross_items(Crossing *c, PyObject *object, Kind *kind, int depth)
+{
+    PyObject *items = kind->shape == LIST ? PyList_AsTuple(object) : Py_NewRef(object), *result = NULL;
+    Py_ssize_t size = items == NULL ? 0 : PyTuple_Size(items);
+    /* A list, for a tuple that somebody finds by way of the garbage collector can no longer be filled. */
+    PyObject *made = items == NULL ? NULL : PyList_New(0);
+    int is_changed = 0;
+    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
+        PyObject *item = PyTuple_GetItem(items, i), *each = crossed(c, item, depth);
+        is_changed |= each != item;
+        if (each == NULL || PyList_Append(made, each) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(each);
+    }
+    if (made != NULL && !is_changed) {
+        result = Py_NewRef(object);
+    } else if (made != NULL) {
+        PyObject *all = kind->shape == LIST ? Py_NewRef(made) : PyList_AsTuple(made);
+        result = all == NULL || kind->shape != NAMEDTUPLE ? Py_XNewRef(all)
+                                                          : PyObject_Call((PyObject *)kind->type, all, NULL);
+        Py_XDECREF(all);
+    }
+    Py_XDECREF(made);
+    Py_XDECREF(items);
+    return result;
+}
+
+/* The keys of a dictionary in order, if they are texts and no subclass of it; else an error. */
+static PyObject *sorted_texts(PyObject *dict)
+{
+    PyObject *keys = PyDict_Keys(dict);
+    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
+    for (Py_ssize_t i = 0; keys != NULL && i < size; i++) {
+        if (Py_TYPE(PyList_GetItem(keys, i)) != &PyUnicode_Type) {
+            PyErr_SetString(PyExc_TypeError, "a key that is no text");
+            Py_CLEAR(keys);
+        }
+    }
+    if (keys != NULL && PyList_Sort(keys) < 0)
+        Py_CLEAR(keys);
+    return keys;
+}
+
+static PyObject *cross_dict(Crossing *c, PyObject *dict, int depth)
+{
+    PyObject *keys = sorted_texts(dict), *made = keys == NULL ? NULL : PyDict_New();
+    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
+    int is_changed = 0;
+    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
+        PyObject *key = PyList_GetItem(keys, i), *item = PyDict_GetItemWithError(dict, key);
+        if (item == NULL) {
+            /* What was called for an earlier item has changed the dictionary. */
+            if (!PyErr_Occurred())
+                PyErr_SetObject(PyExc_KeyError, key);
+            Py_CLEAR(made);
+            break;
+        }
+        Py_INCREF(item);
+        PyObject *each = crossed(c, item, depth);
+        is_changed |= each != item;
+        Py_DECREF(item);
+        if (each == NULL || PyDict_SetItem(made, key, each) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(each);
+    }
+    if (made != NULL && !is_changed) {
+        Py_DECREF(made);
+        made = Py_NewRef(dict);
+    }
+    Py_XDECREF(keys);
+    return made;
+}
+
+/* A tree with something else in place of what is no plain container, or is an object. Itself if nothing is another. */
+static PyObject *crossed(Crossing *c, PyObject *object, int depth)
+{
+    Kind *kind = kind_of(Py_TYPE(object));
+    if (kind == NULL || !kind->is_plain || (c->mutable_are_objects && kind->is_mutable))
+        return c->replaced(c, object, kind);
+    if (depth == 0) {
+        PyErr_SetString(PyExc_RecursionError, "nested too deeply");
+        return NULL;
+    }
+    switch (kind->shape) {
+    case NOTHING:
+        return Py_NewRef(object);
+    case TUPLE:
+    case LIST:
+    case NAMEDTUPLE:
+        return cross_items(c, object, kind, depth - 1);
+    case DICT:
+        return cross_dict(c, object, depth - 1);
+    }
+    return c->replaced(c, object, kind);
+}
+
+static PyObject *packed_in_python(Crossing *c, PyObject *object)
+{
+    PyObject *packed = PyObject_CallFunctionObjArgs(pack_in_python, object, c->tags, c->rules_in_python, NULL);
+    /* What it met is not known here. */
+    c->is_separate &= packed == object;
+    return packed;
+}
+
+static PyObject *packed_natively(Crossing *c, PyObject *object)
+{
+    PyObject *structure, *key, *packed = NULL;
+    Walk w = c->rules;
+    w.tags = c->tags;
+    int outcome = walk_tree(&w, object, c->convention, c->known, &structure, &key);
+    if (outcome == OPENED)
+        packed = PyObject_CallFunctionObjArgs((PyObject *)packed_type, w.leaves, structure, NULL);
+    c->is_separate &= !w.reaches_back;
+    Py_XDECREF(structure);
+    Py_XDECREF(key);
+    end_walk(&w);
+    return outcome == DONE ? packed_in_python(c, object) : packed;
+}
+
+/* Asks what an object's class is. Its kind, or NULL with the role of a leaf, or with -1 and an error. */
+static Kind *kind_met(PyObject *object, long *role)
+{
+    PyObject *met = PyObject_CallFunction(meet, "Oi", object, JAX);
+    Kind *kind = NULL;
+    *role = -1;
+    if (met != NULL && PyLong_Check(met))
+        *role = PyLong_AsLong(met);
+    else if (met != NULL)
+        kind = new_kind(met);
+    Py_XDECREF(met);
+    return kind;
+}
+
+static PyObject *packed(Crossing *c, PyObject *object, Kind *kind)
+{
+    long role = 0;
+    if (kind == NULL)
+        kind = kind_met(object, &role);
+    if (role < 0 && kind == NULL)
+        return NULL;
+    /* What is traced, but is no array of a known class, may be a reference. */
+    if (kind == NULL)
+        return role == 2 ? packed_in_python(c, object) : Py_NewRef(object);
+    if (kind->shape < NOTHING)
+        return Py_NewRef(object);
+    return kind->is_plain ? packed_in_python(c, object) : packed_natively(c, object);
+}
+
+static PyObject *pack_argument(Crossing *c, PyObject *argument)
+{
+    c->rules.floor = PyList_Size(c->tags->objects);
+    return crossed(c, argument, MAX_CROSSED_DEPTH);
+}
+
+static PyObject *pack_keywords(Crossing *c, PyObject *kwargs)
+{
+    PyObject *keys = sorted_texts(kwargs), *made = keys == NULL ? NULL : PyDict_Copy(kwargs);
+    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
+    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
+        PyObject *key = PyList_GetItem(keys, i), *argument = PyDict_GetItemWithError(kwargs, key);
+        Py_XINCREF(argument);
+        PyObject *each = argument == NULL ? NULL : pack_argument(c, argument);
+        Py_XDECREF(argument);
+        if (each == NULL || PyDict_SetItem(made, key, each) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(each);
+    }
+    Py_XDECREF(keys);
+    return made;
+}
+
+static PyObject *native_pack_call(PyObject *module, PyObject *given)
+{
+    PyObject *args, *kwargs, *result = NULL;
+    Crossing c = {.replaced = packed, .is_separate = 1};
+    (void)module;
+    if (!PyArg_ParseTuple(given, "O!O!O!O!O!", &PyTuple_Type, &args, &PyDict_Type, &kwargs, tags_type, &c.tags,
+                          &PyTuple_Type, &c.rules_in_python, &PyDict_Type, &c.known))
+        return NULL;
+    int is_for_native = read_rules(c.rules_in_python, &c.rules.flags, &c.convention);
+    if (is_for_native < 0)
+        return NULL;
+    if (!is_for_native)
+        return Py_NewRef(Py_None);
+    c.mutable_are_objects = c.rules.flags & CONTAINERS;
+    Py_ssize_t size = PyTuple_Size(args);
+    PyObject *made = PyList_New(0);
+    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
+        PyObject *each = pack_argument(&c, PyTuple_GetItem(args, i));
+        if (each == NULL || PyList_Append(made, each) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(each);
+    }
+    PyObject *keywords = made == NULL ? NULL : pack_keywords(&c, kwargs);
+    PyObject *all = keywords == NULL ? NULL : PyList_AsTuple(made);
+    if (all != NULL)
+        result = PyTuple_Pack(3, all, keywords, c.is_separate ? Py_True : Py_False);
+    Py_XDECREF(all);
+    Py_XDECREF(keywords);
+    Py_XDECREF(made);
+    if (result == NULL && take_back(c.tags, 0) == DONE)
+        result = Py_NewRef(Py_None);
+    return result;
+}
+
+/* Collects what is packed in a result. Whether it knows everything else in it to be a leaf is noted in `is_known`. */
+static PyObject *noted(Crossing *c, PyObject *object, Kind *kind)
+{
+    if (Py_TYPE(object) == packed_type) {
+        if (PyList_Append(c->found, object) < 0)
+            return NULL;
+        return Py_NewRef(object);
+    }
+    long role = 0;
+    if (kind == NULL)
+        kind = kind_met(object, &role);
+    if (role < 0 && kind == NULL)
+        return NULL;
+    c->is_known &= kind == NULL || kind->shape < NOTHING;
+    return Py_NewRef(object);
+}
+
+static PyObject *unpacked(Crossing *c, PyObject *object, Kind *kind)
+{
+    (void)kind;
+    if (Py_TYPE(object) != packed_type)
+        return Py_NewRef(object);
+    PyObject *structure = PyObject_GetAttr(object, name_structure);
+    PyObject *root = structure == NULL ? NULL : PyObject_GetAttr(structure, name_root);
+    Py_ssize_t number = root == NULL ? -1 : PyLong_AsSsize_t(root);
+    Py_XDECREF(root);
+    Py_XDECREF(structure);
+    PyObject *made = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(c->table, number);
+    return Py_XNewRef(made);
+}
+
+/* The attributes of several objects, as a list. */
+static PyObject *attributes_of(PyObject *objects, PyObject *name)
+{
+    Py_ssize_t size = PyList_Size(objects);
+    PyObject *found = PyList_New(size);
+    for (Py_ssize_t i = 0; found != NULL && i < size; i++) {
+        PyObject *each = PyObject_GetAttr(PyList_GetItem(objects, i), name);
+        if (each == NULL)
+            Py_CLEAR(found);
+        else
+            PyList_SetItem(found, i, each);
+    }
+    return found;
+}
+
+/* Whether an attribute of any of them is true; -1 on an error. */
+static int any_has(PyObject *objects, PyObject *name)
+{
+    PyObject *found = attributes_of(objects, name);
+    int outcome = found == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(found); i++)
+        outcome = PyObject_IsTrue(PyList_GetItem(found, i));
+    Py_XDECREF(found);
+    return outcome;
+}
+
+/* Whether no object is in several of these lists and tuples, or in one of them twice; -1 on an error. */
+static int all_different(PyObject *lists)
+{
+    size_t size = 64, used = 0;
+    Py_ssize_t num_lists = PyList_Size(lists);
+    for (Py_ssize_t i = 0; i < num_lists; i++) {
+        Py_ssize_t each = PySequence_Size(PyList_GetItem(lists, i));
+        if (each < 0)
+            return -1;
+        used += (size_t)each;
+    }
+    while (size < 2 * used)
+        size *= 2;
+    Slot *slots = PyMem_Calloc(size, sizeof *slots);
+    if (slots == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    int outcome = 1;
+    for (Py_ssize_t i = 0; i < num_lists && outcome == 1; i++) {
+        PyObject *items = PyList_GetItem(lists, i);
+        int is_tuple = PyTuple_CheckExact(items);
+        if (!is_tuple && !PyList_CheckExact(items))
+            outcome = 0;
+        Py_ssize_t length = outcome == 0 ? 0 : is_tuple ? PyTuple_Size(items) : PyList_Size(items);
+        for (Py_ssize_t j = 0; j < length && outcome == 1; j++) {
+            PyObject *object = is_tuple ? PyTuple_GetItem(items, j) : PyList_GetItem(items, j);
+            Slot *slot = slot_of(slots, size, object);
+            outcome = slot->object == NULL;
+            slot->object = object;
+        }
+    }
+    PyMem_Free(slots);
+    return outcome;
+}
+
+/* Puts together what was packed, if nothing more is to be done for it than that. */
+static PyObject *unpack_natively(PyObject *result, PyObject *found, PyObject *objects, PyObject *pending)
+{
+    PyObject *structures = attributes_of(found, name_structure), *given = NULL, *made = NULL;
+    PyObject *leaves = structures == NULL ? NULL : attributes_of(found, name_leaves);
+    Crossing c = {.replaced = unpacked};
+    int asks_more = leaves == NULL ? -1 : any_has(structures, name_is_noted);
+    if (asks_more == 0 && pending == Py_None)
+        asks_more = any_has(structures, name_updates);
+    int is_simple = asks_more == 0 ? all_different(leaves) : asks_more < 0 ? -1 : 0;
+    int takes = is_simple;
+    if (is_simple == 1 && pending == Py_None)
+        takes = any_has(structures, name_given);
+    if (is_simple == 0)
+        made = Py_NewRef(Py_NotImplemented);
+    if (is_simple != 1 || takes < 0)
+        goto done;
+    given = takes ? PyObject_CallFunctionObjArgs(objects, structures, NULL) : Py_NewRef(Py_None);
+    c.table = given == NULL ? NULL : PyList_New(0);
+    int outcome = c.table == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(found); i++) {
+        PyObject *runs = runs_of(PyList_GetItem(structures, i));
+        outcome = runs == NULL ? -1 : build_onto(c.table, runs, PyList_GetItem(leaves, i), given, pending);
+        Py_XDECREF(runs);
+    }
+    if (outcome == 0)
+        made = crossed(&c, result, MAX_CROSSED_DEPTH);
+done:
+    Py_XDECREF(c.table);
+    Py_XDECREF(given);
+    Py_XDECREF(leaves);
+    Py_XDECREF(structures);
+    return made;
+}
+
+static PyObject *native_unpack_result(PyObject *module, PyObject *args)
+{
+    PyObject *result, *objects, *pending, *made = NULL;
+    Crossing c = {.replaced = noted, .is_known = 1};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO", &result, &objects, &pending))
+        return NULL;
+    c.found = PyList_New(0);
+    if (c.found == NULL)
+        return NULL;
+    PyObject *same = crossed(&c, result, MAX_CROSSED_DEPTH);
+    if (same == NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+        made = Py_NewRef(Py_NotImplemented);
+    } else if (same != NULL) {
+        made = !c.is_known                     ? Py_NewRef(Py_NotImplemented)
+               : PyList_Size(c.found) == 0     ? Py_NewRef(result)
+                                               : unpack_natively(result, c.found, objects, pending);
+    }
+    Py_XDECREF(same);
+    Py_DECREF(c.found);
+    return made;
+}
+
+static PyObject *native_cross(PyObject *module, PyObject *args)
+{
+    PyObject *type, *function;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O", &PyType_Type, &type, &function))
+        return NULL;
+    /* For ever, as what `start` takes over. */
+    packed_type = (PyTypeObject *)Py_NewRef(type);
+    pack_in_python = Py_NewRef(function);
+    return Py_NewRef(Py_None);
+}
+
+/* --- writing back ----------------------------------------------------------------------------------------------- */
+
+/* The slots of a kind that has no other attributes; their number. */
+static int slots_of(const Kind *kind, PyObject *slots[3])
+{
+    if (kind->shape != NNX_VARIABLE && kind->shape != NNX_STATE)
+        return 0;
+    slots[0] = kind->shape == NNX_VARIABLE ? raw_value : initializing;
+    slots[1] = kind->shape == NNX_VARIABLE ? metadata_of : is_setup;
+    slots[2] = kind->shape == NNX_VARIABLE ? variable_trace : state_trace;
+    return 3;
+}
+
+/* What an object holds, to be written into another: a list, a dictionary, that of its attributes, or the values of its
+   slots. NULL without an error if only Python can tell. */
+static PyObject *content_of(PyObject *object, const Kind *kind)
+{
+    PyObject *slots[3], *content = NULL;
+    int num_slots = slots_of(kind, slots);
+    if (kind->shape == LIST || kind->shape == DICT)
+        return Py_NewRef(object);
+    if (kind->shape == FIELDS || kind->shape == DATACLASS || kind->shape == NNX_OBJECT) {
+        content = PyObject_GenericGetDict(object, NULL);
+        if (content != NULL && !PyDict_CheckExact(content))
+            Py_CLEAR(content);
+    } else if (num_slots) {
+        content = PyTuple_New(num_slots);
+        for (int i = 0; content != NULL && i < num_slots; i++) {
+            PyObject *value = get_slot(slots[i], object, NULL);
+            if (value != NULL)
+                PyTuple_SetItem(content, i, value);
+            else
+                Py_CLEAR(content);
+            if (value == NULL && PyErr_ExceptionMatches(PyExc_AttributeError))
+                PyErr_Clear();
+        }
+    }
+    return content;
+}
+
+static int remove_names(PyObject *dict, PyObject *names, PyObject *unless)
+{
+    Py_ssize_t size = PySequence_Size(names);
+    for (Py_ssize_t i = 0; i < size; i++) {
+        PyObject *name = PySequence_GetItem(names, i);
+        int stays = name == NULL ? -1 : PyDict_Contains(unless, name);
+        int is_there = stays != 0 ? stays : PyDict_Contains(dict, name);
+        int outcome = is_there < 0 ? -1 : !stays && is_there ? PyDict_DelItem(dict, name) : 0;
+        Py_XDECREF(name);
+        if (outcome < 0)
+            return -1;
+    }
+    return size < 0 ? -1 : 0;
+}
+
+/* What an object holds is in this: itself, or the dictionary of its attributes. As `content_of` otherwise. */
+static PyObject *holder_of(PyObject *object, const Kind *kind)
+{
+    PyObject *slots[3];
+    return slots_of(kind, slots) ? Py_NewRef(object) : content_of(object, kind);
+}
+
+/* Writes a content into a holder of the same kind, or back into its own: attributes that no field declares stay. Looks
+   nothing up, for keys may run code of their own. */
+static int write_content(PyObject *holder, const Kind *kind, int shape, PyObject *content, int is_own)
+{
+    PyObject *slots[3], *names = NULL;
+    int outcome = 0;
+    if (shape == NNX_VARIABLE || shape == NNX_STATE) {
+        for (int i = 0; i < slots_of(kind, slots) && outcome == 0; i++)
+            outcome = set_slot(slots[i], holder, PyTuple_GetItem(content, i));
+        return outcome;
+    }
+    if (shape == LIST)
+        return PyList_SetSlice(holder, 0, PY_SSIZE_T_MAX, content);
+    if (!is_own && (shape == FIELDS || shape == DATACLASS)) {
+        outcome = remove_names(holder, kind->traced, content);
+        if (outcome == 0)
+            outcome = remove_names(holder, kind->statics, content);
+    } else {
+        names = PyDict_Keys(holder);
+        outcome = names == NULL ? -1 : remove_names(holder, names, content);
+    }
+    if (outcome == 0)
+        outcome = PyDict_Update(holder, content);
+    Py_XDECREF(names);
+    return outcome;
+}
+
+static PyObject *copy_of(PyObject *content)
+{
+    return PyDict_CheckExact(content)   ? PyDict_Copy(content)
+           : PyList_CheckExact(content) ? PyList_GetSlice(content, 0, PY_SSIZE_T_MAX)
+                                        : Py_NewRef(content);
+}
+
+/* Something that is to be written. */
+typedef struct {
+    const Kind *kind;
+    int shape; /* of the kind, which may become another */
+} Writing;
+
+/* For each target what holds its content, what is to be written there, and what it holds now, in turn. NULL without an
+   error as `content_of`. */
+static PyObject *contents_of(PyObject *pairs, Writing *writings)
+{
+    Py_ssize_t size = PyList_Size(pairs);
+    PyObject *contents = PyList_New(0);
+    for (Py_ssize_t i = 0; contents != NULL && i + 1 < size; i += 2) {
+        PyObject *target = PyList_GetItem(pairs, i), *source = PyList_GetItem(pairs, i + 1);
+        Kind *kind = Py_TYPE(target) == Py_TYPE(source) ? kind_of(Py_TYPE(target)) : NULL;
+        PyObject *now = kind == NULL ? NULL : content_of(target, kind);
+        PyObject *then = now == NULL ? NULL : content_of(source, kind), *before = then == NULL ? NULL : copy_of(now);
+        PyObject *holder = before == NULL ? NULL : holder_of(target, kind);
+        writings[i / 2] = (Writing){kind, kind == NULL ? 0 : kind->shape};
+        if (holder == NULL || PyList_Append(contents, holder) < 0 || PyList_Append(contents, then) < 0 ||
+            PyList_Append(contents, before) < 0)
+            Py_CLEAR(contents);
+        Py_XDECREF(holder);
+        Py_XDECREF(before);
+        Py_XDECREF(then);
+        Py_XDECREF(now);
+    }
+    return contents;
+}
+
+/* Writes the contents one after the other; all back if one cannot be written. */
+static int write_all(PyObject *contents, const Writing *writings)
+{
+    Py_ssize_t size = PyList_Size(contents) / 3, written = 0;
+    int outcome = 0;
+    for (; outcome == 0 && written < size; written++) {
+        Writing w = writings[written];
+        outcome = write_content(PyList_GetItem(contents, 3 * written), w.kind, w.shape,
+                                PyList_GetItem(contents, 3 * written + 1), 0);
+    }
+    if (outcome == 0)
+        return 0;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    while (written-- > 0) {
+        Writing w = writings[written];
+        if (write_content(PyList_GetItem(contents, 3 * written), w.kind, w.shape,
+                          PyList_GetItem(contents, 3 * written + 2), 1) < 0)
+            PyErr_Clear();
+    }
+    PyErr_Restore(type, value, traceback);
+    return -1;
+}
+
+static PyObject *native_write_back(PyObject *module, PyObject *pairs)
+{
+    (void)module;
+    if (!PyList_CheckExact(pairs)) {
+        PyErr_SetString(PyExc_TypeError, "not a list");
+        return NULL;
+    }
+    Writing *writings = PyMem_Calloc((size_t)PyList_Size(pairs) / 2 + 1, sizeof *writings);
+    if (writings == NULL)
+        return PyErr_NoMemory();
+    /* What was in the targets is held until everything is written, so that no finaliser runs in between. */
+    PyObject *contents = contents_of(pairs, writings);
+    int outcome = contents == NULL ? -1 : write_all(contents, writings);
+    PyMem_Free(writings);
+    if (contents == NULL && !PyErr_Occurred())
+        return Py_NewRef(Py_False);
+    Py_XDECREF(contents);
+    return outcome < 0 ? NULL : Py_NewRef(Py_True);
+}
+
+/* --- the module ------------------------------------------------------------------------------------------------- */
+
+static PyObject *native_learn(PyObject *module, PyObject *described)
+{
+    (void)module;
+    if (new_kind(described) == NULL)
+        return NULL;
+    return Py_NewRef(Py_None);
+}
+
+/* Leaves a class that was read field by field to its registered functions. */
+static PyObject *native_unlearn(PyObject *module, PyObject *cls)
+{
+    (void)module;
+    Kind *kind = kind_of((PyTypeObject *)cls);
+    if (kind != NULL && kind->shape >= DATACLASS)
+        kind->shape = OTHER;
+    return Py_NewRef(Py_None);
+}
+
+/* Takes over what Python says of NNX, once. */
+static PyObject *native_learn_nnx(PyObject *module, PyObject *args)
+{
+    PyObject *found[13], **slots[] = {&raw_value,    &variable_trace, &metadata_of, &initializing,
+                                      &is_setup, &state_trace,    &jax_trace};
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!O!OUUO!O!O!O!O!O!O!", &found[0], &PyType_Type, &found[1], &PyType_Type, &found[2],
+                          &found[3], &found[4], &found[5], &PyMemberDescr_Type, &found[6], &PyMemberDescr_Type, &found[7],
+                          &PyMemberDescr_Type, &found[8], &PyMemberDescr_Type, &found[9], &PyMemberDescr_Type, &found[10],
+                          &PyMemberDescr_Type, &found[11], &PyMemberDescr_Type, &found[12]))
+        return NULL;
+    if (layout_of == NULL) {
+        for (int i = 0; i < 13; i++)
+            Py_INCREF(found[i]);
+        layout_of = found[0], mapping_type = (PyTypeObject *)found[1], trace_type = (PyTypeObject *)found[2];
+        current_trace = found[3], name_nodes = found[4], name_mapping = found[5];
+        for (int i = 0; i < 7; i++)
+            *slots[i] = found[6 + i];
+        get_slot = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
+        set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
+    }
+    return Py_NewRef(Py_None);
+}
+
+/* Takes over what Python says. Only once: a second import of the package has other classes of the same names. */
+static PyObject *native_start(PyObject *module, PyObject *args)
+{
+    PyObject *marker, *ops[4];
+    (void)module;
+    if (meet != NULL)
+        return Py_NewRef(Py_False);
+    if (!PyArg_ParseTuple(args, "OOOOOO!O!O!O!", &meet, &describe, &settle, &marker, &leaf_op, &PyType_Type, &ops[0],
+                          &PyType_Type, &ops[1], &PyType_Type, &ops[2], &PyType_Type, &ops[3])) {
+        meet = NULL;
+        return NULL;
+    }
+    missing_type = marker == Py_None ? NULL : (PyTypeObject *)marker;
+    node_op = (PyTypeObject *)ops[0], static_op = (PyTypeObject *)ops[1];
+    given_op = (PyTypeObject *)ops[2], update_op = (PyTypeObject *)ops[3];
+    Py_INCREF(meet), Py_INCREF(describe), Py_INCREF(settle), Py_INCREF(marker), Py_INCREF(leaf_op);
+    for (int i = 0; i < 4; i++)
+        Py_INCREF(ops[i]);
+    return Py_NewRef(Py_True);
+}
+
+static PyMethodDef methods[] = {
+    {"start", native_start, METH_VARARGS, "Takes over what Python says of classes and operations."},
+    {"learn", native_learn, METH_O, "Learns what a class is."},
+    {"learn_nnx", native_learn_nnx, METH_VARARGS, "Learns how NNX's objects hold what they have."},
+    {"unlearn", native_unlearn, METH_O, "Leaves a class that was read field by field to its registered functions."},
+    {"walk", native_walk, METH_VARARGS,
+     "(tree, tags, rules, known) -> (leaves, known[key]()), or (None, key, pins), or None if it cannot."},
+    {"compile", native_compile, METH_O, "Records -> what `build` takes in their place, and runs faster."},
+    {"build", native_build, METH_VARARGS, "(records, leaves, table, given, update): see `sharedtree._walk.build`."},
+    {"runs_of", native_runs_of, METH_O, "What `build` takes for a structure."},
+    {"cross", native_cross, METH_VARARGS, "Takes over what stands for a module, and how Python packs a tree."},
+    {"pack_call", native_pack_call, METH_VARARGS,
+     "(args, kwargs, tags, rules, known) -> (args, kwargs, whether each is by itself), or None if it cannot."},
+    {"unpack_result", native_unpack_result, METH_VARARGS,
+     "(result, structures -> number -> the caller's object, None or a list that gets what is to be written into what, in "
+     "turn) -> the result unpacked, or NotImplemented."},
+    {"write_back", native_write_back, METH_O, "Writes what `unpack_result` left to be written; False if it cannot."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "The walk and the way back, in C.", -1,
+                                        methods, NULL, NULL, NULL, NULL};
+
+static const struct {
+    const char *name;
+    int value;
+} constants[] = {
+    {"JAX", JAX},
+    {"EQUINOX", EQUINOX}, {"ANY", ANY}, {"INHERITED", INHERITED}, {"NUMBER", NUMBER}, {"TEXT", TEXT},
+    {"NUMPY_ARRAY", NUMPY_ARRAY}, {"JAX_ARRAY", JAX_ARRAY}, {"FUNCTION", FUNCTION}, {"NOTHING", NOTHING},
+    {"TUPLE", TUPLE}, {"LIST", LIST}, {"DICT", DICT}, {"NAMEDTUPLE", NAMEDTUPLE}, {"FIELDS", FIELDS},
+    {"DATACLASS", DATACLASS}, {"SLOTS", SLOTS}, {"NNX_OBJECT", NNX_OBJECT},
+    {"NNX_VARIABLE", NNX_VARIABLE}, {"NNX_STATE", NNX_STATE}, {"OTHER", OTHER},
+};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL)
+        return NULL;
+    empty_tuple = PyTuple_New(0);
+    name_aux = PyUnicode_InternFromString("aux");
+    name_type = PyUnicode_InternFromString("type");
+    name_value = PyUnicode_InternFromString("_value");
+    name_is_mutable = PyUnicode_InternFromString("_is_mutable");
+    name_thaw = PyUnicode_InternFromString("thaw");
+    name_unflatten = PyUnicode_InternFromString("unflatten");
+    name_structure = PyUnicode_InternFromString("structure");
+    name_leaves = PyUnicode_InternFromString("leaves");
+    name_records = PyUnicode_InternFromString("records");
+    name_root = PyUnicode_InternFromString("root");
+    name_given = PyUnicode_InternFromString("given");
+    name_program = PyUnicode_InternFromString("program");
+    name_updates = PyUnicode_InternFromString("updates");
+    name_is_noted = PyUnicode_InternFromString("is_noted");
+    new_object = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
+    PyObject *type = PyType_FromSpec(&tags_spec);
+    program_type = (PyTypeObject *)PyType_FromSpec(&program_spec);
+    if (!empty_tuple || !name_aux || !name_type || !name_value || !name_is_mutable || !name_thaw || !name_unflatten ||
+        !name_structure || !name_leaves || !name_records || !name_root || !name_given || !name_is_noted || !name_updates ||
+        !name_program || !type || !program_type ||
+        PyModule_AddObjectRef(module, "Tags", type) < 0 ||
+        PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM) < 0)
+        goto failed;
+    tags_type = (PyTypeObject *)type;
+    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++) {
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)
+            goto failed;
+    }
+    return module;
+failed:
+    Py_DECREF(module);
+    return NULL;
+}

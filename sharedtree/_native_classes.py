@@ -1,0 +1,196 @@
+"""What the native walk is told of each class: once, when it first meets an instance.
+
+What is told holds for ever, as `NodeType`s do. Of a class that is no node nothing is told but for the commonest, since
+it may still be registered as one.
+"""
+
+import dataclasses
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import tree_util as jtu
+from jax.core import Tracer
+
+from ._copies import IMMUTABLE
+from ._dataclass_fields import Fields, fields_of
+from ._engine import native
+from ._equinox_internals import marker_type
+from ._jax_internals import ConcreteArray
+from ._nnx_internals import (
+    MAPPING,
+    NODES,
+    STATE_SLOTS,
+    TRACE_SLOTS,
+    VARIABLE_SLOTS,
+    Facts,
+    facts_of,
+    layout_of,
+    nnx,
+    parts_of_frozen,
+)
+from ._node_types import (
+    Inherited,
+    NodeType,
+    built_in_base,
+    carries_identity,
+    dict_descriptor,
+    is_namedtuple,
+    is_registered,
+    is_traced,
+    node_type_of,
+)
+from ._static_keys import Known, nothing_known
+from ._statics import Static
+from ._structure import LEAF, Given, Interned, Node, Record, Update
+
+Description = tuple[Any, ...]
+
+_NO_FIELDS = ((), b"", b"", (), ())
+
+_read_by_field: dict[type, Fields | Facts] = {}
+"""What holds of each class that is read field by field as long as nobody changes it."""
+
+
+def _leaf(cls: type, shape: int) -> Description:
+    return (cls, shape, False, False, False, native.INHERITED, False, None, None, *_NO_FIELDS)
+
+
+def _described(node_type: NodeType) -> Description:
+    """The arguments of `new_kind` in `_native.c`."""
+    convention = {None: native.INHERITED, "jax": native.JAX, "equinox": native.EQUINOX}[node_type.convention]
+    shape, take_apart = _shape_of(node_type), node_type.take_apart
+    is_rebuilt = shape in (native.NOTHING, native.TUPLE, native.LIST, native.DICT, native.FIELDS)
+    fields = _fields_of(node_type) if shape == native.FIELDS else _NO_FIELDS
+    if is_registered(node_type):
+        take_apart, is_rebuilt = jtu.default_registry.flatten_one_level, True
+        found = _facts_of(node_type.cls)
+        if found is not None:
+            _read_by_field[node_type.cls] = found
+        if isinstance(found, Fields):
+            *fields, are_slots = found
+            shape = native.SLOTS if are_slots else native.DATACLASS
+        elif found is not None:
+            _introduce_nnx()
+            shape = getattr(native, f"NNX_{found.role.upper()}")
+    facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention, is_rebuilt
+    return (node_type.cls, shape, *facts, node_type, take_apart, *fields)
+
+
+def _facts_of(cls: type) -> Fields | Facts | None:
+    return fields_of(cls) or facts_of(cls)
+
+
+def _introduce_nnx() -> None:
+    """Tells the native walk of NNX, which may be imported at any time."""
+    table = nnx()
+    assert table is not None
+    slots = [table.variable.__dict__[name] for name in VARIABLE_SLOTS]
+    slots += [table.state.__dict__[name] for name in STATE_SLOTS] + [table.trace.__dict__[name] for name in TRACE_SLOTS]
+    names = map(sys.intern, (NODES, MAPPING))
+    native.learn_nnx(layout_of, table.mapping, table.trace, table.current_trace, *names, *slots)
+
+
+def look_again(records: Sequence[Record]) -> None:
+    """Leaves to JAX those classes in a new structure that were changed since they were met."""
+    for cls in {op.type.cls for op, _ in records if type(op) is Node}:
+        known = _read_by_field.get(cls)
+        if known is not None and _facts_of(cls) != known:
+            native.unlearn(cls)
+            _read_by_field.pop(cls, None)
+
+
+def _shape_of(node_type: NodeType) -> int:
+    cls = node_type.cls
+    shapes = {type(None): native.NOTHING, tuple: native.TUPLE, list: native.LIST, dict: native.DICT}
+    if cls in shapes:
+        return shapes[cls]
+    if node_type.is_plain and is_namedtuple(cls):
+        return native.NAMEDTUPLE
+    return native.FIELDS if node_type.fields and _is_an_ordinary_object(cls) else native.OTHER
+
+
+def _is_an_ordinary_object(cls: type) -> bool:
+    """Whether `object.__new__` makes its instances, with their attributes in the dictionary that every object has."""
+    return built_in_base(cls) is object and type(dict_descriptor(cls)) is types.GetSetDescriptorType
+
+
+def _fields_of(node_type: NodeType) -> Description:
+    """In the order of the fields; and all names, of what is traced and of what is static, as `NodeType` has them."""
+    fields = [(field.name, field.metadata.get("static", False)) for field in dataclasses.fields(node_type.cls)]
+    statics = frozenset(name for name, is_static in fields if is_static)
+    declared = tuple([sys.intern(name) for name, _ in fields])
+    traced = tuple([name for name in declared if name not in statics])
+    rest = tuple([sys.intern(name) for name in node_type.fields[len(traced) :]])
+    return declared, bytes(name in statics for name in declared), b"", traced, rest
+
+
+def _meet(obj: Any, number: int) -> Description | int:
+    """What the class of an object is, or for a leaf: 0 if it is static, 1 if it is traced, 2 with identity, too."""
+    convention: Inherited = _CONVENTIONS[number]
+    node_type = node_type_of(obj)
+    if node_type is None or (convention == "any" and not node_type.is_known_to_jax):
+        if issubclass(type(obj), jax.Array) and not issubclass(type(obj), Tracer):
+            return _leaf(type(obj), native.JAX_ARRAY)  # such as that of PRNG keys
+        return (1 + carries_identity(obj)) if is_traced(obj, convention) else 0
+    return _described(node_type)
+
+
+class _Token:
+    """Stands for a static value in a key. Equal values have one token, as long as a structure has it."""
+
+    __slots__ = ("__weakref__", "_static")
+
+    def __init__(self, static: Static) -> None:
+        self._static = static
+
+    def complete(self) -> None:
+        """Nothing follows from it."""
+
+    def is_like(self, other: "_Token") -> bool:
+        """Whether another one stands for the same value."""
+        return self._static == other._static
+
+
+_tokens: Interned[_Token] = Interned()
+
+
+def _settle(values: list[Any]) -> list[Any]:
+    """What stands for each static value of a walk in a key.
+
+    True, if all instances of its class are the same for ever and equal to themselves only; otherwise its token. The
+    value itself, if it is the same for ever and is likely to be the same object whenever it is met.
+    """
+    known = nothing_known()
+    return [_settled(value, known) for value in values]
+
+
+def _settled(value: Any, known: Known) -> Any:
+    parts = parts_of_frozen(value)
+    if parts is not None and all(Static(part, known).is_settled for part in parts):
+        return value
+    static = Static(value, known)
+    by_value = isinstance(value, (tuple, frozenset, slice)) or (type(value) in IMMUTABLE and type(value) is not type)
+    return True if static.is_settled and not by_value else _tokens.one_like(hash(static), _Token(static))
+
+
+_CONVENTIONS: dict[int, Inherited] = {}
+
+
+def start() -> bool:
+    """Tells the native walk what it has to know. False if it serves an earlier import of the package."""
+    _CONVENTIONS.update({native.JAX: "jax", native.EQUINOX: "equinox", native.ANY: "any"})
+    if not native.start(_meet, _described, _settle, marker_type(), LEAF, Node, Static, Given, Update):
+        return False
+    for cls in (bool, int, float, complex):
+        native.learn(_leaf(cls, native.NUMBER))
+    for cls in (str, bytes):
+        native.learn(_leaf(cls, native.TEXT))
+    for cls in {types.FunctionType, types.BuiltinFunctionType, type(jax.nn.relu), type(jax.nn.gelu)}:
+        native.learn(_leaf(cls, native.FUNCTION))
+    native.learn(_leaf(np.ndarray, native.NUMPY_ARRAY))
+    native.learn(_leaf(ConcreteArray, native.JAX_ARRAY))
+    return True

@@ -1,0 +1,145 @@
+"""The native walk, and the structures that it knows again.
+
+It describes a tree by a key (see `_native.c`), and a table leads from keys to structures. What it has not seen before
+is walked in Python, which makes the structure or raises the error. Then the native walk is asked again, and the key is
+kept only if it is still the same.
+
+A key lives as long as its structure. Structures are held weakly. The latest are kept until all garbage is collected,
+if their keys keep nothing alive that would go before, so that a loop that drops each need not start anew each time.
+"""
+
+import gc
+import operator
+import sys
+import threading
+import types
+import weakref
+from typing import Any
+
+import numpy as np
+
+from . import _engine, _native_classes, _walk
+from ._structure import Structure, intern
+from ._walk import Rules
+
+MAX_KEYS = 4_096
+"""Of a module whose static values are new objects each time, each walk gives a new key. When there are more, all go."""
+
+MAX_KEPT = 256
+MAX_KEPT_RECORDS = 100_000
+"""How many structures are kept, and how many records they have together."""
+
+if _engine.native is not None and not _native_classes.start():
+    _engine.give_up("it serves an earlier import of the package")
+
+native: Any = _engine.native
+
+
+_entries: dict[bytes, weakref.ref[Structure]] = {}
+_lock = threading.RLock()  # re-entrant: memory may be collected, and the callback of an entry run, while it is held
+_kept: tuple[Structure, ...] = ()  # the latest last
+
+
+def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
+    """Packs a tree as `_walk.walk` does; None if the native walk is not in use or cannot follow these rules."""
+    found = None if native is None else native.walk(tree, tags, rules, _entries)
+    return _first_met(tree, tags, rules, prefix, *found[1:]) if found is not None and found[0] is None else found
+
+
+def pack_natively(args: Any, kwargs: Any, tags: Any, rules: Rules) -> tuple[Any, Any, bool] | None:
+    """Packs arguments as `transforms._crossing.pack_call` does, and says whether none reaches into an earlier one."""
+    return None if native is None else native.pack_call(args, kwargs, tags, rules, _entries)
+
+
+def unpack_natively(result: Any, given: Any, pending: list[Any] | None = None) -> Any:
+    """Unpacks a result as `transforms._crossing.unpack_result` does; `NotImplemented` if more is to be done for it.
+
+    Args:
+        result: a packed tree.
+        given: structures → number → the caller's object.
+        pending: gets each object that is to be written to, followed by another with its new content.
+    """
+    return NotImplemented if native is None else native.unpack_result(result, given, pending)
+
+
+def write_natively(pending: list[Any]) -> bool:
+    """Writes, all or nothing, what `unpack_natively` left to be written. False if that is left to Python."""
+    return native is not None and native.write_back(pending)
+
+
+def _first_met(
+    tree: Any, tags: Any, rules: Rules, prefix: str, key: bytes, pins: tuple[Any, ...]
+) -> tuple[list[Any], Structure] | None:
+    base = len(tags.objects)
+    _, records, root = _walk.walk(tree, tags, rules, prefix)
+    _native_classes.look_again(records)
+    distinct = tuple({id(pin): pin for pin in pins}.values())  # alive in `pins`
+    structure = intern(records, root, base)
+    entries = _entries  # for the end of the process, when this file's names go before the last structure
+    entry = weakref.ref(structure, lambda _: entries.pop(key, None))
+    tags.forget(base)
+    # Nobody else is to find the entry before it is known to be right, also if this is interrupted.
+    found = native.walk(tree, tags, rules, {key: entry})
+    if found is not None and found[1] is structure:
+        num_leaves, num_records = len(found[0]), len(tags.objects) - base
+        if num_leaves == structure.num_leaves and num_records == len(records):
+            _remember(key, entry, structure, distinct)
+            return found
+    # It changes while it is walked. Whoever keeps no key cannot be wrong about it.
+    tags.forget(base)
+    return None
+
+
+def _remember(key: bytes, entry: weakref.ref[Structure], structure: Structure, pins: tuple[Any, ...]) -> None:
+    gone: list[Any] = []  # dies when the lock is free
+    with _lock:
+        if len(_entries) >= MAX_KEYS:
+            for known in [each() for each in list(_entries.values())]:
+                if known is not None:
+                    gone.append(known.pins)
+                    known.pins = {}
+            _entries.clear()
+        # What the key has by address lives as long as the structure; in the table it would live for ever if it leads to
+        # that.
+        structure.pins[key] = pins
+        _entries[key] = entry
+    if len(structure.records) <= MAX_KEPT_RECORDS and all(_is_there_anyway(pin) for pin in pins):
+        _keep(structure)
+
+
+def _keep(structure: Structure) -> None:
+    global _kept  # noqa: PLW0603 -- replaced by one assignment, which threads cannot tear
+    kept, records = [structure], len(structure.records)
+    for each in reversed(_kept):
+        records += len(each.records)
+        if records > MAX_KEPT_RECORDS or len(kept) == MAX_KEPT:
+            break
+        if each is not structure:
+            kept.append(each)
+    _kept = tuple(reversed(kept))
+
+
+def _let_go(phase: str, info: dict[str, int]) -> None:
+    """Called by the garbage collector."""
+    global _kept  # noqa: PLW0603 -- as above
+    if phase == "start" and info["generation"] == 2:
+        _kept = ()
+
+
+if native is not None:
+    gc.callbacks.append(_let_go)
+
+
+def _is_there_anyway(value: Any) -> bool:
+    """Whether keeping a value keeps nothing else alive: what its module holds, a function without data, a dtype."""
+    if isinstance(value, np.dtype):
+        return True
+    try:
+        module = sys.modules.get(value.__module__)
+        if module is None:
+            return False
+        if type(value) is types.FunctionType and value.__globals__ is module.__dict__:
+            return not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__)
+        return operator.attrgetter(value.__qualname__)(module) is value
+    except Exception:  # noqa: BLE001 -- whatever a user's attributes do
+        return False

@@ -1,0 +1,280 @@
+"""Trees taken apart and put together by walking, in Python: the reference for everything that is faster.
+
+Nothing here recurses, so depth is no matter; and nothing is asked of an object but what its node type says. The same in
+C is `_native.c`. What that does not know, and every error, comes from here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jax import tree_util as jtu
+
+from ._copies import Incomparable
+from ._errors import CycleError, DepthError, StaticComparisonError
+from ._node_types import Inherited, NodeType, carries_identity, is_traced, node_type_of
+from ._static_keys import Known, nothing_known
+from ._statics import Static
+from ._structure import LEAF, Given, Node, Op, Record, Update
+
+MAX_PLAIN_DEPTH = 1_000
+"""Plain containers outside modules are handed to JAX, whose recursive C++ overflows the stack at great depths."""
+
+MAX_DEPTH = 100_000
+"""Nothing here recurses, so this only stops a class whose flatten function makes new children for ever."""
+
+
+class Tags:
+    """Which objects a crossing has seen, and their numbers.
+
+    `objects` keeps every one of them alive, so that an id stands for one object as long as the tags exist.
+    """
+
+    __slots__ = ("numbers", "objects")
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+        self.objects: list[Any] = []
+
+    def number_of(self, obj: Any) -> int | None:
+        """The number of an object that was tagged."""
+        return self.numbers.get(id(obj))  # tagged objects are alive in `objects`, so equal ids mean the same object
+
+    def add(self, obj: Any, *, tag: bool) -> int:
+        """Gives an object the next number, and remembers it under its id if `tag`."""
+        number = len(self.objects)
+        self.objects.append(obj)
+        if tag:
+            self.numbers[id(obj)] = number  # alive in `objects`
+        return number
+
+    def forget(self, start: int) -> None:
+        """Takes back every number from `start` on."""
+        for obj in self.objects[start:]:
+            self.numbers.pop(id(obj), None)  # alive in `objects` until the next line
+        del self.objects[start:]
+
+
+class Rules(NamedTuple):
+    """What a walk treats as what.
+
+    Attributes:
+        inside: modules and mutable containers are walked and carry identity, other leaves are static. Otherwise only
+            plain containers are walked, nothing carries identity, and modules count as leaves.
+        containers: where that is not inside, mutable containers that JAX knows count as leaves, too.
+        convention: the one that holds around the root.
+        arrays: arrays carry identity too.
+        values: so do tuples and whatever else is a node, so that what is shared is walked once. The structure is then
+            no description of the tree that others could be compared with.
+        given: objects that are not packed but named by their number on the other side: id → number. The caller keeps
+            them alive.
+        updated: objects whose content is to be written into the object of that number: id → number, likewise.
+        on_static: called with each static value and its path, to object to it.
+        is_leaf: nodes and static values for which it is true count as traced leaves.
+    """
+
+    inside: bool = True
+    containers: bool = False
+    convention: Inherited = "jax"
+    arrays: bool = True
+    values: bool = False
+    given: Mapping[int, int] = {}
+    updated: Mapping[int, int] = {}
+    on_static: Callable[[Any, Callable[[], str]], None] | None = None
+    is_leaf: Callable[[Any], bool] | None = None
+
+
+DEFAULT_RULES = Rules()
+
+
+def is_value(node_type: NodeType, rules: Rules) -> bool:
+    """Whether a node outside modules is not an object, but a value made of others."""
+    return node_type.is_plain and not (rules.containers and node_type.is_mutable and node_type.is_known_to_jax)
+
+
+class _Frame:
+    __slots__ = ("aux", "children", "convention", "done", "obj", "type")
+
+    def __init__(self, obj: Any, node_type: NodeType, outer: Inherited) -> None:
+        children, aux = node_type.take_apart(obj)
+        self.obj = obj  # alive while its id is among the open ones
+        self.type = node_type
+        self.children = children
+        self.aux = aux
+        self.convention: Inherited = node_type.inherits(outer)
+        self.done: list[int] = []
+
+
+def walk(
+    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = ""
+) -> tuple[list[Any], tuple[Record, ...], int]:
+    """Packs a tree without interning its structure.
+
+    Args:
+        tree: any object.
+        tags: the objects that were seen earlier in the same crossing; those seen now are added.
+        rules: see `Rules`.
+        prefix: what stands before each path in errors.
+
+    Returns:
+        The traced leaves not seen before, the records added, and the number of the root.
+
+    Raises:
+        CycleError: if an object contains itself.
+        StaticComparisonError: if a static leaf has no usable `==`.
+        DepthError: if a static leaf, or plain containers outside modules, are nested too deeply.
+    """
+    leaves: list[Any] = []
+    records: list[Record] = []
+    frames: list[_Frame] = []
+    open_ids: set[int] = set()  # of the objects in `frames`, which keeps them alive
+    of_statics = nothing_known()
+
+    def path(extra: int = 0) -> str:
+        keys = [f.type.keys_of(f.obj)[len(f.done)] for f in frames[: len(frames) - extra]]
+        return prefix + jtu.keystr(tuple(keys))
+
+    def record(obj: Any, op: Op, children: tuple[int, ...], *, tag: bool) -> int:
+        records.append((op, children))
+        return tags.add(obj, tag=tag)
+
+    def visit(obj: Any, convention: Inherited) -> int | None:
+        """The number of a leaf or of an object seen before; otherwise opens a frame and returns None."""
+        known = tags.number_of(obj)
+        if known is not None:
+            return known
+        node_type = node_type_of(obj)
+        if node_type is not None and convention == "any" and not node_type.is_known_to_jax:
+            node_type = None
+        if rules.is_leaf is not None and rules.is_leaf(obj):
+            leaves.append(obj)
+            shared = carries_identity(obj) if node_type is None else node_type.carries_identity
+            return record(obj, LEAF, (), tag=shared)
+        if node_type is None or not (rules.inside or is_value(node_type, rules)):
+            if not rules.inside:
+                leaves.append(obj)
+                return record(obj, LEAF, (), tag=False)
+            if is_traced(obj, convention):
+                shared = rules.arrays and carries_identity(obj)
+                if shared and id(obj) in rules.given:  # alive: see Rules
+                    return record(obj, Given(rules.given[id(obj)]), (), tag=True)
+                leaves.append(obj)
+                return record(obj, LEAF, (), tag=shared)
+            return record(obj, _static(obj, rules, path, of_statics), (), tag=False)
+        if id(obj) in open_ids:  # of an object in `frames`, alive
+            _raise_cycle(obj, frames, path)
+        if rules.inside and node_type.carries_identity and id(obj) in rules.given:  # alive: see Rules
+            return record(obj, Given(rules.given[id(obj)]), (), tag=True)
+        if len(frames) >= (MAX_DEPTH if rules.inside else MAX_PLAIN_DEPTH):
+            _raise_too_deep(rules, prefix)
+        frames.append(_Frame(obj, node_type, convention))
+        if node_type.carries_identity:  # only what can be mutated can contain itself
+            open_ids.add(id(obj))  # alive in `frames`
+        return None
+
+    def close(frame: _Frame) -> int:
+        open_ids.discard(id(frame.obj))  # alive in `frame`
+        keys = frame.type.keys_of(frame.obj)
+        if len(keys) != len(frame.done):  # the class was registered with keys that do not match its children
+            keys = tuple(jtu.SequenceKey(i) for i in range(len(frame.done)))
+        op: Op = Node(frame.type, _static(frame.aux, rules, path, of_statics), keys)
+        shared = rules.inside and frame.type.carries_identity
+        if shared and id(frame.obj) in rules.updated:  # alive: see Rules
+            op = Update(rules.updated[id(frame.obj)], op)
+        return record(frame.obj, op, tuple(frame.done), tag=shared or rules.values)
+
+    number = visit(tree, rules.convention)
+    while frames:
+        frame = frames[-1]
+        if number is not None:
+            frame.done.append(number)
+        if len(frame.done) == len(frame.children):
+            frames.pop()
+            number = close(frame)
+        else:
+            number = visit(frame.children[len(frame.done)], frame.convention)
+    assert number is not None
+    return leaves, tuple(records), number
+
+
+def build(
+    records: Sequence[Record],
+    leaves: Sequence[Any],
+    table: list[Any],
+    given: Callable[[int], Any] | None = None,
+    update: Callable[[int, Any], Any] | None = None,
+) -> None:
+    """Runs down the records, appending one object a record to `table`.
+
+    Args:
+        records: the records that follow those already in the table.
+        leaves: one object for each `LEAF`, in order.
+        table: the objects of all earlier records of the crossing.
+        given: number → object, for `Given`.
+        update: (number, new content) → object, for `Update`.
+    """
+    rest = iter(leaves)
+    for op, children in records:
+        if op is LEAF:
+            obj = next(rest)
+        elif type(op) is Node:
+            obj = op.type.put_together(op.aux.thaw(), [table[child] for child in children])
+        elif type(op) is Static:
+            obj = op.thaw()
+        elif type(op) is Given:
+            assert given is not None
+            obj = given(op.number)
+        else:
+            assert type(op) is Update
+            assert update is not None
+            node = op.node
+            obj = update(op.number, node.type.put_together(node.aux.thaw(), [table[child] for child in children]))
+        table.append(obj)
+
+
+def _static(value: Any, rules: Rules, path: Callable[[], str], known: Known) -> Static:
+    if rules.on_static is not None:
+        rules.on_static(value, path)
+    try:
+        return Static(value, known)
+    except RecursionError:
+        raise DepthError(
+            f"The static value at `{path()}` is nested too deeply to be compared, or contains itself. Keep such data "
+            "outside the module.",
+            (path(),),
+        ) from None
+    except Incomparable as error:
+        raise StaticComparisonError(
+            f"The static value at `{path()}` cannot be compared. It is or holds a "
+            f"`{type(error.value).__qualname__}`: {error.reason}.\n"
+            "What is not traced is part of the structure, so equal calls must be recognised by `==`. Give the class\n"
+            "    def __eq__(self, other): return type(other) is type(self) and self.key == other.key\n"
+            "    def __hash__(self): return hash(self.key)",
+            (path(),),
+        ) from None
+
+
+def _raise_too_deep(rules: Rules, prefix: str) -> None:
+    if rules.inside:
+        raise DepthError(
+            f"Nodes under `{prefix}` are nested more than {MAX_DEPTH} deep. If that is a list of layers linked to one "
+            "another, hold the layers in a tuple instead.",
+            (prefix,),
+        )
+    raise DepthError(
+        f"Plain containers in `{prefix}` are nested more than {MAX_PLAIN_DEPTH} deep, which JAX cannot flatten without "
+        "overflowing the stack. Wrap them, so that JAX sees one flat node:\n"
+        "    sharedtree.Dag(tree)",
+        (prefix,),
+    )
+
+
+def _raise_cycle(obj: Any, frames: list[_Frame], path: Callable[[int], str]) -> None:
+    above = len(frames) - next(i for i, frame in enumerate(frames) if frame.obj is obj)
+    start, back = path(above), path(0)
+    raise CycleError(
+        f"A `{type(obj).__name__}` contains itself: it sits at `{start}` and again, within itself, at `{back}`.\n"
+        "A DAG has no cycles, and JAX crashes on them. Break the cycle, for example by holding the parent in a "
+        "static field with a weak reference:\n"
+        "    parent: Callable = eqx.field(static=True)   # weakref.ref(parent)",
+        (start, back),
+    )

@@ -1,0 +1,656 @@
+"""Dataclasses that are read and built field by field come out as vanilla JAX has them, and so do those that are not."""
+
+import abc
+import dataclasses
+import functools
+import gc
+import sys
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+from hypothesis import given, strategies as hst
+
+import sharedtree as st
+from sharedtree import _native_classes
+from sharedtree._dataclass_fields import fields_of
+from sharedtree._native_walk import native
+from sharedtree._walk import Rules
+from tests.strategies import nodes, pools
+from tests.test_native_walk import RULES, assert_alike, knows
+
+W, V, X, Y = jnp.ones(2), jnp.zeros(3), jnp.ones(4), jnp.ones(5)
+STATIC = {"static": True}
+T = TypeVar("T")
+
+
+def registered(cls=None, **options):
+    if cls is None:
+        return functools.partial(registered, **options)
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(cls, **options))
+
+
+@registered
+class Plain:
+    a: Any
+    n: int = dataclasses.field(metadata=STATIC)
+    b: Any
+
+
+@registered(frozen=True)
+class Frozen:
+    a: Any
+    n: int = dataclasses.field(metadata=STATIC)
+
+
+@registered(slots=True)
+class Slots:
+    n: int = dataclasses.field(metadata=STATIC)
+    a: Any
+    b: Any = None
+
+
+@registered(frozen=True, slots=True, kw_only=True)
+class FrozenSlots:
+    a: Any = 1
+    n: int = dataclasses.field(metadata=STATIC)
+
+
+@registered
+class Keywords:
+    n: int = dataclasses.field(metadata=STATIC, kw_only=True)
+    a: Any
+    b: Any = dataclasses.field(kw_only=True, default=5)
+
+
+@registered
+class Defaults:
+    a: Any = None
+    b: list = dataclasses.field(default_factory=list)
+    n: tuple = dataclasses.field(metadata=STATIC, default=())
+
+
+@registered
+class Inherits(Plain):
+    c: Any
+
+
+@registered
+class OfType(Generic[T], metaclass=abc.ABCMeta):
+    a: T
+
+
+@registered
+class Empty:
+    pass
+
+
+@registered
+class NamedSelf:
+    self: Any
+    cls: Any
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["b", "self"], meta_fields=["n", "a"])
+@dataclasses.dataclass
+class Reordered:
+    a: str
+    self: Any
+    n: int
+    b: Any
+
+
+class SlotsBelow:
+    __slots__ = ("other",)
+
+
+@registered(slots=True)
+class SlotsUnderSlots(SlotsBelow):
+    a: Any
+
+
+READ = {
+    "plain": lambda: Plain(W, 1, [X, V]),
+    "frozen": lambda: Frozen(W, (1, "a")),
+    "slots": lambda: Slots(1, W, V),
+    "frozen slots": lambda: FrozenSlots(a=W, n=2),
+    "keywords only": lambda: Keywords(W, n=3, b=V),
+    "defaults": lambda: Defaults(),
+    "a decorated subclass": lambda: Inherits(W, 1, V, X),
+    "generic and abstract": lambda: OfType(W),
+    "no fields": lambda: Empty(),
+    "fields with awkward names": lambda: NamedSelf(W, V),
+    "another order": lambda: Reordered("a", W, 1, V),
+    "slots under slots": lambda: SlotsUnderSlots(W),
+    "a mutable static value": lambda: Plain(W, [1, {"a": 2}], V),
+    "a long static value": lambda: Frozen(W, tuple(range(5_000))),
+}
+
+
+# --- what is left to the registered functions ------------------------------------------------------------------------
+
+
+@registered
+class WithInitVar:
+    a: Any
+    scale: dataclasses.InitVar[int] = 1
+
+
+class Undecorated(Plain):
+    pass
+
+
+jax.tree_util.register_dataclass(Undecorated, ["a", "b"], ["n"])
+
+
+@dataclasses.dataclass
+class Drops:
+    a: Any
+    x: int = 7
+
+
+jax.tree_util.register_dataclass(Drops, ["a"], [], drop_fields=["x"])  # JAX 0.8 takes a name for its letters
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["a"], meta_fields=[])
+@dataclasses.dataclass
+class NotInitialised:
+    a: Any
+    made: list = dataclasses.field(init=False, default_factory=list)
+
+
+@registered(init=False)
+class OwnInit:
+    a: Any
+
+    def __init__(self, a):
+        self.a = a
+        self.beyond = 1
+
+
+class WithPostInit:
+    def __post_init__(self):
+        self.a = [self.a]
+
+
+@registered
+class PostInit(WithPostInit):
+    a: Any
+
+
+@registered
+class OwnNew:
+    a: Any
+
+    def __new__(cls, a):
+        obj = object.__new__(cls)
+        obj.new = True
+        return obj
+
+
+class Calls(type):
+    def __call__(cls, *args, **kwargs):
+        obj = super().__call__(*args, **kwargs)
+        obj.called = True
+        return obj
+
+
+@registered
+class OwnCall(metaclass=Calls):
+    a: Any
+
+
+@registered
+class OwnGetattribute:
+    a: Any
+
+    def __getattribute__(self, name):
+        found = object.__getattribute__(self, name)
+        return Y if name == "a" else found
+
+
+@registered
+class OwnSetattr:
+    a: Any
+
+    def __setattr__(self, name, value):
+        object.__setattr__(self, name, value)
+        object.__setattr__(self, "set_" + name, True)
+
+
+@registered
+class Descriptor:
+    def _get(self):
+        return self.__dict__["hidden"]
+
+    def _set(self, value):
+        self.__dict__["hidden"] = value
+
+    a: Any = property(_get, _set)
+
+
+def wrapped(cls):
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def wrapper(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self.wrapped = True
+
+    cls.__init__ = wrapper
+    return cls
+
+
+@jax.tree_util.register_dataclass
+@wrapped
+@dataclasses.dataclass
+class Wrapped:
+    a: Any
+
+
+@jax.tree_util.register_dataclass
+@jaxtyping.jaxtyped(typechecker=lambda function: function)
+@dataclasses.dataclass
+class Checked:
+    a: Any
+
+
+def forged(cls):
+    namespace = {}
+    exec("def __init__(self, a):\n self.a = a\n self.forged = 1", namespace)
+    cls.__init__ = namespace["__init__"]
+    return cls
+
+
+@jax.tree_util.register_dataclass
+@forged
+@dataclasses.dataclass
+class Forged:
+    a: Any
+
+
+@registered
+class SlotsBase:
+    __slots__ = ("a",)
+    a: Any
+
+
+@registered
+class SlotsAndDictionary(SlotsBase):
+    b: Any
+
+
+@registered
+class OfAnException(Exception):
+    a: Any
+
+
+class OwnDictionary:
+    @property
+    def __dict__(self):
+        return {"a": 5}
+
+
+@registered
+class HidesAttributes(OwnDictionary):
+    a: Any
+
+
+LEFT = {
+    "an InitVar": lambda: WithInitVar(W),
+    "an undecorated subclass": lambda: Undecorated(W, 1, V),
+    "a dropped field": lambda: Drops(W, 8),
+    "a field that is not initialised": lambda: NotInitialised(W),
+    "its own __init__": lambda: OwnInit(W),
+    "a __post_init__": lambda: PostInit(W),
+    "its own __new__": lambda: OwnNew(W),
+    "its own __call__": lambda: OwnCall(W),
+    "its own __getattribute__": lambda: OwnGetattribute(W),
+    "its own __setattr__": lambda: OwnSetattr(W),
+    "a descriptor": lambda: Descriptor(W),
+    "a wrapped __init__": lambda: Wrapped(W),
+    "types that are checked": lambda: Checked(W),
+    "an __init__ that looks generated": lambda: Forged(W),
+    "slots and a dictionary": lambda: SlotsAndDictionary(W, V),
+    "an exception": lambda: OfAnException(W),
+    "another dictionary": lambda: HidesAttributes(W),
+}
+
+
+# --- instances that are not as their class says ----------------------------------------------------------------------
+
+
+@registered
+class Cached:
+    a: Any
+    n: int = dataclasses.field(metadata=STATIC, default=4)
+
+    @functools.cached_property
+    def twice(self):
+        return (self.a, self.a)
+
+
+@registered
+class Sibling:
+    n: int
+    a: Any
+
+
+class Attributes(dict):
+    """Claims to have what it lacks."""
+
+    def __getitem__(self, name):
+        return 5
+
+
+def with_dictionary(attributes):
+    obj = object.__new__(Cached)
+    obj.__dict__ = attributes
+    return obj
+
+
+def cached():
+    obj = Cached(W)
+    assert obj.twice
+    return obj
+
+
+def without(obj, name):
+    delattr(obj, name)
+    return obj
+
+
+def as_another(obj, cls):
+    obj.__class__ = cls
+    return obj
+
+
+INSTANCES = {
+    "an attribute more": cached,
+    "a field less, with a default": lambda: without(Cached(W, 5), "n"),
+    "one more and one less": lambda: without(cached(), "n"),
+    "a field less": lambda: without(Cached(W, 5), "a"),
+    "a slot less": lambda: without(Slots(1, W, V), "a"),
+    "nothing": lambda: object.__new__(OfType),
+    "another order": lambda: with_dictionary({"n": 1, "a": W}),
+    "names that are not interned": lambda: with_dictionary({"".join(map(chr, [97])): W, "".join(map(chr, [110])): 5}),
+    "a dictionary of a subclass": lambda: with_dictionary(Attributes(a=W, n=1)),
+    "a key that is no text": lambda: with_dictionary({"a": W, 5: 1}),
+    "a class of the same layout": lambda: as_another(Cached(W), Sibling),
+}
+
+ALL = READ | LEFT | INSTANCES
+
+
+def attributes_of(obj):
+    """What an instance has, past the class's own methods."""
+    names = [name for base in type(obj).__mro__ for name in base.__dict__.get("__slots__", ())]
+    slots = [(name, object.__getattribute__(obj, name)) for name in names if name in dir(obj) and hasattr(obj, name)]
+    own = object.__getattribute__(obj, "__dict__") if type(obj).__dictoffset__ else {}
+    return list(own.items()), slots
+
+
+def outcome_of(function):
+    try:
+        return function(), None
+    except Exception as error:
+        return None, (type(error), str(error))
+
+
+def assert_as_in_jax(obj):
+    """Leaves, and the object that is made of others, attribute by attribute, in their order."""
+    flat, error = outcome_of(lambda: jax.tree.flatten(obj))
+    for _ in range(3):
+        ours, our_error = outcome_of(lambda: st.tree.flatten(obj))
+        assert our_error == error
+        if error is not None:
+            continue
+        new = [jnp.full(2, float(i)) for i in range(len(flat[0]))]
+        assert all(a is b for a, b in zip(flat[0], ours[0], strict=True))
+        expected, expected_error = outcome_of(lambda: jax.tree.unflatten(flat[1], new))
+        built, built_error = outcome_of(lambda: st.tree.unflatten(ours[1], new))
+        assert expected_error == built_error
+        if expected is not None:
+            assert_same(built, expected)
+
+
+def assert_same(built, expected):
+    assert type(built) is type(expected)
+    if isinstance(expected, jax.Array):
+        assert built is expected
+    elif isinstance(expected, list | tuple):
+        for one, other in zip(built, expected, strict=True):
+            assert_same(one, other)
+    elif dataclasses.is_dataclass(expected):
+        for its, others in zip(attributes_of(built), attributes_of(expected), strict=True):
+            assert [name for name, _ in its] == [name for name, _ in others]
+            assert_same([value for _, value in its], [value for _, value in others])
+    else:
+        assert built == expected
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_dataclass_is_what_it_is_in_jax(name):
+    assert_as_in_jax(ALL[name]())
+    assert_as_in_jax([ALL[name]()])
+
+
+@pytest.mark.skipif(native is None, reason="the native walk is not in use")
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"nothing", "a field less", "a slot less"}))
+def test_both_walks_agree(name, rules):
+    tree = ALL[name]()
+    assert_alike([tree, [tree, ALL[name]()], tree], rules)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read_field_by_field(name):
+    assert fields_of(type(READ[name]())) is not None
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_to_jax(name):
+    assert fields_of(type(LEFT[name]())) is None
+
+
+@pytest.mark.parametrize("cls", [int, list, jax.tree_util.Partial, st.Dag])
+def test_what_is_no_dataclass(cls):
+    assert fields_of(cls) is None
+
+
+@pytest.mark.skipif(native is None, reason="the native walk is not in use")
+@pytest.mark.parametrize("name", [name for name in READ if "value" not in name])
+def test_what_is_common_is_known_again(name):
+    tree = READ[name]()
+    _, structure = st.tree.flatten(tree)
+    assert knows(tree), structure
+
+
+@pytest.mark.parametrize("name", [name for name in READ if "value" not in name and "no fields" not in name])
+def test_no_references_are_lost_or_left(name):
+    tree = READ[name]()
+    leaves, structure = st.tree.flatten(tree)
+    held = [tree, *leaves, *(op for op, _ in structure.records), type(tree), W, V, X]
+    gc.collect()
+    before = [sys.getrefcount(each) for each in held]
+    for _ in range(500):
+        st.tree.flatten(tree)
+        st.tree.unflatten(structure, leaves)
+    gc.collect()
+    assert [sys.getrefcount(each) for each in held] == before
+
+
+def test_hooks_are_not_needed(monkeypatch):
+    """Where a class is read field by field, JAX is not asked for its instances."""
+    tree = [make() for name, make in READ.items() if "mutable" not in name]
+    leaves, structure = st.tree.flatten(tree)
+    if native is None:
+        pytest.skip("the native walk is not in use")
+
+    def fail(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(Plain, "__init__", fail)
+    monkeypatch.setattr(Slots, "__init__", fail)
+    found, same = st.tree.flatten(tree)
+    assert same is structure
+    assert all(a is b for a, b in zip(found, leaves, strict=True))
+    assert type(st.tree.unflatten(structure, leaves)[0]) is Plain
+
+
+# --- random DAGs ----------------------------------------------------------------------------------------------------
+
+
+@hst.composite
+def dataclass_pools(draw):
+    pool = draw(pools(4))
+
+    def pick():
+        return pool[draw(hst.integers(0, len(pool) - 1))]
+
+    for _ in range(draw(hst.integers(1, 6))):
+        static = draw(hst.sampled_from([1, True, 1.0, "text", (1, 2), None, [1]]))
+        match draw(hst.sampled_from(["plain", "frozen", "slots", "reordered", "cached", "left", "other"])):
+            case "plain":
+                pool.append(Plain(pick(), static, pick()))
+            case "frozen":
+                pool.append(Frozen(pick(), static))
+            case "slots":
+                pool.append(Slots(static, pick(), pick()))
+            case "reordered":
+                pool.append(Reordered(static, pick(), static, pick()))
+            case "cached":
+                pool.append(Cached(pick(), static))
+                if draw(hst.booleans()):
+                    assert pool[-1].twice
+            case "left":
+                pool.append(Undecorated(pick(), static, pick()))
+            case _:
+                pool.append(draw(nodes(pool)))
+    return pool
+
+
+@pytest.mark.skipif(native is None, reason="the native walk is not in use")
+@given(pool=dataclass_pools())
+def test_random_dags(pool):
+    assert_alike([Plain(pool[-1], "top", list(pool)), pool[-1]], Rules())
+
+
+# --- classes that are changed -----------------------------------------------------------------------------------------
+
+
+def post_init(cls):
+    cls.__post_init__ = lambda self: setattr(self, "post", 1)
+
+
+def own_setattr(cls):
+    cls.__setattr__ = lambda self, name, value: object.__setattr__(self, name, [value])
+
+
+def own_init(cls):
+    init = cls.__init__
+
+    def twice(self, **kwargs):
+        init(self, **kwargs)
+        self.beyond = 1
+
+    cls.__init__ = twice
+
+
+def other_code(cls):
+    def __init__(self, a, b):
+        self.a = b
+        self.b = a
+
+    cls.__init__.__code__ = __init__.__code__
+
+
+def own_new(cls):
+    def __new__(cls, **_):
+        obj = object.__new__(cls)
+        obj.new = 1
+        return obj
+
+    cls.__new__ = __new__
+
+
+def own_getattribute(cls):
+    cls.__getattribute__ = lambda self, name: Y if name == "a" else object.__getattribute__(self, name)
+
+
+def a_property(cls):
+    cls.a = property(lambda self: Y, lambda self, value: None)
+
+
+def another_field(cls):
+    dataclasses.fields(cls)[0].init = False
+
+
+CHANGES = [post_init, own_setattr, own_init, other_code, own_new, own_getattribute, a_property, another_field]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("slots", [False, True])
+def test_a_class_that_is_changed(change, slots):
+    """The change is seen when the next structure is made, and from then on."""
+
+    @registered(slots=slots)
+    class Changed:
+        a: Any
+        b: Any
+
+    if slots and change in (post_init, own_init, own_new):
+        pytest.skip("there is no room for what it sets")
+    assert_as_in_jax(Changed(W, V))
+    if native is not None:
+        assert Changed in _native_classes._read_by_field
+    obj = Changed(W, V)
+    change(Changed)
+    assert_as_in_jax([obj])
+    assert_as_in_jax(obj)
+    assert_as_in_jax([obj, X])
+    assert Changed not in _native_classes._read_by_field
+
+
+def test_a_subclass_that_is_another_class():
+    """Of one name, one registered after the other."""
+    for order in ((int, str), (str, int)):
+
+        @registered
+        class Same:
+            a: order[0]
+            b: order[1] = dataclasses.field(metadata=STATIC)
+
+        assert_as_in_jax([Same(W, 1), Same(V, 2)])
+
+
+def test_more_fields_than_fit():
+    fields = [(f"field{i}", Any, dataclasses.field(default=i)) for i in range(300)]
+    cls = jax.tree_util.register_dataclass(dataclasses.make_dataclass("Wide", fields))
+    assert fields_of(cls) is None
+    assert_as_in_jax(cls())
+    fits = jax.tree_util.register_dataclass(dataclasses.make_dataclass("Fits", fields[:255]))
+    assert fields_of(fits) is not None
+    assert_as_in_jax(fits())
+
+
+def test_the_classes_of_flax():
+    struct = pytest.importorskip("flax.struct")
+
+    @struct.dataclass
+    class Decorated:
+        a: Any
+        n: int = struct.field(pytree_node=False)
+        b: Any = None
+
+    class Inherited(struct.PyTreeNode):
+        a: Any
+        apply: Any = struct.field(pytree_node=False, default=jnp.sin)
+
+    for obj in (Decorated(W, 1, [X, Y]), Inherited(W), Inherited(Decorated(W, 2)), Decorated(W, [1])):
+        assert fields_of(type(obj)) is not None
+        assert_as_in_jax([obj, V])
+        if native is not None:
+            assert_alike([obj, (obj, obj)], Rules())

@@ -1,0 +1,420 @@
+"""Crossings in C agree with those in Python: on random DAGs, and on DAGs mutated since they were met."""
+
+import contextlib
+import dataclasses
+import gc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, strategies as hst
+
+import sharedtree as st
+from sharedtree import _native_walk
+from sharedtree._graph import Rules
+from sharedtree.transforms._crossing import Names, pack_call, packed_in, unpack_result
+from tests.strategies import STATICS, Layer, Mutable, Pair, Record, arguments, copy_dag, is_array, partition, paths
+from tests.walks import in_python
+
+NAMES = Names(lambda *args: None)
+RULES = [Rules(), Rules(arrays=False), Rules(containers=True)]
+
+
+def packed(args, kwargs, rules):
+    return pack_call(args, kwargs, (), rules, NAMES)
+
+
+def assert_packed_alike(args, kwargs, rules):
+    """In C, the second time from what it knows, as in Python."""
+    with in_python():
+        expected = packed(args, kwargs, rules)
+    for _ in range(2):
+        found = packed(args, kwargs, rules)
+        assert jax.tree.structure(found[:2]) == jax.tree.structure(expected[:2])
+        ours, theirs = jax.tree.leaves(found[:2]), jax.tree.leaves(expected[:2])
+        assert all(a is b for a, b in zip(ours, theirs, strict=True))
+        assert len(found.tags.objects) == len(expected.tags.objects)
+        for ours, theirs in zip(found.tags.objects, expected.tags.objects, strict=True):
+            assert found.tags.number_of(ours) == expected.tags.number_of(theirs)
+        if found.is_separate:
+            assert not any(reach_back(found))
+    return expected
+
+
+def reach_back(call):
+    """Whether each argument holds an object of an earlier one."""
+    start = 0
+    for position, value in call.items():
+        records = [record for each in packed_in(value, position) for record in each.packed.structure.records]
+        roots = [each.packed.structure.root for each in packed_in(value, position)]
+        yield any(number < start for number in [*roots, *[child for _, children in records for child in children]])
+        start += len(records)
+
+
+@given(args=arguments(), rules=hst.sampled_from(RULES))
+def test_arguments_are_packed_alike(args, rules):
+    assert_packed_alike(args, {}, rules)
+    assert_packed_alike(copy_dag(args), {}, rules)
+    half = len(args) // 2
+    assert_packed_alike(args[:half], {f"name{9 - i}": arg for i, arg in enumerate(args[half:])}, rules)
+
+
+@pytest.mark.skipif(_native_walk.native is None, reason="the native walk is not in use")
+@given(args=arguments())
+def test_that_no_argument_reaches_into_another_is_known(args):
+    """Of what is met again; otherwise it is left to those who look."""
+    for _ in range(2):
+        call = packed(args, {}, Rules())
+    assert call.is_separate == (not any(reach_back(call)))
+
+
+def mutate(draw, tree):
+    """Changes one thing somewhere, in place."""
+    found = [(path, obj) for path, obj, _ in paths(tree) if isinstance(obj, (Pair, Layer, Mutable, Record, list, dict))]
+    _, obj = found[draw(hst.integers(0, len(found) - 1))]
+    _, other = found[draw(hst.integers(0, len(found) - 1))]
+    everything = [x for _, x, _ in paths(tree) if not _contains(x, obj)]
+    pool = [*everything, jnp.ones(3), np.float32(2), 3, 2.5, True, None, "text", [], (), jnp.tanh]
+    new = pool[draw(hst.integers(0, len(pool) - 1))]
+    match obj:
+        case list():
+            action = draw(hst.sampled_from(["append", "pop", "replace"]))
+            if action == "append" or not obj:
+                obj.append(new)
+            elif action == "pop":
+                obj.pop()
+            else:
+                obj[0] = new
+        case dict():
+            if obj and draw(hst.booleans()):
+                obj[next(iter(obj))] = new
+            else:
+                obj[draw(hst.sampled_from(["a", "b", "c"]))] = new
+        case Layer():
+            name = draw(hst.sampled_from(["weight", "activation", "parts", "width", "extra", "__doc__"]))
+            value = draw(hst.sampled_from(STATICS)) if name == "activation" else new
+            object.__setattr__(obj, name, 7 if name == "width" else value)
+        case Record(name=_) if draw(hst.booleans()):
+            obj.name = "other"
+        case Mutable() if draw(hst.booleans()):
+            vars(obj)["new"] = new
+        case _:
+            names = list(vars(obj))
+            if names:
+                object.__setattr__(obj, names[draw(hst.integers(0, len(names) - 1))], new)
+    del other
+
+
+def _contains(x, obj):
+    """Whether putting `x` into `obj` would close a cycle."""
+    return any(inner is obj for _, inner, _ in paths(x))
+
+
+@given(args=arguments(), rules=hst.sampled_from(RULES), data=hst.data())
+def test_arguments_that_changed_since_are_packed_alike(args, rules, data):
+    args = copy_dag(args)
+    assert_packed_alike(args, {}, rules)
+    for _ in range(6):
+        mutable = [arg for arg in args if isinstance(arg, (Pair, Layer, Mutable, Record, list, dict))]
+        if not mutable:
+            return
+        mutate(data.draw, mutable[data.draw(hst.integers(0, len(mutable) - 1))])
+        assert_packed_alike(args, {}, rules)
+
+
+@given(args=arguments())
+def test_results_are_unpacked_alike(args):
+    result = packed(args, {}, Rules()).args
+    with in_python():
+        expected = unpack_result(result, lambda _: None)
+    found = unpack_result(result, lambda _: None)
+    assert partition(list(found)) == partition(list(expected))
+    leaves = [leaf for each in packed_in(result, 0) for leaf in each.packed.leaves]
+    are_kept = len({id(leaf) for leaf in leaves}) == len(leaves)  # alive in `leaves`; else the second becomes a copy
+    for (path, x, _), (other, y, _) in zip(paths(found), paths(expected), strict=True):
+        assert path == other
+        assert type(x) is type(y)
+        assert not (is_array(x) and are_kept) or x is y
+        if isinstance(x, (Layer, Record)):
+            assert {k: v for k, v in vars(x).items() if k in ("width", "name")} == {
+                k: v for k, v in vars(y).items() if k in ("width", "name")
+            }
+
+
+def test_two_leaves_that_are_one_object_are_parted():
+    shared = jnp.ones(2)
+    (pair,) = packed((Pair(jnp.ones(2), jnp.zeros(2)),), {}, Rules()).args
+    pair.leaves = [shared, shared]
+    made = unpack_result({"a": (pair,)}, lambda _: None)["a"][0]
+    assert made.first is shared
+    assert made.second is not shared
+    np.testing.assert_array_equal(made.second, shared)
+
+
+def test_several_structures_in_turn():
+    traces = []
+    f = st.jit(lambda m, x: traces.append(1) or (st.tree.map(lambda v: v + x, m), x))
+    w = jnp.ones(2)
+    one, two = Pair(w, [w]), Pair(w, [w, jnp.zeros(2)])
+    for _ in range(4):
+        for model in (one, two):
+            new, _ = f(model, 1.0)
+            assert new.first is new.second[0]
+    assert len(traces) == 2
+
+
+def test_pass_through_and_committedness_in_many_calls():
+    model = Pair(eqx.nn.Lambda(jnp.tanh), [jnp.ones(2)])
+    traces = []
+    f = st.jit(lambda m, x: traces.append(1) or (m, Pair(m.first, [x])))
+    for x in (jnp.ones(2),) * 4:
+        same, new = f(model, x)
+        assert same is model
+        assert new.first is model.first
+    committed = jax.device_put(jnp.ones(2), jax.devices()[0])
+    for _ in range(3):
+        same, new = f(model, committed)
+        assert same.second[0].committed  # as of vanilla JAX, since the committed array is used
+        assert same.first is new.first
+        assert new.second[0].committed
+        assert f(model, jnp.ones(2))[0] is model
+    assert len(traces) == 1
+
+
+@pytest.mark.parametrize("make", [lambda: jnp.ones(2), lambda: np.ones(2, np.float32)])
+def test_other_kinds_of_arrays_do_not_retrace(make):
+    traces = []
+    f = st.jit(lambda m: traces.append(1) or st.tree.map(lambda v: v + 1, m))
+    for _ in range(4):
+        f(Pair(make(), [make()]))
+        f(Pair(jnp.ones(2), [jnp.ones(2)]))
+    assert len(traces) == 1
+
+
+def test_arrays_of_other_classes_cross_as_they_are():
+    key, scalar = jax.random.key(0), np.float32(2)
+    f = st.jit(lambda m, key, more: (m, jax.random.split(key)[0], more))
+    for _ in range(3):
+        model, new, more = f(Pair(key, [key]), key, {"scalar": scalar, "key": (key, 1.0)})
+        assert model.first is model.second[0]
+        assert new.dtype == key.dtype
+        assert more["key"][0] is not model.first
+    ref = jax.new_ref(jnp.ones(2))
+    assert st.jit(lambda r, pair: (r is pair[0].first, pair[1] is r))(ref, (Pair(ref, None), ref)) == (True, True)
+
+
+def test_objects_that_lie():
+    class Lying(eqx.Module):
+        weight: jax.Array
+
+        def __getattribute__(self, name):
+            if name == "weight":
+                return None
+            return super().__getattribute__(name)
+
+    @jax.tree_util.register_pytree_node_class
+    class Slotted:
+        __slots__ = ("a", "b")
+
+        def __init__(self, a, b):
+            self.a, self.b = a, b
+
+        def tree_flatten(self):
+            return (self.a, self.b), None
+
+        @classmethod
+        def tree_unflatten(cls, aux, children):
+            return cls(*children)
+
+    w = jnp.ones(2)
+    lying = Lying(w)
+    f = st.jit(lambda m: st.tree.map(lambda x: x + 1, m))
+    for i in range(4):
+        slotted = Slotted(w, w if i % 2 else w + 1)
+        result = f(slotted)
+        assert (result.a is result.b) == bool(i % 2)
+        result = f(lying)
+        assert object.__getattribute__(result, "weight")[0] == 2
+
+    changing = Pair(w, Layer(w, None, None))
+    for _ in range(3):
+        f(changing)
+    object.__setattr__(changing, "__dict__", {"first": w + 5, "second": 3})
+    result = f(changing)
+    assert result.first[0] == 7
+    assert result.second == 3
+    object.__setattr__(changing, "second", changing.first)
+    assert f(changing).second[0] == 7
+
+
+def test_a_class_that_is_defined_again():
+    def define(value):
+        class Net(eqx.Module):
+            weight: jax.Array
+            kind: str = eqx.field(static=True, default="net")
+
+            def which(self):
+                return value
+
+        return Net
+
+    f = st.jit(lambda m: m.weight * m.which())
+    for value in (1, 2, 3):
+        cls = define(value)
+        for _ in range(3):
+            assert f(cls(jnp.ones(()))) == value
+        del cls
+        gc.collect()
+
+
+def test_mutable_statics_are_compared_by_content():
+    class Config(eqx.Module):
+        weight: jax.Array
+        options: dict = eqx.field(static=True)
+
+    options = {"scale": 2}
+    model = Config(jnp.ones(()), options)
+    f = st.jit(lambda m: m.weight * m.options["scale"])
+    for _ in range(3):
+        assert f(model) == 2
+    options["scale"] = 3
+    assert f(model) == 3
+
+
+def test_any_keyword_names():
+    f = st.jit(lambda m, **options: st.tree.map(lambda x: x + 1, m), donate_argnums=0)
+    model = Pair(jnp.zeros(2), None)
+    for _ in range(4):
+        model = f(model, **{"x-1": 2.0, "class": 1.0})
+    assert model.first[0] == 4
+
+
+def test_registered_classes_with_fields_of_their_own():
+    @jax.tree_util.register_pytree_node_class
+    class Query:
+        _fields = ("x",)
+
+        def __init__(self, x, kind):
+            self.x, self.kind = x, kind
+
+        def tree_flatten(self):
+            return (self.x,), self.kind
+
+        @classmethod
+        def tree_unflatten(cls, kind, children):
+            return cls(*children, kind)
+
+    f = st.jit(lambda q: Query(q.x + 1, q.kind))
+    query = Query(jnp.zeros(2), "kind")
+    for _ in range(4):
+        query = f(query)
+    assert (query.kind, query.x[0]) == ("kind", 4)
+
+
+@dataclasses.dataclass
+class Pieces:
+    first: Any
+    second: Any
+    name: str = "pieces"
+
+
+jax.tree_util.register_dataclass(Pieces, ["first", "second"], ["name"])
+
+
+def change(obj, seen, pool):
+    """Changes what can be mutated in a DAG: values, what is held, and how much."""
+    if any(each is obj for each in seen):
+        return
+    seen.append(obj)
+    if isinstance(obj, list):
+        inner = [*obj]
+        obj.append(pool[len(seen) % len(pool)])
+    elif isinstance(obj, dict):
+        inner = [*obj.values()]
+        obj.pop(next(iter(obj), None), None)
+        obj["new"] = pool[len(seen) % len(pool)] * 2
+    elif isinstance(obj, (Mutable, Pieces, Pair)):
+        inner = [*vars(obj).values()]
+        for name in [*vars(obj)]:
+            if is_array(getattr(obj, name)):
+                object.__setattr__(obj, name, getattr(obj, name) + 1)
+        if isinstance(obj, Pieces):
+            obj.name += "!"
+    elif isinstance(obj, tuple):
+        inner = obj
+    else:
+        return
+    for each in inner:
+        change(each, seen, pool)
+
+
+def described(tree):
+    """All that can be seen of a tree, with the arrays as numbers."""
+    found = []
+    for path, obj, _ in paths(tree):
+        value = np.asarray(obj).tolist() if is_array(obj) else obj if isinstance(obj, (int, float, str)) else None
+        found.append((path, type(obj), value, getattr(obj, "name", None)))
+    return found, partition(tree)
+
+
+@given(args=arguments())
+def test_what_is_changed_in_place_is_written_back_alike(args):
+    step = st.preserve_identities(jax.jit, policy=st.Policy(in_place=True, on_untie="ignore"))
+    outcomes = []
+    for native in (True, False):
+        own = (*copy_dag(args), Pieces(jnp.ones(2), [jnp.zeros(2)]))
+        extra = own[-1]
+        extra.kept = "no field"
+        before = {path: obj for path, obj, _ in paths(own) if isinstance(obj, (list, dict, Mutable, Pieces, Pair))}
+        f = step(lambda *args: change(args, [], [jnp.full(2, 7.0)]))
+        with contextlib.nullcontext() if native else in_python():
+            for _ in range(3):
+                f(*own)
+        assert extra.kept == "no field"
+        assert all(obj is before[path] for path, obj, _ in paths(own) if path in before)
+        outcomes.append(described(own))
+    assert outcomes[0] == outcomes[1]
+
+
+class Configured(eqx.Module):
+    weight: jax.Array
+    config: list
+
+
+@pytest.mark.parametrize("options", [{}, {"donate_argnums": 0}], ids=["kept", "donated"])
+def test_what_is_static_where_it_is_stays_static_in_place(options):
+    """A list in an Equinox module is walked by Equinox's convention, also where it alone has changed."""
+    model = Configured(jnp.ones(2), [3, True, "text"])
+
+    def function(m):
+        if m.config[1]:
+            m.config[0] += 1
+        object.__setattr__(m, "weight", m.weight + 1)
+
+    f = st.preserve_identities(jax.jit, policy=st.Policy(in_place=True))(function, **options)
+    for i in range(3):
+        f(model)
+        assert model.config == [4 + i, True, "text"]
+        assert [type(each) for each in model.config] == [int, bool, str]
+        assert model.weight[0] == 2 + i
+
+
+def test_a_tuple_that_is_found_while_it_is_filled():
+    found = []
+
+    class Finding(Mutable):
+        pass
+
+    def flatten(obj):
+        found.extend(each for each in gc.get_objects() if type(each) in (tuple, list) and len(each) < 9)
+        return (obj.x,), None
+
+    jax.tree_util.register_pytree_node(Finding, flatten, lambda _, children: Finding(x=children[0]))
+    f = st.jit(lambda pair, more, **named: (pair[0].x + more, named))
+    for i in range(4):
+        result, _ = f((Finding(x=jnp.ones(2)), Finding(x=jnp.zeros(i + 1))), 1.0, named=Finding(x=jnp.ones(i + 1)))
+        assert result[0] == 2
+        found.clear()

@@ -1,0 +1,165 @@
+"""Nothing is left behind by a walk and the way back, however often: no object, no block of memory, no reference.
+
+Blocks and objects are counted, and the references to what all trees share. A debug build of Python counts all
+references, if the native walk is compiled with its headers (JAX is not, so that nothing of JAX may run meanwhile).
+"""
+
+import gc
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import sharedtree as st
+from sharedtree._graph import Tags, build, pack, walk
+from sharedtree._native_walk import native
+from sharedtree._structure import Given, Update
+from sharedtree._walk import Rules
+from tests.kinds import ENDS, KINDS, W
+from tests.strategies import Layer, Mutable, Pair, Point, Record
+
+pytestmark = [
+    pytest.mark.skipif(native is None, reason="the native walk is not in use"),
+    pytest.mark.filterwarnings("ignore:A JAX array is being set as static"),
+]
+
+REPEATS = 20_000 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 1_000
+NOISE = REPEATS // 10
+"""What other parts of the process may add. What is lost at each repeat is more."""
+
+SHARED = (None, True, False, (), 1, "a", W, Layer, Pair, Point, Mutable, Record, jnp.sin)
+
+WITHOUT_JAX = ("nothing", "a leaf", "sequences", "dictionaries", "other containers", "namedtuples", "register_node")
+WITHOUT_JAX += ("Equinox", "Equinox, attributes missing", "statics by address", "statics, many", "statics, deep")
+
+
+def counted() -> dict[str, int]:
+    """What could grow."""
+    gc.collect()
+    counts = {f"references to {each!r}": sys.getrefcount(each) for each in SHARED}
+    return counts | {"blocks": sys.getallocatedblocks(), "objects": len(gc.get_objects())}
+
+
+def assert_leaves_nothing(act: Callable[[], Any]) -> None:
+    for _ in range(10):
+        act()
+    before = counted()
+    for _ in range(REPEATS):
+        act()
+    grown = {name: count - before[name] for name, count in counted().items()}
+    # There may be fewer objects, where other parts of the process let some go, but not fewer references to one.
+    lost = {name: more for name, more in grown.items() if more > NOISE}
+    taken = {name: more for name, more in grown.items() if more < -NOISE and name.startswith("references")}
+    assert (lost, taken) == ({}, {})
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_walk_and_the_way_back(name):
+    """The second walk is of other objects each time."""
+    tree = KINDS[name]()
+    leaves, structure = pack(tree, Tags())
+
+    def act():
+        walk(tree, Tags())
+        table = []
+        build(structure.records, leaves, table)
+        walk(table[structure.root], Tags())
+
+    assert_leaves_nothing(act)
+
+
+def references_left(act: Callable[[], Any], repeats: int) -> int:
+    """What a debug build of Python says, whose total counts nobody else's."""
+    total: Any = getattr(sys, "gettotalrefcount", lambda: 0)
+    for _ in range(10):
+        act()
+    gc.collect()
+    before = total()
+    for _ in range(repeats):
+        act()
+    gc.collect()
+    return total() - before
+
+
+@pytest.mark.skipif(not hasattr(sys, "gettotalrefcount"), reason="this interpreter does not count all references")
+@pytest.mark.parametrize("name", WITHOUT_JAX)
+def test_all_references(name):
+    if abs(references_left(Tags, 1_000)) > 100:
+        pytest.skip("the native walk was not compiled for a debug build")
+    tree = KINDS[name]()
+    leaves, structure = pack(tree, Tags())
+    assert abs(references_left(lambda: walk(tree, Tags()), REPEATS)) < NOISE
+    assert abs(references_left(lambda: build(structure.records, leaves, []), REPEATS)) < NOISE
+
+
+@pytest.mark.parametrize("rules", [Rules(inside=False), Rules(values=True), Rules(convention="any")], ids=str)
+def test_other_rules(rules):
+    trees = [make() for name, make in KINDS.items() if "static" not in name]
+    held = pack(trees, Tags(), rules)
+    assert_leaves_nothing(lambda: walk(trees, Tags(), rules))
+    assert held
+
+
+def test_several_trees_in_one_crossing():
+    trees = [make() for name, make in KINDS.items() if "static" not in name]
+    tags = Tags()
+    pack([W, [1]], tags)
+    held, base = pack(trees, tags), len(tags.objects)
+
+    def act():
+        walk(trees, tags)
+        tags.forget(base)
+
+    assert_leaves_nothing(act)
+    assert held
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_ends_a_walk(name):
+    tree = ENDS[name]()
+
+    def act():
+        with pytest.raises(Exception, match=".") as caught:
+            walk(tree, Tags(), Rules(inside=name != "nested too deeply"))
+        # The traceback and the frames in it refer to one another.
+        caught.value.__traceback__ = None
+
+    assert_leaves_nothing(act)
+
+
+def test_objects_of_the_other_side():
+    node = st.tree.structure([W]).records[-1][0]
+    records = [(Given(7), ()), (Update(8, node), (0, 0))]
+    assert_leaves_nothing(lambda: build(records, [], [], lambda n: n, lambda _, content: content))
+
+
+def test_a_build_that_ends():
+    leaf = st.tree.structure(W).records[0][0]
+    node = st.tree.structure([W]).records[-1][0]
+    wrong = [[1], [(leaf,)], [(leaf, [])], [(1, ())], [(leaf, ()), (node, (5,))], [(leaf, ()), (leaf, ())]]
+    wrong += [[(Given(1), ())], [(Update(1, node), ())]]
+
+    def fail(*_):
+        raise LookupError
+
+    def act():
+        for records in wrong:
+            with pytest.raises((TypeError, IndexError, StopIteration, LookupError)):
+                build(records, [W], [], fail, fail)
+
+    assert_leaves_nothing(act)
+
+
+def test_wrong_arguments():
+    wrong = [(), (1, 2, 3, 4), ([], Tags(), (), {}), ([], Tags(), Rules(), None)]
+
+    def act():
+        for arguments in wrong:
+            for function in (native.walk, native.build):
+                with pytest.raises(TypeError):
+                    function(*arguments)
+
+    assert_leaves_nothing(act)

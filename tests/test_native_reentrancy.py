@@ -1,0 +1,540 @@
+"""What a user's code may do to a model while the native walk is in it, or builds it: anything.
+
+A walk of what changes meanwhile may end in an error, but not in a crash, and what it gives is consistent in itself.
+Afterwards, when the model is left alone, both walks agree on it: nothing of what went wrong is remembered.
+"""
+
+import collections
+import contextlib
+import gc
+import itertools
+import threading
+import weakref
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+from sharedtree import _walk
+from sharedtree._graph import Tags, build
+from sharedtree._native_walk import native
+from sharedtree._node_types import dict_descriptor
+from sharedtree._structure import Given, Update, intern
+from sharedtree._walk import Rules
+from tests.strategies import Mutable, Pair, Record
+
+pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
+
+
+class Model(eqx.Module):
+    weight: Any
+    parts: Any
+    note: Any = eqx.field(static=True)
+
+
+class Other(eqx.Module):
+    parts: Any
+    else_: Any
+
+
+class Attributes(dict):
+    """Takes the place of a `__dict__`, and lies."""
+
+    def __getitem__(self, name: str) -> Any:
+        raise LookupError(name)
+
+
+def fresh(value: float = 0.0) -> Any:
+    """An array that nobody else has."""
+    return np.full(2, value, np.float32)
+
+
+def new_model() -> Any:
+    """Every kind, each object with nobody else to keep it alive."""
+    model = object.__new__(Model)
+    note = ["\ud800", {"\udfff": [object], "b": 2**80}, jnp.tanh]
+    parts = [
+        [fresh(), [fresh()], "text", 3],
+        {"b": fresh(), "a": {"\ud801": fresh(), "z": 2}, "\udc00": [fresh()]},
+        collections.OrderedDict(b=fresh(), a=1),
+        (fresh(), (fresh(),)),
+        Pair(fresh(), Pair(fresh(), "text")),
+        Record(fresh(), [fresh()], "name"),
+        Mutable(a=fresh(), b=[fresh()]),
+        {f"name{i * 7 % 50}": fresh() for i in range(50)},
+    ]
+    vars(model).update(weight=fresh(), parts=parts, note=note)
+    return model
+
+
+# --- what is done ----------------------------------------------------------------------------------------------------
+
+
+def attributes_of(model: Any) -> dict[str, Any]:
+    return dict_descriptor(type(model)).__get__(model)
+
+
+def clear_a_list(model):
+    attributes_of(model).get("parts", []).clear()
+
+
+def clear_all_containers(model):
+    for part in attributes_of(model).get("parts", ()):
+        if isinstance(part, (list, dict)):
+            part.clear()
+
+
+def clear_statics(model):
+    note = attributes_of(model).get("note")
+    if isinstance(note, list):
+        for part in list(note):
+            if isinstance(part, dict):
+                part.clear()
+        note.clear()
+
+
+def lengthen(model):
+    for part in attributes_of(model).get("parts", ()):
+        if isinstance(part, list) and len(part) < 300:
+            part[:0] = [fresh() for _ in range(100)]
+        elif isinstance(part, dict):
+            part.update({f"new{i}": fresh() for i in range(100)})
+
+
+def replace_parts(model):
+    attributes_of(model)["parts"] = [fresh()]
+
+
+def replace_the_dictionary(model):
+    dict_descriptor(type(model)).__set__(model, {"weight": fresh(), "parts": None, "note": 1})
+
+
+def replace_the_dictionary_by_a_subclass(model):
+    dict_descriptor(type(model)).__set__(model, Attributes(weight=fresh(), parts=None, note=1))
+
+
+def empty_the_dictionary(model):
+    attributes_of(model).clear()
+
+
+def fill_the_dictionary(model):
+    attributes_of(model).update({f"new{i}": fresh() for i in range(100)})
+
+
+def change_the_class(model):
+    object.__setattr__(model, "__class__", Other)
+
+
+def collect(model):
+    gc.collect(1)
+
+
+def flatten_again(model):
+    with contextlib.suppress(Exception):
+        st.tree.flatten(model)
+
+
+def flatten_something_else(model):
+    st.tree.unflatten(*reversed(st.tree.flatten(new_parts())))
+
+
+def new_parts() -> Any:
+    return Pair([fresh(), fresh()], {"b": 1, "a": fresh()})
+
+
+def interrupt(model):
+    raise KeyboardInterrupt
+
+
+def fail(model):
+    raise MemoryError
+
+
+ACTIONS = [
+    clear_a_list,
+    clear_all_containers,
+    clear_statics,
+    lengthen,
+    replace_parts,
+    replace_the_dictionary,
+    replace_the_dictionary_by_a_subclass,
+    empty_the_dictionary,
+    fill_the_dictionary,
+    change_the_class,
+    collect,
+    flatten_again,
+    flatten_something_else,
+    interrupt,
+    fail,
+]
+
+
+# --- when it is done -------------------------------------------------------------------------------------------------
+
+
+class Hook:
+    """Does what it is to do as often as it is called while it is armed."""
+
+    def __init__(self) -> None:
+        self.action: Any = None
+        self.is_running = False
+
+    def __call__(self, *_: Any) -> None:
+        if self.action is not None and not self.is_running:
+            self.is_running = True
+            try:
+                self.action()
+            finally:
+                self.is_running = False
+
+
+hook = Hook()
+
+
+class InFlatten:
+    """A registered class that does it when it is taken apart."""
+
+
+class InUnflatten:
+    """A registered class that does it when it is put together."""
+
+
+class InMadeChildren:
+    """A registered class with children that exist only while it is walked, and that do it when they go."""
+
+
+class Going(list):
+    """A leaf that does it when it is freed."""
+
+    def __del__(self) -> None:
+        if hook.action is not None and not hook.is_running:
+            # What a finaliser raises is printed and goes no further.
+            with contextlib.suppress(BaseException):
+                hook()
+
+
+def take_apart_made(_: Any) -> Any:
+    going = fresh()
+    # Nobody else keeps it.
+    weakref.finalize(going, guarded_hook)
+    return ([Pair(going, Going()), (Going(),)], Going()), Going_aux
+
+
+Going_aux = None
+
+
+def guarded_hook() -> None:
+    with contextlib.suppress(BaseException):
+        hook()
+
+
+def take_apart_with_hook(_: Any) -> Any:
+    hook()
+    return (), None
+
+
+def put_together_with_hook(*_: Any) -> InUnflatten:
+    hook()
+    return InUnflatten()
+
+
+jax.tree_util.register_pytree_node(InFlatten, take_apart_with_hook, lambda *_: InFlatten())
+jax.tree_util.register_pytree_node(InUnflatten, lambda _: ((), None), put_together_with_hook)
+jax.tree_util.register_pytree_node(InMadeChildren, take_apart_made, lambda *_: InMadeChildren())
+
+
+class InRegisterNode:
+    """As `InFlatten`, but unknown to JAX."""
+
+
+st.register_node(InRegisterNode, take_apart_with_hook, lambda *_: InRegisterNode())
+
+
+class InComparison:
+    """A static value that does it when it is compared or hashed."""
+
+    def __eq__(self, other: object) -> bool:
+        hook()
+        return type(other) is InComparison
+
+    def __hash__(self) -> int:
+        hook()
+        return 1
+
+
+class KeyWithHook:
+    """A key that does it when it is looked for, and takes itself for the text `note`."""
+
+    def __hash__(self) -> int:
+        return hash("note")
+
+    def __eq__(self, other: object) -> bool:
+        hook()
+        return self is other
+
+
+class TextWithHook(str):
+    """A key of a dictionary that does it when it is sorted."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __lt__(self, other: Any) -> bool:
+        hook()
+        return str.__lt__(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        hook()
+        return str.__eq__(self, other)
+
+
+class Meta(type):
+    """Of a class that does it when its attributes are asked for."""
+
+    def __getattr__(cls, name: str) -> Any:
+        hook()
+        raise AttributeError(name)
+
+
+class OfMeta(metaclass=Meta):
+    """A leaf."""
+
+
+def static(value: Any) -> Any:
+    model = new_model()
+    attributes_of(model)["note"] = value
+    return model
+
+
+def with_odd_key() -> Any:
+    model = new_model()
+    attributes = attributes_of(model)
+    del attributes["note"]
+    attributes[KeyWithHook()] = 5
+    return model
+
+
+PLACES = {
+    "flatten": InFlatten,
+    "flatten of register_node": InRegisterNode,
+    "unflatten": InUnflatten,
+    "children that go": InMadeChildren,
+    "a static value": lambda: static(InComparison()),
+    "a static value in containers": lambda: static((InComparison(), [InComparison()])),
+    "an attribute's name": with_odd_key,
+    "keys that are sorted": lambda: {TextWithHook("b"): fresh(), TextWithHook("a"): fresh()},
+    "a class": OfMeta,
+    "in the middle of a list": lambda: [fresh(), InFlatten(), fresh()],
+    "in the middle of a dictionary": lambda: {"a": fresh(), "b": InFlatten(), "c": fresh()},
+    "in the middle of a class": lambda: Mutable(a=fresh(), b=InFlatten(), c=fresh()),
+}
+
+
+@contextlib.contextmanager
+def armed(action: Any) -> Any:
+    hook.action = action
+    try:
+        yield
+    finally:
+        hook.action = None
+
+
+def flatten_and_back(model: Any) -> None:
+    leaves, structure = st.tree.flatten(model)
+    assert structure.num_leaves == len(leaves)
+    for leaf in leaves:
+        repr(leaf)
+    st.tree.unflatten(structure, leaves)
+
+
+def assert_agree(model: Any) -> None:
+    """Both walks, of a model that is left alone. Some of its leaves may be new each time."""
+    try:
+        leaves, records, root = _walk.walk(model, _walk.Tags())
+    except Exception as error:  # noqa: BLE001 -- whatever the walk in Python says
+        with pytest.raises(type(error)):
+            st.tree.flatten(model)
+        return
+    structure = intern(records, root)
+    for _ in range(2):
+        found, its = st.tree.flatten(model)
+        assert its is structure
+        assert len(found) == len(leaves)
+
+
+def assert_survives(make: Any, act: Any) -> None:
+    for again in range(3):
+        model = make()
+        if again:
+            # Known to the native walk when it is changed.
+            with contextlib.suppress(st.SharedTreeError):
+                st.tree.flatten(model)
+        with armed(lambda: act(model)), contextlib.suppress(Exception, KeyboardInterrupt):
+            flatten_and_back(model)
+        if type(model) is not Model or "parts" not in attributes_of(model):
+            continue
+        assert_agree(model)
+
+
+@pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_model_that_is_changed_while_it_is_walked(place, action):
+    for at in (0, 4):
+
+        def make(at=at):
+            model = new_model()
+            attributes_of(model)["parts"].insert(at, PLACES[place]())
+            return model
+
+        assert_survives(make, action)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_in_one_context(action):
+    def make():
+        model = new_model()
+        attributes_of(model)["parts"][1:1] = [InFlatten(), InMadeChildren()]
+        return model
+
+    for _ in range(3):
+        model = make()
+        with st.Context(), armed(lambda model=model: action(model)):
+            for _ in range(3):
+                with contextlib.suppress(Exception, KeyboardInterrupt):
+                    flatten_and_back([model, model, new_parts()])
+
+
+@pytest.mark.parametrize("action", [each for each in ACTIONS if each not in (collect, flatten_again, interrupt, fail)])
+def test_garbage_that_is_collected_in_the_middle(action):
+    """Until Python 3.12 any allocation may collect; later ones do so between two instructions of Python."""
+    threshold = gc.get_threshold()
+    calls = 0
+
+    def act(phase: str, _: Any) -> None:
+        nonlocal calls
+        calls += hook.action is not None
+        gc.disable()
+        try:
+            if calls < 50:
+                hook()
+        finally:
+            gc.enable()
+
+    for allocations in (1, 2, 3, 5, 8):
+        calls = 0
+        gc.callbacks.append(act)
+        gc.set_threshold(allocations)
+        try:
+            assert_survives(new_model, action)
+            assert_survives(lambda: Pair(new_model(), InFlatten()), lambda pair: action(pair.first))
+        finally:
+            gc.callbacks.remove(act)
+            gc.set_threshold(*threshold)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_objects_of_the_other_side_that_do_something(action):
+    model = new_model()
+    leaves, structure = st.tree.flatten(model)
+    node = structure.records[-1][0]
+    records = [*structure.records, (Given(1), ()), (Update(2, node), structure.records[-1][1])]
+    for _ in range(3):
+        table: list[Any] = []
+        with armed(lambda: action(model)), contextlib.suppress(Exception, KeyboardInterrupt):
+            build(records, leaves, table, hook, lambda _, content: hook())
+        assert len(table) >= len(structure.records)
+
+
+class Turning:
+    """Comes apart into another note each time, as told."""
+
+
+turns: list[Any] = []
+st.register_node(Turning, lambda _: ((), turns.pop(0)()), lambda *_: Turning())
+
+
+def test_what_an_interrupted_walk_found_is_not_remembered():
+    """The first walk saw `a` and the second saw `b`, and whether that is the same is not known."""
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    def a():
+        return "a"
+
+    def b():
+        return "b"
+
+    turns[:] = [a, b, b, interrupted, *[a] * 8]
+    with contextlib.suppress(KeyboardInterrupt):
+        st.tree.flatten([Turning()])
+    del turns[:-8]
+    structure = st.tree.structure([Turning()])
+    assert structure.records[0][0].aux.peek() == "a"
+    turns.clear()
+
+
+def test_a_table_that_is_cleared_while_it_is_built():
+    leaves, structure = st.tree.flatten([[fresh()], InUnflatten(), [fresh()], (fresh(),)])
+    for _ in range(3):
+        table: list[Any] = []
+        with armed(table.clear), pytest.raises(IndexError):
+            build(structure.records, leaves, table)
+
+
+def test_tags_that_are_forgotten_while_they_are_used():
+    model = [fresh(), [fresh()], InFlatten(), InMadeChildren(), [fresh()], fresh()]
+    for start in (0, 1, 2):
+        for _ in range(3):
+            tags = Tags()
+            tags.add(model[0], tag=True)
+            with armed(lambda tags=tags, start=start: tags.forget(start)), contextlib.suppress(Exception):
+                native.walk(model, tags, Rules(), {})
+            assert all(tags.number_of(obj) in (None, i) for i, obj in enumerate(tags.objects))
+
+
+def test_eight_threads_that_change_what_they_walk():
+    """Each outcome is consistent in itself, and none is remembered for what it is not."""
+    model = new_model()
+    parts = attributes_of(model)["parts"]
+    parts.insert(2, InFlatten())
+    static_values = [1, True, 1.0, "text", [1], (1, 2)]
+    failures: list[BaseException] = []
+    stop = threading.Event()
+
+    def change(seed: int) -> None:
+        for i in itertools.count(seed):
+            if stop.is_set():
+                return
+            attributes_of(model)["note"] = static_values[i % len(static_values)]
+            parts[0][:] = [fresh(i)] * (i % 4)
+            parts[1][f"name{i % 5}"] = [fresh()]
+            parts[1].pop(f"name{(i + 2) % 5}", None)
+            attributes_of(parts[-4])["second"] = fresh() if i % 2 else [fresh()]
+
+    def walk_it() -> None:
+        try:
+            for _ in range(30):
+                with contextlib.suppress(RuntimeError, ValueError, KeyError, IndexError):
+                    flatten_and_back(model)
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    changing = [threading.Thread(target=change, args=(i,)) for i in range(4)]
+    walking = [threading.Thread(target=walk_it) for _ in range(4)]
+    for thread in changing + walking:
+        thread.start()
+    for thread in walking:
+        thread.join()
+    stop.set()
+    for thread in changing:
+        thread.join()
+    assert failures == []
+    for value in static_values:
+        attributes_of(model)["note"] = value
+        assert_agree(model)

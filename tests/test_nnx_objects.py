@@ -1,0 +1,600 @@
+"""Flax NNX's objects come out as NNX's own functions have them, whether these are called or not."""
+
+import collections.abc
+import contextlib
+import gc
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, strategies as hst
+
+import sharedtree as st
+from sharedtree import _native_classes, _nnx_internals
+from sharedtree._native_walk import native
+from sharedtree._walk import Rules
+from tests.strategies import Pair, nodes, pools
+from tests.test_native_walk import RULES, assert_alike, knows
+from tests.walks import in_python
+
+pytest.importorskip("flax", minversion="0.12.1")  # before, some of these objects could not be made
+nnx: Any = pytest.importorskip("flax.nnx")
+optax: Any = pytest.importorskip("optax")
+
+in_c = pytest.mark.skipif(native is None, reason="the native walk is not in use")
+
+
+def w(value=1.0):
+    return jnp.full(2, value)
+
+
+class Block(nnx.Module):
+    def __init__(self, value=None, *, size=2, note=None):
+        self.weight = nnx.Param(w() if value is None else value)
+        self.size = size
+        self.note = note
+
+
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs) for _ in range(12)])
+        self.by_name = nnx.Dict(b=nnx.BatchNorm(2, rngs=rngs), a=nnx.Dropout(0.5, rngs=rngs))
+        self.tied = self.layers[0]
+        self.rngs = rngs
+        self.activation = jax.nn.relu
+        self.parts = nnx.data([Block(), (Block(), {"c": w()})])
+
+
+class OfIntegers(nnx.Pytree):
+    _pytree__has_int_keys = True
+
+    def __init__(self, names):
+        for i, name in enumerate(names):
+            setattr(self, name, nnx.Param(w(i)))
+
+
+class WithProperty(nnx.Module):
+    def __init__(self):
+        object.__setattr__(self, "hidden", 1)
+        self.weight = nnx.Param(w())
+
+    @property
+    def size(self):
+        return self.hidden
+
+
+class OwnVariable(nnx.Variable):
+    pass
+
+
+class Kind(nnx.Param):
+    __slots__ = ("more",)
+
+
+def with_hooks():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nnx.Param(w(), on_get_value=lambda _, value: value * 0, on_set_value=lambda _, value: value * 0)
+
+
+def changed(obj, **attributes):
+    for name, value in attributes.items():
+        object.__setattr__(obj, name, value)
+    return obj
+
+
+def with_attributes(obj, change):
+    change(vars(obj))
+    return obj
+
+
+def slot_more():
+    kind = Kind(w())
+    object.__setattr__(kind, "more", 5)
+    return kind
+
+
+def state_of(**flags):
+    block = Block()
+    for name, value in flags.items():
+        setattr(block._pytree__state, name, value)
+    return block
+
+
+READ = {
+    "a module": lambda: Block(),
+    "statics": lambda: Block(size=(1, "a"), note=jnp.sin),
+    "a linear layer": lambda: nnx.Linear(2, 3, rngs=nnx.Rngs(0)),
+    "a model": lambda: nnx.Sequential(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jax.nn.relu),
+    "a list": lambda: nnx.List([nnx.Param(w(i)) for i in range(13)]),
+    "a list of leaves": lambda: nnx.List([w(), w(2), None]),
+    "an empty list": lambda: nnx.List([]),
+    "a dict": lambda: nnx.Dict(b=nnx.Param(w()), a=1, c=Block()),
+    "rngs": lambda: nnx.Rngs(0, params=1),
+    "a variable": lambda: nnx.Param(w()),
+    "a variable of one's own": lambda: OwnVariable(w(), tag="a", nested=("b", (1,))),
+    "a variable of a tree": lambda: nnx.Param({"b": w(), "a": [w(2), None]}),
+    "hooks": with_hooks,
+    "more slots": slot_more,
+    "names as numbers": lambda: OfIntegers(["2", "10", "a", "1"]),
+    "a property": lambda: WithProperty(),
+    "an attribute that nobody marked": lambda: changed(Block(), beyond=3),
+    "an attribute less": lambda: with_attributes(Block(), lambda x: x.pop("note")),
+    "another order": lambda: with_attributes(Block(), lambda x: x.update(size=x.pop("size"))),
+    "names that are not interned": lambda: with_attributes(Block(), lambda x: x.update({"".join(["an", "other"]): 3})),
+    "flags": lambda: state_of(_initializing=True, _is_setup=True),
+    "a metric": lambda: nnx.metrics.Average(),
+    "attention": lambda: nnx.MultiHeadAttention(2, 4, rngs=nnx.Rngs(0), decode=False),
+}
+
+
+class OwnDict(dict):
+    pass
+
+
+class OwnNew(nnx.Variable):
+    @classmethod
+    def _new(cls, value, metadata):
+        obj = super()._new(value, metadata)
+        obj._var_metadata["new"] = True
+        return obj
+
+
+class OwnGetattribute(nnx.Module):
+    def __init__(self):
+        self.weight = nnx.Param(w())
+
+    def __getattribute__(self, name):
+        return object.__getattribute__(self, name)
+
+
+class OwnFlatten(nnx.Module):
+    def __init__(self):
+        self.weight = nnx.Param(w())
+
+    def _pytree__flatten(self):
+        return [self.weight], None
+
+    def _pytree__flatten_with_paths(self):
+        return [(jax.tree_util.GetAttrKey("weight"), self.weight)], None
+
+    @classmethod
+    def _pytree__unflatten(cls, static, children):
+        obj = cls()
+        obj.weight = children[0]
+        return obj
+
+
+class Marked(nnx.Module):
+    weight: Any = nnx.data()
+
+    def __init__(self):
+        self.weight = nnx.Param(w())
+
+
+LEFT = {
+    "attributes of a subclass": lambda: changed(Block(), __dict__=OwnDict(vars(Block()))),
+    "no marks": lambda: with_attributes(Marked(), lambda x: x.pop("_pytree__nodes")),
+    "other marks": lambda: with_attributes(
+        Block(), lambda x: x.update(_pytree__nodes={"weight": True, "_pytree__state": True})
+    ),
+    "numbers as marks": lambda: with_attributes(
+        Block(), lambda x: x.update(_pytree__nodes=type(x["_pytree__nodes"])({"weight": 1, "_pytree__state": 1}))
+    ),
+    "marked itself": lambda: with_attributes(
+        OfIntegers(["1"]), lambda x: x.update(_pytree__nodes=x["_pytree__nodes"].update({"_pytree__nodes": True}))
+    ),
+    "names as numbers on one object": lambda: with_attributes(
+        Block(), lambda x: x.update({"_pytree__has_int_keys": True, "10": 1, "9": 2})
+    ),
+    "names that are no text": lambda: with_attributes(OfIntegers([]), lambda x: x.update({"1": 3})),
+    "metadata of a subclass": lambda: changed(nnx.Param(w()), _var_metadata=OwnDict(b=1, a=2)),
+    "metadata by numbers": lambda: changed(nnx.Param(w()), _var_metadata={2: 1, 1: 2}),
+    "no metadata": lambda: changed(nnx.Param(w()), _var_metadata={}),
+    "mutable metadata": lambda: nnx.Param(w(), note=[1, 2]),
+    "a mutable static value": lambda: Block(note=[1, {"a": 2}]),
+    "its own _new": lambda: OwnNew(w()),
+    "its own __getattribute__": lambda: OwnGetattribute(),
+    "its own flatten": lambda: OwnFlatten(),
+    "an optimizer": lambda: nnx.Optimizer(Block(), optax.adam(1e-3), wrt=nnx.Param),
+    "nothing": lambda: object.__new__(Block),
+}
+ALL = READ | LEFT
+
+SHARED = {
+    "a whole model": lambda: Net(nnx.Rngs(0)),
+    "a variable twice": lambda: (lambda v: [Block(), nnx.List([v, v]), v])(nnx.Param(w())),
+    "an array in two variables": lambda: (lambda x: nnx.List([nnx.Param(x), nnx.Param(x)]))(w()),
+    "modules in containers": lambda: (lambda b: {"a": [b, (b,)], "b": b})(Block()),
+    "in a module of another library": lambda: Pair(Block(), [Block(note="x")]),
+}
+
+
+def attributes_of(obj):
+    slots = [name for base in type(obj).__mro__ for name in base.__dict__.get("__slots__", ())]
+    found = {}
+    for name in slots:
+        try:
+            found[name] = object.__getattribute__(obj, name)
+        except AttributeError:
+            continue
+    return list(getattr(obj, "__dict__", {}).items()), sorted(found.items())
+
+
+def assert_same(built, expected):
+    """Attribute by attribute, in their order; traces are of one kind and not of one object."""
+    assert type(built) is type(expected)
+    if type(expected).__module__.startswith("flax.nnx.tracers"):
+        assert built is not expected
+        assert built == expected
+    elif isinstance(expected, (list, tuple)):
+        assert len(built) == len(expected)
+        for one, other in zip(built, expected, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, dict):
+        assert built is not expected
+        assert list(built) == list(expected)
+        assert_same(list(built.values()), list(expected.values()))
+    elif isinstance(expected, (nnx.Variable, nnx.Pytree, type(Block()._pytree__state))):
+        for its, others in zip(attributes_of(built), attributes_of(expected), strict=True):
+            assert_same(its, others)
+    elif isinstance(expected, collections.abc.Mapping):
+        assert_same(dict(built), dict(expected))
+    else:
+        assert built is expected or built == expected
+
+
+def assert_as_in_jax(obj):
+    leaves, treedef = jax.tree.flatten(obj)
+    for _ in range(3):
+        ours, structure = st.tree.flatten(obj)
+        assert all(a is b for a, b in zip(leaves, ours, strict=True))
+        new = [jnp.full(2, float(i)) for i in range(len(leaves))]
+        assert_same(st.tree.unflatten(structure, new), jax.tree.unflatten(treedef, new))
+
+
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"nothing", "marked itself"}))
+def test_an_object_is_what_it_is_in_jax(name):
+    assert_as_in_jax(ALL[name]())
+    obj = ALL[name]()
+    assert_as_in_jax([obj, w(5), {"a": ALL[name]()}])
+    again = jax.tree.map(lambda x: x, obj)
+    assert_as_in_jax(again)
+
+
+@in_c
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("name", [*ALL, *SHARED])
+def test_both_walks_agree(name, rules):
+    make = (ALL | SHARED)[name]
+    tree = make()
+    assert_alike([tree, [tree, make()], tree], rules)
+
+
+@in_c
+@pytest.mark.parametrize("name", [*READ, *SHARED])
+def test_what_is_common_is_known_again(name):
+    tree = (READ | SHARED)[name]()
+    leaves, structure = st.tree.flatten(tree)
+    assert knows(tree)
+    built = st.tree.unflatten(structure, leaves)
+    assert st.tree.structure(built) is structure
+    assert knows(built)
+
+
+@in_c
+def test_the_functions_of_nnx_are_not_called(monkeypatch):
+    """Of objects that have names and marks as others had before."""
+    tree = [make() for make in READ.values()]
+    leaves, structure = st.tree.flatten(tree)
+    st.tree.flatten(st.tree.unflatten(structure, leaves))
+
+    def count(frame, event, _):
+        if event == "call" and "flax" in frame.f_code.co_filename:
+            calls.append(frame.f_code.co_name)
+
+    calls = []
+    sys.setprofile(count)
+    try:
+        built = st.tree.unflatten(structure, leaves)
+        again = st.tree.flatten(built)
+    finally:
+        sys.setprofile(None)
+    assert set(calls) <= {"current_jax_trace"}
+    assert len(calls) <= 1
+    assert again[1] is structure
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read_in_c(name):
+    assert _nnx_internals.facts_of(type(READ[name]())) is not None
+    if isinstance(READ[name](), nnx.Pytree):
+        assert _nnx_internals.layout_of(READ[name]()) is not None
+
+
+def test_what_is_left_to_nnx():
+    for cls in (OwnNew, OwnGetattribute, OwnFlatten, int, Pair, type(Block()._pytree__state._trace_state)):
+        assert _nnx_internals.facts_of(cls) is None
+    for name in (
+        "no marks",
+        "other marks",
+        "numbers as marks",
+        "names as numbers on one object",
+        "attributes of a subclass",
+    ):
+        assert _nnx_internals.layout_of(LEFT[name]()) is None
+    assert _nnx_internals.layout_of(5) is None
+
+
+def test_ties_are_kept():
+    model = Net(nnx.Rngs(0))
+    leaves, structure = st.tree.flatten(model)
+    built = st.tree.unflatten(structure, leaves)
+    assert built.tied is built.layers[0]
+    assert built.rngs is not model.rngs
+    assert built.by_name.a.rngs is not None
+    x = jnp.ones((1, 2))
+    assert (built.layers[3](x) == model.layers[3](x)).all()
+    built.layers.append(Block())
+    built.layers[0].kernel[...] = jnp.zeros((2, 2))
+    assert (built.tied.kernel[...] == 0).all()
+    assert not (model.tied.kernel[...] == 0).all()
+
+
+def test_a_trace_is_that_of_where_an_object_is_built():
+    model = Net(nnx.Rngs(0))
+    leaves, structure = st.tree.flatten(model)
+
+    @jax.jit
+    def function(leaves):
+        inner = st.tree.unflatten(structure, leaves)
+        inner.tied.kernel[...] = inner.tied.kernel[...] * 2
+        inner.beyond = 1
+        states = [each._trace_state for each in (inner.tied.kernel, inner.tied.bias, inner._pytree__state)]
+        assert len({id(each) for each in states}) == 3  # alive in the list
+        with pytest.raises(Exception, match="trace level"):
+            model.tied.kernel[...] = jnp.ones((2, 2))
+        return st.tree.leaves(inner)
+
+    results = function(leaves)
+    outside = st.tree.unflatten(structure, results)
+    outside.tied.kernel[...] = outside.tied.kernel[...] + 1
+    expected = model.layers[0].kernel[...] * 2 + 1
+    assert (outside.layers[0].kernel[...] == expected).all()
+
+
+def test_metadata_belongs_to_each_object():
+    leaves, structure = st.tree.flatten([nnx.Param(w(), tag="a"), nnx.Param(w(2), tag="a")])
+    one, two = st.tree.unflatten(structure, leaves)
+    again, _ = st.tree.unflatten(structure, leaves)
+    one.set_metadata(tag="b")
+    assert (one.tag, two.tag, again.tag) == ("b", "a", "a")
+
+
+def test_no_hook_is_run():
+    variable = with_hooks()
+    raw = variable.get_raw_value()
+    leaves, structure = st.tree.flatten([variable])
+    assert leaves[0] is raw
+    assert st.tree.unflatten(structure, leaves)[0].get_raw_value() is raw
+
+
+def test_an_object_that_lacks_its_slots():
+    for obj in (object.__new__(nnx.Param), object.__new__(type(Block()._pytree__state))):
+        with pytest.raises(AttributeError):
+            jax.tree.flatten(obj)
+        for _ in range(3):
+            with pytest.raises(AttributeError):
+                st.tree.flatten([obj])
+
+
+def test_more_forms_than_are_remembered():
+    """Each with other names."""
+
+    class Changes(nnx.Module):
+        def __init__(self, name):
+            setattr(self, name, nnx.Param(w()))
+
+    for i in range(100):
+        assert_as_in_jax(Changes(f"name{i}"))
+
+
+def test_an_object_that_is_changed_in_between():
+    block = Block()
+    for change in (
+        lambda: setattr(block, "size", 3),
+        lambda: setattr(block, "more", nnx.Param(w(7))),
+        lambda: delattr(block, "note"),
+        lambda: setattr(block, "note", "again"),
+        lambda: block.weight.set_metadata(tag="x"),
+        lambda: setattr(block, "weight", nnx.Param({"a": w()})),
+        lambda: setattr(block._pytree__state, "_is_setup", True),
+        lambda: setattr(block, "size", nnx.data(w(9))),
+    ):
+        change()
+        assert_as_in_jax(block)
+
+
+def a_property(cls):
+    cls.size = property(lambda self: 5, lambda self, value: None)
+
+
+def own_getattribute(cls):
+    cls.__getattribute__ = lambda self, name: {} if name == "__dict__" else object.__getattribute__(self, name)
+
+
+def int_keys(cls):
+    cls._pytree__has_int_keys = True
+
+
+@pytest.mark.parametrize("change", [a_property, own_getattribute, int_keys], ids=lambda change: change.__name__)
+def test_a_class_that_is_changed(change):
+    """The change is seen when the next structure is made, and from then on."""
+
+    class Changed(nnx.Module):
+        def __init__(self):
+            self.size = 3
+            self.weight = nnx.Param(w())
+            setattr(self, "10", 4)
+            setattr(self, "9", 4)
+
+    assert_as_in_jax(Changed())
+    if native is not None:
+        assert Changed in _native_classes._read_by_field
+    obj = Changed()
+    change(Changed)
+    assert_as_in_jax([obj])
+    assert_as_in_jax(obj)
+    assert Changed not in _native_classes._read_by_field
+
+
+@pytest.mark.parametrize("wrong", ["slots", "mapping", "trace", "function"])
+def test_another_nnx_is_not_believed(monkeypatch, wrong):
+    table = _nnx_internals._look_up()
+
+    class OtherVariable(table.variable):
+        __slots__ = ("_other",)
+
+    class OtherMapping(table.mapping):
+        def __init__(self, mapping):
+            super().__init__(mapping)
+            self.other = 1
+
+    others = {
+        "slots": table._replace(variable=OtherVariable),
+        "mapping": table._replace(mapping=OtherMapping),
+        "trace": table._replace(current_trace=lambda: None),
+        "function": None,
+    }
+
+    def look_up():
+        if others[wrong] is None:
+            raise KeyError("gone")
+        return others[wrong]
+
+    monkeypatch.setattr(_nnx_internals, "_found", [])
+    monkeypatch.setattr(_nnx_internals, "_look_up", look_up)
+    assert _nnx_internals.nnx() is None
+    assert _nnx_internals.facts_of(Block) is None
+
+
+def test_a_registry_that_does_not_say(monkeypatch):
+    monkeypatch.setattr(_nnx_internals, "registered_functions", lambda _: (None, None))
+    for cls in (Block, nnx.Param, nnx.Variable):
+        assert _nnx_internals.facts_of(cls) is None
+
+
+@in_c
+@pytest.mark.parametrize("name", ["a linear layer", "a list", "rngs", "an attribute less"])
+def test_no_references_are_lost_or_left(name):
+    tree = READ[name]()
+    leaves, structure = st.tree.flatten(tree)
+    held = [tree, *leaves, *(op for op, _ in structure.records), type(tree), type(tree._pytree__nodes), nnx.Param]
+    gc.collect()
+    before = [sys.getrefcount(each) for each in held]
+    for _ in range(500):
+        st.tree.flatten(tree)
+        st.tree.unflatten(structure, leaves)
+    gc.collect()
+    assert [sys.getrefcount(each) for each in held] == before
+
+
+# --- random DAGs ----------------------------------------------------------------------------------------------------
+
+
+@hst.composite
+def nnx_pools(draw):
+    pool = draw(pools(4))
+
+    def pick():
+        return pool[draw(hst.integers(0, len(pool) - 1))]
+
+    for _ in range(draw(hst.integers(1, 6))):
+        static = draw(hst.sampled_from([1, True, 1.0, "text", (1, 2), None, [1]]))
+        match draw(hst.sampled_from(["variable", "variable", "module", "list", "dict", "changed", "other"])):
+            case "variable":
+                pool.append(draw(hst.sampled_from([nnx.Param, OwnVariable]))(pick(), tag=static))
+            case "module":
+                block = Block(size=static)
+                block.more = nnx.data(pick())
+                block.weight = nnx.data(pick())
+                pool.append(block)
+            case "list":
+                pool.append(nnx.List([nnx.data(pick()) for _ in range(draw(hst.integers(0, 11)))]))
+            case "dict":
+                pool.append(nnx.Dict({name: nnx.data(pick()) for name in draw(hst.sampled_from(["", "ba", "ab"]))}))
+            case "changed":
+                pool.append(changed(Block(size=static), beyond=static, weight=pick()))
+            case _:
+                pool.append(draw(nodes(pool)))
+    return pool
+
+
+@in_c
+@given(pool=nnx_pools())
+def test_random_dags(pool):
+    assert_alike([Pair(pool[-1], list(pool)), pool[-1]], Rules())
+
+
+# --- without Flax ---------------------------------------------------------------------------------------------------
+
+LATE = """
+import sys
+import jax.numpy as jnp
+import sharedtree as st
+st.tree.flatten([jnp.ones(2)])
+assert not any(name.partition(".")[0] == "flax" for name in sys.modules)
+from flax import nnx
+model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+leaves, structure = st.tree.flatten(model)
+assert st.tree.structure(st.tree.unflatten(structure, leaves)) is structure
+from sharedtree import _native_classes, _engine
+assert (nnx.Linear in _native_classes._read_by_field) is (_engine.native is not None)
+"""
+
+
+def test_flax_is_not_imported():
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_changed_in_place_is_written_back_alike():
+    outcomes = []
+    for walked in (contextlib.nullcontext(), in_python()):
+        net = Net(nnx.Rngs(0))
+        linear, variable, block = net.layers[0], net.layers[0].kernel, net.parts[0]
+        kept = [linear, variable, block, net.rngs, net.by_name["b"], net.by_name["b"].mean]
+
+        @st.preserve_identities(jax.jit, policy=st.Policy(in_place=True))
+        def step(net, x):
+            for layer in net.layers:
+                layer.kernel[...] = layer.kernel[...] * 2
+                x = layer(x)
+            net.parts[0].size += 1
+            net.parts[0].extra = nnx.Param(x[0])
+            if hasattr(net.parts[0], "note"):
+                del net.parts[0].note
+            return net.by_name["b"](x).sum()
+
+        with walked:
+            for _ in range(2):
+                total = step(net, jnp.ones((3, 2)))
+        assert kept == [net.layers[0], net.layers[0].kernel, net.parts[0], net.rngs, net.by_name["b"], kept[-1]]
+        assert net.tied is linear
+        assert linear.kernel is variable
+        assert not hasattr(block, "note")
+        assert block.size == 4
+        outcomes.append((float(total), values(net), sorted(vars(block)), str(jax.tree.structure(net))))
+    assert outcomes[0] == outcomes[1]
+
+
+def values(tree):
+    """The content of all arrays."""
+    leaves = jax.tree.leaves(tree)
+    keys = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
+    raw = [jax.random.key_data(leaf) if is_key else leaf for leaf, is_key in zip(leaves, keys, strict=True)]
+    return [leaf.tolist() for leaf in raw]
