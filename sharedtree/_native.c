@@ -80,6 +80,7 @@ typedef struct {
 static Kind **kinds; /* open addressing by type, which each kind keeps alive; kinds are never freed */
 static size_t kinds_size, num_kinds;
 
+static PyObject *entries; /* key -> reference to its structure */
 static PyObject *meet;  /* (object, convention) -> what its class is, or for a leaf 0 static, 1 traced, 2 with identity */
 static PyObject *settle; /* static values -> for each: itself if it is the same for ever, True if its class is, or a token */
 static PyObject *describe; /* NodeType -> what its class is */
@@ -87,17 +88,18 @@ static PyTypeObject *missing_type; /* of the marker for attributes that were nev
 static PyObject *leaf_op;
 static PyTypeObject *node_op, *static_op, *given_op, *update_op;
 static PyObject *empty_tuple, *name_aux, *name_type, *name_value, *name_is_mutable, *name_thaw, *name_unflatten;
-static PyObject *name_structure, *name_leaves, *name_records, *name_root, *name_given, *name_is_noted, *name_updates,
-    *name_program;
+static PyObject *name_records, *name_root, *name_given, *name_is_noted, *name_updates,
+    *name_program, *name_finish;
 static newfunc new_object;
+
+static descrgetfunc get_slot; /* of the descriptors of slots */
+static descrsetfunc set_slot;
 
 /* Of NNX, once one of its classes was met. See `_nnx_internals.py`. */
 static PyObject *layout_of, *current_trace;
 static PyTypeObject *mapping_type, *trace_type;
 static PyObject *name_nodes, *name_mapping;
 static PyObject *raw_value, *variable_trace, *metadata_of, *initializing, *is_setup, *state_trace, *jax_trace; /* slots */
-static descrgetfunc get_slot;
-static descrsetfunc set_slot;
 
 static size_t mixed(const void *pointer)
 {
@@ -256,7 +258,7 @@ static int rehash(Tags *tags, size_t size, Py_ssize_t end, int opened)
 
 static int set_number(Tags *tags, PyObject *object, Py_ssize_t number)
 {
-    if (2 * (tags->used + 1) > tags->size && rehash(tags, tags->size ? 2 * tags->size : 64, PY_SSIZE_T_MAX, 1) < 0)
+    if (2 * (tags->used + 1) > tags->size && rehash(tags, tags->size ? 4 * tags->size : 256, PY_SSIZE_T_MAX, 1) < 0)
         return -1;
     Slot *slot = slot_of(tags->slots, tags->size, object);
     if (slot->object == NULL) {
@@ -417,7 +419,7 @@ static int grow(void **items, size_t *room, size_t needed, size_t item_size)
 {
     if (needed <= *room)
         return 0;
-    size_t more = *room ? *room : 32;
+    size_t more = *room ? *room : 512 / item_size + 1;
     while (more < needed)
         more *= 2;
     void *grown = more > SIZE_MAX / item_size ? NULL : PyMem_Realloc(*items, more * item_size);
@@ -866,7 +868,7 @@ static Layout *new_layout(Kind *kind, PyObject *object)
         placed[i] = (int)PyLong_AsLong(PyTuple_GetItem(places, i));
         layout->num_traced += placed[i] >= 0;
     }
-    if (!are_places(placed, size, layout->num_traced)) {
+    if (PyErr_Occurred() || !are_places(placed, size, layout->num_traced)) {
         PyMem_Free(placed);
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_ValueError, "one place for each child");
@@ -1674,12 +1676,21 @@ done:
     return made;
 }
 
+/* The object of the other side with this number: of a list, or what a function says. */
+static PyObject *taken(PyObject *number, PyObject *given)
+{
+    if (!PyList_CheckExact(given))
+        return PyObject_CallFunctionObjArgs(given, number, NULL);
+    Py_ssize_t place = PyLong_AsSsize_t(number);
+    return place == -1 && PyErr_Occurred() ? NULL : Py_XNewRef(PyList_GetItem(given, place));
+}
+
 /* The object of the other side that gets this content: at once, or when everything has been built. */
 static PyObject *updated(PyObject *number, PyObject *content, PyObject *given, PyObject *update)
 {
     if (!PyList_CheckExact(update))
         return PyObject_CallFunctionObjArgs(update, number, content, NULL);
-    PyObject *target = PyObject_CallFunctionObjArgs(given, number, NULL);
+    PyObject *target = taken(number, given);
     if (target != NULL && (PyList_Append(update, target) < 0 || PyList_Append(update, content) < 0))
         Py_CLEAR(target);
     return target;
@@ -1698,7 +1709,7 @@ static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, 
     }
     PyObject *number = PyTuple_GetItem(op, 0);
     if (Py_TYPE(op) == given_op)
-        return PyObject_CallFunctionObjArgs(given, number, NULL);
+        return taken(number, given);
     PyObject *content = build_node(PyTuple_GetItem(op, 1), numbers, table, trace);
     PyObject *made = content == NULL ? NULL : updated(number, content, given, update);
     Py_XDECREF(content);
@@ -2171,7 +2182,7 @@ typedef struct Crossing {
     /* Packing. */
     Walk rules; /* its flags and its floor */
     Tags *tags;
-    PyObject *rules_in_python, *known;
+    PyObject *rules_in_python;
     int convention, is_separate;
     /* Unpacking. */
     PyObject *found, *table;
@@ -2179,7 +2190,43 @@ typedef struct Crossing {
 } Crossing;
 
 static PyTypeObject *packed_type;
+static PyObject *packed_leaves, *packed_structure; /* its slots */
 static PyObject *pack_in_python; /* (tree, tags, rules) -> the tree with its modules packed */
+static PyObject *call_type;      /* (args, kwargs, tags) -> what Python has of a call */
+static PyObject *trace_of_call;  /* () -> the trace that is active */
+
+static PyObject *new_packed(PyObject *leaves, PyObject *structure)
+{
+    PyObject *packed = new_object(packed_type, empty_tuple, NULL);
+    if (packed != NULL && (set_slot(packed_leaves, packed, leaves) < 0 || set_slot(packed_structure, packed, structure) < 0))
+        Py_CLEAR(packed);
+    return packed;
+}
+
+/* How JAX takes apart what stands for a module. */
+static PyObject *native_packed_parts(PyObject *module, PyObject *packed)
+{
+    (void)module;
+    PyObject *leaves = get_slot(packed_leaves, packed, NULL);
+    PyObject *structure = leaves == NULL ? NULL : get_slot(packed_structure, packed, NULL);
+    PyObject *parts = structure == NULL ? NULL : PyTuple_Pack(2, leaves, structure);
+    Py_XDECREF(structure);
+    Py_XDECREF(leaves);
+    return parts;
+}
+
+/* How JAX puts it together. */
+static PyObject *native_packed_of(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "a structure and leaves");
+        return NULL;
+    }
+    PyObject *leaves = PySequence_Tuple(given[1]), *packed = leaves == NULL ? NULL : new_packed(leaves, given[0]);
+    Py_XDECREF(leaves);
+    return packed;
+}
 
 static PyObject *crossed(Crossing *c, PyObject *object, int depth);
 
@@ -2292,9 +2339,9 @@ static PyObject *packed_natively(Crossing *c, PyObject *object)
     PyObject *structure, *key, *packed = NULL;
     Walk w = c->rules;
     w.tags = c->tags;
-    int outcome = walk_tree(&w, object, c->convention, c->known, &structure, &key);
+    int outcome = walk_tree(&w, object, c->convention, entries, &structure, &key);
     if (outcome == OPENED)
-        packed = PyObject_CallFunctionObjArgs((PyObject *)packed_type, w.leaves, structure, NULL);
+        packed = new_packed(w.leaves, structure);
     c->is_separate &= !w.reaches_back;
     Py_XDECREF(structure);
     Py_XDECREF(key);
@@ -2339,6 +2386,8 @@ static PyObject *pack_argument(Crossing *c, PyObject *argument)
 
 static PyObject *pack_keywords(Crossing *c, PyObject *kwargs)
 {
+    if (PyDict_Size(kwargs) == 0)
+        return Py_NewRef(kwargs);
     PyObject *keys = sorted_texts(kwargs), *made = keys == NULL ? NULL : PyDict_Copy(kwargs);
     Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
     for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
@@ -2354,13 +2403,33 @@ static PyObject *pack_keywords(Crossing *c, PyObject *kwargs)
     return made;
 }
 
+/* Packs all arguments. OPENED with what they became; DONE where Python has to; FAILED with an error. */
+static int pack_all(Crossing *c, PyObject *args, PyObject *kwargs, PyObject **packed_args, PyObject **packed_kwargs)
+{
+    Py_ssize_t size = PyTuple_Size(args);
+    PyObject *made = PyList_New(0);
+    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
+        PyObject *each = pack_argument(c, PyTuple_GetItem(args, i));
+        if (each == NULL || PyList_Append(made, each) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(each);
+    }
+    *packed_kwargs = made == NULL ? NULL : pack_keywords(c, kwargs);
+    *packed_args = *packed_kwargs == NULL ? NULL : PyList_AsTuple(made);
+    Py_XDECREF(made);
+    if (*packed_args != NULL)
+        return OPENED;
+    Py_CLEAR(*packed_kwargs);
+    return take_back(c->tags, 0);
+}
+
 static PyObject *native_pack_call(PyObject *module, PyObject *given)
 {
-    PyObject *args, *kwargs, *result = NULL;
+    PyObject *args, *kwargs, *packed_args, *packed_kwargs, *result = NULL;
     Crossing c = {.replaced = packed, .is_separate = 1};
     (void)module;
-    if (!PyArg_ParseTuple(given, "O!O!O!O!O!", &PyTuple_Type, &args, &PyDict_Type, &kwargs, tags_type, &c.tags,
-                          &PyTuple_Type, &c.rules_in_python, &PyDict_Type, &c.known))
+    if (!PyArg_ParseTuple(given, "O!O!O!O!", &PyTuple_Type, &args, &PyDict_Type, &kwargs, tags_type, &c.tags,
+                          &PyTuple_Type, &c.rules_in_python))
         return NULL;
     int is_for_native = read_rules(c.rules_in_python, &c.rules.flags, &c.convention);
     if (is_for_native < 0)
@@ -2368,23 +2437,12 @@ static PyObject *native_pack_call(PyObject *module, PyObject *given)
     if (!is_for_native)
         return Py_NewRef(Py_None);
     c.mutable_are_objects = c.rules.flags & CONTAINERS;
-    Py_ssize_t size = PyTuple_Size(args);
-    PyObject *made = PyList_New(0);
-    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
-        PyObject *each = pack_argument(&c, PyTuple_GetItem(args, i));
-        if (each == NULL || PyList_Append(made, each) < 0)
-            Py_CLEAR(made);
-        Py_XDECREF(each);
-    }
-    PyObject *keywords = made == NULL ? NULL : pack_keywords(&c, kwargs);
-    PyObject *all = keywords == NULL ? NULL : PyList_AsTuple(made);
-    if (all != NULL)
-        result = PyTuple_Pack(3, all, keywords, c.is_separate ? Py_True : Py_False);
-    Py_XDECREF(all);
-    Py_XDECREF(keywords);
-    Py_XDECREF(made);
-    if (result == NULL && take_back(c.tags, 0) == DONE)
-        result = Py_NewRef(Py_None);
+    int outcome = pack_all(&c, args, kwargs, &packed_args, &packed_kwargs);
+    if (outcome != OPENED)
+        return outcome == DONE ? Py_NewRef(Py_None) : NULL;
+    result = PyTuple_Pack(3, packed_args, packed_kwargs, c.is_separate ? Py_True : Py_False);
+    Py_DECREF(packed_args);
+    Py_DECREF(packed_kwargs);
     return result;
 }
 
@@ -2410,7 +2468,7 @@ static PyObject *unpacked(Crossing *c, PyObject *object, Kind *kind)
     (void)kind;
     if (Py_TYPE(object) != packed_type)
         return Py_NewRef(object);
-    PyObject *structure = PyObject_GetAttr(object, name_structure);
+    PyObject *structure = get_slot(packed_structure, object, NULL);
     PyObject *root = structure == NULL ? NULL : PyObject_GetAttr(structure, name_root);
     Py_ssize_t number = root == NULL ? -1 : PyLong_AsSsize_t(root);
     Py_XDECREF(root);
@@ -2419,30 +2477,29 @@ static PyObject *unpacked(Crossing *c, PyObject *object, Kind *kind)
     return Py_XNewRef(made);
 }
 
-/* The attributes of several objects, as a list. */
-static PyObject *attributes_of(PyObject *objects, PyObject *name)
-{
-    Py_ssize_t size = PyList_Size(objects);
-    PyObject *found = PyList_New(size);
-    for (Py_ssize_t i = 0; found != NULL && i < size; i++) {
-        PyObject *each = PyObject_GetAttr(PyList_GetItem(objects, i), name);
-        if (each == NULL)
-            Py_CLEAR(found);
-        else
-            PyList_SetItem(found, i, each);
-    }
-    return found;
-}
+enum { NOTED = 1, UPDATES = 2, GIVEN = 4 };
 
-/* Whether an attribute of any of them is true; -1 on an error. */
-static int any_has(PyObject *objects, PyObject *name)
+/* Collects the structures and the leaves of what is packed, and what of the above is true of any structure; -1 on an error. */
+static int parts_of(PyObject *found, PyObject *structures, PyObject *leaves)
 {
-    PyObject *found = attributes_of(objects, name);
-    int outcome = found == NULL ? -1 : 0;
-    for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(found); i++)
-        outcome = PyObject_IsTrue(PyList_GetItem(found, i));
-    Py_XDECREF(found);
-    return outcome;
+    PyObject *names[3] = {name_is_noted, name_updates, name_given};
+    Py_ssize_t size = PyList_Size(found);
+    int traits = 0;
+    for (Py_ssize_t i = 0; i < size && traits >= 0; i++) {
+        PyObject *packed = PyList_GetItem(found, i), *structure = get_slot(packed_structure, packed, NULL);
+        PyObject *own = structure == NULL ? NULL : get_slot(packed_leaves, packed, NULL);
+        if (own == NULL || PyList_Append(structures, structure) < 0 || PyList_Append(leaves, own) < 0)
+            traits = -1;
+        for (int j = 0; j < 3 && traits >= 0; j++) {
+            PyObject *value = PyObject_GetAttr(structure, names[j]);
+            int truth = value == NULL ? -1 : PyObject_IsTrue(value);
+            traits = truth < 0 ? -1 : traits | truth << j;
+            Py_XDECREF(value);
+        }
+        Py_XDECREF(own);
+        Py_XDECREF(structure);
+    }
+    return traits;
 }
 
 /* Whether no object is in several of these lists and tuples, or in one of them twice; -1 on an error. */
@@ -2482,23 +2539,21 @@ static int all_different(PyObject *lists)
 }
 
 /* Puts together what was packed, if nothing more is to be done for it than that. */
-static PyObject *unpack_natively(PyObject *result, PyObject *found, PyObject *objects, PyObject *pending)
+static PyObject *put_together(PyObject *result, PyObject *found, PyObject *objects, PyObject *pending)
 {
-    PyObject *structures = attributes_of(found, name_structure), *given = NULL, *made = NULL;
-    PyObject *leaves = structures == NULL ? NULL : attributes_of(found, name_leaves);
+    PyObject *structures = PyList_New(0), *leaves = structures == NULL ? NULL : PyList_New(0), *given = NULL, *made = NULL;
     Crossing c = {.replaced = unpacked};
-    int asks_more = leaves == NULL ? -1 : any_has(structures, name_is_noted);
-    if (asks_more == 0 && pending == Py_None)
-        asks_more = any_has(structures, name_updates);
-    int is_simple = asks_more == 0 ? all_different(leaves) : asks_more < 0 ? -1 : 0;
-    int takes = is_simple;
-    if (is_simple == 1 && pending == Py_None)
-        takes = any_has(structures, name_given);
+    int traits = leaves == NULL ? -1 : parts_of(found, structures, leaves);
+    int takes = traits > 0 && traits & (GIVEN | UPDATES);
+    int is_simple = traits < 0 ? -1 : !(traits & NOTED || (traits & UPDATES && pending == Py_None) || (takes && !objects));
+    if (is_simple == 1)
+        is_simple = all_different(leaves);
     if (is_simple == 0)
         made = Py_NewRef(Py_NotImplemented);
-    if (is_simple != 1 || takes < 0)
+    if (is_simple != 1)
         goto done;
-    given = takes ? PyObject_CallFunctionObjArgs(objects, structures, NULL) : Py_NewRef(Py_None);
+    given = !takes || PyList_CheckExact(objects) ? Py_NewRef(takes ? objects : Py_None)
+                                                 : PyObject_CallFunctionObjArgs(objects, structures, NULL);
     c.table = given == NULL ? NULL : PyList_New(0);
     int outcome = c.table == NULL ? -1 : 0;
     for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(found); i++) {
@@ -2516,14 +2571,12 @@ done:
     return made;
 }
 
-static PyObject *native_unpack_result(PyObject *module, PyObject *args)
+/* Unpacks a result; Py_NotImplemented if more is to be done for it. What it takes from the other side is in `objects`, a
+   list, or a function of the structures gives a function; NULL if that is more than is to be done. */
+static PyObject *unpack_all(PyObject *result, PyObject *objects, PyObject *pending)
 {
-    PyObject *result, *objects, *pending, *made = NULL;
-    Crossing c = {.replaced = noted, .is_known = 1};
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OOO", &result, &objects, &pending))
-        return NULL;
-    c.found = PyList_New(0);
+    PyObject *made = NULL;
+    Crossing c = {.replaced = noted, .is_known = 1, .found = PyList_New(0)};
     if (c.found == NULL)
         return NULL;
     PyObject *same = crossed(&c, result, MAX_CROSSED_DEPTH);
@@ -2531,24 +2584,44 @@ static PyObject *native_unpack_result(PyObject *module, PyObject *args)
         PyErr_Clear();
         made = Py_NewRef(Py_NotImplemented);
     } else if (same != NULL) {
-        made = !c.is_known                     ? Py_NewRef(Py_NotImplemented)
-               : PyList_Size(c.found) == 0     ? Py_NewRef(result)
-                                               : unpack_natively(result, c.found, objects, pending);
+        made = !c.is_known                 ? Py_NewRef(Py_NotImplemented)
+               : PyList_Size(c.found) == 0 ? Py_NewRef(result)
+                                           : put_together(result, c.found, objects, pending);
     }
     Py_XDECREF(same);
     Py_DECREF(c.found);
     return made;
 }
 
+static PyObject *native_unpack_result(PyObject *module, PyObject *args)
+{
+    PyObject *result, *objects, *pending;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO", &result, &objects, &pending))
+        return NULL;
+    return unpack_all(result, objects, pending);
+}
+
+/* Takes over what stands for a module. For ever, as what `start` takes over. */
+static PyObject *native_learn_packed(PyObject *module, PyObject *args)
+{
+    PyObject *type, *leaves, *structure;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!O!", &PyType_Type, &type, &PyMemberDescr_Type, &leaves, &PyMemberDescr_Type, &structure))
+        return NULL;
+    packed_type = (PyTypeObject *)Py_NewRef(type);
+    packed_leaves = Py_NewRef(leaves), packed_structure = Py_NewRef(structure);
+    return Py_NewRef(Py_None);
+}
+
+/* Takes over how Python packs a tree, what it has of a call, and what says which trace is active. */
 static PyObject *native_cross(PyObject *module, PyObject *args)
 {
-    PyObject *type, *function;
+    PyObject *function, *call, *trace;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O", &PyType_Type, &type, &function))
+    if (!PyArg_ParseTuple(args, "OOO", &function, &call, &trace))
         return NULL;
-    /* For ever, as what `start` takes over. */
-    packed_type = (PyTypeObject *)Py_NewRef(type);
-    pack_in_python = Py_NewRef(function);
+    pack_in_python = Py_NewRef(function), call_type = Py_NewRef(call), trace_of_call = Py_NewRef(trace);
     return Py_NewRef(Py_None);
 }
 
@@ -2702,6 +2775,24 @@ static int write_all(PyObject *contents, const Writing *writings)
     return -1;
 }
 
+/* Writes what is pending: 1, 0 if that is left to Python, -1 on an error. */
+static int write_back(PyObject *pairs)
+{
+    Writing *writings = PyMem_Calloc((size_t)PyList_Size(pairs) / 2 + 1, sizeof *writings);
+    if (writings == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    /* What was in the targets is held until everything is written, so that no finaliser runs in between. */
+    PyObject *contents = contents_of(pairs, writings);
+    int outcome = contents == NULL ? -1 : write_all(contents, writings);
+    PyMem_Free(writings);
+    if (contents == NULL && !PyErr_Occurred())
+        return 0;
+    Py_XDECREF(contents);
+    return outcome < 0 ? -1 : 1;
+}
+
 static PyObject *native_write_back(PyObject *module, PyObject *pairs)
 {
     (void)module;
@@ -2709,17 +2800,118 @@ static PyObject *native_write_back(PyObject *module, PyObject *pairs)
         PyErr_SetString(PyExc_TypeError, "not a list");
         return NULL;
     }
-    Writing *writings = PyMem_Calloc((size_t)PyList_Size(pairs) / 2 + 1, sizeof *writings);
-    if (writings == NULL)
-        return PyErr_NoMemory();
-    /* What was in the targets is held until everything is written, so that no finaliser runs in between. */
-    PyObject *contents = contents_of(pairs, writings);
-    int outcome = contents == NULL ? -1 : write_all(contents, writings);
-    PyMem_Free(writings);
-    if (contents == NULL && !PyErr_Occurred())
-        return Py_NewRef(Py_False);
-    Py_XDECREF(contents);
-    return outcome < 0 ? NULL : Py_NewRef(Py_True);
+    int outcome = write_back(pairs);
+    return outcome < 0 ? NULL : Py_NewRef(outcome ? Py_True : Py_False);
+}
+
+/* --- the whole call ---------------------------------------------------------------------------------------------- */
+
+static PyObject *deferred; /* stands for what Python has to do; nobody else can return it */
+
+static PyObject *native_flags_of(PyObject *module, PyObject *rules)
+{
+    int flags, convention, is_for_native = PyTuple_Check(rules) ? read_rules(rules, &flags, &convention) : 0;
+    (void)module;
+    if (is_for_native < 0)
+        return NULL;
+    return PyLong_FromLong(is_for_native ? flags | convention << 8 : -1);
+}
+
+/* What a call needs to know of the wrapper. See `FunctionTransform.__call__`. */
+typedef struct {
+    PyObject *policy, *transformed, *owner, *rules;
+    int flags, convention, in_place;
+} Way;
+
+static int read_way(PyObject *tuple, Way *way)
+{
+    if (!PyTuple_CheckExact(tuple) || PyTuple_Size(tuple) != 6) {
+        PyErr_SetString(PyExc_TypeError, "not what a call needs to know");
+        return -1;
+    }
+    way->policy = PyTuple_GetItem(tuple, 0), way->transformed = PyTuple_GetItem(tuple, 1);
+    way->owner = PyTuple_GetItem(tuple, 2), way->rules = PyTuple_GetItem(tuple, 3);
+    way->in_place = PyTuple_GetItem(tuple, 5) == Py_True;
+    long flags = PyLong_AsLong(PyTuple_GetItem(tuple, 4));
+    way->flags = (int)(flags & 0xff), way->convention = (int)(flags >> 8);
+    return flags == -1 && PyErr_Occurred() ? -1 : flags >= 0;
+}
+
+/* Calls what is transformed, and lets the function know of the call, should it be traced. */
+static PyObject *call_transformed(const Way *way, PyObject *stack, Tags *tags, PyObject *args, PyObject *kwargs)
+{
+    PyObject *type, *value, *traceback, *result = NULL, *trace = PyObject_CallNoArgs(trace_of_call);
+    PyObject *call = trace == NULL ? NULL : PyTuple_Pack(3, args, kwargs, (PyObject *)tags);
+    PyObject *entry = call == NULL ? NULL : PyTuple_Pack(3, way->owner, call, trace);
+    Py_ssize_t depth = PyList_Size(stack);
+    if (entry != NULL && PyList_Append(stack, entry) == 0)
+        result = PyObject_Call(way->transformed, args, kwargs);
+    Py_XDECREF(entry);
+    Py_XDECREF(call);
+    Py_XDECREF(trace);
+    PyErr_Fetch(&type, &value, &traceback);
+    if (PyList_SetSlice(stack, depth, PY_SSIZE_T_MAX, NULL) < 0)
+        Py_CLEAR(result);
+    if (type != NULL)
+        PyErr_Restore(type, value, traceback);
+    return result;
+}
+
+/* Unpacks the result of a call. Py_NotImplemented where Python has to. */
+static PyObject *finish(const Way *way, Tags *tags, PyObject *result)
+{
+    if (!way->in_place)
+        return unpack_all(result, NULL, Py_None);
+    PyObject *returned = NULL, *pending = PyList_New(0);
+    PyObject *made = pending == NULL ? NULL : unpack_all(result, tags->objects, pending);
+    int outcome = made == NULL ? -1 : made == Py_NotImplemented ? 0 : write_back(pending);
+    if (outcome == 0)
+        returned = Py_NewRef(Py_NotImplemented);
+    else if (outcome > 0)
+        returned = Py_XNewRef(PyTuple_GetItem(made, 1));
+    Py_XDECREF(made);
+    Py_XDECREF(pending);
+    return returned;
+}
+
+/* (wrapper, what it needs to know, calls under way, args, kwargs) -> what the wrapper returns, or `DEFERRED` if Python has
+   to do the call; nothing was called then. */
+static PyObject *native_call(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    PyObject *args, *kwargs, *made = NULL;
+    Way way;
+    (void)module;
+    if (count != 5 || !PyList_CheckExact(given[2]) || !PyTuple_CheckExact(given[3]) || !PyDict_CheckExact(given[4])) {
+        PyErr_SetString(PyExc_TypeError, "not a call");
+        return NULL;
+    }
+    int is_for_native = read_way(given[1], &way);
+    if (is_for_native <= 0)
+        return is_for_native < 0 ? NULL : Py_NewRef(deferred);
+    Crossing c = {.replaced = packed, .is_separate = 1, .rules_in_python = way.rules};
+    c.rules.flags = way.flags, c.convention = way.convention;
+    c.mutable_are_objects = way.flags & CONTAINERS;
+    c.tags = (Tags *)tags_new(tags_type, NULL, NULL);
+    if (c.tags == NULL)
+        return NULL;
+    int outcome = pack_all(&c, given[3], given[4], &args, &kwargs);
+    if (outcome == OPENED) {
+        PyObject *result = call_transformed(&way, given[2], c.tags, args, kwargs);
+        made = result == NULL ? NULL : finish(&way, c.tags, result);
+        if (made == Py_NotImplemented) {
+            Py_DECREF(made);
+            PyObject *call = PyObject_CallFunctionObjArgs(call_type, args, kwargs, (PyObject *)c.tags, NULL);
+            made = call == NULL ? NULL : PyObject_CallMethodObjArgs(given[0], name_finish, result, call, way.policy, NULL);
+            Py_XDECREF(call);
+        }
+        Py_XDECREF(result);
+        Py_DECREF(args);
+        Py_DECREF(kwargs);
+    } else if (outcome == DONE) {
+        made = Py_NewRef(deferred);
+    }
+    Py_DECREF(c.tags);
+    return made;
 }
 
 /* --- the module ------------------------------------------------------------------------------------------------- */
@@ -2760,8 +2952,6 @@ static PyObject *native_learn_nnx(PyObject *module, PyObject *args)
         current_trace = found[3], name_nodes = found[4], name_mapping = found[5];
         for (int i = 0; i < 7; i++)
             *slots[i] = found[6 + i];
-        get_slot = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
-        set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
     }
     return Py_NewRef(Py_None);
 }
@@ -2773,15 +2963,15 @@ static PyObject *native_start(PyObject *module, PyObject *args)
     (void)module;
     if (meet != NULL)
         return Py_NewRef(Py_False);
-    if (!PyArg_ParseTuple(args, "OOOOOO!O!O!O!", &meet, &describe, &settle, &marker, &leaf_op, &PyType_Type, &ops[0],
-                          &PyType_Type, &ops[1], &PyType_Type, &ops[2], &PyType_Type, &ops[3])) {
+    if (!PyArg_ParseTuple(args, "O!OOOOOO!O!O!O!", &PyDict_Type, &entries, &meet, &describe, &settle, &marker, &leaf_op,
+                          &PyType_Type, &ops[0], &PyType_Type, &ops[1], &PyType_Type, &ops[2], &PyType_Type, &ops[3])) {
         meet = NULL;
         return NULL;
     }
     missing_type = marker == Py_None ? NULL : (PyTypeObject *)marker;
     node_op = (PyTypeObject *)ops[0], static_op = (PyTypeObject *)ops[1];
     given_op = (PyTypeObject *)ops[2], update_op = (PyTypeObject *)ops[3];
-    Py_INCREF(meet), Py_INCREF(describe), Py_INCREF(settle), Py_INCREF(marker), Py_INCREF(leaf_op);
+    Py_INCREF(entries), Py_INCREF(meet), Py_INCREF(describe), Py_INCREF(settle), Py_INCREF(marker), Py_INCREF(leaf_op);
     for (int i = 0; i < 4; i++)
         Py_INCREF(ops[i]);
     return Py_NewRef(Py_True);
@@ -2797,9 +2987,15 @@ static PyMethodDef methods[] = {
     {"compile", native_compile, METH_O, "Records -> what `build` takes in their place, and runs faster."},
     {"build", native_build, METH_VARARGS, "(records, leaves, table, given, update): see `sharedtree._walk.build`."},
     {"runs_of", native_runs_of, METH_O, "What `build` takes for a structure."},
-    {"cross", native_cross, METH_VARARGS, "Takes over what stands for a module, and how Python packs a tree."},
+    {"learn_packed", native_learn_packed, METH_VARARGS, "Takes over what stands for a module."},
+    {"packed_parts", native_packed_parts, METH_O, "What stands for a module -> (its leaves, its structure)."},
+    {"packed_of", (PyCFunction)(void (*)(void))native_packed_of, METH_FASTCALL, "(structure, leaves) -> what stands for a module."},
+    {"cross", native_cross, METH_VARARGS, "Takes over how Python packs a tree, what it has of a call, and which trace is active."},
+    {"flags_of", native_flags_of, METH_O, "Rules as `call` has them; negative if they are not for it."},
+    {"call", (PyCFunction)(void (*)(void))native_call, METH_FASTCALL,
+     "(wrapper, what it needs to know, calls under way, args, kwargs) -> what the wrapper returns, or `DEFERRED`."},
     {"pack_call", native_pack_call, METH_VARARGS,
-     "(args, kwargs, tags, rules, known) -> (args, kwargs, whether each is by itself), or None if it cannot."},
+     "(args, kwargs, tags, rules) -> (args, kwargs, whether each is by itself), or None if it cannot."},
     {"unpack_result", native_unpack_result, METH_VARARGS,
      "(result, structures -> number -> the caller's object, None or a list that gets what is to be written into what, in "
      "turn) -> the result unpacked, or NotImplemented."},
@@ -2834,21 +3030,24 @@ PyMODINIT_FUNC PyInit__native(void)
     name_is_mutable = PyUnicode_InternFromString("_is_mutable");
     name_thaw = PyUnicode_InternFromString("thaw");
     name_unflatten = PyUnicode_InternFromString("unflatten");
-    name_structure = PyUnicode_InternFromString("structure");
-    name_leaves = PyUnicode_InternFromString("leaves");
     name_records = PyUnicode_InternFromString("records");
     name_root = PyUnicode_InternFromString("root");
     name_given = PyUnicode_InternFromString("given");
     name_program = PyUnicode_InternFromString("program");
     name_updates = PyUnicode_InternFromString("updates");
     name_is_noted = PyUnicode_InternFromString("is_noted");
+    name_finish = PyUnicode_InternFromString("finish");
+    deferred = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
     new_object = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
+    get_slot = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
+    set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
     PyObject *type = PyType_FromSpec(&tags_spec);
     program_type = (PyTypeObject *)PyType_FromSpec(&program_spec);
-    if (!empty_tuple || !name_aux || !name_type || !name_value || !name_is_mutable || !name_thaw || !name_unflatten ||
-        !name_structure || !name_leaves || !name_records || !name_root || !name_given || !name_is_noted || !name_updates ||
+    if (!deferred || !name_finish || !empty_tuple || !name_aux || !name_type || !name_value || !name_is_mutable || !name_thaw || !name_unflatten ||
+        !name_records || !name_root || !name_given || !name_is_noted || !name_updates ||
         !name_program || !type || !program_type ||
         PyModule_AddObjectRef(module, "Tags", type) < 0 ||
+        PyModule_AddObjectRef(module, "DEFERRED", deferred) < 0 ||
         PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM) < 0)
         goto failed;
     tags_type = (PyTypeObject *)type;

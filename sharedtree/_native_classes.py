@@ -180,10 +180,14 @@ def _settled(value: Any, known: Known) -> Any:
 _CONVENTIONS: dict[int, Inherited] = {}
 
 
-def start() -> bool:
-    """Tells the native walk what it has to know. False if it serves an earlier import of the package."""
+def start(entries: dict[bytes, Any]) -> bool:
+    """Tells the native walk what it has to know. False if it serves an earlier import of the package.
+
+    Args:
+        entries: key → weak reference to its structure.
+    """
     _CONVENTIONS.update({native.JAX: "jax", native.EQUINOX: "equinox", native.ANY: "any"})
-    if not native.start(_meet, _described, _settle, marker_type(), LEAF, Node, Static, Given, Update):
+    if not native.start(entries, _meet, _described, _settle, marker_type(), LEAF, Node, Static, Given, Update):
         return False
     for cls in (bool, int, float, complex):
         native.learn(_leaf(cls, native.NUMBER))

@@ -29,13 +29,13 @@ MAX_KEPT = 256
 MAX_KEPT_RECORDS = 100_000
 """How many structures are kept, and how many records they have together."""
 
-if _engine.native is not None and not _native_classes.start():
+_entries: dict[bytes, weakref.ref[Structure]] = {}
+
+if _engine.native is not None and not _native_classes.start(_entries):
     _engine.give_up("it serves an earlier import of the package")
 
 native: Any = _engine.native
 
-
-_entries: dict[bytes, weakref.ref[Structure]] = {}
 _lock = threading.RLock()  # re-entrant: memory may be collected, and the callback of an entry run, while it is held
 _kept: tuple[Structure, ...] = ()  # the latest last
 
@@ -48,7 +48,7 @@ def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any]
 
 def pack_natively(args: Any, kwargs: Any, tags: Any, rules: Rules) -> tuple[Any, Any, bool] | None:
     """Packs arguments as `transforms._crossing.pack_call` does, and says whether none reaches into an earlier one."""
-    return None if native is None else native.pack_call(args, kwargs, tags, rules, _entries)
+    return None if native is None else native.pack_call(args, kwargs, tags, rules)
 
 
 def unpack_natively(result: Any, given: Any, pending: list[Any] | None = None) -> Any:

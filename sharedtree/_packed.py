@@ -9,6 +9,7 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ._graph import unpack
+from ._native_walk import native
 from ._structure import LEAF, Given, Structure, Update, edges
 
 
@@ -70,9 +71,20 @@ def with_keys(leaves: Sequence[Any], structure: Structure) -> list[tuple[LeafPat
     return [(LeafPath(text), leaf) for text, leaf in zip(leaf_paths(structure), leaves, strict=True)]
 
 
+def _parts(packed: Packed) -> tuple[Sequence[Any], Structure]:
+    return packed.leaves, packed.structure
+
+
+def _packed(structure: Structure, leaves: Sequence[Any]) -> Packed:
+    return Packed(tuple(leaves), structure)
+
+
+if native is not None:
+    native.learn_packed(Packed, Packed.leaves, Packed.structure)
+
 jtu.register_pytree_with_keys(
     Packed,
     lambda packed: (with_keys(packed.leaves, packed.structure), packed.structure),
-    lambda structure, leaves: Packed(tuple(leaves), structure),
-    lambda packed: (packed.leaves, packed.structure),
+    _packed if native is None else native.packed_of,
+    _parts if native is None else native.packed_parts,
 )

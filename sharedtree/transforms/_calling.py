@@ -24,11 +24,11 @@ class Calling(NamedTuple):
 
 class _Active(threading.local):
     def __init__(self) -> None:
-        self.stack: list[tuple[Any, Call, Any]] = []
+        self.stack: list[tuple[Any, Sequence[Any], Any]] = []
 
 
 active = _Active()
-"""The calls of this thread, innermost last: the owner, the call, and the trace in which it was made."""
+"""The calls of this thread, innermost last: the owner, the call or what it begins with, the trace in which it was made."""
 
 
 class calling:  # noqa: N801 -- a context manager; one that is a generator costs a microsecond
@@ -55,5 +55,5 @@ def caller_of(owner: Any) -> Calling | None:
     """
     for its, call, trace in reversed(active.stack):
         if its is owner:
-            return Calling(owner, call, with_enclosing(trace))
+            return Calling(owner, Call(*call), with_enclosing(trace))
     return None

@@ -13,12 +13,13 @@ from .._context import Policy, current_policy
 from .._copies import Incomparable
 from .._equinox_internals import name_of, update_wrapper, warn_of_layers_in
 from .._graph import Tags
-from .._jax_internals import current_trace, current_traces
+from .._jax_internals import current_traces
+from .._native_walk import native
 from .._structure import LEAF, intern
 from .._tied_values import which_are_tied_values
 from .._untying import Said, hand_on, noting_untied, which_are_noted
 from ._applying import public_name, title_of, transform_named
-from ._calling import Calling, active, caller_of
+from ._calling import Calling, active, caller_of, calling
 from ._crossing import (
     Call,
     Entered,
@@ -57,7 +58,7 @@ class FunctionTransform:
     """
 
     is_plain = False
-    """Whether no argument is static, and the transform treats all alike, whatever they are."""
+    """Whether no argument is static, and one transformed function treats all alike, whatever they are."""
     passes_through = False
     caches_traces = False
     only_for_transform: frozenset[str] = frozenset()
@@ -84,7 +85,7 @@ class FunctionTransform:
         self.traces = self._shared.traces
         self._seen = self._shared.seen
         self._made: dict[Any, Any] = {}
-        self._last: tuple[Policy, Any] | None = None  # of `_made`, the last that was asked for
+        self._way: tuple[Any, ...] | None = None  # the last that was gone
         update_wrapper(self, function)  # not its `__dict__`, which may be that of another wrapper
         self.__wrapped__ = function
         self.check_options()
@@ -138,17 +139,23 @@ class FunctionTransform:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         policy = self.policy or current_policy()
+        if native is not None and self.is_plain:
+            way = self._way
+            if way is None or way[0] is not policy:
+                way = self._way = self._way_under(policy)
+            result = native.call(self, way, active.stack, args, kwargs)
+            if result is not native.DEFERRED:
+                return result
         call = self.pack(args, kwargs, policy)
-        if not self.is_plain:
-            self.require_executable(call)
-        stack = active.stack
-        depth = len(stack)
-        try:  # as `calling` does, in fewer steps, for this is the way of every call
-            stack.append((self.names, call, current_trace()))
+        self.require_executable(call)
+        with calling(self.names, call):
             result = self.transformed_for(policy, call)(*call.args, **call.kwargs)
-        finally:
-            del stack[depth:]
         return self.finish(result, call, policy)
+
+    def _way_under(self, policy: Policy) -> tuple[Any, ...]:
+        """What `native.call` needs to know."""
+        rules = policy.rules
+        return policy, self.transformed(policy), self.names, rules, native.flags_of(rules), policy.in_place
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -237,10 +244,7 @@ class FunctionTransform:
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """The transformed function for a call."""
-        last = self._last
-        if last is None or last[0] is not policy:
-            last = self._last = policy, self.transformed(policy)
-        return last[1]
+        return self.transformed(policy)
 
     def inner(self, policy: Policy) -> Callable[..., Any]:
         """The function that the transform sees."""
@@ -255,7 +259,7 @@ class FunctionTransform:
         """The part of this that the inner function may hold: neither the function, nor what holds the inner one."""
         part = object.__new__(type(self))
         part.__dict__.update(self.__dict__)
-        for name in ("function", "__wrapped__", "_shared", "_made", "_last"):
+        for name in ("function", "__wrapped__", "_shared", "_made", "_way"):
             part.__dict__.pop(name, None)
         return part
 

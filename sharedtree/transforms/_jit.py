@@ -59,7 +59,8 @@ class JitTransform(DonatingTransform):
         try:
             self._static = Chosen(self.function, options.get("static_argnums"), options.get("static_argnames"))
             self._donated = Chosen(self.function, options.get("donate_argnums"), options.get("donate_argnames"))
-            self.is_plain = self._static.is_empty and self._donated.is_empty and self._in_shardings is None
+            treats_alike = self._static.is_empty and self._donated.is_empty and self._in_shardings is None
+            self.is_plain = treats_alike and not (self._prefixed or self._prefixed_by_containers)
         except Exception:
             self.transform(self.function, **options)  # says best what is wrong with them
             raise
