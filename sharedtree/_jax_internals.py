@@ -14,7 +14,6 @@
 
 import functools
 import inspect
-import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -33,8 +32,13 @@ _SHALLOW = 100
 ConcreteArray: type = ArrayImpl
 
 
-# Says which trace is active now. No function in Python, for it is asked in every call.
-current_trace: Callable[[], Any] = functools.partial(operator.attrgetter("trace"), trace_ctx)
+TRACE = trace_ctx, "trace"
+"""An object, and as which attribute it has the trace that is active now."""
+
+
+def current_trace() -> Any:
+    """The trace that is active now."""
+    return trace_ctx.trace
 
 
 def current_traces() -> tuple[Any, ...]:

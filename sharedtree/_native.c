@@ -233,10 +233,33 @@ static Py_ssize_t number_of(Tags *tags, PyObject *object)
     return slot->object == NULL ? NONE : slot->number;
 }
 
+#define FIRST_SIZE 256
+
+static Slot *spare_slots; /* FIRST_SIZE empty ones, or NULL: malloc takes longer for them than it takes to empty them */
+
+static Slot *new_slots(size_t size)
+{
+    Slot *slots = spare_slots;
+    if (slots == NULL || size != FIRST_SIZE)
+        return PyMem_Calloc(size, sizeof *slots);
+    spare_slots = NULL;
+    return slots;
+}
+
+static void free_slots(Slot *slots, size_t size)
+{
+    if (spare_slots != NULL || size != FIRST_SIZE) {
+        PyMem_Free(slots);
+    } else {
+        memset(slots, 0, size * sizeof *slots);
+        spare_slots = slots;
+    }
+}
+
 /* Makes the table anew with the numbers from 0 to `end`, and with the open ones if `opened`. Runs no Python. */
 static int rehash(Tags *tags, size_t size, Py_ssize_t end, int opened)
 {
-    Slot *slots = PyMem_Calloc(size, sizeof *slots);
+    Slot *slots = new_slots(size);
     if (slots == NULL) {
         PyErr_NoMemory();
         return -1;
@@ -249,7 +272,7 @@ static int rehash(Tags *tags, size_t size, Py_ssize_t end, int opened)
             used++;
         }
     }
-    PyMem_Free(tags->slots);
+    free_slots(tags->slots, tags->size);
     tags->slots = slots;
     tags->size = size;
     tags->used = used;
@@ -258,7 +281,7 @@ static int rehash(Tags *tags, size_t size, Py_ssize_t end, int opened)
 
 static int set_number(Tags *tags, PyObject *object, Py_ssize_t number)
 {
-    if (2 * (tags->used + 1) > tags->size && rehash(tags, tags->size ? 4 * tags->size : 256, PY_SSIZE_T_MAX, 1) < 0)
+    if (2 * (tags->used + 1) > tags->size && rehash(tags, tags->size ? 4 * tags->size : FIRST_SIZE, PY_SSIZE_T_MAX, 1) < 0)
         return -1;
     Slot *slot = slot_of(tags->slots, tags->size, object);
     if (slot->object == NULL) {
@@ -315,7 +338,7 @@ static void tags_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     PyObject_GC_UnTrack(self);
-    PyMem_Free(((Tags *)self)->slots);
+    free_slots(((Tags *)self)->slots, ((Tags *)self)->size);
     Py_XDECREF(((Tags *)self)->objects);
     release(self);
     Py_DECREF(type);
@@ -414,6 +437,19 @@ typedef struct {
     int reaches_back;
     Py_ssize_t parts_left; /* that the static value being written may have, counted by paths */
 } Walk;
+
+#define MAX_SPARE 65536 /* bytes */
+
+static Walk spare; /* the memory of a walk that has ended, for the next; a walk within a walk finds none */
+
+static Walk new_walk(Tags *tags, int flags)
+{
+    Walk w = spare;
+    spare = (Walk){0};
+    w.tags = tags;
+    w.flags = flags;
+    return w;
+}
 
 static int grow(void **items, size_t *room, size_t needed, size_t item_size)
 {
@@ -1179,7 +1215,7 @@ static PyObject *unsettled_pins(Walk *w, Py_ssize_t *order)
         }
         order[i] = number;
     }
-    PyMem_Free(seen.slots);
+    free_slots(seen.slots, seen.size);
     return values;
 }
 
@@ -1260,18 +1296,30 @@ static int read_rules(PyObject *rules, int *flags, int *convention)
     return !truths[4] && !truths[5];
 }
 
-static void end_walk(Walk *w)
+static void free_memory(Walk *w)
 {
-    /* Each of these may run finalisers, of which none can reach what is here. */
-    Py_CLEAR(w->leaves);
-    pop_to(&w->children, 0);
-    pop_to(&w->pins, 0);
     PyMem_Free(w->children.items);
     PyMem_Free(w->pins.items);
     PyMem_Free(w->places);
     PyMem_Free(w->frames);
     PyMem_Free(w->names);
     PyMem_Free(w->key);
+}
+
+static void end_walk(Walk *w)
+{
+    /* Each of these may run finalisers, of which none can reach what is here. */
+    Py_CLEAR(w->leaves);
+    pop_to(&w->children, 0);
+    pop_to(&w->pins, 0);
+    size_t largest = w->children.room > w->key_room / sizeof(PyObject *) ? w->children.room * sizeof(PyObject *) : w->key_room;
+    if (spare.key == NULL && largest <= MAX_SPARE && w->frames_room * sizeof(Frame) <= MAX_SPARE) {
+        spare = (Walk){.children = w->children, .pins = w->pins, .places = w->places, .places_room = w->places_room,
+                       .frames = w->frames, .frames_room = w->frames_room, .names = w->names,
+                       .names_room = w->names_room, .key = w->key, .key_room = w->key_room};
+        return;
+    }
+    free_memory(w);
 }
 
 /* Takes back what a walk did that came to nothing. An error of `Exception` is dropped, for Python then walks, and raises
@@ -1323,16 +1371,17 @@ static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, P
 static PyObject *native_walk(PyObject *module, PyObject *args)
 {
     PyObject *tree, *rules, *known, *structure, *key, *result = NULL;
-    int convention;
-    Walk w = {0};
+    Tags *tags;
+    int flags, convention;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO!O!O!", &tree, tags_type, &w.tags, &PyTuple_Type, &rules, &PyDict_Type, &known))
+    if (!PyArg_ParseTuple(args, "OO!O!O!", &tree, tags_type, &tags, &PyTuple_Type, &rules, &PyDict_Type, &known))
         return NULL;
-    int is_for_native = read_rules(rules, &w.flags, &convention);
+    int is_for_native = read_rules(rules, &flags, &convention);
     if (is_for_native < 0)
         return NULL;
     if (!is_for_native)
         return Py_NewRef(Py_None);
+    Walk w = new_walk(tags, flags);
     int outcome = walk_tree(&w, tree, convention, known, &structure, &key);
     if (outcome == OPENED) {
         result = PyTuple_Pack(2, w.leaves, structure);
@@ -1461,35 +1510,36 @@ failed:
     return NULL;
 }
 
-/* Gives an NNX object a new `_trace_state`, of the trace in which it is built. */
-static int set_trace_state(PyObject *object, PyObject *slot, PyObject **trace)
+/* Gives an NNX object a `_trace_state` of the trace in which it is built. All objects of one build have the same, since
+   nothing ever writes to one. */
+static int set_trace_state(PyObject *object, PyObject *slot, PyObject **state)
 {
-    if (*trace == NULL)
-        *trace = PyObject_CallNoArgs(current_trace);
-    PyObject *state = *trace == NULL ? NULL : new_object(trace_type, empty_tuple, NULL);
-    int outcome = -1;
-    if (state != NULL && set_slot(jax_trace, state, *trace) == 0)
-        outcome = set_slot(slot, object, state);
-    Py_XDECREF(state);
-    return outcome;
+    if (*state == NULL) {
+        PyObject *trace = PyObject_CallNoArgs(current_trace);
+        *state = trace == NULL ? NULL : new_object(trace_type, empty_tuple, NULL);
+        if (*state != NULL && set_slot(jax_trace, *state, trace) < 0)
+            Py_CLEAR(*state);
+        Py_XDECREF(trace);
+    }
+    return *state == NULL ? -1 : set_slot(slot, object, *state);
 }
 
-static PyObject *build_nnx_state(Kind *kind, PyObject *aux, PyObject **trace)
+static PyObject *build_nnx_state(Kind *kind, PyObject *aux, PyObject **trace_state)
 {
     PyObject *object = new_object(kind->type, empty_tuple, NULL);
     if (object != NULL && (set_slot(initializing, object, PyTuple_GetItem(aux, 0)) < 0 ||
                            set_slot(is_setup, object, PyTuple_GetItem(aux, 1)) < 0 ||
-                           set_trace_state(object, state_trace, trace) < 0))
+                           set_trace_state(object, state_trace, trace_state) < 0))
         Py_CLEAR(object);
     return object;
 }
 
-static PyObject *build_nnx_variable(Kind *kind, PyObject *aux, PyObject *numbers, PyObject *table, PyObject **trace)
+static PyObject *build_nnx_variable(Kind *kind, PyObject *aux, PyObject *numbers, PyObject *table, PyObject **trace_state)
 {
     PyObject *object = new_object(kind->type, empty_tuple, NULL), *value = NULL;
     PyObject *metadata = object == NULL ? NULL : PyDict_New();
     Py_ssize_t number = -1, size = PyTuple_Size(aux);
-    int outcome = metadata == NULL ? -1 : set_trace_state(object, variable_trace, trace);
+    int outcome = metadata == NULL ? -1 : set_trace_state(object, variable_trace, trace_state);
     for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
         PyObject *pair = PyTuple_GetItem(aux, i);
         outcome = PyDict_SetItem(metadata, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
@@ -1560,7 +1610,7 @@ static PyObject *build_registered(PyObject *op, PyObject *numbers, PyObject *tab
 
 /* Puts a node together from auxiliary data that cannot be mutated. Gives Py_NotImplemented where Python has to. */
 static PyObject *build_from(Kind *kind, PyObject *op, PyObject *aux, PyObject *numbers, PyObject *table,
-                            PyObject **trace)
+                            PyObject **trace_state)
 {
     Py_ssize_t size = PyTuple_Size(numbers);
     switch (kind->shape) {
@@ -1587,11 +1637,11 @@ static PyObject *build_from(Kind *kind, PyObject *op, PyObject *aux, PyObject *n
         break;
     case NNX_STATE:
         if (is_tuple_of(aux, 2) && size == 0)
-            return build_nnx_state(kind, aux, trace);
+            return build_nnx_state(kind, aux, trace_state);
         break;
     case NNX_VARIABLE:
         if (PyTuple_CheckExact(aux) && size == 1 && are_pairs(aux))
-            return build_nnx_variable(kind, aux, numbers, table, trace);
+            return build_nnx_variable(kind, aux, numbers, table, trace_state);
         break;
     case NNX_OBJECT:
         if (is_nnx_aux(aux, size))
@@ -1647,7 +1697,7 @@ static Kind *kind_described(PyObject *node_type)
     return kind;
 }
 
-static PyObject *build_node(PyObject *op, PyObject *numbers, PyObject *table, PyObject **trace)
+static PyObject *build_node(PyObject *op, PyObject *numbers, PyObject *table, PyObject **trace_state)
 {
     PyObject *made = NULL, *value = NULL;
     PyObject *node_type = PyObject_GetAttr(op, name_type);
@@ -1663,7 +1713,7 @@ static PyObject *build_node(PyObject *op, PyObject *numbers, PyObject *table, Py
         if (value == NULL && PyErr_Occurred())
             goto done;
         if (value != NULL)
-            made = build_from(kind, op, value, numbers, table, trace);
+            made = build_from(kind, op, value, numbers, table, trace_state);
         if (value != NULL && made != Py_NotImplemented)
             goto done;
         Py_CLEAR(made);
@@ -1697,10 +1747,10 @@ static PyObject *updated(PyObject *number, PyObject *content, PyObject *given, P
 }
 
 static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, PyObject *given, PyObject *update,
-                              PyObject **trace)
+                              PyObject **trace_state)
 {
     if (Py_TYPE(op) == node_op)
-        return build_node(op, numbers, table, trace);
+        return build_node(op, numbers, table, trace_state);
     if (Py_TYPE(op) == static_op)
         return thaw(op);
     if (Py_TYPE(op) != given_op && Py_TYPE(op) != update_op) {
@@ -1710,7 +1760,7 @@ static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, 
     PyObject *number = PyTuple_GetItem(op, 0);
     if (Py_TYPE(op) == given_op)
         return taken(number, given);
-    PyObject *content = build_node(PyTuple_GetItem(op, 1), numbers, table, trace);
+    PyObject *content = build_node(PyTuple_GetItem(op, 1), numbers, table, trace_state);
     PyObject *made = content == NULL ? NULL : updated(number, content, given, update);
     Py_XDECREF(content);
     return made;
@@ -2027,13 +2077,13 @@ static PyObject *run_dict(const Program *program, const Step *step, PyObject *ta
     return dict;
 }
 
-static PyObject *run_nnx_variable(const Program *program, const Step *step, PyObject *table, PyObject **trace)
+static PyObject *run_nnx_variable(const Program *program, const Step *step, PyObject *table, PyObject **trace_state)
 {
     PyObject *object = new_object(step->kind->type, empty_tuple, NULL);
     PyObject *metadata = object == NULL ? NULL : PyDict_Copy(step->values);
     PyObject *value = metadata == NULL ? NULL : PyList_GetItem(table, program->places[step->start]);
     Py_XINCREF(value);
-    if (object != NULL && (value == NULL || set_trace_state(object, variable_trace, trace) < 0 ||
+    if (object != NULL && (value == NULL || set_trace_state(object, variable_trace, trace_state) < 0 ||
                            set_slot(raw_value, object, value) < 0 || set_slot(metadata_of, object, metadata) < 0))
         Py_CLEAR(object);
     Py_XDECREF(value);
@@ -2042,7 +2092,7 @@ static PyObject *run_nnx_variable(const Program *program, const Step *step, PyOb
 }
 
 /* The object that a step of its kind's shape makes. */
-static PyObject *run_node(const Program *program, const Step *step, PyObject *table, PyObject **trace)
+static PyObject *run_node(const Program *program, const Step *step, PyObject *table, PyObject **trace_state)
 {
     PyObject *children, *made;
     switch (step->shape) {
@@ -2056,24 +2106,24 @@ static PyObject *run_node(const Program *program, const Step *step, PyObject *ta
     case NNX_OBJECT:
         return run_attributes(program, step, table);
     case NNX_VARIABLE:
-        return run_nnx_variable(program, step, table, trace);
+        return run_nnx_variable(program, step, table, trace_state);
     case OTHER:
         children = run_children(program, step, table, 1);
         made = children == NULL ? NULL : PyObject_CallFunctionObjArgs(step->values, children, NULL);
         Py_XDECREF(children);
         return made;
     }
-    return build_from(step->kind, step->node, step->values, step->numbers, table, trace);
+    return build_from(step->kind, step->node, step->values, step->numbers, table, trace_state);
 }
 
 static PyObject *run_step(const Program *program, const Step *step, PyObject *table, PyObject *given, PyObject *update,
-                          PyObject **trace)
+                          PyObject **trace_state)
 {
     if (step->shape == CONSTANT)
         return Py_NewRef(step->values);
     if (step->kind == NULL || step->kind->shape != step->shape)
-        return build_record(step->op, step->numbers, table, given, update, trace);
-    PyObject *made = run_node(program, step, table, trace);
+        return build_record(step->op, step->numbers, table, given, update, trace_state);
+    PyObject *made = run_node(program, step, table, trace_state);
     if (made == NULL || step->target == NULL)
         return made;
     PyObject *target = updated(step->target, made, given, update);
@@ -2083,7 +2133,7 @@ static PyObject *run_step(const Program *program, const Step *step, PyObject *ta
 
 static int run_program(Program *program, PyObject *leaves, PyObject *table, PyObject *given, PyObject *update)
 {
-    PyObject *trace = NULL;
+    PyObject *trace_state = NULL;
     Py_ssize_t next = 0, num_leaves = PyTuple_Size(leaves);
     int outcome = 0;
     for (Py_ssize_t i = 0; i < program->num_steps && outcome == 0; i++) {
@@ -2097,11 +2147,11 @@ static int run_program(Program *program, PyObject *leaves, PyObject *table, PyOb
             }
             continue;
         }
-        PyObject *made = run_step(program, step, table, given, update, &trace);
+        PyObject *made = run_step(program, step, table, given, update, &trace_state);
         outcome = made == NULL ? -1 : PyList_Append(table, made);
         Py_XDECREF(made);
     }
-    Py_XDECREF(trace);
+    Py_XDECREF(trace_state);
     return outcome;
 }
 
@@ -2135,7 +2185,7 @@ static int build_onto(PyObject *table, PyObject *runs, PyObject *given_leaves, P
     }
     PyObject *records = PySequence_Tuple(runs);
     PyObject *leaves = records == NULL ? NULL : PySequence_Tuple(given_leaves);
-    PyObject *trace = NULL;
+    PyObject *trace_state = NULL;
     Py_ssize_t next = 0, size = leaves == NULL ? 0 : PyTuple_Size(records);
     int outcome = leaves == NULL ? -1 : 0;
     for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
@@ -2144,7 +2194,7 @@ static int build_onto(PyObject *table, PyObject *runs, PyObject *given_leaves, P
             PyErr_SetString(PyExc_TypeError, "not a record");
         } else if (PyTuple_GetItem(each, 0) != leaf_op) {
             made = build_record(PyTuple_GetItem(each, 0), PyTuple_GetItem(each, 1), table, given, update,
-                                &trace);
+                                &trace_state);
         } else if (next == PyTuple_Size(leaves)) {
             PyErr_SetNone(PyExc_StopIteration);
         } else {
@@ -2153,7 +2203,7 @@ static int build_onto(PyObject *table, PyObject *runs, PyObject *given_leaves, P
         outcome = made == NULL ? -1 : PyList_Append(table, made);
         Py_XDECREF(made);
     }
-    Py_XDECREF(trace);
+    Py_XDECREF(trace_state);
     Py_XDECREF(leaves);
     Py_XDECREF(records);
     return outcome;
@@ -2180,8 +2230,9 @@ typedef struct Crossing {
     PyObject *(*replaced)(struct Crossing *, PyObject *, Kind *); /* what a leaf or an object becomes; the kind or NULL */
     int mutable_are_objects;
     /* Packing. */
-    Walk rules; /* its flags and its floor */
     Tags *tags;
+    int flags;
+    Py_ssize_t floor; /* the number of objects before this argument */
     PyObject *rules_in_python;
     int convention, is_separate;
     /* Unpacking. */
@@ -2193,7 +2244,7 @@ static PyTypeObject *packed_type;
 static PyObject *packed_leaves, *packed_structure; /* its slots */
 static PyObject *pack_in_python; /* (tree, tags, rules) -> the tree with its modules packed */
 static PyObject *call_type;      /* (args, kwargs, tags) -> what Python has of a call */
-static PyObject *trace_of_call;  /* () -> the trace that is active */
+static PyObject *trace_holder, *name_trace; /* what has the trace that is active, and as which attribute */
 
 static PyObject *new_packed(PyObject *leaves, PyObject *structure)
 {
@@ -2337,8 +2388,8 @@ static PyObject *packed_in_python(Crossing *c, PyObject *object)
 static PyObject *packed_natively(Crossing *c, PyObject *object)
 {
     PyObject *structure, *key, *packed = NULL;
-    Walk w = c->rules;
-    w.tags = c->tags;
+    Walk w = new_walk(c->tags, c->flags);
+    w.floor = c->floor;
     int outcome = walk_tree(&w, object, c->convention, entries, &structure, &key);
     if (outcome == OPENED)
         packed = new_packed(w.leaves, structure);
@@ -2380,7 +2431,7 @@ static PyObject *packed(Crossing *c, PyObject *object, Kind *kind)
 
 static PyObject *pack_argument(Crossing *c, PyObject *argument)
 {
-    c->rules.floor = PyList_Size(c->tags->objects);
+    c->floor = PyList_Size(c->tags->objects);
     return crossed(c, argument, MAX_CROSSED_DEPTH);
 }
 
@@ -2431,12 +2482,12 @@ static PyObject *native_pack_call(PyObject *module, PyObject *given)
     if (!PyArg_ParseTuple(given, "O!O!O!O!", &PyTuple_Type, &args, &PyDict_Type, &kwargs, tags_type, &c.tags,
                           &PyTuple_Type, &c.rules_in_python))
         return NULL;
-    int is_for_native = read_rules(c.rules_in_python, &c.rules.flags, &c.convention);
+    int is_for_native = read_rules(c.rules_in_python, &c.flags, &c.convention);
     if (is_for_native < 0)
         return NULL;
     if (!is_for_native)
         return Py_NewRef(Py_None);
-    c.mutable_are_objects = c.rules.flags & CONTAINERS;
+    c.mutable_are_objects = c.flags & CONTAINERS;
     int outcome = pack_all(&c, args, kwargs, &packed_args, &packed_kwargs);
     if (outcome != OPENED)
         return outcome == DONE ? Py_NewRef(Py_None) : NULL;
@@ -2505,7 +2556,7 @@ static int parts_of(PyObject *found, PyObject *structures, PyObject *leaves)
 /* Whether no object is in several of these lists and tuples, or in one of them twice; -1 on an error. */
 static int all_different(PyObject *lists)
 {
-    size_t size = 64, used = 0;
+    size_t size = FIRST_SIZE, used = 0;
     Py_ssize_t num_lists = PyList_Size(lists);
     for (Py_ssize_t i = 0; i < num_lists; i++) {
         Py_ssize_t each = PySequence_Size(PyList_GetItem(lists, i));
@@ -2515,7 +2566,7 @@ static int all_different(PyObject *lists)
     }
     while (size < 2 * used)
         size *= 2;
-    Slot *slots = PyMem_Calloc(size, sizeof *slots);
+    Slot *slots = new_slots(size);
     if (slots == NULL) {
         PyErr_NoMemory();
         return -1;
@@ -2534,7 +2585,7 @@ static int all_different(PyObject *lists)
             slot->object = object;
         }
     }
-    PyMem_Free(slots);
+    free_slots(slots, size);
     return outcome;
 }
 
@@ -2614,14 +2665,15 @@ static PyObject *native_learn_packed(PyObject *module, PyObject *args)
     return Py_NewRef(Py_None);
 }
 
-/* Takes over how Python packs a tree, what it has of a call, and what says which trace is active. */
+/* Takes over how Python packs a tree, what it has of a call, and where the active trace is. */
 static PyObject *native_cross(PyObject *module, PyObject *args)
 {
-    PyObject *function, *call, *trace;
+    PyObject *function, *call, *holder, *name;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOO", &function, &call, &trace))
+    if (!PyArg_ParseTuple(args, "OOOU", &function, &call, &holder, &name))
         return NULL;
-    pack_in_python = Py_NewRef(function), call_type = Py_NewRef(call), trace_of_call = Py_NewRef(trace);
+    pack_in_python = Py_NewRef(function), call_type = Py_NewRef(call);
+    trace_holder = Py_NewRef(holder), name_trace = Py_NewRef(name);
     return Py_NewRef(Py_None);
 }
 
@@ -2840,7 +2892,7 @@ static int read_way(PyObject *tuple, Way *way)
 /* Calls what is transformed, and lets the function know of the call, should it be traced. */
 static PyObject *call_transformed(const Way *way, PyObject *stack, Tags *tags, PyObject *args, PyObject *kwargs)
 {
-    PyObject *type, *value, *traceback, *result = NULL, *trace = PyObject_CallNoArgs(trace_of_call);
+    PyObject *type, *value, *traceback, *result = NULL, *trace = PyObject_GetAttr(trace_holder, name_trace);
     PyObject *call = trace == NULL ? NULL : PyTuple_Pack(3, args, kwargs, (PyObject *)tags);
     PyObject *entry = call == NULL ? NULL : PyTuple_Pack(3, way->owner, call, trace);
     Py_ssize_t depth = PyList_Size(stack);
@@ -2889,7 +2941,7 @@ static PyObject *native_call(PyObject *module, PyObject *const *given, Py_ssize_
     if (is_for_native <= 0)
         return is_for_native < 0 ? NULL : Py_NewRef(deferred);
     Crossing c = {.replaced = packed, .is_separate = 1, .rules_in_python = way.rules};
-    c.rules.flags = way.flags, c.convention = way.convention;
+    c.flags = way.flags, c.convention = way.convention;
     c.mutable_are_objects = way.flags & CONTAINERS;
     c.tags = (Tags *)tags_new(tags_type, NULL, NULL);
     if (c.tags == NULL)
@@ -2957,6 +3009,18 @@ static PyObject *native_learn_nnx(PyObject *module, PyObject *args)
 }
 
 /* Takes over what Python says. Only once: a second import of the package has other classes of the same names. */
+static PyObject *native_drop_spares(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    Walk w = spare;
+    Slot *slots = spare_slots;
+    spare = (Walk){0};
+    spare_slots = NULL;
+    free_memory(&w);
+    PyMem_Free(slots);
+    return Py_NewRef(Py_None);
+}
+
 static PyObject *native_start(PyObject *module, PyObject *args)
 {
     PyObject *marker, *ops[4];
@@ -2982,6 +3046,7 @@ static PyMethodDef methods[] = {
     {"learn", native_learn, METH_O, "Learns what a class is."},
     {"learn_nnx", native_learn_nnx, METH_VARARGS, "Learns how NNX's objects hold what they have."},
     {"unlearn", native_unlearn, METH_O, "Leaves a class that was read field by field to its registered functions."},
+    {"drop_spares", native_drop_spares, METH_NOARGS, "Gives back the memory that is kept for the next walk."},
     {"walk", native_walk, METH_VARARGS,
      "(tree, tags, rules, known) -> (leaves, known[key]()), or (None, key, pins), or None if it cannot."},
     {"compile", native_compile, METH_O, "Records -> what `build` takes in their place, and runs faster."},
@@ -2990,7 +3055,7 @@ static PyMethodDef methods[] = {
     {"learn_packed", native_learn_packed, METH_VARARGS, "Takes over what stands for a module."},
     {"packed_parts", native_packed_parts, METH_O, "What stands for a module -> (its leaves, its structure)."},
     {"packed_of", (PyCFunction)(void (*)(void))native_packed_of, METH_FASTCALL, "(structure, leaves) -> what stands for a module."},
-    {"cross", native_cross, METH_VARARGS, "Takes over how Python packs a tree, what it has of a call, and which trace is active."},
+    {"cross", native_cross, METH_VARARGS, "Takes over how Python packs a tree, what it has of a call, and where the trace is."},
     {"flags_of", native_flags_of, METH_O, "Rules as `call` has them; negative if they are not for it."},
     {"call", (PyCFunction)(void (*)(void))native_call, METH_FASTCALL,
      "(wrapper, what it needs to know, calls under way, args, kwargs) -> what the wrapper returns, or `DEFERRED`."},

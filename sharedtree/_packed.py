@@ -3,7 +3,7 @@
 `Packed` is what JAX sees of each module that crosses a transform. `Dag`, for users, is the same with a face.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax import tree_util as jtu
@@ -75,7 +75,7 @@ def _parts(packed: Packed) -> tuple[Sequence[Any], Structure]:
     return packed.leaves, packed.structure
 
 
-def _packed(structure: Structure, leaves: Sequence[Any]) -> Packed:
+def _packed(structure: Structure, leaves: Iterable[Any]) -> Packed:
     return Packed(tuple(leaves), structure)
 
 

@@ -28,7 +28,7 @@ class _Active(threading.local):
 
 
 active = _Active()
-"""The calls of this thread, innermost last: the owner, the call or what it begins with, the trace in which it was made."""
+"""The calls of this thread, innermost last: the owner, the call or what it begins with, the trace around it."""
 
 
 class calling:  # noqa: N801 -- a context manager; one that is a generator costs a microsecond

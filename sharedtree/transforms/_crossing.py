@@ -18,7 +18,7 @@ from .._attribution import definition_of
 from .._distinct import distinct
 from .._errors import InconsistentSharingError
 from .._graph import Rules, Tags, build, is_value, pack, walk
-from .._jax_internals import current_trace, make_room
+from .._jax_internals import TRACE, make_room
 from .._native_walk import native, pack_natively, unpack_natively
 from .._node_types import has_unordered_keys, is_module, node_type_of
 from .._packed import Packed
@@ -276,4 +276,4 @@ def unpack_result(
 
 
 if native is not None:
-    native.cross(lambda tree, tags, rules: pack_tree(tree, tags, rules, ""), Call, current_trace)
+    native.cross(lambda tree, tags, rules: pack_tree(tree, tags, rules, ""), Call, *TRACE)
