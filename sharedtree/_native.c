@@ -34,7 +34,8 @@ Python does not load this. */
 #define MAX_STATIC_PARTS 1000
 #define MAX_TEXT 4096
 #define MAX_CROSSED_DEPTH 64
-#define MAX_LAYOUTS 64
+#define MAX_LAYOUTS 256 /* that are kept for a class, the latest ones: of a list each length is one */
+#define MAX_REFUSALS 64
 
 enum { INSIDE = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
 enum { JAX, EQUINOX, ANY, INHERITED };
@@ -73,8 +74,9 @@ typedef struct {
     PyObject *places;         /* DATACLASS, SLOTS: bytes, where each name is in `traced` or `statics` */
     PyObject *traced, *statics; /* all names; of FIELDS also those that no field declares */
     int is_in_order;          /* whether `traced` is as in `order` */
-    Layout *layouts;          /* NNX_OBJECT */
-    uint32_t num_layouts;     /* that were asked for, found or not */
+    Layout *layouts;          /* NNX_OBJECT; the latest first */
+    uint32_t num_layouts;     /* that there have been, kept or not */
+    int num_refusals;         /* objects in a row that were found to have none */
 } Kind;
 
 static Kind **kinds; /* open addressing by type, which each kind keeps alive; kinds are never freed */
@@ -880,13 +882,30 @@ static int are_places(const int *places, Py_ssize_t size, Py_ssize_t num_traced)
     return 1;
 }
 
+/* Lets the oldest layouts go if there are too many. Their numbers are not used again. */
+static void forget_layouts(Kind *kind)
+{
+    Layout *last = kind->layouts;
+    for (int i = 1; i < MAX_LAYOUTS && last->next != NULL; i++)
+        last = last->next;
+    Layout *gone = last->next;
+    last->next = NULL;
+    while (gone != NULL) {
+        Layout *next = gone->next;
+        Py_DECREF(gone->names), Py_DECREF(gone->marked), Py_DECREF(gone->marks);
+        PyMem_Free(gone->places);
+        PyMem_Free(gone);
+        gone = next;
+    }
+}
+
 /* Learns the layout of an object from Python. NULL without an error if it has none. */
 static Layout *new_layout(Kind *kind, PyObject *object)
 {
     PyObject *names, *places, *marked, *marks, *found = PyObject_CallFunctionObjArgs(layout_of, object, NULL);
     Layout *layout = NULL;
     if (found == NULL || found == Py_None) {
-        kind->num_layouts++;
+        kind->num_refusals++;
         Py_XDECREF(found);
         return NULL;
     }
@@ -915,6 +934,8 @@ static Layout *new_layout(Kind *kind, PyObject *object)
     layout->number = kind->num_layouts++;
     layout->next = kind->layouts;
     kind->layouts = layout;
+    kind->num_refusals = 0;
+    forget_layouts(kind);
     Py_DECREF(found);
     return layout;
 failed:
@@ -940,7 +961,7 @@ static int open_nnx_object(Walk *w, Kind *kind, PyObject *object)
     Layout *layout = kind->layouts;
     while (inner != NULL && PyDict_CheckExact(inner) && outcome == DONE) {
         if (layout == NULL) {
-            if (is_new || kind->num_layouts >= MAX_LAYOUTS || (layout = new_layout(kind, object)) == NULL)
+            if (is_new || kind->num_refusals >= MAX_REFUSALS || (layout = new_layout(kind, object)) == NULL)
                 break;
             is_new = 1;
         }

@@ -17,10 +17,13 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from sharedtree import _native_classes, _native_walk, _node_types, _statics, _structure, _walk
-from sharedtree._graph import Tags, build, pack
+from sharedtree._graph import Tags, build, pack, unpack
+from sharedtree._jax_internals import TRACE
 from sharedtree._structure import Structure, intern
 from sharedtree._walk import Rules
+from sharedtree.transforms import _crossing
 from tests.kinds import KINDS, W
+from tests.strategies import Pair
 
 try:
     import _testcapi
@@ -92,6 +95,8 @@ def let_others_have_memory() -> None:
     meet = _native_classes._meet
     _native_classes._meet_with_memory = with_memory(types.FunctionType(meet.__code__, meet.__globals__))
     meet.__code__ = (lambda obj, number: _meet_with_memory(obj, number)).__code__  # noqa: F821 -- in that file
+    pack_tree = with_memory(lambda tree, tags, rules: _crossing.pack_tree(tree, tags, rules, ""))
+    native.cross(pack_tree, _crossing.Call, *TRACE)
     settle = _native_classes._settle
     _native_classes._settle_with_memory = with_memory(types.FunctionType(settle.__code__, settle.__globals__))
     settle.__code__ = (lambda value: _settle_with_memory(value)).__code__  # noqa: F821 -- in that file
@@ -139,6 +144,7 @@ def each_failure(prepare: Callable[[], Any], act: Callable[[Any], Any], check: C
             for stop in (first + 1, 0):
                 prepared = prepare()
                 outcome = None
+                native.drop_spares()
                 shortage.begin(stretch, first, stop)
                 try:
                     outcome = act(prepared)
@@ -213,6 +219,30 @@ def failures_of_tags() -> list[int]:
     return each_failure(lambda: None, act, lambda *_: None)
 
 
+class _Wrapper:
+    """As far as `native.call` asks for it."""
+
+    def __init__(self) -> None:
+        self.finish = with_memory(lambda result, *_: unpack(result.structure, result.leaves))
+
+
+def failures_of_call(tree: Any) -> list[int]:
+    """A whole call of a function that returns what it gets. Whatever fails, no call is left to be under way."""
+    pair = object.__new__(Pair)  # for Equinox flattens what it is given
+    pair.__dict__.update(first=tree, second=W)
+    rules = Rules()
+    way = None, with_memory(lambda packed, **_: packed), None, rules, native.flags_of(rules), False
+    wrapper = _Wrapper()
+    stack: list[Any] = []
+
+    def check(_: Any, outcome: Any) -> None:
+        assert stack == []
+        if outcome is not native.DEFERRED and not isinstance(outcome, MemoryError):
+            assert pack(outcome, Tags())[1] is pack(pair, Tags())[1]
+
+    return each_failure(lambda: None, lambda _: native.call(wrapper, way, stack, (pair,), {}), check)
+
+
 def new_class() -> Any:
     """An instance of a class that the native walk has not met."""
 
@@ -234,7 +264,7 @@ def main() -> None:
         pack(tree, Tags())
         known = _native_walk._entries
         walks = [failures_of_walk(lambda: tree, *args) for args in (((), known), (others, known), ((), {}))]
-        sys.stdout.write(f"{name}: {walks}, {failures_of_build(tree)}\n")
+        sys.stdout.write(f"{name}: {walks}, {failures_of_build(tree)}, {failures_of_call(tree)}\n")
 
 
 if __name__ == "__main__":

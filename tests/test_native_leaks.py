@@ -153,12 +153,40 @@ def test_a_build_that_ends():
     assert_leaves_nothing(act)
 
 
+def test_whole_calls():
+    """Also those that change their argument in place, raise, or are left to Python."""
+    model, mutable = Pair(W, [W, 3]), Mutable(weight=W)
+
+    def change(model):
+        model.weight = model.weight + 1
+
+    def fail(packed):
+        raise LookupError
+
+    same, changed = st.jit(lambda model: model.first * 2), st.jit(change, policy=st.Policy(in_place=True))
+    passed = st.jit(lambda model: model)
+    rules = Rules()
+    failing = None, fail, None, rules, native.flags_of(rules), False
+
+    def act():
+        same(model)
+        changed(mutable)
+        passed(model)
+        with pytest.raises(LookupError):
+            native.call(None, failing, [], (model,), {})
+
+    for _ in range(REPEATS):  # JAX, too, keeps something of the first calls
+        act()
+    assert_leaves_nothing(act)
+
+
 def test_wrong_arguments():
     wrong = [(), (1, 2, 3, 4), ([], Tags(), (), {}), ([], Tags(), Rules(), None)]
+    wrong += [(None, (), [], (), {}), (None, (1,) * 6, [], (), []), (None, (None,) * 6, [], (), {})]
 
     def act():
         for arguments in wrong:
-            for function in (native.walk, native.build):
+            for function in (native.walk, native.build, native.call, native.packed_of, native.packed_parts):
                 with pytest.raises(TypeError):
                     function(*arguments)
 

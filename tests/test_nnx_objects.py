@@ -355,7 +355,8 @@ def test_a_trace_is_that_of_where_an_object_is_built():
         inner.tied.kernel[...] = inner.tied.kernel[...] * 2
         inner.beyond = 1
         states = [each._trace_state for each in (inner.tied.kernel, inner.tied.bias, inner._pytree__state)]
-        assert len({id(each) for each in states}) == 3  # alive in the list
+        assert all(each.is_valid() for each in states)
+        assert not model.tied.kernel._trace_state.is_valid()
         with pytest.raises(Exception, match="trace level"):
             model.tied.kernel[...] = jnp.ones((2, 2))
         return st.tree.leaves(inner)
@@ -598,3 +599,21 @@ def values(tree):
     keys = [jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves]
     raw = [jax.random.key_data(leaf) if is_key else leaf for leaf, is_key in zip(leaves, keys, strict=True)]
     return [leaf.tolist() for leaf in raw]
+
+
+@in_c
+def test_of_many_layouts_the_latest_are_known():
+    """And what was forgotten is learned again."""
+
+    class Named(nnx.Module):
+        def __init__(self, name):
+            setattr(self, name, nnx.Param(w()))
+
+    models = [Named(f"a{i}") for i in range(300)]
+    for model in models:
+        st.tree.flatten(model)
+    for model in (models[-1], models[0], models[-1]):
+        structure = st.tree.structure(model)
+        assert knows(model)
+        assert_alike([model, model], RULES[0])
+        assert st.tree.structure(model) is structure
