@@ -54,8 +54,7 @@ def build(
     if native is None:
         _walk.build(records.records if isinstance(records, Structure) else records, leaves, table, given, update)
     else:
-        runs = native.runs_of(records) if isinstance(records, Structure) else records
-        native.build(runs, leaves, table, given, update)
+        native.build(records, leaves, table, given, update)
 
 
 def unpack(structure: Structure, leaves: Sequence[Any], table: list[Any] | None = None) -> Any:

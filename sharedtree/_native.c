@@ -14,7 +14,7 @@ The children of a node follow it. A static value is written out if it is made of
 ( [ { for containers); any other is its address, P, and is pinned: whoever keeps the key has to keep the pins alive. What
 need not be the same value for ever has a token in its place, V, one for each value, which Python gives.
 
-Rules of this file. Nothing recurses but over static values, to a fixed depth. Whatever a call into Python could free is
+Rules of this file. Nothing recurses but over static values and over plain containers outside modules, to fixed depths. Whatever a call into Python could free is
 held by a strong reference before: children on a stack of their own, objects in the tags. No borrowed reference is used
 after such a call. All that is uncommon, and each error, ends the walk, and the caller asks the reference.
 
@@ -34,8 +34,7 @@ Python does not load this. */
 #define MAX_STATIC_PARTS 1000
 #define MAX_TEXT 4096
 #define MAX_CROSSED_DEPTH 64
-#define MAX_LAYOUTS 256 /* that are kept for a class, the latest ones: of a list each length is one */
-#define MAX_REFUSALS 64
+#define MAX_LAYOUTS 1024 /* that are asked for of a class; of a list each length is one */
 
 enum { INSIDE = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
 enum { JAX, EQUINOX, ANY, INHERITED };
@@ -75,8 +74,7 @@ typedef struct {
     PyObject *traced, *statics; /* all names; of FIELDS also those that no field declares */
     int is_in_order;          /* whether `traced` is as in `order` */
     Layout *layouts;          /* NNX_OBJECT; the latest first */
-    uint32_t num_layouts;     /* that there have been, kept or not */
-    int num_refusals;         /* objects in a row that were found to have none */
+    uint32_t num_layouts;     /* that were asked for, found or not */
 } Kind;
 
 static Kind **kinds; /* open addressing by type, which each kind keeps alive; kinds are never freed */
@@ -91,7 +89,7 @@ static PyObject *leaf_op;
 static PyTypeObject *node_op, *static_op, *given_op, *update_op;
 static PyObject *empty_tuple, *name_aux, *name_type, *name_value, *name_is_mutable, *name_thaw, *name_unflatten;
 static PyObject *name_records, *name_root, *name_given, *name_is_noted, *name_updates,
-    *name_program, *name_finish;
+    *name_program, *name_finish, *name_write;
 static newfunc new_object;
 
 static descrgetfunc get_slot; /* of the descriptors of slots */
@@ -258,8 +256,8 @@ static void free_slots(Slot *slots, size_t size)
     }
 }
 
-/* Makes the table anew with the numbers from 0 to `end`, and with the open ones if `opened`. Runs no Python. */
-static int rehash(Tags *tags, size_t size, Py_ssize_t end, int opened)
+/* Makes the table anew, without those that have no number and are not open. Runs no Python. */
+static int rehash(Tags *tags, size_t size)
 {
     Slot *slots = new_slots(size);
     if (slots == NULL) {
@@ -269,7 +267,7 @@ static int rehash(Tags *tags, size_t size, Py_ssize_t end, int opened)
     size_t used = 0;
     for (size_t i = 0; i < tags->size; i++) {
         Slot old = tags->slots[i];
-        if (old.object != NULL && ((old.number >= 0 && old.number < end) || (opened && old.number == OPEN))) {
+        if (old.object != NULL && old.number != NONE) {
             *slot_of(slots, size, old.object) = old;
             used++;
         }
@@ -283,7 +281,7 @@ static int rehash(Tags *tags, size_t size, Py_ssize_t end, int opened)
 
 static int set_number(Tags *tags, PyObject *object, Py_ssize_t number)
 {
-    if (2 * (tags->used + 1) > tags->size && rehash(tags, tags->size ? 4 * tags->size : FIRST_SIZE, PY_SSIZE_T_MAX, 1) < 0)
+    if (2 * (tags->used + 1) > tags->size && rehash(tags, tags->size ? 4 * tags->size : FIRST_SIZE) < 0)
         return -1;
     Slot *slot = slot_of(tags->slots, tags->size, object);
     if (slot->object == NULL) {
@@ -882,39 +880,26 @@ static int are_places(const int *places, Py_ssize_t size, Py_ssize_t num_traced)
     return 1;
 }
 
-/* Lets the oldest layouts go if there are too many. Their numbers are not used again. */
-static void forget_layouts(Kind *kind)
-{
-    Layout *last = kind->layouts;
-    for (int i = 1; i < MAX_LAYOUTS && last->next != NULL; i++)
-        last = last->next;
-    Layout *gone = last->next;
-    last->next = NULL;
-    while (gone != NULL) {
-        Layout *next = gone->next;
-        Py_DECREF(gone->names), Py_DECREF(gone->marked), Py_DECREF(gone->marks);
-        PyMem_Free(gone->places);
-        PyMem_Free(gone);
-        gone = next;
-    }
-}
-
 /* Learns the layout of an object from Python. NULL without an error if it has none. */
 static Layout *new_layout(Kind *kind, PyObject *object)
 {
     PyObject *names, *places, *marked, *marks, *found = PyObject_CallFunctionObjArgs(layout_of, object, NULL);
     Layout *layout = NULL;
     if (found == NULL || found == Py_None) {
-        kind->num_refusals++;
+        kind->num_layouts++;
         Py_XDECREF(found);
         return NULL;
     }
     if (!PyArg_ParseTuple(found, "O!O!O!S", &PyTuple_Type, &names, &PyTuple_Type, &places, &PyTuple_Type, &marked, &marks))
         goto failed;
     Py_ssize_t size = PyTuple_Size(names);
+    if (PyTuple_Size(places) != size || PyBytes_Size(marks) != PyTuple_Size(marked)) {
+        PyErr_SetString(PyExc_ValueError, "one place and one mark for each name");
+        goto failed;
+    }
     layout = PyMem_Calloc(1, sizeof *layout);
     int *placed = PyMem_Calloc((size_t)size + 1, sizeof *placed);
-    if (layout == NULL || placed == NULL || PyTuple_Size(places) != size || PyBytes_Size(marks) != PyTuple_Size(marked)) {
+    if (layout == NULL || placed == NULL) {
         PyMem_Free(placed);
         PyErr_NoMemory();
         goto failed;
@@ -934,8 +919,6 @@ static Layout *new_layout(Kind *kind, PyObject *object)
     layout->number = kind->num_layouts++;
     layout->next = kind->layouts;
     kind->layouts = layout;
-    kind->num_refusals = 0;
-    forget_layouts(kind);
     Py_DECREF(found);
     return layout;
 failed:
@@ -961,7 +944,7 @@ static int open_nnx_object(Walk *w, Kind *kind, PyObject *object)
     Layout *layout = kind->layouts;
     while (inner != NULL && PyDict_CheckExact(inner) && outcome == DONE) {
         if (layout == NULL) {
-            if (is_new || kind->num_refusals >= MAX_REFUSALS || (layout = new_layout(kind, object)) == NULL)
+            if (is_new || kind->num_layouts >= MAX_LAYOUTS || (layout = new_layout(kind, object)) == NULL)
                 break;
             is_new = 1;
         }
@@ -1217,54 +1200,38 @@ static int settle_pin(Walk *w, size_t i, PyObject *found)
     return 0;
 }
 
-/* The pins that need not be the same value for ever, each once; and in `order`, for each pin its place in this list, or
-   -1. */
-static PyObject *unsettled_pins(Walk *w, Py_ssize_t *order)
-{
-    Tags seen = {0}; /* only its table, of what the pins keep alive */
-    PyObject *values = PyList_New(0);
-    for (size_t i = 0; values != NULL && i < w->pins.size; i++) {
-        PyObject *value = w->pins.items[i];
-        order[i] = -1;
-        if (is_settled(Py_TYPE(value)))
-            continue;
-        Py_ssize_t number = number_of(&seen, value);
-        if (number < 0) {
-            number = PyList_Size(values);
-            if (set_number(&seen, value, number) < 0 || PyList_Append(values, value) < 0)
-                Py_CLEAR(values);
-        }
-        order[i] = number;
-    }
-    free_slots(seen.slots, seen.size);
-    return values;
-}
-
 /* Asks Python about all pins that need not be the same value for ever. After the walk, for this runs Python. */
 static int settle_pins(Walk *w)
 {
-    size_t first = 0;
-    while (first < w->pins.size && is_settled(Py_TYPE(w->pins.items[first])))
-        first++;
-    if (first == w->pins.size)
+    size_t size = w->pins.size, count = 0;
+    for (size_t i = 0; i < size; i++)
+        count += !is_settled(Py_TYPE(w->pins.items[i]));
+    if (count == 0)
         return 0;
-    Py_ssize_t *order = PyMem_Calloc(w->pins.size, sizeof *order);
-    if (order == NULL) {
+    size_t *unsettled = PyMem_Malloc(count * sizeof *unsettled);
+    if (unsettled == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    PyObject *values = unsettled_pins(w, order);
-    PyObject *found = values == NULL ? NULL : PyObject_CallFunctionObjArgs(settle, values, NULL);
+    PyObject *values = PyList_New(0), *found = NULL;
+    count = 0;
+    for (size_t i = 0; values != NULL && i < size; i++) {
+        if (is_settled(Py_TYPE(w->pins.items[i])))
+            continue;
+        unsettled[count++] = i;
+        if (PyList_Append(values, w->pins.items[i]) < 0)
+            Py_CLEAR(values);
+    }
+    if (values != NULL)
+        found = PyObject_CallFunctionObjArgs(settle, values, NULL);
     int outcome = found == NULL ? -1 : 0;
-    for (size_t i = first; i < w->pins.size && outcome == 0; i++) {
-        if (order[i] >= 0) {
-            PyObject *each = PyList_GetItem(found, order[i]);
-            outcome = each == NULL ? -1 : settle_pin(w, i, each);
-        }
+    for (size_t i = 0; i < count && outcome == 0; i++) {
+        PyObject *each = PyList_GetItem(found, (Py_ssize_t)i);
+        outcome = each == NULL ? -1 : settle_pin(w, unsettled[i], each);
     }
     Py_XDECREF(found);
     Py_XDECREF(values);
-    PyMem_Free(order);
+    PyMem_Free(unsettled);
     return outcome;
 }
 
@@ -1333,8 +1300,9 @@ static void end_walk(Walk *w)
     Py_CLEAR(w->leaves);
     pop_to(&w->children, 0);
     pop_to(&w->pins, 0);
-    size_t largest = w->children.room > w->key_room / sizeof(PyObject *) ? w->children.room * sizeof(PyObject *) : w->key_room;
-    if (spare.key == NULL && largest <= MAX_SPARE && w->frames_room * sizeof(Frame) <= MAX_SPARE) {
+    /* Each name has a child, and each pin has nine bytes in the key. */
+    if (spare.key == NULL && w->key_room <= MAX_SPARE && w->children.room * sizeof(PyObject *) <= MAX_SPARE &&
+        w->frames_room * sizeof(Frame) <= MAX_SPARE) {
         spare = (Walk){.children = w->children, .pins = w->pins, .places = w->places, .places_room = w->places_room,
                        .frames = w->frames, .frames_room = w->frames_room, .names = w->names,
                        .names_room = w->names_room, .key = w->key, .key_room = w->key_room};
@@ -1440,95 +1408,9 @@ static PyObject *children_of(PyObject *numbers, PyObject *table, int as_list)
     return children;
 }
 
-static int set_item(PyObject *dict, PyObject *name, PyObject *number, PyObject *table)
-{
-    Py_ssize_t place = PyLong_AsSsize_t(number);
-    PyObject *child = place == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(table, place);
-    if (child == NULL)
-        return -1;
-    Py_INCREF(child);
-    int outcome = PyDict_SetItem(dict, name, child);
-    Py_DECREF(child);
-    return outcome;
-}
-
-static PyObject *build_dict(PyObject *names, PyObject *numbers, PyObject *table)
-{
-    PyObject *dict = PyDict_New();
-    Py_ssize_t size = PyTuple_Size(numbers);
-    for (Py_ssize_t i = 0; dict != NULL && i < size; i++) {
-        if (set_item(dict, PyTuple_GetItem(names, i), PyTuple_GetItem(numbers, i), table) < 0)
-            Py_CLEAR(dict);
-    }
-    return dict;
-}
-
 static int is_tuple_of(PyObject *object, Py_ssize_t size)
 {
     return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
-}
-
-static PyObject *build_fields(Kind *kind, PyObject *names, PyObject *rest, PyObject *numbers, PyObject *table)
-{
-    PyObject *object = new_object(kind->type, empty_tuple, NULL);
-    PyObject *attributes = object == NULL ? NULL : PyObject_GenericGetDict(object, NULL);
-    Py_ssize_t size = PyTuple_Size(names);
-    if (attributes == NULL)
-        goto failed;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (set_item(attributes, PyTuple_GetItem(names, i), PyTuple_GetItem(numbers, i), table) < 0)
-            goto failed;
-    }
-    size = PyTuple_Size(rest);
-    for (Py_ssize_t i = 0; i < size; i++) {
-        PyObject *pair = PyTuple_GetItem(rest, i);
-        if (!is_tuple_of(pair, 2)) {
-            PyErr_SetString(PyExc_TypeError, "not a name and its value");
-            goto failed;
-        }
-        if (PyDict_SetItem(attributes, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)) < 0)
-            goto failed;
-    }
-    Py_DECREF(attributes);
-    return object;
-failed:
-    Py_XDECREF(attributes);
-    Py_XDECREF(object);
-    return NULL;
-}
-
-/* As the class's own `__init__` would, which sets each field and does nothing else. */
-static PyObject *build_dataclass(Kind *kind, PyObject *statics, PyObject *numbers, PyObject *table)
-{
-    PyObject *object = new_object(kind->type, empty_tuple, NULL), *attributes = NULL;
-    Py_ssize_t size = PyTuple_Size(kind->order);
-    const char *is_static = PyBytes_AsString(kind->is_static), *places = PyBytes_AsString(kind->places);
-    if (object == NULL || (kind->shape == DATACLASS && (attributes = PyObject_GenericGetDict(object, NULL)) == NULL))
-        goto failed;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        PyObject *name = PyTuple_GetItem(kind->order, i), *value;
-        Py_ssize_t place = (unsigned char)places[i];
-        if (is_static[i]) {
-            value = PyTuple_GetItem(statics, place);
-        } else {
-            Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, place));
-            value = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(table, number);
-        }
-        if (value == NULL)
-            goto failed;
-        Py_INCREF(value);
-        int outcome = attributes == NULL ? PyObject_GenericSetAttr(object, name, value)
-                                         : PyDict_SetItem(attributes, name, value);
-        Py_DECREF(value);
-        if (outcome < 0)
-            goto failed;
-    }
-    Py_XDECREF(attributes);
-    return object;
-failed:
-    Py_XDECREF(attributes);
-    Py_XDECREF(object);
-    return NULL;
 }
 
 /* Gives an NNX object a `_trace_state` of the trace in which it is built. All objects of one build have the same, since
@@ -1543,63 +1425,6 @@ static int set_trace_state(PyObject *object, PyObject *slot, PyObject **state)
         Py_XDECREF(trace);
     }
     return *state == NULL ? -1 : set_slot(slot, object, *state);
-}
-
-static PyObject *build_nnx_state(Kind *kind, PyObject *aux, PyObject **trace_state)
-{
-    PyObject *object = new_object(kind->type, empty_tuple, NULL);
-    if (object != NULL && (set_slot(initializing, object, PyTuple_GetItem(aux, 0)) < 0 ||
-                           set_slot(is_setup, object, PyTuple_GetItem(aux, 1)) < 0 ||
-                           set_trace_state(object, state_trace, trace_state) < 0))
-        Py_CLEAR(object);
-    return object;
-}
-
-static PyObject *build_nnx_variable(Kind *kind, PyObject *aux, PyObject *numbers, PyObject *table, PyObject **trace_state)
-{
-    PyObject *object = new_object(kind->type, empty_tuple, NULL), *value = NULL;
-    PyObject *metadata = object == NULL ? NULL : PyDict_New();
-    Py_ssize_t number = -1, size = PyTuple_Size(aux);
-    int outcome = metadata == NULL ? -1 : set_trace_state(object, variable_trace, trace_state);
-    for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
-        PyObject *pair = PyTuple_GetItem(aux, i);
-        outcome = PyDict_SetItem(metadata, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
-    }
-    if (outcome == 0)
-        number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, 0));
-    if (outcome == 0 && !(number == -1 && PyErr_Occurred()))
-        value = PyList_GetItem(table, number);
-    Py_XINCREF(value);
-    if (value == NULL || set_slot(raw_value, object, value) < 0 || set_slot(metadata_of, object, metadata) < 0)
-        Py_CLEAR(object);
-    Py_XDECREF(value);
-    Py_XDECREF(metadata);
-    return object;
-}
-
-static PyObject *build_nnx_object(Kind *kind, PyObject *aux, PyObject *numbers, PyObject *table)
-{
-    PyObject *keys[2] = {PyTuple_GetItem(aux, 0), PyTuple_GetItem(aux, 1)}, *values = PyTuple_GetItem(aux, 2);
-    PyObject *object = new_object(kind->type, empty_tuple, NULL);
-    int outcome = object == NULL ? -1 : 0;
-    for (int is_static = 0; is_static < 2; is_static++) {
-        Py_ssize_t size = PyTuple_Size(keys[is_static]);
-        for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
-            PyObject *key = PyTuple_GetItem(keys[is_static], i);
-            /* Its flatten may have a name as a number. */
-            PyObject *name = PyUnicode_CheckExact(key) ? Py_NewRef(key) : PyObject_Str(key);
-            Py_ssize_t number = is_static ? 0 : PyLong_AsSsize_t(PyTuple_GetItem(numbers, i));
-            PyObject *value = is_static ? PyTuple_GetItem(values, i) : PyList_GetItem(table, number);
-            Py_XINCREF(value);
-            /* As NNX does, so that a class's own descriptors are asked. */
-            outcome = name == NULL || value == NULL ? -1 : PyObject_GenericSetAttr(object, name, value);
-            Py_XDECREF(value);
-            Py_XDECREF(name);
-        }
-    }
-    if (outcome < 0)
-        Py_CLEAR(object);
-    return object;
 }
 
 static int are_pairs(PyObject *aux)
@@ -1619,72 +1444,37 @@ static int is_nnx_aux(PyObject *aux, Py_ssize_t size)
     return is_tuple_of(PyTuple_GetItem(aux, 2), PyTuple_Size(PyTuple_GetItem(aux, 1)));
 }
 
-static PyObject *build_registered(PyObject *op, PyObject *numbers, PyObject *table)
+static PyObject *call_with_children(PyObject *function, PyObject *aux, PyObject *numbers, PyObject *table)
 {
-    PyObject *unflatten = PyObject_GetAttr(op, name_unflatten);
-    PyObject *children = unflatten == NULL ? NULL : children_of(numbers, table, 1);
-    PyObject *made = children == NULL ? NULL : PyObject_CallFunctionObjArgs(unflatten, children, NULL);
+    PyObject *children = children_of(numbers, table, 1);
+    PyObject *made = children == NULL ? NULL
+                     : aux == NULL    ? PyObject_CallFunctionObjArgs(function, children, NULL)
+                                      : PyObject_CallFunctionObjArgs(function, aux, children, NULL);
     Py_XDECREF(children);
+    return made;
+}
+
+/* Puts a node together by what is registered for its class. */
+static PyObject *build_registered(PyObject *node, PyObject *numbers, PyObject *table)
+{
+    PyObject *unflatten = PyObject_GetAttr(node, name_unflatten);
+    PyObject *made = unflatten == NULL ? NULL : call_with_children(unflatten, NULL, numbers, table);
     Py_XDECREF(unflatten);
     return made;
 }
 
-/* Puts a node together from auxiliary data that cannot be mutated. Gives Py_NotImplemented where Python has to. */
-static PyObject *build_from(Kind *kind, PyObject *op, PyObject *aux, PyObject *numbers, PyObject *table,
-                            PyObject **trace_state)
+/* Puts a node together as Python does: with auxiliary data that may be a copy, by any function. */
+static PyObject *build_in_python(PyObject *node, PyObject *numbers, PyObject *table)
 {
-    Py_ssize_t size = PyTuple_Size(numbers);
-    switch (kind->shape) {
-    case NOTHING:
-        return Py_NewRef(Py_None);
-    case TUPLE:
-    case LIST:
-        return children_of(numbers, table, kind->shape == LIST);
-    case DICT:
-        if (is_tuple_of(aux, size))
-            return build_dict(aux, numbers, table);
-        break;
-    case FIELDS:
-        if (is_tuple_of(aux, 2)) {
-            PyObject *names = PyTuple_GetItem(aux, 0), *rest = PyTuple_GetItem(aux, 1);
-            if (is_tuple_of(names, size) && PyTuple_CheckExact(rest))
-                return build_fields(kind, names, rest, numbers, table);
-        }
-        break;
-    case DATACLASS:
-    case SLOTS:
-        if (is_tuple_of(aux, PyTuple_Size(kind->statics)) && size == PyTuple_Size(kind->traced))
-            return build_dataclass(kind, aux, numbers, table);
-        break;
-    case NNX_STATE:
-        if (is_tuple_of(aux, 2) && size == 0)
-            return build_nnx_state(kind, aux, trace_state);
-        break;
-    case NNX_VARIABLE:
-        if (PyTuple_CheckExact(aux) && size == 1 && are_pairs(aux))
-            return build_nnx_variable(kind, aux, numbers, table, trace_state);
-        break;
-    case NNX_OBJECT:
-        if (is_nnx_aux(aux, size))
-            return build_nnx_object(kind, aux, numbers, table);
-        break;
-    case OTHER:
-        return build_registered(op, numbers, table);
-    }
-    return Py_NewRef(Py_NotImplemented);
-}
-
-static PyObject *build_in_python(PyObject *node_type, PyObject *aux, PyObject *numbers, PyObject *table)
-{
-    PyObject *made = NULL;
-    PyObject *put_together = PyObject_GetAttrString(node_type, "put_together");
-    PyObject *thawed = put_together == NULL ? NULL : PyObject_CallMethodObjArgs(aux, name_thaw, NULL);
-    PyObject *children = thawed == NULL ? NULL : children_of(numbers, table, 1);
-    if (children != NULL)
-        made = PyObject_CallFunctionObjArgs(put_together, thawed, children, NULL);
-    Py_XDECREF(children);
+    PyObject *node_type = PyObject_GetAttr(node, name_type);
+    PyObject *put_together = node_type == NULL ? NULL : PyObject_GetAttrString(node_type, "put_together");
+    PyObject *aux = put_together == NULL ? NULL : PyObject_GetAttr(node, name_aux);
+    PyObject *thawed = aux == NULL ? NULL : PyObject_CallMethodObjArgs(aux, name_thaw, NULL);
+    PyObject *made = thawed == NULL ? NULL : call_with_children(put_together, thawed, numbers, table);
     Py_XDECREF(thawed);
+    Py_XDECREF(aux);
     Py_XDECREF(put_together);
+    Py_XDECREF(node_type);
     return made;
 }
 
@@ -1695,14 +1485,6 @@ static int is_mutable(PyObject *value)
     int outcome = found == NULL ? -1 : PyObject_IsTrue(found);
     Py_XDECREF(found);
     return outcome;
-}
-
-static PyObject *thaw(PyObject *value)
-{
-    int mutable = is_mutable(value);
-    if (mutable < 0)
-        return NULL;
-    return mutable ? PyObject_CallMethodObjArgs(value, name_thaw, NULL) : PyObject_GetAttr(value, name_value);
 }
 
 /* The kind of a NodeType, which Python is asked for if no instance was met. NULL on an error. */
@@ -1716,35 +1498,6 @@ static Kind *kind_described(PyObject *node_type)
     kind = described == NULL ? NULL : new_kind(described);
     Py_XDECREF(described);
     return kind;
-}
-
-static PyObject *build_node(PyObject *op, PyObject *numbers, PyObject *table, PyObject **trace_state)
-{
-    PyObject *made = NULL, *value = NULL;
-    PyObject *node_type = PyObject_GetAttr(op, name_type);
-    PyObject *aux = node_type == NULL ? NULL : PyObject_GetAttr(op, name_aux);
-    if (aux == NULL)
-        goto done;
-    Kind *kind = kind_described(node_type);
-    if (kind == NULL)
-        goto done;
-    if (kind->is_rebuilt && kind->node_type == node_type) {
-        int mutable = is_mutable(aux);
-        value = mutable == 0 ? PyObject_GetAttr(aux, name_value) : NULL;
-        if (value == NULL && PyErr_Occurred())
-            goto done;
-        if (value != NULL)
-            made = build_from(kind, op, value, numbers, table, trace_state);
-        if (value != NULL && made != Py_NotImplemented)
-            goto done;
-        Py_CLEAR(made);
-    }
-    made = build_in_python(node_type, aux, numbers, table);
-done:
-    Py_XDECREF(value);
-    Py_XDECREF(aux);
-    Py_XDECREF(node_type);
-    return made;
 }
 
 /* The object of the other side with this number: of a list, or what a function says. */
@@ -1767,35 +1520,16 @@ static PyObject *updated(PyObject *number, PyObject *content, PyObject *given, P
     return target;
 }
 
-static PyObject *build_record(PyObject *op, PyObject *numbers, PyObject *table, PyObject *given, PyObject *update,
-                              PyObject **trace_state)
-{
-    if (Py_TYPE(op) == node_op)
-        return build_node(op, numbers, table, trace_state);
-    if (Py_TYPE(op) == static_op)
-        return thaw(op);
-    if (Py_TYPE(op) != given_op && Py_TYPE(op) != update_op) {
-        PyErr_SetString(PyExc_TypeError, "not an operation");
-        return NULL;
-    }
-    PyObject *number = PyTuple_GetItem(op, 0);
-    if (Py_TYPE(op) == given_op)
-        return taken(number, given);
-    PyObject *content = build_node(PyTuple_GetItem(op, 1), numbers, table, trace_state);
-    PyObject *made = content == NULL ? NULL : updated(number, content, given, update);
-    Py_XDECREF(content);
-    return made;
-}
-
 /* --- programs: records, with all looked up that takes no part in how often they are built -------------------------- */
 
-enum { RECORD = -1, CONSTANT = -2, TRACED = -3 }; /* or else the shape of a node */
+enum { TRACED = -5, CONSTANT, COPIED, TAKEN, IN_PYTHON }; /* or else the shape of a node */
 
 typedef struct {
     int shape;
-    Kind *kind;               /* of a node; its shape may become another, and the record is built instead */
+    Kind *kind;               /* of a node; its shape may become another, and what is registered is called instead */
     PyObject *op, *numbers;   /* the record; borrowed from the records */
-    PyObject *node, *target;  /* the operation that makes the object; and the number of the object that gets it as content */
+    PyObject *node, *target;  /* the operation that makes the object; and the number of the other side's object that it gives,
+                                 or that gets it as content */
     PyObject *names;          /* of attributes, in order; or of a dictionary's items */
     PyObject *values;         /* those of them that are static; or else what is called, or the value itself */
     Py_ssize_t start;         /* in `places`: which object each is, or -1 if it is static */
@@ -1880,7 +1614,7 @@ static int add_attributes(Program *program, Kind *kind, PyObject *aux, PyObject 
                           PyObject *values)
 {
     int outcome = 0;
-    if (kind->shape == DATACLASS) {
+    if (kind->shape == DATACLASS || kind->shape == SLOTS) {
         const char *is_static = PyBytes_AsString(kind->is_static), *places = PyBytes_AsString(kind->places);
         for (Py_ssize_t i = 0; i < PyTuple_Size(kind->order) && outcome == 0; i++) {
             Py_ssize_t place = (unsigned char)places[i];
@@ -1930,6 +1664,7 @@ static int is_as_described(Kind *kind, PyObject *aux, Py_ssize_t size)
     return kind->shape == NOTHING || kind->shape == TUPLE || kind->shape == LIST || kind->shape == OTHER;
 }
 
+/* How a node is put together without Python. Leaves the step as it is if its auxiliary data is not as its kind says. */
 static int compile_node(Program *program, Step *step, PyObject *aux)
 {
     Kind *kind = step->kind;
@@ -1939,7 +1674,11 @@ static int compile_node(Program *program, Step *step, PyObject *aux)
     if (!is_as_described(kind, aux, size))
         return 0;
     step->start = (Py_ssize_t)program->num_places;
-    if (kind->shape == FIELDS || kind->shape == DATACLASS || kind->shape == NNX_OBJECT) {
+    switch (kind->shape) {
+    case FIELDS:
+    case DATACLASS:
+    case SLOTS:
+    case NNX_OBJECT:
         names = PyList_New(0), values = PyList_New(0);
         outcome = names == NULL || values == NULL
                       ? -1
@@ -1948,59 +1687,67 @@ static int compile_node(Program *program, Step *step, PyObject *aux)
         step->values = outcome < 0 ? NULL : PyList_AsTuple(values);
         Py_XDECREF(names);
         Py_XDECREF(values);
-        outcome = step->names == NULL || step->values == NULL ? -1 : 0;
-    } else {
+        outcome = step->names == NULL ? -1 : 0;
+        break;
+    case DICT:
+        step->names = Py_NewRef(aux), step->values = Py_NewRef(Py_None);
         for (Py_ssize_t i = 0; i < size && outcome == 0; i++)
             outcome = add_place(program, PyTuple_GetItem(step->numbers, i));
-        if (kind->shape == DICT) {
-            step->names = Py_NewRef(aux);
-        } else if (kind->shape == NNX_VARIABLE) {
-            step->values = PyDict_New();
-            for (Py_ssize_t i = 0; step->values != NULL && i < PyTuple_Size(aux) && outcome == 0; i++) {
-                PyObject *pair = PyTuple_GetItem(aux, i);
-                outcome = PyDict_SetItem(step->values, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
-            }
-        } else if (kind->shape == OTHER) {
-            step->values = PyObject_GetAttr(step->node, name_unflatten);
-        } else {
-            step->values = Py_NewRef(aux);
+        break;
+    case NNX_VARIABLE:
+        outcome = add_place(program, PyTuple_GetItem(step->numbers, 0));
+        step->values = PyDict_New();
+        for (Py_ssize_t i = 0; step->values != NULL && i < PyTuple_Size(aux) && outcome == 0; i++) {
+            PyObject *pair = PyTuple_GetItem(aux, i);
+            outcome = PyDict_SetItem(step->values, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
         }
-        if (step->values == NULL && (kind->shape == NNX_VARIABLE || kind->shape == OTHER))
-            outcome = -1;
+        break;
+    case OTHER:
+        step->values = PyObject_GetAttr(step->node, name_unflatten);
+        break;
+    default:
+        step->values = Py_NewRef(aux);
     }
     step->shape = kind->shape;
-    return outcome;
+    return outcome < 0 || step->values == NULL ? -1 : 0;
+}
+
+static int compile_static(Step *step)
+{
+    int mutable = is_mutable(step->op);
+    step->shape = mutable > 0 ? COPIED : CONSTANT;
+    step->values = mutable == 0 ? PyObject_GetAttr(step->op, name_value) : NULL;
+    return mutable < 0 || (mutable == 0 && step->values == NULL) ? -1 : 0;
 }
 
 static int compile_step(Program *program, Step *step)
 {
-    PyObject *node_type = NULL, *aux = NULL, *value = NULL;
-    int outcome = 0, mutable = 0;
-    step->shape = RECORD;
+    PyTypeObject *type = Py_TYPE(step->op);
     if (step->op == leaf_op) {
         step->shape = TRACED;
-    } else if (Py_TYPE(step->op) == static_op) {
-        mutable = is_mutable(step->op);
-        if (mutable == 0) {
-            step->values = PyObject_GetAttr(step->op, name_value);
-            step->shape = CONSTANT;
-        }
-        outcome = mutable < 0 || (mutable == 0 && step->values == NULL) ? -1 : 0;
-    } else if (Py_TYPE(step->op) == node_op || Py_TYPE(step->op) == update_op) {
-        int is_update = Py_TYPE(step->op) == update_op;
-        step->target = is_update ? PyTuple_GetItem(step->op, 0) : NULL;
-        step->node = is_update ? PyTuple_GetItem(step->op, 1) : step->op;
-        outcome = -1;
-        node_type = PyObject_GetAttr(step->node, name_type);
-        aux = node_type == NULL ? NULL : PyObject_GetAttr(step->node, name_aux);
-        step->kind = aux == NULL ? NULL : kind_described(node_type);
-        mutable = step->kind == NULL ? -1 : is_mutable(aux);
-        if (mutable > 0 || (mutable == 0 && (!step->kind->is_rebuilt || step->kind->node_type != node_type))) {
-            outcome = 0;
-        } else if (mutable == 0) {
-            value = PyObject_GetAttr(aux, name_value);
-            outcome = value == NULL ? -1 : compile_node(program, step, value);
-        }
+        return 0;
+    }
+    if (type == static_op)
+        return compile_static(step);
+    if (type == given_op || type == update_op)
+        step->target = PyTuple_GetItem(step->op, 0);
+    if (type == given_op) {
+        step->shape = TAKEN;
+        return 0;
+    }
+    if (type != node_op && type != update_op) {
+        PyErr_SetString(PyExc_TypeError, "not an operation");
+        return -1;
+    }
+    step->node = type == update_op ? PyTuple_GetItem(step->op, 1) : step->op;
+    step->shape = IN_PYTHON;
+    PyObject *node_type = PyObject_GetAttr(step->node, name_type), *value = NULL;
+    PyObject *aux = node_type == NULL ? NULL : PyObject_GetAttr(step->node, name_aux);
+    step->kind = aux == NULL ? NULL : kind_described(node_type);
+    int mutable = step->kind == NULL ? -1 : is_mutable(aux), outcome = mutable < 0 ? -1 : 0;
+    if (mutable == 0 && step->kind->is_rebuilt && step->kind->node_type == node_type) {
+        value = PyObject_GetAttr(aux, name_value);
+        outcome = value == NULL ? -1 : compile_node(program, step, value);
     }
     Py_XDECREF(value);
     Py_XDECREF(aux);
@@ -2043,44 +1790,26 @@ static PyObject *native_compile(PyObject *module, PyObject *records)
 
 static PyObject *run_attributes(const Program *program, const Step *step, PyObject *table)
 {
-    PyObject *object = new_object(step->kind->type, empty_tuple, NULL);
-    PyObject *attributes = object == NULL ? NULL : PyObject_GenericGetDict(object, NULL);
-    Py_ssize_t size = attributes == NULL ? 0 : PyTuple_Size(step->names);
-    int outcome = attributes == NULL ? -1 : 0;
-    for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
+    PyObject *object = new_object(step->kind->type, empty_tuple, NULL), *attributes = NULL;
+    /* NNX asks a class's own descriptors. */
+    int is_dict = step->shape == FIELDS || step->shape == DATACLASS;
+    if (object != NULL && is_dict && (attributes = PyObject_GenericGetDict(object, NULL)) == NULL)
+        Py_CLEAR(object);
+    Py_ssize_t size = object == NULL ? 0 : PyTuple_Size(step->names);
+    for (Py_ssize_t i = 0; i < size && object != NULL; i++) {
         Py_ssize_t place = program->places[step->start + i];
         PyObject *value = place >= 0 ? PyList_GetItem(table, place) : PyTuple_GetItem(step->values, i);
-        if (value == NULL) {
-            outcome = -1;
-            break;
-        }
-        Py_INCREF(value);
         PyObject *name = PyTuple_GetItem(step->names, i);
-        /* NNX asks a class's own descriptors. */
-        outcome = step->shape == NNX_OBJECT ? PyObject_GenericSetAttr(object, name, value)
-                                            : PyDict_SetItem(attributes, name, value);
-        Py_DECREF(value);
+        Py_XINCREF(value);
+        int outcome = value == NULL ? -1
+                      : is_dict     ? PyDict_SetItem(attributes, name, value)
+                                    : PyObject_GenericSetAttr(object, name, value);
+        Py_XDECREF(value);
+        if (outcome < 0)
+            Py_CLEAR(object);
     }
-    if (outcome < 0)
-        Py_CLEAR(object);
     Py_XDECREF(attributes);
     return object;
-}
-
-static PyObject *run_children(const Program *program, const Step *step, PyObject *table, int as_list)
-{
-    Py_ssize_t size = PyTuple_Size(step->numbers);
-    PyObject *children = as_list ? PyList_New(size) : PyTuple_New(size);
-    for (Py_ssize_t i = 0; children != NULL && i < size; i++) {
-        PyObject *child = PyList_GetItem(table, program->places[step->start + i]);
-        if (child == NULL)
-            Py_CLEAR(children);
-        else if (as_list)
-            PyList_SetItem(children, i, Py_NewRef(child));
-        else
-            PyTuple_SetItem(children, i, Py_NewRef(child));
-    }
-    return children;
 }
 
 static PyObject *run_dict(const Program *program, const Step *step, PyObject *table)
@@ -2112,38 +1841,54 @@ static PyObject *run_nnx_variable(const Program *program, const Step *step, PyOb
     return object;
 }
 
-/* The object that a step of its kind's shape makes. */
+static PyObject *run_nnx_state(const Step *step, PyObject **trace_state)
+{
+    PyObject *object = new_object(step->kind->type, empty_tuple, NULL);
+    if (object != NULL && (set_slot(initializing, object, PyTuple_GetItem(step->values, 0)) < 0 ||
+                           set_slot(is_setup, object, PyTuple_GetItem(step->values, 1)) < 0 ||
+                           set_trace_state(object, state_trace, trace_state) < 0))
+        Py_CLEAR(object);
+    return object;
+}
+
 static PyObject *run_node(const Program *program, const Step *step, PyObject *table, PyObject **trace_state)
 {
-    PyObject *children, *made;
+    if (step->shape == IN_PYTHON)
+        return build_in_python(step->node, step->numbers, table);
+    if (step->shape != step->kind->shape)
+        return build_registered(step->node, step->numbers, table);
     switch (step->shape) {
     case TUPLE:
     case LIST:
-        return run_children(program, step, table, step->shape == LIST);
+        return children_of(step->numbers, table, step->shape == LIST);
     case DICT:
         return run_dict(program, step, table);
     case FIELDS:
     case DATACLASS:
+    case SLOTS:
     case NNX_OBJECT:
         return run_attributes(program, step, table);
     case NNX_VARIABLE:
         return run_nnx_variable(program, step, table, trace_state);
+    case NNX_STATE:
+        return run_nnx_state(step, trace_state);
     case OTHER:
-        children = run_children(program, step, table, 1);
-        made = children == NULL ? NULL : PyObject_CallFunctionObjArgs(step->values, children, NULL);
-        Py_XDECREF(children);
-        return made;
+        return call_with_children(step->values, NULL, step->numbers, table);
     }
-    return build_from(step->kind, step->node, step->values, step->numbers, table, trace_state);
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *run_step(const Program *program, const Step *step, PyObject *table, PyObject *given, PyObject *update,
                           PyObject **trace_state)
 {
-    if (step->shape == CONSTANT)
+    switch (step->shape) {
+    case CONSTANT:
         return Py_NewRef(step->values);
-    if (step->kind == NULL || step->kind->shape != step->shape)
-        return build_record(step->op, step->numbers, table, given, update, trace_state);
+    case COPIED:
+        return PyObject_CallMethodObjArgs(step->op, name_thaw, NULL);
+    case TAKEN:
+        return taken(step->target, given);
+    }
     PyObject *made = run_node(program, step, table, trace_state);
     if (made == NULL || step->target == NULL)
         return made;
@@ -2176,73 +1921,49 @@ static int run_program(Program *program, PyObject *leaves, PyObject *table, PyOb
     return outcome;
 }
 
-/* What builds the objects of a structure: its records, and from the second time on their program, since making that takes
-   as long as a build. */
-static PyObject *runs_of(PyObject *structure)
+/* The program of a structure, made when it is first asked for. */
+static PyObject *program_of(PyObject *structure)
 {
-    PyObject *runs = PyObject_GetAttr(structure, name_program);
-    if (runs == NULL || Py_TYPE(runs) == program_type)
-        return runs;
+    PyObject *program = PyObject_GetAttr(structure, name_program);
+    if (program == NULL || Py_TYPE(program) == program_type)
+        return program;
+    Py_DECREF(program);
     PyObject *records = PyObject_GetAttr(structure, name_records);
-    PyObject *next = records == NULL || runs == Py_None ? Py_XNewRef(records) : native_compile(NULL, records);
-    if (next != NULL && PyObject_SetAttr(structure, name_program, next) < 0)
-        Py_CLEAR(next);
+    program = records == NULL ? NULL : native_compile(NULL, records);
+    if (program != NULL && PyObject_SetAttr(structure, name_program, program) < 0)
+        Py_CLEAR(program);
     Py_XDECREF(records);
-    Py_DECREF(runs);
-    return next;
+    return program;
 }
 
-/* Appends one object for each record to `table`. Takes records, or a program. */
-static int build_onto(PyObject *table, PyObject *runs, PyObject *given_leaves, PyObject *given, PyObject *update)
+/* Appends one object for each record to `table`. The caller holds the program, which its structure may lose meanwhile. */
+static int build_onto(PyObject *table, PyObject *program, PyObject *given_leaves, PyObject *given, PyObject *update)
 {
-    if (Py_TYPE(runs) == program_type) {
-        PyObject *all = PySequence_Tuple(given_leaves);
-        /* Held, for what is called may take the program from its structure. */
-        Py_INCREF(runs);
-        int built = all == NULL ? -1 : run_program((Program *)runs, all, table, given, update);
-        Py_DECREF(runs);
-        Py_XDECREF(all);
-        return built;
-    }
-    PyObject *records = PySequence_Tuple(runs);
-    PyObject *leaves = records == NULL ? NULL : PySequence_Tuple(given_leaves);
-    PyObject *trace_state = NULL;
-    Py_ssize_t next = 0, size = leaves == NULL ? 0 : PyTuple_Size(records);
-    int outcome = leaves == NULL ? -1 : 0;
-    for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
-        PyObject *each = PyTuple_GetItem(records, i), *made = NULL;
-        if (!is_tuple_of(each, 2) || !PyTuple_CheckExact(PyTuple_GetItem(each, 1))) {
-            PyErr_SetString(PyExc_TypeError, "not a record");
-        } else if (PyTuple_GetItem(each, 0) != leaf_op) {
-            made = build_record(PyTuple_GetItem(each, 0), PyTuple_GetItem(each, 1), table, given, update,
-                                &trace_state);
-        } else if (next == PyTuple_Size(leaves)) {
-            PyErr_SetNone(PyExc_StopIteration);
-        } else {
-            made = Py_NewRef(PyTuple_GetItem(leaves, next++));
-        }
-        outcome = made == NULL ? -1 : PyList_Append(table, made);
-        Py_XDECREF(made);
-    }
-    Py_XDECREF(trace_state);
+    PyObject *leaves = PySequence_Tuple(given_leaves);
+    int outcome = leaves == NULL ? -1 : run_program((Program *)program, leaves, table, given, update);
     Py_XDECREF(leaves);
-    Py_XDECREF(records);
     return outcome;
+}
+
+static PyObject *compiled_sequence(PyObject *sequence)
+{
+    PyObject *records = PySequence_Tuple(sequence), *program = records == NULL ? NULL : native_compile(NULL, records);
+    Py_XDECREF(records);
+    return program;
 }
 
 static PyObject *native_build(PyObject *module, PyObject *args)
 {
-    PyObject *runs, *leaves, *table, *given, *update;
+    PyObject *what, *leaves, *table, *given, *update;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOO!OO", &runs, &leaves, &PyList_Type, &table, &given, &update))
+    if (!PyArg_ParseTuple(args, "OOO!OO", &what, &leaves, &PyList_Type, &table, &given, &update))
         return NULL;
-    return build_onto(table, runs, leaves, given, update) < 0 ? NULL : Py_NewRef(Py_None);
-}
-
-static PyObject *native_runs_of(PyObject *module, PyObject *structure)
-{
-    (void)module;
-    return runs_of(structure);
+    PyObject *program = Py_TYPE(what) == program_type                  ? Py_NewRef(what)
+                        : PyTuple_Check(what) || PyList_Check(what) ? compiled_sequence(what)
+                                                                       : program_of(what);
+    int outcome = program == NULL ? -1 : build_onto(table, program, leaves, given, update);
+    Py_XDECREF(program);
+    return outcome < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 /* --- crossings: modules in plain containers ---------------------------------------------------------------------- */
@@ -2549,7 +2270,7 @@ static PyObject *unpacked(Crossing *c, PyObject *object, Kind *kind)
     return Py_XNewRef(made);
 }
 
-enum { NOTED = 1, UPDATES = 2, GIVEN = 4 };
+enum { NOTED = 1, UPDATES = 2, GIVEN = 4 }; /* in the order of the names in `parts_of` */
 
 /* Collects the structures and the leaves of what is packed, and what of the above is true of any structure; -1 on an error. */
 static int parts_of(PyObject *found, PyObject *structures, PyObject *leaves)
@@ -2629,9 +2350,9 @@ static PyObject *put_together(PyObject *result, PyObject *found, PyObject *objec
     c.table = given == NULL ? NULL : PyList_New(0);
     int outcome = c.table == NULL ? -1 : 0;
     for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(found); i++) {
-        PyObject *runs = runs_of(PyList_GetItem(structures, i));
-        outcome = runs == NULL ? -1 : build_onto(c.table, runs, PyList_GetItem(leaves, i), given, pending);
-        Py_XDECREF(runs);
+        PyObject *program = program_of(PyList_GetItem(structures, i));
+        outcome = program == NULL ? -1 : build_onto(c.table, program, PyList_GetItem(leaves, i), given, pending);
+        Py_XDECREF(program);
     }
     if (outcome == 0)
         made = crossed(&c, result, MAX_CROSSED_DEPTH);
@@ -2885,9 +2606,9 @@ static PyObject *native_flags_of(PyObject *module, PyObject *rules)
 {
     int flags, convention, is_for_native = PyTuple_Check(rules) ? read_rules(rules, &flags, &convention) : 0;
     (void)module;
-    if (is_for_native < 0)
-        return NULL;
-    return PyLong_FromLong(is_for_native ? flags | convention << 8 : -1);
+    if (is_for_native == 0)
+        PyErr_SetString(PyExc_ValueError, "not rules of a policy");
+    return is_for_native <= 0 ? NULL : PyLong_FromLong(flags | convention << 8);
 }
 
 /* What a call needs to know of the wrapper. See `FunctionTransform.__call__`. */
@@ -2907,7 +2628,7 @@ static int read_way(PyObject *tuple, Way *way)
     way->in_place = PyTuple_GetItem(tuple, 5) == Py_True;
     long flags = PyLong_AsLong(PyTuple_GetItem(tuple, 4));
     way->flags = (int)(flags & 0xff), way->convention = (int)(flags >> 8);
-    return flags == -1 && PyErr_Occurred() ? -1 : flags >= 0;
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 /* Calls what is transformed, and lets the function know of the call, should it be traced. */
@@ -2931,17 +2652,21 @@ static PyObject *call_transformed(const Way *way, PyObject *stack, Tags *tags, P
 }
 
 /* Unpacks the result of a call. Py_NotImplemented where Python has to. */
-static PyObject *finish(const Way *way, Tags *tags, PyObject *result)
+static PyObject *finish(PyObject *wrapper, const Way *way, Tags *tags, PyObject *result)
 {
     if (!way->in_place)
         return unpack_all(result, NULL, Py_None);
     PyObject *returned = NULL, *pending = PyList_New(0);
     PyObject *made = pending == NULL ? NULL : unpack_all(result, tags->objects, pending);
-    int outcome = made == NULL ? -1 : made == Py_NotImplemented ? 0 : write_back(pending);
-    if (outcome == 0)
-        returned = Py_NewRef(Py_NotImplemented);
-    else if (outcome > 0)
-        returned = Py_XNewRef(PyTuple_GetItem(made, 1));
+    if (made == Py_NotImplemented) {
+        returned = Py_NewRef(made);
+    } else if (made != NULL) {
+        int outcome = write_back(pending);
+        PyObject *written = outcome != 0 ? NULL : PyObject_CallMethodObjArgs(wrapper, name_write, pending, NULL);
+        if (outcome > 0 || written != NULL)
+            returned = Py_XNewRef(PyTuple_GetItem(made, 1));
+        Py_XDECREF(written);
+    }
     Py_XDECREF(made);
     Py_XDECREF(pending);
     return returned;
@@ -2958,10 +2683,9 @@ static PyObject *native_call(PyObject *module, PyObject *const *given, Py_ssize_
         PyErr_SetString(PyExc_TypeError, "not a call");
         return NULL;
     }
-    int is_for_native = read_way(given[1], &way);
-    if (is_for_native <= 0)
-        return is_for_native < 0 ? NULL : Py_NewRef(deferred);
-    Crossing c = {.replaced = packed, .is_separate = 1, .rules_in_python = way.rules};
+    if (read_way(given[1], &way) < 0)
+        return NULL;
+    Crossing c = {.replaced = packed, .rules_in_python = way.rules};
     c.flags = way.flags, c.convention = way.convention;
     c.mutable_are_objects = way.flags & CONTAINERS;
     c.tags = (Tags *)tags_new(tags_type, NULL, NULL);
@@ -2970,7 +2694,7 @@ static PyObject *native_call(PyObject *module, PyObject *const *given, Py_ssize_
     int outcome = pack_all(&c, given[3], given[4], &args, &kwargs);
     if (outcome == OPENED) {
         PyObject *result = call_transformed(&way, given[2], c.tags, args, kwargs);
-        made = result == NULL ? NULL : finish(&way, c.tags, result);
+        made = result == NULL ? NULL : finish(given[0], &way, c.tags, result);
         if (made == Py_NotImplemented) {
             Py_DECREF(made);
             PyObject *call = PyObject_CallFunctionObjArgs(call_type, args, kwargs, (PyObject *)c.tags, NULL);
@@ -3029,7 +2753,6 @@ static PyObject *native_learn_nnx(PyObject *module, PyObject *args)
     return Py_NewRef(Py_None);
 }
 
-/* Takes over what Python says. Only once: a second import of the package has other classes of the same names. */
 static PyObject *native_drop_spares(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
@@ -3042,6 +2765,7 @@ static PyObject *native_drop_spares(PyObject *module, PyObject *unused)
     return Py_NewRef(Py_None);
 }
 
+/* Takes over what Python says. Only once: a second import of the package has other classes of the same names. */
 static PyObject *native_start(PyObject *module, PyObject *args)
 {
     PyObject *marker, *ops[4];
@@ -3071,13 +2795,12 @@ static PyMethodDef methods[] = {
     {"walk", native_walk, METH_VARARGS,
      "(tree, tags, rules, known) -> (leaves, known[key]()), or (None, key, pins), or None if it cannot."},
     {"compile", native_compile, METH_O, "Records -> what `build` takes in their place, and runs faster."},
-    {"build", native_build, METH_VARARGS, "(records, leaves, table, given, update): see `sharedtree._walk.build`."},
-    {"runs_of", native_runs_of, METH_O, "What `build` takes for a structure."},
+    {"build", native_build, METH_VARARGS, "(structure or records or program, leaves, table, given, update): see `sharedtree._walk.build`."},
     {"learn_packed", native_learn_packed, METH_VARARGS, "Takes over what stands for a module."},
     {"packed_parts", native_packed_parts, METH_O, "What stands for a module -> (its leaves, its structure)."},
     {"packed_of", (PyCFunction)(void (*)(void))native_packed_of, METH_FASTCALL, "(structure, leaves) -> what stands for a module."},
     {"cross", native_cross, METH_VARARGS, "Takes over how Python packs a tree, what it has of a call, and where the trace is."},
-    {"flags_of", native_flags_of, METH_O, "Rules as `call` has them; negative if they are not for it."},
+    {"flags_of", native_flags_of, METH_O, "Rules of a policy as `call` has them."},
     {"call", (PyCFunction)(void (*)(void))native_call, METH_FASTCALL,
      "(wrapper, what it needs to know, calls under way, args, kwargs) -> what the wrapper returns, or `DEFERRED`."},
     {"pack_call", native_pack_call, METH_VARARGS,
@@ -3123,13 +2846,14 @@ PyMODINIT_FUNC PyInit__native(void)
     name_updates = PyUnicode_InternFromString("updates");
     name_is_noted = PyUnicode_InternFromString("is_noted");
     name_finish = PyUnicode_InternFromString("finish");
+    name_write = PyUnicode_InternFromString("write");
     deferred = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
     new_object = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
     get_slot = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
     set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
     PyObject *type = PyType_FromSpec(&tags_spec);
     program_type = (PyTypeObject *)PyType_FromSpec(&program_spec);
-    if (!deferred || !name_finish || !empty_tuple || !name_aux || !name_type || !name_value || !name_is_mutable || !name_thaw || !name_unflatten ||
+    if (!deferred || !name_finish || !name_write || !empty_tuple || !name_aux || !name_type || !name_value || !name_is_mutable || !name_thaw || !name_unflatten ||
         !name_records || !name_root || !name_given || !name_is_noted || !name_updates ||
         !name_program || !type || !program_type ||
         PyModule_AddObjectRef(module, "Tags", type) < 0 ||

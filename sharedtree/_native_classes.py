@@ -165,7 +165,11 @@ def _settle(values: list[Any]) -> list[Any]:
     value itself, if it is the same for ever and is likely to be the same object whenever it is met.
     """
     known = nothing_known()
-    return [_settled(value, known) for value in values]
+    found: dict[int, Any] = {}
+    for value in values:
+        if id(value) not in found:  # alive in `values`
+            found[id(value)] = _settled(value, known)  # as above
+    return [found[id(value)] for value in values]  # as above
 
 
 def _settled(value: Any, known: Known) -> Any:

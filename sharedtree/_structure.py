@@ -111,7 +111,7 @@ class Structure:
         noted: which of its traced leaves lost their ties on purpose (see `_untying`); only for results of functions.
         tied_values: which of them were tied outside modules (see `_tied_values`); likewise.
         pins: what must live as long as this, for keys that lead to it (see `_native_walk`). No part of the content.
-        program: the records as the native `build` runs them, if it was used (see `_graph`). No part of the content.
+        program: the records as the native `build` runs them, once it has. No part of the content.
 
     Can be pickled if its static values can, in time linear in the records and without recursion over them; it is
     interned again where it arrives, so there, too, equal ones are one object.

@@ -1,5 +1,6 @@
 """Crossings in C agree with those in Python: on random DAGs, and on DAGs mutated since they were met."""
 
+import collections
 import contextlib
 import dataclasses
 import gc
@@ -418,3 +419,37 @@ def test_a_tuple_that_is_found_while_it_is_filled():
         result, _ = f((Finding(x=jnp.ones(2)), Finding(x=jnp.zeros(i + 1))), 1.0, named=Finding(x=jnp.ones(i + 1)))
         assert result[0] == 2
         found.clear()
+
+
+def test_a_policy_whose_flag_is_no_bool():
+    f = st.jit(lambda x: x + 1, policy=st.Policy(in_place=1))
+    assert [float(f(1.0)) for _ in range(3)] == [2.0] * 3
+
+
+def test_a_class_that_is_written_to_in_python_is_built_once():
+    counts = collections.Counter()
+
+    @jax.tree_util.register_pytree_node_class
+    class Counting:
+        def __init__(self, a):
+            self.a = a
+
+        def tree_flatten(self):
+            return (self.a,), None
+
+        @classmethod
+        def tree_unflatten(cls, aux, children):
+            counts["unflatten"] += 1
+            return cls(*children)
+
+    def change(model):
+        model.a = model.a + 1
+
+    model, f = Counting(jnp.ones(2)), st.jit(change, policy=st.Policy(in_place=True))
+    for _ in range(3):
+        f(model)
+    counts.clear()
+    f(model)
+    # Another one says which attributes a function gets with such an object.
+    assert counts["unflatten"] == 2
+    assert (model.a == 5).all()

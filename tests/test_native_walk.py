@@ -696,7 +696,7 @@ def test_wrong_operations_are_errors():
     unheld.aux = Static.__new__(Static)
     unheld.aux._is_mutable = False
     for op in (blank, untyped, unset, typed, unnamed, unheld, unset.aux, Update(1, blank)):
-        with pytest.raises((TypeError, AttributeError, SystemError)):
+        with pytest.raises((TypeError, ValueError, AttributeError, SystemError)):
             native.build([(leaf, ()), (op, (0,))], [W], [], None, None)
 
 

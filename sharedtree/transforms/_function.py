@@ -31,7 +31,7 @@ from ._crossing import (
     unpack_result,
 )
 from ._cuts import Leaving, modules_with_parts, parted, treated
-from ._in_place import InPlace, packed_changes, rules_for_state
+from ._in_place import InPlace, packed_changes, rules_for_state, write
 from ._inner import Inner, Shared, shared_by
 from ._leaks import forbid_tracers
 from ._modules import How, is_of_equinox
@@ -58,7 +58,7 @@ class FunctionTransform:
     """
 
     is_plain = False
-    """Whether no argument is static, and one transformed function treats all alike, whatever they are."""
+    """Whether nothing is static, donated or placed, and one transformed function serves all structures."""
     passes_through = False
     caches_traces = False
     only_for_transform: frozenset[str] = frozenset()
@@ -85,7 +85,7 @@ class FunctionTransform:
         self.traces = self._shared.traces
         self._seen = self._shared.seen
         self._made: dict[Any, Any] = {}
-        self._way: tuple[Any, ...] | None = None  # the last that was gone
+        self._way: tuple[Any, ...] | None = None  # what `native.call` needs, under the policy of the last call
         update_wrapper(self, function)  # not its `__dict__`, which may be that of another wrapper
         self.__wrapped__ = function
         self.check_options()
@@ -155,7 +155,9 @@ class FunctionTransform:
     def _way_under(self, policy: Policy) -> tuple[Any, ...]:
         """What `native.call` needs to know."""
         rules = policy.rules
-        return policy, self.transformed(policy), self.names, rules, native.flags_of(rules), policy.in_place
+        return policy, self.transformed(policy), self.names, rules, native.flags_of(rules), bool(policy.in_place)
+
+    write = staticmethod(write)  # for `native.call`
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -216,8 +218,6 @@ class FunctionTransform:
 
     def pack(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """The caller's side, going in."""
-        if self.is_plain:
-            return pack_call(args, kwargs, (), policy.rules, self.names)
         static = self.static_positions(args, kwargs)
         call = pack_call(args, kwargs, static, policy.rules, self.names)
         treatments = self.treatments(len(args), kwargs)

@@ -110,21 +110,25 @@ class InPlace:
 
     def commit(self) -> None:
         """Writes everything. If one object refuses, those already written get their content back."""
-        if write_natively(self.pending):
-            return
-        undo: list[tuple[Any, Any]] = []
-        try:
-            for target, content in zip(self.pending[::2], self.pending[1::2], strict=True):
-                undo.append((target, _content(target)))
-                new = _content(content)
-                gone = [name for name in _carried(target) if name not in new]
-                _write(target, new)
-                for name in gone:
-                    object.__delattr__(target, name)
-        except BaseException:
-            for target, before in reversed(undo):
-                _write(target, before)
-            raise
+        if not write_natively(self.pending):
+            write(self.pending)
+
+
+def write(pending: Sequence[Any]) -> None:
+    """Writes what is pending, all or nothing, in Python."""
+    undo: list[tuple[Any, Any]] = []
+    try:
+        for target, content in zip(pending[::2], pending[1::2], strict=True):
+            undo.append((target, _content(target)))
+            new = _content(content)
+            gone = [name for name in _carried(target) if name not in new]
+            _write(target, new)
+            for name in gone:
+                object.__delattr__(target, name)
+    except BaseException:
+        for target, before in reversed(undo):
+            _write(target, before)
+        raise
 
 
 def _content(obj: Any) -> Any:
