@@ -1,0 +1,200 @@
+"""What is wrong or rare is an error, or left to Python, wherever the native part is asked; nothing is half done."""
+
+import collections
+import functools
+import types
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sharedtree as st
+from sharedtree import _nnx_internals, _walk
+from sharedtree._graph import Tags
+from sharedtree._native_walk import native
+from sharedtree._node_types import node_type_of
+from sharedtree._packed import Packed
+from sharedtree._statics import Static
+from sharedtree._structure import Given, Node, Update
+from sharedtree._walk import Rules
+from tests.strategies import Layer, Pair
+
+pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
+
+W = jnp.ones(2)
+
+
+class Reluctant:
+    """A key that is equal to none, and says so by raising."""
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        raise LookupError
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        *[
+            ("call", each)
+            for each in [(), (None, (), [], (), {}), (None, (1,) * 6, [], (), []), (None, (), (), (), {})]
+        ],
+        ("call", (None, (None,) * 6, [], (), {})),
+        ("compile", ([],)),
+        ("cross", (1, 2, 3, 4)),
+        ("flags_of", ((),)),
+        ("flags_of", ([],)),
+        ("flags_of", (Rules(given={1: 2}),)),
+        ("learn", ((),)),
+        ("learn", (1,)),
+        ("learn_nnx", ()),
+        ("learn_packed", (Packed, 1, 2)),
+        ("packed_of", (1,)),
+        ("packed_of", (1, 2)),
+        ("packed_parts", (1,)),
+        ("pack_call", ((), {}, Tags, Rules())),
+        ("pack_call", ((), {}, Tags(), (1,))),
+        ("unpack_result", (1,)),
+        ("write_back", ((),)),
+    ],
+)
+def test_wrong_arguments_are_errors(name, arguments):
+    with pytest.raises((TypeError, ValueError)):
+        getattr(native, name)(*arguments)
+
+
+def test_rules_that_are_not_for_it():
+    assert native.pack_call((W,), {}, Tags(), Rules(given={1: 2})) is None
+
+
+def test_records_that_do_not_fit():
+    structure = st.tree.structure(Pair(W, [W]))
+    *_, (pair, _) = structure.records
+    for numbers in ((-1, 0), (0, 5), (0, "a")):
+        with pytest.raises((TypeError, IndexError)):
+            native.build([(structure.records[0][0], ()), (pair, numbers)], [W], [], None, None)
+    fields = node_type_of(Pair(W, W))
+    unpaired = Node(fields, Static((("first",), (1,))), ("first",))
+    with pytest.raises(TypeError):
+        native.build([(structure.records[0][0], ()), (unpaired, (0,))], [W], [], None, None)
+    for op in (Given(3), Update(3, pair)):
+        with pytest.raises(IndexError):
+            native.build([(structure.records[0][0], ()), (op, (0, 0))], [W], [], [W], [])
+
+
+def test_a_structure_that_has_died():
+    tree = Pair(W, [W, "dead"])
+    _, key, _ = native.walk(tree, Tags(), Rules(), {})
+    dead = weakref.ref(Reluctant())
+    assert dead() is None
+    assert native.walk(tree, Tags(), Rules(), {key: dead}) is None
+
+
+def test_many_classes_of_static_values():
+    values = [type(f"Class{i}", (), {})() for i in range(200)]
+    tree = [Layer(W, value, None) for value in values]
+    structure = st.tree.structure(tree)
+    assert st.tree.structure(tree) is structure
+    assert [each.activation for each in st.tree.unflatten(structure, [W])] == values
+
+
+@pytest.mark.parametrize("static", ["\ud800", ("a", "\ud800"), ["\ud800"], {"\ud800": 1}, {"a": "\ud800"}])
+def test_half_a_surrogate_pair_in_a_static_value(static):
+    made = object.__new__(Layer)
+    made.__dict__.update(activation=static, weight=W)  # in another order, and without `parts`
+    for tree in (Layer(W, static, None), made, {"\ud800": W, 1: [W], "a": static}):
+        leaves, structure = st.tree.flatten(tree)
+        expected = _walk.walk(tree, _walk.Tags(), Rules())
+        assert structure.records == expected[1]
+        assert len(leaves) == len(expected[0])
+
+
+def test_arguments_nested_deeply():
+    f = st.jit(lambda tree: tree)
+    for depth in (10, 100):
+        pair = Pair(W, [W])
+        tree = functools.reduce(lambda inner, _: [inner], range(depth), pair)
+        found = functools.reduce(lambda outer, _: outer[0], range(depth), f(tree))
+        assert found is pair
+
+
+def test_results_of_many_leaves():
+    model = [Pair(W + i, i) for i in range(500)]
+    found = st.jit(lambda model: st.tree.map(lambda x: x * 2, model))(model)
+    assert [float(each.first[0]) for each in found] == [2.0 * (i + 1) for i in range(500)]
+
+
+def test_dictionaries_whose_keys_are_no_texts():
+    f = st.jit(lambda a, b: (a, {1: b}))
+    pair = Pair(W, 1)
+    for _ in range(3):
+        assert f({2: pair, 1: W}, pair)[1][1] is pair
+        assert f(collections.OrderedDict(b=pair), pair)[0]["b"] is pair
+
+
+def test_a_write_that_fails_takes_all_back():
+    first, second = [1, 2], {Reluctant(): 1}
+    before = list(second.items())
+    with pytest.raises(LookupError):
+        native.write_back([first, [3], second, {Reluctant(): 2}])
+    assert first == [1, 2]
+    assert list(second.items()) == before
+
+
+def test_writes_that_are_left_to_python():
+    class Own(dict):
+        pass
+
+    pair, other = Pair(W, 1), Pair(W, 2)
+    object.__setattr__(pair, "__dict__", Own(pair.__dict__))
+    assert native.write_back([[], {}]) is False
+    assert native.write_back([Own(), Own()]) is False
+    assert native.write_back([pair, other]) is False
+    assert pair.second == 1
+
+
+def test_layouts_that_make_no_sense():
+    """Python then walks over such objects."""
+    nnx = pytest.importorskip("flax.nnx")
+    if _nnx_internals.nnx() is None:
+        pytest.skip("the registered functions of this version are called")
+
+    def wrong(layout):
+        names, places, marked, marks = layout
+        yield names, places[:-1], marked, marks
+        yield names, places, marked, marks + b"\0"
+        yield names, [*places], marked, marks
+        yield names, tuple(["a" for _ in places]), marked, marks
+        yield names, tuple([min(place, 0) for place in places]), marked, marks
+        yield names, tuple([place + 1 if place >= 0 else place for place in places]), marked, marks
+
+    class Two(nnx.Module):
+        def __init__(self):
+            self.a, self.b = nnx.Param(W), nnx.Param(W + 1)
+
+    own = _nnx_internals.layout_of.__code__
+    for i, each in enumerate(wrong(_nnx_internals.layout_of(Two()))):
+        model = type(f"Two{i}", (Two,), {})()
+        _nnx_internals._wrong = each
+        try:
+            _nnx_internals.layout_of.__code__ = (lambda obj: _wrong).__code__  # noqa: F821 -- in that file
+            leaves, structure = st.tree.flatten([model, model])
+        finally:
+            _nnx_internals.layout_of.__code__ = own
+            del _nnx_internals._wrong
+        assert structure.records == _walk.walk([model, model], _walk.Tags(), Rules())[1]
+        one, two = st.tree.unflatten(structure, leaves)
+        assert one is two
+        assert (one.b[...] == 2).all()
+
+
+def test_a_module_without_its_parts():
+    blank = Packed.__new__(Packed)
+    with pytest.raises(AttributeError):
+        native.packed_parts(blank)
+    with pytest.raises(AttributeError):
+        jax.tree.leaves(blank)
+    assert isinstance(native.packed_of, types.BuiltinFunctionType)
