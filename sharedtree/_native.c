@@ -14,9 +14,10 @@ The children of a node follow it. A static value is written out if it is made of
 ( [ { for containers); any other is its address, P, and is pinned: whoever keeps the key has to keep the pins alive. What
 need not be the same value for ever has a token in its place, V, one for each value, which Python gives.
 
-Rules of this file. Nothing recurses but over static values and over plain containers outside modules, to fixed depths. Whatever a call into Python could free is
-held by a strong reference before: children on a stack of their own, objects in the tags. No borrowed reference is used
-after such a call. All that is uncommon, and each error, ends the walk, and the caller asks the reference.
+Rules of this file. Nothing recurses but over static values and over plain containers outside modules, to fixed depths.
+Whatever a call into Python could free is held by a strong reference before: children on a stack of their own, objects
+in the tags. No borrowed reference is used after such a call. All that is uncommon, and each error, ends the walk, and
+the caller asks the reference.
 
 Only the limited API is used, and no `Py_RETURN_NONE` and the like: those of Python 3.12 and 3.13 count no reference, and
 what was compiled with them is loaded by 3.11, too, where None is counted. The interpreter's lock is needed: free-threaded
@@ -88,8 +89,8 @@ static PyTypeObject *missing_type; /* of the marker for attributes that were nev
 static PyObject *leaf_op;
 static PyTypeObject *node_op, *static_op, *given_op, *update_op;
 static PyObject *empty_tuple, *name_aux, *name_type, *name_value, *name_is_mutable, *name_thaw, *name_unflatten;
-static PyObject *name_records, *name_root, *name_given, *name_is_noted, *name_updates,
-    *name_program, *name_finish, *name_write;
+static PyObject *name_records, *name_root, *name_given, *name_is_noted, *name_updates, *name_program, *name_finish,
+    *name_write;
 static newfunc new_object;
 
 static descrgetfunc get_slot; /* of the descriptors of slots */
@@ -2798,8 +2799,10 @@ static PyMethodDef methods[] = {
     {"build", native_build, METH_VARARGS, "(structure or records or program, leaves, table, given, update): see `sharedtree._walk.build`."},
     {"learn_packed", native_learn_packed, METH_VARARGS, "Takes over what stands for a module."},
     {"packed_parts", native_packed_parts, METH_O, "What stands for a module -> (its leaves, its structure)."},
-    {"packed_of", (PyCFunction)(void (*)(void))native_packed_of, METH_FASTCALL, "(structure, leaves) -> what stands for a module."},
-    {"cross", native_cross, METH_VARARGS, "Takes over how Python packs a tree, what it has of a call, and where the trace is."},
+    {"packed_of", (PyCFunction)(void (*)(void))native_packed_of, METH_FASTCALL,
+     "(structure, leaves) -> what stands for a module."},
+    {"cross", native_cross, METH_VARARGS,
+     "Takes over how Python packs a tree, what it has of a call, and where the trace is."},
     {"flags_of", native_flags_of, METH_O, "Rules of a policy as `call` has them."},
     {"call", (PyCFunction)(void (*)(void))native_call, METH_FASTCALL,
      "(wrapper, what it needs to know, calls under way, args, kwargs) -> what the wrapper returns, or `DEFERRED`."},
@@ -2853,9 +2856,9 @@ PyMODINIT_FUNC PyInit__native(void)
     set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
     PyObject *type = PyType_FromSpec(&tags_spec);
     program_type = (PyTypeObject *)PyType_FromSpec(&program_spec);
-    if (!deferred || !name_finish || !name_write || !empty_tuple || !name_aux || !name_type || !name_value || !name_is_mutable || !name_thaw || !name_unflatten ||
-        !name_records || !name_root || !name_given || !name_is_noted || !name_updates ||
-        !name_program || !type || !program_type ||
+    if (!deferred || !name_finish || !name_write || !empty_tuple || !name_aux || !name_type || !name_value ||
+        !name_is_mutable || !name_thaw || !name_unflatten || !name_records || !name_root || !name_given ||
+        !name_is_noted || !name_updates || !name_program || !type || !program_type ||
         PyModule_AddObjectRef(module, "Tags", type) < 0 ||
         PyModule_AddObjectRef(module, "DEFERRED", deferred) < 0 ||
         PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM) < 0)
