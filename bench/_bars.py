@@ -1,15 +1,15 @@
 """What things should cost at most, as ratios within one run. `python -m bench bars` says which of it is met.
 
-Nothing else is measured there than what the bars are about, so it takes six minutes.
+Nothing else is measured there than what the bars are about, so it takes ten minutes.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import _libraries, compiling, dispatch, pieces, serialising
+from . import _libraries, compiling, control_flow, dispatch, pieces, serialising
 from ._kinds import BLOCKS, DATACLASS, DICT, LAYERS, NNX, REGISTERED, STRUCT
 from ._measuring import Case, Effort, Measured
-from ._names import FLAT, IN_PLACE, JAX, SHAREDTREE, WITHOUT_NATIVE
+from ._names import BY_HAND, FLAT, IN_PLACE, JAX, SHAREDTREE, WITHOUT_NATIVE
 from ._suite import all_cases
 
 EFFORT = Effort(quick=False, rounds=60, seconds=5.0)
@@ -63,6 +63,21 @@ def _first_call(limit: float) -> list[Bar]:
     return [Bar(name, size, limit, compiling.name_of(size), needs, compiling.added) for size in limits]
 
 
+def _control_flow(measurement: str, limit: float) -> list[Bar]:
+    return [
+        Bar(
+            f"{work}, {measurement}: `{SHAREDTREE}` / `{BY_HAND}`",
+            size,
+            limit,
+            control_flow.name_of(work, size),
+            (SHAREDTREE, BY_HAND),
+            lambda case: case.ratio(SHAREDTREE, BY_HAND, measurement),
+        )
+        for work in control_flow.WORK
+        for size in (21, 201)
+    ]
+
+
 BARS = [
     *_call(LAYERS, SHAREDTREE, FLAT, 1.2, 1.2, 1.3),
     *_call(BLOCKS, SHAREDTREE, FLAT, 1.2, 1.2, 1.3),
@@ -78,6 +93,8 @@ BARS = [
     *_piece(pieces.MAP, LAYERS, pieces.SHAREDTREE, pieces.JAX, 1.0),
     *_piece(pieces.GRAD, LAYERS, pieces.SHAREDTREE, pieces.JAX, 1.05),
     *_first_call(3.0),
+    *_control_flow(control_flow.TRACED, 1.3),
+    *_control_flow(control_flow.COMPILED, 1.1),
     *_ratios("load 1 MiB each", serialising.load_middle_name, _libraries.UNCHECKED, _libraries.RAW, {256: 1.5}),
 ]
 

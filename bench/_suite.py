@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from . import compiling, dispatch, growth, memory, pieces, saving_memory, serialising, training
+from . import compiling, control_flow, dispatch, growth, memory, pieces, saving_memory, serialising, training
 from ._measuring import Case, Effort
 
 GROUPS: dict[str, Callable[[Effort], list[Case]]] = {
@@ -10,6 +10,7 @@ GROUPS: dict[str, Callable[[Effort], list[Case]]] = {
     "pieces": pieces.cases,
     "training": training.cases,
     "compiling": compiling.cases,
+    "control flow": control_flow.cases,
     "memory": memory.cases,
     "growth": growth.cases,
     "serialising": lambda effort: [*serialising.cases(effort), *saving_memory.cases(effort)],

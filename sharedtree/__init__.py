@@ -27,6 +27,12 @@ from ._errors import (
     UntrustedTypeError as UntrustedTypeError,
 )
 from ._node_types import register_node as register_node
+from ._state import (
+    StateReport as StateReport,
+    load_state as load_state,
+    register_state as register_state,
+    state as state,
+)
 from ._stateful import inference_mode as inference_mode, make_with_state as make_with_state
 from ._ties import (
     Tie as Tie,
@@ -49,15 +55,54 @@ from .serialise import (
     trust as trust,
     verify as verify,
 )
+from .serialise._export import Exported as Exported, export as export
 from .transforms import (
+    associative_scan as associative_scan,
     checkpoint as checkpoint,
+    cond as cond,
+    custom_jvp as custom_jvp,
+    custom_vjp as custom_vjp,
     device_put as device_put,
+    eval_shape as eval_shape,
     explain as explain,
+    fori_loop as fori_loop,
     grad as grad,
+    hessian as hessian,
+    jacfwd as jacfwd,
+    jacrev as jacrev,
     jit as jit,
+    jvp as jvp,
+    linear_transpose as linear_transpose,
+    linearize as linearize,
+    make_jaxpr as make_jaxpr,
+    map as map,  # noqa: A004 -- as in `jax.lax`
+    pmap as pmap,
     preserve_identities as preserve_identities,
     register_transform as register_transform,
+    remat as remat,
+    scan as scan,
+    shard_map as shard_map,
+    switch as switch,
     value_and_grad as value_and_grad,
+    vjp as vjp,
     vmap as vmap,
+    while_loop as while_loop,
     with_sharding_constraint as with_sharding_constraint,
 )
+
+# For `help` and `from sharedtree import *`; a test says what is missing.
+# fmt: off
+__all__ = [
+    "CompatibilityError", "Context", "ContextMismatchError", "CorruptFileError", "CycleError", "Dag", "DepthError",
+    "Exported", "FormatError", "InconsistentSharingError", "Policy", "RetraceWarning", "SharedTreeError",
+    "SharingMismatchError", "StateReport", "StaticComparisonError", "StaticTracerError", "StructureMismatchError",
+    "Tie", "UnregisteredTypeError", "UnserialisableError", "UntiedError", "UntiedWarning", "UntrustedTypeError",
+    "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "copy",
+    "count_parameters", "custom_jvp", "custom_vjp", "device_put", "eval_shape", "explain", "export", "fori_loop",
+    "from_bytes", "grad", "hessian", "inference_mode", "inspect", "jacfwd", "jacrev", "jit", "jvp", "linear_transpose",
+    "linearize", "load", "load_state", "make_jaxpr", "make_with_state", "map", "optimizer", "orbax", "pmap",
+    "preserve_identities", "register_node", "register_state", "register_transform", "remat", "retie", "same_sharing",
+    "save", "scan", "shard_map", "state", "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie",
+    "value_and_grad", "verify", "vjp", "vmap", "while_loop", "with_sharding_constraint",
+]
+# fmt: on

@@ -55,6 +55,21 @@ class Policy:
         return _rules_of(self.arrays, self.containers)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PolicyHere:
+    """The policy of the thread at each call, but in place or not, whatever that one says.
+
+    Attributes:
+        in_place: as in `Policy`.
+    """
+
+    in_place: bool
+
+
+PolicyOption = Policy | PolicyHere | None
+"""What counts as sharing, as it was said when a function was wrapped. None stands for the policy of the thread."""
+
+
 @functools.cache
 def _rules_of(arrays: bool, containers: bool) -> Rules:
     return Rules(arrays=arrays, containers=containers)
@@ -137,9 +152,43 @@ class _Active(threading.local):
 _active = _Active()
 
 
-def current_policy() -> Policy:
-    """The policy of the innermost Context of this thread, or the default one."""
-    return _active.stack[-1].policy if _active.stack else _DEFAULT
+def current_policy(given: PolicyOption = None) -> Policy:
+    """The policy of the innermost Context of this thread, or the default one, as far as none was given."""
+    if given is None:
+        return _active.stack[-1].policy if _active.stack else _DEFAULT
+    return given if isinstance(given, Policy) else _with_in_place(current_policy(), given.in_place)
+
+
+# Callers compare policies by identity, so the same one comes back each time. There are only so many.
+@functools.cache
+def _with_in_place(policy: Policy, in_place: bool) -> Policy:
+    return policy if policy.in_place is in_place else dataclasses.replace(policy, in_place=in_place)
+
+
+def with_options(options: dict[str, Any], policy: PolicyOption) -> PolicyOption:
+    """What counts as sharing, by the options `policy` and `in_place`, which are taken out of the others.
+
+    `jax.checkpoint` has an option `policy` of its own, which is of another type and stays.
+
+    Args:
+        options: of a transform, ours among them.
+        policy: what was said before.
+
+    Raises:
+        TypeError: if `in_place` is no bool.
+    """
+    if isinstance(options.get("policy"), Policy):
+        policy = options.pop("policy")
+    in_place = options.pop("in_place", None)
+    if in_place is None:
+        return policy
+    if not isinstance(in_place, bool):
+        raise TypeError(
+            f"`in_place` is True, False or None, which leaves it to the policy, not {in_place!r}. It is not said of "
+            "each argument: what the function changed is written back wherever it is.\n"
+            "    sharedtree.jit(f, in_place=True)"
+        )
+    return _with_in_place(policy, in_place) if isinstance(policy, Policy) else PolicyHere(in_place)
 
 
 _DEFAULT = Policy()

@@ -106,7 +106,7 @@ class UntrustedTypeError(SharedTreeError, TypeError):
 
 
 class StructureMismatchError(SharedTreeError, ValueError):
-    """What a file describes does not fit the classes, devices or trees that are there now."""
+    """What a file or a state describes does not fit the classes, devices or trees that are there now."""
 
 
 class FormatError(SharedTreeError, ValueError):

@@ -12,10 +12,11 @@ from typing import Any
 from ._attribution import definition_of_caller, report_untied
 from ._context import current_policy, rules_here
 from ._graph import Tags, walk
-from ._lost_ties import LostLeaf, listed, lost_leaf_ties, maximal, named, unsettled
+from ._lost_ties import LostLeaf, lost_leaf_ties, maximal, named, unsettled
 from ._sharing import Shape
 from ._statics import Static
 from ._structure import LEAF, Node, Path, Record
+from ._text import listed
 from ._untying import note
 
 _MOST = 16  # sharings that one optimizer remembers; a program has one, or a few in turn

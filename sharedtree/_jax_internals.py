@@ -10,14 +10,24 @@
   Its unflatten function is C++ that reads past the end of too few. Also whether a class has the functions that its
   library gives to all its classes. Where the names are gone, the answer is that nobody knows, and a test fails.
 - `dce_jaxpr`: `jax.jit` drops the inputs that a computation does not need, by this function.
+- `_deprecations` of `jax.experimental.shard_map`: whoever asks for the function there by its name is warned, but those
+  who have it should be served. Where it is gone, so is the function.
+- `TypedNdArray`: in JAX 0.8 a rule is given an object of this class for a NumPy array, which is none. Where the name is
+  gone, NumPy arrays stay what they are.
+- `traceback_util`: JAX takes its own frames out of the traceback of an error that leaves it, and those of what was
+  registered there. Where its names are gone, the frames show.
 """
 
 import functools
+import importlib
 import inspect
+import pathlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
+import numpy as np
 from jax import tree_util as jtu
 from jax._src import tree_util as _tree_util
 from jax._src.array import ArrayImpl
@@ -25,11 +35,25 @@ from jax._src.core import trace_ctx
 from jax.core import Tracer
 from jax.interpreters.partial_eval import dce_jaxpr
 
+try:
+    from jax._src.literals import TypedNdArray as _TypedNdArray
+except ImportError:
+    _TypedNdArray = None
+
+try:
+    from jax._src import traceback_util as _traceback_util
+except ImportError:
+    _traceback_util = None
+
+C = TypeVar("C", bound=Callable[..., Any])
+
 _LEAF = jtu.tree_structure(0)
 
 _SHALLOW = 100
 
 ConcreteArray: type = ArrayImpl
+
+_NO_ARRAY = None if _TypedNdArray is None or issubclass(_TypedNdArray, np.ndarray) else _TypedNdArray
 
 
 TRACE = trace_ctx, "trace"
@@ -115,7 +139,47 @@ def weakly_typed(array: Any) -> Any:
     return ArrayImpl(aval, array.sharding, shards, committed=array.committed)
 
 
+def deprecated_shard_map() -> Callable[..., Any]:
+    """`jax.experimental.shard_map.shard_map`; where it is gone, that which took its place."""
+    try:
+        known = vars(importlib.import_module("jax.experimental.shard_map"))
+    except ImportError:
+        return jax.shard_map
+    return known.get("_deprecations", {}).get("shard_map", (None, None))[1] or known.get("shard_map", jax.shard_map)
+
+
+def as_numpy(leaf: Any) -> Any:
+    """The NumPy array that JAX has wrapped; any other leaf as it is."""
+    return leaf.val if type(leaf) is _NO_ARRAY else leaf
+
+
 def used_inputs(jaxpr: Any) -> Sequence[bool]:
     """Which inputs of a closed jaxpr `jax.jit` keeps."""
     plain = jaxpr.jaxpr
     return dce_jaxpr(plain, used_outputs=[True] * len(plain.outvars))[1]
+
+
+getattr(_traceback_util, "register_exclusion", lambda _: None)(str(pathlib.Path(__file__).parent))
+
+
+def api_boundary(function: C) -> C:
+    """A function such that the tracebacks of errors which leave it have neither JAX's frames nor the library's."""
+    return getattr(_traceback_util, "api_boundary", lambda inside: inside)(function)
+
+
+def hide_frames(error: Exception) -> None:
+    """Does to an error that is being handled what `api_boundary` does, where its frame would cost every call.
+
+    An error that is raised again by `raise` does not get the frame which does so a second time.
+    """
+    util: Any = _traceback_util
+    try:
+        mode = util._filtering_mode()  # noqa: SLF001 -- see the module's docstring
+        if mode == "off" or util._is_under_reraiser(error):  # noqa: SLF001 -- as above
+            return
+        if mode == "tracebackhide":
+            util._add_tracebackhide_to_hidden_frames(error.__traceback__)  # noqa: SLF001 -- as above
+        else:
+            error.__traceback__ = util.filter_traceback(error.__traceback__)
+    except AttributeError:
+        return

@@ -39,6 +39,9 @@ class Kind(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
 
+    def __str__(self) -> str:
+        return self.dtype.__name__ if isinstance(self.dtype, type) else f"{self.dtype}{list(self.shape)}"
+
 
 def kind_of(leaf: Any) -> Kind:
     """The kind of a leaf; of a kind, itself."""
@@ -153,20 +156,12 @@ class Lost(NamedTuple):
 
 def maximal(ties: Iterable[LostLeaf]) -> list[Lost]:
     """Gathers lost leaves by what was tied."""
-    found: dict[int, Lost] = {}
+    found: dict[int, list[LostLeaf]] = {}
     for tie in ties:
-        lost = found.setdefault(tie.tied, Lost(tie.tied, [], []))
-        lost.ties.append(tie)
-        lost.paths.extend(path for path in tie.at if path not in lost.paths)
-    return list(found.values())
+        found.setdefault(tie.tied, []).append(tie)
+    return [Lost(n, list(dict.fromkeys(path for tie in own for path in tie.at)), own) for n, own in found.items()]
 
 
 def named(text: str, paths: Iterable[Path]) -> list[str]:
     """The paths as errors print them, below something that is called `text`."""
     return [text + jtu.keystr(path) for path in paths]
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names in a sentence."""
-    quoted = [f"`{name}`" for name in names]
-    return f"{', '.join(quoted[:-1])} and {quoted[-1]}"

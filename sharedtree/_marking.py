@@ -10,7 +10,9 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ._errors import SharingMismatchError
+from ._node_types import node_type_of
 from ._structure import Given, Node, Record, Update
+from ._text import shown
 
 
 class Marker:
@@ -41,23 +43,56 @@ def stand_ins(records: Sequence[Record]) -> list[Any]:
     return table
 
 
+def require_where(where: Any, tree: Any, fix: str) -> None:
+    """Raises if `where` is no function of a tree, as when it and the tree were given in the wrong order.
+
+    Args:
+        where: what should be the function.
+        tree: what should be the tree.
+        fix: the call as it should be, as a line of code.
+
+    Raises:
+        TypeError: with the fix.
+    """
+    # A module may be both, callable and a tree; a function is no tree.
+    if callable(where) and not (node_type_of(where) is not None and node_type_of(tree) is None and callable(tree)):
+        return
+    raise TypeError(
+        f"`where` is a function that takes the tree and returns nodes of it, not {shown(where)}, and the tree is "
+        f"{shown(tree)}. Give each in its place:\n{fix}"
+    )
+
+
 def ask(where: Callable[[Any], Any], table: Sequence[Any], root: int, name: str = "where") -> tuple[list[int], bool]:
     """The records that `where` returns when called on the stand-in, and whether it returned just one.
 
     Raises:
-        SharingMismatchError: if it returns something that is not part of the tree.
+        SharingMismatchError: if it returns something that is not part of the tree, or computes with a leaf.
     """
+
+    def refusal(what: str) -> SharingMismatchError:
+        return SharingMismatchError(
+            f"`{name}` {what}. Return nodes or leaves of the tree itself, and do not compute with them:\n"
+            f"    {name}=lambda m: (m.embed.weight, m.head.weight)"
+        )
+
     numbers = {id(obj): i for i, obj in enumerate(table)}  # alive in `table`
-    answer = where(table[root])
+    try:
+        answer = where(table[root])
+    except AttributeError as error:
+        if type(error.obj) is not Marker:
+            raise
+        raise refusal(f"takes `.{error.name}` of a leaf, but is called on a stand-in without values") from None
+    except TypeError as error:
+        # Python's own say the class, JAX's may print the object.
+        if not any(text in str(error) for text in (Marker.__name__, "<leaf ")):
+            raise
+        raise refusal("computes with a leaf, but is called on a stand-in without values") from None
     if id(answer) in numbers:  # the answer is alive, and so is the table
         return [numbers[id(answer)]], True  # as above
     found: list[int] = []
     for part in jtu.tree_leaves(answer, is_leaf=lambda x: id(x) in numbers or x is None):  # alive in `answer`
         if id(part) not in numbers:  # alive in `answer`
-            raise SharingMismatchError(
-                f"`{name}` returned a `{type(part).__name__}` that is not part of the tree it was given. Return nodes "
-                f"or leaves of the tree itself, and do not compute with them:\n"
-                f"    {name}=lambda m: (m.embed.weight, m.head.weight)"
-            )
+            raise refusal(f"returned a `{type(part).__name__}` that is not part of the tree it was given")
         found.append(numbers[id(part)])  # alive in `answer`
     return found, False

@@ -33,6 +33,7 @@ from ._nnx_internals import (
     parts_of_frozen,
 )
 from ._node_types import (
+    PYTHON_NUMBERS,
     Inherited,
     NodeType,
     built_in_base,
@@ -130,10 +131,13 @@ def _fields_of(node_type: NodeType) -> Description:
 
 def _meet(obj: Any, number: int) -> Description | int:
     """What the class of an object is, or for a leaf: 0 if it is static, 1 if it is traced, 2 with identity, too."""
+    # Met at every leaf of every trace. Their class has no kind, for it does not tell an array from a reference.
+    if isinstance(obj, Tracer) and carries_identity(obj):
+        return 2
     convention: Inherited = _CONVENTIONS[number]
     node_type = node_type_of(obj)
     if node_type is None or (convention == "any" and not node_type.is_known_to_jax):
-        if issubclass(type(obj), jax.Array) and not issubclass(type(obj), Tracer):
+        if issubclass(type(obj), jax.Array):
             return _leaf(type(obj), native.JAX_ARRAY)  # such as that of PRNG keys
         return (1 + carries_identity(obj)) if is_traced(obj, convention) else 0
     return _described(node_type)
@@ -193,7 +197,7 @@ def start(entries: dict[bytes, Any]) -> bool:
     _CONVENTIONS.update({native.JAX: "jax", native.EQUINOX: "equinox", native.ANY: "any"})
     if not native.start(entries, _meet, _described, _settle, marker_type(), LEAF, Node, Static, Given, Update):
         return False
-    for cls in (bool, int, float, complex):
+    for cls in PYTHON_NUMBERS:
         native.learn(_leaf(cls, native.NUMBER))
     for cls in (str, bytes):
         native.learn(_leaf(cls, native.TEXT))

@@ -8,6 +8,7 @@ A key lives as long as its structure. Structures are held weakly. The latest are
 if their keys keep nothing alive that would go before, so that a loop that drops each need not start anew each time.
 """
 
+import functools
 import gc
 import operator
 import sys
@@ -17,9 +18,10 @@ import weakref
 from typing import Any
 
 import numpy as np
+from jax import tree_util as jtu
 
 from . import _engine, _native_classes, _walk
-from ._structure import Structure, intern
+from ._structure import Path, Structure, edges, intern, statics_of
 from ._walk import Rules
 
 MAX_KEYS = 4_096
@@ -42,17 +44,19 @@ _kept: tuple[Structure, ...] = ()  # the latest last
 
 def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
     """Packs a tree as `_walk.walk` does; None if the native walk is not in use or cannot follow these rules."""
+    if native is not None and rules.on_static is not None:
+        return _checked(tree, tags, rules, prefix)
     found = None if native is None else native.walk(tree, tags, rules, _entries)
     return _first_met(tree, tags, rules, prefix, *found[1:]) if found is not None and found[0] is None else found
 
 
 def pack_natively(args: Any, kwargs: Any, tags: Any, rules: Rules) -> tuple[Any, Any, bool] | None:
-    """Packs arguments as `transforms._crossing.pack_call` does, and says whether none reaches into an earlier one."""
+    """Packs arguments as `transforms._packing.pack_call` does, and says whether none reaches into an earlier one."""
     return None if native is None else native.pack_call(args, kwargs, tags, rules)
 
 
 def unpack_natively(result: Any, given: Any, pending: list[Any] | None = None) -> Any:
-    """Unpacks a result as `transforms._crossing.unpack_result` does; `NotImplemented` if more is to be done for it.
+    """Unpacks a result as `transforms._packing.unpack_result` does; `NotImplemented` if more is to be done for it.
 
     Args:
         result: a packed tree.
@@ -65,6 +69,35 @@ def unpack_natively(result: Any, given: Any, pending: list[Any] | None = None) -
 def write_natively(pending: list[Any]) -> bool:
     """Writes, all or nothing, what `unpack_natively` left to be written. False if that is left to Python."""
     return native is not None and native.write_back(pending)
+
+
+def _checked(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
+    """As `natively` under a rule for static values; None where what the structure has may not be what the tree has.
+
+    Before a value is checked, no structure may get it, nor stand for it because it is equal. So the structure has to be
+    known, and its static values such that are equal only if they are the same.
+    """
+    start = len(tags.objects)
+    found = native.walk(tree, tags, rules._replace(on_static=None), _entries)
+    if found is None or found[0] is None:
+        return None
+    structure = found[1]
+    statics = list(statics_of(structure))
+    if not all(static.is_settled for _, static in statics):
+        tags.forget(start)
+        return None
+    assert rules.on_static is not None
+    first: dict[int, Path] = {}
+
+    def path(number: int) -> str:
+        if not first:
+            for each, way in edges(structure.records, [((), structure.root)], structure.base):
+                first.setdefault(each, way)
+        return prefix + jtu.keystr(first[number])
+
+    for number, static in statics:
+        rules.on_static(static.peek(), functools.partial(path, number))
+    return found
 
 
 def _first_met(

@@ -30,7 +30,10 @@ from ._node_types import built_in_base, dict_descriptor
 STATE_SLOTS = ("_initializing", "_is_setup", "_trace_state")
 VARIABLE_SLOTS = ("_raw_value", "_trace_state", "_var_metadata")
 TRACE_SLOTS = ("_jax_trace",)
-NODES, MAPPING, INT_KEYS = "_pytree__nodes", "_mapping", "_pytree__has_int_keys"
+OWN = "_pytree__"
+"""Begins the names of what a `Pytree` keeps for itself."""
+
+NODES, MAPPING, INT_KEYS = OWN + "nodes", "_mapping", OWN + "has_int_keys"
 
 
 class Nnx(NamedTuple):

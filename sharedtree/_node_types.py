@@ -130,7 +130,7 @@ def is_traced(leaf: Any, convention: Inherited) -> bool:
         return convention == "equinox" or _is_numeric(leaf.dtype)
     if isinstance(leaf, _WITH_IDENTITY):
         return True
-    return convention == "jax" and (type(leaf) in _PYTHON_NUMBERS or hasattr(type(leaf), "__jax_array__"))
+    return convention == "jax" and (type(leaf) in PYTHON_NUMBERS or hasattr(type(leaf), "__jax_array__"))
 
 
 def register_node(
@@ -218,8 +218,8 @@ def require_registered(tree: Any) -> None:
 
 _known: dict[type, NodeType] = {}  # filled once a class, by a single assignment, which threads cannot tear
 
-_PYTHON_NUMBERS = frozenset({bool, int, float, complex})
-_COMMON_LEAVES = frozenset({bool, int, float, complex, str, bytes, np.ndarray})
+PYTHON_NUMBERS = frozenset({bool, int, float, complex})
+_COMMON_LEAVES = PYTHON_NUMBERS | {str, bytes, np.ndarray}
 _WITH_IDENTITY = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, jax.Ref)
 
 
@@ -409,10 +409,11 @@ def _plain(
 
 
 def _dict_keys(obj: dict[Any, Any]) -> Keys:
-    return tuple([_dict_key(name) for name in _sorted_keys(obj)])
+    return tuple([dict_key(name) for name in _sorted_keys(obj)])
 
 
-def _dict_key(name: Any) -> Any:
+def dict_key(name: Any) -> Any:
+    """The key entry for a key of a dictionary."""
     return jtu.DictKey("None" if name is None else name)  # JAX 0.8 refuses None
 
 
@@ -431,7 +432,7 @@ _PLAIN: dict[type, NodeType] = {
         collections.OrderedDict,
         lambda x: (tuple(x.values()), tuple(x)),
         lambda names, xs: collections.OrderedDict(zip(names, xs, strict=True)),
-        lambda x: tuple([_dict_key(name) for name in x]),
+        lambda x: tuple([dict_key(name) for name in x]),
         is_mutable=True,
     ),
     collections.defaultdict: _plain(

@@ -3,6 +3,7 @@
 `Packed` is what JAX sees of each module that crosses a transform. `Dag`, for users, is the same with a face.
 """
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from jax import tree_util as jtu
 
 from ._graph import unpack
 from ._native_walk import native
-from ._structure import LEAF, Given, Structure, Update, edges
+from ._structure import LEAF, Given, Node, Structure, Update, edges
 
 
 class Packed:
@@ -25,7 +26,13 @@ class Packed:
     def __repr__(self) -> str:
         """As the module prints: JAX quotes what a function returned in its own errors."""
         is_whole = self.structure.base == 0 and all(type(op) not in (Given, Update) for op, _ in self.structure.records)
-        return repr(unpack(self.structure, self.leaves)) if is_whole else f"Packed({self.leaves!r})"
+        if is_whole:
+            return repr(unpack(self.structure, self.leaves))
+        # A part of it may be in what was packed before, so that only its class and its own leaves are at hand.
+        start = self.structure.root - self.structure.base
+        op = self.structure.records[start][0] if start >= 0 else LEAF
+        node = op.node if type(op) is Update else op
+        return f"{node.type.cls.__name__ if type(node) is Node else '…'}({', '.join(map(str, self.leaves))})"
 
 
 class LeafPath:
@@ -67,8 +74,15 @@ def leaf_paths(structure: Structure) -> list[str]:
 
 
 def with_keys(leaves: Sequence[Any], structure: Structure) -> list[tuple[LeafPath, Any]]:
-    """The leaves with their paths as keys. There may be fewer paths than leaves where a prefix stands for many."""
-    return [(LeafPath(text), leaf) for text, leaf in zip(leaf_paths(structure), leaves, strict=True)]
+    """The leaves with their paths as keys."""
+    keys = _keys.get(structure)
+    if keys is None:
+        # JAX asks several times in each trace, and again in the next.
+        keys = _keys.setdefault(structure, [LeafPath(text) for text in leaf_paths(structure)])
+    return list(zip(keys, leaves, strict=True))
+
+
+_keys: weakref.WeakKeyDictionary[Structure, list[LeafPath]] = weakref.WeakKeyDictionary()
 
 
 def _parts(packed: Packed) -> tuple[Sequence[Any], Structure]:

@@ -7,12 +7,13 @@ same leaf may be reached by several paths, under different labels: what to do ab
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax import tree_util as jtu
 
 from ._errors import SharingMismatchError
 from ._node_types import node_type_of
 from ._sharing import name_of
-from ._statics import Static
+from ._statics import Static, shown_beside
 from ._structure import LEAF, Node, Path, Record, Update
 
 
@@ -43,7 +44,7 @@ def labels(
         path: the path to the root, for errors and results.
 
     Yields:
-        Each leaf once for each label object that reaches it.
+        Each leaf once for each label object that reaches it; numbers are no objects, so those at each place.
 
     Raises:
         SharingMismatchError: where the prefix has a node of another class than the tree.
@@ -55,11 +56,11 @@ def labels(
     stack: list[tuple[int, Any, Path]] = [(root, prefix, path)]
     while stack:
         number, part, where = stack.pop()
-        if (number, id(part)) in seen:  # in `alive`
-            continue
-        seen.add((number, id(part)))  # in `alive`
         op, children = records[number]
         node = op.node if type(op) is Update else op
+        if (number, id(part)) in seen and (type(node) is Node or not is_number(part)):  # in `alive`
+            continue
+        seen.add((number, id(part)))  # in `alive`
         if type(node) is not Node:
             if op is LEAF or type(op) is Static:
                 yield Label(number, part, where)
@@ -72,9 +73,14 @@ def labels(
             fits = node_type is not None and node_type.cls is node.type.cls and len(parts) == len(children)
             if not fits or (node.type.is_plain and Static(aux) != node.aux):  # other keys, for example
                 text = jtu.keystr(where)
+                place = f"at `{text}`" if text else "as a whole"
+                mine, own = f"a `{type(part).__name__}`", f"{name_of(node)} with {len(children)} children"
+                if node_type is not None and node_type.cls is node.type.cls:
+                    data, other = Static(aux).peek(), node.aux.peek()
+                    mine += f" with {len(parts)} children and the static data {shown_beside(data, other)}"
+                    own += f" and the static data {shown_beside(other, data)}"
                 raise SharingMismatchError(
-                    f"`{name}` does not fit the tree at `{text}`: it has a `{type(part).__name__}` where the tree has "
-                    f"{name_of(node)} with {len(children)} children.\n"
+                    f"`{name}` does not fit the tree {place}: it has {mine} where the tree has {own}.\n"
                     "Give one value for the whole node, or a node of the same class:\n"
                     f"    {name} = jax.tree.map(lambda _: value, model)",
                     (text,),
@@ -84,6 +90,11 @@ def labels(
             (child, below, (*where, key))
             for key, child, below in reversed(tuple(zip(node.keys, children, parts, strict=True)))
         )
+
+
+def is_number(part: Any) -> bool:
+    """Whether it is a number of Python or NumPy: a value, of which nobody can say whether two are one."""
+    return isinstance(part, (int, float, complex, np.generic))
 
 
 def label_at(prefix: Any, records: Sequence[Record], root: int, path: Path, is_label: Callable[[Any], bool]) -> Any:

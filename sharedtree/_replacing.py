@@ -22,12 +22,12 @@ from ._copies import Incomparable
 from ._editing import rebuilt
 from ._errors import InconsistentSharingError, SharingMismatchError
 from ._graph import Tags, walk
-from ._lost_ties import listed
-from ._marking import ask, stand_ins
+from ._marking import ask, require_where, stand_ins
 from ._node_types import carries_identity, node_type_of, require_registered
 from ._sharing import Mismatch, Pair, Shape, pairs
 from ._statics import Static
 from ._structure import LEAF, Node, Op, Record, edges
+from ._text import listed
 from ._tied_values import is_tied_value, note_tied_values
 from ._ties import are_one_value, can_be_tied
 from ._untying import hand_on, note
@@ -64,6 +64,7 @@ def at(
     Raises:
         InconsistentSharingError: if `replace` has two different replacements for one tied node.
         SharingMismatchError: if `where` returns what is not in the tree, or a node and a part of that node.
+        TypeError: if `where` is no function, as when it and the tree are in the wrong order.
         ValueError: if not exactly one of `replace` and `replace_fn` is given, or their numbers differ.
 
     Warns:
@@ -81,6 +82,7 @@ def at(
     """
     if (replace is _NOT_GIVEN) == (replace_fn is _NOT_GIVEN):
         raise ValueError("Give exactly one of `replace` and `replace_fn`.")
+    require_where(where, tree, "    model = sharedtree.tree.at(lambda m: m.head.weight, model, new)")
     require_registered(tree)
     tags = Tags()
     _, records, root = walk(tree, tags, rules_here(is_leaf))

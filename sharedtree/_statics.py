@@ -85,6 +85,22 @@ class Static:
         return Static, (_with_names(self._value),)
 
 
+def shown_beside(value: Any, other: Any) -> str:
+    """A value as errors print it beside another one: if both print alike, the first part of it that differs."""
+    while shown(value) == shown(other):
+        if isinstance(value, dict):
+            value, other = tuple(value.items()), tuple(other.items())
+        if not isinstance(value, (tuple, list)) or type(other) is not type(value):
+            break
+        if len(value) != len(other):
+            return f"{shown(value)}, {len(value)} of them"
+        differing = [pair for pair in zip(value, other, strict=True) if Static(pair[0]) != Static(pair[1])]
+        if not differing:
+            break
+        value, other = differing[0]
+    return shown(value)
+
+
 class _ByName:
     """Stands in a pickle for an object that a name leads to. `jax.nn.relu` is no plain function, so pickle asks it."""
 

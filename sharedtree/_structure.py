@@ -146,6 +146,11 @@ class Structure:
     pins: dict[bytes, tuple[Any, ...]]
     program: Any
 
+    @property
+    def leaf_numbers(self) -> list[int]:
+        """The numbers of its traced leaves, in order."""
+        return [number for number, (op, _) in enumerate(self.records, self.base) if op is LEAF]
+
     def __repr__(self) -> str:
         return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
 
@@ -290,6 +295,16 @@ def reached_outside(records: Sequence[Record], root: int, base: int = 0) -> dict
             if type(node) is Node and node.type.is_plain:
                 stack.extend(children)
     return found
+
+
+def statics_of(structure: Structure) -> Iterator[tuple[int, Static]]:
+    """The numbers of its static leaves and nodes, each with its static data."""
+    for number, (op, _) in enumerate(structure.records, structure.base):
+        node = op.node if type(op) is Update else op
+        if type(node) is Node:
+            yield number, node.aux
+        elif type(node) is Static:
+            yield number, node
 
 
 def depth_of(records: Sequence[Record]) -> int:

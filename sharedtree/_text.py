@@ -6,11 +6,15 @@ import functools
 import pathlib
 import reprlib
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
 
 _MOST = 80
+
+MOST_PATHS = 20
+"""How many paths a text names at most. All are attributes of the error or the warning."""
 
 _CONTAINERS = (
     slice,
@@ -64,3 +68,11 @@ def shown(value: Any) -> str:
     """A short `repr`. Containers are cut off, so nothing is printed for ever; one that raises is named by its class."""
     text = _printer.repr(value)
     return text if len(text) <= _MOST else f"{text[:_MOST]}..."
+
+
+def listed(paths: Sequence[str]) -> str:
+    """Paths in a sentence."""
+    quoted = [f"`{path}`" for path in paths[:MOST_PATHS]]
+    if len(paths) > MOST_PATHS:
+        quoted.append(f"{len(paths) - MOST_PATHS} more")
+    return f"{', '.join(quoted[:-1])} and {quoted[-1]}"

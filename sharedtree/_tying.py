@@ -10,7 +10,7 @@ from ._context import rules_here
 from ._distinct import another
 from ._errors import SharingMismatchError
 from ._graph import Tags, build, unpack, walk
-from ._marking import ask, stand_ins
+from ._marking import ask, require_where, stand_ins
 from ._node_types import carries_identity
 from ._sharing import Mismatch, Shape, matching, merged, pairs
 from ._statics import Static
@@ -37,6 +37,7 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
     Raises:
         SharingMismatchError: if the nodes differ in class, statics, shape or dtype, or if `where` returns fewer than
             two, or what is not in the tree.
+        TypeError: if `where` is no function, as when the two are in the wrong order.
 
     Cost: two walks over the nodes. Nothing is copied.
 
@@ -46,6 +47,7 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
         >>> tied["a"] is tied["b"], tied["b"]
         (True, Array([0., 0.], dtype=float32))
     """
+    require_where(where, tree, "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))")
     read = read_tree(tree)
     targets, is_single = ask(where, stand_ins(read.structure.records), read.structure.root)
     op, children = read.structure.records[targets[0]] if is_single else (LEAF, ())
@@ -155,6 +157,8 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
 
     Limitations: the first path of a tie keeps the array of `tree`, so donating the result donates that array.
     """
+    if where is not None:
+        require_where(where, tree, "    model = sharedtree.untie(model, lambda m: m.head.weight)")
     read = read_tree(tree)
     twin, origin = _unfolded(read.structure)
     targets = set(range(len(twin)) if where is None else ask(where, stand_ins(twin), len(twin) - 1)[0])

@@ -6,7 +6,7 @@ results say which of their leaves are noted (`Structure.noted`), so that those o
 whose loss has been reported is noted in the same way, so that it is not reported twice.
 
 Vanilla functions hand nothing on. Inside a function that is being traced, `untie` therefore also leaves word of the
-whole tree that it returned, which `transforms._untied` compares results with.
+whole tree that it returned, which `transforms.checks._untied` compares results with.
 """
 
 import threading

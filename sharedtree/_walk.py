@@ -165,7 +165,7 @@ def walk(
         if rules.inside and node_type.carries_identity and id(obj) in rules.given:  # alive: see Rules
             return record(obj, Given(rules.given[id(obj)]), (), tag=True)
         if len(frames) >= (MAX_DEPTH if rules.inside else MAX_PLAIN_DEPTH):
-            _raise_too_deep(rules, prefix)
+            raise_too_deep(rules, prefix)
         frames.append(_Frame(obj, node_type, convention))
         if node_type.carries_identity:  # only what can be mutated can contain itself
             open_ids.add(id(obj))  # alive in `frames`
@@ -253,7 +253,8 @@ def _static(value: Any, rules: Rules, path: Callable[[], str], known: Known) -> 
         ) from None
 
 
-def _raise_too_deep(rules: Rules, prefix: str) -> None:
+def raise_too_deep(rules: Rules, prefix: str) -> None:
+    """Raises the error for nodes that are nested deeper than the walk goes."""
     if rules.inside:
         raise DepthError(
             f"Nodes under `{prefix}` are nested more than {MAX_DEPTH} deep. If that is a list of layers linked to one "
@@ -270,8 +271,12 @@ def _raise_too_deep(rules: Rules, prefix: str) -> None:
 
 def _raise_cycle(obj: Any, frames: list[_Frame], path: Callable[[int], str]) -> None:
     above = len(frames) - next(i for i, frame in enumerate(frames) if frame.obj is obj)
-    start, back = path(above), path(0)
-    raise CycleError(
+    raise cycle_error(obj, path(above), path(0))
+
+
+def cycle_error(obj: Any, start: str, back: str) -> CycleError:
+    """The error for an object that sits at a path and again, within itself, at another one."""
+    return CycleError(
         f"A `{type(obj).__name__}` contains itself: it sits at `{start}` and again, within itself, at `{back}`.\n"
         "A DAG has no cycles, and JAX crashes on them. Break the cycle, for example by holding the parent in a "
         "static field with a weak reference:\n"

@@ -17,6 +17,7 @@ from ._initial_ties import InitialTies
 from ._node_types import node_type_of, require_registered
 from ._optax_closures import has_labels, with_labels
 from ._parameters import Models, holds_several_models
+from ._text import shown
 from .tree import map as _map
 
 T = TypeVar("T")
@@ -44,6 +45,10 @@ def optimizer(tx: Any) -> Any:
         model that `init` saw, or is tied in the state, is not tied in the model any more, unless `untie` was said of
         it.
 
+    Raises:
+        TypeError: if `tx` is no such transformation, as `optax.adam` before it is called.
+        ImportError: if optax is not installed.
+
     Cost: two walks over the nodes of the model, and one over those of each model in the state, for each call.
     Arrays are aliased.
 
@@ -65,8 +70,13 @@ def optimizer(tx: Any) -> Any:
     `optax.contrib.schedule_free_eval_params`) see a tie as often as it has paths; give them `sharedtree.tree.leaves`
     of a gradient, or `sharedtree.Dag`s.
     """
-    import optax
-
+    optax = _optax()
+    if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
+        raise TypeError(
+            f"`optimizer` takes an optax transformation, which has `init` and `update`, not {shown(tx)}. Functions of "
+            "optax make one:\n"
+            "    tx = sharedtree.optimizer(optax.adam(1e-3))"
+        )
     tx = optax.with_extra_args_support(tx)
     is_labelled = has_labels(tx)
     initial_ties = InitialTies()
@@ -99,6 +109,16 @@ def optimizer(tx: Any) -> Any:
         return models.whole(new_updates), models.whole(new_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _optax() -> Any:
+    try:
+        import optax
+    except ImportError as error:
+        raise ImportError(
+            "`sharedtree.optimizer` needs optax. Install it:\n    pip install optax", name=error.name
+        ) from error
+    return optax
 
 
 def apply_updates(tree: T, updates: Any) -> T:

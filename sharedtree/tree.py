@@ -184,7 +184,7 @@ def _leaf_paths(structure: Structure) -> list[Path]:
     first: dict[int, Path] = {}
     for number, path in edges(structure.records, [((), structure.root)]):
         first.setdefault(number, path)
-    return [first[number] for number, (op, _) in enumerate(structure.records) if op is LEAF]
+    return [first[number] for number in structure.leaf_numbers]
 
 
 def _aligned(structure: Structure, other: Any, name: str) -> list[Any]:

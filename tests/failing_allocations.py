@@ -21,7 +21,7 @@ from sharedtree._graph import Tags, build, pack, unpack
 from sharedtree._jax_internals import TRACE
 from sharedtree._structure import Structure, intern
 from sharedtree._walk import Rules
-from sharedtree.transforms import _crossing
+from sharedtree.transforms import _packing
 from tests.kinds import KINDS, W
 from tests.strategies import Pair
 
@@ -95,8 +95,8 @@ def let_others_have_memory() -> None:
     meet = _native_classes._meet
     _native_classes._meet_with_memory = with_memory(types.FunctionType(meet.__code__, meet.__globals__))
     meet.__code__ = (lambda obj, number: _meet_with_memory(obj, number)).__code__  # noqa: F821 -- in that file
-    pack_tree = with_memory(lambda tree, tags, rules: _crossing.pack_tree(tree, tags, rules, ""))
-    native.cross(pack_tree, _crossing.Call, *TRACE)
+    pack_tree = with_memory(lambda tree, tags, rules: _packing.pack_tree(tree, tags, rules, ""))
+    native.cross(pack_tree, _packing.Call, *TRACE)
     settle = _native_classes._settle
     _native_classes._settle_with_memory = with_memory(types.FunctionType(settle.__code__, settle.__globals__))
     settle.__code__ = (lambda value: _settle_with_memory(value)).__code__  # noqa: F821 -- in that file

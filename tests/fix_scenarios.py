@@ -1,6 +1,7 @@
 """One scenario for each message of the library that offers code, but for those about files."""
 
 import dataclasses
+import sys
 from collections.abc import Callable
 
 import equinox as eqx
@@ -8,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import sharedtree as st
 from sharedtree.transforms import _inner, _likes
 from tests.fixes import Scenario, scenario
+from tests.strategies import Mutable
 
 
 class Leaf(eqx.Module):
@@ -417,6 +420,11 @@ def mutation_under_a_transform_that_is_not_registered(path):
 
 
 @scenario
+def an_in_place_for_each_argument(path):
+    return Scenario(lambda: st.jit(loss, in_place=(True, False)), TypeError, {"f": loss})
+
+
+@scenario
 def sharing_under_a_transform_that_is_not_registered(path):
     transform = lambda f, in_axes=0, out_axes=0: jax.vmap(f, in_axes, out_axes)
     model = tied()
@@ -467,16 +475,130 @@ def a_policy_of_another_library(path):
 
 @scenario
 def operands_without_an_adapter(path):
-    return Scenario(lambda: st.preserve_identities(jax.vjp)(loss, tied()), TypeError, {"f": loss, "model": tied()})
+    def apply_to(f, operand):
+        return f(operand)
+
+    return Scenario(lambda: st.preserve_identities(apply_to)(loss, tied()), TypeError, {"f": loss, "model": tied()})
+
+
+def _what_tangents_need():
+    return {"value": tied(), "f": jnp.ones_like}
 
 
 @scenario
-def rules_without_an_adapter(path):
+def tangents_without_the_ties(path):
+    loose = st.untie(tied())
+    return Scenario(
+        lambda: st.jvp(loss, (tied(),), (loose,)),
+        st.SharingMismatchError,
+        {**_what_tangents_need(), "tangent": loose},
+        lambda names: st.jvp(loss, (names["value"],), (names["tangent"],)),
+    )
+
+
+@scenario
+def a_cotangent_of_another_shape(path):
+    pullback = st.vjp(lambda net: net, tied())[1]
+    return Scenario(
+        lambda: pullback(tied().embed),
+        st.SharingMismatchError,
+        _what_tangents_need(),
+        lambda names: pullback(names["tangent"]),
+    )
+
+
+def gradient_by_rule(cotangents):
+    f = st.custom_vjp(loss)
+    f.defvjp(lambda net: (f(net), net), lambda net, y: cotangents(net, y))
+    return st.grad(f)(tied())
+
+
+@scenario
+def other_cotangents_than_operands(path):
+    return Scenario(lambda: gradient_by_rule(lambda net, y: ()), TypeError, {"cotangent": tied()})
+
+
+@scenario
+def cotangents_of_two_shapes(path):
+    wrong = lambda net, y: (Net(Leaf(jnp.ones((2, 2))), Leaf(y)),)
+    names = {"cotangent": jnp.array(1.0), "leaf": jnp.ones((2, 2))}
+
+    def after(names):
+        gradient_by_rule(lambda net, y: (Net(Leaf(names["leaf"]), Leaf(names["cotangent"])),))
+
+    return Scenario(lambda: gradient_by_rule(wrong), st.SharingMismatchError, names, after)
+
+
+@scenario
+def two_tangents_of_one_leaf(path):
+    f = st.custom_jvp(lambda net: net)
+    f.defjvp(lambda primals, tangents: (f(*primals), double(st.untie(tangents[0]))))
+    gradient = jax.grad(loss)(tied())
+    return Scenario(
+        lambda: st.grad(lambda net: loss(f(net)))(tied()),
+        st.SharingMismatchError,
+        {**_what_tangents_need(), "tangent": gradient},
+    )
+
+
+@scenario
+def rules_in_place(path):
+    def ruled(f):
+        f.defvjp(lambda net: (loss(net), net), lambda net, y: (net,))
+        return f
+
+    def after(names):
+        with st.Context(st.Policy(in_place=True)):
+            assert st.grad(ruled(names["f"]), in_place=False)(tied()).embed.weight.tolist() == [[0, 1], [2, 3]]
+
+    return Scenario(lambda: ruled(st.custom_vjp(loss, in_place=True))(tied()), ValueError, {"f": loss}, after)
+
+
+@scenario
+def a_program_in_place(path):
+    def after(names):
+        assert names["exported"].call(tied()) == loss(tied())
+
+    return Scenario(
+        lambda: st.export(st.jit(loss, in_place=True))(tied()), ValueError, {"f": loss, "model": tied()}, after
+    )
+
+
+def _made_for_another(make, call):
+    f = st.jit(lambda net: net.x * net.k)
+    one, two = Static(jnp.ones(2), 1), Static(jnp.ones(2), 2)
+    program = make(f, one)
+
+    def after(names):
+        assert call(names["program"], two).tolist() == [2, 2]
+
+    return Scenario(lambda: call(program, two), st.SharingMismatchError, {"f": f, "args": (two,)}, after)
+
+
+@scenario
+def a_compiled_program_for_other_static_values(path):
+    return _made_for_another(lambda f, one: f.lower(one).compile(), lambda program, net: program(net))
+
+
+@scenario
+def an_exported_program_for_other_static_values(path):
+    return _made_for_another(lambda f, one: st.export(f)(one), lambda program, net: program.call(net))
+
+
+@scenario
+def a_solver_without_aux(path):
+    root = st.preserve_identities(jax.lax.custom_root)
+    solve = lambda f, x: x
+    return Scenario(lambda: root(lambda x: x, tied(), solve, solve, has_aux=True), TypeError, {"solution": tied()})
+
+
+@scenario
+def options_of_rules_without_an_adapter(path):
     with_gradient = lambda net: (loss(net), lambda cotangent: (cotangent * net.head.weight,))
     return Scenario(
-        lambda: st.preserve_identities(jax.custom_gradient)(with_gradient),
+        lambda: st.preserve_identities(jax.custom_gradient)(with_gradient, with_logs=True),
         TypeError,
-        {"f": with_gradient, "model": tied()},
+        {"f": with_gradient},
     )
 
 
@@ -485,6 +607,19 @@ def options_inside_a_module_of_a_transform_that_is_not_known(path):
     transform = lambda f, in_axes, out_axes=0: jax.vmap(f, in_axes, out_axes)
     again = lambda names: st.preserve_identities(transform)(loss, in_axes=(Net(0, 0),))
     return Scenario(lambda: again({}), TypeError, {"transform": transform}, lambda names: again(names)(tied()))
+
+
+@scenario
+def in_place_without_in_specs(path):
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    model = jax.device_put(tied(), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    mapped = st.shard_map(mesh=mesh, out_specs=jax.sharding.PartitionSpec(), policy=st.Policy(in_place=True))
+    return Scenario(
+        lambda: mapped(loss)(model),
+        ValueError,
+        {"jax": jax},
+        lambda names: mapped(loss, in_specs=names["in_specs"])(model),
+    )
 
 
 @scenario
@@ -499,6 +634,229 @@ def a_part_of_what_belongs_together(path):
 
 
 @scenario
+def a_reference_in_a_branch_in_place(path):
+    model = Mutable(count=jax.new_ref(jnp.zeros(())))
+
+    def add_one(model):
+        model.count[...] += 1
+
+    def after(_):
+        # The code makes a transform; this is how it is called.
+        st.cond(True, add_one, lambda model: None, model, in_place=False)
+        assert float(model.count[...]) == 1
+
+    return Scenario(lambda: st.cond(True, add_one, lambda m: None, model, in_place=True), ValueError, {}, after)
+
+
+@scenario
+def integers_without_a_value_in_a_transpose(path):
+    f = lambda model: model.x * model.k[0]
+    model = Scaled(jnp.ones(2), [jnp.arange(2)])
+
+    def after(names):
+        assert st.linear_transpose(f, names["abstract"])(jnp.ones(2))[0].x.tolist() == [0, 1]
+
+    return Scenario(lambda: st.linear_transpose(f, jax.eval_shape(lambda: model)), TypeError, {"model": model}, after)
+
+
+@scenario
+def derivatives_in_place(path):
+    return Scenario(lambda: st.vjp(lambda x: x, jnp.ones(2), in_place=True), ValueError)
+
+
+@scenario
+def a_list_that_a_loop_parts_in_place(path):
+    def body(model, _):
+        if model.first is model.second:
+            model.second = list(model.second)
+        model.first[0], model.second[0] = model.first[0] + 1, model.second[0] + 2
+        return model, None
+
+    def make():
+        shared = [jnp.zeros(())]
+        return Mutable(first=shared, second=shared)
+
+    policy = st.Policy(in_place=True, on_untie="ignore")
+    return Scenario(
+        lambda: st.scan(body, make(), length=2, policy=policy),
+        st.InconsistentSharingError,
+        {"model": make()},
+        lambda names: st.scan(body, names["model"], length=2, policy=policy),
+    )
+
+
+@scenario
+def a_layer_that_a_loop_replaces_in_place(path):
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Model:
+        layer: Leaf
+
+    def body(model, x):
+        model.layer = Leaf(model.layer.weight + x)
+        return model, None
+
+    model = Model(Leaf(jnp.ones(2)))
+    return Scenario(
+        lambda: st.scan(body, model, jnp.ones(2), in_place=True),
+        st.SharingMismatchError,
+        {"layer": Mutable(weight=0), "new": jnp.ones(2)},
+    )
+
+
+@scenario
+def static_data_that_changes_in_a_loop(path):
+    scan = st.preserve_identities(jax.lax.scan)
+    body = lambda carry, x: (Static(carry.x, 2), x)
+    return Scenario(lambda: scan(body, Static(jnp.ones(2), 1), jnp.ones(1)), st.SharingMismatchError)
+
+
+@scenario
+def an_optimizer_by_name(path):
+    return Scenario(lambda: st.optimizer("adam"), TypeError, {"optax": optax}, lambda names: names["tx"].init(tied()))
+
+
+@scenario
+def an_optimizer_without_optax(path):
+    def provoke():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "optax", None)
+            st.optimizer(None)
+
+    return Scenario(provoke, ImportError)
+
+
+@scenario
+def a_where_that_computes(path):
+    model = tied()
+    replaced = lambda names: st.tree.at(lambda m: [m.embed.weight, m.head.weight.T], model, [0, 0])
+    return Scenario(lambda: replaced({}), st.SharingMismatchError, {"where": None})
+
+
+@scenario
+def a_tie_in_the_wrong_order(path):
+    return Scenario(
+        lambda: st.tie(lambda m: (m.embed, m.head), tied()),
+        TypeError,
+        {"model": st.untie(tied())},
+        lambda names: st.ties(names["model"]) or 1 / 0,
+    )
+
+
+@scenario
+def an_untie_in_the_wrong_order(path):
+    return Scenario(
+        lambda: st.untie(lambda m: m.head, tied()),
+        TypeError,
+        {"model": tied()},
+        lambda names: st.ties(names["model"]) and 1 / 0,
+    )
+
+
+@scenario
+def a_replacement_in_the_wrong_order(path):
+    new = jnp.zeros((2, 2))
+    return Scenario(
+        lambda: st.tree.at(tied(), lambda m: m.head.weight, new),
+        TypeError,
+        {"model": tied(), "new": new},
+        lambda names: names["model"].embed.weight is names["new"] or 1 / 0,
+    )
+
+
+@scenario
+def preserve_identities_of_a_plain_function(path):
+    f = lambda net: net.head.weight
+    return Scenario(lambda: st.preserve_identities(f)(tied()), TypeError, {"f": f}, lambda names: names["f"](tied()))
+
+
+@scenario
+def preserve_identities_of_no_function(path):
+    return Scenario(lambda: st.preserve_identities(tied()), TypeError)
+
+
+def _takes_operands(wrong):
+    transform = lambda f, x: f(x)
+    names = {"transform": transform, "adapter": lambda crossing, f, x: x}
+    return Scenario(
+        lambda: st.register_transform(transform, wrong, takes_operands=True),
+        TypeError,
+        names,
+        lambda _: st.preserve_identities(transform)(loss, tied()),
+    )
+
+
+@scenario
+def operands_without_an_adapter_for_them(path):
+    return _takes_operands(None)
+
+
+@scenario
+def operands_like_those_of_a_transform_that_takes_none(path):
+    return _takes_operands(jax.jit)
+
+
+@scenario
 def a_function_that_is_gone(path):
     inner = _inner.Inner(loss, lambda: None, lambda function, args, kwargs: None)
     return Scenario(lambda: inner(tied()), ReferenceError, {"transform": lambda f: f})
+
+
+@scenario
+def a_branch_that_loses_a_tie_of_modules(path):
+    model = tied()
+    loosened = lambda net: Net(Leaf(net.embed.weight), Leaf(net.head.weight))
+    return Scenario(
+        lambda: st.cond(True, lambda net: net, loosened, model),
+        st.SharingMismatchError,
+        {"model": double(model), "before": model, "f": lambda x: 2 * x},
+        lambda names: st.cond(True, lambda net: net, loosened, names["model"]),
+    )
+
+
+@scenario
+def a_branch_with_another_static_value(path):
+    return Scenario(
+        lambda: st.cond(True, lambda x: Static(x, "a"), lambda x: Static(x, "b"), jnp.ones(2)),
+        st.SharingMismatchError,
+    )
+
+
+@scenario
+def a_state_that_lacks_a_tie(path):
+    state = {"embed": {"weight": jnp.zeros((2, 2))}, "head": {"weight": jnp.ones((2, 2))}}
+
+    def after(names):
+        if "report" not in names:  # the other fix
+            assert st.load_state(tied(), names["state"]).head.weight is state["embed"]["weight"]
+
+    names = {"model": tied(), "state": state}
+    return Scenario(lambda: st.load_state(tied(), state), st.SharingMismatchError, names, after, are_alternatives=True)
+
+
+@scenario
+def a_state_with_a_tie_that_the_model_lacks(path):
+    model, state = st.untie(tied()), st.state(tied())
+
+    def after(names):
+        if "report" not in names:
+            assert st.ties(st.load_state(names["model"], state))
+
+    names = {"model": model, "state": state}
+    return Scenario(lambda: st.load_state(model, state), st.SharingMismatchError, names, after, are_alternatives=True)
+
+
+@scenario
+def a_state_of_other_names(path):
+    names = {"model": {"a": 1}, "state": {"b": 1}}
+    return Scenario(lambda: st.load_state({"a": 1}, {"b": 1}), st.StructureMismatchError, names)
+
+
+@scenario
+def a_class_with_functions_for_its_state(path):
+    class Layer:
+        pass
+
+    functions = {"to_state": vars, "from_state": lambda layer, _: layer}
+    st.register_state(Layer, **functions)
+    return Scenario(lambda: st.register_state(Layer, **functions), ValueError, {"Layer": Layer, **functions})

@@ -22,8 +22,8 @@ import pytest
 
 import sharedtree as st
 from sharedtree.__main__ import main
+from sharedtree._commands._array_differences import elementwise, pieces
 from sharedtree._commands._comparing import compare
-from sharedtree._commands._values import elementwise, pieces
 from sharedtree.serialise._opened import Opened
 from sharedtree.serialise._texts import columns
 
@@ -251,6 +251,7 @@ def test_a_namedtuple_that_occurs_twice_is_no_tie(command, saved):
     assert "Point, as at ['a']" in out
 
 
+@pytest.mark.slow
 def test_show_imports_nothing_that_the_file_names(saved, tmp_path, command):
     module = types.ModuleType("module_of_the_file")
     exec(
@@ -633,6 +634,7 @@ def test_values_that_happen_to_be_shared_are_no_ties(differences):
     assert differences([shape, shape], [(1, (2, 3)), (1, (2, 3))]) == []
 
 
+@pytest.mark.slow
 def test_deep_and_much_shared_files_are_compared_in_a_moment(command, saved):
     def tree(last):
         value = [jnp.full(1, last)]
@@ -882,6 +884,7 @@ def test_wrong_arguments_exit_with_2(arguments, capsys):
     assert stopped.value.code == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
 def test_a_reader_that_leaves_is_no_error(saved):
     path = saved([[f"line {i}"] for i in range(50_000)])

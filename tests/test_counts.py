@@ -187,6 +187,7 @@ MOST_CALLS = 19
 natively = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
 
+@pytest.mark.slow
 @natively
 def test_python_calls_are_the_same_for_all_models():
     w, one = jnp.ones(2), block()

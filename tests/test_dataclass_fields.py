@@ -468,6 +468,7 @@ def test_what_is_common_is_known_again(name):
     assert knows(tree), structure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in READ if "value" not in name and "no fields" not in name])
 def test_no_references_are_lost_or_left(name):
     tree = READ[name]()

@@ -19,9 +19,7 @@ import sharedtree as st
 from sharedtree import _demo
 from sharedtree.__main__ import main
 from sharedtree._demo import Report, Sizes, failures, run
-from sharedtree._demo._checkpoint import differences, reload
-from sharedtree._demo._model import LanguageModel, rotated
-from sharedtree._demo._text import (
+from sharedtree._demo._help_texts import (
     Text,
     consecutive_windows,
     python_help,
@@ -29,6 +27,8 @@ from sharedtree._demo._text import (
     split,
     unigram_loss,
 )
+from sharedtree._demo._model import LanguageModel, rotated
+from sharedtree._demo._on_disk import differences, reload
 from sharedtree._demo._training import continuation, make_optimizer, mean_loss, steps_after_checkpoint, train
 from sharedtree._engine import engine
 
@@ -49,6 +49,7 @@ def model(getkey) -> LanguageModel:
 # The report ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_good_run_reports_no_failure(report):
     assert failures(report) == ()
     assert report.traces == 1
@@ -303,6 +304,7 @@ def test_training_goes_on_from_the_file_bit_for_bit(trained):
     assert differences(trained.last, trained.again) == ()
 
 
+@pytest.mark.slow
 def test_going_through_a_file_changes_nothing(getkey, trained):
     """The whole run equals one that was never interrupted."""
     data = python_help().train[:2000]
@@ -312,6 +314,7 @@ def test_going_through_a_file_changes_nothing(getkey, trained):
     assert plain.first_loss == trained.first_loss
 
 
+@pytest.mark.slow
 def test_the_file_holds_the_checkpoint_before_the_last_steps(trained, tmp_path):
     loaded = st.load(tmp_path / "checkpoint")
     assert (type(loaded), loaded.step, loaded.steps, loaded.sizes) == (_demo.Checkpoint, 5, 10, TINY)
@@ -325,6 +328,7 @@ def test_the_file_holds_the_checkpoint_before_the_last_steps(trained, tmp_path):
     assert int(loaded.optimizer_state[0].count) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["losses", "parameters", "ties", "optimizer", "key", "generator", "step", "type"])
 def test_the_smallest_difference_is_found(trained, what):
     again, end = trained.again, trained.again.checkpoint
@@ -356,6 +360,7 @@ def test_the_smallest_difference_is_found(trained, what):
     assert expected[what] in found
 
 
+@pytest.mark.slow
 def test_file_sizes_are_those_of_files_with_each_array_once_and_twice(trained, tmp_path):
     checkpoint = st.load(tmp_path / "checkpoint")
     _, sizes = reload(checkpoint, tmp_path / "again")
@@ -372,6 +377,7 @@ def test_the_checkpoint_is_before_the_last_steps(steps, left):
     assert steps_after_checkpoint(steps) == left
 
 
+@pytest.mark.slow
 def test_a_single_step_can_be_taken_again(model, tmp_path):
     data = python_help().train[:2000]
     trained = train(model, data, TINY, steps=1, seed=3, reload=lambda live: reload(live, tmp_path / "x")[0])
@@ -400,6 +406,7 @@ def test_the_report_tells_of_the_file(report):
     assert "bit for bit" in text
 
 
+@pytest.mark.slow
 def test_the_file_is_kept_where_asked_and_loads_in_another_process(tmp_path):
     path = tmp_path / "kept"
     report = run(steps=2, quick=True, sizes=TINY, save=path)

@@ -8,8 +8,10 @@ import contextlib
 import doctest
 import importlib
 import importlib.util
+import inspect
 import io
 import pathlib
+import pydoc
 import re
 import runpy
 import sys
@@ -178,6 +180,16 @@ def test_reference_has_every_public_name():
     assert results <= listed, sorted(results - listed)
     for name in listed:
         resolve(name.split("."))
+
+
+def test_all_lists_every_public_name():
+    modules = {"tree", "orbax"}  # the others are where things come from, not what is to be used
+    public = {name for name, obj in vars(st).items() if not name.startswith("_") and not inspect.ismodule(obj)}
+    assert sorted(st.__all__) == sorted(public | modules)
+    text = pydoc.render_doc(st, renderer=pydoc.plaintext)
+    _, _, functions = text.partition("\nFUNCTIONS\n")
+    for name in ("jit", "preserve_identities", "tie", "load", "optimizer"):
+        assert f"\n    {name}(" in functions, name
 
 
 def test_format_page_has_all_of_the_format():

@@ -11,6 +11,8 @@ import pytest
 import sharedtree
 from sharedtree._native_walk import native
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(sharedtree.__file__).parent
 REPORT = """
 import warnings

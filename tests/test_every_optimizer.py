@@ -237,6 +237,7 @@ def kinds_of(i, name):
 CASES = [(name, kind) for i, name in enumerate(FOUND) for kind in kinds_of(i, name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), CASES, ids=[f"{name}-{kind}" for name, kind in CASES])
 def test_steps_on_a_model_with_ties_equal_those_on_a_dict(name, kind):
     ours = functools.partial(steps, name, st.optimizer(around(kind, name, net)), net)

@@ -496,6 +496,7 @@ def test_a_class_that_is_defined_again_with_other_fields():
             assert value_of(result.a) == 2
 
 
+@pytest.mark.slow
 def test_structures_that_were_collected():
     f = st.jit(add_one)
     for i in range(12):

@@ -48,6 +48,7 @@ ORDER = [
     "_ties",
     "_editing",
     "_replacing",
+    "_state",
     "_stateful",
     "_tying",
     "tree",
@@ -98,6 +99,11 @@ def imports_of(path):
 
 def test_every_file_has_its_place():
     assert {name_of(path).split(".")[0] for path in files()} <= set(ORDER)
+
+
+def test_no_two_files_have_one_name():
+    names = [path.name for path in files() if path.name != "__init__.py"]
+    assert sorted(names) == sorted(set(names))
 
 
 @pytest.mark.parametrize("path", files(), ids=name_of)

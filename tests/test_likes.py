@@ -94,6 +94,95 @@ def test_argnums(argnums):
         np.testing.assert_allclose(one, two)
 
 
+@pytest.mark.parametrize("argnums", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (2, 0, 1)])
+@pytest.mark.parametrize("name", ["jacfwd", "jacrev"])
+def test_a_module_that_is_all_of_an_earlier_argument(name, argnums):
+    a, b, c = jnp.array([1.0, 2.0]), jnp.array([3.0, -1.0]), jnp.array([0.5, 4.0])
+    m = Pair(a, b)
+
+    def f(p, q, r):
+        return {"x": p.first * q.second * r.second, "y": p.first + 3 * q.first.second, "z": Pair(p.first, p.second)}
+
+    got = getattr(st, name)(f, argnums=argnums)(m, Pair(m, c), m)
+    want = jax.jacrev(lambda a, b, c: f(Pair(a, b), Pair(Pair(a, b), c), Pair(a, b)), (0, 1, 2))(a, b, c)
+    pairs = [(got["x"], want["x"]), (got["y"], want["y"])]
+    for blocks, expected in [*pairs, (got["z"].first, want["z"].first), (got["z"].second, want["z"].second)]:
+        for position, block in zip(argnums, blocks, strict=True):
+            of_model = block.first if position == 1 else block
+            np.testing.assert_allclose(of_model.first, expected[0], rtol=1e-6)
+            np.testing.assert_allclose(of_model.second, expected[1], rtol=1e-6)
+            if position == 1:
+                np.testing.assert_allclose(block.second, expected[2])
+            else:
+                assert of_model is blocks[argnums.index(0)]
+
+
+def test_one_module_as_three_arguments():
+    m = Pair(jnp.array([1.0, 2.0]), 3.0)
+    got = st.jacfwd(lambda p, q, r: {"x": p.first * q.first * r.first, "y": 2 * r.first}, argnums=(0, 1, 2))(m, m, m)
+    for blocks, want in ((got["x"], [3.0, 12.0]), (got["y"], [2.0, 2.0])):
+        assert blocks[0] is blocks[1] is blocks[2]
+        np.testing.assert_allclose(blocks[0].first, np.diag(want), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["jacfwd", "jacrev", "filter_jacfwd", "filter_jacrev"])
+@pytest.mark.parametrize("as_pair", [tuple, list])
+def test_modules_in_the_value_and_in_the_auxiliary_data(kind, as_pair):
+    w = jnp.array([1.0, 2.0])
+    jacobian = st.preserve_identities(getattr(eqx if kind.startswith("filter") else jax, kind))
+
+    def f(m):
+        out = Pair(m.x * 2, m.y**2)
+        kept = Pair(m.x * 3, 1)
+        return as_pair([{"out": out, "again": out}, {"out": out, "kept": kept, "twice": (kept, m)}])
+
+    got, aux = jacobian(f, has_aux=True)(Mutable(x=w, y=w))
+    want = jax.jacrev(lambda w: (w * 2, w**2))(w)
+    assert got["out"] is got["again"]
+    assert got["out"].first.x is got["out"].first.y
+    np.testing.assert_allclose(got["out"].first.x, want[0])
+    np.testing.assert_allclose(got["out"].second.y, want[1])
+    assert aux["kept"] is aux["twice"][0]
+    np.testing.assert_allclose(aux["kept"].first, 3 * w)
+    np.testing.assert_allclose(aux["out"].second, w**2)
+    assert aux["twice"][1].x is aux["twice"][1].y
+
+
+@pytest.mark.parametrize("has_aux", [False, True])
+@pytest.mark.parametrize("name", ["jacfwd", "jacrev", "hessian"])
+def test_a_module_in_the_value_in_place(name, has_aux):
+    w = jnp.array([1.0, 2.0])
+    m = Mutable(x=w, y=w, n=jnp.array(0))
+
+    def f(m):
+        m.n = m.n + 1
+        out = Pair(m.x**2 * m.y, {"k": m.x})
+        return (out, {"m": m, "out": out}) if has_aux else out
+
+    got = getattr(st, name)(f, in_place=True, has_aux=has_aux)(m)
+    got, aux = got if has_aux else (got, None)
+    assert m.n == 1
+    assert m.x is m.y is w
+    vanilla = getattr(jax, name)(lambda w: (w**3, w))(w)
+    block = got.first.x if name != "hessian" else got.first.x.y
+    np.testing.assert_allclose(block, vanilla[0])
+    block = got.second["k"].y if name != "hessian" else got.second["k"].y.x
+    np.testing.assert_allclose(block, vanilla[1])
+    if has_aux:
+        assert aux["m"] is m
+        np.testing.assert_allclose(aux["out"].first, w**3)
+
+
+@pytest.mark.parametrize("result", [lambda m: m, lambda m: (m, m, m), lambda m: (m,)])
+def test_no_auxiliary_data(result):
+    m = Pair(jnp.ones(2), 1.0)
+    for name in ("jacfwd", "jacrev"):
+        with pytest.raises((TypeError, ValueError)) as vanilla:
+            getattr(jax, name)(result, has_aux=True)(m)
+        with pytest.raises(vanilla.type):
+            getattr(st, name)(result, has_aux=True)(m)
+
+
 def test_hessians_are_modules_of_modules():
     w = jnp.array([1.0, 2.0])
     got, aux = hessian(lambda m: ((m.first * m.second**2).sum(), m), has_aux=True)(Pair(w, w))

@@ -16,7 +16,8 @@ from hypothesis import given, strategies as hst
 import sharedtree as st
 from sharedtree import _native_walk
 from sharedtree._graph import Rules
-from sharedtree.transforms._crossing import Names, pack_call, packed_in, unpack_result
+from sharedtree.transforms._crossed import Names, packed_in
+from sharedtree.transforms._packing import pack_call, unpack_result
 from tests.strategies import STATICS, Layer, Mutable, Pair, Record, arguments, copy_dag, is_array, partition, paths
 from tests.walks import in_python
 
@@ -361,6 +362,7 @@ def described(tree):
     return found, partition(tree)
 
 
+@pytest.mark.slow
 @given(args=arguments())
 def test_what_is_changed_in_place_is_written_back_alike(args):
     step = st.preserve_identities(jax.jit, policy=st.Policy(in_place=True, on_untie="ignore"))
@@ -403,6 +405,7 @@ def test_what_is_static_where_it_is_stays_static_in_place(options):
         assert model.weight[0] == 2 + i
 
 
+@pytest.mark.slow
 def test_a_tuple_that_is_found_while_it_is_filled():
     found = []
 

@@ -22,6 +22,7 @@ from tests.kinds import ENDS, KINDS, W
 from tests.strategies import Layer, Mutable, Pair, Point, Record
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(native is None, reason="the native walk is not in use"),
     pytest.mark.filterwarnings("ignore:A JAX array is being set as static"),
 ]

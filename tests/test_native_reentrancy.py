@@ -380,6 +380,7 @@ def assert_survives(make: Any, act: Any) -> None:
         assert_agree(model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("action", ACTIONS)
@@ -409,6 +410,7 @@ def test_in_one_context(action):
                     flatten_and_back([model, model, new_parts()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", [each for each in ACTIONS if each not in (collect, flatten_again, interrupt, fail)])
 def test_garbage_that_is_collected_in_the_middle(action):
     """Until Python 3.12 any allocation may collect; later ones do so between two instructions of Python."""

@@ -400,6 +400,7 @@ def chain(depth):
     return m
 
 
+@pytest.mark.slow
 def test_a_deep_model():
     def walked():
         m = chain(90_000)
@@ -414,6 +415,7 @@ def test_a_deep_model():
     assert in_a_thread(walked, 300) == (True, True, 1)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_too_deep():
     def walked():
         m = chain(100_001)
@@ -429,6 +431,7 @@ def test_a_model_that_is_too_deep():
     assert in_a_thread(walked, 300)
 
 
+@pytest.mark.slow
 def test_a_million_leaves():
     leaf = object.__new__(Link)
     wide = [1.0] * 1_000_000 + [W, W, leaf]
@@ -474,6 +477,7 @@ def drop_children(obj):
 ACTIONS = [collect, flatten_something_else, drop_children]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_flatten_function_that_does_something(action):
     for _ in range(3):
@@ -730,6 +734,7 @@ def test_wrong_tags_are_errors():
     assert tags.objects == []
 
 
+@pytest.mark.slow
 def test_every_allocation_may_fail():
     command = [sys.executable, "-W", "ignore", "-m", "tests.failing_allocations"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

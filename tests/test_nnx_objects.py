@@ -393,6 +393,7 @@ def test_an_object_that_lacks_its_slots():
                 st.tree.flatten([obj])
 
 
+@pytest.mark.slow
 def test_more_forms_than_are_remembered():
     """Each with other names."""
 
@@ -558,6 +559,7 @@ assert (nnx.Linear in _native_classes._read_by_field) is (_engine.native is not 
 """
 
 
+@pytest.mark.slow
 def test_flax_is_not_imported():
     done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -601,6 +603,7 @@ def values(tree):
     return [leaf.tolist() for leaf in raw]
 
 
+@pytest.mark.slow
 @in_c
 def test_many_layouts_of_one_class():
     class Named(nnx.Module):

@@ -190,6 +190,7 @@ def assert_close(params, expected):
         np.testing.assert_allclose(params[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "jit"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_equal_those_on_a_dict(name, mode):
@@ -321,6 +322,7 @@ def test_lookahead_from_two_copies_is_traced_once():
     assert is_tied(models.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eager", "jit"])
 def test_lbfgs_gets_whole_models_in_its_value_function(mode):
     # Eagerly, each step traces its line search anew; backtracking is the cheaper one to trace.

@@ -161,6 +161,7 @@ def test_the_wrong_number_of_leaves():
             unpack(structure, leaves[:1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a module", "a default dict", "a partial", "attributes missing", "a namedtuple"])
 def test_no_references_are_lost_or_left(kind):
     leaves, structure = st.tree.flatten(NODES[kind]())
@@ -244,6 +245,7 @@ print("survived")
 """
 
 
+@pytest.mark.slow
 def test_every_allocation_may_fail():
     done = subprocess.run([sys.executable, "-c", FAIL_EACH], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode == 77:

@@ -11,8 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, strategies as hst
 
 import sharedtree as st
+from sharedtree._statics import Static, shown_beside
+from sharedtree._text import shown
 
 
 class Field:
@@ -492,3 +495,38 @@ def test_arrays_in_mutable_statics_stay_arrays_inside(hold):
     model = Model(jnp.zeros(2), hold(jnp.ones(2)))
     for transform in (st.jit, st.checkpoint, lambda f: st.vmap(f, in_axes=0)):
         check(transform(run)(model))
+
+
+LEAVES = hst.integers(0, 3) | hst.sampled_from(["relu", "gelu"]) | hst.booleans()
+NESTED = hst.recursive(
+    LEAVES,
+    lambda each: hst.lists(each, max_size=12) | hst.dictionaries(hst.text("ab", max_size=9), each),
+    max_leaves=40,
+)
+
+
+@given(NESTED, NESTED, hst.integers(0, 12))
+def test_two_values_that_differ_print_differently(one, other, depth):
+    for level in range(depth):  # far below what is printed of a value
+        around = [("name", level), level, "x" * level]
+        one, other = ({"state": [*around, x]} if level % 2 else (*around, x) for x in (one, other))
+    if Static(one) != Static(other):
+        assert shown_beside(one, other) != shown_beside(other, one)
+    assert shown_beside(one, None) == shown(one)
+
+
+def test_an_error_shows_what_differs_in_long_static_data():
+    class Wide(eqx.Module):
+        x: jax.Array
+        names: tuple = eqx.field(static=True)
+
+    def other(wide, _):
+        return Wide(wide.x, (*wide.names[:-1], "last")), None
+
+    names = tuple(f"layer {i}" for i in range(40))
+    with pytest.raises(st.SharingMismatchError, match=r"'layer 39', when it ends .*'last'"):
+        st.scan(other, Wide(jnp.ones(2), names), length=2)
+    f = st.jit(lambda wide: wide.x)
+    for each in (names, (*names[:-1], "last")):
+        f(Wide(jnp.ones(2), each))
+    assert "'layer 39' and is 'last'" in str(st.explain(f, Wide(jnp.ones(2), names)))

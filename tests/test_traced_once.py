@@ -317,6 +317,7 @@ def test_a_wrapper_is_freed_by_reference_counting(transform):
             assert ref() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint, jax.grad, jax.vmap, eqx.filter_grad, eqx.filter_vmap])
 @pytest.mark.parametrize("through", [lambda x: x, lambda x: Pair(x, x)], ids=["bare", "module"])
 def test_a_function_is_freed_with_all_that_was_made_of_it(transform, through):

@@ -150,10 +150,18 @@ def test_prefixes_that_reach_inside_modules(transform):
 
 def test_prefix_that_does_not_fit():
     model = Pair(jnp.ones(2), jnp.ones(2))
-    with pytest.raises(st.SharingMismatchError, match=r"`in_axes` does not fit the tree at ``.*`list`"):
+    with pytest.raises(st.SharingMismatchError, match=r"`in_axes` does not fit the tree as a whole.*`list`"):
         st.vmap(lambda m: m, in_axes=([0, 0],))(model)
     with pytest.raises(st.SharingMismatchError, match=r"`out_axes` does not fit the tree at `\.second`"):
         st.vmap(lambda m: m, out_axes=Pair(0, Pair(0, 0)))(Pair(jnp.ones(2), [jnp.ones(2)]))
+
+
+def test_a_prefix_with_other_keys_says_which(model):
+    f = st.vmap(lambda tree, x: x, in_axes=({"a": 0}, 0))
+    with pytest.raises(
+        st.SharingMismatchError, match=r"(?s)as a whole: .*1 children .*\('a',\).*2 children .*'a', 'b'"
+    ):
+        f({"a": model, "b": jnp.ones(2)}, jnp.ones(2))
 
 
 def test_shardings_inside_a_module():

@@ -21,6 +21,7 @@ def listed():
     return {name for functions, _ in ROWS for name in re.findall(r"`([\w.]+)`", functions)}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_lists_what_unties_and_nothing_else():
     there = {name for name, _ in unties.functions(TRIED)}

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 from ..serialise._manifest import ArrayEntry, Child
 from ..serialise._opened import Opened
 from ..serialise._texts import array_text
+from ._array_differences import difference
 from ._sides import DICTIONARIES, INSTANCES, Numbers, Side, are_comparable
-from ._values import difference
 
 What = Literal["added", "removed", "renamed", "changed", "order", "values", "tied", "untied", "metadata"]
 

@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ._text import NUM_BYTES
+from ._help_texts import NUM_BYTES
 
 
 class Sizes(NamedTuple):

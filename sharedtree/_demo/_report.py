@@ -5,7 +5,7 @@ import dataclasses
 import sharedtree as st
 
 from .._engine import engine
-from ._checkpoint import FileSizes
+from ._on_disk import FileSizes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

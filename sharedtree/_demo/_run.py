@@ -10,10 +10,10 @@ import jax
 
 import sharedtree as st
 
-from ._checkpoint import FileSizes, differences, reload
+from ._help_texts import python_help, unigram_loss
 from ._model import LanguageModel, Sizes
+from ._on_disk import FileSizes, differences, reload
 from ._report import Report
-from ._text import python_help, unigram_loss
 from ._training import Checkpoint, continuation, make_optimizer, mean_loss, train
 
 STEPS = 900

@@ -15,8 +15,8 @@ import numpy as np
 
 import sharedtree as st
 
+from ._help_texts import consecutive_windows, random_windows
 from ._model import LanguageModel, Sizes
-from ._text import consecutive_windows, random_windows
 
 
 class Checkpoint(NamedTuple):
@@ -145,7 +145,7 @@ class TrainStep:
 
     def __call__(self, model: LanguageModel, state: Any, windows: np.ndarray) -> tuple[LanguageModel, Any, jax.Array]:
         """(model, state, windows) → (model, state, loss)."""
-        return self._step(model, state, windows)
+        return self._step(model, state, jnp.asarray(windows))
 
 
 def advance(step: TrainStep, start: Checkpoint, data: np.ndarray, until: int, bar: Any) -> Advanced:

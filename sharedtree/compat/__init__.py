@@ -8,7 +8,7 @@ use and JAX, NumPy and Flax no longer have is given back to them alone:
 - `_views`: what the libraries look like to them, and the import statement that returns it;
 - `_linen`: Flax's layers with variables in frozen dicts, and `_mapping`: `jax.tree_map`, which keeps sharing;
 - `_metadata`: how what treeo keeps about its fields is compared, and `_threads`: a context for each thread;
-- `_loading`: how the two packages are found, checked and run.
+- `_importing`: how the two packages are found, checked and run.
 
 Nothing is imported until one of the two is asked for.
 """

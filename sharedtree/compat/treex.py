@@ -3,10 +3,14 @@
 import sys
 from typing import Any
 
-from ._loading import load
+from ._importing import load
+
+_real = load("treex")
 
 
-def __getattr__(name: str) -> Any: ...  # for type checkers: this module is replaced by the real one
+def __getattr__(name: str) -> Any:
+    # Python may hand this module to a thread that imports it at the moment in which another thread replaces it.
+    return getattr(_real, name)
 
 
-sys.modules[__name__] = load("treex")
+sys.modules[__name__] = _real

@@ -1,7 +1,7 @@
 """The file format: models on disk, with every shared node once."""
 
 from . import orbax as orbax
-from ._audit import Request as Request
+from ._asked_names import Request as Request
 from ._loading import from_bytes as from_bytes, load as load
 from ._looking import (
     ArrayInfo as ArrayInfo,

@@ -10,11 +10,11 @@ from typing import Any
 
 from .._errors import FormatError, SharedTreeError, StructureMismatchError, UntrustedTypeError
 from .._printable import printable
-from ..compat._loading import importable_name
+from ..compat._importing import importable_name
 from ._allowed import LIBRARIES, NAMES_ONLY, STANDARD_LIBRARY
 from ._arrays import finish
+from ._asked_names import paths_of_names
 from ._atoms import DistinctNans, is_nan
-from ._audit import paths_of_names
 from ._building import BUILDERS, Parts
 from ._classes import FIELD_KINDS, kind_of
 from ._evolution import Renames, builder, require_sound_renames

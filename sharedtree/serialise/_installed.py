@@ -29,7 +29,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..compat._loading import import_module
+from ..compat._importing import import_module
 from ._names import namespace
 
 

@@ -1,7 +1,7 @@
 """`load` and `from_bytes`: a file, or a part of one, to a DAG."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from ._encoding import names_in
 from ._evolution import Renames
@@ -10,9 +10,38 @@ from ._placing import read_arrays
 from ._plan import Plan, Select, Shardings
 from ._progress import ProgressOption
 from ._sources import Readable
+from ._template import LoadReport
 from ._trust import Trust, Trusted
 
+T = TypeVar("T")
 
+
+class Options(TypedDict, total=False):
+    """The options of `load` that do not change what it returns."""
+
+    trusted: Trusted | Iterable[Trusted]
+    sharding: Shardings
+    renames: Renames | None
+    mmap: bool
+    verify: bool
+    progress: ProgressOption
+
+
+_Wanted = Callable[[str], bool] | None
+
+
+@overload
+def load(path: Readable, *, like: None = None, select: Select = None, **options: Unpack[Options]) -> Any: ...
+@overload
+def load(
+    path: Readable, *, like: T, select: _Wanted = None, strict: Literal[True] = True, **options: Unpack[Options]
+) -> T: ...
+@overload
+def load(
+    path: Readable, *, like: T, select: _Wanted = None, strict: Literal[False], **options: Unpack[Options]
+) -> tuple[T, LoadReport]: ...
+@overload
+def load(path: Readable, *, like: Any, select: str, strict: bool = True, **options: Unpack[Options]) -> Any: ...
 def load(
     path: Readable,
     *,
@@ -105,6 +134,12 @@ def load(
     return plan.tree(arrays)
 
 
+@overload
+def from_bytes(data: bytes | bytearray | memoryview, *, like: None = None, **options: Any) -> Any: ...
+@overload
+def from_bytes(data: bytes | bytearray | memoryview, *, like: T, **options: Unpack[Options]) -> T: ...
+@overload
+def from_bytes(data: bytes | bytearray | memoryview, *, like: Any, **options: Any) -> Any: ...
 def from_bytes(data: bytes | bytearray | memoryview, **options: Any) -> Any:
     """Loads what `to_bytes` made.
 

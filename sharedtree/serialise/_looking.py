@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .._printable import printable
-from ..compat._loading import importable_name
-from ._audit import Request, audit as requests_of
+from ..compat._importing import importable_name
+from ._asked_names import Request, audit as requests_of
 from ._manifest import Manifest
 from ._opened import Opened
 from ._outline import Line, Lines

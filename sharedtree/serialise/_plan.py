@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from .._graph import unpack
-from .._structure import LEAF
 from .._ties import all_paths
 from ._arrays import finish
 from ._decoding import decode, resolve
@@ -158,7 +157,7 @@ def _filled(compared: Comparison, tree: Any, like: Any, read: dict[str, Any]) ->
     """The template with what fits of the file, whose arrays that were read are given by name."""
     again = compare(tree, like)
     paths = all_paths(again.template.structure)
-    records = [number for number, (op, _) in enumerate(again.template.structure.records) if op is LEAF]
+    records = again.template.structure.leaf_numbers
     # What was not wanted is still a description of an array.
     found = {n: leaf for n, leaf in again.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
     used: dict[int, Any] = {}  # id → array, which it keeps alive

@@ -16,7 +16,7 @@ import equinox as eqx
 
 from .._errors import CompatibilityError
 from .._printable import printable
-from ..compat._loading import import_module
+from ..compat._importing import import_module
 from ._allowed import (
     CLASSES,
     ECOSYSTEM,

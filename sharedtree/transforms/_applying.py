@@ -6,18 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import equinox as eqx
+import equinox.internal
 import jax
+import jax.experimental
 
 from .._equinox_internals import name_of
-
-_WITH_RULES = (
-    jax.custom_gradient,
-    jax.custom_jvp,
-    jax.custom_vjp,
-    eqx.filter_custom_jvp,
-    eqx.filter_custom_vjp,
-)
-"""They are given further functions, or are returned one, which would see packed arguments."""
 
 
 def apply_options(
@@ -34,11 +27,9 @@ def apply_options(
         The function, or None if there is none yet, and all options by name.
 
     Raises:
-        TypeError: if the transform takes operands beside the function, or rules, for which there is no adapter; or if
-            it would not accept what it was called with.
+        TypeError: if the transform takes operands beside the function, for which there is no adapter; or if it would
+            not accept what it was called with.
     """
-    if transform in _WITH_RULES:
-        _refuse_rules(transform)
     try:
         signature = inspect.signature(transform)
     except (ValueError, TypeError):
@@ -77,7 +68,7 @@ def title_of(transform: Any) -> str:
 
 def public_name(transform: Any) -> str | None:
     """The name under which JAX or Equinox offers a transform, whatever it is called where it is defined."""
-    for module in (jax, jax.lax, eqx):
+    for module in (jax, jax.lax, jax.debug, jax.experimental, jax.export, eqx, equinox.internal):
         for name, value in vars(module).items():
             if value is transform and not name.startswith("_"):
                 return f"{module.__name__}.{name}"
@@ -95,15 +86,5 @@ def _refuse_operands(transform: Callable[..., Any]) -> NoReturn:
         f"`{title_of(transform)}` takes operands beside the function, and no adapter says how it treats them. Give it "
         "`Dag`s, which every transform takes as they are, as in\n"
         "    jax.vjp(lambda dag: f(dag.tree), sharedtree.Dag(model))\n"
-        "or register an adapter: sharedtree.register_transform(transform, adapter)"
-    )
-
-
-def _refuse_rules(transform: Callable[..., Any]) -> NoReturn:
-    name = title_of(transform)
-    raise TypeError(
-        f"`{name}` takes rules beside the function, and no adapter unpacks what they are given. Apply it as it is, to "
-        "a function and rules that take a `Dag`:\n"
-        f"    function = {name}(lambda dag: f(dag.tree))\n"
-        "    function(sharedtree.Dag(model))"
+        "or register an adapter: sharedtree.register_transform(transform, adapter, takes_operands=True)"
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .._jax_internals import current_trace, with_enclosing
-from ._crossing import Call
+from ._packing import Call
 
 
 class Calling(NamedTuple):

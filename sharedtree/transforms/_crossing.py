@@ -1,279 +1,301 @@
-"""One crossing: arguments packed on one side of a transform and unpacked on the other, results the other way.
+"""One call of a transform that takes operands, and the four things that its adapter does with it.
 
-Plain containers stay as they are, so that positions, and with them `argnums` and `in_axes`, mean what they always
-mean. Each maximal module becomes one `Packed`, and all of them share one numbering, in flatten order, keyword
-arguments by name. Under `Policy(containers=True)` so does each maximal mutable container, with all that is in it. A
-`jax.Ref` outside a module is packed too: two of them that are one would otherwise be an error,
-and one that comes back could not be recognised.
+- *enter*: packs the operands in one numbering, each with its treatment.
+- *function*: what the transform sees in place of a function of the user's.
+- *apply*: calls the transform.
+- *leave*: unpacks what the transform hands back of what a function returned.
+
+    def one_element(inside, x):                              # what the transform gets for one call of the function
+        return inside.pack(inside.call(x))
+
+    def map_over(crossing, f, xs):                           # the adapter of a transform `map_over(f, xs)`
+        (xs,) = crossing.enter(f, {"xs": xs})
+        one = crossing.function(f, one_element)
+        return crossing.leave(crossing.apply(one, xs))
+
+What a transform makes in the shape of its operands, as gradients are, no function returned (`_tangents`, `_likes`).
 """
 
+import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax import tree_util as jtu
 
-from .._attribution import definition_of
-from .._distinct import distinct
+from .._context import PolicyOption, current_policy, with_options
 from .._errors import InconsistentSharingError
-from .._graph import Rules, Tags, build, is_value, pack, walk
-from .._jax_internals import TRACE, make_room
-from .._native_walk import native, pack_natively, unpack_natively
-from .._node_types import has_unordered_keys, is_module, node_type_of
-from .._packed import Packed
-from .._structure import LEAF, Node, Path, Record, Structure, Update, depth_of, edges
-from .._tied_values import note_tied_values
-from .._untying import Said, note, say
-
-Position = int | str
-"""A positional argument by its index, or a keyword argument by its name."""
-
-OUTSIDE = Rules(inside=False)
-
-
-class Argument(NamedTuple):
-    """A maximal module in the arguments, or in the results.
-
-    Attributes:
-        position: which argument it is in, or is.
-        path: where it is in that argument.
-        packed: its new leaves and its structure.
-    """
-
-    position: Position
-    path: Path
-    packed: Packed
-
-    @property
-    def structure(self) -> Structure:
-        """Its structure."""
-        return self.packed.structure
+from .._jax_internals import api_boundary
+from .._node_types import carries_identity
+from .._structure import LEAF, Node, Update
+from ._applying import title_of
+from ._calling import calling
+from ._crossed import Names, is_packed, packed_in, with_each
+from ._cuts import treated
+from ._in_place import InPlace
+from ._inner import Inner, Learned, shared_by
+from ._inside import Inside, Terms
+from ._lowering import Lowering, lowered
+from ._occurrences import Occurrences, Root, occurrences
+from ._packing import Call, pack_call, unpack_result
+from ._treatments import Treatment
 
 
-class Names:
-    """What a function and its arguments are called, for errors and warnings."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.definition = definition_of(function)
-        try:
-            parameters = list(inspect.signature(function).parameters.values())
-        except (ValueError, TypeError):
-            parameters = []
-        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        self.positional = [p.name for p in parameters if p.kind in by_position]
-
-    def text(self, position: Position, path: Path = ()) -> str:
-        """The path as errors print it: `model.blocks[0]`."""
-        if isinstance(position, int):
-            known = position < len(self.positional)
-            position = self.positional[position] if known else f"args[{position}]"
-        return position + jtu.keystr(path)
-
-
-class Call(NamedTuple):
-    """Packed arguments, and the objects they were packed from."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    tags: Tags
-    cuts: Sequence[Any] = ()
-    """The `Cuts` that were made between treatments, if any."""
-
-    is_separate: bool = False
-    """Whether no argument holds an object of an earlier one. If it is False, that is not known."""
-
-    def items(self) -> Iterator[tuple[Position, Any]]:
-        """The arguments in the order in which they were packed."""
-        return positions(self.args, self.kwargs)
-
-    @property
-    def records(self) -> list[Record]:
-        """The records of all arguments; each number is a place in this list."""
-        found = [argument for position, value in self.items() for argument in packed_in(value, position)]
-        return [record for argument in found for record in argument.structure.records]
-
-
-class Entered(NamedTuple):
-    """Unpacked arguments, and what they were unpacked from."""
-
-    args: list[Any]
-    kwargs: dict[str, Any]
-    table: list[Any]
-    arguments: list[Argument]
-
-    @property
-    def records(self) -> list[Record]:
-        """The records of all arguments; each number is a place in this list."""
-        return [record for argument in self.arguments for record in argument.structure.records]
-
-
-def positions(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[Position, Any]]:
-    """The arguments in the order in which they are packed."""
-    yield from enumerate(args)
-    yield from ((name, kwargs[name]) for name in sorted(kwargs))
-
-
-def pack_tree(tree: Any, tags: Tags, rules: Rules, prefix: str) -> Any:
-    """A tree with each maximal module packed, under the policy each container too, and everything else as it was."""
-    if _is_object(tree, rules):
-        return _packed(tree, tags, rules, prefix)
-    if node_type_of(tree) is None:
-        return tree
-    outer = Tags()
-    items, records, root = walk(tree, outer, OUTSIDE._replace(containers=rules.containers), prefix)
-    make_room(depth_of(records))
-    if not any(_is_object(item, rules) for item in items):
-        return tree
-    first: dict[int, Path] = {}
-    for number, path in edges(records, [((), root)]):
-        first.setdefault(number, path)
-    at = [first[number] for number, (op, _) in enumerate(records) if op is LEAF]
-    packed = [pack_tree(item, tags, rules, prefix + jtu.keystr(path)) for item, path in zip(items, at, strict=True)]
-    table: list[Any] = []
-    build(records, packed, table)
-    return table[root]
-
-
-def _is_object(obj: Any, rules: Rules) -> bool:
-    node_type = node_type_of(obj)
-    return isinstance(obj, jax.Ref) if node_type is None else not is_value(node_type, rules)
-
-
-def _packed(obj: Any, tags: Tags, rules: Rules, prefix: str) -> Any:
-    if is_module(obj) or isinstance(obj, jax.Ref):
-        return Packed(*pack(obj, tags, rules, prefix))
-    packed = Packed(*pack(obj, tags, rules._replace(convention="any"), prefix))
-    if any(type(op) is Node and has_unordered_keys(op.type, op.aux.peek()) for op, _ in packed.structure.records):
-        jtu.tree_flatten(obj, is_leaf=is_module)  # raises JAX's own error, unless they are inside modules
-    return packed
-
-
-def pack_call(
-    args: Sequence[Any], kwargs: dict[str, Any], static: Collection[Position], rules: Rules, names: Names
-) -> Call:
-    """Packs all arguments but the static ones in one crossing.
-
-    Raises:
-        InconsistentSharingError: if a static argument shares an object with another one.
-    """
-    tags = Tags()
-    natively = None if static else pack_natively(tuple(args), kwargs, tags, rules)
-    if natively is not None:
-        packed_args, packed_kwargs, is_separate = natively
-        return Call(packed_args, packed_kwargs, tags, (), is_separate)
-    packed = {
-        position: value if position in static else pack_tree(value, tags, rules, names.text(position))
-        for position, value in positions(args, kwargs)
-    }
-    for position in static:
-        if position in packed:
-            _require_separate(packed[position], tags, names.text(position))
-    return Call(tuple(packed[i] for i in range(len(args))), {name: packed[name] for name in kwargs}, tags)
-
-
-def _require_separate(value: Any, tags: Tags, text: str) -> None:
-    if node_type_of(value) is None:
-        return
-    own = Tags()
-    _, records, root = walk(value, own, Rules(), text)
-    for number, path in edges(records, [((), root)]):
-        obj = own.objects[number]
-        if tags.number_of(obj) is not None and own.number_of(obj) is not None:
-            where = text + jtu.keystr(path)
-            raise InconsistentSharingError(
-                f"`{where}` is static, but the same `{type(obj).__name__}` is also in an argument that is traced.\n"
-                "Inside the function they would be two objects. Pass only one of them, or a copy as the static one:\n"
-                "    f(model, copy.deepcopy(config))",
-                (where,),
-                ("static",),
-            )
-
-
-def is_packed(obj: Any) -> bool:
-    """Whether an object in the arguments or results stands for a module."""
-    return type(obj) is Packed
-
-
-def is_container(packed: Packed) -> bool:
-    """Whether what was packed is a container outside modules, and was not packed before."""
-    structure = packed.structure
-    op = structure.records[structure.root - structure.base][0] if structure.root >= structure.base else LEAF
-    node = op.node if type(op) is Update else op
-    return type(node) is Node and node.type.is_plain
-
-
-def packed_in(tree: Any, position: Position) -> Iterator[Argument]:
-    """The packed modules in one argument or result, in order."""
-    for path, item in jtu.tree_flatten_with_path(tree, is_leaf=is_packed)[0]:
-        if type(item) is Packed:
-            yield Argument(position, path, item)
-
-
-def unpack_call(args: Sequence[Any], kwargs: dict[str, Any], static: Collection[Position]) -> Entered:
-    """The inverse of `pack_call`, with new nodes."""
-    dynamic = [(position, value) for position, value in positions(args, kwargs) if position not in static]
-    # Sorted, since a transform may have turned keyword arguments into positional ones, as Equinox's do.
-    arguments = sorted(
-        (argument for position, value in dynamic for argument in packed_in(value, position)),
-        key=lambda argument: argument.structure.base,
-    )
-    table: list[Any] = []
-    for argument in arguments:
-        build(argument.structure, argument.packed.leaves, table)
-    unpacked = dict(positions(args, kwargs))
-    unpacked |= {position: with_objects(value, table) for position, value in dynamic}
-    return Entered([unpacked[i] for i in range(len(args))], {name: unpacked[name] for name in kwargs}, table, arguments)
-
-
-def with_objects(tree: Any, table: Sequence[Any]) -> Any:
-    """A packed tree with each packed module replaced by the object that was built for it."""
-    return with_packed(tree, lambda packed: table[packed.structure.root])
-
-
-def with_packed(tree: Any, replace: Callable[[Packed], Any]) -> Any:
-    """A packed tree with something else in place of each packed module."""
-    if not any(packed_in(tree, 0)):
-        return tree
-    return jtu.tree_map(lambda item: replace(item) if type(item) is Packed else item, tree, is_leaf=is_packed)
-
-
-def unpack_result(
-    result: Any,
-    given: Callable[[Sequence[Structure]], Callable[[int], Any]],
-    update: Callable[[int, Any], Any] | None = None,
-    pending: list[Any] | None = None,
-) -> Any:
-    """The inverse of packing a result: new nodes, but for those that the structures take from the caller.
+class Crossing:
+    """One call of a transform.
 
     Args:
-        result: a packed tree.
-        given: the structures in it → what their numbers stand for.
-        update: number, new content → the object that gets it.
-        pending: may get such objects, each followed by its content, instead of calling `update`.
+        transform: the vanilla transform.
+        title: what it is called in errors.
+        policy: what counts as sharing; None for that of the thread.
+
+    Attributes:
+        names: of the operands.
+        call: the packed operands, and the objects that they were packed from.
+        noted: the records whose leaves, when a trace had the operands packed in another way, had lost ties on purpose.
     """
-    if update is None or pending is not None:
-        made = unpack_natively(result, given, pending)
-        if made is not NotImplemented:
-            return made
-    found = [argument.packed for argument in packed_in(result, 0)]
-    if not found:
-        return result
-    leaves = distinct([leaf for packed in found for leaf in packed.leaves])
-    objects = given([packed.structure for packed in found])
-    table: list[Any] = []
-    start = 0
-    for packed in found:
-        stop = start + len(packed.leaves)
-        build(packed.structure, leaves[start:stop], table, objects, update)
-        note(leaves[start + i] for i in packed.structure.noted)
-        note_tied_values(leaves[start + i] for i in packed.structure.tied_values)
-        start = stop
-    if any(packed.structure.noted for packed in found):
-        records = [record for packed in found for record in packed.structure.records]
-        say(Said(table, [(op.node if type(op) is Update else op, children) for op, children in records], table))
-    return with_objects(result, table)
+
+    def __init__(self, transform: Callable[..., Any], title: str, policy: PolicyOption) -> None:
+        self.transform = transform
+        self.title = title
+        self.policy = current_policy(policy)
+        self.names: Names
+        self.call: Call
+        self.noted: frozenset[int] = frozenset()
+
+    def enter(
+        self,
+        function: Callable[..., Any],
+        operands: Mapping[str, Any],
+        treatments: Mapping[str, str] | Treatment | None = None,
+    ) -> tuple[Any, ...]:
+        """Packs operands, in their order, in one numbering.
+
+        Args:
+            function: the user's function, which warnings are about.
+            operands: by the names that they have in errors.
+            treatments: what the transform does to each, if not the same to all.
+
+        Raises:
+            InconsistentSharingError: if a module that holds traced leaves would be treated in two ways.
+            CycleError: if an object contains itself.
+        """
+        self.names = Names(function, list(operands))
+        call = pack_call(tuple(operands.values()), {}, (), self.policy.rules, self.names)
+        if treatments is not None and not isinstance(treatments, Treatment):
+            labels = [treatments[name] for name in operands]
+            treatments = Treatment(lambda position: labels[int(position)])
+        if treatments is not None:
+            call = treated(call, (), (treatments,), self.names, self.title)
+        self.call = call
+        return call.args
+
+    def enter_call(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Packs what a function is to be called with, all of it treated alike; its parameters name it in errors."""
+        self.names = Names(function)
+        self.call = pack_call(tuple(args), dict(kwargs), (), self.policy.rules, self.names)
+        return self.call.args, self.call.kwargs
+
+    def function(
+        self, function: Callable[..., Any], body: Callable[..., Any], *key: Hashable, caches_traces: bool = True
+    ) -> Inner:
+        """What the transform sees in place of a function of the user's; made once for each function and body.
+
+        Args:
+            function: the user's function.
+            body: (an `Inside`, what the transform calls with) → what the transform gets. A function of the adapter's
+                module: the first that was given for a key serves all.
+            key: what else the body depends on.
+            caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
+        """
+        shared = shared_by(function, (self.transform, body, *key), {"names": tuple(self.names.positional)})
+        inner = shared.inner.get(self.policy)
+        if inner is None:
+            names = Names(function, self.names.positional)
+            terms = Terms(
+                self.transform,
+                self.title,
+                names,
+                self.policy,
+                shared.traces,
+                shared.seen,
+                caches_traces,
+                Learned(),
+            )
+            made = Inner(function, shared.hold, functools.partial(_run, terms, body), terms)
+            inner = shared.inner.setdefault(self.policy, made)
+        return inner
+
+    def apply(self, *args: Any, **options: Any) -> Any:
+        """What the transform makes of packed operands; functions that it traces meanwhile know of this call."""
+        with calling(self.transform, self.call):
+            return self.transform(*args, **options)
+
+    def leave(self, *results: Any, with_state: Sequence[int] = ()) -> Any:
+        """Unpacks what was packed inside; what was changed in place is then written, all or nothing.
+
+        Args:
+            results: each packed in one numbering.
+            with_state: which of them were packed with `Inside.pack_with_state`.
+
+        Returns:
+            The result, or a tuple of several.
+        """
+        if not self.policy.in_place:
+            unpacked = [unpack_result(result, nothing_given) for result in results]
+        else:
+            changes, objects = InPlace(self.call), self.call.tags.objects
+            pending = None if self.call.cuts else changes.pending
+            self._require_one_content(results)
+            unpacked = [
+                unpack_result(result, lambda _: objects.__getitem__, changes.update, pending) for result in results
+            ]
+            changes.commit()
+            unpacked = [each[1] if i in with_state else each for i, each in enumerate(unpacked)]
+        return unpacked[0] if len(unpacked) == 1 else tuple(unpacked)
+
+    def _require_one_content(self, results: Sequence[Any]) -> None:
+        """Raises if a container that was cut into two would be written back into one."""
+        found = [argument.structure for result in results for argument in packed_in(result, "result")]
+        numbers = {op.number for structure in found for op, _ in structure.records if type(op) is Update}
+        seen: dict[int, int] = {}
+        for number in sorted(numbers):
+            obj = self.call.tags.objects[number]
+            other = seen.setdefault(id(obj), number)  # alive in the tags
+            if other != number:
+                found = self._occurrences_of(obj)
+                raise InconsistentSharingError(
+                    f"`{self.title}` cut a `{type(obj).__name__}` that is in several places, for the function parted "
+                    "them, and more than one was changed:\n" + "\n".join(found.lines) + "\n"
+                    "They cannot be written back into one. Let the function keep them one, or give each place its own "
+                    "before the call:\n"
+                    "    model = sharedtree.untie(model)",
+                    found.paths,
+                    found.treatments,
+                )
+
+    def _occurrences_of(self, obj: Any) -> Occurrences:
+        """Where in the operands an object is that was cut, and which of its parts is there."""
+        graph = self.call.graph
+        parts = [number for number, each in enumerate(self.call.tags.objects) if each is obj]
+
+        def below(number: int) -> Sequence[tuple[object, int]]:
+            op, children = graph.records[number]
+            return list(zip(op.keys, children, strict=True)) if type(op) is Node else ()
+
+        return occurrences(
+            [Root(module.position, module.path, module.structure.root) for module in graph.modules],
+            below,
+            lambda _, number: f"number {parts.index(number) + 1} inside" if number in parts else None,
+            self.names.text,
+        )
+
+    def lower(self, how: Lowering) -> None:
+        """Packs the operands in another way."""
+        packed, tags = lowered(self.call.graph, how)
+        self.call = self.call._replace(args=with_each(self.call.args, packed), tags=tags)
+        self.noted = how.noted | {new for new, old in enumerate(how.origins) if old in self.noted}
+
+    @property
+    def form(self) -> Any:
+        """What the operands are outside modules, and the types of all leaves; None if JAX will refuse one."""
+        try:
+            types = tuple(map(jax.typeof, jtu.tree_leaves(self.call.args)))
+        except TypeError:
+            return None
+        return jtu.tree_structure(self.call.args, is_leaf=is_packed), types
+
+    @property
+    def objects(self) -> frozenset[int]:
+        """The numbers of what carries identity in the operands."""
+        each = enumerate(zip(self.call.graph.records, self.call.tags.objects, strict=True))
+        return frozenset(
+            number
+            for number, ((op, _), obj) in each
+            if (op.type.carries_identity if type(op) is Node else op is LEAF and carries_identity(obj))
+        )
+
+    def paths_to(self, chosen: Callable[[Any], bool]) -> str:
+        """Where some leaves of the operands are, each at its first path, in words."""
+        leaves = [(position, jtu.tree_flatten_with_path(value)[0]) for position, value in self.call.items()]
+        paths = [self.names.text(position, path) for position, each in leaves for path, leaf in each if chosen(leaf)]
+        return " and ".join([f"`{path}`" for path in paths])
+
+    @property
+    def packed(self) -> list[Any]:
+        """The packed modules of all operands, in order."""
+        return [module.packed for module in self.call.modules]
 
 
-if native is not None:
-    native.cross(lambda tree, tags, rules: pack_tree(tree, tags, rules, ""), Call, *TRACE)
+def _run(terms: Terms, body: Callable[..., Any], function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return body(Inside(terms, function), *args, **kwargs)
+
+
+def nothing_given(_: Any) -> Callable[[int], Any]:
+    """For `unpack_result`, where no result names an object of the caller's."""
+    return _no_object
+
+
+def _no_object(number: int) -> Any:
+    raise AssertionError(f"no result of these transforms names an object of the caller's, but this one names {number}")
+
+
+class TakingOperands:
+    """How a transform that takes operands beside the function is wrapped.
+
+    Args:
+        adapter: (a `Crossing`, the transform's own parameters by name) → the result. Keywords that are no parameters
+            are options of the transform; or, if the adapter takes them as one, arguments of the function.
+        writes: whether it can write back what the function changed in its operands; otherwise it is never called in
+            place.
+    """
+
+    def __init__(self, adapter: Callable[..., Any], *, writes: bool = True) -> None:
+        self.adapter = adapter
+        self.writes = writes
+
+    def applied(self, transform: Callable[..., Any], policy: PolicyOption, options: Mapping[str, Any]) -> Any:
+        """The transform with identities preserved.
+
+        Args:
+            transform: the vanilla transform.
+            policy: what counts as sharing; None for that of the thread at each call.
+            options: of the transform, bound in advance.
+        """
+        signature = inspect.signature(transform)
+        as_one = inspect.signature(self.adapter).parameters
+        title = title_of(transform)
+
+        @api_boundary
+        def preserving(*operands: Any, **more: Any) -> Any:
+            own = {**options, **more}
+            chosen = with_options(own, policy)
+            try:
+                bound = signature.bind(*operands, **own)
+            except TypeError:
+                return transform(*operands, **own)  # says best what is wrong
+            crossing = Crossing(transform, title, chosen)
+            if crossing.policy.in_place and not self.writes:
+                raise ValueError(
+                    f"`{title}` hands back what the function returned, not what it changed, so nothing could be "
+                    "written back in place. Return what changes:\n"
+                    f"    sharedtree.preserve_identities({title}, in_place=False)"
+                )
+            return self.adapter(crossing, **_by_name(bound, as_one))
+
+        functools.update_wrapper(preserving, transform, updated=())
+        preserving.__doc__ = f"`{title}`, with identities preserved; see `preserve_identities`."
+        return preserving
+
+
+def _by_name(bound: inspect.BoundArguments, as_one: Container[str]) -> dict[str, Any]:
+    """Arguments by the names of the parameters; those without names as one tuple, and keywords as one if asked for."""
+    parameters = bound.signature.parameters.items()
+    rest = [name for name, each in parameters if each.kind is each.VAR_KEYWORD and name not in as_one]
+    found = dict(bound.arguments)
+    for name in rest:
+        found |= found.pop(name, {})
+    return found

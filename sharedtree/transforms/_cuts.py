@@ -19,10 +19,12 @@ import jax
 from .._graph import Tags
 from .._packed import Packed
 from .._statics import Static
-from .._structure import LEAF, Given, Node, Op, Update, canonical, intern
-from ._crossing import Argument, Call, Names, Position, packed_in, with_packed
+from .._structure import LEAF, Given, Node, Op, Update, canonical
+from ._crossed import Argument, Graph, Names, Position, packed_in, with_each
+from ._moving import moved_arrays
+from ._packing import Call, modules_of, tags_of
 from ._prefixes import parts
-from ._treatments import NO_FATE, Fates, Modules, Treatment, Way, are_one, has_one_treatment
+from ._treatments import NO_FATE, Fates, Treatment, Way, are_one, has_one_treatment
 
 Name = tuple[int, int]
 """A record and a fate: what is one object after the cut."""
@@ -46,7 +48,7 @@ class Cuts(NamedTuple):
     def require_one_container(self, obj: Any) -> None:
         """Raises if a container that is about to be written to was cut."""
         for number in self.containers:
-            if self.fates.modules.objects[number] is obj:
+            if self.fates.graph.objects[number] is obj:
                 self.fates.raise_inconsistent(
                     number,
                     self.transform,
@@ -75,22 +77,20 @@ def treated(
         items = [(position, value) for position, value in call.items() if position not in static]
         if call.is_separate and all(treatment.is_label(treatment.part_of(position)) for position, _ in items):
             continue
-        modules = Modules.of(modules_with_parts(treatment, items), call.tags.objects)
-        if has_one_treatment(modules, treatment):
+        found, prefixes = modules_with_prefixes(treatment, items)
+        graph = Graph(found, call.tags.objects)
+        if has_one_treatment(graph, prefixes, treatment):
             continue
-        fates = Fates(modules, treatment, names)
+        fates = Fates(graph, prefixes, treatment, names)
         several = fates.several()
         if not several:
             continue
         _forbid(fates, several, transform)
         packed, objects = _numbered_anew(fates)
         by_position = dict(
-            zip([position for position, _ in items], _replaced([v for _, v in items], packed), strict=True)
+            zip([position for position, _ in items], with_each([v for _, v in items], packed), strict=True)
         )
-        tags = Tags()
-        for obj in objects:
-            tags.add(obj, tag=False)
-        records = modules.records
+        records = graph.records
         cut = [number for number in several if not _is_value(records[number][0])]
         cuts = Cuts(
             fates,
@@ -101,30 +101,32 @@ def treated(
         call = Call(
             tuple([by_position.get(i, value) for i, value in enumerate(call.args)]),
             {name: by_position.get(name, value) for name, value in call.kwargs.items()},
-            tags,
+            tags_of(objects),
             (*call.cuts, cuts),
         )
     return call
 
 
-def modules_with_parts(treatment: Treatment, items: Sequence[tuple[Position, Any]]) -> list[tuple[Argument, Any]]:
-    """Each module in packed arguments, with what the prefix of a treatment has for it."""
-    found: list[tuple[Argument, Any]] = []
+def modules_with_prefixes(
+    treatment: Treatment, items: Sequence[tuple[Position, Any]]
+) -> tuple[list[Argument], list[Any]]:
+    """The modules in packed arguments, and what the prefix of a treatment has for each."""
+    found: list[Argument] = []
+    prefixes: list[Any] = []
     for position, value in items:
         arguments = list(packed_in(value, position))
         if arguments:
             part = treatment.part_of(position)
-            own: Sequence[Any] = [part] * len(arguments)
-            if not treatment.is_label(part):
-                own = parts(part, value, treatment.is_label, treatment.name, only_modules=True)
-            found += zip(arguments, own, strict=True)
-    return found
+            found += arguments
+            prefixes += _prefixes(part, value, treatment, len(arguments))
+    return found, prefixes
 
 
-def _replaced(tree: Any, packed: Sequence[Packed]) -> Any:
-    """A packed tree with others in place of its modules, in order."""
-    each = iter(packed)
-    return with_packed(tree, lambda _: next(each))
+def _prefixes(part: Any, tree: Any, treatment: Treatment, num_modules: int) -> Sequence[Any]:
+    """What a prefix of a packed tree has for each module in it."""
+    if treatment.is_label(part) or not num_modules:
+        return [part] * num_modules
+    return parts(part, tree, treatment.is_label, treatment.name, only_modules=True)
 
 
 def _is_value(op: Op) -> bool:
@@ -133,7 +135,7 @@ def _is_value(op: Op) -> bool:
 
 def _forbid(fates: Fates, several: Mapping[int, Sequence[Way]], transform: str) -> None:
     """Raises if something has two fates that may have only one."""
-    records, objects = fates.modules.records, fates.modules.objects
+    records, objects = fates.graph.records, fates.graph.objects
     containers: list[int] = []
     for number in sorted(several):
         op = records[number][0]
@@ -159,7 +161,7 @@ def _modules_below(fates: Fates) -> list[Way]:
         way = stack.pop()
         if way not in seen:
             seen.add(way)
-            op = fates.modules.records[way[0]][0]
+            op = fates.graph.records[way[0]][0]
             if type(op) is Node and op.type.is_plain:
                 stack.extend(fates.below(way))
             else:
@@ -174,7 +176,7 @@ def _numbered_anew(fates: Fates, op_of: Callable[[Name], Op | None] = lambda _: 
         fates: of the modules.
         op_of: what stands for an object instead of what was packed, if anything does.
     """
-    records, objects = fates.modules.records, fates.modules.objects
+    records, objects = fates.graph.records, fates.graph.objects
     way_of: dict[Name, Way] = {}
 
     def name_of(way: Way) -> Name:
@@ -198,15 +200,8 @@ def _numbered_anew(fates: Fates, op_of: Callable[[Name], Op | None] = lambda _: 
 
     table, numbers = canonical(_EVERYTHING, expand_all)
     names = list(numbers)[:-1]
-    packed: list[Packed] = []
-    base = 0
-    for root in roots:
-        stop = max(base, numbers[root] + 1)
-        own = table[base:stop]
-        leaves = [objects[name[0]] for name, (op, _) in zip(names[base:stop], own, strict=True) if op is LEAF]
-        packed.append(Packed(leaves, intern(own, numbers[root], base)))
-        base = stop
-    return packed, [objects[name[0]] for name in names]
+    of_records = [objects[name[0]] for name in names]
+    return modules_of(table[:-1], [numbers[root] for root in roots], of_records), of_records
 
 
 _EVERYTHING: Name = (-1, NO_FATE)
@@ -247,6 +242,7 @@ def parted(
     transform: str,
     given: Mapping[int, int],
     updated: Mapping[int, int],
+    received: Graph,
 ) -> tuple[list[Packed], Any, Tags]:
     """Packed results in which what is treated differently is parted: they are new objects.
 
@@ -259,21 +255,19 @@ def parted(
         transform: what it is called, for errors.
         given: objects that are unchanged: id → number. They are named where they leave as they came in.
         updated: objects that are to be written to: id → number, likewise.
+        received: the modules as they came in.
 
     Returns:
         The state, the result, and what their records stand for.
 
     Raises:
-        InconsistentSharingError: if one object is to be written to in two ways.
+        InconsistentSharingError: if one object is to be written to in two ways, or in another way than it came in.
     """
     own = list(packed_in(result, "result"))
-    treatment = leaving.treatment
-    each: Sequence[Any] = [leaving.result] * len(own)
-    if own and not treatment.is_label(leaving.result):
-        each = parts(leaving.result, result, treatment.is_label, treatment.name, only_modules=True)
-    of_state = zip(state, leaving.parts_of_state(state), strict=True)
-    modules = Modules.of([*of_state, *zip(own, each, strict=True)], tags.objects)
-    fates = Fates(modules, treatment, names)
+    treatment, of_state = leaving.treatment, leaving.parts_of_state(state)
+    prefixes = [*of_state, *_prefixes(leaving.result, result, treatment, len(own))]
+    graph = Graph([*state, *own], tags.objects)
+    fates = Fates(graph, prefixes, treatment, names)
     in_state = {(way[0], fates[way]) for root in fates.ways[: len(state)] for way in fates.ways_from(root)}
     written = [number for number, _ in in_state if id(tags.objects[number]) in updated]  # alive in `tags`
     for number in written:
@@ -284,20 +278,19 @@ def parted(
                 "The function put it where it would be written back in two ways. It can put a copy of it, "
                 "`sharedtree.copy(layer)`, into one of these places.\n",
             )
+    came = Fates(received, of_state, treatment, names)
+    moved = moved_arrays(fates, len(state), came, {**given, **updated}, transform)
 
     def op_of(name: Name) -> Op | None:
         if name not in in_state:
             return None
         obj = tags.objects[name[0]]
-        op = modules.records[name[0]][0]
-        if id(obj) in given:  # alive in `tags`
+        op = graph.records[name[0]][0]
+        if id(obj) in given and name not in moved:  # alive in `tags`
             return Given(given[id(obj)])  # as above
         if id(obj) in updated and type(op) is Node:  # as above
             return Update(updated[id(obj)], op)  # as above
         return None
 
     packed, objects = _numbered_anew(fates, op_of)
-    new = Tags()
-    for obj in objects:
-        new.add(obj, tag=False)
-    return packed[: len(state)], _replaced(result, packed[len(state) :]), new
+    return packed[: len(state)], with_each(result, packed[len(state) :]), tags_of(objects)

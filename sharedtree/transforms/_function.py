@@ -2,43 +2,30 @@
 
 import copy
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
-import jax
-
-from .._context import Policy, current_policy
+from .._context import Policy, PolicyOption, current_policy
 from .._copies import Incomparable
 from .._equinox_internals import name_of, update_wrapper, warn_of_layers_in
 from .._graph import Tags
-from .._jax_internals import current_traces
+from .._jax_internals import hide_frames
 from .._native_walk import native
-from .._structure import LEAF, intern
-from .._tied_values import which_are_tied_values
-from .._untying import Said, hand_on, noting_untied, which_are_noted
 from ._applying import public_name, title_of, transform_named
-from ._calling import Calling, active, caller_of, calling
-from ._crossing import (
-    Call,
-    Entered,
-    Position,
-    pack_call,
-    pack_tree,
-    packed_in,
-    unpack_call,
-    unpack_result,
-)
-from ._cuts import Leaving, modules_with_parts, parted, treated
+from ._calling import active, calling
+from ._crossed import Graph, Position
+from ._cuts import Leaving, modules_with_prefixes, parted, treated
 from ._in_place import InPlace, packed_changes, rules_for_state, write
 from ._inner import Inner, Shared, shared_by
-from ._leaks import forbid_tracers
+from ._inside import Inside, Terms, with_notes
 from ._modules import How, is_of_equinox
+from ._packing import Call, Entered, pack_call, unpack_call, unpack_result
 from ._passing_through import passed_through, unchanged
-from ._treatments import NO_FATE, Fates, Modules, Treatment
-from ._untied import Side, report_lost_ties
-from ._values import report_tied_values
+from ._sorted_results import unsorted
+from ._treatments import NO_FATE, Fates, Treatment
 
 
 class FunctionTransform:
@@ -64,6 +51,8 @@ class FunctionTransform:
     only_for_transform: frozenset[str] = frozenset()
     """The options that make no difference to the inner function."""
     shares_alike = False
+    takes_rules = False
+    """Whether it has methods of its own, so that of a module, too, it is no module."""
 
     def __init_subclass__(cls) -> None:
         warn_of_layers_in(cls)
@@ -72,7 +61,7 @@ class FunctionTransform:
         self,
         transform: Callable[..., Any],
         function: Callable[..., Any],
-        policy: Policy | None,
+        policy: PolicyOption,
         options: dict[str, Any],
     ) -> None:
         self.transform = transform
@@ -138,19 +127,23 @@ class FunctionTransform:
         return type(self)(self.transform, function, self.policy, self.options)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        policy = self.policy or current_policy()
-        if native is not None and self.is_plain:
-            way = self._way
-            if way is None or way[0] is not policy:
-                way = self._way = self._way_under(policy)
-            result = native.call(self, way, active.stack, args, kwargs)
-            if result is not native.DEFERRED:
-                return result
-        call = self.pack(args, kwargs, policy)
-        self.require_executable(call)
-        with calling(self.names, call):
-            result = self.transformed_for(policy, call)(*call.args, **call.kwargs)
-        return self.finish(result, call, policy)
+        try:
+            policy = current_policy(self.policy)
+            if native is not None and self.is_plain:
+                way = self._way
+                if way is None or way[0] is not policy:
+                    way = self._way = self._way_under(policy)
+                result = native.call(self, way, active.stack, args, kwargs)
+                if result is not native.DEFERRED:
+                    return result
+            call = self.pack(args, kwargs, policy)
+            self.require_executable(call)
+            with calling(self.names, call):
+                result = self.transformed_for(policy, call)(*call.args, **call.kwargs)
+            return self.finish(result, call, policy)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def _way_under(self, policy: Policy) -> tuple[Any, ...]:
         """What `native.call` needs to know."""
@@ -172,10 +165,12 @@ class FunctionTransform:
 
     def check_options(self) -> None:
         """Applies the transform at once, so that it can refuse its options or the function as it always does."""
-        if callable(self.function):
-            self.transformed(self.policy or current_policy())
+        function = self.function
+        # The inner function is none of these, so the transform would miss what it refuses.
+        if not callable(function) or isinstance(function, staticmethod) or inspect.isgeneratorfunction(function):
+            self.transform(function, **self.options)
         else:
-            self.transform(self.function, **self.options)
+            self.transformed(current_policy(self.policy))
 
     # What families override -------------------------------------------------------------------------------------
 
@@ -206,7 +201,8 @@ class FunctionTransform:
         static = self.static_positions(call.args, call.kwargs)
         items = [(position, value) for position, value in call.items() if position not in static]
         for treatment in self.treatments(len(call.args), call.kwargs):
-            fates = Fates(Modules.of(modules_with_parts(treatment, items), call.tags.objects), treatment, self.names)
+            modules, prefixes = modules_with_prefixes(treatment, items)
+            fates = Fates(Graph(modules, call.tags.objects), prefixes, treatment, self.names)
             for (number, _), fate in fates.items() if treatment.is_known else ():
                 if fate != NO_FATE and fate in fates.of_leaves:
                     words = treatment.describe(fates.of_leaves[fate])
@@ -227,6 +223,7 @@ class FunctionTransform:
         self, result: Any, call: Call, policy: Policy, used: Callable[[Call], Sequence[Any]] | None = None
     ) -> Any:
         """The caller's side, coming out."""
+        result = unsorted(result)
         if policy.in_place:
             changes = InPlace(call)
             pending = None if call.cuts else changes.pending
@@ -265,84 +262,48 @@ class FunctionTransform:
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Unpacks arguments, calls the user's function and packs its results, inside the transform."""
-        current = caller_of(self.names)
+        inside = Inside(self._terms(policy), function)
         entered = unpack_call(args, kwargs, self.static_positions(args, kwargs))
-        if current is not None:
-            report_tied_values(current.call.items(), self.names, self.transform_name, policy)
-        if self.caches_traces:
-            self.traces.add(entered, self.names)
-        if current is not None:
-            leaves = [number for number, (op, _) in enumerate(entered.records) if op is LEAF]
-            hand_on([current.call.tags.objects[number] for number in leaves], [entered.table[n] for n in leaves])
-        with noting_untied() as said:
-            result = function(*entered.args, **entered.kwargs)
-        return self.pack_results(result, entered, policy, said, current, self.leaving(policy, args, kwargs))
+        result = inside.call_with(entered, *entered.args, **entered.kwargs)
+        return self.pack_results(result, inside, self.leaving(policy, args, kwargs))
 
-    def pack_results(
-        self,
-        result: Any,
-        entered: Entered,
-        policy: Policy,
-        said: Sequence[Said],
-        current: Calling | None,
-        leaving: Leaving | None,
-    ) -> Any:
+    def _terms(self, policy: Policy) -> Terms:
+        names = self.names
+        return Terms(names, self.transform_name, names, policy, self.traces, self._seen, self.caches_traces)
+
+    def pack_results(self, result: Any, inside: Inside, leaving: Leaving | None) -> Any:
         """The function's side, going out."""
-        outer = _enclosing_traces() if current is None else current.outer
-        rules = policy.rules._replace(on_static=forbid_tracers(outer))
+        policy, entered, graph = inside.terms.policy, inside.entered, inside.entered.graph
+        rules = policy.rules
         tags = Tags()
-        received = entered.arguments if policy.in_place else []
+        received = graph.modules if policy.in_place else []
         names_state = leaving is not None  # what it says of each argument's state is in their order
         if leaving is not None and leaving.is_one(received):
             leaving = None
         if policy.in_place:
-            rules = rules_for_state(rules, entered, self.is_taken(entered))
+            rules = rules_for_state(rules, graph, self.is_taken(entered))
         elif policy.pass_through and self.passes_through:
-            rules = rules._replace(given=unchanged(result, entered, self.is_taken(entered)))
+            rules = rules._replace(given=unchanged(result, graph, self.is_taken(entered)))
         named = {"given": rules.given, "updated": rules.updated}
         if leaving is not None:  # whether an object can be named depends on how it leaves, which a walk does not ask
             rules = rules._replace(given={}, updated={})
         state: list[Any] = [
-            pack_tree(entered.table[a.structure.root], tags, rules, self.names.text(a.position, a.path))
+            inside.pack_checked(graph.objects[a.structure.root], tags, rules, self.names.text(a.position, a.path))
             for a in received
         ]
-        packed: Any = pack_tree(result, tags, rules, "result")
+        packed: Any = inside.pack_checked(result, tags, rules)
         if leaving is not None:
             again = [a._replace(packed=each) for a, each in zip(received, state, strict=True)]
-            state, packed, tags = parted(again, packed, tags, leaving, self.names, self.transform_name, **named)
+            came = Graph(received, graph.objects)
+            state, packed, tags = parted(
+                again, packed, tags, leaving, self.names, self.transform_name, **named, received=came
+            )
         if policy.in_place:
             packed = (state, packed)
-        before = Side(
-            entered.records,
-            entered.table,
-            [(self.names.text(a.position, a.path), a.structure.root) for a in entered.arguments],
-        )
-        left = list(packed_in(packed, "result"))
-        after = Side(
-            [record for a in left for record in a.structure.records],
-            tags.objects,
-            [(self.names.text("result", a.path), a.structure.root) for a in left],
-        )
-        if self.caches_traces and current is not None:
-            self._seen.compare(
-                before,
-                [a.structure for a in entered.arguments],
-                current.call.tags.objects.__getitem__,
-                policy,
-                self.names.definition,
-            )
-        report_lost_ties(before, after, said, policy, self.names.definition)
+        inside.check(packed, tags.objects)
         if policy.in_place and not names_state:
-            packed = packed_changes(result, rules, entered, self.is_taken(entered))
-            left = list(packed_in(packed, "result"))
-        for argument in left:
-            noted = which_are_noted(argument.packed.leaves)
-            tied = which_are_tied_values(argument.packed.leaves)
-            if noted or tied:  # the structure is what JAX's caches keep of a result, so it says so on every call
-                known = argument.structure
-                argument.packed.structure = intern(known.records, known.root, known.base, known.maker, noted, tied)
-        report_tied_values([("result", packed)], self.names, self.transform_name, policy)
-        return packed
+            packed = packed_changes(result, rules, graph, self.is_taken(entered))
+        return with_notes(packed)
 
     def used(self, call: Call) -> Sequence[Any]:
         """The leaves among the arguments that the transformed function uses, as far as the transform drops others."""
@@ -356,9 +317,3 @@ class FunctionTransform:
 def _remade(cls: Any, transform: Any, *rest: Any) -> FunctionTransform:
     """A wrapper that was pickled."""
     return cls(transform_named(transform) if isinstance(transform, str) else transform, *rest)
-
-
-def _enclosing_traces() -> Sequence[Any]:
-    """The traces around the one that a function is being traced in."""
-    traces = current_traces()
-    return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,23 +14,24 @@ from .._native_walk import write_natively
 from .._node_types import Inherited, carries_identity, node_type_of
 from .._packed import Packed
 from .._structure import LEAF, Node
-from ._crossing import Call, Entered, is_container, pack_tree
+from ._crossed import Graph, is_container
+from ._packing import Call, pack_tree
 from ._passing_through import Unchanged
 
 
-def rules_for_state(rules: Rules, entered: Entered, is_taken: Callable[[int], bool]) -> Rules:
+def rules_for_state(rules: Rules, received: Graph, is_taken: Callable[[int], bool]) -> Rules:
     """Rules under which received objects are named if they are unchanged, and updated otherwise.
 
     Args:
         rules: the rules otherwise.
-        entered: what the function received; keeps it alive.
+        received: what the function received; keeps it alive.
         is_taken: whether the caller's buffers of a record are donated, so that even what is unchanged must come back.
     """
-    return _rules_for(rules, entered, is_taken, Unchanged(entered).is_unchanged)
+    return _rules_for(rules, received, is_taken, Unchanged(received).is_unchanged)
 
 
 def packed_changes(
-    result: Any, rules: Rules, entered: Entered, is_taken: Callable[[int], bool]
+    result: Any, rules: Rules, received: Graph, is_taken: Callable[[int], bool]
 ) -> tuple[Sequence[Packed], Any]:
     """What a function changed and what it returned, packed so that only what itself changed is written to.
 
@@ -41,25 +42,25 @@ def packed_changes(
     Args:
         result: what the function returned.
         rules: the rules otherwise.
-        entered: what it received; keeps it alive.
+        received: what it received; keeps it alive.
         is_taken: as for `rules_for_state`.
     """
-    rules = _rules_for(rules, entered, is_taken, Unchanged(entered).is_itself)
+    rules = _rules_for(rules, received, is_taken, Unchanged(received).is_itself)
     tags = Tags()
-    around = _conventions(entered, rules.convention)
+    around = _conventions(received, rules.convention)
     changed: dict[Inherited, list[Any]] = {}
     for number in rules.updated.values():
-        changed.setdefault(around[number], []).append(entered.table[number])
+        changed.setdefault(around[number], []).append(received.objects[number])
     state = [Packed(*pack(tuple(each), tags, rules._replace(convention=name))) for name, each in changed.items()]
     return state, pack_tree(result, tags, rules, "result")
 
 
-def _conventions(entered: Entered, outside: Inherited) -> dict[int, Inherited]:
+def _conventions(received: Graph, outside: Inherited) -> dict[int, Inherited]:
     """The convention around each received record, on the first path to it, as a walk has it."""
-    records = entered.records
+    records = received.records
     found: dict[int, Inherited] = {}
     around_roots = [
-        (argument.structure.root, "any" if is_container(argument.packed) else outside) for argument in entered.arguments
+        (argument.structure.root, "any" if is_container(argument.packed) else outside) for argument in received.modules
     ]
     stack: list[tuple[int, Any]] = around_roots[::-1]
     while stack:
@@ -72,15 +73,13 @@ def _conventions(entered: Entered, outside: Inherited) -> dict[int, Inherited]:
     return found
 
 
-def _rules_for(
-    rules: Rules, entered: Entered, is_taken: Callable[[int], bool], is_same: Callable[[int], bool]
-) -> Rules:
+def _rules_for(rules: Rules, received: Graph, is_taken: Callable[[int], bool], is_same: Callable[[int], bool]) -> Rules:
     given: dict[int, int] = {}
     updated: dict[int, int] = {}
-    for number, ((op, _), obj) in enumerate(zip(entered.records, entered.table, strict=True)):
+    for number, ((op, _), obj) in enumerate(zip(received.records, received.objects, strict=True)):
         is_object = op.type.carries_identity if type(op) is Node else op is LEAF and carries_identity(obj)
         if is_object and not is_taken(number) and is_same(number):
-            given[id(obj)] = number  # alive in `entered`
+            given[id(obj)] = number  # alive in `received`
         elif is_object and type(op) is Node:
             updated[id(obj)] = number  # as above
     return rules._replace(given=given, updated=updated)

@@ -21,10 +21,11 @@ from .._copies import Incomparable
 from .._equinox_internals import name_of, update_wrapper
 from .._static_keys import Same
 from .._statics import Static
-from ._between_calls import SeenModules
-from ._crossing import Names
+from .._structure import Structure
+from ._crossed import Names
 from ._modules import How
-from ._retracing import Traces
+from .checks._between_calls import SeenModules
+from .checks._retracing import Traces
 
 _MOST = 64
 """So many sets of options are remembered for one function; who uses more has the first ones traced again."""
@@ -37,6 +38,7 @@ class Inner:
         function: the user's function.
         hold: the way to the function: it, or a weak reference to it, is what this returns.
         call: (function, args, kwargs) → what the transform gets.
+        terms: what its traces have in common, for the adapter.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Inner:
         function: Callable[..., Any],
         hold: Callable[[], Any],
         call: Callable[[Any, Sequence[Any], dict[str, Any]], Any],
+        terms: Any = None,
     ) -> None:
         update_wrapper(self, function)
         # It would hold the function, and Equinox would look for arrays in it.
@@ -51,6 +54,7 @@ class Inner:
         self.__name__ = name_of(function, type(function).__name__)
         self._hold = hold
         self._call = call
+        self.terms = terms
 
     @property
     def function(self) -> Any:
@@ -85,6 +89,23 @@ class Inner:
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._call(self.function, args, kwargs)
+
+
+class Learned:
+    """What traces of a function have taught, by the structures of the operands, none of which this keeps alive."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[weakref.ref[Structure], ...], tuple[Any, Any]] = {}
+
+    def get(self, structures: Sequence[Structure]) -> Any:
+        """What was learned with these; None if nothing was."""
+        return self._known.get(tuple(map(weakref.ref, structures)), (None,))[0]
+
+    def add(self, structures: Sequence[Structure], value: Any) -> None:
+        """Learns something, until one of the structures goes."""
+        key = tuple(map(weakref.ref, structures))
+        known = self._known
+        known[key] = value, [weakref.ref(each, lambda _: known.pop(key, None)) for each in structures]
 
 
 class Shared:

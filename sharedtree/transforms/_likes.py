@@ -12,6 +12,7 @@ and `jax.hessian` of a scalar function `Differentiated([Differentiated([…]), D
 these becomes a module again, from the inside out, with the ties of the module that it is like.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -21,12 +22,13 @@ from .._distinct import distinct
 from .._errors import SharingMismatchError
 from .._graph import build
 from .._node_types import node_type_of
-from .._packed import LeafPath, Packed, leaf_paths, with_keys
+from .._packed import Packed, with_keys
 from .._statics import Static
-from .._structure import LEAF, Record, Structure, reached_outside
+from .._structure import Record, Structure
 from .._tied_values import note_tied_values
 from .._untying import hand_on, note
-from ._crossing import Argument, Call, is_container, is_packed
+from ._crossed import Argument, is_packed
+from ._differentiated import Differentiated
 
 
 class Operand(Packed):
@@ -35,76 +37,11 @@ class Operand(Packed):
     __slots__ = ()
 
 
-class Differentiated:
-    """A packed module whose children are the leaves to differentiate; the other leaves ride in the aux data.
-
-    The aux data is compared by identity. That is enough for a transform that is applied anew on every call.
-    """
-
-    __slots__ = ("leaves", "rest")
-
-    def __init__(self, leaves: Sequence[Any], rest: "Rest") -> None:
-        self.leaves = leaves
-        self.rest = rest
-
-    @classmethod
-    def of(cls, packed: Packed, can_be_differentiated: Callable[[Any], bool], call: Call) -> "Differentiated":
-        """Splits a packed module. A leaf outside modules, in a container, is the transform's to accept or to refuse.
-
-        One that it would refuse may be tied to an argument before it, which is not differentiated and so has it. It is
-        added, for the transform to see.
-        """
-        records, root, base = packed.structure.records, packed.structure.root, packed.structure.base
-        outside = reached_outside(call.records, root) if is_container(packed) else {}
-        earlier = [number for number in sorted(outside) if number < base and call.records[number][0] is LEAF]
-        objects = call.tags.objects
-        refused = [objects[number] for number in earlier if not can_be_differentiated(objects[number])]
-        numbers = [number for number, (op, _) in enumerate(records, base) if op is LEAF]
-        chosen = [
-            number in outside or can_be_differentiated(leaf)
-            for number, leaf in zip(numbers, packed.leaves, strict=True)
-        ]
-        own = [leaf for leaf, yes in zip(packed.leaves, chosen, strict=True) if yes]
-        return cls([*own, *refused], Rest(packed, chosen))
-
-    def packed(self, *, others: bool) -> Packed:
-        """The module packed again, with its other leaves, or with None in their place."""
-        own = iter(self.leaves)
-        each = zip(self.rest.packed.leaves, self.rest.chosen, strict=True)
-        return Packed(
-            [next(own) if yes else leaf if others else None for leaf, yes in each], self.rest.packed.structure
-        )
-
-    def keyed(self) -> list[tuple[LeafPath, Any]]:
-        """The leaves with their paths."""
-        texts = zip(leaf_paths(self.rest.packed.structure), self.rest.chosen, strict=True)
-        own = [LeafPath(text) for text, yes in texts if yes]
-        refused = [LeafPath("")] * (len(self.leaves) - len(own))
-        return list(zip([*own, *refused], self.leaves, strict=True))
-
-
-class Rest:
-    """What of a module is not differentiated."""
-
-    __slots__ = ("chosen", "packed")
-
-    def __init__(self, packed: Packed, chosen: Sequence[bool]) -> None:
-        self.packed = packed
-        self.chosen = chosen
-
-
 jtu.register_pytree_with_keys(
     Operand,
     lambda item: (with_keys(item.leaves, item.structure), item.structure),
     lambda structure, leaves: Operand(tuple(leaves), structure),
     lambda item: (item.leaves, item.structure),
-)
-
-jtu.register_pytree_with_keys(
-    Differentiated,
-    lambda item: (item.keyed(), item.rest),
-    lambda rest, leaves: Differentiated(tuple(leaves), rest),
-    lambda item: (item.leaves, item.rest),
 )
 
 
@@ -115,12 +52,18 @@ def as_operands(tree: Any) -> Any:
     )
 
 
-def as_entered(tree: Any) -> Any:
-    """The inverse: an argument as the transform hands it to the function, with each like packed again."""
+def as_entered(tree: Any, others: Iterable[Iterable[Any]] = itertools.repeat(itertools.repeat(None))) -> Any:
+    """The inverse of that and of `split`: a tree with each like packed again.
+
+    Args:
+        tree: as the transform hands it to the function, or made in its shape.
+        others: for each `Differentiated`, the leaves that are not; without them, None in their place.
+    """
+    rest = iter(others)
 
     def entered(item: Any) -> Any:
         if type(item) is Differentiated:
-            return item.packed(others=True)
+            return item.packed(next(rest))
         return Packed(item.leaves, item.structure) if type(item) is Operand else item
 
     return jtu.tree_map(entered, tree, is_leaf=_is_like)
@@ -147,8 +90,8 @@ def unpack_likes(
         SharingMismatchError: if the transform kept a part of the function's results, and another part shares an object
             with what it left out.
     """
-    items, treedef = jtu.tree_flatten(result, is_leaf=_is_node)
-    if not any(map(_is_node, items)):
+    items, treedef = jtu.tree_flatten(result, is_leaf=is_node)
+    if not any(map(is_node, items)):
         return result
 
     def inside(leaf: Any) -> Any:
@@ -172,14 +115,14 @@ def unpack_likes(
                 hand_on(originals[structure], leaves)
             note(leaves[i] for i in structure.noted)
             note_tied_values(leaves[i] for i in structure.tied_values)
-            records = _without_statics(structure.records) if is_like and not statics else structure.records
+            records = without_statics(structure.records) if is_like and not statics else structure.records
             build(records, leaves, table, objects, update)
         for i, packed in group:
             items[i] = table[packed.structure.root]
 
     originals = {argument.structure: argument.packed.leaves for argument in arguments}
-    for group in _groups([(i, _packed(item)) for i, item in enumerate(items) if _is_like(item)]):
-        place(group, [argument.structure for argument in arguments], is_like=True)
+    for group in _groups([(i, item) for i, item in enumerate(items) if _is_like(item)]):
+        place([(i, as_entered(item)) for i, item in group], [a.structure for a in arguments], is_like=True)
     for group in _groups([(i, item) for i, item in enumerate(items) if type(item) is Packed]):
         structures = sorted({packed.structure for _, packed in group}, key=lambda structure: structure.base)
         place(group, structures, given and given(structures), is_like=False)
@@ -190,28 +133,34 @@ def _is_like(item: Any) -> bool:
     return type(item) in (Operand, Differentiated)
 
 
-def _is_node(item: Any) -> bool:
+def is_node(item: Any) -> bool:
+    """Whether it stands for a module."""
     return type(item) in (Packed, Operand, Differentiated)
 
 
-def _packed(item: Any) -> Packed:
-    return item.packed(others=False) if type(item) is Differentiated else item
+def _groups(nodes: Sequence[tuple[int, Any]]) -> Iterator[list[tuple[int, Any]]]:
+    """Cuts nodes into runs that were packed in one numbering: in one, no two begin to count at one number.
 
-
-def _groups(nodes: Sequence[tuple[int, Packed]]) -> Iterator[list[tuple[int, Packed]]]:
-    """Cuts nodes into runs that were packed in one numbering: in one, no two begin to count at one number."""
-    group: list[tuple[int, Packed]] = []
+    A module that is all of an earlier argument has no number of its own, so what is `Differentiated` is told by its
+    place, which is the same in all blocks of a Jacobian, and another one for each argument.
+    """
+    group: list[tuple[int, Any]] = []
     starts: set[int] = set()
-    for i, packed in nodes:
-        start = packed.structure.base
+    for i, item in nodes:
+        start = item.choice.place if type(item) is Differentiated else _start(item.structure)
         if start in starts:
             yield group
             group, starts = [], set()
-        if packed.structure.records:
+        if start is not None:
             starts.add(start)
-        group.append((i, packed))
+        group.append((i, item))
     if group:
         yield group
+
+
+def _start(structure: Structure) -> int | None:
+    """The number at which a structure begins to count, if it has records."""
+    return structure.base if structure.records else None
 
 
 def _require_no_gap(structure: Structure, start: int) -> None:
@@ -227,8 +176,9 @@ def _require_no_gap(structure: Structure, start: int) -> None:
         )
 
 
-def _without_statics(records: Sequence[Record]) -> list[Record]:
-    return [(_NONE, ()) if type(op) is Static else (op, children) for op, children in records]
-
-
 _NONE = Static(None)
+
+
+def without_statics(records: Sequence[Record], static: Static = _NONE) -> list[Record]:
+    """Records with None, or something else, for each static leaf: those of a gradient."""
+    return [(static, ()) if type(op) is Static else (op, children) for op, children in records]

@@ -11,7 +11,8 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from .._context import Policy
+from .._context import PolicyOption
+from .._jax_internals import api_boundary
 from .._statics import Static
 
 
@@ -21,7 +22,7 @@ class How:
     __slots__ = ("_key", "adapter", "options", "policy", "transform")
 
     def __init__(
-        self, adapter: Callable[..., Any], transform: Callable[..., Any], policy: Policy | None, options: dict[str, Any]
+        self, adapter: Callable[..., Any], transform: Callable[..., Any], policy: PolicyOption, options: dict[str, Any]
     ) -> None:
         self.adapter = adapter
         self.transform = transform
@@ -62,9 +63,11 @@ class TransformedModule(eqx.Module):
         """The module under the transform, as a wrapped function."""
         return self.how.applied_to(self.function)
 
+    @api_boundary
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.wrapper()(*args, **kwargs)
 
+    @api_boundary
     def lower(self, /, *args: Any, **kwargs: Any) -> Any:
         """As `equinox.filter_jit(f).lower`; other transforms have none."""
         return self.wrapper().lower(*args, **kwargs)

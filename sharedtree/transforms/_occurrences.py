@@ -9,9 +9,9 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from .._structure import Path
-from ._crossing import Position
+from .._text import MOST_PATHS
+from ._crossed import Position
 
-MOST_PATHS = 20
 """That one message names; of more it gives the number."""
 
 _UNCOUNTED = 10**9

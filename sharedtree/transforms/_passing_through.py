@@ -22,18 +22,19 @@ from .._jax_internals import ConcreteArray
 from .._node_types import carries_identity, is_module, node_type_of
 from .._statics import Static
 from .._structure import LEAF, Node, Record, Structure, canonical
-from ._crossing import Call, Entered, packed_in
+from ._crossed import Graph
+from ._packing import Call
 
 
-def unchanged(result: Any, entered: Entered, is_taken: Callable[[int], bool]) -> dict[int, int]:
-    """The objects in a result that are, deeply, those that were received: id → number. `entered` keeps them alive.
+def unchanged(result: Any, received: Graph, is_taken: Callable[[int], bool]) -> dict[int, int]:
+    """The objects in a result that are, deeply, those that were received: id → number. `received` keeps them alive.
 
     Args:
         result: what the function returned.
-        entered: what it received.
+        received: what it received.
         is_taken: whether a record may not be passed through.
     """
-    own = Unchanged(entered)
+    own = Unchanged(received)
     given: dict[int, int] = {}
     seen: set[int] = set()
     alive: list[Any] = []  # whatever has its id in `seen`
@@ -58,12 +59,12 @@ def unchanged(result: Any, entered: Entered, is_taken: Callable[[int], bool]) ->
 class Unchanged:
     """Which of the received objects are still what they were."""
 
-    def __init__(self, entered: Entered) -> None:
-        self._table = entered.table
-        self._records = entered.records
+    def __init__(self, received: Graph) -> None:
+        self._table = received.objects
+        self._records = received.records
         self._numbers = {
             id(obj): number  # alive in the table
-            for number, obj in enumerate(entered.table)
+            for number, obj in enumerate(received.objects)
             if _has_identity(obj, self._records[number])
         }
         self._known: list[bool] | None = None
@@ -157,8 +158,7 @@ def passed_through(
     numbers = {number for structure in structures for number in structure.given}
     if not numbers or _are_placed_alike([own[number] for number in numbers], call):
         return own.__getitem__
-    arguments = [a.packed for position, value in call.items() for a in packed_in(value, position)]
-    records = [record for packed in arguments for record in packed.structure.records]
+    records = call.graph.records
     below = dict.fromkeys(i for number in sorted(numbers) for i in canonical(number, lambda i: records[i])[1])
     leaves = [number for number in below if records[number][0] is LEAF]
     anchor = None

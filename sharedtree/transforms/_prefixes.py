@@ -7,12 +7,16 @@ one label for each leaf. A prefix that has one label for the whole module stays 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jax import tree_util as jtu
+
+from .._errors import SharingMismatchError
 from .._graph import Tags, build, walk
 from .._node_types import is_module, node_type_of
 from .._packed import Packed
-from .._prefix import labels
+from .._prefix import Label, labels
 from .._structure import LEAF, Record
-from ._crossing import OUTSIDE, is_packed, packed_in
+from ._crossed import is_packed
+from ._packing import OUTSIDE
 
 IsLabel = Callable[[Any], bool]
 
@@ -45,13 +49,26 @@ def spread(prefix: Any, tree: Any, records_of_all: Sequence[Record], is_label: I
         records_of_all: the records of its whole crossing.
         is_label: whether an object in it is a label.
         name: what it is called, for errors.
+
+    Raises:
+        SharingMismatchError: where the prefix does not fit the tree.
     """
-    if not any(packed_in(tree, 0)):
+    if not records_of_all:
         return prefix
     items, records, root = walk(tree, Tags(), OUTSIDE)
 
-    def translated(part: Any, item: Any) -> Any:
-        if type(item) is not Packed or is_label(part):
+    def translated(label: Label, item: Any) -> Any:
+        part = label.label
+        if is_label(part):
+            return part
+        if type(item) is not Packed:
+            if node_type_of(part) is not None:  # JAX would print what else is in the tree
+                text = jtu.keystr(label.path)
+                raise SharingMismatchError(
+                    f"`{name}` does not fit the tree at `{text}`: it has a `{type(part).__name__}` where the tree has "
+                    "an array.",
+                    (text,),
+                )
             return part
         structure = item.structure
         label_of = {each.record: each.label for each in labels(part, records_of_all, structure.root, is_label, name)}
@@ -59,6 +76,7 @@ def spread(prefix: Any, tree: Any, records_of_all: Sequence[Record], is_label: I
         return Packed([label_of.get(n) for n in own if records_of_all[n][0] is LEAF], structure)
 
     table: list[Any] = []
-    each = zip(parts(prefix, tree, is_label, name), items, strict=True)
-    build(records, [translated(part, item) for part, item in each], table)
+    found = {label.record: label for label in labels(prefix, records, root, is_label, name)}
+    each = zip([found[number] for number, (op, _) in enumerate(records) if op is LEAF], items, strict=True)
+    build(records, [translated(label, item) for label, item in each], table)
     return table[root]

@@ -2,49 +2,116 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import equinox as eqx
+import equinox.internal
 import jax
+import jax.experimental
 
-from .._context import Policy
+from .._context import Policy, PolicyHere, PolicyOption, with_options
 from .._equinox_internals import name_of
+from .._jax_internals import deprecated_shard_map
 from .._node_types import is_module
-from ._applying import apply_options
-from ._checkpoint import CheckpointTransform
+from .._text import shown
+from ._applying import apply_options, title_of
+from ._crossing import TakingOperands
 from ._function import FunctionTransform
-from ._grad import FilterGradTransform, FilterValueAndGradTransform, GradTransform, ValueAndGradTransform
-from ._jit import FilterJitTransform, JitTransform
 from ._modules import How, TransformedModule, is_of_equinox
-from ._opaque import OpaqueTransform, UnregisteredTransform
-from ._vmap import FilterVmapTransform, VmapTransform
+from ._signatures import (
+    Checkpoint,
+    Grad,
+    Jit,
+    LikeCheckpoint,
+    LikeGrad,
+    LikeJit,
+    LikeValueAndGrad,
+    ValueAndGrad,
+)
+from .adapters._autodiff import filter_jvp, jvp, linear_transpose, linearize, vjp
+from .adapters._branches import cond, switch
+from .adapters._callbacks import callback_with_result, debug_callback
+from .adapters._checkpoint import CheckpointTransform
+from .adapters._closure_convert import filter_closure_convert
+from .adapters._custom_jvp import CustomJvpTransform, FilterCustomJvpTransform
+from .adapters._custom_vjp import CustomGradientTransform, CustomVjpTransform, FilterCustomVjpTransform
+from .adapters._grad import GradTransform, JacobianTransform, ValueAndGradTransform
+from .adapters._jit import FilterJitTransform, JitTransform
+from .adapters._loops import associative_scan, fori_loop, map_over, scan, while_loop
+from .adapters._opaque import OpaqueTransform, UnregisteredTransform
+from .adapters._shapes import (
+    FilterMakeJaxprTransform,
+    MakeJaxprTransform,
+    as_it_is,
+    eval_shape,
+    filter_eval_shape,
+)
+from .adapters._sharding import FilterPmapTransform, PmapTransform, ShardMapTransform, filter_shard
+from .adapters._solvers import custom_linear_solve, custom_root
+from .adapters._vmap import FilterVmapTransform, VmapTransform
 
-Adapter = Callable[[Callable[..., Any], Callable[..., Any], Policy | None, dict[str, Any]], Callable[..., Any]]
+Adapter = Callable[[Callable[..., Any], Callable[..., Any], PolicyOption, dict[str, Any]], Callable[..., Any]]
 """(transform, function, policy, options) → the function under the transform, with identities preserved."""
 
 _adapters: dict[Any, Any] = {
     jax.jit: JitTransform,
     jax.grad: GradTransform,
     jax.value_and_grad: ValueAndGradTransform,
-    jax.jacfwd: GradTransform,
-    jax.jacrev: GradTransform,
-    jax.jacobian: GradTransform,
-    jax.hessian: GradTransform,
+    jax.jacfwd: JacobianTransform,
+    jax.jacrev: JacobianTransform,
+    jax.jacobian: JacobianTransform,
+    jax.hessian: JacobianTransform,
     jax.vmap: VmapTransform,
     jax.checkpoint: CheckpointTransform,
     jax.remat: CheckpointTransform,
+    jax.custom_vjp: CustomVjpTransform,
+    jax.custom_jvp: CustomJvpTransform,
+    jax.custom_gradient: CustomGradientTransform,
+    eqx.filter_custom_vjp: FilterCustomVjpTransform,
+    eqx.filter_custom_jvp: FilterCustomJvpTransform,
     eqx.filter_jit: FilterJitTransform,
-    eqx.filter_grad: FilterGradTransform,
-    eqx.filter_value_and_grad: FilterValueAndGradTransform,
-    eqx.filter_jacfwd: FilterGradTransform,
-    eqx.filter_jacrev: FilterGradTransform,
-    eqx.filter_hessian: FilterGradTransform,
+    eqx.filter_grad: GradTransform,
+    eqx.filter_value_and_grad: ValueAndGradTransform,
+    eqx.filter_jacfwd: JacobianTransform,
+    eqx.filter_jacrev: JacobianTransform,
+    eqx.filter_hessian: JacobianTransform,
     eqx.filter_vmap: FilterVmapTransform,
     eqx.filter_checkpoint: FunctionTransform,
+    jax.vjp: TakingOperands(vjp, writes=False),
+    jax.jvp: TakingOperands(jvp, writes=False),
+    jax.linearize: TakingOperands(linearize, writes=False),
+    jax.linear_transpose: TakingOperands(linear_transpose, writes=False),
+    eqx.filter_vjp: TakingOperands(vjp, writes=False),
+    eqx.filter_jvp: TakingOperands(filter_jvp, writes=False),
+    jax.lax.custom_root: TakingOperands(custom_root, writes=False),
+    jax.lax.custom_linear_solve: TakingOperands(custom_linear_solve, writes=False),
+    jax.shard_map: ShardMapTransform,
+    deprecated_shard_map(): ShardMapTransform,
+    jax.pmap: PmapTransform,
+    eqx.filter_pmap: FilterPmapTransform,
+    eqx.filter_shard: TakingOperands(filter_shard),
+    jax.lax.scan: TakingOperands(scan),
+    jax.lax.while_loop: TakingOperands(while_loop),
+    equinox.internal.scan: TakingOperands(scan, writes=False),
+    equinox.internal.while_loop: TakingOperands(while_loop, writes=False),
+    jax.lax.fori_loop: TakingOperands(fori_loop),
+    jax.lax.map: TakingOperands(map_over),
+    jax.lax.associative_scan: TakingOperands(associative_scan, writes=False),
+    jax.lax.cond: TakingOperands(cond),
+    jax.lax.switch: TakingOperands(switch),
+    jax.eval_shape: TakingOperands(eval_shape),
+    eqx.filter_eval_shape: TakingOperands(filter_eval_shape),
+    jax.make_jaxpr: MakeJaxprTransform,
+    eqx.filter_make_jaxpr: FilterMakeJaxprTransform,
+    eqx.filter_closure_convert: TakingOperands(filter_closure_convert, writes=False),
+    jax.named_call: as_it_is,
+    jax.pure_callback: TakingOperands(callback_with_result, writes=False),
+    jax.experimental.io_callback: TakingOperands(callback_with_result, writes=False),
+    jax.debug.callback: TakingOperands(debug_callback, writes=False),
 }
 
 
-def register_transform(transform: Callable[..., Any], adapter: Any = None) -> None:
+def register_transform(transform: Callable[..., Any], adapter: Any = None, *, takes_operands: bool = False) -> None:
     """Says how a transform treats its arguments, so that objects may be shared between them.
 
     A transform that is not registered may hide what it does to each argument, so a module in two of its arguments is an
@@ -55,7 +122,12 @@ def register_transform(transform: Callable[..., Any], adapter: Any = None) -> No
             named object and not a fresh lambda.
         adapter: None, if the transform treats all arguments alike (a composition of `jax.jit`, `jax.checkpoint` or
             logging, say); a registered transform whose options and treatment it shares (`jax.vmap`); or a function
-            `(transform, f, policy, options) → g`.
+            `(transform, f, policy, options) → g`, which hands the policy on as it is.
+        takes_operands: whether the transform is called with operands beside the function, as `jax.lax.scan` is. The
+            adapter is then a function `(crossing, **parameters) → result`: it is given a
+            `sharedtree.transforms.Crossing`, and by their names the parameters that the call gives. It decides which
+            of them are packed and how each is treated. `docs/adapters.md` has an example. Such a transform refuses
+            `in_place=True`.
 
     Raises:
         TypeError: if the adapter is none of these.
@@ -69,16 +141,50 @@ def register_transform(transform: Callable[..., Any], adapter: Any = None) -> No
         >>> st.preserve_identities(traced_and_logged)(lambda a, b: a is b and 1)(model, model)
         Array(1, dtype=int32, weak_type=True)
     """
-    if adapter is None:
+    if _is_hashable(adapter) and adapter in _adapters:
+        found = _adapters[adapter]
+        if takes_operands and not isinstance(found, TakingOperands):
+            raise TypeError(
+                f"`{title_of(adapter)}` takes no operands beside the function, so it is no model for a transform that "
+                "does. Write an adapter:\n"
+                "    sharedtree.register_transform(transform, adapter, takes_operands=True)"
+            )
+        adapter = found
+    elif takes_operands and callable(adapter):
+        # Whether it writes back what the function changed cannot be seen, and not to do so would be silent.
+        adapter = TakingOperands(adapter, writes=False)
+    elif adapter is None and not takes_operands:
         adapter = OpaqueTransform
-    elif adapter in _adapters:
-        adapter = _adapters[adapter]
-    if not callable(adapter):
-        raise TypeError(f"An adapter is None, a registered transform or a callable, not {adapter!r}.")
+    elif not callable(adapter):
+        raise TypeError(
+            f"An adapter is None, a registered transform or a callable, not {adapter!r}. Of a transform that takes "
+            "operands beside the function, it is one of the latter two:\n"
+            "    sharedtree.register_transform(transform, adapter, takes_operands=True)"
+        )
     _adapters[transform] = adapter
 
 
-def preserve_identities(transform: Callable[..., Any], *, policy: Policy | None = None, **options: Any) -> Any:
+@overload
+def preserve_identities(
+    transform: LikeJit, *, policy: PolicyOption = None, in_place: bool | None = None, **options: Any
+) -> Jit: ...
+@overload
+def preserve_identities(
+    transform: LikeCheckpoint, *, policy: PolicyOption = None, in_place: bool | None = None, **options: Any
+) -> Checkpoint: ...
+@overload
+def preserve_identities(transform: LikeGrad, *, policy: PolicyOption = None, in_place: bool | None = None) -> Grad: ...
+@overload
+def preserve_identities(
+    transform: LikeValueAndGrad, *, policy: PolicyOption = None, in_place: bool | None = None
+) -> ValueAndGrad: ...
+@overload
+def preserve_identities(
+    transform: Callable[..., Any], *, policy: PolicyOption = None, in_place: bool | None = None, **options: Any
+) -> Any: ...
+def preserve_identities(
+    transform: Callable[..., Any], *, policy: PolicyOption = None, in_place: bool | None = None, **options: Any
+) -> Any:
     """Wraps a transform so that what is one object outside is one object inside, and the other way round.
 
     JAX flattens arguments to trees, so a layer reachable by two paths enters `jax.jit` as two layers and leaves it as
@@ -90,6 +196,9 @@ def preserve_identities(transform: Callable[..., Any], *, policy: Policy | None 
             registered with `register_transform`, or any other function transformer.
         policy: what counts as sharing. Default: that of the innermost `Context` at each call. It can be given with the
             function, too: `jit(f, policy=Policy(containers=True))`.
+        in_place: whether what the function changed in its arguments is written back into the caller's objects, as with
+            `Policy(in_place=True)`. Default: what the policy says. It wins over the policy, and can be given with the
+            function, too: `jit(f, in_place=True)`.
         options: of the transform, bound in advance.
 
     Returns:
@@ -99,8 +208,8 @@ def preserve_identities(transform: Callable[..., Any], *, policy: Policy | None 
         leaves are its own.
 
     Raises:
-        TypeError: if the transform would not accept its options, or takes operands or rules beside the function, for
-            which there is no adapter; the text says what to do instead.
+        TypeError: if the transform would not accept its options, or takes operands beside the function, for which
+            there is no adapter; the text says what to do instead.
 
     The function it returns raises:
         InconsistentSharingError: if two occurrences of one module that holds traced leaves would be treated
@@ -142,32 +251,54 @@ def preserve_identities(transform: Callable[..., Any], *, policy: Policy | None 
     two arrays; wrap them in a `Dag` to tie them. `Policy(containers=True)` gives identity to lists and dicts, and to
     the arrays in them.
     """
-    if policy is not None and not isinstance(policy, Policy):
+    if policy is not None and not isinstance(policy, (Policy, PolicyHere)):
         raise TypeError(
             f"`policy` is a `sharedtree.Policy`, not {policy!r}. An option of the transform by that name goes with the "
             "function:\n"
             "    preserve_identities(jax.checkpoint)(f, policy=jax.checkpoint_policies.dots_saveable)"
         )
+    if not callable(transform):
+        raise TypeError(
+            f"`preserve_identities` takes a transform, not {shown(transform)}:\n"
+            "    sharedtree.preserve_identities(jax.jit)"
+        )
     while isinstance(transform, functools.partial) and not transform.args:
         options = {**transform.keywords, **options}
         transform = transform.func
+    if in_place is not None:
+        options["in_place"] = in_place
+    # What is no `in_place` is refused here, not only when there is a function.
+    with_options({**options}, policy)
     adapter = _adapters.get(transform, UnregisteredTransform) if _is_hashable(transform) else UnregisteredTransform
+    if isinstance(adapter, TakingOperands):
+        return adapter.applied(transform, policy, options)
 
     def preserving(*positional: Any, **more: Any) -> Any:
         own = {**options, **more}
-        chosen = policy
-        if isinstance(own.get("policy"), Policy):  # `jax.checkpoint` has an option of that name, of another type
-            chosen = own.pop("policy")
+        if adapter is UnregisteredTransform and positional and not any(map(callable, (*positional, *own.values()))):
+            raise _is_no_transform(transform, positional[0])
+        chosen = with_options(own, policy)
         function, bound = apply_options(transform, positional, own)
         if function is None:
             return functools.partial(preserving, **more)
-        if is_module(function) and is_of_equinox(transform):
+        if adapter is UnregisteredTransform and not callable(function):
+            raise _is_no_transform(transform, function)
+        takes_rules = getattr(adapter, "takes_rules", False)
+        if is_module(function) and is_of_equinox(transform) and not takes_rules:
             return TransformedModule(function, How(adapter, transform, chosen, bound))
         return adapter(transform, function, chosen, bound)
 
     preserving.__name__ = name_of(transform, "transform")
     preserving.__doc__ = f"`{preserving.__name__}`, with identities preserved; see `sharedtree.preserve_identities`."
     return preserving
+
+
+def _is_no_transform(transform: Callable[..., Any], given: Any) -> TypeError:
+    return TypeError(
+        f"`{title_of(transform)}` was given {shown(given)}, where a transform is given a function. "
+        "`preserve_identities` takes a transform, not the function that is to be transformed:\n"
+        "    f = sharedtree.preserve_identities(jax.jit)(f)"
+    )
 
 
 def _is_hashable(obj: Any) -> bool:

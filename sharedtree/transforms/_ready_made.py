@@ -1,41 +1,33 @@
 """The transforms of JAX with identities preserved, ready made, with the types of the functions they take."""
 
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, cast
 
 import jax
 
 from ._preserve import preserve_identities
-
-P = ParamSpec("P")
-R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
+from ._signatures import Checkpoint, Grad, Jit, Jitted as Jitted, ValueAndGrad, Vmap
 
 
-class Jitted(Protocol, Generic[P, R_co]):
-    """What `sharedtree.jit` returns: the function, and JAX's ways to compile it ahead of time."""
-
-    __name__: str
-    __wrapped__: Callable[..., Any]
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: D102
-    def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., R_co]: ...  # noqa: D105
-    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...  # noqa: D102
-    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...  # noqa: D102
-    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...  # noqa: D102
-    def clear_cache(self) -> None: ...  # noqa: D102
+# What type checkers take each function to be; nothing happens here.
+def _typed(function: Any) -> Any:
+    return function
 
 
-@overload
-def jit(function: Callable[P, R], /, **options: Any) -> Jitted[P, R]: ...
-@overload
-def jit(**options: Any) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+_as_jit = cast(Callable[[Any], Jit], _typed)
+_as_grad = cast(Callable[[Any], Grad], _typed)
+_as_value_and_grad = cast(Callable[[Any], ValueAndGrad], _typed)
+_as_vmap = cast(Callable[[Any], Vmap], _typed)
+_as_checkpoint = cast(Callable[[Any], Checkpoint], _typed)
+
+
+@_as_jit
 def jit(*function: Any, **options: Any) -> Any:
     """`preserve_identities(jax.jit)`.
 
     Args:
         function: the function; without it, returns a decorator.
-        options: of `jax.jit`, and `policy=`, a `Policy`.
+        options: of `jax.jit`, `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -48,10 +40,7 @@ def jit(*function: Any, **options: Any) -> Any:
     return preserve_identities(jax.jit)(*function, **options)
 
 
-@overload
-def grad(function: Callable[P, Any], /, *positional: Any, **options: Any) -> Callable[P, Any]: ...
-@overload
-def grad(**options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+@_as_grad
 def grad(*function: Any, **options: Any) -> Any:
     """`preserve_identities(jax.grad)`: the gradient with respect to a module is a module with the same ties.
 
@@ -60,7 +49,8 @@ def grad(*function: Any, **options: Any) -> Any:
 
     Args:
         function: the function; without it, returns a decorator.
-        options: of `jax.grad`. With `allow_int=True` integer leaves have float0 gradients, as in JAX.
+        options: of `jax.grad`, `policy=`, a `Policy`, and `in_place=`, which wins over it. With `allow_int=True`
+            integer leaves have float0 gradients, as in JAX.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, sharedtree as st
@@ -82,16 +72,13 @@ def grad(*function: Any, **options: Any) -> Any:
     return preserve_identities(jax.grad)(*function, **options)
 
 
-@overload
-def value_and_grad(function: Callable[P, R], /, *positional: Any, **options: Any) -> Callable[P, tuple[R, Any]]: ...
-@overload
-def value_and_grad(**options: Any) -> Callable[[Callable[P, R]], Callable[P, tuple[R, Any]]]: ...
+@_as_value_and_grad
 def value_and_grad(*function: Any, **options: Any) -> Any:
     """`preserve_identities(jax.value_and_grad)`; see `grad`.
 
     Args:
         function: the function; without it, returns a decorator.
-        options: of `jax.value_and_grad`, and `policy=`, a `Policy`.
+        options: of `jax.value_and_grad`, `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -102,10 +89,7 @@ def value_and_grad(*function: Any, **options: Any) -> Any:
     return preserve_identities(jax.value_and_grad)(*function, **options)
 
 
-@overload
-def vmap(function: Callable[P, Any], /, *positional: Any, **options: Any) -> Callable[P, Any]: ...
-@overload
-def vmap(**options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+@_as_vmap
 def vmap(*function: Any, **options: Any) -> Any:
     """`preserve_identities(jax.vmap)`.
 
@@ -114,7 +98,7 @@ def vmap(*function: Any, **options: Any) -> Any:
 
     Args:
         function: the function; without it, returns a decorator.
-        options: of `jax.vmap`, and `policy=`, a `Policy`.
+        options: of `jax.vmap`, `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -127,16 +111,13 @@ def vmap(*function: Any, **options: Any) -> Any:
     return preserve_identities(jax.vmap)(*function, **options)
 
 
-@overload
-def checkpoint(function: Callable[P, R], /, **options: Any) -> Callable[P, R]: ...
-@overload
-def checkpoint(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@_as_checkpoint
 def checkpoint(*function: Any, **options: Any) -> Any:
-    """`preserve_identities(jax.checkpoint)`.
+    """`preserve_identities(jax.checkpoint)`; `remat` is the same.
 
     Args:
         function: the function; without it, returns a decorator.
-        options: of `jax.checkpoint`, its `policy` included.
+        options: of `jax.checkpoint`, `in_place=`, and `policy=`: JAX's, or a `Policy`; the type says which.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -147,3 +128,7 @@ def checkpoint(*function: Any, **options: Any) -> Any:
     See `preserve_identities` for errors, cost and limitations.
     """
     return preserve_identities(jax.checkpoint)(*function, **options)
+
+
+remat = checkpoint
+"""`checkpoint`, by the other name that it has in JAX."""

@@ -11,7 +11,7 @@ its fate is the same on both, however the prefix says so: `1` and `-1` can be on
     Pair(w, [w])  under  Pair(0, 1)        w has the fates 0 and 1, the list (1,), the Pair (0, (1,))
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -20,8 +20,8 @@ from .._errors import InconsistentSharingError
 from .._node_types import node_type_of
 from .._prefix import labels
 from .._statics import Static
-from .._structure import LEAF, Node, Op, Record, Update
-from ._crossing import Argument, Names, Position
+from .._structure import LEAF, Node, Op, Update
+from ._crossed import Graph, Names, Position
 from ._occurrences import Occurrences, Root, occurrences
 
 NO_FATE = 0
@@ -53,28 +53,22 @@ class Treatment(NamedTuple):
     advice: str = ""
 
 
-class Modules(NamedTuple):
-    """The packed modules of one crossing, each with its part of the prefix, and what they were packed from."""
-
-    each: Sequence[tuple[Argument, Any]]
-    records: Sequence[Record]
-    objects: Sequence[Any] | Mapping[int, Any]
-
-    @classmethod
-    def of(cls, each: Sequence[tuple[Argument, Any]], objects: Sequence[Any]) -> "Modules":
-        """Those of one crossing, in the order in which they were packed."""
-        return cls(each, [record for argument, _ in each for record in argument.structure.records], objects)
-
-
 class Fates:
-    """The fates of everything in some modules. Cost: one visit for each way into a record.
+    """The fates of everything in a graph. Cost: one visit for each way into a record.
+
+    Args:
+        graph: with its objects.
+        prefixes: for each of its modules, the part of the prefix.
+        treatment: what is done to them.
+        names: for paths.
 
     Raises:
         SharingMismatchError: where a prefix has a node of another class than the module.
     """
 
-    def __init__(self, modules: Modules, treatment: Treatment, names: Names) -> None:
-        self.modules = modules
+    def __init__(self, graph: Graph, prefixes: Sequence[Any], treatment: Treatment, names: Names) -> None:
+        self.graph = graph
+        self.prefixes = prefixes
         self.treatment = treatment
         self.names = names
         self._parts: list[Any] = []
@@ -86,14 +80,12 @@ class Fates:
         self._of_nodes: dict[tuple[int, ...], int] = {}
         self._num_fates = 1
         self.of_leaves: dict[int, Any] = {}  # fate of a leaf → what its label came to
-        self.ways = [(a.structure.root, self._part_number(part)) for a, part in modules.each]
-        for way, (argument, part) in zip(self.ways, modules.each, strict=True):
+        self.ways = [(root, self._part_number(part)) for root, part in zip(graph.roots, prefixes, strict=True)]
+        for way, module, part in zip(self.ways, graph.modules, prefixes, strict=True):
             try:
                 self._visit(way)
             except _DoesNotFitError:  # this says where
-                found = labels(
-                    part, modules.records, argument.structure.root, treatment.is_label, treatment.name, argument.path
-                )
+                found = labels(part, graph.records, way[0], treatment.is_label, treatment.name, module.path)
                 for _ in found:
                     pass
                 raise
@@ -130,23 +122,43 @@ class Fates:
             known = self._below[way] = self._find_below(way)
         return known
 
+    def treatments_of(self, way: Way) -> list[Any]:
+        """What becomes of the leaves to which a way leads."""
+        found = {self._fates[each] for each in self.ways_from(way) if self.graph.records[each[0]][0] is LEAF}
+        return [self.of_leaves[fate] for fate in sorted(found)]
+
+    def path_to(self, way: Way) -> str:
+        """A path that goes this way, in words."""
+        stack = [(root, a.position, a.path) for root, a in zip(self.ways, self.graph.modules, strict=True)][::-1]
+        seen: set[Way] = set()
+        while stack:
+            here, position, path = stack.pop()
+            if here == way:
+                return self.names.text(position, path)
+            node = _node_of(self.graph.records[here[0]][0])
+            if node is not None and here not in seen:
+                seen.add(here)
+                steps = list(zip(node.keys, self.below(here), strict=True))
+                stack.extend([(below, position, (*path, key)) for key, below in reversed(steps)])
+        raise KeyError(way)
+
     def occurrences(self, leaf: int) -> Occurrences:
         """Where a leaf is, and what becomes of it there."""
 
         def below(way: Way) -> list[tuple[object, Way]]:
-            node = _node_of(self.modules.records[way[0]][0])
+            node = _node_of(self.graph.records[way[0]][0])
             return [] if node is None else list(zip(node.keys, self.below(way), strict=True))
 
         def treatment_at(_: Position, way: Way) -> str | None:
             return self.treatment.describe(self.of_leaves[self._fates[way]]) if way[0] == leaf else None
 
-        roots = [Root(a.position, a.path, way) for way, (a, _) in zip(self.ways, self.modules.each, strict=True)]
+        roots = [Root(a.position, a.path, way) for way, a in zip(self.ways, self.graph.modules, strict=True)]
         return occurrences(roots, below, treatment_at, self.names.text)
 
     def raise_inconsistent(self, number: int, transform: str, why: str = "") -> NoReturn:
         """Raises the error for a record with several fates, which names every path of a leaf in it that has, too."""
         first, second, *_ = self.several()[number]
-        while self.modules.records[first[0]][0] is not LEAF:
+        while self.graph.records[first[0]][0] is not LEAF:
             both = zip(self.below(first), self.below(second), strict=True)
             first, second = next((a, b) for a, b in both if self._fates[a] != self._fates[b])
         raise_inconsistent(
@@ -154,7 +166,7 @@ class Fates:
         )
 
     def _why(self, number: int) -> str:
-        obj = self.modules.objects[number]
+        obj = self.graph.objects[number]
         if isinstance(obj, jax.Ref):
             return ""
         return f"Arrays that are treated differently become two, but not what a shared `{type(obj).__name__}` holds.\n"
@@ -175,7 +187,7 @@ class Fates:
 
     def _find_below(self, way: Way) -> list[Way]:
         number, which = way
-        op, children = self.modules.records[number]
+        op, children = self.graph.records[number]
         node = _node_of(op)
         if node is None:
             return []
@@ -203,9 +215,9 @@ class Fates:
 
     def _fate(self, way: Way) -> int:
         number, which = way
-        op = self.modules.records[number][0]
+        op = self.graph.records[number][0]
         if op is LEAF:
-            resolved = self.treatment.resolve(self._parts[which], self.modules.objects[number])
+            resolved = self.treatment.resolve(self._parts[which], self.graph.objects[number])
             known = next((fate for fate, other in self.of_leaves.items() if are_one(other, resolved)), None)
             if known is None:
                 known = self._new_fate()
@@ -238,18 +250,17 @@ def are_one(a: Any, b: Any) -> bool:
     return a is b or (type(a) is type(b) and bool(a == b))
 
 
-def has_one_treatment(modules: Modules, treatment: Treatment) -> bool:
+def has_one_treatment(graph: Graph, prefixes: Sequence[Any], treatment: Treatment) -> bool:
     """Whether a quick look says that no object can have two fates."""
-    parts = [part for _, part in modules.each]
-    if not all(map(treatment.is_label, parts)):
+    if not all(map(treatment.is_label, prefixes)):
         return False
-    if all(are_one(part, parts[0]) for part in parts):
+    if all(are_one(part, prefixes[0]) for part in prefixes):
         return True
     # With one label for each module, only what is in two modules could.
     return not any(
-        argument.structure.root < argument.structure.base
-        or any(child < argument.structure.base for _, children in argument.structure.records for child in children)
-        for argument, _ in modules.each
+        module.structure.root < module.structure.base
+        or any(child < module.structure.base for _, children in module.structure.records for child in children)
+        for module in graph.modules
     )
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 
 import sharedtree as st
-from sharedtree.compat import _given_back, _linen, _loading
+from sharedtree.compat import _given_back, _importing, _linen
 from tests.fixes import Scenario, scenario
 
 IS_INSTALLED = importlib.util.find_spec("treex") is not None
@@ -18,7 +18,7 @@ if IS_INSTALLED:
 
     @scenario
     def something_is_not_installed(path):
-        return Scenario(lambda: _loading._version_of("nothing-of-this-name", "It is absent."), st.CompatibilityError)
+        return Scenario(lambda: _importing._version_of("nothing-of-this-name", "It is absent."), st.CompatibilityError)
 
     @scenario
     def a_name_that_nothing_can_stand_in_for(path):
@@ -39,8 +39,8 @@ if IS_INSTALLED:
 
         def provoke():
             with pytest.MonkeyPatch.context() as patch:
-                patch.setitem(_loading.sys.modules, "treeo.tree", type("", (), {"Tree": Other}))
-                _loading._imported_before()
+                patch.setitem(_importing.sys.modules, "treeo.tree", type("", (), {"Tree": Other}))
+                _importing._imported_before()
 
         def after(names):
             assert names["treeo"] is treeo

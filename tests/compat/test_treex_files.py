@@ -363,8 +363,8 @@ def test_a_machine_without_treex(tmp_path):
     code = """
         import sys
         import sharedtree as st
-        from sharedtree.compat import _loading
-        _loading.VERSIONS = {"treex": "0.7", "treeo": "0.0.10"}
+        from sharedtree.compat import _importing
+        _importing.VERSIONS = {"treex": "0.7", "treeo": "0.0.10"}
         print(st.audit(sys.argv[1]))
         try:
             st.load(sys.argv[1])

@@ -357,6 +357,16 @@ def a_bar_without_tqdm(path):
 
 
 @scenario
+def a_program_without_flatbuffers(path):
+    def provoke():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "flatbuffers", None)
+            st.Exported.deserialize(b"")
+
+    return Scenario(provoke, ImportError)
+
+
+@scenario
 def a_damaged_file(path):
     file = damaged(path)
     return Scenario(lambda: st.load(file), st.CorruptFileError, {"path": file})

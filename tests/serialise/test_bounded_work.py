@@ -85,6 +85,7 @@ DAGS = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 def test_a_dag_of_2_to_the_60_paths_in_each_operand_of_each_kind():
     run = subprocess.run([sys.executable, "-c", DAGS], capture_output=True, text=True, cwd=ROOT)
     assert run.returncode == 0, f"{run.stdout.splitlines()[-1:]}: {run.stderr[-3000:]}"
@@ -154,6 +155,7 @@ def nested(how, n):
     return file_of(dag(how, n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_work_grows_with_the_number_of_nodes(name):
     kinds = list(SAMPLES) if IS_THOROUGH else list(SAMPLES)[list(ENTRY_POINTS).index(name) % 4 :: 4]
@@ -161,6 +163,7 @@ def test_work_grows_with_the_number_of_nodes(name):
         assert_linear(ENTRY_POINTS[name], lambda n, kind=kind: grown(kind, n), 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_work_grows_with_the_depth_of_a_dag(name):
     ways = list(SHARED) if IS_THOROUGH else list(SHARED)[list(ENTRY_POINTS).index(name) % 3 :: 3]
@@ -227,6 +230,7 @@ def test_work_grows_with_the_size(file, size):
         assert_linear(operation, file, size)
 
 
+@pytest.mark.slow
 def test_a_large_static_value_is_looked_at_once():
     assert_linear(ENTRY_POINTS["like, not strict"], large_static_values, 250)
 
@@ -283,6 +287,7 @@ def shared_texts():
     yield "key", [["tuple", [text]], ["dict", [0], [None]]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("texts", list(shared_texts()), ids=lambda each: each[0])
 def test_a_long_text_that_is_shown_often(texts):
     nodes = texts[1]

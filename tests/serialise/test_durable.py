@@ -374,6 +374,7 @@ KILLER = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @posix_only
 def test_a_killed_process_leaves_a_whole_file(tmp_path):
     """The file is always one that was saved, and safetensors agrees; the next save clears the rest away."""

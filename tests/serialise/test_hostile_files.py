@@ -45,6 +45,7 @@ def load(data, **options):
 # --- the fuzz target -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fuzz():
     # The first cases are truncations, which `test_every_truncation_is_an_error` tries as well.
     failures, counts = fuzz.run(NUM_EXAMPLES, seed=0, start=0 if IS_THOROUGH else len(good_files()[0].data))
@@ -54,6 +55,7 @@ def test_fuzz():
     assert counts["opened"] > 0.05 * NUM_EXAMPLES  # not all are refused at the door
 
 
+@pytest.mark.slow
 def test_fuzz_of_manifests():
     failures, counts = fuzz.run(NUM_EXAMPLES, seed=0, ways="swapped")
     assert not failures, "\n\n".join(f"case {each['case']} of seed 0: {each}" for each in failures)
@@ -95,6 +97,7 @@ SABOTAGE = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 def test_the_fuzz_target_notices():
     run = subprocess.run([sys.executable, "-c", SABOTAGE], capture_output=True, text=True, cwd=ROOT)
     assert run.returncode == 0, run.stderr
@@ -122,6 +125,7 @@ HANGS = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("body", "words"), [("while True: pass", "Timeout"), ("os.abort()", "Aborted")])
 def test_the_fuzz_target_ends_what_hangs_and_says_where_it_crashed(body, words):
     run = subprocess.run([sys.executable, "-c", HANGS.format(body=body)], capture_output=True, text=True, cwd=ROOT)
@@ -326,6 +330,7 @@ def bombs():
     yield "a reference far off", with_nodes([["list", [2**62]]])
 
 
+@pytest.mark.slow
 def test_bombs(tmp_path):
     """An error, or something harmless; in little time and memory, without a crash."""
     good = tmp_path / "good"
@@ -414,6 +419,7 @@ def test_a_long_number_counts_for_what_hashing_it_takes():
         load(file_of_nodes(nodes))
 
 
+@pytest.mark.slow
 def test_many_keys_that_are_trees_are_not_too_many():
     tree = {(f"layer{i}", (i, i + 1), ("a", "b", "c", "d", "e")): i for i in range(50_000)}
     assert st.from_bytes(st.to_bytes(tree)) == tree
@@ -469,6 +475,7 @@ WIDE = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tuple", "list"])
 def test_a_file_of_many_references_is_shown_in_little_memory(kind, tmp_path):
     nodes = [[kind, []]] + [[kind, [i] * 200] for i in range(1_200)]

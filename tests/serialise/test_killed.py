@@ -154,6 +154,7 @@ st.save({str(path)!r}, model(3), progress=lambda done, total: os.kill(os.getpid(
     assert os.listdir(tmp_path) == [path.name]
 
 
+@pytest.mark.slow
 def test_two_writers(tmp_path):
     """Each reader sees a model that one of them saved, whole; and no temporary file of the living is taken away."""
     path = tmp_path / "model.safetensors"

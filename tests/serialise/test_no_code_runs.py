@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree.serialise._audit import audit
+from sharedtree.serialise._asked_names import audit
 from sharedtree.serialise._decoding import decode
 from sharedtree.serialise._encoding import encode
 from sharedtree.serialise._manifest import parse_manifest

@@ -247,6 +247,7 @@ def test_numbers_are_not_shortened(manager):
         orbax.restore(manager)
 
 
+@pytest.mark.slow
 def test_two_processes_and_another_topology(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

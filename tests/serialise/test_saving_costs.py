@@ -82,6 +82,7 @@ MEMORY = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory(path):
     """Saving copies nothing but pieces; loading holds each array once, and nothing besides; mapping holds nothing."""

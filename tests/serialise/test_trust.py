@@ -16,7 +16,7 @@ import pytest
 import sharedtree as st
 from sharedtree._errors import StructureMismatchError, UntrustedTypeError
 from sharedtree.serialise import _allowed, _trust
-from sharedtree.serialise._audit import audit
+from sharedtree.serialise._asked_names import audit
 from sharedtree.serialise._decoding import decode
 from sharedtree.serialise._encoding import encode, names_in
 from sharedtree.serialise._manifest import parse_manifest
@@ -89,7 +89,7 @@ def test_nothing_is_imported_for_a_name_that_is_not_allowed(tmp_path):
         import json, sys
         sys.path.insert(0, {str(tmp_path)!r})
         from sharedtree.serialise._decoding import decode
-        from sharedtree.serialise._audit import audit
+        from sharedtree.serialise._asked_names import audit
         from sharedtree.serialise._manifest import parse_manifest
         nodes = [["tuple", [["class", "evil:A"], ["function", "evil:f"], ["function", "turtle:Turtle"]]]]
         types = [{{"name": "evil:B", "kind": "dataclass", "fields": []}}]

@@ -96,6 +96,7 @@ def test_tuples_in_which_each_holds_the_one_before_twice_stay_small():
     assert len(encoded.manifest["nodes"]) == 201
 
 
+@pytest.mark.slow
 def test_depth_is_no_matter():
     tree = jnp.ones(1)
     for i in range(100_000):
@@ -332,6 +333,7 @@ MANY_DEVICES = """
 """
 
 
+@pytest.mark.slow
 def test_meshes_over_many_devices():
     root = str(pathlib.Path(__file__).parents[2])
     flags = "--xla_force_host_platform_device_count=8"

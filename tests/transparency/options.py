@@ -38,6 +38,10 @@ def with_aux(x):
     return jnp.sum(x * x), {"aux": x, "n": 3, "none": None}
 
 
+def generated(x):
+    yield x
+
+
 def mat(*shape):
     return jnp.arange(float(np.prod(shape))).reshape(shape)
 
@@ -92,6 +96,8 @@ ROWS: dict[str, Row] = {
     "compiler options": Row(J, lambda x: x + 1, one, {"compiler_options": {"no_such_flag": True}}, fails=True),
     "in_shardings, too many": Row(J, lambda x: x, one, {"in_shardings": (None, None)}, fails=True),
     "not callable": Row(J, 3, one, fails=True),
+    "generator function": Row(J, generated, one, fails=True),
+    "static method": Row(J, staticmethod(jnp.sum), one, fails=True),
     "too few arguments": Row(J, lambda x, y: x, one, fails=True),
     "too many arguments": Row(J, lambda x: x, two, fails=True),
     "unknown keyword": Row(J, lambda x: x, one, {}, lambda: {"z": 1}, fails=True),
@@ -151,6 +157,8 @@ ROWS: dict[str, Row] = {
     "grad of a key": Row(G, lambda k: jax.random.uniform(k), lambda: (jax.random.key(0),), fails=True),
     "grad of a string": Row(G, lambda x: 1.0, lambda: ("text",), fails=True),
     "grad, not callable": Row(G, 3, one, fails=True),
+    "grad, generator function": Row(G, generated, one, fails=True),
+    "grad, static method": Row(G, staticmethod(jnp.sum), one, fails=True),
     # jax.vmap
     "in_axes 1": Row(V, lambda x: x.sum(), lambda: (mat(2, 3),), {"in_axes": 1}),
     "in_axes -1": Row(V, lambda x: x.sum(), lambda: (mat(2, 3),), {"in_axes": -1}),
@@ -201,6 +209,8 @@ ROWS: dict[str, Row] = {
     "mapped string result": Row(V, lambda x: "text", one, fails=True),
     "none argument": Row(V, lambda x, y: x, lambda: (vec(), None)),
     "vmap, not callable": Row(V, 3, one, fails=True),
+    "vmap, generator function": Row(V, generated, one, fails=True),
+    "vmap, static method": Row(V, staticmethod(jnp.sum), one, fails=True),
     # jax.checkpoint
     "policy": Row(C, lambda x: jnp.sin(x), one, {"policy": jax.checkpoint_policies.dots_saveable}),
     "prevent_cse": Row(C, lambda x: jnp.sin(x), one, {"prevent_cse": False}),

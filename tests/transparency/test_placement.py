@@ -34,6 +34,7 @@ def report():
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_everything_is_where_vanilla_puts_it(report, name):
     assert report[name] is None, report[name]

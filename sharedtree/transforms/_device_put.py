@@ -1,0 +1,92 @@
+"""`device_put` and `with_sharding_constraint` on whole trees, with ties kept."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from .._distinct import distinct
+from .._graph import unpack
+from .._jax_internals import api_boundary
+from .._packed import Packed
+from .._text import shown
+from .._ties import read_tree
+from .._untying import hand_on
+from ._crossed import Argument, Graph, Names
+from ._treatments import Fates, Treatment
+from .adapters._jit import is_sharding
+
+T = TypeVar("T")
+
+
+@api_boundary
+def device_put(tree: T, device: Any = None, **options: Any) -> T:
+    """`jax.device_put` on a whole tree; each shared array is moved once and stays shared.
+
+    Args:
+        tree: a module, or any container of modules and arrays.
+        device: a device, a sharding, or a tree prefix of them.
+        options: of `jax.device_put`.
+
+    Returns:
+        A tree of new nodes with the same ties; static leaves are those of `tree`.
+
+    Raises:
+        InconsistentSharingError: if a prefix sends one array to two places.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sharedtree as st
+        >>> w = jnp.ones(2)
+        >>> moved = st.device_put({"a": w, "b": w}, jax.devices()[0])
+        >>> moved["a"] is moved["b"], moved["a"].committed
+        (True, True)
+    """
+    return placed(tree, device, "device", "device_put", lambda leaf, where: jax.device_put(leaf, where, **options))
+
+
+@api_boundary
+def with_sharding_constraint(tree: T, shardings: Any) -> T:
+    """`jax.lax.with_sharding_constraint` on a whole tree; each shared array is constrained once and stays shared.
+
+    Args:
+        tree: a module, or any container of modules and arrays.
+        shardings: a sharding, or a tree prefix of them.
+
+    Returns:
+        A tree of new nodes with the same ties.
+
+    Raises:
+        InconsistentSharingError: if a prefix constrains one array in two ways.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np, sharedtree as st
+        >>> everywhere = jax.sharding.NamedSharding(
+        ...     jax.make_mesh((1,), ("x",)), jax.sharding.PartitionSpec()
+        ... )
+        >>> w = jnp.ones(2)
+        >>> both = st.jit(lambda t: st.with_sharding_constraint(t, everywhere))([w, w])
+    """
+    return placed(tree, shardings, "shardings", "with_sharding_constraint", jax.lax.with_sharding_constraint)
+
+
+def placed(tree: T, prefix: Any, name: str, transform: str, place: Callable[[Any, Any], Any]) -> T:
+    """A whole tree with each of its leaves placed once.
+
+    Args:
+        tree: a module, or any container of modules and arrays.
+        prefix: a place, or a tree prefix of places.
+        name: what the prefix is called, for errors.
+        transform: who places, for errors.
+        place: (leaf, its place) → the leaf there.
+    """
+    read = read_tree(tree)
+    leaves, structure = list(read.leaf_of.values()), read.structure
+    treatment = Treatment(lambda _: prefix, is_sharding, describe=lambda where: f"{name} {shown(where)}", name=name)
+    graph = Graph([Argument("tree", (), Packed(leaves, structure))], read.leaf_of)
+    fates = Fates(graph, [prefix], treatment, Names(lambda tree: tree))
+    for number in sorted(fates.several()):
+        fates.raise_inconsistent(number, transform, "What is tied here stays tied, so it has one place.\n")
+    chosen = {number: fates.of_leaves[fate] for (number, _), fate in fates.items() if number in read.leaf_of}
+    placed = distinct([place(leaf, chosen[number]) for number, leaf in read.leaf_of.items()])
+    hand_on(leaves, placed)
+    return unpack(structure, placed)

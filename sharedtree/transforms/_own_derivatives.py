@@ -1,0 +1,134 @@
+"""Functions with rules of their own for their derivatives, ready made: `custom_vjp` and `custom_jvp`."""
+
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+
+import jax
+
+from ._preserve import preserve_identities
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class CustomVjp(Protocol, Generic[P, R_co]):
+    """What `sharedtree.custom_vjp` returns: the function, which takes its rules by `defvjp`."""
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: D102
+    def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., R_co]: ...  # noqa: D105
+    def defvjp(  # noqa: D102
+        self, fwd: Callable[..., Any], bwd: Callable[..., Any], *positional: Any, **options: Any
+    ) -> None: ...
+
+
+class CustomJvp(Protocol, Generic[P, R_co]):
+    """What `sharedtree.custom_jvp` returns: the function, which takes its rule by `defjvp` or `defjvps`."""
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: D102
+    def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., R_co]: ...  # noqa: D105
+    def defjvp(  # noqa: D102
+        self, jvp: Callable[..., Any], *positional: Any, **options: Any
+    ) -> Callable[..., Any]: ...
+    def defjvps(self, *jvps: Callable[..., Any] | None) -> None: ...  # noqa: D102
+
+
+@overload
+def custom_vjp(function: Callable[P, R], /, *positional: Any, **options: Any) -> CustomVjp[P, R]: ...
+@overload
+def custom_vjp(**options: Any) -> Callable[[Callable[P, R]], CustomVjp[P, R]]: ...
+def custom_vjp(*function: Any, **options: Any) -> Any:
+    """`preserve_identities(jax.custom_vjp)`: a function whose reverse-mode derivative you write yourself.
+
+    The function and both rules take and return modules with their ties. Residuals may be modules, too; what is one
+    object in them is one object in `bwd`. The cotangent that `bwd` gets has the shape and the ties of the result. What
+    it returns for an argument has the shape of the argument, with `None` wherever there is no gradient: for static
+    leaves, for integers, for a whole part. At the paths of a tied leaf, different arrays are added up, and one array
+    counts once; numbers are added at each path.
+
+    Args:
+        function: the function; without it, returns a decorator. Then `nondiff_argnums` and other options of
+            `jax.custom_vjp`; arguments that these name are handed on as they are.
+        options: of `jax.custom_vjp`, and `policy=`, a `Policy`.
+
+    Returns:
+        The function. `defvjp(fwd, bwd)` sets its rules, with the options of `jax.custom_vjp.defvjp`. With
+        `symbolic_zeros`, the leaves that `fwd` gets are JAX's `CustomVJPPrimal`s, and zeros in the cotangent are
+        `SymbolicZero`s.
+
+    Raises:
+        SharingMismatchError: when it is traced, if `fwd` returns another structure than the function, or if `bwd`
+            returns something of another shape.
+        TypeError: if `bwd` does not return as many cotangents as there are arguments.
+
+    Example:
+        >>> import equinox as eqx, jax.numpy as jnp, sharedtree as st
+        >>> class Net(eqx.Module):
+        ...     embed: jnp.ndarray
+        ...     head: jnp.ndarray
+        >>> @st.custom_vjp
+        ... def product(net):
+        ...     return net.embed * net.head
+        >>> def fwd(net):
+        ...     return product(net), net
+        >>> def bwd(net, cotangent):
+        ...     assert net.embed is net.head
+        ...     return (Net(cotangent * net.head, cotangent * net.embed),)
+        >>> product.defvjp(fwd, bwd)
+        >>> w = jnp.array(3.0)
+        >>> st.grad(product)(Net(w, w)).embed
+        Array(6., dtype=float32, weak_type=True)
+
+    Limitations: under `Policy(in_place=True)` it raises `ValueError`. One array that `bwd` returns at two paths of a
+    tied leaf counts once, also where two different uses happen to have the same cotangent: `Net(y, 1 * y)` counts
+    it at each path. See `preserve_identities` for further errors and limitations. Cost: JAX's, and for each rule one
+    walk over what it is given and returns.
+    """
+    return preserve_identities(jax.custom_vjp)(*function, **options)
+
+
+@overload
+def custom_jvp(function: Callable[P, R], /, *positional: Any, **options: Any) -> CustomJvp[P, R]: ...
+@overload
+def custom_jvp(**options: Any) -> Callable[[Callable[P, R]], CustomJvp[P, R]]: ...
+def custom_jvp(*function: Any, **options: Any) -> Any:
+    """`preserve_identities(jax.custom_jvp)`: a function whose forward-mode derivative you write yourself.
+
+    The tangents that the rule gets are modules like the arguments, with their ties, and `None` where there is no
+    tangent. The tangent that it returns is like the result: tied where that is, and `None` for zeros.
+
+    Args:
+        function: the function; without it, returns a decorator. Then `nondiff_argnums` and other options of
+            `jax.custom_jvp`.
+        options: of `jax.custom_jvp`, and `policy=`, a `Policy`.
+
+    Returns:
+        The function. `defjvp(jvp)` sets its rule, with the options of `jax.custom_jvp.defjvp`; `defjvps` sets one for
+        each argument.
+
+    Raises:
+        SharingMismatchError: when it is traced, if the rule returns another structure than the function, a tangent of
+            another shape, or two tangents for one leaf.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sharedtree as st
+        >>> @st.custom_jvp
+        ... def product(dag):
+        ...     return dag.tree[0] * dag.tree[1]
+        >>> @product.defjvp
+        ... def rule(primals, tangents):
+        ...     (dag,), (dot,) = primals, tangents
+        ...     return product(dag), 2 * dag.tree[0] * dot.tree[0]
+        >>> w = jnp.array(3.0)
+        >>> st.grad(product)(st.Dag([w, w])).tree[1]
+        Array(6., dtype=float32, weak_type=True)
+
+    Limitations: as `custom_vjp`.
+    """
+    return preserve_identities(jax.custom_jvp)(*function, **options)

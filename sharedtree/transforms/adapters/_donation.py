@@ -1,0 +1,115 @@
+"""Donation: whose buffers a transform takes, and that none of them is one that its owner means to keep."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import jax
+from jax import tree_util as jtu
+
+from ..._jax_internals import current_traces
+from ..._structure import Node
+from .._crossed import Names, Position, is_packed
+from .._function import FunctionTransform
+from .._occurrences import Occurrences, Root, occurrences
+from .._packing import Call, Entered
+from .._passing_through import is_tracer
+from .._treatments import Treatment, raise_inconsistent
+
+DONATED, KEPT = "donated", "not donated"
+
+
+class DonatingTransform(FunctionTransform):
+    """A function under a transform that may take the buffers of its arguments."""
+
+    def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """The arguments whose buffers are taken."""
+        return ()
+
+    def treatments(self, num_args: int, keywords: Collection[str]) -> Sequence[Treatment]:
+        """Donated or not."""
+        positions = self.donated_positions(num_args, keywords)
+        return (Treatment(lambda position: DONATED if position in positions else KEPT),) if positions else ()
+
+    def is_taken(self, entered: Entered) -> Callable[[int], bool]:
+        """Donated buffers are."""
+        positions = self.donated_positions(len(entered.args), entered.kwargs)
+        taken: set[int] = set()
+        for argument in entered.graph.modules if positions else ():
+            if argument.position in positions:
+                base = argument.structure.base
+                taken.update(range(base, base + len(argument.structure.records)))
+        return taken.__contains__
+
+    def require_executable(self, call: Call) -> None:
+        """Raises if an array would be given away that is also in an argument which is not donated."""
+        donated = self.donated_positions(len(call.args), call.kwargs)
+        if not donated:
+            return
+        static = self.static_positions(call.args, call.kwargs)
+        forbid_giving_away(call, donated, static, self.names, self.transform_name)
+
+
+def forbid_giving_away(
+    call: Call, donated: Collection[Position], static: Collection[Position], names: Names, transform: str
+) -> None:
+    """Raises if executing a call would take the buffer of an array that is also in an argument which is not donated."""
+    leaf = given_away(call.items(), donated, static)
+    if leaf is not None:
+        raise_inconsistent(
+            _occurrences_of(leaf, call, donated, static, names),
+            transform,
+            "Its buffer would be given away, and whoever keeps the array would find it deleted.\n",
+            names,
+        )
+
+
+def given_away(
+    items: Iterable[tuple[Position, Any]], donated: Collection[Position], static: Collection[Position]
+) -> Any:
+    """An array in packed arguments whose buffer would be taken though it is not donated at all of its places, or None.
+
+    Under an outer trace, or without compilation, no buffer is taken.
+    """
+    disabled = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+    if not donated or disabled or len(current_traces()) > 1:
+        return None
+    taken: set[int] = set()
+    kept: list[Any] = []
+    for position, value in items:
+        if position in donated:
+            taken.update([id(leaf) for leaf in jtu.tree_leaves(value) if has_buffer(leaf)])  # alive in the arguments
+        elif position not in static:
+            kept += jtu.tree_leaves(value)
+    return next((leaf for leaf in kept if id(leaf) in taken), None)  # as above
+
+
+def _occurrences_of(
+    leaf: Any, call: Call, donated: Collection[Position], static: Collection[Position], names: Names
+) -> Occurrences:
+    records = call.graph.records
+    bare = len(records)  # stands for the array outside modules
+    roots: list[Root[int]] = []
+    for position, value in call.items():
+        if position in static:
+            continue
+        for path, item in jtu.tree_flatten_with_path(value, is_leaf=is_packed)[0]:
+            if is_packed(item):
+                roots.append(Root(position, path, item.structure.root))
+            elif item is leaf:
+                roots.append(Root(position, path, bare))
+
+    def below(number: int) -> list[tuple[object, int]]:
+        op, children = records[number] if number < bare else (None, ())
+        return list(zip(op.keys, children, strict=True)) if type(op) is Node else []
+
+    def treatment_at(position: Position, number: int) -> str | None:
+        if number < bare and call.tags.objects[number] is not leaf:
+            return None
+        return DONATED if position in donated else KEPT
+
+    return occurrences(roots, below, treatment_at, names.text)
+
+
+def has_buffer(leaf: Any) -> bool:
+    """Whether a leaf is an array with a buffer that could be given away."""
+    return isinstance(leaf, jax.Array) and not is_tracer(leaf)

@@ -1,0 +1,174 @@
+"""`jax.grad`, `jax.value_and_grad`, Jacobians, and their Equinox counterparts.
+
+Of a module in a differentiated argument only the inexact traced leaves are handed to the transform; the others go
+around it. The gradient is a module of the same shape and sharing, with `None` for whatever has no gradient; a Jacobian
+is what the function returned, with such a module in place of each leaf.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util as jtu
+
+from ..._context import Policy, PolicyOption, current_policy
+from ..._jax_internals import api_boundary
+from ..._node_types import is_module, is_traced
+from ..._packed import Packed
+from ..._structure import intern
+from ..._text import shown
+from ..._ties import is_inexact
+from .._argnums import several
+from .._calling import calling
+from .._crossed import is_packed
+from .._cuts import Leaving
+from .._differentiated import differentiated, split
+from .._function import FunctionTransform
+from .._inside import Inside
+from .._likes import as_entered, unpack_likes
+from .._packing import Call
+from .._treatments import Treatment
+from ..checks._partial_gradients import report_partial_gradients
+
+
+class GradTransform(FunctionTransform):
+    """A function under `jax.grad`, with identities preserved."""
+
+    def __init__(
+        self,
+        transform: Callable[..., Any],
+        function: Callable[..., Any],
+        policy: PolicyOption,
+        options: dict[str, Any],
+    ) -> None:
+        argnums = options.get("argnums", 0)
+        self._argnums = tuple(several(argnums))
+        if "argnums" in options:  # not all versions of JAX take integers of NumPy
+            options = {**options, "argnums": self._argnums if np.ndim(argnums) else self._argnums[0]}
+        self._has_aux = options.get("has_aux", False)
+        self._allow_int = options.get("allow_int", False)
+        super().__init__(transform, function, policy, options)
+
+    def treatments(self, num_args: int, keywords: Collection[str]) -> Sequence[Treatment]:
+        """Which leaves are differentiated; those of a differentiated module that cannot be are not."""
+        chosen = self._differentiated(num_args)
+        return (differentiated(lambda position: position in chosen, self._can_be_differentiated),)
+
+    def _differentiated(self, num_args: int) -> list[int]:
+        return [i + num_args if i < 0 else i for i in self._argnums]
+
+    @api_boundary
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        policy = current_policy(self.policy)
+        call = self.pack(args, kwargs, policy)
+        chosen = self._differentiated(len(args))
+        if call.cuts:
+            report_partial_gradients(call, chosen, self.names, self.function, self._written(), policy)
+        of_chosen = [value if i in chosen else None for i, value in enumerate(call.args)]
+        seen, rest = split(of_chosen, self._can_be_differentiated, call.graph)
+        args = tuple([seen[i] if i in chosen else value for i, value in enumerate(call.args)])
+        # A new function for each call: the transform does not cache, and where it did the leaves that go around it
+        # would be those of an earlier call.
+        options = {**self.options, "has_aux": True} if policy.in_place else self.options
+        with calling(self.names, call):
+            result = self.transform(self._inner(policy, rest), **options)(*args, **call.kwargs)
+        return self._finished(result, call, policy)
+
+    def _written(self) -> str:
+        """How to write this transform of another function, with more options."""
+        own = "".join(f", {name}={value!r}" for name, value in self.options.items() if name != "argnums")
+        known = {"jax.grad": "grad", "equinox.filter_grad": "grad"}
+        known |= {"jax.value_and_grad": "value_and_grad", "equinox.filter_value_and_grad": "value_and_grad"}
+        name = known.get(self.transform_name, f"preserve_identities({self.transform_name})")
+        return f"sharedtree.{name}({{}}{own}{{}})"
+
+    def _can_be_differentiated(self, leaf: Any) -> bool:
+        if not is_traced(leaf, "jax"):  # in a container; the transform refuses it
+            return False
+        if is_inexact(leaf):
+            return True
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
+        return self._allow_int and not jnp.issubdtype(dtype, jax.dtypes.extended)
+
+    def _inner(self, policy: Policy, rest: Sequence[Sequence[Any]]) -> Callable[..., Any]:
+        run = self.inner(policy)
+
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            result = run(*as_entered(args, rest), **kwargs)
+            if not policy.in_place:
+                return result
+            state, result = result
+            value, aux = result if self._has_aux else (result, None)
+            return value, (state, aux)
+
+        functools.update_wrapper(inner, run, updated=())
+        return inner
+
+    def _finished(self, result: Any, call: Call, policy: Policy) -> Any:
+        gradients, aux = result if self._has_aux or policy.in_place else (result, None)
+        _, aux = self._finished_results(None if aux is None else _values(gradients), aux, call, policy)
+        gradients = self.unpack_gradients(gradients, call)
+        return (gradients, aux) if self._has_aux else gradients
+
+    def _finished_results(self, value: Any, aux: Any, call: Call, policy: Policy) -> tuple[Any, Any]:
+        """What the function returned, unpacked; in place, what it changed has come with the auxiliary data."""
+        if not policy.in_place:
+            return self.finish((value, aux), call, policy)
+        state, aux = aux
+        return self.finish((state, (value, aux)), call, policy)
+
+    def unpack_gradients(self, gradients: Any, call: Call) -> Any:
+        """Gradients as modules: with the sharing of the arguments, and None where nothing is differentiable."""
+        return unpack_likes(gradients, call.modules, statics=False)
+
+    def pack_results(self, result: Any, inside: Inside, leaving: Leaving | None) -> Any:
+        """As the base.
+
+        Raises:
+            TypeError: as of JAX, which would see something else, if the result is no pair and should be one.
+        """
+        is_pair = isinstance(result, (tuple, list)) and len(result) == 2
+        if self._has_aux and not is_pair and (inside.terms.policy.in_place or is_module(result)):
+            raise TypeError(
+                "expected function with aux output to return a two-element tuple, but got type "
+                f"{type(result)} with value {shown(result)}"
+            )
+        return super().pack_results(result, inside, leaving)
+
+
+class ValueAndGradTransform(GradTransform):
+    """A function under `jax.value_and_grad`, with identities preserved."""
+
+    def _finished(self, result: Any, call: Call, policy: Policy) -> Any:
+        value, gradients = result
+        value, aux = value if self._has_aux or policy.in_place else (value, None)
+        value, aux = self._finished_results(value, aux, call, policy)
+        return ((value, aux) if self._has_aux else value), self.unpack_gradients(gradients, call)
+
+
+class JacobianTransform(GradTransform):
+    """A function under `jax.jacfwd`, `jax.jacrev` or `jax.hessian`, with identities preserved.
+
+    The value comes back differentiated, and what is beside it as it is. So what is in both is parted.
+    """
+
+    def pack_results(self, result: Any, inside: Inside, leaving: Leaving | None) -> Any:
+        """As the base."""
+        prefix: Any = True
+        if self._has_aux and isinstance(result, (tuple, list)) and len(result) == 2:  # JAX refuses what is no pair
+            prefix = jtu.tree_structure(result, is_leaf=lambda part: part is not result).unflatten([True, False])
+        in_place = inside.terms.policy.in_place
+        if self._has_aux or in_place:
+            treatment = Treatment(lambda _: prefix, lambda label: isinstance(label, bool))
+            leaving = Leaving(treatment, [False] * len(inside.entered.graph.modules) if in_place else [], prefix)
+        return super().pack_results(result, inside, leaving)
+
+
+def _values(jacobian: Any) -> list[Packed]:
+    """What has the numbers of the modules that a function returned, of its Jacobian: what is beside them counts on."""
+    found = [item for item in jtu.tree_leaves(jacobian, is_leaf=is_packed) if is_packed(item)]
+    structures = [intern(s.records, s.root, s.base, s.maker) for s in (item.structure for item in found)]
+    return [Packed(item.leaves, structure) for item, structure in zip(found, structures, strict=True)]

@@ -1,0 +1,167 @@
+"""`explain`: what a wrapped function does with each leaf of its arguments, and why it was traced the last time."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jax import tree_util as jtu
+
+from ..._context import current_policy
+from ..._node_types import carries_identity
+from ..._sharing import Mismatch, lost_ties, pairs
+from ..._statics import Static, shown_beside
+from ..._structure import LEAF, Node, edges
+from ..._text import shown
+from ..._ties import can_be_tied
+from .._function import FunctionTransform
+from .._modules import TransformedModule
+from ._retracing import Trace
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafReport:
+    """What happens to the leaf at one path, or to a shared module or container at a later one.
+
+    Attributes:
+        path: where it is, beginning with the name of the argument.
+        kind: `"traced"` or `"static"`; `"module"` or `"container"` if it holds what was reported at its first path.
+        value: dtype and shape of an array, the class of a module or container, else the value.
+        tied_to: the first path of the object, if this is another one.
+        treatment: what the transform does to it (`"donated"`, `"differentiated"`, `"in_axes 0"`), or nothing.
+    """
+
+    path: str
+    kind: str
+    value: str
+    tied_to: str
+    treatment: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What `explain` found. Prints as a table.
+
+    Attributes:
+        leaves: one entry for each path of each leaf inside modules, tied modules entered once; and one for each later
+            path of a tied module or container.
+        num_traces: how often the function was traced.
+        retraced: what was different when it was traced the last time; empty if it was traced at most once.
+    """
+
+    leaves: tuple[LeafReport, ...]
+    num_traces: int
+    retraced: tuple[str, ...]
+
+    def __str__(self) -> str:
+        header = ("path", "", "value", "tied to", "treatment")
+        rows = [header, *((r.path, r.kind, r.value, r.tied_to, r.treatment) for r in self.leaves)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines.append(f"traced {self.num_traces} times" if self.num_traces != 1 else "traced once")
+        if self.retraced:
+            lines.append("the last time because")
+            lines += [f"  {reason}" for reason in self.retraced]
+        return "\n".join(lines)
+
+
+def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
+    """Says what a wrapped function does with each leaf of these arguments, and why it was traced the last time.
+
+    Args:
+        f: a function that `preserve_identities` returned, or one of the ready-made transforms.
+        args: arguments of the function. It is not called.
+        kwargs: keyword arguments of the function.
+
+    Raises:
+        TypeError: if `f` is not such a function.
+        InconsistentSharingError: if the arguments would raise it in a call.
+
+    Cost: a walk over the arguments.
+
+    Example:
+        >>> import equinox as eqx, jax, jax.numpy as jnp, sharedtree as st
+        >>> class Net(eqx.Module):
+        ...     embed: jax.Array
+        ...     head: jax.Array
+        ...     scale: float
+        >>> f = st.jit(lambda net: net.embed * net.scale, donate_argnums=0)
+        >>> w = jnp.ones(2)
+        >>> print(st.explain(f, Net(w, w, 2.0)))
+        path               value       tied to    treatment
+        net.embed  traced  float32[2]             donated
+        net.head   traced  float32[2]  net.embed  donated
+        net.scale  static  2.0
+        traced 0 times
+    """
+    if isinstance(f, TransformedModule):
+        f = f.wrapper()
+    if not isinstance(f, FunctionTransform):
+        raise TypeError(
+            "`explain` takes a function that was wrapped by `preserve_identities`:\n"
+            "    sharedtree.explain(sharedtree.jit(f), model)"
+        )
+    call = f.pack(args, kwargs, current_policy(f.policy))
+    graph = call.graph
+    f.require_executable(call)
+    treatments = f.described(call)
+    first: dict[int, str] = {}
+    rows: list[LeafReport] = []
+    for argument in graph.modules:
+        for number, path in edges(graph.records, [(argument.path, argument.structure.root)]):
+            op = graph.records[number][0]
+            text = f.names.text(argument.position, path)
+            before = first.setdefault(number, text)
+            tied_to = before if before != text else ""
+            obj = call.tags.objects[number]
+            if type(op) is Node:
+                kind = "container" if op.type.is_plain else "module"
+                if tied_to and can_be_tied(op):
+                    rows.append(LeafReport(text, kind, type(obj).__name__, tied_to, ""))
+                continue
+            kind = "traced" if op is LEAF else "static"
+            treatment = treatments.get(number, "") if op is LEAF else ""
+            rows.append(LeafReport(text, kind, _described(obj), tied_to, treatment))
+    return Explanation(tuple(rows), f.traces.count, tuple(_differences(f.traces.before_last, f.traces.last)))
+
+
+def _described(obj: Any) -> str:
+    return f"{obj.dtype}{list(obj.shape)}" if carries_identity(obj) else shown(obj)
+
+
+def _differences(old: Trace | None, new: Trace | None) -> list[str]:
+    """What distinguishes the arguments of two traces."""
+    if old is None or new is None:
+        return []
+
+    def agree(i: int, j: int) -> bool:
+        op, other = old.arguments.records[i][0], new.arguments.records[j][0]
+        return type(op) is type(other) and type(op) is not Node
+
+    reasons: list[str] = []
+    for pair in pairs(old.arguments, new.arguments, agree):
+        text = jtu.keystr(pair.path)
+        if isinstance(pair, Mismatch):
+            reasons.append(f"`{text}` was {pair.left} and is {pair.right}")
+            continue
+        op, other = old.arguments.records[pair.left][0], new.arguments.records[pair.right][0]
+        if op is LEAF:
+            was, is_now = old.leaves[pair.left], new.leaves[pair.right]
+            reasons += [f"`{text}` was {was} and is {is_now}"] if was != is_now else []
+        elif type(op) is Static and op != other:
+            was, is_now = (each.peek() if type(each) is Static else each for each in (op, other))
+            reasons.append(f"`{text}` was {shown_beside(was, is_now)} and is {shown_beside(is_now, was)}")
+        elif op != other:
+            was, is_now = (each.aux.peek() if type(each) is Node else each for each in (op, other))
+            old_data, new_data = shown_beside(was, is_now), shown_beside(is_now, was)
+            reasons.append(f"static data of `{text}` was {old_data} and is {new_data}")
+    for left, right, what in ((old, new, "two objects now"), (new, old, "one object now")):
+        lost = lost_ties(left.arguments, right.arguments, lambda *_: True)
+        for tie in () if isinstance(lost, Mismatch) else lost:
+            if can_be_tied(left.arguments.records[tie.record][0]):
+                one, two = map(jtu.keystr, tie.paths)
+                reasons.append(f"`{one}` and `{two}` are {what}")
+    for path in {**old.bare, **new.bare}:
+        was, is_now = old.bare.get(path, "missing"), new.bare.get(path, "missing")
+        if was != is_now:
+            reasons.append(f"`{path}` was {was} and is {is_now}")
+    return reasons or ["the placement of arguments or the configuration of JAX changed, or its caches were cleared"]

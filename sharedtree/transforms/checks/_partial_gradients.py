@@ -1,0 +1,164 @@
+"""A gradient that lacks a part, because an array that is differentiated is also in an argument that is not.
+
+Between the two the tie is cut, and what flows through the second is lost to the gradient, as in vanilla JAX. Often that
+is meant: a target network starts as the model's arrays, a filtered model is passed beside the whole one. Then both are
+of one class, and the array sits at the same path in both. Elsewhere it is said: an encoder and a decoder with one
+embedding, a mask that puts a tied weight on both sides.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..._attribution import report_untied
+from ..._context import Policy
+from ..._sharing import Shape, matching
+from ..._structure import Path, edges
+from ..._text import MOST_PATHS
+from ..._ties import is_inexact
+from .._crossed import Argument, Names, Position
+from .._cuts import Cuts
+from .._packing import Call
+
+
+class _Lost(NamedTuple):
+    differentiated: str
+    through: str
+    positions: tuple[Position, Position]
+
+
+def report_partial_gradients(
+    call: Call, chosen: Sequence[int], names: Names, function: Callable[..., Any], again: str, policy: Policy
+) -> None:
+    """Warns if a gradient lacks what flows through an argument that is not differentiated.
+
+    Args:
+        call: the arguments, with the ties between what is differentiated and what is not cut.
+        chosen: the arguments that are differentiated.
+        names: for paths.
+        function: what is differentiated.
+        again: how to write the transform, with `{}` for its function and more options.
+        policy: what to do.
+
+    Raises:
+        UntiedError: under `Policy(on_untie="error")`.
+    """
+    if policy.on_untie == "ignore":
+        return
+    lost = [each for cuts in call.cuts for each in _lost_in(cuts, names)]
+    if lost:
+        name = getattr(function, "__name__", "")
+        fix = _fix(call, chosen, names, name if name.isidentifier() else "f", again, lost[0].positions)
+        _emit(lost, fix, names, policy)
+
+
+def _lost_in(cuts: Cuts, names: Names) -> list[_Lost]:
+    fates, graph = cuts.fates, cuts.fates.graph
+    # The gradients of others, under `allow_int`, are empty, and so lack nothing.
+    leaves = {number for number in cuts.leaves if is_inexact(graph.objects[number])}
+    within = [
+        {way[0] for way in fates.ways_from(root) if way[0] in leaves and fates.of_leaves[fates[way]]}
+        for root in fates.ways
+    ]
+    lost: list[_Lost] = []
+    of_some = [(root, found) for root, found in zip(graph.modules, within, strict=True) if found]
+    differentiated: dict[int, tuple[Argument, Path]] = {}  # leaf → the first argument that holds it, and where
+    for root, found in of_some:
+        for number, path in _first_paths(graph.records, root).items():
+            if number in found:
+                differentiated.setdefault(number, (root, path))
+    for other, is_chosen in zip(graph.modules, fates.prefixes, strict=True):
+        if is_chosen:
+            continue
+        parts = {number: path for number, path in _first_paths(graph.records, other).items() if number in leaves}
+        for root, found in of_some:
+            common = found & parts.keys()
+            if not common:
+                continue
+            unmatched = _not_at_the_same_path(graph.records, other, root, common)
+            # A second module that holds it at the same path is not asked about what the first one has.
+            for number in common - unmatched.keys():
+                del parts[number]
+            parts |= {number: path for number, path in unmatched.items() if number in parts}
+        for number, path in parts.items():
+            root, at = differentiated[number]
+            lost.append(
+                _Lost(
+                    names.text(root.position, (*root.path, *at)),
+                    names.text(other.position, (*other.path, *path)),
+                    (root.position, other.position),
+                )
+            )
+    return lost
+
+
+def _first_paths(records: Any, argument: Argument) -> dict[int, Path]:
+    first: dict[int, Path] = {}
+    for number, path in edges(records, [((), argument.structure.root)]):
+        first.setdefault(number, path)
+    return first
+
+
+def _not_at_the_same_path(records: Any, other: Argument, root: Argument, leaves: Collection[int]) -> dict[int, Path]:
+    """Which of these leaves are at a path of `other` at which `root` does not have them; all, if the classes differ."""
+    here, there = Shape(records, other.structure.root), Shape(records, root.structure.root)
+    ends: set[tuple[int, int]] = set()  # where the two part, or both end
+
+    def agree(i: int, j: int) -> bool:
+        ends.add((i, j))
+        return True
+
+    found: dict[int, Path] = {}
+    for pair in matching(here, there, agree):
+        if (pair.left, pair.right) in ends and pair.left != pair.right:
+            for number, path in edges(records, [(pair.path, pair.left)]):
+                if number in leaves:
+                    found.setdefault(number, path)
+    return found
+
+
+def _fix(
+    call: Call, chosen: Sequence[int], names: Names, function: str, again: str, positions: tuple[Position, Position]
+) -> str:
+    both = [names.text(position) for position in positions]
+    instead: Mapping[Position, str] = {position: f"both[{i}]" for i, position in enumerate(positions)}
+
+    def written(instead: Mapping[Position, str]) -> str:
+        texts = [
+            ("" if isinstance(position, int) else f"{position}=") + instead.get(position, names.text(position))
+            for position, _ in call.items()
+        ]
+        return ", ".join(texts)
+
+    together = ", ".join(both)
+    lines = [
+        "For the whole gradient differentiate one argument that holds both:",
+        f"    of_both = lambda both: {function}({written(instead)})",
+        f"    {again.format('of_both', '')}(({together}))",
+        "or, if only some leaves are to be differentiated, split both at once, which keeps a tie on one side:",
+        f"    some, rest = sharedtree.tree.partition(({together}), equinox.is_inexact_array)",
+        f"    {again.format('lambda some: of_both(sharedtree.tree.combine(some, rest))', '')}(some)",
+    ]
+    if isinstance(positions[1], int) and "preserve_identities" not in again:
+        argnums = tuple(sorted({*chosen, positions[1]}))
+        lines += [
+            "or differentiate both, and each gets the sum:",
+            f"    {again.format(function, f', argnums={argnums}')}({written({})})",
+        ]
+    lines += [
+        "If it is meant, give the second arrays of its own:",
+        f"    {together} = sharedtree.untie(({together}), lambda t: t[1:])",
+    ]
+    return "\n".join(lines)
+
+
+def _emit(lost: Sequence[_Lost], fix: str, names: Names, policy: Policy) -> None:
+    """Says it, once for all that one call loses."""
+    lines = [
+        f"    `{each.differentiated}` lacks what flows through `{each.through}`, which is the same array"
+        for each in lost[:MOST_PATHS]
+    ]
+    if len(lost) > MOST_PATHS:
+        lines.append(f"    … and {len(lost) - MOST_PATHS} more")
+    what = "\n".join(["It was between what is differentiated and what is not, so the gradient is not whole:", *lines])
+    paths = [path for each in lost for path in (each.differentiated, each.through)]
+    report_untied(policy.on_untie, names.definition, what, fix, paths, verb="cut")

@@ -1,0 +1,812 @@
+"""Sharding on eight devices: collected by pytest in a process of its own, which `test_shards` starts.
+
+A process has as many devices as it had when JAX started. The oracle is vanilla JAX, on the untied twin of the model or
+on a model with one copy of the weight, written by hand.
+"""
+
+import concurrent.futures
+import re
+import warnings
+
+import equinox as eqx
+import hypothesis
+import hypothesis.strategies as hs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+import sharedtree as st
+from sharedtree._jax_internals import deprecated_shard_map
+
+IN_PLACE = st.Policy(in_place=True)
+IGNORE = st.Policy(on_untie="ignore")
+
+
+class Net(eqx.Module):
+    embed: jax.Array
+    head: jax.Array
+    bias: jax.Array | None = None
+
+
+class Two(eqx.Module):
+    first: Net
+    second: Net
+
+
+class Counter:
+    def __init__(self, count, table):
+        self.count = self.same = count
+        self.table = table
+
+
+def counter_of(children):
+    counter = object.__new__(Counter)
+    counter.count, counter.same, counter.table = children
+    return counter
+
+
+jax.tree_util.register_pytree_node(Counter, lambda c: ((c.count, c.same, c.table), None), lambda _, c: counter_of(c))
+
+
+@pytest.fixture
+def mesh():
+    return jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+
+
+@pytest.fixture
+def explicit():
+    return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+
+
+def weight():
+    return jnp.arange(32.0).reshape(8, 4)
+
+
+def tied():
+    w = weight()
+    return Net(w, w)
+
+
+def untied():
+    return Net(weight(), weight())
+
+
+def values(tree):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def same_values(one, other):
+    for a, b in zip(values(one), values(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def shardings(tree):
+    return [(leaf.sharding.mesh.axis_names, leaf.sharding.spec, leaf.committed) for leaf in jax.tree.leaves(tree)]
+
+
+def eqns_of(jaxpr, name):
+    """All equations of a primitive, wherever they are nested."""
+    found = []
+    for eqn in jaxpr.eqns:
+        found += [eqn] if eqn.primitive.name == name else []
+        for value in eqn.params.values():
+            inner = getattr(value, "jaxpr", value)
+            found += eqns_of(inner, name) if hasattr(inner, "eqns") else []
+    return found
+
+
+def conflict(call):
+    with pytest.raises(st.InconsistentSharingError) as caught:
+        call()
+    return caught.value
+
+
+# shard_map ------------------------------------------------------------------------------------------------------------
+
+
+def test_one_specification_for_all(mesh):
+    seen = []
+
+    def f(net):
+        seen.append((net.embed is net.head, net.embed.shape))
+        return st.tree.map(lambda w: 2 * w, net), jax.lax.psum((net.embed * net.head).sum(), "x")
+
+    options = {"mesh": mesh, "in_specs": P("x"), "out_specs": (P("x"), P())}
+    net = tied()
+    doubled, total = st.shard_map(f, **options)(net)
+    assert seen == [(True, (1, 4))]
+    assert doubled.embed is doubled.head
+    assert total == (weight() ** 2).sum()
+    assert doubled.embed.sharding == jax.shard_map(lambda w: w, **options | {"out_specs": P("x")})(weight()).sharding
+    np.testing.assert_array_equal(doubled.embed, 2 * weight())
+
+
+def test_a_tied_leaf_is_one_input_and_one_output(mesh):
+    f = st.shard_map(lambda net: st.tree.map(jnp.sin, net), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    traced = st.jit(lambda net: f(net)).trace(tied())
+    (eqn,) = eqns_of(traced.jaxpr.jaxpr, "shard_map")
+    assert (len(eqn.invars), len(eqn.outvars)) == (1, 1)
+    prefix = Net(P("x"), P("x"), None)
+    f = st.shard_map(lambda net: st.tree.map(jnp.sin, net), mesh=mesh, in_specs=(prefix,), out_specs=prefix)
+    traced = st.jit(lambda net: f(net)).trace(tied())
+    (eqn,) = eqns_of(traced.jaxpr.jaxpr, "shard_map")
+    assert (len(eqn.invars), len(eqn.outvars)) == (1, 1)
+
+
+def test_specifications_as_a_module_of_the_same_shape(mesh):
+    specs = Net(P("x"), P("x"), P(None, "x"))
+    bias = jnp.arange(16.0).reshape(2, 8)
+    w = weight()
+    seen = []
+
+    def f(net):
+        seen.append((net.embed is net.head, net.embed.shape, net.bias.shape))
+        return Net(net.head + 1, net.embed + 1, net.bias)
+
+    def tying(net):
+        return st.tie(f(net), lambda net: (net.embed, net.head))
+
+    options = {"mesh": mesh, "in_specs": (specs,), "out_specs": specs}
+    result = st.shard_map(tying, **options)(Net(w, w, bias))
+    expected = jax.shard_map(f, **options)(Net(w, w + 0, bias))
+    assert seen == [(True, (1, 4), (2, 1)), (False, (1, 4), (2, 1))]
+    same_values(result, expected)
+    assert shardings(result) == shardings(expected)
+    assert result.embed is result.head
+
+
+def test_an_array_under_two_specifications_is_cut(mesh):
+    specs = Net(P("x"), P())
+    seen = []
+
+    def f(net):
+        seen.append((net.embed is net.head, net.embed.shape, net.head.shape))
+        return Net(net.embed @ net.head.T, net.head)
+
+    options = {"mesh": mesh, "in_specs": (specs,), "out_specs": specs}
+    result = st.shard_map(f, **options)(tied())
+    assert seen == [(False, (1, 4), (8, 4))]
+    expected = jax.shard_map(f, **options)(untied())
+    same_values(result, expected)
+    assert shardings(result) == shardings(expected)
+
+
+def test_an_array_in_two_arguments_is_cut(mesh):
+    net = tied()
+    f = lambda net, other: jax.lax.psum((net.embed * other.embed[0]).sum(), "x") + (net.embed is other.embed)
+    options = {"mesh": mesh, "in_specs": (P("x"), P()), "out_specs": P()}
+    expected = (weight() * weight()[0]).sum()
+    assert st.shard_map(f, **options)(net, Net(net.embed, net.embed)) == expected
+
+
+def test_results_that_leave_in_two_ways_are_parted(mesh):
+    f = lambda net: (net, net)
+    options = {"mesh": mesh, "in_specs": P(), "out_specs": (Net(P(), P(), None), P("x"))}
+    one, other = st.shard_map(f, **options)(tied())
+    assert one.embed is one.head
+    assert other.embed is other.head
+    assert (one.embed.shape, other.embed.shape) == ((8, 4), (64, 4))
+    expected = jax.shard_map(f, **options)(untied())
+    same_values((one, other), expected)
+
+
+def test_a_module_under_two_specifications(mesh):
+    net = tied()
+    two = Two(net, net)
+    call = lambda: st.shard_map(lambda a, b: a.embed, mesh=mesh, in_specs=(P("x"), P()), out_specs=P())(net, net)
+    error = conflict(call)
+    assert error.paths == ("a.embed", "a.head", "b.embed", "b.head")
+    assert error.treatments == (f"in_specs {P('x')}",) * 2 + (f"in_specs {P()}",) * 2
+    assert "jax.shard_map" in str(error)
+    a, b = net, net
+    fix = re.search(r"^    (a, b = .*)", str(error), re.MULTILINE) or re.search(r"^    (b = .*)", str(error), re.M)
+    names = {"a": a, "b": b, "sharedtree": st}
+    exec(fix.group(1), names)
+    f = st.shard_map(lambda a, b: a.embed @ b.head.T, mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x"))
+    np.testing.assert_array_equal(f(names["a"], names["b"]), weight() @ weight().T)
+    inside = Two(Net(P("x"), P("x"), None), Net(P(), P(), None))
+    error = conflict(lambda: st.shard_map(lambda t: t, mesh=mesh, in_specs=(inside,), out_specs=P())(two))
+    assert error.paths == ("t.first.embed", "t.first.head", "t.second.embed", "t.second.head")
+
+
+def test_one_specification_written_in_several_ways(mesh):
+    net = tied()
+    f = lambda a, b: (a.embed + b.head) * (a is b)
+    for other in (P("x", None), P(("x",)), P(("x",), ())):
+        result = st.shard_map(f, mesh=mesh, in_specs=(P("x"), other), out_specs=P("x"))(net, net)
+        np.testing.assert_array_equal(result, 2 * weight())
+
+
+def test_no_traced_leaf_no_treatment(mesh):
+    empty = Net(None, None)
+    f = lambda x, a, b: x * (a is b)
+    result = st.shard_map(f, mesh=mesh, in_specs=(P("x"), P("x"), P()), out_specs=P("x"))(weight(), empty, empty)
+    np.testing.assert_array_equal(result, weight())
+
+
+@pytest.mark.parametrize("specs", ["each a dict", "a tuple", "whole"])
+def test_specifications_in_containers(mesh, specs):
+    in_specs, out_specs = {
+        "each a dict": (({"net": Net(P("x"), P("x"), None), "y": P()},), {"a": P("x"), "b": P()}),
+        "a tuple": (({"net": P("x"), "y": P()},), {"a": P("x"), "b": P()}),
+        "whole": (P(), P()),
+    }[specs]
+    f = lambda d: {"a": d["net"].embed + d["net"].head, "b": d["y"]}
+    options = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
+    result = st.shard_map(f, **options)({"net": tied(), "y": jnp.ones(3)})
+    expected = jax.shard_map(f, **options)({"net": untied(), "y": jnp.ones(3)})
+    same_values(result, expected)
+    assert shardings(result) == shardings(expected)
+
+
+def test_what_is_static(mesh):
+    seen = []
+
+    def f(net, x):
+        seen.append((net.embed is net.head, isinstance(net.embed, np.ndarray)))
+        return x * net.embed.sum()
+
+    w = np.ones(2, np.float32)
+    options = {"mesh": mesh, "in_specs": (None, P("x")), "out_specs": P("x")}
+    result = st.shard_map(f, **options)(Net(w, w), weight())
+    assert seen == [(True, True)]
+    same_values(result, jax.shard_map(f, **options)(Net(w, w), weight()))
+    error = conflict(
+        lambda: st.shard_map(lambda a, b: 0, mesh=mesh, in_specs=(None, P()), out_specs=P())(*[tied()] * 2)
+    )
+    assert error.treatments == ("in_specs None",) * 2 + (f"in_specs {P()}",) * 2
+
+
+def test_an_explicit_mesh_needs_no_specifications(explicit):
+    w = jax.device_put(weight(), NamedSharding(explicit, P("x")))
+    with jax.set_mesh(explicit):
+        seen = []
+
+        def f(net):
+            seen.append((net.embed is net.head, net.embed.shape))
+            return net.embed + net.head
+
+        result = st.shard_map(f, out_specs=P("x"))(Net(w, w))
+        assert seen == [(True, (2, 4))]
+        np.testing.assert_array_equal(result, 2 * weight())
+        assert result.sharding == jax.shard_map(lambda w: w + w, out_specs=P("x"))(w).sharding
+        with pytest.raises(ValueError, match="in_specs"):
+            st.shard_map(f, out_specs=P("x"), policy=IN_PLACE)(Net(w, w))
+
+
+def test_some_axes_of_the_mesh():
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    options = {"mesh": mesh, "in_specs": P("x"), "out_specs": P("x"), "axis_names": {"x"}}
+    f = st.jit(lambda net: st.shard_map(lambda net: st.tree.map(lambda w: w * 2, net), **options)(net))
+    result = f(tied())
+    assert result.embed is result.head
+    np.testing.assert_array_equal(result.embed, 2 * weight())
+
+
+@pytest.mark.parametrize(
+    ("options", "call"),
+    [
+        ({}, lambda f, net: f(net=net)),
+        ({"in_specs": (P("x"), P("x"))}, lambda f, net: f(net)),
+        ({"in_specs": [P("x")]}, lambda f, net: f(net)),
+        ({"in_specs": {"net": P("x")}}, lambda f, net: f(net)),
+        ({"in_specs": P("z")}, lambda f, net: f(net)),
+        ({"in_specs": (5,)}, lambda f, net: f(net)),
+        ({"out_specs": 5}, lambda f, net: f(net)),
+        ({"out_specs": P("z")}, lambda f, net: f(net)),
+        ({"mesh": None}, lambda f, net: f(net)),
+        ({"mesh": 5}, lambda f, net: f(net)),
+        ({"in_specs": P("x", None, None)}, lambda f, net: f(net)),
+        ({"in_specs": P(None, "x")}, lambda f, net: f(net)),
+        ({"out_specs": P()}, lambda f, net: f(net)),
+        ({"in_specs": P("x", None, None)}, lambda f, net: f(net.embed)),
+    ],
+)
+def test_errors_are_those_of_jax(mesh, options, call):
+    options = {"mesh": mesh, "in_specs": P("x"), "out_specs": P("x"), **options}
+    f = lambda net: net
+    with pytest.raises((TypeError, ValueError)) as expected:
+        call(jax.shard_map(f, **options), untied())
+    with pytest.raises(type(expected.value)) as found:
+        call(st.shard_map(f, **options), untied())
+    assert str(found.value) == str(expected.value)
+
+
+def test_errors_name_the_leaf(mesh):
+    with pytest.raises(ValueError, match=r"out_specs is P\w*\(\)"):
+        st.jit(st.shard_map(lambda net: net, mesh=mesh, in_specs=P("x"), out_specs=Net(P("x"), P(), None)))(untied())
+    with pytest.raises(ValueError, match=r"\(\*args\).head has shape float32\[1,4\]"):
+        st.shard_map(lambda net: net, mesh=mesh, in_specs=P("x"), out_specs=Net(P("x"), P("x", None, None)))(untied())
+    with pytest.raises(st.SharingMismatchError, match="`out_specs` does not fit"):
+        st.shard_map(lambda net: net, mesh=mesh, in_specs=P("x"), out_specs=Two(P(), P()))(tied())
+    with pytest.raises(st.SharingMismatchError, match="`out_specs` does not fit"):
+        st.shard_map(lambda net: net, mesh=mesh, in_specs=P("x"), out_specs={"a": P()})(tied())
+    with pytest.raises(st.SharingMismatchError, match="`in_specs` does not fit"):
+        st.shard_map(lambda net: net, mesh=mesh, in_specs=({"a": P()},), out_specs=P())(tied())
+    with pytest.raises(st.SharingMismatchError, match="`in_specs` does not fit"):
+        st.shard_map(lambda net: net, mesh=mesh, in_specs=(Two(P(), P()),), out_specs=P())(tied())
+    with pytest.raises((TypeError, ValueError), match="out_specs"):
+        st.shard_map(lambda net: net, mesh=mesh, in_specs=P("x"), out_specs=Net(P("x"), None, None))(untied())
+
+
+def test_after_an_error_the_next_call_works(mesh):
+    fails = [True]
+
+    def f(net):
+        if fails:
+            fails.pop()
+            raise ZeroDivisionError
+        return net.embed + net.head
+
+    mapped = st.shard_map(f, mesh=mesh, in_specs=(Net(P("x"), P("x"), None),), out_specs=P("x"))
+    with pytest.raises(ZeroDivisionError):
+        mapped(tied())
+    np.testing.assert_array_equal(mapped(tied()), 2 * weight())
+
+
+def test_traced_as_often_as_vanilla(mesh):
+    counts = {}
+    for name, jit, shard_map, specs in (
+        ("ours", st.jit, st.shard_map, (Net(P("x"), P("x"), None),)),
+        ("vanilla", jax.jit, jax.shard_map, (P("x"),)),
+    ):
+
+        def f(net):
+            counts[name] = counts.get(name, 0) + 1
+            return net.embed
+
+        mapped = shard_map(f, mesh=mesh, in_specs=specs, out_specs=P("x"))
+        mapped(untied())
+        mapped(untied())
+        jitted = jit(lambda net: mapped(net))
+        jitted(untied())
+        jitted(untied())
+    assert counts["ours"] == counts["vanilla"]
+
+
+def loss(net, x):
+    return (((x @ net.embed) @ net.head.T) ** 2).mean()
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_data_parallel_gradients(mesh, check_vma):
+    x = jnp.linspace(0, 1, 128).reshape(16, 8)
+
+    def single(w):
+        return jax.value_and_grad(lambda w: loss(Net(w, w), x))(w)
+
+    def step(net, x):
+        value, gradient = st.value_and_grad(lambda net: jax.lax.pmean(loss(net, x), "x"))(net)
+        assert gradient.embed is gradient.head
+        return value, gradient
+
+    def outside(net, x):
+        mean = st.shard_map(
+            lambda net, x: jax.lax.pmean(loss(net, x), "x"),
+            mesh=mesh,
+            in_specs=(Net(P(), P(), None), P("x")),
+            out_specs=P(),
+            check_vma=check_vma,
+        )
+        return st.value_and_grad(mean)(net, x)
+
+    functions = [outside]
+    if check_vma:  # without it JAX does not know that a gradient is to be summed over devices
+        functions.append(st.shard_map(step, mesh=mesh, in_specs=(P(), P("x")), out_specs=P()))
+    for f in functions:
+        value, gradient = st.jit(f)(tied(), x)
+        assert gradient.embed is gradient.head
+        np.testing.assert_allclose(value, single(weight())[0], rtol=1e-5)
+        np.testing.assert_allclose(gradient.embed, single(weight())[1], rtol=1e-4)
+
+
+def test_other_transforms_inside(mesh):
+    def f(net):
+        def iteration(net, _):
+            return st.tree.map(lambda w: w / 2, net), None
+
+        net, _ = st.preserve_identities(jax.lax.scan)(iteration, net, length=2)
+        return st.vmap(lambda net: net.embed + net.head)(net)
+
+    result = st.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(tied())
+    np.testing.assert_array_equal(result, weight() / 2)
+
+
+def test_inside_vmap(mesh):
+    specs = Net(P("x"), P("x"), None)
+    mapped = st.shard_map(lambda net: net.embed + net.head, mesh=mesh, in_specs=(specs,), out_specs=P("x"))
+    w = jnp.stack([weight(), weight() + 1])
+    np.testing.assert_array_equal(st.vmap(mapped)(Net(w, w)), 2 * w)
+
+
+def test_what_the_function_changes_goes_out_as_it_came_in(mesh):
+    seen = []
+
+    def f(counter, x):
+        seen.append(counter.count is counter.same)
+        counter.count = counter.same = counter.count + jax.lax.psum(x.sum(), "x")
+        counter.table = counter.table + x
+        return x
+
+    whole = Counter(jnp.zeros(()), weight())
+    options = {"mesh": mesh, "out_specs": P("x"), "policy": IN_PLACE}
+    with pytest.raises(ValueError, match="replicat"):  # what is whole on each device may not differ there
+        st.shard_map(f, in_specs=(P(), P("x")), **options)(whole, weight())
+    assert whole.table.shape == (8, 4)
+    assert whole.count == 0
+    split = Counter(jnp.zeros(()), weight())
+    specs = st.tree.map(lambda leaf: P() if leaf.ndim == 0 else P("x"), split)
+    st.shard_map(f, in_specs=(specs, P("x")), **options)(split, weight())
+    assert split.count is split.same
+    assert split.count == weight().sum()
+    np.testing.assert_array_equal(split.table, 2 * weight())
+    assert all(seen)
+
+
+def test_decorators_and_names(mesh):
+    @st.shard_map(mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    def named(net):
+        """Documented."""
+        return net.embed + net.head
+
+    assert (named.__name__, named.__doc__) == ("named", "Documented.")
+    np.testing.assert_array_equal(named(tied()), 2 * weight())
+
+
+def test_the_deprecated_name(mesh):
+    shard_map = deprecated_shard_map()
+    assert shard_map is not jax.shard_map
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from jax.experimental.shard_map import shard_map as named
+    assert named is shard_map
+    f = st.preserve_identities(shard_map)(
+        lambda a, b: (a is b) * (a.embed + b.head), mesh=mesh, in_specs=P("x"), out_specs=P("x")
+    )
+    net = tied()
+    np.testing.assert_array_equal(f(net, net), 2 * weight())
+
+
+SPECS = (P("x"), P(None, "x"), P())
+
+
+class Many(eqx.Module):
+    leaves: list
+
+
+@hypothesis.given(hs.data())
+def test_as_vanilla_on_the_untied_twin(data):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    arrays = [jnp.arange(64.0).reshape(8, 8) + i for i in range(3)]
+    which = data.draw(hs.lists(hs.sampled_from(range(3)), min_size=1, max_size=5))
+    choose = lambda: data.draw(hs.lists(hs.sampled_from(SPECS), min_size=len(which), max_size=len(which)))
+    in_specs = choose()
+    model = Many([arrays[i] for i in which])
+    twin = Many([arrays[i] + 0 for i in which])
+    inside = []
+
+    def f(model):
+        inside.append(model.leaves)
+        return Many([jax.lax.all_gather(x, "x") if each else x for each, x in zip(gathered, model.leaves, strict=True)])
+
+    gathered = [spec == P() for spec in in_specs]
+    out_specs = [P() if each else spec for each, spec in zip(gathered, in_specs, strict=True)]
+    options = {"mesh": mesh, "in_specs": (Many(in_specs),), "out_specs": Many(out_specs), "check_vma": False}
+    result = st.jit(st.shard_map(f, **options, policy=IGNORE), policy=IGNORE)(model)
+    expected = jax.jit(jax.shard_map(f, **options))(twin)
+    same_values(result, expected)
+    assert shardings(result) == shardings(expected)
+    leaves = inside[0]
+    for i in range(len(which)):
+        for j in range(len(which)):
+            assert (leaves[i] is leaves[j]) == (which[i] == which[j] and in_specs[i] == in_specs[j])
+
+
+# pmap -----------------------------------------------------------------------------------------------------------------
+
+
+def test_pmap(mesh):
+    seen = []
+
+    def f(net, x):
+        seen.append(net.embed is net.head)
+        return st.tree.map(lambda w: w + jax.lax.psum(x, "i"), net)
+
+    mapped = st.pmap(f, "i", in_axes=(0, None))
+    result = mapped(tied(), 1.0)
+    mapped(tied(), 2.0)
+    st.pmap(f, "i", in_axes=(0, None))(tied(), 2.0)
+    assert seen == [True]
+    assert result.embed is result.head
+    vanilla = jax.pmap(lambda net, x: jax.tree.map(lambda w: w + jax.lax.psum(x, "i"), net), "i", in_axes=(0, None))
+    expected = vanilla(untied(), 1.0)
+    same_values(result, expected)
+    assert result.embed.sharding == expected.embed.sharding
+
+
+def test_pmap_with_axes_inside_a_module():
+    specs = Net(0, None, 1)
+    bias = jnp.arange(16.0).reshape(2, 8)
+    w = weight()
+    seen = []
+
+    def f(net):
+        seen.append((net.embed is net.head, net.embed.shape, net.head.shape))
+        return Net(net.embed, net.head.sum(), net.bias * 2)
+
+    out = Net(1, None, 0)
+    mapped = st.pmap(f, in_axes=(specs,), out_axes=out)
+    result = mapped(Net(w, w, bias))
+    mapped(Net(w, w, bias))
+    assert seen == [(False, (4,), (8, 4))]
+    expected = jax.pmap(f, in_axes=(specs,), out_axes=out)(Net(w, w + 0, bias))
+    same_values(result, expected)
+    both = st.pmap(lambda net: st.tree.map(jnp.sin, net), in_axes=(Net(0, 0, None),), out_axes=Net(0, 0, None))(tied())
+    assert both.embed is both.head
+
+
+def test_pmap_static_arguments():
+    f = st.pmap(lambda net, k: net.embed * k + net.head, static_broadcasted_argnums=1)
+    np.testing.assert_array_equal(f(tied(), 2), 3 * weight())
+    np.testing.assert_array_equal(f(tied(), 3), 4 * weight())
+    inside = st.pmap(
+        lambda k, net: Net(net.embed * k, net.head, None),
+        in_axes=(None, Net(0, 0, None)),
+        out_axes=Net(0, 1, None),
+        static_broadcasted_argnums=0,
+        policy=IGNORE,
+    )
+    same_values(inside(2, tied()), Net(2 * weight(), weight().T))
+
+
+def test_pmap_conflicts():
+    net = tied()
+    error = conflict(lambda: st.pmap(lambda a, b: a.embed, in_axes=(0, None))(net, net))
+    assert error.paths == ("a.embed", "a.head", "b.embed", "b.head")
+    assert error.treatments == ("in_axes 0",) * 2 + ("in_axes None",) * 2
+    error = conflict(lambda: st.pmap(lambda a, b: a.embed, donate_argnums=0)(net, net))
+    assert error.treatments == ("donated",) * 2 + ("not donated",) * 2
+    assert not net.embed.is_deleted()
+    error = conflict(lambda: st.pmap(lambda a, b: a.embed, donate_argnums=0)(net, net.embed))
+    assert not net.embed.is_deleted()
+
+
+def test_pmap_gives_a_tied_leaf_away_once():
+    w = jax.pmap(lambda x: x)(weight())
+    net = Net(w, w)
+    result = st.pmap(lambda net: st.tree.map(lambda w: w + 1, net), donate_argnums=0)(net)
+    assert w.is_deleted()
+    assert result.embed is result.head
+    np.testing.assert_array_equal(result.embed, weight() + 1)
+
+
+def test_pmap_in_place():
+    def f(counter, x):
+        counter.count = counter.same = counter.count + x
+        counter.table = counter.table + counter.count
+        return x
+
+    counter = Counter(jnp.zeros(8), weight())
+    st.pmap(f, policy=IN_PLACE)(counter, jnp.arange(8.0))
+    assert counter.count is counter.same
+    np.testing.assert_array_equal(counter.count, jnp.arange(8.0))
+    np.testing.assert_array_equal(counter.table, weight() + jnp.arange(8.0)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("options", "call"),
+    [
+        ({"in_axes": (0, 0)}, lambda f: f(untied())),
+        ({"in_axes": "x"}, lambda f: f(untied())),
+        ({"in_axes": None}, lambda f: f(untied())),
+        ({"out_axes": "x"}, lambda f: f(untied())),
+        ({"static_broadcasted_argnums": 3}, lambda f: f(untied())),
+        ({}, lambda f: f(Net(jnp.ones(9), jnp.ones(9)))),
+    ],
+)
+def test_pmap_errors_are_those_of_jax(options, call):
+    with pytest.raises(Exception) as expected:
+        call(jax.pmap(lambda net: net, **options))
+    with pytest.raises(type(expected.value)) as found:
+        call(st.pmap(lambda net: net, **options))
+    if options.get("in_axes") != (0, 0):  # that names all arguments, and so also how they are packed
+        assert str(found.value).partition("/")[0] == str(expected.value).partition("/")[0]
+
+
+def test_filter_pmap():
+    seen = []
+
+    def f(net, x):
+        seen.append(net.embed is net.head)
+        return st.tree.map(lambda w: w * x, net), "static"
+
+    filter_pmap = st.preserve_identities(eqx.filter_pmap)
+    mapped = filter_pmap(f, in_axes=(eqx.if_array(0), None))
+    (result, word) = mapped(tied(), 2.0)
+    traces = len(seen)
+    mapped(tied(), 2.0)
+    filter_pmap(f, in_axes=(eqx.if_array(0), None))(tied(), 2.0)
+    assert all(seen)
+    assert len(seen) == traces
+    assert word == "static"
+    assert result.embed is result.head
+    np.testing.assert_array_equal(result.embed, 2 * weight())
+
+
+def test_filter_pmap_with_axes_inside_a_module():
+    f = lambda net: Net(net.embed * 2, net.head + 1, None)
+    for in_axes, out_axes, is_tied in (
+        (Net(0, eqx.if_array(0), None), Net(0, 1, None), True),
+        (Net(0, 1, None), Net(eqx.if_array(1), 0, None), False),
+    ):
+        w = jnp.arange(64.0).reshape(8, 8)
+        options = {"in_axes": (in_axes,), "out_axes": out_axes}
+        calls = []
+        filter_pmap = st.preserve_identities(eqx.filter_pmap, policy=IGNORE)
+        result = filter_pmap(lambda net: (calls.append(net.embed is net.head), f(net))[1], **options)
+        found = result(Net(w, w))
+        traces = len(calls)
+        result(Net(w, w))
+        assert calls == [is_tied] * traces
+        same_values(found, eqx.filter_pmap(f, **options)(Net(w, w)))
+
+
+# Placement ------------------------------------------------------------------------------------------------------------
+
+
+ROWS = P("x")
+
+
+def sharded(mesh, spec=ROWS):
+    return NamedSharding(mesh, spec)
+
+
+def test_filter_shard(mesh):
+    filter_shard = st.preserve_identities(eqx.filter_shard)
+    net = Net(*[weight()] * 2, None)
+    for place in (sharded(mesh), jax.devices()[3], Net(sharded(mesh), sharded(mesh), None)):
+        moved = filter_shard(net, place)
+        assert moved.embed is moved.head
+        expected = eqx.filter_shard(untied(), place)
+        assert moved.embed.sharding == expected.embed.sharding
+        both = st.jit(lambda net: filter_shard(net, place))(net) if not isinstance(place, jax.Device) else moved
+        assert both.embed is both.head
+    error = conflict(lambda: filter_shard(tied(), Net(sharded(mesh), sharded(mesh, P()), None)))
+    assert error.paths == ("tree.embed", "tree.head")
+    assert "equinox.filter_shard" in str(error)
+    mixed = filter_shard({"net": tied(), "name": "text", "number": 1.5}, sharded(mesh, P()))
+    assert mixed["net"].embed is mixed["net"].head
+    assert (mixed["name"], mixed["number"]) == ("text", 1.5)
+
+
+def test_device_put_shards_a_tied_leaf_once(mesh):
+    net = tied()
+    for place in (sharded(mesh), Net(sharded(mesh), sharded(mesh), None)):
+        moved = st.device_put(net, place)
+        assert moved.embed is moved.head
+        assert [shard.data.shape for shard in moved.embed.addressable_shards] == [(1, 4)] * 8
+    assert conflict(lambda: st.device_put(net, Net(sharded(mesh), sharded(mesh, P()), None))).paths == (
+        "tree.embed",
+        "tree.head",
+    )
+
+
+def test_constraints_inside_a_module(mesh):
+    where = Net(sharded(mesh, P(None, None)), sharded(mesh, P(None, None)), None)
+    f = st.jit(
+        lambda net: st.with_sharding_constraint(net, where), in_shardings=(Net(sharded(mesh), sharded(mesh), None),)
+    )
+    traced = f.trace(tied()).jaxpr.jaxpr
+    assert len(eqns_of(traced, "sharding_constraint")) == 1
+    result = f(tied())
+    assert result.embed is result.head
+    assert result.embed.is_fully_replicated
+
+
+def test_shardings_of_jit_inside_a_module(mesh):
+    into = Two(Net(sharded(mesh), sharded(mesh), None), Net(sharded(mesh), sharded(mesh), None))
+    out = Two(Net(sharded(mesh), sharded(mesh), None), sharded(mesh, P()))
+    net = tied()
+
+    def f(two):
+        assert two.first is two.second
+        return Two(st.tree.map(lambda w: w + 1, two.first), two.second)
+
+    f = st.jit(f, in_shardings=(into,), out_shardings=out, policy=IGNORE)
+    jaxpr = f.trace(Two(net, net)).jaxpr.jaxpr
+    assert len(jaxpr.invars) == 1
+    result = f(Two(net, net))
+    assert result.first.embed is result.first.head
+    assert result.second.embed is result.second.head
+    assert result.first.embed.sharding == sharded(mesh)
+    assert result.second.embed.is_fully_replicated
+    parted = Two(Net(sharded(mesh), sharded(mesh), None), Net(sharded(mesh, P()), sharded(mesh, P()), None))
+    assert len(conflict(lambda: st.jit(lambda t: 0, in_shardings=(parted,))(Two(net, net))).paths) == 4
+
+
+def test_a_function_with_shardings_is_traced_once_and_as_it_is_called(explicit):
+    with jax.set_mesh(explicit):
+        where = sharded(explicit, P("x", "y"))
+        net = st.device_put(tied(), where)
+        seen = []
+
+        def f(net, name):
+            seen.append(jax.typeof(net.embed).sharding.spec)
+            return st.tree.map(lambda w: 2 * w, net), name == "this"
+
+        specs = Net(where, where, None)
+        for options in ({"in_shardings": (specs,)}, {}):
+            seen.clear()
+            f = st.jit(f, static_argnums=1, out_shardings=(specs, None), **options)
+            for _ in range(2):
+                result, word = f(net, "this")
+                assert (result.embed is result.head, result.embed.sharding, bool(word)) == (True, where, True)
+            assert seen == [P("x", "y")]
+            f = f.__wrapped__
+
+
+def test_what_jit_writes_back_does_not_go_where_the_results_go(mesh):
+    def f(counter):
+        counter.table = counter.table + 1
+        return counter.count, counter.count
+
+    split = (sharded(mesh), sharded(mesh, P()))
+    counter = Counter(jnp.zeros((8, 2)), weight())
+    one, other = st.jit(f, out_shardings=split, policy=IN_PLACE)(counter)
+    assert (one.sharding, other.sharding) == split
+    assert len(counter.table.sharding.device_set) == 8
+    np.testing.assert_array_equal(counter.table, weight() + 1)
+    assert counter.count is counter.same
+
+
+def test_explicit_meshes(explicit):
+    with jax.set_mesh(explicit):
+        net = st.device_put(tied(), sharded(explicit, P("x", "y")))
+        assert net.embed is net.head
+        assert jax.typeof(net.embed).sharding.spec == P("x", "y")
+        seen = []
+
+        def f(net, x):
+            seen.append((net.embed is net.head, jax.typeof(net.embed).sharding.spec))
+            hidden = jnp.einsum("bi,ij->bj", x, net.embed, out_sharding=P("x", "y"))
+            return (jnp.einsum("bj,ij->bi", hidden, net.head, out_sharding=P("x", None)) ** 2).mean()
+
+        x = jax.device_put(jnp.linspace(0, 1, 128).reshape(16, 8), sharded(explicit, P("x", None)))
+        step = st.jit(st.value_and_grad(f))
+        value, gradient = step(net, x)
+        step(net, x)
+        assert seen == [(True, P("x", "y"))]
+        assert gradient.embed is gradient.head
+        assert gradient.embed.sharding == net.embed.sharding
+        vanilla = jax.value_and_grad(lambda w: ((np.asarray(x) @ w @ w.T) ** 2).mean())(weight())
+    np.testing.assert_allclose(value, vanilla[0], rtol=1e-4)
+    np.testing.assert_allclose(gradient.embed, vanilla[1], rtol=1e-4)
+
+
+def test_resharding_on_an_explicit_mesh(explicit):
+    with jax.set_mesh(explicit):
+        net = st.device_put(tied(), sharded(explicit, P("x", "y")))
+        f = st.jit(lambda net: st.tree.map(lambda w: jax.sharding.reshard(w, P("y", None)), net))
+        result = f(net)
+        assert result.embed is result.head
+        assert jax.typeof(result.embed).sharding.spec == P("y", None)
+        specs = Net(P("x", "y"), P("x", "y"), None)
+        result = st.shard_map(lambda net: net.embed + net.head, in_specs=(specs,), out_specs=P("x", "y"))(net)
+        np.testing.assert_array_equal(result, 2 * weight())
+
+
+def test_first_calls_by_eight_threads(mesh):
+    specs = Net(P("x"), P("x"), None)
+    both = lambda net: Net(net.embed + 1, net.head + 1)
+    tie = lambda f: lambda net: st.tie(f(net), lambda net: (net.embed, net.head))
+    sharding = st.jit(lambda net: st.shard_map(tie(both), mesh=mesh, in_specs=(specs,), out_specs=specs)(net))
+    mapping = st.pmap(tie(both), in_axes=(Net(0, 0, None),), out_axes=Net(0, 0, None))
+    # In JAX 0.8 vanilla `pmap` fails in one thread or another on the first calls.
+    transformed = (sharding,) if jax.__version_info__ < (0, 10) else (sharding, mapping)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        results = [task.result() for f in transformed for task in [pool.submit(f, tied()) for _ in range(8)]]
+    for result in results:
+        assert result.embed is result.head
+        np.testing.assert_array_equal(result.embed, weight() + 1)

@@ -1,0 +1,1 @@
+"""What the documents show that the package started from, as they show it."""

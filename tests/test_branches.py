@@ -1,0 +1,938 @@
+"""`jax.lax.cond` and `jax.lax.switch`: sharing survives a branch, and what branches share differently is joined."""
+
+import functools
+import gc
+import itertools
+import warnings
+import weakref
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, strategies as hst
+
+import sharedtree as st
+from tests.strategies import (
+    MODULES,
+    Mutable,
+    Pair,
+    carries_identity,
+    children,
+    dags,
+    is_array,
+    partition,
+    paths,
+    with_children,
+)
+from tests.test_threads import at_once
+
+IGNORE = st.Policy(on_untie="ignore")
+
+
+class Leaf(eqx.Module):
+    weight: jax.Array
+
+
+class Net(eqx.Module):
+    embed: Any
+    head: Any
+
+
+class State(eqx.Module):
+    mu: Any
+    nu: Any
+    steps: Any = 0
+    name: str = "state"
+
+
+def tied():
+    leaf = Leaf(jnp.arange(1.0, 4.0))
+    return Net(leaf, leaf)
+
+
+def untied():
+    return Net(Leaf(jnp.arange(1.0, 4.0)), Leaf(jnp.arange(1.0, 4.0)))
+
+
+def double(net):
+    return st.tree.map(lambda x: 2 * x, net)
+
+
+def same(net):
+    return net
+
+
+def loss(net):
+    return (net.embed.weight * net.head.weight).sum()
+
+
+def arrays(tree):
+    return [np.asarray(x) for x in jax.tree.leaves(tree) if eqx.is_array_like(x)]
+
+
+def is_tied(tree):
+    a, b = (tree.mu, tree.nu) if isinstance(tree, State) else (tree.embed, tree.head)
+    return a is b
+
+
+def assert_equal(tree, expected):
+    for one, two in zip(arrays(tree), arrays(expected), strict=True):
+        assert one.dtype == two.dtype
+        np.testing.assert_allclose(one, two, rtol=1e-6)
+
+
+def ways(functions):
+    """`cond` and `switch` over the functions, each branch in turn: (call, which)."""
+    if len(functions) == 2:
+        yield lambda *operands: st.cond(True, *functions, *operands), 0
+        yield lambda *operands: st.cond(False, *functions, *operands), 1
+    for i in range(len(functions)):
+        yield functools.partial(lambda i, *operands: st.switch(i, list(functions), *operands), i), i
+
+
+class Counted:
+    """A function that counts how often it is traced."""
+
+    def __init__(self, function):
+        self.function = function
+        self.count = 0
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *operands):
+        self.count += 1
+        return self.function(*operands)
+
+
+# --- identity -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("functions", [(double, same), (same, double), (double, double), (double, same, double)])
+def test_a_shared_module_is_one_inside_and_outside(functions):
+    def checking(f):
+        def branch(net):
+            assert net.embed is net.head
+            return f(net)
+
+        return branch
+
+    for call, which in ways(tuple(map(checking, functions))):
+        net = tied()
+        result = call(net)
+        assert result.embed is result.head
+        assert result is not net
+        assert result.embed is not net.embed
+        assert_equal(result, functions[which](untied()))
+
+
+def test_one_object_in_several_operands():
+    def f(net, others):
+        assert others["teacher"] is net
+        assert others["leaf"] is net.head
+        return {"leaf": others["leaf"], "net": (net,)}
+
+    net = tied()
+
+    def g(net, others):
+        net = double(net)
+        return f(net, {"teacher": net, "leaf": net.embed})
+
+    for call, _ in ways((f, g)):
+        net = tied()
+        result = call(net, {"teacher": net, "leaf": net.embed})
+        assert result["leaf"] is result["net"][0].head is result["net"][0].embed
+
+
+def test_what_both_build_is_tied_outside():
+    def build(x):
+        leaf = Leaf(x)
+        return Net(leaf, leaf), leaf
+
+    for call, _ in ways((build, lambda x: build(x + 1))):
+        net, leaf = call(jnp.ones(2))
+        assert net.embed is net.head is leaf
+
+
+def test_bare_arrays_and_containers_are_values():
+    def f(a, b):
+        assert a is not b
+        return [a, b]
+
+    x = jnp.ones(2)
+    for call, _ in ways((f, lambda a, b: [b, a])):
+        assert_equal(call(x, x), [x, x])
+
+
+def test_containers_under_the_policy():
+    policy = st.Policy(containers=True, on_untie="ignore")
+    w = jnp.ones(2)
+
+    def f(params):
+        assert params["a"] is params["b"]
+        return {"a": params["a"], "b": params["b"]}
+
+    for pred in (True, False):
+        result = st.cond(pred, f, f, {"a": w, "b": w}, policy=policy)
+        assert result["a"] is result["b"]
+        result = st.cond(pred, f, lambda params: {"a": w + 1, "b": w + 2}, {"a": w, "b": w}, policy=policy)
+        assert result["a"] is not result["b"]
+
+
+def test_a_tied_leaf_is_one_input_and_one_output():
+    jaxpr = jax.make_jaxpr(lambda dag: st.Dag(st.cond(dag.tree.embed.weight[0] > 0, double, same, dag.tree)))(
+        st.Dag(tied())
+    )
+    (equation,) = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "cond"]
+    assert len(equation.invars) == 2  # the index, and the weight
+    assert len(equation.outvars) == 1
+
+
+@given(dag=dags())
+def test_operands_are_partitioned_as_outside(dag):
+    seen = []
+
+    def f(dag, again):
+        seen.append(partition((dag, again), inside=False))
+        return dag, again
+
+    def g(dag, again):
+        return f(dag, again)
+
+    result = st.cond(True, f, g, dag, dag.second)
+    assert all(each == partition((dag, dag.second), inside=False) for each in seen)
+    assert len(seen) == 2
+    if not python_numbers(dag):
+        assert partition(result, inside=False) == seen[0]
+
+
+def python_numbers(tree):
+    """Where JAX traces a Python number, so that what was a value comes out as an array."""
+    return any(type(obj) in (bool, int, float) for _, obj, _ in paths(tree))
+
+
+# --- the meet -------------------------------------------------------------------------------------------------------
+
+
+def parted(tree, is_cut):
+    """A tree with the same modules shared, and some ties of arrays and containers cut."""
+    made = {}
+
+    def visit(obj):
+        keeps = isinstance(obj, MODULES) or (carries_identity(obj) and not is_cut())
+        if keeps and id(obj) in made:  # alive in `tree`
+            return made[id(obj)]
+        below = children(obj)
+        new = jnp.array(obj) if is_array(obj) else with_children(obj, [visit(c) for _, c in below]) if below else obj
+        if type(obj) in (list, dict) and not below:
+            new = type(obj)()
+        if keeps:
+            made[id(obj)] = new
+        return new
+
+    return visit(tree)
+
+
+@given(dag=dags(), data=hst.data())
+def test_what_comes_out_is_tied_where_all_branches_tie(dag, data):
+    assume(not python_numbers(dag))
+    branches = [parted(dag, lambda: data.draw(hst.booleans())) for _ in range(data.draw(hst.integers(2, 3)))]
+    each = [partition(branch, inside=False) for branch in branches]
+    common = each[0]
+    for other in each[1:]:
+        common = frozenset(a & b for a, b in itertools.product(common, other) if a & b)
+    functions = [lambda branch=branch: branch for branch in branches]
+    for call, which in ways(functions):
+        result = call()
+        assert partition(result, inside=False) == common
+        assert_equal(result, branches[which])
+
+
+def reset(x):
+    z = 0 * x
+    return State(z, z)
+
+
+def advance(x):
+    return State(x + 1, x + 2)
+
+
+@pytest.mark.parametrize(
+    ("functions", "traces"),
+    [((reset, advance), 2), ((advance, reset), 2), ((reset, reset), 1), ((advance, advance), 1)],
+)
+def test_two_traces_once_and_none_after(functions, traces):
+    functions = [Counted(function) for function in functions]
+    for _ in range(2):
+        for call, which in ways(functions):
+            result = call(jnp.ones(2))
+            assert (result.mu is result.nu) == (functions[0].function is functions[1].function is reset)
+            assert_equal(result, functions[which].function(jnp.ones(2)))
+        gc.collect()
+    assert [function.count for function in functions] == [2 * traces] * 2  # under cond, and under switch
+
+
+def test_each_branch_drops_another_tie():
+    def three(x, pick):
+        made = [x + i for i in range(4)]
+        return [made[i] for i in pick]
+
+    def branch(pick):
+        return lambda x: Net(three(x, pick), 0)
+
+    for call, which in ways([branch((0, 0, 0, 1)), branch((0, 0, 1, 1)), branch((0, 1, 1, 1))]):
+        head = call(jnp.ones(2)).embed
+        assert [any(a is b for b in head[:i]) for i, a in enumerate(head)] == [False] * 4
+        assert_equal(head, three(jnp.ones(2), [(0, 0, 0, 1), (0, 0, 1, 1), (0, 1, 1, 1)][which]))
+
+
+def test_a_tied_list():
+    def one(x):
+        pair = [x, x]
+        return Net(pair, pair)
+
+    def two(x):
+        return Net([x, x], [x, x + 1])
+
+    for call, which in ways((one, two)):
+        result = call(jnp.ones(2))
+        assert result.embed is not result.head
+        assert result.embed[0] is result.embed[1] is result.head[0]  # in both
+        assert result.head[1] is not result.head[0]
+        assert_equal(result, (one, two)[which](jnp.ones(2)))
+
+
+def test_other_branches_other_meets():
+    """What one pair of branches has in common says nothing of another pair."""
+    f, g, h = (Counted(function) for function in (reset, advance, reset))
+    x = jnp.ones(2)
+    for _ in range(2):
+        assert is_tied(st.cond(True, f, h, x)) is True
+        assert is_tied(st.cond(True, f, g, x)) is False
+        assert is_tied(st.cond(True, g, f, x)) is False
+        assert is_tied(st.switch(0, [f, f], x)) is True
+
+
+def test_the_same_function_twice_is_traced_once():
+    f = Counted(double)
+    st.cond(True, f, f, tied())
+    st.cond(False, f, f, tied())
+    assert f.count == 1
+
+
+def test_results_that_depend_on_shapes():
+    """The meet of an earlier call with operands of one structure is no rule for the next."""
+
+    def f(leaf):
+        return reset(leaf.weight) if leaf.weight.shape == (2,) else advance(leaf.weight)
+
+    def g(leaf):
+        return State(leaf.weight, leaf.weight, name=f"of size {leaf.weight.size}")
+
+    def h(leaf):
+        return State(leaf.weight + 1, leaf.weight + 2, name=f"of size {leaf.weight.size}")
+
+    for size in (2, 3, 2, 3):
+        for call, which in ways((f, advance_leaf)):
+            assert_equal(call(Leaf(jnp.ones(size))), (f, advance_leaf)[which](Leaf(jnp.ones(size))))
+        for call, _ in ways((g, h)):
+            result = call(Leaf(jnp.ones(size)))
+            assert result.name == f"of size {size}"
+            assert result.mu is not result.nu
+
+
+def advance_leaf(leaf):
+    return advance(leaf.weight)
+
+
+def test_branches_that_return_nothing_are_traced_once():
+    def f(leaf):
+        return None if leaf.weight.shape == (2,) else advance(leaf.weight)
+
+    f, g = Counted(f), Counted(lambda leaf: None if leaf.weight.shape == (2,) else reset(leaf.weight))
+    for _ in range(2):
+        assert st.cond(True, f, g, Leaf(jnp.ones(2))) is None
+    assert f.count == g.count == 1
+    assert not is_tied(st.cond(True, f, g, Leaf(jnp.ones(3))))
+
+
+def test_operands_in_other_containers_are_other_calls():
+    f, g = Counted(lambda operand: operand), Counted(lambda operand: operand)
+    net = tied()
+    for _ in range(3):
+        for operand in ((net,), [net], {"net": net}, (net, {"x": net.embed})):
+            st.cond(True, f, g, operand)
+    assert f.count == g.count == 4
+
+
+def test_a_branch_within_a_branch():
+    inner = Counted(lambda x: st.cond(x[0] > 0, reset, advance, x))
+    for call, which in ways((inner, reset, advance)):
+        result = call(jnp.ones(2))
+        assert result.mu is not result.nu
+        assert_equal(result, (reset, reset, advance)[which](jnp.ones(2)))
+    assert inner.count == 2
+
+
+# --- static values --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [(0, 1), (0.5, 1.5), (True, False), (1j, 2j), (0, jnp.int32(3)), (0.5, jnp.ones(()))]
+)
+def test_a_number_that_differs_comes_out_as_an_array(a, b):
+    functions = [Counted(lambda x: State(x, x, a)), Counted(lambda x: State(x, x, b))]
+    for pred in (True, False, True):
+        result = st.cond(pred, *functions, jnp.ones(2))
+        vanilla = jax.lax.cond(pred, lambda: a, lambda: b)
+        assert isinstance(result.steps, jax.Array)
+        assert (result.steps.dtype, result.steps.weak_type) == (vanilla.dtype, vanilla.weak_type)
+        assert result.steps == vanilla
+        assert result.mu is result.nu
+    assert [function.count for function in functions] == [2, 2]
+
+
+def test_a_number_that_is_the_same_stays_static():
+    for call, _ in ways((lambda x: State(x, x, 3), lambda x: State(x + 1, x, 3), lambda x: State(x, x, 3))):
+        assert type(call(jnp.ones(2)).steps) is int
+
+
+def test_the_third_branch_has_another_number():
+    for call, which in ways([lambda x, i=i: State(x, x, i) for i in (3, 3, 4)]):
+        result = call(jnp.ones(2))
+        assert result.steps == (3, 3, 4)[which]
+        assert result.steps.weak_type
+
+
+def test_numbers_of_other_types_are_refused_as_in_jax():
+    with pytest.raises(TypeError, match=r"(?s)cond branches must have equal output types.*\.steps") as caught:
+        st.cond(True, lambda x: State(x, x, 1), lambda x: State(x, x, 1.5), jnp.ones(2))
+    assert "Packed" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "path"),
+    [
+        (lambda x: State(x, x, name="other"), "result.net.name"),
+        (lambda x: State(x, x, "text"), "result.net.steps"),
+        (lambda x: State(x, Leaf(x)), "result.net.nu"),
+        (lambda x: State(x, (x,)), "result.net.nu"),
+        (lambda x: Net(x, x), "result.net"),
+    ],
+)
+def test_static_values_and_classes_must_agree(other, path):
+    path = path.replace("result.net", "result['net']")
+
+    def f(x):
+        return {"net": State(x, x), "x": x}
+
+    def g(x):
+        return {"net": other(x), "x": x}
+
+    for functions in ((f, g), (g, f)):
+        with pytest.raises(st.SharingMismatchError) as caught:
+            st.cond(True, *functions, jnp.ones(2))
+        assert caught.value.paths[0] in (path, path.removesuffix(".name"))
+        assert "`jax.lax.cond`" in str(caught.value)
+        assert "in the result of `true_fun`" in str(caught.value)
+        assert "in the result of `false_fun`" in str(caught.value)
+        assert "Packed" not in str(caught.value)
+    assert st.cond(True, f, f, jnp.ones(2))["net"].steps == 0
+
+
+# --- ties of modules ------------------------------------------------------------------------------------------------
+
+
+def test_ties_of_modules_must_agree():
+    def loosen(net):
+        return Net(Leaf(net.embed.weight), Leaf(net.head.weight))
+
+    for functions, names in (
+        ((same, loosen), ("true_fun", "false_fun")),
+        ((loosen, same), ("false_fun", "true_fun")),
+        ((same, double, loosen), ("branches[0]", "branches[2]")),
+    ):
+        for call, _ in ways(functions) if len(functions) == 3 else [*ways(functions)][:2]:
+            with pytest.raises(st.SharingMismatchError) as caught:
+                call(tied())
+            text = str(caught.value)
+            assert caught.value.paths == ("result.embed", "result.head")
+            assert f"are one `Leaf` in the result of `{names[0]}`, but two in the result of `{names[1]}`" in text
+            assert "sharedtree.retie(" in text
+            assert "Packed" not in text
+    net = st.cond(True, same, double, tied())
+    assert net.embed is net.head
+
+
+# --- ties that a branch loses ---------------------------------------------------------------------------------------
+
+
+class Embedding(eqx.Module):
+    embed: jax.Array
+    head: jax.Array
+
+
+def tied_arrays():
+    w = jnp.arange(1.0, 4.0)
+    return Embedding(w, w)
+
+
+def vanilla_double(net):
+    return jax.tree.map(lambda x: 2 * x, net)
+
+
+def caught_in(call):
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        result = call()
+    return result, record
+
+
+def test_a_branch_that_loses_a_tie_warns_once():
+    for functions in ((lambda net: net, vanilla_double), (vanilla_double, lambda net: net)):
+        call = functools.partial(st.cond, True, *functions, tied_arrays())
+        result, record = caught_in(call)
+        (warning,) = record
+        assert warning.category is st.UntiedWarning
+        assert "vanilla_double" in str(warning.message)
+        assert "`operands[0].embed` and `operands[0].head`" in str(warning.message)
+        assert warning.filename == __file__
+        assert result.embed is not result.head
+        assert_equal(result, functions[0](tied_arrays()))
+        assert caught_in(call)[1] == []
+
+
+def test_the_warning_can_be_an_error_and_the_next_call_works():
+    for _ in range(2):
+        with pytest.raises(st.UntiedError, match=r"operands\[0\]\.head"):
+            st.cond(True, same, vanilla_double, tied_arrays(), policy=st.Policy(on_untie="error"))
+    assert st.cond(True, same, vanilla_double, tied_arrays(), policy=IGNORE).embed is not None
+    result = st.cond(True, same, double, tied_arrays())
+    assert result.embed is result.head
+
+
+def test_untie_silences_and_is_handed_on():
+    """What one branch unties on purpose is untied on purpose in the result, also for an enclosing function."""
+
+    def meant(net):
+        return vanilla_double(st.untie(net))
+
+    for functions in ((same, meant), (meant, same), (meant, meant)):
+
+        @st.jit
+        def step(net, functions=functions):
+            return st.cond(net.embed[0] > 0, *functions, net)
+
+        result = step(tied_arrays())
+        assert result.embed is not result.head
+        assert_equal(result, functions[0](tied_arrays()))
+
+
+# --- other errors ---------------------------------------------------------------------------------------------------
+
+
+def outcome(run):
+    try:
+        return run(), None
+    except Exception as error:
+        return None, error
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda cond, switch: cond(True, same, same),
+        lambda cond, switch: cond(True, same),
+        lambda cond, switch: cond(True, 3, 4, jnp.ones(2)),
+        lambda cond, switch: cond(True, same, same, jnp.ones(2), operand=jnp.ones(2)),
+        lambda cond, switch: cond(None, same, same, jnp.ones(2)),
+        lambda cond, switch: cond(jnp.ones(2), same, same, jnp.ones(2)),
+        lambda cond, switch: cond("text", same, same, jnp.ones(2)),
+        lambda cond, switch: cond(True, same, same, "text"),
+        lambda cond, switch: cond(True, same, lambda x: "text", jnp.ones(2)),
+        lambda cond, switch: cond(True, same, same, jnp.ones(2), other=3),
+        lambda cond, switch: cond(True, same, lambda x: (x, x), jnp.ones(2)),
+        lambda cond, switch: cond(True, lambda x: {"a": x}, lambda x: {"b": x}, jnp.ones(2)),
+        lambda cond, switch: cond(True, same, lambda x: x[0], jnp.ones(2)),
+        lambda cond, switch: switch(0, [], jnp.ones(2)),
+        lambda cond, switch: switch(0, 3, jnp.ones(2)),
+        lambda cond, switch: switch(0, [same, 3], jnp.ones(2)),
+        lambda cond, switch: switch(0.5, [same, same], jnp.ones(2)),
+        lambda cond, switch: switch(jnp.arange(2), [same, same], jnp.ones(2)),
+        lambda cond, switch: switch(0, [same, same, lambda x: x[0]], jnp.ones(2)),
+    ],
+)
+def test_other_errors_are_those_of_jax(call):
+    _, vanilla = outcome(lambda: call(jax.lax.cond, jax.lax.switch))
+    _, ours = outcome(lambda: call(st.cond, st.switch))
+    assert type(ours) is type(vanilla) is not type(None)
+    first, other = (str(error).splitlines()[0].removeprefix("_") for error in (ours, vanilla))  # JAX 0.8 has `_cond`
+    assert first == other
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda net: Embedding(net.embed[:2], net.head[:2]),
+        lambda net: Embedding(net.embed.astype(int), net.head.astype(int)),
+        lambda net: Embedding(net.embed[:2], net.embed[:2]),
+        lambda net: net.embed,
+        lambda net: (net, net),
+        lambda net: [net],
+        lambda net: {"a": net},
+        lambda net: None,
+    ],
+)
+def test_no_private_name_is_in_an_error(other):
+    for left, right in ((same, other), (other, same), (lambda net: {"b": net}, other)):
+        with pytest.raises((TypeError, st.SharingMismatchError)) as caught:
+            st.cond(True, left, right, st.untie(tied_arrays()), policy=IGNORE)
+        text = str(caught.value)
+        assert not any(word in text for word in ("Packed", "Structure(", "Attending", "Meeting", "meet"))
+    assert st.cond(True, same, same, tied_arrays()).embed is not None
+
+
+def test_what_is_a_module_in_one_branch_only_is_named():
+    for other, named in ((lambda net: net.embed, "a traced leaf"), (lambda net: (net,), "a `tuple` with 1 children")):
+        with pytest.raises(st.SharingMismatchError) as caught:
+            st.cond(True, same, other, st.untie(tied_arrays()))
+        assert "at `result`: in the result of `true_fun` it is a `Embedding`, in" in str(caught.value)
+        assert f"in the result of `false_fun` {named}." in str(caught.value)
+
+
+def test_an_error_of_a_branch_is_the_users():
+    def failing(net):
+        raise KeyError("mine")
+
+    for functions in ((failing, same), (same, failing), (same, same, failing)):
+        for call, _ in ways(functions):
+            with pytest.raises(KeyError, match="mine"):
+                call(tied())
+    assert st.cond(True, same, same, tied()).embed is not None
+
+
+def test_a_branch_that_is_not_the_same_when_traced_again():
+    count = itertools.count()
+
+    def fickle(x):
+        return State(x, x, name="second" if next(count) else "state")
+
+    with pytest.raises(st.SharingMismatchError, match=r"`jax\.lax\.cond` returned something else when it was traced"):
+        st.cond(True, fickle, lambda x: State(x, x + 1), jnp.ones(2))
+
+
+def test_a_tracer_in_a_static_leaf():
+    with pytest.raises(st.StaticTracerError):
+        st.cond(True, same, lambda net: Net(net.embed, lambda: net.head.weight), tied())
+
+
+def test_jax_names_operands_as_the_function_does():
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"net\.embed\.weight"):
+        st.cond(True, lambda net: double(net) if net.embed.weight.sum() > 0 else net, same, tied())
+
+
+# --- how they can be called -----------------------------------------------------------------------------------------
+
+
+class Layer(eqx.Module):
+    scale: jax.Array
+
+    def __call__(self, net):
+        assert net.embed is net.head
+        return st.tree.map(lambda x: self.scale * x, net)
+
+
+def scaled(factor, net):
+    return st.tree.map(lambda x: factor * x, net)
+
+
+def test_every_kind_of_function():
+    layer = Layer(jnp.array(3.0))
+    for function in (layer, layer.__call__, functools.partial(scaled, 3.0), jax.tree_util.Partial(scaled, 3.0)):
+        for pred in (True, False):
+            result = st.cond(pred, function, same, tied())
+            assert result.embed is result.head
+            np.testing.assert_allclose(result.head.weight, jnp.arange(1.0, 4.0) * (3 if pred else 1))
+
+
+def test_operand_and_branches_with_operands_of_their_own():
+    for pred in (True, False):
+        assert is_tied(st.cond(pred, double, same, operand=tied())) is True
+        assert st.cond(pred, lambda _: 1, lambda _: 2, operand=None) == (1 if pred else 2)
+        net, other = tied(), tied()
+        result = st.preserve_identities(jax.lax.cond)(pred, net, double, other, same)
+        assert result.embed is result.head
+        assert_equal(result, double(net) if pred else other)
+    for result in (
+        st.switch(1, [same, double], operand=tied()),
+        st.switch(0, (same,), tied()),
+        st.switch(7, iter([same, double]), tied()),
+    ):
+        assert result.embed is result.head
+    assert st.switch(1, [lambda: 1, lambda: 2]) == 2
+
+
+def test_without_jit_only_one_branch_runs():
+    calls = []
+
+    def f(net):
+        calls.append("f")
+        assert net.embed is net.head
+        return net.embed.weight, State(net.embed.weight, net.embed.weight)
+
+    def g(net):
+        calls.append("g")
+        return net.embed.weight, State(net.embed.weight, net.embed.weight + 1)
+
+    with jax.disable_jit():
+        _, state = st.cond(True, f, g, tied())
+        assert state.mu is state.nu
+        st.switch(1, [f, g], tied())
+    assert calls == ["f", "g"]
+    for _ in range(2):
+        assert is_tied(st.cond(True, f, g, tied())[1]) is False
+    with jax.disable_jit():
+        np.testing.assert_array_equal(st.cond(False, f, g, tied())[1].nu, jnp.arange(2.0, 5.0))
+
+
+# --- under other transforms -----------------------------------------------------------------------------------------
+
+
+def twin_loss(weight, x, scale):
+    """By hand, on the single copy."""
+    weight = jax.lax.cond(x > 0, lambda w: scale * jnp.sin(w), lambda w: w * w, weight)
+    return (weight * weight).sum() * x
+
+
+def model_loss(net, x, scale):
+    net = st.cond(
+        x > 0,
+        lambda n: st.tree.map(lambda w: scale * jnp.sin(w), n),
+        lambda n: st.tree.map(lambda w: w * w, n),
+        net,
+    )
+    assert net.embed is net.head
+    return loss(net) * x
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, st.jit, st.checkpoint, lambda f: st.jit(st.checkpoint(f))])
+@pytest.mark.parametrize("x", [1.5, -0.5])
+def test_gradients(wrap, x):
+    value, gradient = st.value_and_grad(wrap(model_loss))(tied(), x, 2.0)
+    expected, of_weight = jax.value_and_grad(twin_loss)(jnp.arange(1.0, 4.0), x, 2.0)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    assert gradient.embed is gradient.head
+    np.testing.assert_allclose(gradient.embed.weight, of_weight, rtol=1e-5)
+
+
+def test_mapped_over_predicates_and_in_a_loop():
+    xs = jnp.array([1.5, -0.5, 0.0])
+    got = st.vmap(model_loss, in_axes=(None, 0, None))(tied(), xs, 2.0)
+    want = jax.vmap(twin_loss, in_axes=(None, 0, None))(jnp.arange(1.0, 4.0), xs, 2.0)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+
+    def step(net, x):
+        assert net.embed is net.head
+        return st.cond(x > 0, double, same, net), None
+
+    net, _ = st.preserve_identities(jax.lax.scan)(step, tied(), xs)
+    assert net.embed is net.head
+    np.testing.assert_allclose(net.head.weight, 2 * jnp.arange(1.0, 4.0))
+
+
+def test_joined_under_a_gradient():
+    """The meet, in an enclosing trace: against the two branches by hand."""
+
+    def through(x, pred):
+        state = st.cond(pred, lambda x: (lambda y: State(y, y, 1))(jnp.sin(x)), lambda x: State(x, x * x, 2), x)
+        return (state.mu * state.nu * state.steps).sum()
+
+    x = jnp.array([0.3, 0.7])
+    for wrap in (lambda f: f, jax.jit):
+        for pred, by_hand in ((True, lambda x: (jnp.sin(x) ** 2).sum()), (False, lambda x: (2 * x**3).sum())):
+            got = jax.grad(wrap(through))(x, pred)
+            np.testing.assert_allclose(got, jax.grad(by_hand)(x), rtol=1e-5)
+
+
+# --- memory and threads ---------------------------------------------------------------------------------------------
+
+
+def test_functions_and_structures_are_let_go():
+    def run():
+        class Own(eqx.Module):
+            a: jax.Array
+            b: jax.Array
+
+        f = lambda net: Own(net.a, net.b * 2)
+        g = lambda net: Own(net.a, net.a)
+        net = Own(jnp.ones(2), jnp.zeros(2))
+        st.cond(True, f, g, net)
+        st.cond(True, f, g, net)
+        return weakref.ref(f), weakref.ref(g), weakref.ref(st.tree.structure(net))
+
+    references = run()
+    gc.collect()
+    assert [reference() for reference in references[:2]] == [None, None]
+    jax.clear_caches()
+    gc.collect()
+    assert references[2]() is None
+
+
+def test_first_calls_from_many_threads():
+    f = Counted(lambda net: (double(net), reset(net.embed.weight)))
+    g = Counted(lambda net: (net, advance(net.head.weight)))
+
+    results = at_once(lambda i: st.cond(i % 2 == 0, f, g, tied()))
+    for i, (net, state) in enumerate(results):
+        assert net.embed is net.head
+        assert state.mu is not state.nu
+        assert_equal((net, state), (f, g)[i % 2].function(tied()))
+    counts = f.count, g.count
+    st.cond(True, f, g, tied())
+    assert (f.count, g.count) == counts
+
+
+# In place
+
+
+def counters():
+    n = jnp.array(0.0)
+    one = Mutable(first=n, second=n)
+    return Mutable(left=one, right=one, other=Mutable(w=jnp.ones(2)))
+
+
+def increased(pair, _=None):
+    pair.left.first = pair.left.second = pair.left.first + 1
+    return pair
+
+
+def other_changed(pair, _=None):
+    pair.other.w = pair.other.w * 2
+    return pair
+
+
+IN_PLACE = st.Policy(in_place=True)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("how", ["cond", "switch"])
+def test_what_a_branch_changes_is_written_back(how, which, jitted):
+    pair = counters()
+    left, other, w = pair.left, pair.other, pair.other.w
+
+    def run(pair, which):
+        if how == "switch":
+            return st.switch(which, [increased, other_changed], pair, policy=IN_PLACE)
+        return st.cond(which == 0, increased, other_changed, pair, policy=IN_PLACE)
+
+    run = st.jit(run, in_place=True) if jitted else run
+    for _ in range(2):
+        assert run(pair, jnp.array(which)) is pair
+    assert pair.left is pair.right is left
+    assert left.first is left.second
+    assert pair.other is other
+    assert float(left.first) == (0.0 if which else 2.0)
+    np.testing.assert_array_equal(other.w, (4 if which else 1) * w)
+
+
+def test_what_no_branch_changes_stays_what_it_is():
+    pair = counters()
+    before = (pair.left, pair.left.first, pair.other, pair.other.w)
+    result = st.cond(True, increased, lambda pair: pair, pair, policy=IN_PLACE)
+    assert result is pair
+    assert (pair.left, pair.other, pair.other.w) == (before[0], before[2], before[3])
+    assert float(pair.left.first) == 1.0
+
+
+def test_a_branch_that_moves_a_module_writes_nothing():
+    pair = Mutable(a=Mutable(w=jnp.zeros(())), b=Mutable(w=jnp.ones(())))
+    a, b = pair.a, pair.b
+
+    def swapped(pair):
+        pair.a, pair.b = pair.b, pair.a
+
+    with pytest.raises(st.SharingMismatchError, match="did not come back in its place"):
+        st.cond(True, swapped, lambda pair: None, pair, policy=IN_PLACE)
+    assert (pair.a, pair.b) == (a, b)
+
+    def exchanged(pair):
+        pair.a.w, pair.b.w = pair.b.w, pair.a.w
+
+    assert st.cond(True, exchanged, lambda pair: None, pair, policy=IN_PLACE) is None
+    assert (float(a.w), float(b.w)) == (1.0, 0.0)
+
+
+def test_numbers_that_one_branch_counts():
+    model = Mutable(w=jnp.ones(()), n=0)
+
+    def counted(model):
+        model.n = model.n + 1
+
+    st.cond(True, counted, lambda model: None, model, policy=IN_PLACE)
+    assert int(model.n) == 1
+
+
+def test_an_array_that_is_tied_between_what_changes_and_what_does_not():
+    def changed(model, *_):
+        model.p.w = model.p.w + 10
+
+    v = jnp.array(1.0)
+    model = Mutable(p=Mutable(w=v), q=Mutable(w=v))
+    with pytest.warns(st.UntiedWarning):
+        st.cond(True, changed, lambda model: None, model, policy=IN_PLACE)
+    assert (float(model.p.w), float(model.q.w)) == (11.0, 1.0)
+    assert model.q.w is v
+    one, two = Mutable(p=Mutable(w=v)), Mutable(p=Mutable(w=v))
+    st.cond(True, changed, lambda *_: None, one, two, policy=IN_PLACE)
+    assert (float(one.p.w), float(two.p.w)) == (11.0, 1.0)
+
+
+def test_one_branch_returns_what_it_got_in_place():
+    w = jnp.ones(2)
+    net = Pair(w, w)
+    for predicate, factor in ((True, 1), (False, 2)):
+        result = st.cond(predicate, lambda n: n, lambda n: st.tree.map(lambda x: 2 * x, n), net, policy=IN_PLACE)
+        np.testing.assert_array_equal(result.first, factor * w)
+        assert result.first is result.second
+    one, two = counters(), counters()
+    result = st.cond(True, lambda a, b: a, lambda a, b: b, one, two, policy=IN_PLACE)
+    assert result.left is result.right
+
+
+def test_ties_that_come_back_with_another_shape():
+    """What was learned of arrays of one shape is not used for those of another."""
+
+    def same(net):
+        total = net.first + net.second
+        return Pair(total, total)
+
+    def by_shape(net):
+        return same(net) if net.first.shape == (3,) else Pair(net.first, net.second * 2)
+
+    for sizes in ((2, 3, 2, 3), (3, 2, 3)):
+        branches = functools.partial(same), functools.partial(by_shape)
+        for size in sizes:
+            result = st.cond(True, *branches, Pair(jnp.ones(size), jnp.zeros(size)), policy=IGNORE)
+            assert (result.first is result.second) == (size == 3)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_references_in_place_are_refused_and_written_otherwise(jitted):
+    count = jax.new_ref(jnp.zeros(()))
+    model = Mutable(a=count, b=count, c=jnp.zeros(()))
+
+    def add_one(model):
+        model.a[...] += 1
+
+    def call(model, *, in_place):
+        st.cond(True, add_one, lambda model: None, model, in_place=in_place)
+
+    run = st.jit(call, static_argnames="in_place") if jitted else call
+    with pytest.raises(ValueError, match="`jax.Ref` is at `operands") as error:
+        run(model, in_place=True)
+    assert "no reference can" in str(error.value)
+    run(model, in_place=False)
+    assert float(count[...]) == 1
+    assert model.a is model.b is count

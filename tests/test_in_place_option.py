@@ -1,0 +1,271 @@
+"""`in_place=` and `policy=` as options of every transform, with the function or before it, in every `Context`."""
+
+import copy
+import functools
+import pickle
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+from sharedtree import _context
+from tests.strategies import Mutable, Pair
+
+IN_PLACE, APART = st.Policy(in_place=True), st.Policy(in_place=False)
+
+
+def fresh():
+    return Mutable(x=jnp.ones((2, 3)), count=jnp.zeros(2))
+
+
+def count_up(model):
+    model.count = model.count + 1
+    return model.x.sum()
+
+
+TRANSFORMS = {
+    "jit": st.jit,
+    "grad": st.grad,
+    "value_and_grad": st.value_and_grad,
+    "vmap": st.vmap,
+    "checkpoint": st.checkpoint,
+    "filter_jit": st.preserve_identities(eqx.filter_jit),
+    "filter_grad": st.preserve_identities(eqx.filter_grad),
+    "filter_vmap": st.preserve_identities(eqx.filter_vmap),
+    "filter_checkpoint": st.preserve_identities(eqx.filter_checkpoint),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_an_option_of_every_transform(name):
+    transform = TRANSFORMS[name]
+    for f, changes in (
+        (transform(count_up), False),
+        (transform(count_up, in_place=None), False),
+        (transform(count_up, in_place=False), False),
+        (transform(count_up, in_place=True), True),
+        (transform(in_place=True)(count_up), True),
+        (transform(count_up, policy=IN_PLACE), True),
+        (transform(count_up, policy=IN_PLACE, in_place=None), True),
+        (transform(count_up, policy=IN_PLACE, in_place=False), False),
+        (transform(count_up, policy=APART, in_place=True), True),
+    ):
+        model = fresh()
+        before = model.count
+        f(model)
+        np.testing.assert_array_equal(model.count, [1, 1] if changes else [0, 0])
+        assert (model.count is before) is not changes
+
+
+def test_bound_before_the_function():
+    for transform in (
+        st.preserve_identities(jax.jit, in_place=True),
+        st.preserve_identities(jax.jit, policy=APART, in_place=True),
+        st.preserve_identities(jax.jit, policy=APART)(in_place=True),
+        st.preserve_identities(functools.partial(jax.jit, in_place=True)),
+    ):
+        model = fresh()
+        transform(count_up)(model)
+        assert model.count[0] == 1
+        # What is given with the function replaces what was bound.
+        transform(count_up, in_place=False)(model)
+        assert model.count[0] == 1
+        # But a policy does not: `in_place` wins.
+        transform(count_up, policy=APART)(model)
+        assert model.count[0] == 2
+
+
+def test_the_rest_is_what_the_context_says_at_the_call():
+    w = jnp.ones(2)
+
+    def lose(model):
+        return jax.tree.map(lambda x: 2 * x, model)
+
+    for in_place in (True, False):
+        f = st.jit(lose, in_place=in_place)
+        for on_untie in ("error", "ignore"):
+            with st.Context(st.Policy(on_untie=on_untie, in_place=not in_place)):
+                if on_untie == "error":
+                    with pytest.raises(st.UntiedError):
+                        f(Pair(w, w))
+                else:
+                    assert f(Pair(w, w)).first[0] == 2
+    up = st.jit(count_up, in_place=False)
+    model = fresh()
+    with st.Context(IN_PLACE):
+        up(model)
+        assert model.count[0] == 0
+        st.jit(count_up)(model)
+        assert model.count[0] == 1
+
+
+def test_a_policy_of_jax_stays_with_jax():
+    for policy in (jax.checkpoint_policies.everything_saveable, jax.checkpoint_policies.nothing_saveable):
+        model = fresh()
+        f = st.checkpoint(count_up, policy=policy, in_place=True)
+        st.grad(f, in_place=True)(model)
+        assert model.count[0] == 1
+        assert f.options["policy"] is policy
+
+
+def test_one_trace_for_each_policy_however_it_was_said():
+    traces = 0
+
+    def f(model):
+        nonlocal traces
+        traces += 1
+        return count_up(model)
+
+    ways = [{"in_place": True}, {"policy": IN_PLACE}, {"policy": APART, "in_place": True}]
+    for wrapped in [st.jit(f, **way) for way in ways for _ in range(2)]:
+        wrapped(fresh())
+        wrapped(fresh())
+    with st.Context(IN_PLACE):
+        st.jit(f)(fresh())
+        st.jit(f, in_place=True)(fresh())
+    assert traces == 1
+    st.jit(f, in_place=False)(fresh())
+    st.jit(f)(fresh())
+    st.jit(f, policy=APART)(fresh())
+    assert traces == 2
+
+
+def test_shardings_of_the_result_are_not_those_of_the_state():
+    where = jax.sharding.NamedSharding(jax.make_mesh((1,), ("x",)), jax.sharding.PartitionSpec("x"))
+
+    def split(model):
+        count_up(model)
+        model.steps = model.steps + 1  # no axis that could be split
+        return model.x + 1
+
+    def by_hand(x, count, steps):
+        return (x, count + 1, steps + 1), x + 1
+
+    for given in ({"in_place": True}, {"policy": IN_PLACE}):
+        f = st.jit(split, out_shardings=where, **given)
+        for step in (1, 2):
+            model = Mutable(x=jnp.ones((2, 3)), count=jnp.zeros(2), steps=jnp.array(step - 1))
+            (_, count, steps), expected = jax.jit(by_hand, out_shardings=(None, where))(**vars(model))
+            result = f(model)
+            np.testing.assert_array_equal(result, expected)
+            assert result.sharding == expected.sharding == where
+            assert (model.steps, model.steps.sharding) == (step, steps.sharding)
+            np.testing.assert_array_equal(model.count, count)
+    with pytest.raises(ValueError, match="rank"):
+        st.jit(split, out_shardings=where, in_place=False)(Mutable(x=jnp.array(1.0), count=jnp.zeros(2), steps=0))
+
+
+def test_a_policy_is_resolved_to_one_object():
+    """Cached calls compare it by identity."""
+    for given in (None, APART, _context.PolicyHere(True), _context.PolicyHere(False)):
+        for policy in (None, IN_PLACE, st.Policy(on_untie="ignore")):
+            with st.Context(policy):
+                assert _context.current_policy(given) is _context.current_policy(given)
+
+
+def test_nested():
+    def outer(model):
+        st.jit(count_up, in_place=True)(model)
+        st.grad(count_up, in_place=True)(model)
+        return model.count.sum()
+
+    model = fresh()
+    assert st.jit(outer)(model) == 4
+    assert model.count[0] == 0
+    assert st.jit(outer, in_place=True)(model) == 4
+    assert model.count[0] == 2
+
+
+def test_methods():
+    class Layer(Mutable):
+        @st.jit(in_place=True)
+        def up(self):
+            self.count = self.count + 1
+
+    jax.tree_util.register_pytree_node_class(Layer)
+    layer = Layer(count=jnp.zeros(2))
+    layer.up()
+    assert layer.count[0] == 1
+
+
+def test_nothing_changes_if_the_function_raises():
+    def fails(model):
+        count_up(model)
+        raise RuntimeError("no")
+
+    for transform in (st.jit, st.grad, st.vmap, st.checkpoint):
+        model = fresh()
+        f = transform(fails, in_place=True)
+        with pytest.raises(RuntimeError):
+            f(model)
+        assert model.count[0] == 0
+        transform(count_up, in_place=True)(model)
+        assert model.count[0] == 1
+
+
+def module_level(model):
+    return count_up(model)
+
+
+def test_copies_and_pickles_keep_it():
+    f = st.jit(module_level, in_place=True)
+    for again in (pickle.loads(pickle.dumps(f)), copy.copy(f)):
+        model = fresh()
+        again(model)
+        assert model.count[0] == 1
+
+
+def test_modules_under_equinox():
+    layer = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    transform = st.preserve_identities(eqx.filter_jit)
+    one, two, other = (transform(layer, in_place=each) for each in (True, True, False))
+    assert jax.tree.structure(one) == jax.tree.structure(two)
+    assert jax.tree.structure(one) != jax.tree.structure(other)
+    np.testing.assert_array_equal(one(jnp.ones(2)), other(jnp.ones(2)))
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", (True,), np.True_, jnp.array(True)])
+def test_it_is_a_bool(value):
+    for wrap in (
+        lambda: st.jit(count_up, in_place=value),
+        lambda: st.grad(in_place=value)(count_up),
+        lambda: st.preserve_identities(jax.jit, in_place=value),
+        lambda: st.preserve_identities(jax.lax.map)(count_up, jnp.ones(2), in_place=value),
+    ):
+        with pytest.raises(TypeError, match="`in_place` is True, False or None"):
+            wrap()
+
+
+def test_transforms_that_take_operands():
+    seen = []
+
+    def adapter(crossing, f, x):
+        seen.append(crossing.policy)
+        return crossing.leave(crossing.enter(f, {"x": x})[0])
+
+    def transform(f, x):
+        raise AssertionError("never called")
+
+    taking = st.transforms._crossing.TakingOperands(adapter)
+    x = jnp.ones(2)
+    taking.applied(transform, None, {})(count_up, x, in_place=True)
+    taking.applied(transform, APART, {"in_place": True})(count_up, x)
+    taking.applied(transform, APART, {"in_place": True})(count_up, x, in_place=False)
+    with st.Context(st.Policy(on_untie="ignore")):
+        taking.applied(transform, None, {})(count_up, x, in_place=True)
+        taking.applied(transform, None, {})(count_up, x)
+    assert seen == [
+        IN_PLACE,
+        IN_PLACE,
+        APART,
+        st.Policy(in_place=True, on_untie="ignore"),
+        st.Policy(on_untie="ignore"),
+    ]
+
+
+def test_an_unregistered_transform_refuses():
+    with pytest.raises(ValueError, match=r"(?s)`in_place=True` adds.*register_transform"):
+        st.preserve_identities(lambda f: jax.jit(f), in_place=True)(count_up)(fresh())

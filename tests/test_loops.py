@@ -1,0 +1,724 @@
+"""The loops of `jax.lax`, against vanilla loops over arrays that are given once by hand."""
+
+import contextlib
+import functools
+import gc
+import threading
+import weakref
+
+import equinox as eqx
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given
+
+import sharedtree as st
+from tests.strategies import Mutable, Pair, copy_dag, dags, is_array, partition, unique_arrays
+from tests.test_laws import python_numbers
+
+IGNORE = st.Policy(on_untie="ignore")
+PARTING = st.Policy(in_place=True, on_untie="ignore")
+scan = st.preserve_identities(jax.lax.scan)
+while_loop = st.preserve_identities(jax.lax.while_loop)
+fori_loop = st.preserve_identities(jax.lax.fori_loop)
+map_over = st.preserve_identities(jax.lax.map)
+associative_scan = st.preserve_identities(jax.lax.associative_scan)
+
+KEEPING = {
+    "scan": lambda f, m: scan(lambda c, _: (f(c), None), m, length=3, policy=IGNORE)[0],
+    "while_loop": lambda f, m: while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, f(c[1])), (0, m), policy=IGNORE)[1],
+    "fori_loop": lambda f, m: fori_loop(0, 3, lambda _, c: f(c), m, policy=IGNORE),
+}
+
+
+class Net(eqx.Module):
+    a: jax.Array
+    b: jax.Array
+    steps: int = 0
+
+
+class Two(eqx.Module):
+    left: Net
+    right: Net
+
+
+def tied(value=2.0):
+    w = jnp.full(3, value)
+    return Net(w, w)
+
+
+def doubled(tree):
+    return st.tree.map(lambda x: x * 2 if eqx.is_inexact_array(x) else x, tree)
+
+
+@pytest.mark.parametrize("first", [0, 0.0])
+def test_arrays_beside_a_model_in_the_carry(first):
+    step = lambda c: (c[0] + 1, doubled(c[1]), {"n": c[2]["n"] + 2})
+    begin = first, tied(), {"n": jnp.ones(2)}
+    for number, net, rest in (
+        scan(lambda c, _: (step(c), None), begin, length=3)[0],
+        while_loop(lambda c: c[0] < 3, step, begin),
+        fori_loop(0, 3, lambda _, c: step(c), begin),
+    ):
+        assert number == 3
+        assert net.a.tolist() == [16, 16, 16]
+        assert rest["n"].tolist() == [7, 7]
+
+
+# The laws
+
+
+@pytest.mark.parametrize("name", KEEPING)
+@given(dag=dags())
+def test_partition_of_a_carry(name, dag):
+    assume(not python_numbers([dag]))  # of weak type in the next iteration
+    seen = []
+
+    def f(model):
+        seen.append(partition(model))
+        return doubled(model)
+
+    result = KEEPING[name](f, dag)
+    assert set(seen) == {partition(dag)}
+    assert partition(result) == partition(dag)
+    for leaf, original in zip(unique_arrays(result), unique_arrays(dag), strict=True):
+        factor = 8 if jnp.issubdtype(original.dtype, jnp.inexact) else 1
+        np.testing.assert_array_equal(leaf, original * factor)
+
+
+@given(dag=dags())
+def test_partition_of_what_is_scanned(dag):
+    assume(not python_numbers([dag]))
+    stacked = copy_dag(dag, lambda x: jnp.stack([x, x, x]))
+    seen = []
+
+    def f(total, model):
+        seen.append(partition(model))
+        return total + 1, doubled(model)
+
+    _, ys = scan(f, 0, stacked, policy=IGNORE)
+    mapped = map_over(lambda model: f(0, model)[1], stacked, policy=IGNORE)
+    assert set(seen) == {partition(dag)} == {partition(ys), partition(mapped)}
+    for tree in (ys, mapped):
+        for leaf, original in zip(unique_arrays(tree), unique_arrays(stacked), strict=True):
+            factor = 2 if jnp.issubdtype(original.dtype, jnp.inexact) else 1
+            np.testing.assert_array_equal(leaf, original * factor)
+
+
+def test_a_tied_leaf_is_carried_once():
+    jaxpr = jax.make_jaxpr(lambda w: scan(lambda m, x: (doubled(m), m.a), Net(w, w), jnp.arange(3.0))[0].a)(jnp.ones(3))
+    (loop,) = [each for each in jaxpr.eqns if each.primitive.name == "scan"]
+    assert (len(loop.invars), len(loop.outvars)) == (2, 2)
+
+
+def test_a_gradient_through_a_loop_is_that_of_one_weight():
+    xs = jnp.arange(1.0, 4.0)
+
+    def loss(model):
+        last, ys = scan(lambda m, x: (Net(jnp.sin(m.a) * x, m.b), m.a * m.b), model, xs, policy=IGNORE)
+        return last.a.sum() + ys.sum()
+
+    def by_hand(w):
+        (a, _), ys = jax.lax.scan(lambda c, x: ((jnp.sin(c[0]) * x, c[1]), c[0] * c[1]), (w, w), xs)
+        return a.sum() + ys.sum()
+
+    gradient = st.grad(loss)(tied())
+    np.testing.assert_allclose(gradient.a, jax.grad(by_hand)(tied().a), rtol=1e-5)
+    assert gradient.a is gradient.b
+
+
+# Joining
+
+
+def test_an_accidental_tie_is_cut_with_one_more_trace():
+    traces = []
+
+    def f(state, x):
+        traces.append(state.a is state.b)
+        return Net(state.a + x, state.b - x), state.a
+
+    z = jnp.zeros(())
+    for _ in range(3):
+        with pytest.warns(st.UntiedWarning) if len(traces) < 2 else contextlib.nullcontext():
+            last, ys = scan(f, Net(z, z), jnp.arange(4.0))
+        assert (float(last.a), float(last.b)) == (6.0, -6.0)
+        np.testing.assert_array_equal(ys, [0.0, 0.0, 1.0, 3.0])
+    assert traces == [True, False]
+
+
+def test_an_accidental_tie_that_is_untied_on_purpose_says_nothing():
+    z = jnp.zeros(())
+
+    def f(state, _):
+        state = st.untie(state)
+        return Net(state.a + 1, state.b - 1), None
+
+    last, _ = scan(f, Net(z, z), length=3)
+    assert (float(last.a), float(last.b)) == (3.0, -3.0)
+    kept = st.jit(lambda m: scan(lambda c, _: (st.untie(c), None), m, length=2)[0])(tied())  # nor does who gets it
+    assert kept.a is not kept.b
+
+
+def test_a_tie_that_only_the_result_has_goes_out_twice():
+    traces = []
+
+    def f(state, x):
+        traces.append(None)
+        total = state.a + x
+        return Net(total, total), None
+
+    last, _ = scan(f, Net(jnp.zeros(()), jnp.ones(())), jnp.arange(3.0))
+    assert (float(last.a), float(last.b)) == (3.0, 3.0)
+    assert last.a is not last.b
+    assert len(traces) == 1
+
+
+def test_a_shared_list_is_cut_like_an_array():
+    class Lists(eqx.Module):
+        one: list
+        two: list
+
+    w = [jnp.ones(())]
+    last, _ = scan(lambda m, x: (Lists([m.one[0] + x], [m.two[0]]), None), Lists(w, w), jnp.arange(3.0), policy=IGNORE)
+    assert (float(last.one[0]), float(last.two[0])) == (4.0, 1.0)
+    assert last.one is not last.two
+
+
+@pytest.mark.parametrize("loop", ["scan", "while_loop", "fori_loop"])
+def test_a_static_number_that_changes_becomes_a_leaf(loop):
+    traces = []
+
+    def f(model):
+        traces.append(None)
+        return eqx.tree_at(lambda m: m.steps, model, model.steps + 1)
+
+    for _ in range(2):
+        model = tied()
+        result = KEEPING[loop](f, Net(model.a, model.b, 0))
+        assert int(result.steps) == 3
+        assert result.steps.weak_type
+        assert result.steps.dtype == jnp.int32
+    if loop == "scan":  # which the others give to new lambdas
+        assert len(traces) == 4
+    same, _ = scan(lambda m, _: (m, None), Net(model.a, model.b, 7), length=2)
+    assert same.steps == 7
+    assert type(same.steps) is int
+
+
+def test_what_is_learned_is_not_kept_alive():
+    def make():
+        def f(state, x):
+            return Net(state.a + x, state.b), None
+
+        scan(f, tied(0.0), jnp.arange(2.0), policy=IGNORE)
+        return weakref.ref(f)
+
+    gone = make()
+    jax.clear_caches()
+    gc.collect()
+    assert gone() is None
+
+
+CONFLICTS = {
+    "a tie of modules that is lost": (
+        lambda t, _: (Two(Net(t.left.a, t.left.a), Net(t.right.a, t.right.a)), None),
+        lambda: (lambda n: Two(n, n))(tied()),
+        ("`init.left` and `init.right`", "when an iteration begins, but two when it ends"),
+    ),
+    "a tie of modules that is new": (
+        lambda t, _: (Two(t.left, t.left), None),
+        lambda: Two(tied(), tied()),
+        ("`init.left` and `init.right`", "when it ends, but two when an iteration begins"),
+    ),
+    "another class": (
+        lambda t, _: (t.left, None),
+        lambda: Two(tied(), tied()),
+        ("`init`", "a `Two` with 2 children", "a `Net` with 3 children"),
+    ),
+    "a container in place of a module": (lambda m, _: ((m, m), None), tied, ("`init`", "a `tuple`")),
+    "another static value": (
+        lambda m, _: (Net(m.a, m.b, "text"), None),
+        tied,
+        ("`init.steps`", "the static value 0", "'text'"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFLICTS)
+def test_what_cannot_be_joined(name):
+    f, init, texts = CONFLICTS[name]
+    before = init()
+    with pytest.raises(st.SharingMismatchError) as error:
+        scan(f, before, length=2, policy=IGNORE)
+    for text in texts:
+        assert text in str(error.value)
+    assert "Packed" not in str(error.value)
+    scan(lambda m, _: (doubled(m), None), before, length=2)  # the next call works
+
+
+def test_a_module_that_is_carried_and_scanned():
+    model = tied()
+    with pytest.raises(st.InconsistentSharingError, match=r"`init.a`: carried") as error:
+        scan(lambda c, x: (c, x), model, {"m": model})
+    assert error.value.paths == ("init.a", "init.b", "xs['m'].a", "xs['m'].b")
+    assert set(error.value.treatments) == {"carried", "scanned"}
+
+
+def test_an_array_that_is_carried_and_scanned_is_cut():
+    w = jnp.arange(3.0)
+    seen = []
+
+    def f(c, x):
+        seen.append((c.a.shape, x.a.shape))
+        return Net(c.a + x.a, c.b), x
+
+    last, ys = scan(f, Net(w, jnp.ones(())), Net(w, jnp.zeros(3)))
+    assert seen == [((3,), ())]
+    np.testing.assert_array_equal(last.a, w + 3)
+    np.testing.assert_array_equal(ys.a, w)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda scan: scan(lambda c, _: (c, None)),
+        lambda scan: scan(lambda c, _: c, jnp.ones(2), length=2),
+        lambda scan: scan(lambda c, _: (c, None), jnp.ones(2)),
+        lambda scan: scan(jnp.ones(2), lambda c, _: (c, None), length=2),
+        lambda scan: scan(lambda c, _: ((c, c), None), jnp.ones(2), length=2),
+        lambda scan: scan(lambda c: (c, None), jnp.ones(2), length=2),
+        lambda scan: scan(lambda c, _: (c, None), jnp.ones(2), lenght=2),
+        lambda scan: scan(),
+    ],
+)
+def test_errors_are_those_of_vanilla_jax(call):
+    with pytest.raises(Exception) as vanilla:
+        call(jax.lax.scan)
+    with pytest.raises(type(vanilla.value)) as ours:
+        call(scan)
+    assert "Packed" not in str(ours.value)
+
+
+@pytest.mark.parametrize("containers", [False, True])
+def test_a_carry_that_the_body_itself_changes(containers):
+    policy = st.Policy(containers=containers, on_untie="ignore")
+
+    def run(change):
+        def body(carry, _):
+            change(carry)
+            return carry, None
+
+        return scan(body, {"net": tied(), "x": jnp.zeros(())}, length=2, policy=policy)[0]
+
+    assert float(run(lambda c: c.update(x=c["x"] + 1))["x"]) == 2.0
+    changes = (
+        lambda c: c.update(y=jnp.ones(())),
+        lambda c: c.pop("net"),
+        lambda c: c.update(net=c["x"]),
+        lambda c: c.update(x=c["net"]),
+    )
+    for change in changes:
+        with pytest.raises(st.SharingMismatchError) as error:
+            run(change)
+        assert "Packed" not in str(error.value)
+    elems = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    with pytest.raises((ValueError, st.SharingMismatchError)):
+        associative_scan(lambda x, y: {"a": x["a"] + y["a"]}, elems, policy=policy)
+
+
+def test_what_was_learned_belongs_to_containers_and_policies():
+    def body(carry, _):
+        (net,) = carry
+        return type(carry)([net if isinstance(carry, list) else Net(net.a, net.b + 1)]), None
+
+    for carry, is_kept in (([tied()], True), ((tied(),), False), ([tied()], True), ((tied(),), False)):
+        (net,), _ = scan(body, carry, length=2, policy=IGNORE)
+        assert (net.a is net.b) == is_kept
+    with pytest.raises(st.UntiedError):
+        scan(body, (tied(),), length=2, policy=st.Policy(on_untie="error"))
+
+
+def test_layers_without_leaves_are_no_tie_that_must_be_kept():
+    class Block(eqx.Module):
+        w: jax.Array
+        one: eqx.nn.Lambda
+        two: eqx.nn.Lambda
+
+    relu = eqx.nn.Lambda(jax.nn.relu)
+    last, _ = scan(lambda m, _: (jax.tree.map(lambda x: x, m), None), Block(jnp.ones(2), relu, relu), length=2)
+    np.testing.assert_array_equal(last.w, jnp.ones(2))
+
+
+def test_a_condition_that_returns_a_model():
+    with pytest.raises(TypeError, match="says whether to go on"):
+        while_loop(lambda m: m, doubled, tied())
+
+
+# Values, wherever the loop is
+
+
+def step(model, x):
+    return Net(model.a * x + 1, model.b, model.steps), (model.a + model.b).sum()
+
+
+def by_hand(w, xs):
+    def body(c, x):
+        return (c[0] * x + 1, c[1]), (c[0] + c[1]).sum()
+
+    return jax.lax.scan(body, (w, w), xs)
+
+
+AROUND = {
+    "nothing": lambda f: f,
+    "jit": lambda f: st.jit(f, policy=IGNORE),
+    "checkpoint": st.preserve_identities(jax.checkpoint, policy=IGNORE),
+    "no jit": lambda f: lambda *args: without_jit(f, *args),
+}
+
+
+def without_jit(f, *args):
+    with jax.disable_jit():
+        return f(*args)
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("options", [{}, {"reverse": True}, {"unroll": 2}])
+def test_scan_gives_what_vanilla_gives(around, options):
+    xs = jnp.arange(4.0)
+
+    def body(c, x):
+        return (c[0] * x + 1, c[1]), (c[0] + c[1]).sum()
+
+    w = jnp.arange(3.0)
+    (a, b), ys = jax.lax.scan(body, (w, w), xs, **options)
+    run = AROUND[around](lambda m: scan(step, m, xs, **options, policy=IGNORE))
+    last, found = run(Net(w, w))
+    np.testing.assert_allclose(last.a, a)
+    np.testing.assert_allclose(last.b, b)
+    np.testing.assert_allclose(found, ys)
+
+
+def test_under_vmap():
+    w, xs = jnp.arange(6.0).reshape(2, 3), jnp.arange(4.0)
+    last, ys = st.vmap(lambda m: scan(step, m, xs, policy=IGNORE), policy=IGNORE)(Net(w, w))
+    (a, _), want = jax.vmap(lambda w: by_hand(w, xs))(w)
+    np.testing.assert_allclose(last.a, a)
+    np.testing.assert_allclose(ys, want)
+
+
+def test_the_inner_loop_of_two():
+    def inner(m, x):
+        return doubled(m), m.a.sum() + x
+
+    def outer(m, x):
+        return scan(inner, m, x)
+
+    xs = jnp.arange(6.0).reshape(2, 3)
+    last, ys = scan(outer, tied(1.0), xs)
+    np.testing.assert_array_equal(last.a, np.full(3, 64.0))
+    assert last.a is last.b
+    np.testing.assert_array_equal(ys, 3 * 2.0 ** np.arange(6).reshape(2, 3) + xs)
+
+
+def test_while_loop_gives_what_vanilla_gives():
+    result = while_loop(lambda m: m.a.sum() < 100, doubled, tied(1.0))
+    want = jax.lax.while_loop(lambda w: w.sum() < 100, lambda w: w * 2, jnp.ones(3))
+    np.testing.assert_array_equal(result.a, want)
+    assert result.a is result.b
+
+
+@pytest.mark.parametrize("upper", [3, jnp.array(3)])
+def test_fori_loop_gives_what_vanilla_gives(upper):
+    result = fori_loop(0, upper, lambda i, m: st.tree.map(lambda x: x + i, m), tied(1.0))
+    np.testing.assert_array_equal(result.a, np.full(3, 4.0))
+    assert result.a is result.b
+
+
+def test_map_gives_what_vanilla_gives():
+    w = jnp.arange(12.0).reshape(4, 3)
+    for options in ({}, {"batch_size": 2}):
+        model, are_one = map_over(lambda m: (doubled(m), m.a is m.b), Net(w, w), **options)
+        np.testing.assert_array_equal(model.a, 2 * w)
+        assert model.a is model.b
+        assert bool(are_one.all())
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_associative_scan_gives_what_vanilla_gives(reverse):
+    w, v = jnp.arange(5.0), jnp.arange(5.0) + 1
+
+    def combine(one, two):
+        return Net(one.a + two.a, one.b * two.b)
+
+    result = associative_scan(combine, Net(w, v), reverse=reverse)
+    want = jax.lax.associative_scan(lambda x, y: (x[0] + y[0], x[1] * y[1]), (w, v), reverse=reverse)
+    np.testing.assert_allclose(result.a, want[0])
+    np.testing.assert_allclose(result.b, want[1])
+    both = associative_scan(lambda x, y: st.tree.map(jnp.add, x, y), Net(w, w))
+    assert both.a is both.b
+    np.testing.assert_allclose(both.a, np.cumsum(w))
+
+
+@pytest.mark.parametrize("kind", ["lax", "checkpointed", "bounded"])
+def test_the_loops_of_equinox(kind):
+    ours_scan, ours_while = st.preserve_identities(eqxi.scan), st.preserve_identities(eqxi.while_loop)
+    xs = jnp.arange(1.0, 4.0)
+
+    def loss(model, scan, while_loop):
+        if kind != "bounded":
+            model, ys = scan(lambda m, x: (st.tree.map(lambda w: w * x, m), m.a.sum()), model, xs, kind=kind)
+        else:
+            ys = jnp.zeros(())
+        model = while_loop(lambda m: m.a.sum() < 50, doubled, model, kind=kind, max_steps=16)
+        return (model.a * model.b).sum() + ys.sum()
+
+    def vanilla(w):
+        ys = jnp.zeros(())
+        if kind != "bounded":
+            w, ys = eqxi.scan(lambda w, x: (w * x, w.sum()), w, xs, kind=kind)
+        w = eqxi.while_loop(lambda w: w.sum() < 50, lambda w: 2 * w, w, kind=kind, max_steps=16)
+        return (w * w).sum() + ys.sum()
+
+    model = tied(1.0)
+    np.testing.assert_allclose(loss(model, ours_scan, ours_while), vanilla(model.a))
+    if kind != "lax":
+        gradient = st.grad(loss)(model, ours_scan, ours_while)
+        assert gradient.a is gradient.b
+        np.testing.assert_allclose(gradient.a, jax.grad(vanilla)(model.a), rtol=1e-6)
+    with pytest.raises(ValueError, match="nothing could be written back"):
+        st.preserve_identities(eqxi.scan, in_place=True)(lambda m, x: (m, None), model, xs, kind="lax")
+
+
+def test_first_calls_of_many_threads():
+    results, barrier = [], threading.Barrier(8)
+
+    def f(model, x):
+        return Net(model.a + x, model.b), model.a.sum()
+
+    def run():
+        barrier.wait()
+        results.append(scan(f, tied(1.0), jnp.arange(4.0), policy=IGNORE))
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8
+    for last, _ in results:
+        np.testing.assert_array_equal(last.a, np.full(3, 7.0))
+        np.testing.assert_array_equal(last.b, np.ones(3))
+
+
+# In place
+
+IN_PLACE = st.Policy(in_place=True)
+
+
+def counter(value=0.0):
+    n = jnp.array(value)
+    return Mutable(first=n, second=n)
+
+
+def increased(model, by=1.0):
+    model.first = model.second = model.first + by
+
+
+IN_PLACE_LOOPS = {
+    "scan": lambda f, m: scan(lambda c, _: (f(c), None), m, length=3, policy=IN_PLACE)[0],
+    "while_loop": lambda f, m: while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, f(c[1])), (0, m), policy=IN_PLACE)[
+        1
+    ],
+    "fori_loop": lambda f, m: fori_loop(0, 3, lambda _, c: f(c), m, policy=IN_PLACE),
+}
+
+
+@pytest.mark.parametrize("jitted", [False, True, "disabled"])
+@pytest.mark.parametrize("name", IN_PLACE_LOOPS)
+def test_a_change_is_written_back(name, jitted):
+    model = counter()
+    pair = Mutable(left=model, right=model, other=Mutable(w=jnp.ones(2)))
+    other, array = pair.other, pair.other.w
+
+    def f(pair):
+        assert pair.left is pair.right
+        increased(pair.left)
+        return pair
+
+    def run(pair):
+        return IN_PLACE_LOOPS[name](f, pair)
+
+    with jax.disable_jit(jitted == "disabled"):
+        result = st.preserve_identities(jax.jit, policy=IN_PLACE)(run)(pair) if jitted else run(pair)
+    assert result is pair
+    assert pair.left is pair.right is model
+    assert model.first is model.second
+    assert float(model.first) == 3.0
+    assert pair.other is other
+    assert other.w is array
+
+
+def test_without_jit_each_iteration_may_do_something_else():
+    model = Mutable(n=jnp.zeros(()))
+
+    def body(model, x):
+        if x > 0:
+            model.n = model.n + x
+        return model, None
+
+    with jax.disable_jit():
+        assert scan(body, model, jnp.array([1.0, 2.0, 0.0]), policy=IN_PLACE)[0] is model
+        assert float(model.n) == 3.0
+        n = model.n
+        assert while_loop(lambda m: False, lambda m: m, model, policy=IN_PLACE) is model
+    assert model.n is n
+
+
+@pytest.mark.parametrize("name", IN_PLACE_LOOPS)
+def test_what_holds_no_leaf_stays_the_object_that_it_is(name):
+    model = Mutable(n=jnp.zeros(()), settings=Mutable(e=None), rest=[], names={})
+    settings, rest, names = model.settings, model.rest, model.names
+
+    def f(model):
+        model.n = model.n + 1
+        return model
+
+    assert IN_PLACE_LOOPS[name](f, model) is model
+    assert float(model.n) == 3.0
+    assert (model.settings is settings, model.rest is rest, model.names is names) == (True, True, True)
+    assert IN_PLACE_LOOPS[name](lambda m: m, settings) is settings
+
+
+def test_a_list_that_was_parted_is_not_written_twice():
+    shared = [jnp.zeros(())]
+    model = Mutable(a=shared, b=shared)
+
+    def f(model, _):
+        if model.a is model.b:
+            model.b = list(model.b)
+        model.a[0] = model.a[0] + 1
+        model.b[0] = model.b[0] + 2
+        return model, None
+
+    before = {"first": Mutable(x=jnp.zeros(())), "model": model}
+    with pytest.raises(st.InconsistentSharingError, match="a `list` that is in several places") as error:
+        scan(lambda c, x: ({**c, "model": f(c["model"], x)[0]}, x), before, length=2, policy=PARTING)
+    assert error.value.paths == ("init['model'][<flat index 0>]", "init['model'][<flat index 1>]")
+    assert error.value.treatments == ("number 1 inside", "number 2 inside")
+    assert all(f"    `{path}`: " in str(error.value) for path in error.value.paths)
+    assert model.a is model.b is shared
+    assert float(shared[0]) == 0.0
+
+
+def test_what_is_scanned_is_written_back_along_its_axis():
+    layers = Mutable(w=jnp.arange(3.0), calls=jnp.zeros(3, int))
+    w = layers.w
+
+    def f(total, layer):
+        layer.calls = layer.calls + 1
+        return total + layer.w, layer
+
+    total, same = scan(f, jnp.zeros(()), layers, policy=IN_PLACE)
+    assert float(total) == 3.0
+    assert same is layers
+    assert layers.w is w
+    np.testing.assert_array_equal(layers.calls, [1, 1, 1])
+    assert map_over(lambda layer: increased_calls(layer), layers, policy=IN_PLACE) is None
+    np.testing.assert_array_equal(layers.calls, [2, 2, 2])
+
+
+def increased_calls(layer):
+    layer.calls = layer.calls + 1
+
+
+def test_a_swap_that_is_undone():
+    pair = Mutable(a=counter(1.0), b=counter(2.0))
+
+    def f(pair, _):
+        pair.a, pair.b = pair.b, pair.a
+        increased(pair.a)
+        pair.a, pair.b = pair.b, pair.a
+        return pair, None
+
+    scan(f, pair, length=2, policy=IN_PLACE)
+    assert (float(pair.a.first), float(pair.b.first)) == (1.0, 4.0)
+
+
+def swapped(pair):
+    pair.a, pair.b = pair.b, pair.a
+    return pair
+
+
+def replaced(pair):
+    pair.a = counter(5.0)
+    return pair
+
+
+def changed_and_left(pair):
+    increased(pair.a)
+    return Mutable(a=counter(1.0), b=pair.b)
+
+
+def added(pair):
+    pair.c = counter()
+    return pair
+
+
+@pytest.mark.parametrize("change", [swapped, replaced, changed_and_left, added])
+def test_what_cannot_be_repeated(change):
+    pair = Mutable(a=counter(1.0), b=counter(2.0))
+    a, b, n = pair.a, pair.b, pair.a.first
+    with pytest.raises(st.SharingMismatchError):
+        scan(lambda c, _: (change(c), None), pair, length=2, policy=IN_PLACE)
+    assert (pair.a, pair.b) == (a, b)
+    assert pair.a.first is n
+    assert vars(pair).keys() == {"a", "b"}
+
+
+def test_an_immutable_model_can_be_replaced():
+    model = tied()
+    a = model.a
+    last, _ = scan(lambda m, _: (doubled(m), None), model, length=3, policy=IN_PLACE)
+    assert model.a is a
+    np.testing.assert_array_equal(last.a, 8 * a)
+    assert last.a is last.b
+
+
+def test_nothing_is_written_if_the_function_raises():
+    model = counter()
+    n = model.first
+
+    def f(model, _):
+        increased(model)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        scan(f, model, length=2, policy=IN_PLACE)
+    assert model.first is n
+    assert model.second is n
+
+
+def test_python_numbers_that_are_counted_in_place():
+    model = Mutable(w=jnp.ones(()), n=0)
+
+    def f(model, _):
+        model.n = model.n + 1
+        return model, None
+
+    scan(f, model, length=3, policy=IN_PLACE)
+    assert int(model.n) == 3
+
+
+def test_a_partial_and_a_method():
+    class Body:
+        def step(self, by, model, x):
+            return st.tree.map(lambda w: w + by * x, model), model.a is model.b
+
+    body = Body()
+    last, are_one = scan(functools.partial(body.step, 2), tied(0.0), jnp.arange(3.0))
+    np.testing.assert_array_equal(last.a, np.full(3, 6.0))
+    assert bool(are_one.all())
+    assert Pair is not None
+    assert is_array(last.b)

@@ -1,0 +1,139 @@
+"""Programs, compiled or exported, that are called with other arguments than those that they were made for."""
+
+import gc
+import re
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sharedtree as st
+
+
+class Net(eqx.Module):
+    a: jax.Array
+    b: jax.Array
+
+
+W = jnp.arange(2.0)
+TIED, UNTIED = Net(W, W), Net(W, W + 0)
+filter_jit = st.preserve_identities(eqx.filter_jit)
+
+
+def difference(call, *args, **kwargs):
+    """The differences that the error lists, and its paths."""
+    with pytest.raises(st.SharingMismatchError, match="cannot be traced again") as error:
+        call(*args, **kwargs)
+    return re.findall("(?m)^    (`.*)$", str(error.value)), error.value.paths
+
+
+@pytest.mark.parametrize("jit", [st.jit, filter_jit])
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (TIED, UNTIED, "`model.a` and `model.b` were one object, and are two"),
+        (UNTIED, TIED, "`model.a` and `model.b` were two objects, and are one"),
+    ],
+)
+def test_ties(jit, first, second, words):
+    compiled = jit(lambda model: model.a + model.b).lower(first).compile()
+    assert difference(compiled, second) == ([words], ("model.a", "model.b"))
+    assert compiled(first).tolist() == [0, 2]
+
+
+def test_a_tied_module_is_one_difference():
+    f = st.jit(lambda nets: nets[0].a)
+    assert difference(f.lower((TIED,)).compile(), (st.Dag((TIED, TIED)),))[0] == [
+        "`nets[0]` was a `Net` with 2 children, and is a `Dag` with 1 children"
+    ]
+    class_of_two = Net(TIED, TIED)
+    found, paths = difference(st.jit(lambda net: net.a.a).lower(class_of_two).compile(), Net(TIED, Net(W + 0, W + 1)))
+    assert found[0] == "`net.a` and `net.b` were one object, and are two"
+    assert all("`net.a.a` and `net.b" not in line for line in found)
+    assert paths[:2] == ("net.a", "net.b")
+
+
+def test_in_a_dag():
+    v = W + 1
+    compiled = st.jit(lambda dag: dag.tree["x"]).lower(st.Dag({"x": W, "y": W, "z": v})).compile()
+    assert difference(compiled, st.Dag({"x": W, "y": v, "z": v}))[0] == [
+        "`dag.tree['x']` and `dag.tree['y']` were one object, and are two",
+        "`dag.tree['y']` and `dag.tree['z']` were two objects, and are one",
+    ]
+    assert difference(compiled, st.Dag({"x": W, "y": W + 2, "z": v}))[0] == [
+        "`dag.tree['x']` and `dag.tree['y']` were one object, and are two"
+    ]
+    assert difference(compiled, st.Dag({"x": W, "y": W}))[1] == ("dag.tree",)
+
+
+def test_static_arguments_are_not_counted():
+    compiled = st.jit(lambda n, model: n * model.a, static_argnums=0).lower(3, TIED).compile()
+    assert difference(compiled, UNTIED)[1] == ("model.a", "model.b")
+
+    class Holder:
+        @st.preserve_identities(jax.jit, static_argnums=(0, 1))
+        def method(self, n, model):
+            return n * model.a
+
+    assert difference(Holder.method.lower(Holder(), 3, TIED).compile(), UNTIED)[1] == ("model.a", "model.b")
+
+
+def test_what_is_donated_is_called_by_its_own_name():
+    f = st.jit(lambda n, new, old: n * (new.a + old.a), static_argnums=0, donate_argnums=1)
+    compiled = f.lower(2, TIED, UNTIED).compile()
+    with pytest.raises(st.InconsistentSharingError, match="`new.a`: donated") as error:
+        compiled(Net(old := W + 0, old), Net(old, W))
+    assert "untie((new, old)" in str(error.value)
+    assert "`old.a`: not donated" in str(error.value)
+
+
+def test_a_keyword_that_is_called_as_a_positional_argument():
+    def f(m, /, **others):
+        return m.a + others["m"].a
+
+    compiled = filter_jit(f).lower(TIED, m=TIED).compile()
+    assert difference(compiled, TIED, m=UNTIED)[0]
+    assert compiled(TIED, m=TIED).tolist() == [0, 2]
+
+
+def test_static_values():
+    class Scaled(eqx.Module):
+        a: jax.Array
+        n: int
+
+    for jit in (st.jit, filter_jit):
+        compiled = jit(lambda net: net.a * net.n).lower(Scaled(W, 1)).compile()
+        assert difference(compiled, Scaled(W, 2)) == (
+            ["`net.n` was the static value 1, and is the static value 2"],
+            ("net.n",),
+        )
+
+
+@pytest.mark.parametrize("name", ["lower", "trace"])
+@pytest.mark.parametrize("options", [{}, {"in_place": True}, {"static_argnums": 1}])
+def test_a_program_keeps_no_argument_alive(name, options):
+    weight = W + 1
+    model, alive = Net(weight, weight), weakref.ref(weight)
+    stage = getattr(st.jit(lambda m, n: 2 * m.a, **options), name)(model, 1)
+    program = stage.compile() if name == "lower" else stage.lower().compile()
+    del model, weight, stage  # what JAX 0.8 has traced keeps its arguments
+    gc.collect()
+    assert alive() is None
+    assert program(TIED, *([] if "static_argnums" in options else [1])).tolist() == [0, 2]
+
+
+def test_many_prefixes_are_translated_in_linear_work(monkeypatch):
+    from sharedtree.transforms import _crossed
+
+    made = []
+    original = _crossed.Graph.__init__
+    monkeypatch.setattr(_crossed.Graph, "__init__", lambda self, *args: made.append(0) or original(self, *args))
+    counts = []
+    for n in (5, 20):
+        nets = [Net(jnp.ones((2, 2)), jnp.ones((2, 2))) for _ in range(n)]
+        made.clear()
+        st.vmap(lambda *nets: nets[0].a, in_axes=tuple([Net(0, 1) for _ in nets]))(*nets)
+        counts.append(len(made))
+    assert counts[0] == counts[1]

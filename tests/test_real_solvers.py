@@ -1,0 +1,442 @@
+"""Solvers of other packages over tied models: Diffrax, Optimistix, Lineax; training in a scan; a sweep by vmap.
+
+The oracles are finite differences, and vanilla JAX on the parameters with one copy of the tied weight, by hand.
+"""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+
+optax = pytest.importorskip("optax")
+
+
+class Field(eqx.Module):
+    """A network of two layers, of which the second is the first one transposed."""
+
+    encode: jax.Array
+    decode: jax.Array
+    bias: jax.Array
+
+    def __call__(self, y):
+        assert self.encode is self.decode
+        return self.decode.T @ jnp.tanh(self.encode @ y + self.bias) - y
+
+
+def weights():
+    w, b = jax.random.normal(jax.random.key(0), (3, 2)), jnp.array([0.1, -0.2, 0.3])
+    return 0.5 * w, b
+
+
+def tied(weight=None, bias=None):
+    w, b = weights() if weight is None else (weight, bias)
+    return Field(w, w, b)
+
+
+def by_hand(parameters, y):
+    """The same with one copy of the weight, in a tuple."""
+    w, b = parameters
+    return w.T @ jnp.tanh(w @ y + b) - y
+
+
+def is_tied(field):
+    return field.encode is field.decode
+
+
+def assert_is(field, parameters, rtol=1e-5):
+    """A model, or something like it, has one copy of each weight and these values."""
+    assert is_tied(field)
+    np.testing.assert_allclose(field.encode, parameters[0], rtol=rtol, atol=1e-6)
+    np.testing.assert_allclose(field.bias, parameters[1], rtol=rtol, atol=1e-6)
+
+
+def along(gradient, direction):
+    """The derivative of a loss in a direction, by its gradient."""
+    return sum(jnp.vdot(g, d) for g, d in zip(gradient, direction, strict=True))
+
+
+def finite_difference(loss, parameters, direction, step=1e-2):
+    """The same by central differences of two widths, extrapolated."""
+
+    def slope(h):
+        ahead, behind = (loss([p + s * h * d for p, d in zip(parameters, direction, strict=True)]) for s in (1, -1))
+        return (ahead - behind) / (2 * h)
+
+    return (4 * slope(step / 2) - slope(step)) / 3
+
+
+DIRECTION = (jnp.array([[0.3, -1.0], [0.5, 0.2], [-0.4, 0.9]]), jnp.array([1.0, 0.5, -0.7]))
+
+
+# Diffrax --------------------------------------------------------------------------------------------------------------
+
+Y0 = jnp.array([1.0, -0.5])
+
+
+def final(field, call, adjoint):
+    """The solution at t = 1 of dy/dt = field(y), with the step size chosen by the solver."""
+    diffrax = pytest.importorskip("diffrax")
+    return diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, y, args: call(args, y)),
+        diffrax.Bosh3(),
+        0.0,
+        1.0,
+        0.1,
+        Y0,
+        args=field,
+        stepsize_controller=diffrax.PIDController(rtol=1e-5, atol=1e-6),
+        adjoint=getattr(diffrax, adjoint)(),
+        max_steps=128,
+    ).ys
+
+
+def of_dag(dag, y):
+    return dag.tree(y)
+
+
+def loss_of_ode_by_hand(parameters, adjoint):
+    return (final(tuple(parameters), by_hand, adjoint) ** 2).sum()
+
+
+@functools.cache
+def gradient_of_ode_by_hand(adjoint):
+    return jax.jit(jax.value_and_grad(loss_of_ode_by_hand), static_argnums=1)(weights(), adjoint)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adjoint", ["RecursiveCheckpointAdjoint", "BacksolveAdjoint"])
+def test_gradient_of_an_ode(adjoint):
+    """Diffrax takes trees apart, so what it is given is a `Dag`; our transforms are around it."""
+
+    def loss(field):
+        return (final(st.Dag(field), of_dag, adjoint) ** 2).sum()
+
+    value, gradient = st.jit(st.value_and_grad(loss))(tied())
+    want, by_hand = gradient_of_ode_by_hand(adjoint)
+    np.testing.assert_allclose(value, want, rtol=1e-6)
+    assert_is(gradient, by_hand, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_gradient_of_an_ode_in_vanilla_transforms():
+    adjoint = "RecursiveCheckpointAdjoint"
+    gradient = jax.jit(jax.grad(lambda dag: (final(dag, of_dag, adjoint) ** 2).sum()))(st.Dag(tied()))
+    assert len(jax.tree.leaves(gradient)) == 2
+    _, by_hand = gradient_of_ode_by_hand(adjoint)
+    assert_is(gradient.tree, by_hand, rtol=1e-4)
+    slope = finite_difference(jax.jit(lambda p: loss_of_ode_by_hand(p, adjoint)), weights(), DIRECTION)
+    np.testing.assert_allclose(along((gradient.tree.encode, gradient.tree.bias), DIRECTION), slope, rtol=5e-3)
+
+
+def test_the_model_is_the_vector_field():
+    """The term holds the model, and crosses our transforms as every module does."""
+    diffrax = pytest.importorskip("diffrax")
+
+    @st.value_and_grad
+    def loss(term):
+        dag = st.Dag(term.vector_field)
+        inside = diffrax.ODETerm(lambda t, y, args: args.tree(t, y, None))
+        return diffrax.diffeqsolve(inside, diffrax.Euler(), 0.0, 1.0, 0.1, Y0, args=dag).ys.sum()
+
+    class Autonomous(Field):
+        def __call__(self, t, y, args):
+            return super().__call__(y)
+
+    w, b = weights()
+    value, gradient = loss(diffrax.ODETerm(Autonomous(w, w, b)))
+
+    def euler(parameters):
+        y = Y0
+        for _ in range(10):
+            y = y + 0.1 * by_hand(parameters, y)
+        return y.sum()
+
+    want, gradient_by_hand = jax.value_and_grad(euler)((w, b))
+    np.testing.assert_allclose(value, want, rtol=1e-5)
+    assert_is(gradient.vector_field, gradient_by_hand, rtol=1e-4)
+
+
+# Optimistix -----------------------------------------------------------------------------------------------------------
+
+XS = jax.random.normal(jax.random.key(1), (12, 2))
+
+
+def targets():
+    w, b = weights()
+    return jax.vmap(lambda x: by_hand((w + 0.1, b - 0.1), x))(XS)
+
+
+def residuals(dag, args):
+    return jax.vmap(dag.tree)(XS) - args
+
+
+def residuals_by_hand(parameters, args):
+    return jax.vmap(lambda x: by_hand(parameters, x))(XS) - args
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["LevenbergMarquardt", "GaussNewton"])
+def test_a_least_squares_fit(solver):
+    optx = pytest.importorskip("optimistix")
+
+    def fit(function, start):
+        return optx.least_squares(
+            function, getattr(optx, solver)(rtol=1e-6, atol=1e-6), start, args=targets(), max_steps=200
+        )
+
+    ours = fit(residuals, st.Dag(tied()))
+    want = fit(residuals_by_hand, weights())
+    assert ours.stats["num_steps"] == want.stats["num_steps"]
+    assert_is(ours.value.tree, want.value, rtol=1e-4)
+    w, b = weights()
+    assert_is(ours.value.tree, (w + 0.1, b - 0.1), rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_derivative_of_a_fit():
+    """How the fitted model depends on the data: implicit differentiation, under `st.jit` and in a model's own class."""
+    optx = pytest.importorskip("optimistix")
+
+    def fitted(function, start, data):
+        return optx.least_squares(
+            function, optx.LevenbergMarquardt(rtol=1e-7, atol=1e-7), start, args=data, max_steps=200
+        ).value
+
+    @st.jit
+    def gradient(field, data):
+        return st.grad(lambda data: (fitted(residuals, st.Dag(field), data).tree.encode ** 2).sum())(data)
+
+    want = jax.jit(jax.grad(lambda data: (fitted(residuals_by_hand, weights(), data)[0] ** 2).sum()))(targets())
+    np.testing.assert_allclose(gradient(tied(), targets()), want, rtol=1e-3, atol=1e-4)
+
+
+def test_a_root_through_closure_convert():
+    """Optimistix converts the function; one that was converted before takes models, inside its `Dag`."""
+    optx = pytest.importorskip("optimistix")
+    target = jnp.array([0.3, 0.1])
+    shift = weights()[0]
+
+    def f(field):
+        w = field.encode - shift + jnp.tanh(field.decode - shift) / 2 - target
+        return Field(w, w, field.bias - 1.0)
+
+    converted = st.preserve_identities(eqx.filter_closure_convert)(f, tied())
+    solution = optx.root_find(
+        lambda dag, args: st.Dag(converted(dag.tree)), optx.Newton(rtol=1e-6, atol=1e-6), st.Dag(tied())
+    ).value.tree
+    x = solution.encode - shift
+    np.testing.assert_allclose(x + jnp.tanh(x) / 2, jnp.broadcast_to(target, (3, 2)), rtol=1e-5)
+    assert_is(solution, (solution.encode, jnp.ones(3)))
+
+
+# Lineax ---------------------------------------------------------------------------------------------------------------
+
+
+class Gram(eqx.Module):
+    """W Wᵀ + diagonal, where W is given as two factors that are one array."""
+
+    left: jax.Array
+    right: jax.Array
+    diagonal: jax.Array
+
+    def __call__(self, x):
+        assert self.left is self.right
+        return self.left @ (self.right.T @ x) + self.diagonal * x
+
+
+def gram():
+    w, b = weights()
+    return Gram(w, w, jnp.exp(b))
+
+
+B = jnp.array([1.0, 2.0, -1.0])
+
+
+def test_a_linear_solve():
+    lx = pytest.importorskip("lineax")
+
+    @st.jit
+    @st.value_and_grad
+    def loss(gram):
+        dag = st.Dag(gram)
+        operator = lx.FunctionLinearOperator(
+            lambda x: dag.tree(x), jax.eval_shape(lambda: B), lx.positive_semidefinite_tag
+        )
+        return (lx.linear_solve(operator, B, lx.CG(rtol=1e-6, atol=1e-6)).value ** 2).sum()
+
+    def loss_by_hand(parameters):
+        w, d = parameters
+        return (jnp.linalg.solve(w @ w.T + jnp.diag(d), B) ** 2).sum()
+
+    value, gradient = loss(gram())
+    parameters = (gram().left, gram().diagonal)
+    want, by_hand = jax.value_and_grad(loss_by_hand)(parameters)
+    np.testing.assert_allclose(value, want, rtol=1e-4)
+    assert gradient.left is gradient.right
+    np.testing.assert_allclose(gradient.left, by_hand[0], rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(gradient.diagonal, by_hand[1], rtol=1e-3, atol=1e-4)
+    slope = finite_difference(jax.jit(loss_by_hand), parameters, DIRECTION)
+    np.testing.assert_allclose(along((gradient.left, gradient.diagonal), DIRECTION), slope, rtol=5e-3)
+
+
+def test_an_operator_that_holds_a_tied_model():
+    """The operator is a module, so it crosses as one: what it holds twice is there once."""
+    lx = pytest.importorskip("lineax")
+    identity = lx.IdentityLinearOperator(jax.eval_shape(lambda: B))
+    matrix = weights()[0] @ weights()[0].T
+
+    def loss(operator):
+        return (lx.linear_solve(operator, B).value ** 2).sum()
+
+    want = jax.grad(lambda m: (jnp.linalg.solve(m @ m + jnp.eye(3), B) ** 2).sum())(matrix)
+    shared = lx.MatrixLinearOperator(matrix)
+    tied_array = lx.MatrixLinearOperator(matrix) @ lx.MatrixLinearOperator(matrix) + identity
+    tied_module = shared @ shared + identity
+    for operator, lone in ((tied_array, "matrix"), (tied_module, "operator1")):
+        gradient = st.jit(st.grad(loss))(operator)
+        (tie,) = st.ties(gradient)
+        assert tie.paths == st.ties(operator)[0].paths
+        assert tie.paths[0].endswith(lone)
+        (leaf,) = st.tree.leaves(gradient)
+        np.testing.assert_allclose(leaf, want, rtol=1e-3, atol=1e-4)
+
+
+# Training in a scan ---------------------------------------------------------------------------------------------------
+
+STEPS = 30
+
+
+def loss_of(field, batch):
+    xs, ys = batch
+    return ((jax.vmap(field)(xs) - ys) ** 2).mean()
+
+
+def loss_by_hand(parameters, batch):
+    xs, ys = batch
+    return ((jax.vmap(lambda x: by_hand(parameters, x))(xs) - ys) ** 2).mean()
+
+
+def batches():
+    picks = jax.random.randint(jax.random.key(2), (STEPS, 4), 0, len(XS))
+    return XS[picks], targets()[picks]
+
+
+def trained_by_hand(tx, batches):
+    parameters, losses = weights(), []
+    state = tx.init(parameters)
+
+    @jax.jit
+    def step(parameters, state, batch):
+        loss, gradient = jax.value_and_grad(loss_by_hand)(parameters, batch)
+        updates, state = tx.update(gradient, state, parameters)
+        return optax.apply_updates(parameters, updates), state, loss
+
+    for i in range(len(batches[0])):
+        parameters, state, loss = step(parameters, state, jax.tree.map(lambda x, i=i: x[i], batches))
+        losses.append(loss)
+    return parameters, state, jnp.stack(losses)
+
+
+def training(tx, count):
+    """(model, state, batches) → the same after as many steps, and the losses."""
+
+    def iteration(carry, batch):
+        count["traces"] += 1
+        field, state = carry
+        loss, gradient = st.value_and_grad(loss_of)(field, batch)
+        assert is_tied(field)
+        assert is_tied(gradient)
+        updates, state = tx.update(gradient, state, field)
+        return (st.apply_updates(field, updates), state), loss
+
+    return lambda field, state, batches: st.scan(iteration, (field, state), batches)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_training_in_a_scan(jitted):
+    tx, count = optax.adam(3e-2), {"traces": 0}
+    ours = st.optimizer(tx)
+    field, data = tied(), batches()
+    state = ours.init(field)
+    run = training(ours, count)
+    for _ in range(2):  # the second call is traced no more
+        (trained, final_state), losses = (st.jit(run) if jitted else run)(field, state, data)
+    assert count["traces"] == 1
+    parameters, state_by_hand, losses_by_hand = trained_by_hand(tx, data)
+    assert_is(trained, parameters, rtol=1e-4)
+    np.testing.assert_allclose(losses, losses_by_hand, rtol=1e-4)
+    assert losses[-5:].mean() < losses[:5].mean()
+    assert len(st.tree.leaves(final_state)) == len(jax.tree.leaves(state_by_hand))
+    for one, other in zip(st.tree.leaves(final_state), jax.tree.leaves(state_by_hand), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6)
+
+
+def test_the_carry_has_each_weight_once():
+    tx, count = optax.adam(3e-2), {"traces": 0}
+    ours = st.optimizer(tx)
+    field = tied()
+    jaxpr = st.make_jaxpr(training(ours, count))(field, ours.init(field), batches())
+    (loop,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    # Two parameters, two moments for each, and the number of steps go round; a batch is a pair; the loss is emitted.
+    assert len(loop.outvars) == 7 + 1
+    assert len(jaxpr.in_avals) == 7 + 2
+
+
+# A sweep over hyperparameters -----------------------------------------------------------------------------------------
+
+RATES = jnp.array([1e-3, 1e-2, 3e-2, 1e-1])
+
+
+def tx_with(rate):
+    return optax.inject_hyperparams(optax.adam)(learning_rate=rate)
+
+
+def with_rate(state, rate):
+    return state._replace(hyperparams=state.hyperparams | {"learning_rate": rate})
+
+
+def test_a_sweep_over_learning_rates():
+    """States with one rate each, the model the same for all, in one vmap; equal to separate runs by hand."""
+    ours, field, data = st.optimizer(tx_with(0.0)), tied(), batches()
+    state = ours.init(field)
+    count = {"traces": 0}
+
+    def run(rate, field):
+        (field, _), losses = training(ours, count)(field, with_rate(state, rate), data)
+        return field, losses
+
+    fields, losses = st.jit(st.vmap(run, in_axes=(0, None)))(RATES, field)
+    assert count["traces"] == 1
+    assert is_tied(fields)
+    for i, rate in enumerate(RATES):
+        parameters, _, losses_by_hand = trained_by_hand(tx_with(rate), data)
+        assert_is(jax.tree.map(lambda x, i=i: x[i], st.Dag(fields)).tree, parameters, rtol=1e-4)
+        np.testing.assert_allclose(losses[i], losses_by_hand, rtol=1e-4)
+
+
+def test_a_sweep_over_stacked_states():
+    """Stacked optimizer states and stacked models as operands: a tied weight is mapped once."""
+    ours, data = st.optimizer(tx_with(0.0)), batches()
+    fields, states = st.vmap(lambda rate: (tied(), with_rate(ours.init(tied()), rate)))(RATES)
+    assert is_tied(fields)
+    assert fields.encode.shape == (len(RATES), 3, 2)
+    count = {"traces": 0}
+
+    @st.jit
+    @st.vmap
+    def step(field, state):
+        return training(ours, count)(field, state, data)
+
+    (trained, states), losses = step(fields, states)
+    step(trained, states)
+    assert count["traces"] == 1
+    assert is_tied(trained)
+    for i, rate in enumerate(RATES):
+        parameters, _, losses_by_hand = trained_by_hand(tx_with(rate), data)
+        np.testing.assert_allclose(trained.decode[i], parameters[0], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(losses[i], losses_by_hand, rtol=1e-4)

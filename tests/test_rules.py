@@ -1,0 +1,981 @@
+"""Functions with rules of their own: against the same rules on arrays given once, written by hand in vanilla JAX."""
+
+import copy
+import functools
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jax.test_util import check_grads
+
+import sharedtree as st
+from tests.strategies import Pair, dags, partition, unique_arrays
+
+custom_gradient, filter_custom_vjp, filter_custom_jvp = (
+    st.preserve_identities(t) for t in (jax.custom_gradient, eqx.filter_custom_vjp, eqx.filter_custom_jvp)
+)
+
+FACTOR = 3.0
+"""The rules are wrong by this factor, so that one sees whether they were used."""
+
+
+class Net(eqx.Module):
+    embed: jax.Array
+    head: jax.Array
+    steps: jax.Array
+    act: Callable[..., Any] = jnp.tanh
+
+
+class Two(eqx.Module):
+    left: Any
+    right: Any
+
+
+def tied(w=None):
+    w = jnp.array([0.3, -0.7]) if w is None else w
+    return Net(w, w, jnp.arange(2))
+
+
+X = jnp.array([0.5, 2.0])
+
+
+def value(net, x):
+    assert net.embed is net.head
+    return net.act(net.embed * x) * net.head
+
+
+def parts_of_gradient(net, x, y):
+    """The cotangents of `embed`, `head` and `x`."""
+    slope = (1 - jnp.tanh(net.embed * x) ** 2) * net.head * y
+    return slope * x * FACTOR, jnp.tanh(net.embed * x) * y * FACTOR, slope * net.embed * FACTOR
+
+
+def product_of_net(net):
+    return net.embed * net.head
+
+
+def value_of_array(w, x):
+    return jnp.tanh(w * x) * w
+
+
+def by_hand():
+    """The rule on the single copy, in vanilla JAX."""
+    f = jax.custom_vjp(value_of_array)
+
+    def bwd(kept, y):
+        w, x = kept
+        embed, head, dx = parts_of_gradient(Net(w, w, 0), x, y)
+        return embed + head, dx
+
+    f.defvjp(lambda w, x: (value_of_array(w, x), (w, x)), bwd)
+    return f
+
+
+def vjp_with_modules():
+    f = st.custom_vjp(value)
+
+    def fwd(net, x):
+        return f(net, x), (net, {"x": x})
+
+    def bwd(kept, y):
+        net, x = kept[0], kept[1]["x"]
+        assert net.embed is net.head
+        assert net.act is jnp.tanh
+        embed, head, dx = parts_of_gradient(net, x, y)
+        return Net(embed, head, None, None), dx
+
+    f.defvjp(fwd, bwd)
+    return f
+
+
+def jvp_with_modules():
+    f = st.custom_jvp(value)
+
+    @f.defjvp
+    def rule(primals, tangents):
+        (net, x), (dot, x_dot) = primals, tangents
+        assert net.embed is net.head
+        assert dot.embed is dot.head
+        assert dot.steps is dot.act is None
+        out = lambda w, x: value_of_array(w, x)
+        return f(net, x), FACTOR * jax.jvp(out, (net.embed, x), (dot.embed, x_dot))[1]
+
+    return f
+
+
+def jvps_with_modules():
+    f = st.custom_jvp(value)
+
+    def of_net(dot, out, net, x):
+        assert dot.embed is dot.head
+        return FACTOR * jax.jvp(lambda w: value_of_array(w, x), (net.embed,), (dot.head,))[1]
+
+    def of_x(dot, out, net, x):
+        return FACTOR * jax.jvp(lambda x: value_of_array(net.embed, x), (x,), (dot,))[1]
+
+    f.defjvps(of_net, of_x)
+    return f
+
+
+def gradient_with_modules():
+    @custom_gradient
+    def f(net, x):
+        def rule(y):
+            embed, head, dx = parts_of_gradient(net, x, y)
+            return Net(embed, head, None, None), dx
+
+        return value(net, x), rule
+
+    return f
+
+
+def filter_vjp_with_modules():
+    @filter_custom_vjp
+    def f(both, act):
+        net, x = both
+        assert act is jnp.tanh
+        return value(net, x)
+
+    @f.def_fwd
+    def fwd(perturbed, both, act):
+        assert perturbed[0].embed is True
+        assert perturbed[0].steps is perturbed[0].act is False
+        return f(both, act), both[0]
+
+    @f.def_bwd
+    def bwd(net, y, perturbed, both, act):
+        assert net.embed is net.head
+        assert both[0].embed is both[0].head
+        embed, head, dx = parts_of_gradient(net, both[1], y)
+        return Net(embed, head, None, None), dx
+
+    return lambda net, x: f((net, x), jnp.tanh)
+
+
+def filter_jvp_with_modules():
+    @filter_custom_jvp
+    def f(net, x, *, act):
+        return value(net, x)
+
+    @f.def_jvp
+    def rule(primals, tangents, *, act):
+        (net, x), (dot, x_dot) = primals, tangents
+        assert net.embed is net.head
+        assert act is jnp.tanh
+        zero = lambda dot, x: jnp.zeros_like(x) if dot is None else dot
+        dots = zero(dot.embed, net.embed), zero(x_dot, x)
+        return f(net, x, act=act), FACTOR * jax.jvp(value_of_array, (net.embed, x), dots)[1]
+
+    return lambda net, x: f(net, x, act=jnp.tanh)
+
+
+KINDS = {
+    "custom_vjp": vjp_with_modules,
+    "custom_jvp": jvp_with_modules,
+    "custom_jvp, one for each": jvps_with_modules,
+    "custom_gradient": gradient_with_modules,
+    "filter_custom_vjp": filter_vjp_with_modules,
+    "filter_custom_jvp": filter_jvp_with_modules,
+}
+
+WAYS = {
+    "as it is": lambda loss, w: jax.value_and_grad(loss)(w),
+    "jitted": lambda loss, w: jax.jit(jax.value_and_grad(loss))(w),
+    "of a jitted one": lambda loss, w: jax.value_and_grad(jax.jit(loss))(w),
+    "of a checkpoint": lambda loss, w: jax.value_and_grad(jax.checkpoint(loss))(w),
+    "mapped": lambda loss, w: jax.vmap(jax.value_and_grad(loss))(jnp.stack([w, 2 * w])),
+    "of a mapped one": lambda loss, w: jax.value_and_grad(lambda w: jax.vmap(loss)(w).sum())(jnp.stack([w, 2 * w])),
+    "of a loop": lambda loss, w: jax.value_and_grad(
+        lambda w: jax.lax.scan(lambda c, k: (c + loss(w * k), None), 0.0, jnp.arange(1.0, 3.0))[0]
+    )(w),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp"])
+def test_a_rule_on_modules_is_the_rule_on_the_single_copy(kind, way):
+    f, vanilla = KINDS[kind](), by_hand()
+    w = jnp.array([0.3, -0.7])
+    got = WAYS[way](lambda w: (f(tied(w), X) ** 2).sum(), w)
+    want = WAYS[way](lambda w: (vanilla(w, X) ** 2).sum(), w)
+    for one, two in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_our_transforms(kind):
+    f, vanilla = KINDS[kind](), by_hand()
+    net = tied()
+    want = jax.grad(lambda w: vanilla(w, X).sum())(net.embed)
+    loss = lambda net, x: f(net, x).sum()
+    for transformed in (st.grad(loss), st.jit(st.grad(loss)), st.grad(st.jit(loss)), st.grad(st.checkpoint(loss))):
+        got = transformed(net, X)
+        assert got.embed is got.head
+        assert got.steps is got.act is None
+        np.testing.assert_allclose(got.embed, want, rtol=1e-6)
+    np.testing.assert_allclose(f(net, X), value_of_array(net.embed, X), rtol=1e-6)
+    several = st.vmap(st.grad(loss), in_axes=(None, 0))(net, jnp.stack([X, 2 * X]))
+    each = jax.vmap(lambda x: jax.grad(lambda w: vanilla(w, x).sum())(net.embed))(jnp.stack([X, 2 * X]))
+    np.testing.assert_allclose(several.head, each, rtol=1e-6)
+    _, ys = st.scan(lambda net, x: (net, st.grad(loss)(net, x)), net, jnp.stack([X, 2 * X]))
+    np.testing.assert_allclose(ys.head, each, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_against_finite_differences(kind, monkeypatch):
+    monkeypatch.setitem(globals(), "FACTOR", 1.0)
+    f = KINDS[kind]()
+    modes = ["fwd", "rev"] if "jvp" in kind else ["rev"]
+    check_grads(lambda w, x: f(tied(w), x), (jnp.array([0.3, -0.7]), X), 1, modes, atol=2e-2, rtol=2e-2)
+
+
+@given(dag=dags())
+def test_residuals_and_gradients_have_the_sharing_of_the_operand(dag):
+    seen = []
+
+    @st.custom_vjp
+    def f(dag):
+        return sum((x**2).sum() for x in unique_arrays(dag) if jnp.issubdtype(x.dtype, np.inexact)) + 0.0
+
+    def fwd(dag):
+        seen.append(partition(dag))
+        return f(dag), dag
+
+    def bwd(dag, y):
+        seen.append(partition(dag))
+        return (st.tree.map(lambda x: x * y * FACTOR if eqx.is_inexact_array_like(x) else None, dag),)
+
+    f.defvjp(fwd, bwd)
+    given = Pair(dag, 1.0)
+    gradient = st.grad(lambda pair: f(pair.first))(given)
+    arrays = [x for x in unique_arrays(dag) if jnp.issubdtype(x.dtype, np.inexact)]
+    if arrays:
+        assert set(seen) == {partition(dag)}
+    found = [x for x in unique_arrays(gradient.first) if jnp.issubdtype(x.dtype, np.inexact)]
+    for one, two in zip(found, arrays, strict=True):
+        np.testing.assert_allclose(one, FACTOR * two, rtol=1e-6)
+
+
+# What a rule is given, and what may come back
+
+
+def with_bwd(bwd, f=lambda net: net.embed * net.head, **options):
+    made = st.custom_vjp(f)
+    made.defvjp(lambda *args: (made(*args), args), bwd, **options)
+    return made
+
+
+def gradient_by(*given):
+    """The gradient of a product by a rule that returns a module with these for its leaves."""
+    f = with_bwd(lambda kept, y: (Net(*given, None, None),))
+    return st.grad(lambda net: f(net).sum())(tied()).embed
+
+
+def test_what_is_one_object_counts_once_and_two_are_added():
+    one, two = jnp.ones(2), jnp.full(2, 2.0)
+    assert gradient_by(one, one).tolist() == [1, 1]
+    assert gradient_by(one, two).tolist() == [3, 3]
+    assert gradient_by(None, two).tolist() == [2, 2]
+    assert gradient_by(None, None).tolist() == [0, 0]
+
+
+def test_none_for_all_of_an_operand_and_for_a_part_of_it():
+    f = with_bwd(lambda kept, y: (None, y), lambda net, x: net.embed * x)
+    gradient, dx = st.grad(lambda net, x: f(net, x).sum(), argnums=(0, 1))(tied(), X)
+    assert gradient.embed.tolist() == [0, 0]
+    assert dx.tolist() == [1, 1]
+    g = with_bwd(lambda kept, y: (Two(None, {"n": Net(y, None, None)}),), lambda two: two.right["n"].embed)
+    two = Two(tied(), {"n": tied()})
+    assert st.grad(lambda two: g(two).sum())(two).right["n"].head.tolist() == [1, 1]
+    assert st.grad(lambda two: g(two).sum())(two).left.head.tolist() == [0, 0]
+
+
+def test_one_module_as_two_operands():
+    def f(one, two):
+        assert one is two
+        return one.embed * two.head
+
+    net = tied()
+    y = jnp.full(2, 5.0)
+    for back, want in (((y, y), 5), ((y, None), 5), ((y, jnp.ones(2)), 6)):
+
+        def bwd(kept, _, back=back):
+            assert kept[0] is kept[1]
+            return tuple(None if g is None else Net(g, None, None) for g in back)
+
+        made = with_bwd(bwd, f)
+        assert st.grad(lambda net, made=made: made(net, net).sum())(net).embed.tolist() == [want, want]
+
+
+def test_the_cotangent_of_a_tied_result_is_tied():
+    def bwd(kept, y):
+        assert y["two"].left is y["two"].right
+        assert y["two"].left.embed is y["two"].left.head
+        assert y["two"].left.steps is y["two"].left.act is None
+        np.testing.assert_allclose(y["two"].left.embed, [1 + 10 + 100 + 1000] * 2)
+        return (Net(y["two"].left.embed, None, None),)
+
+    def f(net):
+        return {"two": Two(net, net)}
+
+    made = with_bwd(bwd, f)
+
+    def loss(net):
+        two = made(net)["two"]
+        assert two.left is two.right
+        return (two.left.embed + 10 * two.left.head + 100 * two.right.embed + 1000 * two.right.head).sum()
+
+    assert st.grad(loss)(tied()).head.tolist() == [1111, 1111]
+
+
+def untied_result(two):
+    return Pair(two.left * 1, two.right * 1)
+
+
+def each_to_its_own(kind):
+    """The function above, with a rule that hands each cotangent on as it is."""
+    if kind == "custom_gradient":
+        return custom_gradient(lambda two: (untied_result(two), lambda y: Two(y.first, y.second)))
+    if kind == "filter_custom_vjp":
+        f = filter_custom_vjp(untied_result)
+        f.def_fwd(lambda perturbed, two: (untied_result(two), None))
+        f.def_bwd(lambda kept, y, perturbed, two: Two(y.first, y.second))
+        return f
+    f = st.custom_vjp(untied_result)
+    f.defvjp(lambda two: (untied_result(two), None), lambda kept, y: (Two(y.first, y.second),))
+    return f
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, st.jit])
+@pytest.mark.parametrize("kind", ["custom_vjp", "filter_custom_vjp", "custom_gradient"])
+def test_cotangents_that_happen_to_be_equal_are_two(kind, transform):
+    # JAX has one tracer for the cotangents of both terms of a sum.
+    f = each_to_its_own(kind)
+    want = jax.grad(lambda w: (w * 1 + w * 1).sum())(X)
+    got = transform(st.grad(lambda two: f(two).first.sum() + f(two).second.sum()))(Two(X, X))
+    np.testing.assert_allclose(got.left, want)
+
+    def loss(two):
+        result = f(two)
+        return (result.first + result.second).sum()
+
+    np.testing.assert_allclose(transform(st.grad(loss))(Two(X, X)).left, want)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, st.jit])
+def test_bare_cotangents_that_happen_to_be_equal_are_two(transform):
+    f = st.custom_vjp(lambda two: (two.left * 1, two.right * 1))
+    f.defvjp(lambda two: (f(two), None), lambda kept, y: (Two(*y),))
+    got = transform(st.grad(lambda two: sum(f(two)).sum()))(Two(X, X))
+    np.testing.assert_allclose(got.left, jax.grad(lambda w: (w * 1 + w * 1).sum())(X))
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, st.jit])
+def test_what_happens_to_be_equal_can_be_mapped_with_what_is_not(transform):
+    f = st.custom_vjp(lambda two: Two(two.left * 1, two.right * 1))
+    f.defvjp(lambda two: (f(two), two), lambda two, y: (st.tree.map(lambda dy, p: dy * p, y, two),))
+
+    def loss(two):
+        result = f(two)
+        return (result.left + result.right).sum()
+
+    got = transform(st.grad(loss))(Two(X, 2 * X))
+    np.testing.assert_allclose(got.left, X)
+    np.testing.assert_allclose(got.right, 2 * X)
+    g = st.custom_jvp(lambda two: Two(two.left**2, two.right**2))
+    g.defjvp(lambda p, t: (g(*p), st.tree.map(lambda dot, x: 2 * dot * x, t[0], p[0])))
+    moved = transform(lambda x, dx: st.jvp(lambda x: g(Two(x, x * 1)), (x,), (dx,))[1])(X, X)
+    want = jax.jvp(lambda x: x**2, (X,), (X,))[1]
+    np.testing.assert_allclose(moved.left, want)
+    np.testing.assert_allclose(moved.right, want)
+
+
+def one_leaf(f, w):
+    """The gradient of vanilla JAX for a rule that gives the sum of these cotangents, each of the leaf's type."""
+    vanilla = jax.custom_vjp(lambda w: w * w)
+    vanilla.defvjp(lambda w: (w * w, None), lambda _, y: (functools.reduce(lambda a, b: a + b, f),))
+    return jax.grad(lambda w: vanilla(w).sum())(w)
+
+
+TWO_NUMBERS = [
+    (float("1.5"), float("1.5")),
+    (np.float32(1.5),) * 2,
+    (1.5,) * 2,
+    (int("300"),) * 2,
+    (np.int32(3), 4.5),
+    (True, jnp.float32(2)),
+]
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, st.jit])
+@pytest.mark.parametrize("numbers", TWO_NUMBERS)
+@pytest.mark.parametrize("cls", [Pair, Two])
+def test_numbers_count_at_each_path(numbers, cls, transform):
+    w = jnp.float32(3)
+    f = with_bwd(lambda kept, y: (cls(*numbers),), lambda two: jax.tree.leaves(two)[0] * 2)
+    want = one_leaf([jnp.asarray(number, jnp.float32) for number in numbers], w)
+    got = jax.tree.leaves(transform(st.grad(f))(cls(w, w)))
+    np.testing.assert_allclose(got[0], want)
+    assert got[0].dtype == want.dtype
+    _, pullback = st.vjp(lambda two: cls(*[jax.tree.leaves(two)[0] * 1] * 2), cls(w, w))
+    floats = [float(number) for number in numbers]
+    np.testing.assert_allclose(jax.tree.leaves(pullback(cls(*floats)))[0], want)
+
+
+@pytest.mark.parametrize("kind", ["custom_vjp", "filter_custom_vjp"])
+@pytest.mark.parametrize("model", [Two(X, X), Two(X, 2 * X), Two(X, jnp.arange(2))])
+def test_integers_as_cotangents(kind, model):
+    made = Two(jnp.full(2, 3), jnp.array([True, False]))
+    f = with_bwd(lambda kept, y: (made,), lambda two: two.left * two.right)
+    if kind == "filter_custom_vjp":
+        f = filter_custom_vjp(lambda two: two.left * two.right)
+        f.def_fwd(lambda perturbed, two: (two.left * two.right, None))
+        f.def_bwd(lambda kept, y, perturbed, two: made)
+    got = st.jit(st.grad(lambda two: f(two).sum()))(model)
+    left, right = one_leaf([made.left.astype(X.dtype)], X), one_leaf([made.right.astype(X.dtype)], X)
+    if model.left is model.right:
+        np.testing.assert_allclose(got.left, left + right)
+    else:
+        np.testing.assert_allclose(got.left, left)
+        assert (got.right is None) == (model.right.dtype == jnp.int32)
+        if got.right is not None:
+            np.testing.assert_allclose(got.right, right)
+    assert got.left.dtype == X.dtype
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("order", [1, -1])
+def test_parts_of_different_types_are_added_in_that_of_the_leaf(dtype, order):
+    w = jnp.ones(2, dtype)
+    parts = [jnp.full(2, 1 / 3, jnp.bfloat16), jnp.full(2, 1 / 3, jnp.float32)][::order]
+    f = with_bwd(lambda kept, y: (Two(*parts),), lambda two: two.left * two.right)
+    got = st.grad(lambda two: f(two).sum())(Two(w, w)).left
+    want = one_leaf([part.astype(dtype) for part in parts], w)
+    assert got.dtype == want.dtype == dtype
+    np.testing.assert_array_equal(got, want)
+
+
+def test_equal_numbers_are_one_tangent():
+    w = jnp.float32(3)
+    for one, two in ((0.5, float("0.5")), (np.float32(0.5), np.float32(0.5)), (float("nan"), float("nan"))):
+        want = np.asarray(jax.jvp(lambda w: w * w, (w,), (jnp.float32(one),))[1])
+        for cls in (Pair, Two):
+            product = lambda pair: functools.reduce(lambda a, b: a * b, 2 * jax.tree.leaves(pair)[:1])
+            np.testing.assert_allclose(st.jvp(product, (cls(w, w),), (cls(one, two),))[1], want)
+            f = st.custom_jvp(lambda pair: pair)
+            f.defjvp(lambda p, t, cls=cls, one=one, two=two: (f(*p), cls(one, two)))
+            moved = st.jvp(f, (cls(w, w),), (cls(w, w),))[1]
+            np.testing.assert_allclose(jax.tree.leaves(moved)[0], one)
+    with pytest.raises(st.SharingMismatchError, match="2 objects"):
+        st.jvp(lambda two: two.left, (Two(w, w),), (Two(0.5, 1.5),))
+
+
+def test_symbolic_zeros():
+    def f(net, x):
+        return net.embed * x, net
+
+    made = st.custom_vjp(f)
+
+    def fwd(net, x):
+        assert type(net.embed) is CustomVJPPrimal
+        assert net.embed is net.head
+        assert net.embed.perturbed
+        assert not net.steps.perturbed
+        assert not x.perturbed
+        return made(Net(net.embed.value, net.head.value, net.steps.value), x.value), x.value
+
+    def bwd(x, y):
+        assert type(y[1].embed) is SymbolicZero
+        assert y[1].steps is None
+        return Net(y[0] * x, y[1].head, None), None
+
+    made.defvjp(fwd, bwd, symbolic_zeros=True)
+    np.testing.assert_allclose(st.grad(lambda net: made(net, X)[0].sum())(tied()).embed, X)
+
+    g = st.custom_jvp(lambda net, x: net.embed * x)
+
+    @functools.partial(g.defjvp, symbolic_zeros=True)
+    def rule(primals, tangents):
+        assert type(tangents[1]) is SymbolicZero
+        return g(*primals), tangents[0].embed * primals[1]
+
+    np.testing.assert_allclose(st.grad(lambda net: g(net, X).sum())(tied()).embed, X)
+
+
+def test_options_of_the_rules():
+    f = st.custom_vjp(value)
+    f.defvjp(lambda net, x: (f(net, x), net), lambda net, y: (Net(y, y, None), None), optimize_remat=True)
+    loss = lambda net: f(net, X).sum()
+    assert st.grad(loss)(tied()).embed.tolist() == [1, 1]
+    assert st.grad(st.checkpoint(loss))(tied()).embed.tolist() == [1, 1]
+    with pytest.raises(NotImplementedError, match="symbolic zeros"):
+        f.defvjp(value, value, symbolic_zeros=True, optimize_remat=True)
+
+
+@pytest.mark.parametrize("options", [{"nondiff_argnums": (0, 2)}, {"nondiff_argnames": ("g", "own")}])
+def test_arguments_that_are_not_differentiated(options):
+    own = tied()
+
+    def f(g, net, own, x=2.0):
+        assert own.embed is own.head
+        return g(net.embed) * x
+
+    made = st.custom_vjp(f, **options)
+
+    def bwd(g, other, kept, y):
+        assert g is jnp.sin
+        assert other is own
+        return Net(y * kept, y * kept, None), None
+
+    def fwd(g, net, other, x):
+        assert other is own
+        return made(g, net, other, x), x
+
+    made.defvjp(fwd, bwd)
+    loss = lambda net: made(jnp.sin, net, own=own).sum()
+    assert st.grad(loss)(tied()).embed.tolist() == [4, 4]  # the default is an argument, too; both paths
+    jvp = st.custom_jvp(f, **options)
+
+    @jvp.defjvp
+    def rule(g, other, primals, tangents):
+        assert g is jnp.sin
+        assert other.embed is other.head
+        (net, x), (dot, _) = primals, tangents
+        assert dot.embed is dot.head
+        return jvp(g, net, other, x), dot.embed * 7
+
+    net = tied()
+    assert st.grad(lambda net: jvp(jnp.sin, net, own).sum())(net).embed.tolist() == [7, 7]
+    assert st.grad(lambda both: jvp(jnp.sin, *both).sum())((net, own))[0].embed.tolist() == [7, 7]
+    with pytest.raises(st.InconsistentSharingError, match="is static"):
+        jvp(jnp.sin, net, net)
+
+
+def test_results_that_are_modules():
+    f = st.custom_jvp(lambda net: {"net": net, "y": net.embed})
+
+    @f.defjvp
+    def rule(primals, tangents):
+        (dot,) = tangents
+        return f(*primals), {"net": Net(dot.embed, dot.head, None), "y": 2 * dot.embed}
+
+    gradient = st.grad(lambda net: (f(net)["net"].embed + f(net)["y"]).sum())(tied())
+    assert gradient.embed.tolist() == [3, 3]
+    nothing = st.custom_jvp(lambda net: Two(net, net.embed))
+    nothing.defjvp(lambda primals, tangents: (nothing(*primals), None))
+    assert st.grad(lambda net: nothing(net).right.sum())(tied()).embed.tolist() == [0, 0]
+    none = st.custom_jvp(lambda net: Two(net, net.embed))
+    none.defjvps(None)
+    assert st.grad(lambda net: none(net).right.sum())(tied()).embed.tolist() == [0, 0]
+    each = st.custom_jvp(lambda net, x: Two(net, x))
+    each.defjvps(lambda dot, out, net, x: Two(dot, None), lambda dot, out, net, x: Two(None, 5 * dot))
+    loss = lambda net, x: (each(net, x).left.head + each(net, x).right).sum()
+    gradients = st.grad(loss, argnums=(0, 1))(tied(), X)
+    assert gradients[0].embed.tolist() == [1, 1]
+    assert gradients[1].tolist() == [5, 5]
+
+
+def test_a_bare_cotangent_of_the_only_operand():
+    @custom_gradient
+    def f(net):
+        return net.embed * net.head, lambda y: Net(y, 2 * y, None)
+
+    assert st.grad(lambda net: f(net).sum())(tied()).embed.tolist() == [3, 3]
+
+    @custom_gradient
+    def g(x):
+        return x * 2, lambda y: 5 * y
+
+    assert jax.grad(g)(1.0) == 5
+
+
+def test_modules_of_the_first_argument_in_another_one():
+    f = filter_custom_vjp(lambda net, other: net.embed)
+    f.def_fwd(lambda perturbed, net, other: (net.embed, None))
+    f.def_bwd(lambda kept, y, perturbed, net, other: None)
+    net = tied()
+    with pytest.raises(st.InconsistentSharingError, match="differentiated") as error:
+        f(net, net)
+    assert len(error.value.paths) == 4
+    assert f(net, Two(net.embed, None)).tolist() == net.embed.tolist()  # an array parts
+    g = filter_custom_jvp(lambda net, *, other: net.embed)
+    g.def_jvp(lambda primals, tangents, *, other: (primals[0].embed, None))
+    with pytest.raises(st.InconsistentSharingError, match="differentiated"):
+        g(net, other=net)
+
+
+# What it is
+
+
+def test_it_looks_like_the_function():
+    class Scale(eqx.Module):
+        by: jax.Array
+
+        @st.custom_vjp
+        def __call__(self, net):
+            """Scales."""
+            return self.by * net.embed
+
+    Scale.__call__.defvjp(lambda self, net: (self(net), None), lambda _, y: (None, Net(y, y, None)))
+    scale = Scale(jnp.array(3.0))
+    assert scale(tied()).tolist() == pytest.approx([0.9, -2.1])
+    assert st.grad(lambda net: scale(net).sum())(tied()).embed.tolist() == [1, 1]
+    f = st.custom_vjp(value)
+    assert (f.__name__, f.__wrapped__) == ("value", value)
+    assert vars(Scale)["__call__"].__doc__ == "Scales."
+
+    @st.custom_jvp(nondiff_argnums=(0,))
+    def g(k, net):
+        return k * net.embed
+
+    g.defjvp(lambda k, primals, tangents: (g(k, *primals), tangents[0].embed))
+    assert st.grad(lambda net: g(3, net).sum())(tied()).head.tolist() == [1, 1]
+
+
+def test_a_tied_leaf_is_one_operand_and_one_cotangent():
+    f = vjp_with_modules()
+    jaxpr = jax.make_jaxpr(lambda w, x: f(tied(w), x))(jnp.ones(2), X)
+    (call,) = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name.startswith("custom_vjp_call")]
+    assert len(call.invars) == 3  # with the integers
+
+
+class Product:
+    """Something to call that can be copied."""
+
+    def __call__(self, net):
+        return net.embed * net.head
+
+
+def keep(*args):
+    return args[-1].embed * args[-1].head, args[-1]
+
+
+def thrice(net, y, *_):
+    return Net(FACTOR * y * net.head, FACTOR * y * net.embed, None)
+
+
+def thrice_of_one(net, y):
+    return (thrice(net, y),)
+
+
+def thrice_forward(primals, tangents):
+    (net,), (dot,) = primals, tangents
+    return net.embed * net.head, FACTOR * (dot.embed * net.head + net.embed * dot.head)
+
+
+def with_rules(kind, f):
+    if kind == "custom_vjp":
+        made = st.custom_vjp(f)
+        made.defvjp(keep, thrice_of_one)
+    elif kind == "custom_jvp":
+        made = st.custom_jvp(f)
+        made.defjvp(thrice_forward)
+    elif kind == "filter_custom_vjp":
+        made = filter_custom_vjp(f)
+        made.def_fwd(keep)
+        made.def_bwd(thrice)
+    else:
+        made = filter_custom_jvp(f)
+        made.def_jvp(thrice_forward)
+    return made
+
+
+@pytest.mark.parametrize("f", [Product(), product_of_net])
+@pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp", "filter_custom_vjp", "filter_custom_jvp"])
+def test_copies_have_the_rules(kind, f):
+    made = with_rules(kind, f)
+    want = jax.grad(lambda w: FACTOR * (w * w).sum())(X)
+    for again in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made)), copy.deepcopy([made])[0]):
+        np.testing.assert_allclose(st.grad(lambda net, f=again: f(net).sum())(tied(X)).embed, want)
+    without = copy.deepcopy(st.custom_vjp(Product()))
+    assert without.rules is None
+
+
+def test_a_copy_whose_rules_hold_the_function():
+    made = st.custom_vjp(Product())
+    made.defvjp(functools.partial(keep, made), thrice_of_one)
+    again = copy.deepcopy(made)
+    assert again.rules[0].args[0] is again is not made
+    np.testing.assert_allclose(again(tied(X)), X * X)
+
+
+@pytest.mark.slow
+def test_nothing_is_kept_alive():
+    f = vjp_with_modules()
+    gradient = jax.jit(jax.grad(lambda w, x: f(tied(w), x).sum()))
+    array = jnp.array([0.1, 0.2])
+    gradient(array, X)
+    f(tied(array), X)
+    jax.grad(lambda w: f(tied(w), X).sum())(array)
+    gone = weakref.ref(array)
+    del array
+    gc.collect()
+    assert gone() is None
+    with jax.checking_leaks():
+        st.grad(st.jit(lambda net: f(net, X).sum()))(tied())
+
+
+def test_first_calls_by_threads():
+    f, net = vjp_with_modules(), tied()
+    barrier, results = threading.Barrier(8), []
+
+    def run():
+        barrier.wait()
+        results.append(st.grad(lambda net: f(net, X).sum())(net))
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({tuple(r.embed.tolist()) for r in results}) == 1
+    assert all(r.embed is r.head for r in results)
+    assert len(results) == 8
+
+
+def test_a_tie_that_is_lost_warns():
+    made = with_bwd(lambda kept, y: (None,), lambda net: Two(jnp.array(1.0), jax.tree.map(lambda x: x * 1, net.left)))
+    pair = Pair(tied(), None)
+    leafless = Two(Two(pair.first.embed, pair.first.embed), None)
+    with pytest.warns(st.UntiedWarning, match="test_rules"):
+        made(leafless)
+
+
+def test_models_without_ties_and_values():
+    for ours, vanilla in ((st.custom_vjp, jax.custom_vjp), (custom_gradient, jax.custom_gradient)):
+        made = []
+        for transform in (ours, vanilla):
+            if transform in (st.custom_vjp, jax.custom_vjp):
+                f = transform(lambda x, n: {"y": x * n["k"]})
+                f.defvjp(lambda x, n: (f(x, n), (x, n)), lambda kept, y: (y["y"] * 2, None))
+            else:
+                f = transform(lambda x, n: ({"y": x * n["k"]}, lambda y: (y["y"] * 2, None)))
+            made.append(jax.grad(lambda x, f=f: f(x, {"k": 3})["y"])(2.0))
+        assert made[0] == made[1] == 2
+        assert made[0].dtype == made[1].dtype
+        assert made[0].weak_type == made[1].weak_type
+
+
+def test_parameters_in_a_dict():
+    containers = st.Policy(containers=True)
+
+    @functools.partial(st.custom_vjp, policy=containers)
+    def f(params):
+        assert params["embed"] is params["head"]
+        return params["embed"] * params["head"]
+
+    def bwd(params, y):
+        assert params["embed"] is params["head"]
+        return ({"embed": y * params["head"], "head": y * params["embed"]},)
+
+    f.defvjp(lambda params: (f(params), params), bwd)
+    w = jnp.array([2.0, 3.0])
+    gradient = st.grad(lambda p: f(p).sum(), policy=containers)({"embed": w, "head": w})
+    assert gradient["embed"] is gradient["head"]
+    assert gradient["head"].tolist() == [4, 6]
+
+
+def test_a_module_as_the_function():
+    class Twice(eqx.Module):
+        k: jax.Array
+
+        def __call__(self, net):
+            return self.k * net.embed
+
+    f = filter_custom_vjp(Twice(jnp.array(2.0)))
+    f.def_fwd(lambda perturbed, net: (f(net), None))
+    f.def_bwd(lambda kept, y, perturbed, net: Net(y, y, None, None))
+    assert st.grad(lambda net: f(net).sum())(tied()).embed.tolist() == [1, 1]
+
+
+def test_second_derivatives():
+    f = st.custom_jvp(lambda net: net.embed * net.head)
+    f.defjvp(lambda primals, tangents: (f(*primals), 2 * primals[0].embed * tangents[0].embed))
+    g = lambda w: f(Net(w, w, None)).sum()
+    assert jax.grad(jax.grad(g))(3.0) == 2
+    assert jax.jvp(jax.grad(g), (3.0,), (1.0,))[1] == 2
+
+
+# Bad input
+
+
+def raised(run):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 -- each is compared with vanilla's, or matched below
+        run()
+    text = str(caught.value)
+    assert not any(word in text for word in ("Packed", "Operand", "PyTreeDef")), text
+    return caught.value
+
+
+WITHOUT_MODULES = {
+    "no rules": lambda vjp, jvp: vjp(value_of_array)(X, X),
+    "no rule": lambda vjp, jvp: jvp(value_of_array)(X, X),
+    "no such option": lambda vjp, jvp: vjp(value_of_array, nondiff=1),
+    "no pair": lambda vjp, jvp: jax.grad(rules(vjp(jnp.sin), lambda x: x, lambda kept, y: (y,)))(1.0),
+    "no pair, forward": lambda vjp, jvp: jax.grad(rule(jvp(jnp.sin), lambda primals, tangents: primals[0]))(1.0),
+    "too many": lambda vjp, jvp: jax.grad(rules(vjp(jnp.sin), lambda x: (x, x), lambda kept, y: (y, y)))(1.0),
+    "other shape": lambda vjp, jvp: jax.grad(rules(vjp(jnp.sin), lambda x: (x, x), lambda kept, y: (X,)))(1.0),
+    "missing": lambda vjp, jvp: rules(vjp(value_of_array), lambda x: (x, x), lambda kept, y: (X,))(1.0),
+    "by keyword only": lambda vjp, jvp: rules(vjp(keyword_only), keyword_only, keyword_only)(k=1.0),
+}
+
+
+def keyword_only(*, k):
+    return k
+
+
+def rules(f, fwd, bwd):
+    f.defvjp(fwd, bwd)
+    return f
+
+
+def rule(f, jvp):
+    f.defjvp(jvp)
+    return f
+
+
+@pytest.mark.parametrize("name", WITHOUT_MODULES)
+def test_errors_without_modules_are_vanillas(name):
+    ours = raised_any(lambda: WITHOUT_MODULES[name](st.custom_vjp, st.custom_jvp))
+    vanilla = raised_any(lambda: WITHOUT_MODULES[name](jax.custom_vjp, jax.custom_jvp))
+    assert type(ours) is type(vanilla)
+    assert str(ours).partition(" at ")[0] == str(vanilla).partition(" at ")[0]
+
+
+def raised_any(run):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 -- compared by who calls this
+        run()
+    return caught.value
+
+
+def product(net):
+    return net.embed * net.head
+
+
+def refused(bwd, f=product, model=None):
+    made = with_bwd(bwd, f)
+    return raised(lambda: st.grad(lambda net: jax.tree.leaves(made(net))[0].sum())(tied() if model is None else model))
+
+
+def test_too_few_or_no_cotangents():
+    for back, what in (((), "0 values"), ((None, None), "2 values"), (tied(), "a `Net`")):
+        error = refused(lambda kept, y, back=back: back)
+        assert type(error) is TypeError
+        assert f"returned {what} for the 1 operands of `product`" in str(error)
+
+
+def test_cotangents_of_another_shape():
+    for back, path in (
+        (Two(X, X), "cotangents[0]"),
+        (X, "cotangents[0]"),
+        (Net(Two(X, X), X, None), "cotangents[0].embed"),
+        (Net(X, "text", None), "cotangents[0].head"),
+        ({"embed": X}, "cotangents[0]"),
+    ):
+        error = refused(lambda kept, y, back=back: (back,))
+        assert isinstance(error, st.SharingMismatchError)
+        assert error.paths == (path,)
+        assert f"`{path}`" in str(error)
+    error = refused(lambda kept, y: (Net(X, jnp.ones(3), None),))
+    assert error.paths == ("cotangents[0].embed", "cotangents[0].head")
+    assert "(2,) and (3,)" in str(error)
+    assert "at output[0].embed" in str(refused(lambda kept, y: (Net(jnp.ones(3), None, None),)))
+    outside = with_bwd(lambda kept, y: ((y, y), y), lambda net, x: net["n"].embed * x)
+    error = raised(lambda: st.grad(lambda net: outside(net, X).sum())({"n": tied()}))
+    assert error.paths == ("cotangents[0]",)
+    outside = with_bwd(lambda kept, y: (None, (y, y)), lambda net, x: net.embed * x)
+    error = raised(lambda: st.grad(lambda net: outside(net, X).sum())(tied()))
+    assert error.paths == ("cotangents[1]",)
+
+
+def test_a_forward_rule_that_returns_another_structure():
+    cases = [
+        (lambda net: Two(net, net), lambda net: Two(net, eqx.tree_at(lambda n: n.head, net, X)), "`Net`"),
+        (lambda net: Pair(net.embed, net.embed), lambda net: Pair(net.embed, net.embed * 1), "array"),
+        (lambda net: Pair(net.embed, net.embed * 1), lambda net: Pair(net.embed, net.embed), "array"),
+        (lambda net: Pair(net.embed, 1), lambda net: Pair(net.embed, 2), "static value"),
+        (lambda net: Pair(net.embed, net), lambda net: Pair(net.embed, (net,)), "`tuple`"),
+        (lambda net: (net, net.embed), lambda net: (Two(net, 1), net.embed), "`Two`"),
+        (lambda net: [net, net.embed], lambda net: (net, net.embed), "`tuple`"),
+    ]
+    quiet = st.Policy(on_untie="ignore")
+    for f, other, what in cases:
+        made = st.custom_vjp(f, policy=quiet)
+        made.defvjp(lambda net, other=other: (other(net), None), lambda kept, y: (None,))
+        loss = st.jit(lambda net, made=made: jax.tree.leaves(made(net))[0].sum())
+        error = raised(lambda loss=loss: st.grad(loss)(tied()))
+        assert isinstance(error, st.SharingMismatchError), error
+        assert what in str(error)
+        jvp = st.custom_jvp(f, policy=quiet)
+        jvp.defjvp(lambda primals, tangents, other=other: (other(*primals), None))
+        loss = st.jit(lambda net, jvp=jvp: jax.tree.leaves(jvp(net))[0].sum())
+        error = raised(lambda loss=loss: st.grad(loss)(tied()))
+        assert isinstance(error, st.SharingMismatchError), error
+        assert what in str(error)
+
+
+def test_a_forward_rule_that_returns_another_type():
+    def f(net):
+        return net, Two(net.embed, net.head + 1)
+
+    made = st.custom_vjp(f)
+    made.defvjp(lambda net: ((net, Two(net.embed, jnp.ones(3))), None), lambda kept, y: (None,))
+    assert "32[3])" in str(raised(lambda: st.grad(st.jit(lambda net: made(net)[0].embed.sum()))(tied())))
+    made.defvjp(lambda net: 1.0, lambda kept, y: (None,))
+    assert "must produce a pair" in str(raised(lambda: st.grad(lambda net: made(net)[0].embed.sum())(tied())))
+
+
+def test_tangents_that_are_not_tied():
+    f = st.custom_jvp(lambda net: net)
+    f.defjvp(lambda primals, tangents: (f(*primals), Net(tangents[0].embed, tangents[0].embed * 1, None)))
+    loss = lambda net: f(net).embed.sum()
+    error = raised(lambda: st.grad(loss)(tied()))
+    assert isinstance(error, st.SharingMismatchError)
+    assert error.paths == ("tangent.embed", "tangent.head")
+    f.defjvp(lambda primals, tangents: (f(*primals), tangents[0]))
+    assert st.grad(loss)(tied()).embed.tolist() == [1, 1]
+    twice = st.custom_jvp(lambda net: Two(net, net))
+    twice.defjvp(lambda primals, tangents: (twice(*primals), Two(tangents[0], None)))
+    error = raised(lambda: st.grad(lambda net: twice(net).left.embed.sum())(tied()))
+    assert error.paths == ("tangent.left.embed", "tangent.right.embed")
+
+
+def test_in_place_is_refused():
+    f = with_bwd(lambda kept, y: (None,))
+    with st.Context(st.Policy(in_place=True)), pytest.raises(ValueError, match="Return what changes"):
+        f(tied())
+    assert f(tied()).shape == (2,)
+
+
+def test_options_that_give_rules_something_else():
+    with pytest.raises(TypeError, match="`with_logs`"):
+        custom_gradient(value, with_logs=True)
+
+
+def test_the_next_call_works():
+    calls = []
+
+    def bwd(kept, y):
+        calls.append(0)
+        if len(calls) == 1:
+            raise KeyError("rule")
+        return (Net(y, None, None),)
+
+    f = with_bwd(bwd)
+    loss = st.grad(lambda net: f(net).sum())
+    with pytest.raises(KeyError, match="rule"):
+        loss(tied())
+    assert loss(tied()).embed.tolist() == [1, 1]
+    with pytest.raises(TypeError):
+        f()
+    assert f(tied()).shape == (2,)

@@ -1,0 +1,200 @@
+"""The traceback of an error that leaves a wrapped function has the user's frames, none of JAX's or of the library's."""
+
+import contextlib
+import pathlib
+import traceback
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sharedtree as st
+from sharedtree import _jax_internals
+from tests.strategies import Pair
+
+OWN = str(pathlib.Path(st.__file__).parent)
+JAX = str(pathlib.Path(jax.__file__).parent)
+
+
+class OwnError(Exception):
+    pass
+
+
+def fails(model, *rest):
+    raise OwnError("on purpose")
+
+
+def tied():
+    w = jnp.ones(2)
+    return Pair(w, w)
+
+
+def frames_of(call):
+    """File and name of each frame of the error that a call raises."""
+    try:
+        call()
+    except Exception as error:
+        return [(frame.filename, frame.name) for frame in traceback.extract_tb(error.__traceback__)], error
+    raise AssertionError("it did not fail")
+
+
+@contextlib.contextmanager
+def filtering(mode):
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", mode)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+
+
+def registered(f):
+    return jax.jit(f)
+
+
+st.register_transform(registered)
+
+CALLS = {
+    "jit": lambda: st.jit(fails)(tied()),
+    "jit, not plain": lambda: st.jit(fails, donate_argnums=0)(tied()),
+    "jit in place": lambda: st.jit(fails, in_place=True)(tied()),
+    "grad": lambda: st.grad(fails)(tied()),
+    "value_and_grad": lambda: st.value_and_grad(fails)(tied()),
+    "vmap": lambda: st.vmap(fails)(tied()),
+    "checkpoint": lambda: st.checkpoint(fails)(tied()),
+    "filter_jit": lambda: st.preserve_identities(eqx.filter_jit)(fails)(tied()),
+    "filter_grad": lambda: st.preserve_identities(eqx.filter_grad)(fails)(tied()),
+    "not registered": lambda: st.preserve_identities(lambda f: jax.jit(f))(fails)(tied()),
+    "registered": lambda: st.preserve_identities(registered)(fails)(tied()),
+    "scan": lambda: st.preserve_identities(jax.lax.scan)(fails, tied(), jnp.ones(2)),
+    "while_loop": lambda: st.preserve_identities(jax.lax.while_loop)(lambda m: True, fails, tied()),
+    "ready made scan": lambda: st.scan(fails, tied(), jnp.ones(2)),
+    "ready made while_loop": lambda: st.while_loop(lambda m: True, fails, tied()),
+    "fori_loop": lambda: st.fori_loop(0, 2, fails, tied()),
+    "map": lambda: st.map(fails, tied()),
+    "associative_scan": lambda: st.associative_scan(fails, tied()),
+    "cond": lambda: st.cond(True, fails, fails, tied()),
+    "switch": lambda: st.switch(0, [fails, fails], tied()),
+    "vjp": lambda: st.vjp(fails, tied()),
+    "jvp": lambda: st.jvp(fails, (tied(),), (tied(),)),
+    "linearize": lambda: st.linearize(fails, tied()),
+    "linear_transpose": lambda: st.linear_transpose(fails, tied()),
+    "jacfwd": lambda: st.jacfwd(fails)(tied()),
+    "jacrev": lambda: st.jacrev(fails)(tied()),
+    "hessian": lambda: st.hessian(fails)(tied()),
+    "ready made eval_shape": lambda: st.eval_shape(fails, tied()),
+    "make_jaxpr": lambda: st.make_jaxpr(fails)(tied()),
+    "lower": lambda: st.jit(fails).lower(tied()),
+    "trace": lambda: st.jit(fails).trace(tied()),
+    "eval_shape": lambda: st.jit(fails).eval_shape(tied()),
+    "nested": lambda: st.jit(st.grad(st.checkpoint(fails)))(tied()),
+    "nested in vanilla": lambda: jax.jit(lambda x: st.grad(st.jit(fails))(Pair(x, x)))(jnp.ones(2)),
+    "around vanilla": lambda: st.jit(jax.grad(lambda x: fails(x)))(jnp.ones(2)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_only_the_users_frames(name):
+    frames, error = frames_of(CALLS[name])
+    assert type(error) is OwnError
+    names = [name for file, name in frames if file == __file__]
+    assert names[0] == "frames_of"
+    assert names[-1] == "fails"
+    assert names.count("fails") == 1
+    assert not [frame for frame in frames if frame[0].startswith((OWN, JAX))]
+
+
+class Static(eqx.Module):
+    x: jax.Array = eqx.field(static=True)
+
+
+ERRORS = {
+    "two treatments": lambda: st.grad(lambda a, b: 0.0)(*[tied()] * 2),
+    "a static tracer": lambda: st.jit(lambda x: Static(x))(jnp.ones(2)),
+    "a call that does not bind": lambda: st.jit(lambda x: x)(1, 2, 3),
+    "export, of which JAX shows a frame of its own": lambda: st.export(fails)(tied()),
+    "a program for other ties": lambda: st.export(lambda m: m)(tied()).call(Pair(jnp.ones(2), jnp.ones(2))),
+    "a program that is none": lambda: st.Exported.deserialize(b"none"),
+    "a prefix of places": lambda: st.device_put(tied(), Pair(jax.devices()[0], None)),
+    "a cycle": lambda: st.jit(lambda m: m)(cyclic()),
+}
+
+
+def cyclic():
+    inner = []
+    inner.append(inner)
+    return Pair(inner, 1)
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_of_the_library_too(name):
+    frames, _ = frames_of(ERRORS[name])
+    assert [frame for frame in frames if frame[0] == __file__]
+    assert not [frame for frame in frames if frame[0].startswith(OWN)]
+
+
+def test_a_compiled_stage():
+    compiled = st.jit(lambda m: m).lower(tied()).compile()
+    frames, _ = frames_of(lambda: compiled(3.0))
+    assert not [frame for frame in frames if frame[0].startswith((OWN, JAX))]
+
+
+def test_a_transformed_module():
+    layer = eqx.nn.Lambda(fails)
+    frames, error = frames_of(lambda: st.preserve_identities(eqx.filter_jit)(layer)(tied()))
+    assert type(error) is OwnError
+    assert not [frame for frame in frames if frame[0].startswith((OWN, JAX))]
+
+
+def test_the_next_call_works():
+    armed = [True]
+
+    @st.jit
+    def f(model):
+        if armed[0]:
+            raise OwnError
+        return model.first * 2
+
+    with pytest.raises(OwnError):
+        f(tied())
+    armed[0] = False
+    assert f(tied())[0] == 2
+
+
+def test_the_error_keeps_its_cause():
+    cause = ValueError("why")
+
+    def chained(model):
+        raise OwnError from cause
+
+    for transform in (st.jit, st.grad):
+        _, error = frames_of(lambda transform=transform: transform(chained)(tied()))
+        assert error.__cause__ is cause
+
+
+def test_all_frames_where_jax_shows_all():
+    with filtering("off"):
+        for name in ("jit", "grad", "scan"):
+            frames, _ = frames_of(CALLS[name])
+            assert [frame for frame in frames if frame[0].startswith(OWN)]
+            assert [frame for frame in frames if frame[0].startswith(JAX)]
+
+
+@pytest.mark.parametrize("name", ["jit", "grad", "scan"])
+def test_frames_that_ipython_hides(name):
+    with filtering("tracebackhide"):
+        try:
+            CALLS[name]()
+        except OwnError as error:
+            shown = [f for f, _ in traceback.walk_tb(error.__traceback__) if "__tracebackhide__" not in f.f_locals]
+    assert not [f for f in shown if f.f_code.co_filename.startswith(OWN)]
+    assert [f for f in shown if f.f_code.co_name == "fails"]
+
+
+def test_without_the_names_of_jax_they_show(monkeypatch):
+    monkeypatch.setattr(_jax_internals, "_traceback_util", None)
+    frames, error = frames_of(CALLS["jit"])
+    assert type(error) is OwnError
+    assert [frame for frame in frames if frame[0].startswith(OWN)]
+    assert _jax_internals.api_boundary(fails) is fails
