@@ -60,9 +60,13 @@ def fits_leaf(obj: Any, given: Any) -> bool:
 
 
 def as_in_model(obj: Any, given: Any) -> Any:
-    """An array of the state; a NumPy one as one of JAX's where the model has one of those."""
+    """An array of the state; where the model has one of JAX's, a NumPy one is copied into one.
+
+    `jnp.asarray` and `jax.device_put` may keep NumPy's memory, as its alignment has it, so that the model would change
+    with what was loaded.
+    """
     if isinstance(obj, jax.Array) and isinstance(given, (np.ndarray, np.generic)):
-        return jnp.asarray(given)
+        return jnp.array(given)
     if isinstance(obj, np.ndarray) and isinstance(given, np.generic):
         return np.asarray(given)
     return given
