@@ -1,8 +1,6 @@
 """What continuous integration may gate on: counts, never a clock. Traces, jaxpr inputs, calls, code, ids and bytes."""
 
 import collections
-import contextlib
-import gc
 import sys
 
 import equinox as eqx
@@ -12,6 +10,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree._native_walk import native
+from tests.garbage import collect_all, no_collection
 from tests.strategies import Mutable, Pair
 
 
@@ -58,17 +57,6 @@ def counted(function):
         return function(*args, **kwargs)
 
     return inner, traces
-
-
-@contextlib.contextmanager
-def no_collection():
-    """Collects garbage now and not again: JAX's callback at each collection is a Python call too."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 # Traces ---------------------------------------------------------------------------------------------------------------
@@ -239,9 +227,14 @@ def test_a_registered_class_is_flattened_once_an_object_and_built_once():
 
 
 def live():
-    """The buffers that are alive now, by where they lie, with their sizes."""
-    gc.collect()
-    return {array.unsafe_buffer_pointer(): array.nbytes for array in jax.live_arrays() if array.size}
+    """The arrays that are alive now, by where they lie; whoever holds them sees to it that nothing new lies there."""
+    collect_all()
+    return {array.unsafe_buffer_pointer(): array for array in jax.live_arrays() if array.size}
+
+
+def sizes_of_new(before):
+    """The sizes in bytes of the arrays that are alive now and were not before."""
+    return [array.nbytes for place, array in live().items() if place not in before]
 
 
 def tied_model():
@@ -265,8 +258,8 @@ def test_a_donated_step_holds_each_unique_buffer_once(calls):
     model = tied_model()
     for _ in range(calls):
         model = f(model)
-    added = {place: size for place, size in live().items() if place not in before}
-    assert sum(added.values()) == UNIQUE_BYTES
+    added = sizes_of_new(before)
+    assert sum(added) == UNIQUE_BYTES
     assert len(added) == 3
     assert model.layers[0] is model.layers[1]
     assert model.layers[2].first is model.tail["head"] is model.layers[0].first
@@ -293,10 +286,9 @@ def test_a_step_without_donation_keeps_nothing_that_the_caller_let_go_of():
     model = tied_model()
     for _ in range(6):
         model = f(model)
-    added = {place: size for place, size in live().items() if place not in before}
-    assert sum(added.values()) == UNIQUE_BYTES  # plans and call sites hold no array
+    assert sum(sizes_of_new(before)) == UNIQUE_BYTES  # plans and call sites hold no array
     del model
-    assert not [place for place in live() if place not in before]
+    assert sizes_of_new(before) == []
 
 
 def test_arguments_and_outputs_of_the_compiled_step_have_the_size_of_the_unique_leaves():
@@ -313,7 +305,7 @@ def test_what_passes_through_is_no_output_and_no_copy():
         before = live()
         same, _ = f(model, jnp.zeros(3))
         assert same is model
-        assert sum(size for place, size in live().items() if place not in before) <= 4 * 3
+        assert sum(sizes_of_new(before)) <= 4 * 3
 
 
 def test_mutable_modules_donate_each_buffer_once_too():

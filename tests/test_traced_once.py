@@ -1,6 +1,5 @@
 """Whoever wraps a function, it is traced as often as under vanilla JAX; and what is let go of is freed at once."""
 
-import contextlib
 import functools
 import gc
 import weakref
@@ -13,6 +12,7 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
+from tests.garbage import collect_all, no_collection
 from tests.strategies import Pair
 
 TRANSFORMS = {"jit": jax.jit, "checkpoint": jax.checkpoint, "filter_jit": eqx.filter_jit}
@@ -64,16 +64,6 @@ KINDS = {
     "bound method, held": lambda counting: counting.step,
     "object": lambda counting: counting,
 }
-
-
-@contextlib.contextmanager
-def without_gc():
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def traces_when_wrapped_again(transform, make):
@@ -306,7 +296,7 @@ def test_a_wrapper_is_freed_by_reference_counting(transform):
     def f(x):
         return jnp.sum(x.first if isinstance(x, Pair) else x)
 
-    with without_gc():
+    with no_collection():
         for args in ((), (jnp.ones(2),), (Pair(jnp.ones(2), jnp.ones(2)),)):
             wrapper = st.preserve_identities(transform)(f)
             for _ in range(3):
@@ -324,7 +314,7 @@ def test_a_function_is_freed_with_all_that_was_made_of_it(transform, through):
     def make():
         return lambda x: jnp.sum(x.first if isinstance(x, Pair) else x)
 
-    with without_gc():
+    with no_collection():
         f = make()
         for _ in range(3):
             wrapper = st.preserve_identities(transform)(f)
@@ -342,6 +332,7 @@ def test_what_is_known_of_a_function_goes_with_it_and_stays_small():
     def f(x, **options):
         return x
 
+    collect_all()  # else functions of other tests may go meanwhile
     before = len(_inner._table)
     for n in range(100):
         st.jit(lambda x: x)

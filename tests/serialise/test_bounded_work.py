@@ -23,6 +23,7 @@ from sharedtree._commands._comparing import compare
 from sharedtree._commands._show import Sizes
 from sharedtree.serialise import _nesting
 from sharedtree.serialise._opened import Opened
+from tests.garbage import no_collection
 
 from . import strategies
 from .dags import COLOR, LAYER, RELU, SAMPLES, SHARED, TYPES, Nodes, dag, file_of, places, with_dag_in
@@ -72,7 +73,7 @@ DAGS = textwrap.dedent(
             # Each place and each way are tried with the two that build the most, and with the others in turn.
             for name in ENTRY_POINTS if IS_THOROUGH else dict.fromkeys(["like, not strict", next(turn), next(turn)]):
                 print(f"operand {place} of {kind}, a DAG of {how}, {name}", flush=True)
-                faulthandler.dump_traceback_later(10, exit=True)
+                faulthandler.dump_traceback_later(60, exit=True)
                 with with_limited_memory(64 * 2**20):
                     try:
                         ENTRY_POINTS[name](data)
@@ -131,6 +132,12 @@ def work_of(operation, *arguments):
     return count
 
 
+@pytest.fixture
+def uncollected():
+    with no_collection():
+        yield
+
+
 def assert_linear(operation, file, size):
     """Four times the size is no more than five times the work. What is worked out once for the process comes first."""
     first, *files = [(file(n),) if type(file(n)) is bytes else file(n) for n in (size + 1, size, 4 * size)]
@@ -156,6 +163,7 @@ def nested(how, n):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_work_grows_with_the_number_of_nodes(name):
     kinds = list(SAMPLES) if IS_THOROUGH else list(SAMPLES)[list(ENTRY_POINTS).index(name) % 4 :: 4]
@@ -164,6 +172,7 @@ def test_work_grows_with_the_number_of_nodes(name):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("name", ENTRY_POINTS)
 def test_work_grows_with_the_depth_of_a_dag(name):
     ways = list(SHARED) if IS_THOROUGH else list(SHARED)[list(ENTRY_POINTS).index(name) % 3 :: 3]
@@ -221,6 +230,7 @@ def with_tensors(data, tensors):
     return draft.file(with_digests=True)
 
 
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize(
     ("file", "size"),
     [(methods_and_types, 30), (refused_names, 30), (missing_fields, 30), (keys_of_one_hash, 10), (key_arrays, 20)],
@@ -231,6 +241,7 @@ def test_work_grows_with_the_size(file, size):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncollected")
 def test_a_large_static_value_is_looked_at_once():
     assert_linear(ENTRY_POINTS["like, not strict"], large_static_values, 250)
 
@@ -252,6 +263,7 @@ def a_large_tuple_and_many_others(n):
     return file_of(a), file_of(b)
 
 
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("files", [duplicate_members, a_large_list_and_many_small_ones, a_large_tuple_and_many_others])
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_work_of_a_comparison_grows_with_the_size(files, is_turned):
