@@ -75,7 +75,10 @@ def quiet_now(names):
 
 @scenario
 def lost_in_a_function(path):
-    return Scenario(lambda: st.jit(double)(tied()), st.UntiedWarning, what_a_lost_tie_needs(), quiet_now)
+    # Another function each time, which has not been traced before.
+    return Scenario(
+        lambda: st.jit(lambda net: double(net))(tied()), st.UntiedWarning, what_a_lost_tie_needs(), quiet_now
+    )
 
 
 @scenario

@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import functools
-import gc
 import sys
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +17,7 @@ from sharedtree import _native_classes
 from sharedtree._dataclass_fields import fields_of
 from sharedtree._native_walk import native
 from sharedtree._walk import Rules
+from tests.garbage import collect_all
 from tests.strategies import nodes, pools
 from tests.test_native_walk import RULES, assert_alike, knows
 
@@ -474,12 +474,12 @@ def test_no_references_are_lost_or_left(name):
     tree = READ[name]()
     leaves, structure = st.tree.flatten(tree)
     held = [tree, *leaves, *(op for op, _ in structure.records), type(tree), W, V, X]
-    gc.collect()
+    collect_all()
     before = [sys.getrefcount(each) for each in held]
     for _ in range(500):
         st.tree.flatten(tree)
         st.tree.unflatten(structure, leaves)
-    gc.collect()
+    collect_all()
     assert [sys.getrefcount(each) for each in held] == before
 
 

@@ -30,6 +30,7 @@ from sharedtree._statics import Static
 from sharedtree._structure import Given, Node, Update, intern
 from sharedtree._walk import Rules
 from tests.deep import Link, in_a_thread, link
+from tests.garbage import collect_all
 from tests.strategies import Layer, Mutable, Pair, Point, Record, arguments, dags, pools
 from tests.walks import in_python
 
@@ -620,17 +621,19 @@ def test_no_references_are_lost_or_left(kind):
     tree = NODES[kind]()
     leaves, structure = st.tree.flatten(tree)
     held = [tree, *leaves, *(op for op, _ in structure.records), type(tree)]
+    collect_all()
     before = [sys.getrefcount(each) for each in held]
     for _ in range(500):
         st.tree.flatten(tree)
         st.tree.unflatten(structure, leaves)
-    gc.collect()
+    collect_all()
     assert [sys.getrefcount(each) for each in held] == before
 
 
 def test_none_and_the_like_are_counted():
     """Compiled with the headers of a later Python, in which they live for ever, and loaded by one that counts them."""
     structure = st.tree.structure(W)
+    collect_all()  # else what other tests left may go meanwhile
     before = [sys.getrefcount(each) for each in (None, True, False)]
     for _ in range(10_000):
         tags = Tags()
@@ -806,7 +809,7 @@ def test_a_static_value_that_changes_is_another_structure():
 
 
 def test_tokens_go_with_the_last_structure():
-    gc.collect()
+    collect_all()
     before = len(_native_classes._tokens.alive)
     structure = st.tree.structure(Configured(jnp.ones(2), Config(3.0, ["only here"])))
     assert len(_native_classes._tokens.alive) == before + 1
@@ -824,7 +827,7 @@ def test_a_static_value_that_leads_to_its_own_structure_goes_with_it():
             assert st.tree.structure(model) in held
         return [weakref.ref(structure) for structure in held]
 
-    gc.collect()
+    collect_all()
     before = len(_native_walk._entries), len(_native_classes._tokens.alive)
     references = make()
     gc.collect()

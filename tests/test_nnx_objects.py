@@ -2,7 +2,6 @@
 
 import collections.abc
 import contextlib
-import gc
 import subprocess
 import sys
 import warnings
@@ -17,6 +16,7 @@ import sharedtree as st
 from sharedtree import _native_classes, _nnx_internals
 from sharedtree._native_walk import native
 from sharedtree._walk import Rules
+from tests.garbage import collect_all
 from tests.strategies import Pair, nodes, pools
 from tests.test_native_walk import RULES, assert_alike, knows
 from tests.walks import in_python
@@ -496,12 +496,12 @@ def test_no_references_are_lost_or_left(name):
     tree = READ[name]()
     leaves, structure = st.tree.flatten(tree)
     held = [tree, *leaves, *(op for op, _ in structure.records), type(tree), type(tree._pytree__nodes), nnx.Param]
-    gc.collect()
+    collect_all()
     before = [sys.getrefcount(each) for each in held]
     for _ in range(500):
         st.tree.flatten(tree)
         st.tree.unflatten(structure, leaves)
-    gc.collect()
+    collect_all()
     assert [sys.getrefcount(each) for each in held] == before
 
 

@@ -19,6 +19,7 @@ from sharedtree import _walk
 from sharedtree._graph import build, unpack
 from sharedtree._native_walk import native
 from sharedtree._structure import Given, Structure, Update
+from tests.garbage import collect_all
 from tests.strategies import Mutable, Pair
 from tests.test_native_walk import NODES, Odd
 
@@ -167,14 +168,14 @@ def test_no_references_are_lost_or_left(kind):
     leaves, structure = st.tree.flatten(NODES[kind]())
     unpack(structure, leaves)
     held = [*leaves, *(op for op, _ in structure.records), structure, structure.records, None, True]
-    gc.collect()
+    collect_all()
     before = [sys.getrefcount(each) for each in held]
     for _ in range(300):
         program = native.compile(structure.records)
         for _ in range(3):
             build(program, leaves, [])
     del program
-    gc.collect()
+    collect_all()
     after = [sys.getrefcount(each) for each in held]
     assert after[:-2] == before[:-2]
     assert all(abs(a - b) < 100 for a, b in zip(after[-2:], before[-2:], strict=True))

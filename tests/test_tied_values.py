@@ -16,6 +16,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree import _tied_values
+from tests.garbage import collect_all
 
 POLICY = st.Policy(containers=True)
 
@@ -191,7 +192,7 @@ _TYING = (HANDED_ON["tie"], HANDED_ON["whole layers"])
 
 
 def test_notes_are_weak_and_seen_in_every_thread():
-    gc.collect()
+    collect_all()
     before = len(_tied_values._arrays)
     params = tied()
     found: list[Any] = []

@@ -346,7 +346,7 @@ def test_many_saves_at_once(tmp_path):
 # Forks a writer for each line that it reads, lets it save again and again for a moment, and kills it.
 KILLER = textwrap.dedent(
     """
-    import os, random, signal, sys, time, warnings
+    import os, random, signal, struct, sys, time, warnings
     import numpy as np
     from sharedtree.serialise._container import TensorSource, write
     from sharedtree.serialise._durable import replacing
@@ -359,14 +359,20 @@ KILLER = textwrap.dedent(
     warnings.simplefilter("ignore")  # JAX's about forks; it is imported here and not used
     path, rng = sys.argv[1], random.Random(0)
     save(path, 250)
+    heard, told = os.pipe()
     print("ready", flush=True)
     for number, _ in enumerate(sys.stdin):
         child = os.fork()
         if child == 0:
+            begin = time.monotonic()
+            save(path, (number + 1) % 250)
+            os.write(told, struct.pack("d", time.monotonic() - begin))
             while True:
                 number += 1
                 save(path, number % 250)
-        time.sleep(rng.random() * 0.05)
+        # Once it has saved, and somewhere in the next saves, however long one takes here.
+        (seconds,) = struct.unpack("d", os.read(heard, 8))
+        time.sleep(rng.uniform(0, 3) * seconds)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         print("killed", flush=True)

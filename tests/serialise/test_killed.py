@@ -90,7 +90,7 @@ class Writer:
 
 FORKER = textwrap.dedent(
     """
-    import os, sys, warnings
+    import os, sys, time, warnings
     import sharedtree as st
     from tests.serialise.test_killed import model
 
@@ -101,11 +101,13 @@ FORKER = textwrap.dedent(
     for line in sys.stdin:  # the number to begin with
         child = os.fork()
         if child == 0:
-            number = int(line)
+            number = int(line) + 1
+            begin = time.monotonic()
+            st.save(path, models[number])
+            print(os.getpid(), time.monotonic() - begin, flush=True)
             while True:
                 number = (number + 1) % 100
                 st.save(path, models[number])
-        print(child, flush=True)
         os.waitpid(child, 0)
         print("dead", flush=True)
     """
@@ -123,9 +125,10 @@ def test_killed_at_any_moment(tmp_path):
         for kill in range(NUM_KILLS):
             process.stdin.write(f"{kill}\n")
             process.stdin.flush()
-            child = int(process.stdout.readline())
-            time.sleep(rng.uniform(0, 0.06))
-            os.kill(child, signal.SIGKILL)
+            # Once it has saved, and somewhere in the next saves, however long one takes here.
+            child, seconds = process.stdout.readline().split()
+            time.sleep(rng.uniform(0, 3) * float(seconds))
+            os.kill(int(child), signal.SIGKILL)
             assert process.stdout.readline() == "dead\n"
             seen.add(number_of(path))
             left += bool(temporaries(tmp_path))
@@ -160,8 +163,8 @@ def test_two_writers(tmp_path):
     path = tmp_path / "model.safetensors"
     first, second = Writer(path, 0, 2), Writer(path, 1, 2)
     seen = set()
-    deadline = time.monotonic() + 2
-    while time.monotonic() < deadline:
+    begin = time.monotonic()
+    while time.monotonic() < begin + 2 or (seen != {0, 1} and time.monotonic() < begin + 60):
         seen.add(number_of(path) % 2)
     assert first.process.poll() is None
     assert second.process.poll() is None

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import textwrap
-import time
 
 import equinox as eqx
 import jax
@@ -157,10 +156,7 @@ def test_mapping(path):
         "scalar": jnp.asarray(1.0),
     }
     st.save(path, tree)
-    start = time.perf_counter()
-    loaded = st.load(path, mmap=True, verify=False)
-    elapsed = time.perf_counter() - start
-    assert elapsed < 5  # a clock says little on a busy machine; that no memory is used is tested above
+    loaded = st.load(path, mmap=True, verify=False)  # that no memory is used is tested above
     assert_isomorphic(tree, loaded)
     assert not loaded["n"].flags.writeable
     with pytest.raises(ValueError, match="read-only"):
