@@ -12,9 +12,11 @@ import pytest
 
 collect_ignore = ["typing"]  # checked by pyright, never run
 
-hypothesis.settings.register_profile("quick", max_examples=10, deadline=None, derandomize=True)
-hypothesis.settings.register_profile("thorough", max_examples=60, deadline=None, derandomize=True)
-hypothesis.settings.register_profile("deep", max_examples=1000, deadline=None)
+# How long something takes says more of the machine than of the test.
+untimed = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("quick", untimed, max_examples=10, derandomize=True)
+hypothesis.settings.register_profile("thorough", untimed, max_examples=60, derandomize=True)
+hypothesis.settings.register_profile("deep", untimed, max_examples=1000)
 
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
