@@ -9,6 +9,7 @@ import importlib
 import importlib.metadata
 import pathlib
 import tempfile
+import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -268,7 +269,13 @@ def table() -> str:
         cells = " | ".join(cell(library, column) for column in COLUMNS)
         lines.append(f"| {library.title} | {version} | {cells} |")
     titles = {library.file: library.title for library in LIBRARIES}
-    lines += ["", *(f"- {titles[file]}, {column}: {why}." for (file, column), why in UNMET.items())]
+    lines += [
+        "",
+        *(
+            textwrap.fill(f"- {titles[file]}, {column}: {why}.", 120, subsequent_indent="  ")
+            for (file, column), why in UNMET.items()
+        ),
+    ]
     return "\n".join(lines) + "\n"
 
 
