@@ -1,0 +1,3 @@
+"""The models are imported where their libraries are installed, not by who collects tests."""
+
+collect_ignore = ["models"]
