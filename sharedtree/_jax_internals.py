@@ -163,6 +163,11 @@ def as_numpy(leaf: Any) -> Any:
     return leaf.val if type(leaf) is _NO_ARRAY else leaf
 
 
+def as_number(leaf: Any) -> Any:
+    """The Python number that JAX has put an object of a class of its own for; any other leaf as it is."""
+    return type(leaf).__mro__[1](leaf) if type(leaf) in TYPED_NUMBERS else leaf
+
+
 def used_inputs(jaxpr: Any) -> Sequence[bool]:
     """Which inputs of a closed jaxpr `jax.jit` keeps."""
     plain = jaxpr.jaxpr
