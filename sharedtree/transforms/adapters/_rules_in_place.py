@@ -103,7 +103,7 @@ def _require_apart(result: Graph, inside: Inside) -> None:
         module._replace(packed=pack_tree(received.objects[module.structure.root], tags, rules, ""))
         for module in received.modules
     ]
-    for number in objects:
+    for number in reversed(objects):  # the outermost first
         obj = result.objects[number]
         known = tags.number_of(obj)
         if known is not None:
