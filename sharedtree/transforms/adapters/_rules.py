@@ -93,6 +93,8 @@ class RuleTransform(FunctionTransform):
         args, kwargs = self.by_position(args, kwargs)
         call = self.pack(args, kwargs, policy)
         one = self._for_one_call(call)
+        if policy.in_place:
+            one._paths = Paths(call, one.names)
         with calling(one.names, call):
             result = one.with_rules(policy, self.function)(*call.args, **call.kwargs)
         if not policy.in_place:
@@ -105,7 +107,6 @@ class RuleTransform(FunctionTransform):
         one.names = copy.copy(self.names)
         one._operands = jtu.tree_map(_type_of, tuple([x for i, x in enumerate(call.args) if i not in self._static]))
         one._returned = None
-        one._paths = Paths(call, one.names)
         return one
 
     def by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
