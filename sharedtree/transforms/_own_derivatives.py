@@ -52,8 +52,8 @@ def custom_vjp(*function: Any, **options: Any) -> Any:
     leaves, for integers, for a whole part. At the paths of a tied leaf, different arrays are added up, and one array
     counts once; numbers are added at each path.
 
-    With `in_place=True` what the function changes in its arguments is written back, or what `fwd` changes where that runs
-    in its place. The rules stay what they are: `bwd` gets no cotangent for what was changed.
+    With `in_place=True` what the function changes in its arguments is written back, or what `fwd` changes where that
+    runs instead. The rules stay what they are: `bwd` gets no cotangent for what was changed.
 
     Args:
         function: the function; without it, returns a decorator. Then `nondiff_argnums` and other options of
@@ -93,8 +93,8 @@ def custom_vjp(*function: Any, **options: Any) -> Any:
     Limitations: a loop that is differentiated and carries on what was changed in place counts as a gradient that flows
     through it, and with `symbolic_zeros` nothing can be in place, which is a `ValueError`. One array that `bwd` returns
     at two paths of a tied leaf counts once, also where two different uses happen to have the same cotangent:
-    `Net(y, 1 * y)` counts it at each path. See `preserve_identities` for further errors and limitations. Cost: JAX's, and
-    for each rule one walk over what it is given and returns; in place, one more over the arguments.
+    `Net(y, 1 * y)` counts it at each path. See `preserve_identities` for further errors and limitations. Cost: JAX's,
+    and for each rule one walk over what it is given and returns; in place, one more over the arguments.
     """
     return preserve_identities(jax.custom_vjp)(*function, **options)
 
