@@ -59,6 +59,10 @@ class SharingMismatchError(SharedTreeError, ValueError):
     """Two trees that should have the same shape or the same ties do not."""
 
 
+class StateGradientError(SharedTreeError, ValueError):
+    """A gradient flows through what a function changed in place, of which the rules for its derivative say nothing."""
+
+
 class StaticTracerError(SharedTreeError, TypeError):
     """A tracer ended up in a static leaf of an output, where it would outlive its trace."""
 

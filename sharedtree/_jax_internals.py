@@ -14,6 +14,8 @@
   who have it should be served. Where it is gone, so is the function.
 - `TypedNdArray`: in JAX 0.8 a rule is given an object of this class for a NumPy array, which is none. Where the name is
   gone, NumPy arrays stay what they are.
+- `typed_scalar_types`: a rule is given objects of these classes for Python numbers. Where the name is gone, numbers are
+  expected to stay what they are, and a test fails if they do not.
 - `traceback_util`: JAX takes its own frames out of the traceback of an error that leaves it, and those of what was
   registered there. Where its names are gone, the frames show.
 """
@@ -41,6 +43,11 @@ except ImportError:
     _TypedNdArray = None
 
 try:
+    from jax._src.literals import typed_scalar_types as _typed_scalar_types
+except ImportError:
+    _typed_scalar_types = set[type]()
+
+try:
     from jax._src import traceback_util as _traceback_util
 except ImportError:
     _traceback_util = None
@@ -52,6 +59,9 @@ _LEAF = jtu.tree_structure(0)
 _SHALLOW = 100
 
 ConcreteArray: type = ArrayImpl
+
+TYPED_NUMBERS: frozenset[type] = frozenset(_typed_scalar_types)
+"""The classes of Python numbers whose dtype JAX has settled."""
 
 _NO_ARRAY = None if _TypedNdArray is None or issubclass(_TypedNdArray, np.ndarray) else _TypedNdArray
 
@@ -151,6 +161,11 @@ def deprecated_shard_map() -> Callable[..., Any]:
 def as_numpy(leaf: Any) -> Any:
     """The NumPy array that JAX has wrapped; any other leaf as it is."""
     return leaf.val if type(leaf) is _NO_ARRAY else leaf
+
+
+def as_number(leaf: Any) -> Any:
+    """The Python number that JAX has put an object of a class of its own for; any other leaf as it is."""
+    return type(leaf).__mro__[1](leaf) if type(leaf) in TYPED_NUMBERS else leaf
 
 
 def used_inputs(jaxpr: Any) -> Sequence[bool]:

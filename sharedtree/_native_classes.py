@@ -33,7 +33,7 @@ from ._nnx_internals import (
     parts_of_frozen,
 )
 from ._node_types import (
-    PYTHON_NUMBERS,
+    TRACED_NUMBERS,
     Inherited,
     NodeType,
     built_in_base,
@@ -197,7 +197,7 @@ def start(entries: dict[bytes, Any]) -> bool:
     _CONVENTIONS.update({native.JAX: "jax", native.EQUINOX: "equinox", native.ANY: "any"})
     if not native.start(entries, _meet, _described, _settle, marker_type(), LEAF, Node, Static, Given, Update):
         return False
-    for cls in PYTHON_NUMBERS:
+    for cls in TRACED_NUMBERS:
         native.learn(_leaf(cls, native.NUMBER))
     for cls in (str, bytes):
         native.learn(_leaf(cls, native.TEXT))

@@ -18,7 +18,7 @@ from jax import tree_util as jtu
 
 from ._equinox_internals import without_missing
 from ._errors import UnregisteredTypeError
-from ._jax_internals import rebuild_registered
+from ._jax_internals import TYPED_NUMBERS, rebuild_registered
 
 Convention = Literal["equinox", "jax"]
 """Which leaves are traced: arrays only (Equinox's filter transforms), or whatever `jax.jit` accepts."""
@@ -130,7 +130,7 @@ def is_traced(leaf: Any, convention: Inherited) -> bool:
         return convention == "equinox" or _is_numeric(leaf.dtype)
     if isinstance(leaf, _WITH_IDENTITY):
         return True
-    return convention == "jax" and (type(leaf) in PYTHON_NUMBERS or hasattr(type(leaf), "__jax_array__"))
+    return convention == "jax" and (type(leaf) in TRACED_NUMBERS or hasattr(type(leaf), "__jax_array__"))
 
 
 def register_node(
@@ -219,7 +219,11 @@ def require_registered(tree: Any) -> None:
 _known: dict[type, NodeType] = {}  # filled once a class, by a single assignment, which threads cannot tear
 
 PYTHON_NUMBERS = frozenset({bool, int, float, complex})
-_COMMON_LEAVES = PYTHON_NUMBERS | {str, bytes, np.ndarray}
+
+TRACED_NUMBERS = PYTHON_NUMBERS | TYPED_NUMBERS
+"""Those that JAX gives to rules in their place, too."""
+
+_COMMON_LEAVES = TRACED_NUMBERS | {str, bytes, np.ndarray}
 _WITH_IDENTITY = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, jax.Ref)
 
 

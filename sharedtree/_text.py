@@ -75,4 +75,4 @@ def listed(paths: Sequence[str]) -> str:
     quoted = [f"`{path}`" for path in paths[:MOST_PATHS]]
     if len(paths) > MOST_PATHS:
         quoted.append(f"{len(paths) - MOST_PATHS} more")
-    return f"{', '.join(quoted[:-1])} and {quoted[-1]}"
+    return f"{', '.join(quoted[:-1])} and {quoted[-1]}" if len(quoted) > 1 else quoted[0]

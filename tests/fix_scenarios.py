@@ -43,6 +43,13 @@ class Static(eqx.Module):
     k: int = eqx.field(static=True)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Tally:
+    count: jax.Array
+    step: jax.Array
+
+
 def tied():
     leaf = Leaf(jnp.arange(4.0).reshape(2, 2))
     return Net(leaf, leaf)
@@ -547,14 +554,99 @@ def two_tangents_of_one_leaf(path):
 @scenario
 def rules_in_place(path):
     def ruled(f):
-        f.defvjp(lambda net: (loss(net), net), lambda net, y: (net,))
+        f.defjvp(lambda primals, tangents: (loss(*primals), tangents[0].embed.weight.sum()))
         return f
 
     def after(names):
         with st.Context(st.Policy(in_place=True)):
-            assert st.grad(ruled(names["f"]), in_place=False)(tied()).embed.weight.tolist() == [[0, 1], [2, 3]]
+            assert st.grad(ruled(names["f"]), in_place=False)(tied()).embed.weight.tolist() == [[1, 1], [1, 1]]
 
-    return Scenario(lambda: ruled(st.custom_vjp(loss, in_place=True))(tied()), ValueError, {"f": loss}, after)
+    return Scenario(lambda: ruled(st.custom_jvp(loss, in_place=True))(tied()), ValueError, {"f": loss}, after)
+
+
+def counting(f):
+    """A function under rules that changes its argument."""
+    made = st.custom_vjp(f, in_place=True)
+    made.defvjp(lambda model: (made(model), None), lambda _, y: (None,))
+    return made
+
+
+@scenario
+def a_gradient_through_what_rules_changed(path):
+    @counting
+    def count(model):
+        model.count = model.count + model.step
+        return model.step
+
+    def gradient(before_use):
+        def scaled(model):
+            count(model)
+            before_use(model)
+            return model.step * model.count
+
+        return st.grad(scaled, in_place=True)(Tally(jnp.ones(()), jnp.ones(())))
+
+    def stop(model):
+        model.count = jax.lax.stop_gradient(model.count)
+
+    names = {"model": Tally(jnp.ones(()), jnp.ones(())), "jax": jax}
+    return Scenario(
+        lambda: gradient(lambda model: None),
+        st.StateGradientError,
+        names,
+        lambda _: np.testing.assert_array_equal(gradient(stop).step, 2),
+    )
+
+
+@scenario
+def an_argument_in_a_result_of_rules(path):
+    @counting
+    def count(model):
+        model.count = model.count + 1
+        return model
+
+    return Scenario(
+        lambda: count(Tally(1.0, 1.0)), st.InconsistentSharingError, {"model": Tally(jnp.ones(()), jnp.ones(()))}
+    )
+
+
+@scenario
+def a_rule_that_changes_something_else(path):
+    def count(model):
+        model.count = model.count + 1
+        return model.step
+
+    def ruled(fwd):
+        f = st.custom_vjp(count, in_place=True)
+        f.defvjp(lambda model: (fwd(f, model), None), lambda _, y: (Tally(None, y),))
+        return st.grad(st.jit(lambda model: f(model), in_place=True), in_place=True)
+
+    model = Tally(jnp.zeros(()), jnp.ones(()))
+
+    def after(names):
+        ruled(lambda f, model: f(model))(model)
+        assert float(model.count) == 1
+
+    return Scenario(
+        lambda: ruled(lambda f, model: model.step)(model),
+        st.SharingMismatchError,
+        {"count": count, "args": (Tally(0, 1),)},
+        after,
+    )
+
+
+@scenario
+def rules_with_symbolic_zeros_in_place(path):
+    count = st.custom_vjp(lambda model: model.step, in_place=True)
+    count.__name__ = "count"
+    fwd, bwd = lambda model: (model.step, None), lambda _, y: (Tally(None, y),)
+    count.defvjp(fwd, bwd, symbolic_zeros=True)
+    model = Tally(jnp.zeros(()), jnp.ones(()))
+
+    def after(_):
+        assert float(st.grad(count)(model).step) == 1
+
+    return Scenario(lambda: count(model), ValueError, {"count": count, "fwd": fwd, "bwd": bwd}, after)
 
 
 @scenario

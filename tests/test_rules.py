@@ -950,11 +950,24 @@ def test_tangents_that_are_not_tied():
     assert error.paths == ("tangent.left.embed", "tangent.right.embed")
 
 
-def test_in_place_is_refused():
-    f = with_bwd(lambda kept, y: (None,))
+@pytest.mark.parametrize("make", [jvp_with_modules, jvps_with_modules], ids=lambda f: f.__name__)
+def test_in_place_is_refused_under_the_forward_mode(make):
+    f = make()
     with st.Context(st.Policy(in_place=True)), pytest.raises(ValueError, match="Return what changes"):
-        f(tied())
-    assert f(tied()).shape == (2,)
+        f(tied(), X)
+    assert f(tied(), X).shape == (2,)
+
+
+def test_in_place_is_refused_under_rules_of_equinox():
+    f = filter_custom_vjp(lambda net: net.embed)
+    f.def_fwd(lambda perturbed, net: (net.embed, None))
+    f.def_bwd(lambda kept, y, perturbed, net: None)
+    g = filter_custom_jvp(lambda net: net.embed)
+    g.def_jvp(lambda primals, tangents: (primals[0].embed, tangents[0].embed))
+    for each in (f, g):
+        with st.Context(st.Policy(in_place=True)), pytest.raises(ValueError, match="Return what changes"):
+            each(tied())
+        assert each(tied()).shape == (2,)
 
 
 def test_options_that_give_rules_something_else():

@@ -60,11 +60,13 @@ class Scenario(NamedTuple):
         call: (transform, a function of models that returns one, models) → what comes out.
         tested: the file of tests.
         conflict: the same, where one model is treated in two ways; None where all operands are treated alike.
+        returned: what a function that changes a model in place returns of it.
     """
 
     call: Callable[..., Any]
     tested: str
     conflict: Callable[..., Any] | None = None
+    returned: Callable[..., Any] = lambda model: model
 
 
 def total(tree: Any) -> Any:
@@ -180,7 +182,7 @@ SCENARIOS: dict[Any, Scenario] = {
     jax.checkpoint: CHECKPOINT,
     jax.remat: CHECKPOINT,
     jax.custom_vjp: Scenario(
-        with_vjp, "test_rules", lambda t, f, m: with_vjp(_first_fixed(t), lambda a, b: f(b), m, m)
+        with_vjp, "test_rules", lambda t, f, m: with_vjp(_first_fixed(t), lambda a, b: f(b), m, m), st.copy
     ),
     jax.custom_jvp: Scenario(
         with_jvp, "test_rules", lambda t, f, m: with_jvp(_first_fixed(t), lambda a, b: f(b), m, m)
@@ -188,6 +190,7 @@ SCENARIOS: dict[Any, Scenario] = {
     jax.custom_gradient: Scenario(
         lambda t, f, *ms: t(lambda *ms: (f(*ms), lambda ct: ms))(*ms),
         "test_rules",
+        returned=st.copy,
     ),
     eqx.filter_custom_vjp: Scenario(
         with_filter_vjp, "test_rules", lambda t, f, m: with_filter_vjp(_called_with(t, m), lambda a, b: f(a), m)
@@ -335,7 +338,7 @@ def in_place(ours: Any, scenario: Scenario) -> str:
     def count_up(counter: Counter) -> Counter:
         called.append(True)
         counter.count = counter.count + 1
-        return counter
+        return scenario.returned(counter)
 
     try:
         scenario.call(ours, count_up, counter)

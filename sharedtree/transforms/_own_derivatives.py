@@ -52,6 +52,9 @@ def custom_vjp(*function: Any, **options: Any) -> Any:
     leaves, for integers, for a whole part. At the paths of a tied leaf, different arrays are added up, and one array
     counts once; numbers are added at each path.
 
+    With `in_place=True` what the function changes in its arguments is written back, or what `fwd` changes where that
+    runs instead. The rules stay what they are: `bwd` gets no cotangent for what was changed.
+
     Args:
         function: the function; without it, returns a decorator. Then `nondiff_argnums` and other options of
             `jax.custom_vjp`; arguments that these name are handed on as they are.
@@ -66,6 +69,8 @@ def custom_vjp(*function: Any, **options: Any) -> Any:
         SharingMismatchError: when it is traced, if `fwd` returns another structure than the function, or if `bwd`
             returns something of another shape.
         TypeError: if `bwd` does not return as many cotangents as there are arguments.
+        StateGradientError: if a gradient flows through what was changed in place.
+        InconsistentSharingError: in place, if a module or a container is in an argument and in the result.
 
     Example:
         >>> import equinox as eqx, jax.numpy as jnp, sharedtree as st
@@ -85,10 +90,11 @@ def custom_vjp(*function: Any, **options: Any) -> Any:
         >>> st.grad(product)(Net(w, w)).embed
         Array(6., dtype=float32, weak_type=True)
 
-    Limitations: under `Policy(in_place=True)` it raises `ValueError`. One array that `bwd` returns at two paths of a
-    tied leaf counts once, also where two different uses happen to have the same cotangent: `Net(y, 1 * y)` counts
-    it at each path. See `preserve_identities` for further errors and limitations. Cost: JAX's, and for each rule one
-    walk over what it is given and returns.
+    Limitations: a loop that is differentiated and carries on what was changed in place counts as a gradient that flows
+    through it, and with `symbolic_zeros` nothing can be in place, which is a `ValueError`. One array that `bwd` returns
+    at two paths of a tied leaf counts once, also where two different uses happen to have the same cotangent:
+    `Net(y, 1 * y)` counts it at each path. See `preserve_identities` for further errors and limitations. Cost: JAX's,
+    and for each rule one walk over what it is given and returns; in place, one more over the arguments.
     """
     return preserve_identities(jax.custom_vjp)(*function, **options)
 
@@ -129,6 +135,7 @@ def custom_jvp(*function: Any, **options: Any) -> Any:
         >>> st.grad(product)(st.Dag([w, w])).tree[1]
         Array(6., dtype=float32, weak_type=True)
 
-    Limitations: as `custom_vjp`.
+    Limitations: in place it raises `ValueError`, for a tangent of what is changed would have to be known at once. See
+    `preserve_identities` for others.
     """
     return preserve_identities(jax.custom_jvp)(*function, **options)

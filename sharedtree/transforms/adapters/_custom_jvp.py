@@ -94,7 +94,7 @@ class CustomJvpTransform(RuleTransform):
         return self.with_more(policy, rule, everything, {}, functools.partial(self._with_tangent, policy, jvp))
 
     def _with_tangent(self, policy: Policy, jvp: Callable[..., Any], result: Any, tangent: Any) -> Any:
-        result = self.as_returned(result, jvp)
+        result = self.as_returned(policy, result, jvp)
         if type(tangent) is not Summed:
             if not has_modules(result):
                 return result, tangent
@@ -134,7 +134,7 @@ class FilterCustomJvpTransform(RuleTransform):
         return self.with_more(policy, rule, primals, kwargs, functools.partial(self._with_tangent, policy, jvp))
 
     def _with_tangent(self, policy: Policy, jvp: Callable[..., Any], result: Any, tangent: Any) -> Any:
-        result = self.as_returned(result, jvp)
+        result = self.as_returned(policy, result, jvp)
         if not has_modules(result):
             return result, tangent
         return result, pack_tangents(result, tangent, "tangent", self.fit(policy, adds_up=False))

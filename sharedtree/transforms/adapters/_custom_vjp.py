@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ..._context import Policy
+from ..._equinox_internals import name_of
 from .._differentiated import differentiated
 from .._packing import unpack_call
 from .._tangents import pack_tangents, unpack_tangents
@@ -14,6 +15,8 @@ from ._rules import RuleTransform, has_modules, unpacked
 
 class CustomVjpTransform(RuleTransform):
     """A function under `jax.custom_vjp`, with identities preserved."""
+
+    writes = True
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], *positional: Any, **options: Any) -> None:
         """Sets the rules, as `jax.custom_vjp.defvjp` does.
@@ -28,26 +31,39 @@ class CustomVjpTransform(RuleTransform):
         self.rules = fwd, bwd, positional, options
 
     def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The vanilla object for one call, on packed arguments."""
+        """The vanilla object for one call, on packed arguments.
+
+        Raises:
+            ValueError: in place, if with `symbolic_zeros` the arrays that `fwd` may change are others than those of the
+                function.
+        """
         fwd, bwd, positional, options = self.rules
+        if policy.in_place and (options.get("symbolic_zeros") or any(positional[:1])):
+            name = name_of(self, self)
+            raise ValueError(
+                f"With `symbolic_zeros`, `{name_of(fwd, fwd)}` is not given the arrays in its arguments, so what it "
+                f"changes in place cannot be told from what it does not. Set the rules of `{name}` without:\n"
+                f"    {name}.defvjp(fwd, bwd)"
+            )
         vanilla = self.transform(self.called(policy, self.primal, function), **self.options)
         rules = self.called(policy, self._forward, fwd), self.called(policy, self._backward, bwd)
         vanilla.defvjp(*rules, *positional, **options)
         return vanilla
 
     def _forward(self, policy: Policy, fwd: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return self.with_more(
-            policy, fwd, args, kwargs, lambda y, rest: (self.as_returned(y, fwd), self.residuals(policy, rest))
-        )
+        return self.with_more(policy, fwd, args, kwargs, functools.partial(self.with_residuals, policy, fwd))
 
     def _backward(self, policy: Policy, bwd: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         *static, residuals, cotangent = args
+        if policy.in_place:
+            _, cotangent = cotangent
         return self.cotangents(policy, bwd(*static, unpacked(residuals), unpack_tangents(cotangent), **kwargs), bwd)
 
 
 class CustomGradientTransform(RuleTransform):
     """A function under `jax.custom_gradient`, with identities preserved."""
 
+    writes = True
     rules = ()
 
     def check_options(self) -> None:
@@ -71,6 +87,9 @@ class CustomGradientTransform(RuleTransform):
         )
 
     def _backward(self, policy: Policy, rule: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if policy.in_place:
+            ((_, cotangent),) = args
+            args = (cotangent,)
         given = rule(*unpack_tangents(args), **kwargs)
         is_bare = len(self._operands) == 1 and not isinstance(given, (tuple, list))
         return self.cotangents(policy, (given,) if is_bare else given, rule)
@@ -111,9 +130,7 @@ class FilterCustomVjpTransform(RuleTransform):
     def _forward(self, policy: Policy, fwd: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         perturbed, *operands = args
         rule = functools.partial(fwd, unpack_tangents(perturbed, False))
-        return self.with_more(
-            policy, rule, operands, kwargs, lambda y, rest: (self.as_returned(y, fwd), self.residuals(policy, rest))
-        )
+        return self.with_more(policy, rule, operands, kwargs, functools.partial(self.with_residuals, policy, fwd))
 
     def _backward(self, policy: Policy, bwd: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         residuals, cotangent, perturbed, *operands = args

@@ -14,7 +14,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import jax
 from jax import tree_util as jtu
@@ -24,14 +24,16 @@ from ..._equinox_internals import name_of
 from ..._graph import Tags
 from .._calling import caller_of, calling
 from .._crossed import Graph, Position, packed_in
+from .._cuts import Leaving
 from .._function import FunctionTransform
 from .._inner import Inner
-from .._inside import enclosing_traces
+from .._inside import Inside, enclosing_traces
 from .._joining import Words, joined, require_same_containers
 from .._modules import How
 from .._packing import Call, pack_tree, unpack_call
 from .._tangents import Fit, pack_tangents
 from ..checks._leaks import forbid_tracers
+from ._rules_in_place import Paths, State, parted, raise_differentiated, require_same_changes, write_back
 
 
 class RuleTransform(FunctionTransform):
@@ -41,8 +43,12 @@ class RuleTransform(FunctionTransform):
     rules: Any = None
     """As the transform's own methods take them; None until they are there."""
 
+    writes = False
+    """Whether it can write back what the function changed in its arguments."""
+
     _operands: Any
     _returned: Any
+    _paths: Paths
 
     def _made_alike(self) -> How | None:
         """Nothing: two objects of one function may have two rules."""
@@ -78,7 +84,7 @@ class RuleTransform(FunctionTransform):
         if self.rules is None:
             return self._vanilla(*args, **kwargs)
         policy = current_policy(self.policy)
-        if policy.in_place:
+        if policy.in_place and not self.writes:
             raise ValueError(
                 f"`in_place=True` adds what was changed to the result, and the rules of `{self.transform_name}` do not "
                 "say how that is differentiated. Return what changes, and leave the arguments as they are:\n"
@@ -87,9 +93,13 @@ class RuleTransform(FunctionTransform):
         args, kwargs = self.by_position(args, kwargs)
         call = self.pack(args, kwargs, policy)
         one = self._for_one_call(call)
+        if policy.in_place:
+            one._paths = Paths(call, one.names)
         with calling(one.names, call):
             result = one.with_rules(policy, self.function)(*call.args, **call.kwargs)
-        return self.finish(result, call, policy)
+        if not policy.in_place:
+            return self.finish(result, call, policy)
+        return write_back(result, call, one.refuse_gradient)
 
     def _for_one_call(self, call: Call) -> Self:
         """This, for the rules of one call to refer to."""
@@ -111,6 +121,16 @@ class RuleTransform(FunctionTransform):
     def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
         """The vanilla object for one call, on packed arguments."""
         raise NotImplementedError
+
+    def pack_results(self, result: Any, inside: Inside, leaving: Leaving | None) -> Any:
+        """As the base; in place, what was changed and the result have numberings of their own."""
+        packed = super().pack_results(result, inside, leaving)
+        return parted(packed[0], result, inside) if inside.terms.policy.in_place else packed
+
+    def refuse_gradient(self, state: State, places: Sequence[int]) -> NoReturn:
+        """Raises, for a gradient flows through what was changed, at some places among its leaves."""
+        paths = self._paths.of_leaves(state)
+        raise_differentiated([paths[i] for i in places], name_of(self, self), self.transform_name)
 
     # What becomes of each function --------------------------------------------------------------------------------
 
@@ -151,30 +171,38 @@ class RuleTransform(FunctionTransform):
         packed = self.call_inside(policy, result, args, kwargs)
         return finish(packed, made[0][1]) if _is_pair(made[0]) else made[0]
 
-    def as_returned(self, result: Any, rule: Callable[..., Any]) -> Any:
+    def as_returned(self, policy: Policy, result: Any, rule: Callable[..., Any]) -> Any:
         """The packed result of a rule, packed as that of the function.
 
         Raises:
-            SharingMismatchError: if they differ in shape, static values or ties.
+            SharingMismatchError: if they differ in shape, static values or ties, or in what they changed in place.
         """
         treedef = self._returned
         if treedef is None or treedef == jtu.tree_structure(result):
             return result
         known = jtu.tree_unflatten(treedef, [0.0] * treedef.num_leaves)
-        one, two = (f"in what `{name_of(each, each)}` returns" for each in (self, rule))
+        names = name_of(self, self), name_of(rule, rule)
+        if policy.in_place:
+            require_same_changes(known[0], result[0], self._paths, *names)
+            return result[0], self._like(known[1], result[1], *names)
+        return self._like(known, result, *names)
+
+    def _like(self, known: Any, result: Any, function: str, rule: str) -> Any:
+        one, two = (f"in what `{name}` returns" for name in (function, rule))
         words = Words(self.transform_name, one, two)
         if not require_same_containers(known, result, "result", words):
             return result
         before, after = Graph.of(known, "result"), Graph.of(result, "result")
         joined(before, after, words, exact=True)
         joined(after, before, Words(self.transform_name, two, one), exact=True)
-        return jtu.tree_unflatten(treedef, jtu.tree_leaves(result))
+        return jtu.tree_unflatten(jtu.tree_structure(known), jtu.tree_leaves(result))
 
-    def residuals(self, policy: Policy, residuals: Any) -> Any:
-        """Residuals, packed in a numbering of their own."""
+    def with_residuals(self, policy: Policy, rule: Callable[..., Any], result: Any, residuals: Any) -> tuple[Any, Any]:
+        """The packed result of a rule, and residuals, packed in a numbering of their own."""
         current = caller_of(self.names)
         outer = enclosing_traces() if current is None else current.outer
-        return pack_tree(residuals, Tags(), policy.rules._replace(on_static=forbid_tracers(outer)), "residuals")
+        rules = policy.rules._replace(on_static=forbid_tracers(outer))
+        return self.as_returned(policy, result, rule), pack_tree(residuals, Tags(), rules, "residuals")
 
     def cotangents(self, policy: Policy, given: Any, rule: Callable[..., Any]) -> Any:
         """What a rule gave for the operands, packed as they are.

@@ -1,0 +1,770 @@
+"""Functions with rules, in place: against the same rules in vanilla JAX, where the state goes in and out by hand."""
+
+import dataclasses
+import threading
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+from tests.strategies import Mutable
+
+IN_PLACE = st.Policy(in_place=True)
+FACTOR = 3.0
+"""The rules are wrong by this factor, so that one sees whether they were used."""
+
+X = jnp.array([0.5, -1.0, 2.0])
+XS = jnp.stack([X, 2 * X, X - 1, -X])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Stats:
+    mean: Any
+    count: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Net:
+    embed: Any
+    head: Any
+    stats: Any
+    scale: Any = 2.0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    w: Any
+
+
+def net():
+    layer = Layer(jnp.array(0.7))
+    return Net(layer, layer, Stats(jnp.array(0.5), jnp.array(0)))
+
+
+def nets(number):
+    one = net()
+    one.embed.w = one.embed.w * jnp.arange(1.0, number + 1)
+    one.stats.mean, one.stats.count = jnp.zeros(number), jnp.zeros(number, int)
+    one.scale = jnp.full(number, 2.0)
+    return one
+
+
+def forward(net, x):
+    assert net.embed is net.head
+    net.stats.mean = 0.9 * net.stats.mean + 0.1 * x.mean()
+    net.stats.count = net.stats.count + 1
+    return jnp.tanh(net.embed.w * x) * net.head.w
+
+
+def parts(w, x, y):
+    """The cotangents of the two places of `w`, and of `x`."""
+    slope = (1 - jnp.tanh(w * x) ** 2) * w * y
+    return FACTOR * (slope * x).sum(), FACTOR * (jnp.tanh(w * x) * y).sum(), FACTOR * slope * w
+
+
+def by_vjp():
+    f = st.custom_vjp(forward, in_place=True)
+
+    def bwd(kept, y):
+        net, x = kept
+        assert net.embed is net.head
+        embed, head, dx = parts(net.embed.w, x, y)
+        return Net(Layer(embed), Layer(head), None, None), dx
+
+    f.defvjp(lambda net, x: (f(net, x), (net, x)), bwd)
+    return f
+
+
+def by_vjp_in_the_rule():
+    """`fwd` does by itself what the function does."""
+    f = by_vjp()
+    fwd, bwd, *_ = f.rules  # pyright: ignore[reportAttributeAccessIssue]
+    f.defvjp(lambda net, x: (forward(net, x), (net, x)), bwd)
+    return f
+
+
+def by_gradient():
+    @st.preserve_identities(jax.custom_gradient, in_place=True)
+    def f(net, x):
+        w, y = net.embed.w, forward(net, x)
+
+        def rule(y):
+            embed, head, dx = parts(w, x, y)
+            return Net(Layer(embed), Layer(head), None, None), dx
+
+        return y, rule
+
+    return f
+
+
+def twin():
+    """(weight, mean, count, x) → the result, and the mean and count then; in vanilla JAX."""
+
+    @jax.custom_vjp
+    def f(w, mean, count, x):
+        return jnp.tanh(w * x) * w, 0.9 * mean + 0.1 * x.mean(), count + 1
+
+    def bwd(kept, cotangents):
+        embed, head, dx = parts(*kept, cotangents[0])
+        return embed + head, None, None, dx
+
+    f.defvjp(lambda w, mean, count, x: (f(w, mean, count, x), (w, x)), bwd)
+    return f
+
+
+MAKERS = [by_vjp, by_vjp_in_the_rule, by_gradient]
+by_name = lambda f: f.__name__
+makes = pytest.mark.parametrize("make", MAKERS, ids=by_name)
+
+# (ours, (net, x) → a result; vanilla, (weight, mean, count, x) → the result, and the state then)
+
+
+def called(f, g):
+    return f, lambda *args: (g(*args)[0], g(*args)[1:])
+
+
+def summed(f, g):
+    return lambda net, x: f(net, x).sum(), lambda *args: (g(*args)[0].sum(), g(*args)[1:])
+
+
+def jitted(f, g):
+    f, g = called(f, g)
+    return st.jit(f, in_place=True), jax.jit(g)
+
+
+def differentiated(f, g):
+    f, g = summed(f, g)
+    return st.value_and_grad(f, argnums=(0, 1), in_place=True), jax.value_and_grad(g, argnums=(0, 3), has_aux=True)
+
+
+def jitted_then_differentiated(f, g):
+    return differentiated(st.jit(f, in_place=True), jax.jit(g))
+
+
+def differentiated_then_jitted(f, g):
+    f, g = differentiated(f, g)
+    return st.jit(f, in_place=True), jax.jit(g)
+
+
+def recomputed(f, g):
+    return differentiated(st.checkpoint(f, in_place=True), jax.checkpoint(g))
+
+
+def branched(f, g):
+    def ours(net, x):
+        return st.cond(x.sum() > 0, f, lambda net, x: f(net, 2 * x), net, x, in_place=True)
+
+    def other(*args):
+        return jax.lax.cond(args[3].sum() > 0, g, lambda w, mean, count, x: g(w, mean, count, 2 * x), *args)
+
+    return called(ours, other)
+
+
+def twice(f, g):
+    def other(w, mean, count, x):
+        y, mean, count = g(w, mean, count, x)
+        return g(w, mean, count, y)
+
+    return differentiated(lambda net, x: f(net, f(net, x)), other)
+
+
+WAYS = [
+    called,
+    jitted,
+    differentiated,
+    jitted_then_differentiated,
+    differentiated_then_jitted,
+    recomputed,
+    branched,
+    twice,
+]
+
+
+def assert_close(one, other):
+    one, other = jax.tree.leaves(one), jax.tree.leaves(other)
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+        assert jnp.result_type(a) == jnp.result_type(b)
+
+
+def assert_as_vanilla(way, make, model, x):
+    ours, vanilla = way(make(), twin())
+    embed, stats, w = model.embed, model.stats, model.embed.w
+    expected = vanilla(w, stats.mean, stats.count, x)
+    found = ours(model, x)
+    gradients = None
+    if isinstance(found, tuple):
+        found, (gradient, dx) = found
+        assert gradient.embed is gradient.head
+        gradients = gradient.embed.w, dx
+        (value, state), expected_gradients = expected
+    else:
+        (value, state), expected_gradients = expected, None
+    assert_close((found, gradients), (value, expected_gradients))
+    assert_close((model.stats.mean, model.stats.count), state)
+    assert model.embed is model.head is embed
+    assert model.stats is stats
+    assert model.embed.w is w
+    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(model))
+
+
+@makes
+@pytest.mark.parametrize("way", WAYS, ids=by_name)
+def test_values_gradients_and_state_are_those_of_vanilla(way, make):
+    model = net()
+    for _ in range(2):
+        assert_as_vanilla(way, make, model, X)
+        assert model.scale == 2.0
+        assert way is branched or type(model.scale) is float
+
+
+@makes
+def test_over_a_batch(make):
+    def vanilla(w, mean, count, x):
+        y, *state = jax.vmap(twin())(w, mean, count, x)
+        return y.sum(), tuple(state)
+
+    ours = st.vmap(make(), in_place=True)
+    assert_as_vanilla(
+        lambda f, g: (
+            st.value_and_grad(lambda net, x: ours(net, x).sum(), argnums=(0, 1), in_place=True),
+            jax.value_and_grad(vanilla, argnums=(0, 3), has_aux=True),
+        ),
+        make,
+        nets(4),
+        XS,
+    )
+    assert_as_vanilla(lambda f, g: called(st.vmap(f, in_place=True), jax.vmap(g)), make, nets(4), XS)
+
+
+@makes
+def test_a_gradient_for_each_of_a_batch(make):
+    ours, vanilla = differentiated(make(), twin())
+    model = nets(4)
+    (expected, state), (dw, dx) = jax.vmap(vanilla)(model.embed.w, model.stats.mean, model.stats.count, XS)
+    value, (gradient, of_x) = st.vmap(ours, in_place=True)(model, XS)
+    assert_close((value, gradient.embed.w, of_x), (expected, dw, dx))
+    assert_close((model.stats.mean, model.stats.count), state)
+
+
+def scanned(f, g, ours_between=lambda net: None, between=lambda mean: mean):
+    def ours(net, xs):
+        def body(net, x):
+            y = f(net, x)
+            ours_between(net)
+            return net, y
+
+        return st.scan(body, net, xs, in_place=True)[1]
+
+    def vanilla(w, mean, count, xs):
+        def body(state, x):
+            y, mean, count = g(w, *state, x)
+            return (between(mean), count), y
+
+        (mean, count), ys = jax.lax.scan(body, (mean, count), xs)
+        return ys, mean, count
+
+    return ours, vanilla
+
+
+@makes
+def test_in_a_loop(make):
+    model = net()
+    model.scale = jnp.array(2.0)
+    assert_as_vanilla(lambda f, g: called(*scanned(f, g)), make, model, XS)
+
+
+@pytest.mark.slow
+@makes
+def test_a_gradient_through_a_loop_that_carries_state_says_that_it_stops_there(make):
+    def stop(net):
+        net.stats.mean = jax.lax.stop_gradient(net.stats.mean)
+
+    ways = lambda f, g: differentiated(*scanned(f, g, stop, jax.lax.stop_gradient))
+    for way in (ways, lambda f, g: tuple(each(h) for each, h in zip((ours_jit, jax.jit), ways(f, g), strict=True))):
+        model = net()
+        model.scale = jnp.array(2.0)
+        assert_as_vanilla(way, make, model, XS)
+    model = net()
+    model.scale = jnp.array(2.0)
+    with pytest.raises(st.StateGradientError) as caught:
+        differentiated(*scanned(make(), twin()))[0](model, XS)
+    assert caught.value.paths == ("net.stats.mean",)
+    assert model.stats.count == 0
+
+
+def ours_jit(f):
+    return st.jit(f, in_place=True)
+
+
+@makes
+@pytest.mark.parametrize("way", [lambda f: f, ours_jit, st.checkpoint], ids=["plain", "jit", "checkpoint"])
+def test_a_gradient_through_state_is_an_error(way, make):
+    f = make()
+
+    @way
+    def loss(net, x):
+        return f(net, x).sum() * net.stats.mean
+
+    with st.Context(IN_PLACE):
+        model = net()
+        with pytest.raises(st.StateGradientError, match="changed in place") as caught:
+            st.grad(loss)(model, X)
+        assert caught.value.paths == ("net.stats.mean",)
+        assert (float(model.stats.mean), int(model.stats.count)) == (0.5, 0)
+        # That is not the fault of whoever differentiates nothing in it.
+        st.grad(lambda net, x: f(net, x).sum() * jax.lax.stop_gradient(net.stats.mean))(model, X)
+        loss(model, X)
+        assert int(model.stats.count) == 2
+
+
+@makes
+def test_state_that_is_an_integer_has_no_gradient(make):
+    f = make()
+    model = net()
+
+    def loss(net, x):
+        return f(net, x).sum() * net.stats.count
+
+    gradient = st.grad(loss, in_place=True)(model, X)
+    assert_close(gradient.embed.w, sum(parts(model.embed.w, X, jnp.ones(3))[:2]))
+
+
+def test_second_derivatives():
+    f, g = by_vjp(), twin()
+    slope = lambda net: st.grad(lambda net: f(net, X).sum(), in_place=True)(net).embed.w
+    model = net()
+    found = st.grad(slope, in_place=True)(model)
+    inner = jax.grad(lambda w: g(w, jnp.array(0.5), jnp.array(0), X)[0].sum())
+    assert_close(found.embed.w, jax.grad(inner)(model.embed.w))
+    assert int(model.stats.count) == 1
+
+
+# What can be changed ----------------------------------------------------------------------------------------------
+
+
+def ruled(change, result=lambda model: model.w):
+    """A function under rules that changes its argument."""
+
+    def value(model):
+        change(model)
+        return result(model) * 1
+
+    f = st.custom_vjp(value, in_place=True)
+    f.defvjp(lambda model: (f(model), None), lambda _, y: (None,))
+    return f
+
+
+WRAPPERS = {
+    "plain": lambda f: f,
+    "jit": lambda f: st.jit(f, in_place=True),
+    "grad": lambda f: st.grad(lambda model: f(model).sum(), in_place=True),
+}
+wrapped = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+
+
+def mutable(**more):
+    return Mutable(w=jnp.ones(2), **more)
+
+
+@wrapped
+def test_attributes_rebound_added_and_deleted(wrap):
+    def change(model):
+        model.w = model.w + 1
+        model.new = model.w * 2
+        del model.old
+
+    model = mutable(old=jnp.zeros(()))
+    wrap(ruled(change))(model)
+    assert sorted(vars(model)) == ["new", "w"]
+    assert_close((model.w, model.new), (jnp.full(2, 2.0), jnp.full(2, 4.0)))
+
+
+@wrapped
+def test_objects_swapped(wrap):
+    def change(model):
+        model.a, model.b = model.b, model.a
+
+    a, b = Layer(jnp.array(1.0)), Layer(jnp.array(2.0))
+    model = mutable(a=a, b=b)
+    wrap(ruled(change))(model)
+    assert (model.a, model.b) == (b, a)
+    assert model.a is b
+    assert model.b is a
+
+
+@wrapped
+def test_a_new_object_in_two_places(wrap):
+    def change(model):
+        model.a = model.b = Layer(model.w * 3)
+
+    model = mutable(a=None, b=Layer(jnp.zeros(2)))
+    wrap(ruled(change))(model)
+    assert model.a is model.b
+    assert_close(model.a.w, jnp.full(2, 3.0))
+
+
+@wrapped
+def test_a_shared_object_in_two_arguments_and_in_a_list(wrap):
+    @st.custom_vjp(in_place=True)
+    def f(one, other):
+        assert one.layers[0] is one.layers[1] is other.layer
+        one.layers[0].w = one.layers[0].w + 1
+        one.layers.append(other.layer)
+        return one.w * other.w
+
+    f.defvjp(lambda one, other: (f(one, other), None), lambda _, y: (None, None))
+    shared = Layer(jnp.zeros(2))
+    one, other = mutable(layers=[shared, shared]), mutable(layer=shared)
+    layers = one.layers
+    wrap(lambda both: f(both.one, both.other))(Mutable(one=one, other=other))
+    assert one.layers is layers
+    assert len(layers) == 3
+    assert all(each is shared for each in (*layers, other.layer))
+    assert_close(shared.w, jnp.ones(2))
+
+
+@wrapped
+def test_what_did_not_change_is_the_callers_own(wrap):
+    kept = np.arange(3)
+    model = mutable(layer=Layer(jnp.ones(2)), kept=kept, count=jnp.array(0))
+    layer, w = model.layer, model.w
+    wrap(ruled(add_one))(model)
+    assert model.layer is layer
+    assert model.w is w
+    assert model.kept is kept
+    assert model.count == 1
+
+
+def add_one(model):
+    model.count = model.count + 1
+
+
+@pytest.mark.parametrize("number", [2.5, 3, True, 1j])
+def test_numbers_stay_numbers(number):
+    model = mutable(kept=number, count=0)
+    ruled(add_one)(model)
+    assert (model.kept, model.count) == (number, 1)
+    assert type(model.kept) is type(number)
+    assert type(model.count) is int
+
+
+@wrapped
+def test_numbers_beside_what_changes_stay_the_callers_own(wrap):
+    number = 2.5
+    model = mutable(kept=number, count=jnp.array(0))
+    wrap(ruled(add_one))(model)
+    assert model.kept is number
+    assert model.count == 1
+
+
+@wrapped
+def test_static_values_change_too(wrap):
+    class Named(eqx.Module):
+        w: jax.Array
+        names: list[str]
+
+    model = Named(jnp.ones(2), ["a"])
+    names = model.names
+    wrap(ruled(lambda model: model.names.append("b")))(model)
+    assert model.names is names
+    assert names == ["a", "b"]
+
+
+@wrapped
+def test_nothing_that_changes(wrap):
+    model = mutable(layer=Layer(jnp.ones(2)))
+    before = dict(vars(model))
+    wrap(ruled(lambda model: None))(model)
+    assert all(vars(model)[name] is value for name, value in before.items())
+
+
+def test_a_lost_tie_is_named():
+    def change(model):
+        model.a = Layer(model.a.w * 1)
+        model.b = Layer(model.b.w * 1)
+
+    layer = Layer(jnp.ones(2))
+    with pytest.warns(st.UntiedWarning, match=r"flat index"):
+        ruled(change)(mutable(a=layer, b=layer))
+
+
+# What cannot --------------------------------------------------------------------------------------------------------
+
+
+@wrapped
+@pytest.mark.parametrize("where", ["function", "rule"])
+def test_all_or_nothing(wrap, where):
+    def change(model):
+        model.w = model.w + 1
+        model.layers.append(model.w)
+        raise KeyError("half way")
+
+    f = ruled(change)
+    if where == "rule":
+        f = ruled(lambda model: None)
+        f.defvjp(lambda model: change(model), lambda _, y: (None,))
+        wrap = WRAPPERS["grad"]
+    model = mutable(layers=[])
+    with pytest.raises(KeyError, match="half way"):
+        wrap(f)(model)
+    assert model.w.tolist() == [1, 1]
+    assert model.layers == []
+    wrap(ruled(lambda model: model.layers.append(model.w)))(model)
+    assert_close(model.layers, [jnp.ones(2)])
+
+
+def test_an_error_in_the_backward_pass():
+    f = ruled(lambda model: model.layers.append(model.w))
+    f.defvjp(lambda model: (f(model), None), lambda _, y: 1 / 0)
+    model = mutable(layers=[])
+    with pytest.raises(ZeroDivisionError):
+        st.grad(lambda model: f(model).sum(), in_place=True)(model)
+    assert model.layers == []
+
+
+RETURNED = {
+    "an argument": (lambda model: model, "model", "result"),
+    "an object in one": (lambda model: {"y": model.layer}, "model.layer", "result['y']"),
+    "in a new one": (lambda model: Layer(model.layer), "model.layer", "result.w"),
+}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Holder:
+    layer: Any
+    more: Any = None
+
+
+@pytest.mark.parametrize(("result", "path", "other"), RETURNED.values(), ids=RETURNED)
+@pytest.mark.parametrize("wrap", [lambda f: f, ours_jit], ids=["plain", "jit"])
+def test_an_argument_in_the_result_is_refused(result, path, other, wrap):
+    f = st.custom_vjp(lambda model: result(model), in_place=True)
+    f.defvjp(lambda model: (result(model), None), lambda _, y: (None,))
+    with pytest.raises(st.InconsistentSharingError, match="also in the result") as caught:
+        wrap(f)(Holder(Layer(X)))
+    assert caught.value.paths == (path, other)
+
+
+def test_a_new_object_in_an_argument_and_in_the_result_is_refused():
+    def value(model):
+        model.more = Layer(model.layer.w * 2)
+        return model.more
+
+    f = st.custom_vjp(value, in_place=True)
+    f.defvjp(lambda model: (f(model), None), lambda _, y: (None,))
+    with pytest.raises(st.InconsistentSharingError) as caught:
+        f(Holder(Layer(X)))
+    assert caught.value.paths == ("model.more", "result")
+
+
+@wrapped
+def test_a_copy_and_arrays_may_be_returned(wrap):
+    def value(model):
+        model.w = model.w + 1
+        return st.copy(model), Layer(model.w), model.w
+
+    f = st.custom_vjp(value, in_place=True)
+    f.defvjp(lambda model: (value(model), None), lambda _, y: (Mutable(w=FACTOR * (y[0].w + y[1].w + y[2])),))
+    model = mutable()
+    found = wrap(lambda model: sum((y.w if hasattr(y, "w") else y) for y in f(model)))(model)
+    assert model.w.tolist() == [2, 2]
+    assert_close(found.w if hasattr(found, "w") else found, jnp.full(2, 9.0 if hasattr(found, "w") else 6.0))
+
+
+def test_a_rule_that_changes_something_else():
+    f = st.custom_vjp(forward, in_place=True)
+    f.defvjp(lambda net, x: (jnp.tanh(net.embed.w * x) * net.head.w, None), lambda _, y: (None, y))
+    loss = st.jit(lambda net, x: f(net, x).sum(), in_place=True)
+    with pytest.raises(st.SharingMismatchError, match="do not change the same") as caught:
+        st.grad(loss, in_place=True)(net(), X)
+    assert caught.value.paths == ("net.stats",)
+    assert str(caught.value).startswith("`forward` and `<lambda>`")
+
+
+def test_what_the_rule_changes_is_written_when_only_it_runs():
+    f = st.custom_vjp(lambda model: model.w * 1, in_place=True)
+
+    def fwd(model):
+        model.seen = model.w * 2
+        return model.w * 1, None
+
+    f.defvjp(fwd, lambda _, y: (None,))
+    model = mutable(seen=None)
+    f(model)
+    assert model.seen is None
+    st.grad(lambda model: f(model).sum(), in_place=True)(model)
+    assert model.seen.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("how", [{"symbolic_zeros": True}, (True,)], ids=["named", "by position"])
+def test_symbolic_zeros_are_refused(how):
+    f = ruled(lambda model: None)
+    positional, named = (how, {}) if isinstance(how, tuple) else ((), how)
+    f.defvjp(lambda model: (model.w.value, None), lambda _, y: (None,), *positional, **named)
+    with pytest.raises(ValueError, match="symbolic_zeros"):
+        f(mutable())
+
+
+# How it can be called -----------------------------------------------------------------------------------------------
+
+
+def test_static_arguments():
+    @st.custom_vjp(nondiff_argnums=(1,), in_place=True)
+    def f(net, times, x):
+        net.stats.count = net.stats.count + times
+        return net.embed.w * x
+
+    def bwd(times, kept, y):
+        assert times == 5
+        return Net(Layer((kept * y).sum() * FACTOR), None, None, None), y
+
+    f.defvjp(lambda net, times, x: (f(net, times, x), x), bwd)
+    model = net()
+    gradient = st.grad(lambda net, x: f(net, 5, x).sum(), in_place=True)(model, X)
+    assert model.stats.count == 5
+    assert_close(gradient.embed.w, FACTOR * X.sum())
+
+
+def test_by_keyword_and_with_defaults():
+    @st.custom_vjp(in_place=True)
+    def f(net, x=X):
+        return forward(net, x)
+
+    f.defvjp(lambda net, x: (f(net, x), None), lambda _, y: (None, y))
+    model = net()
+    f(net=model)
+    f(model)
+    f(x=X, net=model)
+    assert model.stats.count == 3
+
+
+def test_as_a_method():
+    class Counter(Mutable):
+        @st.custom_vjp(in_place=True)
+        def step(self, x):
+            self.n = self.n + 1
+            return x * self.n
+
+        step.defvjp(lambda self, x: (self.step(x), None), lambda _, y: (None, FACTOR * y))
+
+    jax.tree_util.register_pytree_node(Counter, Counter.tree_flatten, Counter.tree_unflatten)
+    counter = Counter(n=jnp.array(0.0))
+    assert counter.step(2.0) == 2
+    assert st.grad(lambda x, counter: counter.step(x), in_place=True)(1.0, counter) == FACTOR
+    assert counter.n == 2
+
+
+def test_by_policy_and_not():
+    model = net()
+    f = st.custom_vjp(forward)
+    f.defvjp(lambda net, x: (f(net, x), None), lambda _, y: (None, y))
+    f(model, X)
+    assert model.stats.count == 0
+    with st.Context(IN_PLACE):
+        f(model, X)
+    assert model.stats.count == 1
+
+
+def test_rematerialised_rules():
+    f = by_vjp()
+    fwd, bwd, *_ = f.rules  # pyright: ignore[reportAttributeAccessIssue]
+    f.defvjp(fwd, bwd, optimize_remat=True)
+    model = net()
+    value = lambda net, x: f(net, x).sum()
+    found = st.jit(st.grad(value, in_place=True), in_place=True)(model, X)
+    assert_close(found.embed.w, sum(parts(model.embed.w, X, jnp.ones(3))[:2]))
+    assert model.stats.count == 1
+
+
+def test_containers_as_models():
+    policy = st.Policy(in_place=True, containers=True)
+
+    @st.custom_vjp(policy=policy)
+    def f(params, x):
+        assert params["a"] is params["b"]
+        params["count"] = params["count"] + 1
+        return params["a"] * x
+
+    f.defvjp(lambda params, x: (f(params, x), x), lambda x, y: ({"a": y * x, "b": None, "count": None}, None))
+    w = jnp.array(2.0)
+    params = {"a": w, "b": w, "count": jnp.array(0)}
+    gradient = st.grad(lambda params: f(params, 3.0), policy=policy, allow_int=True)(params)
+    assert gradient["a"] == 3
+    assert params["count"] == 1
+    assert params["a"] is params["b"] is w
+
+
+def test_threads():
+    f = by_vjp()
+    models = [net() for _ in range(4)]
+    step = st.jit(st.grad(lambda net, x: f(net, x).sum(), in_place=True), in_place=True)
+    threads = [threading.Thread(target=step, args=(model, X)) for model in models]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert [int(model.stats.count) for model in models] == [1] * 4
+
+
+# Flax NNX -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nnx():
+    pytest.importorskip("flax", minversion="0.12.1")
+    return pytest.importorskip("flax.nnx")
+
+
+def test_the_statistics_of_a_batch_in_a_rule(nnx):
+    """A gradient that is clipped on its way back through the layer, whose statistics are updated all the same."""
+
+    @st.custom_vjp(in_place=True)
+    def clipped(norm, x):
+        return norm(x)
+
+    def normed(x):
+        return (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-5)
+
+    clipped.defvjp(
+        lambda norm, x: (norm(x), jax.vjp(normed, x)[1]), lambda pullback, y: (None, pullback(jnp.clip(y, -1, 1))[0])
+    )
+    x = jnp.arange(6.0).reshape(3, 2) / 3
+    norm, other = nnx.BatchNorm(2, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0))
+    mean = norm.mean
+    found = st.grad(lambda x, norm: (clipped(norm, x) ** 3).sum(), in_place=True)(x, norm)
+    other(x)
+    y, pullback = jax.vjp(normed, x)
+    assert norm.mean is mean
+    np.testing.assert_allclose(norm.mean[...], other.mean[...], rtol=1e-6)
+    np.testing.assert_allclose(norm.var[...], other.var[...], rtol=1e-6)
+    np.testing.assert_allclose(found, pullback(jnp.clip(3 * y**2, -1, 1))[0], rtol=1e-4, atol=1e-5)
+
+
+@wrapped
+def test_a_variable_in_a_rule(nnx, wrap):
+    class Model(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones(2))
+            self.tied = self.w
+            self.count = nnx.Variable(jnp.array(0))
+
+    def change(model):
+        assert model.w is model.tied
+        model.count[...] += 1
+
+    model = Model()
+    count = model.count
+    wrap(ruled(change, lambda model: model.w[...]))(model)
+    assert model.count is count
+    assert model.w is model.tied
+    assert model.count[...] == 1
