@@ -122,7 +122,8 @@ def layers() -> dict[str, Callable[[Any], Any]]:
     }
 
 
-LAYERS = sorted(layers())
+SLOW = {"attention", "bidirectional", "gru", "lstm", "net", "optimized_lstm", "rnn", "state"}
+LAYERS = [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in sorted(layers())]
 
 
 def made(name: str) -> Any:
