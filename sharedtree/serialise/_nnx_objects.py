@@ -206,7 +206,7 @@ def _order(cls: Any) -> Callable[[str], Any] | None:
 
 
 def _require_savable(cls: type, attributes: dict[str, Any]) -> None:
-    transformation = attributes.get("tx")
+    transformation: Any = attributes.get("tx")
     if not hasattr(transformation, "init") or not hasattr(transformation, "update"):
         return
     try:
