@@ -47,6 +47,7 @@ from ._version import __version__ as __version__
 from .optim import apply_updates as apply_updates, optimizer as optimizer
 from .serialise import (
     audit as audit,
+    convert as convert,
     from_bytes as from_bytes,
     inspect as inspect,
     load as load,
@@ -99,7 +100,7 @@ __all__ = [
     "SharingMismatchError", "StateGradientError", "StateReport", "StaticComparisonError", "StaticTracerError",
     "StructureMismatchError", "Tie", "UnregisteredTypeError", "UnserialisableError", "UntiedError", "UntiedWarning",
     "UntrustedTypeError",
-    "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "copy",
+    "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "convert", "copy",
     "count_parameters", "custom_jvp", "custom_vjp", "device_put", "eval_shape", "explain", "export", "fori_loop",
     "from_bytes", "grad", "hessian", "inference_mode", "inspect", "jacfwd", "jacrev", "jit", "jvp", "linear_transpose",
     "linearize", "load", "load_state", "make_jaxpr", "make_with_state", "map", "optimizer", "orbax", "pmap",

@@ -122,6 +122,17 @@ def _with_slots(cls: Any, values: dict[str, Any]) -> Any:
     return obj
 
 
+def new_state(table: Nnx) -> Any:
+    """What an object that was made and is complete has as its `_pytree__state`."""
+    flags = dict.fromkeys(STATE_SLOTS, False)
+    return _with_slots(table.state, flags | {"_trace_state": table.trace()})
+
+
+def is_new_state(state: Any, table: Nnx) -> bool:
+    """Whether a `_pytree__state` says no more than a new one."""
+    return type(state) is table.state and jtu.default_registry.flatten_one_level(state)[1] == (False, False)
+
+
 def _has_slots(obj: Any, **expected: Any) -> bool:
     """Whether an object has these values in its slots, and a new trace in the one that is left."""
     trace = object.__getattribute__(obj, "_trace_state")
@@ -182,9 +193,22 @@ def facts_of(cls: Any) -> Facts | None:
     return Facts("variable", None, frozenset()) if inherited(cls, "_new") is home.__dict__["_new"] else None
 
 
-def _facts_of_object(cls: Any, pytree: Any, flatten: Any, unflatten: Any) -> Facts | None:
+def is_object(cls: Any) -> bool:
+    """Whether a class is one of NNX's objects, and JAX takes its instances apart by the functions of NNX."""
+    table = nnx()
+    if table is None or table.pytree not in type.__getattribute__(cls, "__mro__"):
+        return False
+    flatten, unflatten = registered_functions(cls)
+    return _are_of_nnx(cls, table.pytree, flatten, unflatten)
+
+
+def _are_of_nnx(cls: Any, pytree: Any, flatten: Any, unflatten: Any) -> bool:
     own = getattr(unflatten, "__func__", None) is pytree.__dict__["_pytree__unflatten"].__func__
-    if flatten is not pytree.__dict__["_pytree__flatten"] or not own or unflatten.__self__ is not cls:
+    return flatten is pytree.__dict__["_pytree__flatten"] and own and unflatten.__self__ is cls
+
+
+def _facts_of_object(cls: Any, pytree: Any, flatten: Any, unflatten: Any) -> Facts | None:
+    if not _are_of_nnx(cls, pytree, flatten, unflatten):
         return None
     if type(dict_descriptor(cls)) is not types.GetSetDescriptorType:
         return None

@@ -28,8 +28,8 @@ USUAL = {
     "open": lambda *args: open(*args).close(),
 }
 PIP = re.compile(
-    r"pip install (--upgrade )?(sharedtree|ml_dtypes|jax|optax|tqdm|orbax-checkpoint|'sharedtree\[(treex|export)\]'"
-    r"|'jax<[\d.]+'|--no-deps treex==0\.6\.9 treeo==0\.0\.10)"
+    r"pip install (--upgrade )?(sharedtree|ml_dtypes|jax|flax|optax|tqdm|orbax-checkpoint"
+    r"|'sharedtree\[(treex|export)\]'|'jax<[\d.]+'|--no-deps treex==0\.6\.9 treeo==0\.0\.10)"
 )
 
 MODULES = [fix_scenarios, scenarios_of_files, scenarios_of_treex]  # each registers its scenarios when it is imported

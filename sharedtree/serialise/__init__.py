@@ -2,6 +2,7 @@
 
 from . import orbax as orbax
 from ._asked_names import Request as Request
+from ._converting import Conversion as Conversion, convert as convert
 from ._loading import from_bytes as from_bytes, load as load
 from ._looking import (
     ArrayInfo as ArrayInfo,

@@ -102,12 +102,14 @@ CLASSES = frozenset(
         "float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float16 bfloat16 float32 float64 half single double csingle "
         "cdouble complex64 complex128 generic number integer signedinteger unsignedinteger inexact floating "
         "complexfloating flexible character",
+        "flax.nnx": "Carry",
+        "flax.nnx.graphlib": "GenericPytree",
         "treex": "BatchStat Cache Log LossLog MetricLog MetricState ModelState OptState Parameter Rng State TreePart",
     }.items()
     for name in names.split()
 )
-"""Classes that are no nodes, but may be named as values: the types of values and of numbers, and treex's kinds of
-parameters."""
+"""Classes that are no nodes, but may be named as values: the types of values and of numbers, treex's kinds of
+parameters, and what stands for a carry and for a plain pytree in Flax NNX."""
 
 _ELEMENTWISE = """
     abs absolute acos acosh add angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh
@@ -175,6 +177,10 @@ FUNCTIONS = frozenset(
         """,
         "numpy": _ELEMENTWISE + "matmul matvec vecdot vecmat",
         "flax.linen.linear": "default_embed_init default_kernel_init",
+        "flax.nnx": "dot_product_attention",
+        "flax.nnx.nn.attention": "dot_product_attention",
+        "flax.nnx.nn.dtypes": "promote_dtype",
+        "flax.nnx.nn.recurrent": "_concatenate",
         "equinox.nn._mlp": "_identity",
         "equinox.nn._weight_norm": "_norm_except_axis",
         "equinox.nn._attention": "standard_attention",

@@ -1,9 +1,9 @@
 """The classes whose instances can be written and rebuilt without calling them, and what their instances hold.
 
-Seven kinds: Equinox modules, dataclasses and namedtuples, which are rebuilt field by field; classes of treeo and treex,
-which are rebuilt attribute by attribute; placeholders, of which there is nothing to rebuild but that they are there;
-enums, whose members are found by name; and other classes that are registered with JAX or with `register_node`, which
-come apart and together by the functions that were registered.
+Seven kinds: Equinox modules, dataclasses and namedtuples, which are rebuilt field by field; classes of treeo, treex and
+Flax NNX, which are rebuilt attribute by attribute; placeholders, of which there is nothing to rebuild but that they are
+there; enums, whose members are found by name; and other classes that are registered with JAX or with `register_node`,
+which come apart and together by the functions that were registered.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import equinox as eqx
 from .._errors import SharedTreeError
 from .._node_types import _is_in_jax_registry, _known, dict_descriptor, is_namedtuple
 from ._allowed import LIBRARIES
-from ._treeo_trees import declared_fields, is_of_attributes
+from ._attribute_classes import declared_fields, is_of_attributes, may_have
 
 ClassKind = Literal["module", "dataclass", "namedtuple", "attributes", "placeholder", "enum", "registered"]
 
@@ -87,9 +87,13 @@ _kinds: weakref.WeakKeyDictionary[type, ClassKind | None] = weakref.WeakKeyDicti
 _layouts: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
 
 
-def is_attribute_name(name: Any) -> bool:
+def is_attribute_name(name: Any, cls: type) -> bool:
     """Whether an attribute that is no declared field may have this name in a file: not those that Python uses."""
-    if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
+    if type(name) is not str:
+        return False
+    if is_of_attributes(cls) and (allowed := may_have(cls, name)) is not None:
+        return allowed
+    if not name.isidentifier() or keyword.iskeyword(name):
         return False
     return name in WRITTEN_ATTRIBUTES or not (name.startswith("__") and name.endswith("__"))
 
@@ -98,8 +102,8 @@ def shadows(cls: type, name: str) -> bool:
     """Whether an attribute that is no declared field would stand in the place of something that the class defines.
 
     A file could replace a method in this way. Of slots and plain values of the class it may: they are data. Instances
-    of classes of the libraries have no attributes but those that `equinox.module_update_wrapper` sets; but treex's have
-    more than they declare.
+    of classes of the libraries have no attributes but those that `equinox.module_update_wrapper` sets; but treex's and
+    NNX's have more than they declare.
     """
     if name in WRAPPER_ATTRIBUTES:
         return False

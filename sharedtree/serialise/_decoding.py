@@ -20,6 +20,7 @@ from ._classes import FIELD_KINDS, kind_of
 from ._evolution import Renames, builder, require_sound_renames
 from ._manifest import Manifest, TypeEntry
 from ._nesting import Collisions, most_collisions
+from ._nnx_objects import is_name_of_nnx
 from ._trust import Kind, Trust, Verdict, root_of
 
 Resolved = dict[tuple[str, ...], Any]
@@ -173,7 +174,9 @@ def _untrusted(
         name for name in names if name not in elsewhere and name.partition(":")[0].partition(".")[0] not in suspicious
     ]
     if own:
-        listed = ", ".join(name.replace("__main__:", "").replace(":", ".") for name in own)
+        of_nnx = {name for kind, name, _ in refused if kind == "class" and is_name_of_nnx(name)}
+        texts = ['"flax"' if name in of_nnx else name.replace("__main__:", "").replace(":", ".") for name in own]
+        listed = ", ".join(dict.fromkeys(texts))
         advice += ["If you trust them, say so:", f"    sharedtree.load(path, trusted=[{listed}])"]
         roots = dict.fromkeys(name.partition(":")[0].partition(".")[0] for name in own)
         if LIBRARIES.isdisjoint(roots) and NAMES_ONLY.isdisjoint(roots):

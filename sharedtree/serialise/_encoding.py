@@ -39,6 +39,7 @@ from ._atoms import (
     encode_special,
     encode_str,
 )
+from ._attribute_classes import step_of, written
 from ._classes import WRAPPER_ATTRIBUTES, Layout, is_attribute_name, kind_of, layout_of, shadows
 from ._evolution import wrapped_attributes
 from ._holding import held_array, require_no_array
@@ -47,7 +48,6 @@ from ._manifest import FORMAT, nested_too_deeply, owner_of_method
 from ._names import NamelessError, name_of, own_name_of
 from ._nesting import Collisions
 from ._refusals import Problem, RefusalError, refusal_of, unserialisable
-from ._treeo_trees import written
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
 
@@ -398,7 +398,7 @@ class _Walk:
             places = [visited.index(name) for name in names]
             return Apart(
                 [attributes[name] for name in visited],
-                [f".{name}" for name in visited],
+                [step_of(name) for name in visited],
                 lambda done: ["object", number, [done[i] for i in places]],
             )
         children = [attributes[name] for name in names]
@@ -414,7 +414,7 @@ class _Walk:
         missing = [name for name in layout.fields if name not in attributes]
         skipped = {*fields, *layout.ignored, *copied, "__annotations__"}
         extra = sorted([name for name in attributes if name not in skipped])
-        refused = [name for name in extra if not is_attribute_name(name) or shadows(cls, name)]
+        refused = [name for name in extra if not is_attribute_name(name, cls) or shadows(cls, name)]
         if refused:
             raise RefusalError(
                 f"a `{cls.__qualname__}` with the attribute `{refused[0]}`, which is no field of its class, and "

@@ -14,6 +14,7 @@ from typing import Any
 from .._equinox_internals import without_missing
 from .._errors import FormatError, StructureMismatchError
 from .._printable import printable
+from ._attribute_classes import default_of, finisher, is_open, may_stay_unset
 from ._classes import (
     FIELD_KINDS,
     WRAPPER_ATTRIBUTES,
@@ -25,7 +26,6 @@ from ._classes import (
 )
 from ._manifest import TypeEntry
 from ._names import is_well_formed
-from ._treeo_trees import default_of, finisher, may_stay_unset
 
 Renames = Mapping[str, str | type | Callable[..., Any] | None]
 """Old name → new name. Of a class or a function: `"old.mod:Old"` → `"new.mod:New"`, or the new one itself. Of a field:
@@ -61,7 +61,7 @@ def builder(entry: TypeEntry, cls: type, renames: Renames) -> Callable[[Sequence
         )
     layout = layout_of(cls)
     for name in entry.extra:
-        if not is_attribute_name(name):
+        if not is_attribute_name(name, cls):
             raise FormatError(
                 f"The file sets the attribute `{printable(name[:80])}` of `{entry.name}`, which no save would write."
             )
@@ -75,7 +75,7 @@ def builder(entry: TypeEntry, cls: type, renames: Renames) -> Callable[[Sequence
     if len(set(kept)) != len(kept):
         raise StructureMismatchError(f"After renaming, two fields of `{entry.name}` have one name. Correct `renames=`.")
     migrate = getattr(cls, "__sharedtree_migrate__", None)
-    extra = set(entry.extra) - set(layout.fields)
+    extra = _extra_names(entry, cls, layout, names)
     unknown = [name for name in kept if name not in layout.fields and name not in extra]
     missing = {_renamed(entry.name, cls, field, renames) for field in entry.missing}
     absent = [name for name in layout.fields if name not in kept and name not in missing]
@@ -85,7 +85,7 @@ def builder(entry: TypeEntry, cls: type, renames: Renames) -> Callable[[Sequence
     if unknown:
         raise _removed(entry, cls, unknown)
     defaults = {name: _default_of(entry, cls, name) for name in added}
-    return _setting(cls, layout, names, defaults)
+    return _setting(entry, cls, layout, names, defaults)
 
 
 def require_sound_renames(renames: Renames) -> None:
@@ -144,9 +144,9 @@ def wrapped_attributes(wrapped: Any) -> dict[str, Any]:
 
 
 def _setting(
-    cls: Any, layout: Layout, names: list[str | None], defaults: dict[str, Callable[[], Any]]
+    entry: TypeEntry, cls: Any, layout: Layout, names: list[str | None], defaults: dict[str, Callable[[], Any]]
 ) -> Callable[[Sequence[Any]], Any]:
-    fill = _filler(cls, layout)
+    fill = _filler(entry, cls, layout, names)
     if (
         layout.kind != "namedtuple"
         and layout.attributes_of is not None
@@ -155,7 +155,7 @@ def _setting(
         and None not in names
     ):
         new, attributes_of = object.__new__, layout.attributes_of
-        finish = finisher(cls) if layout.kind == "attributes" else None
+        finish = _finisher(entry, cls, layout, names)
 
         def build_plain(values: Sequence[Any]) -> Any:
             obj = new(cls)
@@ -190,8 +190,8 @@ def _migrating(
             "    def __sharedtree_migrate__(cls, fields: dict, version: int) -> dict:\n"
             "        return fields  # those of that version, made into those of this one"
         )
-    fill = _filler(cls, layout)
-    extra, missing = frozenset(entry.extra), frozenset(entry.missing)
+    fill = _filler(entry, cls, layout, names)
+    extra, missing = _extra_names(entry, cls, layout, names), frozenset(entry.missing)
 
     def build(values: Sequence[Any]) -> Any:
         fields = {name: value for name, value in zip(names, values, strict=True) if name is not None}
@@ -214,8 +214,30 @@ def _migrating(
     return build
 
 
-def _filler(cls: Any, layout: Layout) -> Callable[[dict[str, Any]], Any]:
-    finish = finisher(cls) if layout.kind == "attributes" else None
+def _extra_names(entry: TypeEntry, cls: Any, layout: Layout, names: list[str | None]) -> set[str]:
+    """The names of the attributes that no field of the class has, in a file of this entry."""
+    extra = set(entry.extra) - set(layout.fields)
+    if layout.kind != "attributes" or not is_open(cls):
+        return extra
+    for old, new in zip((*entry.fields, *entry.extra), names, strict=True):
+        if new is not None and old in extra and new not in layout.fields:
+            if new != old and (not is_attribute_name(new, cls) or shadows(cls, new)):
+                raise StructureMismatchError(
+                    f"`renames` gives the attribute `{printable(old)}` of `{entry.name}` the name `{new}`, which the "
+                    "class has for something else. Give another one, or None to drop it."
+                )
+            extra.add(new)
+    return extra
+
+
+def _finisher(entry: TypeEntry, cls: Any, layout: Layout, names: list[str | None]) -> Any:
+    if layout.kind != "attributes":
+        return None
+    return finisher(cls, dict(zip((*entry.fields, *entry.extra), names, strict=True)))
+
+
+def _filler(entry: TypeEntry, cls: Any, layout: Layout, names: list[str | None]) -> Callable[[dict[str, Any]], Any]:
+    finish = _finisher(entry, cls, layout, names)
 
     def fill(fields: dict[str, Any]) -> Any:
         if layout.kind == "namedtuple":

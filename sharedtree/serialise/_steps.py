@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from ._attribute_classes import step_of
 from ._manifest import Child, Manifest, operands
 from ._texts import atom_text, node_text
 
@@ -35,7 +36,7 @@ def steps(manifest: Manifest, node: list[Any]) -> Iterator[tuple[Child, str]]:
     if kind in ("object", "wrapper"):
         entry = manifest.types[node[1]]
         for child, name in zip(node[2], (*entry.fields, *entry.extra), strict=True):
-            yield child, f".{name}"
+            yield child, step_of(name)
     elif kind in ("dict", "OrderedDict", "defaultdict"):
         for key in node[-2]:
             yield key, "<key>"

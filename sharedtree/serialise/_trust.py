@@ -31,6 +31,7 @@ from ._allowed import (
 from ._classes import is_rebuildable, kind_of
 from ._installed import ElsewhereError, import_installed
 from ._names import NamelessError, find, home_of, is_well_formed, loaded_modules, name_of, namespace
+from ._nnx_objects import is_name_of_nnx, is_of_nnx
 
 Trusted = str | type | Callable[..., Any]
 """What can be trusted: a class, a function, a name (`"my_models:Encoder"`), or a package (`"my_models"`)."""
@@ -99,6 +100,8 @@ class Trust:
         if name in self._objects or name in self._names or name in FUNCTIONS or name in CLASSES:
             return True
         owner, _, last = name.rpartition(".")
+        if kind == "class" and is_name_of_nnx(name) and "flax" not in self._libraries:
+            return False
         if root in LIBRARIES:
             return kind == "class" or (root in ECOSYSTEM and "." in name.partition(":")[2] and _is_public(last))
         package = self._package_of(module)
@@ -258,7 +261,9 @@ class Trust:
                 return "it is neither a registered pytree node nor a dataclass, a namedtuple or an enum"
             if package is not None:
                 return "" if _is_inside(home, package) else f"it is defined in `{home}`"
-            return "" if _is_of_a_library(obj) else "of this library, classes are allowed one by one"
+            if _is_of_a_library(obj) or ("flax" in self._libraries and is_of_nnx(obj)):
+                return ""
+            return "of this library, classes are allowed one by one"
         if isinstance(obj, type):
             return "it is a class, not a function"
         if package is not None:
@@ -305,7 +310,8 @@ def trust(*trusted: Trusted) -> None:
 
     Limitations: there is no way to take trust back. Prefer `trusted=` of a single call where you can. The functions of
     the libraries that sharedtree knows are allowed one by one; to name the library allows no more of them, but then
-    it may come from wherever Python finds it, and not only from where it is installed.
+    it may come from wherever Python finds it, and not only from where it is installed. Of classes, `"flax"` allows
+    those of Flax NNX.
 
     Example:
         >>> import collections, sharedtree.serialise._trust as t

@@ -11,6 +11,7 @@ import os
 import sys
 import types
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -546,3 +547,34 @@ def arrays_for_which_there_is_no_memory(path):
             st.orbax.restore(manager, 1)
 
     return Scenario(provoke, st.StructureMismatchError, {"manager": manager, "step": 1})
+
+
+@scenario
+def a_file_of_equinox_without_the_tie_of_the_template(path):
+    tied = [jnp.arange(3.0)] * 2
+    eqx.tree_serialise_leaves(path / "tree.eqx", [tied[0], tied[0] + 1])
+    names = {"source": path / "tree.eqx", "template": tied}
+    return Scenario(
+        lambda: st.convert(path / "tree.eqx", like=tied), st.StructureMismatchError, names, are_alternatives=True
+    )
+
+
+@scenario
+def a_file_of_equinox_without_a_template(path):
+    def make_model(key):
+        return eqx.nn.Linear(2, 2, key=key)
+
+    source, key = path / "tree.eqx", jax.random.key(0)
+    eqx.tree_serialise_leaves(source, make_model(key))
+    names = {"source": source, "equinox": eqx, "make_model": make_model, "key": key}
+    return Scenario(lambda: st.convert(source), ValueError, names)
+
+
+@scenario
+def a_file_of_flax_without_flax(path):
+    def provoke():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "flax.serialization", None)
+            st.convert(b"\x80")
+
+    return Scenario(provoke, st.CompatibilityError)

@@ -1,0 +1,371 @@
+"""Files of Equinox and flax to trees with ties and back; both libraries are the judges of what is read and written."""
+
+import io
+import os
+import pickle
+import struct
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+
+
+class Net(eqx.Module):
+    embed: eqx.nn.Linear
+    head: eqx.nn.Linear
+    norm: Any
+    factor: Any
+    table: np.ndarray
+    name: str
+
+    def __init__(self, key: Any) -> None:
+        one, two = jax.random.split(key)
+        self.embed, self.head = eqx.nn.Linear(3, 3, key=one), eqx.nn.Linear(3, 3, key=two)
+        self.norm = jnp.arange(4.0, dtype=jnp.bfloat16)
+        self.factor = 1.5
+        self.table = np.arange(6, dtype=np.float32).reshape(2, 3)
+        self.name = "net"
+
+
+def tied(key: int = 0) -> Net:
+    return st.tie(Net(jax.random.key(key)), lambda net: (net.embed.weight, net.head.weight))
+
+
+def leaves_file(tree: Any) -> bytes:
+    file = io.BytesIO()
+    eqx.tree_serialise_leaves(file, tree)
+    return file.getvalue()
+
+
+def assert_same(one: Any, two: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(two)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        assert type(a) is type(b)
+        if isinstance(a, jax.Array | np.ndarray):
+            assert (a.dtype, a.shape, np.asarray(a).tobytes()) == (b.dtype, b.shape, np.asarray(b).tobytes())
+        else:
+            assert a == b
+
+
+# --- Equinox ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_equinox_wrote():
+    net, other = tied(), tied(1)
+    loaded = st.convert(leaves_file(net), like=other).tree
+    assert_same(loaded, eqx.tree_deserialise_leaves(io.BytesIO(leaves_file(net)), other))
+    assert loaded.embed.weight is loaded.head.weight
+    template = st.retie(eqx.filter_eval_shape(Net, jax.random.key(0)), like=net)
+    shaped = st.convert(leaves_file(net), like=template).tree
+    assert shaped.embed.weight is shaped.head.weight
+    np.testing.assert_array_equal(shaped.norm, net.norm)
+
+
+def test_shared_modules_come_back():
+    layer = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    model = [layer, {"again": layer}]
+    loaded = st.convert(leaves_file(model), like=model).tree
+    assert loaded[0] is loaded[1]["again"]
+
+
+@pytest.mark.parametrize("offset", [0, 8, 16, 64])
+def test_what_was_read_is_not_the_memory_of_the_source(offset):
+    """Whatever its alignment, by which JAX may take memory over."""
+    tree = {"jax": jnp.arange(64.0), "numpy": np.arange(64.0)}
+    data = leaves_file(tree)
+    memory = np.zeros(offset + len(data), np.uint8)
+    source = memory[offset:]
+    source[:] = np.frombuffer(data, np.uint8)
+    loaded = st.convert(memoryview(source), like=tree).tree
+    memory[:] = 0
+    assert_same(loaded, tree)
+    assert loaded["numpy"].flags.writeable
+
+
+def test_numbers_of_every_kind():
+    tree = [True, 3, 2.5, 1j, np.float32(0.5), np.int8(-3), jnp.zeros((0, 2)), np.zeros(3, ">f4"), "text", None, len]
+    tree += [jnp.ones(2, jnp.float8_e4m3fn), jnp.array(2, jnp.bfloat16), np.arange(6.0).reshape(2, 3).T]
+    data = leaves_file(tree)
+    like = [*tree[:11], *[each * 0 for each in tree[11:]]]
+    loaded = st.convert(data, like=like).tree
+    for a, b in zip(loaded, tree, strict=True):
+        assert type(a) is type(b)
+        if isinstance(a, jax.Array | np.ndarray | np.generic):
+            assert (a.dtype, np.asarray(a).tobytes()) == (b.dtype, np.asarray(b).tobytes())
+        else:
+            assert a == b
+
+
+def test_equinox_reads_what_is_written(tmp_path):
+    net = tied()
+    st.save(tmp_path / "net.safetensors", net)
+    done = st.convert(tmp_path / "net.safetensors", tmp_path / "net.eqx", trusted=Net)
+    assert (tmp_path / "net.eqx").read_bytes() == leaves_file(net)
+    assert_same(eqx.tree_deserialise_leaves(tmp_path / "net.eqx", net), net)
+    assert done.untied == ((".embed.weight", ".head.weight"),)
+    assert "was `.head.weight`" in str(done)
+    back = st.convert(tmp_path / "net.eqx", tmp_path / "again.safetensors", like=net)
+    assert back.untied == ()
+    assert_same(st.load(tmp_path / "again.safetensors", trusted=Net), net)
+    assert st.same_sharing(st.load(tmp_path / "again.safetensors", trusted=Net), net)
+    with open(tmp_path / "net.eqx", "rb") as file:
+        assert_same(st.convert(file, like=net).tree, net)
+
+
+def test_ties_by_equality():
+    net = tied()
+    data = leaves_file(net)
+    untied = st.untie(net)
+    apart = st.convert(data, like=untied)
+    assert apart.tied == ()
+    assert apart.tree.embed.weight is not apart.tree.head.weight
+    found = st.convert(data, like=untied, ties="equal")
+    assert found.tied == ((".embed.weight", ".head.weight"),)
+    assert found.tree.embed.weight is found.tree.head.weight
+    assert "`.embed.weight` is `.head.weight`" in str(found)
+
+
+def test_one_value_throughout_is_no_tie():
+    tree = {"a": jnp.zeros(3), "b": jnp.zeros(3), "c": jnp.arange(3.0), "d": jnp.arange(3), "e": jnp.ones(())}
+    tree |= {"f": jnp.ones(()), "g": jnp.arange(3.0)[None], "h": np.arange(3.0, dtype=np.float32)}
+    assert st.convert(leaves_file(tree), like=tree, ties="equal").tied == ()
+
+
+def test_copies_of_a_tie_that_differ():
+    net = st.untie(tied())
+    changed = eqx.tree_at(lambda net: net.head.weight, net, net.head.weight + 1)
+    with pytest.raises(st.StructureMismatchError, match=r"\.embed\.weight") as caught:
+        st.convert(leaves_file(changed), like=tied())
+    assert caught.value.paths == (".head.weight",)
+    assert_same(st.convert(leaves_file(changed), like=net).tree, changed)
+
+
+def test_all_that_does_not_fit_is_listed():
+    tree = [jnp.zeros(3), jnp.zeros((2, 2)), 1.5, jnp.zeros(3, jnp.int32)]
+    like = [jnp.zeros(4), jnp.zeros((2, 2)), 2, jnp.zeros(3), jnp.zeros(7)]
+    with pytest.raises(st.StructureMismatchError) as caught:
+        st.convert(leaves_file(tree), like=like)
+    assert caught.value.paths == ("[0]", "[2]", "[3]", "[4]")
+    with pytest.raises(st.StructureMismatchError, match="after the last leaf"):
+        st.convert(leaves_file(tree), like=tree[:2])
+    with pytest.raises(st.StructureMismatchError, match="nothing"):
+        st.convert(b"", like=tree)
+    assert st.convert(b"", like=["text", None]).tree == ["text", None]
+
+
+def test_keys_have_no_form(tmp_path):
+    tree = {"key": jax.random.key(0), "w": jnp.ones(2)}
+    with pytest.raises(st.StructureMismatchError, match="no form"):
+        st.convert(leaves_file({"w": jnp.ones(2)}), like=tree)
+    for ending in ("eqx", *["msgpack"] * has_flax()):
+        target = tmp_path / f"tree.{ending}"
+        with pytest.raises(st.UnserialisableError) as caught:
+            st.convert(st.to_bytes(tree), target)
+        assert caught.value.paths == ("['key']",)
+        assert not target.exists()
+
+
+def test_cut_short():
+    data, net = leaves_file(tied()), tied()
+    for length in {1, 5, 8, 11, 60, 127, 128, 129, len(data) // 2, len(data) - 1}:
+        with pytest.raises((st.CorruptFileError, st.StructureMismatchError)):
+            st.convert(data[:length], like=net) if data[:length].startswith(b"\x93NUMPY") else cut(data, length)
+
+
+def cut(data: bytes, length: int) -> None:
+    """What begins with less than the magic is no file of Equinox's at all."""
+    pytest.importorskip("flax", minversion="0.12.1")
+    with pytest.raises(st.SharedTreeError):
+        st.convert(data[:length])
+    raise st.CorruptFileError("as it should be")
+
+
+def record(header: bytes, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    length = struct.pack("<H", len(header)) if version == b"\x01\x00" else struct.pack("<I", len(header))
+    return b"\x93NUMPY" + version + length + header + data
+
+
+FORGED = {
+    "pickled": record(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", pickle.dumps([len])),
+    "pickled within": record(b"{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (1,)}", bytes(99)),
+    "no dictionary": record(b"1 + 1"),
+    "a call": record(b"__import__('os').system('true')"),
+    "unknown dtype": record(b"{'descr': 'nonsense', 'fortran_order': False, 'shape': (1,)}"),
+    "negative size": record(b"{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}"),
+    "no size": record(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1.5,)}"),
+    "more keys": record(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'x': 1}"),
+    "deep": record(b"(" * 5_000),
+    "not ascii": record(b"\xff\xfe{}"),
+    "version": record(b"{}", version=b"\x09\x00"),
+    "long header": b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1) + bytes(99),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_files_of_equinox(name):
+    with pytest.raises(st.FormatError, match="tree_serialise_leaves"):
+        st.convert(FORGED[name], like=[jnp.ones(1)])
+
+
+def test_no_memory_is_taken_for_what_is_not_there():
+    for shape in (b"(2**40,)", b"(1099511627776,)", b"(1099511627776, 1099511627776)"):
+        forged = record(b"{'descr': '<f4', 'fortran_order': False, 'shape': " + shape + b"}")
+        with pytest.raises((st.FormatError, st.CorruptFileError)):
+            st.convert(forged, like=[jnp.ones(1)])
+
+
+def test_wrong_arguments(tmp_path):
+    data = leaves_file([jnp.ones(2)])
+    with pytest.raises(ValueError, match="like="):
+        st.convert(data)
+    with pytest.raises(ValueError, match="safetensors"):
+        st.convert(data, tmp_path / "model.bin", like=[jnp.ones(2)])
+    with pytest.raises(ValueError, match="ties"):
+        st.convert(data, like=[jnp.ones(2)], ties="guess")  # pyright: ignore
+    with pytest.raises(FileNotFoundError):
+        st.convert(tmp_path / "nothing.eqx", like=[jnp.ones(2)])
+    assert os.listdir(tmp_path) == []
+
+
+# --- flax -------------------------------------------------------------------------------------------------------------
+
+
+def has_flax() -> bool:
+    try:
+        pytest.importorskip("flax", minversion="0.12.1")
+    except pytest.skip.Exception:
+        return False
+    return True
+
+
+@pytest.fixture
+def flax() -> Any:
+    pytest.importorskip("flax", minversion="0.12.1")
+    return pytest.importorskip("flax.serialization")
+
+
+def parameters() -> dict[str, Any]:
+    embed = jnp.arange(6.0).reshape(2, 3)
+    return {
+        "params": {"embed": embed, "head": {"kernel": embed, "bias": jnp.zeros(3)}},
+        "statistics": {"mean": jnp.ones(3, jnp.bfloat16), "count": jnp.array(3)},
+        "layers": [jnp.ones(1), (np.arange(3), 2.5)],
+        "step": 7, "name": "net", "raw": b"bytes", "nothing": None, "flag": True, "complex": 1 + 2j,
+    }  # fmt: skip
+
+
+def test_what_flax_wrote(flax):
+    tree = parameters()
+    data = flax.to_bytes(tree)
+    loaded = st.convert(data, like=tree).tree
+    assert loaded["params"]["embed"] is loaded["params"]["head"]["kernel"]
+    assert_same(loaded, tree)
+    template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, jax.Array) else x, tree)
+    assert_same(st.convert(data, like=template).tree, tree)
+    plain = st.convert(data).tree
+    assert plain.keys() == tree.keys()
+    assert type(plain["params"]["embed"]) is np.ndarray
+    np.testing.assert_array_equal(plain["statistics"]["mean"], tree["statistics"]["mean"])
+    found = st.convert(data, ties="equal")
+    assert found.tied == (("['params']['embed']", "['params']['head']['kernel']"),)
+    assert found.tree["params"]["embed"] is found.tree["params"]["head"]["kernel"]
+
+
+def test_flax_reads_what_is_written(flax, tmp_path):
+    tree = parameters()
+    done = st.convert(st.to_bytes(tree), tmp_path / "tree.msgpack")
+    assert (tmp_path / "tree.msgpack").read_bytes() == flax.to_bytes(tree)
+    assert done.untied == (("['params']['embed']", "['params']['head']['kernel']"),)
+    read = flax.from_bytes(tree, (tmp_path / "tree.msgpack").read_bytes())["params"]  # in arrays of NumPy
+    assert_same(jax.tree.map(jnp.asarray, read), tree["params"])
+    st.convert(tmp_path / "tree.msgpack", tmp_path / "again.safetensors", like=tree)
+    again = st.load(tmp_path / "again.safetensors")
+    assert again["params"]["embed"] is again["params"]["head"]["kernel"]
+    assert_same(again, tree)
+
+
+def test_the_state_of_a_training(flax):
+    optax = pytest.importorskip("optax")
+    train_state = pytest.importorskip("flax.training.train_state")
+    params = parameters()["params"]
+
+    def make(scale):
+        scaled = st.tree.map(lambda x: x * scale, params)
+        return train_state.TrainState.create(apply_fn=len, params=scaled, tx=optax.adam(1e-3))
+
+    state = make(2.0).apply_gradients(grads=params)
+    loaded = st.convert(flax.to_bytes(state), like=st.untie(make(1.0).replace(tx=state.tx))).tree
+    assert_same(jax.tree.leaves(loaded.params), jax.tree.leaves(state.params))
+    assert_same(jax.tree.leaves(loaded.opt_state), jax.tree.leaves(state.opt_state))
+    assert int(loaded.step) == 1
+
+
+def test_arrays_in_pieces(flax, monkeypatch):
+    tree = {"w": jnp.arange(1000.0).reshape(10, 100)}
+    monkeypatch.setattr(flax, "MAX_CHUNK_SIZE", 256)  # as with more than 1 GiB
+    data = flax.to_bytes(tree)
+    assert b"__msgpack_chunked_array__" in data
+    assert_same(st.convert(data, like=tree).tree, tree)
+
+
+def test_all_that_does_not_fit_flax_is_listed(flax):
+    like = parameters()
+    tree = {**parameters(), "more": 1, "step": "seven"}
+    tree["params"] = {"embed": jnp.ones((2, 4)), "head": {"kernel": jnp.ones((2, 3))}}
+    with pytest.raises(st.StructureMismatchError) as caught:
+        st.convert(flax.to_bytes(tree), like=like)
+    assert caught.value.paths == (
+        "['more']", "['params']['embed']", "['params']['head']['bias']", "['step']",
+    )  # fmt: skip
+    different = parameters()
+    different["params"]["head"]["kernel"] = different["params"]["embed"] + 1
+    with pytest.raises(st.StructureMismatchError, match="other values"):
+        st.convert(flax.to_bytes(different), like=like)
+
+
+def test_what_flax_has_no_form_for(flax, tmp_path):
+    with pytest.raises(st.UnserialisableError) as caught:
+        st.convert(st.to_bytes({"net": tied(), "huge": 1}), tmp_path / "net.msgpack", trusted=Net)
+    assert caught.value.paths == ("['net']",)
+    with pytest.raises(st.UnserialisableError, match="msgpack"):
+        st.convert(st.to_bytes({"huge": 2**70}), tmp_path / "net.msgpack")
+    assert os.listdir(tmp_path) == []
+
+
+def test_damaged_files_of_flax(flax):
+    data = flax.to_bytes(parameters())
+    for length in range(1, len(data), 17):
+        with pytest.raises((st.CorruptFileError, st.FormatError)):
+            st.convert(data[:length])
+    with pytest.raises(st.CorruptFileError):
+        st.convert(data[:-1])
+    with pytest.raises(st.FormatError):
+        st.convert(data + b"x")
+    for forged in (pickle.dumps({"a": [1]}), b"\xc1", b"\xc7\x01\x63a", bytes([0x91]) * 2_000, b"\xdf\xff\xff\xff\xff"):
+        with pytest.raises(st.SharedTreeError):
+            st.convert(forged)
+
+
+def test_arrays_that_say_too_much(flax):
+    msgpack = pytest.importorskip("msgpack")
+    for shape, dtype, data in (
+        *[((2**40,), "float32", b"1234"), ((1,), "object", bytes(8)), ((1,), "O", bytes(8))],
+        *[((1,), "nonsense", b""), ("a", "float32", b""), ((2,), "float32", b"1")],
+    ):
+        array = msgpack.ExtType(1, msgpack.packb((shape, dtype, data)))
+        with pytest.raises(st.SharedTreeError):
+            st.convert(msgpack.packb({"w": array}))
+    with pytest.raises(st.FormatError):
+        pieces = {"__msgpack_chunked_array__": True, "shape": {"0": 2**40}, "chunks": {}}
+        st.convert(msgpack.packb({"w": pieces}))
+
+
+def test_without_flax(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "flax.serialization", None)
+    with pytest.raises(st.CompatibilityError, match="pip install flax"):
+        st.convert(b"\x80")
