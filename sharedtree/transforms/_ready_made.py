@@ -73,8 +73,8 @@ def grad(*function: Any, **options: Any) -> Any:
         >>> gradient({"w": 2.0, "b": 3.0})
         {'b': None, 'w': Array(3., dtype=float32, weak_type=True)}
 
-    The gradient has the shape and the ties of the model, `None` where nothing was selected, so `apply_updates`,
-    `optimizer` and `flax.nnx.Optimizer` take it as it is. A filter is asked at each path of what is tied. Modules and
+    The gradient has the shape and the ties of the model, `None` where nothing was selected, as `apply_updates` and
+    `flax.nnx.Optimizer` take it; `optimizer` does if the model that `init` got has `None` there, too. A filter is asked at each path of what is tied. Modules and
     variables must be selected at all of their paths or at none. An array that is not is two arrays inside, with an
     `UntiedWarning`. To select nothing is a `ValueError`. The cost is a question for each path, twice.
 
