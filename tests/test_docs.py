@@ -123,9 +123,15 @@ def skip_without_treex(path):
         pytest.skip("treex is not installed")
 
 
+def skip_without_nnx(path):
+    if path.name == "nnx.md":
+        pytest.importorskip("flax", minversion="0.12.1")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_code_of_page_runs(page, tmp_path, monkeypatch):
     skip_without_treex(page)
+    skip_without_nnx(page)
     monkeypatch.chdir(tmp_path)
     run_blocks(read(page), str(page))
 
