@@ -117,11 +117,13 @@ def split(
     leaves = [graph.objects[number] for number in sorted(elsewhere) if graph.records[number][0] is LEAF]
     refused = [leaf for leaf in leaves if not can_be_differentiated(leaf)]
     rest: list[list[Any]] = []
-    for place, packed in enumerate(items):
-        if packed is None:
+    for place, item in enumerate(items):
+        if item is None:
             rest.append([None])
-        if not is_packed(packed):
             continue
+        if not is_packed(item):
+            continue
+        packed: Packed = item
         numbered = zip(packed.structure.leaf_numbers, packed.leaves, strict=True)
         chosen = tuple([number in outside or can_be_differentiated(leaf) for number, leaf in numbered])
         own = _chosen(packed.leaves, chosen)
@@ -136,12 +138,12 @@ def _split_as_selected(tree: Any, can_be_differentiated: Callable[[Any], bool], 
     rest: list[list[Any]] = []
     for place, (item, answer) in enumerate(zip(items, treedef.flatten_up_to(is_selected), strict=True)):
         if is_packed(item):
-            answers = answer.leaves if is_packed(answer) else [answer] * len(item.leaves)
-            chosen = tuple(
-                [yes and can_be_differentiated(leaf) for leaf, yes in zip(item.leaves, answers, strict=True)]
-            )
-            items[place] = Differentiated(_chosen(item.leaves, chosen), Choice(item.structure, chosen, place))
-            rest.append(_chosen(item.leaves, [not yes for yes in chosen]))
+            packed: Packed = item
+            answers = answer.leaves if is_packed(answer) else [answer] * len(packed.leaves)
+            each = zip(packed.leaves, answers, strict=True)
+            chosen = tuple([yes and can_be_differentiated(leaf) for leaf, yes in each])
+            items[place] = Differentiated(_chosen(packed.leaves, chosen), Choice(packed.structure, chosen, place))
+            rest.append(_chosen(packed.leaves, [not yes for yes in chosen]))
         elif item is None or not (answer and can_be_differentiated(item)):
             items[place] = None
             rest.append([item])

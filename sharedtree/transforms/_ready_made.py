@@ -74,9 +74,9 @@ def grad(*function: Any, **options: Any) -> Any:
         {'b': None, 'w': Array(3., dtype=float32, weak_type=True)}
 
     The gradient has the shape and the ties of the model, `None` where nothing was selected, as `apply_updates` and
-    `flax.nnx.Optimizer` take it; `optimizer` does if the model that `init` got has `None` there, too. A filter is asked at each path of what is tied. Modules and
-    variables must be selected at all of their paths or at none. An array that is not is two arrays inside, with an
-    `UntiedWarning`. To select nothing is a `ValueError`. The cost is a question for each path, twice.
+    `flax.nnx.Optimizer` take it; `optimizer` does if the model that `init` got has `None` there, too. A filter is asked
+    at each path of what is tied, twice. Modules and variables must be selected at all of their paths or at none. An
+    array that is not is two arrays inside, with an `UntiedWarning`. To select nothing is a `ValueError`.
 
     An array that is in a differentiated argument and in one that is not is two arrays inside, as in vanilla JAX, and
     its gradient lacks what flows through the second. Of two differentiated arguments that hold one array, each gets the

@@ -69,9 +69,13 @@ class GradTransform(FunctionTransform):
         if self._selects is None:
             return super().treatments_of(call)
         prefixes = self._prefixes(call)
-        return (differentiated(lambda position: prefixes.get(position, False), self._can_be_differentiated),)
 
-    def _prefixes(self, call: Call) -> dict[Position, Any]:
+        def part_of(position: Position) -> Any:
+            return prefixes.get(position, False) if isinstance(position, int) else False
+
+        return (differentiated(part_of, self._can_be_differentiated),)
+
+    def _prefixes(self, call: Call) -> dict[int, Any]:
         """For each differentiated argument, which of its leaves `wrt` selects."""
         assert self._selects is not None
         objects = call.tags.objects
@@ -99,12 +103,12 @@ class GradTransform(FunctionTransform):
         seen, rest = split(of_chosen, self._can_be_differentiated, call.graph, self._is_selected(call))
         if self._selects is not None and not jtu.tree_leaves(seen):
             self._require_nothing_left(call)
-        args = _with(call.args, chosen, seen)
+        differentiated_args = _with(call.args, chosen, seen)
         # A new function for each call: the transform does not cache, and where it did the leaves that go around it
         # would be those of an earlier call.
         options = {**self.options, "has_aux": True} if policy.in_place else self.options
         with calling(self.names, call):
-            result = self.transform(self._inner(policy, chosen, rest), **options)(*args, **call.kwargs)
+            result = self.transform(self._inner(policy, chosen, rest), **options)(*differentiated_args, **call.kwargs)
         return self._finished(result, call, policy)
 
     def _is_selected(self, call: Call) -> Any:
