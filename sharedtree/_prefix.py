@@ -25,6 +25,16 @@ class Label(NamedTuple):
     path: Path
 
 
+class Branch(NamedTuple):
+    """A node of a prefix that the library made itself: it fits any node with as many children.
+
+    Attributes:
+        parts: what there is for each child.
+    """
+
+    parts: tuple[Any, ...]
+
+
 def labels(
     prefix: Any,
     records: Sequence[Record],
@@ -67,6 +77,8 @@ def labels(
             continue
         if is_label(part):
             parts: Sequence[Any] = [part] * len(children)
+        elif type(part) is Branch:
+            parts = part.parts
         else:
             node_type = node_type_of(part)
             parts, aux = ((), None) if node_type is None else node_type.take_apart(part)

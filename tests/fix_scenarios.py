@@ -955,3 +955,59 @@ def a_class_with_functions_for_its_state(path):
     functions = {"to_state": vars, "from_state": lambda layer, _: layer}
     st.register_state(Layer, **functions)
     return Scenario(lambda: st.register_state(Layer, **functions), ValueError, {"Layer": Layer, **functions})
+
+
+def of_head(net):
+    return net.head.weight.sum()
+
+
+@scenario
+def a_position_for_a_filter(path):
+    names = {"f": of_head}
+    return Scenario(lambda: st.grad(of_head, wrt=1), TypeError, names)
+
+
+@scenario
+def what_is_no_filter(path):
+    names = {"f": of_head}
+    return Scenario(lambda: st.grad(of_head, wrt={}), TypeError, names)
+
+
+@scenario
+def a_filter_of_a_value_only(path):
+    names = {"f": of_head, "is_inexact_array": eqx.is_inexact_array}
+    return Scenario(lambda: st.grad(of_head, wrt=eqx.is_inexact_array), TypeError, names)
+
+
+@scenario
+def a_filter_that_looks_at_what_an_array_holds(path):
+    names = {"f": of_head}
+    return Scenario(lambda: st.grad(of_head, wrt=lambda path, value: value > 0)(tied()), TypeError, names)
+
+
+@scenario
+def a_filter_that_selects_nothing(path):
+    names = {"f": of_head}
+    return Scenario(lambda: st.grad(of_head, wrt=eqx.nn.Linear)(tied()), ValueError, names)
+
+
+@scenario
+def an_array_that_is_selected_at_one_path(path):
+    weight = jnp.arange(4.0).reshape(2, 2)
+    net = Net(Leaf(weight), Leaf(weight))
+    f = st.grad(loss, wrt=lambda path, value: path[0] == "head")
+    return Scenario(lambda: f(net), st.UntiedWarning, {"net": net}, lambda names: f(names["net"]))
+
+
+@scenario
+def a_leaf_of_a_dag_that_is_selected_at_one_path(path):
+    dag = st.Dag(tied())
+    f = st.grad(lambda dag: loss(dag.tree), wrt=lambda path, value: path[0] == "head")
+    return Scenario(lambda: f(dag), st.InconsistentSharingError, {"dag": dag}, lambda names: f(names["dag"]))
+
+
+@scenario
+def a_filter_of_nnx_for_one_argument(path):
+    nnx = pytest.importorskip("flax.nnx")
+    names = {"f": of_head, "nnx": nnx}
+    return Scenario(lambda: st.grad(of_head, argnums=nnx.DiffState(0, nnx.Param)), TypeError, names)

@@ -123,7 +123,7 @@ def skip_without_treex(path):
         pytest.skip("treex is not installed")
 
 
-NEED_NNX = {"nnx_files.md"}
+NEED_NNX = {"nnx.md", "nnx_files.md"}
 
 
 def skip_without_nnx(path):

@@ -63,11 +63,18 @@ class Differentiated:
 
 
 def differentiated(
-    is_chosen: Callable[[Position], bool], can_be_differentiated: Callable[[Any], bool] = lambda _: True
+    is_chosen: Callable[[Position], Any], can_be_differentiated: Callable[[Any], bool] = lambda _: True
 ) -> Treatment:
-    """What a transform that differentiates some arguments does to them, and to their leaves that can be."""
+    """What a transform that differentiates some arguments does to them, and to their leaves that can be.
+
+    Args:
+        is_chosen: argument → whether it is differentiated, or a prefix that says it of each leaf.
+        can_be_differentiated: whether a leaf can.
+    """
     return Treatment(
         is_chosen,
+        lambda part: isinstance(part, bool),
+        name="wrt",
         resolve=lambda chosen, leaf: chosen and can_be_differentiated(leaf),
         describe=lambda chosen: "differentiated" if chosen else "not differentiated",
     )
@@ -82,19 +89,26 @@ jtu.register_pytree_with_keys(
 
 
 def split(
-    tree: Any, can_be_differentiated: Callable[[Any], bool] = is_inexact, graph: Graph | None = None
+    tree: Any,
+    can_be_differentiated: Callable[[Any], bool] = is_inexact,
+    graph: Graph | None = None,
+    is_selected: Any = None,
 ) -> tuple[Any, list[list[Any]]]:
-    """A packed tree as the transform sees it, and for each module the leaves that it does not see.
+    """A packed tree as the transform sees it, and for each module and each None the leaves that it does not see.
 
-    Outside modules, and in containers there, everything is seen: that is the transform's to take or to refuse.
+    Outside modules, and in containers there, everything is seen: that is the transform's to take or to refuse. But if
+    something says which leaves are selected, then others are None there.
 
     Args:
         tree: packed.
         can_be_differentiated: whether a leaf can.
         graph: of all that was packed with it, and the objects, if there is more. A leaf that a container has from what
             was packed before and is not in the tree is added if the transform would refuse it, for it to see.
+        is_selected: a tree of the same shape, with True or False for each leaf.
     """
-    items, treedef = jtu.tree_flatten(tree, is_leaf=is_packed)
+    if is_selected is not None:
+        return _split_as_selected(tree, can_be_differentiated, is_selected)
+    items, treedef = jtu.tree_flatten(tree, is_leaf=_is_packed_or_none)
     places = [place for place, item in enumerate(items) if is_packed(item)]
     graph = graph or Graph.of(tree)
     roots = [items[place].structure.root for place in places if is_container(items[place])]
@@ -103,8 +117,13 @@ def split(
     leaves = [graph.objects[number] for number in sorted(elsewhere) if graph.records[number][0] is LEAF]
     refused = [leaf for leaf in leaves if not can_be_differentiated(leaf)]
     rest: list[list[Any]] = []
-    for place in places:
-        packed: Packed = items[place]
+    for place, item in enumerate(items):
+        if item is None:
+            rest.append([None])
+            continue
+        if not is_packed(item):
+            continue
+        packed: Packed = item
         numbered = zip(packed.structure.leaf_numbers, packed.leaves, strict=True)
         chosen = tuple([number in outside or can_be_differentiated(leaf) for number, leaf in numbered])
         own = _chosen(packed.leaves, chosen)
@@ -112,6 +131,27 @@ def split(
         rest.append(_chosen(packed.leaves, [not yes for yes in chosen]))
         refused = []
     return treedef.unflatten(items), rest
+
+
+def _split_as_selected(tree: Any, can_be_differentiated: Callable[[Any], bool], is_selected: Any) -> Any:
+    items, treedef = jtu.tree_flatten(tree, is_leaf=_is_packed_or_none)
+    rest: list[list[Any]] = []
+    for place, (item, answer) in enumerate(zip(items, treedef.flatten_up_to(is_selected), strict=True)):
+        if is_packed(item):
+            packed: Packed = item
+            answers = answer.leaves if is_packed(answer) else [answer] * len(packed.leaves)
+            each = zip(packed.leaves, answers, strict=True)
+            chosen = tuple([yes and can_be_differentiated(leaf) for leaf, yes in each])
+            items[place] = Differentiated(_chosen(packed.leaves, chosen), Choice(packed.structure, chosen, place))
+            rest.append(_chosen(packed.leaves, [not yes for yes in chosen]))
+        elif item is None or not (answer and can_be_differentiated(item)):
+            items[place] = None
+            rest.append([item])
+    return treedef.unflatten(items), rest
+
+
+def _is_packed_or_none(item: Any) -> bool:
+    return item is None or is_packed(item)
 
 
 def _chosen(leaves: Sequence[Any], chosen: Iterable[bool]) -> list[Any]:

@@ -51,6 +51,8 @@ class FunctionTransform:
     only_for_transform: frozenset[str] = frozenset()
     """The options that make no difference to the inner function."""
     shares_alike = False
+    own_options: frozenset[str] = frozenset()
+    """The options that are ours, and not the transform's."""
     takes_rules = False
     """Whether it has methods of its own, so that of a module, too, it is no module."""
 
@@ -67,7 +69,8 @@ class FunctionTransform:
         self.transform = transform
         self.function = function
         self.policy = policy
-        self.options = options
+        self.options = {name: value for name, value in options.items() if name not in self.own_options}
+        self.all_options = options
         self.alike = self._made_alike()
         self._shared = self._shared_by(function)
         self.names = self._shared.names
@@ -84,7 +87,7 @@ class FunctionTransform:
         if not is_of_equinox(self.transform):
             return None
         try:
-            return How(type(self), self.transform, self.policy, self.options)
+            return How(type(self), self.transform, self.policy, self.all_options)
         except Incomparable:
             return None
 
@@ -117,14 +120,14 @@ class FunctionTransform:
             return name
         # Some of JAX's transforms are called other than where they can be found.
         named = public_name(self.transform)
-        return _remade, (type(self), named or self.transform, self.function, self.policy, self.options)
+        return _remade, (type(self), named or self.transform, self.function, self.policy, self.all_options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """This, as of a function; of a callable object that is copied, a wrapper of the copy."""
         function = copy.deepcopy(self.function, memo)
         if function is self.function:
             return self
-        return type(self)(self.transform, function, self.policy, self.options)
+        return type(self)(self.transform, function, self.policy, self.all_options)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -182,6 +185,10 @@ class FunctionTransform:
         """What the transform does to its arguments, if it may not do the same to all."""
         return ()
 
+    def treatments_of(self, call: Call) -> Sequence[Treatment]:
+        """The same, where it takes the arguments themselves to say it."""
+        return self.treatments(len(call.args), call.kwargs)
+
     def leaving(self, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Leaving | None:
         """What the transform will do to what the function returns, if it may not do the same to all of it.
 
@@ -200,7 +207,7 @@ class FunctionTransform:
         found: dict[int, list[str]] = {}
         static = self.static_positions(call.args, call.kwargs)
         items = [(position, value) for position, value in call.items() if position not in static]
-        for treatment in self.treatments(len(call.args), call.kwargs):
+        for treatment in self.treatments_of(call):
             modules, prefixes = modules_with_prefixes(treatment, items)
             fates = Fates(Graph(modules, call.tags.objects), prefixes, treatment, self.names)
             for (number, _), fate in fates.items() if treatment.is_known else ():
@@ -216,7 +223,7 @@ class FunctionTransform:
         """The caller's side, going in."""
         static = self.static_positions(args, kwargs)
         call = pack_call(args, kwargs, static, policy.rules, self.names)
-        treatments = self.treatments(len(args), kwargs)
+        treatments = self.treatments_of(call)
         return treated(call, static, treatments, self.names, self.transform_name) if treatments else call
 
     def finish(

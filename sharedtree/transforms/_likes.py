@@ -57,16 +57,19 @@ def as_entered(tree: Any, others: Iterable[Iterable[Any]] = itertools.repeat(ite
 
     Args:
         tree: as the transform hands it to the function, or made in its shape.
-        others: for each `Differentiated`, the leaves that are not; without them, None in their place.
+        others: for each `Differentiated`, the leaves that are not, and for each None what it is instead; without them,
+            None in their place.
     """
     rest = iter(others)
 
     def entered(item: Any) -> Any:
         if type(item) is Differentiated:
             return item.packed(next(rest))
+        if item is None:
+            return next(iter(next(rest)))
         return Packed(item.leaves, item.structure) if type(item) is Operand else item
 
-    return jtu.tree_map(entered, tree, is_leaf=_is_like)
+    return jtu.tree_map(entered, tree, is_leaf=lambda item: item is None or _is_like(item))
 
 
 def unpack_likes(

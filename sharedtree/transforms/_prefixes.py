@@ -40,7 +40,9 @@ def parts(prefix: Any, tree: Any, is_label: IsLabel, name: str, *, only_modules:
     return [part for part, item in zip(each, items, strict=True) if is_packed(item)] if only_modules else each
 
 
-def spread(prefix: Any, tree: Any, records_of_all: Sequence[Record], is_label: IsLabel, name: str) -> Any:
+def spread(
+    prefix: Any, tree: Any, records_of_all: Sequence[Record], is_label: IsLabel, name: str, *, always: bool = False
+) -> Any:
     """A prefix of a packed tree, in the same shape, with labels for leaves.
 
     Args:
@@ -49,11 +51,12 @@ def spread(prefix: Any, tree: Any, records_of_all: Sequence[Record], is_label: I
         records_of_all: the records of its whole crossing.
         is_label: whether an object in it is a label.
         name: what it is called, for errors.
+        always: also where there is no module, and JAX could read the prefix as it is.
 
     Raises:
         SharingMismatchError: where the prefix does not fit the tree.
     """
-    if not records_of_all:
+    if not records_of_all and not always:
         return prefix
     items, records, root = walk(tree, Tags(), OUTSIDE)
 

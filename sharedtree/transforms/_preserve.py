@@ -278,11 +278,13 @@ def preserve_identities(
         if adapter is UnregisteredTransform and positional and not any(map(callable, (*positional, *own.values()))):
             raise _is_no_transform(transform, positional[0])
         chosen = with_options(own, policy)
+        ours = {name: own.pop(name) for name in getattr(adapter, "own_options", ()) if name in own}
         function, bound = apply_options(transform, positional, own)
         if function is None:
             return functools.partial(preserving, **more)
         if adapter is UnregisteredTransform and not callable(function):
             raise _is_no_transform(transform, function)
+        bound |= ours
         takes_rules = getattr(adapter, "takes_rules", False)
         if is_module(function) and is_of_equinox(transform) and not takes_rules:
             return TransformedModule(function, How(adapter, transform, chosen, bound))

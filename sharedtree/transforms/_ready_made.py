@@ -50,7 +50,8 @@ def grad(*function: Any, **options: Any) -> Any:
     Args:
         function: the function; without it, returns a decorator.
         options: of `jax.grad`, `policy=`, a `Policy`, and `in_place=`, which wins over it. With `allow_int=True`
-            integer leaves have float0 gradients, as in JAX.
+            integer leaves have float0 gradients, as in JAX. `wrt=` is a filter, which selects among the leaves of the
+            differentiated arguments; the others are constants.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, sharedtree as st
@@ -61,6 +62,21 @@ def grad(*function: Any, **options: Any) -> Any:
         >>> gradient = st.grad(lambda net: (net.embed * net.head).sum())(Net(w, w))
         >>> gradient.embed is gradient.head, gradient.head
         (True, Array([2., 2.], dtype=float32))
+
+    `wrt` is a filter in the terms of Flax NNX, for any model. It is asked about each path and the value there: the
+    variable of NNX that holds a leaf, or the leaf. A class selects its instances, and the leaves whose innermost module
+    is one; a string, values with this `tag`; a function, of a path (a tuple of names, keys and indices) and a value,
+    those for which it is True; `...` and True everything, False nothing, a list or tuple what any in it selects. None,
+    the default, is no filter. What is selected and not inexact has the gradient `None`, outside modules too.
+
+        >>> gradient = st.grad(lambda d: d["w"] * d["b"], wrt=lambda path, value: path == ("w",))
+        >>> gradient({"w": 2.0, "b": 3.0})
+        {'b': None, 'w': Array(3., dtype=float32, weak_type=True)}
+
+    The gradient has the shape and the ties of the model, `None` where nothing was selected, as `apply_updates` and
+    `flax.nnx.Optimizer` take it; `optimizer` does if the model that `init` got has `None` there, too. A filter is asked
+    at each path of what is tied, twice. Modules and variables must be selected at all of their paths or at none. An
+    array that is not is two arrays inside, with an `UntiedWarning`. To select nothing is a `ValueError`.
 
     An array that is in a differentiated argument and in one that is not is two arrays inside, as in vanilla JAX, and
     its gradient lacks what flows through the second. Of two differentiated arguments that hold one array, each gets the
@@ -78,7 +94,7 @@ def value_and_grad(*function: Any, **options: Any) -> Any:
 
     Args:
         function: the function; without it, returns a decorator.
-        options: of `jax.value_and_grad`, `policy=`, a `Policy`, and `in_place=`, which wins over it.
+        options: of `jax.value_and_grad`, `policy=`, a `Policy`, `in_place=`, which wins over it, and `wrt=`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st

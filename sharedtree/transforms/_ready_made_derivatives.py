@@ -165,7 +165,7 @@ def jacfwd(*function: Any, **options: Any) -> Any:
 
     Args:
         function: the function; without it, returns a decorator.
-        options: of `jax.jacfwd`, and `policy=`, a `Policy`.
+        options: of `jax.jacfwd`, `policy=`, a `Policy`, and `wrt=`, a filter, as `grad` has it.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -188,7 +188,7 @@ def jacrev(*function: Any, **options: Any) -> Any:
 
     Args:
         function: the function; without it, returns a decorator.
-        options: of `jax.jacrev`, and `policy=`, a `Policy`.
+        options: of `jax.jacrev`, `policy=`, a `Policy`, and `wrt=`, a filter, as `grad` has it.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -212,7 +212,7 @@ def hessian(*function: Any, **options: Any) -> Any:
 
     Args:
         function: the function; without it, returns a decorator.
-        options: of `jax.hessian`, and `policy=`, a `Policy`.
+        options: of `jax.hessian`, `policy=`, a `Policy`, and `wrt=`, a filter, as `grad` has it.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st

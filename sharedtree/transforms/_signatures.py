@@ -97,6 +97,7 @@ class Grad(Protocol):
         has_aux: Literal[False] = False,
         holomorphic: bool = False,
         allow_int: bool = False,
+        wrt: Any = None,
         policy: PolicyOption = None,
         in_place: bool | None = None,
     ) -> Callable[Concatenate[A, P], A]: ...
@@ -109,6 +110,7 @@ class Grad(Protocol):
         has_aux: Literal[True],
         holomorphic: bool = False,
         allow_int: bool = False,
+        wrt: Any = None,
         policy: PolicyOption = None,
         in_place: bool | None = None,
     ) -> Callable[Concatenate[A, P], tuple[A, X]]: ...
@@ -130,6 +132,7 @@ class ValueAndGrad(Protocol):
         has_aux: bool = False,
         holomorphic: bool = False,
         allow_int: bool = False,
+        wrt: Any = None,
         policy: PolicyOption = None,
         in_place: bool | None = None,
     ) -> Callable[Concatenate[A, P], tuple[R, A]]: ...

@@ -18,7 +18,7 @@ import jax
 
 from .._errors import InconsistentSharingError
 from .._node_types import node_type_of
-from .._prefix import labels
+from .._prefix import Branch, labels
 from .._statics import Static
 from .._structure import LEAF, Node, Op, Update
 from ._crossed import Graph, Names, Position
@@ -194,6 +194,8 @@ class Fates:
         part = self._parts[which]
         if self.treatment.is_label(part):
             return [(child, which) for child in children]
+        if type(part) is Branch:
+            return [(child, self._part_number(below)) for child, below in zip(children, part.parts, strict=True)]
         node_type = node_type_of(part)
         parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
         fits = node_type is not None and node_type.cls is node.type.cls and len(parts) == len(children)

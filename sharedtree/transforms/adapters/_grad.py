@@ -23,19 +23,23 @@ from ..._text import shown
 from ..._ties import is_inexact
 from .._argnums import several
 from .._calling import calling
-from .._crossed import is_packed
+from .._crossed import Position, is_packed
 from .._cuts import Leaving
 from .._differentiated import differentiated, split
 from .._function import FunctionTransform
 from .._inside import Inside
 from .._likes import as_entered, unpack_likes
-from .._packing import Call
+from .._packing import Call, with_objects
+from .._prefixes import spread
 from .._treatments import Treatment
+from .._with_respect_to import filter_of, require_no_prefix_filter, require_nothing_left, selection
 from ..checks._partial_gradients import report_partial_gradients
 
 
 class GradTransform(FunctionTransform):
     """A function under `jax.grad`, with identities preserved."""
+
+    own_options = frozenset({"wrt"})
 
     def __init__(
         self,
@@ -45,6 +49,9 @@ class GradTransform(FunctionTransform):
         options: dict[str, Any],
     ) -> None:
         argnums = options.get("argnums", 0)
+        require_no_prefix_filter(argnums)
+        wrt = options.get("wrt")
+        self._selects = None if wrt is None else filter_of(wrt)
         self._argnums = tuple(several(argnums))
         if "argnums" in options:  # not all versions of JAX take integers of NumPy
             options = {**options, "argnums": self._argnums if np.ndim(argnums) else self._argnums[0]}
@@ -57,29 +64,72 @@ class GradTransform(FunctionTransform):
         chosen = self._differentiated(num_args)
         return (differentiated(lambda position: position in chosen, self._can_be_differentiated),)
 
+    def treatments_of(self, call: Call) -> Sequence[Treatment]:
+        """As the base; with `wrt` the answer may differ from leaf to leaf."""
+        if self._selects is None:
+            return super().treatments_of(call)
+        prefixes = self._prefixes(call)
+
+        def part_of(position: Position) -> Any:
+            return prefixes.get(position, False) if isinstance(position, int) else False
+
+        return (differentiated(part_of, self._can_be_differentiated),)
+
+    def _prefixes(self, call: Call) -> dict[int, Any]:
+        """For each differentiated argument, which of its leaves `wrt` selects."""
+        assert self._selects is not None
+        objects = call.tags.objects
+        return {
+            i: selection(with_objects(call.args[i], objects), self._selects, self.names.text(i))
+            for i in self._chosen(call)
+        }
+
     def _differentiated(self, num_args: int) -> list[int]:
         return [i + num_args if i < 0 else i for i in self._argnums]
+
+    def _chosen(self, call: Call) -> list[int]:
+        """The arguments that are differentiated and there, in order."""
+        return sorted({i for i in self._differentiated(len(call.args)) if 0 <= i < len(call.args)})
 
     @api_boundary
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         policy = current_policy(self.policy)
         call = self.pack(args, kwargs, policy)
-        chosen = self._differentiated(len(args))
         if call.cuts:
+            chosen = self._differentiated(len(args))
             report_partial_gradients(call, chosen, self.names, self.function, self._written(), policy)
-        of_chosen = [value if i in chosen else None for i, value in enumerate(call.args)]
-        seen, rest = split(of_chosen, self._can_be_differentiated, call.graph)
-        args = tuple([seen[i] if i in chosen else value for i, value in enumerate(call.args)])
+        chosen = self._chosen(call)
+        of_chosen = [call.args[i] for i in chosen]
+        seen, rest = split(of_chosen, self._can_be_differentiated, call.graph, self._is_selected(call))
+        if self._selects is not None and not jtu.tree_leaves(seen):
+            self._require_nothing_left(call)
+        differentiated_args = _with(call.args, chosen, seen)
         # A new function for each call: the transform does not cache, and where it did the leaves that go around it
         # would be those of an earlier call.
         options = {**self.options, "has_aux": True} if policy.in_place else self.options
         with calling(self.names, call):
-            result = self.transform(self._inner(policy, rest), **options)(*args, **call.kwargs)
+            result = self.transform(self._inner(policy, chosen, rest), **options)(*differentiated_args, **call.kwargs)
         return self._finished(result, call, policy)
+
+    def _is_selected(self, call: Call) -> Any:
+        """With `wrt`: the differentiated arguments, packed, with True or False for each leaf."""
+        if self._selects is None:
+            return None
+        records = call.graph.records
+        return [
+            spread(prefix, call.args[i], records, lambda part: isinstance(part, bool), "wrt", always=True)
+            for i, prefix in self._prefixes(call).items()
+        ]
+
+    def _require_nothing_left(self, call: Call) -> None:
+        """Raises if `wrt` selects nothing although there is something that could be differentiated."""
+        own = [with_objects(call.args[i], call.tags.objects) for i in self._chosen(call)]
+        require_nothing_left(own, self._can_be_differentiated, self.all_options["wrt"])
 
     def _written(self) -> str:
         """How to write this transform of another function, with more options."""
         own = "".join(f", {name}={value!r}" for name, value in self.options.items() if name != "argnums")
+        own += ", wrt=wrt" if self._selects is not None else ""
         known = {"jax.grad": "grad", "equinox.filter_grad": "grad"}
         known |= {"jax.value_and_grad": "value_and_grad", "equinox.filter_value_and_grad": "value_and_grad"}
         name = known.get(self.transform_name, f"preserve_identities({self.transform_name})")
@@ -93,11 +143,11 @@ class GradTransform(FunctionTransform):
         dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
         return self._allow_int and not jnp.issubdtype(dtype, jax.dtypes.extended)
 
-    def _inner(self, policy: Policy, rest: Sequence[Sequence[Any]]) -> Callable[..., Any]:
+    def _inner(self, policy: Policy, chosen: Sequence[int], rest: Sequence[Sequence[Any]]) -> Callable[..., Any]:
         run = self.inner(policy)
 
         def inner(*args: Any, **kwargs: Any) -> Any:
-            result = run(*as_entered(args, rest), **kwargs)
+            result = run(*_with(args, chosen, as_entered([args[i] for i in chosen], rest)), **kwargs)
             if not policy.in_place:
                 return result
             state, result = result
@@ -165,6 +215,12 @@ class JacobianTransform(GradTransform):
             treatment = Treatment(lambda _: prefix, lambda label: isinstance(label, bool))
             leaving = Leaving(treatment, [False] * len(inside.entered.graph.modules) if in_place else [], prefix)
         return super().pack_results(result, inside, leaving)
+
+
+def _with(args: Sequence[Any], positions: Sequence[int], values: Sequence[Any]) -> list[Any]:
+    """Arguments with others at some positions."""
+    own = dict(zip(positions, values, strict=True))
+    return [own.get(i, value) for i, value in enumerate(args)]
 
 
 def _values(jacobian: Any) -> list[Packed]:

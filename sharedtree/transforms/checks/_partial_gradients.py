@@ -18,6 +18,7 @@ from ..._ties import is_inexact
 from .._crossed import Argument, Names, Position
 from .._cuts import Cuts
 from .._packing import Call
+from .._treatments import Way
 
 
 class _Lost(NamedTuple):
@@ -44,6 +45,16 @@ def report_partial_gradients(
     """
     if policy.on_untie == "ignore":
         return
+    lost = [each for cuts in call.cuts for each in _lost_within(cuts, names)]
+    if lost:
+        involved = list(dict.fromkeys(names.text(position) for each in lost for position in each.positions))
+        together = ", ".join(involved)
+        fix = (
+            "Let `wrt` select the array at all of its paths or at none. If it is meant, give each an array of its own "
+            "before the call:\n"
+            f"    {together} = sharedtree.untie({together if len(involved) == 1 else f'({together})'})"
+        )
+        _emit(lost, fix, names, policy)
     lost = [each for cuts in call.cuts for each in _lost_in(cuts, names)]
     if lost:
         name = getattr(function, "__name__", "")
@@ -89,6 +100,23 @@ def _lost_in(cuts: Cuts, names: Names) -> list[_Lost]:
                 )
             )
     return lost
+
+
+def _lost_within(cuts: Cuts, names: Names) -> list[_Lost]:
+    """What is lost among the differentiated arguments, where a filter selects an array at some of its paths only."""
+    fates, graph = cuts.fates, cuts.fates.graph
+    leaves = {number for number in cuts.leaves if is_inexact(graph.objects[number])}
+    places: dict[int, dict[bool, tuple[Way, Argument]]] = {number: {} for number in sorted(leaves)}
+    for root, argument, prefix in zip(fates.ways, graph.modules, fates.prefixes, strict=True):
+        for way in sorted(fates.ways_from(root)) if prefix is not False else ():
+            if way[0] in leaves:
+                places[way[0]].setdefault(bool(fates.of_leaves[fates[way]]), (way, argument))
+    found: list[_Lost] = []
+    for each in places.values():
+        if len(each) == 2:
+            (one, there), (other, elsewhere) = each[True], each[False]
+            found.append(_Lost(fates.path_to(one), fates.path_to(other), (there.position, elsewhere.position)))
+    return found
 
 
 def _first_paths(records: Any, argument: Argument) -> dict[int, Path]:

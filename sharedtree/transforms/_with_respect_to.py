@@ -1,0 +1,252 @@
+"""With respect to which leaves: `wrt=` of `grad` and its family, a filter in the terms of Flax NNX, for any model.
+
+A filter is asked at every path of every leaf of the differentiated arguments, about the *value* there: the variable of
+NNX that holds the leaf, or the leaf itself where none does. What it answers becomes a prefix of the argument, so that
+one object at two paths with two answers is what it is under `in_axes`, too: an array parts, a module is an error.
+
+    Net(kernel=Param(k), mean=BatchStat(m), rest=[x, y])  under  wrt=nnx.Param      Branch(True, False, False)
+
+Where a whole branch has one answer, the answer stands for the branch. Flax is not imported.
+"""
+
+import inspect
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax import tree_util as jtu
+
+from .._dag import Dag
+from .._errors import InconsistentSharingError
+from .._graph import Tags, walk
+from .._nnx_internals import is_variable
+from .._node_types import is_module
+from .._prefix import Branch
+from .._structure import LEAF, Node
+from .._text import MOST_PATHS, shown
+
+
+class Place(NamedTuple):
+    """Where a leaf is.
+
+    Attributes:
+        path: the attribute names, keys and indices that lead to the value, as NNX writes it.
+        leaf: the leaf.
+        variable: the variable of NNX that holds it, or None.
+        holder: the innermost module that holds it, or None. A variable is one.
+    """
+
+    path: tuple[Any, ...]
+    leaf: Any
+    variable: Any
+    holder: Any
+
+    @property
+    def value(self) -> Any:
+        """What a filter is asked about."""
+        return self.leaf if self.variable is None else self.variable
+
+
+Filter = Callable[[Place], bool]
+
+
+def filter_of(wrt: Any) -> Filter:
+    """What an option `wrt` selects.
+
+    Raises:
+        TypeError: if it is no filter.
+    """
+    if wrt is ... or isinstance(wrt, bool) or wrt is None:
+        selects = bool(wrt)
+        return lambda _: selects
+    if isinstance(wrt, str):
+        return lambda place: getattr(place.value, "tag", None) == wrt
+    cls = typing.get_origin(wrt) or wrt
+    if isinstance(cls, type):
+        return lambda place: isinstance(place.value, cls) or isinstance(place.holder, cls)
+    if isinstance(wrt, (list, tuple)):
+        filters = [filter_of(each) for each in typing.cast(Sequence[Any], wrt)]
+        return lambda place: any(each(place) for each in filters)
+    if callable(wrt):
+        _require_two_parameters(wrt)
+        return lambda place: _answer(wrt, place)
+    advice = (
+        "Which argument is differentiated is said by\n    sharedtree.grad(f, argnums=1)\nand which of its leaves by"
+    )
+    raise TypeError(
+        f"`wrt` is a filter: a class, a tag, a function of a path and a value, or several of these, not {shown(wrt)}. "
+        f"{advice if isinstance(wrt, int) else 'For example'}\n"
+        "    sharedtree.grad(f, wrt=lambda path, value: path[-1] != 'bias')"
+    )
+
+
+def _require_two_parameters(predicate: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(predicate).bind(None, None)
+    except ValueError:  # it has no signature
+        return
+    except TypeError:
+        name = getattr(predicate, "__name__", "")
+        name = name if name.isidentifier() else "predicate"
+        raise TypeError(
+            f"`wrt` calls `{name}` with a path and the value that is there, and it does not take the two. Let a "
+            f"function of two hand on what it needs:\n"
+            f"    sharedtree.grad(f, wrt=lambda path, value: {name}(value))"
+        ) from None
+
+
+def _answer(predicate: Callable[..., Any], place: Place) -> bool:
+    answer = predicate(place.path, place.value)
+    if isinstance(answer, (bool, np.bool_)):
+        return bool(answer)
+    raise TypeError(
+        f"`wrt` says of each path and value whether to differentiate, True or False; at {place.path!r} it returned "
+        f"{shown(answer)}. What an array holds cannot decide, for it may not be known yet; what is known of it can:\n"
+        "    sharedtree.grad(f, wrt=lambda path, value: value.ndim > 1)"
+    )
+
+
+def selection(argument: Any, selects: Filter, name: str) -> Any:
+    """The prefix of an argument that says which leaves a filter selects: True, False, or a `Branch` of such.
+
+    Args:
+        argument: with its modules in it.
+        selects: the filter.
+        name: what the argument is called, for errors.
+
+    Raises:
+        InconsistentSharingError: if the filter selects a leaf of a `Dag` at one path and not at another.
+
+    Cost: one question for each path.
+    """
+    return _selection(argument, selects, name, Place((), None, None, None))[0]
+
+
+def _selection(tree: Any, selects: Filter, name: str, above: Place) -> tuple[Any, list[list[tuple[str, bool]]]]:
+    """The prefix of a tree below a place, and for each of its leaves the paths with their answers."""
+    tags = Tags()
+    _, records, root = walk(tree, tags)
+    asked: dict[int, list[tuple[str, bool]]] = {number: [] for number, (op, _) in enumerate(records) if op is LEAF}
+    done: list[Any] = []
+    # Each entry: a record, the path to it, its place, and whether what is below it has been done.
+    stack: list[tuple[int, tuple[Any, ...], Place, bool]] = [(root, (), above, False)]
+    while stack:
+        number, path, place, is_done = stack.pop()
+        op, children = records[number]
+        obj = tags.objects[number]
+        if is_done:
+            below = done[len(done) - len(children) :]
+            del done[len(done) - len(children) :]
+            done.append(_joined(below))
+        elif op is LEAF:
+            answer = selects(place._replace(leaf=obj))
+            asked[number].append((name + jtu.keystr(path), answer))
+            done.append(answer)
+        elif type(op) is not Node or not children:
+            done.append(None)
+        elif isinstance(obj, Dag):
+            done.append(_of_dag(obj, selects, name + jtu.keystr(path), place._replace(holder=obj)))
+        else:
+            inner = place
+            if place.variable is None and is_module(obj):
+                inner = place._replace(holder=obj, variable=obj if is_variable(obj) else None)
+            stack.append((number, path, place, True))
+            for key, child in reversed(list(zip(op.keys, children, strict=True))):
+                # What is in a variable is, to NNX, the variable.
+                steps = () if inner.variable is not None else (_part_of_path(key),)
+                there = inner._replace(path=(*inner.path, *steps))
+                stack.append((child, (*path, key), there, False))
+    return (False if done[0] is None else done[0]), list(asked.values())
+
+
+def _joined(answers: Sequence[Any]) -> Any:
+    """One answer for all, if all have it; None is of what holds no leaf."""
+    own = [answer for answer in answers if answer is not None]
+    if not own:
+        return None
+    if all(answer is own[0] for answer in own) and isinstance(own[0], bool):
+        return own[0]
+    return Branch(tuple([answer if answer is not None else False for answer in answers]))
+
+
+def _of_dag(dag: Dag[Any], selects: Filter, name: str, above: Place) -> Any:
+    """The same of a `Dag`, whose children are its leaves: each is one, whatever its paths."""
+    answers: list[bool] = []
+    for asked in _selection(dag.tree, selects, name, above)[1]:
+        if len({answer for _, answer in asked}) > 1:
+            treatments = ["differentiated" if answer else "not differentiated" for _, answer in asked]
+            lines = [f"    `{path}` is {words}" for (path, _), words in zip(asked, treatments, strict=True)]
+            raise InconsistentSharingError(
+                "\n".join(
+                    [
+                        "One leaf of a `Dag`, but `wrt` selects it at one path and not at another:",
+                        *lines[:MOST_PATHS],
+                        "A `Dag` has each leaf once. Select it at all of its paths, or make it several before:",
+                        "    dag = sharedtree.Dag(sharedtree.untie(dag.tree))",
+                    ]
+                ),
+                [path for path, _ in asked],
+                treatments,
+            )
+        answers.append(asked[0][1])
+    return _joined(answers)
+
+
+def _part_of_path(key: Any) -> Any:
+    """A step of a path as NNX writes it: an attribute's name, a key, an index."""
+    for name in ("name", "key", "idx"):
+        if hasattr(key, name):
+            return getattr(key, name)
+    return str(key)
+
+
+def require_nothing_left(arguments: Sequence[Any], can_be_differentiated: Callable[[Any], bool], wrt: Any) -> None:
+    """Raises if there is a leaf that could be differentiated, in arguments of which a filter selects none.
+
+    Args:
+        arguments: with their modules in them.
+        can_be_differentiated: whether a leaf can.
+        wrt: the filter, as it was given.
+
+    Raises:
+        ValueError: which says what there is.
+    """
+    found: list[Place] = []
+
+    def note(place: Place) -> bool:
+        found.append(place)
+        return True
+
+    for argument in arguments:
+        selection(argument, note, "")
+    left = [place for place in found if can_be_differentiated(place.leaf)]
+    if not left:
+        return
+    lines = [f"    `{type(place.value).__name__}` at {place.path!r}" for place in left[:MOST_PATHS]]
+    if len(left) > MOST_PATHS:
+        lines.append(f"    … and {len(left) - MOST_PATHS} more")
+    raise ValueError(
+        "\n".join(
+            [
+                f"`wrt={shown(wrt)}` selects nothing that can be differentiated. It was asked about these values and "
+                "paths:",
+                *lines,
+                "Give one or more of these classes, or a function of both:",
+                f"    sharedtree.grad(f, wrt=lambda path, value: path == {left[0].path!r})",
+            ]
+        )
+    )
+
+
+def require_no_prefix_filter(argnums: Any) -> None:
+    """Raises if `argnums` is what NNX has for a filter of one argument.
+
+    Raises:
+        TypeError: with `argnums` and `wrt` for the same.
+    """
+    if type(argnums).__name__ == "DiffState" and type(argnums).__module__.startswith("flax."):
+        raise TypeError(
+            f"`argnums` is one position or several, not {shown(argnums)}. A filter is an option of its own:\n"
+            f"    sharedtree.grad(f, argnums={argnums.argnum!r}, wrt=nnx.Param)"
+        )

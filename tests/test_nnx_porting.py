@@ -1,0 +1,349 @@
+"""The table in `docs/nnx.md`: what replaces each function of Flax NNX gives what that function gives.
+
+Each row is done twice, with two models that begin alike: once by NNX, once by what the page says. Values and the state
+of the model must be equal afterwards.
+"""
+
+import pathlib
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+import sharedtree as st
+
+pytest.importorskip("flax", minversion="0.12.1")
+nnx: Any = pytest.importorskip("flax.nnx")
+
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "nnx.md"
+
+
+class Net(nnx.Module):
+    """A tied weight, running statistics, a counter and dropout."""
+
+    def __init__(self, rngs):
+        self.embed = nnx.Linear(3, 3, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.head = nnx.Linear(3, 3, use_bias=False, rngs=rngs)
+        self.head.kernel = self.embed.kernel
+        self.calls = nnx.Variable(jnp.array(0))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return self.head(self.dropout(self.norm(self.embed(x))))
+
+
+def make():
+    return Net(nnx.Rngs(0))
+
+
+X = jnp.sin(jnp.arange(12.0)).reshape(4, 3)
+
+
+def forward(model, x):
+    return model(x)
+
+
+def loss(model, x):
+    return (model(x) ** 2).mean()
+
+
+def by(axes_of_params, axes_of_others):
+    """What is a prefix of a model: an axis for each variable."""
+    return lambda model: jax.tree.map(
+        lambda variable: axes_of_params if isinstance(variable, nnx.Param) else axes_of_others,
+        model,
+        is_leaf=lambda node: isinstance(node, nnx.Variable),
+    )
+
+
+class Small(nnx.Module):
+    def __init__(self, weight):
+        self.weight = nnx.Param(weight)
+        self.scale = nnx.BatchStat(jnp.array(2.0))
+        self.again = self.weight
+
+    def __call__(self, x):
+        return (x * self.weight[...] * self.scale[...] + self.again[...]).sum()
+
+
+def stacked():
+    """A model whose parameters are two models'."""
+    return Small(jnp.array([[1.0, 2.0], [3.0, -1.0]]))
+
+
+def small():
+    return Small(jnp.array([1.0, 2.0]))
+
+
+def linear():
+    return nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+
+S = jnp.array([0.5, -2.0])
+
+
+def vmap_of_nnx(model):
+    axes = nnx.StateAxes({nnx.Param: 0, ...: None})
+    return nnx.vmap(lambda model, x: model(x), in_axes=(axes, None))(model, S)
+
+
+def scan_of_nnx(model):
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+    def run(model, x):
+        return model, model(x)
+
+    return run(model, jnp.stack([X, 2 * X]))[1]
+
+
+def loop(model):
+    return model, X
+
+
+def with_own_rule(custom_vjp):
+    """A rule of one's own, which is not what JAX would make of it."""
+    f = custom_vjp(lambda model, x: model(x).sum())
+    f.defvjp(
+        lambda model, x: (model(x).sum(), (model, x)),
+        lambda kept, g: (st.tree.map(lambda leaf: 2 * g * jnp.ones_like(leaf), kept[0]), g * kept[1]),
+    )
+    return f
+
+
+def params(gradient):
+    return nnx.state(gradient, nnx.Param)
+
+
+def tangents(model):
+    """Ones in the shape of a model, tied as it is."""
+    return st.tree.map(jnp.ones_like, model)
+
+
+def train(value_and_grad, jit, model):
+    optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+    @jit
+    def step(model, optimizer, x):
+        value, gradient = value_and_grad(loss)(model, x)
+        optimizer.update(model, gradient)
+        return value
+
+    return [step(model, optimizer, X) for _ in range(2)]
+
+
+def sharded(shard_map, **options):
+    def scale(model, x):
+        model.scale[...] *= 2
+        return x * model.weight[...]
+
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    whole, split = PartitionSpec(), PartitionSpec("i")
+    return shard_map(scale, mesh=mesh, in_specs=(whole, split), out_specs=split, **options)
+
+
+def update_ours(model):
+    def double(model):
+        nnx.update(model, jax.tree.map(lambda leaf: 2 * leaf, nnx.state(model, nnx.Param)))
+
+    st.jit(double, in_place=True)(model)
+
+
+def update_of_nnx(model):
+    @nnx.jit
+    def double(model):
+        nnx.update(model, jax.tree.map(lambda leaf: 2 * leaf, nnx.state(model, nnx.Param)))
+
+    double(model)
+
+
+def split_of_nnx(model):
+    graphdef, state = nnx.split(model)
+
+    @jax.jit
+    def run(state, x):
+        model = nnx.merge(graphdef, state)
+        return model(x), nnx.state(model)
+
+    out, state = run(state, X)
+    nnx.update(model, state)
+    return out
+
+
+def rngs_of_nnx(model):
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=(0, None))
+    def draw(rngs, x):
+        return rngs.dropout.uniform(x.shape)
+
+    return draw(model, S)
+
+
+def rngs_of_ours(model):
+    draw = nnx.split_rngs(splits=3)(st.vmap(lambda r, x: r.dropout.uniform(x.shape), in_axes=(0, None), in_place=True))
+    return draw(model, S)
+
+
+def rngs():
+    return nnx.Rngs(dropout=0)
+
+
+# What is replaced: what makes the model, NNX's way, ours.
+ROWS = {
+    "jit": (make, lambda m: nnx.jit(forward)(m, X), lambda m: st.jit(forward, in_place=True)(m, X)),
+    "jit_partial": (
+        make,
+        lambda m: nnx.jit_partial(forward, m, graph=True, graph_updates=False)(X),
+        lambda m: st.jit(forward, in_place=True)(m, X),
+    ),
+    "cached_partial": (
+        make,
+        lambda m: nnx.cached_partial(nnx.jit(forward), m)(X),
+        lambda m: st.jit(forward, in_place=True)(m, X),
+    ),
+    "grad": (
+        make,
+        lambda m: nnx.grad(loss)(m, X),
+        lambda m: params(st.grad(loss, wrt=nnx.Param, in_place=True)(m, X)),
+    ),
+    "value_and_grad": (
+        make,
+        lambda m: nnx.value_and_grad(loss)(m, X)[0],
+        lambda m: st.value_and_grad(loss, wrt=nnx.Param, in_place=True)(m, X)[0],
+    ),
+    "DiffState": (
+        make,
+        lambda m: nnx.grad(loss, argnums=nnx.DiffState(0, nnx.BatchStat))(m, X),
+        lambda m: nnx.state(st.grad(loss, argnums=0, wrt=nnx.BatchStat, in_place=True)(m, X), nnx.BatchStat),
+    ),
+    "vmap": (
+        stacked,
+        lambda m: nnx.vmap(forward, in_axes=(None, 0))(m, jnp.stack([S, 2 * S])),
+        lambda m: st.vmap(forward, in_axes=(None, 0), in_place=True)(m, jnp.stack([S, 2 * S])),
+    ),
+    "StateAxes": (
+        stacked,
+        vmap_of_nnx,
+        lambda m: st.vmap(forward, in_axes=(by(0, None)(m), None), in_place=True)(m, S),
+    ),
+    "scan": (
+        make,
+        scan_of_nnx,
+        lambda m: st.scan(lambda m, x: (m, m(x)), m, jnp.stack([X, 2 * X]), in_place=True)[1],
+    ),
+    "remat": (
+        make,
+        lambda m: nnx.grad(nnx.remat(loss))(m, X),
+        lambda m: params(st.grad(st.remat(loss, in_place=True), wrt=nnx.Param, in_place=True)(m, X)),
+    ),
+    "cond": (
+        make,
+        lambda m: nnx.cond(jnp.array(True), forward, lambda m, x: x, m, X),
+        lambda m: st.cond(jnp.array(True), forward, lambda m, x: x, m, X, in_place=True),
+    ),
+    "switch": (
+        make,
+        lambda m: nnx.switch(1, [lambda m, x: x, forward], m, X),
+        lambda m: st.switch(1, [lambda m, x: x, forward], m, X, in_place=True),
+    ),
+    "while_loop": (
+        make,
+        lambda m: nnx.while_loop(lambda c: c[0].calls[...] < 2, lambda c: (c[0], c[0](c[1])), (m, X))[1],
+        lambda m: st.while_loop(lambda c: c[0].calls[...] < 2, lambda c: (c[0], c[0](c[1])), (m, X), in_place=True)[1],
+    ),
+    "fori_loop": (
+        make,
+        lambda m: nnx.fori_loop(0, 2, lambda i, c: (c[0], c[0](c[1])), (m, X))[1],
+        lambda m: st.fori_loop(0, 2, lambda i, c: (c[0], c[0](c[1])), (m, X), in_place=True)[1],
+    ),
+    "pmap": (
+        stacked,
+        lambda m: nnx.pmap(forward, in_axes=(None, 0))(m, S[None]),
+        lambda m: st.pmap(forward, in_axes=(None, 0), in_place=True)(m, S[None]),
+    ),
+    "shard_map": (small, lambda m: sharded(nnx.shard_map)(m, S), lambda m: sharded(st.shard_map, in_place=True)(m, S)),
+    "eval_shape": (
+        make,
+        lambda m: nnx.state(nnx.eval_shape(make)),
+        lambda m: nnx.state(st.eval_shape(make)),
+    ),
+    "make_jaxpr": (
+        linear,
+        lambda m: len(nnx.make_jaxpr(forward, graph_updates=False)(m, X).jaxpr.invars),
+        lambda m: len(st.make_jaxpr(forward)(m, X).jaxpr.invars),
+    ),
+    "jvp": (
+        small,
+        lambda m: nnx.jvp(forward, (m, S), (tangents(m), jnp.ones(2)), graph_updates=False),
+        lambda m: st.jvp(forward, (m, S), (tangents(m), jnp.ones(2))),
+    ),
+    "vjp": (
+        small,
+        lambda m: nnx.vjp(forward, m, S, graph_updates=False)[1](jnp.array(1.0))[1],
+        lambda m: st.vjp(forward, m, S)[1](jnp.array(1.0))[1],
+    ),
+    "custom_vjp": (
+        linear,
+        lambda m: params(nnx.grad(with_own_rule(nnx.custom_vjp(graph_updates=False)), graph_updates=False)(m, X)),
+        lambda m: params(st.grad(with_own_rule(st.custom_vjp), wrt=nnx.Param)(m, X)),
+    ),
+    "Optimizer": (
+        make,
+        lambda m: train(nnx.value_and_grad, nnx.jit, m),
+        lambda m: train(st.value_and_grad(wrt=nnx.Param, in_place=True), st.jit(in_place=True), m),
+    ),
+    "update": (make, update_of_nnx, update_ours),
+    "split": (make, split_of_nnx, lambda m: st.jit(forward, in_place=True)(m, X)),
+    "split_rngs": (rngs, rngs_of_nnx, rngs_of_ours),
+    "clone": (make, lambda m: nnx.state(nnx.clone(m)), lambda m: nnx.state(st.copy(m))),
+    "find_duplicates": (
+        make,
+        lambda m: [[".".join(map(str, path)) for path in paths] for paths in nnx.find_duplicates(m)],
+        lambda m: [[path.removeprefix(".") for path in tie.paths] for tie in st.ties(m)],
+    ),
+}
+
+
+def arrays(tree):
+    found = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        is_key = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        is_key = is_key and isinstance(leaf, jax.Array)
+        found[jax.tree_util.keystr(path)] = jax.random.key_data(leaf) if is_key else leaf
+    return found
+
+
+def assert_equal(one, two):
+    mine, theirs = arrays(one), arrays(two)
+    assert mine.keys() == theirs.keys()
+    for path, value in theirs.items():
+        if isinstance(value, (jax.ShapeDtypeStruct, str)):
+            assert mine[path] == value
+        else:
+            np.testing.assert_allclose(mine[path], value, rtol=1e-4, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row(name):
+    build, theirs, ours = ROWS[name]
+    mine, reference = build(), build()
+    assert_equal(ours(mine), theirs(reference))
+    assert_equal(nnx.state(mine), nnx.state(reference))
+    assert nnx.graphdef(mine) == nnx.graphdef(reference)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_nnx_has_what_is_replaced(name):
+    assert hasattr(nnx, name)
+
+
+def test_the_page_has_these_rows():
+    page = PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `nnx\.(\w+)", page, re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert set(rows) == set(ROWS)

@@ -1,0 +1,461 @@
+"""`wrt=`: which leaves are differentiated; what the gradients should be is what vanilla JAX gives of those leaves."""
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sharedtree as st
+from tests.deep import in_a_thread, link
+from tests.strategies import Mutable, Pair
+
+A, B, C = (jnp.array(values) for values in ([1.0, 2.0], [3.0, -1.0], [0.5, 4.0]))
+
+
+def f(a, b, c):
+    return (a * a * b * jnp.sin(c)).sum()
+
+
+def of_pair(pair):
+    return f(pair.first, pair.second["b"], pair.second["c"])
+
+
+def pair():
+    return Pair(A, {"b": B, "c": C, "n": jnp.array(3)})
+
+
+def is_close(one, two):
+    np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+PREDICATES = {
+    "a function": lambda path, value: path[-1] == "b",
+    "a list": [lambda path, value: path == ("second", "b"), False],
+    "a tuple": (None, (False, lambda path, value: path == ("second", "b"))),
+}
+
+
+@pytest.mark.parametrize("name", PREDICATES)
+def test_one_leaf_is_selected(name):
+    gradient = st.grad(of_pair, wrt=PREDICATES[name])(pair())
+    assert type(gradient) is Pair
+    assert gradient.first is gradient.second["c"] is gradient.second["n"] is None
+    is_close(gradient.second["b"], jax.grad(f, 1)(A, B, C))
+
+
+@pytest.mark.parametrize("everything", [..., True, [...], lambda path, value: True, jax.Array, eqx.Module])
+def test_everything_is_what_it_is_without(everything):
+    gradient, expected = st.grad(of_pair, wrt=everything)(pair()), st.grad(of_pair)(pair())
+    assert jax.tree.structure(gradient) == jax.tree.structure(expected)
+    assert st.tree.equal(gradient, expected)
+
+
+def test_none_is_no_filter():
+    assert st.tree.equal(st.grad(of_pair, wrt=None)(pair()), st.grad(of_pair)(pair()))
+
+
+def test_a_class_selects_what_is_in_modules_of_it():
+    mlp = eqx.nn.Sequential([eqx.nn.Linear(2, 2, key=jax.random.key(0)), eqx.nn.LayerNorm(2)])
+
+    def loss(model, x):
+        return (model(x) ** 3).sum()
+
+    gradient = st.grad(loss, wrt=eqx.nn.LayerNorm)(mlp, A)
+    assert (gradient.layers[0].weight, gradient.layers[0].bias) == (None, None)
+    expected = eqx.filter_grad(loss)(mlp, A)
+    is_close(gradient.layers[1].weight, expected.layers[1].weight)
+    assert not [leaf for leaf in jax.tree.leaves(gradient) if not isinstance(leaf, jax.Array)]
+
+
+class Tagged(eqx.Module):
+    value: jax.Array
+    tag: str = eqx.field(static=True)
+
+
+def test_paths_are_names_keys_and_indices():
+    seen = []
+
+    def note(path, value):
+        seen.append((path, value))
+        return True
+
+    tree = {"x": [A, (B,)], 3: Pair(C, Mutable(w=Tagged(A, "t")))}
+    st.grad(lambda tree: tree["x"][0].sum(), wrt=note)({key: tree[key] for key in ("x",)})
+    assert {path for path, _ in seen} == {("x", 0), ("x", 1, 0)}
+    seen.clear()
+    st.grad(lambda pair: pair.first.sum(), wrt=note)(tree[3])
+    assert {path for path, _ in seen} == {("first",), ("second", 0, "value")}
+    assert all(isinstance(value, jax.Array) for _, value in seen)
+
+
+def test_outside_modules_too():
+    def loss(tree, x):
+        return f(tree["a"], tree["rest"][0], x)
+
+    tree = {"a": A, "rest": (B, None, 3, "text", jnp.array(1))}
+    gradient = st.grad(loss, wrt=lambda path, value: path[0] == "rest")(tree, C)
+    assert gradient["a"] is None
+    assert gradient["rest"][1:] == (None, None, None, None)
+    is_close(gradient["rest"][0], jax.grad(f, 1)(A, B, C))
+
+
+def test_what_is_constant_arrives_whole_beside_none():
+    """None is where a leaf was left out, and where there was none."""
+
+    def loss(x, tree, y):
+        assert tree["none"] is None
+        assert y == [None, 7]
+        assert tree["pair"].second is None
+        return f(x, tree["a"], tree["b"]) + tree["pair"].first.sum()
+
+    tree = {"a": A, "b": B, "none": None, "pair": Pair(C, None)}
+    gradient = st.grad(loss, argnums=1, wrt=lambda path, value: path == ("b",))(C, tree, [None, 7])
+    assert (gradient["a"], gradient["none"], gradient["pair"].first) == (None, None, None)
+    is_close(gradient["b"], jax.grad(f, 2)(C, A, B))
+
+
+@pytest.mark.parametrize("argnums", [(0, 1), (1, 0), (-1, 0)])
+def test_several_arguments(argnums):
+    def loss(one, two):
+        return f(one["a"], two["a"], one["b"]) + two["b"].sum()
+
+    gradients = st.grad(loss, argnums, wrt=lambda path, value: path[-1] == "a")({"a": A, "b": B}, {"a": C, "b": A})
+    expected = jax.grad(f, (0, 1))(A, C, B)
+    for argnum, gradient in zip(argnums, gradients, strict=True):
+        assert gradient["b"] is None
+        is_close(gradient["a"], expected[argnum])
+
+
+def test_gradients_of_what_is_tied_are_summed_and_tied():
+    tied = Pair(A, {"b": A, "c": C, "n": jnp.array(3)})
+    gradient = st.grad(of_pair, wrt=lambda path, value: path[-1] in ("first", "b"))(tied)
+    assert gradient.first is gradient.second["b"]
+    assert gradient.second["c"] is None
+    is_close(gradient.first, sum(jax.grad(f, (0, 1))(A, A, C)))
+
+
+def test_a_shared_module_is_selected_once():
+    layer = Pair(A, B)
+    model = Pair(layer, {"again": layer, "other": Pair(C, B + 1)})
+
+    def loss(model):
+        assert model.first is model.second["again"]
+        return f(model.first.first, model.second["again"].first, model.second["other"].first)
+
+    gradient = st.grad(loss, wrt=lambda path, value: "other" not in path)(model)
+    assert gradient.first is gradient.second["again"]
+    assert gradient.second["other"].first is None
+    is_close(gradient.first.first, sum(jax.grad(f, (0, 1))(A, A, C)))
+
+
+def test_a_shared_module_selected_at_one_path_is_an_error():
+    layer = Pair(A, B)
+    with pytest.raises(st.InconsistentSharingError, match=r"untie\(model\)") as caught:
+        st.grad(lambda model: 0.0, wrt=lambda path, value: path[0] == "first")(Pair(layer, layer))
+    assert set(caught.value.paths) >= {"model.first.first", "model.second.first"}
+    assert set(caught.value.treatments) == {"differentiated", "not differentiated"}
+
+
+def test_an_array_selected_at_one_path_is_two_with_a_warning():
+    tied = Pair(A, {"b": A, "c": C, "n": jnp.array(3)})
+    with pytest.warns(st.UntiedWarning, match=r"`pair.first` lacks what flows through `pair.second\['b'\]`"):
+        gradient = st.grad(of_pair, wrt=lambda path, value: path == ("first",))(tied)
+    assert gradient.second["b"] is None
+    is_close(gradient.first, jax.grad(f)(A, A, C))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        st.grad(of_pair, wrt=lambda path, value: path == ("first",), policy=st.Policy(on_untie="ignore"))(tied)
+    with pytest.raises(st.UntiedError):
+        st.grad(of_pair, wrt=lambda path, value: path == ("first",), policy=st.Policy(on_untie="error"))(tied)
+
+
+def test_the_same_between_two_arguments():
+    with pytest.warns(st.UntiedWarning, match=r"`one.first` lacks what flows through `two.second`"):
+        one, two = st.grad(
+            lambda one, two: f(one.first, two.second, C), (0, 1), wrt=lambda path, value: path == ("first",)
+        )(Pair(A, B), Pair(C, A))
+    is_close(one.first, jax.grad(f)(A, A, C))
+    is_close(two.first, 0)
+
+
+def test_what_is_not_selected_may_be_in_another_argument():
+    layer = Pair(A, B)
+    gradient = st.grad(
+        lambda model, own: (own.first * model.second).sum(), wrt=lambda path, value: path == ("second",)
+    )(Pair(layer, C), layer)
+    is_close(gradient.second, A)
+
+
+def test_dags():
+    dag = st.Dag({"a": A, "again": A, "b": [B, C]})
+    gradient = st.grad(
+        lambda dag: f(dag.tree["a"], dag.tree["again"], dag.tree["b"][0]), wrt=lambda path, value: path[-1] != 0
+    )(dag).tree
+    assert gradient["a"] is gradient["again"]
+    is_close(gradient["a"], sum(jax.grad(f, (0, 1))(A, A, B)))
+    assert gradient["b"][0] is None
+    with pytest.raises(st.InconsistentSharingError, match=r"Dag\(sharedtree.untie\(dag.tree\)\)") as caught:
+        st.grad(lambda dag: 0.0, wrt=lambda path, value: path[-1] == "a")(dag)
+    assert len(caught.value.paths) == 2
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_under_jit_and_in_place(in_place):
+    def loss(model):
+        if in_place:
+            model.calls = model.calls + 1
+        return f(model.w, model.pair.first, model.pair.second)
+
+    model = Mutable(w=A, pair=Pair(B, C), calls=jnp.array(0))
+
+    @st.jit(in_place=in_place)
+    def value_and_gradient(model):
+        return st.value_and_grad(loss, wrt=lambda path, value: len(path) == 2, in_place=in_place)(model)
+
+    value, gradient = value_and_gradient(model)
+    assert gradient.w is None
+    is_close(value, f(A, B, C))
+    is_close(gradient.pair.second, jax.grad(f, 2)(A, B, C))
+    assert int(model.calls) == in_place
+
+
+def test_auxiliary_data():
+    gradient, aux = st.grad(lambda p: (of_pair(p), p.first), has_aux=True, wrt=lambda path, value: path == ("first",))(
+        pair()
+    )
+    is_close(aux, A)
+    is_close(gradient.first, jax.grad(f)(A, B, C))
+
+
+@pytest.mark.parametrize("name", ["jacfwd", "jacrev", "hessian"])
+@pytest.mark.parametrize("with_module", [True, False])
+def test_jacobians(name, with_module):
+    ours, theirs = getattr(st, name), getattr(jax, name)
+
+    def g(a, b, c):
+        return f(a, b, c) if name == "hessian" else a * a * b * jnp.sin(c)
+
+    def of_tree(tree):
+        return g(tree[0], tree[1].first if with_module else tree[1], tree[2])
+
+    jacobian = ours(of_tree, wrt=lambda path, value: path[0] == 1)([A, Pair(B, None) if with_module else B, C])
+    expected = theirs(g, 1)(A, B, C)
+    assert jacobian[0] is jacobian[2] is None
+    block = jacobian[1].first if with_module else jacobian[1]
+    if name == "hessian":
+        assert block[0] is block[2] is None
+        block = block[1].first if with_module else block[1]
+    is_close(block, expected)
+
+
+def test_equinox_and_decorators():
+    @st.preserve_identities(eqx.filter_value_and_grad, wrt=lambda path, value: path == ("first",))
+    def loss(pair):
+        return of_pair(pair)
+
+    value, gradient = loss(pair())
+    assert gradient.second["b"] is None
+    is_close(gradient.first, jax.grad(f)(A, B, C))
+    is_close(value, of_pair(pair()))
+
+    @st.grad(wrt=lambda path, value: path == ("first",))
+    def other(pair):
+        return of_pair(pair)
+
+    is_close(other(pair()).first, gradient.first)
+
+
+def is_first(path, value):
+    return path == ("first",)
+
+
+def test_wrappers_are_copied_and_pickled_with_it():
+    for wrapped in (
+        pickle.loads(pickle.dumps(st.grad(of_pair, wrt=is_first))),  # noqa: S301
+        copy.deepcopy(st.grad(of_pair, wrt=is_first)),
+    ):
+        assert wrapped(pair()).second["b"] is None
+
+
+def test_an_optimizer_takes_the_gradient():
+    params = Pair(A, {"b": B, "c": C, "n": jnp.array(3)})
+    tx = st.optimizer(optax.sgd(0.5))
+    gradient = st.grad(of_pair, wrt=is_first)(params)
+    updates, _ = tx.update(gradient, tx.init(params), params)
+    new = st.apply_updates(params, updates)
+    assert new.second["b"] is B
+    is_close(new.first, A - 0.5 * jax.grad(f)(A, B, C))
+
+
+def test_containers_under_the_policy():
+    tree = {"a": A, "again": {"a": A}, "n": jnp.array(1)}
+    gradient = st.grad(
+        lambda tree: f(tree["a"], tree["again"]["a"], C),
+        wrt=lambda path, value: path[-1] == "a",
+        policy=st.Policy(containers=True),
+    )(tree)
+    assert gradient["n"] is None
+    assert gradient["a"] is gradient["again"]["a"]
+    is_close(gradient["a"], sum(jax.grad(f, (0, 1))(A, A, C)))
+
+
+def test_deep_models():
+    deep = None
+    for _ in range(300):
+        deep = link(jnp.array(2.0), deep)
+
+    def gradient():
+        found = st.grad(lambda model: model.next.scale * model.scale, wrt=lambda path, value: len(path) == 2)(deep)
+        return found.scale, found.next.scale, found.next.next.scale
+
+    first, second, third = in_a_thread(gradient)
+    assert (first, third) == (None, None)
+    is_close(second, 2.0)
+
+
+def test_explain_says_what_is_differentiated():
+    text = str(st.explain(st.grad(of_pair, wrt=is_first), pair()))
+    assert [line.split()[0] for line in text.splitlines() if line.endswith("differentiated")] == ["pair.first"]
+
+
+@pytest.mark.parametrize("wrong", [0, (0,), {}, A, lambda: True, lambda value: True, eqx.is_inexact_array])
+def test_what_is_no_filter(wrong):
+    with pytest.raises(TypeError, match="wrt"):
+        st.grad(of_pair, wrt=wrong)
+
+
+@pytest.mark.parametrize("wrong", [lambda path, value: 1, lambda path, value: value > 0, lambda path, value: None])
+def test_what_answers_neither_yes_nor_no(wrong):
+    with pytest.raises(TypeError, match="True or False"):
+        st.grad(of_pair, wrt=wrong)(pair())
+
+
+@pytest.mark.parametrize("nothing", [False, (), "tag", eqx.nn.Linear, lambda path, value: False])
+def test_to_select_nothing_is_an_error(nothing):
+    with pytest.raises(ValueError, match=r"(?s)selects nothing.*` at \('first',\)") as caught:
+        st.grad(of_pair, wrt=nothing)(pair())
+    assert "'n'" not in str(caught.value)
+
+
+def test_a_model_without_parameters_has_nothing_to_select():
+    gradient = st.grad(lambda tree, x: x, wrt=...)(Pair(jnp.array(1), None), 1.0)
+    assert (gradient.first, gradient.second) == (None, None)
+
+
+@pytest.mark.parametrize("transform", [st.jit, st.vmap, st.checkpoint])
+def test_other_transforms_have_no_such_option(transform):
+    with pytest.raises(TypeError, match="wrt"):
+        transform(of_pair, wrt=...)
+
+
+# Flax NNX ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nnx() -> Any:
+    pytest.importorskip("flax", minversion="0.12.1")
+    return pytest.importorskip("flax.nnx")
+
+
+def net(nnx):
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = nnx.Linear(3, 3, rngs=rngs)
+            self.norm = nnx.BatchNorm(3, rngs=rngs)
+            self.lora = nnx.LoRA(3, 2, 3, rngs=rngs)
+            self.head = nnx.Linear(3, 3, use_bias=False, rngs=rngs)
+            self.head.kernel = self.embed.kernel
+            self.scale = nnx.Param(jnp.ones(3), tag="scale")
+            self.calls = nnx.Variable(jnp.array(0))
+
+        def __call__(self, x):
+            hidden = self.norm(self.embed(x))
+            return self.head(hidden + self.lora(hidden)) * self.scale
+
+    return Net(nnx.Rngs(0))
+
+
+def nnx_filters(nnx):
+    return {
+        "Param": nnx.Param,
+        "LoRAParam": nnx.LoRAParam,
+        "BatchStat": nnx.BatchStat,
+        "a tag": "scale",
+        "everything inexact": (nnx.Param, nnx.BatchStat),
+        "All, Not": nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam)),
+        "a path": nnx.PathContains("embed"),
+        "a function": lambda path, value: path[-1] == "bias" and isinstance(value, nnx.Param),
+    }
+
+
+NNX_FILTERS = [
+    "Param",
+    "LoRAParam",
+    "BatchStat",
+    "a tag",
+    "everything inexact",
+    "All, Not",
+    "a path",
+    "a function",
+]
+
+
+@pytest.mark.parametrize("name", NNX_FILTERS)
+def test_filters_of_nnx_select_what_they_do_there(nnx, name):
+    wrt = nnx_filters(nnx)[name]
+    x = jnp.arange(12.0).reshape(4, 3) / 7
+    mine, reference = net(nnx), net(nnx)
+
+    def loss(model, x):
+        return (model(x) ** 2).mean()
+
+    if name == "a path":  # of a tied variable NNX knows the first path only
+        wrt = nnx.Any(nnx.PathContains("embed"), nnx.PathContains("head"))
+    gradient = st.grad(loss, wrt=wrt, in_place=True)(mine, x)
+    expected = nnx.grad(loss, argnums=nnx.DiffState(0, wrt))(reference, x)
+    own = nnx.to_flat_state(nnx.state(gradient))
+    own = {path: variable[...] for path, variable in own if variable.get_raw_value() is not None}
+    flat = {path: variable[...] for path, variable in nnx.to_flat_state(expected)}
+    assert own.keys() == flat.keys()
+    for path, value in flat.items():
+        np.testing.assert_allclose(own[path], value, rtol=1e-4, atol=1e-6, err_msg=str(path))
+    assert gradient.head.kernel is gradient.embed.kernel
+
+
+def test_the_optimizer_of_nnx_takes_the_gradient(nnx):
+    x = jnp.arange(12.0).reshape(4, 3) / 7
+    models = net(nnx), net(nnx)
+
+    def loss(model, x):
+        return (model(x) ** 2).mean()
+
+    for wrt in (nnx.Param, nnx.LoRAParam):
+        mine, reference = (nnx.Optimizer(model, optax.adam(1e-2), wrt=wrt) for model in models)
+        mine.update(models[0], st.grad(loss, wrt=wrt, in_place=True)(models[0], x))
+        reference.update(models[1], nnx.grad(loss, argnums=nnx.DiffState(0, wrt))(models[1], x))
+    for one, two in zip(*(jax.tree.leaves(nnx.state(model)) for model in models), strict=True):
+        if not jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_a_variable_selected_at_one_path_is_an_error(nnx):
+    with pytest.raises(st.InconsistentSharingError, match="head.kernel"):
+        st.grad(lambda model: 0.0, wrt=nnx.PathContains("head"))(net(nnx))
+
+
+def test_what_nnx_says_by_argnums_is_said_by_wrt(nnx):
+    with pytest.raises(TypeError, match=r"sharedtree.grad\(f, argnums=1, wrt=nnx.Param\)"):
+        st.grad(lambda x, model: 0.0, argnums=nnx.DiffState(1, nnx.Param))
+
+
+def test_subscripted_classes(nnx):
+    gradient = st.grad(lambda m: (m.embed.kernel[...] ** 2).sum(), wrt=nnx.Param[jax.Array])(net(nnx))
+    assert gradient.norm.mean.get_raw_value() is None
+    assert gradient.embed.kernel[...].any()
