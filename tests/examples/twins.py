@@ -58,7 +58,8 @@ def step_of(loss_fn, tx):
 def assert_same_losses(found, expected):
     assert len(found) == len(expected) == STEPS
     assert not np.allclose(expected[0], expected[-1], rtol=1e-2)  # they learn
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    # Losses may cross zero, as an actor's does.
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def assert_each_once(model, params, state=None, twin_state=None):
