@@ -107,11 +107,12 @@ def _sources(get: Callable[[Any], Any], table: Sequence[Any], pytree: int, path:
     try:
         return ask(get, table, pytree, "get")
     except SharingMismatchError as error:
-        fact, _, _ = str(error).partition(".")
+        fact, _, _ = str(error).partition(". Return nodes")
         raise SharingMismatchError(
-            f"{fact}: that of the `equinox.nn.Shared`{_at(path)}. What it computes, such as a transpose, is another "
-            "array, and a tie is one object. Either keep the wrapper, which every transform of `sharedtree` takes as "
-            "it is; or let both layers hold the array itself, and compute where it is used:\n"
+            f"The `equinox.nn.Shared`{_at(path)} cannot be unwrapped, for its {fact}.\n"
+            "What it computes, such as a transpose, is another array, and a tie is one object. Either keep the "
+            "wrapper, which every transform of `sharedtree` takes as it is; or let both layers hold the array itself, "
+            "and compute where it is used:\n"
             "    logits = x @ model.embed.weight.T",
             (path,),
         ) from None
