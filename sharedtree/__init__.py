@@ -28,6 +28,7 @@ from ._errors import (
     UntrustedTypeError as UntrustedTypeError,
 )
 from ._node_types import register_node as register_node
+from ._shared_layers import unwrap_shared as unwrap_shared
 from ._state import (
     StateReport as StateReport,
     load_state as load_state,
@@ -106,6 +107,6 @@ __all__ = [
     "linearize", "load", "load_state", "make_jaxpr", "make_with_state", "map", "optimizer", "orbax", "pmap",
     "preserve_identities", "register_node", "register_state", "register_transform", "remat", "retie", "same_sharing",
     "save", "scan", "shard_map", "state", "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie",
-    "value_and_grad", "verify", "vjp", "vmap", "while_loop", "with_sharding_constraint",
+    "unwrap_shared", "value_and_grad", "verify", "vjp", "vmap", "while_loop", "with_sharding_constraint",
 ]
 # fmt: on

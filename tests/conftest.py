@@ -32,3 +32,11 @@ def getkey():
         return jax.random.key(count)
 
     return key
+
+
+@pytest.fixture
+def compiling_fast():
+    """For tests that compile much and compute little: XLA leaves out most optimizations."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -276,6 +276,28 @@ def a_tie_of_two_shapes(path):
 
 
 @scenario
+def no_wrapper_to_unwrap(path):
+    model = double(tied())
+    after = lambda names: st.assert_same_sharing(names["model"].embed, names["model"].head)
+    return Scenario(lambda: st.unwrap_shared(model), TypeError, {"model": model}, after)
+
+
+@scenario
+def a_wrapper_that_computes(path):
+    shared = eqx.nn.Shared((jnp.ones((2, 2)), jnp.ones((2, 2))), lambda pair: pair[1], lambda pair: pair[0].T)
+    names = {"x": jnp.ones((1, 2)), "model": tied()}
+    return Scenario(lambda: st.unwrap_shared(shared), st.SharingMismatchError, names)
+
+
+@scenario
+def a_wrapper_without_its_functions(path):
+    model = eqx.nn.Shared((jnp.ones(2), jnp.ones(2)), lambda pair: pair[1], lambda pair: pair[0])
+    tree = eqx.filter(model, eqx.is_array)
+    after = lambda names: st.unwrap_shared(names["tree"])
+    return Scenario(lambda: st.unwrap_shared(tree), TypeError, {"tree": tree, "model": model, "equinox": eqx}, after)
+
+
+@scenario
 def where_computes(path):
     model = double(tied())
     after = lambda names: st.tie(model, names["where"])

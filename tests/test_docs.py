@@ -28,6 +28,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = [*PAGES, ROOT / "CHANGELOG.md"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+QUICK_EXAMPLES = {"counters.py", "dag_with_vanilla_jax.py", "train_step.py", "treex_shared.py"}
 
 FENCE = re.compile(r"^```(?P<language>\S*)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"python", "text", "bash", "toml"}
@@ -139,7 +140,12 @@ def test_code_of_page_runs(page, tmp_path, monkeypatch):
     run_blocks(read(page), str(page))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, marks=[] if path.name in QUICK_EXAMPLES else pytest.mark.slow) for path in EXAMPLES],
+    ids=name_of,
+)
+@pytest.mark.usefixtures("compiling_fast")
 def test_example_runs(example, capsys):
     skip_without_treex(example)
     runpy.run_path(str(example), run_name="__main__")
@@ -176,6 +182,11 @@ def test_links_lead_somewhere(page):
         if anchor:
             headings = re.findall(r"^#+ (.*)$", FENCE.sub("", read(there)), re.MULTILINE)
             assert anchor[1:] in map(slug, headings), anchor
+
+
+def test_examples_page_has_every_example():
+    page = read(ROOT / "docs" / "examples.md")
+    assert not [path.name for path in EXAMPLES if f"`{path.name}`" not in page]
 
 
 def test_reference_has_every_public_name():

@@ -48,6 +48,7 @@ ORDER = [
     "_ties",
     "_editing",
     "_replacing",
+    "_shared_layers",
     "_state",
     "_stateful",
     "_tying",

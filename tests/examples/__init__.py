@@ -1,0 +1,1 @@
+"""The ports of real models in `examples/`, each trained beside a twin."""
