@@ -320,6 +320,20 @@ def test_deep_models():
     is_close(second, 2.0)
 
 
+def test_a_model_with_more_paths_than_can_be_walked():
+    tree = Mutable(first=A, second=B)
+    for _ in range(60):
+        tree = Mutable(first=tree, second=tree)
+
+    def first(tree):
+        return f(tree.first, tree.second, C) if isinstance(tree.second, jax.Array) else first(tree.first)
+
+    for wrt in (jax.Array, ["tag", Mutable]):
+        gradient = st.grad(first, wrt=wrt)(tree)
+        assert gradient.first is gradient.second
+        is_close(st.tree.leaves(gradient)[0], jax.grad(f)(A, B, C))
+
+
 def test_explain_says_what_is_differentiated():
     text = str(st.explain(st.grad(of_pair, wrt=is_first), pair()))
     assert [line.split()[0] for line in text.splitlines() if line.endswith("differentiated")] == ["pair.first"]

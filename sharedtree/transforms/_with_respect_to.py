@@ -48,7 +48,16 @@ class Place(NamedTuple):
         return self.leaf if self.variable is None else self.variable
 
 
-Filter = Callable[[Place], bool]
+class Filter(NamedTuple):
+    """What an option `wrt` says.
+
+    Attributes:
+        selects: whether a leaf is differentiated.
+        asks_for_path: whether that may differ from path to path where value and holder are the same.
+    """
+
+    selects: Callable[[Place], bool]
+    asks_for_path: bool = False
 
 
 def filter_of(wrt: Any) -> Filter:
@@ -58,19 +67,21 @@ def filter_of(wrt: Any) -> Filter:
         TypeError: if it is no filter.
     """
     if wrt is ... or isinstance(wrt, bool) or wrt is None:
-        selects = bool(wrt)
-        return lambda _: selects
+        answer = bool(wrt)
+        return Filter(lambda _: answer)
     if isinstance(wrt, str):
-        return lambda place: getattr(place.value, "tag", None) == wrt
+        return Filter(lambda place: getattr(place.value, "tag", None) == wrt)
     cls = typing.get_origin(wrt) or wrt
     if isinstance(cls, type):
-        return lambda place: isinstance(place.value, cls) or isinstance(place.holder, cls)
+        return Filter(lambda place: isinstance(place.value, cls) or isinstance(place.holder, cls))
     if isinstance(wrt, (list, tuple)):
         filters = [filter_of(each) for each in typing.cast(Sequence[Any], wrt)]
-        return lambda place: any(each(place) for each in filters)
+        return Filter(
+            lambda place: any(each.selects(place) for each in filters), any(each.asks_for_path for each in filters)
+        )
     if callable(wrt):
         _require_two_parameters(wrt)
-        return lambda place: _answer(wrt, place)
+        return Filter(lambda place: _answer(wrt, place), asks_for_path=True)
     advice = (
         "Which argument is differentiated is said by\n    sharedtree.grad(f, argnums=1)\nand which of its leaves by"
     )
@@ -107,46 +118,52 @@ def _answer(predicate: Callable[..., Any], place: Place) -> bool:
     )
 
 
-def selection(argument: Any, selects: Filter, name: str) -> Any:
+def selection(argument: Any, wrt: Filter, name: str) -> Any:
     """The prefix of an argument that says which leaves a filter selects: True, False, or a `Branch` of such.
 
     Args:
         argument: with its modules in it.
-        selects: the filter.
+        wrt: the filter.
         name: what the argument is called, for errors.
 
     Raises:
         InconsistentSharingError: if the filter selects a leaf of a `Dag` at one path and not at another.
 
-    Cost: one question for each path.
+    Cost: one question for each path, or for each leaf where the path makes no difference.
     """
-    return _selection(argument, selects, name, Place((), None, None, None))[0]
+    return _selection(argument, wrt, name, Place((), None, None, None))[0]
 
 
-def _selection(tree: Any, selects: Filter, name: str, above: Place) -> tuple[Any, list[list[tuple[str, bool]]]]:
+def _selection(tree: Any, wrt: Filter, name: str, above: Place) -> tuple[Any, list[list[tuple[str, bool]]]]:
     """The prefix of a tree below a place, and for each of its leaves the paths with their answers."""
     tags = Tags()
     _, records, root = walk(tree, tags)
     asked: dict[int, list[tuple[str, bool]]] = {number: [] for number, (op, _) in enumerate(records) if op is LEAF}
     done: list[Any] = []
+    # Where paths make no difference: a record under a variable and a holder, which are alive in `tags` → its answer.
+    known: dict[tuple[int, int, int], Any] = {}
     # Each entry: a record, the path to it, its place, and whether what is below it has been done.
     stack: list[tuple[int, tuple[Any, ...], Place, bool]] = [(root, (), above, False)]
     while stack:
         number, path, place, is_done = stack.pop()
         op, children = records[number]
         obj = tags.objects[number]
-        if is_done:
+        under = number, id(place.variable), id(place.holder)  # as above
+        if not wrt.asks_for_path and under in known:
+            done.append(known[under])
+        elif is_done:
             below = done[len(done) - len(children) :]
             del done[len(done) - len(children) :]
-            done.append(_joined(below))
+            known[under] = _joined(below)
+            done.append(known[under])
         elif op is LEAF:
-            answer = selects(place._replace(leaf=obj))
+            answer = wrt.selects(place._replace(leaf=obj))
             asked[number].append((name + jtu.keystr(path), answer))
             done.append(answer)
         elif type(op) is not Node or not children:
             done.append(None)
         elif isinstance(obj, Dag):
-            done.append(_of_dag(obj, selects, name + jtu.keystr(path), place._replace(holder=obj)))
+            done.append(_of_dag(obj, wrt, name + jtu.keystr(path), place._replace(holder=obj)))
         else:
             inner = place
             if place.variable is None and is_module(obj):
@@ -170,10 +187,10 @@ def _joined(answers: Sequence[Any]) -> Any:
     return Branch(tuple([answer if answer is not None else False for answer in answers]))
 
 
-def _of_dag(dag: Dag[Any], selects: Filter, name: str, above: Place) -> Any:
+def _of_dag(dag: Dag[Any], wrt: Filter, name: str, above: Place) -> Any:
     """The same of a `Dag`, whose children are its leaves: each is one, whatever its paths."""
     answers: list[bool] = []
-    for asked in _selection(dag.tree, selects, name, above)[1]:
+    for asked in _selection(dag.tree, wrt, name, above)[1]:
         if len({answer for _, answer in asked}) > 1:
             treatments = ["differentiated" if answer else "not differentiated" for _, answer in asked]
             lines = [f"    `{path}` is {words}" for (path, _), words in zip(asked, treatments, strict=True)]
@@ -219,7 +236,7 @@ def require_nothing_left(arguments: Sequence[Any], can_be_differentiated: Callab
         return True
 
     for argument in arguments:
-        selection(argument, note, "")
+        selection(argument, Filter(note, asks_for_path=True), "")
     left = [place for place in found if can_be_differentiated(place.leaf)]
     if not left:
         return

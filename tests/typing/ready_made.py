@@ -158,6 +158,8 @@ assert_type(st.grad(loss, allow_int=True, in_place=True)(net, x), Net)
 assert_type(st.grad(loss_and_count, has_aux=True)(net), tuple[Net, int])
 assert_type(st.value_and_grad(loss)(net, x), tuple[jax.Array, Net])
 assert_type(st.value_and_grad(loss_and_count, has_aux=True)(net), tuple[tuple[jax.Array, int], Net])
+assert_type(st.grad(loss, wrt=lambda path, value: path == ("weight",))(net, x), Net)
+assert_type(st.value_and_grad(loss, wrt=jax.Array)(net, x), tuple[jax.Array, Net])
 assert_type(st.grad(loss, argnums=1)(net, x), Any)
 assert_type(st.grad(loss, 1)(net, x), Any)
 st.grad(loss)(x, x)  # type: ignore[arg-type]
