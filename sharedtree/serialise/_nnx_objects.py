@@ -24,6 +24,7 @@ import jax
 
 from .._errors import FormatError
 from .._nnx_internals import INT_KEYS, MAPPING, NODES, OWN, Nnx, is_new_state, is_object, new_state, nnx
+from .._node_types import is_namedtuple
 from ._arrays import is_array
 from ._names import NamelessError, home_of, name_of, namespace
 from ._refusals import RefusalError
@@ -207,7 +208,7 @@ def _order(cls: Any) -> Callable[[str], Any] | None:
 
 def _require_savable(cls: type, attributes: dict[str, Any]) -> None:
     transformation: Any = attributes.get("tx")
-    if not hasattr(transformation, "init") or not hasattr(transformation, "update"):
+    if not is_namedtuple(type(transformation)) or not {"init", "update"} <= set(transformation._fields):
         return
     try:
         name_of(transformation.init)
