@@ -1,9 +1,9 @@
 """The classes whose instances can be written and rebuilt without calling them, and what their instances hold.
 
-Seven kinds: Equinox modules, dataclasses and namedtuples, which are rebuilt field by field; classes of treeo and treex,
-which are rebuilt attribute by attribute; placeholders, of which there is nothing to rebuild but that they are there;
-enums, whose members are found by name; and other classes that are registered with JAX or with `register_node`, which
-come apart and together by the functions that were registered.
+Seven kinds: Equinox modules, dataclasses and namedtuples, which are rebuilt field by field; classes of treeo and treex
+and `sharedtree.Module`s, which are rebuilt attribute by attribute; placeholders, of which there is nothing to rebuild
+but that they are there; enums, whose members are found by name; and other classes that are registered with JAX or with
+`register_node`, which come apart and together by the functions that were registered.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ import equinox as eqx
 from .._errors import SharedTreeError
 from .._node_types import _is_in_jax_registry, _known, dict_descriptor, is_namedtuple
 from ._allowed import LIBRARIES
+from ._mutable_modules import is_mutable_module
 from ._treeo_trees import declared_fields, is_of_attributes
 
 ClassKind = Literal["module", "dataclass", "namedtuple", "attributes", "placeholder", "enum", "registered"]
@@ -121,7 +122,7 @@ def _find_kind(cls: type) -> ClassKind | None:
         return "module"
     if is_namedtuple(cls):
         return "namedtuple"
-    if is_of_attributes(cls):
+    if is_of_attributes(cls) or is_mutable_module(cls):
         return "attributes"
     if dataclasses.is_dataclass(cls) and _is_made_by_object(cls):
         return "dataclass"
@@ -156,6 +157,8 @@ def _find_layout(cls: Any) -> Layout:
         fields: tuple[str, ...] = cls._fields
     elif kind == "placeholder":
         fields = ()
+    elif is_mutable_module(cls):
+        fields = tuple([field.name for field in dataclasses.fields(cls)]) if dataclasses.is_dataclass(cls) else ()
     elif kind == "attributes":
         fields = declared_fields(cls)
     else:

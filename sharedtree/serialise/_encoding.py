@@ -44,6 +44,7 @@ from ._evolution import wrapped_attributes
 from ._holding import held_array, require_no_array
 from ._kinds import MAX_NAME
 from ._manifest import FORMAT, nested_too_deeply, owner_of_method
+from ._mutable_modules import as_written, is_mutable_module
 from ._names import NamelessError, name_of, own_name_of
 from ._nesting import Collisions
 from ._refusals import Problem, RefusalError, refusal_of, unserialisable
@@ -385,7 +386,7 @@ class _Walk:
         elif layout.slots:
             attributes = {**attributes, **_read_slots(obj, layout.slots)}
         if layout.kind == "attributes":
-            attributes = written(obj, attributes)
+            attributes = (as_written if is_mutable_module(cls) else written)(obj, attributes)
         # Of two siblings one may have attributes of its own, so each is asked.
         wrapped, copied = _wrapped_field(layout, attributes)
         key = (cls, copied, *attributes)

@@ -24,6 +24,7 @@ from ._classes import (
     shadows,
 )
 from ._manifest import TypeEntry
+from ._mutable_modules import is_mutable_module, kinds_restored
 from ._names import is_well_formed
 from ._treeo_trees import default_of, finisher, may_stay_unset
 
@@ -74,18 +75,21 @@ def builder(entry: TypeEntry, cls: type, renames: Renames) -> Callable[[Sequence
     kept = [name for name in names if name is not None]
     if len(set(kept)) != len(kept):
         raise StructureMismatchError(f"After renaming, two fields of `{entry.name}` have one name. Correct `renames=`.")
+    renamed = dict(zip((*entry.fields, *entry.extra), names, strict=True))
     migrate = getattr(cls, "__sharedtree_migrate__", None)
-    extra = set(entry.extra) - set(layout.fields)
+    # All attributes of a mutable module may have another name now, not only those that its class declares.
+    now = renamed if is_mutable_module(cls) else {name: name for name in entry.extra}
+    extra = {now[name] for name in entry.extra} - set(layout.fields)
     unknown = [name for name in kept if name not in layout.fields and name not in extra]
     missing = {_renamed(entry.name, cls, field, renames) for field in entry.missing}
     absent = [name for name in layout.fields if name not in kept and name not in missing]
     added = [name for name in absent if layout.kind != "attributes" or not may_stay_unset(cls, name)]
     if entry.version != layout.version or (migrate is not None and (unknown or added)):
-        return _migrating(entry, cls, layout, names, migrate)
+        return _migrating(entry, cls, layout, renamed, migrate)
     if unknown:
         raise _removed(entry, cls, unknown)
     defaults = {name: _default_of(entry, cls, name) for name in added}
-    return _setting(cls, layout, names, defaults)
+    return _setting(cls, layout, renamed, defaults)
 
 
 def require_sound_renames(renames: Renames) -> None:
@@ -144,9 +148,10 @@ def wrapped_attributes(wrapped: Any) -> dict[str, Any]:
 
 
 def _setting(
-    cls: Any, layout: Layout, names: list[str | None], defaults: dict[str, Callable[[], Any]]
+    cls: Any, layout: Layout, renamed: Mapping[str, str | None], defaults: dict[str, Callable[[], Any]]
 ) -> Callable[[Sequence[Any]], Any]:
-    fill = _filler(cls, layout)
+    names = list(renamed.values())
+    fill = _filler(cls, layout, renamed)
     if (
         layout.kind != "namedtuple"
         and layout.attributes_of is not None
@@ -155,7 +160,7 @@ def _setting(
         and None not in names
     ):
         new, attributes_of = object.__new__, layout.attributes_of
-        finish = finisher(cls) if layout.kind == "attributes" else None
+        finish = _finisher(cls, layout, renamed)
 
         def build_plain(values: Sequence[Any]) -> Any:
             obj = new(cls)
@@ -175,7 +180,7 @@ def _setting(
 
 
 def _migrating(
-    entry: TypeEntry, cls: Any, layout: Layout, names: list[str | None], migrate: Any
+    entry: TypeEntry, cls: Any, layout: Layout, renamed: Mapping[str, str | None], migrate: Any
 ) -> Callable[[Sequence[Any]], Any]:
     if entry.version > layout.version:
         raise StructureMismatchError(
@@ -190,7 +195,7 @@ def _migrating(
             "    def __sharedtree_migrate__(cls, fields: dict, version: int) -> dict:\n"
             "        return fields  # those of that version, made into those of this one"
         )
-    fill = _filler(cls, layout)
+    names, fill = list(renamed.values()), _filler(cls, layout, renamed)
     extra, missing = frozenset(entry.extra), frozenset(entry.missing)
 
     def build(values: Sequence[Any]) -> Any:
@@ -214,8 +219,16 @@ def _migrating(
     return build
 
 
-def _filler(cls: Any, layout: Layout) -> Callable[[dict[str, Any]], Any]:
-    finish = finisher(cls) if layout.kind == "attributes" else None
+def _finisher(
+    cls: Any, layout: Layout, renamed: Mapping[str, str | None]
+) -> Callable[[Any, dict[str, Any]], Any] | None:
+    if layout.kind != "attributes":
+        return None
+    return kinds_restored(cls, renamed) if is_mutable_module(cls) else finisher(cls)
+
+
+def _filler(cls: Any, layout: Layout, renamed: Mapping[str, str | None]) -> Callable[[dict[str, Any]], Any]:
+    finish = _finisher(cls, layout, renamed)
 
     def fill(fields: dict[str, Any]) -> Any:
         if layout.kind == "namedtuple":

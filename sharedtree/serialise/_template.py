@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax import tree_util as jtu
 
+from .._attribute_kinds import static_attributes
 from .._errors import StructureMismatchError
 from .._node_types import is_namedtuple
 from .._printable import printable
@@ -19,6 +20,7 @@ from .._statics import Static
 from .._structure import LEAF, Node
 from .._ties import ReadTree, can_be_tied, read_tree, read_values_once
 from ._classes import kind_of
+from ._mutable_modules import is_mutable_module
 
 _MAX_LISTED = 100
 
@@ -181,13 +183,12 @@ def _value(tree: ReadTree, number: int) -> Any:
 
 def _static_differences(path: str, op: Node, other: Node) -> list[Difference]:
     """How the static fields of two modules of one class differ, or, of other classes, their auxiliary data."""
-    is_tree = kind_of(op.type.cls) == "attributes"
-    if not op.type.fields and not is_tree:
+    fields = [_static_fields(each) for each in (op, other)]
+    if fields[0] is None or fields[1] is None:
         one, two = op.aux.peek(), other.aux.peek()
         if op.aux == other.aux or not (_is_plain(one) and _is_plain(two)):
             return []
         return [Difference(path, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))]
-    fields = [dict(each.aux.peek().items if is_tree else each.aux.peek()[1]) for each in (op, other)]
     found: list[Difference] = []
     for name in {**fields[0], **fields[1]}:
         one, two = (each.get(name, _ABSENT) for each in fields)
@@ -198,6 +199,16 @@ def _static_differences(path: str, op: Node, other: Node) -> list[Difference]:
         elif _is_plain(one) and _is_plain(two) and Static(one) != Static(two):
             found.append(Difference(f"{path}.{name}", *_told_apart(one, two)))
     return found
+
+
+def _static_fields(op: Node) -> dict[str, Any] | None:
+    """The static fields of a module; None if its auxiliary data has none by name."""
+    aux, cls = op.aux.peek(), op.type.cls
+    if is_mutable_module(cls):
+        return static_attributes(aux)
+    if op.type.fields:
+        return dict(aux[1])
+    return dict(aux.items) if kind_of(cls) == "attributes" else None
 
 
 _ABSENT: Any = object()
