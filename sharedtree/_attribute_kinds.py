@@ -154,16 +154,21 @@ def take_apart_with_keys(module: Any) -> tuple[Iterable[tuple[Any, Any]], Any]:
     return list(zip(map(jtu.GetAttrKey, aux[0].children), children, strict=True)), aux
 
 
-def put_together(cls: Any, aux: Any, children: Sequence[Any]) -> Any:
+def put_together(cls: Any, aux: Any, children: Iterable[Any]) -> Any:
     """The inverse. No method of the class is called, and the children may be any objects."""
     kinds, statics = aux
-    module = object.__new__(cls)
+    module = blank(cls)
     of_children, of_statics = iter(children), iter(statics)
     attributes = attributes_of(module)
     for name, kind in kinds.items:
         attributes[name] = next(of_statics if kind == STATIC else of_children)
     note_kinds(module, kinds)
     return module
+
+
+def blank(cls: Any) -> Any:
+    """An instance without attributes, past everything that its class does."""
+    return object.__new__(cls)
 
 
 def kinds_in(aux: Any) -> Kinds | None:
@@ -186,7 +191,7 @@ def copied(module: Any, copy_of: Callable[[Kind | None, Any], Any], memo: dict[i
         copy_of: the kind of an attribute, None if it was not assigned, and its value → that of the copy.
         memo: gets the copy before the attributes are copied, as `copy.deepcopy` has it.
     """
-    made = object.__new__(type(module))
+    made = blank(type(module))
     if memo is not None:
         memo[id(module)] = made  # alive: whoever copies has it
     kinds = noted_kinds(module)
@@ -251,6 +256,7 @@ def assign(module: Any, name: str, value: Any) -> Any:
         kind, value = value.kind, value.value
     elif before in MARKED or declared in MARKED:
         kind = before if before in MARKED else declared
+        assert kind is not None
         require_markable(value, kind, f"`{cls.__name__}.{name}`")
     elif declared is not None:
         kind = declared
@@ -260,9 +266,9 @@ def assign(module: Any, name: str, value: Any) -> Any:
         is_array_no_more = before == SUBTREE and is_array(attributes_of(module).get(name))
         if is_array_no_more and (value is None or type(value) in PYTHON_NUMBERS):
             kind = SUBTREE
-    assert kind is not None
     if kind != before and name not in _of_class(cls).ignored:
-        note_kinds(module, kinds_of((noted.by_name | {name: kind}).items()))
+        kinds: dict[str, Kind] = {**noted.by_name, name: kind}
+        note_kinds(module, kinds_of(kinds.items()))
     return value
 
 

@@ -10,7 +10,6 @@ object becomes two.
 """
 
 import copy
-import copyreg
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
@@ -222,7 +221,7 @@ class Module:
             # `jax.nn.relu` and the like are no plain functions, so pickle would not look for their names.
             attributes = {name: with_names(value) for name, value in kinds.attributes_of(self).items()}
             state = attributes, {kinds.KINDS_SLOT: kinds.noted_kinds(self)}
-        return copyreg.__newobj__, (type(self),), state
+        return kinds.blank, (type(self),), state
 
     def __repr__(self) -> str:
         return eqx.tree_pformat(self)

@@ -183,15 +183,15 @@ def _value(tree: ReadTree, number: int) -> Any:
 
 def _static_differences(path: str, op: Node, other: Node) -> list[Difference]:
     """How the static fields of two modules of one class differ, or, of other classes, their auxiliary data."""
-    fields = [_static_fields(each) for each in (op, other)]
-    if fields[0] is None or fields[1] is None:
+    left, right = _static_fields(op), _static_fields(other)
+    if left is None or right is None:
         one, two = op.aux.peek(), other.aux.peek()
         if op.aux == other.aux or not (_is_plain(one) and _is_plain(two)):
             return []
         return [Difference(path, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))]
     found: list[Difference] = []
-    for name in {**fields[0], **fields[1]}:
-        one, two = (each.get(name, _ABSENT) for each in fields)
+    for name in {**left, **right}:
+        one, two = (each.get(name, _ABSENT) for each in (left, right))
         if one is _ABSENT or two is _ABSENT:
             found.append(
                 Difference(f"{path}.{name}", *("nothing" if v is _ABSENT else _in_words(v) for v in (one, two)))

@@ -24,7 +24,7 @@ class Linear(st.Module):
 
 @dataclasses.dataclass(eq=False)
 class Declared(st.Module):
-    weight: jax.Array = st.parameter()
+    weight: jax.Array = st.parameter()  # noqa: RUF009 -- declares a field
     count: int = st.state_field(default=0)
 
 
@@ -33,16 +33,20 @@ class Typed(st.Module, Generic[T]):
         self.value = value
 
 
+def called(linear: Linear, x: jax.Array) -> Linear:
+    linear(x)
+    return linear
+
+
 linear = Linear(2, 3, key=jax.random.key(0))
 assert_type(linear.weight, jax.Array)
 assert_type(linear.calls, int)
 assert_type(linear.parameters(), Linear)
 assert_type(linear.merge(linear.parameters()), Linear)
-assert_type(st.jit(lambda m: m)(linear), Linear)
+assert_type(st.jit(called)(linear, jnp.ones(2)), Linear)
 assert_type(Declared(jnp.ones(2)).weight, jax.Array)
 assert_type(Typed(3).value, int)
 assert_type(st.parameter(), Any)
 
-linear.missing  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnusedExpression]
 linear.missing = 3  # pyright: ignore[reportAttributeAccessIssue]
 linear.merge(Typed(3))  # pyright: ignore[reportArgumentType]
