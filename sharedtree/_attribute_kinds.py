@@ -19,7 +19,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax import tree_util as jtu
 
@@ -38,7 +38,8 @@ from ._assigned_values import (
 )
 from ._class_attributes import inherited
 from ._errors import CycleError, UnregisteredTypeError
-from ._node_types import PYTHON_NUMBERS
+from ._jax_internals import registered_functions
+from ._node_types import PYTHON_NUMBERS, built_in_base, dict_descriptor
 
 KINDS_SLOT = "_sharedtree_kinds"
 """The slot in which an instance has its `Kinds`."""
@@ -57,15 +58,20 @@ class Kinds:
         by_name: the same as a dictionary, not to be changed.
         children: the names of all but the static attributes.
         statics: the names of the static ones.
+        names: all names, for the native walk.
+        are_static: of each of these, whether it is static; None if not all of them are texts.
     """
 
-    __slots__ = ("__weakref__", "by_name", "children", "items", "statics")
+    __slots__ = ("__weakref__", "are_static", "by_name", "children", "items", "names", "statics")
 
     def __init__(self, items: tuple[tuple[str, Kind], ...]) -> None:
         self.items = items
         self.by_name: dict[str, Kind] = dict(items)
         self.children = tuple([name for name, kind in items if kind != STATIC])
         self.statics = tuple([name for name, kind in items if kind == STATIC])
+        self.names = tuple([name for name, _ in items])
+        are_texts = all(type(name) is str for name in self.names)
+        self.are_static = bytes(kind == STATIC for _, kind in items) if are_texts else None
 
     def __repr__(self) -> str:
         return f"Kinds({', '.join(f'{name}: {kind}' for name, kind in self.items)})"
@@ -95,6 +101,30 @@ def kinds_of(items: Iterable[tuple[str, Kind]]) -> Kinds:
 
 
 NO_KINDS = kinds_of(())
+
+
+class HasKinds:
+    """The base class of `Module`, which has the slot."""
+
+    __slots__ = ("__dict__", "__weakref__", KINDS_SLOT)
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            """The slot is set, so that the native walk reads modules without attributes, too."""
+            made = super().__new__(cls)
+            note_kinds(made, NO_KINDS)
+            return made
+
+
+def is_read_by_kinds(cls: type) -> bool:
+    """Whether the instances of a class can be read and built past all its methods, with the outcome that JAX has."""
+    flatten, unflatten = registered_functions(cls)
+    if flatten is not take_apart or getattr(unflatten, "func", None) is not put_together or unflatten.args != (cls,):
+        return False
+    if built_in_base(cls) is not object or inherited(cls, KINDS_SLOT) is not HasKinds.__dict__[KINDS_SLOT]:
+        return False
+    return dict_descriptor(cls) is HasKinds.__dict__["__dict__"]
 
 
 def noted_kinds(module: Any) -> Kinds:

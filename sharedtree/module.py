@@ -94,7 +94,7 @@ def _marked(kind: Kind, what: str, value: Any, options: dict[str, Any]) -> Any:
     return Marked(kind, value)
 
 
-class Module:
+class Module(kinds.HasKinds):
     """A mutable pytree. Subclasses assign attributes in `__init__`, and in other methods as they like.
 
     What an attribute is follows from what is assigned:
@@ -136,7 +136,7 @@ class Module:
     be is not defined; combine by attributes instead.
     """
 
-    __slots__ = ("__dict__", "__weakref__", kinds.KINDS_SLOT)
+    __slots__ = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
