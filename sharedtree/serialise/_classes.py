@@ -19,7 +19,7 @@ import equinox as eqx
 from .._errors import SharedTreeError
 from .._node_types import _is_in_jax_registry, _known, dict_descriptor, is_namedtuple
 from ._allowed import LIBRARIES
-from ._mutable_modules import is_mutable_module
+from ._mutable_modules import is_mutable_module, names_of_fields
 from ._treeo_trees import declared_fields, is_of_attributes
 
 ClassKind = Literal["module", "dataclass", "namedtuple", "attributes", "placeholder", "enum", "registered"]
@@ -158,7 +158,7 @@ def _find_layout(cls: Any) -> Layout:
     elif kind == "placeholder":
         fields = ()
     elif is_mutable_module(cls):
-        fields = tuple([field.name for field in dataclasses.fields(cls)]) if dataclasses.is_dataclass(cls) else ()
+        fields = names_of_fields(cls)
     elif kind == "attributes":
         fields = declared_fields(cls)
     else:

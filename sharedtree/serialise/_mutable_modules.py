@@ -9,6 +9,7 @@ They also say in which order the attributes are, which is that of the leaves. No
 is loaded, and a file that says nothing of the kinds, or not of all attributes, gets those that follow from the values.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,11 @@ from ..module import Module
 def is_mutable_module(cls: Any) -> bool:
     """Whether a class is one of `sharedtree.Module`s."""
     return Module in type.__getattribute__(cls, "__mro__")
+
+
+def names_of_fields(cls: Any) -> tuple[str, ...]:
+    """The attributes that a class declares: of a dataclass its fields, otherwise none."""
+    return tuple([field.name for field in dataclasses.fields(cls)]) if hasattr(cls, "__dataclass_fields__") else ()
 
 
 def as_written(obj: Any, attributes: Mapping[str, Any]) -> dict[str, Any]:
