@@ -17,6 +17,7 @@ DATACLASS = "jax.tree_util.register_dataclass"
 STRUCT = "flax.struct"
 REGISTERED = "register_pytree_node"
 NNX = "flax.nnx"
+MODULE = "sharedtree.Module"
 DICT = "dict of dicts"
 
 # As JAX asks for it, and as `flax.struct` does.
@@ -71,6 +72,23 @@ jax.tree_util.register_pytree_node(
 jax.tree_util.register_pytree_node(
     OwnNetwork, lambda model: ((model.blocks, model.rest), None), lambda _, parts: OwnNetwork(*parts)
 )
+
+
+@functools.cache
+def _own_module_classes() -> tuple[Any, Any]:
+    module: Any = imported("sharedtree").Module
+    parameter: Any = imported("sharedtree").parameter
+
+    class Linear(module):
+        def __init__(self, weight: Any, bias: Any, in_features: int = 1, out_features: int = 1) -> None:
+            self.weight, self.bias = parameter(weight), parameter(bias)
+            self.in_features, self.out_features = in_features, out_features
+
+    class Network(module):
+        def __init__(self, blocks: Any, rest: Any) -> None:
+            self.blocks, self.rest = blocks, parameter(rest)
+
+    return Linear, Network
 
 
 @functools.cache
@@ -129,6 +147,7 @@ KINDS: dict[str, Callable[[int], Any]] = {
     STRUCT: lambda num_leaves: _translated(make_layers(num_leaves), _same, *_struct_classes()),
     REGISTERED: lambda num_leaves: _translated(make_layers(num_leaves), _same, OwnLinear, OwnNetwork),
     NNX: lambda num_leaves: to_nnx(make_layers(num_leaves)),
+    MODULE: lambda num_leaves: _translated(make_layers(num_leaves), _same, *_own_module_classes()),
     DICT: lambda num_leaves: _to_dicts(make_layers(num_leaves)),
 }
 """Name → number of leaves → a model without ties."""

@@ -45,6 +45,7 @@ from ._ties import (
 )
 from ._tying import copy as copy, retie as retie, tie as tie, untie as untie
 from ._version import __version__ as __version__
+from .module import Module as Module, parameter as parameter, state_field as state_field
 from .optim import apply_updates as apply_updates, optimizer as optimizer
 from .serialise import (
     audit as audit,
@@ -97,16 +98,17 @@ from .transforms import (
 # fmt: off
 __all__ = [
     "CompatibilityError", "Context", "ContextMismatchError", "CorruptFileError", "CycleError", "Dag", "DepthError",
-    "Exported", "FormatError", "InconsistentSharingError", "Policy", "RetraceWarning", "SharedTreeError",
+    "Exported", "FormatError", "InconsistentSharingError", "Module", "Policy", "RetraceWarning", "SharedTreeError",
     "SharingMismatchError", "StateGradientError", "StateReport", "StaticComparisonError", "StaticTracerError",
     "StructureMismatchError", "Tie", "UnregisteredTypeError", "UnserialisableError", "UntiedError", "UntiedWarning",
     "UntrustedTypeError",
     "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "convert", "copy",
     "count_parameters", "custom_jvp", "custom_vjp", "device_put", "eval_shape", "explain", "export", "fori_loop",
     "from_bytes", "grad", "hessian", "inference_mode", "inspect", "jacfwd", "jacrev", "jit", "jvp", "linear_transpose",
-    "linearize", "load", "load_state", "make_jaxpr", "make_with_state", "map", "optimizer", "orbax", "pmap",
-    "preserve_identities", "register_node", "register_state", "register_transform", "remat", "retie", "same_sharing",
-    "save", "scan", "shard_map", "state", "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie",
-    "unwrap_shared", "value_and_grad", "verify", "vjp", "vmap", "while_loop", "with_sharding_constraint",
+    "linearize", "load", "load_state", "make_jaxpr", "make_with_state", "map", "optimizer", "orbax", "parameter",
+    "pmap", "preserve_identities", "register_node", "register_state", "register_transform", "remat", "retie",
+    "same_sharing", "save", "scan", "shard_map", "state", "state_field", "switch", "tie", "ties", "to_bytes", "tree",
+    "trust", "untie", "unwrap_shared", "value_and_grad", "verify", "vjp", "vmap", "while_loop",
+    "with_sharding_constraint",
 ]
 # fmt: on

@@ -8,6 +8,7 @@ the key is, after a header:  F <Pair> 0   L   N <list> 2   R <number of w>   S i
     F kind fields statics   a node that is read field by field          R number   an object that was seen before
     N kind n                a plain container; for dicts, its keys      L          a traced leaf
     O kind layout statics   an NNX object                               S value    a static leaf
+    M kind kinds statics    a `sharedtree.Module`
     G kind n aux            any other node
 
 The children of a node follow it. A static value is written out if it is made of what nobody can confuse (N T F i d s, and
@@ -47,7 +48,8 @@ enum {
     /* Leaves. */
     NUMBER, TEXT, NUMPY_ARRAY, JAX_ARRAY, FUNCTION,
     /* Nodes. */
-    NOTHING, TUPLE, LIST, DICT, NAMEDTUPLE, FIELDS, DATACLASS, SLOTS, NNX_OBJECT, NNX_VARIABLE, NNX_STATE, OTHER
+    NOTHING, TUPLE, LIST, DICT, NAMEDTUPLE, FIELDS, DATACLASS, SLOTS, NNX_OBJECT, NNX_VARIABLE, NNX_STATE, MODULE,
+    OTHER
 };
 
 /* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `_nnx_internals.py`. */
@@ -101,6 +103,10 @@ static PyObject *layout_of, *current_trace;
 static PyTypeObject *mapping_type, *trace_type;
 static PyObject *name_nodes, *name_mapping;
 static PyObject *raw_value, *variable_trace, *metadata_of, *initializing, *is_setup, *state_trace, *jax_trace; /* slots */
+
+/* Of `sharedtree.Module`s: the class of what says of which kinds attributes are, and slots. See `_attribute_kinds.py`. */
+static PyTypeObject *attribute_kinds_type;
+static PyObject *kinds_of_attributes, *names_in_kinds, *statics_in_kinds;
 
 static size_t mixed(const void *pointer)
 {
@@ -823,6 +829,11 @@ static int open_fields(Walk *w, Kind *kind, PyObject *object)
     return outcome;
 }
 
+static int is_tuple_of(PyObject *object, Py_ssize_t size)
+{
+    return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
+}
+
 static int is_text(PyObject *object, PyObject *text)
 {
     return object == text || (Py_TYPE(object) == &PyUnicode_Type && PyUnicode_Compare(object, text) == 0);
@@ -1000,6 +1011,84 @@ static int open_nnx_variable(Walk *w, Kind *kind, PyObject *object)
     return outcome;
 }
 
+/* Whether a static attribute is no container, or one in which nobody could put anything: else Python looks for arrays. */
+static int is_static_for_ever(PyObject *value)
+{
+    if (PyList_Check(value) || PyDict_Check(value))
+        return 0;
+    if (!PyTuple_Check(value)) {
+        Kind *kind = kind_of(Py_TYPE(value));
+        return kind == NULL || kind->shape <= NOTHING || !kind->is_plain;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(value); i++) {
+        PyObject *part = PyTuple_GetItem(value, i);
+        PyTypeObject *type = Py_TYPE(part);
+        if (type != &PyLong_Type && type != &PyFloat_Type && type != &PyUnicode_Type && part != Py_None &&
+            type != &PyBool_Type)
+            return 0;
+    }
+    return PyTuple_CheckExact(value);
+}
+
+/* The names of which the kinds are noted, and for each a byte, whether it is static; new references. 0 if there are none. */
+static int read_kinds(PyObject *noted, PyObject **names, PyObject **are_static)
+{
+    *names = *are_static = NULL;
+    if (Py_TYPE(noted) != attribute_kinds_type)
+        return 0;
+    *names = get_slot(names_in_kinds, noted, NULL);
+    *are_static = *names == NULL ? NULL : get_slot(statics_in_kinds, noted, NULL);
+    if (*are_static != NULL && PyBytes_Check(*are_static) && is_tuple_of(*names, PyBytes_Size(*are_static)))
+        return 1;
+    PyErr_Clear();
+    Py_CLEAR(*names);
+    Py_CLEAR(*are_static);
+    return 0;
+}
+
+/* The attributes of a module, if they are those of which the kinds are noted. Runs no Python. */
+static int open_by_kinds(Walk *w, Kind *kind, PyObject *noted, PyObject *names, PyObject *statics, PyObject *attributes)
+{
+    Py_ssize_t at = 0, size = PyTuple_Size(names);
+    const char *are_static = PyBytes_AsString(statics);
+    PyObject *name, *value;
+    if (PyDict_Size(attributes) != size)
+        return DONE;
+    if (emit_kind(w, 'M', kind, 0) < 0 || emit_address(w, noted) < 0)
+        return -1;
+    for (Py_ssize_t i = 0; PyDict_Next(attributes, &at, &name, &value); i++) {
+        if (i >= size || !is_text(name, PyTuple_GetItem(names, i)) || (are_static[i] && !is_static_for_ever(value)))
+            return DONE;
+        if ((are_static[i] ? emit_static(w, value, 0) : push(&w->children, value)) < 0)
+            return -1;
+    }
+    return OPENED;
+}
+
+static int open_module(Walk *w, Kind *kind, PyObject *object)
+{
+    PyObject *names, *are_static, *noted = get_slot(kinds_of_attributes, object, NULL);
+    int outcome = DONE;
+    if (noted == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+            return -1;
+        PyErr_Clear();
+        return DONE;
+    }
+    if (read_kinds(noted, &names, &are_static)) {
+        PyObject *attributes = PyObject_GenericGetDict(object, NULL);
+        if (attributes == NULL)
+            outcome = -1;
+        else if (PyDict_CheckExact(attributes))
+            outcome = open_by_kinds(w, kind, noted, names, are_static, attributes);
+        Py_XDECREF(attributes);
+    }
+    Py_XDECREF(are_static);
+    Py_XDECREF(names);
+    Py_DECREF(noted);
+    return outcome;
+}
+
 static int open_other(Walk *w, Kind *kind, PyObject *object)
 {
     PyObject *found = PyObject_CallFunctionObjArgs(kind->take_apart, object, NULL);
@@ -1052,6 +1141,9 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
         break;
     case NNX_VARIABLE:
         outcome = open_nnx_variable(w, kind, object);
+        break;
+    case MODULE:
+        outcome = open_module(w, kind, object);
         break;
     }
     if (outcome == DONE) {
@@ -1409,11 +1501,6 @@ static PyObject *children_of(PyObject *numbers, PyObject *table, int as_list)
     return children;
 }
 
-static int is_tuple_of(PyObject *object, Py_ssize_t size)
-{
-    return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
-}
-
 /* Gives an NNX object a `_trace_state` of the trace in which it is built. All objects of one build have the same, since
    nothing ever writes to one. */
 static int set_trace_state(PyObject *object, PyObject *slot, PyObject **state)
@@ -1443,6 +1530,22 @@ static int is_nnx_aux(PyObject *aux, Py_ssize_t size)
     if (!is_tuple_of(aux, 3) || !is_tuple_of(PyTuple_GetItem(aux, 0), size) || !PyTuple_CheckExact(PyTuple_GetItem(aux, 1)))
         return 0;
     return is_tuple_of(PyTuple_GetItem(aux, 2), PyTuple_Size(PyTuple_GetItem(aux, 1)));
+}
+
+/* Whether this is what the flatten of a module with so many children gives as auxiliary data. */
+static int is_module_aux(PyObject *aux, Py_ssize_t size)
+{
+    PyObject *names, *are_static;
+    if (!is_tuple_of(aux, 2) || !PyTuple_CheckExact(PyTuple_GetItem(aux, 1)) ||
+        !read_kinds(PyTuple_GetItem(aux, 0), &names, &are_static))
+        return 0;
+    Py_ssize_t num_static = 0;
+    for (Py_ssize_t i = 0; i < PyBytes_Size(are_static); i++)
+        num_static += PyBytes_AsString(are_static)[i] != 0;
+    int is_one = PyTuple_Size(names) == size + num_static && PyTuple_Size(PyTuple_GetItem(aux, 1)) == num_static;
+    Py_DECREF(names);
+    Py_DECREF(are_static);
+    return is_one;
 }
 
 static PyObject *call_with_children(PyObject *function, PyObject *aux, PyObject *numbers, PyObject *table)
@@ -1610,6 +1713,27 @@ static int add_attribute(Program *program, PyObject *names, PyObject *values, Py
     return add_place(program, number);
 }
 
+/* The attributes of a module, in order; and last, beyond the names, what is put into its slot. */
+static int add_module_attributes(Program *program, PyObject *aux, PyObject *numbers, PyObject *names, PyObject *values)
+{
+    PyObject *all, *are_static, *noted = PyTuple_GetItem(aux, 0), *statics = PyTuple_GetItem(aux, 1);
+    Py_ssize_t num_static = 0;
+    if (!read_kinds(noted, &all, &are_static)) {
+        PyErr_SetString(PyExc_TypeError, "not the kinds of attributes");
+        return -1;
+    }
+    int outcome = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(all) && outcome == 0; i++) {
+        int is_static = PyBytes_AsString(are_static)[i];
+        PyObject *number = is_static ? NULL : PyTuple_GetItem(numbers, i - num_static);
+        PyObject *value = is_static ? PyTuple_GetItem(statics, num_static++) : Py_None;
+        outcome = add_attribute(program, names, values, PyTuple_GetItem(all, i), number, value);
+    }
+    Py_DECREF(all);
+    Py_DECREF(are_static);
+    return outcome < 0 ? -1 : PyList_Append(values, noted);
+}
+
 /* The attributes of a node that has a dictionary of them, in the order in which they are set. */
 static int add_attributes(Program *program, Kind *kind, PyObject *aux, PyObject *numbers, PyObject *names,
                           PyObject *values)
@@ -1625,6 +1749,8 @@ static int add_attributes(Program *program, Kind *kind, PyObject *aux, PyObject 
         }
         return outcome;
     }
+    if (kind->shape == MODULE)
+        return add_module_attributes(program, aux, numbers, names, values);
     PyObject *traced = PyTuple_GetItem(aux, 0), *statics = PyTuple_GetItem(aux, 1);
     for (Py_ssize_t i = 0; i < PyTuple_Size(numbers) && outcome == 0; i++) {
         PyObject *name = PyTuple_GetItem(traced, i);
@@ -1659,6 +1785,8 @@ static int is_as_described(Kind *kind, PyObject *aux, Py_ssize_t size)
         return is_tuple_of(aux, 2) && size == 0;
     case NNX_VARIABLE:
         return PyTuple_CheckExact(aux) && size == 1 && are_pairs(aux);
+    case MODULE:
+        return is_module_aux(aux, size);
     case DICT:
         return is_tuple_of(aux, size);
     }
@@ -1680,6 +1808,7 @@ static int compile_node(Program *program, Step *step, PyObject *aux)
     case DATACLASS:
     case SLOTS:
     case NNX_OBJECT:
+    case MODULE:
         names = PyList_New(0), values = PyList_New(0);
         outcome = names == NULL || values == NULL
                       ? -1
@@ -1793,7 +1922,7 @@ static PyObject *run_attributes(const Program *program, const Step *step, PyObje
 {
     PyObject *object = new_object(step->kind->type, empty_tuple, NULL), *attributes = NULL;
     /* NNX asks a class's own descriptors. */
-    int is_dict = step->shape == FIELDS || step->shape == DATACLASS;
+    int is_dict = step->shape == FIELDS || step->shape == DATACLASS || step->shape == MODULE;
     if (object != NULL && is_dict && (attributes = PyObject_GenericGetDict(object, NULL)) == NULL)
         Py_CLEAR(object);
     Py_ssize_t size = object == NULL ? 0 : PyTuple_Size(step->names);
@@ -1810,6 +1939,9 @@ static PyObject *run_attributes(const Program *program, const Step *step, PyObje
             Py_CLEAR(object);
     }
     Py_XDECREF(attributes);
+    if (object != NULL && step->shape == MODULE &&
+        set_slot(kinds_of_attributes, object, PyTuple_GetItem(step->values, size)) < 0)
+        Py_CLEAR(object);
     return object;
 }
 
@@ -1868,6 +2000,7 @@ static PyObject *run_node(const Program *program, const Step *step, PyObject *ta
     case DATACLASS:
     case SLOTS:
     case NNX_OBJECT:
+    case MODULE:
         return run_attributes(program, step, table);
     case NNX_VARIABLE:
         return run_nnx_variable(program, step, table, trace_state);
@@ -2754,6 +2887,19 @@ static PyObject *native_learn_nnx(PyObject *module, PyObject *args)
     return Py_NewRef(Py_None);
 }
 
+/* Takes over what Python says of `sharedtree.Module`s. For ever, as what `start` takes over. */
+static PyObject *native_learn_modules(PyObject *module, PyObject *args)
+{
+    PyObject *type, *slot, *names, *statics;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!", &PyType_Type, &type, &PyMemberDescr_Type, &slot, &PyMemberDescr_Type, &names,
+                          &PyMemberDescr_Type, &statics))
+        return NULL;
+    attribute_kinds_type = (PyTypeObject *)Py_NewRef(type);
+    kinds_of_attributes = Py_NewRef(slot), names_in_kinds = Py_NewRef(names), statics_in_kinds = Py_NewRef(statics);
+    return Py_NewRef(Py_None);
+}
+
 static PyObject *native_drop_spares(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
@@ -2791,6 +2937,7 @@ static PyMethodDef methods[] = {
     {"start", native_start, METH_VARARGS, "Takes over what Python says of classes and operations."},
     {"learn", native_learn, METH_O, "Learns what a class is."},
     {"learn_nnx", native_learn_nnx, METH_VARARGS, "Learns how NNX's objects hold what they have."},
+    {"learn_modules", native_learn_modules, METH_VARARGS, "Learns how modules hold the kinds of their attributes."},
     {"unlearn", native_unlearn, METH_O, "Leaves a class that was read field by field to its registered functions."},
     {"drop_spares", native_drop_spares, METH_NOARGS, "Gives back the memory that is kept for the next walk."},
     {"walk", native_walk, METH_VARARGS,
@@ -2827,7 +2974,7 @@ static const struct {
     {"NUMPY_ARRAY", NUMPY_ARRAY}, {"JAX_ARRAY", JAX_ARRAY}, {"FUNCTION", FUNCTION}, {"NOTHING", NOTHING},
     {"TUPLE", TUPLE}, {"LIST", LIST}, {"DICT", DICT}, {"NAMEDTUPLE", NAMEDTUPLE}, {"FIELDS", FIELDS},
     {"DATACLASS", DATACLASS}, {"SLOTS", SLOTS}, {"NNX_OBJECT", NNX_OBJECT},
-    {"NNX_VARIABLE", NNX_VARIABLE}, {"NNX_STATE", NNX_STATE}, {"OTHER", OTHER},
+    {"NNX_VARIABLE", NNX_VARIABLE}, {"NNX_STATE", NNX_STATE}, {"MODULE", MODULE}, {"OTHER", OTHER},
 };
 
 PyMODINIT_FUNC PyInit__native(void)

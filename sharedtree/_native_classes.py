@@ -4,6 +4,7 @@ What is told holds for ever, as `NodeType`s do. Of a class that is no node nothi
 it may still be registered as one.
 """
 
+import collections
 import dataclasses
 import sys
 import types
@@ -15,6 +16,7 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.core import Tracer
 
+from ._attribute_kinds import KINDS_SLOT, HasKinds, Kinds, is_read_by_kinds
 from ._copies import IMMUTABLE
 from ._dataclass_fields import Fields, fields_of
 from ._engine import native
@@ -43,6 +45,7 @@ from ._node_types import (
     is_registered,
     is_traced,
     node_type_of,
+    node_type_of_class,
 )
 from ._static_keys import Known, nothing_known
 from ._statics import Static
@@ -52,7 +55,10 @@ Description = tuple[Any, ...]
 
 _NO_FIELDS = ((), b"", b"", (), ())
 
-_read_by_field: dict[type, Fields | Facts] = {}
+_MODULE = "module"
+_MODULE_SLOTS: tuple[tuple[type, str], ...] = ((HasKinds, KINDS_SLOT), (Kinds, "names"), (Kinds, "are_static"))
+
+_read_by_field: dict[type, Fields | Facts | str] = {}
 """What holds of each class that is read field by field as long as nobody changes it."""
 
 
@@ -74,14 +80,18 @@ def _described(node_type: NodeType) -> Description:
         if isinstance(found, Fields):
             *fields, are_slots = found
             shape = native.SLOTS if are_slots else native.DATACLASS
-        elif found is not None:
+        elif found == _MODULE:
+            shape = native.MODULE
+        elif isinstance(found, Facts):
             _introduce_nnx()
             shape = getattr(native, f"NNX_{found.role.upper()}")
     facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention, is_rebuilt
     return (node_type.cls, shape, *facts, node_type, take_apart, *fields)
 
 
-def _facts_of(cls: type) -> Fields | Facts | None:
+def _facts_of(cls: type) -> Fields | Facts | str | None:
+    if is_read_by_kinds(cls):
+        return _MODULE
     return fields_of(cls) or facts_of(cls)
 
 
@@ -197,6 +207,7 @@ def start(entries: dict[bytes, Any]) -> bool:
     _CONVENTIONS.update({native.JAX: "jax", native.EQUINOX: "equinox", native.ANY: "any"})
     if not native.start(entries, _meet, _described, _settle, marker_type(), LEAF, Node, Static, Given, Update):
         return False
+    native.learn_modules(Kinds, *[vars(of)[name] for of, name in _MODULE_SLOTS])
     for cls in TRACED_NUMBERS:
         native.learn(_leaf(cls, native.NUMBER))
     for cls in (str, bytes):
@@ -205,4 +216,6 @@ def start(entries: dict[bytes, Any]) -> bool:
         native.learn(_leaf(cls, native.FUNCTION))
     native.learn(_leaf(np.ndarray, native.NUMPY_ARRAY))
     native.learn(_leaf(ConcreteArray, native.JAX_ARRAY))
+    # Its class does not say that it is a container, which has to be known of the static attributes of modules.
+    native.learn(_described(node_type_of_class(collections.deque)))
     return True

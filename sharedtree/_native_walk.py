@@ -21,6 +21,7 @@ import numpy as np
 from jax import tree_util as jtu
 
 from . import _engine, _native_classes, _walk
+from ._attribute_kinds import Kinds
 from ._structure import Path, Structure, edges, intern, statics_of
 from ._walk import Rules
 
@@ -165,7 +166,7 @@ if native is not None:
 
 def _is_there_anyway(value: Any) -> bool:
     """Whether keeping a value keeps nothing else alive: what its module holds, a function without data, a dtype."""
-    if isinstance(value, np.dtype):
+    if isinstance(value, (np.dtype, Kinds)):
         return True
     try:
         module = sys.modules.get(value.__module__)

@@ -82,7 +82,7 @@ class Static:
         return f"Static({shown(self._value)})"
 
     def __reduce__(self) -> Any:
-        return Static, (_with_names(self._value),)
+        return Static, (with_names(self._value),)
 
 
 def shown_beside(value: Any, other: Any) -> str:
@@ -115,13 +115,13 @@ def _named(module: str, name: str) -> Any:
     return operator.attrgetter(name)(importlib.import_module(module))
 
 
-def _with_names(value: Any) -> Any:
+def with_names(value: Any) -> Any:
     """A value with names in place of the functions of libraries, as far as tuples lead to them.
 
     Plain functions and classes, and whatever is in `__main__`, are left to the pickler, which may know better.
     """
     if type(value) is tuple:
-        return tuple([_with_names(part) for part in value])
+        return tuple([with_names(part) for part in value])
     if not callable(value) or isinstance(value, (type, types.FunctionType)):
         return value
     module, name = str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", ""))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import weakref
 from collections.abc import Callable
 
 import equinox as eqx
@@ -1033,3 +1034,76 @@ def a_filter_of_nnx_for_one_argument(path):
     nnx = pytest.importorskip("flax.nnx")
     names = {"f": of_head, "nnx": nnx}
     return Scenario(lambda: st.grad(of_head, argnums=nnx.DiffState(0, nnx.Param)), TypeError, names)
+
+
+# --- mutable modules -----------------------------------------------------------------------------------------------
+
+
+class Free(st.Module):
+    """A module whose attributes a scenario assigns."""
+
+
+def _assigning(value, better=None):
+    module = Free()
+    names = {"module": module, "value": value if better is None else better}
+    return Scenario(lambda: setattr(module, "attribute", value), st.UnregisteredTypeError, names)
+
+
+@scenario
+def a_module_that_holds_itself(path):
+    module = Free()
+    names = {"module": module, "weakref": weakref}
+    return Scenario(lambda: setattr(module, "parent", module), st.CycleError, names)
+
+
+@scenario
+def an_attribute_that_is_used_up(path):
+    return _assigning(x for x in "ab")
+
+
+@scenario
+def an_attribute_without_order(path):
+    return _assigning({Free()})
+
+
+@scenario
+def an_attribute_that_cannot_be_seen(path):
+    class Opaque:
+        def __init__(self):
+            self.weight = jnp.ones(2)
+
+    names = {"flatten": lambda opaque: ((opaque.weight,), None), "unflatten": lambda *_: Opaque(), "Opaque": Opaque}
+    return dataclasses.replace(_assigning(Opaque()), names=names, are_alternatives=True)
+
+
+@scenario
+def a_mark_in_a_container(path):
+    return _assigning([st.parameter(jnp.ones(2))], [jnp.ones(2)])
+
+
+@scenario
+def a_marked_attribute_that_gets_a_text(path):
+    module = Free()
+    module.attribute = st.parameter(jnp.ones(2))
+    names = {"module": module, "value": "text"}
+    return Scenario(lambda: setattr(module, "attribute", "text"), st.UnregisteredTypeError, names)
+
+
+@scenario
+def a_mark_of_the_class(path):
+    return Scenario(lambda: type("Net", (st.Module,), {"weight": st.parameter(jnp.ones(2))}), TypeError, {})
+
+
+@scenario
+def a_mark_past_the_assignment(path):
+    module = Free()
+    vars(module)["weight"] = st.parameter(jnp.ones(2))
+    return Scenario(lambda: jax.tree.leaves(module), st.UnregisteredTypeError, {})
+
+
+@scenario
+def parameters_of_another_module(path):
+    module, other = Free(), Free()
+    module.layer, other.layer = Free(), [Free()]
+    names = {"module": module, "update": lambda x: x}
+    return Scenario(lambda: module.merge(other), st.SharingMismatchError, names)

@@ -26,6 +26,14 @@ class Noted(eqx.Module):
     note: Any = eqx.field(static=True)
 
 
+class Free(st.Module):
+    """A mutable module with any attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
 class Unregistered:
     """A class that JAX does not know."""
 
@@ -138,6 +146,11 @@ KINDS: dict[str, Callable[[], Any]] = {
     "registered, mutable auxiliary data": lambda: Keyed(W, ["note", {"a": 1}]),
     "a dataclass": lambda: Record(W, Record(W, 1, "inner")),
     "a partial": lambda: jax.tree_util.Partial(jnp.sin, W),
+    "a mutable module": lambda: Free(
+        weight=st.parameter(W), inner=[Free(calls=st.state_field(0), size=(2, "a"))], name="x"
+    ),
+    "a mutable module, static containers": lambda: Free(weight=W, sizes=[1, 2], nested=((1,), {"a": None, "b": 1})),
+    "a mutable module, past its assignments": lambda: made(Free, weight=W, name="x"),
     "register_node": lambda: Unregistered(W, Unregistered(W)),
     "statics by address": lambda: Noted(W, (jax.nn.relu, np.dtype("float32"), int, 2**80, _text(10_000))),
     "statics, many": lambda: Noted(W, tuple(range(1_001))),

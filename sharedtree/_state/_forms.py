@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jax import tree_util as jtu
 
+from .._attribute_kinds import kinds_in, static_attributes
 from .._jax_internals import registered_fields
 from .._nnx_internals import OWN
 from .._node_types import PYTHON_NUMBERS, NodeType, carries_identity, dict_key, is_namedtuple, node_type_of
@@ -130,6 +131,15 @@ def _attribute_form(obj: Any, node_type: NodeType) -> Form | None:
             {"func": function},
             lambda new, statics: node_type.put_together(statics["func"], new),
         )
+    if node_type.convention == "jax":
+        children, aux = node_type.take_apart(obj)
+        kinds = kinds_in(aux)
+        if kinds is not None:
+
+            def module(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+                return node_type.put_together((kinds, tuple(statics.values())), new)
+
+            return _named_form(kinds.children, children, static_attributes(aux), module)
     if registered_fields(cls) is not None:
         return _dataclass_form(obj, node_type)
     return _nnx_form(obj, node_type)

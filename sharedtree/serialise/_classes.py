@@ -1,9 +1,9 @@
 """The classes whose instances can be written and rebuilt without calling them, and what their instances hold.
 
-Seven kinds: Equinox modules, dataclasses and namedtuples, which are rebuilt field by field; classes of treeo, treex and
-Flax NNX, which are rebuilt attribute by attribute; placeholders, of which there is nothing to rebuild but that they are
-there; enums, whose members are found by name; and other classes that are registered with JAX or with `register_node`,
-which come apart and together by the functions that were registered.
+Seven kinds: Equinox modules, dataclasses and namedtuples, which are rebuilt field by field; `sharedtree.Module`s and
+classes of treeo, treex and Flax NNX, which are rebuilt attribute by attribute; placeholders, of which there is nothing
+to rebuild but that they are there; enums, whose members are found by name; and other classes that are registered with
+JAX or with `register_node`, which come apart and together by the functions that were registered.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import equinox as eqx
 from .._errors import SharedTreeError
 from .._node_types import _is_in_jax_registry, _known, dict_descriptor, is_namedtuple
 from ._allowed import LIBRARIES
-from ._attribute_classes import declared_fields, is_of_attributes, may_have
+from ._attribute_classes import is_of_attributes, library_of
 
 ClassKind = Literal["module", "dataclass", "namedtuple", "attributes", "placeholder", "enum", "registered"]
 
@@ -91,7 +91,7 @@ def is_attribute_name(name: Any, cls: type) -> bool:
     """Whether an attribute that is no declared field may have this name in a file: not those that Python uses."""
     if type(name) is not str:
         return False
-    if is_of_attributes(cls) and (allowed := may_have(cls, name)) is not None:
+    if is_of_attributes(cls) and (allowed := library_of(cls).may_have(cls, name)) is not None:
         return allowed
     if not name.isidentifier() or keyword.iskeyword(name):
         return False
@@ -161,7 +161,7 @@ def _find_layout(cls: Any) -> Layout:
     elif kind == "placeholder":
         fields = ()
     elif kind == "attributes":
-        fields = declared_fields(cls)
+        fields = library_of(cls).declared_fields(cls)
     else:
         declared = dataclasses.fields(cls)
         static = [f.name for f in declared if f.metadata.get("static", False)]

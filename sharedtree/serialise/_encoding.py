@@ -39,7 +39,7 @@ from ._atoms import (
     encode_special,
     encode_str,
 )
-from ._attribute_classes import step_of, written
+from ._attribute_classes import library_of, step_of
 from ._classes import WRAPPER_ATTRIBUTES, Layout, is_attribute_name, kind_of, layout_of, shadows
 from ._evolution import wrapped_attributes
 from ._holding import held_array, require_no_array
@@ -385,7 +385,7 @@ class _Walk:
         elif layout.slots:
             attributes = {**attributes, **_read_slots(obj, layout.slots)}
         if layout.kind == "attributes":
-            attributes = written(obj, attributes)
+            attributes = library_of(cls).written(obj, attributes)
         # Of two siblings one may have attributes of its own, so each is asked.
         wrapped, copied = _wrapped_field(layout, attributes)
         key = (cls, copied, *attributes)

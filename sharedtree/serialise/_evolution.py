@@ -14,7 +14,7 @@ from typing import Any
 from .._equinox_internals import without_missing
 from .._errors import FormatError, StructureMismatchError
 from .._printable import printable
-from ._attribute_classes import default_of, finisher, is_open, may_stay_unset
+from ._attribute_classes import library_of
 from ._classes import (
     FIELD_KINDS,
     WRAPPER_ATTRIBUTES,
@@ -79,7 +79,7 @@ def builder(entry: TypeEntry, cls: type, renames: Renames) -> Callable[[Sequence
     unknown = [name for name in kept if name not in layout.fields and name not in extra]
     missing = {_renamed(entry.name, cls, field, renames) for field in entry.missing}
     absent = [name for name in layout.fields if name not in kept and name not in missing]
-    added = [name for name in absent if layout.kind != "attributes" or not may_stay_unset(cls, name)]
+    added = [name for name in absent if layout.kind != "attributes" or not library_of(cls).may_stay_unset(cls, name)]
     if entry.version != layout.version or (migrate is not None and (unknown or added)):
         return _migrating(entry, cls, layout, names, migrate)
     if unknown:
@@ -206,7 +206,7 @@ def _migrating(
         if unknown:
             raise _removed(entry, cls, [str(name) for name in unknown])
         for name in layout.fields:
-            is_needed = layout.kind != "attributes" or not may_stay_unset(cls, name)
+            is_needed = layout.kind != "attributes" or not library_of(cls).may_stay_unset(cls, name)
             if name not in migrated and name not in missing and is_needed:
                 migrated[name] = _default_of(entry, cls, name)()
         return fill(migrated)
@@ -217,7 +217,7 @@ def _migrating(
 def _extra_names(entry: TypeEntry, cls: Any, layout: Layout, names: list[str | None]) -> set[str]:
     """The names of the attributes that no field of the class has, in a file of this entry."""
     extra = set(entry.extra) - set(layout.fields)
-    if layout.kind != "attributes" or not is_open(cls):
+    if layout.kind != "attributes" or not library_of(cls).IS_OPEN:
         return extra
     for old, new in zip((*entry.fields, *entry.extra), names, strict=True):
         if new is not None and old in extra and new not in layout.fields:
@@ -233,7 +233,7 @@ def _extra_names(entry: TypeEntry, cls: Any, layout: Layout, names: list[str | N
 def _finisher(entry: TypeEntry, cls: Any, layout: Layout, names: list[str | None]) -> Any:
     if layout.kind != "attributes":
         return None
-    return finisher(cls, dict(zip((*entry.fields, *entry.extra), names, strict=True)))
+    return library_of(cls).finisher(cls, dict(zip((*entry.fields, *entry.extra), names, strict=True)))
 
 
 def _filler(entry: TypeEntry, cls: Any, layout: Layout, names: list[str | None]) -> Callable[[dict[str, Any]], Any]:
@@ -282,7 +282,7 @@ def _default_of(entry: TypeEntry, cls: Any, name: str) -> Callable[[], Any]:
         if name in cls._field_defaults:
             return lambda: cls._field_defaults[name]
     elif name not in getattr(cls, "__dataclass_fields__", {}):
-        default = default_of(cls, name)
+        default = library_of(cls).default_of(cls, name) if kind_of(cls) == "attributes" else None
         if default is not None:
             return default
     else:

@@ -31,6 +31,8 @@ from ._refusals import RefusalError
 
 STATE = OWN + "state"
 
+IS_OPEN: bool = True
+
 _ABSENT: Any = object()
 
 
@@ -66,6 +68,10 @@ def declared_fields(cls: Any) -> tuple[str, ...]:
 def may_stay_unset(cls: Any, name: str) -> bool:
     """Whether instances need not have a field: what the class holds is found there."""
     return is_object(cls) and name not in getattr(cls, "__dataclass_fields__", {})
+
+
+def default_of(cls: Any, name: str) -> None:
+    """No defaults but those of the fields of a dataclass."""
 
 
 def _held(cls: Any, name: str) -> Any:

@@ -18,7 +18,7 @@ from .._sharing import name_of
 from .._statics import Static
 from .._structure import LEAF, Node
 from .._ties import ReadTree, can_be_tied, read_tree, read_values_once
-from ._attribute_classes import static_attributes
+from ._attribute_classes import library_of
 from ._classes import kind_of
 
 _MAX_LISTED = 100
@@ -189,7 +189,7 @@ def _static_differences(path: str, op: Node, other: Node) -> list[Difference]:
             return []
         return [Difference(path, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))]
     aux = [each.aux.peek() for each in (op, other)]
-    fields = [static_attributes(op.type.cls, each) if is_tree else dict(each[1]) for each in aux]
+    fields = [library_of(op.type.cls).static_attributes(each) if is_tree else dict(each[1]) for each in aux]
     found: list[Difference] = []
     for name in {**fields[0], **fields[1]}:
         one, two = (each.get(name, _ABSENT) for each in fields)

@@ -22,7 +22,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._errors import FormatError
@@ -31,6 +31,8 @@ from ._names import NamelessError, name_of, namespace
 from ._refusals import RefusalError
 
 METADATA = "_field_metadata"
+
+IS_OPEN: bool = False
 
 _ABSENT: Any = object()
 _NEVER_OF_AN_INSTANCE = frozenset({"_factory_fields", "_default_field_values"})
@@ -52,6 +54,10 @@ def declared_fields(cls: Any) -> tuple[str, ...]:
     if not _is_tree(cls):
         return tuple(getattr(cls, "__annotations__", {}))
     return tuple([name for name in cls._field_metadata if name not in _NEVER_OF_AN_INSTANCE])  # noqa: SLF001
+
+
+def may_have(cls: Any, name: str) -> None:
+    """No rule of its own for attributes that are not declared."""
 
 
 def default_of(cls: Any, name: str) -> Callable[[], Any] | None:
@@ -106,7 +112,12 @@ def written(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     return first | rest | ({METADATA: own} if own else {})
 
 
-def finisher(cls: Any) -> Callable[[Any, dict[str, Any]], Any] | None:
+def static_attributes(aux: Any) -> dict[str, Any]:
+    """The attributes that JAX does not trace, of the auxiliary data that treeo's flatten function gives."""
+    return dict(aux.items)
+
+
+def finisher(cls: Any, _: Mapping[str, str | None]) -> Callable[[Any, dict[str, Any]], Any] | None:
     """What is done with an instance whose attributes were set as a file has them; None if nothing is.
 
     Returns:

@@ -1,0 +1,352 @@
+"""Of which kind each attribute of a `Module` is: how that is found out, and where it is kept.
+
+There are four kinds: parameter, state, sub-tree and static (see `_assigned_values`). The kind of a value that is not
+marked follows from the value, whenever it is assigned. A mark stays with the attribute when another value is assigned.
+What follows from a container that was static is asked again whenever the module is taken apart, since somebody may have
+put an array into it.
+
+The kinds of all attributes of an instance are one `Kinds`, in a slot beside its `__dict__`. It cannot be changed, and
+equal ones are one object, so whether two modules are alike in this is told by `is`:
+
+    Linear(weight=w, calls=n, activation=f)     Kinds(weight: parameter, calls: state, activation: static)
+
+Where the slot lacks a name that the `__dict__` has, as after `vars(module).update(...)`, its kind follows from the
+value, too.
+"""
+
+import dataclasses
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jax import tree_util as jtu
+
+from ._assigned_values import (
+    MARKED,
+    PARAMETER,
+    STATE,
+    STATIC,
+    SUBTREE,
+    Kind,
+    Marked,
+    is_array,
+    is_container,
+    kind_of_value,
+    require_markable,
+)
+from ._class_attributes import inherited
+from ._errors import CycleError, UnregisteredTypeError
+from ._jax_internals import registered_functions
+from ._node_types import PYTHON_NUMBERS, built_in_base, dict_descriptor
+
+KINDS_SLOT = "_sharedtree_kinds"
+"""The slot in which an instance has its `Kinds`."""
+
+DECLARED = "sharedtree"
+"""Under which key the metadata of a dataclass field has the kind that the field declares."""
+
+
+class Kinds:
+    """The names of a module's attributes, in the order of its `__dict__`, and the kind of each.
+
+    Made by `kinds_of` only. Equal ones are one object.
+
+    Attributes:
+        items: pairs of a name and a kind.
+        by_name: the same as a dictionary, not to be changed.
+        children: the names of all but the static attributes.
+        statics: the names of the static ones.
+        names: all names, for the native walk.
+        are_static: of each of these, whether it is static; None if not all of them are texts.
+    """
+
+    __slots__ = ("__weakref__", "are_static", "by_name", "children", "items", "names", "statics")
+
+    def __init__(self, items: tuple[tuple[str, Kind], ...]) -> None:
+        self.items = items
+        self.by_name: dict[str, Kind] = dict(items)
+        self.children = tuple([name for name, kind in items if kind != STATIC])
+        self.statics = tuple([name for name, kind in items if kind == STATIC])
+        self.names = tuple([name for name, _ in items])
+        are_texts = all(type(name) is str for name in self.names)
+        self.are_static = bytes(kind == STATIC for _, kind in items) if are_texts else None
+
+    def __repr__(self) -> str:
+        return f"Kinds({', '.join(f'{name}: {kind}' for name, kind in self.items)})"
+
+    def __copy__(self) -> "Kinds":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Kinds":
+        return self
+
+    def __reduce__(self) -> Any:
+        return kinds_of, (self.items,)
+
+
+_made: weakref.WeakValueDictionary[tuple[tuple[str, Kind], ...], Kinds] = weakref.WeakValueDictionary()
+_making = threading.RLock()  # re-entrant: memory may be collected while it is held
+
+
+def kinds_of(items: Iterable[tuple[str, Kind]]) -> Kinds:
+    """The one `Kinds` with these items."""
+    key = tuple(items)
+    with _making:
+        known = _made.get(key)
+        if known is None:
+            known = _made[key] = Kinds(key)
+        return known
+
+
+NO_KINDS = kinds_of(())
+
+
+class HasKinds:
+    """The base class of `Module`, which has the slot."""
+
+    __slots__ = ("__dict__", "__weakref__", KINDS_SLOT)
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            """The slot is set, so that the native walk reads modules without attributes, too."""
+            made = super().__new__(cls)
+            note_kinds(made, NO_KINDS)
+            return made
+
+
+def is_read_by_kinds(cls: type) -> bool:
+    """Whether the instances of a class can be read and built past all its methods, with the outcome that JAX has."""
+    flatten, unflatten = registered_functions(cls)
+    if flatten is not take_apart or getattr(unflatten, "func", None) is not put_together or unflatten.args != (cls,):
+        return False
+    if built_in_base(cls) is not object or inherited(cls, KINDS_SLOT) is not HasKinds.__dict__[KINDS_SLOT]:
+        return False
+    return dict_descriptor(cls) is HasKinds.__dict__["__dict__"]
+
+
+def noted_kinds(module: Any) -> Kinds:
+    """What an instance has in its slot; none if it was made past all that sets it."""
+    try:
+        return object.__getattribute__(module, KINDS_SLOT)
+    except AttributeError:
+        return NO_KINDS
+
+
+def note_kinds(module: Any, kinds: Kinds) -> None:
+    """Sets the slot."""
+    object.__setattr__(module, KINDS_SLOT, kinds)
+
+
+def attributes_of(module: Any) -> dict[str, Any]:
+    """The `__dict__` of an instance, whatever its class does to attributes."""
+    return object.__getattribute__(module, "__dict__")
+
+
+# --- taking apart and putting together -----------------------------------------------------------------------------
+
+
+def present_kinds(module: Any) -> Kinds:
+    """The kinds of the attributes that an instance has now, without those that are no part of it.
+
+    Cost: one step for each attribute, and for each part of a static container.
+    """
+    cls: Any = type(module)
+    noted = noted_kinds(module)
+    declared, ignored = _of_class(cls)
+    found: list[tuple[str, Kind]] = []
+    for name, value in attributes_of(module).items():
+        kind = noted.by_name.get(name)
+        if kind is None:
+            if name in ignored:
+                continue
+            if type(value) is Marked:
+                raise _marker_past_assignment(cls, name)
+            kind = declared.get(name) or kind_of_value(value)
+        elif kind == STATIC and name not in declared and is_container(value):
+            kind = kind_of_value(value)
+        found.append((name, kind))
+    items = tuple(found)
+    return noted if items == noted.items else kinds_of(items)
+
+
+def take_apart(module: Any) -> tuple[Sequence[Any], Any]:
+    """The flatten function that every `Module` is registered with: children; kinds and static values."""
+    kinds, attributes = present_kinds(module), attributes_of(module)
+    return [attributes[name] for name in kinds.children], (kinds, tuple([attributes[name] for name in kinds.statics]))
+
+
+def take_apart_with_keys(module: Any) -> tuple[Iterable[tuple[Any, Any]], Any]:
+    """As `take_apart`, with the names of the attributes as keys."""
+    children, aux = take_apart(module)
+    return list(zip(map(jtu.GetAttrKey, aux[0].children), children, strict=True)), aux
+
+
+def put_together(cls: Any, aux: Any, children: Iterable[Any]) -> Any:
+    """The inverse. No method of the class is called, and the children may be any objects."""
+    kinds, statics = aux
+    module = blank(cls)
+    of_children, of_statics = iter(children), iter(statics)
+    attributes = attributes_of(module)
+    for name, kind in kinds.items:
+        attributes[name] = next(of_statics if kind == STATIC else of_children)
+    note_kinds(module, kinds)
+    return module
+
+
+def blank(cls: Any) -> Any:
+    """An instance without attributes, past everything that its class does."""
+    return object.__new__(cls)
+
+
+def kinds_in(aux: Any) -> Kinds | None:
+    """The kinds in the auxiliary data of a module; None if it is that of anything else."""
+    is_ours = type(aux) is tuple and len(aux) == 2 and type(aux[0]) is Kinds
+    return aux[0] if is_ours else None
+
+
+def static_attributes(aux: Any) -> dict[str, Any]:
+    """The static attributes of a module, by name, from its auxiliary data."""
+    kinds, values = aux
+    return dict(zip(kinds.statics, values, strict=True))
+
+
+def copied(module: Any, copy_of: Callable[[Kind | None, Any], Any], memo: dict[int, Any] | None = None) -> Any:
+    """A module of the same class and kinds.
+
+    Args:
+        module: the original.
+        copy_of: the kind of an attribute, None if it was not assigned, and its value → that of the copy.
+        memo: gets the copy before the attributes are copied, as `copy.deepcopy` has it.
+    """
+    made = blank(type(module))
+    if memo is not None:
+        memo[id(module)] = made  # alive: whoever copies has it
+    kinds = noted_kinds(module)
+    note_kinds(made, kinds)
+    copies = {name: copy_of(kinds.by_name.get(name), value) for name, value in attributes_of(module).items()}
+    attributes_of(made).update(copies)
+    return made
+
+
+class _OfClass(NamedTuple):
+    """What a class says of the attributes of its instances.
+
+    Attributes:
+        declared: the kinds that the fields of a dataclass declare by `st.parameter()`, `st.state_field()` or
+            `static=True`.
+        ignored: attributes that are no data: what `functools.cached_property` keeps, and what `typing` notes.
+    """
+
+    declared: dict[str, Kind]
+    ignored: frozenset[str]
+
+
+_of_classes: weakref.WeakKeyDictionary[type, _OfClass] = weakref.WeakKeyDictionary()
+
+
+def _of_class(cls: Any) -> _OfClass:
+    known = _of_classes.get(cls)
+    if known is None:
+        declared: dict[str, Kind] = {}
+        for name, field in getattr(cls, "__dataclass_fields__", {}).items():
+            if DECLARED in field.metadata:
+                declared[name] = field.metadata[DECLARED]
+            elif field.metadata.get("static", False):
+                declared[name] = STATIC
+        cached = [k for base in cls.__mro__ for k, v in vars(base).items() if isinstance(v, functools.cached_property)]
+        known = _of_classes[cls] = _OfClass(declared, frozenset({*cached, "__orig_class__"}))
+    return known
+
+
+# --- assigning -----------------------------------------------------------------------------------------------------
+
+
+def assign(module: Any, name: str, value: Any) -> Any:
+    """Notes the kind of an attribute to which a value is about to be assigned, and returns the value without its mark.
+
+    Raises:
+        UnregisteredTypeError: if the value holds arrays or modules where no pytree could hold them.
+        CycleError: if the value is the module itself.
+    """
+    cls: Any = type(module)
+    if value is module:
+        raise CycleError(
+            f"`{cls.__name__}.{name}` is assigned the module itself, which would then contain itself.\n"
+            "A DAG has no cycles. Hold it by a weak reference:\n"
+            f"    module.{name} = weakref.ref(module)",
+            ("", f".{name}"),
+        )
+    noted = noted_kinds(module)
+    before = noted.by_name.get(name)
+    declared = _of_class(cls).declared.get(name)
+    if type(value) is Marked:
+        kind, value = value.kind, value.value
+    elif before in MARKED or declared in MARKED:
+        kind = before if before in MARKED else declared
+        assert kind is not None
+        require_markable(value, kind, f"`{cls.__name__}.{name}`")
+    elif declared is not None:
+        kind = declared
+    else:
+        kind = kind_of_value(value, f"`{cls.__name__}.{name}`")
+        # An array that becomes a number, as a counter that is reset does, is no other kind of thing.
+        is_array_no_more = before == SUBTREE and is_array(attributes_of(module).get(name))
+        if is_array_no_more and (value is None or type(value) in PYTHON_NUMBERS):
+            kind = SUBTREE
+    if kind != before and name not in _of_class(cls).ignored:
+        kinds: dict[str, Kind] = {**noted.by_name, name: kind}
+        note_kinds(module, kinds_of(kinds.items()))
+    return value
+
+
+def forget(module: Any, name: str) -> None:
+    """Drops what was noted of an attribute that is deleted, its mark, too."""
+    noted = noted_kinds(module)
+    if name in noted.by_name:
+        note_kinds(module, kinds_of([item for item in noted.items if item[0] != name]))
+
+
+def require_soundness(cls: Any) -> None:
+    """Raises if the instances of a new class could not be modules.
+
+    Raises:
+        TypeError: if it has slots, or marks what is an attribute of the class.
+    """
+    slots = vars(cls).get("__slots__", ())
+    if slots and slots not in ("__weakref__", "__dict__"):
+        raise TypeError(
+            f"`{cls.__name__}` has `__slots__`, but the attributes of a `sharedtree.Module` live in its `__dict__`. "
+            "Leave the slots out; of a dataclass, leave out `slots=True`."
+        )
+    for name, value in vars(cls).items():
+        if type(value) is Marked:
+            raise TypeError(
+                f"`{cls.__name__}.{name}` marks an attribute of the class, which all instances would have together. "
+                f"Mark it in `__init__`, or declare a field of a dataclass:\n"
+                f"    {name}: jax.Array = sharedtree.{_FUNCTIONS[value.kind]}(default_factory=...)"
+            )
+
+
+_FUNCTIONS: dict[Kind, str] = {PARAMETER: "parameter", STATE: "state_field"}
+
+
+def is_assigned_by_class(cls: type, name: str) -> bool:
+    """Whether a class has a property, or another descriptor, that is asked when an attribute is assigned."""
+    return hasattr(type(inherited(cls, name)), "__set__")
+
+
+def _marker_past_assignment(cls: Any, name: str) -> UnregisteredTypeError:
+    return UnregisteredTypeError(
+        f"`{cls.__name__}.{name}` was marked, but not set by assignment, as where the class is a frozen dataclass. "
+        "Leave out `frozen=True`, or declare the field:\n"
+        f"    {name}: jax.Array = sharedtree.parameter()",
+        (f".{name}",),
+    )
+
+
+def field_declaring(kind: Kind, **options: Any) -> Any:
+    """A field of a dataclass that declares the kind of its attribute."""
+    return dataclasses.field(metadata={DECLARED: kind}, **options)

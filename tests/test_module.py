@@ -1,0 +1,663 @@
+"""`sharedtree.Module`: which attributes JAX sees, what becomes of assignments, and how modules are copied and printed.
+
+What JAX sees is asked of vanilla JAX; what a model computes is compared with functions of bare arrays.
+"""
+
+import copy
+import dataclasses
+import functools
+import gc
+import pickle
+import weakref
+from typing import Generic, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sharedtree as st
+from tests.serialise.drafts import Draft
+from tests.walks import in_python
+
+T = TypeVar("T")
+
+
+class Linear(st.Module):
+    def __init__(self, inputs, outputs, *, key):
+        self.weight = st.parameter(jax.random.normal(key, (inputs, outputs)))
+        self.bias = st.parameter(jnp.zeros(outputs))
+        self.calls = st.state_field(jnp.array(0))
+        self.activation = jax.nn.relu
+
+    def __call__(self, x):
+        self.calls = self.calls + 1
+        return self.activation(x @ self.weight + self.bias)
+
+
+class Net(st.Module):
+    """Two layers that are one, and an array of its own."""
+
+    def __init__(self, key):
+        linear = Linear(3, 3, key=key)
+        self.layers = [linear, linear]
+        self.mean = jnp.zeros(3)
+        self.name = "net"
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        self.mean = 0.5 * self.mean + 0.5 * x
+        return x.sum()
+
+
+class Holder(st.Module):
+    """Anything that a test puts into it."""
+
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Declared(st.Module):
+    weight: jax.Array = st.parameter()  # noqa: RUF009 -- declares a field
+    count: int = st.state_field(default=0)
+    table: list = eqx.field(static=True, default_factory=lambda: [1, 2])  # noqa: RUF009
+    width: int = 3
+
+
+class Typed(st.Module, Generic[T]):
+    def __init__(self, value: T):
+        self.value = value
+
+
+def net():
+    return Net(jax.random.key(0))
+
+
+def paths(tree):
+    """What vanilla JAX sees."""
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+# --- kinds ---------------------------------------------------------------------------------------------------------
+
+
+def test_reading_an_attribute_gives_the_value_itself():
+    weight = jnp.ones(2)
+    holder = Holder(a=st.parameter(weight), b=st.state_field(weight))
+    assert holder.a is weight
+    assert holder.b is weight
+    assert vars(holder) == {"a": weight, "b": weight}
+
+
+VALUES = {
+    "an array": (lambda: jnp.ones(2), [".x"]),
+    "a NumPy array": (lambda: np.ones(2), [".x"]),
+    "a key": (lambda: jax.random.key(0), [".x"]),
+    "a shape": (lambda: jax.ShapeDtypeStruct((2,), "float32"), [".x"]),
+    "a module": (lambda: Holder(y=jnp.ones(2)), [".x.y"]),
+    "a list": (lambda: [jnp.ones(2), {"a": jnp.ones(2)}], [".x[0]", ".x[1]['a']"]),
+    "Equinox": (lambda: eqx.nn.Linear(2, 2, key=jax.random.key(0)), [".x.weight", ".x.bias"]),
+    "a partial": (lambda: jax.tree_util.Partial(jnp.sin, jnp.ones(2)), [".x[<flat index 0>][0]"]),
+    "an empty list": (list, []),
+    "a dictionary of None": (lambda: {"a": None}, []),
+    "a number": (lambda: 3, []),
+    "a NumPy number": (lambda: np.float32(3), []),
+    "a string": (lambda: "text", []),
+    "a function": (lambda: jax.nn.relu, []),
+    "a tuple of numbers": (lambda: (1, 2.0), []),
+    "a list of texts": (lambda: ["a", "b"], []),
+    "texts in an array": (lambda: np.array(["a"]), []),
+    "a set of numbers": (lambda: {1, 2}, []),
+    "an object": (lambda: object(), []),
+    "None": (lambda: None, []),
+    "a marked number": (lambda: st.state_field(3), [".x"]),
+    "a marked list": (lambda: st.parameter([jnp.ones(2), 1.5]), [".x[0]", ".x[1]"]),
+    "marked None": (lambda: st.parameter(None), []),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_jax_sees_follows_from_the_value(name):
+    make, expected = VALUES[name]
+    holder = Holder(x=make())
+    assert paths(holder) == expected
+    leaves, treedef = jax.tree.flatten(holder)
+    again = jax.tree.unflatten(treedef, leaves)
+    assert type(again) is Holder
+    assert jax.tree.structure(again) == treedef
+    assert all(a is b for a, b in zip(jax.tree.leaves(again), leaves, strict=True))
+
+
+def test_a_mark_stays_with_the_attribute():
+    holder = Holder(x=st.parameter(jnp.ones(2)))
+    holder.x = jnp.zeros(2)
+    assert paths(holder.parameters()) == [".x"]
+    holder.x = None
+    holder.x = 1.5
+    assert paths(holder.parameters()) == [".x"]
+    holder.x = st.state_field(jnp.ones(2))
+    assert paths(holder.parameters()) == []
+    del holder.x
+    holder.x = "text"
+    assert paths(holder) == []
+
+
+def test_an_array_that_becomes_a_number_is_traced_still():
+    holder = Holder(count=jnp.array(3))
+    holder.count = 0
+    assert paths(holder) == [".count"]
+    holder.count = "many"
+    assert paths(holder) == []
+
+
+def test_what_was_static_and_gets_an_array_is_found():
+    holder = Holder(cache=None, table={"size": 2}, layers=[])
+    assert paths(holder) == []
+    holder.cache = jnp.ones(2)
+    holder.table["value"] = jnp.ones(2)
+    holder.layers.append(Holder(w=jnp.ones(2)))
+    assert paths(holder) == [".cache", ".table['size']", ".table['value']", ".layers[0].w"]
+
+
+def test_what_is_put_past_the_assignment_is_found():
+    holder = Holder(a=st.parameter(jnp.ones(2)))
+    vars(holder).update(b=jnp.ones(2), c="text")
+    assert paths(holder) == [".a", ".b"]
+    made = object.__new__(Holder)
+    vars(made).update(vars(holder))
+    assert paths(made) == [".a", ".b"]
+
+
+def test_properties_and_caches_are_no_attributes():
+    class Cached(st.Module):
+        def __init__(self):
+            self.weight = jnp.ones(2)
+
+        @property
+        def first(self):
+            return self.weight[0]
+
+        @first.setter
+        def first(self, value):
+            self.weight = self.weight.at[0].set(value)
+
+        @functools.cached_property
+        def total(self):
+            return self.weight.sum()
+
+    module = Cached()
+    assert module.total == 2
+    module.first = 5.0
+    assert module.weight[0] == 5
+    assert paths(module) == [".weight"]
+    assert "total" not in vars(st.tree.map(lambda x: x, module))
+
+
+def test_any_objects_can_be_put_in_the_place_of_children():
+    structure = jax.tree.structure(net())
+    filled = jax.tree.unflatten(structure, [object() for _ in range(structure.num_leaves)])
+    assert jax.tree.structure(filled) == structure
+
+
+# --- transforms ----------------------------------------------------------------------------------------------------
+
+
+def computed(weight, bias, x, times):
+    for _ in range(times):
+        x = jax.nn.relu(x @ weight + bias)
+    return x
+
+
+@pytest.mark.parametrize("walk", ["native", "python"])
+def test_assignments_are_written_in_place(walk):
+    model, x = net(), jnp.ones(3)
+    linear = model.layers[0]
+    expected = computed(linear.weight, linear.bias, x, 2)
+    with in_python() if walk == "python" else st.Context():
+        call = st.jit(lambda model, x: model(x), in_place=True)
+        np.testing.assert_allclose(call(model, x), expected.sum(), rtol=1e-6)
+        np.testing.assert_allclose(call(model, x), expected.sum(), rtol=1e-6)
+    assert model.layers[0] is model.layers[1] is linear
+    assert linear.calls == 4
+    np.testing.assert_allclose(model.mean, 0.75 * expected, rtol=1e-6)
+
+
+def test_assignments_come_back_with_the_module():
+    def call(model, x):
+        model(x)
+        return model
+
+    model = net()
+    new = st.jit(call)(model, jnp.ones(3))
+    assert new.layers[0] is new.layers[1]
+    assert (model.layers[0].calls, new.layers[0].calls) == (0, 2)
+
+
+def test_attributes_may_come_and_go_in_place():
+    @functools.partial(st.jit, in_place=True)
+    def change(holder):
+        holder.made = st.parameter(2 * holder.a)
+        holder.note = "changed"
+        del holder.a
+
+    holder = Holder(a=jnp.ones(2))
+    change(holder)
+    assert list(vars(holder)) == ["made", "note"]
+    assert paths(holder.parameters()) == [".made"]
+    np.testing.assert_array_equal(holder.made, [2, 2])
+
+
+def test_equal_modules_do_not_retrace_and_others_do():
+    traces = []
+
+    @st.jit
+    def f(module):
+        traces.append(module)
+        return module.a.sum()
+
+    f(Holder(a=st.parameter(jnp.ones(2)), b="text"))
+    f(Holder(a=st.parameter(jnp.zeros(2)), b="text"))
+    assert len(traces) == 1
+    f(Holder(a=jnp.zeros(2), b="text"))
+    f(Holder(a=st.parameter(jnp.zeros(2)), b="other"))
+    f(Holder(b="text", a=st.parameter(jnp.zeros(2))))
+    assert len(traces) == 4
+
+
+def test_state_in_a_scan():
+    model, xs = net(), jnp.ones((4, 3))
+
+    def body(model, x):
+        return model, model(x)
+
+    after, _ = st.scan(body, model, xs)
+    assert after.layers[0] is after.layers[1]
+    assert after.layers[0].calls == 8
+
+
+def test_gradients_of_parameters_are_those_of_bare_arrays():
+    model, x = net(), jnp.ones(3)
+    linear = model.layers[0]
+
+    def loss(parameters, x):
+        return model.merge(parameters)(x)
+
+    gradient = st.grad(loss)(model.parameters(), x)
+    expected = jax.grad(lambda w, b: computed(w, b, x, 2).sum(), argnums=(0, 1))(linear.weight, linear.bias)
+    np.testing.assert_allclose(gradient.layers[0].weight, expected[0], rtol=1e-5)
+    np.testing.assert_allclose(gradient.layers[0].bias, expected[1], rtol=1e-5)
+    assert gradient.layers[0] is gradient.layers[1]
+    assert gradient.mean is None
+    assert linear.calls == 0
+
+
+def test_training_with_optax_is_that_of_bare_arrays():
+    x, y = jax.random.normal(jax.random.key(1), (2, 8, 3))
+    model, tx = Linear(3, 3, key=jax.random.key(0)), optax.adam(1e-2)
+    bare = {"w": model.weight, "b": model.bias}
+    state, bare_state = tx.init(model.parameters()), tx.init(bare)
+
+    def loss(parameters, model, x, y):
+        model = model.merge(parameters)
+        return ((model(x) - y) ** 2).mean(), model
+
+    @st.jit
+    def step(model, state):
+        (value, model), gradient = st.value_and_grad(loss, has_aux=True)(model.parameters(), model, x, y)
+        updates, state = tx.update(gradient, state)
+        return model.merge(optax.apply_updates(model.parameters(), updates)), state, value
+
+    @jax.jit
+    def bare_step(bare, state):
+        value, gradient = jax.value_and_grad(lambda p: ((jax.nn.relu(x @ p["w"] + p["b"]) - y) ** 2).mean())(bare)
+        updates, state = tx.update(gradient, state)
+        return optax.apply_updates(bare, updates), state, value
+
+    for _ in range(5):
+        model, state, value = step(model, state)
+        bare, bare_state, expected = bare_step(bare, bare_state)
+        np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(model.weight, bare["w"], rtol=1e-5)
+    assert model.calls == 5
+
+
+# --- parameters and merge ------------------------------------------------------------------------------------------
+
+
+def test_parameters_of_everything_that_a_module_may_hold():
+    inner = Holder(w=st.parameter(jnp.ones(2)), n=jnp.array(0))
+    model = Holder(
+        several=st.parameter({"a": jnp.ones(2), "b": [jnp.zeros(1)]}),
+        bare=[jnp.ones(2)],
+        inner=inner,
+        inners=(Holder(w=st.parameter(jnp.ones(1))), None),
+        frozen=st.state_field(Holder(w=st.parameter(jnp.ones(1)), deep=[eqx.nn.Linear(1, 1, key=jax.random.key(0))])),
+        of_equinox=eqx.nn.Linear(2, 2, key=jax.random.key(0)),
+        marked_module=st.parameter(Holder(w=st.parameter(jnp.ones(1)), n=jnp.array(0))),
+        activation=jax.nn.relu,
+    )
+    trainable = [
+        ".several['a']",
+        ".several['b'][0]",
+        ".inner.w",
+        ".inners[0].w",
+        ".of_equinox.weight",
+        ".of_equinox.bias",
+        ".marked_module.w",
+    ]
+    parameters = model.parameters()
+    assert paths(parameters) == trainable
+    assert parameters.activation is jax.nn.relu
+    assert parameters.several["a"] is model.several["a"]
+    merged = model.merge(parameters)
+    assert jax.tree.structure(merged) == jax.tree.structure(model)
+    assert all(a is b for a, b in zip(jax.tree.leaves(merged), jax.tree.leaves(model), strict=True))
+
+
+def test_parameters_of_flax():
+    nnx = pytest.importorskip("flax.nnx")
+    model = Holder(norm=nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
+    sizes = [leaf.shape for leaf in jax.tree.leaves(model.parameters())]
+    assert sizes == [(2,), (2,)]
+    assert len(jax.tree.leaves(model)) > 2
+
+
+def test_what_is_tied_is_trainable_if_one_of_its_paths_is():
+    shared = Holder(w=st.parameter(jnp.ones(2)))
+    model = Holder(target=st.state_field(shared), online=shared)
+    parameters = model.parameters()
+    assert parameters.target is parameters.online
+    assert parameters.online.w is shared.w
+
+
+def test_merge_takes_what_is_there_and_leaves_the_rest():
+    model = Holder(a=st.parameter(jnp.ones(2)), b=st.parameter(jnp.ones(2)), n=jnp.array(0), mode="train")
+    parameters = model.parameters()
+    parameters.a = jnp.zeros(2)
+    parameters.b = None
+    model.n, model.mode, model.cache = jnp.array(7), "eval", jnp.ones(3)
+    merged = model.merge(parameters)
+    assert merged.a is parameters.a
+    assert merged.b is model.b
+    assert (int(merged.n), merged.mode) == (7, "eval")
+    assert merged.cache is model.cache
+
+
+def test_merge_refuses_a_lost_tie_and_another_shape():
+    model = net()
+    untied = jax.tree.map(lambda x: x + 1, model.parameters())
+    with pytest.raises(st.SharingMismatchError, match="one leaf in the module, but two objects") as caught:
+        model.merge(untied)
+    assert caught.value.paths == (".layers[0].weight", ".layers[1].weight")
+    with pytest.raises(st.SharingMismatchError, match="differ in shape from the module at ``"):
+        model.merge(Linear(3, 3, key=jax.random.key(0)))
+    with pytest.raises(st.SharingMismatchError, match=r"at `\.layers`"):
+        parameters = model.parameters()
+        parameters.layers = [*parameters.layers, 1.0]
+        model.merge(parameters)
+
+
+# --- copies, pickles, files, text ----------------------------------------------------------------------------------
+
+
+def isomorphic(one, two):
+    return st.same_sharing(one, two) and st.tree.structure(one) is st.tree.structure(two)
+
+
+def test_copies():
+    model = net()
+    shallow, deep = copy.copy(model), copy.deepcopy(model)
+    assert shallow is not model
+    assert shallow.layers is model.layers
+    assert isomorphic(model, deep)
+    assert deep.layers[0] is deep.layers[1] is not model.layers[0]
+    assert deep.layers[0].weight is not model.layers[0].weight
+    shallow.extra = st.parameter(jnp.ones(1))
+    assert not hasattr(model, "extra")
+    assert paths(model.parameters()) == paths(deep.parameters())
+
+
+@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
+def test_pickles(protocol):
+    model = net()
+    again = pickle.loads(pickle.dumps(model, protocol))
+    assert isomorphic(model, again)
+    assert again.layers[0].activation is jax.nn.relu
+    np.testing.assert_array_equal(again.layers[0].weight, model.layers[0].weight)
+
+
+def test_structures_can_be_pickled():
+    structure = st.tree.structure(net())
+    assert pickle.loads(pickle.dumps(structure)) is structure
+
+
+def test_a_class_may_say_itself_what_is_pickled():
+    again = pickle.loads(pickle.dumps(Own(jnp.ones(2))))
+    assert again.source == "loaded"
+    assert paths(again) == [".weight"]
+
+
+class Own(st.Module):
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __getstate__(self):
+        return {"weight": self.weight}
+
+    def __setstate__(self, state):
+        self.weight = state["weight"]
+        self.source = "loaded"
+
+
+@pytest.mark.parametrize("like", [True, False])
+def test_saved_and_loaded(like):
+    model = net()
+    model.note = (1, "a", None)
+    data = st.to_bytes(model)
+    again = st.from_bytes(data, like=model) if like else st.from_bytes(data, trusted=[Net, Linear])
+    assert isomorphic(model, again)
+    assert list(vars(again)) == list(vars(model))
+    assert paths(again.parameters()) == paths(model.parameters())
+    np.testing.assert_array_equal(again.layers[0].weight, model.layers[0].weight)
+
+
+def test_the_trainable_part_is_saved_as_it_is():
+    parameters = net().parameters()
+    assert isomorphic(parameters, st.from_bytes(st.to_bytes(parameters), trusted=[Net, Linear]))
+
+
+def test_loading_with_another_name_keeps_the_mark():
+    data = st.to_bytes(Holder(old=st.parameter(jnp.ones(2)), rest=jnp.ones(1)))
+    name = f"{Holder.__module__}:Holder"
+    again = st.from_bytes(data, trusted=[Holder], renames={f"{name}.old": "new", f"{name}.rest": None})
+    assert list(vars(again)) == ["new"]
+    assert paths(again.parameters()) == [".new"]
+
+
+def test_a_template_that_differs_in_what_is_static():
+    data = st.to_bytes(Holder(w=jnp.ones(2), mode="train"))
+    with pytest.raises(st.StructureMismatchError, match=r"\.mode"):
+        st.from_bytes(data, like=Holder(w=jnp.ones(2), mode="eval"))
+
+
+def test_an_attribute_in_the_place_of_a_method_is_not_saved():
+    with pytest.raises(st.UnserialisableError, match="`merge`"):
+        st.to_bytes(Holder(merge=jnp.ones(2)))
+
+
+def test_plain_state():
+    model = net()
+    state = st.state(model)
+    assert list(state) == ["layers", "mean", "name"]
+    assert state["layers"][0] is state["layers"][1]
+    assert state["layers"][0]["activation"] == ()
+    state["name"] = "other"
+    again = st.load_state(model, state)
+    assert again.layers[0] is again.layers[1]
+    assert again.name == "other"
+    assert paths(again.parameters()) == paths(model.parameters())
+
+
+def test_the_text_says_what_is_marked_and_each_module_once():
+    model = net()
+    model.parent = [model]
+    assert repr(model) == (
+        "Net(\n  layers=[\n    Linear(\n      weight=parameter(f32[3,3]),\n      bias=parameter(f32[3]),\n"
+        "      calls=state_field(weak_i32[]),\n      activation=<function relu>\n    ),\n    <Linear, as above>\n  ],\n"
+        "  mean=f32[3],\n  name='net',\n  parent=[<recursive>]\n)"
+    )
+
+
+# --- classes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_dataclass_declares_its_fields():
+    module = Declared(jnp.ones(2))
+    assert paths(module) == [".weight", ".count"]
+    assert paths(module.parameters()) == [".weight"]
+    assert repr(module) == "Declared(weight=parameter(f32[2]), count=state_field(0), table=[1, 2], width=3)"
+    module.table = [jnp.ones(2)]
+    assert paths(module) == [".weight", ".count"]
+    again = st.from_bytes(st.to_bytes(module), trusted=[Declared])
+    assert paths(again) == [".weight", ".count"]
+    assert dataclasses.replace(module, count=5).count == 5
+
+
+def test_subclasses_are_pytrees_of_their_own():
+    class Noisy(Linear):
+        def __init__(self, *args, key):
+            super().__init__(*args, key=key)
+            self.scale = jnp.ones(())
+
+    assert paths(Noisy(2, 2, key=jax.random.key(0))) == [".weight", ".bias", ".calls", ".scale"]
+    assert st.jit(lambda m: m)(Noisy(2, 2, key=jax.random.key(0))).activation is jax.nn.relu
+
+
+def test_generics():
+    module = Typed[jax.Array](jnp.ones(2))
+    assert paths(module) == [".value"]
+    assert st.tree.structure(module) is st.tree.structure(Typed(jnp.ones(2)))
+    assert type(st.jit(lambda m: m)(module)) is Typed
+
+
+def test_modules_inside_of_others():
+    model = eqx.nn.Sequential([Linear(2, 2, key=jax.random.key(0)), eqx.nn.Lambda(jnp.tanh)])
+    assert paths(model)[0] == ".layers[0].weight"
+    assert "weight=parameter(f32[2,2])" in repr(model)
+
+
+def test_nothing_keeps_a_class_or_a_module_alive():
+    holder = Holder(a=jnp.ones(2))
+    jax.tree.leaves(holder)
+    reference = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert reference() is None
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+class Opaque:
+    def __init__(self):
+        self.weight = jnp.ones(2)
+
+
+BAD = {
+    "a generator": (lambda: (jnp.ones(2) for _ in range(2)), "`Holder.x` is assigned a `generator`, which is used up"),
+    "a map": (lambda: map(jnp.sin, [jnp.ones(2)]), "assigned a `map`, which is used up"),
+    "a generator in a list": (lambda: [zip([1], [2], strict=True)], "assigned a `zip`, which is used up"),
+    "a set of modules": (lambda: {Holder()}, "a `set` of arrays or modules, which has no order"),
+    "an object with an array": (Opaque, "a `Opaque`, which holds an array or a module as `weight`, but is not a reg"),
+    "a mark in a list": (lambda: [st.parameter(jnp.ones(2))], "a container with a parameter in it"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_no_pytree_can_hold(name):
+    make, message = BAD[name]
+    holder = Holder(before=jnp.ones(1))
+    with pytest.raises(st.UnregisteredTypeError, match=message):
+        holder.x = make()
+    assert paths(holder) == [".before"]
+    assert not hasattr(holder, "x")
+
+
+def test_a_module_cannot_hold_itself():
+    holder = Holder()
+    with pytest.raises(st.CycleError, match="is assigned the module itself"):
+        holder.me = holder
+    holder.them = [holder]
+    with pytest.raises(st.CycleError, match="contains itself"):
+        st.tree.leaves(holder)
+
+
+@pytest.mark.parametrize("mark", [st.parameter, st.state_field])
+def test_only_what_can_be_traced_can_be_marked(mark):
+    with pytest.raises(st.UnregisteredTypeError, match="is nothing that JAX could trace"):
+        mark("text")
+    holder = Holder(x=mark(jnp.ones(2)))
+    with pytest.raises(st.UnregisteredTypeError, match=r"`Holder\.x` is (a parameter|state), and 'text'"):
+        holder.x = "text"
+
+
+def test_a_value_and_the_options_of_a_field():
+    with pytest.raises(TypeError, match="not both"):
+        st.parameter(jnp.ones(2), default=3)
+
+
+def test_slots_are_refused():
+    with pytest.raises(TypeError, match="has `__slots__`"):
+
+        @dataclasses.dataclass(slots=True)
+        class _(st.Module):
+            x: int
+
+
+def test_marks_of_the_class_are_refused():
+    with pytest.raises(TypeError, match="marks an attribute of the class"):
+
+        class _(st.Module):
+            weight = st.parameter(jnp.ones(2))
+
+
+def test_a_frozen_dataclass_cannot_mark():
+    @dataclasses.dataclass(frozen=True, eq=False)
+    class Frozen(st.Module):
+        weight: object
+
+    assert paths(Frozen(jnp.ones(2))) == [".weight"]
+    with pytest.raises(st.UnregisteredTypeError, match="was marked, but not set by assignment"):
+        jax.tree.leaves(Frozen(st.parameter(jnp.ones(2))))
+
+
+@pytest.mark.parametrize("kinds", [["sub-tune"], [None], [["int", "7"]], ["static", "static"]])
+def test_kinds_in_a_file_that_are_none(kinds):
+    draft = Draft(st.to_bytes(Holder(x=jnp.ones(2))))
+    (node,) = [node for node in draft.manifest["nodes"] if node[0] == "dict"]
+    node[2] = kinds[:1]
+    if len(kinds) == 2:
+        node[1], node[2] = ["x", ["int", "7"]], kinds
+    with pytest.raises(st.FormatError, match="kinds of the attributes of a `Holder` that are none"):
+        st.load(draft.file(with_digests=True), trusted=[Holder])
+
+
+def test_kinds_in_a_file_of_what_is_not_there():
+    draft = Draft(st.to_bytes(Holder(x=jnp.ones(2))))
+    (node,) = [node for node in draft.manifest["nodes"] if node[0] == "dict"]
+    node[1] = ["y"]
+    assert paths(st.load(draft.file(with_digests=True), trusted=[Holder])) == [".x"]
+
+
+@pytest.mark.parametrize("name", ["merge", "__class__", "__setattr__"])
+def test_attributes_in_a_file_in_the_place_of_what_the_class_defines(name):
+    draft = Draft(st.to_bytes(Holder(x=jnp.ones(2))))
+    (entry,) = draft.manifest["types"]
+    entry["extra"][entry["extra"].index("x")] = name
+    with pytest.raises(st.FormatError):
+        st.load(draft.file(with_digests=True), trusted=[Holder])

@@ -1,0 +1,221 @@
+"""`sharedtree.Module`s come out of the native walk as out of the walk in Python, and are built alike."""
+
+import collections
+import functools
+import gc
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, strategies as hst
+
+import sharedtree as st
+from sharedtree import _attribute_kinds, _native_classes
+from sharedtree._native_walk import native
+from sharedtree._walk import Rules
+from tests.kinds import Free
+from tests.strategies import Pair, Point
+from tests.test_native_walk import RULES, assert_alike, knows
+from tests.walks import in_python
+
+pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
+
+W = jnp.ones(2)
+
+
+class Cached(st.Module):
+    def __init__(self, weight):
+        self.weight = weight
+
+    @functools.cached_property
+    def total(self):
+        return self.weight.sum()
+
+
+class WithProperty(st.Module):
+    def __init__(self, weight):
+        self.weight = weight
+
+    @property
+    def first(self):
+        return self.weight
+
+    def __getattribute__(self, name):
+        return object.__getattribute__(self, name)
+
+
+def with_other_names():
+    module = Free(a=W, b="text")
+    vars(module)["c"] = W
+    return module
+
+
+def in_another_order():
+    module = Free(a=W, b="text", c=W)
+    value = vars(module).pop("a")
+    vars(module)["a"] = value
+    return module
+
+
+def without_kinds():
+    module = object.__new__(Free)
+    vars(module)["a"] = W
+    return module
+
+
+def with_no_text():
+    module = Free(a=W)
+    vars(module)[1] = "x"
+    return module
+
+
+def with_a_cache():
+    module = Cached(W)
+    assert module.total == 2
+    return module
+
+
+def filled_later():
+    module = Free(table={"size": 2}, queue=collections.deque([1]), pair=Point(1, [2]), a=W)
+    module.table["w"] = W
+    module.queue.append(W)
+    module.pair.y.append(W)
+    return module
+
+
+# Whether the native walk reads it by itself.
+TREES: dict[str, tuple[Any, bool]] = {
+    "marked": (lambda: Free(a=st.parameter(W), b=st.state_field(1), c="text"), True),
+    "modules in modules": (lambda: Free(a=[Free(b=W), Pair(W, Free())], c=jax.nn.relu), True),
+    "tied": (lambda: (lambda inner: Free(a=inner, b=[inner, inner]))(Free(w=W)), True),
+    "empty": (Free, True),
+    "static tuples": (lambda: Free(a=W, b=(1, "a", None, 2.0, True), c=()), True),
+    "static bytes and a class": (lambda: Free(a=W, b=b"x", c=int, d=1j), True),
+    "a static list": (lambda: Free(a=W, b=[1, 2]), False),
+    "a nested static tuple": (lambda: Free(a=W, b=((1,),)), False),
+    "a static set": (lambda: Free(a=W, b=frozenset({1})), True),
+    "filled later": (filled_later, False),
+    "other names": (with_other_names, False),
+    "another order": (in_another_order, False),
+    "no kinds": (without_kinds, False),
+    "no text": (with_no_text, False),
+    "a cache": (with_a_cache, False),
+    "a property": (lambda: WithProperty(W), True),
+}
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+@pytest.mark.parametrize("name", TREES)
+def test_alike(name, rules):
+    tree = TREES[name][0]()
+    assert_alike([tree, [tree, W]], rules)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_known_again_and_read_by_itself(name, monkeypatch):
+    make, is_read = TREES[name]
+    tree = make()
+    structure = st.tree.structure(tree)
+    assert knows(tree)
+    calls = []
+    present = _attribute_kinds.present_kinds
+    monkeypatch.setattr(_attribute_kinds, "present_kinds", lambda module: calls.append(module) or present(module))
+    assert st.tree.structure(tree) is structure
+    assert bool(calls) is not is_read
+
+
+names = hst.sampled_from(["a", "b", "c", "d"])
+
+
+@hst.composite
+def histories(draw):
+    """Modules, each with a few assignments, deletions and detours."""
+    pool: list[Any] = [W, jnp.zeros(3), Free(), 1, 2.5, "text", None, (1, 2), jax.nn.relu]
+    for _ in range(draw(hst.integers(1, 6))):
+        module = Free()
+        for _ in range(draw(hst.integers(0, 6))):
+            name, value = draw(names), draw(hst.sampled_from(pool))
+            how = draw(hst.sampled_from(["assign", "parameter", "state", "list", "delete", "past"]))
+            try:
+                if how == "assign":
+                    setattr(module, name, value)
+                elif how == "list":
+                    setattr(module, name, [value, draw(hst.sampled_from(pool))])
+                elif how == "delete":
+                    delattr(module, name)
+                elif how == "past":
+                    vars(module)[name] = value
+                else:
+                    setattr(module, name, (st.parameter if how == "parameter" else st.state_field)(value))
+            except (st.UnregisteredTypeError, AttributeError):
+                continue
+        pool.append(module)
+    return pool[-1]
+
+
+@pytest.mark.parametrize("rules", [Rules(), Rules(convention="equinox"), Rules(inside=False)], ids=str)
+@given(tree=histories())
+def test_whatever_was_done_to_them(rules, tree):
+    assert_alike([tree, [tree]], rules)
+
+
+@given(tree=histories())
+def test_transforms_give_the_same(tree):
+    @st.jit
+    def f(tree):
+        return [tree, tree]
+
+    native_result = f(tree)
+    with in_python():
+        expected = f(tree)
+    assert native_result[0] is native_result[1]
+    assert st.tree.structure(native_result) is st.tree.structure(expected)
+    assert list(vars(native_result[0])) == list(vars(expected[0]))
+
+
+def test_a_class_that_is_changed_is_left_to_its_functions():
+    class Changed(st.Module):
+        def __init__(self):
+            self.weight = W
+
+    assert _native_classes._facts_of(Changed) == "module"
+    module = Changed()
+    structure = st.tree.structure(module)
+    Changed._sharedtree_kinds = property(lambda self: _attribute_kinds.NO_KINDS)
+    assert _native_classes._facts_of(Changed) is None
+    # Its functions find none, so that the kind of what is there follows from the value; it is the same.
+    assert st.tree.structure([module]) is not structure
+    assert st.tree.leaves([module])[0] is W
+
+
+def test_kinds_that_were_tampered_with():
+    for slot, value in [("names", 3), ("names", ()), ("are_static", None), ("are_static", b"")]:
+        module = Free(tampered=W, **{slot: "text"})
+        kinds = _attribute_kinds.noted_kinds(module)
+        before = getattr(kinds, slot)
+        setattr(kinds, slot, value)
+        try:
+            assert len(st.tree.leaves(module)) == 1
+            assert st.tree.map(lambda x: x, module).tampered is W
+        finally:
+            setattr(kinds, slot, before)
+
+
+def test_something_else_in_the_slot():
+    module = Free(a=W)
+    _attribute_kinds.note_kinds(module, "text")
+    with pytest.raises(AttributeError):
+        st.tree.leaves(module)
+
+
+def test_nothing_is_kept():
+    module = Free(a=W, only_here_in_this_test="text")
+    kinds = weakref.ref(_attribute_kinds.noted_kinds(module))
+    reference = weakref.ref(module)
+    st.tree.leaves(st.tree.map(lambda x: x, module))
+    del module
+    gc.collect()
+    assert reference() is None
+    assert kinds() is None
