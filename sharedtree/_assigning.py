@@ -1,4 +1,4 @@
-"""What an assignment to an attribute of a `Module` does: the mark is taken off and noted, and some values are refused."""
+"""What an assignment to an attribute of a `Module` does: the mark is taken off and noted; some values are refused."""
 
 import dataclasses
 from typing import Any
