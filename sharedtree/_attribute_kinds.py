@@ -1,9 +1,9 @@
-"""Of which kind each attribute of a `Module` is: how that is found out, and where it is kept.
+"""Of which kind each attribute of a `Module` is: where that is kept, and what the flatten functions make of it.
 
 There are four kinds: parameter, state, sub-tree and static (see `_assigned_values`). The kind of a value that is not
 marked follows from the value, whenever it is assigned. A mark stays with the attribute when another value is assigned.
 What follows from a container that was static is asked again whenever the module is taken apart, since somebody may have
-put an array into it.
+put an array into it. What an assignment does is in `_assigning`.
 
 The kinds of all attributes of an instance are one `Kinds`, in a slot beside its `__dict__`. It cannot be changed, and
 equal ones are one object, so whether two modules are alike in this is told by `is`:
@@ -14,7 +14,6 @@ Where the slot lacks a name that the `__dict__` has, as after `vars(module).upda
 value, too.
 """
 
-import dataclasses
 import functools
 import threading
 import weakref
@@ -24,22 +23,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jax import tree_util as jtu
 
 from ._assigned_values import (
-    MARKED,
-    PARAMETER,
-    STATE,
     STATIC,
-    SUBTREE,
     Kind,
     Marked,
-    is_array,
     is_container,
     kind_of_value,
-    require_markable,
 )
 from ._class_attributes import inherited
-from ._errors import CycleError, UnregisteredTypeError
+from ._errors import UnregisteredTypeError
 from ._jax_internals import registered_functions
-from ._node_types import PYTHON_NUMBERS, built_in_base, dict_descriptor
+from ._node_types import built_in_base, dict_descriptor
 
 KINDS_SLOT = "_sharedtree_kinds"
 """The slot in which an instance has its `Kinds`."""
@@ -155,7 +148,7 @@ def present_kinds(module: Any) -> Kinds:
     """
     cls: Any = type(module)
     noted = noted_kinds(module)
-    declared, ignored = _of_class(cls)
+    declared, ignored = of_class(cls)
     found: list[tuple[str, Kind]] = []
     for name, value in attributes_of(module).items():
         kind = noted.by_name.get(name)
@@ -231,7 +224,7 @@ def copied(module: Any, copy_of: Callable[[Kind | None, Any], Any], memo: dict[i
     return made
 
 
-class _OfClass(NamedTuple):
+class OfClass(NamedTuple):
     """What a class says of the attributes of its instances.
 
     Attributes:
@@ -244,10 +237,11 @@ class _OfClass(NamedTuple):
     ignored: frozenset[str]
 
 
-_of_classes: weakref.WeakKeyDictionary[type, _OfClass] = weakref.WeakKeyDictionary()
+_of_classes: weakref.WeakKeyDictionary[type, OfClass] = weakref.WeakKeyDictionary()
 
 
-def _of_class(cls: Any) -> _OfClass:
+def of_class(cls: Any) -> OfClass:
+    """What a class says; asked once, when its first instance is."""
     known = _of_classes.get(cls)
     if known is None:
         declared: dict[str, Kind] = {}
@@ -257,85 +251,8 @@ def _of_class(cls: Any) -> _OfClass:
             elif field.metadata.get("static", False):
                 declared[name] = STATIC
         cached = [k for base in cls.__mro__ for k, v in vars(base).items() if isinstance(v, functools.cached_property)]
-        known = _of_classes[cls] = _OfClass(declared, frozenset({*cached, "__orig_class__"}))
+        known = _of_classes[cls] = OfClass(declared, frozenset({*cached, "__orig_class__"}))
     return known
-
-
-# --- assigning -----------------------------------------------------------------------------------------------------
-
-
-def assign(module: Any, name: str, value: Any) -> Any:
-    """Notes the kind of an attribute to which a value is about to be assigned, and returns the value without its mark.
-
-    Raises:
-        UnregisteredTypeError: if the value holds arrays or modules where no pytree could hold them.
-        CycleError: if the value is the module itself.
-    """
-    cls: Any = type(module)
-    if value is module:
-        raise CycleError(
-            f"`{cls.__name__}.{name}` is assigned the module itself, which would then contain itself.\n"
-            "A DAG has no cycles. Hold it by a weak reference:\n"
-            f"    module.{name} = weakref.ref(module)",
-            ("", f".{name}"),
-        )
-    noted = noted_kinds(module)
-    before = noted.by_name.get(name)
-    declared = _of_class(cls).declared.get(name)
-    if type(value) is Marked:
-        kind, value = value.kind, value.value
-    elif before in MARKED or declared in MARKED:
-        kind = before if before in MARKED else declared
-        assert kind is not None
-        require_markable(value, kind, f"`{cls.__name__}.{name}`")
-    elif declared is not None:
-        kind = declared
-    else:
-        kind = kind_of_value(value, f"`{cls.__name__}.{name}`")
-        # An array that becomes a number, as a counter that is reset does, is no other kind of thing.
-        is_array_no_more = before == SUBTREE and is_array(attributes_of(module).get(name))
-        if is_array_no_more and (value is None or type(value) in PYTHON_NUMBERS):
-            kind = SUBTREE
-    if kind != before and name not in _of_class(cls).ignored:
-        kinds: dict[str, Kind] = {**noted.by_name, name: kind}
-        note_kinds(module, kinds_of(kinds.items()))
-    return value
-
-
-def forget(module: Any, name: str) -> None:
-    """Drops what was noted of an attribute that is deleted, its mark, too."""
-    noted = noted_kinds(module)
-    if name in noted.by_name:
-        note_kinds(module, kinds_of([item for item in noted.items if item[0] != name]))
-
-
-def require_soundness(cls: Any) -> None:
-    """Raises if the instances of a new class could not be modules.
-
-    Raises:
-        TypeError: if it has slots, or marks what is an attribute of the class.
-    """
-    slots = vars(cls).get("__slots__", ())
-    if slots and slots not in ("__weakref__", "__dict__"):
-        raise TypeError(
-            f"`{cls.__name__}` has `__slots__`, but the attributes of a `sharedtree.Module` live in its `__dict__`. "
-            "Leave the slots out; of a dataclass, leave out `slots=True`."
-        )
-    for name, value in vars(cls).items():
-        if type(value) is Marked:
-            raise TypeError(
-                f"`{cls.__name__}.{name}` marks an attribute of the class, which all instances would have together. "
-                f"Mark it in `__init__`, or declare a field of a dataclass:\n"
-                f"    {name}: jax.Array = sharedtree.{_FUNCTIONS[value.kind]}(default_factory=...)"
-            )
-
-
-_FUNCTIONS: dict[Kind, str] = {PARAMETER: "parameter", STATE: "state_field"}
-
-
-def is_assigned_by_class(cls: type, name: str) -> bool:
-    """Whether a class has a property, or another descriptor, that is asked when an attribute is assigned."""
-    return hasattr(type(inherited(cls, name)), "__set__")
 
 
 def _marker_past_assignment(cls: Any, name: str) -> UnregisteredTypeError:
@@ -345,8 +262,3 @@ def _marker_past_assignment(cls: Any, name: str) -> UnregisteredTypeError:
         f"    {name}: jax.Array = sharedtree.parameter()",
         (f".{name}",),
     )
-
-
-def field_declaring(kind: Kind, **options: Any) -> Any:
-    """A field of a dataclass that declares the kind of its attribute."""
-    return dataclasses.field(metadata={DECLARED: kind}, **options)

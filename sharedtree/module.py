@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 import equinox as eqx
 from jax import tree_util as jtu
 
-from . import _attribute_kinds as kinds
+from . import _assigning as assigning, _attribute_kinds as kinds
 from ._assigned_values import PARAMETER, STATE, STATIC, Kind, Marked, require_markable
 from ._copies import copy_of
 from ._statics import with_names
@@ -89,7 +89,7 @@ def state_field(value: Any = _NOT_GIVEN, /, **options: Any) -> Any:
 
 def _marked(kind: Kind, what: str, value: Any, options: dict[str, Any]) -> Any:
     if value is _NOT_GIVEN:
-        return kinds.field_declaring(kind, **options)
+        return assigning.field_declaring(kind, **options)
     if options:
         raise TypeError(f"{what} takes a value, or the options of a field without a value; not both.")
     require_markable(value, kind, f"What is given to {what}")
@@ -142,20 +142,20 @@ class Module(kinds.HasKinds):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        kinds.require_soundness(cls)
+        assigning.require_soundness(cls)
         _register(cls)
 
     # Hidden from type checkers, to which a class that has it seems to have every attribute.
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if not kinds.is_assigned_by_class(type(self), name):
-                value = kinds.assign(self, name, value)
+            if not assigning.is_assigned_by_class(type(self), name):
+                value = assigning.assign(self, name, value)
             super().__setattr__(name, value)
 
         def __delattr__(self, name: str) -> None:
             super().__delattr__(name)
-            kinds.forget(self, name)
+            assigning.forget(self, name)
 
     def parameters(self) -> Self:
         """The trainable part: a module of the same shape and the same ties, with `None` for every other leaf.

@@ -28,6 +28,7 @@ ORDER = [
     "_node_types",
     "_assigned_values",
     "_attribute_kinds",
+    "_assigning",
     "_structure",
     "_engine",
     "_walk",
