@@ -431,6 +431,16 @@ def test_one_attribute_is_set_once():
         forged(adding("weight", None))
 
 
+def test_what_a_file_refers_to_twice_is_one_object():
+    def change(entry: dict[str, Any], node: list[Any]) -> None:
+        entry["extra"].append("again")
+        node[2].append(node[2][entry["extra"].index("weight")])
+
+    loaded = forged(change)
+    assert loaded.again is loaded.weight
+    assert len(jax.tree.leaves(st.Dag(loaded))) == 1
+
+
 def test_an_object_does_not_contain_itself():
     def change(entry: dict[str, Any], node: list[Any]) -> None:
         node[2][0] = 10_000
