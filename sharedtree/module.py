@@ -46,7 +46,7 @@ def parameter(value: Any = _NOT_GIVEN, /, **options: Any) -> Any:
         options: `default`, `default_factory` and `kw_only` of `dataclasses.field`, where it declares a field.
 
     Returns:
-        What is to be assigned to an attribute at once: for the type checker, the value. No copy is made.
+        What is to be assigned to an attribute at once, and is the value to a type checker. No copy is made.
 
     Raises:
         UnregisteredTypeError: if the value is nothing that JAX could trace.
