@@ -127,17 +127,19 @@ def assert_equal(one, two):
         np.testing.assert_allclose(mine[path], value, rtol=1e-4, atol=1e-5, err_msg=path)
 
 
-# What takes longest to compile; under `jit` they are tested every day.
+# What takes longest to compile.
 EXPENSIVE = {"MultiHeadAttention", "RNN", "Bidirectional", "LSTMCell", "GRUCell", "OptimizedLSTMCell", "SpectralNorm"}
-PRESENT = sorted(LAYERS.keys() & layers_of_nnx())
-
-present = pytest.mark.parametrize("name", PRESENT)
-mostly_present = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in EXPENSIVE)) for name in PRESENT]
-)
 
 
-@present
+def each_layer(*, slow):
+    """Every layer that this version of Flax has, some of them not every day."""
+    names = sorted(LAYERS.keys() & layers_of_nnx())
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in names]
+    )
+
+
+@each_layer(slow={"MultiHeadAttention", "Bidirectional"})
 def test_under_jit_in_place(name):
     make, inputs, _ = LAYERS[name]
     mine, reference, call = make(), make(), call_of(name)
@@ -159,7 +161,7 @@ def test_under_jit_and_returned(name):
     assert type(new) is type(mine)
 
 
-@mostly_present
+@each_layer(slow=EXPENSIVE)
 def test_under_grad_in_place(name):
     make, inputs, _ = LAYERS[name]
     mine, reference, loss = make(), make(), loss_of(name)
@@ -170,7 +172,7 @@ def test_under_grad_in_place(name):
     assert_equal(mine, reference)
 
 
-@mostly_present
+@each_layer(slow=EXPENSIVE)
 def test_under_vmap_in_place(name):
     """A stack of two layers, each on an input of its own; against the two, one after the other."""
     make, inputs, _ = LAYERS[name]
