@@ -43,6 +43,12 @@ def refusal_of(obj: Any, cls: Any) -> RefusalError:
         )
     if isinstance(obj, types.ModuleType):
         return RefusalError("a module of Python", "Leave it out, and import it where it is used.")
+    if name.startswith("flax.") and cls.__name__ == "HashableMapping":  # those of a flax that is known are no problem
+        return RefusalError(
+            "part of a module of Flax NNX, and this version of flax keeps those in a way that is not known here",
+            "Install flax 0.12.1 or newer: `pip install -U flax`. Or save what the model holds: "
+            "`sharedtree.save(path, sharedtree.state(model))`.",
+        )
     if name.partition(".")[0] in LIBRARIES:
         return RefusalError(
             f"a `{name}`, which cannot be rebuilt without calling it", "Leave it out, and make it anew after loading."

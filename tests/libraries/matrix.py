@@ -38,11 +38,13 @@ class Library(NamedTuple):
         title: as the page prints it.
         distribution: what has to be installed.
         file: of its model, in `models/`.
+        since: the first version that all of this is for.
     """
 
     title: str
     distribution: str
     file: str
+    since: str = "0"
 
 
 LIBRARIES = (
@@ -50,7 +52,8 @@ LIBRARIES = (
     Library("Equinox with jaxtyping and beartype", "beartype", "jaxtyping"),
     Library("`jax.tree_util.register_dataclass`", "jax", "register_dataclass"),
     Library("`jax.tree_util.register_pytree_node`", "jax", "register_pytree_node"),
-    Library("Flax NNX", "flax", "flax_nnx"),
+    Library("`sharedtree.Module`", "sharedtree", "sharedtree"),
+    Library("Flax NNX", "flax", "flax_nnx", since="0.12.1"),
     Library("Flax Linen's variables", "flax", "flax_linen"),
     Library("Flax `TrainState`", "flax", "flax_train_state"),
     Library("`flax.struct`", "flax", "flax_struct"),

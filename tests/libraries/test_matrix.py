@@ -5,6 +5,7 @@ import importlib.metadata
 import jax
 import optax
 import pytest
+from packaging.version import Version
 
 import sharedtree as st
 from tests.libraries import matrix
@@ -14,9 +15,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 def model_of(library):
     try:
-        importlib.metadata.version(library.distribution)
+        version = importlib.metadata.version(library.distribution)
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"{library.distribution} is not installed")
+    if Version(version) < Version(library.since):
+        pytest.skip(f"{library.distribution} {version} is older than {library.since}")
     return matrix.Model(library)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.metadata
 import io
 import os
 import threading
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packaging.version import Version
 
 import sharedtree as st
 
@@ -142,3 +144,13 @@ def test_donated_arrays(path):
     array.delete()
     with pytest.raises(st.UnserialisableError, match="donated"):
         st.save(path, {"a": array})
+
+
+def test_modules_of_a_flax_that_is_too_old():
+    nnx = pytest.importorskip("flax.nnx")
+    if Version(importlib.metadata.version("flax")) >= Version("0.12.1"):
+        pytest.skip("flax is new enough")
+    model = nnx.Dict(scale=nnx.Param(jnp.ones(2)))
+    with pytest.raises(st.UnserialisableError, match="flax 0.12.1 or newer"):
+        st.to_bytes(model)
+    assert st.from_bytes(st.to_bytes(st.state(model))) is not None

@@ -1,0 +1,191 @@
+"""Equinox issue 535: models are loaded without a template, by the names of their classes and functions.
+
+Saved here, loaded in a process of its own that makes none of the models again.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sharedtree as st
+
+lx = pytest.importorskip("lineax")
+diffrax = pytest.importorskip("diffrax")
+
+KEY = jax.random.key(0)
+MATRIX = jnp.array([[3.0, 1.0, 0.0], [1.0, 4.0, 1.0], [0.0, 1.0, 5.0]])
+VECTOR = jnp.array([1.0, -2.0, 0.5])
+
+
+def linear_solvers():
+    direct = [lx.AutoLinearSolver(well_posed=True), lx.Cholesky(), lx.LU(), lx.QR(), lx.SVD()]
+    return [*direct, *(cls(rtol=1e-6, atol=1e-6) for cls in (lx.BiCGStab, lx.CG, lx.GMRES))]
+
+
+def solved(solver):
+    tags = lx.positive_semidefinite_tag
+    return lx.linear_solve(lx.MatrixLinearOperator(MATRIX, tags), VECTOR, solver).value
+
+
+ODE_SOLVERS = ("Euler", "Tsit5", "Kvaerno3")
+
+
+ADAPTIVE = diffrax.PIDController(rtol=1e-3, atol=1e-3)
+
+
+class Field(eqx.Module):
+    weight: jax.Array
+    activation: object
+
+    def __call__(self, t, y, args):
+        return self.activation(self.weight @ y)
+
+
+def ode(name):
+    return {"solver": getattr(diffrax, name)(), "terms": diffrax.ODETerm(Field(MATRIX / 9, jax.nn.tanh))}
+
+
+def integrated(ode):
+    controller = diffrax.ConstantStepSize() if type(ode["solver"]) is diffrax.Euler else ADAPTIVE
+    return diffrax.diffeqsolve(**ode, t0=0.0, t1=1.0, dt0=0.25, y0=VECTOR, stepsize_controller=controller).ys
+
+
+class Stateful(eqx.Module):
+    linear: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, key):
+        self.linear = eqx.nn.Linear(3, 3, key=key)
+        self.norm = eqx.nn.BatchNorm(3, axis_name="batch", mode="batch")
+
+    def __call__(self, x, state):
+        return self.norm(self.linear(x), state)
+
+
+def stateful():
+    model, state = eqx.nn.make_with_state(Stateful)(KEY)
+    return {"model": model, "state": run(model, state)[1]}
+
+
+def run(model, state):
+    xs = jnp.stack([VECTOR, 2 * VECTOR, -VECTOR])
+    return jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(xs, state)
+
+
+def first_weight(pair):
+    return pair[0].weight
+
+
+def second_weight(pair):
+    return pair[1].weight
+
+
+def shared():
+    """As Equinox shares, and as Python does."""
+    one, two = (eqx.nn.Linear(3, 3, key=key) for key in jax.random.split(KEY))
+    return {"shared": eqx.nn.Shared((one, two), second_weight, first_weight), "tied": [one, one]}
+
+
+def through_layers(model):
+    return sum(layer(VECTOR) for layer in [*model["shared"](), *model["tied"]])
+
+
+def answers(models):
+    """What each of the saved models computes."""
+    found = [solved(solver) for solver in models["linear"]] + [integrated(ode) for ode in models["ode"]]
+    return [*found, run(**models["stateful"])[0], through_layers(models["shared"])]
+
+
+def models():
+    return {
+        "linear": linear_solvers(),
+        "ode": [ode(name) for name in ODE_SOLVERS],
+        "stateful": stateful(),
+        "shared": shared(),
+    }
+
+
+IMPORTS = """
+import sys
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+import sharedtree as st
+from tests.seeds import test_equinox_issue_535 as seed
+path = sys.argv[1]
+"""
+
+
+def in_another_process(code, path, devices=1):
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS + code, str(path)],
+        cwd=pathlib.Path(__file__).parents[2],
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_solvers_stateful_layers_and_shared_layers(tmp_path):
+    made = models()
+    st.save(tmp_path / "models.safetensors", made)
+    code = """
+loaded = st.load(path, trusted=[seed.Field, seed.Stateful, seed.first_weight, seed.second_weight])
+assert loaded["shared"]["tied"][0] is loaded["shared"]["tied"][1]
+np.savez(path + ".npz", *seed.answers(loaded))
+"""
+    in_another_process(code, tmp_path / "models.safetensors")
+    with np.load(tmp_path / "models.safetensors.npz") as found:
+        expected = answers(made)
+        assert len(found.files) == len(expected) == len(made["linear"]) + len(ODE_SOLVERS) + 2
+        for name, want in zip(found.files, expected, strict=True):
+            np.testing.assert_allclose(found[name], want, rtol=1e-6)
+
+
+def test_a_dictionary_with_the_fields_of_a_module_stays_one():
+    linear = eqx.nn.Linear(2, 2, key=KEY)
+    both = st.from_bytes(st.to_bytes([linear, vars(linear).copy()]))
+    assert type(both[0]) is eqx.nn.Linear
+    assert type(both[1]) is dict
+    assert both[0].weight is both[1]["weight"]
+
+
+def test_what_has_no_name_says_so():
+    class Local(eqx.Module):
+        weight: jax.Array
+
+    lambda_ = eqx.nn.Lambda(lambda x: x)
+    with pytest.raises(st.UnserialisableError) as caught:
+        st.to_bytes({"local": Local(jnp.ones(2)), "layer": lambda_})
+    assert "['local']" in str(caught.value)
+    assert "['layer'].fn" in str(caught.value)
+
+
+def test_sharding_is_that_of_who_loads(tmp_path):
+    """Eight devices there, one here."""
+    path = tmp_path / "model.safetensors"
+    st.save(path, {"w": jnp.arange(8.0)})
+    code = """
+sharding = NamedSharding(jax.make_mesh((8,), ("x",)), PartitionSpec("x"))
+loaded = st.load(path, sharding=sharding)
+assert loaded["w"].sharding == sharding
+assert len(loaded["w"].addressable_shards) == 8
+st.save(path, loaded)
+"""
+    in_another_process(code, path, devices=8)
+    (device,) = jax.devices()[:1]
+    loaded = st.load(path)
+    assert loaded["w"].devices() == {device}
+    np.testing.assert_array_equal(loaded["w"], np.arange(8.0))
