@@ -60,7 +60,7 @@ DAGS = textwrap.dedent(
     import faulthandler, itertools, sys, traceback
     import sharedtree as st
     from tests.serialise.dags import SHARED, places, with_dag_in
-    from tests.serialise.judging import with_limited_memory
+    from tests.serialise.judging import EXTRA_BYTES, with_limited_memory
     from tests.serialise.test_bounded_work import ENTRY_POINTS, IS_THOROUGH
 
     for operation in ENTRY_POINTS.values():
@@ -74,7 +74,7 @@ DAGS = textwrap.dedent(
             for name in ENTRY_POINTS if IS_THOROUGH else dict.fromkeys(["like, not strict", next(turn), next(turn)]):
                 print(f"operand {place} of {kind}, a DAG of {how}, {name}", flush=True)
                 faulthandler.dump_traceback_later(60, exit=True)
-                with with_limited_memory(64 * 2**20):
+                with with_limited_memory(EXTRA_BYTES):
                     try:
                         ENTRY_POINTS[name](data)
                     except st.SharedTreeError as error:
