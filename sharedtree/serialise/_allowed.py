@@ -111,6 +111,25 @@ CLASSES = frozenset(
 """Classes that are no nodes, but may be named as values: the types of values and of numbers, treex's kinds of
 parameters, and what stands for a carry and for a plain pytree in Flax NNX."""
 
+NNX = frozenset(
+    f"{module}:{name}"
+    for module, names in {
+        "flax.nnx": "BatchNorm BatchStat Bidirectional Cache Conv ConvTranspose Dict Dropout EMA Einsum Embed "
+        "FlatState GRUCell GraphDef GroupNorm InstanceNorm Intermediate LSTMCell LayerNorm Linear LinearGeneral List "
+        "LoRA LoRALinear LoRAParam ModelAndOptimizer Module MultiHeadAttention MultiMetric OptArray OptState "
+        "OptVariable OptimizedLSTMCell Optimizer PReLU Param PathContains Perturbation RMSNorm RNN RngCount RngKey RngState "
+        "RngStream Rngs RoPE Sequential SimpleCell SpectralNorm State StateAxes Variable WeightNorm",
+        "flax.nnx.graphlib": "IndexesPytreeDef LeafAttr NodeAttr NodeDef NodeRef Static VariableDef",
+        "flax.nnx.pytreelib": "PytreeState",
+        "flax.nnx.training.metrics": "Accuracy Average MetricState Welford",
+        "flax.typing": "HashableMapping",
+    }.items()
+    for name in names.split()
+)
+"""Classes of Flax NNX that a file may name if the user trusts `"flax"`: layers, variables, metrics, and what describes
+a graph. They call nothing but the functions that they hold. Not so what looks up attributes by the file's word
+(`DelayedAccessor`), wraps a transform, or belongs to the bridge to Linen."""
+
 _ELEMENTWISE = """
     abs absolute acos acosh add angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh
     bitwise_and bitwise_count bitwise_invert bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor

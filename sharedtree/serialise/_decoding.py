@@ -21,6 +21,7 @@ from ._evolution import Renames, builder, require_sound_renames
 from ._manifest import Manifest, TypeEntry
 from ._nesting import Collisions, most_collisions
 from ._nnx_objects import is_name_of_nnx
+from ._touched import first_touched
 from ._trust import Kind, Trust, Verdict, root_of
 
 Resolved = dict[tuple[str, ...], Any]
@@ -61,6 +62,12 @@ def decode(
     values.update(resolve(manifest, trust, renames) if resolved is None else resolved)
     makers = [_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
     fields = [entry.fields for entry in manifest.types]
+    touched = first_touched(manifest.nodes, [values["class", entry.name] for entry in manifest.types])
+    if touched is not None:
+        raise FormatError(
+            f"Node {touched} of the file, a `{manifest.nodes[touched][0]}`, has an object of Flax NNX where something "
+            "would look at it while the file is loaded. No save would write that."
+        )
     parts = Parts(values, makers, fields, Collisions(most_collisions(manifest.nodes)))
     table, entries = parts.table, manifest.arrays
     for node in manifest.nodes:

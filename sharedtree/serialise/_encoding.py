@@ -48,6 +48,7 @@ from ._manifest import FORMAT, nested_too_deeply, owner_of_method
 from ._names import NamelessError, name_of, own_name_of
 from ._nesting import Collisions
 from ._refusals import Problem, RefusalError, refusal_of, unserialisable
+from ._touched import first_touched
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
 
@@ -123,6 +124,12 @@ def encode(tree: Any) -> Encoded:
                 )
             ]
         )
+    touched = first_touched(walk.nodes, [walk.named[entry["name"]] for entry in walk.types])
+    if touched is not None:
+        node = walk.nodes[touched]
+        holder = walk.types[node[1]]["name"] if node[0] == "registered" else node[0]
+        reason = f"a tree with a `{holder}` that has an object of Flax NNX as a key or in its auxiliary data"
+        raise unserialisable([Problem("", reason, _AS_CHILD)])
     manifest = {
         "format": FORMAT,
         "library": f"sharedtree {__version__}",
@@ -449,6 +456,7 @@ _PENDING: Any = object()
 
 _OTHER_HASHES = "Give their class a `__hash__` that tells them apart, or hold pairs in a list."
 
+_AS_CHILD = "Let it be a child, which JAX sees: NNX's objects run code whenever something looks at them."
 _FLATTER = "Hold its parts in one list or tuple instead of inside one another."
 
 _ATOMS: dict[type, Callable[[Any], Any]] = {

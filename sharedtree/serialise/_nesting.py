@@ -16,7 +16,7 @@ Child = int | str | bool | list[str] | None
 
 def nested_too_deeply(nodes: Sequence[list[Any]]) -> int | None:
     """The first node that breaks the last rule of the grammar, if one does."""
-    is_hashed = any(type(child) is int for node in nodes if node[0] in WALKED for child in _walked(node))
+    is_hashed = any(type(child) is int for node in nodes if node[0] in WALKED for child in walked_of(node))
     if not is_hashed and sum(node[0] not in DEEP for node in nodes) <= MAX_NESTED:
         return None
     depths, shallow, sizes = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
@@ -28,7 +28,7 @@ def nested_too_deeply(nodes: Sequence[list[Any]]) -> int | None:
         depths[i] = 1 + max([depths[child] for child in below], default=0)
         shallow[i] = (node[0] not in DEEP) + max([shallow[child] for child in below], default=0)
         sizes[i] = min(own[i] + sum([sizes[child] for child in below]), most + 1)
-        walked = [child for child in _walked(node) if type(child) is int]
+        walked = [child for child in walked_of(node) if type(child) is int]
         hashed += sum([sizes[child] for child in walked])
         if shallow[i] > MAX_NESTED or hashed > most or any(depths[child] > MAX_NESTED for child in walked):
             return i
@@ -42,7 +42,8 @@ def _weight(child: Child) -> int:
     return type(child) is not int
 
 
-def _walked(node: list[Any]) -> Iterator[Child]:
+def walked_of(node: list[Any]) -> Iterator[Child]:
+    """The children of a node that Python, JAX or an unflatten function hashes or walks."""
     for place in WALKED.get(node[0], ()):
         if NODE_KINDS[node[0]][place - 1] == "children":
             yield from node[place]

@@ -26,7 +26,7 @@ from .._errors import FormatError
 from .._nnx_internals import INT_KEYS, MAPPING, NODES, OWN, Nnx, is_new_state, is_object, new_state, nnx
 from .._node_types import is_namedtuple
 from ._arrays import is_array
-from ._names import NamelessError, home_of, name_of, namespace
+from ._names import NamelessError, name_of, namespace
 from ._refusals import RefusalError
 
 STATE = OWN + "state"
@@ -39,11 +39,6 @@ _ABSENT: Any = object()
 def is_of_attributes(cls: type) -> bool:
     """Whether a class is one of NNX's whose instances are all in their attributes."""
     return is_object(cls) or cls in _holders()
-
-
-def is_of_nnx(cls: type) -> bool:
-    """Whether a class is defined in NNX, or is the mapping that it takes from elsewhere."""
-    return is_name_of_nnx(f"{home_of(cls)}:{cls.__qualname__}") or cls in _holders()
 
 
 def is_name_of_nnx(name: str) -> bool:
@@ -68,6 +63,16 @@ def declared_fields(cls: Any) -> tuple[str, ...]:
 def may_stay_unset(cls: Any, name: str) -> bool:
     """Whether instances need not have a field: what the class holds is found there."""
     return is_object(cls) and name not in getattr(cls, "__dataclass_fields__", {})
+
+
+def may_have_aux(cls: Any, aux: Any) -> bool:
+    """Whether auxiliary data is what the flatten function of a class gives, if it is one of variables: named values."""
+    table = nnx()
+    if table is None or table.variable not in type.__getattribute__(cls, "__mro__"):
+        return True
+    return type(aux) is tuple and all(
+        type(item) is tuple and len(item) == 2 and type(item[0]) is str and item[0].isidentifier() for item in aux
+    )
 
 
 def default_of(cls: Any, name: str) -> None:

@@ -25,13 +25,14 @@ from ._allowed import (
     INSTANCES,
     LIBRARIES,
     NAMES_ONLY,
+    NNX,
     RUN_WHEN_IMPORTED,
     STANDARD_LIBRARY,
 )
 from ._classes import is_rebuildable, kind_of
 from ._installed import ElsewhereError, import_installed
 from ._names import NamelessError, find, home_of, is_well_formed, loaded_modules, name_of, namespace
-from ._nnx_objects import is_name_of_nnx, is_of_nnx
+from ._nnx_objects import is_name_of_nnx
 
 Trusted = str | type | Callable[..., Any]
 """What can be trusted: a class, a function, a name (`"my_models:Encoder"`), or a package (`"my_models"`)."""
@@ -261,7 +262,7 @@ class Trust:
                 return "it is neither a registered pytree node nor a dataclass, a namedtuple or an enum"
             if package is not None:
                 return "" if _is_inside(home, package) else f"it is defined in `{home}`"
-            if _is_of_a_library(obj) or ("flax" in self._libraries and is_of_nnx(obj)):
+            if _is_of_a_library(obj) or ("flax" in self._libraries and _is_one_of(obj, NNX)):
                 return ""
             return "of this library, classes are allowed one by one"
         if isinstance(obj, type):
@@ -285,7 +286,13 @@ def _is_of_a_library(cls: type) -> bool:
         return True
     if root == "optax" and kind == "namedtuple":
         return True
-    return any(root_of(name) == root and _find_or_none(name) is cls for name in INSTANCES)
+    return _is_one_of(cls, INSTANCES)
+
+
+def _is_one_of(cls: type, names: frozenset[str]) -> bool:
+    """Whether a class is what one of some names leads to."""
+    root = root_of(home_of(cls))
+    return any(root_of(name) == root and _find_or_none(name) is cls for name in names)
 
 
 def _is_public(method: str) -> bool:
@@ -311,7 +318,7 @@ def trust(*trusted: Trusted) -> None:
     Limitations: there is no way to take trust back. Prefer `trusted=` of a single call where you can. The functions of
     the libraries that sharedtree knows are allowed one by one; to name the library allows no more of them, but then
     it may come from wherever Python finds it, and not only from where it is installed. Of classes, `"flax"` allows
-    those of Flax NNX.
+    the layers, variables, metrics and graph definitions of Flax NNX.
 
     Example:
         >>> import collections, sharedtree.serialise._trust as t

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,8 @@ from sharedtree.serialise._decoding import decode
 from sharedtree.serialise._encoding import encode
 from sharedtree.serialise._manifest import parse_manifest
 from sharedtree.serialise._trust import Trust
+
+from .drafts import Draft
 
 pytest.importorskip("flax", minversion="0.12.1")
 nnx: Any = pytest.importorskip("flax.nnx")
@@ -501,3 +504,128 @@ def test_no_code_of_nnx_runs(monkeypatch):
     ):
         monkeypatch.setattr(cls, name, called)
     assert load_from(data).head is not None
+
+
+# --- nothing looks at a variable of the file's making ---------------------------------------------------------------
+
+
+def called_by_a_file(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a file had it called")
+
+
+@jax.tree_util.register_pytree_node_class
+class Zipping:
+    """Unflattens as many classes do."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def tree_flatten(self) -> Any:
+        return list(self.values.values()), tuple(self.values)
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> Any:
+        return cls(**dict(zip(aux, children, strict=True)))
+
+
+def variable() -> Any:
+    """One that calls a function whenever it is looked at, by a hook and by the name of a method."""
+    names = ("on_get_value", "keys", "items", "tolist")
+    return nnx.Param._new(jnp.ones(()), {"ref": False, **dict.fromkeys(names, called_by_a_file)})
+
+
+def holders() -> dict[str, Any]:
+    from flax.core import FrozenDict
+
+    return {
+        "State": nnx.State({"a": jnp.ones(1)}),
+        "Param": nnx.Param(jnp.ones(1)),
+        "FrozenDict": FrozenDict({"a": jnp.ones(1)}),
+        "Zipping": Zipping(a=jnp.ones(1)),
+    }
+
+
+def nested_in(node: Any, draft: Draft) -> int:
+    """A tuple that holds a node, put right after it."""
+    nodes = draft.manifest["nodes"]
+    nodes.insert(node + 1, ["tuple", [node]])
+    later = lambda child: child + 1 if type(child) is int and child > node else child
+    for each in nodes[node + 2 :]:
+        for place, operand in enumerate(each[1:], 1):
+            if each[0] not in ("array",) and not (each[0] in ("object", "registered") and place == 1):
+                each[place] = [*map(later, operand)] if type(operand) is list else later(operand)
+    draft.manifest["root"] += 1
+    return node + 1
+
+
+@pytest.mark.parametrize("is_nested", [False, True], ids=["at once", "nested"])
+@pytest.mark.parametrize("name", ["State", "Param", "FrozenDict", "Zipping"])
+def test_no_variable_is_handed_to_an_unflatten_function(name, is_nested):
+    tree = [variable(), holders()[name]]
+    draft = Draft(st.to_bytes(tree))
+    first, last = draft.manifest["nodes"][draft.manifest["root"]][1]
+    draft.manifest["nodes"][last][2] = first
+    if is_nested:
+        inner = nested_in(first, draft)
+        draft.manifest["nodes"][last + 1][2] = inner
+    data = draft.file(with_digests=True)
+    trusted = ["flax", called_by_a_file, Zipping]
+    for options in ({"trusted": trusted}, {"like": tree, "trusted": [called_by_a_file]}):
+        with pytest.raises(st.FormatError, match="an object of Flax NNX where something would look at it"):
+            st.from_bytes(data, **options)
+
+
+@pytest.mark.parametrize("kind", ["set", "frozenset"])
+@pytest.mark.parametrize(
+    "make", [variable, lambda: nnx.split(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))[0]], ids=["variable", "graph"]
+)
+def test_nothing_of_nnx_is_hashed(kind, make):
+    draft = Draft(st.to_bytes([make()]))
+    draft.manifest["nodes"][draft.manifest["root"]][0] = kind
+    with pytest.raises(st.FormatError, match="an object of Flax NNX where something would look at it"):
+        st.from_bytes(draft.file(with_digests=True), trusted=["flax", called_by_a_file])
+
+
+def test_what_would_not_be_loaded_is_not_saved():
+    class Holder:
+        pass
+
+    Holder.__qualname__ = "Holder"
+    globals()["Holder"] = Holder
+    held = nnx.Param(jnp.ones(1))
+    jax.tree_util.register_pytree_node(Holder, lambda _: ((), held), lambda *_: Holder())
+    with pytest.raises(st.UnserialisableError, match="has an object of Flax NNX as a key or in its auxiliary data"):
+        st.to_bytes(Holder())
+    assert load_from(st.to_bytes({"model": [held]}))["model"][0][...] == 1
+
+
+def test_metadata_of_a_variable_is_named_values():
+    """An Equinox module with a field `keys` would have that called by `dict`."""
+    draft = Draft(st.to_bytes([eqx.nn.Lambda(jax.nn.relu), nnx.Param(jnp.ones(1))]))
+    first, last = draft.manifest["nodes"][draft.manifest["root"]][1]
+    draft.manifest["nodes"][last][2] = first
+    with pytest.raises(st.FormatError, match="no tuple of names with values"):
+        st.from_bytes(draft.file(with_digests=True), trusted=["flax"])
+
+
+NOT_ALLOWED = (
+    "flax.nnx.proxy_caller:DelayedAccessor flax.nnx.proxy_caller:GetAttr flax.nnx.proxy_caller:CallableProxy "
+    "flax.nnx.bridge:ToLinen flax.nnx.bridge:ToNNX flax.nnx.transforms.compilation:JitFn flax.nnx:OfType "
+    "flax.nnx.graphlib:UpdateContext flax.nnx.graphlib:GraphNodeImpl"
+)
+
+
+@pytest.mark.parametrize("name", NOT_ALLOWED.split())
+def test_classes_of_nnx_are_allowed_one_by_one(name):
+    verdict = Trust("flax").resolve(name, "class")
+    assert not (verdict.allowed and verdict.found)
+
+
+def test_all_allowed_classes_are_there():
+    from sharedtree.serialise._allowed import NNX
+
+    for name in NNX:
+        verdict = Trust("flax").resolve(name, "class")
+        assert verdict.allowed, (name, verdict)
+        assert verdict.found, (name, verdict)
+        assert not Trust().resolve(name, "class").allowed
