@@ -10,6 +10,7 @@ There are four kinds. Those of the first three are children of the module; the l
 """
 
 import types
+from collections.abc import Iterator, MappingView
 from typing import Any, Literal
 
 import jax
@@ -69,9 +70,9 @@ def require_no_hidden_children(value: Any, what: str) -> None:
         UnregisteredTypeError: with the fix.
     """
     cls: Any = type(value)
-    if isinstance(value, _USED_UP):
+    if isinstance(value, MappingView) or (isinstance(value, Iterator) and cls.__module__ in ("builtins", "itertools")):
         raise UnregisteredTypeError(
-            f"{what} is assigned a `{cls.__name__}`, which is used up when it is read, so no pytree can hold what it "
+            f"{what} is assigned a `{cls.__name__}`, which is no container of its own, so no pytree can hold what it "
             "gives. Make it a list:\n    module.attribute = list(value)",
             ("",),
         )
@@ -79,6 +80,15 @@ def require_no_hidden_children(value: Any, what: str) -> None:
         raise UnregisteredTypeError(
             f"{what} is assigned a `{cls.__name__}` of arrays or modules, which has no order, so it is no pytree and "
             "nothing in it can be seen. Make it a list:\n    module.attribute = list(value)",
+            ("",),
+        )
+    if isinstance(value, types.MethodType) and _is_jax_or_module(value.__self__):
+        raise UnregisteredTypeError(
+            f"{what} is assigned a method of a `{type(value.__self__).__name__}`, which holds that very object, so a "
+            "transform or a copy would go on with the old one. Make it a property:\n"
+            "    @property\n"
+            "    def attribute(self):\n"
+            "        return self.method",
             ("",),
         )
     if isinstance(value, type) or callable(value):
@@ -93,9 +103,6 @@ def require_no_hidden_children(value: Any, what: str) -> None:
             f"    jax.tree_util.register_pytree_node({cls.__name__}, flatten, unflatten)",
             ("",),
         )
-
-
-_USED_UP = (types.GeneratorType, map, filter, zip)
 
 
 def is_array(value: Any) -> bool:
@@ -128,7 +135,9 @@ def kind_of_value(value: Any, what: str | None = None) -> Kind:
         value: the value.
         what: what it is assigned to, if it is to be checked.
     """
-    if _is_child(value):
+    if value is None or _is_child(
+        value
+    ):  # None is a node without children, and there to be filled, as an empty list is
         return SUBTREE
     if not is_container(value):
         if what is not None:

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from ._assigned_values import (
     MARKED,
     PARAMETER,
@@ -19,6 +21,8 @@ from ._class_attributes import inherited
 from ._errors import CycleError
 from ._node_types import PYTHON_NUMBERS
 
+OWN_METHODS = frozenset({"merge", "parameters"})
+
 
 def assign(module: Any, name: str, value: Any) -> Any:
     """Notes the kind of an attribute to which a value is about to be assigned, and returns the value without its mark.
@@ -26,13 +30,18 @@ def assign(module: Any, name: str, value: Any) -> Any:
     Raises:
         UnregisteredTypeError: if the value holds arrays or modules where no pytree could hold them.
         CycleError: if the value is the module itself.
+        AttributeError: if the name is that of a method of `Module`.
     """
     cls: Any = type(module)
+    if name in OWN_METHODS:
+        raise AttributeError(
+            f"`{cls.__name__}.{name}` is a method of `sharedtree.Module`, which an attribute of that name would hide. "
+            "Give the attribute another name."
+        )
     if value is module:
         raise CycleError(
             f"`{cls.__name__}.{name}` is assigned the module itself, which would then contain itself.\n"
-            "A DAG has no cycles. Hold it by a weak reference:\n"
-            f"    module.{name} = weakref.ref(module)",
+            "A DAG has no cycles. Give it to the methods that need it, as an argument of the call.",
             ("", f".{name}"),
         )
     noted = noted_kinds(module)
@@ -50,7 +59,7 @@ def assign(module: Any, name: str, value: Any) -> Any:
         kind = kind_of_value(value, f"`{cls.__name__}.{name}`")
         # An array that becomes a number, as a counter that is reset does, is no other kind of thing.
         is_array_no_more = before == SUBTREE and is_array(attributes_of(module).get(name))
-        if is_array_no_more and (value is None or type(value) in PYTHON_NUMBERS):
+        if is_array_no_more and (type(value) in PYTHON_NUMBERS or isinstance(value, np.number | np.bool_)):
             kind = SUBTREE
     if kind != before and name not in of_class(cls).ignored:
         kinds: dict[str, Kind] = {**noted.by_name, name: kind}

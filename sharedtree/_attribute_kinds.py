@@ -14,6 +14,7 @@ Where the slot lacks a name that the `__dict__` has, as after `vars(module).upda
 value, too.
 """
 
+import dataclasses
 import functools
 import threading
 import weakref
@@ -103,11 +104,28 @@ class HasKinds:
 
     if not TYPE_CHECKING:
 
-        def __new__(cls, *_: Any, **__: Any) -> Any:
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             """The slot is set, so that the native walk reads modules without attributes, too."""
+            require_init(cls, bool(args or kwargs))
             made = super().__new__(cls)
             note_kinds(made, NO_KINDS)
             return made
+
+
+def require_init(cls: Any, has_arguments: bool) -> None:
+    """Raises where `object` would, and where a class declares fields and is no dataclass.
+
+    Raises:
+        TypeError: which says so.
+    """
+    undeclared = of_class(cls).undeclared
+    if undeclared is not None:
+        raise TypeError(
+            f"`{cls.__name__}.{undeclared}` declares a field of a dataclass, but `{cls.__name__}` is none. Decorate it "
+            "with `@dataclasses.dataclass(eq=False)`, or mark the attribute where it is assigned, in `__init__`."
+        )
+    if has_arguments and cls.__init__ is object.__init__:
+        raise TypeError(f"`{cls.__name__}()` takes no arguments: it has no `__init__`, and is no dataclass.")
 
 
 def is_read_by_kinds(cls: type) -> bool:
@@ -148,7 +166,7 @@ def present_kinds(module: Any) -> Kinds:
     """
     cls: Any = type(module)
     noted = noted_kinds(module)
-    declared, ignored = of_class(cls)
+    declared, ignored, _ = of_class(cls)
     found: list[tuple[str, Kind]] = []
     for name, value in attributes_of(module).items():
         kind = noted.by_name.get(name)
@@ -194,6 +212,13 @@ def blank(cls: Any) -> Any:
     return object.__new__(cls)
 
 
+def with_kinds(cls: Any, kinds: Kinds) -> Any:
+    """An instance without attributes that knows of which kinds they will be."""
+    module = blank(cls)
+    note_kinds(module, kinds)
+    return module
+
+
 def kinds_in(aux: Any) -> Kinds | None:
     """The kinds in the auxiliary data of a module; None if it is that of anything else."""
     is_ours = type(aux) is tuple and len(aux) == 2 and type(aux[0]) is Kinds
@@ -219,7 +244,9 @@ def copied(module: Any, copy_of: Callable[[Kind | None, Any], Any], memo: dict[i
         memo[id(module)] = made  # alive: whoever copies has it
     kinds = noted_kinds(module)
     note_kinds(made, kinds)
-    copies = {name: copy_of(kinds.by_name.get(name), value) for name, value in attributes_of(module).items()}
+    # Not what was noted: somebody may have put an array or a module into what was static.
+    present = present_kinds(module).by_name
+    copies = {name: copy_of(present.get(name), value) for name, value in attributes_of(module).items()}
     attributes_of(made).update(copies)
     return made
 
@@ -231,10 +258,12 @@ class OfClass(NamedTuple):
         declared: the kinds that the fields of a dataclass declare by `st.parameter()`, `st.state_field()` or
             `static=True`.
         ignored: attributes that are no data: what `functools.cached_property` keeps, and what `typing` notes.
+        undeclared: a field that the class declares without being a dataclass; None if there is none.
     """
 
     declared: dict[str, Kind]
     ignored: frozenset[str]
+    undeclared: str | None = None
 
 
 _of_classes: weakref.WeakKeyDictionary[type, OfClass] = weakref.WeakKeyDictionary()
@@ -251,8 +280,15 @@ def of_class(cls: Any) -> OfClass:
             elif field.metadata.get("static", False):
                 declared[name] = STATIC
         cached = [k for base in cls.__mro__ for k, v in vars(base).items() if isinstance(v, functools.cached_property)]
-        known = _of_classes[cls] = OfClass(declared, frozenset({*cached, "__orig_class__"}))
+        known = _of_classes[cls] = OfClass(declared, frozenset({*cached, "__orig_class__"}), _undeclared(cls))
     return known
+
+
+def _undeclared(cls: Any) -> str | None:
+    """A field that a class declares without being a dataclass: `dataclasses` takes those of its own away."""
+    fields = getattr(cls, "__dataclass_fields__", {})
+    held = [item for base in cls.__mro__ for item in vars(base).items() if isinstance(item[1], dataclasses.Field)]
+    return next((name for name, field in held if fields.get(name) is not field), None)
 
 
 def _marker_past_assignment(cls: Any, name: str) -> UnregisteredTypeError:

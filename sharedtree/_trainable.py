@@ -135,7 +135,7 @@ def _side_by_side(
         if kinds_in(op.aux.peek()) is not None:
             theirs = dict(zip(their_op.keys, their_children, strict=True))
             below = [(child, theirs[key], key) for key, child in zip(op.keys, children, strict=True) if key in theirs]
-        elif len(children) != len(their_children):
+        elif op.keys != their_op.keys:
             raise _of_another_shape(path, op, their_op)
         else:
             below = list(zip(children, their_children, op.keys, strict=True))

@@ -221,9 +221,8 @@ class Module(kinds.HasKinds):
             state = self.__getstate__()
         else:
             # `jax.nn.relu` and the like are no plain functions, so pickle would not look for their names.
-            attributes = {name: with_names(value) for name, value in kinds.attributes_of(self).items()}
-            state = attributes, {kinds.KINDS_SLOT: kinds.noted_kinds(self)}
-        return kinds.blank, (type(self),), state
+            state = {name: with_names(value) for name, value in kinds.attributes_of(self).items()}
+        return kinds.with_kinds, (type(self), kinds.noted_kinds(self)), state
 
     def __repr__(self) -> str:
         return eqx.tree_pformat(self)

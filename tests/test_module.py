@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import itertools
 import pickle
 import weakref
 from typing import Generic, TypeVar
@@ -486,8 +487,10 @@ def test_a_template_that_differs_in_what_is_static():
 
 
 def test_an_attribute_in_the_place_of_a_method_is_not_saved():
+    holder = Holder()
+    vars(holder)["merge"] = jnp.ones(2)
     with pytest.raises(st.UnserialisableError, match="`merge`"):
-        st.to_bytes(Holder(merge=jnp.ones(2)))
+        st.to_bytes(holder)
 
 
 def test_plain_state():
@@ -569,9 +572,15 @@ class Opaque:
 
 
 BAD = {
-    "a generator": (lambda: (jnp.ones(2) for _ in range(2)), "`Holder.x` is assigned a `generator`, which is used up"),
-    "a map": (lambda: map(jnp.sin, [jnp.ones(2)]), "assigned a `map`, which is used up"),
-    "a generator in a list": (lambda: [zip([1], [2], strict=True)], "assigned a `zip`, which is used up"),
+    "a generator": (
+        lambda: (jnp.ones(2) for _ in range(2)),
+        "`Holder.x` is assigned a `generator`, which is no container of its own",
+    ),
+    "a map": (lambda: map(jnp.sin, [jnp.ones(2)]), "assigned a `map`, which is no container of its own"),
+    "a generator in a list": (
+        lambda: [zip([1], [2], strict=True)],
+        "assigned a `zip`, which is no container of its own",
+    ),
     "a set of modules": (lambda: {Holder()}, "a `set` of arrays or modules, which has no order"),
     "an object with an array": (Opaque, "a `Opaque`, which holds an array or a module as `weight`, but is not a reg"),
     "a mark in a list": (lambda: [st.parameter(jnp.ones(2))], "a container with a parameter in it"),
@@ -661,3 +670,144 @@ def test_attributes_in_a_file_in_the_place_of_what_the_class_defines(name):
     entry["extra"][entry["extra"].index("x")] = name
     with pytest.raises(st.FormatError):
         st.load(draft.file(with_digests=True), trusted=[Holder])
+
+
+# --- what people write ----------------------------------------------------------------------------------------------
+
+
+class Free(st.Module):
+    """Its attributes are assigned from outside."""
+
+
+def test_a_method_is_no_attribute():
+    """It would hold the object that it was made of, and not the one that a transform or a copy makes."""
+
+    class Net(st.Module):
+        def __init__(self):
+            self.weight = st.parameter(jnp.ones(2))
+            self.function = self.double
+
+        def double(self):
+            return 2 * self.weight
+
+    with pytest.raises(st.UnregisteredTypeError, match="assigned a method of a `Net`"):
+        Net()
+
+
+@pytest.mark.parametrize("name", ["merge", "parameters"])
+def test_methods_of_the_base_class_are_not_hidden(name):
+    with pytest.raises(AttributeError, match=f"`Free.{name}` is a method"):
+        setattr(Free(), name, 1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda d: d.values(), lambda d: d.items(), lambda d: iter([*d.values()]), lambda d: enumerate(d.values()),
+     lambda d: reversed([*d.values()]), lambda d: itertools.chain(d.values()), lambda d: (x for x in d.values())],
+    ids=["values", "items", "iterator", "enumerate", "reversed", "chain", "generator"],
+)  # fmt: skip
+def test_what_is_no_container_of_its_own_is_no_attribute(make):
+    with pytest.raises(st.UnregisteredTypeError, match="no container of its own"):
+        Free().attribute = make({"a": Free()})
+
+
+def test_a_file_is_static():
+    module = Free()
+    with open(__file__, encoding="utf-8") as file:
+        module.log = file
+        assert jax.tree.leaves(module) == []
+
+
+def test_a_copy_shares_nothing_with_what_was_put_into_a_static_container():
+    layer = Free()
+    layer.weight = st.parameter(jnp.ones(2))
+    module = Free()
+    module.table, module.layer = {"size": 1}, layer
+    module.table["layer"] = layer
+    copied = copy.deepcopy(module)
+    assert copied.layer is copied.table["layer"]
+    assert copied.layer is not layer
+    st.jit(lambda m: setattr(m.layer, "weight", 2 * m.layer.weight), in_place=True)(copied)
+    np.testing.assert_array_equal(layer.weight, np.ones(2))
+
+
+class WithState(st.Module):
+    """Pickled as Python's documentation shows it."""
+
+    def __init__(self):
+        self.weight, self.handle = st.parameter(jnp.ones(2)), "open"
+
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        del state["handle"]
+        return state
+
+
+class Restoring(WithState):
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self.handle = "open again"
+
+
+class OnlyRestoring(st.Module):
+    def __init__(self):
+        self.weight = st.parameter(jnp.ones(2))
+
+    def __setstate__(self, state):
+        state.setdefault("added", 3)
+        self.__dict__.update(state)
+
+
+@pytest.mark.parametrize("cls", [WithState, Restoring, OnlyRestoring])
+def test_marks_survive_pickling_by_whatever_methods(cls):
+    loaded = pickle.loads(pickle.dumps(cls()))
+    (weight,) = jax.tree.leaves(loaded.parameters())
+    np.testing.assert_array_equal(weight, np.ones(2))
+
+
+def test_fields_need_a_dataclass():
+    class Forgotten(st.Module):
+        weight: jax.Array = st.parameter()
+
+        def __init__(self, weight):
+            self.weight = weight
+
+    with pytest.raises(TypeError, match=r"Forgotten.weight` declares a field of a dataclass"):
+        Forgotten(jnp.ones(2))
+
+
+def test_arguments_without_an_init():
+    with pytest.raises(TypeError, match=r"`Free\(\)` takes no arguments"):
+        Free(1)
+
+
+def test_merge_compares_the_keys_of_dictionaries():
+    module, other = Free(), Free()
+    module.weights = st.parameter({"a": jnp.ones(2), "b": jnp.ones(2)})
+    other.weights = st.parameter({"a": jnp.ones(2), "c": jnp.zeros(2)})
+    with pytest.raises(st.SharingMismatchError):
+        module.merge(other)
+
+
+def test_a_leaf_stays_one_when_it_becomes_a_number_of_numpy():
+    module = Free()
+    module.scale = jnp.float32(1)
+    module.scale = np.float32(2)
+    assert jax.tree.leaves(module) == [2]
+
+
+def test_an_attribute_that_is_none_at_first():
+    """Training goes on when it becomes an array, as in vanilla JAX, where it is no parameter."""
+    module = Free()
+    module.weight, module.last = st.parameter(jnp.ones(2)), None
+    tx = st.optimizer(optax.adam(0.1))
+    state, vanilla = tx.init(module.parameters()), optax.adam(0.1)
+    weight, theirs = module.weight, vanilla.init(module.weight)
+    for _ in range(3):
+        gradient = st.grad(lambda p, m: (m.merge(p).weight ** 2).sum())(module.parameters(), module)
+        module.last = module.weight
+        updates, state = tx.update(gradient, state, module.parameters())
+        module = module.merge(st.apply_updates(module.parameters(), updates))
+        step, theirs = vanilla.update(2 * weight, theirs, weight)
+        weight = weight + step
+    np.testing.assert_allclose(module.weight, weight, rtol=1e-6)

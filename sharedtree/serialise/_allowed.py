@@ -117,8 +117,8 @@ NNX = frozenset(
         "flax.nnx": "BatchNorm BatchStat Bidirectional Cache Conv ConvTranspose Dict Dropout EMA Einsum Embed "
         "FlatState GRUCell GraphDef GroupNorm InstanceNorm Intermediate LSTMCell LayerNorm Linear LinearGeneral List "
         "LoRA LoRALinear LoRAParam ModelAndOptimizer Module MultiHeadAttention MultiMetric OptArray OptState "
-        "OptVariable OptimizedLSTMCell Optimizer PReLU Param PathContains Perturbation RMSNorm RNN RngCount RngKey RngState "
-        "RngStream Rngs RoPE Sequential SimpleCell SpectralNorm State StateAxes Variable WeightNorm",
+        "OptVariable OptimizedLSTMCell Optimizer PReLU Param PathContains Perturbation RMSNorm RNN RngCount RngKey "
+        "RngState RngStream Rngs RoPE Sequential SimpleCell SpectralNorm State StateAxes Variable WeightNorm",
         "flax.nnx.graphlib": "IndexesPytreeDef LeafAttr NodeAttr NodeDef NodeRef Static VariableDef",
         "flax.nnx.pytreelib": "PytreeState",
         "flax.nnx.training.metrics": "Accuracy Average MetricState Welford",

@@ -15,8 +15,8 @@ from .forgeries import Case
 from .isomorphic import assert_isomorphic
 
 EXTRA_BYTES = 60 * 2**20
-"""Less than the 64 MiB of addresses that glibc reserves when another thread allocates for the first time, a timer or one
-of XLA's. With less it does without; with as much, nothing would be left."""
+"""Less than the 64 MiB of addresses that glibc reserves when another thread, a timer or one of XLA's, allocates for the
+first time. With less it does without; with as much, nothing would be left."""
 TRUSTED = (strategies.__name__,)
 
 WATCHED = ("import", "open", "exec", "compile", "os.", "subprocess.", "socket.", "shutil.", "ctypes.", "marshal.",
