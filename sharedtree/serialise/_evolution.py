@@ -209,6 +209,13 @@ def _migrating(
                 f"`{cls.__qualname__}.__sharedtree_migrate__` raised {type(error).__name__} on the fields of version "
                 f"{entry.version}: {printable(str(error))}"
             ) from error
+        declared = [str(name) for name, value in migrated.items() if isinstance(value, dataclasses.Field)]
+        if declared:
+            raise StructureMismatchError(
+                f"`{cls.__qualname__}.__sharedtree_migrate__` returned a declaration as `{printable(declared[0])}`, "
+                "as `nnx.data` and `nnx.static` make them. Return the value: a name keeps the mark that it has in "
+                "the file, the mark of a new one follows from the value, and what `renames=` renames keeps its mark."
+            )
         unknown = [name for name in migrated if not may_be_set(name)]
         if unknown and all(name in fields for name in unknown):
             raise _removed(entry, cls, unknown)

@@ -308,7 +308,7 @@ def paths_of(tree: Any) -> list[str]:
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def migrated(migrate: Callable[[dict[str, Any]], dict[str, Any]], net: Any) -> Any:
+def migrated(migrate: Callable[[dict[str, Any]], dict[str, Any]], net: Any, **options: Any) -> Any:
     """What is loaded of a model by a class that has this migration."""
 
     class New(nnx.Module):
@@ -321,7 +321,7 @@ def migrated(migrate: Callable[[dict[str, Any]], dict[str, Any]], net: Any) -> A
         def __sharedtree_migrate__(cls, fields: dict[str, Any], version: int) -> dict[str, Any]:
             return migrate(fields)
 
-    return st.from_bytes(st.to_bytes(net), trusted=[New, "flax"])
+    return st.from_bytes(st.to_bytes(net), trusted=[New, "flax"], **options)
 
 
 class Small(nnx.Module):
@@ -364,6 +364,14 @@ def test_migration_renames_adds_and_drops_attributes():
 def test_migration_cannot_set_what_is_the_classs_or_nnxs_own(name):
     with pytest.raises(st.StructureMismatchError, match="has for something else"):
         migrated(lambda fields: {**fields, name: True}, Small())
+
+
+def test_migration_returns_values():
+    with pytest.raises(st.StructureMismatchError, match="a declaration as `lengths`"):
+        migrated(lambda fields: {"lengths": nnx.data(fields["sizes"])}, Small())
+    renames = {f"{__name__}:Small.sizes": "lengths"}
+    loaded = migrated(lambda fields: {"lengths": [*fields["lengths"], 3.5]}, Small(), renames=renames)
+    assert jax.tree.leaves(loaded) == [1.5, 2.5, 3.5]
 
 
 @pytest.mark.parametrize("pair", [("_pytree__nodes", None), ("_pytree__nodes", "marks"), ("name", "_pytree__nodes")])
