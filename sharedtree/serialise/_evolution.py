@@ -4,6 +4,9 @@ A field that was added takes its default; one without a default, or one that was
 do, for guessing would lose data. Three things can be done: `renames=` at the call that loads, which needs no change of
 the class; `__sharedtree_names__`, in which a class lists the names that it had; and `__sharedtree_version__` with
 `__sharedtree_migrate__`, by which a class takes the fields of an older version and returns those of its own.
+
+Where a library keeps kinds, marks or metadata of the attributes in each instance, the file has them as one more entry.
+Neither `renames=` nor a migration sees it: what it says of an attribute stays with the attribute.
 """
 
 import dataclasses
