@@ -656,6 +656,29 @@ def test_kinds_in_a_file_that_are_none(kinds):
         st.load(draft.file(with_digests=True), trusted=[Holder])
 
 
+@dataclasses.dataclass(frozen=True)
+class Hashing:
+    """A class whose instances are asked for their hash, and for nothing in a file."""
+
+    note: int = 0
+
+    def __hash__(self):
+        raise AssertionError("an object of a file was asked for its hash")
+
+    def __eq__(self, other):
+        raise AssertionError("an object of a file was compared")
+
+
+@pytest.mark.parametrize("value", [Hashing(), [1], {"a": 1}], ids=["hashing", "list", "dict"])
+def test_kinds_in_a_file_are_not_asked_before_they_are_known_to_be_texts(value):
+    draft = Draft(st.to_bytes(Holder(x=jnp.ones(2), y=value)))
+    of_module = next(node for node in draft.manifest["nodes"] if node[0] == "object" and len(node[2]) == 3)
+    kinds, y = next(node for node in draft.manifest["nodes"] if node[:2] == ["dict", ["x", "y"]]), of_module[2][-1]
+    kinds[2][0] = y
+    with pytest.raises(st.FormatError, match="kinds of the attributes of a `Holder` that are none"):
+        st.load(draft.file(with_digests=True), trusted=[Holder, Hashing])
+
+
 def test_kinds_in_a_file_of_what_is_not_there():
     draft = Draft(st.to_bytes(Holder(x=jnp.ones(2))))
     (node,) = [node for node in draft.manifest["nodes"] if node[0] == "dict"]

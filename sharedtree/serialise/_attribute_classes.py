@@ -7,6 +7,8 @@ only asked whose a class is.
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from .._attribute_kinds import KINDS_SLOT
+from .._nnx_internals import NODES
 from . import _mutable_modules, _nnx_objects, _treeo_trees
 from ._nnx_objects import step_of as step_of
 
@@ -67,6 +69,12 @@ class Library(Protocol):
 
 _LIBRARIES: tuple[Library, ...] = (_mutable_modules, _nnx_objects, _treeo_trees)
 
+_OWN_ENTRIES: dict[Library, frozenset[str]] = {
+    _mutable_modules: frozenset({KINDS_SLOT}),
+    _nnx_objects: frozenset({NODES, _nnx_objects.STATE}),
+    _treeo_trees: frozenset({_treeo_trees.METADATA}),
+}
+
 
 def is_of_attributes(cls: type) -> bool:
     """Whether the instances of a class are all in their attributes."""
@@ -76,3 +84,16 @@ def is_of_attributes(cls: type) -> bool:
 def library_of(cls: type) -> Library:
     """Whose a class of this kind is."""
     return next(library for library in _LIBRARIES if library.is_of_attributes(cls))
+
+
+def own_entries(cls: type) -> frozenset[str]:
+    """The names under which a file has what a library itself keeps in each instance: kinds, marks, metadata.
+
+    They stand among the names of attributes, but those who write classes know nothing of them.
+    """
+    return _OWN_ENTRIES[library_of(cls)]
+
+
+def reassign_of(cls: type) -> Callable[[Any, Mapping[str, Any]], None] | None:
+    """What gives an instance other attributes as an assignment would; None if they are set as a file's are."""
+    return _mutable_modules.reassign if library_of(cls) is _mutable_modules else None

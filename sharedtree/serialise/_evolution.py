@@ -4,6 +4,9 @@ A field that was added takes its default; one without a default, or one that was
 do, for guessing would lose data. Three things can be done: `renames=` at the call that loads, which needs no change of
 the class; `__sharedtree_names__`, in which a class lists the names that it had; and `__sharedtree_version__` with
 `__sharedtree_migrate__`, by which a class takes the fields of an older version and returns those of its own.
+
+Where a library keeps kinds, marks or metadata of the attributes in each instance, the file has them as one more entry.
+Neither `renames=` nor a migration sees it: what it says of an attribute stays with the attribute.
 """
 
 import dataclasses
@@ -14,7 +17,7 @@ from typing import Any
 from .._equinox_internals import without_missing
 from .._errors import FormatError, StructureMismatchError
 from .._printable import printable
-from ._attribute_classes import library_of
+from ._attribute_classes import library_of, own_entries, reassign_of
 from ._classes import (
     FIELD_KINDS,
     WRAPPER_ATTRIBUTES,
@@ -192,26 +195,63 @@ def _migrating(
         )
     fill = _filler(entry, cls, layout, names)
     extra, missing = _extra_names(entry, cls, layout, names), frozenset(entry.missing)
+    own: frozenset[str] = frozenset() if layout.kind != "attributes" else own_entries(cls)
+    file_names = (*entry.fields, *entry.extra)
+    reassign = None if layout.kind != "attributes" else reassign_of(cls)
+
+    def may_be_set(name: Any) -> bool:
+        return name in layout.fields or (name not in own and (name in extra or _may_be_added(cls, layout, name)))
 
     def build(values: Sequence[Any]) -> Any:
         fields = {name: value for name, value in zip(names, values, strict=True) if name is not None}
+        held_back = {name: fields.pop(name) for name in own if name in fields}
         try:
-            migrated = dict(migrate(fields, entry.version))
+            migrated = dict(migrate(dict(fields), entry.version))
         except Exception as error:
             raise StructureMismatchError(
                 f"`{cls.__qualname__}.__sharedtree_migrate__` raised {type(error).__name__} on the fields of version "
                 f"{entry.version}: {printable(str(error))}"
             ) from error
-        unknown = [name for name in migrated if name not in layout.fields and name not in extra]
+        declared = [str(name) for name, value in migrated.items() if isinstance(value, dataclasses.Field)]
+        if declared:
+            raise StructureMismatchError(
+                f"`{cls.__qualname__}.__sharedtree_migrate__` returned a declaration as `{printable(declared[0])}`, "
+                "as `nnx.data` and `nnx.static` make them. Return the value: a name keeps the mark that it has in "
+                "the file, the mark of a new one follows from the value, and what `renames=` renames keeps its mark."
+            )
+        unknown = [name for name in migrated if not may_be_set(name)]
+        if unknown and all(name in fields for name in unknown):
+            raise _removed(entry, cls, unknown)
         if unknown:
-            raise _removed(entry, cls, [str(name) for name in unknown])
+            listed = ", ".join(f"`{printable(str(name))}`" for name in unknown)
+            raise StructureMismatchError(
+                f"`{cls.__qualname__}.__sharedtree_migrate__` returned what `{cls.__qualname__}` has no field for, or "
+                f"has for something else: {listed}. Return the fields of version {layout.version}."
+            )
         for name in layout.fields:
             is_needed = layout.kind != "attributes" or not library_of(cls).may_stay_unset(cls, name)
             if name not in migrated and name not in missing and is_needed:
                 migrated[name] = _default_of(entry, cls, name)()
-        return fill(migrated)
+        if reassign is not None:
+            obj = fill(fields | held_back)
+            reassign(obj, migrated)
+            return obj
+        gone = {old for old, new in zip(file_names, names, strict=True) if new in fields and new not in migrated}
+        return fill(migrated | {name: _without(entries, gone) for name, entries in held_back.items()})
 
     return build
+
+
+def _without(entries: Any, gone: set[str]) -> Any:
+    """What a library keeps of attributes by their names, without those that are gone."""
+    return {k: v for k, v in entries.items() if k not in gone} if type(entries) is dict else entries
+
+
+def _may_be_added(cls: Any, layout: Layout, name: Any) -> bool:
+    """Whether instances may have an attribute of which neither the class nor the file says anything."""
+    if layout.kind != "attributes" or not library_of(cls).IS_OPEN:
+        return False
+    return is_attribute_name(name, cls) and not shadows(cls, name)
 
 
 def _extra_names(entry: TypeEntry, cls: Any, layout: Layout, names: list[str | None]) -> set[str]:
@@ -221,7 +261,7 @@ def _extra_names(entry: TypeEntry, cls: Any, layout: Layout, names: list[str | N
         return extra
     for old, new in zip((*entry.fields, *entry.extra), names, strict=True):
         if new is not None and old in extra and new not in layout.fields:
-            if new != old and (not is_attribute_name(new, cls) or shadows(cls, new)):
+            if new != old and not _may_be_added(cls, layout, new):
                 raise StructureMismatchError(
                     f"`renames` gives the attribute `{printable(old)}` of `{entry.name}` the name `{new}`, which the "
                     "class has for something else. Give another one, or None to drop it."
@@ -272,6 +312,11 @@ def _renamed(name: str, cls: type, field: str, renames: Renames) -> str | None:
                 raise StructureMismatchError(
                     f"`renames` gives the field `{key}` the name `{new!r}`, which names no field. Give its new name, "
                     "or None to drop it."
+                )
+            if kind_of(cls) == "attributes" and not {field, new}.isdisjoint(own_entries(cls)):
+                raise StructureMismatchError(
+                    f"`renames` gives `{key}` the name `{new}`, but one of these is no attribute: in it are kept the "
+                    "kinds or marks of all attributes. Leave it out: they follow the attributes that are renamed."
                 )
             return new
     return field

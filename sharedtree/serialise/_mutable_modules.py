@@ -14,9 +14,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._assigned_values import ALL_KINDS
+from .._assigning import assign, forget
 from .._attribute_kinds import (
     KINDS_SLOT,
     Kinds,
+    attributes_of,
     kinds_of,
     note_kinds,
     present_kinds,
@@ -77,11 +79,9 @@ def finisher(cls: Any, new_names: Mapping[str, str | None]) -> Callable[[Any, di
             return obj
         if type(said) is Kinds:  # of a default
             return obj
-        if (
-            type(said) is not dict
-            or not all(type(name) is str for name in said)
-            or not ALL_KINDS.issuperset(said.values())
-        ):
+        # Texts first: an object of the file's making would be asked for its hash.
+        are_texts = type(said) is dict and all(type(n) is str and type(kind) is str for n, kind in said.items())
+        if not are_texts or not ALL_KINDS.issuperset(said.values()):
             raise FormatError(
                 f"The file has kinds of the attributes of a `{cls.__qualname__}` that are none. No save would write "
                 "that."
@@ -95,3 +95,20 @@ def finisher(cls: Any, new_names: Mapping[str, str | None]) -> Callable[[Any, di
         return obj
 
     return finish
+
+
+def reassign(obj: Any, values: Mapping[str, Any]) -> None:
+    """Gives an instance these attributes and no others, with the kinds that they would get by assignment.
+
+    None of the class's code runs.
+
+    Raises:
+        UnregisteredTypeError: if a value cannot be assigned to its attribute.
+    """
+    attributes = attributes_of(obj)
+    for name in [name for name in attributes if name not in values]:
+        forget(obj, name)
+        del attributes[name]
+    for name, value in values.items():
+        if name not in attributes or attributes[name] is not value:
+            attributes[name] = assign(obj, name, value)

@@ -52,12 +52,23 @@ def declared_fields(cls: Any) -> tuple[str, ...]:
     A function in a class is a method, and no file may set an attribute in its place; but not one that is annotated:
 
         merge_fn: Callable = _concatenate
+
+    The annotation must be of the class that holds the function, or of one derived from it: where a base class annotates
+    what a class derived from it defines, the function is a method.
     """
     holder = _holders().get(cls)
     if holder is not None:
         return tuple(holder)
-    annotated = {name: None for base in cls.__mro__ for name in getattr(base, "__annotations__", ())}
-    return tuple(getattr(cls, "__dataclass_fields__", {}) | {n: None for n in annotated if callable(_held(cls, n))})
+    annotated: set[str] = set()
+    held: dict[str, Any] = {}
+    declared: dict[str, Any] = dict(getattr(cls, "__dataclass_fields__", {}))
+    for base in cls.__mro__:
+        annotated.update(getattr(base, "__annotations__", ()))
+        for name, value in vars(base).items():
+            if name not in held and name in annotated and callable(value):
+                declared.setdefault(name)
+            held.setdefault(name, value)
+    return tuple(declared)
 
 
 def may_stay_unset(cls: Any, name: str) -> bool:
@@ -77,10 +88,6 @@ def may_have_aux(cls: Any, aux: Any) -> bool:
 
 def default_of(cls: Any, name: str) -> None:
     """No defaults but those of the fields of a dataclass."""
-
-
-def _held(cls: Any, name: str) -> Any:
-    return next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
 
 
 def _holders() -> dict[Any, dict[str, type]]:

@@ -11,6 +11,8 @@ import jax
 import numpy as np
 from jax import tree_util as jtu
 
+from .._assigned_values import PARAMETER, STATE, SUBTREE
+from .._attribute_kinds import kinds_in
 from .._errors import StructureMismatchError
 from .._node_types import is_namedtuple
 from .._printable import printable
@@ -190,7 +192,7 @@ def _static_differences(path: str, op: Node, other: Node) -> list[Difference]:
         return [Difference(path, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))]
     aux = [each.aux.peek() for each in (op, other)]
     fields = [library_of(op.type.cls).static_attributes(each) if is_tree else dict(each[1]) for each in aux]
-    found: list[Difference] = []
+    found = _kind_differences(path, *aux)
     for name in {**fields[0], **fields[1]}:
         one, two = (each.get(name, _ABSENT) for each in fields)
         if one is _ABSENT or two is _ABSENT:
@@ -202,6 +204,17 @@ def _static_differences(path: str, op: Node, other: Node) -> list[Difference]:
     return found
 
 
+def _kind_differences(path: str, one: Any, two: Any) -> list[Difference]:
+    """Where two `sharedtree.Module`s have an attribute that is traced in both, but not of one kind."""
+    kinds = [kinds_in(aux) for aux in (one, two)]
+    if kinds[0] is None or kinds[1] is None or kinds[0] is kinds[1]:
+        return []
+    first, second = [{name: each.by_name[name] for name in each.children} for each in kinds if each is not None]
+    both = [name for name in first if name in second and first[name] != second[name]]
+    return [Difference(f"{path}.{name}", _KIND_NAMES[first[name]], _KIND_NAMES[second[name]]) for name in both]
+
+
+_KIND_NAMES = {PARAMETER: "a parameter", STATE: "state", SUBTREE: "neither a parameter nor state"}
 _ABSENT: Any = object()
 
 

@@ -9,8 +9,11 @@ import types
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import pytest
 
+import sharedtree as st
 from sharedtree._errors import FormatError, StructureMismatchError, UntrustedTypeError
 from sharedtree.serialise._decoding import decode
 from sharedtree.serialise._encoding import encode
@@ -37,8 +40,8 @@ def saved(tree):
     return json.dumps(encode(tree).manifest)
 
 
-def load(text, trusted=("evolving",), **options):
-    return decode(parse_manifest(text), lambda i: None, Trust(trusted), **options)
+def load(text, trusted=("evolving",), arrays=(), **options):
+    return decode(parse_manifest(text), lambda i: arrays[i], Trust(trusted), **options)
 
 
 class Before(eqx.Module):
@@ -270,3 +273,117 @@ def test_an_abstract_class_has_no_instances(module):
     module.put(Abstract)
     with pytest.raises(StructureMismatchError, match="abstract"):
         load(text)
+
+
+# --- `sharedtree.Module`s, which have kinds beside their attributes ---------------------------------------------------
+
+
+class Averaged(st.Module):
+    def __init__(self):
+        self.w = st.parameter(jnp.ones(2))
+        self.mean = st.state_field(jnp.zeros(2))
+        self.n = 3
+
+
+def paths(tree):
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def loaded_after(module, migrate, **attributes):
+    """What is loaded of an `Averaged` by a newer class that has this migration."""
+    text, arrays = encoded(module.put(type("Averaged", (Averaged,), {}))())
+    hook = classmethod(lambda cls, fields, version: migrate(fields))
+    module.put(type("New", (st.Module,), {"__sharedtree_version__": 1, "__sharedtree_migrate__": hook, **attributes}))
+    return load(text, arrays=arrays)
+
+
+def encoded(tree):
+    made = encode(tree)
+    return json.dumps(made.manifest), made.arrays
+
+
+def test_migration_keeps_the_kinds_of_a_module(module):
+    seen = []
+
+    def migrate(fields):
+        seen.append(sorted(fields))
+        return {"w": fields["w"] * 2, "mean": fields["mean"], "n": fields["n"]}
+
+    model = loaded_after(module, migrate)
+    assert seen == [["mean", "n", "w"]]
+    assert paths(model) == [".w", ".mean"]
+    assert paths(model.parameters()) == [".w"]
+    assert model.n == 3
+    assert model.w.tolist() == [2, 2]
+    twin = Averaged()
+    assert paths(twin) == paths(model)
+    assert paths(twin.parameters()) == paths(model.parameters())
+
+
+def test_what_migration_returns_is_as_if_assigned(module):
+    def migrate(fields):
+        return {"kernel": st.parameter(fields["w"]), "n": jnp.ones(1), "mean": 0.5, "bias": jnp.ones(3), "mode": "eval"}
+
+    model = loaded_after(module, migrate)
+    twin = Averaged()
+    del twin.w
+    twin.mean, twin.n = 0.5, jnp.ones(1)
+    twin.kernel, twin.bias, twin.mode = st.parameter(jnp.ones(2)), jnp.ones(3), "eval"
+    assert paths(model) == paths(twin) == [".mean", ".n", ".kernel", ".bias"]
+    assert paths(model.parameters()) == paths(twin.parameters()) == [".kernel"]
+    assert model.mode == "eval"
+    assert "w" not in vars(model)
+    again = st.from_bytes(st.to_bytes(model), trusted=["evolving"])
+    assert jax.tree.structure(again) == jax.tree.structure(model)
+
+
+@pytest.mark.parametrize(
+    "name", ["call", "size", "parameters", "_sharedtree_kinds", "__class__", "__dict__", "no name", "", 3]
+)
+def test_migration_cannot_put_anything_in_the_place_of_what_the_class_defines(module, name):
+    own = {"call": lambda self: 1, "size": property(lambda self: 2)}
+    with pytest.raises(StructureMismatchError, match="has for something else"):
+        loaded_after(module, lambda fields: {**fields, name: 1}, **own)
+
+
+def test_what_cannot_be_assigned_cannot_come_from_a_migration(module):
+    with pytest.raises(st.UnregisteredTypeError, match=r"`Model\.w` is a parameter, and 'text'"):
+        loaded_after(module, lambda fields: {"w": "text"})
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class DeclaredKinds(st.Module):
+    kernel: Any = st.parameter()  # noqa: RUF009 -- declares a field
+    count: Any = st.state_field(default=0)  # noqa: RUF009
+    sizes: Any = eqx.field(static=True, default=(1, 2))  # noqa: RUF009
+
+    @classmethod
+    def __sharedtree_migrate__(cls, fields, version):
+        return {"kernel": fields["w"]}
+
+
+def test_migration_to_declared_kinds(module):
+    text, arrays = encoded(module.put(type("Averaged", (Averaged,), {}))())
+    module.put(DeclaredKinds)
+    model = load(text, arrays=arrays)
+    assert paths(model) == [".kernel", ".count"]
+    assert paths(model.parameters()) == [".kernel"]
+    assert model.sizes == (1, 2)
+
+
+def test_renaming_and_migrating_at_once(module):
+    text, arrays = encoded(module.put(type("Averaged", (Averaged,), {}))())
+    hook = classmethod(lambda cls, fields, version: {"kernel": fields["kernel"] * 3, "mean": fields["mean"]})
+    module.put(type("New", (st.Module,), {"__sharedtree_version__": 1, "__sharedtree_migrate__": hook}))
+    model = load(text, arrays=arrays, renames={"evolving:Model.w": "kernel", "evolving:Model.n": None})
+    assert paths(model) == [".kernel", ".mean"]
+    assert paths(model.parameters()) == [".kernel"]
+
+
+@pytest.mark.parametrize(
+    "pair", [("_sharedtree_kinds", None), ("_sharedtree_kinds", "kinds"), ("n", "_sharedtree_kinds")]
+)
+def test_renames_cannot_take_the_kinds_away(module, pair):
+    text, arrays = encoded(module.put(type("Averaged", (Averaged,), {}))())
+    with pytest.raises(StructureMismatchError, match="is no attribute"):
+        load(text, arrays=arrays, renames={f"evolving:Model.{pair[0]}": pair[1]})

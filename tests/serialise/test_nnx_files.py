@@ -307,6 +307,82 @@ def test_attributes_that_were_renamed_or_dropped():
         load_from(st.to_bytes(net), renames={f"{name}.name": "__call__"})
 
 
+def paths_of(tree: Any) -> list[str]:
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def migrated(migrate: Callable[[dict[str, Any]], dict[str, Any]], net: Any, **options: Any) -> Any:
+    """What is loaded of a model by a class that has this migration."""
+
+    class New(nnx.Module):
+        __sharedtree_names__ = (f"{__name__}:Small",)
+        __sharedtree_version__ = 1
+
+        def __call__(self) -> None: ...
+
+        @classmethod
+        def __sharedtree_migrate__(cls, fields: dict[str, Any], version: int) -> dict[str, Any]:
+            return migrate(fields)
+
+    return st.from_bytes(st.to_bytes(net), trusted=[New, "flax"], **options)
+
+
+class Small(nnx.Module):
+    def __init__(self) -> None:
+        self.sizes = nnx.data([1.5, 2.5])
+        self.scale = jnp.array(2.0)
+        self.weight = nnx.Param(jnp.ones(2))
+        self.name = "net"
+
+
+def test_migration_keeps_the_marks():
+    seen: list[list[str]] = []
+
+    def migrate(fields: dict[str, Any]) -> dict[str, Any]:
+        seen.append(sorted(fields))
+        return {**fields, "scale": fields["scale"] * 2}
+
+    net = Small()
+    loaded = migrated(migrate, net)
+    assert seen == [["name", "scale", "sizes", "weight"]]
+    assert dict(loaded._pytree__nodes) == dict(net._pytree__nodes)
+    assert paths_of(loaded) == paths_of(net) == [".scale", ".sizes[0]", ".sizes[1]", ".weight.value"]
+    assert loaded.scale == 4
+
+
+def test_migration_renames_adds_and_drops_attributes():
+    def migrate(fields: dict[str, Any]) -> dict[str, Any]:
+        return {"kernel": fields["weight"], "bias": jnp.ones(3), "name": fields["name"], "mode": "eval"}
+
+    loaded = migrated(migrate, Small())
+    twin = nnx.Module()
+    twin.kernel, twin.bias, twin.name, twin.mode = nnx.Param(jnp.ones(2)), jnp.ones(3), "net", "eval"
+    assert dict(loaded._pytree__nodes) == dict(twin._pytree__nodes)
+    assert paths_of(loaded) == paths_of(twin)
+
+
+@pytest.mark.parametrize(
+    "name", ["__call__", "train", "_pytree__nodes", "_pytree__state", "_pytree__other", "__dict__"]
+)
+def test_migration_cannot_set_what_is_the_classs_or_nnxs_own(name):
+    with pytest.raises(st.StructureMismatchError, match="has for something else"):
+        migrated(lambda fields: {**fields, name: True}, Small())
+
+
+def test_migration_returns_values():
+    with pytest.raises(st.StructureMismatchError, match="a declaration as `lengths`"):
+        migrated(lambda fields: {"lengths": nnx.data(fields["sizes"])}, Small())
+    renames = {f"{__name__}:Small.sizes": "lengths"}
+    loaded = migrated(lambda fields: {"lengths": [*fields["lengths"], 3.5]}, Small(), renames=renames)
+    assert jax.tree.leaves(loaded) == [1.5, 2.5, 3.5]
+
+
+@pytest.mark.parametrize("pair", [("_pytree__nodes", None), ("_pytree__nodes", "marks"), ("name", "_pytree__nodes")])
+def test_renames_cannot_take_the_marks_away(pair):
+    with pytest.raises(st.StructureMismatchError, match="is no attribute"):
+        st.from_bytes(st.to_bytes(Small()), trusted=[Small, "flax"], renames={f"{__name__}:Small.{pair[0]}": pair[1]})
+
+
 def test_a_field_that_was_added_takes_its_default():
     module = Declared(nnx.Param(jnp.ones(2)))
     encoded = encode(module)
@@ -410,6 +486,62 @@ def adding(name: str, value: Any) -> Callable[[dict[str, Any], list[Any]], None]
 def test_a_file_sets_no_attribute_that_is_the_classs(name):
     with pytest.raises(st.FormatError):
         forged(adding(name, True))
+
+
+class Annotating(nnx.Module):
+    apply: Callable[..., Any]
+    scale: Callable[..., Any] = jax.nn.relu
+
+
+class Applying(Annotating):
+    def __init__(self) -> None:
+        self.weight = nnx.Param(jnp.ones(2))
+
+    def apply(self, x: Any) -> Any:
+        return x
+
+
+class Again(Applying):
+    apply: Callable[..., Any]
+
+
+class Overriding(Again):
+    def apply(self, x: Any) -> Any:
+        return 2 * x
+
+    def scale(self, x: Any) -> Any:
+        return 2 * x
+
+
+TRUSTED.extend([Applying, Overriding])
+FUNCTION = ["function", "jax.numpy:sin"]
+
+
+@pytest.mark.parametrize("place", ["fields", "extra"])
+@pytest.mark.parametrize(("cls", "name"), [(Applying, "apply"), (Overriding, "apply"), (Overriding, "scale")])
+def test_a_method_that_a_base_annotates_is_a_method(cls, place, name):
+    def change(entry: dict[str, Any], node: list[Any]) -> None:
+        entry["missing"] = [each for each in entry.get("missing", []) if each != name]
+        if place == "fields":
+            entry["fields"].append(name)
+            node[2].insert(len(entry["fields"]) - 1, FUNCTION)
+        else:
+            adding(name, FUNCTION)(entry, node)
+
+    with pytest.raises((st.FormatError, st.StructureMismatchError), match=f"`{name}`"):
+        forged(change, cls())
+
+
+def test_a_default_that_its_class_annotates_can_be_replaced():
+    net = Applying()
+    net.scale = jnp.sin
+    assert st.from_bytes(st.to_bytes(net), trusted=[Applying, "flax"]).scale is jnp.sin
+    again = Again()
+    again.apply = jnp.sin
+    assert st.from_bytes(st.to_bytes(again), trusted=[Again, "flax"]).apply is jnp.sin
+    net.apply = jnp.sin
+    with pytest.raises(st.UnserialisableError, match="`apply`"):
+        st.to_bytes(net)
 
 
 @pytest.mark.parametrize("value", [None, True, "kernel", ["int", "1"]])

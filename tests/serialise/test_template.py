@@ -250,6 +250,46 @@ def test_a_template_that_is_something_else(path):
         st.load(path, like=object)
 
 
+class Holder(st.Module):
+    def __init__(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+KINDS = {"a parameter": st.parameter, "state": st.state_field, "neither a parameter nor state": lambda value: value}
+
+
+@pytest.mark.parametrize("in_template", KINDS)
+@pytest.mark.parametrize("in_file", KINDS)
+def test_kinds_of_attributes(in_file, in_template):
+    data = st.to_bytes([Holder(inner=Holder(mean=KINDS[in_file](jnp.ones(2)), w=jnp.ones(1), n=3))])
+    template = [Holder(inner=Holder(w=jnp.zeros(1), mean=KINDS[in_template](jnp.zeros(2)), n=3))]
+    if in_file == in_template:
+        assert st.from_bytes(data, like=template)[0].inner.mean.tolist() == [1, 1]
+        return
+    with pytest.raises(st.StructureMismatchError) as caught:
+        st.from_bytes(data, like=template)
+    assert caught.value.paths == ("[0].inner.mean",)
+    assert f"`[0].inner.mean`: the file has {in_file}, the template {in_template}" in str(caught.value)
+    loaded, report = st.load(data, like=template, strict=False)
+    (difference,) = report.differences
+    assert difference.path == "[0].inner.mean"
+    assert in_file in difference.in_file
+    assert in_template in difference.in_template
+    assert loaded[0].inner.mean.tolist() == [1, 1]
+    assert jax.tree.structure(loaded) == jax.tree.structure(template)
+
+
+def test_what_is_traced_in_one_only_is_told_once():
+    data = st.to_bytes(Holder(n=3, w=st.parameter(jnp.ones(2))))
+    with pytest.raises(st.StructureMismatchError) as caught:
+        st.from_bytes(data, like=Holder(n=st.state_field(3), w=st.parameter(jnp.ones(2))))
+    assert set(caught.value.paths) == {".n"}
+    shapes = jax.eval_shape(lambda: Holder(w=st.state_field(jnp.ones(2))))
+    with pytest.raises(st.StructureMismatchError, match="the file has a parameter, the template state"):
+        st.from_bytes(st.to_bytes(Holder(w=st.parameter(jnp.ones(2)))), like=shapes)
+
+
 def test_many_differences_are_cut_short(path):
     st.save(path, [jnp.zeros(2)] * 1 + [jnp.zeros(2) for _ in range(300)])
     with pytest.raises(st.StructureMismatchError, match="and 201 more") as raised:
