@@ -112,6 +112,13 @@ def inner_weight(tree):
     return tree["inner"].pytree[0].weight
 
 
+def test_a_long_chain():
+    n = 3_000  # a chain that is followed anew from each of its nodes takes n² / 2 steps
+    arrays = [jnp.ones(1) * i for i in range(n)]
+    back = st.unwrap_shared(eqx.nn.Shared(arrays, lambda m: m[1:], lambda m: m[:-1]))
+    assert all(array is arrays[0] for array in back)
+
+
 def test_one_after_another(getkey):
     # Equinox puts its placeholder into the third, for it looks in a tree from which the second is gone.
     pair = new_pair(getkey)

@@ -73,6 +73,10 @@ def called_with_copies(m):
     return jitted(copies(m))
 
 
+def with_wrappers(m):
+    return [eqx.nn.Shared((layer, layer), lambda pair: pair[1], lambda pair: pair[0]) for layer in m.layers]
+
+
 RIGHT = {
     "jit": lambda m: st.jit(lambda m: m)(m),
     "results": lambda m: st.eval_shape(lambda m: st.tree.map(lambda x: x + 1, m), m),
@@ -89,6 +93,7 @@ RIGHT = {
     "tie": lambda m: st.tie(m, lambda t: tuple(jax.tree.leaves(t.layers))),
     "untie": st.untie,
     "retie": lambda m: st.retie(copies(m), like=m),
+    "unwrap_shared": lambda m: st.unwrap_shared(with_wrappers(m)),
     "tree.at": lambda m: st.tree.at(lambda t: t.layers, m, m.layers[::-1]),
     "optimizer": lambda m: st.optimizer(optax.sgd(0.1)).init(m),
     "files": lambda m: st.from_bytes(st.to_bytes(m), like=m),
