@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import tracemalloc
+import warnings
 from typing import Any
 
 import equinox as eqx
@@ -220,6 +221,14 @@ def test_forged_files_of_equinox(name):
         st.convert(FORGED[name], like=[jnp.ones(1)])
     with pytest.raises(st.FormatError, match="tree_serialise_leaves"):
         st.convert(FORGED[name], like=[1.5])
+
+
+def test_headers_of_python_2():
+    """NumPy mends them and warns, which is an error in these tests only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(st.FormatError, match="tree_serialise_leaves"):
+            st.convert(FORGED["of Python 2"], like=[jax.ShapeDtypeStruct((1,), np.float32)])
 
 
 NAMELESS = {
