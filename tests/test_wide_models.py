@@ -79,7 +79,7 @@ def with_wrappers(m):
 
 def with_a_chain(m):
     """Each in the place of the next."""
-    return eqx.nn.Shared([jnp.zeros(1) + i for i in range(len(m.layers))], lambda m: m[1:], lambda m: m[:-1])
+    return eqx.nn.Shared([jnp.zeros(1) + i for i in range(4 * len(m.layers))], lambda m: m[1:], lambda m: m[:-1])
 
 
 RIGHT = {
