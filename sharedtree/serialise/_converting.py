@@ -67,9 +67,8 @@ def convert(
         target: a path that ends in `.safetensors`, `.eqx` or `.msgpack`, or None to write nothing. What is there is
             replaced as a whole or not at all.
         like: a template: a tree like the one that was written, with arrays or `jax.ShapeDtypeStruct`s, and with the
-            ties that the result is to have. Equinox's files need one. Without one, flax's give dictionaries of NumPy
-            arrays.
-            A `ShapeDtypeStruct` that is at two paths is a tie, as an array is.
+            ties that the result is to have: a `ShapeDtypeStruct` at two paths is one, as an array is. Equinox's files
+            need a template. Without one, flax's give dictionaries of NumPy arrays.
         ties: `"like"` for the ties of the template, or `"equal"` to make one also of all arrays that are equal in
             dtype, shape and every bit, but of those with one value throughout, such as biases that begin as zeros.
             Arrays are made one, not the modules or variables that hold them.
@@ -94,9 +93,9 @@ def convert(
     Cost: the bytes of the file, once; of one of flax's twice. With `ties="equal"` all arrays are hashed.
 
     Limitations: of Equinox's files those written with the default `filter_spec`. Other leaves than arrays and numbers
-    are the template's there. Neither has a form for typed PRNG keys. Of bfloat16, fp8 and small
-    integers Equinox's files have only the size of an element, so that a template of another such dtype of this size is
-    not found out; arrays of `float8_e5m2` are not read. flax takes apart what is registered with `flax.serialization`;
+    are the template's there. Of bfloat16, fp8 and small integers Equinox's files have only the size of an element, so
+    that a template with another such dtype of that size is not found out; `float8_e5m2` is not read. Neither has a form
+    for typed PRNG keys. flax takes apart what is registered with `flax.serialization`;
     models of other classes it does not know. Files of flax's are in memory as a whole.
 
     Example:

@@ -117,8 +117,10 @@ def _refusal_of(leaf: Any) -> tuple[str, str] | None:
     dtype = np.dtype(leaf.dtype) if isinstance(leaf, jax.Array | np.ndarray) else np.asarray(leaf).dtype
     if dtype.hasobject:
         return "which Equinox would write as a pickle", "Leave it out, or keep it as a text or as several arrays."
-    if _is_nameless(dtype) and (dtype != jnp.bfloat16 or isinstance(leaf, np.ndarray)):
-        return _NOT_READ_BACK, "Put it there in another dtype, such as `leaf.astype('float32')`, or as a JAX array."
+    if dtype == jnp.bfloat16 and isinstance(leaf, np.ndarray):
+        return _NOT_READ_BACK, "Put a JAX array in its place: `jax.numpy.asarray(leaf)`."
+    if _is_nameless(dtype) and dtype != jnp.bfloat16:
+        return _NOT_READ_BACK, "Put an array of another dtype in its place: `leaf.astype('float32')`."
     if isinstance(leaf, np.generic) and dtype.kind in "mMV":
         return _NOT_READ_BACK, "Put an array in its place: `numpy.asarray(leaf)`."
     return None

@@ -76,9 +76,9 @@ def state_bytes(tree: Any) -> bytes:
     except Exception as error:  # of whatever class it is
         raise unserialisable([Problem("", f"what flax cannot take apart ({_in_words(error)})", _OTHERWISE)]) from error
     problems = [
-        Problem(_path(place), f"{described(value)}, which `flax.serialization` has no form for", _OTHERWISE)
+        Problem(_path(place), f"{described(value)}, which `flax.serialization` has no form for", fix)
         for place, value in _items(state)
-        if type(value) is not dict and (not isinstance(value, _VALUES) or is_key(value) or not _has_a_name(value))
+        if (fix := _fix_of(value)) is not None
     ]
     if not problems:
         try:
@@ -103,6 +103,16 @@ def _flax() -> Any:
 
 def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {printable(str(error)[:200])}"
+
+
+def _fix_of(value: Any) -> str | None:
+    """What to do about a part of a state dictionary that cannot be written; None if it can be."""
+    if type(value) is not dict and (not isinstance(value, _VALUES) or is_key(value)):
+        return _OTHERWISE
+    return None if _has_a_name(value) else _OTHER_DTYPE
+
+
+_OTHER_DTYPE = "Put an array of a dtype of numbers in its place, a native one: `array.astype('float32')`."
 
 
 def _has_a_name(value: Any) -> bool:
@@ -150,8 +160,10 @@ def _require_values(state: Any, label: str) -> None:
                 raise _not_written(f"a key of type `{type(other).__name__}`", place, label)
         elif type(value) is not list and not isinstance(value, _VALUES):
             raise _not_written(f"a `{type(value).__name__}`", place, label)
-        elif isinstance(value, np.ndarray) and value.dtype.kind == "b":
-            require_bools(value.reshape(-1).view(np.uint8), value.dtype, _path(place))
+        elif isinstance(value, np.ndarray) and value.dtype.kind == "b" and value.size:
+            data = value.reshape(-1).view(np.uint8)
+            if data.max() > 1:
+                require_bools(data, value.dtype, _path(place))
 
 
 def _not_written(what: str, place: _Place, label: str) -> FormatError:
