@@ -5,7 +5,7 @@ marker, so that what it returns can be recognised by identity, even a number, a 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
@@ -27,7 +27,19 @@ class Marker:
         return f"<leaf {self.number}>"
 
 
-def stand_ins(records: Sequence[Record]) -> list[Any]:
+class StandIns(NamedTuple):
+    """One object for each record of a tree, on which functions can be called that choose nodes.
+
+    Attributes:
+        objects: of each record.
+        numbers: the record of each object, by its id; the objects are alive in `objects`.
+    """
+
+    objects: list[Any]
+    numbers: dict[int, int]
+
+
+def stand_ins(records: Sequence[Record]) -> StandIns:
     """One object for each record, shared as the records are shared; leaves are markers, nodes are new nodes.
 
     A node that cannot be told from another one by identity (an empty tuple, a `None`) gets a marker too, unless
@@ -40,7 +52,7 @@ def stand_ins(records: Sequence[Record]) -> list[Any]:
             table.append(op.type.put_together(op.aux.thaw(), [table[child] for child in children]))
         else:
             table.append(Marker(number))
-    return table
+    return StandIns(table, {id(obj): number for number, obj in enumerate(table)})  # alive in `table`
 
 
 def require_where(where: Any, tree: Any, fix: str) -> None:
@@ -63,7 +75,7 @@ def require_where(where: Any, tree: Any, fix: str) -> None:
     )
 
 
-def ask(where: Callable[[Any], Any], table: Sequence[Any], root: int, name: str = "where") -> tuple[list[int], bool]:
+def ask(where: Callable[[Any], Any], tree: StandIns, root: int, name: str = "where") -> tuple[list[int], bool]:
     """The records that `where` returns when called on the stand-in, and whether it returned just one.
 
     Raises:
@@ -76,9 +88,9 @@ def ask(where: Callable[[Any], Any], table: Sequence[Any], root: int, name: str 
             f"    {name}=lambda m: (m.embed.weight, m.head.weight)"
         )
 
-    numbers = {id(obj): i for i, obj in enumerate(table)}  # alive in `table`
+    numbers = tree.numbers
     try:
-        answer = where(table[root])
+        answer = where(tree.objects[root])
     except AttributeError as error:
         if type(error.obj) is not Marker:
             raise
@@ -88,7 +100,7 @@ def ask(where: Callable[[Any], Any], table: Sequence[Any], root: int, name: str 
         if not any(text in str(error) for text in (Marker.__name__, "<leaf ")):
             raise
         raise refusal("computes with a leaf, but is called on a stand-in without values") from None
-    if id(answer) in numbers:  # the answer is alive, and so is the table
+    if id(answer) in numbers:  # the answer is alive, and so are the objects
         return [numbers[id(answer)]], True  # as above
     found: list[int] = []
     for part in jtu.tree_leaves(answer, is_leaf=lambda x: id(x) in numbers or x is None):  # alive in `answer`

@@ -15,7 +15,7 @@ from ._context import rules_here
 from ._editing import rebuilt
 from ._errors import CycleError, SharingMismatchError
 from ._graph import Tags, walk
-from ._marking import ask, stand_ins
+from ._marking import StandIns, ask, stand_ins
 from ._node_types import require_registered
 from ._structure import Node, Op, Record, edges
 from ._text import shown
@@ -102,7 +102,7 @@ def _wrappers(records: Sequence[Record], root: int) -> dict[int, str]:
     return found
 
 
-def _sources(get: Callable[[Any], Any], table: Sequence[Any], pytree: int, path: str) -> tuple[Sequence[int], bool]:
+def _sources(get: Callable[[Any], Any], table: StandIns, pytree: int, path: str) -> tuple[Sequence[int], bool]:
     """The records that `get` returns, and whether it returned just one."""
     try:
         return ask(get, table, pytree, "get")
@@ -119,9 +119,12 @@ def _sources(get: Callable[[Any], Any], table: Sequence[Any], pytree: int, path:
 
 
 def _followed(number: int, instead: dict[int, int]) -> int:
-    while number in instead:
-        number = instead[number]
-    return number
+    end = number
+    while end in instead:
+        end = instead[end]
+    while number != end:  # so that no chain is followed twice
+        instead[number], number = end, instead[number]
+    return end
 
 
 def _goes_in_circles(records: Sequence[Record], root: int, instead: dict[int, int]) -> bool:

@@ -112,6 +112,12 @@ def inner_weight(tree):
     return tree["inner"].pytree[0].weight
 
 
+def test_a_chain():
+    arrays = [jnp.ones(1) * i for i in range(50)]
+    back = st.unwrap_shared(eqx.nn.Shared(arrays, lambda m: m[1:], lambda m: m[:-1]))
+    assert all(array is arrays[0] for array in back)
+
+
 def test_one_after_another(getkey):
     # Equinox puts its placeholder into the third, for it looks in a tree from which the second is gone.
     pair = new_pair(getkey)

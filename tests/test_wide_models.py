@@ -73,6 +73,15 @@ def called_with_copies(m):
     return jitted(copies(m))
 
 
+def with_wrappers(m):
+    return [eqx.nn.Shared((layer, layer), lambda pair: pair[1], lambda pair: pair[0]) for layer in m.layers]
+
+
+def with_a_chain(m):
+    """Each in the place of the next."""
+    return eqx.nn.Shared([jnp.zeros(1) + i for i in range(4 * len(m.layers))], lambda m: m[1:], lambda m: m[:-1])
+
+
 RIGHT = {
     "jit": lambda m: st.jit(lambda m: m)(m),
     "results": lambda m: st.eval_shape(lambda m: st.tree.map(lambda x: x + 1, m), m),
@@ -89,6 +98,8 @@ RIGHT = {
     "tie": lambda m: st.tie(m, lambda t: tuple(jax.tree.leaves(t.layers))),
     "untie": st.untie,
     "retie": lambda m: st.retie(copies(m), like=m),
+    "unwrap_shared": lambda m: st.unwrap_shared(with_wrappers(m)),
+    "unwrap_shared, a chain": lambda m: st.unwrap_shared(with_a_chain(m)),
     "tree.at": lambda m: st.tree.at(lambda t: t.layers, m, m.layers[::-1]),
     "optimizer": lambda m: st.optimizer(optax.sgd(0.1)).init(m),
     "files": lambda m: st.from_bytes(st.to_bytes(m), like=m),

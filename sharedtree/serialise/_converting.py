@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax import tree_util as jtu
 
+from .._errors import CorruptFileError
 from .._printable import printable
 from .._ties import ties as ties_of
 from .._tying import retie
@@ -66,10 +67,11 @@ def convert(
         target: a path that ends in `.safetensors`, `.eqx` or `.msgpack`, or None to write nothing. What is there is
             replaced as a whole or not at all.
         like: a template: a tree like the one that was written, with arrays or `jax.ShapeDtypeStruct`s, and with the
-            ties that the result is to have. Equinox's files need one. Without one, flax's give dictionaries of NumPy
-            arrays.
+            ties that the result is to have: a `ShapeDtypeStruct` at two paths is one, as an array is. Equinox's files
+            need a template. Without one, flax's give dictionaries of NumPy arrays.
         ties: `"like"` for the ties of the template, or `"equal"` to make one also of all arrays that are equal in
             dtype, shape and every bit, but of those with one value throughout, such as biases that begin as zeros.
+            Arrays are made one, not the modules or variables that hold them.
         trusted: as for `load`, if the source is a file of `save`'s.
 
     Returns:
@@ -78,18 +80,23 @@ def convert(
 
     Raises:
         StructureMismatchError: if names, shapes or dtypes are not the template's, or arrays differ that are one in the
-            template. All such paths are listed.
-        FormatError: if the source is none of these files, or holds what is pickled; nothing is unpickled.
+            template, or 64-bit types are switched off and the template has JAX arrays of them. All such paths are
+            listed. Also if flax cannot take the template apart.
+        FormatError: if the source is none of these files, or holds what is pickled; nothing is unpickled. Also if
+            booleans have bytes other than 0 and 1.
         CorruptFileError: if it was cut short.
-        UnserialisableError: if the tree holds what the target has no form for. Nothing was written.
+        UnserialisableError: if the tree holds what the target has no form for, or what Equinox or flax would write but
+            not read back. Nothing was written.
         CompatibilityError: if a file of flax's is asked for, and flax is not installed.
         ValueError: if a template is missing, `ties` is something else, or the target has another ending.
 
     Cost: the bytes of the file, once; of one of flax's twice. With `ties="equal"` all arrays are hashed.
 
     Limitations: of Equinox's files those written with the default `filter_spec`. Other leaves than arrays and numbers
-    are the template's there. Neither has a form for typed PRNG keys. flax takes apart what is registered with
-    `flax.serialization`; models of other classes it does not know. Files of flax's are in memory as a whole.
+    are the template's there. Of bfloat16, fp8 and small integers Equinox's files have only the size of an element, so
+    that a template with another such dtype of that size is not found out; `float8_e5m2` is not read. Neither has a form
+    for typed PRNG keys. flax takes apart what is registered with `flax.serialization`;
+    models of other classes it does not know. Files of flax's are in memory as a whole.
 
     Example:
         >>> import io, equinox as eqx, jax, sharedtree as st
@@ -137,18 +144,25 @@ def convert(
 
 def _read(opened: Source, source: Readable, like: Any, trusted: Trusted | Iterable[Trusted]) -> Any:
     start = bytes(opened.read(0, 64))
-    if start[8:].startswith(_OF_SAFETENSORS):
+    if start[8:].startswith(_OF_SAFETENSORS) or _is_of_safetensors(start, opened.size):
         again = isinstance(source, str | os.PathLike | bytes | bytearray | memoryview)
         return load(source if again else bytes(opened.read(0, opened.size)), like=like, trusted=trusted)
     if not start.startswith(MAGIC) and start:
         tree = read_state(opened, like)
         return tree if like is None else retie(tree, like)
+    if like is None and not start:
+        raise CorruptFileError(f"`{opened.label}` is empty: it was cut short, or never written. Copy it again.")
     if like is None:
         raise ValueError(
             "The files of `equinox.tree_serialise_leaves` do not say to which tree their arrays belong. Give one that "
             "is like it, such as:\n    sharedtree.convert(source, like=equinox.filter_eval_shape(make_model, key))"
         )
     return retie(read_leaves(opened, like), like)
+
+
+def _is_of_safetensors(start: bytes, size: int) -> bool:
+    """Whether a file begins with the length of a header that it has, and with a header, whatever is first in there."""
+    return start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size - 8
 
 
 def _with_equal_tied(tree: Any) -> tuple[Any, tuple[tuple[str, ...], ...]]:

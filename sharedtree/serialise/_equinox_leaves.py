@@ -9,6 +9,7 @@ the file has as much. Each record is
 and the header is the text of a dictionary with the dtype, the order and the shape.
 """
 
+import ast
 import io
 import math
 import struct
@@ -22,7 +23,17 @@ from jax import tree_util as jtu
 from numpy.lib import format as npy
 
 from .._errors import CorruptFileError, FormatError
-from ._foreign_differences import NOTHING, Numbers, Ties, described, is_key, require_a_fit
+from ._dtypes import clear_unused, require_bools
+from ._foreign_differences import (
+    NOTHING,
+    Numbers,
+    Ties,
+    described,
+    is_key,
+    is_shortened,
+    require_a_fit,
+    require_whole_numbers,
+)
 from ._refusals import Problem, unserialisable
 from ._sources import Source
 from ._template import Difference
@@ -48,8 +59,9 @@ def read_leaves(source: Source, like: Any) -> Any:
     """A tree like a template, with the leaves of a file. Arguments and errors are those of `convert`."""
     paths, treedef = jtu.tree_flatten_with_path(like)
     differences: list[Difference] = []
+    shortened: list[tuple[str, Any]] = []
     leaves: list[Any] = []
-    ties, at = Ties(), 0
+    ties, at = Ties(jtu.keystr), 0
     for keys, wanted in paths:
         path = jtu.keystr(keys)
         if not _is_written(wanted):
@@ -64,11 +76,13 @@ def read_leaves(source: Source, like: Any) -> Any:
             continue
         record = _record(source, at)
         at = record.start + record.nbytes
-        found = _fitting(source, record, wanted)
+        found = _fitting(source, record, wanted, path)
         if found is None:
             differences.append(Difference(path, f"{record.dtype}{list(record.shape)}", described(wanted)))
             continue
-        value, difference = ties.value(wanted, path, found)
+        if is_shortened(wanted):
+            shortened.append((path, wanted))
+        value, difference = ties.value(wanted, keys, found)
         leaves.append(value)
         differences += [] if difference is None else [difference]
     while at < source.size:
@@ -76,22 +90,44 @@ def read_leaves(source: Source, like: Any) -> Any:
         at = record.start + record.nbytes
         differences.append(Difference("", f"{record.dtype}{list(record.shape)} after the last leaf", NOTHING))
     require_a_fit(differences, source.label)
+    require_whole_numbers(shortened, source.label)
     return treedef.unflatten(leaves)
 
 
 def write_leaves(file: BinaryIO, tree: Any) -> None:
     """Writes what `equinox.tree_deserialise_leaves` reads. Raises `UnserialisableError` before anything is written."""
+    written = [(keys, leaf) for keys, leaf in jtu.tree_leaves_with_path(tree) if _is_written(leaf)]
+    refused = [(keys, leaf, _refusal_of(leaf)) for keys, leaf in written]
     problems = [
-        Problem(jtu.keystr(keys), f"{described(leaf)}, which Equinox's files have no form for", _AS_DATA)
-        for keys, leaf in jtu.tree_leaves_with_path(tree)
-        if is_key(leaf) or (isinstance(leaf, np.ndarray) and leaf.dtype.hasobject)
+        Problem(jtu.keystr(keys), f"{described(leaf)}, {refusal[0]}", refusal[1])
+        for keys, leaf, refusal in refused
+        if refusal is not None
     ]
     if problems:
         raise unserialisable(problems)
     eqx.tree_serialise_leaves(file, tree)
 
 
-_AS_DATA = "Put its raw data in its place: `jax.random.key_data(key)`."
+def _refusal_of(leaf: Any) -> tuple[str, str] | None:
+    """Why a leaf that Equinox writes is not written here, and what to do; None if it can be read back."""
+    if is_key(leaf):
+        return _NO_FORM, "Put its raw data in its place: `jax.random.key_data(key)`."
+    if not isinstance(leaf, jax.Array | np.ndarray | Numbers):
+        return _NO_FORM, "Put an array in its place."
+    dtype = np.dtype(leaf.dtype) if isinstance(leaf, jax.Array | np.ndarray) else np.asarray(leaf).dtype
+    if dtype.hasobject:
+        return "which Equinox would write as a pickle", "Leave it out, or keep it as a text or as several arrays."
+    if dtype == jnp.bfloat16 and isinstance(leaf, np.ndarray):
+        return _NOT_READ_BACK, "Put a JAX array in its place: `jax.numpy.asarray(leaf)`."
+    if _is_nameless(dtype) and dtype != jnp.bfloat16:
+        return _NOT_READ_BACK, "Put an array of another dtype in its place: `leaf.astype('float32')`."
+    if isinstance(leaf, np.generic) and dtype.kind in "mMV":
+        return _NOT_READ_BACK, "Put an array in its place: `numpy.asarray(leaf)`."
+    return None
+
+
+_NO_FORM = "which Equinox's files have no form for"
+_NOT_READ_BACK = "which Equinox writes, but does not read back as it was"
 
 
 def _is_written(leaf: Any) -> bool:
@@ -114,13 +150,17 @@ def _record(source: Source, at: int) -> _Record:
     header = bytes(source.read(at + 8, size + nbytes))
     if len(header) < size + nbytes:
         raise _cut_short(source, at)
+    text = header[size:].decode("latin-1")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     try:
+        ast.literal_eval(text)  # NumPy mends numbers of Python 2, and warns
         shape, fortran, dtype = read(io.BytesIO(header))
     except Exception as error:  # whatever Python's parser and NumPy make of the text
         raise _malformed(source, at, f"its header is none ({type(error).__name__})") from error
     if dtype.hasobject:
         raise _malformed(source, at, "it is an array of objects, which are pickled, and a pickle runs what it holds")
+    if dtype.itemsize == 0 or dtype.subdtype is not None:
+        raise _malformed(source, at, "its dtype is none that an array has")
     if any(size < 0 for size in shape):
         raise _malformed(source, at, "a size is negative")
     begin, nbytes = at + 8 + len(header), dtype.itemsize * math.prod(shape)
@@ -129,17 +169,25 @@ def _record(source: Source, at: int) -> _Record:
     return _Record(dtype, shape, fortran, begin, nbytes)
 
 
-def _fitting(source: Source, record: _Record, wanted: Any) -> Any:
+def _is_nameless(dtype: np.dtype[Any]) -> bool:
+    """Whether NumPy knows nothing of a dtype, such as bfloat16, and notes only how many bytes an element has."""
+    return dtype.isbuiltin == 2  # 2: those that were registered with NumPy, as ml_dtypes does
+
+
+def _fitting(source: Source, record: _Record, wanted: Any, path: str) -> Any:
     """The value of a record, if it is one for a leaf of the template; else None."""
     is_array = isinstance(wanted, _ARRAYS)
     dtype = np.dtype(wanted.dtype) if is_array or isinstance(wanted, np.generic) else record.dtype
     shape = tuple(wanted.shape) if is_array else ()
-    # NumPy knows nothing of bfloat16 and its like, and notes only how many bytes an element has.
-    is_nameless = record.dtype.kind == "V" and record.dtype.names is None and record.dtype.itemsize == dtype.itemsize
+    is_nameless = _is_nameless(dtype) and record.dtype == np.dtype((np.void, dtype.itemsize))
     if record.shape != shape or not (is_nameless or record.dtype.newbyteorder("=") == dtype.newbyteorder("=")):
         return None
-    data = np.frombuffer(source.read(record.start, record.nbytes), record.dtype)
-    array = (data.view(dtype) if is_nameless else data).reshape(shape, order="F" if record.fortran else "C")
+    data = np.frombuffer(source.read(record.start, record.nbytes), np.uint8)
+    require_bools(data, record.dtype, path)
+    if is_nameless:
+        clear_unused(data, dtype)
+    array = data.view(dtype if is_nameless else record.dtype)
+    array = array.reshape(shape, order="F" if record.fortran else "C")
     if isinstance(wanted, jax.Array | jax.ShapeDtypeStruct):
         return jnp.array(array.astype(dtype, copy=False))
     if isinstance(wanted, np.ndarray):

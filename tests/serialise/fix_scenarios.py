@@ -571,6 +571,18 @@ def a_file_of_equinox_without_a_template(path):
 
 
 @scenario
+def a_file_of_equinox_with_numbers_of_64_bits(path):
+    eqx.tree_serialise_leaves(path / "tree.eqx", [np.arange(2)])
+    like = [jax.ShapeDtypeStruct((2,), np.int64)]
+
+    def after(_):
+        assert st.convert(path / "tree.eqx", like=like).tree[0].dtype == np.int64
+        jax.config.update("jax_enable_x64", False)
+
+    return Scenario(lambda: st.convert(path / "tree.eqx", like=like), st.StructureMismatchError, {}, after)
+
+
+@scenario
 def a_file_of_flax_without_flax(path):
     def provoke():
         with pytest.MonkeyPatch.context() as patch:

@@ -4,6 +4,8 @@ import io
 import os
 import pickle
 import struct
+import tracemalloc
+import warnings
 from typing import Any
 
 import equinox as eqx
@@ -11,8 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import sharedtree as st
+from sharedtree.serialise._equinox_leaves import write_leaves
+from tests.garbage import no_collection
 
 
 class Net(eqx.Module):
@@ -202,6 +207,10 @@ FORGED = {
     "deep": record(b"(" * 5_000),
     "not ascii": record(b"\xff\xfe{}"),
     "version": record(b"{}", version=b"\x09\x00"),
+    "subarray": record(b"{'descr': ('<f4', (2,)), 'fortran_order': False, 'shape': ()}", bytes(8)),
+    "no bytes": record(b"{'descr': '|S0', 'fortran_order': False, 'shape': ()}"),
+    "nothing at all": record(b"{'descr': '|V0', 'fortran_order': False, 'shape': (1,)}"),
+    "of Python 2": record(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1L,)}", bytes(4)),
     "long header": b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1) + bytes(99),
 }
 
@@ -210,6 +219,122 @@ FORGED = {
 def test_forged_files_of_equinox(name):
     with pytest.raises(st.FormatError, match="tree_serialise_leaves"):
         st.convert(FORGED[name], like=[jnp.ones(1)])
+    with pytest.raises(st.FormatError, match="tree_serialise_leaves"):
+        st.convert(FORGED[name], like=[1.5])
+
+
+def test_headers_of_python_2():
+    """NumPy mends them and warns, which is an error in these tests only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(st.FormatError, match="tree_serialise_leaves"):
+            st.convert(FORGED["of Python 2"], like=[jax.ShapeDtypeStruct((1,), np.float32)])
+
+
+NAMELESS = {
+    "bfloat16": [jnp.float16, jnp.int16, "V2"],
+    "float8_e4m3fn": [jnp.int8, jnp.uint8, jnp.bool],
+    "int4": [jnp.int8, jnp.uint8, jnp.bool],
+}
+
+
+@pytest.mark.parametrize("written", NAMELESS)
+def test_what_numpy_has_no_name_for_is_nothing_else(written):
+    data = leaves_file([jnp.ones(2, written)])
+    for dtype in NAMELESS[written]:
+        like = [np.zeros(2, dtype)] if dtype == "V2" else [jax.ShapeDtypeStruct((2,), dtype)]
+        if dtype == "V2":  # these are the bytes
+            assert st.convert(data, like=like).tree[0].tobytes() == np.ones(2, written).tobytes()
+            continue
+        with pytest.raises(st.StructureMismatchError):
+            st.convert(data, like=like)
+    (loaded,) = st.convert(data, like=[jnp.zeros(2, written)]).tree
+    assert loaded.dtype == written
+    np.testing.assert_array_equal(np.asarray(loaded), np.ones(2, written))
+
+
+@pytest.mark.parametrize("wanted", [np.float32, np.int32, [("a", np.float32)]])
+def test_void_arrays_are_nothing_else(wanted):
+    data = leaves_file([np.zeros(2, "V4")])
+    with pytest.raises(st.StructureMismatchError):
+        st.convert(data, like=[np.zeros(2, wanted)])
+    assert st.convert(data, like=[np.zeros(2, "V4")]).tree[0].dtype == "V4"
+
+
+def test_bits_that_are_not_used_are_cleared():
+    data = record(b"{'descr': '|V1', 'fortran_order': False, 'shape': (2,)}", b"\xf1\x82")
+    assert st.convert(data, like=[np.zeros(2, jnp.int4)]).tree[0].tobytes() == b"\x01\x02"
+
+
+def test_booleans_are_0_and_1():
+    data = record(b"{'descr': '|b1', 'fortran_order': False, 'shape': (2,)}", b"\x01\x02")
+    for like in (jnp.zeros(2, bool), np.zeros(2, bool)):
+        with pytest.raises(st.FormatError, match=r"\['a'\].*booleans"):
+            st.convert(data, like={"a": like})
+    with pytest.raises(st.FormatError, match="booleans"):
+        st.convert(record(b"{'descr': '|b1', 'fortran_order': False, 'shape': ()}", b"\x02"), like=[True])
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.float64, np.complex128])
+def test_64_bits_are_not_shortened(dtype):
+    tree, struct = {"a": np.ones(1, dtype), "b": np.ones(1, dtype)}, jax.ShapeDtypeStruct((1,), dtype)
+    data = [leaves_file(tree)]
+    if has_flax():
+        data.append(pytest.importorskip("flax.serialization").to_bytes(tree))
+    for each in data:
+        with pytest.raises(st.StructureMismatchError, match="jax_enable_x64") as caught:
+            st.convert(each, like={"a": struct, "b": jax.ShapeDtypeStruct((1,), dtype)})
+        assert caught.value.paths == ("['a']", "['b']")
+        assert_same(st.convert(each, like=tree).tree, tree)
+        with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
+            assert st.convert(each, like={"a": struct, "b": tree["b"]}).tree["a"].dtype == dtype
+
+
+class Arraylike:
+    """A leaf that says that it is as good as an array."""
+
+    def __jax_array__(self):
+        return jnp.ones(2)
+
+    def __eq__(self, other):
+        return type(other) is Arraylike
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+SMALL = [name for name in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "int4", "uint2") if hasattr(jnp, name)]
+LEAVES = [jnp.ones(2), jnp.ones(2, jnp.bfloat16), np.ones(2), np.ones(2, ">f4"), np.float32(1), np.int8(1), True, 2, 1j]
+LEAVES += [jnp.bfloat16(1), np.ones(2, jnp.bfloat16), np.datetime64(1, "s"), np.ones(2, "m8[s]"), 2**70, -(2**63) - 1]
+LEAVES += [np.ones(2, name) for name in SMALL] + [jnp.ones(2, name) for name in SMALL] + [2**63, "text"]
+
+
+@pytest.mark.parametrize("i", range(len(LEAVES)))
+def test_equinox_reads_all_that_is_written_for_it(i, tmp_path):
+    """Equinox itself is asked what it reads back."""
+    leaf = LEAVES[i]
+    try:
+        (read,) = eqx.tree_deserialise_leaves(io.BytesIO(leaves_file([leaf])), [leaf])
+        is_read = type(read) is type(leaf) and np.asarray(read).dtype == np.asarray(leaf).dtype and np.all(read == leaf)
+    except Exception:  # noqa: BLE001 -- of whatever class it is
+        is_read = False
+    source = st.to_bytes([leaf])
+    if is_read:
+        st.convert(source, tmp_path / "tree.eqx")
+        assert (tmp_path / "tree.eqx").read_bytes() == leaves_file([leaf])
+        return
+    with pytest.raises(st.UnserialisableError) as caught:
+        st.convert(source, tmp_path / "tree.eqx")
+    assert caught.value.paths == ("[0]",)
+    assert os.listdir(tmp_path) == []
+
+
+def test_nothing_is_written_that_is_a_pickle_or_not_read_back():
+    for leaf in (2**70, np.array([None]), Arraylike(), np.dtype(jnp.float8_e4m3fn).type(1)):
+        file = io.BytesIO()
+        with pytest.raises(st.UnserialisableError) as caught:
+            write_leaves(file, {"a": jnp.ones(2), "b": leaf})
+        assert caught.value.paths == ("['b']",)
+        assert file.getvalue() == b""
 
 
 def test_no_memory_is_taken_for_what_is_not_there():
@@ -223,6 +348,8 @@ def test_wrong_arguments(tmp_path):
     data = leaves_file([jnp.ones(2)])
     with pytest.raises(ValueError, match="like="):
         st.convert(data)
+    with pytest.raises(st.CorruptFileError, match="empty"):
+        st.convert(b"")
     with pytest.raises(ValueError, match="safetensors"):
         st.convert(data, tmp_path / "model.bin", like=[jnp.ones(2)])
     with pytest.raises(ValueError, match="ties"):
@@ -230,6 +357,12 @@ def test_wrong_arguments(tmp_path):
     with pytest.raises(FileNotFoundError):
         st.convert(tmp_path / "nothing.eqx", like=[jnp.ones(2)])
     assert os.listdir(tmp_path) == []
+
+
+def test_other_files_of_safetensors():
+    for metadata in (None, {"format": "pt"}):
+        with pytest.raises(st.FormatError, match="safetensors file, but not one that sharedtree wrote"):
+            st.convert(safetensors.numpy.save({"a": np.ones(2)}, metadata))
 
 
 # --- flax -------------------------------------------------------------------------------------------------------------
@@ -270,6 +403,7 @@ def test_what_flax_wrote(flax):
     plain = st.convert(data).tree
     assert plain.keys() == tree.keys()
     assert type(plain["params"]["embed"]) is np.ndarray
+    assert all(leaf.flags.writeable for leaf in jax.tree.leaves(plain) if isinstance(leaf, np.ndarray))
     np.testing.assert_array_equal(plain["statistics"]["mean"], tree["statistics"]["mean"])
     found = st.convert(data, ties="equal")
     assert found.tied == (("['params']['embed']", "['params']['head']['kernel']"),)
@@ -335,6 +469,61 @@ def test_what_flax_has_no_form_for(flax, tmp_path):
     with pytest.raises(st.UnserialisableError, match="msgpack"):
         st.convert(st.to_bytes({"huge": 2**70}), tmp_path / "net.msgpack")
     assert os.listdir(tmp_path) == []
+
+
+def test_dtypes_that_flax_does_not_find_again(flax, tmp_path):
+    """It notes a name, and of big-endian arrays only that of the others."""
+    tree = {"a": np.ones(2, ">f4"), "b": np.ones(2, "<f4")}
+    assert flax.msgpack_restore(flax.to_bytes(tree))["a"].tolist() != [1, 1]
+    with pytest.raises(st.UnserialisableError) as caught:
+        st.convert(st.to_bytes(tree), tmp_path / "tree.msgpack")
+    assert caught.value.paths == ("['a']",)
+
+
+def deep(depth: int) -> Any:
+    tree: Any = jnp.ones(1)
+    for _ in range(depth):
+        tree = {"a": tree}
+    return tree
+
+
+@pytest.mark.parametrize("make", [lambda: {1: jnp.ones(1), "1": jnp.ones(1)}, lambda: deep(900)], ids=["keys", "deep"])
+def test_what_flax_cannot_take_apart(flax, make, tmp_path):
+    with pytest.raises(st.StructureMismatchError, match="flax cannot"):
+        st.convert(flax.to_bytes({"1": jnp.ones(1)}), like=make())
+    with pytest.raises(st.UnserialisableError):
+        st.convert(st.to_bytes(make()), tmp_path / "tree.msgpack")
+    assert os.listdir(tmp_path) == []
+
+
+def test_memory_for_long_names(flax):
+    """A path for each item would take a hundred times as much as the file, and for a larger one more."""
+    n = 400
+    tree = {"k" * (100 * n): {str(i): 0 for i in range(n)}}
+    data = flax.to_bytes(tree)
+    st.convert(data, like=tree)
+    for like in (None, tree):
+        with no_collection():
+            tracemalloc.start()
+            try:
+                st.convert(data, like=like)
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+        assert peak < 20 * len(data)
+
+
+def test_forged_values_of_flax(flax):
+    msgpack = pytest.importorskip("msgpack")
+    for forged in ({1: 2}, {"a": {b"b": 1}}, {"a": [msgpack.ExtType(99, b"")]}):
+        with pytest.raises(st.FormatError, match="flax does not write"):
+            st.convert(msgpack.packb(forged), ties="equal")
+    bools = msgpack.ExtType(1, msgpack.packb(((2,), "bool", b"\x01\x02")))
+    with pytest.raises(st.FormatError, match="booleans"):
+        st.convert(msgpack.packb({"a": bools}), like={"a": jnp.zeros(2, bool)})
+    for state in ([np.zeros(2)], np.zeros(2)):
+        loaded = st.convert(flax.msgpack_serialize(state)).tree
+        assert jax.tree.leaves(loaded)[0].flags.writeable
 
 
 def test_damaged_files_of_flax(flax):
