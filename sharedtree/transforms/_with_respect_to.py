@@ -236,7 +236,7 @@ def require_nothing_left(arguments: Sequence[Any], can_be_differentiated: Callab
         return True
 
     for argument in arguments:
-        selection(argument, Filter(note, asks_for_path=True), "")
+        selection(argument, Filter(note), "")
     left = [place for place in found if can_be_differentiated(place.leaf)]
     if not left:
         return

@@ -155,7 +155,15 @@ def check_vmap(model: Model) -> None:
     scaled = lambda scale: [scale * param for param in model.params]
     batch = model.wrapped(jax.vmap, lambda scale: model.make(*scaled(scale)))(scales)
     assert model.is_tied(batch)
-    values = model.wrapped(jax.vmap, model.loss, in_axes=(0, None))(batch, X)
+    inside = []
+
+    def f(m: Any, x: Any) -> Any:
+        inside.append(model.is_tied(m))
+        return m, model.loss(m, x)
+
+    out, values = model.wrapped(jax.vmap, f, in_axes=(0, None))(batch, X)
+    assert inside == [True]
+    assert model.is_tied(out)
     assert same(values, jnp.stack([model.single(scaled(scale), X) for scale in scales]))
 
 
@@ -229,6 +237,7 @@ def check_unshared(model: Model) -> None:
     got, want = model.wrapped(jax.jit, f)(model_without, X), vanilla(f)(model_without, X)
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert jax.typeof(a) == jax.typeof(b)
         np.testing.assert_array_equal(a, b)
 
 

@@ -20,7 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from ..._errors import InconsistentSharingError, SharingMismatchError, StateGradientError
 from ..._graph import Tags
-from ..._jax_internals import as_number
+from ..._jax_internals import as_number, as_numpy
 from ..._node_types import TRACED_NUMBERS
 from ..._packed import LeafPath, Packed
 from ..._structure import LEAF, Given, Node, Record, Update, edges, intern
@@ -168,7 +168,9 @@ def write_back(packed: tuple[State, Any], call: Call, refuse: Callable[[State, S
         refuse: (what was changed, places among its leaves) → raises, for a gradient flows through these.
     """
     state, result = packed
-    state = [Packed([*map(as_number, each.leaves)], each.structure) for each in _guarded(state, refuse)]
+    state = [
+        Packed([as_number(as_numpy(leaf)) for leaf in each.leaves], each.structure) for each in _guarded(state, refuse)
+    ]
     changes, objects = InPlace(call), call.tags.objects
     unpack_result(state, lambda _: objects.__getitem__, changes.update, changes.pending)
     result = unpack_result(result, nothing_given)

@@ -21,3 +21,7 @@ def places(model):
 
 def bias(model):
     return model.distributions[2]._loc  # the property is as wide as the scale
+
+
+def change(model, b):
+    model.distributions[2]._loc = b
