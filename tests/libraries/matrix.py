@@ -253,16 +253,26 @@ COLUMNS: dict[str, Callable[[Model], None]] = {
 }
 
 UNMET = {
-    (
-        "flax_train_state",
-        "save and load",
-    ): "its `tx` holds functions that were made inside others, which no file can name: "
-    "save `state.replace(tx=None)`, and put the transformation back after loading",
-    ("distrax", "optimizer"): "its classes come apart otherwise once a leaf is `None`: give Optax an `st.Dag`",
-    ("distrax", "save and load"): "its treedefs describe lists of arrays that the distribution no longer has: save the "
-    "parameters, and make the distribution anew",
+    ("flax_train_state", "save and load"): (
+        st.UnserialisableError,
+        "its `tx` holds functions that were made inside others, which no file can name: save `state.replace(tx=None)`, "
+        "and put the transformation back after loading",
+    ),
+    ("distrax", "in place"): (
+        st.UntiedWarning,
+        "it has each array at two places, of which an assignment changes one: return a new distribution",
+    ),
+    ("distrax", "optimizer"): (
+        st.SharingMismatchError,
+        "its classes come apart otherwise once a leaf is `None`: give Optax an `st.Dag`",
+    ),
+    ("distrax", "save and load"): (
+        st.UnserialisableError,
+        "its treedefs describe lists of arrays that the distribution no longer has: save the parameters, and make the "
+        "distribution anew",
+    ),
 }
-"""What does not work, and what to do instead."""
+"""What does not work: how that shows, and what to do instead."""
 
 
 def cell(library: Library, column: str) -> str:
@@ -285,7 +295,7 @@ def table() -> str:
         "",
         *(
             textwrap.fill(f"- {titles[file]}, {column}: {why}.", 120, subsequent_indent="  ")
-            for (file, column), why in UNMET.items()
+            for (file, column), (_, why) in UNMET.items()
         ),
     ]
     return "\n".join(lines) + "\n"
