@@ -9,11 +9,13 @@ There are four kinds. Those of the first three are children of the module; the l
     static      anything else
 """
 
+import collections
 import types
 from collections.abc import Iterator, MappingView
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from ._errors import UnregisteredTypeError
 from ._node_types import PYTHON_NUMBERS, carries_identity, is_traced, node_type_of
@@ -76,7 +78,7 @@ def require_no_hidden_children(value: Any, what: str) -> None:
             "gives. Make it a list:\n    module.attribute = list(value)",
             ("",),
         )
-    if isinstance(value, (set, frozenset)) and any(_is_child(part) for part in value):
+    if isinstance(value, (set, frozenset)) and _hidden_child(value) is not None:
         raise UnregisteredTypeError(
             f"{what} is assigned a `{cls.__name__}` of arrays or modules, which has no order, so it is no pytree and "
             "nothing in it can be seen. Make it a list:\n    module.attribute = list(value)",
@@ -93,16 +95,57 @@ def require_no_hidden_children(value: Any, what: str) -> None:
         )
     if isinstance(value, type) or callable(value):
         return
-    held = [name for name, part in getattr(value, "__dict__", {}).items() if _is_jax_or_module(part)]
-    if held:
+    held = _hidden_child(value)
+    if held is not None:
         raise UnregisteredTypeError(
-            f"{what} is assigned a `{cls.__name__}`, which holds an array or a module as `{held[0]}`, but is not a "
+            f"{what} is assigned a `{cls.__name__}`, which holds an array or a module as `{held}`, but is not a "
             "registered pytree node, so nothing inside it can be seen. Let the class be a module, too:\n"
             f"    class {cls.__name__}(sharedtree.Module): ...\n"
             "or register it with JAX:\n"
             f"    jax.tree_util.register_pytree_node({cls.__name__}, flatten, unflatten)",
             ("",),
         )
+
+
+_MOST_LOOKED_AT = 1_000
+
+
+def _hidden_child(value: Any) -> str | None:
+    """Where an object that is no node has an array or a module: in an attribute, or in containers in one.
+
+    None if it has none, or none among the first thousand things that are looked at.
+    """
+    seen: dict[int, Any] = {}  # id → the object, alive here
+    stack = [*_attributes_of(value), *_items_of(value)]
+    while stack and len(seen) < _MOST_LOOKED_AT:
+        path, part = stack.pop()
+        if _is_jax_or_module(part):
+            return path.removeprefix(".")
+        if id(part) not in seen:
+            seen[id(part)] = part
+            stack += [(path + step, item) for step, item in _items_of(part)]
+    return None
+
+
+def _attributes_of(value: Any) -> list[tuple[str, Any]]:
+    slots = [name for base in type(value).__mro__ for name in _slots_of(base)]
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return [(f".{name}", part) for name, part in (found | getattr(value, "__dict__", {})).items()]
+
+
+def _slots_of(cls: type) -> list[str]:
+    return [name for name, held in vars(cls).items() if isinstance(held, types.MemberDescriptorType)]
+
+
+def _items_of(value: Any) -> list[tuple[str, Any]]:
+    """What is in a container of Python's, or in one that was derived from one."""
+    if isinstance(value, (dict, collections.UserDict, collections.ChainMap, types.MappingProxyType)):
+        return [(f"[{shown(key)}]", part) for key, part in value.items()]
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        value = value.ravel().tolist()
+    if isinstance(value, (list, tuple, set, frozenset, collections.deque, collections.UserList)):
+        return [(f"[{i}]", part) for i, part in enumerate(value)]
+    return []
 
 
 def is_array(value: Any) -> bool:

@@ -3,12 +3,16 @@
 What JAX sees is asked of vanilla JAX; what a model computes is compared with functions of bare arrays.
 """
 
+import collections
 import copy
 import dataclasses
 import functools
 import gc
 import itertools
+import logging
 import pickle
+import re
+import types
 import weakref
 from typing import Generic, TypeVar
 
@@ -834,3 +838,48 @@ def test_an_attribute_that_is_none_at_first():
         step, theirs = vanilla.update(2 * weight, theirs, weight)
         weight = weight + step
     np.testing.assert_allclose(module.weight, weight, rtol=1e-6)
+
+
+class Slotted:
+    __slots__ = ("inner",)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+
+class OfLayers:
+    def __init__(self, layer):
+        self.table = {"layers": [(layer,)]}
+
+
+class Table(dict):
+    pass
+
+
+HIDING = {
+    "a subclass of dict": (lambda layer: Table(a=layer), "['a']"),
+    "a counter": (lambda layer: collections.Counter(a=layer), "['a']"),
+    "a user list": (lambda layer: collections.UserList([layer]), "[0]"),
+    "a chain of maps": (lambda layer: collections.ChainMap({"a": layer}), "['a']"),
+    "a read-only map": (lambda layer: types.MappingProxyType({"a": layer}), "['a']"),
+    "an array of objects": (lambda layer: np.array([layer, None], dtype=object), "[0]"),
+    "an object with slots": (Slotted, "inner"),
+    "an object with a list": (OfLayers, "table['layers'][0][0]"),
+}
+
+
+@pytest.mark.parametrize("held", [Free, lambda: jnp.ones(2)], ids=["module", "array"])
+@pytest.mark.parametrize("name", HIDING)
+def test_what_hides_a_module_or_an_array_is_no_attribute(name, held):
+    make, path = HIDING[name]
+    module = Free()
+    with pytest.raises(st.UnregisteredTypeError, match=re.escape(f"holds an array or a module as `{path}`")):
+        module.attribute = make(held())
+    assert not hasattr(module, "attribute")
+
+
+def test_objects_without_arrays_are_static():
+    module = Free()
+    module.table, module.names = Table(a=1), np.array(["a", None], dtype=object)
+    module.slotted, module.logger = Slotted([1, {"a": np.ones(2)}]), logging.getLogger("a")
+    assert jax.tree.leaves(module) == []
