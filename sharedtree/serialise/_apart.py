@@ -23,6 +23,7 @@ from .._node_types import node_type_of
 from ._arrays import key_implementation
 from ._classes import WRITTEN_ATTRIBUTES, kind_of
 from ._manifest import are_steps
+from ._nnx_objects import fault_of_aux
 from ._placement import MEMORY_KINDS, axis_type_names
 from ._refusals import RefusalError
 
@@ -92,6 +93,11 @@ def take_apart_registered(obj: Any, type_index: int) -> Apart:
             f"a `{type(obj).__qualname__}` whose flatten function raises {type(error).__name__}: {error}",
             "Leave it out, or bring it into a state in which JAX can flatten it.",
         ) from error
+    fault = fault_of_aux(type(obj), aux)
+    if fault is not None:
+        raise RefusalError(
+            f"a `{type(obj).__qualname__}` with {fault}, which no file may have", "Set it anew after loading."
+        )
     # Keys that do not match the children, or make no paths. Texts with an address or surrogates are no good in a file.
     if len(keys) != len(children) or not are_steps(keys) or any(" at 0x" in key or not _is_utf8(key) for key in keys):
         keys = _indices(len(children))

@@ -27,7 +27,7 @@ from ._atoms import read_base64
 from ._classes import kind_of
 from ._evolution import copy_wrapped_attributes, wrapped_attributes
 from ._nesting import Collisions
-from ._nnx_objects import may_have_aux
+from ._nnx_objects import fault_of_aux
 from ._placement import (
     find_device,
     rebuild_abstract_mesh,
@@ -129,7 +129,8 @@ def _wrapper(parts: Parts, node: Node) -> Any:
 def _registered(parts: Parts, node: Node) -> Any:
     cls, aux, children = parts.makers[node[1]], parts.child(node[2]), parts.children(node[3])
     known, given = _known.get(cls), _counts(children, aux)
-    _require(may_have_aux(cls, aux), "its metadata is no tuple of names with values")
+    fault = fault_of_aux(cls, aux)
+    _require(fault is None, f"it has {fault}")
     fixed = registered_counts(cls)
     if fixed is not None and fixed != given:
         raise _other_counts(cls, given, fixed)

@@ -11,7 +11,7 @@ from typing import Any
 from .._errors import FormatError, SharedTreeError, StructureMismatchError, UntrustedTypeError
 from .._printable import printable
 from ..compat._importing import importable_name
-from ._allowed import LIBRARIES, NAMES_ONLY, STANDARD_LIBRARY
+from ._allowed import LIBRARIES, NAMES_ONLY, NNX, STANDARD_LIBRARY
 from ._arrays import finish
 from ._asked_names import paths_of_names
 from ._atoms import DistinctNans, is_nan
@@ -20,7 +20,6 @@ from ._classes import FIELD_KINDS, kind_of
 from ._evolution import Renames, builder, require_sound_renames
 from ._manifest import Manifest, TypeEntry
 from ._nesting import Collisions, most_collisions
-from ._nnx_objects import is_name_of_nnx
 from ._touched import first_touched
 from ._trust import Kind, Trust, Verdict, root_of
 
@@ -65,8 +64,8 @@ def decode(
     touched = first_touched(manifest.nodes, [values["class", entry.name] for entry in manifest.types])
     if touched is not None:
         raise FormatError(
-            f"Node {touched} of the file, a `{manifest.nodes[touched][0]}`, has an object of Flax NNX where something "
-            "would look at it while the file is loaded. No save would write that."
+            f"Node {touched} of the file, a `{manifest.nodes[touched][0]}`, has an object of Flax NNX, or a `Module`, "
+            "where something would look at it while the file is loaded. No save would write that."
         )
     parts = Parts(values, makers, fields, Collisions(most_collisions(manifest.nodes)))
     table, entries = parts.table, manifest.arrays
@@ -181,7 +180,7 @@ def _untrusted(
         name for name in names if name not in elsewhere and name.partition(":")[0].partition(".")[0] not in suspicious
     ]
     if own:
-        of_nnx = {name for kind, name, _ in refused if kind == "class" and is_name_of_nnx(name)}
+        of_nnx = {name for kind, name, _ in refused if kind == "class" and name in NNX}
         texts = ['"flax"' if name in of_nnx else name.replace("__main__:", "").replace(":", ".") for name in own]
         listed = ", ".join(dict.fromkeys(texts))
         advice += ["If you trust them, say so:", f"    sharedtree.load(path, trusted=[{listed}])"]

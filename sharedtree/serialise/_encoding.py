@@ -128,7 +128,9 @@ def encode(tree: Any) -> Encoded:
     if touched is not None:
         node = walk.nodes[touched]
         holder = walk.types[node[1]]["name"] if node[0] == "registered" else node[0]
-        reason = f"a tree with a `{holder}` that has an object of Flax NNX as a key or in its auxiliary data"
+        reason = (
+            f"a tree with a `{holder}` that has an object of Flax NNX, or a `Module`, as a key or in its auxiliary data"
+        )
         raise unserialisable([Problem("", reason, _AS_CHILD)])
     manifest = {
         "format": FORMAT,
@@ -456,7 +458,9 @@ _PENDING: Any = object()
 
 _OTHER_HASHES = "Give their class a `__hash__` that tells them apart, or hold pairs in a list."
 
-_AS_CHILD = "Let it be a child, which JAX sees: NNX's objects run code whenever something looks at them."
+_AS_CHILD = (
+    "Let it be a child, which JAX sees. In place of a treedef save the tree, and take its structure after loading."
+)
 _FLATTER = "Hold its parts in one list or tuple instead of inside one another."
 
 _ATOMS: dict[type, Callable[[Any], Any]] = {

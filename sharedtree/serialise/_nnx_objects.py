@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from .._errors import FormatError
 from .._nnx_internals import INT_KEYS, MAPPING, NODES, OWN, Nnx, is_new_state, is_object, new_state, nnx
@@ -76,14 +77,56 @@ def may_stay_unset(cls: Any, name: str) -> bool:
     return is_object(cls) and name not in getattr(cls, "__dataclass_fields__", {})
 
 
-def may_have_aux(cls: Any, aux: Any) -> bool:
-    """Whether auxiliary data is what the flatten function of a class gives, if it is one of variables: named values."""
+def fault_of_aux(cls: Any, aux: Any) -> str | None:
+    """What is wrong with the auxiliary data of a variable or a state of NNX; None if nothing is, or it is of neither.
+
+    A variable answers to whatever name is in its metadata, and asks the hooks there whenever somebody looks at it; a
+    state answers to its keys. So a name that Python or NumPy asks for, such as `__array_interface__`, is none that a
+    file may have, and nothing in metadata may be called. Asked when a file is written, too: what is not read is not
+    written.
+    """
     table = nnx()
-    if table is None or table.variable not in type.__getattribute__(cls, "__mro__"):
-        return True
-    return type(aux) is tuple and all(
-        type(item) is tuple and len(item) == 2 and type(item[0]) is str and item[0].isidentifier() for item in aux
-    )
+    if table is None:
+        return None
+    bases = type.__getattribute__(cls, "__mro__")
+    if table.variable in bases:
+        if type(aux) is not tuple or not all(type(item) is tuple and len(item) == 2 for item in aux):
+            return "metadata that is no tuple of names with values"
+        names = [item[0] for item in aux]
+        if not all(type(name) is str for name in names):
+            return "metadata that is no tuple of names with values"
+        if any(_is_called(item[1]) for item in aux):
+            return "metadata that can be called, such as a hook"
+    elif any(state in bases for state in _states()):
+        names = _texts_in(aux)
+    else:
+        return None
+    return "a name that Python itself asks for" if any(map(_is_special, names)) else None
+
+
+def _states() -> tuple[Any, ...]:
+    held = namespace(sys.modules.get("flax.nnx"))
+    return tuple([held[name] for name in ("State", "FlatState") if name in held])
+
+
+def _texts_in(keys: Any) -> list[Any]:
+    """The texts in keys, or in paths of keys."""
+    if type(keys) not in (tuple, list):
+        return [keys]
+    return [text for key in keys for text in (key if type(key) in (tuple, list) else (key,))]
+
+
+def _is_special(name: Any) -> bool:
+    return type(name) is str and name.startswith("__") and name.endswith("__")
+
+
+def _is_called(value: Any) -> bool:
+    """Whether a value, or one in it, can be called. Types of numbers and meshes can, and do nothing."""
+    if type(value) in (tuple, list, set, frozenset):
+        return any(map(_is_called, value))
+    if type(value) is dict:
+        return any(map(_is_called, value.values()))
+    return callable(value) and not isinstance(value, (np.generic, type, jax.sharding.Mesh, jax.sharding.AbstractMesh))
 
 
 def default_of(cls: Any, name: str) -> None:

@@ -661,9 +661,17 @@ class Zipping:
 
 
 def variable() -> Any:
-    """One that calls a function whenever it is looked at, by a hook and by the name of a method."""
+    """One that calls a function whenever it is looked at, by a hook and by the name of a method: see `with_hooks`."""
     names = ("on_get_value", "keys", "items", "tolist")
-    return nnx.Param._new(jnp.ones(()), {"ref": False, **dict.fromkeys(names, called_by_a_file)})
+    return nnx.Param._new(jnp.ones(()), {"ref": False, **dict.fromkeys(names, "a hook")})
+
+
+def with_hooks(tree: Any) -> Draft:
+    """A file in which the texts that stand for hooks are functions."""
+    draft = Draft(st.to_bytes(tree))
+    function = json.dumps(["function", f"{__name__}:called_by_a_file"])
+    draft.manifest = json.loads(json.dumps(draft.manifest).replace('"a hook"', function))
+    return draft
 
 
 def holders() -> dict[str, Any]:
@@ -694,7 +702,7 @@ def nested_in(node: Any, draft: Draft) -> int:
 @pytest.mark.parametrize("name", ["State", "Param", "FrozenDict", "Zipping"])
 def test_no_variable_is_handed_to_an_unflatten_function(name, is_nested):
     tree = [variable(), holders()[name]]
-    draft = Draft(st.to_bytes(tree))
+    draft = with_hooks(tree)
     first, last = draft.manifest["nodes"][draft.manifest["root"]][1]
     draft.manifest["nodes"][last][2] = first
     if is_nested:
@@ -703,7 +711,7 @@ def test_no_variable_is_handed_to_an_unflatten_function(name, is_nested):
     data = draft.file(with_digests=True)
     trusted = ["flax", called_by_a_file, Zipping]
     for options in ({"trusted": trusted}, {"like": tree, "trusted": [called_by_a_file]}):
-        with pytest.raises(st.FormatError, match="an object of Flax NNX where something would look at it"):
+        with pytest.raises(st.FormatError, match="where something would look at it"):
             st.from_bytes(data, **options)
 
 
@@ -712,9 +720,9 @@ def test_no_variable_is_handed_to_an_unflatten_function(name, is_nested):
     "make", [variable, lambda: nnx.split(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))[0]], ids=["variable", "graph"]
 )
 def test_nothing_of_nnx_is_hashed(kind, make):
-    draft = Draft(st.to_bytes([make()]))
+    draft = with_hooks([make()])
     draft.manifest["nodes"][draft.manifest["root"]][0] = kind
-    with pytest.raises(st.FormatError, match="an object of Flax NNX where something would look at it"):
+    with pytest.raises(st.FormatError, match="where something would look at it"):
         st.from_bytes(draft.file(with_digests=True), trusted=["flax", called_by_a_file])
 
 
@@ -726,7 +734,7 @@ def test_what_would_not_be_loaded_is_not_saved():
     globals()["Holder"] = Holder
     held = nnx.Param(jnp.ones(1))
     jax.tree_util.register_pytree_node(Holder, lambda _: ((), held), lambda *_: Holder())
-    with pytest.raises(st.UnserialisableError, match="has an object of Flax NNX as a key or in its auxiliary data"):
+    with pytest.raises(st.UnserialisableError, match="as a key or in its auxiliary data"):
         st.to_bytes(Holder())
     assert load_from(st.to_bytes({"model": [held]}))["model"][0][...] == 1
 
@@ -761,3 +769,92 @@ def test_all_allowed_classes_are_there():
         assert verdict.allowed, (name, verdict)
         assert verdict.found, (name, verdict)
         assert not Trust().resolve(name, "class").allowed
+
+
+# --- what a variable or a state may answer to ------------------------------------------------------------------------
+
+
+def in_metadata(name: str, value: Any) -> Any:
+    return nnx.Param._new(jnp.ones(1), {"ref": False, name: value})
+
+
+SPECIAL = ("__array_interface__", "__array__", "__deepcopy__", "__jax_array__", "__len__")
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("make", [in_metadata, lambda name, value: nnx.State({name: value})], ids=["variable", "state"])
+def test_no_name_that_python_asks_for(make, name):
+    """NumPy reads whatever memory an `__array_interface__` names."""
+    with pytest.raises(st.UnserialisableError, match="a name that Python itself asks for"):
+        st.to_bytes(make(name, 3))
+    draft = Draft(st.to_bytes(make("innocent", 3)))
+    draft.manifest = json.loads(json.dumps(draft.manifest).replace('"innocent"', f'"{name}"'))
+    with pytest.raises(st.FormatError, match="a name that Python itself asks for"):
+        load_from(draft.file(with_digests=True))
+
+
+@pytest.mark.parametrize("name", ["learning rate", "x/y", "my-tag", "1", "", "_private"])
+def test_any_other_name_is_one(name):
+    loaded = load_from(st.to_bytes(in_metadata(name, 0.1)))
+    assert loaded.get_metadata()[name] == 0.1
+
+
+HOOKS = {
+    "function": jax.nn.relu,
+    "partial": functools.partial(jax.nn.leaky_relu, negative_slope=0.1),
+    "in a tuple": (jax.nn.relu,),
+    "in a dictionary": {"a": [jax.nn.relu]},
+    "a layer": eqx.nn.Lambda(jax.nn.relu),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_no_hooks(name):
+    with pytest.raises(st.UnserialisableError, match="metadata that can be called, such as a hook"):
+        st.to_bytes(in_metadata("on_get_value", HOOKS[name]))
+
+
+@pytest.mark.parametrize("like", [True, False])
+def test_no_hook_is_called_by_what_is_static(like):
+    """Templates compare what is static, and a variable there would ask its hooks."""
+    layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    forged_layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    vars(forged_layer)["in_features"] = variable()
+    data = with_hooks(forged_layer).file(with_digests=True)
+    with pytest.raises(st.FormatError, match="metadata that can be called"):
+        st.from_bytes(data, trusted=["flax", called_by_a_file], **({"like": layer} if like else {}))
+
+
+def test_what_metadata_holds_in_practice():
+    mesh = jax.sharding.AbstractMesh((1,), ("x",))
+    for value in (jnp.float32, np.dtype("int8"), mesh, jax.sharding.PartitionSpec("x"), ("a", None), {"a": 1.5}):
+        assert load_from(st.to_bytes(in_metadata("kept", value))).get_metadata()["kept"] == value
+
+
+def test_a_module_with_a_method_of_dictionaries_is_no_auxiliary_data():
+    class Open(st.Module):
+        pass
+
+    Open.__qualname__ = "Open"
+    globals()["Open"] = Open
+    module = Open()
+    module.items_ = "a hook"
+    draft = with_hooks([module, Zipping(a=jnp.ones(1))])
+    first, last = draft.manifest["nodes"][draft.manifest["root"]][1]
+    draft.manifest["nodes"][last][2] = first
+    with pytest.raises(st.FormatError, match="where something would look at it"):
+        st.from_bytes(draft.file(with_digests=True), trusted=[Open, Zipping, called_by_a_file])
+
+
+def test_the_advice_names_what_is_on_the_list():
+    class Held(nnx.Module):
+        def __init__(self) -> None:
+            self.weight, self.filter = nnx.Param(jnp.ones(1)), nnx.OfType(nnx.Param)
+
+    Held.__qualname__ = "Held"
+    globals()["Held"] = Held
+    data = st.to_bytes(Held())
+    with pytest.raises(st.UntrustedTypeError) as caught:
+        st.from_bytes(data, trusted=["flax", Held])
+    assert 'trusted=["flax"]' not in str(caught.value)
+    assert isinstance(st.from_bytes(data, trusted=["flax", Held, nnx.OfType]).filter, nnx.OfType)
