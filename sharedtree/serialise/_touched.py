@@ -1,4 +1,4 @@
-"""Where a file may have no object of Flax NNX and no `sharedtree.Module`: where something looks at it while it is built.
+"""Where a file may have no object of Flax NNX and no `sharedtree.Module`: where something looks at it during loading.
 
 A variable of NNX answers to every name that is in its metadata, and NNX's objects and `Module`s have whatever
 attributes a file says, `keys` among them, which `dict(aux)` would call. So none of them may be what is hashed, what a
