@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import importlib.metadata
 import json
 import pathlib
 import subprocess
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packaging.version import Version
 
 import sharedtree as st
 from sharedtree.serialise._decoding import decode
@@ -764,10 +766,11 @@ def test_classes_of_nnx_are_allowed_one_by_one(name):
 def test_all_allowed_classes_are_there():
     from sharedtree.serialise._allowed import NNX
 
+    is_newest = Version(importlib.metadata.version("flax")) >= Version("0.12.12")  # `RoPE` came late
     for name in NNX:
         verdict = Trust("flax").resolve(name, "class")
         assert verdict.allowed, (name, verdict)
-        assert verdict.found, (name, verdict)
+        assert verdict.found or not is_newest, (name, verdict)
         assert not Trust().resolve(name, "class").allowed
 
 
