@@ -121,8 +121,8 @@ def _hidden_child(value: Any) -> str | None:
         path, part = stack.pop()
         if _is_jax_or_module(part):
             return path.removeprefix(".")
-        if id(part) not in seen:
-            seen[id(part)] = part
+        if id(part) not in seen:  # alive in `seen`
+            seen[id(part)] = part  # alive in its own entry
             stack += [(path + step, item) for step, item in _items_of(part)]
     return None
 

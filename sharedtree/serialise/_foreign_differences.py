@@ -9,7 +9,7 @@ import numpy as np
 
 from .._errors import StructureMismatchError
 from .._printable import printable
-from ._template import Difference
+from ._template import Difference, require_no_differences
 
 _MAX_LISTED = 100
 
@@ -84,21 +84,12 @@ def require_whole_numbers(shortened: Sequence[tuple[str, Any]], label: str) -> N
     )
 
 
+_CONVERTING = (
+    "Give the template that the file was written from. If it is a tie that the file has not:",
+    "    sharedtree.convert(source, like=sharedtree.untie(template))",
+)
+
+
 def require_a_fit(differences: Sequence[Difference], label: str) -> None:
     """Raises `StructureMismatchError` that lists all differences, if there are any."""
-    if not differences:
-        return
-    lines = [f"    {difference}" for difference in differences[:_MAX_LISTED]]
-    if len(differences) > _MAX_LISTED:
-        lines.append(f"    and {len(differences) - _MAX_LISTED} more")
-    raise StructureMismatchError(
-        "\n".join(
-            [
-                f"`{printable(label)}` does not hold what the template asks for:",
-                *lines,
-                "Give the template that the file was written from. If it is a tie that the file has not:",
-                "    sharedtree.convert(source, like=sharedtree.untie(template))",
-            ]
-        ),
-        [difference.path for difference in differences],
-    )
+    require_no_differences(differences, printable(label), _CONVERTING)

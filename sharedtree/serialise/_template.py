@@ -147,23 +147,22 @@ def compare(held: Any, template: Any, kind_of: Callable[[Any], str | None] | Non
     return Comparison(own, fitting, found, values)
 
 
-def require_no_differences(differences: Sequence[Difference], label: str) -> None:
-    """Raises `StructureMismatchError` that lists them all."""
+_LOADING = (
+    "Load it as it is, or load what fits and see the rest reported:",
+    "    model = sharedtree.load(path)",
+    "    model, report = sharedtree.load(path, like=template, strict=False)",
+)
+
+
+def require_no_differences(differences: Sequence[Difference], label: str, fix: Sequence[str] = _LOADING) -> None:
+    """Raises `StructureMismatchError` that lists them all, and ends with the lines of a fix."""
     if not differences:
         return
     lines = [f"    {difference}" for difference in differences[:_MAX_LISTED]]
     if len(differences) > _MAX_LISTED:
         lines.append(f"    and {len(differences) - _MAX_LISTED} more")
     raise StructureMismatchError(
-        "\n".join(
-            [
-                f"`{label}` does not hold what the template asks for:",
-                *lines,
-                "Load it as it is, or load what fits and see the rest reported:",
-                "    model = sharedtree.load(path)",
-                "    model, report = sharedtree.load(path, like=template, strict=False)",
-            ]
-        ),
+        "\n".join([f"`{label}` does not hold what the template asks for:", *lines, *fix]),
         [difference.path for difference in differences],
     )
 
