@@ -16,31 +16,12 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import sharedtree as st
+from tests.test_nnx_in_place import net as make
 
 pytest.importorskip("flax", minversion="0.12.1")
 nnx: Any = pytest.importorskip("flax.nnx")
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "nnx.md"
-
-
-class Net(nnx.Module):
-    """A tied weight, running statistics, a counter and dropout."""
-
-    def __init__(self, rngs):
-        self.embed = nnx.Linear(3, 3, rngs=rngs)
-        self.norm = nnx.BatchNorm(3, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.head = nnx.Linear(3, 3, use_bias=False, rngs=rngs)
-        self.head.kernel = self.embed.kernel
-        self.calls = nnx.Variable(jnp.array(0))
-
-    def __call__(self, x):
-        self.calls[...] += 1
-        return self.head(self.dropout(self.norm(self.embed(x))))
-
-
-def make():
-    return Net(nnx.Rngs(0))
 
 
 X = jnp.sin(jnp.arange(12.0)).reshape(4, 3)
