@@ -27,6 +27,7 @@ from ._errors import (
     UntiedWarning as UntiedWarning,
     UntrustedTypeError as UntrustedTypeError,
 )
+from ._export import Exported as Exported, export as export
 from ._node_types import register_node as register_node
 from ._shared_layers import unwrap_shared as unwrap_shared
 from ._state import (
@@ -45,11 +46,11 @@ from ._ties import (
 )
 from ._tying import copy as copy, retie as retie, tie as tie, untie as untie
 from ._version import __version__ as __version__
+from .foreign import convert as convert
 from .module import Module as Module, parameter as parameter, state_field as state_field
 from .optim import apply_updates as apply_updates, optimizer as optimizer
 from .serialise import (
     audit as audit,
-    convert as convert,
     from_bytes as from_bytes,
     inspect as inspect,
     load as load,
@@ -59,7 +60,6 @@ from .serialise import (
     trust as trust,
     verify as verify,
 )
-from .serialise._export import Exported as Exported, export as export
 from .transforms import (
     associative_scan as associative_scan,
     checkpoint as checkpoint,

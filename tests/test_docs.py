@@ -22,7 +22,8 @@ import typing
 import pytest
 
 import sharedtree as st
-from sharedtree.serialise import _atoms, _dtypes, _kinds, _manifest
+from sharedtree.serialise.arrays import _dtypes
+from sharedtree.serialise.values import _atoms, _kinds, _manifest
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

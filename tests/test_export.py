@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
+from sharedtree import _export
 from sharedtree._packed import Packed
-from sharedtree.serialise import _export
 from sharedtree.transforms._crossed import Names, packed_in
 from sharedtree.transforms._packing import pack_call, unpack_call
 from tests.strategies import Layer, Pair, arguments, dags, partition

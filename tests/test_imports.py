@@ -64,6 +64,8 @@ ORDER = [
     "optim",
     "compat",
     "serialise",
+    "_export",
+    "foreign",
     "__init__",
     "_demo",
     "_commands",

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from .._printable import printable
 from ..serialise import Inspection, inspect
-from ..serialise._looking import MAX_LINES
-from ..serialise._outline import Line, indent
-from ..serialise._texts import columns
+from ..serialise.look import MAX_LINES
+from ..serialise.values._outline import Line, indent
+from ..serialise.values._texts import columns
 from ._output import OK, counted, line_writer, write_json
 
 

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Any
 
-from ..serialise._manifest import ArrayEntry, Child, TypeEntry, children_of, operands
 from ..serialise._opened import Opened
-from ..serialise._outline import carries_identity
-from ..serialise._steps import steps
-from ..serialise._texts import atom_text, node_text, short
+from ..serialise.values._manifest import ArrayEntry, Child, TypeEntry, children_of, operands
+from ..serialise.values._outline import carries_identity
+from ..serialise.values._steps import steps
+from ..serialise.values._texts import atom_text, node_text, short
 
 DICTIONARIES = frozenset({"dict", "OrderedDict", "defaultdict"})
 SETS = frozenset({"set", "frozenset"})

@@ -4,10 +4,10 @@ from types import TracebackType
 
 from .._errors import FormatError
 from .._printable import printable
-from ._dtypes import dtype_named, stored
-from ._manifest import Manifest, parse_manifest
-from ._reading import Container, read_header
-from ._sources import Readable
+from .arrays._dtypes import dtype_named, stored
+from .container._reading import Container, read_header
+from .container._sources import Readable
+from .values._manifest import Manifest, parse_manifest
 
 
 class Opened:

@@ -21,15 +21,15 @@ import numpy as np
 
 from .._errors import CorruptFileError, FormatError, SharedTreeError
 from .._printable import printable
-from ._encoding import encode, names_in
-from ._evolution import Renames
-from ._manifest import ArrayEntry, Manifest, parse_manifest
-from ._orbax_arrays import from_stored, is_stored, key_of, to_hand_over, without_elements
-from ._orbax_metadata import names_of, require_sound
-from ._placing import require_dtypes_of_jax, settled
-from ._plan import Plan, Select, Shardings
-from ._strict_json import is_unicode
-from ._trust import Trust, Trusted
+from .arrays._orbax_arrays import from_stored, is_stored, key_of, to_hand_over, without_elements
+from .arrays._orbax_metadata import names_of, require_sound
+from .arrays._placing import require_dtypes_of_jax, settled
+from .container._strict_json import is_unicode
+from .trust._trust import Trust, Trusted
+from .values._encoding import encode, names_in
+from .values._evolution import Renames
+from .values._manifest import ArrayEntry, Manifest, parse_manifest
+from .values._plan import Plan, Select, Shardings
 
 _ARRAYS, _MANIFEST = "arrays", "manifest"
 _TEXT, _CRC = "sharedtree", "sharedtree.crc32"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree.serialise import _allowed
+from sharedtree.serialise.trust import _allowed
 from tests.serialise.drafts import Draft
 from tests.serialise.forgeries import make_case
 from tests.serialise.good_files import Good

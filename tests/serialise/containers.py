@@ -5,7 +5,7 @@ import json
 import struct
 import zlib
 
-from sharedtree.serialise._container import TensorSource, write
+from sharedtree.serialise.container._writing import TensorSource, write
 
 START = b'{"__metadata__":{"sharedtree.header":"'
 

@@ -21,20 +21,11 @@ import pytest
 import safetensors.numpy
 
 import sharedtree as st
-from sharedtree.serialise import (
-    _container,
-    _dtypes,
-    _installed,
-    _manifest,
-    _orbax_arrays,
-    _orbax_metadata,
-    _placement,
-    _placing,
-    _progress,
-    _saving,
-    _trust,
-    orbax as st_orbax,
-)
+from sharedtree.serialise import orbax as st_orbax, save as _saving
+from sharedtree.serialise.arrays import _dtypes, _orbax_arrays, _orbax_metadata, _placing
+from sharedtree.serialise.container import _progress, _writing as _container
+from sharedtree.serialise.trust import _installed, _trust
+from sharedtree.serialise.values import _manifest, _placement
 from tests.fixes import Scenario, scenario
 
 

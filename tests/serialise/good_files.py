@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 import sharedtree as st
-from sharedtree.serialise import _container
+from sharedtree.serialise.container import _writing as _container
 
 from . import strategies
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from sharedtree.serialise._kinds import NODE_KINDS
+from sharedtree.serialise.values._kinds import NODE_KINDS
 
 from . import strategies
 

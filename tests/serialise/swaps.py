@@ -7,7 +7,7 @@ node: ids, kinds, names, operands.
 import random
 from typing import Any
 
-from sharedtree.serialise._kinds import NODE_KINDS
+from sharedtree.serialise.values._kinds import NODE_KINDS
 
 from .dags import SHARED, TYPES
 from .drafts import Draft

@@ -21,8 +21,8 @@ import pytest
 import sharedtree as st
 from sharedtree._commands._comparing import compare
 from sharedtree._commands._show import Sizes
-from sharedtree.serialise import _nesting
 from sharedtree.serialise._opened import Opened
+from sharedtree.serialise.values import _nesting
 from tests.garbage import no_collection
 
 from . import strategies
@@ -94,7 +94,7 @@ def test_a_dag_of_2_to_the_60_paths_in_each_operand_of_each_kind():
 
 
 def test_every_kind_is_tried():
-    from sharedtree.serialise._kinds import NODE_KINDS
+    from sharedtree.serialise.values._kinds import NODE_KINDS
 
     assert set(SAMPLES) == set(NODE_KINDS) - {"array", "leaf"}
     for kind in SAMPLES:

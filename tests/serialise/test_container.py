@@ -19,9 +19,9 @@ import safetensors
 import safetensors.numpy
 
 from sharedtree._errors import CorruptFileError, FormatError, SharedTreeError
-from sharedtree.serialise import _container
-from sharedtree.serialise._container import TensorSource, write
-from sharedtree.serialise._reading import read_header
+from sharedtree.serialise.container import _writing as _container
+from sharedtree.serialise.container._reading import read_header
+from sharedtree.serialise.container._writing import TensorSource, write
 
 from .containers import START, entry, forged, header_text, source, sources, split, written
 

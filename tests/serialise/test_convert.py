@@ -16,7 +16,7 @@ import pytest
 import safetensors.numpy
 
 import sharedtree as st
-from sharedtree.serialise._equinox_leaves import write_leaves
+from sharedtree.foreign._equinox_leaves import write_leaves
 from tests.garbage import no_collection
 
 

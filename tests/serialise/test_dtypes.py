@@ -10,10 +10,10 @@ import pytest
 from safetensors import deserialize
 
 from sharedtree._errors import FormatError
-from sharedtree.serialise import _dtypes
-from sharedtree.serialise._container import write
-from sharedtree.serialise._dtypes import clear_unused, dtype_name, dtype_named, restore, storable, stored
-from sharedtree.serialise._reading import read_header
+from sharedtree.serialise.arrays import _dtypes
+from sharedtree.serialise.arrays._dtypes import clear_unused, dtype_name, dtype_named, restore, storable, stored
+from sharedtree.serialise.container._reading import read_header
+from sharedtree.serialise.container._writing import write
 
 from .containers import source, written
 

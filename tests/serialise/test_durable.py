@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import safetensors
 
-from sharedtree.serialise import _container, _durable
-from sharedtree.serialise._container import write
-from sharedtree.serialise._durable import replacing
-from sharedtree.serialise._reading import read_header
+from sharedtree.serialise.container import _durable, _writing as _container
+from sharedtree.serialise.container._durable import replacing
+from sharedtree.serialise.container._reading import read_header
+from sharedtree.serialise.container._writing import write
 
 from .containers import source
 
@@ -348,8 +348,8 @@ KILLER = textwrap.dedent(
     """
     import os, random, signal, struct, sys, time, warnings
     import numpy as np
-    from sharedtree.serialise._container import TensorSource, write
-    from sharedtree.serialise._durable import replacing
+    from sharedtree.serialise.container._writing import TensorSource, write
+    from sharedtree.serialise.container._durable import replacing
 
     def save(path, fill):
         array = np.full(2_000_003, fill, np.uint8)

@@ -15,10 +15,10 @@ import pytest
 
 import sharedtree as st
 from sharedtree._errors import FormatError, StructureMismatchError, UntrustedTypeError
-from sharedtree.serialise._decoding import decode
-from sharedtree.serialise._encoding import encode
-from sharedtree.serialise._manifest import parse_manifest
-from sharedtree.serialise._trust import Trust
+from sharedtree.serialise.trust._trust import Trust
+from sharedtree.serialise.values._decoding import decode
+from sharedtree.serialise.values._encoding import encode
+from sharedtree.serialise.values._manifest import parse_manifest
 
 
 @pytest.fixture

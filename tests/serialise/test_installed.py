@@ -17,8 +17,8 @@ import pytest
 
 import sharedtree as st
 from sharedtree import _current_directory
-from sharedtree.serialise import _installed
-from sharedtree.serialise._installed import ElsewhereError, import_installed
+from sharedtree.serialise.trust import _installed
+from sharedtree.serialise.trust._installed import ElsewhereError, import_installed
 
 from .containers import written
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from sharedtree._errors import UnserialisableError
-from sharedtree.serialise._decoding import decode
-from sharedtree.serialise._encoding import encode
-from sharedtree.serialise._manifest import parse_manifest
-from sharedtree.serialise._trust import Trust
+from sharedtree.serialise.trust._trust import Trust
+from sharedtree.serialise.values._decoding import decode
+from sharedtree.serialise.values._encoding import encode
+from sharedtree.serialise.values._manifest import parse_manifest
 
 from .equinox_layers import EQUINOX, make_layer
 from .isomorphic import assert_isomorphic

@@ -14,11 +14,11 @@ from hypothesis import given, strategies as st
 
 import sharedtree
 from sharedtree._errors import FormatError
-from sharedtree.serialise._decoding import decode
-from sharedtree.serialise._encoding import encode
-from sharedtree.serialise._kinds import NODE_KINDS
-from sharedtree.serialise._manifest import parse_manifest
-from sharedtree.serialise._trust import Trust
+from sharedtree.serialise.trust._trust import Trust
+from sharedtree.serialise.values._decoding import decode
+from sharedtree.serialise.values._encoding import encode
+from sharedtree.serialise.values._kinds import NODE_KINDS
+from sharedtree.serialise.values._manifest import parse_manifest
 
 from . import strategies
 from .test_trust import GADGETS
@@ -185,8 +185,8 @@ def test_nodes_that_make_no_sense(nodes):
 
 
 def test_every_kind_is_documented_and_built():
-    from sharedtree.serialise import _manifest
-    from sharedtree.serialise._building import BUILDERS
+    from sharedtree.serialise.values import _manifest
+    from sharedtree.serialise.values._building import BUILDERS
 
     assert set(BUILDERS) | {"array"} == set(NODE_KINDS)
     for kind in NODE_KINDS:

@@ -23,9 +23,9 @@ import pytest
 
 import sharedtree as st
 from sharedtree._errors import CorruptFileError
-from sharedtree.serialise import _memory
-from sharedtree.serialise._header import Tensor
-from sharedtree.serialise._memory import memory_for
+from sharedtree.serialise.container import _memory
+from sharedtree.serialise.container._header import Tensor
+from sharedtree.serialise.container._memory import memory_for
 
 ROOT = Path(__file__).parent.parent.parent
 KiB, MiB = 2**10, 2**20

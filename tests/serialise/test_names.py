@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sharedtree.serialise._names import NamelessError, find, is_well_formed, name_of
+from sharedtree.serialise.trust._names import NamelessError, find, is_well_formed, name_of
 
 
 class Outer:

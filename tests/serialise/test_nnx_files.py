@@ -19,10 +19,10 @@ import pytest
 from packaging.version import Version
 
 import sharedtree as st
-from sharedtree.serialise._decoding import decode
-from sharedtree.serialise._encoding import encode
-from sharedtree.serialise._manifest import parse_manifest
-from sharedtree.serialise._trust import Trust
+from sharedtree.serialise.trust._trust import Trust
+from sharedtree.serialise.values._decoding import decode
+from sharedtree.serialise.values._encoding import encode
+from sharedtree.serialise.values._manifest import parse_manifest
 
 from .drafts import Draft
 
@@ -764,7 +764,7 @@ def test_classes_of_nnx_are_allowed_one_by_one(name):
 
 
 def test_all_allowed_classes_are_there():
-    from sharedtree.serialise._allowed import NNX
+    from sharedtree.serialise.trust._allowed import NNX
 
     is_newest = Version(importlib.metadata.version("flax")) >= Version("0.12.12")  # `RoPE` came late
     for name in NNX:

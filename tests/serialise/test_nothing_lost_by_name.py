@@ -21,10 +21,10 @@ from hypothesis import strategies
 from jax import tree_util as jtu
 
 import sharedtree as st
-from sharedtree.serialise._allowed import FUNCTIONS
-from sharedtree.serialise._encoding import encode
-from sharedtree.serialise._holding import MAX_OBJECTS
-from sharedtree.serialise._names import find
+from sharedtree.serialise.trust._allowed import FUNCTIONS
+from sharedtree.serialise.trust._names import find
+from sharedtree.serialise.values._encoding import encode
+from sharedtree.serialise.values._holding import MAX_OBJECTS
 
 from . import vanilla
 

@@ -14,7 +14,7 @@ import safetensors.flax
 import safetensors.numpy
 
 import sharedtree as st
-from sharedtree.serialise import _container
+from sharedtree.serialise.container import _writing as _container
 
 SINGLE = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I8": "i1", "U8": "u1", "BOOL": "?"}
 

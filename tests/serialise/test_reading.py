@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from sharedtree._errors import CorruptFileError
-from sharedtree.serialise import _memory, _selection
-from sharedtree.serialise._digest import CHUNK_BYTES, SecondThread, run_jobs
-from sharedtree.serialise._memory import aligned
-from sharedtree.serialise._reading import read_header
+from sharedtree.serialise.container import _memory, _selection
+from sharedtree.serialise.container._digest import CHUNK_BYTES, SecondThread, run_jobs
+from sharedtree.serialise.container._memory import aligned
+from sharedtree.serialise.container._reading import read_header
 
 from .containers import entry, forged, header_text, written
 
@@ -438,7 +438,7 @@ def test_many_threads_read_one_container(path):
 
 
 def test_it_imports_no_more_than_it_needs():
-    code = "import sys, sharedtree.serialise._reading; print('safetensors' in sys.modules)"
+    code = "import sys, sharedtree.serialise.container._reading; print('safetensors' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
 

@@ -115,7 +115,7 @@ def address(array):
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="only on a CPU does JAX share memory with NumPy")
 def test_arrays_use_the_memory_that_was_read(path, monkeypatch):
     """JAX copies what is not aligned, and anything given to `jnp.asarray`; nothing of that happens here."""
-    from sharedtree.serialise import _placing
+    from sharedtree.serialise.arrays import _placing
 
     given, put = {}, jax.device_put
 

@@ -47,7 +47,7 @@ if FLAG in os.environ:
     from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
     import sharedtree as st
-    from sharedtree.serialise import _shards
+    from sharedtree.serialise.arrays import _shards
 
     from .isomorphic import assert_isomorphic
     from .test_template import Counting
@@ -273,7 +273,7 @@ if FLAG in os.environ:
 
     def test_a_part_of_an_array_is_read_alone():
         """What a process needs that has some of the devices only."""
-        from sharedtree.serialise._reading import read_header
+        from sharedtree.serialise.container._reading import read_header
 
         host = values((64, 65536))
         data = st.to_bytes({"a": jnp.asarray(host)})

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from sharedtree.serialise import _dtypes
-from sharedtree.serialise._manifest import parse_manifest
-from sharedtree.serialise._orbax_arrays import to_hand_over
+from sharedtree.serialise.arrays import _dtypes
+from sharedtree.serialise.arrays._orbax_arrays import to_hand_over
+from sharedtree.serialise.values._manifest import parse_manifest
 
 from .drafts import Draft
 

@@ -23,10 +23,10 @@ from jax import tree_util as jtu
 
 import sharedtree as st
 from sharedtree._errors import UnserialisableError
-from sharedtree.serialise._decoding import decode
-from sharedtree.serialise._encoding import encode
-from sharedtree.serialise._manifest import parse_manifest
-from sharedtree.serialise._trust import Trust
+from sharedtree.serialise.trust._trust import Trust
+from sharedtree.serialise.values._decoding import decode
+from sharedtree.serialise.values._encoding import encode
+from sharedtree.serialise.values._manifest import parse_manifest
 
 from . import strategies
 from .isomorphic import assert_isomorphic

@@ -1,0 +1,326 @@
+"""`jax.export` of functions whose arguments and results have sharing.
+
+An exported program outlives the process, and with it goes how its arguments and results are packed: structures, which
+are part of JAX's trees, and which JAX asks to be written as bytes. They are written as trees are written to files, and
+read under the same rules: by name, from an allow-list, and nothing is called. In the place of each traced leaf, and of
+each object that an earlier argument has, is a `jax.ShapeDtypeStruct`, since those have identity and carry no data:
+
+    Net(w, w) after an argument with 3 records, of which the layer is number 1
+        →  Net(struct((), bool), the same), Layer: struct((1,), int8)
+"""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export as jax_export, tree_util as jtu
+
+from ._context import PolicyOption, current_policy
+from ._dag import Dag
+from ._errors import FormatError, UntrustedTypeError
+from ._graph import Tags, build, pack
+from ._jax_internals import api_boundary
+from ._node_types import node_type_of_class
+from ._packed import Packed
+from ._statics import Static
+from ._structure import Node, Op, Structure, intern
+from .serialise.load import from_bytes
+from .serialise.save import to_bytes
+from .serialise.trust._trust import Trusted
+from .transforms._applying import title_of
+from .transforms._calling import calling
+from .transforms._crossed import Names, packed_in
+from .transforms._crossing import nothing_given
+from .transforms._made_for import require_made_for, stand_in
+from .transforms._packing import pack_call, unpack_result
+from .transforms._preserve import preserve_identities, register_transform
+from .transforms.adapters._jit import JitTransform
+
+_trusted: ContextVar[Any] = ContextVar("trusted", default=())  # what the call that is reading now trusts
+
+
+class Exported:
+    """A program that `sharedtree.export` made: as `jax.export.Exported`, for models with sharing.
+
+    It has every attribute of JAX's own. The leaves of its `in_tree` and `out_tree` are the distinct arrays.
+
+    Args:
+        exported: what JAX exported, or read.
+        policy: what counts as sharing; None for that of the thread at each call.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sharedtree as st
+        >>> layer = {"w": jnp.ones(2)}
+        >>> exported = st.export(st.jit(lambda d: 2 * d.tree["a"]["w"]))(st.Dag({"a": layer, "b": layer}))
+        >>> isinstance(exported, st.Exported), len(exported.in_avals)
+        (True, 1)
+        >>> exported.call(st.Dag({"a": layer, "b": layer}))
+        Array([2., 2.], dtype=float32)
+
+    Limitations: `vjp()` is JAX's own, of the distinct arrays. Calls can be differentiated with `sharedtree.grad`.
+    """
+
+    def __init__(self, exported: jax_export.Exported, policy: PolicyOption = None) -> None:
+        self._exported = exported
+        self._policy = policy
+
+    @api_boundary
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the program, with arguments of the sharing that it was exported for, but the static ones.
+
+        Raises:
+            SharingMismatchError: if ties, classes or static values are others.
+            ValueError: if the arguments are of another tree, or their arrays of other shapes.
+        """
+        policy = current_policy(self._policy)
+        names = Names(self.call, ())
+        call = pack_call(args, kwargs, (), policy.rules, names)
+        made = f"`{self._exported.fun_name}` was exported"
+        require_made_for(self._exported.in_tree, call, names, made, "sharedtree.export(f)(*args)")
+        result = self._exported.call(*call.args, **call.kwargs)
+        return unpack_result(result, nothing_given)
+
+    @api_boundary
+    def serialize(self, vjp_order: int = 0) -> bytearray:
+        """The program as bytes, for `sharedtree.Exported.deserialize`.
+
+        Args:
+            vjp_order: how many orders of its derivative are written, too.
+
+        Raises:
+            UnserialisableError: if the structure of the arguments or results cannot be written, a lambda in it say.
+            ImportError: without flatbuffers.
+        """
+        _require_flatbuffers()
+        return self._exported.serialize(vjp_order)
+
+    @classmethod
+    @api_boundary
+    def deserialize(
+        cls,
+        blob: bytes | bytearray,
+        *,
+        trusted: Trusted | Iterable[Trusted] = (),
+        policy: PolicyOption = None,
+    ) -> "Exported":
+        """Reads what `serialize` wrote.
+
+        The classes and functions in the structures of arguments and results are found as `load` finds those of a file,
+        under the same rules. But the program itself is compiled and run: trust whoever wrote it.
+
+        Args:
+            blob: the bytes.
+            trusted: as for `load`. See also `sharedtree.trust`.
+            policy: what counts as sharing.
+
+        Raises:
+            UntrustedTypeError: if classes are named that may not be.
+            FormatError: if the structures are damaged, or were made by hand.
+            ImportError: without flatbuffers.
+        """
+        _require_flatbuffers()
+        token = _trusted.set(trusted)
+        try:
+            exported = jax_export.deserialize(bytearray(blob))
+        except (StopIteration, AssertionError):  # of JAX, when leaves and arguments are not as many
+            raise _malformed() from None
+        finally:
+            _trusted.reset(token)
+        _require_sound(exported.in_tree)
+        _require_sound(exported.out_tree)
+        return cls(exported, policy)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._exported, name)
+
+    def __repr__(self) -> str:
+        return f"Exported({self._exported.fun_name})"
+
+
+@api_boundary
+def export(function: Callable[..., Any], /, **options: Any) -> Callable[..., Exported]:
+    """`preserve_identities(jax.export.export)`: compiles a function for other processes and machines.
+
+    Args:
+        function: a function under `sharedtree.jit`, whose options count; or a function.
+        options: of `jax.export.export`, and `policy=` and `in_place=`, which can only be False.
+
+    Returns:
+        What takes the arguments, or `jax.ShapeDtypeStruct`s in their places, and returns an `Exported`, which takes and
+        gives models with the same sharing, each distinct array once.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sharedtree as st
+        >>> w = jnp.ones(2)
+        >>> exported = st.export(st.jit(lambda d: st.Dag([d.tree["a"] + d.tree["b"]] * 2)))(st.Dag({"a": w, "b": w}))
+        >>> exported.in_avals, exported.out_avals
+        ((ShapedArray(float32[2]),), (ShapedArray(float32[2]),))
+        >>> result = exported.call(st.Dag({"a": 3 * w, "b": 3 * w})).tree
+        Traceback (most recent call last):
+        ...
+        sharedtree._errors.SharingMismatchError: ...
+        >>> w = 3 * w
+        >>> result = exported.call(st.Dag({"a": w, "b": w})).tree
+        >>> result[0] is result[1], result[0]
+        (True, Array([6., 6.], dtype=float32))
+
+    Raises:
+        InconsistentSharingError: as the function under `sharedtree.jit` would, and likewise its other errors.
+        ValueError: for arguments, if what the function changes in them is to be written back in place.
+
+    `serialize()` needs flatbuffers: `pip install 'sharedtree[export]'`.
+
+    Limitations: a module that the function returns unchanged is an output, for a program cannot name an object of its
+    caller's.
+    """
+    return preserve_identities(jax_export.export)(function, **options)
+
+
+def exporting(
+    transform: Callable[..., Any], function: Callable[..., Any], policy: PolicyOption, options: dict[str, Any]
+) -> Callable[..., Exported]:
+    """The adapter of `jax.export.export`."""
+    jitted = function if isinstance(function, JitTransform) else JitTransform(jax.jit, function, policy, {})
+
+    @api_boundary
+    def for_arguments(*args: Any, **kwargs: Any) -> Exported:
+        own = current_policy(jitted.policy or policy)
+        if own.in_place:
+            raise ValueError(
+                f"A program that `{title_of(transform)}` makes holds none of its caller's objects, so nothing could be "
+                "written back in place. Return what changes:\n"
+                "    exported = sharedtree.export(sharedtree.jit(f, in_place=False))(model)"
+            )
+        # A program cannot name an object of its caller's.
+        own = dataclasses.replace(own, pass_through=False)
+        call = jitted.pack(args, kwargs, own)
+        with calling(jitted.names, call):
+            exported = transform(jitted.transformed_for(own, call), **options)(*call.args, **call.kwargs)
+        return Exported(exported, jitted.policy or policy)
+
+    return for_arguments
+
+
+def bytes_of(structure: Structure) -> bytes:
+    """A structure as bytes.
+
+    Raises:
+        UnserialisableError: if it holds what no file can hold.
+    """
+    reached = {structure.root, *(number for _, children in structure.records for number in children)}
+    outer = sorted(number for number in reached if number < structure.base)
+    table: list[Any] = [None] * structure.base
+    for number in outer:
+        table[number] = jax.ShapeDtypeStruct((number,), np.int8)
+    records = [(_written(op), children) for op, children in structure.records]
+    build(records, [stand_in() for _ in range(structure.num_leaves)], table)
+    earlier = tuple([table[number] for number in outer])
+    return to_bytes((table[structure.root], earlier, structure.base, structure.noted, structure.tied_values))
+
+
+def structure_of(data: bytes) -> Structure:
+    """The inverse of `bytes_of`.
+
+    Raises:
+        UntrustedTypeError: if a class or a function in it may not be named.
+        FormatError: if these are no such bytes.
+    """
+    try:
+        found = from_bytes(data, trusted=_trusted.get())
+    except UntrustedTypeError as error:
+        advice = re.sub(r"sharedtree\.load\(path, trusted=\[(.*)\]\)", r"sharedtree.trust(\1)", str(error))
+        raise UntrustedTypeError(advice, error.paths, error.names) from None
+    if type(found) is not tuple or len(found) != 5 or not all(type(found[i]) is tuple for i in (1, 3, 4)):
+        raise _malformed()
+    tree, earlier, base, *noted = found
+    tags = Tags()
+    for one in earlier:
+        tags.add(one, tag=True)
+    numbers = [one.shape[0] for one in earlier if type(one) is jax.ShapeDtypeStruct and len(one.shape) == 1]
+    leaves, known = pack(tree, tags)
+    are_places = all(type(mark) is int and 0 <= mark < len(leaves) for marks in noted for mark in marks)
+    is_base = type(base) is int and base >= 0 and all(number < base for number in numbers)
+    if not is_base or len(numbers) != len(earlier) or not are_places:
+        raise _malformed()
+    numbers += range(base, base + len(known.records))
+    records = [(_read(op, len(children)), children) for op, children in known.records]
+    records = tuple([(op, tuple([numbers[child] for child in children])) for op, children in records])
+    return intern(records, numbers[known.root], base, None, *noted)
+
+
+class WrittenDag:
+    """What is written for a `Dag` inside a structure: its own structure as bytes."""
+
+    __slots__ = ("leaves", "structure")
+
+    def __init__(self, leaves: Sequence[Any], structure: bytes) -> None:
+        self.leaves = leaves
+        self.structure = structure
+
+
+jtu.register_pytree_node(
+    WrittenDag, lambda dag: (dag.leaves, dag.structure), lambda structure, leaves: WrittenDag(leaves, structure)
+)
+
+
+def _written(op: Op) -> Op:
+    if type(op) is not Node or op.type.cls is not Dag:
+        return op
+    return Node(node_type_of_class(WrittenDag), Static(bytes_of(op.aux.peek())), op.keys)
+
+
+def _read(op: Op, num_leaves: int) -> Op:
+    if type(op) is not Node or op.type.cls is not WrittenDag:
+        return op
+    data = op.aux.peek()
+    structure = structure_of(data) if type(data) is bytes else None
+    if structure is None or structure.base != 0 or structure.num_leaves != num_leaves:
+        raise _malformed()
+    dag = Dag._unflatten(structure, [stand_in() for _ in range(num_leaves)])  # noqa: SLF001 # pyright: ignore
+    return pack(dag, Tags())[1].records[-1][0]
+
+
+def _require_sound(treedef: Any) -> None:
+    """Checks that what is packed in a tree has its leaves, and is numbered from where the one before it ends."""
+    num_records = 0
+    found = packed_in(treedef.unflatten([None] * treedef.num_leaves), "result")
+    # JAX sorts keywords, and they are packed in the order in which they are given.
+    for argument in sorted(found, key=lambda argument: argument.structure.base):
+        structure = argument.structure
+        if structure.base != num_records or structure.num_leaves != len(argument.packed.leaves):
+            raise _malformed()
+        num_records += len(structure.records)
+
+
+def _malformed() -> FormatError:
+    return FormatError("The structure of an exported program is malformed: it is damaged, or was made by hand.")
+
+
+def _require_flatbuffers() -> None:
+    try:
+        import flatbuffers as flatbuffers  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError(
+            "JAX writes exported programs with flatbuffers, which is not installed. Install it:\n"
+            "    pip install 'sharedtree[export]'",
+            name=error.name,
+        ) from None
+
+
+register_transform(jax_export.export, exporting)
+for cls in (Packed, Dag):
+    # JAX knows each name once, and keeps that of an earlier import of the package.
+    with contextlib.suppress(ValueError):
+        jax_export.register_pytree_node_serialization(
+            cls,
+            serialized_name=f"sharedtree.{cls.__name__}",
+            serialize_auxdata=bytes_of,
+            deserialize_auxdata=structure_of,
+        )

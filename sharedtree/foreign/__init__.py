@@ -1,0 +1,3 @@
+"""The files of other libraries: Equinox's leaves and flax's msgpack, to trees with ties and back."""
+
+from ._converting import Conversion as Conversion, convert as convert

@@ -1,0 +1,196 @@
+"""`convert`: from the files of other libraries to a tree with ties, and back."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from jax import tree_util as jtu
+
+from .._errors import CorruptFileError
+from .._printable import printable
+from .._ties import ties as ties_of
+from .._tying import retie
+from ..serialise.container._durable import replacing
+from ..serialise.container._sources import Readable, Source, open_source
+from ..serialise.load import load
+from ..serialise.save import save
+from ..serialise.trust._trust import Trusted
+from ._equinox_leaves import MAGIC, read_leaves, write_leaves
+from ._flax_msgpack import read_state, state_bytes
+from ._foreign_differences import is_key
+
+_OF_SAFETENSORS = b'{"__metadata__":'
+
+
+class Conversion(NamedTuple):
+    """What `convert` did. Prints as a report.
+
+    Attributes:
+        tree: what the source holds.
+        tied: of each array that was made of several equal ones, the paths, as `jax.tree_util.keystr` prints them.
+        untied: of each object that the target has at several paths, since it keeps no ties, the paths.
+    """
+
+    tree: Any
+    tied: tuple[tuple[str, ...], ...]
+    untied: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.tied)} ties found by equality"]
+        lines += ["    " + " is ".join(f"`{printable(path)}`" for path in paths) for paths in self.tied]
+        if self.untied:
+            lines.append(f"{len(self.untied)} ties that the target does not keep")
+            lines += ["    " + " was ".join(f"`{printable(path)}`" for path in paths) for paths in self.untied]
+        return "\n".join(lines)
+
+
+def convert(
+    source: Readable,
+    target: str | os.PathLike[str] | None = None,
+    *,
+    like: Any = None,
+    ties: Literal["like", "equal"] = "like",
+    trusted: Trusted | Iterable[Trusted] = (),
+) -> Conversion:
+    """Reads a file of Equinox's, flax's or `save`'s, and writes it as one of these if a target is given.
+
+    The files of the other two write a shared array at each of its paths, and do not say that it was one. So ties come
+    from the template, or are found by equality.
+
+    Args:
+        source: a path, a binary file object that stands at the beginning of the file, or its bytes. What it is is seen
+            from how it begins: arrays of `equinox.tree_serialise_leaves`, a manifest of `save`, or else the msgpack of
+            `flax.serialization.to_bytes`.
+        target: a path that ends in `.safetensors`, `.eqx` or `.msgpack`, or None to write nothing. What is there is
+            replaced as a whole or not at all.
+        like: a template: a tree like the one that was written, with arrays or `jax.ShapeDtypeStruct`s, and with the
+            ties that the result is to have: a `ShapeDtypeStruct` at two paths is one, as an array is. Equinox's files
+            need a template. Without one, flax's give dictionaries of NumPy arrays.
+        ties: `"like"` for the ties of the template, or `"equal"` to make one also of all arrays that are equal in
+            dtype, shape and every bit, but of those with one value throughout, such as biases that begin as zeros.
+            Arrays are made one, not the modules or variables that hold them.
+        trusted: as for `load`, if the source is a file of `save`'s.
+
+    Returns:
+        The tree, the ties that were found by equality, and the ties that the target does not keep. Arrays are of the
+        library of the template's, on the default device.
+
+    Raises:
+        StructureMismatchError: if names, shapes or dtypes are not the template's, or arrays differ that are one in the
+            template, or 64-bit types are switched off and the template has JAX arrays of them. All such paths are
+            listed. Also if flax cannot take the template apart.
+        FormatError: if the source is none of these files, or holds what is pickled; nothing is unpickled. Also if
+            booleans have bytes other than 0 and 1.
+        CorruptFileError: if it was cut short.
+        UnserialisableError: if the tree holds what the target has no form for, or what Equinox or flax would write but
+            not read back. Nothing was written.
+        CompatibilityError: if a file of flax's is asked for, and flax is not installed.
+        ValueError: if a template is missing, `ties` is something else, or the target has another ending.
+
+    Cost: the bytes of the file, once; of one of flax's twice. With `ties="equal"` all arrays are hashed.
+
+    Limitations: of Equinox's files those written with the default `filter_spec`. Other leaves than arrays and numbers
+    are the template's there. Of bfloat16, fp8 and small integers Equinox's files have only the size of an element, so
+    that a template with another such dtype of that size is not found out; `float8_e5m2` is not read. Neither has a form
+    for typed PRNG keys. flax takes apart what is registered with `flax.serialization`;
+    models of other classes it does not know. Files of flax's are in memory as a whole.
+
+    Example:
+        >>> import io, equinox as eqx, jax, sharedtree as st
+        >>> net = [eqx.nn.Linear(2, 2, key=jax.random.key(i)) for i in range(2)]
+        >>> net = st.tie(net, lambda net: (net[0].weight, net[1].weight))
+        >>> file = io.BytesIO()
+        >>> eqx.tree_serialise_leaves(file, net)
+        >>> again = st.convert(file.getvalue(), like=net).tree
+        >>> again[0].weight is again[1].weight
+        True
+        >>> print(st.convert(file.getvalue(), like=st.untie(net), ties="equal"))
+        1 ties found by equality
+            `[0].weight` is `[1].weight`
+    """
+    if ties not in ("like", "equal"):
+        raise ValueError(f'`ties` is {ties!r}. Say `ties="like"` for those of the template, or `ties="equal"`.')
+    ending = "" if target is None else os.path.splitext(os.fspath(target))[1]
+    if target is not None and ending not in (".safetensors", ".eqx", ".msgpack"):
+        raise ValueError(
+            f"`{printable(str(os.fspath(target)))}` does not say what to write. Let it end in `.safetensors` for "
+            "`load`, in `.eqx` for Equinox, or in `.msgpack` for flax."
+        )
+    opened = open_source(source)
+    try:
+        tree = _read(opened, source, like, trusted)
+    finally:
+        opened.close()
+    tied: tuple[tuple[str, ...], ...] = ()
+    if ties == "equal":
+        tree, tied = _with_equal_tied(tree)
+    untied: tuple[tuple[str, ...], ...] = ()
+    if target is not None:
+        if ending == ".safetensors":
+            save(target, tree)
+        else:
+            data = state_bytes(tree) if ending == ".msgpack" else None
+            with replacing(target) as file:
+                if data is None:
+                    write_leaves(file, tree)
+                else:
+                    file.write(data)
+            untied = tuple([tie.paths for tie in ties_of(tree)])
+    return Conversion(tree, tied, untied)
+
+
+def _read(opened: Source, source: Readable, like: Any, trusted: Trusted | Iterable[Trusted]) -> Any:
+    start = bytes(opened.read(0, 64))
+    if start[8:].startswith(_OF_SAFETENSORS) or _is_of_safetensors(start, opened.size):
+        again = isinstance(source, str | os.PathLike | bytes | bytearray | memoryview)
+        return load(source if again else bytes(opened.read(0, opened.size)), like=like, trusted=trusted)
+    if not start.startswith(MAGIC) and start:
+        tree = read_state(opened, like)
+        return tree if like is None else retie(tree, like)
+    if like is None and not start:
+        raise CorruptFileError(f"`{opened.label}` is empty: it was cut short, or never written. Copy it again.")
+    if like is None:
+        raise ValueError(
+            "The files of `equinox.tree_serialise_leaves` do not say to which tree their arrays belong. Give one that "
+            "is like it, such as:\n    sharedtree.convert(source, like=equinox.filter_eval_shape(make_model, key))"
+        )
+    return retie(read_leaves(opened, like), like)
+
+
+def _is_of_safetensors(start: bytes, size: int) -> bool:
+    """Whether a file begins with the length of a header that it has, and with a header, whatever is first in there."""
+    return start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size - 8
+
+
+def _with_equal_tied(tree: Any) -> tuple[Any, tuple[tuple[str, ...], ...]]:
+    """The tree with one object for all arrays that are equal, and the paths of those that were several."""
+    paths, treedef = jtu.tree_flatten_with_path(tree)
+    groups: dict[Any, list[int]] = {}
+    for number, (_, leaf) in enumerate(paths):
+        key = _key_of(leaf)
+        if key is not None:
+            groups.setdefault(key, []).append(number)
+    leaves = [leaf for _, leaf in paths]
+    tied: list[tuple[str, ...]] = []
+    for group in groups.values():
+        if any(leaves[number] is not leaves[group[0]] for number in group):
+            tied.append(tuple([jtu.keystr(paths[number][0]) for number in group]))
+            for number in group:
+                leaves[number] = leaves[group[0]]
+    return (retie(treedef.unflatten(leaves), tree) if tied else tree), tuple(tied)
+
+
+def _key_of(leaf: Any) -> Any:
+    """What two arrays have in common that may be one; None for other leaves, and for one value throughout."""
+    if not isinstance(leaf, jax.Array | np.ndarray) or is_key(leaf) or leaf.dtype.hasobject:
+        return None
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        return None
+    data = np.asarray(leaf).tobytes()
+    if not data or data == data[: leaf.dtype.itemsize] * leaf.size:
+        return None
+    placed = (leaf.sharding, leaf.weak_type) if isinstance(leaf, jax.Array) else None
+    return placed, leaf.dtype, leaf.shape, hashlib.blake2b(data).digest()

@@ -1,0 +1,211 @@
+"""The files of `equinox.tree_serialise_leaves`: the arrays of a tree, one after the other, each as NumPy's `.npy`.
+
+Nothing in such a file says to which tree it belongs, so that a template is needed. The records are read here, and not
+by `numpy.load`, which would unpickle what says that it is an array of objects, or take memory before it looks whether
+the file has as much. Each record is
+
+    the magic, two bytes of version, the length of the header (2 bytes, or 4 in version 2), the header, the data
+
+and the header is the text of a dictionary with the dtype, the order and the shape.
+"""
+
+import ast
+import io
+import math
+import struct
+from typing import Any, BinaryIO, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util as jtu
+from numpy.lib import format as npy
+
+from .._errors import CorruptFileError, FormatError
+from ..serialise.arrays._dtypes import clear_unused, require_bools
+from ..serialise.container._sources import Source
+from ..serialise.values._refusals import Problem, unserialisable
+from ..serialise.values._template import Difference
+from ._foreign_differences import (
+    NOTHING,
+    Numbers,
+    Ties,
+    described,
+    is_key,
+    is_shortened,
+    require_a_fit,
+    require_whole_numbers,
+)
+
+MAGIC = b"\x93NUMPY"
+
+_ARRAYS = jax.Array | jax.ShapeDtypeStruct | np.ndarray
+_MAX_HEADER = 10_000  # bytes, as `numpy.load` has it: it is parsed by Python
+_LENGTHS = {(1, 0): "<H", (2, 0): "<I"}
+
+
+class _Record(NamedTuple):
+    """One array in a file."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    start: int
+    nbytes: int
+
+
+def read_leaves(source: Source, like: Any) -> Any:
+    """A tree like a template, with the leaves of a file. Arguments and errors are those of `convert`."""
+    paths, treedef = jtu.tree_flatten_with_path(like)
+    differences: list[Difference] = []
+    shortened: list[tuple[str, Any]] = []
+    leaves: list[Any] = []
+    ties, at = Ties(jtu.keystr), 0
+    for keys, wanted in paths:
+        path = jtu.keystr(keys)
+        if not _is_written(wanted):
+            leaves.append(wanted)
+            continue
+        if is_key(wanted) or not isinstance(wanted, _ARRAYS | Numbers):
+            differences.append(Difference(path, "no form for it", described(wanted)))
+            leaves.append(wanted)
+            continue
+        if at == source.size:
+            differences.append(Difference(path, NOTHING, described(wanted)))
+            continue
+        record = _record(source, at)
+        at = record.start + record.nbytes
+        found = _fitting(source, record, wanted, path)
+        if found is None:
+            differences.append(Difference(path, f"{record.dtype}{list(record.shape)}", described(wanted)))
+            continue
+        if is_shortened(wanted):
+            shortened.append((path, wanted))
+        value, difference = ties.value(wanted, keys, found)
+        leaves.append(value)
+        differences += [] if difference is None else [difference]
+    while at < source.size:
+        record = _record(source, at)
+        at = record.start + record.nbytes
+        differences.append(Difference("", f"{record.dtype}{list(record.shape)} after the last leaf", NOTHING))
+    require_a_fit(differences, source.label)
+    require_whole_numbers(shortened, source.label)
+    return treedef.unflatten(leaves)
+
+
+def write_leaves(file: BinaryIO, tree: Any) -> None:
+    """Writes what `equinox.tree_deserialise_leaves` reads. Raises `UnserialisableError` before anything is written."""
+    written = [(keys, leaf) for keys, leaf in jtu.tree_leaves_with_path(tree) if _is_written(leaf)]
+    refused = [(keys, leaf, _refusal_of(leaf)) for keys, leaf in written]
+    problems = [
+        Problem(jtu.keystr(keys), f"{described(leaf)}, {refusal[0]}", refusal[1])
+        for keys, leaf, refusal in refused
+        if refusal is not None
+    ]
+    if problems:
+        raise unserialisable(problems)
+    eqx.tree_serialise_leaves(file, tree)
+
+
+def _refusal_of(leaf: Any) -> tuple[str, str] | None:
+    """Why a leaf that Equinox writes is not written here, and what to do; None if it can be read back."""
+    if is_key(leaf):
+        return _NO_FORM, "Put its raw data in its place: `jax.random.key_data(key)`."
+    if not isinstance(leaf, jax.Array | np.ndarray | Numbers):
+        return _NO_FORM, "Put an array in its place."
+    dtype = np.dtype(leaf.dtype) if isinstance(leaf, jax.Array | np.ndarray) else np.asarray(leaf).dtype
+    if dtype.hasobject:
+        return "which Equinox would write as a pickle", "Leave it out, or keep it as a text or as several arrays."
+    if dtype == jnp.bfloat16 and isinstance(leaf, np.ndarray):
+        return _NOT_READ_BACK, "Put a JAX array in its place: `jax.numpy.asarray(leaf)`."
+    if _is_nameless(dtype) and dtype != jnp.bfloat16:
+        return _NOT_READ_BACK, "Put an array of another dtype in its place: `leaf.astype('float32')`."
+    if isinstance(leaf, np.generic) and dtype.kind in "mMV":
+        return _NOT_READ_BACK, "Put an array in its place: `numpy.asarray(leaf)`."
+    return None
+
+
+_NO_FORM = "which Equinox's files have no form for"
+_NOT_READ_BACK = "which Equinox writes, but does not read back as it was"
+
+
+def _is_written(leaf: Any) -> bool:
+    return isinstance(leaf, _ARRAYS | Numbers) or hasattr(leaf, "__jax_array__")
+
+
+def _record(source: Source, at: int) -> _Record:
+    """The record that begins at an offset, whose data the file has."""
+    start = bytes(source.read(at, 12))
+    if len(start) < 12 and start[:6] == MAGIC[: len(start[:6])]:
+        raise _cut_short(source, at)
+    version = tuple(start[6:8])
+    length = _LENGTHS.get(version)  # type: ignore[arg-type]
+    if start[:6] != MAGIC or length is None:
+        raise _malformed(source, at, "no array of NumPy's begins there")
+    size = struct.calcsize(length)
+    (nbytes,) = struct.unpack(length, start[8 : 8 + size])
+    if nbytes > _MAX_HEADER:
+        raise _malformed(source, at, f"its header has {nbytes:,} bytes")
+    header = bytes(source.read(at + 8, size + nbytes))
+    if len(header) < size + nbytes:
+        raise _cut_short(source, at)
+    text = header[size:].decode("latin-1")
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    try:
+        ast.literal_eval(text)  # NumPy mends numbers of Python 2, and warns
+        shape, fortran, dtype = read(io.BytesIO(header))
+    except Exception as error:  # whatever Python's parser and NumPy make of the text
+        raise _malformed(source, at, f"its header is none ({type(error).__name__})") from error
+    if dtype.hasobject:
+        raise _malformed(source, at, "it is an array of objects, which are pickled, and a pickle runs what it holds")
+    if dtype.itemsize == 0 or dtype.subdtype is not None:
+        raise _malformed(source, at, "its dtype is none that an array has")
+    if any(size < 0 for size in shape):
+        raise _malformed(source, at, "a size is negative")
+    begin, nbytes = at + 8 + len(header), dtype.itemsize * math.prod(shape)
+    if begin + nbytes > source.size:
+        raise _cut_short(source, at)
+    return _Record(dtype, shape, fortran, begin, nbytes)
+
+
+def _is_nameless(dtype: np.dtype[Any]) -> bool:
+    """Whether NumPy knows nothing of a dtype, such as bfloat16, and notes only how many bytes an element has."""
+    return dtype.isbuiltin == 2  # 2: those that were registered with NumPy, as ml_dtypes does
+
+
+def _fitting(source: Source, record: _Record, wanted: Any, path: str) -> Any:
+    """The value of a record, if it is one for a leaf of the template; else None."""
+    is_array = isinstance(wanted, _ARRAYS)
+    dtype = np.dtype(wanted.dtype) if is_array or isinstance(wanted, np.generic) else record.dtype
+    shape = tuple(wanted.shape) if is_array else ()
+    is_nameless = _is_nameless(dtype) and record.dtype == np.dtype((np.void, dtype.itemsize))
+    if record.shape != shape or not (is_nameless or record.dtype.newbyteorder("=") == dtype.newbyteorder("=")):
+        return None
+    data = np.frombuffer(source.read(record.start, record.nbytes), np.uint8)
+    require_bools(data, record.dtype, path)
+    if is_nameless:
+        clear_unused(data, dtype)
+    array = data.view(dtype if is_nameless else record.dtype)
+    array = array.reshape(shape, order="F" if record.fortran else "C")
+    if isinstance(wanted, jax.Array | jax.ShapeDtypeStruct):
+        return jnp.array(array.astype(dtype, copy=False))
+    if isinstance(wanted, np.ndarray):
+        return array.astype(dtype)  # a copy: the source's memory is the caller's
+    if isinstance(wanted, np.generic):
+        return array.astype(dtype, copy=False)[()]
+    value = array.item()
+    return value if type(value) is type(wanted) else None
+
+
+def _malformed(source: Source, at: int, what: str) -> FormatError:
+    return FormatError(
+        f"`{source.label}` is no file of `equinox.tree_serialise_leaves`: at byte {at:,}, {what}. Convert a file that "
+        "Equinox wrote with its own `filter_spec`, unchanged."
+    )
+
+
+def _cut_short(source: Source, at: int) -> CorruptFileError:
+    return CorruptFileError(
+        f"`{source.label}` ends within the array that begins at byte {at:,}: it was cut short. Copy it again."
+    )

@@ -1,0 +1,236 @@
+"""The files of `flax.serialization`: a state dictionary, nested and with texts for keys, as msgpack.
+
+Flax reads and writes them, arrays of more than 1 GiB in pieces included; it makes arrays of bytes and calls nothing by
+the file's word. Here is checked what it does not look at: shapes, dtypes, names, and whether anything is left over.
+"""
+
+import importlib
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util as jtu
+
+from .._errors import CompatibilityError, CorruptFileError, FormatError, StructureMismatchError
+from .._printable import printable
+from ..serialise.arrays._dtypes import require_bools
+from ..serialise.container._sources import Source
+from ..serialise.values._refusals import Problem, unserialisable
+from ..serialise.values._template import Difference
+from ._foreign_differences import (
+    NOTHING,
+    Numbers,
+    Ties,
+    described,
+    is_key,
+    is_shortened,
+    require_a_fit,
+    require_whole_numbers,
+)
+
+_VALUES = (np.ndarray, jax.Array, np.generic, bool, int, float, complex, str, bytes, type(None))
+
+
+def read_state(source: Source, like: Any) -> Any:
+    """A tree like a template, with the values of a file; without one, dictionaries of NumPy arrays.
+
+    Arguments and errors are those of `convert`.
+    """
+    flax = _flax()
+    try:
+        state = flax.msgpack_restore(bytes(source.read(0, source.size)))
+    except Exception as error:  # msgpack, NumPy and flax each have errors of their own
+        if "incomplete input" in str(error):
+            raise CorruptFileError(f"`{source.label}` ends too early: it was cut short. Copy it again.") from error
+        raise FormatError(
+            f"`{source.label}` is no file of `flax.serialization` ({_in_words(error)}). Give the file as flax wrote it."
+        ) from error
+    _require_values(state, source.label)
+    if like is None:
+        return _with_own_arrays(state)
+    try:
+        wanted = flax.to_state_dict(like)
+    except Exception as error:  # of whatever class it is
+        raise StructureMismatchError(
+            f"flax cannot take the template apart: {_in_words(error)}. Give one that `flax.serialization.to_bytes` "
+            "takes."
+        ) from error
+    state = _fitted(wanted, state, source.label)
+    try:
+        return flax.from_state_dict(like, state)
+    except Exception as error:  # of whatever class it is
+        raise StructureMismatchError(
+            f"flax cannot put what `{source.label}` holds into a `{type(like).__qualname__}`: "
+            f"{_in_words(error)}. Give the template that the file was written from."
+        ) from error
+
+
+def state_bytes(tree: Any) -> bytes:
+    """What `flax.serialization.to_bytes` makes of a tree. Raises `UnserialisableError` if it knows some of it not."""
+    flax = _flax()
+    try:
+        state = flax.to_state_dict(tree)
+    except Exception as error:  # of whatever class it is
+        raise unserialisable([Problem("", f"what flax cannot take apart ({_in_words(error)})", _OTHERWISE)]) from error
+    problems = [
+        Problem(_path(place), f"{described(value)}, which `flax.serialization` has no form for", fix)
+        for place, value in _items(state)
+        if (fix := _fix_of(value)) is not None
+    ]
+    if not problems:
+        try:
+            return flax.msgpack_serialize(state, in_place=True)
+        except Exception as error:  # noqa: BLE001 -- numbers of more than 64 bits, texts with surrogates
+            problems = [Problem("", f"what msgpack cannot hold ({_in_words(error)})", _OTHERWISE)]
+    raise unserialisable(problems)
+
+
+_OTHERWISE = "Register its class with flax, or write what it holds as arrays: `sharedtree.state(model)` has them."
+
+
+def _flax() -> Any:
+    try:
+        return importlib.import_module("flax.serialization")
+    except ImportError as error:
+        raise CompatibilityError(
+            "Files of `flax.serialization` are read and written by flax, which is not installed. Install it:\n"
+            "    pip install flax"
+        ) from error
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {printable(str(error)[:200])}"
+
+
+def _fix_of(value: Any) -> str | None:
+    """What to do about a part of a state dictionary that cannot be written; None if it can be."""
+    if type(value) is not dict and (not isinstance(value, _VALUES) or is_key(value)):
+        return _OTHERWISE
+    return None if _has_a_name(value) else _OTHER_DTYPE
+
+
+_OTHER_DTYPE = "Put an array of a dtype of numbers in its place, a native one: `array.astype('float32')`."
+
+
+def _has_a_name(value: Any) -> bool:
+    """Whether flax, which notes the name of an array's dtype, finds that dtype again by it: not if it is big-endian."""
+    if not isinstance(value, np.ndarray | np.generic):
+        return True
+    try:
+        return not value.dtype.hasobject and np.dtype(value.dtype.name) == value.dtype
+    except TypeError:
+        return False
+
+
+_Place = tuple[Any, Any] | None
+"""Where something is in a state dictionary: the place of what holds it, and its key there. The root is None.
+
+A path is printed only where it is told: all of them may be far longer than the file.
+"""
+
+
+def _path(place: _Place) -> str:
+    keys: list[Any] = []
+    while place is not None:
+        place, key = place
+        keys.append(key)
+    return jtu.keystr(tuple(reversed(keys)))
+
+
+def _items(state: Any) -> Iterator[tuple[_Place, Any]]:
+    """All that is in a state dictionary, each with its place."""
+    stack: list[tuple[_Place, Any]] = [(None, state)]
+    while stack:
+        place, value = stack.pop()
+        yield place, value
+        if type(value) is dict:
+            stack += [((place, jtu.DictKey(key)), part) for key, part in reversed(value.items())]
+        elif type(value) is list:
+            stack += [((place, jtu.SequenceKey(i)), part) for i, part in reversed([*enumerate(value)])]
+
+
+def _require_values(state: Any, label: str) -> None:
+    for place, value in _items(state):
+        if type(value) is dict:
+            other = next((key for key in value if type(key) is not str), "")
+            if type(other) is not str:
+                raise _not_written(f"a key of type `{type(other).__name__}`", place, label)
+        elif type(value) is not list and not isinstance(value, _VALUES):
+            raise _not_written(f"a `{type(value).__name__}`", place, label)
+        elif isinstance(value, np.ndarray) and value.dtype.kind == "b" and value.size:
+            data = value.reshape(-1).view(np.uint8)
+            if data.max() > 1:
+                require_bools(data, value.dtype, _path(place))
+
+
+def _not_written(what: str, place: _Place, label: str) -> FormatError:
+    return FormatError(
+        f"`{label}` has {what} at `{printable(_path(place))}`, which flax does not write. Give the file as flax wrote "
+        "it."
+    )
+
+
+def _with_own_arrays(state: Any) -> Any:
+    """The same state, changed in place, with arrays that can be written to; they were views of what was read."""
+    root = [state]
+    stack: list[Any] = [root]
+    while stack:
+        part = stack.pop()
+        for key, value in part.items() if type(part) is dict else enumerate(part):
+            if isinstance(value, np.ndarray):
+                part[key] = np.array(value)
+            elif type(value) is dict or type(value) is list:
+                stack.append(value)
+    return root[0]
+
+
+def _fitted(wanted: Any, found: Any, label: str) -> Any:
+    """The state dictionary of a file, with arrays of the library that a template's has, if the two fit."""
+    differences: list[Difference] = []
+    shortened: list[tuple[str, Any]] = []
+    ties = Ties(_path)
+    result: dict[str, Any] = {}
+    stack: list[tuple[_Place, Any, Any, dict[str, Any], str]] = [(None, wanted, found, result, "")]
+    while stack:
+        place, want, have, into, key = stack.pop()
+        if type(want) is dict and type(have) is dict:
+            into[key] = {}
+            for name in reversed({**want, **have}):
+                there = place, jtu.DictKey(name)
+                if name not in have:
+                    differences.append(Difference(_path(there), NOTHING, described(want[name])))
+                elif name not in want:
+                    differences.append(Difference(_path(there), described(have[name]), NOTHING))
+                else:
+                    stack.append((there, want[name], have[name], into[key], name))
+            continue
+        value = _fitting(want, have)
+        if value is _MISFIT:
+            differences.append(Difference(_path(place), described(have), described(want)))
+            continue
+        if is_shortened(want):
+            shortened.append((_path(place), want))
+        into[key], difference = ties.value(want, place, value)
+        differences += [] if difference is None else [difference]
+    require_a_fit(sorted(differences), label)
+    require_whole_numbers(sorted(shortened, key=operator.itemgetter(0)), label)
+    return result[""]
+
+
+_MISFIT: Any = object()
+
+
+def _fitting(want: Any, have: Any) -> Any:
+    if isinstance(want, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
+        fits = isinstance(have, np.ndarray | np.generic) and not is_key(want)
+        if not fits or have.shape != want.shape or have.dtype != want.dtype:
+            return _MISFIT
+        return np.array(have) if isinstance(want, np.ndarray) else jnp.array(have)
+    if isinstance(want, Numbers):  # a counter is a number at first, and an array once it was in a transform
+        if isinstance(have, np.ndarray) and not have.shape:
+            return np.array(have)  # a copy, which can be written to
+        return have if isinstance(have, Numbers) else _MISFIT
+    return have if isinstance(want, str | bytes | None) and type(want) is type(have) else _MISFIT

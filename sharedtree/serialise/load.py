@@ -1,0 +1,158 @@
+"""`load` and `from_bytes`: a file, or a part of one, to a DAG."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+
+from ._opened import Opened
+from .arrays._placing import read_arrays
+from .container._progress import ProgressOption
+from .container._sources import Readable
+from .trust._trust import Trust, Trusted
+from .values._encoding import names_in
+from .values._evolution import Renames
+from .values._plan import Plan, Select, Shardings
+from .values._template import LoadReport
+
+T = TypeVar("T")
+
+
+class Options(TypedDict, total=False):
+    """The options of `load` that do not change what it returns."""
+
+    trusted: Trusted | Iterable[Trusted]
+    sharding: Shardings
+    renames: Renames | None
+    mmap: bool
+    verify: bool
+    progress: ProgressOption
+
+
+_Wanted = Callable[[str], bool] | None
+
+
+@overload
+def load(path: Readable, *, like: None = None, select: Select = None, **options: Unpack[Options]) -> Any: ...
+@overload
+def load(
+    path: Readable, *, like: T, select: _Wanted = None, strict: Literal[True] = True, **options: Unpack[Options]
+) -> T: ...
+@overload
+def load(
+    path: Readable, *, like: T, select: _Wanted = None, strict: Literal[False], **options: Unpack[Options]
+) -> tuple[T, LoadReport]: ...
+@overload
+def load(path: Readable, *, like: Any, select: str, strict: bool = True, **options: Unpack[Options]) -> Any: ...
+def load(
+    path: Readable,
+    *,
+    trusted: Trusted | Iterable[Trusted] = (),
+    like: Any = None,
+    select: Select = None,
+    sharding: Shardings = None,
+    strict: bool = True,
+    renames: Renames | None = None,
+    mmap: bool = False,
+    verify: bool = True,
+    progress: ProgressOption = None,
+) -> Any:
+    """Loads what `save` saved. No template is needed: classes are found by their names.
+
+    Nothing outside an allow-list is imported, and nothing is called by the file's word. Equinox modules, optax states,
+    and harmless functions of JAX and the libraries built on it are on the list; a library that is not loaded yet is
+    imported from where it is installed, and from nowhere else. Your own are not: name them in `trusted`. To trust a
+    package is to let the file import any of its modules and name any function defined in it.
+
+    Args:
+        path: a path, a binary file object that stands at the beginning of the file, or its bytes.
+        trusted: classes, functions, names (`"my_models:Encoder"`) or packages (`"my_models"`) that this file may name.
+            `sharedtree.audit(path)` says which it needs. See also `sharedtree.trust`.
+        like: a template: a tree like the one that was saved, with arrays or `jax.ShapeDtypeStruct`s. Its classes and
+            functions are trusted. Shapes, dtypes, weak types, names, ties and what is static in modules are checked
+            against it, and arrays go to the devices where those of the template are, if they are committed to them. A
+            NumPy array is another thing than one of JAX; a `ShapeDtypeStruct` stands for both. The values are the
+            file's, also those that are no arrays.
+        select: the path of a part (`".encoder"`), which is then all that is loaded; or a function from the name of an
+            array, which is its path without the first dot, to whether it is wanted. In the place of the others are
+            `jax.ShapeDtypeStruct`s. Only the bytes of what is selected are read.
+        sharding: where JAX arrays go: a device or a sharding for all of them, or a function from name and
+            `jax.ShapeDtypeStruct` to one or None. Each process reads the bytes of its own shards. Default: as for new
+            arrays.
+        strict: whether a difference to the template is an error. If not, the result is the template, static values
+            included, with the arrays that fit, in a pair with a `LoadReport` of all that differs.
+        renames: what was renamed since: `{"old.module:Old": "new.module:New", "old.module:Old.weight": "kernel"}`. A
+            field renamed to None is dropped. The new name may be the class or the function itself, which is then
+            trusted.
+        mmap: whether to map the file instead of reading it. Then loading takes no time and no memory, whatever the
+            size, and NumPy arrays are read-only.
+        verify: whether to check the digests of what is read; with `mmap` the file is read once for that.
+        progress: called with the bytes done and the bytes in all; or True for a bar (needs tqdm).
+
+    Returns:
+        The tree. What was one object is one object. With `strict=False` and a template, (tree, report).
+
+    Raises:
+        UntrustedTypeError: if the file names what it may not. Nothing was loaded.
+        StructureMismatchError: if a class or the template does not fit, a name leads nowhere, a selected part is not
+            there, or arrays have 64-bit numbers and JAX has them switched off.
+        FormatError: if it is no sharedtree file, a malformed one, or one of a newer version.
+        CorruptFileError: if it was cut short or changed.
+        OSError: if it cannot be read.
+        TypeError: if `path`, `sharding` or `renames` is of another type than it may be.
+        ValueError: if `renames` has an old name that can be in no file.
+
+    Cost: one walk over the nodes, and the bytes of the arrays read once into memory that JAX uses without a copy on a
+    CPU. Arrays of less than 4 MiB share memory, 16 MiB of it at most, which is freed with the last of them.
+
+    Limitations: with `mmap`, if another program cuts the file short, looking at its arrays ends the process (SIGBUS),
+    and if one writes into it, they change. Replacing it with `save` is safe. On Windows it cannot be replaced
+    meanwhile.
+
+    Example:
+        >>> import os, tempfile, equinox as eqx, jax, sharedtree as st
+        >>> model = eqx.nn.MLP(2, 2, 8, depth=2, key=jax.random.key(0))
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> st.save(path, model)
+        >>> loaded = st.load(path)
+        >>> bool(eqx.tree_equal(model, loaded)), loaded.activation is jax.nn.relu
+        (True, True)
+        >>> st.load(path, select=".layers[1].bias").shape
+        (8,)
+    """
+    trust = Trust(trusted, names_in(like) if like is not None else None)
+    with Opened(path) as opened:
+        plan = Plan(
+            opened.manifest,
+            opened.container.label,
+            trust,
+            like=like,
+            select=select,
+            sharding=sharding,
+            strict=strict,
+            renames=renames,
+        )
+        arrays = read_arrays(opened.container, plan.wanted, plan.place, mmap=mmap, verify=verify, progress=progress)
+    return plan.tree(arrays)
+
+
+@overload
+def from_bytes(data: bytes | bytearray | memoryview, *, like: None = None, **options: Any) -> Any: ...
+@overload
+def from_bytes(data: bytes | bytearray | memoryview, *, like: T, **options: Unpack[Options]) -> T: ...
+@overload
+def from_bytes(data: bytes | bytearray | memoryview, *, like: Any, **options: Any) -> Any: ...
+def from_bytes(data: bytes | bytearray | memoryview, **options: Any) -> Any:
+    """Loads what `to_bytes` made.
+
+    Args:
+        data: the bytes of a file.
+        **options: those of `load`.
+
+    Raises:
+        FormatError: as `load`, and likewise its other errors.
+
+    Example:
+        >>> import sharedtree as st
+        >>> st.from_bytes(st.to_bytes({"step": 3}))
+        {'step': 3}
+    """
+    return load(data, **options)
