@@ -14,9 +14,20 @@ from jax.core import Tracer
 from ..._errors import FormatError
 from ..._jax_internals import ConcreteArray, weakly_typed
 from ..._printable import printable
-from ..values._manifest import ArrayEntry
-from ..values._refusals import RefusalError
+from ..trust._names import RefusalError
 from ._dtypes import dtype_name, storable
+
+
+class ArrayEntry(NamedTuple):
+    """One entry of `arrays`."""
+
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str
+    weak: bool = False
+    key: str | None = None
+
 
 _dtype_names: dict[np.dtype[Any], str] = {}  # filled once a dtype, by a single assignment, which threads cannot tear
 

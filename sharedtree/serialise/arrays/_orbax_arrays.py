@@ -15,7 +15,7 @@ import numpy as np
 
 from ..._errors import FormatError
 from ..._printable import printable
-from ..values._manifest import ArrayEntry
+from ._arrays import ArrayEntry
 from ._dtypes import clear_unused, dtype_named, on_disk, restore, used_bits
 
 _AS_ITSELF = frozenset({

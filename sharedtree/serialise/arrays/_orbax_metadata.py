@@ -15,7 +15,7 @@ import numpy as np
 
 from ..._errors import FormatError, StructureMismatchError
 from ..._printable import printable
-from ..values._manifest import ArrayEntry
+from ._arrays import ArrayEntry
 from ._orbax_arrays import is_stored, key_of, require_stored_as, stored_as
 
 # Orbax compresses with zstd, which makes no more than 2**15 bytes of one.

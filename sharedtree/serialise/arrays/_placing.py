@@ -12,8 +12,7 @@ from ..._errors import FormatError, StructureMismatchError
 from ..._printable import printable
 from ..container._progress import ProgressOption, showing
 from ..container._reading import Container
-from ..values._manifest import ArrayEntry
-from ._arrays import finish
+from ._arrays import ArrayEntry, finish
 from ._dtypes import dtype_named, require_bools, restore
 
 Placement = jax.sharding.Sharding | jax.Device | None

@@ -25,13 +25,17 @@ _lock = threading.Lock()
 _proved: dict[int, tuple[Any, str]] = {}  # id → (the object, kept alive here; its name)
 
 
-class NamelessError(Exception):
-    """An object has no name by which it could be found again. The text says why, the fix says what to do."""
+class RefusalError(Exception):
+    """An object cannot be written. The text says why, the fix says what to do."""
 
     def __init__(self, reason: str, fix: str) -> None:
         super().__init__(reason)
         self.reason = reason
         self.fix = fix
+
+
+class NamelessError(RefusalError):
+    """An object has no name by which it could be found again."""
 
 
 def is_well_formed(name: str) -> bool:

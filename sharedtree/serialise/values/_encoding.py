@@ -19,7 +19,7 @@ from ..._printable import printable
 from ..._version import __version__
 from ..arrays._arrays import describe, is_array
 from ..trust._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY
-from ..trust._names import NamelessError, name_of, own_name_of
+from ..trust._names import NamelessError, RefusalError, name_of, own_name_of
 from ._apart import (
     Apart,
     BoundMethod,
@@ -47,7 +47,7 @@ from ._holding import held_array, require_no_array
 from ._kinds import MAX_NAME
 from ._manifest import FORMAT, nested_too_deeply, owner_of_method
 from ._nesting import Collisions
-from ._refusals import Problem, RefusalError, refusal_of, unserialisable
+from ._refusals import Problem, refusal_of, unserialisable
 from ._touched import first_touched
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name

@@ -24,7 +24,7 @@ import jax
 from ..._node_types import node_type_of
 from ...transforms._function import FunctionTransform
 from ..arrays._arrays import is_array
-from ._refusals import RefusalError
+from ..trust._names import RefusalError
 
 MAX_OBJECTS = 10_000
 """How many objects are looked at. Nobody knows what one holds that leads to more."""

@@ -100,6 +100,7 @@ from typing import Any, NamedTuple
 
 from ..._errors import FormatError
 from ..._printable import printable
+from ..arrays._arrays import ArrayEntry as ArrayEntry
 from ..arrays._dtypes import FLOAT0, dtype_named
 from ..container._strict_json import malformed, parse_manifest_json
 from ..trust._names import is_well_formed
@@ -122,17 +123,6 @@ class TypeEntry(NamedTuple):
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     version: int = 0
-
-
-class ArrayEntry(NamedTuple):
-    """One entry of `arrays`."""
-
-    tensor: str
-    dtype: str
-    shape: tuple[int, ...]
-    kind: str
-    weak: bool = False
-    key: str | None = None
 
 
 class Manifest(NamedTuple):

@@ -27,8 +27,7 @@ from ..._errors import FormatError
 from ..._nnx_internals import INT_KEYS, MAPPING, NODES, OWN, Nnx, is_new_state, is_object, new_state, nnx
 from ..._node_types import is_namedtuple
 from ..arrays._arrays import is_array
-from ..trust._names import NamelessError, name_of, namespace
-from ._refusals import RefusalError
+from ..trust._names import NamelessError, RefusalError, name_of, namespace
 
 STATE = OWN + "state"
 

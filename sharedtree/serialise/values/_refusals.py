@@ -8,15 +8,7 @@ from jax.extend import core as jex_core
 from ..._errors import UnserialisableError
 from ..._printable import printable
 from ..trust._allowed import LIBRARIES
-
-
-class RefusalError(Exception):
-    """An object cannot be written. The text says why, the fix says what to do."""
-
-    def __init__(self, reason: str, fix: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.fix = fix
+from ..trust._names import RefusalError
 
 
 class Problem(NamedTuple):

@@ -27,8 +27,7 @@ from typing import Any
 
 from ..._errors import FormatError
 from ..trust._allowed import CLASSES, LIBRARIES, NAMES_ONLY
-from ..trust._names import NamelessError, name_of, namespace
-from ._refusals import RefusalError
+from ..trust._names import NamelessError, RefusalError, name_of, namespace
 
 METADATA = "_field_metadata"
 
