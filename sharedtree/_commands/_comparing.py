@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from ..serialise._opened import Opened
-from ..serialise.values._manifest import ArrayEntry, Child
-from ..serialise.values._texts import array_text
+from ..serialise.arrays._arrays import ArrayEntry
+from ..serialise.values._jax_values import array_text
+from ..serialise.values._nodes import Child
 from ._array_differences import difference
 from ._sides import DICTIONARIES, INSTANCES, Numbers, Side, are_comparable
 

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from .._printable import printable
 from ..serialise import Inspection, inspect
 from ..serialise.look import MAX_LINES
-from ..serialise.values._outline import Line, indent
-from ..serialise.values._texts import columns
+from ..serialise.values._outline import Line, columns, indent
 from ._output import OK, counted, line_writer, write_json
 
 

@@ -11,10 +11,11 @@ from collections.abc import Hashable
 from typing import Any
 
 from ..serialise._opened import Opened
-from ..serialise.values._manifest import ArrayEntry, Child, TypeEntry, children_of, operands
+from ..serialise.arrays._arrays import ArrayEntry
+from ..serialise.values._atoms import atom_text, short
+from ..serialise.values._kinds import children_of, node_text, operands, steps
+from ..serialise.values._nodes import Child, TypeEntry
 from ..serialise.values._outline import carries_identity
-from ..serialise.values._steps import steps
-from ..serialise.values._texts import atom_text, node_text, short
 
 DICTIONARIES = frozenset({"dict", "OrderedDict", "defaultdict"})
 SETS = frozenset({"set", "frozenset"})
@@ -83,9 +84,9 @@ class Side:
             return ("array",)
         parts: list[Hashable] = [node[0]]
         for operand, value in operands(node):
-            if operand == "type":
+            if operand.type == "type":
                 parts += _identity_of(self.manifest.types[value])
-            elif operand not in ("child", "children"):
+            elif operand.type not in ("child", "children"):
                 parts.append(tuple(value) if isinstance(value, list) else value)
         if _is_whole(node):
             parts.append(repr(list(children_of(node))))

@@ -28,7 +28,7 @@ from ._classes import (
     layout_of,
     shadows,
 )
-from ._manifest import TypeEntry
+from ._nodes import TypeEntry
 
 Renames = Mapping[str, str | type | Callable[..., Any] | None]
 """Old name → new name. Of a class or a function: `"old.mod:Old"` → `"new.mod:New"`, or the new one itself. Of a field:

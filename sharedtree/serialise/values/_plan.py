@@ -11,13 +11,13 @@ import numpy as np
 
 from ..._graph import unpack
 from ..._ties import all_paths
-from ..arrays._arrays import finish
+from ..arrays._arrays import ArrayEntry, finish
 from ..arrays._dtypes import dtype_named
 from ..arrays._placing import Place, Placement
 from ..trust._trust import Trust
 from ._decoding import decode, resolve
 from ._evolution import Renames
-from ._manifest import ArrayEntry, Manifest
+from ._nodes import Manifest
 from ._parts import part_at
 from ._template import Comparison, LoadReport, compare, require_no_differences
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...module import Module
 from ..trust._names import home_of
-from ._nesting import children_of, walked_of
+from ._kinds import children_of, walked_of
 
 _WITH_TYPE = frozenset({"object", "wrapper", "registered", "enum"})
 
