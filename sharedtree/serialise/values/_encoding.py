@@ -5,6 +5,7 @@ Nothing recurses, and nothing stops at the first object that cannot be written: 
 """
 
 import contextlib
+import json
 import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from ._manifest import FORMAT
 from ._nodes import MAX_NAME, Apart, Collisions, Node
 from ._refusals import Problem, refusal_of, unserialisable
 from ._registered import take_enum, take_registered
+from ._set_order import extend_digests
 from ._touched import first_touched
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
@@ -121,6 +123,19 @@ class _Frame:
         self.done: list[Any] = []
 
 
+class _Ranking:
+    """Tells the members of sets apart: by a walk of its own, which sees each of them once, and digests of its nodes."""
+
+    def __init__(self) -> None:
+        self.walk: _Walk | None = None
+        self.digests: list[str] = []
+
+    def rank(self, member: Any) -> str:
+        assert self.walk is not None
+        written = self.walk._visit(member)  # what has a node has it already; the rest are atoms
+        return f"node {self.digests[written]}" if type(written) is int else json.dumps(written)
+
+
 _OPEN = -1
 _PENDING: Any = object()
 
@@ -140,6 +155,7 @@ class _Walk:
         self._tensors: set[str] = set()
         self._type_numbers: dict[Any, Any] = {}
         self._name_atoms: dict[int, list[str]] = {}  # id → atom; `named` keeps the objects alive
+        self._ranking: _Ranking | None = _Ranking()
 
     def run(self, tree: Any) -> Any:
         child = self._visit(tree)
@@ -228,7 +244,7 @@ class _Walk:
             apart = take(obj)
             if apart.hashed:
                 self._count_collisions(cls.__name__, apart.hashed)
-            return apart
+            return self._in_order(obj, apart) if cls in (set, frozenset) else apart
         if isinstance(obj, type):
             return self._name("class", obj)
         kind = kind_of(cls)
@@ -250,6 +266,22 @@ class _Walk:
         if kind is not None:
             return self._fields(obj, cls)
         return self._other(obj, cls)
+
+    def _in_order(self, members: Any, apart: Apart) -> Apart:
+        """A set whose members come in an order that is the same in every process."""
+        ranking = self._ranking
+        if ranking is None or all(type(member) in ENCODERS for member in members):
+            return apart
+        if ranking.walk is None:
+            ranking.walk = _Walk()
+            ranking.walk._ranking = None  # it needs no order itself
+        try:
+            ranking.walk.run(members)
+        except CycleError:  # this walk comes to it, too, and can say where
+            self._ranking = None
+            return apart
+        extend_digests(ranking.digests, ranking.walk.nodes, ranking.walk.types, ranking.walk.entries)
+        return apart._replace(children=sorted(apart.children, key=ranking.rank))
 
     def _count_collisions(self, kind: str, keys: Sequence[Any]) -> None:
         try:
