@@ -21,11 +21,12 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Singl
 
 from ..._node_types import node_type_of
 from ..arrays._arrays import key_implementation
+from ..trust._classes import kind_of
 from ..trust._names import RefusalError
-from ._classes import WRITTEN_ATTRIBUTES, kind_of
 from ._manifest import are_steps
-from ._nnx_objects import fault_of_aux
 from ._placement import MEMORY_KINDS, axis_type_names
+from ._touched import fault_of_aux
+from ._wrapping import WRITTEN_ATTRIBUTES
 
 Node = list[Any]
 

@@ -22,12 +22,10 @@ from ..._jax_internals import rebuild_registered, registered_counts
 from ..._node_types import _known
 from ..._printable import printable
 from ..arrays._arrays import key_dtype
+from ..trust._classes import kind_of
 from ._apart import LEAF, BoundMethod, find_method, is_partial_attribute
 from ._atoms import read_base64
-from ._classes import kind_of
-from ._evolution import copy_wrapped_attributes, wrapped_attributes
 from ._nesting import Collisions
-from ._nnx_objects import fault_of_aux
 from ._placement import (
     find_device,
     rebuild_abstract_mesh,
@@ -36,6 +34,8 @@ from ._placement import (
     rebuild_single_device_sharding,
     rebuild_spec,
 )
+from ._touched import fault_of_aux
+from ._wrapping import copy_wrapped_attributes, wrapped_attributes
 
 Node = list[Any]
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from ._attribute_classes import step_of
 from ._manifest import Child, Manifest, operands
+from ._nnx_objects import step_of
 from ._texts import atom_text, node_text
 
 _MAX_KEY = 400  # characters of a key in a path; with more, the paths below it would fill the memory
