@@ -5,7 +5,6 @@ treex and Flax NNX attribute by attribute; placeholders are only there; members 
 classes that are registered with JAX or with `register_node` have functions that take them apart and make them.
 """
 
-import dataclasses
 import enum
 import sys
 import weakref
@@ -54,7 +53,7 @@ def _find_kind(cls: Any) -> ClassKind | None:
         return "namedtuple"
     if library_name_of(cls) is not None:
         return "attributes"
-    if dataclasses.is_dataclass(cls) and _is_made_by_object(cls):
+    if hasattr(cls, "__dataclass_fields__") and _is_made_by_object(cls):
         return "dataclass"
     is_plain = cls in (type(None), tuple, list, dict, set, frozenset, object, type)
     return "registered" if not is_plain and (cls in _known or _is_in_jax_registry(cls)) else None

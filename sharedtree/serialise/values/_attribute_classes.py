@@ -6,7 +6,9 @@ instances are written as `Library` itself has it: as those of a dataclass are.
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
+
+from ..._node_types import is_namedtuple
 
 Finish = Callable[[Any, dict[str, Any]], Any]
 """(an instance, its attributes as a file has them) → the instance, checked and completed, or one that is equal."""
@@ -19,13 +21,12 @@ class Library:
         is_open: whether the attributes are nowhere declared, so that one that is unknown is no mistake.
         own_entries: the names under which a file has what the library itself keeps in each instance: kinds, marks,
             metadata. They stand among the names of attributes, but those who write classes know nothing of them.
-        reassign: gives an instance these attributes and no others, as assignments would; None if they are set as a
-            file's are.
+        is_assigned: whether `reassign` gives an instance what a migration made; else it is set as a file's values are.
     """
 
     is_open: bool = False
     own_entries: frozenset[str] = frozenset()
-    reassign: ClassVar[Callable[[Any, Mapping[str, Any]], None] | None] = None
+    is_assigned: bool = False
 
     def declared_fields(self, cls: Any) -> tuple[str, ...]:
         """The attributes that a class declares; what JAX traces comes first, as in JAX's order."""
@@ -40,7 +41,13 @@ class Library:
         return False
 
     def default_of(self, cls: Any, name: str) -> Callable[[], Any] | None:
-        """What makes the default of a field that a file lacks, and that is no field of a dataclass."""
+        """What makes the default of a field that a file lacks; None if it has none."""
+        field = getattr(cls, "__dataclass_fields__", {}).get(name)
+        if field is not None and field.default_factory is not dataclasses.MISSING:
+            return field.default_factory
+        of_namedtuple = cls._field_defaults if is_namedtuple(cls) else {}
+        default = of_namedtuple.get(name, dataclasses.MISSING) if field is None else field.default
+        return None if default is dataclasses.MISSING else lambda: default
 
     def written(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
         """The attributes as they are written: those that JAX traces come first. Raises `RefusalError`."""
@@ -55,3 +62,6 @@ class Library:
 
         `new_names` has the name of each attribute in the file, and the one it has now; None if it was dropped.
         """
+
+    def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
+        """Gives an instance these attributes and no others, as assignments would. None of the class's code runs."""

@@ -108,16 +108,12 @@ class _Change:
                 return new
         return field
 
-    def may_be_added(self, name: Any) -> bool:
-        """Whether instances may have an attribute of which neither the class nor the file says anything."""
-        return self.library.is_open and fault_of_attribute(self.cls, name) is None
-
     def _extra_names(self) -> set[str]:
         """The names of the attributes that no field of the class has, in the file and now."""
         extra = set(self.entry.extra) - set(self.layout.fields)
         for old, new in self.new_names.items() if self.library.is_open else ():
             if new is not None and old in extra and new not in self.layout.fields:
-                if new != old and not self.may_be_added(new):
+                if new != old and fault_of_attribute(self.cls, new) is not None:
                     raise StructureMismatchError(
                         f"`renames` gives the attribute `{printable(old)}` of `{self.entry.name}` the name `{new}`, "
                         "which the class has for something else. Give another one, or None to drop it."
@@ -126,26 +122,14 @@ class _Change:
         return extra
 
     def default_of(self, name: str) -> Callable[[], Any]:
-        cls, default = self.cls, None
-        if self.layout.kind == "namedtuple":
-            if name in cls._field_defaults:
-                return lambda: cls._field_defaults[name]
-        elif name not in getattr(cls, "__dataclass_fields__", {}):
-            default = self.library.default_of(cls, name)
-            if default is not None:
-                return default
-        else:
-            field = cls.__dataclass_fields__[name]
-            if field.default is not dataclasses.MISSING:
-                return lambda: field.default
-            if field.default_factory is not dataclasses.MISSING:
-                return field.default_factory
-        raise StructureMismatchError(
-            f"`{cls.__qualname__}` has the field `{name}`, which `{self.entry.name}` did not have when the file was "
-            "written, and which has no default. Give it one:\n"
-            f"    {name}: ... = ...\n"
-            f'or, if a field of the file is meant: renames={{"{self.entry.name}.<its old name>": "{name}"}}'
-        )
+        default = self.library.default_of(self.cls, name)
+        if default is None:
+            raise StructureMismatchError(
+                f"`{self.cls.__qualname__}` has the field `{name}`, which `{self.entry.name}` did not have when the "
+                f"file was written, and which has no default. Give it one:\n    {name}: ... = ...\n"
+                f'or, if a field of the file is meant: renames={{"{self.entry.name}.<its old name>": "{name}"}}'
+            )
+        return default
 
     def removed(self, unknown: list[str]) -> StructureMismatchError:
         listed = ", ".join(f"`{printable(name)}`" for name in unknown)
@@ -189,11 +173,10 @@ class _Change:
                 "from the value, and what `renames=` renames keeps its mark."
             )
         known = {*self.layout.fields, *(self.extra - library.own_entries)}
-        unknown = [
-            name
-            for name in migrated
-            if name not in known and (name in library.own_entries or not self.may_be_added(name))
-        ]
+        unknown = [name for name in migrated if name not in known]
+        if library.is_open:
+            closed = library.own_entries
+            unknown = [name for name in unknown if name in closed or fault_of_attribute(self.cls, name) is not None]
         if unknown and all(name in fields for name in unknown):
             raise self.removed(unknown)
         if unknown:
@@ -203,7 +186,7 @@ class _Change:
                 f"{listed}. Return the fields of version {self.layout.version}."
             )
         migrated |= {name: self.default_of(name)() for name in self.lacking(migrated)}
-        if library.reassign is not None:
+        if library.is_assigned:
             obj = self.make((fields | held_back).items())
             library.reassign(obj, migrated)
             return obj

@@ -1,12 +1,11 @@
-"""How the instances of a class come apart, as a node and a type, and how they are made again.
+"""How the instances of a class come apart, into a node and a type, and how they are made again.
 
-A type has the name of the class, and which attributes its instances have; a node has their values in that order:
+A type says which attributes instances have, and a node has the values of one in that order:
 
-    {"name": "equinox.nn:Linear", "kind": "module", "fields": ["weight", "bias", "in_features", "out_features", "use_bias"]}
-    ["object", <its index>, [0, 1, ["int", "2"], ["int", "3"], true]]
+    {"name": "equinox.nn:Dropout", "kind": "module", "fields": ["p", "inference"]}      ["object", 0, [<0.5>, false]]
 
-Instances are made by `object.__new__`, namedtuples by `tuple.__new__`, and their attributes are set past all that the
-class does to attributes.
+Instances are made by `object.__new__`, namedtuples by `tuple.__new__`. Their attributes are set past all that the class
+does to attributes: no `__init__`, no `__setattr__`, no property.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ class Layout(NamedTuple):
 
     Attributes:
         kind: which kind of class it is.
-        fields: the names of its fields; what JAX traces comes first, as in JAX's order.
+        fields: the names of its fields; those that JAX traces come first, in JAX's order.
         attributes_of: instance → its `__dict__`; None if it has none.
         slots: the descriptor of each slot, by name.
         ignored: attributes that are not data: caches of properties, and what `typing` notes on instances.
@@ -61,11 +60,7 @@ _layouts: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
 
 
 def layout_of(cls: Any) -> Layout:
-    """The layout of a class that is rebuilt field by field.
-
-    Raises:
-        SharedTreeError: if its `__sharedtree_version__` is not a whole number.
-    """
+    """The layout of a class of `FIELD_KINDS`. Raises `SharedTreeError` if its version is not a whole number."""
     known = _layouts.get(cls)
     if known is None:
         known = _layouts[cls] = _find_layout(cls)
@@ -123,11 +118,8 @@ def fault_of_attribute(cls: type, name: Any) -> str | None:
 
 
 class Instances:
-    """Takes the instances of one tree apart.
-
-    Args:
-        types: the types of the manifest, to which those of the instances are added.
-        named: gets each class, by its name.
+    """Takes the instances of one tree apart, and adds their types to those of the manifest, and their classes to those
+    that it names.
     """
 
     def __init__(self, types: list[dict[str, Any]], named: dict[str, Any]) -> None:
@@ -142,7 +134,10 @@ class Instances:
         if layout.kind == "namedtuple":
             attributes = {**attributes, **dict(zip(layout.fields, obj, strict=True))}
         elif layout.slots:
-            attributes = {**attributes, **_read_slots(obj, layout.slots)}
+            attributes = dict(attributes)
+            for name, slot in layout.slots.items():
+                with contextlib.suppress(AttributeError):  # a slot that was never set
+                    attributes[name] = slot.__get__(obj)
         attributes = layout.library.written(obj, attributes)
         # Of two siblings one may have attributes of its own, so each is asked.
         wrapped, copied = wrapped_field(layout.fields, attributes) if layout.kind == "module" else (None, ())
@@ -187,16 +182,8 @@ class Instances:
         return number, visited, [step_of(name) for name in visited], [visited.index(name) for name in names]
 
 
-def _read_slots(obj: Any, slots: dict[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, descriptor in slots.items():
-        with contextlib.suppress(AttributeError):  # a slot that was never set
-            values[name] = descriptor.__get__(obj)
-    return values
-
-
 def maker(cls: Any, finish: Finish | None) -> Callable[[Iterable[tuple[str, Any]]], Any]:
-    """What makes an instance of the names of its attributes and their values. `finish` is what its library does then."""
+    """What makes an instance of pairs of an attribute and its value. `finish` is what its library does last."""
     layout = layout_of(cls)
     attributes_of, slots = layout.attributes_of, layout.slots
 

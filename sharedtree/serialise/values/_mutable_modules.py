@@ -13,18 +13,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from ... import _attribute_kinds as attribute_kinds
 from ..._assigned_values import ALL_KINDS
 from ..._assigning import assign, forget
-from ..._attribute_kinds import (
-    KINDS_SLOT,
-    Kinds,
-    attributes_of,
-    kinds_of,
-    note_kinds,
-    noted_kinds,
-    present_kinds,
-    static_attributes,
-)
+from ..._attribute_kinds import KINDS_SLOT
 from ..._errors import FormatError
 from ._attribute_classes import Finish, Library
 
@@ -34,24 +26,25 @@ class MutableModules(Library):
 
     is_open = True
     own_entries = frozenset({KINDS_SLOT})
+    is_assigned = True
 
     def declared_fields(self, cls: Any) -> tuple[str, ...]:
         return tuple([field.name for field in dataclasses.fields(cls)]) if dataclasses.is_dataclass(cls) else ()
 
     def written(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-        kinds = present_kinds(obj)
+        kinds = attribute_kinds.present_kinds(obj)
         return {name: attributes[name] for name in (*kinds.children, *kinds.statics)} | {KINDS_SLOT: kinds.by_name}
 
     def static_attributes(self, aux: Any) -> dict[str, Any]:
-        return static_attributes(aux)
+        return attribute_kinds.static_attributes(aux)
 
     def finisher(self, cls: Any, new_names: Mapping[str, str | None]) -> Finish:
         def finish(obj: Any, attributes: dict[str, Any]) -> Any:
-            said: Any = noted_kinds(obj)
-            if type(said) is Kinds:  # the file says nothing of them
+            said: Any = attribute_kinds.noted_kinds(obj)
+            if type(said) is attribute_kinds.Kinds:  # the file says nothing of them
                 return obj
             # Texts first: an object of the file's making would be asked for its hash.
-            are_texts = type(said) is dict and all(type(n) is str and type(kind) is str for n, kind in said.items())
+            are_texts = type(said) is dict and all(type(text) is str for text in (*said, *said.values()))
             if not are_texts or not ALL_KINDS.issuperset(said.values()):
                 what = f"kinds of the attributes of a `{cls.__qualname__}` that are none"
                 raise FormatError(f"The file has {what}. No save would write that.")
@@ -60,14 +53,13 @@ class MutableModules(Library):
             values = dict(attributes)
             attributes.clear()
             attributes.update({name: values.pop(name) for name, _ in items} | values)
-            note_kinds(obj, kinds_of(items))
+            attribute_kinds.note_kinds(obj, attribute_kinds.kinds_of(items))
             return obj
 
         return finish
 
-    @staticmethod
-    def reassign(obj: Any, values: Mapping[str, Any]) -> None:
-        attributes = attributes_of(obj)
+    def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
+        attributes = attribute_kinds.attributes_of(obj)
         for name in [name for name in attributes if name not in values]:
             forget(obj, name)
             del attributes[name]

@@ -10,10 +10,8 @@ Nearly all marks follow from the class, which declares some, or from the value: 
 children, and nothing else is. These are not written. Neither is the state of an object that is complete.
 
 None of NNX's code runs when a file is loaded. Its unflatten function would set any attribute, also those for which a
-class has a property.
-
-Two classes that are no objects of NNX's hold plain data in attributes of their own: `HashableMapping`, a dictionary
-that cannot be changed, and `StateAxes`, which a recurrent layer has.
+class has a property. Two classes are no objects of NNX's, and hold plain data in attributes of their own:
+`HashableMapping`, a dictionary that cannot be changed, and `StateAxes`, which a recurrent layer has.
 """
 
 from collections.abc import Mapping
@@ -39,18 +37,14 @@ class NnxObjects(Library):
     own_entries = frozenset({NODES, STATE})
 
     def declared_fields(self, cls: Any) -> tuple[str, ...]:
-        """The fields of a dataclass, and functions that are annotated.
+        """The fields of a dataclass, and functions that are annotated, such as `merge_fn: Callable = _concatenate`.
 
-        A function in a class is a method, and no file may set an attribute in its place; but not one such as this:
-
-            merge_fn: Callable = _concatenate
-
-        The annotation must be of the class that holds the function, or of one derived from it: where a base class
-        annotates what a class derived from it defines, the function is a method.
+        Other functions are methods, and no file may set an attribute in their place. The annotation must be of the
+        class that holds the function, or of one derived from it: where a base class annotates what a class derived from
+        it defines, the function is a method.
         """
-        holder = nnx_holders().get(cls)
-        if holder is not None:
-            return tuple(holder)
+        if cls in nnx_holders():
+            return tuple(nnx_holders()[cls])
         annotated: set[str] = set()
         held: set[str] = set()
         declared: dict[str, Any] = dict(getattr(cls, "__dataclass_fields__", {}))
@@ -76,15 +70,17 @@ class NnxObjects(Library):
         cls, table = type(obj), nnx()
         assert table is not None
         holder = nnx_holders().get(cls)
-        if holder is not None:
-            if not _is_as_held(attributes, holder):
-                raise _not_made_by_its_class(cls, "does not hold what NNX puts there")
+        if holder is not None and _is_as_held(attributes, holder):
             return attributes
         _require_savable(cls, attributes)
         mapping = attributes.get(NODES)
         marks: Any = getattr(mapping, MAPPING, None) if type(mapping) is table.mapping else None
-        if not _are_marks(marks, (True, False)) or type(attributes.get(STATE)) is not table.state:
-            raise _not_made_by_its_class(cls, "lacks what NNX keeps in each of its objects")
+        is_whole = _are_marks(marks, (True, False)) and type(attributes.get(STATE)) is table.state
+        if holder is not None or not is_whole:
+            fault = (
+                "lacks what NNX keeps in each of its objects" if holder is None else "does not hold what NNX puts there"
+            )
+            raise RefusalError(f"a `{cls.__qualname__}` that {fault}", "Make it by calling its class.")
         expected = _marks(cls, attributes, table)
         noted = sorted({**expected, **marks})
         own = {name: marks.get(name) for name in noted if marks.get(name) is not expected.get(name)}
@@ -100,30 +96,33 @@ class NnxObjects(Library):
 
     def static_attributes(self, aux: Any) -> dict[str, Any]:
         _, names, values = aux
-        return {str(name): value for name, value in zip(names, values, strict=True) if name != NODES}
+        # What `typing` notes on an instance is no data, and in no file.
+        noted = (NODES, "__orig_class__")
+        return {str(name): value for name, value in zip(names, values, strict=True) if name not in noted}
 
     def finisher(self, cls: Any, new_names: Mapping[str, str | None]) -> Finish:
         table, holder = nnx(), nnx_holders().get(cls)
         assert table is not None
 
-        def finish_holder(obj: Any, attributes: dict[str, Any]) -> Any:
-            if holder is None or not _is_as_held(attributes, holder):
-                raise _malformed(cls, "attributes")
-            return obj
+        def require(condition: bool, name: str) -> None:
+            if not condition:
+                what = f"a `{cls.__qualname__}` whose `{name}` are not what Flax NNX has there"
+                raise FormatError(f"The file has {what}. No save would write that.")
 
         def finish(obj: Any, attributes: dict[str, Any]) -> Any:
+            if holder is not None:
+                require(_is_as_held(attributes, holder), "attributes")
+                return obj
             own = attributes.pop(NODES, {})
-            if not _are_marks(own, (True, False, None)):
-                raise _malformed(cls, NODES)
+            require(_are_marks(own, (True, False, None)), NODES)
             if STATE not in attributes:
                 attributes[STATE] = new_state(table)
-            elif type(attributes[STATE]) is not table.state:
-                raise _malformed(cls, STATE)
+            require(type(attributes[STATE]) is table.state, STATE)
             marks = _marks(cls, attributes, table) | {new_names.get(name) or name: own[name] for name in own}
             attributes[NODES] = table.mapping({name: mark for name, mark in marks.items() if mark is not None})
             return obj
 
-        return finish if holder is None else finish_holder
+        return finish
 
 
 def step_of(name: str) -> str:
@@ -140,15 +139,12 @@ def _marks(cls: Any, attributes: dict[str, Any], table: Nnx) -> dict[str, Any]:
     marks = dict(getattr(getattr(cls, NODES), MAPPING))
     for name, value in attributes.items():
         if name not in marks:
-            marks[name] = _is_child(type(value), table)
+            own: Any = type(value)
+            # A `ShapeDtypeStruct` stands for an array where only a part of a file is loaded.
+            is_leaf = is_array(own) or own is jax.ShapeDtypeStruct
+            marks[name] = is_leaf or table.variable in type.__getattribute__(own, "__mro__") or is_object(own)
     marks.setdefault(NODES, False)
     return marks
-
-
-def _is_child(cls: Any, table: Nnx) -> bool:
-    # A `ShapeDtypeStruct` stands for an array where only a part of a file is loaded.
-    is_leaf = is_array(cls) or cls is jax.ShapeDtypeStruct
-    return is_leaf or table.variable in type.__getattribute__(cls, "__mro__") or is_object(cls)
 
 
 def _are_marks(marks: Any, allowed: tuple[Any, ...]) -> bool:
@@ -170,13 +166,3 @@ def _require_savable(cls: type, attributes: dict[str, Any]) -> None:
             "Save its state, `flax.nnx.state(optimizer)`. Put that into a new one after loading: "
             "`flax.nnx.update(optimizer, state)`.",
         ) from None
-
-
-def _not_made_by_its_class(cls: type, fault: str) -> RefusalError:
-    return RefusalError(f"a `{cls.__qualname__}` that {fault}", "Make it by calling its class.")
-
-
-def _malformed(cls: type, name: str) -> FormatError:
-    return FormatError(
-        f"The file has a `{cls.__qualname__}` whose `{name}` are not what Flax NNX has there. No save would write that."
-    )

@@ -19,11 +19,10 @@ from ._nesting import children_of, walked_of
 
 
 def first_touched(nodes: Sequence[list[Any]], classes: Iterable[Any]) -> int | None:
-    """The first node that hashes, describes or hands on such an object, at whatever depth; None if none does.
-
-    `nodes` are those of a manifest, `classes` has the class of each of its types.
+    """The first node of a manifest that hashes, describes or hands on such an object, at whatever depth; None if none
+    does. `classes` has the class of each type.
     """
-    are_theirs = [_answers_as_a_file_says(cls) for cls in classes]
+    are_theirs = list(map(_answers_as_a_file_says, classes))
     if not any(are_theirs):
         return None
     holds = [False] * len(nodes)
@@ -36,10 +35,8 @@ def first_touched(nodes: Sequence[list[Any]], classes: Iterable[Any]) -> int | N
 
 
 def _answers_as_a_file_says(cls: Any) -> bool:
-    """Whether a class is a `Module`, or is one of NNX's or inherits from one, of whatever version.
-
-    But for `PytreeState`, which is two flags, and is in the treedefs that the definition of a graph has.
-    """
+    """Whether a class is a `Module`, or is one of NNX's or inherits from one, of whatever version."""
+    # Two flags, which are in the treedefs that the definition of a graph has.
     if (home_of(cls), cls.__qualname__) == ("flax.nnx.pytreelib", "PytreeState"):
         return False
     bases = type.__getattribute__(cls, "__mro__")

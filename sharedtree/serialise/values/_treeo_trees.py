@@ -7,11 +7,9 @@ the name of an attribute → `FieldMetadata(node, kind, opaque)`. Nearly all of 
         kernel: Any = tx.Parameter.node()   FieldMetadata(True, Parameter, False), which the class declares
     linear.axis_name = None                 FieldMetadata(False, NoneType, False), which treeo notes of any attribute
 
-Such metadata is not written. It is there again after loading: from the class, as with the fields of a dataclass, or by
-treeo's rule. What is written is an instance's own: of the subtrees that `compact` made, or by `update_field_metadata`.
-
-Metadata cannot be changed. What is loaded is one object wherever it is equal, in one file or in several, and the
-class's own where the class declares it. Nothing keeps a copy for each tree, and JAX finds most of it equal at a glance.
+So only an instance's own is written: of the subtrees that `compact` made, or by `update_field_metadata`. Metadata
+cannot be changed. What is loaded is one object wherever it is equal, in one file or in several, and the class's own
+where the class declares it: nothing keeps a copy for each tree, and JAX finds most of it equal at a glance.
 
 None of treeo's code runs when a file is loaded. Its unflatten function would set any attribute, and its flatten
 function asks `_field_metadata` for things, which a file could answer with an object of its choice.
@@ -32,10 +30,10 @@ from ..trust._names import NamelessError, RefusalError, name_of
 from ._attribute_classes import Finish, Library
 
 METADATA = "_field_metadata"
-
 _DEFAULTS = ("_factory_fields", "_default_field_values")
-_OF_METADATA = ("node", "kind", "opaque")
-_OF_VALUES = LIBRARIES | NAMES_ONLY | {"builtins"}
+
+Noted = tuple[bool, type, Any]
+"""What metadata says: `node`, `kind` and `opaque`."""
 
 
 class TreeoTrees(Library):
@@ -44,9 +42,8 @@ class TreeoTrees(Library):
     own_entries = frozenset({METADATA})
 
     def declared_fields(self, cls: Any) -> tuple[str, ...]:
-        if not is_tree(cls):
-            return tuple(getattr(cls, "__annotations__", {}))
-        return tuple([name for name in _declared(cls) if name not in _DEFAULTS])
+        names = getattr(cls, METADATA if is_tree(cls) else "__annotations__", {})
+        return tuple([name for name in names if name not in _DEFAULTS])
 
     def may_stay_unset(self, cls: Any, name: str) -> bool:
         """Metadata is completed, and what the class holds is found there."""
@@ -54,6 +51,8 @@ class TreeoTrees(Library):
         return is_tree(cls) and found is not ABSENT and not isinstance(found, dataclasses.Field)
 
     def default_of(self, cls: Any, name: str) -> Callable[[], Any] | None:
+        if name in getattr(cls, "__dataclass_fields__", {}):
+            return super().default_of(cls, name)
         factories, defaults = (getattr(cls, each, {}) for each in _DEFAULTS)
         return factories.get(name) or ((lambda: defaults[name]) if name in defaults else None)
 
@@ -62,27 +61,26 @@ class TreeoTrees(Library):
         if not is_tree(cls):
             return attributes
         _require_savable(obj, attributes)
-        declared = _declared(cls)
+        declared: dict[str, Any] = getattr(cls, METADATA)
         metadata = attributes.get(METADATA, declared)
         own: dict[str, Any] = {}
-        for name, noted in metadata.items():
+        for name, each in metadata.items():
             by_class = declared.get(name)
-            if noted is by_class:
+            if each is by_class:
                 continue
-            if type(noted) is not _metadata_class() or not _are_of_metadata(vars(noted)):
+            noted = _noted_in(vars(each)) if type(each) is _metadata_class() else None
+            if noted is None:
                 raise RefusalError(
                     f"a `{cls.__qualname__}` whose metadata of `{name}` is no `FieldMetadata` of a flag, a class, and "
                     "a flag or a function",
                     "Declare it in the class.",
                 )
-            if not (_is_noted(noted, attributes, name) if by_class is None else _are_equal(noted, by_class)):
-                own[name] = noted
-
-        def is_node(name: str) -> bool:
-            return metadata[name].node if name in metadata else _noted(attributes[name])["node"]
-
+            is_known = _is_treeos(noted, attributes, name) if by_class is None else noted == _noted_in(vars(by_class))
+            if not is_known:
+                own[name] = each
         kept = {name: value for name, value in attributes.items() if name != METADATA}
-        nodes = {name: attributes[name] for name in sorted(kept) if is_node(name)}
+        are_nodes = {n: metadata[n].node if n in metadata else _is_a_tree(type(kept[n])) for n in kept}
+        nodes = {name: kept[name] for name in sorted(kept) if are_nodes[name]}
         return nodes | kept | ({METADATA: own} if own else {})
 
     def static_attributes(self, aux: Any) -> dict[str, Any]:
@@ -90,38 +88,31 @@ class TreeoTrees(Library):
 
     def finisher(self, cls: Any, new_names: Mapping[str, str | None]) -> Finish | None:
         metadata_class = _metadata_class()
-        if cls is metadata_class:
-            return lambda _, attributes: _the_one(attributes)
-        if not is_tree(cls):
-            return None
-        declared = _declared(cls)
 
         def finish(obj: Any, attributes: dict[str, Any]) -> Any:
             own: Any = attributes.get(METADATA, {})
-            if type(own) is not dict or not all(
-                type(name) is str and type(own[name]) is metadata_class for name in own
-            ):
+            are_texts = type(own) is dict and all(type(name) is str for name in own)
+            if not are_texts or not all(type(each) is metadata_class for each in own.values()):
                 raise _no_metadata()
-            metadata = attributes[METADATA] = declared | own
+            metadata = attributes[METADATA] = getattr(cls, METADATA) | own
             for name in attributes.keys() - metadata.keys():
-                metadata[name] = _the_one(_noted(attributes[name]))
+                metadata[name] = _the_one(_noted_of(attributes[name]))
             return obj
 
-        return finish
-
-
-def _declared(cls: Any) -> dict[str, Any]:
-    return cls._field_metadata  # noqa: SLF001 -- see the module's docstring
-
-
-def _metadata_class() -> Any:
-    return held("treeo.types", "FieldMetadata")
+        if cls is metadata_class:
+            return lambda _, attributes: _the_one(_noted_in(attributes))
+        return finish if is_tree(cls) else None
 
 
 def _require_savable(obj: Any, attributes: dict[str, Any]) -> None:
     for (module, name), what in _HOLD_CODE.items():
         if isinstance(obj, held(module, name) or ()):
-            raise RefusalError(f"a `{type(obj).__qualname__}`, which holds {what}", _WITHOUT_CODE)
+            raise RefusalError(
+                f"a `{type(obj).__qualname__}`, which holds {what}",
+                "Save the arrays alone, `sharedtree.save(path, sharedtree.tree.leaves(model))`, and put them into a "
+                "model that your code makes: `model = sharedtree.tree.unflatten(sharedtree.tree.structure(model), "
+                "sharedtree.load(path))`.",
+            )
     if isinstance(obj, held("treex.types", "Initializer") or ()):
         try:
             name_of(attributes.get("f"))
@@ -138,10 +129,9 @@ _HOLD_CODE = {
     ("treex.optimizer", "Optimizer"): "the functions of an optax transformation",
 }
 
-_WITHOUT_CODE = (
-    "Save the arrays alone, `sharedtree.save(path, sharedtree.tree.leaves(model))`, and put them into a model that "
-    "your code makes: `model = sharedtree.tree.unflatten(sharedtree.tree.structure(model), sharedtree.load(path))`."
-)
+
+def _metadata_class() -> Any:
+    return held("treeo.types", "FieldMetadata")
 
 
 def _is_a_tree(kind: Any) -> bool:
@@ -149,57 +139,52 @@ def _is_a_tree(kind: Any) -> bool:
     return held("treeo.tree", "Tree") in type.__getattribute__(kind, "__mro__")
 
 
-def _noted(value: Any) -> dict[str, Any]:
+def _noted_of(value: Any) -> Noted:
     """What treeo notes of an attribute that nobody declared; see `treeo.Tree._update_local_metadata`."""
-    return {"node": _is_a_tree(type(value)), "kind": type(value), "opaque": False}
+    return _is_a_tree(type(value)), type(value), False
 
 
-def _are_of_metadata(fields: dict[str, Any]) -> bool:
-    """Whether these are the fields of metadata.
+def _noted_in(fields: dict[str, Any]) -> Noted | None:
+    """What metadata of these fields says; None if they are none of metadata.
 
     What `opaque` holds is called when JAX compares structures. So it is a plain function, which a file has by its name,
     and no object of the file's making.
     """
-    if fields.keys() != set(_OF_METADATA) or type(fields["node"]) is not bool:
-        return False
-    return isinstance(fields["kind"], type) and type(fields["opaque"]) in (bool, types.FunctionType)
+    node, kind, opaque = [fields.get(name) for name in ("node", "kind", "opaque")]
+    if len(fields) != 3 or type(node) is not bool or not isinstance(kind, type):
+        return None
+    return (node, kind, opaque) if type(opaque) in (bool, types.FunctionType) else None
 
 
-def _are_equal(one: Any, two: Any) -> bool:
-    return all(vars(one).get(name, ABSENT) is vars(two).get(name, ABSENT) for name in _OF_METADATA)
-
-
-def _is_noted(metadata: Any, attributes: dict[str, Any], name: str) -> bool:
-    """Whether metadata that the class does not declare is what treeo notes of the attribute, or once noted of it.
+def _is_treeos(noted: Noted, attributes: dict[str, Any], name: str) -> bool:
+    """Whether this is what treeo notes of the attribute, or once noted of it.
 
     It was noted of a value that was there before if its kind is no class that a file may name: of a function, say. The
     kinds that people filter by are their own classes, or treex's, which files may name.
     """
-    kind = metadata.kind
-    if name not in attributes or metadata.opaque is not False or metadata.node is not _is_a_tree(kind):
+    kind = noted[1]
+    if name not in attributes or noted != (_is_a_tree(kind), kind, False):
         return False
-    if kind is type(attributes[name]):
-        return True
     try:
-        return kind.__module__.partition(".")[0] in _OF_VALUES and name_of(kind) not in CLASSES
+        is_of_values = kind.__module__.partition(".")[0] in LIBRARIES | NAMES_ONLY | {"builtins"}
+        return kind is type(attributes[name]) or (is_of_values and name_of(kind) not in CLASSES)
     except NamelessError:
         return True
 
 
-_metadata: "weakref.WeakValueDictionary[tuple[Any, ...], Any]" = weakref.WeakValueDictionary()
+_metadata: "weakref.WeakValueDictionary[Noted, Any]" = weakref.WeakValueDictionary()
 _adding = threading.Lock()
 
 
-def _the_one(fields: dict[str, Any]) -> Any:
-    """The metadata that has these fields. Raises `FormatError` if they are none of metadata."""
-    if not _are_of_metadata(fields):
+def _the_one(noted: Noted | None) -> Any:
+    """The metadata that says this. Raises `FormatError` if it is none."""
+    if noted is None:
         raise _no_metadata()
-    key = tuple([fields[name] for name in _OF_METADATA])
     with _adding:
-        known = _metadata.get(key)
+        known = _metadata.get(noted)
         if known is None:
-            known = _metadata[key] = object.__new__(_metadata_class())
-            known.__dict__.update(fields)
+            known = _metadata[noted] = object.__new__(_metadata_class())
+            known.__dict__.update(zip(("node", "kind", "opaque"), noted, strict=True))
         return known
 
 
