@@ -9,11 +9,11 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ..._errors import StructureMismatchError
+from ..trust._classes import kind_of
 from ..trust._names import RefusalError
 from ._atoms import short
-from ._classes import WRITTEN_ATTRIBUTES, kind_of
-from ._evolution import copy_wrapped_attributes, wrapped_attributes
 from ._nodes import TEXT, Apart, Child, Kind, Node, Parts, child, children, require
+from ._wrapping import WRITTEN_ATTRIBUTES, copy_wrapped_attributes, wrapped_attributes
 
 # --- partials ---------------------------------------------------------------------------------------------------------
 

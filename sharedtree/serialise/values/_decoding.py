@@ -13,10 +13,10 @@ from ..._printable import printable
 from ...compat._importing import importable_name
 from ..arrays._arrays import finish
 from ..trust._allowed import LIBRARIES, NAMES_ONLY, NNX, STANDARD_LIBRARY
+from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._trust import Kind, Trust, Verdict, root_of
 from ._asked_names import paths_of_names
 from ._atoms import DistinctNans, is_nan
-from ._classes import FIELD_KINDS, kind_of
 from ._evolution import Renames, builder, require_sound_renames
 from ._kinds import BUILDERS, num_keys
 from ._nodes import Collisions, Manifest, Parts, TypeEntry, most_collisions

@@ -4,7 +4,6 @@ The walk follows objects, not treedefs, so static fields are part of it. What wa
 Nothing recurses, and nothing stops at the first object that cannot be written: all of them are listed in one error.
 """
 
-import contextlib
 import json
 import types
 from collections.abc import Sequence
@@ -13,19 +12,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ..._equinox_internals import without_missing
 from ..._errors import CycleError
 from ..._printable import printable
 from ..._version import __version__
 from ..arrays._arrays import describe, is_array
 from ..trust._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY
+from ..trust._classes import kind_of
 from ..trust._names import NamelessError, RefusalError, name_of, own_name_of
 from ._atoms import ENCODERS, encode_numpy
-from ._attribute_classes import library_of, step_of
 from ._called import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
-from ._classes import WRAPPER_ATTRIBUTES, Layout, is_attribute_name, kind_of, layout_of, shadows
-from ._evolution import wrapped_attributes
 from ._holding import held_array, require_no_array
+from ._instances import Instances
 from ._jax_values import take_device, take_key_dtype
 from ._kinds import TAKERS, nested_too_deeply
 from ._manifest import FORMAT
@@ -150,10 +147,11 @@ class _Walk:
         self.problems: list[Problem] = []
         self.named: dict[str, Any] = {}
         self._collisions = Collisions()
+        self._instances = Instances(self.types, self.named)
         self._memo: dict[int, int] = {}  # id → node; `alive` and `_frames` keep the objects alive
         self._frames: list[_Frame] = []
         self._tensors: set[str] = set()
-        self._type_numbers: dict[Any, Any] = {}
+        self._type_numbers: dict[Any, int] = {}  # of classes whose types list no fields
         self._name_atoms: dict[int, list[str]] = {}  # id → atom; `named` keeps the objects alive
         self._ranking: _Ranking | None = _Ranking()
 
@@ -264,7 +262,7 @@ class _Walk:
         if kind == "registered":
             return take_registered(obj, self._simple_type(cls, kind))
         if kind is not None:
-            return self._fields(obj, cls)
+            return self._instances.take_apart(obj, cls)
         return self._other(obj, cls)
 
     def _in_order(self, members: Any, apart: Apart) -> Apart:
@@ -369,66 +367,9 @@ class _Walk:
         if known is None:
             name = name_of(cls)
             self.named[name] = cls
-            known = self._type_numbers[cls] = (len(self.types), (), [])
+            known = self._type_numbers[cls] = len(self.types)
             self.types.append({"name": name, "kind": kind})
-        return known[0]
-
-    def _fields(self, obj: Any, cls: Any) -> Apart:
-        layout = layout_of(cls)
-        attributes = without_missing(layout.attributes_of(obj)) if layout.attributes_of is not None else {}
-        if layout.kind == "namedtuple":
-            attributes = {**attributes, **dict(zip(layout.fields, obj, strict=True))}
-        elif layout.slots:
-            attributes = {**attributes, **_read_slots(obj, layout.slots)}
-        if layout.kind == "attributes":
-            attributes = library_of(cls).written(obj, attributes)
-        # Of two siblings one may have attributes of its own, so each is asked.
-        wrapped, copied = _wrapped_field(layout, attributes)
-        key = (cls, copied, *attributes)
-        known = self._type_numbers.get(key)
-        if known is None:
-            known = self._type_numbers[key] = self._new_type(cls, attributes, copied)
-        number, names, keys = known
-        if layout.kind == "attributes":  # of which JAX traces some that are no declared fields, and they come first
-            visited = [name for name in attributes if name in names]
-            places = [visited.index(name) for name in names]
-            return Apart(
-                [attributes[name] for name in visited],
-                [step_of(name) for name in visited],
-                lambda done: ["object", number, [done[i] for i in places]],
-            )
-        children = [attributes[name] for name in names]
-        if wrapped is not None:
-            return Apart(children, keys, lambda done: ["wrapper", number, done, wrapped])
-        return Apart(children, keys, lambda done: ["object", number, done])
-
-    def _new_type(
-        self, cls: Any, attributes: dict[str, Any], copied: tuple[str, ...]
-    ) -> tuple[int, tuple[str, ...], list[str]]:
-        layout = layout_of(cls)
-        fields = [name for name in layout.fields if name in attributes]
-        missing = [name for name in layout.fields if name not in attributes]
-        skipped = {*fields, *layout.ignored, *copied, "__annotations__"}
-        extra = sorted([name for name in attributes if name not in skipped])
-        refused = [name for name in extra if not is_attribute_name(name, cls) or shadows(cls, name)]
-        if refused:
-            raise RefusalError(
-                f"a `{cls.__qualname__}` with the attribute `{refused[0]}`, which is no field of its class, and "
-                "which no file may set",
-                "Make it a field of the class.",
-            )
-        extra.sort()
-        entry: dict[str, Any] = {"name": name_of(cls), "kind": layout.kind, "fields": fields}
-        self.named[entry["name"]] = cls
-        if missing:
-            entry["missing"] = missing
-        if extra:
-            entry["extra"] = extra
-        if layout.version:
-            entry["version"] = layout.version
-        self.types.append(entry)
-        names = (*fields, *extra)
-        return len(self.types) - 1, names, [f".{name}" for name in names]
+        return known
 
     def _raise_cycle(self, obj: Any) -> Any:
         start = next(i for i, frame in enumerate(self._frames) if frame.obj is obj)
@@ -446,35 +387,6 @@ _OTHER_HASHES = "Give their class a `__hash__` that tells them apart, or hold pa
 _AS_CHILD = (
     "Let it be a child, which JAX sees. In place of a treedef save the tree, and take its structure after loading."
 )
-
-
-def _read_slots(obj: Any, slots: dict[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, descriptor in slots.items():
-        with contextlib.suppress(AttributeError):  # a slot that was never set
-            values[name] = descriptor.__get__(obj)
-    return values
-
-
-def _wrapped_field(layout: Layout, attributes: dict[str, Any]) -> tuple[str | None, tuple[str, ...]]:
-    """The field from whose value a reader is to copy, as `module_update_wrapper` did, and which attributes those are.
-
-    A module may have a name of its own since then, which is written. Its annotations are not, so they must be the same.
-    """
-    if layout.kind != "module" or "__module__" not in attributes:
-        return None, ()
-    own = {name: attributes[name] for name in WRAPPER_ATTRIBUTES if name in attributes}
-    best: tuple[str | None, tuple[str, ...]] = None, ()
-    for field in layout.fields:
-        there = wrapped_attributes(attributes[field]) if field in attributes else {}
-        same = tuple([name for name in own if name in there and there[name] == own[name]])
-        if (
-            there.keys() <= own.keys()
-            and ("__annotations__" in same or len(same) == len(own))
-            and len(same) > len(best[1])
-        ):
-            best = field, same
-    return best
 
 
 _OF_FUNCTIONS = LIBRARIES | NAMES_ONLY | {"builtins", "functools"}

@@ -14,13 +14,12 @@ from ..._errors import StructureMismatchError
 from ..._jax_internals import rebuild_registered, registered_counts
 from ..._node_types import _known, node_type_of
 from ..._printable import printable
+from ..trust._classes import kind_of
 from ..trust._names import RefusalError
 from ._atoms import atom_text, encode_int, encode_str, short
-from ._attribute_classes import step_of
-from ._classes import kind_of
-from ._evolution import copy_wrapped_attributes
-from ._nnx_objects import fault_of_aux
+from ._nnx_objects import fault_of_aux, step_of
 from ._nodes import MAX_STEP, TEXT, TYPE, Apart, Child, Kind, Manifest, Node, Operand, Parts, child, children, require
+from ._wrapping import copy_wrapped_attributes
 
 # --- rebuilt field by field -------------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from ..._sharing import name_of
 from ..._statics import Static
 from ..._structure import LEAF, Node
 from ..._ties import ReadTree, can_be_tied, read_tree, read_values_once
-from ._attribute_classes import library_of
-from ._classes import kind_of
+from ..trust._classes import kind_of
+from ._instances import library_of
 
 _MAX_LISTED = 100
 
