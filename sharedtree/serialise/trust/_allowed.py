@@ -38,6 +38,7 @@ INSTANCES = frozenset(
         "treex.metrics.utils": "AverageMethod DataType MDMCAverageMethod",
         "sharedtree._demo._model": "Attention Block Embedding LanguageModel Sizes",
         "sharedtree._demo._training": "Checkpoint",
+        "sharedtree": "Dag",
         "sharedtree._export": "WrittenDag",
     }.items()
     for name in names.split()

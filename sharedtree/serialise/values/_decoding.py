@@ -8,19 +8,21 @@ default factories of trusted classes, and their hashes where they are keys; neve
 from collections.abc import Callable
 from typing import Any
 
+from ..._dag import Dag
 from ..._errors import FormatError, SharedTreeError, StructureMismatchError, UntrustedTypeError
 from ..._printable import printable
 from ...compat._importing import importable_name
 from ..arrays._arrays import finish
+from ..container._strict_json import malformed
 from ..trust._allowed import LIBRARIES, NAMES_ONLY, NNX, STANDARD_LIBRARY
 from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._trust import Kind, Trust, Verdict, root_of
 from ._asked_names import paths_of_names
 from ._atoms import DistinctNans, is_nan
 from ._evolution import Renames, builder, require_sound_renames
-from ._kinds import BUILDERS, num_keys
+from ._kinds import BUILDERS, nested_too_deeply, num_keys
 from ._nodes import Collisions, Manifest, Parts, TypeEntry, most_collisions
-from ._touched import first_touched
+from ._touched import first_touched, walked_in
 
 Resolved = dict[tuple[str, ...], Any]
 """The object of each name: (`"class"` or `"function"`, name) → object."""
@@ -60,11 +62,17 @@ def decode(
     values.update(resolve(manifest, trust, renames) if resolved is None else resolved)
     makers = [_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
     fields = [entry.fields for entry in manifest.types]
-    touched = first_touched(manifest.nodes, [values["class", entry.name] for entry in manifest.types])
+    classes = [values["class", entry.name] for entry in manifest.types]
+    touched = first_touched(manifest.nodes, classes)
     if touched is not None:
         raise FormatError(
             f"Node {touched} of the file, a `{manifest.nodes[touched][0]}`, has an object of Flax NNX, or a `Module`, "
             "where something would look at it while the file is loaded. No save would write that."
+        )
+    deep = nested_too_deeply(manifest.nodes, walked_in(classes)) if Dag in classes else None
+    if deep is not None:
+        raise malformed(
+            f"node {deep}, a `{manifest.nodes[deep][0]}`, is nested too deeply, or holds one thing too often"
         )
     parts = Parts(values, makers, fields, Collisions(most_collisions(num_keys(manifest.nodes))))
     table, entries = parts.table, manifest.arrays

@@ -30,7 +30,7 @@ from ._nodes import MAX_NAME, Apart, Collisions, Node
 from ._refusals import Problem, refusal_of, unserialisable
 from ._registered import take_enum, take_registered
 from ._set_order import extend_digests
-from ._touched import first_touched
+from ._touched import first_touched, walked_in
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
 
@@ -182,12 +182,13 @@ class _Walk:
                 self.problems.append(Problem("", what, "Choose a shorter one."))
         if self.problems:
             return self.problems
-        deep = nested_too_deeply(self.nodes)
+        classes = [self.named[entry["name"]] for entry in self.types]
+        deep = nested_too_deeply(self.nodes, walked_in(classes))
         if deep is not None:
             kind = self.nodes[deep][0]
             what = f"a `{kind}` nested so deeply, or shared so often, that Python could not free it or hash it"
             return [Problem("", what, "Hold its parts in one list or tuple instead of inside one another.")]
-        touched = first_touched(self.nodes, [self.named[entry["name"]] for entry in self.types])
+        touched = first_touched(self.nodes, classes)
         if touched is not None:
             node = self.nodes[touched]
             holder = self.types[node[1]]["name"] if node[0] == "registered" else node[0]
