@@ -39,9 +39,8 @@ class NnxObjects(Library):
     def declared_fields(self, cls: Any) -> tuple[str, ...]:
         """The fields of a dataclass, and functions that are annotated, such as `merge_fn: Callable = _concatenate`.
 
-        Other functions are methods, and no file may set an attribute in their place. The annotation must be of the
-        class that holds the function, or of one derived from it: where a base class annotates what a class derived from
-        it defines, the function is a method.
+        Other functions are methods, and no file may set an attribute in their place. So are those that only a base of
+        the class annotates that holds them.
         """
         if cls in nnx_holders():
             return tuple(nnx_holders()[cls])
