@@ -152,7 +152,7 @@ class Instances:
         """The number of a new type, the names of the children and the steps to them, and their places in the node."""
         fields = [name for name in layout.fields if name in attributes]
         skipped = {*fields, *layout.ignored, *copied, "__annotations__"}
-        extra = sorted([name for name in attributes if name not in skipped])
+        extra = sorted([name for name in attributes if name not in skipped], key=str)
         refused = next((name for name in extra if fault_of_attribute(cls, name) is not None), None)
         if refused is not None:
             raise RefusalError(
