@@ -29,7 +29,7 @@ from ._allowed import (
     RUN_WHEN_IMPORTED,
     STANDARD_LIBRARY,
 )
-from ._classes import is_name_of_nnx, is_rebuildable, kind_of
+from ._classes import is_rebuildable, kind_of
 from ._installed import ElsewhereError, import_installed
 from ._names import NamelessError, find, home_of, is_well_formed, loaded_modules, name_of, namespace
 
@@ -100,7 +100,8 @@ class Trust:
         if name in self._objects or name in self._names or name in FUNCTIONS or name in CLASSES:
             return True
         owner, _, last = name.rpartition(".")
-        if kind == "class" and is_name_of_nnx(name) and "flax" not in self._libraries:
+        is_of_nnx = _is_inside(module, "flax.nnx") or name == "flax.typing:HashableMapping"
+        if kind == "class" and is_of_nnx and "flax" not in self._libraries:
             return False
         if root in LIBRARIES:
             return kind == "class" or (root in ECOSYSTEM and "." in name.partition(":")[2] and _is_public(last))
