@@ -41,11 +41,6 @@ def is_of_attributes(cls: type) -> bool:
     return is_object(cls) or cls in _holders()
 
 
-def is_name_of_nnx(name: str) -> bool:
-    """Whether a name leads into NNX, or to the mapping that it takes from elsewhere."""
-    return f"{name.partition(':')[0]}.".startswith("flax.nnx.") or name == "flax.typing:HashableMapping"
-
-
 def declared_fields(cls: Any) -> tuple[str, ...]:
     """The attributes that a class of this kind declares: the fields of one that is a dataclass, and functions.
 
