@@ -102,7 +102,8 @@ def own_name_of(obj: Any) -> str | None:
     said = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
     if not isinstance(said, str) or "<" in said or isinstance(obj, types.ModuleType):
         return None
-    return _best(obj, [f"{module}:{said}" for module in _spaces_of(obj)])
+    first = said.partition(".")[0]
+    return _best(obj, [f"{module}:{said}" for module, space in _spaces_of(obj).items() if first in space])
 
 
 def namespace(module: Any) -> Mapping[str, Any]:
@@ -117,7 +118,9 @@ def namespace(module: Any) -> Mapping[str, Any]:
 
 def namespaces(package: str) -> dict[str, Mapping[str, Any]]:
     """The dictionaries of the loaded modules of a package, the package included."""
-    return {name: namespace(module) for name, module in list(sys.modules.items()) if is_inside(name, package)}
+    inside = package + "."
+    modules = [(name, each) for name, each in list(sys.modules.items()) if name == package or name.startswith(inside)]
+    return {name: namespace(each) for name, each in modules}
 
 
 def home_of(obj: Any) -> str:
