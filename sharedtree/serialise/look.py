@@ -9,8 +9,10 @@ from ..compat._importing import importable_name
 from ._opened import Opened
 from .container._progress import ProgressOption, showing
 from .container._sources import Readable
-from .trust._trust import Trust, Trusted, root_of
-from .values._asked_names import Request, audit as requests_of
+from .trust._asked import Request
+from .trust._names import root_of
+from .trust._trust import Trust, Trusted
+from .values._name_paths import audit as requests_of
 from .values._nodes import Manifest
 from .values._outline import Line, Lines, array_nbytes, columns
 

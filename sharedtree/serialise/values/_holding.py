@@ -14,9 +14,10 @@ What is code is no part of an object: globals, modules, and classes with their a
 """
 
 import collections
+import contextlib
 import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -26,35 +27,21 @@ from ...transforms._function import FunctionTransform
 from ..arrays._arrays import is_array
 from ..trust._names import RefusalError
 
+# How many objects are looked at. Nobody knows what one holds that leads to more.
 MAX_OBJECTS = 10_000
-"""How many objects are looked at. Nobody knows what one holds that leads to more."""
-
-_MAX_STEPS = 8
-
-Part = tuple[str, Any]
-"""What leads from an object to another that it holds, for people; and that one."""
+_HOLD_NOTHING = frozenset({bool, int, float, complex, str, bytes, type(None), types.CodeType, types.FrameType})
+_CONTAINERS = (types.CellType, tuple, dict, list, types.MappingProxyType, set, frozenset, collections.deque)
 
 
 class Held(NamedTuple):
-    """Something that an object holds.
-
-    Attributes:
-        way: what leads to it, for people: "default of `table` → [0]".
-        is_array: whether it is an array; else it is the first object that was not looked at, for there were too many.
-    """
+    """The nearest array that an object holds; or if there were too many objects, the first that was not looked at."""
 
     way: str
     is_array: bool
 
 
 def held_array(obj: Any) -> Held | None:
-    """The nearest array that an object holds; None if it holds none.
-
-    Args:
-        obj: any object that is no array itself.
-
-    Cost: one visit for each object; at most 10,000. Of their classes, only flatten functions are called.
-    """
+    """What an object holds that is no array itself. Of the classes of what it holds, only flatten functions run."""
     found: list[tuple[Any, int, str]] = [(obj, -1, "")]  # an object, kept alive here; which holds it; what leads to it
     seen = {id(obj)}
     for number, (holder, _, _) in enumerate(found):  # it grows meanwhile
@@ -72,22 +59,17 @@ def held_array(obj: Any) -> Held | None:
 
 
 def require_no_array(obj: Any) -> None:
-    """Raises if a name must not stand for an object.
-
-    Raises:
-        RefusalError: if the object holds an array, or more than can be looked at.
-    """
+    """Raises a `RefusalError` if a name must not stand for an object, which holds an array or too much to look at."""
     held = held_array(obj)
     if held is None:
         return
     said = getattr(obj, "__qualname__", None)
     what = f"`{said}`, a function" if isinstance(said, str) else f"a `{type(obj).__qualname__}`, used as a function"
-    if held.is_array:
-        reason = f"{what} that holds an array ({held.way}), and only a name would be written, without the array"
-    else:
-        reason = f"{what} that holds more than {MAX_OBJECTS:,} objects, which may be arrays ({held.way})"
+    too_much = f"an array ({held.way}), and only a name would be written, without the array"
+    if not held.is_array:
+        too_much = f"more than {MAX_OBJECTS:,} objects, which may be arrays ({held.way})"
     raise RefusalError(
-        reason,
+        f"{what} that holds {too_much}",
         "Make it a field: hold it in an `equinox.Module` whose `__call__` does what the function does. Or hand it over "
         "as an argument, with `functools.partial`.",
     )
@@ -99,94 +81,70 @@ def _way(found: list[tuple[Any, int, str]]) -> str:
     while number > 0:
         _, number, step = found[number]
         steps.append(step)
-    steps.reverse()
-    return " → ".join(steps if len(steps) <= _MAX_STEPS else [*steps[:_MAX_STEPS], "..."])
+    first = steps[::-1][:8]
+    return " → ".join(first if len(first) == len(steps) else [*first, "..."])
 
 
-_HOLD_NOTHING = frozenset({bool, int, float, complex, str, bytes, type(None), types.CodeType, types.FrameType})
-
-
-def _parts_of(obj: Any, cls: type) -> Iterator[Part]:
+def _parts_of(obj: Any, cls: type) -> Iterable[tuple[str, Any]]:
+    """What an object holds, and before each part what leads to it, for people."""
     if issubclass(cls, types.FunctionType):
         return _parts_of_function(obj)
     if issubclass(cls, FunctionTransform):  # what else it has are caches
-        return iter((("attribute `__wrapped__`", obj.__wrapped__), ("its options", obj.options)))
-    return _parts_of_instance(obj, cls)
+        return ("attribute `__wrapped__`", obj.__wrapped__), ("its options", obj.options)
+    inside = _parts_of_container(obj, cls) if issubclass(cls, _CONTAINERS) else ()
+    return itertools.chain(inside, _attributes_of(obj, cls), _children(obj))
 
 
-def _parts_of_function(function: types.FunctionType) -> Iterator[Part]:
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        yield from ((f"closure cell `{name}`", part) for _, part in _contents(cell))
+        yield from ((f"closure cell `{name}`", part) for _, part in _parts_of_container(cell, types.CellType))
     # The last of them belongs to the last argument. Who sets `__defaults__` may set too many.
     names = reversed(code.co_varnames[: code.co_argcount])
-    for name, part in itertools.zip_longest(names, reversed(function.__defaults__ or ()), fillvalue=None):
+    defaults = itertools.zip_longest(names, reversed(function.__defaults__ or ()))
+    for name, part in itertools.chain(defaults, (function.__kwdefaults__ or {}).items()):
         yield f"default of `{name}`", part
-    yield from ((f"default of `{name}`", part) for name, part in (function.__kwdefaults__ or {}).items())
     yield from ((f"attribute `{name}`", part) for name, part in list(function.__dict__.items()))
 
 
-def _parts_of_instance(obj: Any, cls: type) -> Iterator[Part]:
-    for base, parts in _CONTAINERS.items():
-        if issubclass(cls, base):
-            yield from parts(obj)
-            break
+def _parts_of_container(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
+    """What is in a container, past what a subclass does."""
+    base: Any = next(base for base in _CONTAINERS if issubclass(cls, base))
+    if base is types.CellType:
+        with contextlib.suppress(ValueError):  # empty
+            yield "cell", obj.cell_contents
+    elif base in (dict, types.MappingProxyType):
+        for key, value in list(base.items(obj)):
+            yield "a key", key
+            yield f"[{key!r}]" if type(key) is str and len(key) < 40 else "a value", value
+    else:
+        yield from [(f"[{i}]", item) for i, item in enumerate(base.__iter__(obj))]
+
+
+def _attributes_of(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
     for base in type.__getattribute__(cls, "__mro__"):
         for name, held in type.__getattribute__(base, "__dict__").items():
-            if isinstance(held, types.MemberDescriptorType):  # a slot; of types written in C, what they hold
+            if type(held) is types.MemberDescriptorType:  # a slot; of types written in C, what they hold
                 try:
                     yield f"attribute `{name}`", held.__get__(obj)
                 except AttributeError:  # never set
                     continue
-            elif isinstance(held, types.GetSetDescriptorType) and name in ("__dict__", "__self__"):
+            elif name in ("__dict__", "__self__") and type(held) is types.GetSetDescriptorType:
                 value = held.__get__(obj)
                 if name == "__self__":
                     yield "attribute `__self__`", value
                 elif type(value) is dict:
                     yield from ((f"attribute `{key}`", part) for key, part in list(value.items()))
-    yield from _children(obj)
 
 
-def _children(obj: Any) -> Iterable[Part]:
+def _children(obj: Any) -> Iterator[tuple[str, Any]]:
     """What a registered class says that its instances hold."""
     try:
         node_type = node_type_of(obj)
         if node_type is None or node_type.is_plain or node_type.fields:
-            return ()
+            return
         children, aux = node_type.take_apart(obj)
+        parts = [*((f"child {i}", child) for i, child in enumerate(children)), ("auxiliary data", aux)]
     except Exception:  # noqa: BLE001 -- the class's own code may raise anything, and the attributes were looked at
-        return ()
-    return [*((f"child {i}", child) for i, child in enumerate(children)), ("auxiliary data", aux)]
-
-
-def _contents(cell: types.CellType) -> Iterable[Part]:
-    try:
-        return [("cell", cell.cell_contents)]
-    except ValueError:  # empty
-        return ()
-
-
-def _items(iterate: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterable[Part]]:
-    return lambda obj: [(f"[{i}]", item) for i, item in enumerate(iterate(obj))]
-
-
-def _entries(items: Callable[[Any], Iterable[tuple[Any, Any]]]) -> Callable[[Any], Iterator[Part]]:
-    def entries(obj: Any) -> Iterator[Part]:
-        for key, value in list(items(obj)):
-            yield "a key", key
-            yield f"[{key!r}]" if type(key) is str and len(key) < 40 else "a value", value
-
-    return entries
-
-
-_CONTAINERS: dict[type, Callable[[Any], Iterable[Part]]] = {
-    dict: _entries(dict.items),
-    types.MappingProxyType: _entries(types.MappingProxyType.items),
-    tuple: _items(tuple.__iter__),
-    list: _items(list.__iter__),
-    set: _items(set.__iter__),
-    frozenset: _items(frozenset.__iter__),
-    collections.deque: _items(collections.deque.__iter__),
-    types.CellType: _contents,
-}
-"""How to look into containers, past what a subclass does."""
+        return
+    yield from parts

@@ -8,7 +8,7 @@ from jax.extend import core as jex_core
 from ..._errors import UnserialisableError
 from ..._printable import printable
 from ..trust._allowed import LIBRARIES
-from ..trust._names import RefusalError
+from ..trust._names import RefusalError, root_of
 
 
 class Problem(NamedTuple):
@@ -19,16 +19,13 @@ class Problem(NamedTuple):
     fix: str
 
 
-_TRACED = (jex_core.Jaxpr, jex_core.ClosedJaxpr)  # pyright: ignore[reportPrivateImportUsage]
-
-
 def refusal_of(obj: Any, cls: Any) -> RefusalError:
     """Why an object of an unknown class cannot be written."""
     name = f"{cls.__module__}.{cls.__qualname__}"
     if isinstance(obj, dict | list | tuple | set | frozenset | str | bytes | int | float | complex):
         base = next(b.__name__ for b in cls.__mro__ if b.__module__ == "builtins")
         return RefusalError(f"a `{name}`, a subclass of `{base}`", f"Make it a plain one: `{base}(...)`.")
-    if isinstance(obj, _TRACED):
+    if isinstance(obj, jex_core.Jaxpr | jex_core.ClosedJaxpr):  # pyright: ignore[reportPrivateImportUsage]
         return RefusalError(
             "a function that JAX has traced (a jaxpr), which has no form that lasts",
             "Keep the function itself, and trace it again after loading.",
@@ -41,16 +38,13 @@ def refusal_of(obj: Any, cls: Any) -> RefusalError:
             "Install flax 0.12.1 or newer: `pip install -U flax`. Or save what the model holds: "
             "`sharedtree.save(path, sharedtree.state(model))`.",
         )
-    if name.partition(".")[0] in LIBRARIES:
-        return RefusalError(
-            f"a `{name}`, which cannot be rebuilt without calling it", "Leave it out, and make it anew after loading."
-        )
-    return RefusalError(
-        f"a `{name}`, which cannot be rebuilt without calling it",
-        "If it is data, make its class a dataclass or register it "
-        "(`jax.tree_util.register_pytree_node`, `sharedtree.register_node`). A file, a lock, a generator and the like: "
-        "leave it out.",
+    fix = (
+        "If it is data, make its class a dataclass or register it (`jax.tree_util.register_pytree_node`, "
+        "`sharedtree.register_node`). A file, a lock, a generator and the like: leave it out."
     )
+    if root_of(cls.__module__) in LIBRARIES:
+        fix = "Leave it out, and make it anew after loading."
+    return RefusalError(f"a `{name}`, which cannot be rebuilt without calling it", fix)
 
 
 def unserialisable(problems: list[Problem]) -> UnserialisableError:
