@@ -23,7 +23,7 @@ from .._errors import CorruptFileError, FormatError, SharedTreeError
 from .._printable import printable
 from .arrays._orbax_arrays import from_stored, is_stored, key_of, to_hand_over, without_elements
 from .arrays._orbax_metadata import names_of, require_sound
-from .arrays._placing import require_dtypes_of_jax, settled
+from .arrays._placing import placements_of, settled
 from .container._strict_json import is_unicode
 from .trust._trust import Trust, Trusted
 from .values._encoding import encode, names_in
@@ -199,8 +199,7 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
 
 def _read_arrays(ocp: Any, manager: Any, step: int, label: str, plan: Plan, saved: Sequence[ArrayEntry]) -> list[Any]:
     entries = plan.wanted
-    require_dtypes_of_jax(entries)
-    placements = [plan.place(entry) if entry.kind == "jax" else None for entry in entries]
+    placements = placements_of(entries, plan.place)
     wanted: dict[str, Any] = {}
     for entry, placement in zip(entries, placements, strict=True):
         if not is_stored(entry):

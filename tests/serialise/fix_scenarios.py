@@ -315,9 +315,11 @@ def numbers_of_64_bits(path):
 
 @scenario
 def a_sharding_that_does_not_fit(path):
-    entry = types.SimpleNamespace(tensor="a", shape=(3,))
+    entry = types.SimpleNamespace(tensor="a", shape=(3,), key=None)
 
     class Sharding:  # over two devices
+        is_fully_replicated = False
+
         def shard_shape(self, shape):
             raise ValueError("3 is not divisible by 2")
 
@@ -337,7 +339,7 @@ def a_dtype_that_jax_has_not(path):
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_placing, "_is_dtype_of_jax", lambda name: False)
-            _placing.require_dtypes_of_jax([entry])
+            _placing.placements_of([entry], lambda _: None)
 
     return Scenario(provoke, st.FormatError)
 
