@@ -22,7 +22,7 @@ import safetensors.numpy
 
 import sharedtree as st
 from sharedtree.serialise import orbax as st_orbax, save as _saving
-from sharedtree.serialise.arrays import _dtypes, _orbax_arrays, _orbax_metadata, _placing
+from sharedtree.serialise.arrays import _dtypes, _orbax_forms, _placing
 from sharedtree.serialise.container import _progress, _writing as _container
 from sharedtree.serialise.trust import _installed, _trust
 from sharedtree.serialise.values import _manifest, _placement
@@ -521,7 +521,7 @@ def arrays_of_another_checkpoint(path):
 
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_orbax_arrays, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
+            patch.setattr(_orbax_forms, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
             st.orbax.restore(manager, 1)
 
     return Scenario(provoke, st.FormatError, {"manager": manager, "step": 1})
@@ -536,7 +536,7 @@ def arrays_for_which_there_is_no_memory(path):
 
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_orbax_metadata, "np", types.SimpleNamespace(empty=no_memory, uint8=np.uint8))
+            patch.setattr(_orbax_forms, "np", types.SimpleNamespace(**{**vars(np), "empty": no_memory}))
             st.orbax.restore(manager, 1)
 
     return Scenario(provoke, st.StructureMismatchError, {"manager": manager, "step": 1})

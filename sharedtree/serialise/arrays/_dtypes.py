@@ -31,17 +31,12 @@ ITEM_SIZES = {
 }  # fmt: skip
 """The stored dtypes and their sizes in bytes."""
 
-_STORED_AS_ITSELF = {
+STORED_AS_ITSELF = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
     "uint16": "U16", "int16": "I16", "float16": "F16", "bfloat16": "BF16",
     "uint32": "U32", "int32": "I32", "float32": "F32",
     "uint64": "U64", "int64": "I64", "float64": "F64",
 }  # fmt: skip
-
-_NUMPY_NAMES = (
-    "bool", "uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32", "uint64", "int64", "float64",
-    "complex64", "complex128",
-)  # fmt: skip
 
 # All that ml_dtypes has had; the installed version may lack some.
 _ML_NAMES = (
@@ -55,7 +50,8 @@ _LONG_DOUBLE = {63: "x87", 112: "binary128"}.get(np.finfo(np.longdouble).nmant)
 
 FLOAT0 = "float0"  # JAX's dtype of gradients of integers: no bytes at all
 
-_NATIVE: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in _NUMPY_NAMES}
+_NATIVE: dict[str, np.dtype[Any]] = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in STORED_AS_ITSELF}
+_NATIVE |= {name: np.dtype(name) for name in ("complex64", "complex128")}
 _NATIVE |= {name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_NAMES if hasattr(ml_dtypes, name)}
 _NATIVE[FLOAT0] = np.dtype(jax.dtypes.float0)
 if _LONG_DOUBLE is not None and np.dtype(np.longdouble).itemsize > 8:
@@ -110,7 +106,7 @@ _NAMES |= {dtype.newbyteorder(): _OTHER_ORDER + name for name, dtype in _NATIVE.
 
 def stored(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """The stored dtype and shape of an array of a storable dtype."""
-    as_itself = _STORED_AS_ITSELF.get(dtype_name(dtype).lstrip("<>"))
+    as_itself = STORED_AS_ITSELF.get(dtype_name(dtype).lstrip("<>"))
     return ("U8", (*shape, dtype.itemsize)) if as_itself is None else (as_itself, shape)
 
 
