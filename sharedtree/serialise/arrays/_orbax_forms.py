@@ -100,23 +100,27 @@ def require_sound(found: Any, wanted: Sequence[tuple[ArrayEntry, Placement]], la
     It is a FormatError if they do not agree, or there is too little on the disk for the arrays; and a
     StructureMismatchError if they do not fit into memory. Files are looked at until there are enough.
     """
+
+    def disagree(fact: str) -> SharedTreeError:
+        return not_restored(f"The arrays of `{label}` are not those of its manifest: {printable(fact)}. ")
+
     tree = getattr(found, "tree", found)
     if not isinstance(tree, Mapping):
-        raise _disagree(label, "Orbax has no metadata of them")
+        raise disagree("Orbax has no metadata of them")
     for entry, _ in wanted:
         key, shape = key_of(entry), stored_as(entry)[1]
         about = tree.get(key)
         if about is None:
-            raise _disagree(label, f"there is no `{key}`")
+            raise disagree(f"there is no `{key}`")
         _require_stored_as(entry, about)
         chunk = getattr(getattr(about, "storage", None), "chunk_shape", None)
         if chunk is None or len(chunk) != len(shape) or any(n > m for n, m in zip(chunk, shape, strict=True)):
-            raise _disagree(label, f"`{key}` of shape {list(shape)} is cut into chunks of {list(chunk or ())}")
+            raise disagree(f"`{key}` of shape {list(shape)} is cut into chunks of {list(chunk or ())}")
     total = sum(_nbytes(entry, None) for entry, _ in wanted)
     sizes_on_disk = _sizes(getattr(tree[key_of(wanted[0][0])], "directory", None))
     # Orbax compresses with zstd, which makes no more than 2**15 bytes of one.
     if not any(nbytes > total // 2**16 for nbytes in itertools.accumulate(sizes_on_disk)):
-        raise _disagree(label, f"what lies on the disk is too little for their {total:,} bytes")
+        raise disagree(f"what lies on the disk is too little for their {total:,} bytes")
     # What stays on the host must fit into its memory together, of the others each alone. The system is asked for the
     # memory and given it back untouched: TensorStore would end the process if it got none.
     sizes = [_nbytes(*each) for each in wanted]
@@ -162,10 +166,6 @@ def _sizes(directory: Any) -> Iterator[int]:
                 folders.append(path)
             else:
                 yield path.stat().length
-
-
-def _disagree(label: str, fact: str) -> SharedTreeError:
-    return not_restored(f"The arrays of `{label}` are not those of its manifest: {printable(fact)}. ")
 
 
 def not_restored(fact: str, cls: type[SharedTreeError] = FormatError) -> SharedTreeError:
