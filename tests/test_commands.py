@@ -24,7 +24,7 @@ import sharedtree as st
 from sharedtree.__main__ import main
 from sharedtree._commands._array_differences import elementwise, pieces
 from sharedtree._commands._comparing import compare
-from sharedtree.serialise._opened import Opened
+from sharedtree.serialise.load import opened
 from sharedtree.serialise.values._texts import columns
 
 from .serialise.isomorphic import assert_isomorphic
@@ -826,7 +826,7 @@ def test_files_are_equal_exactly_if_their_trees_are(both):
 
 
 def found_in(a, b):
-    with Opened(a) as first, Opened(b) as second:
+    with opened(a) as first, opened(b) as second:
         return list(compare(first, second))
 
 

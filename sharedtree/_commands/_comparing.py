@@ -14,7 +14,7 @@ Ties are compared as partitions of the paths that both files have. Only maximal 
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from ..serialise._opened import Opened
+from ..serialise.load import Opened
 from ..serialise.values._manifest import ArrayEntry, Child
 from ..serialise.values._texts import array_text
 from ._array_differences import difference

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Any
 
-from ..serialise._opened import Opened
+from ..serialise.load import Opened
 from ..serialise.values._manifest import ArrayEntry, Child, TypeEntry, children_of, operands
 from ..serialise.values._outline import carries_identity
 from ..serialise.values._steps import steps
