@@ -596,6 +596,23 @@ def test_ties_between_other_places(differences):
     assert ties_of(differences([x, x, y], [x, y, y])) == [("untied", ["[0]", "[1]"]), ("tied", ["[1]", "[2]"])]
 
 
+def test_a_tie_within_a_part_that_is_no_longer_tied(differences):
+    """Both files have it, one of them by another path."""
+
+    def part():
+        w = jnp.ones(2)
+        return [w, w]
+
+    x = part()
+    assert ties_of(differences([x, x], [x, part()])) == [("untied", ["[0]", "[1]"])]
+    assert ties_of(differences([x, part()], [x, x])) == [("tied", ["[0]", "[1]"])]
+
+
+def test_values_in_the_place_of_objects_are_no_tie(differences):
+    x, value = [1], (1,)
+    assert ties_of(differences([x, x], [value, value])) == [("untied", ["[0]", "[1]"])]
+
+
 def test_a_tie_that_became_larger(differences):
     x, y = jnp.ones(2), jnp.ones(2)
     assert ties_of(differences([x, x, y], [x, x, x])) == [
