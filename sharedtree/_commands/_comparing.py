@@ -1,11 +1,12 @@
 """How two files differ: in structure, in ties, in values.
 
 Both trees are walked at once, from the roots down, along the paths that they have in common. Two nodes that were found
-to stand at one path are taken for the same from then on, so each pair of the walk makes one class of nodes out of two, and the walk is about as long as the files are, however much is shared: Hopcroft and Karp's test of whether
-two automata are equal ("A linear algorithm for testing equivalence of finite automata", 1971). Unlike theirs it goes on
-after a difference. What differs is reported once, at the first path that leads there. And unlike theirs, two nodes may
-have different numbers of children: of a large one that was compared before and is compared with a small one now, only
-the children that both have are looked at, or a large list that one file has many times would be gone through as often.
+to stand at one path are taken for the same from then on, so each pair of the walk makes one class of nodes out of two,
+and the walk is about as long as the files are, however much is shared: Hopcroft and Karp's test of whether two automata
+are equal ("A linear algorithm for testing equivalence of finite automata", 1971). Unlike theirs it goes on after a
+difference. What differs is reported once, at the first path that leads there. And unlike theirs, two nodes may have
+different numbers of children: of a large one that was compared before and is compared with a small one now, only the
+children that both have are looked at, or a large list that one file has many times would be gone through as often.
 
 Ties are compared as partitions of the paths that both files have. Only maximal ones are told.
 """

@@ -137,12 +137,13 @@ def load(
         (8,)
     """
     if foreign:
-        # One floor up, where files of other libraries are read, and from where this function is called, too.
+        # One floor up, where the files of others are read; so it is looked up when it is asked for.
         theirs: Any = importlib.import_module("...foreign._safetensors_files", __name__)
         with contextlib.closing(open_source(path)) as source:
-            if not theirs.is_own(source):
-                theirs.require_no_tree_wanted(source.label, trusted, like, select, strict, renames)
-                return theirs.load_tensors(source, select, sharding, mmap=mmap, verify=verify, progress=progress)
+            if theirs.is_foreign(source):
+                of_a_tree = {"trusted": trusted, "like": like is not None, "strict": not strict, "renames": renames}
+                options = {"sharding": sharding, "mmap": mmap, "verify": verify, "progress": progress}
+                return theirs.load_tensors(source, select=select, **options, **of_a_tree)
             if not isinstance(path, str | os.PathLike | bytes | bytearray | memoryview):
                 path = bytes(source.read(0, source.size))  # a file object may not stand at the beginning any more
     trust = Trust(trusted, names_in(like) if like is not None else None)
