@@ -16,8 +16,9 @@ from typing import Literal, NamedTuple
 
 from .._sharing import Classes
 from ..serialise.load import Opened
-from ..serialise.values._manifest import Child
-from ..serialise.values._texts import array_text, short
+from ..serialise.values._atoms import short
+from ..serialise.values._jax_values import array_text
+from ..serialise.values._nodes import Child
 from ._array_differences import difference
 from ._sides import DICTIONARIES, INSTANCES, MOST, Numbers, Place, Side, are_comparable
 

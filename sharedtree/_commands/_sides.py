@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from ..serialise.arrays._arrays import ArrayEntry
 from ..serialise.load import Opened
-from ..serialise.values._manifest import ArrayEntry, Child, children_of, operands
+from ..serialise.values._atoms import atom_text, short
+from ..serialise.values._kinds import children_of, node_text, operands, steps
+from ..serialise.values._nodes import Child
 from ..serialise.values._outline import carries_identity
-from ..serialise.values._steps import steps
-from ..serialise.values._texts import atom_text, node_text, short
 
 DICTIONARIES = frozenset({"dict", "OrderedDict", "defaultdict"})
 SETS = frozenset({"set", "frozenset"})
@@ -88,10 +89,10 @@ class Side:
             return ("array",)
         parts: list[Hashable] = [node[0]]
         for operand, value in operands(node):
-            if operand == "type":
+            if operand.type == "type":
                 entry = self.manifest.types[value]
                 parts += (entry.name, entry.kind, entry.version)
-            elif operand not in ("child", "children"):
+            elif operand.type not in ("child", "children"):
                 parts.append(tuple(value) if isinstance(value, list) else value)
         if _is_whole(node):
             parts.append(repr(list(children_of(node))))

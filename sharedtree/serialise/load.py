@@ -20,7 +20,8 @@ from .container._sources import Readable, open_source
 from .trust._trust import Trust, Trusted
 from .values._encoding import names_in
 from .values._evolution import Renames
-from .values._manifest import Manifest, parse_manifest
+from .values._manifest import parse_manifest
+from .values._nodes import Manifest
 from .values._plan import Plan, Select, Shardings
 from .values._template import LoadReport
 

@@ -11,8 +11,7 @@ from .container._sources import Readable
 from .load import opened
 from .trust._trust import Trust, Trusted, root_of
 from .values._asked_names import Request, audit as requests_of
-from .values._outline import Line, Lines
-from .values._texts import array_nbytes, columns
+from .values._outline import Line, Lines, array_nbytes, columns
 
 MAX_LINES = 10_000
 """How many lines of a tree are printed if nobody asks for more."""

@@ -26,7 +26,7 @@ from sharedtree.serialise import orbax as st_orbax
 from sharedtree.serialise.arrays import _dtypes, _orbax_arrays, _orbax_metadata, _placing
 from sharedtree.serialise.container import _progress, _writing as _container
 from sharedtree.serialise.trust import _installed, _trust
-from sharedtree.serialise.values import _manifest, _placement
+from sharedtree.serialise.values import _kinds, _manifest, _nodes
 from tests.fixes import Scenario, scenario
 
 
@@ -323,8 +323,10 @@ def a_mesh_of_more_devices(path):
     count = 10_000
     shown = jax.config.jax_num_cpu_devices
     config = types.SimpleNamespace(update=lambda name, value: getattr(jax.config, name) is shown)
+    parts = _nodes.Parts({}, [], [], _nodes.Collisions())
+    parts.table = list(range(count))  # of the ids
     return Scenario(
-        lambda: _placement.rebuild_mesh([count], ["x"], list(range(count)), ["auto"]),
+        lambda: _kinds.BUILDERS["mesh"](parts, ["mesh", [count], ["x"], list(range(count)), ["Auto"]]),
         st.StructureMismatchError,
         {"jax": types.SimpleNamespace(config=config)},  # with a backend running it is too late to change it
     )
@@ -423,6 +425,7 @@ def arrays_of_other_processes(path):
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
             encoded = types.SimpleNamespace(names=["a"], arrays=[Elsewhere()])
+            # The package has the function under the name of the module.
             patch.setattr(sys.modules["sharedtree.serialise.save"], "encode", lambda tree: encoded)
             st.to_bytes([array])
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import sharedtree as st
 from sharedtree._errors import UnserialisableError
 from sharedtree.serialise.trust._trust import Trust
 from sharedtree.serialise.values._decoding import decode
@@ -115,6 +116,46 @@ def optimizers():
 @pytest.mark.parametrize("name", [*(optimizers() if __import__("importlib").util.find_spec("optax") else ["none"])])
 def test_optax_states(name):
     check(optimizers()[name]().init(PARAMETERS))
+
+
+def penzai_models(pz):
+    sizes = {"e": 4}
+    linear = pz.nn.Linear.from_config("twice", KEY, sizes, sizes)
+    layers = [
+        pz.nn.Affine.from_config("affine", KEY, sizes, {"f": 4}),
+        pz.nn.RenameAxes(("f",), ("e",)),
+        linear,
+        pz.nn.Residual(pz.nn.Sequential([linear, pz.nn.Elementwise(jax.nn.gelu), pz.nn.Softmax("e")])),
+        pz.nn.LayerNorm.from_config("norm", KEY, across_axes=sizes),
+        pz.nn.RMSLayerNorm.from_config("root", KEY, across_axes=sizes),
+    ]
+    table = pz.nn.EmbeddingTable.from_config("table", KEY, vocab_size=5, embedding_axes=sizes)
+    counter = pz.StateVariable(value=jnp.array(3), label="calls", metadata={"since": 1})
+    return pz.nn.Sequential(layers), table, counter
+
+
+def test_penzai():
+    pz: Any = pytest.importorskip("penzai.pz")
+    trust = Trust(["penzai"])
+    model, table, counter = penzai_models(pz)
+
+    # Variables are nothing that JAX takes, so a model is saved without them, or with what they hold.
+    with pytest.raises(UnserialisableError) as refused:
+        encode((model, table, counter))
+    assert "[0].sublayers[0].sublayers[0].weights" in refused.value.paths
+    with_slots, held = pz.unbind_variables((model, table, counter), freeze=True)
+    slots, values = check((with_slots, held), trust)
+    bound, _, calls = pz.bind_variables(slots, values, unfreeze_as_copy=True)
+    x = pz.nx.wrap(jnp.arange(4.0)).tag("e")
+    np.testing.assert_array_equal(bound(x).unwrap("e"), model(x).unwrap("e"))
+    first, second = bound.sublayers[2], bound.sublayers[3].delta.sublayers[0]
+    assert first.sublayers[0].weights is second.sublayers[0].weights
+    assert (int(calls.value), calls.label, calls.metadata) == (3, "calls", {"since": 1})
+
+    frozen = pz.freeze_params((model, table))
+    back = check(frozen, trust)
+    assert len(st.ties(back)) == len(st.ties(frozen)) > 0
+    np.testing.assert_array_equal(back[0](x).unwrap("e"), model(x).unwrap("e"))
 
 
 def test_flax_and_chex():

@@ -17,8 +17,6 @@ import equinox as eqx
 from ..._errors import CompatibilityError
 from ..._printable import printable
 from ...compat._importing import import_module
-from ..values._classes import is_rebuildable, kind_of
-from ..values._nnx_objects import is_name_of_nnx
 from ._allowed import (
     CLASSES,
     ECOSYSTEM,
@@ -31,6 +29,7 @@ from ._allowed import (
     RUN_WHEN_IMPORTED,
     STANDARD_LIBRARY,
 )
+from ._classes import is_name_of_nnx, is_rebuildable, kind_of
 from ._installed import ElsewhereError, import_installed
 from ._names import NamelessError, find, home_of, is_well_formed, loaded_modules, name_of, namespace
 

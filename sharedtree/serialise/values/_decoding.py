@@ -13,14 +13,13 @@ from ..._printable import printable
 from ...compat._importing import importable_name
 from ..arrays._arrays import finish
 from ..trust._allowed import LIBRARIES, NAMES_ONLY, NNX, STANDARD_LIBRARY
+from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._trust import Kind, Trust, Verdict, root_of
 from ._asked_names import paths_of_names
 from ._atoms import DistinctNans, is_nan
-from ._building import BUILDERS, Parts
-from ._classes import FIELD_KINDS, kind_of
 from ._evolution import Renames, builder, require_sound_renames
-from ._manifest import Manifest, TypeEntry
-from ._nesting import Collisions, most_collisions
+from ._kinds import BUILDERS, num_keys
+from ._nodes import Collisions, Manifest, Parts, TypeEntry, most_collisions
 from ._touched import first_touched
 
 Resolved = dict[tuple[str, ...], Any]
@@ -67,7 +66,7 @@ def decode(
             f"Node {touched} of the file, a `{manifest.nodes[touched][0]}`, has an object of Flax NNX, or a `Module`, "
             "where something would look at it while the file is loaded. No save would write that."
         )
-    parts = Parts(values, makers, fields, Collisions(most_collisions(manifest.nodes)))
+    parts = Parts(values, makers, fields, Collisions(most_collisions(num_keys(manifest.nodes))))
     table, entries = parts.table, manifest.arrays
     for node in manifest.nodes:
         kind = node[0]

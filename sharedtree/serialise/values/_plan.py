@@ -16,7 +16,7 @@ from ..arrays._placing import Place, Placement
 from ..trust._trust import Trust
 from ._decoding import decode, resolve
 from ._evolution import Renames
-from ._manifest import Manifest
+from ._nodes import Manifest
 from ._parts import part_at
 from ._template import Comparison, LoadReport, compare, rebuilt, require_no_differences
 

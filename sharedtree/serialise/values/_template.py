@@ -24,8 +24,8 @@ from ..._statics import Static
 from ..._structure import LEAF, Node, Op, Structure
 from ..._ties import can_be_tied
 from ..arrays._arrays import ArrayEntry
-from ._attribute_classes import library_of
-from ._classes import kind_of
+from ..trust._classes import kind_of
+from ._instances import library_of
 
 
 class Difference(NamedTuple):
