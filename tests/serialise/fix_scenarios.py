@@ -7,6 +7,7 @@ message.
 import contextlib
 import dataclasses
 import io
+import json
 import os
 import sys
 import types
@@ -267,8 +268,36 @@ def a_version_without_a_migration(path):
 @scenario
 def a_file_of_another_program(path):
     file = path / "other.safetensors"
-    safetensors.numpy.save_file({"a": np.ones(2)}, str(file))
-    return Scenario(lambda: st.load(str(file)), st.FormatError, {"safetensors": safetensors, "path": str(file)})
+    safetensors.numpy.save_file({"a": np.ones(2, np.float32)}, str(file))
+
+    def after(names):
+        assert names["tensors"]["a"].tolist() == [1, 1]
+
+    return Scenario(lambda: st.load(str(file)), st.FormatError, {"safetensors": safetensors, "path": str(file)}, after)
+
+
+@scenario
+def a_template_for_a_file_of_another_program(path):
+    file = str(path / "other.safetensors")
+    safetensors.numpy.save_file({"a": np.ones(2, np.float32)}, file)
+
+    def after(names):
+        assert names["tensors"]["a"].tolist() == [1, 1]
+
+    return Scenario(lambda: st.load(file, foreign=True, like={"a": 1}), ValueError, {"path": file}, after)
+
+
+@scenario
+def packed_tensors_of_another_program(path):
+    entries = {
+        "packed": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]},
+        "plain": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]},
+    }
+    text = json.dumps(entries).encode()
+    file = path / "packed.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"ab")
+    names = {"path": file, "is_another": lambda name: name != "packed"}
+    return Scenario(lambda: st.load(file, foreign=True), st.FormatError, names)
 
 
 @scenario

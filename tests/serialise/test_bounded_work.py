@@ -21,7 +21,7 @@ import pytest
 import sharedtree as st
 from sharedtree._commands._comparing import compare
 from sharedtree._commands._show import Sizes
-from sharedtree.serialise._opened import Opened
+from sharedtree.serialise.load import opened
 from sharedtree.serialise.values import _nodes
 from tests.garbage import no_collection
 
@@ -49,7 +49,7 @@ ENTRY_POINTS = {
 
 
 def diff(a, b):
-    with Opened(a) as one, Opened(b) as two:
+    with opened(a) as one, opened(b) as two:
         return list(compare(one, two))
 
 
