@@ -116,7 +116,13 @@ _ELEMENTWISE = """
     spacing sqrt square subtract tan tanh true_divide trunc where
 """
 
-FUNCTIONS = _names(f"""
+TOKENS = _names("""
+    lineax._solve: _cholesky_token _diagonal_token _lu_token _qr_token _svd_token _triangular_token _tridiagonal_token
+        _well_posed_diagonal_token
+""")
+"""Objects that stand for a choice, each of a class of its own to which no name leads."""
+
+FUNCTIONS = TOKENS | _names(f"""
     jax.nn: celu dot_product_attention elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh identity leaky_relu
         log1mexp log_sigmoid log_softmax logmeanexp logsumexp mish one_hot relu relu6 selu sigmoid silu soft_sign
         softmax softplus sparse_plus sparse_sigmoid squareplus standardize swish tanh
