@@ -222,6 +222,14 @@ def test_lineax(lx):
     )
 
 
+@pytest.mark.parametrize("name", ["eig", "eigh", "qr", "slogdet", "svd"])
+def test_results_of_linear_algebra(name):
+    found = getattr(jnp.linalg, name)(jnp.array([[2.0, 1.0], [1.0, 3.0]]))
+    back = st.from_bytes(st.to_bytes(found))
+    assert type(back) is type(found)
+    assert_isomorphic(back, found)
+
+
 def linear_operators(lx):
     """One for each solver that lineax chooses by itself."""
     square = 2 * jnp.eye(3)

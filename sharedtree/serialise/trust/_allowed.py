@@ -44,6 +44,7 @@ MOVED = {"sharedtree.serialise._export:WrittenDag": "sharedtree._export:WrittenD
 INSTANCES = _names("""
     jax.lax: AccuracyMode ConvDimensionNumbers DotAlgorithm DotAlgorithmPreset GatherDimensionNumbers GatherScatterMode
         Precision RandomAlgorithm RoundingMethod ScatterDimensionNumbers
+    jax._src.numpy.linalg: EigResult EighResult QRResult SVDResult SlogdetResult
     jax.sharding: AxisType
     equinox: if_array
     equinox._module._flatten: _Missing
