@@ -5,7 +5,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from ._opened import Opened
 from .arrays._placing import read_arrays
-from .container._progress import ProgressOption
+from .container._chunks import ProgressOption
 from .container._sources import Readable
 from .trust._trust import Trust, Trusted
 from .values._encoding import names_in

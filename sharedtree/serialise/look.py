@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .._printable import printable
 from ..compat._importing import importable_name
 from ._opened import Opened
-from .container._progress import ProgressOption, showing
+from .container._chunks import ProgressOption, showing
 from .container._sources import Readable
 from .trust._trust import Trust, Trusted, root_of
 from .values._asked_names import Request, audit as requests_of

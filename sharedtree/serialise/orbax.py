@@ -24,7 +24,7 @@ from .._printable import printable
 from .arrays._orbax_arrays import from_stored, is_stored, key_of, to_hand_over, without_elements
 from .arrays._orbax_metadata import names_of, require_sound
 from .arrays._placing import require_dtypes_of_jax, settled
-from .container._strict_json import is_unicode
+from .container._header import is_unicode
 from .trust._trust import Trust, Trusted
 from .values._encoding import encode, names_in
 from .values._evolution import Renames

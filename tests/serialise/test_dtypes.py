@@ -12,10 +12,11 @@ from safetensors import deserialize
 from sharedtree._errors import FormatError
 from sharedtree.serialise.arrays import _dtypes
 from sharedtree.serialise.arrays._dtypes import clear_unused, dtype_name, dtype_named, restore, storable, stored
+from sharedtree.serialise.arrays._host_bytes import tensor_source
 from sharedtree.serialise.container._reading import read_header
 from sharedtree.serialise.container._writing import write
 
-from .containers import source, written
+from .containers import written
 
 NUMPY = ["bool", "i1", "u1", "i2", "u2", "f2", "i4", "u4", "f4", "i8", "u8", "f8", "c8", "c16"]
 BIG = [">i2", ">u2", ">f2", ">i4", ">u4", ">f4", ">i8", ">u8", ">f8", ">c8", ">c16", ">M8[s]", ">m8[25us]"]
@@ -169,6 +170,6 @@ def test_nan_payloads_and_odd_bits_survive():
 def test_jax_arrays_are_written_from_where_they_are():
     values = jnp.arange(12.0).reshape(3, 4)
     file = io.BytesIO()
-    write(file, [source("x", np.asarray(values))], "{}")
+    write(file, [tensor_source("x", np.asarray(values))], "{}")
     back = restore(read_header(file.getvalue()).read("x"), np.dtype("f4"), (3, 4))
     np.testing.assert_array_equal(back, np.arange(12.0).reshape(3, 4))

@@ -19,10 +19,9 @@ import numpy as np
 import pytest
 
 from sharedtree._errors import CorruptFileError
-from sharedtree.serialise.container import _memory, _selection
-from sharedtree.serialise.container._digest import CHUNK_BYTES, SecondThread, run_jobs
-from sharedtree.serialise.container._memory import aligned
-from sharedtree.serialise.container._reading import read_header
+from sharedtree.serialise.container import _reading, _sources
+from sharedtree.serialise.container._chunks import CHUNK_BYTES, run_jobs, second_thread
+from sharedtree.serialise.container._reading import aligned, read_header
 
 from .containers import entry, forged, header_text, written
 
@@ -209,7 +208,7 @@ def test_duplicate_names_are_read_once(path):
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_reading_takes_no_more_than_the_data(path, verify, monkeypatch):
-    monkeypatch.delattr(_memory.mmap, "MADV_HUGEPAGE", raising=False)  # so that all of it is NumPy's, which is traced
+    monkeypatch.delattr(_reading.mmap, "MADV_HUGEPAGE", raising=False)  # so that all of it is NumPy's, which is traced
     total = sum(array.nbytes for array in MIXED.values())
     with read_header(path) as container:
         container.read_many()
@@ -324,7 +323,7 @@ def test_a_part_is_what_numpy_makes_of_it(limits, part, dtype, verify):
     container = read_header(written({"x": array, "before": np.arange(7)}))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in zip(("_LONG_RUN", "_SHORT_GAP", "_SPAN"), limits, strict=True):
-            patch.setattr(_selection, name, value)
+            patch.setattr(_sources, name, value)
         data = container.read_selection("x", selection, verify=verify)
     expected = array[selection]
     assert data.tobytes() == expected.tobytes()
@@ -412,14 +411,12 @@ def test_the_first_error_stops_the_jobs(num_threads):
 
 def test_the_second_thread_keeps_order_and_reports_errors():
     done = []
-    with SecondThread() as thread:
+    with second_thread() as submit:
         for i in range(100):
-            thread.submit(done.append, i)
-        thread.wait()
+            submit(done.append, i)
     assert done == list(range(100))
-    with pytest.raises(ZeroDivisionError), SecondThread() as thread:
-        thread.submit(lambda: 1 / 0)
-        thread.wait()
+    with pytest.raises(ZeroDivisionError), second_thread() as submit:
+        submit(lambda: 1 / 0)
 
 
 def test_many_threads_read_one_container(path):

@@ -102,7 +102,7 @@ from ..._errors import FormatError
 from ..._printable import printable
 from ..arrays._arrays import ArrayEntry as ArrayEntry
 from ..arrays._dtypes import FLOAT0, dtype_named
-from ..container._strict_json import malformed, parse_manifest_json
+from ..container._header import malformed, parse_manifest_json
 from ..trust._names import is_well_formed
 from ._atoms import decode_atom, is_name, read_base64
 from ._kinds import FORMS, MAX_NAME, MAX_STEP, NODE_KINDS, SAME_LENGTH, Operand
