@@ -21,7 +21,7 @@ import pytest
 import safetensors.numpy
 
 import sharedtree as st
-from sharedtree.serialise import orbax as st_orbax, save as _saving
+from sharedtree.serialise import orbax as st_orbax
 from sharedtree.serialise.arrays import _dtypes, _orbax_arrays, _orbax_metadata, _placing
 from sharedtree.serialise.container import _chunks, _writing as _container
 from sharedtree.serialise.trust import _installed, _trust
@@ -394,7 +394,7 @@ def arrays_of_other_processes(path):
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
             encoded = types.SimpleNamespace(names=["a"], arrays=[Elsewhere()])
-            patch.setattr(_saving, "encode", lambda tree: encoded)
+            patch.setattr(sys.modules["sharedtree.serialise.save"], "encode", lambda tree: encoded)
             st.to_bytes([array])
 
     return Scenario(provoke, st.UnserialisableError, {"manager": manager, "step": 1, "tree": [array]})

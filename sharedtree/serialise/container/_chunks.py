@@ -2,18 +2,15 @@
 
 A digest is the CRC-32 of a chunk. It finds what disks, networks and copies do to a file, not a forger, who writes the
 digest too. CRC-32 is what the standard library has that is about as fast as memory is copied. It finds every single
-flipped bit, every burst of up to 32 bits, and all else but one change in 2³².
-
-Reading, writing and `zlib.crc32` all let go of the interpreter lock, so two threads suffice to hide one behind another.
+flipped bit, every burst of up to 32 bits, and all else but one change in 2³². Reading, writing and `zlib.crc32` all let
+go of the interpreter lock, so two threads suffice to hide one behind another.
 """
 
-import collections
 import contextlib
 import os
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 CHUNK_BYTES = 4 * 2**20
@@ -33,64 +30,34 @@ def num_chunks(nbytes: int) -> int:
     return -(-nbytes // CHUNK_BYTES)
 
 
-def hash_into(digests: list[int], first: int, at: int, buffer: bytes | memoryview) -> None:
-    """Adds the bytes of a tensor from `at` on to its digests, which begin at `first` and were zeros."""
-    while len(buffer):
-        chunk, within = divmod(at, CHUNK_BYTES)
-        part = buffer[: CHUNK_BYTES - within]
-        digests[first + chunk] = zlib.crc32(part, digests[first + chunk])
-        at += len(part)
-        buffer = buffer[len(part) :]
-
-
-@contextlib.contextmanager
-def second_thread() -> Iterator[Callable[..., None]]:
-    """A function that runs `job(*args)` on another thread, a few behind, in order. What a job raises is raised here."""
-    with ThreadPoolExecutor(1, "sharedtree-digest") as executor:  # the thread starts with the first job
-        behind: collections.deque[Future[None]] = collections.deque()
-
-        def submit(job: Callable[..., None], *args: Any) -> None:
-            if len(behind) == 3:  # what waits bounds the memory held by copied pieces
-                behind.popleft().result()
-            behind.append(executor.submit(job, *args))
-
-        yield submit
-        for each in behind:
-            each.result()
-
-
-def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int) -> None:
+def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int | None = None) -> None:
     """Runs independent jobs on several threads, of which the caller's is one.
 
-    Raises the first error that a job raises. No job is started after it, and none is still running.
+    Raises what a job raises. No job is started after that, and none is still running.
     """
-    taken, errors, lock = iter(jobs), list[BaseException](), threading.Lock()
+    if num_threads is None:  # one for each core that this process may use; past four, memory is the limit
+        num_threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    taken, lock = iter(jobs), threading.Lock()
+    has_failed = False
 
     def work() -> None:
+        nonlocal has_failed
         try:
-            while not errors:
+            while not has_failed:
                 with lock:  # generators may not be advanced by two threads at once
                     job = next(taken, None)
                 if job is None:
                     return
                 job()
-        except BaseException as error:  # noqa: BLE001  raised again below, on the caller's thread
-            errors.append(error)
+        except BaseException:
+            has_failed = True
+            raise
 
-    threads = [threading.Thread(target=work, name=f"sharedtree-read-{i}") for i in range(1, num_threads)]
-    for thread in threads:
-        thread.start()
-    work()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-def num_threads() -> int:
-    """One thread for each core that this process may use, at most four: past that, memory is the limit."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-    return min(4, len(affinity(0)) if affinity is not None else os.cpu_count() or 1)
+    with ThreadPoolExecutor(max(num_threads - 1, 1), "sharedtree-read") as executor:
+        others = [executor.submit(work) for _ in range(num_threads - 1)]
+        work()
+    for other in others:
+        other.result()
 
 
 def counting(progress: Progress | None, total: int) -> Callable[[int], None]:

@@ -2,13 +2,14 @@
 
 The new contents go to a temporary file beside the target, are forced to the disk, and take the target's name in one
 step; then the folder is forced to the disk too. A process that is killed leaves the old file, or the new one, and
-perhaps a temporary file, which the next save to the same target removes. Whoever writes a temporary file holds a lock
-on it (`flock`), which the kernel lets go of when the process ends, so a file that is still being written is not
-removed. On Windows an open file cannot be removed at all, and the folder cannot be forced to the disk.
+perhaps a temporary file, which the next save to the same target removes. Whoever writes one holds a lock on it
+(`flock`), which the kernel lets go of when the process ends, so a file that is still being written is not removed. On
+Windows an open file cannot be removed at all, and the folder cannot be forced to the disk.
 """
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -26,7 +27,6 @@ except ImportError:  # Windows
 
 _SUFFIX = ".sharedtree-tmp"
 _RANDOM_DIGITS = 16
-_MAX_NAME_BYTES = 200  # file names end at 255 bytes; the temporary one is longer than its target's
 
 
 @contextlib.contextmanager
@@ -37,11 +37,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     those of the file that is replaced, or without one 0666 without the umask's bits; until then nobody has more of
     them. If the block raises, or writing to the disk fails, what was at `path` stays.
 
-    Raises:
-        IsADirectoryError: if `path` is a folder.
-        FileNotFoundError: if its folder does not exist.
-        OSError: if it is neither a file nor free (a device, a pipe), or the file system fails.
-
     Cost: two `fsync`. Needs the room of the old file and the new one at once.
 
     Limitations: the new file belongs to who writes it, has no access control lists, and hard links keep the old
@@ -51,12 +46,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     mode = _mode_of(target, os.fspath(path))
     folder, name = os.path.split(target)
     encoded = os.fsencode(name)
-    prefix = f".{name if len(encoded) <= _MAX_NAME_BYTES else hashlib.sha256(encoded).hexdigest()}."
+    # File names end at 255 bytes, and the temporary one is longer than its target's.
+    prefix = f".{name if len(encoded) <= 200 else hashlib.sha256(encoded).hexdigest()}."
     _remove_stale(folder, prefix)
 
-    def opener(temporary: str, flags: int) -> int:
-        return os.open(temporary, flags, 0o666 if mode is None else mode | 0o600)
-
+    opener = functools.partial(os.open, mode=0o666 if mode is None else mode | 0o600)
     while True:
         temporary = os.path.join(folder, prefix + secrets.token_hex(_RANDOM_DIGITS // 2) + _SUFFIX)
         with open(temporary, "x+b", buffering=0, opener=opener) as file:
@@ -87,28 +81,22 @@ def _mode_of(target: str, given: str) -> int | None:
     """The permissions of the file that is to be replaced; None if there is none."""
     shown, folder = printable(given), os.path.dirname(target)
     if not os.path.isdir(folder):
-        raise FileNotFoundError(
-            errno.ENOENT,
-            f"The folder of `{shown}` does not exist. Make it:\n    os.makedirs({folder!r})\nMissing",
-            folder,
-        )
+        message = f"The folder of `{shown}` does not exist. Make it:\n    os.makedirs({folder!r})\nMissing"
+        raise FileNotFoundError(errno.ENOENT, message, folder)
     try:
         mode = os.stat(target).st_mode
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(
-            errno.EISDIR,
-            f"`{shown}` is a folder. Name a file in it:\n    {os.path.join(given, 'model.safetensors')!r}\nA folder",
-            target,
-        )
+        better = os.path.join(given, "model.safetensors")
+        message = f"`{shown}` is a folder. Name a file in it:\n    {better!r}\nA folder"
+        raise IsADirectoryError(errno.EISDIR, message, target)
     if not stat.S_ISREG(mode):
-        raise OSError(
-            errno.EINVAL,
+        message = (
             f"`{shown}` is a device or a pipe, which cannot be replaced. Open it and write to the file object:\n"
-            f'    open({given!r}, "wb")\nNo regular file',
-            target,
+            f'    open({given!r}, "wb")\nNo regular file'
         )
+        raise OSError(errno.EINVAL, message, target)
     return mode & 0o777
 
 
@@ -116,10 +104,9 @@ def _remove_stale(folder: str, prefix: str) -> None:
     """Removes the temporary files of a target that nobody holds. What cannot be removed is left."""
     pattern = re.compile(re.escape(prefix) + f"[0-9a-f]{{{_RANDOM_DIGITS}}}" + re.escape(_SUFFIX))
     with contextlib.suppress(OSError):  # a folder that may be written to but not listed
-        for entry in os.listdir(folder):
-            if pattern.fullmatch(entry):
-                with contextlib.suppress(OSError):
-                    _remove_unless_held(os.path.join(folder, entry))
+        for stale in filter(pattern.fullmatch, os.listdir(folder)):
+            with contextlib.suppress(OSError):
+                _remove_unless_held(os.path.join(folder, stale))
 
 
 def _remove_unless_held(temporary: str) -> None:

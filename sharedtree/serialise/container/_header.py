@@ -7,18 +7,17 @@ can be patched:
 
     {"__metadata__":{"sharedtree.header":"<8 digits>","sharedtree.digests":"<8 digits for each chunk>","sharedtree":…
 
-The header's digest is the CRC-32 of the eight bytes and the header, in which its own digits stand as zeros. It is
-checked before anything else is believed. It is no secret, so everything else is checked all the same: what a hostile
-header can do is raise `FormatError`. Its JSON, and that of the manifest in it, has no key twice, no half of a surrogate
-pair, no `-0`, and is no deeper than Python can read.
+The header's digest is checked before anything else is believed. It is no secret, so everything else is checked all the
+same: what a hostile header can do is raise `FormatError`.
 """
 
+import collections
 import itertools
 import json
 import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ import numpy as np
 from ..._errors import CorruptFileError, FormatError
 from ..._printable import printable
 from ._chunks import num_chunks
+from ._sources import Source
 
 ITEM_SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -36,17 +36,16 @@ ITEM_SIZES = {
 """The stored dtypes, which are safetensors', and their sizes in bytes."""
 
 ALIGNMENT = 64
-LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
-MAX_INLINE_MANIFEST = 16 * 2**20
 MANIFEST_TENSOR = "sharedtree.manifest"
-RESTORE = "Restore the file from a copy, or save the model again."
 
+_LENGTH_BYTES = 8
 _BEFORE_CRC = b'{"__metadata__":{"sharedtree.header":"'
-_CRC_AT = LENGTH_BYTES + len(_BEFORE_CRC)
+_CRC_AT = _LENGTH_BYTES + len(_BEFORE_CRC)
 _DIGESTS_AT = _CRC_AT + 8 + len('","sharedtree.digests":"')
 _MAX_RANK = 65  # NumPy's 64 axes, and one for raw bytes
 _MAX_BYTES = 2**63 - 1
+RESTORE = "Restore the file from a copy, or save the model again."
 
 
 class Tensor(NamedTuple):
@@ -78,14 +77,10 @@ def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
     return math.prod(shape) * ITEM_SIZES[dtype]
 
 
-# --- writing -----------------------------------------------------------------------------------------------------
-
-
 def blank_header(tensors: Sequence[Tensor], manifest: str, metadata: Mapping[str, str]) -> bytearray:
     """The length and the header, with zeros for digests. `manifest` is the text under the key `sharedtree`.
 
-    Raises:
-        ValueError: if a name is taken twice or is reserved, or metadata are no texts, or none that UTF-8 can hold.
+    A `ValueError` if a name is taken twice or is reserved, or metadata are no texts, or none that UTF-8 can hold.
     """
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
@@ -98,11 +93,8 @@ def blank_header(tensors: Sequence[Tensor], manifest: str, metadata: Mapping[str
                 f"The metadata key `{printable(key)}` is taken: those that begin with `sharedtree` are the format's. "
                 "Rename it."
             )
-    own = {
-        "sharedtree.header": "0" * 8,
-        "sharedtree.digests": "0" * 8 * sum(num_chunks(tensor.nbytes) for tensor in tensors),
-        "sharedtree": manifest,
-    }
+    digests = "00000000" * sum(num_chunks(tensor.nbytes) for tensor in tensors)
+    own = {"sharedtree.header": "00000000", "sharedtree.digests": digests, "sharedtree": manifest}
     entries: dict[str, Any] = {"__metadata__": own | dict(metadata)}
     for name, dtype, shape, start, stop in tensors:
         if name in entries:
@@ -115,8 +107,8 @@ def blank_header(tensors: Sequence[Tensor], manifest: str, metadata: Mapping[str
                 "first:\n    text.encode('utf-8', 'backslashreplace').decode()"
             )
     text = json.dumps(entries, separators=(",", ":"), check_circular=False).encode("ascii")
-    text += b" " * (-(LENGTH_BYTES + len(text)) % ALIGNMENT)
-    return bytearray(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % ALIGNMENT)
+    return bytearray(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
 
 
 def seal(header: bytearray, digests: Sequence[int]) -> slice:
@@ -127,98 +119,79 @@ def seal(header: bytearray, digests: Sequence[int]) -> slice:
     return slice(_CRC_AT, stop)
 
 
-# --- reading -----------------------------------------------------------------------------------------------------
-
-
-def header_length(first: bytes, file_bytes: int, label: str) -> int:
-    """N, from the first bytes of a file, enough of them to tell a container that was cut short from other files."""
-    length = int.from_bytes(first[:LENGTH_BYTES], "little")
-    has_length = len(first) >= LENGTH_BYTES
-    if has_length and length <= MAX_HEADER_BYTES and LENGTH_BYTES + length <= file_bytes:
-        return length
-    if first.startswith(_BEFORE_CRC, LENGTH_BYTES) and length <= MAX_HEADER_BYTES:
-        raise CorruptFileError(
-            f"`{label}` was cut short: it has {file_bytes} bytes, and its header alone should have {length}.\n{RESTORE}"
-        )
-    what = "is empty" if file_bytes == 0 else f"has {file_bytes} bytes"
-    if has_length:
-        what = f"begins with {first[:LENGTH_BYTES]!r}, which is not the length of a header inside it"
-    raise FormatError(
-        f"`{label}` is not a sharedtree file, nor any other safetensors file: it {what}.\n"
-        "If another library wrote it, load it with that one."
-    )
-
-
-def parse_header(raw: bytes, file_bytes: int, label: str) -> Header:
-    """Reads the eight bytes and the header of a file, with some microseconds for each tensor.
-
-    Nothing is allocated but what the header's own text makes.
+def parse_header(source: Source) -> Header:
+    """Reads a header, with some microseconds for each tensor. Nothing is allocated but what its own text makes.
 
     Raises:
-        FormatError: if it is not a sharedtree file, or malformed.
-        CorruptFileError: if it was one, and has changed.
+        FormatError: if this is not a sharedtree file.
+        RefusedError: if it is malformed.
+        CorruptFileError: if it is one, and has changed.
     """
-    try:
-        return _parsed(raw, file_bytes, label)
-    except _RefusedError as error:
-        raise invalid(label, str(error)) from None
-
-
-def invalid(label: str, fact: str) -> FormatError:
-    """The error for a container that is not what it should be."""
-    return FormatError(f"`{label}` is not a valid sharedtree file: {fact}.\nNothing was loaded. {RESTORE}")
-
-
-def _parsed(raw: bytes, file_bytes: int, label: str) -> Header:
-    ours = raw.startswith(_BEFORE_CRC, LENGTH_BYTES)
-    crc = zlib.crc32(raw[_CRC_AT + 8 :], zlib.crc32(b"0" * 8, zlib.crc32(raw[:_CRC_AT])))
+    raw, label = bytes(source.read(0, _LENGTH_BYTES + _length(source))), source.label
+    ours = raw.startswith(_BEFORE_CRC, _LENGTH_BYTES)
+    # Its own digits stand as zeros in what the digest is of.
+    crc = zlib.crc32(raw[_CRC_AT + 8 :], zlib.crc32(b"00000000", zlib.crc32(raw[:_CRC_AT])))
     if ours and raw[_CRC_AT : _CRC_AT + 8] != b"%08x" % crc:
         raise CorruptFileError(
             f"The header of `{label}` is damaged: it does not have the digest that was saved with it.\n"
             f"Without a header there is no telling what the data is. {RESTORE}"
         )
-    entries = _entries(raw[LENGTH_BYTES:])
+    entries = _entries(raw[_LENGTH_BYTES:])
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _RefusedError("the metadata in its header does not map text to text")
+        raise RefusedError("the metadata in its header does not map text to text")
     if "sharedtree" not in metadata:
         raise FormatError(
             f"`{label}` is a safetensors file, but not one that sharedtree wrote: it has arrays and no model.\n"
             f"To get the arrays:\n    safetensors.numpy.load_file(path)"
         )
     if not ours:
-        raise _RefusedError("its header does not begin as sharedtree writes it; another program rewrote the file")
+        raise RefusedError("its header does not begin as sharedtree writes it; another program rewrote the file")
     if len(raw) % ALIGNMENT:
-        raise _RefusedError(f"its data does not begin at a multiple of {ALIGNMENT} bytes")
+        raise RefusedError(f"its data does not begin at a multiple of {ALIGNMENT} bytes")
     tensors = tuple(_tensors(entries))
-    declared, there = tensors[-1].stop if tensors else 0, file_bytes - len(raw)
-    if there < declared:
-        raise CorruptFileError(
-            f"`{label}` was cut short: its header says {declared} bytes of data, and there are {there}.\n{RESTORE}"
-        )
-    if there > declared:
-        raise CorruptFileError(
-            f"`{label}` has {there - declared} bytes after the end of its data: something was appended to it, or "
-            f"written over it.\n{RESTORE}"
-        )
+    declared, there = tensors[-1].stop if tensors else 0, source.size - len(raw)
+    if there != declared:
+        what = f"was cut short: its header says {declared} bytes of data, and there are {there}"
+        if there > declared:
+            behind = f"{there - declared} bytes after the end of its data"
+            what = f"has {behind}: something was appended to it, or written over it"
+        raise CorruptFileError(f"`{label}` {what}.\n{RESTORE}")
     manifest: str | None = metadata.pop("sharedtree")
     in_tensor = bool(tensors) and tensors[-1].name == MANIFEST_TENSOR
     is_text = not in_tensor or (tensors[-1].dtype == "U8" and len(tensors[-1].shape) == 1)
     if (manifest == "tensor") != in_tensor or not is_text:
-        raise _RefusedError(f"the manifest should be in the last tensor, `{MANIFEST_TENSOR}`, and is not")
-    digits = metadata.pop("sharedtree.digests", "")
-    count = sum(num_chunks(tensor.nbytes) for tensor in tensors)
-    if len(digits) != 8 * count or not re.fullmatch("[0-9a-f]*", digits):
-        raise _RefusedError(f"it has {len(digits)} digits of digests, and {count} chunks of data need 8 each")
+        raise RefusedError(f"the manifest should be in the last tensor, `{MANIFEST_TENSOR}`, and is not")
+    digits, count = metadata.pop("sharedtree.digests", None), sum(num_chunks(tensor.nbytes) for tensor in tensors)
+    if digits is None or len(digits) != 8 * count or not re.fullmatch("[0-9a-f]*", digits):
+        raise RefusedError(f"it has {len(digits or '')} digits of digests, and {count} chunks of data need 8 each")
     del metadata["sharedtree.header"]
     for key in metadata:
         if key.startswith("sharedtree"):
-            raise _RefusedError(
-                f"its metadata has the key `{printable(key[:80])}`, which version 1 of the format does not have"
-            )
+            shown = printable(key[:80])
+            raise RefusedError(f"its metadata has the key `{shown}`, which version 1 of the format does not have")
     left = iter(np.frombuffer(bytes.fromhex(digits), ">u4").tolist())
     digests = {tensor.name: list(itertools.islice(left, num_chunks(tensor.nbytes))) for tensor in tensors}
     return Header(tensors, metadata, None if in_tensor else manifest, digests, len(raw))
+
+
+def _length(source: Source) -> int:
+    first = bytes(source.read(0, _CRC_AT))
+    length = int.from_bytes(first[:_LENGTH_BYTES], "little")
+    if length <= MAX_HEADER_BYTES and _LENGTH_BYTES + length <= source.size:
+        return length
+    if first.startswith(_BEFORE_CRC, _LENGTH_BYTES) and length <= MAX_HEADER_BYTES:
+        raise CorruptFileError(
+            f"`{source.label}` was cut short: it has {source.size} bytes, and its header alone should have {length}.\n"
+            f"{RESTORE}"
+        )
+    what = f"begins with {first[:_LENGTH_BYTES]!r}, which is not the length of a header inside it"
+    if source.size < _LENGTH_BYTES:
+        what = f"has {source.size} bytes" if source.size else "is empty"
+    raise FormatError(
+        f"`{source.label}` is not a sharedtree file, nor any other safetensors file: it {what}.\n"
+        "If another library wrote it, load it with that one."
+    )
 
 
 def _entries(raw: bytes) -> dict[str, Any]:
@@ -226,44 +199,41 @@ def _entries(raw: bytes) -> dict[str, Any]:
         text = raw.decode()
         entries = _parse_json(text)
     except UnicodeDecodeError as error:
-        raise _RefusedError(f"its header is not UTF-8 at byte {error.start}") from None
-    except _RefusedError as error:
-        raise _RefusedError(f"in its header, {error}") from None
+        raise RefusedError(f"its header is not UTF-8 at byte {error.start}") from None
+    except RefusedError as error:
+        raise RefusedError(f"in its header, {error}") from None
     if not isinstance(entries, dict) or not text.rstrip(" ").endswith("}"):
-        raise _RefusedError("its header is not a JSON object that is padded with spaces")
+        raise RefusedError("its header is not a JSON object that is padded with spaces")
     return entries
 
 
 def _tensors(entries: dict[str, Any]) -> Iterator[Tensor]:
     at = 0
     for name, entry in entries.items():
-        tensor = _tensor(name, entry)
-        if tensor.start != at:
-            what = "overlaps the one before it, or is out of order" if tensor.start < at else "leaves a hole before it"
-            raise _RefusedError(f"the tensor `{printable(name)}` begins at {tensor.start}, not at {at}: it {what}")
-        at = tensor.stop
-        yield tensor
-
-
-def _tensor(name: str, entry: Any) -> Tensor:
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _RefusedError(f"the tensor `{printable(name)}` has not just a dtype, a shape and offsets")
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
-        raise _RefusedError(f"the tensor `{printable(name)}` has the dtype {dtype!r}, which the format does not have")
-    if not _are_counts(shape) or len(shape) > _MAX_RANK:
-        raise _RefusedError(f"the shape of the tensor `{printable(name)}` is not a list of up to {_MAX_RANK} sizes")
-    if not _are_counts(offsets) or len(offsets) != 2:
-        raise _RefusedError(f"the offsets of the tensor `{printable(name)}` are not two byte counts")
-    (start, stop), size = offsets, nbytes_of(dtype, shape)
-    # NumPy and JAX multiply the sizes other than 0 even where the product is 0.
-    if (size or nbytes_of(dtype, [each for each in shape if each])) > _MAX_BYTES:
-        raise _RefusedError(f"the shape {tuple(shape)} of the tensor `{printable(name)}` is absurd")
-    if stop - start != size:
-        raise _RefusedError(
-            f"the tensor `{printable(name)}` spans bytes {start} to {stop}, and its shape makes {size} bytes"
-        )
-    return Tensor(name, dtype, tuple(shape), start, stop)
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise RefusedError(f"the tensor `{printable(name)}` has not just a dtype, a shape and offsets")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
+            raise RefusedError(
+                f"the tensor `{printable(name)}` has the dtype {dtype!r}, which the format does not have"
+            )
+        if not _are_counts(shape) or len(shape) > _MAX_RANK:
+            raise RefusedError(f"the shape of the tensor `{printable(name)}` is not a list of up to {_MAX_RANK} sizes")
+        if not _are_counts(offsets) or len(offsets) != 2:
+            raise RefusedError(f"the offsets of the tensor `{printable(name)}` are not two byte counts")
+        (start, stop), size = offsets, nbytes_of(dtype, shape)
+        # NumPy and JAX multiply the sizes other than 0 even where the product is 0.
+        if (size or nbytes_of(dtype, [each for each in shape if each])) > _MAX_BYTES:
+            raise RefusedError(f"the shape {tuple(shape)} of the tensor `{printable(name)}` is absurd")
+        if stop - start != size:
+            raise RefusedError(
+                f"the tensor `{printable(name)}` spans bytes {start} to {stop}, and its shape makes {size} bytes"
+            )
+        if start != at:
+            what = "overlaps the one before it, or is out of order" if start < at else "leaves a hole before it"
+            raise RefusedError(f"the tensor `{printable(name)}` begins at {start}, not at {at}: it {what}")
+        at = stop
+        yield Tensor(name, dtype, tuple(shape), start, stop)
 
 
 def _are_counts(values: Any) -> bool:
@@ -272,10 +242,7 @@ def _are_counts(values: Any) -> bool:
     return is_list and all([type(value) is int and 0 <= value <= _MAX_BYTES for value in values])  # noqa: C419
 
 
-# --- strict JSON -------------------------------------------------------------------------------------------------
-
-
-class _RefusedError(ValueError):
+class RefusedError(ValueError):
     """What safetensors or JSON allow and the format does not."""
 
 
@@ -287,8 +254,8 @@ def malformed(what: str) -> FormatError:
 def parse_manifest_json(text: str) -> Any:
     """The value of the JSON text of a manifest; a `FormatError` if it is not JSON as the format has it."""
     try:
-        return _parse_json(text, parse_float=_refuse_number, parse_constant=_refuse_number)
-    except _RefusedError as error:
+        return _parse_json(text, _refuse_number, _refuse_number)
+    except RefusedError as error:
         raise malformed(str(error)) from None
 
 
@@ -301,44 +268,49 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _parse_json(text: str, **hooks: Any) -> Any:
-    """The value of a JSON text, in one pass; a few more where it has escapes of surrogates."""
-    if re.search(r"-0(?![0-9.eE])", text):
-        # Python reads it as 0. All other numbers with a sign are found where they are used: no place may have one.
-        hooks["parse_int"] = _parse_int
-    try:
-        value = json.loads(text, object_pairs_hook=_object, **{"parse_constant": _refuse_constant, **hooks})
-        # Escaped or bare, a pair is not told from a half. Writing it out finds halves without a walk in Python.
-        has_any = re.search(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]", text)
-        if has_any and not is_unicode(json.dumps(value, ensure_ascii=False)):
-            raise _RefusedError("it holds half of a surrogate pair in a text")
-    except RecursionError:
-        raise _RefusedError("it is nested too deeply") from None
-    except _RefusedError:
-        raise
-    except ValueError as error:  # a syntax error, or a number with more digits than Python reads
-        raise _RefusedError(f"it is not JSON ({printable(str(error)[:100])})") from None
-    return value
+_Hook = Callable[[str], Any]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen = set[str]()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise _RefusedError(f"the key '{printable(twice[:80])}' is there twice")
+        ((twice, _),) = collections.Counter(key for key, _ in pairs).most_common(1)
+        raise RefusedError(f"the key '{printable(twice[:80])}' is there twice")
     return result
 
 
 def _parse_int(number: str) -> int:
     if number == "-0":
-        raise _RefusedError("it holds the number `-0`, and none of its numbers has a sign")
+        raise RefusedError("it holds the number `-0`, and none of its numbers has a sign")
     return int(number)
 
 
 def _refuse_number(number: str) -> Any:
-    raise _RefusedError(f"it holds the number `{number[:40]}`, and all its numbers are whole")
+    raise RefusedError(f"it holds the number `{number[:40]}`, and all its numbers are whole")
 
 
 def _refuse_constant(constant: str) -> Any:
-    raise _RefusedError(f"{constant} is not JSON")
+    raise RefusedError(f"{constant} is not JSON")
+
+
+def _parse_json(text: str, parse_float: _Hook = float, parse_constant: _Hook = _refuse_constant) -> Any:
+    """JSON with no key twice, no half of a surrogate pair and no `-0`, and no deeper than Python can read.
+
+    In one pass over the text; a few more where it has escapes of surrogates.
+    """
+    # Python reads `-0` as 0. All other numbers with a sign are found where they are used: no place may have one.
+    parse_int = _parse_int if re.search(r"-0(?![0-9.eE])", text) else None
+    hooks = {"parse_float": parse_float, "parse_int": parse_int, "parse_constant": parse_constant}
+    try:
+        value = json.loads(text, object_pairs_hook=_object, **hooks)
+        # Escaped or bare, a pair is not told from a half. Writing it out finds halves without a walk in Python.
+        has_any = re.search(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]", text)
+        if has_any and not is_unicode(json.dumps(value, ensure_ascii=False)):
+            raise RefusedError("it holds half of a surrogate pair in a text")
+    except RecursionError:
+        raise RefusedError("it is nested too deeply") from None
+    except RefusedError:
+        raise
+    except ValueError as error:  # a syntax error, or a number with more digits than Python reads
+        raise RefusedError(f"it is not JSON ({printable(str(error)[:100])})") from None
+    return value

@@ -1,11 +1,10 @@
 """Containers are opened and read here: whole tensors, many of them, parts of them, mapped or checked.
 
 Each tensor goes to a multiple of 64 bytes in memory, so that JAX can use it on a CPU without a copy. A tensor of 4 MiB
-or more has memory of its own. Smaller ones share it, because fresh memory costs more than the bytes that are read into
-it: the operating system hands it out in pages of 4 KiB, each with an interrupt of its own, unless it is asked for pages
-of 2 MiB. What is shared lives as long as any of the tensors in it, so its size is bounded: 16 MiB, or 1 MiB for tensors
-below 64 KiB. Those are kept apart, so that what people keep of a model most often, its scalars and biases, never keeps
-the matrices beside them.
+or more has memory of its own. Smaller ones share it: fresh memory, which comes in pages of 4 KiB with an interrupt
+each, costs more than the bytes that are read into it, and smaller pieces cannot have pages of 2 MiB. What is shared
+lives as long as any of the tensors in it, so it is at most 16 MiB, or 1 MiB for tensors below 64 KiB: what people keep
+of a model most often, its scalars and biases, never keeps the matrices beside them.
 
 For example, tensors of 1 MiB, 8 bytes, 15 MiB, 100 bytes and 2 MiB take three pieces of memory: 3 MiB for the first and
 the last, 192 bytes for the second and the fourth, and 15 MiB.
@@ -13,6 +12,7 @@ the last, 192 bytes for the second and the fourth, and 15 MiB.
 
 import contextlib
 import functools
+import itertools
 import math
 import mmap
 import zlib
@@ -21,32 +21,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._errors import CorruptFileError
+from ..._errors import CorruptFileError, FormatError
 from ..._printable import printable
-from ._chunks import CHUNK_BYTES, SMALL, Progress, counting, num_chunks, num_threads, run_jobs
-from ._header import (
-    ALIGNMENT,
-    ITEM_SIZES,
-    LENGTH_BYTES,
-    MANIFEST_TENSOR,
-    Header,
-    Tensor,
-    header_length,
-    invalid,
-    parse_header,
-)
+from ._chunks import CHUNK_BYTES, SMALL, Progress, counting, num_chunks, run_jobs
+from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, RESTORE, Header, RefusedError, Tensor, parse_header
 from ._sources import Bytes, Readable, ReadInto, Source, open_source, read_part
 
-_RECOGNISABLE = 64  # bytes, enough to tell a container that was cut short from other files
-_MAX_SHOWN = 10
 _WORTH_THREADS = 8 * 2**20  # below, starting threads takes longer than they save
 _LARGE = 4 * 2**20  # tensors from this on have memory of their own
 _SLAB_BYTES = 16 * 2**20  # what those between share, at most
 _BLOCK_BYTES = 2**20  # what small tensors share, at most, and what is read at once of them
 _HUGE_PAGE = 2 * 2**20
 
-Selection = Sequence[slice]
-"""One slice an axis, with positive steps; axes that are left out are whole."""
+_Memory = Mapping[str, Bytes]
+_Check = Callable[[Tensor, int, memoryview], None]
 
 
 class Damage(NamedTuple):
@@ -65,44 +53,39 @@ def read_header(where: Readable) -> "Container":
     """
     source = open_source(where)
     try:
-        length = header_length(bytes(source.read(0, _RECOGNISABLE)), source.size, source.label)
-        return Container(source, parse_header(bytes(source.read(0, LENGTH_BYTES + length)), source.size, source.label))
-    except BaseException:
+        return Container(source, parse_header(source))
+    except BaseException as error:
         source.close()
-        raise
+        if not isinstance(error, RefusedError):
+            raise
+        fact = f"`{source.label}` is not a valid sharedtree file: {error}"
+        raise FormatError(f"{fact}.\nNothing was loaded. {RESTORE}") from None
 
 
-class Container:
-    """An open container. Use it in a `with` statement, or close it.
-
-    Attributes:
-        label: what errors call the file.
-        tensors: name → where it is, without the manifest's own tensor, in order of offset.
-        metadata: the user's.
-        manifest: a text, whose digest was checked.
-    """
+class Container(contextlib.AbstractContextManager["Container"]):
+    """An open container. Use it in a `with` statement, or close it."""
 
     def __init__(self, source: Source, header: Header) -> None:
         self._source = source
         self._header = header
-        self.label = source.label
-        self.metadata = header.metadata
+        self.label = source.label  # what errors call the file
+        self.metadata = header.metadata  # the user's
+        # In order of offset, in the end without the manifest's own.
         self.tensors = {tensor.name: tensor for tensor in header.tensors}
-        self.manifest = header.manifest if header.manifest is not None else self._spilled_manifest()
-
-    def __enter__(self) -> "Container":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self.manifest = header.manifest or ""
+        if header.manifest is None:
+            try:
+                self.manifest = self.read_many([MANIFEST_TENSOR])[MANIFEST_TENSOR].tobytes().decode()
+            except UnicodeDecodeError as error:
+                raise RefusedError(f"its manifest is not UTF-8 at byte {error.start}") from None
+            del self.tensors[MANIFEST_TENSOR]
 
     def close(self) -> None:
         """Closes the file if it was opened from a path. Arrays that were read or mapped stay valid."""
         self._source.close()
 
-    def read(self, name: str, *, verify: bool = True) -> Bytes:
-        """The bytes of one tensor, as `read_many` reads them."""
-        return self.read_many([name], verify=verify)[name]
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def read_many(
         self, names: Iterable[str] | None = None, *, verify: bool = True, progress: Progress | None = None
@@ -117,8 +100,8 @@ class Container:
         self._read(tensors, data, self._require_digest if verify else None, progress)
         return {tensor.name: data[tensor.name] for tensor in tensors}
 
-    def read_selection(self, name: str, selection: Selection, *, verify: bool = True) -> Bytes:
-        """The bytes of a part of a tensor, in C order, selected in stored items.
+    def read_selection(self, name: str, selection: Sequence[slice], *, verify: bool = True) -> Bytes:
+        """The bytes of a part of a tensor, in C order: one slice of stored items an axis; what is left out is whole.
 
         With `verify`, the chunks that it touches are read whole and checked. Otherwise the selected runs are read, and
         gaps of up to 16 KiB between them.
@@ -138,11 +121,10 @@ class Container:
         return memory
 
     def mapped(self) -> Mapping[str, Bytes]:
-        """The bytes of all tensors as read-only views of the mapped file; nothing is read before it is looked at.
+        """The bytes of all tensors as read-only views of the mapped file, not read before they are looked at.
 
-        Nothing is checked; `damage` does that. If another program cuts the file short, looking at the views ends the
-        process (SIGBUS); if it writes into the file, they change. Files that `sharedtree` replaces are safe: the old
-        one lives on until nobody uses it. A file object that is none of the operating system's is read into memory.
+        If another program cuts the file short, looking at them ends the process (SIGBUS); if it writes into the file,
+        they change. Files that `sharedtree` replaces are safe: the old one lives on until nobody uses it.
         """
         everything = self._source.mapped()[self._header.data_start :]
         return {name: everything[tensor.start : tensor.stop] for name, tensor in self.tensors.items()}
@@ -164,9 +146,8 @@ class Container:
         found = self.damage(names, progress=progress)
         if not found:
             return
-        chunks: dict[str, list[int]] = {}
-        for tensor, chunk in found:
-            chunks.setdefault(tensor, []).append(chunk)
+        by_tensor = itertools.groupby(found, key=lambda each: each.tensor)
+        chunks = {tensor: [each.chunk for each in some] for tensor, some in by_tensor}
         listed = "\n".join(f"    `{printable(tensor)}`: {_numbers(numbers)}" for tensor, numbers in chunks.items())
         raise CorruptFileError(
             f"`{self.label}` is damaged. These tensors have chunks of 4 MiB that do not have their digests:\n{listed}\n"
@@ -175,26 +156,12 @@ class Container:
             found[0].chunk,
         )
 
-    # --- parts -----------------------------------------------------------------------------------------------------
-
     def _in_order(self, names: Iterable[str]) -> list[Tensor]:
         tensors = [self.tensors[name] for name in dict.fromkeys(names)]
         return sorted(tensors, key=lambda tensor: (tensor.start, tensor.stop))  # empty ones begin where others do
 
-    def _spilled_manifest(self) -> str:
-        text = self.read(MANIFEST_TENSOR)
-        del self.tensors[MANIFEST_TENSOR]
-        try:
-            return text.tobytes().decode()
-        except UnicodeDecodeError as error:
-            raise invalid(self.label, f"its manifest is not UTF-8 at byte {error.start}") from None
-
     def _read(
-        self,
-        tensors: Sequence[Tensor],
-        data: Mapping[str, Bytes] | None,
-        check: Callable[[Tensor, int, memoryview], None] | None,
-        progress: Progress | None,
+        self, tensors: Sequence[Tensor], data: _Memory | None, check: _Check | None, progress: Progress | None
     ) -> None:
         """Reads tensors into their memory, or into none that is kept, and calls `check` with each chunk, on threads."""
         total = sum(tensor.nbytes for tensor in tensors)
@@ -221,7 +188,7 @@ class Container:
         worth_threads = check is not None and total >= _WORTH_THREADS and self._source.is_concurrent
         # In order of offset, which some sources can read in no other.
         jobs = (functools.partial(read, *stretch) for stretch in _stretches(tensors))
-        run_jobs(jobs, num_threads() if worth_threads else 1)
+        run_jobs(jobs, None if worth_threads else 1)
 
     def _read_at(self, start: int, offset: int, buffer: memoryview) -> None:
         self._source.read_into(self._header.data_start + start + offset, buffer)
@@ -242,27 +209,26 @@ class Container:
         )
 
     def _by_chunks(self, tensor: Tensor) -> ReadInto:
-        """Reads any part of a tensor by whole chunks, checking each; keeps the last, where the next part may begin."""
-        scratch = memoryview(aligned(min(CHUNK_BYTES, tensor.nbytes)))
-        kept = -1
+        """Reads any part of a tensor by whole chunks, checking each."""
 
-        def load(chunk: int, buffer: memoryview) -> None:
+        def load(chunk: int, buffer: memoryview) -> memoryview:
             self._read_at(tensor.start, chunk * CHUNK_BYTES, buffer)
             self._require_digest(tensor, chunk, buffer)
+            return buffer
+
+        @functools.lru_cache(1)  # the next part may begin where this one ends
+        def loaded(chunk: int, nbytes: int) -> memoryview:
+            return load(chunk, memoryview(np.empty(nbytes, np.uint8)))
 
         def read_into(start: int, buffer: memoryview) -> None:
-            nonlocal kept
             while len(buffer):
                 chunk, within = divmod(start, CHUNK_BYTES)
-                size = min(CHUNK_BYTES, tensor.nbytes - chunk * CHUNK_BYTES)
-                part = buffer[: size - within]
-                if len(part) == size:
+                nbytes = min(CHUNK_BYTES, tensor.nbytes - chunk * CHUNK_BYTES)
+                part = buffer[: nbytes - within]
+                if len(part) == nbytes:
                     load(chunk, part)
                 else:
-                    if chunk != kept:
-                        load(chunk, scratch[:size])
-                        kept = chunk
-                    part[:] = scratch[within : within + len(part)]
+                    part[:] = loaded(chunk, nbytes)[within : within + len(part)]
                 buffer = buffer[len(part) :]
                 start += len(part)
 
@@ -276,8 +242,8 @@ _CHANGED = (
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_MAX_SHOWN]))
-    return f"chunk{'s' if len(numbers) > 1 else ''} {shown}{', ...' if len(numbers) > _MAX_SHOWN else ''}"
+    shown = ", ".join(map(str, numbers[:10]))
+    return f"chunk{'s' if len(numbers) > 1 else ''} {shown}{', ...' if len(numbers) > 10 else ''}"
 
 
 def _stretches(tensors: Sequence[Tensor]) -> Iterator[tuple[Sequence[Tensor], int, int]]:
@@ -295,9 +261,6 @@ def _stretches(tensors: Sequence[Tensor]) -> Iterator[tuple[Sequence[Tensor], in
             yield [tensor], start, min(start + CHUNK_BYTES, tensor.stop)
     if together:
         yield together, together[0].start, together[-1].stop
-
-
-# --- memory ------------------------------------------------------------------------------------------------------
 
 
 def aligned(nbytes: int) -> Bytes:

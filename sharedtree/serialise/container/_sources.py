@@ -3,10 +3,6 @@
 Files of the operating system are read at an offset, by any number of threads at once. Other objects that can seek are
 read under a lock. What can only be read onwards is read into memory first: as much as arrives, whatever it says of
 itself.
-
-A part of a tensor is one slice an axis. In C order it is a set of runs. Long runs are read where they belong. Short
-ones that lie close together are read with the gaps between them, some MiB at a time, and picked out: a system call
-costs about as much as reading 16 KiB.
 """
 
 import contextlib
@@ -17,7 +13,6 @@ import mmap
 import os
 import stat
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
@@ -35,31 +30,27 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ReadInto = Callable[[int, memoryview], None]
 """Fills a buffer with the bytes from an offset on."""
 
-_STREAM_BYTES = 2**20  # read at a time from what cannot seek
-_LONG_RUN = 64 * 2**10
 _SHORT_GAP = 16 * 2**10
 _SPAN = 4 * 2**20
 
 
-class Source(ABC):
-    """The bytes of one file, from where it was positioned to its end."""
+class Source:
+    """The bytes of one file, from where it was positioned to its end; here of one that is in memory."""
 
-    label: str  # what errors call it
-    size: int  # in bytes
-    # Whether several threads can read at once. If not, reads should go onwards through the file: compressed streams say
-    # that they can seek, and start from the beginning to go back.
+    # If several threads cannot read at once, reads should go onwards through the file: compressed streams say that they
+    # can seek, and start from the beginning to go back.
     is_concurrent = True
 
-    @abstractmethod
+    def __init__(self, data: memoryview, label: str) -> None:
+        self._data = np.frombuffer(data, np.uint8)
+        self._data.flags.writeable = False
+        self.label = label  # what errors call it
+        self.size = len(data)  # in bytes
+
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fills a buffer with the bytes from `offset` on; a `CorruptFileError` if the file has become shorter."""
-
-    @abstractmethod
-    def mapped(self) -> Bytes:
-        """All bytes as a read-only array that is not read before it is looked at."""
-
-    def close(self) -> None:  # noqa: B027  memory has nothing to close
-        """Closes what `open_source` opened; a file that was given stays open."""
+        # NumPy lets go of the interpreter lock.
+        np.copyto(np.frombuffer(buffer, np.uint8), self._data[offset : offset + len(buffer)])
 
     def read(self, offset: int, nbytes: int) -> bytearray:
         """Some bytes, fewer at the end of the file."""
@@ -67,11 +58,18 @@ class Source(ABC):
         self.read_into(offset, memoryview(buffer))
         return buffer
 
+    def mapped(self) -> Bytes:
+        """All bytes as a read-only array that is not read before it is looked at."""
+        return self._data
+
+    def close(self) -> None:
+        """Closes what `open_source` opened; a file that was given stays open."""
+
 
 def open_source(where: Readable) -> Source:
     """The bytes of a path, of a file object that is in binary mode, from where it is positioned, or of a buffer."""
     if isinstance(where, bytes | bytearray | memoryview):
-        return _Memory(memoryview(where).cast("B"), "<bytes>")
+        return Source(memoryview(where).cast("B"), "<bytes>")
     if isinstance(where, str | os.PathLike):
         file = open(where, "rb", buffering=0)  # noqa: SIM115  closed with the source, or below
         try:
@@ -91,32 +89,18 @@ def open_source(where: Readable) -> Source:
 def _of_file(file: BinaryIO, label: str, *, owned: bool) -> Source:
     if type(file) is io.BytesIO:
         # Not `getbuffer`, which would keep the caller from closing the file. CPython copies nothing here either.
-        return _Memory(memoryview(file.getvalue())[file.tell() :], label)
+        return Source(memoryview(file.getvalue())[file.tell() :], label)
     raw = file.raw if isinstance(file, io.BufferedReader | io.BufferedRandom) else file
     if isinstance(raw, io.FileIO) and stat.S_ISREG(os.fstat(raw.fileno()).st_mode) and hasattr(os, "preadv"):
         return _File(file, label, owned)
     if hasattr(file, "seekable") and file.seekable():
         return _Seeking(file, label, owned)
     everything = io.BytesIO()
-    while part := file.read(_STREAM_BYTES):
+    while part := file.read(2**20):
         everything.write(part)
     if owned:
         file.close()
-    return _Memory(everything.getbuffer(), label)
-
-
-class _Memory(Source):
-    def __init__(self, data: memoryview, label: str) -> None:
-        self._data = np.frombuffer(data, np.uint8)
-        self._data.flags.writeable = False
-        self.label, self.size = label, len(data)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        # NumPy lets go of the interpreter lock.
-        np.copyto(np.frombuffer(buffer, np.uint8), self._data[offset : offset + len(buffer)])
-
-    def mapped(self) -> Bytes:
-        return self._data
+    return Source(everything.getbuffer(), label)
 
 
 class _Seeking(Source):
@@ -154,7 +138,7 @@ class _Seeking(Source):
         return len(part)
 
     def mapped(self) -> Bytes:
-        return _Memory(memoryview(self.read(0, self.size)), self.label).mapped()
+        return Source(memoryview(self.read(0, self.size)), self.label).mapped()
 
     def close(self) -> None:
         if self._owned:
@@ -178,41 +162,43 @@ class _File(_Seeking):
 def read_part(
     read_into: ReadInto, shape: Sequence[int], item_size: int, wanted: Sequence[range], memory: Bytes
 ) -> None:
-    """Fills `memory` with a part of a tensor: the positions `wanted` along each axis, in C order."""
+    """Fills `memory` with a part of a tensor: the positions `wanted` along each axis, in C order.
+
+    That is a set of runs. Long ones are read where they belong. Short ones that lie close together are read with the
+    gaps between them, some MiB at a time, and picked out: a system call costs about as much as reading 16 KiB.
+    """
     if not len(memory):
         return
     # Axes of size 1 tell nothing apart, and NumPy has no more than 64 axes. The bytes of an item are one more axis.
     axes = [(size, positions) for size, positions in zip(shape, wanted, strict=True) if size != 1]
     sizes, ranges = zip(*axes, (item_size, range(item_size)), strict=True)
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    # The innermost axis of which not all is wanted: what one of its steps holds is in one run, or all of them are.
+    steps = [positions.step * stride for positions, stride in zip(ranges, strides, strict=True)]
+    # The innermost axis of which not all is wanted: inside one of its steps, or of many in a row, there are no gaps.
     axis = max((axis for axis, size in enumerate(sizes) if len(ranges[axis]) < size), default=0)
     at_once = len(ranges[axis]) if ranges[axis].step == 1 else 1
     scratch = np.empty(0, np.uint8)
-    if at_once * strides[axis] < _LONG_RUN:
-        for outer, (stride, positions) in enumerate(zip(strides[: axis + 1], ranges, strict=False)):
-            if stride * positions.step <= _SHORT_GAP:
-                axis, at_once = outer, min(len(positions), max(1, _SPAN // (stride * positions.step)))
-                scratch = np.empty(at_once * stride * positions.step, np.uint8)
-                break
-    positions, stride, inner = ranges[axis], strides[axis], ranges[axis + 1 :]
-    # Of what one step along the axis holds, the first byte that is wanted, the last, and how many there are.
-    first = sum(each[0] * stride for each, stride in zip(inner, strides[axis + 1 :], strict=True))
-    last = sum(each[-1] * stride for each, stride in zip(inner, strides[axis + 1 :], strict=True))
-    count = math.prod(map(len, inner))
-    picked = (slice(None, None, positions.step), *(slice(each.start, each.stop, each.step) for each in inner))
+    for outer in range(axis if ranges[axis].step == 1 else axis + 1):
+        if steps[outer] <= _SHORT_GAP:
+            axis, at_once = outer, min(len(ranges[outer]), max(1, _SPAN // steps[outer]))
+            scratch = np.empty(at_once * steps[outer], np.uint8)
+            break
+    inner = [len(positions) for positions in ranges[axis + 1 :]]
+    first = sum(
+        positions[0] * stride for positions, stride in zip(ranges[axis + 1 :], strides[axis + 1 :], strict=True)
+    )
+    extent = sum((count - 1) * step for count, step in zip(inner, steps[axis + 1 :], strict=True)) + 1
     done = 0
     for outer in itertools.product(*ranges[:axis]):
-        base = sum(position * stride for position, stride in zip(outer, strides, strict=False))
-        for begin in range(0, len(positions), at_once):
-            some = positions[begin : begin + at_once]
-            part = memory[done : done + len(some) * count]
-            start, nbytes = base + some[0] * stride + first, (some[-1] - some[0]) * stride + last - first + 1
+        base = first + sum(position * stride for position, stride in zip(outer, strides, strict=False))
+        for begin in range(0, len(ranges[axis]), at_once):
+            some = ranges[axis][begin : begin + at_once]
+            shape = (len(some), *inner)
+            part = memory[done : done + math.prod(shape)]
+            start, nbytes = base + some[0] * strides[axis], (len(some) - 1) * steps[axis] + extent
             if nbytes == len(part):  # without gaps
                 read_into(start, memoryview(part))
             else:
-                rows = some[-1] - some[0] + 1
-                read_into(start, memoryview(scratch)[first : first + nbytes])
-                grid = scratch[: rows * stride].reshape(rows, *sizes[axis + 1 :])
-                part.reshape(len(some), *map(len, inner))[...] = grid[picked]
+                read_into(start, memoryview(scratch)[:nbytes])
+                part.reshape(shape)[...] = np.lib.stride_tricks.as_strided(scratch, shape, steps[axis:])
             done += len(part)

@@ -3,36 +3,33 @@
 Tensors whose size is a multiple of 64 bytes come first, so that each begins at such a multiple and can be mapped and
 used as it is. The others follow by decreasing alignment, so that each is aligned for its own dtype.
 
-Data is hashed by a second thread while the first writes it, and the digests are patched into the header at the end. A
-file that cannot be patched (a pipe, a socket, a compressed stream, a file opened for appending) has its digests worked
-out first, in one more pass over the data.
+Data is hashed by a second thread while the first writes it, and the digests are patched into the header at the end. Of
+a file that cannot be patched (a pipe, a compressed stream, one opened for appending) they are worked out first.
 """
 
+import collections
 import contextlib
 import io
+import itertools
 import os
+import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO, NamedTuple
 
 from ..._printable import printable
-from ._chunks import SMALL, Progress, counting, hash_into, num_chunks, second_thread
-from ._header import (
-    ALIGNMENT,
-    MANIFEST_TENSOR,
-    MAX_HEADER_BYTES,
-    MAX_INLINE_MANIFEST,
-    Tensor,
-    blank_header,
-    nbytes_of,
-    seal,
-)
+from ._chunks import CHUNK_BYTES, SMALL, Progress, counting, num_chunks
+from ._header import ALIGNMENT, MANIFEST_TENSOR, MAX_HEADER_BYTES, Tensor, blank_header, nbytes_of, seal
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
+MAX_INLINE_MANIFEST = 16 * 2**20
+
 _WORTH_A_THREAD = 2**20  # below, handing a tensor over takes longer than hashing it
+_MAX_BEHIND = 3  # buffers that wait for the second thread; they bound the memory held by copied pieces
 
 Buffer = bytes | memoryview
 
@@ -113,34 +110,42 @@ def _place(source: TensorSource) -> int:
     return -ALIGNMENT if nbytes and nbytes % ALIGNMENT == 0 else -source.alignment
 
 
-def _laid_out(sources: Iterable[TensorSource]) -> list[Tensor]:
-    tensors: list[Tensor] = []
-    at = 0
-    for name, dtype, shape, _, _ in sources:
-        stop = at + nbytes_of(dtype, shape)
-        tensors.append(Tensor(name, dtype, shape, at, stop))
-        at = stop
-    return tensors
+def _laid_out(sources: Sequence[TensorSource]) -> list[Tensor]:
+    sizes = (nbytes_of(source.dtype, source.shape) for source in sources)
+    offsets = itertools.pairwise(itertools.accumulate(sizes, initial=0))
+    return [Tensor(*source[:3], start, stop) for source, (start, stop) in zip(sources, offsets, strict=True)]
 
 
 def _hashed(
-    sources: Iterable[TensorSource], tensors: Sequence[Tensor], digests: list[int]
+    sources: Sequence[TensorSource], tensors: Sequence[Tensor], digests: list[int]
 ) -> Generator[Buffer, None, None]:
     """The bytes of all tensors. When there are no more, `digests` has all of theirs."""
-    counts = [num_chunks(tensor.nbytes) for tensor in tensors]
-    digests += [0] * sum(counts)
-    first = 0
-    with second_thread() as submit:
-        for source, tensor, count in zip(sources, tensors, counts, strict=True):
-            at = 0
+    with ThreadPoolExecutor(1, "sharedtree-digest") as thread:  # which starts when it is needed
+        behind: collections.deque[Future[None]] = collections.deque()
+        for source, tensor in zip(sources, tensors, strict=True):
+            first, at = len(digests), 0
+            digests += [0] * num_chunks(tensor.nbytes)
             for buffer in source.buffers():
                 if tensor.nbytes < _WORTH_A_THREAD:
-                    hash_into(digests, first, at, buffer)
+                    _hash(digests, first, at, buffer)
                 else:
-                    submit(hash_into, digests, first, at, buffer)
+                    if len(behind) == _MAX_BEHIND:
+                        behind.popleft().result()
+                    behind.append(thread.submit(_hash, digests, first, at, buffer))
                 yield buffer
                 at += len(buffer)
-            first += count
+        for each in behind:
+            each.result()
+
+
+def _hash(digests: list[int], first: int, at: int, buffer: Buffer) -> None:
+    """Adds the bytes of a tensor from `at` on to its digests, which begin at `first`."""
+    while len(buffer):
+        chunk, within = divmod(at, CHUNK_BYTES)
+        part = buffer[: CHUNK_BYTES - within]
+        digests[first + chunk] = zlib.crc32(part, digests[first + chunk])
+        at += len(part)
+        buffer = buffer[len(part) :]
 
 
 def _gathered(buffers: Iterable[Buffer]) -> Iterator[Buffer | bytearray]:
@@ -164,11 +169,9 @@ def _can_be_patched(file: BinaryIO) -> bool:
     if type(file) is io.BytesIO:
         return True
     raw = file.raw if isinstance(file, io.BufferedWriter | io.BufferedRandom) else file
-    if not isinstance(raw, io.FileIO) or not raw.seekable():
+    if not isinstance(raw, io.FileIO) or not raw.seekable() or "a" in raw.mode:
         return False
-    if fcntl is None:
-        return "a" not in raw.mode
-    return not fcntl.fcntl(raw.fileno(), fcntl.F_GETFL) & os.O_APPEND
+    return fcntl is None or not fcntl.fcntl(raw.fileno(), fcntl.F_GETFL) & os.O_APPEND
 
 
 def _write_all(file: BinaryIO, buffer: memoryview) -> None:
