@@ -408,6 +408,34 @@ def test_a_killed_process_leaves_a_whole_file(tmp_path):
     assert len(seen) > 1
 
 
+# --- when Python ends --------------------------------------------------------------------------------------------
+
+ENDING = textwrap.dedent(
+    """
+    import atexit, sys, threading
+    from tests.serialise.test_durable import save_zeros
+
+    def save():
+        threading.main_thread().join()
+        save_zeros(sys.argv[1] + "2", 10 * 2**20)
+
+    atexit.register(save_zeros, sys.argv[1] + "1", 10 * 2**20)
+    threading.Thread(target=save).start()
+    """
+)
+
+
+def test_saves_while_python_ends(tmp_path):
+    """In a thread that outlives the main one, and in what runs at exit: executors take no more work then."""
+    run = subprocess.run(
+        [sys.executable, "-c", ENDING, str(tmp_path / "x")], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert not run.stderr
+    for path in (tmp_path / "x1", tmp_path / "x2"):
+        with read_header(path) as container:
+            assert container.damage() == []
+
+
 # --- a full disk -------------------------------------------------------------------------------------------------
 
 

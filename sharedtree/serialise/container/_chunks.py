@@ -10,7 +10,6 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 CHUNK_BYTES = 4 * 2**20
@@ -33,31 +32,31 @@ def num_chunks(nbytes: int) -> int:
 def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int | None = None) -> None:
     """Runs independent jobs on several threads, of which the caller's is one.
 
-    Raises what a job raises. No job is started after that, and none is still running.
+    Raises the first error that a job raises. No job is started after it, and none is still running.
     """
     if num_threads is None:  # one for each core that this process may use; past four, memory is the limit
         num_threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    taken, lock = iter(jobs), threading.Lock()
-    has_failed = False
+    taken, errors, lock = iter(jobs), list[BaseException](), threading.Lock()
 
     def work() -> None:
-        nonlocal has_failed
         try:
-            while not has_failed:
+            while not errors:
                 with lock:  # generators may not be advanced by two threads at once
                     job = next(taken, None)
                 if job is None:
                     return
                 job()
-        except BaseException:
-            has_failed = True
-            raise
+        except BaseException as error:  # noqa: BLE001  raised again below, on the caller's thread
+            errors.append(error)
 
-    with ThreadPoolExecutor(max(num_threads - 1, 1), "sharedtree-read") as executor:
-        others = [executor.submit(work) for _ in range(num_threads - 1)]
-        work()
-    for other in others:
-        other.result()
+    threads = [threading.Thread(target=work, name=f"sharedtree-read-{i}") for i in range(1, num_threads)]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 def counting(progress: Progress | None, total: int) -> Callable[[int], None]:

@@ -49,7 +49,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     # File names end at 255 bytes, and the temporary one is longer than its target's.
     prefix = f".{name if len(encoded) <= 200 else hashlib.sha256(encoded).hexdigest()}."
     _remove_stale(folder, prefix)
-
     opener = functools.partial(os.open, mode=0o666 if mode is None else mode | 0o600)
     while True:
         temporary = os.path.join(folder, prefix + secrets.token_hex(_RANDOM_DIGITS // 2) + _SUFFIX)

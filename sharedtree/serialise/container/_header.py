@@ -78,10 +78,7 @@ def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
 
 
 def blank_header(tensors: Sequence[Tensor], manifest: str, metadata: Mapping[str, str]) -> bytearray:
-    """The length and the header, with zeros for digests. `manifest` is the text under the key `sharedtree`.
-
-    A `ValueError` if a name is taken twice or is reserved, or metadata are no texts, or none that UTF-8 can hold.
-    """
+    """The length and the header, with zeros for digests. A `ValueError` if a name or a text cannot be there."""
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ValueError(
@@ -90,8 +87,7 @@ def blank_header(tensors: Sequence[Tensor], manifest: str, metadata: Mapping[str
             )
         if key.startswith("sharedtree"):
             raise ValueError(
-                f"The metadata key `{printable(key)}` is taken: those that begin with `sharedtree` are the format's. "
-                "Rename it."
+                f"The metadata key `{printable(key)}` is taken: those that begin with `sharedtree` are. Rename it."
             )
     digests = "00000000" * sum(num_chunks(tensor.nbytes) for tensor in tensors)
     own = {"sharedtree.header": "00000000", "sharedtree.digests": digests, "sharedtree": manifest}
@@ -122,10 +118,7 @@ def seal(header: bytearray, digests: Sequence[int]) -> slice:
 def parse_header(source: Source) -> Header:
     """Reads a header, with some microseconds for each tensor. Nothing is allocated but what its own text makes.
 
-    Raises:
-        FormatError: if this is not a sharedtree file.
-        RefusedError: if it is malformed.
-        CorruptFileError: if it is one, and has changed.
+    `FormatError` if this is no file of ours, `CorruptFileError` if it has changed, `RefusedError` if it is malformed.
     """
     raw, label = bytes(source.read(0, _LENGTH_BYTES + _length(source))), source.label
     ours = raw.startswith(_BEFORE_CRC, _LENGTH_BYTES)

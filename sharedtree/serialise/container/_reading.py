@@ -183,7 +183,8 @@ class Container(contextlib.AbstractContextManager["Container"]):
                 if data is not None and tensor.nbytes < SMALL:
                     memoryview(data[tensor.name])[:] = part
                 done += len(part)
-            report(done)
+            if done:
+                report(done)
 
         worth_threads = check is not None and total >= _WORTH_THREADS and self._source.is_concurrent
         # In order of offset, which some sources can read in no other.
@@ -272,29 +273,23 @@ def aligned(nbytes: int) -> Bytes:
 
 def memory_for(tensors: Iterable[Tensor]) -> dict[str, Bytes]:
     """Fresh memory, not filled, for each tensor, by name. No more than 63 bytes for each are taken besides."""
+    groups: list[list[Tensor]] = []  # of tensors that share a piece of memory
+    filling: dict[int, tuple[list[Tensor], int]] = {}  # by what they may fill, the last group and what it does fill
+    for tensor in tensors:
+        bound = _BLOCK_BYTES if tensor.nbytes < SMALL else _SLAB_BYTES if tensor.nbytes < _LARGE else 0
+        together, filled = filling.get(bound, ([], bound + 1))
+        if filled + _padded(tensor) > bound:
+            together, filled = [], 0
+            groups.append(together)
+        together.append(tensor)
+        filling[bound] = together, filled + _padded(tensor)
     memory: dict[str, Bytes] = {}
-    shared: dict[int, list[Tensor]] = {_BLOCK_BYTES: [], _SLAB_BYTES: []}
-    filled = dict.fromkeys(shared, 0)
-
-    def place(together: list[Tensor]) -> None:
+    for together in groups:
         block = _in_huge_pages(sum(map(_padded, together)))
         at = 0
         for tensor in together:
             memory[tensor.name] = block[at : at + tensor.nbytes]
             at += _padded(tensor)
-
-    for tensor in tensors:
-        if tensor.nbytes >= _LARGE:
-            place([tensor])
-            continue
-        bound = _BLOCK_BYTES if tensor.nbytes < SMALL else _SLAB_BYTES
-        if filled[bound] + _padded(tensor) > bound:
-            place(shared[bound])
-            shared[bound], filled[bound] = [], 0
-        shared[bound].append(tensor)
-        filled[bound] += _padded(tensor)
-    for together in shared.values():
-        place(together)
     return memory
 
 

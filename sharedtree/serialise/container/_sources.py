@@ -10,6 +10,7 @@ import io
 import itertools
 import math
 import mmap
+import operator
 import os
 import stat
 import threading
@@ -184,13 +185,12 @@ def read_part(
             scratch = np.empty(at_once * steps[outer], np.uint8)
             break
     inner = [len(positions) for positions in ranges[axis + 1 :]]
-    first = sum(
-        positions[0] * stride for positions, stride in zip(ranges[axis + 1 :], strides[axis + 1 :], strict=True)
-    )
-    extent = sum((count - 1) * step for count, step in zip(inner, steps[axis + 1 :], strict=True)) + 1
+    # Of what one step along the axis holds: where the first byte that is wanted is, and from there to the last.
+    first = sum(map(operator.mul, (positions[0] for positions in ranges[axis + 1 :]), strides[axis + 1 :]))
+    extent = sum(map(operator.mul, (count - 1 for count in inner), steps[axis + 1 :])) + 1
     done = 0
     for outer in itertools.product(*ranges[:axis]):
-        base = first + sum(position * stride for position, stride in zip(outer, strides, strict=False))
+        base = first + sum(map(operator.mul, outer, strides))
         for begin in range(0, len(ranges[axis]), at_once):
             some = ranges[axis][begin : begin + at_once]
             shape = (len(some), *inner)

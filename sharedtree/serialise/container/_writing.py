@@ -27,10 +27,7 @@ except ImportError:  # Windows
     fcntl = None
 
 MAX_INLINE_MANIFEST = 16 * 2**20
-
 _WORTH_A_THREAD = 2**20  # below, handing a tensor over takes longer than hashing it
-_MAX_BEHIND = 3  # buffers that wait for the second thread; they bound the memory held by copied pieces
-
 Buffer = bytes | memoryview
 
 
@@ -58,16 +55,12 @@ def write(
     """Writes a container to any object with `write`, from where it is positioned. Returns how many bytes that took.
 
     The file is left at their end, unflushed if it has a buffer. The manifest goes into a tensor of its own past 16 MiB.
-
-    Raises:
-        ValueError: if the header would be longer than safetensors allows (100 MB, some 800,000 tensors), a name is
-            taken twice or reserved, or metadata are no texts. Nothing was written.
+    A `ValueError` if the header would be longer than safetensors allows (some 800,000 tensors), or a name or a text
+    cannot be in it. Nothing was written then.
     """
-    for source in sources:
-        if source.name.startswith("sharedtree."):
-            raise ValueError(
-                f"The tensor name `{printable(source.name)}` is taken: those that begin with `sharedtree.` are."
-            )
+    taken = [printable(source.name) for source in sources if source.name.startswith("sharedtree.")]
+    if taken:
+        raise ValueError(f"The tensor name `{taken[0]}` is taken: those that begin with `sharedtree.` are.")
     ordered = sorted(sources, key=_place)
     tensors = _laid_out(ordered)
     is_long = len(manifest) > MAX_INLINE_MANIFEST
@@ -129,9 +122,14 @@ def _hashed(
                 if tensor.nbytes < _WORTH_A_THREAD:
                     _hash(digests, first, at, buffer)
                 else:
-                    if len(behind) == _MAX_BEHIND:
+                    if len(behind) == 3:  # what waits bounds the memory held by copied pieces
                         behind.popleft().result()
-                    behind.append(thread.submit(_hash, digests, first, at, buffer))
+                    try:
+                        behind.append(thread.submit(_hash, digests, first, at, buffer))
+                    except RuntimeError:  # Python ends, and its executors take no more work
+                        while behind:
+                            behind.popleft().result()
+                        _hash(digests, first, at, buffer)
                 yield buffer
                 at += len(buffer)
         for each in behind:
@@ -152,13 +150,12 @@ def _gathered(buffers: Iterable[Buffer]) -> Iterator[Buffer | bytearray]:
     """The same bytes, with small buffers put together."""
     small = bytearray()
     for buffer in buffers:
-        is_small = len(buffer) < SMALL
-        if is_small:
+        if len(buffer) < SMALL:
             small += buffer
-        if small and (not is_small or len(small) >= SMALL):
+        if small and max(len(buffer), len(small)) >= SMALL:
             yield small
             small = bytearray()  # a new one: the file object may keep a view of the old one
-        if not is_small:
+        if len(buffer) >= SMALL:
             yield buffer
     if small:
         yield small
