@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .._printable import printable
 from ..compat._importing import importable_name
-from .container._progress import ProgressOption, showing
+from .container._chunks import ProgressOption, showing
 from .container._sources import Readable
 from .load import opened
 from .trust._asked import Request
