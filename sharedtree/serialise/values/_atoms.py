@@ -53,6 +53,8 @@ def encode_numpy(value: np.generic | np.dtype[Any]) -> Atom:
         if value.metadata:
             raise TypeError("a dtype with metadata")
         return ["dtype", _dtype_text(value)]
+    if value.dtype.names:  # float0 among them, whose scalars are no numbers
+        raise TypeError("a structured value")
     array = np.asarray(value)
     data = array.astype(_on_disk(array.dtype), copy=False).tobytes() if value.dtype.itemsize else b""
     return ["scalar", _dtype_text(value.dtype), _cleared(data, value.dtype).hex()]
