@@ -98,7 +98,7 @@ def require_sound(found: Any, wanted: Sequence[tuple[ArrayEntry, Placement]], la
     """Compares Orbax's metadata of a step with its manifest, which says what is wanted and stored, and where it goes.
 
     It is a FormatError if they do not agree, or there is too little on the disk for the arrays; and a
-    StructureMismatchError if they do not fit into memory. Files are looked at until there are enough.
+    StructureMismatchError if they do not fit into memory.
     """
 
     def disagree(fact: str) -> SharedTreeError:
@@ -158,7 +158,7 @@ def _nbytes(entry: ArrayEntry, placement: Placement) -> int:
 
 
 def _sizes(directory: Any) -> Iterator[int]:
-    """How many bytes the files below a folder have, one by one."""
+    """How many bytes the files below a folder have, one by one: as many are looked at as somebody asks for."""
     folders = [] if directory is None else [directory]
     while folders:
         for path in folders.pop().iterdir():

@@ -26,11 +26,7 @@ Bounds = tuple[tuple[int, int], ...]  # where a part of an array begins and ends
 def read_arrays(
     container: Container, entries: list[ArrayEntry], place: Place, *, mmap: bool, verify: bool, progress: ProgressOption
 ) -> list[Any]:
-    """The arrays of some entries, from a file that is mapped or read.
-
-    With `mmap`, `verify` checks all digests before anything is mapped; without it nothing is looked at, so that
-    booleans may have other bytes than 0 and 1.
-    """
+    """The arrays of some entries. With `mmap`, all digests are checked before anything is mapped, or nothing is."""
     placements = placements_of(entries, place)
     plan = [(entry, placement, _parts(entry, placement)) for entry, placement in zip(entries, placements, strict=True)]
     whole = [entry.tensor for entry, _, parts in plan if parts is None]
@@ -47,10 +43,10 @@ def read_arrays(
         arrays: list[Any] = []
         for entry, placement, parts in plan:
             if parts is None:
-                raw, dtype = data[entry.tensor], dtype_named(entry.dtype)
+                dtype = dtype_named(entry.dtype)
                 if verify or not mmap:
-                    require_bools(raw, dtype, entry.tensor)
-                arrays.append(restore(raw, dtype, entry.shape))
+                    require_bools(data[entry.tensor], dtype, entry.tensor)
+                arrays.append(restore(data[entry.tensor], dtype, entry.shape))
                 continue
             arrays.append(_read_parts(container, entry, placement, parts, verify=verify and not mmap))
             done += _nbytes(entry, parts)
@@ -61,10 +57,7 @@ def read_arrays(
 
 
 def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement]:
-    """Where each array goes: JAX's as is asked, if JAX can have them, and NumPy's stay on the host.
-
-    With 64-bit types switched off, JAX would take half of each number, and say so in a warning at most.
-    """
+    """Where each array goes: JAX's as is asked, if JAX can have them, and NumPy's stay on the host."""
     of_jax = [entry for entry in entries if entry.kind == "jax"]
     for entry in of_jax:
         if not _is_dtype_of_jax(entry.dtype):
@@ -73,6 +66,7 @@ def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement
                 f"{jax.__version__} does not have. The file is damaged or was made by hand; or a newer JAX made the "
                 "array, then update:\n    pip install --upgrade jax"
             )
+    # Of such numbers JAX would take half, and say so in a warning at most.
     shortened = [
         entry for entry in of_jax if jax.dtypes.canonicalize_dtype(dtype_named(entry.dtype)) != dtype_named(entry.dtype)
     ]
@@ -97,10 +91,9 @@ def _is_dtype_of_jax(name: str) -> bool:
 
 
 def settled(entries: Sequence[ArrayEntry], placements: Sequence[Placement], arrays: list[Any]) -> list[Any]:
-    """The arrays that were saved, where they are wanted: the same list, with each array replaced in it.
+    """The arrays that were saved, where they are wanted: the same list, in which each is replaced as its memory goes.
 
-    They come on the host, as NumPy's, of which JAX may keep the memory; or as JAX's, which are in place already. The
-    host's memory is let go on the way.
+    They come as NumPy's on the host, of which JAX may keep the memory, or as JAX's, which are in place already.
     """
     pairs = list(zip(entries, placements, strict=True))
     # The sharding of PRNG keys is not that of their data, so they are made first and placed then.
