@@ -177,26 +177,40 @@ def merged(shape: Shape, groups: Any) -> tuple[tuple[Record, ...], dict[int, int
     Raises:
         SharingMismatchError: if records in one group differ in class or statics.
     """
-    parent = list(range(len(shape.records)))
-
-    def find(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
+    classes = Classes(len(shape.records))
     for group in groups:
         for i in group:
-            low, high = sorted((find(group[0]), find(i)))
+            low, high = sorted((classes.of(group[0]), classes.of(i)))
             if low != high and shape.records[low][0] != shape.records[high][0]:
                 raise _cannot_merge(shape, low, high)
-            parent[high] = low
+            classes.unite(low, high)
 
     def expand(i: int) -> tuple[Op, Sequence[int]]:
         op, children = shape.records[i]
-        return op, [find(child) for child in children]
+        return op, [classes.of(child) for child in children]
 
-    return canonical(find(shape.root), expand)
+    return canonical(classes.of(shape.root), expand)
+
+
+class Classes:
+    """Numbers from 0 on, each a class of its own until two classes are made one; the lowest number stands for all."""
+
+    def __init__(self, count: int) -> None:
+        self._lower = list(range(count))
+
+    def of(self, number: int) -> int:
+        """The number that stands for the class of a number."""
+        lower = self._lower
+        while lower[number] != number:
+            lower[number] = lower[lower[number]]
+            number = lower[number]
+        return number
+
+    def unite(self, one: int, other: int) -> bool:
+        """Makes one class of two; whether they were two."""
+        low, high = sorted((self.of(one), self.of(other)))
+        self._lower[high] = low
+        return low != high
 
 
 def _cannot_merge(shape: Shape, i: int, j: int) -> SharingMismatchError:

@@ -24,8 +24,8 @@ import sharedtree as st
 from sharedtree.__main__ import main
 from sharedtree._commands._array_differences import elementwise, pieces
 from sharedtree._commands._comparing import compare
-from sharedtree.serialise._opened import Opened
-from sharedtree.serialise.values._texts import columns
+from sharedtree.serialise.load import opened
+from sharedtree.serialise.values._outline import columns
 
 from .serialise.isomorphic import assert_isomorphic
 from .serialise.strategies import trees
@@ -294,6 +294,68 @@ def test_colours_are_for_terminals_with_rich(tied, has_rich):
     assert done.returncode == 0
     assert (b"\x1b[" in out) is has_rich
     assert b"= ['embed']" in out.replace(b"\x1b[0m", b"").replace(b"\x1b[33m", b"")
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A safetensors file of another program, one of whose dtypes nobody has arrays of."""
+    entries = {
+        "__metadata__": {"format": "pt\x1b"},
+        "embed.weight": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]},
+        "scale": {"dtype": "F8_E8M0", "shape": [4], "data_offsets": [12, 16]},
+        "packed": {"dtype": "F4", "shape": [4], "data_offsets": [16, 18]},
+        "new\u202e": {"dtype": "Q5", "shape": [3], "data_offsets": [18, 20]},
+    }
+    text = json.dumps(entries).encode()
+    path = tmp_path / "theirs.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(20))
+    return path
+
+
+def test_show_lists_the_tensors_of_another_program(command, theirs):
+    nbytes = f"{theirs.stat().st_size:,} bytes"
+    for options in ([], ["--arrays"], ["--depth", 1]):
+        status, out, err = command("show", theirs, *options)
+        assert (status, err) == (0, "")
+        assert out.splitlines() == [
+            f"{theirs}  {nbytes}, which another program wrote: it has tensors, and no tree",
+            "4 arrays, 20 bytes",
+            "format: pt\\x1b",
+            "",
+            "name          dtype    shape   bytes",
+            "embed.weight  BF16     [2, 3]  12",
+            "scale         F8_E8M0  [4]     4",
+            "packed        F4       [4]     2",
+            "new\\u202e     Q5       [3]     2",
+        ]
+    _, out, _ = command("show", theirs, "--json")
+    whole = json.loads(out)
+    assert list(whole) == ["file", "file_nbytes", "library", "metadata", "nbytes", "arrays", "tree", "num_lines"]
+    assert (whole["library"], whole["nbytes"], whole["tree"], whole["num_lines"]) == (None, 20, [], 0)
+    assert whole["arrays"][2] == {"name": "packed", "dtype": "F4", "shape": [4], "nbytes": 2, "kind": None}
+
+
+def test_show_of_another_programs_file_reads_its_header_only(command, theirs):
+    data = theirs.read_bytes()
+    size = 2**40
+    text = (
+        data[8:-20]
+        .replace(b"[16, 18]", b"[16, %d]" % size)
+        .replace(b'"F4", "shape": [4]', b'"U8", "shape": [%d]' % (size - 16))
+    )
+    text = text[: text.index(b', "new')] + b"}"
+    with theirs.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + size)
+    status, out, _ = command("show", theirs)
+    assert status == 0
+    assert "packed        U8       [1099511627760]  1,099,511,627,760" in out
+    with theirs.open("r+b") as file:
+        file.truncate(1_000)
+    for name in ("show", "audit", "verify", "diff"):
+        status, out, err = command(name, theirs, *([theirs] if name == "diff" else []))
+        assert (status, out) == (2, "")
+        assert ("was cut short" if name == "show" else "sharedtree.load(path, foreign=True)") in err
 
 
 # verify -------------------------------------------------------------------------------------------------------------
@@ -596,6 +658,23 @@ def test_ties_between_other_places(differences):
     assert ties_of(differences([x, x, y], [x, y, y])) == [("untied", ["[0]", "[1]"]), ("tied", ["[1]", "[2]"])]
 
 
+def test_a_tie_within_a_part_that_is_no_longer_tied(differences):
+    """Both files have it, one of them by another path."""
+
+    def part():
+        w = jnp.ones(2)
+        return [w, w]
+
+    x = part()
+    assert ties_of(differences([x, x], [x, part()])) == [("untied", ["[0]", "[1]"])]
+    assert ties_of(differences([x, part()], [x, x])) == [("tied", ["[0]", "[1]"])]
+
+
+def test_values_in_the_place_of_objects_are_no_tie(differences):
+    x, value = [1], (1,)
+    assert ties_of(differences([x, x], [value, value])) == [("untied", ["[0]", "[1]"])]
+
+
 def test_a_tie_that_became_larger(differences):
     x, y = jnp.ones(2), jnp.ones(2)
     assert ties_of(differences([x, x, y], [x, x, x])) == [
@@ -826,7 +905,7 @@ def test_files_are_equal_exactly_if_their_trees_are(both):
 
 
 def found_in(a, b):
-    with Opened(a) as first, Opened(b) as second:
+    with opened(a) as first, opened(b) as second:
         return list(compare(first, second))
 
 

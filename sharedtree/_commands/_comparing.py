@@ -1,28 +1,28 @@
 """How two files differ: in structure, in ties, in values.
 
 Both trees are walked at once, from the roots down, along the paths that they have in common. Two nodes that were found
-to stand at one path are taken for the same from then on (union-find), so each pair of the walk makes one class of nodes
-out of two, and the walk is about as long as the files are, however much is shared: Hopcroft and Karp's test of whether
-two automata are equal ("A linear algorithm for testing equivalence of finite automata", 1971). Unlike theirs it goes on
-after a difference. What differs is reported once, at the first path that leads there. And unlike theirs, two nodes may
-have different numbers of children: of a large one that was compared before and is compared with a small one now, only
-the children that both have are looked at, or a large list that one file has many times would be gone through as often.
+to stand at one path are taken for the same from then on, so each pair of the walk makes one class of nodes out of two,
+and the walk is about as long as the files are, however much is shared: Hopcroft and Karp's test of whether two automata
+are equal ("A linear algorithm for testing equivalence of finite automata", 1971). Unlike theirs it goes on after a
+difference. What differs is reported once, at the first path that leads there. And unlike theirs, two nodes may have
+different numbers of children: of a large one that was compared before and is compared with a small one now, only the
+children that both have are looked at, or a large list that one file has many times would be gone through as often.
 
 Ties are compared as partitions of the paths that both files have. Only maximal ones are told.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from ..serialise._opened import Opened
-from ..serialise.values._manifest import ArrayEntry, Child
-from ..serialise.values._texts import array_text
+from .._sharing import Classes
+from ..serialise.load import Opened
+from ..serialise.values._atoms import short
+from ..serialise.values._jax_values import array_text
+from ..serialise.values._nodes import Child
 from ._array_differences import difference
-from ._sides import DICTIONARIES, INSTANCES, Numbers, Side, are_comparable
+from ._sides import DICTIONARIES, INSTANCES, MOST, Numbers, Place, Side, are_comparable
 
 What = Literal["added", "removed", "renamed", "changed", "order", "values", "tied", "untied", "metadata"]
-
-_MAX_PATH = 400
 
 
 class Difference(NamedTuple):
@@ -54,7 +54,7 @@ class _Pair(NamedTuple):
 
     a: Child
     b: Child
-    place: int
+    at: int
     again: tuple[bool, bool] = (False, False)
 
 
@@ -71,7 +71,10 @@ def compare(a: Opened, b: Opened, *, values: bool = True) -> Iterator[Difference
 
     Cost: a few look-ups a node, and one pass over the bytes of both, a piece at a time.
     """
-    yield from _metadata(a.container.metadata, b.container.metadata)
+    old, new = a.container.metadata, b.container.metadata
+    for key in {**old, **new}:
+        if old.get(key) != new.get(key):
+            yield Difference("metadata", (key,), old.get(key), new.get(key))
     yield from _Comparison(a, b, values).run()
 
 
@@ -80,11 +83,11 @@ class _Comparison:
         numbers: Numbers = {}
         self._sides = Side(a, numbers), Side(b, numbers)
         self._values = values
-        self._classes = list(range(len(a.manifest.nodes) + len(b.manifest.nodes)))  # union-find; those of `b` last
         self._offset = len(a.manifest.nodes)
-        self._parents: list[tuple[int, str]] = [(-1, "")]  # place → the place above it, and the step from there
+        self._classes = Classes(self._offset + len(b.manifest.nodes))  # those of `b` last
+        self._steps: list[tuple[int, str]] = [(-1, "")]  # place → the place above it, and the step from there
         self._occurrences: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})  # node → places
-        self._one_sided: set[int] = set()  # places
+        self._nodes_at: dict[int, tuple[int, int]] = {}  # place that both files have → their nodes
         self._met: tuple[set[int], set[int]] = (set(), set())  # nodes without identity in parts that one file has alone
         self._compared: tuple[set[int], set[int]] = (set(), set())  # nodes whose children were compared with others
         self._alone: list[tuple[int, Child, int]] = []  # side, child, place: what one file has alone
@@ -93,232 +96,178 @@ class _Comparison:
     def run(self) -> Iterator[Difference]:
         while self._stack:
             yield from self._pair(self._stack.pop())
-        for side, child, place in self._alone:
-            self._walk_alone(side, child, place)
+        for side, child, at in self._alone:
+            self._walk_alone(side, child, at)
         yield from self._ties()
 
     # --- one pair --------------------------------------------------------------------------------------------------
 
     def _pair(self, pair: _Pair) -> Iterator[Difference]:
-        a, b, place, _ = pair
+        a, b, at, again = pair
         if type(a) is not int or type(b) is not int:
             if type(a) is int or type(b) is int or not _is_same_atom(a, b):
                 yield self._changed(pair)
-                self._leave_alone(pair)
+                self._alone += [(side, child, at) for side, child in enumerate((a, b)) if not again[side]]
             return
-        again = self._occurs(0, a, place, pair.again[0]), self._occurs(1, b, place, pair.again[1])
-        if not self._unite(a, self._offset + b):
+        self._nodes_at[at] = a, b
+        again = self._occurs(0, a, at, again[0]), self._occurs(1, b, at, again[1])
+        if not self._classes.unite(a, self._offset + b):
             return
-        sides = self._sides
-        kinds = sides[0].node(a)[0], sides[1].node(b)[0]
-        if not are_comparable(*kinds):
+        old, new = self._sides
+        kind = old.node(a)[0]
+        if not are_comparable(kind, new.node(b)[0]):
             yield self._changed(pair)
-            self._leave_below(pair)
-            return
-        if kinds[0] == "array":
-            yield from self._arrays(pair)
-            return
-        if sides[0].label(a) != sides[1].label(b):
-            yield self._changed(pair)
-        yield from self._children(pair._replace(again=again))
+            self._leave_below(0, a, at)
+            self._leave_below(1, b, at)
+        elif kind == "array":
+            yield from self._arrays(a, b, at)
+        else:
+            if old.label(a) != new.label(b):
+                yield self._changed(pair)
+            yield from self._children(a, b, at, again)
 
-    def _children(self, pair: _Pair) -> Iterator[Difference]:
-        assert type(pair.a) is int
-        assert type(pair.b) is int
-        old, new = (side.places(number) for side, number in zip(self._sides, (pair.a, pair.b), strict=True))
-        is_known = [number in done for number, done in zip((pair.a, pair.b), self._compared, strict=True)]
-        for number, done in zip((pair.a, pair.b), self._compared, strict=True):
-            done.add(number)
+    def _children(self, a: int, b: int, at: int, again: tuple[bool, bool]) -> Iterator[Difference]:
+        texts = self._sides[0].text(a), self._sides[1].text(b)
+        old, new = self._sides[0].places(a), self._sides[1].places(b)
+        is_known = a in self._compared[0], b in self._compared[1]
+        self._compared[0].add(a)
+        self._compared[1].add(b)
         if (len(old) > len(new) and is_known[0]) or (len(new) > len(old) and is_known[1]):
-            texts = [self._sides[0].text(pair.a), self._sides[1].text(pair.b)]
-            yield Difference(
-                "changed", (self._path(pair.place),), f"{texts[0]} of {len(old)}", f"{texts[1]} of {len(new)}"
-            )
+            yield self._difference("changed", at, f"{texts[0]} of {len(old)}", f"{texts[1]} of {len(new)}")
             common = [key for key in min(old, new, key=len) if key in old and key in new]
-            self._stack.extend(
-                _Pair(old[key][1], new[key][1], self._place(pair.place, new[key][0]), pair.again)
-                for key in reversed(common)
-            )
+            self._stack += [
+                _Pair(old[key][1], new[key][1], self._below(at, new[key][0]), again) for key in reversed(common)
+            ]
             return
-        kind = self._sides[0].node(pair.a)[0]
-        order = [[key for key in found if key in old and key in new] for found in (old, new)]
-        if kind in DICTIONARIES and order[0] != order[1]:
-            told = [", ".join(found[key][0] for key in keys) for found, keys in zip((old, new), order, strict=True)]
-            yield Difference("order", (self._path(pair.place),), _short(told[0]), _short(told[1]))
-        renamed: dict[object, object] = {}
-        if kind in INSTANCES:
-            renamed = self._renamed(list(old.items()), list(new.items()))
-        pairs: list[_Pair] = []
+        kind = self._sides[0].node(a)[0]
+        order = [found[key][0] for found in (old, new) for key in found if key in old and key in new]
+        half = len(order) // 2
+        if kind in DICTIONARIES and order[:half] != order[half:]:
+            before, now = (short(", ".join(steps), MOST) for steps in (order[:half], order[half:]))
+            yield self._difference("order", at, before, now)
+        former = self._renamed([*old.items()], [*new.items()]) if kind in INSTANCES else {}
+        renamed = set(former.values())
         for key, (step, child) in old.items():
             if key not in new and key not in renamed:
-                place = self._place(pair.place, step)
-                yield Difference("removed", (self._path(place),), old=self._sides[0].text(child))
-                self._alone.append((0, child, place))
-        former = {new_key: old_key for old_key, new_key in renamed.items()}
+                below = self._below(at, step)
+                yield self._difference("removed", below, old=self._sides[0].text(child))
+                self._alone.append((0, child, below))
+        pairs: list[_Pair] = []
         for key, (step, child) in new.items():
-            place = self._place(pair.place, step)
+            below = self._below(at, step)
             if key in old or key in former:
                 was, counterpart = old[former.get(key, key)]
                 if key in former:
-                    yield Difference("renamed", (self._path(place),), was, step)
-                pairs.append(_Pair(counterpart, child, place, pair.again))
+                    yield self._difference("renamed", below, was, step)
+                pairs.append(_Pair(counterpart, child, below, again))
             else:
-                yield Difference("added", (self._path(place),), new=self._sides[1].text(child))
-                self._alone.append((1, child, place))
+                yield self._difference("added", below, new=self._sides[1].text(child))
+                self._alone.append((1, child, below))
         self._stack.extend(reversed(pairs))
 
-    def _renamed(self, old: Sequence[tuple], new: Sequence[tuple]) -> dict[object, object]:
-        """Fields that one class has and the other lacks, in one place of the list and with the same in them."""
+    def _renamed(
+        self, old: Sequence[tuple[Hashable, Place]], new: Sequence[tuple[Hashable, Place]]
+    ) -> dict[Hashable, Hashable]:
+        """Fields that one class has and the other lacks, in one place and with the same in them: new → old."""
         names_old, names_new = {key for key, _ in old}, {key for key, _ in new}
-        found: dict[object, object] = {}
-        for (old_key, (_, a)), (new_key, (_, b)) in zip(old, new, strict=False):
-            is_other = old_key not in names_new and new_key not in names_old
-            if is_other and self._sides[0].text(a) == self._sides[1].text(b):
-                found[old_key] = new_key
-        return found
+        return {
+            new_key: old_key
+            for (old_key, (_, a)), (new_key, (_, b)) in zip(old, new, strict=False)
+            if old_key not in names_new and new_key not in names_old
+            if self._sides[0].text(a) == self._sides[1].text(b)
+        }
 
-    def _arrays(self, pair: _Pair) -> Iterator[Difference]:
-        assert type(pair.a) is int
-        assert type(pair.b) is int
-        a, b = self._sides[0].array(pair.a), self._sides[1].array(pair.b)
-        path = (self._path(pair.place),)
-        if _about(a) != _about(b):
-            yield Difference("changed", path, array_text(a), array_text(b))
-        if a.shape != b.shape or not self._values:
-            return
-        found = difference(self._sides[0].container, a, self._sides[1].container, b)
-        if found is not None and found.differing:
-            text = array_text(a), array_text(b)
-            yield Difference("values", path, *text, found.differing, found.size, found.max_abs)
+    def _arrays(self, a: int, b: int, at: int) -> Iterator[Difference]:
+        old, new = self._sides[0].array(a), self._sides[1].array(b)
+        texts = array_text(old), array_text(new)
+        if old[1:] != new[1:]:  # all but the name
+            yield self._difference("changed", at, *texts)
+        if old.shape == new.shape and self._values:
+            found = difference(self._sides[0].container, old, self._sides[1].container, new)
+            if found is not None and found.differing:
+                yield Difference("values", (self._path(at),), *texts, *found)
 
     def _changed(self, pair: _Pair) -> Difference:
-        a, b = (side.text(child) for side, child in zip(self._sides, pair[:2], strict=True))
-        if a == b:
-            a, b = self._long_text(0, pair.a), self._long_text(1, pair.b)
-        return Difference("changed", (self._path(pair.place),), a, b)
+        old, new = self._sides
+        texts = old.text(pair.a), new.text(pair.b)
+        if texts[0] == texts[1]:
+            texts = old.long_text(pair.a), new.long_text(pair.b)
+        return self._difference("changed", pair.at, *texts)
 
-    def _long_text(self, number: int, child: Child) -> str:
-        """For two that have the same short text."""
-        side = self._sides[number]
-        if type(child) is not int:
-            texts = child if type(child) is list else [child]
-            return _short(" ".join(text[: _MAX_PATH + 1] if type(text) is str else repr(text) for text in texts))
-        node = side.node(child)
-        if node[0] in ("object", "wrapper", "registered", "enum"):
-            entry = side.manifest.types[node[1]]
-            version = f", version {entry.version}" if entry.version else ""
-            return f"{entry.name}{version}, a {entry.kind if node[0] != 'wrapper' else 'wrapper of a function'}"
-        return side.label_text(child)
+    def _difference(self, what: What, at: int, old: str | None = None, new: str | None = None) -> Difference:
+        return Difference(what, (self._path(at),), old, new)
 
     # --- paths, ties -----------------------------------------------------------------------------------------------
 
-    def _place(self, above: int, step: str) -> int:
-        self._parents.append((above, step))
-        return len(self._parents) - 1
+    def _below(self, at: int, step: str) -> int:
+        self._steps.append((at, step))
+        return len(self._steps) - 1
 
-    def _path(self, place: int) -> str:
+    def _path(self, at: int) -> str:
         steps: list[str] = []
         length = 0
-        while place > 0 and length < _MAX_PATH:
-            place, step = self._parents[place]
+        while at > 0 and length < MOST:
+            at, step = self._steps[at]
             steps.append(step)
             length += len(step)
-        return ("..." if place > 0 else "") + "".join(reversed(steps))
+        return ("..." if at > 0 else "") + "".join(reversed(steps))
 
-    def _occurs(self, side: int, number: int, place: int, again: bool) -> bool:
+    def _occurs(self, side: int, number: int, at: int, again: bool) -> bool:
         """Notes an occurrence; whether what is below was met by another path. Of what is, only the top is a tie."""
-        if again:
-            return True
-        if not self._sides[side].is_object(number):
-            return False
+        if again or not self._sides[side].is_object(number):
+            return again
         places = self._occurrences[side].setdefault(number, [])
-        places.append(place)
+        places.append(at)
         return len(places) > 1
 
-    def _unite(self, a: int, b: int) -> bool:
-        """Makes one class of two; whether they were two."""
-        classes = self._classes
-        roots = []
-        for each in (a, b):
-            while classes[each] != each:
-                classes[each] = classes[classes[each]]
-                each = classes[each]
-            roots.append(each)
-        classes[roots[0]] = roots[1]
-        return roots[0] != roots[1]
+    def _leave_below(self, side: int, number: int, at: int) -> None:
+        """Leaves to one file what is below a node whose own occurrence has been noted."""
+        if number in self._met[side]:
+            return
+        if not self._sides[side].is_object(number):
+            self._met[side].add(number)
+        if len(self._occurrences[side].get(number, ())) <= 1:
+            places = self._sides[side].places(number).values()
+            self._alone += [(side, child, self._below(at, step)) for step, child in places]
 
-    def _leave_alone(self, pair: _Pair) -> None:
-        for side, child, again in zip((0, 1), pair[:2], pair.again, strict=True):
-            if not again:
-                self._alone.append((side, child, pair.place))
-
-    def _leave_below(self, pair: _Pair) -> None:
-        """The same, for nodes whose own occurrence has been noted."""
-        for side, number in zip((0, 1), pair[:2], strict=True):
-            assert type(number) is int
-            if number in self._met[side]:
-                continue
-            if not self._sides[side].is_object(number):
-                self._met[side].add(number)
-            if len(self._occurrences[side].get(number, ())) <= 1:
-                self._alone += [
-                    (side, child, self._place(pair.place, step))
-                    for step, child in self._sides[side].places(number).values()
-                ]
-
-    def _walk_alone(self, side: int, child: Child, place: int) -> None:
+    def _walk_alone(self, side: int, child: Child, at: int) -> None:
         """Notes the occurrences in a part that the other file lacks. All common ones are noted by then."""
         met = self._met[side]
-        stack = [(child, place)]
+        stack = [(child, at)]
         while stack:
-            child, place = stack.pop()
+            child, at = stack.pop()
             if type(child) is not int or child in met:
                 continue
-            self._one_sided.add(place)
             if not self._sides[side].is_object(child):
                 met.add(child)
-            elif self._occurs(side, child, place, False):
+            elif self._occurs(side, child, at, False):
                 continue
-            below = [(each, self._place(place, step)) for step, each in self._sides[side].places(child).values()]
+            below = [(each, self._below(at, step)) for step, each in self._sides[side].places(child).values()]
             stack.extend(reversed(below))
 
     def _ties(self) -> Iterator[Difference]:
+        """What is one object in one file only, at places that both have; and with it, at places that it has alone."""
         whats: tuple[Literal["untied", "tied"], ...] = ("untied", "tied")
-        groups = [[self._split(places) for places in found.values()] for found in self._occurrences]
+        common = [
+            {number: [at for at in places if at in self._nodes_at] for number, places in found.items()}
+            for found in self._occurrences
+        ]
+        noted = [{at for places in found.values() for at in places} for found in common]
         for side, what in enumerate(whats):
-            others = {common for common, _ in groups[1 - side]}
-            for common, rest in groups[side]:
-                if len(common) > 1 and common not in others:
-                    yield Difference(what, tuple(self._path(place) for place in common))
-                if common and rest:
-                    yield Difference(what, tuple(self._path(place) for place in (common[0], *rest)))
-
-    def _split(self, places: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Places that both files have, and those that one has alone."""
-        is_common = [place not in self._one_sided for place in places]
-        common = tuple(place for place, yes in zip(places, is_common, strict=True) if yes)
-        return common, tuple(place for place, yes in zip(places, is_common, strict=True) if not yes)
-
-
-def _about(entry: ArrayEntry) -> tuple[object, ...]:
-    return entry[1:]
+            for number, places in self._occurrences[side].items():
+                both = common[side][number]
+                others = {self._nodes_at[at][1 - side] for at in both}
+                # One object of the other file, too, at the same places; or the part around it is tied there by another
+                # path, below which nothing was noted.
+                is_one = len(others) == 1 and noted[1 - side].isdisjoint(both)
+                is_one = is_one and self._sides[1 - side].is_object(*others)
+                if len(both) > 1 and not is_one and all(common[1 - side].get(other) != both for other in others):
+                    yield Difference(what, tuple(map(self._path, both)))
+                rest = [at for at in places if at not in self._nodes_at]
+                if both and rest:
+                    yield Difference(what, tuple(map(self._path, [both[0], *rest])))
 
 
 def _is_same_atom(a: Child, b: Child) -> bool:
-    if _is_nan(a) and _is_nan(b):
-        return True
-    return type(a) is type(b) and a == b
-
-
-def _is_nan(atom: Child) -> bool:
-    return type(atom) is list and atom[0] == "float" and atom[1].startswith("nan")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_PATH else f"{text[: _MAX_PATH - 3]}..."
-
-
-def _metadata(old: dict[str, str], new: dict[str, str]) -> Iterator[Difference]:
-    for key in {**old, **new}:
-        if old.get(key) != new.get(key):
-            yield Difference("metadata", (key,), old.get(key), new.get(key))
+    is_nan = [type(atom) is list and atom[0] == "float" and atom[1].startswith("nan") for atom in (a, b)]
+    return all(is_nan) or (type(a) is type(b) and a == b)

@@ -19,7 +19,7 @@ import argparse
 import math
 from typing import Any
 
-from ..serialise._opened import Opened
+from ..serialise.load import opened
 from ._comparing import Difference, compare
 from ._output import FOUND, OK, Style, counted, line_writer, write_json
 
@@ -41,7 +41,7 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs it."""
-    with Opened(arguments.a) as a, Opened(arguments.b) as b:
+    with opened(arguments.a) as a, opened(arguments.b) as b:
         differences = compare(a, b, values=not arguments.structure)
         if arguments.json:
             found = [_as_json(each) for each in differences]

@@ -5,20 +5,26 @@ JSON: `file`; `file_nbytes`; `library`, who wrote it; `metadata`, an object of t
 from the root down, each with `depth`, `step`, `path`, `text`, `nbytes` (of what comes first there, and below) and
 `tied_to` (the path where the same object came first, or null); `num_lines`, how many there are in all to this depth: of
 more than `--lines` only the first are in `tree`.
+
+A safetensors file of another program has no tree. Its tensors are listed, with the dtypes that the file says; in JSON
+`library` and each `kind` are null, and `tree` is empty.
 """
 
 import argparse
+import contextlib
 import itertools
 import os
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from .._errors import FormatError
 from .._printable import printable
+from ..foreign._safetensors_files import is_foreign, tensors_in
 from ..serialise import Inspection, inspect
-from ..serialise.look import MAX_LINES
-from ..serialise.values._outline import Line, indent
-from ..serialise.values._texts import columns
+from ..serialise.container._sources import open_source
+from ..serialise.look import MAX_LINES, ArrayInfo
+from ..serialise.values._outline import Line, columns, indent
 from ._output import OK, counted, line_writer, write_json
 
 
@@ -40,7 +46,10 @@ def add_to(commands: Any) -> None:
     """Adds the command."""
     summary = "show what a file holds, with ties marked"
     parser = commands.add_parser(
-        "show", help=summary, description="Shows the tree that a file holds. Its header is read, its arrays are not."
+        "show",
+        help=summary,
+        description="Shows the tree that a file holds, or the tensors of a safetensors file of another program. Its "
+        "header is read, its arrays are not.",
     )
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("--depth", type=_number, metavar="N", help="show this many levels below the root")
@@ -54,24 +63,25 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs it."""
-    found = inspect(arguments.file)
+    found = _inspected(arguments.file)
     file_nbytes = os.path.getsize(arguments.file)
     lines = Sizes(found.lines, arguments.depth)
     if arguments.json:
         write_json(_as_json(arguments.file, file_nbytes, found, lines, arguments.lines))
         return OK
     write = line_writer()
-    write((arguments.file, "path"), (f"  {file_nbytes:,} bytes, written by {found.library}", ""))
+    by = f"written by {found.library}" if found.library else "which another program wrote: it has tensors, and no tree"
+    write((arguments.file, "path"), (f"  {file_nbytes:,} bytes, {by}", ""))
     write((f"{counted(len(found.arrays), 'array')}, {found.nbytes:,} bytes", ""))
     if lines.num_ties:
         write((f"{counted(lines.num_ties, 'place')} tied to an earlier one", "tie"))
     for key, value in found.metadata.items():
         write((f"{key}: ", "dim"), (value, ""))
     write()
-    if arguments.arrays:
-        rows = [(a.name, a.dtype, str(list(a.shape)), f"{a.nbytes:,}", a.kind) for a in found.arrays]
+    if arguments.arrays or not found.library:
+        rows = [(a.name, a.dtype, str(list(a.shape)), f"{a.nbytes:,}", a.kind or "") for a in found.arrays]
         rows = [tuple(map(printable, row)) for row in rows]
-        for text in columns([("name", "dtype", "shape", "bytes", "kind"), *rows]):
+        for text in columns([("name", "dtype", "shape", "bytes", "kind" if found.library else ""), *rows]):
             write((text, ""))
         return OK
     for line, nbytes, is_cut in itertools.islice(lines, arguments.lines):
@@ -82,6 +92,19 @@ def run(arguments: argparse.Namespace) -> int:
         more = counted(len(lines) - arguments.lines, "more line")
         write((f"... and {more}; see --lines and --depth", "dim"))
     return OK
+
+
+def _inspected(file: str) -> Inspection:
+    """What a file holds; of one that another program wrote, without a library, and without lines."""
+    try:
+        return inspect(file)
+    except FormatError:
+        with contextlib.closing(open_source(file)) as source:
+            if not is_foreign(source):
+                raise
+            tensors, metadata, _ = tensors_in(source)
+    arrays = tuple([ArrayInfo(each.name, each.dtype, each.shape, each.nbytes, "") for each in tensors])
+    return Inspection("", metadata, arrays, (), sum(array.nbytes for array in arrays))
 
 
 class Sizes:
@@ -125,10 +148,12 @@ def _as_json(file: str, file_nbytes: int, found: Inspection, lines: Sizes, most:
     return {
         "file": file,
         "file_nbytes": file_nbytes,
-        "library": found.library,
+        "library": found.library or None,
         "metadata": found.metadata,
         "nbytes": found.nbytes,
-        "arrays": [{**array._asdict(), "shape": list(array.shape)} for array in found.arrays],
+        "arrays": [
+            {**array._asdict(), "shape": list(array.shape), "kind": array.kind or None} for array in found.arrays
+        ],
         "tree": [{**each.line._asdict(), "nbytes": each.nbytes} for each in itertools.islice(lines, most)],
         "num_lines": len(lines),
     }

@@ -7,21 +7,24 @@ ones, of whichever file, have one number.
 
 import functools
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
-from ..serialise._opened import Opened
-from ..serialise.values._manifest import ArrayEntry, Child, TypeEntry, children_of, operands
+from ..serialise.arrays._arrays import ArrayEntry
+from ..serialise.load import Opened
+from ..serialise.values._atoms import atom_text, short
+from ..serialise.values._kinds import children_of, node_text, operands, steps
+from ..serialise.values._nodes import Child
 from ..serialise.values._outline import carries_identity
-from ..serialise.values._steps import steps
-from ..serialise.values._texts import atom_text, node_text, short
 
 DICTIONARIES = frozenset({"dict", "OrderedDict", "defaultdict"})
 SETS = frozenset({"set", "frozenset"})
 SEQUENCES = frozenset({"list", "tuple", "deque"})
 INSTANCES = frozenset({"object", "wrapper"})
+MOST = 400
+"""Characters of a text or a path that are shown."""
+
 _WHOLE = frozenset({"enum", "path", "slice", "range"})  # a value, unless one of its children is a node
-_MAX_LABEL = 400
 _FAMILIES = (DICTIONARIES, SETS, SEQUENCES, INSTANCES)
 
 Numbers = dict[Hashable, int]
@@ -32,20 +35,21 @@ Place = tuple[str, Child]
 
 
 class Side:
-    """A file of two.
+    """A file of two. `numbers` are shared by both.
 
-    Args:
-        opened: the file.
-        numbers: shared by the two sides.
+    Attributes:
+        container: the tensors.
+        manifest: the tree.
+        label: of a node, what it is, apart from its children. Of an array, only that it is one.
+        places: of a node, the children by key, in order; of a dictionary, the values. Not to be changed.
     """
 
     def __init__(self, opened: Opened, numbers: Numbers) -> None:
-        self.container = opened.container
-        self.manifest = opened.manifest
+        self.container, self.manifest = opened
+        self.label: Callable[[int], tuple[Hashable, ...]] = functools.cache(self._label_of)
+        self.places: Callable[[int], dict[Hashable, Place]] = functools.cache(self._places_of)
+        self._label_text: Callable[[int], str] = functools.cache(self._label_text_of)
         self._of_value = numbers
-        self._places: dict[int, dict[Hashable, Place]] = {}
-        self._labels: dict[int, tuple[Hashable, ...]] = {}
-        self._label_texts: dict[int, str] = {}
 
     def node(self, number: int) -> list[Any]:
         """A node."""
@@ -59,23 +63,25 @@ class Side:
         """What a child is, in a few words."""
         return node_text(self.manifest, self.node(child)) if type(child) is int else atom_text(child)
 
+    def long_text(self, child: Child) -> str:
+        """What a child is, if another one has the same few words."""
+        if type(child) is not int:
+            texts = child if type(child) is list else [child]
+            # Of a long text no more than the beginning is copied.
+            return short(" ".join(text[: MOST + 1] if type(text) is str else repr(text) for text in texts), MOST)
+        node = self.node(child)
+        if node[0] not in ("object", "wrapper", "registered", "enum"):
+            return self._label_text(child)
+        entry = self.manifest.types[node[1]]
+        version = f", version {entry.version}" if entry.version else ""
+        return f"{entry.name}{version}, a {entry.kind if node[0] != 'wrapper' else 'wrapper of a function'}"
+
     def is_object(self, child: Child) -> bool:
         """Whether two occurrences of a child are a tie."""
         return type(child) is int and carries_identity(self.manifest, self.node(child))
 
-    def label(self, number: int) -> tuple[Hashable, ...]:
-        """What a node is, apart from its children. Of an array, only that it is one."""
-        found = self._labels.get(number)
-        if found is None:
-            found = self._labels[number] = self._label_of(number)
-        return found
-
-    def label_text(self, number: int) -> str:
-        """The beginning of a label as text."""
-        found = self._label_texts.get(number)
-        if found is None:
-            found = self._label_texts[number] = short(" ".join(map(str, self.label(number))), _MAX_LABEL)
-        return found
+    def _label_text_of(self, number: int) -> str:
+        return short(" ".join(map(str, self.label(number))), MOST)
 
     def _label_of(self, number: int) -> tuple[Hashable, ...]:
         node = self.node(number)
@@ -83,41 +89,35 @@ class Side:
             return ("array",)
         parts: list[Hashable] = [node[0]]
         for operand, value in operands(node):
-            if operand == "type":
-                parts += _identity_of(self.manifest.types[value])
-            elif operand not in ("child", "children"):
+            if operand.type == "type":
+                entry = self.manifest.types[value]
+                parts += (entry.name, entry.kind, entry.version)
+            elif operand.type not in ("child", "children"):
                 parts.append(tuple(value) if isinstance(value, list) else value)
         if _is_whole(node):
             parts.append(repr(list(children_of(node))))
         return tuple(parts)
 
-    def places(self, number: int) -> dict[Hashable, Place]:
-        """The children of a node by key, in order; of dictionaries, the values. Not to be changed."""
-        found = self._places.get(number)
-        if found is None:
-            found = self._places[number] = self._places_of(number)
-        return found
-
     def _places_of(self, number: int) -> dict[Hashable, Place]:
         node = self.node(number)
         kind = node[0]
-        found = _Places()
         if _is_whole(node):
-            return found
+            return {}
+        below = steps(self.manifest, node)
         if kind in SETS:
-            for member in node[1]:
-                found.add(self._number_of(member), f"{{{self.text(member)}}}", member)
-            return found
-        if kind not in DICTIONARIES:
-            for child, step in steps(self.manifest, node):
-                found.add(step, step, child)
-            return found
-        keys, values = node[-2], node[-1]
-        below = list(steps(self.manifest, node))[len(keys) :]
-        for key, (value, step) in zip(keys, below[: len(values)], strict=True):
-            found.add(("key", self._number_of(key)), step, value)
-        for child, step in below[len(values) :]:
-            found.add(step, step, child)
+            items = [(self._number_of(child), f"{{{self.text(child)}}}", child) for child in node[1]]
+        elif kind in DICTIONARIES:
+            numbers = [("key", self._number_of(key)) for key in node[-2]]
+            values = list(below)[len(numbers) :]  # and what a `defaultdict` has besides
+            keys = [*numbers, *(step for _, step in values[len(numbers) :])]
+            items = [(key, step, child) for key, (child, step) in zip(keys, values, strict=True)]
+        else:
+            items = [(step, step, child) for child, step in below]
+        found: dict[Hashable, Place] = {}
+        times: Counter[Hashable] = Counter()
+        for key, step, child in items:  # each key with how many of those before it were the same
+            found[key, times[key]] = (step, child)
+            times[key] += 1
         return found
 
     def _number_of(self, child: Child) -> int:
@@ -146,20 +146,3 @@ def are_comparable(kind_a: str, kind_b: str) -> bool:
 
 def _is_whole(node: list[Any]) -> bool:
     return node[0] in _WHOLE and not any(type(child) is int for child in children_of(node))
-
-
-def _identity_of(entry: TypeEntry) -> tuple[Hashable, ...]:
-    return (entry.name, entry.kind, entry.version)
-
-
-class _Places(dict[Hashable, Place]):
-    """Children under their keys, each with the number of those before it that had the same one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._times: Counter[Hashable] = Counter()
-
-    def add(self, key: Hashable, step: str, child: Child) -> None:
-        """Adds a child."""
-        self[key, self._times[key]] = (step, child)
-        self._times[key] += 1

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from .._errors import CorruptFileError, SharedTreeError
 from .._printable import printable
-from ..serialise._opened import Opened
+from ..serialise.load import opened
 from ._output import FOUND, OK, TROUBLE, counted, line_writer, message_of, write_error, write_json
 
 
@@ -60,12 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
 def check(file: str) -> Checked:
     """Checks one file. Cost: reads all of it, and holds 4 MiB of it a thread."""
     try:
-        with Opened(file) as opened:
-            damage = tuple((each.tensor, each.chunk) for each in opened.container.damage())
+        with opened(file) as found:
+            damage = tuple((each.tensor, each.chunk) for each in found.container.damage())
             if damage:
                 return Checked(file, False, damage=damage, error=_message(file, damage))
-            nbytes = sum(tensor.nbytes for tensor in opened.container.tensors.values())
-            return Checked(file, True, nbytes, len(opened.manifest.arrays))
+            nbytes = sum(tensor.nbytes for tensor in found.container.tensors.values())
+            return Checked(file, True, nbytes, len(found.manifest.arrays))
     except CorruptFileError as error:
         damage = () if error.tensor is None or error.chunk is None else ((error.tensor, error.chunk),)
         return Checked(file, False, damage=damage, error=str(error))

@@ -18,7 +18,7 @@ from .._errors import CompatibilityError, CorruptFileError, FormatError, Structu
 from .._printable import printable
 from ..serialise.arrays._dtypes import require_bools
 from ..serialise.container._sources import Source
-from ..serialise.values._refusals import Problem, unserialisable
+from ..serialise.values._named import Problem, unserialisable
 from ..serialise.values._template import Difference
 from ._foreign_differences import (
     NOTHING,

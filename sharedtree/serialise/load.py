@@ -1,15 +1,27 @@
-"""`load` and `from_bytes`: a file, or a part of one, to a DAG."""
+"""`load` and `from_bytes`: a file, or a part of one, to a DAG.
 
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+The file is opened, and header and manifest are found to be about the same tensors. What the file names is judged. The
+arrays that are wanted are chosen, read, and put where they go. Of them and the manifest the tree is made.
+"""
 
-from ._opened import Opened
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
+
+from .._errors import FormatError
+from .._printable import printable
+from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import read_arrays
 from .container._progress import ProgressOption
-from .container._sources import Readable
+from .container._reading import Container, read_header
+from .container._sources import Readable, open_source
 from .trust._trust import Trust, Trusted
 from .values._encoding import names_in
 from .values._evolution import Renames
+from .values._manifest import parse_manifest
+from .values._nodes import Manifest
 from .values._plan import Plan, Select, Shardings
 from .values._template import LoadReport
 
@@ -25,6 +37,7 @@ class Options(TypedDict, total=False):
     mmap: bool
     verify: bool
     progress: ProgressOption
+    foreign: bool
 
 
 _Wanted = Callable[[str], bool] | None
@@ -54,6 +67,7 @@ def load(
     mmap: bool = False,
     verify: bool = True,
     progress: ProgressOption = None,
+    foreign: bool = False,
 ) -> Any:
     """Loads what `save` saved. No template is needed: classes are found by their names.
 
@@ -86,6 +100,9 @@ def load(
             size, and NumPy arrays are read-only.
         verify: whether to check the digests of what is read; with `mmap` the file is read once for that.
         progress: called with the bytes done and the bytes in all; or True for a bar (needs tqdm).
+        foreign: whether the file may be a safetensors file of another program. Such a file has no tree: what is
+            returned is a flat dictionary from the names of its tensors to JAX arrays. It has no digests either. A file
+            of sharedtree's is loaded as always.
 
     Returns:
         The tree. What was one object is one object. With `strict=False` and a template, (tree, report).
@@ -94,11 +111,13 @@ def load(
         UntrustedTypeError: if the file names what it may not. Nothing was loaded.
         StructureMismatchError: if a class or the template does not fit, a name leads nowhere, a selected part is not
             there, or arrays have 64-bit numbers and JAX has them switched off.
-        FormatError: if it is no sharedtree file, a malformed one, or one of a newer version.
+        FormatError: if it is no sharedtree file, a malformed one, or one of a newer version; with `foreign`, if it is
+            no safetensors file, or has a wanted tensor of a dtype that JAX has not.
         CorruptFileError: if it was cut short or changed.
         OSError: if it cannot be read.
         TypeError: if `path`, `sharding` or `renames` is of another type than it may be.
-        ValueError: if `renames` has an old name that can be in no file.
+        ValueError: if `renames` has an old name that can be in no file, or `foreign` meets a file without a tree, and
+            another option needs one.
 
     Cost: one walk over the nodes, and the bytes of the arrays read once into memory that JAX uses without a copy on a
     CPU. Arrays of less than 4 MiB share memory, 16 MiB of it at most, which is freed with the last of them.
@@ -118,11 +137,21 @@ def load(
         >>> st.load(path, select=".layers[1].bias").shape
         (8,)
     """
+    if foreign:
+        # One floor up, where the files of others are read; so it is looked up when it is asked for.
+        theirs: Any = importlib.import_module("...foreign._safetensors_files", __name__)
+        with contextlib.closing(open_source(path)) as source:
+            if theirs.is_foreign(source):
+                of_a_tree = {"trusted": trusted, "like": like is not None, "strict": not strict, "renames": renames}
+                options = {"sharding": sharding, "mmap": mmap, "verify": verify, "progress": progress}
+                return theirs.load_tensors(source, select=select, **options, **of_a_tree)
+            if not isinstance(path, str | os.PathLike | bytes | bytearray | memoryview):
+                path = bytes(source.read(0, source.size))  # a file object may not stand at the beginning any more
     trust = Trust(trusted, names_in(like) if like is not None else None)
-    with Opened(path) as opened:
+    with opened(path) as (container, manifest):
         plan = Plan(
-            opened.manifest,
-            opened.container.label,
+            manifest,
+            container.label,
             trust,
             like=like,
             select=select,
@@ -130,8 +159,46 @@ def load(
             strict=strict,
             renames=renames,
         )
-        arrays = read_arrays(opened.container, plan.wanted, plan.place, mmap=mmap, verify=verify, progress=progress)
+        arrays = read_arrays(container, plan.wanted, plan.place, mmap=mmap, verify=verify, progress=progress)
     return plan.tree(arrays)
+
+
+class Opened(NamedTuple):
+    """A checkpoint that is open: its tensors and its tree."""
+
+    container: Container
+    manifest: Manifest
+
+
+@contextlib.contextmanager
+def opened(where: Readable) -> Iterator[Opened]:
+    """A checkpoint whose container and manifest were checked, and found to be about the same tensors."""
+    with read_header(where) as container:
+        manifest = parse_manifest(container.manifest)
+        disagreement = next(_disagreements(container, manifest), None)
+        if disagreement is not None:
+            raise FormatError(
+                f"`{container.label}` is not a valid sharedtree file: {disagreement}.\n"
+                "Nothing was loaded. Restore the file from a copy, or save the model again."
+            )
+        yield Opened(container, manifest)
+
+
+def _disagreements(container: Container, manifest: Manifest) -> Iterator[str]:
+    """Where container and manifest are not about the same tensors."""
+    tensors = container.tensors
+    for entry in manifest.arrays:
+        tensor = tensors.get(entry.tensor)
+        if tensor is None:
+            yield f"the manifest names a tensor `{printable(entry.tensor)}`, which is not there"
+            continue
+        dtype, shape = stored(dtype_named(entry.dtype), entry.shape)
+        if (tensor.dtype, tensor.shape) != (dtype, shape):
+            there = f"{tensor.dtype}{list(tensor.shape)}, and to the manifest it is {dtype}{list(shape)}"
+            yield f"the tensor `{printable(entry.tensor)}` is {there}"
+    extra = tensors.keys() - {entry.tensor for entry in manifest.arrays}
+    if extra:
+        yield f"the manifest does not name the tensor `{printable(min(extra))}`"
 
 
 @overload

@@ -6,16 +6,14 @@ from typing import NamedTuple
 
 from .._printable import printable
 from ..compat._importing import importable_name
-from ._opened import Opened
 from .container._progress import ProgressOption, showing
 from .container._sources import Readable
+from .load import opened
 from .trust._asked import Request
 from .trust._names import root_of
 from .trust._trust import Trust, Trusted
-from .values._manifest import Manifest
 from .values._name_paths import audit as requests_of
-from .values._outline import Line, Lines
-from .values._texts import array_nbytes, columns
+from .values._outline import Line, Lines, array_nbytes, columns
 
 MAX_LINES = 10_000
 """How many lines of a tree are printed if nobody asks for more."""
@@ -50,17 +48,14 @@ class Audit(NamedTuple):
         if not self.requests:
             return "The file names no classes and no functions."
         rows = [(r.name, r.kind, _verdict(r), ", ".join(r.paths) or "(the tree itself)") for r in self.requests]
-        rows = [("name", "as", "", "at"), *(tuple(map(printable, row)) for row in rows)]
-        lines = columns(rows)
+        lines = columns([("name", "as", "", "at"), *(tuple(map(printable, row)) for row in rows)])
         if self.refused:
             listed = ", ".join(f'"{printable(name)}"' for name in self.allow_list)
             lines += ["If you trust what is refused:", f"    sharedtree.load(path, trusted=[{listed}])"]
         if self.elsewhere:
+            packages = dict.fromkeys(importable_name(root_of(request.name)) for request in self.elsewhere)
             lines += ["What would come from elsewhere is not installed. If it is yours, import it before you load:"]
-            lines += [
-                f"    import {package}"
-                for package in dict.fromkeys(importable_name(root_of(r.name)) for r in self.elsewhere)
-            ]
+            lines += [f"    import {package}" for package in packages]
         return "\n".join(lines)
 
 
@@ -149,8 +144,8 @@ def audit(path: Readable, *, trusted: Trusted | Iterable[Trusted] = ()) -> Audit
         name         as                 at
         jax.nn:relu  function  allowed  ['activation']
     """
-    with Opened(path) as opened:
-        return Audit(requests_of(opened.manifest, Trust(trusted)))
+    with opened(path) as file:
+        return Audit(requests_of(file.manifest, Trust(trusted)))
 
 
 def verify(path: Readable, *, progress: ProgressOption = None) -> Verified:
@@ -171,11 +166,9 @@ def verify(path: Readable, *, progress: ProgressOption = None) -> Verified:
         >>> st.verify(st.to_bytes([jnp.zeros(4)]))
         Verified(nbytes=16, num_arrays=1, num_nodes=2)
     """
-    with Opened(path) as opened:
-        with showing(progress, "verifying") as report:
-            opened.container.require_undamaged(progress=report)
-        manifest = opened.manifest
-        nbytes = sum(tensor.nbytes for tensor in opened.container.tensors.values())
+    with opened(path) as (container, manifest), showing(progress, "verifying") as report:
+        container.require_undamaged(progress=report)
+        nbytes = sum(tensor.nbytes for tensor in container.tensors.values())
         return Verified(nbytes, len(manifest.arrays), len(manifest.nodes))
 
 
@@ -200,15 +193,18 @@ def inspect(path: Readable) -> Inspection:
           ['embed']  float32[2, 3]  24 bytes
           ['head']  = ['embed']
     """
-    with Opened(path) as opened:
-        manifest = opened.manifest
-        arrays = tuple(_infos(manifest))
-        return Inspection(
-            manifest.library, dict(opened.container.metadata), arrays, Lines(manifest), sum(a.nbytes for a in arrays)
+    with opened(path) as (container, manifest):
+        arrays = tuple(
+            [
+                ArrayInfo(
+                    each.tensor,
+                    each.dtype,
+                    each.shape,
+                    array_nbytes(each),
+                    "key" if each.key is not None else each.kind,
+                )
+                for each in manifest.arrays
+            ]
         )
-
-
-def _infos(manifest: Manifest) -> Iterable[ArrayInfo]:
-    for entry in manifest.arrays:
-        kind = "key" if entry.key is not None else entry.kind
-        yield ArrayInfo(entry.tensor, entry.dtype, entry.shape, array_nbytes(entry), kind)
+    nbytes = sum(array.nbytes for array in arrays)
+    return Inspection(manifest.library, dict(container.metadata), arrays, Lines(manifest), nbytes)

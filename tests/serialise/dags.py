@@ -7,10 +7,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sharedtree.serialise.values._kinds import NODE_KINDS, SAME_LENGTH
-
 from . import strategies
 from .containers import forged, header_text
+from .table import NODE_KINDS, SAME_LENGTH
 
 Nodes = list[list[Any]]
 

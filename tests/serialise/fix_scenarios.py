@@ -7,6 +7,7 @@ message.
 import contextlib
 import dataclasses
 import io
+import json
 import os
 import sys
 import types
@@ -21,11 +22,11 @@ import pytest
 import safetensors.numpy
 
 import sharedtree as st
-from sharedtree.serialise import orbax as st_orbax, save as _saving
-from sharedtree.serialise.arrays import _dtypes, _orbax_arrays, _orbax_metadata, _placing
+from sharedtree.serialise import orbax as st_orbax
+from sharedtree.serialise.arrays import _dtypes, _orbax_forms, _placing
 from sharedtree.serialise.container import _progress, _writing as _container
 from sharedtree.serialise.trust import _installed, _trust
-from sharedtree.serialise.values import _manifest, _placement
+from sharedtree.serialise.values import _kinds, _manifest, _nodes
 from tests.fixes import Scenario, scenario
 
 
@@ -267,8 +268,36 @@ def a_version_without_a_migration(path):
 @scenario
 def a_file_of_another_program(path):
     file = path / "other.safetensors"
-    safetensors.numpy.save_file({"a": np.ones(2)}, str(file))
-    return Scenario(lambda: st.load(str(file)), st.FormatError, {"safetensors": safetensors, "path": str(file)})
+    safetensors.numpy.save_file({"a": np.ones(2, np.float32)}, str(file))
+
+    def after(names):
+        assert names["tensors"]["a"].tolist() == [1, 1]
+
+    return Scenario(lambda: st.load(str(file)), st.FormatError, {"safetensors": safetensors, "path": str(file)}, after)
+
+
+@scenario
+def a_template_for_a_file_of_another_program(path):
+    file = str(path / "other.safetensors")
+    safetensors.numpy.save_file({"a": np.ones(2, np.float32)}, file)
+
+    def after(names):
+        assert names["tensors"]["a"].tolist() == [1, 1]
+
+    return Scenario(lambda: st.load(file, foreign=True, like={"a": 1}), ValueError, {"path": file}, after)
+
+
+@scenario
+def packed_tensors_of_another_program(path):
+    entries = {
+        "packed": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]},
+        "plain": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]},
+    }
+    text = json.dumps(entries).encode()
+    file = path / "packed.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"ab")
+    names = {"path": file, "is_another": lambda name: name != "packed"}
+    return Scenario(lambda: st.load(file, foreign=True), st.FormatError, names)
 
 
 @scenario
@@ -294,8 +323,10 @@ def a_mesh_of_more_devices(path):
     count = 10_000
     shown = jax.config.jax_num_cpu_devices
     config = types.SimpleNamespace(update=lambda name, value: getattr(jax.config, name) is shown)
+    parts = _nodes.Parts({}, [], [], _nodes.Collisions())
+    parts.table = list(range(count))  # of the ids
     return Scenario(
-        lambda: _placement.rebuild_mesh([count], ["x"], list(range(count)), ["auto"]),
+        lambda: _kinds.BUILDERS["mesh"](parts, ["mesh", [count], ["x"], list(range(count)), ["Auto"]]),
         st.StructureMismatchError,
         {"jax": types.SimpleNamespace(config=config)},  # with a backend running it is too late to change it
     )
@@ -315,9 +346,11 @@ def numbers_of_64_bits(path):
 
 @scenario
 def a_sharding_that_does_not_fit(path):
-    entry = types.SimpleNamespace(tensor="a", shape=(3,))
+    entry = types.SimpleNamespace(tensor="a", shape=(3,), key=None)
 
     class Sharding:  # over two devices
+        is_fully_replicated = False
+
         def shard_shape(self, shape):
             raise ValueError("3 is not divisible by 2")
 
@@ -337,7 +370,7 @@ def a_dtype_that_jax_has_not(path):
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_placing, "_is_dtype_of_jax", lambda name: False)
-            _placing.require_dtypes_of_jax([entry])
+            _placing.placements_of([entry], lambda _: None)
 
     return Scenario(provoke, st.FormatError)
 
@@ -394,7 +427,8 @@ def arrays_of_other_processes(path):
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
             encoded = types.SimpleNamespace(names=["a"], arrays=[Elsewhere()])
-            patch.setattr(_saving, "encode", lambda tree: encoded)
+            # The package has the function under the name of the module.
+            patch.setattr(sys.modules["sharedtree.serialise.save"], "encode", lambda tree: encoded)
             st.to_bytes([array])
 
     return Scenario(provoke, st.UnserialisableError, {"manager": manager, "step": 1, "tree": [array]})
@@ -519,7 +553,7 @@ def arrays_of_another_checkpoint(path):
 
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_orbax_arrays, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
+            patch.setattr(_orbax_forms, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
             st.orbax.restore(manager, 1)
 
     return Scenario(provoke, st.FormatError, {"manager": manager, "step": 1})
@@ -534,7 +568,7 @@ def arrays_for_which_there_is_no_memory(path):
 
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_orbax_metadata, "np", types.SimpleNamespace(empty=no_memory, uint8=np.uint8))
+            patch.setattr(_orbax_forms, "np", types.SimpleNamespace(**{**vars(np), "empty": no_memory}))
             st.orbax.restore(manager, 1)
 
     return Scenario(provoke, st.StructureMismatchError, {"manager": manager, "step": 1})

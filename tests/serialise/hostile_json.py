@@ -6,9 +6,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from sharedtree.serialise.values._kinds import NODE_KINDS
-
 from . import strategies
+from .table import NODE_KINDS
 
 GADGETS = [
     "os:system",

@@ -8,7 +8,7 @@ from typing import Any
 import sharedtree as st
 from sharedtree._commands._comparing import compare
 from sharedtree._commands._show import Sizes
-from sharedtree.serialise._opened import Opened
+from sharedtree.serialise.load import opened
 
 from . import strategies
 from .forgeries import Case
@@ -89,7 +89,7 @@ def operations_with(like: Any) -> list[tuple[str, Callable[[bytes], Any]]]:
 
 
 def _diff(a: bytes, b: bytes) -> list[Any]:
-    with Opened(a) as one, Opened(b) as two:
+    with opened(a) as one, opened(b) as two:
         return list(compare(one, two))
 
 

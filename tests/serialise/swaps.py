@@ -7,11 +7,10 @@ node: ids, kinds, names, operands.
 import random
 from typing import Any
 
-from sharedtree.serialise.values._kinds import NODE_KINDS
-
 from .dags import SHARED, TYPES
 from .drafts import Draft
 from .hostile_json import places
+from .table import NODE_KINDS
 
 
 def _nodes_of(draft: Draft) -> list[list[Any]]:

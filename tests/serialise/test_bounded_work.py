@@ -21,8 +21,8 @@ import pytest
 import sharedtree as st
 from sharedtree._commands._comparing import compare
 from sharedtree._commands._show import Sizes
-from sharedtree.serialise._opened import Opened
-from sharedtree.serialise.values import _nesting
+from sharedtree.serialise.load import opened
+from sharedtree.serialise.values import _nodes
 from tests.garbage import no_collection
 
 from . import strategies
@@ -49,7 +49,7 @@ ENTRY_POINTS = {
 
 
 def diff(a, b):
-    with Opened(a) as one, Opened(b) as two:
+    with opened(a) as one, opened(b) as two:
         return list(compare(one, two))
 
 
@@ -94,7 +94,7 @@ def test_a_dag_of_2_to_the_60_paths_in_each_operand_of_each_kind():
 
 
 def test_every_kind_is_tried():
-    from sharedtree.serialise.values._kinds import NODE_KINDS
+    from .table import NODE_KINDS
 
     assert set(SAMPLES) == set(NODE_KINDS) - {"array", "leaf"}
     for kind in SAMPLES:
@@ -395,6 +395,6 @@ def test_keys_of_one_hash_are_bounded_in_all_of_a_file():
 
 
 def test_pairs_of_one_hash_are_no_harm(monkeypatch):
-    monkeypatch.setattr(_nesting, "MAX_COLLISIONS", 10)
+    monkeypatch.setattr(_nodes, "MAX_COLLISIONS", 10)
     tree = [frozenset({-1, -2, i}) for i in range(1_000)]  # the first two have one hash
     assert st.from_bytes(st.to_bytes(tree)) == tree

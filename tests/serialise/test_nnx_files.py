@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import equinox as eqx
 import jax
@@ -179,6 +179,26 @@ def test_ties_and_state():
     arrays = {array.name: array.shape for array in st.inspect(st.to_bytes(net)).arrays}
     assert arrays["embed.kernel.value"] == arrays["blocks[1].kernel.value"] == (3, 3)
     assert "head.kernel.value" not in arrays
+
+
+T = TypeVar("T")
+
+
+class Holder(nnx.Module, Generic[T]):
+    def __init__(self, rngs: Any) -> None:
+        self.layer = nnx.Linear(2, 2, rngs=rngs)
+
+
+def test_what_typing_notes_on_instances_is_left_out(tmp_path):
+    noted, plain = Holder[int](nnx.Rngs(0)), Holder(nnx.Rngs(0))
+    assert st.to_bytes(noted) == st.to_bytes(plain)
+    loaded = st.from_bytes(st.to_bytes(noted), trusted=[Holder, "flax"])
+    assert jax.tree.structure(loaded) == jax.tree.structure(plain)
+    loaded.__orig_class__ = Holder[int]  # as the guide says
+    assert jax.tree.structure(loaded) == jax.tree.structure(noted)
+    # No template asks for what no file has.
+    st.save(tmp_path / "file.safetensors", noted)
+    assert jax.tree.structure(st.load(tmp_path / "file.safetensors", like=noted)) == jax.tree.structure(plain)
 
 
 def test_a_loaded_model_is_alive():

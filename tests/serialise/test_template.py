@@ -1,5 +1,7 @@
 """Loading into a template, and loading a part: what is compared, what is reported, what is read."""
 
+import collections
+import copy
 import dataclasses
 import enum
 import io
@@ -254,6 +256,73 @@ class Holder(st.Module):
     def __init__(self, **attributes):
         for name, value in attributes.items():
             setattr(self, name, value)
+
+
+MUTABLE = {
+    "bytearray": lambda: bytearray(b"state"),
+    "set": lambda: {1, "a"},
+    "list": lambda: [1, "a"],
+    "dict": lambda: {"k": (1,)},
+    "deque": lambda: collections.deque([1, 2], maxlen=3),
+}
+PLACES = {
+    "dict": lambda a, b: {"a": a, "b": [b]},
+    "module": lambda a, b: Block(a, [b]),
+    "module of sharedtree's": lambda a, b: Holder(a=a, b=[b]),
+    "two modules": lambda a, b: [Block(a), Block(b)],
+    "static fields": lambda a, b: [Holder(a=a, w=st.parameter(jnp.ones(1))), Holder(a=b, w=st.parameter(jnp.ones(1)))],
+}
+
+
+def mutable_in(tree):
+    """The objects at the two places, whatever holds them."""
+    holders = tree if isinstance(tree, list) else [tree]
+    found = [value for holder in holders for value in (holder if isinstance(holder, dict) else vars(holder)).values()]
+    found = [value[0] if type(value) is list and type(value[0]) is not int else value for value in found]
+    return [value for value in found if value is not None and not isinstance(value, jax.Array)]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", MUTABLE)
+def test_what_can_be_changed_is_tied_as_in_the_template(kind, place):
+    """Other trees of equal content come first: a structure that is known does not say which of its values are one."""
+    make, hold = MUTABLE[kind], PLACES[place]
+    value, other = make(), make()
+    for first, second, is_one in ((value, other, False), (value, value, True), (value, other, False)):
+        template = hold(first, second)
+        loaded, report = st.load(st.to_bytes(template), like=template, strict=False, trusted=[__name__])
+        one, two = mutable_in(loaded)
+        assert (one is two) is is_one
+        assert one == two == value
+        assert value is not one
+        assert value is not two
+        assert report.differences == ()
+
+
+def test_numbers_in_a_value_that_occurs_twice_are_no_tie():
+    """A file has an equal tuple once, which a template has twice, or the other way round."""
+    shared = (1, np.float32(2))
+    for held, template in ((shared, (1, np.float32(2))), ((1, np.float32(2)), shared)):
+        trees = [{"a": [value], "b": [{"k": value}], "c": copy.copy(shared)} for value in (held, template)]
+        assert_isomorphic(trees[0], st.load(st.to_bytes(trees[0]), like=trees[1]))
+        assert st.load(st.to_bytes(trees[0]), like=trees[1], strict=False)[1].differences == ()
+
+
+@pytest.mark.parametrize("kind", ["bytearray", "set"])
+def test_other_ties_of_what_can_be_changed_are_reported(kind):
+    """The values are the template's, and so are their ties. The file's are lost, which nobody else would say."""
+    value, other = MUTABLE[kind](), MUTABLE[kind]()
+    tied, parted = {"a": value, "b": value}, {"a": value, "b": other}
+    for held, template, words in (
+        (tied, parted, "one object with `['a']`"),
+        (parted, tied, "another object than `['a']`"),
+    ):
+        loaded, report = st.load(st.to_bytes(held), like=template, strict=False)
+        assert (loaded["a"] is loaded["b"]) is (template is tied)
+        assert [difference.path for difference in report.differences] == ["['b']"]
+        assert words in str(report)
+        again = st.load(st.to_bytes(held), like=template)  # the values are the file's, and so are their ties
+        assert (again["a"] is again["b"]) is (held is tied)
 
 
 KINDS = {"a parameter": st.parameter, "state": st.state_field, "neither a parameter nor state": lambda value: value}

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import typing
 
 import equinox as eqx
 import hypothesis
@@ -220,6 +221,43 @@ def test_caches_of_properties_are_left_out_and_other_attributes_kept():
     config = make(Config, rate=1, note=[2])
     assert config.cached is config.cached
     assert vars(round_trip(config)) == {"rate": 1, "note": [2]}
+
+
+def test_attributes_whose_names_are_no_texts_are_refused():
+    config = make(Config, rate=1, note=[2])
+    vars(config)[1] = 3
+    with pytest.raises(UnserialisableError, match="the attribute `1`, which is no field of its class"):
+        encode(config)
+
+
+T = typing.TypeVar("T")
+
+
+class GenericModule(eqx.Module, typing.Generic[T]):
+    w: typing.Any
+
+
+@dataclasses.dataclass
+class GenericData(typing.Generic[T]):
+    w: typing.Any
+
+
+class GenericMutable(st.Module, typing.Generic[T]):
+    def __init__(self, w):
+        self.w = w
+
+
+@pytest.mark.parametrize("cls", [GenericModule, GenericData, GenericMutable])
+def test_what_typing_notes_on_instances_of_generic_classes_is_left_out(cls):
+    noted, plain = cls[int](1), cls(1)
+    assert typing.get_args(noted.__orig_class__) == (int,)
+    assert encode(noted).manifest == encode(plain).manifest
+    back = round_trip([noted], Trust([cls]))[0]
+    assert type(back) is cls
+    assert vars(back) == {"w": 1}
+    # As the guide says, and as it is with `cls[int](1)`.
+    object.__setattr__(back, "__orig_class__", cls[int])
+    assert jax.tree.structure(back) == jax.tree.structure(noted)
 
 
 def test_bound_methods_of_equinox_modules():

@@ -202,8 +202,9 @@ def parse_header(raw: bytes, file_bytes: int, label: str) -> Header:
         raise _malformed(label, "the metadata in its header does not map text to text")
     if "sharedtree" not in metadata:
         raise FormatError(
-            f"`{label}` is a safetensors file, but not one that sharedtree wrote: it has arrays and no model.\n"
-            f"To get the arrays:\n    safetensors.numpy.load_file(path)"
+            f"`{label}` is a safetensors file, but not one that sharedtree wrote: it has arrays and no model. "
+            "To get the arrays, as JAX's or as NumPy's:\n"
+            "    tensors = sharedtree.load(path, foreign=True)\n    tensors = safetensors.numpy.load_file(path)"
         )
     if not ours:
         raise _malformed(label, "its header does not begin as sharedtree writes it; another program rewrote the file")

@@ -44,6 +44,7 @@ MOVED = {"sharedtree.serialise._export:WrittenDag": "sharedtree._export:WrittenD
 INSTANCES = _names("""
     jax.lax: AccuracyMode ConvDimensionNumbers DotAlgorithm DotAlgorithmPreset GatherDimensionNumbers GatherScatterMode
         Precision RandomAlgorithm RoundingMethod ScatterDimensionNumbers
+    jax._src.numpy.linalg: EigResult EighResult QRResult SVDResult SlogdetResult
     jax.sharding: AxisType
     equinox: if_array    equinox._module._flatten: _Missing    equinox.nn: State
     diffrax: ButcherTableau StochasticButcherTableau
@@ -56,6 +57,7 @@ INSTANCES = _names("""
     treex.metrics.utils: AverageMethod DataType MDMCAverageMethod
     sharedtree._demo._model: Attention Block Embedding LanguageModel Sizes
     sharedtree._demo._training: Checkpoint
+    sharedtree: Dag
     sharedtree._export: WrittenDag
 """)
 """Classes of these libraries whose instances a model or the state of a training may hold."""
@@ -109,7 +111,13 @@ _ELEMENTWISE = """
     spacing sqrt square subtract tan tanh true_divide trunc where
 """
 
-FUNCTIONS = _names(f"""
+TOKENS = _names("""
+    lineax._solve: _cholesky_token _diagonal_token _lu_token _qr_token _svd_token _triangular_token _tridiagonal_token
+        _well_posed_diagonal_token
+""")
+"""Objects that stand for a choice, each of a class of its own to which no name leads."""
+
+FUNCTIONS = TOKENS | _names(f"""
     jax.nn: celu dot_product_attention elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh identity leaky_relu
         log1mexp log_sigmoid log_softmax logmeanexp logsumexp mish one_hot relu relu6 selu sigmoid silu soft_sign
         softmax softplus sparse_plus sparse_sigmoid squareplus standardize swish tanh

@@ -170,9 +170,8 @@ def _nameless(obj: Any) -> NamelessError:
     elif is_local:
         what = "a lambda inside a function" if is_lambda else "a function defined inside a function"
         fix = "Move it to module level; what it closes over goes into `functools.partial` or into a module's fields."
-    elif root_of(home) in LIBRARIES:  # as `equinox.internal.str2jax` makes classes, for lineax's solvers say
-        fix = "A library made it on the fly. Leave out what holds it, and make that anew after loading"
-        fix += "; of a `lineax.Solution` save its `value`." if is_class else "."
+    elif root_of(home) in LIBRARIES:  # as `equinox.internal.str2jax` makes classes
+        fix = "A library made it on the fly. Leave out what holds it, and make that anew after loading."
     elif is_class:
         fix = f"Let the module `{home}` hold this very class under the name `{said}`."
     else:

@@ -17,8 +17,8 @@ import equinox as eqx
 from ..._errors import CompatibilityError
 from ..._printable import printable
 from ...compat._importing import import_module
-from ..values._classes import is_rebuildable, kind_of
 from ._allowed import CLASSES, ECOSYSTEM, FUNCTIONS, IMPORTABLE, INSTANCES, LIBRARIES, MOVED, NAMES_ONLY, NNX
+from ._classes import is_rebuildable, kind_of
 from ._installed import ElsewhereError, import_installed
 from ._names import NamelessError, find, home_of, is_inside, is_well_formed, leads_to, name_of, namespaces, root_of
 

@@ -1,8 +1,8 @@
 """Atoms: values without identity that a manifest writes in place, and that depend on nothing but their own text.
 
 `None`, booleans and strings are themselves in JSON. Every other atom is a list of texts whose first is its tag:
-`["int", "-7f"]`. `_manifest.py` has the grammar. The classes and functions that a manifest names are written as atoms
-too, but what they mean is not decided here.
+`["int", "-7f"]`. The classes and functions that a manifest names are written as atoms too, but what they mean is not
+decided here.
 """
 
 import base64
@@ -23,20 +23,12 @@ Atom = list[str]
 NAMES = frozenset({"class", "function"})
 """Tags of atoms that name something, which are resolved by a `Trust`."""
 
+# --- writing ----------------------------------------------------------------------------------------------------------
+
 
 def encode_int(value: int) -> Atom:
     """A whole number of any size, in hexadecimal: its text takes linear time to read."""
     return ["int", format(value, "x")]
-
-
-def encode_float(value: float) -> Atom:
-    """A float, exactly; a nan with its bits."""
-    return ["float", _float_text(value)]
-
-
-def encode_complex(value: complex) -> Atom:
-    """A complex number: its two floats."""
-    return ["complex", _float_text(value.real), _float_text(value.imag)]
 
 
 def encode_str(value: str) -> str | Atom:
@@ -51,50 +43,60 @@ def encode_bytes(value: bytes | bytearray) -> Atom:
     return ["bytes", _base64(value)]
 
 
-def encode_scalar(value: np.generic) -> Atom:
-    """A NumPy scalar: its dtype, and its bytes in little-endian order.
+def encode_numpy(value: np.generic | np.dtype[Any]) -> Atom:
+    """A NumPy scalar: its dtype, and its bytes in little-endian order. Or a dtype.
 
     Raises:
-        TypeError: if its dtype has no name.
+        TypeError: if the dtype has no name: structured dtypes, those with metadata, of objects, of texts of any length.
     """
+    if isinstance(value, np.dtype):
+        if value.metadata:
+            raise TypeError("a dtype with metadata")
+        return ["dtype", _dtype_text(value)]
     array = np.asarray(value)
     data = array.astype(_on_disk(array.dtype), copy=False).tobytes() if value.dtype.itemsize else b""
     return ["scalar", _dtype_text(value.dtype), _cleared(data, value.dtype).hex()]
 
 
-def encode_dtype(value: np.dtype[Any]) -> Atom:
-    """A NumPy dtype.
-
-    Raises:
-        TypeError: if it has no name: structured dtypes, and those of objects and of texts of any length.
-    """
-    if value.metadata:
-        raise TypeError("a dtype with metadata")
-    return ["dtype", _dtype_text(value)]
+def _float_text(value: float) -> str:
+    return value.hex() if value == value else f"nan:{struct.pack('>d', value).hex()}"
 
 
-def encode_special(value: Any) -> Atom:
-    """`Ellipsis` and `NotImplemented`."""
-    return ["..."] if value is Ellipsis else ["NotImplemented"]
+ENCODERS: dict[type, Callable[[Any], Any]] = {
+    type(None): lambda value: value,
+    bool: lambda value: value,
+    str: encode_str,
+    int: encode_int,
+    float: lambda value: ["float", _float_text(value)],
+    complex: lambda value: ["complex", _float_text(value.real), _float_text(value.imag)],
+    bytes: encode_bytes,
+    type(Ellipsis): lambda _: ["..."],
+    type(NotImplemented): lambda _: ["NotImplemented"],
+}
+"""How the instances of each class are written, but for NumPy's."""
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def is_name(atom: list[Any]) -> bool:
+    """Whether an atom names a class or a function."""
+    return atom[0] in NAMES and len(atom) == 2
 
 
 def decode_atom(atom: list[Any]) -> Any:
-    """The value of an atom that names nothing.
-
-    Raises:
-        FormatError: if it is not an atom.
-    """
+    """The value of an atom that names nothing; raises `FormatError` if it is no atom."""
     tag, *texts = atom
-    reader = _READERS.get(tag)
-    if reader is None or len(texts) != reader[0]:
-        raise _not_an_atom(atom)
+    count, read = _READERS.get(tag, (-1, None))
     try:
-        value = reader[1](*texts)
+        if read is not None and len(texts) == count:
+            return read(*texts)
     except FormatError:
         raise
     except (ValueError, OverflowError, TypeError, binascii.Error, struct.error, UnicodeError):
-        raise _not_an_atom(atom) from None
-    return value
+        pass
+    raise FormatError(
+        f"`{printable(str(atom)[:80])}` is not a value of this format. The file is damaged, or was made by hand."
+    )
 
 
 class DistinctNans(dict[tuple[str, ...], Any]):
@@ -116,24 +118,8 @@ def is_nan(value: Any) -> bool:
     return type(value) in (float, complex) and value != value
 
 
-def is_name(atom: list[Any]) -> bool:
-    """Whether an atom names a class or a function."""
-    return atom[0] in NAMES and len(atom) == 2
-
-
-def _not_an_atom(atom: list[Any]) -> FormatError:
-    return FormatError(
-        f"`{printable(str(atom)[:80])}` is not a value of this format. The file is damaged, or was made by hand."
-    )
-
-
-def _float_text(value: float) -> str:
-    return value.hex() if value == value else f"nan:{struct.pack('>d', value).hex()}"
-
-
 def _read_float(text: str) -> float:
-    is_nan = text.startswith("nan:")
-    value = struct.unpack(">d", bytes.fromhex(text[4:]))[0] if is_nan else float.fromhex(text)
+    value = struct.unpack(">d", bytes.fromhex(text[4:]))[0] if text.startswith("nan:") else float.fromhex(text)
     if _float_text(value) != text:
         raise ValueError
     return value
@@ -146,20 +132,12 @@ def _read_int(text: str) -> int:
     return value
 
 
-def _read_complex(real: str, imag: str) -> complex:
-    return complex(_read_float(real), _read_float(imag))
-
-
 def _base64(data: bytes | bytearray) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
 def read_base64(text: str) -> bytes:
-    """The bytes of a text in base64.
-
-    Raises:
-        ValueError: if it is not just what encoding these bytes gives.
-    """
+    """The bytes of a text in base64; raises `ValueError` if it is not just what encoding these bytes gives."""
     data = base64.b64decode(text, validate=True)
     if _base64(data) != text:  # bits of the last character that mean nothing
         raise ValueError
@@ -171,6 +149,24 @@ def _read_str(text: str) -> str:
     if type(encode_str(value)) is str:  # it has no surrogates, and is written as it is
         raise ValueError
     return value
+
+
+def _read_scalar(text: str, data: str) -> np.generic:
+    dtype = _dtype_of(text)
+    raw = bytes.fromhex(data)
+    is_sound = len(raw) == dtype.itemsize and not (dtype.kind == "V" and dtype.fields) and raw.hex() == data
+    if not is_sound or _cleared(raw, dtype) != raw or (dtype.kind == "b" and raw not in (b"\0", b"\1")):
+        raise ValueError
+    if dtype.kind == "U":
+        raw.decode("utf-32-le", "surrogatepass")  # what is beyond Unicode makes NumPy raise SystemError
+    if not raw:  # an empty text; NumPy gives its dtype one character
+        return dtype.type()
+    return np.frombuffer(raw, _on_disk(dtype)).astype(dtype, copy=False)[0]
+
+
+# --- dtypes of values, which may be of texts --------------------------------------------------------------------------
+
+_FIXED_TEXT = re.compile(r"(str_|bytes_)\[(0|[1-9][0-9]{0,8})\]")
 
 
 def _dtype_text(dtype: np.dtype[Any]) -> str:
@@ -186,22 +182,6 @@ def _dtype_of(text: str) -> np.dtype[Any]:
     return np.dtype(f"{'U' if match[1] == 'str_' else 'S'}{match[2]}")
 
 
-def _read_scalar(text: str, data: str) -> np.generic:
-    dtype = _dtype_of(text)
-    raw = bytes.fromhex(data)
-    if len(raw) != dtype.itemsize or (dtype.kind == "V" and dtype.fields) or raw.hex() != data:
-        raise ValueError
-    if _cleared(raw, dtype) != raw:
-        raise ValueError
-    if dtype.kind == "b" and raw not in (b"\0", b"\1"):
-        raise ValueError
-    if dtype.kind == "U":
-        raw.decode("utf-32-le", "surrogatepass")  # what is beyond Unicode makes NumPy raise SystemError
-    if not raw:  # an empty text; NumPy gives its dtype one character
-        return dtype.type()
-    return np.frombuffer(raw, _on_disk(dtype)).astype(dtype, copy=False)[0]
-
-
 def _cleared(raw: bytes, dtype: np.dtype[Any]) -> bytes:
     data = np.frombuffer(bytearray(raw), np.uint8)
     clear_unused(data, dtype)
@@ -212,12 +192,10 @@ def _on_disk(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isbuiltin == 2 else dtype.newbyteorder("<")  # those of ml_dtypes cannot be swapped
 
 
-_FIXED_TEXT = re.compile(r"(str_|bytes_)\[(0|[1-9][0-9]{0,8})\]")
-
 _READERS: dict[str, tuple[int, Callable[..., Any]]] = {
     "int": (1, _read_int),
     "float": (1, _read_float),
-    "complex": (2, _read_complex),
+    "complex": (2, lambda real, imag: complex(_read_float(real), _read_float(imag))),
     "str": (1, _read_str),
     "bytes": (1, read_base64),
     "scalar": (2, _read_scalar),
@@ -225,3 +203,34 @@ _READERS: dict[str, tuple[int, Callable[..., Any]]] = {
     "...": (0, lambda: Ellipsis),
     "NotImplemented": (0, lambda: NotImplemented),
 }
+
+# --- printing ---------------------------------------------------------------------------------------------------------
+
+_MAX_TEXT = 80
+_MAX_DECODED = 1_000
+
+
+def atom_text(atom: Any, most: int = _MAX_TEXT) -> str:
+    """An atom as Python would print it, or the beginning of that.
+
+    Cost: that of its first characters, for the node that holds it may be shown many times.
+    """
+    if type(atom) is str:
+        return short(repr(atom[: most + 1]), most)
+    if type(atom) is not list:
+        return repr(atom)
+    tag, *data = atom
+    if tag in NAMES:
+        return short(data[0])
+    if tag == "int" and len(data[0]) >= _MAX_TEXT:  # Python prints long ones only after a warning, and slowly
+        return short(f"0x{data[0][:most]}")
+    if tag == "float" and data[0].startswith("nan"):
+        return data[0]
+    if max(map(len, data), default=0) > _MAX_DECODED:
+        return f"{short(data[0]) if len(data) > 1 else ''} {tag}, {len(data[-1]):,} characters in the file".lstrip()
+    return short(repr(decode_atom(atom)))
+
+
+def short(text: str, most: int = _MAX_TEXT) -> str:
+    """The beginning of a text."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,99 +1,67 @@
-"""The classes whose instances are what they have as attributes, declared or not: treeo's, NNX's, and `Module`s.
+"""What a library says of its classes whose instances are all in their attributes, declared or not.
 
-Each library has a file of its own, which says what is written of an instance and what comes from elsewhere. Here is
-only asked whose a class is.
+`sharedtree.Module`s, the objects of Flax NNX and the trees of treeo have a file each with what differs. All other
+instances are written as `Library` itself has it: as those of a dataclass are.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from ..._attribute_kinds import KINDS_SLOT
-from ..._nnx_internals import NODES
-from . import _mutable_modules, _nnx_objects, _treeo_trees
-from ._nnx_objects import step_of as step_of
+from ..._node_types import is_namedtuple
 
 Finish = Callable[[Any, dict[str, Any]], Any]
 """(an instance, its attributes as a file has them) → the instance, checked and completed, or one that is equal."""
 
 
-class Library(Protocol):
-    """What a library's file says of its classes.
+class Library:
+    """How instances are written and completed.
 
     Attributes:
-        IS_OPEN: whether the attributes of an instance are nowhere declared, so that one that is unknown is no mistake.
+        is_open: whether the attributes are nowhere declared, so that one that is unknown is no mistake.
+        own_entries: the names under which a file has what the library itself keeps in each instance: kinds, marks,
+            metadata. They stand among the names of attributes, but those who write classes know nothing of them.
+        is_assigned: whether `reassign` gives an instance what a migration made; else it is set as a file's values are.
     """
 
-    IS_OPEN: bool
+    is_open: bool = False
+    own_entries: frozenset[str] = frozenset()
+    is_assigned: bool = False
 
-    def is_of_attributes(self, cls: Any, /) -> bool:
-        """Whether a class is one of this library's whose instances are all in their attributes."""
-        ...
+    def declared_fields(self, cls: Any) -> tuple[str, ...]:
+        """The attributes that a class declares; what JAX traces comes first, as in JAX's order."""
+        declared = sorted(dataclasses.fields(cls), key=lambda field: bool(field.metadata.get("static", False)))
+        return tuple([field.name for field in declared])
 
-    def declared_fields(self, cls: Any, /) -> tuple[str, ...]:
-        """The attributes that a class declares."""
-        ...
+    def may_have(self, cls: Any, name: str) -> bool | None:
+        """Whether an attribute that is not declared may have a name; None if there is no rule but Python's."""
 
-    def may_have(self, cls: Any, name: str, /) -> bool | None:
-        """Whether an attribute that is not declared may have a name; None if the library has no rule of its own."""
-        ...
-
-    def may_stay_unset(self, cls: Any, name: str, /) -> bool:
+    def may_stay_unset(self, cls: Any, name: str) -> bool:
         """Whether instances need not have a field."""
-        ...
+        return False
 
-    def default_of(self, cls: Any, name: str, /) -> Callable[[], Any] | None:
-        """What makes the default of a field that a file lacks; None if it has none, or is one of a dataclass."""
-        ...
+    def default_of(self, cls: Any, name: str) -> Callable[[], Any] | None:
+        """What makes the default of a field that a file lacks; None if it has none."""
+        field = getattr(cls, "__dataclass_fields__", {}).get(name)
+        if field is not None and field.default_factory is not dataclasses.MISSING:
+            return field.default_factory
+        of_namedtuple = cls._field_defaults if is_namedtuple(cls) else {}
+        default = of_namedtuple.get(name, dataclasses.MISSING) if field is None else field.default
+        return None if default is dataclasses.MISSING else lambda: default
 
-    def written(self, obj: Any, attributes: dict[str, Any], /) -> dict[str, Any]:
-        """The attributes of an instance as they are written: those that JAX traces come first, in JAX's order.
+    def written(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+        """The attributes as they are written: those that JAX traces come first. Raises `RefusalError`."""
+        return attributes
 
-        Raises:
-            RefusalError: if it cannot be saved.
-        """
-        ...
-
-    def static_attributes(self, aux: Any, /) -> dict[str, Any]:
+    def static_attributes(self, aux: Any) -> dict[str, Any]:
         """The attributes that JAX does not trace, of the auxiliary data that the flatten function gives."""
-        ...
+        return dict(aux)
 
-    def finisher(self, cls: Any, new_names: Mapping[str, str | None], /) -> Finish | None:
-        """What is done with an instance whose attributes were set as a file has them; None if nothing is.
+    def finisher(self, cls: Any, new_names: Mapping[str, str | None]) -> Finish | None:
+        """What is done with an instance whose attributes were set as a file has them; raises `FormatError`.
 
-        Args:
-            cls: its class.
-            new_names: the name of each attribute in the file → the name it has now, or None if it was dropped.
+        `new_names` has the name of each attribute in the file, and the one it has now; None if it was dropped.
         """
-        ...
 
-
-_LIBRARIES: tuple[Library, ...] = (_mutable_modules, _nnx_objects, _treeo_trees)
-
-_OWN_ENTRIES: dict[Library, frozenset[str]] = {
-    _mutable_modules: frozenset({KINDS_SLOT}),
-    _nnx_objects: frozenset({NODES, _nnx_objects.STATE}),
-    _treeo_trees: frozenset({_treeo_trees.METADATA}),
-}
-
-
-def is_of_attributes(cls: type) -> bool:
-    """Whether the instances of a class are all in their attributes."""
-    return any(library.is_of_attributes(cls) for library in _LIBRARIES)
-
-
-def library_of(cls: type) -> Library:
-    """Whose a class of this kind is."""
-    return next(library for library in _LIBRARIES if library.is_of_attributes(cls))
-
-
-def own_entries(cls: type) -> frozenset[str]:
-    """The names under which a file has what a library itself keeps in each instance: kinds, marks, metadata.
-
-    They stand among the names of attributes, but those who write classes know nothing of them.
-    """
-    return _OWN_ENTRIES[library_of(cls)]
-
-
-def reassign_of(cls: type) -> Callable[[Any, Mapping[str, Any]], None] | None:
-    """What gives an instance other attributes as an assignment would; None if they are set as a file's are."""
-    return _mutable_modules.reassign if library_of(cls) is _mutable_modules else None
+    def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
+        """Gives an instance these attributes and no others, as assignments would. None of the class's code runs."""

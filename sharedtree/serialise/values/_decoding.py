@@ -8,18 +8,19 @@ default factories of trusted classes, and their hashes where they are keys; neve
 from collections.abc import Callable
 from typing import Any
 
+from ..._dag import Dag
 from ..._errors import FormatError, SharedTreeError, StructureMismatchError
 from ..._printable import printable
 from ..arrays._arrays import finish
+from ..container._strict_json import malformed
+from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._trust import Trust
 from ._atoms import DistinctNans, is_nan
-from ._building import BUILDERS, Parts
-from ._classes import FIELD_KINDS, kind_of
 from ._evolution import Renames, builder
-from ._manifest import Manifest, TypeEntry
+from ._kinds import BUILDERS, nested_too_deeply, num_keys
 from ._name_paths import Resolved, resolve
-from ._nesting import Collisions, most_collisions
-from ._touched import first_touched
+from ._nodes import Collisions, Manifest, Parts, TypeEntry, most_collisions
+from ._touched import first_touched, walked_in
 
 
 def decode(
@@ -56,13 +57,19 @@ def decode(
     values.update(resolve(manifest, trust, renames) if resolved is None else resolved)
     makers = [_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
     fields = [entry.fields for entry in manifest.types]
-    touched = first_touched(manifest.nodes, [values["class", entry.name] for entry in manifest.types])
+    classes = [values["class", entry.name] for entry in manifest.types]
+    touched = first_touched(manifest.nodes, classes)
     if touched is not None:
         raise FormatError(
             f"Node {touched} of the file, a `{manifest.nodes[touched][0]}`, has an object of Flax NNX, or a `Module`, "
             "where something would look at it while the file is loaded. No save would write that."
         )
-    parts = Parts(values, makers, fields, Collisions(most_collisions(manifest.nodes)))
+    deep = nested_too_deeply(manifest.nodes, walked_in(classes)) if Dag in classes else None
+    if deep is not None:
+        raise malformed(
+            f"node {deep}, a `{manifest.nodes[deep][0]}`, is nested too deeply, or holds one thing too often"
+        )
+    parts = Parts(values, makers, fields, Collisions(most_collisions(num_keys(manifest.nodes))))
     table, entries = parts.table, manifest.arrays
     for node in manifest.nodes:
         kind = node[0]

@@ -4,51 +4,30 @@ The walk follows objects, not treedefs, so static fields are part of it. What wa
 Nothing recurses, and nothing stops at the first object that cannot be written: all of them are listed in one error.
 """
 
-import contextlib
-import enum
-import types
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from ..._equinox_internals import without_missing
 from ..._errors import CycleError
 from ..._printable import printable
 from ..._version import __version__
 from ..arrays._arrays import describe, is_array
-from ..trust._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY
-from ..trust._names import NamelessError, RefusalError, name_of, own_name_of
-from ._apart import (
-    Apart,
-    BoundMethod,
-    CompiledFunction,
-    key_dtype_node,
-    take_apart,
-    take_apart_registered,
-    take_bound_method,
-    take_device,
-)
-from ._atoms import (
-    encode_bytes,
-    encode_complex,
-    encode_dtype,
-    encode_float,
-    encode_int,
-    encode_scalar,
-    encode_special,
-    encode_str,
-)
-from ._attribute_classes import library_of, step_of
-from ._classes import WRAPPER_ATTRIBUTES, Layout, is_attribute_name, kind_of, layout_of, shadows
-from ._evolution import wrapped_attributes
-from ._holding import held_array, require_no_array
-from ._kinds import MAX_NAME
-from ._manifest import FORMAT, nested_too_deeply, owner_of_method
-from ._nesting import Collisions
-from ._refusals import Problem, refusal_of, unserialisable
-from ._touched import first_touched
+from ..trust._classes import kind_of
+from ..trust._names import RefusalError, name_of
+from ._atoms import ENCODERS, encode_numpy
+from ._called import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
+from ._instances import Instances
+from ._jax_values import take_device, take_key_dtype
+from ._kinds import TAKERS, nested_too_deeply
+from ._manifest import FORMAT
+from ._named import Named, Problem, unserialisable
+from ._nodes import MAX_NAME, Apart, Collisions, Node
+from ._registered import take_enum, take_registered
+from ._set_order import extend_digests
+from ._touched import first_touched, walked_in
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
 
@@ -57,7 +36,7 @@ class Encoded(NamedTuple):
     """A DAG as a manifest and arrays.
 
     Attributes:
-        manifest: what `json.dumps` takes; see the grammar.
+        manifest: what `json.dumps` takes.
         arrays: one array for each entry of the manifest's `arrays`, JAX's or NumPy's, not copied. Of typed PRNG keys,
             the raw data.
         named: each name in the manifest, and the class or function that it led to.
@@ -76,11 +55,7 @@ class Encoded(NamedTuple):
 def encode(tree: Any) -> Encoded:
     """Takes a DAG apart into a manifest and arrays.
 
-    Args:
-        tree: any object: modules, containers, arrays and values.
-
-    Returns:
-        The manifest and the arrays. Arrays are aliased, not copied; everything else is copied.
+    Arrays are aliased, not copied; everything else is copied.
 
     Raises:
         CycleError: if an object contains itself.
@@ -102,36 +77,9 @@ def encode(tree: Any) -> Encoded:
     """
     walk = _Walk()
     root = walk.run(tree)
-    if walk.collisions.are_too_many():
-        walk.problems.append(Problem("", "a tree in which too many keys have one hash", _OTHER_HASHES))
-    walk.problems += [
-        Problem("", f"a tree that uses the name `{name[:80]}...` of {len(name):,} characters", "Choose a shorter one.")
-        for name in walk.texts()
-        if len(name) > MAX_NAME
-    ]
-    if walk.problems:
-        raise unserialisable(walk.problems)
-    deep = nested_too_deeply(walk.nodes)
-    if deep is not None:
-        path = walk.path_of.get(deep, "")
-        raise unserialisable(
-            [
-                Problem(
-                    path,
-                    f"a `{walk.nodes[deep][0]}` nested so deeply, or shared so often, that Python could not free it or "
-                    "hash it",
-                    _FLATTER,
-                )
-            ]
-        )
-    touched = first_touched(walk.nodes, [walk.named[entry["name"]] for entry in walk.types])
-    if touched is not None:
-        node = walk.nodes[touched]
-        holder = walk.types[node[1]]["name"] if node[0] == "registered" else node[0]
-        reason = (
-            f"a tree with a `{holder}` that has an object of Flax NNX, or a `Module`, as a key or in its auxiliary data"
-        )
-        raise unserialisable([Problem("", reason, _AS_CHILD)])
+    problems = walk.all_problems()
+    if problems:
+        raise unserialisable(problems)
     manifest = {
         "format": FORMAT,
         "library": f"sharedtree {__version__}",
@@ -151,13 +99,12 @@ def names_in(tree: Any) -> dict[str, Any]:
     """
     walk = _Walk()
     walk.run(tree)
-    names = [entry["name"] for entry in walk.types]
-    methods: dict[str, Any] = {}
-    for number, node in enumerate(walk.nodes):
-        if node[0] in ("method", "bound"):
-            owner = owner_of_method(names, walk.nodes, node)
-            if owner is not None:
-                methods[f"{owner}.{node[2]}"] = walk.function_of(number)
+    owners = [entry["name"] for entry in walk.types]
+    methods = {
+        name: function_of(obj)
+        for node, obj in zip(walk.nodes, walk.alive, strict=True)
+        if (name := name_of_method(owners, walk.nodes, node)) is not None
+    }
     return {**walk.named, **methods}
 
 
@@ -170,25 +117,40 @@ class _Frame:
         self.done: list[Any] = []
 
 
+class _Ranking:
+    """Tells the members of sets apart: by a walk of its own, which sees each of them once, and digests of its nodes."""
+
+    def __init__(self) -> None:
+        self.walk: _Walk | None = None
+        self.digests: list[str] = []
+
+    def rank(self, member: Any) -> str:
+        assert self.walk is not None
+        written = self.walk._visit(member)  # what has a node has it already; the rest are atoms
+        return f"node {self.digests[written]}" if type(written) is int else json.dumps(written)
+
+
 _OPEN = -1
+_PENDING: Any = object()
 
 
 class _Walk:
     def __init__(self) -> None:
         self.types: list[dict[str, Any]] = []
         self.entries: list[dict[str, Any]] = []
-        self.nodes: list[list[Any]] = []
+        self.nodes: list[Node] = []
+        self.alive: list[Any] = []  # the object of each of `nodes`
         self.arrays: list[Any] = []
         self.problems: list[Problem] = []
-        self.named: dict[str, Any] = {}
-        self.path_of: dict[int, str] = {}  # of nodes of rare kinds, for errors
-        self.collisions = Collisions()
-        self._memo: dict[int, int] = {}  # id → node; `_alive` and `_frames` keep the objects alive
-        self._alive: list[Any] = []
+        self._named = Named()
+        self.named = self._named.objects
+        self._collisions = Collisions()
+        self._instances = Instances(self.types, self.named)
+        self._memo: dict[int, int] = {}  # id → node; `alive` and `_frames` keep the objects alive
         self._frames: list[_Frame] = []
         self._tensors: set[str] = set()
-        self._type_numbers: dict[Any, tuple[int, tuple[str, ...], list[str]]] = {}
-        self._name_atoms: dict[int, list[str]] = {}  # id → atom; `named` keeps the objects alive
+        self._type_numbers: dict[Any, int] = {}  # of classes whose types list no fields
+        self._ranking: _Ranking | None = _Ranking()
 
     def run(self, tree: Any) -> Any:
         child = self._visit(tree)
@@ -206,49 +168,62 @@ class _Walk:
                 child = self._visit(children[len(done)])
         return child
 
-    def function_of(self, number: int) -> Any:
-        """The function of the method that was written as a node."""
-        method = self._alive[number]
-        own: Any = object.__getattribute__(method, "__dict__") if type(method) is BoundMethod else None
-        return method.__func__ if own is None else own["__func__"]
-
-    def texts(self) -> Iterator[str]:
-        """The names of classes, functions and fields."""
-        yield from self.named
-        for entry in self.types:
-            for key in ("fields", "missing", "extra"):
-                yield from entry.get(key, ())
+    def all_problems(self) -> list[Problem]:
+        """What cannot be written; if all of it can, what is wrong with the whole."""
+        names = [*self.named, *(name for entry in self.types for key in _LISTS for name in entry.get(key, ()))]
+        if self._collisions.are_too_many():
+            self.problems.append(Problem("", "a tree in which too many keys have one hash", _OTHER_HASHES))
+        for name in names:
+            if len(name) > MAX_NAME:
+                what = f"a tree that uses the name `{name[:80]}...` of {len(name):,} characters"
+                self.problems.append(Problem("", what, "Choose a shorter one."))
+        if self.problems:
+            return self.problems
+        classes = [self.named[entry["name"]] for entry in self.types]
+        deep = nested_too_deeply(self.nodes, walked_in(classes))
+        if deep is not None:
+            kind = self.nodes[deep][0]
+            what = f"a `{kind}` nested so deeply, or shared so often, that Python could not free it or hash it"
+            return [Problem("", what, "Hold its parts in one list or tuple instead of inside one another.")]
+        touched = first_touched(self.nodes, classes)
+        if touched is not None:
+            node = self.nodes[touched]
+            holder = self.types[node[1]]["name"] if node[0] == "registered" else node[0]
+            place = "an object of Flax NNX, or a `Module`, as a key or in its auxiliary data"
+            what = f"a tree with a `{holder}` that has {place}"
+            return [Problem("", what, _AS_CHILD)]
+        return []
 
     def path(self, upto: int | None = None) -> str:
         """Where the walk is."""
         return "".join([frame.keys[len(frame.done)] for frame in self._frames[:upto]])
 
-    def _built(self, frame: _Frame) -> list[Any]:
+    def _built(self, frame: _Frame) -> Node:
         try:
             return frame.build(frame.done)
         except RefusalError as error:  # of what its children turned out to be
             self.problems.append(Problem(self.path(-1), error.reason, error.fix))
             return ["marker"]
 
-    def _add(self, obj: Any, node: list[Any]) -> int:
+    def _add(self, obj: Any, node: Node) -> int:
         number = len(self.nodes)
         self.nodes.append(node)
-        self._memo[id(obj)] = number  # alive in `_alive`
-        self._alive.append(obj)
+        self._memo[id(obj)] = number  # alive in `alive`
+        self.alive.append(obj)
         return number
 
     def _visit(self, obj: Any) -> Any:
         """How an object is written; or, if its children come first, opens a frame."""
         cls = type(obj)
-        atom = _ATOMS.get(cls)
-        if atom is not None:
-            return atom(obj)
+        encode_atom = ENCODERS.get(cls)
+        if encode_atom is not None:
+            return encode_atom(obj)
         known = self._memo.get(id(obj))  # alive: see `_memo`
         if known is not None:
             return known if known != _OPEN else self._raise_cycle(obj)
         try:
             apart = self._apart(obj, cls)
-        except (RefusalError, NamelessError) as error:
+        except RefusalError as error:
             self.problems.append(Problem(self.path(), error.reason, error.fix))
             return None
         if type(apart) is not Apart:
@@ -260,20 +235,21 @@ class _Walk:
     def _apart(self, obj: Any, cls: Any) -> Any:
         if is_array(cls):
             return self._array(obj)
-        apart = take_apart(obj)
-        if apart is not None:
+        take = TAKERS.get(cls)
+        if take is not None:
+            apart = take(obj)
             if apart.hashed:
                 self._count_collisions(cls.__name__, apart.hashed)
-            return apart
-        if cls is bytearray:
-            return self._add(obj, ["bytearray", encode_bytes(obj)[1]])
+            return self._in_order(obj, apart) if cls in (set, frozenset) else apart
         if isinstance(obj, type):
-            return self._name("class", obj)
+            return self._named.atom("class", obj)
         kind = kind_of(cls)
         if kind == "enum":
-            return self._enum(obj, cls)
-        if kind == "module" and self._is_decorated(obj):
-            return self._name("function", obj, own_name_of(obj))
+            return take_enum(obj, self._simple_type(cls, kind))
+        if kind == "module":
+            atom = self._named.atom_of_module(obj)
+            if atom is not None:
+                return atom
         if cls is CompiledFunction:
             raise RefusalError(
                 "a function that `equinox.filter_jit` compiled, which cannot be rebuilt",
@@ -284,14 +260,30 @@ class _Walk:
             if bound is not None:
                 return bound
         if kind == "registered":
-            return take_apart_registered(obj, self._simple_type(cls, "registered"))
+            return take_registered(obj, self._simple_type(cls, kind))
         if kind is not None:
-            return self._fields(obj, cls)
+            return self._instances.take_apart(obj, cls)
         return self._other(obj, cls)
+
+    def _in_order(self, members: Any, apart: Apart) -> Apart:
+        """A set whose members come in an order that is the same in every process."""
+        ranking = self._ranking
+        if ranking is None or all(type(member) in ENCODERS for member in members):
+            return apart
+        if ranking.walk is None:
+            ranking.walk = _Walk()
+            ranking.walk._ranking = None  # it needs no order itself
+        try:
+            ranking.walk.run(members)
+        except CycleError:  # this walk comes to it, too, and can say where
+            self._ranking = None
+            return apart
+        extend_digests(ranking.digests, ranking.walk.nodes, ranking.walk.types, ranking.walk.entries)
+        return apart._replace(children=sorted(apart.children, key=ranking.rank))
 
     def _count_collisions(self, kind: str, keys: Sequence[Any]) -> None:
         try:
-            self.collisions.add(keys)
+            self._collisions.add(keys)
         except ValueError as error:
             raise RefusalError(
                 f"a `{kind}` in which {error}, so that it would take long to build", _OTHER_HASHES
@@ -300,7 +292,7 @@ class _Walk:
     def _other(self, obj: Any, cls: Any) -> Any:
         if isinstance(obj, np.generic | np.dtype):
             try:
-                return encode_scalar(obj) if isinstance(obj, np.generic) else encode_dtype(obj)
+                return encode_numpy(obj)
             except TypeError:
                 dtype = obj.dtype if isinstance(obj, np.generic) else obj
                 raise RefusalError(
@@ -308,46 +300,14 @@ class _Walk:
                 ) from None
         if isinstance(obj, jax.Device):
             return take_device(obj)
-        key_dtype = key_dtype_node(obj)
+        key_dtype = take_key_dtype(obj)
         if key_dtype is not None:
-            return self._add(obj, key_dtype)
+            return key_dtype
         if isinstance(obj, jax.Ref):
             raise RefusalError(
                 "a `jax.Ref`, which is memory and not a value", "Save what it holds: `ref[...]`, or `jax.freeze(ref)`."
             )
-        known = self._name_atoms.get(id(obj))  # alive in `named`
-        if known is not None:
-            return known
-        try:
-            name = name_of(obj)
-        except NamelessError as error:
-            if not callable(obj) or _is_instance_of_own_class(obj):
-                raise refusal_of(obj, cls) from error
-            require_no_array(obj)
-            raise
-        if name not in FUNCTIONS and not _is_all_in_its_name(obj, cls):
-            raise refusal_of(obj, cls)
-        require_no_array(obj)
-        return self._name("function", obj, name)
-
-    def _name(self, tag: str, obj: Any, name: str | None = None) -> list[str]:
-        atom = self._name_atoms.get(id(obj))  # alive in `named`
-        if atom is None:
-            name = name or name_of(obj)
-            self.named[name] = obj
-            atom = self._name_atoms[id(obj)] = [tag, name]  # alive in `named`
-        return atom
-
-    def _is_decorated(self, obj: Any) -> bool:
-        """Whether a module took the place of the function that it wraps, as with `@equinox.filter_jit`.
-
-        Then the module has the name, which its function has not. What else has a `__qualname__` has it from what it
-        wraps, and is taken apart.
-        """
-        if id(obj) in self._name_atoms:  # alive in `named`
-            return True
-        attributes = object.__getattribute__(obj, "__dict__")
-        return "__qualname__" in attributes and own_name_of(obj) is not None and held_array(obj) is None
+        return self._named.atom_of_function(obj)
 
     def _array(self, obj: Any) -> int:
         entry, data = describe(obj, "")
@@ -373,75 +333,9 @@ class _Walk:
         if known is None:
             name = name_of(cls)
             self.named[name] = cls
-            known = self._type_numbers[cls] = (len(self.types), (), [])
+            known = self._type_numbers[cls] = len(self.types)
             self.types.append({"name": name, "kind": kind})
-        return known[0]
-
-    def _enum(self, obj: Any, cls: Any) -> int:
-        number = self._simple_type(cls, "enum")
-        name = obj._name_  # noqa: SLF001 -- `name` may be a member's name
-        if name is None or cls.__members__.get(name) is not obj:
-            if not isinstance(obj, enum.Flag) or type(obj._value_) is not int:  # noqa: SLF001
-                raise RefusalError(f"a `{cls.__qualname__}` that is no member of its class", "Use one of its members.")
-            return self._add(obj, ["enum", number, encode_int(obj._value_)])  # noqa: SLF001
-        return self._add(obj, ["enum", number, encode_str(name)])
-
-    def _fields(self, obj: Any, cls: Any) -> Apart:
-        layout = layout_of(cls)
-        attributes = without_missing(layout.attributes_of(obj)) if layout.attributes_of is not None else {}
-        if layout.kind == "namedtuple":
-            attributes = {**attributes, **dict(zip(layout.fields, obj, strict=True))}
-        elif layout.slots:
-            attributes = {**attributes, **_read_slots(obj, layout.slots)}
-        if layout.kind == "attributes":
-            attributes = library_of(cls).written(obj, attributes)
-        # Of two siblings one may have attributes of its own, so each is asked.
-        wrapped, copied = _wrapped_field(layout, attributes)
-        key = (cls, copied, *attributes)
-        known = self._type_numbers.get(key)
-        if known is None:
-            known = self._type_numbers[key] = self._new_type(cls, attributes, copied)
-        number, names, keys = known
-        if layout.kind == "attributes":  # of which JAX traces some that are no declared fields, and they come first
-            visited = [name for name in attributes if name in names]
-            places = [visited.index(name) for name in names]
-            return Apart(
-                [attributes[name] for name in visited],
-                [step_of(name) for name in visited],
-                lambda done: ["object", number, [done[i] for i in places]],
-            )
-        children = [attributes[name] for name in names]
-        if wrapped is not None:
-            return Apart(children, keys, lambda done: ["wrapper", number, done, wrapped])
-        return Apart(children, keys, lambda done: ["object", number, done])
-
-    def _new_type(
-        self, cls: Any, attributes: dict[str, Any], copied: tuple[str, ...]
-    ) -> tuple[int, tuple[str, ...], list[str]]:
-        layout = layout_of(cls)
-        fields = [name for name in layout.fields if name in attributes]
-        missing = [name for name in layout.fields if name not in attributes]
-        skipped = {*fields, *layout.ignored, *copied, "__annotations__"}
-        extra = sorted([name for name in attributes if name not in skipped])
-        refused = [name for name in extra if not is_attribute_name(name, cls) or shadows(cls, name)]
-        if refused:
-            raise RefusalError(
-                f"a `{cls.__qualname__}` with the attribute `{refused[0]}`, which is no field of its class, and "
-                "which no file may set",
-                "Make it a field of the class.",
-            )
-        extra.sort()
-        entry: dict[str, Any] = {"name": name_of(cls), "kind": layout.kind, "fields": fields}
-        self.named[entry["name"]] = cls
-        if missing:
-            entry["missing"] = missing
-        if extra:
-            entry["extra"] = extra
-        if layout.version:
-            entry["version"] = layout.version
-        self.types.append(entry)
-        names = (*fields, *extra)
-        return len(self.types) - 1, names, [f".{name}" for name in names]
+        return known
 
     def _raise_cycle(self, obj: Any) -> Any:
         start = next(i for i, frame in enumerate(self._frames) if frame.obj is obj)
@@ -454,67 +348,8 @@ class _Walk:
         )
 
 
-_PENDING: Any = object()
-
+_LISTS = ("fields", "missing", "extra")  # of names, in a type
 _OTHER_HASHES = "Give their class a `__hash__` that tells them apart, or hold pairs in a list."
-
 _AS_CHILD = (
     "Let it be a child, which JAX sees. In place of a treedef save the tree, and take its structure after loading."
 )
-_FLATTER = "Hold its parts in one list or tuple instead of inside one another."
-
-_ATOMS: dict[type, Callable[[Any], Any]] = {
-    type(None): lambda obj: obj,
-    bool: lambda obj: obj,
-    str: encode_str,
-    int: encode_int,
-    float: encode_float,
-    complex: encode_complex,
-    bytes: encode_bytes,
-    type(Ellipsis): encode_special,
-    type(NotImplemented): encode_special,
-}
-
-
-def _read_slots(obj: Any, slots: dict[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, descriptor in slots.items():
-        with contextlib.suppress(AttributeError):  # a slot that was never set
-            values[name] = descriptor.__get__(obj)
-    return values
-
-
-def _wrapped_field(layout: Layout, attributes: dict[str, Any]) -> tuple[str | None, tuple[str, ...]]:
-    """The field from whose value a reader is to copy, as `module_update_wrapper` did, and which attributes those are.
-
-    A module may have a name of its own since then, which is written. Its annotations are not, so they must be the same.
-    """
-    if layout.kind != "module" or "__module__" not in attributes:
-        return None, ()
-    own = {name: attributes[name] for name in WRAPPER_ATTRIBUTES if name in attributes}
-    best: tuple[str | None, tuple[str, ...]] = None, ()
-    for field in layout.fields:
-        there = wrapped_attributes(attributes[field]) if field in attributes else {}
-        same = tuple([name for name in own if name in there and there[name] == own[name]])
-        if (
-            there.keys() <= own.keys()
-            and ("__annotations__" in same or len(same) == len(own))
-            and len(same) > len(best[1])
-        ):
-            best = field, same
-    return best
-
-
-def _is_all_in_its_name(obj: Any, cls: type) -> bool:
-    """Whether nothing is lost with a name: an instance of a user's class may hold data, and nobody would notice."""
-    return callable(obj) and (cls.__module__.partition(".")[0] in _OF_FUNCTIONS)
-
-
-_OF_FUNCTIONS = LIBRARIES | NAMES_ONLY | {"builtins", "functools"}
-"""The packages whose callable objects are functions: compiled, cached, or with a derivative of their own."""
-
-
-def _is_instance_of_own_class(obj: Any) -> bool:
-    if isinstance(obj, types.GenericAlias):  # `list[int]` passes on the name of `list`
-        return True
-    return not isinstance(obj, types.FunctionType | types.BuiltinFunctionType) and not hasattr(obj, "__qualname__")

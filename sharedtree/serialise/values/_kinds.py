@@ -1,137 +1,175 @@
-"""The kinds of node that a manifest can hold, and what stands in each place of a node.
+"""The table of all kinds of node, and what follows from it for any node: its children, its paths, its text, its bounds.
 
-A node is a JSON list: its kind, then its operands. This table is all that the reader knows of a node before it builds
-anything, so what does not fit it is refused early, and whatever passes can be built without a look at its form.
+A new kind is one row in the file where its like are, `_containers.py` for values of Python's. Nothing else changes but
+the table in `docs/format.md`, which a test compares with this one.
 """
 
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-Operand = Literal["child", "children", "steps", "type", "array", "text", "base64", "sizes", "flag"]
-"""What can stand in a place of a node:
+from . import _called, _containers, _jax_values, _registered
+from ._atoms import atom_text
+from ._nodes import MAX_STEP, Apart, Child, Kind, Manifest, Node, Operand, Parts
 
-- `child`: an atom, or the index of an earlier node
-- `children`: a list of those
-- `steps`: a list of texts, each of which leads to a child: `.weight`, `[0]`
-- `type`: an index into `types`
-- `array`: an index into `arrays`
-- `text`: a string
-- `base64`: bytes, as a string
-- `sizes`: a list of whole numbers, none negative
-- `flag`: `true` or `false`
-"""
+_ROWS = (*_containers.KINDS, *_registered.KINDS, *_jax_values.KINDS, *_called.KINDS)
 
-NODE_KINDS: dict[str, tuple[Operand, ...]] = {
-    # containers
-    "tuple": ("children",),
-    "list": ("children",),
-    "set": ("children",),
-    "frozenset": ("children",),
-    "dict": ("children", "children"),
-    "OrderedDict": ("children", "children"),
-    "defaultdict": ("child", "children", "children"),
-    "deque": ("child", "children"),
-    # instances of classes
-    "object": ("type", "children"),
-    "wrapper": ("type", "children", "text"),
-    "registered": ("type", "child", "children", "steps"),
-    "enum": ("type", "child"),
-    # arrays and what describes them
-    "array": ("array",),
-    "struct": ("sizes", "child", "flag", "child"),
-    "key_dtype": ("text",),
-    "treedef": ("child",),
-    # things that are called
-    "partial": ("child", "children", "children", "children", "child"),
-    "Partial": ("child", "children", "children", "children"),
-    "method": ("child", "text"),
-    "bound": ("child", "text"),
-    # values that hold others, and objects that hold nothing
-    "bytearray": ("base64",),
-    "slice": ("child", "child", "child"),
-    "range": ("child", "child", "child"),
-    "path": ("text", "child"),
-    "marker": (),
-    "leaf": (),
-    # devices and shardings
-    "device": ("text", "child"),
-    "mesh": ("sizes", "children", "children", "children"),
-    "abstract_mesh": ("sizes", "children", "children"),
-    "spec": ("children", "child", "child"),
-    "unconstrained": (),
-    "named_sharding": ("child", "child", "child"),
-    "single_device_sharding": ("child", "child"),
-}
-
-SAME_LENGTH: dict[str, tuple[int, int]] = {
-    "dict": (1, 2),
-    "OrderedDict": (1, 2),
-    "defaultdict": (2, 3),
-    "partial": (3, 4),
-    "Partial": (3, 4),
-    "abstract_mesh": (1, 2),
-    "registered": (3, 4),
-}
-"""Two operands of a node that must have the same length."""
-
-SHARDINGS = frozenset({"named_sharding", "single_device_sharding"})
-_OR_TEXT = frozenset({"null", "text"})
-
-FORMS: dict[str, dict[int, frozenset[str]]] = {
-    "defaultdict": {1: frozenset({"null", "class", "function"})},
-    "deque": {1: frozenset({"null", "int"})},
-    "enum": {2: frozenset({"text", "int"})},
-    "struct": {2: frozenset({"dtype", "key_dtype"}), 4: SHARDINGS | {"null"}},
-    "partial": {3: frozenset({"text"}), 5: frozenset({"null", "dict"})},
-    "Partial": {3: frozenset({"text"})},
-    "range": dict.fromkeys((1, 2, 3), frozenset({"int"})),
-    "path": {2: frozenset({"text"})},
-    "device": {2: frozenset({"int"})},
-    "mesh": {3: frozenset({"int"}), 4: frozenset({"text"})},
-    "abstract_mesh": {3: frozenset({"text"})},
-    "spec": dict.fromkeys((2, 3), frozenset({"null", "frozenset"})),
-    "named_sharding": {1: frozenset({"mesh", "abstract_mesh"}), 2: frozenset({"spec"}), 3: _OR_TEXT},
-    "single_device_sharding": {1: frozenset({"device"}), 2: _OR_TEXT},
-}
-"""What the children in an operand may be, where not all may: `null`, `text`, the tag of an atom, or the kind of a node.
-What builds the others from their parts would print in its error whatever else it is given, and a DAG of 2^60 paths
-takes for ever to print."""
-
-WALKED: dict[str, tuple[int, ...]] = {
-    "set": (1,),
-    "frozenset": (1,),
-    "dict": (1,),
-    "OrderedDict": (1,),
-    "defaultdict": (2,),
-    "mesh": (2,),
-    "abstract_mesh": (2,),
-    "spec": (1, 2, 3),
-    "named_sharding": (1, 2),
-    "treedef": (1,),
-    "registered": (2,),
-}
-"""The operands whose children are hashed or walked as trees by Python, by JAX, or by the unflatten functions of
-classes: those of `FrozenDict` and `equinox.nn.State` hash their aux data."""
-
-MAX_STEP = 400
-"""How many characters a step may have: paths are made of them."""
-
-MAX_NAME = 1_000
-"""How many characters the name of a class, function, method or field may have: it is shown wherever it is used."""
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _ROWS}
 
 MAX_NESTED = 1_000
-"""How deep what is hashed or described as a treedef may be nested, and how many nodes that are not `DEEP` may lie
+"""How deep what is hashed or described as a treedef may be nested, and how many nodes that are not `is_deep` may lie
 on one path: Python and JAX walk those with recursion in C."""
 
 MAX_HASHED = 1_000_000
 """How many nodes and values all of that may have, beyond those of the manifest, when each is counted as often as it
 occurs: hashing a DAG, and describing it, takes that long."""
 
-MAX_COLLIDING = 100
-"""How many keys of one dict, or members of one set, may have one hash."""
 
-MAX_COLLISIONS = 50_000
-"""How many pairs of keys of one dict, or members of one set, may have one hash in all of a file, beyond the number of
-its keys and members: each pair may be compared."""
+def _take(kind: Kind) -> Callable[[Any], Apart]:
+    """Takes the attributes that the steps name, and what iterating gives, if the last operand is for several."""
+    name, steps = kind.name, [operand.step for operand in kind.operands if operand.type == "child"]
+    attributes, has_items = [step[1:] for step in steps], len(steps) < len(kind.operands)
 
-DEEP = frozenset({"tuple", "list", "dict", "object", "wrapper", "array"})
-"""Kinds that may be nested without end: Python frees them without recursion."""
+    def take(obj: Any) -> Apart:
+        single, items = [getattr(obj, attribute) for attribute in attributes], tuple(obj) if has_items else ()
+        count = len(single)
+
+        def build(done: list[Any]) -> Node:
+            return [name, *done[:count], done[count:]] if has_items else [name, *done]
+
+        return Apart((*single, *items), [*steps, *[f"[{i}]" for i in range(len(items))]], build)
+
+    return take
+
+
+def _build(cls: type) -> Callable[[Parts, Node], Any]:
+    return lambda parts, node: cls(*parts.children(node[1:]))
+
+
+TAKERS = {cls: kind.take or _take(kind) for kind in _ROWS for cls in kind.types}
+"""How the instances of each class come apart."""
+
+BUILDERS = {kind.name: kind.build or _build(kind.types[0]) for kind in _ROWS if kind.build or kind.types}
+"""How nodes of each kind are built; but for arrays."""
+
+_OPERANDS = {kind.name: tuple(enumerate(kind.operands, 1)) for kind in _ROWS}
+_WALKED = {kind.name: tuple([(i, each) for i, each in _OPERANDS[kind.name] if each.is_walked]) for kind in _ROWS}
+_HASHED = {kind.name: kind.keyed for kind in _ROWS if kind.keyed and kind.operands[kind.keyed - 1].is_walked}
+# The keys and values of a mapping come first, whatever else it has.
+_IN_ORDER = {
+    kind.name: sorted(_OPERANDS[kind.name], key=lambda place: place[0] < _HASHED.get(kind.name, 0)) for kind in _ROWS
+}
+_DEEP = frozenset([kind.name for kind in _ROWS if kind.is_deep])
+
+
+def operands(node: Node) -> Iterator[tuple[Operand, Any]]:
+    """The operands of a node, each with what it is."""
+    return zip(KINDS[node[0]].operands, node[1:], strict=True)
+
+
+def children_of(node: Node) -> Iterator[Child]:
+    """The children of a node, from left to right."""
+    return _those_of(node, _OPERANDS[node[0]])
+
+
+def walked_of(node: Node) -> Iterator[Child]:
+    """The children of a node that Python, JAX or an unflatten function hashes or walks."""
+    return _those_of(node, _WALKED[node[0]])
+
+
+def _those_of(node: Node, places: Sequence[tuple[int, Operand]]) -> Iterator[Child]:
+    for i, operand in places:
+        if operand.type == "children":
+            yield from node[i]
+        elif operand.type == "child":
+            yield node[i]
+
+
+def steps(manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
+    """The children of a node, each with what leads to it, as Python would write it where it can.
+
+    The keys of mappings come before the values, as `<key>`. Nothing is made before it is asked for: what lies on the
+    path to a node may have many children each.
+    """
+    kind = KINDS[node[0]]
+    if kind.steps is not None:
+        yield from kind.steps(manifest, node)
+        return
+    for i, operand in _IN_ORDER[node[0]]:
+        if operand.type == "child":
+            yield node[i], operand.step
+        elif operand.type == "children":
+            for number, each in enumerate(node[i]):
+                if kind.keyed is not None and i == kind.keyed + 1:
+                    yield each, f"[{_key_text(manifest, node[i - 1][number])}]"
+                elif i != kind.keyed or i == len(kind.operands):
+                    yield each, f"[{number}]"
+                elif operand.is_walked:  # others are texts, which hold nothing
+                    yield each, "<key>"
+
+
+def _key_text(manifest: Manifest, key: Child) -> str:
+    # Of a longer key, the paths below it would fill the memory.
+    return node_text(manifest, manifest.nodes[key]) if type(key) is int else atom_text(key, MAX_STEP)
+
+
+_MAX_INLINE, _MAX_LINE = 16, 80
+
+
+def inline_text(manifest: Manifest, node: Node) -> str | None:
+    """A value that fits on a line and holds nothing that could be tied; None of any other node."""
+    inline = KINDS[node[0]].inline
+    if inline is None or callable(inline):
+        return inline and inline(manifest, node)
+    held = list(children_of(node))
+    if len(held) > _MAX_INLINE or any(type(child) is int for child in held):
+        return None
+    opening, closing = inline if held or node[0] != "frozenset" else ("frozenset(", ")")
+    comma = "," if node[0] == "tuple" and len(held) == 1 else ""
+    text = opening + ", ".join(map(atom_text, held)) + comma + closing
+    return text if len(text) <= _MAX_LINE else None
+
+
+def node_text(manifest: Manifest, node: Node) -> str:
+    """What a node is, in a few words."""
+    kind = KINDS[node[0]]
+    if kind.text is not None:
+        return kind.text(manifest, node)
+    is_empty = kind.has_identity and kind.operands and kind.operands[0].type == "children" and not node[1]
+    return inline_text(manifest, node) or (f"empty {kind.name}" if is_empty else kind.name)
+
+
+def nested_too_deeply(nodes: Sequence[Node], walked_of: Callable[[Node], Iterable[Child]] = walked_of) -> int | None:
+    """The first node that is nested too deeply, or holds too much that is hashed or walked; None if none is.
+
+    Python and JAX walk some things with recursion in C, and hash a DAG in a time that grows with its number of paths. A
+    file could make them crash or run for ever, so there are bounds, for what is written as for what is read.
+    """
+    is_walked = any(type(child) is int for node in nodes for child in walked_of(node))
+    if not is_walked and sum(node[0] not in _DEEP for node in nodes) <= MAX_NESTED:
+        return None
+    depths, shallow, sizes = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
+    own = [1 + sum([_weight(child) for child in children_of(node)]) for node in nodes]
+    most = MAX_HASHED + sum(own)
+    walked_in_all = 0
+    for i, node in enumerate(nodes):
+        below = [child for child in children_of(node) if type(child) is int]
+        depths[i] = 1 + max([depths[child] for child in below], default=0)
+        shallow[i] = (node[0] not in _DEEP) + max([shallow[child] for child in below], default=0)
+        sizes[i] = min(own[i] + sum([sizes[child] for child in below]), most + 1)
+        walked = [child for child in walked_of(node) if type(child) is int]
+        walked_in_all += sum([sizes[child] for child in walked])
+        if shallow[i] > MAX_NESTED or walked_in_all > most or any(depths[child] > MAX_NESTED for child in walked):
+            return i
+    return None
+
+
+def _weight(child: Child) -> int:
+    """What an atom adds to the time of hashing; long numbers are hashed anew each time."""
+    if type(child) is list:
+        return 1 + sum(map(len, child)) // 16
+    return type(child) is not int
+
+
+def num_keys(nodes: Sequence[Node]) -> int:
+    """How many keys the mappings of a file have, and members its sets."""
+    return sum([len(node[_HASHED[node[0]]]) for node in nodes if node[0] in _HASHED])

@@ -10,105 +10,59 @@ is loaded, and a file that says nothing of the kinds, or not of all attributes, 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from ... import _attribute_kinds as attribute_kinds
 from ..._assigned_values import ALL_KINDS
 from ..._assigning import assign, forget
-from ..._attribute_kinds import (
-    KINDS_SLOT,
-    Kinds,
-    attributes_of,
-    kinds_of,
-    note_kinds,
-    present_kinds,
-    static_attributes as static_attributes,
-)
+from ..._attribute_kinds import KINDS_SLOT
 from ..._errors import FormatError
-from ...module import Module
-
-IS_OPEN: bool = True
+from ._attribute_classes import Finish, Library
 
 
-def is_of_attributes(cls: Any) -> bool:
-    """Whether a class is one of `sharedtree.Module`s."""
-    return Module in type.__getattribute__(cls, "__mro__")
+class MutableModules(Library):
+    """See the module's docstring."""
 
+    is_open = True
+    own_entries = frozenset({KINDS_SLOT})
+    is_assigned = True
 
-def declared_fields(cls: Any) -> tuple[str, ...]:
-    """The attributes that a class declares: of a dataclass its fields, otherwise none."""
-    return tuple([field.name for field in dataclasses.fields(cls)]) if hasattr(cls, "__dataclass_fields__") else ()
+    def declared_fields(self, cls: Any) -> tuple[str, ...]:
+        return tuple([field.name for field in dataclasses.fields(cls)]) if dataclasses.is_dataclass(cls) else ()
 
+    def written(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+        kinds = attribute_kinds.present_kinds(obj)
+        return {name: attributes[name] for name in (*kinds.children, *kinds.statics)} | {KINDS_SLOT: kinds.by_name}
 
-def may_have(cls: Any, name: str) -> None:
-    """No rule of its own for attributes that are not declared."""
+    def static_attributes(self, aux: Any) -> dict[str, Any]:
+        return attribute_kinds.static_attributes(aux)
 
-
-def may_stay_unset(cls: Any, name: str) -> bool:
-    """Whether instances need not have a field: no, as with any dataclass."""
-    return False
-
-
-def default_of(cls: Any, name: str) -> None:
-    """No defaults but those of the fields of a dataclass."""
-
-
-def written(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of an instance as they are written: those that JAX traces come first, in JAX's order."""
-    kinds = present_kinds(obj)
-    every = {name: attributes[name] for name in (*kinds.children, *kinds.statics)}
-    return every | {KINDS_SLOT: kinds.by_name}
-
-
-def finisher(cls: Any, new_names: Mapping[str, str | None]) -> Callable[[Any, dict[str, Any]], Any]:
-    """What is done with an instance whose attributes were set as a file has them.
-
-    Args:
-        cls: the class.
-        new_names: the names in the file → those that the attributes have now.
-
-    Returns:
-        (the instance, its attributes) → the instance, with its kinds. Raises `FormatError` if the file has none where
-        it should.
-    """
-
-    def finish(obj: Any, attributes: dict[str, Any]) -> Any:
-        try:
-            said: Any = object.__getattribute__(obj, KINDS_SLOT)
-        except AttributeError:
+    def finisher(self, cls: Any, new_names: Mapping[str, str | None]) -> Finish:
+        def finish(obj: Any, attributes: dict[str, Any]) -> Any:
+            said: Any = attribute_kinds.noted_kinds(obj)
+            if type(said) is attribute_kinds.Kinds:  # the file says nothing of them
+                return obj
+            # Texts first: an object of the file's making would be asked for its hash.
+            are_texts = type(said) is dict and all(type(text) is str for text in (*said, *said.values()))
+            if not are_texts or not ALL_KINDS.issuperset(said.values()):
+                what = f"kinds of the attributes of a `{cls.__qualname__}` that are none"
+                raise FormatError(f"The file has {what}. No save would write that.")
+            known = {new_names.get(name) or name: kind for name, kind in said.items()}
+            items = [(name, kind) for name, kind in known.items() if name in attributes]
+            values = dict(attributes)
+            attributes.clear()
+            attributes.update({name: values.pop(name) for name, _ in items} | values)
+            attribute_kinds.note_kinds(obj, attribute_kinds.kinds_of(items))
             return obj
-        if type(said) is Kinds:  # of a default
-            return obj
-        # Texts first: an object of the file's making would be asked for its hash.
-        are_texts = type(said) is dict and all(type(n) is str and type(kind) is str for n, kind in said.items())
-        if not are_texts or not ALL_KINDS.issuperset(said.values()):
-            raise FormatError(
-                f"The file has kinds of the attributes of a `{cls.__qualname__}` that are none. No save would write "
-                "that."
-            )
-        known = {new_names.get(name) or name: kind for name, kind in said.items()}
-        items = [(name, kind) for name, kind in known.items() if name in attributes]
-        values = dict(attributes)
-        attributes.clear()
-        attributes.update({name: values.pop(name) for name, _ in items} | values)
-        note_kinds(obj, kinds_of(items))
-        return obj
 
-    return finish
+        return finish
 
-
-def reassign(obj: Any, values: Mapping[str, Any]) -> None:
-    """Gives an instance these attributes and no others, with the kinds that they would get by assignment.
-
-    None of the class's code runs.
-
-    Raises:
-        UnregisteredTypeError: if a value cannot be assigned to its attribute.
-    """
-    attributes = attributes_of(obj)
-    for name in [name for name in attributes if name not in values]:
-        forget(obj, name)
-        del attributes[name]
-    for name, value in values.items():
-        if name not in attributes or attributes[name] is not value:
-            attributes[name] = assign(obj, name, value)
+    def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
+        attributes = attribute_kinds.attributes_of(obj)
+        for name in [name for name in attributes if name not in values]:
+            forget(obj, name)
+            del attributes[name]
+        for name, value in values.items():
+            if name not in attributes or attributes[name] is not value:
+                attributes[name] = assign(obj, name, value)

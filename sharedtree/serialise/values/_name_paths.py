@@ -5,9 +5,10 @@ from typing import Any, cast
 
 from ..trust._asked import Name, Paths, Request, judge_all, resolve_all
 from ..trust._trust import Trust
+from ._called import name_of_method
 from ._evolution import Renames, require_sound_renames
-from ._manifest import Manifest, owner_of_method
-from ._steps import steps
+from ._kinds import steps
+from ._nodes import Manifest
 
 _MAX_TEXT = 200
 _MAX_PATHS = 3
@@ -50,8 +51,9 @@ def paths_of_names(manifest: Manifest) -> Paths:
         node = manifest.nodes[number]
         if node[0] in ("object", "wrapper", "registered", "enum"):
             note("class", manifest.types[node[1]].name, number, "")
-        if node[0] in ("method", "bound"):
-            note("method", f"{owner_of_method(owners, manifest.nodes, node)}.{node[2]}", number, "")
+        method = name_of_method(owners, manifest.nodes, node)
+        if method is not None:
+            note("method", method, number, "")
         for child, step in steps(manifest, node):
             if type(child) is list and len(child) == 2 and (child[0], child[1]) in names:
                 note(child[0], child[1], number, step)

@@ -3,27 +3,24 @@
 Small values that hold no more than numbers and texts, such as shapes, are one line. No name is looked up.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ..._printable import printable
-from ._manifest import Child, Manifest
-from ._steps import steps
-from ._texts import array_nbytes, atom_text, inline_text, node_text
+from ..arrays._arrays import ArrayEntry
+from ..arrays._dtypes import dtype_named
+from ._atoms import atom_text
+from ._kinds import KINDS, inline_text, node_text, steps
+from ._nodes import MAX_STEP, Child, Manifest, Node
 
-_MAX_PATH = 400
 _MAX_INDENT = 40
+_MAX_WIDTH = 100  # of a column: one long name would make every line as long
 
-CARRY_IDENTITY = frozenset(
-    {"list", "dict", "OrderedDict", "defaultdict", "deque", "set", "bytearray", "object", "wrapper", "registered"}
-    | {"array", "marker", "struct"}
-)
-"""The kinds of node two occurrences of which are a tie, but for namedtuples."""
-
-_OPTIONAL = frozenset({".<attributes>", ".default_factory", ".maxlen", ".sharding", ".memory_kind", ".unreduced"}) | {
-    ".reduced",
-    "<aux>",
-}
+# Shown only if there is something.
+_OPTIONAL = frozenset({
+    ".<attributes>", ".default_factory", ".maxlen", ".sharding", ".memory_kind", ".unreduced", ".reduced", "<aux>",
+})  # fmt: skip
 
 
 class Line(NamedTuple):
@@ -55,11 +52,6 @@ class Line(NamedTuple):
         return self.text if self.tied_to is None else f"= {self.tied_to or '(the tree itself)'}"
 
 
-def indent(depth: int) -> str:
-    """What a line of some depth begins with. Past 40 levels it says the depth: all of it would fill the disk."""
-    return "  " * depth if depth <= _MAX_INDENT else f"{'  ' * _MAX_INDENT}({depth}) "
-
-
 class Lines:
     """The lines of a tree, made anew each time that one iterates over them: a small file can have a great many."""
 
@@ -88,7 +80,7 @@ def outline(manifest: Manifest) -> Iterator[Line]:
         if step is None:
             stack.pop()
             continue
-        if not _is_shown(step, child):
+        if step == "<key>" or (child is None and step in _OPTIONAL):  # keys are part of the paths
             continue
         path = _joined(above, step)
         if type(child) is not int:
@@ -98,31 +90,40 @@ def outline(manifest: Manifest) -> Iterator[Line]:
         inline = inline_text(manifest, node)
         if inline is not None:
             yield Line(depth, step, path, inline)
-            continue
-        if child in first:
-            if carries_identity(manifest, node):
-                yield Line(depth, step, path, "", tied_to=first[child])
-            else:  # opening it each time would take time that is exponential in the size of the file
-                yield Line(
-                    depth, step, path, f"{node_text(manifest, node)}, as at {first[child] or '(the tree itself)'}"
-                )
-            continue
-        first[child] = path
-        nbytes = array_nbytes(manifest.arrays[node[1]]) if node[0] == "array" else None
-        yield Line(depth, step, path, node_text(manifest, node), nbytes)
-        stack.append((steps(manifest, node), depth + 1, path))
+        elif child not in first:
+            first[child] = path
+            nbytes = array_nbytes(manifest.arrays[node[1]]) if node[0] == "array" else None
+            yield Line(depth, step, path, node_text(manifest, node), nbytes)
+            stack.append((steps(manifest, node), depth + 1, path))
+        elif carries_identity(manifest, node):
+            yield Line(depth, step, path, "", tied_to=first[child])
+        else:  # opening it each time would take time that is exponential in the size of the file
+            there = first[child] or "(the tree itself)"
+            yield Line(depth, step, path, f"{node_text(manifest, node)}, as at {there}")
 
 
-def carries_identity(manifest: Manifest, node: list[Any]) -> bool:
+def carries_identity(manifest: Manifest, node: Node) -> bool:
     """Whether two occurrences of a node are a tie."""
-    return node[0] in CARRY_IDENTITY and not (node[0] == "object" and manifest.types[node[1]].kind == "namedtuple")
+    is_tuple = node[0] == "object" and manifest.types[node[1]].kind == "namedtuple"
+    return KINDS[node[0]].has_identity and not is_tuple
+
+
+def array_nbytes(entry: ArrayEntry) -> int:
+    """The size of an array in the file."""
+    return math.prod(entry.shape) * dtype_named(entry.dtype).itemsize
 
 
 def _joined(path: str, step: str) -> str:
     """Paths of deep trees would together take memory that is quadratic in the depth."""
-    return path + step if len(path) < _MAX_PATH else path if path.endswith("...") else f"{path}..."
+    return path + step if len(path) < MAX_STEP else path if path.endswith("...") else f"{path}..."
 
 
-def _is_shown(step: str, child: Child) -> bool:
-    """Keys are part of the paths; what a class or a container holds besides is shown if there is something."""
-    return step != "<key>" and not (child is None and step in _OPTIONAL)
+def indent(depth: int) -> str:
+    """What a line of some depth begins with. Past 40 levels it says the depth: all of it would fill the disk."""
+    return "  " * depth if depth <= _MAX_INDENT else f"{'  ' * _MAX_INDENT}({depth}) "
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines in which each column begins in one place, but for what stands behind a text that is very long."""
+    widths = [min(max(map(len, column)), _MAX_WIDTH) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

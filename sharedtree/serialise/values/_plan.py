@@ -9,18 +9,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..._graph import unpack
 from ..._ties import all_paths
-from ..arrays._arrays import finish
+from ..arrays._arrays import ArrayEntry, finish
 from ..arrays._dtypes import dtype_named
 from ..arrays._placing import Place, Placement
 from ..trust._trust import Trust
 from ._decoding import decode
 from ._evolution import Renames
-from ._manifest import ArrayEntry, Manifest
 from ._name_paths import resolve
+from ._nodes import Manifest
 from ._parts import part_at
-from ._template import Comparison, LoadReport, compare, require_no_differences
+from ._template import Comparison, LoadReport, compare, rebuilt, require_no_differences
 
 Select = str | Callable[[str], bool] | None
 """The path of a part, or a function from the names of arrays to whether they are wanted."""
@@ -30,28 +29,11 @@ Shardings = Placement | Callable[[str, jax.ShapeDtypeStruct], Placement]
 
 
 class Plan:
-    """What is to be read for one call of `load`.
+    """What is to be read for one call of `load`: the entries that are `wanted`, and the `place` for each.
 
-    Args:
-        manifest: the tree that was saved.
-        label: what to call the file in errors.
-        trust: what it may name.
-        like: see `load`; likewise `select`, `sharding`, `strict`, `renames`.
-
-    Attributes:
-        wanted: the entries of the arrays to read.
-        place: where each of them goes.
-
-    Raises:
-        StructureMismatchError: if the selected part is not there, or the template does not fit.
-        UntrustedTypeError: if the file names what it may not.
-        FormatError: if there is a template, and the manifest describes what cannot be built.
-
-    Cost: with a template, two walks over the nodes.
+    Names are looked up, and a template is compared, when it is made: what does not fit is an error before anything is
+    read. Options are those of `load`; `label` is what errors call the file. Cost: with a template, a walk over both.
     """
-
-    wanted: list[ArrayEntry]
-    place: Place
 
     def __init__(
         self,
@@ -65,112 +47,86 @@ class Plan:
         strict: bool = True,
         renames: Renames | None = None,
     ) -> None:
-        self._manifest = manifest if not isinstance(select, str) else part_at(manifest, select)
-        self._renames = {} if renames is None else renames
-        self._resolved = resolve(self._manifest, trust, self._renames)
-        self._like, self._strict = like, strict
+        self._manifest = part_at(manifest, select) if isinstance(select, str) else manifest
+        self._renames = renames
+        self._resolved = resolve(self._manifest, trust, renames)
         self._compared: Comparison | None = None
-        self.place = _place(sharding)
+        self._like = like if not strict else None
+        self.place: Place = place_of(sharding)
+        entries = self._manifest.arrays
         if like is not None:
-            self._compared, of_template = self._compare(like)
+            structs = {entry.tensor: struct_of(entry) for entry in entries}
+            described = {id(structs[entry.tensor]): entry for entry in entries}  # alive in `structs`
+            self._compared = compare(self._decoded(structs), like, described)
             if strict:
                 require_no_differences(self._compared.differences, label)
             if sharding is None:
-                self.place = of_template
-        self.wanted = [entry for entry in self._manifest.arrays if not callable(select) or select(entry.tensor)]
+                places: dict[str, Placement] = {}
+                for record, struct in self._compared.fitting.items():
+                    if id(struct) in described:  # alive: see there
+                        leaf = self._compared.template.objects[record]
+                        has_place = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
+                        places.setdefault(described[id(struct)].tensor, leaf.sharding if has_place else None)
+                self.place = lambda entry: places.get(entry.tensor)
+        self.wanted = [entry for entry in entries if not callable(select) or select(entry.tensor)]
 
     def tree(self, arrays: Sequence[Any]) -> Any:
-        """The tree, from the arrays that were wanted; with `strict=False` and a template, the report too.
-
-        Args:
-            arrays: one for each of `wanted`, in that order.
-
-        Raises:
-            UntrustedTypeError: if the file names what it may not.
-            StructureMismatchError: if a name leads nowhere, a class has changed, or devices are missing.
-            FormatError: if the manifest describes what cannot be built.
+        """The tree, from one array for each of `wanted`; with `strict=False` and a template, the report too.
 
         Cost: one walk over the nodes. The arrays are not copied.
         """
-        held: dict[str, Any] = dict(zip([entry.tensor for entry in self.wanted], arrays, strict=True))
-        for entry in self._manifest.arrays if len(held) < len(self._manifest.arrays) else ():
-            if entry.tensor not in held:
-                held[entry.tensor] = _struct(entry)
-        tree = self._decoded(held)
-        if self._compared is None or self._strict:
-            return tree
-        return _filled(self._compared, tree, self._like, {entry.tensor: held[entry.tensor] for entry in self.wanted})
+        read: dict[str, Any] = dict(zip([entry.tensor for entry in self.wanted], arrays, strict=True))
+        others = [entry for entry in self._manifest.arrays if entry.tensor not in read]
+        tree = self._decoded(read | {entry.tensor: struct_of(entry) for entry in others})
+        return tree if self._like is None else _filled(self._like, tree, read, self._compared)
 
     def _decoded(self, held: Mapping[str, Any]) -> Any:
         """The tree, with given objects for its arrays, which need no finishing."""
-        arrays = self._manifest.arrays
-        plain = self._manifest
+        arrays, plain = self._manifest.arrays, self._manifest
         if any(entry.weak or entry.key is not None for entry in arrays):
             plain = plain._replace(arrays=tuple(entry._replace(weak=False, key=None) for entry in arrays))
         return decode(plain, lambda i: held[arrays[i].tensor], renames=self._renames, resolved=self._resolved)
 
-    def _compare(self, like: Any) -> tuple[Comparison, Place]:
-        """The comparison with a template, and where it would have the arrays."""
-        structs = {entry.tensor: _struct(entry) for entry in self._manifest.arrays}
-        tensor_of = {id(struct): tensor for tensor, struct in structs.items()}  # alive in `structs`
-        kinds = {entry.tensor: entry.kind for entry in self._manifest.arrays}
 
-        def kind_of(struct: Any) -> str | None:
-            tensor = tensor_of.get(id(struct))  # alive in `structs`, if it is one of them
-            return kinds[tensor] if tensor is not None else None
-
-        compared = compare(self._decoded(structs), like, kind_of)
-        places: dict[str, Placement] = {}
-        for record, struct in compared.fitting.items():
-            tensor = tensor_of.get(id(struct))  # alive in `structs`, if it is one of them
-            if tensor is not None:
-                places.setdefault(tensor, _placement_of(compared.template.leaf_of[record]))
-        return compared, lambda entry: places.get(entry.tensor)
-
-
-def _struct(entry: ArrayEntry) -> jax.ShapeDtypeStruct:
+def struct_of(entry: ArrayEntry) -> jax.ShapeDtypeStruct:
+    """The description of an array."""
     return finish(entry, jax.ShapeDtypeStruct(entry.shape, dtype_named(entry.dtype)))
 
 
-def _place(sharding: Shardings) -> Place:
+def place_of(sharding: Shardings) -> Place:
+    """Where `sharding` would have each array."""
+
+    def required(placement: Any) -> Placement:
+        if placement is None or isinstance(placement, jax.sharding.Sharding | jax.Device):
+            return placement
+        raise TypeError(
+            f"`sharding` is or gives {placement!r}, which is neither a device nor a sharding. Give one of JAX's:\n"
+            "    sharedtree.load(path, sharding=jax.devices()[0])"
+        )
+
     if callable(sharding) and not isinstance(sharding, jax.sharding.Sharding):
-        return lambda entry: _required(sharding(entry.tensor, _struct(entry)))
-    placement = _required(sharding)
+        return lambda entry: required(sharding(entry.tensor, struct_of(entry)))
+    placement = required(sharding)
     return lambda _: placement
 
 
-def _required(placement: Any) -> Placement:
-    if placement is None or isinstance(placement, jax.sharding.Sharding | jax.Device):
-        return placement
-    raise TypeError(
-        f"`sharding` is or gives {placement!r}, which is neither a device nor a sharding. Give one of JAX's:\n"
-        "    sharedtree.load(path, sharding=jax.devices()[0])"
-    )
-
-
-def _placement_of(leaf: Any) -> Placement:
-    if isinstance(leaf, jax.ShapeDtypeStruct) or (isinstance(leaf, jax.Array) and leaf.committed):
-        return leaf.sharding
-    return None
-
-
-def _filled(compared: Comparison, tree: Any, like: Any, read: dict[str, Any]) -> tuple[Any, LoadReport]:
+def _filled(like: Any, tree: Any, read: dict[str, Any], before: Any) -> tuple[Any, LoadReport]:
     """The template with what fits of the file, whose arrays that were read are given by name."""
-    again = compare(tree, like)
-    paths = all_paths(again.template.structure)
-    records = again.template.structure.leaf_numbers
+    again = compare(tree, like, {})
     # What was not wanted is still a description of an array.
     found = {n: leaf for n, leaf in again.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
     used: dict[int, Any] = {}  # id → array, which it keeps alive
-    leaves: list[Any] = []
-    for number in records:
-        leaf = found.get(number, again.template.leaf_of[number])
-        if isinstance(leaf, jax.Array | np.ndarray) and number in found:
+
+    def leaf_of(number: int) -> Any:
+        leaf = found.get(number, again.template.objects[number])
+        if number in found and isinstance(leaf, jax.Array | np.ndarray):
             # What is one object in the file may be two in the template, and stays two.
-            leaf = leaf.copy() if id(leaf) in used else used.setdefault(id(leaf), leaf)  # alive in `used`
-        leaves.append(leaf)
+            return leaf.copy() if id(leaf) in used else used.setdefault(id(leaf), leaf)  # alive in `used`
+        return leaf
+
+    result = rebuilt(again.template, leaf_of)
+    paths = all_paths(again.template.structure)
+    loaded = [paths[number][0] for number in again.template.structure.leaf_numbers if number in found]
+    kept = [paths[number][0] for number in again.template.structure.leaf_numbers if number not in found]
     unused = [tensor for tensor, array in read.items() if id(array) not in used]  # alive in `read`
-    loaded = [paths[number][0] for number in records if number in found]
-    kept = [paths[number][0] for number in records if number not in found]
-    report = LoadReport(tuple(loaded), tuple(kept), (*compared.differences, *compared.values), tuple(unused))
-    return unpack(again.template.structure, leaves), report
+    return result, LoadReport(tuple(loaded), tuple(kept), (*before.differences, *before.values), tuple(unused))

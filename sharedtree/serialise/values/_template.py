@@ -4,7 +4,7 @@ import collections
 import enum
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,17 +13,19 @@ from jax import tree_util as jtu
 
 from ..._assigned_values import PARAMETER, STATE, SUBTREE
 from ..._attribute_kinds import kinds_in
+from ..._context import rules_here
+from ..._copies import copy_of
 from ..._errors import StructureMismatchError
-from ..._node_types import is_namedtuple
+from ..._graph import Tags, pack
+from ..._node_types import carries_identity, is_namedtuple, require_registered
 from ..._printable import printable
 from ..._sharing import name_of
 from ..._statics import Static
-from ..._structure import LEAF, Node
-from ..._ties import ReadTree, can_be_tied, read_tree, read_values_once
-from ._attribute_classes import library_of
-from ._classes import kind_of
-
-_MAX_LISTED = 100
+from ..._structure import LEAF, Node, Op, Structure
+from ..._ties import can_be_tied
+from ..arrays._arrays import ArrayEntry
+from ..trust._classes import kind_of
+from ._instances import library_of
 
 
 class Difference(NamedTuple):
@@ -67,40 +69,44 @@ class LoadReport(NamedTuple):
         return "\n".join(lines)
 
 
-class Comparison(NamedTuple):
-    """A file's tree beside a template.
+class Walked(NamedTuple):
+    """A tree taken apart, and the object of each of its records, which it keeps alive."""
 
-    Attributes:
-        template: the template, taken apart.
-        fitting: record of the template → the file's traced leaf at the same place, where shape and dtype are the same.
-        differences: everything in which the two differ, but for those.
-        values: static values outside of modules that differ.
+    structure: Structure
+    objects: Sequence[Any]
+
+
+class Comparison(NamedTuple):
+    """A file's tree beside a template: the template; its records that the file has a leaf for; and what differs.
+
+    `values` are what does not make a template unfit: static values outside of modules, and ties of what has no leaves.
     """
 
-    template: ReadTree
+    template: Walked
     fitting: dict[int, Any]
     differences: list[Difference]
     values: list[Difference]
 
 
-def compare(held: Any, template: Any, kind_of: Callable[[Any], str | None] | None = None) -> Comparison:
+def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comparison:
     """Compares what a file holds with a template.
 
     Args:
-        held: the file's tree, with a `jax.ShapeDtypeStruct` for each array.
+        held: the file's tree, which may have a `jax.ShapeDtypeStruct` for each array.
         template: any tree. Of its arrays only shapes, dtypes, weak types and whether they are JAX's or NumPy's matter.
             A `ShapeDtypeStruct` in it stands for both kinds of array. What is static in a module is compared strictly,
             where it is plain; elsewhere only its type must be the same.
-        kind_of: what the description of an array in `held` stands for, "jax" or "numpy"; None if for nothing else.
+        entries: id → entry, of each `ShapeDtypeStruct` in `held` that describes an array.
 
     Cost: one visit for each pair of nodes.
     """
-    file, own = read_values_once(held), read_tree(template)
-    fitting: dict[int, Any] = {}
-    found: list[Difference] = []
-    in_file: dict[int, tuple[int, str]] = {}  # record of the file → that of the template that it met first, and where
+    # Of a file nobody knows how often a tuple occurs, so there each is one record.
+    file, own = _walked(held, values=True), _walked(template)
+    records, own_records = file.structure.records, own.structure.records
+    result = Comparison(own, {}, [], [])
+    fitting, found, values = result[1:]
+    in_file: dict[int, tuple[int, str]] = {}  # object of the file → that of the template met first with it, and where
     in_template: dict[int, tuple[int, str]] = {}
-    values: list[Difference] = []
     seen: set[tuple[int, int, bool]] = set()
     stack: list[tuple[int, int, str, bool, bool]] = [(file.structure.root, own.structure.root, "", False, False)]
     while stack:
@@ -108,14 +114,19 @@ def compare(held: Any, template: Any, kind_of: Callable[[Any], str | None] | Non
         if (left, right, in_module) in seen:
             continue
         seen.add((left, right, in_module))
-        (op, children), (other, others) = file.structure.records[left], own.structure.records[right]
-        if not is_told and can_be_tied(op) and can_be_tied(other):
-            tie = _tie(in_file.setdefault(left, (right, path)), right, path)
-            lost = _tie(in_template.setdefault(right, (left, path)), left, path)
-            if tie is not None or lost is not None:
-                is_told = True  # what is in a module parts with it, and need not be listed
-                first = tie or lost
-                found.append(Difference(path, *_PARTED[tie is None].format(first).split("|")))
+        (op, children), (other, others) = records[left], own_records[right]
+        one, two = file.objects[left], own.objects[right]
+        name, its_name = _identity(op, left, one), _identity(other, right, two)
+        if not is_told and name is not None and its_name is not None:
+            ties = (
+                (in_file.setdefault(name, (its_name, path)), its_name, "one object with `{}`|another one"),
+                (in_template.setdefault(its_name, (name, path)), name, "another object than `{}`|one object with it"),
+            )
+            for (first, where), now, text in ties:
+                if first != now and where != path and not is_told:
+                    is_told = True  # what is in a module parts with it, and need not be listed
+                    told = Difference(path, *text.format(where).split("|"))
+                    (values if type(op) is Static or type(other) is Static else found).append(told)
         if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls:
             if not op.type.is_plain:
                 in_module = True
@@ -123,113 +134,137 @@ def compare(held: Any, template: Any, kind_of: Callable[[Any], str | None] | Non
             here = {jtu.keystr((key,)): child for key, child in zip(op.keys, children, strict=True)}
             there = {jtu.keystr((key,)): child for key, child in zip(other.keys, others, strict=True)}
             for step in reversed({**here, **there}):
-                if step not in there:
-                    found.append(Difference(path + step, name_of(file.structure.records[here[step]][0]), "nothing"))
-                elif step not in here:
-                    found.append(Difference(path + step, "nothing", name_of(own.structure.records[there[step]][0])))
-                else:
+                if step in here and step in there:
                     stack.append((here[step], there[step], path + step, is_told, in_module))
+                else:
+                    texts = [
+                        name_of(table[steps[step]][0]) if step in steps else "nothing"
+                        for table, steps in ((records, here), (own_records, there))
+                    ]
+                    found.append(Difference(path + step, *texts))
             continue
         if type(op) is Node or type(other) is Node:
             found.append(Difference(path, name_of(op), name_of(other)))
             continue
-        one, two = _value(file, left), _value(own, right)
-        if _described(one) != _described(two):
-            found.append(Difference(path, _described(one), _described(two)))
-        elif isinstance(two, jax.Array | np.ndarray) and _kind(one, kind_of) != _kind(two):
-            found.append(Difference(path, _KINDS[_kind(one, kind_of)], _KINDS[_kind(two)]))
-        elif op is LEAF and other is LEAF:
+        facts = list(zip(_facts(one, entries.get(id(one))), _facts(two), strict=True))  # alive: see Args
+        if isinstance(two, jax.ShapeDtypeStruct):
+            facts[1] = ("", "")
+        differing = next((texts for texts in facts if texts[0] != texts[1]), None)
+        if differing is not None:
+            found.append(Difference(path, *differing))
+        if op is LEAF and other is LEAF and (differing is None or differing is facts[2]):
             fitting.setdefault(right, one)
-            if _is_weak(one) != _is_weak(two):
-                found.append(Difference(path, *(_WEAK[_is_weak(leaf)] for leaf in (one, two))))
-        elif type(op) is Static and type(other) is Static and op != other and _is_plain(one) and _is_plain(two):
+        elif differing is None and type(op) is type(other) is Static and op != other and _are_plain(one, two):
             (found if in_module else values).append(Difference(path, *_told_apart(one, two)))
-    return Comparison(own, fitting, found, values)
+    return result
 
 
-_LOADING = (
-    "Load it as it is, or load what fits and see the rest reported:",
-    "    model = sharedtree.load(path)",
-    "    model, report = sharedtree.load(path, like=template, strict=False)",
-)
+def _walked(tree: Any, *, values: bool = False) -> Walked:
+    require_registered(tree)
+    tags = Tags()
+    return Walked(pack(tree, tags, rules_here()._replace(values=values))[1], tags.objects)
 
 
-def require_no_differences(differences: Sequence[Difference], label: str, fix: Sequence[str] = _LOADING) -> None:
+def rebuilt(tree: Walked, leaf_of: Callable[[int], Any]) -> Any:
+    """A tree with other leaves, given by record. What is one object in it stays one.
+
+    So do values without leaves that can be changed, such as `bytearray`s: a structure has one for each path.
+    """
+    copies: dict[int, Any] = {}  # id → copy; what was copied is alive in `tree` or in `kept`
+    table: list[Any] = []
+    kept: list[Any] = []
+    for (op, children), original in zip(tree.structure.records, tree.objects, strict=True):
+        if op is LEAF:
+            table.append(leaf_of(len(table)))
+            continue
+        static = op.aux if type(op) is Node else op
+        assert type(static) is Static
+        value = static.thaw()
+        if value is not static.thaw():  # it can be changed, and is copied each time
+            kept.append(op.type.take_apart(original)[1] if type(op) is Node else original)
+            value = copy_of(kept[-1], copies)
+        table.append(op.type.put_together(value, [table[i] for i in children]) if type(op) is Node else value)
+    return table[tree.structure.root]
+
+
+def _identity(op: Op, number: int, obj: Any) -> int | None:
+    """The same wherever an object is met; None for values. The record; of what has one for each path, less than 0."""
+    if can_be_tied(op):
+        return number if op is not LEAF or carries_identity(obj) else None
+    return ~id(obj) if type(obj) in (bytearray, set) else None  # alive in the `Walked`
+
+
+def _facts(leaf: Any, entry: ArrayEntry | None = None) -> tuple[str, str, str]:
+    """What is compared of a leaf: what it is; of arrays, whose, and whether it is weakly typed."""
+    if not isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+        return "a function" if callable(leaf) else f"a `{type(leaf).__name__}`", "", ""
+    kind = entry.kind if entry is not None else "jax" if isinstance(leaf, jax.Array) else "numpy"
+    if entry is None and isinstance(leaf, jax.ShapeDtypeStruct):
+        kind = "struct"
+    weak = "a weakly typed array" if getattr(leaf, "weak_type", False) else "an array that is not weakly typed"
+    return f"{leaf.dtype}{list(leaf.shape)}", _KINDS[kind], weak
+
+
+_KINDS = {"jax": "a JAX array", "numpy": "a NumPy array", "struct": "a `ShapeDtypeStruct`"}
+
+
+def require_no_differences(differences: Sequence[Difference], label: str, fix: Sequence[str] = ()) -> None:
     """Raises `StructureMismatchError` that lists them all, and ends with the lines of a fix."""
     if not differences:
         return
-    lines = [f"    {difference}" for difference in differences[:_MAX_LISTED]]
-    if len(differences) > _MAX_LISTED:
-        lines.append(f"    and {len(differences) - _MAX_LISTED} more")
+    lines = [f"    {difference}" for difference in differences[:100]]
+    if len(differences) > 100:
+        lines.append(f"    and {len(differences) - 100} more")
+    fix = fix or (
+        "Load it as it is, or load what fits and see the rest reported:",
+        "    model = sharedtree.load(path)",
+        "    model, report = sharedtree.load(path, like=template, strict=False)",
+    )
     raise StructureMismatchError(
         "\n".join([f"`{label}` does not hold what the template asks for:", *lines, *fix]),
         [difference.path for difference in differences],
     )
 
 
-_PARTED = ("one object with `{0}`|another one", "another object than `{0}`|one object with it")
-
-
-def _tie(first: tuple[int, str], other: int, path: str) -> str | None:
-    """Where a record was met first, if that was with another one."""
-    return first[1] if first[0] != other and first[1] != path else None
-
-
-def _value(tree: ReadTree, number: int) -> Any:
-    """A leaf, traced or not: an array that JAX cannot trace is one in a template, but not its description in a file."""
-    op = tree.structure.records[number][0]
-    return op.peek() if type(op) is Static else tree.leaf_of.get(number)
-
-
-def _static_differences(path: str, op: Node, other: Node) -> list[Difference]:
+def _static_differences(path: str, op: Node, other: Node) -> Iterator[Difference]:
     """How the static fields of two modules of one class differ, or, of other classes, their auxiliary data."""
+    one, two = op.aux.peek(), other.aux.peek()
     is_tree = kind_of(op.type.cls) == "attributes"
     if not op.type.fields and not is_tree:
-        one, two = op.aux.peek(), other.aux.peek()
-        if op.aux == other.aux or not (_is_plain(one) and _is_plain(two)):
-            return []
-        return [Difference(path, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))]
-    aux = [each.aux.peek() for each in (op, other)]
-    fields = [library_of(op.type.cls).static_attributes(each) if is_tree else dict(each[1]) for each in aux]
-    found = _kind_differences(path, *aux)
+        if op.aux != other.aux and _are_plain(one, two):
+            yield Difference(path, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))
+        return
+    kinds = kinds_in(one), kinds_in(two)
+    if kinds[0] is not None and kinds[1] is not None and kinds[0] is not kinds[1]:  # of two `sharedtree.Module`s
+        first, second = [{name: each.by_name[name] for name in each.children} for each in kinds if each is not None]
+        for name in first:
+            if name in second and first[name] != second[name]:
+                yield Difference(f"{path}.{name}", _KIND_NAMES[first[name]], _KIND_NAMES[second[name]])
+    fields = [library_of(op.type.cls).static_attributes(aux) if is_tree else dict(aux[1]) for aux in (one, two)]
     for name in {**fields[0], **fields[1]}:
-        one, two = (each.get(name, _ABSENT) for each in fields)
-        if one is _ABSENT or two is _ABSENT:
-            found.append(
-                Difference(f"{path}.{name}", *("nothing" if v is _ABSENT else _in_words(v) for v in (one, two)))
-            )
-        elif _is_plain(one) and _is_plain(two) and Static(one) != Static(two):
-            found.append(Difference(f"{path}.{name}", *_told_apart(one, two)))
-    return found
-
-
-def _kind_differences(path: str, one: Any, two: Any) -> list[Difference]:
-    """Where two `sharedtree.Module`s have an attribute that is traced in both, but not of one kind."""
-    kinds = [kinds_in(aux) for aux in (one, two)]
-    if kinds[0] is None or kinds[1] is None or kinds[0] is kinds[1]:
-        return []
-    first, second = [{name: each.by_name[name] for name in each.children} for each in kinds if each is not None]
-    both = [name for name in first if name in second and first[name] != second[name]]
-    return [Difference(f"{path}.{name}", _KIND_NAMES[first[name]], _KIND_NAMES[second[name]]) for name in both]
+        if name not in fields[0] or name not in fields[1]:
+            texts = [_in_words(each[name]) if name in each else "nothing" for each in fields]
+            yield Difference(f"{path}.{name}", *texts)
+        elif _are_plain(fields[0][name], fields[1][name]) and Static(fields[0][name]) != Static(fields[1][name]):
+            yield Difference(f"{path}.{name}", *_told_apart(fields[0][name], fields[1][name]))
 
 
 _KIND_NAMES = {PARAMETER: "a parameter", STATE: "state", SUBTREE: "neither a parameter nor state"}
-_ABSENT: Any = object()
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a static value is all in what it is made of, so that one that was loaded can be equal to it.
+def _are_plain(*values: Any) -> bool:
+    """Whether static values are all in what they are made of, so that one that was loaded can be equal to another.
 
     Not so arrays, which are read only later, and objects that are equal only to themselves, such as markers.
     """
-    seen: set[int] = set()  # ids; the objects are alive in `value`, or in the class of one of its parts
-    stack = [value]
+    seen: set[int] = set()  # ids; the objects are alive in `values`, or in the class of a part of one
+    stack = list(values)
     while stack:
         each = stack.pop()
+        cls = type(each)
         if id(each) in seen:  # alive: see `seen`
             continue
         seen.add(id(each))  # alive: see `seen`
-        cls = type(each)
         if cls in (list, tuple, set, frozenset) or is_namedtuple(cls):
             stack.extend(each)
         elif cls in (dict, collections.OrderedDict):
@@ -260,26 +295,3 @@ def _in_words(value: Any) -> str:
 _MAX_SHOWN = 80
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)})
 _NAMED = (enum.Enum, type, types.FunctionType, types.BuiltinFunctionType, np.generic, np.dtype)  # or all in their value
-
-
-def _is_weak(leaf: Any) -> bool:
-    return bool(getattr(leaf, "weak_type", False))
-
-
-_WEAK = {True: "a weakly typed array", False: "an array that is not weakly typed"}
-
-
-def _described(leaf: Any) -> str:
-    if isinstance(leaf, _ARRAYS):
-        return f"{leaf.dtype}{list(leaf.shape)}"
-    return "a function" if callable(leaf) else f"a `{type(leaf).__name__}`"
-
-
-def _kind(array: Any, kind_of: Callable[[Any], str | None] | None = None) -> str | None:
-    if isinstance(array, jax.ShapeDtypeStruct):
-        return kind_of(array) if kind_of is not None else None
-    return "jax" if isinstance(array, jax.Array) else "numpy"
-
-
-_KINDS = {"jax": "a JAX array", "numpy": "a NumPy array", None: "a `ShapeDtypeStruct`"}
-_ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)

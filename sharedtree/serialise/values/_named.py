@@ -1,4 +1,4 @@
-"""Whether an object holds an array, at any depth: then a name must not stand for it.
+"""What is written by its name, and what cannot be written at all.
 
 A name says where code lies. Under the name of a function that holds a weight, in a closure cell say, no weight would be
 written, and whoever looks the name up gets a weight of their own. So an object is searched before it becomes a name:
@@ -21,11 +21,88 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+from jax.extend import core as jex_core
 
+from ..._errors import UnserialisableError
 from ..._node_types import node_type_of
+from ..._printable import printable
 from ...transforms._function import FunctionTransform
 from ..arrays._arrays import is_array
-from ..trust._names import RefusalError
+from ..trust._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY, TOKENS
+from ..trust._names import NamelessError, RefusalError, find, name_of, own_name_of, root_of
+
+# The packages whose callable objects are functions: compiled, cached, or with a derivative of their own.
+_OF_FUNCTIONS = LIBRARIES | NAMES_ONLY | {"builtins", "functools"}
+
+
+class Named:
+    """The classes and functions that one tree is written with.
+
+    Attributes:
+        objects: each by its name.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {}
+        self._atoms: dict[int, list[str]] = {}  # id → atom; `objects` keeps the objects alive, or `_alike` does
+        self._alike: list[Any] = []
+
+    def atom(self, tag: str, obj: Any, name: str | None = None) -> list[str]:
+        """What is written for an object, by its name."""
+        atom = self._atoms.get(id(obj))  # alive: see `_atoms`
+        if atom is None:
+            name = name or name_of(obj)
+            self.objects[name] = obj
+            atom = self._atoms[id(obj)] = [tag, name]  # alive in `objects`
+        return atom
+
+    def atom_of_module(self, obj: Any) -> list[str] | None:
+        """What is written for a module of Equinox that is a name; None if it is to be taken apart.
+
+        One may have taken the place of the function that it wraps, as with `@equinox.filter_jit`. Then the module has
+        the name, which its function has not. What else has a `__qualname__` has it from what it wraps. Others stand for
+        a choice, and are all in their class: lineax makes a class for each, to which no name leads, but to an instance.
+        """
+        known = self._atoms.get(id(obj))  # alive: see `_atoms`
+        attributes = object.__getattribute__(obj, "__dict__")
+        if known is not None or ("__qualname__" in attributes and own_name_of(obj) is not None and not held_array(obj)):
+            return known or self.atom("function", obj, own_name_of(obj))
+        if attributes or own_name_of(type(obj)) is not None:
+            return None
+        for name in TOKENS:
+            with contextlib.suppress(LookupError):
+                if type(find(name)) is type(obj):
+                    self._alike.append(obj)
+                    self._atoms[id(obj)] = self.atom("function", find(name), name)  # alive in `_alike`
+                    return self._atoms[id(obj)]  # alive in `_alike`
+        return None
+
+    def atom_of_function(self, obj: Any) -> list[str]:
+        """What is written for an object of no class that is known. Raises `RefusalError` if its name is not enough."""
+        known = self._atoms.get(id(obj))  # alive: see `_atoms`
+        if known is not None:
+            return known
+        try:
+            name = name_of(obj)
+        except NamelessError as error:
+            if not callable(obj) or _is_instance_of_own_class(obj):
+                raise _refusal_of(obj, type(obj)) from error
+            require_no_array(obj)
+            raise
+        # Nothing is lost with a name: an instance of a user's class may hold data, and nobody would notice.
+        if name not in FUNCTIONS and not (callable(obj) and root_of(type(obj).__module__) in _OF_FUNCTIONS):
+            raise _refusal_of(obj, type(obj))
+        require_no_array(obj)
+        return self.atom("function", obj, name)
+
+
+def _is_instance_of_own_class(obj: Any) -> bool:
+    if isinstance(obj, types.GenericAlias):  # `list[int]` passes on the name of `list`
+        return True
+    return not isinstance(obj, types.FunctionType | types.BuiltinFunctionType) and not hasattr(obj, "__qualname__")
+
+
+# --- what holds an array ----------------------------------------------------------------------------------------------
 
 # How many objects are looked at. Nobody knows what one holds that leads to more.
 MAX_OBJECTS = 10_000
@@ -148,3 +225,51 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
     except Exception:  # noqa: BLE001 -- the class's own code may raise anything, and the attributes were looked at
         return
     yield from parts
+
+
+# --- what cannot be written -------------------------------------------------------------------------------------------
+
+
+class Problem(NamedTuple):
+    """One object that cannot be written."""
+
+    path: str
+    reason: str
+    fix: str
+
+
+def _refusal_of(obj: Any, cls: Any) -> RefusalError:
+    """Why an object of an unknown class cannot be written."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    if isinstance(obj, dict | list | tuple | set | frozenset | str | bytes | int | float | complex):
+        base = next(b.__name__ for b in cls.__mro__ if b.__module__ == "builtins")
+        return RefusalError(f"a `{name}`, a subclass of `{base}`", f"Make it a plain one: `{base}(...)`.")
+    if isinstance(obj, jex_core.Jaxpr | jex_core.ClosedJaxpr):  # pyright: ignore[reportPrivateImportUsage]
+        return RefusalError(
+            "a function that JAX has traced (a jaxpr), which has no form that lasts",
+            "Keep the function itself, and trace it again after loading.",
+        )
+    if isinstance(obj, types.ModuleType):
+        return RefusalError("a module of Python", "Leave it out, and import it where it is used.")
+    if name.startswith("flax.") and cls.__name__ == "HashableMapping":  # those of a flax that is known are no problem
+        return RefusalError(
+            "part of a module of Flax NNX, and this version of flax keeps those in a way that is not known here",
+            "Install flax 0.12.1 or newer: `pip install -U flax`. Or save what the model holds: "
+            "`sharedtree.save(path, sharedtree.state(model))`.",
+        )
+    fix = (
+        "If it is data, make its class a dataclass or register it (`jax.tree_util.register_pytree_node`, "
+        "`sharedtree.register_node`). A file, a lock, a generator and the like: leave it out."
+    )
+    if root_of(cls.__module__) in LIBRARIES:
+        fix = "Leave it out, and make it anew after loading."
+    return RefusalError(f"a `{name}`, which cannot be rebuilt without calling it", fix)
+
+
+def unserialisable(problems: list[Problem]) -> UnserialisableError:
+    """One error for everything that cannot be written."""
+    count = "One object" if len(problems) == 1 else f"{len(problems)} objects"
+    lines = [f"{count} in the tree cannot be saved, and nothing was written:"]
+    for path, reason, fix in problems:
+        lines += [f"    `{printable(path)}` is {printable(reason)}.", f"        {printable(fix)}"]
+    return UnserialisableError("\n".join(lines), [p.path for p in problems], [p.reason for p in problems])

@@ -1,0 +1,207 @@
+"""How the instances of a class come apart, into a node and a type, and how they are made again.
+
+A type says which attributes instances have, and a node has the values of one in that order:
+
+    {"name": "equinox.nn:Dropout", "kind": "module", "fields": ["p", "inference"]}      ["object", 0, [<0.5>, false]]
+
+Instances are made by `object.__new__`, namedtuples by `tuple.__new__`. Their attributes are set past all that the class
+does to attributes: no `__init__`, no `__setattr__`, no property.
+"""
+
+import contextlib
+import functools
+import keyword
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from ..._class_attributes import ABSENT, inherited
+from ..._equinox_internals import without_missing
+from ..._errors import FormatError, SharedTreeError, StructureMismatchError
+from ..._node_types import dict_descriptor
+from ..._printable import printable
+from ..trust._allowed import LIBRARIES
+from ..trust._classes import FIELD_KINDS, ClassKind, kind_of, library_name_of
+from ..trust._names import RefusalError, name_of
+from ._attribute_classes import Finish, Library
+from ._mutable_modules import MutableModules
+from ._nnx_objects import NnxObjects, step_of
+from ._nodes import Apart
+from ._treeo_trees import TreeoTrees
+from ._wrapping import WRAPPER_ATTRIBUTES, WRITTEN_ATTRIBUTES, wrapped_field
+
+_LIBRARIES = {None: Library(), "sharedtree": MutableModules(), "nnx": NnxObjects(), "treeo": TreeoTrees()}
+
+
+class Layout(NamedTuple):
+    """Where the instances of a class keep what they hold.
+
+    `fields` are in JAX's order, those that it traces first. `attributes_of` gives the `__dict__` of an instance, and is
+    None if there is none; `slots` has the descriptor of each slot. `ignored` are attributes that are no data: caches of
+    properties, and what `typing` notes. `version` is what the class says in `__sharedtree_version__`, else 0.
+    """
+
+    kind: ClassKind
+    fields: tuple[str, ...]
+    attributes_of: Callable[[Any], dict[str, Any]] | None
+    slots: dict[str, Any]
+    ignored: frozenset[str]
+    version: int
+    library: Library
+
+
+_layouts: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
+
+
+def layout_of(cls: Any) -> Layout:
+    """The layout of a class of `FIELD_KINDS`. Raises `SharedTreeError` if its version is not a whole number."""
+    known = _layouts.get(cls)
+    if known is None:
+        known = _layouts[cls] = _find_layout(cls)
+    return known
+
+
+def library_of(cls: Any) -> Library:
+    """What there is to know of a class whose instances are all in their attributes."""
+    return _LIBRARIES[library_name_of(cls)]
+
+
+def _find_layout(cls: Any) -> Layout:
+    kind = kind_of(cls)
+    assert kind in FIELD_KINDS
+    library = library_of(cls) if kind == "attributes" else _LIBRARIES[None]
+    version = getattr(cls, "__sharedtree_version__", 0)
+    if type(version) is not int or version < 0:
+        raise SharedTreeError(
+            f"`{cls.__qualname__}.__sharedtree_version__` is {version!r}. Let it be a whole number, and count it up "
+            "when the fields change:\n    __sharedtree_version__ = 1"
+        )
+    if kind in ("namedtuple", "placeholder"):
+        fields: tuple[str, ...] = getattr(cls, "_fields", ())
+    else:
+        fields = library.declared_fields(cls)
+    held = [item for base in reversed(cls.__mro__) for item in vars(base).items()]
+    slots = {name: value for name, value in held if isinstance(value, types.MemberDescriptorType)}
+    cached = {name for name, value in held if isinstance(value, functools.cached_property)}
+    ignored = frozenset({*cached, "__orig_class__", "__weakref__"} - set(fields))
+    attributes_of = dict_descriptor(cls).__get__ if any(name == "__dict__" for name, _ in held) else None
+    return Layout(kind, fields, attributes_of, slots, ignored, version, library)
+
+
+def fault_of_attribute(cls: type, name: Any) -> str | None:
+    """Why a file may not have an attribute of this name, which is no field, in an instance; None if it may."""
+    layout = layout_of(cls)
+    allowed = layout.library.may_have(cls, name) if type(name) is str else False
+    if allowed is None:
+        is_special = name.startswith("__") and name.endswith("__") and name not in WRITTEN_ATTRIBUTES
+        allowed = name.isidentifier() and not keyword.iskeyword(name) and not is_special
+    if not allowed:
+        return ", which no save would write."
+    if name in layout.fields or name in WRAPPER_ATTRIBUTES:
+        return None
+    # A file could replace a method in this way. Slots and plain values of the class it may: they are data. Instances of
+    # classes of the libraries have no attributes but those that `equinox.module_update_wrapper` sets; but treex's and
+    # NNX's have more than they declare.
+    held = inherited(cls, name)
+    if held is ABSENT:
+        is_taken = cls.__module__.partition(".")[0] in LIBRARIES and layout.kind != "attributes"
+    else:
+        is_slot = isinstance(held, types.MemberDescriptorType)
+        is_taken = not is_slot and (callable(held) or hasattr(type(held), "__get__"))
+    return ", in the place of what the class defines. No save would write that." if is_taken else None
+
+
+class Instances:
+    """Takes the instances of a tree apart, and adds their types and the names of their classes to what it is given."""
+
+    def __init__(self, types: list[dict[str, Any]], named: dict[str, Any]) -> None:
+        self._types = types
+        self._named = named
+        self._known: dict[Any, tuple[int, list[str], list[str], list[int] | None]] = {}
+
+    def take_apart(self, obj: Any, cls: Any) -> Apart:
+        """An instance of a class that is written field by field. Raises `RefusalError` if it cannot be written."""
+        layout = layout_of(cls)
+        attributes = without_missing(layout.attributes_of(obj)) if layout.attributes_of is not None else {}
+        if layout.kind == "namedtuple":
+            attributes = {**attributes, **dict(zip(layout.fields, obj, strict=True))}
+        elif layout.slots:
+            attributes = dict(attributes)
+            for name, slot in layout.slots.items():
+                with contextlib.suppress(AttributeError):  # a slot that was never set
+                    attributes[name] = slot.__get__(obj)
+        attributes = layout.library.written(obj, attributes)
+        # Of two siblings one may have attributes of its own, so each is asked.
+        wrapped, copied = wrapped_field(layout.fields, attributes) if layout.kind == "module" else (None, ())
+        key = (cls, copied, *attributes)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._new_type(cls, layout, attributes, copied)
+        number, names, steps, places = known
+
+        def build(done: list[Any]) -> list[Any]:
+            values = done if places is None else [done[i] for i in places]
+            return ["object", number, values] if wrapped is None else ["wrapper", number, values, wrapped]
+
+        return Apart([attributes[name] for name in names], steps, build)
+
+    def _new_type(
+        self, cls: type, layout: Layout, attributes: dict[str, Any], copied: tuple[str, ...]
+    ) -> tuple[int, list[str], list[str], list[int] | None]:
+        """The number of a new type, the names of the children and the steps to them, and their places in the node."""
+        fields = [name for name in layout.fields if name in attributes]
+        skipped = {*fields, *layout.ignored, *copied, "__annotations__"}
+        extra = sorted([name for name in attributes if name not in skipped], key=str)
+        refused = next((name for name in extra if fault_of_attribute(cls, name) is not None), None)
+        if refused is not None:
+            raise RefusalError(
+                f"a `{cls.__qualname__}` with the attribute `{refused}`, which is no field of its class, and which no "
+                "file may set",
+                "Make it a field of the class.",
+            )
+        entry: dict[str, Any] = {"name": name_of(cls), "kind": layout.kind, "fields": fields}
+        missing = [name for name in layout.fields if name not in attributes]
+        more = {"missing": missing, "extra": extra, "version": layout.version}
+        self._named[entry["name"]] = cls
+        self._types.append(entry | {key: value for key, value in more.items() if value})
+        names, number = [*fields, *extra], len(self._types) - 1
+        if layout.kind != "attributes":
+            return number, names, [f".{name}" for name in names], None
+        # JAX traces some that are no declared fields, and they come first.
+        visited = [name for name in attributes if name in names]
+        return number, visited, [step_of(name) for name in visited], [visited.index(name) for name in names]
+
+
+def maker(cls: Any, finish: Finish | None) -> Callable[[Iterable[tuple[str, Any]]], Any]:
+    """What makes an instance of pairs of an attribute and its value. `finish` is what its library does last."""
+    layout = layout_of(cls)
+    attributes_of, slots = layout.attributes_of, layout.slots
+
+    def make(items: Iterable[tuple[str, Any]]) -> Any:
+        if layout.kind == "namedtuple":
+            values = dict(items)
+            absent = next((name for name in layout.fields if name not in values), None)
+            if absent is not None:
+                raise FormatError(f"The file has a `{cls.__qualname__}` without its field `{printable(absent)}`.")
+            obj = tuple.__new__(cls, [values.pop(name) for name in layout.fields])
+            items = values.items()
+        else:
+            obj = object.__new__(cls)
+        attributes = None if attributes_of is None else attributes_of(obj)
+        if attributes is not None and not slots:
+            attributes.update(items)
+        else:
+            for name, value in items:
+                if name in slots:
+                    slots[name].__set__(obj, value)
+                elif attributes is not None:
+                    attributes[name] = value
+                else:
+                    raise StructureMismatchError(
+                        f"`{cls.__qualname__}` has no place for the attribute `{printable(name)}` any more. Drop it:\n"
+                        f'    renames={{"{cls.__module__}:{cls.__qualname__}.{printable(name)}": None}}'
+                    )
+        return obj if finish is None or attributes is None else finish(obj, attributes)
+
+    return make

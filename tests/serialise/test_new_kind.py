@@ -1,0 +1,76 @@
+"""A new kind of node is one row: the exercise of CONTRIBUTING, done in a copy of the package."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import sharedtree
+
+ROOT = pathlib.Path(sharedtree.__file__).parent
+PAGE = ROOT.parent / "CONTRIBUTING.md"
+
+PROGRAM = """
+import fractions, json, sys
+import sharedtree as st
+from tests.serialise.drafts import Draft
+from tests.serialise.table import NODE_KINDS
+
+half = fractions.Fraction(1, 2)
+data = st.to_bytes({"rate": half, half: [half]})
+draft = Draft(data)
+(number,) = [i for i, node in enumerate(draft.manifest["nodes"]) if node[0] == "fraction"]
+refused = []
+one, two = ["int", "1"], ["int", "2"]
+for operands in ([one, ["int", "0"]], [one], [True, one], ["1", two], [0, two]):
+    draft = Draft(data)
+    draft.manifest["nodes"][number] = ["fraction", *operands]
+    try:
+        st.from_bytes(draft.file(with_digests=True))
+    except st.FormatError as error:
+        refused.append(str(error))
+told = repr(st.from_bytes(data)), str(st.inspect(data)), str(st.audit(data))
+print(json.dumps([*told, refused, NODE_KINDS["fraction"]]))
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the package, in which the row that the page shows is the last of its file."""
+    (block,) = re.findall(r"```python\n(import fractions.*?)```", PAGE.read_text(), re.DOTALL)
+    row = block.partition("row = ")[2].strip()
+    copy = tmp_path / "sharedtree"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests").symlink_to(ROOT.parent / "tests")
+    file = copy / "serialise" / "values" / "_containers.py"
+    text = file.read_text().replace("import collections\n", "import collections\nimport fractions\n", 1)
+    file.write_text(text.replace("\nKINDS = (\n", f"\nKINDS = (\n    {row},\n", 1))
+    return tmp_path
+
+
+def test_a_new_kind_is_one_row(package):
+    environment = {**os.environ, "PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=package, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    loaded, inspected, audited, refused, operands = json.loads(done.stdout)
+    assert loaded == "{'rate': Fraction(1, 2), Fraction(1, 2): [Fraction(1, 2)]}"
+    assert "['rate']  Fraction(1, 2)" in inspected
+    assert "[Fraction(1, 2)]  list" in inspected
+    assert audited == "The file names no classes and no functions."
+    assert len(refused) == 5
+    assert "ZeroDivisionError" in refused[0]
+    assert operands == ["child", "child"]
+
+
+def test_without_the_row_it_is_refused():
+    from fractions import Fraction
+
+    with pytest.raises(sharedtree.UnserialisableError, match="Fraction"):
+        sharedtree.to_bytes(Fraction(1, 2))
