@@ -25,7 +25,7 @@ from sharedtree.__main__ import main
 from sharedtree._commands._array_differences import elementwise, pieces
 from sharedtree._commands._comparing import compare
 from sharedtree.serialise.load import opened
-from sharedtree.serialise.values._outline import columns
+from sharedtree.serialise.values._paths import columns
 
 from .serialise.isomorphic import assert_isomorphic
 from .serialise.strategies import trees

@@ -24,7 +24,7 @@ from ..foreign._safetensors_files import is_foreign, tensors_in
 from ..serialise import Inspection, inspect
 from ..serialise.container._sources import open_source
 from ..serialise.look import MAX_LINES, ArrayInfo
-from ..serialise.values._outline import Line, columns, indent
+from ..serialise.values._paths import Line, columns, indent
 from ._output import OK, counted, line_writer, write_json
 
 

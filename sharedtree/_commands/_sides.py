@@ -15,7 +15,7 @@ from ..serialise.load import Opened
 from ..serialise.values._atoms import atom_text, short
 from ..serialise.values._kinds import children_of, node_text, operands, steps
 from ..serialise.values._nodes import Child
-from ..serialise.values._outline import carries_identity
+from ..serialise.values._paths import carries_identity
 
 DICTIONARIES = frozenset({"dict", "OrderedDict", "defaultdict"})
 SETS = frozenset({"set", "frozenset"})

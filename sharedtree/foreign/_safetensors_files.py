@@ -13,11 +13,10 @@ from .._printable import printable
 from ..serialise.arrays._arrays import ArrayEntry
 from ..serialise.arrays._dtypes import dtype_named, require_bools, stored
 from ..serialise.arrays._placing import read_arrays
-from ..serialise.container._header import MAX_HEADER_BYTES, Header, Tensor
-from ..serialise.container._progress import ProgressOption
+from ..serialise.container._chunks import ProgressOption
+from ..serialise.container._header import MAX_HEADER_BYTES, Header, Tensor, parse_json
 from ..serialise.container._reading import Container
 from ..serialise.container._sources import Source
-from ..serialise.container._strict_json import parse_json
 from ..serialise.values._plan import Select, Shardings, place_of, struct_of
 
 _START_OF_OURS = b'{"__metadata__":{"sharedtree.header":"'
@@ -170,7 +169,7 @@ def load_tensors(
         for each in wanted
         for kind, shape in [stored(dtype_named(entries[each.name].dtype), each.shape)]
     ]
-    container = Container(source, Header(tuple(tensors), {}, "", [], [0] * len(tensors), found.data_start))
+    container = Container(source, Header(tuple(tensors), {}, "", {}, found.data_start))
     if mmap and verify:
         mapped = container.mapped()
         for each in wanted:

@@ -14,5 +14,5 @@ from .look import (
 from .save import save as save, to_bytes as to_bytes
 from .trust._asked import Request as Request
 from .trust._trust import trust as trust
-from .values._outline import Line as Line
+from .values._paths import Line as Line
 from .values._template import Difference as Difference, LoadReport as LoadReport

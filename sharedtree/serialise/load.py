@@ -14,7 +14,7 @@ from .._errors import FormatError
 from .._printable import printable
 from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import read_arrays
-from .container._progress import ProgressOption
+from .container._chunks import ProgressOption
 from .container._reading import Container, read_header
 from .container._sources import Readable, open_source
 from .trust._trust import Trust, Trusted

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 from .._printable import printable
 from ..compat._importing import importable_name
-from .container._progress import ProgressOption, showing
+from .container._chunks import ProgressOption, showing
 from .container._sources import Readable
 from .load import opened
 from .trust._asked import Request
 from .trust._names import root_of
 from .trust._trust import Trust, Trusted
 from .values._name_paths import audit as requests_of
-from .values._outline import Line, Lines, array_nbytes, columns
+from .values._paths import Line, Lines, array_nbytes, columns
 
 MAX_LINES = 10_000
 """How many lines of a tree are printed if nobody asks for more."""

@@ -21,7 +21,7 @@ from .._printable import printable
 from .arrays._arrays import ArrayEntry
 from .arrays._orbax_forms import from_stored, is_stored, key_of, not_restored, require_sound, to_hand_over
 from .arrays._placing import Placement, placements_of, settled
-from .container._strict_json import is_unicode
+from .container._header import is_unicode
 from .trust._trust import Trust, Trusted
 from .values._encoding import encode, names_in
 from .values._evolution import Renames

@@ -1,19 +1,19 @@
 """`save` and `to_bytes`: a DAG to a file, each shared node once."""
 
-import functools
 import io
 import json
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from .._errors import UnserialisableError
 from .._printable import printable
-from .arrays._shards import on_host
+from .arrays._host_bytes import tensor_source
+from .container._chunks import ProgressOption, showing
 from .container._durable import replacing
-from .container._progress import ProgressOption, showing
 from .container._writing import TensorSource, write
 from .values._encoding import Encoded, encode
 
@@ -66,14 +66,12 @@ def save(
             f"`{type(path).__qualname__}` is not a path, nor a file open for writing in binary mode. The path comes "
             'first:\n    sharedtree.save("model.safetensors", model)'
         )
-    encoded = _encoded(tree)
-    _check_metadata(metadata)
-    with showing(progress, "saving") as report:
-        if isinstance(path, str | os.PathLike):
-            with replacing(path) as file:
-                write(file, _sources(encoded), _text(encoded), metadata, report)
-        else:
-            write(path, _sources(encoded), _text(encoded), metadata, report)
+    encoded = encode(tree)
+    sources = _sources(encoded)
+    manifest = json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
+    is_path = isinstance(path, str | os.PathLike)
+    with showing(progress, "saving") as report, replacing(path) if is_path else nullcontext(path) as file:
+        write(file, sources, manifest, metadata, report)
 
 
 def to_bytes(tree: Any, *, metadata: Mapping[str, str] | None = None) -> bytes:
@@ -98,13 +96,9 @@ def to_bytes(tree: Any, *, metadata: Mapping[str, str] | None = None) -> bytes:
     return file.getvalue()
 
 
-def _encoded(tree: Any) -> Encoded:
-    encoded = encode(tree)
-    elsewhere = [
-        name
-        for name, array in zip(encoded.names, encoded.arrays, strict=True)
-        if not isinstance(array, np.ndarray) and not array.is_fully_addressable
-    ]
+def _sources(encoded: Encoded) -> list[TensorSource]:
+    named = list(zip(encoded.names, encoded.arrays, strict=True))
+    elsewhere = [n for n, array in named if not isinstance(array, np.ndarray) and not array.is_fully_addressable]
     if elsewhere:
         listed = "\n".join(f"    `{printable(name)}`" for name in elsewhere)
         raise UnserialisableError(
@@ -114,26 +108,4 @@ def _encoded(tree: Any) -> Encoded:
             elsewhere,
             ["not fully addressable"] * len(elsewhere),
         )
-    return encoded
-
-
-def _sources(encoded: Encoded) -> list[TensorSource]:
-    return [
-        TensorSource(name, array.dtype, array.shape, functools.partial(on_host, array))
-        for name, array in zip(encoded.names, encoded.arrays, strict=True)
-    ]
-
-
-def _text(encoded: Encoded) -> str:
-    return json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
-
-
-def _check_metadata(metadata: Mapping[str, str] | None) -> None:
-    for key, value in (metadata or {}).items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise ValueError(
-                f"`metadata` maps texts to texts, but has {key!r}: {value!r}. Write other values as texts, or put them "
-                'into the tree:\n    sharedtree.save(path, {"model": model, "config": config})'
-            )
-        if key.startswith("sharedtree"):
-            raise ValueError(f"The metadata key {key!r} is taken: those that begin with `sharedtree` are. Rename it.")
+    return [tensor_source(name, array) for name, array in named]

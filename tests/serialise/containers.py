@@ -5,17 +5,14 @@ import json
 import struct
 import zlib
 
-from sharedtree.serialise.container._writing import TensorSource, write
+from sharedtree.serialise.arrays._host_bytes import tensor_source
+from sharedtree.serialise.container._writing import write
 
 START = b'{"__metadata__":{"sharedtree.header":"'
 
 
-def source(name, array):
-    return TensorSource(name, array.dtype, array.shape, lambda: array)
-
-
 def sources(arrays):
-    return [source(name, array) for name, array in arrays.items()]
+    return [tensor_source(name, array) for name, array in arrays.items()]
 
 
 def written(arrays, manifest="{}", metadata=None):

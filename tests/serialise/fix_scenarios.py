@@ -24,7 +24,7 @@ import safetensors.numpy
 import sharedtree as st
 from sharedtree.serialise import orbax as st_orbax
 from sharedtree.serialise.arrays import _dtypes, _orbax_forms, _placing
-from sharedtree.serialise.container import _progress, _writing as _container
+from sharedtree.serialise.container import _chunks, _writing as _container
 from sharedtree.serialise.trust import _installed, _trust
 from sharedtree.serialise.values import _kinds, _manifest, _nodes
 from tests.fixes import Scenario, scenario
@@ -381,7 +381,7 @@ def a_bar_without_tqdm(path):
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "tqdm", None)
             patch.setitem(sys.modules, "tqdm.auto", None)
-            with _progress.showing(True, "saving"):
+            with _chunks.showing(True, "saving"):
                 pass
 
     return Scenario(provoke, ImportError)

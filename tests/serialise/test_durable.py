@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 import safetensors
 
+from sharedtree.serialise.arrays._host_bytes import tensor_source
 from sharedtree.serialise.container import _durable, _writing as _container
 from sharedtree.serialise.container._durable import replacing
 from sharedtree.serialise.container._reading import read_header
 from sharedtree.serialise.container._writing import write
-
-from .containers import source
 
 ROOT = pathlib.Path(__file__).parents[2]
 NUM_KILLS = int(os.environ.get("SHAREDTREE_NUM_KILLS", "30"))
@@ -348,13 +347,14 @@ KILLER = textwrap.dedent(
     """
     import os, random, signal, struct, sys, time, warnings
     import numpy as np
-    from sharedtree.serialise.container._writing import TensorSource, write
+    from sharedtree.serialise.arrays._host_bytes import tensor_source
+    from sharedtree.serialise.container._writing import write
     from sharedtree.serialise.container._durable import replacing
 
     def save(path, fill):
         array = np.full(2_000_003, fill, np.uint8)
         with replacing(path) as file:
-            write(file, [TensorSource("w", array.dtype, array.shape, lambda: array)], "{}", {"fill": str(fill)})
+            write(file, [tensor_source("w", array)], "{}", {"fill": str(fill)})
 
     warnings.simplefilter("ignore")  # JAX's about forks; it is imported here and not used
     path, rng = sys.argv[1], random.Random(0)
@@ -408,13 +408,41 @@ def test_a_killed_process_leaves_a_whole_file(tmp_path):
     assert len(seen) > 1
 
 
+# --- when Python ends --------------------------------------------------------------------------------------------
+
+ENDING = textwrap.dedent(
+    """
+    import atexit, sys, threading
+    from tests.serialise.test_durable import save_zeros
+
+    def save():
+        threading.main_thread().join()
+        save_zeros(sys.argv[1] + "2", 10 * 2**20)
+
+    atexit.register(save_zeros, sys.argv[1] + "1", 10 * 2**20)
+    threading.Thread(target=save).start()
+    """
+)
+
+
+def test_saves_while_python_ends(tmp_path):
+    """In a thread that outlives the main one, and in what runs at exit: executors take no more work then."""
+    run = subprocess.run(
+        [sys.executable, "-c", ENDING, str(tmp_path / "x")], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert not run.stderr
+    for path in (tmp_path / "x1", tmp_path / "x2"):
+        with read_header(path) as container:
+            assert container.damage() == []
+
+
 # --- a full disk -------------------------------------------------------------------------------------------------
 
 
 def save_zeros(path, nbytes):
     array = np.zeros(nbytes, np.uint8)
     with replacing(path) as file:
-        write(file, [source("w", array)], "{}")
+        write(file, [tensor_source("w", array)], "{}")
 
 
 LIMITED = textwrap.dedent(

@@ -23,15 +23,15 @@ import pytest
 
 import sharedtree as st
 from sharedtree._errors import CorruptFileError
-from sharedtree.serialise.container import _memory
+from sharedtree.serialise.container import _reading
 from sharedtree.serialise.container._header import Tensor
-from sharedtree.serialise.container._memory import memory_for
+from sharedtree.serialise.container._reading import memory_for
 
 ROOT = Path(__file__).parent.parent.parent
 KiB, MiB = 2**10, 2**20
 SLAB = 16 * MiB  # as the documentation says
 
-has_huge_pages = pytest.mark.skipif(not hasattr(_memory.mmap, "MADV_HUGEPAGE"), reason="Linux's")
+has_huge_pages = pytest.mark.skipif(not hasattr(_reading.mmap, "MADV_HUGEPAGE"), reason="Linux's")
 on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="only on a CPU does JAX share memory with NumPy")
 
 
@@ -66,7 +66,7 @@ class Mappings:
     """Takes the place of the module `mmap`, and remembers what was mapped without keeping it."""
 
     def __init__(self, monkeypatch):
-        self.made, self.advised, mmap = [], [], _memory.mmap
+        self.made, self.advised, mmap = [], [], _reading.mmap
 
         class Mapping(mmap.mmap):
             def madvise(_, *advice):
@@ -80,7 +80,7 @@ class Mappings:
 
         names = ("MAP_PRIVATE", "MAP_ANONYMOUS", "MADV_HUGEPAGE")
         fake = types.SimpleNamespace(mmap=made, **{name: getattr(mmap, name) for name in names})
-        monkeypatch.setattr(_memory, "mmap", fake)
+        monkeypatch.setattr(_reading, "mmap", fake)
 
     def sizes(self):
         """Of all that were made, without what is mapped besides to begin at a huge page."""
@@ -137,7 +137,7 @@ def test_many_arrays_of_middle_size_take_few_mappings(path, monkeypatch, verify)
     mappings = Mappings(monkeypatch)
     large, *loaded = st.load(path, verify=verify)
     assert sorted(mappings.sizes()) == [5 * MiB, 8 * MiB, 16 * MiB, 16 * MiB]
-    assert {option for option, _, _ in mappings.advised} == {_memory.mmap.MADV_HUGEPAGE}
+    assert {option for option, _, _ in mappings.advised} == {_reading.mmap.MADV_HUGEPAGE}
     assert [size for _, _, size in mappings.advised] == mappings.sizes()
     first_slab = [array for array in loaded if array.nbytes == MiB][:16]
     assert_equal(loaded, expected)
@@ -182,7 +182,7 @@ def test_without_huge_pages(path, monkeypatch, lacking):
         fake = types.SimpleNamespace(
             mmap=refuses if lacking == "the memory" else made, MAP_PRIVATE=2, MAP_ANONYMOUS=32, MADV_HUGEPAGE=14
         )
-    monkeypatch.setattr(_memory, "mmap", fake)
+    monkeypatch.setattr(_reading, "mmap", fake)
     loaded = st.load(path)
     assert_equal(loaded, arrays(20))
     # `loaded` keeps the memory alive.

@@ -11,7 +11,6 @@ reaches `numpy.dtype`.
 """
 
 import functools
-import math
 import re
 import sys
 from typing import Any
@@ -22,14 +21,6 @@ import numpy as np
 
 from ..._errors import FormatError
 from ..._printable import printable
-
-ITEM_SIZES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
-    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4,
-    "U64": 8, "I64": 8, "F64": 8,
-}  # fmt: skip
-"""The stored dtypes and their sizes in bytes."""
 
 STORED_AS_ITSELF = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
@@ -171,11 +162,6 @@ def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str) -
             f"The array `{printable(name)}` of booleans has bytes other than 0 and 1. The file is damaged, or was "
             "made by hand.\nNothing was loaded. Restore the file from a copy, or save the model again."
         )
-
-
-def nbytes_of(stored_dtype: str, shape: tuple[int, ...]) -> int:
-    """The size of a stored tensor, in bytes."""
-    return math.prod(shape) * ITEM_SIZES[stored_dtype]
 
 
 def _unknown(name: str, plain: str) -> FormatError:

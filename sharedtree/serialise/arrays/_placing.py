@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._errors import FormatError, StructureMismatchError
 from ..._printable import printable
-from ..container._progress import ProgressOption, showing
+from ..container._chunks import ProgressOption, showing
 from ..container._reading import Container
 from ._arrays import ArrayEntry, finish
 from ._dtypes import dtype_named, require_bools, restore

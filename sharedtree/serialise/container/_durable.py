@@ -2,13 +2,14 @@
 
 The new contents go to a temporary file beside the target, are forced to the disk, and take the target's name in one
 step; then the folder is forced to the disk too. A process that is killed leaves the old file, or the new one, and
-perhaps a temporary file, which the next save to the same target removes. Whoever writes a temporary file holds a lock
-on it (`flock`), which the kernel lets go of when the process ends, so a file that is still being written is not
-removed. On Windows an open file cannot be removed at all, and the folder cannot be forced to the disk.
+perhaps a temporary file, which the next save to the same target removes. Whoever writes one holds a lock on it
+(`flock`), which the kernel lets go of when the process ends, so a file that is still being written is not removed. On
+Windows an open file cannot be removed at all, and the folder cannot be forced to the disk.
 """
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -26,27 +27,15 @@ except ImportError:  # Windows
 
 _SUFFIX = ".sharedtree-tmp"
 _RANDOM_DIGITS = 16
-_MAX_NAME_BYTES = 200  # file names end at 255 bytes; the temporary one is longer than its target's
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file to write to, which takes the place of `path` when the `with` block ends without an exception.
 
-    If the block raises, or writing to the disk fails, the temporary file is removed and what was at `path` stays.
-
-    Args:
-        path: where a symbolic link is followed, so that the link stays one.
-
-    Yields:
-        An unbuffered binary file that can seek, readable and writable. Its permissions will be those of the file that
-        it replaces; if there is none, 0666 without the umask's bits. Until then nobody has more of them.
-
-    Raises:
-        IsADirectoryError: if `path` is a folder.
-        FileNotFoundError: if its folder does not exist.
-        OSError: if it is neither a file nor free (a device, a pipe), or the file system fails.
+    It is unbuffered and can be read, too. Symbolic links stay, and what they point to is replaced. The permissions are
+    those of the file that is replaced, or without one 0666 without the umask's bits; until then nobody has more of
+    them. If the block raises, or writing to the disk fails, what was at `path` stays.
 
     Cost: two `fsync`. Needs the room of the old file and the new one at once.
 
@@ -56,95 +45,67 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     target = os.path.realpath(path)
     mode = _mode_of(target, os.fspath(path))
     folder, name = os.path.split(target)
-    _remove_stale(folder, name)
-    temporary, file = _create(folder, name, 0o666 if mode is None else mode | 0o600)
-    try:
-        yield file
-        if mode is not None and fcntl is not None:
-            with contextlib.suppress(OSError):  # a file system without permissions
-                os.fchmod(file.fileno(), mode)
-        _force(file.fileno())
-        if fcntl is None:
-            file.close()  # Windows renames no open file
-        os.replace(temporary, target)
-    except BaseException:
-        file.close()
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    file.close()
+    encoded = os.fsencode(name)
+    # File names end at 255 bytes, and the temporary one is longer than its target's.
+    prefix = f".{name if len(encoded) <= 200 else hashlib.sha256(encoded).hexdigest()}."
+    _remove_stale(folder, prefix)
+    opener = functools.partial(os.open, mode=0o666 if mode is None else mode | 0o600)
+    while True:
+        temporary = os.path.join(folder, prefix + secrets.token_hex(_RANDOM_DIGITS // 2) + _SUFFIX)
+        with open(temporary, "x+b", buffering=0, opener=opener) as file:
+            try:
+                if fcntl is not None:
+                    with contextlib.suppress(OSError):  # without locks nobody removes temporary files either
+                        fcntl.flock(file, fcntl.LOCK_EX)
+                if not os.path.exists(temporary):
+                    continue  # another save took it for a stale one between its creation and its lock
+                yield file
+                if mode is not None and fcntl is not None:
+                    with contextlib.suppress(OSError):  # a file system without permissions
+                        os.fchmod(file.fileno(), mode)
+                _force(file.fileno())
+                if fcntl is None:
+                    file.close()  # Windows renames no open file
+                os.replace(temporary, target)
+                break
+            except BaseException:
+                file.close()
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
     _force_folder(folder)
 
 
 def _mode_of(target: str, given: str) -> int | None:
     """The permissions of the file that is to be replaced; None if there is none."""
-    shown = printable(given)
-    folder = os.path.dirname(target)
+    shown, folder = printable(given), os.path.dirname(target)
     if not os.path.isdir(folder):
-        raise FileNotFoundError(
-            errno.ENOENT,
-            f"The folder of `{shown}` does not exist. Make it:\n    os.makedirs({folder!r})\nMissing",
-            folder,
-        )
+        message = f"The folder of `{shown}` does not exist. Make it:\n    os.makedirs({folder!r})\nMissing"
+        raise FileNotFoundError(errno.ENOENT, message, folder)
     try:
         mode = os.stat(target).st_mode
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(
-            errno.EISDIR,
-            f"`{shown}` is a folder. Name a file in it:\n    {os.path.join(given, 'model.safetensors')!r}\nA folder",
-            target,
-        )
+        better = os.path.join(given, "model.safetensors")
+        message = f"`{shown}` is a folder. Name a file in it:\n    {better!r}\nA folder"
+        raise IsADirectoryError(errno.EISDIR, message, target)
     if not stat.S_ISREG(mode):
-        raise OSError(
-            errno.EINVAL,
+        message = (
             f"`{shown}` is a device or a pipe, which cannot be replaced. Open it and write to the file object:\n"
-            f'    open({given!r}, "wb")\nNo regular file',
-            target,
+            f'    open({given!r}, "wb")\nNo regular file'
         )
+        raise OSError(errno.EINVAL, message, target)
     return mode & 0o777
 
 
-def _create(folder: str, name: str, mode: int) -> tuple[str, BinaryIO]:
-    while True:
-        temporary = os.path.join(folder, _prefix(name) + secrets.token_hex(_RANDOM_DIGITS // 2) + _SUFFIX)
-        descriptor = os.open(temporary, _FLAGS, mode)
-        try:
-            held = _hold(descriptor, temporary)
-        except BaseException:
-            os.close(descriptor)
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        if held:
-            return temporary, open(descriptor, "r+b", buffering=0)
-        os.close(descriptor)
-
-
-def _hold(descriptor: int, temporary: str) -> bool:
-    """Locks a temporary file. False if another save took it for a stale one between its creation and the lock."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits for the other save, which removes the file and lets go
-    except OSError:
-        return True  # a file system without locks, on which nobody removes temporary files either
-    try:
-        there = os.stat(temporary)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(there, os.fstat(descriptor))
-
-
-def _remove_stale(folder: str, name: str) -> None:
+def _remove_stale(folder: str, prefix: str) -> None:
     """Removes the temporary files of a target that nobody holds. What cannot be removed is left."""
-    pattern = re.compile(re.escape(_prefix(name)) + f"[0-9a-f]{{{_RANDOM_DIGITS}}}" + re.escape(_SUFFIX))
+    pattern = re.compile(re.escape(prefix) + f"[0-9a-f]{{{_RANDOM_DIGITS}}}" + re.escape(_SUFFIX))
     with contextlib.suppress(OSError):  # a folder that may be written to but not listed
-        for entry in os.listdir(folder):
-            if pattern.fullmatch(entry):
-                with contextlib.suppress(OSError):
-                    _remove_unless_held(os.path.join(folder, entry))
+        for stale in filter(pattern.fullmatch, os.listdir(folder)):
+            with contextlib.suppress(OSError):
+                _remove_unless_held(os.path.join(folder, stale))
 
 
 def _remove_unless_held(temporary: str) -> None:
@@ -157,12 +118,6 @@ def _remove_unless_held(temporary: str) -> None:
         os.unlink(temporary)
     finally:
         os.close(descriptor)
-
-
-def _prefix(name: str) -> str:
-    encoded = os.fsencode(name)
-    short = name if len(encoded) <= _MAX_NAME_BYTES else hashlib.sha256(encoded).hexdigest()
-    return f".{short}."
 
 
 def _force(descriptor: int) -> None:

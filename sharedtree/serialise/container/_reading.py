@@ -1,27 +1,40 @@
 """Containers are opened and read here: whole tensors, many of them, parts of them, mapped or checked.
 
-With digests, threads take chunks of 4 MiB in turn, and each hashes what it has read while that is still in its cache.
+Each tensor goes to a multiple of 64 bytes in memory, so that JAX can use it on a CPU without a copy. A tensor of 4 MiB
+or more has memory of its own. Smaller ones share it: fresh memory, which comes in pages of 4 KiB with an interrupt
+each, costs more than the bytes that are read into it, and smaller pieces cannot have pages of 2 MiB. What is shared
+lives as long as any of the tensors in it, so it is at most 16 MiB, or 1 MiB for tensors below 64 KiB: what people keep
+of a model most often, its scalars and biases, never keeps the matrices beside them.
+
+For example, tensors of 1 MiB, 8 bytes, 15 MiB, 100 bytes and 2 MiB take three pieces of memory: 3 MiB for the first and
+the last, 192 bytes for the second and the fourth, and 15 MiB.
 """
 
+import contextlib
 import functools
-import threading
+import itertools
+import math
+import mmap
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from ..._errors import CorruptFileError, FormatError
 from ..._printable import printable
-from ._digest import CHUNK_BYTES, num_chunks, run_jobs
-from ._header import LENGTH_BYTES, MANIFEST_TENSOR, Header, Tensor, header_length, parse_header
-from ._memory import SMALL, Bytes, aligned, groups_of, memory_for
-from ._selection import Selection, runs
-from ._sources import Readable, Source, open_source
-from ._writing import Progress
+from ._chunks import CHUNK_BYTES, SMALL, Progress, counting, num_chunks, run_jobs
+from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, RESTORE, Header, RefusedError, Tensor, parse_header
+from ._sources import Bytes, Readable, ReadInto, Source, open_source, read_part
 
-_RECOGNISABLE = 64  # bytes, enough to tell a container that was cut short from other files
-_MAX_SHOWN = 10
 _WORTH_THREADS = 8 * 2**20  # below, starting threads takes longer than they save
+_LARGE = 4 * 2**20  # tensors from this on have memory of their own
+_SLAB_BYTES = 16 * 2**20  # what those between share, at most
+_BLOCK_BYTES = 2**20  # what small tensors share, at most, and what is read at once of them
+_HUGE_PAGE = 2 * 2**20
+
+_Memory = Mapping[str, Bytes]
+_Check = Callable[[Tensor, int, memoryview], None]
 
 
 class Damage(NamedTuple):
@@ -31,216 +44,158 @@ class Damage(NamedTuple):
     chunk: int
 
 
-class Container:
-    """An open container. Use it in a `with` statement, or close it.
+def read_header(where: Readable) -> "Container":
+    """Opens a container: reads its header, checks all of it, and the manifest. Nothing else is read.
 
-    Attributes:
-        label: what errors call the file.
-        tensors: name → where it is, without the manifest's own tensor, in order of offset.
-        metadata: the user's.
-        manifest: a text, whose digest was checked.
+    Raises:
+        FormatError: if this is not a sharedtree file, or malformed.
+        CorruptFileError: if it is one that was cut short, or whose header or manifest has changed.
     """
+    source = open_source(where)
+    try:
+        return Container(source, parse_header(source))
+    except BaseException as error:
+        source.close()
+        if not isinstance(error, RefusedError):
+            raise
+        fact = f"`{source.label}` is not a valid sharedtree file: {error}"
+        raise FormatError(f"{fact}.\nNothing was loaded. {RESTORE}") from None
+
+
+class Container(contextlib.AbstractContextManager["Container"]):
+    """An open container. Use it in a `with` statement, or close it."""
 
     def __init__(self, source: Source, header: Header) -> None:
         self._source = source
         self._header = header
-        self._number = {tensor.name: number for number, tensor in enumerate(header.tensors)}
-        self.label = source.label
-        self.metadata = header.metadata
+        self.label = source.label  # what errors call the file
+        self.metadata = header.metadata  # the user's
+        # In order of offset, in the end without the manifest's own.
         self.tensors = {tensor.name: tensor for tensor in header.tensors}
-        self.manifest = header.manifest if header.manifest is not None else self._spilled_manifest()
-
-    def __enter__(self) -> "Container":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self.manifest = header.manifest or ""
+        if header.manifest is None:
+            try:
+                self.manifest = self.read_many([MANIFEST_TENSOR])[MANIFEST_TENSOR].tobytes().decode()
+            except UnicodeDecodeError as error:
+                raise RefusedError(f"its manifest is not UTF-8 at byte {error.start}") from None
+            del self.tensors[MANIFEST_TENSOR]
 
     def close(self) -> None:
         """Closes the file if it was opened from a path. Arrays that were read or mapped stay valid."""
         self._source.close()
 
-    def read(self, name: str, *, verify: bool = True) -> Bytes:
-        """The bytes of one tensor, as `read_many` reads them."""
-        return self.read_many([name], verify=verify)[name]
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def read_many(
-        self, names: Sequence[str] | None = None, *, verify: bool = True, progress: Progress | None = None
+        self, names: Iterable[str] | None = None, *, verify: bool = True, progress: Progress | None = None
     ) -> dict[str, Bytes]:
-        """The bytes of some tensors, in fresh memory.
+        """Flat, writable arrays of the bytes of some tensors, or of all, in order of offset.
 
-        Args:
-            names: default: all.
-            verify: whether to check the digests.
-            progress: called after each read.
-
-        Returns:
-            Flat, writable arrays of uint8 by name, in order of offset. Each begins at a multiple of 64 bytes. Those of
-            less than 4 MiB share memory; an array keeps 16 MiB alive at most, and one of less than 64 KiB 1 MiB.
-
-        Raises:
-            CorruptFileError: if a chunk does not have its digest.
-
-        Cost: one pass over the tensors' bytes, which are copied once, from the operating system. Digests are worked
-        out meanwhile, on up to four threads.
+        A chunk that does not have its digest is a `CorruptFileError` if `verify`. The bytes are copied once, from the
+        operating system, and hashed meanwhile by the threads that have read them.
         """
-        tensors = [self.tensors[name] for name in (self.tensors if names is None else dict.fromkeys(names))]
-        tensors.sort(key=lambda tensor: (tensor.start, tensor.stop))  # empty ones begin where others do
-        total = sum(tensor.nbytes for tensor in tensors)
-        report = _reporting(progress, total)
+        tensors = self._in_order(self.tensors if names is None else names)
         data = memory_for(tensors)
-        jobs: list[Callable[[], None]] = []  # in order of offset, which some sources can read in no other
-        for group in groups_of(tensors):
-            if group[0].nbytes < SMALL:
-                jobs.append(functools.partial(self._read_group, group, data, verify, report))
-                continue
-            (tensor,) = group
-            step = CHUNK_BYTES if verify or progress is not None else tensor.nbytes
-            for start in range(0, tensor.nbytes, step):
-                part = memoryview(data[tensor.name])[start : start + step]
-                jobs.append(functools.partial(self._read_part, tensor, start, part, verify, report))
-        run_jobs(jobs, self._num_threads(total if verify else 0))
+        self._read(tensors, data, self._require_digest if verify else None, progress)
         return {tensor.name: data[tensor.name] for tensor in tensors}
 
-    def read_selection(self, name: str, selection: Selection, *, verify: bool = True) -> Bytes:
-        """The bytes of a part of a tensor, in C order, without those of the rest.
+    def read_selection(self, name: str, selection: Sequence[slice], *, verify: bool = True) -> Bytes:
+        """The bytes of a part of a tensor, in C order: one slice of stored items an axis; what is left out is whole.
 
-        Args:
-            name: of the tensor.
-            selection: one slice an axis of the stored shape, with positive steps; axes that are left out are whole.
-            verify: whether to check the digests of the chunks that the part touches, which are then read whole.
-
-        Raises:
-            CorruptFileError: if a chunk does not have its digest.
-
-        Cost: reads the selected runs, and gaps of up to 16 KiB between them. What is copied besides is at most 4 MiB
-        at a time, unless the part is large: then its runs are read where they belong.
+        With `verify`, the chunks that it touches are read whole and checked. Otherwise the selected runs are read, and
+        gaps of up to 16 KiB between them.
         """
         tensor = self.tensors[name]
-        reader = _Chunks(self, tensor).read_into if verify else functools.partial(self._read_at, tensor)
-        plan = runs(tensor, selection)
-        memory = aligned(plan.nbytes)
-        plan.read(reader, memory)
+        shape, item_size = tensor.shape, ITEM_SIZES[tensor.dtype]
+        if len(selection) > len(shape) or any(each.step is not None and each.step < 1 for each in selection):
+            raise IndexError(
+                f"The selection {tuple(selection)} does not fit the tensor `{name}`, whose stored shape is {shape}: "
+                "give at most one slice an axis, with a positive step."
+            )
+        slices = [*selection, *[slice(None)] * (len(shape) - len(selection))]
+        wanted = [range(*each.indices(size)) for each, size in zip(slices, shape, strict=True)]
+        memory = aligned(math.prod(map(len, wanted)) * item_size)
+        read_into = self._by_chunks(tensor) if verify else functools.partial(self._read_at, tensor.start)
+        read_part(read_into, shape, item_size, wanted, memory)
         return memory
 
     def mapped(self) -> Mapping[str, Bytes]:
-        """The bytes of all tensors as read-only views of the mapped file.
+        """The bytes of all tensors as read-only views of the mapped file, not read before they are looked at.
 
-        Nothing is read before it is looked at, and nothing is checked; `damage` does that. If another program cuts the
-        file short, looking at the views ends the process (SIGBUS); if it writes into the file, they change. Files that
-        `sharedtree` replaces are safe: the old one lives on until nobody uses it.
-
-        A file object that is none of the operating system's is read into memory.
+        If another program cuts the file short, looking at them ends the process (SIGBUS); if it writes into the file,
+        they change. Files that `sharedtree` replaces are safe: the old one lives on until nobody uses it.
         """
         everything = self._source.mapped()[self._header.data_start :]
         return {name: everything[tensor.start : tensor.stop] for name, tensor in self.tensors.items()}
 
     def damage(self, names: Sequence[str] | None = None, *, progress: Progress | None = None) -> list[Damage]:
-        """Reads tensors and keeps nothing: which chunks do not have their digests, in order.
+        """Which chunks of some tensors, or of all and the manifest, do not have their digests. Nothing is kept."""
+        tensors = self._header.tensors if names is None else self._in_order(names)
+        found: list[tuple[int, Damage]] = []
 
-        Args:
-            names: default: all, and the manifest.
-            progress: called after each read.
+        def check(tensor: Tensor, chunk: int, data: memoryview) -> None:
+            if not self._has_digest(tensor, chunk, data):
+                found.append((tensor.start, Damage(tensor.name, chunk)))
 
-        Cost: one pass over the bytes, and 4 MiB of memory a thread.
-        """
-        tensors = self._header.tensors if names is None else [self.tensors[name] for name in dict.fromkeys(names)]
-        total = sum(tensor.nbytes for tensor in tensors)
-        report = _reporting(progress, total)
-        found: list[tuple[int, int]] = []
-        scratch = threading.local()
-
-        def check(tensor: Tensor, start: int) -> None:
-            if not hasattr(scratch, "memory"):
-                scratch.memory = aligned(CHUNK_BYTES)
-            part = memoryview(scratch.memory)[: min(CHUNK_BYTES, tensor.nbytes - start)]
-            self._read_at(tensor, start, part)
-            if not self._has_digest(tensor, start // CHUNK_BYTES, part):
-                found.append((self._number[tensor.name], start // CHUNK_BYTES))
-            report(len(part))
-
-        jobs = (
-            functools.partial(check, tensor, start)
-            for tensor in tensors
-            for start in range(0, tensor.nbytes, CHUNK_BYTES)
-        )
-        run_jobs(jobs, self._num_threads(total))
-        return [Damage(self._header.tensors[number].name, chunk) for number, chunk in sorted(found)]
+        self._read(tensors, None, check, progress)
+        return [damage for _, damage in sorted(found)]
 
     def require_undamaged(self, names: Sequence[str] | None = None, *, progress: Progress | None = None) -> None:
-        """Raises `CorruptFileError`, with every tensor that is damaged, unless all chunks have their digests.
-
-        Arguments and cost are those of `damage`.
-        """
+        """Raises `CorruptFileError`, with every tensor that is damaged, unless all chunks have their digests."""
         found = self.damage(names, progress=progress)
         if not found:
             return
-        chunks: dict[str, list[int]] = {}
-        for tensor, chunk in found:
-            chunks.setdefault(tensor, []).append(chunk)
-        listed = [f"    `{printable(tensor)}`: {_numbers(numbers)}" for tensor, numbers in chunks.items()]
+        by_tensor = itertools.groupby(found, key=lambda each: each.tensor)
+        chunks = {tensor: [each.chunk for each in some] for tensor, some in by_tensor}
+        listed = "\n".join(f"    `{printable(tensor)}`: {_numbers(numbers)}" for tensor, numbers in chunks.items())
         raise CorruptFileError(
-            "\n".join(
-                [
-                    f"`{self.label}` is damaged. These tensors have chunks of 4 MiB that do not have their digests:",
-                    *listed,
-                    "The file was changed after it was written, by a disk, a network or a program. Restore it from a "
-                    "copy, or take what is there:",
-                    "    sharedtree.load(path, verify=False)",
-                ]
-            ),
+            f"`{self.label}` is damaged. These tensors have chunks of 4 MiB that do not have their digests:\n{listed}\n"
+            f"{_CHANGED}",
             tuple(chunks),
             found[0].chunk,
         )
 
-    # --- parts -----------------------------------------------------------------------------------------------------
+    def _in_order(self, names: Iterable[str]) -> list[Tensor]:
+        tensors = [self.tensors[name] for name in dict.fromkeys(names)]
+        return sorted(tensors, key=lambda tensor: (tensor.start, tensor.stop))  # empty ones begin where others do
 
-    def _spilled_manifest(self) -> str:
-        tensor = self.tensors.pop(MANIFEST_TENSOR)
-        text = aligned(tensor.nbytes)
-        for start in range(0, tensor.nbytes, CHUNK_BYTES):
-            self._read_part(tensor, start, memoryview(text)[start : start + CHUNK_BYTES], True, lambda _: None)
-        try:
-            return text.tobytes().decode()
-        except UnicodeDecodeError as error:
-            raise FormatError(
-                f"`{self.label}` is not a valid sharedtree file: its manifest is not UTF-8 at byte {error.start}.\n"
-                "Nothing was loaded. Restore the file from a copy, or save the model again."
-            ) from None
-
-    def _num_threads(self, nbytes: int) -> int | None:
-        """For reading and hashing so many bytes."""
-        return None if nbytes >= _WORTH_THREADS and self._source.is_concurrent else 1
-
-    def _read_at(self, tensor: Tensor, start: int, buffer: memoryview) -> None:
-        self._source.read_into(self._header.data_start + tensor.start + start, buffer)
-
-    def _read_part(
-        self, tensor: Tensor, start: int, buffer: memoryview, verify: bool, report: Callable[[int], None]
+    def _read(
+        self, tensors: Sequence[Tensor], data: _Memory | None, check: _Check | None, progress: Progress | None
     ) -> None:
-        self._read_at(tensor, start, buffer)
-        if verify:
-            self._require_digest(tensor, start // CHUNK_BYTES, buffer)
-        report(len(buffer))
+        """Reads tensors into their memory, or into none that is kept, and calls `check` with each chunk, on threads."""
+        total = sum(tensor.nbytes for tensor in tensors)
+        report = counting(progress, total)
 
-    def _read_group(
-        self, group: Sequence[Tensor], data: Mapping[str, Bytes], verify: bool, report: Callable[[int], None]
-    ) -> None:
-        start, stop = group[0].start, group[-1].stop
-        run = memoryview(bytearray(stop - start))
-        self._source.read_into(self._header.data_start + start, run)
-        for tensor in group:
-            part = run[tensor.start - start : tensor.stop - start]
-            if verify and len(part):
-                self._require_digest(tensor, 0, part)
-            memoryview(data[tensor.name])[:] = part
-        report(sum(tensor.nbytes for tensor in group))
+        def read(together: Sequence[Tensor], start: int, stop: int) -> None:
+            first = together[0]
+            if data is None or first.nbytes < SMALL:
+                buffer = memoryview(np.empty(stop - start, np.uint8))
+            else:
+                buffer = memoryview(data[first.name])[start - first.start : stop - first.start]
+            self._read_at(start, 0, buffer)
+            done = 0
+            for tensor in together:
+                begin = max(start, tensor.start)
+                part = buffer[begin - start : tensor.stop - start]
+                if check is not None and len(part):
+                    check(tensor, (begin - tensor.start) // CHUNK_BYTES, part)
+                if data is not None and tensor.nbytes < SMALL:
+                    memoryview(data[tensor.name])[:] = part
+                done += len(part)
+            if done:
+                report(done)
+
+        worth_threads = check is not None and total >= _WORTH_THREADS and self._source.is_concurrent
+        # In order of offset, which some sources can read in no other.
+        jobs = (functools.partial(read, *stretch) for stretch in _stretches(tensors))
+        run_jobs(jobs, None if worth_threads else 1)
+
+    def _read_at(self, start: int, offset: int, buffer: memoryview) -> None:
+        self._source.read_into(self._header.data_start + start + offset, buffer)
 
     def _has_digest(self, tensor: Tensor, chunk: int, data: memoryview) -> bool:
-        header = self._header
-        return zlib.crc32(data) == header.digests[header.first_chunk[self._number[tensor.name]] + chunk]
+        return zlib.crc32(data) == self._header.digests[tensor.name][chunk]
 
     def _require_digest(self, tensor: Tensor, chunk: int, data: memoryview) -> None:
         if self._has_digest(tensor, chunk, data):
@@ -249,81 +204,109 @@ class Container:
         raise CorruptFileError(
             f"The tensor `{printable(tensor.name)}` in `{self.label}` is damaged: chunk {chunk} of "
             f"{num_chunks(tensor.nbytes)}, bytes {start} to {start + len(data)} of the tensor, does not "
-            "have the digest saved with it.\nThe file was changed after it was written, by a disk, a network or a "
-            "program. Restore it from a copy, or take what is there:\n    sharedtree.load(path, verify=False)",
+            f"have the digest saved with it.\n{_CHANGED}",
             (tensor.name,),
             chunk,
         )
 
+    def _by_chunks(self, tensor: Tensor) -> ReadInto:
+        """Reads any part of a tensor by whole chunks, checking each."""
 
-class _Chunks:
-    """Reads any part of a tensor by whole chunks, checking each; keeps the last, where the next part may begin."""
+        def load(chunk: int, buffer: memoryview) -> memoryview:
+            self._read_at(tensor.start, chunk * CHUNK_BYTES, buffer)
+            self._require_digest(tensor, chunk, buffer)
+            return buffer
 
-    def __init__(self, container: Container, tensor: Tensor) -> None:
-        self._container = container
-        self._tensor = tensor
-        self._chunk = -1
-        self._scratch = aligned(min(CHUNK_BYTES, tensor.nbytes))
+        @functools.lru_cache(1)  # the next part may begin where this one ends
+        def loaded(chunk: int, nbytes: int) -> memoryview:
+            return load(chunk, memoryview(np.empty(nbytes, np.uint8)))
 
-    def read_into(self, start: int, buffer: memoryview) -> None:
-        while len(buffer):
-            chunk, within = divmod(start, CHUNK_BYTES)
-            size = min(CHUNK_BYTES, self._tensor.nbytes - chunk * CHUNK_BYTES)
-            part = buffer[: size - within]
-            if len(part) == size and chunk != self._chunk:
-                self._load(chunk, part)
-            else:
-                if chunk != self._chunk:
-                    self._chunk = -1
-                    self._load(chunk, memoryview(self._scratch)[:size])
-                    self._chunk = chunk
-                part[:] = memoryview(self._scratch)[within : within + len(part)]
-            buffer = buffer[len(part) :]
-            start += len(part)
+        def read_into(start: int, buffer: memoryview) -> None:
+            while len(buffer):
+                chunk, within = divmod(start, CHUNK_BYTES)
+                nbytes = min(CHUNK_BYTES, tensor.nbytes - chunk * CHUNK_BYTES)
+                part = buffer[: nbytes - within]
+                if len(part) == nbytes:
+                    load(chunk, part)
+                else:
+                    part[:] = loaded(chunk, nbytes)[within : within + len(part)]
+                buffer = buffer[len(part) :]
+                start += len(part)
 
-    def _load(self, chunk: int, buffer: memoryview) -> None:
-        self._container._read_part(self._tensor, chunk * CHUNK_BYTES, buffer, True, lambda _: None)
+        return read_into
 
 
-def read_header(where: Readable) -> Container:
-    """Opens a container: reads its header, checks all of it, and the manifest.
-
-    Args:
-        where: a path, a file object open for reading in binary mode (read from where it is positioned; one that cannot
-            seek is read into memory), or the bytes of a container.
-
-    Raises:
-        FormatError: if this is not a sharedtree file, or malformed.
-        CorruptFileError: if it is one that was cut short, or whose header or manifest has changed.
-        OSError: if it cannot be read.
-
-    Cost: in the length of the header. Data is not read. Nothing is allocated that the file does not hold.
-    """
-    source = open_source(where)
-    try:
-        length = header_length(bytes(source.read(0, _RECOGNISABLE)), source.size, source.label)
-        header = parse_header(bytes(source.read(0, LENGTH_BYTES + length)), source.size, source.label)
-        return Container(source, header)
-    except BaseException:
-        source.close()
-        raise
-
-
-def _reporting(progress: Progress | None, total: int) -> Callable[[int], None]:
-    if progress is None:
-        return lambda _: None
-    lock = threading.Lock()
-    done = 0
-
-    def report(nbytes: int) -> None:
-        nonlocal done
-        with lock:
-            done += nbytes
-            progress(done, total)
-
-    return report
+_CHANGED = (
+    "The file was changed after it was written, by a disk, a network or a program. Restore it from a copy, or take "
+    "what is there:\n    sharedtree.load(path, verify=False)"
+)
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_MAX_SHOWN]))
-    return f"chunk{'s' if len(numbers) > 1 else ''} {shown}{', ...' if len(numbers) > _MAX_SHOWN else ''}"
+    shown = ", ".join(map(str, numbers[:10]))
+    return f"chunk{'s' if len(numbers) > 1 else ''} {shown}{', ...' if len(numbers) > 10 else ''}"
+
+
+def _stretches(tensors: Sequence[Tensor]) -> Iterator[tuple[Sequence[Tensor], int, int]]:
+    """What is read at once, a chunk of one tensor or small ones that lie close together; where it begins and ends."""
+    together: list[Tensor] = []
+    for tensor in tensors:
+        is_far = together and tensor.start - together[-1].stop > SMALL
+        if together and (is_far or tensor.nbytes >= SMALL or tensor.stop - together[0].start > _BLOCK_BYTES):
+            yield together, together[0].start, together[-1].stop
+            together = []
+        if tensor.nbytes < SMALL:
+            together.append(tensor)
+            continue
+        for start in range(tensor.start, tensor.stop, CHUNK_BYTES):
+            yield [tensor], start, min(start + CHUNK_BYTES, tensor.stop)
+    if together:
+        yield together, together[0].start, together[-1].stop
+
+
+def aligned(nbytes: int) -> Bytes:
+    """Fresh memory, not filled, that begins at a multiple of 64 bytes."""
+    block = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -block.ctypes.data % ALIGNMENT
+    return block[start : start + nbytes]
+
+
+def memory_for(tensors: Iterable[Tensor]) -> dict[str, Bytes]:
+    """Fresh memory, not filled, for each tensor, by name. No more than 63 bytes for each are taken besides."""
+    groups: list[list[Tensor]] = []  # of tensors that share a piece of memory
+    filling: dict[int, tuple[list[Tensor], int]] = {}  # by what they may fill, the last group and what it does fill
+    for tensor in tensors:
+        bound = _BLOCK_BYTES if tensor.nbytes < SMALL else _SLAB_BYTES if tensor.nbytes < _LARGE else 0
+        together, filled = filling.get(bound, ([], bound + 1))
+        if filled + _padded(tensor) > bound:
+            together, filled = [], 0
+            groups.append(together)
+        together.append(tensor)
+        filling[bound] = together, filled + _padded(tensor)
+    memory: dict[str, Bytes] = {}
+    for together in groups:
+        block = _in_huge_pages(sum(map(_padded, together)))
+        at = 0
+        for tensor in together:
+            memory[tensor.name] = block[at : at + tensor.nbytes]
+            at += _padded(tensor)
+    return memory
+
+
+def _padded(tensor: Tensor) -> int:
+    return tensor.nbytes + -tensor.nbytes % ALIGNMENT
+
+
+def _in_huge_pages(nbytes: int) -> Bytes:
+    """Fresh memory at a multiple of 64 bytes, in pages of 2 MiB as far as it fills them, where there are such pages."""
+    if nbytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        # A kernel may have no huge pages, or no memory, as NumPy will say.
+        with contextlib.suppress(OSError):
+            # Mapped by itself: `malloc` keeps what lies below a piece that is in use, though it be free. Private, or
+            # processes forked later would write to the same memory. Beyond `nbytes` only address space is taken.
+            pages = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            block = np.frombuffer(pages, np.uint8)
+            start = -block.ctypes.data % _HUGE_PAGE
+            pages.madvise(mmap.MADV_HUGEPAGE, start, nbytes)
+            return block[start : start + nbytes]
+    return aligned(nbytes)

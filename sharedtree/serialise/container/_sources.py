@@ -1,16 +1,20 @@
-"""Where the bytes of a file come from: the operating system, memory, or any object with `read`.
+"""Where the bytes of a file come from, the operating system, memory or any object with `read`; and how to read a part.
 
 Files of the operating system are read at an offset, by any number of threads at once. Other objects that can seek are
 read under a lock. What can only be read onwards is read into memory first: as much as arrives, whatever it says of
 itself.
 """
 
+import contextlib
 import io
+import itertools
+import math
 import mmap
+import operator
 import os
 import stat
 import threading
-from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,38 +25,33 @@ from ..._printable import printable
 Readable = str | os.PathLike[str] | BinaryIO | bytes | bytearray | memoryview
 """A path, a file object open for reading in binary mode, or what is in such a file."""
 
-_STREAM_BYTES = 2**20  # read at a time from what cannot seek
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+"""A flat array of uint8."""
+
+ReadInto = Callable[[int, memoryview], None]
+"""Fills a buffer with the bytes from an offset on."""
+
+_SHORT_GAP = 16 * 2**10
+_SPAN = 4 * 2**20
 
 
-class Source(ABC):
-    """The bytes of one file, from where it was positioned to its end.
+class Source:
+    """The bytes of one file, from where it was positioned to its end; here of one that is in memory."""
 
-    Attributes:
-        label: what errors call it.
-        size: in bytes.
-        is_concurrent: whether several threads can read at once. If not, reads should go onwards through the file:
-            compressed streams say that they can seek, and start from the beginning to go back.
-    """
-
-    label: str
-    size: int
+    # If several threads cannot read at once, reads should go onwards through the file: compressed streams say that they
+    # can seek, and start from the beginning to go back.
     is_concurrent = True
 
-    @abstractmethod
+    def __init__(self, data: memoryview, label: str) -> None:
+        self._data = np.frombuffer(data, np.uint8)
+        self._data.flags.writeable = False
+        self.label = label  # what errors call it
+        self.size = len(data)  # in bytes
+
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fills a buffer with the bytes from `offset` on.
-
-        Raises:
-            CorruptFileError: if the file has become shorter.
-        """
-
-    @abstractmethod
-    def mapped(self) -> np.ndarray[Any, Any]:
-        """All bytes as a flat, read-only array of uint8 that is not read before it is looked at."""
-
-    def close(self) -> None:
-        """Closes what `open_source` opened; a file that was given stays open."""
-        return
+        """Fills a buffer with the bytes from `offset` on; a `CorruptFileError` if the file has become shorter."""
+        # NumPy lets go of the interpreter lock.
+        np.copyto(np.frombuffer(buffer, np.uint8), self._data[offset : offset + len(buffer)])
 
     def read(self, offset: int, nbytes: int) -> bytearray:
         """Some bytes, fewer at the end of the file."""
@@ -60,26 +59,22 @@ class Source(ABC):
         self.read_into(offset, memoryview(buffer))
         return buffer
 
-    def ended(self) -> CorruptFileError:
-        return CorruptFileError(
-            f"`{self.label}` ended before its {self.size} bytes were read: something is cutting it short meanwhile.\n"
-            "Load it again once nothing writes to it."
-        )
+    def mapped(self) -> Bytes:
+        """All bytes as a read-only array that is not read before it is looked at."""
+        return self._data
+
+    def close(self) -> None:
+        """Closes what `open_source` opened; a file that was given stays open."""
 
 
 def open_source(where: Readable) -> Source:
-    """The bytes of a path, a file object or a buffer.
-
-    Raises:
-        OSError: if a path cannot be opened.
-        TypeError: if it is none of these, or the file object is not in binary mode.
-    """
+    """The bytes of a path, of a file object that is in binary mode, from where it is positioned, or of a buffer."""
     if isinstance(where, bytes | bytearray | memoryview):
-        return _Memory(memoryview(where).cast("B"), "<bytes>")
+        return Source(memoryview(where).cast("B"), "<bytes>")
     if isinstance(where, str | os.PathLike):
         file = open(where, "rb", buffering=0)  # noqa: SIM115  closed with the source, or below
         try:
-            return _of_file(file, str(os.fspath(where)), owned=True)
+            return _of_file(file, printable(str(os.fspath(where))), owned=True)
         except BaseException:
             file.close()
             raise
@@ -89,76 +84,24 @@ def open_source(where: Readable) -> Source:
             'Open a file with:\n    open(path, "rb")'
         )
     name = getattr(where, "name", None)
-    return _of_file(where, name if isinstance(name, str) else f"<{type(where).__name__}>", owned=False)
+    return _of_file(where, printable(name if isinstance(name, str) else f"<{type(where).__name__}>"), owned=False)
 
 
 def _of_file(file: BinaryIO, label: str, *, owned: bool) -> Source:
-    label = printable(label)
     if type(file) is io.BytesIO:
         # Not `getbuffer`, which would keep the caller from closing the file. CPython copies nothing here either.
-        return _Memory(memoryview(file.getvalue())[file.tell() :], label)
+        return Source(memoryview(file.getvalue())[file.tell() :], label)
     raw = file.raw if isinstance(file, io.BufferedReader | io.BufferedRandom) else file
-    if isinstance(raw, io.FileIO) and stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
-        if isinstance(file, io.BufferedRandom):
-            file.flush()
-        if hasattr(os, "preadv"):
-            return _File(file, label, owned)
-    if _can_seek(file):
+    if isinstance(raw, io.FileIO) and stat.S_ISREG(os.fstat(raw.fileno()).st_mode) and hasattr(os, "preadv"):
+        return _File(file, label, owned)
+    if hasattr(file, "seekable") and file.seekable():
         return _Seeking(file, label, owned)
     everything = io.BytesIO()
-    while part := file.read(_STREAM_BYTES):
+    while part := file.read(2**20):
         everything.write(part)
     if owned:
         file.close()
-    return _Memory(everything.getbuffer(), label)
-
-
-def _can_seek(file: BinaryIO) -> bool:
-    seekable = getattr(file, "seekable", None)
-    return seekable is not None and seekable()
-
-
-class _Memory(Source):
-    def __init__(self, data: memoryview, label: str) -> None:
-        self._data = np.frombuffer(data, np.uint8)
-        self._data.flags.writeable = False
-        self.label = label
-        self.size = len(data)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        np.copyto(np.frombuffer(buffer, np.uint8), self._data[offset : offset + len(buffer)])
-
-    def mapped(self) -> np.ndarray[Any, Any]:
-        return self._data
-
-
-class _File(Source):
-    """A regular file of the operating system. Reads do not move its position."""
-
-    def __init__(self, file: BinaryIO, label: str, owned: bool) -> None:
-        self._file = file  # kept, so that the descriptor stays open
-        self._owned = owned
-        self._start = file.tell()
-        self.label = label
-        self.size = max(0, os.fstat(file.fileno()).st_size - self._start)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        descriptor, at = self._file.fileno(), self._start + offset
-        while len(buffer):
-            count = os.preadv(descriptor, [buffer], at)
-            if count == 0:
-                raise self.ended()
-            buffer = buffer[count:]
-            at += count
-
-    def mapped(self) -> np.ndarray[Any, Any]:
-        # The array keeps the map alive, and the map its own descriptor.
-        everything = mmap.mmap(self._file.fileno(), self._start + self.size, access=mmap.ACCESS_READ)
-        return np.frombuffer(everything, np.uint8)[self._start :]
-
-    def close(self) -> None:
-        if self._owned:
-            self._file.close()
+    return Source(everything.getbuffer(), label)
 
 
 class _Seeking(Source):
@@ -167,34 +110,95 @@ class _Seeking(Source):
     is_concurrent = False
 
     def __init__(self, file: BinaryIO, label: str, owned: bool) -> None:
-        self._file = file
-        self._owned = owned
-        self._lock = threading.Lock()
+        self._file, self._owned, self.label = file, owned, label
+        self._lock = contextlib.nullcontext() if self.is_concurrent else threading.Lock()
         self._start = file.tell()
-        self.label = label
         file.seek(0, io.SEEK_END)
         self.size = max(0, file.tell() - self._start)
+        file.seek(self._start)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
+        at = self._start + offset
         with self._lock:
-            self._file.seek(self._start + offset)
             while len(buffer):
-                part = self._file.read(len(buffer)) if not hasattr(self._file, "readinto") else None
-                if part is None:
-                    count: int = self._file.readinto(buffer)  # type: ignore[attr-defined]
-                else:
-                    count = len(part)
-                    buffer[:count] = part
+                count = self._read_some(at, buffer)
                 if not count:
-                    raise self.ended()
+                    raise CorruptFileError(
+                        f"`{self.label}` ended before its {self.size} bytes were read: something is cutting it short "
+                        "meanwhile.\nLoad it again once nothing writes to it."
+                    )
                 buffer = buffer[count:]
+                at += count
 
-    def mapped(self) -> np.ndarray[Any, Any]:
-        whole = self.read(0, self.size)
-        data = np.frombuffer(whole, np.uint8)
-        data.flags.writeable = False
-        return data
+    def _read_some(self, at: int, buffer: memoryview) -> int:
+        self._file.seek(at)
+        if hasattr(self._file, "readinto"):
+            return self._file.readinto(buffer)  # type: ignore[attr-defined]
+        part = self._file.read(len(buffer))
+        buffer[: len(part)] = part
+        return len(part)
+
+    def mapped(self) -> Bytes:
+        return Source(memoryview(self.read(0, self.size)), self.label).mapped()
 
     def close(self) -> None:
         if self._owned:
             self._file.close()
+
+
+class _File(_Seeking):
+    """A regular file of the operating system. Reads do not move its position."""
+
+    is_concurrent = True
+
+    def _read_some(self, at: int, buffer: memoryview) -> int:
+        return os.preadv(self._file.fileno(), [buffer], at)
+
+    def mapped(self) -> Bytes:
+        # The array keeps the map alive, and the map its own descriptor.
+        everything = mmap.mmap(self._file.fileno(), self._start + self.size, access=mmap.ACCESS_READ)
+        return np.frombuffer(everything, np.uint8)[self._start :]
+
+
+def read_part(
+    read_into: ReadInto, shape: Sequence[int], item_size: int, wanted: Sequence[range], memory: Bytes
+) -> None:
+    """Fills `memory` with a part of a tensor: the positions `wanted` along each axis, in C order.
+
+    That is a set of runs. Long ones are read where they belong. Short ones that lie close together are read with the
+    gaps between them, some MiB at a time, and picked out: a system call costs about as much as reading 16 KiB.
+    """
+    if not len(memory):
+        return
+    # Axes of size 1 tell nothing apart, and NumPy has no more than 64 axes. The bytes of an item are one more axis.
+    axes = [(size, positions) for size, positions in zip(shape, wanted, strict=True) if size != 1]
+    sizes, ranges = zip(*axes, (item_size, range(item_size)), strict=True)
+    strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+    steps = [positions.step * stride for positions, stride in zip(ranges, strides, strict=True)]
+    # The innermost axis of which not all is wanted: inside one of its steps, or of many in a row, there are no gaps.
+    axis = max((axis for axis, size in enumerate(sizes) if len(ranges[axis]) < size), default=0)
+    at_once = len(ranges[axis]) if ranges[axis].step == 1 else 1
+    scratch = np.empty(0, np.uint8)
+    for outer in range(axis if ranges[axis].step == 1 else axis + 1):
+        if steps[outer] <= _SHORT_GAP:
+            axis, at_once = outer, min(len(ranges[outer]), max(1, _SPAN // steps[outer]))
+            scratch = np.empty(at_once * steps[outer], np.uint8)
+            break
+    inner = [len(positions) for positions in ranges[axis + 1 :]]
+    # Of what one step along the axis holds: where the first byte that is wanted is, and from there to the last.
+    first = sum(map(operator.mul, (positions[0] for positions in ranges[axis + 1 :]), strides[axis + 1 :]))
+    extent = sum(map(operator.mul, (count - 1 for count in inner), steps[axis + 1 :])) + 1
+    done = 0
+    for outer in itertools.product(*ranges[:axis]):
+        base = first + sum(map(operator.mul, outer, strides))
+        for begin in range(0, len(ranges[axis]), at_once):
+            some = ranges[axis][begin : begin + at_once]
+            shape = (len(some), *inner)
+            part = memory[done : done + math.prod(shape)]
+            start, nbytes = base + some[0] * strides[axis], (len(some) - 1) * steps[axis] + extent
+            if nbytes == len(part):  # without gaps
+                read_into(start, memoryview(part))
+            else:
+                read_into(start, memoryview(scratch)[:nbytes])
+                part.reshape(shape)[...] = np.lib.stride_tricks.as_strided(scratch, shape, steps[axis:])
+            done += len(part)

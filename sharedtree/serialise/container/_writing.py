@@ -3,196 +3,162 @@
 Tensors whose size is a multiple of 64 bytes come first, so that each begins at such a multiple and can be mapped and
 used as it is. The others follow by decreasing alignment, so that each is aligned for its own dtype.
 
-Data is hashed by a second thread while the first writes it, and the digests are patched into the header at the end. A
-file that cannot be patched (a pipe, a socket, a compressed stream, a file opened for appending) has its digests worked
-out first, in one more pass over the arrays.
+Data is hashed by a second thread while the first writes it, and the digests are patched into the header at the end. Of
+a file that cannot be patched (a pipe, a compressed stream, one opened for appending) they are worked out first.
 """
 
+import collections
+import contextlib
 import io
+import itertools
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, NamedTuple
-
-import numpy as np
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import BinaryIO, NamedTuple
 
 from ..._printable import printable
-from ..arrays._dtypes import nbytes_of, stored
-from ..arrays._pieces import is_as_on_disk, pieces
-from ..arrays._shards import Sharded
-from ._digest import RunningDigests, SecondThread
-from ._header import (
-    ALIGNMENT,
-    MANIFEST_TENSOR,
-    MAX_HEADER_BYTES,
-    MAX_INLINE_MANIFEST,
-    Tensor,
-    blank_header,
-    laid_out,
-    seal,
-)
+from ._chunks import CHUNK_BYTES, SMALL, Progress, counting, num_chunks
+from ._header import ALIGNMENT, MANIFEST_TENSOR, MAX_HEADER_BYTES, Tensor, blank_header, nbytes_of, seal
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
+MAX_INLINE_MANIFEST = 16 * 2**20
 _WORTH_A_THREAD = 2**20  # below, handing a tensor over takes longer than hashing it
-_SMALL = 64 * 2**10  # buffers below this are gathered into one write
-
-Progress = Callable[[int, int], None]
-"""Called with how many bytes of data are done and how many there are; perhaps on another thread, once at a time."""
+Buffer = bytes | memoryview
 
 
 class TensorSource(NamedTuple):
-    """An array that is to be written.
+    """What is to be a tensor. `dtype` and `shape` are the stored ones; `alignment` is that of the array's own dtype.
 
-    Attributes:
-        name: the tensor's name in the file.
-        dtype: the logical dtype, which must be storable.
-        shape: the logical shape.
-        array: returns the array in host memory, or a sharded one. It is called when the array's turn has come, and the
-            result is let go after that, so arrays on other devices need not all be on the host at once. Where the file
-            cannot be patched it is called twice.
+    `buffers` makes its bytes, in buffers of any size. It is called when the tensor's turn has come, so that not all are
+    in memory at once; and twice if the file cannot be patched.
     """
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: str
     shape: tuple[int, ...]
-    array: Callable[[], np.ndarray[Any, Any] | Sharded]
+    alignment: int
+    buffers: Callable[[], Iterable[Buffer]]
 
 
 def write(
     file: BinaryIO,
-    tensors: Sequence[TensorSource],
+    sources: Sequence[TensorSource],
     manifest: str,
     metadata: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> int:
-    """Writes a container, from where the file is positioned.
+    """Writes a container to any object with `write`, from where it is positioned. Returns how many bytes that took.
 
-    Args:
-        file: any object with `write` that takes bytes-like objects. Files of the operating system and `io.BytesIO` are
-            hashed while they are written; for any other the arrays are read twice.
-        tensors: in any order; the file has its own.
-        manifest: a text. Past 16 MiB it goes into a tensor of its own.
-        metadata: the user's own, text to text. Keys that begin with `sharedtree` are taken.
-        progress: called after each write.
-
-    Returns:
-        How many bytes were written. The file is left at their end, unflushed if it has a buffer.
-
-    Raises:
-        ValueError: if the header would be longer than safetensors allows (100 MB, some 800,000 tensors), a name is
-            taken twice or reserved, or an array is not what its source says.
-
-    Cost: one pass over the arrays, two if the file cannot be patched. Contiguous arrays are not copied; of others, a
-    few pieces of 4 MiB exist at a time.
+    The file is left at their end, unflushed if it has a buffer. The manifest goes into a tensor of its own past 16 MiB.
+    A `ValueError` if the header would be longer than safetensors allows (some 800,000 tensors), or a name or a text
+    cannot be in it. Nothing was written then.
     """
-    reserved = [t.name for t in tensors if t.name.startswith("sharedtree.")]
-    if reserved:
+    taken = [printable(source.name) for source in sources if source.name.startswith("sharedtree.")]
+    if taken:
+        raise ValueError(f"The tensor name `{taken[0]}` is taken: those that begin with `sharedtree.` are.")
+    ordered = sorted(sources, key=_place)
+    tensors = _laid_out(ordered)
+    is_long = len(manifest) > MAX_INLINE_MANIFEST
+    header = bytearray() if is_long else blank_header(tensors, manifest, metadata or {})
+    if is_long or len(header) > MAX_HEADER_BYTES:
+        text = manifest.encode()
+        ordered.append(TensorSource(MANIFEST_TENSOR, "U8", (len(text),), 1, lambda: [memoryview(text)]))
+        tensors = _laid_out(ordered)
+        header = blank_header(tensors, "tensor", metadata or {})
+    if len(header) > MAX_HEADER_BYTES:
         raise ValueError(
-            f"The tensor name `{printable(reserved[0])}` is taken: those that begin with `sharedtree.` are."
+            f"The header of {len(sources)} tensors would have {len(header)} bytes, and no safetensors file may have "
+            f"more than {MAX_HEADER_BYTES}. Stack small arrays into larger ones:\n    jax.numpy.stack(arrays)"
         )
-    layout = _layout(tensors, manifest, metadata or {}, in_tensor=len(manifest) > MAX_INLINE_MANIFEST)
-    if len(layout.header) > MAX_HEADER_BYTES:
-        layout = _layout(tensors, manifest, metadata or {}, in_tensor=True)
-    if len(layout.header) > MAX_HEADER_BYTES:
-        raise ValueError(
-            f"The header of {len(tensors)} tensors would have {len(layout.header)} bytes, and no safetensors file may "
-            f"have more than {MAX_HEADER_BYTES}. Stack small arrays into larger ones:\n    jax.numpy.stack(arrays)"
-        )
-    out = _Output(file, layout.data_bytes, progress)
-    if _can_be_patched(file):
-        _write_and_patch(file, layout, out)
-    else:
-        seal(layout.header, [digest for source, _ in layout.tensors for digest in _digests(source)])
-        out.write_header(layout.header)
-        for source, _ in layout.tensors:
-            for piece in _pieces_of(source):
-                out.write(piece)
-        out.finish()
-    return len(layout.header) + layout.data_bytes
+    data_bytes = tensors[-1].stop if tensors else 0
+    report = counting(progress, data_bytes)
+    digests: list[int] = []
+    data = _hashed(ordered, tensors, digests)
+    start = file.tell() if _can_be_patched(file) else None
+    if start is None:
+        for _ in data:
+            pass
+        seal(header, digests)
+        data = (buffer for source in ordered for buffer in source.buffers())
+    with contextlib.closing(data):  # an error ends the second thread
+        _write_all(file, memoryview(header))
+        for buffer in _gathered(data):
+            _write_all(file, memoryview(buffer))
+            report(len(buffer))
+    if start is not None:
+        changed = seal(header, digests)
+        file.seek(start + changed.start)
+        _write_all(file, memoryview(header)[changed])
+        file.seek(start + len(header) + data_bytes)
+    return len(header) + data_bytes
 
 
-class _Layout(NamedTuple):
-    header: bytearray
-    tensors: list[tuple[TensorSource, Tensor]]  # in order of offset
-    data_bytes: int
+def _place(source: TensorSource) -> int:
+    nbytes = nbytes_of(source.dtype, source.shape)
+    return -ALIGNMENT if nbytes and nbytes % ALIGNMENT == 0 else -source.alignment
 
 
-def _layout(sources: Sequence[TensorSource], manifest: str, metadata: Mapping[str, str], *, in_tensor: bool) -> _Layout:
-    as_stored = [(source, *stored(source.dtype, source.shape)) for source in sources]
-    as_stored.sort(key=lambda entry: _place(entry[0], nbytes_of(entry[1], entry[2])))
-    if in_tensor:
-        text = np.frombuffer(manifest.encode(), np.uint8)
-        as_stored.append((TensorSource(MANIFEST_TENSOR, text.dtype, text.shape, lambda: text), "U8", text.shape))
-    tensors = laid_out((source.name, dtype, shape) for source, dtype, shape in as_stored)
-    header = blank_header(tensors, "tensor" if in_tensor else manifest, metadata)
-    sorted_sources = [source for source, _, _ in as_stored]
-    return _Layout(header, list(zip(sorted_sources, tensors, strict=True)), tensors[-1].stop if tensors else 0)
+def _laid_out(sources: Sequence[TensorSource]) -> list[Tensor]:
+    sizes = (nbytes_of(source.dtype, source.shape) for source in sources)
+    offsets = itertools.pairwise(itertools.accumulate(sizes, initial=0))
+    return [Tensor(*source[:3], start, stop) for source, (start, stop) in zip(sources, offsets, strict=True)]
 
 
-def _place(source: TensorSource, nbytes: int) -> int:
-    return -ALIGNMENT if nbytes and nbytes % ALIGNMENT == 0 else -source.dtype.alignment
-
-
-def _array_of(source: TensorSource) -> np.ndarray[Any, Any] | Sharded:
-    array = source.array()
-    if array.dtype != source.dtype or array.shape != source.shape:
-        raise ValueError(
-            f"The array at `{printable(source.name)}` was of dtype {source.dtype} and shape {source.shape} and now "
-            f"is of dtype {array.dtype} and shape {array.shape}: something changed it while it was being saved."
-        )
-    return array
-
-
-def _pieces_of(source: TensorSource) -> Iterator[memoryview]:
-    return pieces(_array_of(source))
-
-
-def _bytes_of(source: TensorSource) -> bytes:
-    """All bytes of a small array: a piece takes longer to make than to copy."""
-    array = _array_of(source)
-    if is_as_on_disk(array):
-        return array.tobytes()
-    return b"".join(pieces(array))
-
-
-def _digests(source: TensorSource) -> list[int]:
-    running = RunningDigests()
-    for piece in _pieces_of(source):
-        running.update(piece)
-    return running.result()
-
-
-def _write_and_patch(file: BinaryIO, layout: _Layout, out: "_Output") -> None:
-    start = file.tell()
-    out.write_header(layout.header)
-    of_tensors: list[Callable[[], list[int]]] = []
-    with SecondThread() as thread:
-        for source, tensor in layout.tensors:
-            if tensor.nbytes < _SMALL:
-                data = _bytes_of(source)
-                of_tensors.append([zlib.crc32(data)].copy if data else list)
-                out.write(data)
-                continue
-            running = RunningDigests()
-            of_tensors.append(running.result)
-            on_thread = tensor.nbytes >= _WORTH_A_THREAD
-            for piece in _pieces_of(source):
-                if on_thread:
-                    thread.submit(running.update, piece)
+def _hashed(
+    sources: Sequence[TensorSource], tensors: Sequence[Tensor], digests: list[int]
+) -> Generator[Buffer, None, None]:
+    """The bytes of all tensors. When there are no more, `digests` has all of theirs."""
+    with ThreadPoolExecutor(1, "sharedtree-digest") as thread:  # which starts when it is needed
+        behind: collections.deque[Future[None]] = collections.deque()
+        for source, tensor in zip(sources, tensors, strict=True):
+            first, at = len(digests), 0
+            digests += [0] * num_chunks(tensor.nbytes)
+            for buffer in source.buffers():
+                if tensor.nbytes < _WORTH_A_THREAD:
+                    _hash(digests, first, at, buffer)
                 else:
-                    running.update(piece)
-                out.write(piece)
-        thread.wait()
-    out.finish()
-    stop = file.tell()
-    first, last = seal(layout.header, [digest for digests in of_tensors for digest in digests()])
-    file.seek(start + first)
-    _write_all(file, memoryview(layout.header)[first:last])
-    file.seek(stop)
+                    if len(behind) == 3:  # what waits bounds the memory held by copied pieces
+                        behind.popleft().result()
+                    try:
+                        behind.append(thread.submit(_hash, digests, first, at, buffer))
+                    except RuntimeError:  # Python ends, and its executors take no more work
+                        while behind:
+                            behind.popleft().result()
+                        _hash(digests, first, at, buffer)
+                yield buffer
+                at += len(buffer)
+        for each in behind:
+            each.result()
+
+
+def _hash(digests: list[int], first: int, at: int, buffer: Buffer) -> None:
+    """Adds the bytes of a tensor from `at` on to its digests, which begin at `first`."""
+    while len(buffer):
+        chunk, within = divmod(at, CHUNK_BYTES)
+        part = buffer[: CHUNK_BYTES - within]
+        digests[first + chunk] = zlib.crc32(part, digests[first + chunk])
+        at += len(part)
+        buffer = buffer[len(part) :]
+
+
+def _gathered(buffers: Iterable[Buffer]) -> Iterator[Buffer | bytearray]:
+    """The same bytes, with small buffers put together."""
+    small = bytearray()
+    for buffer in buffers:
+        if len(buffer) < SMALL:
+            small += buffer
+        if small and max(len(buffer), len(small)) >= SMALL:
+            yield small
+            small = bytearray()  # a new one: the file object may keep a view of the old one
+        if len(buffer) >= SMALL:
+            yield buffer
+    if small:
+        yield small
 
 
 def _can_be_patched(file: BinaryIO) -> bool:
@@ -200,48 +166,9 @@ def _can_be_patched(file: BinaryIO) -> bool:
     if type(file) is io.BytesIO:
         return True
     raw = file.raw if isinstance(file, io.BufferedWriter | io.BufferedRandom) else file
-    if not isinstance(raw, io.FileIO) or not raw.seekable():
+    if not isinstance(raw, io.FileIO) or not raw.seekable() or "a" in raw.mode:
         return False
-    if fcntl is None:
-        return "a" not in raw.mode
-    return not fcntl.fcntl(raw.fileno(), fcntl.F_GETFL) & os.O_APPEND
-
-
-class _Output:
-    """Writes data, gathering small buffers, and reports progress."""
-
-    def __init__(self, file: BinaryIO, total: int, progress: Progress | None) -> None:
-        self._file = file
-        self._total = total
-        self._progress = progress
-        self._done = 0
-        self._gathered = bytearray()
-
-    def write_header(self, header: bytearray) -> None:
-        _write_all(self._file, memoryview(header))
-
-    def write(self, piece: memoryview | bytes) -> None:
-        if len(piece) < _SMALL:
-            self._gathered += piece
-            if len(self._gathered) >= _SMALL:
-                self._write_gathered()
-        else:
-            self._write_gathered()
-            self._write(memoryview(piece))
-
-    def finish(self) -> None:
-        self._write_gathered()
-
-    def _write_gathered(self) -> None:
-        if self._gathered:
-            self._write(memoryview(self._gathered))
-            self._gathered = bytearray()  # a new one: the file object may keep a view of the old one
-
-    def _write(self, buffer: memoryview) -> None:
-        _write_all(self._file, buffer)
-        self._done += len(buffer)
-        if self._progress is not None:
-            self._progress(self._done, self._total)
+    return fcntl is None or not fcntl.fcntl(raw.fileno(), fcntl.F_GETFL) & os.O_APPEND
 
 
 def _write_all(file: BinaryIO, buffer: memoryview) -> None:

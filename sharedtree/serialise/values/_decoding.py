@@ -12,7 +12,7 @@ from ..._dag import Dag
 from ..._errors import FormatError, SharedTreeError, StructureMismatchError
 from ..._printable import printable
 from ..arrays._arrays import finish
-from ..container._strict_json import malformed
+from ..container._header import malformed
 from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._trust import Trust
 from ._atoms import DistinctNans, is_nan

@@ -11,7 +11,7 @@ from ..._errors import FormatError
 from ..._printable import printable
 from ..arrays._arrays import ArrayEntry
 from ..arrays._dtypes import FLOAT0, dtype_named
-from ..container._strict_json import malformed, parse_manifest_json
+from ..container._header import malformed, parse_manifest_json
 from ..trust._names import is_well_formed
 from ._atoms import decode_atom, is_name, read_base64
 from ._called import name_of_method

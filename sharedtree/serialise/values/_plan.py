@@ -18,7 +18,7 @@ from ._decoding import decode
 from ._evolution import Renames
 from ._name_paths import resolve
 from ._nodes import Manifest
-from ._parts import part_at
+from ._paths import part_at
 from ._template import Comparison, LoadReport, compare, rebuilt, require_no_differences
 
 Select = str | Callable[[str], bool] | None

@@ -1,0 +1,229 @@
+"""The tree of a manifest by its paths: the part at one of them, and all of it as lines of text.
+
+In the lines, what is shared is shown once and marked where it comes again. Small values that hold no more than numbers
+and texts, such as shapes, are one line. No name is looked up.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ..._errors import StructureMismatchError
+from ..._printable import printable
+from ..arrays._arrays import ArrayEntry
+from ..arrays._dtypes import dtype_named
+from ._atoms import atom_text, is_name
+from ._called import name_of_method
+from ._kinds import KINDS, children_of, inline_text, node_text, operands, steps
+from ._nodes import MAX_STEP, Child, Manifest, Node
+
+_MAX_INDENT = 40
+_MAX_WIDTH = 100  # of a column: one long name would make every line as long
+
+# Shown only if there is something.
+_OPTIONAL = frozenset({
+    ".<attributes>", ".default_factory", ".maxlen", ".sharding", ".memory_kind", ".unreduced", ".reduced", "<aux>",
+})  # fmt: skip
+
+
+class Line(NamedTuple):
+    """One object, or one more occurrence of it.
+
+    Attributes:
+        depth: how deep it lies.
+        step: what leads to it from the line above it that is less deep: `.weight`, `[0]`.
+        path: from the root.
+        text: what it is.
+        nbytes: of an array.
+        tied_to: the path where it came first, if this is another one.
+    """
+
+    depth: int
+    step: str
+    path: str
+    text: str
+    nbytes: int | None = None
+    tied_to: str | None = None
+
+    def __str__(self) -> str:
+        size = f"  {self.nbytes:,} bytes" if self.nbytes is not None else ""
+        return indent(self.depth) + printable("  ".join(part for part in (self.step, self.what) if part)) + size
+
+    @property
+    def what(self) -> str:
+        """The text, or where the object came first."""
+        return self.text if self.tied_to is None else f"= {self.tied_to or '(the tree itself)'}"
+
+
+class Lines:
+    """The lines of a tree, made anew each time that one iterates over them: a small file can have a great many."""
+
+    __slots__ = ("_manifest",)
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+
+    def __iter__(self) -> Iterator[Line]:
+        return outline(self._manifest)
+
+    def __repr__(self) -> str:
+        return "<the lines of a tree>"
+
+
+def outline(manifest: Manifest) -> Iterator[Line]:
+    """The lines of a tree, from the root down.
+
+    Cost: one visit for each node and each reference to one. Takes memory for each node, but not for each reference.
+    """
+    first: dict[int, str] = {}
+    stack: list[tuple[Iterator[tuple[Child, str]], int, str]] = [(iter([(manifest.root, "")]), 0, "")]
+    while stack:
+        below, depth, above = stack[-1]
+        child, step = next(below, (None, None))
+        if step is None:
+            stack.pop()
+            continue
+        if step == "<key>" or (child is None and step in _OPTIONAL):  # keys are part of the paths
+            continue
+        path = _joined(above, step)
+        if type(child) is not int:
+            yield Line(depth, step, path, atom_text(child))
+            continue
+        node = manifest.nodes[child]
+        inline = inline_text(manifest, node)
+        if inline is not None:
+            yield Line(depth, step, path, inline)
+        elif child not in first:
+            first[child] = path
+            nbytes = array_nbytes(manifest.arrays[node[1]]) if node[0] == "array" else None
+            yield Line(depth, step, path, node_text(manifest, node), nbytes)
+            stack.append((steps(manifest, node), depth + 1, path))
+        elif carries_identity(manifest, node):
+            yield Line(depth, step, path, "", tied_to=first[child])
+        else:  # opening it each time would take time that is exponential in the size of the file
+            there = first[child] or "(the tree itself)"
+            yield Line(depth, step, path, f"{node_text(manifest, node)}, as at {there}")
+
+
+def carries_identity(manifest: Manifest, node: Node) -> bool:
+    """Whether two occurrences of a node are a tie."""
+    is_tuple = node[0] == "object" and manifest.types[node[1]].kind == "namedtuple"
+    return KINDS[node[0]].has_identity and not is_tuple
+
+
+def array_nbytes(entry: ArrayEntry) -> int:
+    """The size of an array in the file."""
+    return math.prod(entry.shape) * dtype_named(entry.dtype).itemsize
+
+
+def _joined(path: str, step: str) -> str:
+    """Paths of deep trees would together take memory that is quadratic in the depth."""
+    return path + step if len(path) < MAX_STEP else path if path.endswith("...") else f"{path}..."
+
+
+def indent(depth: int) -> str:
+    """What a line of some depth begins with. Past 40 levels it says the depth: all of it would fill the disk."""
+    return "  " * depth if depth <= _MAX_INDENT else f"{'  ' * _MAX_INDENT}({depth}) "
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines in which each column begins in one place, but for what stands behind a text that is very long."""
+    widths = [min(max(map(len, column)), _MAX_WIDTH) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+# --- a part of it -----------------------------------------------------------------------------------------------------
+
+_MAX_LISTED = 20
+
+
+def part_at(manifest: Manifest, path: str) -> Manifest:
+    """The manifest of the subtree at a path, as `jax.tree_util.keystr` prints it; the first dot may be left out.
+
+    Raises:
+        StructureMismatchError: if nothing is there, or more than one thing is: keys of a dictionary may look the same
+            in print, and one text may be cut into steps in several ways.
+
+    Cost: a look at each node of the part, and at the nodes on the way.
+    """
+    whole = path if not path or path[0] in ".[" else f".{path}"
+    # How much of the path is behind → what it leads to, once for each object. Equal atoms are one thing.
+    reached: dict[int, dict[Any, Child]] = {0: {"": manifest.root}}
+    for done in range(len(whole)):
+        for child in reached.get(done, {}).values():
+            for each, step in _ways(manifest, child):
+                # As it is, or as it was printed, without what a terminal would obey.
+                for text in {step, printable(step)}:
+                    stop = done + len(text)
+                    if whole.startswith(text, done) and (len(whole) == stop or whole[stop] in ".["):
+                        identity = tuple(each) if type(each) is list else (type(each), each)
+                        reached.setdefault(stop, {})[identity] = each
+    there = list(reached.get(len(whole), {}).values())
+    if len(there) == 1:
+        return _pruned(manifest, there[0])
+    if there:
+        texts = [node_text(manifest, manifest.nodes[each]) if type(each) is int else atom_text(each) for each in there]
+        fact = (
+            f"The file has {len(there)} things at `{printable(path)}`, for keys that look the same in print lead to "
+            f"them: {_listed(texts)}. Load all of it, and take the one that you mean:\n"
+            "    model = sharedtree.load(path)"
+        )
+    else:
+        furthest = max(reached)
+        ways = [step for child in reached[furthest].values() for _, step in _ways(manifest, child)]
+        place = f"Below `{printable(whole[:furthest])}`" if furthest else "At its root"
+        fact = (
+            f"The file has nothing at `{printable(path)}`. {place} there is {_listed(ways) or 'nothing'}.\n"
+            "See what it has:\n    print(sharedtree.inspect(path))"
+        )
+    raise StructureMismatchError(fact, (path,))
+
+
+def _ways(manifest: Manifest, child: Child) -> list[tuple[Child, str]]:
+    below = steps(manifest, manifest.nodes[child]) if type(child) is int else ()
+    return [(each, step) for each, step in below if step != "<key>"]
+
+
+def _listed(texts: list[str]) -> str:
+    shown = ", ".join(f"`{printable(text)}`" for text in texts[:_MAX_LISTED])
+    return f"{shown}, ..." if len(texts) > _MAX_LISTED else shown
+
+
+def _pruned(manifest: Manifest, root: Child) -> Manifest:
+    needed = {root} if type(root) is int else set[int]()
+    for number in range(root if type(root) is int else -1, -1, -1):  # children stand before their parents
+        if number in needed:
+            needed.update(child for child in children_of(manifest.nodes[number]) if type(child) is int)
+    numbers = {old: new for new, old in enumerate(sorted(needed))}
+    types: dict[int, int] = {}
+    arrays: dict[int, int] = {}
+
+    def renumbered(child: Child) -> Child:
+        return numbers[child] if type(child) is int else child
+
+    rewrite: dict[str, Callable[[Any], Any]] = {
+        "child": renumbered,
+        "children": lambda children: [renumbered(child) for child in children],
+        "type": lambda index: types.setdefault(index, len(types)),
+        "array": lambda index: arrays.setdefault(index, len(arrays)),
+    }
+    old_nodes = [manifest.nodes[number] for number in numbers]
+    nodes: list[Node] = []
+    for node in old_nodes:
+        rewritten = [rewrite[each.type](value) if each.type in rewrite else value for each, value in operands(node)]
+        nodes.append([node[0], *rewritten])
+    atoms = [root, *(child for node in old_nodes for child in children_of(node))]
+    named = {("class", manifest.types[index].name) for index in types}
+    named |= {(atom[0], atom[1]) for atom in atoms if type(atom) is list and is_name(atom)}
+    owners = [entry.name for entry in manifest.types]
+    named |= {("method", str(name_of_method(owners, manifest.nodes, node))) for node in old_nodes}
+    return manifest._replace(
+        types=tuple(manifest.types[index] for index in types),
+        arrays=tuple(manifest.arrays[index] for index in arrays),
+        nodes=nodes,
+        root=renumbered(root),
+        names=tuple(name for name in manifest.names if name in named),
+    )
+
+
+# --- a part of it -----------------------------------------------------------------------------------------------------
