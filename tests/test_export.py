@@ -17,6 +17,7 @@ from sharedtree import _export
 from sharedtree._packed import Packed
 from sharedtree.transforms._crossed import Names, packed_in
 from sharedtree.transforms._packing import pack_call, unpack_call
+from tests.serialise.containers import forged, split
 from tests.strategies import Layer, Pair, arguments, dags, partition
 
 
@@ -97,6 +98,17 @@ def test_dags_are_written_too():
         exported.call(st.Dag({"a": w, "b": 2 * w, "in": dag.tree["in"]}))
     for one in structures((dag, [dag.tree["in"]], st.Dag(st.untie(tied())), st.tree.map(jnp.sum, dag)))[1]:
         assert _export.structure_of(_export.bytes_of(one)) is one
+
+
+def test_dags_are_read_by_the_name_that_their_class_had():
+    names = "sharedtree._export:WrittenDag", "sharedtree.serialise._export:WrittenDag"
+    w = jnp.ones(2)
+    for one in structures((st.Dag([w, w, tied()]), [st.Dag(w)]))[1]:
+        text, data = split(_export.bytes_of(one))
+        old = forged(text.replace(*names), data)
+        assert names[1] in [request.name for request in st.audit(old, trusted="tests.strategies").requests]
+        assert st.audit(old, trusted="tests.strategies").refused == ()
+        assert _export.structure_of(old) is one
 
 
 def test_what_is_returned_unchanged_is_an_output():

@@ -15,6 +15,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree._errors import FormatError, StructureMismatchError, UntrustedTypeError
+from sharedtree.serialise.trust import _trust
 from sharedtree.serialise.trust._trust import Trust
 from sharedtree.serialise.values._decoding import decode
 from sharedtree.serialise.values._encoding import encode
@@ -156,6 +157,14 @@ def test_nonsense_in_renames(module):
             load(text, renames=renames)
 
 
+def test_a_new_name_that_leads_nowhere(module):
+    module.put(Before)
+    text = saved(Before(1))
+    with pytest.raises(StructureMismatchError, match="`evolving:Typo`: `evolving` holds nothing") as caught:
+        load(text, renames={"evolving:Model": "evolving:Typo"})
+    assert 'renames={"evolving:Model": "new_module:NewName"}' in str(caught.value)
+
+
 def test_a_class_lists_its_former_names(module):
     module.put(Before)
     text = saved(Before(1))
@@ -171,6 +180,31 @@ def test_a_class_lists_its_former_names(module):
     assert type(load(text, trusted=[New])) is New
     with pytest.raises(UntrustedTypeError):
         load(text, trusted=())
+
+
+def test_former_names_are_looked_for_once(monkeypatch, tmp_path):
+    """Of each module of a trusted package, however many names lead nowhere; of modules loaded meanwhile, too."""
+    package = tmp_path / "evolving_package"
+    package.mkdir()
+    code = "import equinox as eqx\nclass New(eqx.Module):\n    __sharedtree_names__ = 'evolving_package.{}:Old'\n"
+    (package / "__init__.py").write_text(code.format("gone"))
+    (package / "later.py").write_text(code.format("later"))
+    monkeypatch.syspath_prepend(tmp_path)
+    looked_at = []
+    former_names_of = _trust._former_names_of
+    monkeypatch.setattr(_trust, "_former_names_of", lambda obj: looked_at.append(obj) or former_names_of(obj))
+    trust = Trust("evolving_package")
+    try:
+        found = trust.resolve("evolving_package.gone:Old", "class").obj
+        assert found is sys.modules["evolving_package"].New
+        for i in range(100):
+            assert not trust.resolve(f"evolving_package.gone:Nothing{i}", "class").found
+        assert trust.resolve("evolving_package.later:Old", "class").obj is sys.modules["evolving_package.later"].New
+        assert not trust.resolve("evolving_package.later:Nothing", "class").found
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "evolving_package"]:
+            del sys.modules[name]
+    assert len([obj for obj in looked_at if obj is eqx]) == 2  # in each of the two modules
 
 
 class Versioned(eqx.Module):

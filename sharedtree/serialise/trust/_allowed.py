@@ -46,12 +46,9 @@ INSTANCES = _names("""
         Precision RandomAlgorithm RoundingMethod ScatterDimensionNumbers
     jax._src.numpy.linalg: EigResult EighResult QRResult SVDResult SlogdetResult
     jax.sharding: AxisType
-    equinox: if_array
-    equinox._module._flatten: _Missing
-    equinox.nn: State
+    equinox: if_array    equinox._module._flatten: _Missing    equinox.nn: State
     diffrax: ButcherTableau StochasticButcherTableau
-    flax.core: FrozenDict
-    flax.training.train_state: TrainState
+    flax.core: FrozenDict    flax.training.train_state: TrainState
     treeo.types: FieldMetadata Hashable Nothing
     treex: BatchNorm Conv Dropout Embed Flatten GroupNorm Initializer KeySeq Lambda LayerNorm Linear MLP Named
         Sequential
@@ -67,11 +64,9 @@ INSTANCES = _names("""
 
 CLASSES = _names("""
     builtins: bool int float complex str bytes bytearray tuple list dict set frozenset object slice range
-    collections: OrderedDict defaultdict deque Counter
+    collections: OrderedDict defaultdict deque Counter    functools: partial    typing: Any
     pathlib: Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath
     types: NoneType EllipsisType NotImplementedType
-    functools: partial
-    typing: Any
     numpy: ndarray generic number integer signedinteger unsignedinteger inexact floating complexfloating flexible
         character bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 intp uintp intc uintc short ushort longlong
         ulonglong byte ubyte float16 float32 float64 longdouble complex64 complex128 clongdouble half single double
@@ -84,8 +79,7 @@ CLASSES = _names("""
         float8_e5m2fnuz float8_e8m0fnu float16 bfloat16 float32 float64 half single double csingle cdouble complex64
         complex128 generic number integer signedinteger unsignedinteger inexact floating complexfloating flexible
         character
-    flax.nnx: Carry
-    flax.nnx.graphlib: GenericPytree
+    flax.nnx: Carry    flax.nnx.graphlib: GenericPytree
     treex: BatchStat Cache Log LossLog MetricLog MetricState ModelState OptState Parameter Rng State TreePart
 """)
 """Classes that are no nodes, but may be named as values: the types of values and of numbers, treex's kinds of
@@ -159,23 +153,17 @@ FUNCTIONS = TOKENS | _names(f"""
         rel_entr sici softmax spence sph_harm_y wofz xlog1py xlogy zeta
     numpy: {_ELEMENTWISE} matmul matvec vecdot vecmat
     flax.linen.linear: default_embed_init default_kernel_init
-    flax.nnx: dot_product_attention
-    flax.nnx.nn.attention: dot_product_attention
-    flax.nnx.nn.dtypes: promote_dtype
-    flax.nnx.nn.recurrent: _concatenate
-    equinox.nn._mlp: _identity
-    equinox.nn._weight_norm: _norm_except_axis
+    flax.nnx: dot_product_attention    flax.nnx.nn.attention: dot_product_attention
+    flax.nnx.nn.dtypes: promote_dtype    flax.nnx.nn.recurrent: _concatenate
+    equinox.nn._mlp: _identity    equinox.nn._weight_norm: _norm_except_axis
     equinox.nn._attention: standard_attention
     lineax: max_norm rms_norm two_norm diagonal_tag lower_triangular_tag negative_semidefinite_tag
         positive_semidefinite_tag symmetric_tag tridiagonal_tag unit_diagonal_tag upper_triangular_tag
-    lineax.internal: max_norm rms_norm two_norm
-    lineax._norm: max_norm rms_norm two_norm
+    lineax.internal: max_norm rms_norm two_norm    lineax._norm: max_norm rms_norm two_norm
     optimistix: dai_yuan fletcher_reeves hestenes_stiefel max_norm polak_ribiere rms_norm two_norm
     optimistix._misc: _default_no_verbose default_verbose
     diffrax: adjoint_rms_seminorm is_event is_okay is_successful linear_interpolation rectilinear_interpolation
-    diffrax._saveat: save_y
-    diffrax._integrate: use_stepsize_tol
-    diffrax._root_finder: use_stepsize_tol
-    diffrax._root_finder._with_tols: use_stepsize_tol
+    diffrax._saveat: save_y    diffrax._integrate: use_stepsize_tol
+    diffrax._root_finder: use_stepsize_tol    diffrax._root_finder._with_tols: use_stepsize_tol
 """)
 """Functions, and a few objects that mark a choice, each of which computes arrays from arrays and does nothing else."""

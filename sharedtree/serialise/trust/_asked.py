@@ -1,5 +1,4 @@
-"""What the names in a file lead to: an object each, or one error that lists all that are at fault; or, for `audit`, a
-list of what became of each.
+"""What the names in a file lead to: an object each, or one error with all that are at fault; and the list for `audit`.
 
 Nothing here builds anything of the file's. Only modules on the allow-list are imported.
 """
@@ -15,11 +14,8 @@ from ._allowed import LIBRARIES, NAMES_ONLY, NNX
 from ._names import root_of
 from ._trust import UNLISTED, Kind, Trust, Verdict
 
-Name = tuple[Kind, str]
-"""A name, and before it what the file uses it as. Those of classes stand before those of their methods."""
-
-Paths = Mapping[Name, tuple[str, ...]]
-"""Where each name stands first in the tree."""
+Name = tuple[Kind, str]  # what a file uses a name as, and the name; that of a class stands before those of its methods
+Paths = Mapping[Name, tuple[str, ...]]  # where each name stands first in the tree
 
 
 class Request(NamedTuple):
@@ -47,7 +43,10 @@ class Request(NamedTuple):
 
 def judge_all(names: Iterable[Name], paths: Paths, trust: Trust) -> tuple[Request, ...]:
     """What becomes of each name, in the order of the file."""
-    return _requests(_verdicts({key: key[1] for key in names}, trust), paths)
+    return tuple(
+        Request(name, kind, paths.get((kind, name), ()), each.allowed, each.found, each.why, each.elsewhere)
+        for (kind, name), each in _verdicts({key: key[1] for key in names}, trust).items()
+    )
 
 
 def resolve_all(
@@ -72,8 +71,7 @@ def resolve_all(
     }
     refused = {key: verdict for key, verdict in faults.items() if verdict.elsewhere or not verdict.allowed}
     if refused:
-        packages = [importable_name(root_of(wanted[key])) for key, verdict in refused.items() if verdict.elsewhere]
-        raise _untrusted(_requests(refused, paths()), packages)
+        raise _untrusted(refused, paths(), wanted)
     if faults:
         lines = ["The file names what is not there:"]
         lines += [f"    `{wanted[key]}`: {printable(verdict.why)}" for key, verdict in faults.items()]
@@ -94,13 +92,6 @@ def _verdicts(wanted: Mapping[Name, Any], trust: Trust) -> dict[Name, Verdict]:
     return verdicts
 
 
-def _requests(verdicts: Mapping[Name, Verdict], paths: Paths) -> tuple[Request, ...]:
-    return tuple(
-        Request(name, kind, paths.get((kind, name), ()), verdict.allowed, verdict.found, verdict.why, verdict.elsewhere)
-        for (kind, name), verdict in verdicts.items()
-    )
-
-
 def _renamed(kind: Kind, name: str, renames: Mapping[str, Any]) -> Any:
     """What a class or a function is called now, or what it is."""
     new = renames.get(name, name) if kind != "method" else name
@@ -111,31 +102,30 @@ def _renamed(kind: Kind, name: str, renames: Mapping[str, Any]) -> Any:
     return new
 
 
-def _untrusted(refused: Iterable[Request], packages: Iterable[str]) -> UntrustedTypeError:
-    """An error for names that are not allowed, some of them because these packages are not installed."""
+def _untrusted(refused: Mapping[Name, Verdict], paths: Paths, wanted: Mapping[Name, Any]) -> UntrustedTypeError:
     lines = ["The file names classes or functions that nobody allowed it to name, and nothing was loaded:"]
-    if all(each.elsewhere for each in refused):
+    if all(verdict.elsewhere for verdict in refused.values()):
         lines = ["The file names classes or functions of packages that are not installed, and nothing was loaded:"]
-    paths = [each.paths[0] if each.paths else "" for each in refused]
-    for each, path in zip(refused, paths, strict=True):
+    first_paths = [paths.get(key, ("",))[0] for key in refused]
+    for ((kind, name), verdict), path in zip(refused.items(), first_paths, strict=True):
         where = f"`{printable(path)}`" if path else "the root"
-        lines += [f"    `{each.name}`, a {each.kind}, at {where}: {printable(each.why)}"]
-    names = [each.name for each in refused]
+        lines += [f"    `{name}`, a {kind}, at {where}: {printable(verdict.why)}"]
+    names = [name for _, name in refused]
     standard = [name for name in names if root_of(name) in sys.stdlib_module_names]
     if standard:
         lines += ["No model needs names like these; do not load the file unless you wrote it: " + ", ".join(standard)]
+    packages = [importable_name(root_of(wanted[key])) for key, verdict in refused.items() if verdict.elsewhere]
     if packages:
         lines += ["What is not installed may be anyone's. If it is yours, import it before you load:"]
         lines += [f"    import {package}" for package in dict.fromkeys(packages)]
-    own = [each for each in refused if not each.elsewhere and each.name not in standard]
+    own = [name for (_, name), verdict in refused.items() if not verdict.elsewhere]
+    own = [name for name in own if root_of(name) not in sys.stdlib_module_names]
     if own:
-        texts = ['"flax"' if each.name in NNX else each.name.replace("__main__:", "").replace(":", ".") for each in own]
-        lines += [
-            "If you trust them, say so:",
-            f"    sharedtree.load(path, trusted=[{', '.join(dict.fromkeys(texts))}])",
-        ]
-        roots = dict.fromkeys(root_of(each.name) for each in own)
+        texts = ['"flax"' if name in NNX else name.replace("__main__:", "").replace(":", ".") for name in own]
+        listed = ", ".join(dict.fromkeys(texts))
+        lines += ["If you trust them, say so:", f"    sharedtree.load(path, trusted=[{listed}])"]
+        roots = dict.fromkeys(map(root_of, own))
         if (LIBRARIES | NAMES_ONLY).isdisjoint(roots):
             listed = ", ".join(f'"{root}"' for root in roots)
             lines += [f"    sharedtree.load(path, trusted=[{listed}])"]
-    return UntrustedTypeError("\n".join(lines), paths, names)
+    return UntrustedTypeError("\n".join(lines), first_paths, names)

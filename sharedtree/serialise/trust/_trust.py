@@ -262,10 +262,11 @@ def trust(*trusted: Trusted) -> None:
     the layers, variables, metrics and graph definitions of Flax NNX.
 
     Example:
-        >>> import collections, sharedtree.serialise.trust._trust as t
+        >>> import collections, sharedtree as st
+        >>> from sharedtree.serialise.trust._trust import Trust
         >>> Point = collections.namedtuple("Point", "x y", module="shapes")
-        >>> t.trust(Point)
-        >>> t.Trust().allows("shapes:Point", "class")
+        >>> st.trust(Point)
+        >>> Trust().allows("shapes:Point", "class")
         True
     """
     entries = _entries(trusted)

@@ -118,7 +118,7 @@ class Held(NamedTuple):
 
 
 def held_array(obj: Any) -> Held | None:
-    """What an object holds that is no array itself. Of the classes of what it holds, only flatten functions run."""
+    """The nearest array that an object, which is none itself, holds. Of classes only flatten functions are called."""
     found: list[tuple[Any, int, str]] = [(obj, -1, "")]  # an object, kept alive here; which holds it; what leads to it
     seen = {id(obj)}
     for number, (holder, _, _) in enumerate(found):  # it grows meanwhile
