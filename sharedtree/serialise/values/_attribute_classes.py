@@ -10,9 +10,6 @@ from typing import Any
 
 from ..._node_types import is_namedtuple
 
-Finish = Callable[[Any, dict[str, Any]], Any]
-"""(an instance, its attributes as a file has them) → the instance, checked and completed, or one that is equal."""
-
 
 class Library:
     """How instances are written and completed.
@@ -57,11 +54,13 @@ class Library:
         """The attributes that JAX does not trace, of the auxiliary data that the flatten function gives."""
         return dict(aux)
 
-    def finisher(self, cls: Any, new_names: Mapping[str, str | None]) -> Finish | None:
-        """What is done with an instance whose attributes were set as a file has them; raises `FormatError`.
+    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+        """An instance whose attributes are as a file has them, checked and completed, or one that is equal to it.
 
-        `new_names` has the name of each attribute in the file, and the one it has now; None if it was dropped.
+        `new_names` has each name in the file, and the one that the attribute has now, or None if it was dropped. Raises
+        `FormatError`.
         """
+        return obj
 
     def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
         """Gives an instance these attributes and no others, as assignments would. None of the class's code runs."""

@@ -59,7 +59,7 @@ class _Change:
                 f"After renaming, two fields of `{entry.name}` have one name. Correct `renames=`."
             )
         self.extra = self._extra_names()
-        self.make = maker(cls, self.library.finisher(cls, self.new_names))
+        self.make = maker(cls, self.new_names)
 
     def builder(self) -> Callable[[Sequence[Any]], Any]:
         make, kept, version = self.make, self.kept, self.entry.version

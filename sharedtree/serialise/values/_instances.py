@@ -13,7 +13,7 @@ import functools
 import keyword
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..._class_attributes import ABSENT, inherited
@@ -24,7 +24,7 @@ from ..._printable import printable
 from ..trust._allowed import LIBRARIES
 from ..trust._classes import FIELD_KINDS, ClassKind, kind_of, library_name_of
 from ..trust._names import RefusalError, name_of
-from ._attribute_classes import Finish, Library
+from ._attribute_classes import Library
 from ._mutable_modules import MutableModules
 from ._nnx_objects import NnxObjects, step_of
 from ._nodes import Apart
@@ -139,12 +139,12 @@ class Instances:
         if known is None:
             known = self._known[key] = self._new_type(cls, layout, attributes, copied)
         number, names, steps, places = known
-
-        def build(done: list[Any]) -> list[Any]:
-            values = done if places is None else [done[i] for i in places]
-            return ["object", number, values] if wrapped is None else ["wrapper", number, values, wrapped]
-
-        return Apart([attributes[name] for name in names], steps, build)
+        children = [attributes[name] for name in names]
+        if places is not None:
+            return Apart(children, steps, lambda done: ["object", number, [done[i] for i in places]])
+        if wrapped is not None:
+            return Apart(children, steps, lambda done: ["wrapper", number, done, wrapped])
+        return Apart(children, steps, lambda done: ["object", number, done])
 
     def _new_type(
         self, cls: type, layout: Layout, attributes: dict[str, Any], copied: tuple[str, ...]
@@ -173,8 +173,8 @@ class Instances:
         return number, visited, [step_of(name) for name in visited], [visited.index(name) for name in names]
 
 
-def maker(cls: Any, finish: Finish | None) -> Callable[[Iterable[tuple[str, Any]]], Any]:
-    """What makes an instance of pairs of an attribute and its value. `finish` is what its library does last."""
+def maker(cls: Any, new_names: Mapping[str, str | None]) -> Callable[[Iterable[tuple[str, Any]]], Any]:
+    """What makes an instance of pairs of an attribute and its value; `new_names` are those of `Library.finished`."""
     layout = layout_of(cls)
     attributes_of, slots = layout.attributes_of, layout.slots
 
@@ -189,19 +189,23 @@ def maker(cls: Any, finish: Finish | None) -> Callable[[Iterable[tuple[str, Any]
         else:
             obj = object.__new__(cls)
         attributes = None if attributes_of is None else attributes_of(obj)
-        if attributes is not None and not slots:
-            attributes.update(items)
-        else:
-            for name, value in items:
-                if name in slots:
-                    slots[name].__set__(obj, value)
-                elif attributes is not None:
-                    attributes[name] = value
-                else:
-                    raise StructureMismatchError(
-                        f"`{cls.__qualname__}` has no place for the attribute `{printable(name)}` any more. Drop it:\n"
-                        f'    renames={{"{cls.__module__}:{cls.__qualname__}.{printable(name)}": None}}'
-                    )
-        return obj if finish is None or attributes is None else finish(obj, attributes)
+        for name, value in items:
+            if name in slots:
+                slots[name].__set__(obj, value)
+            elif attributes is not None:
+                attributes[name] = value
+            else:
+                raise StructureMismatchError(
+                    f"`{cls.__qualname__}` has no place for the attribute `{printable(name)}` any more. Drop it:\n"
+                    f'    renames={{"{cls.__module__}:{cls.__qualname__}.{printable(name)}": None}}'
+                )
+        return obj if attributes is None else layout.library.finished(obj, attributes, new_names)
 
-    return make
+    def make_plain(items: Iterable[tuple[str, Any]]) -> Any:
+        obj = object.__new__(cls)
+        attributes_of(obj).update(items)  # pyright: ignore[reportOptionalCall]
+        return obj
+
+    # Most are like this, and a large model has many.
+    is_plain = layout.kind in ("module", "dataclass") and attributes_of is not None and not slots
+    return make_plain if is_plain else make

@@ -18,7 +18,7 @@ from ..._assigned_values import ALL_KINDS
 from ..._assigning import assign, forget
 from ..._attribute_kinds import KINDS_SLOT
 from ..._errors import FormatError
-from ._attribute_classes import Finish, Library
+from ._attribute_classes import Library
 
 
 class MutableModules(Library):
@@ -38,25 +38,22 @@ class MutableModules(Library):
     def static_attributes(self, aux: Any) -> dict[str, Any]:
         return attribute_kinds.static_attributes(aux)
 
-    def finisher(self, cls: Any, new_names: Mapping[str, str | None]) -> Finish:
-        def finish(obj: Any, attributes: dict[str, Any]) -> Any:
-            said: Any = attribute_kinds.noted_kinds(obj)
-            if type(said) is attribute_kinds.Kinds:  # the file says nothing of them
-                return obj
-            # Texts first: an object of the file's making would be asked for its hash.
-            are_texts = type(said) is dict and all(type(text) is str for text in (*said, *said.values()))
-            if not are_texts or not ALL_KINDS.issuperset(said.values()):
-                what = f"kinds of the attributes of a `{cls.__qualname__}` that are none"
-                raise FormatError(f"The file has {what}. No save would write that.")
-            known = {new_names.get(name) or name: kind for name, kind in said.items()}
-            items = [(name, kind) for name, kind in known.items() if name in attributes]
-            values = dict(attributes)
-            attributes.clear()
-            attributes.update({name: values.pop(name) for name, _ in items} | values)
-            attribute_kinds.note_kinds(obj, attribute_kinds.kinds_of(items))
+    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+        said: Any = attribute_kinds.noted_kinds(obj)
+        if type(said) is attribute_kinds.Kinds:  # the file says nothing of them
             return obj
-
-        return finish
+        # Texts first: an object of the file's making would be asked for its hash.
+        are_texts = type(said) is dict and all(type(text) is str for text in (*said, *said.values()))
+        if not are_texts or not ALL_KINDS.issuperset(said.values()):
+            what = f"kinds of the attributes of a `{type(obj).__qualname__}` that are none"
+            raise FormatError(f"The file has {what}. No save would write that.")
+        known = {new_names.get(name) or name: kind for name, kind in said.items()}
+        items = [(name, kind) for name, kind in known.items() if name in attributes]
+        values = dict(attributes)
+        attributes.clear()
+        attributes.update({name: values.pop(name) for name, _ in items} | values)
+        attribute_kinds.note_kinds(obj, attribute_kinds.kinds_of(items))
+        return obj
 
     def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
         attributes = attribute_kinds.attributes_of(obj)

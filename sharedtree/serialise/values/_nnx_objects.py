@@ -23,7 +23,7 @@ from ..._node_types import is_namedtuple
 from ..arrays._arrays import is_array
 from ..trust._classes import held, nnx_holders
 from ..trust._names import NamelessError, RefusalError, name_of
-from ._attribute_classes import Finish, Library
+from ._attribute_classes import Library
 
 STATE = OWN + "state"
 
@@ -97,34 +97,32 @@ class NnxObjects(Library):
         noted = (NODES, "__orig_class__")
         return {str(name): value for name, value in zip(names, values, strict=True) if name not in noted}
 
-    def finisher(self, cls: Any, new_names: Mapping[str, str | None]) -> Finish:
-        table, holder = nnx(), nnx_holders().get(cls)
+    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+        cls, table = type(obj), nnx()
         assert table is not None
-
-        def require(condition: bool, name: str) -> None:
-            if not condition:
-                what = f"a `{cls.__qualname__}` whose `{name}` are not what Flax NNX has there"
-                raise FormatError(f"The file has {what}. No save would write that.")
-
-        def finish(obj: Any, attributes: dict[str, Any]) -> Any:
-            if holder is not None:
-                require(_is_as_held(attributes, holder), "attributes")
-                return obj
-            own = attributes.pop(NODES, {})
-            require(_are_marks(own, (True, False, None)), NODES)
-            if STATE not in attributes:
-                attributes[STATE] = new_state(table)
-            require(type(attributes[STATE]) is table.state, STATE)
-            marks = _marks(cls, attributes, table) | {new_names.get(name) or name: own[name] for name in own}
-            attributes[NODES] = table.mapping({name: mark for name, mark in marks.items() if mark is not None})
+        holder = nnx_holders().get(cls)
+        if holder is not None:
+            _require(_is_as_held(attributes, holder), cls, "attributes")
             return obj
-
-        return finish
+        own = attributes.pop(NODES, {})
+        _require(_are_marks(own, (True, False, None)), cls, NODES)
+        if STATE not in attributes:
+            attributes[STATE] = new_state(table)
+        _require(type(attributes[STATE]) is table.state, cls, STATE)
+        marks = _marks(cls, attributes, table) | {new_names.get(name) or name: own[name] for name in own}
+        attributes[NODES] = table.mapping({name: mark for name, mark in marks.items() if mark is not None})
+        return obj
 
 
 def step_of(name: str) -> str:
     """How a path continues to an attribute, as JAX prints it: the items of `nnx.List` have numbers for names."""
     return f"[{name}]" if name.isascii() and name.isdecimal() else f".{name}"
+
+
+def _require(condition: bool, cls: type, name: str) -> None:
+    if not condition:
+        what = f"a `{cls.__qualname__}` whose `{name}` are not what Flax NNX has there"
+        raise FormatError(f"The file has {what}. No save would write that.")
 
 
 def _is_as_held(attributes: dict[str, Any], form: dict[str, type]) -> bool:

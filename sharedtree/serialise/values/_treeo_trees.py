@@ -25,7 +25,7 @@ from ..._errors import FormatError
 from ..trust._allowed import CLASSES, LIBRARIES, NAMES_ONLY
 from ..trust._classes import held, is_tree
 from ..trust._names import NamelessError, RefusalError, name_of
-from ._attribute_classes import Finish, Library
+from ._attribute_classes import Library
 
 METADATA = "_field_metadata"
 _DEFAULTS = ("_factory_fields", "_default_field_values")
@@ -84,10 +84,11 @@ class TreeoTrees(Library):
     def static_attributes(self, aux: Any) -> dict[str, Any]:
         return dict(aux.items)
 
-    def finisher(self, cls: Any, new_names: Mapping[str, str | None]) -> Finish | None:
-        metadata_class = _metadata_class()
-
-        def finish(obj: Any, attributes: dict[str, Any]) -> Any:
+    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+        cls, metadata_class = type(obj), _metadata_class()
+        if cls is metadata_class:
+            return _the_one(_noted_in(attributes))
+        if is_tree(cls):
             own: Any = attributes.get(METADATA, {})
             are_texts = type(own) is dict and all(type(name) is str for name in own)
             if not are_texts or not all(type(each) is metadata_class for each in own.values()):
@@ -95,11 +96,7 @@ class TreeoTrees(Library):
             metadata = attributes[METADATA] = getattr(cls, METADATA) | own
             for name in attributes.keys() - metadata.keys():
                 metadata[name] = _the_one(_noted_of(attributes[name]))
-            return obj
-
-        if cls is metadata_class:
-            return lambda _, attributes: _the_one(_noted_in(attributes))
-        return finish if is_tree(cls) else None
+        return obj
 
 
 def _require_savable(obj: Any, attributes: dict[str, Any]) -> None:
