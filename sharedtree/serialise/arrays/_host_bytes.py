@@ -20,7 +20,7 @@ import numpy as np
 
 from ..._printable import printable
 from ..container._chunks import CHUNK_BYTES, SMALL
-from ..container._writing import Buffer, TensorSource
+from ..container._header import Buffer, TensorSource
 from ._dtypes import clear_unused, on_disk, stored, used_bits
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +38,8 @@ def tensor_source(name: str, array: Any) -> TensorSource:
             )
         return buffers(array)
 
-    return TensorSource(name, *stored(dtype, shape), dtype.alignment, unchanged_buffers)
+    stored_dtype, stored_shape = stored(dtype, shape)
+    return TensorSource(name, stored_dtype, stored_shape, dtype.alignment, unchanged_buffers)
 
 
 def buffers(array: Any) -> Iterable[Buffer]:
