@@ -14,7 +14,8 @@ from .._printable import printable
 from .arrays._host_bytes import tensor_source
 from .container._chunks import ProgressOption, showing
 from .container._durable import replacing
-from .container._writing import TensorSource, write
+from .container._header import TensorSource
+from .container._writing import write
 from .values._encoding import Encoded, encode
 
 Writable = str | os.PathLike[str] | BinaryIO

@@ -21,8 +21,9 @@ import safetensors.numpy
 from sharedtree._errors import CorruptFileError, FormatError, SharedTreeError
 from sharedtree.serialise.arrays._host_bytes import buffers, tensor_source
 from sharedtree.serialise.container import _writing as _container
+from sharedtree.serialise.container._header import TensorSource
 from sharedtree.serialise.container._reading import read_header
-from sharedtree.serialise.container._writing import TensorSource, write
+from sharedtree.serialise.container._writing import write
 
 from .containers import START, entry, forged, header_text, sources, split, written
 

@@ -21,8 +21,9 @@ import pytest
 from sharedtree._errors import CorruptFileError
 from sharedtree.serialise.container import _reading, _sources, _writing
 from sharedtree.serialise.container._chunks import CHUNK_BYTES, run_jobs
+from sharedtree.serialise.container._header import TensorSource
 from sharedtree.serialise.container._reading import aligned, read_header
-from sharedtree.serialise.container._writing import TensorSource, write
+from sharedtree.serialise.container._writing import write
 
 from .containers import entry, forged, header_text, written
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..._printable import printable
 from ..container._chunks import CHUNK_BYTES, SMALL
-from ..container._writing import Buffer, TensorSource
+from ..container._header import Buffer, TensorSource
 from ._dtypes import clear_unused, on_disk, stored, used_bits
 
 Array = np.ndarray[Any, Any]
@@ -29,16 +29,18 @@ Array = np.ndarray[Any, Any]
 def tensor_source(name: str, array: Any) -> TensorSource:
     """An array of JAX or NumPy, of a storable dtype, as what is to be a tensor."""
     dtype, shape = array.dtype, array.shape
+    stored_dtype, stored_shape = stored(dtype, shape)
+    take = functools.partial(_unchanged, name, array, dtype, shape)
+    return TensorSource(name, stored_dtype, stored_shape, dtype.alignment, take)
 
-    def unchanged_buffers() -> Iterable[Buffer]:
-        if array.dtype != dtype or array.shape != shape:
-            raise ValueError(
-                f"The array at `{printable(name)}` was of dtype {dtype} and shape {shape} and now is of dtype "
-                f"{array.dtype} and shape {array.shape}: something changed it while it was being saved."
-            )
-        return buffers(array)
 
-    return TensorSource(name, *stored(dtype, shape), dtype.alignment, unchanged_buffers)
+def _unchanged(name: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterable[Buffer]:
+    if array.dtype != dtype or array.shape != shape:
+        raise ValueError(
+            f"The array at `{printable(name)}` was of dtype {dtype} and shape {shape} and now is of dtype "
+            f"{array.dtype} and shape {array.shape}: something changed it while it was being saved."
+        )
+    return buffers(array)
 
 
 def buffers(array: Any) -> Iterable[Buffer]:

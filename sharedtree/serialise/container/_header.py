@@ -17,7 +17,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +46,23 @@ _DIGESTS_AT = _CRC_AT + 8 + len('","sharedtree.digests":"')
 _MAX_RANK = 65  # NumPy's 64 axes, and one for raw bytes
 _MAX_BYTES = 2**63 - 1
 RESTORE = "Restore the file from a copy, or save the model again."
+
+
+Buffer = bytes | memoryview
+
+
+class TensorSource(NamedTuple):
+    """What is to be a tensor. `dtype` and `shape` are the stored ones; `alignment` is that of the array's own dtype.
+
+    `buffers` makes its bytes, in buffers of any size. It is called when the tensor's turn has come, so that not all are
+    in memory at once; and twice if the file cannot be patched.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    alignment: int
+    buffers: Callable[[], Iterable[Buffer]]
 
 
 class Tensor(NamedTuple):
@@ -77,7 +94,7 @@ def nbytes_of(dtype: str, shape: Sequence[int]) -> int:
     return math.prod(shape) * ITEM_SIZES[dtype]
 
 
-def blank_header(tensors: Sequence[Tensor], manifest: str, metadata: Mapping[str, str]) -> bytearray:
+def blank_header(sized: Sequence[tuple[TensorSource, int]], manifest: str, metadata: Mapping[str, str]) -> bytearray:
     """The length and the header, with zeros for digests. A `ValueError` if a name or a text cannot be there."""
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
@@ -89,13 +106,15 @@ def blank_header(tensors: Sequence[Tensor], manifest: str, metadata: Mapping[str
             raise ValueError(
                 f"The metadata key `{printable(key)}` is taken: those that begin with `sharedtree` are. Rename it."
             )
-    digests = "00000000" * sum(num_chunks(tensor.nbytes) for tensor in tensors)
+    digests = "00000000" * sum(num_chunks(nbytes) for _, nbytes in sized)
     own = {"sharedtree.header": "00000000", "sharedtree.digests": digests, "sharedtree": manifest}
     entries: dict[str, Any] = {"__metadata__": own | dict(metadata)}
-    for name, dtype, shape, start, stop in tensors:
+    at = 0
+    for (name, dtype, shape, _, _), nbytes in sized:
         if name in entries:
             raise ValueError(f"Two tensors cannot both be named `{printable(name)}`.")
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, stop)}
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (at, at + nbytes)}
+        at += nbytes
     for text in itertools.chain(entries, metadata, metadata.values()):
         if not is_unicode(text):
             raise ValueError(

@@ -10,16 +10,15 @@ a file that cannot be patched (a pipe, a compressed stream, one opened for appen
 import collections
 import contextlib
 import io
-import itertools
 import os
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from ..._printable import printable
 from ._chunks import CHUNK_BYTES, SMALL, Progress, counting, num_chunks
-from ._header import ALIGNMENT, MANIFEST_TENSOR, MAX_HEADER_BYTES, Tensor, blank_header, nbytes_of, seal
+from ._header import ALIGNMENT, MANIFEST_TENSOR, MAX_HEADER_BYTES, Buffer, TensorSource, blank_header, nbytes_of, seal
 
 try:
     import fcntl
@@ -28,21 +27,6 @@ except ImportError:  # Windows
 
 MAX_INLINE_MANIFEST = 16 * 2**20
 _WORTH_A_THREAD = 2**20  # below, handing a tensor over takes longer than hashing it
-Buffer = bytes | memoryview
-
-
-class TensorSource(NamedTuple):
-    """What is to be a tensor. `dtype` and `shape` are the stored ones; `alignment` is that of the array's own dtype.
-
-    `buffers` makes its bytes, in buffers of any size. It is called when the tensor's turn has come, so that not all are
-    in memory at once; and twice if the file cannot be patched.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    alignment: int
-    buffers: Callable[[], Iterable[Buffer]]
 
 
 def write(
@@ -61,30 +45,28 @@ def write(
     taken = [printable(source.name) for source in sources if source.name.startswith("sharedtree.")]
     if taken:
         raise ValueError(f"The tensor name `{taken[0]}` is taken: those that begin with `sharedtree.` are.")
-    ordered = sorted(sources, key=_place)
-    tensors = _laid_out(ordered)
+    sized = sorted(((source, nbytes_of(source.dtype, source.shape)) for source in sources), key=_place)
     is_long = len(manifest) > MAX_INLINE_MANIFEST
-    header = bytearray() if is_long else blank_header(tensors, manifest, metadata or {})
+    header = bytearray() if is_long else blank_header(sized, manifest, metadata or {})
     if is_long or len(header) > MAX_HEADER_BYTES:
         text = manifest.encode()
-        ordered.append(TensorSource(MANIFEST_TENSOR, "U8", (len(text),), 1, lambda: [memoryview(text)]))
-        tensors = _laid_out(ordered)
-        header = blank_header(tensors, "tensor", metadata or {})
+        sized.append((TensorSource(MANIFEST_TENSOR, "U8", (len(text),), 1, lambda: [memoryview(text)]), len(text)))
+        header = blank_header(sized, "tensor", metadata or {})
     if len(header) > MAX_HEADER_BYTES:
         raise ValueError(
             f"The header of {len(sources)} tensors would have {len(header)} bytes, and no safetensors file may have "
             f"more than {MAX_HEADER_BYTES}. Stack small arrays into larger ones:\n    jax.numpy.stack(arrays)"
         )
-    data_bytes = tensors[-1].stop if tensors else 0
+    data_bytes = sum(nbytes for _, nbytes in sized)
     report = counting(progress, data_bytes)
     digests: list[int] = []
-    data = _hashed(ordered, tensors, digests)
+    data = _hashed(sized, digests)
     start = file.tell() if _can_be_patched(file) else None
     if start is None:
         for _ in data:
             pass
         seal(header, digests)
-        data = (buffer for source in ordered for buffer in source.buffers())
+        data = (buffer for source, _ in sized for buffer in source.buffers())
     with contextlib.closing(data):  # an error ends the second thread
         _write_all(file, memoryview(header))
         for buffer in _gathered(data):
@@ -98,29 +80,21 @@ def write(
     return len(header) + data_bytes
 
 
-def _place(source: TensorSource) -> int:
-    nbytes = nbytes_of(source.dtype, source.shape)
+def _place(sized: tuple[TensorSource, int]) -> int:
+    source, nbytes = sized
     return -ALIGNMENT if nbytes and nbytes % ALIGNMENT == 0 else -source.alignment
 
 
-def _laid_out(sources: Sequence[TensorSource]) -> list[Tensor]:
-    sizes = (nbytes_of(source.dtype, source.shape) for source in sources)
-    offsets = itertools.pairwise(itertools.accumulate(sizes, initial=0))
-    return [Tensor(*source[:3], start, stop) for source, (start, stop) in zip(sources, offsets, strict=True)]
-
-
-def _hashed(
-    sources: Sequence[TensorSource], tensors: Sequence[Tensor], digests: list[int]
-) -> Generator[Buffer, None, None]:
+def _hashed(sized: Iterable[tuple[TensorSource, int]], digests: list[int]) -> Generator[Buffer, None, None]:
     """The bytes of all tensors. When there are no more, `digests` has all of theirs."""
     with ThreadPoolExecutor(1, "sharedtree-digest") as thread:  # which starts when it is needed
         behind: collections.deque[Future[None]] = collections.deque()
-        for source, tensor in zip(sources, tensors, strict=True):
+        for source, nbytes in sized:
             first, at = len(digests), 0
-            digests += [0] * num_chunks(tensor.nbytes)
+            digests += [0] * num_chunks(nbytes)
             for buffer in source.buffers():
-                if tensor.nbytes < _WORTH_A_THREAD:
-                    _hash(digests, first, at, buffer)
+                if nbytes < _WORTH_A_THREAD:  # one chunk
+                    digests[first] = zlib.crc32(buffer, digests[first])
                 else:
                     if len(behind) == 3:  # what waits bounds the memory held by copied pieces
                         behind.popleft().result()
