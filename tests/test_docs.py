@@ -217,7 +217,14 @@ def test_format_page_has_all_of_the_format():
     page = read(ROOT / "docs" / "format.md")
     tags = {*_kinds.KINDS, *_atoms.NAMES, *_atoms._READERS}
     assert not [tag for tag in tags if f'`["{tag}"' not in page]
-    dtypes = {*_dtypes._NUMPY_NAMES, *_dtypes._ML_NAMES, *_dtypes.ITEM_SIZES, _dtypes.FLOAT0}
+    dtypes = {
+        *_dtypes.STORED_AS_ITSELF,
+        "complex64",
+        "complex128",
+        *_dtypes._ML_NAMES,
+        *_dtypes.ITEM_SIZES,
+        _dtypes.FLOAT0,
+    }
     assert not [name for name in dtypes | _manifest.CLASS_KINDS if f"`{name}`" not in page]
     assert f"version {_manifest.FORMAT} of the format" in page
 

@@ -25,7 +25,7 @@ from numpy.lib import format as npy
 from .._errors import CorruptFileError, FormatError
 from ..serialise.arrays._dtypes import clear_unused, require_bools
 from ..serialise.container._sources import Source
-from ..serialise.values._refusals import Problem, unserialisable
+from ..serialise.values._named import Problem, unserialisable
 from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key
 
 MAGIC = b"\x93NUMPY"

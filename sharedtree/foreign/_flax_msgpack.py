@@ -17,7 +17,7 @@ from .._errors import CompatibilityError, CorruptFileError, FormatError, Structu
 from .._printable import printable
 from ..serialise.arrays._dtypes import require_bools
 from ..serialise.container._sources import Source
-from ..serialise.values._refusals import Problem, unserialisable
+from ..serialise.values._named import Problem, unserialisable
 from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key
 
 _VALUES = (np.ndarray, jax.Array, np.generic, bool, int, float, complex, str, bytes, type(None))

@@ -12,7 +12,7 @@ from .look import (
     verify as verify,
 )
 from .save import save as save, to_bytes as to_bytes
+from .trust._asked import Request as Request
 from .trust._trust import trust as trust
-from .values._asked_names import Request as Request
 from .values._outline import Line as Line
 from .values._template import Difference as Difference, LoadReport as LoadReport

@@ -9,8 +9,10 @@ from ..compat._importing import importable_name
 from .container._progress import ProgressOption, showing
 from .container._sources import Readable
 from .load import opened
-from .trust._trust import Trust, Trusted, root_of
-from .values._asked_names import Request, audit as requests_of
+from .trust._asked import Request
+from .trust._names import root_of
+from .trust._trust import Trust, Trusted
+from .values._name_paths import audit as requests_of
 from .values._outline import Line, Lines, array_nbytes, columns
 
 MAX_LINES = 10_000

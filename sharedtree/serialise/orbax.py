@@ -1,34 +1,31 @@
 """The same trees through Orbax, for many machines: `sharedtree.orbax.save` and `sharedtree.orbax.restore`.
 
 Orbax writes and reads the arrays: asynchronously, from many processes, with retention, onto any file system that it
-knows. What Orbax lacks is the rest of the tree, so its manifest is saved beside them. A step has two items:
-
-- `arrays`: a flat dictionary, in which each distinct array is once, under the name that `sharedtree.save` gives its
-  tensor (percent-encoded where that is not plain ASCII; without the arrays that have no elements).
-- `manifest`: JSON, `{"sharedtree": text, "sharedtree.crc32": digits}`: the manifest of the file format, which
-  `docs/format.md` describes, as a text, and eight hexadecimal digits, the CRC-32 of that text.
+knows. What Orbax lacks is the rest of the tree, so its manifest is saved beside them, as `docs/format.md` has it: a
+step has an item `arrays`, in which each distinct array is once, and an item `manifest`, a text with its digest.
 
 Orbax itself is imported when one of the functions is called.
 """
 
+import contextlib
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from .._errors import CorruptFileError, FormatError, SharedTreeError
+from .._errors import CorruptFileError, FormatError
 from .._printable import printable
-from .arrays._orbax_arrays import from_stored, is_stored, key_of, to_hand_over, without_elements
-from .arrays._orbax_metadata import names_of, require_sound
-from .arrays._placing import require_dtypes_of_jax, settled
+from .arrays._arrays import ArrayEntry
+from .arrays._orbax_forms import from_stored, is_stored, key_of, not_restored, require_sound, to_hand_over
+from .arrays._placing import Placement, placements_of, settled
 from .container._strict_json import is_unicode
 from .trust._trust import Trust, Trusted
 from .values._encoding import encode, names_in
 from .values._evolution import Renames
-from .values._manifest import ArrayEntry, Manifest, parse_manifest
+from .values._manifest import Manifest, parse_manifest
 from .values._plan import Plan, Select, Shardings
 
 _ARRAYS, _MANIFEST = "arrays", "manifest"
@@ -87,12 +84,11 @@ def save(manager: Any, step: int, tree: Any, *, items: Mapping[str, Any] | None 
         return False
     encoded = encode(tree)
     text = json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
-    entries = [ArrayEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in encoded.manifest["arrays"]]
-    arrays = {
-        key_of(entry.tensor): to_hand_over(entry, array)
-        for entry, array in zip(entries, encoded.arrays, strict=True)
-        if is_stored(entry)
-    }
+    arrays: dict[str, Any] = {}
+    for about, array in zip(encoded.manifest["arrays"], encoded.arrays, strict=True):
+        entry = ArrayEntry(**{**about, "shape": tuple(about["shape"])})
+        if is_stored(entry):
+            arrays[key_of(entry)] = to_hand_over(entry, array)
     args = {**(items or {}), _MANIFEST: ocp.args.JsonSave({_TEXT: text, _CRC: _crc(text)})}
     if arrays:  # Orbax refuses an empty item
         args[_ARRAYS] = ocp.args.PyTreeSave(arrays)
@@ -117,22 +113,20 @@ def restore(
     Args:
         manager: an `orbax.checkpoint.CheckpointManager` for the folder.
         step: the number of the step. Default: the latest.
-        trusted: classes, functions, names or packages that the checkpoint may name, as for `sharedtree.load`.
-        like: a template, as for `sharedtree.load`.
-        select: a part to restore, as for `sharedtree.load`.
-        sharding: as for `sharedtree.load`: a device or a sharding for all JAX arrays, or a function from name and
-            `jax.ShapeDtypeStruct` to one or None. Each process reads its own shards. Default: where the template has
-            them, else as for new arrays: all of each on the default device.
-        strict: whether a difference to the template is an error, as for `sharedtree.load`.
-        renames: what was renamed since, as for `sharedtree.load`.
+        trusted: what the checkpoint may name, as for `sharedtree.load`.
+        like: a template, likewise.
+        select: a part to restore, likewise.
+        sharding: where JAX arrays go, likewise. Each process reads its own shards. Where neither this nor the template
+            says it, all of an array goes to the default device.
+        strict: whether a difference to the template is an error, likewise.
+        renames: what was renamed since, likewise.
 
     Returns:
-        The tree. What was one object is one object. With `strict=False` and a template, (tree, report).
+        What `sharedtree.load` does: the tree; with `strict=False` and a template, (tree, report).
 
     Raises:
-        UntrustedTypeError: if the checkpoint names what it may not. No array was read.
-        StructureMismatchError: if a class or the template does not fit, a name leads nowhere, a selected part is not
-            there, arrays have 64-bit numbers and JAX has them switched off, or there is no memory for them.
+        UntrustedTypeError: as `sharedtree.load`, before any array is read.
+        StructureMismatchError: likewise; and if there is no memory for the arrays.
         FormatError: if the step has no manifest, a malformed one, or one of a newer version, or other arrays, or if
             Orbax fails in any other way. Shapes, dtypes and sizes were compared before any array was read.
         CorruptFileError: if the manifest was changed, or Orbax finds the arrays damaged or gone.
@@ -140,29 +134,25 @@ def restore(
         ImportError: if Orbax is not installed.
 
     Cost: one walk over the nodes, and what Orbax takes to read the metadata of all arrays (about 0.5 ms each), then the
-    arrays. Where no sharding is given, all of an array
-    passes through the memory of the host.
+    arrays. Where no sharding is given, all of an array passes through the memory of the host.
 
     Limitations: what lies on the disk may make up to 65,536 times as many bytes of arrays, for Orbax compresses. With
     `select`, the metadata of all arrays is read all the same.
 
     Example:
-        >>> import tempfile, equinox as eqx, jax, orbax.checkpoint as ocp, sharedtree as st
-        >>> model = eqx.nn.MLP(2, 2, 8, depth=2, key=jax.random.key(0))
-        >>> mesh = jax.make_mesh((1,), ("data",))
-        >>> everywhere = jax.NamedSharding(mesh, jax.P())
+        >>> import tempfile, jax, jax.numpy as jnp, orbax.checkpoint as ocp, sharedtree as st
+        >>> everywhere = jax.NamedSharding(jax.make_mesh((1,), ("data",)), jax.P())
         >>> with ocp.CheckpointManager(tempfile.mkdtemp()) as manager:
-        ...     saved = st.orbax.save(manager, 0, model)
+        ...     saved = st.orbax.save(manager, 0, {"w": jnp.ones(2)})
         ...     again = st.orbax.restore(manager, 0, sharding=everywhere)
-        >>> bool(eqx.tree_equal(model, again)), again.layers[0].weight.sharding == everywhere
-        (True, True)
+        >>> again["w"].sharding == everywhere
+        True
     """
     ocp = _orbax()
     trust = Trust(trusted, names_in(like) if like is not None else None)
+    step = manager.latest_step() if step is None else step
     if step is None:
-        step = manager.latest_step()
-        if step is None:
-            raise FileNotFoundError(f"`{manager.directory}` has no checkpoint yet.")
+        raise FileNotFoundError(f"`{manager.directory}` has no checkpoint yet.")
     label = printable(f"{manager.directory}/{step}")
     manifest = _read_manifest(ocp, manager, step, label)
     plan = Plan(manifest, label, trust, like=like, select=select, sharding=sharding, strict=strict, renames=renames)
@@ -180,103 +170,79 @@ def _orbax() -> Any:
 
 
 def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
+    item: Any = None
+    why = "it is not what `sharedtree.orbax.save` writes"
     try:
         item = manager.restore(step, args=ocp.args.Composite(**{_MANIFEST: ocp.args.JsonRestore()}))[_MANIFEST]
     except Exception as error:
         if isinstance(error, FileNotFoundError) and step not in manager.all_steps(read=True):
             raise
-        raise _no_manifest(label, _said(error)) from None
+        why = _said(error)
     text = item.get(_TEXT) if type(item) is dict and item.keys() == {_TEXT, _CRC} else None
     if type(text) is not str or not is_unicode(text):
-        raise _no_manifest(label, "it is not what `sharedtree.orbax.save` writes")
-    if item[_CRC] != _crc(text):
-        raise CorruptFileError(
-            f"The manifest of `{label}` is not what was written: it does not have the digest that was saved with it. "
-            "Nothing was restored. Restore another step:\n    sharedtree.orbax.restore(manager, step)"
+        raise FormatError(
+            f"`{label}` has no manifest that can be read: {why}\n"
+            "It was not saved by sharedtree, or it is damaged. What Orbax saved alone, Orbax restores:\n"
+            "    manager.restore(step, args=orbax.checkpoint.args.StandardRestore(template))"
         )
+    if item[_CRC] != _crc(text):
+        fact = "is not what was written: it does not have the digest that was saved with it. "
+        raise not_restored(f"The manifest of `{label}` {fact}", CorruptFileError)
     return parse_manifest(text)
 
 
 def _read_arrays(ocp: Any, manager: Any, step: int, label: str, plan: Plan, saved: Sequence[ArrayEntry]) -> list[Any]:
-    entries = plan.wanted
-    require_dtypes_of_jax(entries)
-    placements = [plan.place(entry) if entry.kind == "jax" else None for entry in entries]
-    wanted: dict[str, Any] = {}
-    for entry, placement in zip(entries, placements, strict=True):
-        if not is_stored(entry):
-            continue
-        wanted[key_of(entry.tensor)] = ocp.RestoreArgs(restore_type=np.ndarray)
-        if placement is not None and entry.key is None:  # the sharding of keys is not that of their data
-            if isinstance(placement, jax.Device):
-                placement = jax.sharding.SingleDeviceSharding(placement)
-            jax.ShapeDtypeStruct(entry.shape, np.uint8, sharding=placement)  # JAX's own errors if it does not fit: too
-            placement.shard_shape(entry.shape)  # many axes, or a size that is no multiple
-            wanted[key_of(entry.tensor)] = ocp.ArrayRestoreArgs(sharding=placement)
+    placements = placements_of(plan.wanted, plan.place)
+    stored = [each for each in zip(plan.wanted, placements, strict=True) if is_stored(each[0])]
+    wanted = {key_of(entry): _restore_args(ocp, entry, placement) for entry, placement in stored}
+    every = {key_of(entry): ocp.PLACEHOLDER for entry in saved if is_stored(entry)}
+
+    def restored(item: dict[str, Any], **options: Any) -> Any:
+        args = ocp.args.PyTreeRestore(item=item, **options)
+        return manager.restore(step, args=ocp.args.Composite(**{_ARRAYS: args}))[_ARRAYS]
+
     read: Any = {}
     if wanted:
-        stored = names_of(saved)
-        found = _metadata(ocp, manager, step, label, stored)
-        both = [(entry, place) for entry, place in zip(entries, placements, strict=True) if is_stored(entry)]
-        require_sound(found, [entry for entry, _ in both], [place for _, place in both], label)
-        read = _restored(ocp, manager, step, label, wanted, partial_restore=len(wanted) < len(stored))
-    arrays: list[Any] = []
-    for entry in entries:
-        array = read.pop(key_of(entry.tensor), None) if is_stored(entry) else without_elements(entry)
-        arrays.append(from_stored(entry, array) if is_stored(entry) else array)
-    return settled(entries, placements, arrays)
+        with _errors_of_orbax(label):
+            # A manager knows how to read an item once it has restored it. So it is asked for all that the manifest has,
+            # with a placeholder for each array, of which it then reads none; and then for the metadata.
+            restored(every)
+            found = manager.item_metadata(step)[_ARRAYS]
+        require_sound(found, stored, label)
+        with _errors_of_orbax(label):
+            read = restored(dict.fromkeys(wanted, 0), restore_args=wanted, partial_restore=len(wanted) < len(every))
+    arrays = [from_stored(entry, read.pop(key_of(entry), None)) for entry in plan.wanted]
+    return settled(plan.wanted, placements, arrays)
 
 
-def _metadata(ocp: Any, manager: Any, step: int, label: str, stored: list[str]) -> Any:
-    """What the checkpoint says of its arrays. A manager knows how to read an item once it has restored it.
+def _restore_args(ocp: Any, entry: ArrayEntry, placement: Placement) -> Any:
+    if placement is None or entry.key is not None:  # the sharding of keys is not that of their data
+        return ocp.RestoreArgs(restore_type=np.ndarray)
+    if isinstance(placement, jax.Device):
+        placement = jax.sharding.SingleDeviceSharding(placement)
+    # JAX's own errors if it does not fit: too many axes, and a size that is no multiple.
+    jax.ShapeDtypeStruct(entry.shape, np.uint8, sharding=placement)
+    placement.shard_shape(entry.shape)
+    return ocp.ArrayRestoreArgs(sharding=placement)
 
-    So it is asked to restore all that the manifest has, with a placeholder for each array, of which it then reads none.
-    """
-    _restored(ocp, manager, step, label, dict.fromkeys(stored, ocp.PLACEHOLDER))
+
+@contextlib.contextmanager
+def _errors_of_orbax(label: str) -> Iterator[None]:
+    """Whatever the parsers of a damaged checkpoint raise, it is a CorruptFileError or a FormatError."""
     try:
-        return manager.item_metadata(step)[_ARRAYS]
-    except Exception as error:  # noqa: BLE001 -- whatever the parsers of a damaged file raise
-        raise _unreadable(label, _said(error)) from None
-
-
-def _restored(ocp: Any, manager: Any, step: int, label: str, wanted: dict[str, Any], **options: Any) -> Any:
-    """The arrays of an item, by what is wanted of each: a placeholder for none of it."""
-    if ocp.PLACEHOLDER not in wanted.values():
-        options["restore_args"] = wanted
-        wanted = dict.fromkeys(wanted, 0)
-    args = ocp.args.PyTreeRestore(item=wanted, **options)
-    try:
-        return manager.restore(step, args=ocp.args.Composite(**{_ARRAYS: args}))[_ARRAYS]
-    except Exception as error:  # noqa: BLE001 -- likewise
-        raise _unreadable(label, _said(error)) from None
-
-
-# How TensorStore calls what is damaged or gone.
-_DAMAGE = ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION")
-
-
-def _unreadable(label: str, said: str) -> SharedTreeError:
-    if any(word in said for word in _DAMAGE):
-        return CorruptFileError(
-            f"The arrays of `{label}` are not what was written. Orbax says:\n{said}\n"
-            "Nothing was restored. Restore another step:\n    sharedtree.orbax.restore(manager, step)"
-        )
-    return FormatError(
-        f"The arrays of `{label}` are not those of its manifest, or Orbax cannot read them. It says:\n{said}\n"
-        "Nothing was restored. Restore another step:\n    sharedtree.orbax.restore(manager, step)"
-    )
+        yield
+    except Exception as error:  # noqa: BLE001
+        said = _said(error)
+        if any(word in said for word in ("DATA_LOSS", "NOT_FOUND", "FAILED_PRECONDITION")):  # what TensorStore says
+            fact = f"The arrays of `{label}` are not what was written. Orbax says:\n{said}\n"
+            raise not_restored(fact, CorruptFileError) from None
+        fact = "are not those of its manifest, or Orbax cannot read them. It says"
+        raise not_restored(f"The arrays of `{label}` {fact}:\n{said}\n") from None
 
 
 def _said(error: BaseException) -> str:
     """An error of another library. It may quote what the checkpoint has, so the error itself is not passed on."""
     return printable(f"{type(error).__name__}: {str(error)[:1000]}")
-
-
-def _no_manifest(label: str, why: str) -> FormatError:
-    return FormatError(
-        f"`{label}` has no manifest that can be read: {why}\n"
-        "It was not saved by sharedtree, or it is damaged. What Orbax saved alone, Orbax restores:\n"
-        "    manager.restore(step, args=orbax.checkpoint.args.StandardRestore(template))"
-    )
 
 
 def _crc(text: str) -> str:

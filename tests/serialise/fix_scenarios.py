@@ -23,7 +23,7 @@ import safetensors.numpy
 
 import sharedtree as st
 from sharedtree.serialise import orbax as st_orbax
-from sharedtree.serialise.arrays import _dtypes, _orbax_arrays, _orbax_metadata, _placing
+from sharedtree.serialise.arrays import _dtypes, _orbax_forms, _placing
 from sharedtree.serialise.container import _progress, _writing as _container
 from sharedtree.serialise.trust import _installed, _trust
 from sharedtree.serialise.values import _kinds, _manifest, _nodes
@@ -346,9 +346,11 @@ def numbers_of_64_bits(path):
 
 @scenario
 def a_sharding_that_does_not_fit(path):
-    entry = types.SimpleNamespace(tensor="a", shape=(3,))
+    entry = types.SimpleNamespace(tensor="a", shape=(3,), key=None)
 
     class Sharding:  # over two devices
+        is_fully_replicated = False
+
         def shard_shape(self, shape):
             raise ValueError("3 is not divisible by 2")
 
@@ -368,7 +370,7 @@ def a_dtype_that_jax_has_not(path):
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(_placing, "_is_dtype_of_jax", lambda name: False)
-            _placing.require_dtypes_of_jax([entry])
+            _placing.placements_of([entry], lambda _: None)
 
     return Scenario(provoke, st.FormatError)
 
@@ -551,7 +553,7 @@ def arrays_of_another_checkpoint(path):
 
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_orbax_arrays, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
+            patch.setattr(_orbax_forms, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
             st.orbax.restore(manager, 1)
 
     return Scenario(provoke, st.FormatError, {"manager": manager, "step": 1})
@@ -566,7 +568,7 @@ def arrays_for_which_there_is_no_memory(path):
 
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_orbax_metadata, "np", types.SimpleNamespace(empty=no_memory, uint8=np.uint8))
+            patch.setattr(_orbax_forms, "np", types.SimpleNamespace(**{**vars(np), "empty": no_memory}))
             st.orbax.restore(manager, 1)
 
     return Scenario(provoke, st.StructureMismatchError, {"manager": manager, "step": 1})

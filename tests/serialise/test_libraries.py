@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import json
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree._errors import UnserialisableError
+from sharedtree.serialise.trust._allowed import TOKENS
 from sharedtree.serialise.trust._trust import Trust
 from sharedtree.serialise.values._decoding import decode
 from sharedtree.serialise.values._encoding import encode
@@ -218,6 +220,48 @@ def test_lineax(lx):
     np.testing.assert_array_equal(
         lx.linear_solve(operator, jnp.ones(2), state=back.state, solver=lx.LU()).value, solution.value
     )
+
+
+@pytest.mark.parametrize("name", ["eig", "eigh", "qr", "slogdet", "svd"])
+def test_results_of_linear_algebra(name):
+    found = getattr(jnp.linalg, name)(jnp.array([[2.0, 1.0], [1.0, 3.0]]))
+    back = st.from_bytes(st.to_bytes(found))
+    assert type(back) is type(found)
+    assert_isomorphic(back, found)
+
+
+def linear_operators(lx):
+    """One for each solver that lineax chooses by itself."""
+    square = 2 * jnp.eye(3)
+    return {
+        "lu": lx.MatrixLinearOperator(square),
+        "cholesky": lx.MatrixLinearOperator(square, lx.positive_semidefinite_tag),
+        "triangular": lx.MatrixLinearOperator(square, lx.lower_triangular_tag),
+        "tridiagonal": lx.TridiagonalLinearOperator(2 * jnp.ones(3), jnp.ones(2), jnp.ones(2)),
+        "diagonal": lx.DiagonalLinearOperator(2 * jnp.ones(3)),
+        "rectangular": lx.MatrixLinearOperator(jnp.arange(12.0).reshape(4, 3) % 5),
+    }
+
+
+@pytest.mark.parametrize("well_posed", [True, False, None])
+@pytest.mark.parametrize("name", ["lu", "cholesky", "triangular", "tridiagonal", "diagonal", "rectangular"])
+def test_solutions_of_lineax_go_on_where_they_were(lx, name, well_posed):
+    operator, solver = linear_operators(lx)[name], lx.AutoLinearSolver(well_posed=well_posed)
+    if name == "rectangular" and well_posed:
+        pytest.skip("lineax solves no such system")
+    vector = jnp.arange(float(operator.out_size()))
+    solution = lx.linear_solve(operator, vector, solver)
+    back = round_trip(solution)
+    assert jax.tree.structure(back) == jax.tree.structure(solution)
+    assert str(back.state[0]) == str(solution.state[0])
+    again = lx.linear_solve(operator, 2 * vector, solver, state=back.state)
+    np.testing.assert_allclose(again.value, 2 * solution.value, rtol=1e-5)
+
+
+def test_every_token_is_that_of_lineax(lx):
+    solve = importlib.import_module("lineax._solve")
+    found = {f"lineax._solve:{name}" for name in vars(solve) if name.endswith("_token")}
+    assert found == TOKENS
 
 
 def concrete_classes(package, base):

@@ -24,7 +24,7 @@ import sharedtree as st
 from sharedtree.serialise.trust._allowed import FUNCTIONS
 from sharedtree.serialise.trust._names import find
 from sharedtree.serialise.values._encoding import encode
-from sharedtree.serialise.values._holding import MAX_OBJECTS
+from sharedtree.serialise.values._named import MAX_OBJECTS
 
 from . import vanilla
 

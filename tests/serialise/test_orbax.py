@@ -120,6 +120,14 @@ def test_every_dtype(manager):
     assert all(array.flags.writeable for array in back.values() if isinstance(array, np.ndarray))
 
 
+def test_gradients_of_integers(manager):
+    gradient = jax.grad(lambda x: 1.0 * x.sum(), allow_int=True)(jnp.arange(3))
+    orbax.save(manager, 0, [gradient, gradient])
+    one, two = orbax.restore(manager)
+    assert one is two
+    assert (type(one), one.dtype, one.shape) == (np.ndarray, jax.dtypes.float0, (3,))
+
+
 @pytest.mark.parametrize("tree", [None, 3, {"empty": jnp.zeros(0)}, jnp.ones(2), [np.float32(1)]], ids=repr)
 def test_trees_of_little(manager, tree):
     orbax.save(manager, 0, tree)

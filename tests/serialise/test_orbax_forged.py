@@ -127,7 +127,7 @@ def test_arrays_for_which_there_is_no_memory(forged, monkeypatch):
             raise MemoryError
         return real(shape, *rest, **more)
 
-    monkeypatch.setattr("sharedtree.serialise.arrays._orbax_metadata.np.empty", little)
+    monkeypatch.setattr("sharedtree.serialise.arrays._orbax_forms.np.empty", little)
     with pytest.raises(st.StructureMismatchError, match=r"take 80 bytes[^$]*memory"):
         restore(forged)
     monkeypatch.undo()

@@ -10,7 +10,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.serialise.arrays import _dtypes
-from sharedtree.serialise.arrays._orbax_arrays import to_hand_over
+from sharedtree.serialise.arrays._orbax_forms import to_hand_over
 from sharedtree.serialise.values._manifest import parse_manifest
 
 from .drafts import Draft

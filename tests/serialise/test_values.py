@@ -223,6 +223,13 @@ def test_caches_of_properties_are_left_out_and_other_attributes_kept():
     assert vars(round_trip(config)) == {"rate": 1, "note": [2]}
 
 
+def test_attributes_whose_names_are_no_texts_are_refused():
+    config = make(Config, rate=1, note=[2])
+    vars(config)[1] = 3
+    with pytest.raises(UnserialisableError, match="the attribute `1`, which is no field of its class"):
+        encode(config)
+
+
 T = typing.TypeVar("T")
 
 

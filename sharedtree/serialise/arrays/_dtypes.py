@@ -31,17 +31,12 @@ ITEM_SIZES = {
 }  # fmt: skip
 """The stored dtypes and their sizes in bytes."""
 
-_STORED_AS_ITSELF = {
+STORED_AS_ITSELF = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
     "uint16": "U16", "int16": "I16", "float16": "F16", "bfloat16": "BF16",
     "uint32": "U32", "int32": "I32", "float32": "F32",
     "uint64": "U64", "int64": "I64", "float64": "F64",
 }  # fmt: skip
-
-_NUMPY_NAMES = (
-    "bool", "uint8", "int8", "uint16", "int16", "float16", "uint32", "int32", "float32", "uint64", "int64", "float64",
-    "complex64", "complex128",
-)  # fmt: skip
 
 # All that ml_dtypes has had; the installed version may lack some.
 _ML_NAMES = (
@@ -55,33 +50,23 @@ _LONG_DOUBLE = {63: "x87", 112: "binary128"}.get(np.finfo(np.longdouble).nmant)
 
 FLOAT0 = "float0"  # JAX's dtype of gradients of integers: no bytes at all
 
-_NATIVE: dict[str, np.dtype[Any]] = {name: np.dtype(name) for name in _NUMPY_NAMES}
+_NATIVE: dict[str, np.dtype[Any]] = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in STORED_AS_ITSELF}
+_NATIVE |= {name: np.dtype(name) for name in ("complex64", "complex128")}
 _NATIVE |= {name: np.dtype(getattr(ml_dtypes, name)) for name in _ML_NAMES if hasattr(ml_dtypes, name)}
 _NATIVE[FLOAT0] = np.dtype(jax.dtypes.float0)
 if _LONG_DOUBLE is not None and np.dtype(np.longdouble).itemsize > 8:
-    _NATIVE[f"longdouble[{_LONG_DOUBLE}]"] = np.dtype(np.longdouble)
-    _NATIVE[f"clongdouble[{_LONG_DOUBLE}]"] = np.dtype(np.clongdouble)
+    _NATIVE |= {f"{name}[{_LONG_DOUBLE}]": np.dtype(name) for name in ("longdouble", "clongdouble")}
 
-_NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in _NATIVE.items()}
-
-_OTHER_ORDER = ">" if sys.byteorder == "little" else "<"
 _TIME = re.compile(r"(datetime64|timedelta64)(?:\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 
 
 def storable(dtype: Any) -> bool:
-    """Whether arrays of a dtype can be stored. Those of structured, object, void and text dtypes cannot.
-
-    PRNG keys have a dtype of JAX's own, which is not storable; their data, of dtype uint32, is.
-    """
+    """Whether arrays of a dtype can be stored: no structures, objects and texts, nor the dtypes of typed PRNG keys."""
     return isinstance(dtype, np.dtype) and _name_of(dtype) is not None
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """What the manifest calls a storable dtype.
-
-    Raises:
-        TypeError: if the dtype is not storable.
-    """
+    """What the manifest calls a dtype. It is a TypeError if the dtype is not storable."""
     name = _name_of(dtype)
     if name is None:
         raise TypeError(f"Arrays of dtype `{dtype}` have no place in a sharedtree file.")
@@ -89,52 +74,53 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """The dtype that a manifest calls `name`.
-
-    Raises:
-        FormatError: if there is no such dtype, or this machine or the installed ml_dtypes does not have it.
-    """
-    known = _NATIVE.get(name)
-    if known is not None:
-        return known
-    plain, swapped = (name[1:], True) if name[:1] == _OTHER_ORDER else (name, False)
+    """The dtype that a manifest calls so. It is a FormatError if this machine or the installed ml_dtypes has none."""
+    native = _NATIVE.get(name)
+    if native is not None:
+        return native
+    plain = name.removeprefix(_OTHER_ORDER)
     native = _NATIVE.get(plain)
     if native is None and _TIME.fullmatch(plain):
         native = np.dtype(plain)  # the pattern has checked every character
-        if native.name != plain:  # a count of 1
-            raise _unknown(name, plain)
-    if native is None:
-        raise _unknown(name, plain)
-    if not swapped:
-        return native
-    dtype = native.newbyteorder()
-    if _name_of(dtype) != name:  # a dtype without a byte order
+    dtype = native if native is None or plain == name else native.newbyteorder()
+    if dtype is None or _name_of(dtype) != name:  # a dtype without a byte order, or a unit with a count of 1
         raise _unknown(name, plain)
     return dtype
 
 
+def _name_of(dtype: np.dtype[Any]) -> str | None:
+    if dtype.kind in "mM" and _TIME.fullmatch(dtype.name):
+        return dtype.name if dtype.isnative else _OTHER_ORDER + dtype.name
+    return _NAMES.get(dtype)
+
+
+def _has_byte_order(dtype: np.dtype[Any]) -> bool:
+    return dtype.byteorder != "|" and dtype.kind != "V" and dtype.isbuiltin != 2  # 2: ml_dtypes', which have none
+
+
+_OTHER_ORDER = ">" if sys.byteorder == "little" else "<"
+
+_NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in _NATIVE.items()}
+_NAMES |= {dtype.newbyteorder(): _OTHER_ORDER + name for name, dtype in _NATIVE.items() if _has_byte_order(dtype)}
+
+
 def stored(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """The stored dtype and shape of an array of a storable dtype."""
-    as_itself = _stored_as(dtype)
+    as_itself = STORED_AS_ITSELF.get(dtype_name(dtype).lstrip("<>"))
     return ("U8", (*shape, dtype.itemsize)) if as_itself is None else (as_itself, shape)
 
 
 @functools.lru_cache(256)  # bounded: units of times are without number
-def _stored_as(dtype: np.dtype[Any]) -> str | None:
-    return _STORED_AS_ITSELF.get(dtype_name(dtype).lstrip("<>"))
+def on_disk(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The same dtype, little-endian. Equal to `dtype` if no bytes need be swapped."""
+    return dtype.newbyteorder("<") if _has_byte_order(dtype) else dtype
 
 
 def restore(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """The array whose bytes, as they are on disk, are `data`.
+    """The array whose bytes, as they are on disk, are `data`: flat and contiguous, and as many as the array has.
 
-    Args:
-        data: a flat, contiguous array of uint8.
-        dtype: a storable dtype.
-        shape: the logical shape; it and the dtype must make as many bytes as `data` has.
-
-    Returns:
-        A view of `data`, which is writable if `data` is. Only big-endian arrays have their bytes swapped, and elements
-        of less than a byte their other bits cleared: in place if `data` is writable, else in a copy.
+    It is a view of `data`, writable if that is. Only big-endian arrays have their bytes swapped, and elements of less
+    than a byte their other bits cleared: in place if `data` is writable, else in a copy.
     """
     if dtype.itemsize == 0:
         return np.empty(shape, dtype)
@@ -151,11 +137,8 @@ def restore(data: np.ndarray[Any, Any], dtype: np.dtype[Any], shape: tuple[int, 
 def clear_unused(data: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
     """Clears what an element does not use of its bytes: the padding of long doubles, the high bits of small elements.
 
-    In memory there may be anything: what another array or a password left there would be in the file.
-
-    Args:
-        data: the bytes of an array as they are on disk, flat and writable; changed in place.
-        dtype: of the array.
+    In memory there may be anything: what another array or a password left there would be in the file. The bytes are
+    those on disk, flat and writable, and are changed in place.
     """
     used = used_bits(dtype)
     if used is not None:
@@ -166,13 +149,12 @@ def clear_unused(data: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
 def used_bits(dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
     """For each byte of an element on disk, which of its bits are used; None if all of them are."""
     if dtype.kind in "fc" and dtype.type in (np.longdouble, np.clongdouble) and _LONG_DOUBLE == "x87":
-        number = np.arange(np.dtype(np.longdouble).itemsize) < _X87_BYTES
+        number = np.arange(np.dtype(np.longdouble).itemsize) < 10
         return np.where(np.tile(number, dtype.itemsize // len(number)), 255, 0).astype(np.uint8)
     bits = _SMALL_BITS.get(_NAMES.get(dtype, ""))
     return None if bits is None else np.array([2**bits - 1], np.uint8)
 
 
-_X87_BYTES = 10
 _SMALL_BITS = {
     "float6_e2m3fn": 6, "float6_e3m2fn": 6, "float4_e2m1fn": 4,
     "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "int1": 1, "uint1": 1,
@@ -182,13 +164,7 @@ _SMALL_BITS = {
 def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str) -> None:
     """Raises if an array of booleans has other bytes than 0 and 1: what NumPy and XLA do with those is undefined.
 
-    Args:
-        data: the bytes of an array, flat.
-        dtype: its dtype, of any kind.
-        name: of its tensor, for the error.
-
-    Raises:
-        FormatError: if there is such a byte.
+    The bytes are flat; arrays of other dtypes may have any. The name is that of the tensor, for the error.
     """
     if dtype.kind == "b" and data.size and data.max() > 1:
         raise FormatError(
@@ -197,43 +173,23 @@ def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str) -
         )
 
 
-@functools.lru_cache(256)
-def on_disk(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The same dtype, little-endian. Equal to `dtype` if no bytes need be swapped."""
-    return dtype.newbyteorder("<") if _has_byte_order(dtype) else dtype
-
-
 def nbytes_of(stored_dtype: str, shape: tuple[int, ...]) -> int:
     """The size of a stored tensor, in bytes."""
     return math.prod(shape) * ITEM_SIZES[stored_dtype]
 
 
-def _name_of(dtype: np.dtype[Any]) -> str | None:
-    native = dtype if dtype.isnative else dtype.newbyteorder("=")
-    name = _NAMES.get(native)
-    if name is None and native.kind in "mM" and _TIME.fullmatch(native.name):
-        name = native.name
-    if name is None or dtype.isnative:
-        return name
-    return _OTHER_ORDER + name if _has_byte_order(dtype) else None
-
-
-def _has_byte_order(dtype: np.dtype[Any]) -> bool:
-    return dtype.byteorder != "|" and dtype.kind != "V" and dtype.isbuiltin != 2  # 2: ml_dtypes', which have none
-
-
 def _unknown(name: str, plain: str) -> FormatError:
     if plain in _ML_NAMES:
-        return FormatError(
-            f"The file has an array of dtype `{printable(name[:80])}`, which the installed ml_dtypes "
-            f"{ml_dtypes.__version__} lacks.\nUpdate it:\n    pip install --upgrade ml_dtypes"
+        lacking = f"ml_dtypes {ml_dtypes.__version__}"
+        why = f"which the installed {lacking} lacks.\nUpdate it:\n    pip install --upgrade ml_dtypes"
+    elif "longdouble[" in plain:
+        why = (
+            "and on this machine `long double` is another format.\n"
+            "Where the array was made, save it as float64:\n    array.astype(numpy.float64)"
         )
-    if "longdouble[" in plain:
-        return FormatError(
-            f"The file has an array of dtype `{printable(name[:80])}`, and on this machine `long double` is "
-            "another format.\nWhere the array was made, save it as float64:\n    array.astype(numpy.float64)"
+    else:
+        why = (
+            "which this version of sharedtree does not know.\n"
+            "If a newer version wrote the file, update:\n    pip install --upgrade sharedtree"
         )
-    return FormatError(
-        f"The file has an array of dtype `{printable(name[:80])}`, which this version of sharedtree does not know.\n"
-        "If a newer version wrote the file, update:\n    pip install --upgrade sharedtree"
-    )
+    return FormatError(f"The file has an array of dtype `{printable(name[:80])}`, {why}")

@@ -1,10 +1,11 @@
 """Which classes a file may have instances of: seven kinds, which are rebuilt without a call of the class.
 
 Modules of Equinox, dataclasses and namedtuples are rebuilt field by field; `sharedtree.Module`s and classes of treeo,
-treex and Flax NNX attribute by attribute; placeholders are only there; members of enums are found by name; and other
-classes that are registered with JAX or with `register_node` have functions that take them apart and make them.
+treex and Flax NNX attribute by attribute; placeholders are only there; enums have members by name; other classes that
+are registered, with JAX or with `register_node`, have functions that take instances apart and make them.
 """
 
+import contextlib
 import enum
 import sys
 import weakref
@@ -42,7 +43,7 @@ def kind_of(cls: Any) -> ClassKind | None:
 
 
 def _find_kind(cls: Any) -> ClassKind | None:
-    # What `equinox.nn.Shared` puts where it has taken a node away. The class is private, and no pytree node.
+    # What `equinox.nn.Shared` puts where it has taken a node away: a private class, and no pytree node.
     if (cls.__module__, cls.__qualname__) == ("equinox.nn._shared", "SharedNode"):
         return "placeholder"
     if issubclass(cls, enum.Enum):
@@ -53,20 +54,14 @@ def _find_kind(cls: Any) -> ClassKind | None:
         return "namedtuple"
     if library_name_of(cls) is not None:
         return "attributes"
-    if hasattr(cls, "__dataclass_fields__") and _is_made_by_object(cls):
-        return "dataclass"
+    # `object.__new__` makes no instances of what inherits from `dict`, `Exception` and the like. An abstract class has
+    # none, either, but may be named.
+    with contextlib.suppress(TypeError):
+        is_abstract = bool(getattr(cls, "__abstractmethods__", None))
+        if hasattr(cls, "__dataclass_fields__") and (is_abstract or type(object.__new__(cls)) is cls):
+            return "dataclass"
     is_plain = cls in (type(None), tuple, list, dict, set, frozenset, object, type)
     return "registered" if not is_plain and (cls in _known or _is_in_jax_registry(cls)) else None
-
-
-def _is_made_by_object(cls: Any) -> bool:
-    """Whether `object.__new__` makes its instances; not so if it inherits from `dict`, `Exception` and the like."""
-    try:
-        object.__new__(cls)
-    except TypeError:
-        # An abstract class has no instances, but may be named.
-        return bool(getattr(cls, "__abstractmethods__", None))
-    return True
 
 
 def library_name_of(cls: Any) -> Literal["sharedtree", "nnx", "treeo"] | None:
@@ -81,9 +76,8 @@ def library_name_of(cls: Any) -> Literal["sharedtree", "nnx", "treeo"] | None:
 
 def nnx_holders() -> dict[Any, dict[str, type]]:
     """The classes of NNX that hold plain data and are no objects of its own, and of each what its attributes are."""
-    table = nnx()
-    axes = {"_filters": tuple, "_axes": tuple}
-    return {} if table is None else {table.mapping: {MAPPING: dict}, held("flax.nnx", "StateAxes"): axes}
+    axes, table = held("flax.nnx", "StateAxes"), nnx()
+    return {} if table is None else {table.mapping: {MAPPING: dict}, axes: {"_filters": tuple, "_axes": tuple}}
 
 
 def is_tree(cls: Any) -> bool:
@@ -97,8 +91,3 @@ def is_tree(cls: Any) -> bool:
 def held(module: str, name: str) -> Any:
     """What a module holds under a name; None if it is not loaded, so that nothing can be of it."""
     return namespace(sys.modules.get(module)).get(name)
-
-
-def is_name_of_nnx(name: str) -> bool:
-    """Whether a name leads into NNX, or to the mapping that it takes from elsewhere."""
-    return f"{name.partition(':')[0]}.".startswith("flax.nnx.") or name == "flax.typing:HashableMapping"

@@ -16,10 +16,10 @@ loaded already are used as they are. Metadata that lies elsewhere is not even re
 import contextlib
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import json
 import os
 import pathlib
-import re
 import site
 import sys
 import sysconfig
@@ -34,12 +34,7 @@ from ._names import namespace
 
 
 class ElsewhereError(Exception):
-    """A package would come from a place that is no installation. It is no `ImportError`, which packages swallow.
-
-    Attributes:
-        package: its name.
-        place: where it lies.
-    """
+    """A package would come from a place that is no installation. It is no `ImportError`, which packages swallow."""
 
     def __init__(self, package: str, place: str) -> None:
         super().__init__(f"`{package}` would come from `{place}`")
@@ -50,14 +45,9 @@ class ElsewhereError(Exception):
 def import_installed(module: str) -> None:
     """Imports a module, and whatever it imports in this thread, from where things are installed.
 
-    Args:
-        module: a dotted name.
-
     Raises:
         ElsewhereError: if a package would come from elsewhere. Nothing of that package was run.
         BaseException: whatever the module raises.
-
-    Cost: that of the import, and a look at the metadata of packages that are not in site-packages.
     """
     guard = _Guard()
     sys.meta_path.insert(0, guard)
@@ -98,93 +88,57 @@ def _require_installed(name: str, spec: importlib.machinery.ModuleSpec, finder: 
         if package in sys.stdlib_module_names:
             return
         raise ElsewhereError(package, f"{spec.origin} into the interpreter")
-    folders = list(_folders_of(spec, len(below)))
-    if not folders:
-        raise ElsewhereError(package, spec.origin or "an unknown place")
-    for folder in folders:
-        if not _is_installed(package, folder, finder):
-            raise ElsewhereError(package, spec.origin if spec.has_location and spec.origin else folder)
-
-
-def _folders_of(spec: importlib.machinery.ModuleSpec, depth: int) -> Iterator[str]:
-    """The folders in which the parts of a module's top-level package lie."""
     parts = [os.fspath(part) for part in spec.submodule_search_locations or ()]
-    if spec.has_location and spec.origin is not None:
-        is_package = spec.submodule_search_locations is not None
-        parts.append(os.path.dirname(spec.origin) if is_package else spec.origin)
+    file = spec.origin if spec.has_location else None
+    if file is not None:
+        parts.append(file if spec.submodule_search_locations is None else os.path.dirname(file))
+    if not parts:
+        raise ElsewhereError(package, spec.origin or "an unknown place")
     for part in parts:
-        yield str(pathlib.Path(part).parents[depth])
+        folder = str(pathlib.Path(part).parents[len(below)])  # in which the top-level package lies
+        if not _is_installed(package, folder, finder):
+            raise ElsewhereError(package, file or folder)
 
 
 def _is_installed(package: str, folder: str, finder: Any) -> bool:
-    place, sites = _real(folder), _site_folders()
-    if package in sys.stdlib_module_names:
-        return place in _standard_folders() or place in sites
+    place = _real(folder)
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    # On Windows, `site` counts the folder of the interpreter itself.
+    sites = {_real(each) for each in folders} - {_real(sys.prefix), _real(sys.base_prefix)}
     if place in sites:
         return True
+    if package in sys.stdlib_module_names:
+        folders = [os.path.dirname(os.__file__), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+        folders += [os.path.join(each, "lib-dynload") for each in folders]
+        return place in {_real(each) for each in [*folders, os.path.join(sys.base_prefix, "DLLs")]}
+    # An import hook that an install put there may add folders below the root; whatever is on the path must be listed.
+    hook = finder if isinstance(finder, type) else type(finder)
+    file: Any = namespace(sys.modules.get(hook.__module__)).get("__file__")
+    is_hook = isinstance(file, str) and _real(os.path.dirname(file)) in sites
     for root, listed in _editable_installs(package, sites):
-        # An import hook may add folders below the root; whatever is on the path must be listed.
-        is_hook = finder is not importlib.machinery.PathFinder and _lies_in(finder, sites)
         if place == root or place in listed or (is_hook and pathlib.Path(place).is_relative_to(root)):
             return True
     return False
 
 
-def _site_folders() -> set[str]:
-    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
-    if site.ENABLE_USER_SITE:
-        folders.append(site.getusersitepackages())
-    # On Windows, `site` counts the folder of the interpreter itself.
-    return {_real(folder) for folder in folders} - {_real(sys.prefix), _real(sys.base_prefix)}
-
-
-def _standard_folders() -> set[str]:
-    folders = {os.path.dirname(os.__file__), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    folders |= {os.path.join(folder, "lib-dynload") for folder in folders}
-    return {_real(folder) for folder in [*folders, os.path.join(sys.base_prefix, "DLLs")]}
-
-
 def _editable_installs(package: str, sites: set[str]) -> Iterator[tuple[str, set[str]]]:
     """Of each editable install of a package: its folder, and the folders that its `.pth` files put on the path."""
-    for folder in sites:
-        with contextlib.suppress(OSError):
-            for entry in pathlib.Path(folder).glob("*.dist-info"):
-                if _normal(entry.name.partition("-")[0]) == _normal(package):
-                    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                        yield _editable_root(entry), _listed_folders(entry)
-
-
-def _editable_root(metadata: pathlib.Path) -> str:
-    record = json.loads((metadata / "direct_url.json").read_text(encoding="utf-8"))
-    url = urllib.parse.urlsplit(record["url"])
-    if url.scheme != "file" or record["dir_info"]["editable"] is not True:
-        raise ValueError(record)
-    return _real(urllib.request.url2pathname(url.path))
-
-
-def _listed_folders(metadata: pathlib.Path) -> set[str]:
-    record = (metadata / "RECORD").read_text(encoding="utf-8")
-    listed: set[str] = set()
-    for name in [line.partition(",")[0] for line in record.splitlines()]:
-        if name.endswith(".pth") and "/" not in name:
-            lines = (metadata.parent / name).read_text(encoding="utf-8").splitlines()
-            listed |= {_real(os.path.join(metadata.parent, line.strip())) for line in lines if _is_folder(line)}
-    return listed
-
-
-def _is_folder(line: str) -> bool:
-    """Whether a line of a `.pth` file is a folder; others are comments, and code."""
-    return bool(line.strip()) and not line.startswith(("#", "import ", "import\t"))
-
-
-def _lies_in(finder: Any, sites: set[str]) -> bool:
-    cls = finder if isinstance(finder, type) else type(finder)
-    file = namespace(sys.modules.get(cls.__module__)).get("__file__")
-    return isinstance(file, str) and _real(os.path.dirname(file)) in sites
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    context = importlib.metadata.DistributionFinder.Context(name=package, path=sorted(sites))
+    for found in importlib.metadata.MetadataPathFinder.find_distributions(context):
+        # Where something is missing or malformed, it is no editable install.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            record: Any = json.loads(found.read_text("direct_url.json") or "")
+            files: Any = found.files
+            url = urllib.parse.urlsplit(record["url"])
+            if url.scheme == "file" and record["dir_info"]["editable"] is True:
+                paths = [file.locate() for file in files if file.suffix == ".pth" and len(file.parts) == 1]
+                lines = [line for path in paths for line in filter(str.strip, path.read_text("utf-8").splitlines())]
+                # Other lines are comments, and code.
+                folders = [line.strip() for line in lines if not line.startswith(("#", "import ", "import\t"))]
+                root = _real(urllib.request.url2pathname(url.path))
+                yield root, {_real(str(found.locate_file(folder))) for folder in folders}
 
 
 def _real(folder: str) -> str:

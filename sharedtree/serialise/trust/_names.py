@@ -12,12 +12,10 @@ import anything.
 import sys
 import threading
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ._allowed import CLASSES, FUNCTIONS, LIBRARIES
-
-_SHARED_ROOTS = {"jaxlib": ("jax", "jaxlib"), "posix": ("os", "posix"), "nt": ("os", "nt")}
 
 _MISSING: Any = object()
 
@@ -44,32 +42,35 @@ def is_well_formed(name: str) -> bool:
     return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *qualname.split(".")])
 
 
+def root_of(name: str) -> str:
+    """The top-level package of a name or a module."""
+    return name.partition(":")[0].partition(".")[0]
+
+
+def is_inside(module: str, package: str) -> bool:
+    """Whether a module is a package, or a part of it."""
+    return module == package or module.startswith(package + ".")
+
+
 def find(name: str) -> Any:
-    """The object of a name, in modules that are loaded already.
-
-    Args:
-        name: a name, `module:qualname`.
-
-    Returns:
-        What the dictionary of the module, and then of each class on the way, holds under the name.
+    """What the dictionary of the module, and then of each class on the way, holds under a name.
 
     Raises:
         LookupError: if the module is not loaded, or lacks the name, or something on the way is not a class.
     """
-    found = _lookup_name(name)
+    found = _look_up(name)
     if found is _MISSING:
         raise LookupError(name)
     return found
 
 
+def leads_to(name: str, obj: Any) -> bool:
+    """Whether looking a name up gives an object."""
+    return _look_up(name) is obj
+
+
 def name_of(obj: Any) -> str:
-    """The name of an object, proved by looking it up.
-
-    Args:
-        obj: a class, a function, or anything else that some loaded module holds.
-
-    Returns:
-        The name with the fewest private parts, and of those the shortest.
+    """The name of an object that some loaded module holds: that with the fewest private parts, then the shortest.
 
     Raises:
         NamelessError: if no name gives the object back.
@@ -77,10 +78,14 @@ def name_of(obj: Any) -> str:
     Cost: the first time a look into each loaded module of the object's package, later a few dictionary look-ups.
     """
     known = _proved.get(id(obj))  # the entry keeps its object alive, so an equal id is the same object
-    if known is not None and known[0] is obj and _lookup_name(known[1]) is obj:  # modules can be changed
+    if known is not None and known[0] is obj and leads_to(known[1], obj):  # modules can be changed
         return known[1]
-    home = home_of(obj)
-    name = min(_candidates(obj, home), key=lambda name: _rank(name, home), default=None)
+    name = own_name_of(obj)
+    if name is None:
+        spaces = _spaces_of(obj).items()
+        held = [f"{module}:{key}" for module, space in spaces for key, each in list(space.items()) if each is obj]
+        # `types` holds classes of `builtins`, and Flax initialisers that a function of JAX made.
+        name = _best(obj, held) or _best(obj, CLASSES | FUNCTIONS)
     if name is None:
         raise _nameless(obj)
     with _lock:
@@ -94,8 +99,11 @@ def own_name_of(obj: Any) -> str | None:
     A decorated function has its name, also if an Equinox module took its place. What wraps something else says the name
     of that, and is not found by it; a global variable that happens to refer to it is no name of its own.
     """
-    home = home_of(obj)
-    return min(_said_names(obj, home), key=lambda name: _rank(name, home), default=None)
+    said = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    if not isinstance(said, str) or "<" in said or isinstance(obj, types.ModuleType):
+        return None
+    first = said.partition(".")[0]
+    return _best(obj, [f"{module}:{said}" for module, space in _spaces_of(obj).items() if first in space])
 
 
 def namespace(module: Any) -> Mapping[str, Any]:
@@ -108,12 +116,11 @@ def namespace(module: Any) -> Mapping[str, Any]:
         return {}
 
 
-def loaded_modules(root: str) -> Iterator[tuple[str, types.ModuleType]]:
-    """The loaded modules of a package, the package included."""
-    inside = root + "."
-    for name, module in list(sys.modules.items()):
-        if (name == root or name.startswith(inside)) and isinstance(module, types.ModuleType):
-            yield name, module
+def namespaces(package: str) -> dict[str, Mapping[str, Any]]:
+    """The dictionaries of the loaded modules of a package, the package included."""
+    inside = package + "."
+    modules = [(name, each) for name, each in list(sys.modules.items()) if name == package or name.startswith(inside)]
+    return {name: namespace(each) for name, each in modules}
 
 
 def home_of(obj: Any) -> str:
@@ -122,14 +129,10 @@ def home_of(obj: Any) -> str:
     return home if isinstance(home, str) else type(obj).__module__
 
 
-def _lookup_name(name: str) -> Any:
+def _look_up(name: str) -> Any:
     module, _, qualname = name.partition(":")
-    return _lookup(sys.modules.get(module), qualname)
-
-
-def _lookup(module: Any, qualname: str) -> Any:
     first, *rest = qualname.split(".")
-    found = namespace(module).get(first, _MISSING)
+    found = namespace(sys.modules.get(module)).get(first, _MISSING)
     for part in rest:
         if not isinstance(found, type):
             return _MISSING
@@ -137,67 +140,40 @@ def _lookup(module: Any, qualname: str) -> Any:
     return found.__func__ if isinstance(found, staticmethod) else found
 
 
-def _candidates(obj: Any, home: str) -> set[str]:
-    names = _said_names(obj, home)
-    if not names:
-        for name, module in _modules_of(home):
-            names |= {f"{name}:{key}" for key, value in list(namespace(module).items()) if value is obj}
-    # `types` holds classes of `builtins`, and Flax initialisers that a function of JAX made.
-    names = names or {name for name in CLASSES | FUNCTIONS if _lookup_name(name) is obj}
-    return {name for name in names if is_well_formed(name)}
+def _spaces_of(obj: Any) -> dict[str, Mapping[str, Any]]:
+    """The dictionaries of the modules that may hold an object."""
+    root = root_of(home_of(obj))
+    roots = {"jaxlib": ("jax", "jaxlib"), "posix": ("os", "posix"), "nt": ("os", "nt")}.get(root, (root,))
+    return {module: space for each in roots for module, space in namespaces(each).items()}
 
 
-def _said_names(obj: Any, home: str) -> set[str]:
-    said = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
-    if not isinstance(said, str) or "<" in said or isinstance(obj, types.ModuleType):
-        return set()
-    names = {f"{name}:{said}" for name, module in _modules_of(home) if _lookup(module, said) is obj}
-    return {name for name in names if is_well_formed(name)}
+def _best(obj: Any, names: Iterable[str]) -> str | None:
+    """Of the names that lead to an object, the most public and shortest."""
+    home = home_of(obj)
 
+    def rank(name: str) -> tuple[int, int, bool, int, str]:
+        parts = name.replace(":", ".").split(".")
+        private = sum(part.startswith("_") and part != "__main__" for part in parts)
+        return private, len(parts), name.partition(":")[0] != home, len(name), name
 
-def _modules_of(home: str) -> list[tuple[str, types.ModuleType]]:
-    root = home.partition(".")[0]
-    return [pair for each in _SHARED_ROOTS.get(root, (root,)) for pair in loaded_modules(each)]
-
-
-def _rank(name: str, home: str) -> tuple[int, int, bool, int, str]:
-    parts = name.replace(":", ".").split(".")
-    private = sum(part.startswith("_") and part != "__main__" for part in parts)
-    return private, len(parts), name.partition(":")[0] != home, len(name), name
+    return min((name for name in names if leads_to(name, obj) and is_well_formed(name)), key=rank, default=None)
 
 
 def _nameless(obj: Any) -> NamelessError:
-    said = getattr(obj, "__qualname__", "") or ""
-    home = home_of(obj)
-    if "<lambda>" in said and "<locals>" not in said:
-        return NamelessError(
-            "a lambda, which has no name to be found by", "Give it one: write it with `def` at module level."
-        )
-    if isinstance(obj, type):
-        if "<locals>" in said:
-            return NamelessError("a class defined inside a function", "Move the class to module level.")
-        if home.partition(".")[0] in LIBRARIES:  # as `equinox.internal.str2jax` makes them, for lineax's solvers say
-            return NamelessError(
-                f"a class that `{home}:{said}` does not lead back to",
-                "A library made it on the fly. Leave out what holds it, and make that anew after loading; of a "
-                "`lineax.Solution` save its `value`.",
-            )
-        return NamelessError(
-            f"a class that `{home}:{said}` does not lead back to",
-            f"Let the module `{home}` hold this very class under the name `{said}`.",
-        )
-    if "<locals>" in said:
-        what = "a lambda inside a function" if "<lambda>" in said else "a function defined inside a function"
-        return NamelessError(
-            what,
-            "Move it to module level; what it closes over goes into `functools.partial` or into a module's fields.",
-        )
-    if home.partition(".")[0] in LIBRARIES:
-        return NamelessError(
-            f"something that `{home}:{said or '?'}` does not lead back to",
-            "A library made it on the fly. Leave out what holds it, and make that anew after loading.",
-        )
-    return NamelessError(
-        f"something that `{home}:{said or '?'}` does not lead back to",
-        f"Let the module `{home}` hold this very object under a name of its own.",
-    )
+    said, home = getattr(obj, "__qualname__", "") or "", home_of(obj)
+    is_class, is_lambda, is_local = isinstance(obj, type), "<lambda>" in said, "<locals>" in said
+    what = f"{'a class' if is_class else 'something'} that `{home}:{said or '?'}` does not lead back to"
+    if is_lambda and not is_local:
+        what, fix = "a lambda, which has no name to be found by", "Give it one: write it with `def` at module level."
+    elif is_local and is_class:
+        what, fix = "a class defined inside a function", "Move the class to module level."
+    elif is_local:
+        what = "a lambda inside a function" if is_lambda else "a function defined inside a function"
+        fix = "Move it to module level; what it closes over goes into `functools.partial` or into a module's fields."
+    elif root_of(home) in LIBRARIES:  # as `equinox.internal.str2jax` makes classes
+        fix = "A library made it on the fly. Leave out what holds it, and make that anew after loading."
+    elif is_class:
+        fix = f"Let the module `{home}` hold this very class under the name `{said}`."
+    else:
+        fix = f"Let the module `{home}` hold this very object under a name of its own."
+    return NamelessError(what, fix)

@@ -17,21 +17,10 @@ import equinox as eqx
 from ..._errors import CompatibilityError
 from ..._printable import printable
 from ...compat._importing import import_module
-from ._allowed import (
-    CLASSES,
-    ECOSYSTEM,
-    FUNCTIONS,
-    IMPORTABLE,
-    INSTANCES,
-    LIBRARIES,
-    NAMES_ONLY,
-    NNX,
-    RUN_WHEN_IMPORTED,
-    STANDARD_LIBRARY,
-)
-from ._classes import is_name_of_nnx, is_rebuildable, kind_of
+from ._allowed import CLASSES, ECOSYSTEM, FUNCTIONS, IMPORTABLE, INSTANCES, LIBRARIES, MOVED, NAMES_ONLY, NNX
+from ._classes import is_rebuildable, kind_of
 from ._installed import ElsewhereError, import_installed
-from ._names import NamelessError, find, home_of, is_well_formed, loaded_modules, name_of, namespace
+from ._names import NamelessError, find, home_of, is_inside, is_well_formed, leads_to, name_of, namespaces, root_of
 
 Trusted = str | type | Callable[..., Any]
 """What can be trusted: a class, a function, a name (`"my_models:Encoder"`), or a package (`"my_models"`)."""
@@ -40,138 +29,187 @@ Kind = Literal["class", "function", "method"]
 """What a file uses a name as. A `method` is a function that the file has bound to an instance of the class."""
 
 
+_PROGRAMS = frozenset({"__main__", "conftest", "setup", "test", "tests"})
+"""Modules of a package that are run when they are imported. They are not, because the package is trusted."""
+
+
 class Verdict(NamedTuple):
-    """What became of one name.
+    """What a name led to; or why it is not allowed or not found; and if its package is not installed, where it lies."""
 
-    Attributes:
-        allowed: whether the file may name it.
-        found: whether it led to an object; never if it is not allowed.
-        obj: the object, if found.
-        why: for names that are not allowed or not found, why.
-        elsewhere: if nothing was imported because the package would come from where nothing is installed, the place.
-    """
-
-    allowed: bool
-    found: bool
-    obj: Any
-    why: str
+    obj: Any = None
+    why: str = ""
+    allowed: bool = True
     elsewhere: str = ""
+
+    @property
+    def found(self) -> bool:
+        """Whether it led to an object that the file may have."""
+        return not self.why
+
+
+UNLISTED = Verdict(None, "not on the allow-list", allowed=False)
 
 
 class Trust:
     """An allow-list: the built-in one, what `trust` added for this process, and what one call adds.
 
-    Args:
-        trusted: classes, functions, names and packages; a single one may stand alone.
-        objects: further classes and functions by name, such as those that occur in a template.
-
-    Raises:
-        ValueError: if a text is neither a name nor a package, or a package is part of Python's standard library.
-        TypeError: if something else is given.
+    `objects` are further classes and functions by name, such as those that occur in a template.
     """
 
     def __init__(self, trusted: Trusted | Iterable[Trusted] = (), objects: Mapping[str, Any] | None = None) -> None:
         entries = _entries(trusted)
         with _lock:
             entries = [*_process_wide, *entries]
-        self._objects: dict[str, Any] = dict(objects or {})  # name → the object, which needs no import
-        self._former: dict[str, type] = {}  # former name → the class that says it had it
-        self._names: set[str] = set()
-        self._packages: set[str] = set()
-        self._libraries: set[str] = set()  # libraries that the user named: they come from wherever Python finds them
-        for entry in entries:
-            if not isinstance(entry, str):
-                self._add_object(entry)
-            elif ":" in entry:
-                self._names.add(entry)
-            elif root_of(entry) not in LIBRARIES | NAMES_ONLY:
-                self._packages.add(entry)
-            else:
-                self._libraries.add(root_of(entry))
-        for obj in list(self._objects.values()):
-            self._add_former_names(obj)
+        texts = [entry for entry in entries if isinstance(entry, str)]
+        packages = [text for text in texts if ":" not in text]
+        self._names = {text for text in texts if ":" in text}
+        # Libraries that the user named come from wherever Python finds them, but no more of them is allowed.
+        self._libraries = {root_of(package) for package in packages} & (LIBRARIES | NAMES_ONLY)
+        self._packages = [package for package in packages if root_of(package) not in self._libraries]
+        self._objects = dict(objects or {})  # name → the object, which needs no import
+        for obj in [entry for entry in entries if not isinstance(entry, str)]:
+            self._objects[f"{home_of(obj)}:{getattr(obj, '__qualname__', '?')}"] = obj
+            with contextlib.suppress(NamelessError):  # then a file can name it only as it calls itself
+                self._objects[name_of(obj)] = obj
+        self._former = {name: obj for obj in self._objects.values() for name in _former_names_of(obj)}
+        self._former_in_packages: dict[str, type] = {}
+        self._searched: set[str] = set()  # the modules in which former names were looked for
+        self._num_modules = 0  # how many were loaded then
 
     def allows(self, name: str, kind: Kind) -> bool:
+        """Whether the text of a name is on the list, or a class that was trusted as such says that it was its name."""
+        return name in self._former or self._covers(name, kind)
+
+    def resolve(self, name: str, kind: Kind) -> Verdict:
+        """Judges the name of a class or a function, and finds its object if it is allowed."""
+        name = MOVED.get(name, name)
+        if not self._covers(name, kind):
+            return Verdict(self._former[name]) if name in self._former else UNLISTED
+        try:
+            obj = self._objects[name] if name in self._objects else self._find(name)
+        except ElsewhereError as error:
+            return Verdict(None, f"{error}; import it first", elsewhere=error.place)
+        except LookupError as error:
+            return Verdict(None, str(error))
+        refusal = self._refusal(name, kind, obj)
+        return Verdict(None, refusal, allowed=False) if refusal else Verdict(obj)
+
+    def resolve_method(self, name: str, owner: Verdict) -> Verdict:
+        """Judges the name of a method by what the name of its class led to. A method that is not there is no fault."""
+        if not owner.found:
+            return owner._replace(why=f"its class: {owner.why}")
+        refusal = self._refusal_of_method(name, owner.obj)
+        return Verdict(None, refusal, allowed=False) if refusal else owner
+
+    def _covers(self, name: str, kind: Kind) -> bool:
         """Whether the text of a name is on the list. Nothing is imported."""
         if not is_well_formed(name):
             return False
-        module = name.partition(":")[0]
-        root = module.partition(".")[0]
         if name in self._objects or name in self._names or name in FUNCTIONS or name in CLASSES:
             return True
-        owner, _, last = name.rpartition(".")
-        if kind == "class" and is_name_of_nnx(name) and "flax" not in self._libraries:
+        module, _, qualname = name.partition(":")
+        is_of_nnx = is_inside(module, "flax.nnx") or name == "flax.typing:HashableMapping"
+        if kind == "class" and is_of_nnx and "flax" not in self._libraries:
             return False
-        if root in LIBRARIES:
-            return kind == "class" or (root in ECOSYSTEM and "." in name.partition(":")[2] and _is_public(last))
+        if root_of(module) in LIBRARIES:
+            return kind == "class" or (root_of(module) in ECOSYSTEM and "." in qualname and _is_public(name))
         package = self._package_of(module)
         if package is not None:
-            below = module[len(package) :].split(".")
-            return module in sys.modules or RUN_WHEN_IMPORTED.isdisjoint(below)
+            return module in sys.modules or _PROGRAMS.isdisjoint(module[len(package) :].split("."))
+        owner = name.rpartition(".")[0]
         return kind == "function" and (owner in self._objects or owner in self._names)  # a method of a trusted class
 
-    def knows_former(self, name: str) -> bool:
-        """Whether a class that was trusted as such says that this was its name."""
-        return name in self._former
+    def _package_of(self, module: str) -> str | None:
+        return next((package for package in self._packages if is_inside(module, package)), None)
 
-    def resolve(self, name: str, kind: Kind) -> Verdict:
-        """Judges a name, and finds its object if it is allowed.
+    def _find(self, name: str) -> Any:
+        """The object of an allowed name, whose module is imported for it if it may be.
 
-        Args:
-            name: the name, as the file has it.
-            kind: what the file uses it as.
-
-        Returns:
-            The verdict. Only modules that the list covers were imported; those of the built-in list, unless they are
-            loaded already, only from where things are installed.
+        Raises:
+            ElsewhereError: if nobody but the file asks for it, and it is not installed where Python would find it.
+            LookupError: if it is not there. Says why.
         """
-        if kind == "method":
-            return self._resolve_method(name)
-        moved = self._former.get(name)
-        if not self.allows(name, kind):
-            if moved is not None:
-                return Verdict(True, True, moved, "")
-            return Verdict(False, False, None, "not on the allow-list")
-        if name in self._objects:
-            obj = self._objects[name]
-            is_fitting = kind != "class" or isinstance(obj, type)
-            return Verdict(True, True, obj, "") if is_fitting else Verdict(False, False, None, "it is not a class")
-        module = name.partition(":")[0]
+        module, root = name.partition(":")[0], root_of(name)
+        is_listed = root not in LIBRARIES | NAMES_ONLY or name in FUNCTIONS or name in self._names
+        target = module if is_listed or module in IMPORTABLE else root
+        why = f"`{module}` holds nothing of that name"
+        if target not in sys.modules and module != "__main__":
+            is_the_users = name in self._names or root in self._libraries or self._package_of(module) is not None
+            try:
+                (import_module if is_the_users else import_installed)(target)
+            except (KeyboardInterrupt, ElsewhereError):
+                raise
+            except CompatibilityError as error:
+                fact = str(error).partition("\n")[0]
+                why = f"{fact} What to do is said by the import itself: `from sharedtree.compat import {root}`"
+            except BaseException as error:  # noqa: BLE001 -- a module may do anything when it is imported, also exit
+                why = f"`{target}` cannot be imported: {type(error).__name__}: {printable(str(error))}"
         try:
-            why = self._import(name, module)
-        except ElsewhereError as error:
-            return Verdict(True, False, None, f"{error}; import it first", error.place)
-        try:
-            obj = find(name)
+            return find(name)
         except LookupError:
-            obj = self._formerly(name)
-            if obj is None:
-                return Verdict(True, False, None, why or f"`{module}` holds nothing of that name")
-        is_dead = kind == "function" and name not in FUNCTIONS and not callable(obj)
-        refusal = "it cannot be called" if is_dead else self._refusal(name, module, kind, obj)
-        return Verdict(False, False, None, refusal) if refusal else Verdict(True, True, obj, "")
+            former = self._formerly(name)
+        if former is None:
+            raise LookupError(why)
+        return former
 
-    def refusal_of_method(self, name: str, owner: type) -> str:
-        """Why a file may not have a method of a class that it may name; empty if it may, or if there is none.
+    def _formerly(self, name: str) -> type | None:
+        """The class that says it was called by this name: one that was trusted as such, or one of a trusted package."""
+        if name in self._former or self._package_of(name.partition(":")[0]) is None:
+            return self._former.get(name)
+        # A file can name much that is not there, so each module is searched once.
+        if len(sys.modules) != self._num_modules:
+            self._num_modules = len(sys.modules)
+            loaded = {key: space for package in self._packages for key, space in namespaces(package).items()}
+            spaces: list[list[Any]] = [list(loaded[key].values()) for key in loaded if key not in self._searched]
+            self._searched.update(loaded)
+            for cls in [each for space in spaces for each in space if _former_names_of(each)]:
+                for former in _former_names_of(cls) if self._package_of(home_of(cls)) else ():
+                    self._former_in_packages.setdefault(former, cls)
+        return self._former_in_packages.get(name)
 
-        Args:
-            name: the name of the method, as the file has it.
-            owner: the class that the name of its class led to.
-        """
+    def _refusal(self, name: str, kind: Kind, obj: Any) -> str:
+        """Why what an allowed name led to may not be used; empty if it may."""
+        cls: Any = obj
+        is_listed = kind == "function" and name in FUNCTIONS
+        if kind == "class" and not isinstance(obj, type):
+            return "it is not a class"
+        if name in self._objects:
+            return ""
+        if kind == "function" and not is_listed and not callable(obj):
+            return "it cannot be called"
+        if is_listed or name in self._names or name in CLASSES:
+            return ""
+        if kind == "class" and not is_rebuildable(cls) and not issubclass(cls, eqx.Enumeration):
+            return "it is neither a registered pytree node nor a dataclass, a namedtuple or an enum"
+        if kind == "function" and isinstance(obj, type):
+            return "it is a class, not a function"
+        home, package = home_of(obj), self._package_of(name.partition(":")[0])
+        if package is not None:
+            return "" if is_inside(home, package) else f"it is defined in `{home}`"
+        if kind == "class":
+            is_allowed = _is_of_a_library(cls) or ("flax" in self._libraries and _is_one_of(cls, NNX))
+            return "" if is_allowed else "of this library, classes are allowed one by one"
+        # Outside of packages, the text of a function's name was allowed only if it is a method's: there is its class.
+        owner = find(name.rpartition(".")[0])
+        what = "" if home == home_of(owner) else f"it is defined in `{home}`"
+        return self._refusal_of_method(name, owner) or what
+
+    def _refusal_of_method(self, name: str, owner: type) -> str:
+        """Why a file may not have a method of a class that it may name; empty if it may, or if there is none."""
         last = name.rpartition(".")[2]
-        for base in type.__getattribute__(owner, "__mro__"):
-            function = type.__getattribute__(base, "__dict__").get(last)
-            if function is not None:
-                break
-        else:
+        bases = {
+            base: type.__getattribute__(base, "__dict__").get(last) for base in type.__getattribute__(owner, "__mro__")
+        }
+        base, function = next(((base, held) for base, held in bases.items() if held is not None), (owner, None))
+        if function is None:
             return ""
         function = function.__func__ if isinstance(function, classmethod) else function
         if kind_of(owner) is None:
             return "its class has no instances that can be rebuilt"
-        if name in self._names or any(obj is function for obj in self._objects.values()):
+        if name in self._names or self._is_given(function):
             return ""
         home = home_of(base)
-        if not any(obj is base for obj in self._objects.values()) and self._package_of(home) is None:
+        if not self._is_given(base) and self._package_of(home) is None:
             if root_of(home) in LIBRARIES:
                 if root_of(home) not in ECOSYSTEM or kind_of(base) != "module" or not _is_public(last):
                     return "methods of this class are not on the allow-list"
@@ -179,128 +217,32 @@ class Trust:
                 return f"it is defined in `{home}`"
         return "" if root_of(home_of(function)) == root_of(home) else f"it is defined in `{home_of(function)}`"
 
-    def _has_methods(self, owner: type) -> bool:
-        """Whether the methods of a class of a library may be named."""
-        if any(obj is owner for obj in self._objects.values()):
-            return True
-        return root_of(home_of(owner)) in ECOSYSTEM and kind_of(owner) == "module"
-
-    def _resolve_method(self, name: str) -> Verdict:
-        verdict = self.resolve(name.rpartition(".")[0], "class")
-        if not verdict.allowed or not verdict.found:
-            return verdict._replace(why=f"its class: {verdict.why}")
-        refusal = self.refusal_of_method(name, verdict.obj)
-        return Verdict(False, False, None, refusal) if refusal else verdict
-
-    def _add_object(self, obj: Any) -> None:
-        self._objects[f"{home_of(obj)}:{getattr(obj, '__qualname__', '?')}"] = obj
-        with contextlib.suppress(NamelessError):  # then a file can name it only as it calls itself
-            self._objects[name_of(obj)] = obj
-        self._add_former_names(obj)
-
-    def _add_former_names(self, obj: Any) -> None:
-        for name in _former_names_of(obj):
-            self._former[name] = obj
-
-    def _package_of(self, module: str) -> str | None:
-        return next((p for p in self._packages if _is_inside(module, p)), None)
-
-    def _import(self, name: str, module: str) -> str:
-        """Imports the module of an allowed name, if it may be. Why it failed, if it did.
-
-        Raises:
-            ElsewhereError: if nobody but the file asks for it, and it is not installed where Python would find it.
-        """
-        root = module.partition(".")[0]
-        if module == "__main__":
-            return ""
-        if root in LIBRARIES | NAMES_ONLY and name not in FUNCTIONS and name not in self._names:
-            modules = [root, module] if module in IMPORTABLE else [root]
-        else:
-            modules = [module]
-        is_the_users = name in self._names or root in self._libraries or self._package_of(module) is not None
-        for each in modules:
-            if each in sys.modules:
-                continue
-            try:
-                (import_module if is_the_users else import_installed)(each)
-            except (KeyboardInterrupt, ElsewhereError):
-                raise
-            except CompatibilityError as error:
-                fact = str(error).partition("\n")[0]
-                return f"{fact} What to do is said by the import itself: `from sharedtree.compat import {root}`"
-            except BaseException as error:  # noqa: BLE001 -- a module may do anything when it is imported, also exit
-                return f"`{each}` cannot be imported: {type(error).__name__}: {printable(str(error))}"
-        return ""
-
-    def _formerly(self, name: str) -> Any:
-        """The class that a class of the same trusted package says it was called by this name."""
-        if name in self._former:
-            return self._former[name]
-        package = self._package_of(name.partition(":")[0])
-        if package is None:
-            return None
-        for _, module in loaded_modules(package):
-            for obj in list(namespace(module).values()):
-                if isinstance(obj, type) and name in _former_names_of(obj) and self._package_of(obj.__module__):
-                    return obj
-        return None
-
-    def _refusal(self, name: str, module: str, kind: Kind, obj: Any) -> str:
-        """Why what an allowed name led to may not be used; empty if it may."""
-        if kind == "class" and not isinstance(obj, type):
-            return "it is not a class"
-        if name in self._names:
-            return ""
-        if name in CLASSES or (kind == "function" and name in FUNCTIONS):
-            return ""
-        home = home_of(obj)
-        package = self._package_of(module)
-        if kind == "class":
-            if not is_rebuildable(obj) and not issubclass(obj, eqx.Enumeration):
-                return "it is neither a registered pytree node nor a dataclass, a namedtuple or an enum"
-            if package is not None:
-                return "" if _is_inside(home, package) else f"it is defined in `{home}`"
-            if _is_of_a_library(obj) or ("flax" in self._libraries and _is_one_of(obj, NNX)):
-                return ""
-            return "of this library, classes are allowed one by one"
-        if isinstance(obj, type):
-            return "it is a class, not a function"
-        if package is not None:
-            return "" if _is_inside(home, package) else f"it is defined in `{home}`"
-        owner = self._objects.get(name.rpartition(".")[0]) or _find_or_none(name.rpartition(".")[0])
-        if not is_rebuildable(owner) or (root_of(home_of(owner)) in LIBRARIES and not self._has_methods(owner)):
-            return "functions of this library are allowed one by one"
-        if not callable(obj) or home != home_of(owner):
-            return f"it is no method of `{name.rpartition('.')[0]}`"
-        return ""
+    def _is_given(self, obj: Any) -> bool:
+        return any(each is obj for each in self._objects.values())
 
 
 def _is_of_a_library(cls: type) -> bool:
     """Whether a class is one of those that every file may name."""
     root, kind = root_of(home_of(cls)), kind_of(cls)
-    if root in ECOSYSTEM and kind in ("module", "namedtuple", "placeholder", "enum"):
-        return True
-    if root in ECOSYSTEM and issubclass(cls, eqx.Enumeration):
-        return True
-    if root == "optax" and kind == "namedtuple":
-        return True
-    return _is_one_of(cls, INSTANCES)
+    is_data = kind in ("module", "namedtuple", "placeholder", "enum") or issubclass(cls, eqx.Enumeration)
+    is_known = (root in ECOSYSTEM and is_data) or (root == "optax" and kind == "namedtuple")
+    return is_known or _is_one_of(cls, INSTANCES)
 
 
 def _is_one_of(cls: type, names: frozenset[str]) -> bool:
     """Whether a class is what one of some names leads to."""
     root = root_of(home_of(cls))
-    return any(root_of(name) == root and _find_or_none(name) is cls for name in names)
+    return any(root_of(name) == root and leads_to(name, cls) for name in names)
 
 
 def _is_public(method: str) -> bool:
-    return method == "__call__" or not method.startswith("_")
+    last = method.rpartition(".")[2]
+    return last == "__call__" or not last.startswith("_")
 
 
-def root_of(name: str) -> str:
-    """The top-level package of a name or a module."""
-    return name.partition(":")[0].partition(".")[0]
+def _former_names_of(obj: Any) -> tuple[str, ...]:
+    names = type.__getattribute__(obj, "__dict__").get("__sharedtree_names__", ()) if isinstance(obj, type) else ()
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def trust(*trusted: Trusted) -> None:
@@ -336,45 +278,23 @@ _process_wide: list[Any] = []  # only read and changed under `_lock`
 
 
 def _entries(trusted: Any) -> list[Any]:
+    """What is to be trusted, if all of it can be."""
     if isinstance(trusted, str | type) or (callable(trusted) and not isinstance(trusted, Iterable)):
         trusted = (trusted,)
     entries = list(trusted)
     for entry in entries:
-        if isinstance(entry, str):
-            _check_text(entry)
-        elif not callable(entry):
+        if not isinstance(entry, str) and not callable(entry):
             raise TypeError(
                 f"`{entry!r}` is a `{type(entry).__name__}`, and cannot be trusted. Give a class, a function, a name "
                 'such as `"my_models:Encoder"`, or a package such as `"my_models"`.'
             )
+        if isinstance(entry, str) and not is_well_formed(entry if ":" in entry else f"{entry}:_"):
+            raise ValueError(
+                f'`"{printable(entry)}"` is neither a package (`"my_models"`) nor a name (`"my_models:Encoder"`).'
+            )
+        if isinstance(entry, str) and ":" not in entry and root_of(entry) in sys.stdlib_module_names:
+            raise ValueError(
+                f"`{entry}` is part of Python's standard library, which cannot be trusted as a whole: a file could "
+                f'then name any function of it. Name the classes one by one:\n    trusted=["{entry}:SomeClass"]'
+            )
     return entries
-
-
-def _check_text(text: str) -> None:
-    module, colon, qualname = text.partition(":")
-    if not all(part.isidentifier() for part in [*module.split("."), *(qualname.split(".") if colon else [])]):
-        raise ValueError(
-            f'`"{printable(text)}"` is neither a package (`"my_models"`) nor a name (`"my_models:Encoder"`).'
-        )
-    if not colon and module.partition(".")[0] in STANDARD_LIBRARY:
-        raise ValueError(
-            f"`{module}` is part of Python's standard library, which cannot be trusted as a whole: a file could then "
-            "name any function of it. Name the classes one by one:\n"
-            f'    trusted=["{module}:SomeClass"]'
-        )
-
-
-def _former_names_of(obj: Any) -> tuple[str, ...]:
-    names = type.__getattribute__(obj, "__dict__").get("__sharedtree_names__", ()) if isinstance(obj, type) else ()
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _is_inside(module: str, package: str) -> bool:
-    return module == package or module.startswith(package + ".")
-
-
-def _find_or_none(name: str) -> Any:
-    try:
-        return find(name) if is_well_formed(name) else None
-    except LookupError:
-        return None

@@ -5,7 +5,6 @@ Nothing recurses, and nothing stops at the first object that cannot be written: 
 """
 
 import json
-import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,21 +15,19 @@ from ..._errors import CycleError
 from ..._printable import printable
 from ..._version import __version__
 from ..arrays._arrays import describe, is_array
-from ..trust._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY
 from ..trust._classes import kind_of
-from ..trust._names import NamelessError, RefusalError, name_of, own_name_of
+from ..trust._names import RefusalError, name_of
 from ._atoms import ENCODERS, encode_numpy
 from ._called import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
-from ._holding import held_array, require_no_array
 from ._instances import Instances
 from ._jax_values import take_device, take_key_dtype
 from ._kinds import TAKERS, nested_too_deeply
 from ._manifest import FORMAT
+from ._named import Named, Problem, unserialisable
 from ._nodes import MAX_NAME, Apart, Collisions, Node
-from ._refusals import Problem, refusal_of, unserialisable
 from ._registered import take_enum, take_registered
 from ._set_order import extend_digests
-from ._touched import first_touched
+from ._touched import first_touched, walked_in
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
 
@@ -145,14 +142,14 @@ class _Walk:
         self.alive: list[Any] = []  # the object of each of `nodes`
         self.arrays: list[Any] = []
         self.problems: list[Problem] = []
-        self.named: dict[str, Any] = {}
+        self._named = Named()
+        self.named = self._named.objects
         self._collisions = Collisions()
         self._instances = Instances(self.types, self.named)
         self._memo: dict[int, int] = {}  # id → node; `alive` and `_frames` keep the objects alive
         self._frames: list[_Frame] = []
         self._tensors: set[str] = set()
         self._type_numbers: dict[Any, int] = {}  # of classes whose types list no fields
-        self._name_atoms: dict[int, list[str]] = {}  # id → atom; `named` keeps the objects alive
         self._ranking: _Ranking | None = _Ranking()
 
     def run(self, tree: Any) -> Any:
@@ -182,12 +179,13 @@ class _Walk:
                 self.problems.append(Problem("", what, "Choose a shorter one."))
         if self.problems:
             return self.problems
-        deep = nested_too_deeply(self.nodes)
+        classes = [self.named[entry["name"]] for entry in self.types]
+        deep = nested_too_deeply(self.nodes, walked_in(classes))
         if deep is not None:
             kind = self.nodes[deep][0]
             what = f"a `{kind}` nested so deeply, or shared so often, that Python could not free it or hash it"
             return [Problem("", what, "Hold its parts in one list or tuple instead of inside one another.")]
-        touched = first_touched(self.nodes, [self.named[entry["name"]] for entry in self.types])
+        touched = first_touched(self.nodes, classes)
         if touched is not None:
             node = self.nodes[touched]
             holder = self.types[node[1]]["name"] if node[0] == "registered" else node[0]
@@ -244,12 +242,14 @@ class _Walk:
                 self._count_collisions(cls.__name__, apart.hashed)
             return self._in_order(obj, apart) if cls in (set, frozenset) else apart
         if isinstance(obj, type):
-            return self._name("class", obj)
+            return self._named.atom("class", obj)
         kind = kind_of(cls)
         if kind == "enum":
             return take_enum(obj, self._simple_type(cls, kind))
-        if kind == "module" and self._is_decorated(obj):
-            return self._name("function", obj, own_name_of(obj))
+        if kind == "module":
+            atom = self._named.atom_of_module(obj)
+            if atom is not None:
+                return atom
         if cls is CompiledFunction:
             raise RefusalError(
                 "a function that `equinox.filter_jit` compiled, which cannot be rebuilt",
@@ -307,41 +307,7 @@ class _Walk:
             raise RefusalError(
                 "a `jax.Ref`, which is memory and not a value", "Save what it holds: `ref[...]`, or `jax.freeze(ref)`."
             )
-        known = self._name_atoms.get(id(obj))  # alive in `named`
-        if known is not None:
-            return known
-        try:
-            name = name_of(obj)
-        except NamelessError as error:
-            if not callable(obj) or _is_instance_of_own_class(obj):
-                raise refusal_of(obj, cls) from error
-            require_no_array(obj)
-            raise
-        # Nothing is lost with a name: an instance of a user's class may hold data, and nobody would notice.
-        is_all_in_its_name = callable(obj) and cls.__module__.partition(".")[0] in _OF_FUNCTIONS
-        if name not in FUNCTIONS and not is_all_in_its_name:
-            raise refusal_of(obj, cls)
-        require_no_array(obj)
-        return self._name("function", obj, name)
-
-    def _name(self, tag: str, obj: Any, name: str | None = None) -> list[str]:
-        atom = self._name_atoms.get(id(obj))  # alive in `named`
-        if atom is None:
-            name = name or name_of(obj)
-            self.named[name] = obj
-            atom = self._name_atoms[id(obj)] = [tag, name]  # alive in `named`
-        return atom
-
-    def _is_decorated(self, obj: Any) -> bool:
-        """Whether a module took the place of the function that it wraps, as with `@equinox.filter_jit`.
-
-        Then the module has the name, which its function has not. What else has a `__qualname__` has it from what it
-        wraps, and is taken apart.
-        """
-        if id(obj) in self._name_atoms:  # alive in `named`
-            return True
-        attributes = object.__getattribute__(obj, "__dict__")
-        return "__qualname__" in attributes and own_name_of(obj) is not None and held_array(obj) is None
+        return self._named.atom_of_function(obj)
 
     def _array(self, obj: Any) -> int:
         entry, data = describe(obj, "")
@@ -387,13 +353,3 @@ _OTHER_HASHES = "Give their class a `__hash__` that tells them apart, or hold pa
 _AS_CHILD = (
     "Let it be a child, which JAX sees. In place of a treedef save the tree, and take its structure after loading."
 )
-
-
-_OF_FUNCTIONS = LIBRARIES | NAMES_ONLY | {"builtins", "functools"}
-"""The packages whose callable objects are functions: compiled, cached, or with a derivative of their own."""
-
-
-def _is_instance_of_own_class(obj: Any) -> bool:
-    if isinstance(obj, types.GenericAlias):  # `list[int]` passes on the name of `list`
-        return True
-    return not isinstance(obj, types.FunctionType | types.BuiltinFunctionType) and not hasattr(obj, "__qualname__")

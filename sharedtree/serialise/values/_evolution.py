@@ -26,12 +26,7 @@ Renames = Mapping[str, str | type | Callable[..., Any] | None]
 
 
 def builder(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequence[Any]], Any]:
-    """What makes instances of a class of the values that a file has for its `fields` and `extra`, in that order.
-
-    Raises:
-        StructureMismatchError: if the fields do not fit, and nothing says how they should.
-        FormatError: if the file sets an attribute that no save would write.
-    """
+    """What makes an instance of the values that a file has for the `fields` and `extra` of an entry, in that order."""
     if kind_of(cls) not in FIELD_KINDS:
         raise StructureMismatchError(
             f"`{entry.name}` was a {entry.kind} when the file was written, and `{cls.__qualname__}` is none now. Load "
@@ -154,6 +149,13 @@ class _Change:
                 "        return fields  # those of that version, made into those of this one"
             )
 
+    def _may_be_set(self, name: Any) -> bool:
+        """Whether a migration may return an attribute of this name."""
+        if name in self.layout.fields:
+            return True
+        is_possible = name in self.extra or (self.library.is_open and fault_of_attribute(self.cls, name) is None)
+        return is_possible and name not in self.library.own_entries
+
     def _migrated(self, migrate: Any, fields: dict[str, Any]) -> Any:
         """An instance of what the class makes of the fields of another version."""
         library, version = self.library, self.entry.version
@@ -172,11 +174,7 @@ class _Change:
                 "them. Return the value: a name keeps the mark that it has in the file, the mark of a new one follows "
                 "from the value, and what `renames=` renames keeps its mark."
             )
-        known = {*self.layout.fields, *(self.extra - library.own_entries)}
-        unknown = [name for name in migrated if name not in known]
-        if library.is_open:
-            closed = library.own_entries
-            unknown = [name for name in unknown if name in closed or fault_of_attribute(self.cls, name) is not None]
+        unknown = [name for name in migrated if not self._may_be_set(name)]
         if unknown and all(name in fields for name in unknown):
             raise self.removed(unknown)
         if unknown:
@@ -198,12 +196,7 @@ class _Change:
 
 
 def require_sound_renames(renames: Renames) -> None:
-    """Raises if `renames` has what can be the name of nothing.
-
-    Raises:
-        TypeError: if it is no mapping, or a new name is neither a text nor a class, a function or None.
-        ValueError: if an old name does not have the form of one.
-    """
+    """Raises `TypeError` if `renames` is no mapping or has no names as values; `ValueError` if a key is no old name."""
     if not isinstance(renames, Mapping):
         raise TypeError(
             f"`renames` is a `{type(renames).__qualname__}`. Give a dict of old and new names:\n"

@@ -37,14 +37,9 @@ _LIBRARIES = {None: Library(), "sharedtree": MutableModules(), "nnx": NnxObjects
 class Layout(NamedTuple):
     """Where the instances of a class keep what they hold.
 
-    Attributes:
-        kind: which kind of class it is.
-        fields: the names of its fields; those that JAX traces come first, in JAX's order.
-        attributes_of: instance → its `__dict__`; None if it has none.
-        slots: the descriptor of each slot, by name.
-        ignored: attributes that are not data: caches of properties, and what `typing` notes on instances.
-        version: what the class says in `__sharedtree_version__`, 0 if it says nothing.
-        library: what else there is to know of such classes.
+    `fields` are in JAX's order, those that it traces first. `attributes_of` gives the `__dict__` of an instance, and is
+    None if there is none; `slots` has the descriptor of each slot. `ignored` are attributes that are no data: caches of
+    properties, and what `typing` notes. `version` is what the class says in `__sharedtree_version__`, else 0.
     """
 
     kind: ClassKind
@@ -118,9 +113,7 @@ def fault_of_attribute(cls: type, name: Any) -> str | None:
 
 
 class Instances:
-    """Takes the instances of one tree apart, and adds their types to those of the manifest, and their classes to those
-    that it names.
-    """
+    """Takes the instances of a tree apart, and adds their types and the names of their classes to what it is given."""
 
     def __init__(self, types: list[dict[str, Any]], named: dict[str, Any]) -> None:
         self._types = types
@@ -156,12 +149,10 @@ class Instances:
     def _new_type(
         self, cls: type, layout: Layout, attributes: dict[str, Any], copied: tuple[str, ...]
     ) -> tuple[int, list[str], list[str], list[int] | None]:
-        """The number of a new type, the attributes that are children, in JAX's order, the steps to them, and the places
-        among them of those in the order of the type; None if that is the same.
-        """
+        """The number of a new type, the names of the children and the steps to them, and their places in the node."""
         fields = [name for name in layout.fields if name in attributes]
         skipped = {*fields, *layout.ignored, *copied, "__annotations__"}
-        extra = sorted([name for name in attributes if name not in skipped])
+        extra = sorted([name for name in attributes if name not in skipped], key=str)
         refused = next((name for name in extra if fault_of_attribute(cls, name) is not None), None)
         if refused is not None:
             raise RefusalError(

@@ -4,7 +4,7 @@ A new kind is one row in the file where its like are, `_containers.py` for value
 the table in `docs/format.md`, which a test compares with this one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from . import _called, _containers, _jax_values, _registered
@@ -138,13 +138,13 @@ def node_text(manifest: Manifest, node: Node) -> str:
     return inline_text(manifest, node) or (f"empty {kind.name}" if is_empty else kind.name)
 
 
-def nested_too_deeply(nodes: Sequence[Node]) -> int | None:
+def nested_too_deeply(nodes: Sequence[Node], walked_of: Callable[[Node], Iterable[Child]] = walked_of) -> int | None:
     """The first node that is nested too deeply, or holds too much that is hashed or walked; None if none is.
 
     Python and JAX walk some things with recursion in C, and hash a DAG in a time that grows with its number of paths. A
     file could make them crash or run for ever, so there are bounds, for what is written as for what is read.
     """
-    is_walked = any(type(child) is int for node in nodes if _WALKED[node[0]] for child in walked_of(node))
+    is_walked = any(type(child) is int for node in nodes for child in walked_of(node))
     if not is_walked and sum(node[0] not in _DEEP for node in nodes) <= MAX_NESTED:
         return None
     depths, shallow, sizes = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)

@@ -1,17 +1,14 @@
 """The objects of Flax NNX, which its modules are: what is written of one, and what is there again without a file.
 
-An object is what its `__dict__` holds. Two of its attributes are NNX's own: `_pytree__state`, which says whether it is
-being made, and `_pytree__nodes`, a `HashableMapping` from names to *marks*, whether JAX sees an attribute as a child.
+Two attributes of an object are NNX's own: `_pytree__state`, which says whether it is being made, and `_pytree__nodes`,
+from names to *marks*, whether JAX sees an attribute as a child.
 
     layer = nnx.Linear(2, 3, rngs=rngs)     kernel: True, bias: True, in_features: False, out_features: False, ...
     layer.sizes = nnx.data([1, 2])          sizes: True, as whoever set it said
 
-Nearly all marks follow from the class, which declares some, or from the value: arrays, variables and objects of NNX are
-children, and nothing else is. These are not written. Neither is the state of an object that is complete.
-
-None of NNX's code runs when a file is loaded. Its unflatten function would set any attribute, also those for which a
-class has a property. Two classes are no objects of NNX's, and hold plain data in attributes of their own:
-`HashableMapping`, a dictionary that cannot be changed, and `StateAxes`, which a recurrent layer has.
+Marks that follow from the class or from the value are not written, and neither is the state of an object that is
+complete. None of NNX's code runs when a file is loaded: its unflatten function would set any attribute, also those for
+which a class has a property. Two classes only hold plain data: `HashableMapping`, and `StateAxes` of recurrent layers.
 """
 
 from collections.abc import Mapping
@@ -40,9 +37,8 @@ class NnxObjects(Library):
     def declared_fields(self, cls: Any) -> tuple[str, ...]:
         """The fields of a dataclass, and functions that are annotated, such as `merge_fn: Callable = _concatenate`.
 
-        Other functions are methods, and no file may set an attribute in their place. The annotation must be of the
-        class that holds the function, or of one derived from it: where a base class annotates what a class derived from
-        it defines, the function is a method.
+        Other functions are methods, and no file may set an attribute in their place. So are those that only a base of
+        the class annotates that holds them.
         """
         if cls in nnx_holders():
             return tuple(nnx_holders()[cls])

@@ -14,8 +14,9 @@ from ..arrays._arrays import ArrayEntry, finish
 from ..arrays._dtypes import dtype_named
 from ..arrays._placing import Place, Placement
 from ..trust._trust import Trust
-from ._decoding import decode, resolve
+from ._decoding import decode
 from ._evolution import Renames
+from ._name_paths import resolve
 from ._nodes import Manifest
 from ._parts import part_at
 from ._template import Comparison, LoadReport, compare, rebuilt, require_no_differences

@@ -10,6 +10,7 @@ from typing import Any
 
 from jax import tree_util as jtu
 
+from ..._dag import Dag
 from ..._errors import StructureMismatchError
 from ..._jax_internals import rebuild_registered, registered_counts
 from ..._node_types import _known, node_type_of
@@ -50,6 +51,8 @@ def _class_name(manifest: Manifest, node: Node) -> str:
 
 def take_registered(obj: Any, type_index: int) -> Apart:
     """An instance of a class that was registered with JAX or with `register_node`."""
+    if type(obj) is Dag:
+        return _take_dag(obj, type_index)
     node_type = node_type_of(obj)
     assert node_type is not None
     try:
@@ -72,6 +75,15 @@ def take_registered(obj: Any, type_index: int) -> Apart:
     return Apart([*parts, aux], [*keys, "<aux>"], lambda done: ["registered", type_index, done[-1], done[:-1], keys])
 
 
+def _take_dag(dag: Dag[Any], type_index: int) -> Apart:
+    if Dag(dag.tree).structure is not dag.structure:
+        raise RefusalError(
+            "a `Dag` that holds something else than its model has, such as numbers in the places of arrays",
+            "Save its model, `dag.tree`, or its leaves, `jax.tree.leaves(dag)`.",
+        )
+    return Apart((dag.tree,), (".tree",), lambda done: ["registered", type_index, None, done, [".tree"]])
+
+
 def are_steps(steps: Any) -> bool:
     """Whether these are texts that paths can be made of, each of which leads to one child."""
     if type(steps) is not list or not all(type(step) is str for step in steps):
@@ -81,6 +93,9 @@ def are_steps(steps: Any) -> bool:
 
 def _build_registered(parts: Parts, node: Node) -> Any:
     cls, aux, own = parts.makers[node[1]], parts.child(node[2]), parts.children(node[3])
+    if cls is Dag:
+        require(aux is None and len(own) == 1, "a `Dag` has one model, and nothing else")
+        return Dag(own[0])
     known, given = _known.get(cls), _counts(own, aux)
     fault = fault_of_aux(cls, aux)
     require(fault is None, f"it has {fault}")

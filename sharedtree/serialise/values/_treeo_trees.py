@@ -1,15 +1,13 @@
 """treeo's trees, which the modules of treex are: what is written of one, and what comes from its class.
 
-A tree is what its `__dict__` holds. Which of it JAX traces is said in `_field_metadata`, a dictionary of each instance:
-the name of an attribute → `FieldMetadata(node, kind, opaque)`. Nearly all of that is the class's, or treeo notes it:
+Which attributes JAX traces is said in `_field_metadata`, a dictionary of each instance from names to metadata:
 
     class Linear(tx.Module):
         kernel: Any = tx.Parameter.node()   FieldMetadata(True, Parameter, False), which the class declares
     linear.axis_name = None                 FieldMetadata(False, NoneType, False), which treeo notes of any attribute
 
-So only an instance's own is written: of the subtrees that `compact` made, or by `update_field_metadata`. Metadata
-cannot be changed. What is loaded is one object wherever it is equal, in one file or in several, and the class's own
-where the class declares it: nothing keeps a copy for each tree, and JAX finds most of it equal at a glance.
+Only an instance's own is written. Metadata cannot be changed: what is loaded is one object wherever it is equal, in one
+file or in several, and the class's own where the class declares it. So JAX finds most of it equal at a glance.
 
 None of treeo's code runs when a file is loaded. Its unflatten function would set any attribute, and its flatten
 function asks `_field_metadata` for things, which a file could answer with an object of its choice.
