@@ -208,9 +208,12 @@ class Classes:
 
     def unite(self, one: int, other: int) -> bool:
         """Makes one class of two; whether they were two."""
-        low, high = sorted((self.of(one), self.of(other)))
-        self._lower[high] = low
-        return low != high
+        one, other = self.of(one), self.of(other)
+        if one < other:
+            self._lower[other] = one
+        else:
+            self._lower[one] = other
+        return one != other
 
 
 def _cannot_merge(shape: Shape, i: int, j: int) -> SharingMismatchError:

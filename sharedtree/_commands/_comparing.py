@@ -248,23 +248,27 @@ class _Comparison:
     def _ties(self) -> Iterator[Difference]:
         """What is one object in one file only, at places that both have; and with it, at places that it has alone."""
         whats: tuple[Literal["untied", "tied"], ...] = ("untied", "tied")
+        tied = [{number: places for number, places in found.items() if len(places) > 1} for found in self._occurrences]
         common = [
-            {number: [at for at in places if at in self._nodes_at] for number, places in found.items()}
-            for found in self._occurrences
+            {number: [at for at in places if at in self._nodes_at] for number, places in each.items()} for each in tied
         ]
-        noted = [{at for places in found.values() for at in places} for found in common]
+        noted: dict[int, set[int]] = {}  # of an object of the other file, where it was noted
         for side, what in enumerate(whats):
-            for number, places in self._occurrences[side].items():
+            noted.clear()
+            for number, places in tied[side].items():
                 both = common[side][number]
                 others = {self._nodes_at[at][1 - side] for at in both}
-                # One object of the other file, too, at the same places; or the part around it is tied there by another
-                # path, below which nothing was noted.
-                is_one = len(others) == 1 and noted[1 - side].isdisjoint(both)
-                is_one = is_one and self._sides[1 - side].is_object(*others)
-                if len(both) > 1 and not is_one and all(common[1 - side].get(other) != both for other in others):
+                is_one = any(common[1 - side].get(other) == both for other in others)
+                if not is_one and len(others) == 1 and self._sides[1 - side].is_object(*others):
+                    # The part around it may be tied there by another path, below which nothing is noted.
+                    (other,) = others
+                    if other not in noted:
+                        noted[other] = set(self._occurrences[1 - side].get(other, ()))
+                    is_one = noted[other].isdisjoint(both)
+                if len(both) > 1 and not is_one:
                     yield Difference(what, tuple(map(self._path, both)))
-                rest = [at for at in places if at not in self._nodes_at]
-                if both and rest:
+                if both and len(both) < len(places):
+                    rest = [at for at in places if at not in self._nodes_at]
                     yield Difference(what, tuple(map(self._path, [both[0], *rest])))
 
 

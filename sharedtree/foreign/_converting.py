@@ -1,5 +1,6 @@
 """`convert`: from the files of other libraries to a tree with ties, and back."""
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
@@ -21,8 +22,6 @@ from ..serialise.trust._trust import Trusted
 from ._equinox_leaves import MAGIC, read_leaves, write_leaves
 from ._flax_msgpack import read_state, state_bytes
 from ._foreign_differences import is_key
-
-_OF_SAFETENSORS = b'{"__metadata__":'
 
 
 class Conversion(NamedTuple):
@@ -119,61 +118,52 @@ def convert(
             f"`{printable(str(os.fspath(target)))}` does not say what to write. Let it end in `.safetensors` for "
             "`load`, in `.eqx` for Equinox, or in `.msgpack` for flax."
         )
-    opened = open_source(source)
-    try:
+    with contextlib.closing(open_source(source)) as opened:
         tree = _read(opened, source, like, trusted)
-    finally:
-        opened.close()
     tied: tuple[tuple[str, ...], ...] = ()
     if ties == "equal":
         tree, tied = _with_equal_tied(tree)
-    untied: tuple[tuple[str, ...], ...] = ()
-    if target is not None:
-        if ending == ".safetensors":
-            save(target, tree)
+    if target is None:
+        return Conversion(tree, tied, ())
+    if ending == ".safetensors":
+        save(target, tree)
+        return Conversion(tree, tied, ())
+    with replacing(target) as file:
+        if ending == ".eqx":
+            write_leaves(file, tree)
         else:
-            data = state_bytes(tree) if ending == ".msgpack" else None
-            with replacing(target) as file:
-                if data is None:
-                    write_leaves(file, tree)
-                else:
-                    file.write(data)
-            untied = tuple([tie.paths for tie in ties_of(tree)])
-    return Conversion(tree, tied, untied)
+            file.write(state_bytes(tree))
+    return Conversion(tree, tied, tuple([tie.paths for tie in ties_of(tree)]))
 
 
 def _read(opened: Source, source: Readable, like: Any, trusted: Trusted | Iterable[Trusted]) -> Any:
     start = bytes(opened.read(0, 64))
-    if start[8:].startswith(_OF_SAFETENSORS) or _is_of_safetensors(start, opened.size):
+    # The length of a header that the file has, and a header; or at least the beginning of one of ours.
+    has_header = start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= opened.size - 8
+    if has_header or start[8:].startswith(b'{"__metadata__":'):
         again = isinstance(source, str | os.PathLike | bytes | bytearray | memoryview)
         return load(source if again else bytes(opened.read(0, opened.size)), like=like, trusted=trusted)
-    if not start.startswith(MAGIC) and start:
+    if start and not start.startswith(MAGIC):
         tree = read_state(opened, like)
         return tree if like is None else retie(tree, like)
-    if like is None and not start:
+    if like is not None:
+        return retie(read_leaves(opened, like), like)
+    if not start:
         raise CorruptFileError(f"`{opened.label}` is empty: it was cut short, or never written. Copy it again.")
-    if like is None:
-        raise ValueError(
-            "The files of `equinox.tree_serialise_leaves` do not say to which tree their arrays belong. Give one that "
-            "is like it, such as:\n    sharedtree.convert(source, like=equinox.filter_eval_shape(make_model, key))"
-        )
-    return retie(read_leaves(opened, like), like)
-
-
-def _is_of_safetensors(start: bytes, size: int) -> bool:
-    """Whether a file begins with the length of a header that it has, and with a header, whatever is first in there."""
-    return start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size - 8
+    raise ValueError(
+        "The files of `equinox.tree_serialise_leaves` do not say to which tree their arrays belong. Give one that is "
+        "like it, such as:\n    sharedtree.convert(source, like=equinox.filter_eval_shape(make_model, key))"
+    )
 
 
 def _with_equal_tied(tree: Any) -> tuple[Any, tuple[tuple[str, ...], ...]]:
     """The tree with one object for all arrays that are equal, and the paths of those that were several."""
     paths, treedef = jtu.tree_flatten_with_path(tree)
-    groups: dict[Any, list[int]] = {}
-    for number, (_, leaf) in enumerate(paths):
-        key = _key_of(leaf)
-        if key is not None:
-            groups.setdefault(key, []).append(number)
     leaves = [leaf for _, leaf in paths]
+    groups: dict[Any, list[int]] = {}
+    for number, leaf in enumerate(leaves):
+        groups.setdefault(_key_of(leaf), []).append(number)
+    groups.pop(None, None)
     tied: list[tuple[str, ...]] = []
     for group in groups.values():
         if any(leaves[number] is not leaves[group[0]] for number in group):

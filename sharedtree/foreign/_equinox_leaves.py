@@ -26,82 +26,61 @@ from .._errors import CorruptFileError, FormatError
 from ..serialise.arrays._dtypes import clear_unused, require_bools
 from ..serialise.container._sources import Source
 from ..serialise.values._named import Problem, unserialisable
-from ..serialise.values._template import Difference
-from ._foreign_differences import (
-    NOTHING,
-    Numbers,
-    Ties,
-    described,
-    is_key,
-    is_shortened,
-    require_a_fit,
-    require_whole_numbers,
-)
+from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key
 
 MAGIC = b"\x93NUMPY"
 
-_ARRAYS = jax.Array | jax.ShapeDtypeStruct | np.ndarray
 _MAX_HEADER = 10_000  # bytes, as `numpy.load` has it: it is parsed by Python
 _LENGTHS = {(1, 0): "<H", (2, 0): "<I"}
 
 
 class _Record(NamedTuple):
-    """One array in a file."""
+    """One array in a file, and where its data is."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     fortran: bool
     start: int
-    nbytes: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
 
 
 def read_leaves(source: Source, like: Any) -> Any:
     """A tree like a template, with the leaves of a file. Arguments and errors are those of `convert`."""
     paths, treedef = jtu.tree_flatten_with_path(like)
-    differences: list[Difference] = []
-    shortened: list[tuple[str, Any]] = []
     leaves: list[Any] = []
-    ties, at = Ties(jtu.keystr), 0
+    fit, at = Fit(jtu.keystr), 0
     for keys, wanted in paths:
-        path = jtu.keystr(keys)
         if not _is_written(wanted):
             leaves.append(wanted)
-            continue
-        if is_key(wanted) or not isinstance(wanted, _ARRAYS | Numbers):
-            differences.append(Difference(path, "no form for it", described(wanted)))
-            leaves.append(wanted)
-            continue
-        if at == source.size:
-            differences.append(Difference(path, NOTHING, described(wanted)))
-            continue
-        record = _record(source, at)
-        at = record.start + record.nbytes
-        found = _fitting(source, record, wanted, path)
-        if found is None:
-            differences.append(Difference(path, f"{record.dtype}{list(record.shape)}", described(wanted)))
-            continue
-        if is_shortened(wanted):
-            shortened.append((path, wanted))
-        value, difference = ties.value(wanted, keys, found)
-        leaves.append(value)
-        differences += [] if difference is None else [difference]
+        elif is_key(wanted) or not isinstance(wanted, Arrays | Numbers):
+            fit.differs(keys, "no form for it", described(wanted))
+        elif at == source.size:
+            fit.differs(keys, NOTHING, described(wanted))
+        else:
+            record = _record(source, at)
+            at = record.stop
+            found = _fitting(source, record, wanted, keys)
+            if found is None:
+                fit.differs(keys, str(record), described(wanted))
+            else:
+                leaves.append(fit.value(wanted, keys, found))
     while at < source.size:
         record = _record(source, at)
-        at = record.start + record.nbytes
-        differences.append(Difference("", f"{record.dtype}{list(record.shape)} after the last leaf", NOTHING))
-    require_a_fit(differences, source.label)
-    require_whole_numbers(shortened, source.label)
+        at = record.stop
+        fit.differs((), f"{record} after the last leaf", NOTHING)
+    fit.require(source.label, is_in_order=True)
     return treedef.unflatten(leaves)
 
 
 def write_leaves(file: BinaryIO, tree: Any) -> None:
     """Writes what `equinox.tree_deserialise_leaves` reads. Raises `UnserialisableError` before anything is written."""
-    written = [(keys, leaf) for keys, leaf in jtu.tree_leaves_with_path(tree) if _is_written(leaf)]
-    refused = [(keys, leaf, _refusal_of(leaf)) for keys, leaf in written]
     problems = [
         Problem(jtu.keystr(keys), f"{described(leaf)}, {refusal[0]}", refusal[1])
-        for keys, leaf, refusal in refused
-        if refusal is not None
+        for keys, leaf in jtu.tree_leaves_with_path(tree)
+        if _is_written(leaf) and (refusal := _refusal_of(leaf)) is not None
     ]
     if problems:
         raise unserialisable(problems)
@@ -131,7 +110,7 @@ _NOT_READ_BACK = "which Equinox writes, but does not read back as it was"
 
 
 def _is_written(leaf: Any) -> bool:
-    return isinstance(leaf, _ARRAYS | Numbers) or hasattr(leaf, "__jax_array__")
+    return isinstance(leaf, Arrays | Numbers) or hasattr(leaf, "__jax_array__")
 
 
 def _record(source: Source, at: int) -> _Record:
@@ -163,10 +142,11 @@ def _record(source: Source, at: int) -> _Record:
         raise _malformed(source, at, "its dtype is none that an array has")
     if any(size < 0 for size in shape):
         raise _malformed(source, at, "a size is negative")
-    begin, nbytes = at + 8 + len(header), dtype.itemsize * math.prod(shape)
-    if begin + nbytes > source.size:
+    begin = at + 8 + len(header)
+    record = _Record(dtype, shape, fortran, begin, begin + dtype.itemsize * math.prod(shape))
+    if record.stop > source.size:
         raise _cut_short(source, at)
-    return _Record(dtype, shape, fortran, begin, nbytes)
+    return record
 
 
 def _is_nameless(dtype: np.dtype[Any]) -> bool:
@@ -174,16 +154,16 @@ def _is_nameless(dtype: np.dtype[Any]) -> bool:
     return dtype.isbuiltin == 2  # 2: those that were registered with NumPy, as ml_dtypes does
 
 
-def _fitting(source: Source, record: _Record, wanted: Any, path: str) -> Any:
+def _fitting(source: Source, record: _Record, wanted: Any, keys: Any) -> Any:
     """The value of a record, if it is one for a leaf of the template; else None."""
-    is_array = isinstance(wanted, _ARRAYS)
+    is_array = isinstance(wanted, Arrays)
     dtype = np.dtype(wanted.dtype) if is_array or isinstance(wanted, np.generic) else record.dtype
     shape = tuple(wanted.shape) if is_array else ()
     is_nameless = _is_nameless(dtype) and record.dtype == np.dtype((np.void, dtype.itemsize))
     if record.shape != shape or not (is_nameless or record.dtype.newbyteorder("=") == dtype.newbyteorder("=")):
         return None
-    data = np.frombuffer(source.read(record.start, record.nbytes), np.uint8)
-    require_bools(data, record.dtype, path)
+    data = np.frombuffer(source.read(record.start, record.stop - record.start), np.uint8)
+    require_bools(data, record.dtype, jtu.keystr(keys))
     if is_nameless:
         clear_unused(data, dtype)
     array = data.view(dtype if is_nameless else record.dtype)

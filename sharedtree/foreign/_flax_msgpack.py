@@ -5,7 +5,6 @@ the file's word. Here is checked what it does not look at: shapes, dtypes, names
 """
 
 import importlib
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,17 +18,7 @@ from .._printable import printable
 from ..serialise.arrays._dtypes import require_bools
 from ..serialise.container._sources import Source
 from ..serialise.values._named import Problem, unserialisable
-from ..serialise.values._template import Difference
-from ._foreign_differences import (
-    NOTHING,
-    Numbers,
-    Ties,
-    described,
-    is_key,
-    is_shortened,
-    require_a_fit,
-    require_whole_numbers,
-)
+from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key
 
 _VALUES = (np.ndarray, jax.Array, np.generic, bool, int, float, complex, str, bytes, type(None))
 
@@ -109,20 +98,16 @@ def _fix_of(value: Any) -> str | None:
     """What to do about a part of a state dictionary that cannot be written; None if it can be."""
     if type(value) is not dict and (not isinstance(value, _VALUES) or is_key(value)):
         return _OTHERWISE
-    return None if _has_a_name(value) else _OTHER_DTYPE
+    if not isinstance(value, np.ndarray | np.generic):
+        return None
+    try:  # flax notes the name of a dtype, which leads to another one if it is big-endian
+        has_name = not value.dtype.hasobject and np.dtype(value.dtype.name) == value.dtype
+    except TypeError:
+        has_name = False
+    return None if has_name else _OTHER_DTYPE
 
 
 _OTHER_DTYPE = "Put an array of a dtype of numbers in its place, a native one: `array.astype('float32')`."
-
-
-def _has_a_name(value: Any) -> bool:
-    """Whether flax, which notes the name of an array's dtype, finds that dtype again by it: not if it is big-endian."""
-    if not isinstance(value, np.ndarray | np.generic):
-        return True
-    try:
-        return not value.dtype.hasobject and np.dtype(value.dtype.name) == value.dtype
-    except TypeError:
-        return False
 
 
 _Place = tuple[Any, Any] | None
@@ -154,28 +139,22 @@ def _items(state: Any) -> Iterator[tuple[_Place, Any]]:
 
 def _require_values(state: Any, label: str) -> None:
     for place, value in _items(state):
-        if type(value) is dict:
-            other = next((key for key in value if type(key) is not str), "")
-            if type(other) is not str:
-                raise _not_written(f"a key of type `{type(other).__name__}`", place, label)
-        elif type(value) is not list and not isinstance(value, _VALUES):
-            raise _not_written(f"a `{type(value).__name__}`", place, label)
-        elif isinstance(value, np.ndarray) and value.dtype.kind == "b" and value.size:
+        keys = [key for key in value if type(key) is not str] if type(value) is dict else []
+        if keys or not isinstance(value, (dict, list, *_VALUES)):
+            what = f"a key of type `{type(keys[0]).__name__}`" if keys else f"a `{type(value).__name__}`"
+            raise FormatError(
+                f"`{label}` has {what} at `{printable(_path(place))}`, which flax does not write. Give the file as "
+                "flax wrote it."
+            )
+        if isinstance(value, np.ndarray) and value.dtype.kind == "b" and value.size:
             data = value.reshape(-1).view(np.uint8)
-            if data.max() > 1:
+            if data.max() > 1:  # a path is made only to be told
                 require_bools(data, value.dtype, _path(place))
-
-
-def _not_written(what: str, place: _Place, label: str) -> FormatError:
-    return FormatError(
-        f"`{label}` has {what} at `{printable(_path(place))}`, which flax does not write. Give the file as flax wrote "
-        "it."
-    )
 
 
 def _with_own_arrays(state: Any) -> Any:
     """The same state, changed in place, with arrays that can be written to; they were views of what was read."""
-    root = [state]
+    root = {"": state}
     stack: list[Any] = [root]
     while stack:
         part = stack.pop()
@@ -184,14 +163,12 @@ def _with_own_arrays(state: Any) -> Any:
                 part[key] = np.array(value)
             elif type(value) is dict or type(value) is list:
                 stack.append(value)
-    return root[0]
+    return root[""]
 
 
 def _fitted(wanted: Any, found: Any, label: str) -> Any:
     """The state dictionary of a file, with arrays of the library that a template's has, if the two fit."""
-    differences: list[Difference] = []
-    shortened: list[tuple[str, Any]] = []
-    ties = Ties(_path)
+    fit = Fit(_path)
     result: dict[str, Any] = {}
     stack: list[tuple[_Place, Any, Any, dict[str, Any], str]] = [(None, wanted, found, result, "")]
     while stack:
@@ -200,23 +177,18 @@ def _fitted(wanted: Any, found: Any, label: str) -> Any:
             into[key] = {}
             for name in reversed({**want, **have}):
                 there = place, jtu.DictKey(name)
-                if name not in have:
-                    differences.append(Difference(_path(there), NOTHING, described(want[name])))
-                elif name not in want:
-                    differences.append(Difference(_path(there), described(have[name]), NOTHING))
-                else:
+                if name in want and name in have:
                     stack.append((there, want[name], have[name], into[key], name))
+                else:
+                    texts = [described(each[name]) if name in each else NOTHING for each in (have, want)]
+                    fit.differs(there, *texts)
             continue
         value = _fitting(want, have)
         if value is _MISFIT:
-            differences.append(Difference(_path(place), described(have), described(want)))
-            continue
-        if is_shortened(want):
-            shortened.append((_path(place), want))
-        into[key], difference = ties.value(want, place, value)
-        differences += [] if difference is None else [difference]
-    require_a_fit(sorted(differences), label)
-    require_whole_numbers(sorted(shortened, key=operator.itemgetter(0)), label)
+            fit.differs(place, described(have), described(want))
+        else:
+            into[key] = fit.value(want, place, value)
+    fit.require(label, is_in_order=False)
     return result[""]
 
 
@@ -224,7 +196,7 @@ _MISFIT: Any = object()
 
 
 def _fitting(want: Any, have: Any) -> Any:
-    if isinstance(want, jax.Array | jax.ShapeDtypeStruct | np.ndarray):
+    if isinstance(want, Arrays):
         fits = isinstance(have, np.ndarray | np.generic) and not is_key(want)
         if not fits or have.shape != want.shape or have.dtype != want.dtype:
             return _MISFIT

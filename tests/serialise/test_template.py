@@ -299,6 +299,15 @@ def test_what_can_be_changed_is_tied_as_in_the_template(kind, place):
         assert report.differences == ()
 
 
+def test_a_tie_at_any_key():
+    w, x = jnp.ones(2), jnp.ones(2)
+    for held, template in (([w, w], [w, x]), ([w, x], [w, w])):
+        trees = [{"a|{b}": each[0], "c": each[1]} for each in (held, template)]
+        with pytest.raises(st.StructureMismatchError, match=r"with `\['a\|\{b\}'\]`|than `\['a\|\{b\}'\]`") as raised:
+            st.load(st.to_bytes(trees[0]), like=trees[1])
+        assert raised.value.paths == ("['c']",)
+
+
 def test_numbers_in_a_value_that_occurs_twice_are_no_tie():
     """A file has an equal tuple once, which a template has twice, or the other way round."""
     shared = (1, np.float32(2))

@@ -117,16 +117,16 @@ def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comp
         (op, children), (other, others) = records[left], own_records[right]
         one, two = file.objects[left], own.objects[right]
         name, its_name = _identity(op, left, one), _identity(other, right, two)
-        if not is_told and name is not None and its_name is not None:
-            ties = (
-                (in_file.setdefault(name, (its_name, path)), its_name, "one object with `{}`|another one"),
-                (in_template.setdefault(its_name, (name, path)), name, "another object than `{}`|one object with it"),
-            )
-            for (first, where), now, text in ties:
-                if first != now and where != path and not is_told:
-                    is_told = True  # what is in a module parts with it, and need not be listed
-                    told = Difference(path, *text.format(where).split("|"))
-                    (values if type(op) is Static or type(other) is Static else found).append(told)
+        if not is_told and name is not None and its_name is not None and (name < 0) == (its_name < 0):
+            met, its_met = in_file.setdefault(name, (its_name, path)), in_template.setdefault(its_name, (name, path))
+            texts = ()
+            if met[0] != its_name and met[1] != path:
+                texts = f"one object with `{met[1]}`", "another one"
+            elif its_met[0] != name and its_met[1] != path:
+                texts = f"another object than `{its_met[1]}`", "one object with it"
+            if texts:
+                is_told = True  # what is in a module parts with it, and need not be listed
+                (values if type(op) is Static else found).append(Difference(path, *texts))
         if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls:
             if not op.type.is_plain:
                 in_module = True
@@ -136,23 +136,21 @@ def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comp
             for step in reversed({**here, **there}):
                 if step in here and step in there:
                     stack.append((here[step], there[step], path + step, is_told, in_module))
-                else:
-                    texts = [
-                        name_of(table[steps[step]][0]) if step in steps else "nothing"
-                        for table, steps in ((records, here), (own_records, there))
-                    ]
-                    found.append(Difference(path + step, *texts))
+                    continue
+                in_file_is = name_of(records[here[step]][0]) if step in here else "nothing"
+                in_template_is = name_of(own_records[there[step]][0]) if step in there else "nothing"
+                found.append(Difference(path + step, in_file_is, in_template_is))
             continue
         if type(op) is Node or type(other) is Node:
             found.append(Difference(path, name_of(op), name_of(other)))
             continue
         facts = list(zip(_facts(one, entries.get(id(one))), _facts(two), strict=True))  # alive: see Args
         if isinstance(two, jax.ShapeDtypeStruct):
-            facts[1] = ("", "")
+            del facts[1]  # it stands for both kinds of array
         differing = next((texts for texts in facts if texts[0] != texts[1]), None)
         if differing is not None:
             found.append(Difference(path, *differing))
-        if op is LEAF and other is LEAF and (differing is None or differing is facts[2]):
+        if op is LEAF and other is LEAF and (differing is None or differing is facts[-1]):
             fitting.setdefault(right, one)
         elif differing is None and type(op) is type(other) is Static and op != other and _are_plain(one, two):
             (found if in_module else values).append(Difference(path, *_told_apart(one, two)))
@@ -188,7 +186,7 @@ def rebuilt(tree: Walked, leaf_of: Callable[[int], Any]) -> Any:
 
 
 def _identity(op: Op, number: int, obj: Any) -> int | None:
-    """The same wherever an object is met; None for values. The record; of what has one for each path, less than 0."""
+    """The same wherever an object is met: its record, or if it has one for each path, less than 0. None for values."""
     if can_be_tied(op):
         return number if op is not LEAF or carries_identity(obj) else None
     return ~id(obj) if type(obj) in (bytearray, set) else None  # alive in the `Walked`
@@ -198,14 +196,11 @@ def _facts(leaf: Any, entry: ArrayEntry | None = None) -> tuple[str, str, str]:
     """What is compared of a leaf: what it is; of arrays, whose, and whether it is weakly typed."""
     if not isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         return "a function" if callable(leaf) else f"a `{type(leaf).__name__}`", "", ""
-    kind = entry.kind if entry is not None else "jax" if isinstance(leaf, jax.Array) else "numpy"
-    if entry is None and isinstance(leaf, jax.ShapeDtypeStruct):
-        kind = "struct"
+    kind = "a JAX array" if isinstance(leaf, jax.Array) or (entry and entry.kind == "jax") else "a NumPy array"
+    if isinstance(leaf, jax.ShapeDtypeStruct) and entry is None:
+        kind = "a `ShapeDtypeStruct`"
     weak = "a weakly typed array" if getattr(leaf, "weak_type", False) else "an array that is not weakly typed"
-    return f"{leaf.dtype}{list(leaf.shape)}", _KINDS[kind], weak
-
-
-_KINDS = {"jax": "a JAX array", "numpy": "a NumPy array", "struct": "a `ShapeDtypeStruct`"}
+    return f"{leaf.dtype}{list(leaf.shape)}", kind, weak
 
 
 def require_no_differences(differences: Sequence[Difference], label: str, fix: Sequence[str] = ()) -> None:
