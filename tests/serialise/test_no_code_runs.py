@@ -243,7 +243,7 @@ def test_a_wrapper_of_a_user_comes_back():
 EVALUATORS = """
     jax.export:Exported jax._src.export._export:Exported jax._src.api:VJP jax._src.core:MemorySpace
     jax._src.callback:_FlatCallback jax.experimental.sparse:BCOO flax.linen:Sequential flax.linen:Dense
-    flax.linen.module:SetupState chex:dataclass chex:ChexVariantType optax:MultiSteps sharedtree:Dag
+    flax.linen.module:SetupState chex:dataclass chex:ChexVariantType optax:MultiSteps sharedtree:Exported
     jax.tree_util:Partial jax._src.debugger.core:DebuggerFrame
 """
 
