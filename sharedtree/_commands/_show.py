@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from .._errors import FormatError
 from .._printable import printable
-from ..foreign._safetensors_files import is_foreign, tensors_in
 from ..serialise import Inspection, inspect
 from ..serialise.container._sources import open_source
+from ..serialise.flat import is_foreign, tensors_in
 from ..serialise.look import MAX_LINES, ArrayInfo
 from ..serialise.values._paths import Line, columns, indent
 from ._output import OK, counted, line_writer, write_json

@@ -5,7 +5,6 @@ arrays that are wanted are chosen, read, and put where they go. Of them and the 
 """
 
 import contextlib
-import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
@@ -17,6 +16,7 @@ from .arrays._placing import read_arrays
 from .container._chunks import ProgressOption
 from .container._reading import Container, read_header
 from .container._sources import Readable, open_source
+from .flat import is_foreign, load_tensors
 from .trust._trust import Trust, Trusted
 from .values._encoding import names_in
 from .values._evolution import Renames
@@ -138,13 +138,11 @@ def load(
         (8,)
     """
     if foreign:
-        # One floor up, where the files of others are read; so it is looked up when it is asked for.
-        theirs: Any = importlib.import_module("...foreign._safetensors_files", __name__)
         with contextlib.closing(open_source(path)) as source:
-            if theirs.is_foreign(source):
+            if is_foreign(source):
                 of_a_tree = {"trusted": trusted, "like": like is not None, "strict": not strict, "renames": renames}
                 options = {"sharding": sharding, "mmap": mmap, "verify": verify, "progress": progress}
-                return theirs.load_tensors(source, select=select, **options, **of_a_tree)
+                return load_tensors(source, select=select, **options, **of_a_tree)
             if not isinstance(path, str | os.PathLike | bytes | bytearray | memoryview):
                 path = bytes(source.read(0, source.size))  # a file object may not stand at the beginning any more
     trust = Trust(trusted, names_in(like) if like is not None else None)

@@ -12,7 +12,7 @@ from .load import opened
 from .trust._asked import Request
 from .trust._names import root_of
 from .trust._trust import Trust, Trusted
-from .values._name_paths import audit as requests_of
+from .values._decoding import audit as requests_of
 from .values._paths import Line, Lines, array_nbytes, columns
 
 MAX_LINES = 10_000

@@ -13,10 +13,9 @@ import pytest
 
 import sharedtree as st
 from sharedtree.serialise.trust._trust import Trust
-from sharedtree.serialise.values._decoding import decode
+from sharedtree.serialise.values._decoding import audit, decode
 from sharedtree.serialise.values._encoding import encode
 from sharedtree.serialise.values._manifest import parse_manifest
-from sharedtree.serialise.values._name_paths import audit
 
 RELU = ["function", "jax.nn:relu"]
 BOUND_METHOD = {"name": "equinox._module._prebuilt:BoundMethod", "kind": "module", "fields": ["__func__", "__self__"]}

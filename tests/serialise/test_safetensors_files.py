@@ -15,8 +15,8 @@ import pytest
 import safetensors.numpy
 
 import sharedtree as st
-from sharedtree.foreign._safetensors_files import is_foreign, tensors_in
 from sharedtree.serialise.container._sources import open_source
+from sharedtree.serialise.flat import is_foreign, tensors_in
 
 from .test_template import Counting
 

@@ -18,10 +18,9 @@ from sharedtree._errors import StructureMismatchError, UntrustedTypeError
 from sharedtree.serialise.trust import _allowed, _trust
 from sharedtree.serialise.trust._names import find
 from sharedtree.serialise.trust._trust import Trust, trust
-from sharedtree.serialise.values._decoding import decode
+from sharedtree.serialise.values._decoding import audit, decode
 from sharedtree.serialise.values._encoding import encode, names_in
 from sharedtree.serialise.values._manifest import parse_manifest
-from sharedtree.serialise.values._name_paths import audit
 
 from . import strategies
 from .strategies import Layer, Pair, activate, make
@@ -89,7 +88,7 @@ def test_nothing_is_imported_for_a_name_that_is_not_allowed(tmp_path):
         import json, sys
         sys.path.insert(0, {str(tmp_path)!r})
         from sharedtree.serialise.values._decoding import decode
-        from sharedtree.serialise.values._name_paths import audit
+        from sharedtree.serialise.values._decoding import audit
         from sharedtree.serialise.values._manifest import parse_manifest
         nodes = [["tuple", [["class", "evil:A"], ["function", "evil:f"], ["function", "turtle:Turtle"]]]]
         types = [{{"name": "evil:B", "kind": "dataclass", "fields": []}}]

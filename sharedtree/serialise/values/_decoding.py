@@ -5,22 +5,29 @@ recurses. Names are resolved before anything is built. What is called is: the fl
 default factories of trusted classes, and their hashes where they are keys; never what the file says.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from ..._dag import Dag
 from ..._errors import FormatError, SharedTreeError, StructureMismatchError
 from ..._printable import printable
 from ..arrays._arrays import finish
 from ..container._header import malformed
+from ..trust._asked import Name, Paths, Request, judge_all, resolve_all
 from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._trust import Trust
 from ._atoms import DistinctNans, is_nan
-from ._evolution import Renames, builder
-from ._kinds import BUILDERS, nested_too_deeply, num_keys
-from ._name_paths import Resolved, resolve
+from ._called import name_of_method
+from ._evolution import Renames, builder, require_sound_renames
+from ._kinds import BUILDERS, nested_too_deeply, num_keys, steps
 from ._nodes import Collisions, Manifest, Parts, TypeEntry, most_collisions
 from ._touched import first_touched, walked_in
+
+_MAX_TEXT = 200
+_MAX_PATHS = 3
+
+Resolved = Mapping[tuple[str, ...], Any]
+"""The object of each name: (`"class"` or `"function"`, name) → object."""
 
 
 def decode(
@@ -100,3 +107,72 @@ def _maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
             "with the code that wrote it."
         )
     return cls
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def resolve(manifest: Manifest, trust: Trust | None = None, renames: Renames | None = None) -> Resolved:
+    """What the names in a manifest lead to. Arguments and errors are those of `decode`."""
+    renames = {} if renames is None else renames
+    require_sound_renames(renames)
+    return resolve_all(_names(manifest), lambda: paths_of_names(manifest), trust or Trust(), renames)
+
+
+def audit(manifest: Manifest, trust: Trust | None = None) -> tuple[Request, ...]:
+    """Each name that a file asks for, without building anything."""
+    return judge_all(_names(manifest), paths_of_names(manifest), trust or Trust())
+
+
+def _names(manifest: Manifest) -> tuple[Name, ...]:
+    return cast("tuple[Name, ...]", manifest.names)
+
+
+def paths_of_names(manifest: Manifest) -> Paths:
+    """For each name, where it stands first; at most three places."""
+    parents = _first_parents(manifest)
+    names = set(manifest.names)
+    owners = [entry.name for entry in manifest.types]
+    found: dict[Any, tuple[str, ...]] = {}
+
+    def note(kind: str, name: str, number: int, step: str) -> None:
+        places = found.get((kind, name), ())
+        if len(places) < _MAX_PATHS:
+            found[kind, name] = (*places, _path(parents, number) + step)
+
+    if type(manifest.root) is list:
+        note(manifest.root[0], manifest.root[-1], -1, "")
+    for number in sorted(parents):
+        node = manifest.nodes[number]
+        if node[0] in ("object", "wrapper", "registered", "enum"):
+            note("class", manifest.types[node[1]].name, number, "")
+        method = name_of_method(owners, manifest.nodes, node)
+        if method is not None:
+            note("method", method, number, "")
+        for child, step in steps(manifest, node):
+            if type(child) is list and len(child) == 2 and (child[0], child[1]) in names:
+                note(child[0], child[1], number, step)
+    return found
+
+
+def _first_parents(manifest: Manifest) -> dict[int, tuple[int, str]]:
+    """For each node below the root, the node that it was first reached from, and how."""
+    if type(manifest.root) is not int:
+        return {}
+    parents: dict[int, tuple[int, str]] = {manifest.root: (-1, "")}
+    for number in range(manifest.root, -1, -1):  # children stand before their parents
+        if number in parents:
+            for child, step in steps(manifest, manifest.nodes[number]):
+                if type(child) is int:
+                    parents.setdefault(child, (number, step))
+    return parents
+
+
+def _path(parents: dict[int, tuple[int, str]], number: int) -> str:
+    texts: list[str] = []
+    length = 0
+    while number in parents and length < _MAX_TEXT:
+        number, step = parents[number]
+        texts.append(step)
+        length += len(step)
+    return ("..." if number in parents else "") + "".join(reversed(texts))

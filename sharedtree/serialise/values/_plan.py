@@ -14,9 +14,8 @@ from ..arrays._arrays import ArrayEntry, finish
 from ..arrays._dtypes import dtype_named
 from ..arrays._placing import Place, Placement
 from ..trust._trust import Trust
-from ._decoding import decode
+from ._decoding import decode, resolve
 from ._evolution import Renames
-from ._name_paths import resolve
 from ._nodes import Manifest
 from ._paths import part_at
 from ._template import Comparison, LoadReport, compare, rebuilt, require_no_differences

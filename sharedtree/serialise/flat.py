@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from .._errors import CorruptFileError, FormatError
 from .._printable import printable
-from ..serialise.arrays._arrays import ArrayEntry
-from ..serialise.arrays._dtypes import dtype_named, require_bools, stored
-from ..serialise.arrays._placing import read_arrays
-from ..serialise.container._chunks import ProgressOption
-from ..serialise.container._header import MAX_HEADER_BYTES, Header, Tensor, parse_json
-from ..serialise.container._reading import Container
-from ..serialise.container._sources import Source
-from ..serialise.values._plan import Select, Shardings, place_of, struct_of
+from .arrays._arrays import ArrayEntry
+from .arrays._dtypes import dtype_named, require_bools, stored
+from .arrays._placing import read_arrays
+from .container._chunks import ProgressOption
+from .container._header import MAX_HEADER_BYTES, Header, Tensor, parse_json
+from .container._reading import Container
+from .container._sources import Source
+from .values._plan import Select, Shardings, place_of, struct_of
 
 _START_OF_OURS = b'{"__metadata__":{"sharedtree.header":"'
 _MAX_BYTES = 2**63 - 1
