@@ -1,3 +1,3 @@
-"""The files of other libraries: Equinox's leaves and flax's msgpack, to trees with ties and back."""
+"""The files of others: Equinox's leaves and flax's msgpack, to trees with ties and back; safetensors, to tensors."""
 
 from ._converting import Conversion as Conversion, convert as convert
