@@ -92,7 +92,7 @@ def _hashed(sized: Iterable[tuple[TensorSource, int]], digests: list[int]) -> Ge
         for source, nbytes in sized:
             first, at = len(digests), 0
             digests += [0] * num_chunks(nbytes)
-            for buffer in source.buffers():
+            for buffer in filter(len, source.buffers()):
                 if nbytes < _WORTH_A_THREAD:  # one chunk
                     digests[first] = zlib.crc32(buffer, digests[first])
                 else:
