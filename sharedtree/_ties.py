@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
-from ._context import pack_alone, rules_here
+from ._context import pack_alone
 from ._errors import SharingMismatchError
-from ._graph import Tags, pack
 from ._node_types import carries_identity, require_registered
 from ._sharing import Agree, LostTie, Mismatch, Shape, lost_ties, shape_of
 from ._statics import Static
@@ -52,12 +51,6 @@ class ReadTree(NamedTuple):
 def read_tree(tree: Any) -> ReadTree:
     require_registered(tree)
     return _read(*pack_alone(tree))
-
-
-def read_values_once(tree: Any) -> ReadTree:
-    """A tree of which each tuple is one record, too, however often it occurs: of a file's, nobody knows how often."""
-    require_registered(tree)
-    return _read(*pack(tree, Tags(), rules_here()._replace(values=True)))
 
 
 def _read(leaves: list[Any], structure: Structure) -> ReadTree:

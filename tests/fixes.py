@@ -45,7 +45,7 @@ def fixes() -> list[Fix]:
     found: list[Fix] = []
     for path in sorted(ROOT.rglob("*.py")):
         name = path.relative_to(ROOT)
-        if name.parts[0] not in OTHER_PROGRAMS:
+        if name.parts[0] not in OTHER_PROGRAMS and name.name != "_allowed.py":  # which is lists of names
             for text in texts_of(ast.parse(path.read_text())):
                 found += [Fix(str(name), block) for block in blocks_of(text)]
     return found
@@ -63,7 +63,7 @@ def texts_of(module: ast.Module) -> list[str]:
             texts.append("".join(str(v.value) if isinstance(v, ast.Constant) else HOLE for v in node.values))
         elif node not in others and isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts.append(node.value)
-    return [text for text in texts if "\n    abs absolute" not in text]
+    return texts
 
 
 def blocks_of(text: str) -> list[str]:

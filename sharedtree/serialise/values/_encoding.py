@@ -5,11 +5,7 @@ Nothing recurses, and nothing stops at the first object that cannot be written: 
 """
 
 import json
-from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-import jax
-import numpy as np
 
 from ..._errors import CycleError
 from ..._printable import printable
@@ -17,10 +13,10 @@ from ..._version import __version__
 from ..arrays._arrays import describe, is_array
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError, name_of
-from ._atoms import ENCODERS, encode_numpy
+from ._atoms import ENCODERS
 from ._called import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
 from ._instances import Instances
-from ._jax_values import take_device, take_key_dtype
+from ._jax_values import take_other
 from ._kinds import TAKERS, nested_too_deeply
 from ._manifest import FORMAT
 from ._named import Named, Problem, unserialisable
@@ -238,8 +234,11 @@ class _Walk:
         take = TAKERS.get(cls)
         if take is not None:
             apart = take(obj)
-            if apart.hashed:
-                self._count_collisions(cls.__name__, apart.hashed)
+            try:
+                self._collisions.add(apart.hashed)
+            except ValueError as error:
+                what = f"a `{cls.__name__}` in which {error}, so that it would take long to build"
+                raise RefusalError(what, _OTHER_HASHES) from None
             return self._in_order(obj, apart) if cls in (set, frozenset) else apart
         if isinstance(obj, type):
             return self._named.atom("class", obj)
@@ -263,7 +262,8 @@ class _Walk:
             return take_registered(obj, self._simple_type(cls, kind))
         if kind is not None:
             return self._instances.take_apart(obj, cls)
-        return self._other(obj, cls)
+        other = take_other(obj)
+        return self._named.atom_of_function(obj) if other is None else other
 
     def _in_order(self, members: Any, apart: Apart) -> Apart:
         """A set whose members come in an order that is the same in every process."""
@@ -280,34 +280,6 @@ class _Walk:
             return apart
         extend_digests(ranking.digests, ranking.walk.nodes, ranking.walk.types, ranking.walk.entries)
         return apart._replace(children=sorted(apart.children, key=ranking.rank))
-
-    def _count_collisions(self, kind: str, keys: Sequence[Any]) -> None:
-        try:
-            self._collisions.add(keys)
-        except ValueError as error:
-            raise RefusalError(
-                f"a `{kind}` in which {error}, so that it would take long to build", _OTHER_HASHES
-            ) from None
-
-    def _other(self, obj: Any, cls: Any) -> Any:
-        if isinstance(obj, np.generic | np.dtype):
-            try:
-                return encode_numpy(obj)
-            except TypeError:
-                dtype = obj.dtype if isinstance(obj, np.generic) else obj
-                raise RefusalError(
-                    f"a NumPy value of the dtype `{dtype}`", "Keep its parts, as numbers, texts or tuples."
-                ) from None
-        if isinstance(obj, jax.Device):
-            return take_device(obj)
-        key_dtype = take_key_dtype(obj)
-        if key_dtype is not None:
-            return key_dtype
-        if isinstance(obj, jax.Ref):
-            raise RefusalError(
-                "a `jax.Ref`, which is memory and not a value", "Save what it holds: `ref[...]`, or `jax.freeze(ref)`."
-            )
-        return self._named.atom_of_function(obj)
 
     def _array(self, obj: Any) -> int:
         entry, data = describe(obj, "")

@@ -18,7 +18,7 @@ from ..._errors import FormatError, StructureMismatchError
 from ..._printable import printable
 from ..arrays._arrays import ArrayEntry, key_dtype, key_implementation
 from ..trust._names import RefusalError
-from ._atoms import short
+from ._atoms import encode_numpy, short
 from ._nodes import SIZES, TEXT, Apart, Kind, Manifest, Node, Operand, Parts, child, children
 
 # --- arrays, what describes them, and treedefs ------------------------------------------------------------------------
@@ -46,14 +46,6 @@ def _build_struct(parts: Parts, node: Node) -> Any:
     return jax.ShapeDtypeStruct(tuple(node[1]), parts.child(node[2]), weak_type=node[3], sharding=parts.child(node[4]))
 
 
-def take_key_dtype(dtype: Any) -> Apart | None:
-    """A dtype of typed PRNG keys; None if it is anything else, or not of JAX's own implementations."""
-    if isinstance(dtype, np.dtype) or not hasattr(dtype, "_impl"):  # a cheap test first
-        return None
-    impl = key_implementation(dtype)
-    return None if impl is None else Apart((), (), lambda _: ["key_dtype", impl])
-
-
 class Leaf:
     """Stands for a leaf in the object that describes a treedef."""
 
@@ -79,9 +71,22 @@ def _take_treedef(obj: Any) -> Apart:
 # --- devices and meshes -----------------------------------------------------------------------------------------------
 
 
-def take_device(obj: Any) -> Apart:
-    """A device: its platform and its id. JAX has a class of its own for each platform."""
-    return Apart((obj.id,), (".id",), lambda done: ["device", obj.platform, done[0]])
+def take_other(obj: Any) -> Apart | list[str] | None:
+    """What is of no one class: NumPy's scalars and dtypes, dtypes of PRNG keys, devices. None for anything else."""
+    if isinstance(obj, np.generic | np.dtype):
+        try:
+            return encode_numpy(obj)
+        except TypeError:
+            dtype = obj.dtype if isinstance(obj, np.generic) else obj
+            fix = "Keep its parts, as numbers, texts or tuples."
+            raise RefusalError(f"a NumPy value of the dtype `{dtype}`", fix) from None
+    if isinstance(obj, jax.Device):
+        return Apart((obj.id,), (".id",), lambda done: ["device", obj.platform, done[0]])
+    if isinstance(obj, jax.Ref):
+        fix = "Save what it holds: `ref[...]`, or `jax.freeze(ref)`."
+        raise RefusalError("a `jax.Ref`, which is memory and not a value", fix)
+    impl = key_implementation(obj) if hasattr(obj, "_impl") else None  # a cheap test first
+    return None if impl is None else Apart((), (), lambda _: ["key_dtype", impl])
 
 
 def _build_device(parts: Parts, node: Node) -> Any:

@@ -1,0 +1,91 @@
+"""The rooms of `serialise/`: which may import which, how large a file may be, how many files a verb goes through."""
+
+import pathlib
+import sys
+
+import equinox as eqx
+import jax
+import pytest
+
+import sharedtree as st
+import sharedtree.serialise
+from tests.test_imports import files, imports_of, name_of
+
+ROOT = pathlib.Path(sharedtree.serialise.__file__).parent
+
+# Each may import from those before it, and from none after it.
+ORDER = ["container", "trust", "arrays", "values", "flat", "save", "load", "look", "orbax", "serialise"]
+
+MAX_LINES = 330
+
+OURS = [path for path in files() if path.is_relative_to(ROOT)]
+
+
+def room_of(name):
+    """The room that a dotted name is in, or the verb: `serialise.values._kinds` is in `values`."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ORDER else "serialise"
+
+
+@pytest.mark.parametrize("path", OURS, ids=name_of)
+def test_imports_point_downwards(path):
+    here = room_of(name_of(path))
+    for name in imports_of(path)[0]:
+        if name.startswith("serialise"):
+            assert ORDER.index(room_of(name)) <= ORDER.index(here), f"{name_of(path)} imports {name}"
+
+
+@pytest.mark.parametrize("room", ORDER[:4])
+def test_imports_within_a_room_have_no_cycle(room):
+    inside = [path for path in OURS if path.parent.name == room]
+    graph = {name_of(path): {name for name in imports_of(path)[0] if room_of(name) == room} for path in inside}
+    while graph:
+        free = [name for name, needs in graph.items() if not needs & graph.keys()]
+        assert free, f"a cycle among {sorted(graph)}"
+        for name in free:
+            del graph[name]
+
+
+@pytest.mark.parametrize("room", ORDER[:4])
+def test_each_room_says_what_comes_in_and_out(room):
+    module = sys.modules[f"sharedtree.serialise.{room}"]
+    lines = [line for line in module.__doc__.splitlines() if line.strip()]
+    assert len(lines) <= 5
+    said = module.__doc__.lower()
+    assert " in come " in f" {said} ".replace("\n", " ")
+    assert "never" in said
+
+
+@pytest.mark.parametrize("path", OURS, ids=name_of)
+def test_no_file_is_long(path):
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+def files_crossed(verb):
+    """The files below `serialise/` whose functions run."""
+    crossed = set()
+
+    def note(frame, event, _):
+        file = pathlib.Path(frame.f_code.co_filename)
+        if event == "call" and file.is_relative_to(ROOT):
+            crossed.add(file)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        verb()
+    finally:
+        sys.setprofile(before)
+    return crossed
+
+
+def test_a_verb_goes_through_no_more_files_than_it_did(tmp_path):
+    """Whoever adds a file to the way of a model to the disk or back has to say so here."""
+    layer = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    tree = {"model": [layer, layer], "activation": jax.nn.relu, "step": 3}
+    path = tmp_path / "model.safetensors"
+    st.save(path, tree)
+    st.load(path)  # what is made once, such as layouts of classes, is there
+    saving, loading = files_crossed(lambda: st.save(path, tree)), files_crossed(lambda: st.load(path))
+    assert len(saving) <= 21, sorted(saving)
+    assert len(loading) <= 24, sorted(loading)
