@@ -188,17 +188,17 @@ def read_part(
     # Of what one step along the axis holds: where the first byte that is wanted is, and from there to the last.
     first = sum(map(operator.mul, (positions[0] for positions in ranges[axis + 1 :]), strides[axis + 1 :]))
     extent = sum(map(operator.mul, (count - 1 for count in inner), steps[axis + 1 :])) + 1
-    done = 0
+    done, count, buffer = 0, math.prod(inner), memoryview(memory)
     for outer in itertools.product(*ranges[:axis]):
         base = first + sum(map(operator.mul, outer, strides))
         for begin in range(0, len(ranges[axis]), at_once):
             some = ranges[axis][begin : begin + at_once]
-            shape = (len(some), *inner)
-            part = memory[done : done + math.prod(shape)]
+            size = len(some) * count
             start, nbytes = base + some[0] * strides[axis], (len(some) - 1) * steps[axis] + extent
-            if nbytes == len(part):  # without gaps
-                read_into(start, memoryview(part))
+            if nbytes == size:  # without gaps
+                read_into(start, buffer[done : done + size])
             else:
                 read_into(start, memoryview(scratch)[:nbytes])
-                part.reshape(shape)[...] = np.lib.stride_tricks.as_strided(scratch, shape, steps[axis:])
-            done += len(part)
+                grid = np.lib.stride_tricks.as_strided(scratch, (len(some), *inner), steps[axis:])
+                memory[done : done + size].reshape(grid.shape)[...] = grid
+            done += size
