@@ -11,7 +11,7 @@ from safetensors import deserialize
 
 from sharedtree._errors import FormatError
 from sharedtree.serialise.arrays import _dtypes
-from sharedtree.serialise.arrays._dtypes import clear_unused, dtype_name, dtype_named, restore, storable, stored
+from sharedtree.serialise.arrays._dtypes import clear_unused, dtype_name, dtype_named, name_if_storable, restore, stored
 from sharedtree.serialise.arrays._host_bytes import tensor_source
 from sharedtree.serialise.container._reading import read_header
 from sharedtree.serialise.container._writing import write
@@ -44,6 +44,10 @@ def random_array(dtype, shape):
 def bits(array):
     """The bytes of an array in memory, in C order."""
     return np.ascontiguousarray(array).tobytes()
+
+
+def storable(dtype):
+    return isinstance(dtype, np.dtype) and name_if_storable(dtype) is not None
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)

@@ -15,7 +15,7 @@ from ..._errors import FormatError
 from ..._jax_internals import ConcreteArray, weakly_typed
 from ..._printable import printable
 from ..trust._names import RefusalError
-from ._dtypes import dtype_name, storable
+from ._dtypes import name_if_storable
 
 
 class ArrayEntry(NamedTuple):
@@ -71,11 +71,12 @@ def describe(array: Any, tensor: str) -> tuple[dict[str, Any], Any]:
     if is_jax and array.is_deleted():
         raise RefusalError("an array whose memory was donated or deleted", "Save before it is donated.")
     dtype = array.dtype
-    if dtype.metadata or not storable(dtype):
+    name = None if dtype.metadata else name_if_storable(dtype)
+    if name is None:
         advice = "Keep numbers in arrays, and texts and objects in lists or tuples."
         raise RefusalError(f"an array of dtype `{dtype}`", advice)
     kind = "jax" if is_jax else "numpy"
-    return {"tensor": tensor, "dtype": dtype_name(dtype), "shape": list(array.shape), "kind": kind, **extra}, array
+    return {"tensor": tensor, "dtype": name, "shape": list(array.shape), "kind": kind, **extra}, array
 
 
 @functools.cache

@@ -51,14 +51,9 @@ if _LONG_DOUBLE is not None and np.dtype(np.longdouble).itemsize > 8:
 _TIME = re.compile(r"(datetime64|timedelta64)(?:\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 
 
-def storable(dtype: Any) -> bool:
-    """Whether arrays of a dtype can be stored: no structures, objects and texts, nor the dtypes of typed PRNG keys."""
-    return isinstance(dtype, np.dtype) and _name_of(dtype) is not None
-
-
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """What the manifest calls a dtype. It is a TypeError if the dtype is not storable."""
-    name = _name_of(dtype)
+    name = name_if_storable(dtype)
     if name is None:
         raise TypeError(f"Arrays of dtype `{dtype}` have no place in a sharedtree file.")
     return name
@@ -74,12 +69,14 @@ def dtype_named(name: str) -> np.dtype[Any]:
     if native is None and _TIME.fullmatch(plain):
         native = np.dtype(plain)  # the pattern has checked every character
     dtype = native if native is None or plain == name else native.newbyteorder()
-    if dtype is None or _name_of(dtype) != name:  # a dtype without a byte order, or a unit with a count of 1
+    if dtype is None or name_if_storable(dtype) != name:  # a dtype without a byte order, or a unit with a count of 1
         raise _unknown(name, plain)
     return dtype
 
 
-def _name_of(dtype: np.dtype[Any]) -> str | None:
+@functools.lru_cache(256)  # bounded: units of times are without number
+def name_if_storable(dtype: np.dtype[Any]) -> str | None:
+    """The name of a dtype; None for those of structures, objects and texts, whose arrays cannot be stored."""
     if dtype.kind in "mM" and _TIME.fullmatch(dtype.name):
         return dtype.name if dtype.isnative else _OTHER_ORDER + dtype.name
     return _NAMES.get(dtype)
@@ -97,11 +94,16 @@ _NAMES |= {dtype.newbyteorder(): _OTHER_ORDER + name for name, dtype in _NATIVE.
 
 def stored(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
     """The stored dtype and shape of an array of a storable dtype."""
-    as_itself = STORED_AS_ITSELF.get(dtype_name(dtype).lstrip("<>"))
+    as_itself = _stored_as(dtype)
     return ("U8", (*shape, dtype.itemsize)) if as_itself is None else (as_itself, shape)
 
 
-@functools.lru_cache(256)  # bounded: units of times are without number
+@functools.lru_cache(256)
+def _stored_as(dtype: np.dtype[Any]) -> str | None:
+    return STORED_AS_ITSELF.get(dtype_name(dtype).lstrip("<>"))
+
+
+@functools.lru_cache(256)
 def on_disk(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The same dtype, little-endian. Equal to `dtype` if no bytes need be swapped."""
     return dtype.newbyteorder("<") if _has_byte_order(dtype) else dtype

@@ -273,28 +273,26 @@ def aligned(nbytes: int) -> Bytes:
 
 def memory_for(tensors: Iterable[Tensor]) -> dict[str, Bytes]:
     """Fresh memory, not filled, for each tensor, by name. No more than 63 bytes for each are taken besides."""
-    groups: list[list[Tensor]] = []  # of tensors that share a piece of memory
-    filling: dict[int, tuple[list[Tensor], int]] = {}  # by what they may fill, the last group and what it does fill
+    groups: list[list[tuple[str, int]]] = []  # names and sizes of tensors that share a piece of memory
+    filling: dict[int, tuple[list[tuple[str, int]], int]] = {}  # by what they may fill: the last group, what it fills
     for tensor in tensors:
-        bound = _BLOCK_BYTES if tensor.nbytes < SMALL else _SLAB_BYTES if tensor.nbytes < _LARGE else 0
+        size = tensor.stop - tensor.start
+        bound = _BLOCK_BYTES if size < SMALL else _SLAB_BYTES if size < _LARGE else 0
         together, filled = filling.get(bound, ([], bound + 1))
-        if filled + _padded(tensor) > bound:
-            together, filled = [], 0
+        filled += size + -size % ALIGNMENT
+        if filled > bound:
+            together, filled = [], size + -size % ALIGNMENT
             groups.append(together)
-        together.append(tensor)
-        filling[bound] = together, filled + _padded(tensor)
+        together.append((tensor.name, size))
+        filling[bound] = together, filled
     memory: dict[str, Bytes] = {}
     for together in groups:
-        block = _in_huge_pages(sum(map(_padded, together)))
+        block = _in_huge_pages(sum([size + -size % ALIGNMENT for _, size in together]))
         at = 0
-        for tensor in together:
-            memory[tensor.name] = block[at : at + tensor.nbytes]
-            at += _padded(tensor)
+        for name, size in together:
+            memory[name] = block[at : at + size]
+            at += size + -size % ALIGNMENT
     return memory
-
-
-def _padded(tensor: Tensor) -> int:
-    return tensor.nbytes + -tensor.nbytes % ALIGNMENT
 
 
 def _in_huge_pages(nbytes: int) -> Bytes:

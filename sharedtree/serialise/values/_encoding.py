@@ -235,7 +235,8 @@ class _Walk:
         if take is not None:
             apart = take(obj)
             try:
-                self._collisions.add(apart.hashed)
+                if apart.hashed:
+                    self._collisions.add(apart.hashed)
             except ValueError as error:
                 what = f"a `{cls.__name__}` in which {error}, so that it would take long to build"
                 raise RefusalError(what, _OTHER_HASHES) from None
