@@ -8,7 +8,6 @@ default factories of trusted classes, and their hashes where they are keys; neve
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from ..._dag import Dag
 from ..._errors import FormatError, SharedTreeError, StructureMismatchError
 from ..._printable import printable
 from ..arrays._arrays import finish
@@ -21,7 +20,7 @@ from ._called import name_of_method
 from ._evolution import Renames, builder, require_sound_renames
 from ._kinds import BUILDERS, nested_too_deeply, num_keys, steps
 from ._nodes import Collisions, Manifest, Parts, TypeEntry, most_collisions
-from ._touched import first_touched, walked_in
+from ._touched import first_touched, has_dags, walked_in
 
 _MAX_TEXT = 200
 _MAX_PATHS = 3
@@ -71,7 +70,7 @@ def decode(
             f"Node {touched} of the file, a `{manifest.nodes[touched][0]}`, has an object of Flax NNX, or a `Module`, "
             "where something would look at it while the file is loaded. No save would write that."
         )
-    deep = nested_too_deeply(manifest.nodes, walked_in(classes)) if Dag in classes else None
+    deep = nested_too_deeply(manifest.nodes, walked_in(classes)) if has_dags(classes) else None
     if deep is not None:
         raise malformed(
             f"node {deep}, a `{manifest.nodes[deep][0]}`, is nested too deeply, or holds one thing too often"

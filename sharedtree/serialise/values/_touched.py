@@ -20,9 +20,14 @@ from ._nodes import Child, Node
 _MODULE, _NNX = 1, 2
 
 
+def has_dags(classes: Sequence[Any]) -> bool:
+    """Whether `Dag` is one of the classes. A metaclass is not asked whether they are equal."""
+    return any(cls is Dag for cls in classes)
+
+
 def walked_in(classes: Sequence[Any]) -> Callable[[Node], Iterable[Child]]:
     """Gives the children of a node that are looked at, where the types have these classes."""
-    if Dag not in classes:
+    if not has_dags(classes):
         return walked_of
     return lambda node: node[3] if _is_dag(node, classes) else walked_of(node)
 
