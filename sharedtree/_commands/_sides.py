@@ -13,7 +13,7 @@ from typing import Any
 from ..serialise.arrays._arrays import ArrayEntry
 from ..serialise.load import Opened
 from ..serialise.values._atoms import atom_text, short
-from ..serialise.values._kinds import children_of, node_text, operands, steps
+from ..serialise.values._kinds import TYPED, children_of, node_text, operands, steps
 from ..serialise.values._nodes import Child
 from ..serialise.values._paths import carries_identity
 
@@ -70,7 +70,7 @@ class Side:
             # Of a long text no more than the beginning is copied.
             return short(" ".join(text[: MOST + 1] if type(text) is str else repr(text) for text in texts), MOST)
         node = self.node(child)
-        if node[0] not in ("object", "wrapper", "registered", "enum"):
+        if node[0] not in TYPED:
             return self._label_text(child)
         entry = self.manifest.types[node[1]]
         version = f", version {entry.version}" if entry.version else ""

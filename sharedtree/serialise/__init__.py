@@ -1,4 +1,7 @@
-"""The file format: models on disk, with every shared node once."""
+"""The file format: models on disk, with every shared node once.
+
+`load`, `save` and `trust` are here the functions, and hide the modules and the folder of these names.
+"""
 
 from . import orbax as orbax
 from .load import from_bytes as from_bytes, load as load

@@ -12,14 +12,12 @@ from .._errors import CorruptFileError, FormatError
 from .._printable import printable
 from .arrays._arrays import ArrayEntry
 from .arrays._dtypes import dtype_named, require_bools, stored
-from .arrays._placing import read_arrays
+from .arrays._placing import Select, Shardings, place_of, read_arrays, struct_of
 from .container._chunks import ProgressOption
-from .container._header import MAX_HEADER_BYTES, Header, Tensor, parse_json
+from .container._header import MAX_HEADER_BYTES, START, Header, Tensor, parse_json
 from .container._reading import Container
 from .container._sources import Source
-from .values._plan import Select, Shardings, place_of, struct_of
 
-_START_OF_OURS = b'{"__metadata__":{"sharedtree.header":"'
 _MAX_BYTES = 2**63 - 1
 _MAX_RANK = 64  # of NumPy's arrays
 _MAX_LISTED = 20
@@ -45,9 +43,9 @@ class Tensors(NamedTuple):
 
 def is_foreign(source: Source) -> bool:
     """Whether a file begins as a safetensors file that is not one of ours."""
-    start = bytes(source.read(0, 8 + len(_START_OF_OURS)))
+    start = bytes(source.read(0, 8 + len(START)))
     length = int.from_bytes(start[:8], "little")
-    return start[8:9] == b"{" and length <= MAX_HEADER_BYTES and start[8:] != _START_OF_OURS
+    return start[8:9] == b"{" and length <= MAX_HEADER_BYTES and start[8:] != START
 
 
 def tensors_in(source: Source) -> Tensors:

@@ -12,17 +12,17 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overloa
 from .._errors import FormatError
 from .._printable import printable
 from .arrays._dtypes import dtype_named, stored
-from .arrays._placing import read_arrays
+from .arrays._placing import Select, Shardings, read_arrays
 from .container._chunks import ProgressOption
-from .container._reading import Container, read_header
+from .container._reading import Container, open_container
 from .container._sources import Readable, open_source
 from .flat import is_foreign, load_tensors
 from .trust._trust import Trust, Trusted
+from .values._decoding import Plan
 from .values._encoding import names_in
 from .values._evolution import Renames
 from .values._manifest import parse_manifest
 from .values._nodes import Manifest
-from .values._plan import Plan, Select, Shardings
 from .values._template import LoadReport
 
 T = TypeVar("T")
@@ -171,7 +171,7 @@ class Opened(NamedTuple):
 @contextlib.contextmanager
 def opened(where: Readable) -> Iterator[Opened]:
     """A checkpoint whose container and manifest were checked, and found to be about the same tensors."""
-    with read_header(where) as container:
+    with open_container(where) as container:
         manifest = parse_manifest(container.manifest)
         disagreement = next(_disagreements(container, manifest), None)
         if disagreement is not None:

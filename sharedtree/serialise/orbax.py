@@ -20,13 +20,13 @@ from .._errors import CorruptFileError, FormatError
 from .._printable import printable
 from .arrays._arrays import ArrayEntry
 from .arrays._orbax_forms import from_stored, is_stored, key_of, not_restored, require_sound, to_hand_over
-from .arrays._placing import Placement, placements_of, settled
+from .arrays._placing import Placement, Select, Shardings, placements_of, settled
 from .container._header import is_unicode
 from .trust._trust import Trust, Trusted
+from .values._decoding import Plan
 from .values._encoding import encode, names_in
 from .values._evolution import Renames
 from .values._manifest import Manifest, parse_manifest
-from .values._plan import Plan, Select, Shardings
 
 _ARRAYS, _MANIFEST = "arrays", "manifest"
 _TEXT, _CRC = "sharedtree", "sharedtree.crc32"

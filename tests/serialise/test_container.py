@@ -22,7 +22,7 @@ from sharedtree._errors import CorruptFileError, FormatError, SharedTreeError
 from sharedtree.serialise.arrays._host_bytes import buffers, tensor_source
 from sharedtree.serialise.container import _writing as _container
 from sharedtree.serialise.container._header import TensorSource
-from sharedtree.serialise.container._reading import read_header
+from sharedtree.serialise.container._reading import open_container
 from sharedtree.serialise.container._writing import write
 
 from .containers import START, entry, forged, header_text, sources, split, written
@@ -169,7 +169,7 @@ def test_a_file_that_is_positioned_in_the_middle():
     save_to(file)
     assert file.getvalue() == b"before" + expected
     file.seek(6)
-    assert read_header(file).damage() == []
+    assert open_container(file).damage() == []
 
 
 def test_a_file_object_that_returns_nothing_took_everything():
@@ -286,7 +286,7 @@ def test_a_long_manifest_is_the_last_tensor():
     assert json.loads(split(data)[0])["__metadata__"]["sharedtree"] == "tensor"
     assert list(json.loads(split(data)[0]))[-1] == "sharedtree.manifest"
     assert safetensors.numpy.load(data)["sharedtree.manifest"].tobytes().decode() == manifest
-    container = read_header(data)
+    container = open_container(data)
     assert container.manifest == manifest
     assert list(container.tensors) == ["w"]
     assert list(container.read_many()) == ["w"]
@@ -294,14 +294,14 @@ def test_a_long_manifest_is_the_last_tensor():
     at = data.rindex(b'"}')
     broken = data[: at - 5] + b"?" + data[at - 4 :]
     with pytest.raises(CorruptFileError, match=r"`sharedtree.manifest` .* is damaged"):
-        read_header(broken)
+        open_container(broken)
 
 
 def test_a_manifest_goes_into_a_tensor_when_the_header_would_be_too_long(monkeypatch):
     tree = {f"tensor{i}": np.zeros(1) for i in range(50)}
     manifest = "m" * 5000
     monkeypatch.setattr(_container, "MAX_HEADER_BYTES", 9000)
-    assert read_header(written(tree, manifest)).manifest == manifest
+    assert open_container(written(tree, manifest)).manifest == manifest
     monkeypatch.setattr(_container, "MAX_HEADER_BYTES", 3000)
     with pytest.raises(ValueError, match=r"(?s)header of 50 tensors .* jax.numpy.stack"):
         written(tree, manifest)
@@ -314,7 +314,7 @@ BYTES = b"\1\2\3\4"
 
 
 def test_a_forged_file_without_fault_is_read():
-    container = read_header(forged(header_text(FOUR, BYTES, {"x": "y"}), BYTES))
+    container = open_container(forged(header_text(FOUR, BYTES, {"x": "y"}), BYTES))
     assert container.metadata == {"x": "y"}
     assert container.read_many(["a"])["a"].tolist() == [1, 2, 3]
     assert container.tensors["b"].shape == (0, 2)
@@ -412,13 +412,13 @@ MALFORMED = {
 def test_malformed(name, tmp_path):
     data, match = MALFORMED[name]
     with pytest.raises((FormatError, CorruptFileError), match=f"(?s){match}") as raised:
-        read_header(data)
+        open_container(data)
     assert str(raised.value).count("\n") <= 2
     assert raised.value.__cause__ is None
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
     with pytest.raises(type(raised.value)):
-        read_header(path)
+        open_container(path)
 
 
 def test_malformed_headers_have_right_digests():
@@ -426,25 +426,25 @@ def test_malformed_headers_have_right_digests():
     for name, (data, match) in MALFORMED.items():
         if data[8:].startswith(START) and "digest" not in match:
             with pytest.raises(SharedTreeError) as raised:
-                read_header(data)
+                open_container(data)
             assert "digest that was saved" not in str(raised.value), name
 
 
 def test_a_header_of_100_mb_is_the_longest():
     with pytest.raises(FormatError, match="not the length"):
-        read_header(struct.pack("<Q", 100_000_001) + b"{}" + b" " * 100_000_000)
+        open_container(struct.pack("<Q", 100_000_001) + b"{}" + b" " * 100_000_000)
 
 
 def test_truncation_at_every_offset(tmp_path):
     data = written({"a": np.arange(5.0), "b": np.arange(64, dtype="u1")}, '{"format":1}', {"k": "v"})
-    assert read_header(data).damage() == []
+    assert open_container(data).damage() == []
     path = tmp_path / "x"
     path.write_bytes(data)
     for length in reversed(range(len(data))):
         os.truncate(path, length)
         for where in (data[:length], path):
             with pytest.raises((FormatError, CorruptFileError)) as raised:
-                read_header(where)
+                open_container(where)
             if length >= 8 + len(START):
                 assert isinstance(raised.value, CorruptFileError)
                 assert "cut short" in str(raised.value)
@@ -456,7 +456,7 @@ def test_every_flipped_bit_is_found():
         broken = bytearray(data)
         broken[bit // 8] ^= 1 << bit % 8
         with pytest.raises((FormatError, CorruptFileError)):
-            read_header(bytes(broken)).read_many()
+            open_container(bytes(broken)).read_many()
 
 
 @hypothesis.given(hs.data())
@@ -468,7 +468,7 @@ def test_any_change_is_found(data):
     broken = whole[:at] + data.draw(hs.binary(max_size=9)) + whole[at + cut :]
     hypothesis.assume(broken != whole)
     with pytest.raises((FormatError, CorruptFileError)):
-        read_header(broken).read_many()
+        open_container(broken).read_many()
 
 
 @hypothesis.given(hs.data())
@@ -482,7 +482,7 @@ def test_any_header_with_a_right_digest_is_read_or_refused(data):
         text = text[:at] + data.draw(values) + text[at + cut :]
     file = forged(text, BYTES)
     try:
-        container = read_header(file)
+        container = open_container(file)
     except (FormatError, CorruptFileError):
         return
     assert sum(tensor.nbytes for tensor in container.tensors.values()) <= len(file)

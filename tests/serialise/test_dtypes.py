@@ -13,7 +13,7 @@ from sharedtree._errors import FormatError
 from sharedtree.serialise.arrays import _dtypes
 from sharedtree.serialise.arrays._dtypes import clear_unused, dtype_name, dtype_named, name_if_storable, restore, stored
 from sharedtree.serialise.arrays._host_bytes import tensor_source
-from sharedtree.serialise.container._reading import read_header
+from sharedtree.serialise.container._reading import open_container
 from sharedtree.serialise.container._writing import write
 
 from .containers import written
@@ -54,7 +54,7 @@ def storable(dtype):
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0, 4)], ids=str)
 def test_every_dtype_comes_back_with_its_bits(dtype, shape):
     array = random_array(dtype, shape)
-    container = read_header(written({"x": array}))
+    container = open_container(written({"x": array}))
     back = restore(container.read_many(["x"])["x"], dtype_named(dtype_name(dtype)), shape)
     assert back.dtype == dtype
     assert back.dtype.byteorder == dtype.byteorder
@@ -167,7 +167,7 @@ def test_restore_aliases_what_it_is_given():
 def test_nan_payloads_and_odd_bits_survive():
     array = np.array([0x7FC00001, 0xFFC12345, 0x7F800001, 0x80000000], np.uint32).view(np.float32)
     for variant in (array, array.view(np.uint32).astype(">u4").view(">f4")):
-        back = restore(read_header(written({"x": variant})).read_many(["x"])["x"], variant.dtype, variant.shape)
+        back = restore(open_container(written({"x": variant})).read_many(["x"])["x"], variant.dtype, variant.shape)
         assert bits(back) == bits(variant)
 
 
@@ -175,5 +175,5 @@ def test_jax_arrays_are_written_from_where_they_are():
     values = jnp.arange(12.0).reshape(3, 4)
     file = io.BytesIO()
     write(file, [tensor_source("x", np.asarray(values))], "{}")
-    back = restore(read_header(file.getvalue()).read_many(["x"])["x"], np.dtype("f4"), (3, 4))
+    back = restore(open_container(file.getvalue()).read_many(["x"])["x"], np.dtype("f4"), (3, 4))
     np.testing.assert_array_equal(back, np.arange(12.0).reshape(3, 4))

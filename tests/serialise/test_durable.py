@@ -17,7 +17,7 @@ import safetensors
 from sharedtree.serialise.arrays._host_bytes import tensor_source
 from sharedtree.serialise.container import _durable, _writing as _container
 from sharedtree.serialise.container._durable import replacing
-from sharedtree.serialise.container._reading import read_header
+from sharedtree.serialise.container._reading import open_container
 from sharedtree.serialise.container._writing import write
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -398,7 +398,7 @@ def test_a_killed_process_leaves_a_whole_file(tmp_path):
             with safetensors.safe_open(path, framework="np") as file:
                 fill = int(file.metadata()["fill"])
                 assert (file.get_tensor("w") == fill).all()
-            with read_header(path) as container:
+            with open_container(path) as container:
                 assert container.damage() == []
             seen.add(fill)
         process.stdin.close()
@@ -432,7 +432,7 @@ def test_saves_while_python_ends(tmp_path):
     )
     assert not run.stderr
     for path in (tmp_path / "x1", tmp_path / "x2"):
-        with read_header(path) as container:
+        with open_container(path) as container:
             assert container.damage() == []
 
 

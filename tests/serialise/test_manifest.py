@@ -215,6 +215,19 @@ def test_the_table_of_kinds_is_that_of_the_page():
             assert place in what_the_page_asks_for(operand), (kind, operand, place)
 
 
+def test_rows_say_what_does_not_follow_from_their_operands():
+    from sharedtree.serialise.values._kinds import KINDS
+
+    for kind in KINDS.values():
+        sorts = [operand.type for operand in kind.operands]
+        if kind.types and kind.take is None:  # attributes, then what iterating gives
+            assert sorts in (["child"] * len(sorts), ["child"] * (len(sorts) - 1) + ["children"]), kind.name
+            assert all(each.step[1:].isidentifier() for each in kind.operands if each.type == "child"), kind.name
+        if kind.types and kind.build is None:  # the class is called with the children
+            assert sorts == ["child"] * len(sorts), kind.name
+        assert kind.build is not None or kind.types or kind.name == "array"
+
+
 def test_every_kind_is_built():
     from sharedtree.serialise.values._kinds import BUILDERS
 

@@ -831,6 +831,31 @@ HOOKS = {
 }
 
 
+def nested(depth: int) -> Any:
+    value: Any = ()
+    for _ in range(depth):
+        value = (value,)
+    return value
+
+
+def doubled(depth: int) -> Any:
+    """2^depth paths, in as many tuples as it is deep."""
+    value: Any = ("note",)
+    for _ in range(depth):
+        value = (value, value)
+    return value
+
+
+def test_metadata_of_any_depth_is_looked_through():
+    back = st.from_bytes(st.to_bytes(nnx.Param(jnp.ones(()), note=nested(500))), trusted=["flax"])
+    assert type(back) is nnx.Param
+    for deep in (nested(5_000), doubled(60)):  # more than may be hashed, or its structure could not be
+        with pytest.raises(st.UnserialisableError, match="nested so deeply, or shared so often"):
+            st.to_bytes(nnx.Param(jnp.ones(()), note=deep))
+    with pytest.raises(st.UnserialisableError, match="metadata that can be called"):
+        st.to_bytes(nnx.Param(jnp.ones(()), note=[nested(3), {"hook": (jax.nn.relu,)}]))
+
+
 @pytest.mark.parametrize("name", HOOKS)
 def test_no_hooks(name):
     with pytest.raises(st.UnserialisableError, match="metadata that can be called, such as a hook"):

@@ -22,7 +22,7 @@ from sharedtree._errors import CorruptFileError
 from sharedtree.serialise.container import _reading, _sources, _writing
 from sharedtree.serialise.container._chunks import CHUNK_BYTES, run_jobs
 from sharedtree.serialise.container._header import TensorSource
-from sharedtree.serialise.container._reading import aligned, read_header
+from sharedtree.serialise.container._reading import aligned, open_container
 from sharedtree.serialise.container._writing import write
 
 from .containers import entry, forged, header_text, written
@@ -76,7 +76,7 @@ class OnlyRead:
 def test_tensors_are_read_whole_in_whatever_order_they_are_asked_for(sizes):
     arrays = {f"t{i}": np.full(size, i + 1, np.uint8) for i, size in enumerate(sizes)}
     expected = {name: array.tobytes() for name, array in arrays.items()}
-    with read_header(written(arrays)) as container:
+    with open_container(written(arrays)) as container:
         for names in itertools.permutations(arrays):
             assert {name: part.tobytes() for name, part in container.read_many(names).items()} == expected
 
@@ -102,7 +102,7 @@ def test_tensors_are_read_whole_in_whatever_order_they_are_asked_for(sizes):
 )
 def test_every_kind_of_source(make, verify, path):
     where = make(path)
-    with read_header(where) as container:
+    with open_container(where) as container:
         data = container.read_many(verify=verify)
         assert list(data) == list(container.tensors)
         assert data.keys() == MIXED.keys()
@@ -123,14 +123,14 @@ def test_every_kind_of_source(make, verify, path):
 
 def test_a_pipe(path):
     with subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE) as process:
-        assert same(read_header(process.stdout).read_many(["big"])["big"], MIXED["big"])
+        assert same(open_container(process.stdout).read_many(["big"])["big"], MIXED["big"])
 
 
 def test_a_named_pipe(path, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     thread = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(path.read_bytes()))
     thread.start()
-    with read_header(tmp_path / "pipe") as container:
+    with open_container(tmp_path / "pipe") as container:
         assert same(container.read_many(["big"])["big"], MIXED["big"])
     thread.join()
 
@@ -139,7 +139,7 @@ def test_a_member_of_an_archive(path, tmp_path):
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.write(path, "member")
     with zipfile.ZipFile(tmp_path / "x.zip") as archive, archive.open("member") as file:
-        assert same(read_header(file).read_many(["big"])["big"], MIXED["big"])
+        assert same(open_container(file).read_many(["big"])["big"], MIXED["big"])
 
 
 def test_files_are_read_from_where_they_are_positioned(path, tmp_path):
@@ -148,7 +148,7 @@ def test_files_are_read_from_where_they_are_positioned(path, tmp_path):
     for buffering in (0, -1):
         with open(other, "rb", buffering) as file:
             file.seek(7)
-            container = read_header(file)
+            container = open_container(file)
             assert same(container.read_many(["big"])["big"], MIXED["big"])
             assert same(container.mapped()["big"], MIXED["big"])
 
@@ -156,23 +156,23 @@ def test_files_are_read_from_where_they_are_positioned(path, tmp_path):
 @pytest.mark.parametrize("where", [3, None, io.StringIO(), object()])
 def test_what_is_no_source(where):
     with pytest.raises(TypeError, match='open\\(path, "rb"\\)'):
-        read_header(where)
+        open_container(where)
 
 
 def test_paths_that_cannot_be_opened(tmp_path):
     with pytest.raises(FileNotFoundError):
-        read_header(tmp_path / "missing")
+        open_container(tmp_path / "missing")
     with pytest.raises(IsADirectoryError):
-        read_header(tmp_path)
+        open_container(tmp_path)
 
 
 def test_no_descriptor_is_left_open(path, tmp_path):
     (tmp_path / "bad").write_bytes(b"bad")
     before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
-    with read_header(path) as container:
+    with open_container(path) as container:
         container.read_many()
     with pytest.raises(ValueError):
-        read_header(tmp_path / "bad")
+        open_container(tmp_path / "bad")
     after = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
     assert len(after) <= len(before)
 
@@ -180,7 +180,7 @@ def test_no_descriptor_is_left_open(path, tmp_path):
 def test_maps_outlive_the_container_and_the_file(path, tmp_path):
     copy = tmp_path / "copy"
     copy.write_bytes(path.read_bytes())
-    with read_header(copy) as container:
+    with open_container(copy) as container:
         view = container.mapped()["big"]
     del container
     copy.unlink()
@@ -189,7 +189,7 @@ def test_maps_outlive_the_container_and_the_file(path, tmp_path):
 
 
 def test_a_map_is_aligned_for_what_can_be(path):
-    with read_header(path) as container:
+    with open_container(path) as container:
         views = container.mapped()
     assert views["even"].ctypes.data % 64 == 0
     assert views["small"].ctypes.data % 8 == 0
@@ -197,14 +197,14 @@ def test_a_map_is_aligned_for_what_can_be(path):
 
 
 def test_jax_uses_the_memory_as_it_is(path):
-    with read_header(path) as container:
+    with open_container(path) as container:
         data = container.read_many(["even"])["even"].view("i4")
     array = jax.device_put(data, jax.devices("cpu")[0], may_alias=True)
     assert array.unsafe_buffer_pointer() == data.ctypes.data
 
 
 def test_duplicate_names_are_read_once(path):
-    with read_header(path) as container:
+    with open_container(path) as container:
         assert list(container.read_many(["t1", "small", "t1"])) == ["small", "t1"]
 
 
@@ -212,7 +212,7 @@ def test_duplicate_names_are_read_once(path):
 def test_reading_takes_no_more_than_the_data(path, verify, monkeypatch):
     monkeypatch.delattr(_reading.mmap, "MADV_HUGEPAGE", raising=False)  # so that all of it is NumPy's, which is traced
     total = sum(array.nbytes for array in MIXED.values())
-    with read_header(path) as container:
+    with open_container(path) as container:
         container.read_many()
         tracemalloc.start()
         data = container.read_many(verify=verify)
@@ -224,7 +224,7 @@ def test_reading_takes_no_more_than_the_data(path, verify, monkeypatch):
 
 def test_progress(path):
     seen = []
-    with read_header(path) as container:
+    with open_container(path) as container:
         container.read_many(progress=lambda *step: seen.append(step))
         total = sum(array.nbytes for array in MIXED.values())
         assert seen[-1] == (total, total)
@@ -239,7 +239,7 @@ def test_progress(path):
 def broken_at(name, position):
     """A container of MIXED in which one byte of one tensor is another."""
     data = bytearray(written(MIXED))
-    container = read_header(bytes(data))
+    container = open_container(bytes(data))
     start = len(data) - max(t.stop for t in container.tensors.values()) + container.tensors[name].start
     data[start + position] ^= 0x10
     return bytes(data)
@@ -254,7 +254,7 @@ def broken_at(name, position):
 )  # fmt: skip
 def test_damage_is_named(name, position, chunk, tmp_path):
     data = broken_at(name, position)
-    container = read_header(data)
+    container = open_container(data)
     for read in (container.read_many, lambda: container.read_many([name])[name]):
         with pytest.raises(CorruptFileError, match=f"`{name}` in `<bytes>` is damaged: chunk {chunk} of ") as raised:
             read()
@@ -269,7 +269,7 @@ def test_damage_is_named(name, position, chunk, tmp_path):
 
 def test_all_damage_is_listed_in_order():
     data = bytearray(written(MIXED))
-    container = read_header(bytes(data))
+    container = open_container(bytes(data))
     base = len(data) - max(t.stop for t in container.tensors.values())
     expected = []
     for tensor in container.tensors.values():
@@ -277,13 +277,13 @@ def test_all_damage_is_listed_in_order():
             if (tensor.name, chunk) != ("big", 1):
                 data[base + tensor.start + chunk * CHUNK_BYTES] ^= 1
                 expected.append((tensor.name, chunk))
-    assert read_header(bytes(data)).damage() == expected
+    assert open_container(bytes(data)).damage() == expected
 
 
 def test_a_file_that_is_cut_short_while_it_is_read(path, tmp_path):
     copy = tmp_path / "copy"
     copy.write_bytes(path.read_bytes())
-    with read_header(copy) as container:
+    with open_container(copy) as container:
         os.truncate(copy, 2**20)
         with pytest.raises(CorruptFileError, match="cutting it short"):
             container.read_many()
@@ -294,7 +294,7 @@ def test_swapped_digests_are_found():
     text = header_text(tensors, b"abcd")
     digests = text.split('digests":"')[1][:16]
     swapped = text.replace(digests, digests[8:] + digests[:8])
-    container = read_header(forged(swapped, b"abcd"))
+    container = open_container(forged(swapped, b"abcd"))
     assert container.damage() == [("a", 0), ("b", 0)]
 
 
@@ -322,7 +322,7 @@ def parts(draw):
 def test_a_part_is_what_numpy_makes_of_it(limits, part, dtype, verify):
     shape, selection = part
     array = np.arange(int(np.prod(shape))).astype(dtype).reshape(shape)
-    container = read_header(written({"x": array, "before": np.arange(7)}))
+    container = open_container(written({"x": array, "before": np.arange(7)}))
     with pytest.MonkeyPatch.context() as patch:
         for name, value in zip(("_SHORT_GAP", "_SPAN"), limits, strict=True):
             patch.setattr(_sources, name, value)
@@ -346,20 +346,20 @@ LARGE = np.random.default_rng(1).integers(0, 2**32, (3000, 1100), dtype=np.uint3
 )  # fmt: skip
 def test_parts_of_many_chunks(selection, verify):
     selection = selection if isinstance(selection, tuple) else (selection,)
-    container = read_header(written({"x": LARGE}))
+    container = open_container(written({"x": LARGE}))
     assert container.read_selection("x", selection, verify=verify).tobytes() == LARGE[selection].tobytes()
 
 
 @pytest.mark.parametrize("selection", [[slice(None)] * 3, [slice(None, None, -1)], [slice(None, None, 0)]])
 def test_selections_that_do_not_fit(selection):
     with pytest.raises((IndexError, ValueError), match="does not fit|zero"):
-        read_header(written({"x": LARGE[:2]})).read_selection("x", selection)
+        open_container(written({"x": LARGE[:2]})).read_selection("x", selection)
 
 
 def test_a_part_of_a_damaged_tensor():
     data = bytearray(written({"x": LARGE}))
     data[-LARGE.nbytes + CHUNK_BYTES + 5] ^= 1  # in chunk 1, which holds rows 954 to 1906
-    container = read_header(bytes(data))
+    container = open_container(bytes(data))
     assert container.read_selection("x", [slice(0, 953)]).tobytes() == LARGE[:953].tobytes()
     assert container.read_selection("x", [slice(2000, None)]).tobytes() == LARGE[2000:].tobytes()
     for selection in ([slice(940, 960)], [slice(1000, 1001), slice(3, 4)], [slice(None), slice(0, 1)]):
@@ -370,7 +370,7 @@ def test_a_part_of_a_damaged_tensor():
 
 def test_a_part_reads_little(monkeypatch):
     """Rows of a large tensor cost their own bytes, columns those of the rows, and both few reads."""
-    container = read_header(written({"x": LARGE}))
+    container = open_container(written({"x": LARGE}))
     reads = []
     inner = container._source.read_into
     monkeypatch.setattr(container._source, "read_into", lambda at, b: (reads.append(len(b)), inner(at, b)))
@@ -424,7 +424,7 @@ def test_the_second_thread_keeps_order_and_reports_errors(monkeypatch):
 
 
 def test_many_threads_read_one_container(path):
-    with read_header(path) as container:
+    with open_container(path) as container:
         results = [None] * 8
 
         def read(i):
@@ -463,7 +463,7 @@ def test_compressed_streams_are_read_onwards(path):
             return super().seek(at, whence)
 
     stream = Onwards(fileobj=io.BytesIO(gzip.compress(path.read_bytes(), 1)))
-    container = read_header(stream)
+    container = open_container(stream)
     stream.goes_back = ()
     assert same(container.read_many()["big"], MIXED["big"])
     assert stream.goes_back == ()
@@ -473,7 +473,7 @@ def test_compressed_streams_are_read_onwards(path):
 def test_without_reads_at_an_offset(path, monkeypatch):
     """As on Windows."""
     monkeypatch.delattr(os, "preadv", raising=False)
-    with read_header(path) as container:
+    with open_container(path) as container:
         assert all(same(data, MIXED[name]) for name, data in container.read_many().items())
         assert same(container.mapped()["big"], MIXED["big"])
     with pytest.raises(ValueError, match="closed"):

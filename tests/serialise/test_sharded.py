@@ -273,12 +273,12 @@ if FLAG in os.environ:
 
     def test_a_part_of_an_array_is_read_alone():
         """What a process needs that has some of the devices only."""
-        from sharedtree.serialise.container._reading import read_header
+        from sharedtree.serialise.container._reading import open_container
 
         host = values((64, 65536))
         data = st.to_bytes({"a": jnp.asarray(host)})
         file = Counting(data)
-        with read_header(file) as container:
+        with open_container(file) as container:
             before = file.num_read
             part = container.read_selection("['a']", (slice(8, 16), slice(None)), verify=False)
         assert file.num_read - before == part.nbytes == host.nbytes // 8

@@ -2,5 +2,5 @@
 
 In come JAX's and NumPy's arrays, or the tensors of a container; out come their bytes piece by piece, or arrays of the
 right dtype, kind and sharding. It never gathers an array that is sharded, never lets JAX shorten a number in silence,
-and never takes a dtype from the text of a file.
+and takes no dtype from the text of a file but by a table.
 """

@@ -7,7 +7,7 @@ array is stored as its bytes: dtype `U8`, with the size of an item as one more a
 1-bit integers and the floats of less than 8 bits take one byte an element, as in memory.
 
 Bytes are little-endian on disk, always. A file names dtypes, and names are looked up in a table: no text from a file
-reaches `numpy.dtype`.
+reaches `numpy.dtype` but units of times, of which a pattern has matched each character.
 """
 
 import functools

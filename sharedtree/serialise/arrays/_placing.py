@@ -1,4 +1,7 @@
-"""Arrays of a file, read and put where they are wanted, each process reading no more than its own."""
+"""Arrays of a file: which are wanted and where they go, and how they are read there.
+
+Each process reads no more than its own.
+"""
 
 import functools
 import math
@@ -19,6 +22,12 @@ Placement = jax.sharding.Sharding | jax.Device | None
 """Where an array goes; None is JAX's default, without commitment."""
 
 Place = Callable[[ArrayEntry], Placement]
+
+Select = str | Callable[[str], bool] | None
+"""The path of a part, or a function from the names of arrays to whether they are wanted."""
+
+Shardings = Placement | Callable[[str, jax.ShapeDtypeStruct], Placement]
+"""Where arrays go: one place for all of them, or a function from name and description."""
 
 Bounds = tuple[tuple[int, int], ...]  # where a part of an array begins and ends along each axis
 
@@ -165,3 +174,25 @@ def _read_parts(container: Container, entry: ArrayEntry, placement: Any, parts: 
         return restore(part, dtype, tuple(stop - start for start, stop in bounds))
 
     return jax.make_array_from_callback(entry.shape, placement, lambda index: read(_bounds(index, entry.shape)))
+
+
+def struct_of(entry: ArrayEntry) -> jax.ShapeDtypeStruct:
+    """The description of an array."""
+    return finish(entry, jax.ShapeDtypeStruct(entry.shape, dtype_named(entry.dtype)))
+
+
+def place_of(sharding: Shardings) -> Place:
+    """Where `sharding` would have each array."""
+
+    def required(placement: Any) -> Placement:
+        if placement is None or isinstance(placement, jax.sharding.Sharding | jax.Device):
+            return placement
+        raise TypeError(
+            f"`sharding` is or gives {placement!r}, which is neither a device nor a sharding. Give one of JAX's:\n"
+            "    sharedtree.load(path, sharding=jax.devices()[0])"
+        )
+
+    if callable(sharding) and not isinstance(sharding, jax.sharding.Sharding):
+        return lambda entry: required(sharding(entry.tensor, struct_of(entry)))
+    placement = required(sharding)
+    return lambda _: placement

@@ -40,8 +40,8 @@ MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 MANIFEST_TENSOR = "sharedtree.manifest"
 
 _LENGTH_BYTES = 8
-_BEFORE_CRC = b'{"__metadata__":{"sharedtree.header":"'
-_CRC_AT = _LENGTH_BYTES + len(_BEFORE_CRC)
+START = b'{"__metadata__":{"sharedtree.header":"'
+_CRC_AT = _LENGTH_BYTES + len(START)
 _DIGESTS_AT = _CRC_AT + 8 + len('","sharedtree.digests":"')
 _MAX_RANK = 65  # NumPy's 64 axes, and one for raw bytes
 _MAX_BYTES = 2**63 - 1
@@ -137,10 +137,10 @@ def seal(header: bytearray, digests: Sequence[int]) -> slice:
 def parse_header(source: Source) -> Header:
     """Reads a header, with some microseconds for each tensor. Nothing is allocated but what its own text makes.
 
-    `FormatError` if this is no file of ours, `CorruptFileError` if it has changed, `RefusedError` if it is malformed.
+    `FormatError` if this is no file of ours, `CorruptFileError` if it has changed, `UnsoundError` if it is malformed.
     """
     raw, label = bytes(source.read(0, _LENGTH_BYTES + _length(source))), source.label
-    ours = raw.startswith(_BEFORE_CRC, _LENGTH_BYTES)
+    ours = raw.startswith(START, _LENGTH_BYTES)
     # Its own digits stand as zeros in what the digest is of.
     crc = zlib.crc32(raw[_CRC_AT + 8 :], zlib.crc32(b"00000000", zlib.crc32(raw[:_CRC_AT])))
     if ours and raw[_CRC_AT : _CRC_AT + 8] != b"%08x" % crc:
@@ -151,7 +151,7 @@ def parse_header(source: Source) -> Header:
     entries = _entries(raw[_LENGTH_BYTES:])
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise RefusedError("the metadata in its header does not map text to text")
+        raise UnsoundError("the metadata in its header does not map text to text")
     if "sharedtree" not in metadata:
         raise FormatError(
             f"`{label}` is a safetensors file, but not one that sharedtree wrote: it has arrays and no model. "
@@ -159,9 +159,9 @@ def parse_header(source: Source) -> Header:
             "    tensors = sharedtree.load(path, foreign=True)\n    tensors = safetensors.numpy.load_file(path)"
         )
     if not ours:
-        raise RefusedError("its header does not begin as sharedtree writes it; another program rewrote the file")
+        raise UnsoundError("its header does not begin as sharedtree writes it; another program rewrote the file")
     if len(raw) % ALIGNMENT:
-        raise RefusedError(f"its data does not begin at a multiple of {ALIGNMENT} bytes")
+        raise UnsoundError(f"its data does not begin at a multiple of {ALIGNMENT} bytes")
     tensors = tuple(_tensors(entries))
     declared, there = tensors[-1].stop if tensors else 0, source.size - len(raw)
     if there != declared:
@@ -174,15 +174,15 @@ def parse_header(source: Source) -> Header:
     in_tensor = bool(tensors) and tensors[-1].name == MANIFEST_TENSOR
     is_text = not in_tensor or (tensors[-1].dtype == "U8" and len(tensors[-1].shape) == 1)
     if (manifest == "tensor") != in_tensor or not is_text:
-        raise RefusedError(f"the manifest should be in the last tensor, `{MANIFEST_TENSOR}`, and is not")
+        raise UnsoundError(f"the manifest should be in the last tensor, `{MANIFEST_TENSOR}`, and is not")
     digits, count = metadata.pop("sharedtree.digests", None), sum(num_chunks(tensor.nbytes) for tensor in tensors)
     if digits is None or len(digits) != 8 * count or not re.fullmatch("[0-9a-f]*", digits):
-        raise RefusedError(f"it has {len(digits or '')} digits of digests, and {count} chunks of data need 8 each")
+        raise UnsoundError(f"it has {len(digits or '')} digits of digests, and {count} chunks of data need 8 each")
     del metadata["sharedtree.header"]
     for key in metadata:
         if key.startswith("sharedtree"):
             shown = printable(key[:80])
-            raise RefusedError(f"its metadata has the key `{shown}`, which version 1 of the format does not have")
+            raise UnsoundError(f"its metadata has the key `{shown}`, which version 1 of the format does not have")
     left = iter(np.frombuffer(bytes.fromhex(digits), ">u4").tolist())
     digests = {tensor.name: list(itertools.islice(left, num_chunks(tensor.nbytes))) for tensor in tensors}
     return Header(tensors, metadata, None if in_tensor else manifest, digests, len(raw))
@@ -193,7 +193,7 @@ def _length(source: Source) -> int:
     length = int.from_bytes(first[:_LENGTH_BYTES], "little")
     if length <= MAX_HEADER_BYTES and _LENGTH_BYTES + length <= source.size:
         return length
-    if first.startswith(_BEFORE_CRC, _LENGTH_BYTES) and length <= MAX_HEADER_BYTES:
+    if first.startswith(START, _LENGTH_BYTES) and length <= MAX_HEADER_BYTES:
         raise CorruptFileError(
             f"`{source.label}` was cut short: it has {source.size} bytes, and its header alone should have {length}.\n"
             f"{RESTORE}"
@@ -212,11 +212,11 @@ def _entries(raw: bytes) -> dict[str, Any]:
         text = raw.decode()
         entries = parse_json(text)
     except UnicodeDecodeError as error:
-        raise RefusedError(f"its header is not UTF-8 at byte {error.start}") from None
-    except RefusedError as error:
-        raise RefusedError(f"in its header, {error}") from None
+        raise UnsoundError(f"its header is not UTF-8 at byte {error.start}") from None
+    except UnsoundError as error:
+        raise UnsoundError(f"in its header, {error}") from None
     if not isinstance(entries, dict) or not text.rstrip(" ").endswith("}"):
-        raise RefusedError("its header is not a JSON object that is padded with spaces")
+        raise UnsoundError("its header is not a JSON object that is padded with spaces")
     return entries
 
 
@@ -224,27 +224,27 @@ def _tensors(entries: dict[str, Any]) -> Iterator[Tensor]:
     at = 0
     for name, entry in entries.items():
         if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-            raise RefusedError(f"the tensor `{printable(name)}` has not just a dtype, a shape and offsets")
+            raise UnsoundError(f"the tensor `{printable(name)}` has not just a dtype, a shape and offsets")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
-            raise RefusedError(
+            raise UnsoundError(
                 f"the tensor `{printable(name)}` has the dtype {dtype!r}, which the format does not have"
             )
         if not _are_counts(shape) or len(shape) > _MAX_RANK:
-            raise RefusedError(f"the shape of the tensor `{printable(name)}` is not a list of up to {_MAX_RANK} sizes")
+            raise UnsoundError(f"the shape of the tensor `{printable(name)}` is not a list of up to {_MAX_RANK} sizes")
         if not _are_counts(offsets) or len(offsets) != 2:
-            raise RefusedError(f"the offsets of the tensor `{printable(name)}` are not two byte counts")
+            raise UnsoundError(f"the offsets of the tensor `{printable(name)}` are not two byte counts")
         (start, stop), size = offsets, nbytes_of(dtype, shape)
         # NumPy and JAX multiply the sizes other than 0 even where the product is 0.
         if (size or nbytes_of(dtype, [each for each in shape if each])) > _MAX_BYTES:
-            raise RefusedError(f"the shape {tuple(shape)} of the tensor `{printable(name)}` is absurd")
+            raise UnsoundError(f"the shape {tuple(shape)} of the tensor `{printable(name)}` is absurd")
         if stop - start != size:
-            raise RefusedError(
+            raise UnsoundError(
                 f"the tensor `{printable(name)}` spans bytes {start} to {stop}, and its shape makes {size} bytes"
             )
         if start != at:
             what = "overlaps the one before it, or is out of order" if start < at else "leaves a hole before it"
-            raise RefusedError(f"the tensor `{printable(name)}` begins at {start}, not at {at}: it {what}")
+            raise UnsoundError(f"the tensor `{printable(name)}` begins at {start}, not at {at}: it {what}")
         at = stop
         yield Tensor(name, dtype, tuple(shape), start, stop)
 
@@ -255,7 +255,7 @@ def _are_counts(values: Any) -> bool:
     return is_list and all([type(value) is int and 0 <= value <= _MAX_BYTES for value in values])  # noqa: C419
 
 
-class RefusedError(ValueError):
+class UnsoundError(ValueError):
     """What safetensors or JSON allow and the format does not."""
 
 
@@ -268,7 +268,7 @@ def parse_manifest_json(text: str) -> Any:
     """The value of the JSON text of a manifest; a `FormatError` if it is not JSON as the format has it."""
     try:
         return parse_json(text, _refuse_number, _refuse_number)
-    except RefusedError as error:
+    except UnsoundError as error:
         raise malformed(str(error)) from None
 
 
@@ -288,22 +288,22 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         ((twice, _),) = collections.Counter(key for key, _ in pairs).most_common(1)
-        raise RefusedError(f"the key '{printable(twice[:80])}' is there twice")
+        raise UnsoundError(f"the key '{printable(twice[:80])}' is there twice")
     return result
 
 
 def _parse_int(number: str) -> int:
     if number == "-0":
-        raise RefusedError("it holds the number `-0`, and none of its numbers has a sign")
+        raise UnsoundError("it holds the number `-0`, and none of its numbers has a sign")
     return int(number)
 
 
 def _refuse_number(number: str) -> Any:
-    raise RefusedError(f"it holds the number `{number[:40]}`, and all its numbers are whole")
+    raise UnsoundError(f"it holds the number `{number[:40]}`, and all its numbers are whole")
 
 
 def _refuse_constant(constant: str) -> Any:
-    raise RefusedError(f"{constant} is not JSON")
+    raise UnsoundError(f"{constant} is not JSON")
 
 
 def parse_json(text: str, parse_float: _Hook = float, parse_constant: _Hook = _refuse_constant) -> Any:
@@ -319,11 +319,11 @@ def parse_json(text: str, parse_float: _Hook = float, parse_constant: _Hook = _r
         # Escaped or bare, a pair is not told from a half. Writing it out finds halves without a walk in Python.
         has_any = re.search(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]", text)
         if has_any and not is_unicode(json.dumps(value, ensure_ascii=False)):
-            raise RefusedError("it holds half of a surrogate pair in a text")
+            raise UnsoundError("it holds half of a surrogate pair in a text")
     except RecursionError:
-        raise RefusedError("it is nested too deeply") from None
-    except RefusedError:
+        raise UnsoundError("it is nested too deeply") from None
+    except UnsoundError:
         raise
     except ValueError as error:  # a syntax error, or a number with more digits than Python reads
-        raise RefusedError(f"it is not JSON ({printable(str(error)[:100])})") from None
+        raise UnsoundError(f"it is not JSON ({printable(str(error)[:100])})") from None
     return value

@@ -24,7 +24,7 @@ import numpy as np
 from ..._errors import CorruptFileError, FormatError
 from ..._printable import printable
 from ._chunks import CHUNK_BYTES, SMALL, Progress, counting, num_chunks, run_jobs
-from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, RESTORE, Header, RefusedError, Tensor, parse_header
+from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, RESTORE, Header, Tensor, UnsoundError, parse_header
 from ._sources import Bytes, Readable, ReadInto, Source, open_source, read_part
 
 _WORTH_THREADS = 8 * 2**20  # below, starting threads takes longer than they save
@@ -44,7 +44,7 @@ class Damage(NamedTuple):
     chunk: int
 
 
-def read_header(where: Readable) -> "Container":
+def open_container(where: Readable) -> "Container":
     """Opens a container: reads its header, checks all of it, and the manifest. Nothing else is read.
 
     Raises:
@@ -56,7 +56,7 @@ def read_header(where: Readable) -> "Container":
         return Container(source, parse_header(source))
     except BaseException as error:
         source.close()
-        if not isinstance(error, RefusedError):
+        if not isinstance(error, UnsoundError):
             raise
         fact = f"`{source.label}` is not a valid sharedtree file: {error}"
         raise FormatError(f"{fact}.\nNothing was loaded. {RESTORE}") from None
@@ -77,7 +77,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
             try:
                 self.manifest = self.read_many([MANIFEST_TENSOR])[MANIFEST_TENSOR].tobytes().decode()
             except UnicodeDecodeError as error:
-                raise RefusedError(f"its manifest is not UTF-8 at byte {error.start}") from None
+                raise UnsoundError(f"its manifest is not UTF-8 at byte {error.start}") from None
             del self.tensors[MANIFEST_TENSOR]
 
     def close(self) -> None:

@@ -12,9 +12,9 @@ from ..._printable import printable
 from ...compat._importing import importable_name
 from ._allowed import LIBRARIES, NAMES_ONLY, NNX
 from ._names import root_of
-from ._trust import UNLISTED, Kind, Trust, Verdict
+from ._trust import UNLISTED, Trust, Use, Verdict
 
-Name = tuple[Kind, str]  # what a file uses a name as, and the name; that of a class stands before those of its methods
+Name = tuple[Use, str]  # what a file uses a name as, and the name; that of a class stands before those of its methods
 Paths = Mapping[Name, tuple[str, ...]]  # where each name stands first in the tree
 
 
@@ -33,7 +33,7 @@ class Request(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: Use
     paths: tuple[str, ...]
     allowed: bool
     found: bool
@@ -92,7 +92,7 @@ def _verdicts(wanted: Mapping[Name, Any], trust: Trust) -> dict[Name, Verdict]:
     return verdicts
 
 
-def _renamed(kind: Kind, name: str, renames: Mapping[str, Any]) -> Any:
+def _renamed(kind: Use, name: str, renames: Mapping[str, Any]) -> Any:
     """What a class or a function is called now, or what it is."""
     new = renames.get(name, name) if kind != "method" else name
     if new is None:

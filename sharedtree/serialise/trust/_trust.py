@@ -25,7 +25,7 @@ from ._names import NamelessError, find, home_of, is_inside, is_well_formed, lea
 Trusted = str | type | Callable[..., Any]
 """What can be trusted: a class, a function, a name (`"my_models:Encoder"`), or a package (`"my_models"`)."""
 
-Kind = Literal["class", "function", "method"]
+Use = Literal["class", "function", "method"]
 """What a file uses a name as. A `method` is a function that the file has bound to an instance of the class."""
 
 
@@ -76,11 +76,11 @@ class Trust:
         self._searched: set[str] = set()  # the modules in which former names were looked for
         self._num_modules = 0  # how many were loaded then
 
-    def allows(self, name: str, kind: Kind) -> bool:
+    def allows(self, name: str, kind: Use) -> bool:
         """Whether the text of a name is on the list, or a class that was trusted as such says that it was its name."""
         return name in self._former or self._covers(name, kind)
 
-    def resolve(self, name: str, kind: Kind) -> Verdict:
+    def resolve(self, name: str, kind: Use) -> Verdict:
         """Judges the name of a class or a function, and finds its object if it is allowed."""
         name = MOVED.get(name, name)
         if not self._covers(name, kind):
@@ -101,7 +101,7 @@ class Trust:
         refusal = self._refusal_of_method(name, owner.obj)
         return Verdict(None, refusal, allowed=False) if refusal else owner
 
-    def _covers(self, name: str, kind: Kind) -> bool:
+    def _covers(self, name: str, kind: Use) -> bool:
         """Whether the text of a name is on the list. Nothing is imported."""
         if not is_well_formed(name):
             return False
@@ -167,7 +167,7 @@ class Trust:
                     self._former_in_packages.setdefault(former, cls)
         return self._former_in_packages.get(name)
 
-    def _refusal(self, name: str, kind: Kind, obj: Any) -> str:
+    def _refusal(self, name: str, kind: Use, obj: Any) -> str:
         """Why what an allowed name led to may not be used; empty if it may."""
         cls: Any = obj
         is_listed = kind == "function" and name in FUNCTIONS

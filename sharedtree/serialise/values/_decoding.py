@@ -1,26 +1,33 @@
-"""Manifest and arrays → DAG, node by node.
+"""Manifest and arrays → DAG: names are resolved, arrays chosen, and nodes built from first to last.
 
-Children stand before their parents in a manifest, so one pass from first to last builds everything, and nothing
-recurses. Names are resolved before anything is built. What is called is: the flatten and unflatten functions, hooks and
-default factories of trusted classes, and their hashes where they are keys; never what the file says.
+Children stand before their parents in a manifest, so one pass builds everything, and nothing recurses. What is called
+is: the flatten and unflatten functions, hooks and default factories of trusted classes, and their hashes where they are
+keys; never what the file says. `load` and `orbax.restore` differ in who reads the bytes; the rest is a `Plan`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
+
+import jax
+import numpy as np
 
 from ..._errors import FormatError, SharedTreeError, StructureMismatchError
 from ..._printable import printable
+from ..._ties import all_paths
 from ..arrays._arrays import finish
+from ..arrays._placing import Place, Placement, Select, Shardings, place_of, struct_of
 from ..container._header import malformed
 from ..trust._asked import Name, Paths, Request, judge_all, resolve_all
 from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._trust import Trust
 from ._atoms import DistinctNans, is_nan
 from ._called import name_of_method
-from ._evolution import Renames, builder, require_sound_renames
-from ._kinds import BUILDERS, nested_too_deeply, num_keys, steps
+from ._evolution import Renames, maker_for, require_sound_renames
+from ._kinds import BUILDERS, TYPED, nested_too_deeply, num_keys, steps
+from ._looked_at import first_touched, has_dags, walked_in
 from ._nodes import Collisions, Manifest, Parts, TypeEntry, most_collisions
-from ._touched import first_touched, has_dags, walked_in
+from ._paths import part_at
+from ._template import Comparison, LoadReport, compare, rebuilt, require_no_differences
 
 _MAX_TEXT = 200
 _MAX_PATHS = 3
@@ -36,26 +43,15 @@ def decode(
     renames: Renames | None = None,
     resolved: Resolved | None = None,
 ) -> Any:
-    """Builds the DAG that a manifest describes.
+    """Builds the DAG that a manifest describes. What is one node in the manifest is one object in it.
 
-    Args:
-        manifest: a manifest that was parsed.
-        array_of: index into the manifest's `arrays` → the array, of the entry's dtype and shape, JAX's or NumPy's as it
-            says; of PRNG keys, the raw data. Called once for each array, in the order of the nodes. Its errors pass
-            through.
-        trust: what the file may name. Default: the built-in list, and what `trust` added for this process.
-        renames: what was renamed or dropped since: see `Renames`. A class given as such is trusted.
-        resolved: what `resolve` made of the names, if that was asked before.
-
-    Returns:
-        The tree. What is one node in the manifest is one object in it.
+    `array_of` gives the array of an entry by its index, as the entry says, of PRNG keys the raw data. It is asked once
+    for each, in the order of the nodes. Names are looked up by what may be named, `trust`, if they are not `resolved`.
 
     Raises:
         UntrustedTypeError: if the file names what it may not. All such names are listed, and nothing was built.
         StructureMismatchError: if a name leads nowhere, a class has changed, or devices are missing.
         FormatError: if the manifest describes what cannot be built.
-
-    Cost: one pass over the nodes; arrays are those of `array_of`, not copied but for weak types and PRNG keys.
     """
     renames = {} if renames is None else renames
     has_nans = any(map(is_nan, manifest.atoms.values()))
@@ -98,7 +94,7 @@ def decode(
 def _maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
     """For a class with fields, what builds an instance from their values; else the class."""
     if entry.kind in FIELD_KINDS:
-        return builder(entry, cls, renames)
+        return maker_for(entry, cls, renames)
     if kind_of(cls) != entry.kind:
         what = "an enum" if entry.kind == "enum" else "a registered pytree node"
         raise StructureMismatchError(
@@ -106,6 +102,91 @@ def _maker(entry: TypeEntry, cls: type, renames: Renames) -> Any:
             "with the code that wrote it."
         )
     return cls
+
+
+# --- what is taken of a file ------------------------------------------------------------------------------------------
+
+
+class Plan:
+    """What is to be read for one call of `load`: the entries that are `wanted`, and the `place` for each.
+
+    Names are looked up, and a template is compared, when it is made: what does not fit is an error before anything is
+    read. Options are those of `load`; `label` is what errors call the file. Cost: with a template, a walk over both.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        label: str,
+        trust: Trust,
+        *,
+        like: Any = None,
+        select: Select = None,
+        sharding: Shardings = None,
+        strict: bool = True,
+        renames: Renames | None = None,
+    ) -> None:
+        self._manifest = part_at(manifest, select) if isinstance(select, str) else manifest
+        self._renames = renames
+        self._resolved = resolve(self._manifest, trust, renames)
+        self._compared: Comparison | None = None
+        self._like = like if not strict else None
+        self.place: Place = place_of(sharding)
+        entries = self._manifest.arrays
+        if like is not None:
+            structs = {entry.tensor: struct_of(entry) for entry in entries}
+            described = {id(structs[entry.tensor]): entry for entry in entries}  # alive in `structs`
+            self._compared = compare(self._decoded(structs), like, described)
+            if strict:
+                require_no_differences(self._compared.differences, label)
+            if sharding is None:
+                places: dict[str, Placement] = {}
+                for record, struct in self._compared.fitting.items():
+                    if id(struct) in described:  # alive: see there
+                        leaf = self._compared.template.objects[record]
+                        has_place = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
+                        places.setdefault(described[id(struct)].tensor, leaf.sharding if has_place else None)
+                self.place = lambda entry: places.get(entry.tensor)
+        self.wanted = [entry for entry in entries if not callable(select) or select(entry.tensor)]
+
+    def tree(self, arrays: Sequence[Any]) -> Any:
+        """The tree, from one array for each of `wanted`; with `strict=False` and a template, the report too.
+
+        Cost: one walk over the nodes. The arrays are not copied.
+        """
+        read: dict[str, Any] = dict(zip([entry.tensor for entry in self.wanted], arrays, strict=True))
+        others = [entry for entry in self._manifest.arrays if entry.tensor not in read]
+        tree = self._decoded(read | {entry.tensor: struct_of(entry) for entry in others})
+        return tree if self._like is None else _filled(self._like, tree, read, self._compared)
+
+    def _decoded(self, held: Mapping[str, Any]) -> Any:
+        """The tree, with given objects for its arrays, which need no finishing."""
+        arrays, plain = self._manifest.arrays, self._manifest
+        if any(entry.weak or entry.key is not None for entry in arrays):
+            plain = plain._replace(arrays=tuple(entry._replace(weak=False, key=None) for entry in arrays))
+        return decode(plain, lambda i: held[arrays[i].tensor], renames=self._renames, resolved=self._resolved)
+
+
+def _filled(like: Any, tree: Any, read: dict[str, Any], before: Any) -> tuple[Any, LoadReport]:
+    """The template with what fits of the file, whose arrays that were read are given by name."""
+    again = compare(tree, like, {})
+    # What was not wanted is still a description of an array.
+    found = {n: leaf for n, leaf in again.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
+    used: dict[int, Any] = {}  # id → array, which it keeps alive
+
+    def leaf_of(number: int) -> Any:
+        leaf = found.get(number, again.template.objects[number])
+        if number in found and isinstance(leaf, jax.Array | np.ndarray):
+            # What is one object in the file may be two in the template, and stays two.
+            return leaf.copy() if id(leaf) in used else used.setdefault(id(leaf), leaf)  # alive in `used`
+        return leaf
+
+    result = rebuilt(again.template, leaf_of)
+    paths = all_paths(again.template.structure)
+    loaded = [paths[number][0] for number in again.template.structure.leaf_numbers if number in found]
+    kept = [paths[number][0] for number in again.template.structure.leaf_numbers if number not in found]
+    unused = [tensor for tensor, array in read.items() if id(array) not in used]  # alive in `read`
+    return result, LoadReport(tuple(loaded), tuple(kept), (*before.differences, *before.values), tuple(unused))
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -143,7 +224,7 @@ def paths_of_names(manifest: Manifest) -> Paths:
         note(manifest.root[0], manifest.root[-1], -1, "")
     for number in sorted(parents):
         node = manifest.nodes[number]
-        if node[0] in ("object", "wrapper", "registered", "enum"):
+        if node[0] in TYPED:
             note("class", manifest.types[node[1]].name, number, "")
         method = name_of_method(owners, manifest.nodes, node)
         if method is not None:

@@ -15,15 +15,15 @@ from ..trust._classes import kind_of
 from ..trust._names import RefusalError, name_of
 from ._atoms import ENCODERS
 from ._called import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
+from ._instance_rows import take_enum, take_registered
 from ._instances import Instances
 from ._jax_values import take_other
 from ._kinds import TAKERS, nested_too_deeply
+from ._looked_at import first_touched, walked_in
 from ._manifest import FORMAT
 from ._named import Named, Problem, unserialisable
 from ._nodes import MAX_NAME, Apart, Collisions, Node
-from ._registered import take_enum, take_registered
 from ._set_order import extend_digests
-from ._touched import first_touched, walked_in
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
 

@@ -25,7 +25,7 @@ Renames = Mapping[str, str | type | Callable[..., Any] | None]
 `"old.mod:Old.weight"` → `"kernel"`, or None to drop the field. Old names that are not in the file do nothing."""
 
 
-def builder(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequence[Any]], Any]:
+def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequence[Any]], Any]:
     """What makes an instance of the values that a file has for the `fields` and `extra` of an entry, in that order."""
     if kind_of(cls) not in FIELD_KINDS:
         raise StructureMismatchError(
@@ -40,7 +40,7 @@ def builder(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequence[
         fault = fault_of_attribute(cls, name)
         if fault is not None:
             raise FormatError(f"The file sets the attribute `{printable(name[:80])}` of `{entry.name}`{fault}")
-    return _Change(entry, cls, renames).builder()
+    return _Change(entry, cls, renames).maker()
 
 
 class _Change:
@@ -61,7 +61,7 @@ class _Change:
         self.extra = self._extra_names()
         self.make = maker(cls, self.new_names)
 
-    def builder(self) -> Callable[[Sequence[Any]], Any]:
+    def maker(self) -> Callable[[Sequence[Any]], Any]:
         make, kept, version = self.make, self.kept, self.entry.version
         migrate = getattr(self.cls, "__sharedtree_migrate__", None)
         unknown = [name for name in kept if name not in self.layout.fields and name not in self.extra]

@@ -29,7 +29,7 @@ from ._mutable_modules import MutableModules
 from ._nnx_objects import NnxObjects, step_of
 from ._nodes import Apart
 from ._treeo_trees import TreeoTrees
-from ._wrapping import WRAPPER_ATTRIBUTES, WRITTEN_ATTRIBUTES, wrapped_field
+from ._wrapping import WRITTEN_ATTRIBUTES, wrapped_field
 
 _LIBRARIES = {None: Library(), "sharedtree": MutableModules(), "nnx": NnxObjects(), "treeo": TreeoTrees()}
 
@@ -98,7 +98,7 @@ def fault_of_attribute(cls: type, name: Any) -> str | None:
         allowed = name.isidentifier() and not keyword.iskeyword(name) and not is_special
     if not allowed:
         return ", which no save would write."
-    if name in layout.fields or name in WRAPPER_ATTRIBUTES:
+    if name in layout.fields or name in WRITTEN_ATTRIBUTES:
         return None
     # A file could replace a method in this way. Slots and plain values of the class it may: they are data. Instances of
     # classes of the libraries have no attributes but those that `equinox.module_update_wrapper` sets; but treex's and

@@ -1,17 +1,17 @@
 """The table of all kinds of node, and what follows from it for any node: its children, its paths, its text, its bounds.
 
-A new kind is one row in the file where its like are, `_containers.py` for values of Python's. Nothing else changes but
-the table in `docs/format.md`, which a test compares with this one.
+A new kind is one row in the file where its like are, `_containers.py` for values of Python's. Nothing else of the
+package changes but `FORMAT`. The table in `docs/format.md` is compared with this one by a test.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from . import _called, _containers, _jax_values, _registered
+from . import _called, _containers, _instance_rows, _jax_values
 from ._atoms import atom_text
-from ._nodes import MAX_STEP, Apart, Child, Kind, Manifest, Node, Operand, Parts
+from ._nodes import MAX_STEP, TYPE, Apart, Child, Kind, Manifest, Node, Operand, Parts
 
-_ROWS = (*_containers.KINDS, *_registered.KINDS, *_jax_values.KINDS, *_called.KINDS)
+_ROWS = (*_containers.KINDS, *_instance_rows.KINDS, *_jax_values.KINDS, *_called.KINDS)
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ROWS}
 
@@ -50,6 +50,9 @@ TAKERS = {cls: kind.take or _take(kind) for kind in _ROWS for cls in kind.types}
 
 BUILDERS = {kind.name: kind.build or _build(kind.types[0]) for kind in _ROWS if kind.build or kind.types}
 """How nodes of each kind are built; but for arrays."""
+
+TYPED = frozenset([kind.name for kind in _ROWS if kind.operands[:1] == (TYPE,)])
+"""The kinds whose nodes are instances of one of the types."""
 
 _OPERANDS = {kind.name: tuple(enumerate(kind.operands, 1)) for kind in _ROWS}
 _WALKED = {kind.name: tuple([(i, each) for i, each in _OPERANDS[kind.name] if each.is_walked]) for kind in _ROWS}

@@ -15,9 +15,9 @@ from ..container._header import malformed, parse_manifest_json
 from ..trust._names import is_well_formed
 from ._atoms import decode_atom, is_name, read_base64
 from ._called import name_of_method
+from ._instance_rows import are_steps
 from ._kinds import KINDS, children_of, nested_too_deeply
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
-from ._registered import are_steps
 
 FORMAT = 1
 """The version of the format that is written, and the newest that can be read."""

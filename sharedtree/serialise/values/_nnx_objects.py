@@ -179,7 +179,7 @@ def fault_of_aux(cls: Any, aux: Any) -> str | None:
         are_pairs = type(aux) is tuple and all(type(item) is tuple and len(item) == 2 for item in aux)
         if not are_pairs or not all(type(item[0]) is str for item in aux):
             return "metadata that is no tuple of names with values"
-        if any(_is_called(item[1]) for item in aux):
+        if any(_has_what_is_called(item[1]) for item in aux):
             return "metadata that can be called, such as a hook"
         names = [item[0] for item in aux]
     elif any(state in bases for state in states):
@@ -191,10 +191,22 @@ def fault_of_aux(cls: Any, aux: Any) -> str | None:
     return "a name that Python itself asks for" if any(are_special) else None
 
 
-def _is_called(value: Any) -> bool:
+def _has_what_is_called(value: Any) -> bool:
     """Whether a value, or one in it, can be called. Types of numbers and meshes can, and do nothing."""
-    if type(value) in (tuple, list, set, frozenset):
-        return any(map(_is_called, value))
-    if type(value) is dict:
-        return any(map(_is_called, value.values()))
-    return callable(value) and not isinstance(value, (np.generic, type, jax.sharding.Mesh, jax.sharding.AbstractMesh))
+    seen: set[int] = set()  # ids; the objects are alive in `value`
+    stack = [value]
+    while stack:
+        each = stack.pop()
+        if id(each) in seen:  # alive: see `seen`
+            continue
+        seen.add(id(each))  # alive: see `seen`
+        if type(each) in (tuple, list, set, frozenset):
+            stack.extend(each)
+        elif type(each) is dict:
+            stack.extend(each.values())
+        elif callable(each) and not isinstance(each, _CALLED_WITHOUT_HARM):
+            return True
+    return False
+
+
+_CALLED_WITHOUT_HARM = (np.generic, type, jax.sharding.Mesh, jax.sharding.AbstractMesh)

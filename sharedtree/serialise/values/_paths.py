@@ -224,6 +224,3 @@ def _pruned(manifest: Manifest, root: Child) -> Manifest:
         root=renumbered(root),
         names=tuple(name for name in manifest.names if name in named),
     )
-
-
-# --- a part of it -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 from ..._dag import Dag
 from ...module import Module
 from ..trust._names import home_of
-from ._kinds import children_of, walked_of
+from ._kinds import TYPED, children_of, walked_of
 from ._nodes import Child, Node
 
 _MODULE, _NNX = 1, 2
@@ -47,7 +47,7 @@ def first_touched(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:
     for i, node in enumerate(nodes):
         if any(type(child) is int and holds[child] for child in walked_of(node)):
             return i
-        own = answering[node[1]] if node[0] in ("object", "wrapper", "registered", "enum") else 0
+        own = answering[node[1]] if node[0] in TYPED else 0
         holds[i] = max([own, *(holds[child] for child in children_of(node) if type(child) is int)])
         if holds[i] == _NNX and _is_dag(node, classes):
             return i
@@ -62,4 +62,4 @@ def _how_it_answers(cls: Any) -> int:
     bases = type.__getattribute__(cls, "__mro__")
     if any(f"{home_of(base)}.".startswith("flax.nnx.") for base in bases):
         return _NNX
-    return _MODULE if Module in bases else 0
+    return _MODULE if any(base is Module for base in bases) else 0
