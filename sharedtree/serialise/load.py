@@ -1,7 +1,8 @@
 """`load` and `from_bytes`: a file, or a part of one, to a DAG.
 
 The file is opened, and header and manifest are found to be about the same tensors. What the file names is judged. The
-arrays that are wanted are chosen, read, and put where they go. Of them and the manifest the tree is made.
+arrays that are wanted are chosen, read, and put where they go. Of them and the manifest the tree is made. What another
+program wrote has no tree, and goes its own way, in `flat.py`.
 """
 
 import contextlib

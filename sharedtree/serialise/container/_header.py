@@ -76,6 +76,7 @@ class Tensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """Its size in the file."""
         return self.stop - self.start
 
 

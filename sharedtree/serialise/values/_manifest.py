@@ -127,7 +127,7 @@ class _Reader:
                 raise malformed(f"operand {i} of {where} is not what its place asks for ({place.type})")
             if place.forms is not None:
                 self._require_forms(node[i], place, f"operand {i} of {where}")
-        a = kind.paired or (kind.keyed if kind.keyed != len(places) else None)
+        a = kind.first_of_pair
         if a is not None and len(node[a]) != len(node[a + 1]):
             raise malformed(f"{where} has {len(node[a])} of one and {len(node[a + 1])} of the other")
         if kind.name in ("method", "bound"):

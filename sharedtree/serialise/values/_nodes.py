@@ -146,6 +146,11 @@ class Kind(NamedTuple):
     is_deep: bool = False
     has_identity: bool = False
 
+    @property
+    def first_of_pair(self) -> int | None:
+        """The operand that must be as long as the next one, if there is one."""
+        return self.paired or (self.keyed if self.keyed != len(self.operands) else None)
+
 
 class Parts:
     """What there is to build from.
