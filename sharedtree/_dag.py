@@ -24,7 +24,7 @@ class _Unbuilt:
 _UNBUILT: Any = _Unbuilt
 
 
-_building = threading.Lock()  # held for two assignments
+_building = threading.Lock()  # held for two assignments, of what two threads may both have made
 
 
 class Dag(Generic[T]):
@@ -67,16 +67,30 @@ class Dag(Generic[T]):
     numbers in Equinox modules are static, as everywhere in sharedtree.
     """
 
-    __slots__ = ("_leaves", "_tree", "structure")
+    __slots__ = ("_leaves", "_structure", "_tree")
 
-    structure: Structure
+    _leaves: Sequence[Any]
+    _structure: Structure | None
 
     def __init__(self, tree: T) -> None:
         require_registered(tree)
-        leaves, self.structure = pack_alone(tree)
-        remember(self.structure, leaves)
-        self._leaves: Sequence[Any] = tuple(leaves)
-        self._tree = tree
+        self._structure, self._tree = None, tree
+        self._flatten()
+
+    @classmethod
+    def of_file(cls, tree: Any) -> "Dag[Any]":
+        """A Dag whose model is read when its leaves or its structure are first asked for.
+
+        So nothing is asked of the objects of a file while it is loaded.
+        """
+        dag: Dag[Any] = object.__new__(cls)
+        dag._structure, dag._tree = None, tree
+        return dag
+
+    @property
+    def structure(self) -> Structure:
+        """See the class."""
+        return self._flatten()[1]
 
     @property
     def tree(self) -> T:
@@ -84,8 +98,7 @@ class Dag(Generic[T]):
         if self._tree is _UNBUILT:
             leaves = distinct(self._leaves)
             tree = unpack(self.structure, leaves)
-            # Two threads may both have built it. The first one's is the model, whoever asks.
-            with _building:
+            with _building:  # the first one's is the model, whoever asks
                 if self._tree is _UNBUILT:
                     self._leaves = leaves
                     self._tree = tree
@@ -102,12 +115,18 @@ class Dag(Generic[T]):
         return type(self)._unflatten, (self.structure, self._leaves)
 
     def _flatten(self) -> tuple[Sequence[Any], Structure]:
-        return self._leaves, self.structure
+        if self._structure is None:
+            leaves, structure = pack_alone(self._tree)
+            remember(structure, leaves)
+            with _building:
+                if self._structure is None:
+                    self._leaves, self._structure = tuple(leaves), structure
+        return self._leaves, self._structure
 
     @classmethod
     def _unflatten(cls, structure: Structure, leaves: Iterable[Any]) -> "Dag[Any]":
         dag: Dag[Any] = object.__new__(cls)
-        dag.structure, dag._leaves, dag._tree = structure, tuple(leaves), _UNBUILT  # noqa: SLF001
+        dag._structure, dag._leaves, dag._tree = structure, tuple(leaves), _UNBUILT  # noqa: SLF001
         return dag
 
 

@@ -423,6 +423,34 @@ def test_the_second_thread_keeps_order_and_reports_errors(monkeypatch):
         write(io.BytesIO(), [source], "{}")
 
 
+def test_many_threads_open_one_file_object(path):
+    """What is not moved is not in the way of others."""
+    with open(path, "rb") as file:
+        found = in_threads(lambda: open_container(file).close() or file.tell(), 4, 50)
+    assert found == {0}
+
+
+def in_threads(work, num_threads, times):
+    """What some threads get that do the same many times at once."""
+    found = set()
+    begin = threading.Barrier(num_threads)
+
+    def loop():
+        begin.wait(60)
+        for _ in range(times):
+            try:
+                found.add(work())
+            except Exception as error:  # told by the caller
+                found.add(repr(error))
+
+    threads = [threading.Thread(target=loop) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
 def test_many_threads_read_one_container(path):
     with open_container(path) as container:
         results = [None] * 8

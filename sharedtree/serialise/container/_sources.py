@@ -93,6 +93,8 @@ def _of_file(file: BinaryIO, label: str, *, owned: bool) -> Source:
         return Source(memoryview(file.getvalue())[file.tell() :], label)
     raw = file.raw if isinstance(file, io.BufferedReader | io.BufferedRandom) else file
     if isinstance(raw, io.FileIO) and stat.S_ISREG(os.fstat(raw.fileno()).st_mode) and hasattr(os, "preadv"):
+        if isinstance(file, io.BufferedRandom):
+            file.flush()
         return _File(file, label, owned)
     if hasattr(file, "seekable") and file.seekable():
         return _Seeking(file, label, owned)
@@ -111,7 +113,7 @@ class _Seeking(Source):
 
     def __init__(self, file: BinaryIO, label: str, owned: bool) -> None:
         self._file, self._owned, self.label = file, owned, label
-        self._lock = contextlib.nullcontext() if self.is_concurrent else threading.Lock()
+        self._lock: Any = threading.Lock()
         self._start = file.tell()
         file.seek(0, io.SEEK_END)
         self.size = max(0, file.tell() - self._start)
@@ -147,9 +149,15 @@ class _Seeking(Source):
 
 
 class _File(_Seeking):
-    """A regular file of the operating system. Reads do not move its position."""
+    """A regular file of the operating system. Its position is not moved, so that many threads may open it at once."""
 
     is_concurrent = True
+
+    def __init__(self, file: BinaryIO, label: str, owned: bool) -> None:
+        self._file, self._owned, self.label = file, owned, label
+        self._lock = contextlib.nullcontext()
+        self._start = file.tell()
+        self.size = max(0, os.fstat(file.fileno()).st_size - self._start)
 
     def _read_some(self, at: int, buffer: memoryview) -> int:
         return os.preadv(self._file.fileno(), [buffer], at)

@@ -11,6 +11,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from ..._dag import Dag
 from ..._errors import FormatError, SharedTreeError, StructureMismatchError
 from ..._printable import printable
 from ..._ties import all_paths
@@ -24,10 +25,10 @@ from ._atoms import DistinctNans, is_nan
 from ._called import name_of_method
 from ._evolution import Renames, maker_for, require_sound_renames
 from ._kinds import BUILDERS, TYPED, nested_too_deeply, num_keys, steps
-from ._looked_at import first_touched, has_dags, walked_in
+from ._looked_at import compared_of, first_touched
 from ._nodes import Collisions, Manifest, Parts, TypeEntry, most_collisions
 from ._paths import part_at
-from ._template import Comparison, LoadReport, compare, rebuilt, require_no_differences
+from ._template import Comparison, LoadReport, compare, has_dag, rebuilt, require_no_differences
 
 _MAX_TEXT = 200
 _MAX_PATHS = 3
@@ -65,11 +66,6 @@ def decode(
         raise FormatError(
             f"Node {touched} of the file, a `{manifest.nodes[touched][0]}`, has an object of Flax NNX, or a `Module`, "
             "where something would look at it while the file is loaded. No save would write that."
-        )
-    deep = nested_too_deeply(manifest.nodes, walked_in(classes)) if has_dags(classes) else None
-    if deep is not None:
-        raise malformed(
-            f"node {deep}, a `{manifest.nodes[deep][0]}`, is nested too deeply, or holds one thing too often"
         )
     parts = Parts(values, makers, fields, Collisions(most_collisions(num_keys(manifest.nodes))))
     table, entries = parts.table, manifest.arrays
@@ -134,11 +130,21 @@ class Plan:
         self.place: Place = place_of(sharding)
         entries = self._manifest.arrays
         if like is not None:
+            classes = [self._resolved["class", entry.name] for entry in self._manifest.types]
+            deep = nested_too_deeply(self._manifest.nodes, compared_of(classes))
+            if deep is not None:
+                raise malformed(f"node {deep} holds one thing too often to be compared with a template")
             structs = {entry.tensor: struct_of(entry) for entry in entries}
             described = {id(structs[entry.tensor]): entry for entry in entries}  # alive in `structs`
             self._compared = compare(self._decoded(structs), like, described)
             if strict:
                 require_no_differences(self._compared.differences, label)
+            elif has_dag(self._compared.template) or any(cls is Dag for cls in classes):
+                raise StructureMismatchError(
+                    f"`{label}` or the template has a `Dag`, whose model is one with what is beside it. A template is "
+                    "not filled with parts of such a file. Load it as it is, or save `dag.tree` in place of the Dag:\n"
+                    "    model = sharedtree.load(path)"
+                )
             if sharding is None:
                 places: dict[str, Placement] = {}
                 for record, struct in self._compared.fitting.items():

@@ -19,7 +19,7 @@ from ._instance_rows import take_enum, take_registered
 from ._instances import Instances
 from ._jax_values import take_other
 from ._kinds import TAKERS, nested_too_deeply
-from ._looked_at import first_touched, walked_in
+from ._looked_at import first_touched
 from ._manifest import FORMAT
 from ._named import Named, Problem, unserialisable
 from ._nodes import MAX_NAME, Apart, Collisions, Node
@@ -176,7 +176,7 @@ class _Walk:
         if self.problems:
             return self.problems
         classes = [self.named[entry["name"]] for entry in self.types]
-        deep = nested_too_deeply(self.nodes, walked_in(classes))
+        deep = nested_too_deeply(self.nodes)
         if deep is not None:
             kind = self.nodes[deep][0]
             what = f"a `{kind}` nested so deeply, or shared so often, that Python could not free it or hash it"

@@ -76,9 +76,17 @@ def take_registered(obj: Any, type_index: int) -> Apart:
 
 
 def _take_dag(dag: Dag[Any], type_index: int) -> Apart:
-    if Dag(dag.tree).structure is not dag.structure:
+    """A Dag as its model, if that is still what the Dag holds: it may have been changed since."""
+    leaves, structure = dag._flatten()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+    try:
+        now, same = Dag(dag.tree)._flatten()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        is_whole = same is structure and all(a is b for a, b in zip(now, leaves, strict=True))
+    except Exception:  # noqa: BLE001 -- the unflatten functions of any class may raise anything
+        is_whole = False
+    if not is_whole:
         raise RefusalError(
-            "a `Dag` that holds something else than its model has, such as numbers in the places of arrays",
+            "a `Dag` that holds something else than its model has: the model was changed, or numbers or placeholders "
+            "are in the places of arrays",
             "Save its model, `dag.tree`, or its leaves, `jax.tree.leaves(dag)`.",
         )
     return Apart((dag.tree,), (".tree",), lambda done: ["registered", type_index, None, done, [".tree"]])
@@ -95,7 +103,7 @@ def _build_registered(parts: Parts, node: Node) -> Any:
     cls, aux, own = parts.makers[node[1]], parts.child(node[2]), parts.children(node[3])
     if cls is Dag:
         require(aux is None and len(own) == 1, "a `Dag` has one model, and nothing else")
-        return Dag(own[0])
+        return Dag.of_file(own[0])
     known, given = _known.get(cls), _counts(own, aux)
     fault = fault_of_aux(cls, aux)
     require(fault is None, f"it has {fault}")

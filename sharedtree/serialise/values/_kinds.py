@@ -29,6 +29,9 @@ def _take(kind: Kind) -> Callable[[Any], Apart]:
     name, steps = kind.name, [operand.step for operand in kind.operands if operand.type == "child"]
     attributes, has_items = [step[1:] for step in steps], len(steps) < len(kind.operands)
 
+    def take_items(obj: Any) -> Apart:
+        return Apart(tuple(obj), [f"[{i}]" for i in range(len(obj))], lambda done: [name, done])
+
     def take(obj: Any) -> Apart:
         single, items = [getattr(obj, attribute) for attribute in attributes], tuple(obj) if has_items else ()
         count = len(single)
@@ -38,7 +41,7 @@ def _take(kind: Kind) -> Callable[[Any], Apart]:
 
         return Apart((*single, *items), [*steps, *[f"[{i}]" for i in range(len(items))]], build)
 
-    return take
+    return take if steps else take_items
 
 
 def _build(cls: type) -> Callable[[Parts, Node], Any]:

@@ -46,6 +46,7 @@ class Named:
         self.objects: dict[str, Any] = {}
         self._atoms: dict[int, list[str]] = {}  # id → atom; `objects` keeps the objects alive, or `_alike` does
         self._alike: list[Any] = []
+        self._tokens: dict[type, str | None] = {}  # of classes of modules: the name of the object that stands for it
 
     def atom(self, tag: str, obj: Any, name: str | None = None) -> list[str]:
         """What is written for an object, by its name."""
@@ -67,15 +68,15 @@ class Named:
         attributes = object.__getattribute__(obj, "__dict__")
         if known is not None or ("__qualname__" in attributes and own_name_of(obj) is not None and not held_array(obj)):
             return known or self.atom("function", obj, own_name_of(obj))
-        if attributes or own_name_of(type(obj)) is not None:
+        cls = type(obj)
+        if cls not in self._tokens:
+            self._tokens[cls] = None if attributes or own_name_of(cls) is not None else _token_of(cls)
+        name = self._tokens[cls]
+        if name is None:
             return None
-        for name in TOKENS:
-            with contextlib.suppress(LookupError):
-                if type(find(name)) is type(obj):
-                    self._alike.append(obj)
-                    self._atoms[id(obj)] = self.atom("function", find(name), name)  # alive in `_alike`
-                    return self._atoms[id(obj)]  # alive in `_alike`
-        return None
+        self._alike.append(obj)
+        self._atoms[id(obj)] = self.atom("function", find(name), name)  # alive in `_alike`
+        return self._atoms[id(obj)]  # alive in `_alike`
 
     def atom_of_function(self, obj: Any) -> list[str]:
         """What is written for an object of no class that is known. Raises `RefusalError` if its name is not enough."""
@@ -94,6 +95,15 @@ class Named:
             raise _refusal_of(obj, type(obj))
         require_no_array(obj)
         return self.atom("function", obj, name)
+
+
+def _token_of(cls: type) -> str | None:
+    """The name of an object of the very class, of those that stand for a choice."""
+    for name in TOKENS:
+        with contextlib.suppress(LookupError):
+            if type(find(name)) is cls:
+                return name
+    return None
 
 
 def _is_instance_of_own_class(obj: Any) -> bool:

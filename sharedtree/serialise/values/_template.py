@@ -15,6 +15,7 @@ from ..._assigned_values import PARAMETER, STATE, SUBTREE
 from ..._attribute_kinds import kinds_in
 from ..._context import rules_here
 from ..._copies import copy_of
+from ..._dag import Dag
 from ..._errors import StructureMismatchError
 from ..._graph import Tags, pack
 from ..._node_types import carries_identity, is_namedtuple, require_registered
@@ -225,6 +226,9 @@ def _static_differences(path: str, op: Node, other: Node) -> Iterator[Difference
     """How the static fields of two modules of one class differ, or, of other classes, their auxiliary data."""
     one, two = op.aux.peek(), other.aux.peek()
     is_tree = kind_of(op.type.cls) == "attributes"
+    if op.type.cls is Dag and op.aux != other.aux:
+        yield Difference(path, "a `Dag` with a model", "one with other ties, classes or static values in its model")
+        return
     if not op.type.fields and not is_tree:
         if op.aux != other.aux and _are_plain(one, two):
             yield Difference(path, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))
@@ -242,6 +246,11 @@ def _static_differences(path: str, op: Node, other: Node) -> Iterator[Difference
             yield Difference(f"{path}.{name}", *texts)
         elif _are_plain(fields[0][name], fields[1][name]) and Static(fields[0][name]) != Static(fields[1][name]):
             yield Difference(f"{path}.{name}", *_told_apart(fields[0][name], fields[1][name]))
+
+
+def has_dag(tree: Walked) -> bool:
+    """Whether there is a `Dag` in a tree."""
+    return any(type(op) is Node and op.type.cls is Dag for op, _ in tree.structure.records)
 
 
 _KIND_NAMES = {PARAMETER: "a parameter", STATE: "state", SUBTREE: "neither a parameter nor state"}
