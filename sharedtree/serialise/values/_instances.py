@@ -131,7 +131,8 @@ class Instances:
             for name, slot in layout.slots.items():
                 with contextlib.suppress(AttributeError):  # a slot that was never set
                     attributes[name] = slot.__get__(obj)
-        attributes = layout.library.written(obj, attributes)
+        if layout.kind == "attributes":
+            attributes = layout.library.written(obj, attributes)
         # Of two siblings one may have attributes of its own, so each is asked.
         wrapped, copied = wrapped_field(layout.fields, attributes) if layout.kind == "module" else (None, ())
         key = (cls, copied, *attributes)

@@ -97,9 +97,10 @@ def steps(manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
     path to a node may have many children each.
     """
     kind = KINDS[node[0]]
-    if kind.steps is not None:
-        yield from kind.steps(manifest, node)
-        return
+    return _steps(kind, manifest, node) if kind.steps is None else kind.steps(manifest, node)
+
+
+def _steps(kind: Kind, manifest: Manifest, node: Node) -> Iterator[tuple[Child, str]]:
     for i, operand in _IN_ORDER[node[0]]:
         if operand.type == "child":
             yield node[i], operand.step
