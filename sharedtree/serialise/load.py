@@ -148,16 +148,8 @@ def load(
                 path = bytes(source.read(0, source.size))  # a file object may not stand at the beginning any more
     trust = Trust(trusted, names_in(like) if like is not None else None)
     with opened(path) as (container, manifest):
-        plan = Plan(
-            manifest,
-            container.label,
-            trust,
-            like=like,
-            select=select,
-            sharding=sharding,
-            strict=strict,
-            renames=renames,
-        )
+        label = container.label
+        plan = Plan(manifest, label, trust, like=like, select=select, sharding=sharding, strict=strict, renames=renames)
         arrays = read_arrays(container, plan.wanted, plan.place, mmap=mmap, verify=verify, progress=progress)
     return plan.tree(arrays)
 

@@ -194,17 +194,10 @@ def inspect(path: Readable) -> Inspection:
           ['head']  = ['embed']
     """
     with opened(path) as (container, manifest):
+        kinds = ["key" if each.key is not None else each.kind for each in manifest.arrays]
         arrays = tuple(
-            [
-                ArrayInfo(
-                    each.tensor,
-                    each.dtype,
-                    each.shape,
-                    array_nbytes(each),
-                    "key" if each.key is not None else each.kind,
-                )
-                for each in manifest.arrays
-            ]
+            ArrayInfo(each.tensor, each.dtype, each.shape, array_nbytes(each), kind)
+            for each, kind in zip(manifest.arrays, kinds, strict=True)
         )
     nbytes = sum(array.nbytes for array in arrays)
     return Inspection(manifest.library, dict(container.metadata), arrays, Lines(manifest), nbytes)

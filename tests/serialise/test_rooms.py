@@ -17,7 +17,7 @@ ROOT = pathlib.Path(sharedtree.serialise.__file__).parent
 ORDER = ["container", "trust", "arrays", "values", "flat", "save", "load", "look", "orbax", "serialise"]
 
 MAX_LINES = 330
-MAX_LINES_IN_ALL = 8_320
+MAX_LINES_IN_ALL = 8_340
 
 OURS = [path for path in files() if path.is_relative_to(ROOT)]
 
@@ -94,5 +94,5 @@ def test_how_many_files_a_verb_goes_through(tmp_path):
     st.save(path, tree)
     st.load(path)  # what is made once, such as layouts of classes, is there
     saving, loading = files_crossed(lambda: st.save(path, tree)), files_crossed(lambda: st.load(path))
-    assert len(saving) <= 21, sorted(saving)
-    assert len(loading) <= 24, sorted(loading)
+    assert len(saving) <= 20, sorted(saving)
+    assert len(loading) <= 22, sorted(loading)

@@ -8,6 +8,7 @@ By this row the encoder takes slices apart, the parser knows what may stand wher
 to `.start`, the outline prints them, and the bounds on what is nested are kept. `_kinds.py` has the table.
 """
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -152,6 +153,7 @@ class Kind(NamedTuple):
         return self.paired or (self.keyed if self.keyed != len(self.operands) else None)
 
 
+@dataclasses.dataclass(slots=True)
 class Parts:
     """What there is to build from.
 
@@ -163,20 +165,11 @@ class Parts:
         table: the objects of the nodes built so far.
     """
 
-    __slots__ = ("collisions", "fields", "makers", "table", "values")
-
-    def __init__(
-        self,
-        values: dict[tuple[str, ...], Any],
-        makers: Sequence[Any],
-        fields: Sequence[tuple[str, ...]],
-        collisions: "Collisions",
-    ) -> None:
-        self.values = values
-        self.makers = makers
-        self.fields = fields
-        self.collisions = collisions
-        self.table: list[Any] = []
+    values: dict[tuple[str, ...], Any]
+    makers: Sequence[Any]
+    fields: Sequence[tuple[str, ...]]
+    collisions: "Collisions"
+    table: list[Any] = dataclasses.field(default_factory=list[Any])
 
     def child(self, child: Any) -> Any:
         """The object of a child."""
