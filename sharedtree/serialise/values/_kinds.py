@@ -41,7 +41,7 @@ def _take(kind: Kind) -> Callable[[Any], Apart]:
 
         return Apart((*single, *items), [*steps, *[f"[{i}]" for i in range(len(items))]], build)
 
-    return take if steps else take_items
+    return take_items if has_items and not steps else take
 
 
 def _build(cls: type) -> Callable[[Parts, Node], Any]:
