@@ -35,7 +35,8 @@ class Dag(Generic[T]):
 
     Args:
         tree: a module, or any container of modules and arrays; all of it counts as inside a module, so tied arrays in
-            a plain dict are one leaf. It is read once, here: what is mutated later is not seen.
+            a plain dict are one leaf. It is read once, here: what is mutated later is not seen. That of a Dag which
+            `sharedtree.load` made is read when the Dag is first used.
 
     Attributes:
         tree: the model. The very object that was given, or, in a Dag that a transform or `jax.tree.map` made, a new
@@ -78,7 +79,7 @@ class Dag(Generic[T]):
         self._flatten()
 
     @classmethod
-    def of_file(cls, tree: Any) -> "Dag[Any]":
+    def _of_file(cls, tree: Any) -> "Dag[Any]":
         """A Dag whose model is read when its leaves or its structure are first asked for.
 
         So nothing is asked of the objects of a file while it is loaded.

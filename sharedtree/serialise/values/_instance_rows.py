@@ -103,7 +103,7 @@ def _build_registered(parts: Parts, node: Node) -> Any:
     cls, aux, own = parts.makers[node[1]], parts.child(node[2]), parts.children(node[3])
     if cls is Dag:
         require(aux is None and len(own) == 1, "a `Dag` has one model, and nothing else")
-        return Dag.of_file(own[0])
+        return Dag._of_file(own[0])  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     known, given = _known.get(cls), _counts(own, aux)
     fault = fault_of_aux(cls, aux)
     require(fault is None, f"it has {fault}")
