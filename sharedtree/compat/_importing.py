@@ -156,7 +156,7 @@ def _place() -> int:
 
 
 def _imported() -> set[str]:
-    return {name for name in sys.modules if name.partition(".")[0] in VERSIONS}
+    return {name for name in list(sys.modules) if name.partition(".")[0] in VERSIONS}
 
 
 def _is_ours(name: str) -> bool:
