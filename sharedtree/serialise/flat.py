@@ -14,11 +14,10 @@ from .arrays._arrays import ArrayEntry
 from .arrays._dtypes import dtype_named, require_bools, stored
 from .arrays._placing import Select, Shardings, place_of, read_arrays, struct_of
 from .container._chunks import ProgressOption
-from .container._header import MAX_HEADER_BYTES, START, Header, Tensor, parse_json
+from .container._header import MAX_BYTES, MAX_HEADER_BYTES, START, Header, Tensor, parse_json
 from .container._reading import Container
 from .container._sources import Source
 
-_MAX_BYTES = 2**63 - 1
 _MAX_RANK = 64  # of NumPy's arrays
 _MAX_LISTED = 20
 
@@ -101,7 +100,7 @@ def _tensor(source: Source, name: str, entry: Any) -> Tensor:
     if dtype in _DTYPES:
         bits = math.prod(shape) * _DTYPES[dtype][1]
         # NumPy and JAX multiply the sizes other than 0 even where the product is 0.
-        if (bits or math.prod(size for size in shape if size) * 64) > 8 * _MAX_BYTES:
+        if (bits or math.prod(size for size in shape if size) * 64) > 8 * MAX_BYTES:
             raise _malformed(source, f"the shape {tuple(shape)} of `{shown}` is absurd")
         if bits != 8 * (offsets[1] - offsets[0]):
             raise _malformed(
@@ -111,7 +110,7 @@ def _tensor(source: Source, name: str, entry: Any) -> Tensor:
 
 
 def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value <= _MAX_BYTES for value in values)
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= MAX_BYTES for value in values)
 
 
 def load_tensors(

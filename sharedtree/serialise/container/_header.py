@@ -44,7 +44,7 @@ START = b'{"__metadata__":{"sharedtree.header":"'
 _CRC_AT = _LENGTH_BYTES + len(START)
 _DIGESTS_AT = _CRC_AT + 8 + len('","sharedtree.digests":"')
 _MAX_RANK = 65  # NumPy's 64 axes, and one for raw bytes
-_MAX_BYTES = 2**63 - 1
+MAX_BYTES = 2**63 - 1
 RESTORE = "Restore the file from a copy, or save the model again."
 
 
@@ -237,7 +237,7 @@ def _tensors(entries: dict[str, Any]) -> Iterator[Tensor]:
             raise UnsoundError(f"the offsets of the tensor `{printable(name)}` are not two byte counts")
         (start, stop), size = offsets, nbytes_of(dtype, shape)
         # NumPy and JAX multiply the sizes other than 0 even where the product is 0.
-        if (size or nbytes_of(dtype, [each for each in shape if each])) > _MAX_BYTES:
+        if (size or nbytes_of(dtype, [each for each in shape if each])) > MAX_BYTES:
             raise UnsoundError(f"the shape {tuple(shape)} of the tensor `{printable(name)}` is absurd")
         if stop - start != size:
             raise UnsoundError(
@@ -253,7 +253,7 @@ def _tensors(entries: dict[str, Any]) -> Iterator[Tensor]:
 def _are_counts(values: Any) -> bool:
     # A list: this is asked twice of each tensor, and a generator takes longer than all its other checks.
     is_list = isinstance(values, list)
-    return is_list and all([type(value) is int and 0 <= value <= _MAX_BYTES for value in values])  # noqa: C419
+    return is_list and all([type(value) is int and 0 <= value <= MAX_BYTES for value in values])  # noqa: C419
 
 
 class UnsoundError(ValueError):

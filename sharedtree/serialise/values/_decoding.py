@@ -28,7 +28,7 @@ from ._kinds import BUILDERS, TYPED, nested_too_deeply, num_keys, steps
 from ._looked_at import compared_of, first_touched
 from ._nodes import Collisions, Manifest, Parts, TypeEntry, most_collisions
 from ._paths import part_at
-from ._template import Comparison, LoadReport, compare, has_dag, rebuilt, require_no_differences
+from ._template import Comparison, LoadReport, Walked, compare, paths_of_dags, rebuilt, require_no_differences
 
 _MAX_TEXT = 200
 _MAX_PATHS = 3
@@ -139,12 +139,8 @@ class Plan:
             self._compared = compare(self._decoded(structs), like, described)
             if strict:
                 require_no_differences(self._compared.differences, label)
-            elif has_dag(self._compared.template) or any(cls is Dag for cls in classes):
-                raise StructureMismatchError(
-                    f"`{label}` or the template has a `Dag`, whose model is one with what is beside it. A template is "
-                    "not filled with parts of such a file. Load it as it is, or save `dag.tree` in place of the Dag:\n"
-                    "    model = sharedtree.load(path)"
-                )
+            else:
+                self._require_no_dags(classes, self._compared.template, label)
             if sharding is None:
                 places: dict[str, Placement] = {}
                 for record, struct in self._compared.fitting.items():
@@ -154,6 +150,21 @@ class Plan:
                         places.setdefault(described[id(struct)].tensor, leaf.sharding if has_place else None)
                 self.place = lambda entry: places.get(entry.tensor)
         self.wanted = [entry for entry in entries if not callable(select) or select(entry.tensor)]
+
+    def _require_no_dags(self, classes: Sequence[Any], template: Walked, label: str) -> None:
+        """Raises if a template is not to be filled: its model and that of a `Dag` would be parted."""
+        typed = zip(self._manifest.types, classes, strict=True)
+        names: set[Name] = {("class", entry.name) for entry, cls in typed if cls is Dag}
+        where = paths_of_names(self._manifest) if names else {}
+        paths = [*(path for name in names for path in where.get(name, ())), *paths_of_dags(template)]
+        if paths or names:
+            listed = ", ".join([f"`{printable(path)}`" for path in dict.fromkeys(paths)][:20])
+            raise StructureMismatchError(
+                f"`{label}` or the template has a `Dag`, whose model is one with what is beside it, at {listed}. A "
+                "template is not filled with parts of such a file. Load it as it is, or save `dag.tree` instead:\n"
+                "    model = sharedtree.load(path)",
+                paths,
+            )
 
     def tree(self, arrays: Sequence[Any]) -> Any:
         """The tree, from one array for each of `wanted`; with `strict=False` and a template, the report too.

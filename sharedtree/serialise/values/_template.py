@@ -23,7 +23,7 @@ from ..._printable import printable
 from ..._sharing import name_of
 from ..._statics import Static
 from ..._structure import LEAF, Node, Op, Structure
-from ..._ties import can_be_tied
+from ..._ties import all_paths, can_be_tied
 from ..arrays._arrays import ArrayEntry
 from ..trust._classes import kind_of
 from ._instances import library_of
@@ -248,9 +248,11 @@ def _static_differences(path: str, op: Node, other: Node) -> Iterator[Difference
             yield Difference(f"{path}.{name}", *_told_apart(fields[0][name], fields[1][name]))
 
 
-def has_dag(tree: Walked) -> bool:
-    """Whether there is a `Dag` in a tree."""
-    return any(type(op) is Node and op.type.cls is Dag for op, _ in tree.structure.records)
+def paths_of_dags(tree: Walked) -> list[str]:
+    """Where there is a `Dag` in a tree, each by its first path."""
+    dags = [i for i, (op, _) in enumerate(tree.structure.records) if type(op) is Node and op.type.cls is Dag]
+    paths = all_paths(tree.structure) if dags else {}
+    return [paths[number][0] for number in dags]
 
 
 _KIND_NAMES = {PARAMETER: "a parameter", STATE: "state", SUBTREE: "neither a parameter nor state"}
