@@ -14,7 +14,7 @@ from .arrays._arrays import ArrayEntry
 from .arrays._dtypes import dtype_named, require_bools, stored
 from .arrays._placing import Select, Shardings, place_of, read_arrays, struct_of
 from .container._chunks import ProgressOption
-from .container._header import MAX_BYTES, MAX_HEADER_BYTES, START, Header, Tensor, parse_json
+from .container._header import MAX_BYTES, MAX_HEADER_BYTES, START, Header, Tensor, are_counts, parse_json
 from .container._reading import Container
 from .container._sources import Source
 
@@ -93,9 +93,9 @@ def _tensor(source: Source, name: str, entry: Any) -> Tensor:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str):
         raise _malformed(source, f"the dtype of `{shown}` is no text")
-    if not _are_counts(shape) or len(shape) > _MAX_RANK:
+    if not are_counts(shape) or len(shape) > _MAX_RANK:
         raise _malformed(source, f"the shape of `{shown}` is not a list of up to {_MAX_RANK} sizes")
-    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise _malformed(source, f"the offsets of `{shown}` are not two byte counts, the smaller first")
     if dtype in _DTYPES:
         bits = math.prod(shape) * _DTYPES[dtype][1]
@@ -107,10 +107,6 @@ def _tensor(source: Source, name: str, entry: Any) -> Tensor:
                 source, f"`{shown}` spans bytes {offsets[0]} to {offsets[1]}, and its shape makes {bits:,} bits"
             )
     return Tensor(name, dtype, tuple(shape), *offsets)
-
-
-def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int and 0 <= value <= MAX_BYTES for value in values)
 
 
 def load_tensors(

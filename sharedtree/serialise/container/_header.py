@@ -231,9 +231,9 @@ def _tensors(entries: dict[str, Any]) -> Iterator[Tensor]:
             raise UnsoundError(
                 f"the tensor `{printable(name)}` has the dtype {dtype!r}, which the format does not have"
             )
-        if not _are_counts(shape) or len(shape) > _MAX_RANK:
+        if not are_counts(shape) or len(shape) > _MAX_RANK:
             raise UnsoundError(f"the shape of the tensor `{printable(name)}` is not a list of up to {_MAX_RANK} sizes")
-        if not _are_counts(offsets) or len(offsets) != 2:
+        if not are_counts(offsets) or len(offsets) != 2:
             raise UnsoundError(f"the offsets of the tensor `{printable(name)}` are not two byte counts")
         (start, stop), size = offsets, nbytes_of(dtype, shape)
         # NumPy and JAX multiply the sizes other than 0 even where the product is 0.
@@ -250,8 +250,8 @@ def _tensors(entries: dict[str, Any]) -> Iterator[Tensor]:
         yield Tensor(name, dtype, tuple(shape), start, stop)
 
 
-def _are_counts(values: Any) -> bool:
-    # A list: this is asked twice of each tensor, and a generator takes longer than all its other checks.
+def are_counts(values: Any) -> bool:
+    """Whether this is a list of sizes or of counts of bytes. Asked twice of each tensor: a generator takes longer."""
     is_list = isinstance(values, list)
     return is_list and all([type(value) is int and 0 <= value <= MAX_BYTES for value in values])  # noqa: C419
 
