@@ -5,15 +5,19 @@ structure, so a dictionary leads from the key to the structure, and no record is
     Pair(w, [w, 3])     with an Equinox module `Pair`, under Equinox's convention
 the key is, after a header:  F <Pair> 0   L   N <list> 2   R <number of w>   S i 3.
 
-    F kind fields statics   a node that is read field by field          R number   an object that was seen before
-    N kind n                a plain container; for dicts, its keys      L          a traced leaf
-    O kind layout statics   an NNX object                               S value    a static leaf
+    F kind statics          a node that is read field by field          R number   an object that was seen before
+    A kind there statics    the same, with some fields absent           L          a traced leaf
+    N kind n                a plain container; for dicts, its keys      S value    a static leaf
+    O kind form statics     an NNX object
     M kind kinds statics    a `sharedtree.Module`
     G kind n aux            any other node
 
 The children of a node follow it. A static value is written out if it is made of what nobody can confuse (N T F i d s, and
-( [ { for containers); any other is its address, P, and is pinned: whoever keeps the key has to keep the pins alive. What
-need not be the same value for ever has a token in its place, V, one for each value, which Python gives.
+( [ { for containers); any other is its address and that of its class, P, and is pinned: whoever keeps the key has to keep
+the pins alive. What need not be the same value for ever has a token in its place, V, one for each value, which Python gives.
+
+What stands for a node follows from its children and its auxiliary data, however it was read. So the reference, which reads
+a tree for which no structure is known, has the same key written from what it read (`key_of`), and no object is read twice.
 
 Rules of this file. Nothing recurses but over static values and over plain containers outside modules, to fixed depths.
 Whatever a call into Python could free is held by a strong reference before: children on a stack of their own, objects
@@ -36,6 +40,7 @@ Python does not load this. */
 #define MAX_STATIC_PARTS 1000
 #define MAX_TEXT 4096
 #define MAX_CROSSED_DEPTH 64
+#define MAX_METADATA 64 /* entries that are sorted by insertion */
 #define MAX_LAYOUTS 1024 /* that are asked for of a class; of a list each length is one */
 
 enum { INSIDE = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
@@ -55,10 +60,11 @@ enum {
 /* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `_nnx_internals.py`. */
 typedef struct Layout {
     struct Layout *next;
-    uint32_t number;
+    uint32_t number;          /* of the form, which layouts share that differ in the order of the names */
     Py_ssize_t num_traced;
+    PyObject *form;           /* the names of the children, of what is static, and the mapping's content */
     PyObject *names;
-    int *places;              /* among the children; -1 if static, -2 for the mapping, which the layout determines */
+    int *places;              /* of each among the children and then the static ones; -1 for the mapping, which is in the form */
     PyObject *marked;         /* the names in the mapping, in order */
     PyObject *marks;          /* bytes, whether each of these is a child */
 } Layout;
@@ -85,7 +91,7 @@ static size_t kinds_size, num_kinds;
 
 static PyObject *entries; /* key -> reference to its structure */
 static PyObject *meet;  /* (object, convention) -> what its class is, or for a leaf 0 static, 1 traced, 2 with identity */
-static PyObject *settle; /* static values -> for each: itself if it is the same for ever, True if its class is, or a token */
+static PyObject *settle; /* static values -> for each: itself if it is the same for ever, (its class,) if all of that are, or a token */
 static PyObject *describe; /* NodeType -> what its class is */
 static PyTypeObject *missing_type; /* of the marker for attributes that were never set, or NULL */
 static PyObject *leaf_op;
@@ -436,7 +442,7 @@ typedef struct {
     size_t places_room;
     Frame *frames;
     size_t depth, frames_room;
-    PyObject **names; /* borrowed, of one dictionary */
+    PyObject **names; /* borrowed, of one dictionary; or values, as far as a function says */
     size_t names_room;
     char *key;
     size_t key_size, key_room;
@@ -525,8 +531,10 @@ static int emit_kind(Walk *w, char code, const Kind *kind, Py_ssize_t count)
 
 static int emit_address(Walk *w, PyObject *value)
 {
-    char bytes[1 + sizeof(void *)] = {'P'};
+    PyTypeObject *type = Py_TYPE(value);
+    char bytes[1 + 2 * sizeof(void *)] = {'P'};
     memcpy(bytes + 1, &value, sizeof value);
+    memcpy(bytes + 1 + sizeof value, &type, sizeof type);
     if (grow((void **)&w->places, &w->places_room, w->pins.size + 1, sizeof *w->places) < 0)
         return -1;
     w->places[w->pins.size] = w->key_size;
@@ -738,11 +746,37 @@ static int open_all_fields(Walk *w, Kind *kind, PyObject *attributes)
     return OPENED;
 }
 
+/* Begins an object of which any field may be absent. */
+static int begin_fields(Walk *w, Kind *kind)
+{
+    size_t size = (size_t)(PyTuple_Size(kind->traced) + PyTuple_Size(kind->statics));
+    return grow((void **)&w->names, &w->names_room, size, sizeof(PyObject *)) < 0 ? -1 : emit_kind(w, 'F', kind, 0);
+}
+
+/* Ends it, and says which fields are there if these are not all that are declared and no others. `w->names` has an entry
+   for each of all names, NULL where a field is absent. What is said last begins with no code of a static value. */
+static int end_fields(Walk *w, Kind *kind, size_t begin)
+{
+    Py_ssize_t declared = PyTuple_Size(kind->order), size = PyTuple_Size(kind->traced) + PyTuple_Size(kind->statics);
+    int are_declared = 1;
+    for (Py_ssize_t i = 0; i < size; i++)
+        are_declared &= (w->names[i] != NULL) == (i < declared);
+    if (are_declared)
+        return OPENED;
+    w->key[begin] = 'A';
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (emit_code(w, w->names[i] != NULL) < 0)
+            return -1;
+    }
+    return OPENED;
+}
+
 /* The fields that are there, by name. A dictionary of attributes may have keys that answer for others. */
 static int open_some_fields(Walk *w, Kind *kind, PyObject *attributes)
 {
     PyObject *all[2] = {kind->traced, kind->statics};
-    if (emit_kind(w, 'F', kind, 1) < 0)
+    size_t begin = w->key_size, number = 0;
+    if (begin_fields(w, kind) < 0)
         return -1;
     for (int is_static = 0; is_static < 2; is_static++) {
         Py_ssize_t size = PyTuple_Size(all[is_static]);
@@ -752,13 +786,12 @@ static int open_some_fields(Walk *w, Kind *kind, PyObject *attributes)
                 return -1;
             if (value != NULL && Py_TYPE(value) == missing_type)
                 value = NULL;
-            if (emit_code(w, value != NULL) < 0)
-                return -1;
+            w->names[number++] = value;
             if (value != NULL && (is_static ? emit_static(w, value, 0) : push(&w->children, value)) < 0)
                 return -1;
         }
     }
-    return OPENED;
+    return end_fields(w, kind, begin);
 }
 
 /* The fields of a dataclass, by name. DONE if one is missing or has company: then Python's look-up decides. */
@@ -767,7 +800,7 @@ static int open_declared_fields(Walk *w, Kind *kind, PyObject *attributes)
     PyObject *all[2] = {kind->traced, kind->statics};
     if (PyDict_Size(attributes) != PyTuple_Size(kind->order))
         return DONE;
-    if (emit_kind(w, 'F', kind, 1) < 0)
+    if (emit_kind(w, 'F', kind, 0) < 0)
         return -1;
     for (int is_static = 0; is_static < 2; is_static++) {
         Py_ssize_t size = PyTuple_Size(all[is_static]);
@@ -786,7 +819,7 @@ static int open_declared_fields(Walk *w, Kind *kind, PyObject *attributes)
 static int open_slots(Walk *w, Kind *kind, PyObject *object)
 {
     PyObject *all[2] = {kind->traced, kind->statics};
-    if (emit_kind(w, 'F', kind, 1) < 0)
+    if (emit_kind(w, 'F', kind, 0) < 0)
         return -1;
     for (int is_static = 0; is_static < 2; is_static++) {
         Py_ssize_t size = PyTuple_Size(all[is_static]);
@@ -856,33 +889,43 @@ static int has_marks(const Layout *layout, PyObject *mapping)
 /* The attributes of an NNX object, if they are of this layout. Runs no Python. */
 static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *attributes)
 {
-    Py_ssize_t at = 0, size = PyTuple_Size(layout->names);
-    size_t start = w->children.size, num_traced = (size_t)layout->num_traced;
+    Py_ssize_t at = 0, size = PyTuple_Size(layout->names), num_traced = layout->num_traced;
+    size_t start = w->children.size;
     PyObject *name, *value;
     if (PyDict_Size(attributes) != size)
         return DONE;
     if (emit_kind(w, 'O', kind, layout->number) < 0 ||
-        grow((void **)&w->children.items, &w->children.room, start + num_traced, sizeof(PyObject *)) < 0)
+        grow((void **)&w->names, &w->names_room, (size_t)size, sizeof(PyObject *)) < 0 ||
+        grow((void **)&w->children.items, &w->children.room, start + (size_t)num_traced, sizeof(PyObject *)) < 0)
         return -1;
-    for (size_t i = 0; i < num_traced; i++)
+    for (Py_ssize_t i = 0; i < size; i++)
+        w->names[i] = NULL;
+    for (Py_ssize_t i = 0; i < num_traced; i++)
         w->children.items[w->children.size++] = NULL;
     for (Py_ssize_t i = 0; PyDict_Next(attributes, &at, &name, &value); i++) {
         if (i >= size || !is_text(name, PyTuple_GetItem(layout->names, i)))
             return DONE;
         int place = layout->places[i];
-        if (place >= 0)
+        if (place >= num_traced)
+            w->names[place] = value;
+        else if (place >= 0)
             w->children.items[start + (size_t)place] = Py_NewRef(value);
-        else if (place == -1 && emit_static(w, value, 0) < 0)
+    }
+    for (Py_ssize_t i = num_traced; i < size; i++) {
+        if (w->names[i] != NULL && emit_static(w, w->names[i], 0) < 0)
             return -1;
     }
     return OPENED;
 }
 
-/* Whether each of so many places is there once. */
+/* Whether no two names have one place, each place is one of so many, and each child has one. */
 static int are_places(const int *places, Py_ssize_t size, Py_ssize_t num_traced)
 {
+    Py_ssize_t num_placed = 0;
+    for (Py_ssize_t i = 0; i < size; i++)
+        num_placed += places[i] >= 0 && places[i] < num_traced;
     for (Py_ssize_t i = 0; i < size; i++) {
-        if (places[i] >= num_traced)
+        if (places[i] >= size || num_placed != num_traced)
             return 0;
         for (Py_ssize_t j = 0; places[i] >= 0 && j < i; j++) {
             if (places[i] == places[j])
@@ -892,17 +935,36 @@ static int are_places(const int *places, Py_ssize_t size, Py_ssize_t num_traced)
     return 1;
 }
 
+/* A layout with this form. NULL if there is none, or with an error. */
+static Layout *layout_with(const Kind *kind, PyObject *form)
+{
+    for (Layout *layout = kind->layouts; layout != NULL; layout = layout->next) {
+        int is_it = PyObject_RichCompareBool(layout->form, form, Py_EQ);
+        if (is_it != 0)
+            return is_it < 0 ? NULL : layout;
+    }
+    return NULL;
+}
+
 /* Learns the layout of an object from Python. NULL without an error if it has none. */
 static Layout *new_layout(Kind *kind, PyObject *object)
 {
-    PyObject *names, *places, *marked, *marks, *found = PyObject_CallFunctionObjArgs(layout_of, object, NULL);
-    Layout *layout = NULL;
+    PyObject *form, *names, *places, *marked, *marks, *found = PyObject_CallFunctionObjArgs(layout_of, object, NULL);
+    Layout *layout = NULL, *alike = NULL;
     if (found == NULL || found == Py_None) {
         kind->num_layouts++;
         Py_XDECREF(found);
         return NULL;
     }
-    if (!PyArg_ParseTuple(found, "O!O!O!S", &PyTuple_Type, &names, &PyTuple_Type, &places, &PyTuple_Type, &marked, &marks))
+    if (!PyArg_ParseTuple(found, "O!O!O!O!S", &PyTuple_Type, &form, &PyTuple_Type, &names, &PyTuple_Type, &places,
+                          &PyTuple_Type, &marked, &marks))
+        goto failed;
+    if (!is_tuple_of(form, 3) || !PyTuple_CheckExact(PyTuple_GetItem(form, 0))) {
+        PyErr_SetString(PyExc_ValueError, "no form");
+        goto failed;
+    }
+    alike = layout_with(kind, form);
+    if (alike == NULL && PyErr_Occurred())
         goto failed;
     Py_ssize_t size = PyTuple_Size(names);
     if (PyTuple_Size(places) != size || PyBytes_Size(marks) != PyTuple_Size(marked)) {
@@ -916,10 +978,9 @@ static Layout *new_layout(Kind *kind, PyObject *object)
         PyErr_NoMemory();
         goto failed;
     }
-    for (Py_ssize_t i = 0; i < size; i++) {
+    layout->num_traced = PyTuple_Size(PyTuple_GetItem(form, 0));
+    for (Py_ssize_t i = 0; i < size; i++)
         placed[i] = (int)PyLong_AsLong(PyTuple_GetItem(places, i));
-        layout->num_traced += placed[i] >= 0;
-    }
     if (PyErr_Occurred() || !are_places(placed, size, layout->num_traced)) {
         PyMem_Free(placed);
         if (!PyErr_Occurred())
@@ -927,8 +988,10 @@ static Layout *new_layout(Kind *kind, PyObject *object)
         goto failed;
     }
     layout->places = placed;
-    layout->names = Py_NewRef(names), layout->marked = Py_NewRef(marked), layout->marks = Py_NewRef(marks);
-    layout->number = kind->num_layouts++;
+    layout->form = Py_NewRef(form), layout->names = Py_NewRef(names);
+    layout->marked = Py_NewRef(marked), layout->marks = Py_NewRef(marks);
+    layout->number = alike == NULL ? kind->num_layouts : alike->number;
+    kind->num_layouts++;
     layout->next = kind->layouts;
     kind->layouts = layout;
     Py_DECREF(found);
@@ -988,24 +1051,40 @@ static int open_nnx_state(Walk *w, Kind *kind, PyObject *object)
     return outcome < 0 ? -1 : OPENED;
 }
 
+/* Names, in order, of a dictionary all of whose keys are texts and no subclass of it: into `w->names`. DONE for others. */
+static int sort_names(Walk *w, PyObject *dict)
+{
+    PyObject *name, *item;
+    Py_ssize_t at = 0, size = 0;
+    if (grow((void **)&w->names, &w->names_room, (size_t)PyDict_Size(dict), sizeof(PyObject *)) < 0)
+        return -1;
+    while (PyDict_Next(dict, &at, &name, &item)) {
+        if (Py_TYPE(name) != &PyUnicode_Type || size == MAX_METADATA)
+            return DONE;
+        Py_ssize_t i = size++;
+        for (; i > 0 && PyUnicode_Compare(w->names[i - 1], name) > 0; i--)
+            w->names[i] = w->names[i - 1];
+        w->names[i] = name;
+    }
+    return OPENED;
+}
+
 /* The value of an NNX variable; its metadata is static. No hook is run. */
 static int open_nnx_variable(Walk *w, Kind *kind, PyObject *object)
 {
-    PyObject *name, *item, *value = get_slot(raw_value, object, NULL);
+    PyObject *value = get_slot(raw_value, object, NULL);
     PyObject *metadata = value == NULL ? NULL : get_slot(metadata_of, object, NULL);
-    Py_ssize_t at = 0;
-    int outcome = metadata == NULL ? -1 : DONE;
-    if (metadata != NULL && PyDict_CheckExact(metadata)) {
-        outcome = emit_kind(w, 'F', kind, PyDict_Size(metadata)) < 0 ? -1 : OPENED;
-        while (outcome == OPENED && PyDict_Next(metadata, &at, &name, &item)) {
-            if (Py_TYPE(name) != &PyUnicode_Type)
-                outcome = DONE;
-            else if (emit_text(w, name) < 0 || emit_static(w, item, 0) < 0)
-                outcome = -1;
-        }
-        if (outcome == OPENED && push(&w->children, value) < 0)
+    int outcome = metadata == NULL ? -1 : PyDict_CheckExact(metadata) ? sort_names(w, metadata) : DONE;
+    Py_ssize_t size = outcome == OPENED ? PyDict_Size(metadata) : 0;
+    if (outcome == OPENED && emit_kind(w, 'F', kind, size) < 0)
+        outcome = -1;
+    for (Py_ssize_t i = 0; i < size && outcome == OPENED; i++) {
+        PyObject *item = PyDict_GetItemWithError(metadata, w->names[i]);
+        if (item == NULL || emit_text(w, w->names[i]) < 0 || emit_static(w, item, 0) < 0)
             outcome = -1;
     }
+    if (outcome == OPENED && push(&w->children, value) < 0)
+        outcome = -1;
     Py_XDECREF(metadata);
     Py_XDECREF(value);
     return outcome;
@@ -1089,6 +1168,163 @@ static int open_module(Walk *w, Kind *kind, PyObject *object)
     return outcome;
 }
 
+/* Whether this is what the flatten of an NNX object with so many children gives as auxiliary data. */
+static int is_nnx_aux(PyObject *aux, Py_ssize_t size)
+{
+    if (!is_tuple_of(aux, 3) || !is_tuple_of(PyTuple_GetItem(aux, 0), size) || !PyTuple_CheckExact(PyTuple_GetItem(aux, 1)))
+        return 0;
+    return is_tuple_of(PyTuple_GetItem(aux, 2), PyTuple_Size(PyTuple_GetItem(aux, 1)));
+}
+
+/* Whether this is what the flatten of a module with so many children gives as auxiliary data. */
+static int is_module_aux(PyObject *aux, Py_ssize_t size)
+{
+    PyObject *names, *are_static;
+    if (!is_tuple_of(aux, 2) || !PyTuple_CheckExact(PyTuple_GetItem(aux, 1)) ||
+        !read_kinds(PyTuple_GetItem(aux, 0), &names, &are_static))
+        return 0;
+    Py_ssize_t num_static = 0;
+    for (Py_ssize_t i = 0; i < PyBytes_Size(are_static); i++)
+        num_static += PyBytes_AsString(are_static)[i] != 0;
+    int is_one = PyTuple_Size(names) == size + num_static && PyTuple_Size(PyTuple_GetItem(aux, 1)) == num_static;
+    Py_DECREF(names);
+    Py_DECREF(are_static);
+    return is_one;
+}
+
+static int emit_statics(Walk *w, PyObject *values)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_Size(values); i++) {
+        if (emit_static(w, PyTuple_GetItem(values, i), 0) < 0)
+            return -1;
+    }
+    return OPENED;
+}
+
+/* What stands for a node in a key, from its auxiliary data: the same that the functions above write from the object. DONE
+   if they would leave such an object to its registered functions. */
+static int emit_fields(Walk *w, Kind *kind, PyObject *aux)
+{
+    size_t begin = w->key_size, number = 0;
+    if (!is_tuple_of(aux, 2) || begin_fields(w, kind) < 0)
+        return -1;
+    PyObject *all[2] = {kind->traced, kind->statics}, *found[2] = {PyTuple_GetItem(aux, 0), PyTuple_GetItem(aux, 1)};
+    for (int is_static = 0; is_static < 2; is_static++) {
+        Py_ssize_t next = 0;
+        for (Py_ssize_t i = 0; i < PyTuple_Size(all[is_static]); i++) {
+            PyObject *each = next < PyTuple_Size(found[is_static]) ? PyTuple_GetItem(found[is_static], next) : NULL;
+            PyObject *name = each != NULL && is_static ? PyTuple_GetItem(each, 0) : each;
+            int is_there = name != NULL && is_text(name, PyTuple_GetItem(all[is_static], i));
+            next += is_there;
+            w->names[number++] = is_there ? each : NULL;
+            if (is_there && is_static && emit_static(w, PyTuple_GetItem(each, 1), 0) < 0)
+                return -1;
+        }
+    }
+    return end_fields(w, kind, begin);
+}
+
+static int emit_dict(Walk *w, Kind *kind, PyObject *names)
+{
+    Py_ssize_t size = PyTuple_CheckExact(names) ? PyTuple_Size(names) : -1;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (Py_TYPE(PyTuple_GetItem(names, i)) != &PyUnicode_Type)
+            return DONE;
+    }
+    if (size < 0 || emit_kind(w, 'N', kind, size) < 0)
+        return -1;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (emit_text(w, PyTuple_GetItem(names, i)) < 0)
+            return -1;
+    }
+    return OPENED;
+}
+
+static int emit_nnx_variable(Walk *w, Kind *kind, PyObject *aux)
+{
+    if (!PyTuple_CheckExact(aux) || PyTuple_Size(aux) > MAX_METADATA)
+        return DONE;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(aux); i++) {
+        PyObject *pair = PyTuple_GetItem(aux, i);
+        if (!is_tuple_of(pair, 2) || Py_TYPE(PyTuple_GetItem(pair, 0)) != &PyUnicode_Type)
+            return DONE;
+    }
+    if (emit_kind(w, 'F', kind, PyTuple_Size(aux)) < 0)
+        return -1;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(aux); i++) {
+        PyObject *pair = PyTuple_GetItem(aux, i);
+        if (emit_text(w, PyTuple_GetItem(pair, 0)) < 0 || emit_static(w, PyTuple_GetItem(pair, 1), 0) < 0)
+            return -1;
+    }
+    return OPENED;
+}
+
+static int emit_nnx_object(Walk *w, Kind *kind, PyObject *aux)
+{
+    PyObject *names = PyTuple_GetItem(aux, 1), *values = PyTuple_GetItem(aux, 2), *mapping = NULL;
+    Py_ssize_t at = 0, size = PyTuple_Size(names);
+    while (at < size && !is_text(PyTuple_GetItem(names, at), name_nodes))
+        at++;
+    if (at < size && Py_TYPE(PyTuple_GetItem(values, at)) == mapping_type)
+        mapping = PyObject_GenericGetAttr(PyTuple_GetItem(values, at), name_mapping);
+    PyObject *form = mapping == NULL ? NULL : PyTuple_Pack(3, PyTuple_GetItem(aux, 0), names, mapping);
+    Layout *layout = form == NULL ? NULL : layout_with(kind, form);
+    Py_XDECREF(form);
+    Py_XDECREF(mapping);
+    if (layout == NULL)
+        return PyErr_Occurred() ? -1 : DONE;
+    if (emit_kind(w, 'O', kind, layout->number) < 0)
+        return -1;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (i != at && emit_static(w, PyTuple_GetItem(values, i), 0) < 0)
+            return -1;
+    }
+    return OPENED;
+}
+
+static int emit_by_shape(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
+{
+    switch (kind->shape) {
+    case NOTHING:
+    case TUPLE:
+    case LIST:
+    case NAMEDTUPLE:
+        return emit_kind(w, 'N', kind, num_children) < 0 ? -1 : OPENED;
+    case DICT:
+        return emit_dict(w, kind, aux);
+    case FIELDS:
+        return emit_fields(w, kind, aux);
+    case DATACLASS:
+    case SLOTS:
+        if (num_children != PyTuple_Size(kind->traced) || !is_tuple_of(aux, PyTuple_Size(kind->statics)))
+            return DONE;
+        return emit_kind(w, 'F', kind, 0) < 0 ? -1 : emit_statics(w, aux);
+    case NNX_STATE:
+        if (num_children != 0 || !is_tuple_of(aux, 2))
+            return DONE;
+        return emit_kind(w, 'F', kind, 0) < 0 ? -1 : emit_statics(w, aux);
+    case NNX_VARIABLE:
+        return num_children == 1 ? emit_nnx_variable(w, kind, aux) : DONE;
+    case NNX_OBJECT:
+        return is_nnx_aux(aux, num_children) ? emit_nnx_object(w, kind, aux) : DONE;
+    case MODULE:
+        if (!is_module_aux(aux, num_children))
+            return DONE;
+        if (emit_kind(w, 'M', kind, 0) < 0 || emit_address(w, PyTuple_GetItem(aux, 0)) < 0)
+            return -1;
+        return emit_statics(w, PyTuple_GetItem(aux, 1));
+    }
+    return DONE;
+}
+
+static int emit_node(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
+{
+    int outcome = emit_by_shape(w, kind, num_children, aux);
+    if (outcome != DONE)
+        return outcome < 0 ? -1 : 0;
+    return emit_kind(w, 'G', kind, num_children) < 0 ? -1 : emit_static(w, aux, 0);
+}
+
 static int open_other(Walk *w, Kind *kind, PyObject *object)
 {
     PyObject *found = PyObject_CallFunctionObjArgs(kind->take_apart, object, NULL);
@@ -1098,8 +1334,7 @@ static int open_other(Walk *w, Kind *kind, PyObject *object)
     PyObject *children = NULL;
     if (PyTuple_Check(found) && PyTuple_Size(found) == 2)
         children = PySequence_Tuple(PyTuple_GetItem(found, 0));
-    if (children != NULL && emit_kind(w, 'G', kind, PyTuple_Size(children)) == 0 &&
-        emit_static(w, PyTuple_GetItem(found, 1), 0) == 0)
+    if (children != NULL && emit_node(w, kind, PyTuple_Size(children), PyTuple_GetItem(found, 1)) == 0)
         outcome = push_items(w, children);
     /* What is neither a child nor pinned may go now: its address is in no key. */
     Py_XDECREF(children);
@@ -1278,16 +1513,27 @@ static int is_settled(PyTypeObject *type)
     return settled_size && slot_of(settled, settled_size, (PyObject *)type)->object != NULL;
 }
 
+/* The class that a pinned value had when it was written. Only to be compared: it may be gone. */
+static PyTypeObject *type_of_pin(const Walk *w, size_t i)
+{
+    PyTypeObject *type;
+    memcpy(&type, w->key + w->places[i] + 1 + sizeof(PyObject *), sizeof type);
+    return type;
+}
+
 /* Puts in the place of a pin what stands for its value. */
 static int settle_pin(Walk *w, size_t i, PyObject *found)
 {
-    PyObject *value = w->pins.items[i];
-    if (found == Py_True)
-        return add_settled(Py_TYPE(value));
+    PyObject *value = w->pins.items[i], *none = NULL;
+    if (PyTuple_CheckExact(found) && found != value) {
+        PyTypeObject *type = (PyTypeObject *)PyTuple_GetItem(found, 0);
+        return type != type_of_pin(w, i) ? -1 : add_settled(type);
+    }
     if (found == value)
         return 0;
     w->key[w->places[i]] = 'V';
     memcpy(w->key + w->places[i] + 1, &found, sizeof found);
+    memcpy(w->key + w->places[i] + 1 + sizeof found, &none, sizeof none);
     w->pins.items[i] = Py_NewRef(found);
     Py_DECREF(value);
     return 0;
@@ -1298,7 +1544,7 @@ static int settle_pins(Walk *w)
 {
     size_t size = w->pins.size, count = 0;
     for (size_t i = 0; i < size; i++)
-        count += !is_settled(Py_TYPE(w->pins.items[i]));
+        count += !is_settled(type_of_pin(w, i));
     if (count == 0)
         return 0;
     size_t *unsettled = PyMem_Malloc(count * sizeof *unsettled);
@@ -1309,7 +1555,7 @@ static int settle_pins(Walk *w)
     PyObject *values = PyList_New(0), *found = NULL;
     count = 0;
     for (size_t i = 0; values != NULL && i < size; i++) {
-        if (is_settled(Py_TYPE(w->pins.items[i])))
+        if (is_settled(type_of_pin(w, i)))
             continue;
         unsettled[count++] = i;
         if (PyList_Append(values, w->pins.items[i]) < 0)
@@ -1328,12 +1574,15 @@ static int settle_pins(Walk *w)
     return outcome;
 }
 
-static int walk_all(Walk *w, PyObject *tree, int convention)
+static int begin_key(Walk *w, int convention, int64_t base)
 {
     int32_t header = w->flags | convention << 8;
-    if (emit(w, &header, sizeof header) < 0 || emit_count(w, 'B', w->expected) < 0)
-        return -1;
-    if (visit(w, tree, convention) < 0)
+    return emit(w, &header, sizeof header) < 0 ? -1 : emit_count(w, 'B', base);
+}
+
+static int walk_all(Walk *w, PyObject *tree, int convention)
+{
+    if (begin_key(w, convention, w->expected) < 0 || visit(w, tree, convention) < 0)
         return -1;
     while (w->depth) {
         Frame *frame = &w->frames[w->depth - 1];
@@ -1345,14 +1594,6 @@ static int walk_all(Walk *w, PyObject *tree, int convention)
     if (settle_pins(w) < 0)
         return -1;
     return PyList_Size(w->tags->objects) == w->expected ? 0 : -1;
-}
-
-static PyObject *pins_as_tuple(const Pins *pins)
-{
-    PyObject *tuple = PyTuple_New((Py_ssize_t)pins->size);
-    for (size_t i = 0; tuple != NULL && i < pins->size; i++)
-        PyTuple_SetItem(tuple, (Py_ssize_t)i, Py_NewRef(pins->items[i]));
-    return tuple;
 }
 
 /* Reads `Rules`. 0 if they are not for the native walk, -1 on an error. */
@@ -1419,40 +1660,32 @@ static int take_back(Tags *tags, Py_ssize_t base)
     return forget(tags, base) < 0 ? FAILED : DONE;
 }
 
-/* Walks over a tree, and looks its key up in `known`. OPENED if the structure is known; DONE if it is not, with the key,
-   or without one where Python has to walk; FAILED with an error that is not Python's to explain. */
-static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, PyObject **structure, PyObject **key)
+/* Walks over a tree, and looks up the structure that its key leads to in `known`. OPENED if there is one; DONE if Python has to walk;
+   FAILED with an error that is not Python's to explain. */
+static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, PyObject **structure)
 {
     Py_ssize_t base = PyList_Size(w->tags->objects);
+    PyObject *key = NULL;
     w->expected = base;
     w->leaves = PyList_New(0);
-    *structure = *key = NULL;
+    *structure = NULL;
     if (w->leaves != NULL && walk_all(w, tree, convention) == 0)
-        *key = PyBytes_FromStringAndSize(w->key, (Py_ssize_t)w->key_size);
-    if (*key != NULL) {
-        PyObject *entry = PyDict_GetItemWithError(known, *key);
-        if (entry != NULL) {
-            /* Held, for what follows may collect garbage, and with it what the entry is of. */
-            Py_INCREF(entry);
-            *structure = PyObject_CallNoArgs(entry);
-            Py_DECREF(entry);
-            if (*structure != NULL && *structure != Py_None)
-                return OPENED;
-            Py_CLEAR(*structure);
-            Py_CLEAR(*key);
-        } else if (PyErr_Occurred()) {
-            Py_CLEAR(*key);
-        }
-    }
-    if (take_back(w->tags, base) == DONE)
-        return DONE;
-    Py_CLEAR(*key);
-    return FAILED;
+        key = PyBytes_FromStringAndSize(w->key, (Py_ssize_t)w->key_size);
+    /* Held, for what follows may collect garbage, and with it what the entry is of. */
+    PyObject *entry = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(known, key));
+    if (entry != NULL)
+        *structure = PyObject_CallNoArgs(entry);
+    Py_XDECREF(entry);
+    Py_XDECREF(key);
+    if (*structure != NULL && *structure != Py_None)
+        return OPENED;
+    Py_CLEAR(*structure);
+    return take_back(w->tags, base);
 }
 
 static PyObject *native_walk(PyObject *module, PyObject *args)
 {
-    PyObject *tree, *rules, *known, *structure, *key, *result = NULL;
+    PyObject *tree, *rules, *known, *structure, *result = NULL;
     Tags *tags;
     int flags, convention;
     (void)module;
@@ -1464,19 +1697,114 @@ static PyObject *native_walk(PyObject *module, PyObject *args)
     if (!is_for_native)
         return Py_NewRef(Py_None);
     Walk w = new_walk(tags, flags);
-    int outcome = walk_tree(&w, tree, convention, known, &structure, &key);
-    if (outcome == OPENED) {
+    int outcome = walk_tree(&w, tree, convention, known, &structure);
+    if (outcome == OPENED)
         result = PyTuple_Pack(2, w.leaves, structure);
-    } else if (outcome == DONE && key != NULL) {
-        PyObject *pins = pins_as_tuple(&w.pins);
-        result = pins == NULL ? NULL : PyTuple_Pack(3, Py_None, key, pins);
-        Py_XDECREF(pins);
-    } else if (outcome == DONE) {
+    else if (outcome == DONE)
         result = Py_NewRef(Py_None);
-    }
     Py_XDECREF(structure);
+    end_walk(&w);
+    return result;
+}
+
+/* --- keys of what Python has read -------------------------------------------------------------------------------- */
+
+/* The kind of a NodeType, which Python is asked for if no instance was met. NULL on an error. */
+static Kind *kind_described(PyObject *node_type)
+{
+    PyObject *cls = PyTuple_GetItem(node_type, 0);
+    Kind *kind = cls == NULL ? NULL : kind_of((PyTypeObject *)cls);
+    if (kind != NULL || cls == NULL)
+        return kind;
+    PyObject *described = PyObject_CallFunctionObjArgs(describe, node_type, NULL);
+    kind = described == NULL ? NULL : new_kind(described);
+    Py_XDECREF(described);
+    return kind;
+}
+
+/* The value of a `Static`, which nobody else can change; a new reference. */
+static PyObject *snapshot(PyObject *value)
+{
+    if (Py_TYPE(value) == static_op)
+        return PyObject_GetAttr(value, name_value);
+    PyErr_SetString(PyExc_TypeError, "not a static value");
+    return NULL;
+}
+
+/* A node: its type, the number of its children, its auxiliary data. */
+static int emit_visited_node(Walk *w, PyObject *visited)
+{
+    PyObject *node_type, *of_aux;
+    Py_ssize_t num_children;
+    if (!PyArg_ParseTuple(visited, "O!nO", &PyTuple_Type, &node_type, &num_children, &of_aux))
+        return -1;
+    PyObject *aux = snapshot(of_aux);
+    Kind *kind = aux == NULL ? NULL : kind_described(node_type);
+    int outcome = kind == NULL ? -1 : emit_node(w, kind, num_children, aux);
+    Py_XDECREF(aux);
+    return outcome;
+}
+
+static int emit_visited(Walk *w, PyObject *visited)
+{
+    if (visited == leaf_op)
+        return emit_code(w, 'L');
+    if (PyTuple_CheckExact(visited))
+        return emit_visited_node(w, visited);
+    if (PyLong_CheckExact(visited)) {
+        int64_t number = PyLong_AsLongLong(visited);
+        return number == -1 && PyErr_Occurred() ? -1 : emit_count(w, 'R', number);
+    }
+    PyObject *value = snapshot(visited);
+    int outcome = value == NULL || emit_code(w, 'S') < 0 ? -1 : emit_static(w, value, 0);
+    Py_XDECREF(value);
+    return outcome;
+}
+
+/* What a key has by address, each followed by the class that it had when it was written. */
+static PyObject *pins_of(const Walk *w)
+{
+    PyObject *pins = PyList_New(0);
+    for (size_t i = 0; pins != NULL && i < w->pins.size; i++) {
+        PyObject *value = w->pins.items[i], *type = (PyObject *)Py_TYPE(value);
+        if (w->key[w->places[i]] == 'P' && (PyTypeObject *)type != type_of_pin(w, i))
+            type = Py_None;
+        if (PyList_Append(pins, value) < 0 || PyList_Append(pins, type) < 0)
+            Py_CLEAR(pins);
+    }
+    return pins;
+}
+
+static PyObject *native_key_of(PyObject *module, PyObject *args)
+{
+    PyObject *visited, *rules, *key = NULL, *pins = NULL, *result = NULL;
+    Py_ssize_t base;
+    int flags, convention;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!n", &PyList_Type, &visited, &PyTuple_Type, &rules, &base))
+        return NULL;
+    int is_for_native = read_rules(rules, &flags, &convention);
+    if (is_for_native < 0)
+        return NULL;
+    if (!is_for_native)
+        return Py_NewRef(Py_None);
+    Walk w = new_walk(NULL, flags);
+    int outcome = begin_key(&w, convention, base);
+    for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(visited); i++) {
+        PyObject *each = Py_NewRef(PyList_GetItem(visited, i));
+        outcome = emit_visited(&w, each);
+        Py_DECREF(each);
+    }
+    if (outcome == 0 && settle_pins(&w) == 0) {
+        key = PyBytes_FromStringAndSize(w.key, (Py_ssize_t)w.key_size);
+        pins = key == NULL ? NULL : pins_of(&w);
+        result = pins == NULL ? NULL : PyTuple_Pack(2, key, pins);
+    }
+    Py_XDECREF(pins);
     Py_XDECREF(key);
     end_walk(&w);
+    if (result == NULL && !PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "no key says this");
     return result;
 }
 
@@ -1524,30 +1852,6 @@ static int are_pairs(PyObject *aux)
     return 1;
 }
 
-/* Whether this is what the flatten of an NNX object with so many children gives as auxiliary data. */
-static int is_nnx_aux(PyObject *aux, Py_ssize_t size)
-{
-    if (!is_tuple_of(aux, 3) || !is_tuple_of(PyTuple_GetItem(aux, 0), size) || !PyTuple_CheckExact(PyTuple_GetItem(aux, 1)))
-        return 0;
-    return is_tuple_of(PyTuple_GetItem(aux, 2), PyTuple_Size(PyTuple_GetItem(aux, 1)));
-}
-
-/* Whether this is what the flatten of a module with so many children gives as auxiliary data. */
-static int is_module_aux(PyObject *aux, Py_ssize_t size)
-{
-    PyObject *names, *are_static;
-    if (!is_tuple_of(aux, 2) || !PyTuple_CheckExact(PyTuple_GetItem(aux, 1)) ||
-        !read_kinds(PyTuple_GetItem(aux, 0), &names, &are_static))
-        return 0;
-    Py_ssize_t num_static = 0;
-    for (Py_ssize_t i = 0; i < PyBytes_Size(are_static); i++)
-        num_static += PyBytes_AsString(are_static)[i] != 0;
-    int is_one = PyTuple_Size(names) == size + num_static && PyTuple_Size(PyTuple_GetItem(aux, 1)) == num_static;
-    Py_DECREF(names);
-    Py_DECREF(are_static);
-    return is_one;
-}
-
 static PyObject *call_with_children(PyObject *function, PyObject *aux, PyObject *numbers, PyObject *table)
 {
     PyObject *children = children_of(numbers, table, 1);
@@ -1589,19 +1893,6 @@ static int is_mutable(PyObject *value)
     int outcome = found == NULL ? -1 : PyObject_IsTrue(found);
     Py_XDECREF(found);
     return outcome;
-}
-
-/* The kind of a NodeType, which Python is asked for if no instance was met. NULL on an error. */
-static Kind *kind_described(PyObject *node_type)
-{
-    PyObject *cls = PyTuple_GetItem(node_type, 0);
-    Kind *kind = cls == NULL ? NULL : kind_of((PyTypeObject *)cls);
-    if (kind != NULL || cls == NULL)
-        return kind;
-    PyObject *described = PyObject_CallFunctionObjArgs(describe, node_type, NULL);
-    kind = described == NULL ? NULL : new_kind(described);
-    Py_XDECREF(described);
-    return kind;
 }
 
 /* The object of the other side with this number: of a list, or what a function says. */
@@ -2263,15 +2554,14 @@ static PyObject *packed_in_python(Crossing *c, PyObject *object)
 
 static PyObject *packed_natively(Crossing *c, PyObject *object)
 {
-    PyObject *structure, *key, *packed = NULL;
+    PyObject *structure, *packed = NULL;
     Walk w = new_walk(c->tags, c->flags);
     w.floor = c->floor;
-    int outcome = walk_tree(&w, object, c->convention, entries, &structure, &key);
+    int outcome = walk_tree(&w, object, c->convention, entries, &structure);
     if (outcome == OPENED)
         packed = new_packed(w.leaves, structure);
     c->is_separate &= !w.reaches_back;
     Py_XDECREF(structure);
-    Py_XDECREF(key);
     end_walk(&w);
     return outcome == DONE ? packed_in_python(c, object) : packed;
 }
@@ -2941,7 +3231,9 @@ static PyMethodDef methods[] = {
     {"unlearn", native_unlearn, METH_O, "Leaves a class that was read field by field to its registered functions."},
     {"drop_spares", native_drop_spares, METH_NOARGS, "Gives back the memory that is kept for the next walk."},
     {"walk", native_walk, METH_VARARGS,
-     "(tree, tags, rules, known) -> (leaves, known[key]()), or (None, key, pins), or None if it cannot."},
+     "(tree, tags, rules, known) -> (leaves, known[key]()), or None if there is none or it cannot."},
+    {"key_of", native_key_of, METH_VARARGS,
+     "(what Python visited, rules, number of the first object) -> (key, what it has by address), or None if it cannot."},
     {"compile", native_compile, METH_O, "Records -> what `build` takes in their place, and runs faster."},
     {"build", native_build, METH_VARARGS, "(structure or records or program, leaves, table, given, update): see `sharedtree._walk.build`."},
     {"learn_packed", native_learn_packed, METH_VARARGS, "Takes over what stands for a module."},

@@ -17,7 +17,6 @@ from jax import tree_util as jtu
 from jax.core import Tracer
 
 from ._attribute_kinds import KINDS_SLOT, HasKinds, Kinds, is_read_by_kinds
-from ._copies import IMMUTABLE
 from ._dataclass_fields import Fields, fields_of
 from ._engine import native
 from ._equinox_internals import marker_type
@@ -47,8 +46,8 @@ from ._node_types import (
     node_type_of,
     node_type_of_class,
 )
-from ._static_keys import Known, nothing_known
-from ._statics import Static
+from ._static_keys import Known, key_of, nothing_known
+from ._statics import Static, is_known_by_address
 from ._structure import LEAF, Given, Interned, Node, Record, Update
 
 Description = tuple[Any, ...]
@@ -153,30 +152,30 @@ def _meet(obj: Any, number: int) -> Description | int:
     return _described(node_type)
 
 
-class _Token:
+class Token:
     """Stands for a static value in a key. Equal values have one token, as long as a structure has it."""
 
-    __slots__ = ("__weakref__", "_static")
+    __slots__ = ("__weakref__", "_key")
 
-    def __init__(self, static: Static) -> None:
-        self._static = static
+    def __init__(self, key: Any) -> None:
+        self._key = key
 
     def complete(self) -> None:
         """Nothing follows from it."""
 
-    def is_like(self, other: "_Token") -> bool:
+    def is_like(self, other: "Token") -> bool:
         """Whether another one stands for the same value."""
-        return self._static == other._static
+        return self._key == other._key
 
 
-_tokens: Interned[_Token] = Interned()
+_tokens: Interned[Token] = Interned()
 
 
 def _settle(values: list[Any]) -> list[Any]:
     """What stands for each static value of a walk in a key.
 
-    True, if all instances of its class are the same for ever and equal to themselves only; otherwise its token. The
-    value itself, if it is the same for ever and is likely to be the same object whenever it is met.
+    A tuple of its class, if all instances of that are the same for ever and equal to themselves only; otherwise its token.
+    The value itself, if it is the same for ever and is likely to be the same object whenever it is met.
     """
     known = nothing_known()
     found: dict[int, Any] = {}
@@ -190,9 +189,11 @@ def _settled(value: Any, known: Known) -> Any:
     parts = parts_of_frozen(value)
     if parts is not None and all(Static(part, known).is_settled for part in parts):
         return value
-    static = Static(value, known)
-    by_value = isinstance(value, (tuple, frozenset, slice)) or (type(value) in IMMUTABLE and type(value) is not type)
-    return True if static.is_settled and not by_value else _tokens.one_like(hash(static), _Token(static))
+    cls = type(value)
+    key, is_mutable = key_of(value, known)
+    if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):
+        return (cls,)
+    return _tokens.one_like(hash(key), Token(key))
 
 
 _CONVENTIONS: dict[int, Inherited] = {}

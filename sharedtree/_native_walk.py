@@ -1,8 +1,8 @@
 """The native walk, and the structures that it knows again.
 
 It describes a tree by a key (see `_native.c`), and a table leads from keys to structures. What it has not seen before
-is walked in Python, which makes the structure or raises the error. Then the native walk is asked again, and the key is
-kept only if it is still the same.
+is walked in Python, which makes the structure or raises the error. The key that is kept for that structure is written
+from what the walk in Python read, and not from the tree, which another thread may have changed meanwhile.
 
 A key lives as long as its structure. Structures are held weakly. The latest are kept until all garbage is collected,
 if their keys keep nothing alive that would go before, so that a loop that drops each need not start anew each time.
@@ -23,7 +23,7 @@ from jax import tree_util as jtu
 from . import _engine, _native_classes, _walk
 from ._attribute_kinds import Kinds
 from ._structure import Path, Structure, edges, intern, statics_of
-from ._walk import Rules
+from ._walk import Reading, Rules
 
 MAX_KEYS = 4_096
 """Of a module whose static values are new objects each time, each walk gives a new key. When there are more, all go."""
@@ -45,10 +45,12 @@ _kept: tuple[Structure, ...] = ()  # the latest last
 
 def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure] | None:
     """Packs a tree as `_walk.walk` does; None if the native walk is not in use or cannot follow these rules."""
-    if native is not None and rules.on_static is not None:
+    if native is None or rules.given or rules.updated or rules.is_leaf is not None:
+        return None
+    if rules.on_static is not None:
         return _checked(tree, tags, rules, prefix)
-    found = None if native is None else native.walk(tree, tags, rules, _entries)
-    return _first_met(tree, tags, rules, prefix, *found[1:]) if found is not None and found[0] is None else found
+    found = native.walk(tree, tags, rules, _entries)
+    return _first_met(tree, tags, rules, prefix) if found is None else found
 
 
 def pack_natively(args: Any, kwargs: Any, tags: Any, rules: Rules) -> tuple[Any, Any, bool] | None:
@@ -80,7 +82,7 @@ def _checked(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any]
     """
     start = len(tags.objects)
     found = native.walk(tree, tags, rules._replace(on_static=None), _entries)
-    if found is None or found[0] is None:
+    if found is None:
         return None
     structure = found[1]
     statics = list(statics_of(structure))
@@ -101,30 +103,29 @@ def _checked(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any]
     return found
 
 
-def _first_met(
-    tree: Any, tags: Any, rules: Rules, prefix: str, key: bytes, pins: tuple[Any, ...]
-) -> tuple[list[Any], Structure] | None:
+def _first_met(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any], Structure]:
     base = len(tags.objects)
-    _, records, root = _walk.walk(tree, tags, rules, prefix)
+    reading = Reading()
+    leaves, records, root = _walk.walk(tree, tags, rules, prefix, reading)
     _native_classes.look_again(records)
-    distinct = tuple({id(pin): pin for pin in pins}.values())  # alive in `pins`
     structure = intern(records, root, base)
+    try:
+        key, pins = native.key_of(reading.visited, rules, base)
+    except Exception:  # noqa: BLE001 -- what has no key is walked in Python each time
+        return leaves, structure
+    distinct: dict[int, Any] = {}
+    for pin, cls in zip(pins[::2], pins[1::2], strict=True):
+        distinct[id(pin)] = pin  # alive in `pins`
+        # A structure that says another class than the key would be wrong for all who have that key.
+        if cls is not _native_classes.Token and reading.known.classes.get(id(pin)) is not cls:  # as above
+            return leaves, structure
+    _remember(key, structure, tuple(distinct.values()))
+    return leaves, structure
+
+
+def _remember(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
     entries = _entries  # for the end of the process, when this file's names go before the last structure
     entry = weakref.ref(structure, lambda _: entries.pop(key, None))
-    tags.forget(base)
-    # Nobody else is to find the entry before it is known to be right, also if this is interrupted.
-    found = native.walk(tree, tags, rules, {key: entry})
-    if found is not None and found[1] is structure:
-        num_leaves, num_records = len(found[0]), len(tags.objects) - base
-        if num_leaves == structure.num_leaves and num_records == len(records):
-            _remember(key, entry, structure, distinct)
-            return found
-    # It changes while it is walked. Whoever keeps no key cannot be wrong about it.
-    tags.forget(base)
-    return None
-
-
-def _remember(key: bytes, entry: weakref.ref[Structure], structure: Structure, pins: tuple[Any, ...]) -> None:
     gone: list[Any] = []  # dies when the lock is free
     with _lock:
         if len(_entries) >= MAX_KEYS:

@@ -227,12 +227,14 @@ class Layout(NamedTuple):
     """The names that an object has, and what its flatten makes of them.
 
     Attributes:
+        form: the names of its children, and of what is static, as its flatten has them; and what `_pytree__nodes` maps.
         names: in the order of its `__dict__`.
-        places: of each, its place among the children; -1 if it is static, -2 for `_pytree__nodes`.
+        places: of each, its place among the children and then the static ones; -1 for `_pytree__nodes`.
         marked: the names in `_pytree__nodes`, in its order.
         marks: of each of these, whether it is a child.
     """
 
+    form: tuple[tuple[Any, ...], tuple[Any, ...], dict[str, bool]]
     names: tuple[str, ...]
     places: tuple[int, ...]
     marked: tuple[str, ...]
@@ -256,7 +258,7 @@ def layout_of(obj: Any) -> Layout | None:
         return None
     children, aux = jtu.default_registry.flatten_one_level(obj)
     nodes, statics, values = aux
-    if {type(key) for key in (*nodes, *statics)} - {str, int}:
+    if {type(key) for key in (*nodes, *statics)} - {str, int} or NODES not in statics:
         return None
     order = [str(key) for key in (*nodes, *statics)]
     expected = list(zip(order, (*children, *values), strict=True))
@@ -265,11 +267,11 @@ def layout_of(obj: Any) -> Layout | None:
         return None
     if not _are_same(sorted(expected, key=_name), sorted(attributes.items(), key=_name)):
         return None
-    places = {name: place for place, name in enumerate(order[: len(nodes)])}
-    places.setdefault(NODES, -2)
+    places = {name: place for place, name in enumerate(order)} | {NODES: -1}
     return Layout(
+        (nodes, statics, dict(marks)),
         tuple([sys.intern(name) for name in attributes]),
-        tuple([places.get(name, -1) for name in attributes]),
+        tuple([places[name] for name in attributes]),
         tuple([sys.intern(name) for name in marks]),
         bytes(marks.values()),
     )

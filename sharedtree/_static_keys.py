@@ -107,16 +107,22 @@ class Known(NamedTuple):
         rows: id → the object, kept alive here, and its row.
         copies: see `copy_of`.
         alive: what the copies are of.
+        classes: id → the class that a value had when it was read that stays itself in its key, which keeps it alive.
     """
 
     rows: dict[int, "_Known"]
     copies: dict[int, Any]
     alive: list[Any]
+    classes: dict[int, type]
 
 
 def nothing_known() -> Known:
     """For a new walk, in which no object changes."""
-    return Known({}, {}, [])
+    return Known({}, {}, [], {})
+
+
+class _Several:
+    """Stands for the class of a value that was of more than one while it was read."""
 
 
 class _Known(NamedTuple):
@@ -171,6 +177,11 @@ class _Keys:
         entry = _Known(value, row, frozenset(self.is_mutable[before:]), num_parts)
         self._known.rows[id(value)] = entry  # alive in the entry
         return row
+
+    def note_class(self, value: Any, cls: type) -> None:
+        """Notes of which class a value is that stays itself in its key."""
+        if self._known is not None and self._known.classes.setdefault(id(value), cls) is not cls:  # alive in the key
+            self._known.classes[id(value)] = _Several  # as above
 
     def of_all(self, values: Collection[Any]) -> tuple[Any, ...]:
         """What stands for several parts."""
@@ -234,6 +245,7 @@ def _content_of(value: Any, keys: _Keys) -> Any:
         return cls, keys.of_items(object.__getattribute__(value, "__dict__"))
     _require_equality(value)
     if is_hashable(value):
+        keys.note_class(value, cls)
         return cls, _ByEquality(value, is_hashable=True)
     keys.is_mutable.append(True)
     return cls, _ByEquality(copy_of(value, {}), is_hashable=False)

@@ -46,6 +46,8 @@ class Static:
             known = nothing_known() if known is None else known
             known.alive.append(value)
             self._value = copy_of(value, known.copies)
+            # Another thread may have changed the value before it was copied, and only the copy stays what it is.
+            self._key = key_of(self._value, known)[0]
         self._hash = hash(self._key)
 
     def thaw(self) -> Any:
@@ -142,4 +144,9 @@ def _is_settled(value: Any, seen: set[int]) -> bool:
         seen.add(id(value))  # alive: see above
         parts = value if is_tuple else (value.start, value.stop, value.step)
         return all(_is_settled(part, seen) for part in parts)
-    return cls in IMMUTABLE or cls.__eq__ is object.__eq__ or isinstance(value, _FIXED)
+    return cls in IMMUTABLE or is_known_by_address(cls)
+
+
+def is_known_by_address(cls: type) -> bool:
+    """Whether each instance of a class has the same value for ever, and is likely to be the same object when met again."""
+    return cls is type or cls.__eq__ is object.__eq__ or issubclass(cls, _FIXED)

@@ -91,11 +91,26 @@ def is_value(node_type: NodeType, rules: Rules) -> bool:
     return node_type.is_plain and not (rules.containers and node_type.is_mutable and node_type.is_known_to_jax)
 
 
+class Reading:
+    """What a walk read, in the order in which it met it, from which the native walk's key is written.
+
+    Attributes:
+        visited: `LEAF`; a `Static`; the number of an object that was seen before; or for a node its type, the number of
+            its children, and its auxiliary data as a `Static`. None of it is changed by anybody.
+        known: what the walk found out about static values.
+    """
+
+    __slots__ = ("known", "visited")
+
+    def __init__(self) -> None:
+        self.visited: list[Op | int | tuple[NodeType, int, Static]] = []
+        self.known = nothing_known()
+
+
 class _Frame:
     __slots__ = ("aux", "children", "convention", "done", "obj", "type")
 
-    def __init__(self, obj: Any, node_type: NodeType, outer: Inherited) -> None:
-        children, aux = node_type.take_apart(obj)
+    def __init__(self, obj: Any, node_type: NodeType, outer: Inherited, children: Sequence[Any], aux: Static) -> None:
         self.obj = obj  # alive while its id is among the open ones
         self.type = node_type
         self.children = children
@@ -105,7 +120,7 @@ class _Frame:
 
 
 def walk(
-    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = ""
+    tree: Any, tags: Tags, rules: Rules = DEFAULT_RULES, prefix: str = "", reading: Reading | None = None
 ) -> tuple[list[Any], tuple[Record, ...], int]:
     """Packs a tree without interning its structure.
 
@@ -114,6 +129,7 @@ def walk(
         tags: the objects that were seen earlier in the same crossing; those seen now are added.
         rules: see `Rules`.
         prefix: what stands before each path in errors.
+        reading: gets what is read.
 
     Returns:
         The traced leaves not seen before, the records added, and the number of the root.
@@ -127,7 +143,8 @@ def walk(
     records: list[Record] = []
     frames: list[_Frame] = []
     open_ids: set[int] = set()  # of the objects in `frames`, which keeps them alive
-    of_statics = nothing_known()
+    reading = Reading() if reading is None else reading
+    of_statics, visited = reading.known, reading.visited
 
     def path(extra: int = 0) -> str:
         keys = [f.type.keys_of(f.obj)[len(f.done)] for f in frames[: len(frames) - extra]]
@@ -137,36 +154,44 @@ def walk(
         records.append((op, children))
         return tags.add(obj, tag=tag)
 
+    def leaf(obj: Any, *, tag: bool) -> int:
+        leaves.append(obj)
+        visited.append(LEAF)
+        return record(obj, LEAF, (), tag=tag)
+
     def visit(obj: Any, convention: Inherited) -> int | None:
         """The number of a leaf or of an object seen before; otherwise opens a frame and returns None."""
         known = tags.number_of(obj)
         if known is not None:
+            visited.append(known)
             return known
         node_type = node_type_of(obj)
         if node_type is not None and convention == "any" and not node_type.is_known_to_jax:
             node_type = None
         if rules.is_leaf is not None and rules.is_leaf(obj):
-            leaves.append(obj)
             shared = carries_identity(obj) if node_type is None else node_type.carries_identity
-            return record(obj, LEAF, (), tag=shared)
+            return leaf(obj, tag=shared)
         if node_type is None or not (rules.inside or is_value(node_type, rules)):
             if not rules.inside:
-                leaves.append(obj)
-                return record(obj, LEAF, (), tag=False)
+                return leaf(obj, tag=False)
             if is_traced(obj, convention):
                 shared = rules.arrays and carries_identity(obj)
                 if shared and id(obj) in rules.given:  # alive: see Rules
                     return record(obj, Given(rules.given[id(obj)]), (), tag=True)
-                leaves.append(obj)
-                return record(obj, LEAF, (), tag=shared)
-            return record(obj, _static(obj, rules, path, of_statics), (), tag=False)
+                return leaf(obj, tag=shared)
+            static = _static(obj, rules, path, of_statics)
+            visited.append(static)
+            return record(obj, static, (), tag=False)
         if id(obj) in open_ids:  # of an object in `frames`, alive
             _raise_cycle(obj, frames, path)
         if rules.inside and node_type.carries_identity and id(obj) in rules.given:  # alive: see Rules
             return record(obj, Given(rules.given[id(obj)]), (), tag=True)
         if len(frames) >= (MAX_DEPTH if rules.inside else MAX_PLAIN_DEPTH):
             raise_too_deep(rules, prefix)
-        frames.append(_Frame(obj, node_type, convention))
+        children, aux = node_type.take_apart(obj)
+        static = _static(aux, rules, path, of_statics)
+        visited.append((node_type, len(children), static))
+        frames.append(_Frame(obj, node_type, convention, children, static))
         if node_type.carries_identity:  # only what can be mutated can contain itself
             open_ids.add(id(obj))  # alive in `frames`
         return None
@@ -176,7 +201,7 @@ def walk(
         keys = frame.type.keys_of(frame.obj)
         if len(keys) != len(frame.done):  # the class was registered with keys that do not match its children
             keys = tuple(jtu.SequenceKey(i) for i in range(len(frame.done)))
-        op: Op = Node(frame.type, _static(frame.aux, rules, path, of_statics), keys)
+        op: Op = Node(frame.type, frame.aux, keys)
         shared = rules.inside and frame.type.carries_identity
         if shared and id(frame.obj) in rules.updated:  # alive: see Rules
             op = Update(rules.updated[id(frame.obj)], op)

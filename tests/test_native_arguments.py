@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree import _nnx_internals, _walk
+from sharedtree import _native_walk, _nnx_internals, _walk
 from sharedtree._graph import Tags
 from sharedtree._native_walk import native
 from sharedtree._node_types import node_type_of
@@ -87,10 +87,12 @@ def test_records_that_do_not_fit():
 
 def test_a_structure_that_has_died():
     tree = Pair(W, [W, "dead"])
-    _, key, _ = native.walk(tree, Tags(), Rules(), {})
+    structure = st.tree.structure(tree)
+    known = {key: entry for key, entry in _native_walk._entries.items() if entry() is structure}
+    assert native.walk(tree, Tags(), Rules(), known)[1] is structure
     dead = weakref.ref(Reluctant())
     assert dead() is None
-    assert native.walk(tree, Tags(), Rules(), {key: dead}) is None
+    assert native.walk(tree, Tags(), Rules(), dict.fromkeys(known, dead)) is None
 
 
 def test_many_classes_of_static_values():
@@ -164,13 +166,14 @@ def test_layouts_that_make_no_sense():
         pytest.skip("the registered functions of this version are called")
 
     def wrong(layout):
-        names, places, marked, marks = layout
-        yield names, places[:-1], marked, marks
-        yield names, places, marked, marks + b"\0"
-        yield names, [*places], marked, marks
-        yield names, tuple(["a" for _ in places]), marked, marks
-        yield names, tuple([min(place, 0) for place in places]), marked, marks
-        yield names, tuple([place + 1 if place >= 0 else place for place in places]), marked, marks
+        yield layout._replace(places=layout.places[:-1])
+        yield layout._replace(marks=layout.marks + b"\0")
+        yield layout._replace(places=[*layout.places])
+        for change in (str, lambda place: min(place, 0), lambda place: place + 1 if place >= 0 else place):
+            yield layout._replace(places=tuple([change(place) for place in layout.places]))
+        nodes, statics, marks = layout.form
+        for form in ((), (nodes, statics), (None, statics, marks), (nodes + statics, (), marks)):
+            yield layout._replace(form=form)
 
     class Two(nnx.Module):
         def __init__(self):

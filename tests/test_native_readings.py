@@ -1,0 +1,226 @@
+"""A structure is kept for what was read when it was made, whatever the objects are a moment later.
+
+A tree that is first met is read more than once: natively, to find out that it is new, and in Python. Between any two
+reads, and within one, another thread may change it and change it back. Here a sibling does that, each time it is taken
+apart, so that nothing depends on when threads are switched. What is remembered must be right for every later tree.
+"""
+
+import dataclasses
+import functools
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, strategies as hst
+
+import sharedtree as st
+from sharedtree import _walk
+from sharedtree._graph import Tags, pack
+from sharedtree._native_walk import native
+from sharedtree._statics import Static
+from tests.strategies import Pair
+from tests.test_native_walk import knows
+
+W = jnp.ones(2)
+
+
+class One:
+    """A static value that is known by address."""
+
+
+class Other:
+    """Likewise, of the same layout."""
+
+
+class Content:
+    """A static value that is compared by `==`, and is no key of a dictionary."""
+
+    def __init__(self, version):
+        self.version = version
+
+    def __eq__(self, other):
+        return type(other) is Content and self.version == other.version
+
+    __hash__ = None
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["static"])
+@dataclasses.dataclass
+class Record:
+    w: object
+    static: object
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["static"])
+@dataclasses.dataclass(slots=True)
+class Slots:
+    w: object
+    static: object
+
+
+@jax.tree_util.register_pytree_node_class
+class Own:
+    """A class that its author registered."""
+
+    def __init__(self, w, static):
+        self.w, self.static = w, static
+
+    def tree_flatten(self):
+        return (self.w,), self.static
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        return cls(*children, static)
+
+
+class Mutable(st.Module):
+    def __init__(self, w, static):
+        self.w, self.static = w, static
+
+
+def set_static(target, version):
+    object.__setattr__(target, "static", (version, "text"))
+
+
+def set_class(target, version):
+    object.__setattr__(target.static, "__class__", (One, Other)[version])
+
+
+def set_items(target, version):
+    target.static[:] = [version]
+
+
+def set_content(target, version):
+    target.static.version = version
+
+
+def set_key(target, version):
+    target.clear(), target.update({"w": W, ("a", "b")[version]: 1})
+
+
+def set_length(target, version):
+    target[:] = [W, 1, 2][: 2 + version]
+
+
+def set_absent(target, version):
+    vars(target).pop("static", None)
+    vars(target).update({"static": 1} if version else {})
+
+
+def set_leaf(target, version):
+    target[0] = (W, "static")[version]
+
+
+class Bound(eqx.Module):
+    w: object
+    static: object = eqx.field(static=True)
+
+
+def with_static(cls, make_static):
+    return lambda: cls(W, make_static())
+
+
+CLASSES = (Record, Slots, Own, Mutable, Bound)
+TARGETS = {
+    **{f"a static value of {cls.__name__}": (with_static(cls, lambda: None), set_static) for cls in CLASSES},
+    **{f"the class of a static value of {cls.__name__}": (with_static(cls, One), set_class) for cls in CLASSES},
+    **{f"a list in {cls.__name__}": (with_static(cls, list), set_items) for cls in CLASSES if cls is not Mutable},
+    **{
+        f"what has only `==`, in {cls.__name__}": (with_static(cls, lambda: Content(0)), set_content) for cls in CLASSES
+    },
+    "a field that is there or not": (with_static(Bound, lambda: None), set_absent),
+    "a key": (dict, set_key),
+    "a length": (list, set_length),
+    "what is traced or not": (lambda: [W], set_leaf),
+}
+
+
+class Changing:
+    """Changes another object whenever it is taken apart."""
+
+
+_versions = itertools.repeat(0)
+_change = None
+
+
+def take_apart(obj):
+    _change(next(_versions))
+    return (), None
+
+
+jax.tree_util.register_pytree_node(Changing, take_apart, lambda aux, children: Changing())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@given(versions=hst.lists(hst.integers(0, 1), min_size=2, max_size=6))
+def test_what_is_remembered_is_right_for_every_later_tree(name, versions):
+    global _versions, _change
+    make, change = TARGETS[name]
+    # A class of its own for each example, so that all of its trees are new.
+    target, wrapper = make(), type("Wrapper", (list,), {})
+    jax.tree_util.register_pytree_node(wrapper, lambda obj: (tuple(obj), None), lambda _, xs: wrapper(xs))
+    _versions, _change = itertools.chain(versions, itertools.repeat(versions[-1])), functools.partial(change, target)
+    try:
+        for _ in range(len(versions)):
+            pack(wrapper([Changing(), target, Changing(), target, Changing()]), Tags())
+        for version in (0, 1, 0, 1):
+            _versions = itertools.repeat(version)
+            change(target, version)
+            tree = wrapper([Changing(), target, Changing(), target, Changing()])
+            leaves, records, _ = _walk.walk(tree, _walk.Tags())
+            ours, structure = pack(tree, Tags())
+            assert structure.records == records
+            assert all(a is b for a, b in zip(ours, leaves, strict=True))
+            if native is not None:
+                assert knows(tree)
+    finally:
+        _versions, _change = itertools.repeat(0), None
+
+
+@given(versions=hst.lists(hst.integers(0, 1), min_size=1, max_size=8))
+def test_a_static_value_that_changes_while_it_is_read_is_one_value(versions):
+    """Its key is that of its copy, which nobody else has."""
+
+    class Toggling:
+        """Asked whether it equals itself before it is hashed or copied."""
+
+        def __eq__(self, other):
+            value[0] = next(sequence)
+            return self is other
+
+        def __hash__(self):
+            return 1
+
+    sequence = itertools.chain(versions, itertools.repeat(versions[-1]))
+    value = [0, Toggling(), 0]
+    static = Static(value)
+    assert static == Static(static.peek())
+    assert static.peek() == static.thaw()
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_static_value_of_another_class_is_another_trace(cls):
+    model = cls(W, One())
+
+    @st.jit
+    def double(model):
+        return model.w * (2 if type(model.static) is One else 3)
+
+    for version in (0, 1, 0, 1):
+        set_class(model, version)
+        assert (double(model) == 2 + version).all()
+
+
+def test_a_class_whose_place_another_one_takes_is_another_class():
+    """Classes come and go, perhaps at one address, and an object is of each in turn."""
+    value, seen = One(), []
+    model = Pair(Bound(W, value), W)
+    for i in range(20):
+        value.__class__ = type(f"Version{i}", (One,), {})
+        structure = st.tree.structure(model)
+        with_walk = _walk.walk(model, _walk.Tags())[1]
+        assert structure.records == with_walk
+        seen.append(structure)
+    assert len(set(map(id, seen))) == 20  # alive in `seen`
