@@ -16,7 +16,6 @@ value, too.
 
 import dataclasses
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,6 +32,7 @@ from ._assigned_values import (
 from ._class_attributes import inherited
 from ._errors import UnregisteredTypeError
 from ._jax_internals import registered_functions
+from ._locks import Lock
 from ._node_types import built_in_base, dict_descriptor
 
 KINDS_SLOT = "_sharedtree_kinds"
@@ -81,7 +81,7 @@ class Kinds:
 
 
 _made: weakref.WeakValueDictionary[tuple[tuple[str, Kind], ...], Kinds] = weakref.WeakValueDictionary()
-_making = threading.RLock()  # re-entrant: memory may be collected while it is held
+_making = Lock()
 
 
 def kinds_of(items: Iterable[tuple[str, Kind]]) -> Kinds:

@@ -12,7 +12,6 @@ each code object, so a notebook cell that is run again, which defines its functi
 import functools
 import inspect
 import sys
-import threading
 import types
 import warnings
 import weakref
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from ._errors import UntiedError, UntiedWarning
+from ._locks import Lock
 
 _PACKAGES = ("sharedtree", "jax", "equinox", "optax")
 
@@ -87,7 +87,7 @@ def definition_of_caller() -> Definition:
 
 
 _shown: dict[int, tuple["weakref.ref[types.CodeType]", dict[Any, Any]]] = {}
-_lock = threading.RLock()  # re-entrant: memory may be collected, and `_forget` called, while it is held
+_lock = Lock()
 
 
 def _of_code(code: types.CodeType, name: str, module: str) -> Definition:

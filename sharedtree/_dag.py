@@ -1,6 +1,5 @@
 """`Dag`: the explicit handle on a model, for code that knows only vanilla JAX."""
 
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -9,6 +8,7 @@ from jax import tree_util as jtu
 from ._context import pack_alone
 from ._distinct import distinct
 from ._graph import unpack
+from ._locks import Lock
 from ._node_types import require_registered
 from ._packed import with_keys
 from ._structure import Structure
@@ -24,7 +24,7 @@ class _Unbuilt:
 _UNBUILT: Any = _Unbuilt
 
 
-_building = threading.Lock()  # held for two assignments, of what two threads may both have made
+_building = Lock()  # held for two assignments, of what two threads may both have made
 
 
 class Dag(Generic[T]):

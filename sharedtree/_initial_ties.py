@@ -5,13 +5,13 @@ loop, or because an outer `jax.jit` or `equinox.filter_jit`, which sees trees, w
 From the outside such a step looks right, and every update trains two weights where there was one.
 """
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from ._attribution import definition_of_caller, report_untied
 from ._context import current_policy, rules_here
 from ._graph import Tags, walk
+from ._locks import Lock
 from ._lost_ties import LostLeaf, lost_leaf_ties, maximal, named, unsettled
 from ._sharing import Shape
 from ._statics import Static
@@ -41,7 +41,7 @@ class InitialTies:
     def __init__(self) -> None:
         self._seen: tuple[Shape, ...] = ()
         self._reported: tuple[Shape, ...] = ()
-        self._lock = threading.RLock()  # re-entrant: a finalizer may use the optimizer
+        self._lock = Lock()
 
     def remember(self, model: Any) -> None:
         """The model is one that the optimizer is for.

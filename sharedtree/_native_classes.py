@@ -20,6 +20,7 @@ from ._attribute_kinds import KINDS_SLOT, HasKinds, Kinds, is_read_by_kinds
 from ._dataclass_fields import Fields, fields_of
 from ._engine import native
 from ._equinox_internals import marker_type
+from ._interned import Interned
 from ._jax_internals import ConcreteArray
 from ._nnx_internals import (
     MAPPING,
@@ -48,7 +49,7 @@ from ._node_types import (
 )
 from ._static_keys import Known, key_of, nothing_known
 from ._statics import Static, is_known_by_address
-from ._structure import LEAF, Given, Interned, Node, Record, Update
+from ._structure import LEAF, Given, Node, Record, Update
 
 Description = tuple[Any, ...]
 
@@ -174,8 +175,8 @@ _tokens: Interned[Token] = Interned()
 def _settle(values: list[Any]) -> list[Any]:
     """What stands for each static value of a walk in a key.
 
-    A tuple of its class, if all instances of that are the same for ever and equal to themselves only; otherwise its token.
-    The value itself, if it is the same for ever and is likely to be the same object whenever it is met.
+    A tuple of its class, if all instances of that are known by address; otherwise its token. The value itself, if it is
+    the same for ever and is likely to be the same object whenever it is met.
     """
     known = nothing_known()
     found: dict[int, Any] = {}

@@ -12,7 +12,6 @@ import functools
 import gc
 import operator
 import sys
-import threading
 import types
 import weakref
 from typing import Any
@@ -22,6 +21,7 @@ from jax import tree_util as jtu
 
 from . import _engine, _native_classes, _walk
 from ._attribute_kinds import Kinds
+from ._locks import Lock
 from ._structure import Path, Structure, edges, intern, statics_of
 from ._walk import Reading, Rules
 
@@ -39,7 +39,7 @@ if _engine.native is not None and not _native_classes.start(_entries):
 
 native: Any = _engine.native
 
-_lock = threading.RLock()  # re-entrant: memory may be collected, and the callback of an entry run, while it is held
+_lock = Lock()
 _kept: tuple[Structure, ...] = ()  # the latest last
 
 

@@ -12,8 +12,6 @@ import collections
 import dataclasses
 import functools
 import struct
-import threading
-import weakref
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -30,6 +28,7 @@ from ._copies import (
     copy_of,
     is_hashable,
 )
+from ._interned import Interned
 
 BY_VALUE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented)})
 """The types whose instances are alike exactly if they have the same type and are equal."""
@@ -78,7 +77,10 @@ def _require_equality(value: Any) -> None:
 
 
 class _Row:
-    """What a part of a large value is made of. Equal ones are one object, which `_rows` sees to."""
+    """What a part of a large value is made of. Equal ones are one object, which `_rows` sees to.
+
+    Contents are compared, and with them values of users, when no lock is held.
+    """
 
     __slots__ = ("__weakref__", "_hash", "content")
 
@@ -89,9 +91,15 @@ class _Row:
     def __hash__(self) -> int:
         return self._hash
 
+    def complete(self) -> None:
+        """Nothing follows from it."""
 
-_rows: weakref.WeakValueDictionary[Any, _Row] = weakref.WeakValueDictionary()
-_adding_rows = threading.RLock()  # re-entrant: comparing contents may run a user's `__eq__`
+    def is_like(self, other: "_Row") -> bool:
+        """Whether another one has the same content."""
+        return self.content == other.content
+
+
+_rows: Interned[_Row] = Interned()
 
 _MAX_NESTED = 200  # parts, counted by paths, of what has a nested key
 
@@ -169,10 +177,8 @@ class _Keys:
         assert self._known is not None
         before, left = len(self.is_mutable), self._left
         content = _content_of(value, self)
-        with _adding_rows:
-            row = _rows.get(content)
-            if row is None:
-                row = _rows[content] = _Row(content)
+        row = _Row(content)
+        row = _rows.one_like(hash(row), row)
         num_parts = min(left - self._left, _MAX_NESTED + 1)
         entry = _Known(value, row, frozenset(self.is_mutable[before:]), num_parts)
         self._known.rows[id(value)] = entry  # alive in the entry

@@ -148,5 +148,5 @@ def _is_settled(value: Any, seen: set[int]) -> bool:
 
 
 def is_known_by_address(cls: type) -> bool:
-    """Whether each instance of a class has the same value for ever, and is likely to be the same object when met again."""
+    """Whether each instance of a class has one value for ever, and is likely to be the same object when met again."""
     return cls is type or cls.__eq__ is object.__eq__ or issubclass(cls, _FIXED)

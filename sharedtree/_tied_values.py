@@ -9,16 +9,16 @@ put together again with others. So does that of a result (`Structure.tied_values
 that share a trace, the one that was traced decides.
 """
 
-import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ._locks import Lock
 from ._structure import LEAF, Record, Structure, reached_outside
 
 _arrays: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 _structures: "weakref.WeakKeyDictionary[Structure, tuple[int, ...]]" = weakref.WeakKeyDictionary()
-_lock = threading.RLock()  # re-entrant: memory may be collected, and a finalizer run, while it is held
+_lock = Lock()
 
 
 def is_tied_value(leaf: Any) -> bool:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from . import _tied_values
+from ._locks import Lock
 from ._structure import Record
 
 
@@ -29,7 +30,7 @@ class _Notes:
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[Any]] = {}
         self._most = _FEW
-        self._lock = threading.RLock()  # re-entrant: a finalizer may call a wrapped function
+        self._lock = Lock()
 
     def add(self, objects: Iterable[Any]) -> None:
         with self._lock:

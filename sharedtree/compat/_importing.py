@@ -14,12 +14,12 @@ import importlib.metadata
 import itertools
 import re
 import sys
-import threading
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._errors import CompatibilityError
+from .._locks import Lock
 from ._given_back import require_all
 from ._metadata import compare_by_content, compare_in_one_form, forget
 from ._threads import NAMES, separate
@@ -55,7 +55,7 @@ _AFTER: dict[str, Callable[[Any], Any]] = {
 }
 """What is done with a module once it has run."""
 
-_lock = threading.RLock()
+_lock = Lock()
 
 
 class _Finder(importlib.abc.MetaPathFinder):

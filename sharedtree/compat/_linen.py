@@ -8,11 +8,12 @@ but one for the whole process. So treex gets subclasses of the same names and fi
 import dataclasses
 import functools
 import importlib
-import threading
 import types
 from typing import Any
 
 import jax
+
+from .._locks import Lock
 
 
 def _flax(name: str) -> Any:
@@ -20,7 +21,7 @@ def _flax(name: str) -> Any:
     return importlib.import_module(f"flax.{name}")
 
 
-_making = threading.RLock()  # Python shows a subclass before Flax has made it a module
+_making = Lock()  # Python shows a subclass before Flax has made it a module
 
 
 def with_frozen_variables(cls: Any) -> Any:

@@ -10,7 +10,6 @@ What outlives its call, or allows no weak reference, is not shared: the inner fu
 
 import functools
 import inspect
-import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 from .._context import Policy
 from .._copies import Incomparable
 from .._equinox_internals import name_of, update_wrapper
+from .._locks import Lock
 from .._static_keys import Same
 from .._statics import Static
 from .._structure import Structure
@@ -128,7 +128,7 @@ class Shared:
 
 
 _table: dict[int, tuple["weakref.ref[Any]", dict[Any, Shared]]] = {}
-_lock = threading.RLock()  # re-entrant: comparing options may run a user's `==`, which may wrap another function
+_lock = Lock()
 
 
 def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, Any], *, alike: bool = False) -> Shared:
@@ -155,11 +155,13 @@ def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, A
         held, known = _table.setdefault(number, (ref, {}))
         if held() is not anchor:
             _, known = _table[number] = ref, {}
-        shared = known.get(key)
-        if shared is None:
-            shared = known[key] = Shared(function, hold)
-            if len(known) > _MOST:
-                del known[next(iter(known))]
+    # Without the lock, for comparing options may run a user's `==`, which may wait for anything, or wrap functions.
+    shared = known.get(key)
+    if shared is not None:
+        return shared
+    shared = known.setdefault(key, Shared(function, hold))
+    if len(known) > _MOST:
+        known.pop(next(iter(known)), None)
     return shared
 
 

@@ -13,13 +13,13 @@ import mmap
 import operator
 import os
 import stat
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from ..._errors import CorruptFileError
+from ..._locks import Lock
 from ..._printable import printable
 
 Readable = str | os.PathLike[str] | BinaryIO | bytes | bytearray | memoryview
@@ -113,7 +113,7 @@ class _Seeking(Source):
 
     def __init__(self, file: BinaryIO, label: str, owned: bool) -> None:
         self._file, self._owned, self.label = file, owned, label
-        self._lock: Any = threading.Lock()
+        self._lock: Any = Lock()
         self._start = file.tell()
         file.seek(0, io.SEEK_END)
         self.size = max(0, file.tell() - self._start)

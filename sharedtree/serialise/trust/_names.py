@@ -10,16 +10,16 @@ import anything.
 """
 
 import sys
-import threading
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..._locks import Lock
 from ._allowed import CLASSES, FUNCTIONS, LIBRARIES
 
 _MISSING: Any = object()
 
-_lock = threading.Lock()
+_lock = Lock()
 _proved: dict[int, tuple[Any, str]] = {}  # id → (the object, kept alive here; its name)
 
 

@@ -8,13 +8,13 @@ does not come in through a module that imports it.
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 
 from ..._errors import CompatibilityError
+from ..._locks import Lock
 from ..._printable import printable
 from ...compat._importing import import_module
 from ._allowed import CLASSES, ECOSYSTEM, FUNCTIONS, IMPORTABLE, INSTANCES, LIBRARIES, MOVED, NAMES_ONLY, NNX
@@ -274,7 +274,7 @@ def trust(*trusted: Trusted) -> None:
         _process_wide.extend(entries)
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _process_wide: list[Any] = []  # only read and changed under `_lock`
 
 

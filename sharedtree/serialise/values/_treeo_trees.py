@@ -14,7 +14,6 @@ function asks `_field_metadata` for things, which a file could answer with an ob
 """
 
 import dataclasses
-import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from typing import Any
 
 from ..._class_attributes import ABSENT, inherited
 from ..._errors import FormatError
+from ..._locks import Lock
 from ..trust._allowed import CLASSES, LIBRARIES, NAMES_ONLY
 from ..trust._classes import held, is_tree
 from ..trust._names import NamelessError, RefusalError, name_of
@@ -168,7 +168,7 @@ def _is_treeos(noted: Noted, attributes: dict[str, Any], name: str) -> bool:
 
 
 _metadata: "weakref.WeakValueDictionary[Noted, Any]" = weakref.WeakValueDictionary()
-_adding = threading.Lock()
+_adding = Lock()
 
 
 def _the_one(noted: Noted | None) -> Any:

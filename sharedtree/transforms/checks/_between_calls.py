@@ -5,7 +5,6 @@ then the modules that enter are compared with those of earlier traces. An indepe
 any time; one that lost it, and nothing else, still has equal values at both paths.
 """
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from jax.core import Tracer
 
 from ..._attribution import Definition, report_untied
 from ..._context import Policy
+from ..._locks import Lock
 from ..._lost_ties import KEEPING, Kind, LostLeaf, kind_of, lost_leaf_ties, maximal, named, unsettled
 from ..._node_types import carries_identity
 from ..._sharing import Agree, Shape
@@ -51,7 +51,7 @@ class SeenModules:
 
     def __init__(self) -> None:
         self._seen: weakref.WeakKeyDictionary[Structure, list[_Module]] = weakref.WeakKeyDictionary()
-        self._lock = threading.RLock()  # re-entrant: a finalizer may call a wrapped function
+        self._lock = Lock()
 
     def compare(
         self,

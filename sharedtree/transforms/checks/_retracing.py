@@ -3,7 +3,6 @@
 A number that is static and changes on every call has the function traced on every call. That is said once.
 """
 
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from jax import tree_util as jtu
 
 from ..._attribution import Definition, warn_about
 from ..._errors import RetraceWarning
+from ..._locks import Lock
 from ..._lost_ties import Kind, kind_of
 from ..._node_types import PYTHON_NUMBERS, carries_identity, is_module
 from ..._sharing import Shape
@@ -54,7 +54,7 @@ class Traces:
         self.before_last: Trace | None = None
         self._changes: dict[int, int] = {}
         self._warned = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def add(self, entered: Entered, names: Names) -> None:
         """The function is traced with these arguments."""
