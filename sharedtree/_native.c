@@ -47,7 +47,41 @@ enum { INSIDE = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
 enum { JAX, EQUINOX, ANY, INHERITED };
 enum { FAILED = -1, DONE = 0, OPENED = 1 };
 
-/* --- kinds: what is known of a class, for ever ------------------------------------------------------------------ */
+/* --- classes that are known by address, and are not kept alive -------------------------------------------------- */
+
+static PyObject *references; /* (address of a class, address of a function) -> the reference that calls it when the class goes */
+
+/* Called with the key of an entry as `self`, and the reference. */
+static PyObject *gone(PyObject *key, PyObject *reference)
+{
+    int (*then)(void *) = NULL;
+    void *address = PyLong_AsVoidPtr(PyTuple_GetItem(key, 0)), *function = PyLong_AsVoidPtr(PyTuple_GetItem(key, 1));
+    memcpy(&then, &function, sizeof then);
+    if (then(address) < 0)
+        return NULL;
+    if (PyDict_GetItemWithError(references, key) == reference && PyDict_DelItem(references, key) < 0)
+        return NULL;
+    return Py_NewRef(Py_None);
+}
+
+static PyMethodDef gone_method = {"gone", gone, METH_O, "A class is no more."};
+
+/* Calls a function with the address of a class when the class goes. It runs no Python. */
+static int when_gone(PyObject *type, int (*then)(void *))
+{
+    void *function;
+    memcpy(&function, &then, sizeof function);
+    PyObject *key = Py_BuildValue("NN", PyLong_FromVoidPtr(type), PyLong_FromVoidPtr(function));
+    PyObject *callback = key == NULL ? NULL : PyCFunction_New(&gone_method, key);
+    PyObject *reference = callback == NULL ? NULL : PyWeakref_NewRef(type, callback);
+    int outcome = reference == NULL ? -1 : PyDict_SetItem(references, key, reference);
+    Py_XDECREF(reference);
+    Py_XDECREF(callback);
+    Py_XDECREF(key);
+    return outcome;
+}
+
+/* --- kinds: what is known of a class, as long as it lives -------------------------------------------------------- */
 
 enum {
     /* Leaves. */
@@ -86,8 +120,10 @@ typedef struct {
     uint32_t num_layouts;     /* that were asked for, found or not */
 } Kind;
 
-static Kind **kinds; /* open addressing by type, which each kind keeps alive; kinds are never freed */
-static size_t kinds_size, num_kinds;
+static Kind **kinds; /* open addressing by type, which each kind keeps alive but that of a namedtuple; kinds are never freed */
+static size_t kinds_size, num_placed;
+static uint32_t num_kinds;
+static char nobody; /* its address is the type of a kind whose class is gone */
 
 static PyObject *entries; /* key -> reference to its structure */
 static PyObject *meet;  /* (object, convention) -> what its class is, or for a leaf 0 static, 1 traced, 2 with identity */
@@ -142,23 +178,35 @@ static void place_kind(Kind **table, size_t size, Kind *kind)
 
 static int add_kind(Kind *kind)
 {
-    if (2 * (num_kinds + 1) > kinds_size) {
+    if (2 * (num_placed + 1) > kinds_size) {
         size_t size = kinds_size ? 2 * kinds_size : 64;
         Kind **table = PyMem_Calloc(size, sizeof *table);
         if (table == NULL) {
             PyErr_NoMemory();
             return -1;
         }
+        num_placed = 0;
         for (size_t i = 0; i < kinds_size; i++) {
-            if (kinds[i] != NULL)
+            if (kinds[i] != NULL && (void *)kinds[i]->type != &nobody) {
                 place_kind(table, size, kinds[i]);
+                num_placed++;
+            }
         }
         PyMem_Free(kinds);
         kinds = table;
         kinds_size = size;
     }
-    kind->number = (uint32_t)num_kinds++;
+    kind->number = num_kinds++;
     place_kind(kinds, kinds_size, kind);
+    num_placed++;
+    return 0;
+}
+
+static int retire_kind(void *address)
+{
+    Kind *kind = kind_of(address);
+    if (kind != NULL)
+        kind->type = (PyTypeObject *)(void *)&nobody;
     return 0;
 }
 
@@ -203,11 +251,14 @@ static Kind *new_kind(PyObject *described)
     kind.order = order, kind.is_static = is_static, kind.places = places;
     kind.traced = traced, kind.statics = statics;
     *made = kind;
-    if (add_kind(made) < 0) {
+    /* Namedtuples are classes that nobody registers, so nobody else keeps them either. */
+    if ((kind.shape == NAMEDTUPLE && when_gone(type, retire_kind) < 0) || add_kind(made) < 0) {
         PyMem_Free(made);
         return NULL;
     }
-    Py_INCREF(type), Py_XINCREF(kind.node_type), Py_INCREF(take_apart);
+    if (kind.shape != NAMEDTUPLE)
+        Py_INCREF(type);
+    Py_XINCREF(kind.node_type), Py_INCREF(take_apart);
     Py_INCREF(order), Py_INCREF(is_static), Py_INCREF(places), Py_INCREF(traced), Py_INCREF(statics);
     return made;
 }
@@ -1480,8 +1531,16 @@ static int close_node(Walk *w)
     return 0;
 }
 
-static Slot *settled; /* classes whose instances are the same for ever; they are kept alive */
+static Slot *settled; /* classes whose instances are the same for ever; NONE as number where one is gone */
 static size_t settled_size, num_settled;
+
+static int unsettle(void *address)
+{
+    Slot *slot = slot_of(settled, settled_size, address);
+    if (slot->object != NULL)
+        slot->number = NONE;
+    return 0;
+}
 
 static int add_settled(PyTypeObject *type)
 {
@@ -1492,25 +1551,35 @@ static int add_settled(PyTypeObject *type)
             PyErr_NoMemory();
             return -1;
         }
+        num_settled = 0;
         for (size_t i = 0; i < settled_size; i++) {
-            if (settled[i].object != NULL)
+            if (settled[i].object != NULL && settled[i].number != NONE) {
                 *slot_of(slots, size, settled[i].object) = settled[i];
+                num_settled++;
+            }
         }
         PyMem_Free(settled);
         settled = slots;
         settled_size = size;
     }
     Slot *slot = slot_of(settled, settled_size, (PyObject *)type);
-    if (slot->object == NULL) {
-        slot->object = Py_NewRef((PyObject *)type);
-        num_settled++;
-    }
+    if (slot->object != NULL && slot->number != NONE)
+        return 0;
+    if (when_gone((PyObject *)type, unsettle) < 0)
+        return -1;
+    /* Others may have been added meanwhile. */
+    slot = slot_of(settled, settled_size, (PyObject *)type);
+    num_settled += slot->object == NULL;
+    *slot = (Slot){(PyObject *)type, 0};
     return 0;
 }
 
 static int is_settled(PyTypeObject *type)
 {
-    return settled_size && slot_of(settled, settled_size, (PyObject *)type)->object != NULL;
+    if (settled_size == 0)
+        return 0;
+    Slot *slot = slot_of(settled, settled_size, (PyObject *)type);
+    return slot->object != NULL && slot->number != NONE;
 }
 
 /* The class that a pinned value had when it was written. Only to be compared: it may be gone. */
@@ -3274,6 +3343,7 @@ PyMODINIT_FUNC PyInit__native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
+    references = PyDict_New();
     empty_tuple = PyTuple_New(0);
     name_aux = PyUnicode_InternFromString("aux");
     name_type = PyUnicode_InternFromString("type");
@@ -3295,7 +3365,7 @@ PyMODINIT_FUNC PyInit__native(void)
     set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
     PyObject *type = PyType_FromSpec(&tags_spec);
     program_type = (PyTypeObject *)PyType_FromSpec(&program_spec);
-    if (!deferred || !name_finish || !name_write || !empty_tuple || !name_aux || !name_type || !name_value ||
+    if (!references || !deferred || !name_finish || !name_write || !empty_tuple || !name_aux || !name_type || !name_value ||
         !name_is_mutable || !name_thaw || !name_unflatten || !name_records || !name_root || !name_given ||
         !name_is_noted || !name_updates || !name_program || !type || !program_type ||
         PyModule_AddObjectRef(module, "Tags", type) < 0 ||

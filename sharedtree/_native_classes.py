@@ -86,7 +86,9 @@ def _described(node_type: NodeType) -> Description:
             _introduce_nnx()
             shape = getattr(native, f"NNX_{found.role.upper()}")
     facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention, is_rebuilt
-    return (node_type.cls, shape, *facts, node_type, take_apart, *fields)
+    # What is told must not keep a namedtuple alive, as its node type would.
+    told = None if shape == native.NAMEDTUPLE else node_type
+    return (node_type.cls, shape, *facts, told, take_apart, *fields)
 
 
 def _facts_of(cls: type) -> Fields | Facts | str | None:

@@ -79,12 +79,15 @@ def node_type_of(obj: Any) -> NodeType | None:
     if cls in _COMMON_LEAVES:
         return None
     known = _known.get(cls)
-    if known is None:
-        known = _find(cls, obj)
-        if known is not None:
-            # Of several threads that find it at once, one is right for all.
-            known = _known.setdefault(cls, known)
-    return known
+    return _kept(_find(cls, obj)) if known is None else known
+
+
+def _kept(node_type: NodeType | None) -> NodeType | None:
+    """The one that is known from now on. What JAX's registry holds lives for ever, but a namedtuple is in none."""
+    if node_type is None or node_type.is_plain:
+        return node_type
+    # Of several threads that find it at once, one is right for all.
+    return _known.setdefault(node_type.cls, node_type)
 
 
 def node_type_of_class(cls: type) -> NodeType:
@@ -108,7 +111,7 @@ def node_type_of_class(cls: type) -> NodeType:
             f"registers it first, or register it:\n    jax.tree_util.register_pytree_node({name}, flatten, unflatten)",
             ("",),
         )
-    return known if cls in _PLAIN else _known.setdefault(cls, known)
+    return known if cls in _PLAIN else _kept(known)
 
 
 def is_module(obj: Any) -> bool:
@@ -318,13 +321,18 @@ def _convention_of(cls: type) -> Convention | None:
     return "equinox" if cls.__module__.partition(".")[0] == "equinox" else "jax"
 
 
+def take_namedtuple_apart(obj: Any) -> tuple[Sequence[Any], Any]:
+    """The fields of an instance of any of these classes, and no auxiliary data."""
+    return tuple.__getitem__(obj, slice(None)), None
+
+
 def _namedtuple_type(cls: Any) -> NodeType:
     return NodeType(
         cls,
         is_plain=True,
         is_mutable=False,
         convention=None,
-        take_apart=lambda obj: (tuple.__getitem__(obj, slice(None)), None),
+        take_apart=take_namedtuple_apart,
         put_together=lambda _, children: cls(*children),
         keys_of=lambda _: tuple(jtu.GetAttrKey(name) for name in cls._fields),
     )
