@@ -79,12 +79,15 @@ def node_type_of(obj: Any) -> NodeType | None:
     if cls in _COMMON_LEAVES:
         return None
     known = _known.get(cls)
-    return _kept(_find(cls, obj)) if known is None else known
+    if known is not None:
+        return known
+    found = _find(cls, obj)
+    return None if found is None else _kept(found)
 
 
-def _kept(node_type: NodeType | None) -> NodeType | None:
+def _kept(node_type: NodeType) -> NodeType:
     """The one that is known from now on. What JAX's registry holds lives for ever, but a namedtuple is in none."""
-    if node_type is None or node_type.is_plain:
+    if node_type.is_plain:
         return node_type
     # Of several threads that find it at once, one is right for all.
     return _known.setdefault(node_type.cls, node_type)
