@@ -140,7 +140,8 @@ def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T
         is_leaf: nodes of `tree` for which it is true count as leaves.
 
     Returns:
-        A tree of new nodes; static leaves are those of `tree`.
+        A tree of new nodes; static leaves are those of `tree`. So it makes no specification for `partition`, in which
+        static leaves have booleans, too: `filter(tree, False, replace=False)` does.
 
     Raises:
         SharingMismatchError: if one of `rest` has another shape, or lacks a tie of `tree`; names the paths.

@@ -340,6 +340,19 @@ def a_filter_that_is_a_module(path):
 
 
 @scenario
+def a_specification_with_static_values(path):
+    model = [tied(), jax.nn.relu]
+    spec = st.tree.map(lambda _: False, model)
+    return Scenario(
+        lambda: st.tree.partition(model, spec),
+        st.SharingMismatchError,
+        {"model": model, "filter_spec": spec},
+        lambda names: eqx.partition(model, names["filter_spec"]),
+        are_alternatives=True,
+    )
+
+
+@scenario
 def labels_that_disagree_at_a_tie(path):
     mask = Net(Leaf(True), Leaf(False))
     tx = st.optimizer(optax.masked(optax.sgd(0.1), mask))
