@@ -126,8 +126,26 @@ def one_gradient_for_each_path(path):
     return Scenario(
         lambda: tx.update(jax.grad(loss)(model), state, model),
         st.SharingMismatchError,
-        {"model": model, "loss": loss},
+        {"model": model, "loss": loss, "one": tied(), "other": tied()},
         lambda names: tx.update(names["updates"], state, model),
+        are_alternatives=True,
+    )
+
+
+@scenario
+def gradients_in_a_dict_that_were_added_up(path):
+    weight = jnp.arange(4.0)
+    model, policy = {"embed": weight, "head": weight}, st.Policy(containers=True)
+    of_dict = lambda model: (model["embed"] * model["head"]).sum()
+    tx = st.optimizer(optax.sgd(0.1))
+    state = tx.init(model)
+    one, other = [st.grad(of_dict, policy=policy)(model) for _ in range(2)]
+    return Scenario(
+        lambda: tx.update(jax.tree.map(jnp.add, one, other), state, model),
+        st.SharingMismatchError,
+        {"model": model, "loss": of_dict, "one": one, "other": other},
+        lambda names: tx.update(names["updates"], state, model),
+        are_alternatives=True,
     )
 
 
@@ -321,7 +339,7 @@ def map_of_a_tied_and_an_untied_tree(path):
     return Scenario(
         lambda: st.tree.map(lambda x, y: x, tree, *rest),
         st.SharingMismatchError,
-        {"tree": tree, "rest": rest, "loss": loss},
+        {"tree": tree, "rest": rest, "loss": loss, "one": tied(), "other": tied()},
         lambda names: st.tree.map(lambda x, y: x, tree, *names["rest"]),
         are_alternatives=True,
     )
