@@ -1048,15 +1048,31 @@ def a_filter_that_selects_nothing(path):
 def an_array_that_is_selected_at_one_path(path):
     weight = jnp.arange(4.0).reshape(2, 2)
     net = Net(Leaf(weight), Leaf(weight))
-    f = st.grad(loss, wrt=lambda path, value: path[0] == "head")
-    return Scenario(lambda: f(net), st.UntiedWarning, {"net": net}, lambda names: f(names["net"]))
+    wrt = lambda path, value: path[0] == "head"
+    f = st.grad(loss, wrt=wrt)
+    names = {"net": net, "wrt": wrt}
+    after = lambda names: st.grad(loss, wrt=names["wrt"])(names["net"])
+    return Scenario(lambda: f(net), st.UntiedWarning, names, after, are_alternatives=True)
+
+
+@scenario
+def a_layer_that_is_selected_at_one_path(path):
+    net, wrt = tied(), lambda path, value: path[0] == "head"
+    names = {"net": net, "wrt": wrt}
+    after = lambda names: st.grad(loss, wrt=names["wrt"])(names["net"])
+    return Scenario(
+        lambda: st.grad(loss, wrt=wrt)(net), st.InconsistentSharingError, names, after, are_alternatives=True
+    )
 
 
 @scenario
 def a_leaf_of_a_dag_that_is_selected_at_one_path(path):
     dag = st.Dag(tied())
-    f = st.grad(lambda dag: loss(dag.tree), wrt=lambda path, value: path[0] == "head")
-    return Scenario(lambda: f(dag), st.InconsistentSharingError, {"dag": dag}, lambda names: f(names["dag"]))
+    wrt = lambda path, value: path[0] == "head"
+    f = lambda wrt: st.grad(lambda dag: loss(dag.tree), wrt=wrt)
+    names = {"dag": dag, "wrt": wrt}
+    after = lambda names: f(names["wrt"])(names["dag"])
+    return Scenario(lambda: f(wrt)(dag), st.InconsistentSharingError, names, after, are_alternatives=True)
 
 
 @scenario

@@ -22,13 +22,20 @@ from .._treatments import Way
 
 
 class _Lost(NamedTuple):
+    leaf: Any
     differentiated: str
     through: str
     positions: tuple[Position, Position]
 
 
 def report_partial_gradients(
-    call: Call, chosen: Sequence[int], names: Names, function: Callable[..., Any], again: str, policy: Policy
+    call: Call,
+    chosen: Sequence[int],
+    names: Names,
+    function: Callable[..., Any],
+    again: str,
+    select: Callable[[Sequence[Any]], str],
+    policy: Policy,
 ) -> None:
     """Warns if a gradient lacks what flows through an argument that is not differentiated.
 
@@ -38,6 +45,7 @@ def report_partial_gradients(
         names: for paths.
         function: what is differentiated.
         again: how to write the transform, with `{}` for its function and more options.
+        select: leaves that a filter selects at some of their paths only → what an error says of the others.
         policy: what to do.
 
     Raises:
@@ -50,6 +58,7 @@ def report_partial_gradients(
         involved = list(dict.fromkeys(names.text(position) for each in lost for position in each.positions))
         together = ", ".join(involved)
         fix = (
+            f"{select([each.leaf for each in lost])}"
             "Let `wrt` select the array at all of its paths or at none. If it is meant, give each an array of its own "
             "before the call:\n"
             f"    {together} = sharedtree.untie({together if len(involved) == 1 else f'({together})'})"
@@ -94,6 +103,7 @@ def _lost_in(cuts: Cuts, names: Names) -> list[_Lost]:
             root, at = differentiated[number]
             lost.append(
                 _Lost(
+                    graph.objects[number],
                     names.text(root.position, (*root.path, *at)),
                     names.text(other.position, (*other.path, *path)),
                     (root.position, other.position),
@@ -112,10 +122,11 @@ def _lost_within(cuts: Cuts, names: Names) -> list[_Lost]:
             if way[0] in leaves:
                 places[way[0]].setdefault(bool(fates.of_leaves[fates[way]]), (way, argument))
     found: list[_Lost] = []
-    for each in places.values():
+    for number, each in places.items():
         if len(each) == 2:
             (one, there), (other, elsewhere) = each[True], each[False]
-            found.append(_Lost(fates.path_to(one), fates.path_to(other), (there.position, elsewhere.position)))
+            positions = there.position, elsewhere.position
+            found.append(_Lost(graph.objects[number], fates.path_to(one), fates.path_to(other), positions))
     return found
 
 
