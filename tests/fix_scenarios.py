@@ -162,6 +162,21 @@ def the_state_of_an_untied_model(path):
     )
 
 
+@scenario
+def lost_from_a_dict_in_front_of_an_optimizer(path):
+    tx = st.optimizer(optax.sgd(0.1))
+    weight = jnp.arange(4.0)
+    model = {"embed": weight, "head": weight}
+    state = tx.init(model)
+    loose = {name: jnp.copy(array) for name, array in model.items()}
+    return Scenario(
+        lambda: tx.update(loose, state, loose),
+        st.UntiedWarning,
+        {"model": model, "updates": model, "before": model, "step": lambda net: net, "optimizer": tx},
+        lambda names: tx.update(names["step"](names["model"]), names["state"], names["model"]),
+    )
+
+
 def _retraced(cls):
     f = st.jit(lambda m: m.x * m.k)
 
