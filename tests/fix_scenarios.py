@@ -386,6 +386,13 @@ def a_specification_with_static_values(path):
 
 
 @scenario
+def an_optimizer_as_an_argument(path):
+    f = lambda model, tx: tx.init(model)
+    given = tied(), st.optimizer(optax.adam(0.1))
+    return Scenario(lambda: st.jit(f)(*given), TypeError, {"f": f, "equinox": eqx}, lambda names: names["f"](*given))
+
+
+@scenario
 def labels_that_disagree_at_a_tie(path):
     mask = Net(Leaf(True), Leaf(False))
     tx = st.optimizer(optax.masked(optax.sgd(0.1), mask))

@@ -122,8 +122,16 @@ class GradTransform(FunctionTransform):
         # A new function for each call: the transform does not cache, and where it did the leaves that go around it
         # would be those of an earlier call.
         options = {**self.options, "has_aux": True} if policy.in_place else self.options
-        with calling(self.names, call):
-            result = self.transform(self._inner(policy, chosen, rest), **options)(*differentiated_args, **call.kwargs)
+        try:
+            with calling(self.names, call):
+                result = self.transform(self._inner(policy, chosen, rest), **options)(
+                    *differentiated_args, **call.kwargs
+                )
+        except TypeError as error:
+            # Equinox's transforms differentiate the first argument.
+            if chosen == [0]:
+                self.explain(error, args, kwargs)
+            raise
         return self._finished(result, call, policy)
 
     def _is_selected(self, call: Call) -> Any:
