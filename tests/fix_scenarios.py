@@ -393,6 +393,27 @@ def an_optimizer_as_an_argument(path):
 
 
 @scenario
+def a_model_that_is_not_mapped_and_changes(path):
+    def add(model, x):
+        model.count = model.count + x
+
+    def add_mean(model, x):
+        model.count = model.count + jax.lax.pmean(x, "batch")
+
+    model, xs, in_axes = Mutable(count=jnp.zeros(())), jnp.arange(2.0), (None, 0)
+
+    def after(names):
+        stacked = names["model"].count.ndim
+        f = st.vmap(add, in_place=True) if stacked else names["f"]
+        f(names["model"], xs)
+        np.testing.assert_array_equal(names["model"].count, xs if stacked else xs.mean())
+
+    names = {"f": add_mean, "model": model, "in_axes": in_axes, "size": 2}
+    provoke = lambda: st.vmap(add, in_axes=in_axes, in_place=True)(model, xs)
+    return Scenario(provoke, ValueError, names, after, are_alternatives=True)
+
+
+@scenario
 def labels_that_disagree_at_a_tie(path):
     mask = Net(Leaf(True), Leaf(False))
     tx = st.optimizer(optax.masked(optax.sgd(0.1), mask))
