@@ -414,6 +414,21 @@ def a_model_that_is_not_mapped_and_changes(path):
 
 
 @scenario
+def a_donated_state_that_the_model_keeps_too(path):
+    make_model = lambda: eqx.nn.BatchNorm(2, axis_name="batch", mode="ema")
+    step = st.jit(lambda model, state: state, donate_argnums=1)
+    model = make_model()
+    names = {"model": model, "state": eqx.nn.State(model), "make_model": make_model}
+    return Scenario(
+        lambda: step(model, names["state"]),
+        st.InconsistentSharingError,
+        names,
+        lambda names: step(names["model"], names["state"]),
+        are_alternatives=True,
+    )
+
+
+@scenario
 def labels_that_disagree_at_a_tie(path):
     mask = Net(Leaf(True), Leaf(False))
     tx = st.optimizer(optax.masked(optax.sgd(0.1), mask))

@@ -227,6 +227,22 @@ def test_the_code_that_is_offered_selects_what_was_selected_somewhere_at_all_of_
             assert found.get(path) is None
 
 
+def test_the_same_between_two_modules_in_one_argument():
+    """It is one argument, so there are no two to be put into one."""
+    given, names = {"one": Pair(A, B), "two": [Pair(C, A)]}, {"wrt": lambda path, value: path == ("one", "first")}
+    of_given = lambda given: f(given["one"].first, given["two"][0].second, C)
+    code = offered(lambda: st.grad(of_given, wrt=names["wrt"])(given))
+    assert code == "wrt = [wrt, lambda path, value: path in [('two', 0, 'second')]]"
+    with pytest.warns(
+        st.UntiedWarning, match=r"`given\['one'\].first` lacks .* `given\['two'\]\[0\].second`"
+    ) as caught:
+        st.grad(of_given, wrt=names["wrt"])(given)
+    assert "of_both" not in str(caught[0].message)
+    exec(code, names)
+    gradient = st.grad(of_given, wrt=names["wrt"])(given)
+    is_close(gradient["one"].first, jax.grad(lambda a: f(a, a, C))(A))
+
+
 def test_the_same_between_two_arguments():
     with pytest.warns(st.UntiedWarning, match=r"`one.first` lacks what flows through `two.second`"):
         one, two = st.grad(
