@@ -9,8 +9,10 @@ from ._context import IsLeaf, rules_here
 from ._errors import InconsistentSharingError, SharingMismatchError
 from ._graph import Tags, build, walk
 from ._node_types import node_type_of, require_registered
-from ._prefix import labels
+from ._prefix import Label, label_at, labels
+from ._statics import Static
 from ._structure import LEAF, Node, Op, Path, Record, canonical
+from ._text import listed, shown
 
 T = TypeVar("T")
 
@@ -30,9 +32,13 @@ def filter(  # noqa: A001
 ) -> T:
     """Replaces the leaves, traced or static, that a specification does not select. `equinox.filter`, with ties kept.
 
+    With `replace` it also makes specifications: `filter(model, False, replace=False)` is the model with False at every
+    leaf, traced or static, of which `at` says where it should be True. `map` does not, for it keeps static leaves.
+
     Args:
         tree: the tree; it is not changed.
-        filter_spec: takes a leaf and says whether to keep it; or a tree prefix of such functions and booleans.
+        filter_spec: takes a leaf and says whether to keep it; or a tree prefix of such functions and booleans. Where
+            the tree has a static function, it has a boolean, unless a function is said for a node around it.
         inverse: keep what is not selected instead.
         replace: what comes in place of the others.
         is_leaf: nodes for which it is true count as leaves.
@@ -42,11 +48,14 @@ def filter(  # noqa: A001
 
     Raises:
         InconsistentSharingError: if a prefix selects a tied leaf at one of its paths and not at another.
+        SharingMismatchError: if a prefix has nodes that the tree has not, or at a leaf what is no filter.
 
     Example:
         >>> import jax.numpy as jnp, equinox as eqx, sharedtree as st
         >>> st.tree.filter({"a": jnp.ones(2), "b": "text"}, eqx.is_array)
         {'a': Array([1., 1.], dtype=float32), 'b': None}
+        >>> st.tree.filter({"a": jnp.ones(2), "b": "text"}, False, replace=False)
+        {'a': False, 'b': False}
     """
     kept, rest = partition(tree, filter_spec, replace, is_leaf)
     return rest if inverse else kept
@@ -68,8 +77,13 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
     require_registered(tree)
     tags = Tags()
     _, records, root = walk(tree, tags, rules_here(is_leaf))
+    found = list(labels(filter_spec, records, root, _is_filter, "filter_spec"))
+
+    left_over = [each for each in found if _is_left_over(each, filter_spec, records, root)]
+    if left_over:
+        raise _left_over(left_over[0].label, [jtu.keystr(each.path) for each in left_over])
     selected: dict[int, tuple[bool, Path]] = {}
-    for number, label, path in labels(filter_spec, records, root, _is_filter, "filter_spec"):
+    for number, label, path in found:
         if not _is_filter(label):
             raise _not_a_filter(label, jtu.keystr(path))
         keep = bool(label(tags.objects[number])) if callable(label) else label
@@ -91,12 +105,36 @@ def _is_filter(spec: Any) -> bool:
     return isinstance(spec, bool) or (callable(spec) and node_type_of(spec) is None)
 
 
+def _is_left_over(found: Label, spec: Any, records: Sequence[Record], root: int) -> bool:
+    """Whether a specification has a static value where the tree has one, which nobody can have meant as a filter."""
+    op, label = records[found.record][0], found.label
+    if type(op) is not Static or not found.path or isinstance(label, bool) or node_type_of(label) is not None:
+        return False
+    if not callable(label):
+        return True
+    # A function may have been said for a node around it, or for what is no function.
+    return callable(op.peek()) and not _is_filter(label_at(spec, records, root, found.path[:-1], _is_filter))
+
+
 def _not_a_filter(spec: Any, path: str) -> SharingMismatchError:
     return SharingMismatchError(
         f"`filter_spec` has a `{type(spec).__name__}` at `{path}`, where the tree has a leaf. It is made of booleans "
         "and functions that take a leaf, in the nodes of the tree. If this is meant to be called, say so:\n"
         "    filter_spec = lambda leaf: spec(leaf)",
         (path,),
+    )
+
+
+def _left_over(value: Any, paths: Sequence[str]) -> SharingMismatchError:
+    return SharingMismatchError(
+        f"`filter_spec` has {shown(value)} at {listed(paths)}, where the tree has a static value. That is "
+        "no boolean, and a function there would be called as a filter.\n"
+        "`sharedtree.tree.map` maps the traced leaves, and keeps the static ones. A specification that has a boolean "
+        "at every leaf begins as\n"
+        "    filter_spec = sharedtree.tree.filter(model, False, replace=False)\n"
+        "and one that has booleans at all other leaves is completed by\n"
+        "    filter_spec = sharedtree.tree.filter(filter_spec, lambda leaf: isinstance(leaf, bool), replace=False)",
+        paths,
     )
 
 

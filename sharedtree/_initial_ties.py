@@ -15,17 +15,25 @@ from ._locks import Lock
 from ._lost_ties import LostLeaf, lost_leaf_ties, maximal, named, unsettled
 from ._sharing import Shape
 from ._statics import Static
-from ._structure import LEAF, Node, Path, Record
+from ._structure import LEAF, Node, Path, Record, reached_outside
 from ._text import listed
 from ._untying import note
 
 _MOST = 16  # sharings that one optimizer remembers; a program has one, or a few in turn
 
-_FIXES = (
-    "An optimizer then updates each of them by itself. `jax.jit` and `equinox.filter_jit` around the whole step take a "
-    "tied model apart; its counterpart does not:\n"
+_IN_MODULES = (
+    "`jax.jit` and `equinox.filter_jit` around the whole step take a tied model apart; its counterpart does not:\n"
     "    step = sharedtree.jit(step)\n"
-    "Nor do the functions that keep ties in an eager loop:\n"
+)
+
+_IN_CONTAINERS = (
+    "To transforms, arrays in lists and dicts are values, so that a tied one is several in a step under `jax.jit`, and "
+    "also under `sharedtree.jit` if nothing else is said. Under this policy it is one, which each transform needs:\n"
+    "    step = sharedtree.jit(step, policy=sharedtree.Policy(containers=True))\n"
+)
+
+_EAGERLY = (
+    "In an eager loop, these functions keep ties:\n"
     "    model = sharedtree.apply_updates(model, updates)\n"
     "To put the ties back, each with the value at its first path:\n"
     "    model = sharedtree.retie(model, like=before)\n"
@@ -75,11 +83,15 @@ class InitialTies:
         if not missing:
             missing, when = _tied_in_state(plain, _walked(state)[0]), "in the optimizer's state"
         losses = maximal(unsettled(missing, leaves))
+        outside = reached_outside(shape.records, shape.root) if losses else {}
         for lost in losses:
             names = named("model", lost.paths)
             many = "two objects" if len(names) == 2 else "several objects"
             what = f"{listed(names)} are {many} in the parameters of an update, but were one {when}."
-            report_untied(policy.on_untie, definition_of_caller(), what, _FIXES, names)
+            what += " An optimizer then updates each of them by itself."
+            in_containers = all(part in outside for tie in lost.ties for part in tie.parts)
+            fixes = (_IN_CONTAINERS if in_containers else _IN_MODULES) + _EAGERLY
+            report_untied(policy.on_untie, definition_of_caller(), what, fixes, names)
             note(leaves[part] for tie in lost.ties for part in tie.parts)
         if losses:
             with self._lock:

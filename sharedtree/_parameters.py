@@ -24,7 +24,7 @@ from ._jax_internals import make_room
 from ._node_types import node_type_of
 from ._prefix import labels
 from ._statics import Static
-from ._structure import LEAF, Node, Path, Record, depth_of
+from ._structure import LEAF, Node, Path, Record, depth_of, reached_outside
 from ._text import shown
 from ._ties import how_to_sum, is_inexact
 
@@ -96,7 +96,8 @@ class Parameters(NamedTuple):
             if self.is_parameter[number] and not _is_nothing(obj):
                 before, where = first.setdefault(number, (obj, path))
                 if not _are_one(before, obj):
-                    raise _two_objects(jtu.keystr(where), jtu.keystr(path), name)
+                    in_containers = number in reached_outside(self.records, self.root)
+                    raise _two_objects(jtu.keystr(where), jtu.keystr(path), name, in_containers=in_containers)
         return self._rebuilt(tree, lambda number, obj: obj if self.is_parameter[number] else NOTHING, again=False)
 
     def whole(self, tree: Any) -> Any:
@@ -295,7 +296,7 @@ def _are_equal(one: Any, two: Any) -> bool:
         return False
 
 
-def _two_objects(one: str, two: str, name: str) -> SharingMismatchError:
+def _two_objects(one: str, two: str, name: str, *, in_containers: bool) -> SharingMismatchError:
     return SharingMismatchError(
         f"`{one}` and `{two}` are one parameter of the model, but two objects in the {name}.\n"
         "A tied parameter has one gradient, the sum over its paths, and one slot. "
@@ -303,7 +304,7 @@ def _two_objects(one: str, two: str, name: str) -> SharingMismatchError:
             "Change states with `sharedtree.tree.map`, which keeps ties, or begin anew:\n"
             "    state = optimizer.init(model)"
             if name == "state"
-            else how_to_sum(name, "model")
+            else how_to_sum(name, "model", in_containers=in_containers)
         ),
         (one, two),
     )

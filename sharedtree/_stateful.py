@@ -15,7 +15,7 @@ from ._context import rules_here
 from ._editing import rebuilt
 from ._graph import Tags, walk
 from ._replacing import at
-from ._structure import edges
+from ._structure import Node, Op, edges
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,6 +68,14 @@ def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, eqx.nn.S
         return rebuilt(root, records.__getitem__, lambda number: indexes.get(number, tags.objects[number])), state
 
     return make
+
+
+def makes_state(op: Op) -> bool:
+    """Whether what a record makes is the state of a model.
+
+    `equinox.nn.State(model)` begins with the very arrays that the model keeps as its initial state and never reads.
+    """
+    return type(op) is Node and op.type.cls is eqx.nn.State
 
 
 def _is_index(obj: Any) -> bool:

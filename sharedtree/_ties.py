@@ -178,7 +178,7 @@ def assert_same_sharing(a: Any, b: Any) -> None:
         ...
         sharedtree._errors.SharingMismatchError: The trees do not have the same ties:
             `[0]` and `[1]` are one object in the first tree only
-        Gradients are taken with `sharedtree.grad`, which sums over the paths.
+        Gradients are taken with `sharedtree.grad`, which sums over the paths, and added up with `sharedtree.tree.map`.
         Give another tree, if its values at these paths are equal, the ties of the first:
             b = sharedtree.retie(b, like=a)
     """
@@ -198,25 +198,39 @@ def assert_same_sharing(a: Any, b: Any) -> None:
         # Without ties of its own, each could simply get those of the other.
         other = {"first": "b", "second": "sharedtree.untie(b)"}[lacking[-1]]
         advice = (
-            "Gradients are taken with `sharedtree.grad`, which sums over the paths.\n"
+            "Gradients are taken with `sharedtree.grad`, which sums over the paths, and added up with "
+            "`sharedtree.tree.map`.\n"
             f"Give another tree, if its values at these paths are equal, the ties of the first:\n"
             f"    b = sharedtree.retie({other}, like=a)"
         )
         raise SharingMismatchError("\n".join(["The trees do not have the same ties:", *lines, advice]), tuple(paths))
 
 
-def how_to_sum(name: str, like: str) -> str:
-    """Where a gradient with ties comes from."""
+def how_to_sum(name: str, like: str, *, in_containers: bool) -> str:
+    """Where a gradient with ties comes from, and what keeps them when gradients are added up.
+
+    Args:
+        name: what the gradient is called in the code.
+        like: what the model is called there.
+        in_containers: whether what is tied is in plain containers, to which transforms give no identity of their own.
+    """
+    by, policy = "`sharedtree.grad`", ""
+    if in_containers:
+        by += ", for parameters in lists and dicts with the policy"
+        policy = ", policy=sharedtree.Policy(containers=True)"
     return (
-        "Take it with `sharedtree.grad`, which sums; for parameters in lists and dicts it needs the policy:\n"
-        f"    {name} = sharedtree.grad(loss, policy=sharedtree.Policy(containers=True))({like})"
+        "Functions that see trees, such as `jax.tree.map`, lose ties. What is made of trees with ties, such as a sum "
+        "of gradients, keeps them with\n"
+        f"    {name} = sharedtree.tree.map(jnp.add, one, other)\n"
+        f"A gradient with a part for each path, as `jax.grad` returns it, must be summed. Take it with {by}:\n"
+        f"    {name} = sharedtree.grad(loss{policy})({like})"
     )
 
 
-def how_to_tie(name: str, like: str) -> str:
+def how_to_tie(name: str, like: str, *, in_containers: bool) -> str:
     """What to do about a tree that lacks ties of another one. The two parts of a gradient are not the same thing."""
     return (
-        f"A gradient has one part for each path, which must be summed. {how_to_sum(name, like)}\n"
+        f"{how_to_sum(name, like, in_containers=in_containers)}\n"
         "Other trees, in which the parts are copies of one value, get the tie back with\n"
         f"    {name} = sharedtree.retie({name}, like={like})"
     )

@@ -61,7 +61,7 @@ def merged(module: T, parameters: Any) -> T:
             one, two = jtu.keystr(first), jtu.keystr(path)
             raise SharingMismatchError(
                 f"`{one}` and `{two}` are one leaf in the module, but two objects in the parameters.\nWhich of the two "
-                f"is meant cannot be known.\n{how_to_tie('parameters', 'module.parameters()')}",
+                f"is meant cannot be known.\n{how_to_tie('parameters', 'module.parameters()', in_containers=False)}",
                 (one, two),
             )
     new = {number: theirs.objects[other] for number, (other, _) in found.items()}

@@ -20,7 +20,7 @@ from ._node_types import require_registered
 from ._replacing import at as at
 from ._sharing import Mismatch, Shape, pairs
 from ._statics import Static
-from ._structure import LEAF, Path, Structure, edges
+from ._structure import LEAF, Path, Structure, edges, reached_outside
 from ._tied_values import recall, remember
 from ._ties import are_one_value, how_to_tie
 from ._untying import hand_on
@@ -140,7 +140,8 @@ def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T
         is_leaf: nodes of `tree` for which it is true count as leaves.
 
     Returns:
-        A tree of new nodes; static leaves are those of `tree`.
+        A tree of new nodes; static leaves are those of `tree`. So it makes no specification for `partition`, in which
+        static leaves have booleans, too: `filter(tree, False, replace=False)` does.
 
     Raises:
         SharingMismatchError: if one of `rest` has another shape, or lacks a tie of `tree`; names the paths.
@@ -205,9 +206,10 @@ def _aligned(structure: Structure, other: Any, name: str) -> list[Any]:
         number, path = found.setdefault(pair.left, (pair.right, pair.path))
         if number != pair.right and not are_one_value(records, tags.objects, number, pair.right):
             one, two = jtu.keystr(path), jtu.keystr(pair.path)
+            in_containers = pair.left in reached_outside(model, structure.root)
             raise SharingMismatchError(
                 f"`{one}` and `{two}` are one leaf in the tree, but two objects in `{name}`.\n"
-                f"Which of the two is meant cannot be known.\n{how_to_tie(name, 'tree')}",
+                f"Which of the two is meant cannot be known.\n{how_to_tie(name, 'tree', in_containers=in_containers)}",
                 (one, two),
             )
     return [tags.objects[found[number][0]] for number, (op, _) in enumerate(model) if op is LEAF]

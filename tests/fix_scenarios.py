@@ -126,8 +126,26 @@ def one_gradient_for_each_path(path):
     return Scenario(
         lambda: tx.update(jax.grad(loss)(model), state, model),
         st.SharingMismatchError,
-        {"model": model, "loss": loss},
+        {"model": model, "loss": loss, "one": tied(), "other": tied()},
         lambda names: tx.update(names["updates"], state, model),
+        are_alternatives=True,
+    )
+
+
+@scenario
+def gradients_in_a_dict_that_were_added_up(path):
+    weight = jnp.arange(4.0)
+    model, policy = {"embed": weight, "head": weight}, st.Policy(containers=True)
+    of_dict = lambda model: (model["embed"] * model["head"]).sum()
+    tx = st.optimizer(optax.sgd(0.1))
+    state = tx.init(model)
+    one, other = [st.grad(of_dict, policy=policy)(model) for _ in range(2)]
+    return Scenario(
+        lambda: tx.update(jax.tree.map(jnp.add, one, other), state, model),
+        st.SharingMismatchError,
+        {"model": model, "loss": of_dict, "one": one, "other": other},
+        lambda names: tx.update(names["updates"], state, model),
+        are_alternatives=True,
     )
 
 
@@ -141,6 +159,21 @@ def the_state_of_an_untied_model(path):
         st.SharingMismatchError,
         {"model": model, "optimizer": tx},
         lambda names: tx.update(model, names["state"], model),
+    )
+
+
+@scenario
+def lost_from_a_dict_in_front_of_an_optimizer(path):
+    tx = st.optimizer(optax.sgd(0.1))
+    weight = jnp.arange(4.0)
+    model = {"embed": weight, "head": weight}
+    state = tx.init(model)
+    loose = {name: jnp.copy(array) for name, array in model.items()}
+    return Scenario(
+        lambda: tx.update(loose, state, loose),
+        st.UntiedWarning,
+        {"model": model, "updates": model, "before": model, "step": lambda net: net, "optimizer": tx},
+        lambda names: tx.update(names["step"](names["model"]), names["state"], names["model"]),
     )
 
 
@@ -321,7 +354,7 @@ def map_of_a_tied_and_an_untied_tree(path):
     return Scenario(
         lambda: st.tree.map(lambda x, y: x, tree, *rest),
         st.SharingMismatchError,
-        {"tree": tree, "rest": rest, "loss": loss},
+        {"tree": tree, "rest": rest, "loss": loss, "one": tied(), "other": tied()},
         lambda names: st.tree.map(lambda x, y: x, tree, *names["rest"]),
         are_alternatives=True,
     )
@@ -336,6 +369,62 @@ def a_filter_that_is_a_module(path):
         st.SharingMismatchError,
         {"spec": spec},
         lambda names: st.tree.filter(model, names["filter_spec"]),
+    )
+
+
+@scenario
+def a_specification_with_static_values(path):
+    model = [tied(), jax.nn.relu]
+    spec = st.tree.map(lambda _: False, model)
+    return Scenario(
+        lambda: st.tree.partition(model, spec),
+        st.SharingMismatchError,
+        {"model": model, "filter_spec": spec},
+        lambda names: eqx.partition(model, names["filter_spec"]),
+        are_alternatives=True,
+    )
+
+
+@scenario
+def an_optimizer_as_an_argument(path):
+    f = lambda model, tx: tx.init(model)
+    given = tied(), st.optimizer(optax.adam(0.1))
+    return Scenario(lambda: st.jit(f)(*given), TypeError, {"f": f, "equinox": eqx}, lambda names: names["f"](*given))
+
+
+@scenario
+def a_model_that_is_not_mapped_and_changes(path):
+    def add(model, x):
+        model.count = model.count + x
+
+    def add_mean(model, x):
+        model.count = model.count + jax.lax.pmean(x, "batch")
+
+    model, xs, in_axes = Mutable(count=jnp.zeros(())), jnp.arange(2.0), (None, 0)
+
+    def after(names):
+        stacked = names["model"].count.ndim
+        f = st.vmap(add, in_place=True) if stacked else names["f"]
+        f(names["model"], xs)
+        np.testing.assert_array_equal(names["model"].count, xs if stacked else xs.mean())
+
+    names = {"f": add_mean, "model": model, "in_axes": in_axes, "size": 2}
+    provoke = lambda: st.vmap(add, in_axes=in_axes, in_place=True)(model, xs)
+    return Scenario(provoke, ValueError, names, after, are_alternatives=True)
+
+
+@scenario
+def a_donated_state_that_the_model_keeps_too(path):
+    make_model = lambda: eqx.nn.BatchNorm(2, axis_name="batch", mode="ema")
+    step = st.jit(lambda model, state: state, donate_argnums=1)
+    model = make_model()
+    names = {"model": model, "state": eqx.nn.State(model), "make_model": make_model}
+    return Scenario(
+        lambda: step(model, names["state"]),
+        st.InconsistentSharingError,
+        names,
+        lambda names: step(names["model"], names["state"]),
+        are_alternatives=True,
     )
 
 
@@ -1017,15 +1106,31 @@ def a_filter_that_selects_nothing(path):
 def an_array_that_is_selected_at_one_path(path):
     weight = jnp.arange(4.0).reshape(2, 2)
     net = Net(Leaf(weight), Leaf(weight))
-    f = st.grad(loss, wrt=lambda path, value: path[0] == "head")
-    return Scenario(lambda: f(net), st.UntiedWarning, {"net": net}, lambda names: f(names["net"]))
+    wrt = lambda path, value: path[0] == "head"
+    f = st.grad(loss, wrt=wrt)
+    names = {"net": net, "wrt": wrt}
+    after = lambda names: st.grad(loss, wrt=names["wrt"])(names["net"])
+    return Scenario(lambda: f(net), st.UntiedWarning, names, after, are_alternatives=True)
+
+
+@scenario
+def a_layer_that_is_selected_at_one_path(path):
+    net, wrt = tied(), lambda path, value: path[0] == "head"
+    names = {"net": net, "wrt": wrt}
+    after = lambda names: st.grad(loss, wrt=names["wrt"])(names["net"])
+    return Scenario(
+        lambda: st.grad(loss, wrt=wrt)(net), st.InconsistentSharingError, names, after, are_alternatives=True
+    )
 
 
 @scenario
 def a_leaf_of_a_dag_that_is_selected_at_one_path(path):
     dag = st.Dag(tied())
-    f = st.grad(lambda dag: loss(dag.tree), wrt=lambda path, value: path[0] == "head")
-    return Scenario(lambda: f(dag), st.InconsistentSharingError, {"dag": dag}, lambda names: f(names["dag"]))
+    wrt = lambda path, value: path[0] == "head"
+    f = lambda wrt: st.grad(lambda dag: loss(dag.tree), wrt=wrt)
+    names = {"dag": dag, "wrt": wrt}
+    after = lambda names: f(names["wrt"])(names["dag"])
+    return Scenario(lambda: f(wrt)(dag), st.InconsistentSharingError, names, after, are_alternatives=True)
 
 
 @scenario

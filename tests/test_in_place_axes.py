@@ -1,5 +1,9 @@
 """In place, under `vmap`: what moves between arguments that are mapped along different axes."""
 
+import dataclasses
+from typing import Any
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,3 +77,78 @@ def test_an_object_stays_where_its_axis_is(one, two, changes, what):
     else:
         assert n.layer is not m.layer
         np.testing.assert_array_equal(jnp.moveaxis(n.layer.x, two, 0), jnp.moveaxis(square + changes, one, 0))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Counter:
+    """Its fields have names, which `Mutable` does not tell JAX."""
+
+    layer: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Point:
+    x: Any
+
+
+def add(model, x):
+    model.layer.x = model.layer.x + x
+
+
+def add_mean(model, x):
+    model.layer.x = model.layer.x + jax.lax.pmean(x, "batch")
+
+
+# The function's arguments and `in_axes`, and what the path to the model begins with.
+UNMAPPED = {
+    "an argument": (lambda f: f, lambda m, x: (m, x), (None, 0), "model"),
+    "in a container": (lambda f: lambda m, x: f(m["a"][0], x), lambda m, x: ({"a": [m]}, x), (None, 0), "m['a'][0]"),
+    "behind another": (lambda f: lambda n, m, x: f(m, x), lambda m, x: (counter(), m, x), (None, None, 0), "m"),
+    "inside the module": (lambda f: f, lambda m, x: (m, x), (Counter(Point(x=None)), 0), "model"),
+    "the last one": (lambda f: lambda x, m: f(m, x), lambda m, x: (x, m), (0, None), "m"),
+}
+WRAPPERS = {
+    "vmap": st.vmap,
+    "filter_vmap": lambda f, **options: st.preserve_identities(eqx.filter_vmap)(f, **options),
+    "under jit": lambda f, **options: st.jit(st.vmap(f, **options), in_place=True),
+}
+
+
+def counter():
+    return Counter(Point(jnp.zeros(())))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("how", UNMAPPED)
+def test_what_is_not_mapped_and_gets_a_value_for_each_element(how, wrapper):
+    adapt, arguments, in_axes, begin = UNMAPPED[how]
+    wrap, x = WRAPPERS[wrapper], jnp.arange(3.0)
+    model = counter()
+    with pytest.raises(ValueError, match="in_axes None") as caught:
+        wrap(adapt(add), in_axes=in_axes, in_place=True)(*arguments(model, x))
+    assert str(caught.value).startswith(f"`{begin}.layer.x` has the in_axes None")
+    assert "out_axes" not in str(caught.value)
+    assert model.layer.x == 0
+    wrap(adapt(add_mean), in_axes=in_axes, in_place=True, axis_name="batch")(*arguments(model, x))
+    assert model.layer.x == 1
+
+
+def test_results_have_the_paths_of_the_function_in_place_too():
+    """And what is said of a vanilla transform inside is what it says."""
+
+    def message(call):
+        with pytest.raises(ValueError, match="got axis spec None") as caught:
+            call()
+        return str(caught.value)
+
+    x = jnp.ones(2)
+    for out_axes in (None, {"a": (0, None)}):
+        f = lambda m, x: {"a": (x, x)}
+        options = {"in_axes": (None, 0), "out_axes": out_axes}
+        expected = message(lambda f=f, options=options: jax.vmap(f, **options)(x, x))
+        assert message(lambda f=f, options=options: st.vmap(f, in_place=True, **options)(counter(), x)) == expected
+        inside = lambda m, x, f=f, options=options: jax.vmap(f, **options)(x, x)
+        call = st.vmap(inside, in_axes=(None, 0), in_place=True)
+        assert message(lambda call=call: call(counter(), jnp.ones((2, 2)))) == expected

@@ -117,6 +117,43 @@ def test_plain_dictionaries_of_parameters():
     assert len(messages(tx.update, loose, state, loose)) == 1
 
 
+def of_dict(params):
+    return (3 * params["embed"] - params["head"] ** 2).sum()
+
+
+@pytest.mark.parametrize("jit", [st.jit, jax.jit, st.preserve_identities(eqx.filter_jit)])
+def test_a_step_on_a_plain_dictionary_is_told_of_the_policy_that_keeps_its_ties(jit):
+    """Whichever `jit` is around it: the ready-made one alone changes nothing."""
+    tx = st.optimizer(optax.sgd(0.1, momentum=0.9))
+    w = jnp.arange(1.0, 4.0)
+    params = {"embed": w, "head": w}
+
+    def step(params, state):
+        gradient = st.grad(of_dict, policy=st.Policy(containers=True))(params)
+        updates, state = tx.update(gradient, state, params)
+        return st.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    right, _ = step(params, state)
+    (message,) = messages(jit(step), params, state)
+    (fix,) = [line for line in message.splitlines() if line.startswith("    step = ")]
+    names = {"sharedtree": st, "step": step}
+    exec(fix.strip(), names)
+    assert not messages(names["step"], params, state)
+    new, _ = names["step"](params, state)
+    assert new["embed"] is new["head"]
+    assert jnp.allclose(new["embed"], right["embed"])
+
+
+def test_tied_modules_in_a_dictionary_need_no_policy():
+    tx = st.optimizer(optax.sgd(0.1))
+    model = {"one": tied(), "array": jnp.ones(2)}
+    state = tx.init(model)
+    (message,) = messages(lambda: tx.update(copied(model), state, copied(model)))
+    assert "    step = sharedtree.jit(step)" in message
+    assert "Policy" not in message
+
+
 def test_a_gradient_alone_tells_too():
     tx = st.optimizer(optax.sgd(0.1))
     net = tied()

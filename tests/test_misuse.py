@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import sharedtree as st
+from sharedtree.transforms._function import FunctionTransform
 from tests.strategies import Pair
 
 
@@ -184,3 +185,95 @@ def test_what_is_no_transform(wrong):
 def test_what_is_no_function(transform, wrong):
     with pytest.raises(TypeError, match="callable"):
         transform(wrong)(jnp.ones(2))
+
+
+# --- functions among the arguments -----------------------------------------------------------------------------------
+
+FUNCTIONS = {
+    "one": (jax.nn.relu, [""]),
+    "wrapped": (st.jit(jnp.sin), [""]),
+    "a lambda": (lambda x: x, [""]),
+    "a class": (float, [""]),
+    "an optimizer": (optax.sgd(0.1), [".init", ".update"]),
+    "one of ours": (st.optimizer(optax.sgd(0.1)), [".init", ".update"]),
+    "in a container": ({"act": [jax.nn.relu]}, ["['act'][0]"]),
+}
+# The wrapper, what is vanilla, and how the two are called.
+TAKING_ARRAYS = {
+    "jit": (st.jit, jax.jit, eqx.filter_jit, lambda f: f),
+    "jit in place": (lambda f: st.jit(f, in_place=True), jax.jit, eqx.filter_jit, lambda f: f),
+    "lower": (st.jit, jax.jit, eqx.filter_jit, lambda f: getattr(f, "lower", f)),
+    "eval_shape": (st.jit, jax.jit, eqx.filter_jit, lambda f: getattr(f, "eval_shape", f)),
+    "checkpoint": (st.checkpoint, jax.checkpoint, eqx.filter_checkpoint, lambda f: f),
+    "grad": (st.grad, jax.grad, eqx.filter_grad, lambda f: f),
+    "value_and_grad": (st.value_and_grad, jax.value_and_grad, eqx.filter_value_and_grad, lambda f: f),
+    "jacrev": (st.jacrev, jax.jacrev, eqx.filter_jacrev, lambda f: f),
+    "vmap": (st.vmap, jax.vmap, eqx.filter_vmap, lambda f: f),
+}
+
+
+@pytest.mark.parametrize("which", FUNCTIONS)
+@pytest.mark.parametrize("name", TAKING_ARRAYS)
+def test_a_function_as_an_argument_is_told_what_takes_it(name, which):
+    """The error is JAX's, with its text; what is added is a way to call it, which works."""
+    ours, vanilla, equinox, method = TAKING_ARRAYS[name]
+    given, paths = FUNCTIONS[which]
+    given = [given, jnp.ones(2)]
+
+    def f(given, model):
+        return jnp.float32(0)
+
+    model = Pair(jnp.ones(2), jnp.ones(2))
+    with pytest.raises(TypeError) as expected:
+        method(vanilla(f))(given, jnp.ones(2))
+    with pytest.raises(TypeError) as caught:
+        method(ours(f))(given, model)
+    assert caught.type is expected.type
+    text, added, fix = str(caught.value).rsplit("\n", 2)
+    assert text.partition("<")[0] == str(expected.value).partition("<")[0]
+    assert all(f"`given[0]{path}`" in added for path in paths)
+    assert fix == f"    f = sharedtree.preserve_identities(equinox.{equinox.__name__})(f)"
+    names = {"sharedtree": st, "equinox": eqx, "f": f}
+    exec(fix.strip(), names)
+    names["f"](given, model)
+
+
+def test_what_else_is_refused_is_told_nothing_of_functions():
+    """Nor is a function blamed that is where it may be."""
+    for call in (
+        lambda: st.jit(lambda f, x: x, static_argnums=0)(abs, "text"),
+        lambda: st.jit(lambda x: x)("text"),
+        lambda: st.grad(lambda x, f: x, argnums=1)(1.0, abs),
+        lambda: st.grad(lambda x, f: jnp.sin("text"))(1.0, abs),
+        lambda: st.vmap(lambda x, f: x, in_axes=(0, None))("text", abs),
+    ):
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert "sharedtree" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [st.jit(jnp.sin), st.grad(jnp.sin), st.custom_vjp(jnp.sin)], ids=repr)
+def test_a_wrapped_function_is_named_by_what_made_it(wrong):
+    """JAX prints the class of what it refuses, and the names of ours are private."""
+    x = jnp.ones(2)
+    calls = (
+        lambda: st.jit(abs)(wrong),
+        lambda: jax.jit(abs)(wrong),
+        lambda: st.jit(lambda x: wrong)(x),
+        lambda: st.grad(lambda x: wrong)(x),
+        lambda: st.vmap(lambda x: wrong)(x),
+        lambda: st.scan(lambda c, x: (c, x), wrong, x),
+        lambda: st.cond(True, lambda x: wrong, lambda x: wrong, x),
+        lambda: st.vjp(lambda x: wrong, x),
+        lambda: st.jit(lambda x: jnp.sin(wrong))(x),
+    )
+    for call in calls:
+        with pytest.raises(TypeError, match="<class 'sharedtree.preserve_identities'>") as caught:
+            call()
+        assert "sharedtree.transforms" not in str(caught.value)
+    with pytest.raises(TypeError, match="OwnTransform"):
+        st.jit(abs)(OwnTransform(jax.jit, abs, None, {}))
+
+
+class OwnTransform(FunctionTransform):
+    """The adapter of a user, whose name is the user's."""

@@ -394,6 +394,9 @@ def test_a_tie_missing_in_updates_or_state_is_an_error_with_both_paths(where):
     assert "`.embed.weight` and `.head.weight`" in text
     # Of a gradient `retie` would keep one path's part.
     assert ("optimizer.init(model)" if where == "state" else "sharedtree.grad(") in text
+    assert ("`sharedtree.tree.map`" if where == "state" else "sharedtree.tree.map(jnp.add, ") in text
+    # Modules need no policy.
+    assert "Policy" not in text
     assert where == "apply" or "retie" not in text
 
 

@@ -291,3 +291,62 @@ def test_what_is_neither_a_boolean_nor_a_function_is_refused(spec):
     with pytest.raises(st.SharingMismatchError, match="`filter_spec`") as caught:
         st.tree.partition([jnp.ones(2)], [spec])
     assert caught.value.paths == ("[0]",)
+
+
+def placed(halves):
+    return [[(jax.tree_util.keystr(path), leaf) for path, leaf in jax.tree.leaves_with_path(half)] for half in halves]
+
+
+@hypothesis.given(dags.dags(), hst.data())
+def test_a_specification_has_a_boolean_at_every_leaf(tree, data):
+    none = st.tree.filter(tree, False, replace=False)
+    assert jax.tree.structure(none) == jax.tree.structure(jax.tree.map(lambda _: False, tree))
+    assert all(leaf is False for leaf in jax.tree.leaves(none))
+    one = data.draw(hst.sampled_from(jax.tree.leaves(tree)))
+    for spec in (none, jax.tree.map(lambda leaf: leaf is one, tree)):
+        both = placed(st.tree.partition(tree, spec)), placed(eqx.partition(tree, spec))
+        for ours, theirs in zip(*both, strict=True):
+            assert [path for path, _ in ours] == [path for path, _ in theirs]
+            assert all(x is y for (_, x), (_, y) in zip(ours, theirs, strict=True))
+
+
+@hypothesis.given(dags.dags())
+def test_static_values_in_a_specification_are_no_filters(tree):
+    spec = st.tree.map(lambda _: False, tree)
+    wrong = [jax.tree_util.keystr(p) for p, x in jax.tree.leaves_with_path(spec) if not isinstance(x, bool)]
+    for call in (st.tree.partition, st.tree.filter):
+        if not wrong:
+            call(tree, spec)
+            continue
+        with pytest.raises(st.SharingMismatchError, match="`filter_spec` has") as caught:
+            call(tree, spec)
+        # What is in a shared module is named once.
+        assert caught.value.paths[0] == wrong[0]
+        assert set(caught.value.paths) <= set(wrong)
+        complete = st.tree.filter(spec, lambda leaf: isinstance(leaf, bool), replace=False)
+        assert not [x for x in jax.tree.leaves(st.tree.partition(tree, complete)[0]) if x is not True]
+
+
+def never(_):
+    raise AssertionError("a static function of the model was called")
+
+
+@pytest.mark.parametrize("left", [never, eqx.is_array, jax.nn.relu, jnp.float32, eqx.nn.Linear])
+def test_a_function_where_the_tree_has_one_is_never_called(left):
+    """Whether it is the model's own, that of another model, or one that could be a filter."""
+    tree = {"a": Layer(jnp.ones(2), never), "b": [Layer(jnp.ones(2), 1)]}
+    spec = {"a": Layer(True, left), "b": eqx.is_array}
+    with pytest.raises(st.SharingMismatchError, match=r"`filter_spec` has .* at `\['a'\].bias`") as caught:
+        st.tree.partition(tree, spec)
+    assert caught.value.paths == ("['a'].bias",)
+    kept, rest = st.tree.partition(tree, {"a": Layer(True, False), "b": eqx.is_array})
+    assert (kept["a"].bias, rest["a"].bias) == (None, never)
+    assert rest["b"][0].bias == 1
+
+
+def test_a_function_said_for_a_node_or_for_what_is_none_is_a_filter():
+    tree = [Layer(jnp.ones(2), abs), Layer(jnp.ones(2), "text"), Layer(jnp.ones(2))]
+    for spec in (eqx.is_array, [callable, callable, True], [eqx.is_array, Layer(True, callable), Layer(callable)]):
+        ours, theirs = st.tree.partition(tree, spec), eqx.partition(tree, spec)
+        for mine, expected in zip(ours, theirs, strict=True):
+            same(mine, expected)

@@ -183,3 +183,77 @@ def test_a_static_flag_is_an_error_as_in_equinox():
         eqx.nn.inference_mode([Fixed(), jnp.ones(1)])
     with pytest.raises(st.SharingMismatchError, match="not part of the tree"):
         st.inference_mode([Fixed(), jnp.ones(1)])
+
+
+def batch_loss(model, state, xs):
+    run = st.vmap(lambda m, x, s: m(x, s), in_axes=(None, 0, None), out_axes=(0, None), axis_name="batch")
+    ys, state = run(model, xs, state)
+    return ((ys - 1) ** 2).mean(), state
+
+
+def of_both(both, xs):
+    return batch_loss(*both, xs)
+
+
+DIFFERENTIATED = {
+    "grad": lambda m, s, xs: st.grad(batch_loss, has_aux=True)(m, s, xs)[0],
+    "value_and_grad": lambda m, s, xs: st.value_and_grad(batch_loss, has_aux=True)(m, s, xs)[1],
+    "filter_grad": lambda m, s, xs: st.preserve_identities(eqx.filter_grad)(batch_loss, has_aux=True)(m, s, xs)[0],
+    "jacrev": lambda m, s, xs: st.jacrev(batch_loss, has_aux=True)(m, s, xs)[0],
+    "under jit": lambda m, s, xs: st.jit(st.grad(batch_loss, has_aux=True))(m, s, xs)[0],
+    "a filter": lambda m, s, xs: st.grad(of_both, has_aux=True, wrt=lambda path, _: path[0] == 0)((m, s), xs)[0][0],
+    "a filter in a module": lambda m, s, xs: (
+        st.grad(lambda p, xs: of_both((p.a, p.b), xs), has_aux=True, wrt=lambda path, _: path[0] == "a")(
+            Both(m, s), xs
+        )[0].a
+    ),
+}
+
+
+class Both(eqx.Module):
+    a: Any
+    b: Any
+
+
+@pytest.mark.parametrize("kind", ["ema", "index"])
+@pytest.mark.parametrize("how", DIFFERENTIATED)
+def test_of_the_arrays_with_which_a_state_begins_no_gradient_is_missed(how, kind):
+    """`equinox.nn.State` leaves them in the model, where nobody reads them. The oracle is a state of copies."""
+    model, xs = Net(kind, is_shared=True), jnp.arange(6.0).reshape(2, 3)
+    state = eqx.nn.State(model)
+    assert {id(leaf) for leaf in jax.tree.leaves(state)} & {id(leaf) for leaf in jax.tree.leaves(model)}
+    found = DIFFERENTIATED[how](model, state, xs)
+    expected = st.grad(batch_loss, has_aux=True)(model, st.copy(state), xs)[0]
+    assert found.norms[0] is found.norms[1]
+    for x, y in zip(st.tree.leaves(found), st.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_other_ties_beside_a_state_are_told():
+    model = Net("ema", is_shared=True)
+    state = eqx.nn.State(model)
+    weight = model.linears[0].weight
+    with pytest.warns(
+        st.UntiedWarning, match=r"`model.linears\[0\].weight` lacks what flows through `other.b`"
+    ) as caught:
+        st.grad(lambda model, state, other: model.linears[0].weight.sum() + other.b.sum())(
+            model, state, Both(None, weight)
+        )
+    (warning,) = caught
+    assert "norms" not in str(warning.message)
+
+
+@pytest.mark.parametrize("donated", [0, 1])
+def test_a_donated_state_is_told_what_takes_it_out_of_the_model(donated):
+    model = Net("batch", is_shared=True)
+    state = eqx.nn.State(model)
+    step = st.jit(lambda m, s: st.tree.map(jnp.copy, (m, s)), donate_argnums=donated)
+    with pytest.raises(st.InconsistentSharingError, match=r"sharedtree.make_with_state\(make_model\)\(\)") as caught:
+        step(model, state)
+    assert any(".init" in path for path in caught.value.paths)
+    step(*st.make_with_state(Net)("batch", is_shared=True))
+    # What else is in two arguments has nothing to do with the state.
+    model, state = st.make_with_state(Net)("batch", is_shared=True)
+    with pytest.raises(st.InconsistentSharingError) as caught:
+        st.jit(lambda m, s, w: w, donate_argnums=0)(model, state, model.linears[0].weight)
+    assert "make_with_state" not in str(caught.value)

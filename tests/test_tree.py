@@ -239,6 +239,30 @@ def test_an_untied_copy_in_rest_is_an_error_naming_both_paths_and_the_fix(level)
         st.tree.map(lambda x, y: x, tree, copy)
 
 
+IN_CONTAINERS = {
+    "dict": lambda w: {"a": w, "b": w},
+    "module": lambda w: Pair(w, w),
+    "dict in a module": lambda w: Pair({"a": w}, {"a": w}),
+    "module in a dict": lambda w: {"a": Layer(w), "b": Layer(w)},
+    "both": lambda w: {"a": Layer(w), "b": w},
+}
+
+
+@pytest.mark.parametrize("which", IN_CONTAINERS)
+def test_what_was_added_up_is_told_what_keeps_ties(which):
+    """And of a policy only if a transform would take the tied arrays for values."""
+    tree = IN_CONTAINERS[which](jnp.ones(2))
+    loose = jax.tree.map(lambda x: x + 0 if eqx.is_array(x) else x, tree)
+    with pytest.raises(st.SharingMismatchError) as mapped:
+        st.tree.map(jnp.add, tree, loose)
+    with pytest.raises(st.SharingMismatchError) as applied:
+        st.apply_updates(tree, jax.tree.map(lambda x, y: x + y if eqx.is_array(x) else x, loose, loose))
+    for caught in (mapped, applied):
+        assert "    rest[0] = sharedtree.tree.map(jnp.add, one, other)" in str(caught.value)
+        assert ("Policy" in str(caught.value)) is (which in ("dict", "both"))
+        assert len(caught.value.paths) == 2
+
+
 def test_is_leaf_on_a_shared_node_calls_once():
     layer = Layer(jnp.ones(2))
     calls = []

@@ -2,19 +2,22 @@
 
 import copy
 import pickle
+import re
 import warnings
 from typing import Any
 
 import equinox as eqx
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import strategies as hst
 
 import sharedtree as st
 from tests.deep import in_a_thread, link
-from tests.strategies import Mutable, Pair
+from tests.strategies import Mutable, Pair, dags, paths, twin
 
 A, B, C = (jnp.array(values) for values in ([1.0, 2.0], [3.0, -1.0], [0.5, 4.0]))
 
@@ -174,6 +177,70 @@ def test_an_array_selected_at_one_path_is_two_with_a_warning():
         st.grad(of_pair, wrt=lambda path, value: path == ("first",), policy=st.Policy(on_untie="ignore"))(tied)
     with pytest.raises(st.UntiedError):
         st.grad(of_pair, wrt=lambda path, value: path == ("first",), policy=st.Policy(on_untie="error"))(tied)
+
+
+def weighted(tree):
+    """Every path counts, each with a weight of its own."""
+    found = [x for x in jax.tree.leaves(tree) if eqx.is_inexact_array(x)]
+    return sum(((i + 1) * jnp.sin(x).sum() for i, x in enumerate(found)), jnp.float32(0))
+
+
+def offered(call):
+    """The code that an error or a warning offers for `wrt`; None if there is neither."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", st.UntiedWarning)
+        try:
+            call()
+        except st.InconsistentSharingError as error:
+            return re.search("^    (wrt = .*)$", str(error), re.MULTILINE)[1]
+    found = [re.search("^    (wrt = .*)$", str(warning.message), re.MULTILINE)[1] for warning in caught]
+    return found[0] if found else None
+
+
+@hypothesis.given(dags(), hst.sets(hst.integers(0, 40), min_size=1), hst.booleans())
+def test_the_code_that_is_offered_selects_what_was_selected_somewhere_at_all_of_its_paths(tree, chosen, in_dag):
+    at = {path: obj for path, obj, _ in paths(tree) if eqx.is_inexact_array(obj)}
+    # As many as a message writes down.
+    hypothesis.assume(0 < len(at) <= 20)
+    selected = [path for i, path in enumerate(at) if i in chosen]
+    meant = {id(at[path]) for path in selected}  # alive in `tree`
+    hypothesis.assume(meant)
+    names = {"wrt": lambda path, value: path in selected}
+    differentiated, given = (lambda dag: weighted(dag.tree), st.Dag(tree)) if in_dag else (weighted, tree)
+    for _ in range(len(at)):
+        code = offered(lambda: st.grad(differentiated, wrt=names["wrt"])(given))
+        if code is None:
+            break
+        exec(code, names)
+    gradient = st.grad(differentiated, wrt=names["wrt"])(given)
+    gradient = gradient.tree if in_dag else gradient
+    loose = twin(tree)
+    of_paths = dict(zip(at, jax.tree.leaves(eqx.filter_grad(weighted)(loose)), strict=True))
+    sums = {}
+    for path, part in of_paths.items():
+        sums[id(at[path])] = sums.get(id(at[path]), 0) + part  # alive in `tree`
+    found = {path: obj for path, obj, _ in paths(gradient)}
+    for path, obj in at.items():
+        if id(obj) in meant:  # as above
+            np.testing.assert_allclose(found[path], sums[id(obj)], rtol=1e-5)
+        else:
+            assert found.get(path) is None
+
+
+def test_the_same_between_two_modules_in_one_argument():
+    """It is one argument, so there are no two to be put into one."""
+    given, names = {"one": Pair(A, B), "two": [Pair(C, A)]}, {"wrt": lambda path, value: path == ("one", "first")}
+    of_given = lambda given: f(given["one"].first, given["two"][0].second, C)
+    code = offered(lambda: st.grad(of_given, wrt=names["wrt"])(given))
+    assert code == "wrt = [wrt, lambda path, value: path in [('two', 0, 'second')]]"
+    with pytest.warns(
+        st.UntiedWarning, match=r"`given\['one'\].first` lacks .* `given\['two'\]\[0\].second`"
+    ) as caught:
+        st.grad(of_given, wrt=names["wrt"])(given)
+    assert "of_both" not in str(caught[0].message)
+    exec(code, names)
+    gradient = st.grad(of_given, wrt=names["wrt"])(given)
+    is_close(gradient["one"].first, jax.grad(lambda a: f(a, a, C))(A))
 
 
 def test_the_same_between_two_arguments():

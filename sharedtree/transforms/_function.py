@@ -26,9 +26,18 @@ from ._packing import Call, Entered, pack_call, unpack_call, unpack_result
 from ._passing_through import passed_through, unchanged
 from ._sorted_results import unsorted
 from ._treatments import NO_FATE, Fates, Treatment
+from .checks._functions_given import is_refusal, name_counterpart
 
 
-class FunctionTransform:
+class _Named(type):
+    """The class of wrapped functions prints as what makes them: JAX names the class of what it cannot take."""
+
+    def __repr__(cls) -> str:
+        is_own = cls.__module__.startswith(f"{__package__}.")
+        return "<class 'sharedtree.preserve_identities'>" if is_own else super().__repr__()
+
+
+class FunctionTransform(metaclass=_Named):
     """A function under a transform, with shared modules and tied arrays kept the same objects.
 
     Args:
@@ -145,8 +154,15 @@ class FunctionTransform:
                 result = self.transformed_for(policy, call)(*call.args, **call.kwargs)
             return self.finish(result, call, policy)
         except Exception as error:
+            self.explain(error, args, kwargs)
             hide_frames(error)
             raise
+
+    def explain(self, error: Exception, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Adds to an error of the transform's what it does not know of."""
+        if is_refusal(error):
+            static = self.static_positions(args, kwargs)
+            name_counterpart(error, args, kwargs, static, self.names, self.transform_name)
 
     def _way_under(self, policy: Policy) -> tuple[Any, ...]:
         """What `native.call` needs to know."""
@@ -262,9 +278,9 @@ class FunctionTransform:
     def _without_function(self) -> Self:
         """The part of this that the inner function may hold: neither the function, nor what holds the inner one."""
         part = object.__new__(type(self))
-        part.__dict__.update(self.__dict__)
+        vars(part).update(vars(self))
         for name in ("function", "__wrapped__", "_shared", "_made", "_way"):
-            part.__dict__.pop(name, None)
+            vars(part).pop(name, None)
         return part
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:

@@ -81,7 +81,14 @@ def labels_of(prefix: Any, first: Any, is_label: Callable[[Any], bool]) -> Sorte
     return Sorted(found)
 
 
-def sort(result: Any, prefix: Any, first: Any, is_label: Callable[[Any], bool], name: str) -> Sorted:
+def sort(
+    result: Any,
+    prefix: Any,
+    first: Any,
+    is_label: Callable[[Any], bool],
+    name: str,
+    changed: Sequence[str] | None = None,
+) -> Sorted:
     """A packed result in groups, one for each of `labels_of(prefix, first, is_label)`.
 
     Args:
@@ -90,6 +97,7 @@ def sort(result: Any, prefix: Any, first: Any, is_label: Callable[[Any], bool], 
         first: a label that is always there.
         is_label: whether an object in the prefix is a label.
         name: what the prefix is called, for errors.
+        changed: in place, where the result is that of the function and before it what was changed, the names of this.
 
     Raises:
         SharingMismatchError: where the prefix does not fit a module.
@@ -106,10 +114,21 @@ def sort(result: Any, prefix: Any, first: Any, is_label: Callable[[Any], bool], 
     groups: list[Group | None] = []
     for label in labels.groups:
         numbers = tuple([number for number, its in enumerate(each) if are_one(its, label)])
-        places = Places(treedef, numbers, tuple([jtu.keystr(leaves[number][0]) for number in numbers]))
+        places = Places(treedef, numbers, tuple([_text(leaves[number][0], changed) for number in numbers]))
         # To some transforms a None in a prefix is a label, to others a place without leaves.
         groups.append(None if label is None and not numbers else Group([leaves[i][1] for i in numbers], places))
     return Sorted(groups)
+
+
+def _text(path: Sequence[Any], changed: Sequence[str] | None) -> str:
+    """What JAX is to call a leaf, after the name of the option."""
+    if changed is None:
+        return jtu.keystr(tuple(path))
+    beside, *inner = path
+    if beside.idx == 1:
+        return jtu.keystr(tuple(inner))
+    module, *inner = inner
+    return f" of `{changed[module.idx]}{jtu.keystr(tuple(inner))}` in place"
 
 
 def records_of(result: Any) -> list[Record]:

@@ -41,7 +41,7 @@ class Treatment(NamedTuple):
         describe: what a label comes to → words.
         name: what the prefix is called.
         is_known: False if a label only says that nothing is known, and so is no use to `explain`.
-        advice: what an error says before its fix.
+        advice: the leaves of what is treated in several ways → what an error says before its fix.
     """
 
     part_of: Callable[[Position], Any]
@@ -50,7 +50,7 @@ class Treatment(NamedTuple):
     describe: Callable[[Any], str] = str
     name: str = "prefix"
     is_known: bool = True
-    advice: str = ""
+    advice: Callable[[Sequence[Any]], str] = lambda _: ""
 
 
 class Fates:
@@ -158,12 +158,13 @@ class Fates:
     def raise_inconsistent(self, number: int, transform: str, why: str = "") -> NoReturn:
         """Raises the error for a record with several fates, which names every path of a leaf in it that has, too."""
         first, second, *_ = self.several()[number]
+        below = dict.fromkeys(each[0] for each in sorted(self.ways_from(first)))
+        leaves = [self.graph.objects[each] for each in below if self.graph.records[each][0] is LEAF]
         while self.graph.records[first[0]][0] is not LEAF:
             both = zip(self.below(first), self.below(second), strict=True)
             first, second = next((a, b) for a, b in both if self._fates[a] != self._fates[b])
-        raise_inconsistent(
-            self.occurrences(first[0]), transform, (why or self._why(number)) + self.treatment.advice, self.names
-        )
+        advice = (why or self._why(number)) + self.treatment.advice(leaves)
+        raise_inconsistent(self.occurrences(first[0]), transform, advice, self.names)
 
     def _why(self, number: int) -> str:
         obj = self.graph.objects[number]

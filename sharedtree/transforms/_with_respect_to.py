@@ -134,11 +134,55 @@ def selection(argument: Any, wrt: Filter, name: str) -> Any:
     return _selection(argument, wrt, name, Place((), None, None, None))[0]
 
 
-def _selection(tree: Any, wrt: Filter, name: str, above: Place) -> tuple[Any, list[list[tuple[str, bool]]]]:
+def select_everywhere(arguments: Sequence[Any], wrt: Filter, leaves: Sequence[Any]) -> str:
+    """The fix where a filter that asks for paths selects leaves at some of theirs only: it selects the others, too.
+
+    Args:
+        arguments: with their modules in them, for which the filter has answered.
+        wrt: the filter.
+        leaves: those in question.
+
+    Returns:
+        Lines of a message, empty if there is no such fix that could be written down.
+    """
+    wanted = {id(leaf) for leaf in leaves}  # alive in `leaves`
+    selected: set[int] = set()
+    others: list[tuple[int, tuple[Any, ...]]] = []
+
+    def ask(place: Place) -> bool:
+        answer = wrt.selects(place)
+        leaf = id(place.leaf)  # as above
+        if answer:
+            selected.add(leaf)
+        elif leaf in wanted:
+            others.append((leaf, place.path))
+        return answer
+
+    for argument in arguments if wrt.asks_for_path else ():
+        selection(argument, Filter(ask, asks_for_path=True), "")
+    # What is selected nowhere is to stay so.
+    return _selecting(list(dict.fromkeys(path for leaf, path in others if leaf in selected)))
+
+
+def _selecting(paths: Sequence[tuple[Any, ...]]) -> str:
+    if not 0 < len(paths) <= MOST_PATHS or any(type(step) not in (str, int) for path in paths for step in path):
+        return ""
+    return f"Select it at its other paths, too:\n    wrt = [wrt, lambda path, value: path in {paths!r}]\n"
+
+
+class _Asked(NamedTuple):
+    """What was answered about a leaf at one of its paths: in words, and as filters see it."""
+
+    text: str
+    path: tuple[Any, ...]
+    answer: bool
+
+
+def _selection(tree: Any, wrt: Filter, name: str, above: Place) -> tuple[Any, list[list[_Asked]]]:
     """The prefix of a tree below a place, and for each of its leaves the paths with their answers."""
     tags = Tags()
     _, records, root = walk(tree, tags)
-    asked: dict[int, list[tuple[str, bool]]] = {number: [] for number, (op, _) in enumerate(records) if op is LEAF}
+    asked: dict[int, list[_Asked]] = {number: [] for number, (op, _) in enumerate(records) if op is LEAF}
     done: list[Any] = []
     # Where paths make no difference: a record under a variable and a holder, which are alive in `tags` → its answer.
     known: dict[tuple[int, int, int], Any] = {}
@@ -158,7 +202,7 @@ def _selection(tree: Any, wrt: Filter, name: str, above: Place) -> tuple[Any, li
             done.append(known[under])
         elif op is LEAF:
             answer = wrt.selects(place._replace(leaf=obj))
-            asked[number].append((name + jtu.keystr(path), answer))
+            asked[number].append(_Asked(name + jtu.keystr(path), place.path, answer))
             done.append(answer)
         elif type(op) is not Node or not children:
             done.append(None)
@@ -190,23 +234,27 @@ def _joined(answers: Sequence[Any]) -> Any:
 def _of_dag(dag: Dag[Any], wrt: Filter, name: str, above: Place) -> Any:
     """The same of a `Dag`, whose children are its leaves: each is one, whatever its paths."""
     answers: list[bool] = []
-    for asked in _selection(dag.tree, wrt, name, above)[1]:
-        if len({answer for _, answer in asked}) > 1:
-            treatments = ["differentiated" if answer else "not differentiated" for _, answer in asked]
-            lines = [f"    `{path}` is {words}" for (path, _), words in zip(asked, treatments, strict=True)]
+    leaves = _selection(dag.tree, wrt, name, above)[1]
+    for asked in leaves:
+        if len({each.answer for each in asked}) > 1:
+            treatments = ["differentiated" if each.answer else "not differentiated" for each in asked]
+            lines = [f"    `{each.text}` is {words}" for each, words in zip(asked, treatments, strict=True)]
+            cut = [each for each in leaves if wrt.asks_for_path and any(one.answer for one in each)]
+            others = [each.path for one in cut for each in one if not each.answer]
             raise InconsistentSharingError(
                 "\n".join(
                     [
                         "One leaf of a `Dag`, but `wrt` selects it at one path and not at another:",
                         *lines[:MOST_PATHS],
-                        "A `Dag` has each leaf once. Select it at all of its paths, or make it several before:",
+                        _selecting(others)
+                        + "A `Dag` has each leaf once. Select it at all of its paths, or make it several before:",
                         "    dag = sharedtree.Dag(sharedtree.untie(dag.tree))",
                     ]
                 ),
-                [path for path, _ in asked],
+                [each.text for each in asked],
                 treatments,
             )
-        answers.append(asked[0][1])
+        answers.append(asked[0].answer)
     return _joined(answers)
 
 

@@ -176,9 +176,21 @@ def test_texts_that_name_nothing(entry):
         Trust([entry])
 
 
-def test_other_things_cannot_be_trusted():
-    with pytest.raises(TypeError, match="cannot be trusted"):
-        Trust([3])
+@pytest.mark.parametrize("entry", [3, True, None, 2.5], ids=repr)
+def test_other_things_cannot_be_trusted(entry, tmp_path):
+    """Nor does one that is no list of things stand for all that a file names."""
+    path = tmp_path / "model.safetensors"
+    st.save(path, {"a": 1})
+    calls = (
+        Trust,
+        lambda trusted: st.load(path, trusted=trusted),
+        lambda trusted: st.audit(path, trusted=trusted),
+        lambda trusted: st.from_bytes(path.read_bytes(), trusted=trusted),
+    )
+    for call in calls:
+        for trusted in (entry, [entry], (entry,), [Layer, entry]):
+            with pytest.raises(TypeError, match=f"`{entry!r}` is a `{type(entry).__name__}`, and cannot be trusted"):
+                call(trusted)
 
 
 @pytest.fixture

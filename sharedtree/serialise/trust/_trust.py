@@ -282,7 +282,7 @@ def _entries(trusted: Any) -> list[Any]:
     """What is to be trusted, if all of it can be."""
     if isinstance(trusted, str | type) or (callable(trusted) and not isinstance(trusted, Iterable)):
         trusted = (trusted,)
-    entries = list(trusted)
+    entries = list(trusted) if isinstance(trusted, Iterable) else [trusted]
     for entry in entries:
         if not isinstance(entry, str) and not callable(entry):
             raise TypeError(

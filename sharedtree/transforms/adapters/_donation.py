@@ -7,7 +7,8 @@ import jax
 from jax import tree_util as jtu
 
 from ..._jax_internals import current_traces
-from ..._structure import Node
+from ..._stateful import makes_state
+from ..._structure import Node, edges
 from .._crossed import Names, Position, is_packed
 from .._function import FunctionTransform
 from .._occurrences import Occurrences, Root, occurrences
@@ -55,12 +56,16 @@ def forbid_giving_away(
     """Raises if executing a call would take the buffer of an array that is also in an argument which is not donated."""
     leaf = given_away(call.items(), donated, static)
     if leaf is not None:
-        raise_inconsistent(
-            _occurrences_of(leaf, call, donated, static, names),
-            transform,
-            "Its buffer would be given away, and whoever keeps the array would find it deleted.\n",
-            names,
-        )
+        advice = "Its buffer would be given away, and whoever keeps the array would find it deleted.\n"
+        records = call.graph.records
+        states = [((), number) for number, (op, _) in enumerate(records) if makes_state(op)]
+        if any(call.tags.objects[number] is leaf for number, _ in edges(records, states)):
+            advice += (
+                "`equinox.nn.State(model)` begins with the arrays that the model keeps as its initial state. Here the "
+                "model keeps none:\n"
+                "    model, state = sharedtree.make_with_state(make_model)()\n"
+            )
+        raise_inconsistent(_occurrences_of(leaf, call, donated, static, names), transform, advice, names)
 
 
 def given_away(

@@ -32,7 +32,13 @@ from .._likes import as_entered, unpack_likes
 from .._packing import Call, with_objects
 from .._prefixes import spread
 from .._treatments import Treatment
-from .._with_respect_to import filter_of, require_no_prefix_filter, require_nothing_left, selection
+from .._with_respect_to import (
+    filter_of,
+    require_no_prefix_filter,
+    require_nothing_left,
+    select_everywhere,
+    selection,
+)
 from ..checks._partial_gradients import report_partial_gradients
 
 
@@ -73,7 +79,15 @@ class GradTransform(FunctionTransform):
         def part_of(position: Position) -> Any:
             return prefixes.get(position, False) if isinstance(position, int) else False
 
-        return (differentiated(part_of, self._can_be_differentiated),)
+        treatment = differentiated(part_of, self._can_be_differentiated)
+        return (treatment._replace(advice=lambda leaves: self._select_everywhere(call, leaves)),)
+
+    def _select_everywhere(self, call: Call, leaves: Sequence[Any]) -> str:
+        """The fix where `wrt` selects leaves at some of their paths only."""
+        if self._selects is None:
+            return ""
+        arguments = [with_objects(call.args[i], call.tags.objects) for i in self._chosen(call)]
+        return select_everywhere(arguments, self._selects, leaves)
 
     def _prefixes(self, call: Call) -> dict[int, Any]:
         """For each differentiated argument, which of its leaves `wrt` selects."""
@@ -97,7 +111,8 @@ class GradTransform(FunctionTransform):
         call = self.pack(args, kwargs, policy)
         if call.cuts:
             chosen = self._differentiated(len(args))
-            report_partial_gradients(call, chosen, self.names, self.function, self._written(), policy)
+            select = functools.partial(self._select_everywhere, call)
+            report_partial_gradients(call, chosen, self.names, self.function, self._written(), select, policy)
         chosen = self._chosen(call)
         of_chosen = [call.args[i] for i in chosen]
         seen, rest = split(of_chosen, self._can_be_differentiated, call.graph, self._is_selected(call))
@@ -107,8 +122,16 @@ class GradTransform(FunctionTransform):
         # A new function for each call: the transform does not cache, and where it did the leaves that go around it
         # would be those of an earlier call.
         options = {**self.options, "has_aux": True} if policy.in_place else self.options
-        with calling(self.names, call):
-            result = self.transform(self._inner(policy, chosen, rest), **options)(*differentiated_args, **call.kwargs)
+        try:
+            with calling(self.names, call):
+                result = self.transform(self._inner(policy, chosen, rest), **options)(
+                    *differentiated_args, **call.kwargs
+                )
+        except TypeError as error:
+            # Equinox's transforms differentiate the first argument.
+            if chosen == [0]:
+                self.explain(error, args, kwargs)
+            raise
         return self._finished(result, call, policy)
 
     def _is_selected(self, call: Call) -> Any:

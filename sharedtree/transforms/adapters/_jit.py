@@ -118,8 +118,12 @@ class JitTransform(DonatingTransform):
         return Leaving(where, None, self._out_shardings)
 
     def _call_jitted(self, policy: Policy, call: Call, use: Callable[..., Any]) -> Any:
-        with calling(self.names, call):
-            return use(self.transformed_for(policy, call), *call.args, **call.kwargs)
+        try:
+            with calling(self.names, call):
+                return use(self.transformed_for(policy, call), *call.args, **call.kwargs)
+        except TypeError as error:
+            self.explain(error, call.args, call.kwargs)
+            raise
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """As the base. Shardings that reach inside modules are translated anew for each structure."""

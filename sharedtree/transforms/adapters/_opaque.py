@@ -94,10 +94,12 @@ class UnregisteredTransform(OpaqueTransform):
                 lambda position: position,
                 describe=lambda position: f"in `{self.names.text(position)}`, whose treatment is not known",
                 is_known=False,
-                advice="The transform is not registered, so it may treat these arguments differently without a way to "
-                "tell. If it treats all arguments alike, say so, once:\n"
-                "    sharedtree.register_transform(transform)\n"
-                "or, if it is some other transform with options of its own:\n"
-                "    sharedtree.register_transform(transform, jax.vmap)\n",
+                advice=lambda _: (
+                    "The transform is not registered, so it may treat these arguments differently without "
+                    "a way to tell. If it treats all arguments alike, say so, once:\n"
+                    "    sharedtree.register_transform(transform)\n"
+                    "or, if it is some other transform with options of its own:\n"
+                    "    sharedtree.register_transform(transform, jax.vmap)\n"
+                ),
             ),
         )

@@ -3,7 +3,8 @@
 This is also how other transforms are wrapped that map a function, with a prefix of the arguments and one of the result.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -11,12 +12,16 @@ import equinox as eqx
 from ..._context import Policy
 from ..._jax_internals import api_boundary
 from ..._node_types import is_module
+from .._crossed import packed_in
 from .._cuts import Leaving, modules_with_prefixes
 from .._function import FunctionTransform
 from .._packing import Call, positions
 from .._prefixes import has_containers, has_modules, spread
 from .._sorted_results import labels_of, records_of, sort
 from .._treatments import Treatment
+
+_UNMAPPED = re.compile(r"at vmap out_axes(?:\[0\])? of `(.*)` in place, got axis spec None but output was batched .*")
+"""What JAX says of a place that was changed, and has no axis to come out along."""
 
 
 class VmapTransform(FunctionTransform):
@@ -33,6 +38,24 @@ class VmapTransform(FunctionTransform):
         if self.prefixes_of_arguments(len(args), kwargs) is None:  # an error, which the transform itself reports best
             return self.transform(self.function, **self.options)(*args, **kwargs)
         return super().__call__(*args, **kwargs)
+
+    def explain(self, error: Exception, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """As the base, and what was changed in place although it is not mapped."""
+        super().explain(error, args, kwargs)
+        found = _UNMAPPED.fullmatch(str(error))
+        if found is None or not isinstance(error, ValueError):
+            return
+        error.args = (
+            f"`{found[1]}` has the {self.in_name} None, so it is one for all elements, but it was given another value "
+            "for each of them. In place, what was changed goes out along the axes along which it came in.\n"
+            'Let the function assign what all have in common, such as `jax.lax.pmean(value, "batch")`, and name the '
+            "axis:\n"
+            f"    f = sharedtree.preserve_identities({self.transform_name})"
+            f'(f, {self.in_name}={self.in_name}, axis_name="batch", in_place=True)\n'
+            "or return the values instead of assigning them, or give each element an object of its own, stacked, with "
+            f"an axis in `{self.in_name}`:\n"
+            "    model = sharedtree.tree.map(lambda leaf: jnp.stack([leaf] * size), model)",
+        )
 
     def transformed_for(self, policy: Policy, call: Call) -> Any:
         """As the base. Prefixes that reach inside modules are translated anew for each call."""
@@ -59,7 +82,8 @@ class VmapTransform(FunctionTransform):
         if self.is_label(prefix):
             return packed
         if self._sorts_results(policy):
-            return sort(packed, prefix, self.default_out, self.is_label, self.out_name)
+            changed = list(self._names_of_state(args, kwargs)) if policy.in_place else None
+            return sort(packed, prefix, self.default_out, self.is_label, self.out_name, changed)
         spread(prefix, packed, records_of(packed), self.is_label, self.out_name)  # raises if it does not fit
         return packed
 
@@ -107,6 +131,12 @@ class VmapTransform(FunctionTransform):
         static = self.static_positions(args, kwargs)
         items = [(position, value) for position, value in positions(args, kwargs) if position not in static]
         return [self.leaves_along(prefix) for prefix in modules_with_prefixes(mapped, items)[1]]
+
+    def _names_of_state(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[str]:
+        """What the modules are called that come back beside the result."""
+        for position, value in positions(args, kwargs):
+            for module in packed_in(value, position):
+                yield self.names.text(position, module.path)
 
     def _prefix_of_result(self, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not policy.in_place:

@@ -3,7 +3,8 @@
 Between the two the tie is cut, and what flows through the second is lost to the gradient, as in vanilla JAX. Often that
 is meant: a target network starts as the model's arrays, a filtered model is passed beside the whole one. Then both are
 of one class, and the array sits at the same path in both. Elsewhere it is said: an encoder and a decoder with one
-embedding, a mask that puts a tied weight on both sides.
+embedding, a mask that puts a tied weight on both sides. But not of an `equinox.nn.State`: it begins as the initial
+state that the model keeps, of which no gradient is missed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,23 +13,32 @@ from typing import Any, NamedTuple
 from ..._attribution import report_untied
 from ..._context import Policy
 from ..._sharing import Shape, matching
-from ..._structure import Path, edges
+from ..._stateful import makes_state
+from ..._statics import Static
+from ..._structure import Path, Record, edges
 from ..._text import MOST_PATHS
 from ..._ties import is_inexact
 from .._crossed import Argument, Names, Position
 from .._cuts import Cuts
 from .._packing import Call
-from .._treatments import Way
+from .._treatments import Fates, Way
 
 
 class _Lost(NamedTuple):
+    leaf: Any
     differentiated: str
     through: str
     positions: tuple[Position, Position]
 
 
 def report_partial_gradients(
-    call: Call, chosen: Sequence[int], names: Names, function: Callable[..., Any], again: str, policy: Policy
+    call: Call,
+    chosen: Sequence[int],
+    names: Names,
+    function: Callable[..., Any],
+    again: str,
+    select: Callable[[Sequence[Any]], str],
+    policy: Policy,
 ) -> None:
     """Warns if a gradient lacks what flows through an argument that is not differentiated.
 
@@ -38,6 +48,7 @@ def report_partial_gradients(
         names: for paths.
         function: what is differentiated.
         again: how to write the transform, with `{}` for its function and more options.
+        select: leaves that a filter selects at some of their paths only → what an error says of the others.
         policy: what to do.
 
     Raises:
@@ -45,17 +56,21 @@ def report_partial_gradients(
     """
     if policy.on_untie == "ignore":
         return
-    lost = [each for cuts in call.cuts for each in _lost_within(cuts, names)]
+    found = [each for cuts in call.cuts for each in _lost_in(cuts, names)]
+    # Of several modules in one argument only a filter selects some.
+    lost = [each for each in found if each.positions[0] == each.positions[1]]
+    lost += [each for cuts in call.cuts for each in _lost_within(cuts, names)]
     if lost:
         involved = list(dict.fromkeys(names.text(position) for each in lost for position in each.positions))
         together = ", ".join(involved)
         fix = (
+            f"{select([each.leaf for each in lost])}"
             "Let `wrt` select the array at all of its paths or at none. If it is meant, give each an array of its own "
             "before the call:\n"
             f"    {together} = sharedtree.untie({together if len(involved) == 1 else f'({together})'})"
         )
         _emit(lost, fix, names, policy)
-    lost = [each for cuts in call.cuts for each in _lost_in(cuts, names)]
+    lost = [each for each in found if each.positions[0] != each.positions[1]]
     if lost:
         name = getattr(function, "__name__", "")
         fix = _fix(call, chosen, names, name if name.isidentifier() else "f", again, lost[0].positions)
@@ -71,16 +86,18 @@ def _lost_in(cuts: Cuts, names: Names) -> list[_Lost]:
         for root in fates.ways
     ]
     lost: list[_Lost] = []
+    without_state = _without_state(graph.records)
     of_some = [(root, found) for root, found in zip(graph.modules, within, strict=True) if found]
     differentiated: dict[int, tuple[Argument, Path]] = {}  # leaf → the first argument that holds it, and where
     for root, found in of_some:
-        for number, path in _first_paths(graph.records, root).items():
+        for number, path in _first_paths(graph.records, root.structure.root).items():
             if number in found:
                 differentiated.setdefault(number, (root, path))
     for other, is_chosen in zip(graph.modules, fates.prefixes, strict=True):
         if is_chosen:
             continue
-        parts = {number: path for number, path in _first_paths(graph.records, other).items() if number in leaves}
+        paths = _first_paths(without_state, other.structure.root)
+        parts = {number: path for number, path in paths.items() if number in leaves}
         for root, found in of_some:
             common = found & parts.keys()
             if not common:
@@ -94,6 +111,7 @@ def _lost_in(cuts: Cuts, names: Names) -> list[_Lost]:
             root, at = differentiated[number]
             lost.append(
                 _Lost(
+                    graph.objects[number],
                     names.text(root.position, (*root.path, *at)),
                     names.text(other.position, (*other.path, *path)),
                     (root.position, other.position),
@@ -108,22 +126,40 @@ def _lost_within(cuts: Cuts, names: Names) -> list[_Lost]:
     leaves = {number for number in cuts.leaves if is_inexact(graph.objects[number])}
     places: dict[int, dict[bool, tuple[Way, Argument]]] = {number: {} for number in sorted(leaves)}
     for root, argument, prefix in zip(fates.ways, graph.modules, fates.prefixes, strict=True):
-        for way in sorted(fates.ways_from(root)) if prefix is not False else ():
+        for way in sorted(_ways_beside_state(fates, root)) if prefix is not False else ():
             if way[0] in leaves:
                 places[way[0]].setdefault(bool(fates.of_leaves[fates[way]]), (way, argument))
     found: list[_Lost] = []
-    for each in places.values():
+    for number, each in places.items():
         if len(each) == 2:
             (one, there), (other, elsewhere) = each[True], each[False]
-            found.append(_Lost(fates.path_to(one), fates.path_to(other), (there.position, elsewhere.position)))
+            positions = there.position, elsewhere.position
+            found.append(_Lost(graph.objects[number], fates.path_to(one), fates.path_to(other), positions))
     return found
 
 
-def _first_paths(records: Any, argument: Argument) -> dict[int, Path]:
+def _first_paths(records: Sequence[Record], root: int) -> dict[int, Path]:
     first: dict[int, Path] = {}
-    for number, path in edges(records, [((), argument.structure.root)]):
+    for number, path in edges(records, [((), root)]):
         first.setdefault(number, path)
     return first
+
+
+def _without_state(records: Sequence[Record]) -> list[Record]:
+    """The records with nothing below the states of Equinox's."""
+    return [(Static(None), ()) if makes_state(op) else (op, children) for op, children in records]
+
+
+def _ways_beside_state(fates: Fates, root: Way) -> set[Way]:
+    """The ways that lead on from a root, but for those into the states of Equinox's."""
+    found: set[Way] = set()
+    stack = [root]
+    while stack:
+        way = stack.pop()
+        if way not in found and not makes_state(fates.graph.records[way[0]][0]):
+            found.add(way)
+            stack.extend(fates.below(way))
+    return found
 
 
 def _not_at_the_same_path(records: Any, other: Argument, root: Argument, leaves: Collection[int]) -> dict[int, Path]:
