@@ -331,7 +331,10 @@ def test_a_static_value_that_is_changed_in_place(static):
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
 def test_every_kind_is_known_again():
     """Of the key that the walk in Python writes and the native one nothing differs; half surrogates are in no key."""
-    statics = {f"static {name}": functools.partial(Odd, W, value) for name, value in STATICS.items()}
+    statics = {
+        f"static {name}": functools.partial(with_attributes, Odd, {"weight": W, "note": value})
+        for name, value in STATICS.items()
+    }
     unknown = set()
     for name, make in (NODES | KINDS | statics).items():
         tree = make()
