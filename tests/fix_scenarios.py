@@ -429,6 +429,14 @@ def a_donated_state_that_the_model_keeps_too(path):
 
 
 @scenario
+def a_reference_that_would_be_differentiated(path):
+    f = lambda tally: (tally.step**2).sum()
+    tally = Tally(jax.new_ref(jnp.zeros(())), jnp.ones(2))
+    after = lambda names: st.grad(f, wrt=lambda path, value: not isinstance(value, jax.Ref))(tally)
+    return Scenario(lambda: st.grad(f)(tally), TypeError, {"f": f}, after)
+
+
+@scenario
 def labels_that_disagree_at_a_tie(path):
     mask = Net(Leaf(True), Leaf(False))
     tx = st.optimizer(optax.masked(optax.sgd(0.1), mask))

@@ -47,7 +47,7 @@ def packed_changes(
     """
     rules = _rules_for(rules, received, is_taken, Unchanged(received).is_itself)
     tags = Tags()
-    around = _conventions(received, rules.convention)
+    around = conventions(received, rules.convention)
     changed: dict[Inherited, list[Any]] = {}
     for number in rules.updated.values():
         changed.setdefault(around[number], []).append(received.objects[number])
@@ -55,7 +55,7 @@ def packed_changes(
     return state, pack_tree(result, tags, rules, "result")
 
 
-def _conventions(received: Graph, outside: Inherited) -> dict[int, Inherited]:
+def conventions(received: Graph, outside: Inherited) -> dict[int, Inherited]:
     """The convention around each received record, on the first path to it, as a walk has it."""
     records = received.records
     found: dict[int, Inherited] = {}

@@ -12,12 +12,13 @@ import jax
 from jax import tree_util as jtu
 
 from ..._ties import is_inexact
-from .._crossed import Names, packed_in
+from .._crossed import Graph, Names, packed_in
 from .._crossing import Crossing
 from .._differentiated import differentiated, split
 from .._inside import Inside, with_notes
 from .._likes import as_entered
 from .._modules import is_of_equinox
+from .._references import handed_beside
 from .._tangents import Fit, pack_tangents, unpack_tangents
 
 
@@ -66,6 +67,7 @@ class Trace:
         primals: what it is differentiated in.
         others: further arguments, by name, that it gets as they are.
         has_aux: whether it returns a pair, of which the second is not differentiated.
+        adds_up: whether it is given cotangents. JAX would add those of a reference up in another one.
 
     Attributes:
         seen: what the transform sees of the primals.
@@ -82,6 +84,7 @@ class Trace:
         others: Mapping[str, Any] | None = None,
         *,
         has_aux: bool = False,
+        adds_up: bool = False,
     ) -> None:
         self.crossing = crossing
         self.has_aux = has_aux
@@ -93,7 +96,10 @@ class Trace:
         chosen = len(operands)
         treatment = differentiated(lambda position: int(position) < chosen, is_inexact)
         packed = crossing.enter(function, {**operands, **others}, treatment if others else None)
-        self.seen, self.unseen = split(with_notes(packed[:chosen]))
+        own = with_notes(packed[:chosen])
+        # They are alive in `own`.
+        beside = handed_beside(Graph.of(own)) if adds_up else frozenset[int]()
+        self.seen, self.unseen = split(own, lambda leaf: id(leaf) not in beside and is_inexact(leaf))
         self._others = packed[chosen:]
         self._inner = crossing.function(function, _whole, caches_traces=False)
         functools.update_wrapper(self, self._inner, updated=())
@@ -150,7 +156,7 @@ def _whole(inside: Inside, *operands: Any) -> Any:
 
 def vjp(crossing: Crossing, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any) -> Any:
     """`jax.vjp` and `equinox.filter_vjp`."""
-    trace = Trace(crossing, fun, primals, has_aux=has_aux)
+    trace = Trace(crossing, fun, primals, has_aux=has_aux, adds_up=True)
     seen, pullback, beside = crossing.apply(trace, *trace.seen, has_aux=True, **options)
     value, *aux = trace.leave(seen, beside)
     return value, trace.linear_map(pullback, adds_up=True), *aux

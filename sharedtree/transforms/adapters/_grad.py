@@ -31,6 +31,7 @@ from .._inside import Inside
 from .._likes import as_entered, unpack_likes
 from .._packing import Call, with_objects
 from .._prefixes import spread
+from .._references import forbid_references, handed_beside
 from .._treatments import Treatment
 from .._with_respect_to import (
     filter_of,
@@ -72,22 +73,23 @@ class GradTransform(FunctionTransform):
 
     def treatments_of(self, call: Call) -> Sequence[Treatment]:
         """As the base; with `wrt` the answer may differ from leaf to leaf."""
+        can_be_differentiated = self._can_be_differentiated_in(call)
         if self._selects is None:
-            return super().treatments_of(call)
+            chosen = self._differentiated(len(call.args))
+            return (differentiated(lambda position: position in chosen, can_be_differentiated),)
         prefixes = self._prefixes(call)
 
         def part_of(position: Position) -> Any:
             return prefixes.get(position, False) if isinstance(position, int) else False
 
-        treatment = differentiated(part_of, self._can_be_differentiated)
+        treatment = differentiated(part_of, can_be_differentiated)
         return (treatment._replace(advice=lambda leaves: self._select_everywhere(call, leaves)),)
 
     def _select_everywhere(self, call: Call, leaves: Sequence[Any]) -> str:
         """The fix where `wrt` selects leaves at some of their paths only."""
         if self._selects is None:
             return ""
-        arguments = [with_objects(call.args[i], call.tags.objects) for i in self._chosen(call)]
-        return select_everywhere(arguments, self._selects, leaves)
+        return select_everywhere(self._given(call), self._selects, leaves)
 
     def _prefixes(self, call: Call) -> dict[int, Any]:
         """For each differentiated argument, which of its leaves `wrt` selects."""
@@ -115,7 +117,8 @@ class GradTransform(FunctionTransform):
             report_partial_gradients(call, chosen, self.names, self.function, self._written(), select, policy)
         chosen = self._chosen(call)
         of_chosen = [call.args[i] for i in chosen]
-        seen, rest = split(of_chosen, self._can_be_differentiated, call.graph, self._is_selected(call))
+        seen, rest = split(of_chosen, self._can_be_differentiated_in(call), call.graph, self._is_selected(call))
+        forbid_references(seen, chosen, lambda: self._given(call), self.names, self.transform_name)
         if self._selects is not None and not jtu.tree_leaves(seen):
             self._require_nothing_left(call)
         differentiated_args = _with(call.args, chosen, seen)
@@ -146,8 +149,11 @@ class GradTransform(FunctionTransform):
 
     def _require_nothing_left(self, call: Call) -> None:
         """Raises if `wrt` selects nothing although there is something that could be differentiated."""
-        own = [with_objects(call.args[i], call.tags.objects) for i in self._chosen(call)]
-        require_nothing_left(own, self._can_be_differentiated, self.all_options["wrt"])
+        require_nothing_left(self._given(call), self._can_be_differentiated, self.all_options["wrt"])
+
+    def _given(self, call: Call) -> list[Any]:
+        """The differentiated arguments with their modules in them."""
+        return [with_objects(call.args[i], call.tags.objects) for i in self._chosen(call)]
 
     def _written(self) -> str:
         """How to write this transform of another function, with more options."""
@@ -157,6 +163,13 @@ class GradTransform(FunctionTransform):
         known |= {"jax.value_and_grad": "value_and_grad", "equinox.filter_value_and_grad": "value_and_grad"}
         name = known.get(self.transform_name, f"preserve_identities({self.transform_name})")
         return f"sharedtree.{name}({{}}{own}{{}})"
+
+    def _can_be_differentiated_in(self, call: Call) -> Callable[[Any], bool]:
+        beside = handed_beside(call.graph)
+        if not beside:
+            return self._can_be_differentiated
+        # They are alive in the call.
+        return lambda leaf: id(leaf) not in beside and self._can_be_differentiated(leaf)
 
     def _can_be_differentiated(self, leaf: Any) -> bool:
         if not is_traced(leaf, "jax"):  # in a container; the transform refuses it
