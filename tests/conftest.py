@@ -1,14 +1,20 @@
-"""Settings for every test: warnings are errors (see pyproject), and Hypothesis has three profiles.
+"""Settings for every test: warnings are errors (see pyproject), Hypothesis has three profiles, XLA compiles in haste.
 
 `quick` is for daily use and `thorough` for CI. Both draw the same examples every time, so that a change is judged by
 what it changed. `deep` draws new ones every time, and many: it is for looking for faults.
+
+Most of what tests cost is the compilation of small programs that run once. So XLA leaves out most optimizations, in the
+processes that tests start, too, and what one test has compiled is there for the others, in all workers of a run.
 """
 
 import os
+import tempfile
+import uuid
 
 import hypothesis
 import jax
 import pytest
+from jax._src import compilation_cache, lru_cache
 
 collect_ignore = ["typing"]  # checked by pyright, never run
 
@@ -34,9 +40,40 @@ def getkey():
     return key
 
 
+class WholeFiles(lru_cache.LRUCache):
+    """JAX's cache, whose files are there whole or not at all: JAX warns of what it finds half written."""
+
+    def put(self, key: str, value: bytes) -> None:
+        written = self.path / str(uuid.uuid4())
+        written.write_bytes(value)
+        written.replace(self.path / f"{key}-cache")
+
+
+compilation_cache.LRUCache = WholeFiles
+
+
+def pytest_configure(config):
+    """Makes the run's folder of compiled programs, which a worker gets from its controller."""
+    if hasattr(config, "workerinput"):
+        folder = config.workerinput["compiled programs"]
+    else:
+        # Read by the processes that tests start. They get no folder: they would write into it as JAX does.
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+        temporary = tempfile.TemporaryDirectory(prefix="compiled-programs-", ignore_cleanup_errors=True)
+        config.add_cleanup(temporary.cleanup)
+        folder = config.compiled_programs = temporary.name
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tells a worker of pytest-xdist where the folder is."""
+    node.workerinput["compiled programs"] = node.config.compiled_programs
+
+
 @pytest.fixture
 def compiling_fast():
-    """For tests that compile much and compute little: XLA leaves out most optimizations."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    """Nothing any more: every test compiles fast."""

@@ -63,6 +63,31 @@ def outcome(call: Callable[[], Any]) -> Returned | Raised:
     return Returned(treedef, [seen(leaf) for leaf in leaves])
 
 
+def differing(cases: dict[str, Any], theirs: Callable[[Any], Any], ours: Callable[[Any], Any]) -> dict[str, str]:
+    """What differs, by the names of the cases. All go through one call, and through one each if that one differs.
+
+    A program with all cases in it costs little more than one with one of them. The call of all has to work.
+    """
+    want, found = outcome(lambda: theirs(cases)), outcome(lambda: ours(cases))
+    if type(want) is Returned and want == found:
+        return {}
+    return differing_alone(cases, theirs, ours) or {"all together": _both(want, found)}
+
+
+def differing_alone(cases: dict[str, Any], theirs: Callable[[Any], Any], ours: Callable[[Any], Any]) -> dict[str, str]:
+    """What differs, by the names of the cases, each of which goes through a call of its own, wrong ones too."""
+    found = {}
+    for name, case in cases.items():
+        outcomes = outcome(lambda: theirs({name: case})), outcome(lambda: ours({name: case}))
+        if outcomes[0] != outcomes[1]:
+            found[name] = _both(*outcomes)
+    return found
+
+
+def _both(want: Any, found: Any) -> str:
+    return f"expected {want}\nfound {found}"
+
+
 def seen(leaf: Any) -> Any:
     """Everything about a leaf that a user could see."""
     if isinstance(leaf, jax.core.Tracer):
@@ -128,11 +153,13 @@ def changed(leaf: Any) -> Any:
 
 def loss_of(tree: Any) -> Any:
     """A number from whatever in a tree is real."""
-    total = jnp.zeros((), jnp.float32)
-    for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, float) or jax.dtypes.issubdtype(getattr(leaf, "dtype", None), np.floating):
-            total = total + jnp.sum(jnp.asarray(leaf) * jnp.asarray(leaf)).astype(jnp.float32)
-    return total
+    is_real = lambda x: isinstance(x, float) or jax.dtypes.issubdtype(getattr(x, "dtype", None), np.floating)
+    return _sum_of_squares([leaf for leaf in jax.tree.leaves(tree) if is_real(leaf)])
+
+
+@jax.jit
+def _sum_of_squares(leaves: list[Any]) -> Any:
+    return sum((jnp.sum(leaf * leaf).astype(jnp.float32) for leaf in leaves), start=jnp.zeros((), jnp.float32))
 
 
 # --- where a leaf can be -----------------------------------------------------------------------------------------
@@ -200,7 +227,7 @@ class Place:
 
 PLACES: dict[str, Place] = {
     "bare": Place(lambda x: x),
-    "containers": Place(lambda x: {"b": [x, (None, x)], "a": Pair(x, collections.OrderedDict(z=x))}),
+    "containers": Place(lambda x: {"b": [x, (None,)], "a": Pair(x, collections.OrderedDict(z=x))}),
     "deque": Place(lambda x: [collections.deque([x])]),  # which JAX takes for a leaf
     "equinox": Place(lambda x: {"m": [Model(x, {"k": (x, None)})], "n": Model(Model(x))}, "equinox"),
     "registered": Place(lambda x: (Registered(x), [Data({"k": Registered(x)})]), "jax"),

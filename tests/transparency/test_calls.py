@@ -17,6 +17,7 @@ from tests.transparency.outcome import (
     Raised,
     Registered,
     Returned,
+    differing,
     of,
     outcome,
     vec,
@@ -24,8 +25,8 @@ from tests.transparency.outcome import (
 
 GRADS = (jax.grad, jax.value_and_grad, eqx.filter_grad, eqx.filter_value_and_grad)
 BOTH = [pytest.param(plain, filtered, id=plain.__name__) for plain, filtered in FILTERED.items()]
-EACH = [pytest.param(transform, id=name) for name, transform in TRANSFORMS.items() if "value_and" not in name]
-ENCLOSED = [pytest.param(lambda x: x, id="bare"), pytest.param(Registered, id="registered")]
+CALLED = {name: transform for name, transform in TRANSFORMS.items() if "value_and" not in name}
+EACH = [pytest.param(transform, id=name) for name, transform in CALLED.items()]
 
 
 # --- ways to call ------------------------------------------------------------------------------------------------
@@ -71,24 +72,32 @@ CALLS = {
 
 
 WRONG = ("keyword only missing", "positional only by name", "unknown name", "too many", "none")
+ALL_ENCLOSED = [lambda x: x, Registered, Model]
 
 
-@pytest.mark.parametrize("enclose", [*ENCLOSED, pytest.param(Model, id="equinox")])
-@pytest.mark.parametrize("transform", EACH)
-@pytest.mark.parametrize("name", CALLS)
-def test_ways_to_call(name, transform, enclose):
+def cases_of_calls():
+    """Each way with `jax.jit` and with three other transforms daily, and with all in the slow leg."""
+    for i, name in enumerate(CALLS):
+        for j, (transform, t) in enumerate(CALLED.items()):
+            marks = () if t is jax.jit or (i + j) % 3 == 0 else pytest.mark.slow
+            yield pytest.param(name, t, i + j, id=f"{name}-{transform}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "transform", "turn"), [*cases_of_calls()])
+def test_ways_to_call(name, transform, turn):
+    """With arguments of which one is bare, one in a registered class, and one in Equinox's, in turns."""
     f, count, named = CALLS[name]
-    if name == "bound method":  # whose module is closed over; it multiplies by what it is given
-        enclose = lambda x: x
 
-    def call(t, enclose):
-        return t(f)(*[enclose(vec() + i) for i in range(count)], **{n: enclose(vec() * i) for n, i in named.items()})
+    def enclosed(i):
+        # The module of a bound method is closed over; it multiplies by what it is given.
+        enclose = (lambda x: x) if name == "bound method" else ALL_ENCLOSED[(i + turn) % 3]
+        return enclose(vec() + i)
 
-    # A wrong number of arguments is reported as the transform itself does, whatever the arguments are.
-    oracle = FILTERED.get(transform, transform) if enclose is Model and not named else transform
-    want = outcome(lambda: call(transform, lambda x: x)) if name in WRONG else outcome(lambda: call(oracle, enclose))
-    assert (type(want) is Raised) or name not in WRONG
-    assert outcome(lambda: call(st.preserve_identities(transform), enclose)) == want
+    args = [enclosed(i) for i in range(count)]
+    kwargs = {key: enclosed(i) for key, i in named.items()}
+    want = outcome(lambda: transform(f)(*args, **kwargs))
+    assert type(want) is Raised or name not in WRONG
+    assert outcome(lambda: st.preserve_identities(transform)(f)(*args, **kwargs)) == want
 
 
 @pytest.mark.parametrize(("transform", "filtered"), BOTH)
@@ -123,24 +132,23 @@ class OwnError(Exception):
     pass
 
 
-@pytest.mark.parametrize("enclose", [*ENCLOSED, pytest.param(Model, id="equinox")])
 @pytest.mark.parametrize("transform", EACH)
-def test_the_functions_own_exception_arrives_as_it_is_and_the_next_call_works(transform, enclose):
+def test_the_functions_own_exception_arrives_as_it_is_and_the_next_call_works(transform):
     error, fails = OwnError("on purpose", 7), [True]
 
-    def f(x):
+    def f(xs):
         if fails[0]:
             raise error
-        return jnp.sum(of(x))
+        return sum(jnp.sum(of(x)) for x in xs)
 
+    args = [enclose(vec()) for enclose in ALL_ENCLOSED]
     wrapped = st.preserve_identities(transform)(f)
     for _ in range(2):
         with pytest.raises(OwnError) as caught:
-            wrapped(enclose(vec()))
+            wrapped(args)
         assert caught.value is error
     fails[0] = False
-    plain = FILTERED.get(transform, transform) if enclose is Model else transform
-    assert outcome(lambda: wrapped(enclose(vec()))) == outcome(lambda: plain(f)(enclose(vec())))
+    assert outcome(lambda: wrapped(args)) == outcome(lambda: transform(f)(args))
 
 
 # --- nesting -----------------------------------------------------------------------------------------------------
@@ -173,11 +181,27 @@ def nests(t):
     }
 
 
-@pytest.mark.parametrize("cls", [lambda x: x, Registered, Data, Model], ids=["bare", "hand", "dataclass", "equinox"])
-@pytest.mark.parametrize("name", list(nests(lambda t: t)))
-def test_nests(name, cls):
+# What is differentiated or mapped first, and what is beside it.
+PAIRS = {
+    "bare, equinox": (lambda x: x, Model),
+    "registered, bare": (Registered, lambda x: x),
+    "dataclass, registered": (Data, Registered),
+    "equinox, dataclass": (Model, Data),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "pair"),
+    [
+        pytest.param(name, pair, marks=() if (i + j) % 4 == 0 else pytest.mark.slow)
+        for i, name in enumerate(nests(lambda t: t))
+        for j, pair in enumerate(PAIRS)
+    ],
+)
+def test_nests(name, pair):
     x, y = jnp.arange(6.0).reshape(2, 3), jnp.ones((2, 3))
-    call = lambda t: nests(t)[name](cls(x), cls(y))
+    one, other = PAIRS[pair]
+    call = lambda t: nests(t)[name](one(x), other(y))
     want = outcome(lambda: call(lambda t: t))
     assert type(want) is Returned
     assert outcome(lambda: call(st.preserve_identities)) == want
@@ -186,17 +210,17 @@ def test_nests(name, cls):
 # --- without jit -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("enclose", [*ENCLOSED, pytest.param(Model, id="equinox")])
-@pytest.mark.parametrize("transform", [case for case in EACH if case.values[0] is not jax.vmap])
-@pytest.mark.parametrize("kind", ["array", "python", "numpy"])
-def test_disable_jit(transform, enclose, kind):
-    value = {"array": vec(), "python": 1.5, "numpy": np.ones(3, np.float32)}[kind]
-    f = (lambda x: jnp.sum(of(x))) if transform in GRADS else (lambda x: (x, jax.tree.map(lambda a: a * 2, x)))
-    plain = FILTERED.get(transform, transform) if enclose is Model else transform
+@pytest.mark.parametrize("is_equinox", [False, True])
+@pytest.mark.parametrize("transform", [t for t in CALLED.values() if t is not jax.vmap])
+def test_disable_jit(transform, is_equinox):
+    kinds = {"array": vec(), "python": 1.5, "numpy": np.ones(3, np.float32)}
+    classes = {"equinox": Model} if is_equinox else {"bare": lambda x: x, "registered": Registered}
+    cases = {f"{kind}, {place}": put(x) for kind, x in kinds.items() for place, put in classes.items()}
+    total = lambda xs: sum(jnp.sum(of(x)) for x in xs.values())
+    f = total if transform in GRADS else (lambda xs: (xs, jax.tree.map(lambda a: a * 2, xs)))
+    plain = FILTERED.get(transform, transform) if is_equinox else transform
     with jax.disable_jit():
-        want = outcome(lambda: plain(f)(enclose(value)))
-        found = outcome(lambda: st.preserve_identities(transform)(f)(enclose(value)))
-    assert found == want
+        assert differing(cases, plain(f), st.preserve_identities(transform)(f)) == {}
 
 
 def test_disable_jit_runs_the_function_on_values():
@@ -215,9 +239,8 @@ def test_modules_by_name_keep_their_names_under_filter_jit():
     assert outcome(lambda: st.preserve_identities(eqx.filter_jit)(f)(a=a, b=b)) == want
 
 
-@pytest.mark.parametrize("given", [(1.0,), (3, 1.0), (4, 1.0)])
-def test_compiled_with_a_static_argument_is_called_without_it(given):
+def test_compiled_with_a_static_argument_is_called_without_it():
     f = lambda n, x: jnp.zeros(n) + x
-    call = lambda t: t(f, static_argnums=0).lower(3, 1.0).compile()(*given)
-    want = outcome(lambda: call(jax.jit))
-    assert outcome(lambda: call(st.jit)) == want
+    theirs, ours = (t(f, static_argnums=0).lower(3, 1.0).compile() for t in (jax.jit, st.jit))
+    for given in ((1.0,), (3, 1.0), (4, 1.0)):
+        assert outcome(lambda: ours(*given)) == outcome(lambda: theirs(*given)), given
