@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from sharedtree import _context
 from tests.strategies import Mutable, Pair
 
 IN_PLACE, APART = st.Policy(in_place=True), st.Policy(in_place=False)
@@ -158,27 +157,6 @@ def test_shardings_of_the_result_are_not_those_of_the_state():
         st.jit(split, out_shardings=where, in_place=False)(Mutable(x=jnp.array(1.0), count=jnp.zeros(2), steps=0))
 
 
-def test_a_policy_is_resolved_to_one_object():
-    """Cached calls compare it by identity."""
-    for given in (None, APART, _context.PolicyHere(True), _context.PolicyHere(False)):
-        for policy in (None, IN_PLACE, st.Policy(on_untie="ignore")):
-            with st.Context(policy):
-                assert _context.current_policy(given) is _context.current_policy(given)
-
-
-def test_nested():
-    def outer(model):
-        st.jit(count_up, in_place=True)(model)
-        st.grad(count_up, in_place=True)(model)
-        return model.count.sum()
-
-    model = fresh()
-    assert st.jit(outer)(model) == 4
-    assert model.count[0] == 0
-    assert st.jit(outer, in_place=True)(model) == 4
-    assert model.count[0] == 2
-
-
 def test_methods():
     class Layer(Mutable):
         @st.jit(in_place=True)
@@ -240,30 +218,25 @@ def test_it_is_a_bool(value):
 
 
 def test_transforms_that_take_operands():
-    seen = []
-
-    def adapter(crossing, f, x):
-        seen.append(crossing.policy)
-        return crossing.leave(crossing.enter(f, {"x": x})[0])
-
-    def transform(f, x):
+    def transform(f, model):
         raise AssertionError("never called")
 
-    taking = st.transforms._crossing.TakingOperands(adapter)
-    x = jnp.ones(2)
-    taking.applied(transform, None, {})(count_up, x, in_place=True)
-    taking.applied(transform, APART, {"in_place": True})(count_up, x)
-    taking.applied(transform, APART, {"in_place": True})(count_up, x, in_place=False)
+    seen = []
+
+    def adapter(crossing, f, model):
+        seen.append(crossing.policy)
+        return crossing.leave(crossing.enter(f, {"model": model})[0])
+
+    st.register_transform(transform, adapter, takes_operands=True)
+    wrap = functools.partial(st.preserve_identities, transform)
+    wrap()(count_up, fresh(), in_place=True)
+    wrap(policy=APART, in_place=True)(count_up, fresh())
+    wrap(policy=APART, in_place=True)(count_up, fresh(), in_place=False)
     with st.Context(st.Policy(on_untie="ignore")):
-        taking.applied(transform, None, {})(count_up, x, in_place=True)
-        taking.applied(transform, None, {})(count_up, x)
-    assert seen == [
-        IN_PLACE,
-        IN_PLACE,
-        APART,
-        st.Policy(in_place=True, on_untie="ignore"),
-        st.Policy(on_untie="ignore"),
-    ]
+        wrap()(count_up, fresh(), in_place=True)
+        wrap()(count_up, fresh())
+    ignoring = st.Policy(on_untie="ignore")
+    assert seen == [IN_PLACE, IN_PLACE, APART, st.Policy(in_place=True, on_untie="ignore"), ignoring]
 
 
 def test_an_unregistered_transform_refuses():

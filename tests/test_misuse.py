@@ -85,17 +85,16 @@ COMPUTING = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(COMPUTING)))
-def test_a_where_that_computes(number):
-    compute = COMPUTING[number]
+def test_a_where_that_computes():
     model = Pair(jnp.ones(2), jnp.zeros(2))
-    for call in (
-        lambda: st.tie(model, lambda m: (m.first, compute(m.second))),
-        lambda: st.untie(model, lambda m: compute(m.second)),
-        lambda: st.tree.at(lambda m: compute(m.second), model, 0),
-    ):
-        with pytest.raises(st.SharingMismatchError, match=r"(?s)of a leaf|with a leaf.*do not compute"):
-            call()
+    for compute in COMPUTING:
+        for call in (
+            lambda: st.tie(model, lambda m: (m.first, compute(m.second))),  # noqa: B023
+            lambda: st.untie(model, lambda m: compute(m.second)),  # noqa: B023
+            lambda: st.tree.at(lambda m: compute(m.second), model, 0),  # noqa: B023
+        ):
+            with pytest.raises(st.SharingMismatchError, match=r"(?s)of a leaf|with a leaf.*do not compute"):
+                call()
 
 
 def test_other_errors_of_a_where_are_its_own():
@@ -114,17 +113,16 @@ def test_other_errors_of_a_where_are_its_own():
         st.tie(model, wrong)
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_swapped_arguments(number):
-    model = models()[number]
-    for call, right in (
-        (lambda: st.tie(lambda m: list(m), model), "sharedtree.tie(model, lambda"),
-        (lambda: st.untie(lambda m: m, model), "sharedtree.untie(model, lambda"),
-        (lambda: st.tree.at(model, lambda m: m, 3), "sharedtree.tree.at(lambda m: m.head.weight, model, new)"),
-    ):
-        with pytest.raises(TypeError, match="`where` is a function that takes the tree") as caught:
-            call()
-        assert right in str(caught.value)
+def test_swapped_arguments():
+    for model in models():
+        for call, right in (
+            (lambda: st.tie(lambda m: list(m), model), "sharedtree.tie(model, lambda"),  # noqa: B023
+            (lambda: st.untie(lambda m: m, model), "sharedtree.untie(model, lambda"),  # noqa: B023
+            (lambda: st.tree.at(model, lambda m: m, 3), "sharedtree.tree.at(lambda m: m.head.weight, model, new)"),  # noqa: B023
+        ):
+            with pytest.raises(TypeError, match="`where` is a function that takes the tree") as caught:
+                call()
+            assert right in str(caught.value)
 
 
 def test_modules_that_can_be_called_may_be_either():
@@ -179,8 +177,8 @@ def test_what_is_no_transform(wrong):
         st.preserve_identities(wrong)
 
 
-@pytest.mark.parametrize("transform", [st.jit, st.grad, st.value_and_grad, st.vmap, st.checkpoint])
-@pytest.mark.parametrize("wrong", [5, "text", Pair(1, 2)])
-def test_what_is_no_function(transform, wrong):
-    with pytest.raises(TypeError, match="callable"):
-        transform(wrong)(jnp.ones(2))
+def test_what_is_no_function():
+    for transform in (st.jit, st.grad, st.value_and_grad, st.vmap, st.checkpoint):
+        for wrong in (5, "text", Pair(1, 2)):
+            with pytest.raises(TypeError, match="callable"):
+                transform(wrong)(jnp.ones(2))
