@@ -62,6 +62,18 @@ def loss(net):
     return (net.embed.weight * net.head.weight).sum()
 
 
+MISMATCH, INCONSISTENT = st.SharingMismatchError, st.InconsistentSharingError
+
+
+def of(provoke, category, after=None, **names):
+    """A scenario whose message is about what these names are, which the call is given."""
+    return Scenario(lambda: provoke(*names.values()), category, names, after)
+
+
+def loose():
+    return double(st.untie(tied()))
+
+
 def what_a_lost_tie_needs():
     model = tied()
     return {
@@ -119,28 +131,18 @@ def lost_in_front_of_an_optimizer(path):
 
 @scenario
 def one_gradient_for_each_path(path):
-    tx = st.optimizer(optax.sgd(0.1))
-    model = tied()
-    state = tx.init(model)
-    return Scenario(
-        lambda: tx.update(jax.grad(loss)(model), state, model),
-        st.SharingMismatchError,
-        {"model": model, "loss": loss},
-        lambda names: tx.update(names["updates"], state, model),
-    )
+    tx, model = st.optimizer(optax.sgd(0.1)), tied()
+    update = lambda updates: tx.update(updates, tx.init(model), model)
+    provoke = lambda model, loss: update(jax.grad(loss)(model))
+    return of(provoke, MISMATCH, lambda names: update(names["updates"]), model=model, loss=loss)
 
 
 @scenario
 def the_state_of_an_untied_model(path):
-    tx = st.optimizer(optax.adam(0.1))
-    model = tied()
-    state = optax.adam(0.1).init(model)
-    return Scenario(
-        lambda: tx.update(model, state, model),
-        st.SharingMismatchError,
-        {"model": model, "optimizer": tx},
-        lambda names: tx.update(model, names["state"], model),
-    )
+    model, state = tied(), optax.adam(0.1).init(tied())
+    provoke = lambda model, tx: tx.update(model, state, model)
+    after = lambda names: names["optimizer"].update(model, names["state"], model)
+    return of(provoke, MISMATCH, after, model=model, optimizer=st.optimizer(optax.adam(0.1)))
 
 
 def _retraced(cls):
@@ -168,21 +170,14 @@ def structures_out_of_order(path):
     shared = [jnp.ones(2)]
     with st.Context():
         flattened = [st.tree.flatten({"a": shared}), st.tree.flatten({"b": shared})]
-    return Scenario(
-        lambda: st.tree.unflatten(*reversed(flattened[1])), st.ContextMismatchError, {"flattened": flattened}
-    )
+    return of(lambda each: st.tree.unflatten(*reversed(each[1])), st.ContextMismatchError, flattened=flattened)
 
 
 @scenario
 def a_filter_that_disagrees(path):
-    spec = Net(Leaf(True), Leaf(False))
     model = st.tie(Net(Leaf(jnp.ones(2)), Leaf(jnp.ones(2))), lambda m: (m.embed.weight, m.head.weight))
-    return Scenario(
-        lambda: st.tree.filter(model, spec),
-        st.InconsistentSharingError,
-        {"spec": spec},
-        lambda names: st.tree.filter(model, names["spec"]),
-    )
+    filtered = lambda spec: st.tree.filter(model, spec)
+    return of(filtered, INCONSISTENT, lambda names: filtered(names["spec"]), spec=Net(Leaf(True), Leaf(False)))
 
 
 @scenario
@@ -230,24 +225,22 @@ def a_class_that_is_not_registered(path):
 
 @scenario
 def no_wrapper_to_unwrap(path):
-    model = double(tied())
     after = lambda names: st.assert_same_sharing(names["model"].embed, names["model"].head)
-    return Scenario(lambda: st.unwrap_shared(model), TypeError, {"model": model}, after)
+    return of(st.unwrap_shared, TypeError, after, model=double(tied()))
 
 
 @scenario
 def a_wrapper_that_computes(path):
     shared = eqx.nn.Shared((jnp.ones((2, 2)), jnp.ones((2, 2))), lambda pair: pair[1], lambda pair: pair[0].T)
-    names = {"x": jnp.ones((1, 2)), "model": tied()}
-    return Scenario(lambda: st.unwrap_shared(shared), st.SharingMismatchError, names)
+    return of(lambda x, model: st.unwrap_shared(shared), MISMATCH, x=jnp.ones((1, 2)), model=tied())
 
 
 @scenario
 def a_wrapper_without_its_functions(path):
     model = eqx.nn.Shared((jnp.ones(2), jnp.ones(2)), lambda pair: pair[1], lambda pair: pair[0])
-    tree = eqx.filter(model, eqx.is_array)
+    names = {"tree": eqx.filter(model, eqx.is_array), "model": model, "equinox": eqx}
     after = lambda names: st.unwrap_shared(names["tree"])
-    return Scenario(lambda: st.unwrap_shared(tree), TypeError, {"tree": tree, "model": model, "equinox": eqx}, after)
+    return Scenario(lambda: st.unwrap_shared(names["tree"]), TypeError, names, after)
 
 
 @scenario
@@ -264,24 +257,14 @@ def map_of_a_tied_and_an_untied_tree(path):
 
 @scenario
 def labels_that_disagree_at_a_tie(path):
-    mask = Net(Leaf(True), Leaf(False))
-    tx = st.optimizer(optax.masked(optax.sgd(0.1), mask))
-    model = tied()
-    return Scenario(
-        lambda: tx.init(model), st.InconsistentSharingError, {"model": model}, lambda names: tx.init(names["model"])
-    )
+    tx = st.optimizer(optax.masked(optax.sgd(0.1), Net(Leaf(True), Leaf(False))))
+    return of(tx.init, INCONSISTENT, lambda names: tx.init(names["model"]), model=tied())
 
 
 @scenario
 def a_node_and_a_part_of_it_replaced(path):
-    model = tied()
-    where = lambda m: (m.embed, m.embed.weight)
-    inner, outer = jnp.zeros((2, 2)), Leaf(jnp.ones((2, 2)))
-    return Scenario(
-        lambda: st.tree.at(where, model, (outer, inner)),
-        st.SharingMismatchError,
-        {"model": model, "inner": inner, "outer": outer},
-    )
+    provoke = lambda model, inner, outer: st.tree.at(lambda m: (m.embed, m.embed.weight), model, (outer, inner))
+    return of(provoke, MISMATCH, model=tied(), inner=jnp.zeros((2, 2)), outer=Leaf(jnp.ones((2, 2))))
 
 
 @scenario
@@ -302,14 +285,9 @@ def two_replacements_for_what_is_tied(path):
 @scenario
 def a_replacement_that_cannot_take_the_place_of_what_was_tied(path):
     weight = jnp.arange(4.0).reshape(2, 2)
-    model = Net(Leaf(weight), Leaf(weight))
-    new = Leaf(jnp.zeros(3))
-    return Scenario(
-        lambda: st.tree.at(lambda m: m.embed, model, new),
-        st.UntiedWarning,
-        {"model": model},
-        lambda names: st.tree.at(lambda m: m.embed, names["model"], new),
-    )
+    replaced = lambda model: st.tree.at(lambda m: m.embed, model, Leaf(jnp.zeros(3)))
+    after = lambda names: replaced(names["model"])
+    return of(replaced, st.UntiedWarning, after, model=Net(Leaf(weight), Leaf(weight)))
 
 
 def tied_dict():
@@ -399,10 +377,8 @@ def a_tracer_in_a_static_place(path):
 
 @scenario
 def operands_without_an_adapter(path):
-    def apply_to(f, operand):
-        return f(operand)
-
-    return Scenario(lambda: st.preserve_identities(apply_to)(loss, tied()), TypeError, {"f": loss, "model": tied()})
+    apply_to = lambda f, operand: f(operand)
+    return of(lambda f, model: st.preserve_identities(apply_to)(f, model), TypeError, f=loss, model=tied())
 
 
 def _what_tangents_need():
@@ -423,12 +399,8 @@ def tangents_without_the_ties(path):
 @scenario
 def a_cotangent_of_another_shape(path):
     pullback = st.vjp(lambda net: net, tied())[1]
-    return Scenario(
-        lambda: pullback(tied().embed),
-        st.SharingMismatchError,
-        _what_tangents_need(),
-        lambda names: pullback(names["tangent"]),
-    )
+    after = lambda names: pullback(names["tangent"])
+    return Scenario(lambda: pullback(tied().embed), MISMATCH, _what_tangents_need(), after)
 
 
 def gradient_by_rule(cotangents):
@@ -581,19 +553,15 @@ def _made_for_another(make, call):
 
 @scenario
 def a_solver_without_aux(path):
-    root = st.preserve_identities(jax.lax.custom_root)
-    solve = lambda f, x: x
-    return Scenario(lambda: root(lambda x: x, tied(), solve, solve, has_aux=True), TypeError, {"solution": tied()})
+    root, solve = st.preserve_identities(jax.lax.custom_root), lambda f, x: x
+    return of(lambda x: root(lambda x: x, x, solve, solve, has_aux=True), TypeError, solution=tied())
 
 
 @scenario
 def options_of_rules_without_an_adapter(path):
     with_gradient = lambda net: (loss(net), lambda cotangent: (cotangent * net.head.weight,))
-    return Scenario(
-        lambda: st.preserve_identities(jax.custom_gradient)(with_gradient, with_logs=True),
-        TypeError,
-        {"f": with_gradient},
-    )
+    provoke = lambda f: st.preserve_identities(jax.custom_gradient)(f, with_logs=True)
+    return of(provoke, TypeError, f=with_gradient)
 
 
 @scenario
@@ -763,23 +731,20 @@ def of_head(net):
 @scenario
 def an_array_that_is_selected_at_one_path(path):
     weight = jnp.arange(4.0).reshape(2, 2)
-    net = Net(Leaf(weight), Leaf(weight))
     f = st.grad(loss, wrt=lambda path, value: path[0] == "head")
-    return Scenario(lambda: f(net), st.UntiedWarning, {"net": net}, lambda names: f(names["net"]))
+    return of(f, st.UntiedWarning, lambda names: f(names["net"]), net=Net(Leaf(weight), Leaf(weight)))
 
 
 @scenario
 def a_leaf_of_a_dag_that_is_selected_at_one_path(path):
-    dag = st.Dag(tied())
     f = st.grad(lambda dag: loss(dag.tree), wrt=lambda path, value: path[0] == "head")
-    return Scenario(lambda: f(dag), st.InconsistentSharingError, {"dag": dag}, lambda names: f(names["dag"]))
+    return of(f, INCONSISTENT, lambda names: f(names["dag"]), dag=st.Dag(tied()))
 
 
 @scenario
 def a_filter_of_nnx_for_one_argument(path):
     nnx = pytest.importorskip("flax.nnx")
-    names = {"f": of_head, "nnx": nnx}
-    return Scenario(lambda: st.grad(of_head, argnums=nnx.DiffState(0, nnx.Param)), TypeError, names)
+    return of(lambda f, nnx: st.grad(f, argnums=nnx.DiffState(0, nnx.Param)), TypeError, f=of_head, nnx=nnx)
 
 
 # --- mutable modules -----------------------------------------------------------------------------------------------
@@ -829,17 +794,6 @@ def parameters_of_another_module(path):
 
 
 # --- those that are said in a line or two ---------------------------------------------------------------------------
-
-MISMATCH, INCONSISTENT = st.SharingMismatchError, st.InconsistentSharingError
-
-
-def of(provoke, category, after=None, **names):
-    """A scenario whose message is about what these names are, which the call is given."""
-    return Scenario(lambda: provoke(*names.values()), category, names, after)
-
-
-def loose():
-    return double(st.untie(tied()))
 
 
 def _same_sharing(a, b):

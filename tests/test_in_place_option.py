@@ -174,7 +174,13 @@ def test_nothing_changes_if_the_function_raises():
         count_up(model)
         raise RuntimeError("no")
 
-    for transform in (st.jit, st.grad, st.vmap, st.checkpoint):
+    def scan(f, **options):
+        return lambda model: st.scan(lambda model, _: (model, f(model)), model, length=1, **options)
+
+    def cond(f, **options):
+        return lambda model: st.cond(True, f, f, model, **options)
+
+    for transform in (st.jit, st.grad, st.vmap, st.checkpoint, scan, cond):
         model = fresh()
         f = transform(fails, in_place=True)
         with pytest.raises(RuntimeError):

@@ -415,7 +415,7 @@ def test_associative_scan_gives_what_vanilla_gives(reverse):
     np.testing.assert_allclose(both.a, np.cumsum(w))
 
 
-@pytest.mark.parametrize("kind", ["lax", "checkpointed", "bounded"])
+@pytest.mark.parametrize("kind", ["lax", pytest.param("checkpointed", marks=pytest.mark.slow), "bounded"])
 def test_the_loops_of_equinox(kind):
     ours_scan, ours_while = st.preserve_identities(eqxi.scan), st.preserve_identities(eqxi.while_loop)
     xs = jnp.arange(1.0, 4.0)
@@ -506,21 +506,6 @@ def test_without_jit_each_iteration_may_do_something_else():
     assert model.n is n
 
 
-@pytest.mark.parametrize("name", IN_PLACE_LOOPS)
-def test_what_holds_no_leaf_stays_the_object_that_it_is(name):
-    model = Mutable(n=jnp.zeros(()), settings=Mutable(e=None), rest=[], names={})
-    settings, rest, names = model.settings, model.rest, model.names
-
-    def f(model):
-        model.n = model.n + 1
-        return model
-
-    assert IN_PLACE_LOOPS[name](f, model) is model
-    assert float(model.n) == 3.0
-    assert (model.settings is settings, model.rest is rest, model.names is names) == (True, True, True)
-    assert IN_PLACE_LOOPS[name](lambda m: m, settings) is settings
-
-
 def test_a_list_that_was_parted_is_not_written_twice():
     shared = [jnp.zeros(())]
     model = Mutable(a=shared, b=shared)
@@ -542,46 +527,18 @@ def test_a_list_that_was_parted_is_not_written_twice():
     assert float(shared[0]) == 0.0
 
 
-def test_what_is_scanned_is_written_back_along_its_axis():
-    layers = Mutable(w=jnp.arange(3.0), calls=jnp.zeros(3, int))
-    w = layers.w
-
-    def f(total, layer):
-        layer.calls = layer.calls + 1
-        return total + layer.w, layer
-
-    total, same = scan(f, jnp.zeros(()), layers, policy=IN_PLACE)
-    assert float(total) == 3.0
-    assert same is layers
-    assert layers.w is w
-    np.testing.assert_array_equal(layers.calls, [1, 1, 1])
-    assert map_over(lambda layer: increased_calls(layer), layers, policy=IN_PLACE) is None
-    np.testing.assert_array_equal(layers.calls, [2, 2, 2])
-
-
-def increased_calls(layer):
-    layer.calls = layer.calls + 1
-
-
-def replaced(pair):
-    pair.a = counter(5.0)
-    return pair
-
-
-def changed_and_left(pair):
-    increased(pair.a)
-    return Mutable(a=counter(1.0), b=pair.b)
-
-
-@pytest.mark.parametrize("change", [replaced, changed_and_left])
-def test_what_cannot_be_repeated(change):
+def test_an_object_that_was_changed_and_left_behind_cannot_be_written():
     pair = Mutable(a=counter(1.0), b=counter(2.0))
     a, b, n = pair.a, pair.b, pair.a.first
+
+    def changed_and_left(pair, _):
+        increased(pair.a)
+        return Mutable(a=counter(1.0), b=pair.b), None
+
     with pytest.raises(st.SharingMismatchError):
-        scan(lambda c, _: (change(c), None), pair, length=2, policy=IN_PLACE)
+        scan(changed_and_left, pair, length=2, policy=IN_PLACE)
     assert (pair.a, pair.b) == (a, b)
     assert pair.a.first is n
-    assert vars(pair).keys() == {"a", "b"}
 
 
 def test_an_immutable_model_can_be_replaced():
@@ -591,20 +548,6 @@ def test_an_immutable_model_can_be_replaced():
     assert model.a is a
     np.testing.assert_array_equal(last.a, 8 * a)
     assert last.a is last.b
-
-
-def test_nothing_is_written_if_the_function_raises():
-    model = counter()
-    n = model.first
-
-    def f(model, _):
-        increased(model)
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        scan(f, model, length=2, policy=IN_PLACE)
-    assert model.first is n
-    assert model.second is n
 
 
 def test_a_partial_and_a_method():
