@@ -93,6 +93,7 @@ CALLS = {
     "jit": (lambda x: st.jit(lambda m: 0)(x), "m"),
     "vmap": (lambda x: st.vmap(lambda m: 0)(x), "m"),
     "grad": (lambda x: st.grad(lambda m: 0.0)(x), "m"),
+    "vjp": (lambda x: st.vjp(lambda m: 0.0, x), "m"),
 }
 
 
