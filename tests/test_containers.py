@@ -461,19 +461,6 @@ def test_two_axes_for_one_container_are_two_containers():
     vmap(lambda t: t["a"].first[0], in_axes=({"a": 0, "b": 1},))({"a": one, "b": two})
 
 
-def test_what_was_cut_cannot_be_written_back_as_one():
-    shared = [jnp.ones((2, 2))]
-
-    def change(a, b):
-        a.append(a[0])
-
-    policy = st.Policy(containers=True, in_place=True)
-    with pytest.raises(st.InconsistentSharingError, match="list"):
-        st.vmap(change, in_axes=(0, 1), policy=policy)(shared, shared)
-    st.vmap(change, policy=policy)(shared, shared)
-    assert shared[0] is shared[1]
-
-
 def test_a_donated_tie_is_donated_once_and_refused_where_it_is_also_kept():
     params = tied()
     f = jit(lambda p, q: st.tree.map(lambda x: x + 1, p), donate_argnums=0)

@@ -147,18 +147,3 @@ def test_those_that_are_found_are_those_that_matter():
     names = {param.id for param in found()}
     assert names >= {"jax.jit", "jax.hessian", "jax.vjp", "jax.lax.scan", "jax.lax.cond", "equinox.filter_vmap"}
     assert names >= {"jax.pure_callback", "jax.custom_vjp", "jax.lax.custom_root", "equinox.filter_closure_convert"}
-
-
-READY_MADE = """
-    jit grad value_and_grad vmap checkpoint remat vjp jvp linearize linear_transpose jacfwd jacrev hessian custom_vjp
-    custom_jvp shard_map pmap eval_shape make_jaxpr export
-    lax.scan lax.while_loop lax.fori_loop lax.cond lax.switch lax.map lax.associative_scan
-"""
-
-
-@pytest.mark.parametrize("name", READY_MADE.split())
-def test_what_is_ready_made_has_the_name_that_it_has_in_jax(name):
-    ours, theirs = getattr(st, name.rpartition(".")[2]), functools.reduce(getattr, name.split("."), jax)
-    assert callable(ours)
-    assert callable(theirs) or inspect.ismodule(theirs)  # `jax.export` is where `export` is
-    assert name.rpartition(".")[2] in st.__all__

@@ -332,20 +332,3 @@ def test_threads_intern_one_object():
     for i in range(20):
         structures = at_once(lambda _, i=i: st.tree.structure([Box(f"round {i}"), Box(jnp.ones(2))]))
         assert len({id(structure) for structure in structures}) == 1  # alive in `structures`
-
-
-def test_threads_call_one_function_with_one_trace():
-    traces = []
-
-    @st.jit
-    def f(m, x):
-        traces.append(1)
-        return m, m.content * x
-
-    def work(i):
-        return [float(f(Box(jnp.array(float(i))), jnp.array(2.0))[1]) for _ in range(10)]
-
-    at_once(work, 1)  # in a thread of its own, since threads have JAX settings of their own
-    assert len(traces) == 1
-    assert at_once(work) == [[2.0 * i] * 10 for i in range(8)]
-    assert len(traces) == 1

@@ -6,7 +6,6 @@ by hand, or asked of vanilla JAX and Equinox on models without ties; never of a 
 
 import collections
 import enum
-import functools
 from typing import Any
 
 import equinox as eqx
@@ -79,32 +78,13 @@ class Text(str):
     __slots__ = ()
 
 
-class Number(int):
-    pass
-
-
 class Name(enum.StrEnum):
     A = "a"
 
 
-# That each of these is another structure, `test_statics` asks of all pairs.
-REPLACED = [
-    (1, True),
-    (Number(0), 0),
-    (0.0, -0.0),
-    (1.0, np.float64(1)),
-    ("text", Text("text")),
-    ("a", Name.A),
-    ((1, 2), Point(1, 2)),
-    (..., NotImplemented),
-    (np.arange(2), np.arange(2.0)),
-    (functools.partial(jax.nn.gelu, approximate=True), functools.partial(jax.nn.gelu, approximate=1)),
-    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-]
-
-
 def test_a_static_replaced_by_one_that_is_nearly_equal():
-    for old, new in REPLACED:
+    """That many others are another structure, `test_statics` asks of pairs."""
+    for old, new in ((1, True), (0.0, -0.0), ("text", Text("text")), ((1, 2), Point(1, 2)), (np.arange(2), np.ones(2))):
         function, seen = seeing(lambda model: (type(model.option), repr(model.option)))
         model = Config(ones(), old)
         f = called(function, model)
@@ -318,36 +298,18 @@ def test_an_array_type_that_is_a_node_in_place_of_an_array():
 
 
 def test_other_kinds_of_leaves_between_calls():
-    model = Pair(ones(), [ones(3)])
-    f = called(add_one, model)
-    device = jax.devices()[0]
-    for new in (
-        np.ones(2, np.float32),
-        jax.device_put(ones(), device),
-        np.float32(1),
-        jnp.float32(1),
-        np.ones(2, "i4"),
-    ):
+    f = called(add_one, Pair(ones(), [ones(3)]))
+    committed = jax.device_put(ones(), jax.devices()[0])
+    for new in (np.ones(2, np.float32), committed, np.float32(1), jnp.float32(1), np.ones(2, "i4")):
         for second in (new, ones(3)):
             result = f(Pair(new, [second]))
-            vanilla = jax.jit(lambda x: x + 1)(new)
-            assert (result.first.dtype, result.first.shape, result.first.committed, result.first.weak_type) == (
-                vanilla.dtype,
-                vanilla.shape,
-                vanilla.committed,
-                vanilla.weak_type,
-            )
-            assert value_of(result.first) == value_of(vanilla)
-            assert (result.first is result.second[0]) == (second is new and not isinstance(new, np.generic))
+            one, vanilla = result.first, jax.jit(lambda x: x + 1)(new)
+            for each in ("dtype", "shape", "committed", "weak_type"):
+                assert getattr(one, each) == getattr(vanilla, each)
+            assert value_of(one) == value_of(vanilla)
+            assert (one is result.second[0]) == (second is new and not isinstance(new, np.generic))
     for static in (1.0, "text", None, True):  # Equinox traces arrays only
-        for _ in range(3):
-            assert f(Pair(static, [ones()])).first is static
-    key = jax.random.key(3)
-    same = called(lambda model: Pair(*reversed(list(vars(model).values()))), model)
-    for _ in range(3):
-        result = same(Pair(key, [key]))
-        assert result.second is result.first[0]
-        assert jax.random.key_data(result.second).tolist() == jax.random.key_data(key).tolist()
+        assert f(Pair(static, [ones()])).first is static
 
 
 def test_arrays_that_the_class_traces_only_if_they_are_numbers():

@@ -1,8 +1,5 @@
 """What is misused says so in words, and says what to do instead."""
 
-import builtins
-import sys
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -31,36 +28,11 @@ def models():
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", ["adam", optax.adam, 1e-3, None, optax.GradientTransformation, (optax.adam(1.0),)])
-def test_what_is_no_optax_transformation(wrong):
-    with pytest.raises(
-        TypeError, match=r"(?s)takes an optax transformation.*sharedtree.optimizer\(optax.adam\(1e-3\)\)"
-    ):
-        st.optimizer(wrong)
-
-
-@pytest.mark.parametrize(
-    ("module", "call", "package"),
-    [
-        ("optax", lambda: st.optimizer(None), "optax"),
-        ("orbax", lambda: st.orbax.save(None, 1, {}), "orbax-checkpoint"),
-        ("tqdm", lambda: st.save("never.safetensors", {}, progress=True), "tqdm"),
-    ],
-)
-def test_missing_packages_are_named(module, call, package, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    real = builtins.__import__
-
-    def without(name, *args):
-        if name.partition(".")[0] == module:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real(name, *args)
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == module]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=f"pip install {package}$|pip install {package}\n"):
-        call()
+def test_what_is_no_optax_transformation():
+    said = r"(?s)takes an optax transformation.*sharedtree.optimizer\(optax.adam\(1e-3\)\)"
+    for wrong in ("adam", optax.adam, 1e-3, None, optax.GradientTransformation, (optax.adam(1.0),)):
+        with pytest.raises(TypeError, match=said):
+            st.optimizer(wrong)
 
 
 # --- `where` ---------------------------------------------------------------------------------------------------------
@@ -171,10 +143,10 @@ def test_a_plain_function_in_place_of_a_transform():
             call()
 
 
-@pytest.mark.parametrize("wrong", [5, None, "jit", [jax.jit], Pair(1, 2)])
-def test_what_is_no_transform(wrong):
-    with pytest.raises(TypeError, match=r"(?s)takes a transform, not.*preserve_identities\(jax.jit\)"):
-        st.preserve_identities(wrong)
+def test_what_is_no_transform():
+    for wrong in (5, None, "jit", [jax.jit], Pair(1, 2)):
+        with pytest.raises(TypeError, match=r"(?s)takes a transform, not.*preserve_identities\(jax.jit\)"):
+            st.preserve_identities(wrong)
 
 
 def test_what_is_no_function():
