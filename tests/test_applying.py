@@ -108,24 +108,6 @@ def test_shardings_beside_static_arguments():
             assert same.first is same.second
 
 
-class Odd(str):
-    """A name that is code when it is printed."""
-
-    __slots__ = ()
-
-    def __repr__(self):
-        return "[][0]"
-
-
-def test_keywords_that_are_no_plain_strings():
-    @st.jit
-    def f(**models):
-        return [m.first * 2 for m in models.values()]
-
-    for _ in range(4):
-        assert f(**{Odd("m"): tied()})[0].tolist() == [2, 4]
-
-
 class Unprintable:
     def __repr__(self):
         raise RuntimeError("no")

@@ -516,23 +516,6 @@ def test_jax_names_operands_as_the_function_does():
 # --- how they can be called -----------------------------------------------------------------------------------------
 
 
-class Layer(eqx.Module):
-    scale: jax.Array
-
-    def __call__(self, net):
-        assert net.embed is net.head
-        return st.tree.map(lambda x: self.scale * x, net)
-
-
-def test_every_kind_of_function():
-    layer = Layer(jnp.array(3.0))
-    partial = functools.partial(lambda factor, net: st.tree.map(lambda x: factor * x, net), 3.0)
-    for function in (layer, layer.__call__, partial, jax.tree_util.Partial(partial)):
-        result = st.cond(True, function, same, tied())
-        assert result.embed is result.head
-        np.testing.assert_allclose(result.head.weight, 3 * jnp.arange(1.0, 4.0))
-
-
 def test_operand_and_branches_with_operands_of_their_own():
     for pred in (True, False):
         assert is_tied(st.cond(pred, double, same, operand=tied())) is True

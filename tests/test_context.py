@@ -54,15 +54,6 @@ def test_the_same_context_can_unflatten_and_goes_on_when_entered_again():
         assert st.tree.unflatten(s2, leaves2)["b"] is again["a"]
 
 
-def test_without_a_context_nothing_is_shared():
-    shared = [jnp.ones(2)]
-    leaves1, s1 = st.tree.flatten({"a": shared})
-    leaves2, s2 = st.tree.flatten({"a": shared})
-    assert len(leaves1) == len(leaves2) == 1
-    assert s1 is s2
-    assert st.tree.unflatten(s1, leaves1)["a"] is not st.tree.unflatten(s2, leaves2)["a"]
-
-
 def test_the_first_structure_can_be_unflattened_anywhere_a_later_one_cannot():
     w = jnp.ones(2)
     with st.Context():

@@ -611,15 +611,3 @@ def test_copies_of_other_leaves():
     with contextlib.suppress(RuntimeError):
         placed.delete()
     np.testing.assert_array_equal(new[3], jnp.ones(2))
-
-
-def test_a_copy_inside_a_transform():
-    @st.jit
-    def f(m):
-        new = st.copy(m)
-        assert new.first is new.second
-        assert new.first is not m.first
-        return new
-
-    result = f(Pair(*[jnp.ones(2)] * 2))
-    assert result.first is result.second

@@ -1,8 +1,6 @@
 """`in_place=` and `policy=` as options of every transform, with the function or before it, in every `Context`."""
 
-import copy
 import functools
-import pickle
 
 import equinox as eqx
 import jax
@@ -190,18 +188,6 @@ def test_nothing_changes_if_the_function_raises():
         assert model.count[0] == 1
 
 
-def module_level(model):
-    return count_up(model)
-
-
-def test_copies_and_pickles_keep_it():
-    f = st.jit(module_level, in_place=True)
-    for again in (pickle.loads(pickle.dumps(f)), copy.copy(f)):
-        model = fresh()
-        again(model)
-        assert model.count[0] == 1
-
-
 def test_modules_under_equinox():
     layer = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     transform = st.preserve_identities(eqx.filter_jit)
@@ -224,25 +210,18 @@ def test_it_is_a_bool(value):
 
 
 def test_transforms_that_take_operands():
-    def transform(f, model):
-        raise AssertionError("never called")
-
-    seen = []
-
-    def adapter(crossing, f, model):
-        seen.append(crossing.policy)
-        return crossing.leave(crossing.enter(f, {"model": model})[0])
-
-    st.register_transform(transform, adapter, takes_operands=True)
-    wrap = functools.partial(st.preserve_identities, transform)
-    wrap()(count_up, fresh(), in_place=True)
-    wrap(policy=APART, in_place=True)(count_up, fresh())
-    wrap(policy=APART, in_place=True)(count_up, fresh(), in_place=False)
-    with st.Context(st.Policy(on_untie="ignore")):
-        wrap()(count_up, fresh(), in_place=True)
-        wrap()(count_up, fresh())
-    ignoring = st.Policy(on_untie="ignore")
-    assert seen == [IN_PLACE, IN_PLACE, APART, st.Policy(in_place=True, on_untie="ignore"), ignoring]
+    over = functools.partial(st.preserve_identities, jax.lax.map)
+    for context in (None, IN_PLACE):
+        for wrapped, options, changes in (
+            (over(), {}, context is not None),
+            (over(), {"in_place": True}, True),
+            (over(policy=APART, in_place=True), {}, True),
+            (over(policy=APART, in_place=True), {"in_place": False}, False),
+        ):
+            model = fresh()
+            with st.Context(context):
+                wrapped(count_up, model, **options)
+            np.testing.assert_array_equal(model.count, [1, 1] if changes else [0, 0])
 
 
 def test_an_unregistered_transform_refuses():

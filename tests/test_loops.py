@@ -1,7 +1,6 @@
 """The loops of `jax.lax`, against vanilla loops over arrays that are given once by hand."""
 
 import contextlib
-import functools
 import gc
 import weakref
 
@@ -342,17 +341,6 @@ def test_what_was_learned_belongs_to_containers_and_policies():
         scan(body, (tied(),), length=2, policy=st.Policy(on_untie="error"))
 
 
-def test_layers_without_leaves_are_no_tie_that_must_be_kept():
-    class Block(eqx.Module):
-        w: jax.Array
-        one: eqx.nn.Lambda
-        two: eqx.nn.Lambda
-
-    relu = eqx.nn.Lambda(jax.nn.relu)
-    last, _ = scan(lambda m, _: (jax.tree.map(lambda x: x, m), None), Block(jnp.ones(2), relu, relu), length=2)
-    np.testing.assert_array_equal(last.w, jnp.ones(2))
-
-
 def test_a_condition_that_returns_a_model():
     with pytest.raises(TypeError, match="says whether to go on"):
         while_loop(lambda m: m, doubled, tied())
@@ -380,14 +368,6 @@ def test_scan_gives_what_vanilla_gives(options):
             last, ys = run(Net(w, w))
         for found, value in zip((last.a, ys), expected, strict=True):
             np.testing.assert_allclose(found, value)
-
-
-def test_under_vmap():
-    w, xs = jnp.arange(6.0).reshape(2, 3), jnp.arange(4.0)
-    last, ys = st.vmap(lambda m: scan(step, m, xs, policy=IGNORE), policy=IGNORE)(Net(w, w))
-    a, want = jax.vmap(lambda w: by_hand(w, xs))(w)
-    np.testing.assert_allclose(last.a, a)
-    np.testing.assert_allclose(ys, want)
 
 
 def test_map_gives_what_vanilla_gives():
@@ -548,14 +528,3 @@ def test_an_immutable_model_can_be_replaced():
     assert model.a is a
     np.testing.assert_array_equal(last.a, 8 * a)
     assert last.a is last.b
-
-
-def test_a_partial_and_a_method():
-    class Body:
-        def step(self, by, model, x):
-            return st.tree.map(lambda w: w + by * x, model), model.a is model.b
-
-    body = Body()
-    last, are_one = scan(functools.partial(body.step, 2), tied(0.0), jnp.arange(3.0))
-    np.testing.assert_array_equal(last.a, np.full(3, 6.0))
-    assert bool(are_one.all())

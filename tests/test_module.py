@@ -431,19 +431,6 @@ def test_an_attribute_in_the_place_of_a_method_is_not_saved():
         st.to_bytes(holder)
 
 
-def test_plain_state():
-    model = net()
-    state = st.state(model)
-    assert list(state) == ["layers", "mean", "name"]
-    assert state["layers"][0] is state["layers"][1]
-    assert state["layers"][0]["activation"] == ()
-    state["name"] = "other"
-    again = st.load_state(model, state)
-    assert again.layers[0] is again.layers[1]
-    assert again.name == "other"
-    assert paths(again.parameters()) == paths(model.parameters())
-
-
 def test_the_text_says_what_is_marked_and_each_module_once():
     model = net()
     model.parent = [model]
@@ -620,13 +607,6 @@ class Free(st.Module):
 def test_methods_of_the_base_class_are_not_hidden(name):
     with pytest.raises(AttributeError, match=f"`Free.{name}` is a method"):
         setattr(Free(), name, 1)
-
-
-def test_a_file_is_static():
-    module = Free()
-    with open(__file__, encoding="utf-8") as file:
-        module.log = file
-        assert jax.tree.leaves(module) == []
 
 
 def test_a_copy_shares_nothing_with_what_was_put_into_a_static_container():
