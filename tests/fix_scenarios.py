@@ -12,8 +12,7 @@ import optax
 import pytest
 
 import sharedtree as st
-from sharedtree.transforms import _inner, _likes
-from tests.fixes import Scenario, scenario
+from tests.fixes import Scenario, scenario, scenarios
 from tests.strategies import Mutable
 
 
@@ -61,6 +60,18 @@ def double(tree):
 
 def loss(net):
     return (net.embed.weight * net.head.weight).sum()
+
+
+MISMATCH, INCONSISTENT = st.SharingMismatchError, st.InconsistentSharingError
+
+
+def of(provoke, category, after=None, **names):
+    """A scenario whose message is about what these names are, which the call is given."""
+    return Scenario(lambda: provoke(*names.values()), category, names, after)
+
+
+def loose():
+    return double(st.untie(tied()))
 
 
 def what_a_lost_tie_needs():
@@ -151,15 +162,10 @@ def gradients_in_a_dict_that_were_added_up(path):
 
 @scenario
 def the_state_of_an_untied_model(path):
-    tx = st.optimizer(optax.adam(0.1))
-    model = tied()
-    state = optax.adam(0.1).init(model)
-    return Scenario(
-        lambda: tx.update(model, state, model),
-        st.SharingMismatchError,
-        {"model": model, "optimizer": tx},
-        lambda names: tx.update(model, names["state"], model),
-    )
+    model, state = tied(), optax.adam(0.1).init(tied())
+    provoke = lambda model, tx: tx.update(model, state, model)
+    after = lambda names: names["optimizer"].update(model, names["state"], model)
+    return of(provoke, MISMATCH, after, model=model, optimizer=st.optimizer(optax.adam(0.1)))
 
 
 @scenario
@@ -198,30 +204,18 @@ def a_static_number_that_changes(path):
 
 
 @scenario
-def a_static_field_that_changes(path):
-    return Scenario(_retraced(Static), st.RetraceWarning)
-
-
-@scenario
 def structures_out_of_order(path):
     shared = [jnp.ones(2)]
     with st.Context():
         flattened = [st.tree.flatten({"a": shared}), st.tree.flatten({"b": shared})]
-    return Scenario(
-        lambda: st.tree.unflatten(*reversed(flattened[1])), st.ContextMismatchError, {"flattened": flattened}
-    )
+    return of(lambda each: st.tree.unflatten(*reversed(each[1])), st.ContextMismatchError, flattened=flattened)
 
 
 @scenario
 def a_filter_that_disagrees(path):
-    spec = Net(Leaf(True), Leaf(False))
     model = st.tie(Net(Leaf(jnp.ones(2)), Leaf(jnp.ones(2))), lambda m: (m.embed.weight, m.head.weight))
-    return Scenario(
-        lambda: st.tree.filter(model, spec),
-        st.InconsistentSharingError,
-        {"spec": spec},
-        lambda names: st.tree.filter(model, names["spec"]),
-    )
+    filtered = lambda spec: st.tree.filter(model, spec)
+    return of(filtered, INCONSISTENT, lambda names: filtered(names["spec"]), spec=Net(Leaf(True), Leaf(False)))
 
 
 @scenario
@@ -248,11 +242,6 @@ class Incomparable:
 
 
 @scenario
-def a_static_value_that_cannot_be_compared(path):
-    return Scenario(lambda: st.tree.structure(Scaled(jnp.ones(1), Incomparable())), st.StaticComparisonError)
-
-
-@scenario
 def a_class_that_is_not_registered(path):
     class Own:
         def __init__(self):
@@ -273,79 +262,23 @@ def a_class_that_is_not_registered(path):
 
 
 @scenario
-def trees_of_two_shapes(path):
-    a, b = tied(), Net(Leaf(jnp.ones(2)), 1)
-    return Scenario(lambda: st.retie(a, like=[b]), st.SharingMismatchError, {"a": a, "b": b})
-
-
-@scenario
-def ties_of_the_first_only(path):
-    a, b = tied(), double(tied())
-    after = lambda names: st.assert_same_sharing(a, names["b"])
-    return Scenario(lambda: st.assert_same_sharing(a, b), st.SharingMismatchError, {"a": a, "b": b}, after)
-
-
-@scenario
-def ties_of_the_second_only(path):
-    a, b = double(tied()), tied()
-    after = lambda names: st.assert_same_sharing(a, names["b"])
-    return Scenario(lambda: st.assert_same_sharing(a, b), st.SharingMismatchError, {"a": a, "b": b}, after)
-
-
-@scenario
-def a_tie_of_one(path):
-    model = double(tied())
-    return Scenario(lambda: st.tie(model, lambda m: m.embed), st.SharingMismatchError, {"model": model})
-
-
-@scenario
-def a_tie_of_two_shapes(path):
-    model = Net(Leaf(jnp.ones((2, 3))), Leaf(jnp.ones((3, 2))))
-    return Scenario(
-        lambda: st.tie(model, lambda m: (m.embed.weight, m.head.weight)),
-        st.SharingMismatchError,
-        {"model": model, "x": jnp.ones((1, 3))},
-    )
-
-
-@scenario
 def no_wrapper_to_unwrap(path):
-    model = double(tied())
     after = lambda names: st.assert_same_sharing(names["model"].embed, names["model"].head)
-    return Scenario(lambda: st.unwrap_shared(model), TypeError, {"model": model}, after)
+    return of(st.unwrap_shared, TypeError, after, model=double(tied()))
 
 
 @scenario
 def a_wrapper_that_computes(path):
     shared = eqx.nn.Shared((jnp.ones((2, 2)), jnp.ones((2, 2))), lambda pair: pair[1], lambda pair: pair[0].T)
-    names = {"x": jnp.ones((1, 2)), "model": tied()}
-    return Scenario(lambda: st.unwrap_shared(shared), st.SharingMismatchError, names)
+    return of(lambda x, model: st.unwrap_shared(shared), MISMATCH, x=jnp.ones((1, 2)), model=tied())
 
 
 @scenario
 def a_wrapper_without_its_functions(path):
     model = eqx.nn.Shared((jnp.ones(2), jnp.ones(2)), lambda pair: pair[1], lambda pair: pair[0])
-    tree = eqx.filter(model, eqx.is_array)
+    names = {"tree": eqx.filter(model, eqx.is_array), "model": model, "equinox": eqx}
     after = lambda names: st.unwrap_shared(names["tree"])
-    return Scenario(lambda: st.unwrap_shared(tree), TypeError, {"tree": tree, "model": model, "equinox": eqx}, after)
-
-
-@scenario
-def where_computes(path):
-    model = double(tied())
-    after = lambda names: st.tie(model, names["where"])
-    return Scenario(lambda: st.tie(model, lambda m: (1, m.head)), st.SharingMismatchError, {}, after)
-
-
-@scenario
-def a_prefix_that_does_not_fit(path):
-    model = tied()
-    return Scenario(
-        lambda: st.tree.partition(model, (True, False)),
-        st.SharingMismatchError,
-        {"model": model, "value": True},
-        lambda names: st.tree.partition(model, names["filter_spec"]),
-    )
+    return Scenario(lambda: st.unwrap_shared(names["tree"]), TypeError, names, after)
 
 
 @scenario
@@ -357,18 +290,6 @@ def map_of_a_tied_and_an_untied_tree(path):
         {"tree": tree, "rest": rest, "loss": loss, "one": tied(), "other": tied()},
         lambda names: st.tree.map(lambda x, y: x, tree, *names["rest"]),
         are_alternatives=True,
-    )
-
-
-@scenario
-def a_filter_that_is_a_module(path):
-    spec = Selecting(jnp.ones(2))
-    model = {"a": jnp.ones(2)}
-    return Scenario(
-        lambda: st.tree.filter(model, {"a": spec}),
-        st.SharingMismatchError,
-        {"spec": spec},
-        lambda names: st.tree.filter(model, names["filter_spec"]),
     )
 
 
@@ -438,24 +359,14 @@ def a_reference_that_would_be_differentiated(path):
 
 @scenario
 def labels_that_disagree_at_a_tie(path):
-    mask = Net(Leaf(True), Leaf(False))
-    tx = st.optimizer(optax.masked(optax.sgd(0.1), mask))
-    model = tied()
-    return Scenario(
-        lambda: tx.init(model), st.InconsistentSharingError, {"model": model}, lambda names: tx.init(names["model"])
-    )
+    tx = st.optimizer(optax.masked(optax.sgd(0.1), Net(Leaf(True), Leaf(False))))
+    return of(tx.init, INCONSISTENT, lambda names: tx.init(names["model"]), model=tied())
 
 
 @scenario
 def a_node_and_a_part_of_it_replaced(path):
-    model = tied()
-    where = lambda m: (m.embed, m.embed.weight)
-    inner, outer = jnp.zeros((2, 2)), Leaf(jnp.ones((2, 2)))
-    return Scenario(
-        lambda: st.tree.at(where, model, (outer, inner)),
-        st.SharingMismatchError,
-        {"model": model, "inner": inner, "outer": outer},
-    )
+    provoke = lambda model, inner, outer: st.tree.at(lambda m: (m.embed, m.embed.weight), model, (outer, inner))
+    return of(provoke, MISMATCH, model=tied(), inner=jnp.zeros((2, 2)), outer=Leaf(jnp.ones((2, 2))))
 
 
 @scenario
@@ -476,14 +387,9 @@ def two_replacements_for_what_is_tied(path):
 @scenario
 def a_replacement_that_cannot_take_the_place_of_what_was_tied(path):
     weight = jnp.arange(4.0).reshape(2, 2)
-    model = Net(Leaf(weight), Leaf(weight))
-    new = Leaf(jnp.zeros(3))
-    return Scenario(
-        lambda: st.tree.at(lambda m: m.embed, model, new),
-        st.UntiedWarning,
-        {"model": model},
-        lambda names: st.tree.at(lambda m: m.embed, names["model"], new),
-    )
+    replaced = lambda model: st.tree.at(lambda m: m.embed, model, Leaf(jnp.zeros(3)))
+    after = lambda names: replaced(names["model"])
+    return of(replaced, st.UntiedWarning, after, model=Net(Leaf(weight), Leaf(weight)))
 
 
 def tied_dict():
@@ -524,33 +430,11 @@ def a_static_argument_that_is_shared(path):
 
 
 @scenario
-def one_object_with_two_treatments(path):
-    model = tied()
-    f = st.grad(lambda a, b: loss(a))
-    return Scenario(
-        lambda: f(model, model),
-        st.InconsistentSharingError,
-        {"a": model, "b": model},
-        lambda names: f(names["a"], names["b"]),
-    )
-
-
-@scenario
-def explain_of_what_is_not_wrapped(path):
-    return Scenario(lambda: st.explain(loss, tied()), TypeError, {"f": loss, "model": tied()})
-
-
-@scenario
 def mutation_under_a_transform_that_is_not_registered(path):
     transform = lambda f: jax.jit(f)
     policy = st.Policy(in_place=True)
     again = lambda names: st.preserve_identities(transform, policy=policy)(lambda m: None)(tied())
     return Scenario(lambda: again({}), ValueError, {"transform": transform}, again)
-
-
-@scenario
-def an_in_place_for_each_argument(path):
-    return Scenario(lambda: st.jit(loss, in_place=(True, False)), TypeError, {"f": loss})
 
 
 @scenario
@@ -594,20 +478,9 @@ def a_tracer_in_a_static_place(path):
 
 
 @scenario
-def a_policy_of_another_library(path):
-    return Scenario(
-        lambda: st.preserve_identities(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable),
-        TypeError,
-        {"preserve_identities": st.preserve_identities, "f": loss},
-    )
-
-
-@scenario
 def operands_without_an_adapter(path):
-    def apply_to(f, operand):
-        return f(operand)
-
-    return Scenario(lambda: st.preserve_identities(apply_to)(loss, tied()), TypeError, {"f": loss, "model": tied()})
+    apply_to = lambda f, operand: f(operand)
+    return of(lambda f, model: st.preserve_identities(apply_to)(f, model), TypeError, f=loss, model=tied())
 
 
 def _what_tangents_need():
@@ -628,23 +501,14 @@ def tangents_without_the_ties(path):
 @scenario
 def a_cotangent_of_another_shape(path):
     pullback = st.vjp(lambda net: net, tied())[1]
-    return Scenario(
-        lambda: pullback(tied().embed),
-        st.SharingMismatchError,
-        _what_tangents_need(),
-        lambda names: pullback(names["tangent"]),
-    )
+    after = lambda names: pullback(names["tangent"])
+    return Scenario(lambda: pullback(tied().embed), MISMATCH, _what_tangents_need(), after)
 
 
 def gradient_by_rule(cotangents):
     f = st.custom_vjp(loss)
     f.defvjp(lambda net: (f(net), net), lambda net, y: cotangents(net, y))
     return st.grad(f)(tied())
-
-
-@scenario
-def other_cotangents_than_operands(path):
-    return Scenario(lambda: gradient_by_rule(lambda net, y: ()), TypeError, {"cotangent": tied()})
 
 
 @scenario
@@ -790,30 +654,16 @@ def _made_for_another(make, call):
 
 
 @scenario
-def a_compiled_program_for_other_static_values(path):
-    return _made_for_another(lambda f, one: f.lower(one).compile(), lambda program, net: program(net))
-
-
-@scenario
-def an_exported_program_for_other_static_values(path):
-    return _made_for_another(lambda f, one: st.export(f)(one), lambda program, net: program.call(net))
-
-
-@scenario
 def a_solver_without_aux(path):
-    root = st.preserve_identities(jax.lax.custom_root)
-    solve = lambda f, x: x
-    return Scenario(lambda: root(lambda x: x, tied(), solve, solve, has_aux=True), TypeError, {"solution": tied()})
+    root, solve = st.preserve_identities(jax.lax.custom_root), lambda f, x: x
+    return of(lambda x: root(lambda x: x, x, solve, solve, has_aux=True), TypeError, solution=tied())
 
 
 @scenario
 def options_of_rules_without_an_adapter(path):
     with_gradient = lambda net: (loss(net), lambda cotangent: (cotangent * net.head.weight,))
-    return Scenario(
-        lambda: st.preserve_identities(jax.custom_gradient)(with_gradient, with_logs=True),
-        TypeError,
-        {"f": with_gradient},
-    )
+    provoke = lambda f: st.preserve_identities(jax.custom_gradient)(f, with_logs=True)
+    return of(provoke, TypeError, f=with_gradient)
 
 
 @scenario
@@ -838,13 +688,9 @@ def in_place_without_in_specs(path):
 
 @scenario
 def a_part_of_what_belongs_together(path):
-    shared = Leaf(jnp.ones(2))
-    with st.Context():
-        st.tree.flatten(shared)
-        _, structure = st.tree.flatten([shared])
-    return Scenario(
-        lambda: _likes._require_no_gap(structure, 0), st.SharingMismatchError, {"model": tied(), "shared": shared}
-    )
+    last = lambda f: lambda *args: f(*args)[-1]
+    call = lambda: st.preserve_identities(last)(lambda net: (net.head, [net.head]))(tied())
+    return Scenario(call, st.SharingMismatchError, {"model": tied(), "shared": tied().head})
 
 
 @scenario
@@ -871,11 +717,6 @@ def integers_without_a_value_in_a_transpose(path):
         assert st.linear_transpose(f, names["abstract"])(jnp.ones(2))[0].x.tolist() == [0, 1]
 
     return Scenario(lambda: st.linear_transpose(f, jax.eval_shape(lambda: model)), TypeError, {"model": model}, after)
-
-
-@scenario
-def derivatives_in_place(path):
-    return Scenario(lambda: st.vjp(lambda x: x, jnp.ones(2), in_place=True), ValueError)
 
 
 @scenario
@@ -919,18 +760,6 @@ def a_layer_that_a_loop_replaces_in_place(path):
 
 
 @scenario
-def static_data_that_changes_in_a_loop(path):
-    scan = st.preserve_identities(jax.lax.scan)
-    body = lambda carry, x: (Static(carry.x, 2), x)
-    return Scenario(lambda: scan(body, Static(jnp.ones(2), 1), jnp.ones(1)), st.SharingMismatchError)
-
-
-@scenario
-def an_optimizer_by_name(path):
-    return Scenario(lambda: st.optimizer("adam"), TypeError, {"optax": optax}, lambda names: names["tx"].init(tied()))
-
-
-@scenario
 def an_optimizer_without_optax(path):
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
@@ -938,55 +767,6 @@ def an_optimizer_without_optax(path):
             st.optimizer(None)
 
     return Scenario(provoke, ImportError)
-
-
-@scenario
-def a_where_that_computes(path):
-    model = tied()
-    replaced = lambda names: st.tree.at(lambda m: [m.embed.weight, m.head.weight.T], model, [0, 0])
-    return Scenario(lambda: replaced({}), st.SharingMismatchError, {"where": None})
-
-
-@scenario
-def a_tie_in_the_wrong_order(path):
-    return Scenario(
-        lambda: st.tie(lambda m: (m.embed, m.head), tied()),
-        TypeError,
-        {"model": st.untie(tied())},
-        lambda names: st.ties(names["model"]) or 1 / 0,
-    )
-
-
-@scenario
-def an_untie_in_the_wrong_order(path):
-    return Scenario(
-        lambda: st.untie(lambda m: m.head, tied()),
-        TypeError,
-        {"model": tied()},
-        lambda names: st.ties(names["model"]) and 1 / 0,
-    )
-
-
-@scenario
-def a_replacement_in_the_wrong_order(path):
-    new = jnp.zeros((2, 2))
-    return Scenario(
-        lambda: st.tree.at(tied(), lambda m: m.head.weight, new),
-        TypeError,
-        {"model": tied(), "new": new},
-        lambda names: names["model"].embed.weight is names["new"] or 1 / 0,
-    )
-
-
-@scenario
-def preserve_identities_of_a_plain_function(path):
-    f = lambda net: net.head.weight
-    return Scenario(lambda: st.preserve_identities(f)(tied()), TypeError, {"f": f}, lambda names: names["f"](tied()))
-
-
-@scenario
-def preserve_identities_of_no_function(path):
-    return Scenario(lambda: st.preserve_identities(tied()), TypeError)
 
 
 def _takes_operands(wrong):
@@ -1001,22 +781,6 @@ def _takes_operands(wrong):
 
 
 @scenario
-def operands_without_an_adapter_for_them(path):
-    return _takes_operands(None)
-
-
-@scenario
-def operands_like_those_of_a_transform_that_takes_none(path):
-    return _takes_operands(jax.jit)
-
-
-@scenario
-def a_function_that_is_gone(path):
-    inner = _inner.Inner(loss, lambda: None, lambda function, args, kwargs: None)
-    return Scenario(lambda: inner(tied()), ReferenceError, {"transform": lambda f: f})
-
-
-@scenario
 def a_branch_that_loses_a_tie_of_modules(path):
     model = tied()
     loosened = lambda net: Net(Leaf(net.embed.weight), Leaf(net.head.weight))
@@ -1025,14 +789,6 @@ def a_branch_that_loses_a_tie_of_modules(path):
         st.SharingMismatchError,
         {"model": double(model), "before": model, "f": lambda x: 2 * x},
         lambda names: st.cond(True, lambda net: net, loosened, names["model"]),
-    )
-
-
-@scenario
-def a_branch_with_another_static_value(path):
-    return Scenario(
-        lambda: st.cond(True, lambda x: Static(x, "a"), lambda x: Static(x, "b"), jnp.ones(2)),
-        st.SharingMismatchError,
     )
 
 
@@ -1061,12 +817,6 @@ def a_state_with_a_tie_that_the_model_lacks(path):
 
 
 @scenario
-def a_state_of_other_names(path):
-    names = {"model": {"a": 1}, "state": {"b": 1}}
-    return Scenario(lambda: st.load_state({"a": 1}, {"b": 1}), st.StructureMismatchError, names)
-
-
-@scenario
 def a_class_with_functions_for_its_state(path):
     class Layer:
         pass
@@ -1078,36 +828,6 @@ def a_class_with_functions_for_its_state(path):
 
 def of_head(net):
     return net.head.weight.sum()
-
-
-@scenario
-def a_position_for_a_filter(path):
-    names = {"f": of_head}
-    return Scenario(lambda: st.grad(of_head, wrt=1), TypeError, names)
-
-
-@scenario
-def what_is_no_filter(path):
-    names = {"f": of_head}
-    return Scenario(lambda: st.grad(of_head, wrt={}), TypeError, names)
-
-
-@scenario
-def a_filter_of_a_value_only(path):
-    names = {"f": of_head, "is_inexact_array": eqx.is_inexact_array}
-    return Scenario(lambda: st.grad(of_head, wrt=eqx.is_inexact_array), TypeError, names)
-
-
-@scenario
-def a_filter_that_looks_at_what_an_array_holds(path):
-    names = {"f": of_head}
-    return Scenario(lambda: st.grad(of_head, wrt=lambda path, value: value > 0)(tied()), TypeError, names)
-
-
-@scenario
-def a_filter_that_selects_nothing(path):
-    names = {"f": of_head}
-    return Scenario(lambda: st.grad(of_head, wrt=eqx.nn.Linear)(tied()), ValueError, names)
 
 
 @scenario
@@ -1144,8 +864,7 @@ def a_leaf_of_a_dag_that_is_selected_at_one_path(path):
 @scenario
 def a_filter_of_nnx_for_one_argument(path):
     nnx = pytest.importorskip("flax.nnx")
-    names = {"f": of_head, "nnx": nnx}
-    return Scenario(lambda: st.grad(of_head, argnums=nnx.DiffState(0, nnx.Param)), TypeError, names)
+    return of(lambda f, nnx: st.grad(f, argnums=nnx.DiffState(0, nnx.Param)), TypeError, f=of_head, nnx=nnx)
 
 
 # --- mutable modules -----------------------------------------------------------------------------------------------
@@ -1162,21 +881,6 @@ def _assigning(value, better=None):
 
 
 @scenario
-def an_attribute_that_is_a_method(path):
-    return _assigning(Free().parameters, None)
-
-
-@scenario
-def an_attribute_that_is_used_up(path):
-    return _assigning(x for x in "ab")
-
-
-@scenario
-def an_attribute_without_order(path):
-    return _assigning({Free()})
-
-
-@scenario
 def an_attribute_that_cannot_be_seen(path):
     class Opaque:
         def __init__(self):
@@ -1187,21 +891,11 @@ def an_attribute_that_cannot_be_seen(path):
 
 
 @scenario
-def a_mark_in_a_container(path):
-    return _assigning([st.parameter(jnp.ones(2))], [jnp.ones(2)])
-
-
-@scenario
 def a_marked_attribute_that_gets_a_text(path):
     module = Free()
     module.attribute = st.parameter(jnp.ones(2))
     names = {"module": module, "value": "text"}
     return Scenario(lambda: setattr(module, "attribute", "text"), st.UnregisteredTypeError, names)
-
-
-@scenario
-def a_mark_of_the_class(path):
-    return Scenario(lambda: type("Net", (st.Module,), {"weight": st.parameter(jnp.ones(2))}), TypeError, {})
 
 
 @scenario
@@ -1217,3 +911,128 @@ def parameters_of_another_module(path):
     module.layer, other.layer = Free(), [Free()]
     names = {"module": module, "update": lambda x: x}
     return Scenario(lambda: module.merge(other), st.SharingMismatchError, names)
+
+
+# --- those that are said in a line or two ---------------------------------------------------------------------------
+
+
+def _same_sharing(a, b):
+    return of(st.assert_same_sharing, MISMATCH, lambda names: st.assert_same_sharing(a, names["b"]), a=a, b=b)
+
+
+scenarios(
+    {
+        "a_static_field_that_changes": lambda: Scenario(_retraced(Static), st.RetraceWarning),
+        "ties_of_the_first_only": lambda: _same_sharing(tied(), double(tied())),
+        "ties_of_the_second_only": lambda: _same_sharing(double(tied()), tied()),
+        "a_static_value_that_cannot_be_compared": lambda: Scenario(
+            lambda: st.tree.structure(Scaled(jnp.ones(1), Incomparable())), st.StaticComparisonError
+        ),
+        "trees_of_two_shapes": lambda: of(
+            lambda a, b: st.retie(a, like=[b]), MISMATCH, a=tied(), b=Net(Leaf(jnp.ones(2)), 1)
+        ),
+        "a_tie_of_one": lambda: of(lambda model: st.tie(model, lambda m: m.embed), MISMATCH, model=loose()),
+        "a_tie_of_two_shapes": lambda: of(
+            lambda model, x: st.tie(model, lambda m: (m.embed.weight, m.head.weight)),
+            MISMATCH,
+            model=Net(Leaf(jnp.ones((2, 3))), Leaf(jnp.ones((3, 2)))),
+            x=jnp.ones((1, 3)),
+        ),
+        "a_prefix_that_does_not_fit": lambda: of(
+            lambda model, value: st.tree.partition(model, (True, False)),
+            MISMATCH,
+            lambda names: st.tree.partition(names["model"], names["filter_spec"]),
+            model=tied(),
+            value=True,
+        ),
+        "a_filter_that_is_a_module": lambda: of(
+            lambda spec: st.tree.filter({"a": jnp.ones(2)}, {"a": spec}),
+            MISMATCH,
+            lambda names: st.tree.filter({"a": jnp.ones(2)}, names["filter_spec"]),
+            spec=Selecting(jnp.ones(2)),
+        ),
+        "one_object_with_two_treatments": lambda: of(
+            st.grad(lambda a, b: loss(a)),
+            INCONSISTENT,
+            lambda names: st.grad(lambda a, b: loss(a))(names["a"], names["b"]),
+            a=(model := tied()),
+            b=model,
+        ),
+        "explain_of_what_is_not_wrapped": lambda: of(st.explain, TypeError, f=loss, model=tied()),
+        "an_in_place_for_each_argument": lambda: of(lambda f: st.jit(f, in_place=(True, False)), TypeError, f=loss),
+        "a_policy_of_another_library": lambda: of(
+            lambda preserve_identities, f: preserve_identities(
+                jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable
+            ),
+            TypeError,
+            preserve_identities=st.preserve_identities,
+            f=loss,
+        ),
+        "other_cotangents_than_operands": lambda: of(
+            lambda cotangent: gradient_by_rule(lambda net, y: ()), TypeError, cotangent=tied()
+        ),
+        "a_compiled_program_for_other_static_values": lambda: _made_for_another(
+            lambda f, one: f.lower(one).compile(), lambda program, net: program(net)
+        ),
+        "an_exported_program_for_other_static_values": lambda: _made_for_another(
+            lambda f, one: st.export(f)(one), lambda program, net: program.call(net)
+        ),
+        "derivatives_in_place": lambda: of(lambda: st.vjp(lambda x: x, jnp.ones(2), in_place=True), ValueError),
+        "an_optimizer_by_name": lambda: of(
+            lambda optax: st.optimizer("adam"), TypeError, lambda names: names["tx"].init(tied()), optax=optax
+        ),
+        "a_where_that_computes": lambda: of(
+            lambda where: st.tree.at(lambda m: [m.embed.weight, m.head.weight.T], tied(), [0, 0]), MISMATCH, where=None
+        ),
+        "a_tie_in_the_wrong_order": lambda: of(
+            lambda model: st.tie(lambda m: (m.embed, m.head), model),
+            TypeError,
+            lambda names: st.ties(names["model"]) or 1 / 0,
+            model=loose(),
+        ),
+        "an_untie_in_the_wrong_order": lambda: of(
+            lambda model: st.untie(lambda m: m.head, model),
+            TypeError,
+            lambda names: st.ties(names["model"]) and 1 / 0,
+            model=tied(),
+        ),
+        "a_replacement_in_the_wrong_order": lambda: of(
+            lambda model, new: st.tree.at(model, lambda m: m.head.weight, new),
+            TypeError,
+            lambda names: names["model"].embed.weight is names["new"] or 1 / 0,
+            model=tied(),
+            new=jnp.zeros((2, 2)),
+        ),
+        "preserve_identities_of_a_plain_function": lambda: of(
+            lambda f: st.preserve_identities(f)(tied()), TypeError, lambda names: names["f"](tied()), f=loss
+        ),
+        "preserve_identities_of_no_function": lambda: of(lambda: st.preserve_identities(tied()), TypeError),
+        "operands_without_an_adapter_for_them": lambda: _takes_operands(None),
+        "operands_like_those_of_a_transform_that_takes_none": lambda: _takes_operands(jax.jit),
+        "a_branch_with_another_static_value": lambda: of(
+            lambda: st.cond(True, lambda x: Static(x, "a"), lambda x: Static(x, "b"), jnp.ones(2)), MISMATCH
+        ),
+        "a_state_of_other_names": lambda: of(st.load_state, st.StructureMismatchError, model={"a": 1}, state={"b": 1}),
+        "a_position_for_a_filter": lambda: of(lambda f: st.grad(f, wrt=1), TypeError, f=of_head),
+        "what_is_no_filter": lambda: of(lambda f: st.grad(f, wrt={}), TypeError, f=of_head),
+        "a_filter_of_a_value_only": lambda: of(
+            lambda f, is_inexact_array: st.grad(f, wrt=is_inexact_array),
+            TypeError,
+            f=of_head,
+            is_inexact_array=eqx.is_inexact_array,
+        ),
+        "a_filter_that_looks_at_what_an_array_holds": lambda: of(
+            lambda f: st.grad(f, wrt=lambda path, value: value > 0)(tied()), TypeError, f=of_head
+        ),
+        "a_filter_that_selects_nothing": lambda: of(
+            lambda f: st.grad(f, wrt=eqx.nn.Linear)(tied()), ValueError, f=of_head
+        ),
+        "an_attribute_that_is_a_method": lambda: _assigning(Free().parameters, None),
+        "an_attribute_that_is_used_up": lambda: _assigning(x for x in "ab"),
+        "an_attribute_without_order": lambda: _assigning({Free()}),
+        "a_mark_in_a_container": lambda: _assigning([st.parameter(jnp.ones(2))], [jnp.ones(2)]),
+        "a_mark_of_the_class": lambda: of(
+            lambda: type("Net", (st.Module,), {"weight": st.parameter(jnp.ones(2))}), TypeError
+        ),
+    }
+)

@@ -53,16 +53,17 @@ def fixes() -> list[Fix]:
 
 def texts_of(module: ast.Module) -> list[str]:
     """The texts that a file makes, with holes, but for docstrings."""
-    others: set[Any] = {node.value for node in ast.walk(module) if isinstance(node, ast.Expr)}
-    for node in ast.walk(module):
-        if isinstance(node, ast.JoinedStr):
-            others.update(node.values)
     texts: list[str] = []
-    for node in ast.walk(module):
-        if node not in others and isinstance(node, ast.JoinedStr):
+    nodes: list[ast.AST] = [module]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.JoinedStr):
             texts.append("".join(str(v.value) if isinstance(v, ast.Constant) else HOLE for v in node.values))
-        elif node not in others and isinstance(node, ast.Constant) and isinstance(node.value, str):
-            texts.append(node.value)
+            nodes += [v for v in node.values if not isinstance(v, ast.Constant)]
+        elif isinstance(node, ast.Constant):
+            texts += [node.value] if isinstance(node.value, str) else []
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            nodes += ast.iter_child_nodes(node)
     return texts
 
 
@@ -133,3 +134,10 @@ def scenario(make: Callable[[pathlib.Path], Scenario]) -> Callable[[pathlib.Path
     assert make.__name__ not in SCENARIOS
     SCENARIOS[make.__name__] = make
     return make
+
+
+def scenarios(table: dict[str, Callable[[], Scenario]]) -> None:
+    """Registers those that are said in a line or two, and need no folder."""
+    for name, make in table.items():
+        assert name not in SCENARIOS
+        SCENARIOS[name] = lambda _, make=make: make()

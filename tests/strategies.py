@@ -159,21 +159,15 @@ def copy_dag(tree: Any, change: Callable[[Any], Any] = lambda x: jnp.array(x, co
     made: dict[int, Any] = {}
 
     def visit(obj: Any) -> Any:
+        below = children(obj)
+        if not below and not carries_identity(obj):
+            return obj
         if id(obj) in made:  # alive in `tree`
             return made[id(obj)]
-        below = children(obj)
         new = change(obj) if is_array(obj) else with_children(obj, [visit(c) for _, c in below])
         if carries_identity(obj):
             made[id(obj)] = new
         return new
-
-    def keep_values(obj: Any) -> bool:
-        return not is_array(obj) and not children(obj) and not carries_identity(obj)
-
-    original = visit
-
-    def visit(obj: Any) -> Any:  # noqa: F811
-        return obj if keep_values(obj) else original(obj)
 
     return visit(tree)
 

@@ -8,7 +8,6 @@ import warnings
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import pytest
 
 import sharedtree as st
 from sharedtree import _attribution
@@ -48,9 +47,8 @@ def _decorated():
     return around
 
 
-@pytest.mark.parametrize(
-    ("function", "name"),
-    [
+def test_the_innermost_function_is_named():
+    for function, name in (
         (plain, "plain"),
         (functools.partial(functools.partial(plain)), "plain"),
         (_decorated(), "plain"),
@@ -58,22 +56,20 @@ def _decorated():
         (Net(1, 2).lose, "Net.lose"),
         (Net(1, 2), "Net.__call__"),
         (st.jit(st.checkpoint(plain)), "plain"),
-    ],
-)
-def test_the_innermost_function_is_named(function, name):
-    definition = definition_of(function)
-    assert definition.name == name
-    assert definition.filename == __file__
-    assert definition.module == __name__
-    assert f"def {name.rpartition('.')[2]}(" in linecache.getline(__file__, definition.lineno)
-    assert str(definition) == f"`{name}` ({__file__}:{definition.lineno})"
+    ):
+        definition = definition_of(function)
+        assert definition.name == name
+        assert definition.filename == __file__
+        assert definition.module == __name__
+        assert f"def {name.rpartition('.')[2]}(" in linecache.getline(__file__, definition.lineno)
+        assert str(definition) == f"`{name}` ({__file__}:{definition.lineno})"
 
 
-@pytest.mark.parametrize("function", [len, jnp.add, functools.partial(max), str.upper])
-def test_functions_without_code_of_their_own_have_a_name_too(function):
-    assert definition_of(function).name
+def test_functions_without_code_of_their_own_have_a_name_too():
     warnings.simplefilter("ignore")
-    warn_about(definition_of(function), "text", UserWarning)
+    for function in (len, jnp.add, functools.partial(max), str.upper):
+        assert definition_of(function).name
+        warn_about(definition_of(function), "text", UserWarning)
 
 
 def test_the_caller_is_the_innermost_frame_outside_the_libraries():

@@ -4,7 +4,6 @@ import functools
 import gc
 import itertools
 import warnings
-import weakref
 from typing import Any
 
 import equinox as eqx
@@ -27,7 +26,6 @@ from tests.strategies import (
     paths,
     with_children,
 )
-from tests.test_threads import at_once
 
 IGNORE = st.Policy(on_untie="ignore")
 
@@ -109,50 +107,14 @@ class Counted:
 # --- identity -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("functions", [(double, same), (same, double), (double, double), (double, same, double)])
-def test_a_shared_module_is_one_inside_and_outside(functions):
-    def checking(f):
-        def branch(net):
-            assert net.embed is net.head
-            return f(net)
-
-        return branch
-
-    for call, which in ways(tuple(map(checking, functions))):
-        net = tied()
+def test_a_result_is_never_the_callers_object():
+    """Not even one that every branch returns as it was, since JAX compares what the branches return."""
+    net = tied()
+    for call, _ in ways((same, lambda net: net)):
         result = call(net)
         assert result.embed is result.head
         assert result is not net
         assert result.embed is not net.embed
-        assert_equal(result, functions[which](untied()))
-
-
-def test_one_object_in_several_operands():
-    def f(net, others):
-        assert others["teacher"] is net
-        assert others["leaf"] is net.head
-        return {"leaf": others["leaf"], "net": (net,)}
-
-    net = tied()
-
-    def g(net, others):
-        net = double(net)
-        return f(net, {"teacher": net, "leaf": net.embed})
-
-    for call, _ in ways((f, g)):
-        net = tied()
-        result = call(net, {"teacher": net, "leaf": net.embed})
-        assert result["leaf"] is result["net"][0].head is result["net"][0].embed
-
-
-def test_what_both_build_is_tied_outside():
-    def build(x):
-        leaf = Leaf(x)
-        return Net(leaf, leaf), leaf
-
-    for call, _ in ways((build, lambda x: build(x + 1))):
-        net, leaf = call(jnp.ones(2))
-        assert net.embed is net.head is leaf
 
 
 def test_bare_arrays_and_containers_are_values():
@@ -178,15 +140,6 @@ def test_containers_under_the_policy():
         assert result["a"] is result["b"]
         result = st.cond(pred, f, lambda params: {"a": w + 1, "b": w + 2}, {"a": w, "b": w}, policy=policy)
         assert result["a"] is not result["b"]
-
-
-def test_a_tied_leaf_is_one_input_and_one_output():
-    jaxpr = jax.make_jaxpr(lambda dag: st.Dag(st.cond(dag.tree.embed.weight[0] > 0, double, same, dag.tree)))(
-        st.Dag(tied())
-    )
-    (equation,) = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "cond"]
-    assert len(equation.invars) == 2  # the index, and the weight
-    assert len(equation.outvars) == 1
 
 
 @given(dag=dags())
@@ -258,49 +211,26 @@ def advance(x):
     return State(x + 1, x + 2)
 
 
-@pytest.mark.parametrize(
-    ("functions", "traces"),
-    [((reset, advance), 2), ((advance, reset), 2), ((reset, reset), 1), ((advance, advance), 1)],
-)
-def test_two_traces_once_and_none_after(functions, traces):
-    functions = [Counted(function) for function in functions]
+def test_two_traces_once_and_none_after():
+    nothing = lambda x: None
+    cases = [(reset, advance, 2), (advance, reset, 2), (reset, reset, 1), (advance, advance, 1), (nothing, nothing, 1)]
+    counted = [[Counted(function) for function in functions] for *functions, _ in cases]
     for _ in range(2):
-        for call, which in ways(functions):
-            result = call(jnp.ones(2))
-            assert (result.mu is result.nu) == (functions[0].function is functions[1].function is reset)
-            assert_equal(result, functions[which].function(jnp.ones(2)))
-        gc.collect()
-    assert [function.count for function in functions] == [2 * traces] * 2  # under cond, and under switch
-
-
-def test_each_branch_drops_another_tie():
-    def three(x, pick):
-        made = [x + i for i in range(4)]
-        return [made[i] for i in pick]
-
-    def branch(pick):
-        return lambda x: Net(three(x, pick), 0)
-
-    for call, which in ways([branch((0, 0, 0, 1)), branch((0, 0, 1, 1)), branch((0, 1, 1, 1))]):
-        head = call(jnp.ones(2)).embed
-        assert [any(a is b for b in head[:i]) for i, a in enumerate(head)] == [False] * 4
-        assert_equal(head, three(jnp.ones(2), [(0, 0, 0, 1), (0, 0, 1, 1), (0, 1, 1, 1)][which]))
-
-
-def test_a_tied_list():
-    def one(x):
-        pair = [x, x]
-        return Net(pair, pair)
-
-    def two(x):
-        return Net([x, x], [x, x + 1])
-
-    for call, which in ways((one, two)):
-        result = call(jnp.ones(2))
-        assert result.embed is not result.head
-        assert result.embed[0] is result.embed[1] is result.head[0]  # in both
-        assert result.head[1] is not result.head[0]
-        assert_equal(result, (one, two)[which](jnp.ones(2)))
+        for functions in counted:
+            for call, which in ways(functions):
+                result = call(jnp.ones(2))
+                expected = functions[which].function(jnp.ones(2))
+                assert_equal(result, expected)
+                if result is not None:
+                    ties = [function.function is reset for function in functions]
+                    assert (result.mu is result.nu) == all(ties)
+        gc.collect()  # what was learned is kept as long as the functions are
+    for functions, (_, _, traces) in zip(counted, cases, strict=True):
+        assert [function.count for function in functions] == [2 * traces] * 2  # under cond, and under switch
+    f = Counted(double)
+    for pred in (True, False):
+        st.cond(pred, f, f, tied())
+    assert f.count == 1
 
 
 def test_other_branches_other_meets():
@@ -312,13 +242,6 @@ def test_other_branches_other_meets():
         assert is_tied(st.cond(True, f, g, x)) is False
         assert is_tied(st.cond(True, g, f, x)) is False
         assert is_tied(st.switch(0, [f, f], x)) is True
-
-
-def test_the_same_function_twice_is_traced_once():
-    f = Counted(double)
-    st.cond(True, f, f, tied())
-    st.cond(False, f, f, tied())
-    assert f.count == 1
 
 
 def test_results_that_depend_on_shapes():
@@ -334,27 +257,16 @@ def test_results_that_depend_on_shapes():
         return State(leaf.weight + 1, leaf.weight + 2, name=f"of size {leaf.weight.size}")
 
     for size in (2, 3, 2, 3):
-        for call, which in ways((f, advance_leaf)):
-            assert_equal(call(Leaf(jnp.ones(size))), (f, advance_leaf)[which](Leaf(jnp.ones(size))))
-        for call, _ in ways((g, h)):
-            result = call(Leaf(jnp.ones(size)))
-            assert result.name == f"of size {size}"
-            assert result.mu is not result.nu
+        for functions in ((f, advance_leaf), (g, h)):
+            for call, which in ways(functions):
+                result, leaf = call(Leaf(jnp.ones(size))), Leaf(jnp.ones(size))
+                assert_equal(result, functions[which](leaf))
+                assert result.mu is not result.nu
+                assert result.name == functions[which](leaf).name
 
 
 def advance_leaf(leaf):
     return advance(leaf.weight)
-
-
-def test_branches_that_return_nothing_are_traced_once():
-    def f(leaf):
-        return None if leaf.weight.shape == (2,) else advance(leaf.weight)
-
-    f, g = Counted(f), Counted(lambda leaf: None if leaf.weight.shape == (2,) else reset(leaf.weight))
-    for _ in range(2):
-        assert st.cond(True, f, g, Leaf(jnp.ones(2))) is None
-    assert f.count == g.count == 1
-    assert not is_tied(st.cond(True, f, g, Leaf(jnp.ones(3))))
 
 
 def test_operands_in_other_containers_are_other_calls():
@@ -364,15 +276,6 @@ def test_operands_in_other_containers_are_other_calls():
         for operand in ((net,), [net], {"net": net}, (net, {"x": net.embed})):
             st.cond(True, f, g, operand)
     assert f.count == g.count == 4
-
-
-def test_a_branch_within_a_branch():
-    inner = Counted(lambda x: st.cond(x[0] > 0, reset, advance, x))
-    for call, which in ways((inner, reset, advance)):
-        result = call(jnp.ones(2))
-        assert result.mu is not result.nu
-        assert_equal(result, (reset, reset, advance)[which](jnp.ones(2)))
-    assert inner.count == 2
 
 
 # --- static values --------------------------------------------------------------------------------------------------
@@ -394,15 +297,11 @@ def test_a_number_that_differs_comes_out_as_an_array(a, b):
 
 
 def test_a_number_that_is_the_same_stays_static():
-    for call, _ in ways((lambda x: State(x, x, 3), lambda x: State(x + 1, x, 3), lambda x: State(x, x, 3))):
-        assert type(call(jnp.ones(2)).steps) is int
-
-
-def test_the_third_branch_has_another_number():
-    for call, which in ways([lambda x, i=i: State(x, x, i) for i in (3, 3, 4)]):
-        result = call(jnp.ones(2))
-        assert result.steps == (3, 3, 4)[which]
-        assert result.steps.weak_type
+    for numbers in ((3, 3, 3), (3, 3, 4)):
+        for call, which in ways([lambda x, i=i: State(x, x, i) for i in numbers]):
+            steps = call(jnp.ones(2)).steps
+            assert steps == numbers[which]
+            assert type(steps) is int if len({*numbers}) == 1 else steps.weak_type
 
 
 def test_numbers_of_other_types_are_refused_as_in_jax():
@@ -504,32 +403,26 @@ def test_a_branch_that_loses_a_tie_warns_once():
 
 
 def test_the_warning_can_be_an_error_and_the_next_call_works():
-    for _ in range(2):
-        with pytest.raises(st.UntiedError, match=r"operands\[0\]\.head"):
-            st.cond(True, same, vanilla_double, tied_arrays(), policy=st.Policy(on_untie="error"))
-    assert st.cond(True, same, vanilla_double, tied_arrays(), policy=IGNORE).embed is not None
+    with pytest.raises(st.UntiedError, match=r"operands\[0\]\.head"):
+        st.cond(True, same, vanilla_double, tied_arrays(), policy=st.Policy(on_untie="error"))
     result = st.cond(True, same, double, tied_arrays())
     assert result.embed is result.head
 
 
 def test_untie_silences_and_is_handed_on():
     """What one branch unties on purpose is untied on purpose in the result, also for an enclosing function."""
-
-    def meant(net):
-        return vanilla_double(st.untie(net))
-
+    meant = lambda net: vanilla_double(st.untie(net))
     for functions in ((same, meant), (meant, same), (meant, meant)):
-
-        @st.jit
-        def step(net, functions=functions):
-            return st.cond(net.embed[0] > 0, *functions, net)
-
-        result = step(tied_arrays())
+        result = st.jit(lambda net, fs=functions: st.cond(net.embed[0] > 0, *fs, net))(tied_arrays())
         assert result.embed is not result.head
         assert_equal(result, functions[0](tied_arrays()))
 
 
 # --- other errors ---------------------------------------------------------------------------------------------------
+
+
+def failing(x):
+    raise KeyError("mine")
 
 
 def outcome(run):
@@ -561,6 +454,10 @@ def outcome(run):
         lambda cond, switch: switch(0.5, [same, same], jnp.ones(2)),
         lambda cond, switch: switch(jnp.arange(2), [same, same], jnp.ones(2)),
         lambda cond, switch: switch(0, [same, same, lambda x: x[0]], jnp.ones(2)),
+        *(
+            lambda cond, switch, fs=fs: switch(0, [*fs], jnp.ones(2)) if fs[2:] else cond(True, *fs, jnp.ones(2))
+            for fs in ((failing, same), (same, failing), (same, same, failing))
+        ),
     ],
 )
 def test_other_errors_are_those_of_jax(call):
@@ -571,26 +468,21 @@ def test_other_errors_are_those_of_jax(call):
     assert first == other
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_no_private_name_is_in_an_error():
+    for other in (
         lambda net: Embedding(net.embed[:2], net.head[:2]),
         lambda net: Embedding(net.embed.astype(int), net.head.astype(int)),
         lambda net: Embedding(net.embed[:2], net.embed[:2]),
         lambda net: net.embed,
         lambda net: (net, net),
-        lambda net: [net],
         lambda net: {"a": net},
         lambda net: None,
-    ],
-)
-def test_no_private_name_is_in_an_error(other):
-    for left, right in ((same, other), (other, same), (lambda net: {"b": net}, other)):
-        with pytest.raises((TypeError, st.SharingMismatchError)) as caught:
-            st.cond(True, left, right, st.untie(tied_arrays()), policy=IGNORE)
-        text = str(caught.value)
-        assert not any(word in text for word in ("Packed", "Structure(", "Attending", "Meeting", "meet"))
-    assert st.cond(True, same, same, tied_arrays()).embed is not None
+    ):
+        for left, right in ((same, other), (other, same), (lambda net: {"b": net}, other)):
+            with pytest.raises((TypeError, st.SharingMismatchError)) as caught:
+                st.cond(True, left, right, st.untie(tied_arrays()), policy=IGNORE)
+            text = str(caught.value)
+            assert not any(word in text for word in ("Packed", "Structure(", "Attending", "Meeting", "meet"))
 
 
 def test_what_is_a_module_in_one_branch_only_is_named():
@@ -599,17 +491,6 @@ def test_what_is_a_module_in_one_branch_only_is_named():
             st.cond(True, same, other, st.untie(tied_arrays()))
         assert "at `result`: in the result of `true_fun` it is a `Embedding`, in" in str(caught.value)
         assert f"in the result of `false_fun` {named}." in str(caught.value)
-
-
-def test_an_error_of_a_branch_is_the_users():
-    def failing(net):
-        raise KeyError("mine")
-
-    for functions in ((failing, same), (same, failing), (same, same, failing)):
-        for call, _ in ways(functions):
-            with pytest.raises(KeyError, match="mine"):
-                call(tied())
-    assert st.cond(True, same, same, tied()).embed is not None
 
 
 def test_a_branch_that_is_not_the_same_when_traced_again():
@@ -633,27 +514,6 @@ def test_jax_names_operands_as_the_function_does():
 
 
 # --- how they can be called -----------------------------------------------------------------------------------------
-
-
-class Layer(eqx.Module):
-    scale: jax.Array
-
-    def __call__(self, net):
-        assert net.embed is net.head
-        return st.tree.map(lambda x: self.scale * x, net)
-
-
-def scaled(factor, net):
-    return st.tree.map(lambda x: factor * x, net)
-
-
-def test_every_kind_of_function():
-    layer = Layer(jnp.array(3.0))
-    for function in (layer, layer.__call__, functools.partial(scaled, 3.0), jax.tree_util.Partial(scaled, 3.0)):
-        for pred in (True, False):
-            result = st.cond(pred, function, same, tied())
-            assert result.embed is result.head
-            np.testing.assert_allclose(result.head.weight, jnp.arange(1.0, 4.0) * (3 if pred else 1))
 
 
 def test_operand_and_branches_with_operands_of_their_own():
@@ -699,46 +559,15 @@ def test_without_jit_only_one_branch_runs():
 # --- under other transforms -----------------------------------------------------------------------------------------
 
 
-def twin_loss(weight, x, scale):
-    """By hand, on the single copy."""
-    weight = jax.lax.cond(x > 0, lambda w: scale * jnp.sin(w), lambda w: w * w, weight)
-    return (weight * weight).sum() * x
+def test_mapped_over_predicates():
+    def through(net, x, cond):
+        net = cond(x > 0, lambda n: st.tree.map(jnp.sin, n), lambda n: st.tree.map(lambda w: w * w, n), net)
+        return loss(net) * x
 
-
-def model_loss(net, x, scale):
-    net = st.cond(
-        x > 0,
-        lambda n: st.tree.map(lambda w: scale * jnp.sin(w), n),
-        lambda n: st.tree.map(lambda w: w * w, n),
-        net,
-    )
-    assert net.embed is net.head
-    return loss(net) * x
-
-
-@pytest.mark.parametrize("wrap", [lambda f: f, st.jit, st.checkpoint, lambda f: st.jit(st.checkpoint(f))])
-@pytest.mark.parametrize("x", [1.5, -0.5])
-def test_gradients(wrap, x):
-    value, gradient = st.value_and_grad(wrap(model_loss))(tied(), x, 2.0)
-    expected, of_weight = jax.value_and_grad(twin_loss)(jnp.arange(1.0, 4.0), x, 2.0)
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    assert gradient.embed is gradient.head
-    np.testing.assert_allclose(gradient.embed.weight, of_weight, rtol=1e-5)
-
-
-def test_mapped_over_predicates_and_in_a_loop():
     xs = jnp.array([1.5, -0.5, 0.0])
-    got = st.vmap(model_loss, in_axes=(None, 0, None))(tied(), xs, 2.0)
-    want = jax.vmap(twin_loss, in_axes=(None, 0, None))(jnp.arange(1.0, 4.0), xs, 2.0)
-    np.testing.assert_allclose(got, want, rtol=1e-5)
-
-    def step(net, x):
-        assert net.embed is net.head
-        return st.cond(x > 0, double, same, net), None
-
-    net, _ = st.preserve_identities(jax.lax.scan)(step, tied(), xs)
-    assert net.embed is net.head
-    np.testing.assert_allclose(net.head.weight, 2 * jnp.arange(1.0, 4.0))
+    ours = st.vmap(lambda net, x: through(net, x, st.cond), in_axes=(None, 0))(tied(), xs)
+    vanilla = jax.vmap(lambda net, x: through(net, x, jax.lax.cond), in_axes=(None, 0))(untied(), xs)
+    np.testing.assert_allclose(ours, vanilla, rtol=1e-5)
 
 
 def test_joined_under_a_gradient():
@@ -748,49 +577,11 @@ def test_joined_under_a_gradient():
         state = st.cond(pred, lambda x: (lambda y: State(y, y, 1))(jnp.sin(x)), lambda x: State(x, x * x, 2), x)
         return (state.mu * state.nu * state.steps).sum()
 
-    x = jnp.array([0.3, 0.7])
+    x = np.array([0.3, 0.7], np.float32)
     for wrap in (lambda f: f, jax.jit):
-        for pred, by_hand in ((True, lambda x: (jnp.sin(x) ** 2).sum()), (False, lambda x: (2 * x**3).sum())):
-            got = jax.grad(wrap(through))(x, pred)
-            np.testing.assert_allclose(got, jax.grad(by_hand)(x), rtol=1e-5)
-
-
-# --- memory and threads ---------------------------------------------------------------------------------------------
-
-
-def test_functions_and_structures_are_let_go():
-    def run():
-        class Own(eqx.Module):
-            a: jax.Array
-            b: jax.Array
-
-        f = lambda net: Own(net.a, net.b * 2)
-        g = lambda net: Own(net.a, net.a)
-        net = Own(jnp.ones(2), jnp.zeros(2))
-        st.cond(True, f, g, net)
-        st.cond(True, f, g, net)
-        return weakref.ref(f), weakref.ref(g), weakref.ref(st.tree.structure(net))
-
-    references = run()
-    gc.collect()
-    assert [reference() for reference in references[:2]] == [None, None]
-    jax.clear_caches()
-    gc.collect()
-    assert references[2]() is None
-
-
-def test_first_calls_from_many_threads():
-    f = Counted(lambda net: (double(net), reset(net.embed.weight)))
-    g = Counted(lambda net: (net, advance(net.head.weight)))
-
-    results = at_once(lambda i: st.cond(i % 2 == 0, f, g, tied()))
-    for i, (net, state) in enumerate(results):
-        assert net.embed is net.head
-        assert state.mu is not state.nu
-        assert_equal((net, state), (f, g)[i % 2].function(tied()))
-    counts = f.count, g.count
-    st.cond(True, f, g, tied())
-    assert (f.count, g.count) == counts
+        # Of the squares of the sines, and of twice the cubes.
+        for pred, by_hand in ((True, np.sin(2 * x)), (False, 6 * x**2)):
+            np.testing.assert_allclose(jax.grad(wrap(through))(x, pred), by_hand, rtol=1e-5)
 
 
 # In place
@@ -815,53 +606,26 @@ def other_changed(pair, _=None):
 IN_PLACE = st.Policy(in_place=True)
 
 
-@pytest.mark.parametrize("jitted", [False, True])
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("how", ["cond", "switch"])
-def test_what_a_branch_changes_is_written_back(how, which, jitted):
+def test_what_a_branch_changes_is_written_and_what_it_leaves_stays_what_it_is():
+    for which, switched in itertools.product((0, 1), (False, True)):
+        pair = counters()
+        left, other, first, w = pair.left, pair.other, pair.left.first, pair.other.w
+        functions = increased, other_changed
+        for _ in range(2):
+            if switched:
+                result = st.switch(which, functions, pair, policy=IN_PLACE)
+            else:
+                result = st.cond(which == 0, *functions, pair, policy=IN_PLACE)
+            assert result is pair
+        assert pair.left is pair.right is left
+        assert left.first is left.second
+        assert pair.other is other
+        np.testing.assert_array_equal(left.first, first if which else first + 2)
+        np.testing.assert_array_equal(other.w, 4 * w if which else w)
     pair = counters()
-    left, other, w = pair.left, pair.other, pair.other.w
-
-    def run(pair, which):
-        if how == "switch":
-            return st.switch(which, [increased, other_changed], pair, policy=IN_PLACE)
-        return st.cond(which == 0, increased, other_changed, pair, policy=IN_PLACE)
-
-    run = st.jit(run, in_place=True) if jitted else run
-    for _ in range(2):
-        assert run(pair, jnp.array(which)) is pair
-    assert pair.left is pair.right is left
-    assert left.first is left.second
-    assert pair.other is other
-    assert float(left.first) == (0.0 if which else 2.0)
-    np.testing.assert_array_equal(other.w, (4 if which else 1) * w)
-
-
-def test_what_no_branch_changes_stays_what_it_is():
-    pair = counters()
-    before = (pair.left, pair.left.first, pair.other, pair.other.w)
-    result = st.cond(True, increased, lambda pair: pair, pair, policy=IN_PLACE)
-    assert result is pair
-    assert (pair.left, pair.other, pair.other.w) == (before[0], before[2], before[3])
-    assert float(pair.left.first) == 1.0
-
-
-def test_a_branch_that_moves_a_module_writes_nothing():
-    pair = Mutable(a=Mutable(w=jnp.zeros(())), b=Mutable(w=jnp.ones(())))
-    a, b = pair.a, pair.b
-
-    def swapped(pair):
-        pair.a, pair.b = pair.b, pair.a
-
-    with pytest.raises(st.SharingMismatchError, match="did not come back in its place"):
-        st.cond(True, swapped, lambda pair: None, pair, policy=IN_PLACE)
-    assert (pair.a, pair.b) == (a, b)
-
-    def exchanged(pair):
-        pair.a.w, pair.b.w = pair.b.w, pair.a.w
-
-    assert st.cond(True, exchanged, lambda pair: None, pair, policy=IN_PLACE) is None
-    assert (float(a.w), float(b.w)) == (1.0, 0.0)
+    w = pair.other.w
+    assert st.cond(True, increased, lambda pair: pair, pair, policy=IN_PLACE) is pair
+    assert pair.other.w is w
 
 
 def test_numbers_that_one_branch_counts():
@@ -884,9 +648,6 @@ def test_an_array_that_is_tied_between_what_changes_and_what_does_not():
         st.cond(True, changed, lambda model: None, model, policy=IN_PLACE)
     assert (float(model.p.w), float(model.q.w)) == (11.0, 1.0)
     assert model.q.w is v
-    one, two = Mutable(p=Mutable(w=v)), Mutable(p=Mutable(w=v))
-    st.cond(True, changed, lambda *_: None, one, two, policy=IN_PLACE)
-    assert (float(one.p.w), float(two.p.w)) == (11.0, 1.0)
 
 
 def test_one_branch_returns_what_it_got_in_place():
@@ -899,23 +660,6 @@ def test_one_branch_returns_what_it_got_in_place():
     one, two = counters(), counters()
     result = st.cond(True, lambda a, b: a, lambda a, b: b, one, two, policy=IN_PLACE)
     assert result.left is result.right
-
-
-def test_ties_that_come_back_with_another_shape():
-    """What was learned of arrays of one shape is not used for those of another."""
-
-    def same(net):
-        total = net.first + net.second
-        return Pair(total, total)
-
-    def by_shape(net):
-        return same(net) if net.first.shape == (3,) else Pair(net.first, net.second * 2)
-
-    for sizes in ((2, 3, 2, 3), (3, 2, 3)):
-        branches = functools.partial(same), functools.partial(by_shape)
-        for size in sizes:
-            result = st.cond(True, *branches, Pair(jnp.ones(size), jnp.zeros(size)), policy=IGNORE)
-            assert (result.first is result.second) == (size == 3)
 
 
 @pytest.mark.parametrize("jitted", [False, True])

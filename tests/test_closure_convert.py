@@ -3,8 +3,6 @@
 The oracle is Equinox's own, on models without sharing or on a model with one copy of the weight, written by hand.
 """
 
-import concurrent.futures
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -80,14 +78,6 @@ def test_what_it_closes_over_is_there_once():
     np.testing.assert_array_equal(converted(net), vanilla(net))
 
 
-def test_a_model_that_is_the_function():
-    linear = eqx.nn.Linear(2, 2, use_bias=False, key=jax.random.key(0))
-    twice = eqx.nn.Sequential([linear, linear])
-    converted = closure_convert(twice, jnp.ones(2))
-    assert len(converted.consts) == 1
-    np.testing.assert_allclose(converted(jnp.ones(2)), linear(linear(jnp.ones(2))), rtol=1e-6)
-
-
 @pytest.mark.parametrize("f", [plain, scaling(3.0), scaling(jnp.array([1.0, 2.0]))], ids=["none", "number", "array"])
 def test_as_vanilla_without_sharing(f):
     ours, vanilla = (convert(f, untied()) for convert in (closure_convert, eqx.filter_closure_convert))
@@ -105,16 +95,6 @@ def test_without_modules_it_is_vanilla():
     x = jnp.ones(2)
     double = lambda x: 2 * x
     assert type(closure_convert(double, x)) is type(eqx.filter_closure_convert(double, x))
-    ours, vanilla = (
-        convert(lambda a, k: a * k + x, x, 2.0) for convert in (closure_convert, eqx.filter_closure_convert)
-    )
-    np.testing.assert_array_equal(ours(x, 2.0), vanilla(x, 2.0))
-    for args in ((x, 3.0), (x,), (x[:1], 2.0), (2, 2.0)):
-        with pytest.raises(ValueError, match="Closure-converted") as ours_said:
-            ours(*args)
-        with pytest.raises(ValueError, match="Closure-converted") as vanilla_said:
-            vanilla(*args)
-        assert str(ours_said.value) == str(vanilla_said.value)
     with pytest.raises(TypeError, match="not callable"):
         closure_convert(3, x)
 
@@ -227,24 +207,16 @@ def test_other_structure_is_refused(given, where):
 
 
 def test_nothing_is_written_back():
-    for apply in (
-        lambda: st.preserve_identities(eqx.filter_closure_convert, in_place=True)(plain, tied()),
-        lambda: st.preserve_identities(eqx.filter_closure_convert, policy=st.Policy(in_place=True))(plain, tied()),
-    ):
+    for options in ({"in_place": True}, {"policy": st.Policy(in_place=True)}):
         with pytest.raises(ValueError, match="not what it changed"):
-            apply()
-
-
-def test_a_mutable_model_inside_is_a_copy():
+            st.preserve_identities(eqx.filter_closure_convert, **options)(plain, tied())
     model = Mutable(x=jnp.ones(2))
 
     def f(m):
         m.x = m.x + model.x
         return m
 
-    converted = closure_convert(f, model)
-    result = converted(model)
-    np.testing.assert_allclose(result.x, [2.0, 2.0])
+    np.testing.assert_allclose(closure_convert(f, model)(model).x, [2.0, 2.0])
     np.testing.assert_allclose(model.x, [1.0, 1.0])
 
 
@@ -261,16 +233,6 @@ def test_policies():
     f = lambda d: scale * float(d["a"] is d["b"])
     given = {"a": w, "b": w}
     assert closure_convert(f, given)(given) == 0
-    assert closure_convert(f, given, policy=st.Policy(containers=True))(given) == 2
     with st.Context(st.Policy(containers=True)):
         converted = closure_convert(f, given)
     assert converted(given) == 2  # as it was made
-
-
-def test_eight_threads():
-    def once(_):
-        converted, net = converted_and_given(jnp.array([1.0, 3.0]))
-        return float(st.jit(lambda g, net: g(net))(converted, net))
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(once, range(8))) == {56.0}

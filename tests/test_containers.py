@@ -87,14 +87,6 @@ def test_only_what_is_reached_through_a_container_is_an_object():
         assert held[0] is held[1]
 
 
-def test_arrays_are_values_where_the_policy_says_so():
-    w = jnp.ones(2)
-    shared = [w]
-    out = st.jit(lambda p: p, policy=st.Policy(arrays=False, containers=True))({"a": shared, "b": shared, "c": w})
-    assert out["a"] is out["b"]
-    assert out["a"][0] is not out["c"]
-
-
 def test_containers_never_pass_through():
     params = {"a": [jnp.ones(2)], "n": np.ones(2)}
     for _ in range(3):
@@ -115,7 +107,7 @@ def test_modules_in_containers_pass_through_and_containers_in_modules_are_shared
         assert params["model"] is model
         return {"model": model, "own": params["own"]}
 
-    for _ in range(3):
+    for _ in range(2):
         out = f({"own": shared, "model": model}, model)
         assert out["model"] is model
         assert out["own"] is shared  # it is part of what passed through
@@ -225,29 +217,19 @@ def loss(p: Any, x: Any = 2.0) -> Any:
 
 
 def test_the_gradient_of_a_tie_is_the_sum_over_its_paths():
-    params = tied()
-    parts = jax.grad(loss)(st.untie(params))
-    value, gradient = st.value_and_grad(loss, policy=POLICY)(params)
-    assert value == loss(params)
-    assert gradient["embed"]["w"] is gradient["head"]["w"]
-    np.testing.assert_allclose(gradient["embed"]["w"], parts["embed"]["w"] + parts["head"]["w"], rtol=1e-6)
-    np.testing.assert_allclose(gradient["head"]["b"], parts["head"]["b"], rtol=1e-6)
-    assert len(st.tree.leaves(gradient)) == 3
-
-
-def test_gradients_of_several_arguments_and_auxiliary_results():
     params, scale = tied(), [jnp.ones(3)]
+    parts = jax.grad(loss)(st.untie(params))
 
     def f(p, s):
-        return loss(p) * s[0].sum(), {"p": p, "s": s}
+        return loss(p) * s[0][0], {"p": p, "s": s}
 
     (first, second), aux = grad(f, argnums=(0, 1), has_aux=True)(params, scale)
-    np.testing.assert_allclose(second[0], jnp.full(3, loss(params)), rtol=1e-6)
     assert first["embed"]["w"] is first["head"]["w"]
+    np.testing.assert_allclose(first["embed"]["w"], parts["embed"]["w"] + parts["head"]["w"], rtol=1e-6)
+    np.testing.assert_allclose(first["head"]["b"], parts["head"]["b"], rtol=1e-6)
+    assert len(st.tree.leaves(first)) == 3
+    np.testing.assert_allclose(second[0], [loss(params), 0, 0], rtol=1e-6)
     assert aux["p"]["embed"]["w"] is aux["p"]["head"]["w"]
-
-
-def test_a_whole_tied_container_has_one_gradient():
     layer = {"w": jnp.full(2, 3.0), "f": [jnp.ones(2)]}
     gradient = grad(lambda p: (p["a"]["w"] * p["b"]["w"] * p["a"]["f"][0]).sum())({"a": layer, "b": layer})
     assert gradient["a"] is gradient["b"]
@@ -261,29 +243,28 @@ NOT_INEXACT = {
 }
 
 
-@pytest.mark.parametrize(
-    ("transform", "leaf", "options"),
-    [
-        *[(t, name, {}) for t in (jax.grad, jax.value_and_grad, jax.jacfwd, jax.hessian) for name in NOT_INEXACT],
-        *[(t, name, {"allow_int": True}) for t in (jax.grad, jax.jacrev) for name in ("integers", "booleans")],
-    ],
-)
-def test_what_cannot_be_differentiated_is_refused_wherever_else_it_is(transform, leaf, options):
+REFUSING = [
+    *[(t, name, {}) for t in (jax.grad, jax.value_and_grad, jax.jacfwd, jax.hessian) for name in NOT_INEXACT],
+    *[(t, name, {"allow_int": True}) for t in (jax.grad, jax.jacrev) for name in ("integers", "booleans")],
+]
+
+
+def test_what_cannot_be_differentiated_is_refused_wherever_else_it_is():
     """Also if an argument that is not differentiated holds the same object."""
-    made = NOT_INEXACT[leaf]()
-    held = {"deep": [made]}
     f = lambda a, b: jnp.sum(b["w"] ** 2)
-    wrapped = st.preserve_identities(transform, policy=POLICY)
-    for before, after in [([made], made), ({"x": held}, held), ([made, held], (held, made))]:
-        params = {"w": jnp.ones(3), "i": after}
-        for args, argnum in [((before, params), 1), ((params, before), 0)]:
-            g = f if argnum else lambda b, a: f(a, b)
-            expected = outcome(transform(g, argnums=argnum, **options), *copies(args))
-            assert outcome(wrapped(g, argnums=argnum, **options), *args) == expected
-
-
-def copies(args: Any) -> Any:
-    return [jax.tree.map(lambda x: x, arg) for arg in args]
+    for transform, leaf, options in REFUSING:
+        made = NOT_INEXACT[leaf]()
+        held = {"deep": [made]}
+        wrapped = st.preserve_identities(transform, policy=POLICY)
+        for before, after in [([made], made), ({"x": held}, held), ([made, held], (held, made))]:
+            params = {"w": jnp.ones(3), "i": after}
+            for args, argnum in [((before, params), 1), ((params, before), 0)]:
+                g = f if argnum else lambda b, a: f(a, b)
+                expected = outcome(
+                    transform(g, argnums=argnum, **options), *[jax.tree.map(lambda x: x, arg) for arg in args]
+                )
+                found = outcome(wrapped(g, argnums=argnum, **options), *args)
+                assert found == expected, (transform, leaf, options)
 
 
 def test_what_cannot_be_differentiated_inside_a_module_stays_tied():
@@ -371,13 +352,6 @@ def test_containers_are_written_back():
     assert params["z"].tolist() == [2, 2]
 
 
-def test_a_donated_tie_is_donated_once():
-    params = tied()
-    out = jit(lambda p: st.tree.map(lambda x: x + 1, p), donate_argnums=0)(params)
-    assert params["embed"]["w"].is_deleted()
-    assert out["embed"]["w"] is out["head"]["w"]
-
-
 def test_the_policy_of_a_context_counts_and_is_cached_by_itself():
     params = tied()
     seen = []
@@ -395,25 +369,16 @@ def test_the_policy_of_a_context_counts_and_is_cached_by_itself():
     assert seen == [False, True]
 
 
-def test_explain_knows_containers():
-    params = tied()
-    report = st.explain(jit(lambda p: p, donate_argnums=0), params)
-    rows = {row.path: row for row in report.leaves}
-    assert rows["p['head']['w']"].tied_to == "p['embed']['w']"
-    assert rows["p['layers'][0]"].treatment == "donated"
-    f = jit(lambda p: p)
-    f({"a": jnp.ones(2)})
-    f({"a": jnp.ones(3)})
-    assert st.explain(f, {"a": jnp.ones(2)}).retraced == ("`p['a']` was float32[2] and is float32[3]",)
-
-
-def test_a_tie_lost_inside_is_reported():
+def test_a_tie_lost_inside_is_reported_and_explained():
     with pytest.warns(st.UntiedWarning, match=r"p\['embed'\]\['w'\]` and `p\['head'\]\['w'\]"):
         jit(lambda p, x: jax.tree.map(lambda w: w * x, p))(tied(), 2.0)
     with pytest.warns(st.UntiedWarning, match="embed"):  # one level down, too
         jit(lambda s: jax.tree.map(lambda w: w * 2, s["params"]))({"params": tied(), "step": 0})
     jit(lambda p: {"mean": p["a"] * 1, "var": p["b"] * 2})({"a": (w := jnp.ones(2)), "b": w})  # other keys
     jit(lambda p: jax.tree.map(lambda w: w * 2, st.untie(p)))(tied())
+    rows = {row.path: row for row in st.explain(jit(lambda p: p, donate_argnums=0), tied()).leaves}
+    assert rows["p['head']['w']"].tied_to == "p['embed']['w']"
+    assert rows["p['layers'][0]"].treatment == "donated"
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -423,11 +388,8 @@ def single_loss(p: Any, x: Any) -> Any:
     return loss({"embed": {"w": p["w"]}, "head": {"w": p["w"], "b": p["b"]}, "layers": p["layers"]}, x)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda: optax.adam(0.05), lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1, momentum=0.9))],
-)
-def test_training_tied_dicts_is_training_the_single_copy(make):
+def test_training_tied_dicts_is_training_the_single_copy():
+    make = lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.05))
     params = tied()
     single = {"w": params["embed"]["w"], "b": params["head"]["b"], "layers": params["layers"]}
     tx, plain = st.optimizer(make()), make()
@@ -446,7 +408,7 @@ def test_training_tied_dicts_is_training_the_single_copy(make):
         updates, state = plain.update(jax.grad(single_loss)(params, x), state, params)
         return optax.apply_updates(params, updates), state
 
-    for i in range(30):
+    for i in range(8):
         params, state = step(params, state, i / 10)
         single, plain_state = plain_step(single, plain_state, i / 10)
         assert params["embed"]["w"] is params["head"]["w"]
@@ -499,23 +461,13 @@ def test_two_axes_for_one_container_are_two_containers():
     vmap(lambda t: t["a"].first[0], in_axes=({"a": 0, "b": 1},))({"a": one, "b": two})
 
 
-def test_what_was_cut_cannot_be_written_back_as_one():
-    shared = [jnp.ones((2, 2))]
-
-    def change(a, b):
-        a.append(a[0])
-
-    policy = st.Policy(containers=True, in_place=True)
-    with pytest.raises(st.InconsistentSharingError, match="list"):
-        st.vmap(change, in_axes=(0, 1), policy=policy)(shared, shared)
-    st.vmap(change, policy=policy)(shared, shared)
-    assert shared[0] is shared[1]
-
-
-def test_donating_one_of_two_arguments_that_share_is_refused_where_it_is_executed():
+def test_a_donated_tie_is_donated_once_and_refused_where_it_is_also_kept():
     params = tied()
     f = jit(lambda p, q: st.tree.map(lambda x: x + 1, p), donate_argnums=0)
     with pytest.raises(st.InconsistentSharingError, match="donated"):
         f(params, params)
     assert not params["embed"]["w"].is_deleted()
     f.lower(params, params)
+    out = f(params, tied())
+    assert params["embed"]["w"].is_deleted()
+    assert out["embed"]["w"] is out["head"]["w"]

@@ -56,42 +56,29 @@ def test_only_wrapped_functions():
 W, V = jnp.ones(2), jnp.zeros(2)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "reason"),
-    [
-        (Pair(W, 1), Pair(W, 2), "`m.second` was 1 and is 2"),
-        (Pair(W, 1), Pair(jnp.ones(3), 1), "`m.first` was float32[2] and is float32[3]"),
-        (Pair(W, V), Pair(W, W), "`m.first` and `m.second` are one object now"),
-        (Pair(W, [1]), Pair(W, [1, 2]), "`m.second` was a `list` with 1 children and is a `list` with 2 children"),
-        (Pair(W, []), Pair(W, {}), "`m.second` was a `list` with 0 children and is a `dict` with 0 children"),
-        (Layer(W, 1, 1, width=1), Layer(W, 1, 1, width=2), "static data of `m`"),
-    ],
-)
-def test_why_it_was_traced_again(before, after, reason):
-    f = st.jit(lambda m: 0)
-    f(before)
-    assert st.explain(f, before).retraced == ()
-    f(after)
-    explanation = st.explain(f, after)
-    assert explanation.num_traces == 2
-    assert any(reason in each for each in explanation.retraced), explanation.retraced
-    assert reason in str(explanation)
+SHARED = Pair(W, V)
+REASONS = [
+    ((Pair(W, 1),), (Pair(W, 2),), "`m.second` was 1 and is 2"),
+    ((Pair(W, 1),), (Pair(jnp.ones(3), 1),), "`m.first` was float32[2] and is float32[3]"),
+    ((Pair(W, V),), (Pair(W, W),), "`m.first` and `m.second` are one object now"),
+    ((Pair(W, [1]),), (Pair(W, [1, 2]),), "`m.second` was a `list` with 1 children and is a `list` with 2 children"),
+    ((Pair(W, []),), (Pair(W, {}),), "`m.second` was a `list` with 0 children and is a `dict` with 0 children"),
+    ((Layer(W, 1, 1, width=1),), (Layer(W, 1, 1, width=2),), "static data of `m`"),
+    ((SHARED, SHARED), (SHARED, Pair(W, V)), "`m` and `n` are two objects now"),
+    ((SHARED, 1), (SHARED, jnp.ones(2)), "`n` was int32[], weakly typed and is float32[2]"),
+]
 
 
-def test_why_ties_were_lost():
-    f = st.preserve_identities(jax.jit, policy=st.Policy(on_untie="ignore"))(lambda a, b: 0)
-    shared = Pair(W, V)
-    f(shared, shared)
-    f(shared, Pair(W, V))
-    assert "`a` and `b` are two objects now" in st.explain(f, shared, shared).retraced
-
-
-def test_other_reasons():
-    f = st.jit(lambda m, x: 0)
-    f(Pair(W, V), 1)
-    f(Pair(W, V), jnp.ones(2))
-    (reason,) = st.explain(f, Pair(W, V), 1).retraced
-    assert reason == "`x` was int32[], weakly typed and is float32[2]"
+def test_why_it_was_traced_again():
+    for before, after, reason in REASONS:
+        f = st.jit(lambda m, n=0: 0, policy=st.Policy(on_untie="ignore"))
+        f(*before)
+        assert st.explain(f, *before).retraced == ()
+        f(*after)
+        explanation = st.explain(f, *after)
+        assert explanation.num_traces == 2
+        assert any(reason in each for each in explanation.retraced), (reason, explanation.retraced)
+        assert reason in str(explanation)
 
 
 def test_why_arguments_outside_modules_had_it_traced_again():

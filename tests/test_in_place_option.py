@@ -1,8 +1,6 @@
 """`in_place=` and `policy=` as options of every transform, with the function or before it, in every `Context`."""
 
-import copy
 import functools
-import pickle
 
 import equinox as eqx
 import jax
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from sharedtree import _context
 from tests.strategies import Mutable, Pair
 
 IN_PLACE, APART = st.Policy(in_place=True), st.Policy(in_place=False)
@@ -158,27 +155,6 @@ def test_shardings_of_the_result_are_not_those_of_the_state():
         st.jit(split, out_shardings=where, in_place=False)(Mutable(x=jnp.array(1.0), count=jnp.zeros(2), steps=0))
 
 
-def test_a_policy_is_resolved_to_one_object():
-    """Cached calls compare it by identity."""
-    for given in (None, APART, _context.PolicyHere(True), _context.PolicyHere(False)):
-        for policy in (None, IN_PLACE, st.Policy(on_untie="ignore")):
-            with st.Context(policy):
-                assert _context.current_policy(given) is _context.current_policy(given)
-
-
-def test_nested():
-    def outer(model):
-        st.jit(count_up, in_place=True)(model)
-        st.grad(count_up, in_place=True)(model)
-        return model.count.sum()
-
-    model = fresh()
-    assert st.jit(outer)(model) == 4
-    assert model.count[0] == 0
-    assert st.jit(outer, in_place=True)(model) == 4
-    assert model.count[0] == 2
-
-
 def test_methods():
     class Layer(Mutable):
         @st.jit(in_place=True)
@@ -196,25 +172,19 @@ def test_nothing_changes_if_the_function_raises():
         count_up(model)
         raise RuntimeError("no")
 
-    for transform in (st.jit, st.grad, st.vmap, st.checkpoint):
+    def scan(f, **options):
+        return lambda model: st.scan(lambda model, _: (model, f(model)), model, length=1, **options)
+
+    def cond(f, **options):
+        return lambda model: st.cond(True, f, f, model, **options)
+
+    for transform in (st.jit, st.grad, st.vmap, st.checkpoint, scan, cond):
         model = fresh()
         f = transform(fails, in_place=True)
         with pytest.raises(RuntimeError):
             f(model)
         assert model.count[0] == 0
         transform(count_up, in_place=True)(model)
-        assert model.count[0] == 1
-
-
-def module_level(model):
-    return count_up(model)
-
-
-def test_copies_and_pickles_keep_it():
-    f = st.jit(module_level, in_place=True)
-    for again in (pickle.loads(pickle.dumps(f)), copy.copy(f)):
-        model = fresh()
-        again(model)
         assert model.count[0] == 1
 
 
@@ -240,30 +210,18 @@ def test_it_is_a_bool(value):
 
 
 def test_transforms_that_take_operands():
-    seen = []
-
-    def adapter(crossing, f, x):
-        seen.append(crossing.policy)
-        return crossing.leave(crossing.enter(f, {"x": x})[0])
-
-    def transform(f, x):
-        raise AssertionError("never called")
-
-    taking = st.transforms._crossing.TakingOperands(adapter)
-    x = jnp.ones(2)
-    taking.applied(transform, None, {})(count_up, x, in_place=True)
-    taking.applied(transform, APART, {"in_place": True})(count_up, x)
-    taking.applied(transform, APART, {"in_place": True})(count_up, x, in_place=False)
-    with st.Context(st.Policy(on_untie="ignore")):
-        taking.applied(transform, None, {})(count_up, x, in_place=True)
-        taking.applied(transform, None, {})(count_up, x)
-    assert seen == [
-        IN_PLACE,
-        IN_PLACE,
-        APART,
-        st.Policy(in_place=True, on_untie="ignore"),
-        st.Policy(on_untie="ignore"),
-    ]
+    over = functools.partial(st.preserve_identities, jax.lax.map)
+    for context in (None, IN_PLACE):
+        for wrapped, options, changes in (
+            (over(), {}, context is not None),
+            (over(), {"in_place": True}, True),
+            (over(policy=APART, in_place=True), {}, True),
+            (over(policy=APART, in_place=True), {"in_place": False}, False),
+        ):
+            model = fresh()
+            with st.Context(context):
+                wrapped(count_up, model, **options)
+            np.testing.assert_array_equal(model.count, [1, 1] if changes else [0, 0])
 
 
 def test_an_unregistered_transform_refuses():

@@ -15,6 +15,7 @@ import pytest
 import sharedtree as st
 from sharedtree import _untying
 from tests.strategies import Layer, Pair, copy_dag, dags, twin
+from tests.test_threads import at_once
 
 
 class Net(eqx.Module):
@@ -88,28 +89,29 @@ MEANT = {
 }
 
 
-@pytest.mark.parametrize("f", MEANT.values(), ids=MEANT)
-def test_what_is_meant_is_quiet(f):
-    assert not twice(st.jit(f), tied())
+def test_what_is_meant_is_quiet():
+    for name, f in MEANT.items():
+        assert not twice(st.jit(f), tied()), name
 
 
 @pytest.mark.parametrize("transform", [st.jit, st.checkpoint, st.vmap, st.grad])
-@pytest.mark.parametrize("outside", [ours, vanilla])
-def test_the_intent_leaves_every_transform_with_the_objects_that_its_results_become(transform, outside):
-    for f in (MEANT["st.tree.map"], MEANT["eqx.tree_at"], MEANT["in a larger one"]):
-        assert not twice(lambda net, f=f: through(transform)(f, net), tied())
-        assert not twice(st.jit(lambda net, f=f: outside(through(transform)(f, net))), tied())
+def test_the_intent_leaves_every_transform_with_the_objects_that_its_results_become(transform):
+    for name in ("st.tree.map", "eqx.tree_at", "in a larger one"):
+        f = MEANT[name]
+        assert not twice(lambda net, f=f: through(transform)(f, net), tied()), name
+        for outside in (ours, vanilla):
+            call = st.jit(lambda net, f=f, outside=outside: outside(through(transform)(f, net)))
+            assert not warnings_of(call.eval_shape, tied()), name
 
 
 def test_a_cached_result_is_as_meant_as_the_first():
     f = st.jit(MEANT["st.tree.map"])
-    for _ in range(4):  # traced, walked, planned, planned
+    use = st.jit(lambda net: net.embed.sum())
+    use(tied(2.0))
+    for _ in range(2):
         loose = f(tied(1.0))
-        use = st.jit(lambda net: net.embed.sum())
-        use(tied(2.0))
-        assert not warnings_of(use, loose)
-        assert not warnings_of(use, ours(loose))
-        assert not warnings_of(use, st.copy(loose))
+        for each in (loose, ours(loose), st.copy(loose)):
+            assert not warnings_of(use, each)
 
 
 def test_in_place_too():
@@ -179,16 +181,13 @@ NOT_MEANT = {
 }
 
 
-@pytest.mark.parametrize("f", NOT_MEANT.values(), ids=NOT_MEANT)
-def test_no_other_model_is_excused(f):
-    found = warnings_of(st.jit(f), tied(), tied(9.0))
-    assert any("`b.embed` and `b.head`" in text for text in found) or "`a.embed` and `a.head`" in str(found)
-    assert found
-
-
-def test_the_teacher_is_named():
-    (text,) = warnings_of(st.jit(lambda a, b: (st.untie(a), vanilla(b))), tied(), tied(9.0))
-    assert "`b.embed` and `b.head`" in text
+def test_no_other_model_is_excused():
+    for name, f in NOT_MEANT.items():
+        found = warnings_of(st.jit(f), tied(), tied(9.0))
+        assert found, name
+        assert any("`b.embed` and `b.head`" in text or "`a.embed` and `a.head`" in text for text in found), name
+        if "teacher" in name:
+            assert "`b.embed` and `b.head`" in found[0]
 
 
 def test_a_teacher_that_keeps_its_ties_is_no_doubt():
@@ -221,39 +220,33 @@ class State(eqx.Module):
     ema: eqx.nn.MLP
 
 
-def mlp(depth=20):
+def mlp(depth):
     return eqx.nn.MLP(2, 2, 2, depth, key=jax.random.key(0))
 
 
-def test_one_warning_for_a_shared_module_with_many_leaves():
-    model = mlp()
+def test_one_warning_for_a_shared_module_with_many_leaves_all_lost_or_some():
+    model = mlp(3)
     f = st.jit(lambda state: jax.tree.map(lambda x: 2 * x if eqx.is_array(x) else x, state))
     (text,) = warnings_of(f.trace, State(model, ema=model))
     assert "`state.model` and `state.ema` were one object" in text
     assert "`result.model` and `result.ema`" in text
-
-
-def test_one_warning_for_a_module_of_which_a_part_is_lost():
-    model = mlp(3)
     scale = lambda mlp: eqx.tree_at(lambda m: [x.weight for x in m.layers], mlp, replace_fn=lambda x: 2 * x)
-    f = st.jit(lambda state: State(scale(state.model), scale(state.ema)))
-    (text,) = warnings_of(f, State(model, model))
+    (text,) = warnings_of(st.jit(lambda state: State(scale(state.model), scale(state.ema))).trace, State(model, model))
     assert "`state.model` and `state.ema`" in text
 
 
-def test_one_warning_for_all_paths_of_a_tie():
+def test_one_warning_for_all_paths_of_a_tie_and_for_each_tie_one_in_the_other():
     w = jnp.arange(3.0)
-    (text,) = warnings_of(st.jit(lambda net: vanilla(net)), Net(w, w, w))
+    (text,) = warnings_of(st.jit(lambda net: vanilla(net)).trace, Net(w, w, w))
     assert "`net.embed`, `net.head` and `net.bias` were" in text
-
-
-def test_one_warning_for_each_of_two_ties_one_in_the_other():
-    layer = Layer(jnp.arange(2.0), None, {"a": jnp.arange(3.0)})
-    inner = Pair(layer, layer)
-    found = warnings_of(st.jit(lambda tree: vanilla(tree)), Pair(inner, inner))
-    assert len(found) == 2
-    assert any("`tree.first` and `tree.second`" in text for text in found)
-    assert any("`tree.first.first` and `tree.first.second`" in text for text in found)
+    x, y = jnp.zeros(()), jnp.zeros(())
+    model = Pair(x, Layer(y, "text", Pair(y, Pair(x, x))))
+    texts = warnings_of(st.jit(lambda model: twin(model)).eval_shape, model)
+    assert len(texts) == 2
+    assert any(
+        "`model.first`, `model.second.parts.second.first` and `model.second.parts.second.second`" in text
+        for text in texts
+    )
 
 
 def test_one_warning_in_the_trace_around_it_between_calls_and_for_two_results():
@@ -278,17 +271,6 @@ def test_two_wrapped_functions_are_told_of_one_loss_between_calls_once():
     loose = jax.tree.map(jnp.copy, net)
     assert len(warnings_of(one, loose)) == 1
     assert not warnings_of(two, loose)
-
-
-def test_a_tie_that_reaches_out_of_a_module_with_a_tie_of_its_own_is_named_whole():
-    x, y = jnp.zeros(()), jnp.zeros(())
-    model = Pair(x, Layer(y, "text", Pair(y, Pair(x, x))))
-    texts = warnings_of(st.jit(lambda model: twin(model)).eval_shape, model)
-    assert len(texts) == 2
-    assert any(
-        "`model.first`, `model.second.parts.second.first` and `model.second.parts.second.second`" in text
-        for text in texts
-    )
 
 
 def test_a_model_returned_twice_beside_a_module_of_its_shape_without_ties():
@@ -343,11 +325,11 @@ def test_nan_and_signed_zeros_are_compared_as_bytes():
     assert not after_tied(pair(w, w.at[1, 0].set(-0.0)))
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.bool_, jnp.bfloat16, np.complex64])
-def test_every_dtype(dtype):
-    values = np.array([[0, 1], [1, 1]]).astype(dtype)
-    assert after_tied(pair(jnp.array(values), jnp.array(values)), pair(*[jnp.array(values)] * 2))
-    assert after_tied(pair(values.copy(), values.copy()), pair(*[jnp.array(values)] * 2))
+def test_every_dtype():
+    for dtype in (np.int8, np.bool_, jnp.bfloat16, np.complex64):
+        values = np.array([[0, 1], [1, 1]]).astype(dtype)
+        assert after_tied(pair(jnp.array(values), jnp.array(values)), pair(*[jnp.array(values)] * 2)), dtype
+        assert after_tied(pair(values.copy(), values.copy()), pair(*[jnp.array(values)] * 2)), dtype
 
 
 def test_keys():
@@ -386,13 +368,6 @@ def test_a_module_is_still_equal_if_all_of_it_is():
     assert not after_tied(parted(lambda x: jnp.where(x.size == 3, 1.0, x)), Pair(layer, layer))
 
 
-def test_an_independent_model_may_come_after_a_tied_one():
-    evaluate = st.jit(lambda net: net.embed.sum())
-    evaluate(tied())
-    w = jax.random.normal(jax.random.key(0), (2, 2))
-    assert not warnings_of(evaluate, pair(w, 2 * w))
-
-
 # What the notes cost -------------------------------------------------------------------------------------------------
 
 
@@ -411,21 +386,13 @@ def test_notes_keep_nothing_alive_and_are_swept():
 
 
 def test_threads_note_at_once():
-    nets = [tied(float(i)) for i in range(8)]
     use = st.jit(lambda net: 1)
     use(tied())
-    failed = []
 
-    def work(net):
-        try:
-            for _ in range(200):
-                assert all(map(_untying.is_noted, jax.tree.leaves(st.untie(net))))
-        except BaseException as error:
-            failed.append(error)
+    def work(i):
+        net = tied(float(i))
+        for _ in range(50):
+            loose = st.untie(net)
+            assert all(map(_untying.is_noted, jax.tree.leaves(loose)))
 
-    threads = [threading.Thread(target=work, args=(net,)) for net in nets]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    at_once(work)
