@@ -1,6 +1,5 @@
 """`eval_shape`, `make_jaxpr` and their Equinox counterparts, `named_call`: tracing without computing, ties included."""
 
-import threading
 
 import equinox as eqx
 import jax
@@ -246,21 +245,3 @@ def test_named_call_hands_on_the_very_objects():
     assert "name" in st.jit(lambda m: f(m)[1]).lower(model).as_text(debug_info=True)
     inside = st.jit(lambda m: f(m)[0].first is m.second["again"] and 1)(model)
     assert inside == 1
-
-
-def test_first_calls_of_eight_threads():
-    model, found = tied(), []
-
-    def f(m):
-        return transposed(m)
-
-    def call():
-        shapes = st.eval_shape(f, model)
-        found.append(shapes.first is shapes.second["again"] and len(st.make_jaxpr(f)(model).in_avals))
-
-    threads = [threading.Thread(target=call) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [2] * 8
