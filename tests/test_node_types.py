@@ -118,14 +118,6 @@ def test_unorderable_keys_inside_a_module():
     assert default[1] is default["x"]
 
 
-def test_unorderable_keys_outside_modules_fail_as_in_jax():
-    tree = {1: jnp.ones(2), "x": jnp.ones(2)}
-    with pytest.raises(Exception) as vanilla:  # noqa: PT011
-        jax.jit(lambda d: 0)(tree)
-    with pytest.raises(type(vanilla.value)):
-        st.jit(lambda d: 0)(tree)
-
-
 def test_empty_nodes():
     tree = Box([[], (), {}, None, collections.deque(), Box(None), Box([])])
     out = st.jit(lambda m: (m, 1))(tree)[0]
@@ -196,14 +188,12 @@ class Tuple2(NamedTuple):
     x: int
 
 
-@pytest.mark.parametrize(
-    "cls", [list, dict, tuple, type(None), collections.deque, Tuple2, Box, Classic, Data, Cell, jtu.Partial, st.Dag]
-)
-def test_known_classes_cannot_be_registered(cls, monkeypatch):
+def test_known_classes_cannot_be_registered(monkeypatch):
     monkeypatch.setattr(_node_types, "_known", {Cell: _node_types._known[Cell]})  # whatever was seen before
-    with pytest.raises(ValueError, match="is already a registered node") as caught:
-        st.register_node(cls, lambda x: ((), None), lambda aux, children: cls())
-    assert cls.__qualname__ in str(caught.value)
+    plain = list, dict, tuple, type(None), collections.deque
+    for cls in (*plain, Tuple2, Box, Classic, Data, Cell, jtu.Partial, st.Dag):
+        with pytest.raises(ValueError, match=f"{cls.__qualname__}.* is already a registered node"):
+            st.register_node(cls, lambda x: ((), None), lambda aux, children: None)
 
 
 # --- which leaves are traced ---------------------------------------------------------------------------------------
@@ -221,17 +211,6 @@ def test_the_rest_trace_what_jax_can():
         leaves = st.tree.leaves(node)
         assert all(a is b for a, b in zip(leaves, values[:7], strict=False))
         assert len(leaves) == (7 if isinstance(node, Classic) else 8)
-
-
-def test_numpy_strings_are_traced_nowhere_in_jax_modules():
-    assert st.tree.leaves(Classic(np.array(["a"]))) == []
-
-
-def test_python_numbers_become_arrays_in_jax_modules_only():
-    classic, box = st.jit(lambda c, b: (Classic(c.x * 1), Box(b.content)))(Classic(2.0), Box(2.0))
-    assert isinstance(classic.x, jax.Array)
-    assert box.content == 2.0
-    assert type(box.content) is float
 
 
 def test_partial_inherits_the_convention():
@@ -259,62 +238,22 @@ def test_partial_of_a_shared_module():
 # --- dataclasses and Equinox ---------------------------------------------------------------------------------------
 
 
-def test_registered_dataclasses():
-    w = jnp.ones(2)
-    out = through_jit(Data(w, [w], "other"))
-    assert type(out) is Data
-    assert out.w is out.v[0]
-    assert out.mode == "other"
-    assert st.tree.structure(Data(w, w)) is not st.tree.structure(Data(w, w, "other"))
-    assert [tie.paths for tie in st.ties(Data(w, [w]))] == [(".w", ".v[0]")]
-
-
-class Base(eqx.Module):
+class Scaled(eqx.Module):
     weight: object
-    scale: float = 2.0
 
     def apply(self, x):
-        return self.weight * x * self.scale
-
-
-class Derived(Base):
-    extra: object = None
-    mode: str = eqx.field(static=True, default="derived")
-
-    def apply(self, x):
-        return super().apply(x) + 1
-
-
-def test_subclasses_of_modules():
-    w = jnp.ones(2)
-    out = through_jit(Derived(w, 3.0, [w], "x"))
-    assert type(out) is Derived
-    assert out.extra[0] is out.weight
-    assert (out.scale, out.mode) == (3.0, "x")
-    np.testing.assert_array_equal(out.apply(1.0), [7.0, 7.0])
-    assert st.tree.structure(Base(w)) is not st.tree.structure(Derived(w))
+        return self.weight * x + 1
 
 
 def test_bound_methods_know_their_module():
-    model = Derived(jnp.full(2, 3.0))
+    model = Scaled(jnp.full(2, 3.0))
     assert [tie.kind for tie in st.ties([model, model.apply])] == ["module"]
     is_one, y = st.jit(lambda m, f, x: (f.__self__ is m, f(x)))(model, model.apply, jnp.ones(()))
     assert bool(is_one) is True
-    np.testing.assert_array_equal(y, [7.0, 7.0])
-    np.testing.assert_array_equal(st.jit(model.apply)(jnp.ones(())), [7.0, 7.0])
+    np.testing.assert_array_equal(y, [4.0, 4.0])
+    np.testing.assert_array_equal(st.jit(model.apply)(jnp.ones(())), [4.0, 4.0])
     out = st.jit(lambda f: f)(model.apply)
-    np.testing.assert_array_equal(out(jnp.ones(())), [7.0, 7.0])
-
-
-def test_missing_fields():
-    model = Pair(jnp.ones(2), jnp.zeros(2))
-    object.__delattr__(model, "b")
-    out = through_jit(Box([model, model]))
-    assert out.content[0] is out.content[1]
-    np.testing.assert_array_equal(out.content[0].a, [2.0, 2.0])
-    assert not hasattr(out.content[0], "b")
-    assert st.tree.structure(model) is not st.tree.structure(Pair(jnp.ones(2), None))
-    assert len(st.tree.leaves(model)) == len(jax.tree.leaves(model)) == 1
+    np.testing.assert_array_equal(out(jnp.ones(())), [4.0, 4.0])
 
 
 WRAPPERS = {
@@ -354,30 +293,41 @@ def test_wrapped_function_keeps_its_name_and_doc():
     assert out.content.__wrapped__ is named.__wrapped__
 
 
-def test_layers_of_equinox():
-    key = jax.random.key(0)
-    mlp = eqx.nn.MLP(2, 2, 3, 1, key=key)
-    model = Pair(eqx.nn.Sequential([mlp, eqx.nn.Dropout(0.5), eqx.nn.Lambda(jax.nn.relu)]), mlp)
-    x = jnp.ones(2)
-    out, y = st.jit(lambda m, x: (st.tree.map(lambda v: v * 1, m), m.b(x)))(model, x)
-    assert out.a.layers[0] is out.b
-    np.testing.assert_allclose(y, mlp(x), rtol=1e-6)
-    assert len(st.tree.leaves(model)) == len(jax.tree.leaves(eqx.filter(mlp, eqx.is_array)))
+KEY, X = jax.random.key(0), jnp.ones(4)
+
+
+LAYERS = {
+    "MLP": (lambda: eqx.nn.MLP(4, 3, 5, 2, key=KEY), lambda m: m(X)),
+    "MultiheadAttention": (lambda: eqx.nn.MultiheadAttention(2, 4, key=KEY), lambda m: m(X[None], X[None], X[None])),
+    "GRUCell": (lambda: eqx.nn.GRUCell(4, 3, key=KEY), lambda m: m(X, jnp.zeros(3))),
+    "Conv2d": (lambda: eqx.nn.Conv2d(1, 2, 3, key=KEY), lambda m: m(jnp.ones((1, 5, 5)))),
+    "Sequential": (
+        lambda: eqx.nn.Sequential([*[eqx.nn.Linear(4, 4, key=KEY)] * 2, eqx.nn.Lambda(jnp.tanh), eqx.nn.Dropout(0.5)]),
+        lambda m: m(X, key=KEY),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("MLP", "Sequential"))) for name in LAYERS]
+)
+def test_layers_of_equinox(name):
+    """Under `jax.jit`, which refuses their activations and flags."""
+    make, call = LAYERS[name]
+    layer = make()
+    value, same, new, is_one = st.preserve_identities(jax.jit)(
+        lambda one, two: (call(one), two, st.tree.map(lambda x: x * 1, one), one is two)
+    )(layer, layer)
+    assert same is layer
+    assert is_one
+    np.testing.assert_allclose(value, eqx.filter_jit(call)(layer), rtol=1e-6)
+    assert st.tree.structure(new) is st.tree.structure(layer)
 
 
 def test_functools_partial_is_a_static_leaf():
     f = functools.partial(max, 1)
     assert st.tree.leaves(Box(f)) == []
     assert through_jit(Box([f, jnp.ones(1)])).content[0] is f
-
-
-def test_classes_that_fail_to_flatten_show_their_own_error():
-    class Broken:
-        pass
-
-    jtu.register_pytree_node(Broken, lambda _: 1 / 0, lambda *_: Broken())
-    with pytest.raises(ZeroDivisionError):
-        st.tree.leaves([Broken()])
 
 
 def test_keys_that_do_not_fit_the_children_become_positions():

@@ -41,14 +41,13 @@ class Empty:
 
 
 @pytest.mark.parametrize("make", [lambda: Quaternion(jnp.ones(1), jnp.ones(3)), Empty])
-@pytest.mark.parametrize("num_calls", [0, 4])
-def test_a_tie_of_nodes_that_make_their_children(make, num_calls):
+def test_a_tie_of_nodes_that_make_their_children(make):
     f = st.jit(lambda m: Pair(m.first, m.second))
-    for _ in range(num_calls):
-        f(Pair(make(), make()))
-    one = make()
-    result = f(Pair(one, one))
-    assert result.first is result.second
+    f(Pair(make(), make()))
+    for _ in range(3):
+        one = make()
+        result = f(Pair(one, one))
+        assert result.first is result.second
 
 
 class Iterable(NamedTuple):
@@ -134,34 +133,24 @@ def test_equal_statics_are_not_swapped_between_layers():
 
 def test_what_is_passed_through_is_what_was_passed():
     a, b = Pair(jnp.ones(2), 1), Pair(jnp.full(2, 5.0), 1)
-    for num_calls in range(1, 5):
-        outer, swap = Pair(a, b), []
+    outer, swap = Pair(a, b), []
 
-        def callback(x):
-            if swap:
-                object.__setattr__(outer, "first", b)
-            return x
+    def callback(x):
+        if swap:
+            object.__setattr__(outer, "first", b)
+        return x
 
-        def function(m, x):
-            y = jax.experimental.io_callback(callback, jax.ShapeDtypeStruct((2,), jnp.float32), x)
-            return m.first, y
+    @st.jit
+    def f(m, x):
+        return m.first, jax.experimental.io_callback(callback, jax.ShapeDtypeStruct((2,), jnp.float32), x)
 
-        f = st.jit(function)
-        for _ in range(num_calls):
-            jax.block_until_ready(f(outer, jnp.ones(2)))
-        swap.append(1)
-        assert f(outer, jnp.ones(2))[0] is a
+    for _ in range(2):
+        jax.block_until_ready(f(outer, jnp.ones(2)))
+    swap.append(1)
+    assert f(outer, jnp.ones(2))[0] is a
 
 
 def test_a_trace_cannot_change_a_slice_of_the_caller():
     bounds = slice([1], None)
     st.jit(lambda m: m.act.start.append(2) or m.weight)(Layer(jnp.ones(2), jnp.ones(2), bounds))
     assert bounds == slice([1], None)
-
-
-def test_results_of_many_shapes_leave_room_for_those_of_another_structure():
-    f = st.jit(lambda m, mode: Pair(m.first + 1, None) if mode == "a" else [Pair(m.first, 2)], static_argnums=1)
-    for n in range(1, 12):
-        f(Pair(jnp.ones(n), None), "a")
-    for n in range(1, 12):
-        assert f(Pair(jnp.ones(n), None), "b")[0].second == 2

@@ -4,10 +4,8 @@ import collections
 import concurrent.futures
 import copy
 import functools
-import gc
 import multiprocessing
 import pickle
-import weakref
 
 import equinox as eqx
 import jax
@@ -108,21 +106,6 @@ def test_a_class_that_is_not_registered_where_it_arrives(monkeypatch):
         pickle.loads(text)
 
 
-def test_a_structure_keeps_no_leaves_alive():
-    class Held(np.ndarray):
-        """An array that can be referred to weakly on every version of NumPy."""
-
-    leaf = np.ones(2).view(Held)
-    ref = weakref.ref(leaf)
-    with st.Context():
-        structure = st.tree.flatten({"a": leaf})[1]
-    treedef = jax.tree.structure(st.Dag({"a": leaf}))
-    del leaf
-    gc.collect()
-    assert ref() is None
-    assert structure.num_leaves == treedef.num_leaves == 1
-
-
 # --- in another process ------------------------------------------------------------------------------------------
 
 
@@ -160,6 +143,10 @@ def scaled(model, x=1.0):
     return st.tree.map(lambda leaf: leaf * x, model)
 
 
+def first(model):
+    return model.first.sum()
+
+
 @st.jit
 def decorated(model):
     return model.first
@@ -169,20 +156,15 @@ WRAPPERS = [st.jit, st.grad, st.vmap, st.checkpoint, st.preserve_identities(eqx.
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS)
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, there_and_back])
-def test_wrapped_functions_are_copied(wrap, copied):
-    f = wrap(scaled) if wrap is not st.grad else wrap(lambda m: m.first.sum())
-    if wrap is st.grad and copied is there_and_back:
-        f = wrap(first)
+def test_wrapped_functions_are_copied(wrap):
+    f = wrap(first if wrap is st.grad else scaled)
     model = Pair(jnp.ones(2), jnp.ones(2))
-    want, got = f(model), copied(f)(model)
-    assert jax.tree.structure(st.Dag(got)) == jax.tree.structure(st.Dag(want))
-    np.testing.assert_array_equal(got.first, want.first)
-    assert copied(f).__name__ == f.__name__
-
-
-def first(model):
-    return model.first.sum()
+    want = f(model)
+    for copied in (copy.copy(f), copy.deepcopy(f), there_and_back(f)):
+        got = copied(model)
+        assert jax.tree.structure(st.Dag(got)) == jax.tree.structure(st.Dag(want))
+        np.testing.assert_array_equal(got.first, want.first)
+        assert copied.__name__ == f.__name__
 
 
 def test_a_deep_copy_is_as_of_a_function():
@@ -201,7 +183,7 @@ def test_a_deep_copy_is_as_of_a_function():
     counter.weights[0] = 5.0
     assert float(twin(1.0)) == 1.0
     assert twin.__wrapped__ is not counter
-    layer = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    layer = eqx.nn.LayerNorm(2)
     twin = copy.deepcopy(st.preserve_identities(eqx.filter_jit)(layer))
     np.testing.assert_array_equal(twin(jnp.ones(2)), layer(jnp.ones(2)))
 

@@ -1,10 +1,10 @@
 """Functions with rules, in place: against the same rules in vanilla JAX, where the state goes in and out by hand."""
 
 import dataclasses
+import functools
 import threading
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 
 import sharedtree as st
 from tests.strategies import Mutable
+from tests.test_sharing_situations import KINDS, MOVES, SITUATIONS, by_python, objects, whole
 
 IN_PLACE = st.Policy(in_place=True)
 FACTOR = 3.0
@@ -104,6 +105,7 @@ def by_gradient():
     return f
 
 
+@functools.cache
 def twin():
     """(weight, mean, count, x) → the result, and the mean and count then; in vanilla JAX."""
 
@@ -123,68 +125,52 @@ MAKERS = [by_vjp, by_vjp_in_the_rule, by_gradient]
 by_name = lambda f: f.__name__
 makes = pytest.mark.parametrize("make", MAKERS, ids=by_name)
 
-# (ours, (net, x) → a result; vanilla, (weight, mean, count, x) → the result, and the state then)
+
+# What is done with `f`: (net, x) → a result; and vanilla's: (weight, mean, count, x) → the result, and the state then.
 
 
-def called(f, g):
-    return f, lambda *args: (g(*args)[0], g(*args)[1:])
+def called(g):
+    return lambda *args: (g(*args)[0], g(*args)[1:])
 
 
-def summed(f, g):
-    return lambda net, x: f(net, x).sum(), lambda *args: (g(*args)[0].sum(), g(*args)[1:])
+def gradient_of(g):
+    return jax.value_and_grad(lambda *args: (g(*args)[0].sum(), g(*args)[1:]), argnums=(0, 3), has_aux=True)
 
 
-def jitted(f, g):
-    f, g = called(f, g)
-    return st.jit(f, in_place=True), jax.jit(g)
-
-
-def differentiated(f, g):
-    f, g = summed(f, g)
-    return st.value_and_grad(f, argnums=(0, 1), in_place=True), jax.value_and_grad(g, argnums=(0, 3), has_aux=True)
-
-
-def jitted_then_differentiated(f, g):
-    return differentiated(st.jit(f, in_place=True), jax.jit(g))
-
-
-def differentiated_then_jitted(f, g):
-    f, g = differentiated(f, g)
-    return st.jit(f, in_place=True), jax.jit(g)
-
-
-def recomputed(f, g):
-    return differentiated(st.checkpoint(f, in_place=True), jax.checkpoint(g))
-
-
-def branched(f, g):
-    def ours(net, x):
-        return st.cond(x.sum() > 0, f, lambda net, x: f(net, 2 * x), net, x, in_place=True)
-
-    def other(*args):
-        return jax.lax.cond(args[3].sum() > 0, g, lambda w, mean, count, x: g(w, mean, count, 2 * x), *args)
-
-    return called(ours, other)
-
-
-def twice(f, g):
-    def other(w, mean, count, x):
+def twice(g):
+    def vanilla(w, mean, count, x):
         y, mean, count = g(w, mean, count, x)
         return g(w, mean, count, y)
 
-    return differentiated(lambda net, x: f(net, f(net, x)), other)
+    return vanilla
 
 
-WAYS = [
-    called,
-    jitted,
-    differentiated,
-    jitted_then_differentiated,
-    differentiated_then_jitted,
-    recomputed,
-    branched,
-    twice,
-]
+def summed(f):
+    return lambda net, x: f(net, x).sum()
+
+
+def jitted(f):
+    return st.jit(f, in_place=True)
+
+
+def differentiated(f):
+    return st.value_and_grad(summed(f), argnums=(0, 1), in_place=True)
+
+
+def branched(f):
+    return lambda net, x: st.cond(x.sum() > 0, f, lambda net, x: f(net, 2 * x), net, x, in_place=True)
+
+
+WAYS = {
+    "called": (lambda f: f, called),
+    "jitted": (jitted, called),
+    "differentiated": (differentiated, gradient_of),
+    "jitted, then differentiated": (lambda f: differentiated(jitted(f)), gradient_of),
+    "differentiated, then jitted": (lambda f: jitted(differentiated(f)), gradient_of),
+    "recomputed": (lambda f: differentiated(st.checkpoint(f, in_place=True)), gradient_of),
+    "branched": (branched, called),
+    "twice": (lambda f: differentiated(lambda net, x: f(net, f(net, x))), lambda g: gradient_of(twice(g))),
+}
 
 
 def assert_close(one, other):
@@ -195,8 +181,7 @@ def assert_close(one, other):
         assert jnp.result_type(a) == jnp.result_type(b)
 
 
-def assert_as_vanilla(way, make, model, x):
-    ours, vanilla = way(make(), twin())
+def assert_as_vanilla(ours, vanilla, model, x):
     embed, stats, w = model.embed, model.stats, model.embed.w
     expected = vanilla(w, stats.mean, stats.count, x)
     found = ours(model, x)
@@ -216,14 +201,19 @@ def assert_as_vanilla(way, make, model, x):
     assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(model))
 
 
-@makes
-@pytest.mark.parametrize("way", WAYS, ids=by_name)
+@pytest.mark.parametrize(
+    ("way", "make"),
+    # What the rule does by itself shows where it is called.
+    [(way, make) for way in WAYS for make in MAKERS if make is not by_vjp_in_the_rule or "differentiated" in way],
+)
 def test_values_gradients_and_state_are_those_of_vanilla(way, make):
+    wrap, oracle = WAYS[way]
+    ours, vanilla = wrap(make()), oracle(twin())
     model = net()
     for _ in range(2):
-        assert_as_vanilla(way, make, model, X)
+        assert_as_vanilla(ours, vanilla, model, X)
         assert model.scale == 2.0
-        assert way is branched or type(model.scale) is float
+        assert way == "branched" or type(model.scale) is float
 
 
 @makes
@@ -233,37 +223,32 @@ def test_over_a_batch(make):
         return y.sum(), tuple(state)
 
     ours = st.vmap(make(), in_place=True)
-    assert_as_vanilla(
-        lambda f, g: (
-            st.value_and_grad(lambda net, x: ours(net, x).sum(), argnums=(0, 1), in_place=True),
-            jax.value_and_grad(vanilla, argnums=(0, 3), has_aux=True),
-        ),
-        make,
-        nets(4),
-        XS,
-    )
-    assert_as_vanilla(lambda f, g: called(st.vmap(f, in_place=True), jax.vmap(g)), make, nets(4), XS)
+    assert_as_vanilla(differentiated(ours), jax.value_and_grad(vanilla, argnums=(0, 3), has_aux=True), nets(4), XS)
+    assert_as_vanilla(ours, called(jax.vmap(twin())), nets(4), XS)
 
 
 @makes
 def test_a_gradient_for_each_of_a_batch(make):
-    ours, vanilla = differentiated(make(), twin())
     model = nets(4)
-    (expected, state), (dw, dx) = jax.vmap(vanilla)(model.embed.w, model.stats.mean, model.stats.count, XS)
-    value, (gradient, of_x) = st.vmap(ours, in_place=True)(model, XS)
+    (expected, state), (dw, dx) = jax.vmap(gradient_of(twin()))(model.embed.w, model.stats.mean, model.stats.count, XS)
+    value, (gradient, of_x) = st.vmap(differentiated(make()), in_place=True)(model, XS)
     assert_close((value, gradient.embed.w, of_x), (expected, dw, dx))
     assert_close((model.stats.mean, model.stats.count), state)
 
 
-def scanned(f, g, ours_between=lambda net: None, between=lambda mean: mean):
+def scanned(f, between=lambda net: None):
     def ours(net, xs):
         def body(net, x):
             y = f(net, x)
-            ours_between(net)
+            between(net)
             return net, y
 
         return st.scan(body, net, xs, in_place=True)[1]
 
+    return ours
+
+
+def scanned_vanilla(g, between=lambda mean: mean):
     def vanilla(w, mean, count, xs):
         def body(state, x):
             y, mean, count = g(w, *state, x)
@@ -272,14 +257,18 @@ def scanned(f, g, ours_between=lambda net: None, between=lambda mean: mean):
         (mean, count), ys = jax.lax.scan(body, (mean, count), xs)
         return ys, mean, count
 
-    return ours, vanilla
+    return vanilla
+
+
+def net_to_carry():
+    model = net()
+    model.scale = jnp.array(2.0)
+    return model
 
 
 @makes
 def test_in_a_loop(make):
-    model = net()
-    model.scale = jnp.array(2.0)
-    assert_as_vanilla(lambda f, g: called(*scanned(f, g)), make, model, XS)
+    assert_as_vanilla(scanned(make()), called(scanned_vanilla(twin())), net_to_carry(), XS)
 
 
 @pytest.mark.slow
@@ -288,25 +277,19 @@ def test_a_gradient_through_a_loop_that_carries_state_says_that_it_stops_there(m
     def stop(net):
         net.stats.mean = jax.lax.stop_gradient(net.stats.mean)
 
-    ways = lambda f, g: differentiated(*scanned(f, g, stop, jax.lax.stop_gradient))
-    for way in (ways, lambda f, g: tuple(each(h) for each, h in zip((ours_jit, jax.jit), ways(f, g), strict=True))):
-        model = net()
-        model.scale = jnp.array(2.0)
-        assert_as_vanilla(way, make, model, XS)
-    model = net()
-    model.scale = jnp.array(2.0)
+    ours = differentiated(scanned(make(), stop))
+    vanilla = gradient_of(scanned_vanilla(twin(), jax.lax.stop_gradient))
+    for each in (ours, jitted(ours)):
+        assert_as_vanilla(each, vanilla, net_to_carry(), XS)
+    model = net_to_carry()
     with pytest.raises(st.StateGradientError) as caught:
-        differentiated(*scanned(make(), twin()))[0](model, XS)
+        differentiated(scanned(make()))(model, XS)
     assert caught.value.paths == ("net.stats.mean",)
     assert model.stats.count == 0
 
 
-def ours_jit(f):
-    return st.jit(f, in_place=True)
-
-
 @makes
-@pytest.mark.parametrize("way", [lambda f: f, ours_jit, st.checkpoint], ids=["plain", "jit", "checkpoint"])
+@pytest.mark.parametrize("way", [lambda f: f, jitted, st.checkpoint], ids=["plain", "jit", "checkpoint"])
 def test_a_gradient_through_state_is_an_error(way, make):
     f = make()
 
@@ -376,60 +359,22 @@ def mutable(**more):
 
 
 @wrapped
-def test_attributes_rebound_added_and_deleted(wrap):
-    def change(model):
-        model.w = model.w + 1
-        model.new = model.w * 2
-        del model.old
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_changed_is_what_python_changes(kind, wrap):
+    """In each situation of sharing, what moves objects included."""
+    wrong = []
+    for name, make in (SITUATIONS | MOVES).items():
+        situation = make(KINDS[kind])
+        args = situation.make()
+        known = objects(args)
 
-    model = mutable(old=jnp.zeros(()))
-    wrap(ruled(change))(model)
-    assert sorted(vars(model)) == ["new", "w"]
-    assert_close((model.w, model.new), (jnp.full(2, 2.0), jnp.full(2, 4.0)))
+        def change(args, situation=situation):
+            situation.change(*args)
 
-
-@wrapped
-def test_objects_swapped(wrap):
-    def change(model):
-        model.a, model.b = model.b, model.a
-
-    a, b = Layer(jnp.array(1.0)), Layer(jnp.array(2.0))
-    model = mutable(a=a, b=b)
-    wrap(ruled(change))(model)
-    assert (model.a, model.b) == (b, a)
-    assert model.a is b
-    assert model.b is a
-
-
-@wrapped
-def test_a_new_object_in_two_places(wrap):
-    def change(model):
-        model.a = model.b = Layer(model.w * 3)
-
-    model = mutable(a=None, b=Layer(jnp.zeros(2)))
-    wrap(ruled(change))(model)
-    assert model.a is model.b
-    assert_close(model.a.w, jnp.full(2, 3.0))
-
-
-@wrapped
-def test_a_shared_object_in_two_arguments_and_in_a_list(wrap):
-    @st.custom_vjp(in_place=True)
-    def f(one, other):
-        assert one.layers[0] is one.layers[1] is other.layer
-        one.layers[0].w = one.layers[0].w + 1
-        one.layers.append(other.layer)
-        return one.w * other.w
-
-    f.defvjp(lambda one, other: (f(one, other), None), lambda _, y: (None, None))
-    shared = Layer(jnp.zeros(2))
-    one, other = mutable(layers=[shared, shared]), mutable(layer=shared)
-    layers = one.layers
-    wrap(lambda both: f(both.one, both.other))(Mutable(one=one, other=other))
-    assert one.layers is layers
-    assert len(layers) == 3
-    assert all(each is shared for each in (*layers, other.layer))
-    assert_close(shared.w, jnp.ones(2))
+        wrap(ruled(change, lambda args: jnp.zeros(())))(args)
+        if whole(args, known) != by_python(situation, 1):
+            wrong.append(name)
+    assert wrong == []
 
 
 @wrapped
@@ -448,43 +393,16 @@ def add_one(model):
     model.count = model.count + 1
 
 
-@pytest.mark.parametrize("number", [2.5, 3, True, 1j])
-def test_numbers_stay_numbers(number):
-    model = mutable(kept=number, count=0)
+@wrapped
+def test_numbers_stay_the_callers_own(wrap):
+    for number in (2.5, 3, True, 1j):
+        model = mutable(kept=number, count=jnp.array(0))
+        wrap(ruled(add_one))(model)
+        assert model.kept is number
+        assert model.count == 1
+    model = mutable(count=0)
     ruled(add_one)(model)
-    assert (model.kept, model.count) == (number, 1)
-    assert type(model.kept) is type(number)
     assert type(model.count) is int
-
-
-@wrapped
-def test_numbers_beside_what_changes_stay_the_callers_own(wrap):
-    number = 2.5
-    model = mutable(kept=number, count=jnp.array(0))
-    wrap(ruled(add_one))(model)
-    assert model.kept is number
-    assert model.count == 1
-
-
-@wrapped
-def test_static_values_change_too(wrap):
-    class Named(eqx.Module):
-        w: jax.Array
-        names: list[str]
-
-    model = Named(jnp.ones(2), ["a"])
-    names = model.names
-    wrap(ruled(lambda model: model.names.append("b")))(model)
-    assert model.names is names
-    assert names == ["a", "b"]
-
-
-@wrapped
-def test_nothing_that_changes(wrap):
-    model = mutable(layer=Layer(jnp.ones(2)))
-    before = dict(vars(model))
-    wrap(ruled(lambda model: None))(model)
-    assert all(vars(model)[name] is value for name, value in before.items())
 
 
 def test_a_lost_tie_is_named():
@@ -501,23 +419,20 @@ def test_a_lost_tie_is_named():
 
 
 @wrapped
-@pytest.mark.parametrize("where", ["function", "rule"])
-def test_all_or_nothing(wrap, where):
+def test_all_or_nothing(wrap):
     def change(model):
         model.w = model.w + 1
         model.layers.append(model.w)
         raise KeyError("half way")
 
-    f = ruled(change)
-    if where == "rule":
-        f = ruled(lambda model: None)
-        f.defvjp(lambda model: change(model), lambda _, y: (None,))
-        wrap = WRAPPERS["grad"]
+    in_the_rule = ruled(lambda model: None)
+    in_the_rule.defvjp(lambda model: change(model), lambda _, y: (None,))
     model = mutable(layers=[])
-    with pytest.raises(KeyError, match="half way"):
-        wrap(f)(model)
-    assert model.w.tolist() == [1, 1]
-    assert model.layers == []
+    for wrapper in (wrap(ruled(change)), WRAPPERS["grad"](in_the_rule)):
+        with pytest.raises(KeyError, match="half way"):
+            wrapper(model)
+        assert model.w.tolist() == [1, 1]
+        assert model.layers == []
     wrap(ruled(lambda model: model.layers.append(model.w)))(model)
     assert_close(model.layers, [jnp.ones(2)])
 
@@ -531,13 +446,6 @@ def test_an_error_in_the_backward_pass():
     assert model.layers == []
 
 
-RETURNED = {
-    "an argument": (lambda model: model, "model", "result"),
-    "an object in one": (lambda model: {"y": model.layer}, "model.layer", "result['y']"),
-    "in a new one": (lambda model: Layer(model.layer), "model.layer", "result.w"),
-}
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Holder:
@@ -545,26 +453,27 @@ class Holder:
     more: Any = None
 
 
+def new_in_both(model):
+    model.more = Layer(model.layer.w * 2)
+    return model.more
+
+
+RETURNED = {
+    "an argument": (lambda model: model, "model", "result"),
+    "an object in one": (lambda model: {"y": model.layer}, "model.layer", "result['y']"),
+    "in a new one": (lambda model: Layer(model.layer), "model.layer", "result.w"),
+    "a new one that is in an argument": (new_in_both, "model.more", "result"),
+}
+
+
 @pytest.mark.parametrize(("result", "path", "other"), RETURNED.values(), ids=RETURNED)
-@pytest.mark.parametrize("wrap", [lambda f: f, ours_jit], ids=["plain", "jit"])
-def test_an_argument_in_the_result_is_refused(result, path, other, wrap):
+def test_an_argument_in_the_result_is_refused(result, path, other):
     f = st.custom_vjp(lambda model: result(model), in_place=True)
     f.defvjp(lambda model: (result(model), None), lambda _, y: (None,))
-    with pytest.raises(st.InconsistentSharingError, match="also in the result") as caught:
-        wrap(f)(Holder(Layer(X)))
-    assert caught.value.paths == (path, other)
-
-
-def test_a_new_object_in_an_argument_and_in_the_result_is_refused():
-    def value(model):
-        model.more = Layer(model.layer.w * 2)
-        return model.more
-
-    f = st.custom_vjp(value, in_place=True)
-    f.defvjp(lambda model: (f(model), None), lambda _, y: (None,))
-    with pytest.raises(st.InconsistentSharingError) as caught:
-        f(Holder(Layer(X)))
-    assert caught.value.paths == ("model.more", "result")
+    for call in (f, jitted(f)):
+        with pytest.raises(st.InconsistentSharingError, match="also in the result") as caught:
+            call(Holder(Layer(X)))
+        assert caught.value.paths == (path, other)
 
 
 @wrapped
@@ -576,9 +485,12 @@ def test_a_copy_and_arrays_may_be_returned(wrap):
     f = st.custom_vjp(value, in_place=True)
     f.defvjp(lambda model: (value(model), None), lambda _, y: (Mutable(w=FACTOR * (y[0].w + y[1].w + y[2])),))
     model = mutable()
-    found = wrap(lambda model: sum((y.w if hasattr(y, "w") else y) for y in f(model)))(model)
+    found = wrap(lambda model: sum(each.w if hasattr(each, "w") else each for each in f(model)))(model)
     assert model.w.tolist() == [2, 2]
-    assert_close(found.w if hasattr(found, "w") else found, jnp.full(2, 9.0 if hasattr(found, "w") else 6.0))
+    # A gradient is FACTOR times three ones.
+    assert_close(
+        found.w if isinstance(found, Mutable) else found, jnp.full(2, 9.0 if isinstance(found, Mutable) else 6.0)
+    )
 
 
 def test_a_rule_that_changes_something_else():
@@ -604,15 +516,6 @@ def test_what_the_rule_changes_is_written_when_only_it_runs():
     assert model.seen is None
     st.grad(lambda model: f(model).sum(), in_place=True)(model)
     assert model.seen.tolist() == [2, 2]
-
-
-@pytest.mark.parametrize("how", [{"symbolic_zeros": True}, (True,)], ids=["named", "by position"])
-def test_symbolic_zeros_are_refused(how):
-    f = ruled(lambda model: None)
-    positional, named = (how, {}) if isinstance(how, tuple) else ((), how)
-    f.defvjp(lambda model: (model.w.value, None), lambda _, y: (None,), *positional, **named)
-    with pytest.raises(ValueError, match="symbolic_zeros"):
-        f(mutable())
 
 
 # How it can be called -----------------------------------------------------------------------------------------------
@@ -672,17 +575,6 @@ def test_by_policy_and_not():
     assert model.stats.count == 0
     with st.Context(IN_PLACE):
         f(model, X)
-    assert model.stats.count == 1
-
-
-def test_rematerialised_rules():
-    f = by_vjp()
-    fwd, bwd, *_ = f.rules  # pyright: ignore[reportAttributeAccessIssue]
-    f.defvjp(fwd, bwd, optimize_remat=True)
-    model = net()
-    value = lambda net, x: f(net, x).sum()
-    found = st.jit(st.grad(value, in_place=True), in_place=True)(model, X)
-    assert_close(found.embed.w, sum(parts(model.embed.w, X, jnp.ones(3))[:2]))
     assert model.stats.count == 1
 
 
@@ -748,23 +640,3 @@ def test_the_statistics_of_a_batch_in_a_rule(nnx):
     np.testing.assert_allclose(norm.mean[...], other.mean[...], rtol=1e-6)
     np.testing.assert_allclose(norm.var[...], other.var[...], rtol=1e-6)
     np.testing.assert_allclose(found, pullback(jnp.clip(3 * y**2, -1, 1))[0], rtol=1e-4, atol=1e-5)
-
-
-@wrapped
-def test_a_variable_in_a_rule(nnx, wrap):
-    class Model(nnx.Module):
-        def __init__(self):
-            self.w = nnx.Param(jnp.ones(2))
-            self.tied = self.w
-            self.count = nnx.Variable(jnp.array(0))
-
-    def change(model):
-        assert model.w is model.tied
-        model.count[...] += 1
-
-    model = Model()
-    count = model.count
-    wrap(ruled(change, lambda model: model.w[...]))(model)
-    assert model.count is count
-    assert model.w is model.tied
-    assert model.count[...] == 1

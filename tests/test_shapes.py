@@ -1,7 +1,5 @@
 """`eval_shape`, `make_jaxpr` and their Equinox counterparts, `named_call`: tracing without computing, ties included."""
 
-import threading
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -59,6 +57,7 @@ def test_what_jax_has_jitted():
         st.eval_shape(jax.jit(lambda m: m.first + jnp.ones(7)), model)
     shapes = st.eval_shape(st.jit(repeated, static_argnums=1), st.untie(model), 3)
     assert shapes.second == [struct((3, 2, 3))]
+    assert st.eval_shape(st.jit(lambda n, m: m.first.weight[:n], static_argnums=0), 1, tied()) == struct((1, 3))
 
 
 @pytest.mark.parametrize("evaluate", [st.eval_shape, filter_eval_shape])
@@ -104,12 +103,6 @@ def test_arguments_outside_modules_follow_the_transform():
     assert filter_eval_shape(made, struct((2,))) == struct((3,))  # the function is a module of shapes
     one = filter_eval_shape(lambda x: (x, "text", [x]), struct((2,)))
     assert one == (struct((2,)), "text", [struct((2,))])
-
-
-def test_jitted_functions_keep_their_options():
-    jitted = st.jit(lambda n, m: m.first.weight[:n], static_argnums=0)
-    assert st.eval_shape(jitted, 1, tied()) == struct((1, 3))
-    assert st.eval_shape(jax.jit(lambda x: x[0]), jnp.ones((2, 3))) == struct((3,))
 
 
 def test_it_is_traced_once():
@@ -178,9 +171,7 @@ def test_equinoxs_jaxpr_comes_with_two_modules():
         assert jax.tree.structure(one) == jax.tree.structure(two)
         assert [str(x) for x in jax.tree.leaves(one)] == [str(x) for x in jax.tree.leaves(two)]
 
-
-def test_a_module_under_equinoxs_make_jaxpr():
-    layer = eqx.nn.Linear(2, 3, key=jax.random.key(0))
+    layer = eqx.nn.LayerNorm(2)
     ours, vanilla = (make(layer)(jnp.ones(2)) for make in (filter_make_jaxpr, eqx.filter_make_jaxpr))
     assert str(ours[0]) == str(vanilla[0])
 
@@ -230,9 +221,7 @@ def test_nested_in_other_transforms():
         assert shapes.first is shapes.second["again"]
         return m.first.weight.sum() * shapes.first.weight.shape[0] + m.second["weight"].sum()
 
-    gradient = st.grad(size)(tied())
-    np.testing.assert_allclose(gradient.first.weight, jnp.full((2, 3), 4.0))
-    np.testing.assert_allclose(st.jit(size)(tied()), 15.0 * 4)
+    np.testing.assert_allclose(st.grad(size)(tied()).first.weight, jnp.full((2, 3), 4.0))
     assert len(st.make_jaxpr(st.grad(size))(tied()).in_avals) == 2
     assert len(st.make_jaxpr(st.jit(transposed))(tied()).out_avals) == 2
 
@@ -246,21 +235,3 @@ def test_named_call_hands_on_the_very_objects():
     assert "name" in st.jit(lambda m: f(m)[1]).lower(model).as_text(debug_info=True)
     inside = st.jit(lambda m: f(m)[0].first is m.second["again"] and 1)(model)
     assert inside == 1
-
-
-def test_first_calls_of_eight_threads():
-    model, found = tied(), []
-
-    def f(m):
-        return transposed(m)
-
-    def call():
-        shapes = st.eval_shape(f, model)
-        found.append(shapes.first is shapes.second["again"] and len(st.make_jaxpr(f)(model).in_avals))
-
-    threads = [threading.Thread(target=call) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [2] * 8

@@ -143,15 +143,3 @@ def test_join_of_what_differs_in_statics_is_an_error_and_meet_is_not():
         join(two, one)
     assert caught.value.paths == ("[0]", "[1]")
     assert meet(two, one) is two
-
-
-def test_meet_and_join_of_exponentially_many_paths():
-    def tower(height):
-        x = jnp.ones(())
-        for _ in range(height):
-            x = [x, x]
-        return x
-
-    tied, half = st.tree.structure(tower(40)), st.tree.structure([tower(39), tower(39)])
-    assert meet(tied, half) is half
-    assert join(tied, half) is tied

@@ -134,7 +134,9 @@ class Theirs:
     parameters = staticmethod(lambda model: eqx.filter(model, eqx.is_inexact_array))
 
 
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    "kind", ["batch", "index", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("ema", "spectral"))]
+)
 def test_training_a_shared_layer_equals_training_the_single_copy(kind):
     model, state = st.make_with_state(Net)(kind, is_shared=True)
     values, model, state = train(Ours, model, state, st.optimizer(optax.adam(0.05)))

@@ -4,13 +4,9 @@ import os
 import subprocess
 import sys
 
-import equinox as eqx
 import jax
 import pytest
 
-import sharedtree as st
-from sharedtree.transforms import _crossing, _function
-from sharedtree.transforms._applying import title_of
 from tests import transform_table
 
 
@@ -42,27 +38,6 @@ def test_each_is_tested_where_the_table_says():
         assert any(name in text for name in names), (names, scenario.tested)
 
 
-ALIKE = [each for each, scenario in transform_table.SCENARIOS.items() if scenario.conflict is None]
-
-
-@pytest.mark.parametrize(
-    "transform", [*(each for each in ALIKE if each is not eqx.filter_shard), jax.vmap, jax.lax.scan], ids=title_of
-)
-def test_where_all_are_treated_alike_no_treatment_is_declared(transform, monkeypatch):
-    """The last two show that it would be seen."""
-    declared = []
-
-    def treated(call, static, treatments, *others):
-        declared.extend(treatments)
-        return call
-
-    for module in (_crossing, _function):
-        monkeypatch.setattr(module, "treated", treated)
-    net = transform_table.tied()
-    transform_table.SCENARIOS[transform].call(st.preserve_identities(transform), lambda *nets: nets[0], net, net)
-    assert bool(declared) is (transform not in ALIKE)
-
-
 @pytest.mark.parametrize("transform", [jax.grad, jax.vmap, jax.vjp, jax.lax.scan, jax.lax.cond])
 def test_vanilla_transforms_do_none_of_it(transform):
     """The scenarios can fail."""
@@ -73,10 +48,6 @@ def test_vanilla_transforms_do_none_of_it(transform):
     inside, outside, aliases, treatments, in_place = transform_table.row(transform, vanilla)
     assert (inside, outside, aliases, in_place) == ("no",) * 4
     assert treatments in ("no", "all alike")
-
-
-def test_what_is_said_of_answers():
-    assert [transform_table.said(answers) for answers in ([], [True], [True, False])] == ["-", "yes", "no"]
 
 
 def test_nothing_is_silently_not_written_back():

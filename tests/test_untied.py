@@ -18,55 +18,43 @@ def model():
     return Pair(Layer(w, jax.nn.relu, None), {"head": w})
 
 
-def loses(f, *args, match=r"`args\[0\]\.first\.weight` and `args\[0\]\.second\['head'\]`"):
-    with pytest.warns(st.UntiedWarning, match=match) as record:
-        result = st.jit(f)(*args)
+def doubled(m):
+    return jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, m)
+
+
+LOSSES = {
+    "jax.tree.map": doubled,
+    "eqx.tree_at": lambda m: eqx.tree_at(lambda m: m.second["head"], m, jnp.zeros_like(m.first.weight)),
+    "eqx.apply_updates": lambda m: eqx.apply_updates(m, jax.tree.map(jnp.ones_like, eqx.filter(m, eqx.is_array))),
+    "in a part of a larger result": lambda m: {"new": Pair(0, doubled(m))},
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_lost_inside(model, name):
+    lose = LOSSES[name]
+    paths = r"`m\.first\.weight` and `m\.second\['head'\]`"
+    f = st.jit(lambda m: lose(m))
+    with pytest.warns(st.UntiedWarning, match=paths) as record:
+        f(model)
     assert len(record) == 1
     assert "sharedtree.tree.map" in str(record[0].message)
-    return result
-
-
-@pytest.mark.parametrize(
-    "lose",
-    [
-        lambda m: jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, m),
-        lambda m: eqx.tree_at(lambda m: m.second["head"], m, jnp.zeros((2, 2))),
-        lambda m: eqx.apply_updates(m, jax.tree.map(jnp.ones_like, eqx.filter(m, eqx.is_array))),
-    ],
-    ids=["jax.tree.map", "eqx.tree_at", "eqx.apply_updates"],
-)
-def test_lost_inside(model, lose):
-    result = loses(lambda *args: lose(args[0]), model)
-    assert result.first.weight is not result.second["head"]
-
-
-def test_vmap_and_checkpoint_and_grad_too(model):
-    lose = lambda m: jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, m)
+    f(model)  # only when it is traced
     for transform in (st.vmap, st.checkpoint):
-        with pytest.warns(st.UntiedWarning):
-            transform(lose)(model)
-    with pytest.warns(st.UntiedWarning):
+        with pytest.warns(st.UntiedWarning, match=paths):
+            transform(lambda m: lose(m))(model)
+    with pytest.warns(st.UntiedWarning, match=paths):
         st.grad(lambda m: (m.first.weight.sum(), lose(m)), has_aux=True)(model)
-
-
-def test_in_a_part_of_a_larger_result(model):
-    loses(lambda *args: {"new": Pair(0, jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, args[0]))}, model)
-
-
-def test_only_when_traced(model):
-    f = st.jit(lambda m: jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, m))
-    with pytest.warns(st.UntiedWarning):
-        f(model)
-    f(model)
 
 
 @pytest.mark.parametrize(
     "keep",
     [
+        lambda m: jax.tree.map(lambda x: x, m),  # the same arrays in new nodes
         lambda m: st.tree.map(lambda x: x * 2, m),
         lambda m: st.tree.at(lambda m: m.second["head"], m, jnp.zeros((2, 2))),
         lambda m: st.apply_updates(m, st.tree.map(jnp.ones_like, st.tree.filter(m, eqx.is_array))),
-        lambda m: st.retie(jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, m), like=m),
+        lambda m: st.retie(doubled(m), like=m),
         lambda m: st.untie(m),
         lambda m: st.tree.map(lambda x: x * 2, st.untie(m)),
         lambda m: st.untie(st.tree.map(lambda x: x * 2, m), lambda m: m.second["head"]),
@@ -79,7 +67,7 @@ def test_kept_or_meant_or_something_else(model, keep):
 
 
 def test_policy(model):
-    lose = lambda m: jax.tree.map(lambda x: x * 2 if eqx.is_array(x) else x, m)
+    lose = lambda m: doubled(m)
     st.preserve_identities(jax.jit, policy=st.Policy(on_untie="ignore"))(lose)(model)
     strict = st.preserve_identities(jax.jit, policy=st.Policy(on_untie="error"))(lose)
     with pytest.raises(st.UntiedError) as caught:
@@ -101,18 +89,8 @@ def test_lost_between_two_calls(model):
     f(loose)
     f(model)
     assert len(traces) == 2
-
-
-def test_untied_on_purpose_between_two_calls(model):
-    f = st.jit(lambda m: m.first.weight.sum())
-    f(model)
-    f(st.untie(model))
-
-
-def test_another_tree_of_the_class_without_the_tie(model):
-    """A teacher without the tie may come and go beside a student with it."""
     teacher = Pair(Layer(jnp.ones((2, 2)), jax.nn.relu, None), {"head": jnp.ones((2, 2))})
-    st.jit(lambda a, b: (st.tree.map(lambda x: x * 2, a), st.tree.map(lambda x: x * 2, b)))(model, teacher)
+    f(teacher)  # which never had the tie
 
 
 def test_aliases_between_arguments_and_in_optimizer_states_do_not_count(model):
@@ -141,26 +119,6 @@ def test_aliases_in_a_state_inside_a_module(model):
         return Training(times(2, t.model), optax.LookaheadParams(times(3, t.state.fast), times(4, t.state.slow)))
 
     step(step(training))
-
-
-def test_the_same_arrays_in_a_new_node_are_still_tied(model):
-    st.jit(lambda m: jax.tree.map(lambda x: x, m))(model)
-
-
-def test_a_vanilla_optimizer_on_a_tied_model():
-    """Its state is untied from the start, and so is the model after the first step."""
-    w = jnp.ones((2, 2))
-    model = Pair(w, w)
-    tx = optax.adam(0.1)
-
-    @st.jit
-    def step(m, s):
-        gradient = st.grad(lambda m: (m.first * m.second).sum())(m)
-        updates, s = tx.update(gradient, s, m)
-        return optax.apply_updates(m, updates), s
-
-    with pytest.warns(st.UntiedWarning, match=r"`m\.first` and `m\.second`"):
-        step(model, tx.init(model))
 
 
 def test_lost_although_an_untied_model_of_the_class_is_there():
