@@ -31,7 +31,7 @@ HERE = __name__
 
 
 def test_a_model_with_ties(path, getkey):
-    model = Tied(getkey())
+    model = Tied()
     loaded = through_file(path, model, trusted=HERE)
     assert_isomorphic(model, loaded)
     assert loaded.blocks[0] is loaded.blocks[2]
@@ -41,7 +41,7 @@ def test_a_model_with_ties(path, getkey):
 
 
 def test_each_distinct_array_is_written_once(path, getkey):
-    model = Tied(getkey())
+    model = Tied()
     st.save(path, model)
     distinct = {id(x): x for x in jax.tree.leaves(model) if eqx.is_array(x)}  # alive in `model`
     tensors = safetensors.numpy.load_file(path)
@@ -106,7 +106,7 @@ def test_optimizer_states(name, path):
 
 
 def test_the_optimizer_of_sharedtree(path, getkey):
-    model = Tied(getkey())
+    model = Tied()
     tx = st.optimizer(optax.adam(1e-3))
     state = tx.init(model)
     loaded_model, loaded_state = through_file(path, (model, state), trusted=HERE)
@@ -186,7 +186,7 @@ class Config:
 
 
 def test_a_whole_run(path, getkey):
-    model = Tied(getkey())
+    model = Tied()
     arrays = eqx.filter(model, eqx.is_array)
     shared = {"a": 1}
     run = {
@@ -220,7 +220,7 @@ def test_any_tree_through_bytes(tree):
 
 def test_saving_what_was_loaded_gives_the_same_file(getkey):
     """As long as there are no sets, whose order is nobody's, and once each object has its attributes in their order."""
-    model = Tied(getkey())
+    model = Tied()
     arrays = eqx.filter(model, eqx.is_array)
     run = {"model": model, "state": optax.adam(1e-3).init(arrays), "key": getkey(), "config": Metrics(1)}
     data = st.to_bytes(st.from_bytes(st.to_bytes(run), trusted=[Tied, Metrics]))
@@ -231,7 +231,7 @@ def test_saving_what_was_loaded_gives_the_same_file(getkey):
 
 
 def test_a_class_of_ones_own(path, getkey):
-    model = Tied(getkey())
+    model = Tied()
     st.save(path, {"model": model})
     with pytest.raises(st.UntrustedTypeError, match=f"{Tied.__module__}:Tied") as raised:
         st.load(path)
@@ -244,7 +244,7 @@ def test_a_class_of_ones_own(path, getkey):
 
 def test_in_a_new_process(path, getkey):
     """What is loaded depends on nothing that this process knows."""
-    model = Tied(getkey())
+    model = Tied()
     st.save(path, model)
     code = f"""
 import numpy as np, sharedtree as st

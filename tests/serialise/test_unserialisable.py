@@ -70,7 +70,7 @@ def bad_objects(file):
 
 
 def test_what_cannot_be_saved_is_listed_at_once(bad, path):
-    model = Tied(jax.random.key(0))
+    model = Tied()
     tree = {
         "good": model,
         "bad": [{name: x} for name, x in bad.items()],
