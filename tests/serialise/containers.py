@@ -54,3 +54,15 @@ def header_text(tensors, data, metadata=None, **own):
 
 def entry(dtype, shape, start, stop):
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+def file_of(nodes=(), **changes):
+    """The bytes of a file without data whose tree is the last of some nodes; `changes` are of keys of its manifest."""
+    manifest = {"format": 1, "library": "x", "types": [], "arrays": [], "nodes": list(nodes)}
+    manifest |= {"root": len(manifest["nodes"]) - 1, **changes}
+    return forged(header_text({}, b"", **{"": json.dumps(manifest)}))
+
+
+def naming(*atoms):
+    """The bytes of a file that holds a tuple of values, such as `["class", "os:PathLike"]`."""
+    return file_of([["tuple", list(atoms)]])

@@ -3,12 +3,11 @@
 A file is a list of nodes. `SAMPLES` has one of each kind, `SHARED` the ways in which a node can hold another one twice.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import strategies
-from .containers import forged, header_text
+from .containers import file_of
 from .table import NODE_KINDS, SAME_LENGTH
 
 Nodes = list[list[Any]]
@@ -91,13 +90,9 @@ SHARED: dict[str, Callable[[Any], Nodes]] = {
 """A child → a node that holds it twice."""
 
 
-def file_of(nodes: Nodes, types: Any = None, root: Any = None, arrays: Any = ()) -> bytes:
-    """A file without data."""
-    whole = {
-        "format": 1, "library": "x", "types": TYPES if types is None else types, "arrays": list(arrays),
-        "nodes": nodes, "root": len(nodes) - 1 if root is None else root,
-    }  # fmt: skip
-    return forged(header_text({}, b"", **{"": json.dumps(whole)}))
+def typed_file(nodes: Nodes, types: Any = TYPES, **changes: Any) -> bytes:
+    """A file whose nodes may be instances of `TYPES`."""
+    return file_of(nodes, types=types, **changes)
 
 
 def dag(how: str, depth: int) -> Nodes:
@@ -132,4 +127,4 @@ def with_dag_in(kind: str, place: int, how: str, depth: int = 60) -> bytes:
         sample[place] = top
     last = len(nodes) - 1
     nodes.append(["list", [last, last, "a"]])
-    return file_of(nodes)
+    return typed_file(nodes)

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -23,12 +24,17 @@ EQUINOX: dict[str, tuple[Any, ...]] = {
 
 
 def make_layer(name: str) -> Any:
-    """A layer that Equinox made, with values of our own: random ones would be compiled for each shape."""
+    """A layer that Equinox made, with values of our own."""
     cls = getattr(eqx.nn, name)
     extra = {"key": jax.random.key(0)} if "key" in inspect.signature(cls.__init__).parameters else {}
     if name == "BatchNorm":
         extra = {"mode": "ema"}
-    return jax.tree.map(_filled, eqx.filter_eval_shape(lambda: cls(*EQUINOX[name], **extra)))
+    return filled(lambda: cls(*EQUINOX[name], **extra))
+
+
+def filled(make: Callable[[], Any]) -> Any:
+    """What a function makes, with values that count up: random ones would be compiled for each shape."""
+    return jax.tree.map(_filled, eqx.filter_eval_shape(make))
 
 
 def _filled(leaf: Any) -> Any:

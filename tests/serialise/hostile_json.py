@@ -9,143 +9,46 @@ from typing import Any
 from . import strategies
 from .table import NODE_KINDS
 
-GADGETS = [
-    "os:system",
-    "posix:system",
-    "subprocess:Popen",
-    "subprocess:run",
-    "builtins:eval",
-    "builtins:exec",
-    "builtins:getattr",
-    "builtins:open",
-    "builtins:__import__",
-    "importlib:import_module",
-    "runpy:run_path",
-    "pickle:loads",
-    "shutil:rmtree",
-    "socket:socket",
-    "ctypes:CDLL",
-    "operator:attrgetter",
-    "operator:methodcaller",
-    "functools:reduce",
-    "types:FunctionType",
-    "types:CodeType",
-    "numpy:load",
-    "numpy:fromfile",
-    "numpy:memmap",
-    "numpy:frompyfunc",
-    "numpy:vectorize",
-    "jax.numpy:load",
-    "jax.numpy:save",
-    "jax.numpy:fromfile",
-    "jax.numpy:vectorize",
-    "jax:pure_callback",
-    "jax.experimental:io_callback",
-    "jax.debug:callback",
-    "jax.lax:map",
-    "jax:jit",
-    "equinox:tree_deserialise_leaves",
-    "equinox.internal:while_loop",
-    "sharedtree:trust",
-    "sharedtree:load",
-    "__main__:main",
-    "__main__:subprocess.Popen",
-    "__main__:os.system",
-    "__main__:__builtins__.eval",
-    "pathlib:Path.unlink",
-    "pathlib:Path.write_text",
-    "numpy:ndarray.tofile",
-    "jax._src.lazy_loader:importlib",
-    "equinox.nn:Linear.__init__.__globals__",
-    "tests.serialise.strategies:functools.partial",
-    "antigravity:fly",
-    "this:s",
-    "jax.tools.jax_to_ir:main",
-    "tests.serialise.strategies:dataclasses.sys.modules",
-    "optax._src.base:sys",
-    "collections:abc.sys",
-]
+GADGET_NAMES = """
+    os:system posix:system subprocess:Popen subprocess:run builtins:eval builtins:exec builtins:getattr builtins:open
+    builtins:__import__ importlib:import_module runpy:run_path pickle:loads shutil:rmtree socket:socket ctypes:CDLL
+    operator:attrgetter operator:methodcaller functools:reduce types:FunctionType types:CodeType numpy:load
+    numpy:fromfile numpy:memmap numpy:frompyfunc numpy:vectorize jax.numpy:load jax.numpy:save jax.numpy:fromfile
+    jax.numpy:vectorize jax:pure_callback jax.experimental:io_callback jax.debug:callback jax.lax:map jax:jit
+    equinox:tree_deserialise_leaves equinox.internal:while_loop sharedtree:trust sharedtree:load __main__:main
+    __main__:subprocess.Popen __main__:os.system __main__:__builtins__.eval pathlib:Path.unlink pathlib:Path.write_text
+    numpy:ndarray.tofile jax._src.lazy_loader:importlib equinox.nn:Linear.__init__.__globals__
+    tests.serialise.strategies:functools.partial antigravity:fly this:s jax.tools.jax_to_ir:main
+    tests.serialise.strategies:dataclasses.sys.modules optax._src.base:sys collections:abc.sys builtins:compile
+    code:interact webbrowser:open pty:spawn timeit:timeit numpy:save numpy:apply_along_axis numpy:loadtxt
+    numpy:genfromtxt jax.numpy:savez jax.numpy:frompyfunc jax.numpy:apply_along_axis jax.numpy:apply_over_axes
+    jax.numpy:piecewise jax.numpy:fromfunction jax.numpy:from_dlpack numpy.testing:run_module_suite jax.debug:print
+    jax:eval_shape jax:vmap jax.lax:scan jax.lax:while_loop jax.tree_util:tree_map jax.profiler:start_trace
+    equinox:tree_serialise_leaves equinox:filter_pure_callback
+"""
+GADGETS = GADGET_NAMES.split()
 """Names that a hostile file would like to be resolved."""
 
-FRIENDS = [
-    "jax.nn:relu",
-    "jax.numpy:tanh",
-    "equinox.nn:Linear",
-    "equinox.nn:MLP",
-    "builtins:dict",
-    "builtins:list",
-    "builtins:object",
-    "jax:Array",
-    "collections:Counter",
-    "numpy:float32",
-    "numpy:ndarray",
-    "builtins:slice",
-    "pathlib:PosixPath",
-    "equinox:Module",
-    "equinox.nn:State",
-    "equinox.nn:StateIndex",
-    "jax.tree_util:Partial",
-    "optax:ScaleByAdamState",
-    "equinox:Enumeration",
-    "functools:partial",
-] + [
-    f"{strategies.__name__}:{name}"
-    for name in [
-        "Layer",
-        "Layer.double",
-        "Layer.make",
-        "Pair",
-        "Config",
-        "Slotted",
-        "Key",
-        "Color",
-        "Mode",
-        "Level",
-        "Registered",
-        "activate",
-        "make",
-    ]
-]
+FRIEND_NAMES = """
+    jax.nn:relu jax.numpy:tanh equinox.nn:Linear equinox.nn:MLP builtins:dict builtins:list builtins:object jax:Array
+    collections:Counter numpy:float32 numpy:ndarray builtins:slice pathlib:PosixPath equinox:Module equinox.nn:State
+    equinox.nn:StateIndex jax.tree_util:Partial optax:ScaleByAdamState equinox:Enumeration functools:partial
+"""
+OWN = "Layer Layer.double Layer.make Pair Config Slotted Key Color Mode Level Registered activate make"
+FRIENDS = [*FRIEND_NAMES.split(), *(f"{strategies.__name__}:{name}" for name in OWN.split())]
 """Names that are allowed, in places where they do not belong."""
 
 
 ITEM_SIZES: dict[str, tuple[int, str]] = {
-    "bool": (1, "BOOL"),
-    "int8": (1, "I8"),
-    "uint8": (1, "U8"),
-    "int16": (2, "I16"),
-    "uint16": (2, "U16"),
-    "float16": (2, "F16"),
-    "bfloat16": (2, "BF16"),
-    "int32": (4, "I32"),
-    "uint32": (4, "U32"),
-    "float32": (4, "F32"),
-    "int64": (8, "I64"),
-    "uint64": (8, "U64"),
-    "float64": (8, "F64"),
-    ">float32": (4, "F32"),
-    ">int16": (2, "I16"),
-    "float8_e4m3fn": (1, "F8_E4M3"),
-    "float8_e5m2": (1, "F8_E5M2"),
-    "float8_e8m0fnu": (1, ""),
-    "float4_e2m1fn": (1, ""),
-    "float6_e2m3fn": (1, ""),
-    "int1": (1, ""),
-    "int2": (1, ""),
-    "int4": (1, ""),
-    "uint4": (1, ""),
-    "complex64": (8, ""),
-    "complex128": (16, ""),
-    "datetime64[ns]": (8, ""),
-    "timedelta64": (8, ""),
-    ">datetime64[s]": (8, ""),
-    "float0": (0, ""),
-    "longdouble[x87]": (16, ""),
-    "clongdouble[x87]": (32, ""),
-    "object": (8, ""),
-    "V8": (8, ""),
-    "str_[3]": (12, ""),
-}
+    "bool": (1, "BOOL"), "int8": (1, "I8"), "uint8": (1, "U8"), "int16": (2, "I16"), "uint16": (2, "U16"),
+    "float16": (2, "F16"), "bfloat16": (2, "BF16"), "int32": (4, "I32"), "uint32": (4, "U32"),
+    "float32": (4, "F32"), "int64": (8, "I64"), "uint64": (8, "U64"), "float64": (8, "F64"), ">float32": (4, "F32"),
+    ">int16": (2, "I16"), "float8_e4m3fn": (1, "F8_E4M3"), "float8_e5m2": (1, "F8_E5M2"), "float8_e8m0fnu": (1, ""),
+    "float4_e2m1fn": (1, ""), "float6_e2m3fn": (1, ""), "int1": (1, ""), "int2": (1, ""), "int4": (1, ""),
+    "uint4": (1, ""), "complex64": (8, ""), "complex128": (16, ""), "datetime64[ns]": (8, ""),
+    "timedelta64": (8, ""), ">datetime64[s]": (8, ""), "float0": (0, ""), "longdouble[x87]": (16, ""),
+    "clongdouble[x87]": (32, ""), "object": (8, ""), "V8": (8, ""), "str_[3]": (12, ""),
+}  # fmt: skip
 """Dtypes, how many bytes an item has, and what it is stored as if not as bytes."""
 
 DTYPES = list(ITEM_SIZES)
@@ -155,24 +58,13 @@ def atom(rng: random.Random) -> Any:
     name = rng.choice(GADGETS) if rng.random() < 0.5 else rng.choice(FRIENDS)
     return rng.choice(
         [
-            ["function", name],
-            ["class", name],
-            ["int", "-7f"],
-            ["int", f"{2**62:x}"],
-            ["float", "nan:7ff8000000000001"],
-            ["float", "0x1.8p+1"],
-            ["float", "0x1.8p+2000"],
-            ["bytes", base64.b64encode(rng.randbytes(3)).decode()],
-            ["dtype", rng.choice(DTYPES)],
-            ["scalar", rng.choice(DTYPES), rng.randbytes(8).hex()],
-            ["..."],
-            ["str", "7aC9"],
-            ["complex", "inf", "-inf"],
-            ["dtype", "str_[999999999]"],
-            ["scalar", "str_[1]", "ffffffff"],
-            ["int", "f" * 5000],
+            ["function", name], ["class", name], ["int", "-7f"], ["int", f"{2**62:x}"], ["float", "0x1.8p+1"],
+            ["float", "nan:7ff8000000000001"], ["float", "0x1.8p+2000"], ["..."], ["str", "7aC9"],
+            ["bytes", base64.b64encode(rng.randbytes(3)).decode()], ["dtype", rng.choice(DTYPES)],
+            ["scalar", rng.choice(DTYPES), rng.randbytes(8).hex()], ["complex", "inf", "-inf"],
+            ["dtype", "str_[999999999]"], ["scalar", "str_[1]", "ffffffff"], ["int", "f" * 5000],
         ]
-    )
+    )  # fmt: skip
 
 
 def json_value(rng: random.Random, nodes: int) -> Any:

@@ -26,7 +26,7 @@ from sharedtree.serialise.values import _nodes
 from tests.garbage import no_collection
 
 from . import strategies
-from .dags import COLOR, LAYER, RELU, SAMPLES, SHARED, TYPES, Nodes, dag, file_of, places, with_dag_in
+from .dags import COLOR, LAYER, RELU, SAMPLES, SHARED, TYPES, Nodes, dag, places, typed_file, with_dag_in
 
 ROOT = pathlib.Path(__file__).parents[2]
 IS_THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
@@ -155,11 +155,11 @@ def grown(kind, n):
     for _ in range(n):
         nodes += SAMPLES[kind](len(nodes))
         tops.append(len(nodes) - 1)
-    return file_of([*nodes, ["list", tops]])
+    return typed_file([*nodes, ["list", tops]])
 
 
 def nested(how, n):
-    return file_of(dag(how, n))
+    return typed_file(dag(how, n))
 
 
 @pytest.mark.slow
@@ -183,31 +183,31 @@ def test_work_grows_with_the_depth_of_a_dag(name):
 def methods_and_types(n):
     types = [*TYPES, *[{"name": f"m{i}:C", "kind": "enum"} for i in range(n)]]
     nodes = [["object", LAYER, [None, None, None]], *[["method", 0, "double"] for _ in range(n)]]
-    return file_of([*nodes, ["list", list(range(len(nodes)))]], types)
+    return typed_file([*nodes, ["list", list(range(len(nodes)))]], types)
 
 
 def refused_names(n):
-    return file_of(
+    return typed_file(
         [["list", [["class", f"os{i}:C"] for i in range(n)] + [["function", f"sys:f{i}"] for i in range(n)]]]
     )
 
 
 def missing_fields(n):
     types = [{"name": TYPES[LAYER]["name"], "kind": "module", "fields": [], "missing": [f"x{i}" for i in range(n)]}]
-    return file_of([*[["object", 0, []]] * n, ["list", list(range(n))]], types)
+    return typed_file([*[["object", 0, []]] * n, ["list", list(range(n))]], types)
 
 
 def large_static_values(n):
     """Many modules that hold one large static value, of more parts than the native walk writes out."""
     nodes = [["list", [["int", f"{i:x}"] for i in range(5 * n)]]]
     nodes += [["object", LAYER, [None, None, 0]] for _ in range(n)]
-    return file_of([*nodes, ["list", list(range(1, n + 1))]])
+    return typed_file([*nodes, ["list", list(range(1, n + 1))]])
 
 
 def keys_of_one_hash(n):
     """Sets that share their members; Python compares each with those before it."""
     members = [["scalar", "float64", np.float64(k * (2**61 - 1)).tobytes().hex()] for k in range(1, 21)]
-    return file_of([*[["set", members] for _ in range(n)], ["list", list(range(n))]])
+    return typed_file([*[["set", members] for _ in range(n)], ["list", list(range(n))]])
 
 
 def key_arrays(n):
@@ -218,7 +218,7 @@ def key_arrays(n):
     ]
     tensors = {name: {"dtype": "U32", "shape": [0, i + 1, 2], "data_offsets": [0, 0]} for i, name in enumerate(names)}
     nodes = [*[["array", i] for i in range(n)], ["list", list(range(n))]]
-    whole = file_of(nodes, arrays=arrays)
+    whole = typed_file(nodes, arrays=arrays)
     return with_tensors(whole, tensors)
 
 
@@ -247,20 +247,20 @@ def test_a_large_static_value_is_looked_at_once():
 
 
 def duplicate_members(n):
-    data = file_of([["frozenset", ["a"] * n]])
+    data = typed_file([["frozenset", ["a"] * n]])
     return data, data
 
 
 def a_large_list_and_many_small_ones(n):
     a = [["list", [None] * n], ["list", [0] * n]]
     b = [*[["list", []] for _ in range(n)], ["list", list(range(n))]]
-    return file_of(a), file_of(b)
+    return typed_file(a), typed_file(b)
 
 
 def a_large_tuple_and_many_others(n):
     a = [["tuple", [True] * n], ["list", [0] * n]]
     b = [*[["slice", None, None, None] for _ in range(n)], ["list", list(range(n))]]
-    return file_of(a), file_of(b)
+    return typed_file(a), typed_file(b)
 
 
 @pytest.mark.usefixtures("uncollected")
@@ -273,7 +273,7 @@ def test_work_of_a_comparison_grows_with_the_size(files, is_turned):
 def test_arrays_without_bytes_are_compared_without_a_look():
     array = {"dtype": "float0", "shape": [2**62], "kind": "numpy", "tensor": "w"}
     data = with_tensors(
-        file_of([["array", 0]], arrays=[array]), {"w": {"dtype": "U8", "shape": [2**62, 0], "data_offsets": [0, 0]}}
+        typed_file([["array", 0]], arrays=[array]), {"w": {"dtype": "U8", "shape": [2**62, 0], "data_offsets": [0, 0]}}
     )
     assert diff(data, data) == []
 
@@ -304,8 +304,8 @@ def shared_texts():
 def test_a_long_text_that_is_shown_often(texts):
     nodes = texts[1]
     last = len(nodes) - 1
-    data = file_of([*nodes, ["list", [last] * 5_000]])
-    other = file_of([*nodes, *[["marker"]] * 5_000, ["list", list(range(last + 1, last + 5_001))]])
+    data = typed_file([*nodes, ["list", [last] * 5_000]])
+    other = typed_file([*nodes, *[["marker"]] * 5_000, ["list", list(range(last + 1, last + 5_001))]])
     start = time.process_time()
     for name in ("audit", "inspect", "show", "select", "load", "like"):
         with contextlib.suppress(st.SharedTreeError):
@@ -331,17 +331,17 @@ def test_a_name_has_at_most_1000_characters(what):
         else:
             nodes.append(["list", [["function", f"m:{name}"]]])
         if is_allowed:
-            st.inspect(file_of(nodes, types))
+            st.inspect(typed_file(nodes, types))
         else:
             with pytest.raises(st.FormatError):
-                st.inspect(file_of(nodes, types))
+                st.inspect(typed_file(nodes, types))
     with pytest.raises(st.UnserialisableError, match="1,001 characters"):
         st.to_bytes([strategies.make(strategies.Config, rate=1, **{"x" * 1_001: 1})])
 
 
 def test_one_long_cell_does_not_widen_all_rows():
     names = [f"m:{'x' * 900}"] + [f"m:C{i}" for i in range(2_000)]
-    data = file_of([["list", [["class", name] for name in names]]])
+    data = typed_file([["list", [["class", name] for name in names]]])
     table = str(st.audit(data)).partition("\nIf you trust")[0]
     assert sum(len(line) > 300 for line in table.splitlines()) == 1
 
@@ -391,7 +391,7 @@ def test_keys_of_one_hash_are_bounded_in_all_of_a_file():
         st.to_bytes(tree(11))
     with pytest.raises(st.FormatError, match="too many keys have one hash"):
         members = [["int", f"{k * (2**61 - 1):x}"] for k in range(1, 101)]
-        st.from_bytes(file_of([*[["set", members]] * 11, ["list", list(range(11))]], types=[]))
+        st.from_bytes(typed_file([*[["set", members]] * 11, ["list", list(range(11))]], types=[]))
 
 
 def test_pairs_of_one_hash_are_no_harm(monkeypatch):

@@ -6,33 +6,27 @@ import itertools
 import json
 import os
 import struct
+import threading
 import tracemalloc
 import zipfile
 import zlib
 
 import hypothesis
 import hypothesis.strategies as hs
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors
 import safetensors.numpy
 
-from sharedtree._errors import CorruptFileError, FormatError, SharedTreeError
-from sharedtree.serialise.arrays._host_bytes import buffers, tensor_source
+import sharedtree as st
 from sharedtree.serialise.container import _writing as _container
-from sharedtree.serialise.container._header import TensorSource
-from sharedtree.serialise.container._reading import open_container
-from sharedtree.serialise.container._writing import write
 
-from .containers import START, entry, forged, header_text, sources, split, written
+from .containers import START, entry, forged, header_text, split
 
 DTYPES = ["bool", "i1", "u2", "f2", "i4", "f4", "u8", "f8"]  # those that safetensors' NumPy reader has
 
 shapes = hs.lists(hs.integers(0, 7), max_size=3).map(tuple)
-names = hs.text(hs.characters(exclude_categories=["Cs"]), max_size=8).filter(
-    lambda name: name != "__metadata__" and not name.startswith("sharedtree.")
-)
 
 
 @hs.composite
@@ -45,34 +39,27 @@ def arrays(draw):
     return array.T if draw(hs.booleans()) else array
 
 
-@hypothesis.given(hs.dictionaries(names, arrays(), max_size=12), hs.text(max_size=20), hs.booleans())
-def test_safetensors_reads_what_is_written(tree, manifest, seekable):
-    manifest = "{" + manifest.encode(errors="replace").decode()
+names = hs.text(hs.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@hypothesis.given(hs.dictionaries(names, arrays(), max_size=12), hs.booleans())
+def test_layout(tree, seekable):
+    """What safetensors reads; 64-byte multiples first, all others aligned, no holes, and digests worked out by hand."""
     file = io.BytesIO() if seekable else Pipe()
-    count = write(file, sources(tree), manifest, {"by": "me", "é": "\x00\n"})
+    st.save(file, tree, metadata={"by": "me", "é": "\x00\n"})
     data = file.getvalue()
-    assert count == len(data)
-    read = safetensors.numpy.load(data)
-    assert read.keys() == tree.keys()
-    for name, array in tree.items():
-        assert read[name].dtype == array.dtype
-        np.testing.assert_array_equal(read[name], array, strict=True)
-    header = json.loads(split(data)[0])
-    metadata = header.pop("__metadata__")
-    assert (metadata["sharedtree"], metadata["by"], metadata["é"]) == (manifest, "me", "\x00\n")
-
-
-@hypothesis.given(hs.lists(arrays(), max_size=12))
-def test_layout(some):
-    """64-byte multiples first, all others aligned, no holes, and digests worked out by hand."""
-    data = written({f"t{i}": array for i, array in enumerate(some)})
     text, body = split(data)
     assert (len(data) - len(body)) % 64 == 0
-    header = json.loads(text)
+    header, read = json.loads(text), safetensors.numpy.load(data)
     metadata = header.pop("__metadata__")
+    assert (metadata["by"], metadata["é"]) == ("me", "\x00\n")
+    held = json.loads(metadata["sharedtree"])["arrays"]
+    of = {each["tensor"]: array for each, array in zip(held, jax.tree.leaves(tree), strict=True)}
+    assert read.keys() == header.keys() == of.keys()
     at, digests, aligned_run = 0, "", True
     for name, record in header.items():
-        array = some[int(name[1:])]
+        array = of[name]
+        np.testing.assert_array_equal(read[name], array, strict=True)
         start, stop = record["data_offsets"]
         assert start == at
         assert stop - start == array.nbytes
@@ -93,36 +80,44 @@ def test_layout(some):
 
 
 def test_order_within_a_class_is_kept_and_complex_is_aligned():
+    """Within a class they come as JAX meets them."""
     tree = {
         "b": np.zeros(3, "i1"), "a": np.zeros(5, "c16"), "z": np.zeros(16, "f4"), "y": np.zeros(64, "i1"),
         "c": np.zeros(3, "f4"), "d": np.zeros(1, "f4"), "e": np.zeros(0, "f8"), "f": np.zeros(3, ml_dtypes.bfloat16),
     }  # fmt: skip
-    header = json.loads(split(written(tree))[0])
-    assert list(header) == ["__metadata__", "z", "y", "a", "e", "c", "d", "f", "b"]
+    header = json.loads(split(st.to_bytes(tree))[0])
+    assert "".join(header) == "__metadata__" + "".join(f"['{name}']" for name in "yzaecdfb")
 
 
 def test_a_whole_file_by_hand():
+    manifest = json.loads(json.loads(split(st.to_bytes(np.zeros(3, "u1")))[0])["__metadata__"]["sharedtree"])
+    assert manifest["nodes"] == [["array", 0]]
+    inner = json.dumps(json.dumps(manifest, separators=(",", ":")))
     text = (
-        '{"__metadata__":{"sharedtree.header":"%s","sharedtree.digests":"%08x","sharedtree":"{\\"format\\":1}"},'
-        '"w":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}'
+        '{"__metadata__":{"sharedtree.header":"%s","sharedtree.digests":"%08x","sharedtree":' + inner + "},"
+        '"value":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}'
     )
     blank = (text % ("00000000", zlib.crc32(b"\1\2\3"))).encode()
     blank += b" " * (-(8 + len(blank)) % 64)
     raw = struct.pack("<Q", len(blank)) + blank
     expected = raw.replace(b'"00000000"', b'"%08x"' % zlib.crc32(raw)) + b"\1\2\3"
-    assert written({"w": np.array([1, 2, 3], np.uint8)}, '{"format":1}') == expected
+    assert st.to_bytes(np.array([1, 2, 3], np.uint8)) == expected
+
+
+# --- every kind of file -----------------------------------------------------------------------------------------------
 
 
 class Pipe:
-    """Takes bytes and cannot go back; takes some of them at a time, and says so."""
+    """Takes bytes and cannot go back; takes some of them at a time, and says so unless it is sloppy."""
 
-    def __init__(self, at_once=10**9):
+    def __init__(self, at_once=10**9, is_sloppy=False):
         self.parts = []
         self.at_once = at_once
+        self.is_sloppy = is_sloppy
 
     def write(self, buffer):
         self.parts.append(bytes(buffer[: self.at_once]))
-        return len(self.parts[-1])
+        return None if self.is_sloppy else len(self.parts[-1])
 
     def getvalue(self):
         return b"".join(self.parts)
@@ -136,21 +131,21 @@ BIG = {
 
 
 def save_to(file, tree=BIG):
-    write(file, sources(tree), "{}", {"k": "v"})
+    st.save(file, tree, metadata={"k": "v"})
 
 
 def test_every_kind_of_file_gets_the_same_bytes(tmp_path):
-    expected = written(BIG, metadata={"k": "v"})
-    pipe = Pipe(at_once=100_001)
-    save_to(pipe)
-    assert pipe.getvalue() == expected
+    expected = st.to_bytes(BIG, metadata={"k": "v"})
+    for pipe in (Pipe(at_once=100_001), Pipe(is_sloppy=True)):
+        save_to(pipe)
+        assert pipe.getvalue() == expected
     for mode, buffering in itertools.product(["wb", "w+b", "ab", "xb"], [0, -1]):
         path = tmp_path / f"{mode}{buffering}"
         with open(path, mode, buffering) as file:
             save_to(file)
             assert file.tell() == len(expected)
         assert path.read_bytes() == expected, mode
-    with gzip.open(tmp_path / "x.gz", "wb", 1) as file:  # says that it can seek, and cannot seek back
+    with gzip.open(tmp_path / "x.gz", "wb", 0) as file:  # says that it can seek, and cannot seek back
         save_to(file)
     assert gzip.decompress((tmp_path / "x.gz").read_bytes()) == expected
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive, archive.open("x", "w") as file:
@@ -162,26 +157,6 @@ def test_every_kind_of_file_gets_the_same_bytes(tmp_path):
     assert (tmp_path / "redirected").read_bytes() == expected
 
 
-def test_a_file_that_is_positioned_in_the_middle():
-    expected = written(BIG, metadata={"k": "v"})
-    file = io.BytesIO(b"before")
-    file.seek(6)
-    save_to(file)
-    assert file.getvalue() == b"before" + expected
-    file.seek(6)
-    assert open_container(file).damage() == []
-
-
-def test_a_file_object_that_returns_nothing_took_everything():
-    class Sloppy(Pipe):
-        def write(self, buffer):
-            super().write(buffer)
-
-    file = Sloppy()
-    save_to(file)
-    assert file.getvalue() == written(BIG, metadata={"k": "v"})
-
-
 def test_a_pipe_that_would_block_is_an_error():
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -190,18 +165,7 @@ def test_a_pipe_that_would_block_is_an_error():
     os.close(reader)
 
 
-def test_progress_reaches_the_total():
-    seen = []
-    write(io.BytesIO(), sources(BIG), "{}", progress=lambda done, total: seen.append((done, total)))
-    total = sum(array.nbytes for array in BIG.values())
-    assert seen[-1] == (total, total)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert len(seen) >= 6
-
-
 def test_an_error_while_writing_ends_the_second_thread():
-    import threading
-
     class Full(io.FileIO):
         def write(self, buffer):
             if len(buffer) > 2**20:
@@ -223,88 +187,50 @@ def test_no_copy_of_the_arrays(make):
             return len(buffer)
 
     tree = {"a": np.zeros((2048, 8192), "f4")[:, ::2], "b": np.zeros(2**23, ">f4"), "c": np.zeros(2**23, "f4")}
-    some = sources(tree)
-    for file in (Sink(), open(os.devnull, "wb")):  # noqa: SIM115
-        tracemalloc.start()
-        write(file, some, "{}")
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        file.close() if hasattr(file, "close") else None
-        assert peak < 25 * 2**20, peak  # of 96 MiB
+    with open(os.devnull, "wb") as null:
+        for file in (Sink(), null):
+            tracemalloc.start()
+            st.save(file, tree)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            assert peak < 25 * 2**20, peak  # of 96 MiB
 
 
-def test_arrays_are_asked_for_one_at_a_time_and_let_go():
-    alive, most = set(), []
-
-    class Host(np.ndarray):
-        def __del__(self):
-            alive.discard(id(self))  # kept alive by nobody: this is where it goes
-
-    def make(i):
-        array = np.zeros(2**19, "f4").view(Host)
-        alive.add(id(array))
-        most.append(len(alive))
-        return array
-
-    write(Pipe(), [TensorSource(f"t{i}", "F32", (2**19,), 4, lambda i=i: buffers(make(i))) for i in range(6)], "{}")
-    assert max(most) <= 2
-
-
-def test_an_array_that_changed_since_is_an_error():
-    array = np.zeros(3, "f4")
-    wrong = tensor_source("w", array)
-    array.resize(4, refcheck=False)
-    with pytest.raises(ValueError, match=r"`w` was of .*\(3,\) and now is of .*\(4,\)"):
-        write(io.BytesIO(), [wrong], "{}")
-
-
-@pytest.mark.parametrize(
-    ("tensors", "metadata", "error", "match"),
-    [
-        (["sharedtree.manifest"], {}, ValueError, "taken"),
-        (["__metadata__"], {}, ValueError, "both be named `__metadata__`"),
-        (["a", "a"], {}, ValueError, "both be named `a`"),
-        (["a\ud800"], {}, ValueError, "surrogate"),
-        (["a"], {"sharedtree": "x"}, ValueError, "`sharedtree` is taken"),
-        (["a"], {"sharedtree.x": "x"}, ValueError, "taken"),
-        (["a"], {"x": "\udc00"}, ValueError, "surrogate"),
-        (["a"], {"\udc00": "x"}, ValueError, "surrogate"),
-        (["a"], {"x": 1}, ValueError, "texts to texts"),
-        (["a"], {1: "x"}, ValueError, "texts to texts"),
-    ],
-)
-def test_what_cannot_be_written(tensors, metadata, error, match):
-    file = io.BytesIO()
-    with pytest.raises(error, match=match):
-        write(file, [tensor_source(name, np.zeros(1)) for name in tensors], "{}", metadata)
-    assert file.getvalue() == b""
+def test_what_cannot_be_written():
+    bad = ({"sharedtree": "x"}, {"sharedtree.x": "x"}, {"x": "\udc00"}, {"\udc00": "x"}, {"x": 1}, {1: "x"})
+    words = ["`sharedtree` is taken", "taken", "surrogate", "surrogate", "texts to texts", "texts to texts"]
+    for metadata, match in zip(bad, words, strict=True):
+        file = io.BytesIO()
+        with pytest.raises(ValueError, match=match):
+            st.save(file, [np.zeros(1)], metadata=metadata)
+        assert file.getvalue() == b""
 
 
 def test_a_long_manifest_is_the_last_tensor():
-    manifest = '{"x":"' + "é" * (17 * 2**20) + '"}'
-    data = written({"w": np.arange(3.0)}, manifest)
-    assert json.loads(split(data)[0])["__metadata__"]["sharedtree"] == "tensor"
-    assert list(json.loads(split(data)[0]))[-1] == "sharedtree.manifest"
-    assert safetensors.numpy.load(data)["sharedtree.manifest"].tobytes().decode() == manifest
-    container = open_container(data)
-    assert container.manifest == manifest
-    assert list(container.tensors) == ["w"]
-    assert list(container.read_many()) == ["w"]
-    assert list(container.mapped()) == ["w"]
-    at = data.rindex(b'"}')
-    broken = data[: at - 5] + b"?" + data[at - 4 :]
-    with pytest.raises(CorruptFileError, match=r"`sharedtree.manifest` .* is damaged"):
-        open_container(broken)
+    text = "m" * (17 * 2**20)
+    data = st.to_bytes({"w": np.arange(3.0), "text": text})
+    header = json.loads(split(data)[0])
+    assert header["__metadata__"]["sharedtree"] == "tensor"
+    assert list(header)[-1] == "sharedtree.manifest"
+    assert json.loads(safetensors.numpy.load(data)["sharedtree.manifest"].tobytes())["format"] == 1
+    for options in ({}, {"mmap": True}):
+        loaded = st.from_bytes(data, **options)
+        assert loaded["text"] == text
+        assert loaded["w"].tolist() == [0, 1, 2]
+    at = data.rindex(b'"')
+    with pytest.raises(st.CorruptFileError, match=r"`sharedtree.manifest` .* is damaged"):
+        st.from_bytes(data[: at - 5] + b"?" + data[at - 4 :])
 
 
 def test_a_manifest_goes_into_a_tensor_when_the_header_would_be_too_long(monkeypatch):
-    tree = {f"tensor{i}": np.zeros(1) for i in range(50)}
-    manifest = "m" * 5000
-    monkeypatch.setattr(_container, "MAX_HEADER_BYTES", 9000)
-    assert open_container(written(tree, manifest)).manifest == manifest
+    tree = [np.zeros(1), *["a" * 100] * 1000] + [np.zeros(1) for _ in range(50)]
+    monkeypatch.setattr(_container, "MAX_HEADER_BYTES", 50_000)
+    data = st.to_bytes(tree)
+    assert "sharedtree.manifest" in json.loads(split(data)[0])
+    assert st.from_bytes(data)[1] == "a" * 100
     monkeypatch.setattr(_container, "MAX_HEADER_BYTES", 3000)
-    with pytest.raises(ValueError, match=r"(?s)header of 50 tensors .* jax.numpy.stack"):
-        written(tree, manifest)
+    with pytest.raises(ValueError, match=r"(?s)header of 51 tensors .* jax.numpy.stack"):
+        st.to_bytes(tree)
 
 
 # --- what is not a container -------------------------------------------------------------------------------------
@@ -313,11 +239,21 @@ FOUR = {"a": entry("U8", [3], 0, 3), "b": entry("F32", [0, 2], 3, 3), "c": entry
 BYTES = b"\1\2\3\4"
 
 
+MANIFEST = {
+    "format": 1, "library": "x", "types": [], "nodes": [["array", 0], ["array", 1], ["array", 2], ["tuple", [0, 1, 2]]],
+    "arrays": [
+        {"tensor": name, "dtype": dtype, "shape": shape, "kind": "numpy"}
+        for name, dtype, shape in (("a", "uint8", [3]), ("b", "float32", [0, 2]), ("c", "uint8", []))
+    ],
+    "root": 3,
+}  # fmt: skip
+
+
 def test_a_forged_file_without_fault_is_read():
-    container = open_container(forged(header_text(FOUR, BYTES, {"x": "y"}), BYTES))
-    assert container.metadata == {"x": "y"}
-    assert container.read_many(["a"])["a"].tolist() == [1, 2, 3]
-    assert container.tensors["b"].shape == (0, 2)
+    data = forged(header_text(FOUR, BYTES, {"x": "y"}, **{"": json.dumps(MANIFEST)}), BYTES)
+    assert st.inspect(data).metadata == {"x": "y"}
+    a, b, c = st.from_bytes(data)
+    assert (a.tolist(), b.shape, c) == ([1, 2, 3], (0, 2), 4)
 
 
 def changed(**fields):
@@ -411,70 +347,27 @@ MALFORMED = {
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed(name, tmp_path):
     data, match = MALFORMED[name]
-    with pytest.raises((FormatError, CorruptFileError), match=f"(?s){match}") as raised:
-        open_container(data)
+    with pytest.raises((st.FormatError, st.CorruptFileError), match=f"(?s){match}") as raised:
+        st.verify(data)
+    # The tests would stop at the header's digest if it were not right.
+    assert "digest" in match or not data[8:].startswith(START) or "digest that was saved" not in str(raised.value)
     assert str(raised.value).count("\n") <= 2
     assert raised.value.__cause__ is None
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
     with pytest.raises(type(raised.value)):
-        open_container(path)
-
-
-def test_malformed_headers_have_right_digests():
-    """Otherwise the tests above would stop at the header's digest."""
-    for name, (data, match) in MALFORMED.items():
-        if data[8:].startswith(START) and "digest" not in match:
-            with pytest.raises(SharedTreeError) as raised:
-                open_container(data)
-            assert "digest that was saved" not in str(raised.value), name
+        st.verify(path)
 
 
 def test_a_header_of_100_mb_is_the_longest():
-    with pytest.raises(FormatError, match="not the length"):
-        open_container(struct.pack("<Q", 100_000_001) + b"{}" + b" " * 100_000_000)
-
-
-def test_truncation_at_every_offset(tmp_path):
-    data = written({"a": np.arange(5.0), "b": np.arange(64, dtype="u1")}, '{"format":1}', {"k": "v"})
-    assert open_container(data).damage() == []
-    path = tmp_path / "x"
-    path.write_bytes(data)
-    for length in reversed(range(len(data))):
-        os.truncate(path, length)
-        for where in (data[:length], path):
-            with pytest.raises((FormatError, CorruptFileError)) as raised:
-                open_container(where)
-            if length >= 8 + len(START):
-                assert isinstance(raised.value, CorruptFileError)
-                assert "cut short" in str(raised.value)
-
-
-def test_every_flipped_bit_is_found():
-    data = written({"a": np.arange(3.0), "b": np.arange(64, dtype="u1")}, '{"format":1}')
-    for bit in range(8 * len(data)):
-        broken = bytearray(data)
-        broken[bit // 8] ^= 1 << bit % 8
-        with pytest.raises((FormatError, CorruptFileError)):
-            open_container(bytes(broken)).read_many()
-
-
-@hypothesis.given(hs.data())
-def test_any_change_is_found(data):
-    """Bytes overwritten, cut out, put in."""
-    whole = written({"a": np.arange(3.0), "b": np.arange(64, dtype="u1")}, '{"format":1}')
-    at = data.draw(hs.integers(0, len(whole)))
-    cut = data.draw(hs.integers(0, 9))
-    broken = whole[:at] + data.draw(hs.binary(max_size=9)) + whole[at + cut :]
-    hypothesis.assume(broken != whole)
-    with pytest.raises((FormatError, CorruptFileError)):
-        open_container(broken).read_many()
+    with pytest.raises(st.FormatError, match="not the length"):
+        st.verify(struct.pack("<Q", 100_000_001) + b"{}" + b" " * 100_000_000)
 
 
 @hypothesis.given(hs.data())
 def test_any_header_with_a_right_digest_is_read_or_refused(data):
     """Mutated JSON: never another exception, and never more memory than the file has."""
-    text = header_text(FOUR, BYTES)
+    text = header_text(FOUR, BYTES, **{"": json.dumps(MANIFEST)})
     values = hs.sampled_from(["0", "-1", "3", "1e3", str(2**62), "null", "true", '""', '"U8"', "[]", "[3]", "{}", '"'])
     for _ in range(data.draw(hs.integers(1, 3))):
         at = data.draw(hs.integers(len(START) + 9, len(text)))
@@ -482,7 +375,7 @@ def test_any_header_with_a_right_digest_is_read_or_refused(data):
         text = text[:at] + data.draw(values) + text[at + cut :]
     file = forged(text, BYTES)
     try:
-        container = open_container(file)
-    except (FormatError, CorruptFileError):
+        found = st.inspect(file)
+    except (st.FormatError, st.CorruptFileError):
         return
-    assert sum(tensor.nbytes for tensor in container.tensors.values()) <= len(file)
+    assert found.nbytes <= len(file)

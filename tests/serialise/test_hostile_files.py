@@ -5,11 +5,9 @@ file may not make it do.
 """
 
 import collections
-import contextlib
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import textwrap
@@ -21,13 +19,14 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from sharedtree.serialise.trust import _allowed
 
 from . import fuzz, strategies
-from .containers import entry, forged, header_text, split
+from .containers import START, entry, file_of, forged, header_text, split
 from .drafts import Draft
 from .forgeries import Case, make_case
 from .good_files import Good, good_files
-from .hostile_json import DTYPES, GADGETS, ITEM_SIZES
+from .hostile_json import GADGETS, ITEM_SIZES
 from .judging import EXTRA_BYTES, judge
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -46,21 +45,32 @@ def load(data, **options):
 
 
 @pytest.mark.slow
-def test_fuzz():
+@pytest.mark.parametrize(("ways", "least_opened"), [("any", 0.05), ("swapped", 0.1)])
+def test_fuzz(ways, least_opened):
     # The first cases are truncations, which `test_every_truncation_is_an_error` tries as well.
-    failures, counts = fuzz.run(NUM_EXAMPLES, seed=0, start=0 if IS_THOROUGH else len(good_files()[0].data))
+    start = 0 if IS_THOROUGH else len(good_files()[0].data)
+    failures, counts = fuzz.run(NUM_EXAMPLES, seed=0, start=start, ways=ways)
     assert not failures, "\n\n".join(f"case {each['case']} of seed 0: {each}" for each in failures)
     assert sum(counts.values()) == NUM_EXAMPLES
-    assert counts["refused"] > 0.5 * NUM_EXAMPLES
-    assert counts["opened"] > 0.05 * NUM_EXAMPLES  # not all are refused at the door
+    assert ways == "swapped" or counts["refused"] > 0.5 * NUM_EXAMPLES
+    assert counts["opened"] > least_opened * NUM_EXAMPLES  # not all are refused at the door
 
 
-@pytest.mark.slow
-def test_fuzz_of_manifests():
-    failures, counts = fuzz.run(NUM_EXAMPLES, seed=0, ways="swapped")
-    assert not failures, "\n\n".join(f"case {each['case']} of seed 0: {each}" for each in failures)
-    assert sum(counts.values()) == NUM_EXAMPLES
-    assert counts["opened"] > 0.1 * NUM_EXAMPLES  # they make sense at first sight
+@pytest.mark.parametrize("ways", ["any", "swapped"])
+def test_some_cases_of_the_fuzz_target(ways):
+    """What this process can see: the errors are ours, what is loaded survives saving, nothing is imported."""
+    files = good_files()
+    st.to_bytes([jax.random.key(0, impl=impl) for impl in ("rbg", "unsafe_rbg")])
+    before = set(sys.modules)
+    failures = []
+    for number in range(1_000, 1_000 + NUM_EXAMPLES // 8):
+        case = make_case(number, 1, files, ways)
+        outcome, problem = judge(case, load)
+        if outcome == "failed":
+            failures.append(f"case {number} of seed 1, {case.ways}: {problem}")
+    assert not failures, "\n\n".join(failures)
+    new = {name.partition(".")[0] for name in set(sys.modules) - before}
+    assert not new & {name.partition(":")[0].partition(".")[0] for name in GADGETS} - _allowed.LIBRARIES
 
 
 def raise_value_error(_):
@@ -160,8 +170,9 @@ def assert_same_but_for_the_order(one, two):
 
 def test_every_truncation_is_an_error(tmp_path):
     for length in range(len(DATA)):
-        with pytest.raises((st.FormatError, st.CorruptFileError)):
+        with pytest.raises((st.FormatError, st.CorruptFileError)) as raised:
             load(DATA[:length])
+        assert length < 8 + len(START) or "cut short" in str(raised.value)
     path = tmp_path / "cut"
     for length in (0, 1, 7, 8, 9, 63, 64, 500, len(DATA) - 1):
         path.write_bytes(DATA[:length])
@@ -179,47 +190,31 @@ def test_every_flipped_bit_is_an_error():
             load(bytes(data))
 
 
-def test_appended_bytes_are_an_error():
+def test_parts_of_other_files_are_an_error():
     for more in (b"\0", b" " * 64, DATA):
         with pytest.raises(st.CorruptFileError, match="after the end"):
             load(DATA + more)
+    one, two = (st.to_bytes({"a": np.full(16, i, np.float32), "b": np.ones(16, np.float32)}) for i in range(2))
+    with pytest.raises(st.CorruptFileError):
+        load(one[:-128] + two[-128:])
+    for swap, error, match in (
+        (swap_offsets, st.FormatError, "overlaps|order|hole"),
+        (swap_digests, st.CorruptFileError, "does not have the digest"),
+    ):
+        draft = Draft(one)
+        swap(draft.header)
+        with pytest.raises(error, match=match):
+            load(draft.file(with_digests=False))
 
 
-@pytest.mark.parametrize("where", ["class of a type", "class", "function", "default factory", "partial", "method"])
-def test_gadgets(where):
-    for name in GADGETS:
-        require_refused(where, name)
+def swap_offsets(header):
+    a, b = header["['a']"], header["['b']"]
+    a["data_offsets"], b["data_offsets"] = b["data_offsets"], a["data_offsets"]
 
 
-def require_refused(where, name):
-    draft = Draft(DATA)
-    nodes = draft.manifest["nodes"]
-    if where == "class of a type":
-        draft.manifest["types"].append({"name": name, "kind": "registered"})
-        nodes.append(["registered", len(draft.manifest["types"]) - 1, None, [], []])
-    elif where == "default factory":
-        nodes.append(["defaultdict", ["class", name], [], []])
-    elif where == "partial":
-        nodes.append(["partial", ["function", name], ["true"], [], [], None])
-    elif where == "method":
-        nodes.append(["method", ["class", name], "__init__"])
-    else:
-        nodes.append(["tuple", [[where, name]]])
-    nodes.append(["tuple", [draft.manifest["root"], len(nodes) - 1]])
-    draft.manifest["root"] = len(nodes) - 1
-    data = draft.file(with_digests=True)
-    before = set(sys.modules)
-    with pytest.raises((st.UntrustedTypeError, st.StructureMismatchError), match=re.escape(name)) as raised:
-        load(data)
-    if type(raised.value) is st.StructureMismatchError:
-        assert "holds nothing of that name" in str(
-            raised.value
-        )  # of modules on the list, only what is allowed is there
-    requests = [request for request in st.audit(data, trusted=strategies.__name__).requests if request.name == name]
-    assert requests
-    assert not any(request.allowed and request.found for request in requests)
-    assert set(sys.modules) == before
-    st.inspect(data)
+def swap_digests(header):
+    digests = header["__metadata__"]["sharedtree.digests"]
+    header["__metadata__"]["sharedtree.digests"] = digests[8:] + digests[:8]
 
 
 DANGEROUS = textwrap.dedent(
@@ -254,16 +249,11 @@ def bombs():
         draft.manifest_text = text
         return draft.file(with_digests=True)
 
-    def with_nodes(nodes, arrays=(), root=None):
-        whole = {"format": 1, "library": "x", "types": [], "arrays": list(arrays), "nodes": nodes}
-        whole["root"] = len(nodes) - 1 if root is None else root
-        return forged(header_text({}, b"", **{"": json.dumps(whole)}))
-
     def with_tensor(tensor, array):
         """A file without data, with digests for none."""
-        whole = {"format": 1, "library": "x", "types": [], "arrays": [array], "nodes": [["array", 0]], "root": 0}
-        text = header_text({}, b"", **{"": json.dumps(whole)})
-        return forged(f'{text[:-1]},"w":{json.dumps(tensor)}}}')
+        draft = Draft(file_of([["array", 0]], arrays=[array]))
+        draft.header["w"] = tensor
+        return draft.file(with_digests=False)
 
     def array(dtype, *shape):
         return {"dtype": dtype, "shape": shape, "kind": "numpy", "tensor": "w"}
@@ -287,47 +277,36 @@ def bombs():
         with_tensor(entry("F32", [0, 2**58], 0, 0), {**array("float32", 0, 2**58), "kind": "jax"}),
     )
     yield "float0 of JAX", with_tensor(entry("U8", [2**62, 0], 0, 0), {**array("float0", 2**62), "kind": "jax"})
-    yield "a struct of 2^62", with_nodes([["struct", [2**62, 2**62], ["dtype", "float32"], False, None]])
-    yield "a mesh of 2^62 devices", with_nodes([["abstract_mesh", [2**62, 2**62], ["x", "y"], ["Auto", "Auto"]]])
-    yield "a text of 999,999,999 characters", with_nodes([["tuple", [["scalar", "str_[999999999]", "00"]]]])
-    yield "the dtype of such a text", with_nodes([["tuple", [["dtype", "str_[999999999]"]]]])
-    yield "a range of 2^4000", with_nodes([["range", ["int", "0"], ["int", "f" * 1000], ["int", "1"]]])
-    yield "an int of 10 MB", with_nodes([["tuple", [["int", "f" * 10_000_000]]]])
-    yield "a deque that claims to be long", with_nodes([["deque", ["int", f"{2**40:x}"], []]])
-    lists = [["list", []]] + [["list", [i] * 10] for i in range(60)]
-    yield "a DAG of 10^60 paths", with_nodes(lists)
-    tuples = [["tuple", []]] + [["tuple", [i] * 10] for i in range(60)]
-    yield "a DAG of 10^60 paths in tuples", with_nodes(tuples)
-    yield "the same as a key", with_nodes([*tuples, ["dict", [60], [None]]])
-    yield "the same in a set", with_nodes([*tuples, ["frozenset", [60]]])
-    yield "the same as a treedef", with_nodes([*tuples, ["treedef", 60]])
-    yield (
-        "the same in partials",
-        with_nodes([["tuple", []]] + [["Partial", ["function", "jax.numpy:add"], [i] * 10, [], []] for i in range(60)]),
-    )
+    yield "a struct of 2^62", file_of([["struct", [2**62, 2**62], ["dtype", "float32"], False, None]])
+    yield "a mesh of 2^62 devices", file_of([["abstract_mesh", [2**62, 2**62], ["x", "y"], ["Auto", "Auto"]]])
+    yield "a text of 999,999,999 characters", file_of([["tuple", [["scalar", "str_[999999999]", "00"]]]])
+    yield "the dtype of such a text", file_of([["tuple", [["dtype", "str_[999999999]"]]]])
+    yield "a range of 2^4000", file_of([["range", ["int", "0"], ["int", "f" * 1000], ["int", "1"]]])
+    yield "an int of 10 MB", file_of([["tuple", [["int", "f" * 10_000_000]]]])
+    yield "a deque that claims to be long", file_of([["deque", ["int", f"{2**40:x}"], []]])
     deep = [["tuple", []]] + [["tuple", [i]] for i in range(100_000)]
-    yield "100,000 tuples", with_nodes(deep)
-    yield "100,000 tuples as a key", with_nodes([*deep, ["dict", [len(deep) - 1], [None]]])
-    yield "100,000 tuples as a treedef", with_nodes([*deep, ["treedef", len(deep) - 1]])
-    yield "100,000 frozensets", with_nodes([["frozenset", []]] + [["frozenset", [i]] for i in range(100_000)])
-    yield "100,000 deques", with_nodes([["deque", None, []]] + [["deque", None, [i]] for i in range(100_000)])
+    yield "100,000 tuples", file_of(deep)
+    yield "100,000 tuples as a key", file_of([*deep, ["dict", [len(deep) - 1], [None]]])
+    yield "100,000 tuples as a treedef", file_of([*deep, ["treedef", len(deep) - 1]])
+    yield "100,000 frozensets", file_of([["frozenset", []]] + [["frozenset", [i]] for i in range(100_000)])
+    yield "100,000 deques", file_of([["deque", None, []]] + [["deque", None, [i]] for i in range(100_000)])
     yield (
         "100,000 slices",
-        with_nodes([["slice", None, None, None]] + [["slice", i, None, None] for i in range(100_000)]),
+        file_of([["slice", None, None, None]] + [["slice", i, None, None] for i in range(100_000)]),
     )
     yield (
         "100,000 partials",
-        with_nodes(
+        file_of(
             [["tuple", []]] + [["partial", ["function", "jax.nn:relu"], [i], [], [], None] for i in range(100_000)]
         ),
     )
     yield (
         "colliding hashes",
-        with_nodes([["dict", [["int", f"{k * (2**61 - 1):x}"] for k in range(1, 3000)], [None] * 2999]]),
+        file_of([["dict", [["int", f"{k * (2**61 - 1):x}"] for k in range(1, 3000)], [None] * 2999]]),
     )
-    yield "a cycle", with_nodes([["list", [1]], ["list", [0]]])
-    yield "a node that contains itself", with_nodes([["list", [0]]])
-    yield "a reference far off", with_nodes([["list", [2**62]]])
+    yield "a cycle", file_of([["list", [1]], ["list", [0]]])
+    yield "a node that contains itself", file_of([["list", [0]]])
+    yield "a reference far off", file_of([["list", [2**62]]])
 
 
 @pytest.mark.slow
@@ -362,24 +341,10 @@ def test_bombs(tmp_path):
 def test_keys_whose_hashes_collide():
     """Each new key of a dict is compared with all that have its hash, which for numbers the file can choose."""
     keys = [["int", f"{k * (2**61 - 1):x}"] for k in range(1, 30_000)]
-    whole = {
-        "format": 1,
-        "library": "x",
-        "types": [],
-        "arrays": [],
-        "nodes": [["dict", keys, [None] * len(keys)]],
-        "root": 0,
-    }
-    data = forged(header_text({}, b"", **{"": json.dumps(whole)}))
     start = time.process_time()
-    with contextlib.suppress(st.SharedTreeError):
-        load(data)
+    with pytest.raises(st.FormatError, match="one hash"):
+        load(file_of([["dict", keys, [None] * len(keys)]]))
     assert time.process_time() - start < 3  # 8 s if nothing is done about it, and a third of one with other keys
-
-
-def file_of_nodes(nodes):
-    whole = {"format": 1, "library": "x", "types": [], "arrays": [], "nodes": nodes, "root": len(nodes) - 1}
-    return forged(header_text({}, b"", **{"": json.dumps(whole)}))
 
 
 DAG = [["tuple", ["a", "b"]]] + [["tuple", [i, i]] for i in range(17)]
@@ -398,7 +363,7 @@ DAG = [["tuple", ["a", "b"]]] + [["tuple", [i, i]] for i in range(17)]
 def test_what_is_hashed_or_described_is_bounded_in_all(user):
     def file(count):
         nodes = [*DAG, *[node for i in range(count) for node in user(i)]]
-        return file_of_nodes([*nodes, ["list", list(range(len(DAG), len(nodes)))]])
+        return file_of([*nodes, ["list", list(range(len(DAG), len(nodes)))]])
 
     assert len(load(file(1))) == 1
     with pytest.raises(st.FormatError, match="too often"):
@@ -409,14 +374,14 @@ def test_keys_that_share_a_dag_are_bounded_together():
     keys = [["tuple", [17, ["int", f"{i:x}"]]] for i in range(150)]
     nodes = [*DAG, *keys, ["dict", list(range(len(DAG), len(DAG) + 150)), [None] * 150]]
     with pytest.raises(st.FormatError, match="too often"):
-        load(file_of_nodes(nodes))
+        load(file_of(nodes))
 
 
 def test_a_long_number_counts_for_what_hashing_it_takes():
     nodes = [["tuple", [["int", "f" * 100_000]]]] + [["tuple", [0, i]] for i in range(200)]
     nodes += [["dict", list(range(1, 201)), [None] * 200]]
     with pytest.raises(st.FormatError, match="too often"):
-        load(file_of_nodes(nodes))
+        load(file_of(nodes))
 
 
 @pytest.mark.slow
@@ -443,7 +408,7 @@ def test_no_more_than_100_keys_have_one_hash(kind, nested):
     children = list(range(101)) if nested else atoms
     values = [[None] * 101] if "ict" in kind else []
     with pytest.raises(st.FormatError, match="one hash"):
-        load(file_of_nodes([*nodes, [kind, children, *values]]))
+        load(file_of([*nodes, [kind, children, *values]]))
 
 
 def test_float0_is_numpys():
@@ -451,12 +416,13 @@ def test_float0_is_numpys():
     if isinstance(array, jax.Array):
         with pytest.raises(st.UnserialisableError, match="float0"):
             st.to_bytes([array])
-    whole = {"format": 1, "library": "x", "types": [], "nodes": [["array", 0]], "root": 0}
     for size in (0, 3, 2**62):
-        whole["arrays"] = [{"dtype": "float0", "shape": [size], "kind": "jax", "tensor": "w"}]
-        text = header_text({}, b"", **{"": json.dumps(whole)})
+        draft = Draft(
+            file_of([["array", 0]], arrays=[{"dtype": "float0", "shape": [size], "kind": "jax", "tensor": "w"}])
+        )
+        draft.header["w"] = entry("U8", [size, 0], 0, 0)
         with pytest.raises(st.FormatError, match="float0"):
-            load(forged(f'{text[:-1]},"w":{json.dumps(entry("U8", [size, 0], 0, 0))}}}'))
+            load(draft.file(with_digests=False))
 
 
 WIDE = textwrap.dedent(
@@ -479,7 +445,7 @@ WIDE = textwrap.dedent(
 @pytest.mark.parametrize("kind", ["tuple", "list"])
 def test_a_file_of_many_references_is_shown_in_little_memory(kind, tmp_path):
     nodes = [[kind, []]] + [[kind, [i] * 200] for i in range(1_200)]
-    (tmp_path / "wide").write_bytes(file_of_nodes(nodes))
+    (tmp_path / "wide").write_bytes(file_of(nodes))
     run = subprocess.run(
         [sys.executable, "-c", WIDE, str(tmp_path / "wide")], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -490,72 +456,25 @@ def test_a_file_of_many_references_is_shown_in_little_memory(kind, tmp_path):
     assert int(lines[-1]) < 64  # 160 if all lines are held
 
 
-def test_duplicated_keys():
-    draft = Draft(DATA)
-    for name in ("__metadata__", "['w']"):
-        draft.edit_text = lambda text, name=name: (
-            text[:-1] + "," + json.dumps(name) + ":" + json.dumps(draft.header[name]) + "}"
-        )
-        with pytest.raises(st.FormatError, match="twice"):
-            load(draft.file(with_digests=True))
-    draft = Draft(DATA)
-    draft.manifest_text = json.dumps(draft.manifest)[:-1] + ',"root":0}'
-    with pytest.raises(st.FormatError, match="twice"):
-        load(draft.file(with_digests=True))
-
-
-def test_swapped_offsets_and_digests():
-    tree = {"a": np.zeros(16, np.float32), "b": np.ones(16, np.float32)}
-    data = st.to_bytes(tree)
-    draft = Draft(data)
-    a, b = draft.header["['a']"], draft.header["['b']"]
-    a["data_offsets"], b["data_offsets"] = b["data_offsets"], a["data_offsets"]
-    with pytest.raises(st.FormatError, match="overlaps|order|hole"):
-        load(draft.file(with_digests=False))
-    draft = Draft(data)
-    digests = draft.header["__metadata__"]["sharedtree.digests"]
-    draft.header["__metadata__"]["sharedtree.digests"] = digests[8:] + digests[:8]
-    with pytest.raises(st.CorruptFileError, match="does not have the digest"):
-        load(draft.file(with_digests=False))
-
-
-def test_the_header_of_another_file():
-    one = st.to_bytes({"a": np.zeros(16, np.float32)})
-    two = st.to_bytes({"a": np.ones(16, np.float32)})
-    with pytest.raises(st.CorruptFileError):
-        load(one[:-64] + two[-64:])
-
-
-def test_a_newer_version():
-    draft = Draft(DATA)
-    draft.manifest["format"] = 2
-    draft.manifest["something new"] = []
-    with pytest.raises(st.FormatError, match=r"version 2(.|\n)*pip install --upgrade sharedtree"):
-        load(draft.file(with_digests=True))
-
-
 @pytest.mark.parametrize("is_weak", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_an_array_of_jax_with_an_odd_dtype(dtype, is_weak):
+def test_an_array_of_jax_with_an_odd_dtype(is_weak):
     """Also of one that this version of JAX does not have, and another one does."""
-    size, stored_as = ITEM_SIZES[dtype]
-    draft = Draft(st.to_bytes([np.zeros(4 * size, np.uint8)]))
-    draft.manifest["arrays"][0] |= {"kind": "jax", "dtype": dtype, "shape": [4]} | ({"weak": True} if is_weak else {})
-    draft.header["[0]"] |= {"dtype": stored_as or "U8", "shape": [4] if stored_as else [4, size]}
-    try:
-        (array,) = load(draft.file(with_digests=True))
-    except st.SharedTreeError:
-        return
-    assert isinstance(array, jax.Array)
-    assert array.dtype.name == dtype
-    assert np.asarray(array).tobytes() == bytes(4 * size)
-
-
-def test_texts_beyond_unicode():
-    draft = Draft(st.to_bytes([1]))
-    draft.manifest["nodes"][-1] = ["list", [["scalar", "str_[1]", "ffffffff"]]]
-    with pytest.raises(st.FormatError):
-        load(draft.file(with_digests=True))
+    for dtype, (size, stored_as) in ITEM_SIZES.items():
+        draft = Draft(st.to_bytes([np.zeros(4 * size, np.uint8)]))
+        draft.manifest["arrays"][0] |= {
+            "kind": "jax",
+            "dtype": dtype,
+            "shape": [4],
+            **({"weak": True} if is_weak else {}),
+        }
+        draft.header["[0]"] |= {"dtype": stored_as or "U8", "shape": [4] if stored_as else [4, size]}
+        try:
+            (array,) = load(draft.file(with_digests=True))
+        except st.SharedTreeError:
+            continue
+        assert isinstance(array, jax.Array)
+        assert array.dtype.name == dtype
+        assert np.asarray(array).tobytes() == bytes(4 * size)
 
 
 def test_a_missing_field_in_a_template():

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import json
 from typing import Any
 
 import equinox as eqx
@@ -14,57 +13,46 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from sharedtree._errors import UnserialisableError
 from sharedtree.serialise.trust._allowed import TOKENS
-from sharedtree.serialise.trust._trust import Trust
-from sharedtree.serialise.values._decoding import decode
-from sharedtree.serialise.values._encoding import encode
-from sharedtree.serialise.values._manifest import parse_manifest
 
-from .equinox_layers import EQUINOX, make_layer
+from .equinox_layers import EQUINOX, filled, make_layer
 from .isomorphic import assert_isomorphic
 
 KEY = jax.random.key(0)
 
 
-def round_trip(tree, trust=None):
-    encoded = encode(tree)
-    manifest = parse_manifest(json.dumps(encoded.manifest))
-    arrays = [
-        np.array(a) if entry.kind == "numpy" else jnp.asarray(np.array(a))
-        for a, entry in zip(encoded.arrays, manifest.arrays, strict=True)
-    ]
-    return decode(manifest, arrays.__getitem__, trust)
+def round_trip(tree, trusted=()):
+    return st.from_bytes(st.to_bytes(tree), trusted=trusted)
 
 
-def check(tree, trust=None):
-    back = round_trip(tree, trust)
+def check(tree, trusted=()):
+    back = round_trip(tree, trusted)
     assert_isomorphic(tree, back)
     # What JAX and Equinox see: treedefs compare static fields with `==`, so new markers and partials differ there.
-    assert str(jax.tree.structure(tree)) == str(jax.tree.structure(back)) or "object object" in str(
-        jax.tree.structure(tree)
-    )
+    structure = str(jax.tree.structure(tree))
+    assert str(jax.tree.structure(back)) == structure or "object object" in structure
     return back
 
 
-@pytest.mark.parametrize("name", EQUINOX)
-def test_equinox(name):
-    check(make_layer(name))
+def test_equinox():
+    for name in EQUINOX:
+        check(make_layer(name))
 
 
 def test_equinox_compositions():
-    linear = eqx.nn.Linear(2, 2, key=KEY)
+    linear = make_layer("Linear")
     check(eqx.nn.Sequential([linear, eqx.nn.Lambda(jax.nn.gelu), linear]))
     check(eqx.nn.WeightNorm(linear))
     shared = eqx.nn.Shared((linear, linear), first_of, second_of)
-    first, second = round_trip(shared, Trust([first_of, second_of]))()
+    first, second = round_trip(shared, [first_of, second_of])()
     np.testing.assert_array_equal(first.weight, linear.weight)
     np.testing.assert_array_equal(second.weight, linear.weight)
-    check(eqx.nn.make_with_state(eqx.nn.SpectralNorm)(linear, "weight", key=KEY))
+    check(filled(lambda: eqx.nn.make_with_state(eqx.nn.SpectralNorm)(linear, "weight", key=KEY)))
     check(eqx.filter_eval_shape(lambda: linear))
     check(eqx.partition(linear, eqx.is_array))
-    check(eqx.nn.MLP(1, 1, 1, 1, activation=functools.partial(jax.nn.leaky_relu, negative_slope=0.2), key=KEY))
-    check(eqx.nn.inference_mode(eqx.nn.BatchNorm(2, "x", mode="batch")))
+    leaky = functools.partial(jax.nn.leaky_relu, negative_slope=0.2)
+    check(filled(lambda: eqx.nn.MLP(1, 1, 1, 1, activation=leaky, key=KEY)))
+    check(eqx.nn.inference_mode(make_layer("BatchNorm")))
 
 
 def first_of(pair):
@@ -92,32 +80,33 @@ def optimizers():
         nadamw novograd optimistic_adam_v2 optimistic_gradient_descent polyak_sgd radam rmsprop rprop sgd sign_sgd sm3
         yogi
     """
-    found = {}
     for name in names.split():
         make = getattr(optax, name, None)
-        if make is None:
-            continue
-        required = [p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty]
-        if not {"key", "seed"} & set(required):  # these are below
-            found[name] = functools.partial(make, *[0.1 for _ in required])
-    found["noisy_sgd"] = lambda: optax.noisy_sgd(0.1, key=KEY)
-    found["chain"] = lambda: optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(0.1, 9))
-    )
-    found["multi_transform"] = lambda: optax.multi_transform(
-        {"a": optax.adam(0.1), "s": optax.sgd(0.1, momentum=0.9)}, {"w": "a", "b": "s"}
-    )
-    found["masked"] = lambda: optax.masked(optax.adam(0.1), {"w": True, "b": False})
-    found["multi_steps"] = lambda: optax.MultiSteps(optax.adam(0.1), 2)
-    found["injected"] = lambda: optax.inject_hyperparams(optax.adamw)(learning_rate=0.1)
-    found["finite"] = lambda: optax.apply_if_finite(optax.adam(0.1), 3)
-    found["lookahead"] = lambda: optax.contrib.schedule_free_adamw(0.1)
-    return found
+        required = [p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty] if make else []
+        if make and not {"key", "seed"} & set(required):  # these are below
+            yield make(*[0.1 for _ in required])
+    adam = optax.adam(0.1, mu_dtype=jnp.bfloat16)
+    yield optax.noisy_sgd(0.1, key=KEY)
+    yield optax.chain(optax.clip_by_global_norm(1.0), optax.add_noise(0.1, 0.5, 3), adam)
+    yield optax.adam(optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100))
+    yield optax.multi_transform({"a": adam, "s": optax.sgd(0.1, momentum=0.9)}, {"w": "a", "b": "s"})
+    yield optax.masked(adam, {"w": True, "b": False})
+    yield optax.MultiSteps(adam, 2)
+    yield optax.inject_hyperparams(optax.adamw)(learning_rate=0.1)
+    yield optax.apply_if_finite(adam, 3)
+    yield optax.ema(0.9)
+    for name in ("prodigy", "schedule_free_adamw"):
+        yield getattr(importlib.import_module("optax.contrib"), name)()
 
 
-@pytest.mark.parametrize("name", [*(optimizers() if __import__("importlib").util.find_spec("optax") else ["none"])])
-def test_optax_states(name):
-    check(optimizers()[name]().init(PARAMETERS))
+def test_optax_states():
+    """Also of what is called by its own `init`, and of a pair of parameters."""
+    optax = pytest.importorskip("optax")
+    states = [optimizer.init(PARAMETERS) for optimizer in optimizers()]
+    assert len(states) > 35
+    pair = optax.LookaheadParams.init_synced(PARAMETERS)
+    for state in (*states, pair, optax.lookahead(optax.sgd(0.1), 5, 0.5).init(pair)):
+        check(state)
 
 
 def penzai_models(pz):
@@ -138,26 +127,23 @@ def penzai_models(pz):
 
 def test_penzai():
     pz: Any = pytest.importorskip("penzai.pz")
-    trust = Trust(["penzai"])
+    trusted = ["penzai"]
     model, table, counter = penzai_models(pz)
 
     # Variables are nothing that JAX takes, so a model is saved without them, or with what they hold.
-    with pytest.raises(UnserialisableError) as refused:
-        encode((model, table, counter))
+    with pytest.raises(st.UnserialisableError) as refused:
+        st.to_bytes((model, table, counter))
     assert "[0].sublayers[0].sublayers[0].weights" in refused.value.paths
     with_slots, held = pz.unbind_variables((model, table, counter), freeze=True)
-    slots, values = check((with_slots, held), trust)
+    slots, values = check((with_slots, held), trusted)
     bound, _, calls = pz.bind_variables(slots, values, unfreeze_as_copy=True)
-    x = pz.nx.wrap(jnp.arange(4.0)).tag("e")
-    np.testing.assert_array_equal(bound(x).unwrap("e"), model(x).unwrap("e"))
     first, second = bound.sublayers[2], bound.sublayers[3].delta.sublayers[0]
     assert first.sublayers[0].weights is second.sublayers[0].weights
     assert (int(calls.value), calls.label, calls.metadata) == (3, "calls", {"since": 1})
 
     frozen = pz.freeze_params((model, table))
-    back = check(frozen, trust)
+    back = check(frozen, trusted)
     assert len(st.ties(back)) == len(st.ties(frozen)) > 0
-    np.testing.assert_array_equal(back[0](x).unwrap("e"), model(x).unwrap("e"))
 
 
 def test_flax_and_chex():
@@ -180,8 +166,8 @@ def test_flax_and_chex():
     for cls in (Flaxed, Chexed):
         cls.__qualname__ = cls.__name__
     w = jnp.ones(2)
-    trust = Trust([Flaxed, Chexed])
-    check([Flaxed(w=w, name="x"), Chexed(w=w)], trust)
+    trusted = [Flaxed, Chexed]
+    check([Flaxed(w=w, name="x"), Chexed(w=w)], trusted)
     back = round_trip(core.freeze({"a": {"b": w}}))
     assert type(back) is core.FrozenDict
     np.testing.assert_array_equal(back["a"]["b"], w)
@@ -206,26 +192,18 @@ def test_lineax(lx):
         lx.PyTreeLinearOperator({"a": jnp.ones((2, 2))}, {"a": structure}),
         lx.TridiagonalLinearOperator(jnp.ones(2), jnp.ones(1), jnp.ones(1)),
     ]  # fmt: skip
-    for each in solvers:
+    for each in (*solvers, *operators):
         check(each)
-    for each in operators:
-        back = round_trip(each)
-        np.testing.assert_array_equal(back.as_matrix(), each.as_matrix())
-    with pytest.raises(UnserialisableError, match="jaxpr"):
-        encode(lx.FunctionLinearOperator(jnp.negative, structure))
-    solution = lx.linear_solve(operator, jnp.ones(2), solver=lx.LU())
-    back = round_trip(solution)
-    assert back.result == lx.RESULTS.successful
-    np.testing.assert_array_equal(back.value, solution.value)
-    np.testing.assert_array_equal(
-        lx.linear_solve(operator, jnp.ones(2), state=back.state, solver=lx.LU()).value, solution.value
-    )
+    with pytest.raises(st.UnserialisableError, match="jaxpr"):
+        st.to_bytes(lx.FunctionLinearOperator(jnp.negative, structure))
 
 
 @pytest.mark.parametrize("name", ["eig", "eigh", "qr", "slogdet", "svd"])
 def test_results_of_linear_algebra(name):
-    found = getattr(jnp.linalg, name)(jnp.array([[2.0, 1.0], [1.0, 3.0]]))
-    back = st.from_bytes(st.to_bytes(found))
+    """Their classes are those of what is traced, for which nothing is compiled."""
+    found = jax.eval_shape(getattr(jnp.linalg, name), jnp.eye(2))
+    found = jax.tree.map(lambda leaf: jnp.asarray(np.ones(leaf.shape, leaf.dtype)), found)
+    back = round_trip(found)
     assert type(back) is type(found)
     assert_isomorphic(back, found)
 
@@ -243,18 +221,21 @@ def linear_operators(lx):
     }
 
 
-@pytest.mark.parametrize("well_posed", [True, False, None])
-@pytest.mark.parametrize("name", ["lu", "cholesky", "triangular", "tridiagonal", "diagonal", "rectangular"])
-def test_solutions_of_lineax_go_on_where_they_were(lx, name, well_posed):
-    operator, solver = linear_operators(lx)[name], lx.AutoLinearSolver(well_posed=well_posed)
-    if name == "rectangular" and well_posed:
-        pytest.skip("lineax solves no such system")
-    vector = jnp.arange(float(operator.out_size()))
-    solution = lx.linear_solve(operator, vector, solver)
-    back = round_trip(solution)
-    assert jax.tree.structure(back) == jax.tree.structure(solution)
-    assert str(back.state[0]) == str(solution.state[0])
-    again = lx.linear_solve(operator, 2 * vector, solver, state=back.state)
+def test_solutions_of_lineax_go_on_where_they_were(lx):
+    for name, operator in linear_operators(lx).items():
+        vector = jnp.arange(float(operator.out_size()))
+        for well_posed in (True, False, None):
+            if name == "rectangular" and well_posed:
+                continue  # lineax solves no such system
+            solver = lx.AutoLinearSolver(well_posed=well_posed)
+            solution = filled(lambda solver=solver: lx.linear_solve(operator, vector, solver))
+            back = check(solution)
+            assert back.result == lx.RESULTS.successful
+            assert jax.tree.structure(back) == jax.tree.structure(solution)
+            assert str(back.state[0]) == str(solution.state[0])
+    operator, solver = linear_operators(lx)["lu"], lx.AutoLinearSolver(well_posed=True)
+    solution = lx.linear_solve(operator, jnp.arange(3.0), solver)
+    again = lx.linear_solve(operator, 2 * jnp.arange(3.0), solver, state=round_trip(solution).state)
     np.testing.assert_allclose(again.value, 2 * solution.value, rtol=1e-5)
 
 
@@ -300,7 +281,7 @@ def test_optimistix():
         "Dogleg",
         "NonlinearCG",
     } <= checked
-    solution = optx.minimise(quadratic, optx.BFGS(1e-3, 1e-3), jnp.ones(2))
+    solution = filled(lambda: optx.minimise(quadratic, optx.BFGS(1e-3, 1e-3), jnp.ones(2)))
     back = round_trip([solution.value, solution.result, solution.stats])
     assert back[1] == optx.RESULTS.successful
 
@@ -329,16 +310,18 @@ def test_diffrax():
     check(controllers)
     check([diffrax.SaveAt(t1=True), diffrax.SaveAt(ts=jnp.ones(2), dense=True), diffrax.RecursiveCheckpointAdjoint()])
     term = diffrax.ODETerm(decay)
-    check(term, Trust(decay))
+    check(term, decay)
     noise = diffrax.VirtualBrownianTree(0.0, 1.0, 1e-3, (2,), KEY)
-    check(diffrax.MultiTerm(term, diffrax.ControlTerm(decay, noise)), Trust(decay))
+    check(diffrax.MultiTerm(term, diffrax.ControlTerm(decay, noise)), decay)
     check(diffrax.LinearInterpolation(jnp.linspace(0, 1, 3), jnp.ones((3, 2))))
-    solution = diffrax.diffeqsolve(
-        term, diffrax.Tsit5(), 0, 1, 0.1, jnp.ones(2), saveat=diffrax.SaveAt(dense=True, ts=jnp.linspace(0, 1, 3)),
-        stepsize_controller=controllers[0],
+    ts = jnp.linspace(0, 1, 3)
+    solution = filled(
+        lambda: diffrax.diffeqsolve(
+            term, diffrax.Tsit5(), 0, 1, 0.1, jnp.ones(2), saveat=diffrax.SaveAt(dense=True, ts=ts),
+            stepsize_controller=controllers[0],
+        )
     )  # fmt: skip
     back = check(solution)
-    np.testing.assert_array_equal(back.evaluate(0.3), solution.evaluate(0.3))
     assert back.result == diffrax.RESULTS.successful
 
 
@@ -360,12 +343,10 @@ class Run:
 
 def test_a_whole_training_run():
     optax = pytest.importorskip("optax")
-    mlp = eqx.nn.MLP(4, 4, 8, 2, activation=jax.nn.silu, key=KEY)
-    block = Block(eqx.nn.MultiheadAttention(2, 4, key=KEY), mlp, eqx.nn.LayerNorm(4), table=(1, "a"))
+    mlp = filled(lambda: eqx.nn.MLP(4, 4, 8, 2, activation=jax.nn.silu, key=KEY))
+    block = Block(make_layer("MultiheadAttention"), mlp, make_layer("LayerNorm"), table=(1, "a"))
     model = {"first": block, "again": [block, mlp], "call": mlp.__call__}
     run = Run(model, optax.adamw(1e-3).init(eqx.filter(block, eqx.is_array)), 7, [0.5, 0.25])
-    back = check(run, Trust(__name__))
+    back = check(run, __name__)
     assert back.model["again"][0] is back.model["first"]
-    assert back.model["call"].__self__ is back.model["first"].mlp
-    x = jnp.ones(4)
-    np.testing.assert_array_equal(back.model["call"](x), mlp(x))
+    assert back.model["call"].__self__ is back.model["first"].mlp is back.model["again"][1]

@@ -6,69 +6,170 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors
 
 import sharedtree as st
 
+from .drafts import Draft
 from .isomorphic import assert_isomorphic
 from .tied import through_file
 
-NUMPY_DTYPES = [
-    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
-    "complex64", "complex128", ">i2", ">i4", ">u8", ">f2", ">f4", ">f8", ">c8", ">c16", "M8[ns]", "m8[s]", ">M8[us]",
-    "M8", "longdouble",
-]  # fmt: skip
-ALL_OF_ML_DTYPES = [
-    "bfloat16", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
-    "float8_e5m2fnuz", "float8_e8m0fnu", "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn", "int1", "uint1", "int2",
-    "uint2", "int4", "uint4",
-]  # fmt: skip
-ML_DTYPES = [name for name in ALL_OF_ML_DTYPES if hasattr(ml_dtypes, name)]
+NUMPY = "bool i1 u1 i2 u2 i4 u4 i8 u8 f2 f4 f8 c8 c16 M8[ns] m8[s] m8[D] M8[25us] m8 M8 M8[as] g G"
+BIG = ">i2 >u2 >i4 >u4 >i8 >u8 >f2 >f4 >f8 >c8 >c16 >M8[us] >m8[25us]"
+FLOAT0 = np.dtype(jax.dtypes.float0)
+SMALL = [
+    np.dtype(value)
+    for name, value in vars(ml_dtypes).items()
+    if isinstance(value, type) and issubclass(value, np.generic) and not name.startswith("_")
+]
+DTYPES = [*map(np.dtype, f"{NUMPY} {BIG}".split()), *SMALL, FLOAT0]
 
 
-def bits_of(dtype, shape):
-    """An array of as many different values as there are, and for floats of every bit pattern of a byte."""
+def bits_used(dtype):
+    """Of each element, or of each half of a complex one."""
+    if dtype.type in (np.longdouble, np.clongdouble) and np.finfo(np.longdouble).nmant == 63:
+        return 80
+    if dtype in SMALL and dtype.itemsize == 1:
+        return (ml_dtypes.iinfo if "int" in dtype.name else ml_dtypes.finfo)(dtype).bits
+    return 8 * dtype.itemsize
+
+
+def array_of(dtype, shape):
+    """An array of as many different values as there are, and of small dtypes of every bit pattern."""
     count = int(np.prod(shape, dtype=int))
-    if dtype.kind in "biu" or "int" in dtype.name:
-        low = {"int1": -1, "int2": -2, "int4": -8}.get(dtype.name, 0)
-        high = {"bool": 2, "int1": 1, "uint1": 2, "int2": 2, "uint2": 4, "int4": 8, "uint4": 16}.get(dtype.name, 100)
-        return np.resize(np.arange(low, high), count).astype(dtype).reshape(shape)
     if dtype.itemsize == 1:
-        size = {"float4_e2m1fn": 16, "float6_e2m3fn": 64, "float6_e3m2fn": 64}.get(dtype.name, 256)
+        size = 2 if dtype == np.bool_ else 2 ** bits_used(dtype)
+        if "int" in dtype.name and dtype in SMALL:
+            info = ml_dtypes.iinfo(dtype)
+            return np.resize(np.arange(info.min, info.max + 1), count).astype(dtype).reshape(shape)
         return np.resize(np.arange(size, dtype=np.uint8), count).view(dtype).reshape(shape)
+    if dtype.itemsize == 0 or dtype.kind in "biu":
+        return np.resize(np.arange(100), count).astype(dtype).reshape(shape)
     if dtype.kind in "mM":
         return np.resize(np.arange(-5, 5), count).astype("i8").astype(dtype).reshape(shape)
-    values = np.array([0, -0.0, 1.5, np.inf, -np.inf, np.nan])
-    return np.resize(values, count).astype(dtype).reshape(shape)
+    return np.resize([0, -0.0, 1.5, np.inf, -np.inf, np.nan], count).astype(dtype).reshape(shape)
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (7,), (300,), (2, 3, 5)])
-@pytest.mark.parametrize("name", NUMPY_DTYPES + ML_DTYPES)
-def test_numpy_arrays(name, shape, path):
-    dtype = np.dtype(getattr(ml_dtypes, name)) if name in ML_DTYPES else np.dtype(name)
-    array = bits_of(dtype, shape)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numpy_arrays(dtype, path):
+    """All shapes in one file, so that some begin where no element of theirs may."""
+    arrays = [array_of(dtype, shape) for shape in ((), (0,), (0, 3), (7,), (300,), (2, 3, 5))]
     for options in ({}, {"mmap": True}, {"verify": False}):
-        loaded = through_file(path, array, **options)
-        assert type(loaded) is np.ndarray
-        assert loaded.dtype == dtype
-        assert loaded.shape == shape
-        assert_isomorphic(array, loaded)
+        loaded = through_file(path, arrays, **options)
+        assert {type(array) for array in loaded} == {np.ndarray}
+        assert {(array.dtype, array.dtype.byteorder) for array in loaded} == {(dtype, dtype.byteorder)}
+        assert_isomorphic(arrays, loaded)
+    assert [array.dtype for array in st.inspect(path).arrays] == [name_of(dtype)] * len(arrays)
+    scalars = [dtype, arrays[4][1]] if dtype != FLOAT0 else []
+    assert_isomorphic(scalars, through_file(path, scalars))
 
 
-JAX_NAMES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "float16", "float32", "complex64"]
+def name_of(dtype):
+    """As the format has it: NumPy's name, with the byte order in front, and how a long double is made."""
+    name = {np.longdouble: "longdouble", np.clongdouble: "clongdouble"}.get(dtype.type, dtype.name)
+    name += "[x87]" if "longdouble" in name and np.finfo(np.longdouble).nmant == 63 else ""
+    return "float0" if dtype == FLOAT0 else ">" * (dtype.byteorder == ">") + name
 
 
-@pytest.mark.parametrize("name", JAX_NAMES + [name for name in ML_DTYPES if name not in ("int1", "uint1")])
-def test_jax_arrays(name, path):
-    dtype = np.dtype(getattr(ml_dtypes, name)) if name in ML_DTYPES else np.dtype(name)
-    for shape in ((), (0, 3), (5, 7)):
-        try:
-            array = jnp.asarray(bits_of(dtype, shape))
-        except (TypeError, jax.errors.JaxRuntimeError):
-            pytest.skip("this JAX does not make arrays of the dtype")
-        for options in ({}, {"mmap": True}):
-            loaded = through_file(path, array, **options)
-            assert isinstance(loaded, jax.Array)
-            assert_isomorphic(array, loaded)
+@pytest.mark.parametrize("dtype", [each for each in DTYPES if each.itemsize < 8 and each.isnative], ids=str)
+def test_jax_arrays(dtype, path):
+    try:
+        arrays = [jax.device_put(array_of(dtype, shape)) for shape in ((), (0, 3), (5, 7))]
+    except (TypeError, jax.errors.JaxRuntimeError):
+        pytest.skip("this JAX does not make arrays of the dtype")
+    if dtype == FLOAT0:
+        pytest.skip("is NumPy's")
+    for options in ({}, {"mmap": True}):
+        loaded = through_file(path, arrays, **options)
+        assert all(isinstance(array, jax.Array) for array in loaded)
+        assert_isomorphic(arrays, loaded)
+
+
+STORED = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+
+
+def test_how_they_are_stored():
+    """By what the oldest version of safetensors allowed reads, and little-endian; others as bytes."""
+    for dtype in DTYPES:
+        array = array_of(dtype, (3, 4))
+        ((_, read),) = safetensors.deserialize(st.to_bytes([array]))
+        name = STORED.get(dtype.name)
+        assert read["dtype"] == (name or "U8"), dtype
+        assert tuple(read["shape"]) == ((3, 4) if name else (3, 4, dtype.itemsize)), dtype
+        if bits_used(dtype) == 8 * dtype.itemsize:
+            assert bytes(read["data"]) == array.astype(dtype.newbyteorder("<")).tobytes(), dtype
+    assert st.to_bytes(np.array([1, 258], ">u2"))[-4:] == b"\x01\x00\x02\x01"
+
+
+def test_nan_payloads_and_odd_bits_survive():
+    array = np.array([0x7FC00001, 0xFFC12345, 0x7F800001, 0x80000000], np.uint32).view(np.float32)
+    for each in (array, array.view(np.uint32).astype(">u4").view(">f4")):
+        assert st.from_bytes(st.to_bytes(each)).tobytes() == each.tobytes()
+
+
+def test_dtypes_that_have_no_place():
+    for dtype in ("O", "S3", "U3", "V8", [("a", "f4")], ">U2", np.dtype(ml_dtypes.bfloat16).newbyteorder()):
+        with pytest.raises(st.UnserialisableError, match="dtype"):
+            st.to_bytes([np.zeros(2, dtype)])
+    draft = Draft(st.to_bytes([np.zeros(16, np.uint8)]))
+    for name, words in (("longdouble[other]", "another format"), ("float77", "pip install --upgrade")):
+        draft.manifest["arrays"][0] |= {"dtype": name, "shape": [1]}
+        with pytest.raises(st.FormatError, match=words):
+            st.from_bytes(draft.file(with_digests=True))
+
+
+# --- bits that are not used -------------------------------------------------------------------------------------------
+
+UNUSED = [dtype for dtype in DTYPES if bits_used(dtype) < 8 * dtype.itemsize]
+
+
+def dirty(dtype, garbage):
+    """Numbers whose unused bits are garbage, without a change of the numbers; and their bytes without garbage."""
+    clean = (np.arange(24) % 2).astype(dtype).reshape(4, 6)
+    data = clean.copy().reshape(-1).view(np.uint8).reshape(-1, 16 if dtype.itemsize > 1 else 1)
+    if dtype.itemsize == 1:
+        data |= garbage << bits_used(dtype) & 0xFF
+    elif bits_used(np.dtype(np.longdouble)) == 80:
+        data[:, 10:] = garbage
+    return data.reshape(-1).view(dtype).reshape(4, 6), clean
+
+
+@pytest.mark.parametrize("dtype", UNUSED, ids=str)
+def test_bits_that_are_not_used_are_no_part_of_a_value(dtype, path):
+    """None of it gets into a file or out of one; saving does not change the array."""
+    views = [lambda a: a, lambda a: a.T, lambda a: a[1:, ::2], lambda a: a[0, 0].reshape(()), lambda a: a[0, 1]]
+    for view in views:
+        texts = set()
+        for garbage in (0, 0xFF, 0xA5):
+            array, _ = dirty(dtype, garbage)
+            before = array.tobytes()
+            texts.add(st.to_bytes([view(array)]))
+            assert array.tobytes() == before
+        assert len(texts) == 1
+    if dtype not in SMALL:
+        return
+    array, clean = dirty(dtype, 0xFF)
+    draft = Draft(st.to_bytes([clean, *([jax.device_put(clean)] if is_of_jax(clean) else [])]))
+    draft.data[:] = array.tobytes() * len(draft.tensors)
+    path.write_bytes(draft.file(with_digests=True))
+    for options in ({}, {"mmap": True}):
+        for found in st.load(path, **options):
+            assert np.asarray(found).tobytes() == clean.tobytes()
+
+
+def is_of_jax(array):
+    try:
+        jax.device_put(array)
+    except (TypeError, jax.errors.JaxRuntimeError):
+        return False
+    return "float6" not in array.dtype.name and "int1" not in array.dtype.name  # for some versions, to compute with
+
+
+# --- what JAX makes of them -------------------------------------------------------------------------------------------
 
 
 def test_64_bits():

@@ -11,6 +11,7 @@ import pytest
 import sharedtree as st
 
 from . import strategies
+from .equinox_layers import filled
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -30,12 +31,12 @@ class Tied(eqx.Module):
     scale: Any
     name: str = eqx.field(static=True)
 
-    def __init__(self, key, width=8, vocabulary=11):
-        keys = jax.random.split(key, 3)
-        block = eqx.nn.MLP(width, width, width, 1, key=keys[0])
-        self.embed = eqx.nn.Embedding(vocabulary, width, key=keys[1])
-        self.blocks = [block, eqx.nn.LayerNorm(width), block]
-        head = eqx.nn.Linear(width, vocabulary, use_bias=False, key=keys[2])
+    def __init__(self, width=8, vocabulary=11):
+        key = jax.random.key(0)
+        block = filled(lambda: eqx.nn.MLP(width, width, width, 1, key=key))
+        self.embed = filled(lambda: eqx.nn.Embedding(vocabulary, width, key=key))
+        self.blocks = [block, filled(lambda: eqx.nn.LayerNorm(width)), block]
+        head = filled(lambda: eqx.nn.Linear(width, vocabulary, use_bias=False, key=key))
         self.head = eqx.tree_at(lambda m: m.weight, head, self.embed.weight)
         self.scale = 2.0
         self.name = "tied"
