@@ -124,6 +124,13 @@ def test_gradients_that_are_one_array_stay_two_leaves():
     np.testing.assert_array_equal(gradient["b"], [1.0, 1.0])
 
 
+def test_leaves_that_others_made_one_array_stay_two_leaves():
+    one = jnp.zeros(2)
+    dag = jax.tree.map(lambda _: one, st.Dag([jnp.ones(2), jnp.ones(2)]))
+    assert dag.tree[0] is not dag.tree[1]
+    assert len(jax.tree.leaves(st.Dag(dag.tree))) == 2
+
+
 def test_optax():
     tx = optax.adam(0.1, eps=1e-2)  # large, for else it magnifies what rounding leaves of a vanishing gradient
     dag = st.Dag(make_model())

@@ -89,3 +89,6 @@ def test_why_arguments_outside_modules_had_it_traced_again():
     assert st.explain(f, net, {"x": jnp.ones(4)}).retraced == ("`batch['x']` was float32[3] and is float32[4]",)
     f(net, {"x": jnp.ones(4)}, mode="train")
     assert st.explain(f, net, {"x": jnp.ones(4)}).retraced == ("`mode` was missing and is 'train'",)
+    jax.clear_caches()
+    f(net, {"x": jnp.ones(4)})
+    assert st.explain(f, net, {"x": jnp.ones(4)}).retraced == ("`mode` was 'train' and is missing",)

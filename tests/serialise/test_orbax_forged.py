@@ -92,16 +92,18 @@ def test_what_was_not_changed_is_restored(forged):
 def test_no_array_is_read_if_its_metadata_is_not_the_manifests(forged, changes, monkeypatch):
     edit(forged / "arrays" / KEY / ".zarray", **changes)
     with ocp.CheckpointManager(forged.parent) as manager:
-        real = manager.restore
+        real, asked = manager.restore, []
 
         def watched(step, args):
-            asked = getattr(args.get("arrays"), "item", None)
-            assert asked is None or set(asked.values()) == {ocp.PLACEHOLDER}, "arrays were asked for"
+            wanted = getattr(args.get("arrays"), "item", None)
+            asked.extend({} if wanted is None else wanted.values())
             return real(step, args=args)
 
         monkeypatch.setattr(manager, "restore", watched)
         with pytest.raises((st.FormatError, st.CorruptFileError), match="The array"):
             orbax.restore(manager, 7)
+        # An error in there would be taken for one of Orbax's.
+        assert set(asked) <= {ocp.PLACEHOLDER}
 
 
 @pytest.mark.parametrize("size", [2**30, 2**42], ids=["4 GiB", "16 TiB"])
