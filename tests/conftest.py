@@ -4,7 +4,8 @@
 what it changed. `deep` draws new ones every time, and many: it is for looking for faults.
 
 Most of what tests cost is the compilation of small programs that run once. So XLA leaves out most optimizations, in the
-processes that tests start, too, and what one test has compiled is there for the others, in all workers of a run.
+processes that tests start, too, and what one test has compiled is there for the others, in all workers of a run. Errors
+keep all of their frames, since to leave JAX's out takes longer than what most of the tests of errors do.
 """
 
 import os
@@ -63,6 +64,7 @@ def pytest_configure(config):
         config.add_cleanup(temporary.cleanup)
         folder = config.compiled_programs = temporary.name
     jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_traceback_filtering", "off")
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

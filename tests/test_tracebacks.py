@@ -49,6 +49,13 @@ def filtering(mode):
         jax.config.update("jax_traceback_filtering", before)
 
 
+@pytest.fixture(autouse=True)
+def _as_users_have_it():
+    """All other tests keep all frames."""
+    with filtering("auto"):
+        yield
+
+
 def registered(f):
     return jax.jit(f)
 
