@@ -117,13 +117,13 @@ def test_partition_of_what_vmap_maps(dag):
 # 2. Transparency: values, on DAGs, against the untied twin
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
 @given(args=arguments())
-def test_values_are_those_of_the_untied_twin(name, args):
+def test_values_are_those_of_the_untied_twin(args):
     assume(not python_numbers(args))  # traced here, static under `filter_jit`
-    ours = TRANSFORMS[name](loss)(*args)
-    vanilla = eqx.filter_jit(loss)(*[twin(arg) for arg in args])
-    np.testing.assert_allclose(ours, vanilla, rtol=1e-5, atol=1e-5)
+    vanilla = loss(*[twin(arg) for arg in args])
+    for name, transform in TRANSFORMS.items():
+        if name != "jit without pass-through":  # which nothing of a number could
+            np.testing.assert_allclose(transform(loss)(*args), vanilla, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
 @given(dag=dags())
