@@ -48,44 +48,6 @@ def test_ways_to_apply_it(name):
     assert "double" in repr(f)
 
 
-def test_on_methods():
-    class Model(eqx.Module):
-        a: jax.Array
-        b: jax.Array
-
-        @st.preserve_identities(jax.jit)
-        def same(self, x):
-            return self, jnp.array(self.a is self.b), x
-
-        @st.jit(static_argnums=1)
-        def scaled(self, by):
-            return st.tree.map(lambda v: v * by, self)
-
-    w = jnp.ones(2)
-    model = Model(w, w)
-    same, tied, x = model.same(3.0)
-    assert same is model
-    assert tied
-    assert x == 3
-    assert model.scaled(3).a[0] == 3
-    assert Model.scaled(model, 2).b[0] == 2
-
-    class Plain:
-        @st.jit
-        def f(self, x):
-            return x
-
-    with pytest.raises(TypeError):
-        Plain().f(1.0)  # as in vanilla JAX: `self` is not an array
-
-
-def test_policy_is_not_an_option_of_the_transform():
-    with pytest.raises(TypeError, match=r"preserve_identities\(jax.checkpoint\)\(f, policy="):
-        st.preserve_identities(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
-    f = st.checkpoint(lambda m: jnp.sin(m.first).sum(), policy=jax.checkpoint_policies.nothing_saveable)
-    np.testing.assert_allclose(st.grad(f)(tied()).first, np.cos(np.ones(2)), rtol=1e-6)
-
-
 def test_aot_stages():
     f = st.jit(lambda m, k: (st.tree.map(lambda x: x * k, m), m), static_argnums=1)
     lowered = f.lower(tied(), 3)
@@ -114,45 +76,6 @@ def test_a_compiled_call_with_static_arguments_and_another_placement():
     assert same.first.committed == jax.jit(lambda w, x: (w, x * 2))(model.first, committed)[0].committed
     assert same.first is same.second[0]
     assert doubled[0] == 2
-
-
-def test_clear_cache():
-    traces = []
-    f = st.jit(lambda m: traces.append(1) or m.first.sum())
-    f(tied())
-    f(tied())
-    f.clear_cache()
-    f(tied())
-    assert len(traces) == 2
-
-
-def test_an_exception_reaches_the_caller_as_it_is_and_the_next_call_works():
-    class MineError(Exception):
-        pass
-
-    error = MineError()
-    fail = [True]
-
-    def f(model):
-        if fail:
-            raise error
-        return double(model)
-
-    transforms = (
-        st.jit,
-        st.vmap,
-        st.checkpoint,
-        st.preserve_identities(eqx.filter_jit),
-        st.preserve_identities(lambda f: f),
-    )
-    for transform in transforms:
-        fail[:] = [True]
-        g = transform(f)
-        with pytest.raises(MineError) as caught:
-            g(tied())
-        assert caught.value is error
-        fail.clear()
-        assert g(tied()).first[0] == 2
 
 
 def test_in_place_with_donation():

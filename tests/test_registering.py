@@ -72,15 +72,6 @@ def test_a_transform_with_operands():
     np.testing.assert_allclose(ys.first, expected, rtol=1e-6)
 
 
-def test_a_model_whose_ties_were_dropped_on_purpose():
-    w = jnp.arange(1.0, 4.0)
-    ys = st.preserve_identities(integrate)(decay, st.untie(tied()), TS)
-    expected = integrate(lambda w, t: -w * (1 + t), w, TS)
-    np.testing.assert_allclose(ys.first, expected, rtol=1e-6)
-    np.testing.assert_allclose(ys.second[0], expected, rtol=1e-6)
-    assert ys.first is not ys.second[0]
-
-
 def test_under_other_transforms():
     solve = st.preserve_identities(integrate)
 
@@ -144,23 +135,14 @@ def test_like_one_that_is_known():
         assert ys.first is ys.second[0]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "options"),
-    [
-        (3, {}),
-        ([], {}),
-        (3, {"takes_operands": True}),
-        (None, {"takes_operands": True}),
-        (jax.jit, {"takes_operands": True}),
-        (jax.vmap, {"takes_operands": True}),
-    ],
-)
-def test_what_is_no_adapter(wrong, options):
-    transform = lambda f, x: f(x)
-    with pytest.raises(TypeError, match="takes_operands=True"):
-        st.register_transform(transform, wrong, **options)
-    with pytest.raises(TypeError, match="no adapter"):
-        st.preserve_identities(transform)(decay, tied())
+def test_what_is_no_adapter():
+    operands = {"takes_operands": True}
+    for wrong, options in ((3, {}), ([], {}), *((wrong, operands) for wrong in (3, None, jax.jit, jax.vmap))):
+        transform = lambda f, x: f(x)
+        with pytest.raises(TypeError, match="takes_operands=True"):
+            st.register_transform(transform, wrong, **options)
+        with pytest.raises(TypeError, match="no adapter"):
+            st.preserve_identities(transform)(decay, tied())
 
 
 def test_the_adapter_in_the_docstring_of_the_crossing():

@@ -715,25 +715,6 @@ def test_a_tie_that_is_lost_warns():
         made(leafless)
 
 
-def test_parameters_in_a_dict():
-    containers = st.Policy(containers=True)
-
-    @functools.partial(st.custom_vjp, policy=containers)
-    def f(params):
-        assert params["embed"] is params["head"]
-        return params["embed"] * params["head"]
-
-    def bwd(params, y):
-        assert params["embed"] is params["head"]
-        return ({"embed": y * params["head"], "head": y * params["embed"]},)
-
-    f.defvjp(lambda params: (f(params), params), bwd)
-    w = jnp.array([2.0, 3.0])
-    gradient = st.grad(lambda p: f(p).sum(), policy=containers)({"embed": w, "head": w})
-    assert gradient["embed"] is gradient["head"]
-    assert gradient["head"].tolist() == [4, 6]
-
-
 def test_a_module_as_the_function():
     class Twice(eqx.Module):
         k: jax.Array

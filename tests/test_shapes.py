@@ -19,10 +19,6 @@ def tied():
     return Pair(layer, {"again": layer, "weight": layer.weight})
 
 
-def untied():
-    return Pair(Layer(jnp.ones((2, 3)), jax.nn.relu, [jnp.ones(3)], width=5), {"x": jnp.arange(2), "flag": True})
-
-
 def struct(shape, dtype="float32"):
     return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -74,23 +70,6 @@ def test_whatever_goes_in_comes_out_with_its_sharing(evaluate, tree):
     for path, obj in occurrences(tree).items():
         if isinstance(obj, (jax.Array, np.ndarray)):
             assert there[path] == struct(obj.shape, obj.dtype)
-
-
-@pytest.mark.parametrize(
-    ("ours", "vanilla"), [(st.eval_shape, eqx.filter_eval_shape), (filter_eval_shape, eqx.filter_eval_shape)]
-)
-def test_without_ties_it_is_what_vanilla_says(ours, vanilla):
-    def f(m, x, scale):
-        return {"m": jax.tree.map(lambda x: x.T * 2, eqx.filter(m, eqx.is_array)), "x": [x * scale, None]}
-
-    for x in (np.ones(2, np.int32), struct((4,), "bfloat16"), jnp.ones(2, jnp.complex64)):
-        got, want = (evaluate(f, untied(), x, scale=jnp.ones((), jnp.float32)) for evaluate in (ours, vanilla))
-        assert jax.tree.structure(got) == jax.tree.structure(want)
-        assert jax.tree.leaves(got) == jax.tree.leaves(want)
-    with pytest.raises(TypeError) as vanilla_error:
-        vanilla(lambda m: m.first.weight @ jnp.ones(2), untied())
-    with pytest.raises(type(vanilla_error.value), match="dot_general"):
-        ours(lambda m: m.first.weight @ jnp.ones(2), untied())
 
 
 def test_arguments_outside_modules_follow_the_transform():
@@ -164,12 +143,6 @@ def test_equinoxs_jaxpr_comes_with_two_modules():
     assert shapes.first.weight is shapes.second["weight"]
     assert (shapes.first.activation, others.first.activation) == (None, jax.nn.relu)
     assert (shapes.first.weight.shape, others.first.weight) == ((3, 2), None)
-
-    ours, vanilla = (make(f)(untied(), "text") for make in (filter_make_jaxpr, eqx.filter_make_jaxpr))
-    assert str(ours[0]) == str(vanilla[0])
-    for one, two in zip(ours[1:], vanilla[1:], strict=True):
-        assert jax.tree.structure(one) == jax.tree.structure(two)
-        assert [str(x) for x in jax.tree.leaves(one)] == [str(x) for x in jax.tree.leaves(two)]
 
     layer = eqx.nn.LayerNorm(2)
     ours, vanilla = (make(layer)(jnp.ones(2)) for make in (filter_make_jaxpr, eqx.filter_make_jaxpr))
