@@ -24,7 +24,6 @@ import functools
 import importlib
 import inspect
 import pathlib
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -36,6 +35,8 @@ from jax._src.array import ArrayImpl
 from jax._src.core import trace_ctx
 from jax.core import Tracer
 from jax.interpreters.partial_eval import dce_jaxpr
+
+from ._under_way import keeps_limit
 
 try:
     from jax._src.literals import TypedNdArray as _TypedNdArray
@@ -55,8 +56,6 @@ except ImportError:
 C = TypeVar("C", bound=Callable[..., Any])
 
 _LEAF = jtu.tree_structure(0)
-
-_SHALLOW = 100
 
 ConcreteArray: type = ArrayImpl
 
@@ -93,18 +92,6 @@ def belongs_to(tracer: Tracer, traces: Iterable[Any]) -> bool:
     """Whether `tracer` was made by one of `traces`."""
     made_by = tracer._trace  # noqa: SLF001 -- see the module's docstring
     return any(made_by is trace for trace in traces)
-
-
-def make_room(depth: int) -> None:
-    """Lets JAX flatten something nested so deeply.
-
-    Before Python 3.12 the recursion of JAX's C++ counts against the interpreter's limit, and once that is hit JAX never
-    gives the count back, so that the thread is left without any. The limit is raised and stays so, for other threads
-    may be using it.
-    """
-    needed = 1_000 + 8 * depth
-    if sys.version_info < (3, 12) and depth > _SHALLOW and sys.getrecursionlimit() < needed:
-        sys.setrecursionlimit(needed)
 
 
 def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
@@ -178,8 +165,11 @@ getattr(_traceback_util, "register_exclusion", lambda _: None)(str(pathlib.Path(
 
 
 def api_boundary(function: C) -> C:
-    """A function such that the tracebacks of errors which leave it have neither JAX's frames nor the library's."""
-    return getattr(_traceback_util, "api_boundary", lambda inside: inside)(function)
+    """A function such that the tracebacks of errors which leave it have neither JAX's frames nor the library's.
+
+    Its calls are under way for `make_room`, too.
+    """
+    return getattr(_traceback_util, "api_boundary", lambda inside: inside)(keeps_limit(function))
 
 
 def hide_frames(error: Exception) -> None:

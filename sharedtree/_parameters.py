@@ -18,15 +18,15 @@ from typing import Any, NamedTuple, TypeGuard
 from jax import tree_util as jtu
 
 from ._context import rules_here
-from ._errors import InconsistentSharingError, SharingMismatchError
+from ._errors import DepthError, InconsistentSharingError, SharingMismatchError
 from ._graph import Tags, walk
-from ._jax_internals import make_room
 from ._node_types import node_type_of
 from ._prefix import labels
 from ._statics import Static
 from ._structure import LEAF, Node, Path, Record, depth_of, reached_outside
 from ._text import shown
 from ._ties import how_to_sum, is_inexact
+from ._under_way import make_room
 
 MAX_WHOLE = 100_000
 """How many paths a tree may have that is handed to a function which walks it as a tree."""
@@ -60,7 +60,14 @@ class Parameters(NamedTuple):
     def of(cls, model: Any) -> "Parameters":
         tags = Tags()
         _, records, root = walk(model, tags, rules_here())
-        make_room(depth_of(records))  # optax flattens the model as a tree
+        if not make_room(depth := depth_of(records)):  # optax flattens the model as a tree
+            raise DepthError(
+                f"The model is nested {depth - 1} deep. Optax has JAX flatten it as a tree, which would overflow the "
+                "stack. Hold its layers in a tuple, or give Optax itself its leaves in one flat node, and those of the "
+                "gradient:\n"
+                "    state = optax.adam(1e-3).init(sharedtree.Dag(model))",
+                ("",),
+            )
         chosen = [op is LEAF and is_inexact(tags.objects[i]) for i, (op, _) in enumerate(records)]
         return cls(records, root, chosen)
 

@@ -278,8 +278,8 @@ def _static(value: Any, rules: Rules, path: Callable[[], str], known: Known) -> 
         ) from None
 
 
-def raise_too_deep(rules: Rules, prefix: str) -> None:
-    """Raises the error for nodes that are nested deeper than the walk goes."""
+def raise_too_deep(rules: Rules, prefix: str, depth: int = MAX_PLAIN_DEPTH + 1) -> None:
+    """Raises the error for nodes that are nested deeper than the walk or, with a depth, the stack that is left goes."""
     if rules.inside:
         raise DepthError(
             f"Nodes under `{prefix}` are nested more than {MAX_DEPTH} deep. If that is a list of layers linked to one "
@@ -287,7 +287,7 @@ def raise_too_deep(rules: Rules, prefix: str) -> None:
             (prefix,),
         )
     raise DepthError(
-        f"Plain containers in `{prefix}` are nested more than {MAX_PLAIN_DEPTH} deep, which JAX cannot flatten without "
+        f"Plain containers in `{prefix}` are nested more than {depth - 1} deep, which JAX cannot flatten without "
         "overflowing the stack. Wrap them, so that JAX sees one flat node:\n"
         "    sharedtree.Dag(tree)",
         (prefix,),

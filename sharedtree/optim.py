@@ -18,6 +18,7 @@ from ._node_types import node_type_of, require_registered
 from ._optax_closures import has_labels, with_labels
 from ._parameters import Models, holds_several_models
 from ._text import shown
+from ._under_way import keeps_limit
 from .tree import map as _map
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ def optimizer(tx: Any) -> Any:
     def inner(models: Models) -> Any:
         return with_labels(tx, models.translated_labels) if is_labelled else tx
 
+    @keeps_limit
     def init(params: Any) -> Any:
         require_registered(params)
         models = Models.of(params)
@@ -94,6 +96,7 @@ def optimizer(tx: Any) -> Any:
         cut = models.cut(params, "params")
         return models.whole(_without_aliases(inner(models).init(cut), cut))
 
+    @keeps_limit
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         model = updates if params is None else params
         initial_ties.check(model, state)

@@ -228,6 +228,17 @@ def containers_too_deep(path):
 
 
 @scenario
+def a_model_too_deep_for_optax(path):
+    def call():
+        model = jnp.ones(1)
+        for _ in range(9_501):
+            model = [model]
+        st.optimizer(optax.adam(0.1)).init(model)
+
+    return Scenario(call, st.DepthError, {"model": [jnp.ones(1)], "optax": optax})
+
+
+@scenario
 def a_cycle(path):
     loop = [jnp.ones(1)]
     loop.append(loop)

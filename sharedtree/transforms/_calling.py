@@ -1,10 +1,10 @@
 """The calls of wrapped functions that are under way, for the function should it be traced in one of them."""
 
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .._jax_internals import current_trace, with_enclosing
+from .._under_way import active, give_back, raised
 from ._packing import Call
 
 
@@ -22,15 +22,6 @@ class Calling(NamedTuple):
     outer: Sequence[Any]
 
 
-class _Active(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[tuple[Any, Sequence[Any], Any]] = []
-
-
-active = _Active()
-"""The calls of this thread, innermost last: the owner, the call or what it begins with, the trace around it."""
-
-
 class calling:  # noqa: N801 -- a context manager; one that is a generator costs a microsecond
     """Lets the function know, should it be traced, of the caller's side of this call."""
 
@@ -46,6 +37,8 @@ class calling:  # noqa: N801 -- a context manager; one that is a generator costs
     def __exit__(self, *_: object) -> None:
         # An interrupt may come at any point; what is above this call is then gone too.
         del active.stack[self._depth :]
+        if raised:
+            give_back()
 
 
 def caller_of(owner: Any) -> Calling | None:

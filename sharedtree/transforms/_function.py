@@ -14,8 +14,9 @@ from .._equinox_internals import name_of, update_wrapper, warn_of_layers_in
 from .._graph import Tags
 from .._jax_internals import hide_frames
 from .._native_walk import native
+from .._under_way import active, give_back, keeping_limit, keeps_limit, raised
 from ._applying import public_name, title_of, transform_named
-from ._calling import active, calling
+from ._calling import calling
 from ._crossed import Graph, Position
 from ._cuts import Leaving, modules_with_prefixes, parted, treated
 from ._in_place import InPlace, packed_changes, rules_for_state, write
@@ -148,15 +149,19 @@ class FunctionTransform(metaclass=_Named):
                 result = native.call(self, way, active.stack, args, kwargs)
                 if result is not native.DEFERRED:
                     return result
-            call = self.pack(args, kwargs, policy)
-            self.require_executable(call)
-            with calling(self.names, call):
-                result = self.transformed_for(policy, call)(*call.args, **call.kwargs)
-            return self.finish(result, call, policy)
+            with keeping_limit():
+                call = self.pack(args, kwargs, policy)
+                self.require_executable(call)
+                with calling(self.names, call):
+                    result = self.transformed_for(policy, call)(*call.args, **call.kwargs)
+                return self.finish(result, call, policy)
         except Exception as error:
             self.explain(error, args, kwargs)
             hide_frames(error)
             raise
+        finally:
+            if raised:
+                give_back()  # what the results of a native call needed
 
     def explain(self, error: Exception, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Adds to an error of the transform's what it does not know of."""
@@ -242,6 +247,7 @@ class FunctionTransform(metaclass=_Named):
         treatments = self.treatments_of(call)
         return treated(call, static, treatments, self.names, self.transform_name) if treatments else call
 
+    @keeps_limit
     def finish(
         self, result: Any, call: Call, policy: Policy, used: Callable[[Call], Sequence[Any]] | None = None
     ) -> Any:

@@ -16,13 +16,15 @@ from jax import tree_util as jtu
 from .._distinct import distinct
 from .._errors import InconsistentSharingError
 from .._graph import Rules, Tags, build, is_value, pack, walk
-from .._jax_internals import TRACE, as_numpy, make_room
+from .._jax_internals import TRACE, as_numpy
 from .._native_walk import native, pack_natively, unpack_natively
 from .._node_types import has_unordered_keys, is_module, node_type_of
 from .._packed import Packed
 from .._structure import LEAF, Node, Path, Record, Structure, Update, depth_of, edges, intern
 from .._tied_values import note_tied_values
+from .._under_way import CAN_RAISE, make_room
 from .._untying import Said, note, say
+from .._walk import raise_too_deep
 from ._crossed import Argument, Graph, Names, Position, packed_in, with_packed
 
 OUTSIDE = Rules(inside=False)
@@ -77,7 +79,9 @@ def pack_tree(tree: Any, tags: Tags, rules: Rules, prefix: str) -> Any:
         return tree
     outer = Tags()
     items, records, root = walk(tree, outer, OUTSIDE._replace(containers=rules.containers), prefix)
-    make_room(depth_of(records))
+    depth = depth_of(records)
+    if not make_room(depth):
+        raise_too_deep(OUTSIDE, prefix, depth - 1)
     if not any(_is_object(item, rules) for item in items):
         return tree
     first: dict[int, Path] = {}
@@ -90,6 +94,28 @@ def pack_tree(tree: Any, tags: Tags, rules: Rules, prefix: str) -> Any:
     return table[root]
 
 
+def require_room_for(tree: Any, name: str) -> None:
+    """Makes room for what is to be flattened without having been packed, as the result of what is not traced again is.
+
+    Raises:
+        DepthError: if there is none.
+    """
+    if not CAN_RAISE:
+        return  # there is as much as there was for the tree that it has the shape of
+    depth, level = 0, [tree]
+    while level:
+        depth += 1
+        level = [each for node in level for each in _contained(node)]
+    if not make_room(depth):
+        raise_too_deep(OUTSIDE, name, depth - 1)
+
+
+def _contained(node: Any) -> Iterable[Any]:
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, (list, tuple)) else ()
+
+
 def _is_object(obj: Any, rules: Rules) -> bool:
     node_type = node_type_of(obj)
     return isinstance(obj, jax.Ref) if node_type is None else not is_value(node_type, rules)
@@ -100,6 +126,7 @@ def _packed(obj: Any, tags: Tags, rules: Rules, prefix: str) -> Any:
         return Packed(*pack(obj, tags, rules, prefix))
     packed = Packed(*pack(obj, tags, rules._replace(convention="any"), prefix))
     if any(type(op) is Node and has_unordered_keys(op.type, op.aux.peek()) for op, _ in packed.structure.records):
+        require_room_for(obj, prefix)
         jtu.tree_flatten(obj, is_leaf=is_module)  # raises JAX's own error, unless they are inside modules
     return packed
 
@@ -212,6 +239,7 @@ def unpack_result(
         made = unpack_natively(result, given, pending)
         if made is not NotImplemented:
             return made
+    require_room_for(result, "result")
     found = [argument.packed for argument in packed_in(result, 0)]
     if not found:
         return result

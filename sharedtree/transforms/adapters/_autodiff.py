@@ -12,12 +12,14 @@ import jax
 from jax import tree_util as jtu
 
 from ..._ties import is_inexact
+from ..._under_way import keeps_limit
 from .._crossed import Graph, Names, packed_in
 from .._crossing import Crossing
 from .._differentiated import differentiated, split
 from .._inside import Inside, with_notes
 from .._likes import as_entered
 from .._modules import is_of_equinox
+from .._packing import require_room_for
 from .._references import handed_beside
 from .._tangents import Fit, pack_tangents, unpack_tangents
 
@@ -40,7 +42,9 @@ class LinearMap:
         self.takes = takes
         self.fit = fit
 
+    @keeps_limit
     def __call__(self, /, *args: Any) -> Any:
+        require_room_for(args, "cotangent" if self.fit.adds_up else "tangents")
         if not self.fit.adds_up:
             return unpack_tangents(self.function(*_as_seen(args, self.takes, "tangents", self.fit)))
         if len(args) != 1:

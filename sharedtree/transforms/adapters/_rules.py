@@ -22,6 +22,7 @@ from jax import tree_util as jtu
 from ..._context import Policy, current_policy
 from ..._equinox_internals import name_of
 from ..._graph import Tags
+from ..._under_way import keeps_limit
 from .._calling import caller_of, calling
 from .._crossed import Graph, Position, packed_in
 from .._cuts import Leaving
@@ -80,6 +81,7 @@ class RuleTransform(FunctionTransform):
         """Those that are not differentiated, which JAX does not trace."""
         return self._static
 
+    @keeps_limit
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self.rules is None:
             return self._vanilla(*args, **kwargs)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._jax_internals import api_boundary
+from ..._under_way import make_room, room_made
 
 
 class Stage:
@@ -16,15 +17,18 @@ class Stage:
     def __init__(self, stage: Any, call: Callable[..., Any]) -> None:
         self._stage = stage
         self._call = call
+        self._depth = room_made()
 
     @api_boundary
     def lower(self, *args: Any, **kwargs: Any) -> "Stage":
         """The next stage, lowered."""
+        make_room(self._depth)
         return Stage(self._stage.lower(*args, **kwargs), self._call)
 
     @api_boundary
     def compile(self, *args: Any, **kwargs: Any) -> "Stage":
         """The next stage, compiled."""
+        make_room(self._depth)
         return Stage(self._stage.compile(*args, **kwargs), self._call)
 
     @api_boundary

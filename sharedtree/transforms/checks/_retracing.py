@@ -79,10 +79,12 @@ def _trace(entered: Entered, names: Names) -> Trace:
     graph = entered.graph
     leaves = {n: kind_of(graph.objects[n]) for n, (op, _) in enumerate(graph.records) if op is LEAF}
     packed = {(module.position, module.path) for module in graph.modules}
+    # Containers that came packed may be too deep for JAX. Their ids are those of objects that the graph keeps alive.
+    roots = {id(graph.objects[module.structure.root]) for module in graph.modules}
     bare = {
         names.text(position, path): _described_bare(leaf)
         for position, value in positions(entered.args, entered.kwargs)
-        for path, leaf in jtu.tree_flatten_with_path(value, is_leaf=is_module)[0]
+        for path, leaf in jtu.tree_flatten_with_path(value, is_leaf=lambda obj: is_module(obj) or id(obj) in roots)[0]
         if not any((position, path[:i]) in packed for i in range(len(path) + 1)) and not is_module(leaf)
     }
     return Trace(graph.shape_named(lambda module: names.text(module.position, module.path)), leaves, bare)
