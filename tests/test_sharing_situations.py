@@ -128,13 +128,18 @@ def nothing(*args):
     return jnp.zeros(())
 
 
+def sharded(f, **options):
+    # In `jit`, since else JAX compiles each operation in it by itself.
+    return st.shard_map(f, mesh=mesh(), in_specs=P(), out_specs=P(), **options)
+
+
 IN_PLACE = {
     "jit": (1, lambda f, a, **o: st.jit(f, **o)(*a)),
     "grad": (1, lambda f, a, **o: st.grad(f, argnums=tuple(range(len(a))), **o)(*a)),
     "value_and_grad": (1, lambda f, a, **o: st.value_and_grad(f, argnums=tuple(range(len(a))), **o)(*a)),
     "vmap": (1, lambda f, a, **o: st.vmap(f, **o)(*a)),
     "checkpoint": (1, lambda f, a, **o: st.checkpoint(f, **o)(*a)),
-    "shard_map": (1, lambda f, a, **o: st.shard_map(f, mesh=mesh(), in_specs=P(), out_specs=P(), **o)(*a)),
+    "shard_map": (1, lambda f, a, **o: st.jit(lambda *a: sharded(f, **o)(*a), **o)(*a)),
     "cond": (1, lambda f, a, **o: st.cond(jnp.array(True), f, nothing, *a, **o)),
     "switch": (1, lambda f, a, **o: st.switch(jnp.array(1), [nothing, f], *a, **o)),
     "scan": (3, lambda f, a, **o: st.scan(lambda c, _: (c, f(*c)), a, length=3, **o)),
@@ -155,7 +160,7 @@ AS_VALUES = {
     "linearize": (1, lambda f, a: st.linearize(f, *a)[0]),
     "vmap": (1, lambda f, a: st.vmap(f)(*a)),
     "checkpoint": (1, lambda f, a: st.checkpoint(f)(*a)),
-    "shard_map": (1, lambda f, a: st.shard_map(f, mesh=mesh(), in_specs=P(), out_specs=P())(*a)),
+    "shard_map": (1, lambda f, a: st.jit(lambda *a: sharded(f)(*a))(*a)),
     "cond": (1, lambda f, a: st.cond(jnp.array(True), f, lambda *a: a, *a)),
     "switch": (1, lambda f, a: st.switch(jnp.array(1), [lambda *a: a, f], *a)),
     "scan": (3, lambda f, a: st.scan(lambda c, _: (f(*c), None), a, length=3)[0]),
@@ -329,6 +334,51 @@ class NodesWithoutArrays(Situation):
 SITUATIONS = {each.__name__: each for each in Situation.__subclasses__()}
 
 
+class Several:
+    """Situations that are met in one call, each with its own of the arguments: one program instead of many."""
+
+    def __init__(self, each):
+        self.each = each
+
+    def make(self):
+        given = [situation.make() for situation in self.each]
+        self.counts = [len(args) for args in given]
+        return tuple(arg for args in given for arg in args)
+
+    def change(self, *args):
+        for situation, count in zip(self.each, self.counts, strict=True):
+            situation.change(*args[:count])
+            args = args[count:]
+
+
+@functools.cache
+def made(kind, names):
+    """The situation with this name, or several in one."""
+    if isinstance(names, tuple):
+        return Several([made(kind, name) for name in names])
+    return (SITUATIONS | MOVES)[names](KINDS[kind])
+
+
+def require_each(kind, names, check):
+    """All in one call, and if that is wrong each in its own, to say which of them are."""
+    try:
+        return check(made(kind, tuple(names)))
+    except Exception as together:
+        wrong = {}
+        for name in names:
+            try:
+                check(made(kind, name))
+            except Exception as error:
+                wrong[name] = repr(error)
+        raise AssertionError(wrong or "only all together") from together
+
+
+def in_turns(names, transforms):
+    """Each situation with one of the transforms."""
+    return [(name, [*transforms][i % len(transforms)]) for i, name in enumerate(names)]
+
+
+@functools.cache
 def by_python(situation, times):
     """What a call leaves behind, and where each of the objects is that were there before."""
     args = situation.make()
@@ -338,45 +388,65 @@ def by_python(situation, times):
     return whole(args, known)
 
 
-@pytest.mark.parametrize("transform", IN_PLACE)
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_in_place(kind, situation, transform):
-    require_as_python(SITUATIONS[situation](KINDS[kind]), transform)
-
-
-def require_as_python(situation, transform):
+def require_in_place(transform):
     times, call = IN_PLACE[transform]
-    args = situation.make()
-    known = objects(args)
 
-    def f(*args):
-        situation.change(*args)
-        return jnp.zeros(())
+    def check(situation):
+        args = situation.make()
+        known = objects(args)
 
-    call(f, args, in_place=True)
-    assert whole(args, known) == by_python(situation, times)
+        def f(*args):
+            situation.change(*args)
+            return jnp.zeros(())
+
+        call(f, args, in_place=True)
+        assert whole(args, known) == by_python(situation, times)
+
+    return check
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
+def require_as_values(transform):
+    times, call = AS_VALUES[transform]
+
+    def check(situation):
+        args = situation.make()
+        known = objects(args)
+
+        def f(*args):
+            situation.change(*args)
+            return args
+
+        result = call(f, args)
+        assert whole(args, known) == by_python(situation, 0)
+        assert whole(result, [])[0] == by_python(situation, times)[0]
+
+    return check
+
+
+@pytest.mark.parametrize("transform", IN_PLACE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_place(kind, transform):
+    require_each(kind, SITUATIONS, require_in_place(transform))
+
+
 @pytest.mark.parametrize(
     ("kind", "transform"),
     # What is a value goes the same way for both kinds.
     [*(("plain", name) for name in AS_VALUES), *(("nnx", name) for name in ("jit", "vjp", "scan", "cond"))],
 )
-def test_as_values(kind, situation, transform):
-    situation = SITUATIONS[situation](KINDS[kind])
-    times, call = AS_VALUES[transform]
-    args = situation.make()
-    known = objects(args)
+def test_as_values(kind, transform):
+    require_each(kind, SITUATIONS, require_as_values(transform))
 
-    def f(*args):
-        situation.change(*args)
-        return args
 
-    result = call(f, args)
-    assert whole(args, known) == by_python(situation, 0)
-    assert whole(result, [])[0] == by_python(situation, times)[0]
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("situation", "transform"), in_turns(SITUATIONS, IN_PLACE))
+def test_alone_in_place(kind, situation, transform):
+    require_in_place(transform)(made(kind, situation))
+
+
+@pytest.mark.parametrize(("situation", "transform"), in_turns(SITUATIONS, AS_VALUES))
+def test_alone_as_values(situation, transform):
+    require_as_values(transform)(made("plain", situation))
 
 
 # What moves objects: as in Python where the function runs once, else refused ----------------------------------------
@@ -453,28 +523,29 @@ NOT_ONCE = ("scan", "while_loop", "fori_loop", "cond", "switch")
 
 
 @pytest.mark.parametrize("transform", [name for name in IN_PLACE if name not in NOT_ONCE])
-@pytest.mark.parametrize("situation", MOVES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_moves_in_place(kind, situation, transform):
-    require_as_python(MOVES[situation](KINDS[kind]), transform)
+def test_moves_in_place(kind, transform):
+    require_each(kind, MOVES, require_in_place(transform))
 
 
 @pytest.mark.parametrize("transform", NOT_ONCE)
-@pytest.mark.parametrize("situation", MOVES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_moves_that_cannot_be_repeated(kind, situation, transform):
-    situation = MOVES[situation](KINDS[kind])
-    _, call = IN_PLACE[transform]
-    args = situation.make()
-    known = objects(args)
+def test_moves_that_cannot_be_repeated(kind, transform):
+    for name in MOVES:
+        situation = made(kind, name)
+        args = situation.make()
+        known = objects(args)
 
-    def f(*args):
-        situation.change(*args)
-        return jnp.zeros(())
+        def f(*args):
+            situation.change(*args)
+            return jnp.zeros(())
 
-    with pytest.raises(st.SharingMismatchError):
-        call(f, args, in_place=True)
-    assert whole(args, known) == by_python(situation, 0)
+        try:
+            IN_PLACE[transform][1](f, args, in_place=True)
+        except st.SharingMismatchError:
+            assert whole(args, known) == by_python(situation, 0), name
+        else:
+            pytest.fail(f"{name} is not refused")
 
 
 # One object, two treatments: refused by us, and by NNX where it has the transform -----------------------------------
@@ -532,26 +603,27 @@ TWO_TREATMENTS_OF_NNX = {
 }
 
 
-@pytest.mark.parametrize("alias", ALIASES)
 @pytest.mark.parametrize("treatments", TWO_TREATMENTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_treatments(kind, treatments, alias):
+def test_two_treatments(kind, treatments):
     situation = Situation(KINDS[kind])
-    args = alias(situation)
-    known = objects(args)
-    before = whole(args, known)
+    for alias in ALIASES:
+        args = alias(situation)
+        known = objects(args)
+        before = whole(args, known)
 
-    def f(one, two):
-        raise AssertionError("the function is not even called")
+        def f(one, two):
+            raise AssertionError("the function is not even called")
 
-    with pytest.raises(st.InconsistentSharingError) as caught:
-        TWO_TREATMENTS[treatments](f, args)
-    assert len(caught.value.paths) >= 2
-    for path in caught.value.paths:
-        assert path in str(caught.value)
-    assert whole(args, known) == before
-    # Each with an object of its own, the same call works.
-    TWO_TREATMENTS[treatments](lambda one, two: jnp.zeros(()), (alias(situation)[0], alias(situation)[1]))
+        with pytest.raises(st.InconsistentSharingError) as caught:
+            TWO_TREATMENTS[treatments](f, args)
+        assert len(caught.value.paths) >= 2, alias
+        for path in caught.value.paths:
+            assert path in str(caught.value), alias
+        assert whole(args, known) == before, alias
+    # Each with objects of its own, the same call works.
+    one, two = (tuple(alias(situation)[0] for alias in ALIASES) for _ in range(2))
+    TWO_TREATMENTS[treatments](nothing, (one, two))
 
 
 @pytest.mark.parametrize("alias", ALIASES)
@@ -711,7 +783,7 @@ def test_state_goes_up_through_all_that_write_it(kind):
 @pytest.mark.parametrize("name", ["AListThatGrowsForAMoment", "AnAttributeForAMoment", "ALayerIsTakenOutForAMoment"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_moment_is_no_new_trace(kind, name):
-    situation = SITUATIONS[name](KINDS[kind])
+    situation = made(kind, name)
     args = situation.make()
     traces = []
 
@@ -740,17 +812,21 @@ NNX = {
 }
 
 
+WHAT_NNX_DOES_TOO = ("OneModuleInTwoArguments", "OneVariableTwiceInAModule", "Diamond", "ValuesSwapped")
+
+
 @pytest.mark.parametrize("transform", NNX)
-@pytest.mark.parametrize("name", ["OneModuleInTwoArguments", "OneVariableTwiceInAModule", "Diamond", "ValuesSwapped"])
-def test_nnx_leaves_the_same_behind(name, transform):
-    situation = SITUATIONS[name](Nnx)
-    theirs, ours = situation.make(), situation.make()
-    numbers = objects(theirs), objects(ours)
+def test_nnx_leaves_the_same_behind(transform):
+    def check(situation):
+        theirs, ours = situation.make(), situation.make()
+        numbers = objects(theirs), objects(ours)
 
-    def f(*args):
-        situation.change(*args)
-        return jnp.zeros(())
+        def f(*args):
+            situation.change(*args)
+            return jnp.zeros(())
 
-    NNX[transform](f, theirs)
-    IN_PLACE[transform][1](f, ours, in_place=True)
-    assert whole(ours, numbers[1]) == whole(theirs, numbers[0])
+        NNX[transform](f, theirs)
+        IN_PLACE[transform][1](f, ours, in_place=True)
+        assert whole(ours, numbers[1]) == whole(theirs, numbers[0])
+
+    require_each("nnx", WHAT_NNX_DOES_TOO, check)
