@@ -584,7 +584,7 @@ def test_joined_under_a_gradient():
             np.testing.assert_allclose(jax.grad(wrap(through))(x, pred), by_hand, rtol=1e-5)
 
 
-# In place
+# In place, but for what the situations in `test_sharing_situations` try in each branch
 
 
 def counters():

@@ -425,9 +425,9 @@ def test_the_loops_of_equinox(kind):
         st.preserve_identities(eqxi.scan, in_place=True)(lambda m, x: (m, None), model, xs, kind="lax")
 
 
-# In place
+# In place, but for what the situations in `test_sharing_situations` try in each loop
 
-IN_PLACE = st.Policy(in_place=True)  # what the situations in `test_sharing_situations` leave to try
+IN_PLACE = st.Policy(in_place=True)
 
 
 def counter(value=0.0):
