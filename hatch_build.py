@@ -1,18 +1,26 @@
 """Compiles `sharedtree/_native.c` with the platform's C compiler if there is one; without, the wheel is pure Python.
 
-The compiled file is put beside the source, which serves editable installs too, under another name first, so that no
-process ever loads half of it. It uses the limited API, so one file serves Python 3.11 and all later ones.
+A wheel is built without a change of the checkout, which may be read-only. It gets what was compiled, and in any case
+`_native_source.py`, the digest of the source that its other files belong to: a wheel has no source, and a compiled file
+that is left from another version is told by the digest that it has in it.
 
-By hand, in a checkout: `python hatch_build.py`.
+An editable install, and a checkout in which this is run by hand, `python hatch_build.py`, get the compiled file beside
+the source. It takes the place of the one before in one step, so that no process ever loads half of it, and only once it
+is there: if nothing comes of it, what was compiled from this very source stays.
+
+What is compiled uses the limited API, so one file serves Python 3.11 and all later ones.
 """
 
+import contextlib
 import hashlib
 import os
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from typing import Any
 
 try:
@@ -24,28 +32,80 @@ ROOT = pathlib.Path(__file__).parent
 SOURCE = ROOT / "sharedtree" / "_native.c"
 TARGET = ROOT / "sharedtree" / "_native.abi3.so"
 
+# The same words as in `sharedtree/_engine.py`, which is not imported without JAX.
+OFF = ("0", "false", "no", "off")
+
 
 class CompileHook(BuildHookInterface):
     """Adds the compiled walk to the wheel and names the wheel accordingly, or leaves both as they are."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before it builds a wheel; `version` is "standard" or "editable"."""
-        if compiled():
+        if version == "editable":
+            is_native = compiled() or is_current(TARGET)
+            build_data["artifacts"] += [TARGET.relative_to(ROOT).as_posix()] if is_native else []
+        else:
+            self._folder = pathlib.Path(tempfile.mkdtemp(prefix="sharedtree-"))
+            described = self._folder / "_native_source.py"
+            described.write_text(f'"""Written when the wheel was built."""\n\nDIGEST = "{digest()}"\n')
+            added = {described: "sharedtree/_native_source.py"}
+            target = self._folder / TARGET.name
+            is_native = compiled(target=target)
+            if is_native:
+                added[target] = TARGET.relative_to(ROOT).as_posix()
+            build_data["force_include"] |= {str(file): place for file, place in added.items()}
+        if is_native:
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
             build_data["tag"] = f"cp311-abi3-{platform}"
-            build_data["artifacts"].append(TARGET.relative_to(ROOT).as_posix())
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Called by hatchling after it has built a wheel."""
+        if version != "editable":
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def compiled(flags: str = "-O2") -> bool:
-    """Compiles the walk, and returns whether that worked. Says why not on the standard error."""
-    TARGET.unlink(missing_ok=True)
-    if os.environ.get("SHAREDTREE_NATIVE") == "0" or sysconfig.get_config_var("Py_GIL_DISABLED") or os.name != "posix":
+def digest() -> str:
+    """That of the source."""
+    return hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+
+
+def is_current(compiled_file: pathlib.Path) -> bool:
+    """Whether a file was compiled from the source."""
+    try:
+        return digest().encode() in compiled_file.read_bytes()
+    except OSError:
         return False
-    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+
+
+def is_switched_off() -> bool:
+    """Whether the environment asks for the walk in Python."""
+    return os.environ.get("SHAREDTREE_NATIVE", "").strip().lower() in OFF
+
+
+def compiled(flags: str = "-O2", target: pathlib.Path = TARGET) -> bool:
+    """Compiles the walk, and returns whether that worked. Says why not on the standard error."""
+    if is_switched_off() or sysconfig.get_config_var("Py_GIL_DISABLED") or os.name != "posix":
+        return False
+    reason = _failure(flags, target)
+    if reason is None:
+        return True
+    sys.stderr.write(f"The native walk was not compiled:\n{reason}\n")
+    if target.exists() and is_current(target):
+        sys.stderr.write(f"{target} was compiled from this source before, and stays.\n")
+    else:
+        sys.stderr.write("So the one in Python is used.\n")
+        with contextlib.suppress(OSError):  # whoever imports the package is warned of it
+            target.unlink()
+    return False
+
+
+def _failure(flags: str, target: pathlib.Path) -> str | None:
+    """Compiles the walk into a file, all or nothing; why not, if not."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     linking = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
-    draft = TARGET.with_name(f"_native.{os.getpid()}.draft")
+    # In the same folder, where it can be renamed, and where a compiler that counts lines leaves its own files.
+    draft = target.with_name(f"_native.{os.getpid()}.draft")
     command = [
         *compiler,
         *shlex.split(flags),
@@ -53,24 +113,25 @@ def compiled(flags: str = "-O2") -> bool:
         "-fPIC",
         "-fvisibility=hidden",
         *linking,
-        f'-DSHAREDTREE_BUILT_FROM="{digest}"',
+        f'-DSHAREDTREE_BUILT_FROM="{digest()}"',
         f"-I{sysconfig.get_path('include')}",
         str(SOURCE),
         "-o",
         str(draft),
     ]
     try:
-        outcome = subprocess.run(command, capture_output=True, text=True, check=False)
-        if outcome.returncode == 0:
-            draft.replace(TARGET)
-            return True
-        reason = outcome.stderr
+        outcome = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        if outcome.returncode != 0:
+            return outcome.stderr or f"{shlex.join(compiler)} ended with {outcome.returncode}"
+        if not is_current(draft):
+            return f"{shlex.join(compiler)} wrote nothing that could be used"
+        draft.replace(target)
     except OSError as error:
-        reason = str(error)
+        return str(error)
     finally:
-        draft.unlink(missing_ok=True)
-    sys.stderr.write(f"The native walk was not compiled, so the one in Python is used:\n{reason}\n")
-    return False
+        with contextlib.suppress(OSError):
+            draft.unlink()
+    return None
 
 
 if __name__ == "__main__":

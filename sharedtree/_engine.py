@@ -1,8 +1,9 @@
 """Which walk is in use: the native one, in C, or the one in Python, which gives the same and is several times slower.
 
 The native one is used where it was compiled, unless `SHAREDTREE_NATIVE=0` is set or the interpreter has no lock. What
-was compiled from another source than the one that lies beside it, or for another interpreter, is not used, with a
-warning.
+was compiled from another source than the other files belong to, or for another interpreter, is not used, with a
+warning. That source lies beside them, or, where a wheel was installed, its digest in `_native_source.py`. What was
+compiled has the digest of its own source in it, so a wrong one need not be loaded to be told.
 """
 
 import hashlib
@@ -13,30 +14,57 @@ import pathlib
 import struct
 import sysconfig
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 _NAME = f"{__package__}._native"
 
+# Of `SHAREDTREE_NATIVE`. The same words as in `hatch_build.py`.
+_OFF = ("0", "false", "no", "off")
+
 
 def _load() -> tuple[Any, str]:
     """The native module, or None, and why."""
-    if os.environ.get("SHAREDTREE_NATIVE") == "0":
-        return None, "SHAREDTREE_NATIVE=0"
+    asked = os.environ.get("SHAREDTREE_NATIVE", "")
+    if asked.strip().lower() in _OFF:
+        return None, f"SHAREDTREE_NATIVE={asked.strip()}"
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None, "free-threaded Python"
+    try:
+        native, fault = _fitting()
+    except Exception as error:  # noqa: BLE001 -- whatever a file of that name does
+        native, fault = None, f"{type(error).__name__}: {error}"
+    if fault is not None:
+        return None, _refused(fault)
+    return native, "not compiled" if native is None else "native"
+
+
+def _fitting() -> tuple[Any, str | None]:
+    """The native module, or None, and what is wrong with it."""
     found = importlib.util.find_spec(_NAME)
     if found is None or found.origin is None:
-        return None, "not compiled"
-    source = pathlib.Path(__file__).with_name("_native.c")
-    try:
-        if not _is_whole(pathlib.Path(found.origin).read_bytes()):
-            return None, _refused("the end of its file is missing")
+        return None, None
+    library = pathlib.Path(found.origin).read_bytes()
+    if not _is_whole(library):
+        return None, "the end of its file is missing"
+    digest = _digest_of_source()
+    if digest is None:
+        return None, "neither its source nor `_native_source.py` is there to tell whether it fits"
+    if digest.encode() in library:
         native: Any = importlib.import_module(_NAME)
-        if source.exists() and hashlib.sha256(source.read_bytes()).hexdigest() != native.built_from:
-            return None, _refused("it was compiled from another version of its source")
-    except Exception as error:  # noqa: BLE001 -- whatever a file of that name does
-        return None, _refused(f"{type(error).__name__}: {error}")
-    return native, "native"
+        if native.built_from == digest:
+            return native, None
+    return None, "it was compiled from another version of its source"
+
+
+def _digest_of_source() -> str | None:
+    source = pathlib.Path(__file__).with_name("_native.c")
+    if source.exists():
+        return hashlib.sha256(source.read_bytes()).hexdigest()
+    try:
+        return importlib.import_module(f"{__package__}._native_source").DIGEST
+    except ModuleNotFoundError:
+        return None
 
 
 def _is_whole(library: bytes) -> bool:
@@ -73,3 +101,20 @@ def give_up(reason: str) -> None:
     """Goes back to the walk in Python, before anything was walked."""
     global native, _reason  # noqa: PLW0603 -- only while the package is imported
     native, _reason = None, reason
+
+
+def start(begin: Callable[[], bool]) -> None:
+    """Lets the native walk begin, or goes back to the one in Python.
+
+    Args:
+        begin: tells it what it has to know; False if it knows that already.
+    """
+    if native is None:
+        return
+    fault = None
+    try:
+        is_first = begin()
+    except Exception as error:  # noqa: BLE001 -- whatever it lacks, the walk in Python does not
+        is_first, fault = False, f"{type(error).__name__}: {error}"
+    if not is_first:
+        give_up("it serves an earlier import of the package" if fault is None else _refused(fault))

@@ -59,9 +59,15 @@ def is_any_set(names: Iterable[str], attributes: dict[str, Any]) -> bool:
 
 
 def name_of(function: Any, default: Any, attribute: str = "__name__") -> str:
-    """The `__name__` or `__qualname__` of a function or of whatever is used as one; the default if it has none."""
-    name = getattr(function, attribute, None)
-    return name if isinstance(name, str) else str(default)
+    """The `__name__` or `__qualname__` of a function or of whatever is used as one; the default if it has none.
+
+    Whatever its attributes and its `__repr__` do: a name is asked for where something is printed, as an error is.
+    """
+    try:
+        name = getattr(function, attribute, None)
+        return name if isinstance(name, str) else str(default)
+    except Exception:  # noqa: BLE001 -- whatever a user's class raises
+        return default if isinstance(default, str) else f"<{type(default).__qualname__} object>"
 
 
 def update_wrapper(wrapper: Any, wrapped: Callable[..., Any]) -> None:

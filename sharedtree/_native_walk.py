@@ -34,8 +34,7 @@ MAX_KEPT_RECORDS = 100_000
 
 _entries: dict[bytes, weakref.ref[Structure]] = {}
 
-if _engine.native is not None and not _native_classes.start(_entries):
-    _engine.give_up("it serves an earlier import of the package")
+_engine.start(lambda: _native_classes.start(_entries))
 
 native: Any = _engine.native
 

@@ -1,5 +1,8 @@
 """Which walk is in use, and that what cannot be used is left alone, with one warning."""
 
+import errno
+import hashlib
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -9,9 +12,11 @@ import sys
 import pytest
 
 import sharedtree
+from sharedtree import _engine
 from sharedtree._native_walk import native
 
 pytestmark = pytest.mark.slow
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
 
 ROOT = pathlib.Path(sharedtree.__file__).parent
 REPORT = """
@@ -49,6 +54,7 @@ def checkout(tmp_path):
     return tmp_path
 
 
+OTHER_SOURCE = "it was compiled from another version of its source"
 FLATTENED = "[Array([1., 1.], dtype=float32)] Structure(3 records, 1 leaves)"
 
 
@@ -69,9 +75,17 @@ def assert_refused(checkout, reason):
     assert warnings.count(reason) == 1
 
 
+def digest_of(checkout):
+    return hashlib.sha256((checkout / "sharedtree" / "_native.c").read_bytes()).hexdigest()
+
+
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"not a library"])
 def test_a_compiled_part_that_is_broken(checkout, content):
-    (checkout / "sharedtree" / "_native.abi3.so").write_bytes(content)
+    """What does not say that it was compiled from the source is not loaded; what does may still be no library."""
+    library = checkout / "sharedtree" / "_native.abi3.so"
+    library.write_bytes(content)
+    assert_refused(checkout, OTHER_SOURCE)
+    library.write_bytes(content + digest_of(checkout).encode())
     assert_refused(checkout, "ImportError: ")
 
 
@@ -90,9 +104,21 @@ def test_a_folder_in_its_place(checkout):
     assert (flattened, warnings) == (FLATTENED, "[]")
 
 
-@pytest.mark.parametrize(("source", "reason"), [("", "AttributeError: "), ("1 / 0", "ZeroDivisionError: ")])
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("", "AttributeError: "),
+        ("1 / 0", "ZeroDivisionError: "),
+        ("built_from = 'another'", OTHER_SOURCE),
+        # It says that it is the right one, and lacks what that has.
+        ("built_from = __doc__", "AttributeError: "),
+    ],
+)
 def test_a_file_in_python_in_its_place(checkout, source, reason):
-    (checkout / "sharedtree" / "_native.py").write_text(source)
+    file = checkout / "sharedtree" / "_native.py"
+    file.write_text(source)
+    assert_refused(checkout, OTHER_SOURCE)
+    file.write_text(f'"""{digest_of(checkout)}"""\n{source}')
     assert_refused(checkout, reason)
 
 
@@ -108,7 +134,7 @@ def test_a_compiled_part_for_another_interpreter(checkout, suffix):
 def test_a_library_that_is_no_such_module(checkout, entry):
     """Another one's, or one whose start fails, as one for a later Python does."""
     source = checkout / "other.c"
-    source.write_text(f"void *{entry}(void) {{ return 0; }}")
+    source.write_text(f'void *{entry}(void) {{ return 0; }} const char *it_says = "{digest_of(checkout)}";')
     target = checkout / "sharedtree" / "_native.abi3.so"
     compiler = shutil.which("cc")
     if compiler is None:
@@ -118,11 +144,36 @@ def test_a_library_that_is_no_such_module(checkout, entry):
 
 
 @pytest.mark.skipif(native is None, reason="there is no compiled part to copy")
-def test_a_checkout_that_lacks_its_source(checkout):
-    """As an installed wheel does."""
+def test_a_package_that_lacks_its_source(checkout):
+    """As an installed wheel does, which has the digest instead. It is the source that counts where there are both."""
     shutil.copy(ROOT / "_native.abi3.so", checkout / "sharedtree")
-    (checkout / "sharedtree" / "_native.c").unlink()
+    described, digest = checkout / "sharedtree" / "_native_source.py", digest_of(checkout)
+    described.write_text("DIGEST = 'of another version'")
     assert report({"SHAREDTREE_NATIVE": ""}, checkout) == ["native walk", FLATTENED, "[]"]
+    (checkout / "sharedtree" / "_native.c").unlink()
+    assert_refused(checkout, OTHER_SOURCE)
+    described.write_text(f"DIGEST = {digest!r}")
+    assert report({"SHAREDTREE_NATIVE": ""}, checkout) == ["native walk", FLATTENED, "[]"]
+    described.write_text("")
+    assert_refused(checkout, "AttributeError: ")
+    described.unlink()
+    assert_refused(checkout, "neither its source nor `_native_source.py` is there to tell whether it fits")
+
+
+@needs_compiler
+def test_a_compiled_part_of_an_older_version(checkout):
+    """One that loads, and lacks what the walk asks it for: what says so without the source is its digest."""
+    package = checkout / "sharedtree"
+    described, source = package / "_native_source.py", package / "_native.c"
+    described.write_text(f"DIGEST = {digest_of(checkout)!r}")
+    older = source.read_text().replace('{"learn_packed", ', '{"learned_packed", ')
+    assert older != source.read_text()
+    source.write_text(older)
+    shutil.copy(ROOT.parent / "hatch_build.py", checkout)
+    command = [sys.executable, "hatch_build.py"]
+    subprocess.run(command, check=True, cwd=checkout, env={**os.environ, "SHAREDTREE_NATIVE": ""})
+    source.unlink()
+    assert_refused(checkout, OTHER_SOURCE)
 
 
 @pytest.mark.skipif(native is None, reason="there is no compiled part to copy")
@@ -131,6 +182,16 @@ def test_a_source_that_cannot_be_read(checkout):
     (checkout / "sharedtree" / "_native.c").unlink()
     (checkout / "sharedtree" / "_native.c").mkdir()
     assert_refused(checkout, "IsADirectoryError: ")
+
+
+def test_the_warning_as_an_error(checkout):
+    """Who asks for that gets it, once."""
+    (checkout / "sharedtree" / "_native.abi3.so").write_bytes(b"not a library")
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", "import sharedtree"]
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "SHAREDTREE_NATIVE": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=checkout, env=environment)
+    assert done.stderr.count("RuntimeWarning: ") == done.stderr.count("cannot be used") == 1
+    assert OTHER_SOURCE in done.stderr
 
 
 @pytest.mark.skipif(native is None, reason="the native walk is not in use")
@@ -154,7 +215,24 @@ print(structure, sharedtree.tree.unflatten(structure, leaves))
     ]
 
 
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", None])
+def builder_of(checkout, monkeypatch):
+    """`hatch_build.py` of a checkout, as hatchling imports it."""
+    monkeypatch.delenv("SHAREDTREE_NATIVE", raising=False)
+    shutil.copy(ROOT.parent / "hatch_build.py", checkout)
+    spec = importlib.util.spec_from_file_location("hatch_build", checkout / "hatch_build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+FAILING = ["no-such-compiler", "false", "true"]  # the last one writes nothing, and says that it worked
+
+
+@pytest.mark.parametrize("compiler", [*FAILING, None])
 def test_compiling_in_a_checkout(checkout, compiler):
     shutil.copy(ROOT.parent / "hatch_build.py", checkout)
     stale = checkout / "sharedtree" / "_native.abi3.so"
@@ -166,6 +244,142 @@ def test_compiling_in_a_checkout(checkout, compiler):
         assert compiler is None
         assert report({"SHAREDTREE_NATIVE": ""}, checkout) == ["native walk", FLATTENED, "[]"]
     else:
-        assert "The native walk was not compiled, so the one in Python is used:" in done.stderr
+        assert "The native walk was not compiled:" in done.stderr
+        assert "So the one in Python is used." in done.stderr
         assert not stale.exists()
     assert not list(checkout.rglob("*.draft"))
+
+
+@pytest.mark.parametrize("compiler", FAILING)
+@pytest.mark.parametrize("is_switched_off", [False, True])
+def test_what_was_compiled_from_this_source_stays(checkout, monkeypatch, capsys, compiler, is_switched_off):
+    """A build that comes to nothing takes nothing away."""
+    builder = builder_of(checkout, monkeypatch)
+    monkeypatch.setenv("CC", compiler)
+    if is_switched_off:
+        monkeypatch.setenv("SHAREDTREE_NATIVE", "0")
+    builder.TARGET.write_bytes(f"as if compiled, {digest_of(checkout)}".encode())
+    before = contents(checkout)
+    assert builder.compiled() is False
+    assert contents(checkout) == before
+    assert ("was compiled from this source before, and stays" in capsys.readouterr().err) is not is_switched_off
+
+
+@needs_compiler
+def test_no_process_meets_a_moment_without_a_compiled_file(checkout, monkeypatch):
+    builder = builder_of(checkout, monkeypatch)
+    assert builder.compiled()
+    first = builder.TARGET.read_bytes()
+    met, run = [], subprocess.run
+
+    def compiling(*args, **options):
+        met.append(builder.TARGET.read_bytes())
+        return run(*args, **options)
+
+    monkeypatch.setattr(builder.subprocess, "run", compiling)
+    assert builder.compiled("-O1")
+    assert met == [first]
+
+
+READ_ONLY = OSError(errno.EROFS, "Read-only file system")
+
+
+def make_read_only(monkeypatch, folder):
+    """Nothing in a folder can be written, renamed or removed. A superuser can do that where the mode forbids it."""
+
+    def forbidding(name, do):
+        def may(self, *args, **kwargs):
+            if folder in self.parents:
+                raise READ_ONLY
+            return do(self, *args, **kwargs)
+
+        monkeypatch.setattr(pathlib.Path, name, may)
+
+    for name in ("unlink", "replace", "rename", "write_text", "write_bytes", "mkdir", "touch"):
+        forbidding(name, getattr(pathlib.Path, name))
+
+
+@pytest.mark.parametrize("has_old", [False, True])
+@pytest.mark.parametrize("compiler", [*FAILING, None])
+def test_a_checkout_that_is_read_only(checkout, monkeypatch, capsys, compiler, has_old):
+    """Neither by hand nor for an editable install is that an exception, whichever step is the first to fail."""
+    builder = builder_of(checkout, monkeypatch)
+    if compiler is not None:
+        monkeypatch.setenv("CC", compiler)
+    if has_old:
+        builder.TARGET.write_bytes(b"of another version")
+    before = contents(checkout)
+    make_read_only(monkeypatch, checkout)
+    assert builder.compiled() is False
+    data = {"artifacts": [], "force_include": {}}
+    hook = builder.CompileHook()
+    hook.initialize("editable", data)
+    hook.finalize("editable", data, "")
+    assert data == {"artifacts": [], "force_include": {}}
+    assert "The native walk was not compiled:" in capsys.readouterr().err
+    after = contents(checkout)
+    assert {path: after[path] for path in before} == before
+
+
+@needs_compiler
+def test_an_editable_install_from_a_read_only_checkout_that_is_compiled(checkout, monkeypatch):
+    builder = builder_of(checkout, monkeypatch)
+    assert builder.compiled()
+    make_read_only(monkeypatch, checkout)
+    data = {"artifacts": [], "force_include": {}}
+    builder.CompileHook().initialize("editable", data)
+    assert data["artifacts"] == ["sharedtree/_native.abi3.so"]
+    assert data["pure_python"] is False
+
+
+@pytest.mark.parametrize("compiler", ["false", "off", pytest.param(None, marks=needs_compiler)])
+def test_a_wheel_is_built_beside_the_checkout(checkout, tmp_path_factory, monkeypatch, compiler):
+    """What it gets works without the source, and an older file that is found there is told by the digest."""
+    builder = builder_of(checkout, monkeypatch)
+    if compiler == "off":
+        monkeypatch.setenv("SHAREDTREE_NATIVE", "off")
+    elif compiler is not None:
+        monkeypatch.setenv("CC", compiler)
+    builder.TARGET.write_bytes(b"of another version")
+    before = contents(checkout)
+    hook, data = builder.CompileHook(), {"artifacts": [], "force_include": {}}
+    with monkeypatch.context() as read_only:
+        make_read_only(read_only, checkout)
+        hook.initialize("standard", data)
+    assert contents(checkout) == before
+    assert data["artifacts"] == []
+    assert ("tag" in data) is (compiler is None)
+
+    installed = tmp_path_factory.mktemp("installed")
+    shutil.copytree(
+        ROOT, installed / "sharedtree", ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.c", "*.draft")
+    )
+    for file, place in data["force_include"].items():
+        shutil.copy(file, installed / place)
+    hook.finalize("standard", data, "")
+    assert not any(pathlib.Path(file).parent.exists() for file in data["force_include"])
+    if compiler is None:
+        assert report({"SHAREDTREE_NATIVE": ""}, installed) == ["native walk", FLATTENED, "[]"]
+    else:
+        assert report({"SHAREDTREE_NATIVE": ""}, installed) == ["walk in Python (not compiled)", FLATTENED, "[]"]
+        (installed / "sharedtree" / "_native.abi3.so").write_bytes(b"from an earlier version")
+        assert_refused(installed, OTHER_SOURCE)
+
+
+WORDS = {"0": 1, "false": 1, "no": 1, "off": 1, "": 0, "1": 0, "true": 0, "yes": 0, "on": 0, "2": 0, "00": 0, "none": 0}
+
+
+@pytest.mark.parametrize("word", [*WORDS, "False", "FALSE", "oFf", "NO", " no ", "0\n"])
+def test_words_that_switch_it_off(checkout, monkeypatch, word):
+    """The same for who builds it and for who uses it."""
+    is_off = bool(WORDS[word.strip().lower()])
+    builder = builder_of(checkout, monkeypatch)
+    monkeypatch.setenv("SHAREDTREE_NATIVE", word)
+    assert builder.is_switched_off() is is_off
+    reason = _engine._load()[1]
+    assert (reason == f"SHAREDTREE_NATIVE={word.strip()}") is is_off
+
+
+@pytest.mark.parametrize("word", ["false", "OFF", "No"])
+def test_words_that_switch_it_off_for_a_process(word):
+    assert report({"SHAREDTREE_NATIVE": word}) == [f"walk in Python (SHAREDTREE_NATIVE={word})", FLATTENED, "[]"]

@@ -63,7 +63,7 @@ def _takes_any(transform: Callable[..., Any], parameters: Sequence[inspect.Param
 def title_of(transform: Any) -> str:
     """What a transform is called in errors: `jax.lax.scan`, `my_transform`."""
     public = public_name(transform)
-    return public or name_of(transform, repr(transform), "__qualname__")
+    return public or name_of(transform, transform, "__qualname__")
 
 
 def public_name(transform: Any) -> str | None:

@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 
 from .._context import PolicyOption
+from .._equinox_internals import name_of
 from .._jax_internals import api_boundary
 from .._statics import Static
 
@@ -41,7 +42,7 @@ class How:
         return hash(self._key)
 
     def __repr__(self) -> str:
-        return getattr(self.transform, "__name__", repr(self.transform))
+        return name_of(self.transform, self.transform)
 
 
 def is_of_equinox(transform: Callable[..., Any]) -> bool:

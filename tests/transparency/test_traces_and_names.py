@@ -151,3 +151,99 @@ def test_the_jaxpr_has_the_functions_name():
     for transform in (jax.jit, st.jit):
         assert "own_name" in str(jax.make_jaxpr(transform(own_name))(1.0))
         assert "own_name" in transform(own_name).lower(1.0).as_text()
+
+
+# --- what it prints ----------------------------------------------------------------------------------------------
+
+
+class Unprintable:
+    """A callable whose own texts cannot be had."""
+
+    def __call__(self, x):
+        return x
+
+    def __repr__(self):
+        raise RuntimeError("of the object's own")
+
+
+class Unnamed(Unprintable):
+    """One that answers with an error, too, when it is asked for a name once it is wrapped."""
+
+    is_wrapped = False
+
+    def __getattribute__(self, name):
+        if name in ("__name__", "__qualname__") and Unnamed.is_wrapped:
+            raise RuntimeError("of the object's own")
+        return super().__getattribute__(name)
+
+
+class Endless(Unprintable):
+    def __repr__(self):
+        return repr(self)
+
+
+class Odd(Unprintable):
+    def __repr__(self):
+        return 1
+
+
+@pytest.mark.parametrize("cls", [Unprintable, Unnamed, Endless, Odd])
+@pytest.mark.parametrize("transform", EACH)
+def test_what_cannot_be_printed_is_named_by_its_class(transform, cls, monkeypatch):
+    """Of what vanilla `jax.jit` wraps, `<PjitFunction>` is printed."""
+    assert repr(jax.jit(cls())) == "<PjitFunction>"
+    wrapped = st.preserve_identities(transform)(cls())
+    monkeypatch.setattr(Unnamed, "is_wrapped", True)
+    assert f"(<{cls.__qualname__} object>), identities preserved>" in repr(wrapped)
+    assert str(wrapped) == f"{wrapped}" == repr(wrapped)
+
+
+def test_what_is_printed_otherwise_is_as_before():
+    class Printable(Unprintable):
+        def __repr__(self):
+            return "<one of these>"
+
+    assert repr(st.jit(Printable())) == "<jax.jit(<one of these>), identities preserved>"
+    assert repr(st.jit(documented)) == "<jax.jit(documented), identities preserved>"
+
+
+def test_a_transform_that_cannot_be_printed():
+    class Transform(Unprintable):
+        def __call__(self, f):
+            return jax.jit(f)
+
+    wrapped = st.preserve_identities(Transform())(documented)
+    name = Transform.__qualname__
+    assert repr(wrapped) == f"<<{name} object>(documented), identities preserved>"
+    assert wrapped(1.0) == 1.0
+
+
+class Layer(eqx.Module):
+    weight: jax.Array
+
+    def __call__(self, x):
+        return x
+
+    def __repr__(self):
+        raise RuntimeError("of the object's own")
+
+
+@pytest.mark.parametrize("transform", [eqx.filter_jit, eqx.filter_grad, eqx.filter_vmap, eqx.filter_checkpoint])
+def test_a_transformed_module_prints_where_equinox_s_does(transform):
+    assert repr(transform(Layer(vec())))
+    assert "TransformedModule" in repr(st.preserve_identities(transform)(Layer(vec())))
+
+
+def test_warnings_and_errors_about_what_cannot_be_printed():
+    """They name the function, and none dies of that."""
+    weight = vec()
+
+    class Losing(Unprintable):
+        def __call__(self, pair):
+            return jax.tree.map(lambda x: x + 1, pair)
+
+    with pytest.warns(st.UntiedWarning, match="Losing"):
+        st.jit(Losing())(Model((Model(weight), Model(weight))))
+    with pytest.raises(TypeError):
+        st.grad(Unprintable())("no number")
+    assert "traced" in str(st.explain(st.jit(Unprintable()), Model(weight)))
