@@ -5,7 +5,6 @@ import pathlib
 import subprocess
 import sys
 import textwrap
-import threading
 
 import equinox as eqx
 import jax

@@ -404,10 +404,9 @@ while model is not None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_the_child_of_a_fork_has_neither_the_room_nor_the_lock_of_other_threads():
     program = """
-import importlib.util, os, sys, threading
-spec = importlib.util.spec_from_file_location("under_way", sys.argv[1])
-under_way = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(under_way)
+import os, sys, threading, warnings
+from sharedtree import _under_way as under_way
+warnings.simplefilter("ignore")  # JAX warns of forks
 found = sys.getrecursionlimit()
 entered, may_end = threading.Event(), threading.Event()
 

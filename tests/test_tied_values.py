@@ -214,7 +214,8 @@ def test_the_fix_for_a_gradient_taken_path_by_path_sums(use):
     with pytest.raises(st.SharingMismatchError) as caught:
         use(params, gradient)
     message = str(caught.value)
-    first, *others = re.findall(r"^    (.*)$", message, re.MULTILINE)
+    added_up, first, *others = re.findall(r"^    (.*)$", message, re.MULTILINE)
+    assert "sharedtree.tree.map(jnp.add, one, other)" in added_up
     assert "Policy(containers=True)" in first
     for other in others:  # it is no advice for gradients
         assert "retie" in other
