@@ -1277,12 +1277,14 @@ static int emit_fields(Walk *w, Kind *kind, PyObject *aux)
 
 static int emit_dict(Walk *w, Kind *kind, PyObject *names)
 {
-    Py_ssize_t size = PyTuple_CheckExact(names) ? PyTuple_Size(names) : -1;
+    if (!PyTuple_CheckExact(names))
+        return DONE;
+    Py_ssize_t size = PyTuple_Size(names);
     for (Py_ssize_t i = 0; i < size; i++) {
         if (Py_TYPE(PyTuple_GetItem(names, i)) != &PyUnicode_Type)
             return DONE;
     }
-    if (size < 0 || emit_kind(w, 'N', kind, size) < 0)
+    if (emit_kind(w, 'N', kind, size) < 0)
         return -1;
     for (Py_ssize_t i = 0; i < size; i++) {
         if (emit_text(w, PyTuple_GetItem(names, i)) < 0)

@@ -18,7 +18,7 @@ from sharedtree._packed import Packed
 from sharedtree._statics import Static
 from sharedtree._structure import Given, Node, Update
 from sharedtree._walk import Rules
-from tests.strategies import Layer, Pair
+from tests.strategies import Layer, Pair, Record
 
 pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
@@ -202,3 +202,32 @@ def test_a_module_without_its_parts():
     with pytest.raises(AttributeError):
         jax.tree.leaves(blank)
     assert isinstance(native.packed_of, types.BuiltinFunctionType)
+
+
+def test_keys_of_what_nobody_visits():
+    rules, layer = Rules(), node_type_of(Pair(W, W))
+    for wrong in ([object()], [(layer, 1, "no static")], [(layer, 1)], [(layer, "one", Static(()))], [2**80]):
+        with pytest.raises((TypeError, ValueError, OverflowError)):
+            native.key_of(wrong, rules, 0)
+    for wrong in ([(layer, 2, Static("no names"))], [Static("\ud800")]):
+        with pytest.raises((ValueError, UnicodeError)):
+            native.key_of(wrong, rules, 0)
+    with pytest.raises(TypeError):
+        native.key_of(None, rules, 0)
+    with pytest.raises(TypeError):
+        native.key_of([], Rules(*range(9))[:3], 0)
+    assert native.key_of([], rules._replace(is_leaf=callable), 0) is None
+
+
+def test_auxiliary_data_of_another_form_is_written_out():
+    """So what a class says otherwise than the native walk reads it has a key of its own."""
+    nnx = pytest.importorskip("flax.nnx")
+    objects = nnx.Linear(1, 1, rngs=nnx.Rngs(0)), nnx.Param(W), {"a": W}, Record(W, W, "name")
+    keys = set()
+    for obj in objects:
+        st.tree.structure(obj)
+        for aux in ((), (1, 2), (("a",), ("b",), ()), (("a", 1), ("b", 2)), ((1, 2, 3),), "text", ("a" * 5_000,)):
+            key, pins = native.key_of([(node_type_of(obj), 1, Static(aux))], Rules(), 0)
+            keys.add(key)
+            assert all(pin is not None for pin in pins)
+    assert len(keys) == 7 * len(objects)
