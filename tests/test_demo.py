@@ -93,34 +93,41 @@ def test_the_report_shows_what_it_holds(report):
 
 # Failures -----------------------------------------------------------------------------------------------------------
 
-FAILURES = [
-    ({"ties_after": ()}, (".embed is .head", "After: none")),
-    ({"ties_before": (), "ties_after": ()}, ("tie",)),
-    ({"traces": 2}, ("traced 2 times",)),
-    ({"resumed_differences": ("losses", ".model.norm.weight")}, ("losses, .model.norm.weight",)),
-]
-for loss in (3.5, 3.0, math.nan):
-    bad = {"quick": False, "validation_loss": loss, "unigram_loss": 3.0, "first_loss": 9.0}
-    FAILURES.append((bad, ("unigram baseline, 3.000",)))
-for loss in (5.5, 5.0, math.nan):
-    # A quick run need only be better than its first step.
-    bad = {"validation_loss": loss, "unigram_loss": 3.0, "first_loss": 5.0}
-    FAILURES.append((bad, ("the first step's loss, 5.000",)))
+
+def test_a_lost_tie_is_a_failure(report, model):
+    (failure,) = failures(dataclasses.replace(report, ties_after=st.ties(st.untie(model))))
+    assert ".embed is .head" in failure
+    assert "After: none" in failure
 
 
-def test_what_is_wrong_is_a_failure(report):
-    for changed, expected in FAILURES:
-        (failure,) = failures(dataclasses.replace(report, **changed))
-        for text in expected:
-            assert text in failure, changed
-    sizes = report.file_bytes
-    (failure,) = failures(dataclasses.replace(report, file_bytes=sizes._replace(tied=sizes.untied)))
-    assert f"{sizes.untied:,}" in failure
-    good_enough = {"validation_loss": 4.9, "unigram_loss": 3.0, "first_loss": 5.0}
-    assert failures(dataclasses.replace(report, **good_enough)) == ()
-    three = dataclasses.replace(report, ties_after=(), traces=3, validation_loss=math.inf)
-    assert len(failures(three)) == 3
-    assert "which DIFFER" in str(dataclasses.replace(report, resumed_differences=("losses",)))
+def test_a_model_without_ties_is_a_failure(report):
+    (failure,) = failures(dataclasses.replace(report, ties_before=(), ties_after=()))
+    assert "tie" in failure
+
+
+def test_a_second_trace_is_a_failure(report):
+    (failure,) = failures(dataclasses.replace(report, traces=2))
+    assert "traced 2 times" in failure
+
+
+@pytest.mark.parametrize("loss", [3.5, 3.0, math.nan])
+def test_a_loss_that_is_not_below_the_unigram_baseline_is_a_failure(report, loss):
+    changed = dataclasses.replace(report, quick=False, validation_loss=loss, unigram_loss=3.0, first_loss=9.0)
+    (failure,) = failures(changed)
+    assert "unigram baseline, 3.000" in failure
+
+
+@pytest.mark.parametrize("loss", [5.5, 5.0, math.nan])
+def test_a_quick_run_need_only_be_better_than_its_first_step(report, loss):
+    changed = dataclasses.replace(report, validation_loss=loss, unigram_loss=3.0, first_loss=5.0)
+    (failure,) = failures(changed)
+    assert "the first step's loss, 5.000" in failure
+    assert failures(dataclasses.replace(changed, validation_loss=4.9)) == ()
+
+
+def test_every_failure_is_reported(report):
+    changed = dataclasses.replace(report, ties_after=(), traces=3, validation_loss=math.inf)
+    assert len(failures(changed)) == 3
 
 
 def test_a_train_step_that_loses_the_tie_makes_the_demo_fail(monkeypatch, report, model):
@@ -276,18 +283,11 @@ def test_a_continuation_goes_on_where_the_prompt_ends():
 # The checkpoint -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """Where the file of `trained` is."""
-    return tmp_path_factory.mktemp("demo") / "checkpoint"
-
-
-@pytest.fixture(scope="module")
-def trained(checkpoint):
-    """Ten steps, the last five of them taken again from a file."""
-    model = LanguageModel(TINY, key=jax.random.key(1))
+@pytest.fixture
+def trained(model, tmp_path):
+    """Ten steps, the last five of them taken again from a file, which is at `tmp_path / "checkpoint"`."""
     data = python_help().train[:2000]
-    return train(model, data, TINY, steps=10, seed=3, reload=lambda live: reload(live, checkpoint)[0])
+    return train(model, data, TINY, steps=10, seed=3, reload=lambda live: reload(live, tmp_path / "checkpoint")[0])
 
 
 def test_training_goes_on_from_the_file_bit_for_bit(trained):
@@ -305,7 +305,7 @@ def test_training_goes_on_from_the_file_bit_for_bit(trained):
 
 
 @pytest.mark.slow
-def test_going_through_a_file_changes_nothing(trained):
+def test_going_through_a_file_changes_nothing(getkey, trained):
     """The whole run equals one that was never interrupted."""
     data = python_help().train[:2000]
     plain = train(LanguageModel(TINY, key=jax.random.key(1)), data, TINY, steps=10, seed=3)
@@ -315,8 +315,8 @@ def test_going_through_a_file_changes_nothing(trained):
 
 
 @pytest.mark.slow
-def test_the_file_holds_the_checkpoint_before_the_last_steps(trained, checkpoint):
-    loaded = st.load(checkpoint)
+def test_the_file_holds_the_checkpoint_before_the_last_steps(trained, tmp_path):
+    loaded = st.load(tmp_path / "checkpoint")
     assert (type(loaded), loaded.step, loaded.steps, loaded.sizes) == (_demo.Checkpoint, 5, 10, TINY)
     assert type(loaded.sizes) is Sizes
     assert loaded.model.embed is loaded.model.head
@@ -328,34 +328,47 @@ def test_the_file_holds_the_checkpoint_before_the_last_steps(trained, checkpoint
     assert int(loaded.optimizer_state[0].count) == 5
 
 
-def test_the_smallest_difference_is_found(trained):
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["losses", "parameters", "ties", "optimizer", "key", "generator", "step", "type"])
+def test_the_smallest_difference_is_found(trained, what):
     again, end = trained.again, trained.again.checkpoint
-    losses = again.losses.copy()
-    losses[-1] = np.nextafter(losses[-1], np.float32(9))
-    assert differences(trained.last, again._replace(losses=losses)) == ("losses",)
-    weight, (adam, *rest) = end.model.norm.weight, end.optimizer_state
-    with_weight = lambda weight: {"model": st.tree.at(lambda m: m.norm.weight, end.model, weight)}
-    for changed, expected in (
-        (with_weight(weight.at[0].set(jnp.nextafter(weight[0], 9.0))), ".model.norm.weight"),
-        (with_weight(np.asarray(weight)), ".model.norm.weight"),
-        ({"model": st.untie(end.model)}, "the ties"),
-        ({"optimizer_state": (adam._replace(count=jnp.int32(11)), *rest)}, ".optimizer_state[0].count"),
-        ({"key": jax.random.key(4)}, ".key"),
-        ({"windows": {**end.windows, "has_uint32": 1 - end.windows["has_uint32"]}}, ".windows['has_uint32']"),
-        ({"step": 9}, ".step"),
-    ):
-        assert expected in differences(trained.last, again._replace(checkpoint=end._replace(**changed)))
+    if what == "losses":
+        losses = again.losses.copy()
+        losses[-1] = np.nextafter(losses[-1], np.float32(9))
+        found = differences(trained.last, again._replace(losses=losses))
+        assert found == ("losses",)
+        return
+    weight = end.model.norm.weight
+    changed = {
+        "parameters": lambda: end._replace(
+            model=st.tree.at(lambda m: m.norm.weight, end.model, weight.at[0].set(jnp.nextafter(weight[0], 9.0)))
+        ),
+        "ties": lambda: end._replace(model=st.untie(end.model)),
+        "optimizer": lambda: end._replace(
+            optimizer_state=(end.optimizer_state[0]._replace(count=jnp.int32(11)), *end.optimizer_state[1:])
+        ),
+        "key": lambda: end._replace(key=jax.random.key(4)),
+        "generator": lambda: end._replace(windows={**end.windows, "has_uint32": 1 - end.windows["has_uint32"]}),
+        "step": lambda: end._replace(step=9),
+        "type": lambda: end._replace(
+            model=st.tree.at(lambda m: m.norm.weight, end.model, np.asarray(end.model.norm.weight))
+        ),
+    }[what]()
+    found = differences(trained.last, again._replace(checkpoint=changed))
+    expected = {"parameters": ".model.norm.weight", "ties": "the ties", "optimizer": ".optimizer_state[0].count"}
+    expected |= {"key": ".key", "generator": ".windows['has_uint32']", "step": ".step", "type": ".model.norm.weight"}
+    assert expected[what] in found
 
 
 @pytest.mark.slow
-def test_file_sizes_are_those_of_files_with_each_array_once_and_twice(trained, checkpoint, tmp_path):
-    loaded = st.load(checkpoint)
-    _, sizes = reload(loaded, tmp_path / "again")
+def test_file_sizes_are_those_of_files_with_each_array_once_and_twice(trained, tmp_path):
+    checkpoint = st.load(tmp_path / "checkpoint")
+    _, sizes = reload(checkpoint, tmp_path / "again")
     assert sizes.tied == os.path.getsize(tmp_path / "again")
     embedding = 256 * TINY.width * 4
     # The weight and its two moments, each once more; and their entries in the header.
     assert 3 * embedding < sizes.untied - sizes.tied < 3 * embedding + 8192
-    arrays = jax.tree.leaves(eqx.filter((loaded.model, loaded.optimizer_state), eqx.is_array))
+    arrays = jax.tree.leaves(eqx.filter((checkpoint.model, checkpoint.optimizer_state), eqx.is_array))
     assert sizes.equinox > sum(array.nbytes for array in arrays) > sizes.tied
 
 
@@ -370,6 +383,18 @@ def test_a_single_step_can_be_taken_again(model, tmp_path):
     trained = train(model, data, TINY, steps=1, seed=3, reload=lambda live: reload(live, tmp_path / "x")[0])
     assert (trained.traces, trained.bytes_per_second) == (1, 0)
     assert differences(trained.last, trained.again) == ()
+
+
+def test_a_checkpoint_from_which_training_goes_on_differently_is_a_failure(report):
+    (failure,) = failures(dataclasses.replace(report, resumed_differences=("losses", ".model.norm.weight")))
+    assert "losses, .model.norm.weight" in failure
+    assert "which DIFFER" in str(dataclasses.replace(report, resumed_differences=("losses",)))
+
+
+def test_a_file_that_saves_nothing_is_a_failure(report):
+    sizes = report.file_bytes
+    (failure,) = failures(dataclasses.replace(report, file_bytes=sizes._replace(tied=sizes.untied)))
+    assert f"{sizes.untied:,}" in failure
 
 
 def test_the_report_tells_of_the_file(report):
