@@ -81,6 +81,8 @@ def children(obj: Any) -> list[tuple[Key, Any]]:
             return list(obj.items())
         case dict():
             return sorted(obj.items())
+        case Point():
+            return [("x", obj.x), ("y", obj.y)]
         case list() | tuple():
             return list(enumerate(obj))
         case _:

@@ -269,7 +269,7 @@ def test_a_specification_has_a_boolean_at_every_leaf(tree, data):
     none = st.tree.filter(tree, False, replace=False)
     assert jax.tree.structure(none) == jax.tree.structure(jax.tree.map(lambda _: False, tree))
     assert all(leaf is False for leaf in jax.tree.leaves(none))
-    one = data.draw(hst.sampled_from(jax.tree.leaves(tree)))
+    one = data.draw(hst.sampled_from([*jax.tree.leaves(tree), None]))
     for spec in (none, jax.tree.map(lambda leaf: leaf is one, tree)):
         both = placed(st.tree.partition(tree, spec)), placed(eqx.partition(tree, spec))
         for ours, theirs in zip(*both, strict=True):
