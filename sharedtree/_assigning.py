@@ -57,14 +57,19 @@ def assign(module: Any, name: str, value: Any) -> Any:
         kind = declared
     else:
         kind = kind_of_value(value, f"`{cls.__name__}.{name}`")
-        # An array that becomes a number, as a counter that is reset does, is no other kind of thing.
-        is_array_no_more = before == SUBTREE and is_array(attributes_of(module).get(name))
-        if is_array_no_more and (type(value) in PYTHON_NUMBERS or isinstance(value, np.number | np.bool_)):
+        # An array that becomes a number, as a counter that is reset does, is no other kind of thing; nor is it if that
+        # number becomes another one.
+        current = attributes_of(module).get(name)
+        if before == SUBTREE and (is_array(current) or _is_number(current)) and _is_number(value):
             kind = SUBTREE
     if kind != before and name not in of_class(cls).ignored:
         kinds: dict[str, Kind] = {**noted.by_name, name: kind}
         note_kinds(module, kinds_of(kinds.items()))
     return value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in PYTHON_NUMBERS or isinstance(value, np.number | np.bool_)
 
 
 def forget(module: Any, name: str) -> None:

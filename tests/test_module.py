@@ -150,8 +150,8 @@ def test_a_mark_stays_with_the_attribute():
 
 
 def test_an_array_that_becomes_a_number_is_traced_still():
-    for number in (0, np.float32(2)):
-        holder = Holder(count=jnp.array(3))
+    holder = Holder(count=jnp.array(3))
+    for number in (0, 1, np.float32(2), True, np.bool_(False), jnp.array(1), 2.5):
         holder.count = number
         assert jax.tree.leaves(holder) == [number]
     holder.count = "many"
