@@ -27,6 +27,7 @@ from ._structure import LEAF, Node, Path, Record, depth_of, reached_outside
 from ._text import shown
 from ._ties import how_to_sum, is_inexact
 from ._under_way import make_room
+from ._with_respect_to import Filter, select_everywhere, selection
 
 MAX_WHOLE = 100_000
 """How many paths a tree may have that is handed to a function which walks it as a tree."""
@@ -57,7 +58,13 @@ class Parameters(NamedTuple):
     is_parameter: Sequence[bool]
 
     @classmethod
-    def of(cls, model: Any) -> "Parameters":
+    def of(cls, model: Any, wrt: Filter | None = None) -> "Parameters":
+        """The inexact leaves of a model, or those of them that a filter selects.
+
+        Raises:
+            InconsistentSharingError: if it selects one at one of its paths and not at another.
+            DepthError: if optax could not flatten the model.
+        """
         tags = Tags()
         _, records, root = walk(model, tags, rules_here())
         if not make_room(depth := depth_of(records)):  # optax flattens the model as a tree
@@ -69,6 +76,15 @@ class Parameters(NamedTuple):
                 ("",),
             )
         chosen = [op is LEAF and is_inexact(tags.objects[i]) for i, (op, _) in enumerate(records)]
+        if wrt is not None:
+            asked: dict[int, tuple[bool, Path]] = {}
+            answers = selection(model, wrt, "params")
+            for number, answer, path in labels(answers, records, root, lambda part: isinstance(part, bool), "wrt"):
+                before, first = asked.setdefault(number, (answer, path))
+                if chosen[number] and answer != before:
+                    fix = select_everywhere([model], wrt, [tags.objects[number]])
+                    raise _selected_once(*map(jtu.keystr, (first, path) if before else (path, first)), fix)
+            chosen = [is_inexact and asked[number][0] for number, is_inexact in enumerate(chosen)]
         return cls(records, root, chosen)
 
     @property
@@ -204,8 +220,8 @@ class Models(NamedTuple):
     parts: Sequence[Parameters]
 
     @classmethod
-    def of(cls, params: Any) -> "Models":
-        return cls([Parameters.of(part) for part in (params if holds_several_models(params) else [params])])
+    def of(cls, params: Any, wrt: Filter | None = None) -> "Models":
+        return cls([Parameters.of(part, wrt) for part in (params if holds_several_models(params) else [params])])
 
     @property
     def hold_parameters(self) -> bool:
@@ -325,4 +341,14 @@ def _two_labels(first: str, second: str, one: Any, two: Any, name: str) -> Incon
         f"    model = sharedtree.untie(model, lambda m: m{second})",
         (first, second),
         (shown(one), shown(two)),
+    )
+
+
+def _selected_once(selected: str, other: str, fix: str) -> InconsistentSharingError:
+    return InconsistentSharingError(
+        f"`{selected}` and `{other}` are one parameter of the model, but `wrt` selects it at the first path and not at "
+        f"the second.\nA tied parameter is updated once, for all of its paths. {fix}Or part them first:\n"
+        f"    model = sharedtree.untie(model, lambda m: m{other})",
+        (selected, other),
+        ("selected", "not selected"),
     )

@@ -18,40 +18,47 @@ from ._node_types import node_type_of, require_registered
 from ._optax_closures import has_labels, with_labels
 from ._parameters import Models, holds_several_models
 from ._text import shown
+from ._ties import is_inexact
 from ._under_way import keeps_limit
+from ._with_respect_to import OF_OPTIMIZER, filter_of, require_nothing_left
 from .tree import map as _map
 
 T = TypeVar("T")
 
 
-def optimizer(tx: Any) -> Any:
+def optimizer(tx: Any, wrt: Any = None) -> Any:
     """An optax transformation that works on models with ties, with one slot for each tied leaf.
 
     Args:
         tx: any `optax.GradientTransformation`, extra arguments included.
+        wrt: which leaves are optimised, a filter as in `sharedtree.grad(f, wrt=...)`: a class, a tag, a function of a
+            path and a value, or several of these. The others have no slot in the state and no update, whether the
+            gradient has them or not; weight decay and norms do not see them either. None for all.
 
     Returns:
         An `optax.GradientTransformationExtraArgs`.
 
         `init(params)`: `params` is a model, or any container of modules and arrays; its inexact traced leaves are
         optimised. Returns the state, in which every tree of the shape of the model is such a model, with its ties.
+        Raises `ValueError` if `wrt` selects none of them.
 
         `update(updates, state, params=None, **extra)`: `updates` is a gradient with the sharing of the model, as
         `sharedtree.grad` returns it. Extra arguments of the shape of the model, and functions of a model among them
         (`value_fn` of `optax.lbfgs`), are translated. Returns the updates, with the sharing of the model, and the
         state.
 
-        Both raise `SharingMismatchError` if what is tied in the model is not tied in the updates or in the state.
+        Both raise `SharingMismatchError` if what is tied in the model is not tied in the updates or in the state, and
+        `InconsistentSharingError` if `wrt` selects a tied leaf at one of its paths and not at another.
         `update` warns with `UntiedWarning`, or raises `UntiedError` by `Policy(on_untie=...)`, if what was tied in the
         model that `init` saw, or is tied in the state, is not tied in the model any more, unless `untie` was said of
         it.
 
     Raises:
-        TypeError: if `tx` is no such transformation, as `optax.adam` before it is called.
+        TypeError: if `tx` is no such transformation, as `optax.adam` before it is called, or `wrt` is no filter.
         ImportError: if optax is not installed.
 
-    Cost: two walks over the nodes of the model, and one over those of each model in the state, for each call.
-    Arrays are aliased.
+    Cost: two walks over the nodes of the model, and one over those of each model in the state, for each call; with
+    `wrt` two more over the model, and one question for each path. Arrays are aliased.
 
     Example:
         >>> import jax.numpy as jnp, optax, sharedtree as st
@@ -79,6 +86,7 @@ def optimizer(tx: Any) -> Any:
             "    tx = sharedtree.optimizer(optax.adam(1e-3))"
         )
     tx = optax.with_extra_args_support(tx)
+    selected = None if wrt is None else filter_of(wrt, OF_OPTIMIZER)
     is_labelled = has_labels(tx)
     initial_ties = InitialTies()
 
@@ -88,8 +96,10 @@ def optimizer(tx: Any) -> Any:
     @keeps_limit
     def init(params: Any) -> Any:
         require_registered(params)
-        models = Models.of(params)
+        models = Models.of(params, selected)
         if not models.hold_parameters:
+            if selected is not None:
+                require_nothing_left([params], is_inexact, wrt, OF_OPTIMIZER)
             # `optax.tree_map_params` asks with a placeholder where in the state there are parameters.
             return tx.init(params)
         initial_ties.remember(params)
@@ -100,7 +110,7 @@ def optimizer(tx: Any) -> Any:
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         model = updates if params is None else params
         initial_ties.check(model, state)
-        models = Models.of(model)
+        models = Models.of(model, selected)
         for name, value in extra.items():
             extra[name] = _translated(value, models, name, params)
         new_updates, new_state = inner(models).update(

@@ -50,6 +50,7 @@ ORDER = [
     "_dag",
     "_marking",
     "_prefix",
+    "_with_respect_to",
     "_ties",
     "_editing",
     "_replacing",

@@ -16,10 +16,10 @@ from jax.core import Tracer
 from .._jax_internals import ConcreteArray
 from .._structure import LEAF
 from .._text import listed
+from .._with_respect_to import Filter, Place, selection
 from ._crossed import Graph, Names
 from ._differentiated import Differentiated
 from ._in_place import conventions
-from ._with_respect_to import Filter, Place, selection
 
 _REFUSING = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.hessian")
 

@@ -21,6 +21,13 @@ from ..._packed import Packed
 from ..._structure import intern
 from ..._text import shown
 from ..._ties import is_inexact
+from ..._with_respect_to import (
+    filter_of,
+    require_no_prefix_filter,
+    require_nothing_left,
+    select_everywhere,
+    selection,
+)
 from .._argnums import several
 from .._calling import calling
 from .._crossed import Position, is_packed
@@ -33,13 +40,6 @@ from .._packing import Call, with_objects
 from .._prefixes import spread
 from .._references import forbid_references, handed_beside
 from .._treatments import Treatment
-from .._with_respect_to import (
-    filter_of,
-    require_no_prefix_filter,
-    require_nothing_left,
-    select_everywhere,
-    selection,
-)
 from ..checks._partial_gradients import report_partial_gradients
 
 

@@ -1,8 +1,8 @@
-"""With respect to which leaves: `wrt=` of `grad` and its family, a filter in the terms of Flax NNX, for any model.
+"""With respect to which leaves: `wrt=` of `grad`, its family and `optimizer`, a filter in the terms of Flax NNX.
 
-A filter is asked at every path of every leaf of the differentiated arguments, about the *value* there: the variable of
-NNX that holds the leaf, or the leaf itself where none does. What it answers becomes a prefix of the argument, so that
-one object at two paths with two answers is what it is under `in_axes`, too: an array parts, a module is an error.
+A filter is asked at every path of every leaf of a model, about the *value* there: the variable of NNX that holds the
+leaf, or the leaf itself where none does. What it answers becomes a prefix of the model, so that under a transform one
+object at two paths with two answers is what it is under `in_axes`, too: an array parts, a module is an error.
 
     Net(kernel=Param(k), mean=BatchStat(m), rest=[x, y])  under  wrt=nnx.Param      Branch(True, False, False)
 
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import tree_util as jtu
 
-from .._dag import Dag
-from .._errors import InconsistentSharingError
-from .._graph import Tags, walk
-from .._nnx_internals import is_variable
-from .._node_types import is_module
-from .._prefix import Branch
-from .._structure import LEAF, Node
-from .._text import MOST_PATHS, shown
+from ._dag import Dag
+from ._errors import InconsistentSharingError
+from ._graph import Tags, walk
+from ._nnx_internals import is_variable
+from ._node_types import is_module
+from ._prefix import Branch
+from ._structure import LEAF, Node
+from ._text import MOST_PATHS, shown
 
 
 class Place(NamedTuple):
@@ -60,8 +60,16 @@ class Filter(NamedTuple):
     asks_for_path: bool = False
 
 
-def filter_of(wrt: Any) -> Filter:
+OF_GRAD = "sharedtree.grad(f"
+OF_OPTIMIZER = "sharedtree.optimizer(tx"
+
+
+def filter_of(wrt: Any, call: str = OF_GRAD) -> Filter:
     """What an option `wrt` selects.
+
+    Args:
+        wrt: the option.
+        call: that it is an option of, as the beginning of the code that messages offer.
 
     Raises:
         TypeError: if it is no filter.
@@ -75,24 +83,23 @@ def filter_of(wrt: Any) -> Filter:
     if isinstance(cls, type):
         return Filter(lambda place: isinstance(place.value, cls) or isinstance(place.holder, cls))
     if isinstance(wrt, (list, tuple)):
-        filters = [filter_of(each) for each in typing.cast(Sequence[Any], wrt)]
+        filters = [filter_of(each, call) for each in typing.cast(Sequence[Any], wrt)]
         return Filter(
             lambda place: any(each.selects(place) for each in filters), any(each.asks_for_path for each in filters)
         )
     if callable(wrt):
-        _require_two_parameters(wrt)
-        return Filter(lambda place: _answer(wrt, place), asks_for_path=True)
-    advice = (
-        "Which argument is differentiated is said by\n    sharedtree.grad(f, argnums=1)\nand which of its leaves by"
-    )
+        _require_two_parameters(wrt, call)
+        return Filter(lambda place: _answer(wrt, place, call), asks_for_path=True)
+    advice = "For example"
+    if isinstance(wrt, int) and call == OF_GRAD:
+        advice = f"Which argument is differentiated is said by\n    {call}, argnums=1)\nand which of its leaves by"
     raise TypeError(
         f"`wrt` is a filter: a class, a tag, a function of a path and a value, or several of these, not {shown(wrt)}. "
-        f"{advice if isinstance(wrt, int) else 'For example'}\n"
-        "    sharedtree.grad(f, wrt=lambda path, value: path[-1] != 'bias')"
+        f"{advice}\n    {call}, wrt=lambda path, value: path[-1] != 'bias')"
     )
 
 
-def _require_two_parameters(predicate: Callable[..., Any]) -> None:
+def _require_two_parameters(predicate: Callable[..., Any], call: str) -> None:
     try:
         inspect.signature(predicate).bind(None, None)
     except ValueError:  # it has no signature
@@ -103,18 +110,18 @@ def _require_two_parameters(predicate: Callable[..., Any]) -> None:
         raise TypeError(
             f"`wrt` calls `{name}` with a path and the value that is there, and it does not take the two. Let a "
             f"function of two hand on what it needs:\n"
-            f"    sharedtree.grad(f, wrt=lambda path, value: {name}(value))"
+            f"    {call}, wrt=lambda path, value: {name}(value))"
         ) from None
 
 
-def _answer(predicate: Callable[..., Any], place: Place) -> bool:
+def _answer(predicate: Callable[..., Any], place: Place, call: str) -> bool:
     answer = predicate(place.path, place.value)
     if isinstance(answer, (bool, np.bool_)):
         return bool(answer)
     raise TypeError(
-        f"`wrt` says of each path and value whether to differentiate, True or False; at {place.path!r} it returned "
+        f"`wrt` says of each path and value whether to select it, True or False; at {place.path!r} it returned "
         f"{shown(answer)}. What an array holds cannot decide, for it may not be known yet; what is known of it can:\n"
-        "    sharedtree.grad(f, wrt=lambda path, value: value.ndim > 1)"
+        f"    {call}, wrt=lambda path, value: value.ndim > 1)"
     )
 
 
@@ -266,13 +273,16 @@ def _part_of_path(key: Any) -> Any:
     return str(key)
 
 
-def require_nothing_left(arguments: Sequence[Any], can_be_differentiated: Callable[[Any], bool], wrt: Any) -> None:
+def require_nothing_left(
+    arguments: Sequence[Any], can_be_differentiated: Callable[[Any], bool], wrt: Any, call: str = OF_GRAD
+) -> None:
     """Raises if there is a leaf that could be differentiated, in arguments of which a filter selects none.
 
     Args:
         arguments: with their modules in them.
         can_be_differentiated: whether a leaf can.
         wrt: the filter, as it was given.
+        call: that it is an option of.
 
     Raises:
         ValueError: which says what there is.
@@ -298,7 +308,7 @@ def require_nothing_left(arguments: Sequence[Any], can_be_differentiated: Callab
                 "paths:",
                 *lines,
                 "Give one or more of these classes, or a function of both:",
-                f"    sharedtree.grad(f, wrt=lambda path, value: path == {left[0].path!r})",
+                f"    {call}, wrt=lambda path, value: path == {left[0].path!r})",
             ]
         )
     )
