@@ -44,7 +44,7 @@ Python does not load this. */
 #define MAX_LAYOUTS 1024 /* that are asked for of a class; of a list each length is one */
 
 enum { INSIDE = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
-enum { JAX, EQUINOX, ANY, INHERITED };
+enum { JAX, EQUINOX, ANY, INHERITED, IN_VARIABLE };
 enum { FAILED = -1, DONE = 0, OPENED = 1 };
 
 /* --- classes that are known by address, and are not kept alive -------------------------------------------------- */
@@ -1448,23 +1448,31 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
         return -1;
     int convention = kind->convention;
     if (convention == INHERITED)
-        convention = kind->is_plain || outer != ANY ? outer : JAX;
+        convention = outer == IN_VARIABLE || (outer == ANY && !kind->is_plain) ? JAX : outer;
     w->frames[w->depth++] = (Frame){object, kind, start, w->children.size, start, convention, has_identity};
     return OPENED;
+}
+
+/* Refers to an object that was met before, if it was. */
+static int refer_back(Walk *w, PyObject *object)
+{
+    Py_ssize_t number = number_of(w->tags, object);
+    if (number < 0)
+        return number == OPEN ? FAILED : DONE;
+    w->reaches_back |= number < w->floor;
+    return emit_count(w, 'R', number) < 0 ? FAILED : OPENED;
 }
 
 static int visit_uncommon(Walk *w, PyObject *object, int convention);
 
 static int visit(Walk *w, PyObject *object, int convention)
 {
-    Py_ssize_t number = number_of(w->tags, object);
-    if (number >= 0) {
-        w->reaches_back |= number < w->floor;
-        return emit_count(w, 'R', number);
-    }
-    if (number == OPEN)
-        return -1;
     Kind *kind = kind_of(Py_TYPE(object));
+    int is_leaf = kind == NULL || kind->shape < NOTHING;
+    /* An array in an NNX variable is a value, also if it was met as an object elsewhere. */
+    int outcome = convention == IN_VARIABLE && is_leaf ? DONE : refer_back(w, object);
+    if (outcome != DONE)
+        return outcome == FAILED ? -1 : 0;
     if (kind == NULL)
         return visit_uncommon(w, object, convention);
     int inside = w->flags & INSIDE;
@@ -1482,9 +1490,9 @@ static int visit(Walk *w, PyObject *object, int convention)
         is_traced = convention != EQUINOX;
         break;
     case JAX_ARRAY:
-        return record_leaf(w, object, w->flags & ARRAYS);
+        return record_leaf(w, object, convention != IN_VARIABLE && w->flags & ARRAYS);
     case NUMPY_ARRAY:
-        if (convention == JAX)
+        if (convention == JAX || convention == IN_VARIABLE)
             return visit_uncommon(w, object, convention);
         return record_leaf(w, object, w->flags & ARRAYS);
     case TEXT:
@@ -1511,6 +1519,11 @@ static int visit_uncommon(Walk *w, PyObject *object, int convention)
             return -1;
         if (!(w->flags & INSIDE))
             return record_leaf(w, object, 0);
+        if (role == 2 && convention == IN_VARIABLE) { /* a reference */
+            int outcome = refer_back(w, object);
+            if (outcome != DONE)
+                return outcome == FAILED ? -1 : 0;
+        }
         return role == 0 ? record_static(w, object) : record_leaf(w, object, role == 2 && w->flags & ARRAYS);
     }
     Kind *kind = new_kind(found);
@@ -1683,9 +1696,10 @@ static int read_rules(PyObject *rules, int *flags, int *convention)
             return -1;
     }
     *flags = (truths[0] ? INSIDE : 0) | (truths[1] ? CONTAINERS : 0) | (truths[2] ? ARRAYS : 0) | (truths[3] ? VALUES : 0);
-    *convention = PyUnicode_CompareWithASCIIString(name, "jax") == 0   ? JAX
-                  : PyUnicode_CompareWithASCIIString(name, "any") == 0 ? ANY
-                                                                       : EQUINOX;
+    *convention = PyUnicode_CompareWithASCIIString(name, "jax") == 0        ? JAX
+                  : PyUnicode_CompareWithASCIIString(name, "any") == 0      ? ANY
+                  : PyUnicode_CompareWithASCIIString(name, "variable") == 0 ? IN_VARIABLE
+                                                                            : EQUINOX;
     return !truths[4] && !truths[5];
 }
 
@@ -3333,7 +3347,7 @@ static const struct {
     int value;
 } constants[] = {
     {"JAX", JAX},
-    {"EQUINOX", EQUINOX}, {"ANY", ANY}, {"INHERITED", INHERITED}, {"NUMBER", NUMBER}, {"TEXT", TEXT},
+    {"EQUINOX", EQUINOX}, {"ANY", ANY}, {"INHERITED", INHERITED}, {"IN_VARIABLE", IN_VARIABLE}, {"NUMBER", NUMBER}, {"TEXT", TEXT},
     {"NUMPY_ARRAY", NUMPY_ARRAY}, {"JAX_ARRAY", JAX_ARRAY}, {"FUNCTION", FUNCTION}, {"NOTHING", NOTHING},
     {"TUPLE", TUPLE}, {"LIST", LIST}, {"DICT", DICT}, {"NAMEDTUPLE", NAMEDTUPLE}, {"FIELDS", FIELDS},
     {"DATACLASS", DATACLASS}, {"SLOTS", SLOTS}, {"NNX_OBJECT", NNX_OBJECT},

@@ -44,6 +44,7 @@ from ._node_types import (
     is_namedtuple,
     is_registered,
     is_traced,
+    is_value_of_variable,
     node_type_of,
     node_type_of_class,
 )
@@ -68,7 +69,7 @@ def _leaf(cls: type, shape: int) -> Description:
 
 def _described(node_type: NodeType) -> Description:
     """The arguments of `new_kind` in `_native.c`."""
-    convention = {None: native.INHERITED, "jax": native.JAX, "equinox": native.EQUINOX}[node_type.convention]
+    convention = native.INHERITED if node_type.convention is None else _NUMBERS[node_type.convention]
     shape, take_apart = _shape_of(node_type), node_type.take_apart
     is_rebuilt = shape in (native.NOTHING, native.TUPLE, native.LIST, native.DICT, native.FIELDS)
     fields = _fields_of(node_type) if shape == native.FIELDS else _NO_FIELDS
@@ -143,15 +144,17 @@ def _fields_of(node_type: NodeType) -> Description:
 
 def _meet(obj: Any, number: int) -> Description | int:
     """What the class of an object is, or for a leaf: 0 if it is static, 1 if it is traced, 2 with identity, too."""
+    convention: Inherited = _CONVENTIONS[number]
     # Met at every leaf of every trace. Their class has no kind, for it does not tell an array from a reference.
     if isinstance(obj, Tracer) and carries_identity(obj):
-        return 2
-    convention: Inherited = _CONVENTIONS[number]
+        return 1 if convention == "variable" and is_value_of_variable(obj) else 2
     node_type = node_type_of(obj)
     if node_type is None or (convention == "any" and not node_type.is_known_to_jax):
         if issubclass(type(obj), jax.Array):
             return _leaf(type(obj), native.JAX_ARRAY)  # such as that of PRNG keys
-        return (1 + carries_identity(obj)) if is_traced(obj, convention) else 0
+        if not is_traced(obj, convention):
+            return 0
+        return 2 if carries_identity(obj) and not (convention == "variable" and is_value_of_variable(obj)) else 1
     return _described(node_type)
 
 
@@ -200,6 +203,8 @@ def _settled(value: Any, known: Known) -> Any:
 
 
 _CONVENTIONS: dict[int, Inherited] = {}
+_NUMBERS: dict[Inherited, int] = {}
+"""The inverse."""
 
 
 def start(entries: dict[bytes, Any]) -> bool:
@@ -208,7 +213,8 @@ def start(entries: dict[bytes, Any]) -> bool:
     Args:
         entries: key → weak reference to its structure.
     """
-    _CONVENTIONS.update({native.JAX: "jax", native.EQUINOX: "equinox", native.ANY: "any"})
+    _NUMBERS.update({"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY, "variable": native.IN_VARIABLE})
+    _CONVENTIONS.update({number: convention for convention, number in _NUMBERS.items()})
     if not native.start(entries, _meet, _described, _settle, marker_type(), LEAF, Node, Static, Given, Update):
         return False
     native.learn_modules(Kinds, *[vars(of)[name] for of, name in _MODULE_SLOTS])

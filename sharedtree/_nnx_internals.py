@@ -142,12 +142,6 @@ def _has_slots(obj: Any, **expected: Any) -> bool:
     return all(object.__getattribute__(obj, name) == value for name, value in expected.items())
 
 
-def is_variable(obj: Any) -> bool:
-    """Whether an object is a variable of NNX, which filters of NNX are asked about."""
-    cls = getattr(sys.modules.get("flax.nnx"), "Variable", None)
-    return cls is not None and isinstance(obj, cls)
-
-
 def parts_of_frozen(value: Any) -> list[Any] | None:
     """What a `FrozenDict` holds, which the layers of NNX have as a default; None for any other value."""
     module = sys.modules.get("flax.core.frozen_dict")

@@ -7,6 +7,7 @@ does not know.
 
 import collections
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -23,8 +24,9 @@ from ._jax_internals import TYPED_NUMBERS, rebuild_registered
 Convention = Literal["equinox", "jax"]
 """Which leaves are traced: arrays only (Equinox's filter transforms), or whatever `jax.jit` accepts."""
 
-Inherited = Convention | Literal["any"]
-"""What holds where a class does not say: outside modules every leaf is the transform's, to trace or to refuse."""
+Inherited = Convention | Literal["any", "variable"]
+"""What holds around a leaf. Outside modules every leaf is the transform's, to trace or to refuse. In a variable of NNX
+it is as under JAX's, and an array directly in it is a value, however many variables hold it."""
 
 Keys = tuple[Any, ...]
 
@@ -47,7 +49,7 @@ class NodeType(NamedTuple):
     cls: type
     is_plain: bool
     is_mutable: bool
-    convention: Convention | None
+    convention: Convention | Literal["variable"] | None
     take_apart: Callable[[Any], tuple[Sequence[Any], Any]]
     put_together: Callable[[Any, Sequence[Any]], Any]
     keys_of: Callable[[Any], Keys]
@@ -67,7 +69,7 @@ class NodeType(NamedTuple):
         """The convention for the leaves below an instance, given the one that holds around it."""
         if self.convention is not None:
             return self.convention
-        return outer if self.is_plain or outer != "any" else "jax"
+        return "jax" if outer == "variable" or (outer == "any" and not self.is_plain) else outer
 
 
 def node_type_of(obj: Any) -> NodeType | None:
@@ -128,6 +130,13 @@ def carries_identity(leaf: Any) -> bool:
     return isinstance(leaf, _WITH_IDENTITY)
 
 
+def is_value_of_variable(obj: Any) -> bool:
+    """Whether what is directly in a variable of NNX is its value, and not an object that it refers to."""
+    if node_type_of(obj) is not None or isinstance(obj, jax.Ref):
+        return False
+    return carries_identity(obj) and is_traced(obj, "variable")
+
+
 def is_traced(leaf: Any, convention: Inherited) -> bool:
     """Whether a leaf becomes an input of the computation under the convention of its module."""
     if convention == "any":
@@ -136,7 +145,7 @@ def is_traced(leaf: Any, convention: Inherited) -> bool:
         return convention == "equinox" or _is_numeric(leaf.dtype)
     if isinstance(leaf, _WITH_IDENTITY):
         return True
-    return convention == "jax" and (type(leaf) in TRACED_NUMBERS or hasattr(type(leaf), "__jax_array__"))
+    return convention != "equinox" and (type(leaf) in TRACED_NUMBERS or hasattr(type(leaf), "__jax_array__"))
 
 
 def register_node(
@@ -318,10 +327,18 @@ def _take_apart_registered(obj: Any) -> tuple[Sequence[Any], Any]:
     return tuple(children), aux
 
 
-def _convention_of(cls: type) -> Convention | None:
+def _convention_of(cls: type) -> Convention | Literal["variable"] | None:
     if issubclass(cls, jtu.Partial):
         return None
+    if is_class_of_variables(cls):
+        return "variable"
     return "equinox" if cls.__module__.partition(".")[0] == "equinox" else "jax"
+
+
+def is_class_of_variables(cls: type) -> bool:
+    """Whether its instances are variables of NNX, of which filters of NNX are asked. Flax is not imported."""
+    variable = getattr(sys.modules.get("flax.nnx.variablelib"), "Variable", None)
+    return variable is not None and issubclass(cls, variable)
 
 
 def take_namedtuple_apart(obj: Any) -> tuple[Sequence[Any], Any]:

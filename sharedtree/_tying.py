@@ -11,7 +11,7 @@ from ._distinct import another
 from ._errors import SharingMismatchError
 from ._graph import Tags, build, unpack, walk
 from ._marking import ask, require_where, stand_ins
-from ._node_types import carries_identity
+from ._node_types import carries_identity, is_value_of_variable
 from ._sharing import Mismatch, Shape, matching, merged, pairs
 from ._statics import Static
 from ._structure import LEAF, Node, Op, Path, Record, Structure, canonical
@@ -35,8 +35,8 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
         A new tree with new nodes, whose arrays are the same objects as those of `tree`.
 
     Raises:
-        SharingMismatchError: if the nodes differ in class, statics, shape or dtype, or if `where` returns fewer than
-            two, or what is not in the tree.
+        SharingMismatchError: if the nodes differ in class, statics, shape or dtype, if one is the array in a variable
+            of Flax NNX, or if `where` returns fewer than two, or what is not in the tree.
         TypeError: if `where` is no function, as when the two are in the wrong order.
 
     Cost: two walks over the nodes. Nothing is copied.
@@ -58,6 +58,7 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
             f"`where` returned {len(targets)} node, and a tie needs two or more:\n"
             "    sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))"
         )
+    _require_no_values(read, targets)
     keep, *others = targets
     for other in others:
         _require_interchangeable(read, keep, other)
@@ -77,6 +78,27 @@ def _built(records: Sequence[Record], leaves: Sequence[Any]) -> Any:
     table: list[Any] = []
     build(records, leaves, table)
     return table[-1]
+
+
+def _require_no_values(read: ReadTree, targets: Sequence[int]) -> None:
+    """Raises if one of what is to be tied is the value of a variable of NNX."""
+    records = read.structure.records
+    holders = {
+        children[0]: number
+        for number, (op, children) in enumerate(records)
+        if type(op) is Node and op.type.convention == "variable" and is_value_of_variable(read.leaf_of.get(children[0]))
+    }
+    if not any(number in holders for number in targets):
+        return
+    paths = all_paths(read.structure)
+    named = [paths[number][0] for number in targets]
+    variables = ", ".join([f"m{paths[holders.get(number, number)][0]}" for number in targets])
+    raise SharingMismatchError(
+        f"{' and '.join(f'`{name}`' for name in named)} cannot be made one: to Flax NNX the array in a variable is its "
+        "value, and two variables with one array are two. Tie the variables:\n"
+        f"    model = sharedtree.tie(model, lambda m: ({variables}))",
+        named,
+    )
 
 
 def _require_interchangeable(read: ReadTree, keep: int, other: int) -> None:

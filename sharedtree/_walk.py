@@ -11,7 +11,7 @@ from jax import tree_util as jtu
 
 from ._copies import Incomparable
 from ._errors import CycleError, DepthError, StaticComparisonError
-from ._node_types import Inherited, NodeType, carries_identity, is_traced, node_type_of
+from ._node_types import Inherited, NodeType, carries_identity, is_traced, is_value_of_variable, node_type_of
 from ._static_keys import Known, nothing_known
 from ._statics import Static
 from ._structure import LEAF, Given, Node, Op, Record, Update
@@ -161,6 +161,8 @@ def walk(
 
     def visit(obj: Any, convention: Inherited) -> int | None:
         """The number of a leaf or of an object seen before; otherwise opens a frame and returns None."""
+        if convention == "variable" and is_value_of_variable(obj):
+            return leaf(obj, tag=False)
         known = tags.number_of(obj)
         if known is not None:
             visited.append(known)

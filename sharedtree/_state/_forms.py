@@ -131,7 +131,7 @@ def _attribute_form(obj: Any, node_type: NodeType) -> Form | None:
             {"func": function},
             lambda new, statics: node_type.put_together(statics["func"], new),
         )
-    if node_type.convention == "jax":
+    if node_type.convention in ("jax", "variable"):
         children, aux = node_type.take_apart(obj)
         kinds = kinds_in(aux)
         if kinds is not None:

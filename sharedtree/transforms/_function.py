@@ -150,8 +150,7 @@ class FunctionTransform(metaclass=_Named):
                 if result is not native.DEFERRED:
                     return result
             with keeping_limit():
-                call = self.pack(args, kwargs, policy)
-                self.require_executable(call)
+                call = self.executable(self.pack(args, kwargs, policy))
                 with calling(self.names, call):
                     result = self.transformed_for(policy, call)(*call.args, **call.kwargs)
                 return self.finish(result, call, policy)
@@ -220,8 +219,9 @@ class FunctionTransform(metaclass=_Named):
         """
         return None
 
-    def require_executable(self, call: Call) -> None:
-        """Raises `InconsistentSharingError` if this call could be traced, but not executed."""
+    def executable(self, call: Call) -> Call:
+        """The call as it can be executed. Raises `InconsistentSharingError` if it could be traced only."""
+        return call
 
     def described(self, call: Call) -> dict[int, str]:
         """What the transform does to each traced leaf in the arguments of a call, if it is worth a word."""

@@ -1,15 +1,17 @@
 """Donation: whose buffers a transform takes, and that none of them is one that its owner means to keep."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NoReturn
 
 import jax
 from jax import tree_util as jtu
 
+from ..._distinct import another
 from ..._jax_internals import current_traces
+from ..._packed import Packed
 from ..._stateful import makes_state
 from ..._structure import Node, edges
-from .._crossed import Names, Position, is_packed
+from .._crossed import Names, Position, is_packed, with_packed
 from .._function import FunctionTransform
 from .._occurrences import Occurrences, Root, occurrences
 from .._packing import Call, Entered
@@ -41,51 +43,71 @@ class DonatingTransform(FunctionTransform):
                 taken.update(range(base, base + len(argument.structure.records)))
         return taken.__contains__
 
-    def require_executable(self, call: Call) -> None:
-        """Raises if an array would be given away that is also in an argument which is not donated."""
+    def executable(self, call: Call) -> Call:
+        """As it is, or with a copy of an array that several donated variables of NNX hold.
+
+        Raises:
+            InconsistentSharingError: if an array would be given away that is also in an argument which is not donated.
+        """
         donated = self.donated_positions(len(call.args), call.kwargs)
-        if not donated:
-            return
         static = self.static_positions(call.args, call.kwargs)
-        forbid_giving_away(call, donated, static, self.names, self.transform_name)
+        return given_away_once(call, donated, static, self.names, self.transform_name)
 
 
-def forbid_giving_away(
+def given_away_once(
     call: Call, donated: Collection[Position], static: Collection[Position], names: Names, transform: str
-) -> None:
-    """Raises if executing a call would take the buffer of an array that is also in an argument which is not donated."""
-    leaf = given_away(call.items(), donated, static)
-    if leaf is not None:
-        advice = "Its buffer would be given away, and whoever keeps the array would find it deleted.\n"
-        records = call.graph.records
-        states = [((), number) for number, (op, _) in enumerate(records) if makes_state(op)]
-        if any(call.tags.objects[number] is leaf for number, _ in edges(records, states)):
-            advice += (
-                "`equinox.nn.State(model)` begins with the arrays that the model keeps as its initial state. Here the "
-                "model keeps none:\n"
-                "    model, state = sharedtree.make_with_state(make_model)()\n"
-            )
-        raise_inconsistent(_occurrences_of(leaf, call, donated, static, names), transform, advice, names)
+) -> Call:
+    """A call that takes each buffer once.
 
+    An array in several variables of NNX is several values, so all but one of them are copies. Under an outer trace, or
+    without compilation, no buffer is taken.
 
-def given_away(
-    items: Iterable[tuple[Position, Any]], donated: Collection[Position], static: Collection[Position]
-) -> Any:
-    """An array in packed arguments whose buffer would be taken though it is not donated at all of its places, or None.
-
-    Under an outer trace, or without compilation, no buffer is taken.
+    Raises:
+        InconsistentSharingError: if executing the call would take the buffer of an array that is also in an argument
+            which is not donated.
     """
     disabled = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
     if not donated or disabled or len(current_traces()) > 1:
-        return None
+        return call
     taken: set[int] = set()
-    kept: list[Any] = []
-    for position, value in items:
-        if position in donated:
-            taken.update([id(leaf) for leaf in jtu.tree_leaves(value) if has_buffer(leaf)])  # alive in the arguments
-        elif position not in static:
-            kept += jtu.tree_leaves(value)
-    return next((leaf for leaf in kept if id(leaf) in taken), None)  # as above
+    copied = False
+
+    def with_own_buffers(packed: Packed) -> Packed:
+        nonlocal copied
+        leaves = list(packed.leaves)
+        for i, leaf in enumerate(leaves):
+            if has_buffer(leaf) and id(leaf) in taken:  # alive in the arguments
+                leaves[i], copied = another(leaf), True
+            taken.add(id(leaf))  # as above
+        return Packed(leaves, packed.structure)
+
+    args = {i: with_packed(value, with_own_buffers) if i in donated else value for i, value in call.items()}
+    bare = [leaf for i in donated if i in args for leaf in jtu.tree_leaves(args[i], is_leaf=is_packed)]
+    taken.update([id(leaf) for leaf in bare if has_buffer(leaf)])  # as above
+    kept = [
+        leaf for i, value in call.items() if i not in donated and i not in static for leaf in jtu.tree_leaves(value)
+    ]
+    leaf = next((leaf for leaf in kept if has_buffer(leaf) and id(leaf) in taken), None)  # as above
+    if leaf is not None:
+        _raise_given_away(leaf, call, _occurrences_of(leaf, call, donated, static, names), names, transform)
+    if not copied:
+        return call
+    return call._replace(
+        args=tuple([args[i] for i in range(len(call.args))]), kwargs={name: args[name] for name in call.kwargs}
+    )
+
+
+def _raise_given_away(leaf: Any, call: Call, found: Occurrences, names: Names, transform: str) -> NoReturn:
+    advice = "Its buffer would be given away, and whoever keeps the array would find it deleted.\n"
+    records = call.graph.records
+    states = [((), number) for number, (op, _) in enumerate(records) if makes_state(op)]
+    if any(call.tags.objects[number] is leaf for number, _ in edges(records, states)):
+        advice += (
+            "`equinox.nn.State(model)` begins with the arrays that the model keeps as its initial state. Here the "
+            "model keeps none:\n"
+            "    model, state = sharedtree.make_with_state(make_model)()\n"
+        )
+    raise_inconsistent(found, transform, advice, names)
 
 
 def _occurrences_of(

@@ -26,7 +26,7 @@ from .._packing import Call, pack_call
 from .._prefixes import has_containers, has_modules, spread
 from .._sorted_results import labels_of, sort
 from .._treatments import Treatment
-from ._donation import DonatingTransform, forbid_giving_away
+from ._donation import DonatingTransform, given_away_once
 from ._stages import Stage
 
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns
@@ -236,7 +236,7 @@ class JitTransform(DonatingTransform):
         call = treated(call, (), treatments, names, self.transform_name)
         donated = self.donated_positions(num_args, kwargs)
         donated = [position for position, _ in call.items() if place_of(position) in donated]
-        forbid_giving_away(call, donated, (), names, self.transform_name)
+        call = given_away_once(call, donated, (), names, self.transform_name)
         _require_compiled_for(compiled.in_tree, call, names)
         result = compiled(*call.args, **call.kwargs)
         return self.finish(result, call, policy, lambda call: _chosen([v for _, v in call.items()], used))
@@ -268,8 +268,7 @@ class FilterJitTransform(DonatingTransform):
     def _call_compiled(
         self, policy: Policy, known: Any, compiled: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        call = self.pack(args, kwargs, policy)
-        self.require_executable(call)
+        call = self.executable(self.pack(args, kwargs, policy))
         # What Equinox compiled compares neither ties nor static values, and would give the result for the others.
         _require_compiled_for(known, call, self.names)
         return self.finish(compiled(*call.args, **call.kwargs), call, policy)

@@ -38,8 +38,7 @@ class OpaqueTransform(FunctionTransform):
     @api_boundary
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         policy = current_policy(self.policy)
-        call = self.pack(args, kwargs, policy)
-        self.require_executable(call)
+        call = self.executable(self.pack(args, kwargs, policy))
         named = {name: as_operands(value) for name, value in call.kwargs.items()}
         with calling(self.names, call):
             result = self.transformed(policy)(*map(as_operands, call.args), **named)

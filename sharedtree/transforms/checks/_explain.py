@@ -102,7 +102,7 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         )
     call = f.pack(args, kwargs, current_policy(f.policy))
     graph = call.graph
-    f.require_executable(call)
+    f.executable(call)
     treatments = f.described(call)
     first: dict[int, str] = {}
     rows: list[LeafReport] = []
