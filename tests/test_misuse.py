@@ -157,6 +157,31 @@ def test_what_is_no_function():
                 transform(wrong)(jnp.ones(2))
 
 
+@pytest.mark.parametrize("wrong", [3, None, "text"])
+def test_what_is_no_function_for_a_loop_or_a_branch(wrong):
+    """The transform itself says so, whatever it is called with beside it."""
+    model, flag = {"w": jnp.ones(2)}, jnp.array(True)
+    calls = {
+        "scan": lambda lib: lib.scan(wrong, model, jnp.ones(2)),
+        "while_loop": lambda lib: lib.while_loop(wrong, lambda carry: carry, model),
+        "the body of while_loop": lambda lib: lib.while_loop(lambda carry: flag, wrong, model),
+        "fori_loop": lambda lib: lib.fori_loop(0, 3, wrong, model),
+        "map": lambda lib: lib.map(wrong, model),
+        "associative_scan": lambda lib: lib.associative_scan(wrong, model),
+        "cond": lambda lib: lib.cond(flag, wrong, lambda m: m, model),
+        "the other branch": lambda lib: lib.cond(flag, lambda m: m, wrong, model),
+        "switch": lambda lib: lib.switch(0, [lambda m: m, wrong], model),
+        "the branches": lambda lib: lib.switch(0, wrong, model),
+    }
+    for name, call in calls.items():
+        errors = []
+        for lib in (st, jax.lax):
+            with pytest.raises(TypeError) as caught:
+                call(lib)
+            errors.append(str(caught.value))
+        assert errors[0] == errors[1], name
+
+
 # --- functions among the arguments -----------------------------------------------------------------------------------
 
 FUNCTIONS = {

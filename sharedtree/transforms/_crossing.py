@@ -110,7 +110,12 @@ class Crossing:
                 module: the first that was given for a key serves all.
             key: what else the body depends on.
             caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
+
+        Raises:
+            NoFunctionError: if it is none, of which the transform is to say so.
         """
+        if not callable(function):
+            raise NoFunctionError
         shared = shared_by(function, (self.transform, body, *key), {"names": tuple(self.names.positional)})
         inner = shared.inner.get(self.policy)
         if inner is None:
@@ -243,6 +248,10 @@ def _no_object(number: int) -> Any:
     raise AssertionError(f"no result of these transforms names an object of the caller's, but this one names {number}")
 
 
+class NoFunctionError(Exception):
+    """What an operand-taking transform was given as a function cannot be called."""
+
+
 class TakingOperands:
     """How a transform that takes operands beside the function is wrapped.
 
@@ -284,7 +293,10 @@ class TakingOperands:
                     "written back in place. Return what changes:\n"
                     f"    sharedtree.preserve_identities({title}, in_place=False)"
                 )
-            return self.adapter(crossing, **_by_name(bound, as_one))
+            try:
+                return self.adapter(crossing, **_by_name(bound, as_one))
+            except NoFunctionError:
+                return transform(*operands, **own)  # as above
 
         functools.update_wrapper(preserving, transform, updated=())
         preserving.__doc__ = f"`{title}`, with identities preserved; see `preserve_identities`."

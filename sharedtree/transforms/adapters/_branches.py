@@ -43,7 +43,7 @@ def cond(
         one, f, other, g = true_fun, false_fun, *operands
         return cond(crossing, pred, lambda x, _: f(x), lambda _, x: g(x), (one, other), **options)
     branches = {"true_fun": true_fun, "false_fun": false_fun}
-    if not all(map(callable, branches.values())) or (operands and options):
+    if operands and options:
         return crossing.transform(pred, true_fun, false_fun, *operands, **options)  # says best what is wrong
     return _meet(crossing, branches, operands, options, lambda inner, given: crossing.apply(pred, *inner, *given))
 
@@ -51,7 +51,7 @@ def cond(
 def switch(crossing: Crossing, index: Any, branches: Any, operands: Sequence[Any] = (), **options: Any) -> Any:
     """`jax.lax.switch`."""
     functions = tuple(branches) if isinstance(branches, Iterable) else ()
-    if not functions or not all(map(callable, functions)) or (operands and options):
+    if not functions or (operands and options):
         return crossing.transform(index, branches, *operands, **options)  # says best what is wrong
     named = {f"branches[{i}]": function for i, function in enumerate(functions)}
     return _meet(crossing, named, operands, options, lambda inner, given: crossing.apply(index, inner, *given))
