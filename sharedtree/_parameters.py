@@ -82,9 +82,10 @@ class Parameters(NamedTuple):
             for number, answer, path in labels(answers, records, root, lambda part: isinstance(part, bool), "wrt"):
                 before, first = asked.setdefault(number, (answer, path))
                 if chosen[number] and answer != before:
+                    selected, other = (first, path) if before else (path, first)
                     fix = select_everywhere([model], wrt, [tags.objects[number]])
-                    raise _selected_once(*map(jtu.keystr, (first, path) if before else (path, first)), fix)
-            chosen = [is_inexact and asked[number][0] for number, is_inexact in enumerate(chosen)]
+                    raise _selected_once(jtu.keystr(selected), jtu.keystr(other), fix)
+            chosen = [is_chosen and asked[number][0] for number, is_chosen in enumerate(chosen)]
         return cls(records, root, chosen)
 
     @property
