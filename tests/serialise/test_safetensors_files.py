@@ -18,7 +18,7 @@ import sharedtree as st
 from sharedtree.serialise.container._sources import open_source
 from sharedtree.serialise.flat import is_foreign, tensors_in
 
-from .test_template import Counting
+from .containers import Counting
 
 DTYPES = {
     "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "U16": np.uint16, "I16": np.int16, "U32": np.uint32,

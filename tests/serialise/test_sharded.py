@@ -49,8 +49,8 @@ if FLAG in os.environ:
     import sharedtree as st
     from sharedtree.serialise.arrays import _host_bytes
 
+    from .containers import Counting
     from .isomorphic import assert_isomorphic
-    from .test_template import Counting
 
     def mesh(*sizes, names="xyz"):
         return jax.make_mesh(sizes, tuple(names[: len(sizes)]))
