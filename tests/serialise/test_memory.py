@@ -360,9 +360,14 @@ def test_threads_share_nothing(path):
 
 
 FORKED = """
-import os, sys, warnings
+import os, resource, sys, warnings
+import jax, jax.numpy as jnp, numpy as np
 warnings.simplefilter("ignore")
 import sharedtree as st
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**10
+
 loaded = st.load(sys.argv[1])
 child = os.fork()
 if not child:
@@ -372,11 +377,23 @@ if not child:
 _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 1, "the child did not write"
 assert all((array == i + 1).all() for i, array in enumerate(loaded)), "the child wrote here"
+
+st.save(sys.argv[1], [jnp.ones(9), np.ones((3, 3)).T])
+tree = [jnp.zeros(48 * 2**20, jnp.uint8), np.ones(48 * 2**20, np.uint8), np.ones((8192, 6144), np.uint8).T]
+jax.block_until_ready(tree)
+with open("/proc/self/statm") as file:
+    resident = int(file.read().split()[1]) * 4096 // 2**20
+before = peak()
+st.save(sys.argv[1], tree)
+print(before - resident, peak() - before)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="cannot fork")
-def test_processes_share_nothing(path):
+@pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
+def test_processes_share_nothing_and_saving_copies_pieces_only(path):
     saved(path, arrays(8))
     run = subprocess.run([sys.executable, "-c", FORKED, str(path)], capture_output=True, text=True, cwd=ROOT)
     assert run.returncode == 0, run.stderr
+    above, more = map(int, run.stdout.split())
+    assert above < 8, "the highest so far is that of the tree"
+    assert more <= 28  # each of the three arrays has 48 MiB

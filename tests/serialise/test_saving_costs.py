@@ -1,9 +1,5 @@
 """The size of files, and the memory that saving and loading take."""
 
-import subprocess
-import sys
-import textwrap
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -13,7 +9,7 @@ import pytest
 import sharedtree as st
 
 from .isomorphic import assert_isomorphic
-from .tied import ROOT, through_file
+from .tied import through_file
 
 
 def test_the_size_of_a_file(path):
@@ -29,83 +25,6 @@ def test_the_size_of_a_file(path):
     assert path.stat().st_size <= (2**26 + big["b"].nbytes) * 1.001 + 2**16
     loaded = st.load(path)
     assert loaded["a"] is loaded["c"]
-
-
-MEMORY = textwrap.dedent(
-    """
-    import os, resource, sys, threading
-    os.environ["MALLOC_ARENA_MAX"] = "2"
-    import jax, jax.numpy as jnp, numpy as np
-    import sharedtree as st
-
-    def rss():
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-
-    class Peak:
-        def __enter__(self):
-            self.before = self.highest = rss()
-            self.done = threading.Event()
-            def watch():
-                while not self.done.wait(0.0005):
-                    self.highest = max(self.highest, rss())
-            self.thread = threading.Thread(target=watch)
-            self.thread.start()
-            return self
-        def __exit__(self, *_):
-            self.highest = max(self.highest, rss())
-            self.done.set()
-            self.thread.join()
-            self.extra = self.highest - self.before
-
-    MiB = 2**20
-    path = sys.argv[1]
-    st.save(path, [jnp.ones(10), np.ones(10)])
-    st.load(path)
-    tree = {
-        "jax": jnp.zeros(24 * MiB, jnp.uint8) + jnp.uint8(1),
-        "numpy": np.ones(24 * MiB, np.uint8),
-        "transposed": np.ones((4096, 6144), np.uint8).T,
-        "big-endian": np.ones(6 * MiB, ">f4"),
-    }
-    jax.block_until_ready(tree)
-    with Peak() as save:
-        st.save(path, tree)
-    with Peak() as load:
-        loaded = st.load(path)
-    del loaded
-    with Peak() as mapped:
-        loaded = st.load(path, mmap=True, verify=False, select=lambda name: "endian" not in name)
-    print(save.extra / MiB, load.extra / MiB, mapped.extra / MiB)
-    """
-)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory(path):
-    """Saving copies nothing but pieces; loading holds each array once, and nothing besides; mapping holds nothing."""
-    run = subprocess.run([sys.executable, "-c", MEMORY, str(path)], capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 0, run.stderr
-    save, load, mapped = map(float, run.stdout.split())
-    assert save <= 1.2 * 24
-    assert load <= 4 * 24 + 24
-    assert mapped <= 12
-
-
-def test_saving_a_large_array_takes_no_memory_of_its_size(path):
-    """Far below the bar: only pieces of what is not contiguous are copied."""
-    import tracemalloc
-
-    tree = [np.ones((2048, 8192), np.float32).T, np.ones(2**24, np.uint8)]
-    st.save(path, tree[1][:10])
-    tracemalloc.start()
-    try:
-        st.save(path, tree)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 24 * 2**20  # a few pieces of 4 MiB; the array has 64
 
 
 def address(array):
@@ -140,27 +59,20 @@ def test_arrays_use_the_memory_that_was_read(path, monkeypatch):
     assert_isomorphic(tree, loaded)
 
 
-def test_loaded_arrays_live_longer_than_the_file(path):
-    for options in ({}, {"mmap": True}):
-        loaded = through_file(path, [np.arange(1000), jnp.arange(1000)], **options)
-        path.unlink()
-        np.testing.assert_array_equal(loaded[0], np.arange(1000))
-        np.testing.assert_array_equal(loaded[1], np.arange(1000))
-
-
-def test_mapping(path):
+def test_mapped_arrays_live_longer_than_the_file(path):
     tree = {
         "n": np.arange(2**22, dtype=np.float32),
         "j": jnp.arange(2**20),
         "small": np.arange(3),
-        "scalar": jnp.asarray(1.0),
+        "weak": jnp.asarray(1.0),
     }
     st.save(path, tree)
-    loaded = st.load(path, mmap=True, verify=False)  # that no memory is used is tested above
+    loaded = st.load(path, mmap=True, verify=False)
     assert_isomorphic(tree, loaded)
     assert not loaded["n"].flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         loaded["n"][0] = 1
     assert st.load(path)["n"].flags.writeable
     st.save(path, {"n": np.zeros(3)})  # replacing the file leaves what was mapped alone
-    np.testing.assert_array_equal(loaded["n"], tree["n"])
+    path.unlink()
+    assert_isomorphic(tree, loaded)
