@@ -83,23 +83,17 @@ def b64(data):
 HEADER_TEXTS = {
     "-0 in a shape": ('"shape":[2]', '"shape":[2,-0]'),
     "-0 in an offset": ('"data_offsets":[0,', '"data_offsets":[-0,'),
-    "a fraction": ('"shape":[2]', '"shape":[2.0]'),
     "an exponent": ('"shape":[2]', '"shape":[2e0]'),
-    "a key twice": ('"shape":[2]', '"shape":[2],"shape":[2]'),
     "a key twice, once escaped": ('"shape":[2]', '"shape":[2],"\\u0073hape":[2]'),
-    "a name twice": ('"w":', '"w":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"w":'),
     "half a pair in a name": ('"w":', '"w\\ud800":'),
     "the other half in a name": ('"w":', '"w\\udc00":'),
     "half a pair in metadata": ('"__metadata__":{', '"__metadata__":{"mine":"\\ud83d",'),
     "halves in the wrong order": ('"__metadata__":{', '"__metadata__":{"mine":"\\ude00\\ud83d",'),
-    "metadata of ours": ('"__metadata__":{', '"__metadata__":{"sharedtree.more":"",'),
     "metadata twice": ('"__metadata__":{', '"__metadata__":{"mine":"","mine":"",'),
-    "NaN": ('"shape":[2]', '"shape":[NaN]'),
     "a newline as padding": ("}}", "}}\n"),
     "a tab as padding": ("}}", "}}\t"),
     "something after it": ("}}", "}} 1"),
     "a comment": ("}}", "}}/**/"),
-    "another key of a tensor": ('"shape":[2]', '"shape":[2],"more":1'),
 }
 
 
@@ -357,12 +351,8 @@ def draft_of_an_array():
 
 def test_an_array():
     assert load(draft_of_an_array())[0].tolist() == [0, 0]
-    draft = draft_of_an_array()
-    draft.manifest["arrays"][0]["weak"] = True
-    assert load(draft)[0].weak_type
-    draft = draft_of_an_array()
-    draft.manifest["arrays"][0]["key"] = "threefry2x32"
-    assert jnp.issubdtype(load(draft)[0].dtype, jax.dtypes.prng_key)
+    assert load(changed_array({"weak": True}))[0].weak_type
+    assert jnp.issubdtype(load(changed_array({"key": "threefry2x32"}))[0].dtype, jax.dtypes.prng_key)
 
 
 def changed_array(changes, without=None):
