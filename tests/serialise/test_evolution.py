@@ -38,6 +38,12 @@ def load(data, trusted="evolving", **options):
     return st.from_bytes(data, trusted=trusted, **options)
 
 
+@pytest.fixture
+def before(module):
+    """The file of a `Before`, as a class of the user's module."""
+    return st.to_bytes(module.put(Before)(1, 7))
+
+
 class Before(eqx.Module):
     a: Any
     b: Any = 2
@@ -93,18 +99,16 @@ def test_default_factories_are_called_for_each(module):
     assert first.d is not second.d
 
 
-def test_an_added_field_without_default(module):
-    module.put(Before)
-    data = st.to_bytes(Before(1))
+class Deeper(eqx.Module):
+    a: Any
+    b: Any
+    depth: Any
 
-    class New(eqx.Module):
-        a: Any
-        b: Any
-        depth: Any
 
-    module.put(New)
+def test_an_added_field_without_default(module, before):
+    module.put(Deeper)
     with pytest.raises(st.StructureMismatchError, match="has the field `depth`") as caught:
-        load(data)
+        load(before)
     assert 'renames={"evolving:Model.<its old name>": "depth"}' in str(caught.value)
 
 
@@ -112,69 +116,50 @@ class Smaller(eqx.Module):
     a: Any
 
 
-def test_a_removed_field_is_an_error_until_dropped(module):
-    module.put(Before)
-    data = st.to_bytes(Before(1, 7))
+def test_a_removed_field_is_an_error_until_dropped(module, before):
     module.put(Smaller)
     with pytest.raises(st.StructureMismatchError, match='renames={"evolving:Model.b": None}'):
-        load(data)
-    assert vars(load(data, renames={"evolving:Model.b": None})) == {"a": 1}
+        load(before)
+    assert vars(load(before, renames={"evolving:Model.b": None})) == {"a": 1}
 
 
-def test_renamed_fields_and_classes(module):
-    module.put(Before)
-    data = st.to_bytes(Before(1, 7))
+class Renamed(eqx.Module):
+    kernel: Any
+    b: Any
+
+
+def test_renamed_fields_and_classes(module, before):
     del module.Model
-
-    class New(eqx.Module):
-        kernel: Any
-        b: Any
-
-    module.put(New, "New")
+    module.put(Renamed, "New")
     with pytest.raises(st.StructureMismatchError, match="nothing of that name"):
-        load(data)
-    for target in ("evolving:New", New):
-        back = load(data, renames={"evolving:Model": target, "evolving:Model.a": "kernel"})
-        assert (type(back), back.kernel, back.b) == (New, 1, 7)
-    back = load(data, trusted=(), renames={"evolving:Model": New, "evolving:New.a": "kernel"})
+        load(before)
+    for target in ("evolving:New", Renamed):
+        back = load(before, renames={"evolving:Model": target, "evolving:Model.a": "kernel"})
+        assert (type(back), back.kernel, back.b) == (Renamed, 1, 7)
+    back = load(before, trusted=(), renames={"evolving:Model": Renamed, "evolving:New.a": "kernel"})
     assert back.kernel == 1
     with pytest.raises(st.UntrustedTypeError):
-        load(data, trusted=(), renames={"evolving:Model": "evolving:New"})
+        load(before, trusted=(), renames={"evolving:Model": "evolving:New"})
     with pytest.raises(st.UntrustedTypeError):
-        load(data, renames={"evolving:Model": "os:system"})
+        load(before, renames={"evolving:Model": "os:system"})
 
 
-def test_nonsense_in_renames(module):
-    module.put(Before)
-    data = st.to_bytes(Before(1))
+def test_nonsense_in_renames(before):
     for renames in ({"evolving:Model": None}, {"evolving:Model.a": "b"}, {"evolving:Model.a": "no name"}):
         with pytest.raises(st.StructureMismatchError):
-            load(data, renames=renames)
-
-
-def test_a_new_name_that_leads_nowhere(module):
-    module.put(Before)
-    data = st.to_bytes(Before(1))
+            load(before, renames=renames)
     with pytest.raises(st.StructureMismatchError, match="`evolving:Typo`: `evolving` holds nothing") as caught:
-        load(data, renames={"evolving:Model": "evolving:Typo"})
+        load(before, renames={"evolving:Model": "evolving:Typo"})
     assert 'renames={"evolving:Model": "new_module:NewName"}' in str(caught.value)
 
 
-def test_a_class_lists_its_former_names(module):
-    module.put(Before)
-    data = st.to_bytes(Before(1))
+def test_a_class_lists_its_former_names(module, before):
     del module.Model
-
-    class New(eqx.Module):
-        __sharedtree_names__ = ("evolving:Model",)
-        a: Any
-        b: Any
-
-    module.put(New, "New")
-    assert type(load(data)) is New
-    assert type(load(data, trusted=[New])) is New
+    new = module.put(type("New", (Before,), {"__sharedtree_names__": ("evolving:Model",)}), "New")
+    assert type(load(before)) is new
+    assert type(load(before, trusted=[new])) is new
     with pytest.raises(st.UntrustedTypeError):
-        load(data, trusted=())
+        load(before, trusted=())
 
 
 def test_former_names_are_looked_for_once(monkeypatch, tmp_path):
@@ -222,25 +207,24 @@ def test_migration(module):
 
 
 def test_versions_that_nothing_translates(module):
-    new = module.put(type("V", (Smaller,), {"__sharedtree_version__": 3}))
-    data = st.to_bytes(new(1))
-    module.put(type("V", (Smaller,), {"__sharedtree_version__": 2}))
-    with pytest.raises(st.StructureMismatchError, match="newer code"):
-        load(data)
-    module.put(type("V", (Smaller,), {"__sharedtree_version__": 4}))
-    with pytest.raises(st.StructureMismatchError, match="__sharedtree_migrate__"):
-        load(data)
-
     def fail(cls, fields, version):
         raise KeyError("x")
 
-    module.put(type("V", (Smaller,), {"__sharedtree_version__": 4, "__sharedtree_migrate__": classmethod(fail)}))
-    with pytest.raises(st.StructureMismatchError, match="raised KeyError"):
-        load(data)
-    unknown = classmethod(lambda cls, fields, version: {"odd": 1, "a": 2})
-    module.put(type("V", (Smaller,), {"__sharedtree_version__": 4, "__sharedtree_migrate__": unknown}))
-    with pytest.raises(st.StructureMismatchError, match="`odd`"):
-        load(data)
+    def add(cls, fields, version):
+        return {"odd": 1, "a": 2}
+
+    def put(version, **hooks):
+        hooks = {f"__sharedtree_{name}__": classmethod(hook) for name, hook in hooks.items()}
+        return module.put(type("V", (Smaller,), {"__sharedtree_version__": version, **hooks}))
+
+    data = st.to_bytes(put(3)(1))
+    for version, hooks, words in (
+        (2, {}, "newer code"), (4, {}, "__sharedtree_migrate__"), (4, {"migrate": fail}, "raised KeyError"),
+        (4, {"migrate": add}, "`odd`"),
+    ):  # fmt: skip
+        put(version, **hooks)
+        with pytest.raises(st.StructureMismatchError, match=words):
+            load(data)
 
 
 def test_fields_that_were_missing_are_not_given_defaults(module):
@@ -265,31 +249,23 @@ def test_a_member_of_an_enum_that_is_gone(module):
     assert load(data).name == "C"
 
 
-def test_a_class_that_became_something_else(module):
-    module.put(Before)
-    data = st.to_bytes(Before(1))
-    module.put(type("Plain", (), {}))
-    with pytest.raises(st.UntrustedTypeError, match="neither a registered pytree node"):
-        load(data)
-    module.put(Kind)
-    with pytest.raises(st.StructureMismatchError, match="is none now"):
-        load(data)
+class Abstract(eqx.Module):
+    a: Any
+    b: Any
+
+    @abc.abstractmethod
+    def call(self): ...
 
 
-def test_an_abstract_class_has_no_instances(module):
-    module.put(Before)
-    data = st.to_bytes(Before(1))
-
-    class Abstract(eqx.Module):
-        a: Any
-        b: Any
-
-        @abc.abstractmethod
-        def call(self): ...
-
-    module.put(Abstract)
-    with pytest.raises(st.StructureMismatchError, match="abstract"):
-        load(data)
+def test_a_class_that_became_something_else(module, before):
+    for cls, error, words in (
+        (type("Plain", (), {}), st.UntrustedTypeError, "neither a registered pytree node"),
+        (Kind, st.StructureMismatchError, "is none now"),
+        (Abstract, st.StructureMismatchError, "abstract"),
+    ):
+        module.put(cls)
+        with pytest.raises(error, match=words):
+            load(before)
 
 
 # --- `sharedtree.Module`s, which have kinds beside their attributes ---------------------------------------------------
@@ -306,35 +282,29 @@ def paths(tree):
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def loaded_after(module, migrate, **attributes):
-    """What is loaded of an `Averaged` by a newer class that has this migration."""
-    data = averaged(module)
-    hook = classmethod(lambda cls, fields, version: migrate(fields))
-    module.put(type("New", (st.Module,), {"__sharedtree_version__": 1, "__sharedtree_migrate__": hook, **attributes}))
-    return load(data)
-
-
 def averaged(module):
     """The file of an `Averaged`, as a class of the user's module."""
     return st.to_bytes(module.put(type("Averaged", (Averaged,), {}))())
 
 
-def test_migration_keeps_the_kinds_of_a_module(module):
-    seen = []
+def loaded_after(module, migrate, renames=(), **attributes):
+    """What is loaded of an `Averaged` by a newer class that has this migration."""
+    data = averaged(module)
+    hook = classmethod(lambda cls, fields, version: migrate(fields))
+    module.put(type("New", (st.Module,), {"__sharedtree_version__": 1, "__sharedtree_migrate__": hook, **attributes}))
+    return load(data, renames=dict(renames))
 
+
+def test_migration_keeps_the_kinds_of_a_module(module):
     def migrate(fields):
-        seen.append(sorted(fields))
+        assert sorted(fields) == ["mean", "n", "w"]
         return {"w": fields["w"] * 2, "mean": fields["mean"], "n": fields["n"]}
 
-    model = loaded_after(module, migrate)
-    assert seen == [["mean", "n", "w"]]
-    assert paths(model) == [".w", ".mean"]
-    assert paths(model.parameters()) == [".w"]
+    model, twin = loaded_after(module, migrate), Averaged()
+    assert paths(model) == paths(twin) == [".w", ".mean"]
+    assert paths(model.parameters()) == paths(twin.parameters()) == [".w"]
     assert model.n == 3
     assert model.w.tolist() == [2, 2]
-    twin = Averaged()
-    assert paths(twin) == paths(model)
-    assert paths(twin.parameters()) == paths(model.parameters())
 
 
 def test_what_migration_returns_is_as_if_assigned(module):
@@ -354,14 +324,11 @@ def test_what_migration_returns_is_as_if_assigned(module):
     assert jax.tree.structure(again) == jax.tree.structure(model)
 
 
-def test_migration_cannot_put_anything_in_the_place_of_what_the_class_defines(module):
+def test_what_cannot_be_assigned_cannot_come_from_a_migration(module):
     own = {"call": lambda self: 1, "size": property(lambda self: 2)}
     for name in ("call", "size", "parameters", "_sharedtree_kinds", "__class__", "__dict__", "no name", "", 3):
         with pytest.raises(st.StructureMismatchError, match="has for something else"):
             loaded_after(module, lambda fields, name=name: {**fields, name: 1}, **own)
-
-
-def test_what_cannot_be_assigned_cannot_come_from_a_migration(module):
     with pytest.raises(st.UnregisteredTypeError, match=r"`Model\.w` is a parameter, and 'text'"):
         loaded_after(module, lambda fields: {"w": "text"})
 
@@ -387,15 +354,12 @@ def test_migration_to_declared_kinds(module):
 
 
 def test_renaming_and_migrating_at_once(module):
-    data = averaged(module)
-    hook = classmethod(lambda cls, fields, version: {"kernel": fields["kernel"] * 3, "mean": fields["mean"]})
-    module.put(type("New", (st.Module,), {"__sharedtree_version__": 1, "__sharedtree_migrate__": hook}))
-    model = load(data, renames={"evolving:Model.w": "kernel", "evolving:Model.n": None})
+    def migrate(fields):
+        return {"kernel": fields["kernel"] * 3, "mean": fields["mean"]}
+
+    model = loaded_after(module, migrate, {"evolving:Model.w": "kernel", "evolving:Model.n": None})
     assert paths(model) == [".kernel", ".mean"]
     assert paths(model.parameters()) == [".kernel"]
-
-
-def test_renames_cannot_take_the_kinds_away(module):
     data = averaged(module)
     for old, new in (("_sharedtree_kinds", None), ("_sharedtree_kinds", "kinds"), ("n", "_sharedtree_kinds")):
         with pytest.raises(st.StructureMismatchError, match="is no attribute"):
