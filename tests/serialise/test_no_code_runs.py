@@ -224,7 +224,9 @@ EVALUATORS = """
 
 
 def test_classes_that_evaluate_what_they_hold_are_not_allowed():
-    for name, trusted in itertools.product(EVALUATORS.split(), [(), ("jax", "flax", "optax", "chex", "sharedtree", "equinox")]):
+    for name, trusted in itertools.product(
+        EVALUATORS.split(), [(), ("jax", "flax", "optax", "chex", "sharedtree", "equinox")]
+    ):
         package = name.partition(":")[0].partition(".")[0]
         if package in ("jax", "sharedtree") or find_spec(package):
             for atom in (["class", name], ["function", f"{name}.call"], ["function", f"{name}.__call__"]):
