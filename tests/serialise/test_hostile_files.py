@@ -116,34 +116,6 @@ def test_the_fuzz_target_notices():
         assert f"\n{how} failed " in run.stdout, how
 
 
-HANGS = textwrap.dedent(
-    """
-    import os
-    from tests.serialise import fuzz
-    from tests.serialise.good_files import good_files
-
-    fuzz.SECONDS = 0.5
-    files, calls = len(good_files()), []
-
-    def operation(data):
-        calls.append(1)
-        if len(calls) > files:  # the good files come first
-            {body}
-
-    fuzz.run_cases(0, 1, 0, None, [("load", operation)])
-    """
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("body", "words"), [("while True: pass", "Timeout"), ("os.abort()", "Aborted")])
-def test_the_fuzz_target_ends_what_hangs_and_says_where_it_crashed(body, words):
-    run = subprocess.run([sys.executable, "-c", HANGS.format(body=body)], capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode != 0
-    assert words in run.stderr
-    assert "in operation" in run.stderr
-
-
 def test_cases_depend_on_their_number_only():
     files = good_files()
     for number in (0, 1000, 1001):

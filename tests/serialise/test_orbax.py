@@ -312,10 +312,3 @@ def test_what_is_missing_or_damaged(manager, saved):
         array.write_bytes(data)
     with pytest.raises(st.CorruptFileError, match="Orbax says"):
         restore()
-
-
-def test_orbax_is_not_imported_before_it_is_used():
-    code = "import sys; from sharedtree.serialise import orbax; print('orbax.checkpoint' in sys.modules)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=120)
-    assert done.stdout.strip() == "False"

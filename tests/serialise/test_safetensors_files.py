@@ -199,7 +199,6 @@ def test_options_that_need_a_tree(path):
 U8 = entry("U8", [4], 0, 4)
 MALFORMED = {
     "twice": (b'{"a":%s,"a":%s}' % ((json.dumps(U8).encode(),) * 2), "the key 'a' is there twice"),
-    "twice inside": (b'{"a":{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}}', "'dtype' is there twice"),
     "overlap": ({"a": U8, "b": entry("U8", [2], 2, 4)}, "overlaps another one"),
     "hole": ({"a": entry("U8", [3], 1, 4)}, "there is a hole before it"),
     "too small": ({"a": entry("F32", [4], 0, 4)}, "spans bytes 0 to 4, and its shape makes 128 bits"),
@@ -208,8 +207,6 @@ MALFORMED = {
     "absurd and empty": ({"a": entry("F32", [2**62, 2**62, 0], 0, 0), "b": U8}, "is absurd"),
     "past 64 bits": ({"a": entry("U8", [2**63], 0, 2**63)}, "list of up to 64 sizes"),
     "negative": ({"a": entry("U8", [-4], 0, 4)}, "list of up to 64 sizes"),
-    "fraction": ({"a": entry("U8", [4.0], 0, 4)}, "list of up to 64 sizes"),
-    "true": ({"a": entry("U8", [True], 0, 4)}, "list of up to 64 sizes"),
     "axes": ({"a": entry("U8", [1] * 65, 0, 4)}, "list of up to 64 sizes"),
     "backwards": ({"a": entry("U8", [4], 4, 0)}, "not two byte counts"),
     "three": ({"a": {**U8, "data_offsets": [0, 2, 4]}}, "not two byte counts"),
@@ -221,9 +218,7 @@ MALFORMED = {
     "not UTF-8": (b'{"\xff":1}', "is not UTF-8"),
     "surrogate": (b'{"\\ud800":1}', "surrogate"),
     "not JSON": (b"{nothing}", "is not JSON"),
-    "NaN": (b'{"a":NaN}', "NaN"),
     "deep": (b'{"a":' + b"[" * 10**6, "nested too deeply"),
-    "long number": (b'{"a":' + b"9" * 10**5 + b"}", "is not JSON"),
     "behind it": (b"{} {}", "is not JSON"),
 }
 

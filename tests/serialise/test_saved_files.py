@@ -9,10 +9,13 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import hypothesis
+import hypothesis.strategies as hs
 import numpy as np
 import pytest
 
 import sharedtree as st
+from sharedtree.serialise.container._reading import open_container
 
 from .containers import split
 from .isomorphic import assert_isomorphic
@@ -26,6 +29,10 @@ MIXED = {
     "medium": np.arange(50_000, dtype="f4"),
     "even": np.arange(1024, dtype="i8").reshape(32, 32),
 } | {f"t{i}": np.full(8, i, "f4") for i in range(100)}
+
+
+GRID = np.arange(50 * 60 * 700, dtype=np.int32).reshape(50, 60, 700)
+WHOLE = st.to_bytes(GRID)
 
 
 def same(loaded):
@@ -144,6 +151,26 @@ def test_files_are_read_from_where_they_are_positioned(mixed, tmp_path):
             with open(other, "rb", buffering) as file:
                 file.seek(7)
                 assert same(load(file, **options))
+
+
+slices = hs.builds(
+    slice, hs.none() | hs.integers(0, 60), hs.none() | hs.integers(0, 700), hs.none() | hs.integers(1, 50)
+)
+
+
+@hypothesis.given(hs.lists(slices, max_size=3), hs.booleans())
+@hypothesis.example([slice(None, None, 2)], True)
+@hypothesis.example([slice(None), slice(3, 5)], True)
+@hypothesis.example([slice(None), slice(None, None, 3), slice(None, None, 37)], False)
+def test_a_selection_with_steps_is_what_numpy_says(selection, verify):
+    """Of an array in several chunks; a process reads so what its own devices need."""
+    with open_container(WHOLE) as container:
+        part = container.read_selection("value", selection, verify=verify)
+        for wrong in ([slice(None)] * 4, [slice(None, None, -1)]):
+            with pytest.raises(IndexError, match="does not fit"):
+                container.read_selection("value", wrong)
+    expected = GRID[tuple(selection)]
+    np.testing.assert_array_equal(part.view(GRID.dtype).reshape(expected.shape), expected)
 
 
 def test_compressed_streams_are_read_onwards(mixed):
