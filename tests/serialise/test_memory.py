@@ -20,9 +20,12 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from sharedtree.serialise.arrays import _placing
 from sharedtree.serialise.container import _reading
 from sharedtree.serialise.container._header import Tensor
 from sharedtree.serialise.container._reading import memory_for
+
+from .isomorphic import assert_isomorphic
 
 ROOT = Path(__file__).parent.parent.parent
 KiB, MiB = 2**10, 2**20
@@ -182,6 +185,25 @@ def test_without_huge_pages(path, monkeypatch, lacking):
     assert all(address(array) % 64 == 0 for array in loaded)
 
 
+@on_cpu
+def test_arrays_use_the_memory_that_was_read(path, monkeypatch):
+    """JAX copies what is not aligned, and anything given to `jnp.asarray`; nothing of that happens here."""
+    given, put = {}, jax.device_put
+
+    def watched(xs, *args, **options):
+        result = put(xs, *args, **options)
+        for x, y in zip(jax.tree.leaves(xs), jax.tree.leaves(result), strict=True):
+            given[address(y)] = address(x)
+        return result
+
+    monkeypatch.setattr(_placing.jax, "device_put", watched)
+    dtypes = ("int8", "float32", "bfloat16")
+    saved(path, [jnp.ones(size, dtype) for dtype in dtypes for size in (1, 16, 17, 100_000)])
+    for array in st.load(path):
+        assert given[address(array)] == address(array)
+        assert address(array) % 64 == 0
+
+
 class Refusing(bytearray):
     """Memory of a kernel without huge pages."""
 
@@ -272,6 +294,19 @@ def test_errors_and_damaged_files_leave_nothing(path, monkeypatch, harm):
 
 
 # --- neighbours ------------------------------------------------------------------------------------------------------
+
+
+def test_mapped_arrays_live_longer_than_the_file(path):
+    tree = [np.arange(2**22, dtype=np.float32), jnp.arange(2**20), np.arange(3), jnp.asarray(1.0)]
+    loaded = st.load(saved(path, tree), mmap=True, verify=False)
+    assert_isomorphic(tree, loaded)
+    assert not loaded[0].flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        loaded[0][0] = 1
+    assert st.load(path)[0].flags.writeable
+    st.save(path, np.zeros(3))  # replacing the file leaves what was mapped alone
+    path.unlink()
+    assert_isomorphic(tree, loaded)
 
 
 @on_cpu

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import sharedtree as st
@@ -18,30 +19,6 @@ from .isomorphic import assert_isomorphic
 from .tied import Tied, through_file
 
 HERE = __name__
-
-
-class Normed(eqx.Module):
-    norm: eqx.nn.BatchNorm
-    again: eqx.nn.BatchNorm
-    spectral: eqx.nn.SpectralNorm
-    drop: eqx.nn.Dropout
-    count: eqx.nn.StateIndex
-
-    def __init__(self, key):
-        a, b = jax.random.split(key)
-        self.norm = self.again = eqx.nn.BatchNorm(3, "batch", mode="batch")
-        self.spectral = eqx.nn.SpectralNorm(eqx.nn.Linear(3, 3, key=a), "weight", key=b)
-        self.drop = eqx.nn.Dropout(0.5)
-        self.count = eqx.nn.StateIndex(jnp.array(0))
-
-
-def test_states_of_equinox(path):
-    model, state = eqx.nn.make_with_state(Normed)(jax.random.key(0))
-    state = state.set(model.count, state.get(model.count) + 1)
-    loaded, loaded_state = through_file(path, (model, state), trusted=HERE)
-    assert_isomorphic((model, state), (loaded, loaded_state))
-    assert int(loaded_state.get(loaded.count)) == 1
-    assert loaded_state.set(loaded.count, jnp.array(7)).get(loaded.count) == 7
 
 
 class Phase(enum.Enum):
@@ -92,6 +69,16 @@ def test_a_whole_run(path):
     st.assert_same_sharing(run["tied state"], loaded["tied state"])
     assert loaded["config"].more is loaded["shared"]
     assert loaded["counts"]["new"] == 0
+
+
+def test_the_size_of_a_file(path):
+    """Each array is written once, and little besides."""
+    model = Tied(width=64)
+    big = {"a": np.zeros(2**24, np.uint8), "b": np.ones((1000, 77), np.float32), "model": model}
+    big["again"] = [big["a"], model]
+    unique = {id(x): x.nbytes for x in jax.tree.leaves(big) if eqx.is_array(x)}  # alive in `big`
+    st.save(path, big)
+    assert path.stat().st_size <= sum(unique.values()) * 1.001 + 2**16
 
 
 def test_saving_what_was_loaded_gives_the_same_file():
