@@ -335,20 +335,3 @@ def test_malformed(tmp_path):
 def test_a_header_of_100_mb_is_the_longest():
     with pytest.raises(st.FormatError, match="not the length"):
         st.verify(struct.pack("<Q", 100_000_001) + b"{}" + b" " * 100_000_000)
-
-
-@hypothesis.given(hs.data())
-def test_any_header_with_a_right_digest_is_read_or_refused(data):
-    """Mutated JSON: never another exception, and never more memory than the file has."""
-    text = header_text(FOUR, BYTES, **{"": json.dumps(MANIFEST)})
-    values = hs.sampled_from(["0", "-1", "3", "1e3", str(2**62), "null", "true", '""', '"U8"', "[]", "[3]", "{}", '"'])
-    for _ in range(data.draw(hs.integers(1, 3))):
-        at = data.draw(hs.integers(len(START) + 9, len(text)))
-        cut = data.draw(hs.integers(0, 6))
-        text = text[:at] + data.draw(values) + text[at + cut :]
-    file = forged(text, BYTES)
-    try:
-        found = st.inspect(file)
-    except (st.FormatError, st.CorruptFileError):
-        return
-    assert found.nbytes <= len(file)

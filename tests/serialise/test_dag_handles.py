@@ -4,7 +4,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import sharedtree as st
@@ -36,25 +35,6 @@ def test_a_dag_comes_back_with_its_ties_and_its_structure():
     assert again.tree is saved["model"]  # the one beside it
     assert saved["another"].tree["w"] is saved["model"]["w"]
     assert st.from_bytes(data, select="['dag'].tree['w'][0]").tolist() == [1, 1, 1]
-
-
-def test_the_state_of_an_optimizer_goes_on_as_if_it_had_not_been_saved():
-    weight = jnp.arange(3.0)
-    tx = optax.adam(1e-1)
-
-    @jax.jit
-    def step(dag, state):
-        gradient = jax.grad(lambda d: jnp.sum(d.tree["embed"] ** 2 * d.tree["head"]))(dag)
-        updates, state = tx.update(gradient, state)
-        return optax.apply_updates(dag, updates), state
-
-    dag = st.Dag({"embed": weight, "head": weight})
-    before = step(dag, tx.init(dag))
-    saved = through_a_file(before)
-    assert jax.tree.structure(saved) == jax.tree.structure(before)
-    for one, two in zip(jax.tree.leaves(step(*saved)), jax.tree.leaves(step(*before)), strict=True):
-        np.testing.assert_array_equal(one, two)
-    assert saved[0].tree["embed"] is saved[0].tree["head"]
 
 
 def test_a_template_with_a_dag():
@@ -103,44 +83,6 @@ def test_a_dag_of_objects_of_nnx():
     layer = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
     saved = through_a_file([layer, st.Dag([layer, layer])], trusted=["flax"])
     assert saved[1].tree[0] is saved[1].tree[1] is saved[0]
-
-
-class Noting:
-    """Counts what is asked of its instances."""
-
-    asked = 0
-
-    def __init__(self, value):
-        self.value = value
-
-    def __eq__(self, other):
-        type(self).asked += 1
-        return isinstance(other, Noting)
-
-    def __hash__(self):
-        type(self).asked += 1
-        return 0
-
-
-def flattened(noting):
-    Noting.asked += 1
-    return (noting.value,), None
-
-
-st.register_node(Noting, flattened, lambda _, children: Noting(*children))
-
-
-def test_nothing_is_asked_of_a_model_before_the_dag_is_used():
-    data = st.to_bytes([st.Dag([Noting(jnp.ones(2))]), Noting(jnp.ones(2))])
-    alone = st.to_bytes([[Noting(jnp.ones(2))], Noting(jnp.ones(2))])
-    counts = []
-    for each in (data, alone):
-        Noting.asked = 0
-        loaded = st.from_bytes(each, trusted=[Noting])
-        counts.append(Noting.asked)
-    assert counts[0] == counts[1]
-    assert len(jax.tree.leaves(st.from_bytes(data, trusted=[Noting])[0])) == 1
-    assert type(loaded[0][0]) is Noting
 
 
 def test_a_model_that_was_changed_since_is_not_saved_for_what_the_dag_holds():

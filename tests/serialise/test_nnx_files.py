@@ -183,29 +183,17 @@ class Holder(nnx.Module, Generic[T]):
         self.layer = nnx.Linear(2, 2, rngs=rngs)
 
 
-def test_what_typing_notes_on_instances_is_left_out(tmp_path):
+def test_what_typing_notes_on_instances_is_left_out():
     noted, plain = Holder[int](nnx.Rngs(0)), Holder(nnx.Rngs(0))
-    assert st.to_bytes(noted) == st.to_bytes(plain)
-    loaded = st.from_bytes(st.to_bytes(noted), trusted=[Holder, "flax"])
-    assert jax.tree.structure(loaded) == jax.tree.structure(plain)
-    loaded.__orig_class__ = Holder[int]  # as the guide says
-    assert jax.tree.structure(loaded) == jax.tree.structure(noted)
-    # No template asks for what no file has.
-    st.save(tmp_path / "file.safetensors", noted)
-    assert jax.tree.structure(st.load(tmp_path / "file.safetensors", like=noted)) == jax.tree.structure(plain)
-
-
-def test_a_loaded_model_is_alive():
-    loaded = load_from(st.to_bytes(Net(nnx.Rngs(0))))
-    loaded.extra = nnx.Param(jnp.ones(2))
-    loaded.blocks.append(nnx.Linear(3, 3, rngs=nnx.Rngs(0)))
-    assert len(loaded.blocks) == 4
-    assert "extra" in nnx.state(loaded)
+    data = st.to_bytes(noted)
+    assert data == st.to_bytes(plain)
+    for options in ({"trusted": [Holder, "flax"]}, {"like": noted}):  # no template asks for what no file has
+        loaded = st.from_bytes(data, **options)
+        assert jax.tree.structure(loaded) == jax.tree.structure(plain)
+        loaded.__orig_class__ = Holder[int]  # as the guide says, and static as before
+        assert jax.tree.structure(loaded) == jax.tree.structure(noted)
     with pytest.raises(ValueError, match="static"):
-        loaded.name = jnp.ones(2)  # NNX knows still that it is static
-    assert_same(loaded, load_from(st.to_bytes(loaded)))
-    del loaded.extra
-    assert_same(loaded, load_from(st.to_bytes(loaded)))
+        loaded.__orig_class__ = jnp.ones(2)
 
 
 # --- training on ------------------------------------------------------------------------------------------------------

@@ -1,8 +1,5 @@
 """Files that `save` writes, read by others: safetensors, NumPy by hand, PyTorch, Orbax. They see each array once."""
 
-import json
-import struct
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -14,8 +11,6 @@ import safetensors.flax
 import safetensors.numpy
 
 import sharedtree as st
-
-SINGLE = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I8": "i1", "U8": "u1", "BOOL": "?"}
 
 
 class Block(eqx.Module):
@@ -90,28 +85,6 @@ def test_safetensors(path, model, expected):
         found = safetensors.flax.load_file(path)
         assert all(isinstance(array, jax.Array) for array in found.values())
         assert_same(found, expected)
-
-
-def test_numpy_by_hand(path, expected):
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
-    assert (8 + length) % 64 == 0
-    metadata = header.pop("__metadata__")
-    found = {}
-    end = 0
-    for name, entry in header.items():
-        start, stop = entry["data_offsets"]
-        assert start == end  # in order, without holes
-        end = stop
-        dtype = np.dtype(SINGLE.get(entry["dtype"], "u4")).newbyteorder("<")
-        found[name] = np.frombuffer(data[8 + length + start : 8 + length + stop], dtype).reshape(entry["shape"])
-    assert 8 + length + end == len(data)
-    assert header["key"]["dtype"] == "U32"
-    assert_same(found, expected)
-    assert metadata["run"] == "first"
-    manifest = json.loads(metadata["sharedtree"])
-    assert {entry["tensor"] for entry in manifest["arrays"]} == set(expected)
 
 
 STORED = {
