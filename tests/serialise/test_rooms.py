@@ -3,11 +3,8 @@
 import pathlib
 import sys
 
-import equinox as eqx
-import jax
 import pytest
 
-import sharedtree as st
 import sharedtree.serialise
 from tests.test_imports import files, imports_of, name_of
 
@@ -57,33 +54,3 @@ def test_a_room_has_no_cycle_and_says_what_comes_in_and_out(room):
     assert len([line for line in said.splitlines() if line.strip()]) <= 5
     assert " in come " in f" {said.lower()} ".replace("\n", " ")
     assert "never" in said.lower()
-
-
-def files_crossed(verb):
-    """The files below `serialise/` whose functions run."""
-    crossed = set()
-
-    def note(frame, event, _):
-        file = pathlib.Path(frame.f_code.co_filename)
-        if event == "call" and file.is_relative_to(ROOT):
-            crossed.add(file)
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        verb()
-    finally:
-        sys.setprofile(before)
-    return crossed
-
-
-def test_how_many_files_a_verb_goes_through(tmp_path):
-    """Whoever adds a file to the way of a model to the disk or back has to say so here."""
-    layer = eqx.nn.Linear(2, 2, key=jax.random.key(0))
-    tree = {"model": [layer, layer], "activation": jax.nn.relu, "step": 3}
-    path = tmp_path / "model.safetensors"
-    st.save(path, tree)
-    st.load(path)  # what is made once, such as layouts of classes, is there
-    saving, loading = files_crossed(lambda: st.save(path, tree)), files_crossed(lambda: st.load(path))
-    assert len(saving) <= 20, sorted(saving)
-    assert len(loading) <= 22, sorted(loading)
