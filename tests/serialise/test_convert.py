@@ -127,26 +127,22 @@ def test_ties_by_equality():
     assert st.convert(leaves_file(tree), like=tree, ties="equal").tied == ()
 
 
-def test_copies_of_a_tie_that_differ():
-    net = st.untie(tied())
-    changed = eqx.tree_at(lambda net: net.head.weight, net, net.head.weight + 1)
-    with pytest.raises(st.StructureMismatchError, match=r"\.embed\.weight") as caught:
-        st.convert(leaves_file(changed), like=tied())
-    assert caught.value.paths == (".head.weight",)
-    assert_same(st.convert(leaves_file(changed), like=net).tree, changed)
-
-
 def test_all_that_does_not_fit_is_listed():
     tree = [jnp.zeros(3), jnp.zeros((2, 2)), 1.5, jnp.zeros(3, jnp.int32)]
     like = [jnp.zeros(4), jnp.zeros((2, 2)), 2, jnp.zeros(3), jnp.zeros(7)]
     with pytest.raises(st.StructureMismatchError) as caught:
         st.convert(leaves_file(tree), like=like)
     assert caught.value.paths == ("[0]", "[2]", "[3]", "[4]")
-    with pytest.raises(st.StructureMismatchError, match="after the last leaf"):
-        st.convert(leaves_file(tree), like=tree[:2])
-    with pytest.raises(st.StructureMismatchError, match="nothing"):
-        st.convert(b"", like=tree)
+    for data, fitting, words in ((leaves_file(tree), tree[:2], "after the last leaf"), (b"", tree, "nothing")):
+        with pytest.raises(st.StructureMismatchError, match=words):
+            st.convert(data, like=fitting)
     assert st.convert(b"", like=["text", None]).tree == ["text", None]
+    net = st.untie(tied())
+    changed = eqx.tree_at(lambda net: net.head.weight, net, net.head.weight + 1)  # another copy of what is tied
+    with pytest.raises(st.StructureMismatchError, match=r"\.embed\.weight") as caught:
+        st.convert(leaves_file(changed), like=tied())
+    assert caught.value.paths == (".head.weight",)
+    assert_same(st.convert(leaves_file(changed), like=net).tree, changed)
 
 
 def test_keys_have_no_form(tmp_path):
@@ -312,23 +308,26 @@ def test_nothing_is_written_that_is_a_pickle_or_not_read_back():
 
 def test_wrong_arguments(tmp_path):
     data = leaves_file([jnp.ones(2)])
-    with pytest.raises(ValueError, match="like="):
-        st.convert(data)
-    with pytest.raises(st.CorruptFileError, match="empty"):
-        st.convert(b"")
-    with pytest.raises(ValueError, match="safetensors"):
-        st.convert(data, tmp_path / "model.bin", like=[jnp.ones(2)])
-    with pytest.raises(ValueError, match="ties"):
-        st.convert(data, like=[jnp.ones(2)], ties="guess")  # pyright: ignore
-    with pytest.raises(FileNotFoundError):
-        st.convert(tmp_path / "nothing.eqx", like=[jnp.ones(2)])
+    for source, arguments, options, error, words in (
+        (data, (), {}, ValueError, "like="),
+        (b"", (), {}, st.CorruptFileError, "empty"),
+        (data, (tmp_path / "model.bin",), {"like": [jnp.ones(2)]}, ValueError, "safetensors"),
+        (data, (), {"like": [jnp.ones(2)], "ties": "guess"}, ValueError, "ties"),
+        (tmp_path / "nothing.eqx", (), {"like": [jnp.ones(2)]}, FileNotFoundError, "nothing.eqx"),
+        *[
+            (
+                safetensors.numpy.save({"a": np.ones(2)}, metadata),
+                (),
+                {},
+                st.FormatError,
+                "not one that sharedtree wrote",
+            )
+            for metadata in (None, {"format": "pt"})
+        ],
+    ):
+        with pytest.raises(error, match=words):
+            st.convert(source, *arguments, **options)
     assert os.listdir(tmp_path) == []
-
-
-def test_other_files_of_safetensors():
-    for metadata in (None, {"format": "pt"}):
-        with pytest.raises(st.FormatError, match="safetensors file, but not one that sharedtree wrote"):
-            st.convert(safetensors.numpy.save({"a": np.ones(2)}, metadata))
 
 
 # --- flax -------------------------------------------------------------------------------------------------------------
