@@ -154,11 +154,6 @@ def closing(w):
     return function
 
 
-@eqx.filter_vmap
-def mapped_with_a_default(x, w=jnp.ones(2)):  # noqa: B008
-    return x
-
-
 class Holder:
     __slots__ = ("w",)
 
@@ -172,23 +167,18 @@ def with_attribute(x):
 
 with_attribute.w = {"a": Holder(jnp.ones(2))}
 in_a_cell = closing(jnp.ones(2))
-in_a_jitted_cell = jax.jit(closing(jnp.ones(2)))
 of_a_key = closing(jax.random.key(0))
 of_a_reference = closing(jax.new_ref(jnp.ones(2)))
-wrapping = functools.wraps(in_a_cell)(lambda x: x)
 with_kept_identities = st.jit(in_a_cell)
-appending = [jnp.ones(2)].append
 of_a_method = jax.vmap(vanilla.Gapped(jnp.ones(2)).forward)
 
 
 REFUSED = [
     (table_by_default, "default of `table` → [0]"), (table_by_keyword, "default of `table`"),
-    (mapped_with_a_default, "default of `w`"), (with_attribute, "attribute `w` → ['a'] → attribute `w`"),
-    (in_a_cell, "closure cell `w`"), (in_a_jitted_cell, "attribute `__wrapped__` → closure cell `w`"),
+    (with_attribute, "attribute `w` → ['a'] → attribute `w`"), (in_a_cell, "closure cell `w`"),
     (of_a_key, "closure cell `w`"), (of_a_reference, "closure cell `w`"),
-    (wrapping, "attribute `__wrapped__` → closure cell `w`"),
     (with_kept_identities, "attribute `__wrapped__` → closure cell `w`"),
-    (appending, "attribute `__self__` → [0]"), (of_a_method, "attribute `__self__` → attribute `weight`"),
+    (of_a_method, "attribute `__self__` → attribute `weight`"),
 ]  # fmt: skip
 
 

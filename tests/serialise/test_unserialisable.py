@@ -88,31 +88,16 @@ def test_what_cannot_be_saved_is_listed_at_once(bad, path):
 
 
 WORDS = {
-    "lambda": "lambda(.|\n)*`def` at module level",
-    "local lambda": "lambda inside a function(.|\n)*module level",
-    "local module": "module level",
-    "local function": "module level",
-    "unregistered": "register_pytree_node",
-    "generator": "generator(.|\n)*leave it out",
-    "file": "TextIOWrapper(.|\n)*leave it out",
-    "lock": "lock(.|\n)*leave it out",
-    "tracer": "tracer",
-    "donated": "donated",
-    "object array": "dtype `object`",
-    "text array": "dtype",
-    "structured array": "dtype",
-    "structured dtype": "dtype",
-    "masked": "numpy.asarray",
-    "initializer": "inside a function",
-    "subclass of str": "subclass of `str`",
-    "counter": "subclass of `dict`",
-    "exception": "ValueError",
-    "module": "module of Python",
-    "type with arguments": "GenericAlias",
-    "reference": "freeze",
-    "compiled": "signature|cannot be rebuilt|lambda",
+    "lambda": "lambda(.|\n)*`def` at module level", "local lambda": "lambda inside a function(.|\n)*module level",
+    "local module": "module level", "local function": "module level", "unregistered": "register_pytree_node",
+    "generator": "generator(.|\n)*leave it out", "file": "TextIOWrapper(.|\n)*leave it out",
+    "lock": "lock(.|\n)*leave it out", "tracer": "tracer", "donated": "donated", "object array": "dtype `object`",
+    "text array": "dtype", "structured array": "dtype", "structured dtype": "dtype", "masked": "numpy.asarray",
+    "initializer": "inside a function", "subclass of str": "subclass of `str`", "counter": "subclass of `dict`",
+    "exception": "ValueError", "module": "module of Python", "type with arguments": "GenericAlias",
+    "reference": "freeze", "compiled": "signature|cannot be rebuilt|lambda",
     "odd attribute": "the attribute `1`, which is no field of its class",
-}
+}  # fmt: skip
 
 
 def test_each_says_what_to_do(bad, path):
