@@ -217,6 +217,11 @@ def with_tensors(data, tensors):
     return draft.file(with_digests=True)
 
 
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize(
+    ("file", "size"),
+    [(methods_and_types, 30), (refused_names, 30), (missing_fields, 30), (keys_of_one_hash, 10), (key_arrays, 20)],
+)
 def test_work_grows_with_the_size(file, size):
     usual = ("load", "like, not strict", "audit", "show", "diff")  # the others do a part of what these do
     for name in ENTRY_POINTS if IS_THOROUGH else usual:
