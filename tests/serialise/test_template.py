@@ -209,14 +209,11 @@ def test_what_fits_is_loaded(path):
 
 
 def test_ties_of_modules(path):
-    st.save(path, model(tied=True))
-    with pytest.raises(st.StructureMismatchError, match="another one") as raised:
-        st.load(path, like=model(tied=False))
-    assert raised.value.paths == (".decoder[0]",)  # what is in it need not be listed
-    st.save(path, model(tied=False))
-    with pytest.raises(st.StructureMismatchError, match="one object with it") as raised:
-        st.load(path, like=model(tied=True))
-    assert raised.value.paths == (".decoder[0]",)
+    for tied, words in ((True, "another one"), (False, "one object with it")):
+        st.save(path, model(tied=tied))
+        with pytest.raises(st.StructureMismatchError, match=words) as raised:
+            st.load(path, like=model(tied=not tied))
+        assert raised.value.paths == (".decoder[0]",)  # what is in it need not be listed
     loaded, report = st.load(path, like=model(2.0, tied=True), strict=False)
     assert loaded.encoder is loaded.decoder[0]
     assert [d.path for d in report.differences] == [".decoder[0]"]
@@ -284,10 +281,7 @@ def test_a_tie_at_any_key():
         with pytest.raises(st.StructureMismatchError, match=r"with `\['a\|\{b\}'\]`|than `\['a\|\{b\}'\]`") as raised:
             st.load(st.to_bytes(trees[0]), like=trees[1])
         assert raised.value.paths == ("['c']",)
-
-
-def test_numbers_in_a_value_that_occurs_twice_are_no_tie():
-    """A file has an equal tuple once, which a template has twice, or the other way round."""
+    # Numbers are no ties: a file has an equal tuple once, which a template has twice, or the other way round.
     shared = (1, np.float32(2))
     for held, template in ((shared, (1, np.float32(2))), ((1, np.float32(2)), shared)):
         trees = [{"a": [value], "b": [{"k": value}], "c": copy.copy(shared)} for value in (held, template)]
@@ -342,18 +336,15 @@ def test_kinds_of_attributes():
         st.from_bytes(st.to_bytes(Holder(w=st.parameter(jnp.ones(2)))), like=shapes)
 
 
-def test_many_differences_are_cut_short(path):
-    st.save(path, [jnp.zeros(2)] * 1 + [jnp.zeros(2) for _ in range(300)])
+def test_many_differences_are_cut_short():
     with pytest.raises(st.StructureMismatchError, match="and 201 more") as raised:
-        st.load(path, like=[jnp.zeros(3) for _ in range(301)])
+        st.from_bytes(st.to_bytes([jnp.zeros(2) for _ in range(301)]), like=[jnp.zeros(3) for _ in range(301)])
     assert len(raised.value.paths) == 301
 
 
 def test_a_template_puts_arrays_where_its_own_are(path):
-    device = jax.devices()[0]
-    st.save(path, {"a": jnp.ones(2), "b": jnp.ones(2), "k": jax.random.key(0)})
-    committed = jax.device_put(jnp.zeros(2), device)
-    loaded = st.load(path, like={"a": committed, "b": jnp.zeros(2), "k": jax.device_put(jax.random.key(1), device)})
-    assert loaded["a"].committed
-    assert not loaded["b"].committed
-    assert loaded["k"].committed
+    device, key = jax.devices()[0], jax.random.key(0)
+    st.save(path, {"a": jnp.ones(2), "b": jnp.ones(2), "k": key})
+    template = {"a": jax.device_put(jnp.zeros(2), device), "b": jnp.zeros(2), "k": jax.device_put(key, device)}
+    loaded = st.load(path, like=template)
+    assert [loaded[name].committed for name in "abk"] == [True, False, True]
