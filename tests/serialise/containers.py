@@ -66,3 +66,31 @@ def file_of(nodes=(), **changes):
 def naming(*atoms):
     """The bytes of a file that holds a tuple of values, such as `["class", "os:PathLike"]`."""
     return file_of([["tuple", list(atoms)]])
+
+
+class Counting(io.RawIOBase):
+    """A file that counts the bytes that are read from it, and the offsets."""
+
+    def __init__(self, data):
+        self._inner = io.BytesIO(data)
+        self.num_read = 0
+        self.touched = set()
+
+    def readable(self):
+        return True
+
+    def seekable(self):
+        return True
+
+    def seek(self, *args):
+        return self._inner.seek(*args)
+
+    def tell(self):
+        return self._inner.tell()
+
+    def readinto(self, buffer):
+        at = self._inner.tell()
+        count = self._inner.readinto(buffer)
+        self.num_read += count
+        self.touched.add((at, at + count))
+        return count

@@ -62,10 +62,7 @@ SAMPLES: dict[str, Callable[[int], Nodes]] = {
         ["spec", ["x"], None, None],
         ["named_sharding", at, at + 1, None],
     ],
-    "single_device_sharding": lambda at: [
-        ["device", "cpu", ["int", "0"]],
-        ["single_device_sharding", at, None],
-    ],
+    "single_device_sharding": lambda at: [["device", "cpu", ["int", "0"]], ["single_device_sharding", at, None]],
 }
 """How many nodes there are before → the nodes of a sample, which is the last of them."""
 

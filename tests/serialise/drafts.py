@@ -34,9 +34,8 @@ class Draft:
 
     def file(self, *, with_digests: bool) -> bytes:
         """The bytes, the header's digest being right; those of the data too if asked for."""
-        text = (
-            self.manifest_text if self.manifest_text is not None else json.dumps(self.manifest, separators=(",", ":"))
-        )
+        text = self.manifest_text
+        text = json.dumps(self.manifest, separators=(",", ":")) if text is None else text
         data = bytes(self.data)
         if self.is_spilled:
             raw = text.encode("utf-8", "replace")

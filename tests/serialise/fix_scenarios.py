@@ -62,29 +62,51 @@ def load(file, **options):
     return st.load(file, trusted=["fixes_own_models"], **options)
 
 
-def damaged(path):
-    file = saved(path)
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    return file
+def refused(file, category, after=None, **options):
+    """A file that is not loaded with these options."""
+    return Scenario(lambda: st.load(file, **options), category, {"path": file}, after)
 
 
-@scenario
-def a_version_that_is_none(path):
-    cls = dataclass_with([("weight", object)], __sharedtree_version__="new")
-    return Scenario(lambda: st.to_bytes(cls(jnp.ones(1))), st.SharedTreeError)
+def raising(make, *args):
+    """Raises what a function makes."""
+
+    def provoke():
+        raise make(*args)
+
+    return provoke
+
+
+def under(call, *changes):
+    """Calls while attributes are others: (object, name, value)."""
+
+    def provoke():
+        with pytest.MonkeyPatch.context() as patch:
+            for change in changes:
+                patch.setattr(*change)
+            call()
+
+    return provoke
+
+
+def without(call, *modules):
+    """Calls as if modules were not installed."""
+
+    def provoke():
+        with pytest.MonkeyPatch.context() as patch:
+            for module in modules:
+                patch.setitem(sys.modules, module, None)
+            call()
+
+    return provoke
+
+
+# --- saving -----------------------------------------------------------------------------------------------------------
 
 
 @scenario
 def a_header_too_long(path):
     arrays = [jnp.ones(1)] * 2
-
-    def provoke():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_container, "MAX_HEADER_BYTES", 10)
-            saved(path, arrays)
-
+    provoke = under(lambda: saved(path, arrays), (_container, "MAX_HEADER_BYTES", 10))
     return Scenario(provoke, ValueError, {"arrays": arrays})
 
 
@@ -108,101 +130,8 @@ class Pipe:
 
 
 @scenario
-def a_file_that_does_not_block(path):
-    return Scenario(lambda: _container._write_all(Blocking(), memoryview(b"a")), BlockingIOError, {"file": Pipe()})
-
-
-@scenario
-def names_that_are_not_trusted(path):
-    file = file_of_model(path)
-    names = {"path": file, "fixes_own_models": sys.modules["fixes_own_models"]}
-    return Scenario(lambda: st.load(file), st.UntrustedTypeError, names)
-
-
-class Report(Exception):
-    """What `audit` prints is no error, but it offers code, too."""
-
-
-@scenario
-def an_audit_that_refuses(path):
-    file = file_of_model(path)
-
-    def provoke():
-        raise Report(str(st.audit(file)))
-
-    return Scenario(provoke, Report, {"path": file})
-
-
-@contextlib.contextmanager
-def optax_lies_elsewhere():
-    """As if nobody had imported optax, and the one on Python's path were in the current directory."""
-
-    def found_elsewhere(module):
-        raise _installed.ElsewhereError("optax", "optax.py")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(sys.modules, "optax")
-        patch.setattr(_trust, "import_installed", found_elsewhere)
-        yield
-
-
-@scenario
-def a_library_that_is_not_installed(path):
-    file = saved(path, [optax.TraceState(jnp.ones(1))])
-
-    def provoke():
-        with optax_lies_elsewhere():
-            st.load(file)
-
-    return Scenario(provoke, st.UntrustedTypeError, {}, lambda _: st.load(file))
-
-
-@scenario
-def an_audit_of_a_library_that_is_not_installed(path):
-    file = saved(path, [optax.TraceState(jnp.ones(1))])
-
-    def provoke():
-        with optax_lies_elsewhere():
-            raise Report(str(st.audit(file)))
-
-    return Scenario(provoke, Report, {}, lambda _: st.load(file))
-
-
-@scenario
-def a_name_that_is_gone(path):
-    file = file_of_model(path)
-    del sys.modules["fixes_own_models"].Model
-    return Scenario(lambda: load(file), st.StructureMismatchError)
-
-
-@scenario
-def a_dtype_of_a_newer_version(path):
-    def provoke():
-        raise _dtypes._unknown("float77", "float77")
-
-    return Scenario(provoke, st.FormatError)
-
-
-@scenario
-def a_dtype_of_a_newer_ml_dtypes(path):
-    def provoke():
-        raise _dtypes._unknown("float4_e2m1fn", sorted(_dtypes._ML_NAMES)[0])
-
-    return Scenario(provoke, st.FormatError)
-
-
-@scenario
-def a_long_double_of_another_machine(path):
-    def provoke():
-        raise _dtypes._unknown("longdouble[9]", "longdouble[9]")
-
-    return Scenario(provoke, st.FormatError, {"array": np.ones(1)})
-
-
-@scenario
 def a_folder_that_is_not_there(path):
-    target = path / "new" / "model.safetensors"
-    save = lambda *_: st.save(target, [1])
+    save = lambda *_: st.save(path / "new" / "model.safetensors", [1])
     return Scenario(save, FileNotFoundError, {}, save)
 
 
@@ -223,34 +152,77 @@ def a_cycle_in_what_is_saved(path):
 
 
 @scenario
-def a_field_that_is_gone(path):
+def arguments_of_save_in_the_wrong_order(path):
+    os.chdir(path)
+    model = [jnp.ones(1)]
+    return Scenario(lambda: st.save(model, "model.safetensors"), TypeError, {"model": model})
+
+
+@scenario
+def arrays_of_other_processes(path):
+    array = jnp.ones(2)
+    encoded = types.SimpleNamespace(names=["a"], arrays=[types.SimpleNamespace(is_fully_addressable=False)])
+    # The package has the function under the name of the module.
+    change = (sys.modules["sharedtree.serialise.save"], "encode", lambda tree: encoded)
+    names = {"manager": ocp.CheckpointManager(path), "step": 1, "tree": [array]}
+    return Scenario(under(lambda: st.to_bytes([array]), change), st.UnserialisableError, names)
+
+
+@scenario
+def metadata_that_is_no_text(path):
+    provoke = lambda: st.save(path / "a", [1], metadata={"rate": 0.1})
+    return Scenario(provoke, ValueError, {"path": path / "a", "model": [1], "config": {"rate": 0.1}})
+
+
+# --- names and classes ------------------------------------------------------------------------------------------------
+
+
+class Report(Exception):
+    """What `audit` prints is no error, but it offers code, too."""
+
+
+def audited(file):
+    raise Report(str(st.audit(file)))
+
+
+def untrusted(path, look, category):
     file = file_of_model(path)
-    dataclass_with([("weight", object)])
-    return Scenario(
-        lambda: load(file), st.StructureMismatchError, {}, lambda names: load(file, renames=names["renames"])
-    )
+    names = {"path": file, "fixes_own_models": sys.modules["fixes_own_models"]}
+    return Scenario(lambda: look(file), category, names)
 
 
-@scenario
-def renames_that_are_no_dict(path):
-    file = saved(path)
-    return Scenario(
-        lambda: st.load(file, renames=["a"]), TypeError, {}, lambda names: st.load(file, renames=names["renames"])
-    )
+def changed_since(path, change, after=None):
+    """A file of a class of which the next edit made another one."""
+    file = file_of_model(path)
+    change()
+    return Scenario(lambda: load(file), st.StructureMismatchError, {}, after and (lambda names: after(file, names)))
 
 
-@scenario
-def renames_of_nothing(path):
-    file = saved(path)
-    after = lambda names: st.load(file, renames=names["renames"])
-    return Scenario(lambda: st.load(file, renames={"no name": "b"}), ValueError, {}, after)
+@contextlib.contextmanager
+def optax_lies_elsewhere():
+    """As if nobody had imported optax, and the one on Python's path were in the current directory."""
+
+    def found_elsewhere(module):
+        raise _installed.ElsewhereError("optax", "optax.py")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "optax")
+        patch.setattr(_trust, "import_installed", found_elsewhere)
+        yield
 
 
-@scenario
-def renames_to_no_name(path):
-    file = saved(path)
-    after = lambda names: st.load(file, renames=names["renames"])
-    return Scenario(lambda: st.load(file, renames={"a:B": 1}), TypeError, {}, after)
+def of_optax_elsewhere(path, look, category):
+    file = saved(path, [optax.TraceState(jnp.ones(1))])
+
+    def provoke():
+        with optax_lies_elsewhere():
+            look(file)
+
+    return Scenario(provoke, category, {}, lambda _: st.load(file))
+
+
+def wrong_renames(path, renames, category):
+    return refused(saved(path), category, lambda names: with_renames(names["path"], names), renames=renames)
 
 
 @scenario
@@ -265,26 +237,17 @@ def a_version_without_a_migration(path):
     return Scenario(lambda: load(file), st.StructureMismatchError, {}, after)
 
 
-@scenario
-def a_file_of_another_program(path):
-    file = path / "other.safetensors"
-    safetensors.numpy.save_file({"a": np.ones(2, np.float32)}, str(file))
-
-    def after(names):
-        assert names["tensors"]["a"].tolist() == [1, 1]
-
-    return Scenario(lambda: st.load(str(file)), st.FormatError, {"safetensors": safetensors, "path": str(file)}, after)
+# --- loading ----------------------------------------------------------------------------------------------------------
 
 
-@scenario
-def a_template_for_a_file_of_another_program(path):
+def of_another_program(path, category, names=None, **options):
     file = str(path / "other.safetensors")
     safetensors.numpy.save_file({"a": np.ones(2, np.float32)}, file)
 
     def after(names):
         assert names["tensors"]["a"].tolist() == [1, 1]
 
-    return Scenario(lambda: st.load(file, foreign=True, like={"a": 1}), ValueError, {"path": file}, after)
+    return Scenario(lambda: st.load(file, **options), category, {"path": file, **(names or {})}, after)
 
 
 @scenario
@@ -301,35 +264,18 @@ def packed_tensors_of_another_program(path):
 
 
 @scenario
-def half_a_character(path):
-    text = "\ud800"
-    return Scenario(lambda: st.to_bytes([1], metadata={"key": text}), ValueError, {"text": text})
+def a_template_that_does_not_fit(path):
+    file, template = saved(path), {"a": jnp.ones(4)}
+    names = {"path": file, "template": template}
+    return Scenario(lambda: st.load(file, like=template), st.StructureMismatchError, names)
 
 
-@scenario
-def a_newer_format(path):
-    reader = lambda: _manifest.parse_manifest('{"format": 99, "library": "sharedtree 9"}')
-    return Scenario(reader, st.FormatError)
-
-
-@scenario
-def a_part_that_is_not_there(path):
+def damaged(path, look):
     file = saved(path)
-    return Scenario(lambda: st.load(file, select=".b"), st.StructureMismatchError, {"path": file})
-
-
-@scenario
-def a_mesh_of_more_devices(path):
-    count = 10_000
-    shown = jax.config.jax_num_cpu_devices
-    config = types.SimpleNamespace(update=lambda name, value: getattr(jax.config, name) is shown)
-    parts = _nodes.Parts({}, [], [], _nodes.Collisions())
-    parts.table = list(range(count))  # of the ids
-    return Scenario(
-        lambda: _kinds.BUILDERS["mesh"](parts, ["mesh", [count], ["x"], list(range(count)), ["Auto"]]),
-        st.StructureMismatchError,
-        {"jax": types.SimpleNamespace(config=config)},  # with a backend running it is too late to change it
-    )
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    return Scenario(lambda: look(file), st.CorruptFileError, {"path": file})
 
 
 @scenario
@@ -341,7 +287,19 @@ def numbers_of_64_bits(path):
         assert st.load(file)[0].dtype == np.int64
         jax.config.update("jax_enable_x64", False)
 
-    return Scenario(lambda: st.load(file), st.StructureMismatchError, {}, after)
+    return refused(file, st.StructureMismatchError, after)
+
+
+@scenario
+def a_mesh_of_more_devices(path):
+    count = 10_000
+    shown = jax.config.jax_num_cpu_devices
+    config = types.SimpleNamespace(update=lambda name, value: getattr(jax.config, name) is shown)
+    parts = _nodes.Parts({}, [], [], _nodes.Collisions())
+    parts.table = list(range(count))  # of the ids
+    provoke = lambda: _kinds.BUILDERS["mesh"](parts, ["mesh", [count], ["x"], list(range(count)), ["Auto"]])
+    # With a backend running it is too late to change it.
+    return Scenario(provoke, st.StructureMismatchError, {"jax": types.SimpleNamespace(config=config)})
 
 
 @scenario
@@ -358,110 +316,18 @@ def a_sharding_that_does_not_fit(path):
 
 
 @scenario
-def a_sharding_that_is_none(path):
-    file = saved(path)
-    return Scenario(lambda: st.load(file, sharding="cpu"), TypeError, {"path": file})
-
-
-@scenario
 def a_dtype_that_jax_has_not(path):
     entry = types.SimpleNamespace(kind="jax", dtype="longdouble", tensor="a", shape=(1,))
-
-    def provoke():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_placing, "_is_dtype_of_jax", lambda name: False)
-            _placing.placements_of([entry], lambda _: None)
-
-    return Scenario(provoke, st.FormatError)
+    place = lambda: _placing.placements_of([entry], lambda _: None)
+    return Scenario(under(place, (_placing, "_is_dtype_of_jax", lambda name: False)), st.FormatError)
 
 
-@scenario
-def a_bar_without_tqdm(path):
-    def provoke():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, "tqdm", None)
-            patch.setitem(sys.modules, "tqdm.auto", None)
-            with _chunks.showing(True, "saving"):
-                pass
-
-    return Scenario(provoke, ImportError)
+def a_bar():
+    with _chunks.showing(True, "saving"):
+        pass
 
 
-@scenario
-def a_program_without_flatbuffers(path):
-    def provoke():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, "flatbuffers", None)
-            st.Exported.deserialize(b"")
-
-    return Scenario(provoke, ImportError)
-
-
-@scenario
-def a_damaged_file(path):
-    file = damaged(path)
-    return Scenario(lambda: st.load(file), st.CorruptFileError, {"path": file})
-
-
-@scenario
-def a_damaged_file_that_is_verified(path):
-    file = damaged(path)
-    return Scenario(lambda: st.verify(file), st.CorruptFileError, {"path": file})
-
-
-@scenario
-def arguments_of_save_in_the_wrong_order(path):
-    os.chdir(path)
-    model = [jnp.ones(1)]
-    return Scenario(lambda: st.save(model, "model.safetensors"), TypeError, {"model": model})
-
-
-@scenario
-def arrays_of_other_processes(path):
-    array = jnp.ones(2)
-    manager = ocp.CheckpointManager(path)
-
-    class Elsewhere:
-        is_fully_addressable = False
-
-    def provoke():
-        with pytest.MonkeyPatch.context() as patch:
-            encoded = types.SimpleNamespace(names=["a"], arrays=[Elsewhere()])
-            # The package has the function under the name of the module.
-            patch.setattr(sys.modules["sharedtree.serialise.save"], "encode", lambda tree: encoded)
-            st.to_bytes([array])
-
-    return Scenario(provoke, st.UnserialisableError, {"manager": manager, "step": 1, "tree": [array]})
-
-
-@scenario
-def metadata_that_is_no_text(path):
-    return Scenario(
-        lambda: st.save(path / "a", [1], metadata={"rate": 0.1}),
-        ValueError,
-        {"path": path / "a", "model": [1], "config": {"rate": 0.1}},
-    )
-
-
-@scenario
-def a_source_that_is_none(path):
-    return Scenario(lambda: st.load(io.StringIO()), TypeError, {"path": saved(path)})
-
-
-@scenario
-def a_template_that_does_not_fit(path):
-    file = saved(path)
-    template = {"a": jnp.ones(4)}
-    return Scenario(
-        lambda: st.load(file, like=template), st.StructureMismatchError, {"path": file, "template": template}
-    )
-
-
-@scenario
-def all_of_the_standard_library(path):
-    file = saved(path)
-    after = lambda names: st.load(file, trusted=names["trusted"])
-    return Scenario(lambda: st.load(file, trusted=["os"]), ValueError, {}, after)
+# --- Orbax ------------------------------------------------------------------------------------------------------------
 
 
 def manager_with_a_step(path):
@@ -477,49 +343,33 @@ def a_checkpoint_that_orbax_saved_alone(path):
     manager.save(1, args=ocp.args.StandardSave({"a": jnp.ones(2)}))
     manager.wait_until_finished()
     again = ocp.CheckpointManager(path)
-    return Scenario(
-        lambda: st.orbax.restore(again, 1),
-        st.FormatError,
-        {"manager": manager, "step": 1, "template": {"a": jnp.zeros(2)}, "orbax": sys.modules["orbax"]},
-    )
+    names = {"manager": manager, "step": 1, "template": {"a": jnp.zeros(2)}, "orbax": sys.modules["orbax"]}
+    return Scenario(lambda: st.orbax.restore(again, 1), st.FormatError, names)
 
 
 @scenario
 def an_item_by_the_name_of_ours(path):
-    manager = ocp.CheckpointManager(path)
-    items = {"sharedtree_arrays": ocp.args.JsonSave({}), "arrays": ocp.args.JsonSave({})}
-    taken = next(name for name in (st_orbax._ARRAYS, st_orbax._MANIFEST) if name in items)
-    items = {taken: items[taken]}
-    return Scenario(
-        lambda: st.orbax.save(manager, 1, [jnp.ones(1)], items=items),
-        ValueError,
-        {"manager": manager, "step": 1, "tree": [jnp.ones(1)], "items": items},
-    )
+    names = {"manager": ocp.CheckpointManager(path), "step": 1, "tree": [jnp.ones(1)]}
+    names["items"] = {st_orbax._ARRAYS: ocp.args.JsonSave({})}
+    return Scenario(lambda: st.orbax.save(names["manager"], 1, names["tree"], items=names["items"]), ValueError, names)
 
 
-@scenario
-def without_orbax(path):
-    def provoke():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, "orbax.checkpoint", None)
-            st_orbax._orbax()
-
-    return Scenario(provoke, ImportError)
-
-
-@scenario
-def a_manifest_beside_orbax_that_was_changed(path):
+def restoring(path, category, *changes):
     manager = manager_with_a_step(path)
-
-    def provoke():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(st_orbax, "_crc", lambda text: "00000000")
-            st.orbax.restore(manager, 1)
-
-    return Scenario(provoke, st.CorruptFileError, {"manager": manager, "step": 1})
+    provoke = under(lambda: st.orbax.restore(manager, 1), *changes)
+    return Scenario(provoke, category, {"manager": manager, "step": 1})
 
 
-def orbax_says(path, text):
+@scenario
+def arrays_for_which_there_is_no_memory(path):
+    def no_memory(*_):
+        raise MemoryError
+
+    change = (_orbax_forms, "np", types.SimpleNamespace(**{**vars(np), "empty": no_memory}))
+    return restoring(path, st.StructureMismatchError, change)
+
+
+def orbax_says(path, text, category):
     manager = manager_with_a_step(path)
 
     class Failing:
@@ -530,58 +380,19 @@ def orbax_says(path, text):
                 return manager.restore(step, args=args)
             raise ValueError(text)
 
-    return Scenario(
-        lambda: st.orbax.restore(Failing(), 1),
-        st.CorruptFileError if "LOSS" in text else st.FormatError,
-        {"manager": manager, "step": 1},
-    )
+    return Scenario(lambda: st.orbax.restore(Failing(), 1), category, {"manager": manager, "step": 1})
 
 
-@scenario
-def arrays_that_orbax_finds_damaged(path):
-    return orbax_says(path, "DATA_LOSS")
-
-
-@scenario
-def arrays_that_orbax_cannot_read(path):
-    return orbax_says(path, "no such array")
-
-
-@scenario
-def arrays_of_another_checkpoint(path):
-    manager = manager_with_a_step(path)
-
-    def provoke():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_orbax_forms, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
-            st.orbax.restore(manager, 1)
-
-    return Scenario(provoke, st.FormatError, {"manager": manager, "step": 1})
-
-
-@scenario
-def arrays_for_which_there_is_no_memory(path):
-    manager = manager_with_a_step(path)
-
-    def no_memory(*_):
-        raise MemoryError
-
-    def provoke():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_orbax_forms, "np", types.SimpleNamespace(**{**vars(np), "empty": no_memory}))
-            st.orbax.restore(manager, 1)
-
-    return Scenario(provoke, st.StructureMismatchError, {"manager": manager, "step": 1})
+# --- files of Equinox -------------------------------------------------------------------------------------------------
 
 
 @scenario
 def a_file_of_equinox_without_the_tie_of_the_template(path):
-    tied = [jnp.arange(3.0)] * 2
-    eqx.tree_serialise_leaves(path / "tree.eqx", [tied[0], tied[0] + 1])
-    names = {"source": path / "tree.eqx", "template": tied}
-    return Scenario(
-        lambda: st.convert(path / "tree.eqx", like=tied), st.StructureMismatchError, names, are_alternatives=True
-    )
+    tied, source = [jnp.arange(3.0)] * 2, path / "tree.eqx"
+    eqx.tree_serialise_leaves(source, [tied[0], tied[0] + 1])
+    names = {"source": source, "template": tied}
+    convert = lambda: st.convert(source, like=tied)
+    return Scenario(convert, st.StructureMismatchError, names, are_alternatives=True)
 
 
 @scenario
@@ -598,20 +409,79 @@ def a_file_of_equinox_without_a_template(path):
 @scenario
 def a_file_of_equinox_with_numbers_of_64_bits(path):
     eqx.tree_serialise_leaves(path / "tree.eqx", [np.arange(2)])
-    like = [jax.ShapeDtypeStruct((2,), np.int64)]
+    convert = lambda: st.convert(path / "tree.eqx", like=[jax.ShapeDtypeStruct((2,), np.int64)])
 
     def after(_):
-        assert st.convert(path / "tree.eqx", like=like).tree[0].dtype == np.int64
+        assert convert().tree[0].dtype == np.int64
         jax.config.update("jax_enable_x64", False)
 
-    return Scenario(lambda: st.convert(path / "tree.eqx", like=like), st.StructureMismatchError, {}, after)
+    return Scenario(convert, st.StructureMismatchError, {}, after)
 
 
-@scenario
-def a_file_of_flax_without_flax(path):
-    def provoke():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, "flax.serialization", None)
-            st.convert(b"\x80")
+# --- those that are said in a line ------------------------------------------------------------------------------------
 
-    return Scenario(provoke, st.CompatibilityError)
+
+def made_by(category, provoke, *modules, **names):
+    """A message that needs no folder, without some modules."""
+    return lambda path: Scenario(without(provoke, *modules), category, names)
+
+
+def with_renames(file, names):
+    load(file, renames=names["renames"])
+
+
+unknown = _dtypes._unknown
+OTHERS = {
+    "a_version_that_is_none": made_by(
+        st.SharedTreeError,
+        lambda: st.to_bytes(dataclass_with([("weight", object)], __sharedtree_version__="new")(jnp.ones(1))),
+    ),
+    "a_file_that_does_not_block": lambda path: Scenario(
+        lambda: _container._write_all(Blocking(), memoryview(b"a")), BlockingIOError, {"file": Pipe()}
+    ),
+    "half_a_character": made_by(ValueError, lambda: st.to_bytes([1], metadata={"key": "\ud800"}), text="\ud800"),
+    "a_newer_format": made_by(st.FormatError, lambda: _manifest.parse_manifest('{"format": 99, "library": "a 9"}')),
+    "a_dtype_of_a_newer_version": made_by(st.FormatError, raising(unknown, "float77", "float77")),
+    "a_dtype_of_a_newer_ml_dtypes": made_by(st.FormatError, raising(unknown, "float4_e2m1fn", min(_dtypes._ML_NAMES))),
+    "a_long_double_of_another_machine": made_by(
+        st.FormatError, raising(unknown, "longdouble[9]", "longdouble[9]"), array=np.ones(1)
+    ),
+    "a_bar_without_tqdm": made_by(ImportError, a_bar, "tqdm", "tqdm.auto"),
+    "a_program_without_flatbuffers": made_by(ImportError, lambda: st.Exported.deserialize(b""), "flatbuffers"),
+    "without_orbax": made_by(ImportError, st_orbax._orbax, "orbax.checkpoint"),
+    "a_file_of_flax_without_flax": made_by(st.CompatibilityError, lambda: st.convert(b"\x80"), "flax.serialization"),
+    "names_that_are_not_trusted": lambda path: untrusted(path, st.load, st.UntrustedTypeError),
+    "an_audit_that_refuses": lambda path: untrusted(path, audited, Report),
+    "a_library_that_is_not_installed": lambda path: of_optax_elsewhere(path, st.load, st.UntrustedTypeError),
+    "an_audit_of_a_library_that_is_not_installed": lambda path: of_optax_elsewhere(path, audited, Report),
+    "a_name_that_is_gone": lambda path: changed_since(path, lambda: delattr(sys.modules["fixes_own_models"], "Model")),
+    "a_field_that_is_gone": lambda path: changed_since(
+        path, lambda: dataclass_with([("weight", object)]), with_renames
+    ),
+    "renames_that_are_no_dict": lambda path: wrong_renames(path, ["a"], TypeError),
+    "renames_of_nothing": lambda path: wrong_renames(path, {"no name": "b"}, ValueError),
+    "renames_to_no_name": lambda path: wrong_renames(path, {"a:B": 1}, TypeError),
+    "all_of_the_standard_library": lambda path: refused(
+        saved(path), ValueError, lambda names: st.load(names["path"], trusted=names["trusted"]), trusted=["os"]
+    ),
+    "a_file_of_another_program": lambda path: of_another_program(path, st.FormatError, {"safetensors": safetensors}),
+    "a_template_for_a_file_of_another_program": lambda path: of_another_program(
+        path, ValueError, foreign=True, like={"a": 1}
+    ),
+    "a_part_that_is_not_there": lambda path: refused(saved(path), st.StructureMismatchError, select=".b"),
+    "a_sharding_that_is_none": lambda path: refused(saved(path), TypeError, sharding="cpu"),
+    "a_source_that_is_none": lambda path: Scenario(lambda: st.load(io.StringIO()), TypeError, {"path": saved(path)}),
+    "a_damaged_file": lambda path: damaged(path, st.load),
+    "a_damaged_file_that_is_verified": lambda path: damaged(path, st.verify),
+    "a_manifest_beside_orbax_that_was_changed": lambda path: restoring(
+        path, st.CorruptFileError, (st_orbax, "_crc", lambda text: "00000000")
+    ),
+    "arrays_of_another_checkpoint": lambda path: restoring(
+        path, st.FormatError, (_orbax_forms, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
+    ),
+    "arrays_that_orbax_finds_damaged": lambda path: orbax_says(path, "DATA_LOSS", st.CorruptFileError),
+    "arrays_that_orbax_cannot_read": lambda path: orbax_says(path, "no such array", st.FormatError),
+}
+for name, make in OTHERS.items():
+    make.__name__ = name
+    scenario(make)

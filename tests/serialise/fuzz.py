@@ -95,21 +95,12 @@ def run(
     with tempfile.TemporaryFile() as progress:
         while start < stop and len(failures) < max_failures:
             os.pwrite(progress.fileno(), struct.pack("<Q", _NOT_BEGUN), 0)
+            numbers = map(str, (start, stop, seed, progress.fileno()))
             child = subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.serialise.fuzz",
-                    "--child",
-                    *map(str, (start, stop, seed, progress.fileno())),
-                    "--ways",
-                    ways,
-                ],
-                pass_fds=[progress.fileno()],
-                capture_output=True,
-                text=True,
+                [sys.executable, "-m", "tests.serialise.fuzz", "--child", *numbers, "--ways", ways],
+                pass_fds=[progress.fileno()], capture_output=True, text=True,
                 env={**os.environ, "MALLOC_ARENA_MAX": "1", "JAX_PLATFORMS": "cpu"},
-            )
+            )  # fmt: skip
             lines = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("{")]
             failures += [line for line in lines if "case" in line]
             for line in lines:

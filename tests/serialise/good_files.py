@@ -31,37 +31,24 @@ def _tied() -> Any:
 
 
 def _values() -> Any:
+    make = strategies.make
     return [
         {1: {strategies.Key(2)}, "x": strategies.Mode.LOG, (1, "a"): strategies.Color.RED, None: -0.0},
         [2**100, float("nan"), 1j, "\ud83d", b"\xff", ..., slice(1, None), range(5), frozenset({1, 2})],
-        strategies.Pair(1, strategies.make(strategies.Slotted, a=1, b=2)),
-        strategies.Registered((np.ones(2), 3), ["aux"]),
-        strategies.make(strategies.Config, rate=[1.5], steps=3, scale=1, derived=None, undeclared=2),
-        jax.tree_util.Partial(jnp.add, 1, x=2),
-        jax.tree_util.tree_structure([1, {"a": 2}]),
-        jax.ShapeDtypeStruct((2,), jnp.float32),
-        jax.sharding.PartitionSpec("x"),
-        np.float32(2),
-        np.dtype(">i2"),
-        object(),
-        bytearray(b"ab"),
-    ]
+        strategies.Pair(1, make(strategies.Slotted, a=1, b=2)), strategies.Registered((np.ones(2), 3), ["aux"]),
+        make(strategies.Config, rate=[1.5], steps=3, scale=1, derived=None, undeclared=2),
+        jax.tree_util.Partial(jnp.add, 1, x=2), jax.tree_util.tree_structure([1, {"a": 2}]),
+        jax.ShapeDtypeStruct((2,), jnp.float32), jax.sharding.PartitionSpec("x"), np.float32(2), np.dtype(">i2"),
+        object(), bytearray(b"ab"),
+    ]  # fmt: skip
 
 
 def _arrays() -> Any:
-    names = [
-        "bool", "int8", "uint16", "int32", "float16", "float32", "float64", "complex64", "complex128", ">f4", "M8[ns]",
-    ]  # fmt: skip
-    dtypes = [np.dtype(name) for name in names] + [np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.int4)]
+    names = "bool int8 uint16 int32 float16 float32 float64 complex64 complex128 >f4 M8[ns]"
+    dtypes = [*map(np.dtype, names.split()), np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.int4)]
     of_numpy = [np.ones((2, 2)).astype(dtype) for dtype in dtypes]
-    return [
-        of_numpy,
-        jnp.zeros((0, 3)),
-        jnp.float32(1),
-        jnp.asarray(2.0),
-        jax.random.key(1),
-        jnp.arange(64, dtype="i4"),
-    ]
+    of_jax = [jnp.zeros((0, 3)), jnp.float32(1), jnp.asarray(2.0), jax.random.key(1), jnp.arange(64, dtype="i4")]
+    return [of_numpy, *of_jax]
 
 
 def _state() -> Any:

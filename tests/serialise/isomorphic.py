@@ -70,16 +70,9 @@ def pairs(path, x, y):
         assert x.__func__ is y.__func__, path
         return [(".__self__", x.__self__, y.__self__)]
     elif isinstance(x, functools.partial):
-        return [
-            (".func", x.func, y.func),
-            (".args", x.args, y.args),
-            (".keywords", list(x.keywords.items()), list(y.keywords.items())),
-            (
-                ".__dict__",
-                vars(x) if type(x) is functools.partial else None,
-                vars(y) if type(x) is functools.partial else None,
-            ),
-        ]
+        one, two = ((each.func, each.args, list(each.keywords.items())) for each in (x, y))
+        attributes = [(".__dict__", vars(x), vars(y))] if type(x) is functools.partial else []
+        return [*zip((".func", ".args", ".keywords"), one, two, strict=True), *attributes]
     elif isinstance(x, collections.deque):
         assert len(x) == len(y) and x.maxlen == y.maxlen, path
         return [(f"[{i}]", p, q) for i, (p, q) in enumerate(zip(x, y, strict=True))]

@@ -84,11 +84,11 @@ def operations_with(like: Any) -> list[tuple[str, Callable[[bytes], Any]]]:
         ("select", lambda data: st.from_bytes(data, trusted=TRUSTED, select="[0]")),
         ("like", lambda data: st.from_bytes(data, trusted=TRUSTED, like=like, strict=False)),
         ("show", lambda data: list(Sizes(st.inspect(data).lines))),
-        ("diff", lambda data: _diff(data, good)),
+        ("diff", lambda data: diff(data, good)),
     ]
 
 
-def _diff(a: bytes, b: bytes) -> list[Any]:
+def diff(a: bytes, b: bytes) -> list[Any]:
     with opened(a) as one, opened(b) as two:
         return list(compare(one, two))
 

@@ -114,19 +114,11 @@ def make(cls, **attributes):
 
 INTS = st.integers() | st.integers(-(2**200), 2**200)
 FLOATS = st.floats() | st.sampled_from([-0.0, float("inf"), float("-inf"), float("nan"), -float("nan"), 5e-324])
-TEXTS = (
-    st.text()
-    | st.text(st.characters(categories=["Cs", "L"]), max_size=4)
-    | st.sampled_from(["\ud83d\ude00", "\x00", ""])
-)
+SURROGATES = st.text(st.characters(categories=["Cs", "L"]), max_size=4)
+TEXTS = st.text() | SURROGATES | st.sampled_from(["\ud83d\ude00", "\x00", ""])
+NAMED_VALUES = st.sampled_from([Color.RED, Mode.LOG, jnp.tanh])
 HASHABLE = st.recursive(
-    st.none()
-    | st.booleans()
-    | INTS
-    | FLOATS
-    | TEXTS
-    | st.binary(max_size=4)
-    | st.sampled_from([Color.RED, Mode.LOG, jnp.tanh]),
+    st.none() | st.booleans() | INTS | FLOATS | TEXTS | st.binary(max_size=4) | NAMED_VALUES,
     lambda inner: (
         st.lists(inner, max_size=3).map(tuple)
         | st.frozensets(inner, max_size=3)
@@ -138,9 +130,8 @@ HASHABLE = st.recursive(
 
 COMMON = "bool int8 uint8 int16 uint16 int32 uint32 float16 float32 complex64"
 DTYPES = [np.dtype(name) for name in COMMON.split()]
-ML_DTYPES = [
-    np.dtype(getattr(ml_dtypes, name)) for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4")
-]
+SMALL = "bfloat16 float8_e4m3fn float8_e5m2 int4 uint4"
+ML_DTYPES = [np.dtype(getattr(ml_dtypes, name)) for name in SMALL.split()]
 BEYOND_JAX = "int64 uint64 float64 complex128 >f4 >i2 M8[ns] m8[s]"
 NUMPY_ONLY = [np.dtype(name) for name in BEYOND_JAX.split()]
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -169,22 +160,9 @@ def jax_arrays():
 
 
 SCALARS = st.sampled_from(
-    [
-        np.float32(1.5),
-        np.float64("nan"),
-        np.int8(-3),
-        np.bool_(True),
-        np.complex64(1 - 2j),
-        np.datetime64("2020-01-01", "s"),
-    ]
-    + [
-        np.str_("aé"),
-        np.bytes_(b"x"),
-        np.str_(""),
-        ml_dtypes.bfloat16(0.1),
-        ml_dtypes.float8_e5m2(2),
-        ml_dtypes.int4(-3),
-    ]
+    [np.float32(1.5), np.float64("nan"), np.int8(-3), np.bool_(True), np.complex64(1 - 2j)]
+    + [np.datetime64("2020-01-01", "s"), np.str_("aé"), np.bytes_(b"x"), np.str_("")]
+    + [ml_dtypes.bfloat16(0.1), ml_dtypes.float8_e5m2(2), ml_dtypes.int4(-3)]
 )
 NAMED = st.sampled_from(
     [jax.nn.relu, jax.nn.gelu, jnp.tanh, jnp.add, jnp.float32, jnp.bfloat16, np.float32, int, dict, Layer, Pair, Color]

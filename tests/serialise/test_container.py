@@ -89,21 +89,6 @@ def test_order_within_a_class_is_kept_and_complex_is_aligned():
     assert "".join(header) == "__metadata__" + "".join(f"['{name}']" for name in "yzaecdfb")
 
 
-def test_a_whole_file_by_hand():
-    manifest = json.loads(json.loads(split(st.to_bytes(np.zeros(3, "u1")))[0])["__metadata__"]["sharedtree"])
-    assert manifest["nodes"] == [["array", 0]]
-    inner = json.dumps(json.dumps(manifest, separators=(",", ":")))
-    text = (
-        '{"__metadata__":{"sharedtree.header":"%s","sharedtree.digests":"%08x","sharedtree":' + inner + "},"
-        '"value":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}'
-    )
-    blank = (text % ("00000000", zlib.crc32(b"\1\2\3"))).encode()
-    blank += b" " * (-(8 + len(blank)) % 64)
-    raw = struct.pack("<Q", len(blank)) + blank
-    expected = raw.replace(b'"00000000"', b'"%08x"' % zlib.crc32(raw)) + b"\1\2\3"
-    assert st.to_bytes(np.array([1, 2, 3], np.uint8)) == expected
-
-
 # --- every kind of file -----------------------------------------------------------------------------------------------
 
 
@@ -155,14 +140,6 @@ def test_every_kind_of_file_gets_the_same_bytes(tmp_path):
     with open(descriptor, "wb") as file:
         save_to(file)
     assert (tmp_path / "redirected").read_bytes() == expected
-
-
-def test_a_pipe_that_would_block_is_an_error():
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    with open(writer, "wb", buffering=0) as file, pytest.raises(BlockingIOError, match="set_blocking"):
-        save_to(file)
-    os.close(reader)
 
 
 def test_an_error_while_writing_ends_the_second_thread():
@@ -256,11 +233,20 @@ def test_a_forged_file_without_fault_is_read():
     assert (a.tolist(), b.shape, c) == ([1, 2, 3], (0, 2), 4)
 
 
+def four(tensors=FOUR, metadata=None, **own):
+    return forged(header_text(tensors, BYTES, metadata, **own), BYTES)
+
+
+def edited(old, new, data=BYTES):
+    return forged(header_text(FOUR, BYTES).replace(old, new), data)
+
+
 def changed(**fields):
     return FOUR | {"a": FOUR["a"] | fields}
 
 
 NEST = 10**5
+SPILLED = "sharedtree.manifest"
 
 MALFORMED = {
     "empty": (b"", "not a sharedtree file.*is empty"),
@@ -284,98 +270,68 @@ MALFORMED = {
     "a number of 10,000 digits": (forged('{"a":' + "1" * 10_000 + "}"), "not JSON"),
     "two metadata": (forged(header_text(FOUR, BYTES)[:-1] + ',"__metadata__":{"sharedtree":"{}"}}', BYTES), "twice"),
     "two tensors": (forged(header_text(FOUR, BYTES)[:-1] + ',"a":{}}', BYTES), "'a' is there twice"),
-    "two dtypes": (forged(header_text(FOUR, BYTES).replace("}}", ',"dtype":"U8"}}'), BYTES), "'dtype' is there twice"),
+    "two dtypes": (edited("}}", ',"dtype":"U8"}}'), "'dtype' is there twice"),
     "metadata no object": (forged('{"__metadata__": 3}'), "text to text"),
-    "metadata no text": (forged(header_text(FOUR, BYTES, {"x": 1}), BYTES), "text to text"),
-    "unknown key": (forged(header_text(FOUR, BYTES, {"sharedtree.x": ""}), BYTES), "key `sharedtree.x`"),
-    "no digests": (forged(header_text(FOUR, BYTES, **{".digests": None}), BYTES), "0 digits.*2 chunks"),
-    "a digest less": (forged(header_text(FOUR, BYTES, **{".digests": "0" * 8}), BYTES), "8 digits.*2 chunks"),
-    "a digest more": (forged(header_text(FOUR, BYTES, **{".digests": "0" * 24}), BYTES), "24 digits.*2 chunks"),
-    "digests no digits": (forged(header_text(FOUR, BYTES, **{".digests": "0" * 15 + "g"}), BYTES), "digits"),
-    "upper-case digits": (forged(header_text(FOUR, BYTES, **{".digests": "0" * 15 + "A"}), BYTES), "digits"),
+    "metadata no text": (four(metadata={"x": 1}), "text to text"),
+    "unknown key": (four(metadata={"sharedtree.x": ""}), "key `sharedtree.x`"),
+    "no digests": (four(**{".digests": None}), "0 digits.*2 chunks"),
+    "a digest less": (four(**{".digests": "0" * 8}), "8 digits.*2 chunks"),
+    "a digest more": (four(**{".digests": "0" * 24}), "24 digits.*2 chunks"),
+    "digests no digits": (four(**{".digests": "0" * 15 + "g"}), "digits"),
+    "upper-case digits": (four(**{".digests": "0" * 15 + "A"}), "digits"),
     "unaligned": (forged(header_text(FOUR, BYTES) + " ", BYTES, align=1), "multiple of 64"),
-    "dtype": (forged(header_text(changed(dtype="F8_E8M0"), BYTES), BYTES), "dtype 'F8_E8M0'"),
-    "dtype no text": (forged(header_text(changed(dtype=["U8"]), BYTES), BYTES), r"dtype \['U8'\]"),
+    "dtype": (four(changed(dtype="F8_E8M0")), "dtype 'F8_E8M0'"),
+    "dtype no text": (four(changed(dtype=["U8"])), r"dtype \['U8'\]"),
     "entry no object": (forged(header_text(FOUR, BYTES)[:-1] + ',"d":3}', BYTES), "`d` has not just"),
-    "entry with more": (forged(header_text(changed(more=1), BYTES), BYTES), "`a` has not just"),
-    "shape no list": (forged(header_text(changed(shape=3), BYTES), BYTES), "shape of the tensor `a`"),
-    "shape negative": (forged(header_text(changed(shape=[-1, -3]), BYTES), BYTES), "shape of the tensor `a`"),
-    "shape float": (forged(header_text(changed(shape=[3.0]), BYTES), BYTES), "shape of the tensor `a`"),
-    "shape bool": (forged(header_text(changed(shape=[3, True]), BYTES), BYTES), "shape of the tensor `a`"),
-    "shape long": (forged(header_text(changed(shape=[3] + [1] * 65), BYTES), BYTES), "up to 65 sizes"),
-    "size of 2**62": (forged(header_text(changed(shape=[2**62]), BYTES), BYTES), "makes 4611686018427387904 bytes"),
-    "size of 2**64": (forged(header_text(changed(shape=[2**64]), BYTES), BYTES), "shape of the tensor `a`"),
-    "product of 2**64": (forged(header_text(changed(shape=[2**32, 2**32]), BYTES), BYTES), "absurd"),
-    "product of 2**64 + 3": (forged(header_text(changed(shape=[2**62, 4, 3]), BYTES), BYTES), "absurd"),
+    "entry with more": (four(changed(more=1)), "`a` has not just"),
+    "shape no list": (four(changed(shape=3)), "shape of the tensor `a`"),
+    "shape negative": (four(changed(shape=[-1, -3])), "shape of the tensor `a`"),
+    "shape float": (four(changed(shape=[3.0])), "shape of the tensor `a`"),
+    "shape bool": (four(changed(shape=[3, True])), "shape of the tensor `a`"),
+    "shape long": (four(changed(shape=[3] + [1] * 65)), "up to 65 sizes"),
+    "size of 2**62": (four(changed(shape=[2**62])), "makes 4611686018427387904 bytes"),
+    "size of 2**64": (four(changed(shape=[2**64])), "shape of the tensor `a`"),
+    "product of 2**64": (four(changed(shape=[2**32, 2**32])), "absurd"),
+    "product of 2**64 + 3": (four(changed(shape=[2**62, 4, 3])), "absurd"),
     "huge, of size 0": (forged(header_text({"a": entry("F32", [2**62, 0], 0, 0)}, b"")), "absurd"),
     "bytes of 2**63": (forged(header_text({"a": entry("F64", [2**60], 0, 8)}, b"12345678"), b"12345678"), "absurd"),
-    "shape and size": (forged(header_text(changed(shape=[4]), BYTES), BYTES), "0 to 3.*makes 4 bytes"),
-    "dtype and size": (forged(header_text(changed(dtype="F32"), BYTES), BYTES), "0 to 3.*makes 12 bytes"),
-    "offsets three": (forged(header_text(FOUR, BYTES).replace("[0,3]", "[0,3,3]"), BYTES), "not two byte counts"),
-    "offsets negative": (forged(header_text(FOUR, BYTES).replace("[0,3]", "[-3,0]"), BYTES), "not two byte counts"),
-    "offsets huge": (
-        forged(header_text(FOUR, BYTES).replace("[0,3]", f"[{2**80},{2**80 + 3}]"), BYTES),
-        "not two byte counts",
-    ),
-    "offsets backwards": (forged(header_text(FOUR, BYTES).replace("[0,3]", "[3,0]"), BYTES), "spans bytes 3 to 0"),
-    "overlap": (forged(header_text(FOUR, BYTES).replace("[3,4]", "[2,3]"), BYTES), "begins at 2, not at 3.*overlaps"),
-    "hole": (forged(header_text(FOUR, BYTES).replace("[3,4]", "[4,5]"), BYTES + b"\5"), "begins at 4.*hole"),
-    "hole at the start": (forged(header_text({"c": entry("U8", [], 3, 4)}, BYTES), BYTES), "begins at 3, not at 0"),
-    "out of order": (forged(header_text(dict(reversed(FOUR.items())), BYTES), BYTES), "begins at 3, not at 0"),
-    "swapped": (
-        forged(header_text({"a": entry("U8", [2], 2, 4), "b": entry("U8", [2], 0, 2)}, BYTES), BYTES),
-        "begins at 2, not at 0",
-    ),
+    "shape and size": (four(changed(shape=[4])), "0 to 3.*makes 4 bytes"),
+    "dtype and size": (four(changed(dtype="F32")), "0 to 3.*makes 12 bytes"),
+    "offsets three": (edited("[0,3]", "[0,3,3]"), "not two byte counts"),
+    "offsets negative": (edited("[0,3]", "[-3,0]"), "not two byte counts"),
+    "offsets huge": (edited("[0,3]", f"[{2**80},{2**80 + 3}]"), "not two byte counts"),
+    "offsets backwards": (edited("[0,3]", "[3,0]"), "spans bytes 3 to 0"),
+    "overlap": (edited("[3,4]", "[2,3]"), "begins at 2, not at 3.*overlaps"),
+    "hole": (edited("[3,4]", "[4,5]", BYTES + b"\5"), "begins at 4.*hole"),
+    "hole at the start": (four({"c": entry("U8", [], 3, 4)}), "begins at 3, not at 0"),
+    "out of order": (four(dict(reversed(FOUR.items()))), "begins at 3, not at 0"),
+    "swapped": (four({"a": entry("U8", [2], 2, 4), "b": entry("U8", [2], 0, 2)}), "begins at 2, not at 0"),
     "dangling": (forged(header_text(FOUR, BYTES), BYTES[:-1]), "cut short.*4 bytes of data, and there are 3"),
     "trailing": (forged(header_text(FOUR, BYTES), BYTES + b"\0"), "1 bytes after the end"),
-    "manifest missing": (forged(header_text(FOUR, BYTES, **{"": "tensor"}), BYTES), "last tensor"),
-    "manifest twice": (
-        forged(header_text({"sharedtree.manifest": entry("U8", [4], 0, 4)}, BYTES), BYTES),
-        "last tensor",
-    ),
-    "manifest of floats": (
-        forged(header_text({"sharedtree.manifest": entry("F32", [], 0, 4)}, BYTES, **{"": "tensor"}), BYTES),
-        "last tensor",
-    ),
+    "manifest missing": (four(**{"": "tensor"}), "last tensor"),
+    "manifest twice": (four({SPILLED: entry("U8", [4], 0, 4)}), "last tensor"),
+    "manifest of floats": (four({SPILLED: entry("F32", [], 0, 4)}, **{"": "tensor"}), "last tensor"),
     "manifest not UTF-8": (
-        forged(header_text({"sharedtree.manifest": entry("U8", [1], 0, 1)}, b"\xff", **{"": "tensor"}), b"\xff"),
-        "manifest is not UTF-8 at byte 0",
+        forged(header_text({SPILLED: entry("U8", [1], 0, 1)}, b"\xff", **{"": "tensor"}), b"\xff"), "UTF-8 at byte 0",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MALFORMED)
-def test_malformed(name, tmp_path):
-    data, match = MALFORMED[name]
-    with pytest.raises((st.FormatError, st.CorruptFileError), match=f"(?s){match}") as raised:
-        st.verify(data)
-    # The tests would stop at the header's digest if it were not right.
-    assert "digest" in match or not data[8:].startswith(START) or "digest that was saved" not in str(raised.value)
-    assert str(raised.value).count("\n") <= 2
-    assert raised.value.__cause__ is None
+def test_malformed(tmp_path):
     path = tmp_path / "x.safetensors"
-    path.write_bytes(data)
-    with pytest.raises(type(raised.value)):
-        st.verify(path)
+    for name, (data, match) in MALFORMED.items():
+        with pytest.raises((st.FormatError, st.CorruptFileError), match=f"(?s){match}") as raised:
+            pytest.fail(f"{name}: {st.verify(data)}")
+        text = str(raised.value)
+        # The tests would stop at the header's digest if it were not right.
+        assert "digest" in match or not data[8:].startswith(START) or "digest that was saved" not in text, name
+        assert text.count("\n") <= 2
+        assert raised.value.__cause__ is None
+        path.write_bytes(data)
+        with pytest.raises(type(raised.value)):
+            st.verify(path)
 
 
 def test_a_header_of_100_mb_is_the_longest():
     with pytest.raises(st.FormatError, match="not the length"):
         st.verify(struct.pack("<Q", 100_000_001) + b"{}" + b" " * 100_000_000)
-
-
-@hypothesis.given(hs.data())
-def test_any_header_with_a_right_digest_is_read_or_refused(data):
-    """Mutated JSON: never another exception, and never more memory than the file has."""
-    text = header_text(FOUR, BYTES, **{"": json.dumps(MANIFEST)})
-    values = hs.sampled_from(["0", "-1", "3", "1e3", str(2**62), "null", "true", '""', '"U8"', "[]", "[3]", "{}", '"'])
-    for _ in range(data.draw(hs.integers(1, 3))):
-        at = data.draw(hs.integers(len(START) + 9, len(text)))
-        cut = data.draw(hs.integers(0, 6))
-        text = text[:at] + data.draw(values) + text[at + cut :]
-    file = forged(text, BYTES)
-    try:
-        found = st.inspect(file)
-    except (st.FormatError, st.CorruptFileError):
-        return
-    assert found.nbytes <= len(file)

@@ -1,5 +1,6 @@
 """A save is whole or has not happened: killed at any moment, with a full disk, with two saves at once."""
 
+import concurrent.futures
 import contextlib
 import errno
 import os
@@ -9,7 +10,6 @@ import stat
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import jax.numpy as jnp
@@ -56,16 +56,26 @@ def test_new_and_old(tmp_path):
         assert os.listdir(tmp_path) == ["x"]
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_an_exception_leaves_the_old_file(error, tmp_path):
+@pytest.mark.parametrize("failing", ["the user's code", "Ctrl-C", "fsync", "replace", "the last write"])
+def test_whatever_fails_leaves_the_old_file(failing, tmp_path, monkeypatch):
+    """The last write of all is that of the digests, which would otherwise be zeros."""
     path = tmp_path / "x"
     save(path, 1)
+    errors = {"the user's code": ValueError(), "Ctrl-C": KeyboardInterrupt()}
+    error, failed = errors.get(failing, OSError(errno.EIO, "the disk is gone")), []
 
-    def fail():
+    def fail(*_):
+        failed.append(1)
         raise error
 
-    with pytest.raises(error):
-        save(path, 2, meanwhile=fail)
+    if failing not in errors:
+        where = (_container, "seal") if failing == "the last write" else (os, failing)
+        monkeypatch.setattr(*where, fail)
+    with pytest.raises(type(error)) as caught:
+        save(path, 2, meanwhile=fail if failing in errors else lambda: None)
+    monkeypatch.undo()
+    assert caught.value is error
+    assert failed
     assert load(path) == 1
     assert os.listdir(tmp_path) == ["x"]
 
@@ -84,51 +94,38 @@ def mode_of(path):
 
 
 @posix_only
-@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002, 0])
-def test_the_mode_is_by_umask_or_of_what_is_replaced(umask, tmp_path):
-    with masked(umask):
-        save(tmp_path / "new", 1)
-        assert mode_of(tmp_path / "new") == 0o666 & ~umask
-        path = tmp_path / "x"
-        os.symlink("x", tmp_path / "link")
-        save(path, 1)
-        for mode in (0o600, 0o644, 0o640, 0o664, 0o400, 0o444, 0o777, 0o060):
-            path.chmod(mode)
+def test_the_mode_is_by_umask_or_of_what_is_replaced(tmp_path, monkeypatch):
+    path, link = tmp_path / "x", tmp_path / "link"
+    os.symlink("x", link)
 
-            def look(mode=mode):
-                # Nobody but the owner may ever read what is being written, unless they could read the old file.
-                (temporary,) = temporaries(tmp_path)
-                assert not mode_of(tmp_path / temporary) & ~(mode | 0o600)
+    def look():
+        # Nobody but the owner may ever read what is being written, unless they could read the old file.
+        (temporary,) = temporaries(tmp_path)
+        assert not mode_of(tmp_path / temporary) & ~(mode | 0o600)
 
-            for target, number in ((path, 2), (tmp_path / "link", 3)):
-                save(target, number, meanwhile=look)
-                assert mode_of(path) == mode
-                path.chmod(mode | 0o400)
-                assert load(path) == number
-                path.chmod(mode)
-
-
-@posix_only
-def test_special_bits_are_not_passed_on(tmp_path):
-    path = tmp_path / "x"
-    path.write_bytes(b"old")
-    path.chmod(0o6755)
+    for umask in (0o022, 0o077, 0o002, 0):
+        with masked(umask):
+            path.unlink(missing_ok=True)
+            save(path, 1)
+            assert mode_of(path) == 0o666 & ~umask
+            for mode in (0o600, 0o644, 0o640, 0o664, 0o400, 0o444, 0o777, 0o060):
+                for target, number in ((path, 2), (link, 3)):
+                    path.chmod(mode)
+                    save(target, number, meanwhile=look)
+                    assert mode_of(path) == mode
+                    path.chmod(mode | 0o400)
+                    assert load(path) == number
+    path.chmod(0o6755)  # special bits are not passed on
     save(path, 1)
     assert mode_of(path) == 0o755
-
-
-@posix_only
-def test_a_file_system_without_permissions(tmp_path, monkeypatch):
-    path = tmp_path / "x"
-    path.write_bytes(b"old")
     path.chmod(0o600)
 
     def refuse(*_):
         raise PermissionError
 
-    monkeypatch.setattr(os, "fchmod", refuse)
-    save(path, 1)
-    assert load(path) == 1
+    monkeypatch.setattr(os, "fchmod", refuse)  # as a file system without permissions does
+    save(path, 2)
+    assert load(path) == 2
     assert mode_of(path) == 0o600  # not wider than it was
 
 
@@ -156,28 +153,25 @@ def test_targets_that_are_none(tmp_path):
         save(tmp_path / "link", 1)
     with pytest.raises(FileNotFoundError, match=r"does not exist. Make it:\n    os.makedirs\("):
         save(tmp_path / "missing" / "x", 1)
+    if sys.platform != "win32":
+        os.mkfifo(tmp_path / "pipe")
+        for target, is_left in ((tmp_path / "pipe", stat.S_ISFIFO), (os.devnull, stat.S_ISCHR)):
+            with pytest.raises(OSError, match="device or a pipe"):
+                save(target, 1)
+            assert is_left(os.stat(target).st_mode)
     assert not temporaries(tmp_path)
 
 
-@posix_only
-def test_devices_and_pipes_are_not_replaced(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for target in (tmp_path / "pipe", os.devnull):
-        with pytest.raises(OSError, match="device or a pipe"):
-            save(target, 1)
-    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
-    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
-
-
-@pytest.mark.parametrize("name", ["x" * 255, "é" * 127, "a b\n", ".hidden", "x.y.z", "[a-z]*", "\\d+"])
-def test_odd_names(name, tmp_path, monkeypatch):
-    with pytest.raises(ZeroDivisionError):
-        save(tmp_path / name, 1, meanwhile=lambda: 1 / 0)
-    save(tmp_path / name, 1)
+def test_odd_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    save(name, 2)
-    assert os.listdir(tmp_path) == [name]
-    assert load(name) == 2
+    for name in ("x" * 255, "é" * 127, "a b\n", ".hidden", "x.y.z", "[a-z]*", "\\d+"):
+        with pytest.raises(ZeroDivisionError):
+            save(tmp_path / name, 1, meanwhile=lambda: 1 / 0)
+        save(tmp_path / name, 1)
+        save(name, 2)
+        assert os.listdir(tmp_path) == [name]
+        assert load(name) == 2
+        os.unlink(name)
 
 
 # --- the order of what is forced to the disk -----------------------------------------------------------------------
@@ -185,75 +179,48 @@ def test_odd_names(name, tmp_path, monkeypatch):
 
 @posix_only
 def test_data_is_forced_before_the_name_and_the_folder_after(tmp_path, monkeypatch):
-    events = []
-    fsync, replace = os.fsync, os.replace
+    events, replace = [], os.replace
 
-    def watched_fsync(descriptor):
-        events.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "data")
-        fsync(descriptor)
+    def fsync(descriptor):
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        events.append("folder" if is_folder else "data")
+        if is_folder and code:
+            raise OSError(code, "no")
 
     def watched_replace(a, b):
         events.append("name")
         replace(a, b)
 
-    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", watched_replace)
     if sys.platform == "darwin":
-        monkeypatch.setattr(_durable, "_force", os.fsync)
-    save(tmp_path / "x", 1)
-    assert events == ["data", "name", "folder"]
+        monkeypatch.setattr(_durable, "_force", fsync)
+    # Some file systems have no way to force a folder; a disk that fails is another thing.
+    for code in (0, errno.EINVAL, errno.EIO):
+        events.clear()
+        with pytest.raises(OSError, match="no") if code == errno.EIO else contextlib.nullcontext():
+            save(tmp_path / "x", 1)
+        assert events == ["data", "name", "folder"]
+        assert load(tmp_path / "x") == 1
 
 
-@pytest.mark.parametrize("failing", ["fsync", "replace"])
-def test_a_failure_of_the_disk_leaves_the_old_file(failing, tmp_path, monkeypatch):
-    path = tmp_path / "x"
-    save(path, 1)
-
-    def fail(*_):
-        raise OSError(errno.EIO, "the disk is gone")
-
-    monkeypatch.setattr(os, failing, fail)
-    with pytest.raises(OSError, match="the disk is gone"):
-        save(path, 2)
-    monkeypatch.undo()
-    assert load(path) == 1
-    assert os.listdir(tmp_path) == ["x"]
-
-
-@posix_only
-@pytest.mark.parametrize(("code", "raises"), [(errno.EINVAL, False), (errno.EIO, True)])
-def test_folders_that_cannot_be_forced(code, raises, tmp_path, monkeypatch):
-    def fsync(descriptor):
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(code, "no")
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(OSError, match="no") if raises else contextlib.nullcontext():
-        save(tmp_path / "x", 1)
-    assert load(tmp_path / "x") == 1
-
-
-def test_without_locks(tmp_path, monkeypatch):
-    """As on Windows, and on file systems that have none."""
-    monkeypatch.setattr(_durable, "fcntl", None)
-    save(tmp_path / "x", 1)
-    save(tmp_path / "x", 2)
-    assert os.listdir(tmp_path) == ["x"]
-
-
-@posix_only
-def test_a_file_system_without_locks(tmp_path, monkeypatch):
-    import fcntl
-
-    (tmp_path / f".x.{'0' * 16}.sharedtree-tmp").write_bytes(b"somebody may be writing this")
+@pytest.mark.parametrize("lacking", ["the module", pytest.param("the file system's", marks=posix_only)])
+def test_without_locks(lacking, tmp_path, monkeypatch):
+    """As on Windows, and on file systems that have none: somebody may be writing what looks stale."""
 
     def flock(*_):
         raise OSError(errno.ENOTSUP, "no locks")
 
-    monkeypatch.setattr(fcntl, "flock", flock)
-    save(tmp_path / "x", 1)
-    assert load(tmp_path / "x") == 1
-    assert len(temporaries(tmp_path)) == 1
+    if lacking == "the module":
+        monkeypatch.setattr(_durable, "fcntl", None)
+    else:
+        monkeypatch.setattr(_durable.fcntl, "flock", flock)
+        (tmp_path / f".x.{'0' * 16}.sharedtree-tmp").write_bytes(b"somebody may be writing this")
+    before = temporaries(tmp_path)
+    for number in (1, 2):
+        save(tmp_path / "x", number)
+        assert load(tmp_path / "x") == number
+        assert {*os.listdir(tmp_path)} == {"x", *before}
 
 
 # --- stale temporary files ---------------------------------------------------------------------------------------
@@ -274,9 +241,10 @@ def test_stale_files_of_this_target_only_are_removed(tmp_path):
 def test_links_and_folders_that_look_stale_are_harmless(tmp_path):
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
-    os.symlink(victim, tmp_path / f".x.{'1' * 16}.sharedtree-tmp")
-    (tmp_path / f".x.{'2' * 16}.sharedtree-tmp").mkdir()
-    os.mkfifo(tmp_path / f".x.{'3' * 16}.sharedtree-tmp")
+    looking_stale = [tmp_path / f".x.{digit * 16}.sharedtree-tmp" for digit in "123"]
+    os.symlink(victim, looking_stale[0])
+    looking_stale[1].mkdir()
+    os.mkfifo(looking_stale[2])
     save(tmp_path / "x", 2)
     assert victim.read_bytes() == b"precious"
     assert load(tmp_path / "x") == 2
@@ -299,18 +267,15 @@ def test_a_save_in_progress_is_left_alone(tmp_path):
 @posix_only
 def test_a_file_taken_for_stale_before_it_was_locked(tmp_path, monkeypatch):
     """Another save removes the temporary file between its creation and its lock: a second one is made."""
-    import fcntl
-
-    flock, taken = fcntl.flock, []
+    flock, taken = _durable.fcntl.flock, []
 
     def watched(descriptor, operation):
         if not taken:
-            (name,) = temporaries(tmp_path)
-            taken.append(name)
-            os.unlink(tmp_path / name)
+            taken.extend(temporaries(tmp_path))
+            os.unlink(tmp_path / taken[0])
         flock(descriptor, operation)
 
-    monkeypatch.setattr(fcntl, "flock", watched)
+    monkeypatch.setattr(_durable.fcntl, "flock", watched)
     save(tmp_path / "x", 1)
     assert load(tmp_path / "x") == 1
     assert taken
@@ -319,24 +284,13 @@ def test_a_file_taken_for_stale_before_it_was_locked(tmp_path, monkeypatch):
 @posix_only
 def test_many_saves_at_once(tmp_path):
     """One of them wins whole, and no save fails or takes another's file away."""
-    path, errors = tmp_path / "x", []
-
-    def many(i):
-        try:
-            for _ in range(20):
-                st.save(path, np.full(100_000, i, np.uint8))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=many, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        if path.exists():
+    path = tmp_path / "x"
+    save(path, 0)
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        saves = [pool.submit(st.save, path, np.full(100_000, i % 6, np.uint8)) for i in range(120)]
+        while not all(each.done() for each in saves):
             assert load(path) in range(6)
-    for thread in threads:
-        thread.join()
-    assert not errors
+    assert not any(each.exception() for each in saves)
     assert os.listdir(tmp_path) == ["x"]
 
 
@@ -369,9 +323,10 @@ def number_of(path):
     return number
 
 
-FORKER = textwrap.dedent(
+PROGRAM = textwrap.dedent(
     """
-    import os, signal, sys, time, warnings
+    import atexit, os, signal, sys, threading, time, warnings
+    import numpy as np
     import sharedtree as st
     from tests.serialise.test_durable import model
 
@@ -382,6 +337,14 @@ FORKER = textwrap.dedent(
     if child == 0:  # dies while it saves to a path where nothing is
         st.save(path + "2", models[0], progress=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     os.waitpid(child, 0)
+    writers = []
+    for number in (1, 2):  # write to one path at a time
+        writers.append(os.fork())
+        if writers[-1] == 0:
+            for _ in range(5):
+                st.save(path + "3", models[number])
+            os._exit(0)
+    print([os.waitpid(writer, 0)[1] for writer in writers], flush=True)
     st.save(path, models[0])
     for line in sys.stdin:  # the number to begin with
         child = os.fork()
@@ -395,19 +358,35 @@ FORKER = textwrap.dedent(
                 st.save(path, models[number])
         os.waitpid(child, 0)
         print("dead", flush=True)
+
+    def save(path):
+        st.save(path, np.zeros(10 * 2**20, np.uint8))
+
+    def save_at_last():
+        threading.main_thread().join()
+        save(path + "5")
+
+    atexit.register(save, path + "4")
+    threading.Thread(target=save_at_last).start()
     """
 )
 
 
 @posix_only
-def test_killed_at_any_moment(tmp_path):
-    """What is there is a whole model, whenever the process that saves one after the other is killed."""
+def test_processes_that_write_at_once_are_killed_and_end(tmp_path):
+    """What is there is a whole model, whenever the process that saves one after the other is killed.
+
+    While Python ends, a thread that outlives the main one and what runs at exit save, too: executors take no more work
+    then.
+    """
     path = tmp_path / "model.safetensors"
+    died, both, at_exit, at_last = (tmp_path / f"{path.name}{i}" for i in (2, 3, 4, 5))
     rng = random.Random(0)
     seen, left = set(), 0
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKER, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, str(path)], cwd=ROOT, text=True, **pipes) as process:
+        assert process.stdout.readline() == "[0, 0]\n"
+        assert number_of(both) in (1, 2)
         for kill in range(NUM_KILLS):
             process.stdin.write(f"{kill}\n")
             process.stdin.flush()
@@ -420,141 +399,43 @@ def test_killed_at_any_moment(tmp_path):
             others = [name for name in temporaries(tmp_path) if name.startswith(f".{path.name}.")]
             left += bool(others)
             assert len(others) <= 1  # each save clears up
-        process.stdin.close()
+        _, errors = process.communicate()
+    assert (process.returncode, errors) == (0, "")
     assert len(seen) > 1
     assert left  # some were killed in the middle of a save
-    first = tmp_path / f"{path.name}2"
-    assert not first.exists()
-    assert any(name.startswith(f".{first.name}.") for name in temporaries(tmp_path))
-    for each in (path, first):
+    for each in (at_exit, at_last):
+        assert st.verify(each).nbytes == 10 * 2**20
+    assert not died.exists()
+    assert any(name.startswith(f".{died.name}.") for name in temporaries(tmp_path))
+    for each in (path, died):
         st.save(each, model(1))
         assert number_of(each) == 1
-    assert {*os.listdir(tmp_path)} == {path.name, first.name}
-
-
-# --- when Python ends --------------------------------------------------------------------------------------------
-
-ENDING = textwrap.dedent(
-    """
-    import atexit, sys, threading
-    import numpy as np
-    import sharedtree as st
-
-    def save(path):
-        st.save(path, np.zeros(10 * 2**20, np.uint8))
-
-    def save_at_last():
-        threading.main_thread().join()
-        save(sys.argv[1] + "2")
-
-    atexit.register(save, sys.argv[1] + "1")
-    threading.Thread(target=save_at_last).start()
-    """
-)
-
-
-def test_saves_while_python_ends(tmp_path):
-    """In a thread that outlives the main one, and in what runs at exit: executors take no more work then."""
-    run = subprocess.run([sys.executable, "-c", ENDING, str(tmp_path / "x")], capture_output=True, text=True, cwd=ROOT)
-    assert (run.returncode, run.stderr) == (0, "")
-    for path in (tmp_path / "x1", tmp_path / "x2"):
-        assert st.verify(path).nbytes == 10 * 2**20
+    assert {*os.listdir(tmp_path)} == {each.name for each in (path, died, both, at_exit, at_last)}
 
 
 # --- full disks ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 8 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("only root on Linux can mount a small file system")
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True)
-    if mount.returncode:
-        pytest.skip(f"this machine does not let root mount a tmpfs: {mount.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_full_disk(small_disk):
-    """At each of many fillings of the disk, saving works or leaves the old model, and nothing beside it."""
-    path, filling = small_disk / "model.safetensors", small_disk / "filling"
-    st.save(path, model(1))  # 2.4 MB
-    failed = 0
-    for free in (0, 1, 4095, 4096, 100_000, 2_000_000, 2_399_999, 2_400_000, 2_404_096, 2_410_000, 5_000_000):
-        filling.unlink(missing_ok=True)
-        if number_of(path) != 1:
-            st.save(path, model(1))
-        status = os.statvfs(small_disk)
-        filling.write_bytes(bytes(max(0, status.f_bavail * status.f_frsize - free)))
-        try:
-            st.save(path, model(2))
-        except OSError as error:
-            assert error.errno == errno.ENOSPC  # noqa: PT017 -- that it is raised depends on the case
-            failed += 1
-            assert number_of(path) == 1
-        else:
-            assert number_of(path) == 2
-        assert set(os.listdir(small_disk)) == {path.name, filling.name}
-    assert 0 < failed < 11
-
-
-LIMITED = textwrap.dedent(
-    """
-    import errno, resource, signal, sys
-    import sharedtree as st
-    from tests.serialise.test_durable import model
-
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    for limit in (1000, 2_400_000):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-        try:
-            st.save(sys.argv[1], model(2))
-        except OSError as error:
-            print(errno.errorcode[error.errno])
-    """
-)
-
-
 @posix_only
-def test_a_limit_on_the_size_of_files(tmp_path):
-    path = tmp_path / "model.safetensors"
-    st.save(path, model(1))
-    run = subprocess.run([sys.executable, "-c", LIMITED, str(path)], cwd=ROOT, capture_output=True, text=True)
-    assert run.stdout == "EFBIG\nEFBIG\n", run.stderr
-    assert number_of(path) == 1
-    assert os.listdir(tmp_path) == [path.name]
+def test_a_disk_that_is_full_at_any_moment(tmp_path):
+    """As with a limit on the size of files, of which Python ignores the signal, so that it is an error."""
+    import resource
 
-
-def test_a_folder_that_cannot_be_written_to(tmp_path):
-    if os.geteuid() == 0:
-        pytest.skip("root can write to any folder")
-    path = tmp_path / "model.safetensors"
-    st.save(path, model(1))
-    tmp_path.chmod(0o555)
-    try:
-        with pytest.raises(PermissionError):
+    path, limits = (
+        tmp_path / "model.safetensors",
+        (0, 1, 1000, 4096, 100_000, 2_399_999, 2_400_000, 2_410_000, 5_000_000),
+    )
+    before, failed = resource.getrlimit(resource.RLIMIT_FSIZE), 0
+    for limit in limits:
+        st.save(path, model(1))  # 2.4 MB
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
             st.save(path, model(2))
-    finally:
-        tmp_path.chmod(0o755)
-    assert number_of(path) == 1
-
-
-def test_a_disk_that_is_full_when_the_digests_are_patched(tmp_path, monkeypatch):
-    """The last write of all fails; the digests of a file would otherwise be zeros."""
-    path = tmp_path / "x"
-    save(path, 1)
-    written = []
-
-    def patched(header, digests):
-        written.append(digests)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(_container, "seal", patched)
-    with pytest.raises(OSError, match="No space left"):
-        save(path, 2)
-    assert written
-    assert load(path) == 1
-    assert os.listdir(tmp_path) == ["x"]
+        except OSError as error:
+            assert error.errno == errno.EFBIG  # noqa: PT017 -- that it is raised depends on the case
+            failed += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert number_of(path) == (1 if failed == limits.index(limit) + 1 else 2)
+        assert os.listdir(tmp_path) == [path.name]
+    assert 0 < failed < len(limits)

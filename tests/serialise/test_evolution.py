@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import enum
-import json
 import sys
 import types
 from typing import Any, NamedTuple
@@ -14,12 +13,10 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree._errors import FormatError, StructureMismatchError, UntrustedTypeError
 from sharedtree.serialise.trust import _trust
-from sharedtree.serialise.trust._trust import Trust
-from sharedtree.serialise.values._decoding import decode
-from sharedtree.serialise.values._encoding import encode
-from sharedtree.serialise.values._manifest import parse_manifest
+
+from .containers import naming
+from .drafts import Draft
 
 
 @pytest.fixture
@@ -37,12 +34,14 @@ def module(monkeypatch):
     return made
 
 
-def saved(tree):
-    return json.dumps(encode(tree).manifest)
+def load(data, trusted="evolving", **options):
+    return st.from_bytes(data, trusted=trusted, **options)
 
 
-def load(text, trusted=("evolving",), arrays=(), **options):
-    return decode(parse_manifest(text), lambda i: arrays[i], Trust(trusted), **options)
+@pytest.fixture
+def before(module):
+    """The file of a `Before`, as a class of the user's module."""
+    return st.to_bytes(module.put(Before)(1, 7))
 
 
 class Before(eqx.Module):
@@ -80,36 +79,37 @@ class TupleAfter(NamedTuple):
 @pytest.mark.parametrize("after", [After, DataAfter, TupleAfter])
 @pytest.mark.parametrize("before", [Before, TupleBefore])
 def test_added_fields_take_their_defaults(module, before, after):
-    text = saved([(one := module.put(type(before.__name__, (before,), {}) if before is Before else before))(1, 2)] * 2)
-    after = module.put(after)
-    first, second = load(text)
+    one = module.put(before)(1, 2)
+    data = st.to_bytes([one, one])
+    module.put(after)
+    first, second = load(data)
     assert first is second
     assert type(first) is after
     assert (first.a, first.b, first.c, list(first.d)) == (1, 2, 5, [])
-    assert one is not after
 
 
 def test_default_factories_are_called_for_each(module):
     module.put(Before)
-    text = saved([Before(1), Before(2)])
+    data = st.to_bytes([Before(1), Before(2)])
     module.put(After)
-    first, second = load(text)
+    first, second = load(data)
     assert first.d == second.d == []
     assert first.d is not second.d
+    model = object.__new__(After)  # fields that were missing are not given defaults
+    object.__setattr__(model, "a", 1)
+    assert vars(load(st.to_bytes(model))) == {"a": 1}
 
 
-def test_an_added_field_without_default(module):
-    module.put(Before)
-    text = saved(Before(1))
+class Deeper(eqx.Module):
+    a: Any
+    b: Any
+    depth: Any
 
-    class New(eqx.Module):
-        a: Any
-        b: Any
-        depth: Any
 
-    module.put(New)
-    with pytest.raises(StructureMismatchError, match="has the field `depth`") as caught:
-        load(text)
+def test_an_added_field_without_default(module, before):
+    module.put(Deeper)
+    with pytest.raises(st.StructureMismatchError, match="has the field `depth`") as caught:
+        load(before)
     assert 'renames={"evolving:Model.<its old name>": "depth"}' in str(caught.value)
 
 
@@ -117,69 +117,50 @@ class Smaller(eqx.Module):
     a: Any
 
 
-def test_a_removed_field_is_an_error_until_dropped(module):
-    module.put(Before)
-    text = saved(Before(1, 7))
+def test_a_removed_field_is_an_error_until_dropped(module, before):
     module.put(Smaller)
-    with pytest.raises(StructureMismatchError, match='renames={"evolving:Model.b": None}'):
-        load(text)
-    assert vars(load(text, renames={"evolving:Model.b": None})) == {"a": 1}
+    with pytest.raises(st.StructureMismatchError, match='renames={"evolving:Model.b": None}'):
+        load(before)
+    assert vars(load(before, renames={"evolving:Model.b": None})) == {"a": 1}
 
 
-def test_renamed_fields_and_classes(module):
-    module.put(Before)
-    text = saved(Before(1, 7))
+class Renamed(eqx.Module):
+    kernel: Any
+    b: Any
+
+
+def test_renamed_fields_and_classes(module, before):
     del module.Model
-
-    class New(eqx.Module):
-        kernel: Any
-        b: Any
-
-    module.put(New, "New")
-    with pytest.raises(StructureMismatchError, match="nothing of that name"):
-        load(text)
-    for target in ("evolving:New", New):
-        back = load(text, renames={"evolving:Model": target, "evolving:Model.a": "kernel"})
-        assert (type(back), back.kernel, back.b) == (New, 1, 7)
-    back = load(text, trusted=(), renames={"evolving:Model": New, "evolving:New.a": "kernel"})
+    module.put(Renamed, "New")
+    with pytest.raises(st.StructureMismatchError, match="nothing of that name"):
+        load(before)
+    for target in ("evolving:New", Renamed):
+        back = load(before, renames={"evolving:Model": target, "evolving:Model.a": "kernel"})
+        assert (type(back), back.kernel, back.b) == (Renamed, 1, 7)
+    back = load(before, trusted=(), renames={"evolving:Model": Renamed, "evolving:New.a": "kernel"})
     assert back.kernel == 1
-    with pytest.raises(UntrustedTypeError):
-        load(text, trusted=(), renames={"evolving:Model": "evolving:New"})
-    with pytest.raises(UntrustedTypeError):
-        load(text, renames={"evolving:Model": "os:system"})
+    with pytest.raises(st.UntrustedTypeError):
+        load(before, trusted=(), renames={"evolving:Model": "evolving:New"})
+    with pytest.raises(st.UntrustedTypeError):
+        load(before, renames={"evolving:Model": "os:system"})
 
 
-def test_nonsense_in_renames(module):
-    module.put(Before)
-    text = saved(Before(1))
+def test_nonsense_in_renames(before):
     for renames in ({"evolving:Model": None}, {"evolving:Model.a": "b"}, {"evolving:Model.a": "no name"}):
-        with pytest.raises(StructureMismatchError):
-            load(text, renames=renames)
-
-
-def test_a_new_name_that_leads_nowhere(module):
-    module.put(Before)
-    text = saved(Before(1))
-    with pytest.raises(StructureMismatchError, match="`evolving:Typo`: `evolving` holds nothing") as caught:
-        load(text, renames={"evolving:Model": "evolving:Typo"})
+        with pytest.raises(st.StructureMismatchError):
+            load(before, renames=renames)
+    with pytest.raises(st.StructureMismatchError, match="`evolving:Typo`: `evolving` holds nothing") as caught:
+        load(before, renames={"evolving:Model": "evolving:Typo"})
     assert 'renames={"evolving:Model": "new_module:NewName"}' in str(caught.value)
 
 
-def test_a_class_lists_its_former_names(module):
-    module.put(Before)
-    text = saved(Before(1))
+def test_a_class_lists_its_former_names(module, before):
     del module.Model
-
-    class New(eqx.Module):
-        __sharedtree_names__ = ("evolving:Model",)
-        a: Any
-        b: Any
-
-    module.put(New, "New")
-    assert type(load(text)) is New
-    assert type(load(text, trusted=[New])) is New
-    with pytest.raises(UntrustedTypeError):
-        load(text, trusted=())
+    new = module.put(type("New", (Before,), {"__sharedtree_names__": ("evolving:Model",)}), "New")
+    assert type(load(before)) is new
+    assert type(load(before, trusted=[new])) is new
+    with pytest.raises(st.UntrustedTypeError):
+        load(before, trusted=())
 
 
 def test_former_names_are_looked_for_once(monkeypatch, tmp_path):
@@ -193,17 +174,14 @@ def test_former_names_are_looked_for_once(monkeypatch, tmp_path):
     looked_at = []
     former_names_of = _trust._former_names_of
     monkeypatch.setattr(_trust, "_former_names_of", lambda obj: looked_at.append(obj) or former_names_of(obj))
-    trust = Trust("evolving_package")
+    names = ["gone:Old", *(f"gone:Nothing{i}" for i in range(100)), "later:Old", "later:Nothing"]
+    data = naming(*[["class", f"evolving_package.{name}"] for name in names])
     try:
-        found = trust.resolve("evolving_package.gone:Old", "class").obj
-        assert found is sys.modules["evolving_package"].New
-        for i in range(100):
-            assert not trust.resolve(f"evolving_package.gone:Nothing{i}", "class").found
-        assert trust.resolve("evolving_package.later:Old", "class").obj is sys.modules["evolving_package.later"].New
-        assert not trust.resolve("evolving_package.later:Nothing", "class").found
+        requests = st.audit(data, trusted="evolving_package").requests
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "evolving_package"]:
             del sys.modules[name]
+    assert [request.name.partition(".")[2] for request in requests if request.found] == ["gone:Old", "later:Old"]
     assert len([obj for obj in looked_at if obj is eqx]) == 2  # in each of the two modules
 
 
@@ -220,51 +198,34 @@ class Versioned(eqx.Module):
 
 def test_migration(module):
     module.put(Before)
-    text = saved(Before(3, 4))
+    data = st.to_bytes(Before(3, 4))
     module.put(Versioned)
-    back = load(text)
+    back = load(data)
     assert (back.width, back.extra) == (12, 0)
-    again = saved(back)
-    assert json.loads(again)["types"][0]["version"] == 2
+    again = st.to_bytes(back)
+    assert Draft(again).manifest["types"][0]["version"] == 2
     assert load(again).width == 12
 
 
 def test_versions_that_nothing_translates(module):
-    new = module.put(type("V", (Smaller,), {"__sharedtree_version__": 3}))
-    text = saved(new(1))
-    module.put(type("V", (Smaller,), {"__sharedtree_version__": 2}))
-    with pytest.raises(StructureMismatchError, match="newer code"):
-        load(text)
-    module.put(type("V", (Smaller,), {"__sharedtree_version__": 4}))
-    with pytest.raises(StructureMismatchError, match="__sharedtree_migrate__"):
-        load(text)
-
     def fail(cls, fields, version):
         raise KeyError("x")
 
-    module.put(type("V", (Smaller,), {"__sharedtree_version__": 4, "__sharedtree_migrate__": classmethod(fail)}))
-    with pytest.raises(StructureMismatchError, match="raised KeyError"):
-        load(text)
-    unknown = classmethod(lambda cls, fields, version: {"odd": 1, "a": 2})
-    module.put(type("V", (Smaller,), {"__sharedtree_version__": 4, "__sharedtree_migrate__": unknown}))
-    with pytest.raises(StructureMismatchError, match="`odd`"):
-        load(text)
+    def add(cls, fields, version):
+        return {"odd": 1, "a": 2}
 
+    def put(version, **hooks):
+        hooks = {f"__sharedtree_{name}__": classmethod(hook) for name, hook in hooks.items()}
+        return module.put(type("V", (Smaller,), {"__sharedtree_version__": version, **hooks}))
 
-def test_fields_that_were_missing_are_not_given_defaults(module):
-    module.put(After)
-    model = object.__new__(After)
-    object.__setattr__(model, "a", 1)
-    assert vars(load(saved(model))) == {"a": 1}
-
-
-def test_attributes_that_no_save_would_write(module):
-    module.put(DataAfter)
-    manifest = json.loads(saved(DataAfter(1, 2)))
-    manifest["types"][0]["extra"] = ["__class__"]
-    manifest["nodes"][-1][2].append(None)
-    with pytest.raises(FormatError, match="__class__"):
-        load(json.dumps(manifest))
+    data = st.to_bytes(put(3)(1))
+    for version, hooks, words in (
+        (2, {}, "newer code"), (4, {}, "__sharedtree_migrate__"), (4, {"migrate": fail}, "raised KeyError"),
+        (4, {"migrate": add}, "`odd`"),
+    ):  # fmt: skip
+        put(version, **hooks)
+        with pytest.raises(st.StructureMismatchError, match=words):
+            load(data)
 
 
 class Kind(enum.Enum):
@@ -274,39 +235,31 @@ class Kind(enum.Enum):
 
 def test_a_member_of_an_enum_that_is_gone(module):
     module.put(Kind)
-    text = saved(Kind.B)
+    data = st.to_bytes(Kind.B)
     module.put(enum.Enum("Kind", {"A": 1}))
-    with pytest.raises(StructureMismatchError, match="no member `B`"):
-        load(text)
+    with pytest.raises(st.StructureMismatchError, match="no member `B`"):
+        load(data)
     module.put(enum.Enum("Kind", {"A": 1, "C": 2, "B": 2}))
-    assert load(text).name == "C"
+    assert load(data).name == "C"
 
 
-def test_a_class_that_became_something_else(module):
-    module.put(Before)
-    text = saved(Before(1))
-    module.put(type("Plain", (), {}))
-    with pytest.raises(UntrustedTypeError, match="neither a registered pytree node"):
-        load(text)
-    module.put(Kind)
-    with pytest.raises(StructureMismatchError, match="is none now"):
-        load(text)
+class Abstract(eqx.Module):
+    a: Any
+    b: Any
+
+    @abc.abstractmethod
+    def call(self): ...
 
 
-def test_an_abstract_class_has_no_instances(module):
-    module.put(Before)
-    text = saved(Before(1))
-
-    class Abstract(eqx.Module):
-        a: Any
-        b: Any
-
-        @abc.abstractmethod
-        def call(self): ...
-
-    module.put(Abstract)
-    with pytest.raises(StructureMismatchError, match="abstract"):
-        load(text)
+def test_a_class_that_became_something_else(module, before):
+    for cls, error, words in (
+        (type("Plain", (), {}), st.UntrustedTypeError, "neither a registered pytree node"),
+        (Kind, st.StructureMismatchError, "is none now"),
+        (Abstract, st.StructureMismatchError, "abstract"),
+    ):
+        module.put(cls)
+        with pytest.raises(error, match=words):
+            load(before)
 
 
 # --- `sharedtree.Module`s, which have kinds beside their attributes ---------------------------------------------------
@@ -323,35 +276,29 @@ def paths(tree):
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def loaded_after(module, migrate, **attributes):
+def averaged(module):
+    """The file of an `Averaged`, as a class of the user's module."""
+    return st.to_bytes(module.put(type("Averaged", (Averaged,), {}))())
+
+
+def loaded_after(module, migrate, renames=(), **attributes):
     """What is loaded of an `Averaged` by a newer class that has this migration."""
-    text, arrays = encoded(module.put(type("Averaged", (Averaged,), {}))())
+    data = averaged(module)
     hook = classmethod(lambda cls, fields, version: migrate(fields))
     module.put(type("New", (st.Module,), {"__sharedtree_version__": 1, "__sharedtree_migrate__": hook, **attributes}))
-    return load(text, arrays=arrays)
-
-
-def encoded(tree):
-    made = encode(tree)
-    return json.dumps(made.manifest), made.arrays
+    return load(data, renames=dict(renames))
 
 
 def test_migration_keeps_the_kinds_of_a_module(module):
-    seen = []
-
     def migrate(fields):
-        seen.append(sorted(fields))
+        assert sorted(fields) == ["mean", "n", "w"]
         return {"w": fields["w"] * 2, "mean": fields["mean"], "n": fields["n"]}
 
-    model = loaded_after(module, migrate)
-    assert seen == [["mean", "n", "w"]]
-    assert paths(model) == [".w", ".mean"]
-    assert paths(model.parameters()) == [".w"]
+    model, twin = loaded_after(module, migrate), Averaged()
+    assert paths(model) == paths(twin) == [".w", ".mean"]
+    assert paths(model.parameters()) == paths(twin.parameters()) == [".w"]
     assert model.n == 3
     assert model.w.tolist() == [2, 2]
-    twin = Averaged()
-    assert paths(twin) == paths(model)
-    assert paths(twin.parameters()) == paths(model.parameters())
 
 
 def test_what_migration_returns_is_as_if_assigned(module):
@@ -371,16 +318,11 @@ def test_what_migration_returns_is_as_if_assigned(module):
     assert jax.tree.structure(again) == jax.tree.structure(model)
 
 
-@pytest.mark.parametrize(
-    "name", ["call", "size", "parameters", "_sharedtree_kinds", "__class__", "__dict__", "no name", "", 3]
-)
-def test_migration_cannot_put_anything_in_the_place_of_what_the_class_defines(module, name):
-    own = {"call": lambda self: 1, "size": property(lambda self: 2)}
-    with pytest.raises(StructureMismatchError, match="has for something else"):
-        loaded_after(module, lambda fields: {**fields, name: 1}, **own)
-
-
 def test_what_cannot_be_assigned_cannot_come_from_a_migration(module):
+    own = {"call": lambda self: 1, "size": property(lambda self: 2)}
+    for name in ("call", "size", "parameters", "_sharedtree_kinds", "__class__", "__dict__", "no name", "", 3):
+        with pytest.raises(st.StructureMismatchError, match="has for something else"):
+            loaded_after(module, lambda fields, name=name: {**fields, name: 1}, **own)
     with pytest.raises(st.UnregisteredTypeError, match=r"`Model\.w` is a parameter, and 'text'"):
         loaded_after(module, lambda fields: {"w": "text"})
 
@@ -397,27 +339,22 @@ class DeclaredKinds(st.Module):
 
 
 def test_migration_to_declared_kinds(module):
-    text, arrays = encoded(module.put(type("Averaged", (Averaged,), {}))())
+    data = averaged(module)
     module.put(DeclaredKinds)
-    model = load(text, arrays=arrays)
+    model = load(data)
     assert paths(model) == [".kernel", ".count"]
     assert paths(model.parameters()) == [".kernel"]
     assert model.sizes == (1, 2)
 
 
 def test_renaming_and_migrating_at_once(module):
-    text, arrays = encoded(module.put(type("Averaged", (Averaged,), {}))())
-    hook = classmethod(lambda cls, fields, version: {"kernel": fields["kernel"] * 3, "mean": fields["mean"]})
-    module.put(type("New", (st.Module,), {"__sharedtree_version__": 1, "__sharedtree_migrate__": hook}))
-    model = load(text, arrays=arrays, renames={"evolving:Model.w": "kernel", "evolving:Model.n": None})
+    def migrate(fields):
+        return {"kernel": fields["kernel"] * 3, "mean": fields["mean"]}
+
+    model = loaded_after(module, migrate, {"evolving:Model.w": "kernel", "evolving:Model.n": None})
     assert paths(model) == [".kernel", ".mean"]
     assert paths(model.parameters()) == [".kernel"]
-
-
-@pytest.mark.parametrize(
-    "pair", [("_sharedtree_kinds", None), ("_sharedtree_kinds", "kinds"), ("n", "_sharedtree_kinds")]
-)
-def test_renames_cannot_take_the_kinds_away(module, pair):
-    text, arrays = encoded(module.put(type("Averaged", (Averaged,), {}))())
-    with pytest.raises(StructureMismatchError, match="is no attribute"):
-        load(text, arrays=arrays, renames={f"evolving:Model.{pair[0]}": pair[1]})
+    data = averaged(module)
+    for old, new in (("_sharedtree_kinds", None), ("_sharedtree_kinds", "kinds"), ("n", "_sharedtree_kinds")):
+        with pytest.raises(st.StructureMismatchError, match="is no attribute"):
+            load(data, renames={f"evolving:Model.{old}": new})

@@ -1,5 +1,6 @@
 """A file's word imports what is installed, and nothing that merely lies where Python would find it."""
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -87,34 +88,22 @@ def refused(name):
 
 
 @pytest.mark.parametrize("make", [as_module, as_package])
-def test_what_is_installed_is_imported(site_packages, make):
+def test_what_is_installed_is_imported(site_packages, here, make):
+    (here / "forged").mkdir()  # a folder of data; the installed package goes before it
     make(site_packages, "forged")
     import_installed("forged")
     assert sys.modules["forged"].ran
+    assert sys.modules["forged"].__file__.startswith(str(site_packages))
 
 
 @pytest.mark.parametrize("make", [as_module, as_package, as_namespace])
 @pytest.mark.parametrize("is_installed_too", [True, False])
 def test_what_lies_in_the_current_directory_is_not(site_packages, here, make, is_installed_too):
     make(here, "forged")
-    if is_installed_too and make is as_namespace:  # the folders of one are joined
-        as_namespace(site_packages, "forged")
-    elif is_installed_too:
-        as_module(site_packages, "forged")
+    if is_installed_too:  # the folders of a namespace are joined
+        (as_namespace if make is as_namespace else as_module)(site_packages, "forged")
     assert refused("forged").startswith(str(here))
-
-
-def test_what_merely_looks_like_a_package_does_no_harm(site_packages, here):
-    (here / "forged").mkdir()  # a folder of data; the installed package goes before it
-    as_package(site_packages, "forged")
-    import_installed("forged")
-    assert sys.modules["forged"].__file__.startswith(str(site_packages))
-
-
-@pytest.mark.parametrize("make", [as_module, as_package])
-def test_metadata_that_lies_beside_it_does_not_count(here, make):
-    make(here, "forged")
-    record(here, "forged", here)
+    record(here, "forged", here)  # metadata that lies beside it does not count
     assert refused("forged").startswith(str(here))
 
 
@@ -136,22 +125,18 @@ def test_frozen_modules_are_none_either():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows wants a privilege for links")
-def test_links(tmp_path, here, site_packages):
-    as_package(tmp_path, "forged")
-    (site_packages / "forged").symlink_to(tmp_path / "forged")  # an editable install of flit's
-    import_installed("forged")
-    (here / "forged_too").symlink_to(tmp_path / "forged")
-    assert refused("forged_too").startswith(str(here))
-
-
 @pytest.mark.parametrize("layout", ["", "src"])
-def test_editable_installs(tmp_path, site_packages, monkeypatch, layout):
+def test_editable_installs(tmp_path, here, site_packages, monkeypatch, layout):
     root = tmp_path / "project"
     (root / layout).mkdir(parents=True)
     as_package(root / layout, "forged_package")
     record(site_packages, "forged_package", root, pth=root / layout)
     monkeypatch.setattr(sys, "path", [*sys.path, str(root / layout)])
     import_installed("forged_package")
+    (site_packages / "forged").symlink_to(root / layout / "forged_package")  # as flit makes them
+    import_installed("forged")
+    (here / "forged_too").symlink_to(root / layout / "forged_package")
+    assert refused("forged_too").startswith(str(here))
 
 
 @pytest.mark.parametrize(
@@ -160,12 +145,12 @@ def test_editable_installs(tmp_path, site_packages, monkeypatch, layout):
 def test_what_is_no_editable_install_of_the_package(tmp_path, site_packages, monkeypatch, wrong):
     root = tmp_path / "project"
     place = {"below the root": root / "downloads", "above the root": tmp_path}.get(wrong, root)
-    place.mkdir(parents=True, exist_ok=True)
-    root.mkdir(exist_ok=True)
+    (root / "downloads").mkdir(parents=True)
     as_module(place, "forged")
     if wrong != "no record":
-        name = "another" if wrong == "another name" else "forged"
-        record(site_packages, name, root, editable=wrong != "not editable")
+        record(
+            site_packages, "another" if wrong == "another name" else "forged", root, editable=wrong != "not editable"
+        )
     if wrong == "another url":
         url = {"url": "https://example.org/forged", "dir_info": {"editable": True}}
         (site_packages / "forged-9.dist-info" / "direct_url.json").write_text(json.dumps(url))
@@ -180,24 +165,21 @@ def test_import_hooks_of_editable_installs(tmp_path, site_packages, monkeypatch,
     (root / "python").mkdir(parents=True)
     as_package(root / "python", "forged")
     record(site_packages, "forged", root, pth=tmp_path / "nothing")
-    code = f"""
-        import importlib.util
-        class Finder:
-            @classmethod
-            def find_spec(cls, name, path=None, target=None):
-                if name == "forged":
-                    return importlib.util.spec_from_file_location(name, {str(root / "python/forged/__init__.py")!r})
-    """
+
+    class Finder:
+        @classmethod
+        def find_spec(cls, name, path=None, target=None):
+            if name == "forged":
+                return importlib.util.spec_from_file_location(name, root / "python" / "forged" / "__init__.py")
+            return None
+
     hook = types.ModuleType("forged_hook")
     hook.__file__ = str((site_packages if is_installed else tmp_path) / "forged_hook.py")
-    exec(textwrap.dedent(code), vars(hook))
+    Finder.__module__ = "forged_hook"
     monkeypatch.setitem(sys.modules, "forged_hook", hook)
-    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, hook.Finder])
-    if is_installed:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
+    with contextlib.nullcontext() if is_installed else pytest.raises(ElsewhereError):
         import_installed("forged")
-    else:
-        with pytest.raises(ElsewhereError):
-            import_installed("forged")
 
 
 def test_what_it_imports_is_held_to_the_same(site_packages, here):
@@ -275,99 +257,71 @@ def run(*arguments, cwd, **environment):
     )  # fmt: skip
 
 
+PROGRAM = f"""
+import glob, sys
+import sharedtree as st
+names = {LIBRARIES!r}
+assert not set(names) & set(sys.modules)
+audit = st.audit("all.safetensors")
+there = {{request.name.partition(":")[0]: request for request in audit.requests}}
+assert audit.elsewhere == (there["optax"],) or len(audit.elsewhere) > 1
+for request in audit.elsewhere:
+    assert request.allowed and not request.found and "download" in request.elsewhere, request
+assert "ELSEWHERE" in str(audit) and "    import optax" in str(audit)
+try:
+    st.load("state.safetensors")
+except st.UntrustedTypeError as error:
+    assert error.names == ("optax:ScaleByScheduleState",)
+    assert "optax.py" in str(error) and "import it first" in str(error), error
+    fix = str(error).splitlines()[-1].strip()
+    assert "trusted" not in str(error)
+assert not set(names) & set(sys.modules) and not glob.glob("ran_*")
+
+# What the user names comes from where it is.
+assert st.load("chex.safetensors", trusted="chex:ScaleByScheduleState")
+assert st.load("state.safetensors", trusted=["optax"])
+assert st.audit("diffrax.safetensors", trusted="diffrax").elsewhere == ()
+st.trust("lineax")
+assert st.load("lineax.safetensors")
+import flax
+assert st.load("flax.safetensors", like=(flax.ScaleByScheduleState,))
+assert "optimistix" not in sys.modules
+exec(fix)
+assert st.load("state.safetensors")[0] is sys.modules["optax"].ScaleByScheduleState
+assert st.audit("state.safetensors").elsewhere == ()
+"""
+
+
 def test_libraries_beside_a_file_are_not_run(forged):
-    code = f"""
-        import sys
-        import sharedtree as st
-        names = {LIBRARIES!r}
-        assert not set(names) & set(sys.modules)
-        audit = st.audit("all.safetensors")
-        there = {{request.name.partition(":")[0]: request for request in audit.requests}}
-        assert audit.elsewhere == tuple(there[name] for name in ("optax",)) or len(audit.elsewhere) > 1
-        for request in audit.elsewhere:
-            assert request.allowed and not request.found and "download" in request.elsewhere, request
-        assert "ELSEWHERE" in str(audit) and "    import optax" in str(audit)
-        try:
-            st.load("state.safetensors")
-        except st.UntrustedTypeError as error:
-            assert error.names == ("optax:ScaleByScheduleState",)
-            assert "optax.py" in str(error) and "import it first" in str(error), error
-            fix = str(error).splitlines()[-1].strip()
-            assert "trusted" not in str(error)
-        assert not set(names) & set(sys.modules)
-        exec(fix)
-        assert st.load("state.safetensors")[0] is sys.modules["optax"].ScaleByScheduleState
-        assert st.audit("state.safetensors").elsewhere == ()
-    """
-    done = run("-c", textwrap.dedent(code), cwd=forged)
-    assert done.returncode == 0, done.stderr
-    assert [path.name for path in forged.glob("ran_*")] == ["ran_optax"]  # by its import, at the end
-
-
-def test_what_the_user_names_comes_from_where_it_is(forged):
     for name in LIBRARIES:
         write(forged / f"{name}.safetensors", [f"{name}:ScaleByScheduleState"])
-    code = """
-        import sys
-        import sharedtree as st
-        assert st.load("chex.safetensors", trusted="chex:ScaleByScheduleState")
-        assert st.load("optax.safetensors", trusted=["optax"])
-        assert st.audit("diffrax.safetensors", trusted="diffrax").elsewhere == ()
-        st.trust("lineax")
-        assert st.load("lineax.safetensors")
-        import flax
-        assert st.load("flax.safetensors", like=(flax.ScaleByScheduleState,))
-        assert "optimistix" not in sys.modules
-    """
-    done = run("-c", textwrap.dedent(code), cwd=forged)
+    done = run("-c", PROGRAM, cwd=forged)
     assert done.returncode == 0, done.stderr
+    assert not (forged / "ran_optimistix").exists()
 
 
-def test_audit_on_the_command_line(forged):
+def test_the_command_line_runs_nothing_of_the_current_directory(forged, tmp_path):
     path = f"{ROOT}{os.pathsep}."
-    done = run("-m", "sharedtree", "audit", "--json", "state.safetensors", cwd=forged, PYTHONPATH=path)
+    done = run("-Bmsharedtree.__main__", "audit", "--json", "state.safetensors", cwd=forged, PYTHONPATH=path)
     assert done.returncode == 1, done.stderr
     (request,) = json.loads(done.stdout)["requests"]
-    assert request["allowed"] is True
-    assert request["found"] is False
-    assert request["elsewhere"] == str(forged / "optax.py")
-    assert not list(forged.glob("ran_*"))
-
-
-@pytest.fixture
-def hostile(forged):
-    """The same folder, with everything that the command line might import."""
+    assert (request["allowed"], request["found"], request["elsewhere"]) == (True, False, str(forged / "optax.py"))
+    # Everything that the command line might import.
     for name in ("equinox", "jax", "jaxlib", "numpy", "safetensors", "rich", "tqdm", "argparse", "json", "zlib"):
         (forged / f"{name}.py").write_text(f"raise SystemExit('ran {name}')")
     record(forged, "equinox", forged)
     st.save(forged / "model.safetensors", {"a": [1, "x"]})
-    return forged
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["-m", "sharedtree", "show", "model.safetensors"],
-        ["-Bmsharedtree.__main__", "diff", "model.safetensors", "model.safetensors"],
-    ],
-)
-def test_the_command_line_runs_nothing_of_the_current_directory(hostile, arguments):
-    done = run(*arguments, cwd=hostile)
-    assert "ran" not in done.stderr
-    assert done.returncode == 0, done.stderr
-    assert not list(hostile.glob("ran_*"))
-
-
-def test_the_console_script(hostile, tmp_path):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, function = project["scripts"]["sharedtree"].partition(":")
     assert (module, function) == ("sharedtree.__main__", "main")
-    (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin" / "sharedtree"  # what installers write
+    script = tmp_path / "sharedtree"  # what installers write
     script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
-    done = run(str(script), "show", "model.safetensors", cwd=hostile)
-    assert done.returncode == 0, done.stderr
-    assert "['a']" in done.stdout
+    for program in (["-m", "sharedtree"], [str(script)]):
+        done = run(*program, "show", "model.safetensors", cwd=forged)
+        assert "ran" not in done.stderr
+        assert done.returncode == 0, done.stderr
+        assert "['a']" in done.stdout
+    assert not list(forged.glob("ran_*"))
 
 
 def test_programs_keep_their_path(tmp_path):
@@ -385,9 +339,8 @@ def test_programs_keep_their_path(tmp_path):
     assert done.stdout.strip() == f"True {tmp_path}", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("argv", "orig_argv", "is_dropped"),
-    [
+def test_when_the_current_directory_is_left_out(monkeypatch):
+    for argv, orig_argv, is_dropped in (
         (["-m", "show"], ["python", "-m", "sharedtree", "show"], True),
         (["-m", "show", "x"], ["python", "-B", "-m", "sharedtree", "show", "x"], True),
         (["-m"], ["python", "-msharedtree"], True),
@@ -399,12 +352,11 @@ def test_programs_keep_their_path(tmp_path):
         (["sharedtree"], ["python", "sharedtree"], False),
         ([], [], False),
         (["-m"], [], False),
-    ],
-)
-def test_when_the_current_directory_is_left_out(monkeypatch, argv, orig_argv, is_dropped):
-    monkeypatch.setattr(sys, "argv", argv)
-    monkeypatch.setattr(sys, "orig_argv", orig_argv)
-    monkeypatch.setattr(sys, "path", [os.getcwd(), *sys.path])
-    before = list(sys.path)
-    importlib.reload(_current_directory)
-    assert sys.path == before[is_dropped:]
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", argv)
+            patch.setattr(sys, "orig_argv", orig_argv)
+            patch.setattr(sys, "path", [os.getcwd(), *sys.path])
+            before = list(sys.path)
+            importlib.reload(_current_directory)
+            assert sys.path == before[is_dropped:], orig_argv

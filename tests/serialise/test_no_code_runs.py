@@ -1,6 +1,7 @@
 """Loading runs nothing by the word of a file, whatever the file makes of the classes that it may name."""
 
 import functools
+import itertools
 import sys
 import typing
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ import sharedtree as st
 
 from .containers import file_of, naming
 from .drafts import Draft
+from .vanilla import Wrapper
 
 RELU = ["function", "jax.nn:relu"]
 BOUND_METHOD = {"name": "equinox._module._prebuilt:BoundMethod", "kind": "module", "fields": ["__func__", "__self__"]}
@@ -62,17 +64,6 @@ class Quiet(eqx.Module):
         return 2 * self.w
 
 
-class Wrapper(eqx.Module):
-    function: Any
-
-    @property
-    def __wrapped__(self) -> Any:
-        return self.function
-
-    def __call__(self, x: Any) -> Any:
-        return self.function(x)
-
-
 def described(x: Any) -> Any:
     """A documented function."""
     return x
@@ -104,39 +95,32 @@ def test_attributes_of_partials_that_other_code_would_call():
             load(nodes)
         with pytest.raises(st.FormatError):
             load([*nodes, ["wrapper", 0, [1, ["int", "7"]], "__func__"]], [BOUND_METHOD])
-    partial = functools.partial(described)
-    partial.__get__ = note
-    with pytest.raises(st.UnserialisableError, match="stands in for a method"):
-        st.to_bytes(partial)
-
-
-def test_a_partial_with_the_name_of_its_function():
     partial = functools.update_wrapper(functools.partial(described), described)
     back = st.from_bytes(st.to_bytes(partial), trusted=__name__)
     assert vars(back) == vars(partial)
     assert back.__wrapped__ is described
+    partial.__get__ = note
+    with pytest.raises(st.UnserialisableError, match="stands in for a method"):
+        st.to_bytes(partial)
 
 
 EVALUATED = [["dict", ["x", "return"], ["note('evaluated')", "note('evaluated')"]], ["dict", ["__annotations__"], [0]]]
 """Annotations that `typing.get_type_hints` would evaluate, alone and as the attributes of something."""
 
 
-@pytest.mark.parametrize(
-    ("nodes", "classes"),
-    [
-        ([*EVALUATED, ["partial", RELU, [], [], [], 1]], []),
-        ([*EVALUATED, ["partial", ["function", f"{__name__}:described"], [], [], [], 1]], []),
-        ([*EVALUATED, ["dict", ["__type_params__"], [0]], ["partial", RELU, [], [], [], 2]], []),
-        ([*EVALUATED, ["tuple", [0]], ["dict", ["__type_params__"], [2]], ["partial", RELU, [], [], [], 3]], []),
-        ([*EVALUATED, ["object", 0, [None, 0]]], [net(extra=["__annotations__"])]),
-        ([*EVALUATED, ["wrapper", 0, [RELU, 0], "w"]], [net(extra=["__annotations__"])]),
-        ([*EVALUATED, ["object", 0, [0]]], [net(fields=["__annotations__"], missing=["w"])]),
-        ([*EVALUATED, ["object", 0, [RELU, None, 0]]], [{**BOUND_METHOD, "extra": ["__annotations__"]}]),
-    ],
-)
-def test_no_text_of_a_file_becomes_an_annotation(nodes, classes):
-    with pytest.raises((st.FormatError, st.StructureMismatchError)):
-        load(nodes, classes, [Net, described])
+def test_no_text_of_a_file_becomes_an_annotation():
+    for nodes, classes in (
+        ([["partial", RELU, [], [], [], 1]], []),
+        ([["partial", ["function", f"{__name__}:described"], [], [], [], 1]], []),
+        ([["dict", ["__type_params__"], [0]], ["partial", RELU, [], [], [], 2]], []),
+        ([["tuple", [0]], ["dict", ["__type_params__"], [2]], ["partial", RELU, [], [], [], 3]], []),
+        ([["object", 0, [None, 0]]], [net(extra=["__annotations__"])]),
+        ([["wrapper", 0, [RELU, 0], "w"]], [net(extra=["__annotations__"])]),
+        ([["object", 0, [0]]], [net(fields=["__annotations__"], missing=["w"])]),
+        ([["object", 0, [RELU, None, 0]]], [{**BOUND_METHOD, "extra": ["__annotations__"]}]),
+    ):
+        with pytest.raises((st.FormatError, st.StructureMismatchError)):
+            load([*EVALUATED, *nodes], classes, [Net, described])
 
 
 def annotated(x: "int", y: "Any" = None) -> "str":
@@ -150,7 +134,7 @@ def test_annotations_come_from_code():
     twice = eqx.filter_grad(eqx.module_update_wrapper(Wrapper(annotated)))
     data = st.to_bytes([partial, wrapper, twice, eqx.filter_value_and_grad(eqx.nn.Identity())])
     assert b"__annotations__" not in data
-    back = st.from_bytes(data, trusted=__name__)
+    back = st.from_bytes(data, trusted="tests")
     for each in back[:3]:
         assert each.__annotations__ == annotated.__annotations__
         assert typing.get_type_hints(each, vars(sys.modules[__name__])) == {"x": int, "y": Any, "return": str}
@@ -207,20 +191,17 @@ def test_what_a_wrapper_wraps_is_a_field():
             load([["wrapper", 0, [None], field]], [net()], Net)
 
 
-@pytest.mark.parametrize("make", [eqx.filter_grad, eqx.filter_value_and_grad, eqx.filter_vmap])
-def test_wrappers_come_back(make):
-    for function in (jax.nn.relu, eqx.nn.Identity(), functools.partial(jax.nn.leaky_relu, 0.1)):
-        wrapper = make(function)
-        data = st.to_bytes([wrapper])
-        assert function is not jax.nn.relu or any(node[0] == "wrapper" for node in Draft(data).manifest["nodes"])
-        (back,) = st.from_bytes(data)
-        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
-            assert getattr(back, name, None) == getattr(wrapper, name, None), name
-
-
-def test_a_wrapper_of_a_user_comes_back():
-    wrapper = eqx.module_update_wrapper(Wrapper(described))
-    back = st.from_bytes(st.to_bytes(wrapper), trusted=__name__)
+def test_wrappers_come_back():
+    for make in (eqx.filter_grad, eqx.filter_value_and_grad, eqx.filter_vmap):
+        for function in (jax.nn.relu, eqx.nn.Identity(), functools.partial(jax.nn.leaky_relu, 0.1)):
+            wrapper = make(function)
+            data = st.to_bytes([wrapper])
+            is_wrapper = any(node[0] == "wrapper" for node in Draft(data).manifest["nodes"])
+            assert function is not jax.nn.relu or is_wrapper
+            (back,) = st.from_bytes(data)
+            for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+                assert getattr(back, name, None) == getattr(wrapper, name, None), name
+    back = st.from_bytes(st.to_bytes(eqx.module_update_wrapper(Wrapper(described))), trusted="tests")
     assert (back.__doc__, back.__name__, back(3)) == (described.__doc__, "described", 3)
 
 
@@ -232,9 +213,10 @@ EVALUATORS = """
 """
 
 
-@pytest.mark.parametrize("trusted", [(), ("jax", "flax", "optax", "chex", "sharedtree", "equinox")])
-def test_classes_that_evaluate_what_they_hold_are_not_allowed(trusted):
-    for name in EVALUATORS.split():
+def test_classes_that_evaluate_what_they_hold_are_not_allowed():
+    for name, trusted in itertools.product(
+        EVALUATORS.split(), [(), ("jax", "flax", "optax", "chex", "sharedtree", "equinox")]
+    ):
         package = name.partition(":")[0].partition(".")[0]
         if package in ("jax", "sharedtree") or find_spec(package):
             for atom in (["class", name], ["function", f"{name}.call"], ["function", f"{name}.__call__"]):
@@ -266,22 +248,16 @@ def test_of_classes_of_libraries_only_public_methods():
     assert caught.value.names == ("optax:ScaleByAdamState._asdict",)
 
 
-@pytest.mark.parametrize("trusted", [[Mixed], [__name__]])
-def test_inherited_methods_are_judged_by_where_they_are_defined(trusted):
+def test_inherited_methods_are_judged_by_where_they_are_defined():
     nodes = [["object", 0, [None]], ["method", 0, "inherited"]]
     entry = {"name": name_of(Mixed), "kind": "module", "fields": ["w"]}
-    with pytest.raises(st.UntrustedTypeError, match="another_package"):
-        load(nodes, [entry], trusted)
-    for more in (Stranger, Stranger.inherited, f"{name_of(Mixed)}.inherited"):
-        assert load(nodes, [entry], [*trusted, more])() == "from elsewhere"
-
-
-def test_methods_in_a_template_are_trusted():
-    model = {"method": Mixed(1).inherited}
-    data = st.to_bytes(model)
-    assert st.from_bytes(data, like=model)["method"]() == "from elsewhere"
-    with pytest.raises(st.UntrustedTypeError):
-        st.from_bytes(data, trusted=Mixed)
+    for trusted in ([Mixed], [__name__]):
+        with pytest.raises(st.UntrustedTypeError, match="another_package"):
+            load(nodes, [entry], trusted)
+        for more in (Stranger, Stranger.inherited, f"{name_of(Mixed)}.inherited"):
+            assert load(nodes, [entry], [*trusted, more])() == "from elsewhere"
+    model = {"method": Mixed(1).inherited}  # in a template they are trusted
+    assert st.from_bytes(st.to_bytes(model), like=model)["method"]() == "from elsewhere"
 
 
 def test_methods_of_what_has_no_class_of_a_known_name():
@@ -317,9 +293,7 @@ def test_programs_of_a_trusted_package_are_not_run(programs):
             st.from_bytes(data, trusted=programs)
         (request,) = st.audit(data, trusted=programs).requests
         assert not request.allowed
-
-
-def test_a_module_that_ends_the_program_when_imported(programs):
+    # Modules that end the program when they are imported.
     with pytest.raises(st.StructureMismatchError, match="SystemExit"):
         st.from_bytes(naming(["class", f"{programs}.leaving:Model"]), trusted=programs)
     with pytest.raises(KeyboardInterrupt):

@@ -11,7 +11,6 @@ import textwrap
 import pytest
 
 import sharedtree as st
-from sharedtree._jax_internals import registered_counts
 
 from . import strategies
 from .drafts import Draft
@@ -150,22 +149,11 @@ def test_other_numbers_of_children_and_static_values_are_an_error():
 def test_the_error_says_how_many():
     namespace: dict = {"__name__": __name__}
     exec(CLASSES, namespace)
-    made = namespace["Zips"]
     draft = Draft(st.to_bytes(strategies.Registered((1, 2), ["aux"])))
     (node,) = (node for node in draft.manifest["nodes"] if node[0] == "registered")
-    node[2], node[3], node[4] = ["class", "builtins:list"], [1, 2], ["[0]", "[1]"]
+    node[2:] = [0, ["x", "y"], ["[0]", "[1]"]]
     draft.manifest["nodes"].insert(0, ["tuple", ["a"]])
     draft.manifest["root"] += 1
-    node[2], node[3] = 0, ["x", "y"]
-    name = f"{strategies.__name__}:Registered"
+    renames = {f"{strategies.__name__}:Registered": namespace["Zips"]}
     with pytest.raises(st.StructureMismatchError, match="2 children and 1 static values for a `Zips`, and that has 1"):
-        st.from_bytes(draft.file(with_digests=True), renames={name: made})
-
-
-def test_the_counts_of_registered_dataclasses_are_known():
-    namespace: dict = {"__name__": "registered_classes"}
-    exec(CLASSES, namespace)
-    assert registered_counts(namespace["Fields"]) == (2, 1)
-    assert registered_counts(namespace["Dataclass"]) == (2, 1)
-    assert registered_counts(namespace["Zips"]) is None
-    assert registered_counts(int) is None
+        st.from_bytes(draft.file(with_digests=True), renames=renames)

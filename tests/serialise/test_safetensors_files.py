@@ -1,6 +1,7 @@
 """Safetensors files of other programs: their tensors by name, and one clear error for each that is none."""
 
 import io
+import itertools
 import json
 import random
 import struct
@@ -15,10 +16,8 @@ import pytest
 import safetensors.numpy
 
 import sharedtree as st
-from sharedtree.serialise.container._sources import open_source
-from sharedtree.serialise.flat import is_foreign, tensors_in
 
-from .test_template import Counting
+from .containers import Counting
 
 DTYPES = {
     "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "U16": np.uint16, "I16": np.int16, "U32": np.uint32,
@@ -26,7 +25,6 @@ DTYPES = {
     "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2, "F8_E8M0": ml_dtypes.float8_e8m0fnu,
     "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
 }  # fmt: skip
-WIDE = {"I64": np.int64, "U64": np.uint64, "F64": np.float64}
 
 
 def file_of(entries, data=b"", padding=0):
@@ -74,28 +72,25 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("mmap", [False, True])
 def test_a_flat_dictionary_of_jax_arrays(path, arrays, mmap):
-    assert_same(load(path, mmap=mmap), arrays)
-    assert_same(load(path, mmap=mmap, verify=False), arrays)
+    data = path.read_bytes()
     with path.open("rb") as file:
-        assert_same(load(file, mmap=mmap), arrays)
-    assert_same(load(path.read_bytes(), mmap=mmap), arrays)
-    assert_same(load(Counting(path.read_bytes()), mmap=mmap), arrays)
+        for where in (path, file, data, Counting(data)):
+            assert_same(load(where, mmap=mmap), arrays)
+    assert_same(load(path, mmap=mmap, verify=False), arrays)
 
 
-@pytest.mark.parametrize("padding", [0, 1, 7])
-@pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("name", DTYPES)
-def test_every_dtype(tmp_path, name, mmap, padding):
+def test_every_dtype(tmp_path, name):
     """At any offset: not every program pads the header."""
-    dtype = np.dtype(DTYPES[name])
+    dtype, path = np.dtype(DTYPES[name]), tmp_path / "by hand"
     array = np.array([1, 0, 1, 1, 0, 1]).astype(dtype).reshape(2, 3)
-    path = tmp_path / "by hand"
-    path.write_bytes(file_of({"x": entry(name, [2, 3], 0, array.nbytes)}, array.tobytes(), padding))
-    if name == "F8_E8M0" and not is_of_jax(dtype):
-        with pytest.raises(st.FormatError, match="JAX"):
-            load(path, mmap=mmap)
-        return
-    assert_same(load(path, mmap=mmap), {"x": array})
+    for padding, mmap in itertools.product([0, 1, 7], [False, True]):
+        path.write_bytes(file_of({"x": entry(name, [2, 3], 0, array.nbytes)}, array.tobytes(), padding))
+        if name == "F8_E8M0" and not is_of_jax(dtype):
+            with pytest.raises(st.FormatError, match="JAX"):
+                load(path, mmap=mmap)
+        else:
+            assert_same(load(path, mmap=mmap), {"x": array})
 
 
 def is_of_jax(dtype):
@@ -106,14 +101,14 @@ def is_of_jax(dtype):
     return True
 
 
-@pytest.mark.parametrize("name", WIDE)
-def test_64_bits(name):
-    data = file_of({"x": entry(name, [1], 0, 8), "y": entry("U8", [1], 8, 9)}, np.ones(1, WIDE[name]).tobytes() + b"2")
-    with pytest.raises(st.StructureMismatchError, match="jax_enable_x64"):
-        load(data)
-    assert load(data, select=lambda key: key == "y")["y"].tolist() == [50]
-    with jax.enable_x64(True):
-        assert load(data)["x"].dtype == WIDE[name]
+def test_64_bits():
+    for name, dtype in {"I64": np.int64, "U64": np.uint64, "F64": np.float64}.items():
+        data = file_of({"x": entry(name, [1], 0, 8), "y": entry("U8", [1], 8, 9)}, np.ones(1, dtype).tobytes() + b"2")
+        with pytest.raises(st.StructureMismatchError, match="jax_enable_x64"):
+            load(data)
+        assert load(data, select=lambda key: key == "y")["y"].tolist() == [50]
+        with jax.enable_x64(True):
+            assert load(data)["x"].dtype == dtype
 
 
 def test_packed_and_unknown_dtypes():
@@ -193,20 +188,10 @@ def test_a_file_of_ours_that_another_program_wrote_again(tmp_path):
     assert_same(load(path), {"['w']": np.arange(3, dtype=np.float32)})
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"like": {}}, {"trusted": "mine"}, {"renames": {"a:B": "c:D"}}, {"select": "mask"}, {"strict": False}],
-    ids=lambda options: next(iter(options)),
-)
-def test_options_that_need_a_tree(path, options):
-    (name,) = options
-    with pytest.raises(ValueError, match=f"`{name}` says something of a tree, and `.*` has none"):
-        load(path, **options)
-
-
-def test_without_foreign_it_is_an_error(path):
-    with pytest.raises(st.FormatError, match=r"sharedtree\.load\(path, foreign=True\)"):
-        st.load(path)
+def test_options_that_need_a_tree(path):
+    for name, value in {"like": {}, "trusted": "a", "renames": {"a:B": "c:D"}, "select": "b", "strict": False}.items():
+        with pytest.raises(ValueError, match=f"`{name}` says something of a tree, and `.*` has none"):
+            load(path, **{name: value})
 
 
 # --- hostile files -------------------------------------------------------------------------------------------------
@@ -214,7 +199,6 @@ def test_without_foreign_it_is_an_error(path):
 U8 = entry("U8", [4], 0, 4)
 MALFORMED = {
     "twice": (b'{"a":%s,"a":%s}' % ((json.dumps(U8).encode(),) * 2), "the key 'a' is there twice"),
-    "twice inside": (b'{"a":{"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]}}', "'dtype' is there twice"),
     "overlap": ({"a": U8, "b": entry("U8", [2], 2, 4)}, "overlaps another one"),
     "hole": ({"a": entry("U8", [3], 1, 4)}, "there is a hole before it"),
     "too small": ({"a": entry("F32", [4], 0, 4)}, "spans bytes 0 to 4, and its shape makes 128 bits"),
@@ -223,8 +207,6 @@ MALFORMED = {
     "absurd and empty": ({"a": entry("F32", [2**62, 2**62, 0], 0, 0), "b": U8}, "is absurd"),
     "past 64 bits": ({"a": entry("U8", [2**63], 0, 2**63)}, "list of up to 64 sizes"),
     "negative": ({"a": entry("U8", [-4], 0, 4)}, "list of up to 64 sizes"),
-    "fraction": ({"a": entry("U8", [4.0], 0, 4)}, "list of up to 64 sizes"),
-    "true": ({"a": entry("U8", [True], 0, 4)}, "list of up to 64 sizes"),
     "axes": ({"a": entry("U8", [1] * 65, 0, 4)}, "list of up to 64 sizes"),
     "backwards": ({"a": entry("U8", [4], 4, 0)}, "not two byte counts"),
     "three": ({"a": {**U8, "data_offsets": [0, 2, 4]}}, "not two byte counts"),
@@ -236,20 +218,17 @@ MALFORMED = {
     "not UTF-8": (b'{"\xff":1}', "is not UTF-8"),
     "surrogate": (b'{"\\ud800":1}', "surrogate"),
     "not JSON": (b"{nothing}", "is not JSON"),
-    "NaN": (b'{"a":NaN}', "NaN"),
     "deep": (b'{"a":' + b"[" * 10**6, "nested too deeply"),
-    "long number": (b'{"a":' + b"9" * 10**5 + b"}", "is not JSON"),
     "behind it": (b"{} {}", "is not JSON"),
 }
 
 
-@pytest.mark.parametrize("case", MALFORMED)
-def test_what_is_malformed_is_one_clear_error(case):
-    text, words = MALFORMED[case]
-    with pytest.raises(st.FormatError, match="is not a valid safetensors file") as raised:
-        load(file_of(text, b"abcd"))
-    assert words in str(raised.value)
-    assert len(str(raised.value)) < 1_000
+def test_what_is_malformed_is_one_clear_error():
+    for case, (text, words) in MALFORMED.items():
+        with pytest.raises(st.FormatError, match="is not a valid safetensors file") as raised:
+            pytest.fail(f"{case}: {load(file_of(text, b'abcd'))}")
+        assert words in str(raised.value), case
+        assert len(str(raised.value)) < 1_000, case
 
 
 def test_what_was_cut_short_or_appended_to(path):
@@ -276,10 +255,10 @@ def test_nothing_is_allocated_by_the_files_word():
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("mmap", [False, True])
-def test_booleans_are_0_or_1(mmap):
-    with pytest.raises(st.FormatError, match="booleans has bytes other than 0 and 1"):
-        load(file_of({"a": entry("BOOL", [2], 0, 2)}, b"\1\2"), mmap=mmap)
+def test_booleans_are_0_or_1():
+    for mmap in (False, True):
+        with pytest.raises(st.FormatError, match="booleans has bytes other than 0 and 1"):
+            load(file_of({"a": entry("BOOL", [2], 0, 2)}, b"\1\2"), mmap=mmap)
 
 
 def test_what_a_file_says_is_printable():
@@ -309,10 +288,3 @@ def test_damaged_headers_agree_with_safetensors(seed):
     for name, tensor in expected:
         assert np.asarray(found[name]).tobytes() == bytes(tensor["data"])
         assert list(found[name].shape) == tensor["shape"]
-
-
-def test_which_files_are_foreign(path):
-    assert is_foreign(open_source(path.read_bytes()))
-    assert not is_foreign(open_source(st.to_bytes([1])))
-    assert not is_foreign(open_source(b""))
-    assert tensors_in(open_source(path.read_bytes())).metadata == {"format": "pt"}

@@ -56,10 +56,9 @@ def digests(seed):
 
 @pytest.mark.slow
 def test_files_do_not_depend_on_the_hashes_of_texts():
-    first, *others = [digests(seed) for seed in (1, 2, 3, 4)]
+    first, second = digests(1), digests(2)
     assert len(first) == 8
-    for other in others:
-        assert other == first
+    assert first == second
 
 
 def in_other_order(members):

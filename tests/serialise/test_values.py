@@ -19,7 +19,7 @@ import sharedtree as st
 from . import strategies
 from .drafts import Draft
 from .isomorphic import assert_isomorphic
-from .strategies import Color, Config, Key, Layer, Mode, Pair, Slotted, make, trees
+from .strategies import Color, Config, Key, Layer, Pair, Slotted, make, trees
 
 
 def round_trip(tree, trusted="tests"):
@@ -45,10 +45,6 @@ def test_the_oracle_sees_differences():
             assert_isomorphic(a, b)
 
 
-def test_none_is_a_key():
-    assert_isomorphic({None: 1, (None,): {None: []}}, round_trip({None: 1, (None,): {None: []}}))
-
-
 def test_nan_keeps_its_bits():
     payload = np.uint64(0xFFF8DEADBEEF0001).view(np.float64).item()
     (back,) = round_trip((payload,))
@@ -66,18 +62,16 @@ def test_tuples_in_which_each_holds_the_one_before_twice_stay_small():
     assert len(nodes_of(tree)) == 201
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda x: functools.partial(len, x), lambda x: collections.deque([x]), lambda x: {1: x}]
-)
-def test_what_python_could_not_free_is_refused_or_comes_back(wrap):
-    tree = 0
-    for _ in range(3_000):
-        tree = wrap(tree)
-    if type(tree) is dict:
-        assert list(round_trip(tree)) == [1]
-    else:
-        with pytest.raises(st.UnserialisableError, match="nested"):
-            st.to_bytes(tree)
+def test_what_python_could_not_free_is_refused_or_comes_back():
+    for wrap in (lambda x: functools.partial(len, x), lambda x: collections.deque([x]), lambda x: {1: x}):
+        tree = 0
+        for _ in range(3_000):
+            tree = wrap(tree)
+        if type(tree) is dict:
+            assert list(round_trip(tree)) == [1]
+        else:
+            with pytest.raises(st.UnserialisableError, match="nested"):
+                st.to_bytes(tree)
 
 
 def test_keys_that_take_for_ever_to_hash_are_refused():
@@ -134,16 +128,6 @@ def test_what_typing_notes_on_instances_of_generic_classes_is_left_out(cls):
     assert jax.tree.structure(back) == jax.tree.structure(noted)
 
 
-def test_bound_methods_of_equinox_modules():
-    layer = make(Layer, weight=jnp.ones(2), child=None)
-    back_layer, back = round_trip((layer, layer.double))
-    assert type(back) is type(layer.double)
-    assert back.__self__ is back_layer
-    assert back(3) == 6
-    assert back.__name__ == "double"
-    assert jtu.tree_structure(back) == jtu.tree_structure(make(Layer, weight=jnp.ones(2), child=None).double)
-
-
 def test_state_and_model_share_their_markers():
     model = eqx.nn.BatchNorm(2, "batch", mode="batch")
     state = {index.marker: index.init for index in (model.batch_counter, model.batch_state_index)}
@@ -156,16 +140,6 @@ def test_state_and_model_share_their_markers():
     assert not back_state.get(back.ema_first_time_index)
 
 
-def test_wrapped_functions_at_module_level_are_named():
-    back = round_trip([jitted, jitted])
-    assert back[0] is back[1] is jitted
-
-
-@eqx.filter_jit
-def jitted(x):
-    return x
-
-
 def test_partials_of_partials_stay_apart():
     inner = functools.partial(strategies.activate, 1)
     inner.note = [1]
@@ -175,12 +149,6 @@ def test_partials_of_partials_stay_apart():
     assert vars(back.func) == {"note": [1]}
     nested = jtu.Partial(jtu.Partial(jnp.add, 1), 2)
     assert round_trip(nested)() == 3
-
-
-def test_two_views_of_one_buffer_are_two_arrays():
-    base = np.arange(4.0)
-    a, b = round_trip([base[:2], base[:2]])
-    assert a is not b
 
 
 OddlyNamed = dataclasses.make_dataclass("OddlyNamed", ["__metadata__"], namespace={"__module__": __name__})
@@ -227,21 +195,3 @@ def test_specs_with_unreduced_axes():
     assert back.unreduced == {"y"}
     alone = jax.sharding.PartitionSpec(unreduced={"y"})
     assert round_trip([alone]) == [alone]
-
-
-class Held:
-    def __init__(self, inside):
-        self.inside = inside
-
-
-st.register_node(Held, lambda h: ((h.inside,), None), lambda aux, xs: Held(*xs))
-
-
-def test_registered_by_register_node():
-    back = round_trip(Held([jnp.ones(2)]), trusted=Held)
-    assert type(back) is Held
-    assert_isomorphic(back.inside, [jnp.ones(2)])
-
-
-def test_combined_flags_are_the_members_that_python_gives():
-    assert round_trip(Mode.TRAIN | Mode.LOG) is Mode.TRAIN | Mode.LOG
