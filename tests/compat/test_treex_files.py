@@ -17,6 +17,7 @@ import pytest
 import safetensors.numpy
 
 import sharedtree as st
+from sharedtree.__main__ import main
 from tests.serialise.drafts import Draft
 
 # `importorskip` would import it without what JAX no longer has, and fail.
@@ -46,13 +47,13 @@ def test_models_come_back(name):
     assert loaded.eval().training is False
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("Dropout", "KeySeq", "Sequential")])
-def test_uninitialised_models_come_back(name):
-    make, inputs = LAYERS[name]
-    model = make()
-    loaded = through_bytes(model, trusted=[Block])
-    assert_same(model, loaded)
-    np.testing.assert_array_equal(model.init(3, inputs)(inputs), loaded.init(3, inputs)(inputs))
+def test_uninitialised_models_come_back():
+    for name in LAYERS.keys() - {"Dropout", "KeySeq", "Sequential"}:
+        make, inputs = LAYERS[name]
+        model = make()
+        loaded = through_bytes(model, trusted=[Block])
+        assert_same(model, loaded)
+        assert_same(model.init(3, inputs), loaded.init(3, inputs))
 
 
 METRICS = {
@@ -177,30 +178,6 @@ def test_a_loaded_model_is_traced_once():
         np.testing.assert_array_equal(*results)
 
 
-def test_training_goes_on():
-    import optax
-
-    def loss(model):
-        return jnp.mean((model(X) - 1) ** 2)
-
-    def step(model, state):
-        value, grads = st.value_and_grad(loss)(model)
-        updates, state = optimizer.update(grads, state, model)
-        return value, st.apply_updates(model, updates), state
-
-    layer = tx.Linear(4).init(0, X)
-    model = tx.Sequential(layer, jax.nn.relu, layer)
-    optimizer = st.optimizer(optax.adam(1e-2))
-    state = optimizer.init(model)
-    _, model, state = step(model, state)
-    loaded = through_bytes({"model": model, "state": state})
-    for _ in range(3):
-        value, model, state = step(model, state)
-        again, loaded["model"], loaded["state"] = step(loaded["model"], loaded["state"])
-        assert float(value) == float(again)
-    assert loaded["model"].layers[0] is loaded["model"].layers[2]
-
-
 def test_filtered_models_come_back():
     model = model_of(*LAYERS["Sequential"])
     parameters = model.filter(tx.Parameter)
@@ -323,38 +300,37 @@ def test_a_process_that_has_not_imported_treex(tmp_path):
         np.testing.assert_array_equal(np.asarray(found, leaf.dtype), leaf)
 
 
-def test_the_command_line(tmp_path):
-    path = tmp_path / "model.safetensors"
+def test_the_command_line(tmp_path, capsys):
+    path = str(tmp_path / "model.safetensors")
     st.save(path, model_of(*LAYERS["Sequential"]))
-    for command in (["show"], ["verify"], ["audit"], ["diff", path]):
-        program = [sys.executable, "-m", "sharedtree", command[0], str(path), *map(str, command[1:])]
-        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        if command == ["audit"]:
-            assert "treex:Linear" in done.stdout
-            assert "refused" not in done.stdout
+    for command in (["show", path], ["verify", path], ["audit", path], ["diff", path, path]):
+        assert main(command) == 0
+        said = capsys.readouterr().out
+        assert command[0] != "audit" or ("treex:Linear" in said and "refused" not in said)
 
 
-@pytest.mark.parametrize("name", ["treex", "treeo"])
-def test_a_package_beside_a_file_is_not_run(tmp_path, name):
+def test_a_package_beside_a_file_is_not_run(tmp_path):
     st.save(tmp_path / "model.safetensors", model_of(*LAYERS["Linear"]))
-    (tmp_path / f"{name}.py").write_text("open('ran', 'w').close()")
     code = """
-        import sys
+        import pathlib, sys
         sys.path.insert(0, "")
         import sharedtree as st
-        finders = list(sys.meta_path)
-        assert "download" not in str(st.audit("model.safetensors").requests)
-        try:
-            st.load("model.safetensors")
-        except st.UntrustedTypeError as error:
-            print(error)
-        assert sys.argv[1] not in sys.modules
+        for name in ("treex", "treeo"):
+            beside = pathlib.Path(f"{name}.py")
+            beside.write_text("open('ran', 'w').close()")
+            assert "download" not in str(st.audit("model.safetensors").requests)
+            try:
+                st.load("model.safetensors")
+            except st.UntrustedTypeError as error:
+                print(error)
+            assert name not in sys.modules
+            beside.unlink()
     """
-    done = run(code, name, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = run(code, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
-    assert f"{name}.py" in done.stdout
-    assert "    import sharedtree.compat.treex" in done.stdout
+    assert "treex.py" in done.stdout
+    assert "treeo.py" in done.stdout
+    assert done.stdout.count("    import sharedtree.compat.treex") == 2
     assert not (tmp_path / "ran").exists()
 
 
@@ -427,11 +403,11 @@ def test_other_refusals(tree, path, told):
     assert found.startswith(path)
 
 
-@pytest.mark.parametrize("changes", [{"kind": "text"}, {"node": 1}, {"opaque": jnp.add}])
-def test_metadata_that_no_file_may_have_is_refused(changes):
-    with pytest.raises(st.UnserialisableError, match="metadata of `left`") as refused:
-        st.to_bytes([Pair(1, 2).update_field_metadata("left", **changes)])
-    assert refused.value.paths == ("[0]",)
+def test_metadata_that_no_file_may_have_is_refused():
+    for changes in ({"kind": "text"}, {"node": 1}, {"opaque": jnp.add}):
+        with pytest.raises(st.UnserialisableError, match="metadata of `left`") as refused:
+            st.to_bytes([Pair(1, 2).update_field_metadata("left", **changes)])
+        assert refused.value.paths == ("[0]",)
 
 
 def test_a_function_of_the_user_s_needs_trust():
