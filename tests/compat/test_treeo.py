@@ -208,13 +208,13 @@ class Parameters(to.Tree, to.Extensions):
 def test_fields():
     one = Parameters(jnp.ones(3), jnp.zeros(3))
     model = Branch(one, one)
-    assert len(jax.tree.leaves(model)) == 4
-    assert len(st.tree.leaves(model)) == 2
+    assert (len(jax.tree.leaves(model)), len(st.tree.leaves(model))) == (4, 2)
+    traces = []
 
     @st.jit
     def run(model):
+        traces.append(model.left.width)
         assert isinstance(model.left.weight, jax.core.Tracer)
-        assert (model.left.width, model.left.state) == (3, {"steps": [1, 2]})
         model.left.state["steps"].append(3)  # a copy of this trace
         return st.tree.map(lambda x: x + 1, model)
 
@@ -223,39 +223,28 @@ def test_fields():
     assert new.right.state == {"steps": [1, 2, 3]}
     assert one.state == {"steps": [1, 2]}
     np.testing.assert_array_equal(new.right.bias, np.ones(3))
-
-
-def test_static_fields_are_structure():
-    traces = []
-    run = st.jit(lambda model: traces.append(model.width) or model.weight * model.width)
-    for width in [1, 2, 1]:
-        np.testing.assert_array_equal(run(Parameters(jnp.ones(3), width=width)), np.full(3, width))
-    assert traces == [1, 2]
-    changed = Parameters(jnp.ones(3), width=1)
-    changed.state["steps"].append(3)
-    run(changed)
-    assert len(traces) == 3
-
-
-def test_metadata_of_a_field_can_be_changed():
-    one = Parameters(jnp.ones(3), jnp.zeros(3))
-    model = Branch(one, one)
+    # Static fields are structure.
+    for width in (1, 3):
+        other = Parameters(jnp.ones(3), jnp.zeros(3), width=width)
+        run(Branch(other, other))
+    other.state["steps"].append(3)
+    run(Branch(other, other))
+    assert traces == [3, 1, 3]
+    # So is the metadata of fields, which can be changed.
     fewer = Branch(*[one.update_field_metadata("bias", node=False)] * 2)
-    assert len(st.tree.leaves(model)) == 2
     assert len(st.tree.leaves(fewer)) == 1
     new = st.tree.map(lambda x: x + 1, fewer)
     assert new.left is new.right
     np.testing.assert_array_equal(new.left.bias, np.zeros(3))
 
 
-@pytest.mark.parametrize("field", ["kind", "opaque", "node"])
-def test_metadata_compares_by_content(field):
-    changed = {"kind": Weight, "opaque": True, "node": False}[field]
+def test_metadata_compares_by_content():
     content = {"node": True, "kind": int, "opaque": False}
     one, same = to.FieldMetadata(**content), to.FieldMetadata(**content)
     assert one == same
     assert hash(one) == hash(same)
-    assert one != to.FieldMetadata(**{**content, field: changed})
+    for changed in ({"kind": Weight}, {"opaque": True}, {"node": False}):
+        assert one != to.FieldMetadata(**{**content, **changed})
     assert one != "metadata"
 
 
@@ -281,24 +270,31 @@ def layer(log, value=1.0):
     return Layer(jnp.full(2, value), None, log=log)
 
 
-def test_an_opaque_field_is_part_of_the_structure():
-    """Vanilla JAX spares a trace, and gives each model the value that the trace saw."""
-    traces, logs = {}, {}
-    for jit in (jax.jit, st.jit):
-        seen = []
-
-        def run(model, seen=seen):
-            seen.append(None)
-            return model.map(lambda x: x + 1)
-
-        run = jit(run)
-        logs[jit] = [run(layer(log)).log for log in ["a", "b", "a", 1, True]]
-        traces[jit] = len(seen)
-    assert logs == {jax.jit: ["a", "a", "a", 1, True], st.jit: ["a", "b", "a", 1, True]}
-    assert traces == {jax.jit: 3, st.jit: 4}
+@dataclass
+class Stepped(to.Tree, to.Extensions):
+    weight: Any = to.node()
+    log: Any = to.static(0, opaque=lambda one, other: one.value // 10 == other.value // 10)
 
 
-def test_an_opaque_field_keeps_its_value_outside_transforms():
+@pytest.mark.parametrize(
+    ("make", "values", "of_jax"),
+    [
+        (lambda value: layer(value), ["a", "b", "a", 1, True], ["a", "a", "a", 1, True]),
+        (lambda value: Stepped(jnp.ones(2), value), [0, 5, 9, 10, 15, 3, 5], [0, 0, 0, 10, 10, 0, 0]),
+    ],
+    ids=["opaque", "a predicate"],
+)
+def test_an_opaque_field_is_part_of_the_structure(make, values, of_jax):
+    """Vanilla JAX spares a trace, and gives each model the value that the trace saw. A predicate is for it alone."""
+    for jit, expected in ((jax.jit, of_jax), (st.jit, values)):
+        traces = []
+        run = jit(lambda model: traces.append(None) or model.map(lambda x: x + 1))
+        found = [run(make(value)).log for value in values]
+        assert list(zip(found, map(type, found), strict=True)) == [(value, type(value)) for value in expected]
+        assert len(traces) == len({(value, type(value)) for value in expected})
+
+
+def test_an_opaque_field_keeps_its_value():
     logs = [object(), object()]
     models = [Branch(*[layer(log)] * 2) for log in logs]
     structures = [st.tree.structure(model) for model in models]
@@ -306,6 +302,13 @@ def test_an_opaque_field_keeps_its_value_outside_transforms():
     for make in [st.copy, lambda model: st.tree.map(lambda x: x + 1, model), lambda model: model.copy(), st.untie]:
         assert [make(model).right.log for model in models] == logs
     assert [st.tree.unflatten(structure, [jnp.ones(2)]).left.log for structure in structures] == logs
+    passing, of_dags = st.jit(lambda model: model), jax.jit(lambda dag: st.Dag(st.tree.map(lambda x: x + 1, dag.tree)))
+    for log in ["a", "b"]:
+        model = Branch(*[layer(log)] * 2)
+        assert passing(model) is model
+        new = of_dags(st.Dag(model)).tree
+        assert new.left is new.right
+        assert new.left.log == log
 
 
 def test_an_opaque_field_is_not_written_in_place_unless_it_was_changed():
@@ -338,41 +341,13 @@ def assert_same_value(one, other):
 OPAQUE = [np.ones(2), jnp.ones(2), object(), [1], {"a": jnp.ones(1)}, iter([1]), "text"]
 
 
-@pytest.mark.parametrize("kept", OPAQUE, ids=lambda kept: type(kept).__name__)
-def test_whatever_may_be_opaque(kept):
-    model = Branch(*[layer(kept)] * 2)
-    new = st.jit(lambda model: st.tree.map(lambda x: x + 1, model))(model)
-    assert new.left is new.right
-    assert_same_value(new.left.log, kept)
-    assert_same_value(st.copy(model).left.log, kept)
-    gradient = st.jit(st.grad(lambda model: (model.left.weight * model.right.weight).sum()))(model)
-    np.testing.assert_array_equal(gradient.left.weight, np.full(2, 2))
-
-
-def test_a_predicate_of_a_field_is_vanilla_jax_alone():
-    @dataclass
-    class Stepped(to.Tree, to.Extensions):
-        weight: Any = to.node()
-        step: int = to.static(0, opaque=lambda one, other: one.value // 10 == other.value // 10)
-
-    steps = [0, 5, 9, 10, 15, 3, 5]
-    run = [jit(lambda model: model.map(lambda x: x + 1)) for jit in (jax.jit, st.jit)]
-    seen = [[each(Stepped(jnp.ones(2), step)).step for step in steps] for each in run]
-    assert seen == [[0, 0, 0, 10, 10, 0, 0], steps]
-
-
-def test_opaque_fields_in_a_dag_under_vanilla_jit():
-    run = jax.jit(lambda dag: st.Dag(st.tree.map(lambda x: x + 1, dag.tree)))
-    for log in ["a", "b"]:
-        new = run(st.Dag(Branch(*[layer(log)] * 2))).tree
+def test_whatever_may_be_opaque():
+    for kept in OPAQUE:
+        model = Branch(*[layer(kept)] * 2)
+        new = st.jit(lambda model: st.tree.map(lambda x: x + 1, model))(model)
         assert new.left is new.right
-        assert new.left.log == log
-
-
-def test_an_opaque_model_that_passes_through_keeps_its_own():
-    run = st.jit(lambda model: model)
-    models = [Branch(*[layer(log)] * 2) for log in ["a", "b"]]
-    assert [run(model) is model for model in models] == [True, True]
+        assert_same_value(new.left.log, kept)
+        assert_same_value(st.copy(model).left.log, kept)
 
 
 # Mixins and modes
@@ -402,23 +377,17 @@ def test_mixins():
     assert repr(st.jit(lambda model: st.tree.map(lambda x: x + 0, model))(model)) == repr(model)
 
 
-def test_field_info():
+def test_field_info_and_flatten_modes():
     model = Branch(*[layer("log")] * 2)
     with to.add_field_info():
         infos = jax.tree.leaves(model)
     assert [info.kind for info in infos] == [Weight, Weight]
     assert infos[0].value is model.left.weight
-    assert len(st.tree.leaves(model)) == 1
-
-
-def test_flatten_modes():
-    model = Branch(*[layer("log")] * 2)
     with to.flatten_mode(to.FlattenMode.no_fields):
         assert jax.tree.leaves(model) == []
     with to.flatten_mode(to.FlattenMode.all_fields):
         assert any(leaf == "log" for leaf in jax.tree.leaves(model))
-    assert len(jax.tree.leaves(model)) == 2
-    assert len(st.tree.leaves(model)) == 1
+    assert (len(jax.tree.leaves(model)), len(st.tree.leaves(model))) == (2, 1)
 
 
 def test_compact():
@@ -485,20 +454,6 @@ def test_state_of_a_users_tree():
     st.jit(Net.__call__, policy=IN_PLACE)(model, x)
     assert int(first.calls) == 2
     assert model.layers[0] is model.layers[2] is first
-
-
-def test_gradient_of_a_users_tree_is_that_of_the_single_copy():
-    x = jnp.ones((3, 2))
-
-    def by_hand(shared, other):
-        return (jnp.tanh(jnp.tanh(jnp.tanh(x @ shared) @ other) @ shared) ** 2).sum()
-
-    gradient = st.grad(lambda model: (model(x) ** 2).sum())(net())
-    shared, other = jax.grad(by_hand, argnums=(0, 1))(jnp.eye(2) * 0.5, jnp.ones((2, 2)))
-    assert gradient.layers[0] is gradient.layers[2]
-    np.testing.assert_allclose(gradient.layers[2].weight, shared, rtol=1e-5)
-    np.testing.assert_allclose(gradient.layers[1].weight, other, rtol=1e-5)
-    assert gradient.layers[0].calls is None
 
 
 def test_threads():

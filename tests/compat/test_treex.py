@@ -106,25 +106,20 @@ def called(model):
     return model
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, st.jit, st.checkpoint], ids=["none", "jit", "checkpoint"])
-def test_second_counter_follows_the_first(transform):
-    model = transform(called)(two_counters())
-    assert model.first is model.second
-    assert int(model.second.count) == 1
-
-
-def test_under_vanilla_jit_it_does_not():
-    model = jax.jit(called)(two_counters())
-    assert model.first is not model.second
-    assert (int(model.first.count), int(model.second.count)) == (1, 0)
-
-
-def test_second_counter_follows_in_place():
+def test_second_counter_follows_the_first():
+    for transform in (lambda f: f, st.jit, st.checkpoint):
+        model = transform(called)(two_counters())
+        assert model.first is model.second
+        assert int(model.second.count) == 1
     model = two_counters()
     counter = model.first
     st.jit(Counters.__call__, policy=IN_PLACE)(model)
     assert model.first is model.second is counter
     assert int(counter.count) == 1
+    # Under vanilla `jit` it does not.
+    model = jax.jit(called)(two_counters())
+    assert model.first is not model.second
+    assert (int(model.first.count), int(model.second.count)) == (1, 0)
 
 
 def assign(m1, m2):
@@ -141,38 +136,29 @@ def test_one_argument_twice():
     m1, m2 = jax.jit(assign)(model, model)
     assert m1 is not m2
     assert m2.x is None
-
-
-def test_one_argument_twice_in_place():
-    model = two_counters()
     m1, m2 = st.jit(assign, policy=IN_PLACE)(model, model)
     assert m1 is m2 is model
     np.testing.assert_array_equal(model.x, [0, 1, 2])
 
 
-def test_an_array_in_a_field_that_treeo_takes_for_static_is_an_error():
-    """treeo makes a field that no class declares static, unless it holds a tree; vanilla JAX leaks the tracer."""
+def test_what_is_assigned_inside_and_nobody_declared():
+    """A layer comes out. Other fields treeo makes static: of an array in one vanilla JAX leaks the tracer."""
+
+    def grow(model):
+        model.extra = model.first
+        return model
 
     def undeclared(model):
         model.y = model.first.count + 1
         return model
 
-    with pytest.raises(st.StaticTracerError, match="'y'"):
-        st.jit(undeclared)(two_counters())
-    with pytest.raises(st.StaticTracerError, match="'y'"):
-        st.jit(undeclared, policy=IN_PLACE)(two_counters())
-
-
-def test_a_layer_that_is_assigned_inside_comes_out():
-    def grow(model):
-        model.extra = model.first
-        return model
-
-    model = st.jit(grow)(two_counters())
-    assert model.extra is model.first is model.second
-    model = two_counters()
-    st.jit(grow, policy=IN_PLACE)(model)
-    assert model.extra is model.first is model.second
+    for policy in (st.Policy(), IN_PLACE):
+        model = two_counters()
+        grown = st.jit(grow, policy=policy)(model)
+        assert grown.extra is grown.first is grown.second
+        assert (grown is model) == policy.in_place
+        with pytest.raises(st.StaticTracerError, match="'y'"):
+            st.jit(undeclared, policy=policy)(two_counters())
 
 
 # Each layer, alone and at two paths, through each transform
@@ -292,12 +278,10 @@ def test_each_layer_alone_and_at_two_paths(way):
 # Modes and state
 
 
-@pytest.mark.parametrize("transform", [st.jit, st.checkpoint], ids=["jit", "checkpoint"])
-def test_modes_are_static(transform):
-    make = LAYERS["Sequential"][0]
-    layer = make().init(0, FLOATS)
+def test_modes_are_static_and_come_out_where_a_function_switches_them():
+    layer = LAYERS["Sequential"][0]().init(0, FLOATS)
     model = Pair(layer, layer).train()
-    run = transform(lambda model, x: model(x))
+    run = st.jit(lambda model, x: model(x))
     training, evaluating = run(model, FLOATS), run(model.eval(), FLOATS)
     assert not np.allclose(training, evaluating)
     assert_alike(evaluating, jax.jit(lambda model, x: model(x))(Single(layer).eval(), FLOATS))
@@ -305,27 +289,12 @@ def test_modes_are_static(transform):
         assert switched.first is switched.second
     assert model.second.training
     assert not model.eval().second.training
-
-
-def test_mode_that_a_function_switches_comes_out():
-    model = Pair(*[tx.Linear(3).init(0, FLOATS)] * 2)
     new = st.jit(lambda model: model.eval())(model)
     assert new.first is new.second
     assert not new.first.training
     st.jit(lambda model: model.eval(inplace=True), policy=IN_PLACE)(model)
     assert not model.second.training
     assert model.first is model.second
-
-
-def test_statistics_of_a_shared_norm_count_both_uses():
-    """By hand: one update is `m * old + (1 - m) * mean`, and a shared layer is called twice."""
-    norm = tx.BatchNorm(momentum=0.5).init(0, FLOATS)
-    model = Pair(norm, norm).train()
-    _, new = st.jit(out_and_model)(model, FLOATS)
-    np.testing.assert_allclose(new.second.mean, 0.75 * FLOATS.mean((0, 1)), rtol=1e-4, atol=1e-6)
-    np.testing.assert_array_equal(model.first.mean, np.zeros(3))
-    st.jit(lambda model, x: model(x), policy=IN_PLACE)(model, FLOATS)
-    np.testing.assert_allclose(model.first.mean, 0.75 * FLOATS.mean((0, 1)), rtol=1e-4, atol=1e-6)
 
 
 class Draws(tx.Module):
@@ -362,19 +331,6 @@ def test_a_shared_key_sequence_draws_other_keys_at_each_path(policy):
     assert keys.first is keys.second
     np.testing.assert_array_equal(keys.second.key, key)
     assert (keys.first is sequence) == policy.in_place
-
-
-def test_state_in_place_of_mapped_models():
-    ours, theirs, x = models("BatchNorm", shared=True)
-    ours, theirs = (
-        tree_map(lambda leaf: jnp.stack([leaf, 2 * leaf]), model)
-        for tree_map, model in [(st.tree.map, ours), (jax.tree.map, theirs)]
-    )
-    layer = ours.first
-    st.vmap(lambda model, x: model(x), in_axes=(0, None), policy=IN_PLACE)(ours, x)
-    _, theirs = jax.vmap(out_and_model, in_axes=(0, None))(theirs, x)
-    assert_state(ours, theirs)
-    assert ours.first is ours.second is layer
 
 
 # Lazy initialisation
@@ -460,12 +416,6 @@ def net_of(width=4, dtype=jnp.float32):
     return tx.Sequential(tx.Linear(width, dtype=dtype), jnp.tanh, layer, jnp.tanh, layer)
 
 
-def test_a_layer_in_both_arguments_is_an_error():
-    model = net_of().init(0, FLOATS[:, 0])
-    with pytest.raises(st.InconsistentSharingError, match="not differentiated"):
-        st.grad(lambda params, model: model(FLOATS[:, 0]).sum())(model, model)
-
-
 # Training
 
 
@@ -509,17 +459,19 @@ def losses_of_the_single_copy(model, num_steps):
     return losses
 
 
+NUM_STEPS = 8
+
+
 def test_training_with_an_optimizer_of_sharedtree():
     x, y = data()
     model = net_of().init(0, x)
-    expected = losses_of_the_single_copy(model, 20)
+    expected = losses_of_the_single_copy(model, NUM_STEPS)
     optimizer = st.optimizer(optax.adam(1e-2))
     params = model.filter(tx.Parameter)
     state = optimizer.init(params)
     # Two moments for each of four arrays, and the count; two layers that are three in the tree.
     assert len(st.tree.leaves(state)) == 2 * 4 + 1
     assert state[0].mu.layers[2] is state[0].mu.layers[4]
-
     traces, losses = [], []
 
     @st.jit
@@ -530,7 +482,7 @@ def test_training_with_an_optimizer_of_sharedtree():
         updates, state = optimizer.update(gradient, state, params)
         return model.merge(st.apply_updates(params, updates)), state, loss
 
-    for _ in range(20):
+    for _ in range(NUM_STEPS):
         model, state, loss = step(model, state, x, y)
         losses.append(float(loss))
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
@@ -539,31 +491,30 @@ def test_training_with_an_optimizer_of_sharedtree():
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize("is_tied_again", [False, True])
-def test_the_optimizer_of_treex_unties_and_says_so(is_tied_again):
+def test_the_optimizer_of_treex_unties_and_says_so():
     """With the fix that is offered, the losses are those of the single copy."""
     x, y = data()
     model = net_of().init(0, x)
-    expected = losses_of_the_single_copy(model, 20)
+    expected = losses_of_the_single_copy(model, NUM_STEPS)
     optimizer = tx.Optimizer(optax.adam(1e-2)).init(model.filter(tx.Parameter))
 
-    @st.jit
-    def step(model, optimizer, x, y):
-        params = model.filter(tx.Parameter)
-        (loss, model), gradient = st.value_and_grad(squared_error, has_aux=True)(params, model, x, y)
-        new = optimizer.update(gradient, params)
-        return model.merge(st.retie(new, like=params) if is_tied_again else new), optimizer, loss
+    def stepping(fixed):
+        @st.jit
+        def step(model, optimizer, x, y):
+            params = model.filter(tx.Parameter)
+            (loss, model), gradient = st.value_and_grad(squared_error, has_aux=True)(params, model, x, y)
+            return model.merge(fixed(optimizer.update(gradient, params), params)), optimizer, loss
 
-    if not is_tied_again:
-        with pytest.warns(st.UntiedWarning, match="retie") as caught:
-            new, _, _ = step(model, optimizer, x, y)
-        assert len(caught) == 1
-        assert "'layers'][2]" in str(caught[0].message)
-        assert "'layers'][4]" in str(caught[0].message)
-        assert new.layers[2] is not new.layers[4]
-        return
-    losses = []
-    for _ in range(20):
+        return step
+
+    with pytest.warns(st.UntiedWarning, match="retie") as caught:
+        new, _, _ = stepping(lambda new, params: new)(model, optimizer, x, y)
+    assert len(caught) == 1
+    assert "'layers'][2]" in str(caught[0].message)
+    assert "'layers'][4]" in str(caught[0].message)
+    assert new.layers[2] is not new.layers[4]
+    step, losses = stepping(lambda new, params: st.retie(new, like=params)), []
+    for _ in range(NUM_STEPS):
         model, optimizer, loss = step(model, optimizer, x, y)
         losses.append(float(loss))
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
@@ -577,17 +528,14 @@ def shared_model():
     return net_of().init(0, FLOATS[:, 0, [0, 1, 2, 0]])
 
 
-def test_ties():
-    (tie,) = st.ties(shared_model())
-    leaves = dict(jax.tree_util.tree_flatten_with_path(shared_model())[0])
+def test_functions_of_sharedtree():
+    model, x = shared_model(), FLOATS[:, 0, [0, 1, 2, 0]]
+    (tie,) = st.ties(model)
+    leaves = dict(jax.tree_util.tree_flatten_with_path(model)[0])
     printed = {jax.tree_util.keystr(path) for path in leaves}
     assert tie.kind == "module"
     assert all(f"{path}[<flat index 0>]['kernel']" in printed for path in tie.paths)
     assert [path[-3:] for path in tie.paths] == ["[2]", "[4]"]
-
-
-def test_tree_functions():
-    model = shared_model()
     leaves, structure = st.tree.flatten(model)
     assert len(leaves) == 4
     assert len(jax.tree.leaves(model)) == 6
@@ -597,12 +545,16 @@ def test_tree_functions():
     doubled = st.tree.map(lambda leaf: 2 * leaf, model)
     assert doubled.layers[2] is doubled.layers[4]
     assert_alike(doubled, jax.tree.map(lambda leaf: 2 * leaf, model))
-    summed = st.tree.map(jnp.add, model, doubled)
-    assert_alike(summed, jax.tree.map(lambda leaf: 3 * leaf, model))
+    assert_alike(st.tree.map(jnp.add, model, doubled), jax.tree.map(lambda leaf: 3 * leaf, model))
     moved = st.tree.at(lambda model: model.layers[2].bias, model, jnp.ones(4))
     assert moved.layers[4].bias is moved.layers[2].bias
     np.testing.assert_array_equal(moved.layers[4].bias, np.ones(4))
+    # treex's own table is of the tree; `count_parameters` counts each array once.
+    assert "Total Parameters:" in model.tabulate(x)
     assert st.count_parameters(model) == 40
+    text = str(st.explain(st.jit(lambda model, x: model(x)), model, x))
+    assert text.count("traced  float32[4, 4]") == 2
+    assert text.count("'layers'][4]") == 1
 
 
 MADE = {
@@ -619,38 +571,13 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_what_treex_itself_makes_keeps_ties(name):
-    model = shared_model()
-    new = MADE[name](model)
-    assert new.layers[2] is new.layers[4]
-    assert new.layers[0] is not new.layers[2]
-    assert st.same_sharing(new, model)
-
-
-def test_explain():
-    model = shared_model()
-    x = FLOATS[:, 0, [0, 1, 2, 0]]
-    text = str(st.explain(st.jit(lambda model, x: model(x)), model, x))
-    assert text.count("traced  float32[4, 4]") == 2
-    assert text.count("'layers'][4]") == 1
-
-
-def test_vanilla_jit_is_unchanged():
-    model = shared_model()
-    x = FLOATS[:, 0, [0, 1, 2, 0]]
-    traces = []
-
-    @jax.jit
-    def run(model, x):
-        traces.append(len(jax.tree.leaves(model)))
-        return model, model(x)
-
-    new, y = run(model, x)
-    new, again = run(new, x)
-    assert traces == [6]
-    assert new.layers[2] is not new.layers[4]
-    np.testing.assert_allclose(y, model(x), rtol=1e-5, atol=1e-6)
+def test_what_treex_itself_makes_keeps_ties():
+    for name, make in MADE.items():
+        model = shared_model()
+        new = make(model)
+        assert new.layers[2] is new.layers[4], name
+        assert new.layers[0] is not new.layers[2]
+        assert st.same_sharing(new, model)
 
 
 # Stability
@@ -713,10 +640,3 @@ def test_threads_do_not_see_one_anothers_contexts():
         return True
 
     assert all(at_once(work))
-
-
-def test_tabulate_counts_a_shared_layer_at_each_path():
-    """treex's own table is of the tree; `count_parameters` counts each array once."""
-    model = shared_model()
-    assert "Total Parameters:" in model.tabulate(FLOATS[:, 0, [0, 1, 2, 0]])
-    assert st.count_parameters(model) == 40
