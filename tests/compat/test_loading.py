@@ -120,15 +120,12 @@ print(json.dumps(outcomes))
 
 
 def test_what_it_says_to_install_is_what_the_package_declares():
+    assert issubclass(st.CompatibilityError, ImportError)
+    assert issubclass(st.CompatibilityError, st.SharedTreeError)
     project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     lowest = dict(requirement.split(">=") for requirement in project["optional-dependencies"]["treex"])
     declared = {name: tuple(map(int, version.split("."))) for name, version in lowest.items()}
     assert declared == {name.lower(): version for name, version in NEEDED["treex"].items()}
-
-
-def test_an_error_of_the_package():
-    assert issubclass(st.CompatibilityError, ImportError)
-    assert issubclass(st.CompatibilityError, st.SharedTreeError)
 
 
 # What the libraries have ----------------------------------------------------------------------------------------------
@@ -387,17 +384,3 @@ def test_a_plain_import_in_another_thread_is_waited_for():
         print(json.dumps(found))
         """
     )
-
-
-# Flax -----------------------------------------------------------------------------------------------------------------
-
-
-@needs_treex
-def test_what_is_no_linen_module_is_refused():
-    from flax import nnx
-
-    from sharedtree.compat import treex as tx
-
-    for wrong in (nnx.Linear(2, 3, rngs=nnx.Rngs(0)), lambda x: x, None):
-        with pytest.raises(TypeError, match=r"takes a module of `flax\.linen`, not `\w+`.\n    tx\.FlaxModule\("):
-            tx.FlaxModule(wrong)
