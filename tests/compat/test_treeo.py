@@ -1,4 +1,4 @@
-"""treeo 0.0.10 by itself: the laws on random DAGs of its trees, its fields and mixins, and users' own trees."""
+"""treeo 0.0.10 by itself: the laws on random DAGs of its trees, its fields and mixins."""
 
 import concurrent.futures
 import gc
@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from tests.test_threads import at_once
 
 if importlib.util.find_spec("treeo") is None:
     pytest.skip("treeo is not installed", allow_module_level=True)
@@ -407,75 +406,7 @@ def test_compact():
     np.testing.assert_array_equal(st.jit(lambda tower, x: tower(x))(tower, jnp.ones(2)), np.full(2, 2))
 
 
-# A tree of a user's own
-
-
-class Dense(to.Tree, to.Extensions):
-    weight: jax.Array = Weight.node()
-    calls: jax.Array = to.node()
-
-    def __init__(self, weight):
-        self.weight = weight
-        self.calls = jnp.array(0)
-
-    def __call__(self, x):
-        self.calls = self.calls + 1
-        return jnp.tanh(x @ self.weight)
-
-
-class Net(to.Tree, to.Extensions):
-    layers: list[Dense]
-
-    def __init__(self, *layers):
-        self.layers = list(layers)
-
-    def __call__(self, x):
-        for each in self.layers:
-            x = each(x)
-        return x
-
-
-def net():
-    dense = Dense(jnp.eye(2) * 0.5)
-    return Net(dense, Dense(jnp.ones((2, 2))), dense)
-
-
-def test_state_of_a_users_tree():
-    model, x = net(), jnp.ones((3, 2))
-    first = model.layers[0]
-
-    def run(model, x):
-        return model(x), model
-
-    y, new = st.jit(run)(model, x)
-    assert [int(each.calls) for each in new.layers] == [2, 1, 2]
-    assert int(first.calls) == 0
-    np.testing.assert_allclose(y, jax.jit(run)(model, x)[0], rtol=1e-6)
-    st.jit(Net.__call__, policy=IN_PLACE)(model, x)
-    assert int(first.calls) == 2
-    assert model.layers[0] is model.layers[2] is first
-
-
-def test_threads():
-    """One thread filters while others flatten, map and trace: treeo's flags are each thread's own."""
-    model = net()
-    run = st.jit(lambda model, x: (model(x), model.map(lambda x: x + 1)))
-    x = jnp.ones((3, 2))
-    expected = np.asarray(net()(x))
-
-    def work(i):
-        for _ in range(10):
-            if i % 2:
-                assert all(is_array(leaf) for leaf in jax.tree.leaves(model))
-                y, new = run(model, x)
-                np.testing.assert_allclose(y, expected, rtol=1e-6)
-                assert new.layers[0] is new.layers[2]
-            else:
-                assert len(jax.tree.leaves(model.filter(Weight))) == 3
-                assert model.merge(model.filter(Weight)).layers[0].calls.shape == ()
-        return True
-
-    assert all(at_once(work))
+# Threads
 
 
 def test_a_mode_that_ends_in_another_thread_changes_nothing_there():

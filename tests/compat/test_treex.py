@@ -360,24 +360,6 @@ def test_shared_layer_is_initialised_once(initialise):
     np.testing.assert_array_equal(model.second.kernel, single.only.kernel)
 
 
-def test_a_layer_made_in_a_compact_call_is_one_layer():
-    class Twice(tx.Module):
-        @to.compact
-        def __call__(self, x):
-            layer = tx.Linear(3)
-            return layer(layer(x))
-
-    x = FLOATS[:, 0]
-    model = Twice().init(0, x)
-    assert st.count_parameters(model) == 12
-    layer = model.linear
-    by_hand = (x @ layer.kernel + layer.bias) @ layer.kernel + layer.bias
-    np.testing.assert_allclose(st.jit(lambda model, x: model(x))(model, x), by_hand, rtol=1e-5, atol=1e-5)
-    pair = Pair(*[Twice()] * 2).init(0, x)
-    assert pair.first is pair.second
-    assert_alike(st.jit(lambda model, x: model(x))(pair, x), pair(x))
-
-
 def test_keys_inside():
     """`tx.next_key` in a function that is traced, as in a layer of a user's own."""
 
