@@ -23,7 +23,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.__main__ import main
-from sharedtree._commands._array_differences import elementwise, pieces
+from sharedtree._commands._array_differences import pieces
 from sharedtree._commands._comparing import compare
 from sharedtree.serialise.load import opened
 
@@ -364,20 +364,17 @@ def test_verify_names_each_damaged_tensor_and_chunk(command, saved, tied):
     ]
 
 
-@pytest.mark.parametrize("how", ["header", "cut"])
-def test_a_damaged_header_and_a_file_cut_short_are_damage(command, tied, how):
+def test_a_damaged_header_and_a_file_cut_short_are_damage(command, tied):
     data = pathlib.Path(tied).read_bytes()
-    pathlib.Path(tied).write_bytes(data.replace(b"Linear", b"Linfar", 1) if how == "header" else data[:-1])
-    status, out, err = command("verify", tied)
-    assert (status, out) == (1, "")
-    assert tied in err
-    assert "Traceback" not in err
-    with pytest.raises(st.CorruptFileError):
-        st.load(tied)
-    for other in ("show", "audit"):
-        status, out, err = command(other, tied)
-        assert (status, out) == (2, "")
-        assert tied in err
+    for damaged_data in (data.replace(b"Linear", b"Linfar", 1), data[:-1]):
+        pathlib.Path(tied).write_bytes(damaged_data)
+        with pytest.raises(st.CorruptFileError):
+            st.load(tied)
+        for name, expected in (("verify", 1), ("show", 2), ("audit", 2)):
+            status, out, err = command(name, tied)
+            assert (status, out) == (expected, "")
+            assert tied in err
+            assert "Traceback" not in err
 
 
 def test_what_cannot_be_checked_is_trouble_and_the_others_are_checked(command, tied, saved, tmp_path):
@@ -685,11 +682,16 @@ DTYPES = [
 ]  # fmt: skip
 
 
+LOW, HIGH = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 NUMBERS = [
+    # Two arrays that differ in one element, and by how much.
     ([1.0], [math.nan], "nan"),
     ([math.inf], [1.0], "inf"),
     ([0.0], [-0.0], 0.0),
     ([math.inf, 1.0], [-math.inf, 1.0], "inf"),
+    ([LOW, 1], [HIGH, 1], 2**64 - 1),
+    ([2**53], [2**53 + 1], 1),
+    (np.array([2**64 - 1], np.uint64), np.array([2**64 - 2], np.uint64), 1),
     *[(np.array([0, 1, 1, 0]).astype(dtype), np.array([0, 1, 0, 0]).astype(dtype), 1) for dtype in DTYPES],
 ]
 
@@ -702,13 +704,6 @@ def test_every_dtype_and_every_number_can_be_compared(differences):
     for i, (old, _, largest) in enumerate(NUMBERS):
         each = found[f"[{i}]"]
         assert (each["differing"], each["size"], each["max_abs_difference"]) == (1, len(old), largest), old
-
-
-def test_integers_are_compared_exactly():
-    low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-    assert elementwise(np.array([low, 1]), np.array([high, 1])) == (1, 2**64 - 1)
-    assert elementwise(np.array([2**53]), np.array([2**53 + 1])) == (1, 1)
-    assert elementwise(np.array([2**64 - 1], np.uint64), np.array([2**64 - 2], np.uint64)) == (1, 1)
 
 
 def test_arrays_of_other_dtypes_are_compared_by_value(differences):
@@ -830,9 +825,6 @@ def test_trouble_is_one_message_and_status_2(command, tmp_path, tied):
         assert (status, out) == (2, ""), (name, bad)
         assert message in err
         assert "Traceback" not in err
-
-
-def test_wrong_arguments_exit_with_2(capsys):
     for arguments in ([], ["show"], ["show", "--depth", "-1", "x"], ["verify"], ["diff", "x"]):
         with pytest.raises(SystemExit) as stopped:
             main(arguments)

@@ -241,14 +241,21 @@ def test_the_mean_loss_is_that_of_the_right_bytes_and_a_continuation_goes_on_whe
 # The checkpoint -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def trained(model, tmp_path):
-    """Ten steps, the last five of them taken again from a file, which is at `tmp_path / "checkpoint"`."""
-    data = python_help().train[:2000]
-    return train(model, data, TINY, steps=10, seed=3, reload=lambda live: reload(live, tmp_path / "checkpoint")[0])
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Where `trained` has its file."""
+    return tmp_path_factory.mktemp("demo") / "checkpoint"
+
+
+@pytest.fixture(scope="module")
+def trained(checkpoint):
+    """Ten steps, the last five of them taken again from a file."""
+    model, data = LanguageModel(TINY, key=jax.random.key(1)), python_help().train[:2000]
+    return train(model, data, TINY, steps=10, seed=3, reload=lambda live: reload(live, checkpoint)[0])
 
 
 def test_training_goes_on_from_the_file_bit_for_bit(trained):
+    assert [steps_after_checkpoint(steps) for steps in (1, 2, 3, 30, 900)] == [1, 1, 1, 15, 20]
     assert len(trained.last.losses) == len(trained.again.losses) == 5
     assert trained.traces == 1
     assert trained.last.losses.tobytes() == trained.again.losses.tobytes()
@@ -263,25 +270,21 @@ def test_training_goes_on_from_the_file_bit_for_bit(trained):
 
 
 @pytest.mark.slow
-def test_going_through_a_file_changes_nothing(getkey, trained):
+def test_going_through_a_file_changes_nothing(trained, checkpoint):
     """The whole run equals one that was never interrupted."""
     data = python_help().train[:2000]
     plain = train(LanguageModel(TINY, key=jax.random.key(1)), data, TINY, steps=10, seed=3)
     assert plain.again is None
     assert differences(plain.last, trained.last) == ()
     assert plain.first_loss == trained.first_loss
-
-
-@pytest.mark.slow
-def test_the_file_holds_the_checkpoint_before_the_last_steps(trained, tmp_path):
-    loaded = st.load(tmp_path / "checkpoint")
+    loaded = st.load(checkpoint)
     assert (type(loaded), loaded.step, loaded.steps, loaded.sizes) == (_demo.Checkpoint, 5, 10, TINY)
     assert type(loaded.sizes) is Sizes
     assert loaded.model.embed is loaded.model.head
     assert jax.random.key_data(loaded.key).tolist() == jax.random.key_data(jax.random.key(3)).tolist()
     generator = np.random.default_rng(3)
     for _ in range(5):
-        random_windows(python_help().train[:2000], TINY.batch, TINY.context + 1, generator)
+        random_windows(data, TINY.batch, TINY.context + 1, generator)
     assert loaded.windows == generator.bit_generator.state
     assert int(loaded.optimizer_state[0].count) == 5
 
@@ -309,20 +312,20 @@ def test_the_smallest_difference_is_found(trained):
 
 
 @pytest.mark.slow
-def test_file_sizes_are_those_of_files_with_each_array_once_and_twice(trained, tmp_path):
-    checkpoint = st.load(tmp_path / "checkpoint")
-    _, sizes = reload(checkpoint, tmp_path / "again")
+@pytest.mark.usefixtures("trained")
+def test_file_sizes_are_those_of_files_with_each_array_once_and_twice(checkpoint, tmp_path):
+    saved = st.load(checkpoint)
+    _, sizes = reload(saved, tmp_path / "again")
     assert sizes.tied == os.path.getsize(tmp_path / "again")
     embedding = 256 * TINY.width * 4
     # The weight and its two moments, each once more; and their entries in the header.
     assert 3 * embedding < sizes.untied - sizes.tied < 3 * embedding + 8192
-    arrays = jax.tree.leaves(eqx.filter((checkpoint.model, checkpoint.optimizer_state), eqx.is_array))
+    arrays = jax.tree.leaves(eqx.filter((saved.model, saved.optimizer_state), eqx.is_array))
     assert sizes.equinox > sum(array.nbytes for array in arrays) > sizes.tied
 
 
 @pytest.mark.slow
 def test_a_single_step_can_be_taken_again(model, tmp_path):
-    assert [steps_after_checkpoint(steps) for steps in (1, 2, 3, 30, 900)] == [1, 1, 1, 15, 20]
     data = python_help().train[:2000]
     trained = train(model, data, TINY, steps=1, seed=3, reload=lambda live: reload(live, tmp_path / "x")[0])
     assert (trained.traces, trained.bytes_per_second) == (1, 0)

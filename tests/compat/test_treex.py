@@ -254,16 +254,7 @@ def under_vmap(ours, theirs, x):
     assert_state(new, new_theirs)
 
 
-def under_checkpoint(ours, theirs, x):
-    y, new = st.checkpoint(out_and_model)(ours, x)
-    expected, new_theirs = jax.jit(jax.checkpoint(out_and_model))(theirs, x)
-    assert_alike(y, expected)
-    assert_state(new, new_theirs)
-
-
-@pytest.mark.parametrize(
-    "way", [under_jit, in_place, under_value_and_grad_with_the_model_returned, under_vmap, under_checkpoint]
-)
+@pytest.mark.parametrize("way", [under_jit, in_place, under_value_and_grad_with_the_model_returned, under_vmap])
 def test_each_layer_alone_and_at_two_paths(way):
     wrong = []
     for name in LAYERS:
@@ -310,54 +301,47 @@ class Draws(tx.Module):
         return self.first(), self.second()
 
 
-@pytest.mark.parametrize("policy", [st.Policy(), IN_PLACE], ids=["returned", "in place"])
-def test_a_shared_key_sequence_draws_other_keys_at_each_path(policy):
-    sequence = tx.KeySeq(3)
-    keys = Draws(sequence, sequence)
+def test_a_shared_key_sequence_draws_other_keys_at_each_path():
     # By hand, as `KeySeq` does it: the first of a split is handed out, the second is kept.
     expected, key = [], jax.random.PRNGKey(3)
     for _ in range(4):
         drawn, key = jax.random.split(key)
         expected.append(drawn)
-
-    def draw(keys):
-        drawn = keys()
-        return drawn, keys
-
-    step = st.jit(draw, policy=policy)
-    drawn, keys = step(keys)
-    more, keys = step(keys)
-    np.testing.assert_array_equal([*drawn, *more], expected)
-    assert keys.first is keys.second
-    np.testing.assert_array_equal(keys.second.key, key)
-    assert (keys.first is sequence) == policy.in_place
+    for policy in (st.Policy(), IN_PLACE):
+        sequence = tx.KeySeq(3)
+        keys = Draws(sequence, sequence)
+        step = st.jit(lambda keys: (keys(), keys), policy=policy)
+        drawn, keys = step(keys)
+        more, keys = step(keys)
+        np.testing.assert_array_equal([*drawn, *more], expected)
+        assert keys.first is keys.second
+        np.testing.assert_array_equal(keys.second.key, key)
+        assert (keys.first is sequence) == policy.in_place
 
 
 # Lazy initialisation
 
 
-@pytest.mark.parametrize(
-    "initialise",
-    [
-        lambda model, x: model.init(0, x),
-        lambda model, x: model.init(jax.random.PRNGKey(0), x),
-        lambda model, x: model.init(0, x, inplace=True),
-        lambda model, x: model.init(0, (x,)),
-        lambda model, x: st.jit(lambda model, x: model.init(0, x))(model, x),
-    ],
-    ids=["seed", "key", "in place", "inputs", "jit"],
-)
-def test_shared_layer_is_initialised_once(initialise):
+INITIALISE = {
+    "seed": lambda model, x: model.init(0, x),
+    "key": lambda model, x: model.init(jax.random.PRNGKey(0), x),
+    "in place": lambda model, x: model.init(0, x, inplace=True),
+    "inputs": lambda model, x: model.init(0, (x,)),
+    "jit": lambda model, x: st.jit(lambda model, x: model.init(0, x))(model, x),
+}
+
+
+def test_shared_layer_is_initialised_once():
     x = FLOATS[:, 0]
-    layer = tx.Linear(3)
-    model = initialise(Pair(layer, layer), x)
-    assert model.first is model.second
-    assert model.first.kernel.shape == (3, 3)
-    assert st.count_parameters(model) == 12
-    by_hand = x @ model.first.kernel + model.first.bias
-    np.testing.assert_allclose(model(x), 3 * by_hand, rtol=1e-5, atol=1e-6)
     single = Single(tx.Linear(3)).init(0, x)
-    np.testing.assert_array_equal(model.second.kernel, single.only.kernel)
+    for name, initialise in INITIALISE.items():
+        model = initialise(Pair(*[tx.Linear(3)] * 2), x)
+        assert model.first is model.second, name
+        assert model.first.kernel.shape == (3, 3)
+        assert st.count_parameters(model) == 12
+        by_hand = x @ model.first.kernel + model.first.bias
+        np.testing.assert_allclose(model(x), 3 * by_hand, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(model.second.kernel, single.only.kernel)
 
 
 def test_keys_inside():
