@@ -374,15 +374,12 @@ def test_keys_inside():
     assert same is model
 
 
-# Gradients
-
-
-def net_of(width=4, dtype=jnp.float32):
-    layer = tx.Linear(width, dtype=dtype)
-    return tx.Sequential(tx.Linear(width, dtype=dtype), jnp.tanh, layer, jnp.tanh, layer)
-
-
 # Training
+
+
+def net_of():
+    layer = tx.Linear(4)
+    return tx.Sequential(tx.Linear(4), jnp.tanh, layer, jnp.tanh, layer)
 
 
 def data():
@@ -396,19 +393,16 @@ def squared_error(params, model, x, y):
 
 
 def losses_of_the_single_copy(model, num_steps):
-    """By vanilla JAX and optax, on plain dictionaries."""
+    """By vanilla JAX and optax, on plain arrays."""
     x, y = data()
-    params = {
-        "inner": (model.layers[0].kernel, model.layers[0].bias),
-        "outer": (model.layers[2].kernel, model.layers[2].bias),
-    }
+    params = [(layer.kernel, layer.bias) for layer in (model.layers[0], model.layers[2])]
 
     def loss(params):
-        def outer(x):
-            return x @ params["outer"][0] + params["outer"][1]
-
-        hidden = jnp.tanh(x @ params["inner"][0] + params["inner"][1])
-        return ((outer(jnp.tanh(outer(hidden))) - y) ** 2).mean()
+        inner, outer = params
+        hidden = x
+        for kernel, bias in (inner, outer):
+            hidden = jnp.tanh(hidden @ kernel + bias)
+        return ((hidden @ outer[0] + outer[1] - y) ** 2).mean()
 
     optimizer = optax.adam(1e-2)
 

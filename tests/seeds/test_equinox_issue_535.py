@@ -111,38 +111,26 @@ def models():
     }
 
 
-IMPORTS = """
+CODE = """
 import sys
 import numpy as np
 import sharedtree as st
 from tests.seeds import test_equinox_issue_535 as seed
-path = sys.argv[1]
+loaded = st.load(sys.argv[1], trusted=[seed.Field, seed.Stateful, seed.first_weight, seed.second_weight])
+assert loaded["shared"]["tied"][0] is loaded["shared"]["tied"][1]
+np.savez(sys.argv[1] + ".npz", *seed.answers(loaded))
 """
-
-
-def in_another_process(code, path):
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS + code, str(path)],
-        cwd=pathlib.Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_solvers_stateful_layers_and_shared_layers(tmp_path):
-    made = models()
-    st.save(tmp_path / "models.safetensors", made)
-    code = """
-loaded = st.load(path, trusted=[seed.Field, seed.Stateful, seed.first_weight, seed.second_weight])
-assert loaded["shared"]["tied"][0] is loaded["shared"]["tied"][1]
-np.savez(path + ".npz", *seed.answers(loaded))
-"""
-    in_another_process(code, tmp_path / "models.safetensors")
-    with np.load(tmp_path / "models.safetensors.npz") as found:
+    made, path = models(), str(tmp_path / "models.safetensors")
+    st.save(path, made)
+    program = [sys.executable, "-c", CODE, path]
+    root = pathlib.Path(__file__).parents[2]
+    done = subprocess.run(program, cwd=root, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    with np.load(path + ".npz") as found:
         expected = answers(made)
         assert len(found.files) == len(expected) == len(made["linear"]) + len(ODE_SOLVERS) + 2
         for name, want in zip(found.files, expected, strict=True):
