@@ -24,6 +24,7 @@ from tests.test_native_walk import RULES, assert_alike, knows
 W, V, X, Y = jnp.ones(2), jnp.zeros(3), jnp.ones(4), jnp.ones(5)
 STATIC = {"static": True}
 T = TypeVar("T")
+in_c = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
 
 def registered(cls=None, **options):
@@ -435,51 +436,48 @@ def test_a_dataclass_is_what_it_is_in_jax():
     for make in ALL.values():
         assert_as_in_jax(make())
         assert_as_in_jax([make()])
-
-
-@pytest.mark.skipif(native is None, reason="the native walk is not in use")
-@pytest.mark.parametrize("rules", RULES, ids=str)
-@pytest.mark.parametrize("name", sorted(ALL.keys() - {"nothing", "a field less", "a slot less"}))
-def test_both_walks_agree(name, rules):
-    tree = ALL[name]()
-    assert_alike([tree, [tree, ALL[name]()], tree], rules)
-
-
-def test_what_is_read_field_by_field_and_what_is_left_to_jax():
     assert [name for name, make in READ.items() if fields_of(type(make())) is None] == []
     assert [name for name, make in LEFT.items() if fields_of(type(make())) is not None] == []
     assert [cls for cls in (int, list, jax.tree_util.Partial, st.Dag) if fields_of(cls) is not None] == []
 
 
-@pytest.mark.skipif(native is None, reason="the native walk is not in use")
-@pytest.mark.parametrize("name", [name for name in READ if "value" not in name])
-def test_what_is_common_is_known_again(name):
-    tree = READ[name]()
-    _, structure = st.tree.flatten(tree)
-    assert knows(tree), structure
+@in_c
+@pytest.mark.parametrize("name", sorted(ALL.keys() - {"nothing", "a field less", "a slot less"}))
+def test_both_walks_agree_and_what_is_common_is_known_again(name):
+    tree = ALL[name]()
+    for rules in RULES:
+        assert_alike([tree, [tree, ALL[name]()], tree], rules)
+    if name in READ and "value" not in name:
+        _, structure = st.tree.flatten(tree)
+        assert knows(tree), structure
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in READ if "value" not in name and "no fields" not in name])
-def test_no_references_are_lost_or_left(name):
-    tree = READ[name]()
-    leaves, structure = st.tree.flatten(tree)
-    held = [tree, *leaves, *(op for op, _ in structure.records), type(tree), W, V, X]
+def assert_no_references_are_lost_or_left(trees, *others):
+    flat = [st.tree.flatten(tree) for tree in trees]
+    held = list(others)
+    for tree, (leaves, structure) in zip(trees, flat, strict=True):
+        held += [tree, *leaves, *(op for op, _ in structure.records), type(tree)]
     collect_all()
     before = [sys.getrefcount(each) for each in held]
-    for _ in range(500):
-        st.tree.flatten(tree)
-        st.tree.unflatten(structure, leaves)
+    for _ in range(200):
+        for tree, (leaves, structure) in zip(trees, flat, strict=True):
+            st.tree.flatten(tree)
+            st.tree.unflatten(structure, leaves)
     collect_all()
     assert [sys.getrefcount(each) for each in held] == before
 
 
+@pytest.mark.slow
+def test_no_references_are_lost_or_left():
+    trees = [make() for name, make in READ.items() if "value" not in name and "no fields" not in name]
+    assert_no_references_are_lost_or_left(trees, W, V, X)
+
+
+@in_c
 def test_hooks_are_not_needed(monkeypatch):
     """Where a class is read field by field, JAX is not asked for its instances."""
     tree = [make() for name, make in READ.items() if "mutable" not in name]
     leaves, structure = st.tree.flatten(tree)
-    if native is None:
-        pytest.skip("the native walk is not in use")
 
     def fail(*_):
         raise AssertionError
@@ -495,8 +493,21 @@ def test_hooks_are_not_needed(monkeypatch):
 # --- random DAGs ----------------------------------------------------------------------------------------------------
 
 
+MADE = {
+    "plain": lambda pick, static: Plain(pick(), static, pick()),
+    "frozen": lambda pick, static: Frozen(pick(), static),
+    "slots": lambda pick, static: Slots(static, pick(), pick()),
+    "reordered": lambda pick, static: Reordered(static, pick(), static, pick()),
+    "cached": lambda pick, static: Cached(pick(), static),
+    "cached, with the value": lambda pick, static: (lambda made: (made.twice, made)[1])(Cached(pick(), static)),
+    "left": lambda pick, static: Undecorated(pick(), static, pick()),
+    "other": None,
+}
+
+
 @hst.composite
-def dataclass_pools(draw):
+def dataclass_pools(draw, made=MADE):
+    """Objects built on one another: those of `tests.strategies`, and those that are made of parts of the pool."""
     pool = draw(pools(4))
 
     def pick():
@@ -504,27 +515,12 @@ def dataclass_pools(draw):
 
     for _ in range(draw(hst.integers(1, 6))):
         static = draw(hst.sampled_from([1, True, 1.0, "text", (1, 2), None, [1]]))
-        match draw(hst.sampled_from(["plain", "frozen", "slots", "reordered", "cached", "left", "other"])):
-            case "plain":
-                pool.append(Plain(pick(), static, pick()))
-            case "frozen":
-                pool.append(Frozen(pick(), static))
-            case "slots":
-                pool.append(Slots(static, pick(), pick()))
-            case "reordered":
-                pool.append(Reordered(static, pick(), static, pick()))
-            case "cached":
-                pool.append(Cached(pick(), static))
-                if draw(hst.booleans()):
-                    assert pool[-1].twice
-            case "left":
-                pool.append(Undecorated(pick(), static, pick()))
-            case _:
-                pool.append(draw(nodes(pool)))
+        make = made[draw(hst.sampled_from(sorted(made)))]
+        pool.append(draw(nodes(pool)) if make is None else make(pick, static))
     return pool
 
 
-@pytest.mark.skipif(native is None, reason="the native walk is not in use")
+@in_c
 @given(pool=dataclass_pools())
 def test_random_dags(pool):
     assert_alike([Plain(pool[-1], "top", list(pool)), pool[-1]], Rules())
@@ -584,30 +580,32 @@ CHANGES = [post_init, own_setattr, own_init, other_code, own_new, own_getattribu
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-@pytest.mark.parametrize("slots", [False, True])
-def test_a_class_that_is_changed(change, slots):
+def test_a_class_that_is_changed(change):
     """The change is seen when the next structure is made, and from then on."""
+    # With slots there is no room for what some of them set.
+    for slots in [False] if change in (post_init, own_init, own_new) else [False, True]:
 
-    @registered(slots=slots)
-    class Changed:
-        a: Any
-        b: Any
+        @registered(slots=slots)
+        class Changed:
+            a: Any
+            b: Any
 
-    if slots and change in (post_init, own_init, own_new):
-        pytest.skip("there is no room for what it sets")
-    assert_as_in_jax(Changed(W, V))
-    if native is not None:
-        assert Changed in _native_classes._read_by_field
-    obj = Changed(W, V)
-    change(Changed)
-    assert_as_in_jax([obj])
-    assert_as_in_jax(obj)
-    assert_as_in_jax([obj, X])
-    assert Changed not in _native_classes._read_by_field
+        assert_as_in_jax(Changed(W, V))
+        if native is not None:
+            assert Changed in _native_classes._read_by_field
+        obj = Changed(W, V)
+        change(Changed)
+        for tree in ([obj], obj, [obj, X]):
+            assert_as_in_jax(tree)
+        assert Changed not in _native_classes._read_by_field
 
 
-def test_a_subclass_that_is_another_class():
-    """Of one name, one registered after the other."""
+def test_more_fields_than_fit_and_two_classes_of_one_name():
+    fields = [(f"field{i}", Any, dataclasses.field(default=i)) for i in range(300)]
+    for count, are_read in ((300, False), (255, True)):
+        cls = jax.tree_util.register_dataclass(dataclasses.make_dataclass("Wide", fields[:count]))
+        assert (fields_of(cls) is not None) == are_read
+        assert_as_in_jax(cls())
     for order in ((int, str), (str, int)):
 
         @registered
@@ -616,16 +614,6 @@ def test_a_subclass_that_is_another_class():
             b: order[1] = dataclasses.field(metadata=STATIC)
 
         assert_as_in_jax([Same(W, 1), Same(V, 2)])
-
-
-def test_more_fields_than_fit():
-    fields = [(f"field{i}", Any, dataclasses.field(default=i)) for i in range(300)]
-    cls = jax.tree_util.register_dataclass(dataclasses.make_dataclass("Wide", fields))
-    assert fields_of(cls) is None
-    assert_as_in_jax(cls())
-    fits = jax.tree_util.register_dataclass(dataclasses.make_dataclass("Fits", fields[:255]))
-    assert fields_of(fits) is not None
-    assert_as_in_jax(fits())
 
 
 def test_the_classes_of_flax():

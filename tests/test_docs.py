@@ -147,7 +147,6 @@ def test_code_of_page_runs(page, tmp_path, monkeypatch):
     [pytest.param(path, marks=[] if path.name in QUICK_EXAMPLES else pytest.mark.slow) for path in EXAMPLES],
     ids=name_of,
 )
-@pytest.mark.usefixtures("compiling_fast")
 def test_example_runs(example, capsys):
     skip_without_treex(example)
     runpy.run_path(str(example), run_name="__main__")
@@ -155,35 +154,26 @@ def test_example_runs(example, capsys):
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=name_of)
-def test_names_exist(page):
-    for mention in MENTION.findall(read(page)):
-        names = mention.split(".")
-        if names[0] in NOT_ATTRIBUTES:
-            continue
-        try:
-            resolve(names)
-        except ImportError:
-            pytest.fail(f"{name_of(page)} mentions `st.{mention}`, which does not exist.")
-
-
-@pytest.mark.parametrize("page", TEXTS, ids=name_of)
-def test_blocks_have_a_known_language(page):
+def test_names_links_and_languages_of_page(page):
     text = read(page)
-    fences = re.findall(r"^\s*```(\S*)", text, re.MULTILINE)
-    assert len(fences) % 2 == 0
-    assert not any(fences[1::2])
-    for language in fences[::2]:
-        assert language in LANGUAGES or language.startswith("{"), language
-
-
-@pytest.mark.parametrize("page", TEXTS, ids=name_of)
-def test_links_lead_somewhere(page):
-    for target, anchor in LINK.findall(FENCE.sub("", read(page))):
+    for mention in MENTION.findall(text):
+        names = mention.split(".")
+        if names[0] not in NOT_ATTRIBUTES:
+            try:
+                resolve(names)
+            except ImportError:
+                pytest.fail(f"{name_of(page)} mentions `st.{mention}`, which does not exist.")
+    for target, anchor in LINK.findall(FENCE.sub("", text)):
         there = page.parent / target if target else page
         assert there.exists(), target
         if anchor:
             headings = re.findall(r"^#+ (.*)$", FENCE.sub("", read(there)), re.MULTILINE)
             assert anchor[1:] in map(slug, headings), anchor
+    fences = re.findall(r"^\s*```(\S*)", text, re.MULTILINE)
+    assert len(fences) % 2 == 0
+    assert not any(fences[1::2])
+    for language in fences[::2]:
+        assert language in LANGUAGES or language.startswith("{"), language
 
 
 def test_examples_page_has_every_example():
@@ -247,29 +237,21 @@ def test_commands_of_readme_name_what_is_there():
 # The checks themselves ------------------------------------------------------------------------------------------------
 
 
-def test_blocks_share_a_namespace():
-    run_blocks("```python\nx = 1\n```\ntext\n```python\nprint(x + 1)\n```\n\n```text\n2\n```\n", "page")
-
-
-def test_failing_block_fails_with_its_line():
+def test_blocks_run_as_they_should():
+    """They share a namespace, in which classes have names; text elsewhere is no output; and failures have a place."""
+    before = sys.modules["__main__"]
+    for text in (
+        "```python\nx = 1\n```\ntext\n```python\nprint(x + 1)\n```\n\n```text\n2\n```\n",
+        "```python\nimport sys\nclass A: pass\nassert vars(sys.modules['__main__'])['A'] is A\n```\n",
+        "```python\nprint(1)\n```\n\nfor example\n\n```text\n2\n```\n",
+    ):
+        run_blocks(text, "page")
+        assert sys.modules["__main__"] is before
     with pytest.raises(ZeroDivisionError) as caught:
         run_blocks("one\n\n```python\nx = 1\n1 / 0\n```\n", "page")
     assert caught.traceback[-1].lineno + 1 == 5
-
-
-def test_wrong_output_fails():
     with pytest.raises(AssertionError, match="it printed"):
         run_blocks("```python\nprint(1)\n```\n\n```text\n2\n```\n", "page")
-
-
-def test_classes_of_a_page_have_names():
-    before = sys.modules["__main__"]
-    run_blocks("```python\nimport sys\nclass A: pass\nassert vars(sys.modules['__main__'])['A'] is A\n```\n", "page")
-    assert sys.modules["__main__"] is before
-
-
-def test_text_elsewhere_is_not_output():
-    run_blocks("```python\nprint(1)\n```\n\nfor example\n\n```text\n2\n```\n", "page")
 
 
 def test_mentions_are_found():

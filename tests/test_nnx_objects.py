@@ -10,21 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, strategies as hst
+from hypothesis import given
 
 import sharedtree as st
 from sharedtree import _native_classes, _nnx_internals
 from sharedtree._native_walk import native
 from sharedtree._walk import Rules
-from tests.garbage import collect_all
-from tests.strategies import Pair, nodes, pools
+from tests.strategies import Pair
+from tests.test_dataclass_fields import assert_no_references_are_lost_or_left, attributes_of, dataclass_pools, in_c
 from tests.test_native_walk import RULES, assert_alike, knows
 
 pytest.importorskip("flax", minversion="0.12.1")  # before, some of these objects could not be made
 nnx: Any = pytest.importorskip("flax.nnx")
 optax: Any = pytest.importorskip("optax")
-
-in_c = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
 
 def w(value=1.0):
@@ -219,17 +217,6 @@ SHARED = {
 }
 
 
-def attributes_of(obj):
-    slots = [name for base in type(obj).__mro__ for name in base.__dict__.get("__slots__", ())]
-    found = {}
-    for name in slots:
-        try:
-            found[name] = object.__getattribute__(obj, name)
-        except AttributeError:
-            continue
-    return list(getattr(obj, "__dict__", {}).items()), sorted(found.items())
-
-
 def assert_same(built, expected):
     """Attribute by attribute, in their order; traces are of one kind and not of one object."""
     assert type(built) is type(expected)
@@ -262,12 +249,12 @@ def assert_as_in_jax(obj):
         assert_same(st.tree.unflatten(structure, new), jax.tree.unflatten(treedef, new))
 
 
-@pytest.mark.parametrize("name", sorted(ALL.keys() - {"nothing", "marked itself"}))
-def test_an_object_is_what_it_is_in_jax(name):
-    obj = ALL[name]()
-    assert_as_in_jax(obj)
-    assert_as_in_jax([obj, w(5), {"a": ALL[name]()}])
-    assert_as_in_jax(jax.tree.map(lambda x: x, obj))
+def test_an_object_is_what_it_is_in_jax():
+    for name in sorted(ALL.keys() - {"nothing", "marked itself"}):
+        obj = ALL[name]()
+        assert_as_in_jax(obj)
+        assert_as_in_jax([obj, w(5), {"a": ALL[name]()}])
+        assert_as_in_jax(jax.tree.map(lambda x: x, obj))
 
 
 @in_c
@@ -349,29 +336,22 @@ def test_a_trace_is_that_of_where_an_object_is_built():
     assert (outside.layers[0].kernel[...] == expected).all()
 
 
-def test_metadata_belongs_to_each_object():
+def test_metadata_belongs_to_each_object_and_no_hook_is_run():
     leaves, structure = st.tree.flatten([nnx.Param(w(), tag="a"), nnx.Param(w(2), tag="a")])
     one, two = st.tree.unflatten(structure, leaves)
     again, _ = st.tree.unflatten(structure, leaves)
     one.set_metadata(tag="b")
     assert (one.tag, two.tag, again.tag) == ("b", "a", "a")
-
-
-def test_no_hook_is_run():
     variable = with_hooks()
     raw = variable.get_raw_value()
     leaves, structure = st.tree.flatten([variable])
     assert leaves[0] is raw
     assert st.tree.unflatten(structure, leaves)[0].get_raw_value() is raw
-
-
-def test_an_object_that_lacks_its_slots():
+    # Of an object that lacks its slots, too.
     for obj in (object.__new__(nnx.Param), object.__new__(ObjectState)):
-        with pytest.raises(AttributeError):
-            jax.tree.flatten(obj)
-        for _ in range(3):
+        for flatten in (jax.tree.flatten, *[st.tree.flatten] * 3):
             with pytest.raises(AttributeError):
-                st.tree.flatten([obj])
+                flatten([obj])
 
 
 def test_an_object_that_is_changed_in_between():
@@ -402,29 +382,28 @@ def int_keys(cls):
     cls._pytree__has_int_keys = True
 
 
-@pytest.mark.parametrize("change", [a_property, own_getattribute, int_keys], ids=lambda change: change.__name__)
-def test_a_class_that_is_changed(change):
+def test_a_class_that_is_changed():
     """The change is seen when the next structure is made, and from then on."""
+    for change in (a_property, own_getattribute, int_keys):
 
-    class Changed(nnx.Module):
-        def __init__(self):
-            self.size = 3
-            self.weight = nnx.Param(w())
-            setattr(self, "10", 4)
-            setattr(self, "9", 4)
+        class Changed(nnx.Module):
+            def __init__(self):
+                self.size = 3
+                self.weight = nnx.Param(w())
+                setattr(self, "10", 4)
+                setattr(self, "9", 4)
 
-    assert_as_in_jax(Changed())
-    if native is not None:
-        assert Changed in _native_classes._read_by_field
-    obj = Changed()
-    change(Changed)
-    assert_as_in_jax([obj])
-    assert_as_in_jax(obj)
-    assert Changed not in _native_classes._read_by_field
+        assert_as_in_jax(Changed())
+        if native is not None:
+            assert Changed in _native_classes._read_by_field
+        obj = Changed()
+        change(Changed)
+        assert_as_in_jax([obj])
+        assert_as_in_jax(obj)
+        assert Changed not in _native_classes._read_by_field
 
 
-@pytest.mark.parametrize("wrong", ["slots", "mapping", "trace", "function"])
-def test_another_nnx_is_not_believed(monkeypatch, wrong):
+def test_another_nnx_is_not_believed(monkeypatch):
     table = _nnx_internals._look_up()
 
     class OtherVariable(table.variable):
@@ -435,25 +414,21 @@ def test_another_nnx_is_not_believed(monkeypatch, wrong):
             super().__init__(mapping)
             self.other = 1
 
-    others = {
-        "slots": table._replace(variable=OtherVariable),
-        "mapping": table._replace(mapping=OtherMapping),
-        "trace": table._replace(current_trace=lambda: None),
-        "function": None,
-    }
+    def gone():
+        raise KeyError("gone")
 
-    def look_up():
-        if others[wrong] is None:
-            raise KeyError("gone")
-        return others[wrong]
-
-    monkeypatch.setattr(_nnx_internals, "_found", [])
-    monkeypatch.setattr(_nnx_internals, "_look_up", look_up)
-    assert _nnx_internals.nnx() is None
-    assert _nnx_internals.facts_of(Block) is None
-
-
-def test_a_registry_that_does_not_say(monkeypatch):
+    for look_up in (
+        lambda: table._replace(variable=OtherVariable),
+        lambda: table._replace(mapping=OtherMapping),
+        lambda: table._replace(current_trace=lambda: None),
+        gone,
+    ):
+        monkeypatch.setattr(_nnx_internals, "_found", [])
+        monkeypatch.setattr(_nnx_internals, "_look_up", look_up)
+        assert _nnx_internals.nnx() is None
+        assert _nnx_internals.facts_of(Block) is None
+    monkeypatch.undo()
+    # Nor is a registry that does not say.
     monkeypatch.setattr(_nnx_internals, "registered_functions", lambda _: (None, None))
     for cls in (Block, nnx.Param, nnx.Variable):
         assert _nnx_internals.facts_of(cls) is None
@@ -462,53 +437,34 @@ def test_a_registry_that_does_not_say(monkeypatch):
 @in_c
 def test_no_references_are_lost_or_left():
     trees = [READ[name]() for name in ("a linear layer", "a list", "rngs", "an attribute less")]
-    flat = [st.tree.flatten(tree) for tree in trees]
-    held = [nnx.Param, type(trees[0]._pytree__nodes)]
-    for tree, (leaves, structure) in zip(trees, flat, strict=True):
-        held += [tree, *leaves, *(op for op, _ in structure.records), type(tree)]
-    collect_all()
-    before = [sys.getrefcount(each) for each in held]
-    for _ in range(200):
-        for tree, (leaves, structure) in zip(trees, flat, strict=True):
-            st.tree.flatten(tree)
-            st.tree.unflatten(structure, leaves)
-    collect_all()
-    assert [sys.getrefcount(each) for each in held] == before
+    assert_no_references_are_lost_or_left(trees, nnx.Param, type(trees[0]._pytree__nodes))
 
 
 # --- random DAGs ----------------------------------------------------------------------------------------------------
 
 
-@hst.composite
-def nnx_pools(draw):
-    pool = draw(pools(4))
+def block_of(pick, static):
+    block = Block(size=static)
+    block.more, block.weight = nnx.data(pick()), nnx.data(pick())
+    return block
 
-    def pick():
-        return pool[draw(hst.integers(0, len(pool) - 1))]
 
-    for _ in range(draw(hst.integers(1, 6))):
-        static = draw(hst.sampled_from([1, True, 1.0, "text", (1, 2), None, [1]]))
-        match draw(hst.sampled_from(["variable", "variable", "module", "list", "dict", "changed", "other"])):
-            case "variable":
-                pool.append(draw(hst.sampled_from([nnx.Param, OwnVariable]))(pick(), tag=static))
-            case "module":
-                block = Block(size=static)
-                block.more = nnx.data(pick())
-                block.weight = nnx.data(pick())
-                pool.append(block)
-            case "list":
-                pool.append(nnx.List([nnx.data(pick()) for _ in range(draw(hst.integers(0, 11)))]))
-            case "dict":
-                pool.append(nnx.Dict({name: nnx.data(pick()) for name in draw(hst.sampled_from(["", "ba", "ab"]))}))
-            case "changed":
-                pool.append(changed(Block(size=static), beyond=static, weight=pick()))
-            case _:
-                pool.append(draw(nodes(pool)))
-    return pool
+MADE = {
+    "parameter": lambda pick, static: nnx.Param(pick(), tag=static),
+    "variable": lambda pick, static: OwnVariable(pick(), tag=static),
+    "module": block_of,
+    "short list": lambda pick, static: nnx.List([nnx.data(pick()) for _ in range(2)]),
+    "long list": lambda pick, static: nnx.List([nnx.data(pick()) for _ in range(11)]),
+    "empty list": lambda pick, static: nnx.List([]),
+    "dict": lambda pick, static: nnx.Dict({name: nnx.data(pick()) for name in "ba"}),
+    "dict in order": lambda pick, static: nnx.Dict({name: nnx.data(pick()) for name in "ab"}),
+    "changed": lambda pick, static: changed(Block(size=static), beyond=static, weight=pick()),
+    "other": None,
+}
 
 
 @in_c
-@given(pool=nnx_pools())
+@given(pool=dataclass_pools(MADE))
 def test_random_dags(pool):
     assert_alike([Pair(pool[-1], list(pool)), pool[-1]], Rules())
 

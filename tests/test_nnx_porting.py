@@ -1,7 +1,7 @@
 """The table in `docs/nnx.md`: what replaces each function of Flax NNX gives what that function gives.
 
 Each row is done twice, with two models that begin alike: once by NNX, once by what the page says. Values and the state
-of the model must be equal afterwards. So is what the page has no row for: transforms in one another.
+of the model must be equal afterwards.
 """
 
 import pathlib
@@ -308,28 +308,10 @@ ROWS = {
     ),
 }
 
-# What is one within the other: what makes the model, by calling it, ours.
-NESTED = {
-    "scan in jit": (
-        net,
-        lambda m: jnp.stack([m(X), m(2 * X)]),
-        lambda m: st.jit(lambda m, xs: st.scan(lambda m, x: (m, m(x)), m, xs, in_place=True)[1], in_place=True)(
-            m, jnp.stack([X, 2 * X])
-        ),
-    ),
-    "switch in jit": (
-        small,
-        lambda m: m(S),
-        lambda m: st.jit(
-            lambda m, i, x: st.switch(i, [lambda m, x: x.sum(), forward], m, x, in_place=True), in_place=True
-        )(m, 1, S),
-    ),
-}
 
-
-@pytest.mark.parametrize("name", [*ROWS, *NESTED])
+@pytest.mark.parametrize("name", ROWS)
 def test_row(name):
-    build, theirs, ours = (ROWS | NESTED)[name]
+    build, theirs, ours = ROWS[name]
     mine, reference = build(), build()
     assert_equal(ours(mine), theirs(reference))
     assert_equal(nnx.state(mine), nnx.state(reference))

@@ -18,6 +18,14 @@ def head_weight(pair):
     return pair[1].weight
 
 
+def first(pair):
+    return pair[0]
+
+
+def second(pair):
+    return pair[1]
+
+
 def new_pair(getkey):
     return eqx.nn.Embedding(5, 3, key=getkey()), eqx.nn.Linear(3, 5, key=getkey())
 
@@ -49,38 +57,66 @@ def loss(model, tokens):
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[1:]).mean()
 
 
-def test_tied_weight(getkey):
-    shared = eqx.nn.Shared(new_pair(getkey), head_weight, embed_weight)
-    embed, head = st.unwrap_shared(shared)
-    assert embed.weight is head.weight is shared.pytree[0].weight
-    assert head.bias is shared.pytree[1].bias
-    assert eqx.tree_equal((embed, head), shared(), typematch=True)
+def linear():
+    return eqx.nn.Linear(2, 2, key=jax.random.key(1))
 
 
-def test_layer_is_one_object(getkey):
-    linear = eqx.nn.Linear(2, 2, key=getkey())
-    shared = eqx.nn.Shared([linear, linear, linear], lambda m: m[1:], lambda m: [m[0], m[0]])
-    first, second, third = st.unwrap_shared(shared)
-    assert first is second is third
-    assert eqx.tree_equal([first, second, third], shared(), typematch=True)
+def arrays(*names):
+    return {name: jnp.ones(2) for name in names}
 
 
-def test_several_nodes_of_several_kinds(getkey):
-    block = {"in": eqx.nn.Linear(2, 2, key=getkey()), "out": eqx.nn.Linear(2, 2, key=getkey())}
-    tree = (block, jax.tree.map(jnp.zeros_like, block), np.ones((2, 2), np.float32))
-    shared = eqx.nn.Shared(tree, lambda m: (m[1]["in"], m[1]["out"].weight), lambda m: (m[0]["out"], m[0]["in"].weight))
-    first, second, array = st.unwrap_shared(shared)
-    assert second["in"] is first["out"]
-    assert second["out"].weight is first["in"].weight
-    assert second["out"].bias is not first["in"].bias
-    assert array is tree[2]
-    assert eqx.tree_equal((first, second, array), shared(), typematch=True)
+def block():
+    return {"in": linear(), "out": linear()}
+
+
+# What is wrapped, where, and what is there instead; and which places of the result are one object.
+WRAPPED = {
+    "a weight": (lambda: [linear(), linear()], head_weight, embed_weight, [embed_weight, head_weight]),
+    "a layer": (
+        lambda: [linear()] * 3,
+        lambda m: m[1:],
+        lambda m: [m[0], m[0]],
+        [lambda m: m[0], lambda m: m[1], lambda m: m[2]],
+    ),
+    "several of several kinds": (
+        lambda: (block(), block(), np.ones((2, 2), np.float32)),
+        lambda m: (m[1]["in"], m[1]["out"].weight),
+        lambda m: (m[0]["out"], m[0]["in"].weight),
+        [lambda m: m[1]["in"], lambda m: m[0]["out"]],
+        [lambda m: m[1]["out"].weight, lambda m: m[0]["in"].weight],
+    ),
+    "a sequence that the tree holds": (
+        lambda: {"from": [*arrays("a", "b").values()], **arrays("x", "y")},
+        lambda m: [m["x"], m["y"]],
+        lambda m: m["from"],
+        [lambda m: m["from"][0], lambda m: m["x"]],
+        [lambda m: m["from"][1], lambda m: m["y"]],
+    ),
+}
+
+
+def test_what_a_call_returns_with_ties():
+    for name, (make, where, get, *ties) in WRAPPED.items():
+        shared = eqx.nn.Shared(make(), where, get)
+        back = st.unwrap_shared(shared)
+        assert eqx.tree_equal(back, shared(), typematch=True), name
+        for one, other, *rest in ties:
+            assert all(place(back) is one(back) for place in (other, *rest)), name
+    back = st.unwrap_shared(eqx.nn.Shared([linear(), linear()], head_weight, embed_weight))
+    assert back[0].bias is not back[1].bias
+    chain = [jnp.ones(1) * i for i in range(50)]
+    assert all(x is chain[0] for x in st.unwrap_shared(eqx.nn.Shared(chain, lambda m: m[1:], lambda m: m[:-1])))
+    # Equinox puts its placeholder into the third, for it looks in a tree from which the second is gone.
+    triple = (linear(), other := linear(), other)
+    shared = eqx.nn.Shared(triple, lambda m: (m[1].weight, m[2].weight), lambda m: (m[0].weight, m[1].weight))
+    one, two, three = st.unwrap_shared(shared)
+    assert one.weight is two.weight is three.weight
 
 
 def test_within_a_model_and_with_its_other_ties(getkey):
     shared = eqx.nn.Shared(new_pair(getkey), head_weight, embed_weight)
     outside = shared.pytree[0]
-    tree = {"a": shared, "b": [shared, outside], "c": eqx.nn.Shared((outside, outside), *first_for_second())}
+    tree = {"a": shared, "b": [shared, outside], "c": eqx.nn.Shared((outside, outside), second, first)}
     back = st.unwrap_shared(tree)
     assert back["a"][0] is back["b"][0][0] is back["b"][1]
     assert back["a"][1].weight is back["b"][1].weight
@@ -89,41 +125,15 @@ def test_within_a_model_and_with_its_other_ties(getkey):
     assert tree["a"] is shared
 
 
-def first_for_second():
-    return lambda pair: pair[1], lambda pair: pair[0]
-
-
 def test_inside_another(getkey):
     inner = eqx.nn.Shared(new_pair(getkey), head_weight, embed_weight)
-    third = eqx.nn.Linear(3, 5, key=getkey())
-    outer = eqx.nn.Shared({"inner": inner, "third": third}, third_weight, inner_weight)
+    tree = {"inner": inner, "third": eqx.nn.Linear(3, 5, key=getkey())}
+    outer = eqx.nn.Shared(tree, lambda m: m["third"].weight, lambda m: m["inner"].pytree[0].weight)
     back = st.unwrap_shared(outer)
     assert back["third"].weight is back["inner"][0].weight is back["inner"][1].weight
     by_calling = outer()
     by_calling["inner"] = by_calling["inner"]()
     assert eqx.tree_equal(back, by_calling, typematch=True)
-
-
-def third_weight(tree):
-    return tree["third"].weight
-
-
-def inner_weight(tree):
-    return tree["inner"].pytree[0].weight
-
-
-def test_a_chain():
-    arrays = [jnp.ones(1) * i for i in range(50)]
-    back = st.unwrap_shared(eqx.nn.Shared(arrays, lambda m: m[1:], lambda m: m[:-1]))
-    assert all(array is arrays[0] for array in back)
-
-
-def test_one_after_another(getkey):
-    # Equinox puts its placeholder into the third, for it looks in a tree from which the second is gone.
-    pair = new_pair(getkey)
-    shared = eqx.nn.Shared((*pair, pair[1]), lambda m: (m[1].weight, m[2].weight), lambda m: (m[0].weight, m[1].weight))
-    first, second, third = st.unwrap_shared(shared)
-    assert first.weight is second.weight is third.weight
 
 
 @pytest.mark.slow
@@ -162,30 +172,14 @@ def test_losses_of_a_training(getkey):
     assert plain.shared[0].weight is plain.shared[1].weight
 
 
-def test_wrapper_itself_passes_through_transforms(getkey):
+def test_wrapper_itself_passes_through_transforms_and_shapes_and_tracers_are_unwrapped(getkey):
     model = Model(eqx.nn.Shared(new_pair(getkey), head_weight, embed_weight), jnp.array(0.5))
     doubled = st.jit(lambda model: st.tree.map(lambda x: 2 * x, model))(model)
     assert eqx.tree_equal(st.unwrap_shared(doubled).shared, doubled.shared(), typematch=True)
-
-
-def test_shapes_and_tracers(getkey):
-    make = lambda: eqx.nn.Shared(new_pair(getkey), head_weight, embed_weight)
-    embed, head = st.unwrap_shared(eqx.filter_eval_shape(make))
-    assert embed.weight is head.weight
-    assert isinstance(embed.weight, jax.ShapeDtypeStruct)
-    embed, head = st.jit(st.unwrap_shared)(make())
-    assert embed.weight is head.weight
-
-
-def test_gradient_is_joined_first(getkey):
-    model = Model(eqx.nn.Shared(new_pair(getkey), head_weight, embed_weight), jnp.array(0.5))
-    tree = eqx.filter_grad(lambda model: model(jnp.array(1)).sum())(model)
-    with pytest.raises(TypeError, match=r"`\.shared` has lost its functions") as caught:
-        st.unwrap_shared(tree)
-    assert "equinox.combine" in str(caught.value)
-    gradient = st.unwrap_shared(eqx.combine(tree, eqx.filter(model, eqx.is_array, inverse=True)))
-    np.testing.assert_array_equal(gradient.shared[1].weight, tree.shared.pytree[0].weight)
-    assert gradient.shared[0].weight is gradient.shared[1].weight
+    shapes = eqx.filter_eval_shape(lambda: model)
+    for embed, head in (st.unwrap_shared(shapes).shared, st.jit(st.unwrap_shared)(model).shared):
+        assert embed.weight is head.weight
+    assert isinstance(st.unwrap_shared(shapes).shared[0].weight, jax.ShapeDtypeStruct)
 
 
 # What cannot be done ------------------------------------------------------------------------------------------------
@@ -214,30 +208,14 @@ def test_computed():
         assert caught.value.paths == ("['layers']",)
 
 
-def test_other_errors_of_get_are_those_of_get():
-    shared = eqx.nn.Shared((jnp.ones(2), jnp.zeros(2)), lambda pair: pair[1], lambda pair: pair[0])
+def test_errors_of_get_new_sequences_and_circles():
+    shared = eqx.nn.Shared((jnp.ones(2), jnp.zeros(2)), second, first)
     object.__setattr__(shared, "get", lambda pair: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         st.unwrap_shared(shared)
-
-
-def test_sequence_that_the_pytree_holds():
-    tree = {"from": [jnp.ones(2), jnp.zeros(2)], "x": jnp.ones(2), "y": jnp.ones(2)}
-    shared = eqx.nn.Shared(tree, lambda m: [m["x"], m["y"]], lambda m: m["from"])
-    back = st.unwrap_shared(shared)
-    assert back["from"][0] is back["x"]
-    assert back["from"][1] is back["y"]
-    assert eqx.tree_equal(back, shared(), typematch=True)
-
-
-def test_sequence_that_is_new():
-    tree = {"to": [jnp.ones(2), jnp.zeros(2)], "x": jnp.ones(2), "y": jnp.ones(2)}
-    shared = eqx.nn.Shared(tree, lambda m: m["to"], lambda m: [m["x"], m["y"]])
+    tree = {"to": [jnp.ones(2), jnp.zeros(2)], **arrays("x", "y")}
     with pytest.raises(st.SharingMismatchError, match="returns 1 of its nodes, and its `get` 2"):
-        st.unwrap_shared(shared)
-
-
-def test_circle(getkey):
+        st.unwrap_shared(eqx.nn.Shared(tree, lambda m: m["to"], lambda m: [m["x"], m["y"]]))
     swap = eqx.nn.Shared((jnp.ones(2), jnp.zeros(2)), lambda m: (m[0], m[1]), lambda m: (m[1], m[0]))
     with pytest.raises(st.CycleError, match=r"circle.*`\[1\]`") as caught:
         st.unwrap_shared([jnp.ones(2), swap])

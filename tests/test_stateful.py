@@ -67,36 +67,26 @@ class Twin(eqx.Module):
         return x, state
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-def test_equals_that_of_equinox_where_nothing_is_shared(kind):
-    ours, theirs = st.make_with_state(Net)(kind, False), eqx.nn.make_with_state(Net)(kind, False)
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        if eqx.is_array(x):
-            assert x.dtype == y.dtype
-            np.testing.assert_array_equal(x, y)
-        else:
-            assert x == y
-    assert not st.ties(ours[0])
-    assert [x.marker for x in indexes(ours[0])] == [x.marker for x in indexes(theirs[0])]
-
-
 def indexes(model):
     is_index = lambda x: isinstance(x, eqx.nn.StateIndex)
     return [x for x in jax.tree.leaves(model, is_leaf=is_index) if is_index(x)]
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-def test_a_shared_layer_has_one_state(kind):
-    model, state = st.make_with_state(Net)(kind, is_shared=True)
-    twin, twin_state = eqx.nn.make_with_state(Twin)(kind)
-    assert model.norms[0] is model.norms[1]
-    assert [x.paths for x in st.ties(model)] == [(".norms[0]", ".norms[1]")]
-    assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(twin_state))
-    assert len({x.marker for x in indexes(model)}) == len(indexes(twin))
-    again, state_again = st.make_with_state(Net)(kind, is_shared=True)  # two calls are compatible
-    assert st.tree.structure(again) is st.tree.structure(model)
-    assert jax.tree.structure(state_again) == jax.tree.structure(state)
+def test_equals_that_of_equinox_where_nothing_is_shared_and_a_shared_layer_has_one_state():
+    for kind in LAYERS:
+        ours, theirs = st.make_with_state(Net)(kind, False), eqx.nn.make_with_state(Net)(kind, False)
+        assert eqx.tree_equal(ours, theirs, typematch=True), kind
+        assert not st.ties(ours[0])
+        assert [x.marker for x in indexes(ours[0])] == [x.marker for x in indexes(theirs[0])]
+        model, state = st.make_with_state(Net)(kind, is_shared=True)
+        twin, twin_state = eqx.nn.make_with_state(Twin)(kind)
+        assert model.norms[0] is model.norms[1]
+        assert [x.paths for x in st.ties(model)] == [(".norms[0]", ".norms[1]")]
+        assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(twin_state))
+        assert len({x.marker for x in indexes(model)}) == len(indexes(twin))
+        again, state_again = st.make_with_state(Net)(kind, is_shared=True)  # two calls are compatible
+        assert st.tree.structure(again) is st.tree.structure(model)
+        assert jax.tree.structure(state_again) == jax.tree.structure(state)
 
 
 def train(transforms, model, state, tx, steps=3):
@@ -163,24 +153,21 @@ def test_what_is_shared_elsewhere_stays_so_and_arguments_are_handed_on():
     np.testing.assert_array_equal(out, jnp.ones(3))
 
 
-@pytest.mark.parametrize("value", [True, False])
-def test_inference_mode_equals_that_of_equinox_and_keeps_ties(value):
-    model = Net("batch", is_shared=False)
-    ours, theirs = st.inference_mode(model, value), eqx.nn.inference_mode(model, value)
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    assert all(x is y for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True))
-    model, _ = st.make_with_state(Net)("batch", is_shared=True)
-    ours = st.inference_mode(model, value)
-    assert ours.norms[0] is ours.norms[1]
-    assert ours.norms[0].inference is ours.dropout.inference is value
-    assert ours.linears[0].weight is model.linears[0].weight
-
-
 class Fixed(eqx.Module):
     inference: bool = eqx.field(static=True, default=False)
 
 
-def test_a_static_flag_is_an_error_as_in_equinox():
+def test_inference_mode_equals_that_of_equinox_and_keeps_ties():
+    model, tied = Net("batch", is_shared=False), st.make_with_state(Net)("batch", is_shared=True)[0]
+    for value in (True, False):
+        ours, theirs = st.inference_mode(model, value), eqx.nn.inference_mode(model, value)
+        assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+        assert all(x is y for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True))
+        ours = st.inference_mode(tied, value)
+        assert ours.norms[0] is ours.norms[1]
+        assert ours.norms[0].inference is ours.dropout.inference is value
+        assert ours.linears[0].weight is tied.linears[0].weight
+    # A static flag is an error, as in Equinox.
     with pytest.raises((TypeError, ValueError)):
         eqx.nn.inference_mode([Fixed(), jnp.ones(1)])
     with pytest.raises(st.SharingMismatchError, match="not part of the tree"):
@@ -217,8 +204,7 @@ class Both(eqx.Module):
     b: Any
 
 
-@pytest.mark.parametrize("kind", ["ema", "index"])
-@pytest.mark.parametrize("how", DIFFERENTIATED)
+@pytest.mark.parametrize(("how", "kind"), [*[(how, "ema") for how in DIFFERENTIATED], ("grad", "index")])
 def test_of_the_arrays_with_which_a_state_begins_no_gradient_is_missed(how, kind):
     """`equinox.nn.State` leaves them in the model, where nobody reads them. The oracle is a state of copies."""
     model, xs = Net(kind, is_shared=True), jnp.arange(6.0).reshape(2, 3)
@@ -245,15 +231,14 @@ def test_other_ties_beside_a_state_are_told():
     assert "norms" not in str(warning.message)
 
 
-@pytest.mark.parametrize("donated", [0, 1])
-def test_a_donated_state_is_told_what_takes_it_out_of_the_model(donated):
+def test_a_donated_state_is_told_what_takes_it_out_of_the_model():
+    """The fix that the message offers is run in `tests/fix_scenarios.py`."""
     model = Net("batch", is_shared=True)
-    state = eqx.nn.State(model)
-    step = st.jit(lambda m, s: st.tree.map(jnp.copy, (m, s)), donate_argnums=donated)
-    with pytest.raises(st.InconsistentSharingError, match=r"sharedtree.make_with_state\(make_model\)\(\)") as caught:
-        step(model, state)
-    assert any(".init" in path for path in caught.value.paths)
-    step(*st.make_with_state(Net)("batch", is_shared=True))
+    for donated in (0, 1):
+        step = st.jit(lambda m, s: (m, s), donate_argnums=donated)
+        with pytest.raises(st.InconsistentSharingError, match=r"sharedtree.make_with_state\(make_model\)") as caught:
+            step(model, eqx.nn.State(model))
+        assert any(".init" in path for path in caught.value.paths)
     # What else is in two arguments has nothing to do with the state.
     model, state = st.make_with_state(Net)("batch", is_shared=True)
     with pytest.raises(st.InconsistentSharingError) as caught:

@@ -13,6 +13,7 @@ if importlib.util.find_spec("treex") is None:
 
 from flax import linen
 
+import sharedtree as st
 from sharedtree.compat import treex as tx
 
 # treex itself does not import it.
@@ -70,3 +71,7 @@ def test_the_variables_of_the_user_are_left_alone(is_frozen):
     fresh(x), fresh(x)
     for mine, theirs in zip(jax.tree.leaves(fresh.batch_stats_), jax.tree.leaves(updated["batch_stats"]), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    frozen = Classifier().apply({"params": fresh.params_, "batch_stats": fresh.batch_stats_}, x, training=False)
+    np.testing.assert_allclose(fresh.eval()(x), frozen, rtol=1e-6)
+    both = st.jit(lambda both, x: (both["a"](x), both)[1])({"a": fresh, "b": fresh}, x)
+    assert both["a"] is both["b"]

@@ -1,4 +1,4 @@
-"""treeo 0.0.10 by itself: the laws on random DAGs of its trees, its fields and mixins, and users' own trees."""
+"""treeo 0.0.10 by itself: the laws on random DAGs of its trees, its fields and mixins."""
 
 import concurrent.futures
 import gc
@@ -10,12 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import given
 
 import sharedtree as st
-from tests.test_threads import at_once
 
 if importlib.util.find_spec("treeo") is None:
     pytest.skip("treeo is not installed", allow_module_level=True)
@@ -57,15 +55,17 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @given(tree=trees())
-def test_partition(name, tree):
+def test_partition_and_values(name, tree):
+    """The same objects are one inside and outside, and the values are those of the untied twin."""
     seen = []
 
     def f(tree):
         seen.append(partition(tree))
-        return tree, st.tree.map(lambda x: x + 1, tree)
+        return tree, st.tree.map(lambda x: x + 1, tree), loss(tree)
 
-    same, new = TRANSFORMS[name](f)(tree)
+    same, new, value = TRANSFORMS[name](f)(tree)
     assert seen[0] == partition(tree) == partition(same) == partition(new)
+    np.testing.assert_allclose(value, loss(twin(tree)), rtol=1e-5, atol=1e-5)
 
 
 @given(tree=trees())
@@ -77,16 +77,9 @@ def test_partition_of_what_vmap_maps(tree):
         np.testing.assert_array_equal(ours, [original + 1, 2 * original + 1])
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
 @given(tree=trees())
-def test_values_are_those_of_the_untied_twin(name, tree):
-    np.testing.assert_allclose(TRANSFORMS[name](loss)(tree), jax.jit(loss)(twin(tree)), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("gradient_of", [st.grad, lambda f: st.jit(st.grad(f))], ids=["grad", "jit of grad"])
-@given(tree=trees())
-def test_a_tied_gradient_is_the_sum_over_its_paths(gradient_of, tree):
-    gradient = gradient_of(loss)(tree)
+def test_a_tied_gradient_is_the_sum_over_its_paths(tree):
+    gradient = st.jit(st.grad(loss))(tree)
     assert partition(gradient) == partition(tree)
     by_path = {path: x for path, x in paths(jax.grad(loss)(twin(tree))) if is_array(x)}
     of, at = dict(paths(gradient)), dict(paths(tree))
@@ -165,15 +158,11 @@ MAKE_CONTAINERS = {"map of a kind", "filter and merge"}
 @pytest.mark.parametrize("name", OF_TREEO)
 @given(tree=trees())
 def test_what_treeo_itself_makes_keeps_sharing(name, tree):
-    assert_same(OF_TREEO[name](tree), tree, containers=name not in MAKE_CONTAINERS)
-
-
-@pytest.mark.parametrize("name", OF_TREEO)
-@given(tree=trees())
-def test_so_it_does_inside(name, tree):
-    before = remade(tree, once=True)
-    new = st.jit(lambda tree: st.tree.map(lambda x: x * 2, OF_TREEO[name](tree)), policy=IGNORE)(tree)
+    """Outside, and inside a function."""
     containers = name not in MAKE_CONTAINERS
+    before = remade(tree, once=True)
+    assert_same(OF_TREEO[name](tree), tree, containers)
+    new = st.jit(lambda tree: st.tree.map(lambda x: x * 2, OF_TREEO[name](tree)), policy=IGNORE)(tree)
     assert partition(new, containers) == partition(before, containers)
     assert_same(tree, before)
     for one, other in zip(unique_arrays(new), unique_arrays(before), strict=True):
@@ -204,12 +193,6 @@ def test_in_place(tree):
         np.testing.assert_array_equal(one, other)
 
 
-@given(tree=trees())
-def test_what_is_returned_unchanged_is_the_callers_own(tree):
-    assert st.jit(lambda tree: tree)(tree) is tree
-    assert st.jit(lambda tree: {"part": tree.right})(Branch(1.0, tree))["part"] is not None
-
-
 # Fields
 
 
@@ -224,13 +207,13 @@ class Parameters(to.Tree, to.Extensions):
 def test_fields():
     one = Parameters(jnp.ones(3), jnp.zeros(3))
     model = Branch(one, one)
-    assert len(jax.tree.leaves(model)) == 4
-    assert len(st.tree.leaves(model)) == 2
+    assert (len(jax.tree.leaves(model)), len(st.tree.leaves(model))) == (4, 2)
+    traces = []
 
     @st.jit
     def run(model):
+        traces.append(model.left.width)
         assert isinstance(model.left.weight, jax.core.Tracer)
-        assert (model.left.width, model.left.state) == (3, {"steps": [1, 2]})
         model.left.state["steps"].append(3)  # a copy of this trace
         return st.tree.map(lambda x: x + 1, model)
 
@@ -239,39 +222,28 @@ def test_fields():
     assert new.right.state == {"steps": [1, 2, 3]}
     assert one.state == {"steps": [1, 2]}
     np.testing.assert_array_equal(new.right.bias, np.ones(3))
-
-
-def test_static_fields_are_structure():
-    traces = []
-    run = st.jit(lambda model: traces.append(model.width) or model.weight * model.width)
-    for width in [1, 2, 1]:
-        np.testing.assert_array_equal(run(Parameters(jnp.ones(3), width=width)), np.full(3, width))
-    assert traces == [1, 2]
-    changed = Parameters(jnp.ones(3), width=1)
-    changed.state["steps"].append(3)
-    run(changed)
-    assert len(traces) == 3
-
-
-def test_metadata_of_a_field_can_be_changed():
-    one = Parameters(jnp.ones(3), jnp.zeros(3))
-    model = Branch(one, one)
+    # Static fields are structure.
+    for width in (1, 3):
+        other = Parameters(jnp.ones(3), jnp.zeros(3), width=width)
+        run(Branch(other, other))
+    other.state["steps"].append(3)
+    run(Branch(other, other))
+    assert traces == [3, 1, 3]
+    # So is the metadata of fields, which can be changed.
     fewer = Branch(*[one.update_field_metadata("bias", node=False)] * 2)
-    assert len(st.tree.leaves(model)) == 2
     assert len(st.tree.leaves(fewer)) == 1
     new = st.tree.map(lambda x: x + 1, fewer)
     assert new.left is new.right
     np.testing.assert_array_equal(new.left.bias, np.zeros(3))
 
 
-@pytest.mark.parametrize("field", ["kind", "opaque", "node"])
-def test_metadata_compares_by_content(field):
-    changed = {"kind": Weight, "opaque": True, "node": False}[field]
+def test_metadata_compares_by_content():
     content = {"node": True, "kind": int, "opaque": False}
     one, same = to.FieldMetadata(**content), to.FieldMetadata(**content)
     assert one == same
     assert hash(one) == hash(same)
-    assert one != to.FieldMetadata(**{**content, field: changed})
+    for changed in ({"kind": Weight}, {"opaque": True}, {"node": False}):
+        assert one != to.FieldMetadata(**{**content, **changed})
     assert one != "metadata"
 
 
@@ -297,24 +269,31 @@ def layer(log, value=1.0):
     return Layer(jnp.full(2, value), None, log=log)
 
 
-def test_an_opaque_field_is_part_of_the_structure():
-    """Vanilla JAX spares a trace, and gives each model the value that the trace saw."""
-    traces, logs = {}, {}
-    for jit in (jax.jit, st.jit):
-        seen = []
-
-        def run(model, seen=seen):
-            seen.append(None)
-            return model.map(lambda x: x + 1)
-
-        run = jit(run)
-        logs[jit] = [run(layer(log)).log for log in ["a", "b", "a", 1, True]]
-        traces[jit] = len(seen)
-    assert logs == {jax.jit: ["a", "a", "a", 1, True], st.jit: ["a", "b", "a", 1, True]}
-    assert traces == {jax.jit: 3, st.jit: 4}
+@dataclass
+class Stepped(to.Tree, to.Extensions):
+    weight: Any = to.node()
+    log: Any = to.static(0, opaque=lambda one, other: one.value // 10 == other.value // 10)
 
 
-def test_an_opaque_field_keeps_its_value_outside_transforms():
+@pytest.mark.parametrize(
+    ("make", "values", "of_jax"),
+    [
+        (lambda value: layer(value), ["a", "b", "a", 1, True], ["a", "a", "a", 1, True]),
+        (lambda value: Stepped(jnp.ones(2), value), [0, 5, 9, 10, 15, 3, 5], [0, 0, 0, 10, 10, 0, 0]),
+    ],
+    ids=["opaque", "a predicate"],
+)
+def test_an_opaque_field_is_part_of_the_structure(make, values, of_jax):
+    """Vanilla JAX spares a trace, and gives each model the value that the trace saw. A predicate is for it alone."""
+    for jit, expected in ((jax.jit, of_jax), (st.jit, values)):
+        traces = []
+        run = jit(lambda model: traces.append(None) or model.map(lambda x: x + 1))
+        found = [run(make(value)).log for value in values]
+        assert list(zip(found, map(type, found), strict=True)) == [(value, type(value)) for value in expected]
+        assert len(traces) == len({(value, type(value)) for value in expected})
+
+
+def test_an_opaque_field_keeps_its_value():
     logs = [object(), object()]
     models = [Branch(*[layer(log)] * 2) for log in logs]
     structures = [st.tree.structure(model) for model in models]
@@ -322,6 +301,13 @@ def test_an_opaque_field_keeps_its_value_outside_transforms():
     for make in [st.copy, lambda model: st.tree.map(lambda x: x + 1, model), lambda model: model.copy(), st.untie]:
         assert [make(model).right.log for model in models] == logs
     assert [st.tree.unflatten(structure, [jnp.ones(2)]).left.log for structure in structures] == logs
+    passing, of_dags = st.jit(lambda model: model), jax.jit(lambda dag: st.Dag(st.tree.map(lambda x: x + 1, dag.tree)))
+    for log in ["a", "b"]:
+        model = Branch(*[layer(log)] * 2)
+        assert passing(model) is model
+        new = of_dags(st.Dag(model)).tree
+        assert new.left is new.right
+        assert new.left.log == log
 
 
 def test_an_opaque_field_is_not_written_in_place_unless_it_was_changed():
@@ -354,50 +340,13 @@ def assert_same_value(one, other):
 OPAQUE = [np.ones(2), jnp.ones(2), object(), [1], {"a": jnp.ones(1)}, iter([1]), "text"]
 
 
-@pytest.mark.parametrize("kept", OPAQUE, ids=lambda kept: type(kept).__name__)
-def test_whatever_may_be_opaque(kept):
-    model = Branch(*[layer(kept)] * 2)
-    new = st.jit(lambda model: st.tree.map(lambda x: x + 1, model))(model)
-    assert new.left is new.right
-    assert_same_value(new.left.log, kept)
-    assert_same_value(st.copy(model).left.log, kept)
-    gradient = st.jit(st.grad(lambda model: (model.left.weight * model.right.weight).sum()))(model)
-    np.testing.assert_array_equal(gradient.left.weight, np.full(2, 2))
-
-
-def test_a_tracer_in_an_opaque_field_is_an_error():
-    def keep(model):
-        model.log = model.weight
-        return model
-
-    with pytest.raises(st.StaticTracerError, match="'log'"):
-        st.jit(keep)(layer(None))
-
-
-def test_a_predicate_of_a_field_is_vanilla_jax_alone():
-    @dataclass
-    class Stepped(to.Tree, to.Extensions):
-        weight: Any = to.node()
-        step: int = to.static(0, opaque=lambda one, other: one.value // 10 == other.value // 10)
-
-    steps = [0, 5, 9, 10, 15, 3, 5]
-    run = [jit(lambda model: model.map(lambda x: x + 1)) for jit in (jax.jit, st.jit)]
-    seen = [[each(Stepped(jnp.ones(2), step)).step for step in steps] for each in run]
-    assert seen == [[0, 0, 0, 10, 10, 0, 0], steps]
-
-
-def test_opaque_fields_in_a_dag_under_vanilla_jit():
-    run = jax.jit(lambda dag: st.Dag(st.tree.map(lambda x: x + 1, dag.tree)))
-    for log in ["a", "b"]:
-        new = run(st.Dag(Branch(*[layer(log)] * 2))).tree
+def test_whatever_may_be_opaque():
+    for kept in OPAQUE:
+        model = Branch(*[layer(kept)] * 2)
+        new = st.jit(lambda model: st.tree.map(lambda x: x + 1, model))(model)
         assert new.left is new.right
-        assert new.left.log == log
-
-
-def test_an_opaque_model_that_passes_through_keeps_its_own():
-    run = st.jit(lambda model: model)
-    models = [Branch(*[layer(log)] * 2) for log in ["a", "b"]]
-    assert [run(model) is model for model in models] == [True, True]
+        assert_same_value(new.left.log, kept)
+        assert_same_value(st.copy(model).left.log, kept)
 
 
 # Mixins and modes
@@ -427,23 +376,17 @@ def test_mixins():
     assert repr(st.jit(lambda model: st.tree.map(lambda x: x + 0, model))(model)) == repr(model)
 
 
-def test_field_info():
+def test_field_info_and_flatten_modes():
     model = Branch(*[layer("log")] * 2)
     with to.add_field_info():
         infos = jax.tree.leaves(model)
     assert [info.kind for info in infos] == [Weight, Weight]
     assert infos[0].value is model.left.weight
-    assert len(st.tree.leaves(model)) == 1
-
-
-def test_flatten_modes():
-    model = Branch(*[layer("log")] * 2)
     with to.flatten_mode(to.FlattenMode.no_fields):
         assert jax.tree.leaves(model) == []
     with to.flatten_mode(to.FlattenMode.all_fields):
         assert any(leaf == "log" for leaf in jax.tree.leaves(model))
-    assert len(jax.tree.leaves(model)) == 2
-    assert len(st.tree.leaves(model)) == 1
+    assert (len(jax.tree.leaves(model)), len(st.tree.leaves(model))) == (2, 1)
 
 
 def test_compact():
@@ -463,118 +406,7 @@ def test_compact():
     np.testing.assert_array_equal(st.jit(lambda tower, x: tower(x))(tower, jnp.ones(2)), np.full(2, 2))
 
 
-# A tree of a user's own
-
-
-class Dense(to.Tree, to.Extensions):
-    weight: jax.Array = Weight.node()
-    calls: jax.Array = to.node()
-
-    def __init__(self, weight):
-        self.weight = weight
-        self.calls = jnp.array(0)
-
-    def __call__(self, x):
-        self.calls = self.calls + 1
-        return jnp.tanh(x @ self.weight)
-
-
-class Net(to.Tree, to.Extensions):
-    layers: list[Dense]
-
-    def __init__(self, *layers):
-        self.layers = list(layers)
-
-    def __call__(self, x):
-        for each in self.layers:
-            x = each(x)
-        return x
-
-
-def net():
-    dense = Dense(jnp.eye(2) * 0.5)
-    return Net(dense, Dense(jnp.ones((2, 2))), dense)
-
-
-def test_state_of_a_users_tree():
-    model, x = net(), jnp.ones((3, 2))
-    first = model.layers[0]
-
-    def run(model, x):
-        return model(x), model
-
-    y, new = st.jit(run)(model, x)
-    assert [int(each.calls) for each in new.layers] == [2, 1, 2]
-    assert int(first.calls) == 0
-    np.testing.assert_allclose(y, jax.jit(run)(model, x)[0], rtol=1e-6)
-    st.jit(Net.__call__, policy=IN_PLACE)(model, x)
-    assert int(first.calls) == 2
-    assert model.layers[0] is model.layers[2] is first
-
-
-def test_gradient_of_a_users_tree_is_that_of_the_single_copy():
-    x = jnp.ones((3, 2))
-
-    def by_hand(shared, other):
-        return (jnp.tanh(jnp.tanh(jnp.tanh(x @ shared) @ other) @ shared) ** 2).sum()
-
-    gradient = st.grad(lambda model: (model(x) ** 2).sum())(net())
-    shared, other = jax.grad(by_hand, argnums=(0, 1))(jnp.eye(2) * 0.5, jnp.ones((2, 2)))
-    assert gradient.layers[0] is gradient.layers[2]
-    np.testing.assert_allclose(gradient.layers[2].weight, shared, rtol=1e-5)
-    np.testing.assert_allclose(gradient.layers[1].weight, other, rtol=1e-5)
-    assert gradient.layers[0].calls is None
-
-
-def test_vmap_of_a_users_tree():
-    model = net()
-    y = st.vmap(lambda model, x: model(x), in_axes=(None, 0))(model, jnp.ones((3, 2)))
-    np.testing.assert_allclose(y, jax.vmap(lambda model, x: model(x), in_axes=(None, 0))(model, jnp.ones((3, 2))))
-
-
-def test_optimizer_of_a_users_tree():
-    model = net().filter(Weight)
-    state = st.optimizer(optax.adam(1e-2)).init(model)
-    assert len(st.tree.leaves(state)) == 2 * 2 + 1
-    assert state[0].mu.layers[0] is state[0].mu.layers[2]
-
-
-def test_retie_and_tie():
-    model = net()
-    apart = jax.tree.map(lambda x: x, model)
-    assert apart.layers[0] is not apart.layers[2]
-    again = st.retie(apart, like=model)
-    assert again.layers[0] is again.layers[2]
-    tied = st.tie(apart, lambda model: (model.layers[0], model.layers[2]))
-    assert tied.layers[0] is tied.layers[2]
-    assert st.same_sharing(tied, model)
-
-
-def test_a_tie_that_is_lost_inside_is_reported():
-    with pytest.warns(st.UntiedWarning, match="retie"):
-        st.jit(lambda model: jax.tree.map(lambda x: x + 1, model))(net())
-
-
-def test_threads():
-    """One thread filters while others flatten, map and trace: treeo's flags are each thread's own."""
-    model = net()
-    run = st.jit(lambda model, x: (model(x), model.map(lambda x: x + 1)))
-    x = jnp.ones((3, 2))
-    expected = np.asarray(net()(x))
-
-    def work(i):
-        for _ in range(10):
-            if i % 2:
-                assert all(is_array(leaf) for leaf in jax.tree.leaves(model))
-                y, new = run(model, x)
-                np.testing.assert_allclose(y, expected, rtol=1e-6)
-                assert new.layers[0] is new.layers[2]
-            else:
-                assert len(jax.tree.leaves(model.filter(Weight))) == 3
-                assert model.merge(model.filter(Weight)).layers[0].calls.shape == ()
-        return True
-
-    assert all(at_once(work))
+# Threads
 
 
 def test_a_mode_that_ends_in_another_thread_changes_nothing_there():

@@ -23,15 +23,15 @@ def model_of(library):
     return matrix.Model(library)
 
 
-COMPILE_LONG = ("diffrax", "optimistix")
+# Made of Equinox's modules, as the row of Equinox is.
+COMPILE_LONG = ("diffrax", "optimistix", "lineax", "distreqx", "quax")
+
+
+EACH = [pytest.param(each, marks=pytest.mark.slow) if each.file in COMPILE_LONG else each for each in matrix.LIBRARIES]
 
 
 @pytest.mark.parametrize("column", matrix.COLUMNS)
-@pytest.mark.parametrize(
-    "library",
-    [pytest.param(each, marks=pytest.mark.slow) if each.file in COMPILE_LONG else each for each in matrix.LIBRARIES],
-    ids=lambda library: library.file,
-)
+@pytest.mark.parametrize("library", EACH, ids=lambda library: library.file)
 def test_cell(library, column):
     model = model_of(library)
     if column == "in place" and model.change is None:
@@ -44,7 +44,7 @@ def test_cell(library, column):
         matrix.COLUMNS[column](model)
 
 
-@pytest.mark.parametrize("library", matrix.LIBRARIES, ids=lambda library: library.file)
+@pytest.mark.parametrize("library", EACH, ids=lambda library: library.file)
 def test_the_page_says_so(library):
     model_of(library)
     rows = [line.split(" | ") for line in matrix.PAGE.read_text(encoding="utf-8").splitlines()]

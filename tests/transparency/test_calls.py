@@ -219,27 +219,20 @@ def test_disable_jit(transform, is_equinox):
     total = lambda xs: sum(jnp.sum(of(x)) for x in xs.values())
     f = total if transform in GRADS else (lambda xs: (xs, jax.tree.map(lambda a: a * 2, xs)))
     plain = FILTERED.get(transform, transform) if is_equinox else transform
-    with jax.disable_jit():
-        assert differing(cases, plain(f), st.preserve_identities(transform)(f)) == {}
-
-
-def test_disable_jit_runs_the_function_on_values():
     seen = []
     with jax.disable_jit():
+        assert differing(cases, plain(f), st.preserve_identities(transform)(f)) == {}
         st.jit(lambda m: seen.append(m.leaf))(Model(vec()))
     assert not isinstance(seen[0], jax.core.Tracer)
 
 
-def test_modules_by_name_keep_their_names_under_filter_jit():
-    """Equinox sorts keyword arguments into the order of the signature."""
+def test_modules_by_name_under_filter_jit_and_what_is_compiled_with_a_static_argument():
+    """Equinox sorts keyword arguments into the order of the signature; what is compiled is called without the other."""
     f = lambda b, a: (b.leaf * 2, a.leaf, b, a)
     a, b = Model(vec()), Model(vec(2), [vec(1)])
     want = outcome(lambda: eqx.filter_jit(f)(a=a, b=b))
     assert type(want) is not Raised
     assert outcome(lambda: st.preserve_identities(eqx.filter_jit)(f)(a=a, b=b)) == want
-
-
-def test_compiled_with_a_static_argument_is_called_without_it():
     f = lambda n, x: jnp.zeros(n) + x
     theirs, ours = (t(f, static_argnums=0).lower(3, 1.0).compile() for t in (jax.jit, st.jit))
     for given in ((1.0,), (3, 1.0), (4, 1.0)):

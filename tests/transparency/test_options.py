@@ -160,8 +160,7 @@ def test_argnums_with_equinox_modules(argnums):
 
 
 def test_the_policy_of_checkpoint_goes_with_the_function():
+    """What is said of a policy before the function is in `tests/fix_scenarios.py`."""
     policy = jax.checkpoint_policies.everything_saveable
-    with pytest.raises(TypeError, match="goes with the function"):
-        st.preserve_identities(jax.checkpoint, policy=policy)
     want = outcome(lambda: jax.checkpoint(jnp.sin, policy=policy)(vec()))
     assert outcome(lambda: st.preserve_identities(jax.checkpoint)(jnp.sin, policy=policy)(vec())) == want

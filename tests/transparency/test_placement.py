@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 NAMES = [name for name, _, _ in cases()]
 
 
-@pytest.mark.parametrize("one_of", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("one_of", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_everything_is_where_vanilla_puts_it(one_of):
     assert len(NAMES) == len(set(NAMES))
     run = subprocess.run(
