@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from tests.strategies import MODULES, Layer, Mutable, Pair, Point, Record, children, copy_dag, dags, is_array, paths
+from tests.strategies import MODULES, Layer, Mutable, Pair, Point, Record, children, copy_dag, dags, is_array, mutate
 
 # Ties are broken, numbers changed and arrays made static on purpose here; that this is warned of is tested elsewhere.
 pytestmark = [
@@ -418,31 +418,6 @@ def test_a_function_that_changes_the_callers_objects_while_traced():
 # Random DAGs ----------------------------------------------------------------------------------------------------------
 
 
-def mutate(draw, tree):
-    """Changes one thing in place, in a module or in a container inside one."""
-    found = [obj for _, obj, _ in paths(tree) if isinstance(obj, (*MODULES, list, dict))]
-    obj = found[draw(hst.integers(0, len(found) - 1))]
-    pool = [x for _, x, _ in paths(tree) if not any(inner is obj for _, inner, _ in paths(x))]
-    pool += [jnp.ones(3), np.ones(2, np.float32), np.float32(2), 3, 3.0, True, None, "text", [], {}, jnp.tanh]
-    new = pool[draw(hst.integers(0, len(pool) - 1))]
-    match obj:
-        case list():
-            if obj and draw(hst.booleans()):
-                obj[draw(hst.integers(0, len(obj) - 1))] = new
-            elif obj and draw(hst.booleans()):
-                obj.pop()
-            else:
-                obj.append(new)
-        case dict():
-            obj[draw(hst.sampled_from(["a", "b", "z"]))] = new
-        case _:
-            names = [name for name in vars(obj) if name not in ("width", "name")]
-            if isinstance(obj, Layer) and draw(hst.booleans()):
-                object.__setattr__(obj, "width", draw(hst.sampled_from([1, True, 1.0, 2, "1"])))
-            elif names:
-                object.__setattr__(obj, names[draw(hst.integers(0, len(names) - 1))], new)
-
-
 def check_by_hand(tree, result):
     """Walks both: one more wherever the nearest module traces what is there, and two are one if they were before."""
     pairs = {}
@@ -488,24 +463,3 @@ def test_random_dags_mutated_between_calls_of_one_function(tree, data):
             check_by_hand(tree, f(tree))
         mutate(data.draw, tree)
     check_by_hand(tree, f(tree))
-
-
-@given(data=hst.data())
-def test_ties_drawn_anew_between_calls_of_one_function(data):
-    """The shape stays: four places for modules, two for arrays in each; which are one changes, and who holds them."""
-    f = st.jit(add_one)
-    held = []
-    for _ in range(8):
-        arrays = [ones(i) for i in range(2)]
-        few = hst.integers(0, data.draw(hst.integers(0, 1)))
-        modules = [Pair(arrays[data.draw(few)], [arrays[data.draw(few)]]) for _ in range(2)]
-        chosen = [modules[data.draw(hst.integers(0, 1))] for _ in range(4)]
-        tree = Pair(chosen[:2], {"a": chosen[2], "b": chosen[3]})
-        if data.draw(hst.booleans()):
-            held.extend(arrays)
-        del arrays, modules, chosen
-        for _ in range(data.draw(hst.integers(1, 4))):
-            check_by_hand(tree, f(tree))
-        if data.draw(hst.booleans()):
-            tree = f(tree)
-            check_by_hand(tree, f(tree))

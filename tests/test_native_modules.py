@@ -2,8 +2,6 @@
 
 import collections
 import functools
-import gc
-import weakref
 from typing import Any
 
 import jax
@@ -208,14 +206,3 @@ def test_something_else_in_the_slot():
     _attribute_kinds.note_kinds(module, "text")
     with pytest.raises(AttributeError):
         st.tree.leaves(module)
-
-
-def test_nothing_is_kept():
-    module = Free(a=W, only_here_in_this_test="text")
-    kinds = weakref.ref(_attribute_kinds.noted_kinds(module))
-    reference = weakref.ref(module)
-    st.tree.leaves(st.tree.map(lambda x: x, module))
-    del module
-    gc.collect()
-    assert reference() is None
-    assert kinds() is None
