@@ -174,6 +174,13 @@ def copy_dag(tree: Any, change: Callable[[Any], Any] = lambda x: jnp.array(x, co
     return visit(tree)
 
 
+def tower(height: int, leaf: Any, cls: Any = Record) -> Any:
+    """A DAG of `height` nodes and 2**height paths to its leaf. Not of Equinox, whose `__init__` walks all of them."""
+    for _ in range(height):
+        leaf = cls(leaf, leaf)
+    return leaf
+
+
 def unique_arrays(*trees: Any) -> list[Any]:
     """The distinct arrays in modules, in order of their first occurrence."""
     found: dict[int, Any] = {}
