@@ -166,17 +166,6 @@ def is_float(obj):
     return is_array(obj) and jnp.issubdtype(obj.dtype, jnp.floating)
 
 
-def test_gradient_by_finite_differences():
-    w = jnp.array([0.3, -0.7])
-    model = Pair(Layer(w, jax.nn.tanh, [w]), Mutable(a=w))
-    gradient = st.grad(loss)(model)
-    step = 1e-2
-    for i in range(2):
-        bump = jnp.zeros(2).at[i].set(step)
-        up, down = (st.tree.at(lambda m: m.first.weight, model, w + change) for change in (bump, -bump))
-        np.testing.assert_allclose(gradient.first.weight[i], (loss(up) - loss(down)) / (2 * step), rtol=1e-3)
-
-
 def test_gradient_of_python_numbers():
     """Traced, and differentiated if they are floats, in classes of JAX's convention; static in Equinox's."""
     gradient = st.grad(lambda m: m.first.x * m.first.y * m.second)(Pair(Mutable(x=2.0, y=3), 5.0))

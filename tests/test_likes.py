@@ -109,14 +109,6 @@ def test_a_module_that_is_all_of_an_earlier_argument(transform):
                     assert of_model is blocks[argnums.index(0)]
 
 
-def test_one_module_as_three_arguments():
-    m = Pair(jnp.array([1.0, 2.0]), 3.0)
-    got = st.jacfwd(lambda p, q, r: {"x": p.first * q.first * r.first, "y": 2 * r.first}, argnums=(0, 1, 2))(m, m, m)
-    for blocks, want in ((got["x"], [3.0, 12.0]), (got["y"], [2.0, 2.0])):
-        assert blocks[0] is blocks[1] is blocks[2]
-        np.testing.assert_allclose(blocks[0].first, np.diag(want), rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("kind", "as_pair"), [("jacfwd", list), ("jacrev", tuple), ("filter_jacfwd", list), ("filter_jacrev", tuple)]
 )

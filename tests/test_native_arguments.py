@@ -120,17 +120,6 @@ def test_many_classes_of_static_values():
     assert [each.activation for each in st.tree.unflatten(structure, [W])] == values
 
 
-@pytest.mark.parametrize("static", ["\ud800", ("a", "\ud800"), ["\ud800"], {"\ud800": 1}, {"a": "\ud800"}])
-def test_half_a_surrogate_pair_in_a_static_value(static):
-    made = object.__new__(Layer)
-    made.__dict__.update(activation=static, weight=W)  # in another order, and without `parts`
-    for tree in (Layer(W, static, None), made, {"\ud800": W, 1: [W], "a": static}):
-        leaves, structure = st.tree.flatten(tree)
-        expected = _walk.walk(tree, _walk.Tags(), Rules())
-        assert structure.records == expected[1]
-        assert len(leaves) == len(expected[0])
-
-
 def test_arguments_nested_deeply():
     f = st.jit(lambda tree: tree)
     for depth in (10, 100):

@@ -123,24 +123,6 @@ def test_two_leaves_that_are_one_object_are_parted():
     np.testing.assert_array_equal(made.second, shared)
 
 
-def test_pass_through_and_committedness_in_many_calls():
-    model = Pair(eqx.nn.Lambda(jnp.tanh), [jnp.ones(2)])
-    traces = []
-    f = st.jit(lambda m, x: traces.append(1) or (m, Pair(m.first, [x])))
-    for x in (jnp.ones(2),) * 4:
-        same, new = f(model, x)
-        assert same is model
-        assert new.first is model.first
-    committed = jax.device_put(jnp.ones(2), jax.devices()[0])
-    for _ in range(3):
-        same, new = f(model, committed)
-        assert same.second[0].committed  # as of vanilla JAX, since the committed array is used
-        assert same.first is new.first
-        assert new.second[0].committed
-        assert f(model, jnp.ones(2))[0] is model
-    assert len(traces) == 1
-
-
 @pytest.mark.parametrize("make", [lambda: jnp.ones(2), lambda: np.ones(2, np.float32)])
 def test_other_kinds_of_arrays_do_not_retrace(make):
     traces = []

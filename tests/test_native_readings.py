@@ -200,19 +200,6 @@ def test_a_static_value_that_changes_while_it_is_read_is_one_value(versions):
     assert static.peek() == static.thaw()
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_a_static_value_of_another_class_is_another_trace(cls):
-    model = cls(W, One())
-
-    @st.jit
-    def double(model):
-        return model.w * (2 if type(model.static) is One else 3)
-
-    for version in (0, 1, 0, 1):
-        set_class(model, version)
-        assert (double(model) == 2 + version).all()
-
-
 def test_a_class_whose_place_another_one_takes_is_another_class():
     """Classes come and go, perhaps at one address, and an object is of each in turn."""
     value, seen = One(), []

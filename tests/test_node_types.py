@@ -118,13 +118,6 @@ def test_unorderable_keys_inside_a_module():
     assert default[1] is default["x"]
 
 
-def test_empty_nodes():
-    tree = Box([[], (), {}, None, collections.deque(), Box(None), Box([])])
-    out = st.jit(lambda m: (m, 1))(tree)[0]
-    assert out.content[:5] == [[], (), {}, None, collections.deque()]
-    assert isinstance(out.content[5], Box)
-
-
 # --- register_node -------------------------------------------------------------------------------------------------
 
 
@@ -223,18 +216,6 @@ def test_partial_inherits_the_convention():
     assert len(st.tree.leaves(Classic(Box(partial)))) == 1
 
 
-def test_partial_of_a_shared_module():
-    w = jnp.full(2, 3.0)
-    box = Box(w)
-    f = jtu.Partial(lambda m, x: m.content * x, box)
-    is_one, y = st.jit(lambda f, m, x: (f.args[0] is m, f(x)))(f, box, 2.0)
-    assert bool(is_one) is True
-    np.testing.assert_array_equal(y, [6.0, 6.0])
-    out, same = st.jit(lambda f, m: (jtu.Partial(f.func, Box(f.args[0].content + 1)), m))(f, box)
-    assert isinstance(out, jtu.Partial)
-    np.testing.assert_array_equal(out(1.0), [4.0, 4.0])
-
-
 # --- dataclasses and Equinox ---------------------------------------------------------------------------------------
 
 
@@ -279,49 +260,6 @@ def test_wrapped_functions_as_fields(wrapper):
     np.testing.assert_allclose(out.a(x), expected, rtol=1e-6)
     assert getattr(out.a, "__name__", None) == getattr(f, "__name__", None)
     assert len(st.ties(model)) == 2  # the wrapper, and the array that it holds
-
-
-def test_wrapped_function_keeps_its_name_and_doc():
-    @eqx.filter_jit
-    def named(x):
-        """What it does."""
-        return x
-
-    out = st.preserve_identities(jax.jit, policy=st.Policy(pass_through=False))(lambda m: m)(Box(named))
-    assert out.content.__name__ == "named"
-    assert out.content.__doc__ == "What it does."
-    assert out.content.__wrapped__ is named.__wrapped__
-
-
-KEY, X = jax.random.key(0), jnp.ones(4)
-
-
-LAYERS = {
-    "MLP": (lambda: eqx.nn.MLP(4, 3, 5, 2, key=KEY), lambda m: m(X)),
-    "MultiheadAttention": (lambda: eqx.nn.MultiheadAttention(2, 4, key=KEY), lambda m: m(X[None], X[None], X[None])),
-    "GRUCell": (lambda: eqx.nn.GRUCell(4, 3, key=KEY), lambda m: m(X, jnp.zeros(3))),
-    "Conv2d": (lambda: eqx.nn.Conv2d(1, 2, 3, key=KEY), lambda m: m(jnp.ones((1, 5, 5)))),
-    "Sequential": (
-        lambda: eqx.nn.Sequential([*[eqx.nn.Linear(4, 4, key=KEY)] * 2, eqx.nn.Lambda(jnp.tanh), eqx.nn.Dropout(0.5)]),
-        lambda m: m(X, key=KEY),
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("MLP", "Sequential"))) for name in LAYERS]
-)
-def test_layers_of_equinox(name):
-    """Under `jax.jit`, which refuses their activations and flags."""
-    make, call = LAYERS[name]
-    layer = make()
-    value, same, new, is_one = st.preserve_identities(jax.jit)(
-        lambda one, two: (call(one), two, st.tree.map(lambda x: x * 1, one), one is two)
-    )(layer, layer)
-    assert same is layer
-    assert is_one
-    np.testing.assert_allclose(value, eqx.filter_jit(call)(layer), rtol=1e-6)
-    assert st.tree.structure(new) is st.tree.structure(layer)
 
 
 def test_functools_partial_is_a_static_leaf():

@@ -105,49 +105,10 @@ def test_a_bare_array_where_there_was_a_reference():
     np.testing.assert_array_equal(add(jnp.ones(2), jnp.ones(2)), np.full(2, 2.0))
 
 
-class Act:
-    """Equal by name."""
-
-    def __init__(self, name, payload):
-        self.name, self.payload = name, payload
-
-    def __eq__(self, other):
-        return type(other) is Act and other.name == self.name
-
-    def __hash__(self):
-        return hash(self.name)
-
-
 class Layer(eqx.Module):
     weight: jax.Array
     bias: jax.Array
     act: Any = eqx.field(static=True)
-
-
-def test_equal_statics_are_not_swapped_between_layers():
-    f = st.jit(lambda m: st.tree.map(lambda x: x + 1, m))
-    layers = [Layer(jnp.ones(2), jnp.ones(2), Act("relu", i)) for i in range(3)]
-    for _ in range(4):
-        assert [layer.act.payload for layer in f(Pair(layers, None)).first] == [0, 1, 2]
-
-
-def test_what_is_passed_through_is_what_was_passed():
-    a, b = Pair(jnp.ones(2), 1), Pair(jnp.full(2, 5.0), 1)
-    outer, swap = Pair(a, b), []
-
-    def callback(x):
-        if swap:
-            object.__setattr__(outer, "first", b)
-        return x
-
-    @st.jit
-    def f(m, x):
-        return m.first, jax.experimental.io_callback(callback, jax.ShapeDtypeStruct((2,), jnp.float32), x)
-
-    for _ in range(2):
-        jax.block_until_ready(f(outer, jnp.ones(2)))
-    swap.append(1)
-    assert f(outer, jnp.ones(2))[0] is a
 
 
 def test_a_trace_cannot_change_a_slice_of_the_caller():

@@ -7,13 +7,13 @@ import equinox as eqx
 import hypothesis
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import strategies as hst
 
 import sharedtree as st
 from tests import strategies as dags
 from tests.test_ties import get
+from tests.test_tree import same
 
 
 class Layer(eqx.Module):
@@ -66,12 +66,6 @@ def expected(obj, instead, made, edited=True):
 
 def above(obj, instead):
     return any(id(child) in instead or above(child, instead) for _, child in dags.children(obj))
-
-
-def same(x, y):
-    assert jax.tree.structure(x) == jax.tree.structure(y)
-    for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True):
-        assert a is b or (type(a) is type(b) and np.array_equal(a, b))
 
 
 @hst.composite

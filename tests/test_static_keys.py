@@ -117,12 +117,3 @@ def test_rows_are_let_go():
     del held
     gc.collect()
     assert len(_static_keys._rows.alive) <= before
-
-
-def test_small_values_cost_as_much_as_before():
-    """Their keys are nested tuples, made without a table."""
-    before = set(_static_keys._rows.alive.values())
-    held = Static((1, "a", (2.0, None)))
-    assert set(_static_keys._rows.alive.values()) <= before
-    assert type(held._key) is tuple
-    assert type(Static((1, 2))._key) is tuple
