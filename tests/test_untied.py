@@ -5,7 +5,6 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 import sharedtree as st
@@ -60,21 +59,6 @@ def test_lost_between_two_calls(model):
     assert len(traces) == 2
     teacher = Pair(Layer(jnp.ones((2, 2)), jax.nn.relu, None), {"head": jnp.ones((2, 2))})
     f(teacher)  # which never had the tie
-
-
-def test_aliases_in_a_state_inside_a_module(model):
-    class Training(eqx.Module):
-        model: Pair
-        state: optax.LookaheadParams
-
-    training = Training(model, optax.LookaheadParams(model, model))
-
-    @st.jit
-    def step(t):
-        times = lambda k, m: st.tree.map(lambda x: x * k, m)
-        return Training(times(2, t.model), optax.LookaheadParams(times(3, t.state.fast), times(4, t.state.slow)))
-
-    step(step(training))
 
 
 def test_lost_although_an_untied_model_of_the_class_is_there():
