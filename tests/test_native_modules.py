@@ -44,28 +44,14 @@ class WithProperty(st.Module):
         return object.__getattribute__(self, name)
 
 
-def with_other_names():
-    module = Free(a=W, b="text")
-    vars(module)["c"] = W
-    return module
-
-
 def in_another_order():
     module = Free(a=W, b="text", c=W)
-    value = vars(module).pop("a")
-    vars(module)["a"] = value
+    vars(module)["a"] = vars(module).pop("a")
     return module
 
 
-def without_kinds():
-    module = object.__new__(Free)
-    vars(module)["a"] = W
-    return module
-
-
-def with_no_text():
-    module = Free(a=W)
-    vars(module)[1] = "x"
+def past_its_assignments(module, name, value):
+    vars(module)[name] = value
     return module
 
 
@@ -95,10 +81,10 @@ TREES: dict[str, tuple[Any, bool]] = {
     "a nested static tuple": (lambda: Free(a=W, b=((1,),)), False),
     "a static set": (lambda: Free(a=W, b=frozenset({1})), True),
     "filled later": (filled_later, False),
-    "other names": (with_other_names, False),
+    "other names": (lambda: past_its_assignments(Free(a=W, b="text"), "c", W), False),
     "another order": (in_another_order, False),
-    "no kinds": (without_kinds, False),
-    "no text": (with_no_text, False),
+    "no kinds": (lambda: past_its_assignments(object.__new__(Free), "a", W), False),
+    "no text": (lambda: past_its_assignments(Free(a=W), 1, "x"), False),
     "a cache": (with_a_cache, False),
     "a property": (lambda: WithProperty(W), True),
 }

@@ -96,21 +96,9 @@ def set_content(target, version):
     target.static.version = version
 
 
-def set_key(target, version):
-    target.clear(), target.update({"w": W, ("a", "b")[version]: 1})
-
-
-def set_length(target, version):
-    target[:] = [W, 1, 2][: 2 + version]
-
-
 def set_absent(target, version):
     vars(target).pop("static", None)
     vars(target).update({"static": 1} if version else {})
-
-
-def set_leaf(target, version):
-    target[0] = (W, "static")[version]
 
 
 class Bound(eqx.Module):
@@ -126,14 +114,25 @@ CLASSES = (Record, Slots, Own, Mutable, Bound)
 TARGETS = {
     **{f"a static value of {cls.__name__}": (with_static(cls, lambda: None), set_static) for cls in CLASSES},
     **{f"the class of a static value of {cls.__name__}": (with_static(cls, One), set_class) for cls in CLASSES},
-    **{f"a list in {cls.__name__}": (with_static(cls, list), set_items) for cls in CLASSES if cls is not Mutable},
     **{
-        f"what has only `==`, in {cls.__name__}": (with_static(cls, lambda: Content(0)), set_content) for cls in CLASSES
+        f"a list in {cls.__name__}": (
+            with_static(cls, list),
+            lambda target, version: target.static.__setitem__(slice(None), [version]),
+        )
+        for cls in CLASSES
+        if cls is not Mutable
+    },
+    **{
+        f"what has only `==`, in {cls.__name__}": (
+            with_static(cls, lambda: Content(0)),
+            lambda target, version: setattr(target.static, "version", version),
+        )
+        for cls in CLASSES
     },
     "a field that is there or not": (with_static(Bound, lambda: None), set_absent),
-    "a key": (dict, set_key),
-    "a length": (list, set_length),
-    "what is traced or not": (lambda: [W], set_leaf),
+    "a key": (dict, lambda target, version: (target.clear(), target.update({"w": W, ("a", "b")[version]: 1}))),
+    "a length": (list, lambda target, version: target.__setitem__(slice(None), [W, 1, 2][: 2 + version])),
+    "what is traced or not": (lambda: [W], lambda target, version: target.__setitem__(0, (W, "static")[version])),
 }
 
 

@@ -266,48 +266,20 @@ def test_a_mutated_static_is_traced_once_more_and_each_trace_has_its_own_copy(ki
 # --- what cannot be compared ---------------------------------------------------------------------------------------
 
 
-class Raises:
-    def __eq__(self, other):
-        raise RuntimeError("no comparison here")
-
-    def __hash__(self):
-        return 1
+def fails(*_):
+    raise RuntimeError("on purpose")
 
 
-class RaisesUnhashable:
-    def __eq__(self, other):
-        raise RuntimeError("no comparison here")
-
-
-class ReturnsArray:
-    def __eq__(self, other):
-        return np.array([True, False])
-
-    def __hash__(self):
-        return 1
-
-
-class HashRaises:
-    def __hash__(self):
-        raise RuntimeError("no hash here")
-
-
-class CopyRaises:
-    __hash__ = None
-
-    def __eq__(self, other):
-        return True
-
-    def __deepcopy__(self, memo):
-        raise RuntimeError("no copy here")
-
+Raises = type("Raises", (), {"__eq__": fails, "__hash__": lambda self: 1})
+ReturnsArray = type("ReturnsArray", (), {"__eq__": lambda self, _: np.array([True, False]), "__hash__": lambda self: 1})
+CopyRaises = type("CopyRaises", (), {"__eq__": lambda *_: True, "__hash__": None, "__deepcopy__": fails})
 
 REASONS = {
-    Raises: "its `==` raised RuntimeError: no comparison here",
-    RaisesUnhashable: "its `==` raised RuntimeError: no comparison here",
+    Raises: "its `==` raised RuntimeError: on purpose",
+    type("RaisesUnhashable", (), {"__eq__": fails, "__hash__": None}): "its `==` raised RuntimeError: on purpose",
     ReturnsArray: "its `==` returned ndarray, not bool",
-    HashRaises: "raised RuntimeError: no hash here",
-    CopyRaises: "raised RuntimeError: no copy here",
+    type("HashRaises", (), {"__hash__": fails}): "raised RuntimeError: on purpose",
+    CopyRaises: "raised RuntimeError: on purpose",
 }
 
 

@@ -379,3 +379,4 @@ def test_equal_compares_ties_and_statics():
     assert st.tree.equal({"a": w, "b": w}, {"a": v, "b": v})
     assert not st.tree.equal(Layer(w, name="one"), Layer(w, name="two"))
     assert not st.tree.equal(Layer(w, 1), Layer(w, 1.0))
+    assert not jax.jit(lambda x, y: st.tree.equal([x, x], [y, y]))(w, jnp.zeros(2))
