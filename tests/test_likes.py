@@ -197,16 +197,6 @@ def test_something_like_the_arguments_beside_what_the_function_returned():
     np.testing.assert_allclose(gradient.first, [2.0, 2.0])
 
 
-def test_an_alias_of_a_known_transform_has_its_adapter():
-    def alias(f, **options):
-        return jax.value_and_grad(f, **options)
-
-    st.register_transform(alias, jax.value_and_grad)
-    m = Pair(jnp.ones(2), "static")
-    (value, aux), gradient = st.preserve_identities(alias)(lambda m: (m.first.sum(), m), has_aux=True)(m)
-    assert (value, aux.second, gradient.second) == (2, "static", None)
-
-
 def test_a_transform_that_calls_twice_and_reorders():
     def both(f):
         return lambda *args: (f(*args)[::-1], f(*args))

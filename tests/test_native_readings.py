@@ -114,21 +114,8 @@ CLASSES = (Record, Slots, Own, Mutable, Bound)
 TARGETS = {
     **{f"a static value of {cls.__name__}": (with_static(cls, lambda: None), set_static) for cls in CLASSES},
     **{f"the class of a static value of {cls.__name__}": (with_static(cls, One), set_class) for cls in CLASSES},
-    **{
-        f"a list in {cls.__name__}": (
-            with_static(cls, list),
-            lambda target, version: target.static.__setitem__(slice(None), [version]),
-        )
-        for cls in CLASSES
-        if cls is not Mutable
-    },
-    **{
-        f"what has only `==`, in {cls.__name__}": (
-            with_static(cls, lambda: Content(0)),
-            lambda target, version: setattr(target.static, "version", version),
-        )
-        for cls in CLASSES
-    },
+    **{f"a list in {cls.__name__}": (with_static(cls, list), set_items) for cls in CLASSES if cls is not Mutable},
+    **{f"what has only `==`, in {c.__name__}": (with_static(c, lambda: Content(0)), set_content) for c in CLASSES},
     "a field that is there or not": (with_static(Bound, lambda: None), set_absent),
     "a key": (dict, lambda target, version: (target.clear(), target.update({"w": W, ("a", "b")[version]: 1}))),
     "a length": (list, lambda target, version: target.__setitem__(slice(None), [W, 1, 2][: 2 + version])),

@@ -343,24 +343,3 @@ def test_a_comparison_may_wait_for_another_thread_that_packs():
 
 
 # --- what is raised ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, Wrong])
-@pytest.mark.parametrize("wrap", [st.jit, st.grad, st.vmap, st.checkpoint, st.preserve_identities(eqx.filter_jit)])
-def test_nothing_is_left_of_a_call_that_raises(wrap, error):
-    raising = True
-
-    def f(model):
-        inner = st.jit(lambda m: m if not raising else (_ for _ in ()).throw(error))
-        return inner(model).first.sum()
-
-    g = wrap(f)
-    model = Pair(jnp.ones(2), jnp.ones(2))
-    for _ in range(3):
-        with pytest.raises(error):
-            g(model)
-        assert not active.stack
-    raising = False
-    for _ in range(3):
-        g(model)
-        assert not active.stack

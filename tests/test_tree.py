@@ -112,15 +112,6 @@ def test_unflatten_with_too_few_or_too_many_leaves():
     same(st.tree.unflatten(structure, iter(leaves)), leaves)
 
 
-def test_static_leaves_ride_along():
-    layer = Layer(jnp.ones(2), 3)
-    assert len(st.tree.leaves(layer)) == 1
-    assert len(jax.tree.leaves(layer)) == 3
-    new = st.tree.map(lambda x: x + 1, layer)
-    np.testing.assert_array_equal(new.weight, [2.0, 2.0])
-    assert (new.bias, new.activation, new.name) == (3, jnp.tanh, "layer")
-
-
 # --- with ties: worked out by hand ---------------------------------------------------------------------------------
 
 
