@@ -1,14 +1,19 @@
-"""What `untie` says belongs to the objects that it was said of: nothing else is excused, and none of them reported."""
+"""S7: a tie that is lost inside a transform, or between two calls, is never silent; one that was untied is.
+
+What `untie` says belongs to the objects that it was said of: nothing else is excused, and none of them reported.
+"""
 
 import copy
 import gc
 import warnings
+from typing import NamedTuple
 
 import equinox as eqx
 import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import sharedtree as st
@@ -156,6 +161,67 @@ NOT_MEANT = {
     "a tie beside": lambda a, b: (a, vanilla(st.untie(b, lambda net: net.bias))),
     "said twice of the student": lambda a, b: (st.untie(a), st.untie(a), vanilla(b)),
 }
+
+
+@pytest.mark.parametrize("transform", [st.jit, st.vmap, st.checkpoint, st.grad])
+def test_lost_inside(transform):
+    doubled = lambda net: eqx.apply_updates(net, net)
+    for lose in (vanilla, replaced, doubled, lambda net: {"new": Pair(0, vanilla(net))}):
+        (text,) = warnings_of(lambda net, lose=lose: through(transform)(lambda net: lose(net), net), tied())
+        assert "`net.embed` and `net.head`" in text
+        assert "sharedtree.tree.map" in text
+
+
+def test_lost_between_two_calls():
+    traces = []
+    f = st.jit(lambda net: traces.append(1) or net.embed.sum())
+    f(tied())
+    # What vanilla functions do outside any transform.
+    loose = jax.tree.map(jnp.copy, tied())
+    (text,) = twice(f, loose)
+    assert "earlier call" in text
+    f(tied())
+    assert len(traces) == 2
+
+
+def test_lost_although_an_untied_model_of_the_class_is_there():
+    loose = pair(jnp.ones((2, 2)), jnp.zeros((2, 2)))
+    for f in (lambda net, ema: (vanilla(net), ema), lambda net, ema: (vanilla(net), vanilla(ema))):
+        assert len(warnings_of(st.jit(f), tied(), loose)) == 1
+    f = st.jit(lambda net, ema: 0)
+    f(tied(), loose)
+    assert len(warnings_of(f, jax.tree.map(jnp.copy, tied()), loose)) == 1
+
+
+def test_a_tied_namedtuple_of_the_users_own_counts():
+    class Params(NamedTuple):
+        embed: object
+        head: object
+
+    w = jnp.ones(2)
+    (text,) = warnings_of(st.jit(lambda m: Pair(vanilla(m.first), 1)), Pair(Params(w, w), 1))
+    assert ".first.embed" in text
+    kept = st.apply_updates(Params(w, w), Params(w, w))
+    assert kept.embed is kept.head
+    with pytest.raises(st.SharingMismatchError):
+        st.apply_updates(Params(w, w), Params(w + 1, w + 1))
+
+
+def test_aliases_between_arguments_and_in_optimizer_states_do_not_count():
+    def step(net, ema, state):
+        times = lambda k, net: st.tree.map(lambda x: x * k, net)
+        return times(2, net), times(3, ema), Pair(times(2, net), optax.LookaheadParams(times(3, net), times(4, net)))
+
+    net = tied()
+    f = st.jit(step)
+    assert not warnings_of(f, *f(net, net, Pair(net, optax.LookaheadParams(net, net))))
+
+
+def test_eager_transforms_remember_nothing():
+    f = st.grad(lambda net: net.embed.sum())
+    for _ in range(3):
+        f(tied())
+    assert not list(f._seen._seen.items())
 
 
 def test_no_other_model_is_excused():
