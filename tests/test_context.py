@@ -45,43 +45,32 @@ def test_the_same_context_can_unflatten_and_goes_on_when_entered_again():
         assert st.tree.unflatten(s2, leaves2)["b"] is again["a"]
 
 
-def test_the_first_structure_can_be_unflattened_anywhere_a_later_one_cannot():
-    w = jnp.ones(2)
-    with st.Context():
-        leaves1, s1 = st.tree.flatten([w])
-        leaves2, s2 = st.tree.flatten([w])
-    assert st.tree.unflatten(s1, leaves1)[0] is w
+def test_structures_are_unflattened_in_their_order_and_context():
+    def several(count):
+        shared = jnp.ones(2)
+        with st.Context():
+            return [st.tree.flatten([shared, jnp.ones(1)]) for _ in range(count)]
+
+    def unflattened(packed):
+        return st.tree.unflatten(packed[1], packed[0])
+
+    (first, second, third), other = several(3), several(2)
+    assert unflattened(first)[0] is first[0][0]  # the first one anywhere
     with pytest.raises(st.ContextMismatchError, match="not unflattened the trees before it") as caught:
-        st.tree.unflatten(s2, leaves2)
+        unflattened(second)
     assert "with sharedtree.Context():" in str(caught.value)
     assert isinstance(caught.value, ValueError)
     with st.Context(), pytest.raises(st.ContextMismatchError):
-        st.tree.unflatten(s2, leaves2)
-
-
-def test_trees_are_unflattened_in_order():
-    w = jnp.ones(2)
+        unflattened(second)
     with st.Context():
-        packed = [st.tree.flatten([w, jnp.ones(1)]) for _ in range(3)]
-    with st.Context():
-        st.tree.unflatten(packed[0][1], packed[0][0])
+        one = unflattened(first)
         with pytest.raises(st.ContextMismatchError):
-            st.tree.unflatten(packed[2][1], packed[2][0])
-        st.tree.unflatten(packed[1][1], packed[1][0])
-        assert st.tree.unflatten(packed[2][1], packed[2][0])[0] is w
-
-
-def test_structures_of_two_contexts_do_not_mix():
-    def two_trees():
-        shared = [jnp.ones(2)]
-        with st.Context():
-            return [st.tree.flatten({"a": shared}), st.tree.flatten({"b": shared})]
-
-    (first, _), (_, second) = two_trees(), two_trees()
-    with st.Context():
-        st.tree.unflatten(first[1], first[0])
+            unflattened(third)
         with pytest.raises(st.ContextMismatchError, match="has unflattened those of another"):
-            st.tree.unflatten(second[1], second[0])
+            unflattened(other[1])
+        with pytest.raises(ValueError, match="1 traced leaves, but 0"):
+            st.tree.unflatten(second[1], [])
+        assert unflattened(second)[0] is unflattened(third)[0] is one[0]
 
 
 def test_structures_know_their_context_and_those_made_alone_have_none():
@@ -98,20 +87,7 @@ def test_structures_know_their_context_and_those_made_alone_have_none():
     assert alone is st.tree.flatten(tree)[1]
 
 
-def test_contexts_nest():
-    w = jnp.ones(2)
-    with st.Context() as outer:
-        leaves1, _ = st.tree.flatten([w])
-        with st.Context():
-            leaves2, _ = st.tree.flatten([w])
-        leaves3, _ = st.tree.flatten([w])
-        with outer:
-            leaves4, _ = st.tree.flatten([w])
-        leaves5, _ = st.tree.flatten([w])
-    assert [len(x) for x in (leaves1, leaves2, leaves3, leaves4, leaves5)] == [1, 1, 0, 0, 0]
-
-
-def test_a_context_entered_twice_does_not_lose_the_one_in_between():
+def test_contexts_nest_and_one_entered_twice_does_not_lose_the_one_in_between():
     outer, inner = st.Context(st.Policy(arrays=False)), st.Context(st.Policy(arrays=True))
     w = jnp.ones(2)
     count = lambda: len(st.tree.leaves([w, w]))
@@ -124,6 +100,15 @@ def test_a_context_entered_twice_does_not_lose_the_one_in_between():
             assert count() == 1
         assert count() == 2
     assert count() == 1
+    flattened = lambda: len(st.tree.flatten([w])[0])
+    with st.Context() as outer:
+        assert flattened() == 1
+        with st.Context():
+            assert flattened() == 1
+        assert flattened() == 0
+        with outer:
+            assert flattened() == 0
+        assert flattened() == 0
 
 
 def test_contexts_belong_to_their_thread():
@@ -167,19 +152,6 @@ def test_a_failed_flatten_leaves_nothing_behind_and_forgets_nothing():
         one, two = st.tree.unflatten(s1, leaves1), st.tree.unflatten(s2, leaves2)
     assert one[0] is two[0] is w
     assert two[1] is v
-
-
-def test_a_failed_unflatten_can_be_repeated():
-    w = jnp.ones(2)
-    with st.Context():
-        leaves1, s1 = st.tree.flatten([w, jnp.zeros(1)])
-        leaves2, s2 = st.tree.flatten([w, jnp.zeros(1)])
-    with st.Context():
-        one = st.tree.unflatten(s1, leaves1)
-        with pytest.raises(ValueError, match="1 traced leaves, but 0"):
-            st.tree.unflatten(s2, [])
-        two = st.tree.unflatten(s2, leaves2)
-    assert one[0] is two[0]
 
 
 def test_inner_contexts_inherit_the_policy_and_an_exception_leaves_them():

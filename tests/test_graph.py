@@ -154,14 +154,22 @@ def test_a_thousand_modules_or_lists_in_a_module():
     np.testing.assert_array_equal(leaf, [2.0, 2.0])
 
 
-def test_plain_lists_outside_modules_up_to_the_limit():
+def test_plain_lists_outside_modules_up_to_the_limit_and_beyond():
     same = st.jit(lambda x: x)
-    depth, leaf = unnested(in_a_thread(lambda: same(lists(MAX_PLAIN_DEPTH, jnp.ones(2)))))
-    assert depth == MAX_PLAIN_DEPTH
-    np.testing.assert_array_equal(leaf, [1.0, 1.0])
-    depth, box = unnested(in_a_thread(lambda: same(lists(MAX_PLAIN_DEPTH, Box(jnp.ones(2))))))
-    assert depth == MAX_PLAIN_DEPTH
-    np.testing.assert_array_equal(box.content, [1.0, 1.0])
+    for inner in (jnp.ones(2), Box(jnp.ones(2))):
+        depth, found = unnested(in_a_thread(lambda inner=inner: same(lists(MAX_PLAIN_DEPTH, inner))))
+        assert depth == MAX_PLAIN_DEPTH
+        np.testing.assert_array_equal(getattr(found, "content", found), [1.0, 1.0])
+    for depth in (MAX_PLAIN_DEPTH + 1, 50_000):
+        with pytest.raises(st.DepthError, match=f"more than {MAX_PLAIN_DEPTH} deep") as caught:
+            st.jit(lambda x: 0)(lists(depth, jnp.ones(2)))
+        assert "sharedtree.Dag(tree)" in str(caught.value)
+        assert caught.value.paths == ("x",)
+        assert isinstance(caught.value, RecursionError)
+    dag = st.Dag(lists(2000, jnp.ones(2)))
+    depth, leaf = unnested(jax.jit(lambda d: jax.tree.map(lambda x: x + 1, d))(dag).tree)
+    assert depth == 2000
+    np.testing.assert_array_equal(leaf, [2.0, 2.0])
 
 
 def test_plain_lists_never_cost_a_thread_its_recursion_limit():
@@ -180,22 +188,6 @@ def test_plain_lists_never_cost_a_thread_its_recursion_limit():
         return max(lost)
 
     assert in_a_thread(call) == 0
-
-
-@pytest.mark.parametrize("depth", [MAX_PLAIN_DEPTH + 1, 50_000])
-def test_plain_lists_outside_modules_beyond_the_limit(depth):
-    with pytest.raises(st.DepthError, match=f"more than {MAX_PLAIN_DEPTH} deep") as caught:
-        st.jit(lambda x: 0)(lists(depth, jnp.ones(2)))
-    assert "sharedtree.Dag(tree)" in str(caught.value)
-    assert caught.value.paths == ("x",)
-    assert isinstance(caught.value, RecursionError)
-
-
-def test_the_fix_for_too_deep_lists_works():
-    dag = st.Dag(lists(2000, jnp.ones(2)))
-    depth, leaf = unnested(jax.jit(lambda d: jax.tree.map(lambda x: x + 1, d))(dag).tree)
-    assert depth == 2000
-    np.testing.assert_array_equal(leaf, [2.0, 2.0])
 
 
 def test_a_node_that_never_ends_is_an_error():

@@ -23,7 +23,6 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec as P
 
 import sharedtree as st
-from sharedtree import _under_way
 from sharedtree._under_way import CAN_RAISE, MAX_FLATTENED, active, raised
 from tests.deep import chain, free, in_a_thread, link, lists, room
 
@@ -366,41 +365,3 @@ free(model)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout) == (0, "an error True\n"), done.stderr[-1_000:]
-
-
-@before_python_3_12
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_the_child_of_a_fork_has_neither_the_room_nor_the_lock_of_other_threads():
-    program = """
-import os, sys, threading, warnings
-from sharedtree import _under_way as under_way
-warnings.simplefilter("ignore")  # JAX warns of forks
-found = sys.getrecursionlimit()
-entered, may_end = threading.Event(), threading.Event()
-
-def wait():
-    with under_way.keeping_limit():
-        assert under_way.make_room(900)
-        with under_way._lock:
-            entered.set()
-            may_end.wait()
-
-thread = threading.Thread(target=wait)
-thread.start()
-entered.wait()
-assert sys.getrecursionlimit() > found
-child = os.fork()
-if child == 0:
-    assert sys.getrecursionlimit() == found
-    with under_way.keeping_limit():
-        assert under_way.make_room(500)
-    os._exit(0 if sys.getrecursionlimit() == found else 2)
-status = os.waitpid(child, 0)[1]
-may_end.set()
-thread.join()
-assert sys.getrecursionlimit() == found
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-    command = [sys.executable, "-c", program, _under_way.__file__]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
