@@ -16,7 +16,6 @@ from sharedtree._walk import Rules
 from tests.kinds import Free
 from tests.strategies import Pair, Point
 from tests.test_native_walk import RULES, assert_alike, knows
-from tests.walks import in_python
 
 pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
@@ -143,20 +142,6 @@ def histories(draw):
 @given(tree=histories())
 def test_whatever_was_done_to_them(rules, tree):
     assert_alike([tree, [tree]], rules)
-
-
-@given(tree=histories())
-def test_transforms_give_the_same(tree):
-    @st.jit
-    def f(tree):
-        return [tree, tree]
-
-    native_result = f(tree)
-    with in_python():
-        expected = f(tree)
-    assert native_result[0] is native_result[1]
-    assert st.tree.structure(native_result) is st.tree.structure(expected)
-    assert list(vars(native_result[0])) == list(vars(expected[0]))
 
 
 def test_a_class_that_is_changed_is_left_to_its_functions():

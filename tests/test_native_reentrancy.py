@@ -166,16 +166,11 @@ class Hook:
 hook = Hook()
 
 
-class InFlatten:
-    """A registered class that does it when it is taken apart."""
-
-
-class InUnflatten:
-    """A registered class that does it when it is put together."""
-
-
-class InMadeChildren:
-    """A registered class with children that exist only while it is walked, and that do it when they go."""
+# Registered classes that do it when they are taken apart (the last one unknown to JAX), and put together; and one with
+# children that exist only while it is walked, and that do it when they go.
+InFlatten, InRegisterNode, InUnflatten, InMadeChildren = (
+    type(name, (), {}) for name in ("InFlatten", "InRegisterNode", "InUnflatten", "InMadeChildren")
+)
 
 
 class Going(list):
@@ -192,10 +187,7 @@ def take_apart_made(_: Any) -> Any:
     going = fresh()
     # Nobody else keeps it.
     weakref.finalize(going, guarded_hook)
-    return ([Pair(going, Going()), (Going(),)], Going()), Going_aux
-
-
-Going_aux = None
+    return ([Pair(going, Going()), (Going(),)], Going()), None
 
 
 def guarded_hook() -> None:
@@ -203,26 +195,10 @@ def guarded_hook() -> None:
         hook()
 
 
-def take_apart_with_hook(_: Any) -> Any:
-    hook()
-    return (), None
-
-
-def put_together_with_hook(*_: Any) -> InUnflatten:
-    hook()
-    return InUnflatten()
-
-
-jax.tree_util.register_pytree_node(InFlatten, take_apart_with_hook, lambda *_: InFlatten())
-jax.tree_util.register_pytree_node(InUnflatten, lambda _: ((), None), put_together_with_hook)
+jax.tree_util.register_pytree_node(InFlatten, lambda _: (hook() or (), None), lambda *_: InFlatten())
+jax.tree_util.register_pytree_node(InUnflatten, lambda _: ((), None), lambda *_: hook() or InUnflatten())
 jax.tree_util.register_pytree_node(InMadeChildren, take_apart_made, lambda *_: InMadeChildren())
-
-
-class InRegisterNode:
-    """As `InFlatten`, but unknown to JAX."""
-
-
-st.register_node(InRegisterNode, take_apart_with_hook, lambda *_: InRegisterNode())
+st.register_node(InRegisterNode, lambda _: (hook() or (), None), lambda *_: InRegisterNode())
 
 
 class InComparison:

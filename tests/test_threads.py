@@ -313,33 +313,4 @@ def test_a_comparison_may_call_the_function_that_compares(holder, monkeypatch):
         work_of_one()
 
 
-def test_a_comparison_may_wait_for_another_thread_that_packs():
-    comparing, packed = threading.Event(), threading.Event()
-
-    class Waiting:
-        def __hash__(self):
-            return 1
-
-        def __eq__(self, other):
-            if other is not self:
-                comparing.set()
-                assert packed.wait(20)
-            return other is self
-
-    models = [Layer(jnp.ones(2), Waiting(), []) for _ in range(2)]
-    structures = [st.tree.structure(models[0])]
-
-    def work(i):
-        if i == 0:
-            structures.append(st.tree.structure(models[1]))
-        else:
-            assert comparing.wait(20)
-            st.jit(lambda m: m)(Pair(jnp.ones(3), [structures]))
-            packed.set()
-
-    at_once(work, 2)
-    assert structures[0] is not structures[1]
-    assert structures == [st.tree.structure(model) for model in models]
-
-
 # --- what is raised ------------------------------------------------------------------------------------------------
