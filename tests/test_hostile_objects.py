@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
+from tests.kinds import made
 from tests.strategies import MODULES, Layer, Mutable, Pair, Record, children, copy_dag, dags, is_array, mutate
 
 # Ties are broken, numbers changed and arrays made static on purpose here; that this is warned of is tested elsewhere.
@@ -117,6 +118,20 @@ def test_a_static_that_says_it_is_equal_to_anything():
 
 
 # Objects --------------------------------------------------------------------------------------------------------------
+
+
+def test_missing_fields_stay_missing():
+    class Generous(eqx.Module):
+        first: Any
+        second: Any
+
+        def __getattr__(self, name):
+            return jnp.full(2, 99.0)
+
+    part = made(Generous, first=ones())
+    f = called(add_one, part)
+    assert sorted(vars(f(part))) == ["first"]
+    assert value_of(vars(f(Generous(ones(), ones(3))))["second"]) == 4
 
 
 @pytest.mark.parametrize("lie", ["property", "class attribute"])

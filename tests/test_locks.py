@@ -161,7 +161,6 @@ class Node:
 VALUES = {
     "one": lambda: Watching(1),
     "unhashable": lambda: Unhashable(1),
-    "many": lambda: [Watching(i) for i in range(300)],
     "many, shared": lambda: (lambda x: [x, x, {"a": (x,)}])([Watching(i) for i in range(300)]),
 }
 
