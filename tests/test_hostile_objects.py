@@ -308,14 +308,6 @@ def test_tracers_in_place_of_arrays():
     assert set(tie_seen) == {True, False}
 
 
-def test_a_node_that_becomes_one_with_another_in_another_argument():
-    w = ones()
-    f = called(lambda a, b: (a, jnp.asarray(a.first is b.first)), Pair([w], 1), Pair([w], 1))
-    shared = [w]
-    assert bool(f(Pair(shared, 1), Pair(shared, 1))[1])
-    assert not bool(f(Pair([w], 1), Pair([w], 1))[1])
-
-
 def test_one_array_traced_and_static():
     w = np.ones(2, np.float32)
     function, seen = seeing(lambda model: model.option.tolist())

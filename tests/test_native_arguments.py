@@ -130,9 +130,9 @@ def test_arguments_nested_deeply():
 
 
 def test_results_of_many_leaves():
-    model = [Pair(W + i, i) for i in range(500)]
+    model = [Pair(W + i, i) for i in range(200)]
     found = st.jit(lambda model: st.tree.map(lambda x: x * 2, model))(model)
-    assert [float(each.first[0]) for each in found] == [2.0 * (i + 1) for i in range(500)]
+    assert [float(each.first[0]) for each in found] == [2.0 * (i + 1) for i in range(200)]
 
 
 def test_dictionaries_whose_keys_are_no_texts():
