@@ -457,7 +457,7 @@ def test_eight_threads_that_change_what_they_walk():
                 attributes_of(parts[-4])["second"] = fresh() if step % 2 else [fresh()]
             return
         try:
-            for _ in range(30):
+            for _ in range(15):
                 with contextlib.suppress(RuntimeError, ValueError, KeyError, IndexError):
                     flatten_and_back(model)
         finally:
