@@ -4,6 +4,7 @@ import threading
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import pytest
 
 
@@ -18,6 +19,42 @@ def link(scale, next):
     object.__setattr__(m, "scale", scale)
     object.__setattr__(m, "next", next)
     return m
+
+
+def chain(depth, scale=None, last=None):
+    """So many modules in one another, with one scale for all but the innermost one, which may have its own."""
+    scale = jnp.array(1.0) if scale is None else scale
+    m = link(scale if last is None else last, None)
+    for _ in range(depth - 1):
+        m = link(scale, m)
+    return m
+
+
+def free(m):
+    """Takes a chain apart: what is freed as a whole is freed by recursion."""
+    while m is not None:
+        rest = m.next
+        object.__setattr__(m, "next", None)
+        m = rest
+
+
+def lists(depth, inner):
+    """So many lists in one another."""
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+def room():
+    """How many steps of recursion this thread has left."""
+
+    def deeper(n):
+        try:
+            return deeper(n + 1)
+        except RecursionError:
+            return n
+
+    return deeper(0)
 
 
 def in_a_thread(function, seconds=60):

@@ -7,6 +7,7 @@ JAX itself crashes when the memory for a bound method is missing, so what the na
 it wants. Between two such calls is a *stretch*; allocations fail in one stretch at a time.
 """
 
+import functools
 import itertools
 import sys
 import types
@@ -40,16 +41,20 @@ class Shortage:
     def __init__(self) -> None:
         self.stretch, self.first, self.stop = 0, 0, 0
         self.num_stretches = -1  # that began; -1 where nothing is to fail
+        self.num_calls = 0  # under way that have all the memory that they want, each in the one before
 
     def begin(self, stretch: int, first: int, stop: int) -> None:
         self.stretch, self.first, self.stop, self.num_stretches = stretch, first, stop, 0
+        self.num_calls = 1
         self.go_on()
 
     def pause(self) -> None:
+        self.num_calls += 1
         _testcapi.remove_mem_hooks()
 
     def go_on(self) -> None:
-        if self.num_stretches >= 0:
+        self.num_calls -= 1
+        if self.num_stretches >= 0 and self.num_calls == 0:
             self.num_stretches += 1
             if self.num_stretches == self.stretch + 1:
                 _testcapi.set_nomemory(self.first, self.stop)
@@ -184,12 +189,13 @@ def failures_of_walk(make: Callable[[], Any], before: Any, known: dict[Any, Any]
     return each_failure(prepare, lambda tags: native.walk(trees[0], tags, RULES, known), check)
 
 
-def failures_of_build(tree: Any) -> list[int]:
-    """The way back."""
+def failures_of_build(tree: Any) -> list[list[int]]:
+    """The way back, from records, from a program, and to the program."""
     leaves, structure = pack(tree, Tags())
+    forms = structure.records, native.compile(structure.records)
 
-    def act(table: list[Any]) -> Any:
-        build(structure.records, leaves, table)
+    def act(table: list[Any], form: Any) -> Any:
+        build(form, leaves, table)
         return table
 
     def check(table: list[Any], outcome: Any) -> None:
@@ -200,7 +206,8 @@ def failures_of_build(tree: Any) -> list[int]:
             assert [id(leaf) for leaf in again[0]] == [id(leaf) for leaf in leaves]  # alive in both
             assert again[1] is structure
 
-    return each_failure(list, act, check)
+    counts = [each_failure(list, functools.partial(act, form=form), check) for form in forms]
+    return [*counts, each_failure(list, lambda _: native.compile(structure.records), lambda *_: None)]
 
 
 def failures_of_tags() -> list[int]:

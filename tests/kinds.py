@@ -4,6 +4,7 @@ Nothing here is random and nothing is made twice: what a test repeats thousands 
 """
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import sharedtree as st
+
+try:
+    from flax import nnx
+except ImportError:
+    nnx = None
+
 from tests.strategies import Layer, Mutable, Pair, Point, Record
 
 W = jnp.ones(2)
@@ -46,7 +53,10 @@ st.register_node(Unregistered, lambda obj: (obj.parts, "aux"), lambda _, parts: 
 
 @jax.tree_util.register_pytree_with_keys_class
 class Keyed:
-    """A class with keys and mutable auxiliary data."""
+    """A class with keys and mutable auxiliary data; neither a namedtuple nor an object with a `__dict__`."""
+
+    __slots__ = ("notes", "weight")
+    _fields = ("weight",)
 
     def __init__(self, weight: Any, notes: Any) -> None:
         self.weight, self.notes = weight, notes
@@ -57,6 +67,15 @@ class Keyed:
     @classmethod
     def tree_unflatten(cls, notes: Any, children: Any) -> "Keyed":
         return cls(*children, notes)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(slots=True, frozen=True)
+class Slots:
+    """A dataclass without a `__dict__`."""
+
+    weight: Any
+    size: int = dataclasses.field(metadata={"static": True})
 
 
 class ByContent:
@@ -145,6 +164,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "registered, with keys": lambda: Keyed(W, ("note", 1)),
     "registered, mutable auxiliary data": lambda: Keyed(W, ["note", {"a": 1}]),
     "a dataclass": lambda: Record(W, Record(W, 1, "inner")),
+    "a dataclass with slots": lambda: [Slots(W, 1), Slots(Slots(W, 2), 1)],
     "a partial": lambda: jax.tree_util.Partial(jnp.sin, W),
     "a mutable module": lambda: Free(
         weight=st.parameter(W), inner=[Free(calls=st.state_field(0), size=(2, "a"))], name="x"
@@ -162,6 +182,9 @@ KINDS: dict[str, Callable[[], Any]] = {
     "static containers of their own classes": lambda: Noted(W, collections.OrderedDict(a=1)),
     "static arrays": lambda: Noted(W, np.arange(3)),
 }
+
+if nnx is not None:
+    KINDS["NNX"] = lambda: [nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.List([nnx.Param(W) for _ in range(12)])]
 
 ENDS: dict[str, Callable[[], Any]] = {
     "a cycle": _cycle,

@@ -174,6 +174,13 @@ def copy_dag(tree: Any, change: Callable[[Any], Any] = lambda x: jnp.array(x, co
     return visit(tree)
 
 
+def tower(height: int, leaf: Any, cls: Any = Record) -> Any:
+    """A DAG of `height` nodes and 2**height paths to its leaf. Not of Equinox, whose `__init__` walks all of them."""
+    for _ in range(height):
+        leaf = cls(leaf, leaf)
+    return leaf
+
+
 def unique_arrays(*trees: Any) -> list[Any]:
     """The distinct arrays in modules, in order of their first occurrence."""
     found: dict[int, Any] = {}
@@ -272,3 +279,30 @@ def arguments(draw: Any) -> tuple[Any, ...]:
                 return module
 
     return tuple(argument() for _ in range(draw(hst.integers(1, 3))))
+
+
+def mutate(draw: Any, tree: Any) -> None:
+    """Changes one thing in place, in a module or in a mutable container, so that no cycle arises."""
+    found = [obj for _, obj, _ in paths(tree) if isinstance(obj, (*MODULES, list, dict))]
+    obj = found[draw(hst.integers(0, len(found) - 1))]
+    pool = [x for _, x, _ in paths(tree) if not any(inner is obj for _, inner, _ in paths(x))]
+    pool += [jnp.ones(3), np.ones(2, np.float32), np.float32(2), 3, 3.0, True, None, "text", [], {}, (), jnp.tanh]
+    new = pool[draw(hst.integers(0, len(pool) - 1))]
+    match obj:
+        case list():
+            if obj and draw(hst.booleans()):
+                obj[draw(hst.integers(0, len(obj) - 1))] = new
+            elif obj and draw(hst.booleans()):
+                obj.pop()
+            else:
+                obj.append(new)
+        case dict():
+            obj[draw(hst.sampled_from(["a", "b", "z"]))] = new
+        case Layer() if draw(hst.booleans()):
+            object.__setattr__(obj, "width", draw(hst.sampled_from([1, True, 1.0, 2, "1"])))
+        case Record() if draw(hst.booleans()):
+            obj.name = draw(hst.sampled_from(["one", "two", "other"]))
+        case _:
+            names = [name for name in vars(obj) if name not in ("width", "name")]
+            if names:
+                object.__setattr__(obj, names[draw(hst.integers(0, len(names) - 1))], new)

@@ -25,6 +25,7 @@ from tests.strategies import (
     occurrences,
     partition,
     paths,
+    tower,
     twin,
 )
 from tests.test_laws import assert_gradient, floats, loss, python_numbers
@@ -79,42 +80,29 @@ def is_float(x):
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def hidden(f):
-    return jax.jit(f)
+def chosen(labels):
+    return tuple(i for i, label in enumerate(labels) if label)
 
 
-def under_grad(f, labels, args):
-    chosen = tuple(i for i, label in enumerate(labels) if label)
-    st.preserve_identities(jax.grad, policy=IGNORE)(f, argnums=chosen or 0)(*args)
+def on_the_mesh(*spec):
+    return jax.sharding.NamedSharding(jax.make_mesh((1,), ("x",)), jax.sharding.PartitionSpec(*spec))
 
 
-def under_vmap(f, labels, args):
-    st.preserve_identities(jax.vmap, policy=IGNORE)(f, in_axes=tuple(0 if x else None for x in labels), axis_size=2)(
-        *args
-    )
+def everything(_):
+    return True
 
 
-def under_jit(f, labels, args):
-    chosen = tuple(i for i, label in enumerate(labels) if label)
-    st.preserve_identities(jax.jit, policy=IGNORE)(f, donate_argnums=chosen).trace(*args)
-
-
-def under_shardings(f, labels, args):
-    mesh = jax.make_mesh((1,), ("x",))
-    where = [jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()), None]
-    st.preserve_identities(jax.jit, policy=IGNORE)(f, in_shardings=tuple(where[not x] for x in labels))(*args)
-
-
-def unregistered(f, labels, args):
-    st.preserve_identities(hidden, policy=IGNORE)(f)(*args)
-
-
+# The transform, its options for arguments with and without a label, and what of an argument they are about.
 WAYS = {
-    "grad": (under_grad, is_float),
-    "vmap": (under_vmap, lambda _: True),
-    "donation": (under_jit, lambda _: True),
-    "shardings": (under_shardings, lambda _: True),
-    "unregistered": (unregistered, lambda _: True),
+    "grad": (jax.grad, lambda labels: {"argnums": chosen(labels) or 0}, is_float),
+    "vmap": (jax.vmap, lambda labels: {"in_axes": tuple(0 if x else None for x in labels), "axis_size": 2}, everything),
+    "donation": (jax.jit, lambda labels: {"donate_argnums": chosen(labels)}, everything),
+    "shardings": (
+        jax.jit,
+        lambda labels: {"in_shardings": tuple(on_the_mesh() if x else None for x in labels)},
+        everything,
+    ),
+    "unregistered": (lambda f: jax.jit(f), lambda labels: {}, everything),
 }
 
 
@@ -133,11 +121,12 @@ def test_identity_is_object_and_treatment(name, args, data):
         labels[0] = labels[0] or not any(labels)
     if name == "unregistered":
         labels = list(range(len(args)))
-    run, is_treated = WAYS[name]
+    transform, options, is_treated = WAYS[name]
     seen = []
 
     def traced():  # nothing is computed, so that nothing is compiled for it
-        jax.eval_shape(lambda: run(f, labels, args))
+        wrapped = st.preserve_identities(transform, policy=IGNORE)(f, **options(labels))
+        jax.eval_shape(lambda: ((wrapped.trace if name == "donation" else wrapped)(*args), 0)[1])
 
     def f(*args):
         seen.append(partition(args, inside=False))
@@ -213,8 +202,7 @@ def test_a_module_reached_twice_by_prefixes_that_agree():
 
 
 def test_shardings_inside_a_module_cut_an_array():
-    mesh = jax.make_mesh((1,), ("x",))
-    one, other = (jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*x)) for x in (("x",), ()))
+    one, other = on_the_mesh("x"), on_the_mesh()
     w = jnp.ones(2)
     seen = []
     f = lambda m: seen.append(m.first is m.second) or st.tree.map(lambda x: x * 2, m)
@@ -310,13 +298,6 @@ def test_a_mask_that_disagrees_at_a_tie_is_said():
         st.grad(lambda some, net: (some.embed * net.head).sum())(some, Net(w, w))
 
 
-def deep(cls, leaf, depth=60):
-    """A DAG with 2^depth paths to a leaf. Not of Equinox, whose constructor walks all of them."""
-    for _ in range(depth):
-        leaf = cls(leaf, leaf)
-    return leaf
-
-
 def test_what_is_lost_is_found_without_unfolding():
     w = jnp.ones(())
 
@@ -325,9 +306,9 @@ def test_what_is_lost_is_found_without_unfolding():
             a, b = a.left, b.left if isinstance(b, Record) else b.a
         return a * b
 
-    st.grad(f)(deep(Record, w), deep(Record, w))
+    st.grad(f)(tower(60, w), tower(60, w))
     with pytest.warns(st.UntiedWarning, match="lacks what flows through"):
-        st.grad(f)(deep(Record, w), deep(lambda a, b: Mutable(a=a, b=b), w))
+        st.grad(f)(tower(60, w), tower(60, w, lambda a, b: Mutable(a=a, b=b)))
 
 
 # The error
@@ -343,13 +324,13 @@ def test_every_path_is_named_and_many_are_counted():
     places = ("a.first", "a.second", "b['teacher']")
     assert caught.value.paths == tuple(place + path for place in places for path in below)
     assert caught.value.treatments == ("donated",) * 4 + ("not donated",) * 2
-    model = deep(Record, model)
+    model = tower(60, model)
     with pytest.raises(st.InconsistentSharingError) as caught:
         st.jit(lambda a, b: 0, donate_argnums=0)(model, shared)
     assert len(caught.value.paths) == 12
     assert "… and more than 2^61 more: donated" in str(caught.value)
     assert caught.value.treatments[-2:] == ("not donated",) * 2
-    shared = deep(Record, shared, 20)
+    shared = tower(20, shared)
     with pytest.raises(st.InconsistentSharingError) as caught:
         st.jit(lambda a, b: 0, donate_argnums=0)(shared, shared)
     assert f"… and {2 * 2**20 - 10} more: not donated" in str(caught.value)
@@ -422,14 +403,6 @@ def test_donation_with_static_arguments():
     assert new.first[0] == 1
 
 
-def test_filter_jit_donation_of_bare_arrays():
-    w = jnp.ones(2)
-    f = st.preserve_identities(eqx.filter_jit)(lambda a, b: a + b.first, donate="all-except-first")
-    with pytest.raises(st.InconsistentSharingError) as caught:
-        f(w, Pair(w, None))
-    assert caught.value.treatments == ("not donated", "donated")
-
-
 # Called again
 
 
@@ -437,11 +410,10 @@ def test_filter_jit_donation_of_bare_arrays():
 @settings(max_examples=8)
 def test_calls_with_cuts_and_without_in_turn(args, data):
     """Structures without a tie are the same as those with a cut one, so it is the objects that tell them apart."""
-    where = jax.sharding.NamedSharding(jax.make_mesh((1,), ("x",)), jax.sharding.PartitionSpec())
     seen = []
     f = st.preserve_identities(jax.jit, policy=IGNORE)(
         lambda *args: seen.append(partition(args, inside=False)) or loss(*args),
-        in_shardings=(where, *[None] * 2)[: len(args)],
+        in_shardings=(on_the_mesh(), *[None] * 2)[: len(args)],
     )
     labels = [i == 0 for i in range(len(args))]
     expected = expected_partition(args, labels)
@@ -481,9 +453,7 @@ def test_a_cut_container_cannot_be_written_back():
 
 def test_a_cut_container_is_found_on_a_cached_call():
     a, b = Mutable(log=[jnp.zeros(2)]), Mutable(log=[jnp.zeros(2)])
-    mesh = jax.make_mesh((1,), ("x",))
-    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    f = st.preserve_identities(jax.jit, policy=st.Policy(in_place=True), in_shardings=(where, None))(
+    f = st.preserve_identities(jax.jit, policy=st.Policy(in_place=True), in_shardings=(on_the_mesh(), None))(
         lambda a, b: a.log.append(a.log[0])
     )
     f(a, b)
@@ -510,48 +480,6 @@ def test_what_is_returned_along_another_axis_is_not_the_callers_object():
         assert same is model
         np.testing.assert_array_equal(model.w, w + step)
         np.testing.assert_array_equal(other.w, (w + step).T)
-
-
-# Target networks, and the same through Dag
-
-
-class TrainState(eqx.Module):
-    params: dict
-    target_params: dict
-
-
-def q_loss(params, target_params, x):
-    return ((params["w"] * x - target_params["w"]) ** 2).sum()
-
-
-def step(state, x):
-    gradient = st.grad(q_loss)(state.params, state.target_params, x)
-    params = jax.tree.map(lambda p, g: p - 0.1 * g, state.params, gradient)
-    return TrainState(params, state.target_params)
-
-
-def test_a_target_that_starts_as_the_models_arrays():
-    """Quiet, and as vanilla JAX: also where the state crosses as a Dag, and in a scan after the first step."""
-    p = {"w": jnp.arange(3.0)}
-    xs = jnp.arange(4.0)
-    vanilla = TrainState(p, p)
-    for x in xs:
-        gradient = jax.grad(q_loss)(vanilla.params, vanilla.target_params, x)
-        vanilla = TrainState(jax.tree.map(lambda p, g: p - 0.1 * g, vanilla.params, gradient), vanilla.target_params)
-
-    dag = st.Dag(TrainState(p, p))
-    stepped = jax.jit(lambda dag, x: st.Dag(step(dag.tree, x)))
-    for x in xs:
-        dag = stepped(dag, x)
-    np.testing.assert_allclose(dag.tree.params["w"], vanilla.params["w"], rtol=1e-6)
-    np.testing.assert_array_equal(dag.tree.target_params["w"], p["w"])
-
-    first = stepped(st.Dag(TrainState(p, p)), xs[0])
-    last, _ = jax.lax.scan(lambda dag, x: (st.Dag(step(dag.tree, x)), None), first, xs[1:])
-    np.testing.assert_allclose(last.tree.params["w"], vanilla.params["w"], rtol=1e-6)
-    start = st.Dag(st.untie(TrainState(p, p)))
-    last, _ = jax.lax.scan(lambda dag, x: (st.Dag(step(dag.tree, x)), None), start, xs)
-    np.testing.assert_allclose(last.tree.params["w"], vanilla.params["w"], rtol=1e-6)
 
 
 def test_explain_shows_the_ties_of_shared_layers():

@@ -58,12 +58,23 @@ OTHER_SOURCE = "it was compiled from another version of its source"
 FLATTENED = "[Array([1., 1.], dtype=float32)] Structure(3 records, 1 leaves)"
 
 
-def test_it_can_be_turned_off():
-    assert report({"SHAREDTREE_NATIVE": "0"}) == ["walk in Python (SHAREDTREE_NATIVE=0)", FLATTENED, "[]"]
+NATIVE = ["native walk", FLATTENED, "[]"]
+NOT_COMPILED = ["walk in Python (not compiled)", FLATTENED, "[]"]
 
 
-def test_without_the_compiled_part(checkout):
-    assert report({"SHAREDTREE_NATIVE": ""}, checkout) == ["walk in Python (not compiled)", FLATTENED, "[]"]
+@pytest.mark.parametrize("word", ["0", "OFF"])
+def test_it_can_be_turned_off(word):
+    assert report({"SHAREDTREE_NATIVE": word}) == [f"walk in Python (SHAREDTREE_NATIVE={word})", FLATTENED, "[]"]
+
+
+def test_without_a_compiled_part_for_this_interpreter(checkout):
+    for suffix in (f".cpython-{sys.version_info[0]}{sys.version_info[1] + 1}-x86_64-linux-gnu.so", ".pyd"):
+        (checkout / "sharedtree" / f"_native{suffix}").write_bytes(b"for whom it may concern")
+    assert report({"SHAREDTREE_NATIVE": ""}, checkout) == NOT_COMPILED
+    (checkout / "sharedtree" / "_native.abi3.so").mkdir()
+    engine, *others = report({"SHAREDTREE_NATIVE": ""}, checkout)
+    assert engine.startswith("walk in Python (")
+    assert others == NOT_COMPILED[1:]
 
 
 def assert_refused(checkout, reason):
@@ -79,55 +90,43 @@ def digest_of(checkout):
     return hashlib.sha256((checkout / "sharedtree" / "_native.c").read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"not a library"])
-def test_a_compiled_part_that_is_broken(checkout, content):
-    """What does not say that it was compiled from the source is not loaded; what does may still be no library."""
-    library = checkout / "sharedtree" / "_native.abi3.so"
-    library.write_bytes(content)
-    assert_refused(checkout, OTHER_SOURCE)
-    library.write_bytes(content + digest_of(checkout).encode())
-    assert_refused(checkout, "ImportError: ")
+def whole_library():
+    if native is None:
+        pytest.skip("there is no compiled part to cut")
+    return (ROOT / "_native.abi3.so").read_bytes()
 
 
-@pytest.mark.skipif(native is None, reason="there is no compiled part to cut")
-@pytest.mark.parametrize("fraction", [0.001, 0.5, 0.99])
-def test_a_compiled_part_that_is_cut_off(checkout, fraction):
-    whole = (ROOT / "_native.abi3.so").read_bytes()
-    (checkout / "sharedtree" / "_native.abi3.so").write_bytes(whole[: int(len(whole) * fraction)])
-    assert_refused(checkout, "the end of its file is missing")
+# What does not say that it was compiled from the source is not loaded; what does may still be no library.
+UNUSABLE = {
+    "empty": (".abi3.so", lambda digest: b"", OTHER_SOURCE),
+    "not a library": (".abi3.so", lambda digest: b"not a library", OTHER_SOURCE),
+    "only the digest": (".abi3.so", lambda digest: digest, "ImportError: "),
+    "the beginning of a library": (".abi3.so", lambda digest: b"\x7fELF" + digest, "ImportError: "),
+    **{
+        f"{fraction} of it": (
+            ".abi3.so",
+            lambda _, fraction=fraction: whole_library()[: int(len(whole_library()) * fraction)],
+            "the end of its file is missing",
+        )
+        for fraction in (0.001, 0.5, 0.99)
+    },
+    "Python": (".py", lambda digest: b"built_from = 'another'", OTHER_SOURCE),
+    "Python that names it": (".py", lambda digest: b'"""%s"""' % digest, "AttributeError: "),
+    "Python that fails": (".py", lambda digest: b'"""%s"""\n1 / 0' % digest, "ZeroDivisionError: "),
+    "Python of another": (".py", lambda digest: b'"""%s"""\nbuilt_from = "another"' % digest, OTHER_SOURCE),
+    "Python that lacks what it needs": (
+        ".py",
+        lambda digest: b'"""%s"""\nbuilt_from = __doc__' % digest,
+        "AttributeError: ",
+    ),
+}
 
 
-def test_a_folder_in_its_place(checkout):
-    (checkout / "sharedtree" / "_native.abi3.so").mkdir()
-    engine, flattened, warnings = report({"SHAREDTREE_NATIVE": ""}, checkout)
-    assert engine.startswith("walk in Python (")
-    assert (flattened, warnings) == (FLATTENED, "[]")
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ("", "AttributeError: "),
-        ("1 / 0", "ZeroDivisionError: "),
-        ("built_from = 'another'", OTHER_SOURCE),
-        # It says that it is the right one, and lacks what that has.
-        ("built_from = __doc__", "AttributeError: "),
-    ],
-)
-def test_a_file_in_python_in_its_place(checkout, source, reason):
-    file = checkout / "sharedtree" / "_native.py"
-    file.write_text(source)
-    assert_refused(checkout, OTHER_SOURCE)
-    file.write_text(f'"""{digest_of(checkout)}"""\n{source}')
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_compiled_part_that_cannot_be_used(checkout, name):
+    suffix, content, reason = UNUSABLE[name]
+    (checkout / "sharedtree" / f"_native{suffix}").write_bytes(content(digest_of(checkout).encode()))
     assert_refused(checkout, reason)
-
-
-@pytest.mark.parametrize(
-    "suffix", [f".cpython-{sys.version_info[0]}{sys.version_info[1] + 1}-x86_64-linux-gnu.so", ".pyd"]
-)
-def test_a_compiled_part_for_another_interpreter(checkout, suffix):
-    (checkout / "sharedtree" / f"_native{suffix}").write_bytes(b"for whom it may concern")
-    assert report({"SHAREDTREE_NATIVE": ""}, checkout) == ["walk in Python (not compiled)", FLATTENED, "[]"]
 
 
 @pytest.mark.parametrize("entry", ["PyInit__other", "PyInit__native"])
@@ -149,15 +148,17 @@ def test_a_package_that_lacks_its_source(checkout):
     shutil.copy(ROOT / "_native.abi3.so", checkout / "sharedtree")
     described, digest = checkout / "sharedtree" / "_native_source.py", digest_of(checkout)
     described.write_text("DIGEST = 'of another version'")
-    assert report({"SHAREDTREE_NATIVE": ""}, checkout) == ["native walk", FLATTENED, "[]"]
+    assert report({"SHAREDTREE_NATIVE": ""}, checkout) == NATIVE
     (checkout / "sharedtree" / "_native.c").unlink()
     assert_refused(checkout, OTHER_SOURCE)
     described.write_text(f"DIGEST = {digest!r}")
-    assert report({"SHAREDTREE_NATIVE": ""}, checkout) == ["native walk", FLATTENED, "[]"]
+    assert report({"SHAREDTREE_NATIVE": ""}, checkout) == NATIVE
     described.write_text("")
     assert_refused(checkout, "AttributeError: ")
     described.unlink()
     assert_refused(checkout, "neither its source nor `_native_source.py` is there to tell whether it fits")
+    (checkout / "sharedtree" / "_native.c").mkdir()
+    assert_refused(checkout, "IsADirectoryError: ")
 
 
 @needs_compiler
@@ -174,14 +175,6 @@ def test_a_compiled_part_of_an_older_version(checkout):
     subprocess.run(command, check=True, cwd=checkout, env={**os.environ, "SHAREDTREE_NATIVE": ""})
     source.unlink()
     assert_refused(checkout, OTHER_SOURCE)
-
-
-@pytest.mark.skipif(native is None, reason="there is no compiled part to copy")
-def test_a_source_that_cannot_be_read(checkout):
-    shutil.copy(ROOT / "_native.abi3.so", checkout / "sharedtree")
-    (checkout / "sharedtree" / "_native.c").unlink()
-    (checkout / "sharedtree" / "_native.c").mkdir()
-    assert_refused(checkout, "IsADirectoryError: ")
 
 
 def test_the_warning_as_an_error(checkout):
@@ -243,7 +236,7 @@ def test_compiling_in_a_checkout(checkout, compiler):
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=checkout, env=environment)
     if done.returncode == 0:
         assert compiler is None
-        assert report({"SHAREDTREE_NATIVE": ""}, checkout) == ["native walk", FLATTENED, "[]"]
+        assert report({"SHAREDTREE_NATIVE": ""}, checkout) == NATIVE
     else:
         assert "The native walk was not compiled:" in done.stderr
         assert "So the one in Python is used." in done.stderr
@@ -360,9 +353,9 @@ def test_a_wheel_is_built_beside_the_checkout(checkout, tmp_path_factory, monkey
     hook.finalize("standard", data, "")
     assert not any(pathlib.Path(file).parent.exists() for file in data["force_include"])
     if compiler is None:
-        assert report({"SHAREDTREE_NATIVE": ""}, installed) == ["native walk", FLATTENED, "[]"]
+        assert report({"SHAREDTREE_NATIVE": ""}, installed) == NATIVE
     else:
-        assert report({"SHAREDTREE_NATIVE": ""}, installed) == ["walk in Python (not compiled)", FLATTENED, "[]"]
+        assert report({"SHAREDTREE_NATIVE": ""}, installed) == NOT_COMPILED
         (installed / "sharedtree" / "_native.abi3.so").write_bytes(b"from an earlier version")
         assert_refused(installed, OTHER_SOURCE)
 
@@ -379,8 +372,3 @@ def test_words_that_switch_it_off(checkout, monkeypatch, word):
     assert builder.is_switched_off() is is_off
     reason = _engine._load()[1]
     assert (reason == f"SHAREDTREE_NATIVE={word.strip()}") is is_off
-
-
-@pytest.mark.parametrize("word", ["false", "OFF", "No"])
-def test_words_that_switch_it_off_for_a_process(word):
-    assert report({"SHAREDTREE_NATIVE": word}) == [f"walk in Python (SHAREDTREE_NATIVE={word})", FLATTENED, "[]"]

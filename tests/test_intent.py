@@ -1,20 +1,24 @@
-"""What `untie` says belongs to the objects that it was said of: nothing else is excused, and none of them reported."""
+"""S7: a tie that is lost inside a transform, or between two calls, is never silent; one that was untied is.
+
+What `untie` says belongs to the objects that it was said of: nothing else is excused, and none of them reported.
+"""
 
 import copy
 import gc
-import threading
 import warnings
+from typing import NamedTuple
 
 import equinox as eqx
 import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import sharedtree as st
 from sharedtree import _untying
-from tests.strategies import Layer, Pair, copy_dag, dags, twin
+from tests.strategies import Layer, Mutable, Pair, copy_dag, dags, twin
 from tests.test_threads import at_once
 
 
@@ -83,6 +87,10 @@ MEANT = {
     "eqx.apply_updates": lambda net: eqx.apply_updates(st.untie(net), st.untie(net)),
     "said last": lambda net: st.untie(vanilla(net)),
     "said last of a part": lambda net: st.untie(vanilla(net), lambda net: net.head),
+    "put back": lambda net: st.retie(vanilla(net), like=net),
+    "a part that stays": lambda net: Net(net.embed, 2 * net.bias, net.bias),
+    "arrays of its own": lambda net: Pair(2 * net.embed, 3 * net.head),
+    "nodes only": lambda net: jax.tree.map(lambda x: x, net),
     "in a larger one": lambda net: Pair(vanilla(st.untie(net)), 1),
     "as part of a larger one": lambda net: vanilla(st.untie(Pair(net, jnp.ones(2)))).first,
     "untied and updated by hand": lambda net: Net(*[2 * x for x in jax.tree.leaves(st.untie(net))]),
@@ -114,50 +122,24 @@ def test_a_cached_result_is_as_meant_as_the_first():
             assert not warnings_of(use, each)
 
 
-def test_in_place_too():
-    class Trainer:
-        def __init__(self, net):
-            self.net = net
-
-    jax.tree_util.register_pytree_node(Trainer, lambda t: ((t.net,), None), lambda _, c: Trainer(*c))
-    trainer = Trainer(tied())
-
-    @st.preserve_identities(jax.jit, policy=st.Policy(in_place=True))
+def test_in_place_and_beside_the_tree_that_it_was_made_of_and_in_another_thread():
     def part(trainer):
         trainer.net = ours(st.untie(trainer.net))
 
-    use = st.jit(lambda trainer: trainer.net.embed.sum())
+    trainer, use = Mutable(net=tied()), st.jit(lambda trainer: trainer.net.embed.sum())
     use(trainer)
-    assert not twice(part, trainer)
+    assert not twice(st.jit(part, in_place=True), trainer)
     assert not warnings_of(use, trainer)
+    assert not warnings_of(st.jit(lambda student, teacher: ours(student)), st.untie(tied()), tied())
 
+    def work(i):
+        net = tied(float(i))
+        for _ in range(50):
+            loose = st.untie(net)
+            assert all(map(_untying.is_noted, jax.tree.leaves(loose)))
+        use(Mutable(net=st.device_put(loose, jax.devices()[0])))
 
-def test_outside_transforms_and_in_another_thread():
-    use = st.jit(lambda net: net.embed.sum())
-    use(tied())
-    loose = st.untie(tied())
-    found = []
-    thread = threading.Thread(target=lambda: found.append(warnings_of(use, st.device_put(loose, jax.devices()[0]))))
-    thread.start()
-    thread.join()
-    assert found == [[]]
-
-
-def test_of_what_has_no_ties():
-    use = st.jit(lambda net: net.embed.sum())
-    use(tied())
-    loose = jax.tree.map(jnp.copy, tied())
-    assert not warnings_of(use, st.untie(loose))
-    assert not warnings_of(st.jit(lambda net: use(net)), st.untie(loose))
-    use = st.jit(lambda net: net.embed.sum())
-    use(tied())
-    assert not warnings_of(use, st.untie(jax.tree.map(jnp.copy, tied()), lambda net: net.head))
-
-
-def test_a_twin_beside_the_tree_that_it_was_made_of():
-    teacher = tied()
-    student = st.untie(teacher)
-    assert not warnings_of(st.jit(lambda student, teacher: ours(student)), student, teacher)
+    at_once(work)
 
 
 def test_a_gradient_of_what_is_meant():
@@ -181,6 +163,67 @@ NOT_MEANT = {
 }
 
 
+@pytest.mark.parametrize("transform", [st.jit, st.vmap, st.checkpoint, st.grad])
+def test_lost_inside(transform):
+    doubled = lambda net: eqx.apply_updates(net, net)
+    for lose in (vanilla, replaced, doubled, lambda net: {"new": Pair(0, vanilla(net))}):
+        (text,) = warnings_of(lambda net, lose=lose: through(transform)(lambda net: lose(net), net), tied())
+        assert "`net.embed` and `net.head`" in text
+        assert "sharedtree.tree.map" in text
+
+
+def test_lost_between_two_calls():
+    traces = []
+    f = st.jit(lambda net: traces.append(1) or net.embed.sum())
+    f(tied())
+    # What vanilla functions do outside any transform.
+    loose = jax.tree.map(jnp.copy, tied())
+    (text,) = twice(f, loose)
+    assert "earlier call" in text
+    f(tied())
+    assert len(traces) == 2
+
+
+def test_lost_although_an_untied_model_of_the_class_is_there():
+    loose = pair(jnp.ones((2, 2)), jnp.zeros((2, 2)))
+    for f in (lambda net, ema: (vanilla(net), ema), lambda net, ema: (vanilla(net), vanilla(ema))):
+        assert len(warnings_of(st.jit(f), tied(), loose)) == 1
+    f = st.jit(lambda net, ema: 0)
+    f(tied(), loose)
+    assert len(warnings_of(f, jax.tree.map(jnp.copy, tied()), loose)) == 1
+
+
+def test_a_tied_namedtuple_of_the_users_own_counts():
+    class Params(NamedTuple):
+        embed: object
+        head: object
+
+    w = jnp.ones(2)
+    (text,) = warnings_of(st.jit(lambda m: Pair(vanilla(m.first), 1)), Pair(Params(w, w), 1))
+    assert ".first.embed" in text
+    kept = st.apply_updates(Params(w, w), Params(w, w))
+    assert kept.embed is kept.head
+    with pytest.raises(st.SharingMismatchError):
+        st.apply_updates(Params(w, w), Params(w + 1, w + 1))
+
+
+def test_aliases_between_arguments_and_in_optimizer_states_do_not_count():
+    def step(net, ema, state):
+        times = lambda k, net: st.tree.map(lambda x: x * k, net)
+        return times(2, net), times(3, ema), Pair(times(2, net), optax.LookaheadParams(times(3, net), times(4, net)))
+
+    net = tied()
+    f = st.jit(step)
+    assert not warnings_of(f, *f(net, net, Pair(net, optax.LookaheadParams(net, net))))
+
+
+def test_eager_transforms_remember_nothing():
+    f = st.grad(lambda net: net.embed.sum())
+    for _ in range(3):
+        f(tied())
+    assert not list(f._seen._seen.items())
+
+
 def test_no_other_model_is_excused():
     for name, f in NOT_MEANT.items():
         found = warnings_of(st.jit(f), tied(), tied(9.0))
@@ -190,11 +233,8 @@ def test_no_other_model_is_excused():
             assert "`b.embed` and `b.head`" in found[0]
 
 
-def test_a_teacher_that_keeps_its_ties_is_no_doubt():
-    assert not warnings_of(st.jit(lambda a, b: (vanilla(st.untie(a)), ours(b))), tied(), tied(9.0))
-
-
 def test_a_part_that_stays_tied_is_lost_all_the_same():
+    assert not warnings_of(st.jit(lambda a, b: (vanilla(st.untie(a)), ours(b))), tied(), tied(9.0))
     w = jnp.arange(3.0)
     three = Net(w, w, w)
     (text,) = warnings_of(st.jit(lambda net: vanilla(st.untie(net, lambda net: net.bias))), three)
@@ -263,16 +303,6 @@ def test_one_warning_in_the_trace_around_it_between_calls_and_for_two_results():
     assert len(warnings_of(st.jit(lambda net: (vanilla(net), vanilla(net))), tied())) == 1
 
 
-def test_two_wrapped_functions_are_told_of_one_loss_between_calls_once():
-    one, two = st.jit(lambda net: net.embed.sum()), st.jit(lambda net: net.embed.max())
-    net = tied()
-    one(net)
-    two(net)
-    loose = jax.tree.map(jnp.copy, net)
-    assert len(warnings_of(one, loose)) == 1
-    assert not warnings_of(two, loose)
-
-
 def test_a_model_returned_twice_beside_a_module_of_its_shape_without_ties():
     x, y, z = jnp.zeros(()), jnp.zeros(()), jnp.zeros(())
     model = Pair(Pair(x, x), Pair(y, z))
@@ -299,52 +329,63 @@ def test_every_maximal_tie_is_reported_once_and_nothing_else(dag):
 # Between calls -------------------------------------------------------------------------------------------------------
 
 
-def after_tied(loose, net=None):
-    use = st.jit(lambda net: 1)
-    use(tied() if net is None else net)
-    return bool(warnings_of(use, loose))
-
-
 def pair(a, b):
     return Net(a, b, jnp.arange(2.0))
 
 
-def test_only_what_is_still_equal_in_value_was_lost():
-    w = jnp.arange(4.0).reshape(2, 2)
-    assert after_tied(pair(w, w + 0))
-    assert after_tied(jax.device_put(tied(), jax.devices()[0]))
-    assert after_tied(copy.deepcopy(tied())) is False  # deepcopy keeps the tie
-    assert not after_tied(pair(w, w + 1))
-    assert not after_tied(pair(jnp.zeros((2, 2)), jnp.zeros((2, 2))))
-    assert not after_tied(pair(w.at[1, 1].set(0), w))
+W = jnp.arange(4.0).reshape(2, 2)
+SPECIAL = jnp.array([[jnp.nan, 1.0], [0.0, 2.0]])
+BIG = jnp.arange(2**19, dtype=jnp.float32).reshape(2**9, 2**10)
+LAYER = Layer(jnp.arange(2.0), None, {"a": jnp.zeros(3)})
+MODELS = Pair(LAYER, LAYER)
 
 
-def test_nan_and_signed_zeros_are_compared_as_bytes():
-    w = jnp.array([[jnp.nan, 1.0], [0.0, 2.0]])
-    assert after_tied(pair(w, w + 0))
-    assert not after_tied(pair(w, w.at[1, 0].set(-0.0)))
+def keys(seed):
+    return jax.random.split(jax.random.key(seed), 2)
 
 
-def test_every_dtype():
-    for dtype in (np.int8, np.bool_, jnp.bfloat16, np.complex64):
-        values = np.array([[0, 1], [1, 1]]).astype(dtype)
-        assert after_tied(pair(jnp.array(values), jnp.array(values)), pair(*[jnp.array(values)] * 2)), dtype
-        assert after_tied(pair(values.copy(), values.copy()), pair(*[jnp.array(values)] * 2)), dtype
+def parted(change):
+    return Pair(LAYER, jax.tree.map(change, LAYER))
 
 
-def test_keys():
-    keys = lambda seed: jax.random.split(jax.random.key(seed), 2)
-    one = keys(0)
-    assert after_tied(pair(keys(0), keys(0)), pair(one, one))
-    assert not after_tied(pair(keys(0), keys(1)), pair(one, one))
+def of_type(dtype, make):
+    values = np.array([[0, 1], [1, 1]]).astype(dtype)
+    return pair(make(values), make(values)), pair(*[jnp.array(values)] * 2), True
 
 
-def test_only_the_first_megabyte_is_compared():
-    big = jnp.arange(2**19, dtype=jnp.float32).reshape(2**9, 2**10)
-    assert after_tied(pair(big, big.at[-1, -1].set(0)), pair(big, big))
-    assert not after_tied(pair(big, big.at[100, 0].set(0)), pair(big, big))
-    wide = big.reshape(1, -1)
-    assert after_tied(pair(wide, wide + 0), pair(wide, wide))
+# What is there at the second call, what was there at the first, and whether a tie was lost between them.
+BETWEEN = {
+    "equal": (pair(W, W + 0), None, True),
+    "moved": (jax.device_put(tied(), jax.devices()[0]), None, True),
+    "a deep copy, which keeps the tie": (copy.deepcopy(tied()), None, False),
+    "another value": (pair(W, W + 1), None, False),
+    "zeros": (pair(jnp.zeros((2, 2)), jnp.zeros((2, 2))), None, False),
+    "one number": (pair(W.at[1, 1].set(0), W), None, False),
+    "untied": (st.untie(tied()), None, False),
+    "untied later": (st.untie(jax.tree.map(jnp.copy, tied())), None, False),
+    "untied later, a part": (st.untie(jax.tree.map(jnp.copy, tied()), lambda net: net.head), None, False),
+    "nan, by its bytes": (pair(SPECIAL, SPECIAL + 0), None, True),
+    "the sign of a zero": (pair(SPECIAL, SPECIAL.at[1, 0].set(-0.0)), None, False),
+    **{f"{dtype}": of_type(dtype, jnp.array) for dtype in (np.int8, np.bool_, jnp.bfloat16, np.complex64)},
+    **{f"{dtype} of NumPy": of_type(dtype, np.copy) for dtype in (np.int8, np.bool_, jnp.bfloat16, np.complex64)},
+    "keys": (pair(keys(0), keys(0)), pair(*[keys(0)] * 2), True),
+    "other keys": (pair(keys(0), keys(1)), pair(*[keys(0)] * 2), False),
+    "after the first megabyte": (pair(BIG, BIG.at[-1, -1].set(0)), pair(BIG, BIG), True),
+    "in the first megabyte": (pair(BIG, BIG.at[100, 0].set(0)), pair(BIG, BIG), False),
+    "one wide row": (pair(BIG.reshape(1, -1), BIG.reshape(1, -1) + 0), pair(*[BIG.reshape(1, -1)] * 2), True),
+    "a module": (parted(jnp.copy), MODELS, True),
+    "a module, all of it changed": (parted(lambda x: x.at[0].set(7)), MODELS, False),
+    "a module, a part changed": (parted(lambda x: jnp.where(x.size == 3, 1.0, x)), MODELS, False),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_only_what_is_still_equal_in_value_was_lost(name):
+    loose, before, is_lost = BETWEEN[name]
+    one, two = st.jit(lambda net: 1), st.jit(lambda net: 2)
+    for use in (one, two):
+        use(tied() if before is None else before)
+    assert [len(warnings_of(use, loose)) for use in (one, two)] == [is_lost, 0]  # of one loss both are told once
 
 
 def test_what_cannot_be_compared_is_no_warning():
@@ -358,14 +399,6 @@ def test_what_cannot_be_compared_is_no_warning():
     gone.delete()
     with pytest.raises((RuntimeError, ValueError), match="deleted"):
         use(pair(w, gone))
-
-
-def test_a_module_is_still_equal_if_all_of_it_is():
-    layer = Layer(jnp.arange(2.0), None, {"a": jnp.zeros(3)})
-    parted = lambda change: Pair(layer, jax.tree.map(change, layer))
-    assert after_tied(parted(jnp.copy), Pair(layer, layer))
-    assert not after_tied(parted(lambda x: x.at[0].set(7)), Pair(layer, layer))
-    assert not after_tied(parted(lambda x: jnp.where(x.size == 3, 1.0, x)), Pair(layer, layer))
 
 
 # What the notes cost -------------------------------------------------------------------------------------------------
@@ -383,16 +416,3 @@ def test_notes_keep_nothing_alive_and_are_swept():
     for _ in range(3_000):
         _untying.note([jnp.float32(1)])
     assert len(_untying._notes._references) < 2_900
-
-
-def test_threads_note_at_once():
-    use = st.jit(lambda net: 1)
-    use(tied())
-
-    def work(i):
-        net = tied(float(i))
-        for _ in range(50):
-            loose = st.untie(net)
-            assert all(map(_untying.is_noted, jax.tree.leaves(loose)))
-
-    at_once(work)

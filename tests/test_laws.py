@@ -6,14 +6,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import assume, given, settings, strategies as hst
 
 import sharedtree as st
 from tests.strategies import (
     MODULES,
-    Layer,
     Mutable,
     Pair,
     arguments,
@@ -78,15 +76,6 @@ def test_partition(name, args, data):
 
 
 @given(dag=dags())
-def test_partition_of_one_argument_under_an_unregistered_transform(dag):
-    assume(not python_numbers([dag]))
-    seen = []
-    wrapped = st.preserve_identities(lambda f: jax.jit(jax.checkpoint(f)), policy=IGNORE)
-    result = wrapped(lambda x: seen.append(partition(x)) or x)(dag)
-    assert seen[0] == partition(dag) == partition(result)
-
-
-@given(dag=dags())
 def test_partition_without_arrays(dag):
     """`Policy(arrays=False)`: modules and containers keep identity, arrays come apart."""
     policy = st.Policy(arrays=False, on_untie="ignore", pass_through=False)
@@ -117,13 +106,11 @@ def test_partition_of_what_vmap_maps(dag):
 # 2. Transparency: values, on DAGs, against the untied twin
 
 
-@given(args=arguments())
-def test_values_are_those_of_the_untied_twin(args):
+@given(args=arguments(), name=hst.sampled_from(sorted(TRANSFORMS.keys() - {"jit without pass-through"})))
+def test_values_are_those_of_the_untied_twin(args, name):
     assume(not python_numbers(args))  # traced here, static under `filter_jit`
     vanilla = loss(*[twin(arg) for arg in args])
-    for name, transform in TRANSFORMS.items():
-        if name != "jit without pass-through":  # which nothing of a number could
-            np.testing.assert_allclose(transform(loss)(*args), vanilla, rtol=1e-5, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(TRANSFORMS[name](loss)(*args), vanilla, rtol=1e-5, atol=1e-5)
 
 
 @given(dag=dags())
@@ -164,17 +151,6 @@ def assert_gradient(dag, gradient, per_path):
 
 def is_float(obj):
     return is_array(obj) and jnp.issubdtype(obj.dtype, jnp.floating)
-
-
-def test_gradient_by_finite_differences():
-    w = jnp.array([0.3, -0.7])
-    model = Pair(Layer(w, jax.nn.tanh, [w]), Mutable(a=w))
-    gradient = st.grad(loss)(model)
-    step = 1e-2
-    for i in range(2):
-        bump = jnp.zeros(2).at[i].set(step)
-        up, down = (st.tree.at(lambda m: m.first.weight, model, w + change) for change in (bump, -bump))
-        np.testing.assert_allclose(gradient.first.weight[i], (loss(up) - loss(down)) / (2 * step), rtol=1e-3)
 
 
 def test_gradient_of_python_numbers():
@@ -262,34 +238,6 @@ def test_other_sharing_retraces_once(dag):
     f(loose)
     f(twin(dag))
     assert len(traces) == (1 if partition(loose) == partition(dag) else 2)
-
-
-def test_one_trace_over_a_hundred_steps_with_fresh_objects():
-    w = jnp.arange(1.0, 3.0)
-    layer = Layer(w, jax.nn.tanh, [w])
-    model = Pair(layer, layer)
-    tx = st.optimizer(optax.adam(1e-2))
-    state = tx.init(model)
-    traces = []
-
-    @st.jit
-    def step(model, state):
-        traces.append(1)
-        gradient = st.grad(loss)(model)
-        updates, state = tx.update(gradient, state, model)
-        return st.apply_updates(model, updates), state
-
-    for i in range(100):
-        # Fresh objects each time; collecting the old ones lets their ids be used again.
-        model, state = step(copy_dag(model), state)
-        if i % 10 == 0:
-            gc.collect(1)  # what was made here is young
-    assert len(traces) == 1
-    assert model.first is model.second
-    assert model.first.weight is model.first.parts[0]
-    with pytest.warns(st.UntiedWarning):
-        step(twin(model), tx.init(twin(model)))
-    assert len(traces) == 2
 
 
 # 5. Round trip

@@ -109,14 +109,6 @@ def test_a_module_that_is_all_of_an_earlier_argument(transform):
                     assert of_model is blocks[argnums.index(0)]
 
 
-def test_one_module_as_three_arguments():
-    m = Pair(jnp.array([1.0, 2.0]), 3.0)
-    got = st.jacfwd(lambda p, q, r: {"x": p.first * q.first * r.first, "y": 2 * r.first}, argnums=(0, 1, 2))(m, m, m)
-    for blocks, want in ((got["x"], [3.0, 12.0]), (got["y"], [2.0, 2.0])):
-        assert blocks[0] is blocks[1] is blocks[2]
-        np.testing.assert_allclose(blocks[0].first, np.diag(want), rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("kind", "as_pair"), [("jacfwd", list), ("jacrev", tuple), ("filter_jacfwd", list), ("filter_jacrev", tuple)]
 )
@@ -203,16 +195,6 @@ def test_something_like_the_arguments_beside_what_the_function_returned():
     assert aux.first is aux.second
     assert gradient.first is gradient.second
     np.testing.assert_allclose(gradient.first, [2.0, 2.0])
-
-
-def test_an_alias_of_a_known_transform_has_its_adapter():
-    def alias(f, **options):
-        return jax.value_and_grad(f, **options)
-
-    st.register_transform(alias, jax.value_and_grad)
-    m = Pair(jnp.ones(2), "static")
-    (value, aux), gradient = st.preserve_identities(alias)(lambda m: (m.first.sum(), m), has_aux=True)(m)
-    assert (value, aux.second, gradient.second) == (2, "static", None)
 
 
 def test_a_transform_that_calls_twice_and_reorders():

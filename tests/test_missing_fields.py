@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
-from jax import lax
 
 import sharedtree as st
 from sharedtree import _equinox_internals
@@ -158,31 +157,6 @@ def test_a_marked_module_is_a_function_like_any_other(transform):
     for each in (model, model.forward, eqx.filter_vmap(model), eqx.Partial(model)):
         expected = transform(lambda x, each=each: each(x))(x)
         np.testing.assert_array_equal(transform(OPERATIONS["tree.map"](each))(x), expected)
-
-
-def test_the_name_of_a_wrapped_marked_module_is_that_of_its_class():
-    wrapped = st.jit(jax.tree.map(lambda x: x, gapped()))
-    assert "Missing" not in repr(wrapped)
-    assert not any(_equinox_internals.is_missing(value) for value in vars(wrapped).values())
-
-
-def test_a_model_crosses_scan_in_a_dag():
-    model = gapped()
-    dag = st.Dag(model)
-    updates = jax.tree.map(jnp.ones_like, model)
-    out, _ = lax.scan(lambda d, _: (st.Dag(eqx.apply_updates(d.tree, updates)), None), dag, length=3)
-    assert out.structure is dag.structure
-    np.testing.assert_array_equal(out.tree.weight, model.weight + 3)
-
-
-def test_a_dag_of_a_marked_model_takes_vanilla_transforms():
-    model = gapped()
-    marked = st.Dag(jax.tree.map(lambda x: x, model))
-    loss = lambda d: d.tree(jnp.ones(2)).sum()
-    assert jax.tree.structure(marked) == jax.tree.structure(st.Dag(model))
-    gradient = jax.jit(jax.grad(loss))(marked)
-    assert gradient.structure is marked.structure
-    assert gradient.tree.weight.tolist() == [3.0, 3.0]
 
 
 def test_a_marked_module_is_saved_without_its_markers():

@@ -21,10 +21,11 @@ from hypothesis import given, settings, strategies as hst
 from sharedtree import _walk
 from sharedtree._graph import Tags, build, pack
 from sharedtree._native_walk import native
-from sharedtree._structure import Structure, intern
+from sharedtree._structure import intern
 from sharedtree._walk import Rules
 from tests.kinds import ByContent, Keyed, Noted, Unregistered, made
 from tests.strategies import Layer, Mutable, Pair, Point, Record
+from tests.test_native_walk import RULES, assert_walked_alike
 
 pytestmark = [
     pytest.mark.skipif(native is None, reason="the native walk is not in use"),
@@ -34,17 +35,6 @@ pytestmark = [
 NUM_CHANGES = 50
 NUM_EXAMPLES = {"thorough": 2_000, "deep": 20_000}.get(os.environ.get("HYPOTHESIS_PROFILE", ""), 20)
 """Two thousand DAGs with their changes are 10⁵ walks that are compared, and take about a minute."""
-
-RULES = [
-    *[Rules()] * 4,
-    Rules(arrays=False),
-    Rules(containers=True),
-    Rules(convention="any"),
-    Rules(convention="equinox"),
-    Rules(values=True),
-    Rules(inside=False),
-    Rules(inside=False, containers=True),
-]
 
 
 class Twin(eqx.Module):
@@ -156,21 +146,6 @@ def change(draw: random.Random, pool: list[Any]) -> None:
             pool[place] = a_node(draw, earlier)
 
 
-def assert_agree(trees: list[Any], rules: Rules) -> None:
-    """Both walks over several trees in one crossing."""
-    own, tags = Tags(), _walk.Tags()
-    for tree in trees:
-        base = len(tags.objects)
-        leaves, records, root = _walk.walk(tree, tags, rules)
-        structure = intern(records, root, base)
-        found, its = pack(tree, own, rules)
-        assert type(its) is Structure
-        assert its is structure
-        assert [id(leaf) for leaf in found] == [id(leaf) for leaf in leaves]  # alive in both
-    assert [id(obj) for obj in own.objects] == [id(obj) for obj in tags.objects]  # alive in both
-    assert [own.number_of(obj) for obj in own.objects] == [tags.number_of(obj) for obj in tags.objects]
-
-
 def assert_comes_back(tree: Any) -> None:
     """What is built of a walk comes apart into the same."""
     leaves, structure = pack(tree, Tags())
@@ -194,7 +169,7 @@ def test_a_dag_that_is_changed_again_and_again(seed, num_changes):
             if draw.random() < 0.9
             else pool[-1]
         )
-        assert_agree([top, [pool[-2], top]], draw.choice(RULES))
+        assert_walked_alike([top, [pool[-2], top]], draw.choice([*RULES, Rules(), Rules(), Rules()]))
         if draw.random() < 0.2:
             assert_comes_back(top)
         change(draw, pool)

@@ -7,7 +7,7 @@ references, if the native walk is compiled with its headers (JAX is not, so that
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from sharedtree._structure import Given, Update
 from sharedtree._walk import Rules
 from tests.kinds import ENDS, KINDS, W
 from tests.strategies import Layer, Mutable, Pair, Point, Record
+from tests.test_native_arguments import WRONG_CALLS, WRONG_TREES, wrong_records
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,30 +38,30 @@ WITHOUT_JAX = ("nothing", "a leaf", "sequences", "dictionaries", "other containe
 WITHOUT_JAX += ("Equinox", "Equinox, attributes missing", "statics by address", "statics, many", "statics, deep")
 
 
-def counted() -> dict[str, int]:
+def counted(held: Iterable[Any]) -> dict[str, int]:
     """What could grow."""
     gc.collect()
-    counts = {f"references to {each!r}": sys.getrefcount(each) for each in SHARED}
+    counts = {f"references to {i}, {type(each)}": sys.getrefcount(each) for i, each in enumerate((*SHARED, *held))}
     return counts | {"blocks": sys.getallocatedblocks(), "objects": len(gc.get_objects())}
 
 
-def assert_leaves_nothing(act: Callable[[], Any], repeats: int = REPEATS) -> None:
+def assert_leaves_nothing(act: Callable[[], Any], repeats: int = REPEATS, held: Iterable[Any] = ()) -> None:
     """Counts several times if need be: other parts of the process add something now and then, a leak does each time."""
     for _ in range(10):
         act()
-    found = [grown_by(act, repeats)]
+    found = [grown_by(act, repeats, held)]
     while any(found[-1]) and len(found) < 4:
-        found.append(grown_by(act, repeats))
+        found.append(grown_by(act, repeats, held))
     assert found[-1] == ({}, {}), found
 
 
-def grown_by(act: Callable[[], Any], repeats: int) -> tuple[dict[str, int], dict[str, int]]:
+def grown_by(act: Callable[[], Any], repeats: int, held: Iterable[Any]) -> tuple[dict[str, int], dict[str, int]]:
     """What there is more of, and which references there are fewer of, after so many repeats."""
     noise = max(repeats // 10, 40)  # what is lost at each repeat is more
-    before = counted()
+    before = counted(held)
     for _ in range(repeats):
         act()
-    grown = {name: count - before[name] for name, count in counted().items()}
+    grown = {name: count - before[name] for name, count in counted(held).items()}
     # There may be fewer objects, where other parts of the process let some go, but not fewer references to one.
     lost = {name: more for name, more in grown.items() if more > noise}
     taken = {name: more for name, more in grown.items() if more < -noise and name.startswith("references")}
@@ -69,17 +70,18 @@ def grown_by(act: Callable[[], Any], repeats: int) -> tuple[dict[str, int], dict
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_walk_and_the_way_back(name):
-    """The second walk is of other objects each time."""
+    """The second walk is of other objects each time, built by a program that is new each time."""
     tree = KINDS[name]()
     leaves, structure = pack(tree, Tags())
 
     def act():
         walk(tree, Tags())
-        table = []
-        build(structure.records, leaves, table)
+        for records in (structure.records, native.compile(structure.records)):
+            table = []
+            build(records, leaves, table)
         walk(table[structure.root], Tags())
 
-    assert_leaves_nothing(act)
+    assert_leaves_nothing(act, held=[tree, structure, *leaves, *(op for op, _ in structure.records)])
 
 
 def references_left(act: Callable[[], Any], repeats: int) -> int:
@@ -147,11 +149,8 @@ def test_objects_of_the_other_side():
     assert_leaves_nothing(lambda: build(records, [], [], lambda n: n, lambda _, content: content))
 
 
-def test_a_build_that_ends():
-    leaf = st.tree.structure(W).records[0][0]
-    node = st.tree.structure([W]).records[-1][0]
-    wrong = [[1], [(leaf,)], [(leaf, [])], [(1, ())], [(leaf, ()), (node, (5,))], [(leaf, ()), (leaf, ())]]
-    wrong += [[(Given(1), ())], [(Update(1, node), ())]]
+def test_builds_that_end():
+    wrong = wrong_records()
 
     def fail(*_):
         raise LookupError
@@ -160,6 +159,20 @@ def test_a_build_that_ends():
         for records in wrong:
             with pytest.raises((TypeError, IndexError, StopIteration, LookupError)):
                 build(records, [W], [], fail, fail)
+
+    assert_leaves_nothing(act)
+
+
+def test_wrong_arguments_and_what_gives_none():
+    tags, structure = Tags(), st.tree.structure(W)
+
+    def act():
+        for arguments in WRONG_TREES + WRONG_CALLS:
+            for function in (native.walk, native.build, native.call, native.packed_of, native.packed_parts):
+                with pytest.raises((TypeError, AttributeError)):
+                    function(*arguments)
+        assert tags.number_of(W) is tags.forget(0) is native.walk(W, tags, Rules(is_leaf=callable), {}) is None
+        native.build(structure.records, [None], [], None, None)
 
     assert_leaves_nothing(act)
 
@@ -185,18 +198,5 @@ def test_whole_calls():
         passed(model)
         with pytest.raises(LookupError):
             native.call(None, failing, [], (model,), {})
-
-    assert_leaves_nothing(act)
-
-
-def test_wrong_arguments():
-    wrong = [(), (1, 2, 3, 4), ([], Tags(), (), {}), ([], Tags(), Rules(), None)]
-    wrong += [(None, (), [], (), {}), (None, (1,) * 6, [], (), []), (None, (None,) * 6, [], (), {})]
-
-    def act():
-        for arguments in wrong:
-            for function in (native.walk, native.build, native.call, native.packed_of, native.packed_parts):
-                with pytest.raises((TypeError, AttributeError)):
-                    function(*arguments)
 
     assert_leaves_nothing(act)

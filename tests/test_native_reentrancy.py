@@ -26,6 +26,7 @@ from sharedtree._node_types import dict_descriptor
 from sharedtree._structure import Given, Update, intern
 from sharedtree._walk import Rules
 from tests.strategies import Mutable, Pair, Record
+from tests.test_threads import at_once
 
 pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
@@ -78,12 +79,12 @@ def attributes_of(model: Any) -> dict[str, Any]:
     return dict_descriptor(type(model)).__get__(model)
 
 
-def clear_a_list(model):
-    attributes_of(model).get("parts", []).clear()
+def parts_of(model: Any) -> list[Any]:
+    return attributes_of(model).get("parts") or []
 
 
 def clear_all_containers(model):
-    for part in attributes_of(model).get("parts", ()):
+    for part in parts_of(model):
         if isinstance(part, (list, dict)):
             part.clear()
 
@@ -98,39 +99,15 @@ def clear_statics(model):
 
 
 def lengthen(model):
-    for part in attributes_of(model).get("parts", ()):
+    for part in parts_of(model):
         if isinstance(part, list) and len(part) < 300:
             part[:0] = [fresh() for _ in range(100)]
         elif isinstance(part, dict):
             part.update({f"new{i}": fresh() for i in range(100)})
 
 
-def replace_parts(model):
-    attributes_of(model)["parts"] = [fresh()]
-
-
-def replace_the_dictionary(model):
-    dict_descriptor(type(model)).__set__(model, {"weight": fresh(), "parts": None, "note": 1})
-
-
-def replace_the_dictionary_by_a_subclass(model):
-    dict_descriptor(type(model)).__set__(model, Attributes(weight=fresh(), parts=None, note=1))
-
-
-def empty_the_dictionary(model):
-    attributes_of(model).clear()
-
-
-def fill_the_dictionary(model):
-    attributes_of(model).update({f"new{i}": fresh() for i in range(100)})
-
-
-def change_the_class(model):
-    object.__setattr__(model, "__class__", Other)
-
-
-def collect(model):
-    gc.collect(1)
+def replace_the_dictionary(model, cls=dict):
+    dict_descriptor(type(model)).__set__(model, cls(weight=fresh(), parts=None, note=1))
 
 
 def flatten_again(model):
@@ -138,39 +115,33 @@ def flatten_again(model):
         st.tree.flatten(model)
 
 
-def flatten_something_else(model):
-    st.tree.unflatten(*reversed(st.tree.flatten(new_parts())))
-
-
 def new_parts() -> Any:
     return Pair([fresh(), fresh()], {"b": 1, "a": fresh()})
 
 
-def interrupt(model):
-    raise KeyboardInterrupt
+def fail(error):
+    raise error
 
 
-def fail(model):
-    raise MemoryError
-
-
-ACTIONS = [
-    clear_a_list,
-    clear_all_containers,
-    clear_statics,
-    lengthen,
-    replace_parts,
-    replace_the_dictionary,
-    replace_the_dictionary_by_a_subclass,
-    empty_the_dictionary,
-    fill_the_dictionary,
-    change_the_class,
-    collect,
-    flatten_again,
-    flatten_something_else,
-    interrupt,
-    fail,
-]
+CHANGES = {
+    "clear a list": lambda model: parts_of(model).clear(),
+    "clear all containers": clear_all_containers,
+    "clear statics": clear_statics,
+    "lengthen": lengthen,
+    "replace parts": lambda model: attributes_of(model).update(parts=[fresh()]),
+    "replace the dictionary": replace_the_dictionary,
+    "replace the dictionary by a subclass": lambda model: replace_the_dictionary(model, Attributes),
+    "empty the dictionary": lambda model: attributes_of(model).clear(),
+    "fill the dictionary": lambda model: attributes_of(model).update({f"new{i}": fresh() for i in range(100)}),
+    "change the class": lambda model: object.__setattr__(model, "__class__", Other),
+    "flatten something else": lambda _: st.tree.unflatten(*reversed(st.tree.flatten(new_parts()))),
+}
+ACTIONS = CHANGES | {
+    "collect": lambda _: gc.collect(1),
+    "flatten again": flatten_again,
+    "interrupt": lambda _: fail(KeyboardInterrupt),
+    "fail": lambda _: fail(MemoryError),
+}
 
 
 # --- when it is done -------------------------------------------------------------------------------------------------
@@ -195,16 +166,11 @@ class Hook:
 hook = Hook()
 
 
-class InFlatten:
-    """A registered class that does it when it is taken apart."""
-
-
-class InUnflatten:
-    """A registered class that does it when it is put together."""
-
-
-class InMadeChildren:
-    """A registered class with children that exist only while it is walked, and that do it when they go."""
+# Registered classes that do it when they are taken apart (the last one unknown to JAX), and put together; and one with
+# children that exist only while it is walked, and that do it when they go.
+InFlatten, InRegisterNode, InUnflatten, InMadeChildren = (
+    type(name, (), {}) for name in ("InFlatten", "InRegisterNode", "InUnflatten", "InMadeChildren")
+)
 
 
 class Going(list):
@@ -221,10 +187,7 @@ def take_apart_made(_: Any) -> Any:
     going = fresh()
     # Nobody else keeps it.
     weakref.finalize(going, guarded_hook)
-    return ([Pair(going, Going()), (Going(),)], Going()), Going_aux
-
-
-Going_aux = None
+    return ([Pair(going, Going()), (Going(),)], Going()), None
 
 
 def guarded_hook() -> None:
@@ -232,26 +195,10 @@ def guarded_hook() -> None:
         hook()
 
 
-def take_apart_with_hook(_: Any) -> Any:
-    hook()
-    return (), None
-
-
-def put_together_with_hook(*_: Any) -> InUnflatten:
-    hook()
-    return InUnflatten()
-
-
-jax.tree_util.register_pytree_node(InFlatten, take_apart_with_hook, lambda *_: InFlatten())
-jax.tree_util.register_pytree_node(InUnflatten, lambda _: ((), None), put_together_with_hook)
+jax.tree_util.register_pytree_node(InFlatten, lambda _: (hook() or (), None), lambda *_: InFlatten())
+jax.tree_util.register_pytree_node(InUnflatten, lambda _: ((), None), lambda *_: hook() or InUnflatten())
 jax.tree_util.register_pytree_node(InMadeChildren, take_apart_made, lambda *_: InMadeChildren())
-
-
-class InRegisterNode:
-    """As `InFlatten`, but unknown to JAX."""
-
-
-st.register_node(InRegisterNode, take_apart_with_hook, lambda *_: InRegisterNode())
+st.register_node(InRegisterNode, lambda _: (hook() or (), None), lambda *_: InRegisterNode())
 
 
 class InComparison:
@@ -383,7 +330,7 @@ def assert_survives(make: Any, act: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIONS))
 def test_a_model_that_is_changed_while_it_is_walked(place, action):
     for at in (0, 4):
 
@@ -395,7 +342,7 @@ def test_a_model_that_is_changed_while_it_is_walked(place, action):
         assert_survives(make, action)
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIONS))
 def test_in_one_context(action):
     def make():
         model = new_model()
@@ -411,7 +358,7 @@ def test_in_one_context(action):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("action", [each for each in ACTIONS if each not in (collect, flatten_again, interrupt, fail)])
+@pytest.mark.parametrize("action", CHANGES.values(), ids=list(CHANGES))
 def test_garbage_that_is_collected_in_the_middle(action):
     """Until Python 3.12 any allocation may collect; later ones do so between two instructions of Python."""
     threshold = gc.get_threshold()
@@ -439,7 +386,7 @@ def test_garbage_that_is_collected_in_the_middle(action):
             gc.set_threshold(*threshold)
 
 
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=list(ACTIONS))
 def test_objects_of_the_other_side_that_do_something(action):
     model = new_model()
     leaves, structure = st.tree.flatten(model)
@@ -462,16 +409,7 @@ st.register_node(Turning, lambda _: ((), turns.pop(0)()), lambda *_: Turning())
 
 def test_what_an_interrupted_walk_found_is_not_remembered():
     """The first walk saw `a` and the second saw `b`, and whether that is the same is not known."""
-
-    def interrupted():
-        raise KeyboardInterrupt
-
-    def a():
-        return "a"
-
-    def b():
-        return "b"
-
+    a, b, interrupted = lambda: "a", lambda: "b", lambda: fail(KeyboardInterrupt)
     turns[:] = [a, b, b, interrupted, *[a] * 8]
     with contextlib.suppress(KeyboardInterrupt):
         st.tree.flatten([Turning()])
@@ -506,37 +444,27 @@ def test_eight_threads_that_change_what_they_walk():
     parts = attributes_of(model)["parts"]
     parts.insert(2, InFlatten())
     static_values = [1, True, 1.0, "text", [1], (1, 2)]
-    failures: list[BaseException] = []
+    walks = iter(range(4))
     stop = threading.Event()
 
-    def change(seed: int) -> None:
-        for i in itertools.count(seed):
-            if stop.is_set():
-                return
-            attributes_of(model)["note"] = static_values[i % len(static_values)]
-            parts[0][:] = [fresh(i)] * (i % 4)
-            parts[1][f"name{i % 5}"] = [fresh()]
-            parts[1].pop(f"name{(i + 2) % 5}", None)
-            attributes_of(parts[-4])["second"] = fresh() if i % 2 else [fresh()]
-
-    def walk_it() -> None:
+    def work(i: int) -> None:
+        if i < 4:
+            for step in itertools.takewhile(lambda _: not stop.is_set(), itertools.count(i)):
+                attributes_of(model)["note"] = static_values[step % len(static_values)]
+                parts[0][:] = [fresh(step)] * (step % 4)
+                parts[1][f"name{step % 5}"] = [fresh()]
+                parts[1].pop(f"name{(step + 2) % 5}", None)
+                attributes_of(parts[-4])["second"] = fresh() if step % 2 else [fresh()]
+            return
         try:
-            for _ in range(30):
+            for _ in range(15):
                 with contextlib.suppress(RuntimeError, ValueError, KeyError, IndexError):
                     flatten_and_back(model)
-        except BaseException as error:  # noqa: BLE001
-            failures.append(error)
+        finally:
+            if next(walks) == 3:
+                stop.set()
 
-    changing = [threading.Thread(target=change, args=(i,)) for i in range(4)]
-    walking = [threading.Thread(target=walk_it) for _ in range(4)]
-    for thread in changing + walking:
-        thread.start()
-    for thread in walking:
-        thread.join()
-    stop.set()
-    for thread in changing:
-        thread.join()
-    assert failures == []
+    at_once(work)
     for value in static_values:
         attributes_of(model)["note"] = value
         assert_agree(model)

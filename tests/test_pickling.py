@@ -17,7 +17,7 @@ from jax.experimental import serialize_executable
 
 import sharedtree as st
 from sharedtree._context import pack_alone
-from tests.strategies import Layer, Pair, dags, partition
+from tests.strategies import Layer, Mutable, Pair, dags, partition
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -165,6 +165,19 @@ def test_wrapped_functions_are_copied(wrap):
         assert jax.tree.structure(st.Dag(got)) == jax.tree.structure(st.Dag(want))
         np.testing.assert_array_equal(got.first, want.first)
         assert copied.__name__ == f.__name__
+
+
+def counted(model):
+    model.count = model.count + 1
+
+
+@pytest.mark.parametrize("wrap", [st.jit, st.vmap, st.checkpoint])
+def test_what_is_wrapped_in_place_stays_so(wrap):
+    f = wrap(counted, in_place=True)
+    for copied in (f, copy.copy(f), copy.deepcopy(f), there_and_back(f)):
+        model = Mutable(count=jnp.zeros(2))
+        copied(model)
+        assert model.count.tolist() == [1, 1]
 
 
 def test_a_deep_copy_is_as_of_a_function():

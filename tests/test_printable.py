@@ -113,42 +113,29 @@ def hostile(text):
     return draft
 
 
-def types_of(draft, name):
-    return next(entry for entry in draft.manifest["types"] if entry["name"].endswith(f":{name}"))
+def config_of(draft):
+    return next(entry for entry in draft.manifest["types"] if entry["name"].endswith(":Config"))
 
 
 def node_of(draft, kind):
     return next(node for node in draft.manifest["nodes"] if node[0] == kind)
 
 
-def first_tensor(draft):
-    return next(name for name in draft.header if name != "__metadata__")
-
-
 def array_of(draft, dtype):
     return next(entry for entry in draft.manifest["arrays"] if entry["dtype"] == dtype)
 
 
-def rename_field(draft, text):
-    types_of(draft, "Config")["fields"] = ["size", f"rate{text}"]
-
-
-def migrate(draft, text):
-    types_of(draft, "Config")["version"] = 3
-
-
-def extra(draft, text):
-    entry = types_of(draft, "Config")
-    entry["fields"], entry["extra"] = ["size"], [text]
+def tensor_of(draft):
+    return draft.header[next(name for name in draft.header if name != "__metadata__")]
 
 
 FORGERIES = {
     "nothing": lambda draft, text: None,
-    "a field": rename_field,
-    "an attribute": extra,
-    "a version": migrate,
-    "a class": lambda draft, text: types_of(draft, "Config").update(name=f"{__name__}:{text}"),
-    "another class": lambda draft, text: types_of(draft, "Config").update(name="os:system"),
+    "a field": lambda draft, text: config_of(draft).update(fields=["size", f"rate{text}"]),
+    "an attribute": lambda draft, text: config_of(draft).update(fields=["size"], extra=[text]),
+    "a version": lambda draft, text: config_of(draft).update(version=3),
+    "a class": lambda draft, text: config_of(draft).update(name=f"{__name__}:{text}"),
+    "another class": lambda draft, text: config_of(draft).update(name="os:system"),
     "a member": lambda draft, text: node_of(draft, "enum").__setitem__(2, f"BLUE{text}"),
     "children": lambda draft, text: node_of(draft, "registered").__setitem__(3, [text, text]),
     "a kind": lambda draft, text: draft.manifest["nodes"].append([text]),
@@ -169,9 +156,9 @@ FORGERIES = {
         draft, "edit_text", lambda t: f"{t[:-1]},{json.dumps(text)}:1,{json.dumps(text)}:1}}"
     ),
     "metadata": lambda draft, text: draft.header["__metadata__"].update({f"sharedtree{text}": text}),
-    "a stored dtype": lambda draft, text: draft.header[first_tensor(draft)].update(dtype=text),
-    "offsets": lambda draft, text: draft.header[first_tensor(draft)].update(data_offsets=[1, 2]),
-    "a hole": lambda draft, text: draft.header[first_tensor(draft)]["data_offsets"].__setitem__(0, 1),
+    "a stored dtype": lambda draft, text: tensor_of(draft).update(dtype=text),
+    "offsets": lambda draft, text: tensor_of(draft).update(data_offsets=[1, 2]),
+    "a hole": lambda draft, text: tensor_of(draft)["data_offsets"].__setitem__(0, 1),
     "entries": lambda draft, text: draft.header.update({text: {"dtype": "U8"}}),
     "a tensor more": lambda draft, text: draft.header.update(
         {text: {"dtype": "U8", "shape": [0], "data_offsets": [len(draft.data)] * 2}}

@@ -183,15 +183,3 @@ def test_a_carry_with_other_keys_names_both():
     assert error.value.paths == ("init",)
     assert "('other',)" in str(error.value)
     assert "eqx.field" in str(error.value)
-
-
-def test_a_program_is_called_with_others():
-    f, filtered = st.jit(lambda m, n: m), st.preserve_identities(eqx.filter_jit)(lambda m, n: m)
-    programs = [(jit.lower(model(), 1.0).compile(), ("m", "n")) for jit in (f, filtered)]
-    for call, names in (*programs, (st.export(f)(model(), 1.0).call, ("args[0]", "args[1]"))):
-        for others in ((model(static=1), 1.0), (jnp.ones(2), 1.0), ([model()], 1.0), (model(), model())):
-            with pytest.raises(st.SharingMismatchError, match="cannot be traced again") as error:
-                call(*others)
-            assert all(path.startswith(names) for path in error.value.paths)
-        again = model()
-        assert len({id(leaf) for leaf in call(again, 1.0).x}) == 1  # alive in the result

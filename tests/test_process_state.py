@@ -1,6 +1,5 @@
 """No call leaves the process other than it was: recursion limit, warning filters, options, handlers, environment."""
 
-import functools
 import gc
 import inspect
 import locale
@@ -24,9 +23,8 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec as P
 
 import sharedtree as st
-from sharedtree import _under_way
 from sharedtree._under_way import CAN_RAISE, MAX_FLATTENED, active, raised
-from tests.deep import in_a_thread, link
+from tests.deep import chain, free, in_a_thread, link, lists, room
 
 W = jnp.array(1.0)
 
@@ -62,47 +60,22 @@ def process_state():
     }
 
 
-def change(monkeypatch, name):
-    """Changes one of them, as a program may."""
-    match name:
-        case "recursion limit":
-            old = sys.getrecursionlimit()
-            sys.setrecursionlimit(old + 1)
-            return functools.partial(sys.setrecursionlimit, old)
-        case "warning filters":
-            warnings.simplefilter("ignore")  # pytest puts them back
-        case "jax.config":
-            old = jax.config.jax_log_compiles
-            jax.config.update("jax_log_compiles", not old)
-            return functools.partial(jax.config.update, "jax_log_compiles", old)
-        case "environment":
-            monkeypatch.setenv("SHAREDTREE_TESTS", "1")
-        case "signals":
-            old = signal.signal(signal.SIGUSR1, lambda *_: None)
-            return functools.partial(signal.signal, signal.SIGUSR1, old)
-    return lambda: None
-
-
-@pytest.mark.parametrize("name", ["recursion limit", "warning filters", "jax.config", "environment", "signals"])
-def test_the_comparison_notices(monkeypatch, name):
-    before = process_state()
-    undo = change(monkeypatch, name)
-    after = process_state()
-    undo()
-    assert [each for each in before if before[each] != after[each]] == [name]
-
-
-def lists(depth, inner=W):
-    for _ in range(depth):
-        inner = [inner]
-    return inner
-
-
-def chain(depth):
-    model = link(W, None)
-    for _ in range(depth - 1):
-        model = link(W, model)
-    return model
+def test_the_comparison_notices(monkeypatch):
+    before, limit, handler = process_state(), sys.getrecursionlimit(), signal.getsignal(signal.SIGUSR1)
+    logs = jax.config.jax_log_compiles
+    warnings.simplefilter("ignore")  # pytest puts them back
+    try:
+        sys.setrecursionlimit(limit + 1)
+        jax.config.update("jax_log_compiles", not logs)
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        monkeypatch.setenv("SHAREDTREE_TESTS", "1")
+        after = process_state()
+    finally:
+        sys.setrecursionlimit(limit)
+        jax.config.update("jax_log_compiles", logs)
+        signal.signal(signal.SIGUSR1, handler)
+    changed = [name for name in before if before[name] != after[name]]
+    assert changed == ["recursion limit", "warning filters", "jax.config", "environment", "signals"]
 
 
 def first(tree):
@@ -238,27 +211,25 @@ def assert_kept(call, tree):
         del error
     after = process_state()
     assert [name for name in before if before[name] != after[name]] == []
-    assert len(jax.tree.leaves(lists(500))) == 1
+    assert len(jax.tree.leaves(lists(500, W))) == 1
 
 
+# Modules and plain containers outside of them; what is too deep for some of the calls, too.
+TREES = {
+    "both": lambda: lists(400, chain(400)),
+    "too deep": lambda: lists(2_000, W),
+    "shallow": lambda: chain(1),
+    "modules": lambda: chain(600),
+    "lists": lambda: lists(600, W),
+}
+DAILY = ("both", "too deep")
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k not in DAILY)) for k in TREES])
 @pytest.mark.parametrize("name", CALLS)
-def test_the_process_is_as_it_was(name, tmp_path, monkeypatch):
+def test_the_process_is_as_it_was(name, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # Modules, plain containers outside of them, and both; what is too deep for some of the calls, too.
-    for tree in (chain(1), chain(600), lists(600), lists(400, chain(400)), lists(2_000)):
-        in_a_thread(lambda: assert_kept(CALLS[name], tree), 300)
-
-
-def room():
-    """How many steps of recursion this thread has left."""
-
-    def deeper(n):
-        try:
-            return deeper(n + 1)
-        except RecursionError:
-            return n
-
-    return deeper(0)
+    in_a_thread(lambda: assert_kept(CALLS[name], TREES[kind]()), 300)
 
 
 def test_what_is_deep_is_served_again():
@@ -266,11 +237,11 @@ def test_what_is_deep_is_served_again():
 
     def calls():
         deep = st.jit(lambda x: lists(900, x))
-        lowered = st.jit(lambda x: x).lower(lists(900)).compile()
+        lowered = st.jit(lambda x: x).lower(lists(900, W)).compile()
         pullback = st.vjp(lambda x: x, lists(900, link(W, None)))[1]
         before = sys.getrecursionlimit(), room()
         for _ in range(2):
-            for call, given in ((deep, W), (lowered, lists(900)), (pullback, lists(900, link(W, None)))):
+            for call, given in ((deep, W), (lowered, lists(900, W)), (pullback, lists(900, link(W, None)))):
                 out = call(given)
                 for _ in range(900):
                     (out,) = out
@@ -285,9 +256,9 @@ def test_what_is_deep_is_served_again():
 def test_while_a_call_is_under_way_there_is_room():
     """Or the tests above would show nothing."""
     found, inside = sys.getrecursionlimit(), []
-    st.jit(lambda tree: inside.append(sys.getrecursionlimit()))(lists(900))
+    st.jit(lambda tree: inside.append(sys.getrecursionlimit()))(lists(900, W))
     assert inside[0] >= found + 900
-    st.jit(lambda tree: inside.append(sys.getrecursionlimit()))(lists(50))
+    st.jit(lambda tree: inside.append(sys.getrecursionlimit()))(lists(50, W))
     assert inside[1] == sys.getrecursionlimit() == found
 
 
@@ -302,13 +273,13 @@ def test_the_last_thread_to_need_room_puts_the_limit_back():
         return tree
 
     results = []
-    thread = threading.Thread(target=lambda: results.append(st.jit(wait)(lists(900))))
+    thread = threading.Thread(target=lambda: results.append(st.jit(wait)(lists(900, W))))
     thread.start()
     entered.wait()
     first_needs = sys.getrecursionlimit()
     limits = []
     for depth in (300, 1_000):
-        st.jit(lambda tree: limits.append(sys.getrecursionlimit()))(lists(depth))
+        st.jit(lambda tree: limits.append(sys.getrecursionlimit()))(lists(depth, W))
         limits.append(sys.getrecursionlimit())
     may_end.set()
     thread.join()
@@ -322,9 +293,9 @@ def test_the_last_thread_to_need_room_puts_the_limit_back():
 def test_a_limit_that_the_user_sets_meanwhile_stays():
     found = sys.getrecursionlimit()
     try:
-        st.jit(lambda tree: sys.setrecursionlimit(5_000))(lists(900))
+        st.jit(lambda tree: sys.setrecursionlimit(5_000))(lists(900, W))
         assert sys.getrecursionlimit() == 5_000
-        st.jit(lambda tree: None)(lists(901))
+        st.jit(lambda tree: None)(lists(901, W))
         assert sys.getrecursionlimit() == 5_000
     finally:
         sys.setrecursionlimit(found)
@@ -332,7 +303,7 @@ def test_a_limit_that_the_user_sets_meanwhile_stays():
 
 def test_an_endless_recursion_through_calls_ends_in_an_error():
     def deeper(tree):
-        return st.jit(deeper)(lists(700))
+        return st.jit(deeper)(lists(700, W))
 
     def call():
         before = sys.getrecursionlimit(), room()
@@ -344,7 +315,7 @@ def test_an_endless_recursion_through_calls_ends_in_an_error():
     assert before == after
 
 
-@pytest.mark.parametrize("depth", [1_000, MAX_FLATTENED - 1, MAX_FLATTENED, 20_000])
+@pytest.mark.parametrize("depth", [1_000, MAX_FLATTENED - 1, MAX_FLATTENED])
 def test_a_model_too_deep_for_optax_is_an_error_before_jax_sees_it(depth):
     def call():
         model = chain(depth)
@@ -356,9 +327,8 @@ def test_a_model_too_deep_for_optax_is_an_error_before_jax_sees_it(depth):
             outcome = str(error), error.paths
             state = optax.sgd(0.1, momentum=0.9).init(st.Dag(model))
             assert len(jax.tree.leaves(state)) == 1
-        steps = abs(before - room()), len(jax.tree.leaves(lists(500)))
-        while model is not None:  # a chain freed at its end would be freed by recursion
-            model = model.next
+        steps = abs(before - room()), len(jax.tree.leaves(lists(500, W)))
+        free(model)
         return outcome, steps
 
     outcome, steps = in_a_thread(call)
@@ -375,13 +345,11 @@ def test_an_endless_recursion_elsewhere_is_no_crash():
     """It was, once a deep model had raised the limit for good."""
     program = """
 import functools, sys
-import jax.numpy as jnp, optax
+import optax
 import sharedtree as st
-from tests.deep import link
+from tests.deep import chain, free
 
-model, found = None, sys.getrecursionlimit()
-for _ in range(3_000):
-    model = link(jnp.array(1.0), model)
+model, found = chain(3_000), sys.getrecursionlimit()
 state = st.optimizer(optax.sgd(0.1)).init(model)
 
 class Endless:
@@ -392,47 +360,8 @@ try:
     Endless().x
 except RecursionError:
     print("an error", sys.getrecursionlimit() == found, flush=True)
-while model is not None:
-    model = model.next
+free(model)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout) == (0, "an error True\n"), done.stderr[-1_000:]
-
-
-@before_python_3_12
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_the_child_of_a_fork_has_neither_the_room_nor_the_lock_of_other_threads():
-    program = """
-import os, sys, threading, warnings
-from sharedtree import _under_way as under_way
-warnings.simplefilter("ignore")  # JAX warns of forks
-found = sys.getrecursionlimit()
-entered, may_end = threading.Event(), threading.Event()
-
-def wait():
-    with under_way.keeping_limit():
-        assert under_way.make_room(900)
-        with under_way._lock:
-            entered.set()
-            may_end.wait()
-
-thread = threading.Thread(target=wait)
-thread.start()
-entered.wait()
-assert sys.getrecursionlimit() > found
-child = os.fork()
-if child == 0:
-    assert sys.getrecursionlimit() == found
-    with under_way.keeping_limit():
-        assert under_way.make_room(500)
-    os._exit(0 if sys.getrecursionlimit() == found else 2)
-status = os.waitpid(child, 0)[1]
-may_end.set()
-thread.join()
-assert sys.getrecursionlimit() == found
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-    command = [sys.executable, "-c", program, _under_way.__file__]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr

@@ -7,13 +7,13 @@ import equinox as eqx
 import hypothesis
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import strategies as hst
 
 import sharedtree as st
 from tests import strategies as dags
 from tests.test_ties import get
+from tests.test_tree import same
 
 
 class Layer(eqx.Module):
@@ -66,12 +66,6 @@ def expected(obj, instead, made, edited=True):
 
 def above(obj, instead):
     return any(id(child) in instead or above(child, instead) for _, child in dags.children(obj))
-
-
-def same(x, y):
-    assert jax.tree.structure(x) == jax.tree.structure(y)
-    for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True):
-        assert a is b or (type(a) is type(b) and np.array_equal(a, b))
 
 
 @hst.composite
@@ -134,25 +128,19 @@ def test_what_replaces_a_node_by_a_changed_copy_replaces_its_shared_parts_everyw
 # --- one by one ----------------------------------------------------------------------------------------------------
 
 
-def test_two_replacements_for_one_tied_node_are_an_error():
-    where = lambda m: (m.embed.weight, m.head.weight)
-    with pytest.raises(st.InconsistentSharingError, match="two different replacements") as caught:
-        st.tree.at(where, tied(), (jnp.ones((3, 2)), jnp.zeros((3, 2))))
-    assert caught.value.paths == (".embed.weight", ".head.weight")
-
-
-def test_one_replacement_given_twice_is_one():
+def test_replacements_that_contradict_one_another_are_an_error_and_one_given_twice_is_one():
+    both, inner = (lambda m: (m.embed.weight, m.head.weight)), lambda m: (m.head, m.head.bias)
+    for where, new, error, paths in (
+        (both, (jnp.ones(2), jnp.zeros(2)), st.InconsistentSharingError, (".embed.weight", ".head.weight")),
+        (inner, (Layer(jnp.ones(2), jnp.ones(1)), jnp.ones(3)), st.SharingMismatchError, (".head", ".head.bias")),
+    ):
+        with pytest.raises(error, match="two different replacements|inside it") as caught:
+            st.tree.at(where, tied(), new)
+        assert caught.value.paths == paths
     for new in (jnp.ones(2), 5, None, (1, 2), "text"):
         result = st.tree.at(lambda m: (m.embed.weight, m.head.weight), tied(), (new, new))
         assert result.embed.weight is new
         assert result.head.weight is new
-
-
-def test_a_node_and_a_part_of_it_are_an_error():
-    new = Layer(jnp.ones(2), jnp.ones(1)), jnp.ones(3)
-    with pytest.raises(st.SharingMismatchError, match="inside it") as caught:
-        st.tree.at(lambda m: (m.head, m.head.bias), tied(), new)
-    assert caught.value.paths == (".head", ".head.bias")
 
 
 def test_a_part_that_is_shared_with_the_rest_is_tied_on():

@@ -5,20 +5,18 @@ import itertools
 import hypothesis
 import hypothesis.strategies as hst
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import sharedtree as st
 from sharedtree._sharing import join, meet
+from tests.strategies import partition
 
 # A tree is a nested tuple: () is a leaf, a tuple of trees is a list. Two trees of one shape differ in what is shared.
 
 
 def shapes():
     return hst.recursive(hst.just(()), lambda child: hst.lists(child, min_size=1, max_size=3).map(tuple), max_leaves=8)
-
-
-class Token:
-    """An array's stand-in to draw with: no two are equal."""
 
 
 def build(shape, draw, made):
@@ -38,29 +36,13 @@ def two_sharings(draw):
     return build(shape, draw, []), build(shape, draw, [])
 
 
-def paths_of(tree, path=()):
-    """Every path of the unfolded tree, with what is there."""
-    yield path, tree
-    if isinstance(tree, list):
-        for i, child in enumerate(tree):
-            yield from paths_of(child, (*path, i))
-
-
-def partition(tree):
-    """The paths that lead to one object, as a set of sets."""
-    classes = {}
-    for path, obj in paths_of(tree):
-        classes.setdefault(id(obj), set()).add(path)
-    return {frozenset(c) for c in classes.values()}
-
-
 def class_of(classes):
     return {path: c for c in classes for path in c}
 
 
 def brute_meet(a, b):
     in_a, in_b = class_of(a), class_of(b)
-    return {frozenset(in_a[path] & in_b[path]) for path in in_a}
+    return frozenset(frozenset(in_a[path] & in_b[path]) for path in in_a)
 
 
 def brute_join(a, b):
@@ -84,11 +66,11 @@ def brute_join(a, b):
                                 classes.append({path, other})
                                 grown = True
             if not grown:
-                return {frozenset(c) for c in classes}
+                return frozenset(map(frozenset, classes))
 
 
 def rebuilt(structure):
-    return st.tree.unflatten(structure, [Token() for _ in range(structure.num_leaves)])
+    return st.tree.unflatten(structure, [np.ones(()) for _ in range(structure.num_leaves)])
 
 
 @hypothesis.given(two_sharings())
