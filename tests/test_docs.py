@@ -147,7 +147,6 @@ def test_code_of_page_runs(page, tmp_path, monkeypatch):
     [pytest.param(path, marks=[] if path.name in QUICK_EXAMPLES else pytest.mark.slow) for path in EXAMPLES],
     ids=name_of,
 )
-@pytest.mark.usefixtures("compiling_fast")
 def test_example_runs(example, capsys):
     skip_without_treex(example)
     runpy.run_path(str(example), run_name="__main__")

@@ -20,7 +20,6 @@ def twin_loss(p, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiling_fast")
 def test_same_losses_as_with_one_table():
     program = example("encoder_decoder")
     model = program.new_model(jax.random.key(0))

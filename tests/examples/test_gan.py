@@ -46,7 +46,6 @@ def twin_step(critics, generator, states, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiling_fast")
 def test_same_losses_as_with_one_trunk():
     gan = example("gan")
     model = gan.InfoGAN.new(jax.random.key(0))

@@ -20,7 +20,6 @@ def twin_loss(p, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiling_fast")
 def test_same_losses_as_with_one_block():
     looped = example("looped_transformer")
     start = looped.LoopedTransformer(key=jax.random.key(0))

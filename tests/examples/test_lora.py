@@ -23,7 +23,6 @@ def twin_loss_of(table, layers):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiling_fast")
 def test_same_losses_as_with_one_table():
     program = example("lora")
     model = program.new_model(jax.random.key(0))

@@ -22,7 +22,6 @@ def twin_loss(p, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiling_fast")
 def test_same_losses_as_with_one_field():
     pytest.importorskip("diffrax")
     program = example("neural_ode")

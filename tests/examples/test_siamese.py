@@ -37,7 +37,6 @@ def twin_step(encoder, average, state, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiling_fast")
 def test_same_losses_as_with_one_encoder():
     siamese = example("siamese")
     model = siamese.Siamese(key=jax.random.key(0))

@@ -20,7 +20,6 @@ def twin_loss(p, texts):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("compiling_fast")
 def test_same_losses_as_with_one_table():
     gpt = example("tied_gpt")
     model = gpt.new_model(jax.random.key(0))
