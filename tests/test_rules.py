@@ -81,112 +81,104 @@ def by_hand():
     return f
 
 
-def vjp_with_modules():
-    f = st.custom_vjp(value)
-
-    def fwd(net, x):
-        return f(net, x), (net, {"x": x})
-
-    def bwd(kept, y):
-        net, x = kept[0], kept[1]["x"]
-        assert net.embed is net.head
-        assert net.act is jnp.tanh
-        embed, head, dx = parts_of_gradient(net, x, y)
-        return Net(embed, head, None, None), dx
-
-    f.defvjp(fwd, bwd)
-    return f
+# The same rules as functions of modules, for each of the ways to give them. Those that can be pickled have names.
 
 
-def jvp_with_modules():
-    f = st.custom_jvp(value)
-
-    @f.defjvp
-    def rule(primals, tangents):
-        (net, x), (dot, x_dot) = primals, tangents
-        assert net.embed is net.head
-        assert dot.embed is dot.head
-        assert dot.steps is dot.act is None
-        out = lambda w, x: value_of_array(w, x)
-        return f(net, x), FACTOR * jax.jvp(out, (net.embed, x), (dot.embed, x_dot))[1]
-
-    return f
+def forward(f, net, x):
+    return f(net, x), (net, {"x": x})
 
 
-def jvps_with_modules():
-    f = st.custom_jvp(value)
-
-    def of_net(dot, out, net, x):
-        assert dot.embed is dot.head
-        return FACTOR * jax.jvp(lambda w: value_of_array(w, x), (net.embed,), (dot.head,))[1]
-
-    def of_x(dot, out, net, x):
-        return FACTOR * jax.jvp(lambda x: value_of_array(net.embed, x), (x,), (dot,))[1]
-
-    f.defjvps(of_net, of_x)
-    return f
+def backward(kept, y):
+    net, x = kept[0], kept[1]["x"]
+    assert net.embed is net.head
+    assert net.act is jnp.tanh
+    embed, head, dx = parts_of_gradient(net, x, y)
+    return Net(embed, head, None, None), dx
 
 
-def gradient_with_modules():
-    @custom_gradient
-    def f(net, x):
-        def rule(y):
-            embed, head, dx = parts_of_gradient(net, x, y)
-            return Net(embed, head, None, None), dx
-
-        return value(net, x), rule
-
-    return f
+def pushed(primals, tangents):
+    (net, x), (dot, x_dot) = primals, tangents
+    assert net.embed is net.head
+    assert dot.embed is dot.head
+    assert dot.steps is dot.act is None
+    dots = dot.embed, jnp.zeros_like(x) if x_dot is None else x_dot
+    return value(net, x), FACTOR * jax.jvp(value_of_array, (net.embed, x), dots)[1]
 
 
-def filter_vjp_with_modules():
-    @filter_custom_vjp
-    def f(both, act):
-        net, x = both
-        assert act is jnp.tanh
-        return value(net, x)
-
-    @f.def_fwd
-    def fwd(perturbed, both, act):
-        assert perturbed[0].embed is True
-        assert perturbed[0].steps is perturbed[0].act is False
-        return f(both, act), both[0]
-
-    @f.def_bwd
-    def bwd(net, y, perturbed, both, act):
-        assert net.embed is net.head
-        assert both[0].embed is both[0].head
-        embed, head, dx = parts_of_gradient(net, both[1], y)
-        return Net(embed, head, None, None), dx
-
-    return lambda net, x: f((net, x), jnp.tanh)
+def of_net(dot, out, net, x):
+    assert dot.embed is dot.head
+    return FACTOR * jax.jvp(lambda w: value_of_array(w, x), (net.embed,), (dot.head,))[1]
 
 
-def filter_jvp_with_modules():
-    @filter_custom_jvp
-    def f(net, x, *, act):
-        return value(net, x)
-
-    @f.def_jvp
-    def rule(primals, tangents, *, act):
-        (net, x), (dot, x_dot) = primals, tangents
-        assert net.embed is net.head
-        assert act is jnp.tanh
-        zero = lambda dot, x: jnp.zeros_like(x) if dot is None else dot
-        dots = zero(dot.embed, net.embed), zero(x_dot, x)
-        return f(net, x, act=act), FACTOR * jax.jvp(value_of_array, (net.embed, x), dots)[1]
-
-    return lambda net, x: f(net, x, act=jnp.tanh)
+def of_x(dot, out, net, x):
+    return FACTOR * jax.jvp(lambda x: value_of_array(net.embed, x), (x,), (dot,))[1]
 
 
-KINDS = {
-    "custom_vjp": vjp_with_modules,
-    "custom_jvp": jvp_with_modules,
-    "custom_jvp, one for each": jvps_with_modules,
-    "custom_gradient": gradient_with_modules,
-    "filter_custom_vjp": filter_vjp_with_modules,
-    "filter_custom_jvp": filter_jvp_with_modules,
+def value_of_both(both, act):
+    assert act is jnp.tanh
+    return value(*both)
+
+
+def forward_of_both(perturbed, both, act):
+    assert perturbed[0].embed is True
+    assert perturbed[0].steps is perturbed[0].act is False
+    return value_of_both(both, act), both[0]
+
+
+def backward_of_both(net, y, perturbed, both, act):
+    assert both[0].embed is both[0].head
+    return backward((net, {"x": both[1]}), y)[0], None
+
+
+def value_with(net, x, *, act):
+    assert act is jnp.tanh
+    return value(net, x)
+
+
+def pushed_with(primals, tangents, *, act):
+    assert act is jnp.tanh
+    return pushed(primals, tangents)
+
+
+def with_rules(wrap, f, method, *rules):
+    made = wrap(f)
+    getattr(made, method)(*rules)
+    return made
+
+
+def by_vjp():
+    made = st.custom_vjp(value)
+    # Of the wrapped function itself.
+    made.defvjp(functools.partial(forward, made), backward)
+    return made
+
+
+def by_filter_vjp():
+    made = filter_custom_vjp(value_of_both)
+    made.def_fwd(forward_of_both)
+    made.def_bwd(backward_of_both)
+    return made
+
+
+MAKERS = {
+    "custom_vjp": by_vjp,
+    "custom_jvp": lambda: with_rules(st.custom_jvp, value, "defjvp", pushed),
+    "custom_jvp, one for each": lambda: with_rules(st.custom_jvp, value, "defjvps", of_net, of_x),
+    "custom_gradient": lambda: custom_gradient(lambda net, x: (value(net, x), lambda y: backward((net, {"x": x}), y))),
+    "filter_custom_vjp": by_filter_vjp,
+    "filter_custom_jvp": lambda: with_rules(filter_custom_jvp, value_with, "def_jvp", pushed_with),
 }
+# What differs in how they are called.
+CALLS = {
+    "filter_custom_vjp": lambda f, net, x: f((net, x), jnp.tanh),
+    "filter_custom_jvp": lambda f, net, x: f(net, x, act=jnp.tanh),
+}
+
+
+def made_by(kind, change=lambda f: f):
+    """(model, x) → the value, under rules."""
+    f = change(MAKERS[kind]())
+    return functools.partial(CALLS[kind], f) if kind in CALLS else f
 
 
 def stacked(one, two):
@@ -212,7 +204,7 @@ WAYS = {
 
 @pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp"])
 def test_a_rule_on_modules_is_the_rule_on_the_single_copy(kind):
-    f, w = KINDS[kind](), jnp.array([0.3, -0.7])
+    f, w = made_by(kind), jnp.array([0.3, -0.7])
     singles = [jax.value_and_grad(lambda w: (by_hand()(w, X) ** 2).sum())(each) for each in (w, 2 * w)]
     for way, (run, expected) in WAYS.items():
         got = run(lambda w: (f(tied(w), X) ** 2).sum(), w)
@@ -220,9 +212,9 @@ def test_a_rule_on_modules_is_the_rule_on_the_single_copy(kind):
             np.testing.assert_allclose(one, two, rtol=1e-6, err_msg=way)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_under_our_transforms(kind):
-    f, net = KINDS[kind](), tied()
+    f, net = made_by(kind), tied()
     want, other = (jax.grad(lambda w, x: by_hand()(w, x).sum())(net.embed, x) for x in (X, 2 * X))
     loss = lambda net, x: f(net, x).sum()
     for transformed in (st.grad(loss), st.jit(st.grad(loss)), st.grad(st.jit(loss))):
@@ -600,7 +592,7 @@ def test_it_looks_like_the_function():
 
 
 def test_a_tied_leaf_is_one_operand():
-    f = vjp_with_modules()
+    f = by_vjp()
     jaxpr = jax.make_jaxpr(lambda w, x: f(tied(w), x))(jnp.ones(2), X)
     (call,) = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name.startswith("custom_vjp_call")]
     assert len(call.invars) == 3  # with the integers
@@ -609,57 +601,32 @@ def test_a_tied_leaf_is_one_operand():
 class Product:
     """Something to call that can be copied."""
 
-    def __call__(self, net):
-        return product_of_net(net)
+    def __call__(self, net, x):
+        return net.embed * net.head * x
 
 
-def keep(*args):
-    return product_of_net(args[-1]), args[-1]
+def pickled(f):
+    return pickle.loads(pickle.dumps(f))
 
 
-def thrice(net, y, *_):
-    return Net(FACTOR * y * net.head, FACTOR * y * net.embed, None)
-
-
-def thrice_of_one(net, y):
-    return (thrice(net, y),)
-
-
-def thrice_forward(primals, tangents):
-    (net,), (dot,) = primals, tangents
-    return product_of_net(net), FACTOR * (dot.embed * net.head + net.embed * dot.head)
-
-
-# What wraps a function, and the rules that it is given.
-WITH_RULES = {
-    "custom_vjp": (st.custom_vjp, lambda made: made.defvjp(keep, thrice_of_one)),
-    "custom_jvp": (st.custom_jvp, lambda made: made.defjvp(thrice_forward)),
-    "filter_custom_vjp": (filter_custom_vjp, lambda made: (made.def_fwd(keep), made.def_bwd(thrice))),
-    "filter_custom_jvp": (filter_custom_jvp, lambda made: made.def_jvp(thrice_forward)),
-}
-
-
-@pytest.mark.parametrize("kind", WITH_RULES)
-def test_copies_have_the_rules(kind):
-    wrap, give_rules = WITH_RULES[kind]
-    for f in (Product(), product_of_net):
-        made = wrap(f)
-        give_rules(made)
-        for again in (copy.copy(made), copy.deepcopy([made])[0], pickle.loads(pickle.dumps(made))):
-            gradient = st.grad(lambda net, f=again: f(net).sum())(tied(X)).embed
-            np.testing.assert_allclose(gradient, 2 * FACTOR * X)
-    without = copy.deepcopy(st.custom_vjp(Product()))
-    assert without.rules is None
-    holding = st.custom_vjp(Product())
-    holding.defvjp(functools.partial(keep, holding), thrice_of_one)
-    again = copy.deepcopy(holding)
-    assert again.rules[0].args[0] is again is not holding
-    np.testing.assert_allclose(again(tied(X)), X * X)
+def test_copies_have_the_rules():
+    net = tied()
+    want = jax.grad(lambda w: by_hand()(w, X).sum())(net.embed)
+    for kind in ("custom_vjp", "custom_jvp", "filter_custom_vjp", "filter_custom_jvp"):
+        for change in (copy.copy, copy.deepcopy, lambda f: copy.deepcopy([f])[0], pickled):
+            f = made_by(kind, change)
+            np.testing.assert_allclose(st.grad(lambda net, f=f: f(net, X).sum())(net).embed, want, rtol=1e-6)
+    made = st.custom_vjp(Product())
+    assert copy.deepcopy(made).rules is None
+    made.defvjp(functools.partial(forward, made), backward)
+    again = copy.deepcopy(made)
+    assert again.rules[0].args[0] is again is not made
+    np.testing.assert_allclose(again(net, X), net.embed * net.head * X)
 
 
 @pytest.mark.slow
 def test_nothing_is_kept_alive():
-    f = vjp_with_modules()
+    f = by_vjp()
     gradient = jax.jit(jax.grad(lambda w, x: f(tied(w), x).sum()))
     array = jnp.array([0.1, 0.2])
     gradient(array, X)
@@ -816,7 +783,7 @@ def test_tangents_that_are_not_tied():
 
 def test_in_place_is_refused_under_the_forward_mode_and_rules_of_equinox():
     for kind in ("custom_jvp", "custom_jvp, one for each", "filter_custom_vjp", "filter_custom_jvp"):
-        f = KINDS[kind]()
+        f = made_by(kind)
         with st.Context(st.Policy(in_place=True)), pytest.raises(ValueError, match="Return what changes"):
             f(tied(), X)
         assert f(tied(), X).shape == (2,)
