@@ -6,7 +6,6 @@ on a model with one copy of the weight, written by hand.
 
 import concurrent.futures
 import re
-import warnings
 
 import equinox as eqx
 import hypothesis
@@ -18,7 +17,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import sharedtree as st
-from sharedtree._jax_internals import deprecated_shard_map
+from tests.strategies import Mutable
 
 IN_PLACE = st.Policy(in_place=True)
 IGNORE = st.Policy(on_untie="ignore")
@@ -35,19 +34,8 @@ class Two(eqx.Module):
     second: Net
 
 
-class Counter:
-    def __init__(self, count, table):
-        self.count = self.same = count
-        self.table = table
-
-
-def counter_of(children):
-    counter = object.__new__(Counter)
-    counter.count, counter.same, counter.table = children
-    return counter
-
-
-jax.tree_util.register_pytree_node(Counter, lambda c: ((c.count, c.same, c.table), None), lambda _, c: counter_of(c))
+def counter(count):
+    return Mutable(count=count, same=count, table=weight())
 
 
 @pytest.fixture
@@ -363,33 +351,19 @@ def test_what_the_function_changes_goes_out_as_it_came_in(mesh):
         counter.table = counter.table + x
         return x
 
-    whole = Counter(jnp.zeros(()), weight())
+    whole = counter(jnp.zeros(()))
     options = {"mesh": mesh, "out_specs": P("x"), "policy": IN_PLACE}
     with pytest.raises(ValueError, match="replicat"):  # what is whole on each device may not differ there
         st.shard_map(f, in_specs=(P(), P("x")), **options)(whole, weight())
     assert whole.table.shape == (8, 4)
     assert whole.count == 0
-    split = Counter(jnp.zeros(()), weight())
+    split = counter(jnp.zeros(()))
     specs = st.tree.map(lambda leaf: P() if leaf.ndim == 0 else P("x"), split)
     st.shard_map(f, in_specs=(specs, P("x")), **options)(split, weight())
     assert split.count is split.same
     assert split.count == weight().sum()
     np.testing.assert_array_equal(split.table, 2 * weight())
     assert all(seen)
-
-
-def test_the_deprecated_name(mesh):
-    shard_map = deprecated_shard_map()
-    assert shard_map is not jax.shard_map
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from jax.experimental.shard_map import shard_map as named
-    assert named is shard_map
-    f = st.preserve_identities(shard_map)(
-        lambda a, b: (a is b) * (a.embed + b.head), mesh=mesh, in_specs=P("x"), out_specs=P("x")
-    )
-    net = tied()
-    np.testing.assert_array_equal(f(net, net), 2 * weight())
 
 
 SPECS = (P("x"), P(None, "x"), P())
@@ -484,16 +458,16 @@ def test_pmap_conflicts_and_donation():
 
 
 def test_pmap_in_place():
-    def f(counter, x):
-        counter.count = counter.same = counter.count + x
-        counter.table = counter.table + counter.count
+    def f(model, x):
+        model.count = model.same = model.count + x
+        model.table = model.table + model.count
         return x
 
-    counter = Counter(jnp.zeros(8), weight())
-    st.pmap(f, policy=IN_PLACE)(counter, jnp.arange(8.0))
-    assert counter.count is counter.same
-    np.testing.assert_array_equal(counter.count, jnp.arange(8.0))
-    np.testing.assert_array_equal(counter.table, weight() + jnp.arange(8.0)[:, None])
+    model = counter(jnp.zeros(8))
+    st.pmap(f, policy=IN_PLACE)(model, jnp.arange(8.0))
+    assert model.count is model.same
+    np.testing.assert_array_equal(model.count, jnp.arange(8.0))
+    np.testing.assert_array_equal(model.table, weight() + jnp.arange(8.0)[:, None])
 
 
 def test_pmap_errors_are_those_of_jax():
@@ -588,27 +562,6 @@ def test_device_put_and_constraints_inside_a_module(mesh):
     assert result.embed.is_fully_replicated
 
 
-def test_shardings_of_jit_inside_a_module(mesh):
-    into = Two(Net(sharded(mesh), sharded(mesh), None), Net(sharded(mesh), sharded(mesh), None))
-    out = Two(Net(sharded(mesh), sharded(mesh), None), sharded(mesh, P()))
-    net = tied()
-
-    def f(two):
-        assert two.first is two.second
-        return Two(st.tree.map(lambda w: w + 1, two.first), two.second)
-
-    f = st.jit(f, in_shardings=(into,), out_shardings=out, policy=IGNORE)
-    jaxpr = f.trace(Two(net, net)).jaxpr.jaxpr
-    assert len(jaxpr.invars) == 1
-    result = f(Two(net, net))
-    assert result.first.embed is result.first.head
-    assert result.second.embed is result.second.head
-    assert result.first.embed.sharding == sharded(mesh)
-    assert result.second.embed.is_fully_replicated
-    parted = Two(Net(sharded(mesh), sharded(mesh), None), Net(sharded(mesh, P()), sharded(mesh, P()), None))
-    assert len(conflict(lambda: st.jit(lambda t: 0, in_shardings=(parted,))(Two(net, net))).paths) == 4
-
-
 def test_a_function_with_shardings_is_traced_once_and_as_it_is_called(explicit):
     with jax.set_mesh(explicit):
         where = sharded(explicit, P("x", "y"))
@@ -628,20 +581,6 @@ def test_a_function_with_shardings_is_traced_once_and_as_it_is_called(explicit):
                 assert (result.embed is result.head, result.embed.sharding, bool(word)) == (True, where, True)
             assert seen == [P("x", "y")]
             f = f.__wrapped__
-
-
-def test_what_jit_writes_back_does_not_go_where_the_results_go(mesh):
-    def f(counter):
-        counter.table = counter.table + 1
-        return counter.count, counter.count
-
-    split = (sharded(mesh), sharded(mesh, P()))
-    counter = Counter(jnp.zeros((8, 2)), weight())
-    one, other = st.jit(f, out_shardings=split, policy=IN_PLACE)(counter)
-    assert (one.sharding, other.sharding) == split
-    assert len(counter.table.sharding.device_set) == 8
-    np.testing.assert_array_equal(counter.table, weight() + 1)
-    assert counter.count is counter.same
 
 
 def test_explicit_meshes(explicit):

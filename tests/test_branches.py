@@ -51,10 +51,6 @@ def tied():
     return Net(leaf, leaf)
 
 
-def untied():
-    return Net(Leaf(jnp.arange(1.0, 4.0)), Leaf(jnp.arange(1.0, 4.0)))
-
-
 def double(net):
     return st.tree.map(lambda x: 2 * x, net)
 
@@ -339,14 +335,9 @@ def test_ties_of_modules_must_agree():
 # --- ties that a branch loses ---------------------------------------------------------------------------------------
 
 
-class Embedding(eqx.Module):
-    embed: jax.Array
-    head: jax.Array
-
-
 def tied_arrays():
     w = jnp.arange(1.0, 4.0)
-    return Embedding(w, w)
+    return Net(w, w)
 
 
 def vanilla_double(net):
@@ -432,9 +423,9 @@ def test_other_errors_are_those_of_jax(call):
 
 def test_no_private_name_is_in_an_error():
     for other in (
-        lambda net: Embedding(net.embed[:2], net.head[:2]),
-        lambda net: Embedding(net.embed.astype(int), net.head.astype(int)),
-        lambda net: Embedding(net.embed[:2], net.embed[:2]),
+        lambda net: Net(net.embed[:2], net.head[:2]),
+        lambda net: Net(net.embed.astype(int), net.head.astype(int)),
+        lambda net: Net(net.embed[:2], net.embed[:2]),
         lambda net: net.embed,
         lambda net: (net, net),
         lambda net: {"a": net},
@@ -446,7 +437,7 @@ def test_no_private_name_is_in_an_error():
             text = str(caught.value)
             assert not any(word in text for word in ("Packed", "Structure(", "Attending", "Meeting", "meet"))
             if left is same and "`result`" in text:
-                assert "at `result`: in the result of `true_fun` it is a `Embedding`, in" in text
+                assert "at `result`: in the result of `true_fun` it is a `Net`, in" in text
                 assert "in the result of `false_fun` a" in text
 
 

@@ -52,21 +52,6 @@ def doubled(tree):
     return st.tree.map(lambda x: x * 2 if eqx.is_inexact_array(x) else x, tree)
 
 
-@pytest.mark.parametrize("first", [0, 0.0])
-def test_arrays_beside_a_model_in_the_carry(first):
-    step = lambda c: (c[0] + 1, doubled(c[1]), {"n": c[2]["n"] + 2})
-    begin = first, tied(), {"n": jnp.ones(2)}
-    for number, net, rest in (
-        scan(lambda c, _: (step(c), None), begin, length=3)[0],
-        while_loop(lambda c: c[0] < 3, step, begin),
-        fori_loop(0, jnp.array(3), lambda _, c: step(c), begin),
-    ):
-        assert number == 3
-        assert net.a is net.b
-        assert net.a.tolist() == [16, 16, 16]
-        assert rest["n"].tolist() == [7, 7]
-
-
 # The laws
 
 

@@ -380,14 +380,6 @@ def test_calls_without_parameters_and_with_arguments_that_no_transformation_asks
         np.testing.assert_array_equal(updates["b"], [-2.0, -2.0])
 
 
-def test_the_state_holds_no_array_of_the_parameters():
-    """`prodigy` keeps the first parameters; donating those must not take the state's copy away."""
-    model = make_model()
-    state = st.optimizer(optax.contrib.prodigy(0.1)).init(model)
-    mine = {id(x) for x in distinct_arrays(model)}
-    assert not mine & {id(x) for x in distinct_arrays(state)}
-
-
 def test_an_object_that_cannot_be_taken_apart_is_refused():
     class Opaque:
         def __init__(self):

@@ -27,16 +27,6 @@ def transposed(model):
     return st.tree.map(jnp.transpose, model)
 
 
-@pytest.mark.parametrize("evaluate", [st.eval_shape, filter_eval_shape])
-def test_shapes_have_the_sharing_of_the_results(evaluate):
-    shapes = evaluate(transposed, tied())
-    assert type(shapes) is Pair
-    assert shapes.first is shapes.second["again"]
-    assert shapes.first.weight is shapes.second["weight"]
-    assert shapes.first.weight == struct((3, 2))
-    assert (shapes.first.activation, shapes.first.width) == (jax.nn.relu, 5)
-
-
 def test_what_jax_has_jitted():
     def repeated(x, times):
         return jax.tree.map(lambda leaf: jnp.stack([leaf] * times), x)

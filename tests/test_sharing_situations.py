@@ -189,17 +189,6 @@ class Situation:
         return self.kind.variable(self.value(variable) * 0 + n)
 
 
-class OneModuleInTwoArguments(Situation):
-    def make(self):
-        model = self.module(v=self.variable())
-        return model, model
-
-    def change(self, one, two):
-        assert one is two
-        self.add(one.v, 1)
-        self.add(two.v, 2)
-
-
 class OneVariableInTwoModules(Situation):
     def make(self):
         v = self.variable()
@@ -254,16 +243,6 @@ class ValuesSwapped(Situation):
         self.add(a, difference)
         self.add(model.b, -difference)
         assert model.again is a
-
-
-class ASwapThatIsUndone(Situation):
-    def make(self):
-        return (self.module(a=self.variable(1), b=self.variable(7)),)
-
-    def change(self, model):
-        model.a, model.b = model.b, model.a
-        self.add(model.a, 1)
-        model.a, model.b = model.b, model.a
 
 
 class AListInAnotherOrderForAMoment(Situation):

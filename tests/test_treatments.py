@@ -55,12 +55,6 @@ def test_donation_by_name_and_by_position():
             assert "not donated" in str(conflict(lambda f=f: f(model, b=model)))
 
 
-def test_differentiated_alike(model):
-    first, second = st.grad(lambda a, b: use(a, b), argnums=(0, 1))(model, model)
-    assert first is second
-    assert float(first.first.weight[0, 0]) == 6.0  # three paths in each of two arguments
-
-
 def test_axes_of_two_arguments(model):
     filter_vmap = st.preserve_identities(eqx.filter_vmap)
     both = lambda a, b: use(a, b)

@@ -243,15 +243,8 @@ def test_what_is_not_selected_may_be_in_another_argument():
 
 
 def test_dags():
-    dag = st.Dag({"a": A, "again": A, "b": [B, C]})
-    gradient = st.grad(
-        lambda dag: f(dag.tree["a"], dag.tree["again"], dag.tree["b"][0]), wrt=lambda path, value: path[-1] != 0
-    )(dag).tree
-    assert gradient["a"] is gradient["again"]
-    is_close(gradient["a"], sum(jax.grad(f, (0, 1))(A, A, B)))
-    assert gradient["b"][0] is None
     with pytest.raises(st.InconsistentSharingError, match=r"Dag\(sharedtree.untie\(dag.tree\)\)") as caught:
-        st.grad(lambda dag: 0.0, wrt=lambda path, value: path[-1] == "a")(dag)
+        st.grad(lambda dag: 0.0, wrt=lambda path, value: path[-1] == "a")(st.Dag({"a": A, "again": A, "b": [B, C]}))
     assert len(caught.value.paths) == 2
 
 
@@ -390,27 +383,20 @@ def nnx() -> Any:
 
 
 def net(nnx):
-    ones = jax.nn.initializers.ones
-
     class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.embed = nnx.Linear(3, 3, kernel_init=ones, rngs=rngs)
-            self.norm = nnx.BatchNorm(3, rngs=rngs)
-            self.lora = nnx.LoRA(3, 2, 3, a_initializer=ones, b_initializer=ones, rngs=rngs)
-            self.head = nnx.Linear(3, 3, kernel_init=ones, use_bias=False, rngs=rngs)
-            self.head.kernel = self.embed.kernel
-            self.scale = nnx.Param(jnp.ones(3), tag="scale")
+        def __init__(self):
+            self.embed = nnx.Dict(kernel=nnx.Param(A), bias=nnx.Param(B))
+            self.norm = nnx.Dict(mean=nnx.BatchStat(C + 1), bias=nnx.Param(C))
+            self.lora = nnx.LoRAParam(B + 1)
+            self.head = nnx.Dict(kernel=self.embed.kernel)
+            self.scale = nnx.Param(A + 1, tag="scale")
             self.calls = nnx.Variable(jnp.array(0))
 
-        def __call__(self, x):
-            norm, lora = self.norm, self.lora
-            hidden = (
-                (x @ self.embed.kernel[...] + self.embed.bias[...] - norm.mean[...]) * norm.var[...] * norm.scale[...]
-            )
-            hidden += norm.bias[...] + x @ lora.lora_a[...] @ lora.lora_b[...]
-            return hidden @ self.head.kernel[...] * self.scale[...]
+        def __call__(self):
+            hidden = self.embed.kernel[...] * self.lora[...] + self.embed.bias[...] - self.norm.mean[...]
+            return (hidden * self.norm.bias[...] * self.head.kernel[...] * self.scale[...]).sum()
 
-    return Net(nnx.Rngs(0))
+    return Net()
 
 
 def nnx_filters(nnx):
@@ -421,22 +407,16 @@ def nnx_filters(nnx):
         "a tag": "scale",
         "everything inexact": (nnx.Param, nnx.BatchStat),
         "All, Not": nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam)),
-        "a path": nnx.PathContains("embed"),
+        # Of a tied variable NNX knows the first path only.
+        "a path": nnx.Any(nnx.PathContains("embed"), nnx.PathContains("head")),
         "a function": lambda path, value: path[-1] == "bias" and isinstance(value, nnx.Param),
     }
 
 
 def test_filters_of_nnx_select_what_they_do_there(nnx):
-    x = jnp.arange(12.0).reshape(4, 3) / 7
-
-    def loss(model, x):
-        return (model(x) ** 2).mean()
-
     for name, wrt in nnx_filters(nnx).items():
-        if name == "a path":  # of a tied variable NNX knows the first path only
-            wrt = nnx.Any(nnx.PathContains("embed"), nnx.PathContains("head"))
-        gradient = st.grad(loss, wrt=wrt, in_place=True)(net(nnx), x)
-        expected = nnx.grad(loss, argnums=nnx.DiffState(0, wrt))(net(nnx), x)
+        gradient = st.grad(lambda model: model(), wrt=wrt, in_place=True)(net(nnx))
+        expected = nnx.grad(lambda model: model(), argnums=nnx.DiffState(0, wrt))(net(nnx))
         own = nnx.to_flat_state(nnx.state(gradient))
         own = {path: variable[...] for path, variable in own if variable.get_raw_value() is not None}
         flat = {path: variable[...] for path, variable in nnx.to_flat_state(expected)}
@@ -447,7 +427,7 @@ def test_filters_of_nnx_select_what_they_do_there(nnx):
 
 
 def test_what_is_said_of_filters_of_nnx(nnx):
-    with pytest.raises(st.InconsistentSharingError, match="head.kernel"):
+    with pytest.raises(st.InconsistentSharingError, match="head"):
         st.grad(lambda model: 0.0, wrt=nnx.PathContains("head"))(net(nnx))
     with pytest.raises(TypeError, match=r"sharedtree.grad\(f, argnums=1, wrt=nnx.Param\)"):
         st.grad(lambda x, model: 0.0, argnums=nnx.DiffState(1, nnx.Param))
