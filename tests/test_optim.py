@@ -2,7 +2,6 @@
 
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import sharedtree as st
 from tests.deep import in_a_thread, link
 from tests.strategies import Pair
+from tests.test_every_optimizer import Net, arrays, distinct, flat, is_tied, net, nets, parts
 
 STEPS = 3
 
@@ -24,70 +24,16 @@ def _strict_promotion():
         yield
 
 
-class Embed(eqx.Module):
-    weight: jax.Array
-
-
-class Block(eqx.Module):
-    weight: jax.Array
-    activation: object = jnp.tanh
-
-
-class Head(eqx.Module):
-    weight: jax.Array
-    bias: jax.Array
-
-
-class Model(eqx.Module):
-    embed: Embed
-    blocks: list
-    head: Head
-    name: str = "tied"
-
-
-def arrays():
-    keys = jax.random.split(jax.random.key(0), 3)
-    return {
-        "weight": jax.random.normal(keys[0], (5, 3)),
-        "block": jax.random.normal(keys[1], (3, 3)),
-        "bias": jax.random.normal(keys[2], (5,)),
-    }
-
-
-def make_model():
-    a = arrays()
-    block = Block(a["block"])
-    return Model(Embed(a["weight"]), [block, block], Head(a["weight"], a["bias"]))
-
-
-def is_tied(model):
-    weights = model.embed.weight, model.head.weight
-    nothing = not jax.tree.leaves(weights)  # `None` and `optax.MaskedNode()` are values, which are never tied
-    return (nothing or weights[0] is weights[1]) and model.blocks[0] is model.blocks[1]
-
-
-def as_dict(model):
-    return {"weight": model.embed.weight, "block": model.blocks[0].weight, "bias": model.head.bias}
-
-
-TOKENS = jnp.array([0, 2, 4, 1])
-TARGETS = jnp.array([1, 3, 0, 2])
-
-
-def _loss(embed, block1, block2, head, bias):
-    x = embed[TOKENS]
-    x = jnp.tanh(jnp.tanh(x @ block1) @ block2)
-    logits = x @ head.T + bias
-    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), TARGETS[:, None], axis=1)
-    return -picked.mean() + 0.01 * (embed**2).sum()
+def loss(embed, block1, block2, head, other):
+    return ((jnp.tanh(embed @ block1) @ block2 @ head) ** 2).mean() + ((head @ other) ** 2).mean()
 
 
 def dict_loss(p):
-    return _loss(p["weight"], p["block"], p["block"], p["weight"], p["bias"])
+    return loss(p["a"], p["b"], p["b"], p["a"], p["c"])
 
 
 def model_loss(m):
-    return _loss(m.embed.weight, m.blocks[0].weight, m.blocks[1].weight, m.head.weight, m.head.bias)
+    return loss(m.embed.weight, m.blocks[0].weight, m.blocks[1].weight, m.head["again"], m.other)
 
 
 OPTIMIZERS = {
@@ -109,7 +55,7 @@ def oracle(name):
         updates, state = tx.update(jax.grad(dict_loss)(params), state, params)
         return optax.apply_updates(params, updates), state
 
-    params = arrays()
+    params = flat(*arrays(0))
     state = tx.init(params)
     history = []
     for _ in range(STEPS):
@@ -118,17 +64,8 @@ def oracle(name):
     return history, state
 
 
-def distinct_arrays(tree):
-    found = {id(x): x for x in jax.tree.leaves(tree) if isinstance(x, (jax.Array, np.ndarray))}
-    return list(found.values())
-
-
-def models_in(tree):
-    return [x for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Model)) if isinstance(x, Model)]
-
-
 def check_state(state, vanilla_state):
-    ours, theirs = distinct_arrays(state), jax.tree.leaves(vanilla_state)
+    ours, theirs = distinct(state), jax.tree.leaves(vanilla_state)
     assert len(ours) == len(theirs)
     assert sum(x.nbytes for x in ours) == sum(x.nbytes for x in theirs)
     # every array of the one has its equal in the other, in whatever order
@@ -164,24 +101,23 @@ def test_steps_equal_those_on_a_dict(name, mode):
         assert is_tied(updates)
         return st.apply_updates(model, updates), state
 
-    model = make_model()
+    model = net(*arrays(0))
     state = tx.init(model)
     run = st.jit(step, donate_argnums=(0, 1)) if mode == "donated" else step
     for expected in history:
         before = model
         model, state = run(model, state)
         assert is_tied(model)
-        assert_close(as_dict(model), expected)
+        assert_close(flat(*parts(model)), expected)
         assert before.embed.weight.is_deleted() == (mode == "donated")
-    assert model.name == "tied"
-    assert model.blocks[0].activation is jnp.tanh
+    assert model.embed.activation is jnp.tanh
     check_state(state, vanilla_state)
-    assert all(is_tied(found) for found in models_in(state))
+    assert all(is_tied(found) for found in nets(state))
     assert mode == "eager" or traces == 1
     if name == "adam":
         mu = state[0].mu
-        assert isinstance(mu, Model)
-        np.testing.assert_allclose(mu.head.weight, vanilla_state[0].mu["weight"], rtol=1e-4, atol=1e-6)
+        assert isinstance(mu, Net)
+        np.testing.assert_allclose(mu.head["again"], vanilla_state[0].mu["a"], rtol=1e-4, atol=1e-6)
 
 
 def test_a_tied_weight_counts_once_in_the_norm_that_clips():
@@ -199,10 +135,13 @@ def test_a_tied_weight_counts_once_in_the_norm_that_clips():
 def test_lookahead_parts_slow_and_fast_weights():
     make = lambda: optax.lookahead(optax.sgd(0.1, momentum=0.9), sync_period=2, slow_step_size=0.5)
     vanilla, tx = make(), st.optimizer(make())
-    params = optax.LookaheadParams.init_synced(arrays())
+    params = optax.LookaheadParams.init_synced(flat(*arrays(0)))
     vanilla_state = vanilla.init(params)
     # Synced they begin as the same model; two copies are traced no more often.
-    models, copies = optax.LookaheadParams.init_synced(make_model()), optax.LookaheadParams(make_model(), make_model())
+    models, copies = (
+        optax.LookaheadParams.init_synced(net(*arrays(0))),
+        optax.LookaheadParams(net(*arrays(0)), net(*arrays(0))),
+    )
     state, state_of_copies = tx.init(models), tx.init(copies)
     traces = 0
 
@@ -225,7 +164,7 @@ def test_lookahead_parts_slow_and_fast_weights():
         for each in (models, copies):
             for mine, expected in zip(each, params, strict=True):
                 assert is_tied(mine)
-                assert_close(as_dict(mine), expected)
+                assert_close(flat(*parts(mine)), expected)
     assert models.fast is not models.slow
     assert models.fast.embed.weight is not models.slow.embed.weight
     check_state(state, vanilla_state)
@@ -233,7 +172,7 @@ def test_lookahead_parts_slow_and_fast_weights():
 
 
 def in_modules(weight):
-    return Pair(Embed(weight), Embed(weight))
+    return Pair(Pair(weight, None), Pair(weight, None))
 
 
 def in_containers(weight):
@@ -262,7 +201,7 @@ def mapped(tree):
 @pytest.mark.parametrize(
     ("make", "paths"),
     [
-        (in_modules, (".first.weight", ".second.weight")),
+        (in_modules, (".first.first", ".second.first")),
         (in_containers, ("['first']", "['second'][0]")),
     ],
 )
@@ -322,7 +261,7 @@ def test_what_is_no_parameter_is_left_as_it_is(mode):
     model = Pair(w, [w, jnp.array(3), key, table, jax.nn.relu, 0.5, None])
     tx = st.optimizer(optax.sgd(0.1, momentum=0.9))
     state = tx.init(model)
-    assert [x.shape for x in distinct_arrays(state)] == [(2,)]
+    assert [x.shape for x in distinct(state)] == [(2,)]
 
     def step(model, state):
         gradient = st.grad(lambda m: (m.first * m.second[0]).sum() * m.second[5])(model)

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as hst
 
 import sharedtree as st
 from tests.garbage import collect_all, no_collection
-from tests.strategies import Pair
+from tests.strategies import Mutable, Pair
 
 TRANSFORMS = {"jit": jax.jit, "checkpoint": jax.checkpoint, "filter_jit": eqx.filter_jit}
 EACH = [pytest.param(transform, id=name) for name, transform in TRANSFORMS.items()]
@@ -110,25 +110,16 @@ def test_a_callable_module_is_traced_once_and_when_it_changes():
     assert counting.count == 2
 
     @jax.tree_util.register_pytree_node_class
-    class Mutable:
-        def __init__(self, weight, scale):
-            self.weight, self.scale = weight, scale
-
+    class Scaled(Mutable):
         def __call__(self, x):
             return self.weight * x * self.scale
 
-        def tree_flatten(self):
-            return (self.weight,), self.scale
-
-        @classmethod
-        def tree_unflatten(cls, aux, children):
-            return cls(*children, aux)
-
-    mutable = Mutable(jnp.ones(2), 1.0)
-    assert st.preserve_identities(eqx.filter_jit)(mutable)(jnp.ones(2))[0] == 1
+    mutable = Scaled(weight=jnp.ones(2), scale=1.0)
+    filter_jit = st.preserve_identities(eqx.filter_jit)
+    assert filter_jit(mutable)(jnp.ones(2))[0] == 1
     mutable.scale = 3.0
     mutable.weight = jnp.ones(2) * 2
-    assert st.preserve_identities(eqx.filter_jit)(mutable)(jnp.ones(2))[0] == 6
+    assert filter_jit(mutable)(jnp.ones(2))[0] == 6
 
 
 def test_options_that_differ_are_not_confused():
