@@ -366,9 +366,6 @@ def test_without_ties_values_are_vanilla():
             np.testing.assert_array_equal(a, b)
 
 
-# Nested in the others: `test_nested_pairs` ----------------------------------------------------------------------------
-
-
 def test_ready_made_jacobians():
     w = jnp.array([1.0, 2.0])
     m = Pair(w, [w])

@@ -11,7 +11,7 @@ import pytest
 
 import sharedtree as st
 from tests.strategies import Mutable
-from tests.test_sharing_situations import KINDS, MOVES, SITUATIONS, by_python, objects, whole
+from tests.test_sharing_situations import KINDS, MOVES, SITUATIONS, by_python, objects, require_each, whole
 from tests.test_threads import at_once
 
 IN_PLACE = st.Policy(in_place=True)
@@ -340,19 +340,14 @@ def mutable(**more):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_changed_is_what_python_changes(kind, wrap):
     """In each situation of sharing, what moves objects included."""
-    wrong = []
-    for name, make in (SITUATIONS | MOVES).items():
-        situation = make(KINDS[kind])
+
+    def check(situation):
         args = situation.make()
         known = objects(args)
+        wrap(ruled(lambda args: situation.change(*args), lambda args: jnp.zeros(())))(args)
+        assert whole(args, known) == by_python(situation, 1)
 
-        def change(args, situation=situation):
-            situation.change(*args)
-
-        wrap(ruled(change, lambda args: jnp.zeros(())))(args)
-        if whole(args, known) != by_python(situation, 1):
-            wrong.append(name)
-    assert wrong == []
+    require_each(kind, [*SITUATIONS, *MOVES], check)
 
 
 @wrapped

@@ -140,19 +140,6 @@ def test_options_that_differ_are_not_confused():
     assert kept == (model, model)
 
 
-def test_policies_are_not_confused():
-    def f(model):
-        return st.tree.map(lambda x: x + 1, model)
-
-    w = jnp.ones(2)
-    for _ in range(2):
-        assert st.jit(f)(Pair(w, w)).first is not None
-        apart = st.preserve_identities(jax.jit, policy=st.Policy(arrays=False))(f)(Pair(w, w))
-        together = st.preserve_identities(jax.jit, policy=st.Policy())(f)(Pair(w, w))
-        assert apart.first is not apart.second
-        assert together.first is together.second
-
-
 def test_explain_and_warnings_are_those_of_the_function():
     def f(model):
         return jax.tree.map(lambda x: x + 1, model)
