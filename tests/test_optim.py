@@ -134,41 +134,37 @@ def test_a_tied_weight_counts_once_in_the_norm_that_clips():
 
 def test_lookahead_parts_slow_and_fast_weights():
     make = lambda: optax.lookahead(optax.sgd(0.1, momentum=0.9), sync_period=2, slow_step_size=0.5)
-    vanilla, tx = make(), st.optimizer(make())
-    params = optax.LookaheadParams.init_synced(flat(*arrays(0)))
-    vanilla_state = vanilla.init(params)
-    # Synced they begin as the same model; two copies are traced no more often.
-    models, copies = (
-        optax.LookaheadParams.init_synced(net(*arrays(0))),
-        optax.LookaheadParams(net(*arrays(0)), net(*arrays(0))),
-    )
-    state, state_of_copies = tx.init(models), tx.init(copies)
-    traces = 0
-
-    @st.jit
-    def step(models, state):
-        nonlocal traces
-        traces += 1
-        updates, state = tx.update(st.grad(model_loss)(models.fast), state, models)
-        return st.apply_updates(models, updates), state
+    vanilla = make()
+    synced = optax.LookaheadParams.init_synced(net(*arrays(0)))
+    copies = optax.LookaheadParams(net(*arrays(0)), net(*arrays(0)))
 
     @jax.jit
     def vanilla_step(params, state):
         updates, state = vanilla.update(jax.grad(dict_loss)(params.fast), state, params)
         return optax.apply_updates(params, updates), state
 
-    for _ in range(STEPS):
-        models, state = step(models, state)
-        copies, state_of_copies = step(copies, state_of_copies)
-        params, vanilla_state = vanilla_step(params, vanilla_state)
-        for each in (models, copies):
-            for mine, expected in zip(each, params, strict=True):
+    # Synced they begin as one model, so that a second trace is one of two models.
+    for begin, most_traces in ((synced, 2), (copies, 1)):
+        models, params = begin, optax.LookaheadParams.init_synced(flat(*arrays(0)))
+        tx, vanilla_state, traces = st.optimizer(make()), vanilla.init(params), []
+
+        @st.jit
+        def step(models, state, tx=tx, traces=traces):
+            traces.append(1)
+            updates, state = tx.update(st.grad(model_loss)(models.fast), state, models)
+            return st.apply_updates(models, updates), state
+
+        state = tx.init(models)
+        for _ in range(STEPS):
+            models, state = step(models, state)
+            params, vanilla_state = vanilla_step(params, vanilla_state)
+            for mine, expected in zip(models, params, strict=True):
                 assert is_tied(mine)
                 assert_close(flat(*parts(mine)), expected)
-    assert models.fast is not models.slow
-    assert models.fast.embed.weight is not models.slow.embed.weight
-    check_state(state, vanilla_state)
-    assert traces <= 2
+        assert models.fast is not models.slow
+        assert models.fast.embed.weight is not models.slow.embed.weight
+        check_state(state, vanilla_state)
+        assert len(traces) <= most_traces
 
 
 def in_modules(weight):
