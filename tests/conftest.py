@@ -74,8 +74,3 @@ def pytest_configure(config):
 def pytest_configure_node(node):
     """Tells a worker of pytest-xdist where the folder is."""
     node.workerinput["compiled programs"] = node.config.compiled_programs
-
-
-@pytest.fixture
-def compiling_fast():
-    """Nothing any more: every test compiles fast."""

@@ -6,7 +6,6 @@ on a model with one copy of the weight, written by hand.
 
 import concurrent.futures
 import re
-import warnings
 
 import equinox as eqx
 import hypothesis
@@ -18,7 +17,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import sharedtree as st
-from sharedtree._jax_internals import deprecated_shard_map
+from tests.strategies import Mutable
 
 IN_PLACE = st.Policy(in_place=True)
 IGNORE = st.Policy(on_untie="ignore")
@@ -35,19 +34,8 @@ class Two(eqx.Module):
     second: Net
 
 
-class Counter:
-    def __init__(self, count, table):
-        self.count = self.same = count
-        self.table = table
-
-
-def counter_of(children):
-    counter = object.__new__(Counter)
-    counter.count, counter.same, counter.table = children
-    return counter
-
-
-jax.tree_util.register_pytree_node(Counter, lambda c: ((c.count, c.same, c.table), None), lambda _, c: counter_of(c))
+def counter(count):
+    return Mutable(count=count, same=count, table=weight())
 
 
 @pytest.fixture
@@ -58,6 +46,10 @@ def mesh():
 @pytest.fixture
 def explicit():
     return jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+
+
+NET = Net(P("x"), P("x"), None)
+"""How both arrays of a model are split."""
 
 
 def weight():
@@ -108,14 +100,16 @@ def conflict(call):
 
 def test_one_specification_for_all(mesh):
     seen = []
+    options = {"mesh": mesh, "in_specs": P("x"), "out_specs": (P("x"), P())}
 
-    def f(net):
+    @st.shard_map(**options)
+    def named(net):
+        """Documented."""
         seen.append((net.embed is net.head, net.embed.shape))
         return st.tree.map(lambda w: 2 * w, net), jax.lax.psum((net.embed * net.head).sum(), "x")
 
-    options = {"mesh": mesh, "in_specs": P("x"), "out_specs": (P("x"), P())}
-    net = tied()
-    doubled, total = st.shard_map(f, **options)(net)
+    assert (named.__name__, named.__doc__) == ("named", "Documented.")
+    doubled, total = named(tied())
     assert seen == [(True, (1, 4))]
     assert doubled.embed is doubled.head
     assert total == (weight() ** 2).sum()
@@ -124,72 +118,24 @@ def test_one_specification_for_all(mesh):
 
 
 def test_a_tied_leaf_is_one_input_and_one_output(mesh):
-    f = st.shard_map(lambda net: st.tree.map(jnp.sin, net), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
-    traced = st.jit(lambda net: f(net)).trace(tied())
-    (eqn,) = eqns_of(traced.jaxpr.jaxpr, "shard_map")
-    assert (len(eqn.invars), len(eqn.outvars)) == (1, 1)
-    prefix = Net(P("x"), P("x"), None)
-    f = st.shard_map(lambda net: st.tree.map(jnp.sin, net), mesh=mesh, in_specs=(prefix,), out_specs=prefix)
-    traced = st.jit(lambda net: f(net)).trace(tied())
-    (eqn,) = eqns_of(traced.jaxpr.jaxpr, "shard_map")
-    assert (len(eqn.invars), len(eqn.outvars)) == (1, 1)
+    for in_specs, out_specs in ((P("x"), P("x")), ((NET,), NET)):
+        f = st.shard_map(lambda net: st.tree.map(jnp.sin, net), mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+        (eqn,) = eqns_of(st.jit(lambda net, f=f: f(net)).trace(tied()).jaxpr.jaxpr, "shard_map")
+        assert (len(eqn.invars), len(eqn.outvars)) == (1, 1)
 
 
-def test_specifications_as_a_module_of_the_same_shape(mesh):
-    specs = Net(P("x"), P("x"), P(None, "x"))
-    bias = jnp.arange(16.0).reshape(2, 8)
-    w = weight()
-    seen = []
-
-    def f(net):
-        seen.append((net.embed is net.head, net.embed.shape, net.bias.shape))
-        return Net(net.head + 1, net.embed + 1, net.bias)
-
-    def tying(net):
-        return st.tie(f(net), lambda net: (net.embed, net.head))
-
-    options = {"mesh": mesh, "in_specs": (specs,), "out_specs": specs}
-    result = st.shard_map(tying, **options)(Net(w, w, bias))
-    expected = jax.shard_map(f, **options)(Net(w, w + 0, bias))
-    assert seen == [(True, (1, 4), (2, 1)), (False, (1, 4), (2, 1))]
-    same_values(result, expected)
-    assert shardings(result) == shardings(expected)
-    assert result.embed is result.head
-
-
-def test_an_array_under_two_specifications_is_cut(mesh):
-    specs = Net(P("x"), P())
-    seen = []
-
-    def f(net):
-        seen.append((net.embed is net.head, net.embed.shape, net.head.shape))
-        return Net(net.embed @ net.head.T, net.head)
-
-    options = {"mesh": mesh, "in_specs": (specs,), "out_specs": specs}
-    result = st.shard_map(f, **options)(tied())
-    assert seen == [(False, (1, 4), (8, 4))]
-    expected = jax.shard_map(f, **options)(untied())
-    same_values(result, expected)
-    assert shardings(result) == shardings(expected)
-
-
-def test_an_array_in_two_arguments_is_cut(mesh):
+def test_an_array_in_two_arguments_is_cut_and_results_that_leave_in_two_ways_are_parted(mesh):
     net = tied()
     f = lambda net, other: jax.lax.psum((net.embed * other.embed[0]).sum(), "x") + (net.embed is other.embed)
     options = {"mesh": mesh, "in_specs": (P("x"), P()), "out_specs": P()}
-    expected = (weight() * weight()[0]).sum()
-    assert st.shard_map(f, **options)(net, Net(net.embed, net.embed)) == expected
-
-
-def test_results_that_leave_in_two_ways_are_parted(mesh):
+    assert st.shard_map(f, **options)(net, Net(net.embed, net.embed)) == (weight() * weight()[0]).sum()
     f = lambda net: (net, net)
     options = {"mesh": mesh, "in_specs": P(), "out_specs": (Net(P(), P(), None), P("x"))}
-    one, other = st.shard_map(f, **options)(tied())
+    one, other = st.shard_map(f, **options)(net)
     assert one.embed is one.head
     assert other.embed is other.head
     assert (one.embed.shape, other.embed.shape) == ((8, 4), (64, 4))
-    expected = jax.shard_map(f, **options)(untied())
-    same_values((one, other), expected)
+    same_values((one, other), jax.shard_map(f, **options)(untied()))
 
 
 def test_a_module_under_two_specifications(mesh):
@@ -217,28 +163,25 @@ def test_one_specification_written_in_several_ways(mesh):
     for other in (P("x", None), P(("x",)), P(("x",), ())):
         result = st.shard_map(f, mesh=mesh, in_specs=(P("x"), other), out_specs=P("x"))(net, net)
         np.testing.assert_array_equal(result, 2 * weight())
-
-
-def test_no_traced_leaf_no_treatment(mesh):
+    # Where no leaf is traced there is no treatment.
     empty = Net(None, None)
     f = lambda x, a, b: x * (a is b)
     result = st.shard_map(f, mesh=mesh, in_specs=(P("x"), P("x"), P()), out_specs=P("x"))(weight(), empty, empty)
     np.testing.assert_array_equal(result, weight())
 
 
-@pytest.mark.parametrize("specs", ["each a dict", "a tuple", "whole"])
-def test_specifications_in_containers(mesh, specs):
-    in_specs, out_specs = {
-        "each a dict": (({"net": Net(P("x"), P("x"), None), "y": P()},), {"a": P("x"), "b": P()}),
-        "a tuple": (({"net": P("x"), "y": P()},), {"a": P("x"), "b": P()}),
-        "whole": (P(), P()),
-    }[specs]
+def test_specifications_in_containers(mesh):
     f = lambda d: {"a": d["net"].embed + d["net"].head, "b": d["y"]}
-    options = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
-    result = st.shard_map(f, **options)({"net": tied(), "y": jnp.ones(3)})
-    expected = jax.shard_map(f, **options)({"net": untied(), "y": jnp.ones(3)})
-    same_values(result, expected)
-    assert shardings(result) == shardings(expected)
+    for in_specs, out_specs in (
+        (({"net": NET, "y": P()},), {"a": P("x"), "b": P()}),
+        (({"net": P("x"), "y": P()},), {"a": P("x"), "b": P()}),
+        (P(), P()),
+    ):
+        options = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
+        result = st.shard_map(f, **options)({"net": tied(), "y": jnp.ones(3)})
+        expected = jax.shard_map(f, **options)({"net": untied(), "y": jnp.ones(3)})
+        same_values(result, expected)
+        assert shardings(result) == shardings(expected)
 
 
 def test_what_is_static(mesh):
@@ -276,34 +219,49 @@ def test_an_explicit_mesh_needs_no_specifications(explicit):
             st.shard_map(f, out_specs=P("x"), policy=IN_PLACE)(Net(w, w))
 
 
-def test_some_axes_of_the_mesh():
-    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
-    options = {"mesh": mesh, "in_specs": P("x"), "out_specs": P("x"), "axis_names": {"x"}}
+def test_some_axes_of_the_mesh_and_other_transforms(mesh):
+    both = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    options = {"mesh": both, "in_specs": P("x"), "out_specs": P("x"), "axis_names": {"x"}}
     f = st.jit(lambda net: st.shard_map(lambda net: st.tree.map(lambda w: w * 2, net), **options)(net))
     result = f(tied())
     assert result.embed is result.head
     np.testing.assert_array_equal(result.embed, 2 * weight())
 
+    def inside(net):
+        net, _ = st.scan(lambda net, _: (st.tree.map(lambda w: w / 2, net), None), net, length=2)
+        return st.vmap(lambda net: net.embed + net.head)(net)
 
-@pytest.mark.parametrize(
-    ("options", "call"),
-    [
-        ({}, lambda f, net: f(net=net)),
-        ({"in_specs": (P("x"), P("x"))}, lambda f, net: f(net)),
-        ({"in_specs": [P("x")]}, lambda f, net: f(net)),
-        ({"in_specs": {"net": P("x")}}, lambda f, net: f(net)),
-        ({"in_specs": P("z")}, lambda f, net: f(net)),
-        ({"in_specs": (5,)}, lambda f, net: f(net)),
-        ({"out_specs": 5}, lambda f, net: f(net)),
-        ({"out_specs": P("z")}, lambda f, net: f(net)),
-        ({"mesh": None}, lambda f, net: f(net)),
-        ({"mesh": 5}, lambda f, net: f(net)),
-        ({"in_specs": P("x", None, None)}, lambda f, net: f(net)),
-        ({"in_specs": P(None, "x")}, lambda f, net: f(net)),
-        ({"out_specs": P()}, lambda f, net: f(net)),
-        ({"in_specs": P("x", None, None)}, lambda f, net: f(net.embed)),
+    result = st.shard_map(inside, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(tied())
+    np.testing.assert_array_equal(result, weight() / 2)
+    mapped = st.shard_map(lambda net: net.embed + net.head, mesh=mesh, in_specs=(NET,), out_specs=P("x"))
+    w = jnp.stack([weight(), weight() + 1])
+    np.testing.assert_array_equal(st.vmap(mapped)(Net(w, w)), 2 * w)
+
+
+ERRORS = [
+    ({}, lambda f, net: f(net=net)),
+    *[
+        (options, lambda f, net: f(net))
+        for options in (
+            {"in_specs": (P("x"), P("x"))},
+            {"in_specs": [P("x")]},
+            {"in_specs": {"net": P("x")}},
+            {"in_specs": P("z")},
+            {"in_specs": (5,)},
+            {"out_specs": 5},
+            {"out_specs": P("z")},
+            {"mesh": None},
+            {"mesh": 5},
+            {"in_specs": P("x", None, None)},
+            {"in_specs": P(None, "x")},
+            {"out_specs": P()},
+        )
     ],
-)
+    ({"in_specs": P("x", None, None)}, lambda f, net: f(net.embed)),
+]
+
+
+@pytest.mark.parametrize(("options", "call"), ERRORS)
 def test_errors_are_those_of_jax(mesh, options, call):
     options = {"mesh": mesh, "in_specs": P("x"), "out_specs": P("x"), **options}
     f = lambda net: net
@@ -315,41 +273,24 @@ def test_errors_are_those_of_jax(mesh, options, call):
 
 
 def test_errors_name_the_leaf(mesh):
+    shard = lambda in_specs, out_specs: st.shard_map(lambda n: n, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
     with pytest.raises(ValueError, match=r"out_specs is P\w*\(\)"):
-        st.jit(st.shard_map(lambda net: net, mesh=mesh, in_specs=P("x"), out_specs=Net(P("x"), P(), None)))(untied())
+        st.jit(shard(P("x"), Net(P("x"), P(), None)))(untied())
     with pytest.raises(ValueError, match=r"\(\*args\).head has shape float32\[1,4\]"):
-        st.shard_map(lambda net: net, mesh=mesh, in_specs=P("x"), out_specs=Net(P("x"), P("x", None, None)))(untied())
-    with pytest.raises(st.SharingMismatchError, match="`out_specs` does not fit"):
-        st.shard_map(lambda net: net, mesh=mesh, in_specs=P("x"), out_specs=Two(P(), P()))(tied())
-    with pytest.raises(st.SharingMismatchError, match="`out_specs` does not fit"):
-        st.shard_map(lambda net: net, mesh=mesh, in_specs=P("x"), out_specs={"a": P()})(tied())
-    with pytest.raises(st.SharingMismatchError, match="`in_specs` does not fit"):
-        st.shard_map(lambda net: net, mesh=mesh, in_specs=({"a": P()},), out_specs=P())(tied())
-    with pytest.raises(st.SharingMismatchError, match="`in_specs` does not fit"):
-        st.shard_map(lambda net: net, mesh=mesh, in_specs=(Two(P(), P()),), out_specs=P())(tied())
+        shard(P("x"), Net(P("x"), P("x", None, None)))(untied())
     with pytest.raises((TypeError, ValueError), match="out_specs"):
-        st.shard_map(lambda net: net, mesh=mesh, in_specs=P("x"), out_specs=Net(P("x"), None, None))(untied())
-
-
-def test_after_an_error_the_next_call_works(mesh):
-    fails = [True]
-
-    def f(net):
-        if fails:
-            fails.pop()
-            raise ZeroDivisionError
-        return net.embed + net.head
-
-    mapped = st.shard_map(f, mesh=mesh, in_specs=(Net(P("x"), P("x"), None),), out_specs=P("x"))
-    with pytest.raises(ZeroDivisionError):
-        mapped(tied())
-    np.testing.assert_array_equal(mapped(tied()), 2 * weight())
+        shard(P("x"), Net(P("x"), None, None))(untied())
+    for wrong in (Two(P(), P()), {"a": P()}):
+        with pytest.raises(st.SharingMismatchError, match="`out_specs` does not fit"):
+            shard(P("x"), wrong)(tied())
+        with pytest.raises(st.SharingMismatchError, match="`in_specs` does not fit"):
+            shard((wrong,), P())(tied())
 
 
 def test_traced_as_often_as_vanilla(mesh):
     counts = {}
     for name, jit, shard_map, specs in (
-        ("ours", st.jit, st.shard_map, (Net(P("x"), P("x"), None),)),
+        ("ours", st.jit, st.shard_map, (NET,)),
         ("vanilla", jax.jit, jax.shard_map, (P("x"),)),
     ):
 
@@ -358,11 +299,10 @@ def test_traced_as_often_as_vanilla(mesh):
             return net.embed
 
         mapped = shard_map(f, mesh=mesh, in_specs=specs, out_specs=P("x"))
-        mapped(untied())
-        mapped(untied())
         jitted = jit(lambda net: mapped(net))
-        jitted(untied())
-        jitted(untied())
+        for _ in range(2):
+            mapped(untied())
+            jitted(untied())
     assert counts["ours"] == counts["vanilla"]
 
 
@@ -402,25 +342,6 @@ def test_data_parallel_gradients(mesh, check_vma):
         np.testing.assert_allclose(gradient.embed, single(weight())[1], rtol=1e-4)
 
 
-def test_other_transforms_inside(mesh):
-    def f(net):
-        def iteration(net, _):
-            return st.tree.map(lambda w: w / 2, net), None
-
-        net, _ = st.preserve_identities(jax.lax.scan)(iteration, net, length=2)
-        return st.vmap(lambda net: net.embed + net.head)(net)
-
-    result = st.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(tied())
-    np.testing.assert_array_equal(result, weight() / 2)
-
-
-def test_inside_vmap(mesh):
-    specs = Net(P("x"), P("x"), None)
-    mapped = st.shard_map(lambda net: net.embed + net.head, mesh=mesh, in_specs=(specs,), out_specs=P("x"))
-    w = jnp.stack([weight(), weight() + 1])
-    np.testing.assert_array_equal(st.vmap(mapped)(Net(w, w)), 2 * w)
-
-
 def test_what_the_function_changes_goes_out_as_it_came_in(mesh):
     seen = []
 
@@ -430,43 +351,19 @@ def test_what_the_function_changes_goes_out_as_it_came_in(mesh):
         counter.table = counter.table + x
         return x
 
-    whole = Counter(jnp.zeros(()), weight())
+    whole = counter(jnp.zeros(()))
     options = {"mesh": mesh, "out_specs": P("x"), "policy": IN_PLACE}
     with pytest.raises(ValueError, match="replicat"):  # what is whole on each device may not differ there
         st.shard_map(f, in_specs=(P(), P("x")), **options)(whole, weight())
     assert whole.table.shape == (8, 4)
     assert whole.count == 0
-    split = Counter(jnp.zeros(()), weight())
+    split = counter(jnp.zeros(()))
     specs = st.tree.map(lambda leaf: P() if leaf.ndim == 0 else P("x"), split)
     st.shard_map(f, in_specs=(specs, P("x")), **options)(split, weight())
     assert split.count is split.same
     assert split.count == weight().sum()
     np.testing.assert_array_equal(split.table, 2 * weight())
     assert all(seen)
-
-
-def test_decorators_and_names(mesh):
-    @st.shard_map(mesh=mesh, in_specs=P("x"), out_specs=P("x"))
-    def named(net):
-        """Documented."""
-        return net.embed + net.head
-
-    assert (named.__name__, named.__doc__) == ("named", "Documented.")
-    np.testing.assert_array_equal(named(tied()), 2 * weight())
-
-
-def test_the_deprecated_name(mesh):
-    shard_map = deprecated_shard_map()
-    assert shard_map is not jax.shard_map
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from jax.experimental.shard_map import shard_map as named
-    assert named is shard_map
-    f = st.preserve_identities(shard_map)(
-        lambda a, b: (a is b) * (a.embed + b.head), mesh=mesh, in_specs=P("x"), out_specs=P("x")
-    )
-    net = tied()
-    np.testing.assert_array_equal(f(net, net), 2 * weight())
 
 
 SPECS = (P("x"), P(None, "x"), P())
@@ -507,150 +404,116 @@ def test_as_vanilla_on_the_untied_twin(data):
 # pmap -----------------------------------------------------------------------------------------------------------------
 
 
-def test_pmap(mesh):
+def test_pmap():
     seen = []
 
     def f(net, x):
         seen.append(net.embed is net.head)
-        return st.tree.map(lambda w: w + jax.lax.psum(x, "i"), net)
+        return jax.tree.map(lambda w: w + jax.lax.psum(x, "i"), net)
 
-    mapped = st.pmap(f, "i", in_axes=(0, None))
+    mapped = st.pmap(f, "i", in_axes=(0, None), policy=IGNORE)
     result = mapped(tied(), 1.0)
     mapped(tied(), 2.0)
-    st.pmap(f, "i", in_axes=(0, None))(tied(), 2.0)
+    st.pmap(f, "i", in_axes=(0, None), policy=IGNORE)(tied(), 2.0)
     assert seen == [True]
-    assert result.embed is result.head
-    vanilla = jax.pmap(lambda net, x: jax.tree.map(lambda w: w + jax.lax.psum(x, "i"), net), "i", in_axes=(0, None))
-    expected = vanilla(untied(), 1.0)
+    expected = jax.pmap(f, "i", in_axes=(0, None))(untied(), 1.0)
     same_values(result, expected)
     assert result.embed.sharding == expected.embed.sharding
-
-
-def test_pmap_with_axes_inside_a_module():
-    specs = Net(0, None, 1)
-    bias = jnp.arange(16.0).reshape(2, 8)
-    w = weight()
-    seen = []
-
-    def f(net):
-        seen.append((net.embed is net.head, net.embed.shape, net.head.shape))
-        return Net(net.embed, net.head.sum(), net.bias * 2)
-
-    out = Net(1, None, 0)
-    mapped = st.pmap(f, in_axes=(specs,), out_axes=out)
-    result = mapped(Net(w, w, bias))
-    mapped(Net(w, w, bias))
-    assert seen == [(False, (4,), (8, 4))]
-    expected = jax.pmap(f, in_axes=(specs,), out_axes=out)(Net(w, w + 0, bias))
-    same_values(result, expected)
     both = st.pmap(lambda net: st.tree.map(jnp.sin, net), in_axes=(Net(0, 0, None),), out_axes=Net(0, 0, None))(tied())
     assert both.embed is both.head
 
 
-def test_pmap_static_arguments():
-    f = st.pmap(lambda net, k: net.embed * k + net.head, static_broadcasted_argnums=1)
-    np.testing.assert_array_equal(f(tied(), 2), 3 * weight())
-    np.testing.assert_array_equal(f(tied(), 3), 4 * weight())
-    inside = st.pmap(
-        lambda k, net: Net(net.embed * k, net.head, None),
-        in_axes=(None, Net(0, 0, None)),
-        out_axes=Net(0, 1, None),
-        static_broadcasted_argnums=0,
-        policy=IGNORE,
-    )
-    same_values(inside(2, tied()), Net(2 * weight(), weight().T))
+def test_pmap_with_axes_inside_a_module_and_static_arguments():
+    specs, out = Net(0, None, 1), Net(1, None, 0)
+    bias = jnp.arange(16.0).reshape(2, 8)
+    w = weight()
+    seen = []
+
+    def f(net, k):
+        seen.append((net.embed is net.head, net.embed.shape, net.head.shape))
+        return Net(net.embed * k, net.head.sum(), net.bias * 2)
+
+    options = {"in_axes": (specs, None), "out_axes": out, "static_broadcasted_argnums": 1}
+    mapped = st.pmap(f, **options)
+    for k in (2, 2, 3):
+        result = mapped(Net(w, w, bias), k)
+    assert seen == [(False, (4,), (8, 4))] * 2
+    same_values(result, jax.pmap(f, **options)(Net(w, w + 0, bias), 3))
 
 
-def test_pmap_conflicts():
+def test_pmap_conflicts_and_donation():
     net = tied()
     error = conflict(lambda: st.pmap(lambda a, b: a.embed, in_axes=(0, None))(net, net))
     assert error.paths == ("a.embed", "a.head", "b.embed", "b.head")
     assert error.treatments == ("in_axes 0",) * 2 + ("in_axes None",) * 2
     error = conflict(lambda: st.pmap(lambda a, b: a.embed, donate_argnums=0)(net, net))
     assert error.treatments == ("donated",) * 2 + ("not donated",) * 2
+    conflict(lambda: st.pmap(lambda a, b: a.embed, donate_argnums=0)(net, net.embed))
     assert not net.embed.is_deleted()
-    error = conflict(lambda: st.pmap(lambda a, b: a.embed, donate_argnums=0)(net, net.embed))
-    assert not net.embed.is_deleted()
-
-
-def test_pmap_gives_a_tied_leaf_away_once():
     w = jax.pmap(lambda x: x)(weight())
-    net = Net(w, w)
-    result = st.pmap(lambda net: st.tree.map(lambda w: w + 1, net), donate_argnums=0)(net)
+    result = st.pmap(lambda net: st.tree.map(lambda w: w + 1, net), donate_argnums=0)(Net(w, w))
     assert w.is_deleted()
     assert result.embed is result.head
     np.testing.assert_array_equal(result.embed, weight() + 1)
 
 
 def test_pmap_in_place():
-    def f(counter, x):
-        counter.count = counter.same = counter.count + x
-        counter.table = counter.table + counter.count
+    def f(model, x):
+        model.count = model.same = model.count + x
+        model.table = model.table + model.count
         return x
 
-    counter = Counter(jnp.zeros(8), weight())
-    st.pmap(f, policy=IN_PLACE)(counter, jnp.arange(8.0))
-    assert counter.count is counter.same
-    np.testing.assert_array_equal(counter.count, jnp.arange(8.0))
-    np.testing.assert_array_equal(counter.table, weight() + jnp.arange(8.0)[:, None])
+    model = counter(jnp.zeros(8))
+    st.pmap(f, policy=IN_PLACE)(model, jnp.arange(8.0))
+    assert model.count is model.same
+    np.testing.assert_array_equal(model.count, jnp.arange(8.0))
+    np.testing.assert_array_equal(model.table, weight() + jnp.arange(8.0)[:, None])
 
 
-@pytest.mark.parametrize(
-    ("options", "call"),
-    [
-        ({"in_axes": (0, 0)}, lambda f: f(untied())),
-        ({"in_axes": "x"}, lambda f: f(untied())),
-        ({"in_axes": None}, lambda f: f(untied())),
-        ({"out_axes": "x"}, lambda f: f(untied())),
-        ({"static_broadcasted_argnums": 3}, lambda f: f(untied())),
-        ({}, lambda f: f(Net(jnp.ones(9), jnp.ones(9)))),
-    ],
-)
-def test_pmap_errors_are_those_of_jax(options, call):
-    with pytest.raises(Exception) as expected:
-        call(jax.pmap(lambda net: net, **options))
-    with pytest.raises(type(expected.value)) as found:
-        call(st.pmap(lambda net: net, **options))
-    if options.get("in_axes") != (0, 0):  # that names all arguments, and so also how they are packed
-        assert str(found.value).partition("/")[0] == str(expected.value).partition("/")[0]
+def test_pmap_errors_are_those_of_jax():
+    for options, net in (
+        ({"in_axes": (0, 0)}, untied()),
+        ({"in_axes": "x"}, untied()),
+        ({"in_axes": None}, untied()),
+        ({"out_axes": "x"}, untied()),
+        ({"static_broadcasted_argnums": 3}, untied()),
+        ({}, Net(jnp.ones(9), jnp.ones(9))),
+    ):
+        with pytest.raises(Exception) as expected:  # noqa: PT011 -- whatever it is
+            jax.pmap(lambda net: net, **options)(net)
+        with pytest.raises(expected.type) as found:
+            st.pmap(lambda net: net, **options)(net)
+        if options.get("in_axes") != (0, 0):  # that names all arguments, and so also how they are packed
+            assert str(found.value).partition("/")[0] == str(expected.value).partition("/")[0]
 
 
 def test_filter_pmap():
-    seen = []
-
-    def f(net, x):
-        seen.append(net.embed is net.head)
-        return st.tree.map(lambda w: w * x, net), "static"
-
-    filter_pmap = st.preserve_identities(eqx.filter_pmap)
-    mapped = filter_pmap(f, in_axes=(eqx.if_array(0), None))
-    (result, word) = mapped(tied(), 2.0)
-    traces = len(seen)
-    mapped(tied(), 2.0)
-    filter_pmap(f, in_axes=(eqx.if_array(0), None))(tied(), 2.0)
-    assert all(seen)
-    assert len(seen) == traces
-    assert word == "static"
-    assert result.embed is result.head
-    np.testing.assert_array_equal(result.embed, 2 * weight())
-
-
-def test_filter_pmap_with_axes_inside_a_module():
-    f = lambda net: Net(net.embed * 2, net.head + 1, None)
+    f = lambda net, word: (Net(net.embed * 2, net.head + 1, None), word)
     for in_axes, out_axes, is_tied in (
         (Net(0, eqx.if_array(0), None), Net(0, 1, None), True),
         (Net(0, 1, None), Net(eqx.if_array(1), 0, None), False),
+        (eqx.if_array(0), Net(0, 0, None), True),
     ):
         w = jnp.arange(64.0).reshape(8, 8)
-        options = {"in_axes": (in_axes,), "out_axes": out_axes}
+        options = {"in_axes": (in_axes, None), "out_axes": (out_axes, None)}
         calls = []
-        filter_pmap = st.preserve_identities(eqx.filter_pmap, policy=IGNORE)
-        result = filter_pmap(lambda net: (calls.append(net.embed is net.head), f(net))[1], **options)
-        found = result(Net(w, w))
+
+        def counted(net, word):
+            calls.append(net.embed is net.head)
+            return f(net, word)
+
+        mapped = st.preserve_identities(eqx.filter_pmap, policy=IGNORE)(counted, **options)
+        found = mapped(Net(w, w), "static")
         traces = len(calls)
-        result(Net(w, w))
+        mapped(Net(w, w), "static")
         assert calls == [is_tied] * traces
-        same_values(found, eqx.filter_pmap(f, **options)(Net(w, w)))
+        (expected, word) = eqx.filter_pmap(f, **options)(Net(w, w), "static")
+        assert found[1] == word == "static"
+        same_values(found[0], expected)
+    tied_result, _ = st.preserve_identities(eqx.filter_pmap)(lambda net, x: (st.tree.map(lambda w: w * x, net), 1))(
+        tied(), jnp.ones(8)
+    )
+    assert tied_result.embed is tied_result.head
 
 
 # Placement ------------------------------------------------------------------------------------------------------------
@@ -681,49 +544,22 @@ def test_filter_shard(mesh):
     assert (mixed["name"], mixed["number"]) == ("text", 1.5)
 
 
-def test_device_put_shards_a_tied_leaf_once(mesh):
+def test_device_put_and_constraints_inside_a_module(mesh):
     net = tied()
     for place in (sharded(mesh), Net(sharded(mesh), sharded(mesh), None)):
         moved = st.device_put(net, place)
         assert moved.embed is moved.head
         assert [shard.data.shape for shard in moved.embed.addressable_shards] == [(1, 4)] * 8
-    assert conflict(lambda: st.device_put(net, Net(sharded(mesh), sharded(mesh, P()), None))).paths == (
-        "tree.embed",
-        "tree.head",
-    )
-
-
-def test_constraints_inside_a_module(mesh):
+    error = conflict(lambda: st.device_put(net, Net(sharded(mesh), sharded(mesh, P()), None)))
+    assert error.paths == ("tree.embed", "tree.head")
     where = Net(sharded(mesh, P(None, None)), sharded(mesh, P(None, None)), None)
     f = st.jit(
         lambda net: st.with_sharding_constraint(net, where), in_shardings=(Net(sharded(mesh), sharded(mesh), None),)
     )
-    traced = f.trace(tied()).jaxpr.jaxpr
-    assert len(eqns_of(traced, "sharding_constraint")) == 1
-    result = f(tied())
+    assert len(eqns_of(f.trace(net).jaxpr.jaxpr, "sharding_constraint")) == 1
+    result = f(net)
     assert result.embed is result.head
     assert result.embed.is_fully_replicated
-
-
-def test_shardings_of_jit_inside_a_module(mesh):
-    into = Two(Net(sharded(mesh), sharded(mesh), None), Net(sharded(mesh), sharded(mesh), None))
-    out = Two(Net(sharded(mesh), sharded(mesh), None), sharded(mesh, P()))
-    net = tied()
-
-    def f(two):
-        assert two.first is two.second
-        return Two(st.tree.map(lambda w: w + 1, two.first), two.second)
-
-    f = st.jit(f, in_shardings=(into,), out_shardings=out, policy=IGNORE)
-    jaxpr = f.trace(Two(net, net)).jaxpr.jaxpr
-    assert len(jaxpr.invars) == 1
-    result = f(Two(net, net))
-    assert result.first.embed is result.first.head
-    assert result.second.embed is result.second.head
-    assert result.first.embed.sharding == sharded(mesh)
-    assert result.second.embed.is_fully_replicated
-    parted = Two(Net(sharded(mesh), sharded(mesh), None), Net(sharded(mesh, P()), sharded(mesh, P()), None))
-    assert len(conflict(lambda: st.jit(lambda t: 0, in_shardings=(parted,))(Two(net, net))).paths) == 4
 
 
 def test_a_function_with_shardings_is_traced_once_and_as_it_is_called(explicit):
@@ -747,20 +583,6 @@ def test_a_function_with_shardings_is_traced_once_and_as_it_is_called(explicit):
             f = f.__wrapped__
 
 
-def test_what_jit_writes_back_does_not_go_where_the_results_go(mesh):
-    def f(counter):
-        counter.table = counter.table + 1
-        return counter.count, counter.count
-
-    split = (sharded(mesh), sharded(mesh, P()))
-    counter = Counter(jnp.zeros((8, 2)), weight())
-    one, other = st.jit(f, out_shardings=split, policy=IN_PLACE)(counter)
-    assert (one.sharding, other.sharding) == split
-    assert len(counter.table.sharding.device_set) == 8
-    np.testing.assert_array_equal(counter.table, weight() + 1)
-    assert counter.count is counter.same
-
-
 def test_explicit_meshes(explicit):
     with jax.set_mesh(explicit):
         net = st.device_put(tied(), sharded(explicit, P("x", "y")))
@@ -781,15 +603,9 @@ def test_explicit_meshes(explicit):
         assert gradient.embed is gradient.head
         assert gradient.embed.sharding == net.embed.sharding
         vanilla = jax.value_and_grad(lambda w: ((np.asarray(x) @ w @ w.T) ** 2).mean())(weight())
-    np.testing.assert_allclose(value, vanilla[0], rtol=1e-4)
-    np.testing.assert_allclose(gradient.embed, vanilla[1], rtol=1e-4)
-
-
-def test_resharding_on_an_explicit_mesh(explicit):
-    with jax.set_mesh(explicit):
-        net = st.device_put(tied(), sharded(explicit, P("x", "y")))
-        f = st.jit(lambda net: st.tree.map(lambda w: jax.sharding.reshard(w, P("y", None)), net))
-        result = f(net)
+        np.testing.assert_allclose(value, vanilla[0], rtol=1e-4)
+        np.testing.assert_allclose(gradient.embed, vanilla[1], rtol=1e-4)
+        result = st.jit(lambda net: st.tree.map(lambda w: jax.sharding.reshard(w, P("y", None)), net))(net)
         assert result.embed is result.head
         assert jax.typeof(result.embed).sharding.spec == P("y", None)
         specs = Net(P("x", "y"), P("x", "y"), None)
@@ -798,10 +614,9 @@ def test_resharding_on_an_explicit_mesh(explicit):
 
 
 def test_first_calls_by_eight_threads(mesh):
-    specs = Net(P("x"), P("x"), None)
     both = lambda net: Net(net.embed + 1, net.head + 1)
     tie = lambda f: lambda net: st.tie(f(net), lambda net: (net.embed, net.head))
-    sharding = st.jit(lambda net: st.shard_map(tie(both), mesh=mesh, in_specs=(specs,), out_specs=specs)(net))
+    sharding = st.jit(lambda net: st.shard_map(tie(both), mesh=mesh, in_specs=(NET,), out_specs=NET)(net))
     mapping = st.pmap(tie(both), in_axes=(Net(0, 0, None),), out_axes=Net(0, 0, None))
     # In JAX 0.8 vanilla `pmap` fails in one thread or another on the first calls.
     transformed = (sharding,) if jax.__version_info__ < (0, 10) else (sharding, mapping)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import sharedtree as st
 from sharedtree import _attribution
 from sharedtree._attribution import definition_of, definition_of_caller, warn_about
+from tests.strategies import Pair
 
 
 class Net(eqx.Module):
@@ -70,10 +71,8 @@ def test_functions_without_code_of_their_own_have_a_name_too():
     for function in (len, jnp.add, functools.partial(max), str.upper):
         assert definition_of(function).name
         warn_about(definition_of(function), "text", UserWarning)
-
-
-def test_the_caller_is_the_innermost_frame_outside_the_libraries():
-    assert definition_of_caller().name == "test_the_caller_is_the_innermost_frame_outside_the_libraries"
+    # The caller is the innermost frame outside the libraries.
+    assert definition_of_caller().name == "test_functions_without_code_of_their_own_have_a_name_too"
     assert jax.eval_shape(lambda: definition_of_caller().name == "nobody" or 1.0).shape == ()
 
 
@@ -87,14 +86,15 @@ def shown(*functions):
     return record
 
 
-def retraces(f, value=5):
-    for k in range(value):
-        f(Scaled(jnp.ones(2), k))
+def test_retrace_warnings_too():
+    def retraced(f):
+        for k in range(5):
+            f(Pair(jnp.ones(2), k))
 
-
-class Scaled(eqx.Module):
-    x: jax.Array
-    k: int
+    one, two = st.jit(lambda m: m.first * m.second), st.jit(lambda m: m.first + m.second)
+    warned = shown(lambda: retraced(one), lambda: retraced(two))
+    assert [w.category for w in warned] == [st.RetraceWarning] * 2
+    assert all(str(__file__) in str(w.message) and w.filename == __file__ for w in warned)
 
 
 def run_cell():
@@ -116,20 +116,11 @@ def test_each_function_warns_once_for_each_definition():
     assert [w.lineno for w in warned] == [f.__code__.co_firstlineno for f in (one, two)]
     assert {w.filename for w in warned} == {__file__}
     assert len({str(w.message).partition(". ")[0] for w in warned}) == 2
-
-
-def test_a_cell_that_is_run_again_warns_again():
+    # A cell that is run again warns again.
     cells = [run_cell(), run_cell()]
     warned = shown(*[lambda f=f: st.jit(f)(tied()) for f in (*cells, cells[0])])
     assert [(w.filename, w.lineno) for w in warned] == [("<cell 1>", 1)] * 2
     assert "`step` (<cell 1>:1)" in str(warned[0].message)
-
-
-def test_retrace_warnings_too():
-    one, two = st.jit(lambda m: m.x * m.k), st.jit(lambda m: m.x + m.k)
-    warned = shown(lambda: retraces(one), lambda: retraces(two))
-    assert [w.category for w in warned] == [st.RetraceWarning] * 2
-    assert all(str(__file__) in str(w.message) and w.filename == __file__ for w in warned)
 
 
 def test_the_once_filter_and_filters_by_module_tell_functions_apart():

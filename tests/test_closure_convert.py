@@ -55,7 +55,7 @@ def test_ties_inside_and_outside():
     def f(net, other, *, factor):
         seen.append((net.embed is net.head, net is other, net.name))
         w = factor * scale * net.embed
-        return {"net": Net(w, w), "more": [w]}
+        return {"net": Net(w, w), "more": [w[:1], net.name]}
 
     net = tied()
     converted = closure_convert(f, net, net, factor=jnp.ones(()))
@@ -65,6 +65,16 @@ def test_ties_inside_and_outside():
     assert result["net"].embed is result["net"].head
     np.testing.assert_allclose(result["net"].embed, [24.0, 30.0])
     assert len(seen) == 1  # it is not traced again
+    # So have the shapes, as which the example can be given, too.
+    (given, again), named = converted.in_struct
+    assert given is again
+    assert given.embed is given.head
+    assert named["factor"].shape == ()
+    shapes = converted.out_struct
+    assert shapes["net"].embed is shapes["net"].head
+    assert (shapes["more"][0].shape, shapes["more"][1]) == ((1,), "net")
+    of_shapes = closure_convert(lambda other: other.head + net.head, st.eval_shape(lambda net: net, net))
+    np.testing.assert_allclose(of_shapes(tied(2.0)), [3.0, 5.0])
 
 
 def test_what_it_closes_over_is_there_once():
@@ -78,20 +88,17 @@ def test_what_it_closes_over_is_there_once():
     np.testing.assert_array_equal(converted(net), vanilla(net))
 
 
-@pytest.mark.parametrize("f", [plain, scaling(3.0), scaling(jnp.array([1.0, 2.0]))], ids=["none", "number", "array"])
-def test_as_vanilla_without_sharing(f):
-    ours, vanilla = (convert(f, untied()) for convert in (closure_convert, eqx.filter_closure_convert))
-    for net in (untied(), untied(7.0)):
-        assert bool(eqx.tree_equal(ours(net), vanilla(net)))
-    assert eqx.tree_equal(ours.out_struct, vanilla.out_struct) is True
-    assert eqx.tree_equal(ours.in_struct, vanilla.in_struct) is True
-    for call in (lambda g: g(), lambda g: g(untied(), untied()), lambda g: g(Net(jnp.ones(3), jnp.ones(2)))):
-        for each in (ours, vanilla):
-            with pytest.raises(ValueError, match="example arg"):
-                call(each)
-
-
-def test_without_modules_it_is_vanilla():
+def test_as_vanilla_without_sharing():
+    for f in (plain, scaling(3.0), scaling(jnp.array([1.0, 2.0]))):
+        ours, vanilla = (convert(f, untied()) for convert in (closure_convert, eqx.filter_closure_convert))
+        for net in (untied(), untied(7.0)):
+            assert bool(eqx.tree_equal(ours(net), vanilla(net)))
+        assert eqx.tree_equal(ours.out_struct, vanilla.out_struct) is True
+        assert eqx.tree_equal(ours.in_struct, vanilla.in_struct) is True
+        for args in ((), (untied(), untied()), (Net(jnp.ones(3), jnp.ones(2)),)):
+            for each in (ours, vanilla):
+                with pytest.raises(ValueError, match="example arg"):
+                    each(*args)
     x = jnp.ones(2)
     double = lambda x: 2 * x
     assert type(closure_convert(double, x)) is type(eqx.filter_closure_convert(double, x))
@@ -114,21 +121,12 @@ def test_a_function_without_a_closure_is_called_as_it_is():
         converted(untied())
 
 
-def test_shapes_have_the_ties():
-    net = tied()
-    converted = closure_convert(lambda net: (st.tree.map(lambda w: w[:1] + net.head[0], net), net.name), net)
-    (given,), named = converted.in_struct
-    assert given.embed is given.head
-    assert named == {}
-    shapes, name = converted.out_struct
-    assert shapes.embed is shapes.head
-    assert (shapes.embed.shape, name) == ((1,), "net")
-    of_shapes = closure_convert(lambda other: other.head + net.head, st.eval_shape(lambda net: net, net))
-    np.testing.assert_allclose(of_shapes(tied(2.0)), [3.0, 5.0])
+def tied_to(w):
+    return Net(w, w)
 
 
 def converted_and_given(weight):
-    net = Net(weight, weight)
+    net = tied_to(weight)
     scale = 2 * weight
     return closure_convert(lambda net: (scale * net.embed * net.head).sum(), net), net
 
@@ -138,35 +136,28 @@ def test_it_crosses_transforms():
     w = jnp.array([1.0, 3.0])
     converted, net = converted_and_given(w)
     want = 2 * (w**3).sum()
-    call = lambda g, net: g(net)
-    for jitted in (st.jit(call), st.preserve_identities(eqx.filter_jit)(call)):
-        np.testing.assert_allclose(jitted(converted, net), want)
-    np.testing.assert_allclose(eqx.filter_jit(lambda g, w: g(Net(w, w)))(converted, w), want)
-    gradient = st.grad(call)(converted, net)
-    np.testing.assert_allclose(gradient.consts[0], w * w)
-    np.testing.assert_allclose(eqx.filter_grad(lambda g, w: g(Net(w, w)))(converted, w).consts[0], w * w)
-    of_net = st.grad(lambda net, g: g(net))(net, converted)
-    assert of_net.embed is of_net.head
-    np.testing.assert_allclose(of_net.embed, 4 * w * w)
-    np.testing.assert_allclose(jax.grad(lambda w: (lambda g, net: g(net))(*converted_and_given(w)))(w), 6 * w * w)
-    many = st.vmap(call, in_axes=(None, 0))(converted, Net(*[jnp.stack([w, 2 * w])] * 2))
-    np.testing.assert_allclose(many, [want, 4 * want])
-
-
-def test_it_is_traced_once_under_jit():
     count = 0
 
-    @st.jit
     def call(g, net):
         nonlocal count
         count += 1
         return g(net)
 
-    converted, net = converted_and_given(jnp.ones(2))
-    for value in (1.0, 2.0):
-        call(converted, tied(value))
-        call(jax.tree.map(lambda x: x, converted), st.copy(net))
+    jitted = st.jit(call)
+    for _ in range(2):
+        np.testing.assert_allclose(jitted(converted, tied_to(w)), want)
+        jitted(jax.tree.map(lambda x: x, converted), st.copy(net))
     assert count == 1
+    np.testing.assert_allclose(st.preserve_identities(eqx.filter_jit)(call)(converted, net), want)
+    np.testing.assert_allclose(eqx.filter_jit(lambda g, w: g(tied_to(w)))(converted, w), want)
+    np.testing.assert_allclose(st.grad(call)(converted, net).consts[0], w * w)
+    np.testing.assert_allclose(eqx.filter_grad(lambda g, w: g(tied_to(w)))(converted, w).consts[0], w * w)
+    of_net = st.grad(lambda net, g: g(net))(net, converted)
+    assert of_net.embed is of_net.head
+    np.testing.assert_allclose(of_net.embed, 4 * w * w)
+    np.testing.assert_allclose(jax.grad(lambda w: call(*converted_and_given(w)))(w), 6 * w * w)
+    many = st.vmap(call, in_axes=(None, 0))(converted, tied_to(jnp.stack([w, 2 * w])))
+    np.testing.assert_allclose(many, [want, 4 * want])
 
 
 def test_ties_that_the_example_lacks():
@@ -185,25 +176,25 @@ def test_ties_that_the_example_lacks():
     np.testing.assert_allclose(tied_both(Two(leaf, leaf)), [1.0, 4.0])  # and after an error
 
 
-@pytest.mark.parametrize(
-    ("given", "where"),
-    [
-        (lambda: ((tied(), tied()), {}), r"given\.args`: .* 1 children, in those of the call a `tuple` with 2"),
-        (lambda: ((tied(),), {}), r"given\.kwargs"),
-        (lambda: ((tied(),), {"other": untied()}), r"given\.args\[0\]"),
-        (lambda: ((3.0,), {"other": tied()}), r"given\.args\[0\]"),
-        (lambda: ((Two(tied(), tied()),), {"other": tied()}), r"given\.args\[0\]"),
-        (lambda: ((Net(*[jnp.ones(2)] * 2, name="other"),), {"other": tied()}), r"given\.args\[0\]"),
-    ],
-)
-def test_other_structure_is_refused(given, where):
+OTHERS = [
+    (lambda: ((tied(), tied()), {}), r"given\.args`: .* 1 children, in those of the call a `tuple` with 2"),
+    (lambda: ((tied(),), {}), r"given\.kwargs"),
+    (lambda: ((tied(),), {"other": untied()}), r"given\.args\[0\]"),
+    (lambda: ((3.0,), {"other": tied()}), r"given\.args\[0\]"),
+    (lambda: ((Two(tied(), tied()),), {"other": tied()}), r"given\.args\[0\]"),
+    (lambda: ((Net(*[jnp.ones(2)] * 2, name="other"),), {"other": tied()}), r"given\.args\[0\]"),
+]
+
+
+def test_other_structure_is_refused():
     scale = jnp.array(2.0)
     net = tied()
     converted = closure_convert(lambda net, other: scale * net.embed * other.head, net, other=net)
-    args, kwargs = given()
-    with pytest.raises(st.SharingMismatchError, match=where):
-        converted(*args, **kwargs)
-    np.testing.assert_allclose(converted(net, other=net), [2.0, 8.0])
+    for make, where in OTHERS:
+        args, kwargs = make()
+        with pytest.raises(st.SharingMismatchError, match=where):
+            converted(*args, **kwargs)
+        np.testing.assert_allclose(converted(net, other=net), [2.0, 8.0])
 
 
 def test_nothing_is_written_back():

@@ -11,7 +11,7 @@ import pytest
 import sharedtree as st
 from sharedtree._native_walk import native
 from tests.garbage import collect_all, no_collection
-from tests.strategies import Mutable, Pair
+from tests.strategies import Pair
 
 
 class Linear(eqx.Module):
@@ -65,75 +65,35 @@ def counted(function):
 def test_one_trace_a_structure_whatever_the_objects():
     def shared():
         w, x = jnp.ones(2), jnp.zeros(2)
-        return [Pair(w, [jnp.ones(2)]), Pair(x, [x])]  # untied first, or the second would be warned of
+        # Untied first, or the second would be warned of.
+        return [Pair(w, [jnp.ones(2)]), Pair(x, [x]), *[Pair(w, (None,) * i) for i in range(12)]]
 
-    function, traces = counted(add_one)
-    f = st.jit(function)
-    for _ in range(5):
-        for model in shared():
-            f(model)
-    assert len(traces) == 2
-    for model in shared():
-        for _ in range(3):
-            model = f(model)
-    assert len(traces) == 2
-
-
-def test_one_trace_a_structure_of_many_in_turn():
     function, traces = counted(add_one)
     f = st.jit(function)
     for _ in range(3):
-        for i in range(12):
-            result = f(Pair(jnp.ones(2), (None,) * i))
-            assert (result.first[0], len(result.second)) == (2, i)
-    assert len(traces) == 12
-
-
-def test_shapes_and_dtypes_retrace_as_in_jax():
-    function, traces = counted(add_one)
-    f = st.jit(function)
-    vanilla, expected = counted(lambda leaves: [x + 1 for x in leaves])
-    g = jax.jit(vanilla)
-    for x in [jnp.ones(2), jnp.ones(3), jnp.ones(2, jnp.int32), jnp.ones(2), jnp.ones(3), jnp.asarray(1.0)] * 3:
-        f(Pair(x, x))
-        g([x])
-    assert len(traces) == len(expected) == 4
+        for model in shared():
+            result = f(f(model))
+            assert (result.first[0], len(result.second)) == (model.first[0] + 2, len(model.second))
+    assert len(traces) == 14
 
 
 # Jaxprs ---------------------------------------------------------------------------------------------------------------
 
 
 def test_each_tied_leaf_is_one_input_and_one_output():
-    one = block()
-    tied = Stack([one] * 50)
+    tied = Stack([block()] * 50)
     jaxpr = st.jit(add_one).trace(tied).jaxpr
-    assert len(jaxpr.in_avals) == 8
-    assert len(jaxpr.out_avals) == 8
-    assert len(jaxpr.eqns) == 8
+    assert (len(jaxpr.in_avals), len(jaxpr.out_avals), len(jaxpr.eqns)) == (8, 8, 8)
     vanilla = jax.make_jaxpr(lambda model: jax.tree.map(lambda x: x + 1, model))(tied)
     assert len(vanilla.in_avals) == 400
-
-
-def test_inputs_of_tied_arrays():
     w = jnp.ones((2, 2))
     model = Stack([Linear(w, jnp.zeros(2)) for _ in range(5)], {"head": w, "more": [w, jnp.ones(3)]})
     jaxpr = st.jit(add_one).trace(model).jaxpr
     assert len(jaxpr.in_avals) == len(jaxpr.out_avals) == 1 + 5 + 1
-    twice = st.jit(lambda a, b: (add_one(a), b)).trace(model, model).jaxpr
-    assert len(twice.in_avals) == 7
-
-
-def test_gradients_of_a_tied_leaf_are_one_output():
-    one = block(1.0)
-
-    def loss(model):
-        return sum(jnp.sum(layer.norm**2) for layer in model.layers)
-
-    jaxpr = st.jit(st.grad(loss)).trace(Stack([one] * 6)).jaxpr
+    assert len(st.jit(lambda a, b: (add_one(a), b)).trace(model, model).jaxpr.in_avals) == 7
+    gradient = st.jit(st.grad(lambda model: sum(jnp.sum(layer.norm**2) for layer in model.layers)))
+    jaxpr = gradient.trace(tied).jaxpr
     assert len(jaxpr.in_avals) == len(jaxpr.out_avals) == 8
-    gradient = st.jit(st.grad(loss))(Stack([one] * 6))
-    assert all(layer is gradient.layers[0] for layer in gradient.layers)
-    assert gradient.layers[0].norm[0] == 12  # the sum over six paths of two times one
 
 
 # Python calls ---------------------------------------------------------------------------------------------------------
@@ -251,43 +211,25 @@ def leaves_by_hand(model):
     return [one.first, one.second, other.second]
 
 
-@pytest.mark.parametrize("calls", [1, 2, 6])
-def test_a_donated_step_holds_each_unique_buffer_once(calls):
-    f = st.jit(add_one, donate_argnums=0)
+def test_steps_hold_each_unique_buffer_once():
+    """Plans and call sites hold no array, and each buffer that is donated is given away once."""
+    donating, kept = st.jit(add_one, donate_argnums=0), st.jit(add_one)
     before = live()
-    model = tied_model()
-    for _ in range(calls):
-        model = f(model)
-    added = sizes_of_new(before)
-    assert sum(added) == UNIQUE_BYTES
-    assert len(added) == 3
-    assert model.layers[0] is model.layers[1]
-    assert model.layers[2].first is model.tail["head"] is model.layers[0].first
-    assert [float(x.ravel()[0]) for x in leaves_by_hand(model)] == [1 + calls] * 3
-
-
-def test_a_donated_model_is_deleted_and_what_comes_back_is_not():
-    f = st.jit(add_one, donate_argnums=0)
-    model = tied_model()
-    for _ in range(5):
-        old = model
-        model = f(old)
-        assert all(x.is_deleted() for x in leaves_by_hand(old))
-        assert not any(x.is_deleted() for x in leaves_by_hand(model))
-    kept = st.jit(add_one)
-    for _ in range(3):
-        kept(model)
-    assert not any(x.is_deleted() for x in leaves_by_hand(model))
-
-
-def test_a_step_without_donation_keeps_nothing_that_the_caller_let_go_of():
-    f = st.jit(add_one)
-    before = live()
-    model = tied_model()
+    model, other = tied_model(), tied_model()
     for _ in range(6):
-        model = f(model)
-    assert sum(sizes_of_new(before)) == UNIQUE_BYTES  # plans and call sites hold no array
-    del model
+        old = model, other
+        model, other = donating(model), kept(other)
+        assert all(x.is_deleted() for x in leaves_by_hand(old[0]))
+        assert not any(x.is_deleted() for x in leaves_by_hand(old[1]))
+    del old
+    added = sizes_of_new(before)
+    assert sum(added) == 2 * UNIQUE_BYTES
+    assert len(added) == 6
+    for each in (model, other):
+        assert each.layers[0] is each.layers[1]
+        assert each.layers[2].first is each.tail["head"] is each.layers[0].first
+        assert [float(x.ravel()[0]) for x in leaves_by_hand(each)] == [7] * 3
+    del model, other, each
     assert sizes_of_new(before) == []
 
 
@@ -301,20 +243,8 @@ def test_what_passes_through_is_no_output_and_no_copy():
     f = st.jit(lambda model, x: (model, x + 1))
     jaxpr = f.trace(model, jnp.zeros(3)).jaxpr
     assert len(jaxpr.out_avals) == 1
+    before = live()
     for _ in range(4):
-        before = live()
         same, _ = f(model, jnp.zeros(3))
         assert same is model
-        assert sum(sizes_of_new(before)) <= 4 * 3
-
-
-def test_mutable_modules_donate_each_buffer_once_too():
-    w = jnp.ones(100)
-    model = Mutable(a=w, b=[w, Mutable(c=w)])
-    f = st.jit(add_one, donate_argnums=0)
-    for step in range(5):
-        old = model
-        model = f(old)
-        assert old.a.is_deleted()
-        assert model.a is model.b[0] is model.b[1].c
-        assert model.a[0] == step + 2
+    assert sum(sizes_of_new(before)) <= 4 * 3

@@ -46,9 +46,6 @@ def test_a_conflict_is_the_error_that_the_call_would_raise():
         with pytest.raises(st.InconsistentSharingError) as caught:
             st.explain(f, model, model)
         assert caught.value.paths == ("a.first", "b.first")
-
-
-def test_only_wrapped_functions():
     with pytest.raises(TypeError, match=r"sharedtree\.explain\(sharedtree\.jit\(f\), model\)"):
         st.explain(jax.jit(lambda x: x), 1)
 

@@ -1,6 +1,7 @@
 """`export`: programs that take and give models with sharing, in this process and in another one."""
 
 import dataclasses
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -15,10 +16,8 @@ from hypothesis import given
 import sharedtree as st
 from sharedtree import _export
 from sharedtree._packed import Packed
-from sharedtree.transforms._crossed import Names, packed_in
-from sharedtree.transforms._packing import pack_call, unpack_call
 from tests.serialise.containers import forged, split
-from tests.strategies import Layer, Pair, arguments, dags, partition
+from tests.strategies import Layer, Pair, arguments, dags, is_array, partition
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,9 +61,6 @@ def test_a_program_takes_and_gives_models_with_ties():
 def test_what_can_be_exported(function):
     check(st.export(function)(st.eval_shape(lambda m: m, tied())).call(tied()))
     check(st.preserve_identities(jax.export.export)(function, platforms=["cpu"])(tied(), x=0.0).call(tied(), x=0.0))
-
-
-def test_what_jax_has_jitted_can_be_exported():
     w = jnp.ones(2)
     result = st.export(jax.jit(lambda d: d))(st.Dag([w, w])).call(st.Dag([2 * w] * 2)).tree
     assert result[0] is result[1]
@@ -96,14 +92,14 @@ def test_dags_are_written_too():
     check(result[1].tree[1], 1.0)
     with pytest.raises(st.SharingMismatchError):
         exported.call(st.Dag({"a": w, "b": 2 * w, "in": dag.tree["in"]}))
-    for one in structures((dag, [dag.tree["in"]], st.Dag(st.untie(tied())), st.tree.map(jnp.sum, dag)))[1]:
+    for one in structures(dag, [dag.tree["in"]], st.Dag(st.untie(tied())), st.tree.map(jnp.sum, dag)):
         assert _export.structure_of(_export.bytes_of(one)) is one
 
 
 def test_dags_are_read_by_the_name_that_their_class_had():
     names = "sharedtree._export:WrittenDag", "sharedtree.serialise._export:WrittenDag"
     w = jnp.ones(2)
-    for one in structures((st.Dag([w, w, tied()]), [st.Dag(w)]))[1]:
+    for one in structures(st.Dag([w, w, tied()]), [st.Dag(w)]):
         text, data = split(_export.bytes_of(one))
         old = forged(text.replace(*names), data)
         assert names[1] in [request.name for request in st.audit(old, trusted="tests.strategies").requests]
@@ -147,27 +143,32 @@ def test_other_sharing_is_an_error():
     assert exported.call(st.untie(tied())).first.width == 5
 
 
-def structures(args):
-    call = pack_call(args, {}, (), st.Policy().rules, Names(len))
-    return call, [argument.structure for position, value in call.items() for argument in packed_in(value, position)]
+def structures(*args):
+    """The structures of arguments in a program that takes them."""
+    exported = st.export(lambda *args: 0)(*args)
+    leaves = jax.tree.leaves(exported.in_tree.unflatten([None] * len(exported.in_avals)), is_leaf=is_packed)
+    return [leaf.structure for leaf in leaves if is_packed(leaf)]
+
+
+def is_packed(obj):
+    return isinstance(obj, Packed)
 
 
 @given(args=arguments())
 def test_structures_survive_as_bytes(args):
     """Those of later arguments, which refer to earlier ones, too; each by itself."""
-    _, found = structures(args)
-    for structure in found:
+    for structure in structures(*args):
         assert _export.structure_of(_export.bytes_of(structure)) is structure
 
 
 @given(tree=dags())
-def test_what_is_built_from_bytes_has_the_same_sharing(tree):
-    call, found = structures((tree, tree))
-    data = [_export.bytes_of(structure) for structure in found]
-    del found
-    for (_, value), one in zip(call.items(), data, strict=True):
-        value.structure = _export.structure_of(one)
-    one, two = unpack_call(call.args, {}, ()).args
+def test_what_a_program_that_was_read_returns_has_the_same_sharing(tree):
+    pytest.importorskip("flatbuffers")
+    tree = st.tree.map(lambda x: jnp.asarray(x) if is_array(x) else x, tree)
+    exported = st.export(st.jit(lambda one, two: (one, two)))(tree, tree)
+    blob = exported.serialize()
+    del exported
+    one, two = st.Exported.deserialize(blob, trusted="tests.strategies").call(tree, tree)
     assert one is two
     assert partition(one) == partition(tree)
 
@@ -177,7 +178,7 @@ def test_what_cannot_be_written():
     exported = st.export(st.jit(lambda m: m.first))(model)
     np.testing.assert_allclose(exported.call(model), [1, 1])
     with pytest.raises(st.UnserialisableError, match="lambda"):
-        _export.bytes_of(structures((model,))[1][0])
+        _export.bytes_of(structures(model)[0])
 
 
 FORGED = {
@@ -256,7 +257,7 @@ def test_classes_are_trusted_or_refused(tmp_path):
     Unknown.__qualname__ = "Unknown"
     globals()["Unknown"] = Unknown
     try:
-        data = _export.bytes_of(structures((Unknown(jnp.ones(2)),))[1][0])
+        data = _export.bytes_of(structures(Unknown(jnp.ones(2)))[0])
         with pytest.raises(st.UntrustedTypeError, match=r"sharedtree.trust\(tests.test_export.Unknown\)") as error:
             _export.structure_of(data)
         assert error.value.names == ("tests.test_export:Unknown",)
@@ -264,54 +265,51 @@ def test_classes_are_trusted_or_refused(tmp_path):
         del globals()["Unknown"]
 
 
-PROGRAM = """
-    import sys
-    import equinox as eqx, jax, jax.numpy as jnp, numpy as np
+def twice_as_much(pair, other, x):
+    assert pair is other["net"]
+    assert pair.first is pair.second[0]
+    return st.tree.map(lambda w: 2 * w + x, pair), other
+
+
+READING = """
+    import pathlib, sys
+    import jax, jax.numpy as jnp, numpy as np
     import sharedtree as st
+    from tests.strategies import Pair
 
-    class Net(eqx.Module):
-        embed: jax.Array
-        head: jax.Array
-        act: object
-
-    def f(net, other, x):
-        assert net is other["net"] and net.embed is net.head
-        return st.tree.map(lambda w: 2 * w + x, net), other
-
-    w = jnp.arange(3.0)
-    net = Net(w, w, jax.nn.relu)
-    if sys.argv[1] == "write":
-        exported = st.export(st.jit(f))(net, {"net": net}, 0.5)
-        open(sys.argv[2], "wb").write(exported.serialize(vjp_order=1))
-        open(sys.argv[2] + ".dag", "wb").write(jax.export.export(jax.jit(lambda d: d))(st.Dag(net)).serialize())
+    program, dag = (pathlib.Path(path).read_bytes() for path in sys.argv[1:])
+    try:
+        st.Exported.deserialize(program)
+    except st.UntrustedTypeError as error:
+        assert "tests.strategies:Pair" in error.names
     else:
-        blob = open(sys.argv[2], "rb").read()
-        try:
-            st.Exported.deserialize(blob)
-        except st.UntrustedTypeError as error:
-            assert "__main__:Net" in error.names
-        else:
-            raise AssertionError
-        exported = st.Exported.deserialize(blob, trusted=[Net])
-        new, other = exported.call(net, {"net": net}, 0.5)
-        assert new.embed is new.head and other["net"].embed is other["net"].head and new.act is jax.nn.relu
-        np.testing.assert_allclose(new.head, 2 * w + 0.5)
-        gradient = st.grad(lambda n: exported.call(n, {"net": n}, 0.5)[0].head.sum())(net)
-        assert gradient.embed is gradient.head
-        np.testing.assert_allclose(gradient.head, [2, 2, 2])
-        st.trust(Net)
-        dag = jax.export.deserialize(bytearray(open(sys.argv[2] + ".dag", "rb").read())).call(st.Dag(net))
-        assert dag.tree.embed is dag.tree.head
+        raise AssertionError
+    w = jnp.arange(3.0)
+    pair = Pair(w, [w, jax.nn.relu])
+    exported = st.Exported.deserialize(program, trusted=[Pair])
+    new, other = exported.call(pair, {"net": pair}, 0.5)
+    assert new.first is new.second[0] and other["net"].first is other["net"].second[0] and new.second[1] is jax.nn.relu
+    np.testing.assert_allclose(new.first, 2 * w + 0.5)
+    gradient = st.grad(lambda pair: exported.call(pair, {"net": pair}, 0.5)[0].first.sum())(pair)
+    assert gradient.first is gradient.second[0]
+    np.testing.assert_allclose(gradient.first, [2, 2, 2])
+    st.trust(Pair)
+    dag = jax.export.deserialize(bytearray(dag)).call(st.Dag(pair))
+    assert dag.tree.first is dag.tree.second[0]
 """
 
 
 def test_another_process_reads_the_program(tmp_path):
     pytest.importorskip("flatbuffers")
-    (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
-    for what in ("write", "read"):
-        command = [sys.executable, str(tmp_path / "program.py"), what, str(tmp_path / "blob")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+    w = jnp.arange(3.0)
+    pair = Pair(w, [w, jax.nn.relu])
+    program = st.export(st.jit(twice_as_much))(pair, {"net": pair}, 0.5).serialize(vjp_order=1)
+    (tmp_path / "program").write_bytes(program)
+    (tmp_path / "dag").write_bytes(jax.export.export(jax.jit(lambda d: d))(st.Dag(pair)).serialize())
+    command = [sys.executable, "-c", textwrap.dedent(READING), str(tmp_path / "program"), str(tmp_path / "dag")]
+    root = pathlib.Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_flatbuffers(monkeypatch):

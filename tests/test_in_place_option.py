@@ -65,14 +65,10 @@ def test_bound_before_the_function():
         st.preserve_identities(functools.partial(jax.jit, in_place=True)),
     ):
         model = fresh()
-        transform(count_up)(model)
-        assert model.count[0] == 1
-        # What is given with the function replaces what was bound.
-        transform(count_up, in_place=False)(model)
-        assert model.count[0] == 1
-        # But a policy does not: `in_place` wins.
-        transform(count_up, policy=APART)(model)
-        assert model.count[0] == 2
+        # What is given with the function replaces what was bound, but a policy does not: `in_place` wins.
+        for options, count in (({}, 1), ({"in_place": False}, 1), ({"policy": APART}, 2)):
+            transform(count_up, **options)(model)
+            assert model.count[0] == count
 
 
 def test_the_rest_is_what_the_context_says_at_the_call():
@@ -155,7 +151,7 @@ def test_shardings_of_the_result_are_not_those_of_the_state():
         st.jit(split, out_shardings=where, in_place=False)(Mutable(x=jnp.array(1.0), count=jnp.zeros(2), steps=0))
 
 
-def test_methods():
+def test_methods_and_modules():
     class Layer(Mutable):
         @st.jit(in_place=True)
         def up(self):
@@ -165,6 +161,10 @@ def test_methods():
     layer = Layer(count=jnp.zeros(2))
     layer.up()
     assert layer.count[0] == 1
+    module = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    transform = st.preserve_identities(eqx.filter_jit)
+    one, two, other = (jax.tree.structure(transform(module, in_place=each)) for each in (True, True, False))
+    assert one == two != other
 
 
 def test_nothing_changes_if_the_function_raises():
@@ -188,25 +188,16 @@ def test_nothing_changes_if_the_function_raises():
         assert model.count[0] == 1
 
 
-def test_modules_under_equinox():
-    layer = eqx.nn.Linear(2, 2, key=jax.random.key(0))
-    transform = st.preserve_identities(eqx.filter_jit)
-    one, two, other = (transform(layer, in_place=each) for each in (True, True, False))
-    assert jax.tree.structure(one) == jax.tree.structure(two)
-    assert jax.tree.structure(one) != jax.tree.structure(other)
-    np.testing.assert_array_equal(one(jnp.ones(2)), other(jnp.ones(2)))
-
-
-@pytest.mark.parametrize("value", [1, 0, "yes", (True,), np.True_, jnp.array(True)])
-def test_it_is_a_bool(value):
-    for wrap in (
-        lambda: st.jit(count_up, in_place=value),
-        lambda: st.grad(in_place=value)(count_up),
-        lambda: st.preserve_identities(jax.jit, in_place=value),
-        lambda: st.preserve_identities(jax.lax.map)(count_up, jnp.ones(2), in_place=value),
-    ):
-        with pytest.raises(TypeError, match="`in_place` is True, False or None"):
-            wrap()
+def test_it_is_a_bool():
+    for value in (1, 0, "yes", (True,), np.True_, jnp.array(True)):
+        for wrap in (
+            lambda value: st.jit(count_up, in_place=value),
+            lambda value: st.grad(in_place=value)(count_up),
+            lambda value: st.preserve_identities(jax.jit, in_place=value),
+            lambda value: st.preserve_identities(jax.lax.map)(count_up, jnp.ones(2), in_place=value),
+        ):
+            with pytest.raises(TypeError, match="`in_place` is True, False or None"):
+                wrap(value)
 
 
 def test_transforms_that_take_operands():

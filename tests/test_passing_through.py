@@ -32,6 +32,11 @@ def test_the_very_object_and_no_output(model):
     part = st.jit(lambda m: Pair(m.second["b"] + 1, m.first))
     assert part(model).second is model.first
     assert outputs(part, model) == 1
+    # An array of what passes through is that array, and alone a new one, as in vanilla JAX.
+    new, same = st.jit(lambda m: (Pair(m.first.weight, 1), m))(model)
+    assert same is model
+    assert new.first is model.first.weight
+    assert st.jit(lambda m: Pair(m.first.weight, None))(model).first is not model.first.weight
 
 
 def put_back(m):
@@ -46,55 +51,31 @@ def test_mutated_and_put_back():
     assert st.jit(put_back)(m) is m
 
 
-def test_an_array_of_what_passes_through_is_that_array_and_alone_a_new_one_as_in_vanilla_jax(model):
-    new, same = st.jit(lambda m: (Pair(m.first.weight, 1), m))(model)
-    assert same is model
-    assert new.first is model.first.weight
-    assert st.jit(lambda m: Pair(m.first.weight, None))(model).first is not model.first.weight
+def test_changed_deep_down(model):
+    for change, length in (
+        (lambda layer: eqx.tree_at(lambda each: each.weight, layer, layer.weight + 0), 1),
+        (lambda layer: Layer(layer.weight, jnp.tanh, layer.parts), 1),
+        (lambda layer: Layer(layer.weight, layer.activation, list(layer.parts)), 1),
+        (lambda layer: layer.parts.append(jnp.zeros(1)) or layer, 2),
+    ):
+        f = st.jit(lambda m, change=change: Pair(change(m.first), m.second), policy=st.Policy(on_untie="ignore"))
+        result = f(model)
+        assert result.first is not model.first
+        assert len(model.first.parts) == 1
+        assert len(result.first.parts) == length
 
 
-@pytest.mark.parametrize("change", ["leaf", "static", "child", "list"])
-def test_changed_deep_down(model, change):
-    def f(m):
-        layer = m.first
-        if change == "leaf":
-            layer = eqx.tree_at(lambda each: each.weight, layer, layer.weight + 0)
-        elif change == "static":
-            layer = Layer(layer.weight, jnp.tanh, layer.parts)
-        elif change == "child":
-            layer = Layer(layer.weight, layer.activation, list(layer.parts))
-        else:
-            layer.parts.append(jnp.zeros(1))
-        return Pair(layer, m.second)
-
-    result = st.preserve_identities(jax.jit, policy=st.Policy(on_untie="ignore"))(f)(model)
-    assert result.first is not model.first
-    assert len(model.first.parts) == 1
-    assert len(result.first.parts) == (2 if change == "list" else 1)
-
-
-def test_policy_off(model):
-    f = st.preserve_identities(jax.jit, policy=st.Policy(pass_through=False))(lambda m: m)
-    result = f(model)
-    assert result is not model
-    assert result.first is result.second["again"]
-    assert outputs(f, model) == 2
-
-
-def test_not_what_is_donated(model):
-    model = st.tree.map(lambda x: x + 0, model)
-    result = st.jit(lambda m: m, donate_argnums=0)(model)
-    assert result is not model
-    assert result.first.weight.shape == (2, 2)
-    assert result.first is result.second["again"]
-
-
-def test_not_where_shardings_are_given(model):
-    device = jax.devices()[0]
-    where = jax.sharding.SingleDeviceSharding(device)
-    result = st.jit(lambda m: m, out_shardings=where)(model)
-    assert result is not model
-    assert result.first.weight.committed == jax.jit(lambda x: x, out_shardings=where)(jnp.ones(2)).committed
+def test_not_by_policy_nor_what_is_donated_nor_where_shardings_are_given(model):
+    where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    for options in ({"policy": st.Policy(pass_through=False)}, {"donate_argnums": 0}, {"out_shardings": where}):
+        f = st.jit(lambda m: m, **options)
+        assert outputs(f, model) == 2
+        given = st.tree.map(lambda x: x + 0, model)
+        result = f(given)
+        assert result is not given
+        assert result.first is result.second["again"]
+        committed = jax.jit(lambda x: x, **{k: v for k, v in options.items() if k != "policy"})(jnp.ones(2)).committed
+        assert result.first.weight.committed == committed
 
 
 def test_what_is_one_stays_one_where_something_is_made_anew(model):

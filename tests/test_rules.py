@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import itertools
 import pickle
 import weakref
 from collections.abc import Callable
@@ -80,149 +81,133 @@ def by_hand():
     return f
 
 
-def vjp_with_modules():
-    f = st.custom_vjp(value)
-
-    def fwd(net, x):
-        return f(net, x), (net, {"x": x})
-
-    def bwd(kept, y):
-        net, x = kept[0], kept[1]["x"]
-        assert net.embed is net.head
-        assert net.act is jnp.tanh
-        embed, head, dx = parts_of_gradient(net, x, y)
-        return Net(embed, head, None, None), dx
-
-    f.defvjp(fwd, bwd)
-    return f
+# The same rules as functions of modules, for each of the ways to give them. Those that can be pickled have names.
 
 
-def jvp_with_modules():
-    f = st.custom_jvp(value)
-
-    @f.defjvp
-    def rule(primals, tangents):
-        (net, x), (dot, x_dot) = primals, tangents
-        assert net.embed is net.head
-        assert dot.embed is dot.head
-        assert dot.steps is dot.act is None
-        out = lambda w, x: value_of_array(w, x)
-        return f(net, x), FACTOR * jax.jvp(out, (net.embed, x), (dot.embed, x_dot))[1]
-
-    return f
+def forward(f, net, x):
+    return f(net, x), (net, {"x": x})
 
 
-def jvps_with_modules():
-    f = st.custom_jvp(value)
-
-    def of_net(dot, out, net, x):
-        assert dot.embed is dot.head
-        return FACTOR * jax.jvp(lambda w: value_of_array(w, x), (net.embed,), (dot.head,))[1]
-
-    def of_x(dot, out, net, x):
-        return FACTOR * jax.jvp(lambda x: value_of_array(net.embed, x), (x,), (dot,))[1]
-
-    f.defjvps(of_net, of_x)
-    return f
+def backward(kept, y):
+    net, x = kept[0], kept[1]["x"]
+    assert net.embed is net.head
+    assert net.act is jnp.tanh
+    embed, head, dx = parts_of_gradient(net, x, y)
+    return Net(embed, head, None, None), dx
 
 
-def gradient_with_modules():
-    @custom_gradient
-    def f(net, x):
-        def rule(y):
-            embed, head, dx = parts_of_gradient(net, x, y)
-            return Net(embed, head, None, None), dx
-
-        return value(net, x), rule
-
-    return f
+def pushed(primals, tangents):
+    (net, x), (dot, x_dot) = primals, tangents
+    assert net.embed is net.head
+    assert dot.embed is dot.head
+    assert dot.steps is dot.act is None
+    dots = dot.embed, jnp.zeros_like(x) if x_dot is None else x_dot
+    return value(net, x), FACTOR * jax.jvp(value_of_array, (net.embed, x), dots)[1]
 
 
-def filter_vjp_with_modules():
-    @filter_custom_vjp
-    def f(both, act):
-        net, x = both
-        assert act is jnp.tanh
-        return value(net, x)
-
-    @f.def_fwd
-    def fwd(perturbed, both, act):
-        assert perturbed[0].embed is True
-        assert perturbed[0].steps is perturbed[0].act is False
-        return f(both, act), both[0]
-
-    @f.def_bwd
-    def bwd(net, y, perturbed, both, act):
-        assert net.embed is net.head
-        assert both[0].embed is both[0].head
-        embed, head, dx = parts_of_gradient(net, both[1], y)
-        return Net(embed, head, None, None), dx
-
-    return lambda net, x: f((net, x), jnp.tanh)
+def of_net(dot, out, net, x):
+    assert dot.embed is dot.head
+    return FACTOR * jax.jvp(lambda w: value_of_array(w, x), (net.embed,), (dot.head,))[1]
 
 
-def filter_jvp_with_modules():
-    @filter_custom_jvp
-    def f(net, x, *, act):
-        return value(net, x)
-
-    @f.def_jvp
-    def rule(primals, tangents, *, act):
-        (net, x), (dot, x_dot) = primals, tangents
-        assert net.embed is net.head
-        assert act is jnp.tanh
-        zero = lambda dot, x: jnp.zeros_like(x) if dot is None else dot
-        dots = zero(dot.embed, net.embed), zero(x_dot, x)
-        return f(net, x, act=act), FACTOR * jax.jvp(value_of_array, (net.embed, x), dots)[1]
-
-    return lambda net, x: f(net, x, act=jnp.tanh)
+def of_x(dot, out, net, x):
+    return FACTOR * jax.jvp(lambda x: value_of_array(net.embed, x), (x,), (dot,))[1]
 
 
-KINDS = {
-    "custom_vjp": vjp_with_modules,
-    "custom_jvp": jvp_with_modules,
-    "custom_jvp, one for each": jvps_with_modules,
-    "custom_gradient": gradient_with_modules,
-    "filter_custom_vjp": filter_vjp_with_modules,
-    "filter_custom_jvp": filter_jvp_with_modules,
+def value_of_both(both, act):
+    assert act is jnp.tanh
+    return value(*both)
+
+
+def forward_of_both(perturbed, both, act):
+    assert perturbed[0].embed is True
+    assert perturbed[0].steps is perturbed[0].act is False
+    return value_of_both(both, act), both[0]
+
+
+def backward_of_both(net, y, perturbed, both, act):
+    assert both[0].embed is both[0].head
+    return backward((net, {"x": both[1]}), y)[0], None
+
+
+def value_with(net, x, *, act):
+    assert act is jnp.tanh
+    return value(net, x)
+
+
+def pushed_with(primals, tangents, *, act):
+    assert act is jnp.tanh
+    return pushed(primals, tangents)
+
+
+def with_rules(wrap, f, method, *rules):
+    made = wrap(f)
+    getattr(made, method)(*rules)
+    return made
+
+
+def by_vjp():
+    made = st.custom_vjp(value)
+    # Of the wrapped function itself.
+    made.defvjp(functools.partial(forward, made), backward)
+    return made
+
+
+def by_filter_vjp():
+    made = filter_custom_vjp(value_of_both)
+    made.def_fwd(forward_of_both)
+    made.def_bwd(backward_of_both)
+    return made
+
+
+MAKERS = {
+    "custom_vjp": by_vjp,
+    "custom_jvp": lambda: with_rules(st.custom_jvp, value, "defjvp", pushed),
+    "custom_jvp, one for each": lambda: with_rules(st.custom_jvp, value, "defjvps", of_net, of_x),
+    "custom_gradient": lambda: custom_gradient(lambda net, x: (value(net, x), lambda y: backward((net, {"x": x}), y))),
+    "filter_custom_vjp": by_filter_vjp,
+    "filter_custom_jvp": lambda: with_rules(filter_custom_jvp, value_with, "def_jvp", pushed_with),
+}
+# What differs in how they are called.
+CALLS = {
+    "filter_custom_vjp": lambda f, net, x: f((net, x), jnp.tanh),
+    "filter_custom_jvp": lambda f, net, x: f(net, x, act=jnp.tanh),
 }
 
 
-def stacked(one, two):
-    return one[0] + two[0], jnp.stack([one[1], two[1]])
+def made_by(kind, change=lambda f: f):
+    """(model, x) → the value, under rules."""
+    f = change(MAKERS[kind]())
+    return functools.partial(CALLS[kind], f) if kind in CALLS else f
 
 
-# (a loss, a weight) → value and gradient; and what they should be, by those at the weight and at twice the weight.
+# What vanilla JAX makes of a function that makes a model of a weight.
 WAYS = {
-    "jitted": (lambda loss, w: jax.jit(jax.value_and_grad(loss))(w), lambda one, two: one),
-    "of a jitted one": (lambda loss, w: jax.value_and_grad(jax.jit(loss))(w), lambda one, two: one),
-    "of a checkpoint": (lambda loss, w: jax.value_and_grad(jax.checkpoint(loss))(w), lambda one, two: one),
-    "of a mapped one": (
-        lambda loss, w: jax.value_and_grad(lambda w: jax.vmap(loss)(w).sum())(jnp.stack([w, 2 * w])),
-        stacked,
-    ),
-    "of a loop": (
-        lambda loss, w: jax.value_and_grad(
-            lambda w: jax.lax.scan(lambda c, k: (c + loss(w * k), None), 0.0, jnp.arange(1.0, 3.0))[0]
-        )(w),
-        lambda one, two: (one[0] + two[0], one[1] + 2 * two[1]),
-    ),
+    "of a checkpoint": lambda loss: jax.jit(jax.value_and_grad(jax.checkpoint(loss))),
+    "of a loop over a mapped one": lambda loss: jax.jit(jax.value_and_grad(functools.partial(summed, loss))),
 }
+
+
+def summed(loss, w):
+    def several(total, k):
+        return total + jax.vmap(loss)(jnp.stack([w, k * w])).sum(), None
+
+    return jax.lax.scan(several, 0.0, jnp.arange(1.0, 3.0))[0]
 
 
 @pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp"])
 def test_a_rule_on_modules_is_the_rule_on_the_single_copy(kind):
-    f, w = KINDS[kind](), jnp.array([0.3, -0.7])
-    singles = [jax.value_and_grad(lambda w: (by_hand()(w, X) ** 2).sum())(each) for each in (w, 2 * w)]
-    for way, (run, expected) in WAYS.items():
-        got = run(lambda w: (f(tied(w), X) ** 2).sum(), w)
-        for one, two in zip(got, expected(*singles), strict=True):
+    f, w = made_by(kind), jnp.array([0.3, -0.7])
+    for way, transform in WAYS.items():
+        want = transform(lambda w: (by_hand()(w, X) ** 2).sum())(w)
+        got = transform(lambda w: (f(tied(w), X) ** 2).sum())(w)
+        for one, two in zip(got, want, strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-6, err_msg=way)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MAKERS)
 def test_under_our_transforms(kind):
-    f, net = KINDS[kind](), tied()
+    f, net = made_by(kind), tied()
     want, other = (jax.grad(lambda w, x: by_hand()(w, x).sum())(net.embed, x) for x in (X, 2 * X))
     loss = lambda net, x: f(net, x).sum()
     for transformed in (st.grad(loss), st.jit(st.grad(loss)), st.grad(st.jit(loss))):
@@ -273,29 +258,11 @@ def with_bwd(bwd, f=lambda net: net.embed * net.head, **options):
     return made
 
 
-def gradient_by(*given):
-    """The gradient of a product by a rule that returns a module with these for its leaves."""
-    f = with_bwd(lambda kept, y: (Net(*given, None, None),))
-    return st.grad(lambda net: f(net).sum())(tied()).embed
-
-
 def test_what_is_one_object_counts_once_and_two_are_added():
     one, two = jnp.ones(2), jnp.full(2, 2.0)
-    assert gradient_by(one, one).tolist() == [1, 1]
-    assert gradient_by(one, two).tolist() == [3, 3]
-    assert gradient_by(None, two).tolist() == [2, 2]
-    assert gradient_by(None, None).tolist() == [0, 0]
-
-
-def test_none_for_all_of_an_operand_and_for_a_part_of_it():
-    f = with_bwd(lambda kept, y: (None, y), lambda net, x: net.embed * x)
-    gradient, dx = st.grad(lambda net, x: f(net, x).sum(), argnums=(0, 1))(tied(), X)
-    assert gradient.embed.tolist() == [0, 0]
-    assert dx.tolist() == [1, 1]
-    g = with_bwd(lambda kept, y: (Two(None, {"n": Net(y, None, None)}),), lambda two: two.right["n"].embed)
-    two = Two(tied(), {"n": tied()})
-    assert st.grad(lambda two: g(two).sum())(two).right["n"].head.tolist() == [1, 1]
-    assert st.grad(lambda two: g(two).sum())(two).left.head.tolist() == [0, 0]
+    for parts, want in (((one, one), 1), ((one, two), 3), ((None, two), 2), ((None, None), 0)):
+        f = with_bwd(lambda kept, y, parts=parts: (Net(*parts, None, None),))
+        assert st.grad(lambda net, f=f: f(net).sum())(tied()).embed.tolist() == [want, want]
 
 
 def test_one_module_as_two_operands():
@@ -313,6 +280,17 @@ def test_one_module_as_two_operands():
 
         made = with_bwd(bwd, f)
         assert st.grad(lambda net, made=made: made(net, net).sum())(net).embed.tolist() == [want, want]
+
+
+def test_none_for_all_of_an_operand_and_for_a_part_of_it():
+    f = with_bwd(lambda kept, y: (None, y), lambda net, x: net.embed * x)
+    gradient, dx = st.grad(lambda net, x: f(net, x).sum(), argnums=(0, 1))(tied(), X)
+    assert gradient.embed.tolist() == [0, 0]
+    assert dx.tolist() == [1, 1]
+    g = with_bwd(lambda kept, y: (Two(None, {"n": Net(y, None, None)}),), lambda two: two.right["n"].embed)
+    gradient = st.grad(lambda two: g(two).sum())(Two(tied(), {"n": tied()}))
+    assert gradient.right["n"].head.tolist() == [1, 1]
+    assert gradient.left.head.tolist() == [0, 0]
 
 
 def test_the_cotangent_of_a_tied_result_is_tied():
@@ -402,17 +380,16 @@ TWO_NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("numbers", TWO_NUMBERS)
-def test_numbers_count_at_each_path(numbers):
+def test_numbers_count_at_each_path():
     w = jnp.float32(3)
-    f = with_bwd(lambda kept, y: (Two(*numbers),), lambda two: two.left * 2)
-    want = one_leaf([jnp.asarray(number, jnp.float32) for number in numbers], w)
-    for transformed in (st.grad(f), st.jit(st.grad(f))):
-        got = transformed(Two(w, w)).left
+    for numbers in TWO_NUMBERS:
+        f = with_bwd(lambda kept, y, numbers=numbers: (Two(*numbers),), lambda two: two.left * 2)
+        want = one_leaf([jnp.asarray(number, jnp.float32) for number in numbers], w)
+        got = st.jit(st.grad(f))(Two(w, w)).left
         np.testing.assert_allclose(got, want)
         assert got.dtype == want.dtype
-    _, pullback = st.vjp(lambda two: Two(*[two.left * 1] * 2), Two(w, w))
-    np.testing.assert_allclose(pullback(Two(*map(float, numbers)))[0].left, want)
+        _, pullback = st.vjp(lambda two: Two(*[two.left * 1] * 2), Two(w, w))
+        np.testing.assert_allclose(pullback(Two(*map(float, numbers)))[0].left, want)
 
 
 @pytest.mark.parametrize("kind", ["custom_vjp", "filter_custom_vjp"])
@@ -425,26 +402,22 @@ def test_integers_as_cotangents(kind):
         f.def_bwd(lambda kept, y, perturbed, two: made)
     left, right = one_leaf([made.left.astype(X.dtype)], X), one_leaf([made.right.astype(X.dtype)], X)
     gradient = st.jit(st.grad(lambda two: f(two).sum()))
-    for model, want in (
-        (Two(X, X), (left + right, left + right)),
-        (Two(X, 2 * X), (left, right)),
-        (Two(X, jnp.arange(2)), (left, None)),
-    ):
+    for model, want in ((Two(X, X), left + right), (Two(X, 2 * X), left), (Two(X, jnp.arange(2)), left)):
         got = gradient(model)
-        np.testing.assert_allclose(got.left, want[0])
+        np.testing.assert_allclose(got.left, want)
         assert got.left.dtype == X.dtype
-        assert (got.right is None) == (want[1] is None)
-        if want[1] is not None:
-            np.testing.assert_allclose(got.right, want[1])
+        if model.right.dtype == X.dtype:
+            np.testing.assert_allclose(got.right, want if model.right is X else right)
+        else:
+            assert got.right is None
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_parts_of_different_types_are_added_in_that_of_the_leaf(dtype):
-    w = jnp.ones(2, dtype)
+def test_parts_of_different_types_are_added_in_that_of_the_leaf():
     parts = [jnp.full(2, 1 / 3, jnp.bfloat16), jnp.full(2, 1 / 3, jnp.float32)]
-    for each in (parts, parts[::-1]):
+    for dtype, each in itertools.product((jnp.float32, jnp.bfloat16), (parts, parts[::-1])):
+        w = jnp.ones(2, dtype)
         f = with_bwd(lambda kept, y, each=each: (Two(*each),), lambda two: two.left * two.right)
-        got = st.grad(lambda two: f(two).sum())(Two(w, w)).left
+        got = st.grad(lambda two, f=f: f(two).sum())(Two(w, w)).left
         want = one_leaf([part.astype(dtype) for part in each], w)
         assert got.dtype == want.dtype == dtype
         np.testing.assert_array_equal(got, want)
@@ -545,20 +518,15 @@ def test_arguments_that_are_not_differentiated(options):
 
 def test_results_that_are_modules():
     f = st.custom_jvp(lambda net: {"net": net, "y": net.embed})
-
-    @f.defjvp
-    def rule(primals, tangents):
-        (dot,) = tangents
-        return f(*primals), {"net": Net(dot.embed, dot.head, None), "y": 2 * dot.embed}
-
-    gradient = st.grad(lambda net: (f(net)["net"].embed + f(net)["y"]).sum())(tied())
-    assert gradient.embed.tolist() == [3, 3]
-    nothing = st.custom_jvp(lambda net: Two(net, net.embed))
+    f.defjvp(
+        lambda primals, dots: (f(*primals), {"net": Net(dots[0].embed, dots[0].head, None), "y": 2 * dots[0].embed})
+    )
+    nothing, none = (st.custom_jvp(lambda net: {"net": net, "y": net.embed}) for _ in range(2))
     nothing.defjvp(lambda primals, tangents: (nothing(*primals), None))
-    assert st.grad(lambda net: nothing(net).right.sum())(tied()).embed.tolist() == [0, 0]
-    none = st.custom_jvp(lambda net: Two(net, net.embed))
     none.defjvps(None)
-    assert st.grad(lambda net: none(net).right.sum())(tied()).embed.tolist() == [0, 0]
+    for g, want in ((f, 3), (nothing, 0), (none, 0)):
+        gradient = st.grad(lambda net, g=g: (g(net)["net"].embed + g(net)["y"]).sum())(tied())
+        assert gradient.embed.tolist() == [want, want]
     each = st.custom_jvp(lambda net, x: Two(net, x))
     each.defjvps(lambda dot, out, net, x: Two(dot, None), lambda dot, out, net, x: Two(None, 5 * dot))
     loss = lambda net, x: (each(net, x).left.head + each(net, x).right).sum()
@@ -568,17 +536,9 @@ def test_results_that_are_modules():
 
 
 def test_a_bare_cotangent_of_the_only_operand():
-    @custom_gradient
-    def f(net):
-        return net.embed * net.head, lambda y: Net(y, 2 * y, None)
-
+    f = custom_gradient(lambda net: (net.embed * net.head, lambda y: Net(y, 2 * y, None)))
     assert st.grad(lambda net: f(net).sum())(tied()).embed.tolist() == [3, 3]
-
-    @custom_gradient
-    def g(x):
-        return x * 2, lambda y: 5 * y
-
-    assert jax.grad(g)(1.0) == 5
+    assert jax.grad(custom_gradient(lambda x: (x * 2, lambda y: 5 * y)))(1.0) == 5
 
 
 def test_modules_of_the_first_argument_in_another_one():
@@ -624,8 +584,8 @@ def test_it_looks_like_the_function():
     assert st.grad(lambda net: g(3, net).sum())(tied()).head.tolist() == [1, 1]
 
 
-def test_a_tied_leaf_is_one_operand_and_one_cotangent():
-    f = vjp_with_modules()
+def test_a_tied_leaf_is_one_operand():
+    f = by_vjp()
     jaxpr = jax.make_jaxpr(lambda w, x: f(tied(w), x))(jnp.ones(2), X)
     (call,) = [eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name.startswith("custom_vjp_call")]
     assert len(call.invars) == 3  # with the integers
@@ -634,66 +594,32 @@ def test_a_tied_leaf_is_one_operand_and_one_cotangent():
 class Product:
     """Something to call that can be copied."""
 
-    def __call__(self, net):
-        return net.embed * net.head
+    def __call__(self, net, x):
+        return net.embed * net.head * x
 
 
-def keep(*args):
-    return args[-1].embed * args[-1].head, args[-1]
+def pickled(f):
+    return pickle.loads(pickle.dumps(f))
 
 
-def thrice(net, y, *_):
-    return Net(FACTOR * y * net.head, FACTOR * y * net.embed, None)
-
-
-def thrice_of_one(net, y):
-    return (thrice(net, y),)
-
-
-def thrice_forward(primals, tangents):
-    (net,), (dot,) = primals, tangents
-    return net.embed * net.head, FACTOR * (dot.embed * net.head + net.embed * dot.head)
-
-
-def with_rules(kind, f):
-    if kind == "custom_vjp":
-        made = st.custom_vjp(f)
-        made.defvjp(keep, thrice_of_one)
-    elif kind == "custom_jvp":
-        made = st.custom_jvp(f)
-        made.defjvp(thrice_forward)
-    elif kind == "filter_custom_vjp":
-        made = filter_custom_vjp(f)
-        made.def_fwd(keep)
-        made.def_bwd(thrice)
-    else:
-        made = filter_custom_jvp(f)
-        made.def_jvp(thrice_forward)
-    return made
-
-
-@pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp", "filter_custom_vjp", "filter_custom_jvp"])
-def test_copies_have_the_rules(kind):
-    for f in (Product(), product_of_net):
-        made = with_rules(kind, f)
-        for again in (copy.copy(made), copy.deepcopy(made), pickle.loads(pickle.dumps(made)), copy.deepcopy([made])[0]):
-            gradient = st.grad(lambda net, f=again: f(net).sum())(tied(X)).embed
-            np.testing.assert_allclose(gradient, 2 * FACTOR * X)
-    without = copy.deepcopy(st.custom_vjp(Product()))
-    assert without.rules is None
-
-
-def test_a_copy_whose_rules_hold_the_function():
+def test_copies_have_the_rules():
+    net = tied()
+    want = jax.grad(lambda w: by_hand()(w, X).sum())(net.embed)
+    for kind in ("custom_vjp", "custom_jvp", "filter_custom_vjp", "filter_custom_jvp"):
+        for change in (copy.copy, copy.deepcopy, lambda f: copy.deepcopy([f])[0], pickled):
+            f = made_by(kind, change)
+            np.testing.assert_allclose(st.grad(lambda net, f=f: f(net, X).sum())(net).embed, want, rtol=1e-6)
     made = st.custom_vjp(Product())
-    made.defvjp(functools.partial(keep, made), thrice_of_one)
+    assert copy.deepcopy(made).rules is None
+    made.defvjp(functools.partial(forward, made), backward)
     again = copy.deepcopy(made)
     assert again.rules[0].args[0] is again is not made
-    np.testing.assert_allclose(again(tied(X)), X * X)
+    np.testing.assert_allclose(again(net, X), net.embed * net.head * X)
 
 
 @pytest.mark.slow
 def test_nothing_is_kept_alive():
-    f = vjp_with_modules()
+    f = by_vjp()
     gradient = jax.jit(jax.grad(lambda w, x: f(tied(w), x).sum()))
     array = jnp.array([0.1, 0.2])
     gradient(array, X)
@@ -708,24 +634,9 @@ def test_nothing_is_kept_alive():
 
 
 def test_a_tie_that_is_lost_warns():
-    made = with_bwd(lambda kept, y: (None,), lambda net: Two(jnp.array(1.0), jax.tree.map(lambda x: x * 1, net.left)))
-    pair = Pair(tied(), None)
-    leafless = Two(Two(pair.first.embed, pair.first.embed), None)
+    made = with_bwd(lambda kept, y: (None,), lambda two: Two(jnp.array(1.0), jax.tree.map(lambda x: x * 1, two)))
     with pytest.warns(st.UntiedWarning, match="test_rules"):
-        made(leafless)
-
-
-def test_a_module_as_the_function():
-    class Twice(eqx.Module):
-        k: jax.Array
-
-        def __call__(self, net):
-            return self.k * net.embed
-
-    f = filter_custom_vjp(Twice(jnp.array(2.0)))
-    f.def_fwd(lambda perturbed, net: (f(net), None))
-    f.def_bwd(lambda kept, y, perturbed, net: Net(y, y, None, None))
-    assert st.grad(lambda net: f(net).sum())(tied()).embed.tolist() == [1, 1]
+        made(Two(X, X))
 
 
 def test_second_derivatives():
@@ -740,7 +651,7 @@ def test_second_derivatives():
 
 
 def raised(run):
-    with pytest.raises(Exception) as caught:  # noqa: PT011 -- each is compared with vanilla's, or matched below
+    with pytest.raises(Exception) as caught:  # noqa: PT011 -- what it is, the caller asks
         run()
     text = str(caught.value)
     assert not any(word in text for word in ("Packed", "Operand", "PyTreeDef")), text
@@ -775,28 +686,25 @@ def rule(f, jvp):
 
 
 def test_errors_without_modules_are_vanillas():
-    def told(call, vjp, jvp):
-        with pytest.raises(Exception) as caught:  # noqa: PT011 -- compared with vanilla's
-            call(vjp, jvp)
-        return caught.type, str(caught.value).partition(" at ")[0]
-
     for name, call in WITHOUT_MODULES.items():
-        assert told(call, st.custom_vjp, st.custom_jvp) == told(call, jax.custom_vjp, jax.custom_jvp), name
+        with pytest.raises(Exception) as vanilla:  # noqa: PT011 -- whatever it is
+            call(jax.custom_vjp, jax.custom_jvp)
+        with pytest.raises(vanilla.type) as ours:
+            call(st.custom_vjp, st.custom_jvp)
+        assert str(ours.value).partition(" at ")[0] == str(vanilla.value).partition(" at ")[0], name
 
 
-def refused(bwd, f=product_of_net, model=None):
+def refused(bwd, f=product_of_net, *more, model=None):
     made = with_bwd(bwd, f)
-    return raised(lambda: st.grad(lambda net: jax.tree.leaves(made(net))[0].sum())(tied() if model is None else model))
+    of_first = lambda net: jax.tree.leaves(made(net, *more))[0].sum()
+    return raised(lambda: st.grad(of_first)(tied() if model is None else model))
 
 
-def test_too_few_or_no_cotangents():
+def test_cotangents_of_another_shape():
     for back, what in (((), "0 values"), ((None, None), "2 values"), (tied(), "a `Net`")):
         error = refused(lambda kept, y, back=back: back)
         assert type(error) is TypeError
         assert f"returned {what} for the 1 operands of `product_of_net`" in str(error)
-
-
-def test_cotangents_of_another_shape():
     for back, path in (
         (Two(X, X), "cotangents[0]"),
         (X, "cotangents[0]"),
@@ -812,12 +720,10 @@ def test_cotangents_of_another_shape():
     assert error.paths == ("cotangents[0].embed", "cotangents[0].head")
     assert "(2,) and (3,)" in str(error)
     assert "at output[0].embed" in str(refused(lambda kept, y: (Net(jnp.ones(3), None, None),)))
-    outside = with_bwd(lambda kept, y: ((y, y), y), lambda net, x: net["n"].embed * x)
-    error = raised(lambda: st.grad(lambda net: outside(net, X).sum())({"n": tied()}))
+    # Beside modules, and around them.
+    error = refused(lambda kept, y: ((y, y), y), lambda net, x: net["n"].embed * x, X, model={"n": tied()})
     assert error.paths == ("cotangents[0]",)
-    outside = with_bwd(lambda kept, y: (None, (y, y)), lambda net, x: net.embed * x)
-    error = raised(lambda: st.grad(lambda net: outside(net, X).sum())(tied()))
-    assert error.paths == ("cotangents[1]",)
+    assert refused(lambda kept, y: (None, (y, y)), lambda net, x: net.embed * x, X).paths == ("cotangents[1]",)
 
 
 def test_a_forward_rule_that_returns_another_structure():
@@ -832,18 +738,14 @@ def test_a_forward_rule_that_returns_another_structure():
     ]
     quiet = st.Policy(on_untie="ignore")
     for f, other, what in cases:
-        made = st.custom_vjp(f, policy=quiet)
-        made.defvjp(lambda net, other=other: (other(net), None), lambda kept, y: (None,))
-        loss = st.jit(lambda net, made=made: jax.tree.leaves(made(net))[0].sum())
-        error = raised(lambda loss=loss: st.grad(loss)(tied()))
-        assert isinstance(error, st.SharingMismatchError), error
-        assert what in str(error)
-        jvp = st.custom_jvp(f, policy=quiet)
+        vjp, jvp = st.custom_vjp(f, policy=quiet), st.custom_jvp(f, policy=quiet)
+        vjp.defvjp(lambda net, other=other: (other(net), None), lambda kept, y: (None,))
         jvp.defjvp(lambda primals, tangents, other=other: (other(*primals), None))
-        loss = st.jit(lambda net, jvp=jvp: jax.tree.leaves(jvp(net))[0].sum())
-        error = raised(lambda loss=loss: st.grad(loss)(tied()))
-        assert isinstance(error, st.SharingMismatchError), error
-        assert what in str(error)
+        for made in (vjp, jvp):
+            loss = st.jit(lambda net, made=made: jax.tree.leaves(made(net))[0].sum())
+            error = raised(lambda loss=loss: st.grad(loss)(tied()))
+            assert isinstance(error, st.SharingMismatchError), error
+            assert what in str(error)
 
 
 def test_a_forward_rule_that_returns_another_type():
@@ -873,17 +775,8 @@ def test_tangents_that_are_not_tied():
 
 
 def test_in_place_is_refused_under_the_forward_mode_and_rules_of_equinox():
-    f = filter_custom_vjp(lambda net: net.embed)
-    f.def_fwd(lambda perturbed, net: (net.embed, None))
-    f.def_bwd(lambda kept, y, perturbed, net: None)
-    g = filter_custom_jvp(lambda net: net.embed)
-    g.def_jvp(lambda primals, tangents: (primals[0].embed, tangents[0].embed))
-    for call in (
-        lambda: jvp_with_modules()(tied(), X),
-        lambda: jvps_with_modules()(tied(), X),
-        lambda: f(tied()),
-        lambda: g(tied()),
-    ):
+    for kind in ("custom_jvp", "custom_jvp, one for each", "filter_custom_vjp", "filter_custom_jvp"):
+        f = made_by(kind)
         with st.Context(st.Policy(in_place=True)), pytest.raises(ValueError, match="Return what changes"):
-            call()
-        assert call().shape == (2,)
+            f(tied(), X)
+        assert f(tied(), X).shape == (2,)

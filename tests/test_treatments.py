@@ -38,46 +38,37 @@ def test_donated_and_not(model):
     assert not model.first.weight.is_deleted()
 
 
-@pytest.mark.parametrize("options", [{"donate_argnums": (0, 1)}, {"donate_argnames": ("a", "b")}, {}])
-def test_donated_alike(model, options):
-    model = st.tree.map(lambda x: x + 0, model)
-    f = st.jit(lambda a, b: (st.tree.map(lambda x: x + 1, a), a is b and jnp.array(1)), **options)
-    result, same = f(model, model)
-    assert same == 1
-    assert result.first is result.second[0]
-    assert model.first.weight.is_deleted() == bool(options)
-
-
-@pytest.mark.parametrize("donate", [{"donate_argnames": "b"}, {"donate_argnums": 1}, {"donate_argnums": -1}])
-def test_donation_by_name_and_by_position(model, donate):
-    def f(a, b):
-        return use(a, b)
-
-    assert "not donated" in str(conflict(lambda: st.jit(f, **donate)(model, model)))
-    if "donate_argnums" not in donate or donate["donate_argnums"] >= 0:
-        assert "not donated" in str(conflict(lambda: st.jit(f, **donate)(model, b=model)))
-
-
-def test_differentiated_alike(model):
-    first, second = st.grad(lambda a, b: use(a, b), argnums=(0, 1))(model, model)
-    assert first is second
-    assert float(first.first.weight[0, 0]) == 6.0  # three paths in each of two arguments
+def test_donation_by_name_and_by_position():
+    for options in ({"donate_argnums": (0, 1)}, {"donate_argnames": ("a", "b")}, {}):
+        w = jnp.zeros(2)
+        model = Pair(w, [w])
+        f = st.jit(lambda a, b: (st.tree.map(lambda x: x + 1, a), a is b and jnp.array(1)), **options)
+        result, same = f(model, model)
+        assert same == 1
+        assert result.first is result.second[0]
+        assert w.is_deleted() == bool(options)
+    model = Pair(jnp.ones(2), None)
+    for donate in ({"donate_argnames": "b"}, {"donate_argnums": 1}, {"donate_argnums": -1}):
+        f = st.jit(lambda a, b: use(a, b), **donate)
+        assert "not donated" in str(conflict(lambda f=f: f(model, model)))
+        if donate.get("donate_argnums") != -1:
+            assert "not donated" in str(conflict(lambda f=f: f(model, b=model)))
 
 
 def test_axes_of_two_arguments(model):
-    error = conflict(lambda: st.vmap(lambda a, b: use(a, b), in_axes=(0, 1))(model, model))
+    filter_vmap = st.preserve_identities(eqx.filter_vmap)
+    both = lambda a, b: use(a, b)
+    error = conflict(lambda: st.vmap(both, in_axes=(0, 1))(model, model))
     assert set(error.treatments) == {"in_axes 0", "in_axes 1"}
-    error = conflict(lambda: st.vmap(lambda a, b: use(a, b), in_axes=None, axis_size=2)(model, b=model))
-    assert set(error.treatments) == {"in_axes 0", "in_axes None"}
-    f = st.preserve_identities(eqx.filter_vmap)(lambda a, b: use(a, b), in_axes=(eqx.if_array(0), None))
-    assert set(conflict(lambda: f(model, model)).treatments) == {"in_axes 0", "in_axes None"}
-    f = st.preserve_identities(eqx.filter_vmap)(lambda a, b: use(a, b), in_axes={"b": 0})
-    assert f(model, model).shape == (2,)  # another function, the same axis
+    for call in (
+        lambda: st.vmap(both, in_axes=None, axis_size=2)(model, b=model),
+        lambda: filter_vmap(both, in_axes=(eqx.if_array(0), None))(model, model),
+    ):
+        assert set(conflict(call).treatments) == {"in_axes 0", "in_axes None"}
+    assert filter_vmap(both, in_axes={"b": 0})(model, model).shape == (2,)  # another function, the same axis
     n = Pair(jnp.ones((2, 3)), None)
-    assert st.vmap(lambda a, b: use(a, b), in_axes=(1, -1))(n, n).shape == (3,)
-
-
-def test_axes_inside_a_module(model):
+    assert st.vmap(both, in_axes=(1, -1))(n, n).shape == (3,)
+    # And inside a module.
     axes = jax.tree.map(lambda x: 0 if eqx.is_array(x) else None, model)
     through_the_tied_layer = eqx.tree_at(lambda m: m.second[0].weight, axes, 1)
     error = conflict(lambda: st.vmap(use, in_axes=(through_the_tied_layer,))(model))
@@ -121,7 +112,7 @@ def placements():
     return jax.sharding.NamedSharding(mesh, spec("x")), jax.sharding.NamedSharding(mesh, spec())
 
 
-def test_shardings_inside_a_module():
+def test_shardings_inside_a_module_and_of_results():
     one, other = placements()
     w = jnp.ones(2)
     tied, loose = Pair(w, w), Pair(w, w + 1)
@@ -132,15 +123,25 @@ def test_shardings_inside_a_module():
     )
     result = f(loose)
     assert (result.first.sharding, result.second.sharding) == (one, other)
-    count = len(traces)
     f(Pair(w + 3, w + 4))
-    assert len(traces) == count
+    assert len(traces) == 1
     uniform = st.jit(lambda m: st.tree.map(lambda x: x * 2, m), in_shardings=(one,), out_shardings=other)(tied)
     assert uniform.first is uniform.second
     assert uniform.first.sharding == other
     conflict(lambda: st.device_put(tied, prefix))
     placed = st.device_put(loose, prefix)
     assert (placed.first.sharding, placed.second.sharding) == (one, other)
+
+    def twice(m):
+        new = st.tree.map(lambda x: x * 2, m)
+        return new, new
+
+    a, b = st.jit(twice, out_shardings=(one, other))(tied)
+    assert (a.first.sharding, b.first.sharding) == (one, other)
+    a, b = st.jit(twice, out_shardings=(one, one))(tied)
+    assert a is b
+    parted = st.jit(lambda m: Pair(*[m.first + 1] * 2), out_shardings=prefix)(loose)
+    assert (parted.first.sharding, parted.second.sharding) == (one, other)
 
 
 def test_static_and_traced(model):
@@ -181,22 +182,6 @@ def test_register_transform(model):
     assert st.preserve_identities(mapped)(same)(model, model) == "my own"
     with pytest.raises(TypeError, match="adapter"):
         st.register_transform(mapped, 3)
-
-
-def test_shardings_of_results():
-    one, other = placements()
-    n = Pair(jnp.ones(2), None)
-
-    def twice(m):
-        new = st.tree.map(lambda x: x * 2, m)
-        return new, new
-
-    a, b = st.jit(twice, out_shardings=(one, other))(n)
-    assert (a.first.sharding, b.first.sharding) == (one, other)
-    tied = st.jit(lambda m: Pair(*[m.first + 1] * 2), out_shardings=Pair(one, other))(n)
-    assert (tied.first.sharding, tied.second.sharding) == (one, other)
-    a, b = st.jit(twice, out_shardings=(one, one))(n)
-    assert a is b
 
 
 @pytest.mark.parametrize("transform", [st.vmap, st.preserve_identities(eqx.filter_vmap)])

@@ -37,6 +37,15 @@ def is_close(one, two):
     np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
+class Tagged(eqx.Module):
+    value: jax.Array
+    tag: str = eqx.field(static=True)
+
+
+def is_first(path, value):
+    return path == ("first",)
+
+
 def test_one_leaf_is_selected():
     for only_b in (
         lambda path, value: path[-1] == "b",
@@ -47,6 +56,11 @@ def test_one_leaf_is_selected():
         assert type(gradient) is Pair
         assert gradient.first is gradient.second["c"] is gradient.second["n"] is None
         is_close(gradient.second["b"], jax.grad(f, 1)(A, B, C))
+    # A class selects what is in modules of it.
+    model = Pair(A, {"b": Tagged(B, "t"), "c": Pair(C, None)})
+    gradient = st.grad(lambda m: f(m.first, m.second["b"].value, m.second["c"].first), wrt=Tagged)(model)
+    is_close(gradient.second["b"].value, jax.grad(f, 1)(A, B, C))
+    assert jax.tree.leaves(gradient) == [gradient.second["b"].value]
 
 
 def test_everything_and_none_are_what_it_is_without():
@@ -55,18 +69,6 @@ def test_everything_and_none_are_what_it_is_without():
         gradient = st.grad(of_pair, wrt=everything)(pair())
         assert jax.tree.structure(gradient) == jax.tree.structure(expected)
         assert st.tree.equal(gradient, expected)
-
-
-class Tagged(eqx.Module):
-    value: jax.Array
-    tag: str = eqx.field(static=True)
-
-
-def test_a_class_selects_what_is_in_modules_of_it():
-    model = Pair(A, {"b": Tagged(B, "t"), "c": Pair(C, None)})
-    gradient = st.grad(lambda m: f(m.first, m.second["b"].value, m.second["c"].first), wrt=Tagged)(model)
-    is_close(gradient.second["b"].value, jax.grad(f, 1)(A, B, C))
-    assert jax.tree.leaves(gradient) == [gradient.second["b"].value]
 
 
 def test_paths_are_names_keys_and_indices():
@@ -85,30 +87,21 @@ def test_paths_are_names_keys_and_indices():
     assert all(isinstance(value, jax.Array) for _, value in seen)
 
 
-def test_outside_modules_too():
-    def loss(tree, x):
-        return f(tree["a"], tree["rest"][0], x)
-
-    tree = {"a": A, "rest": (B, None, 3, "text", jnp.array(1))}
-    gradient = st.grad(loss, wrt=lambda path, value: path[0] == "rest")(tree, C)
-    assert gradient["a"] is None
-    assert gradient["rest"][1:] == (None, None, None, None)
-    is_close(gradient["rest"][0], jax.grad(f, 1)(A, B, C))
-
-
 def test_what_is_constant_arrives_whole_beside_none():
-    """None is where a leaf was left out, and where there was none."""
+    """None is where a leaf was left out, and where there was none; outside modules, too."""
 
     def loss(x, tree, y):
         assert tree["none"] is None
         assert y == [None, 7]
         assert tree["pair"].second is None
-        return f(x, tree["a"], tree["b"]) + tree["pair"].first.sum()
+        assert tree["rest"][1:3] == (3, "text")
+        return f(x, tree["a"], tree["rest"][0]) + tree["pair"].first.sum()
 
-    tree = {"a": A, "b": B, "none": None, "pair": Pair(C, None)}
-    gradient = st.grad(loss, argnums=1, wrt=lambda path, value: path == ("b",))(C, tree, [None, 7])
+    tree = {"a": A, "rest": (B, 3, "text", jnp.array(1)), "none": None, "pair": Pair(C, None)}
+    gradient = st.grad(loss, argnums=1, wrt=lambda path, value: path[0] == "rest")(C, tree, [None, 7])
     assert (gradient["a"], gradient["none"], gradient["pair"].first) == (None, None, None)
-    is_close(gradient["b"], jax.grad(f, 2)(C, A, B))
+    assert gradient["rest"][1:] == (None, None, None)
+    is_close(gradient["rest"][0], jax.grad(f, 2)(C, A, B))
 
 
 def test_several_arguments():
@@ -123,28 +116,6 @@ def test_several_arguments():
             is_close(gradient["a"], expected[argnum])
 
 
-def test_gradients_of_what_is_tied_are_summed_and_tied():
-    tied = Pair(A, {"b": A, "c": C, "n": jnp.array(3)})
-    gradient = st.grad(of_pair, wrt=lambda path, value: path[-1] in ("first", "b"))(tied)
-    assert gradient.first is gradient.second["b"]
-    assert gradient.second["c"] is None
-    is_close(gradient.first, sum(jax.grad(f, (0, 1))(A, A, C)))
-
-
-def test_a_shared_module_is_selected_once():
-    layer = Pair(A, B)
-    model = Pair(layer, {"again": layer, "other": Pair(C, B + 1)})
-
-    def loss(model):
-        assert model.first is model.second["again"]
-        return f(model.first.first, model.second["again"].first, model.second["other"].first)
-
-    gradient = st.grad(loss, wrt=lambda path, value: "other" not in path)(model)
-    assert gradient.first is gradient.second["again"]
-    assert gradient.second["other"].first is None
-    is_close(gradient.first.first, sum(jax.grad(f, (0, 1))(A, A, C)))
-
-
 def test_a_shared_module_selected_at_one_path_is_an_error():
     layer = Pair(A, B)
     with pytest.raises(st.InconsistentSharingError, match=r"untie\(model\)") as caught:
@@ -155,15 +126,13 @@ def test_a_shared_module_selected_at_one_path_is_an_error():
 
 def test_an_array_selected_at_one_path_is_two_with_a_warning():
     tied = Pair(A, {"b": A, "c": C, "n": jnp.array(3)})
+    gradient = st.grad(of_pair, wrt=is_first, policy=st.Policy(on_untie="ignore"))
+    assert gradient(tied).second["b"] is None
+    is_close(gradient(tied).first, jax.grad(f)(A, A, C))
     with pytest.warns(st.UntiedWarning, match=r"`pair.first` lacks what flows through `pair.second\['b'\]`"):
-        gradient = st.grad(of_pair, wrt=lambda path, value: path == ("first",))(tied)
-    assert gradient.second["b"] is None
-    is_close(gradient.first, jax.grad(f)(A, A, C))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        st.grad(of_pair, wrt=lambda path, value: path == ("first",), policy=st.Policy(on_untie="ignore"))(tied)
+        st.grad(of_pair, wrt=is_first)(tied)
     with pytest.raises(st.UntiedError):
-        st.grad(of_pair, wrt=lambda path, value: path == ("first",), policy=st.Policy(on_untie="error"))(tied)
+        st.grad(of_pair, wrt=is_first, policy=st.Policy(on_untie="error"))(tied)
 
 
 def weighted(tree):
@@ -239,6 +208,32 @@ def test_the_same_between_two_arguments():
     is_close(two.first, 0)
 
 
+def test_a_partial_gradient_taken_as_the_warning_says_is_the_whole_one():
+    """Without `wrt`: an array is in an argument that is differentiated, and in one that is not."""
+
+    def of_two(one, two):
+        return f(one.first, two.second, C)
+
+    model, other = Pair(A, B), Pair(C, A)
+    whole = jax.grad(lambda a: f(a, a, C))(A)
+    with pytest.warns(st.UntiedWarning) as caught:
+        st.grad(of_two)(model, other)
+    _, *ways, untie = re.findall("^    (.*)$", str(caught[0].message), re.MULTILINE)
+    names = {"sharedtree": st, "equinox": eqx, "of_two": of_two, "one": model, "two": other}
+    gradients = []
+    for line in ways:
+        if line.startswith("sharedtree"):
+            gradients.append(eval(line, names))
+        else:
+            exec(line, names)
+    assert len(gradients) == 3
+    for one, two in gradients:
+        is_close(one.first, whole)
+        assert one.first is two.second
+    exec(untie, names)
+    is_close(st.grad(of_two)(names["one"], names["two"]).first, jax.grad(f)(A, A, C))
+
+
 def test_what_is_not_selected_may_be_in_another_argument():
     layer = Pair(A, B)
     gradient = st.grad(
@@ -248,15 +243,8 @@ def test_what_is_not_selected_may_be_in_another_argument():
 
 
 def test_dags():
-    dag = st.Dag({"a": A, "again": A, "b": [B, C]})
-    gradient = st.grad(
-        lambda dag: f(dag.tree["a"], dag.tree["again"], dag.tree["b"][0]), wrt=lambda path, value: path[-1] != 0
-    )(dag).tree
-    assert gradient["a"] is gradient["again"]
-    is_close(gradient["a"], sum(jax.grad(f, (0, 1))(A, A, B)))
-    assert gradient["b"][0] is None
     with pytest.raises(st.InconsistentSharingError, match=r"Dag\(sharedtree.untie\(dag.tree\)\)") as caught:
-        st.grad(lambda dag: 0.0, wrt=lambda path, value: path[-1] == "a")(dag)
+        st.grad(lambda dag: 0.0, wrt=lambda path, value: path[-1] == "a")(st.Dag({"a": A, "again": A, "b": [B, C]}))
     assert len(caught.value.paths) == 2
 
 
@@ -280,12 +268,29 @@ def test_under_jit_and_in_place(in_place):
     assert int(model.calls) == in_place
 
 
-def test_auxiliary_data():
-    gradient, aux = st.grad(lambda p: (of_pair(p), p.first), has_aux=True, wrt=lambda path, value: path == ("first",))(
-        pair()
-    )
+def test_equinox_decorators_copies_and_auxiliary_data():
+    def with_aux(pair):
+        return of_pair(pair), pair.first
+
+    @st.preserve_identities(eqx.filter_value_and_grad, wrt=is_first)
+    def loss(pair):
+        return of_pair(pair)
+
+    @st.grad(wrt=is_first, has_aux=True)
+    def other(pair):
+        return with_aux(pair)
+
+    value, gradient = loss(pair())
+    is_close(value, of_pair(pair()))
+    found, aux = other(pair())
     is_close(aux, A)
-    is_close(gradient.first, jax.grad(f)(A, B, C))
+    wrapped = st.grad(of_pair, wrt=is_first)
+    copies = pickle.loads(pickle.dumps(wrapped)), copy.deepcopy(wrapped)  # noqa: S301
+    for each in (gradient, found, *[f(pair()) for f in copies]):
+        assert each.second["b"] is None
+        is_close(each.first, jax.grad(f)(A, B, C))
+    text = str(st.explain(wrapped, pair()))
+    assert [line.split()[0] for line in text.splitlines() if line.endswith("differentiated")] == ["pair.first"]
 
 
 @pytest.mark.parametrize("name", ["jacfwd", "jacrev", "hessian"])
@@ -293,45 +298,18 @@ def test_jacobians(name):
     def g(a, b, c):
         return f(a, b, c) if name == "hessian" else a * a * b * jnp.sin(c)
 
-    expected = getattr(jax, name)(g, 1)(A, B, C)
-    for model, get in ((B, lambda b: b), (Pair(B, None), lambda pair: pair.first)):
-        of_tree = lambda tree, get=get: g(tree[0], get(tree[1]), tree[2])
-        jacobian = getattr(st, name)(of_tree, wrt=lambda path, value: path[0] == 1)([A, model, C])
+    # Of an array alone, and of one in a module.
+    model = [A, {"w": B, "pair": Pair(C, None)}, C]
+    for path, argnum in ((("w",), 1), (("pair", "first"), 2)):
+        of_tree = lambda tree: g(tree[0], tree[1]["w"], tree[1]["pair"].first)
+        jacobian = getattr(st, name)(of_tree, wrt=lambda at, value, path=path: at[1:] == path)(model)
+        get = (lambda tree: tree[1]["w"]) if argnum == 1 else (lambda tree: tree[1]["pair"].first)
+        block = get(jacobian)
         assert jacobian[0] is jacobian[2] is None
-        block = get(jacobian[1])
         if name == "hessian":
             assert block[0] is block[2] is None
-            block = get(block[1])
-        is_close(block, expected)
-
-
-def test_equinox_and_decorators():
-    @st.preserve_identities(eqx.filter_value_and_grad, wrt=lambda path, value: path == ("first",))
-    def loss(pair):
-        return of_pair(pair)
-
-    value, gradient = loss(pair())
-    assert gradient.second["b"] is None
-    is_close(gradient.first, jax.grad(f)(A, B, C))
-    is_close(value, of_pair(pair()))
-
-    @st.grad(wrt=lambda path, value: path == ("first",))
-    def other(pair):
-        return of_pair(pair)
-
-    is_close(other(pair()).first, gradient.first)
-
-
-def is_first(path, value):
-    return path == ("first",)
-
-
-def test_wrappers_are_copied_and_pickled_with_it():
-    for wrapped in (
-        pickle.loads(pickle.dumps(st.grad(of_pair, wrt=is_first))),  # noqa: S301
-        copy.deepcopy(st.grad(of_pair, wrt=is_first)),
-    ):
-        assert wrapped(pair()).second["b"] is None
+            block = get(block)
+        is_close(block, getattr(jax, name)(g, argnum)(A, B, C))
 
 
 def test_containers_under_the_policy():
@@ -374,11 +352,6 @@ def test_a_model_with_more_paths_than_can_be_walked():
         is_close(st.tree.leaves(gradient)[0], jax.grad(f)(A, B, C))
 
 
-def test_explain_says_what_is_differentiated():
-    text = str(st.explain(st.grad(of_pair, wrt=is_first), pair()))
-    assert [line.split()[0] for line in text.splitlines() if line.endswith("differentiated")] == ["pair.first"]
-
-
 def test_what_is_no_filter():
     for wrong in (0, (0,), {}, A, lambda: True, lambda value: True, eqx.is_inexact_array):
         with pytest.raises(TypeError, match="wrt"):
@@ -410,27 +383,20 @@ def nnx() -> Any:
 
 
 def net(nnx):
-    ones = jax.nn.initializers.ones
-
     class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.embed = nnx.Linear(3, 3, kernel_init=ones, rngs=rngs)
-            self.norm = nnx.BatchNorm(3, rngs=rngs)
-            self.lora = nnx.LoRA(3, 2, 3, a_initializer=ones, b_initializer=ones, rngs=rngs)
-            self.head = nnx.Linear(3, 3, kernel_init=ones, use_bias=False, rngs=rngs)
-            self.head.kernel = self.embed.kernel
-            self.scale = nnx.Param(jnp.ones(3), tag="scale")
+        def __init__(self):
+            self.embed = nnx.Dict(kernel=nnx.Param(A), bias=nnx.Param(B))
+            self.norm = nnx.Dict(mean=nnx.BatchStat(C + 1), bias=nnx.Param(C))
+            self.lora = nnx.LoRAParam(B + 1)
+            self.head = nnx.Dict(kernel=self.embed.kernel)
+            self.scale = nnx.Param(A + 1, tag="scale")
             self.calls = nnx.Variable(jnp.array(0))
 
-        def __call__(self, x):
-            norm, lora = self.norm, self.lora
-            hidden = (
-                (x @ self.embed.kernel[...] + self.embed.bias[...] - norm.mean[...]) * norm.var[...] * norm.scale[...]
-            )
-            hidden += norm.bias[...] + x @ lora.lora_a[...] @ lora.lora_b[...]
-            return hidden @ self.head.kernel[...] * self.scale[...]
+        def __call__(self):
+            hidden = self.embed.kernel[...] * self.lora[...] + self.embed.bias[...] - self.norm.mean[...]
+            return (hidden * self.norm.bias[...] * self.head.kernel[...] * self.scale[...]).sum()
 
-    return Net(nnx.Rngs(0))
+    return Net()
 
 
 def nnx_filters(nnx):
@@ -441,22 +407,16 @@ def nnx_filters(nnx):
         "a tag": "scale",
         "everything inexact": (nnx.Param, nnx.BatchStat),
         "All, Not": nnx.All(nnx.Param, nnx.Not(nnx.LoRAParam)),
-        "a path": nnx.PathContains("embed"),
+        # Of a tied variable NNX knows the first path only.
+        "a path": nnx.Any(nnx.PathContains("embed"), nnx.PathContains("head")),
         "a function": lambda path, value: path[-1] == "bias" and isinstance(value, nnx.Param),
     }
 
 
 def test_filters_of_nnx_select_what_they_do_there(nnx):
-    x = jnp.arange(12.0).reshape(4, 3) / 7
-
-    def loss(model, x):
-        return (model(x) ** 2).mean()
-
     for name, wrt in nnx_filters(nnx).items():
-        if name == "a path":  # of a tied variable NNX knows the first path only
-            wrt = nnx.Any(nnx.PathContains("embed"), nnx.PathContains("head"))
-        gradient = st.grad(loss, wrt=wrt, in_place=True)(net(nnx), x)
-        expected = nnx.grad(loss, argnums=nnx.DiffState(0, wrt))(net(nnx), x)
+        gradient = st.grad(lambda model: model(), wrt=wrt, in_place=True)(net(nnx))
+        expected = nnx.grad(lambda model: model(), argnums=nnx.DiffState(0, wrt))(net(nnx))
         own = nnx.to_flat_state(nnx.state(gradient))
         own = {path: variable[...] for path, variable in own if variable.get_raw_value() is not None}
         flat = {path: variable[...] for path, variable in nnx.to_flat_state(expected)}
@@ -466,17 +426,11 @@ def test_filters_of_nnx_select_what_they_do_there(nnx):
         assert gradient.head.kernel is gradient.embed.kernel
 
 
-def test_a_variable_selected_at_one_path_is_an_error(nnx):
-    with pytest.raises(st.InconsistentSharingError, match="head.kernel"):
+def test_what_is_said_of_filters_of_nnx(nnx):
+    with pytest.raises(st.InconsistentSharingError, match="head"):
         st.grad(lambda model: 0.0, wrt=nnx.PathContains("head"))(net(nnx))
-
-
-def test_what_nnx_says_by_argnums_is_said_by_wrt(nnx):
     with pytest.raises(TypeError, match=r"sharedtree.grad\(f, argnums=1, wrt=nnx.Param\)"):
         st.grad(lambda x, model: 0.0, argnums=nnx.DiffState(1, nnx.Param))
-
-
-def test_subscripted_classes(nnx):
     gradient = st.grad(lambda m: (m.embed.kernel[...] ** 2).sum(), wrt=nnx.Param[jax.Array])(net(nnx))
     assert gradient.norm.mean.get_raw_value() is None
     assert gradient.embed.kernel[...].any()

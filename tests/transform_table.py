@@ -24,33 +24,11 @@ import sharedtree as st
 from sharedtree._jax_internals import deprecated_shard_map
 from sharedtree.transforms._applying import title_of
 from sharedtree.transforms._preserve import _adapters
+from tests.strategies import Mutable, Pair
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "transforms.md"
 BEGIN = "<!-- written by `python -m tests.transform_table` -->\n"
 YES, NO, NONE = "yes", "no", "-"
-
-
-class Net(eqx.Module):
-    """A model with a tied weight."""
-
-    embed: Any
-    head: Any
-
-
-class Counter:
-    """A mutable one."""
-
-    def __init__(self, embed: Any, head: Any, count: Any) -> None:
-        self.embed, self.head, self.count = embed, head, count
-
-
-def _counter_of(_: None, children: Sequence[Any]) -> Counter:
-    counter = object.__new__(Counter)
-    counter.embed, counter.head, counter.count = children
-    return counter
-
-
-jax.tree_util.register_pytree_node(Counter, lambda c: ((c.embed, c.head, c.count), None), _counter_of)
 
 
 class Scenario(NamedTuple):
@@ -279,13 +257,14 @@ def weight(*, sharded: bool = False) -> Any:
     return jax.device_put(w, NamedSharding(mesh(), P("x"))) if sharded else w
 
 
-def tied(**options: Any) -> Net:
+def tied(**options: Any) -> Pair:
+    """A model with a tied weight."""
     w = weight(**options)
-    return Net(w, w)
+    return Pair(w, w)
 
 
 def nets_in(tree: Any) -> list[Any]:
-    return [x for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Net)) if isinstance(x, Net)]
+    return [x for x in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, Pair)) if isinstance(x, Pair)]
 
 
 def said(answers: Sequence[bool]) -> str:
@@ -304,14 +283,14 @@ def row(transform: Any, wrap: Callable[..., Any] = st.preserve_identities) -> li
     ours = wrap(transform)
     inside: list[bool] = []
 
-    def f(*nets: Net) -> Net:
-        inside.extend(net.embed is net.head for net in nets)
+    def f(*nets: Pair) -> Pair:
+        inside.extend(net.first is net.second for net in nets)
         aliases.extend(net is nets[0] for net in nets[1:])
         return st.tree.map(lambda w: w * 1, nets[0])
 
     aliases: list[bool] = []
     out = scenario.call(ours, f, tied())
-    first = [said(inside), said([net.embed is net.head for net in nets_in(out)])]
+    first = [said(inside), said([net.first is net.second for net in nets_in(out)])]
 
     net = tied()
     out = scenario.call(ours, f, net, net)
@@ -332,10 +311,10 @@ def row(transform: Any, wrap: Callable[..., Any] = st.preserve_identities) -> li
 def in_place(ours: Any, scenario: Scenario) -> str:
     """Whether what a function changes is written back."""
     w = weight()
-    counter = Counter(w, w, jnp.zeros(8))
+    counter = Mutable(first=w, second=w, count=jnp.zeros(8))
     called: list[bool] = []
 
-    def count_up(counter: Counter) -> Counter:
+    def count_up(counter: Mutable) -> Mutable:
         called.append(True)
         counter.count = counter.count + 1
         return scenario.returned(counter)
@@ -355,13 +334,13 @@ def on_eight(ours: Any, scenario: Scenario) -> str:
     """Whether operands that are sharded over eight devices have the same ties inside and outside, and values."""
     answers: list[bool] = []
 
-    def f(net: Net) -> Net:
-        answers.append(net.embed is net.head)
+    def f(net: Pair) -> Pair:
+        answers.append(net.first is net.second)
         return st.tree.map(lambda w: w * 1, net)
 
     one, other = (scenario.call(ours, f, tied(sharded=sharded)) for sharded in (False, True))
     nets, others = nets_in(one), nets_in(other)
-    answers += [net.embed is net.head for net in others]
+    answers += [net.first is net.second for net in others]
     arrays, of_other = ([x for x in jax.tree.leaves(each) if isinstance(x, jax.Array)] for each in (nets, others))
     answers += [np.array_equal(a, b) for a, b in zip(arrays, of_other, strict=True)]
     return said(answers)
