@@ -5,9 +5,11 @@ what it changed. `deep` draws new ones every time, and many: it is for looking f
 
 Most of what tests cost is the compilation of small programs that run once. So XLA leaves out most optimizations, in the
 processes that tests start, too, and what one test has compiled is there for the others, in all workers of a run. Errors
-keep all of their frames, since to leave JAX's out takes longer than what most of the tests of errors do.
+keep all of their frames, since to leave JAX's out takes longer than what most of the tests of errors do. And what is
+there for the whole run is not looked at in each collection of garbage.
 """
 
+import gc
 import os
 import tempfile
 import uuid
@@ -74,3 +76,11 @@ def pytest_configure(config):
 def pytest_configure_node(node):
     """Tells a worker of pytest-xdist where the folder is."""
     node.workerinput["compiled programs"] = node.config.compiled_programs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _looked_at_once():
+    """What was imported, and what a module of tests leaves in JAX's caches, is looked at by no collection again."""
+    gc.freeze()
+    yield
+    gc.collect()

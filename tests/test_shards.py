@@ -34,7 +34,7 @@ def start(*command, devices):
 def report(tmp_path_factory):
     """Each test that ran on eight devices, with what it said if it failed."""
     path = tmp_path_factory.mktemp("eight") / "report.xml"
-    pytest_options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--junit-xml={path}")
+    pytest_options = ("-q", "-p", "no:cacheprovider", f"--junit-xml={path}")
     run = start("-m", "pytest", *pytest_options, "tests/on_eight_devices.py", devices=8)
     out, err = run.communicate(timeout=300)
     assert path.exists(), out + err

@@ -23,8 +23,6 @@ def test_with_eight_devices():
         "-q",
         "-p",
         "no:cacheprovider",
-        "-p",
-        "no:xdist",
         "-W",
         "error",
         __file__,
