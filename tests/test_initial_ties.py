@@ -226,3 +226,14 @@ def test_no_array_is_kept_and_memory_is_bounded():
     held = [cell.cell_contents for cell in inspect.unwrap(tx.init).__closure__]
     (memory,) = [each for each in held if "InitialTies" in str(type(each))]
     assert len(memory._seen) <= 16
+
+
+def test_a_model_with_ties_of_its_own_is_another_model():
+    """It has lost nothing: it is not what `init` saw minus ties."""
+    v, w = jnp.ones(2), jnp.zeros(2)
+    tx = st.optimizer(optax.sgd(0.1))
+    state = tx.init({"a": w, "b": w, "c": v})
+    other = {"a": v, "b": w, "c": w}
+    assert messages(tx.update, other, state, other) == []
+    lost = {"a": w, "b": jnp.copy(w), "c": v}
+    assert len(messages(tx.update, lost, state, lost)) == 1

@@ -107,6 +107,15 @@ def test_what_lies_in_the_current_directory_is_not(site_packages, here, make, is
     assert refused("forged").startswith(str(here))
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_each_folder_of_a_namespace_has_to_be_one(site_packages, here, monkeypatch, is_first):
+    as_namespace(site_packages, "forged")
+    as_namespace(here, "forged")
+    others = [place for place in sys.path if place not in ("", str(here))]
+    monkeypatch.setattr(sys, "path", [str(here), *others] if is_first else [*others, str(here)])
+    assert refused("forged").startswith(str(here))
+
+
 def test_zip_files_are_no_site_packages(tmp_path, here, site_packages, monkeypatch):
     for path in (here / "forged.zip", site_packages / "forged.egg"):
         with zipfile.ZipFile(path, "w") as archive:
