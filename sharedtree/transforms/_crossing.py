@@ -110,12 +110,9 @@ class Crossing:
                 module: the first that was given for a key serves all.
             key: what else the body depends on.
             caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
-
-        Raises:
-            NoFunctionError: if it is none, of which the transform is to say so.
         """
         if not callable(function):
-            raise NoFunctionError
+            raise NoFunctionError  # so that the transform is asked to say so
         shared = shared_by(function, (self.transform, body, *key), {"names": tuple(self.names.positional)})
         inner = shared.inner.get(self.policy)
         if inner is None:
