@@ -332,6 +332,26 @@ def test_ties_of_modules_must_agree():
     assert net.embed is net.head
 
 
+class Bare(eqx.Module):
+    """A layer without arrays."""
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_layers_without_arrays_may_be_one_or_two(is_tied):
+    """Nothing could drift apart."""
+    one = Bare()
+    before = Net(one, one) if is_tied else Net(one, Bare())
+    become = lambda net, x: (Net(Bare(), Bare()) if is_tied else Net(*[Bare()] * 2), x + 1)
+    for result in (
+        st.cond(True, become, lambda net, x: (net, x), before, jnp.zeros(())),
+        st.cond(True, lambda net, x: (net, x), become, before, jnp.zeros(())),
+        st.while_loop(lambda carry: carry[1] < 2, lambda carry: become(*carry), (before, jnp.zeros(()))),
+        st.fori_loop(0, 2, lambda i, carry: become(*carry), (before, jnp.zeros(()))),
+        st.scan(lambda carry, _: (become(*carry), None), (before, jnp.zeros(())), length=2)[0],
+    ):
+        assert jax.tree.structure(result[0]) == jax.tree.structure(before)
+
+
 # --- ties that a branch loses ---------------------------------------------------------------------------------------
 
 
