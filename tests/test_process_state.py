@@ -47,7 +47,7 @@ def process_state():
         "hooks": (sys.excepthook, sys.unraisablehook, sys.displayhook, sys.breakpointhook, threading.excepthook),
         "tracing": (sys.gettrace(), sys.getprofile()),
         "switch interval": sys.getswitchinterval(),
-        "garbage": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(gc.callbacks), gc.get_freeze_count()),
+        "garbage": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(gc.callbacks), gc.get_freeze_count() > 0),
         "signals": {each: signal.getsignal(each) for each in signals},
         "locale": locale.setlocale(locale.LC_ALL),
         "random numbers": (random.getstate(), [np.asarray(each).tolist() for each in np.random.get_state()]),
