@@ -40,12 +40,14 @@ def test_the_steps_are_those_of_optax_on_a_list_of_what_is_selected(tree, chosen
     state, bare, model, own = ours.init(tree), theirs.init(selected), tree, selected
     for step in (1.0, -2.0):
         gradient = st.tree.map(
-            lambda x: step + 0 * x if eqx.is_inexact_array(x) and (with_all or any(x is y for y in own)) else None,
+            lambda x: (
+                jnp.full_like(x, step) if eqx.is_inexact_array(x) and (with_all or any(x is y for y in own)) else None
+            ),
             model,
         )
         updates, state = ours.update(gradient, state, model)
         before, model = inexact_at(model), st.apply_updates(model, updates)
-        of_own, bare = theirs.update([step + 0 * x for x in own], bare, own)
+        of_own, bare = theirs.update([jnp.full_like(x, step) for x in own], bare, own)
         own = optax.apply_updates(own, of_own)
         now = inexact_at(model)
         for path, old in before.items():
