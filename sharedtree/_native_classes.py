@@ -147,15 +147,19 @@ def _meet(obj: Any, number: int) -> Description | int:
     convention: Inherited = _CONVENTIONS[number]
     # Met at every leaf of every trace. Their class has no kind, for it does not tell an array from a reference.
     if isinstance(obj, Tracer) and carries_identity(obj):
-        return 1 if convention == "variable" and is_value_of_variable(obj) else 2
+        return _role(obj, convention)
     node_type = node_type_of(obj)
     if node_type is None or (convention == "any" and not node_type.is_known_to_jax):
         if issubclass(type(obj), jax.Array):
             return _leaf(type(obj), native.JAX_ARRAY)  # such as that of PRNG keys
-        if not is_traced(obj, convention):
-            return 0
-        return 2 if carries_identity(obj) and not (convention == "variable" and is_value_of_variable(obj)) else 1
+        return _role(obj, convention) if is_traced(obj, convention) else 0
     return _described(node_type)
+
+
+def _role(leaf: Any, convention: Inherited) -> int:
+    """As `_meet`, of what is traced."""
+    is_value = not carries_identity(leaf) or (convention == "variable" and is_value_of_variable(leaf))
+    return 1 if is_value else 2
 
 
 class Token:

@@ -330,13 +330,13 @@ def _take_apart_registered(obj: Any) -> tuple[Sequence[Any], Any]:
 def _convention_of(cls: type) -> Convention | Literal["variable"] | None:
     if issubclass(cls, jtu.Partial):
         return None
-    if is_class_of_variables(cls):
+    if _is_class_of_variables(cls):
         return "variable"
     return "equinox" if cls.__module__.partition(".")[0] == "equinox" else "jax"
 
 
-def is_class_of_variables(cls: type) -> bool:
-    """Whether its instances are variables of NNX, of which filters of NNX are asked. Flax is not imported."""
+def _is_class_of_variables(cls: type) -> bool:
+    """Whether its instances are variables of NNX. Flax is not imported."""
     variable = getattr(sys.modules.get("flax.nnx.variablelib"), "Variable", None)
     return variable is not None and issubclass(cls, variable)
 

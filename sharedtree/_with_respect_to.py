@@ -20,7 +20,7 @@ from jax import tree_util as jtu
 from ._dag import Dag
 from ._errors import InconsistentSharingError
 from ._graph import Tags, walk
-from ._node_types import is_class_of_variables, is_module
+from ._node_types import is_module
 from ._prefix import Branch
 from ._structure import LEAF, Node
 from ._text import MOST_PATHS, shown
@@ -217,7 +217,7 @@ def _selection(tree: Any, wrt: Filter, name: str, above: Place) -> tuple[Any, li
         else:
             inner = place
             if place.variable is None and is_module(obj):
-                inner = place._replace(holder=obj, variable=obj if is_class_of_variables(type(obj)) else None)
+                inner = place._replace(holder=obj, variable=obj if op.type.convention == "variable" else None)
             stack.append((number, path, place, True))
             for key, child in reversed(list(zip(op.keys, children, strict=True))):
                 # What is in a variable is, to NNX, the variable.

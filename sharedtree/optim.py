@@ -73,6 +73,9 @@ def optimizer(tx: Any, wrt: Any = None) -> Any:
         >>> params = st.apply_updates(params, updates)
         >>> params["head"]
         Array([0., 0., 0.], dtype=float32)
+        >>> tx = st.optimizer(optax.sgd(0.5, momentum=0.9), wrt=lambda path, value: path == ("bias",))
+        >>> tx.init({"weight": w, "bias": jnp.zeros(1)})[0].trace
+        {'bias': Array([0.], dtype=float32), 'weight': None}
 
     Limitations: functions that optax offers beside a transformation (`optax.global_norm`,
     `optax.contrib.schedule_free_eval_params`) see a tie as often as it has paths; give them `sharedtree.tree.leaves`

@@ -153,6 +153,20 @@ def test_ties_are_made_of_variables():
     assert [tie.paths for tie in st.ties(names["model"])] == [(".one.out.kernel", ".two.out.kernel")]
 
 
+@has_get_value
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)], ids=str)
+def test_an_array_in_several_donated_arguments_is_given_away_once(order):
+    """In two modules, and bare beside them."""
+    twins = Twins()
+    each = [twins.one, twins.two, twins.one.out.kernel.get_value()]
+    given = [each[i] for i in order]
+    expected = [np.asarray(x) + 1 for x in jax.tree.leaves(given)]
+    out = st.jit(lambda *args: jax.tree.map(lambda x: x + 1, args), donate_argnums=(0, 1, 2))(*given)
+    assert all(x.is_deleted() for x in jax.tree.leaves(given))
+    for ours, right in zip(jax.tree.leaves(out), expected, strict=True):
+        np.testing.assert_allclose(ours, right, rtol=1e-6)
+
+
 def test_what_is_donated_and_kept_is_an_error():
     """Whoever keeps the array would find it deleted."""
     twins = Twins()

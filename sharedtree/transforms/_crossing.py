@@ -16,6 +16,7 @@
 What a transform makes in the shape of its operands, as gradients are, no function returned (`_tangents`, `_likes`).
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
@@ -290,10 +291,9 @@ class TakingOperands:
                     "written back in place. Return what changes:\n"
                     f"    sharedtree.preserve_identities({title}, in_place=False)"
                 )
-            try:
+            with contextlib.suppress(NoFunctionError):
                 return self.adapter(crossing, **_by_name(bound, as_one))
-            except NoFunctionError:
-                return transform(*operands, **own)  # as above
+            return transform(*operands, **own)  # as above
 
         functools.update_wrapper(preserving, transform, updated=())
         preserving.__doc__ = f"`{title}`, with identities preserved; see `preserve_identities`."

@@ -69,29 +69,32 @@ def given_away_once(
     disabled = jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
     if not donated or disabled or len(current_traces()) > 1:
         return call
-    taken: set[int] = set()
-    copied = False
-
-    def with_own_buffers(packed: Packed) -> Packed:
-        nonlocal copied
-        leaves = list(packed.leaves)
-        for i, leaf in enumerate(leaves):
-            if has_buffer(leaf) and id(leaf) in taken:  # alive in the arguments
-                leaves[i], copied = another(leaf), True
-            taken.add(id(leaf))  # as above
-        return Packed(leaves, packed.structure)
-
-    args = {i: with_packed(value, with_own_buffers) if i in donated else value for i, value in call.items()}
-    bare = [leaf for i in donated if i in args for leaf in jtu.tree_leaves(args[i], is_leaf=is_packed)]
-    taken.update([id(leaf) for leaf in bare if has_buffer(leaf)])  # as above
+    given = [leaf for i, value in call.items() if i in donated for leaf in jtu.tree_leaves(value) if has_buffer(leaf)]
     kept = [
         leaf for i, value in call.items() if i not in donated and i not in static for leaf in jtu.tree_leaves(value)
     ]
-    leaf = next((leaf for leaf in kept if has_buffer(leaf) and id(leaf) in taken), None)  # as above
+    taken = set(map(id, given))  # alive in `given`
+    leaf = next((leaf for leaf in kept if id(leaf) in taken), None)  # as above
     if leaf is not None:
         _raise_given_away(leaf, call, _occurrences_of(leaf, call, donated, static, names), names, transform)
-    if not copied:
-        return call
+    return call if len(taken) == len(given) else _with_own_buffers(call, donated)
+
+
+def _with_own_buffers(call: Call, donated: Collection[Position]) -> Call:
+    """A call in which an array of a donated module that was met before is a copy. Bare ones are the caller's affair."""
+    found = [leaf for i, value in call.items() if i in donated for leaf in jtu.tree_leaves(value, is_leaf=is_packed)]
+    taken = {id(leaf) for leaf in found}  # alive in `call`
+
+    def own(leaf: Any) -> Any:
+        if id(leaf) in taken and has_buffer(leaf):  # as above
+            return another(leaf)
+        taken.add(id(leaf))  # as above
+        return leaf
+
+    def with_own(packed: Packed) -> Packed:
+        return Packed([own(leaf) for leaf in packed.leaves], packed.structure)
+
+    args = {i: with_packed(value, with_own) if i in donated else value for i, value in call.items()}
     return call._replace(
         args=tuple([args[i] for i in range(len(call.args))]), kwargs={name: args[name] for name in call.kwargs}
     )
