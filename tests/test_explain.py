@@ -39,13 +39,14 @@ def test_a_conflict_is_the_error_that_the_call_would_raise():
     model = Pair(jnp.ones(2), 1)
     for f in (
         st.jit(lambda a, b: 0, donate_argnums=0),
-        st.grad(lambda a, b: 0.0),
         st.vmap(lambda a, b: 0, in_axes=(0, None)),
         st.preserve_identities(lambda f: jax.jit(f))(lambda a, b: 0),
     ):
         with pytest.raises(st.InconsistentSharingError) as caught:
             st.explain(f, model, model)
         assert caught.value.paths == ("a.first", "b.first")
+    with pytest.raises(st.InconsistentSharingError):
+        st.explain(st.grad(lambda a, b: 0.0), model, [model])
     with pytest.raises(TypeError, match=r"sharedtree\.explain\(sharedtree\.jit\(f\), model\)"):
         st.explain(jax.jit(lambda x: x), 1)
 

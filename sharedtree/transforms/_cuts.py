@@ -36,18 +36,20 @@ class Cuts(NamedTuple):
     Attributes:
         fates: of everything in the arguments, by the numbers before the cut.
         leaves: the numbers of the arrays that were cut.
+        modules: the numbers of the modules that were.
         containers: the numbers of the containers that were.
         transform: what the transform is called.
     """
 
     fates: Fates
     leaves: Sequence[int]
+    modules: Sequence[int]
     containers: Sequence[int]
     transform: str
 
-    def require_one_container(self, obj: Any) -> None:
-        """Raises if a container that is about to be written to was cut."""
-        for number in self.containers:
+    def require_one(self, obj: Any, *, is_written: bool) -> None:
+        """Raises if what is about to be written to was cut: a container, or a module that is written to already."""
+        for number in (*self.containers, *(self.modules if is_written else ())):
             if self.fates.graph.objects[number] is obj:
                 self.fates.raise_inconsistent(
                     number,
@@ -85,7 +87,7 @@ def treated(
         several = fates.several()
         if not several:
             continue
-        _forbid(fates, several, transform)
+        partible = _forbid(fates, several, transform)
         packed, objects = _numbered_anew(fates)
         by_position = dict(
             zip([position for position, _ in items], with_each([v for _, v in items], packed), strict=True)
@@ -95,7 +97,8 @@ def treated(
         cuts = Cuts(
             fates,
             [number for number in cut if records[number][0] is LEAF],
-            [number for number in cut if records[number][0] is not LEAF],
+            [number for number in cut if number in partible],
+            [number for number in cut if records[number][0] is not LEAF and number not in partible],
             transform,
         )
         call = Call(
@@ -133,23 +136,30 @@ def _is_value(op: Op) -> bool:
     return type(op) is Node and not op.type.carries_identity
 
 
-def _forbid(fates: Fates, several: Mapping[int, Sequence[Way]], transform: str) -> None:
-    """Raises if something has two fates that may have only one."""
+def _is_module(op: Op) -> bool:
+    return type(op) is Node and not op.type.is_plain
+
+
+def _forbid(fates: Fates, several: Mapping[int, Sequence[Way]], transform: str) -> Collection[int]:
+    """Raises if something has two fates that may have only one; returns the modules that may have two."""
     records, objects = fates.graph.records, fates.graph.objects
+    modules = {number for number in several if _is_module(records[number][0])}
+    partible = fates.treatment.partible(fates) if modules else ()
     containers: list[int] = []
     for number in sorted(several):
         op = records[number][0]
-        if (type(op) is Node and not op.type.is_plain) or isinstance(objects[number], jax.Ref):
+        if number in modules.difference(partible) or isinstance(objects[number], jax.Ref):
             fates.raise_inconsistent(number, transform)
         if type(op) is Node and op.type.carries_identity:
             containers.append(number)
     if not containers:
-        return
+        return partible
     for root in _modules_below(fates):
         within: dict[int, int] = {}
         for way in fates.ways_from(root):
             if within.setdefault(way[0], fates[way]) != fates[way] and way[0] in containers:
                 fates.raise_inconsistent(way[0], transform)
+    return partible
 
 
 def _modules_below(fates: Fates) -> list[Way]:

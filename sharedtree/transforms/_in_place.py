@@ -103,7 +103,7 @@ class InPlace:
         """Notes that an object is to get the content of another of its class; returns that object."""
         target = self._call.tags.objects[number]
         for cuts in self._call.cuts:
-            cuts.require_one_container(target)
+            cuts.require_one(target, is_written=any(written is target for written in self.pending[::2]))
         self.pending += target, content
         return target
 

@@ -11,7 +11,7 @@ its fate is the same on both, however the prefix says so: `1` and `-1` can be on
     Pair(w, [w])  under  Pair(0, 1)        w has the fates 0 and 1, the list (1,), the Pair (0, (1,))
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -42,6 +42,7 @@ class Treatment(NamedTuple):
         name: what the prefix is called.
         is_known: False if a label only says that nothing is known, and so is no use to `explain`.
         advice: the leaves of what is treated in several ways → what an error says before its fix.
+        partible: which modules that are treated in several ways become several, as arrays do.
     """
 
     part_of: Callable[[Position], Any]
@@ -51,6 +52,7 @@ class Treatment(NamedTuple):
     name: str = "prefix"
     is_known: bool = True
     advice: Callable[[Sequence[Any]], str] = lambda _: ""
+    partible: Callable[["Fates"], Collection[int]] = lambda _: ()
 
 
 class Fates:

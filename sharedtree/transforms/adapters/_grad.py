@@ -40,6 +40,7 @@ from .._packing import Call, with_objects
 from .._prefixes import spread
 from .._references import forbid_references, handed_beside
 from .._treatments import Treatment
+from .._used_twice import used_twice
 from ..checks._partial_gradients import report_partial_gradients
 
 
@@ -76,14 +77,15 @@ class GradTransform(FunctionTransform):
         can_be_differentiated = self._can_be_differentiated_in(call)
         if self._selects is None:
             chosen = self._differentiated(len(call.args))
-            return (differentiated(lambda position: position in chosen, can_be_differentiated),)
+            treatment = differentiated(lambda position: position in chosen, can_be_differentiated)
+            return (treatment._replace(partible=used_twice),)
         prefixes = self._prefixes(call)
 
         def part_of(position: Position) -> Any:
             return prefixes.get(position, False) if isinstance(position, int) else False
 
         treatment = differentiated(part_of, can_be_differentiated)
-        return (treatment._replace(advice=lambda leaves: self._select_everywhere(call, leaves)),)
+        return (treatment._replace(advice=lambda leaves: self._select_everywhere(call, leaves), partible=used_twice),)
 
     def _select_everywhere(self, call: Call, leaves: Sequence[Any]) -> str:
         """The fix where `wrt` selects leaves at some of their paths only."""

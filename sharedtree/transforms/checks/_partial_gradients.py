@@ -3,8 +3,8 @@
 Between the two the tie is cut, and what flows through the second is lost to the gradient, as in vanilla JAX. Often that
 is meant: a target network starts as the model's arrays, a filtered model is passed beside the whole one. Then both are
 of one class, and the array sits at the same path in both. Elsewhere it is said: an encoder and a decoder with one
-embedding, a mask that puts a tied weight on both sides. But not of an `equinox.nn.State`: it begins as the initial
-state that the model keeps, of which no gradient is missed.
+embedding, a mask that puts a tied weight on both sides; and always of a module, which a model used twice may be. But
+not of an `equinox.nn.State`: it begins as the initial state that the model keeps, of which no gradient is missed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,6 +29,7 @@ class _Lost(NamedTuple):
     differentiated: str
     through: str
     positions: tuple[Position, Position]
+    what: str = "array"
 
 
 def report_partial_gradients(
@@ -70,11 +71,38 @@ def report_partial_gradients(
             f"    {together} = sharedtree.untie({together if len(involved) == 1 else f'({together})'})"
         )
         _emit(lost, fix, names, policy)
+    name = getattr(function, "__name__", "")
+    name = name if name.isidentifier() else "f"
     lost = [each for each in found if each.positions[0] != each.positions[1]]
     if lost:
-        name = getattr(function, "__name__", "")
-        fix = _fix(call, chosen, names, name if name.isidentifier() else "f", again, lost[0].positions)
-        _emit(lost, fix, names, policy)
+        _emit(lost, _fix(call, chosen, names, name, again, lost[0].positions), names, policy)
+    lost = [each for cuts in call.cuts for each in _modules_lost_in(cuts, names)]
+    if lost:
+        both = [names.text(position) for position in lost[0].positions]
+        lines = [
+            *_in_both("If it is one model that is used twice,", call, chosen, names, name, again, lost[0].positions[1]),
+            "What is meant to be a constant gets objects of its own:",
+            f"    {', '.join(both)} = sharedtree.untie(({', '.join(both)}), lambda t: t[1:])",
+        ]
+        _emit(lost, "\n".join(lines), names, policy)
+
+
+def _modules_lost_in(cuts: Cuts, names: Names) -> list[_Lost]:
+    """The largest modules that were cut: they are in one differentiated argument and in one that is not."""
+    graph = cuts.fates.graph
+    children = [((), child) for number in cuts.modules for child in graph.records[number][1]]
+    largest = set(cuts.modules).difference(number for number, _ in edges(graph.records, children))
+    places: dict[int, dict[bool, tuple[Argument, Path]]] = {number: {} for number in sorted(largest)}
+    for root, prefix in zip(graph.modules, cuts.fates.prefixes, strict=True):
+        for number, path in _first_paths(graph.records, root.structure.root).items():
+            if number in largest:
+                places[number][prefix is not False] = root, path
+    found: list[_Lost] = []
+    for number, each in places.items():
+        (one, at), (other, there) = each[True], each[False]
+        texts = [names.text(root.position, (*root.path, *path)) for root, path in ((one, at), (other, there))]
+        found.append(_Lost(graph.objects[number], *texts, (one.position, other.position), "module"))
+    return found
 
 
 def _lost_in(cuts: Cuts, names: Names) -> list[_Lost]:
@@ -184,30 +212,17 @@ def _fix(
     call: Call, chosen: Sequence[int], names: Names, function: str, again: str, positions: tuple[Position, Position]
 ) -> str:
     both = [names.text(position) for position in positions]
-    instead: Mapping[Position, str] = {position: f"both[{i}]" for i, position in enumerate(positions)}
-
-    def written(instead: Mapping[Position, str]) -> str:
-        texts = [
-            ("" if isinstance(position, int) else f"{position}=") + instead.get(position, names.text(position))
-            for position, _ in call.items()
-        ]
-        return ", ".join(texts)
-
+    instead = {position: f"both[{i}]" for i, position in enumerate(positions)}
     together = ", ".join(both)
     lines = [
         "For the whole gradient differentiate one argument that holds both:",
-        f"    of_both = lambda both: {function}({written(instead)})",
+        f"    of_both = lambda both: {function}({_written(call, names, instead)})",
         f"    {again.format('of_both', '')}(({together}))",
         "or, if only some leaves are to be differentiated, split both at once, which keeps a tie on one side:",
         f"    some, rest = sharedtree.tree.partition(({together}), equinox.is_inexact_array)",
         f"    {again.format('lambda some: of_both(sharedtree.tree.combine(some, rest))', '')}(some)",
     ]
-    if isinstance(positions[1], int) and "preserve_identities" not in again:
-        argnums = tuple(sorted({*chosen, positions[1]}))
-        lines += [
-            "or differentiate both, and each gets the sum:",
-            f"    {again.format(function, f', argnums={argnums}')}({written({})})",
-        ]
+    lines += _in_both("or", call, chosen, names, function, again, positions[1])
     lines += [
         "If it is meant, give the second arrays of its own:",
         f"    {together} = sharedtree.untie(({together}), lambda t: t[1:])",
@@ -215,10 +230,41 @@ def _fix(
     return "\n".join(lines)
 
 
+def _in_both(
+    why: str, call: Call, chosen: Sequence[int], names: Names, function: str, again: str, position: Position
+) -> list[str]:
+    """The fix that differentiates the other argument as well, by position, where that can be."""
+    given = len(call.args)
+    known = list(names.positional)
+    number = known.index(position) if position in known else position
+    if (
+        not isinstance(number, int)
+        or "preserve_identities" in again
+        or not call.kwargs.keys() >= {*known[given:number]}
+    ):
+        return []
+    argnums = tuple(sorted({*chosen, number}))
+    by_position = [names.text(i) for i in range(max(given, number + 1))]
+    by_keyword = [f"{name}={name}" for name in call.kwargs if name not in by_position]
+    return [
+        f"{why} differentiate both, and each gets the sum:",
+        f"    {again.format(function, f', argnums={argnums}')}({', '.join(by_position + by_keyword)})",
+    ]
+
+
+def _written(call: Call, names: Names, instead: Mapping[Position, str]) -> str:
+    """The arguments of a call, some of them written otherwise."""
+    texts = [
+        ("" if isinstance(position, int) else f"{position}=") + instead.get(position, names.text(position))
+        for position, _ in call.items()
+    ]
+    return ", ".join(texts)
+
+
 def _emit(lost: Sequence[_Lost], fix: str, names: Names, policy: Policy) -> None:
     """Says it, once for all that one call loses."""
     lines = [
-        f"    `{each.differentiated}` lacks what flows through `{each.through}`, which is the same array"
+        f"    `{each.differentiated}` lacks what flows through `{each.through}`, which is the same {each.what}"
         for each in lost[:MOST_PATHS]
     ]
     if len(lost) > MOST_PATHS:
