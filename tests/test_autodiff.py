@@ -366,21 +366,6 @@ def test_without_ties_values_are_vanilla():
             np.testing.assert_array_equal(a, b)
 
 
-def test_ready_made_jacobians():
-    w = jnp.array([1.0, 2.0])
-    m = Pair(w, [w])
-    for transform in (st.jacfwd, st.jacrev):
-        jacobian = transform(lambda m: m.first * m.second[0])(m)
-        assert jacobian.first is jacobian.second[0]
-        np.testing.assert_allclose(jacobian.first, np.diag(2 * w))
-    hessian = st.hessian(lambda m: (m.first * m.second[0]).sum())(m)
-    np.testing.assert_allclose(hessian.first.second[0], 2 * np.eye(2))
-    scaled = st.jacfwd(argnums=1)(lambda x, m: x * m.first)(2.0, m)
-    np.testing.assert_allclose(scaled.first, 2 * np.eye(2))
-    product = st.linearize(st.grad(lambda m: (m.first**2 * m.second[0]).sum()), m)[1](Pair(w, [w]))
-    np.testing.assert_allclose(product.second[0], 6 * w**2)
-
-
 # Bad input ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
-"""Solvers of other packages over tied models: Diffrax, Optimistix, Lineax; training in a scan; a sweep by vmap.
+"""Solvers of other packages over tied models: Optimistix, Lineax; training in a scan; a sweep by vmap.
 
-The oracle is vanilla JAX on the parameters with one copy of the tied weight, by hand.
+The oracle is vanilla JAX on the parameters with one copy of the tied weight, by hand. Diffrax is in `tests/examples`.
 """
 
 import functools
@@ -53,39 +53,6 @@ def assert_is(field, parameters, rtol=1e-5):
     assert is_tied(field)
     np.testing.assert_allclose(field.encode, parameters[0], rtol=rtol, atol=1e-6)
     np.testing.assert_allclose(field.bias, parameters[1], rtol=rtol, atol=1e-6)
-
-
-# Diffrax --------------------------------------------------------------------------------------------------------------
-
-Y0 = jnp.array([1.0, -0.5])
-
-
-def test_the_model_is_the_vector_field():
-    """The term holds the model, and crosses our transforms as every module does."""
-    diffrax = pytest.importorskip("diffrax")
-
-    @st.value_and_grad
-    def loss(term):
-        dag = st.Dag(term.vector_field)
-        inside = diffrax.ODETerm(lambda t, y, args: args.tree(t, y, None))
-        return diffrax.diffeqsolve(inside, diffrax.Euler(), 0.0, 1.0, 0.1, Y0, args=dag, max_steps=16).ys.sum()
-
-    class Autonomous(Field):
-        def __call__(self, t, y, args):
-            return super().__call__(y)
-
-    w, b = weights()
-    value, gradient = loss(diffrax.ODETerm(Autonomous(w, w, b)))
-
-    def euler(parameters):
-        y = Y0
-        for _ in range(10):
-            y = y + 0.1 * by_hand(parameters, y)
-        return y.sum()
-
-    want, gradient_by_hand = jax.value_and_grad(euler)((w, b))
-    np.testing.assert_allclose(value, want, rtol=1e-5)
-    assert_is(gradient.vector_field, gradient_by_hand, rtol=1e-4)
 
 
 # Optimistix -----------------------------------------------------------------------------------------------------------
@@ -177,28 +144,6 @@ def test_a_linear_solve():
     assert gradient.left is gradient.right
     np.testing.assert_allclose(gradient.left, by_hand[0], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(gradient.diagonal, by_hand[1], rtol=1e-3, atol=1e-4)
-
-
-def test_an_operator_that_holds_a_tied_model():
-    """The operator is a module, so it crosses as one: what it holds twice is there once."""
-    lx = pytest.importorskip("lineax")
-    identity = lx.IdentityLinearOperator(jax.eval_shape(lambda: B))
-    matrix = weights()[0] @ weights()[0].T
-
-    def loss(operator):
-        return (lx.linear_solve(operator, B).value ** 2).sum()
-
-    want = jax.grad(lambda m: (jnp.linalg.solve(m @ m + jnp.eye(3), B) ** 2).sum())(matrix)
-    shared = lx.MatrixLinearOperator(matrix)
-    tied_array = lx.MatrixLinearOperator(matrix) @ lx.MatrixLinearOperator(matrix) + identity
-    tied_module = shared @ shared + identity
-    for operator, lone in ((tied_array, "matrix"), (tied_module, "operator1")):
-        gradient = st.jit(st.grad(loss))(operator)
-        (tie,) = st.ties(gradient)
-        assert tie.paths == st.ties(operator)[0].paths
-        assert tie.paths[0].endswith(lone)
-        (leaf,) = st.tree.leaves(gradient)
-        np.testing.assert_allclose(leaf, want, rtol=1e-3, atol=1e-4)
 
 
 # Training in a scan, alone and for several learning rates -------------------------------------------------------------

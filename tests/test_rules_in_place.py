@@ -517,22 +517,6 @@ def test_by_policy_and_not():
     assert model.stats.count == 1
 
 
-def test_as_a_method():
-    class Counter(Mutable):
-        @st.custom_vjp(in_place=True)
-        def step(self, x):
-            self.n = self.n + 1
-            return x * self.n
-
-        step.defvjp(lambda self, x: (self.step(x), None), lambda _, y: (None, FACTOR * y))
-
-    jax.tree_util.register_pytree_node(Counter, Counter.tree_flatten, Counter.tree_unflatten)
-    counter = Counter(n=jnp.array(0.0))
-    assert counter.step(2.0) == 2
-    assert st.grad(lambda x, counter: counter.step(x), in_place=True)(1.0, counter) == FACTOR
-    assert counter.n == 2
-
-
 def test_containers_as_models():
     policy = st.Policy(in_place=True, containers=True)
 
@@ -557,6 +541,3 @@ def test_threads():
     models = [net() for _ in range(8)]
     at_once(lambda i: step(models[i], X), count=8)
     assert [int(model.stats.count) for model in models] == [1] * 8
-
-
-# Flax NNX -----------------------------------------------------------------------------------------------------------
