@@ -407,7 +407,6 @@ X = jnp.ones(2)
 OTHER_ERRORS = [
     lambda cond, switch: cond(True, same, same),
     lambda cond, switch: cond(True, same),
-    lambda cond, switch: cond(True, 3, 4, X),
     lambda cond, switch: cond(True, same, same, X, operand=X),
     lambda cond, switch: cond(None, same, same, X),
     lambda cond, switch: cond(X, same, same, X),
@@ -421,8 +420,6 @@ OTHER_ERRORS = [
     lambda cond, switch: cond(True, failing, same, X),
     lambda cond, switch: cond(True, same, failing, X),
     lambda cond, switch: switch(0, [], X),
-    lambda cond, switch: switch(0, 3, X),
-    lambda cond, switch: switch(0, [same, 3], X),
     lambda cond, switch: switch(0.5, [same, same], X),
     lambda cond, switch: switch(jnp.arange(2), [same, same], X),
     lambda cond, switch: switch(0, [same, same, lambda x: x[0]], X),

@@ -214,16 +214,7 @@ def test_shardings_inside_a_module_cut_an_array():
     assert seen == [False, True]
 
 
-def test_results_are_parted_and_ties_within_one_treatment_kept():
-    model = Pair(jnp.ones((2, 3)), None)
-
-    def f(m):
-        new = Pair(m.first * 2, [m.first * 2])
-        return new, (new, new)
-
-    a, (b, c) = st.vmap(f, out_axes=(0, 1))(model)
-    assert (a.first.shape, b.first.shape) == ((2, 3), (3, 2))
-    assert b is c
+def test_ties_of_results_within_one_treatment_are_kept():
     w = jnp.ones(2)
     a, b, c = st.vmap(lambda x: (Pair(x, x), Pair(x, x), 1), out_axes=(Pair(0, 0), 0, None), axis_size=2)(w)
     assert a.first is a.second is b.first is b.second
