@@ -96,9 +96,6 @@ class Counted:
         return self.function(*operands)
 
 
-# --- identity -------------------------------------------------------------------------------------------------------
-
-
 def test_a_result_is_never_the_callers_object():
     """Not even one that every branch returns as it was, since JAX compares what the branches return."""
     net = tied()
@@ -145,9 +142,6 @@ def test_operands_are_partitioned_as_outside(dag):
 def python_numbers(tree):
     """Where JAX traces a Python number, so that what was a value comes out as an array."""
     return any(type(obj) in (bool, int, float) for _, obj, _ in paths(tree))
-
-
-# --- the meet -------------------------------------------------------------------------------------------------------
 
 
 def parted(tree, is_cut):
@@ -253,9 +247,6 @@ def test_results_that_depend_on_shapes():
                 assert result.name == functions[which](leaf).name
 
 
-# --- static values --------------------------------------------------------------------------------------------------
-
-
 NUMBERS = [(0, 1), (0.5, 1.5), (True, False), (1j, 2j), (0, jnp.int32(3)), (0.5, jnp.ones(()))]
 
 
@@ -308,9 +299,6 @@ def test_static_values_and_classes_must_agree(other, path):
     assert st.cond(True, f, f, jnp.ones(2))["net"].steps == 0
 
 
-# --- ties of modules ------------------------------------------------------------------------------------------------
-
-
 def test_ties_of_modules_must_agree():
     def loosen(net):
         return Net(Leaf(net.embed.weight), Leaf(net.head.weight))
@@ -352,9 +340,6 @@ def test_layers_without_arrays_may_be_one_or_two(is_tied):
         assert jax.tree.structure(result[0]) == jax.tree.structure(before)
 
 
-# --- ties that a branch loses ---------------------------------------------------------------------------------------
-
-
 def tied_arrays():
     w = jnp.arange(1.0, 4.0)
     return Net(w, w)
@@ -394,9 +379,6 @@ def test_untie_silences_and_is_handed_on():
         result = st.jit(lambda net, fs=functions: st.cond(net.embed[0] > 0, *fs, net))(tied_arrays())
         assert result.embed is not result.head
         assert_equal(result, functions[0](tied_arrays()))
-
-
-# --- other errors ---------------------------------------------------------------------------------------------------
 
 
 def failing(x):
@@ -478,9 +460,6 @@ def test_jax_names_operands_as_the_function_does():
         st.cond(True, lambda net: double(net) if net.embed.weight.sum() > 0 else net, same, tied())
 
 
-# --- how they can be called -----------------------------------------------------------------------------------------
-
-
 def test_operand_and_branches_with_operands_of_their_own():
     for pred in (True, False):
         assert is_tied(st.cond(pred, double, same, operand=tied())) is True
@@ -519,9 +498,6 @@ def test_without_jit_only_one_branch_runs():
         assert is_tied(st.cond(True, f, g, tied())[1]) is False
     with jax.disable_jit():
         np.testing.assert_array_equal(st.cond(False, f, g, tied())[1].nu, jnp.arange(2.0, 5.0))
-
-
-# --- under other transforms -----------------------------------------------------------------------------------------
 
 
 def test_joined_under_a_gradient():

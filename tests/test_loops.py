@@ -52,9 +52,6 @@ def doubled(tree):
     return st.tree.map(lambda x: x * 2 if eqx.is_inexact_array(x) else x, tree)
 
 
-# The laws
-
-
 @pytest.mark.parametrize("name", KEEPING)
 @given(dag=dags())
 def test_partition_of_a_carry(name, dag):
@@ -90,9 +87,6 @@ def test_partition_of_what_is_scanned(dag):
         for leaf, original in zip(unique_arrays(tree), unique_arrays(stacked), strict=True):
             factor = 2 if jnp.issubdtype(original.dtype, jnp.inexact) else 1
             np.testing.assert_array_equal(leaf, original * factor)
-
-
-# Joining
 
 
 def test_an_accidental_tie_is_cut_with_one_more_trace():
@@ -296,9 +290,6 @@ def test_what_was_learned_belongs_to_containers_and_policies():
         assert (net.a is net.b) == is_kept
     with pytest.raises(st.UntiedError):
         scan(body, (tied(),), length=2, policy=st.Policy(on_untie="error"))
-
-
-# Values, wherever the loop is
 
 
 def step(model, x):

@@ -55,8 +55,6 @@ def assert_is(field, parameters, rtol=1e-5):
     np.testing.assert_allclose(field.bias, parameters[1], rtol=rtol, atol=1e-6)
 
 
-# Optimistix -----------------------------------------------------------------------------------------------------------
-
 XS = jax.random.normal(jax.random.key(1), (12, 2))
 
 
@@ -96,9 +94,6 @@ def test_a_least_squares_fit_and_its_derivative():
     assert_is(found, (w + 0.1, b - 0.1), rtol=1e-3)
     want = jax.jit(jax.grad(lambda data: (fitted(residuals_by_hand, weights(), data)[0] ** 2).sum()))(targets())
     np.testing.assert_allclose(gradient, want, rtol=1e-3, atol=1e-4)
-
-
-# Lineax ---------------------------------------------------------------------------------------------------------------
 
 
 class Gram(eqx.Module):
@@ -145,8 +140,6 @@ def test_a_linear_solve():
     np.testing.assert_allclose(gradient.left, by_hand[0], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(gradient.diagonal, by_hand[1], rtol=1e-3, atol=1e-4)
 
-
-# Training in a scan, alone and for several learning rates -------------------------------------------------------------
 
 STEPS = 10
 RATES = (1e-2, 1e-1)
@@ -196,29 +189,6 @@ def training(count):
         return (st.apply_updates(field, updates), state), loss
 
     return lambda field, state, batches: st.scan(iteration, (field, state), batches)
-
-
-def test_training_in_a_scan():
-    count = {"traces": 0}
-    field, data, rate = tied(), batches(), jnp.float32(RATES[0])
-    state = with_rate(st.optimizer(TX).init(field), rate)
-    run = training(count)
-    for _ in range(2):  # the second call is traced no more
-        (trained, final_state), losses = run(field, state, data)
-    assert count["traces"] == 1
-    parameters, state_by_hand, losses_by_hand = trained_by_hand(RATES[0])
-    assert_is(trained, parameters, rtol=1e-4)
-    np.testing.assert_allclose(losses, losses_by_hand, rtol=1e-4)
-    # Each parameter and each of its moments once.
-    assert len(st.tree.leaves(final_state)) == len(jax.tree.leaves(state_by_hand))
-    for one, other in zip(st.tree.leaves(final_state), jax.tree.leaves(state_by_hand), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6)
-    jaxpr = st.make_jaxpr(run)(field, state, data)
-    (loop,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
-    # The tied weight and its two moments go in and round once each; beside all that is carried a batch goes in, a pair.
-    of_weight = lambda variables: sum(v.aval.shape == (3, 2) for v in variables)
-    assert of_weight(loop.outvars) == of_weight(jaxpr.jaxpr.invars) == 3
-    assert len(jaxpr.in_avals) == len(jax.tree.leaves((parameters, state_by_hand))) + 2
 
 
 def test_a_sweep_over_learning_rates():

@@ -309,9 +309,6 @@ def test_second_derivatives():
     assert int(model.stats.count) == 1
 
 
-# What can be changed ----------------------------------------------------------------------------------------------
-
-
 def ruled(change, result=lambda model: model.w):
     """A function under rules that changes its argument."""
 
@@ -377,9 +374,6 @@ def test_a_lost_tie_is_named():
     layer = Layer(jnp.ones(2))
     with pytest.warns(st.UntiedWarning, match=r"flat index"):
         ruled(change)(mutable(a=layer, b=layer))
-
-
-# What cannot --------------------------------------------------------------------------------------------------------
 
 
 @wrapped
@@ -480,9 +474,6 @@ def test_what_the_rule_changes_is_written_when_only_it_runs():
     assert model.seen is None
     st.grad(lambda model: f(model).sum(), in_place=True)(model)
     assert model.seen.tolist() == [2, 2]
-
-
-# How it can be called -----------------------------------------------------------------------------------------------
 
 
 def test_static_arguments_keywords_and_defaults():

@@ -373,9 +373,6 @@ def test_to_select_nothing_is_an_error():
     assert (gradient.first, gradient.second) == (None, None)
 
 
-# Flax NNX ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def nnx() -> Any:
     pytest.importorskip("flax", minversion="0.12.1")
