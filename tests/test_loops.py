@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given
 
 import sharedtree as st
-from tests.strategies import Mutable, copy_dag, dags, partition, unique_arrays
+from tests.strategies import Mutable, Pair, copy_dag, dags, partition, unique_arrays
 from tests.test_laws import python_numbers
 
 IGNORE = st.Policy(on_untie="ignore")
@@ -36,11 +36,6 @@ class Net(eqx.Module):
     a: jax.Array
     b: jax.Array
     steps: int = 0
-
-
-class Two(eqx.Module):
-    left: Net
-    right: Net
 
 
 def tied(value=2.0):
@@ -177,19 +172,19 @@ def test_what_is_learned_of_loops_and_branches_goes_with_their_functions():
 
 CONFLICTS = {
     "a tie of modules that is lost": (
-        lambda t, _: (Two(Net(t.left.a, t.left.a), Net(t.right.a, t.right.a)), None),
-        lambda: (lambda n: Two(n, n))(tied()),
-        ("`init.left` and `init.right`", "when an iteration begins, but two when it ends"),
+        lambda t, _: (Pair(Net(t.first.a, t.first.a), Net(t.second.a, t.second.a)), None),
+        lambda: (lambda n: Pair(n, n))(tied()),
+        ("`init.first` and `init.second`", "when an iteration begins, but two when it ends"),
     ),
     "a tie of modules that is new": (
-        lambda t, _: (Two(t.left, t.left), None),
-        lambda: Two(tied(), tied()),
-        ("`init.left` and `init.right`", "when it ends, but two when an iteration begins"),
+        lambda t, _: (Pair(t.first, t.first), None),
+        lambda: Pair(tied(), tied()),
+        ("`init.first` and `init.second`", "when it ends, but two when an iteration begins"),
     ),
     "another class": (
-        lambda t, _: (t.left, None),
-        lambda: Two(tied(), tied()),
-        ("`init`", "a `Two` with 2 children", "a `Net` with 3 children"),
+        lambda t, _: (t.first, None),
+        lambda: Pair(tied(), tied()),
+        ("`init`", "a `Pair` with 2 children", "a `Net` with 3 children"),
     ),
     "a container in place of a module": (lambda m, _: ((m, m), None), tied, ("`init`", "a `tuple`")),
     "another static value": (

@@ -17,7 +17,7 @@ from hypothesis import given
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 import sharedtree as st
-from tests.strategies import Pair, dags, partition, unique_arrays
+from tests.strategies import Pair, Record, dags, partition, unique_arrays
 
 custom_gradient, filter_custom_vjp, filter_custom_jvp = (
     st.preserve_identities(t) for t in (jax.custom_gradient, eqx.filter_custom_vjp, eqx.filter_custom_jvp)
@@ -32,11 +32,6 @@ class Net(eqx.Module):
     head: jax.Array
     steps: jax.Array
     act: Callable[..., Any] = jnp.tanh
-
-
-class Two(eqx.Module):
-    left: Any
-    right: Any
 
 
 def tied(w=None):
@@ -277,48 +272,48 @@ def test_none_for_all_of_an_operand_and_for_a_part_of_it():
     gradient, dx = st.grad(lambda net, x: f(net, x).sum(), argnums=(0, 1))(tied(), X)
     assert gradient.embed.tolist() == [0, 0]
     assert dx.tolist() == [1, 1]
-    g = with_bwd(lambda kept, y: (Two(None, {"n": Net(y, None, None)}),), lambda two: two.right["n"].embed)
-    gradient = st.grad(lambda two: g(two).sum())(Two(tied(), {"n": tied()}))
-    assert gradient.right["n"].head.tolist() == [1, 1]
-    assert gradient.left.head.tolist() == [0, 0]
+    g = with_bwd(lambda kept, y: (Pair(None, {"n": Net(y, None, None)}),), lambda two: two.second["n"].embed)
+    gradient = st.grad(lambda two: g(two).sum())(Pair(tied(), {"n": tied()}))
+    assert gradient.second["n"].head.tolist() == [1, 1]
+    assert gradient.first.head.tolist() == [0, 0]
 
 
 def test_the_cotangent_of_a_tied_result_is_tied():
     def bwd(kept, y):
-        assert y["two"].left is y["two"].right
-        assert y["two"].left.embed is y["two"].left.head
-        assert y["two"].left.steps is y["two"].left.act is None
-        np.testing.assert_allclose(y["two"].left.embed, [1 + 10 + 100 + 1000] * 2)
-        return (Net(y["two"].left.embed, None, None),)
+        assert y["two"].first is y["two"].second
+        assert y["two"].first.embed is y["two"].first.head
+        assert y["two"].first.steps is y["two"].first.act is None
+        np.testing.assert_allclose(y["two"].first.embed, [1 + 10 + 100 + 1000] * 2)
+        return (Net(y["two"].first.embed, None, None),)
 
     def f(net):
-        return {"two": Two(net, net)}
+        return {"two": Pair(net, net)}
 
     made = with_bwd(bwd, f)
 
     def loss(net):
         two = made(net)["two"]
-        assert two.left is two.right
-        return (two.left.embed + 10 * two.left.head + 100 * two.right.embed + 1000 * two.right.head).sum()
+        assert two.first is two.second
+        return (two.first.embed + 10 * two.first.head + 100 * two.second.embed + 1000 * two.second.head).sum()
 
     assert st.grad(loss)(tied()).head.tolist() == [1111, 1111]
 
 
 def untied_result(two):
-    return Pair(two.left * 1, two.right * 1)
+    return Record(two.first * 1, two.second * 1)
 
 
 def each_to_its_own(kind):
     """The function above, with a rule that hands each cotangent on as it is."""
     if kind == "custom_gradient":
-        return custom_gradient(lambda two: (untied_result(two), lambda y: Two(y.first, y.second)))
+        return custom_gradient(lambda two: (untied_result(two), lambda y: Pair(y.left, y.right)))
     if kind == "filter_custom_vjp":
         f = filter_custom_vjp(untied_result)
         f.def_fwd(lambda perturbed, two: (untied_result(two), None))
-        f.def_bwd(lambda kept, y, perturbed, two: Two(y.first, y.second))
+        f.def_bwd(lambda kept, y, perturbed, two: Pair(y.left, y.right))
         return f
     f = st.custom_vjp(untied_result)
-    f.defvjp(lambda two: (untied_result(two), None), lambda kept, y: (Two(y.first, y.second),))
+    f.defvjp(lambda two: (untied_result(two), None), lambda kept, y: (Pair(y.left, y.right),))
     return f
 
 
@@ -326,31 +321,31 @@ def each_to_its_own(kind):
 def test_cotangents_that_happen_to_be_equal_are_two(kind):
     # JAX has one tracer for the cotangents of both terms of a sum.
     f = each_to_its_own(kind)
-    bare = st.custom_vjp(lambda two: (two.left * 1, two.right * 1))
-    bare.defvjp(lambda two: (bare(two), None), lambda kept, y: (Two(*y),))
+    bare = st.custom_vjp(lambda two: (two.first * 1, two.second * 1))
+    bare.defvjp(lambda two: (bare(two), None), lambda kept, y: (Pair(*y),))
     want = jax.grad(lambda w: (w * 1 + w * 1).sum())(X)
     for loss in (
-        lambda two: f(two).first.sum() + f(two).second.sum(),
+        lambda two: f(two).left.sum() + f(two).right.sum(),
         lambda two: sum(jax.tree.leaves(f(two))).sum(),
         lambda two: sum(bare(two)).sum(),
     ):
         for transformed in (st.grad(loss), st.jit(st.grad(loss))):
-            np.testing.assert_allclose(transformed(Two(X, X)).left, want)
+            np.testing.assert_allclose(transformed(Pair(X, X)).first, want)
 
 
 def test_what_happens_to_be_equal_can_be_mapped_with_what_is_not():
-    f = st.custom_vjp(lambda two: Two(two.left * 1, two.right * 1))
+    f = st.custom_vjp(lambda two: Pair(two.first * 1, two.second * 1))
     f.defvjp(lambda two: (f(two), two), lambda two, y: (st.tree.map(lambda dy, p: dy * p, y, two),))
-    g = st.custom_jvp(lambda two: Two(two.left**2, two.right**2))
+    g = st.custom_jvp(lambda two: Pair(two.first**2, two.second**2))
     g.defjvp(lambda p, t: (g(*p), st.tree.map(lambda dot, x: 2 * dot * x, t[0], p[0])))
     want = jax.jvp(lambda x: x**2, (X,), (X,))[1]
     for transform in (lambda f: f, st.jit):
-        got = transform(st.grad(lambda two: sum(jax.tree.leaves(f(two))).sum()))(Two(X, 2 * X))
-        np.testing.assert_allclose(got.left, X)
-        np.testing.assert_allclose(got.right, 2 * X)
-        moved = transform(lambda x, dx: st.jvp(lambda x: g(Two(x, x * 1)), (x,), (dx,))[1])(X, X)
-        np.testing.assert_allclose(moved.left, want)
-        np.testing.assert_allclose(moved.right, want)
+        got = transform(st.grad(lambda two: sum(jax.tree.leaves(f(two))).sum()))(Pair(X, 2 * X))
+        np.testing.assert_allclose(got.first, X)
+        np.testing.assert_allclose(got.second, 2 * X)
+        moved = transform(lambda x, dx: st.jvp(lambda x: g(Pair(x, x * 1)), (x,), (dx,))[1])(X, X)
+        np.testing.assert_allclose(moved.first, want)
+        np.testing.assert_allclose(moved.second, want)
 
 
 def one_leaf(parts, w):
@@ -379,9 +374,9 @@ OF_OTHER_TYPES = [
 def of_two(kind, back):
     """The product of two leaves, under a rule that gives these cotangents."""
     if kind == "custom_vjp":
-        return with_bwd(lambda kept, y: (back,), lambda two: two.left * two.right)
-    f = filter_custom_vjp(lambda two: two.left * two.right)
-    f.def_fwd(lambda perturbed, two: (two.left * two.right, None))
+        return with_bwd(lambda kept, y: (back,), lambda two: two.first * two.second)
+    f = filter_custom_vjp(lambda two: two.first * two.second)
+    f.def_fwd(lambda perturbed, two: (two.first * two.second, None))
     f.def_bwd(lambda kept, y, perturbed, two: back)
     return f
 
@@ -389,33 +384,33 @@ def of_two(kind, back):
 @pytest.mark.parametrize("kind", ["custom_vjp", "filter_custom_vjp"])
 def test_cotangents_of_any_type_are_added_at_each_path_in_that_of_the_leaf(kind):
     for leaf, *parts in OF_OTHER_TYPES:
-        got = st.grad(lambda two, parts=parts: of_two(kind, Two(*parts))(two).sum())(Two(leaf, leaf)).left
+        got = st.grad(lambda two, parts=parts: of_two(kind, Pair(*parts))(two).sum())(Pair(leaf, leaf)).first
         want = one_leaf(parts, leaf)
         assert got.dtype == want.dtype == leaf.dtype
         np.testing.assert_array_equal(got, want)
-    _, pullback = st.vjp(lambda two: Two(*[two.left * 1] * 2), Two(NUMBER, NUMBER))
-    assert pullback(Two(float("1.5"), float("1.5")))[0].left == 3
+    _, pullback = st.vjp(lambda two: Pair(*[two.first * 1] * 2), Pair(NUMBER, NUMBER))
+    assert pullback(Pair(float("1.5"), float("1.5")))[0].first == 3
     # Of the same integers, for two leaves, and where one has no gradient.
-    gradient = st.jit(st.grad(lambda two: of_two(kind, Two(*parts))(two).sum()))
+    gradient = st.jit(st.grad(lambda two: of_two(kind, Pair(*parts))(two).sum()))
     for right in (2 * X, jnp.arange(2)):
-        got = gradient(Two(X, right))
-        np.testing.assert_allclose(got.left, one_leaf(parts[:1], X))
+        got = gradient(Pair(X, right))
+        np.testing.assert_allclose(got.first, one_leaf(parts[:1], X))
         if right.dtype == X.dtype:
-            np.testing.assert_allclose(got.right, one_leaf(parts[1:], X))
+            np.testing.assert_allclose(got.second, one_leaf(parts[1:], X))
         else:
-            assert got.right is None
+            assert got.second is None
 
 
 def test_equal_numbers_are_one_tangent():
     w = jnp.float32(3)
     for one, two in ((0.5, float("0.5")), (np.float32(0.5), np.float32(0.5)), (float("nan"), float("nan"))):
         want = np.asarray(jax.jvp(lambda w: w * w, (w,), (jnp.float32(one),))[1])
-        np.testing.assert_allclose(st.jvp(lambda pair: pair.left**2, (Two(w, w),), (Two(one, two),))[1], want)
+        np.testing.assert_allclose(st.jvp(lambda pair: pair.first**2, (Pair(w, w),), (Pair(one, two),))[1], want)
         f = st.custom_jvp(lambda pair: pair)
-        f.defjvp(lambda p, t, one=one, two=two: (f(*p), Two(one, two)))
-        np.testing.assert_allclose(st.jvp(f, (Two(w, w),), (Two(w, w),))[1].left, one)
+        f.defjvp(lambda p, t, one=one, two=two: (f(*p), Pair(one, two)))
+        np.testing.assert_allclose(st.jvp(f, (Pair(w, w),), (Pair(w, w),))[1].first, one)
     with pytest.raises(st.SharingMismatchError, match="2 objects"):
-        st.jvp(lambda two: two.left, (Two(w, w),), (Two(0.5, 1.5),))
+        st.jvp(lambda two: two.first, (Pair(w, w),), (Pair(0.5, 1.5),))
 
 
 def test_symbolic_zeros():
@@ -510,9 +505,9 @@ def test_results_that_are_modules():
     for g, want in ((f, 3), (nothing, 0), (none, 0)):
         gradient = st.grad(lambda net, g=g: (g(net)["net"].embed + g(net)["y"]).sum())(tied())
         assert gradient.embed.tolist() == [want, want]
-    each = st.custom_jvp(lambda net, x: Two(net, x))
-    each.defjvps(lambda dot, out, net, x: Two(dot, None), lambda dot, out, net, x: Two(None, 5 * dot))
-    loss = lambda net, x: (each(net, x).left.head + each(net, x).right).sum()
+    each = st.custom_jvp(lambda net, x: Pair(net, x))
+    each.defjvps(lambda dot, out, net, x: Pair(dot, None), lambda dot, out, net, x: Pair(None, 5 * dot))
+    loss = lambda net, x: (each(net, x).first.head + each(net, x).second).sum()
     gradients = st.grad(loss, argnums=(0, 1))(tied(), X)
     assert gradients[0].embed.tolist() == [1, 1]
     assert gradients[1].tolist() == [5, 5]
@@ -532,7 +527,7 @@ def test_modules_of_the_first_argument_in_another_one():
     with pytest.raises(st.InconsistentSharingError, match="differentiated") as error:
         f(net, net)
     assert len(error.value.paths) == 4
-    assert f(net, Two(net.embed, None)).tolist() == net.embed.tolist()  # an array parts
+    assert f(net, Pair(net.embed, None)).tolist() == net.embed.tolist()  # an array parts
     g = filter_custom_jvp(lambda net, *, other: net.embed)
     g.def_jvp(lambda primals, tangents, *, other: (primals[0].embed, None))
     with pytest.raises(st.InconsistentSharingError, match="differentiated"):
@@ -607,9 +602,9 @@ def test_nothing_is_kept_alive():
 
 
 def test_a_tie_that_is_lost_warns():
-    made = with_bwd(lambda kept, y: (None,), lambda two: Two(jnp.array(1.0), jax.tree.map(lambda x: x * 1, two)))
+    made = with_bwd(lambda kept, y: (None,), lambda two: Pair(jnp.array(1.0), jax.tree.map(lambda x: x * 1, two)))
     with pytest.warns(st.UntiedWarning, match="test_rules"):
-        made(Two(X, X))
+        made(Pair(X, X))
 
 
 def test_second_derivatives():
@@ -672,9 +667,9 @@ def test_cotangents_of_another_shape():
         assert type(error) is TypeError
         assert f"returned {what} for the 1 operands of `product_of_net`" in str(error)
     for back, path in (
-        (Two(X, X), "cotangents[0]"),
+        (Pair(X, X), "cotangents[0]"),
         (X, "cotangents[0]"),
-        (Net(Two(X, X), X, None), "cotangents[0].embed"),
+        (Net(Pair(X, X), X, None), "cotangents[0].embed"),
         (Net(X, "text", None), "cotangents[0].head"),
         ({"embed": X}, "cotangents[0]"),
     ):
@@ -694,12 +689,12 @@ def test_cotangents_of_another_shape():
 
 def test_a_forward_rule_that_returns_another_structure():
     cases = [
-        (lambda net: Two(net, net), lambda net: Two(net, eqx.tree_at(lambda n: n.head, net, X)), "`Net`"),
+        (lambda net: Pair(net, net), lambda net: Pair(net, eqx.tree_at(lambda n: n.head, net, X)), "`Net`"),
         (lambda net: Pair(net.embed, net.embed), lambda net: Pair(net.embed, net.embed * 1), "array"),
         (lambda net: Pair(net.embed, net.embed * 1), lambda net: Pair(net.embed, net.embed), "array"),
         (lambda net: Pair(net.embed, 1), lambda net: Pair(net.embed, 2), "static value"),
         (lambda net: Pair(net.embed, net), lambda net: Pair(net.embed, (net,)), "`tuple`"),
-        (lambda net: (net, net.embed), lambda net: (Two(net, 1), net.embed), "`Two`"),
+        (lambda net: (net, net.embed), lambda net: (Pair(net, 1), net.embed), "`Pair`"),
         (lambda net: [net, net.embed], lambda net: (net, net.embed), "`tuple`"),
     ]
     quiet = st.Policy(on_untie="ignore")
@@ -716,10 +711,10 @@ def test_a_forward_rule_that_returns_another_structure():
 
 def test_a_forward_rule_that_returns_another_type():
     def f(net):
-        return net, Two(net.embed, net.head + 1)
+        return net, Pair(net.embed, net.head + 1)
 
     made = st.custom_vjp(f)
-    made.defvjp(lambda net: ((net, Two(net.embed, jnp.ones(3))), None), lambda kept, y: (None,))
+    made.defvjp(lambda net: ((net, Pair(net.embed, jnp.ones(3))), None), lambda kept, y: (None,))
     assert "32[3])" in str(raised(lambda: st.grad(st.jit(lambda net: made(net)[0].embed.sum()))(tied())))
     made.defvjp(lambda net: 1.0, lambda kept, y: (None,))
     assert "must produce a pair" in str(raised(lambda: st.grad(lambda net: made(net)[0].embed.sum())(tied())))
@@ -734,7 +729,7 @@ def test_tangents_that_are_not_tied():
     assert error.paths == ("tangent.embed", "tangent.head")
     f.defjvp(lambda primals, tangents: (f(*primals), tangents[0]))
     assert st.grad(loss)(tied()).embed.tolist() == [1, 1]
-    twice = st.custom_jvp(lambda net: Two(net, net))
-    twice.defjvp(lambda primals, tangents: (twice(*primals), Two(tangents[0], None)))
-    error = raised(lambda: st.grad(lambda net: twice(net).left.embed.sum())(tied()))
-    assert error.paths == ("tangent.left.embed", "tangent.right.embed")
+    twice = st.custom_jvp(lambda net: Pair(net, net))
+    twice.defjvp(lambda primals, tangents: (twice(*primals), Pair(tangents[0], None)))
+    error = raised(lambda: st.grad(lambda net: twice(net).first.embed.sum())(tied()))
+    assert error.paths == ("tangent.first.embed", "tangent.second.embed")

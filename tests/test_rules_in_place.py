@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from tests.strategies import Mutable
+from tests.strategies import Mutable, Record
 from tests.test_sharing_situations import KINDS, MOVES, SITUATIONS, by_python, objects, require_each, whole
 from tests.test_threads import at_once
 
@@ -399,23 +399,16 @@ def test_all_or_nothing(wrap):
     assert_close(model.layers, [jnp.ones(2)])
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Holder:
-    layer: Any
-    more: Any = None
-
-
 def new_in_both(model):
-    model.more = Layer(model.layer.w * 2)
-    return model.more
+    model.right = Layer(model.left.w * 2)
+    return model.right
 
 
 RETURNED = {
     "an argument": (lambda model: model, "model", "result"),
-    "an object in one": (lambda model: {"y": model.layer}, "model.layer", "result['y']"),
-    "in a new one": (lambda model: Layer(model.layer), "model.layer", "result.w"),
-    "a new one that is in an argument": (new_in_both, "model.more", "result"),
+    "an object in one": (lambda model: {"y": model.left}, "model.left", "result['y']"),
+    "in a new one": (lambda model: Layer(model.left), "model.left", "result.w"),
+    "a new one that is in an argument": (new_in_both, "model.right", "result"),
 }
 
 
@@ -425,7 +418,7 @@ def test_an_argument_in_the_result_is_refused(result, path, other):
     f.defvjp(lambda model: (result(model), None), lambda _, y: (None,))
     for call in (f, jitted(f)):
         with pytest.raises(st.InconsistentSharingError, match="also in the result") as caught:
-            call(Holder(Layer(X)))
+            call(Record(Layer(X), None))
         assert caught.value.paths == (path, other)
 
 

@@ -92,22 +92,19 @@ def assert_same_state(found, expected):
         assert found is expected
 
 
-def at(state, obj, path):
-    """What a state has at the path of a model."""
-    for key in path:
-        names = [name for name, _ in s.children(obj)]
-        place = names.index(key)
-        child = s.children(obj)[place][1]
-        state = state[str(place)] if isinstance(obj, s.Mutable) else state[key]
-        obj = child
-    return state
+def places_in(state, obj, path=()):
+    """Each path of a model, and what its state has there."""
+    yield path, state
+    for (key, child), (name, _) in zip(s.children(obj), model_paths(obj), strict=False):
+        yield from places_in(state[name], child, (*path, key))
 
 
 @given(s.dags())
 def test_a_state_has_all_fields_in_plain_containers_the_very_leaves_and_the_models_sharing(tree):
     state = st.state(tree)
     assert_same_state(state, state_of_unfolded(tree))
-    places = {path: at(state, tree, path) for path in s.occurrences(tree)}
+    found = dict(places_in(state, tree))
+    places = {path: found[path] for path in s.occurrences(tree)}
     for paths in s.partition(tree):
         assert len({id(places[path]) for path in paths}) == 1  # alive in `state`
     assert len({id(x) for x in places.values()}) == len(s.partition(tree))  # alive in `state`
