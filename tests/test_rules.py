@@ -303,24 +303,22 @@ def untied_result(two):
     return Record(two.first * 1, two.second * 1)
 
 
-def each_to_its_own(kind):
-    """The function above, with a rule that hands each cotangent on as it is."""
+def ruled(kind, f, back):
+    """A function of one model, under a rule that makes its cotangent of that of the result."""
     if kind == "custom_gradient":
-        return custom_gradient(lambda two: (untied_result(two), lambda y: Pair(y.left, y.right)))
-    if kind == "filter_custom_vjp":
-        f = filter_custom_vjp(untied_result)
-        f.def_fwd(lambda perturbed, two: (untied_result(two), None))
-        f.def_bwd(lambda kept, y, perturbed, two: Pair(y.left, y.right))
-        return f
-    f = st.custom_vjp(untied_result)
-    f.defvjp(lambda two: (untied_result(two), None), lambda kept, y: (Pair(y.left, y.right),))
-    return f
+        return custom_gradient(lambda model: (f(model), back))
+    if kind == "custom_vjp":
+        return with_rules(st.custom_vjp, f, "defvjp", lambda model: (f(model), None), lambda kept, y: (back(y),))
+    made = filter_custom_vjp(f)
+    made.def_fwd(lambda perturbed, model: (f(model), None))
+    made.def_bwd(lambda kept, y, perturbed, model: back(y))
+    return made
 
 
 @pytest.mark.parametrize("kind", ["custom_vjp", "filter_custom_vjp", "custom_gradient"])
 def test_cotangents_that_happen_to_be_equal_are_two(kind):
     # JAX has one tracer for the cotangents of both terms of a sum.
-    f = each_to_its_own(kind)
+    f = ruled(kind, untied_result, lambda y: Pair(y.left, y.right))
     bare = st.custom_vjp(lambda two: (two.first * 1, two.second * 1))
     bare.defvjp(lambda two: (bare(two), None), lambda kept, y: (Pair(*y),))
     want = jax.grad(lambda w: (w * 1 + w * 1).sum())(X)
@@ -371,27 +369,18 @@ OF_OTHER_TYPES = [
 ]
 
 
-def of_two(kind, back):
-    """The product of two leaves, under a rule that gives these cotangents."""
-    if kind == "custom_vjp":
-        return with_bwd(lambda kept, y: (back,), lambda two: two.first * two.second)
-    f = filter_custom_vjp(lambda two: two.first * two.second)
-    f.def_fwd(lambda perturbed, two: (two.first * two.second, None))
-    f.def_bwd(lambda kept, y, perturbed, two: back)
-    return f
-
-
 @pytest.mark.parametrize("kind", ["custom_vjp", "filter_custom_vjp"])
 def test_cotangents_of_any_type_are_added_at_each_path_in_that_of_the_leaf(kind):
     for leaf, *parts in OF_OTHER_TYPES:
-        got = st.grad(lambda two, parts=parts: of_two(kind, Pair(*parts))(two).sum())(Pair(leaf, leaf)).first
+        f = ruled(kind, lambda two: (two.first * two.second).sum(), lambda y, parts=parts: Pair(*parts))
+        got = st.grad(f)(Pair(leaf, leaf)).first
         want = one_leaf(parts, leaf)
         assert got.dtype == want.dtype == leaf.dtype
         np.testing.assert_array_equal(got, want)
     _, pullback = st.vjp(lambda two: Pair(*[two.first * 1] * 2), Pair(NUMBER, NUMBER))
     assert pullback(Pair(float("1.5"), float("1.5")))[0].first == 3
     # Of the same integers, for two leaves, and where one has no gradient.
-    gradient = st.jit(st.grad(lambda two: of_two(kind, Pair(*parts))(two).sum()))
+    gradient = st.jit(st.grad(f))
     for right in (2 * X, jnp.arange(2)):
         got = gradient(Pair(X, right))
         np.testing.assert_allclose(got.first, one_leaf(parts[:1], X))
