@@ -175,24 +175,6 @@ def made_by(kind, change=lambda f: f):
     return functools.partial(CALLS[kind], f) if kind in CALLS else f
 
 
-def in_vanilla_transforms(f):
-    """A loop over what is mapped, all of it a checkpoint: of a weight of which a model is made."""
-
-    def loss(w):
-        add = lambda total, x: (total + jax.vmap(lambda x: (f(w, x) ** 2).sum())(x).sum(), None)
-        return jax.lax.scan(add, 0.0, jnp.stack([X, -X, 2 * X, X + 1]).reshape(2, 2, 2))[0]
-
-    return jax.jit(jax.value_and_grad(jax.checkpoint(loss)))
-
-
-@pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp"])
-def test_a_rule_on_modules_is_the_rule_on_the_single_copy(kind):
-    f, w = made_by(kind), jnp.array([0.3, -0.7])
-    got, want = (in_vanilla_transforms(each)(w) for each in (lambda w, x: f(tied(w), x), by_hand()))
-    for one, two in zip(got, want, strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-6)
-
-
 @pytest.mark.parametrize("kind", MAKERS)
 def test_under_our_transforms(kind):
     f, net = made_by(kind), tied()
