@@ -214,9 +214,8 @@ def test_a_node_is_never_a_predicate():
         for ours, theirs in zip(st.tree.partition(mlp, spec), eqx.partition(mlp, spec), strict=True):
             same(ours, theirs)
         same(st.tree.filter(mlp, spec), eqx.filter(mlp, spec))
-    partial = jax.tree_util.Partial(eqx.is_array)
     with pytest.raises(st.SharingMismatchError, match="`filter_spec` does not fit"):
-        st.tree.partition(mlp, partial)
+        st.tree.partition(mlp, jax.tree_util.Partial(eqx.is_array))
 
 
 def test_what_is_neither_a_boolean_nor_a_function_is_refused():
