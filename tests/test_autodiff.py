@@ -134,9 +134,6 @@ def test_filter_jvp_with_further_arguments():
     assert caught.value.treatments == ("differentiated", "differentiated", "differentiated", "not differentiated")
 
 
-# Any sharing -----------------------------------------------------------------------------------------------------
-
-
 @hst.composite
 def operands(draw):
     """A DAG, and perhaps a module of it beside it."""
@@ -224,9 +221,6 @@ def test_there_and_back_again(m):
     require_close(st.tree.leaves(back), [np.ones_like(x) for x in st.tree.leaves(back)])
 
 
-# Cotangents of what is tied -----------------------------------------------------------------------------------------
-
-
 def test_cotangents_of_a_tied_result_add_up_unless_they_are_one():
     x, one, two = jnp.array([1.0, 2.0]), jnp.array([1.0, 10.0]), jnp.array([2.0, 20.0])
 
@@ -299,9 +293,6 @@ def test_containers_under_the_policy():
     np.testing.assert_allclose(st.jvp(lambda p: p["a"] * p["b"][0], (params,), (tangents,), policy=policy)[1], 2 * w**2)
 
 
-# Functions as values ------------------------------------------------------------------------------------------------
-
-
 def test_functions_that_cross_jit_and_vmap():
     pullback, vanilla = st.vjp(f, model())[1], jax.vjp(single, W, V)[1]
     want = vanilla(COTANGENT)
@@ -366,24 +357,6 @@ def test_without_ties_values_are_vanilla():
             np.testing.assert_array_equal(a, b)
 
 
-def test_ready_made_jacobians():
-    w = jnp.array([1.0, 2.0])
-    m = Pair(w, [w])
-    for transform in (st.jacfwd, st.jacrev):
-        jacobian = transform(lambda m: m.first * m.second[0])(m)
-        assert jacobian.first is jacobian.second[0]
-        np.testing.assert_allclose(jacobian.first, np.diag(2 * w))
-    hessian = st.hessian(lambda m: (m.first * m.second[0]).sum())(m)
-    np.testing.assert_allclose(hessian.first.second[0], 2 * np.eye(2))
-    scaled = st.jacfwd(argnums=1)(lambda x, m: x * m.first)(2.0, m)
-    np.testing.assert_allclose(scaled.first, 2 * np.eye(2))
-    product = st.linearize(st.grad(lambda m: (m.first**2 * m.second[0]).sum()), m)[1](Pair(w, [w]))
-    np.testing.assert_allclose(product.second[0], 6 * w**2)
-
-
-# Bad input ----------------------------------------------------------------------------------------------------------
-
-
 def pair():
     x = jnp.array([1.0, 2.0])
     return Pair(x, [x, 3])
@@ -408,10 +381,7 @@ def test_tangents_and_cotangents_of_another_shape():
     _, pushforward = st.linearize(lambda m: m.first, pair())
     _, pullback = st.vjp(lambda m: {"out": m}, pair())
     transpose = st.linear_transpose(lambda m: {"out": m}, pair())
-    forward = {
-        "jvp": lambda bad: st.jvp(lambda m: m.first, (pair(),), (bad,)),
-        "linearize": pushforward,
-    }
+    forward = {"jvp": lambda bad: st.jvp(lambda m: m.first, (pair(),), (bad,)), "linearize": pushforward}
     backward = {"vjp": lambda bad: pullback({"out": bad}), "linear_transpose": lambda bad: transpose({"out": bad})}
     for case, (bad, where) in BAD.items():
         for name, run in (forward | ({} if case == "two objects" else backward)).items():

@@ -66,17 +66,6 @@ def test_what_can_be_exported(function):
     assert result[0] is result[1]
 
 
-def test_gradients_of_a_program():
-    def loss(m):
-        return (m.first.weight * m.second["weight"]).sum()
-
-    exported = st.export(st.jit(loss))(tied())
-    gradient = st.grad(exported.call)(tied(3.0))
-    assert gradient.first is gradient.second["again"]
-    np.testing.assert_allclose(gradient.first.weight, st.grad(loss)(tied(3.0)).first.weight)
-    np.testing.assert_allclose(gradient.first.weight, 6 * np.arange(2.0))  # of w², by hand
-
-
 def test_dags_are_written_too():
     pytest.importorskip("flatbuffers")
     w = jnp.ones(2)

@@ -18,11 +18,7 @@ SIZE = 2  # along every axis, so that a wrong one would fit
 NAMES = ["a", "b", "c", "d"]
 
 
-@given(
-    hst.tuples(AXES, AXES),
-    hst.permutations(NAMES),
-    hst.lists(hst.booleans(), min_size=4, max_size=4),
-)
+@given(hst.tuples(AXES, AXES), hst.permutations(NAMES), hst.lists(hst.booleans(), min_size=4, max_size=4))
 def test_arrays_that_move_have_the_axes_of_their_places(axes, order, changes):
     start = dict(zip(NAMES, jax.random.normal(jax.random.key(0), (4, SIZE, SIZE, SIZE)), strict=True))
 

@@ -10,16 +10,10 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from tests.strategies import Mutable
-
-
-class Net(eqx.Module):
-    a: jax.Array
-    b: jax.Array
-
+from tests.strategies import Mutable, Pair
 
 W = jnp.arange(2.0)
-TIED, UNTIED = Net(W, W), Net(W, W + 0)
+TIED, UNTIED = Pair(W, W), Pair(W, W + 0)
 filter_jit = st.preserve_identities(eqx.filter_jit)
 
 
@@ -33,22 +27,24 @@ def difference(call, *args, **kwargs):
 @pytest.mark.parametrize("jit", [st.jit, filter_jit])
 def test_ties(jit):
     for first, second, were, are in ((TIED, UNTIED, "one object", "two"), (UNTIED, TIED, "two objects", "one")):
-        compiled = jit(lambda model: model.a + model.b).lower(first).compile()
-        words = f"`model.a` and `model.b` were {were}, and are {are}"
-        assert difference(compiled, second) == ([words], ("model.a", "model.b"))
+        compiled = jit(lambda model: model.first + model.second).lower(first).compile()
+        words = f"`model.first` and `model.second` were {were}, and are {are}"
+        assert difference(compiled, second) == ([words], ("model.first", "model.second"))
         assert compiled(first).tolist() == [0, 2]
 
 
 def test_a_tied_module_is_one_difference():
-    f = st.jit(lambda nets: nets[0].a)
+    f = st.jit(lambda nets: nets[0].first)
     assert difference(f.lower((TIED,)).compile(), (st.Dag((TIED, TIED)),))[0] == [
-        "`nets[0]` was a `Net` with 2 children, and is a `Dag` with 1 children"
+        "`nets[0]` was a `Pair` with 2 children, and is a `Dag` with 1 children"
     ]
-    class_of_two = Net(TIED, TIED)
-    found, paths = difference(st.jit(lambda net: net.a.a).lower(class_of_two).compile(), Net(TIED, Net(W + 0, W + 1)))
-    assert found[0] == "`net.a` and `net.b` were one object, and are two"
-    assert all("`net.a.a` and `net.b" not in line for line in found)
-    assert paths[:2] == ("net.a", "net.b")
+    class_of_two = Pair(TIED, TIED)
+    found, paths = difference(
+        st.jit(lambda net: net.first.first).lower(class_of_two).compile(), Pair(TIED, Pair(W + 0, W + 1))
+    )
+    assert found[0] == "`net.first` and `net.second` were one object, and are two"
+    assert all("`net.first.first` and `net.second" not in line for line in found)
+    assert paths[:2] == ("net.first", "net.second")
 
 
 def test_in_a_dag():
@@ -65,29 +61,29 @@ def test_in_a_dag():
 
 
 def test_static_arguments_are_not_counted():
-    compiled = st.jit(lambda n, model: n * model.a, static_argnums=0).lower(3, TIED).compile()
-    assert difference(compiled, UNTIED)[1] == ("model.a", "model.b")
+    compiled = st.jit(lambda n, model: n * model.first, static_argnums=0).lower(3, TIED).compile()
+    assert difference(compiled, UNTIED)[1] == ("model.first", "model.second")
 
     class Holder:
         @st.preserve_identities(jax.jit, static_argnums=(0, 1))
         def method(self, n, model):
-            return n * model.a
+            return n * model.first
 
-    assert difference(Holder.method.lower(Holder(), 3, TIED).compile(), UNTIED)[1] == ("model.a", "model.b")
+    assert difference(Holder.method.lower(Holder(), 3, TIED).compile(), UNTIED)[1] == ("model.first", "model.second")
 
 
 def test_what_is_donated_is_called_by_its_own_name():
-    f = st.jit(lambda n, new, old: n * (new.a + old.a), static_argnums=0, donate_argnums=1)
+    f = st.jit(lambda n, new, old: n * (new.first + old.first), static_argnums=0, donate_argnums=1)
     compiled = f.lower(2, TIED, UNTIED).compile()
-    with pytest.raises(st.InconsistentSharingError, match="`new.a`: donated") as error:
-        compiled(Net(old := W + 0, old), Net(old, W))
+    with pytest.raises(st.InconsistentSharingError, match="`new.first`: donated") as error:
+        compiled(Pair(old := W + 0, old), Pair(old, W))
     assert "untie((new, old)" in str(error.value)
-    assert "`old.a`: not donated" in str(error.value)
+    assert "`old.first`: not donated" in str(error.value)
 
 
 def test_a_keyword_that_is_called_as_a_positional_argument():
     def f(m, /, **others):
-        return m.a + others["m"].a
+        return m.first + others["m"].first
 
     compiled = filter_jit(f).lower(TIED, m=TIED).compile()
     assert difference(compiled, TIED, m=UNTIED)[0]
@@ -111,8 +107,8 @@ def test_static_values():
 @pytest.mark.parametrize("options", [{}, {"in_place": True}, {"static_argnums": 1}])
 def test_a_program_keeps_no_argument_alive(name, options):
     weight = W + 1
-    model, alive = Net(weight, weight), weakref.ref(weight)
-    stage = getattr(st.jit(lambda m, n: 2 * m.a, **options), name)(model, 1)
+    model, alive = Pair(weight, weight), weakref.ref(weight)
+    stage = getattr(st.jit(lambda m, n: 2 * m.first, **options), name)(model, 1)
     program = stage.compile() if name == "lower" else stage.lower().compile()
     del model, weight, stage  # what JAX 0.8 has traced keeps its arguments
     gc.collect()

@@ -29,64 +29,54 @@ FACTOR = 3.0
 
 def grown(model):
     """A result that holds the number as it is."""
-    return type(model)(2 * model.w, model.k)
+    return Scaled(2 * model.w, model.k)
 
 
 def value(model):
     return model.w * model.k
 
 
-def grown_by_vjp(wrap):
-    f = wrap(jax.custom_vjp)(grown)
-    f.defvjp(lambda model: (f(model), None), lambda _, y: (type(y)(2 * FACTOR * y.w, FACTOR * y.k),))
-    return lambda model: value(f(model))
+# Functions of a model, each with its pullback, which is kept for in a module that holds the number, and pushforward.
+FUNCTIONS = {
+    "grown": (grown, *(lambda m, y: Scaled(2 * FACTOR * y.w, FACTOR * y.k),) * 2),
+    "value": (
+        value,
+        lambda m, y: Scaled(FACTOR * y * m.k, FACTOR * y * m.w),
+        lambda m, dot: FACTOR * (dot.w * m.k + m.w * dot.k),
+    ),
+}
 
 
-def grown_by_jvp(wrap):
-    f = wrap(jax.custom_jvp)(grown)
-    f.defjvp(lambda primals, dots: (f(*primals), type(dots[0])(2 * FACTOR * dots[0].w, FACTOR * dots[0].k)))
-    return lambda model: value(f(model))
+def by_vjp(wrap, f, pullback, pushforward):
+    g = wrap(jax.custom_vjp)(f)
+    g.defvjp(lambda m: (g(m), m), lambda m, y: (pullback(m, y),))
+    return g
 
 
-def grown_by_gradient(wrap):
-    f = wrap(jax.custom_gradient)(lambda m: (grown(m), lambda y: (type(y)(2 * FACTOR * y.w, FACTOR * y.k),)))
-    return lambda model: value(f(model))
+def by_jvp(wrap, f, pullback, pushforward):
+    g = wrap(jax.custom_jvp)(f)
+    g.defjvp(lambda ms, dots: (g(*ms), pushforward(*ms, *dots)))
+    return g
 
 
-def value_by_vjp(wrap):
-    """The number is kept for the rule, in a module."""
-    f = wrap(jax.custom_vjp)(value)
-    f.defvjp(lambda m: (f(m), m), lambda m, y: (type(m)(FACTOR * y * m.k, FACTOR * y * m.w),))
-    return f
-
-
-def value_by_jvp(wrap):
-    f = wrap(jax.custom_jvp)(value)
-    f.defjvp(lambda ms, dots: (f(*ms), FACTOR * (dots[0].w * ms[0].k + ms[0].w * dots[0].k)))
-    return f
-
-
-def value_by_gradient(wrap):
-    return wrap(jax.custom_gradient)(lambda m: (value(m), lambda y: (type(m)(FACTOR * y * m.k, FACTOR * y * m.w),)))
+def by_gradient(wrap, f, pullback, pushforward):
+    return wrap(jax.custom_gradient)(lambda m: (f(m), lambda y: (pullback(m, y),)))
 
 
 def put_in_by_vjp(wrap):
     """The number becomes part of a module in the function."""
-    f = wrap(jax.custom_vjp)(lambda model, k: type(model)(model.w, model.k * k))
-    f.defvjp(lambda m, k: (type(m)(m.w, k), m), lambda m, y: (type(m)(FACTOR * y.w, y.k), FACTOR * y.k))
-    return lambda model: value(f(model, model.k))
+    f = wrap(jax.custom_vjp)(lambda model, k: Scaled(model.w, model.k * k))
+    f.defvjp(lambda m, k: (Scaled(m.w, k), m), lambda m, y: (Scaled(FACTOR * y.w, y.k), FACTOR * y.k))
+    return lambda model: f(model, model.k)
 
 
-RULES = [
-    grown_by_vjp,
-    grown_by_jvp,
-    grown_by_gradient,
-    value_by_vjp,
-    value_by_jvp,
-    value_by_gradient,
-    put_in_by_vjp,
-]
-by_name = lambda f: f.__name__
+def ruled(name, make, wrap):
+    """(model) → a number, through a function under a rule."""
+    f = put_in_by_vjp(wrap) if name == "put in" else make(wrap, *FUNCTIONS[name])
+    return f if name == "value" else lambda model: value(f(model))
+
+
+RULES = [*((name, make) for name in FUNCTIONS for make in (by_vjp, by_jvp, by_gradient)), ("put in", by_vjp)]
 vanilla = lambda transform: transform
 
 
@@ -95,9 +85,9 @@ def typed(tree):
     return [(np.asarray(leaf).tolist(), jax.typeof(jnp.asarray(leaf))) for leaf in jax.tree.leaves(tree)]
 
 
-@pytest.mark.parametrize("make", RULES, ids=by_name)
-def test_values_and_gradients_are_those_of_vanilla(make):
-    ours, theirs = make(st.preserve_identities), make(vanilla)
+@pytest.mark.parametrize(("name", "make"), RULES)
+def test_values_and_gradients_are_those_of_vanilla(name, make):
+    ours, theirs = ruled(name, make, st.preserve_identities), ruled(name, make, vanilla)
     for w, k in ((2.0, 5.0), (-0.0, 0.5), (1.5, -0.0)):
         expected = jax.value_and_grad(theirs)(Scaled(w, k))
         found = st.value_and_grad(ours)(Scaled(w, k))

@@ -1,6 +1,6 @@
-"""Solvers of other packages over tied models: Diffrax, Optimistix, Lineax; training in a scan; a sweep by vmap.
+"""Solvers of other packages over tied models: Optimistix, Lineax; training in a scan; a sweep by vmap.
 
-The oracle is vanilla JAX on the parameters with one copy of the tied weight, by hand.
+The oracle is vanilla JAX on the parameters with one copy of the tied weight, by hand. Diffrax is in `tests/examples`.
 """
 
 import functools
@@ -55,41 +55,6 @@ def assert_is(field, parameters, rtol=1e-5):
     np.testing.assert_allclose(field.bias, parameters[1], rtol=rtol, atol=1e-6)
 
 
-# Diffrax --------------------------------------------------------------------------------------------------------------
-
-Y0 = jnp.array([1.0, -0.5])
-
-
-def test_the_model_is_the_vector_field():
-    """The term holds the model, and crosses our transforms as every module does."""
-    diffrax = pytest.importorskip("diffrax")
-
-    @st.value_and_grad
-    def loss(term):
-        dag = st.Dag(term.vector_field)
-        inside = diffrax.ODETerm(lambda t, y, args: args.tree(t, y, None))
-        return diffrax.diffeqsolve(inside, diffrax.Euler(), 0.0, 1.0, 0.1, Y0, args=dag, max_steps=16).ys.sum()
-
-    class Autonomous(Field):
-        def __call__(self, t, y, args):
-            return super().__call__(y)
-
-    w, b = weights()
-    value, gradient = loss(diffrax.ODETerm(Autonomous(w, w, b)))
-
-    def euler(parameters):
-        y = Y0
-        for _ in range(10):
-            y = y + 0.1 * by_hand(parameters, y)
-        return y.sum()
-
-    want, gradient_by_hand = jax.value_and_grad(euler)((w, b))
-    np.testing.assert_allclose(value, want, rtol=1e-5)
-    assert_is(gradient.vector_field, gradient_by_hand, rtol=1e-4)
-
-
-# Optimistix -----------------------------------------------------------------------------------------------------------
-
 XS = jax.random.normal(jax.random.key(1), (12, 2))
 
 
@@ -129,9 +94,6 @@ def test_a_least_squares_fit_and_its_derivative():
     assert_is(found, (w + 0.1, b - 0.1), rtol=1e-3)
     want = jax.jit(jax.grad(lambda data: (fitted(residuals_by_hand, weights(), data)[0] ** 2).sum()))(targets())
     np.testing.assert_allclose(gradient, want, rtol=1e-3, atol=1e-4)
-
-
-# Lineax ---------------------------------------------------------------------------------------------------------------
 
 
 class Gram(eqx.Module):
@@ -178,30 +140,6 @@ def test_a_linear_solve():
     np.testing.assert_allclose(gradient.left, by_hand[0], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(gradient.diagonal, by_hand[1], rtol=1e-3, atol=1e-4)
 
-
-def test_an_operator_that_holds_a_tied_model():
-    """The operator is a module, so it crosses as one: what it holds twice is there once."""
-    lx = pytest.importorskip("lineax")
-    identity = lx.IdentityLinearOperator(jax.eval_shape(lambda: B))
-    matrix = weights()[0] @ weights()[0].T
-
-    def loss(operator):
-        return (lx.linear_solve(operator, B).value ** 2).sum()
-
-    want = jax.grad(lambda m: (jnp.linalg.solve(m @ m + jnp.eye(3), B) ** 2).sum())(matrix)
-    shared = lx.MatrixLinearOperator(matrix)
-    tied_array = lx.MatrixLinearOperator(matrix) @ lx.MatrixLinearOperator(matrix) + identity
-    tied_module = shared @ shared + identity
-    for operator, lone in ((tied_array, "matrix"), (tied_module, "operator1")):
-        gradient = st.jit(st.grad(loss))(operator)
-        (tie,) = st.ties(gradient)
-        assert tie.paths == st.ties(operator)[0].paths
-        assert tie.paths[0].endswith(lone)
-        (leaf,) = st.tree.leaves(gradient)
-        np.testing.assert_allclose(leaf, want, rtol=1e-3, atol=1e-4)
-
-
-# Training in a scan, alone and for several learning rates -------------------------------------------------------------
 
 STEPS = 10
 RATES = (1e-2, 1e-1)
@@ -251,29 +189,6 @@ def training(count):
         return (st.apply_updates(field, updates), state), loss
 
     return lambda field, state, batches: st.scan(iteration, (field, state), batches)
-
-
-def test_training_in_a_scan():
-    count = {"traces": 0}
-    field, data, rate = tied(), batches(), jnp.float32(RATES[0])
-    state = with_rate(st.optimizer(TX).init(field), rate)
-    run = training(count)
-    for _ in range(2):  # the second call is traced no more
-        (trained, final_state), losses = run(field, state, data)
-    assert count["traces"] == 1
-    parameters, state_by_hand, losses_by_hand = trained_by_hand(RATES[0])
-    assert_is(trained, parameters, rtol=1e-4)
-    np.testing.assert_allclose(losses, losses_by_hand, rtol=1e-4)
-    # Each parameter and each of its moments once.
-    assert len(st.tree.leaves(final_state)) == len(jax.tree.leaves(state_by_hand))
-    for one, other in zip(st.tree.leaves(final_state), jax.tree.leaves(state_by_hand), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6)
-    jaxpr = st.make_jaxpr(run)(field, state, data)
-    (loop,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
-    # The tied weight and its two moments go in and round once each; beside all that is carried a batch goes in, a pair.
-    of_weight = lambda variables: sum(v.aval.shape == (3, 2) for v in variables)
-    assert of_weight(loop.outvars) == of_weight(jaxpr.jaxpr.invars) == 3
-    assert len(jaxpr.in_avals) == len(jax.tree.leaves((parameters, state_by_hand))) + 2
 
 
 def test_a_sweep_over_learning_rates():

@@ -39,9 +39,6 @@ def tied():
     return Net(Layer(w), Layer(w, jnp.zeros(3)))
 
 
-# --- against an oracle on the graph --------------------------------------------------------------------------------
-
-
 def nodes_by_id(tree):
     """Every object of a tree that carries identity, each once, with its first path."""
     found = {}
@@ -125,9 +122,6 @@ def test_what_replaces_a_node_by_a_changed_copy_replaces_its_shared_parts_everyw
     same(result, oracle)
 
 
-# --- one by one ----------------------------------------------------------------------------------------------------
-
-
 def test_replacements_that_contradict_one_another_are_an_error_and_one_given_twice_is_one():
     both, inner = (lambda m: (m.embed.weight, m.head.weight)), lambda m: (m.head, m.head.bias)
     for where, new, error, paths in (
@@ -141,17 +135,6 @@ def test_replacements_that_contradict_one_another_are_an_error_and_one_given_twi
         result = st.tree.at(lambda m: (m.embed.weight, m.head.weight), tied(), (new, new))
         assert result.embed.weight is new
         assert result.head.weight is new
-
-
-def test_a_part_that_is_shared_with_the_rest_is_tied_on():
-    model = tied()
-    new = Layer(jnp.ones((3, 2)), jnp.ones(3))
-    result = st.tree.at(lambda m: m.head, model, new)
-    assert result.head is new
-    assert result.embed.weight is new.weight
-    model = Net(model.embed, [model.embed, jnp.ones(1)])  # a shared layer
-    result = st.tree.at(lambda m: m.head, model, [new := Layer(jnp.zeros((3, 2))), jnp.ones(2)])
-    assert result.embed is result.head[0] is new
 
 
 def test_what_a_replacement_keeps_of_the_shared_part_needs_no_tying():
@@ -223,9 +206,6 @@ def test_sharing_between_replacements_and_with_the_tree_is_kept():
     assert edited.head.weight.shape == (3,)
 
 
-# --- specifications shaped like a callable module ------------------------------------------------------------------
-
-
 def test_a_node_is_never_a_predicate():
     ones = lambda *shape: jnp.ones(shape)
     mlp = eqx.nn.Sequential([Callable(ones(2, 2)), eqx.nn.Lambda(jnp.tanh), Callable(ones(2))])
@@ -234,9 +214,8 @@ def test_a_node_is_never_a_predicate():
         for ours, theirs in zip(st.tree.partition(mlp, spec), eqx.partition(mlp, spec), strict=True):
             same(ours, theirs)
         same(st.tree.filter(mlp, spec), eqx.filter(mlp, spec))
-    partial = jax.tree_util.Partial(eqx.is_array)
     with pytest.raises(st.SharingMismatchError, match="`filter_spec` does not fit"):
-        st.tree.partition(mlp, partial)
+        st.tree.partition(mlp, jax.tree_util.Partial(eqx.is_array))
 
 
 def test_what_is_neither_a_boolean_nor_a_function_is_refused():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from tests.strategies import Mutable
+from tests.strategies import Mutable, Record
 from tests.test_sharing_situations import KINDS, MOVES, SITUATIONS, by_python, objects, require_each, whole
 from tests.test_threads import at_once
 
@@ -309,9 +309,6 @@ def test_second_derivatives():
     assert int(model.stats.count) == 1
 
 
-# What can be changed ----------------------------------------------------------------------------------------------
-
-
 def ruled(change, result=lambda model: model.w):
     """A function under rules that changes its argument."""
 
@@ -379,9 +376,6 @@ def test_a_lost_tie_is_named():
         ruled(change)(mutable(a=layer, b=layer))
 
 
-# What cannot --------------------------------------------------------------------------------------------------------
-
-
 @wrapped
 def test_all_or_nothing(wrap):
     def grow(model):
@@ -405,23 +399,16 @@ def test_all_or_nothing(wrap):
     assert_close(model.layers, [jnp.ones(2)])
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Holder:
-    layer: Any
-    more: Any = None
-
-
 def new_in_both(model):
-    model.more = Layer(model.layer.w * 2)
-    return model.more
+    model.right = Layer(model.left.w * 2)
+    return model.right
 
 
 RETURNED = {
     "an argument": (lambda model: model, "model", "result"),
-    "an object in one": (lambda model: {"y": model.layer}, "model.layer", "result['y']"),
-    "in a new one": (lambda model: Layer(model.layer), "model.layer", "result.w"),
-    "a new one that is in an argument": (new_in_both, "model.more", "result"),
+    "an object in one": (lambda model: {"y": model.left}, "model.left", "result['y']"),
+    "in a new one": (lambda model: Layer(model.left), "model.left", "result.w"),
+    "a new one that is in an argument": (new_in_both, "model.right", "result"),
 }
 
 
@@ -431,7 +418,7 @@ def test_an_argument_in_the_result_is_refused(result, path, other):
     f.defvjp(lambda model: (result(model), None), lambda _, y: (None,))
     for call in (f, jitted(f)):
         with pytest.raises(st.InconsistentSharingError, match="also in the result") as caught:
-            call(Holder(Layer(X)))
+            call(Record(Layer(X), None))
         assert caught.value.paths == (path, other)
 
 
@@ -482,9 +469,6 @@ def test_what_the_rule_changes_is_written_when_only_it_runs():
     assert model.seen.tolist() == [2, 2]
 
 
-# How it can be called -----------------------------------------------------------------------------------------------
-
-
 def test_static_arguments_keywords_and_defaults():
     @st.custom_vjp(nondiff_argnums=(1,), in_place=True)
     def f(net, times, x=X):
@@ -517,22 +501,6 @@ def test_by_policy_and_not():
     assert model.stats.count == 1
 
 
-def test_as_a_method():
-    class Counter(Mutable):
-        @st.custom_vjp(in_place=True)
-        def step(self, x):
-            self.n = self.n + 1
-            return x * self.n
-
-        step.defvjp(lambda self, x: (self.step(x), None), lambda _, y: (None, FACTOR * y))
-
-    jax.tree_util.register_pytree_node(Counter, Counter.tree_flatten, Counter.tree_unflatten)
-    counter = Counter(n=jnp.array(0.0))
-    assert counter.step(2.0) == 2
-    assert st.grad(lambda x, counter: counter.step(x), in_place=True)(1.0, counter) == FACTOR
-    assert counter.n == 2
-
-
 def test_containers_as_models():
     policy = st.Policy(in_place=True, containers=True)
 
@@ -557,6 +525,3 @@ def test_threads():
     models = [net() for _ in range(8)]
     at_once(lambda i: step(models[i], X), count=8)
     assert [int(model.stats.count) for model in models] == [1] * 8
-
-
-# Flax NNX -----------------------------------------------------------------------------------------------------------
