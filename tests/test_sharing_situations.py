@@ -270,7 +270,7 @@ class AnAttributeIsAnotherForAMoment(Situation):
         self.add(model.a.v, 1)
 
 
-STAYING = {each.__name__: each for each in Situation.__subclasses__()}
+SITUATIONS = {each.__name__: each for each in Situation.__subclasses__()}
 
 
 # What moves objects: as in Python where the function runs once, else refused ----------------------------------------
@@ -341,8 +341,7 @@ class ANodeWithoutArraysChanges(Situation):
         self.add(one.v, 1)
 
 
-SITUATIONS = {each.__name__: each for each in Situation.__subclasses__()}
-MOVES = [name for name in SITUATIONS if name not in STAYING]
+MOVES = {each.__name__: each for each in Situation.__subclasses__() if each.__name__ not in SITUATIONS}
 
 
 class Several:
@@ -364,7 +363,12 @@ class Several:
 
 @functools.cache
 def made(kind, *names):
-    return Several([SITUATIONS[name](KINDS[kind]) for name in names])
+    return Several([(SITUATIONS | MOVES)[name](KINDS[kind]) for name in names])
+
+
+def require_each(kind, names, check):
+    """All of them in one call."""
+    check(made(kind, *names))
 
 
 @functools.cache
@@ -399,8 +403,8 @@ def require_as_in_python(situation, transform, **options):
 @pytest.mark.parametrize("transform", IN_PLACE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_place(kind, transform):
-    names = STAYING if transform in NOT_ONCE else SITUATIONS
-    require_as_in_python(made(kind, *names), transform, in_place=True)
+    names = [*SITUATIONS] if transform in NOT_ONCE else [*SITUATIONS, *MOVES]
+    require_each(kind, names, functools.partial(require_as_in_python, transform=transform, in_place=True))
 
 
 @pytest.mark.parametrize("transform", NOT_ONCE)
@@ -417,10 +421,10 @@ def test_moves_that_cannot_be_repeated(kind, transform):
     [*(("plain", name) for name in AS_VALUES), *(("nnx", name) for name in ("jit", "vjp", "scan", "cond"))],
 )
 def test_as_values(kind, transform):
-    require_as_in_python(made(kind, *STAYING), transform)
+    require_each(kind, SITUATIONS, functools.partial(require_as_in_python, transform=transform))
 
 
-@pytest.mark.parametrize("name", STAYING)
+@pytest.mark.parametrize("name", SITUATIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_moment_is_no_new_trace(kind, name):
     """Nor is what stays as it is, each situation by itself."""
