@@ -54,12 +54,6 @@ class Slots:
     b: Any = None
 
 
-@registered(frozen=True, slots=True, kw_only=True)
-class FrozenSlots:
-    a: Any = 1
-    n: int = dataclasses.field(metadata=STATIC)
-
-
 @registered
 class Keywords:
     n: int = dataclasses.field(metadata=STATIC, kw_only=True)
@@ -117,7 +111,6 @@ READ = {
     "plain": lambda: Plain(W, 1, [X, V]),
     "frozen": lambda: Frozen(W, (1, "a")),
     "slots": lambda: Slots(1, W, V),
-    "frozen slots": lambda: FrozenSlots(a=W, n=2),
     "keywords only": lambda: Keywords(W, n=3, b=V),
     "defaults": lambda: Defaults(),
     "a decorated subclass": lambda: Inherits(W, 1, V, X),

@@ -12,6 +12,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree._graph import MAX_PLAIN_DEPTH
+from tests import strategies
 from tests.deep import Link, chain, in_a_thread, lists, room
 from tests.test_threads import at_once
 
@@ -279,7 +280,8 @@ def test_structures_of_jitted_calls_are_freed_with_the_function_and_the_caches_o
     assert (ref() is None) is is_freed
 
 
-def test_threads_intern_one_object():
+def test_threads_intern_one_object_and_meet_its_class_at_once():
     for i in range(20):
-        structures = at_once(lambda _, i=i: st.tree.structure([Box(f"round {i}"), Box(jnp.ones(2))]))
+        cls = jax.tree_util.register_pytree_node_class(type(f"Met{i}", (strategies.Mutable,), {}))
+        structures = at_once(lambda _, i=i, cls=cls: st.tree.structure([Box(f"round {i}"), cls(x=jnp.ones(2), y=[1])]))
         assert len({id(structure) for structure in structures}) == 1  # alive in `structures`

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import functools
 import gc
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -21,7 +21,8 @@ from sharedtree._static_keys import nothing_known
 from sharedtree._statics import Static, shown_beside
 from sharedtree._text import shown
 from tests.garbage import collect_all
-from tests.kinds import ByContent, Keyed
+from tests.kinds import ByContent, Keyed, made
+from tests.strategies import Pair, Record
 
 
 class Field:
@@ -365,30 +366,6 @@ class Frozen:
     b: Any
 
 
-@dataclasses.dataclass
-class Mutable:
-    a: Any
-    b: Any
-
-
-class Pair(NamedTuple):
-    a: Any
-    b: Any
-
-
-class Module(eqx.Module):
-    a: Any
-    b: Any
-
-
-def module_of(a, b):
-    """Equinox's `__init__` flattens what it made."""
-    module = object.__new__(Module)
-    object.__setattr__(module, "a", a)
-    object.__setattr__(module, "b", b)
-    return module
-
-
 HOLDERS = {
     "tuple": lambda x: (x, x),
     "list": lambda x: [x, x],
@@ -399,10 +376,10 @@ HOLDERS = {
     "frozenset": lambda x: frozenset({x, (x,)}),
     "slice": lambda x: slice(x, x),
     "partial": lambda x: functools.partial(print, x, y=x),
-    "namedtuple": lambda x: Pair(x, x),
+    "namedtuple": lambda x: Point(x, x),
     "frozen dataclass": lambda x: Frozen(x, x),
-    "dataclass": lambda x: Mutable(x, x),
-    "module": lambda x: module_of(x, x),
+    "dataclass": lambda x: Record(x, x),
+    "module": lambda x: made(Pair, first=x, second=x),
     "frozen dataclass with lists": lambda x: Frozen(x, [x]),
 }
 
@@ -427,11 +404,8 @@ def test_a_dag_of_2_to_the_60_paths(how):
 
 
 def test_a_named_tuple_is_shown_with_its_fields():
-    assert shown(Pair(0, [Pair("a", None)])) == "Pair(a=0, b=[Pair(a='a', b=None)])"
-    deep = Pair(0, 0)
-    for _ in range(10):
-        deep = Pair(0, deep)
-    assert shown(deep).endswith("...")
+    assert shown(Point(0, [Point("a", None)])) == "Point(x=0, y=[Point(x='a', y=None)])"
+    assert shown(functools.reduce(lambda inner, _: Point(0, inner), range(11), 0)).endswith("...")
 
 
 @pytest.mark.parametrize("count", [3, 150, 1_000])
