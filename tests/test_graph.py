@@ -14,6 +14,7 @@ import sharedtree as st
 from sharedtree._graph import MAX_PLAIN_DEPTH
 from tests import strategies
 from tests.deep import Link, chain, in_a_thread, lists, room
+from tests.kinds import ENDS, Noted, made
 from tests.test_threads import at_once
 
 
@@ -205,20 +206,13 @@ def test_a_static_value_that_is_too_deep_or_contains_itself():
     for _ in range(10 * sys.getrecursionlimit()):
         deep = (deep,)
 
-    class Static:
-        def __init__(self, value):
-            self.value = value
-
-    jax.tree_util.register_pytree_node(Static, lambda s: ((), s.value), lambda value, _: Static(value))
     with pytest.raises(st.DepthError, match="nested too deeply") as caught:
-        st.tree.leaves({"m": Static(deep)})
+        st.tree.leaves({"m": made(Noted, weight=None, note=deep)})
     assert caught.value.paths == ("['m']",)
-    endless = []
-    endless.append(endless)
     with pytest.raises(st.DepthError):
-        st.tree.structure(Static(endless))
+        st.tree.structure(ENDS["a static list that holds itself"]())
     with pytest.raises(st.DepthError):
-        st.jit(lambda m: 0)(Static(endless))
+        st.jit(lambda m: 0)(ENDS["a static list that holds itself"]())
 
 
 # --- interning -----------------------------------------------------------------------------------------------------

@@ -441,12 +441,8 @@ class Table(dict):
 TABLE = {"a": Free()}
 USED_UP = [
     lambda held: (held for _ in range(2)),
-    lambda held: map(jnp.sin, [held]),
     lambda held: [zip([1], [2], strict=True)],
     lambda held: TABLE.values(),
-    lambda held: TABLE.items(),
-    lambda held: iter([held]),
-    lambda held: enumerate(TABLE.values()),
     lambda held: reversed([held]),
     lambda held: itertools.chain([held]),
 ]

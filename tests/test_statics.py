@@ -263,7 +263,8 @@ REASONS = {
 
 
 @pytest.mark.parametrize("cls", REASONS)
-def test_a_leaf_that_cannot_be_compared_is_an_error_with_its_path(cls):
+def test_what_cannot_be_compared_is_an_error_with_its_path(cls):
+    """Of a leaf its own, of a static field that of its module."""
     for call, prefix in ((st.tree.structure, ""), (lambda tree: st.jit(lambda tree: 0)(tree), "tree")):
         with pytest.raises(st.StaticComparisonError) as caught:
             call([Leaf({"a": cls()})])
@@ -272,10 +273,6 @@ def test_a_leaf_that_cannot_be_compared_is_an_error_with_its_path(cls):
         assert cls.__qualname__ in str(caught.value)
         assert "def __eq__(self, other): return type(other) is type(self)" in str(caught.value)
         assert isinstance(caught.value, TypeError)
-
-
-@pytest.mark.parametrize("cls", REASONS)
-def test_a_static_field_that_cannot_be_compared_is_an_error_with_the_path_of_its_module(cls):
     for inside in (lambda x: x, lambda x: (1, x), lambda x: {"k": [x]}):
         kept = []
         with pytest.raises(st.StaticComparisonError) as caught:
