@@ -4,7 +4,6 @@ import collections
 import functools
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +13,8 @@ from hypothesis import given, strategies as hst
 import sharedtree as st
 
 from .strategies import Mutable, Pair, copy_dag, partition, pools
+from .transparency.outcome import LEAVES, differing, differing_alone, outcome
+from .transparency.test_leaves import IN_A_DEQUE, JITS, TRIED, apart, of_one, put
 
 POLICY = st.Policy(containers=True)
 jit, grad, vmap = (functools.partial(transform, policy=POLICY) for transform in (st.jit, st.grad, st.vmap))
@@ -92,87 +93,23 @@ def test_modules_in_containers_pass_through_and_containers_in_modules_are_shared
 
 # --- transparency ---------------------------------------------------------------------------------------------------
 
-LEAVES = {
-    "float": lambda: 2.0,
-    "int": lambda: 3,
-    "bool": lambda: True,
-    "array": lambda: jnp.arange(3.0),
-    "weak": lambda: jnp.asarray(2.0) * 1.0,
-    "NumPy": lambda: np.arange(3.0, dtype=np.float32),
-    "NumPy scalar": lambda: np.float32(2),
-    "integers": lambda: jnp.arange(3),
-    "key": lambda: jax.random.key(0),
-    "committed": lambda: jax.device_put(jnp.arange(3.0), jax.devices()[0]),
-    "none": lambda: None,
-    "text": lambda: "text",
-    "object": object,
-    "shape": lambda: jax.ShapeDtypeStruct((3,), jnp.float32),
-    "deque": lambda: collections.deque([jnp.ones(3)]),
-    "partial": lambda: jax.tree_util.Partial(jnp.add, jnp.ones(3)),
-}
 
-
-def tree_of(leaf: Any) -> Any:
-    return {"b": [leaf(), (leaf(), None)], "a": collections.OrderedDict(z=leaf(), y={}), "c": jnp.ones(3)}
-
-
-def double(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x * 2 if jnp.issubdtype(jnp.result_type(x), np.number) else x, tree)
-
-
-def total(tree: Any) -> Any:
-    numbers = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), np.number)]
-    return sum(jnp.sum(x) for x in numbers).astype(jnp.float32)
-
-
-CASES = {
-    "jit": (jax.jit, double),
-    "grad": (jax.grad, total),
-    "grad of ints": (functools.partial(jax.grad, allow_int=True), total),
-    "value_and_grad": (jax.value_and_grad, total),
-    "vmap": (functools.partial(jax.vmap, in_axes=(None,), out_axes=None, axis_size=2), double),
-    "mapped": (jax.vmap, double),
-    "checkpoint": (jax.checkpoint, double),
-    "filter_jit": (eqx.filter_jit, lambda tree: tree),
-    "filter_grad": (eqx.filter_grad, lambda tree: jnp.sum(tree["c"])),
-    "filter_vmap": (eqx.filter_vmap, lambda tree: tree["c"]),
-    "unregistered": (lambda f: jax.jit(jax.checkpoint(f)), double),
-}
-
-
-def outcome(function: Any, *args: Any) -> Any:
-    """What a call returns, leaf by leaf with all that JAX knows of it, or the type of its error."""
-    try:
-        result = function(*args)
-    except Exception as error:  # noqa: BLE001 -- whatever vanilla raises
-        return type(error), isinstance(error, st.SharedTreeError)
-    leaves, treedef = jax.tree.flatten(result)
-    return treedef, [described(leaf) for leaf in leaves]
-
-
-def described(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
-        raw = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        return leaf.dtype, getattr(leaf, "weak_type", None), leaf.committed, leaf.sharding, np.asarray(raw).tolist()
-    return type(leaf), repr(leaf) if not isinstance(leaf, (str, type(None))) and type(leaf) is not object else ""
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_without_sharing_nothing_differs(case):
-    transform, function = CASES[case]
-    for name, leaf in LEAVES.items():
-        tree = tree_of(leaf)
-        expected = outcome(transform(function), tree)
-        wrapped = st.preserve_identities(transform, policy=POLICY)(function)
-        for _ in range(3 if "jit" in case else 1):
-            if case in ("grad", "grad of ints", "value_and_grad") and name == "partial":
-                continue  # modules have gradients as in Equinox, with None for what has none
-            assert outcome(wrapped, tree) == expected, name
+@pytest.mark.parametrize("place", ["containers", "deque"])
+@pytest.mark.parametrize("name", TRIED)
+def test_without_sharing_nothing_differs(name, place):
+    transform = TRIED[name]
+    function = of_one(transform, place)
+    theirs, ours = transform(function), st.preserve_identities(transform, policy=POLICY)(function)
+    alone = put(place, IN_A_DEQUE if place == "deque" else apart(transform, place))
+    together = {} if place == "deque" else put(place, [leaf for leaf in LEAVES if leaf not in alone])
+    for _ in range(2 if transform in JITS else 1):
+        assert differing_alone(alone, theirs, ours) == {}
+        assert not together or differing(together, theirs, ours) == {}
 
 
 def test_keys_without_an_order_are_refused_as_jax_does():
     for tree in ({1: 2.0, "a": 3.0}, [{1: 2.0, "a": 3.0}], collections.defaultdict(int, {1: 2.0, "a": 3.0})):
-        assert outcome(jit(lambda t: t), tree) == outcome(jax.jit(lambda t: t), tree)
+        assert outcome(lambda t=tree: jit(lambda t: t)(t)) == outcome(lambda t=tree: jax.jit(lambda t: t)(t))
     inside = [Mutable(a={1: jnp.ones(2), "b": jnp.ones(2)})]  # there they are allowed
     assert jit(lambda t: t)(inside)[0].a[1].tolist() == [1, 1]
 
@@ -237,11 +174,9 @@ def test_what_cannot_be_differentiated_is_refused_wherever_else_it_is():
             params = {"w": jnp.ones(3), "i": after}
             for args, argnum in [((before, params), 1), ((params, before), 0)]:
                 g = f if argnum else lambda b, a: f(a, b)
-                expected = outcome(
-                    transform(g, argnums=argnum, **options), *[jax.tree.map(lambda x: x, arg) for arg in args]
-                )
-                found = outcome(wrapped(g, argnums=argnum, **options), *args)
-                assert found == expected, (transform, leaf, options)
+                vanilla, ours = (each(g, argnums=argnum, **options) for each in (transform, wrapped))
+                apart_from_us = [jax.tree.map(lambda x: x, arg) for arg in args]
+                assert outcome(functools.partial(ours, *args)) == outcome(functools.partial(vanilla, *apart_from_us))
 
 
 def test_what_cannot_be_differentiated_inside_a_module_stays_tied():

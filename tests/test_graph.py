@@ -12,7 +12,9 @@ import pytest
 
 import sharedtree as st
 from sharedtree._graph import MAX_PLAIN_DEPTH
+from tests import strategies
 from tests.deep import Link, chain, in_a_thread, lists, room
+from tests.kinds import ENDS, Noted, made
 from tests.test_threads import at_once
 
 
@@ -204,20 +206,13 @@ def test_a_static_value_that_is_too_deep_or_contains_itself():
     for _ in range(10 * sys.getrecursionlimit()):
         deep = (deep,)
 
-    class Static:
-        def __init__(self, value):
-            self.value = value
-
-    jax.tree_util.register_pytree_node(Static, lambda s: ((), s.value), lambda value, _: Static(value))
     with pytest.raises(st.DepthError, match="nested too deeply") as caught:
-        st.tree.leaves({"m": Static(deep)})
+        st.tree.leaves({"m": made(Noted, weight=None, note=deep)})
     assert caught.value.paths == ("['m']",)
-    endless = []
-    endless.append(endless)
     with pytest.raises(st.DepthError):
-        st.tree.structure(Static(endless))
+        st.tree.structure(ENDS["a static list that holds itself"]())
     with pytest.raises(st.DepthError):
-        st.jit(lambda m: 0)(Static(endless))
+        st.jit(lambda m: 0)(ENDS["a static list that holds itself"]())
 
 
 # --- interning -----------------------------------------------------------------------------------------------------
@@ -279,7 +274,8 @@ def test_structures_of_jitted_calls_are_freed_with_the_function_and_the_caches_o
     assert (ref() is None) is is_freed
 
 
-def test_threads_intern_one_object():
+def test_threads_intern_one_object_and_meet_its_class_at_once():
     for i in range(20):
-        structures = at_once(lambda _, i=i: st.tree.structure([Box(f"round {i}"), Box(jnp.ones(2))]))
+        cls = jax.tree_util.register_pytree_node_class(type(f"Met{i}", (strategies.Mutable,), {}))
+        structures = at_once(lambda _, i=i, cls=cls: st.tree.structure([Box(f"round {i}"), cls(x=jnp.ones(2), y=[1])]))
         assert len({id(structure) for structure in structures}) == 1  # alive in `structures`

@@ -2,11 +2,8 @@
 
 import collections
 import contextlib
-import dataclasses
 import gc
-from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -153,16 +150,6 @@ def test_any_keyword_names():
     assert model.first[0] == 4
 
 
-@dataclasses.dataclass
-class Pieces:
-    first: Any
-    second: Any
-    name: str = "pieces"
-
-
-jax.tree_util.register_dataclass(Pieces, ["first", "second"], ["name"])
-
-
 def change(obj, seen, pool):
     """Changes what can be mutated in a DAG: values, what is held, and how much."""
     if any(each is obj for each in seen):
@@ -175,12 +162,12 @@ def change(obj, seen, pool):
         inner = [*obj.values()]
         obj.pop(next(iter(obj), None), None)
         obj["new"] = pool[len(seen) % len(pool)] * 2
-    elif isinstance(obj, (Mutable, Pieces, Pair)):
+    elif isinstance(obj, (Mutable, Record, Pair)):
         inner = [*vars(obj).values()]
         for name in [*vars(obj)]:
             if is_array(getattr(obj, name)):
                 object.__setattr__(obj, name, getattr(obj, name) + 1)
-        if isinstance(obj, Pieces):
+        if isinstance(obj, Record):
             obj.name += "!"
     elif isinstance(obj, tuple):
         inner = obj
@@ -205,10 +192,10 @@ def test_what_is_changed_in_place_is_written_back_alike(args):
     step = st.preserve_identities(jax.jit, policy=st.Policy(in_place=True, on_untie="ignore"))
     outcomes = []
     for native in (True, False):
-        own = (*copy_dag(args), Pieces(jnp.ones(2), [jnp.zeros(2)]))
+        own = (*copy_dag(args), Record(jnp.ones(2), [jnp.zeros(2)]))
         extra = own[-1]
         extra.kept = "no field"
-        before = {path: obj for path, obj, _ in paths(own) if isinstance(obj, (list, dict, Mutable, Pieces, Pair))}
+        before = {path: obj for path, obj, _ in paths(own) if isinstance(obj, (list, dict, Mutable, Record, Pair))}
         f = step(lambda *args: change(args, [], [jnp.full(2, 7.0)]))
         with contextlib.nullcontext() if native else in_python():
             for _ in range(3):
@@ -219,27 +206,22 @@ def test_what_is_changed_in_place_is_written_back_alike(args):
     assert outcomes[0] == outcomes[1]
 
 
-class Configured(eqx.Module):
-    weight: jax.Array
-    config: list
-
-
 @pytest.mark.parametrize("options", [{}, {"donate_argnums": 0}], ids=["kept", "donated"])
 def test_what_is_static_where_it_is_stays_static_in_place(options):
     """A list in an Equinox module is walked by Equinox's convention, also where it alone has changed."""
-    model = Configured(jnp.ones(2), [3, True, "text"])
+    model = Pair(jnp.ones(2), [3, True, "text"])
 
     def function(m):
-        if m.config[1]:
-            m.config[0] += 1
-        object.__setattr__(m, "weight", m.weight + 1)
+        if m.second[1]:
+            m.second[0] += 1
+        object.__setattr__(m, "first", m.first + 1)
 
     f = st.preserve_identities(jax.jit, policy=st.Policy(in_place=True))(function, **options)
     for i in range(3):
         f(model)
-        assert model.config == [4 + i, True, "text"]
-        assert [type(each) for each in model.config] == [int, bool, str]
-        assert model.weight[0] == 2 + i
+        assert model.second == [4 + i, True, "text"]
+        assert [type(each) for each in model.second] == [int, bool, str]
+        assert model.first[0] == 2 + i
 
 
 @pytest.mark.slow

@@ -173,14 +173,16 @@ InFlatten, InRegisterNode, InUnflatten, InMadeChildren = (
 )
 
 
+def guarded_hook(*_: Any) -> None:
+    """What a finaliser raises is printed and goes no further."""
+    with contextlib.suppress(BaseException):
+        hook()
+
+
 class Going(list):
     """A leaf that does it when it is freed."""
 
-    def __del__(self) -> None:
-        if hook.action is not None and not hook.is_running:
-            # What a finaliser raises is printed and goes no further.
-            with contextlib.suppress(BaseException):
-                hook()
+    __del__ = guarded_hook
 
 
 def take_apart_made(_: Any) -> Any:
@@ -188,11 +190,6 @@ def take_apart_made(_: Any) -> Any:
     # Nobody else keeps it.
     weakref.finalize(going, guarded_hook)
     return ([Pair(going, Going()), (Going(),)], Going()), None
-
-
-def guarded_hook() -> None:
-    with contextlib.suppress(BaseException):
-        hook()
 
 
 jax.tree_util.register_pytree_node(InFlatten, lambda _: (hook() or (), None), lambda *_: InFlatten())

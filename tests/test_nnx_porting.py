@@ -4,6 +4,7 @@ Each row is done twice, with two models that begin alike: once by NNX, once by w
 of the model must be equal afterwards.
 """
 
+import functools
 import pathlib
 import re
 from typing import Any
@@ -54,10 +55,10 @@ def loss(model, x):
     return (model(x) ** 2).mean()
 
 
-def by(axes_of_params, axes_of_others):
-    """What is a prefix of a model: an axis for each variable."""
-    return lambda model: jax.tree.map(
-        lambda variable: axes_of_params if isinstance(variable, nnx.Param) else axes_of_others,
+def axes_of(model):
+    """What is a prefix of a model: an axis for each variable, which only parameters have."""
+    return jax.tree.map(
+        lambda variable: 0 if isinstance(variable, nnx.Param) else None,
         model,
         is_leaf=lambda node: isinstance(node, nnx.Variable),
     )
@@ -102,10 +103,6 @@ def scan_of_nnx(model):
     return run(model, jnp.stack([X, 2 * X]))[1]
 
 
-def loop(model):
-    return model, X
-
-
 def with_own_rule(custom_vjp):
     """A rule of one's own, which is not what JAX would make of it."""
     f = custom_vjp(lambda model, x: model(x).sum())
@@ -137,29 +134,21 @@ def train(value_and_grad, jit, model):
     return [step(model, optimizer, X) for _ in range(2)]
 
 
-def sharded(shard_map, **options):
+def sharded(shard_map, model):
     def scale(model, x):
         model.scale[...] *= 2
         return x * model.weight[...]
 
     mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     whole, split = PartitionSpec(), PartitionSpec("i")
-    return shard_map(scale, mesh=mesh, in_specs=(whole, split), out_specs=split, **options)
+    return shard_map(scale, mesh=mesh, in_specs=(whole, split), out_specs=split)(model, S)
 
 
-def update_ours(model):
+def update(jit, model):
     def double(model):
         nnx.update(model, jax.tree.map(lambda leaf: 2 * leaf, nnx.state(model, nnx.Param)))
 
-    st.jit(double, in_place=True)(model)
-
-
-def update_of_nnx(model):
-    @nnx.jit
-    def double(model):
-        nnx.update(model, jax.tree.map(lambda leaf: 2 * leaf, nnx.state(model, nnx.Param)))
-
-    double(model)
+    jit(double)(model)
 
 
 def split_of_nnx(model):
@@ -193,43 +182,55 @@ def rngs():
     return nnx.Rngs(dropout=0)
 
 
+def in_place(name, **options):
+    return functools.partial(getattr(st, name), in_place=True, **options)
+
+
+# Where only the transform is another one, with `in_place=True`: what makes the model, and what is done with it.
+ALIKE = {
+    "jit": (net, lambda jit, m: jit(forward)(m, X)),
+    "value_and_grad": (small, lambda value_and_grad, m: value_and_grad(loss)(m, S)[0]),
+    "vmap": (stacked, lambda vmap, m: vmap(forward, in_axes=(None, 0))(m, jnp.stack([S, 2 * S]))),
+    "cond": (net, lambda cond, m: cond(jnp.array(True), forward, lambda m, x: x, m, X)),
+    "switch": (small, lambda switch, m: switch(1, [lambda m, x: x.sum(), forward], m, S)),
+    "while_loop": (net, lambda loop, m: loop(lambda c: c[0].calls[...] < 2, lambda c: (c[0], c[0](c[1])), (m, X))[1]),
+    "fori_loop": (net, lambda loop, m: loop(0, 2, lambda i, c: (c[0], c[0](c[1])), (m, X))[1]),
+    "pmap": (stacked, lambda pmap, m: pmap(forward, in_axes=(None, 0))(m, S[None])),
+    "shard_map": (small, sharded),
+}
+SELECTING = {"value_and_grad": {"wrt": nnx.Param}}
+
+
+def jitted(model):
+    return st.jit(forward, in_place=True)(model, S)
+
+
 # What is replaced: what makes the model, NNX's way, ours.
 ROWS = {
-    "jit": (net, lambda m: nnx.jit(forward)(m, X), lambda m: st.jit(forward, in_place=True)(m, X)),
-    "jit_partial": (
-        small,
-        lambda m: nnx.jit_partial(forward, m, graph=True, graph_updates=False)(S),
-        lambda m: st.jit(forward, in_place=True)(m, S),
-    ),
-    "cached_partial": (
-        small,
-        lambda m: nnx.cached_partial(nnx.jit(forward), m)(S),
-        lambda m: st.jit(forward, in_place=True)(m, S),
-    ),
+    **{
+        name: (
+            build,
+            functools.partial(call, getattr(nnx, name)),
+            functools.partial(call, in_place(name, **SELECTING.get(name, {}))),
+        )
+        for name, (build, call) in ALIKE.items()
+    },
+    "jit_partial": (small, lambda m: nnx.jit_partial(forward, m, graph=True, graph_updates=False)(S), jitted),
+    "cached_partial": (small, lambda m: nnx.cached_partial(nnx.jit(forward), m)(S), jitted),
     "grad": (
         small,
         lambda m: nnx.grad(loss)(m, S),
         lambda m: params(st.grad(loss, wrt=nnx.Param, in_place=True)(m, S)),
-    ),
-    "value_and_grad": (
-        small,
-        lambda m: nnx.value_and_grad(loss)(m, S)[0],
-        lambda m: st.value_and_grad(loss, wrt=nnx.Param, in_place=True)(m, S)[0],
     ),
     "DiffState": (
         small,
         lambda m: nnx.grad(loss, argnums=nnx.DiffState(0, nnx.BatchStat))(m, S),
         lambda m: nnx.state(st.grad(loss, argnums=0, wrt=nnx.BatchStat, in_place=True)(m, S), nnx.BatchStat),
     ),
-    "vmap": (
-        stacked,
-        lambda m: nnx.vmap(forward, in_axes=(None, 0))(m, jnp.stack([S, 2 * S])),
-        lambda m: st.vmap(forward, in_axes=(None, 0), in_place=True)(m, jnp.stack([S, 2 * S])),
-    ),
     "StateAxes": (
         stacked,
         vmap_of_nnx,
-        lambda m: st.vmap(forward, in_axes=(by(0, None)(m), None), in_place=True)(m, S),
+        lambda m: st.vmap(forward, in_axes=(axes_of(m), None), in_place=True)(m, S),
     ),
     "scan": (
         net,
@@ -241,37 +242,7 @@ ROWS = {
         lambda m: nnx.grad(nnx.remat(loss))(m, S),
         lambda m: params(st.grad(st.remat(loss, in_place=True), wrt=nnx.Param, in_place=True)(m, S)),
     ),
-    "cond": (
-        net,
-        lambda m: nnx.cond(jnp.array(True), forward, lambda m, x: x, m, X),
-        lambda m: st.cond(jnp.array(True), forward, lambda m, x: x, m, X, in_place=True),
-    ),
-    "switch": (
-        small,
-        lambda m: nnx.switch(1, [lambda m, x: x.sum(), forward], m, S),
-        lambda m: st.switch(1, [lambda m, x: x.sum(), forward], m, S, in_place=True),
-    ),
-    "while_loop": (
-        net,
-        lambda m: nnx.while_loop(lambda c: c[0].calls[...] < 2, lambda c: (c[0], c[0](c[1])), (m, X))[1],
-        lambda m: st.while_loop(lambda c: c[0].calls[...] < 2, lambda c: (c[0], c[0](c[1])), (m, X), in_place=True)[1],
-    ),
-    "fori_loop": (
-        net,
-        lambda m: nnx.fori_loop(0, 2, lambda i, c: (c[0], c[0](c[1])), (m, X))[1],
-        lambda m: st.fori_loop(0, 2, lambda i, c: (c[0], c[0](c[1])), (m, X), in_place=True)[1],
-    ),
-    "pmap": (
-        stacked,
-        lambda m: nnx.pmap(forward, in_axes=(None, 0))(m, S[None]),
-        lambda m: st.pmap(forward, in_axes=(None, 0), in_place=True)(m, S[None]),
-    ),
-    "shard_map": (small, lambda m: sharded(nnx.shard_map)(m, S), lambda m: sharded(st.shard_map, in_place=True)(m, S)),
-    "eval_shape": (
-        small,
-        lambda m: nnx.state(nnx.eval_shape(small)),
-        lambda m: nnx.state(st.eval_shape(small)),
-    ),
+    "eval_shape": (small, lambda m: nnx.state(nnx.eval_shape(small)), lambda m: nnx.state(st.eval_shape(small))),
     "make_jaxpr": (
         linear,
         lambda m: len(nnx.make_jaxpr(forward, graph_updates=False)(m, X).jaxpr.invars),
@@ -295,9 +266,9 @@ ROWS = {
     "Optimizer": (
         net,
         lambda m: train(nnx.value_and_grad, nnx.jit, m),
-        lambda m: train(st.value_and_grad(wrt=nnx.Param, in_place=True), st.jit(in_place=True), m),
+        lambda m: train(in_place("value_and_grad", wrt=nnx.Param), in_place("jit"), m),
     ),
-    "update": (small, update_of_nnx, update_ours),
+    "update": (small, lambda m: update(nnx.jit, m), lambda m: update(in_place("jit"), m)),
     "split": (net, split_of_nnx, lambda m: st.jit(forward, in_place=True)(m, X)),
     "split_rngs": (rngs, rngs_of_nnx, rngs_of_ours),
     "clone": (small, lambda m: nnx.state(nnx.clone(m)), lambda m: nnx.state(st.copy(m))),

@@ -124,51 +124,54 @@ def mesh():
     return jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 
 
-def nothing(*args):
-    return jnp.zeros(())
-
-
 def sharded(f, **options):
     # In `jit`, since else JAX compiles each operation in it by itself.
     return st.shard_map(f, mesh=mesh(), in_specs=P(), out_specs=P(), **options)
 
 
-IN_PLACE = {
-    "jit": (1, lambda f, a, **o: st.jit(f, **o)(*a)),
-    "grad": (1, lambda f, a, **o: st.grad(f, argnums=tuple(range(len(a))), **o)(*a)),
-    "value_and_grad": (1, lambda f, a, **o: st.value_and_grad(f, argnums=tuple(range(len(a))), **o)(*a)),
-    "vmap": (1, lambda f, a, **o: st.vmap(f, **o)(*a)),
-    "checkpoint": (1, lambda f, a, **o: st.checkpoint(f, **o)(*a)),
-    "shard_map": (1, lambda f, a, **o: st.jit(lambda *a: sharded(f, **o)(*a), **o)(*a)),
-    "cond": (1, lambda f, a, **o: st.cond(jnp.array(True), f, nothing, *a, **o)),
-    "switch": (1, lambda f, a, **o: st.switch(jnp.array(1), [nothing, f], *a, **o)),
-    "scan": (3, lambda f, a, **o: st.scan(lambda c, _: (c, f(*c)), a, length=3, **o)),
-    "scan, over": (1, lambda f, a, **o: st.scan(lambda n, x: (n, f(*x)), 0, a, **o)),
-    "map": (1, lambda f, a, **o: st.map(lambda a: f(*a), a, **o)),
-    "while_loop": (
-        3,
-        lambda f, a, **o: st.while_loop(lambda c: c[0] < 3, lambda c: (f(*c[1]), (c[0] + 1, c[1]))[1], (0, a), **o),
-    ),
-    "fori_loop": (3, lambda f, a, **o: st.fori_loop(0, 3, lambda _, c: (f(*c), c)[1], a, **o)),
-}
+def with_models(f):
+    """For what wants a number to differentiate: the models beside it."""
+    return lambda *args: (jnp.zeros(()), f(*args))
 
-AS_VALUES = {
-    "jit": (1, lambda f, a: st.jit(f)(*a)),
-    "grad": (1, lambda f, a: st.grad(lambda a: (jnp.zeros(()), f(*a)), has_aux=True)(a)[1]),
-    "vjp": (1, lambda f, a: st.vjp(lambda *a: (jnp.zeros(()), f(*a)), *a, has_aux=True)[2]),
-    "jvp": (1, lambda f, a: st.jvp(f, a, a)[0]),
-    "linearize": (1, lambda f, a: st.linearize(f, *a)[0]),
-    "vmap": (1, lambda f, a: st.vmap(f)(*a)),
-    "checkpoint": (1, lambda f, a: st.checkpoint(f)(*a)),
-    "shard_map": (1, lambda f, a: st.jit(lambda *a: sharded(f)(*a))(*a)),
-    "cond": (1, lambda f, a: st.cond(jnp.array(True), f, lambda *a: a, *a)),
-    "switch": (1, lambda f, a: st.switch(jnp.array(1), [lambda *a: a, f], *a)),
-    "scan": (3, lambda f, a: st.scan(lambda c, _: (f(*c), None), a, length=3)[0]),
-    "scan, over": (1, lambda f, a: st.scan(lambda n, x: (n, f(*x)), 0, a)[1]),
-    "map": (1, lambda f, a: st.map(lambda a: f(*a), a)),
-    "while_loop": (3, lambda f, a: st.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, f(*c[1])), (0, a))[1]),
-    "fori_loop": (3, lambda f, a: st.fori_loop(0, 3, lambda _, c: f(*c), a)),
+
+def unchanged(*args):
+    return args
+
+
+def everywhere(args):
+    """That all arguments are differentiated."""
+    return {"argnums": tuple(range(len(args))), "has_aux": True}
+
+
+LOOPS = {
+    "scan": lambda f, a, **o: st.scan(lambda c, _: (f(*c), None), a, length=3, **o)[0],
+    "while_loop": lambda f, a, **o: st.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, f(*c[1])), (0, a), **o)[1],
+    "fori_loop": lambda f, a, **o: st.fori_loop(0, 3, lambda _, c: f(*c), a, **o),
 }
+BRANCHES = {
+    "cond": lambda f, a, **o: st.cond(jnp.array(True), f, unchanged, *a, **o),
+    "switch": lambda f, a, **o: st.switch(jnp.array(1), [unchanged, f], *a, **o),
+}
+IN_PLACE = {
+    "jit": lambda f, a, **o: st.jit(f, **o)(*a),
+    "grad": lambda f, a, **o: st.grad(with_models(f), **everywhere(a), **o)(*a)[1],
+    "value_and_grad": lambda f, a, **o: st.value_and_grad(with_models(f), **everywhere(a), **o)(*a)[0][1],
+    "vmap": lambda f, a, **o: st.vmap(f, **o)(*a),
+    "checkpoint": lambda f, a, **o: st.checkpoint(f, **o)(*a),
+    "shard_map": lambda f, a, **o: st.jit(lambda *a: sharded(f, **o)(*a), **o)(*a),
+    "scan, over": lambda f, a, **o: st.scan(lambda n, x: (n, f(*x)), 0, a, **o)[1],
+    "map": lambda f, a, **o: st.map(lambda a: f(*a), a, **o),
+    **BRANCHES,
+    **LOOPS,
+}
+AS_VALUES = {
+    **IN_PLACE,
+    "vjp": lambda f, a: st.vjp(with_models(f), *a, has_aux=True)[2],
+    "jvp": lambda f, a: st.jvp(f, a, a)[0],
+    "linearize": lambda f, a: st.linearize(f, *a)[0],
+}
+# Of what is scanned each slice is met once. A branch may not run at all.
+NOT_ONCE = [*BRANCHES, *LOOPS]
 
 
 # The situations: what is given, and what is done to it --------------------------------------------------------------
@@ -189,63 +192,46 @@ class Situation:
         return self.kind.variable(self.value(variable) * 0 + n)
 
 
-class OneVariableInTwoModules(Situation):
-    def make(self):
-        v = self.variable()
-        return self.module(v=v, n=self.variable(3)), self.module(v=v)
+class SharedVariables(Situation):
+    """Between two modules, bare, in a list beside them, and twice in a module and a list in it."""
 
-    def change(self, one, two):
-        assert one.v is two.v
+    def make(self):
+        v, w = self.variable(), self.variable()
+        twice = self.module(a=w, b=w, items=self.kind.sequence([w, self.variable(5), w]))
+        return self.module(v=v, n=self.variable(3)), self.module(v=v), v, [v], twice
+
+    def change(self, one, two, bare, items, twice):
+        assert bare is one.v is two.v is items[0]
         self.add(one.v, self.value(one.n))
         self.add(two.v, 1)
+        self.add(items[0], self.value(bare))
+        assert twice.a is twice.b is twice.items[0] is twice.items[2]
+        self.add(twice.a, 1)
+        self.add(twice.items[1], self.value(twice.b))
 
 
-class BareVariables(Situation):
+class SharedModules(Situation):
+    """A diamond, with a value in it that changes places with another; and nodes without arrays."""
+
     def make(self):
-        v = self.variable()
-        return v, self.module(v=v), [v]
+        a, empty, items = self.module(v=self.variable()), self.module(), self.kind.sequence([])
+        top = self.module(a=a, b=self.module(a=a), c=self.module(a=a, w=self.variable(1)), e=empty, items=items)
+        return top, self.module(e=empty, items=items, v=a.v), empty
 
-    def change(self, one, two, three):
-        assert one is two.v is three[0]
-        self.add(one, 1)
-        self.add(three[0], self.value(two.v))
-
-
-class OneVariableTwiceInAModule(Situation):
-    def make(self):
-        v = self.variable()
-        return (self.module(a=v, b=v, items=self.kind.sequence([v, self.variable(5), v])),)
-
-    def change(self, model):
-        assert model.a is model.b is model.items[0] is model.items[2]
-        self.add(model.a, 1)
-        self.add(model.items[1], self.value(model.b))
-
-
-class Diamond(Situation):
-    def make(self):
-        a = self.module(v=self.variable())
-        return (self.module(a=a, b=self.module(a=a), c=self.module(a=a, w=self.variable(1))),)
-
-    def change(self, top):
+    def change(self, top, other, empty):
         assert top.a is top.b.a is top.c.a
+        assert top.e is other.e is empty
+        assert top.items is other.items
         self.add(top.b.a.v, self.value(top.c.w))
         self.add(top.a.v, 1)
+        difference = self.value(top.c.w) - self.value(other.v)
+        self.add(other.v, difference)
+        self.add(top.c.w, -difference)
 
 
-class ValuesSwapped(Situation):
-    def make(self):
-        a = self.variable(1)
-        return self.module(a=a, b=self.variable(7), again=a), a
+class AListIsAnotherForAMoment(Situation):
+    """In its order, and longer."""
 
-    def change(self, model, a):
-        difference = self.value(model.b) - self.value(model.a)
-        self.add(a, difference)
-        self.add(model.b, -difference)
-        assert model.again is a
-
-
-class AListInAnotherOrderForAMoment(Situation):
     def make(self):
         items = self.kind.sequence([self.module(v=self.variable(n)) for n in range(3)])
         return self.module(items=items, last=items[2]), self.module(items=items)
@@ -256,169 +242,35 @@ class AListInAnotherOrderForAMoment(Situation):
         assert two.items[0] is one.last
         self.add(two.items[0].v, self.value(two.items[1].v))
         two.items[0], two.items[1], two.items[2] = a, b, c
-
-
-class AListThatGrowsForAMoment(Situation):
-    def make(self):
-        v = self.variable()
-        items = self.kind.sequence([v])
-        return self.module(items=items, v=v), self.module(items=items)
-
-    def change(self, one, two):
-        one.items.append(one.v)
-        two.items.append(self.another(one.v, 4))
-        assert len(one.items) == len(two.items) == 3
+        one.items.append(one.last)
+        two.items.append(self.module(v=self.another(a.v, 4)))
+        assert len(one.items) == len(two.items) == 5
         for each in one.items:
-            self.add(each, 1)
-        self.add(one.v, self.value(one.items[2]))
+            self.add(each.v, 1)
+        self.add(a.v, self.value(one.items[4].v))
         one.items.pop()
         two.items.pop()
 
 
-class AnAttributeForAMoment(Situation):
+class AnAttributeIsAnotherForAMoment(Situation):
+    """One more, and another layer in the place of a shared one."""
+
     def make(self):
-        model = self.module(v=self.variable())
+        layer = self.module(v=self.variable())
+        model = self.module(a=layer, b=layer, c=self.module(v=self.variable(9)))
         return model, self.module(inner=model)
 
     def change(self, model, outer):
-        model.last = self.another(model.v, 2)
-        self.add(outer.inner.v, self.value(outer.inner.last))
+        model.last = self.another(model.a.v, 2)
+        self.add(outer.inner.a.v, self.value(outer.inner.last))
         del model.last
-
-
-class ALayerIsTakenOutForAMoment(Situation):
-    def make(self):
-        layer = self.module(v=self.variable())
-        return (self.module(a=layer, b=layer, c=self.module(v=self.variable(9))),)
-
-    def change(self, model):
         layer, model.b = model.b, model.c
-        self.add(model.b.v, self.value(layer.v))
+        self.add(outer.inner.b.v, self.value(layer.v))
         model.b = layer
         self.add(model.a.v, 1)
 
 
-class NodesWithoutArrays(Situation):
-    def make(self):
-        empty = self.module()
-        items = self.kind.sequence([])
-        return self.module(v=self.variable(), e=empty, f=empty, items=items), self.module(e=empty, items=items), empty
-
-    def change(self, one, two, empty):
-        assert one.e is one.f is two.e is empty
-        assert one.items is two.items
-        self.add(one.v, 1)
-
-
 SITUATIONS = {each.__name__: each for each in Situation.__subclasses__()}
-
-
-class Several:
-    """Situations that are met in one call, each with its own of the arguments: one program instead of many."""
-
-    def __init__(self, each):
-        self.each = each
-
-    def make(self):
-        given = [situation.make() for situation in self.each]
-        self.counts = [len(args) for args in given]
-        return tuple(arg for args in given for arg in args)
-
-    def change(self, *args):
-        for situation, count in zip(self.each, self.counts, strict=True):
-            situation.change(*args[:count])
-            args = args[count:]
-
-
-@functools.cache
-def made(kind, names):
-    """The situation with this name, or several in one."""
-    if isinstance(names, tuple):
-        return Several([made(kind, name) for name in names])
-    return (SITUATIONS | MOVES)[names](KINDS[kind])
-
-
-def require_each(kind, names, check):
-    """All in one call, and if that is wrong each in its own, to say which of them are."""
-    try:
-        return check(made(kind, tuple(names)))
-    except Exception as together:
-        wrong = {}
-        for name in names:
-            try:
-                check(made(kind, name))
-            except Exception as error:
-                wrong[name] = repr(error)
-        raise AssertionError(wrong or "only all together") from together
-
-
-@functools.cache
-def by_python(situation, times):
-    """What a call leaves behind, and where each of the objects is that were there before."""
-    args = situation.make()
-    known = objects(args)
-    for _ in range(times):
-        situation.change(*args)
-    return whole(args, known)
-
-
-def require_in_place(transform):
-    times, call = IN_PLACE[transform]
-
-    def check(situation):
-        args = situation.make()
-        known = objects(args)
-
-        def f(*args):
-            situation.change(*args)
-            return jnp.zeros(())
-
-        call(f, args, in_place=True)
-        assert whole(args, known) == by_python(situation, times)
-
-    return check
-
-
-def require_as_values(transform):
-    times, call = AS_VALUES[transform]
-
-    def check(situation):
-        args = situation.make()
-        known = objects(args)
-
-        def f(*args):
-            situation.change(*args)
-            return args
-
-        result = call(f, args)
-        assert whole(args, known) == by_python(situation, 0)
-        assert whole(result, [])[0] == by_python(situation, times)[0]
-
-    return check
-
-
-@pytest.mark.parametrize("transform", IN_PLACE)
-@pytest.mark.parametrize("kind", KINDS)
-def test_in_place(kind, transform):
-    require_each(kind, SITUATIONS, require_in_place(transform))
-
-
-@pytest.mark.parametrize(
-    ("kind", "transform"),
-    # What is a value goes the same way for both kinds.
-    [*(("plain", name) for name in AS_VALUES), *(("nnx", name) for name in ("jit", "vjp", "scan", "cond"))],
-)
-def test_as_values(kind, transform):
-    require_each(kind, SITUATIONS, require_as_values(transform))
-
-
-@pytest.mark.parametrize("name", SITUATIONS)
-def test_alone(name):
-    """Each situation by itself, with some transform."""
-    i = [*SITUATIONS].index(name)
-    for kind in KINDS:
-        require_in_place([*IN_PLACE][i % len(IN_PLACE)])(made(kind, name))
-    require_as_values([*AS_VALUES][i % len(AS_VALUES)])(made("plain", name))
 
 
 # What moves objects: as in Python where the function runs once, else refused ----------------------------------------
@@ -490,70 +342,129 @@ class ANodeWithoutArraysChanges(Situation):
 
 
 MOVES = {each.__name__: each for each in Situation.__subclasses__() if each.__name__ not in SITUATIONS}
-# Of what is scanned each slice is met once. A branch may not run at all.
-NOT_ONCE = ("scan", "while_loop", "fori_loop", "cond", "switch")
 
 
-@pytest.mark.parametrize("transform", [name for name in IN_PLACE if name not in NOT_ONCE])
+class Several:
+    """Situations that are met in one call, each with its own of the arguments: one program instead of many."""
+
+    def __init__(self, each):
+        self.each = each
+
+    def make(self):
+        given = [situation.make() for situation in self.each]
+        self.counts = [len(args) for args in given]
+        return tuple(arg for args in given for arg in args)
+
+    def change(self, *args):
+        for situation, count in zip(self.each, self.counts, strict=True):
+            situation.change(*args[:count])
+            args = args[count:]
+
+
+@functools.cache
+def made(kind, *names):
+    return Several([(SITUATIONS | MOVES)[name](KINDS[kind]) for name in names])
+
+
+def require_each(kind, names, check):
+    """All of them in one call."""
+    check(made(kind, *names))
+
+
+@functools.cache
+def by_python(situation, times):
+    """What is left after so many calls, and where each of the objects is that were there before."""
+    args = situation.make()
+    known = objects(args)
+    for _ in range(times):
+        situation.change(*args)
+    return whole(args, known)
+
+
+def require_as_in_python(situation, transform, **options):
+    """What is given, and what is returned of it. Where the function may not be run so, nothing has changed."""
+    args = situation.make()
+    known = objects(args)
+
+    def f(*args):
+        situation.change(*args)
+        return args
+
+    times = 3 if transform in LOOPS else 1
+    try:
+        result = AS_VALUES[transform](f, args, **options)
+    except st.SharingMismatchError:
+        assert whole(args, known) == by_python(situation, 0)
+        raise
+    assert whole(result, [])[0] == by_python(situation, times)[0]
+    assert whole(args, known) == by_python(situation, times if options else 0)
+
+
+@pytest.mark.parametrize("transform", IN_PLACE)
 @pytest.mark.parametrize("kind", KINDS)
-def test_moves_in_place(kind, transform):
-    require_each(kind, MOVES, require_in_place(transform))
+def test_in_place(kind, transform):
+    names = [*SITUATIONS] if transform in NOT_ONCE else [*SITUATIONS, *MOVES]
+    require_each(kind, names, functools.partial(require_as_in_python, transform=transform, in_place=True))
 
 
 @pytest.mark.parametrize("transform", NOT_ONCE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_moves_that_cannot_be_repeated(kind, transform):
     for name in MOVES:
-        situation = made(kind, name)
-        args = situation.make()
-        known = objects(args)
+        with pytest.raises(st.SharingMismatchError):
+            require_as_in_python(made(kind, name), transform, in_place=True)
 
-        def f(*args):
-            situation.change(*args)
-            return jnp.zeros(())
 
-        try:
-            IN_PLACE[transform][1](f, args, in_place=True)
-        except st.SharingMismatchError:
-            assert whole(args, known) == by_python(situation, 0), name
-        else:
-            pytest.fail(f"{name} is not refused")
+@pytest.mark.parametrize(
+    ("kind", "transform"),
+    # What is a value goes the same way for both kinds.
+    [*(("plain", name) for name in AS_VALUES), *(("nnx", name) for name in ("jit", "vjp", "scan", "cond"))],
+)
+def test_as_values(kind, transform):
+    require_each(kind, SITUATIONS, functools.partial(require_as_in_python, transform=transform))
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_moment_is_no_new_trace(kind, name):
+    """Nor is what stays as it is, each situation by itself."""
+    situation = made(kind, name)
+    args = situation.make()
+    traces = []
+
+    @st.jit(in_place=True)
+    def f(*args):
+        traces.append(None)
+        situation.change(*args)
+
+    for times in (1, 2, 3):
+        f(*args)
+        assert whole(args, [])[0] == by_python(situation, times)[0]
+    assert len(traces) == 1
 
 
 # One object, two treatments -----------------------------------------------------------------------------------------
 
 
-def one_module(situation):
-    model = situation.module(v=situation.variable())
-    return model, model
-
-
-def a_shared_layer(situation):
+def aliases(situation):
+    """One module, one layer in two modules, and one variable: as two arguments."""
+    model, v = situation.module(v=situation.variable()), situation.variable()
     layer = situation.module(v=situation.variable())
-    return situation.module(a=layer), situation.module(a=layer)
-
-
-def one_variable(situation):
-    v = situation.variable()
-    return v, v
-
-
-ALIASES = (one_module, a_shared_layer, one_variable)
+    return (model, model), (situation.module(a=layer), situation.module(a=layer)), (v, v)
 
 
 def placed(spec):
     return jax.sharding.NamedSharding(mesh(), spec)
 
 
+TWO_SPECIFICATIONS = {"in_specs": (P(), P("x")), "out_specs": P()}
 WITH_OPTIONS = {
     "differentiated and not": lambda f, a, **o: st.grad(f, **o)(*a),
     "value, differentiated and not": lambda f, a, **o: st.value_and_grad(f, argnums=1, **o)(*a),
     "mapped and not": lambda f, a, **o: st.vmap(f, in_axes=(0, None), **o)(*a),
     "two shardings": lambda f, a, **o: st.jit(f, in_shardings=(placed(P()), placed(P("x"))), **o)(*a),
-    "two specifications": lambda f, a, **o: st.shard_map(f, mesh=mesh(), in_specs=(P(), P("x")), out_specs=P(), **o)(
-        *a
-    ),
-    "carried and scanned": lambda f, a, **o: st.scan(lambda c, x: (c, f(c, x)), *a, **o),
+    "two specifications": lambda f, a, **o: st.shard_map(f, mesh=mesh(), **TWO_SPECIFICATIONS, **o)(*a),
+    "carried and scanned": lambda f, a, **o: st.scan(lambda c, x: (c, f(*c, *x)), a[:1], a[1:], **o),
 }
 TWO_TREATMENTS = {
     **WITH_OPTIONS,
@@ -565,70 +476,38 @@ TWO_TREATMENTS = {
 @pytest.mark.parametrize("treatments", TWO_TREATMENTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_treatments(kind, treatments):
-    situation = Situation(KINDS[kind])
-    for alias in ALIASES:
-        args = alias(situation)
+    situation, treat = Situation(KINDS[kind]), TWO_TREATMENTS[treatments]
+    for args in aliases(situation):
         known = objects(args)
         before = whole(args, known)
-
-        def f(one, two):
-            raise AssertionError("the function is not even called")
-
         with pytest.raises(st.InconsistentSharingError) as caught:
-            TWO_TREATMENTS[treatments](f, args)
-        assert len(caught.value.paths) >= 2, alias
+            treat(lambda *_: pytest.fail("the function is not even called"), args)
+        assert len(caught.value.paths) >= 2
         for path in caught.value.paths:
-            assert path in str(caught.value), alias
-        assert whole(args, known) == before, alias
-    # Each with objects of its own, the same call works.
-    one, two = (tuple(alias(situation)[0] for alias in ALIASES) for _ in range(2))
-    TWO_TREATMENTS[treatments](nothing, (one, two))
-
-
-# What holds no array is treated in no way ---------------------------------------------------------------------------
-
-
-def carried_and_scanned(f, a, **options):
-    return st.scan(lambda c, x: (c, f(*c, *x)), a[:1], a[1:], **options)
-
-
-DIFFERENTLY = {
-    **{name: call for name, call in TWO_TREATMENTS.items() if not name.startswith(("value", "donated"))},
-    "carried and scanned": carried_and_scanned,
-    "carried and scanned, in place": functools.partial(carried_and_scanned, in_place=True),
-}
-
-
-@pytest.mark.parametrize("treatments", DIFFERENTLY)
-@pytest.mark.parametrize("kind", KINDS)
-def test_nodes_without_arrays_may_be_treated_in_two_ways(kind, treatments):
-    situation = Situation(KINDS[kind])
+            assert path in str(caught.value)
+        assert whole(args, known) == before
+    # Each with objects of its own, the same call works; and what holds no array is treated in no way.
     empty = situation.module(items=situation.kind.sequence([]))
-    one = situation.module(v=situation.variable(), e=empty), situation.module(v=situation.variable(1), e=empty)
-    known = objects(one)
-    before = whole(one, known)
+    one, two = (situation.module(v=situation.variable(n), e=empty, own=aliases(situation)[1][0]) for n in range(2))
+    known = objects([one, two])
+    before = whole((one, two), known)
     seen = []
 
     def f(a, b):
         seen.append(a.e is b.e and a.e.items is b.e.items)
         return jnp.zeros(())
 
-    DIFFERENTLY[treatments](f, one)
-    assert whole(one, known) == before
+    treat(f, (one, two))
     assert set(seen) == {True}
+    if "donated" not in treatments:
+        assert whole((one, two), known) == before
 
 
 # Carries that hold one model twice ----------------------------------------------------------------------------------
 
-DOUBLE_CARRIES = {
-    "scan": lambda f, a, **o: st.scan(lambda c, _: (f(*c), None), a, length=2, **o)[0],
-    "while_loop": lambda f, a, **o: st.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, f(*c[1])), (0, a), **o)[1],
-    "fori_loop": lambda f, a, **o: st.fori_loop(0, 2, lambda _, c: f(*c), a, **o),
-}
-
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("loop", DOUBLE_CARRIES)
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_double_carries(kind, loop, in_place):
     situation = Situation(KINDS[kind])
@@ -640,23 +519,23 @@ def test_double_carries(kind, loop, in_place):
         return two, one
 
     for _ in range(2):
-        one, two = DOUBLE_CARRIES[loop](exchanged, (model, model), in_place=in_place)
+        one, two = LOOPS[loop](exchanged, (model, model), in_place=in_place)
         assert one is two
         assert (one is model) == in_place
-        np.testing.assert_array_equal(situation.value(one.v), situation.value(model.v) + (0 if in_place else 2))
-    np.testing.assert_array_equal(situation.value(model.v), [5, 6] if in_place else [1, 2])
+        np.testing.assert_array_equal(situation.value(one.v), situation.value(model.v) + (0 if in_place else 3))
+    np.testing.assert_array_equal(situation.value(model.v), [7, 8] if in_place else [1, 2])
 
     def parted(one, two):
         return one, situation.module(v=situation.another(two.v, 1))
 
     v = model.v
     with pytest.raises(st.SharingMismatchError):
-        DOUBLE_CARRIES[loop](parted, (model, model), in_place=in_place)
+        LOOPS[loop](parted, (model, model), in_place=in_place)
     assert model.v is v
-    np.testing.assert_array_equal(situation.value(v), [5, 6] if in_place else [1, 2])
+    np.testing.assert_array_equal(situation.value(v), [7, 8] if in_place else [1, 2])
 
 
-@pytest.mark.parametrize("loop", DOUBLE_CARRIES)
+@pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_models_change_places_in_a_carry(kind, loop):
     """As values they may; in place they may not, since the caller's would have to."""
@@ -669,11 +548,11 @@ def test_two_models_change_places_in_a_carry(kind, loop):
         situation.add(one.v, 10)
         return two, one
 
-    one, two = DOUBLE_CARRIES[loop](exchanged, models)
+    one, two = LOOPS[loop](exchanged, models)
     assert one.w is two.w
-    assert [situation.value(each.v)[0] for each in (*models, one, two)] == [1, 2, 11, 12]
+    assert [situation.value(each.v)[0] for each in (*models, one, two)] == [1, 2, 12, 21]
     with pytest.raises(st.SharingMismatchError):
-        DOUBLE_CARRIES[loop](exchanged, models, in_place=True)
+        LOOPS[loop](exchanged, models, in_place=True)
     assert [situation.value(each.v)[0] for each in models] == [1, 2]
 
 
@@ -731,24 +610,3 @@ def test_state_goes_up_through_all_that_write_it(kind):
         assert y == 6
         assert layer.calls is calls
         assert model.first is model.rest.layers[0] is model.rest.layers[1] is layer
-
-
-# A structure that is another one for a moment is none for JAX -------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["AListThatGrowsForAMoment", "AnAttributeForAMoment", "ALayerIsTakenOutForAMoment"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_moment_is_no_new_trace(kind, name):
-    situation = made(kind, name)
-    args = situation.make()
-    traces = []
-
-    @st.jit(in_place=True)
-    def f(*args):
-        traces.append(None)
-        situation.change(*args)
-
-    for times in (1, 2, 3):
-        f(*args)
-        assert whole(args, [])[0] == by_python(situation, times)[0]
-    assert len(traces) == 1

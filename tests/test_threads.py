@@ -253,13 +253,6 @@ def test_a_dag_has_one_tree_in_all_threads(tree):
         assert jax.tree.structure(st.Dag(first)) == jax.tree.structure(dag)
 
 
-def test_a_class_that_is_first_met_by_many():
-    for number in range(10):
-        cls = jax.tree_util.register_pytree_node_class(type(f"Met{number}", (Mutable,), {}))
-        structures = at_once(lambda i, cls=cls: st.tree.structure(cls(x=jnp.ones(2), y=[1])))
-        assert len(set(structures)) == 1
-
-
 @pytest.mark.parametrize("wrap", [st.jit, st.checkpoint, st.preserve_identities(eqx.filter_jit)])
 def test_a_function_wrapped_and_cleared_by_many(wrap):
     model = model_of(1)
@@ -311,6 +304,3 @@ def test_a_comparison_may_call_the_function_that_compares(holder, monkeypatch):
 
     for work_of_one in (lambda: at_once(work, 1), lambda: at_once(work)):
         work_of_one()
-
-
-# --- what is raised ------------------------------------------------------------------------------------------------
