@@ -327,19 +327,6 @@ def test_donating_one_leaves_its_neighbours(path):
     assert_equal([loaded[i] for i in rest], [expected[i] for i in rest])
 
 
-def test_writing_to_one_leaves_its_neighbours(path):
-    """And what another load of the same file has."""
-    expected = arrays(8)
-    saved(path, [*expected[:7], jnp.asarray(expected[7])])
-    loaded, again = st.load(path), st.load(path)
-    for i in (0, 3, 6):
-        assert not any(np.shares_memory(loaded[i], loaded[j]) for j in range(7) if j != i)
-        loaded[i][:] = -1
-    others = (1, 2, 4, 5, 7)
-    assert_equal([loaded[i] for i in others], [expected[i] for i in others])
-    assert_equal(again, expected)
-
-
 FORKED = """
 import os, re, sys, warnings
 import jax, jax.numpy as jnp, numpy as np
