@@ -19,26 +19,43 @@ from sharedtree.serialise.container._reading import open_container
 from .containers import Counting
 from .isomorphic import assert_isomorphic
 
-DEVICES = np.array(jax.devices())
-GRID, LINE = Mesh(DEVICES.reshape(4, 2), ("x", "y")), Mesh(DEVICES, ("x",))
+# Meshes are made when they are asked for, so that importing this file needs no devices.
+
+
+def grid():
+    return Mesh(np.reshape(jax.devices(), (4, 2)), ("x", "y"))
+
+
+def line():
+    return Mesh(jax.devices(), ("x",))
+
+
 WAYS = {
-    "rows": NamedSharding(LINE, P("x")),
-    "columns": NamedSharding(LINE, P(None, "x")),
-    "grid": NamedSharding(GRID, P("x", "y")),
-    "grid, the other way": NamedSharding(GRID, P("y", "x")),
-    "both axes on one": NamedSharding(GRID, P(("x", "y"))),
-    "both axes, reversed": NamedSharding(GRID, P(None, ("y", "x"))),
-    "replicated": NamedSharding(LINE, P()),
-    "partially replicated": NamedSharding(GRID, P("y")),
-    "partially replicated columns": NamedSharding(GRID, P(None, "x")),
-    "one device": SingleDeviceSharding(DEVICES[5]),
-    "two of the devices": NamedSharding(Mesh(DEVICES[3:5], ("x",)), P("x")),
-    "three axes": NamedSharding(Mesh(DEVICES.reshape(2, 2, 2), ("x", "y", "z")), P(("x", "z"), "y")),
-    "devices reversed": NamedSharding(Mesh(DEVICES[::-1], ("x",)), P("x")),
-    "mesh reversed": NamedSharding(Mesh(DEVICES.reshape(4, 2)[::-1, ::-1], ("x", "y")), P("x", "y")),
-    "in the host's memory": NamedSharding(GRID, P("x", "y"), memory_kind="pinned_host"),
-    "in the host's memory, on one device": SingleDeviceSharding(DEVICES[2], memory_kind="pinned_host"),
+    "rows": lambda: NamedSharding(line(), P("x")),
+    "columns": lambda: NamedSharding(line(), P(None, "x")),
+    "grid": lambda: NamedSharding(grid(), P("x", "y")),
+    "grid, the other way": lambda: NamedSharding(grid(), P("y", "x")),
+    "both axes on one": lambda: NamedSharding(grid(), P(("x", "y"))),
+    "both axes, reversed": lambda: NamedSharding(grid(), P(None, ("y", "x"))),
+    "replicated": lambda: NamedSharding(line(), P()),
+    "partially replicated": lambda: NamedSharding(grid(), P("y")),
+    "partially replicated columns": lambda: NamedSharding(grid(), P(None, "x")),
+    "one device": lambda: SingleDeviceSharding(jax.devices()[5]),
+    "two of the devices": lambda: NamedSharding(Mesh(jax.devices()[3:5], ("x",)), P("x")),
+    "three axes": lambda: NamedSharding(
+        Mesh(np.reshape(jax.devices(), (2, 2, 2)), ("x", "y", "z")), P(("x", "z"), "y")
+    ),
+    "devices reversed": lambda: NamedSharding(Mesh(jax.devices()[::-1], ("x",)), P("x")),
+    "mesh reversed": lambda: NamedSharding(
+        Mesh(np.reshape(jax.devices(), (4, 2))[::-1, ::-1], ("x", "y")), P("x", "y")
+    ),
+    "in the host's memory": lambda: NamedSharding(grid(), P("x", "y"), memory_kind="pinned_host"),
+    "in the host's memory, on one device": lambda: SingleDeviceSharding(jax.devices()[2], memory_kind="pinned_host"),
 }
+
+
+def sharding_of(way):
+    return WAYS[way]()
 
 
 def values(shape, dtype="float32"):
@@ -47,7 +64,7 @@ def values(shape, dtype="float32"):
 
 
 def placed(way, array):
-    return jax.device_put(jnp.asarray(array), WAYS[way])
+    return jax.device_put(jnp.asarray(array), sharding_of(way))
 
 
 # --- saving -----------------------------------------------------------------------------------------------------------
@@ -65,8 +82,8 @@ def test_every_dtype(way):
         host = values((8, 8), dtype)
         data = st.to_bytes([placed(way, host)])
         assert data == st.to_bytes([jnp.asarray(host)])
-        (loaded,) = st.from_bytes(data, sharding=WAYS[way])
-        assert loaded.sharding == WAYS[way]
+        (loaded,) = st.from_bytes(data, sharding=sharding_of(way))
+        assert loaded.sharding == sharding_of(way)
         np.testing.assert_array_equal(np.asarray(loaded), host)
 
 
@@ -84,7 +101,7 @@ def test_a_large_array_is_never_gathered(monkeypatch, tmp_path):
     monkeypatch.setattr(_host_bytes, "_taken", watched)
     for spec in (P("x"), P(None, "x"), P("y"), P(None, ("x", "y"))):
         taken.clear()
-        array = jax.device_put(jnp.asarray(host), NamedSharding(GRID, spec))
+        array = jax.device_put(jnp.asarray(host), NamedSharding(grid(), spec))
         tracemalloc.start()
         st.save(tmp_path / "model", [array])
         _, peak = tracemalloc.get_traced_memory()
@@ -104,8 +121,8 @@ def test_another_topology(to, tmp_path):
     host = values((16, 8))
     for frm, options in (("columns", {}), ("partially replicated", {"mmap": True})):
         st.save(tmp_path / "model", {"a": placed(frm, host)})
-        loaded = st.load(tmp_path / "model", sharding=WAYS[to], **options)["a"]
-        assert loaded.sharding == WAYS[to]
+        loaded = st.load(tmp_path / "model", sharding=sharding_of(to), **options)["a"]
+        assert loaded.sharding == sharding_of(to)
         assert loaded.committed
         for shard in loaded.addressable_shards:
             np.testing.assert_array_equal(np.asarray(shard.data), host[shard.index])
@@ -137,28 +154,28 @@ def test_a_function_decides():
 
     def choose(name, struct):
         asked[name] = struct
-        return {"['b']": WAYS["grid"], "['d']": WAYS["rows"]}.get(name)
+        return {"['b']": sharding_of("grid"), "['d']": sharding_of("rows")}.get(name)
 
     loaded = st.from_bytes(st.to_bytes(tree), sharding=choose)
     assert set(asked) == {"['b']", "['c']", "['d']"}  # NumPy's stay on the host
     assert asked["['b']"] == jax.ShapeDtypeStruct((8, 8), jnp.float32)
     assert asked["['c']"].weak_type
     assert (asked["['d']"].dtype, asked["['d']"].shape) == (keys.dtype, (8,))
-    assert loaded["b"].sharding == WAYS["grid"]
+    assert loaded["b"].sharding == sharding_of("grid")
     assert not loaded["c"].committed
-    assert loaded["d"].sharding.is_equivalent_to(WAYS["rows"], 1)
+    assert loaded["d"].sharding.is_equivalent_to(sharding_of("rows"), 1)
     np.testing.assert_array_equal(jax.random.key_data(loaded["d"]), jax.random.key_data(keys))
 
 
 def test_keys_and_weak_scalars():
     gathered, number = jax.random.split(jax.random.key(3), (8, 2)), jax.lax.broadcast(jnp.asarray(1), (8,))
-    keys, vector = jax.device_put(gathered, WAYS["grid"]), jax.device_put(number, WAYS["rows"])
+    keys, vector = jax.device_put(gathered, sharding_of("grid")), jax.device_put(number, sharding_of("rows"))
     assert vector.weak_type
-    weak = jax.device_put(jnp.asarray(2.0), WAYS["replicated"])
+    weak = jax.device_put(jnp.asarray(2.0), sharding_of("replicated"))
     tree = {"keys": keys, "weak": weak, "vector": vector, "again": keys}
     data = st.to_bytes(tree)
     assert data == st.to_bytes({"keys": gathered, "weak": jnp.asarray(2.0), "vector": number, "again": gathered})
-    by_shape = lambda name, struct: WAYS["rows"] if struct.shape else WAYS["replicated"]
+    by_shape = lambda name, struct: sharding_of("rows") if struct.shape else sharding_of("replicated")
     for options in ({"like": tree}, {"sharding": by_shape}):
         loaded = st.from_bytes(data, **options)
         assert loaded["keys"] is loaded["again"]
@@ -167,22 +184,22 @@ def test_keys_and_weak_scalars():
         assert {len(each.sharding.device_set) for each in loaded.values()} == {8}
         np.testing.assert_array_equal(jax.random.key_data(loaded["keys"]), jax.random.key_data(keys))
         assert loaded["vector"].tolist() == [1] * 8
-    assert st.from_bytes(data, like=tree)["keys"].sharding.is_equivalent_to(WAYS["grid"], 2)
+    assert st.from_bytes(data, like=tree)["keys"].sharding.is_equivalent_to(sharding_of("grid"), 2)
 
 
 def test_a_template_says_where():
     host = values((16, 8))
     data = st.to_bytes({name: jnp.asarray(host) for name in "abc"})
-    struct = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=WAYS["columns"])
+    struct = jax.ShapeDtypeStruct((16, 8), jnp.float32, sharding=sharding_of("columns"))
     template = {"a": placed("grid", host), "b": struct, "c": jnp.zeros((16, 8))}
     loaded = st.from_bytes(data, like=template)
-    assert loaded["a"].sharding == WAYS["grid"]
-    assert loaded["b"].sharding == WAYS["columns"]
+    assert loaded["a"].sharding == sharding_of("grid")
+    assert loaded["b"].sharding == sharding_of("columns")
     assert not loaded["c"].committed
     for array in loaded.values():
         np.testing.assert_array_equal(np.asarray(array), host)
-    loaded = st.from_bytes(data, like=template, sharding=WAYS["rows"])  # what is said at the call comes first
-    assert {x.sharding for x in loaded.values()} == {WAYS["rows"]}
+    loaded = st.from_bytes(data, like=template, sharding=sharding_of("rows"))  # what is said at the call comes first
+    assert {x.sharding for x in loaded.values()} == {sharding_of("rows")}
 
 
 @pytest.mark.parametrize("way", ["rows", "grid", "replicated", "partially replicated"])
@@ -191,13 +208,17 @@ def test_ties_of_sharded_arrays(way):
     linear = eqx.tree_at(lambda m: m.weight, eqx.nn.Linear(8, 8, use_bias=False, key=jax.random.key(0)), weight)
     tree = {"embed": weight, "head": linear, "again": linear}
     data = st.to_bytes(tree)
-    for options, expected in (({}, None), ({"sharding": WAYS["grid"]}, WAYS["grid"]), ({"like": tree}, WAYS[way])):
+    for options, expected in (
+        ({}, None),
+        ({"sharding": sharding_of("grid")}, sharding_of("grid")),
+        ({"like": tree}, sharding_of(way)),
+    ):
         loaded = st.from_bytes(data, **options)
         assert loaded["embed"] is loaded["head"].weight
         assert loaded["head"] is loaded["again"]
         assert expected is None or loaded["embed"].sharding == expected
-    part = st.from_bytes(data, select="['head']", sharding=WAYS["columns"])
-    assert part.weight.sharding == WAYS["columns"]
+    part = st.from_bytes(data, select="['head']", sharding=sharding_of("columns"))
+    assert part.weight.sharding == sharding_of("columns")
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------
@@ -210,7 +231,7 @@ def test_each_part_is_read_once():
     for way in ("rows", "columns", "grid", "replicated", "partially replicated", "two of the devices"):
         for verify, most in ((False, 1.01), (True, 2.01)):
             file = Counting(data)
-            loaded = st.load(file, select="['a']", sharding=WAYS[way], verify=verify)
+            loaded = st.load(file, select="['a']", sharding=sharding_of(way), verify=verify)
             np.testing.assert_array_equal(np.asarray(loaded), host)
             assert host.nbytes <= file.num_read <= host.nbytes * most + 20_000, way
 
@@ -232,9 +253,9 @@ def test_damage_in_a_shard_is_found_and_progress_reaches_the_end():
     calls = []
     for way in ("rows", "columns", "grid"):
         with pytest.raises(st.CorruptFileError, match=r"\[0\]"):
-            st.from_bytes(bytes(data), sharding=WAYS[way])
+            st.from_bytes(bytes(data), sharding=sharding_of(way))
         report = lambda done, total: calls.append((done, total))
-        st.from_bytes(bytes(data), sharding=WAYS[way], verify=False, progress=report)
+        st.from_bytes(bytes(data), sharding=sharding_of(way), verify=False, progress=report)
         assert calls[-1] == (64 * 64 * 4 + 800, 64 * 64 * 4 + 800)
 
 
@@ -244,10 +265,11 @@ def test_damage_in_a_shard_is_found_and_progress_reaches_the_end():
 def test_a_sharding_that_does_not_fit():
     data = st.to_bytes({"odd": jnp.ones((7, 3)), "scalar": jnp.float32(1)})
     with pytest.raises((st.StructureMismatchError, ValueError), match="odd|scalar"):
-        st.from_bytes(data, sharding=WAYS["rows"])
+        st.from_bytes(data, sharding=sharding_of("rows"))
 
 
 def test_shardings_as_values():
     """A model may hold them; they come back over the devices that are there."""
-    structs = [jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=way) for way in WAYS.values()]
-    assert_isomorphic([WAYS, P("x", None), structs], st.from_bytes(st.to_bytes([WAYS, P("x", None), structs])))
+    ways = {way: sharding_of(way) for way in WAYS}
+    structs = [jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=way) for way in ways.values()]
+    assert_isomorphic([ways, P("x", None), structs], st.from_bytes(st.to_bytes([ways, P("x", None), structs])))
