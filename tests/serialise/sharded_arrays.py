@@ -132,12 +132,7 @@ def test_another_topology(to, tmp_path):
 
 
 def test_one_device_for_all():
-    tree = {
-        "a": placed("grid", values((8, 8))),
-        "key": jax.random.key(0),
-        "weak": jnp.asarray(1.0),
-        "n": np.ones(3),
-    }
+    tree = {"a": placed("grid", values((8, 8))), "key": jax.random.key(0), "weak": jnp.asarray(1.0), "n": np.ones(3)}
     device = jax.devices()[6]
     loaded = st.from_bytes(st.to_bytes(tree), sharding=device)
     for name in ("a", "key", "weak"):
