@@ -20,6 +20,7 @@ if importlib.util.find_spec("treex") is None or importlib.util.find_spec("treeo"
     pytest.skip("treex is not installed", allow_module_level=True)
 
 from sharedtree.compat import treex as tx
+from tests.compat import treex_models
 
 IN_PLACE = st.Policy(in_place=True)
 
@@ -164,18 +165,11 @@ def test_what_is_assigned_inside_and_nobody_declared():
 # Each layer, alone and at two paths, through each transform
 
 FLOATS = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
+# Without those that have nothing in them, or hold a layer twice already. Dropout has no input in that table.
 LAYERS = {
-    "Linear": (lambda: tx.Linear(2), FLOATS),
-    "Conv": (lambda: tx.Conv(2, (3,)), FLOATS),
-    "Embed": (lambda: tx.Embed(7, 3), np.arange(6).reshape(3, 2) % 7),
-    "BatchNorm": (lambda: tx.BatchNorm(momentum=0.5), FLOATS),
-    "Dropout": (lambda: tx.Dropout(0.5), FLOATS),
-    "LayerNorm": (lambda: tx.LayerNorm(), FLOATS),
-    "GroupNorm": (lambda: tx.GroupNorm(num_groups=3), FLOATS),
-    "MLP": (lambda: tx.MLP([4, 3]), FLOATS),
-    "Sequential": (lambda: tx.Sequential(tx.BatchNorm(), tx.Linear(3), tx.Dropout(0.25), jax.nn.relu), FLOATS),
-    "Lambda": (lambda: tx.Lambda(jnp.tanh), FLOATS),
+    name: row for name, row in treex_models.LAYERS.items() if name not in ("KeySeq", "Dropout", "Flatten", "Block")
 }
+LAYERS["Dropout"] = (lambda: tx.Dropout(0.5), FLOATS)
 
 
 def models(name, shared):
@@ -414,20 +408,26 @@ def losses_of_the_single_copy(model, num_steps):
     return losses
 
 
-NUM_STEPS = 8
+def assert_trains_as_the_single_copy(step, model, state, num_steps=8):
+    expected, losses = losses_of_the_single_copy(model, num_steps), []
+    for _ in range(num_steps):
+        model, state, loss = step(model, state, *data())
+        losses.append(float(loss))
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert losses[-1] < losses[0]
+    assert model.layers[2] is model.layers[4]
 
 
 def test_training_with_an_optimizer_of_sharedtree():
-    x, y = data()
+    x, _ = data()
     model = net_of().init(0, x)
-    expected = losses_of_the_single_copy(model, NUM_STEPS)
     optimizer = st.optimizer(optax.adam(1e-2))
     params = model.filter(tx.Parameter)
     state = optimizer.init(params)
     # Two moments for each of four arrays, and the count; two layers that are three in the tree.
     assert len(st.tree.leaves(state)) == 2 * 4 + 1
     assert state[0].mu.layers[2] is state[0].mu.layers[4]
-    traces, losses = [], []
+    traces = []
 
     @st.jit
     def step(model, state, x, y):
@@ -437,12 +437,7 @@ def test_training_with_an_optimizer_of_sharedtree():
         updates, state = optimizer.update(gradient, state, params)
         return model.merge(st.apply_updates(params, updates)), state, loss
 
-    for _ in range(NUM_STEPS):
-        model, state, loss = step(model, state, x, y)
-        losses.append(float(loss))
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    assert model.layers[2] is model.layers[4]
-    assert loss < losses[0]
+    assert_trains_as_the_single_copy(step, model, state)
     assert len(traces) == 1
 
 
@@ -450,7 +445,6 @@ def test_the_optimizer_of_treex_unties_and_says_so():
     """With the fix that is offered, the losses are those of the single copy."""
     x, y = data()
     model = net_of().init(0, x)
-    expected = losses_of_the_single_copy(model, NUM_STEPS)
     optimizer = tx.Optimizer(optax.adam(1e-2)).init(model.filter(tx.Parameter))
 
     def stepping(fixed):
@@ -468,12 +462,7 @@ def test_the_optimizer_of_treex_unties_and_says_so():
     assert "'layers'][2]" in str(caught[0].message)
     assert "'layers'][4]" in str(caught[0].message)
     assert new.layers[2] is not new.layers[4]
-    step, losses = stepping(lambda new, params: st.retie(new, like=params)), []
-    for _ in range(NUM_STEPS):
-        model, optimizer, loss = step(model, optimizer, x, y)
-        losses.append(float(loss))
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    assert model.layers[2] is model.layers[4]
+    assert_trains_as_the_single_copy(stepping(lambda new, params: st.retie(new, like=params)), model, optimizer)
 
 
 # sharedtree's own functions
