@@ -6,11 +6,9 @@ memory the process has.
 
 import gc
 import itertools
-import subprocess
 import sys
 import types
 import weakref
-from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as hs
@@ -26,8 +24,8 @@ from sharedtree.serialise.container._header import Tensor
 from sharedtree.serialise.container._reading import memory_for
 
 from .isomorphic import assert_isomorphic
+from .process import run
 
-ROOT = Path(__file__).parent.parent.parent
 KiB, MiB = 2**10, 2**20
 SLAB = 16 * MiB  # as the documentation says
 
@@ -342,6 +340,4 @@ assert in_status("VmHWM") <= before + 64, "one of the arrays was copied, each of
 def test_the_rest_is_given_back_processes_share_nothing_and_saving_copies_pieces_only(tmp_path):
     both = saved(tmp_path / "both", {"x": arrays(64), "y": arrays(64, kind=jnp)})
     few = saved(tmp_path / "few", arrays(8))
-    command = [sys.executable, "-c", PROGRAM, str(both), str(few)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 0, run.stderr
+    run(PROGRAM, both, few)
