@@ -6,16 +6,15 @@ import pathlib
 import socket
 import subprocess
 import sys
-import xml.etree.ElementTree
 
 import jax
 import numpy as np
 import pytest
 
-from tests import on_eight_devices, two_processes
+from tests import two_processes
 
 ROOT = pathlib.Path(__file__).parents[1]
-NAMES = [name for name in vars(on_eight_devices) if name.startswith("test_")]
+ON_EIGHT = ("tests/on_eight_devices.py", "tests/serialise/sharded_arrays.py", "tests/transparency/many_devices.py")
 
 
 def start(*command, devices):
@@ -30,28 +29,15 @@ def start(*command, devices):
     )
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory):
-    """Each test that ran on eight devices, with what it said if it failed."""
-    path = tmp_path_factory.mktemp("eight") / "report.xml"
-    pytest_options = ("-q", "-p", "no:cacheprovider", f"--junit-xml={path}")
-    run = start("-m", "pytest", *pytest_options, "tests/on_eight_devices.py", devices=8)
-    out, err = run.communicate(timeout=300)
-    assert path.exists(), out + err
-    found: dict[str, list[str]] = {}
-    for case in xml.etree.ElementTree.parse(path).iter("testcase"):
-        failures = [each.text or "" for each in case if each.tag in ("failure", "error", "skipped")]
-        found.setdefault(case.attrib["name"].partition("[")[0], []).extend(failures)
-    return found
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_on_eight_devices(report, name):
-    assert report[name] == [], "\n".join(report[name])
-
-
-def test_nothing_else_ran(report):
-    assert sorted(report) == sorted(NAMES)
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_eight_devices(which):
+    """All of them in one process: most of what each takes is to start Python and JAX."""
+    run = start("-m", "pytest", "-p", "no:cacheprovider", "-m", which, *ON_EIGHT, devices=8)
+    out, err = run.communicate(timeout=600)
+    assert run.returncode == 0, out[-6000:] + err[-2000:]
+    assert "skipped" not in out
+    for name in ON_EIGHT if which == "not slow" else ON_EIGHT[2:]:
+        assert f"{name} ." in out, name
 
 
 def results_of(count):

@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import pathlib
-import subprocess
-import sys
 import textwrap
 import tomllib
 
@@ -12,6 +10,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.compat._importing import NEEDED
+from tests.serialise import process
 
 needs_treex = pytest.mark.skipif(importlib.util.find_spec("treex") is None, reason="treex is not installed")
 
@@ -36,14 +35,8 @@ def state():
 
 def run(code):
     """What a new process prints last, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", STATE + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = process.run(STATE + textwrap.dedent(code), options=("-W", "error"))
+    return json.loads(printed.splitlines()[-1])
 
 
 ATTEMPT = """
@@ -81,16 +74,8 @@ RELEASES = [
     ("treex", {"treex": "0.6.9", "treeo": "0.2.2"}, "`treeo` 0.2.2 is installed, but it is 0.0.10"),
     ("treeo", {"treeo": "0.2.2"}, "`treeo` 0.2.2 is installed, but it is 0.0.10"),
     ("treex", {"treex": "0.6.9", "treeo": "0.0.9"}, "`treeo` 0.0.9 is installed, but it is 0.0.10"),
-    (
-        "treex",
-        {"treex": "0.6.9", "treeo": "0.0.10", "flax": "0.4.2"},
-        "`flax` 0.4.2 is installed, which is too old",
-    ),
-    (
-        "treex",
-        {"treex": "0.6.9", "treeo": "0.0.10", "flax": "0.12.0", "optax": "0.0.9"},
-        "`optax` 0.0.9 is installed",
-    ),
+    ("treex", {"treex": "0.6.9", "treeo": "0.0.10", "flax": "0.4.2"}, "`flax` 0.4.2 is installed, which is too old"),
+    ("treex", {"treex": "0.6.9", "treeo": "0.0.10", "flax": "0.12.0", "optax": "0.0.9"}, "`optax` 0.0.9 is installed"),
 ]
 
 

@@ -2,12 +2,7 @@
 
 import importlib.util
 import json
-import os
-import pathlib
 import re
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import jax
@@ -18,6 +13,7 @@ import safetensors.numpy
 
 import sharedtree as st
 from tests.serialise.drafts import Draft
+from tests.serialise.process import run
 
 # `importorskip` would import it without what JAX no longer has, and fail.
 if importlib.util.find_spec("treex") is None:
@@ -25,8 +21,6 @@ if importlib.util.find_spec("treex") is None:
 
 from sharedtree.compat import treeo as to, treex as tx
 from tests.compat.treex_models import LAYERS, Block, Marked, Pair, X, assert_same, model_of, through_bytes
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 CALLS = {"Dropout": lambda m: m(X), "KeySeq": lambda m: m()}
 
@@ -255,11 +249,6 @@ def test_a_template():
 # --- other processes --------------------------------------------------------------------------------------------------
 
 
-def run(code, *arguments, cwd=None, **options):
-    program = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)]
-    return subprocess.run(program, cwd=cwd or ROOT, capture_output=True, text=True, timeout=300, **options)
-
-
 def test_a_process_that_has_not_imported_treex(tmp_path):
     model = model_of(*LAYERS["Sequential"])
     path = tmp_path / "model.safetensors"
@@ -277,9 +266,7 @@ def test_a_process_that_has_not_imported_treex(tmp_path):
         import treex
         assert type(model) is treex.Sequential and not hasattr(jax, "tree_map")
     """
-    done = run(code, path)
-    assert done.returncode == 0, done.stderr
-    leaves = json.loads(done.stdout)
+    leaves = json.loads(run(code, path, options=("-W", "error")))
     assert len(leaves) == len(jax.tree.leaves(model))
     for found, leaf in zip(leaves, jax.tree.leaves(model), strict=True):
         np.testing.assert_array_equal(np.asarray(found, leaf.dtype), leaf)
@@ -309,15 +296,14 @@ def test_a_package_beside_a_file_is_not_run_and_another_release_not_used(tmp_pat
         except st.StructureMismatchError as error:
             print(error)
     """
-    done = run(code, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stderr
-    assert "treex.py" in done.stdout
-    assert "treeo.py" in done.stdout
-    assert done.stdout.count("    import sharedtree.compat.treex") == 2
+    printed = run(code, cwd=tmp_path, options=("-W", "error"))
+    assert "treex.py" in printed
+    assert "treeo.py" in printed
+    assert printed.count("    import sharedtree.compat.treex") == 2
     assert not (tmp_path / "ran").exists()
-    assert "`treex` 0.6.9 is installed, but it is 0.7 that works" in done.stdout
-    assert "from sharedtree.compat import treex" in done.stdout
-    assert "\\n" not in done.stdout
+    assert "`treex` 0.6.9 is installed, but it is 0.7 that works" in printed
+    assert "from sharedtree.compat import treex" in printed
+    assert "\\n" not in printed
 
 
 # --- what cannot be saved ---------------------------------------------------------------------------------------------

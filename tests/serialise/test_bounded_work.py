@@ -7,10 +7,7 @@ long, for texts, it is the characters of those whose methods are called, and of 
 import contextlib
 import itertools
 import os
-import pathlib
-import subprocess
 import sys
-import textwrap
 
 import jax
 import jax.monitoring
@@ -23,10 +20,12 @@ from tests.garbage import no_collection
 
 from . import strategies
 from .dags import COLOR, LAYER, RELU, SAMPLES, SHARED, TYPES, Nodes, dag, places, typed_file, with_dag_in
+from .drafts import Draft
 from .isomorphic import assert_isomorphic
 from .judging import TRUSTED, diff, operations_with
+from .process import run
+from .table import NODE_KINDS
 
-ROOT = pathlib.Path(__file__).parents[2]
 IS_THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 TEMPLATE = [strategies.make(strategies.Layer, weight=[1, {"a": 2}], child=(1, 2), activation=(1, (2,))), 1, "a"]
 
@@ -41,47 +40,41 @@ ENTRY_POINTS |= {
 
 # --- DAGs of 2^60 paths --------------------------------------------------------------------------------------------
 
-DAGS = textwrap.dedent(
-    """
-    import faulthandler, itertools, sys, traceback
-    import sharedtree as st
-    from tests.serialise.dags import SHARED, places, with_dag_in
-    from tests.serialise.judging import EXTRA_BYTES, with_limited_memory
-    from tests.serialise.test_bounded_work import ENTRY_POINTS, IS_THOROUGH
+DAGS = """
+import faulthandler, itertools, sys, traceback
+import sharedtree as st
+from tests.serialise.dags import SHARED, places, with_dag_in
+from tests.serialise.judging import EXTRA_BYTES, with_limited_memory
+from tests.serialise.test_bounded_work import ENTRY_POINTS, IS_THOROUGH
 
-    for operation in ENTRY_POINTS.values():
-        operation(st.to_bytes([1, "a"])) if operation is not ENTRY_POINTS["like"] else None
-    faulthandler.enable()
-    turn, count = itertools.cycle(ENTRY_POINTS), 0
-    for kind, place in places():
-        for how in SHARED:
-            data = with_dag_in(kind, place, how)
-            # Each place and each way are tried with the two that build the most, and with the others in turn.
-            for name in ENTRY_POINTS if IS_THOROUGH else dict.fromkeys(["like, not strict", next(turn), next(turn)]):
-                print(f"operand {place} of {kind}, a DAG of {how}, {name}", flush=True)
-                faulthandler.dump_traceback_later(60, exit=True)
-                with with_limited_memory(EXTRA_BYTES):
-                    try:
-                        ENTRY_POINTS[name](data)
-                    except st.SharedTreeError as error:
-                        assert len(str(error)) < 10_000
-                faulthandler.cancel_dump_traceback_later()
-                count += 1
-    print(f"{count} done")
-    """
-)
+for operation in ENTRY_POINTS.values():
+    operation(st.to_bytes([1, "a"])) if operation is not ENTRY_POINTS["like"] else None
+faulthandler.enable()
+turn, count = itertools.cycle(ENTRY_POINTS), 0
+for kind, place in places():
+    for how in SHARED:
+        data = with_dag_in(kind, place, how)
+        # Each place and each way are tried with the two that build the most, and with the others in turn.
+        for name in ENTRY_POINTS if IS_THOROUGH else dict.fromkeys(["like, not strict", next(turn), next(turn)]):
+            print(f"operand {place} of {kind}, a DAG of {how}, {name}", flush=True)
+            faulthandler.dump_traceback_later(60, exit=True)
+            with with_limited_memory(EXTRA_BYTES):
+                try:
+                    ENTRY_POINTS[name](data)
+                except st.SharedTreeError as error:
+                    assert len(str(error)) < 10_000
+            faulthandler.cancel_dump_traceback_later()
+            count += 1
+print(f"{count} done")
+"""
 
 
 @pytest.mark.slow
 def test_a_dag_of_2_to_the_60_paths_in_each_operand_of_each_kind():
-    run = subprocess.run([sys.executable, "-c", DAGS], capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 0, f"{run.stdout.splitlines()[-1:]}: {run.stderr[-3000:]}"
-    assert run.stdout.splitlines()[-1].endswith(" done")
+    assert run(DAGS).endswith(" done\n")
 
 
 def test_every_kind_is_tried():
-    from .table import NODE_KINDS
-
     assert set(SAMPLES) == set(NODE_KINDS) - {"array", "leaf"}
     for kind in SAMPLES:
         assert st.from_bytes(grown(kind, 2), trusted=TRUSTED), kind
@@ -209,8 +202,6 @@ def key_arrays(n):
 
 
 def with_tensors(data, tensors):
-    from .drafts import Draft
-
     draft = Draft(data)
     draft.header |= tensors
     return draft.file(with_digests=True)
@@ -313,27 +304,21 @@ def test_a_long_text_that_is_shown_often(texts):
     assert looked_at < 5 * 10**7
 
 
-@pytest.mark.parametrize("what", ["class", "field", "extra", "method", "function"])
-def test_a_name_has_at_most_1000_characters(what):
-    for length, is_allowed in ((900, True), (1_001, False)):
-        name = "x" * length
-        types = [dict(TYPES[LAYER])]
-        nodes: Nodes = [["object", 0, [None, None, None]]]
-        if what == "class":
-            types[0]["name"] = f"m:{name}"
-        elif what == "field":
-            types[0]["fields"] = ["weight", "child", name]
-        elif what == "extra":
-            types[0] |= {"fields": ["weight", "child"], "extra": [name]}
-        elif what == "method":
-            nodes.append(["method", 0, name])
-        else:
-            nodes.append(["list", [["function", f"m:{name}"]]])
-        if is_allowed:
-            st.inspect(typed_file(nodes, types))
-        else:
-            with pytest.raises(st.FormatError):
-                st.inspect(typed_file(nodes, types))
+def files_with_a_name(name):
+    """A file for each place where a name may be."""
+    for changes in ({"name": f"m:{name}"}, {"fields": ["weight", "child", name]}, {"extra": [name]}):
+        fields = ["weight", "child"] if "extra" in changes else TYPES[LAYER]["fields"]
+        yield typed_file([["object", 0, [None, None, None]]], [{**TYPES[LAYER], "fields": fields, **changes}])
+    yield typed_file([["object", 0, [None, None, None]], ["method", 0, name]], [TYPES[LAYER]])
+    yield typed_file([["list", [["function", f"m:{name}"]]]])
+
+
+def test_a_name_has_at_most_1000_characters():
+    for data in files_with_a_name("x" * 900):
+        st.inspect(data)
+    for data in files_with_a_name("x" * 1_001):
+        with pytest.raises(st.FormatError):
+            st.inspect(data)
     with pytest.raises(st.UnserialisableError, match="1,001 characters"):
         st.to_bytes([strategies.make(strategies.Config, rate=1, **{"x" * 1_001: 1})])
 

@@ -8,10 +8,8 @@ import collections
 import itertools
 import json
 import os
-import pathlib
 import subprocess
 import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +26,8 @@ from .forgeries import Case, make_case
 from .good_files import Good, good_files
 from .hostile_json import GADGETS, ITEM_SIZES
 from .judging import EXTRA_BYTES, judge
+from .process import ROOT, run
 
-ROOT = pathlib.Path(__file__).parents[2]
 IS_THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 NUM_EXAMPLES = int(os.environ.get("SHAREDTREE_NUM_FUZZED", "3000" if IS_THOROUGH else "1000"))
 
@@ -89,31 +87,28 @@ SABOTAGED = {
 }
 
 
-SABOTAGE = textwrap.dedent(
-    """
-    import sys
-    from tests.serialise.forgeries import Case
-    from tests.serialise.good_files import Good
-    from tests.serialise.judging import judge, watch
-    from tests.serialise.test_hostile_files import DATA, MODEL, SABOTAGED, load
+SABOTAGE = """
+import sys
+from tests.serialise.forgeries import Case
+from tests.serialise.good_files import Good
+from tests.serialise.judging import judge, watch
+from tests.serialise.test_hostile_files import DATA, MODEL, SABOTAGED, load
 
-    load(DATA)
-    sys.addaudithook(watch)  # never taken away again, hence a process of its own
-    case = Case(DATA, Good(MODEL, DATA), ())
-    print("nothing", *judge(case, load))
-    for how, operation in SABOTAGED.items():
-        print(how, *judge(case, operation))
-    """
-)
+load(DATA)
+sys.addaudithook(watch)  # never taken away again, hence a process of its own
+case = Case(DATA, Good(MODEL, DATA), ())
+print("nothing", *judge(case, load))
+for how, operation in SABOTAGED.items():
+    print(how, *judge(case, operation))
+"""
 
 
 @pytest.mark.slow
 def test_the_fuzz_target_notices():
-    run = subprocess.run([sys.executable, "-c", SABOTAGE], capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith("nothing opened None\n")
+    printed = run(SABOTAGE)
+    assert printed.startswith("nothing opened None\n")
     for how in SABOTAGED:
-        assert f"\n{how} failed " in run.stdout, how
+        assert f"\n{how} failed " in printed, how
 
 
 def test_cases_depend_on_their_number_only():
@@ -179,25 +174,23 @@ def swap_digests(header):
     header["__metadata__"]["sharedtree.digests"] = digests[8:] + digests[:8]
 
 
-DANGEROUS = textwrap.dedent(
-    """
-    import sys
-    import jax, numpy as np, optax
-    import sharedtree as st
+DANGEROUS = """
+import sys
+import jax, numpy as np, optax
+import sharedtree as st
 
-    st.load(sys.argv[1])
-    from tests.serialise.forgeries import Case
-    from tests.serialise.judging import judge, watch
-    sys.addaudithook(watch)
-    others = [st.verify, lambda d: str(st.inspect(d)), lambda d: str(st.audit(d))]
-    for number, name in enumerate(sys.argv[3:]):
-        with open(name, "rb") as file:
-            data = file.read()
-        for operation in (st.from_bytes, *(others if sys.argv[2] == "all" else [others[number % 3]])):
-            outcome = judge(Case(data, None, ("nest_deeply",)), operation, gives_model=False)
-            print(name.rpartition("/")[2], *outcome, flush=True)
-    """
-)
+st.load(sys.argv[1])
+from tests.serialise.forgeries import Case
+from tests.serialise.judging import judge, watch
+sys.addaudithook(watch)
+others = [st.verify, lambda d: str(st.inspect(d)), lambda d: str(st.audit(d))]
+for number, name in enumerate(sys.argv[3:]):
+    with open(name, "rb") as file:
+        data = file.read()
+    for operation in (st.from_bytes, *(others if sys.argv[2] == "all" else [others[number % 3]])):
+        outcome = judge(Case(data, None, ("nest_deeply",)), operation, gives_model=False)
+        print(name.rpartition("/")[2], *outcome, flush=True)
+"""
 
 
 def with_tensor(tensor, array):
@@ -240,8 +233,6 @@ def bombs():
         "manifest nested in lists": in_manifest(lists),
         "manifest nested in a node": in_manifest(manifest.replace('"nodes":', f'"nodes":{lists},"x":')),
         "shape of 2^62 without data": with_tensor(entry("F32", [2**62], 0, 2**64), array("float32", 2**62)),
-        "its offsets fit a word": with_tensor(entry("U8", [2**62], 0, 2**62), array("uint8", 2**62)),
-        "its product wraps around": with_tensor(entry("U8", [2**32] * 2, 0, 0), array("uint8", 2**32, 2**32)),
         "a shape that is none": with_tensor(entry("U8", [2**62, 2**62, 0], 0, 0), array("uint8", 2**62, 2**62, 0)),
         "zero-size array of 2^61 rows": with_tensor(entry("F32", [0, 2**61], 0, 0), array("float32", 0, 2**61)),
         "zero-size array of 2^58 rows": with_tensor(empty, array("float32", *rows)),
@@ -282,14 +273,14 @@ def test_bombs(tmp_path):
     times = 4 if IS_THOROUGH else 2
     which = "all" if IS_THOROUGH else "in turn"
     arguments = [str(good), which, *(str(tmp_path / f"{i}") for i in range(len(names)))]
-    run = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", DANGEROUS, *arguments], cwd=ROOT, capture_output=True, text=True,
         timeout=120, env={**os.environ, "MALLOC_ARENA_MAX": "1"},
     )  # fmt: skip
-    lines = [line.split(" ", 2) for line in run.stdout.splitlines() if line[:1].isdigit()]
+    lines = [line.split(" ", 2) for line in done.stdout.splitlines() if line[:1].isdigit()]
     bad = [f"{names[int(i)]}: {what} {why}" for i, what, why in lines if what == "failed"]
     last = names[min(int(lines[-1][0]) + (len(lines) % times == 0), len(names) - 1)] if lines else names[0]
-    assert run.returncode == 0, f"the process died at {last!r}: {run.stderr[-3000:]}"
+    assert done.returncode == 0, f"the process died at {last!r}: {done.stderr[-3000:]}"
     assert not bad, "\n".join(bad)
     assert len(lines) == times * len(names)
 
@@ -355,20 +346,18 @@ def test_float0_is_numpys():
             load(with_tensor(entry("U8", [size, 0], 0, 0), array))
 
 
-WIDE = textwrap.dedent(
-    """
-    import resource, sys, sharedtree as st
-    from sharedtree.__main__ import main
-    data = open(sys.argv[1], "rb").read()
-    str(st.inspect(st.to_bytes([1])))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = st.inspect(data)
-    assert str(found).count("\\n") == 10_001, str(found).count("\\n")
-    assert sum(1 for _ in found.lines) == 240_001
-    assert main(["show", sys.argv[1]]) == 0
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
-    """
-)
+WIDE = """
+import resource, sys, sharedtree as st
+from sharedtree.__main__ import main
+data = open(sys.argv[1], "rb").read()
+str(st.inspect(st.to_bytes([1])))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = st.inspect(data)
+assert str(found).count("\\n") == 10_001, str(found).count("\\n")
+assert sum(1 for _ in found.lines) == 240_001
+assert main(["show", sys.argv[1]]) == 0
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
 
 
 @pytest.mark.slow
@@ -376,10 +365,9 @@ WIDE = textwrap.dedent(
 def test_a_file_of_many_references_is_shown_in_little_memory(kind, tmp_path):
     path = tmp_path / "wide"
     path.write_bytes(file_of([[kind, []]] + [[kind, [i] * 200] for i in range(1_200)]))
-    run = subprocess.run([sys.executable, "-c", WIDE, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    assert "more lines; see --lines" in run.stdout
-    lines = run.stdout.splitlines()
+    printed = run(WIDE, path)
+    assert "more lines; see --lines" in printed
+    lines = printed.splitlines()
     assert len(lines) < 10_010
     assert int(lines[-1]) < 64  # 160 if all lines are held
 

@@ -6,11 +6,9 @@ memory the process has.
 
 import gc
 import itertools
-import subprocess
 import sys
 import types
 import weakref
-from pathlib import Path
 
 import hypothesis
 import hypothesis.strategies as hs
@@ -26,8 +24,8 @@ from sharedtree.serialise.container._header import Tensor
 from sharedtree.serialise.container._reading import memory_for
 
 from .isomorphic import assert_isomorphic
+from .process import run
 
-ROOT = Path(__file__).parent.parent.parent
 KiB, MiB = 2**10, 2**20
 SLAB = 16 * MiB  # as the documentation says
 
@@ -231,41 +229,6 @@ def test_an_array_keeps_one_slab_at_most_and_a_small_one_none(path, monkeypatch,
     assert_equal(survivors, small)
 
 
-RESIDENT = """
-import gc, sys
-import jax
-import sharedtree as st
-
-def resident():
-    gc.collect()
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096 / 2**20
-
-st.load(sys.argv[1], select="['x'][0]")
-for _ in range(2):
-    before = resident()
-    loaded = jax.block_until_ready(st.load(sys.argv[1]))
-    all_of_them = resident()
-    survivors = [loaded["x"][50], loaded["y"][50]]
-    del loaded
-    print(all_of_them - before, resident() - before)
-    del survivors
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_rest_is_given_back(path):
-    """Also the second time, when `malloc` would keep what lies below the array that is still there."""
-    saved(path, {"x": arrays(64), "y": arrays(64, kind=jnp)})
-    run = subprocess.run([sys.executable, "-c", RESIDENT, str(path)], capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 0, run.stderr
-    for line in run.stdout.splitlines():
-        everything, survivors = map(float, line.split())
-        assert 120 < everything < 128 + 12
-        assert survivors < 2 * 16 + 12
-    assert len(run.stdout.splitlines()) == 2
-
-
 @has_huge_pages
 @pytest.mark.parametrize("harm", ["an error", "an error, unverified", "a flipped bit", "cut before", "cut meanwhile"])
 def test_errors_and_damaged_files_leave_nothing(path, monkeypatch, harm):
@@ -327,31 +290,33 @@ def test_donating_one_leaves_its_neighbours(path):
     assert_equal([loaded[i] for i in rest], [expected[i] for i in rest])
 
 
-def test_writing_to_one_leaves_its_neighbours(path):
-    """And what another load of the same file has."""
-    expected = arrays(8)
-    saved(path, [*expected[:7], jnp.asarray(expected[7])])
-    loaded, again = st.load(path), st.load(path)
-    for i in (0, 3, 6):
-        assert not any(np.shares_memory(loaded[i], loaded[j]) for j in range(7) if j != i)
-        loaded[i][:] = -1
-    others = (1, 2, 4, 5, 7)
-    assert_equal([loaded[i] for i in others], [expected[i] for i in others])
-    assert_equal(again, expected)
+# --- what the operating system says ----------------------------------------------------------------------------------
 
-
-FORKED = """
-import os, re, sys, warnings
+PROGRAM = """
+import gc, os, re, sys, warnings
 import jax, jax.numpy as jnp, numpy as np
-warnings.simplefilter("ignore")
+warnings.simplefilter("ignore")  # JAX's, about forks
 import sharedtree as st
 
-
-def peak():
+def in_status(name):
+    gc.collect()
     with open("/proc/self/status") as file:
-        return int(re.search(r"VmHWM: *(.*) kB", file.read().expandtabs())[1]) // 2**10
+        return int(re.search(name + r": *(.*) kB", file.read().expandtabs())[1]) / 2**10
 
-loaded = st.load(sys.argv[1])
+both, few = sys.argv[1:]
+st.load(both, select="['x'][0]")
+for _ in range(2):
+    before = in_status("VmRSS")
+    loaded = jax.block_until_ready(st.load(both))
+    everything = in_status("VmRSS") - before
+    survivors = [loaded["x"][50], loaded["y"][50]]
+    del loaded
+    # Also the second time, when `malloc` would keep what lies below the array that is still there.
+    rest = in_status("VmRSS") - before
+    assert 120 < everything < 128 + 12 and rest < 2 * 16 + 12, (everything, rest)
+    del survivors
+
+loaded = st.load(few)
 child = os.fork()
 if not child:
     for array in loaded:
@@ -361,19 +326,18 @@ _, status = os.waitpid(child, 0)
 assert os.waitstatus_to_exitcode(status) == 1, "the child did not write"
 assert all((array == i + 1).all() for i, array in enumerate(loaded)), "the child wrote here"
 
-st.save(sys.argv[1], [jnp.ones(9), np.ones((3, 3)).T])
+st.save(few, [jnp.ones(9), np.ones((3, 3)).T])
+# More than all that was loaded before.
 tree = [jnp.zeros(96 * 2**20, jnp.uint8), np.ones(96 * 2**20, np.uint8), np.ones((8192, 12288), np.uint8).T]
 jax.block_until_ready(tree)
-before = peak()
-st.save(sys.argv[1], tree)
-print(before, peak())
+before = in_status("VmHWM")
+st.save(few, tree)
+assert in_status("VmHWM") <= before + 64, "one of the arrays was copied, each of 96 MiB"
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
-def test_processes_share_nothing_and_saving_copies_pieces_only(path):
-    saved(path, arrays(8))
-    run = subprocess.run([sys.executable, "-c", FORKED, str(path)], capture_output=True, text=True, cwd=ROOT)
-    assert run.returncode == 0, run.stderr
-    before, after = map(int, run.stdout.split())
-    assert after <= before + 64  # each of the three arrays has 96 MiB
+def test_the_rest_is_given_back_processes_share_nothing_and_saving_copies_pieces_only(tmp_path):
+    both = saved(tmp_path / "both", {"x": arrays(64), "y": arrays(64, kind=jnp)})
+    few = saved(tmp_path / "few", arrays(8))
+    run(PROGRAM, both, few)

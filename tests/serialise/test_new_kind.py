@@ -1,16 +1,15 @@
 """A new kind of node is one row: the exercise of CONTRIBUTING, done in a copy of the package."""
 
 import json
-import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 import sharedtree
+
+from .process import run
 
 ROOT = pathlib.Path(sharedtree.__file__).parent
 PAGE = ROOT.parent / "CONTRIBUTING.md"
@@ -54,12 +53,8 @@ def package(tmp_path):
 
 
 def test_a_new_kind_is_one_row(package):
-    environment = {**os.environ, "PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=package, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    loaded, inspected, audited, refused, operands = json.loads(done.stdout)
+    printed = run(PROGRAM, cwd=package, PYTHONPATH=str(package), JAX_PLATFORMS="cpu")
+    loaded, inspected, audited, refused, operands = json.loads(printed)
     assert loaded == "{'rate': Fraction(1, 2), Fraction(1, 2): [Fraction(1, 2)]}"
     assert "['rate']  Fraction(1, 2)" in inspected
     assert "[Fraction(1, 2)]  list" in inspected

@@ -3,11 +3,6 @@
 import collections
 import functools
 import json
-import os
-import pathlib
-import subprocess
-import sys
-import textwrap
 import types
 
 import equinox as eqx
@@ -24,8 +19,7 @@ from sharedtree.serialise.values._encoding import encode
 from sharedtree.serialise.values._named import MAX_OBJECTS
 
 from . import vanilla
-
-ROOT = pathlib.Path(__file__).parents[2]
+from .process import run
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +70,7 @@ def test_modules_come_back_in_a_new_process(groups, tmp_path):
         expected |= {f"{name}:{i}": a for name, each in group.items() for i, a in enumerate(arrays_of(each))}
     np.savez(tmp_path / "expected.npz", **expected)
     (tmp_path / "groups.json").write_text(json.dumps(types_of))
-    code, environment = textwrap.dedent(IN_A_NEW_PROCESS), {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment, timeout=300)
+    run(IN_A_NEW_PROCESS, cwd=tmp_path)
 
 
 def test_markers_are_not_written(groups):

@@ -239,12 +239,6 @@ def test_places_that_are_none(tmp_path):
 # --- what is beside the tree ------------------------------------------------------------------------------------------
 
 
-def test_metadata(path):
-    metadata = {"run": "7", "note": "ä\n\"'", "": ""}
-    st.save(path, [1], metadata=metadata)
-    assert st.inspect(path).metadata == metadata
-
-
 def test_progress(path, capsys):
     for size in (0, 3, 10 * 2**20):
         tree = [np.zeros(size, np.uint8), np.ones(100)]

@@ -1,15 +1,13 @@
 """Files are the same byte for byte in every process, whatever order Python's sets have there."""
 
-import os
-import subprocess
-import sys
-
 import equinox as eqx
 import jax
 import pytest
 
 import sharedtree as st
 from sharedtree.serialise.values import _kinds
+
+from .process import run
 
 
 class Holder:
@@ -47,16 +45,9 @@ for tree in trees:
 """
 
 
-def digests(seed):
-    environment = {**os.environ, "PYTHONHASHSEED": str(seed), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
 @pytest.mark.slow
 def test_files_do_not_depend_on_the_hashes_of_texts():
-    first, second = digests(1), digests(2)
+    first, second = (run(PROGRAM, PYTHONHASHSEED=str(seed)).split() for seed in (1, 2))
     assert len(first) == 8
     assert first == second
 

@@ -67,11 +67,11 @@ def test_auxiliary_data_of_registered_classes():
 
 
 def test_static_values_elsewhere_are_the_files_and_the_report_has_them():
-    held, template = {"run": "a", "step": 7}, {"run": "b", "step": 0}
+    held, template = {"run": "a", "step": 7, "on": True}, {"run": "b", "step": 0, "on": False}
     paths, report = load(held, template)
     assert paths == ()
     assert [str(each) for each in report.differences] == ["`['run']`: the file has 'a', the template 'b'"]
-    assert report.loaded == ("['step']",)  # what JAX can trace is loaded, as arrays are
+    assert report.loaded == ("['on']", "['step']")  # what JAX can trace is loaded, as arrays are
     assert st.load(st.to_bytes(held), like=template) == held
 
 

@@ -11,6 +11,7 @@ import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax import tree_util as jtu
 
@@ -19,7 +20,8 @@ import sharedtree as st
 from . import strategies
 from .drafts import Draft
 from .isomorphic import assert_isomorphic
-from .strategies import Color, Config, Key, Layer, Pair, Slotted, make, trees
+from .strategies import Color, Config, Key, Layer, Pair, make, trees
+from .tied import Tied
 
 
 def round_trip(tree, trusted="tests"):
@@ -32,6 +34,17 @@ def test_random_dags_come_back(tree):
     data = st.to_bytes(tree)
     assert st.to_bytes(tree) == data
     assert_isomorphic(tree, st.from_bytes(data, trusted=strategies.__name__))
+
+
+def test_saving_what_was_loaded_gives_the_same_file():
+    """As long as there are no sets, whose order is nobody's, and once each object has its attributes in their order."""
+    model = Tied()
+    arrays = eqx.filter(model, eqx.is_array)
+    run = {"model": model, "state": optax.adam(1e-3).init(arrays), "key": jax.random.key(0), "pair": Pair(1)}
+    data = st.to_bytes(st.from_bytes(st.to_bytes(run), trusted=[Tied, Pair]))
+    loaded = st.from_bytes(data, trusted=[Tied, Pair])
+    assert st.to_bytes(loaded) == data
+    assert_isomorphic(run, loaded)
 
 
 def test_the_oracle_sees_differences():
@@ -84,12 +97,6 @@ def test_keys_that_take_for_ever_to_hash_are_refused():
     nodes.append(["set", [nodes[-1][1][0]]])
     with pytest.raises(st.FormatError, match="nested"):
         st.inspect(draft.file(with_digests=True))
-
-
-def test_fields_that_were_never_set_stay_missing():
-    back = round_trip(make(Layer, weight=1))
-    assert vars(back) == {"weight": 1}
-    assert not hasattr(round_trip(make(Slotted, a=1)), "b")
 
 
 def test_caches_of_properties_are_left_out_and_other_attributes_kept():

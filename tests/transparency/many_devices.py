@@ -1,11 +1,8 @@
-"""Where things are: committed, uncommitted and sharded arrays, on eight devices. Run as a script by `test_placement`.
+"""Where things are: committed, uncommitted and sharded arrays.
 
-A process has as many devices as it had when JAX started, so this needs one of its own. It is told to run each case, or
-one of so many. Prints one JSON object: the name of each case that ran with what differs, or null.
+Collected by pytest in a process that has eight devices, which `test_shards` starts.
 """
 
-import json
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import sharedtree as st
@@ -22,7 +20,7 @@ GRADS = ("grad", "value_and_grad", "filter_grad", "filter_value_and_grad")
 
 
 def values() -> dict[str, Callable[[], Any]]:
-    """Arrays in each kind of place; made when called, so that importing this file starts no devices."""
+    """What makes an array in each kind of place."""
 
     def mesh(shape: tuple[int, ...] = (8,), names: tuple[str, ...] = ("x",)) -> Any:
         return jax.make_mesh(shape, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))
@@ -131,8 +129,10 @@ def different(call: Callable[[Any], Any], transform: Any, oracle: Any) -> str | 
     return None if found == want else f"expected {want}\nfound {found}"
 
 
-if __name__ == "__main__":
-    assert len(jax.devices()) == 8
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
-    report = {name: different(call, *both) for name, call, both in [*cases()][:: int(sys.argv[1])]}
-    sys.stdout.write(json.dumps(report))
+@pytest.mark.parametrize("one_of", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_everything_is_where_vanilla_puts_it(one_of):
+    everything = [*cases()]
+    assert len({name for name, *_ in everything}) == len(everything)
+    with jax.numpy_dtype_promotion("strict"):
+        found = {name: different(call, *both) for name, call, both in everything[::one_of]}
+    assert {name: difference for name, difference in found.items() if difference is not None} == {}

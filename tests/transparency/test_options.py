@@ -11,17 +11,7 @@ import pytest
 
 import sharedtree as st
 from tests.transparency.options import ROWS, Row
-from tests.transparency.outcome import (
-    FILTERED,
-    TRANSFORMS,
-    Data,
-    Model,
-    Raised,
-    Registered,
-    Returned,
-    outcome,
-    vec,
-)
+from tests.transparency.outcome import FILTERED, TRANSFORMS, Data, Model, Raised, Registered, Returned, outcome, vec
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 EACH = [pytest.param(transform, id=name) for name, transform in TRANSFORMS.items()]

@@ -86,16 +86,6 @@ def test_what_jit_returned_is_no_new_trace():
         assert np.array_equal(m.leaf, np.full(3, 3.0))
 
 
-def test_clear_cache():
-    for transform in (jax.jit, st.jit):
-        count = []
-        f = transform(lambda x: count.append(1) or x)
-        f(1.0), f(1.0)
-        f.clear_cache()
-        f(1.0)
-        assert len(count) == 2, transform
-
-
 # --- what it looks like ------------------------------------------------------------------------------------------
 
 
