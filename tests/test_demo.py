@@ -4,9 +4,9 @@ import dataclasses
 import math
 import os
 import pathlib
-import subprocess
 import sys
 from collections import Counter
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,27 +18,63 @@ import pytest
 import sharedtree as st
 from sharedtree import _demo
 from sharedtree.__main__ import main
-from sharedtree._demo import Report, Sizes, failures, run
-from sharedtree._demo._help_texts import (
-    Text,
-    consecutive_windows,
-    python_help,
-    random_windows,
-    split,
-    unigram_loss,
-)
+from sharedtree._demo import Report, Sizes, _run, failures, run
+from sharedtree._demo._help_texts import Text, consecutive_windows, python_help, random_windows, split, unigram_loss
 from sharedtree._demo._model import LanguageModel, rotated
 from sharedtree._demo._on_disk import differences, reload
-from sharedtree._demo._training import continuation, make_optimizer, mean_loss, steps_after_checkpoint, train
+from sharedtree._demo._training import Trained, continuation, mean_loss, steps_after_checkpoint, train
 from sharedtree._engine import engine
+
+from .test_commands import python
 
 TINY = Sizes(width=8, heads=2, blocks=1, context=16, batch=64)
 TIE = (".embed", ".head")
 
 
+class Demo(NamedTuple):
+    """One run of the demo.
+
+    Attributes:
+        report: what it says.
+        trained: what the training in it returned, ten steps, the last five of which were taken again from a file.
+        leaves: those of the model before.
+        path: of the file, which was kept.
+    """
+
+    report: Report
+    trained: Trained
+    leaves: list[Any]
+    path: pathlib.Path
+
+
+STEPS, SEED = 10, 3
+
+
 @pytest.fixture(scope="module")
-def report() -> Report:
-    return run(steps=12, seed=1, quick=True, sizes=TINY)
+def demo(tmp_path_factory) -> Demo:
+    path = tmp_path_factory.mktemp("demo") / "checkpoint"
+    seen = []
+
+    def seeing(model, *args, **options):
+        leaves = st.tree.leaves(model)
+        trained = train(model, *args, **options)
+        seen.extend((trained, leaves))
+        return trained
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_run, "train", seeing)
+        report = run(steps=STEPS, seed=SEED, quick=True, sizes=TINY, save=path)
+    return Demo(report, *seen, path)
+
+
+@pytest.fixture
+def report(demo) -> Report:
+    return demo.report
+
+
+def new_model() -> LanguageModel:
+    """The model with which that run begins."""
+    return LanguageModel(TINY, key=jax.random.key(SEED))
 
 
 @pytest.fixture
@@ -73,7 +109,7 @@ def test_the_report_counts_each_array_once(report):
 
 
 def test_the_report_shows_what_it_holds(report):
-    assert (report.resumed_differences, report.resumed_steps) == ((), 6)
+    assert (report.resumed_differences, report.resumed_steps) == ((), 5)
     text = str(report)
     numbers = (*report.file_bytes, report.resumed_steps, report.optimizer_bytes, report.parameters_untied)
     losses = f"{report.validation_loss:.3f}", f"{report.unigram_loss:.3f}"
@@ -106,6 +142,7 @@ def test_what_should_not_be_is_a_failure(report, model):
     assert "which DIFFER" in str(dataclasses.replace(report, resumed_differences=("losses",)))
 
 
+@pytest.mark.slow  # each of the two is found in the test above
 def test_a_train_step_that_loses_the_tie_makes_the_demo_fail(monkeypatch, report, model):
     monkeypatch.setattr(st, "apply_updates", eqx.apply_updates)
     with pytest.warns(st.UntiedWarning):
@@ -171,16 +208,14 @@ def test_rotated_vectors_know_only_how_far_apart_they_are(getkey):
 # Training -----------------------------------------------------------------------------------------------------------
 
 
-def test_training_equals_vanilla_jax_with_the_gradient_summed_by_hand(model):
-    data = python_help().train[:2000]
-    twin = jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, model)
+def test_training_equals_vanilla_jax_with_the_gradient_summed_by_hand(demo):
+    assert all(leaf.is_deleted() for leaf in demo.leaves)  # donated, the tied one too
+    twin = jax.tree.map(lambda leaf: jnp.copy(leaf) if eqx.is_array(leaf) else leaf, new_model())
     assert twin.embed is not twin.head
-    leaves = st.tree.leaves(model)
-    trained = train(model, data, TINY, steps=3, seed=5)
-    assert all(leaf.is_deleted() for leaf in leaves)  # donated, the tied one too
 
-    # The rates of three steps: no warmup, then a cosine that would reach zero at a fourth.
-    rates = jnp.array([3e-3 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(3)])
+    # One step of warmup, at half the rate, then a cosine that would reach zero one step after the last.
+    rates = jnp.array([3e-3 * (1 + math.cos(math.pi * (step - 1) / STEPS)) / 2 for step in range(STEPS)])
+    rates = rates.at[0].set(3e-3 / 2)
     tx = optax.adamw(lambda step: rates[step], b2=0.99, weight_decay=0.01)
 
     def loss(model, windows):
@@ -195,27 +230,23 @@ def test_training_equals_vanilla_jax_with_the_gradient_summed_by_hand(model):
         updates, state = tx.update(gradient, state, eqx.filter(twin, eqx.is_array))
         return eqx.apply_updates(twin, updates), state, value
 
-    state = tx.init(eqx.filter(twin, eqx.is_array))
-    generator = np.random.default_rng(5)
+    state, data = tx.init(eqx.filter(twin, eqx.is_array)), python_help().train
+    generator = np.random.default_rng(SEED)
     losses = []
-    for _ in range(3):
+    for _ in range(STEPS):
         windows = random_windows(data, TINY.batch, TINY.context + 1, generator)
         twin, state, value = step(twin, state, windows)
         losses.append(float(value))
 
-    np.testing.assert_allclose(trained.first_loss, losses[0], rtol=1e-5)
-    assert trained.model.embed is trained.model.head
+    trained = demo.trained
+    np.testing.assert_allclose([trained.first_loss, *trained.last.losses], [losses[0], *losses[5:]], rtol=1e-5)
     ours, theirs = (jax.tree.leaves(eqx.filter(m, eqx.is_array)) for m in (trained.model, twin))
     for our, their in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(our, their, rtol=1e-4, atol=1e-4)
-
-
-def test_the_optimizer_state_is_tied_as_the_model_is(model):
-    assert model.embed is model.head
-    state = make_optimizer(5).init(model)
-    assert state[0].mu.embed is state[0].mu.head
-    assert state[0].nu.embed is state[0].nu.head
-    assert state[0].mu.embed.weight is not state[0].nu.embed.weight
+    mu, nu = (getattr(trained.optimizer_state[0], name) for name in ("mu", "nu"))
+    for tied in (trained.model, mu, nu):
+        assert tied.embed is tied.head
+    assert mu.embed.weight is not nu.embed.weight
 
 
 class Successor(eqx.Module):
@@ -241,20 +272,8 @@ def test_the_mean_loss_is_that_of_the_right_bytes_and_a_continuation_goes_on_whe
 # The checkpoint -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """Where `trained` has its file."""
-    return tmp_path_factory.mktemp("demo") / "checkpoint"
-
-
-@pytest.fixture(scope="module")
-def trained(checkpoint):
-    """Ten steps, the last five of them taken again from a file."""
-    model, data = LanguageModel(TINY, key=jax.random.key(1)), python_help().train[:2000]
-    return train(model, data, TINY, steps=10, seed=3, reload=lambda live: reload(live, checkpoint)[0])
-
-
-def test_training_goes_on_from_the_file_bit_for_bit(trained):
+def test_training_goes_on_from_the_file_bit_for_bit(demo):
+    trained = demo.trained
     assert [steps_after_checkpoint(steps) for steps in (1, 2, 3, 30, 900)] == [1, 1, 1, 15, 20]
     assert len(trained.last.losses) == len(trained.again.losses) == 5
     assert trained.traces == 1
@@ -270,19 +289,19 @@ def test_training_goes_on_from_the_file_bit_for_bit(trained):
 
 
 @pytest.mark.slow
-def test_going_through_a_file_changes_nothing(trained, checkpoint):
+def test_going_through_a_file_changes_nothing(demo):
     """The whole run equals one that was never interrupted."""
-    data = python_help().train[:2000]
-    plain = train(LanguageModel(TINY, key=jax.random.key(1)), data, TINY, steps=10, seed=3)
+    data, trained = python_help().train, demo.trained
+    plain = train(new_model(), data, TINY, steps=STEPS, seed=SEED)
     assert plain.again is None
     assert differences(plain.last, trained.last) == ()
     assert plain.first_loss == trained.first_loss
-    loaded = st.load(checkpoint)
+    loaded = st.load(demo.path)
     assert (type(loaded), loaded.step, loaded.steps, loaded.sizes) == (_demo.Checkpoint, 5, 10, TINY)
     assert type(loaded.sizes) is Sizes
     assert loaded.model.embed is loaded.model.head
-    assert jax.random.key_data(loaded.key).tolist() == jax.random.key_data(jax.random.key(3)).tolist()
-    generator = np.random.default_rng(3)
+    assert jax.random.key_data(loaded.key).tolist() == jax.random.key_data(jax.random.key(SEED)).tolist()
+    generator = np.random.default_rng(SEED)
     for _ in range(5):
         random_windows(data, TINY.batch, TINY.context + 1, generator)
     assert loaded.windows == generator.bit_generator.state
@@ -290,7 +309,8 @@ def test_going_through_a_file_changes_nothing(trained, checkpoint):
 
 
 @pytest.mark.slow
-def test_the_smallest_difference_is_found(trained):
+def test_the_smallest_difference_is_found(demo):
+    trained = demo.trained
     again, end = trained.again, trained.again.checkpoint
     losses = again.losses.copy()
     losses[-1] = np.nextafter(losses[-1], np.float32(9))
@@ -312,11 +332,9 @@ def test_the_smallest_difference_is_found(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("trained")
-def test_file_sizes_are_those_of_files_with_each_array_once_and_twice(checkpoint, tmp_path):
-    saved = st.load(checkpoint)
-    _, sizes = reload(saved, tmp_path / "again")
-    assert sizes.tied == os.path.getsize(tmp_path / "again")
+def test_file_sizes_are_those_of_files_with_each_array_once_and_twice(demo):
+    saved, sizes = st.load(demo.path), demo.report.file_bytes
+    assert sizes.tied == os.path.getsize(demo.path)
     embedding = 256 * TINY.width * 4
     # The weight and its two moments, each once more; and their entries in the header.
     assert 3 * embedding < sizes.untied - sizes.tied < 3 * embedding + 8192
@@ -333,19 +351,13 @@ def test_a_single_step_can_be_taken_again(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_file_is_kept_where_asked_and_loads_in_another_process(tmp_path):
-    path = tmp_path / "kept"
-    report = run(steps=2, quick=True, sizes=TINY, save=path)
-    assert os.listdir(tmp_path) == ["kept"]
-    assert report.file_bytes.tied == os.path.getsize(path)
+def test_the_file_is_kept_where_asked_and_loads_in_another_process(demo):
+    assert os.listdir(demo.path.parent) == ["checkpoint"]
     code = "import sys, sharedtree as st, sharedtree._demo; c = st.load(sys.argv[1]); "
     code += "print(c.step, c.model.embed is c.model.head, st.ties(c.model)[0].paths)"
-    root = str(pathlib.Path(st.__file__).parent.parent)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)],
-        capture_output=True, text=True, timeout=120, check=True, env={**os.environ, "PYTHONPATH": root},
-    )  # fmt: skip
-    assert done.stdout.strip() == "1 True ('.embed', '.head')"
+    done = python("-c", code, demo.path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "5 True ('.embed', '.head')"
 
 
 def test_a_file_that_cannot_be_written_ends_the_command(monkeypatch, capsys, tmp_path):

@@ -202,8 +202,8 @@ def steps(name, tx, make, *leaves):
     params = make(*leaves)
     batch = (4,) if name in ("differentially_private_aggregate", "dpsgd") else ()
     apply = st.apply_updates if make is net else optax.apply_updates
-    if name == "lookahead":
-        params = optax.LookaheadParams(params, make(*[jnp.copy(x) for x in leaves]))
+    if name == "lookahead":  # whose slow and fast weights begin as one model
+        params = optax.LookaheadParams.init_synced(params)
     state = tx.init(params)
     history = []
     for step in range(STEPS):
@@ -218,6 +218,9 @@ def steps(name, tx, make, *leaves):
             assert is_tied(current)
             assert all(x.blocks[0] is x.blocks[1] for x in nets(state))
         history += parts(current)
+        if name == "lookahead":
+            assert params.fast is not params.slow
+            history += parts(params.slow)
     return history, distinct(state)
 
 

@@ -21,19 +21,58 @@ class Callable(eqx.Module):
         return x
 
 
-def models():
-    w = jnp.ones((2, 3))
-    return [Pair(w, w + 1), Callable(w, w + 1), {"a": w, "b": w + 1}]
+W, X = jnp.ones((2, 3)), jnp.ones(2)
+MODELS = [Pair(W, W + 1), Callable(W, W + 1), {"a": W, "b": W + 1}]
 
 
-# --- optimizers ------------------------------------------------------------------------------------------------------
+# --- arguments that are something else -------------------------------------------------------------------------------
 
 
-def test_what_is_no_optax_transformation():
-    said = r"(?s)takes an optax transformation.*sharedtree.optimizer\(optax.adam\(1e-3\)\)"
-    for wrong in ("adam", optax.adam, 1e-3, None, optax.GradientTransformation, (optax.adam(1.0),)):
-        with pytest.raises(TypeError, match=said):
-            st.optimizer(wrong)
+@st.preserve_identities
+def one(model):
+    raise AssertionError("it was called")
+
+
+@st.preserve_identities
+def several(model, x, *, scale=1):
+    raise AssertionError("it was called")
+
+
+NO_OPTIMIZERS = ("adam", optax.adam, 1e-3, None, optax.GradientTransformation, (optax.adam(1.0),))
+EAGER = (st.jit, st.grad, st.value_and_grad, st.vmap, st.checkpoint)
+WRONG = {
+    r"takes an optax transformation.*sharedtree.optimizer\(optax.adam\(1e-3\)\)": [
+        lambda wrong=wrong: st.optimizer(wrong) for wrong in NO_OPTIMIZERS
+    ],
+    r"`where` is a function": [lambda where=where: st.tie({"a": X}, where) for where in (None, "a", 3, ("a", "b"))],
+    r"`where` is a function that takes the tree.*sharedtree.tie\(model, lambda": [
+        lambda m=m: st.tie(lambda m: list(m), m) for m in MODELS
+    ],
+    r"`where` is a function that takes the tree.*sharedtree.untie\(model, lambda": [
+        lambda m=m: st.untie(lambda m: m, m) for m in MODELS
+    ],
+    r"`where` is a function that takes the tree.*sharedtree.tree.at\(lambda m: m.head.weight, model, new\)": [
+        lambda m=m: st.tree.at(m, lambda m: m, 3) for m in MODELS
+    ],
+    r"takes a transform.*preserve_identities\(jax.jit\)\(f\)": [
+        lambda: one(MODELS[0]),
+        lambda: one(model=MODELS[0]),
+        lambda: one(X),
+        lambda: several(MODELS[0], X),
+        lambda: several(MODELS[0], X, scale=3),
+    ],
+    r"takes a transform, not.*preserve_identities\(jax.jit\)": [
+        lambda wrong=wrong: st.preserve_identities(wrong) for wrong in (5, None, "jit", [jax.jit], Pair(1, 2))
+    ],
+    r"callable": [lambda t=t, wrong=wrong: t(wrong)(X) for t in EAGER for wrong in (5, "text", Pair(1, 2))],
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_what_is_taken_for_something_else(said):
+    for call in WRONG[said]:
+        with pytest.raises(TypeError, match=f"(?s){said}"):
+            call()
 
 
 # --- `where` ---------------------------------------------------------------------------------------------------------
@@ -86,21 +125,6 @@ def test_other_errors_of_a_where_are_its_own():
         st.tie(model, wrong)
 
 
-def test_swapped_arguments():
-    for model in models():
-        for call, right in (
-            (lambda m: st.tie(lambda m: list(m), m), "sharedtree.tie(model, lambda"),
-            (lambda m: st.untie(lambda m: m, m), "sharedtree.untie(model, lambda"),
-            (lambda m: st.tree.at(m, lambda m: m, 3), "sharedtree.tree.at(lambda m: m.head.weight, model, new)"),
-        ):
-            with pytest.raises(TypeError, match="`where` is a function that takes the tree") as caught:
-                call(model)
-            assert right in str(caught.value)
-    for where in (None, "a", 3, ("a", "b")):
-        with pytest.raises(TypeError, match="`where` is a function"):
-            st.tie({"a": jnp.ones(2)}, where)
-
-
 def test_modules_that_can_be_called_may_be_either():
     w = jnp.ones(2)
 
@@ -115,37 +139,6 @@ def test_modules_that_can_be_called_may_be_either():
     assert st.tree.at(lambda m: m.a, model, 3).a == 3
     tied = st.tie(model, lambda m: (m.a, m.b))
     assert tied.a is tied.b
-
-
-# --- `preserve_identities` -------------------------------------------------------------------------------------------
-
-
-def test_a_plain_function_in_place_of_a_transform():
-    @st.preserve_identities
-    def one(model):
-        raise AssertionError("it was called")
-
-    @st.preserve_identities
-    def several(model, x, *, scale=1):
-        raise AssertionError("it was called")
-
-    model, x = models()[0], jnp.ones(2)
-    for call in (
-        lambda: one(model),
-        lambda: one(model=model),
-        lambda: one(x),
-        lambda: several(model, x),
-        lambda: several(model, x, scale=3),
-    ):
-        with pytest.raises(TypeError, match=r"(?s)takes a transform.*preserve_identities\(jax.jit\)\(f\)"):
-            call()
-    for wrong in (5, None, "jit", [jax.jit], Pair(1, 2)):
-        with pytest.raises(TypeError, match=r"(?s)takes a transform, not.*preserve_identities\(jax.jit\)"):
-            st.preserve_identities(wrong)
-    for transform in (st.jit, st.grad, st.value_and_grad, st.vmap, st.checkpoint):
-        for wrong in (5, "text", Pair(1, 2)):
-            with pytest.raises(TypeError, match="callable"):
-                transform(wrong)(x)
 
 
 @pytest.mark.parametrize("wrong", [3, None, "text"])

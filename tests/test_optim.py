@@ -41,7 +41,6 @@ OPTIMIZERS = {
     "adam": lambda: optax.adam(1e-2),
     "every second": lambda: optax.MultiSteps(optax.adam(1e-2), 2).gradient_transformation(),
     "schedule free": lambda: optax.contrib.schedule_free_adamw(1e-2, warmup_steps=2),
-    "prodigy": lambda: optax.contrib.prodigy(0.1),
 }
 
 
@@ -71,11 +70,8 @@ def check_state(state, vanilla_state):
     # every array of the one has its equal in the other, in whatever order
     rest = [np.asarray(x) for x in theirs]
     for mine in map(np.asarray, ours):
-        near = [
-            i
-            for i, x in enumerate(rest)
-            if x.shape == mine.shape and x.dtype == mine.dtype and np.allclose(x, mine, rtol=1e-4, atol=1e-6)
-        ]
+        like = lambda x: (x.shape, x.dtype) == (mine.shape, mine.dtype) and np.allclose(x, mine, rtol=1e-4, atol=1e-6)
+        near = [i for i, x in enumerate(rest) if like(x)]
         assert near, mine
         del rest[near[0]]
 
@@ -132,41 +128,6 @@ def test_a_tied_weight_counts_once_in_the_norm_that_clips():
     assert updates["a"] is updates["b"]
 
 
-def test_lookahead_parts_slow_and_fast_weights():
-    make = lambda: optax.lookahead(optax.sgd(0.1, momentum=0.9), sync_period=2, slow_step_size=0.5)
-    vanilla = make()
-    synced = optax.LookaheadParams.init_synced(net(*arrays(0)))
-    copies = optax.LookaheadParams(net(*arrays(0)), net(*arrays(0)))
-
-    @jax.jit
-    def vanilla_step(params, state):
-        updates, state = vanilla.update(jax.grad(dict_loss)(params.fast), state, params)
-        return optax.apply_updates(params, updates), state
-
-    # Synced they begin as one model, so that a second trace is one of two models.
-    for begin, most_traces in ((synced, 2), (copies, 1)):
-        models, params = begin, optax.LookaheadParams.init_synced(flat(*arrays(0)))
-        tx, vanilla_state, traces = st.optimizer(make()), vanilla.init(params), []
-
-        @st.jit
-        def step(models, state, tx=tx, traces=traces):
-            traces.append(1)
-            updates, state = tx.update(st.grad(model_loss)(models.fast), state, models)
-            return st.apply_updates(models, updates), state
-
-        state = tx.init(models)
-        for _ in range(STEPS):
-            models, state = step(models, state)
-            params, vanilla_state = vanilla_step(params, vanilla_state)
-            for mine, expected in zip(models, params, strict=True):
-                assert is_tied(mine)
-                assert_close(flat(*parts(mine)), expected)
-        assert models.fast is not models.slow
-        assert models.fast.embed.weight is not models.slow.embed.weight
-        check_state(state, vanilla_state)
-        assert len(traces) <= most_traces
-
-
 def in_modules(weight):
     return Pair(Pair(weight, None), Pair(weight, None))
 
@@ -216,39 +177,6 @@ def test_a_tie_missing_in_updates_or_state_is_an_error_with_both_paths(make, pat
     # Modules need no policy.
     assert make is in_containers or "Policy" not in text
     assert where == "apply" or "retie" not in text
-
-
-def test_plain_dicts_and_lists_of_parameters():
-    def loss(x, y, b):
-        return ((x * jnp.arange(3.0) + b) ** 2).sum() + (y * b).sum()
-
-    w, b = jnp.ones(3), jnp.full(3, 0.5)
-    params = {"layers": [w, {"again": w}], "b": b}
-    vanilla = {"w": w, "b": b}
-    tx, reference = st.optimizer(optax.adam(0.1)), optax.adam(0.1)
-    state, vanilla_state = tx.init(params), reference.init(vanilla)
-
-    @jax.jit
-    def step(dag, state):
-        params = dag.tree
-        value = lambda d: loss(d.tree["layers"][0], d.tree["layers"][1]["again"], d.tree["b"])
-        updates, new = tx.update(jax.grad(value)(dag).tree, state.tree, params)
-        return st.Dag(st.apply_updates(params, updates)), st.Dag(new)
-
-    @jax.jit
-    def vanilla_step(vanilla, state):
-        gradient = jax.grad(lambda p: loss(p["w"], p["w"], p["b"]))(vanilla)
-        updates, state = reference.update(gradient, state, vanilla)
-        return optax.apply_updates(vanilla, updates), state
-
-    dag, state = st.Dag(params), st.Dag(state)
-    for _ in range(2):
-        dag, state = step(dag, state)
-        vanilla, vanilla_state = vanilla_step(vanilla, vanilla_state)
-        new = dag.tree
-        assert new["layers"][0] is new["layers"][1]["again"]
-        assert_close({"w": new["layers"][0], "b": new["b"]}, vanilla)
-    assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(vanilla_state))
 
 
 @pytest.mark.parametrize("mode", ["eager", "jit"])
@@ -352,3 +280,4 @@ def test_a_tuple_of_parameters_is_not_taken_for_the_state_of_a_chain(tx):
         plain = optax.apply_updates(plain, updates)
         assert params[0] is params[1]
         np.testing.assert_allclose(params[0], plain[0], rtol=1e-6)
+    assert len(distinct(state)) == len(jax.tree.leaves(vanilla))

@@ -67,34 +67,36 @@ def differentiated(t: Any, f: Any, *ms: Any) -> Any:
     return t(scalar(f), argnums=tuple(range(len(ms))))(*ms)
 
 
-def in_the_first(t: Any, f: Any, *ms: Any) -> Any:
-    return t(lambda ms: total(f(*ms)))(ms)
-
-
 def over_devices(t: Any, f: Any, *ms: Any, **options: Any) -> Any:
     return t(f, **({"mesh": mesh(), "in_specs": P("x"), "out_specs": P("x")} | options))(*ms)
 
 
-def round_trip(t: Any, f: Any, *ms: Any) -> Any:
-    value, linear = t(f, *ms)
-    return value, linear(value)
+def with_value(operand: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls what gives a value and a linear function, and that function with what `operand` makes of both."""
+
+    def call(t: Any, f: Any, *ms: Any) -> Any:
+        value, linear = t(f, *ms)
+        return value, linear(*operand(value, ms))
+
+    return call
 
 
-def forward(t: Any, f: Any, *ms: Any) -> Any:
-    value, linear = t(f, *ms)
-    return value, linear(*ms)
+def with_rules(name: str, *rules: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Calls a function under rules, each of which is made of the function."""
+
+    def call(t: Any, f: Any, *ms: Any) -> Any:
+        g = t(f)
+        getattr(g, name)(*[rule(f) for rule in rules])
+        return g(*ms)
+
+    return call
 
 
-def with_vjp(t: Any, f: Any, *ms: Any) -> Any:
-    g = t(f)
-    g.defvjp(lambda *ms: (f(*ms), ms), lambda ms, ct: ms)
-    return g(*ms)
-
-
-def with_jvp(t: Any, f: Any, *ms: Any) -> Any:
-    g = t(f)
-    g.defjvp(lambda primals, tangents: (f(*primals), tangents[0]))
-    return g(*ms)
+round_trip = with_value(lambda value, ms: (value,))
+tangents_of_the_first = lambda f: lambda primals, tangents: (f(*primals), tangents[0])
+with_vjp = with_rules("defvjp", lambda f: lambda *ms: (f(*ms), ms), lambda f: lambda ms, ct: ms)
+with_jvp = with_rules("defjvp", tangents_of_the_first)
+with_filter_jvp = with_rules("def_jvp", tangents_of_the_first)
 
 
 def with_filter_vjp(t: Any, f: Any, *ms: Any) -> Any:
@@ -102,12 +104,6 @@ def with_filter_vjp(t: Any, f: Any, *ms: Any) -> Any:
     g.def_fwd(lambda perturbed, ms, *others: (f(*ms, *others), None))
     g.def_bwd(lambda residuals, ct, perturbed, ms, *others: ms)
     return g(ms)
-
-
-def with_filter_jvp(t: Any, f: Any, *ms: Any) -> Any:
-    g = t(f)
-    g.def_jvp(lambda primals, tangents: (f(*primals), tangents[0]))
-    return g(*ms)
 
 
 def repeated(f: Any) -> Any:
@@ -123,10 +119,6 @@ def scanned(t: Any, f: Any, *ms: Any, **options: Any) -> Any:
     return t(lambda carry, _: (repeated(f)(carry), None), ms, None, 2, **options)[0]
 
 
-def from_host(t: Any, f: Any, *ms: Any) -> Any:
-    return t(f, st.eval_shape(lambda m: m, ms[0]), *ms)
-
-
 def to_host(t: Any, f: Any, *ms: Any) -> Any:
     t(f, *ms)
     jax.effects_barrier()
@@ -138,7 +130,7 @@ def carried_and_scanned(t: Any, f: Any, m: Any, **options: Any) -> Any:
 
 JIT = Scenario(plain, "test_laws", lambda t, f, m: t(lambda a, b: f(a), donate_argnums=0)(m, m))
 GRAD = Scenario(differentiated, "test_laws", lambda t, f, m: t(scalar(lambda a, b: f(a)))(m, m))
-FILTER_GRAD = Scenario(in_the_first, "test_transformed_modules", GRAD.conflict)
+FILTER_GRAD = Scenario(lambda t, f, *ms: t(lambda ms: total(f(*ms)))(ms), "test_transformed_modules", GRAD.conflict)
 JACOBIAN = GRAD._replace(tested="test_autodiff")
 FILTER_JACOBIAN = FILTER_GRAD._replace(tested="test_likes")
 VMAP = Scenario(plain, "test_laws", lambda t, f, m: t(lambda a, b: f(a), in_axes=(0, None))(m, m))
@@ -146,19 +138,14 @@ SHARD_MAP = Scenario(
     over_devices, "on_eight_devices", lambda t, f, m: over_devices(t, lambda a, b: f(a), m, m, in_specs=(P("x"), P()))
 )
 CHECKPOINT = Scenario(plain, "test_applying", lambda t, f, m: t(lambda a, b: f(a), static_argnums=1)(m, m))
-HOST = Scenario(from_host, "test_callbacks")
+HOST = Scenario(lambda t, f, *ms: t(f, st.eval_shape(lambda m: m, ms[0]), *ms), "test_callbacks")
 
 SCENARIOS: dict[Any, Scenario] = {
     jax.jit: JIT,
-    jax.grad: GRAD,
-    jax.value_and_grad: GRAD,
-    jax.jacfwd: JACOBIAN,
-    jax.jacrev: JACOBIAN,
-    jax.jacobian: JACOBIAN,
-    jax.hessian: JACOBIAN,
+    **dict.fromkeys((jax.grad, jax.value_and_grad), GRAD),
+    **dict.fromkeys((jax.jacfwd, jax.jacrev, jax.jacobian, jax.hessian), JACOBIAN),
     jax.vmap: VMAP,
-    jax.checkpoint: CHECKPOINT,
-    jax.remat: CHECKPOINT,
+    **dict.fromkeys((jax.checkpoint, jax.remat), CHECKPOINT),
     jax.custom_vjp: Scenario(
         with_vjp, "test_rules", lambda t, f, m: with_vjp(_first_fixed(t), lambda a, b: f(b), m, m), st.copy
     ),
@@ -179,16 +166,13 @@ SCENARIOS: dict[Any, Scenario] = {
     eqx.filter_jit: Scenario(
         plain, "test_transformed_modules", lambda t, f, m: t(lambda a, b: f(a), donate="all-except-first")(m, m)
     ),
-    eqx.filter_grad: FILTER_GRAD,
-    eqx.filter_value_and_grad: FILTER_GRAD,
-    eqx.filter_jacfwd: FILTER_JACOBIAN,
-    eqx.filter_jacrev: FILTER_JACOBIAN,
-    eqx.filter_hessian: FILTER_JACOBIAN,
+    **dict.fromkeys((eqx.filter_grad, eqx.filter_value_and_grad), FILTER_GRAD),
+    **dict.fromkeys((eqx.filter_jacfwd, eqx.filter_jacrev, eqx.filter_hessian), FILTER_JACOBIAN),
     eqx.filter_vmap: VMAP._replace(tested="test_transformed_modules"),
     eqx.filter_checkpoint: Scenario(plain, "test_transformed_modules"),
     jax.vjp: Scenario(round_trip, "test_autodiff"),
     jax.jvp: Scenario(lambda t, f, *ms: t(f, ms, ms), "test_autodiff"),
-    jax.linearize: Scenario(forward, "test_autodiff"),
+    jax.linearize: Scenario(with_value(lambda value, ms: ms), "test_autodiff"),
     jax.linear_transpose: Scenario(lambda t, f, *ms: t(f, *ms)(ms[0]), "test_autodiff"),
     eqx.filter_vjp: Scenario(round_trip, "test_autodiff"),
     eqx.filter_jvp: Scenario(
@@ -200,10 +184,8 @@ SCENARIOS: dict[Any, Scenario] = {
     jax.lax.custom_linear_solve: Scenario(
         lambda t, f, *ms: t(repeated(f), ms, lambda g, b: b, symmetric=True), "test_solvers"
     ),
-    jax.shard_map: SHARD_MAP,
-    deprecated_shard_map(): SHARD_MAP,
-    jax.pmap: VMAP._replace(tested="on_eight_devices"),
-    eqx.filter_pmap: VMAP._replace(tested="on_eight_devices"),
+    **dict.fromkeys((jax.shard_map, deprecated_shard_map()), SHARD_MAP),
+    **dict.fromkeys((jax.pmap, eqx.filter_pmap), VMAP._replace(tested="on_eight_devices")),
     eqx.filter_shard: Scenario(lambda t, f, *ms: t(ms, NamedSharding(mesh(), P("x"))), "on_eight_devices"),
     jax.lax.scan: Scenario(scanned, "test_loops", carried_and_scanned),
     jax.lax.while_loop: Scenario(looped, "test_loops"),
@@ -218,14 +200,11 @@ SCENARIOS: dict[Any, Scenario] = {
     jax.lax.associative_scan: Scenario(lambda t, f, *ms: t(lambda a, b: repeated(f)(a), ms), "test_loops"),
     jax.lax.cond: Scenario(lambda t, f, *ms: t(True, f, f, *ms), "test_branches"),
     jax.lax.switch: Scenario(lambda t, f, *ms: t(0, [f, f], *ms), "test_branches"),
-    jax.eval_shape: Scenario(lambda t, f, *ms: t(f, *ms), "test_shapes"),
-    eqx.filter_eval_shape: Scenario(lambda t, f, *ms: t(f, *ms), "test_shapes"),
+    **dict.fromkeys((jax.eval_shape, eqx.filter_eval_shape), Scenario(lambda t, f, *ms: t(f, *ms), "test_shapes")),
     jax.make_jaxpr: Scenario(plain, "test_shapes", lambda t, f, m: t(lambda a, b: f(a), static_argnums=1)(m, m)),
-    eqx.filter_make_jaxpr: Scenario(plain, "test_shapes"),
     eqx.filter_closure_convert: Scenario(lambda t, f, *ms: t(f, *ms)(*ms), "test_closure_convert"),
-    jax.named_call: Scenario(plain, "test_shapes"),
-    jax.pure_callback: HOST,
-    jax.experimental.io_callback: HOST,
+    **dict.fromkeys((eqx.filter_make_jaxpr, jax.named_call), Scenario(plain, "test_shapes")),
+    **dict.fromkeys((jax.pure_callback, jax.experimental.io_callback), HOST),
     jax.debug.callback: Scenario(to_host, "test_callbacks"),
     jax.export.export: Scenario(lambda t, f, *ms: t(st.jit(f))(*ms).call(*ms), "test_export"),
 }

@@ -1,5 +1,7 @@
 """The examples beside their twins: the same models in vanilla JAX, in which each shared parameter stands once."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 
 import sharedtree as st
 
-from .twins import STEPS, arrays, assert_each_once, assert_same_losses, example, keys, step_of, trained
+from .twins import STEPS, arrays, assert_each_once, assert_same_losses, example, keys, train_beside, trained
 from .vanilla import attention, layer_norm, linear, log_losses, mlp
 
 pytestmark = pytest.mark.slow
@@ -34,13 +36,8 @@ def test_tied_gpt():
         "blocks": arrays(model.blocks),
         "norm": arrays(model.norm),
     }
-    batches = [gpt.new_batch(key) for key in keys()]
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, weight_decay=0.1))
-    params, twin_state, expected = trained(step_of(loss_of_tied_gpt, tx), params, tx.init(params), batches=batches)
-    model, state, losses = trained(gpt.train_step, model, gpt.tx.init(model), batches=batches)
-
-    assert_same_losses(losses, expected)
-    assert_each_once(model, params, state, twin_state)
+    model, state, _ = train_beside(gpt, model, loss_of_tied_gpt, params, tx)
     assert model.embed.weight is model.lm_head.weight
     assert state[1][0].nu.embed.weight is state[1][0].nu.lm_head.weight
 
@@ -62,15 +59,7 @@ def test_encoder_decoder():
     model = program.new_model(jax.random.key(0))
     params = {"table": model.encoder.embed.weight, "encoder": arrays(model.encoder), "decoder": arrays(model.decoder)}
     del params["encoder"]["embed"], params["decoder"]["embed"]
-    batches = [program.new_batch(key) for key in keys()]
-    tx = optax.adam(1e-2)
-    params, twin_state, expected = trained(
-        step_of(loss_of_encoder_decoder, tx), params, tx.init(params), batches=batches
-    )
-    model, state, losses = trained(program.train_step, model, program.tx.init(model), batches=batches)
-
-    assert_same_losses(losses, expected)
-    assert_each_once(model, params, state, twin_state)
+    model, state, _ = train_beside(program, model, loss_of_encoder_decoder, params, optax.adam(1e-2))
     for tree in (model, state[0].mu):
         assert tree.encoder.embed is tree.decoder.embed
         assert tree.encoder.embed.weight is tree.head.weight
@@ -97,20 +86,11 @@ def test_looped_transformer():
         "block": arrays(start.blocks[0]),
         "head": arrays(start.head),
     }
-    batches = [looped.new_batch(key) for key in keys()]
-    tx = optax.adam(1e-2)
-    params, twin_state, expected = trained(
-        step_of(loss_of_looped_transformer, tx), params, tx.init(params), batches=batches
-    )
-
-    for loop in (looped.unrolled, looped.scanned):
-
-        def step(model, state, batch, loop=loop):
-            return looped.train_step(model, state, batch, loop=loop)
-
-        model, state, losses = trained(step, start, looped.tx.init(start), batches=batches)
-        assert_same_losses(losses, expected)
-        assert_each_once(model, params, state, twin_state)
+    steps = [functools.partial(looped.train_step, loop=loop) for loop in (looped.unrolled, looped.scanned)]
+    for step in steps:
+        model, state, _ = train_beside(
+            looped, start, loss_of_looped_transformer, params, optax.adam(1e-2), train_step=step
+        )
         assert model.blocks[0] is model.blocks[1] is model.blocks[2]
         assert state[0].nu.blocks[0] is state[0].nu.blocks[1] is state[0].nu.blocks[2]
 
@@ -138,11 +118,7 @@ def test_actor_critic():
     batches = [program.play(model, key) for key in keys()]
     rates = {"encoder": optax.adam(1e-2), "actor": optax.adam(2e-2), "critic": optax.sgd(0.1)}
     tx = optax.multi_transform(rates, {name: name for name in params})
-    params, twin_state, expected = trained(step_of(loss_of_actor_critic, tx), params, tx.init(params), batches=batches)
-    model, state, losses = trained(program.train_step, model, program.tx.init(model), batches=batches)
-
-    assert_same_losses(losses, expected)
-    assert_each_once(model, params, state, twin_state)
+    model, state, _ = train_beside(program, model, loss_of_actor_critic, params, tx, batches=batches)
     assert model.actor.encoder is model.critic.encoder
     moments = state.inner_states["encoder"].inner_state[0].nu
     assert moments.actor.encoder is moments.critic.encoder
@@ -273,17 +249,11 @@ def test_lora():
     params, frozen = arrays(adapters), arrays(model.mlp.layers)
     text = jnp.array([1, 2, 3, 5, 8] * 5)
     batches = [(text + i) % 12 for i in range(STEPS)]
-    tx = optax.adam(3e-2)
-    step = step_of(loss_of_lora(model.embed.weight, frozen), tx)
-    params, twin_state, expected = trained(step, params, tx.init(params), batches=batches)
-
-    def step(adapters, state, text):
-        return program.train_step(adapters, state, model, text)
-
-    adapters, state, losses = trained(step, adapters, program.tx.init(adapters), batches=batches)
-
-    assert_same_losses(losses, expected)
-    assert_each_once(adapters, params, state, twin_state)
+    loss = loss_of_lora(model.embed.weight, frozen)
+    step = lambda adapters, state, text: program.train_step(adapters, state, model, text)
+    adapters, _, params = train_beside(
+        program, adapters, loss, params, optax.adam(3e-2), train_step=step, batches=batches
+    )
     merged = program.merged(model, adapters)
     assert merged.embed.weight is merged.head.weight
     table = model.embed.weight + params[0]["up"] @ params[0]["down"]
@@ -308,12 +278,6 @@ def test_neural_ode():
     program = example("neural_ode")
     model = program.Clock(key=jax.random.key(0))
     params = arrays(model.future.field.mlp)
-    batches = [program.new_batch(key) for key in keys()]
-    tx = optax.adam(1e-2)
-    params, twin_state, expected = trained(step_of(loss_of_neural_ode, tx), params, tx.init(params), batches=batches)
-    model, state, losses = trained(program.train_step, model, program.tx.init(model), batches=batches)
-
-    assert_same_losses(losses, expected)
-    assert_each_once(model, params, state, twin_state)
+    model, state, _ = train_beside(program, model, loss_of_neural_ode, params, optax.adam(1e-2))
     assert model.future.field is model.past.field
     assert state[0].nu.future.field is state[0].nu.past.field

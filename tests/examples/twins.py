@@ -55,6 +55,19 @@ def step_of(loss_fn, tx):
     return step
 
 
+def train_beside(program, model, loss, params, tx, *, train_step=None, batches=None):
+    """Trains the model of an example, and its twin by a loss and vanilla Optax; both learn and cost the same.
+
+    Returns the model, the state of its optimizer, and the parameters of the twin.
+    """
+    batches = batches or [program.new_batch(key) for key in keys()]
+    params, twin_state, expected = trained(step_of(loss, tx), params, tx.init(params), batches=batches)
+    model, state, losses = trained(train_step or program.train_step, model, program.tx.init(model), batches=batches)
+    assert_same_losses(losses, expected)
+    assert_each_once(model, params, state, twin_state)
+    return model, state, params
+
+
 def assert_same_losses(found, expected):
     assert len(found) == len(expected) == STEPS
     assert not np.allclose(expected[0], expected[-1], rtol=1e-2)  # they learn
