@@ -30,7 +30,7 @@ class Fix(NamedTuple):
     file: str
     template: str
 
-    @property
+    @functools.cache  # noqa: B019 -- the fixes are there for good
     def pattern(self) -> re.Pattern[str]:
         lines = [".*".join(map(re.escape, line.split(HOLE))) for line in self.template.split("\n")]
         return re.compile("^" + "\n".join(lines) + "$", re.MULTILINE)
@@ -120,7 +120,7 @@ def offered_in(message: str) -> tuple[list[str], set[Fix]]:
     code: dict[int, str] = {}
     found: set[Fix] = set()
     for fix in fixes():
-        for match in fix.pattern.finditer(message):
+        for match in fix.pattern().finditer(message):
             code[match.start()] = textwrap.dedent(match[0])
             found.add(fix)
     return [code[start] for start in sorted(code)], found
