@@ -280,6 +280,15 @@ def a_gradient_that_lacks_a_part(path):
 
 
 @scenario
+def a_model_used_twice_of_which_one_is_differentiated(path):
+    both_losses = lambda model, target: (model.embed.weight * target.head.weight).sum()
+    call = lambda model, target: st.grad(both_losses)(model, target)
+    model = tied()
+    names = {"both_losses": both_losses, "model": model, "target": model}
+    return again(call, st.UntiedWarning, **names)
+
+
+@scenario
 def two_replacements_for_what_is_tied(path):
     where = lambda m: (m.embed.weight, m.head.weight)
     both = jnp.zeros((2, 2)), jnp.ones((2, 2))
@@ -792,7 +801,7 @@ scenarios(
             spec=Selecting(jnp.ones(2)),
         ),
         "one_object_with_two_treatments": lambda: again(
-            lambda a, b: st.grad(lambda a, b: loss(a))(a, b), INCONSISTENT, a=(model := tied()), b=model
+            lambda a, b: st.grad(lambda a, b, c: loss(a))(a, b, b), INCONSISTENT, a=(model := tied()), b=model
         ),
         "explain_of_what_is_not_wrapped": lambda: of(
             lambda f, model: st.explain(f, model), TypeError, f=loss, model=tied()

@@ -459,8 +459,11 @@ def placed(spec):
 
 TWO_SPECIFICATIONS = {"in_specs": (P(), P("x")), "out_specs": P()}
 WITH_OPTIONS = {
-    "differentiated and not": lambda f, a, **o: st.grad(f, **o)(*a),
-    "value, differentiated and not": lambda f, a, **o: st.value_and_grad(f, argnums=1, **o)(*a),
+    # At another path: at the same one, in place or not, it is cut (`test_used_twice`).
+    "differentiated and not": lambda f, a, **o: st.grad(lambda x, y: f(x, *y), **o)(a[0], a[1:]),
+    "value, differentiated and not": lambda f, a, **o: st.value_and_grad(lambda x, y: f(*x, y), argnums=1, **o)(
+        a[:1], a[1]
+    ),
     "mapped and not": lambda f, a, **o: st.vmap(f, in_axes=(0, None), **o)(*a),
     "two shardings": lambda f, a, **o: st.jit(f, in_shardings=(placed(P()), placed(P("x"))), **o)(*a),
     "two specifications": lambda f, a, **o: st.shard_map(f, mesh=mesh(), **TWO_SPECIFICATIONS, **o)(*a),
