@@ -801,7 +801,7 @@ scenarios(
             spec=Selecting(jnp.ones(2)),
         ),
         "one_object_with_two_treatments": lambda: again(
-            lambda a, b: st.grad(lambda a, b, c: loss(a))(a, b, b), INCONSISTENT, a=(model := tied()), b=model
+            lambda a, b: st.vmap(lambda a, b: loss(a), (0, None))(a, b), INCONSISTENT, a=(model := tied()), b=model
         ),
         "explain_of_what_is_not_wrapped": lambda: of(
             lambda f, model: st.explain(f, model), TypeError, f=loss, model=tied()
