@@ -289,6 +289,23 @@ def a_model_used_twice_of_which_one_is_differentiated(path):
 
 
 @scenario
+def a_method_in_place(path):
+    class Counter(st.Module):
+        def __init__(self):
+            self.count = jnp.zeros(())
+
+        def add(self, x):
+            self.count = self.count + x
+
+    def after(f):
+        st.jit(f, in_place=True)(model, 2.0)
+        assert model.count == 2
+
+    model = Counter()
+    return of(lambda: st.jit(model.add, in_place=True), TypeError, after)
+
+
+@scenario
 def two_replacements_for_what_is_tied(path):
     where = lambda m: (m.embed.weight, m.head.weight)
     both = jnp.zeros((2, 2)), jnp.ones((2, 2))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import sharedtree as st
 from tests.strategies import Mutable, Pair
@@ -165,6 +166,61 @@ def test_methods_and_modules():
     transform = st.preserve_identities(eqx.filter_jit)
     one, two, other = (jax.tree.structure(transform(module, in_place=each)) for each in (True, True, False))
     assert one == two != other
+
+
+class Counter(st.Module):
+    def __init__(self):
+        self.count = jnp.zeros(())
+
+    def __call__(self, x):
+        self.count = self.count + 1
+        return (x * self.count).sum()
+
+    def again(self, x):
+        return self(x)
+
+
+class NNXCounter(nnx.Module):
+    def __init__(self):
+        self.count = nnx.Variable(jnp.zeros(()))
+
+    def __call__(self, x):
+        self.count[...] += 1
+        return (x * self.count[...]).sum()
+
+    def again(self, x):
+        return self(x)
+
+
+def with_rule(f):
+    ruled = st.custom_vjp(f, in_place=True)
+    ruled.defvjp(lambda x: (f(x), x), lambda x, g: (g * x,))
+    return ruled
+
+
+OF_BOUND = {
+    **{name: lambda f, t=transform: t(f, in_place=True)(jnp.ones(2)) for name, transform in TRANSFORMS.items()},
+    "by the context": lambda f: st.jit(f)(jnp.ones(2)),
+    "cond": lambda f: st.cond(True, f, f, jnp.ones(2), in_place=True),
+    "map": lambda f: st.map(f, jnp.ones(2), in_place=True),
+    "custom_vjp": lambda f: with_rule(f)(jnp.ones(2)),
+}
+
+
+@pytest.mark.parametrize("name", OF_BOUND)
+@pytest.mark.parametrize("cls", [Counter, NNXCounter])
+def test_what_is_bound_to_a_model_is_refused_before_it_is_traced(cls, name):
+    model = cls()
+    for function in (model, model.again, functools.partial(model.again), functools.partial(model, x=jnp.ones(2))):
+        with pytest.raises(TypeError, match=r"bound to a `(NNX)?Counter`") as error, st.Context(IN_PLACE):
+            OF_BOUND[name](function)
+        assert "lambda model, *args, **kwargs: model" in str(error.value)
+    assert float(jnp.asarray(model.count)) == 0
+    # A method that takes its model, and a model that nobody can change, are no such thing.
+    st.jit(cls.again, in_place=True)(model, jnp.ones(2))
+    assert float(jnp.asarray(model.count)) == 1
+    linear = eqx.nn.Linear(2, 2, key=jax.random.key(0))
+    np.testing.assert_allclose(st.jit(linear, in_place=True)(jnp.ones(2)), linear(jnp.ones(2)), rtol=1e-6)
 
 
 def test_nothing_changes_if_the_function_raises():

@@ -41,6 +41,7 @@ from ._lowering import Lowering, lowered
 from ._occurrences import Occurrences, Root, occurrences
 from ._packing import Call, pack_call, unpack_result
 from ._treatments import Treatment
+from .checks._functions_given import forbid_bound_module
 
 
 class Crossing:
@@ -117,6 +118,7 @@ class Crossing:
         shared = shared_by(function, (self.transform, body, *key), {"names": tuple(self.names.positional)})
         inner = shared.inner.get(self.policy)
         if inner is None:
+            forbid_bound_module(function, self.policy, self.title)
             names = Names(function, self.names.positional)
             terms = Terms(
                 self.transform,

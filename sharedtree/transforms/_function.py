@@ -27,7 +27,7 @@ from ._packing import Call, Entered, pack_call, unpack_call, unpack_result
 from ._passing_through import passed_through, unchanged
 from ._sorted_results import unsorted
 from ._treatments import NO_FATE, Fates, Treatment
-from .checks._functions_given import is_refusal, name_counterpart
+from .checks._functions_given import forbid_bound_module, is_refusal, name_counterpart
 
 
 class _Named(type):
@@ -277,6 +277,7 @@ class FunctionTransform(metaclass=_Named):
         shared = self._shared
         inner = shared.inner.get(policy)
         if inner is None:
+            forbid_bound_module(self.function, policy, self.transform_name)
             call = functools.partial(self._without_function().call_inside, policy)
             inner = shared.inner.setdefault(policy, Inner(self.function, shared.hold, call))
         return inner

@@ -33,6 +33,7 @@ from .._joining import Words, joined, require_same_containers
 from .._modules import How
 from .._packing import Call, pack_tree, unpack_call
 from .._tangents import Fit, pack_tangents
+from ..checks._functions_given import forbid_bound_module
 from ..checks._leaks import forbid_tracers
 from ._rules_in_place import Paths, State, parted, raise_differentiated, require_same_changes, write_back
 
@@ -138,6 +139,7 @@ class RuleTransform(FunctionTransform):
 
     def called(self, policy: Policy, how: Callable[..., Any], function: Callable[..., Any]) -> Inner:
         """What JAX sees of the function or a rule: calls `how(policy, function, args, kwargs)`."""
+        forbid_bound_module(function, policy, self.transform_name)
         return Inner(function, lambda: function, functools.partial(how, policy))
 
     def primal(self, policy: Policy, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

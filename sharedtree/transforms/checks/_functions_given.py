@@ -1,16 +1,22 @@
-"""Functions among the arguments of a transform that takes arrays, and the transform that takes both.
+"""Functions that are not what a transform needs: among its arguments, and bound to what it should write back into.
 
 `jax.jit` refuses a function, or an optimizer, which is several of them, where it takes an array. What it says then
 names static arguments only. Its counterpart in Equinox traces what is an array and takes everything else as it is.
+
+A method of a model, or the model itself, as the function under `in_place=True` would change the model while it is
+traced, and leave tracers in it: what is bound to a function is no argument.
 """
 
+import functools
+import types
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ..._node_types import is_module
+from ..._context import Policy
+from ..._node_types import is_module, node_type_of
 from ..._text import listed
 from .._crossed import Names, Position
 from .._packing import positions
@@ -62,3 +68,32 @@ def name_counterpart(
             f"`{title}` does, and functions and optimizers as they are:\n"
             f"    f = sharedtree.preserve_identities(equinox.{counterpart})(f)",
         )
+
+
+def forbid_bound_module(function: Any, policy: Policy, title: str) -> None:
+    """Raises if the function is a module that can be changed, or a method of one, and what is changed is written back.
+
+    Args:
+        function: what is wrapped; a partial of it, too.
+        policy: under which it will be called.
+        title: what the transform is called.
+
+    Raises:
+        TypeError: with the function that takes the module as an argument. As `flax.nnx.jit` does for bound methods.
+    """
+    if not policy.in_place:
+        return
+    while isinstance(function, functools.partial):
+        function = function.func
+    is_method = isinstance(function, types.MethodType)
+    module = function.__self__ if is_method else function
+    node_type = node_type_of(module)
+    is_frozen = getattr(getattr(type(module), "__dataclass_params__", None), "frozen", False)
+    if node_type is None or node_type.is_plain or node_type.convention == "equinox" or is_frozen:
+        return
+    called = f"model.{function.__name__}" if is_method else "model"
+    raise TypeError(
+        f"`{title}` with `in_place=True` writes back what is changed in arguments. The function is bound to a "
+        f"`{type(module).__name__}`, which is none, and would be left with tracers in it. Wrap one that takes it:\n"
+        f"    f = lambda model, *args, **kwargs: {called}(*args, **kwargs)"
+    )
