@@ -129,7 +129,7 @@ def carried_and_scanned(t: Any, f: Any, m: Any, **options: Any) -> Any:
 
 
 JIT = Scenario(plain, "test_laws", lambda t, f, m: t(lambda a, b: f(a), donate_argnums=0)(m, m))
-GRAD = Scenario(differentiated, "test_laws", lambda t, f, m: t(scalar(lambda a, b: f(a)))(m, m))
+GRAD = Scenario(differentiated, "test_laws", lambda t, f, m: t(scalar(lambda a, b: f(a)))(m, [m]))
 FILTER_GRAD = Scenario(lambda t, f, *ms: t(lambda ms: total(f(*ms)))(ms), "test_transformed_modules", GRAD.conflict)
 JACOBIAN = GRAD._replace(tested="test_likes")
 FILTER_JACOBIAN = FILTER_GRAD._replace(tested="test_likes")
