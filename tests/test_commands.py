@@ -96,9 +96,6 @@ def tied(saved):
     return saved({"embed": linear, "head": linear, "steps": 7}, metadata={"run": "first"})
 
 
-# show ---------------------------------------------------------------------------------------------------------------
-
-
 def test_show_prints_the_tree_with_ties_and_sizes(command, tied):
     status, out, err = command("show", tied)
     assert (status, err) == (0, "")
@@ -329,9 +326,6 @@ def test_show_of_another_programs_file_reads_its_header_only(command, theirs):
         assert ("was cut short" if name == "show" else "sharedtree.load(path, foreign=True)") in err
 
 
-# verify -------------------------------------------------------------------------------------------------------------
-
-
 def damaged(path, old, new):
     data = pathlib.Path(path).read_bytes()
     assert data.count(old) == 1
@@ -380,9 +374,6 @@ def test_what_cannot_be_checked_is_trouble_and_the_others_are_checked(command, t
     assert (files[1]["nbytes"], files[1]["num_arrays"], files[1]["damage"], files[1]["error"]) == (48, 2, [], None)
 
 
-# audit --------------------------------------------------------------------------------------------------------------
-
-
 def test_audit_of_a_file_that_gets_all_it_names(command, tied):
     status, out, err = command("audit", tied)
     assert (status, err) == (0, "")
@@ -415,9 +406,6 @@ def test_audit_of_a_file_that_names_what_it_may_not(command, saved):
     status, out, _ = command("audit", path, "--trusted", pair, "--trusted", colour)
     assert status == 0
     assert st.load(path, trusted=[pair, colour])["colour"] is Colour.RED
-
-
-# diff: structure ----------------------------------------------------------------------------------------------------
 
 
 def test_equal_files_are_equal_and_metadata_is_compared(command, saved):
@@ -558,9 +546,6 @@ def test_classes_that_have_changed(layers):
     assert "version" not in found["old"]
 
 
-# diff: ties ---------------------------------------------------------------------------------------------------------
-
-
 def linear(value=1.0):
     made = eqx.nn.Linear(2, 2, use_bias=False, key=KEY)
     return eqx.tree_at(lambda m: m.weight, made, jnp.full((2, 2), value, jnp.float32))
@@ -625,9 +610,6 @@ def test_deep_and_much_shared_files_are_compared_in_a_moment(command, saved):
     assert status == 1
     assert "1 of 1 element differ, by up to 1" in out
     assert len(out) < 2_000
-
-
-# diff: values -------------------------------------------------------------------------------------------------------
 
 
 DTYPES = [
@@ -747,9 +729,6 @@ def test_files_are_equal_exactly_if_their_trees_are(data):
         assert found_in(*files[:2]) or b"nan" in files[0] or "nan" in str(one)
     else:
         assert found_in(*files[:2]) == []
-
-
-# trouble ------------------------------------------------------------------------------------------------------------
 
 
 def python(*arguments, cwd=None, **environment):

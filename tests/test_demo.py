@@ -82,9 +82,6 @@ def model(getkey) -> LanguageModel:
     return LanguageModel(TINY, key=getkey())
 
 
-# The report ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_good_run_reports_no_failure(report):
     assert failures(report) == ()
@@ -116,9 +113,6 @@ def test_the_report_shows_what_it_holds(report):
     lines = report.prompt.splitlines()[0], report.sample.splitlines()[0]
     for expected in (".embed is .head", "bit for bit", *losses, *lines, *[f"{number:,}" for number in numbers]):
         assert expected in text
-
-
-# Failures -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_should_not_be_is_a_failure(report, model):
@@ -153,9 +147,6 @@ def test_a_train_step_that_loses_the_tie_makes_the_demo_fail(monkeypatch, report
     assert "traced 2 times" in found
 
 
-# The text -----------------------------------------------------------------------------------------------------------
-
-
 def test_the_text_and_its_unigram_baseline():
     text = python_help()
     assert isinstance(text, Text)
@@ -187,9 +178,6 @@ def test_windows():
     assert found == {b"abc", b"bcd", b"cde", b"def", b"efg", b"fgh"}
 
 
-# The model ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_position_does_not_see_what_follows(model):
     tokens = jnp.arange(10)
     one, other = jax.jit(lambda batch: jax.vmap(model)(batch))(jnp.stack([tokens, tokens.at[6:].set(200)]))
@@ -203,9 +191,6 @@ def test_rotated_vectors_know_only_how_far_apart_they_are(getkey):
     products = np.asarray(turned @ turned.T)
     np.testing.assert_allclose(products[1:, 1:], products[:-1, :-1], rtol=1e-4, atol=1e-4)
     assert abs(products[0, 0] - products[0, 3]) > 1e-2
-
-
-# Training -----------------------------------------------------------------------------------------------------------
 
 
 def test_training_equals_vanilla_jax_with_the_gradient_summed_by_hand(demo):
@@ -267,9 +252,6 @@ def test_the_mean_loss_is_that_of_the_right_bytes_and_a_continuation_goes_on_whe
     assert mean_loss(Successor(jnp.array(3.0)), rising[::-1], sizes) == pytest.approx(log_sum, rel=1e-5)
     prompt = np.frombuffer(b"xyabc", np.uint8)
     assert continuation(Successor(jnp.array(1e4)), prompt, 8, key=jax.random.key(0)) == b"defghijk"
-
-
-# The checkpoint -----------------------------------------------------------------------------------------------------
 
 
 def test_training_goes_on_from_the_file_bit_for_bit(demo):
@@ -369,9 +351,6 @@ def test_a_file_that_cannot_be_written_ends_the_command(monkeypatch, capsys, tmp
     monkeypatch.setattr(_demo, "run", small)
     assert main(["demo", "--quick", "--save", str(nowhere)]) == 2
     assert str(tmp_path / "no") in capsys.readouterr().err
-
-
-# The command line ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -70,9 +70,6 @@ def arrays(seed):
     return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 2), (2, 2), (2, 3))]
 
 
-# --- the transformations -------------------------------------------------------------------------------------------
-
-
 def found():
     """Whatever in optax returns a transformation, or a function that does."""
     for module in (optax, optax.contrib):
@@ -263,8 +260,6 @@ def test_steps_on_a_model_with_ties_equal_those_on_a_dict(name, kind):
             np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)
 
 
-# --- masks and labels at ties --------------------------------------------------------------------------------------
-
 TAKES_LABELS = [
     (name, parameter)
     for name, f in FOUND.items()
@@ -334,8 +329,6 @@ def test_masks_that_do_not_fit_say_where():
         tx.init(net(*arrays(0)))
 
 
-# --- cost ----------------------------------------------------------------------------------------------------------
-
 LABELS = {
     "none": lambda tx: tx,
     "function": lambda tx: optax.masked(tx, lambda tree: jax.tree.map(lambda x: x.ndim == 2, tree)),
@@ -355,9 +348,6 @@ def test_work_follows_nodes_and_not_paths(labels):
         model = st.apply_updates(model, updates)
     (leaf,) = st.tree.leaves(model)
     np.testing.assert_allclose(leaf, jnp.zeros((2, 2)), atol=1e-5)
-
-
-# --- what optax offers beside transformations ----------------------------------------------------------------------
 
 
 def test_tree_map_params_sees_the_parameters_of_a_state():

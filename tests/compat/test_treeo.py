@@ -41,9 +41,6 @@ def loss(tree):
     return sum(((i + 1) * jnp.sin(x).sum() for i, x in enumerate(jax.tree.leaves(tree))), jnp.float32(0))
 
 
-# The laws, on random DAGs
-
-
 @given(tree=trees())
 def test_partition_and_values(tree):
     """The same objects are one inside and outside, and the values are those of the untied twin.
@@ -174,9 +171,6 @@ def test_in_place(tree):
         np.testing.assert_array_equal(one, other)
 
 
-# Fields
-
-
 @dataclass
 class Parameters(to.Tree, to.Extensions):
     weight: jax.Array = Weight.node()
@@ -241,9 +235,6 @@ def test_a_hashable_is_equal_to_itself_alone():
     content["rate"] = 5.0
     np.testing.assert_array_equal(run(layer(to.Hashable({"rate": 5.0}))), np.full(2, 5))
     assert seen == [1.0, 5.0]
-
-
-# Opaque fields
 
 
 def layer(log, value=1.0):
@@ -323,9 +314,6 @@ def test_whatever_may_be_opaque():
                 jax.tree.map(np.testing.assert_array_equal, log, kept)
 
 
-# Mixins and modes
-
-
 def test_mixins():
     one = layer("log")
     model = Branch(one, one)
@@ -378,9 +366,6 @@ def test_compact():
     new = st.jit(lambda tower: st.tree.map(lambda x: x + 1, tower))(tower)
     assert new.branch.left is new.branch.right
     np.testing.assert_array_equal(st.jit(lambda tower, x: tower(x))(tower, jnp.ones(2)), np.full(2, 2))
-
-
-# Threads
 
 
 def test_a_mode_that_ends_in_another_thread_changes_nothing_there():

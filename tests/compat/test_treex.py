@@ -162,8 +162,6 @@ def test_what_is_assigned_inside_and_nobody_declared():
             st.jit(undeclared, policy=policy)(two_counters())
 
 
-# Each layer, alone and at two paths, through each transform
-
 FLOATS = np.random.default_rng(0).normal(size=(4, 5, 3)).astype(np.float32)
 # Without those that have nothing in them, or hold a layer twice already. Dropout has no input in that table.
 LAYERS = {
@@ -255,9 +253,6 @@ def test_each_layer_alone_and_at_two_paths(way):
     assert not wrong, "\n".join(wrong)
 
 
-# Modes and state
-
-
 def test_modes_are_static_and_come_out_where_a_function_switches_them():
     layer = LAYERS["Sequential"][0]().init(0, FLOATS)
     model = Pair(layer, layer).train()
@@ -306,9 +301,6 @@ def test_a_shared_key_sequence_draws_other_keys_at_each_path():
         assert keys.first is keys.second
         np.testing.assert_array_equal(keys.second.key, key)
         assert (keys.first is sequence) == policy.in_place
-
-
-# Lazy initialisation
 
 
 INITIALISE = {
@@ -361,9 +353,6 @@ def test_keys_inside():
     key, same = draw(jax.random.PRNGKey(1), model)
     np.testing.assert_array_equal(key, jax.random.split(jax.random.PRNGKey(1))[0])
     assert same is model
-
-
-# Training
 
 
 def net_of():
@@ -465,9 +454,6 @@ def test_the_optimizer_of_treex_unties_and_says_so():
     assert_trains_as_the_single_copy(stepping(lambda new, params: st.retie(new, like=params)), model, optimizer)
 
 
-# sharedtree's own functions
-
-
 def shared_model():
     return net_of().init(0, FLOATS[:, 0, [0, 1, 2, 0]])
 
@@ -512,9 +498,6 @@ def test_what_treex_itself_makes_keeps_ties():
         assert st.same_sharing(new, model)
 
 
-# Stability
-
-
 def picklable_model():
     layer = tx.Linear(4, kernel_init=jax.nn.initializers.ones)
     return tx.Sequential(tx.Linear(4, kernel_init=jax.nn.initializers.ones), layer, layer)
@@ -541,9 +524,6 @@ def test_models_that_are_like_one_another_are_traced_once():
         for name, make in LIKE_IT.items():
             run(make(model, x), x)
             assert len(traces) == 1, name
-
-
-# Threads
 
 
 def test_threads_do_not_see_one_anothers_contexts():

@@ -98,8 +98,6 @@ def test_options_on_modules(transform):
     assert wrong == {}
 
 
-# --- donation ----------------------------------------------------------------------------------------------------
-
 DONATIONS = [
     (jax.jit, {"donate_argnums": 0}, {}),
     (jax.jit, {"donate_argnums": (0, 1)}, {}),
@@ -130,9 +128,6 @@ def test_donated_inputs_are_deleted_and_no_others(transform, options, how):
     want = outcome(lambda: call(transform))
     assert type(want) is Returned
     assert outcome(lambda: call(st.preserve_identities(transform))) == want
-
-
-# --- what only the wrapped transforms have ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("argnums", [0, 1, -1, (0, 1), (1, 0), (-1,)])
