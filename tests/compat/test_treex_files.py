@@ -145,24 +145,6 @@ def test_what_treeo_noted_of_a_value_that_is_gone_keeps_nothing_from_being_saved
     assert loaded.field_metadata["number"].kind is type(None)
 
 
-def test_a_loaded_model_is_traced_once():
-    model = model_of(*LAYERS["Sequential"]).eval()
-    traces = []
-
-    def call(model, x):
-        traces.append(1)
-        return model(x)
-
-    for jit in (jax.jit, st.jit):
-        traces.clear()
-        step = jit(call)
-        loaded = [st.from_bytes(st.to_bytes(model)) for _ in range(2)]
-        for _ in range(3):
-            results = [step(each, X) for each in loaded]
-        assert len(traces) == 1
-        np.testing.assert_array_equal(*results)
-
-
 class Plain(to.Tree):
     """No dataclass, and attributes that nobody declared."""
 

@@ -68,22 +68,6 @@ def test_traces_as_often(transform):
                 assert set(found.values()) == {1}, where
 
 
-def test_what_jit_returned_is_no_new_trace():
-    for make in (Model, Registered, Data):
-        count = []
-
-        @st.jit
-        def step(m):
-            count.append(1)
-            return jax.tree.map(lambda x: x + 1, m)
-
-        m = make(np.zeros(3, np.float32))
-        for _ in range(3):
-            m = step(m)
-        assert len(count) == 1
-        assert np.array_equal(m.leaf, np.full(3, 3.0))
-
-
 def documented(x: float, /, y: int = 2, *args: int, key: str = "k", **more: float) -> float:
     """Says what it does."""
     return x
