@@ -267,9 +267,6 @@ def test_mixins():
     filtered = model.filter(Weight)
     assert filtered.left is filtered.right
     assert isinstance(model.filter(str).left.weight, to.Nothing)
-    doubled = st.jit(lambda model: model.map(lambda x: 2 * x, Weight))(model)
-    assert doubled.left is doubled.right
-    np.testing.assert_array_equal(doubled.right.weight, np.full(2, 2))
 
     def widen(node):
         if isinstance(node, Layer):
