@@ -117,9 +117,6 @@ def own_class():
     return {"Own": Own, "flatten": lambda own: ((own.weight,), None), "unflatten": unflatten}
 
 
-# --- ties that are lost ---------------------------------------------------------------------------------------------
-
-
 def lost(provoke, category=st.UntiedWarning, after=lambda model: st.jit(lambda net: model)(tied()), **more):
     """A tie was lost, and there are many ways to keep it."""
     model = tied()
@@ -180,9 +177,6 @@ def an_array_that_was_tied_and_is_a_value(path):
 
     names = {"f": lambda params: params, "params": tied_dict()}
     return of(lambda: identity(tied_dict()), st.UntiedWarning, after, **names)
-
-
-# --- what is traced, and what is an argument -------------------------------------------------------------------------
 
 
 def _retraced(cls):
@@ -315,9 +309,6 @@ def two_replacements_for_what_is_tied(path):
 
     provoke = lambda model: st.tree.at(where, model, both)
     return of(provoke, INCONSISTENT, after, are_alternatives=True, model=tied(), new=both[0])
-
-
-# --- derivatives, and rules for them ---------------------------------------------------------------------------------
 
 
 @scenario
@@ -454,9 +445,6 @@ def a_filter_of_nnx_for_one_argument(path):
     return of(lambda f: st.grad(f, argnums=nnx.DiffState(0, nnx.Param)), TypeError, f=of_head, nnx=nnx)
 
 
-# --- loops, branches, programs and other transforms ------------------------------------------------------------------
-
-
 def _made_for_another(make, call):
     f = st.jit(lambda net: net.x * net.k)
     one, two = Static(jnp.ones(2), 1), Static(jnp.ones(2), 2)
@@ -575,9 +563,6 @@ def a_class_with_functions_for_its_state(path):
     return of(register, ValueError, Layer=Layer, to_state=vars, from_state=lambda layer, _: layer)
 
 
-# --- mutable modules -----------------------------------------------------------------------------------------------
-
-
 class Free(st.Module):
     """A module whose attributes a scenario assigns."""
 
@@ -601,9 +586,6 @@ def parameters_of_another_module(path):
     module, other = Free(), Free()
     module.layer, other.layer = Free(), [Free()]
     return of(lambda module: module.merge(other), MISMATCH, module=module, update=lambda x: x)
-
-
-# --- those that are said in a line or two ---------------------------------------------------------------------------
 
 
 def _cycle():

@@ -97,9 +97,6 @@ def conflict(call):
     return caught.value
 
 
-# shard_map ------------------------------------------------------------------------------------------------------------
-
-
 def test_one_specification_for_all(mesh):
     options = {"mesh": mesh, "in_specs": P("x"), "out_specs": (P("x"), P())}
 
@@ -388,9 +385,6 @@ def test_as_vanilla_on_the_untied_twin(data):
             assert (leaves[i] is leaves[j]) == (which[i] == which[j] and in_specs[i] == in_specs[j])
 
 
-# pmap -----------------------------------------------------------------------------------------------------------------
-
-
 def test_pmap():
     seen = []
 
@@ -492,9 +486,6 @@ def test_filter_pmap():
         same_values(found[0], expected)
     result, _ = filter_pmap(lambda net, x: (st.tree.map(lambda w: w * x, net), 1))(tied(), jnp.ones(8))
     assert result.embed is result.head
-
-
-# Placement ------------------------------------------------------------------------------------------------------------
 
 
 ROWS = P("x")

@@ -54,6 +54,16 @@ class Record:
     name: str = dataclasses.field(metadata={"static": True}, default="record")
 
 
+class Node:
+    """A class of another file, which says by itself what its children are."""
+
+    def node_children(self) -> list[tuple["Key", Any]]:
+        raise NotImplementedError
+
+    def with_node_children(self, new: list[Any]) -> Any:
+        raise NotImplementedError
+
+
 class Point(NamedTuple):
     x: Any
     y: Any
@@ -62,13 +72,15 @@ class Point(NamedTuple):
 Key = str | int
 Path = tuple[Key, ...]
 
-MODULES = (Pair, Layer, Mutable, Record)
+MODULES = (Pair, Layer, Mutable, Record, Node)
 MUTABLE_CONTAINERS = (list, dict, collections.OrderedDict)
 
 
 def children(obj: Any) -> list[tuple[Key, Any]]:
     """The children of a node, in JAX's order; nothing for a leaf."""
     match obj:
+        case Node():
+            return obj.node_children()
         case Pair():
             return [("first", obj.first), ("second", obj.second)]
         case Layer():
@@ -92,6 +104,8 @@ def children(obj: Any) -> list[tuple[Key, Any]]:
 def with_children(obj: Any, new: list[Any]) -> Any:
     """A node like `obj` with other children."""
     match obj:
+        case Node():
+            return obj.with_node_children(new)
         case Pair():
             return Pair(*new)
         case Layer():

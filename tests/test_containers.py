@@ -33,9 +33,6 @@ def containers(draw: Any) -> Any:
     return {"b": pick(), "a": {"x": (pick(),), "y": pick()}}
 
 
-# --- the laws -------------------------------------------------------------------------------------------------------
-
-
 @given(containers())
 def test_what_is_one_object_outside_is_one_object_inside_and_after(tree):
     inside = []
@@ -91,9 +88,6 @@ def test_modules_in_containers_pass_through_and_containers_in_modules_are_shared
         assert out["own"] is shared  # it is part of what passed through
 
 
-# --- transparency ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("place", ["containers", "deque"])
 @pytest.mark.parametrize("name", TRIED)
 def test_without_sharing_nothing_differs(name, place):
@@ -112,9 +106,6 @@ def test_keys_without_an_order_are_refused_as_jax_does():
         assert outcome(lambda t=tree: jit(lambda t: t)(t)) == outcome(lambda t=tree: jax.jit(lambda t: t)(t))
     inside = [Mutable(a={1: jnp.ones(2), "b": jnp.ones(2)})]  # there they are allowed
     assert jit(lambda t: t)(inside)[0].a[1].tolist() == [1, 1]
-
-
-# --- gradients --------------------------------------------------------------------------------------------------------
 
 
 def tied() -> Any:
@@ -191,9 +182,6 @@ def test_what_cannot_be_differentiated_inside_a_module_stays_tied():
     assert gradient["m"].second is None
 
 
-# --- prefixes ---------------------------------------------------------------------------------------------------------
-
-
 def test_axes_reach_inside_containers():
     params = {"a": jnp.arange(6.0).reshape(2, 3), "b": [jnp.arange(3.0), jnp.ones((3, 2))], "m": Pair(jnp.ones(3), 1.0)}
     axes = {"a": 1, "b": [0, 0], "m": None}
@@ -225,9 +213,6 @@ def test_shardings_reach_inside_containers():
         assert out["head"]["b"].sharding == here
     expected = jax.jit(lambda p: p, in_shardings=(shardings,), out_shardings=shardings)(st.untie(params))
     assert jax.tree.map(lambda x: x.sharding, out) == jax.tree.map(lambda x: x.sharding, expected)
-
-
-# --- in place, donation, names ----------------------------------------------------------------------------------------
 
 
 def test_containers_are_written_back():
@@ -286,9 +271,6 @@ def test_a_tie_lost_inside_is_reported_and_explained():
     rows = {row.path: row for row in st.explain(jit(lambda p: p, donate_argnums=0), tied()).leaves}
     assert rows["p['head']['w']"].tied_to == "p['embed']['w']"
     assert rows["p['layers'][0]"].treatment == "donated"
-
-
-# --- treatments -------------------------------------------------------------------------------------------------------
 
 
 def test_containers_are_cut_between_treatments():

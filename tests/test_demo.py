@@ -25,7 +25,7 @@ from sharedtree._demo._on_disk import differences, reload
 from sharedtree._demo._training import Trained, continuation, mean_loss, steps_after_checkpoint, train
 from sharedtree._engine import engine
 
-from .test_commands import python
+from .serialise.process import run as in_new_process
 
 TINY = Sizes(width=8, heads=2, blocks=1, context=16, batch=64)
 TIE = (".embed", ".head")
@@ -82,9 +82,6 @@ def model(getkey) -> LanguageModel:
     return LanguageModel(TINY, key=getkey())
 
 
-# The report ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_good_run_reports_no_failure(report):
     assert failures(report) == ()
@@ -118,9 +115,6 @@ def test_the_report_shows_what_it_holds(report):
         assert expected in text
 
 
-# Failures -----------------------------------------------------------------------------------------------------------
-
-
 def test_what_should_not_be_is_a_failure(report, model):
     full = {"quick": False, "unigram_loss": 3.0, "first_loss": 9.0}
     quick = {"unigram_loss": 3.0, "first_loss": 5.0}
@@ -140,20 +134,6 @@ def test_what_should_not_be_is_a_failure(report, model):
     assert failures(dataclasses.replace(report, **quick, validation_loss=4.9)) == ()
     assert len(failures(dataclasses.replace(report, ties_after=(), traces=3, validation_loss=math.inf))) == 3
     assert "which DIFFER" in str(dataclasses.replace(report, resumed_differences=("losses",)))
-
-
-@pytest.mark.slow  # each of the two is found in the test above
-def test_a_train_step_that_loses_the_tie_makes_the_demo_fail(monkeypatch, report, model):
-    monkeypatch.setattr(st, "apply_updates", eqx.apply_updates)
-    with pytest.warns(st.UntiedWarning):
-        trained = train(model, python_help().train, TINY, steps=2, seed=0)
-    changed = dataclasses.replace(report, ties_after=st.ties(trained.model), traces=trained.traces)
-    found = "\n".join(failures(changed))
-    assert "tie was lost" in found
-    assert "traced 2 times" in found
-
-
-# The text -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_text_and_its_unigram_baseline():
@@ -187,9 +167,6 @@ def test_windows():
     assert found == {b"abc", b"bcd", b"cde", b"def", b"efg", b"fgh"}
 
 
-# The model ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_position_does_not_see_what_follows(model):
     tokens = jnp.arange(10)
     one, other = jax.jit(lambda batch: jax.vmap(model)(batch))(jnp.stack([tokens, tokens.at[6:].set(200)]))
@@ -203,9 +180,6 @@ def test_rotated_vectors_know_only_how_far_apart_they_are(getkey):
     products = np.asarray(turned @ turned.T)
     np.testing.assert_allclose(products[1:, 1:], products[:-1, :-1], rtol=1e-4, atol=1e-4)
     assert abs(products[0, 0] - products[0, 3]) > 1e-2
-
-
-# Training -----------------------------------------------------------------------------------------------------------
 
 
 def test_training_equals_vanilla_jax_with_the_gradient_summed_by_hand(demo):
@@ -267,9 +241,6 @@ def test_the_mean_loss_is_that_of_the_right_bytes_and_a_continuation_goes_on_whe
     assert mean_loss(Successor(jnp.array(3.0)), rising[::-1], sizes) == pytest.approx(log_sum, rel=1e-5)
     prompt = np.frombuffer(b"xyabc", np.uint8)
     assert continuation(Successor(jnp.array(1e4)), prompt, 8, key=jax.random.key(0)) == b"defghijk"
-
-
-# The checkpoint -----------------------------------------------------------------------------------------------------
 
 
 def test_training_goes_on_from_the_file_bit_for_bit(demo):
@@ -355,9 +326,7 @@ def test_the_file_is_kept_where_asked_and_loads_in_another_process(demo):
     assert os.listdir(demo.path.parent) == ["checkpoint"]
     code = "import sys, sharedtree as st, sharedtree._demo; c = st.load(sys.argv[1]); "
     code += "print(c.step, c.model.embed is c.model.head, st.ties(c.model)[0].paths)"
-    done = python("-c", code, demo.path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "5 True ('.embed', '.head')"
+    assert in_new_process(code, demo.path).strip() == "5 True ('.embed', '.head')"
 
 
 def test_a_file_that_cannot_be_written_ends_the_command(monkeypatch, capsys, tmp_path):
@@ -369,9 +338,6 @@ def test_a_file_that_cannot_be_written_ends_the_command(monkeypatch, capsys, tmp
     monkeypatch.setattr(_demo, "run", small)
     assert main(["demo", "--quick", "--save", str(nowhere)]) == 2
     assert str(tmp_path / "no") in capsys.readouterr().err
-
-
-# The command line ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

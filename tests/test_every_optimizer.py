@@ -70,9 +70,6 @@ def arrays(seed):
     return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 2), (2, 2), (2, 3))]
 
 
-# --- the transformations -------------------------------------------------------------------------------------------
-
-
 def found():
     """Whatever in optax returns a transformation, or a function that does."""
     for module in (optax, optax.contrib):
@@ -91,52 +88,48 @@ FOUND = dict(sorted(found()))
 norm = lambda tree: sum((x**2).sum() for x in jax.tree.leaves(tree))
 adam = lambda: optax.adam(0.1)
 
-# The arguments of those that need other ones than a learning rate, as functions of a mask.
+# Optax 0.2.5 has a seed there.
+NOISE_KEY = jax.random.key(1) if "key" in inspect.signature(optax.add_noise).parameters else 1
+
+# The arguments of those that need other ones than a learning rate, as functions of a mask; and their options.
 ARGUMENTS = {
-    "MultiSteps": lambda _: ((adam(), 2), {}),
-    "adaptive_grad_clip": lambda _: ((0.1,), {}),
-    "add_noise": lambda _: ((0.1, 0.5, NOISE_KEY), {}),
-    "apply_if_finite": lambda _: ((adam(), 2), {}),
-    "chain": lambda _: ((optax.clip_by_global_norm(0.5), adam()), {}),
-    "clip": lambda _: ((0.2,), {}),
-    "clip_by_block_rms": lambda _: ((0.2,), {}),
-    "clip_by_global_norm": lambda _: ((0.2,), {}),
-    "conditionally_mask": lambda _: ((adam(), lambda step, **__: step != 1), {}),
-    "conditionally_transform": lambda _: ((adam(), lambda step, **__: step != 1), {}),
-    "differentially_private_aggregate": lambda _: ((0.5, 0.1, 3), {}),
-    "dpsgd": lambda _: ((0.1, 0.5, 0.1, 3), {}),
-    "ema": lambda _: ((0.9,), {}),
-    "flatten": lambda _: ((adam(),), {}),
-    "freeze": lambda mask: ((mask,), {}),
-    "inject_hyperparams": lambda mask: ((0.1,), {"mask": mask}),
-    "inject_stateful_hyperparams": lambda mask: ((0.1,), {"mask": mask}),
-    "lookahead": lambda _: ((adam(), 2, 0.5), {}),
-    "masked": lambda mask: ((adam(), mask), {}),
-    "measure_with_ema": lambda _: ((lambda updates: jax.tree.map(jnp.abs, updates), 0.9), {}),
-    "noisy_sgd": lambda _: ((0.1, 0.1, 0.5, NOISE_KEY), {}),
-    "mechanize": lambda _: ((adam(),), {}),
-    "multi_transform": lambda mask: (({True: adam(), False: optax.sgd(0.1, 0.9)}, mask), {}),
-    "named_chain": lambda _: ((("one", optax.clip(0.3)), ("two", adam())), {}),
-    "partition": lambda mask: (({True: adam(), False: optax.sgd(0.1, 0.9)}, mask), {}),
-    "sam": lambda _: ((optax.sgd(0.1), optax.sgd(0.05)), {}),
-    "scale": lambda _: ((0.5,), {}),
-    "scale_by_backtracking_linesearch": lambda _: ((3,), {}),
-    "scale_by_schedule": lambda _: ((optax.linear_schedule(0.1, 0.0, 5),), {}),
-    "scale_by_zoom_linesearch": lambda _: ((2,), {}),
-    "schedule_free": lambda _: ((adam(), 0.1), {}),
-    "selective_transform": lambda mask: ((adam(),), {"freeze_mask": mask}),
-    "snapshot": lambda _: (("norm", lambda updates, **__: norm(updates)), {}),
-    "split_real_and_imaginary": lambda _: ((adam(),), {}),
-    "stateless": lambda _: ((lambda updates, params: jax.tree.map(lambda u, p: u - 0.1 * p, updates, params),), {}),
-    "stateless_with_tree_map": lambda _: ((lambda u, p: u - 0.1 * p,), {}),
-    "trace": lambda _: ((0.9,), {}),
-    "with_extra_args_support": lambda _: ((adam(),), {}),
+    **dict.fromkeys(("MultiSteps", "apply_if_finite"), lambda _: (adam(), 2)),
+    **dict.fromkeys(("flatten", "mechanize", "split_real_and_imaginary"), lambda _: (adam(),)),
+    **dict.fromkeys(("selective_transform", "with_extra_args_support"), lambda _: (adam(),)),
+    **dict.fromkeys(("adaptive_grad_clip", "inject_hyperparams", "inject_stateful_hyperparams"), lambda _: (0.1,)),
+    **dict.fromkeys(("clip", "clip_by_block_rms", "clip_by_global_norm", "scale"), lambda _: (0.2,)),
+    **dict.fromkeys(("ema", "trace"), lambda _: (0.9,)),
+    **dict.fromkeys(
+        ("conditionally_mask", "conditionally_transform"), lambda _: (adam(), lambda step, **__: step != 1)
+    ),
+    **dict.fromkeys(("multi_transform", "partition"), lambda mask: ({True: adam(), False: optax.sgd(0.1, 0.9)}, mask)),
+    "add_noise": lambda _: (0.1, 0.5, NOISE_KEY),
+    "chain": lambda _: (optax.clip_by_global_norm(0.5), adam()),
+    "differentially_private_aggregate": lambda _: (0.5, 0.1, 3),
+    "dpsgd": lambda _: (0.1, 0.5, 0.1, 3),
+    "freeze": lambda mask: (mask,),
+    "lookahead": lambda _: (adam(), 2, 0.5),
+    "masked": lambda mask: (adam(), mask),
+    "measure_with_ema": lambda _: (lambda updates: jax.tree.map(jnp.abs, updates), 0.9),
+    "named_chain": lambda _: (("one", optax.clip(0.3)), ("two", adam())),
+    "noisy_sgd": lambda _: (0.1, 0.1, 0.5, NOISE_KEY),
+    "sam": lambda _: (optax.sgd(0.1), optax.sgd(0.05)),
+    "scale_by_backtracking_linesearch": lambda _: (3,),
+    "scale_by_schedule": lambda _: (optax.linear_schedule(0.1, 0.0, 5),),
+    "scale_by_zoom_linesearch": lambda _: (2,),
+    "schedule_free": lambda _: (adam(), 0.1),
+    "snapshot": lambda _: ("norm", lambda updates, **__: norm(updates)),
+    "stateless": lambda _: (lambda updates, params: jax.tree.map(lambda u, p: u - 0.1 * p, updates, params),),
+    "stateless_with_tree_map": lambda _: (lambda u, p: u - 0.1 * p,),
+}
+OPTIONS = {
+    **dict.fromkeys(("inject_hyperparams", "inject_stateful_hyperparams"), lambda mask: {"mask": mask}),
+    "selective_transform": lambda mask: {"freeze_mask": mask},
 }
 if hasattr(optax.contrib, "MuonDimensionNumbers"):
     dimensions = lambda tree: jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(), tree)
-    ARGUMENTS["scale_by_muon"] = lambda _: ((), {"weight_dimension_numbers": dimensions})
-# Optax 0.2.5 has a seed there.
-NOISE_KEY = jax.random.key(1) if "key" in inspect.signature(optax.add_noise).parameters else 1
+    ARGUMENTS["scale_by_muon"] = lambda _: ()
+    OPTIONS["scale_by_muon"] = lambda _: {"weight_dimension_numbers": dimensions}
 
 
 def made(name, mask):
@@ -145,7 +138,7 @@ def made(name, mask):
         f = FOUND[name]
         required = [p.name for p in inspect.signature(f).parameters.values() if p.default is p.empty]
         if name in ARGUMENTS:
-            args, kwargs = ARGUMENTS[name](mask)
+            args, kwargs = ARGUMENTS[name](mask), OPTIONS.get(name, lambda _: {})(mask)
         elif required in ([], ["learning_rate"]):
             args, kwargs = (0.1,) * len(required), {}
             names = {"mask", "weight_decay_mask"} & set(inspect.signature(f).parameters)
@@ -263,8 +256,6 @@ def test_steps_on_a_model_with_ties_equal_those_on_a_dict(name, kind):
             np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)
 
 
-# --- masks and labels at ties --------------------------------------------------------------------------------------
-
 TAKES_LABELS = [
     (name, parameter)
     for name, f in FOUND.items()
@@ -334,8 +325,6 @@ def test_masks_that_do_not_fit_say_where():
         tx.init(net(*arrays(0)))
 
 
-# --- cost ----------------------------------------------------------------------------------------------------------
-
 LABELS = {
     "none": lambda tx: tx,
     "function": lambda tx: optax.masked(tx, lambda tree: jax.tree.map(lambda x: x.ndim == 2, tree)),
@@ -355,9 +344,6 @@ def test_work_follows_nodes_and_not_paths(labels):
         model = st.apply_updates(model, updates)
     (leaf,) = st.tree.leaves(model)
     np.testing.assert_allclose(leaf, jnp.zeros((2, 2)), atol=1e-5)
-
-
-# --- what optax offers beside transformations ----------------------------------------------------------------------
 
 
 def test_tree_map_params_sees_the_parameters_of_a_state():

@@ -115,7 +115,7 @@ def test_values_are_those_of_the_untied_twin(args, name):
 
 @given(dag=dags())
 def test_a_tied_gradient_is_the_sum_over_its_paths(dag):
-    assume(not python_numbers([dag]))  # see `test_gradient_of_python_numbers`
+    assume(not python_numbers([dag]))  # of which those of JAX's classes are differentiated, as in `test_leaves.py`
     per_path = eqx.filter_grad(loss)(twin(dag))
     for transform in (jax.grad, eqx.filter_grad):
         assert_gradient(dag, st.preserve_identities(transform)(loss)(dag), per_path)
@@ -151,14 +151,6 @@ def assert_gradient(dag, gradient, per_path):
 
 def is_float(obj):
     return is_array(obj) and jnp.issubdtype(obj.dtype, jnp.floating)
-
-
-def test_gradient_of_python_numbers():
-    """Traced, and differentiated if they are floats, in classes of JAX's convention; static in Equinox's."""
-    gradient = st.grad(lambda m: m.first.x * m.first.y * m.second)(Pair(Mutable(x=2.0, y=3), 5.0))
-    assert gradient.first.x == jax.grad(lambda x: x * 3 * 5.0)(2.0)
-    assert gradient.first.y is None
-    assert gradient.second is None
 
 
 # 3. Once

@@ -177,8 +177,6 @@ def test_equinox_transforms_of_one_function_are_equal():
     assert st.grad(f) != st.grad(f)
 
 
-# --- a program of wrapping, calling, clearing and letting go --------------------------------------------------------
-
 ARGUMENTS = (
     lambda: jnp.ones(2),
     lambda: jnp.ones(3),
@@ -223,9 +221,6 @@ def counts(transform, program):
 @given(program=hst.lists(STEPS, max_size=25))
 def test_traces_are_as_many_as_vanillas(transform, program):
     assert counts(st.preserve_identities(transform), program) == counts(transform, program)
-
-
-# --- what is let go of ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint, jax.grad, jax.vmap, eqx.filter_grad, eqx.filter_vmap])

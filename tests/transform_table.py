@@ -153,9 +153,7 @@ SCENARIOS: dict[Any, Scenario] = {
         with_jvp, "test_rules", lambda t, f, m: with_jvp(_first_fixed(t), lambda a, b: f(b), m, m)
     ),
     jax.custom_gradient: Scenario(
-        lambda t, f, *ms: t(lambda *ms: (f(*ms), lambda ct: ms))(*ms),
-        "test_rules",
-        returned=st.copy,
+        lambda t, f, *ms: t(lambda *ms: (f(*ms), lambda ct: ms))(*ms), "test_rules", returned=st.copy
     ),
     eqx.filter_custom_vjp: Scenario(
         with_filter_vjp, "test_rules", lambda t, f, m: with_filter_vjp(_called_with(t, m), lambda a, b: f(a), m)

@@ -1,21 +1,20 @@
-"""Random DAGs of treeo's trees, and what is known of them without asking the library.
+"""Random DAGs of treeo's trees, of which `tests/strategies.py` knows what is in them.
 
 `trees()` draws models of a dataclass with traced, static and opaque fields and of a class with all mixins, over lists,
-dictionaries, tuples and arrays, with trees, arrays and containers shared at random. `partition` and `twin` are the
-oracle: they walk by what this file knows of its own classes.
+dictionaries, tuples and arrays, with trees, arrays and containers shared at random.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from hypothesis import strategies as hst
 
 from sharedtree.compat import treeo as to
+from tests.strategies import Node, is_array, paths
 
 
-class Branch(to.Tree, to.Extensions):
+class Branch(to.Tree, to.Extensions, Node):
     """Two traced fields and a static one."""
 
     left: Any = to.node()
@@ -26,6 +25,12 @@ class Branch(to.Tree, to.Extensions):
         self.right = right
         self.name = name
 
+    def node_children(self) -> list[tuple[str, Any]]:
+        return [("left", self.left), ("right", self.right)]
+
+    def with_node_children(self, new: list[Any]) -> "Branch":
+        return Branch(*new, self.name)
+
 
 class Weight(to.KindMixin):
     """A kind of field."""
@@ -33,7 +38,7 @@ class Weight(to.KindMixin):
 
 # treeo's `apply` compares trees by `==`, which fails on dataclasses of arrays.
 @dataclass(eq=False)
-class Layer(to.Tree, to.Extensions):
+class Layer(to.Tree, to.Extensions, Node):
     """A dataclass with fields of every sort."""
 
     weight: Any = Weight.node()
@@ -41,86 +46,12 @@ class Layer(to.Tree, to.Extensions):
     width: int = to.static(1)
     log: Any = to.static(None, opaque=True)
 
+    def node_children(self) -> list[tuple[str, Any]]:
+        return [("parts", self.parts), ("weight", self.weight)]
 
-TREES = (Branch, Layer)
-Path = tuple[Any, ...]
-
-
-def children(obj: Any) -> list[tuple[Any, Any]]:
-    """The traced fields of a tree, the items of a container; nothing for a leaf."""
-    match obj:
-        case Branch():
-            return [("left", obj.left), ("right", obj.right)]
-        case Layer():
-            return [("parts", obj.parts), ("weight", obj.weight)]
-        case dict():
-            return sorted(obj.items())
-        case list() | tuple():
-            return list(enumerate(obj))
-        case _:
-            return []
-
-
-def paths(tree: Any) -> list[tuple[Path, Any]]:
-    """Every path of a tree, in JAX's order, with what is there."""
-    found: list[tuple[Path, Any]] = []
-    stack: list[tuple[Path, Any]] = [((), tree)]
-    while stack:
-        path, obj = stack.pop()
-        found.append((path, obj))
-        stack.extend(((*path, key), child) for key, child in reversed(children(obj)))
-    return found
-
-
-def is_array(obj: Any) -> bool:
-    return isinstance(obj, jax.Array)
-
-
-def partition(tree: Any, containers: bool = True) -> frozenset[frozenset[Path]]:
-    """Which paths hold one object, of those that carry identity inside a module; lists and dictionaries if asked."""
-    kinds = (*TREES, list, dict) if containers else TREES
-    classes: dict[int, set[Path]] = {}
-    for path, obj in paths(tree):
-        if is_array(obj) or isinstance(obj, kinds):
-            classes.setdefault(id(obj), set()).add(path)  # alive in `tree`
-    return frozenset(map(frozenset, classes.values()))
-
-
-def unique_arrays(tree: Any) -> list[jax.Array]:
-    """The distinct arrays, in order of their first path."""
-    found = {id(obj): obj for _, obj in reversed(paths(tree)) if is_array(obj)}  # alive in `tree`
-    return [found[i] for i in dict.fromkeys(id(obj) for _, obj in paths(tree) if is_array(obj))]  # likewise
-
-
-def remade(tree: Any, once: bool) -> Any:
-    """A tree of new objects: one for each object (`once`), or one for each path, so that nothing is shared."""
-    made: dict[int, Any] = {}
-
-    def visit(obj: Any) -> Any:
-        if not once or id(obj) not in made:  # alive in `tree`
-            made[id(obj)] = new(obj)  # likewise
-        return made[id(obj)]  # likewise
-
-    def new(obj: Any) -> Any:
-        match obj:
-            case Branch():
-                return Branch(visit(obj.left), visit(obj.right), obj.name)
-            case Layer():
-                parts, weight = visit(obj.parts), visit(obj.weight)
-                return Layer(weight, parts, obj.width, obj.log)
-            case dict():
-                return {key: visit(value) for key, value in obj.items()}
-            case list() | tuple():
-                return type(obj)([visit(value) for value in obj])
-            case _:
-                return jnp.array(obj, copy=True) if is_array(obj) else obj
-
-    return visit(tree)
-
-
-def twin(tree: Any) -> Any:
-    """The same tree with nothing shared."""
-    return remade(tree, once=False)
+    def with_node_children(self, new: list[Any]) -> "Layer":
+        parts, weight = new
+        return Layer(weight, parts, self.width, self.log)
 
 
 @hst.composite
@@ -148,6 +79,6 @@ def trees(draw: Any, max_nodes: int = 7) -> Any:
                 node = (pick(), pick())
             case _:
                 node = None
-        if len(paths(node)) < 200:
+        if len([*paths(node)]) < 200:
             pool.append(node)
     return Branch(pool[-1], [pick(), pick()])

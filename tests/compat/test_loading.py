@@ -61,8 +61,6 @@ def attempt(name):
 """
 
 
-# What is installed ----------------------------------------------------------------------------------------------------
-
 INSTALL = "pip install --no-deps treex==0.6.9 treeo==0.0.10"
 
 RELEASES = [
@@ -113,9 +111,6 @@ def test_what_it_says_to_install_is_what_the_package_declares():
     assert declared == {name.lower(): version for name, version in NEEDED["treex"].items()}
 
 
-# What the libraries have ----------------------------------------------------------------------------------------------
-
-
 GONE = [
     # What the test takes away, from where, what treex needs, and since when that is gone.
     ("jax.tree_util", "tree_leaves", "jax.tree_leaves", "JAX 0.6.0"),
@@ -148,9 +143,6 @@ print(json.dumps([*outcomes, tx.optimizer.jax.tree_leaves is own]))
         assert text.startswith(f"`treex` needs `{name}`, which is gone since {since}.")
         assert "pip install '" in text
         assert not changed
-
-
-# Who sees it ----------------------------------------------------------------------------------------------------------
 
 
 @needs_treex

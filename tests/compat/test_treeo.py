@@ -1,9 +1,7 @@
 """treeo 0.0.10 by itself: the laws on random DAGs of its trees, its fields and mixins."""
 
 import concurrent.futures
-import gc
 import importlib.util
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, strategies as hst
 
 import sharedtree as st
 
@@ -19,99 +17,52 @@ if importlib.util.find_spec("treeo") is None:
     pytest.skip("treeo is not installed", allow_module_level=True)
 
 from sharedtree.compat import treeo as to
-from tests.compat.strategies import (
-    Branch,
-    Layer,
-    Weight,
-    is_array,
-    partition,
-    paths,
-    remade,
-    trees,
-    twin,
-    unique_arrays,
-)
+from tests import test_laws as laws
+from tests.compat.strategies import Branch, Layer, Weight, trees
+from tests.strategies import copy_dag, is_array, partition, paths, unique_arrays
 
 IGNORE = st.Policy(on_untie="ignore")
 IN_PLACE = st.Policy(in_place=True)
 
 
-def loss(tree):
-    """Every path counts, each with a weight of its own."""
-    return sum(((i + 1) * jnp.sin(x).sum() for i, x in enumerate(jax.tree.leaves(tree))), jnp.float32(0))
+LAWS = (
+    laws.test_partition_of_what_vmap_maps,
+    laws.test_a_tied_gradient_is_the_sum_over_its_paths,
+    laws.test_a_tied_leaf_is_donated_once,
+    laws.test_other_sharing_retraces_once,
+    laws.test_round_trip,
+    laws.test_in_place_changes_the_callers_objects_and_no_others,
+    laws.test_pass_through_is_what_vanilla_would_return,
+)
+"""Those of one tree. That each transform crosses alike is in their own file."""
 
 
-# The laws, on random DAGs
-
-
+@pytest.mark.parametrize("law", LAWS)
 @given(tree=trees())
-def test_partition_and_values(tree):
-    """The same objects are one inside and outside, and the values are those of the untied twin.
-
-    That each transform crosses alike is in `test_laws.py`. With `pass_through=False` all that comes back is built anew.
-    """
-    for policy in (IGNORE, st.Policy(pass_through=False, on_untie="ignore")):
-        seen = []
-
-        def f(tree, seen=seen):
-            seen.append(partition(tree))
-            return tree, st.tree.map(lambda x: x + 1, tree), loss(tree)
-
-        same, new, value = st.jit(f, policy=policy)(tree)
-        assert seen[0] == partition(tree) == partition(same) == partition(new)
-        np.testing.assert_allclose(value, loss(twin(tree)), rtol=1e-5, atol=1e-5)
+def test_laws_of_a_tree(law, tree):
+    law.hypothesis.inner_test(tree)
 
 
-@given(tree=trees())
-def test_a_tied_gradient_is_the_sum_over_its_paths(tree):
-    traced = st.jit(st.grad(loss)).trace(tree)
-    assert len(traced.jaxpr.in_avals) == len(unique_arrays(tree)) == len(traced.jaxpr.out_avals)
-    gradient = st.jit(st.grad(loss))(tree)
-    assert partition(gradient) == partition(tree)
-    by_path = {path: x for path, x in paths(jax.grad(loss)(twin(tree))) if is_array(x)}
-    of, at = dict(paths(gradient)), dict(paths(tree))
-    for path, x in at.items():
-        if is_array(x):
-            expected = sum(by_path[other] for other, y in at.items() if y is x)
-            np.testing.assert_allclose(of[path], expected, rtol=1e-5, atol=1e-5)
+@given(tree=trees(), data=hst.data())
+def test_laws_of_arguments(tree, data):
+    """With `pass_through=False` all that comes back is built anew."""
+    for name in ("jit", "jit without pass-through"):
+        laws.test_partition.hypothesis.inner_test(name, (tree,), data)
+        laws.test_values_are_those_of_the_untied_twin.hypothesis.inner_test((tree,), name)
+    laws.test_equal_structure_does_not_retrace.hypothesis.inner_test((tree,))
+    laws.test_a_tied_leaf_is_one_input_and_one_output.hypothesis.inner_test((tree,))
 
 
-@given(tree=trees())
-def test_equal_structure_does_not_retrace(tree):
-    traces = []
-
-    @st.jit
-    def run(tree):
-        traces.append(None)
-        return loss(tree)
-
-    run(tree)
-    for _ in range(3):
-        run(remade(tree, once=True))
-        run(tree.copy())
-        gc.collect(0)
-    assert len(traces) == 1
-    apart = twin(tree)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", st.UntiedWarning)
-        run(apart)
-    assert len(traces) == (1 if partition(apart) == partition(tree) else 2)
-
-
-@given(tree=trees())
-def test_round_trip(tree):
-    leaves, structure = st.tree.flatten(tree)
-    assert len(jax.tree.leaves(st.Dag(tree))) == len(unique_arrays(tree)) == len(leaves)
-    again = st.tree.unflatten(structure, leaves)
-    assert st.tree.structure(again) is structure
-    assert_same(again, tree)
-    assert all(one is other for one, other in zip(unique_arrays(again), unique_arrays(tree), strict=True))
+def shared(tree, containers):
+    """Which paths hold one object; those of lists and dictionaries if so asked."""
+    at = {path: obj for path, obj, _ in paths(tree)}
+    return {each for each in partition(tree) if containers or not isinstance(at[next(iter(each))], list | dict)}
 
 
 def assert_same(one, other, containers=True):
     """The same sharing (of containers, if so asked), classes, static fields and values."""
-    assert partition(one, containers) == partition(other, containers)
-    for (path, x), (at, y) in zip(paths(one), paths(other), strict=True):
+    assert shared(one, containers) == shared(other, containers)
+    for (path, x, _), (at, y, _) in zip(paths(one), paths(other), strict=True):
         assert path == at
         assert type(x) is type(y)
         if isinstance(x, Branch):
@@ -122,7 +73,8 @@ def assert_same(one, other, containers=True):
             np.testing.assert_array_equal(x, y)
 
 
-OF_TREEO = {
+MADE = {
+    "unflatten": lambda tree: st.tree.unflatten(*reversed(st.tree.flatten(tree))),
     "copy": lambda tree: tree.copy(),
     "map": lambda tree: tree.map(lambda x: x),
     "map of a kind": lambda tree: tree.map(lambda x: x, Weight),
@@ -136,15 +88,15 @@ OF_TREEO = {
 MAKE_CONTAINERS = {"map of a kind", "filter and merge"}
 
 
-@pytest.mark.parametrize("name", OF_TREEO)
+@pytest.mark.parametrize("name", MADE)
 @given(tree=trees())
-def test_what_treeo_itself_makes_keeps_sharing(name, tree):
+def test_what_is_made_of_a_tree_has_its_sharing(name, tree):
     """Outside, and inside a function."""
     containers = name not in MAKE_CONTAINERS
-    before = remade(tree, once=True)
-    assert_same(OF_TREEO[name](tree), tree, containers)
-    new = st.jit(lambda tree: st.tree.map(lambda x: x * 2, OF_TREEO[name](tree)), policy=IGNORE)(tree)
-    assert partition(new, containers) == partition(before, containers)
+    before = copy_dag(tree)
+    assert_same(MADE[name](tree), tree, containers)
+    new = st.jit(lambda tree: st.tree.map(lambda x: x * 2, MADE[name](tree)), policy=IGNORE)(tree)
+    assert shared(new, containers) == shared(before, containers)
     assert_same(tree, before)
     for one, other in zip(unique_arrays(new), unique_arrays(before), strict=True):
         np.testing.assert_array_equal(one, 2 * other)
@@ -152,29 +104,18 @@ def test_what_treeo_itself_makes_keeps_sharing(name, tree):
 
 @given(tree=trees())
 def test_in_place(tree):
-    tree = remade(tree, once=True)
-    before = paths(tree)
-    counts = [np.asarray(x) for _, x in before if is_array(x)]
+    tree, expected = copy_dag(tree), copy_dag(tree)
+    before = [*paths(tree)]
 
     def add(tree):
-        for x in {id(node): node for _, node in paths(tree) if isinstance(node, Layer)}.values():  # alive in `tree`
-            x.weight = x.weight + 1
+        for layer in {id(x): x for _, x, _ in paths(tree) if isinstance(x, Layer)}.values():  # alive in `tree`
+            layer.weight = layer.weight + 1
 
-    expected = [
-        x + 1 if path[-1:] == ("weight",) else x
-        for (path, _), x in zip([item for item in before if is_array(item[1])], counts, strict=True)
-    ]
     st.jit(add, policy=st.Policy(in_place=True, on_untie="ignore"))(tree)
-    after = paths(tree)
-    for (path, x), (at, y) in zip(before, after, strict=True):
-        assert path == at
-        if not is_array(x) and not isinstance(x, tuple):
-            assert x is y
-    for one, other in zip([x for _, x in after if is_array(x)], expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-# Fields
+    add(expected)
+    assert_same(tree, expected)
+    for (_, x, _), (_, y, _) in zip(before, paths(tree), strict=True):
+        assert x is y or is_array(x) or isinstance(x, tuple)
 
 
 @dataclass
@@ -241,9 +182,6 @@ def test_a_hashable_is_equal_to_itself_alone():
     content["rate"] = 5.0
     np.testing.assert_array_equal(run(layer(to.Hashable({"rate": 5.0}))), np.full(2, 5))
     assert seen == [1.0, 5.0]
-
-
-# Opaque fields
 
 
 def layer(log, value=1.0):
@@ -323,18 +261,12 @@ def test_whatever_may_be_opaque():
                 jax.tree.map(np.testing.assert_array_equal, log, kept)
 
 
-# Mixins and modes
-
-
 def test_mixins():
     one = layer("log")
     model = Branch(one, one)
     filtered = model.filter(Weight)
     assert filtered.left is filtered.right
     assert isinstance(model.filter(str).left.weight, to.Nothing)
-    doubled = st.jit(lambda model: model.map(lambda x: 2 * x, Weight))(model)
-    assert doubled.left is doubled.right
-    np.testing.assert_array_equal(doubled.right.weight, np.full(2, 2))
 
     def widen(node):
         if isinstance(node, Layer):
@@ -378,9 +310,6 @@ def test_compact():
     new = st.jit(lambda tower: st.tree.map(lambda x: x + 1, tower))(tower)
     assert new.branch.left is new.branch.right
     np.testing.assert_array_equal(st.jit(lambda tower, x: tower(x))(tower, jnp.ones(2)), np.full(2, 2))
-
-
-# Threads
 
 
 def test_a_mode_that_ends_in_another_thread_changes_nothing_there():

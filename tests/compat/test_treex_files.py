@@ -67,9 +67,6 @@ def test_metrics_come_back(name):
     assert_same(METRICS[name]().compute(), loaded.compute()) if name in ("Reduce", "Accuracy") else None
 
 
-# --- what is one object, and metadata ---------------------------------------------------------------------------------
-
-
 def test_ties_are_kept_and_filtered_models_come_back():
     layer = tx.Linear(4).init(0, X)
     model = tx.Sequential(layer, layer)
@@ -146,27 +143,6 @@ def test_what_treeo_noted_of_a_value_that_is_gone_keeps_nothing_from_being_saved
     loaded = through_bytes(pair, trusted=[Pair])
     assert (loaded.more, loaded.other, loaded.number) == (1, None, 2)
     assert loaded.field_metadata["number"].kind is type(None)
-
-
-def test_a_loaded_model_is_traced_once():
-    model = model_of(*LAYERS["Sequential"]).eval()
-    traces = []
-
-    def call(model, x):
-        traces.append(1)
-        return model(x)
-
-    for jit in (jax.jit, st.jit):
-        traces.clear()
-        step = jit(call)
-        loaded = [st.from_bytes(st.to_bytes(model)) for _ in range(2)]
-        for _ in range(3):
-            results = [step(each, X) for each in loaded]
-        assert len(traces) == 1
-        np.testing.assert_array_equal(*results)
-
-
-# --- treeo by itself --------------------------------------------------------------------------------------------------
 
 
 class Plain(to.Tree):
@@ -246,9 +222,6 @@ def test_a_template():
     assert_same(block.scale, st.from_bytes(st.to_bytes(block), like=shapes).scale)
 
 
-# --- other processes --------------------------------------------------------------------------------------------------
-
-
 def test_a_process_that_has_not_imported_treex(tmp_path):
     model = model_of(*LAYERS["Sequential"])
     path = tmp_path / "model.safetensors"
@@ -304,9 +277,6 @@ def test_a_package_beside_a_file_is_not_run_and_another_release_not_used(tmp_pat
     assert "`treex` 0.6.9 is installed, but it is 0.7 that works" in printed
     assert "from sharedtree.compat import treex" in printed
     assert "\\n" not in printed
-
-
-# --- what cannot be saved ---------------------------------------------------------------------------------------------
 
 
 def test_what_has_code_in_it_is_refused_with_a_fix_that_works(tmp_path):

@@ -66,7 +66,10 @@ FJ, FG, FVG, FV, FC = (
     eqx.filter_checkpoint,
 )
 
+NO_FUNCTIONS = {"not callable": 3, "generator function": generated, "static method": staticmethod(jnp.sum)}
+
 ROWS: dict[str, Row] = {
+    **{f"{t.__name__}, {name}": Row(t, f, one, fails=True) for t in (J, G, V) for name, f in NO_FUNCTIONS.items()},
     # jax.jit
     "static first": Row(J, first_shape, lambda: (3, 1.0), {"static_argnums": 0}),
     "static tuple": Row(J, first_shape, lambda: (3, 1.0), {"static_argnums": (0,)}),
@@ -94,9 +97,6 @@ ROWS: dict[str, Row] = {
     "unknown option": Row(J, lambda x: x, one, {"no_such_option": 1}, fails=True),
     "compiler options": Row(J, lambda x: x + 1, one, {"compiler_options": {"no_such_flag": True}}, fails=True),
     "in_shardings, too many": Row(J, lambda x: x, one, {"in_shardings": (None, None)}, fails=True),
-    "not callable": Row(J, 3, one, fails=True),
-    "generator function": Row(J, generated, one, fails=True),
-    "static method": Row(J, staticmethod(jnp.sum), one, fails=True),
     "doubled argument": Row(J, lambda x: x, one, {}, lambda: {"x": 1}, fails=True),
     "builtin": Row(J, sum, lambda: ([vec(), vec()],)),
     "branch on a tracer": Row(J, lambda x: 1 if x[0] > 0 else 2, one, fails=True),
@@ -142,9 +142,6 @@ ROWS: dict[str, Row] = {
     "grad of a bool": Row(G, lambda x: 1.0, lambda: (True,), fails=True),
     "grad of a key": Row(G, lambda k: jax.random.uniform(k), lambda: (jax.random.key(0),), fails=True),
     "grad of a string": Row(G, lambda x: 1.0, lambda: ("text",), fails=True),
-    "grad, not callable": Row(G, 3, one, fails=True),
-    "grad, generator function": Row(G, generated, one, fails=True),
-    "grad, static method": Row(G, staticmethod(jnp.sum), one, fails=True),
     # jax.vmap
     "in_axes 1": Row(V, lambda x: x.sum(), lambda: (mat(2, 3),), {"in_axes": 1}),
     "in_axes -1": Row(V, lambda x: x.sum(), lambda: (mat(2, 3),), {"in_axes": -1}),
@@ -194,9 +191,6 @@ ROWS: dict[str, Row] = {
     "constant result": Row(V, lambda x: (1.0, np.arange(2)), one),
     "mapped string result": Row(V, lambda x: "text", one, fails=True),
     "none argument": Row(V, lambda x, y: x, lambda: (vec(), None)),
-    "vmap, not callable": Row(V, 3, one, fails=True),
-    "vmap, generator function": Row(V, generated, one, fails=True),
-    "vmap, static method": Row(V, staticmethod(jnp.sum), one, fails=True),
     # jax.checkpoint
     "policy": Row(C, lambda x: jnp.sin(x), one, {"policy": jax.checkpoint_policies.dots_saveable}),
     "prevent_cse": Row(C, lambda x: jnp.sin(x), one, {"prevent_cse": False}),

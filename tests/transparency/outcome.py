@@ -107,8 +107,6 @@ def seen(leaf: Any) -> Any:
     return type(leaf), leaf
 
 
-# --- leaves ------------------------------------------------------------------------------------------------------
-
 LEAVES: dict[str, Callable[[], Any]] = {
     "python float": lambda: 1.5,
     "python int": lambda: 3,
@@ -160,9 +158,6 @@ def loss_of(tree: Any) -> Any:
 @jax.jit
 def _sum_of_squares(leaves: list[Any]) -> Any:
     return sum((jnp.sum(leaf * leaf).astype(jnp.float32) for leaf in leaves), start=jnp.zeros((), jnp.float32))
-
-
-# --- where a leaf can be -----------------------------------------------------------------------------------------
 
 
 class Model(eqx.Module):

@@ -29,9 +29,6 @@ CALLED = {name: transform for name, transform in TRANSFORMS.items() if "value_an
 EACH = [pytest.param(transform, id=name) for name, transform in CALLED.items()]
 
 
-# --- ways to call ------------------------------------------------------------------------------------------------
-
-
 def with_default(x, y=2.0):
     return jnp.sum(of(x) * of(y))
 
@@ -125,9 +122,6 @@ def test_a_module_as_the_function(transform):
         assert outcome(lambda: st.preserve_identities(transform)(make())(vec())) == want
 
 
-# --- exceptions --------------------------------------------------------------------------------------------------
-
-
 class OwnError(Exception):
     pass
 
@@ -149,9 +143,6 @@ def test_the_functions_own_exception_arrives_as_it_is_and_the_next_call_works(tr
         assert caught.value is error
     fails[0] = False
     assert outcome(lambda: wrapped(args)) == outcome(lambda: transform(f)(args))
-
-
-# --- nesting -----------------------------------------------------------------------------------------------------
 
 
 def loss(x, y):
@@ -205,9 +196,6 @@ def test_nests(name, pair):
     want = outcome(lambda: call(lambda t: t))
     assert type(want) is Returned
     assert outcome(lambda: call(st.preserve_identities)) == want
-
-
-# --- without jit -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_equinox", [False, True])

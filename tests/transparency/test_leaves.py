@@ -153,8 +153,6 @@ def test_what_jit_returns_unchanged_is_what_vanilla_returns(transform, place):
         assert differing(put(place, filter(is_in, LEAVES)), theirs, ours) == {}
 
 
-# --- shapes instead of arrays ------------------------------------------------------------------------------------
-
 ARRAYS = [name for name in LEAVES if name not in UNTRACEABLE and not name.startswith("python")]
 
 
@@ -186,9 +184,6 @@ def test_what_is_compiled_ahead_takes_and_refuses_the_same(transform):
     given = [jnp.ones(3), jnp.zeros(4), jnp.arange(3), jnp.zeros(3, jnp.bfloat16), [1.0], None]
     theirs, ours = (t(changed).lower(x).compile() for t in (transform, st.preserve_identities(transform)))
     assert [each for each in given if outcome(lambda: ours(each)) != outcome(lambda: theirs(each))] == []
-
-
-# --- the differences ---------------------------------------------------------------------------------------------
 
 
 WITHOUT_GRADIENT = [transform for transform in TRANSFORMS.values() if transform not in GRADS]
@@ -265,9 +260,6 @@ def test_outside_modules_arguments_and_results_follow_the_transform_itself():
         assert outcome(lambda: f(model, x)) == outcome(lambda: jax.jit(lambda a, b: a * b)(model.leaf, x))
     (x,) = traces
     assert isinstance(x, jax.core.Tracer)
-
-
-# --- one array at two bare positions -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)

@@ -6,7 +6,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
@@ -98,8 +97,6 @@ def test_options_on_modules(transform):
     assert wrong == {}
 
 
-# --- donation ----------------------------------------------------------------------------------------------------
-
 DONATIONS = [
     (jax.jit, {"donate_argnums": 0}, {}),
     (jax.jit, {"donate_argnums": (0, 1)}, {}),
@@ -132,9 +129,6 @@ def test_donated_inputs_are_deleted_and_no_others(transform, options, how):
     assert outcome(lambda: call(st.preserve_identities(transform))) == want
 
 
-# --- what only the wrapped transforms have ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("argnums", [0, 1, -1, (0, 1), (1, 0), (-1,)])
 def test_argnums_with_equinox_modules(argnums):
     """`eqx.filter_grad` differentiates its first argument only, so for it the arguments are one tuple."""
@@ -147,10 +141,3 @@ def test_argnums_with_equinox_modules(argnums):
     want = both[argnums] if isinstance(argnums, int) else tuple(both[i] for i in argnums)
     found = outcome(lambda: st.grad(f, argnums=argnums)(m, n))
     assert found == outcome(lambda: want)
-
-
-def test_the_policy_of_checkpoint_goes_with_the_function():
-    """What is said of a policy before the function is in `tests/fix_scenarios.py`."""
-    policy = jax.checkpoint_policies.everything_saveable
-    want = outcome(lambda: jax.checkpoint(jnp.sin, policy=policy)(vec()))
-    assert outcome(lambda: st.preserve_identities(jax.checkpoint)(jnp.sin, policy=policy)(vec())) == want

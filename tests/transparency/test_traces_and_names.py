@@ -15,8 +15,6 @@ from tests.transparency.outcome import TRANSFORMS, Data, Model, Registered, of, 
 EACH = [pytest.param(transform, id=name) for name, transform in TRANSFORMS.items()]
 
 
-# --- traces ------------------------------------------------------------------------------------------------------
-
 # What one function is called with, in this order.
 GIVEN = {
     "a first time": vec,
@@ -70,25 +68,6 @@ def test_traces_as_often(transform):
                 assert set(found.values()) == {1}, where
 
 
-def test_what_jit_returned_is_no_new_trace():
-    for make in (Model, Registered, Data):
-        count = []
-
-        @st.jit
-        def step(m):
-            count.append(1)
-            return jax.tree.map(lambda x: x + 1, m)
-
-        m = make(np.zeros(3, np.float32))
-        for _ in range(3):
-            m = step(m)
-        assert len(count) == 1
-        assert np.array_equal(m.leaf, np.full(3, 3.0))
-
-
-# --- what it looks like ------------------------------------------------------------------------------------------
-
-
 def documented(x: float, /, y: int = 2, *args: int, key: str = "k", **more: float) -> float:
     """Says what it does."""
     return x
@@ -123,9 +102,6 @@ def test_jit_has_what_vanilla_jit_has():
     for transform in (jax.jit, st.jit):
         assert "own_name" in str(jax.make_jaxpr(transform(own_name))(1.0))
         assert "own_name" in transform(own_name).lower(1.0).as_text()
-
-
-# --- what it prints ----------------------------------------------------------------------------------------------
 
 
 class Unprintable:
