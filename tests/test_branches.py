@@ -106,21 +106,6 @@ def test_a_result_is_never_the_callers_object():
         assert result.embed is not net.embed
 
 
-def test_containers_under_the_policy():
-    policy = st.Policy(containers=True, on_untie="ignore")
-    w = jnp.ones(2)
-
-    def f(params):
-        assert params["a"] is params["b"]
-        return {"a": params["a"], "b": params["b"]}
-
-    for pred in (True, False):
-        result = st.cond(pred, f, f, {"a": w, "b": w}, policy=policy)
-        assert result["a"] is result["b"]
-        result = st.cond(pred, f, lambda params: {"a": w + 1, "b": w + 2}, {"a": w, "b": w}, policy=policy)
-        assert result["a"] is not result["b"]
-
-
 @given(dag=dags())
 def test_operands_are_partitioned_as_outside(dag):
     seen = []
