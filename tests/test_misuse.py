@@ -28,9 +28,6 @@ W, X = jnp.ones((2, 3)), jnp.ones(2)
 MODELS = [Pair(W, W + 1), Callable(W, W + 1), {"a": W, "b": W + 1}]
 
 
-# --- arguments that are something else -------------------------------------------------------------------------------
-
-
 @st.preserve_identities
 def one(model):
     raise AssertionError("it was called")
@@ -77,8 +74,6 @@ def test_what_is_taken_for_something_else(said):
         with pytest.raises(TypeError, match=f"(?s){said}"):
             call()
 
-
-# --- `where` ---------------------------------------------------------------------------------------------------------
 
 COMPUTING = [
     lambda leaf: leaf.T,
@@ -259,8 +254,6 @@ def test_errors_are_those_of_vanilla_jax(name):
             errors.append((caught.type, said))
         assert errors[0] == errors[1], i
 
-
-# --- functions among the arguments -----------------------------------------------------------------------------------
 
 FUNCTIONS = {
     "one": (jax.nn.relu, [""]),
