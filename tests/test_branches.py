@@ -106,21 +106,6 @@ def test_a_result_is_never_the_callers_object():
         assert result.embed is not net.embed
 
 
-def test_containers_under_the_policy():
-    policy = st.Policy(containers=True, on_untie="ignore")
-    w = jnp.ones(2)
-
-    def f(params):
-        assert params["a"] is params["b"]
-        return {"a": params["a"], "b": params["b"]}
-
-    for pred in (True, False):
-        result = st.cond(pred, f, f, {"a": w, "b": w}, policy=policy)
-        assert result["a"] is result["b"]
-        result = st.cond(pred, f, lambda params: {"a": w + 1, "b": w + 2}, {"a": w, "b": w}, policy=policy)
-        assert result["a"] is not result["b"]
-
-
 @given(dag=dags())
 def test_operands_are_partitioned_as_outside(dag):
     seen = []
@@ -374,45 +359,6 @@ def test_untie_silences_and_is_handed_on():
         result = st.jit(lambda net, fs=functions: st.cond(net.embed[0] > 0, *fs, net))(tied_arrays())
         assert result.embed is not result.head
         assert_equal(result, functions[0](tied_arrays()))
-
-
-def failing(x):
-    raise KeyError("mine")
-
-
-X = jnp.ones(2)
-OTHER_ERRORS = [
-    lambda cond, switch: cond(True, same, same),
-    lambda cond, switch: cond(True, same),
-    lambda cond, switch: cond(True, same, same, X, operand=X),
-    lambda cond, switch: cond(None, same, same, X),
-    lambda cond, switch: cond(X, same, same, X),
-    lambda cond, switch: cond("text", same, same, X),
-    lambda cond, switch: cond(True, same, same, "text"),
-    lambda cond, switch: cond(True, same, lambda x: "text", X),
-    lambda cond, switch: cond(True, same, same, X, other=3),
-    lambda cond, switch: cond(True, same, lambda x: (x, x), X),
-    lambda cond, switch: cond(True, lambda x: {"a": x}, lambda x: {"b": x}, X),
-    lambda cond, switch: cond(True, same, lambda x: x[0], X),
-    lambda cond, switch: cond(True, failing, same, X),
-    lambda cond, switch: cond(True, same, failing, X),
-    lambda cond, switch: switch(0, [], X),
-    lambda cond, switch: switch(0.5, [same, same], X),
-    lambda cond, switch: switch(jnp.arange(2), [same, same], X),
-    lambda cond, switch: switch(0, [same, same, lambda x: x[0]], X),
-    lambda cond, switch: switch(0, [same, same, failing], X),
-]
-
-
-@pytest.mark.parametrize("call", OTHER_ERRORS)
-def test_other_errors_are_those_of_jax(call):
-    with pytest.raises(Exception) as vanilla:  # noqa: PT011 -- whatever it is
-        call(jax.lax.cond, jax.lax.switch)
-    with pytest.raises(vanilla.type) as ours:
-        call(st.cond, st.switch)
-    # JAX 0.8 has `_cond`.
-    first, other = (str(each.value).splitlines()[0].removeprefix("_") for each in (ours, vanilla))
-    assert first == other
 
 
 def test_no_private_name_is_in_an_error():

@@ -13,6 +13,7 @@ from hypothesis import given, strategies as hst
 import sharedtree as st
 
 from .strategies import Mutable, Pair, copy_dag, partition, pools
+from .transform_table import SCENARIOS, name_of
 from .transparency.outcome import LEAVES, differing, differing_alone, outcome
 from .transparency.test_leaves import IN_A_DEQUE, JITS, TRIED, apart, of_one, put
 
@@ -52,6 +53,29 @@ def test_what_is_one_object_outside_is_one_object_inside_and_after(tree):
     assert [({each & known for each in found} - {frozenset()}, is_one) for found, is_one in inside] == [(classes, True)]
     through(copy_dag(tree), out)
     assert len(inside) == 2 or partition(copy_dag(tree)) != classes  # other sharing between the arguments
+
+
+@pytest.mark.parametrize("name", [name_of(t) for t in SCENARIOS if SCENARIOS[t].tested != "on_eight_devices"])
+def test_ties_inside_every_transform_and_of_what_comes_out(name):
+    ((transform, scenario),) = [(t, each) for t, each in SCENARIOS.items() if name_of(t) == name]
+    w = jnp.arange(1.0, 9.0)
+    one, two = ({"a": w, "b": w} for _ in range(2))
+    seen = []
+
+    def f(one, two):
+        seen.append(one["a"] is one["b"] is two["a"])
+        return st.tree.map(lambda x: x * 1, one)
+
+    with st.Context(POLICY):
+        out = scenario.call(st.preserve_identities(transform), f, one, two)
+    found = [x for x in jax.tree.leaves(out, is_leaf=is_model) if is_model(x)]
+    assert all(seen)
+    assert seen
+    assert all(x["a"] is x["b"] for x in found)
+
+
+def is_model(x):
+    return isinstance(x, dict)
 
 
 def test_only_what_is_reached_through_a_container_is_an_object():

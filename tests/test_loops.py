@@ -226,24 +226,7 @@ def test_what_is_carried_and_scanned():
     np.testing.assert_array_equal(ys.a, w)
 
 
-ERRORS = [
-    lambda scan: scan(lambda c, _: (c, None)),
-    lambda scan: scan(lambda c, _: c, jnp.ones(2), length=2),
-    lambda scan: scan(lambda c, _: (c, None), jnp.ones(2)),
-    lambda scan: scan(lambda c, _: ((c, c), None), jnp.ones(2), length=2),
-    lambda scan: scan(lambda c: (c, None), jnp.ones(2), length=2),
-    lambda scan: scan(lambda c, _: (c, None), jnp.ones(2), lenght=2),
-    lambda scan: scan(),
-]
-
-
-def test_errors_are_those_of_vanilla_jax():
-    for call in ERRORS:
-        with pytest.raises(Exception) as vanilla:  # noqa: PT011 -- whatever it is
-            call(jax.lax.scan)
-        with pytest.raises(vanilla.type) as ours:
-            call(scan)
-        assert "Packed" not in str(ours.value)
+def test_a_condition_that_is_a_model():
     with pytest.raises(TypeError, match="says whether to go on"):
         while_loop(lambda m: m, doubled, tied())
 

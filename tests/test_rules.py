@@ -594,38 +594,6 @@ def raised(run):
     return caught.value
 
 
-WITHOUT_MODULES = {
-    "no rules": lambda vjp, jvp: vjp(value_of_array)(X, X),
-    "no rule": lambda vjp, jvp: jvp(value_of_array)(X, X),
-    "no such option": lambda vjp, jvp: vjp(value_of_array, nondiff=1),
-    "no pair": lambda vjp, jvp: jax.grad(with_rules(vjp, jnp.sin, "defvjp", lambda x: x, lambda kept, y: (y,)))(1.0),
-    "no pair, forward": lambda vjp, jvp: jax.grad(
-        with_rules(jvp, jnp.sin, "defjvp", lambda primals, tangents: primals[0])
-    )(1.0),
-    "too many": lambda vjp, jvp: jax.grad(with_rules(vjp, jnp.sin, "defvjp", lambda x: (x, x), lambda kept, y: (y, y)))(
-        1.0
-    ),
-    "other shape": lambda vjp, jvp: jax.grad(
-        with_rules(vjp, jnp.sin, "defvjp", lambda x: (x, x), lambda kept, y: (X,))
-    )(1.0),
-    "missing": lambda vjp, jvp: with_rules(vjp, value_of_array, "defvjp", lambda x: (x, x), lambda kept, y: (X,))(1.0),
-    "by keyword only": lambda vjp, jvp: with_rules(vjp, keyword_only, "defvjp", keyword_only, keyword_only)(k=1.0),
-}
-
-
-def keyword_only(*, k):
-    return k
-
-
-def test_errors_without_modules_are_vanillas():
-    for name, call in WITHOUT_MODULES.items():
-        with pytest.raises(Exception) as vanilla:  # noqa: PT011 -- whatever it is
-            call(jax.custom_vjp, jax.custom_jvp)
-        with pytest.raises(vanilla.type) as ours:
-            call(st.custom_vjp, st.custom_jvp)
-        assert str(ours.value).partition(" at ")[0] == str(vanilla.value).partition(" at ")[0], name
-
-
 def refused(bwd, f=product_of_net, *more, model=None):
     made = with_bwd(bwd, f)
     of_first = lambda net: jax.tree.leaves(made(net, *more))[0].sum()
