@@ -58,9 +58,6 @@ def value_of(x):
     return float(np.asarray(x).ravel()[0])
 
 
-# Statics --------------------------------------------------------------------------------------------------------------
-
-
 class Text(str):
     __slots__ = ()
 
@@ -101,9 +98,6 @@ def test_a_static_that_says_it_is_equal_to_anything():
         g = called(add_one, model)
         object.__setattr__(model, "note", AlwaysEqual(3))
         assert type(g(model).note) is AlwaysEqual
-
-
-# Objects --------------------------------------------------------------------------------------------------------------
 
 
 def test_missing_fields_stay_missing():
@@ -207,9 +201,6 @@ def test_keyword_arguments_in_another_order_and_of_another_type():
             assert type(result["b"]) is type(kwargs["b"])
 
 
-# Classes --------------------------------------------------------------------------------------------------------------
-
-
 def test_an_array_type_that_is_a_node_in_place_of_an_array():
     class Quantity(np.ndarray):
         """An array for NumPy and a node for JAX."""
@@ -226,9 +217,6 @@ def test_an_array_type_that_is_a_node_in_place_of_an_array():
     assert type(result.first) is Quantity
     assert result.first.x is result.second
     assert value_of(result.second) == 2
-
-
-# Leaves ---------------------------------------------------------------------------------------------------------------
 
 
 def test_other_kinds_of_leaves_between_calls():
@@ -321,9 +309,6 @@ def test_a_cycle_that_appears_is_refused():
         f(model)
     model.blocks[1].second.clear()
     assert value_of(f(model).blocks[1].first) == 2
-
-
-# Calls ----------------------------------------------------------------------------------------------------------------
 
 
 def test_functions_that_call_themselves_and_others_while_traced():
@@ -453,9 +438,6 @@ def test_a_trace_cannot_change_a_slice_of_the_caller():
     bounds = slice([1], None)
     st.jit(lambda m: m.note.start.append(2) or m.weight)(Noted(jnp.ones(2), bounds))
     assert bounds == slice([1], None)
-
-
-# Random DAGs ----------------------------------------------------------------------------------------------------------
 
 
 def check_by_hand(tree, result):

@@ -101,8 +101,6 @@ def test_several_trees_in_one_crossing(rules, trees):
     assert_alike(trees, rules)
 
 
-# --- kinds of nodes, one by one ------------------------------------------------------------------------------------
-
 W = jnp.ones(2)
 
 
@@ -303,9 +301,6 @@ def test_objects_of_the_other_side():
                 builder(form, [W], [], wrong, wrong)
 
 
-# --- sizes -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_a_deep_model_and_one_that_is_too_deep():
     def walked():
@@ -335,9 +330,6 @@ def test_a_million_leaves():
         assert structure.num_leaves == 1_000_001
     built = st.tree.unflatten(structure, leaves)
     assert built[-3] is built[-2] is W
-
-
-# --- objects that answer back --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [ValueError, MemoryError, RecursionError, KeyboardInterrupt])
@@ -371,9 +363,6 @@ def test_a_registered_node_that_comes_apart_into_something_else(result):
     st.register_node(Strange, lambda _: result, lambda *_: Strange())
     with pytest.raises((TypeError, ValueError)):
         st.tree.flatten([Strange()])
-
-
-# --- what is kept --------------------------------------------------------------------------------------------------
 
 
 class Tagged:

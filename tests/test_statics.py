@@ -191,9 +191,6 @@ def test_equal():
     assert is_one(Field({"a", "b", "c"}), Field({"c", "b", "a"}))
 
 
-# --- traces --------------------------------------------------------------------------------------------------------
-
-
 MUTATIONS = {
     "list": (lambda: [1, 2], lambda x: x.append(3)),
     "nested": (lambda: {"a": [1]}, lambda x: x["a"].append(2)),
@@ -240,9 +237,6 @@ def test_a_mutated_static_is_traced_once_more_and_each_trace_has_its_own_copy(ki
     assert st.tree.structure(m) is st.tree.structure(Field(expected))
     f(Field(make()), x)
     assert len(seen) == 2
-
-
-# --- what cannot be compared ---------------------------------------------------------------------------------------
 
 
 def fails(*_):
