@@ -196,26 +196,12 @@ def test_exponentially_many_paths_cost_nothing():
     kept, rest = st.tree.partition(tree, eqx.is_array)
     assert kept.left is kept.right
     assert st.same_sharing(st.tree.combine(kept, rest), tree)
-
-
-def bottom(tree):
-    while isinstance(tree, dags.Record):
-        tree = tree.right
-    return tree
-
-
-def test_exponentially_many_paths_cross_a_transform():
-    tree = tower(40, jnp.ones(2))
     out = st.jit(lambda m: st.tree.map(lambda x: x + 1, m))(tree)
-    assert out.left is out.right
-    np.testing.assert_array_equal(bottom(out), [2.0, 2.0])
     dag = jax.jit(lambda d: jax.tree.map(lambda x: x + 1, d))(st.Dag(tree))
-    assert len(jax.tree.leaves(dag)) == 1
+    assert out.left is out.right
     assert dag.tree.left is dag.tree.right
-    np.testing.assert_array_equal(bottom(dag.tree), [2.0, 2.0])
-    gradient = st.grad(lambda m: (bottom(m) * bottom(m.left)).sum())(tree)
-    assert gradient.left is gradient.right
-    np.testing.assert_array_equal(bottom(gradient), [2.0, 2.0])
+    assert st.tree.equal(out, dag.tree)
+    assert len(jax.tree.leaves(dag)) == 1
 
 
 def test_several_paths_are_untied_at_once():
