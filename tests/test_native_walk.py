@@ -409,15 +409,6 @@ def test_wrong_operations_are_errors():
             native.build([(leaf, ()), (op, (0,))], [W], [], None, None)
 
 
-def test_auxiliary_data_of_another_form_is_left_to_python():
-    leaf = st.tree.structure(W).records[0][0]
-    table = []
-    native.build([(leaf, ()), (Node(_node_types.node_type_of({}), Static("a"), ()), (0,))], [W], table, None, None)
-    assert table[1]["a"] is W
-    with pytest.raises((TypeError, ValueError)):
-        native.build([(Node(_node_types.node_type_of(Pair(W, W)), Static("abc"), ()), ())], [], [], None, None)
-
-
 def test_wrong_descriptions_are_errors():
     class New:
         pass
