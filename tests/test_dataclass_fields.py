@@ -381,9 +381,6 @@ def test_hooks_are_not_needed(monkeypatch):
     assert type(st.tree.unflatten(structure, leaves)[0]) is Plain
 
 
-# --- random DAGs ----------------------------------------------------------------------------------------------------
-
-
 MADE = {
     "plain": lambda pick, static: Plain(pick(), static, pick()),
     "frozen": lambda pick, static: Frozen(pick(), static),
@@ -415,9 +412,6 @@ def dataclass_pools(draw, made=MADE):
 @given(pool=dataclass_pools())
 def test_random_dags(pool):
     assert_alike([Plain(pool[-1], "top", list(pool)), pool[-1]], Rules())
-
-
-# --- classes that are changed -----------------------------------------------------------------------------------------
 
 
 def post_init(cls):

@@ -36,14 +36,8 @@ print([str(each.message) for each in caught if "native" in str(each.message)])
 def report(environment=None, folder=None):
     """What a new process says: the engine, what it flattens, its warnings."""
     path = {} if folder is None else {"PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", REPORT],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=folder,
-        env={**os.environ, **path, **(environment or {})},
-    )
+    command, environment = [sys.executable, "-c", REPORT], {**os.environ, **path, **(environment or {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=environment)
     return done.stdout.splitlines()
 
 

@@ -58,9 +58,6 @@ def value_of(x):
     return float(np.asarray(x).ravel()[0])
 
 
-# Statics --------------------------------------------------------------------------------------------------------------
-
-
 class Text(str):
     __slots__ = ()
 
@@ -101,9 +98,6 @@ def test_a_static_that_says_it_is_equal_to_anything():
         g = called(add_one, model)
         object.__setattr__(model, "note", AlwaysEqual(3))
         assert type(g(model).note) is AlwaysEqual
-
-
-# Objects --------------------------------------------------------------------------------------------------------------
 
 
 def test_missing_fields_stay_missing():
@@ -193,23 +187,6 @@ def test_keys_of_another_type():
         assert (type(key), key) == (type(new), new)
 
 
-def test_keyword_arguments_in_another_order_and_of_another_type():
-    w = ones()
-    f = st.jit(lambda **models: add_one(models))
-    for _ in range(4):
-        for kwargs in (
-            {"a": Mutable(w=w), "b": Pair(w, 1)},
-            {"b": Pair(w, 1), "a": Mutable(w=w)},
-            {Name.A: Mutable(w=w), "b": Mutable(w=w)},
-        ):
-            result = f(**kwargs)
-            assert result["a"].w is (result["b"].first if type(kwargs["b"]) is Pair else result["b"].w)
-            assert type(result["b"]) is type(kwargs["b"])
-
-
-# Classes --------------------------------------------------------------------------------------------------------------
-
-
 def test_an_array_type_that_is_a_node_in_place_of_an_array():
     class Quantity(np.ndarray):
         """An array for NumPy and a node for JAX."""
@@ -226,37 +203,6 @@ def test_an_array_type_that_is_a_node_in_place_of_an_array():
     assert type(result.first) is Quantity
     assert result.first.x is result.second
     assert value_of(result.second) == 2
-
-
-# Leaves ---------------------------------------------------------------------------------------------------------------
-
-
-def test_other_kinds_of_leaves_between_calls():
-    f = called(add_one, Pair(ones(), [ones(3)]))
-    committed = jax.device_put(ones(), jax.devices()[0])
-    for new in (np.ones(2, np.float32), committed, np.float32(1), jnp.float32(1), np.ones(2, "i4")):
-        for second in (new, ones(3)):
-            result = f(Pair(new, [second]))
-            one, vanilla = result.first, jax.jit(lambda x: x + 1)(new)
-            for each in ("dtype", "shape", "committed", "weak_type"):
-                assert getattr(one, each) == getattr(vanilla, each)
-            assert value_of(one) == value_of(vanilla)
-            assert (one is result.second[0]) == (second is new and not isinstance(new, np.generic))
-    for static in (1.0, "text", None, True):  # Equinox traces arrays only
-        assert f(Pair(static, [ones()])).first is static
-
-
-def test_arrays_that_the_class_traces_only_if_they_are_numbers():
-    model = Mutable(a=ones(), b=ones(3))
-    f = called(add_one, model)
-    for text in (np.array(["x", "y"]), np.array([None, 1], object)):
-        model.a = text
-        result = f(model)
-        assert result.a.tolist() == text.tolist()
-        assert value_of(result.b) == 4
-    for number in (2, 2.5, True):
-        model.a = number
-        assert value_of(f(model).a) == number + 1
 
 
 def test_what_jax_refuses_in_place_of_arrays():
@@ -308,22 +254,6 @@ def test_one_array_traced_and_static():
         result = f(model)
         assert result.note.tolist() == seen[-1] == [value] * 2
         assert value_of(result.weight) == value + 1
-
-
-def test_a_cycle_that_appears_is_refused():
-    model = Mutable(blocks=[Pair(ones(), []), Pair(ones(), [])])
-    f = called(add_one, model)
-    model.blocks[1].second.append(model)
-    with pytest.raises(st.CycleError):
-        f(model)
-    model.blocks[1].second[0] = model.blocks[1].second
-    with pytest.raises(st.CycleError):
-        f(model)
-    model.blocks[1].second.clear()
-    assert value_of(f(model).blocks[1].first) == 2
-
-
-# Calls ----------------------------------------------------------------------------------------------------------------
 
 
 def test_functions_that_call_themselves_and_others_while_traced():
@@ -453,9 +383,6 @@ def test_a_trace_cannot_change_a_slice_of_the_caller():
     bounds = slice([1], None)
     st.jit(lambda m: m.note.start.append(2) or m.weight)(Noted(jnp.ones(2), bounds))
     assert bounds == slice([1], None)
-
-
-# Random DAGs ----------------------------------------------------------------------------------------------------------
 
 
 def check_by_hand(tree, result):

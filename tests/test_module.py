@@ -78,9 +78,6 @@ def paths(tree):
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-# --- kinds ---------------------------------------------------------------------------------------------------------
-
-
 VALUES = {
     "an array": (lambda: jnp.ones(2), [".x"]),
     "a NumPy array": (lambda: np.ones(2), [".x"]),
@@ -181,9 +178,6 @@ def test_properties_and_caches_are_no_attributes():
     assert "total" not in vars(st.tree.map(lambda x: x, module))
 
 
-# --- transforms ----------------------------------------------------------------------------------------------------
-
-
 def computed(weight, bias, x, times):
     for _ in range(times):
         x = jax.nn.relu(x @ weight + bias)
@@ -245,9 +239,6 @@ def test_gradients_of_parameters_are_those_of_bare_arrays():
     assert gradient.layers[0] is gradient.layers[1]
     assert gradient.mean is None
     assert linear.calls == 0
-
-
-# --- parameters and merge ------------------------------------------------------------------------------------------
 
 
 def test_parameters_of_everything_that_a_module_may_hold():
@@ -322,9 +313,6 @@ def test_merge_refuses_a_lost_tie_and_another_shape():
         model.merge(parameters)
 
 
-# --- copies, pickles, files, text ----------------------------------------------------------------------------------
-
-
 MADE_AGAIN = {
     "a deep copy": copy.deepcopy,
     **{
@@ -383,9 +371,6 @@ def test_the_text_says_what_is_marked_and_each_module_once():
     )
 
 
-# --- classes -------------------------------------------------------------------------------------------------------
-
-
 def test_a_dataclass_declares_its_fields():
     module = Declared(jnp.ones(2))
     assert paths(module) == [".weight", ".count"]
@@ -412,9 +397,6 @@ def test_subclasses_generics_and_modules_inside_of_others():
     model = eqx.nn.Sequential([noisy, eqx.nn.Lambda(jnp.tanh)])
     assert paths(model)[0] == ".layers[0].weight"
     assert "weight=parameter(f32[2,2])" in repr(model)
-
-
-# --- bad input -----------------------------------------------------------------------------------------------------
 
 
 class Opaque:
@@ -562,9 +544,6 @@ def test_kinds_in_a_file_are_not_asked_before_they_are_known_to_be_texts(value):
     kinds[2][0] = y
     with pytest.raises(st.FormatError, match="kinds of the attributes of a `Free` that are none"):
         st.load(draft.file(with_digests=True), trusted=[Free, Hashing])
-
-
-# --- what people write ----------------------------------------------------------------------------------------------
 
 
 class Bare(st.Module):

@@ -72,9 +72,6 @@ def new_model() -> Any:
     return model
 
 
-# --- what is done ----------------------------------------------------------------------------------------------------
-
-
 def attributes_of(model: Any) -> dict[str, Any]:
     return dict_descriptor(type(model)).__get__(model)
 
@@ -142,9 +139,6 @@ ACTIONS = CHANGES | {
     "interrupt": lambda _: fail(KeyboardInterrupt),
     "fail": lambda _: fail(MemoryError),
 }
-
-
-# --- when it is done -------------------------------------------------------------------------------------------------
 
 
 class Hook:

@@ -97,9 +97,6 @@ def squares(leaves):
     return sum((leaf * leaf).sum() for leaf in leaves)
 
 
-# As a value --------------------------------------------------------------------------------------------------------
-
-
 def on_model(model, x):
     require_tied(model)
     return forward(model.embed.weight, model.decoder.weight, model.decoder.bias, model.blocks[0].scale, x)
@@ -208,9 +205,6 @@ def test_as_a_value(outer, inner):
         model = net(**parameters())
         np.testing.assert_allclose(run(model, X), evaluated(theirs)[0], rtol=2e-5)
         require_tied(model)
-
-
-# In place ----------------------------------------------------------------------------------------------------------
 
 
 def written_by_model(model, x):

@@ -392,9 +392,6 @@ def test_no_references_are_lost_or_left():
     assert_no_references_are_lost_or_left(trees, nnx.Param, type(trees[0]._pytree__nodes))
 
 
-# --- random DAGs ----------------------------------------------------------------------------------------------------
-
-
 def block_of(pick, static):
     block = Block(size=static)
     block.more, block.weight = nnx.data(pick()), nnx.data(pick())
@@ -420,8 +417,6 @@ MADE = {
 def test_random_dags(pool):
     assert_alike([Pair(pool[-1], list(pool)), pool[-1]], Rules())
 
-
-# --- without Flax ---------------------------------------------------------------------------------------------------
 
 LATE = """
 import sys

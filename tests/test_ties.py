@@ -20,9 +20,6 @@ class Linear(eqx.Module):
     name: str = eqx.field(static=True, default="linear")
 
 
-# --- ties ----------------------------------------------------------------------------------------------------------
-
-
 def test_kinds_paths_and_sizes():
     layer, box, w = Linear(jnp.ones((2, 3)), jnp.ones(2)), [jnp.zeros(4)], jnp.zeros((5,), jnp.int8)
     tree = {"a": layer, "b": box, "c": [w, layer], "d": Pair(box, w), "e": jnp.ones(1)}
@@ -171,9 +168,6 @@ def test_every_kind_of_array_carries_identity(kind):
         np.testing.assert_array_equal(leaf[...], jnp.ones((2, 3)))
 
 
-# --- 2**40 paths ---------------------------------------------------------------------------------------------------
-
-
 def test_exponentially_many_paths_cost_nothing():
     height = 40
     tree, twin = tower(height, jnp.ones(2)), tower(height, jnp.zeros(2))
@@ -202,29 +196,12 @@ def test_exponentially_many_paths_cost_nothing():
     kept, rest = st.tree.partition(tree, eqx.is_array)
     assert kept.left is kept.right
     assert st.same_sharing(st.tree.combine(kept, rest), tree)
-
-
-def bottom(tree):
-    while isinstance(tree, dags.Record):
-        tree = tree.right
-    return tree
-
-
-def test_exponentially_many_paths_cross_a_transform():
-    tree = tower(40, jnp.ones(2))
     out = st.jit(lambda m: st.tree.map(lambda x: x + 1, m))(tree)
-    assert out.left is out.right
-    np.testing.assert_array_equal(bottom(out), [2.0, 2.0])
     dag = jax.jit(lambda d: jax.tree.map(lambda x: x + 1, d))(st.Dag(tree))
-    assert len(jax.tree.leaves(dag)) == 1
+    assert out.left is out.right
     assert dag.tree.left is dag.tree.right
-    np.testing.assert_array_equal(bottom(dag.tree), [2.0, 2.0])
-    gradient = st.grad(lambda m: (bottom(m) * bottom(m.left)).sum())(tree)
-    assert gradient.left is gradient.right
-    np.testing.assert_array_equal(bottom(gradient), [2.0, 2.0])
-
-
-# --- tie -----------------------------------------------------------------------------------------------------------
+    assert st.tree.equal(out, dag.tree)
+    assert len(jax.tree.leaves(dag)) == 1
 
 
 def test_several_paths_are_untied_at_once():
@@ -283,9 +260,6 @@ def test_what_cannot_be_tied_or_untied(call, where, message):
         call([jnp.ones(2), [[jnp.ones(2)], jnp.ones(2)]], where)
 
 
-# --- retie ---------------------------------------------------------------------------------------------------------
-
-
 def test_retie_a_gradient_with_none_and_subtrees_where_the_model_has_leaves():
     w = jnp.ones(2)
     model = Pair(Linear(w, jnp.arange(2)), Linear(w, jnp.arange(2)))
@@ -303,9 +277,6 @@ def test_retie_on_another_shape_is_an_error(tree):
     with pytest.raises(st.SharingMismatchError, match="differ in shape at `.first`") as caught:
         st.retie(Pair(tree, 1), like=Pair([w, w], 1))
     assert caught.value.paths == (".first",)
-
-
-# --- comparing -----------------------------------------------------------------------------------------------------
 
 
 def test_same_sharing_looks_at_ties_and_shape_only_and_takes_a_gradient():
@@ -326,9 +297,6 @@ def test_assert_same_sharing_names_every_difference_in_both_directions():
     assert "b = sharedtree.retie(sharedtree.untie(b), like=a)" in text
     assert caught.value.paths == ("[0]", "[1]", "[2]", "[3]")
     st.assert_same_sharing([w, w], [v, v])
-
-
-# --- count_parameters ----------------------------------------------------------------------------------------------
 
 
 def test_count_parameters():

@@ -58,9 +58,6 @@ def same(x, y):
         assert a is b or (type(a) is type(b) and np.array_equal(a, b))
 
 
-# --- against jax.tree where nothing is tied ------------------------------------------------------------------------
-
-
 def test_all_is_that_of_jax(untied):
     leaves, structure = st.tree.flatten(untied)
     theirs = jax.tree.leaves_with_path(untied)
@@ -110,9 +107,6 @@ def test_unflatten_with_too_few_or_too_many_leaves():
         with pytest.raises(ValueError, match=f"has 2 traced leaves, but {len(wrong)} were given"):
             st.tree.unflatten(structure, wrong)
     same(st.tree.unflatten(structure, iter(leaves)), leaves)
-
-
-# --- with ties: worked out by hand ---------------------------------------------------------------------------------
 
 
 def test_map_calls_once_and_keeps_every_kind_of_tie():
@@ -212,9 +206,6 @@ def test_a_deque_is_a_container_here_although_a_leaf_for_jax():
     assert [jtu.keystr(path) for path, _ in st.tree.leaves_with_path(queue)] == ["[0]"]
 
 
-# --- at ------------------------------------------------------------------------------------------------------------
-
-
 def test_at_equals_tree_at_where_nothing_is_tied():
     tree = Pair(Layer(jnp.ones(2), jnp.zeros(1)), {"k": [jnp.ones(3), 4]})
     x = jnp.full(2, 7.0)
@@ -251,9 +242,6 @@ def test_at_wants_exactly_one_replacement_and_as_many_as_places():
     with pytest.raises(ValueError, match="returned 2 nodes, but `replace` has 1"):
         st.tree.at(lambda m: (m[0], m[1]), tree, (1,))
     assert st.tree.at(lambda m: m[0], tree, None)[0] is None
-
-
-# --- filter, partition, combine ------------------------------------------------------------------------------------
 
 
 SPECS = {
@@ -337,9 +325,6 @@ def test_combine_ties_only_what_is_tied_in_all_that_have_it():
     assert joined["a"][1] is joined["b"][1] is shared[1]
     assert joined["a"][0] is one[0]
     assert joined["b"][0] is two[0]
-
-
-# --- equal ---------------------------------------------------------------------------------------------------------
 
 
 def test_equal_is_that_of_equinox_where_nothing_is_tied():
