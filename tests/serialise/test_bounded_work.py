@@ -38,8 +38,6 @@ ENTRY_POINTS |= {
 }
 
 
-# --- DAGs of 2^60 paths --------------------------------------------------------------------------------------------
-
 DAGS = """
 import faulthandler, itertools, sys, traceback
 import sharedtree as st
@@ -84,9 +82,6 @@ def test_every_kind_is_tried():
             st.from_bytes(with_dag_in(kind, place, how, depth=2), trusted=TRUSTED)
             is_loaded[how] = True
     assert all(is_loaded.values()), is_loaded
-
-
-# --- growth --------------------------------------------------------------------------------------------------------
 
 
 def work_of(operation, *arguments):
@@ -256,8 +251,6 @@ def test_arrays_without_bytes_are_compared_without_a_look():
     assert diff(data, data) == []
 
 
-# --- texts ---------------------------------------------------------------------------------------------------------
-
 LONG = 50_000
 
 
@@ -330,9 +323,6 @@ def test_one_long_cell_does_not_widen_all_rows():
     assert sum(len(line) > 300 for line in table.splitlines()) == 1
 
 
-# --- XLA -----------------------------------------------------------------------------------------------------------
-
-
 def weak(shape):
     array = jax.device_put(np.ones(shape, np.float32))
     options = {"new_dtype": np.dtype("f4"), "weak_type": True, "sharding": None}
@@ -361,9 +351,6 @@ def test_nothing_is_compiled_for_weakly_typed_arrays():
     assert (loaded[0] + jax.numpy.ones((), jax.numpy.bfloat16)).dtype == jax.numpy.bfloat16
     assert like[0][3].weak_type
     assert jax.jit(lambda x: x * 2)(loaded[1]).weak_type
-
-
-# --- keys of one hash, in all of a file ---------------------------------------------------------------------------
 
 
 def test_keys_of_one_hash_are_bounded_in_all_of_a_file():

@@ -56,9 +56,6 @@ def assert_same(one: Any, two: Any) -> None:
             assert a == b
 
 
-# --- Equinox ----------------------------------------------------------------------------------------------------------
-
-
 def test_what_equinox_wrote():
     net, other = tied(), tied(1)
     loaded = st.convert(leaves_file(net), like=other).tree
@@ -306,9 +303,6 @@ def test_wrong_arguments(tmp_path):
         with pytest.raises(error, match=words):
             st.convert(source, *arguments, **options)
     assert os.listdir(tmp_path) == []
-
-
-# --- flax -------------------------------------------------------------------------------------------------------------
 
 
 def has_flax() -> bool:

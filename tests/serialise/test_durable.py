@@ -174,9 +174,6 @@ def test_odd_names(tmp_path, monkeypatch):
         os.unlink(name)
 
 
-# --- the order of what is forced to the disk -----------------------------------------------------------------------
-
-
 @posix_only
 def test_data_is_forced_before_the_name_and_the_folder_after(tmp_path, monkeypatch):
     events, replace = [], os.replace
@@ -221,9 +218,6 @@ def test_without_locks(lacking, tmp_path, monkeypatch):
         save(tmp_path / "x", number)
         assert load(tmp_path / "x") == number
         assert {*os.listdir(tmp_path)} == {"x", *before}
-
-
-# --- stale temporary files ---------------------------------------------------------------------------------------
 
 
 def test_stale_files_of_this_target_only_are_removed(tmp_path):
@@ -292,9 +286,6 @@ def test_many_saves_at_once(tmp_path):
             assert load(path) in range(6)
     assert not any(each.exception() for each in saves)
     assert os.listdir(tmp_path) == ["x"]
-
-
-# --- killed ------------------------------------------------------------------------------------------------------
 
 
 def model(number, size=300_000):
@@ -411,9 +402,6 @@ def test_processes_that_write_at_once_are_killed_and_end(tmp_path):
         st.save(each, model(1))
         assert number_of(each) == 1
     assert {*os.listdir(tmp_path)} == {each.name for each in (path, died, both, at_exit, at_last)}
-
-
-# --- full disks ----------------------------------------------------------------------------------------------------
 
 
 @posix_only

@@ -78,8 +78,6 @@ def b64(data):
     return base64.b64encode(data).decode()
 
 
-# --- the header -------------------------------------------------------------------------------------------------------
-
 HEADER_TEXTS = {
     "-0 in a shape": ('"shape":[2]', '"shape":[2,-0]'),
     "-0 in an offset": ('"data_offsets":[0,', '"data_offsets":[-0,'),
@@ -149,8 +147,6 @@ def test_digests_must_be_there():
         st.load(draft.file(with_digests=False))
 
 
-# --- the manifest as a text -------------------------------------------------------------------------------------------
-
 MANIFEST_TEXTS = {
     "-0 as the root": ('"root":1', '"root":-0'),
     "-0 as a child": ('["list",[0', '["list",[-0'),
@@ -211,8 +207,6 @@ def test_what_is_said_of_them():
         load(file_of(format=2, something="new"))
 
 
-# --- atoms ------------------------------------------------------------------------------------------------------------
-
 GOOD_ATOMS = [
     None, True, "", "text", ["int", "0"], ["int", "-7f"], ["float", "0x0.0p+0"], ["float", "-0x0.0p+0"],
     ["float", "inf"], ["float", "nan:7ff8000000000000"], ["float", "0x1.8000000000000p+1"],
@@ -268,8 +262,6 @@ def test_the_padding_of_a_scalar_is_zero():
     atom[2] = atom[2][:-2] + "01"
     assert_refused([(atom, draft)])
 
-
-# --- types ------------------------------------------------------------------------------------------------------------
 
 NAME = f"{__name__}:Config"
 TYPE = {"name": NAME, "kind": "dataclass", "fields": ["size", "rate"]}
@@ -332,8 +324,6 @@ def test_the_name_of_a_method_can_be_read_again():
         delattr(Config, "a b")
 
 
-# --- arrays -----------------------------------------------------------------------------------------------------------
-
 BAD_ARRAYS = [
     {"weak": False}, {"weak": None}, {"weak": 1}, {"weak": "true"}, {"kind": "numpy", "weak": True},
     {"kind": "numpy", "key": "threefry2x32"}, {"key": "threefry2x32", "weak": True}, {"key": 3}, {"key": None},
@@ -381,8 +371,6 @@ def test_arrays_nodes_and_tensors_are_as_many():
     draft.header["more"] = {"dtype": "U8", "shape": [0], "data_offsets": [len(draft.data)] * 2}
     assert_refused([("a tensor more", draft)])
 
-
-# --- nodes ------------------------------------------------------------------------------------------------------------
 
 ONE, TWO = ["int", "1"], ["int", "2"]
 ENUM, FLAG = ({"name": f"{__name__}:{name}", "kind": "enum"} for name in ("Colour", "Access"))
@@ -513,8 +501,6 @@ def test_what_are_no_steps():
     assert load(with_steps([".a", ".b"])).parts == (1, 2)
     assert_refused((steps, with_steps(steps)) for steps in BAD_STEPS)
 
-
-# --- the page --------------------------------------------------------------------------------------------------------
 
 FORMAT_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "format.md"
 TEXTS = {"text", "base64"}

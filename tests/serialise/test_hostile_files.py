@@ -39,9 +39,6 @@ def load(data, **options):
     return st.from_bytes(data, trusted=strategies.__name__, **options)
 
 
-# --- the fuzz target -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("ways", "least_opened"), [("any", 0.05), ("swapped", 0.1)])
 def test_fuzz(ways, least_opened):
@@ -118,9 +115,6 @@ def test_cases_depend_on_their_number_only():
     assert make_case(1000, 5, files) != make_case(1000, 6, files)
     size = len(files[0].data)
     assert [len(make_case(i, 0, files).data) for i in range(size)] == list(range(size))
-
-
-# --- by hand -------------------------------------------------------------------------------------------------------
 
 
 def test_every_truncation_is_an_error(tmp_path):

@@ -232,8 +232,6 @@ def test_namespaces_that_are_loaded(site_packages, here):
     assert "forged.another" not in sys.modules
 
 
-# with files, in a process of their own ------------------------------------------------------------------------------
-
 LIBRARIES = ("chex", "diffrax", "flax", "lineax", "optax", "optimistix")
 STATE = "optax:ScaleByScheduleState"
 

@@ -194,9 +194,6 @@ def test_what_typing_notes_on_instances_is_left_out():
         loaded.__orig_class__ = jnp.ones(2)
 
 
-# --- optimizers, states and definitions of graphs ---------------------------------------------------------------------
-
-
 def test_an_optimizer_is_saved_whole_if_its_functions_have_names():
     net = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(net, optax.GradientTransformation(no_state, descend), wrt=nnx.Param)
@@ -229,9 +226,6 @@ def test_a_definition_of_a_graph_and_its_state_make_the_model_again():
     assert hash(loaded) == hash(graphdef)
     assert_same(net, nnx.merge(loaded, loaded_state))
     assert_same(net, nnx.merge(*loaded_filtered))
-
-
-# --- templates, parts, changed classes --------------------------------------------------------------------------------
 
 
 def test_templates_and_parts(tmp_path):
@@ -333,9 +327,6 @@ def test_a_field_that_was_added_takes_its_default():
     assert forged(without_rate, Declared(nnx.Param(jnp.ones(2)))).rate == 0.5
 
 
-# --- trust ------------------------------------------------------------------------------------------------------------
-
-
 def test_what_nobody_trusts_is_refused_at_once():
     net, state = Net(nnx.Rngs(0)), nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
     with pytest.raises(st.UntrustedTypeError, match=r'trusted=\["flax"|, "flax"\]') as caught:
@@ -380,9 +371,6 @@ def test_a_process_without_flax_imports_it_if_it_is_trusted(tmp_path):
         print(type(loaded["layer"]).__name__, loaded["layer"].layers[0].kernel.shape, loaded["state"]["kernel"].shape)
     """
     assert run(code, cwd=tmp_path) == "Sequential (2, 3) (2, 3)\n"
-
-
-# --- forged files -----------------------------------------------------------------------------------------------------
 
 
 def forged(change: Callable[[dict[str, Any], list[Any]], None], module: Any = None) -> Any:
@@ -542,9 +530,6 @@ def test_no_code_of_nnx_runs(monkeypatch):
     assert load_from(data).head is not None
 
 
-# --- nothing looks at a variable of the file's making ---------------------------------------------------------------
-
-
 def called_by_a_file(*_: Any, **__: Any) -> Any:
     raise AssertionError("a file had it called")
 
@@ -633,9 +618,6 @@ def test_what_would_not_be_loaded_is_not_saved():
     with pytest.raises(st.UnserialisableError, match="as a key or in its auxiliary data"):
         st.to_bytes(Describing())
     assert load_from(st.to_bytes({"model": [HELD]}))["model"][0][...] == 1
-
-
-# --- what a variable or a state may answer to ------------------------------------------------------------------------
 
 
 def in_metadata(name: str, value: Any) -> Any:

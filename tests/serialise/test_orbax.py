@@ -161,9 +161,6 @@ def test_what_cannot_be_saved_is_refused_as_a_whole(manager):
         orbax.restore(manager)
 
 
-# Restoring: the rules of `load`.
-
-
 def test_names_are_checked_before_arrays_are_read(monkeypatch, manager, saved):
     monkeypatch.setattr(orbax, "_read_arrays", lambda *_, **__: pytest.fail("arrays were read"))
     with pytest.raises(st.UntrustedTypeError) as error:
@@ -255,9 +252,6 @@ def test_two_processes_and_another_topology(tmp_path):
         assert back.embed.sharding == sharding
         assert back.counter == 7
         assert back.weak.weak_type
-
-
-# What is missing or damaged.
 
 
 def with_text(old, new):

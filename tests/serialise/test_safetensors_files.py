@@ -67,9 +67,6 @@ def assert_same(found, expected):
         assert (same.dtype, same.shape, same.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
-# --- what is read --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mmap", [False, True])
 def test_a_flat_dictionary_of_jax_arrays(path, arrays, mmap):
     data = path.read_bytes()
@@ -136,9 +133,6 @@ def test_any_order_and_no_tensors():
     assert load(file_of({"__metadata__": None, "a": entry("U8", [], 0, 1, more=1)}, b"\1"))["a"].shape == ()
 
 
-# --- options -------------------------------------------------------------------------------------------------------
-
-
 def test_select_reads_what_is_wanted_only(path, arrays):
     file = Counting(path.read_bytes())
     found = load(file, select=lambda name: name == "mask")
@@ -193,8 +187,6 @@ def test_options_that_need_a_tree(path):
         with pytest.raises(ValueError, match=f"`{name}` says something of a tree, and `.*` has none"):
             load(path, **{name: value})
 
-
-# --- hostile files -------------------------------------------------------------------------------------------------
 
 U8 = entry("U8", [4], 0, 4)
 MALFORMED = {

@@ -50,8 +50,6 @@ def mixed(tmp_path_factory):
 
 load = partial(st.load, trusted=Tied)
 
-# --- sources ----------------------------------------------------------------------------------------------------------
-
 
 def test_the_same_bytes_everywhere(path, getkey):
     model = Tied()
@@ -236,9 +234,6 @@ def test_places_that_are_none(tmp_path):
                 st.save(where, {"w": 1})
 
 
-# --- what is beside the tree ------------------------------------------------------------------------------------------
-
-
 def test_progress(path, capsys):
     for size in (0, 3, 10 * 2**20):
         tree = [np.zeros(size, np.uint8), np.ones(100)]
@@ -261,9 +256,6 @@ def test_progress(path, capsys):
     text = capsys.readouterr().err
     assert "saving" in text
     assert "loading" in text
-
-
-# --- files that were changed ----------------------------------------------------------------------------------------
 
 
 def start_of(data, name):

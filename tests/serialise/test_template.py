@@ -58,9 +58,6 @@ def model(start=0.0, tied=True):
     return Model(block, [other, jnp.ones(4, jnp.int32)], np.full((3, 2), start), "m")
 
 
-# --- templates that fit --------------------------------------------------------------------------------------------
-
-
 def test_a_template_of_arrays(path):
     saved, template = model(1.0), model(2.0)
     st.save(path, saved)
@@ -120,9 +117,6 @@ def test_every_kind_of_leaf_fits_itself():
     config.rate = 0.5  # and nothing else
     tree = {"config": config, "w": jnp.ones(2)}
     assert_isomorphic(tree, st.load(st.to_bytes(tree), like=tree))
-
-
-# --- templates that do not fit -------------------------------------------------------------------------------------
 
 
 def different():
