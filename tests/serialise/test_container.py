@@ -121,6 +121,13 @@ def test_every_kind_of_file_gets_the_same_bytes(tmp_path):
     for pipe in (Pipe(at_once=100_001), Pipe(is_sloppy=True)):
         save_to(pipe)
         assert pipe.getvalue() == expected
+    for where in (tmp_path / "path", str(tmp_path / "path")):
+        save_to(where)
+        assert (tmp_path / "path").read_bytes() == expected
+    memory = io.BytesIO(b"before")
+    memory.seek(6)
+    save_to(memory)
+    assert memory.getvalue() == b"before" + expected
     for mode, buffering in itertools.product(["wb", "w+b", "ab", "xb"], [0, -1]):
         path = tmp_path / f"{mode}{buffering}"
         with open(path, mode, buffering) as file:

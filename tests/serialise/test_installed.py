@@ -9,7 +9,6 @@ import pathlib
 import site
 import subprocess
 import sys
-import textwrap
 import tomllib
 import types
 import zipfile
@@ -157,9 +156,8 @@ def test_what_is_no_editable_install_of_the_package(tmp_path, site_packages, mon
     (root / "downloads").mkdir(parents=True)
     as_module(place, "forged")
     if wrong != "no record":
-        record(
-            site_packages, "another" if wrong == "another name" else "forged", root, editable=wrong != "not editable"
-        )
+        name = "another" if wrong == "another name" else "forged"
+        record(site_packages, name, root, editable=wrong != "not editable")
     if wrong == "another url":
         url = {"url": "https://example.org/forged", "dir_info": {"editable": True}}
         (site_packages / "forged-9.dist-info" / "direct_url.json").write_text(json.dumps(url))
@@ -329,21 +327,6 @@ def test_the_command_line_runs_nothing_of_the_current_directory(forged, tmp_path
         assert done.returncode == 0, done.stderr
         assert "['a']" in done.stdout
     assert not list(forged.glob("ran_*"))
-
-
-def test_programs_keep_their_path(tmp_path):
-    (tmp_path / "program").mkdir()
-    (tmp_path / "program" / "__init__.py").write_text("import sys\nsys.modules['equinox'] = None\n")
-    code = """
-        import sys
-        try:
-            import sharedtree
-        except ModuleNotFoundError:  # Equinox, which is slow to import: the path was decided before
-            print("sharedtree._current_directory" in sys.modules, sys.path[0])
-    """
-    (tmp_path / "program" / "__main__.py").write_text(textwrap.dedent(code))
-    done = run("-m", "program", "sharedtree", cwd=tmp_path)
-    assert done.stdout.strip() == f"True {tmp_path}", done.stderr
 
 
 def test_when_the_current_directory_is_left_out(monkeypatch):
