@@ -100,9 +100,6 @@ def without(call, *modules):
     return provoke
 
 
-# --- saving -----------------------------------------------------------------------------------------------------------
-
-
 @scenario
 def a_header_too_long(path):
     arrays = [jnp.ones(1)] * 2
@@ -174,9 +171,6 @@ def metadata_that_is_no_text(path):
     return Scenario(provoke, ValueError, {"path": path / "a", "model": [1], "config": {"rate": 0.1}})
 
 
-# --- names and classes ------------------------------------------------------------------------------------------------
-
-
 class Report(Exception):
     """What `audit` prints is no error, but it offers code, too."""
 
@@ -235,9 +229,6 @@ def a_version_without_a_migration(path):
         load(file)
 
     return Scenario(lambda: load(file), st.StructureMismatchError, {}, after)
-
-
-# --- loading ----------------------------------------------------------------------------------------------------------
 
 
 def of_another_program(path, category, names=None, **options):
@@ -327,9 +318,6 @@ def a_bar():
         pass
 
 
-# --- Orbax ------------------------------------------------------------------------------------------------------------
-
-
 def manager_with_a_step(path):
     manager = ocp.CheckpointManager(path)
     st.orbax.save(manager, 1, [jnp.ones(2)])
@@ -383,9 +371,6 @@ def orbax_says(path, text, category):
     return Scenario(lambda: st.orbax.restore(Failing(), 1), category, {"manager": manager, "step": 1})
 
 
-# --- files of Equinox -------------------------------------------------------------------------------------------------
-
-
 @scenario
 def a_file_of_equinox_without_the_tie_of_the_template(path):
     tied, source = [jnp.arange(3.0)] * 2, path / "tree.eqx"
@@ -416,9 +401,6 @@ def a_file_of_equinox_with_numbers_of_64_bits(path):
         jax.config.update("jax_enable_x64", False)
 
     return Scenario(convert, st.StructureMismatchError, {}, after)
-
-
-# --- those that are said in a line ------------------------------------------------------------------------------------
 
 
 def made_by(category, provoke, *modules, **names):

@@ -38,8 +38,6 @@ ENTRY_POINTS |= {
 }
 
 
-# --- DAGs of 2^60 paths --------------------------------------------------------------------------------------------
-
 DAGS = """
 import faulthandler, itertools, sys, traceback
 import sharedtree as st
@@ -84,9 +82,6 @@ def test_every_kind_is_tried():
             st.from_bytes(with_dag_in(kind, place, how, depth=2), trusted=TRUSTED)
             is_loaded[how] = True
     assert all(is_loaded.values()), is_loaded
-
-
-# --- growth --------------------------------------------------------------------------------------------------------
 
 
 def work_of(operation, *arguments):
@@ -143,20 +138,11 @@ def nested(how, n):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize(("make", "ways", "step"), [(grown, list(SAMPLES), 4), (nested, list(SHARED), 3)])
 @pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_work_grows_with_the_number_of_nodes(name):
-    kinds = list(SAMPLES) if IS_THOROUGH else list(SAMPLES)[list(ENTRY_POINTS).index(name) % 4 :: 4]
-    for kind in kinds:
-        assert_linear(ENTRY_POINTS[name], lambda n, kind=kind: grown(kind, n), 40)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("uncollected")
-@pytest.mark.parametrize("name", ENTRY_POINTS)
-def test_work_grows_with_the_depth_of_a_dag(name):
-    ways = list(SHARED) if IS_THOROUGH else list(SHARED)[list(ENTRY_POINTS).index(name) % 3 :: 3]
-    for how in ways:
-        assert_linear(ENTRY_POINTS[name], lambda n, how=how: nested(how, n), 40)
+def test_work_grows_with_the_number_of_nodes_and_the_depth_of_a_dag(name, make, ways, step):
+    for way in ways if IS_THOROUGH else ways[list(ENTRY_POINTS).index(name) % step :: step]:
+        assert_linear(ENTRY_POINTS[name], lambda n, way=way: make(way, n), 40)
 
 
 def methods_and_types(n):
@@ -166,9 +152,8 @@ def methods_and_types(n):
 
 
 def refused_names(n):
-    return typed_file(
-        [["list", [["class", f"os{i}:C"] for i in range(n)] + [["function", f"sys:f{i}"] for i in range(n)]]]
-    )
+    functions = [["function", f"sys:f{i}"] for i in range(n)]
+    return typed_file([["list", [["class", f"os{i}:C"] for i in range(n)] + functions]])
 
 
 def missing_fields(n):
@@ -250,13 +235,10 @@ def test_work_of_a_comparison_grows_with_the_size(files, is_turned):
 
 def test_arrays_without_bytes_are_compared_without_a_look():
     array = {"dtype": "float0", "shape": [2**62], "kind": "numpy", "tensor": "w"}
-    data = with_tensors(
-        typed_file([["array", 0]], arrays=[array]), {"w": {"dtype": "U8", "shape": [2**62, 0], "data_offsets": [0, 0]}}
-    )
+    tensor = {"dtype": "U8", "shape": [2**62, 0], "data_offsets": [0, 0]}
+    data = with_tensors(typed_file([["array", 0]], arrays=[array]), {"w": tensor})
     assert diff(data, data) == []
 
-
-# --- texts ---------------------------------------------------------------------------------------------------------
 
 LONG = 50_000
 
@@ -330,9 +312,6 @@ def test_one_long_cell_does_not_widen_all_rows():
     assert sum(len(line) > 300 for line in table.splitlines()) == 1
 
 
-# --- XLA -----------------------------------------------------------------------------------------------------------
-
-
 def weak(shape):
     array = jax.device_put(np.ones(shape, np.float32))
     options = {"new_dtype": np.dtype("f4"), "weak_type": True, "sharding": None}
@@ -361,9 +340,6 @@ def test_nothing_is_compiled_for_weakly_typed_arrays():
     assert (loaded[0] + jax.numpy.ones((), jax.numpy.bfloat16)).dtype == jax.numpy.bfloat16
     assert like[0][3].weak_type
     assert jax.jit(lambda x: x * 2)(loaded[1]).weak_type
-
-
-# --- keys of one hash, in all of a file ---------------------------------------------------------------------------
 
 
 def test_keys_of_one_hash_are_bounded_in_all_of_a_file():

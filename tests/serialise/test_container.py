@@ -89,9 +89,6 @@ def test_order_within_a_class_is_kept_and_complex_is_aligned():
     assert "".join(header) == "__metadata__" + "".join(f"['{name}']" for name in "yzaecdfb")
 
 
-# --- every kind of file -----------------------------------------------------------------------------------------------
-
-
 class Pipe:
     """Takes bytes and cannot go back; takes some of them at a time, and says so unless it is sloppy."""
 
@@ -124,6 +121,13 @@ def test_every_kind_of_file_gets_the_same_bytes(tmp_path):
     for pipe in (Pipe(at_once=100_001), Pipe(is_sloppy=True)):
         save_to(pipe)
         assert pipe.getvalue() == expected
+    for where in (tmp_path / "path", str(tmp_path / "path")):
+        save_to(where)
+        assert (tmp_path / "path").read_bytes() == expected
+    memory = io.BytesIO(b"before")
+    memory.seek(6)
+    save_to(memory)
+    assert memory.getvalue() == b"before" + expected
     for mode, buffering in itertools.product(["wb", "w+b", "ab", "xb"], [0, -1]):
         path = tmp_path / f"{mode}{buffering}"
         with open(path, mode, buffering) as file:
@@ -209,8 +213,6 @@ def test_a_manifest_goes_into_a_tensor_when_the_header_would_be_too_long(monkeyp
     with pytest.raises(ValueError, match=r"(?s)header of 51 tensors .* jax.numpy.stack"):
         st.to_bytes(tree)
 
-
-# --- what is not a container -------------------------------------------------------------------------------------
 
 FOUR = {"a": entry("U8", [3], 0, 3), "b": entry("F32", [0, 2], 3, 3), "c": entry("U8", [], 3, 4)}
 BYTES = b"\1\2\3\4"

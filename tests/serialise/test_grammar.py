@@ -78,8 +78,6 @@ def b64(data):
     return base64.b64encode(data).decode()
 
 
-# --- the header -------------------------------------------------------------------------------------------------------
-
 HEADER_TEXTS = {
     "-0 in a shape": ('"shape":[2]', '"shape":[2,-0]'),
     "-0 in an offset": ('"data_offsets":[0,', '"data_offsets":[-0,'),
@@ -149,8 +147,6 @@ def test_digests_must_be_there():
         st.load(draft.file(with_digests=False))
 
 
-# --- the manifest as a text -------------------------------------------------------------------------------------------
-
 MANIFEST_TEXTS = {
     "-0 as the root": ('"root":1', '"root":-0'),
     "-0 as a child": ('["list",[0', '["list",[-0'),
@@ -211,8 +207,6 @@ def test_what_is_said_of_them():
         load(file_of(format=2, something="new"))
 
 
-# --- atoms ------------------------------------------------------------------------------------------------------------
-
 GOOD_ATOMS = [
     None, True, "", "text", ["int", "0"], ["int", "-7f"], ["float", "0x0.0p+0"], ["float", "-0x0.0p+0"],
     ["float", "inf"], ["float", "nan:7ff8000000000000"], ["float", "0x1.8000000000000p+1"],
@@ -232,8 +226,8 @@ BAD_ATOMS = [
     ["float", "0x1.0000000000000p+1024"], ["float", "nan:7ff0000000000000"], ["float", "nan:3ff0000000000000"],
     ["float", "nan:7FF8000000000000"], ["float", "nan:7ff8"], ["complex", "inf"], ["complex", "inf", "1"],
     ["bytes", "YWI"], ["bytes", "YWI=="], ["bytes", "YWJ="], ["bytes", "YW I="], ["bytes", "YWI=\n"], ["bytes", "_-8="],
-    ["bytes", "YQ==YQ=="], ["bytes", "="], ["str", b64(b"plain")], ["str", b64(b"\xff")], ["str", ""],
-    ["str", "7aC="], ["...", ""], ["NotImplemented", ""], ["dtype", "f4"], ["dtype", "<float32"], ["dtype", "=float32"],
+    ["bytes", "YQ==YQ=="], ["bytes", "="], ["str", b64(b"plain")], ["str", b64(b"\xff")], ["str", ""], ["str", "7aC="],
+    ["...", ""], ["NotImplemented", ""], ["dtype", "f4"], ["dtype", "<float32"], ["dtype", "=float32"],
     ["dtype", "float32 "], ["dtype", "Float32"], ["dtype", "int"], ["dtype", "object"], ["dtype", "str_"],
     ["dtype", "str_[01]"], ["dtype", "str_[-1]"], ["dtype", ">str_[1]"], ["dtype", "void[1]"], ["dtype", ">int8"],
     ["dtype", ">bool"], ["dtype", ">bfloat16"], ["dtype", ">>float32"], ["dtype", "datetime64[1us]"],
@@ -243,18 +237,14 @@ BAD_ATOMS = [
     ["scalar", "float32", "0000 803f"], ["scalar", "str_[1]", "ffffffff"], ["scalar", "int4", "ff"],
     ["scalar", "int4", "1f"], ["scalar", "float4_e2m1fn", "f2"], ["scalar", "float0", ""], ["class", ""],
     ["class", "int"], ["class", "builtins:"], ["class", ":int"], ["class", "builtins:int:int"],
-    ["class", "builtins.:int"],
-    ["class", "builtins: int"], ["class", "builtins:int\n"], ["class", "builtins:int[int]"], ["function", "a b:c"],
-    ["method", "builtins:int"], ["nothing", ""],
+    ["class", "builtins.:int"], ["class", "builtins: int"], ["class", "builtins:int\n"], ["class", "builtins:int[int]"],
+    ["function", "a b:c"], ["method", "builtins:int"], ["nothing", ""],
 ]  # fmt: skip
 
 
 def test_atoms():
     for atom in GOOD_ATOMS:
         assert st.to_bytes([load(with_root(atom))]) == st.to_bytes([load(file_of([["tuple", [atom]]]))[0]]), atom
-
-
-def test_what_is_no_atom():
     makers = (with_root, lambda atom: file_of([["tuple", [atom]]]), lambda atom: file_of([["dict", ["key"], [atom]]]))
     assert_refused((atom, make(atom)) for atom in BAD_ATOMS for make in makers)
 
@@ -268,8 +258,6 @@ def test_the_padding_of_a_scalar_is_zero():
     atom[2] = atom[2][:-2] + "01"
     assert_refused([(atom, draft)])
 
-
-# --- types ------------------------------------------------------------------------------------------------------------
 
 NAME = f"{__name__}:Config"
 TYPE = {"name": NAME, "kind": "dataclass", "fields": ["size", "rate"]}
@@ -296,9 +284,6 @@ def test_a_type():
     for kind in ("dataclass", "attributes", "namedtuple"):  # these may turn into one another
         assert load(with_type({**TYPE, "kind": kind}, True, "a")) == Config(True, "a")
     assert vars(load(with_type({**TYPE, "extra": ["more"]}, None, "a", "b")))["more"] == "b"
-
-
-def test_what_is_no_type():
     assert_refused((entry, with_type(entry, None, None)) for entry in BAD_TYPES)
     # Names that no attribute may have.
     assert_refused((name, with_type({**TYPE, "extra": [name]}, None, None, None)) for name in BAD_EXTRAS)
@@ -332,8 +317,6 @@ def test_the_name_of_a_method_can_be_read_again():
         delattr(Config, "a b")
 
 
-# --- arrays -----------------------------------------------------------------------------------------------------------
-
 BAD_ARRAYS = [
     {"weak": False}, {"weak": None}, {"weak": 1}, {"weak": "true"}, {"kind": "numpy", "weak": True},
     {"kind": "numpy", "key": "threefry2x32"}, {"key": "threefry2x32", "weak": True}, {"key": 3}, {"key": None},
@@ -349,12 +332,6 @@ def draft_of_an_array():
     return draft_of([jnp.zeros(2, jnp.uint32)])
 
 
-def test_an_array():
-    assert load(draft_of_an_array())[0].tolist() == [0, 0]
-    assert load(changed_array({"weak": True}))[0].weak_type
-    assert jnp.issubdtype(load(changed_array({"key": "threefry2x32"}))[0].dtype, jax.dtypes.prng_key)
-
-
 def changed_array(changes, without=None):
     draft = draft_of_an_array()
     draft.manifest["arrays"][0] |= changes
@@ -362,7 +339,10 @@ def changed_array(changes, without=None):
     return draft
 
 
-def test_what_is_no_array():
+def test_an_array():
+    assert load(draft_of_an_array())[0].tolist() == [0, 0]
+    assert load(changed_array({"weak": True}))[0].weak_type
+    assert jnp.issubdtype(load(changed_array({"key": "threefry2x32"}))[0].dtype, jax.dtypes.prng_key)
     assert_refused((changes, changed_array(changes)) for changes in BAD_ARRAYS)
     assert_refused((key, changed_array({}, without=key)) for key in ("tensor", "dtype", "shape", "kind"))
 
@@ -381,8 +361,6 @@ def test_arrays_nodes_and_tensors_are_as_many():
     draft.header["more"] = {"dtype": "U8", "shape": [0], "data_offsets": [len(draft.data)] * 2}
     assert_refused([("a tensor more", draft)])
 
-
-# --- nodes ------------------------------------------------------------------------------------------------------------
 
 ONE, TWO = ["int", "1"], ["int", "2"]
 ENUM, FLAG = ({"name": f"{__name__}:{name}", "kind": "enum"} for name in ("Colour", "Access"))
@@ -409,10 +387,9 @@ BAD_NODES = [
     [["dict", ["a", "a"], [ONE, ONE]]], [["dict", [ONE, True], [ONE, ONE]]], [["OrderedDict", ["a", "a"], [ONE, ONE]]],
     [["defaultdict", ONE, [], []]], [["defaultdict", "int", [], []]], [["defaultdict", None, ["a", "a"], [ONE, ONE]]],
     [["defaultdict", ["dtype", "float32"], [], []]], [["defaultdict", ["..."], [], []]],
-    [["list", []], ["defaultdict", 0, [], []]], [["deque", "1", []]], [["deque", True, []]], [["deque",
-    ["int", "-1"], []]],
-    [["deque", ["float", "0x1.0000000000000p+0"], []]], [["deque", ["scalar", "int8", "01"], []]],
-    [["deque", ONE, [ONE, TWO]]],
+    [["list", []], ["defaultdict", 0, [], []]], [["deque", "1", []]], [["deque", True, []]],
+    [["deque", ["int", "-1"], []]], [["deque", ["float", "0x1.0000000000000p+0"], []]],
+    [["deque", ["scalar", "int8", "01"], []]], [["deque", ONE, [ONE, TWO]]],
     # Instances.
     [["object", 0, [ONE]]], [["object", 0, [ONE, ONE, ONE]]], [["object", 9, []]], [["object", -1, []]],
     [["object", "0", [ONE, TWO]]], [["object", None, []]], [["object", 1, []]], [["enum", 0, "RED"]],
@@ -420,26 +397,25 @@ BAD_NODES = [
     [["enum", 1, True]], [["enum", 1, ["..."]]], [["enum", 2, ["int", "100"]]], [["enum", 2, True]],
     [["enum", 2, ["scalar", "int8", "03"]]],
     # Descriptions of arrays.
-    [["struct", [2], None, False, None]], [["struct", [2], "float32", False, None]], [["struct",
-    [2], INT, False, None]],
-    [["struct", [-2], ["dtype", "float32"], False, None]], [["struct", 2, ["dtype", "float32"], False, None]],
-    [["struct", [2], ["dtype", "float32"], None, None]], [["struct", [2], ["dtype", "float32"], 0, None]],
-    [["struct", [2], ["dtype", "float32"], False, "cpu"]], [["marker"], ["struct", [2],
-    ["dtype", "float32"], False, 0]],
-    [["struct", [1] * 65, ["dtype", "float32"], False, None]], [["struct", [2],
-    ["scalar", "float32", "00000000"], False,
-    None]], [["key_dtype", "mine"]], [["key_dtype", None]], [["key_dtype", "threefry2x32\n"]],
+    [["struct", [2], None, False, None]], [["struct", [2], "float32", False, None]],
+    [["struct", [2], INT, False, None]], [["struct", [-2], ["dtype", "float32"], False, None]],
+    [["struct", 2, ["dtype", "float32"], False, None]], [["struct", [2], ["dtype", "float32"], None, None]],
+    [["struct", [2], ["dtype", "float32"], 0, None]], [["struct", [2], ["dtype", "float32"], False, "cpu"]],
+    [["marker"], ["struct", [2], ["dtype", "float32"], False, 0]],
+    [["struct", [1] * 65, ["dtype", "float32"], False, None]],
+    [["struct", [2], ["scalar", "float32", "00000000"], False, None]], [["key_dtype", "mine"]], [["key_dtype", None]],
+    [["key_dtype", "threefry2x32\n"]],
     # Leaves of treedefs.
     [["leaf"]], [["leaf"], ["tuple", [0]]], [["leaf"], ["treedef", 0], ["tuple", [0, 1]]], [["leaf"], ["marker"]],
     [["leaf"], ["tuple", [0]], ["marker"]], [["leaf"], ["dict", ["a"], [0]], ["tuple", []]],
     # What is called.
-    [["partial", ONE, [], [], [], None]], [["partial", "a", [], [], [], None]], [["partial", ADD, [], [ONE],
-    [ONE], None]],
-    [["partial", ADD, [], ["x", "x"], [ONE, ONE], None]], [["partial", ADD, [], ["x"], [], None]],
-    [["partial", ADD, [], [], [], ONE]], [["list", []], ["partial", ADD, [], [], [], 0]],
-    [["dict", ["__get__"], [ONE]], ["partial", ADD, [], [], [], 0]], [["dict", [ONE], [ONE]], ["partial", ADD, [], [],
-    [], 0]], [["Partial", ONE, [], [], []]], [["Partial", ADD, [], [None], [ONE]]], [["Partial", ADD, [], ["x", "x"],
-    [ONE, TWO]]], [["method", "text", "upper"]], [["list", []], ["method", 0, "append"]],
+    [["partial", ONE, [], [], [], None]], [["partial", "a", [], [], [], None]],
+    [["partial", ADD, [], [ONE], [ONE], None]], [["partial", ADD, [], ["x", "x"], [ONE, ONE], None]],
+    [["partial", ADD, [], ["x"], [], None]], [["partial", ADD, [], [], [], ONE]],
+    [["list", []], ["partial", ADD, [], [], [], 0]], [["dict", ["__get__"], [ONE]], ["partial", ADD, [], [], [], 0]],
+    [["dict", [ONE], [ONE]], ["partial", ADD, [], [], [], 0]], [["Partial", ONE, [], [], []]],
+    [["Partial", ADD, [], [None], [ONE]]], [["Partial", ADD, [], ["x", "x"], [ONE, TWO]]],
+    [["method", "text", "upper"]], [["list", []], ["method", 0, "append"]],
     [["object", 0, [ONE, TWO]], ["method", 0, "method "]], [["object", 0, [ONE, TWO]], ["method", 0, ""]],
     [["object", 0, [ONE, TWO]], ["bound", 0, "method"]], [["object", 0, [ONE, TWO]], ["method", 0, None]],
     # Values.
@@ -449,17 +425,16 @@ BAD_NODES = [
     [["path", "PurePosixPath", None]], [["path", None, "a"]], [["path", "PurePosixPath", ["bytes", "YWI="]]],
     [["path", "os", "x"]], [["list", []], ["dict", [0], [None]]], [["deque", ["int", "f" * 40], []]],
     # Devices and shardings.
-    [["mesh", [2**40], ["x"], [], ["Auto"]]], [["spec", [["int", "1"]], ["int", "2"], None]],
-    [["device", "cpu", "0"]], [["device", "cpu", True]], [["device", "cpu", False]], [["device", "cpu", None]],
+    [["mesh", [2**40], ["x"], [], ["Auto"]]], [["spec", [["int", "1"]], ["int", "2"], None]], [["device", "cpu", "0"]],
+    [["device", "cpu", True]], [["device", "cpu", False]], [["device", "cpu", None]],
     [["device", "cpu", ["float", "0x0.0p+0"]]], [["device", "cpu", ["scalar", "int8", "00"]]], [["device", None, ONE]],
     [["mesh", [1], ["x"], [True], ["Auto"]]], [["mesh", [1], ["x"], ["0"], ["Auto"]]],
     [["mesh", [1], ["x"], [["int", "0"]], ["auto"]]], [["mesh", [1], ["x"], [["int", "0"]], [ONE]]],
     [["mesh", [1], ["x"], [], ["Auto"]]], [["mesh", [1], [], [["int", "0"]], ["Auto"]]],
     [["mesh", [2], ["x"], [["int", "0"], ["int", "0"]], ["Auto"]]], [["mesh", [-1], ["x"], [], ["Auto"]]],
-    [["mesh", [1, 1], ["x", "x"], [["int", "0"]], ["Auto", "Auto"]]],
-    [["abstract_mesh", [2], ["x"], ["nothing"]]], [["abstract_mesh", [2], [], ["Auto"]]],
-    [["abstract_mesh", [2.0], ["x"], ["Auto"]]], [["spec", [], ONE, None]], [["spec", [], "x", None]],
-    [["set", ["x"]], ["spec", [], 0, None]], [["tuple", ["x"]], ["spec", [], None, 0]],
+    [["mesh", [1, 1], ["x", "x"], [["int", "0"]], ["Auto", "Auto"]]], [["abstract_mesh", [2], ["x"], ["nothing"]]],
+    [["abstract_mesh", [2], [], ["Auto"]]], [["abstract_mesh", [2.0], ["x"], ["Auto"]]], [["spec", [], ONE, None]],
+    [["spec", [], "x", None]], [["set", ["x"]], ["spec", [], 0, None]], [["tuple", ["x"]], ["spec", [], None, 0]],
     [["named_sharding", None, None, None]], [["marker"], ["spec", [], None, None], ["named_sharding", 0, 1, None]],
     [["abstract_mesh", [2], ["x"], ["Auto"]], ["named_sharding", 0, 0, None]],
     [["abstract_mesh", [2], ["x"], ["Auto"]], ["spec", [], None, None], ["named_sharding", 0, 1, "host"]],
@@ -475,9 +450,6 @@ def with_types(nodes):
 def test_nodes():
     for nodes in GOOD_NODES:
         load(with_types(nodes))
-
-
-def test_what_is_no_node():
     assert_refused((nodes, with_types(nodes)) for nodes in BAD_NODES)
 
 
@@ -513,8 +485,6 @@ def test_what_are_no_steps():
     assert load(with_steps([".a", ".b"])).parts == (1, 2)
     assert_refused((steps, with_steps(steps)) for steps in BAD_STEPS)
 
-
-# --- the page --------------------------------------------------------------------------------------------------------
 
 FORMAT_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "format.md"
 TEXTS = {"text", "base64"}

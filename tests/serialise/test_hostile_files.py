@@ -39,9 +39,6 @@ def load(data, **options):
     return st.from_bytes(data, trusted=strategies.__name__, **options)
 
 
-# --- the fuzz target -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("ways", "least_opened"), [("any", 0.05), ("swapped", 0.1)])
 def test_fuzz(ways, least_opened):
@@ -120,9 +117,6 @@ def test_cases_depend_on_their_number_only():
     assert [len(make_case(i, 0, files).data) for i in range(size)] == list(range(size))
 
 
-# --- by hand -------------------------------------------------------------------------------------------------------
-
-
 def test_every_truncation_is_an_error(tmp_path):
     for length in range(len(DATA)):
         with pytest.raises((st.FormatError, st.CorruptFileError)) as raised:
@@ -145,33 +139,6 @@ def test_every_flipped_bit_is_an_error():
         for look in (load, st.verify, *in_header):
             with pytest.raises((st.FormatError, st.CorruptFileError)):
                 look(bytes(data))
-
-
-def test_parts_of_other_files_are_an_error():
-    for more in (b"\0", b" " * 64, DATA):
-        with pytest.raises(st.CorruptFileError, match="after the end"):
-            load(DATA + more)
-    one, two = (st.to_bytes({"a": np.full(16, i, np.float32), "b": np.ones(16, np.float32)}) for i in range(2))
-    with pytest.raises(st.CorruptFileError):
-        load(one[:-128] + two[-128:])
-    for swap, error, match in (
-        (swap_offsets, st.FormatError, "overlaps|order|hole"),
-        (swap_digests, st.CorruptFileError, "does not have the digest"),
-    ):
-        draft = Draft(one)
-        swap(draft.header)
-        with pytest.raises(error, match=match):
-            load(draft.file(with_digests=False))
-
-
-def swap_offsets(header):
-    a, b = header["['a']"], header["['b']"]
-    a["data_offsets"], b["data_offsets"] = b["data_offsets"], a["data_offsets"]
-
-
-def swap_digests(header):
-    digests = header["__metadata__"]["sharedtree.digests"]
-    header["__metadata__"]["sharedtree.digests"] = digests[8:] + digests[:8]
 
 
 DANGEROUS = """

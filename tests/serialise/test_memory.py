@@ -89,8 +89,6 @@ class Mappings:
         return [size - 2 * MiB for size, mapping in self.made if mapping() is not None]
 
 
-# --- who shares ------------------------------------------------------------------------------------------------------
-
 sizes = hs.one_of(
     hs.integers(0, 200),
     hs.integers(0, 5 * MiB),
@@ -209,9 +207,6 @@ class Refusing(bytearray):
         raise OSError(22, "Invalid argument")
 
 
-# --- who keeps it alive ----------------------------------------------------------------------------------------------
-
-
 @has_huge_pages
 @pytest.mark.parametrize("kind", [np, pytest.param(jnp, marks=on_cpu)], ids=["numpy", "jax"])
 def test_an_array_keeps_one_slab_at_most_and_a_small_one_none(path, monkeypatch, kind):
@@ -256,9 +251,6 @@ def test_errors_and_damaged_files_leave_nothing(path, monkeypatch, harm):
     assert mappings.living() == []
 
 
-# --- neighbours ------------------------------------------------------------------------------------------------------
-
-
 def test_mapped_arrays_live_longer_than_the_file(path):
     tree = [np.arange(2**22, dtype=np.float32), jnp.arange(2**20), np.arange(3), jnp.asarray(1.0)]
     loaded = st.load(saved(path, tree), mmap=True, verify=False)
@@ -289,8 +281,6 @@ def test_donating_one_leaves_its_neighbours(path):
     rest = (0, 2, 3, 6, 7)
     assert_equal([loaded[i] for i in rest], [expected[i] for i in rest])
 
-
-# --- what the operating system says ----------------------------------------------------------------------------------
 
 PROGRAM = """
 import gc, os, re, sys, warnings

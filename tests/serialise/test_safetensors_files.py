@@ -1,5 +1,6 @@
 """Safetensors files of other programs: their tensors by name, and one clear error for each that is none."""
 
+import functools
 import io
 import itertools
 import json
@@ -17,7 +18,7 @@ import safetensors.numpy
 
 import sharedtree as st
 
-from .containers import Counting
+from .containers import Counting, entry
 
 DTYPES = {
     "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "U16": np.uint16, "I16": np.int16, "U32": np.uint32,
@@ -34,12 +35,7 @@ def file_of(entries, data=b"", padding=0):
     return struct.pack("<Q", len(text)) + text + data
 
 
-def entry(dtype, shape, start, stop, **more):
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop], **more}
-
-
-def load(data, **options):
-    return st.load(data, foreign=True, **options)
+load = functools.partial(st.load, foreign=True)
 
 
 @pytest.fixture
@@ -65,9 +61,6 @@ def assert_same(found, expected):
         assert isinstance(found[name], jax.Array)
         same = np.asarray(found[name])
         assert (same.dtype, same.shape, same.tobytes()) == (array.dtype, array.shape, array.tobytes())
-
-
-# --- what is read --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mmap", [False, True])
@@ -133,10 +126,7 @@ def test_any_order_and_no_tensors():
     assert [(name, array.tolist()) for name, array in load(data).items()] == [("a", [1]), ("e", []), ("b", [2])]
     assert load(file_of({})) == {}
     assert load(file_of({"__metadata__": {"a": "b"}})) == {}
-    assert load(file_of({"__metadata__": None, "a": entry("U8", [], 0, 1, more=1)}, b"\1"))["a"].shape == ()
-
-
-# --- options -------------------------------------------------------------------------------------------------------
+    assert load(file_of({"__metadata__": None, "a": {**entry("U8", [], 0, 1), "more": 1}}, b"\1"))["a"].shape == ()
 
 
 def test_select_reads_what_is_wanted_only(path, arrays):
@@ -193,8 +183,6 @@ def test_options_that_need_a_tree(path):
         with pytest.raises(ValueError, match=f"`{name}` says something of a tree, and `.*` has none"):
             load(path, **{name: value})
 
-
-# --- hostile files -------------------------------------------------------------------------------------------------
 
 U8 = entry("U8", [4], 0, 4)
 MALFORMED = {

@@ -18,8 +18,6 @@ import sharedtree as st
 from sharedtree.serialise.container._reading import open_container
 
 from .containers import split
-from .isomorphic import assert_isomorphic
-from .tied import Tied
 
 CHUNK_BYTES = 4 * 2**20  # as the format has it
 
@@ -46,26 +44,6 @@ def mixed(tmp_path_factory):
     path = tmp_path_factory.mktemp("reading") / "mixed.safetensors"
     st.save(path, MIXED)
     return path
-
-
-load = partial(st.load, trusted=Tied)
-
-# --- sources ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_same_bytes_everywhere(path, getkey):
-    model = Tied()
-    data = st.to_bytes(model)
-    for where in (path, str(path)):
-        st.save(where, model)
-        assert path.read_bytes() == data
-    memory = io.BytesIO(b"before")
-    memory.seek(6)
-    st.save(memory, model)
-    assert memory.getvalue() == b"before" + data
-    memory.seek(6)
-    assert_isomorphic(model, load(memory))
-    assert not memory.closed
 
 
 class Seekable:
@@ -113,7 +91,7 @@ def test_every_kind_of_source(mixed):
     for name, make in SOURCES.items():
         for options in ({}, {"verify": False}, {"mmap": True}, {"select": "['medium']"}):
             where = make(mixed)
-            loaded = load(where, **options)
+            loaded = st.load(where, **options)
             if "select" in options:
                 np.testing.assert_array_equal(loaded, MIXED["medium"])
             else:
@@ -131,16 +109,16 @@ def test_pipes_and_members_of_archives(mixed, tmp_path):
     read, write = os.pipe()
     with ThreadPoolExecutor() as pool, os.fdopen(read, "rb") as file:
         saving = pool.submit(save, write)  # while it is loaded
-        assert same(load(file))
+        assert same(st.load(file))
         saving.result()
         os.mkfifo(tmp_path / "pipe")
         writing = pool.submit((tmp_path / "pipe").write_bytes, mixed.read_bytes())
-        assert same(load(tmp_path / "pipe"))
+        assert same(st.load(tmp_path / "pipe"))
         writing.result()
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         archive.write(mixed, "member")
     with zipfile.ZipFile(tmp_path / "x.zip") as archive, archive.open("member") as file:
-        assert same(load(file))
+        assert same(st.load(file))
 
 
 def test_files_are_read_from_where_they_are_positioned(mixed, tmp_path):
@@ -150,7 +128,7 @@ def test_files_are_read_from_where_they_are_positioned(mixed, tmp_path):
         for options in ({}, {"mmap": True}):
             with open(other, "rb", buffering) as file:
                 file.seek(7)
-                assert same(load(file, **options))
+                assert same(st.load(file, **options))
 
 
 slices = hs.builds(
@@ -187,7 +165,7 @@ def test_compressed_streams_are_read_onwards(mixed):
             return super().seek(at, whence)
 
     stream = Onwards(mixed.read_bytes())
-    assert same(load(stream))
+    assert same(st.load(stream))
     assert stream.went_back <= 2
     assert stream.threads == {threading.get_ident()}  # two could overtake each other
 
@@ -195,8 +173,8 @@ def test_compressed_streams_are_read_onwards(mixed):
 def test_without_reads_at_an_offset(mixed, monkeypatch):
     """As on Windows."""
     monkeypatch.delattr(os, "preadv", raising=False)
-    assert same(load(mixed))
-    assert same(load(mixed, mmap=True))
+    assert same(st.load(mixed))
+    assert same(st.load(mixed, mmap=True))
 
 
 def test_many_threads_open_one_file_object(mixed):
@@ -214,7 +192,7 @@ def test_many_threads_open_one_file_object(mixed):
 def test_no_descriptor_is_left_open(mixed, tmp_path):
     (tmp_path / "bad").write_bytes(b"bad")
     before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
-    load(mixed)
+    st.load(mixed)
     with pytest.raises(st.FormatError):
         st.load(tmp_path / "bad")
     after = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
@@ -234,9 +212,6 @@ def test_places_that_are_none(tmp_path):
         for where in (3, None, {"w": 1}, text):
             with pytest.raises(TypeError, match=r'sharedtree.save\("model.safetensors", model\)'):
                 st.save(where, {"w": 1})
-
-
-# --- what is beside the tree ------------------------------------------------------------------------------------------
 
 
 def test_progress(path, capsys):
@@ -263,9 +238,6 @@ def test_progress(path, capsys):
     assert "loading" in text
 
 
-# --- files that were changed ----------------------------------------------------------------------------------------
-
-
 def start_of(data, name):
     """Where the data of a tensor begins in a file."""
     header, body = split(data)
@@ -287,19 +259,19 @@ def test_damage_is_named(mixed, path):
         at_once = f"`.'{name}'.` in `.*` is damaged: chunk {chunk} of {count}"
         for options in ({}, {"select": f"['{name}']"}):
             with pytest.raises(st.CorruptFileError, match=at_once) as raised:
-                load(path, **options)
+                st.load(path, **options)
             assert (raised.value.tensor, raised.value.chunk) == (f"['{name}']", chunk)
             assert raised.value.paths == (f"['{name}']",)
             assert "verify=False" in str(raised.value)
-        for look in (st.verify, partial(load, mmap=True)):
+        for look in (st.verify, partial(st.load, mmap=True)):
             with pytest.raises(st.CorruptFileError, match=f"`.'{name}'.`: chunk {chunk}\n") as raised:
                 look(path)
             assert raised.value.paths == (f"['{name}']",)
         expected = bytearray(MIXED[name].tobytes())
         expected[position] ^= 0x10
         for options in ({}, {"mmap": True}):
-            assert load(path, verify=False, **options)[name].tobytes() == bytes(expected)
-        np.testing.assert_array_equal(load(path, select="['even']"), MIXED["even"])  # only what is read is checked
+            assert st.load(path, verify=False, **options)[name].tobytes() == bytes(expected)
+        np.testing.assert_array_equal(st.load(path, select="['even']"), MIXED["even"])  # only what is read is checked
 
 
 def test_all_damage_is_listed(mixed):
