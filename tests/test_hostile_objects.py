@@ -187,6 +187,20 @@ def test_keys_of_another_type():
         assert (type(key), key) == (type(new), new)
 
 
+def test_keyword_arguments_in_another_order_and_of_another_type():
+    w = ones()
+    f = st.jit(lambda **models: add_one(models))
+    for _ in range(4):
+        for kwargs in (
+            {"a": Mutable(w=w), "b": Pair(w, 1)},
+            {"b": Pair(w, 1), "a": Mutable(w=w)},
+            {Name.A: Mutable(w=w), "b": Mutable(w=w)},
+        ):
+            result = f(**kwargs)
+            assert result["a"].w is (result["b"].first if type(kwargs["b"]) is Pair else result["b"].w)
+            assert type(result["b"]) is type(kwargs["b"])
+
+
 def test_an_array_type_that_is_a_node_in_place_of_an_array():
     class Quantity(np.ndarray):
         """An array for NumPy and a node for JAX."""
@@ -203,6 +217,21 @@ def test_an_array_type_that_is_a_node_in_place_of_an_array():
     assert type(result.first) is Quantity
     assert result.first.x is result.second
     assert value_of(result.second) == 2
+
+
+def test_other_kinds_of_leaves_between_calls():
+    f = called(add_one, Pair(ones(), [ones(3)]))
+    committed = jax.device_put(ones(), jax.devices()[0])
+    for new in (np.ones(2, np.float32), committed, np.float32(1), jnp.float32(1), np.ones(2, "i4")):
+        for second in (new, ones(3)):
+            result = f(Pair(new, [second]))
+            one, vanilla = result.first, jax.jit(lambda x: x + 1)(new)
+            for each in ("dtype", "shape", "committed", "weak_type"):
+                assert getattr(one, each) == getattr(vanilla, each)
+            assert value_of(one) == value_of(vanilla)
+            assert (one is result.second[0]) == (second is new and not isinstance(new, np.generic))
+    for static in (1.0, "text", None, True):  # Equinox traces arrays only
+        assert f(Pair(static, [ones()])).first is static
 
 
 def test_what_jax_refuses_in_place_of_arrays():

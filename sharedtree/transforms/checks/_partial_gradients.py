@@ -100,8 +100,9 @@ def _modules_lost_in(cuts: Cuts, names: Names) -> list[_Lost]:
     found: list[_Lost] = []
     for number, each in places.items():
         (one, at), (other, there) = each[True], each[False]
-        texts = [names.text(root.position, (*root.path, *path)) for root, path in ((one, at), (other, there))]
-        found.append(_Lost(graph.objects[number], *texts, (one.position, other.position), "module"))
+        differentiated = names.text(one.position, (*one.path, *at))
+        through = names.text(other.position, (*other.path, *there))
+        found.append(_Lost(graph.objects[number], differentiated, through, (one.position, other.position), "module"))
     return found
 
 
