@@ -1,7 +1,6 @@
 """The loops of `jax.lax`, against vanilla loops over arrays that are given once by hand."""
 
 import contextlib
-import functools
 import gc
 import weakref
 
@@ -25,10 +24,10 @@ fori_loop = st.preserve_identities(jax.lax.fori_loop)
 map_over = st.preserve_identities(jax.lax.map)
 associative_scan = st.preserve_identities(jax.lax.associative_scan)
 
-KEEPING = {
-    "scan": lambda f, m: scan(lambda c, _: (f(c), None), m, length=3, policy=IGNORE)[0],
-    "while_loop": lambda f, m: while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, f(c[1])), (0, m), policy=IGNORE)[1],
-    "fori_loop": lambda f, m: fori_loop(0, 3, lambda _, c: f(c), m, policy=IGNORE),
+LOOPS = {
+    "scan": lambda f, m, **o: scan(lambda c, _: (f(c), None), m, length=3, **o)[0],
+    "while_loop": lambda f, m, **o: while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, f(c[1])), (0, m), **o)[1],
+    "fori_loop": lambda f, m, **o: fori_loop(0, 3, lambda _, c: f(c), m, **o),
 }
 
 
@@ -47,7 +46,7 @@ def doubled(tree):
     return st.tree.map(lambda x: x * 2 if eqx.is_inexact_array(x) else x, tree)
 
 
-@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("name", LOOPS)
 @given(dag=dags())
 def test_partition_of_a_carry(name, dag):
     assume(not python_numbers([dag]))  # of weak type in the next iteration
@@ -57,7 +56,7 @@ def test_partition_of_a_carry(name, dag):
         seen.append(partition(model))
         return doubled(model)
 
-    result = KEEPING[name](f, dag)
+    result = LOOPS[name](f, dag, policy=IGNORE)
     assert set(seen) == {partition(dag)}
     assert partition(result) == partition(dag)
     for leaf, original in zip(unique_arrays(result), unique_arrays(dag), strict=True):
@@ -127,7 +126,7 @@ def test_a_shared_list_is_cut_like_an_array():
     assert last.a is not last.b
 
 
-@pytest.mark.parametrize("loop", ["scan", "while_loop", "fori_loop"])
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_static_number_that_changes_becomes_a_leaf(loop):
     traces = []
 
@@ -137,7 +136,7 @@ def test_a_static_number_that_changes_becomes_a_leaf(loop):
 
     for _ in range(2):
         model = tied()
-        result = KEEPING[loop](f, Net(model.a, model.b, 0))
+        result = LOOPS[loop](f, Net(model.a, model.b, 0))
         assert int(result.steps) == 3
         assert result.steps.weak_type
         assert result.steps.dtype == jnp.int32
@@ -345,38 +344,22 @@ def test_the_loops_of_equinox(kind):
 IN_PLACE = st.Policy(in_place=True)
 
 
-def counter(value=0.0):
-    n = jnp.array(value)
-    return Mutable(first=n, second=n)
-
-
-def increased(model, by=1.0):
-    model.first = model.second = model.first + by
-
-
-in_place = lambda loop: functools.partial(loop, policy=IN_PLACE)
-IN_PLACE_LOOPS = {
-    "scan": lambda f, m: in_place(scan)(lambda c, _: (f(c), None), m, length=3)[0],
-    "while_loop": lambda f, m: in_place(while_loop)(lambda c: c[0] < 3, lambda c: (c[0] + 1, f(c[1])), (0, m))[1],
-    "fori_loop": lambda f, m: in_place(fori_loop)(0, 3, lambda _, c: f(c), m),
-}
-
-
 @pytest.mark.parametrize("disabled", [False, True])
-@pytest.mark.parametrize("name", IN_PLACE_LOOPS)
+@pytest.mark.parametrize("name", LOOPS)
 def test_a_change_is_written_back(name, disabled):
-    model = counter()
+    n = jnp.array(0.0)
+    model = Mutable(first=n, second=n)
     pair = Mutable(left=model, right=model, other=Mutable(w=jnp.ones(2)), n=0)
     other, array = pair.other, pair.other.w
 
     def f(pair):
         assert pair.left is pair.right
-        increased(pair.left)
+        pair.left.first = pair.left.second = pair.left.first + 1
         pair.n = pair.n + 1
         return pair
 
     with jax.disable_jit(disabled):
-        assert IN_PLACE_LOOPS[name](f, pair) is pair
+        assert LOOPS[name](f, pair, policy=IN_PLACE) is pair
     assert pair.left is pair.right is model
     assert model.first is model.second
     assert float(model.first) == int(pair.n) == 3
