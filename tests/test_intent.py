@@ -248,24 +248,16 @@ def test_a_tie_that_is_put_back_and_lost_again():
     assert warnings_of(st.jit(lambda net: vanilla(net)), st.retie(st.untie(net), like=net))
 
 
-class State(eqx.Module):
-    model: eqx.nn.MLP
-    ema: eqx.nn.MLP
-
-
-def mlp(depth):
-    return eqx.nn.MLP(2, 2, 2, depth, key=jax.random.key(0))
-
-
 def test_one_warning_for_a_shared_module_with_many_leaves_all_lost_or_some():
-    model = mlp(3)
+    model = eqx.nn.MLP(2, 2, 2, depth=3, key=jax.random.key(0))
+    both = Pair(model, model)
     f = st.jit(lambda state: jax.tree.map(lambda x: 2 * x if eqx.is_array(x) else x, state))
-    (text,) = warnings_of(f.trace, State(model, ema=model))
-    assert "`state.model` and `state.ema` were one object" in text
-    assert "`result.model` and `result.ema`" in text
+    (text,) = warnings_of(f.trace, both)
+    assert "`state.first` and `state.second` were one object" in text
+    assert "`result.first` and `result.second`" in text
     scale = lambda mlp: eqx.tree_at(lambda m: [x.weight for x in m.layers], mlp, replace_fn=lambda x: 2 * x)
-    (text,) = warnings_of(st.jit(lambda state: State(scale(state.model), scale(state.ema))).trace, State(model, model))
-    assert "`state.model` and `state.ema`" in text
+    (text,) = warnings_of(st.jit(lambda state: Pair(scale(state.first), scale(state.second))).trace, both)
+    assert "`state.first` and `state.second`" in text
 
 
 def test_one_warning_for_all_paths_of_a_tie():
