@@ -14,17 +14,8 @@ import pytest
 from hypothesis import assume, given, strategies as hst
 
 import sharedtree as st
-from tests.strategies import (
-    MODULES,
-    Mutable,
-    Pair,
-    carries_identity,
-    children,
-    dags,
-    is_array,
-    partition,
-    with_children,
-)
+from tests import strategies
+from tests.strategies import MODULES, Mutable, Pair, children, dags, is_array, partition, with_children
 from tests.test_laws import python_numbers
 
 IGNORE = st.Policy(on_untie="ignore")
@@ -129,7 +120,7 @@ def parted(tree, is_cut):
     made = {}
 
     def visit(obj):
-        keeps = isinstance(obj, MODULES) or (carries_identity(obj) and not is_cut())
+        keeps = isinstance(obj, MODULES) or (strategies.carries_identity(obj) and not is_cut())
         if keeps and id(obj) in made:  # alive in `tree`
             return made[id(obj)]
         below = children(obj)
@@ -480,16 +471,11 @@ IN_PLACE = st.Policy(in_place=True)
 
 
 def test_what_a_branch_changes_is_written_and_what_it_leaves_stays_what_it_is():
-    for which, switched in itertools.product((0, 1), (False, True)):
+    for call, which in ways((increased, other_changed)):
         pair = counters()
         left, other, first, w = pair.left, pair.other, pair.left.first, pair.other.w
-        functions = increased, other_changed
-        for _ in range(2):
-            if switched:
-                result = st.switch(which, functions, pair, policy=IN_PLACE)
-            else:
-                result = st.cond(which == 0, *functions, pair, policy=IN_PLACE)
-            assert result is pair
+        with st.Context(IN_PLACE):
+            assert call(pair) is call(pair) is pair
         assert pair.left is pair.right is left
         assert left.first is left.second
         assert pair.other is other

@@ -16,7 +16,7 @@ from hypothesis import strategies as hst
 
 import sharedtree as st
 from tests.deep import in_a_thread, link
-from tests.strategies import Mutable, Pair, dags, paths, twin
+from tests.strategies import Mutable, Pair, dags, paths, tower, twin
 
 A, B, C = (jnp.array(values) for values in ([1.0, 2.0], [3.0, -1.0], [0.5, 4.0]))
 
@@ -332,9 +332,7 @@ def test_deep_models():
 
 
 def test_a_model_with_more_paths_than_can_be_walked():
-    tree = Mutable(first=A, second=B)
-    for _ in range(60):
-        tree = Mutable(first=tree, second=tree)
+    tree = tower(60, Mutable(first=A, second=B), lambda one, two: Mutable(first=one, second=two))
 
     def first(tree):
         return f(tree.first, tree.second, C) if isinstance(tree.second, jax.Array) else first(tree.first)
