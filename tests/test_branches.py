@@ -3,7 +3,6 @@
 import functools
 import gc
 import itertools
-import warnings
 from typing import Any
 
 import equinox as eqx
@@ -320,27 +319,20 @@ def vanilla_double(net):
     return jax.tree.map(lambda x: 2 * x, net)
 
 
-def caught_in(call):
-    with warnings.catch_warnings(record=True) as record:
-        warnings.simplefilter("always")
-        result = call()
-    return result, record
-
-
 def test_a_branch_that_loses_a_tie_warns_once():
     for functions in ((lambda net: net, vanilla_double), (vanilla_double, lambda net: net)):
         call = functools.partial(st.cond, True, *functions, tied_arrays())
         with pytest.raises(st.UntiedError, match=r"operands\[0\]\.head"):
             call(policy=st.Policy(on_untie="error"))
-        result, record = caught_in(call)
+        with pytest.warns(st.UntiedWarning) as record:
+            result = call()
         (warning,) = record
-        assert warning.category is st.UntiedWarning
         assert "vanilla_double" in str(warning.message)
         assert "`operands[0].embed` and `operands[0].head`" in str(warning.message)
         assert warning.filename == __file__
         assert result.embed is not result.head
         assert_equal(result, functions[0](tied_arrays()))
-        assert caught_in(call)[1] == []
+        call()
 
 
 def test_untie_silences_and_is_handed_on():

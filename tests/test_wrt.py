@@ -16,7 +16,7 @@ from hypothesis import strategies as hst
 
 import sharedtree as st
 from tests.deep import in_a_thread, link
-from tests.strategies import Mutable, Pair, dags, paths, tower, twin
+from tests.strategies import Layer, Mutable, Pair, dags, paths, tower, twin
 
 A, B, C = (jnp.array(values) for values in ([1.0, 2.0], [3.0, -1.0], [0.5, 4.0]))
 
@@ -37,11 +37,6 @@ def is_close(one, two):
     np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
-class Tagged(eqx.Module):
-    value: jax.Array
-    tag: str = eqx.field(static=True)
-
-
 def is_first(path, value):
     return path == ("first",)
 
@@ -57,10 +52,10 @@ def test_one_leaf_is_selected():
         assert gradient.first is gradient.second["c"] is gradient.second["n"] is None
         is_close(gradient.second["b"], jax.grad(f, 1)(A, B, C))
     # A class selects what is in modules of it.
-    model = Pair(A, {"b": Tagged(B, "t"), "c": Pair(C, None)})
-    gradient = st.grad(lambda m: f(m.first, m.second["b"].value, m.second["c"].first), wrt=Tagged)(model)
-    is_close(gradient.second["b"].value, jax.grad(f, 1)(A, B, C))
-    assert jax.tree.leaves(gradient) == [gradient.second["b"].value]
+    model = Pair(A, {"b": Layer(B, None, None), "c": Pair(C, None)})
+    gradient = st.grad(lambda m: f(m.first, m.second["b"].weight, m.second["c"].first), wrt=Layer)(model)
+    is_close(gradient.second["b"].weight, jax.grad(f, 1)(A, B, C))
+    assert jax.tree.leaves(gradient) == [gradient.second["b"].weight]
 
 
 def test_everything_and_none_are_what_it_is_without():
@@ -78,12 +73,12 @@ def test_paths_are_names_keys_and_indices():
         seen.append((path, value))
         return True
 
-    tree = {"x": [A, (B,)], 3: Pair(C, Mutable(w=Tagged(A, "t")))}
+    tree = {"x": [A, (B,)], 3: Pair(C, Mutable(w=Layer(A, "t", None)))}
     st.grad(lambda tree: tree["x"][0].sum(), wrt=note)({key: tree[key] for key in ("x",)})
     assert {path for path, _ in seen} == {("x", 0), ("x", 1, 0)}
     seen.clear()
     st.grad(lambda pair: pair.first.sum(), wrt=note)(tree[3])
-    assert {path for path, _ in seen} == {("first",), ("second", 0, "value")}
+    assert {path for path, _ in seen} == {("first",), ("second", 0, "weight")}
     assert all(isinstance(value, jax.Array) for _, value in seen)
 
 
