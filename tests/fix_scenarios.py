@@ -63,6 +63,7 @@ def loss(net):
     return (net.embed.weight * net.head.weight).sum()
 
 
+ADAM = st.optimizer(optax.adam(0.1))
 MISMATCH, INCONSISTENT, UNREGISTERED = st.SharingMismatchError, st.InconsistentSharingError, st.UnregisteredTypeError
 
 
@@ -74,7 +75,7 @@ def called_with(f, names):
 def of(call, category, after=None, are_alternatives=False, **names):
     """A scenario whose message is about what these names are. The functions get those that are their parameters.
 
-    The message may also name what most programs have: models with a tie, values for them, their loss, and the libraries.
+    The message may also name what most programs have: models with a tie, values, a loss, and the libraries.
     """
     usual = {name: tied() for name in ("model", "before", "value", "a", "b", "one", "other", "shared")}
     usual |= {"f": loss, "loss": loss, "new": jnp.zeros((2, 2)), "x": jnp.ones((1, 2)), "equinox": eqx, "optax": optax}
@@ -198,13 +199,6 @@ class Incomparable:
 
     def __eq__(self, other):
         return np.ones(2)
-
-
-@scenario
-def an_optimizer_as_an_argument(path):
-    given = tied(), st.optimizer(optax.adam(0.1))
-    provoke, after = lambda f: st.jit(f)(*given), lambda f: f(*given)
-    return of(provoke, TypeError, after, f=lambda model, tx: tx.init(model), equinox=eqx)
 
 
 @scenario
@@ -332,8 +326,8 @@ def gradient_by_rule(cotangents):
 def two_tangents_of_one_leaf(path):
     f = st.custom_jvp(lambda net: net)
     f.defjvp(lambda primals, tangents: (f(*primals), double(st.untie(tangents[0]))))
-    names = {"value": tied(), "f": jnp.ones_like, "tangent": jax.grad(loss)(tied())}
-    return of(lambda: st.grad(lambda net: loss(f(net)))(tied()), MISMATCH, **names)
+    provoke = lambda: st.grad(lambda net: loss(f(net)))(tied())
+    return of(provoke, MISMATCH, f=jnp.ones_like, tangent=jax.grad(loss)(tied()))
 
 
 @scenario
@@ -538,8 +532,7 @@ def _takes_operands(wrong):
 def a_branch_that_loses_a_tie_of_modules(path):
     loosened = lambda net: Net(Leaf(net.embed.weight), Leaf(net.head.weight))
     branch = lambda model: st.cond(True, lambda net: net, loosened, model)
-    names = {"model": double(tied()), "before": tied(), "f": lambda x: 2 * x}
-    return of(lambda: branch(tied()), MISMATCH, branch, **names)
+    return of(lambda: branch(tied()), MISMATCH, branch, model=double(tied()), f=lambda x: 2 * x)
 
 
 def _state(model, state, check):
@@ -604,6 +597,9 @@ def _flattened():
 
 
 scenarios(
+    an_optimizer_as_an_argument=lambda: of(
+        lambda f: st.jit(f)(tied(), ADAM), TypeError, lambda f: f(tied(), ADAM), f=lambda model, tx: tx.init(model)
+    ),
     lost_in_front_of_an_optimizer=lambda: lost_in_front_of_an_optimizer(tied()),
     lost_from_a_dict_in_front_of_an_optimizer=lambda: lost_in_front_of_an_optimizer(
         dict.fromkeys(("embed", "head"), jnp.arange(4.0))
@@ -679,10 +675,10 @@ scenarios(
         tied(), loss, (tied(), tied()), jax.grad(loss)(tied())
     ),
     the_state_of_an_untied_model=lambda: of(
-        lambda model: st.optimizer(optax.adam(0.1)).update(model, optax.adam(0.1).init(tied()), model),
+        lambda model: ADAM.update(model, optax.adam(0.1).init(tied()), model),
         MISMATCH,
-        lambda model, optimizer, state: optimizer.update(model, state, model),
-        optimizer=st.optimizer(optax.adam(0.1)),
+        lambda model, state: ADAM.update(model, state, model),
+        optimizer=ADAM,
     ),
     no_wrapper_to_unwrap=lambda: of(
         lambda model: st.unwrap_shared(model),
