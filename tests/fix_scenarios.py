@@ -63,6 +63,7 @@ def loss(net):
     return (net.embed.weight * net.head.weight).sum()
 
 
+ADAM = st.optimizer(optax.adam(0.1))
 MISMATCH, INCONSISTENT, UNREGISTERED = st.SharingMismatchError, st.InconsistentSharingError, st.UnregisteredTypeError
 
 
@@ -72,7 +73,13 @@ def called_with(f, names):
 
 
 def of(call, category, after=None, are_alternatives=False, **names):
-    """A scenario whose message is about what these names are. The functions get those that are their parameters."""
+    """A scenario whose message is about what these names are. The functions get those that are their parameters.
+
+    The message may also name what most programs have: models with a tie, values, a loss, and the libraries.
+    """
+    usual = {name: tied() for name in ("model", "before", "value", "a", "b", "one", "other", "shared")}
+    usual |= {"f": loss, "loss": loss, "new": jnp.zeros((2, 2)), "x": jnp.ones((1, 2)), "equinox": eqx, "optax": optax}
+    names = {**usual, **names}
     then = after and (lambda left: called_with(after, left))
     return Scenario(lambda: called_with(call, names), category, names, then, are_alternatives)
 
@@ -119,9 +126,7 @@ def own_class():
 
 def lost(provoke, category=st.UntiedWarning, after=lambda model: st.jit(lambda net: model)(tied()), **more):
     """A tie was lost, and there are many ways to keep it."""
-    model = tied()
-    names = {"f": lambda x: 2 * x, "where": lambda net: net.head.weight, "new": jnp.zeros((2, 2))}
-    names |= {"model": model, "before": tied(), "updates": model, "device": jax.devices()[0]}
+    names = {"f": lambda x: 2 * x, "where": lambda net: net.head.weight, "updates": tied(), "device": jax.devices()[0]}
     return of(provoke, category, after, **{**names, **more})
 
 
@@ -194,13 +199,6 @@ class Incomparable:
 
     def __eq__(self, other):
         return np.ones(2)
-
-
-@scenario
-def an_optimizer_as_an_argument(path):
-    given = tied(), st.optimizer(optax.adam(0.1))
-    provoke, after = lambda f: st.jit(f)(*given), lambda f: f(*given)
-    return of(provoke, TypeError, after, f=lambda model, tx: tx.init(model), equinox=eqx)
 
 
 @scenario
@@ -328,8 +326,8 @@ def gradient_by_rule(cotangents):
 def two_tangents_of_one_leaf(path):
     f = st.custom_jvp(lambda net: net)
     f.defjvp(lambda primals, tangents: (f(*primals), double(st.untie(tangents[0]))))
-    names = {"value": tied(), "f": jnp.ones_like, "tangent": jax.grad(loss)(tied())}
-    return of(lambda: st.grad(lambda net: loss(f(net)))(tied()), MISMATCH, **names)
+    provoke = lambda: st.grad(lambda net: loss(f(net)))(tied())
+    return of(provoke, MISMATCH, f=jnp.ones_like, tangent=jax.grad(loss)(tied()))
 
 
 @scenario
@@ -534,8 +532,7 @@ def _takes_operands(wrong):
 def a_branch_that_loses_a_tie_of_modules(path):
     loosened = lambda net: Net(Leaf(net.embed.weight), Leaf(net.head.weight))
     branch = lambda model: st.cond(True, lambda net: net, loosened, model)
-    names = {"model": double(tied()), "before": tied(), "f": lambda x: 2 * x}
-    return of(lambda: branch(tied()), MISMATCH, branch, **names)
+    return of(lambda: branch(tied()), MISMATCH, branch, model=double(tied()), f=lambda x: 2 * x)
 
 
 def _state(model, state, check):
@@ -600,282 +597,233 @@ def _flattened():
 
 
 scenarios(
-    {
-        "lost_in_front_of_an_optimizer": lambda: lost_in_front_of_an_optimizer(tied()),
-        "lost_from_a_dict_in_front_of_an_optimizer": lambda: lost_in_front_of_an_optimizer(
-            dict.fromkeys(("embed", "head"), jnp.arange(4.0))
+    an_optimizer_as_an_argument=lambda: of(
+        lambda f: st.jit(f)(tied(), ADAM), TypeError, lambda f: f(tied(), ADAM), f=lambda model, tx: tx.init(model)
+    ),
+    lost_in_front_of_an_optimizer=lambda: lost_in_front_of_an_optimizer(tied()),
+    lost_from_a_dict_in_front_of_an_optimizer=lambda: lost_in_front_of_an_optimizer(
+        dict.fromkeys(("embed", "head"), jnp.arange(4.0))
+    ),
+    a_static_number_that_changes=lambda: of(
+        _retraced(Scaled),
+        st.RetraceWarning,
+        lambda m: st.explain(st.jit(lambda m: m.k), m).leaves[1].kind == "traced" or 1 / 0,
+        m=Scaled(jnp.ones(2), 3),
+    ),
+    containers_too_deep=lambda: of(
+        lambda: st.jit(lambda tree: 1)((nested(2_000), tied())), st.DepthError, tree=[tied()]
+    ),
+    a_model_too_deep_for_optax=lambda: of(
+        lambda: st.optimizer(optax.adam(0.1)).init(nested(9_500)), st.DepthError, model=[jnp.ones(1)]
+    ),
+    a_class_that_is_not_registered=lambda: again(
+        lambda Own: st.Dag(Own()), UNREGISTERED, are_alternatives=True, **own_class()
+    ),
+    an_attribute_that_cannot_be_seen=lambda: of(
+        lambda Own: setattr(Free(), "attribute", Own()), UNREGISTERED, are_alternatives=True, **own_class()
+    ),
+    a_tracer_in_a_static_place=lambda: of(
+        lambda: st.jit(lambda x: Static(x, x))(jnp.ones(2)),
+        st.StaticTracerError,
+        cls=(own := own_class()).pop("Own"),
+        **own,
+    ),
+    a_wrapper_without_its_functions=lambda: again(
+        lambda tree: st.unwrap_shared(tree),
+        TypeError,
+        model=(model := eqx.nn.Shared((jnp.ones(2), jnp.ones(2)), lambda pair: pair[1], lambda pair: pair[0])),
+        tree=eqx.filter(model, eqx.is_array),
+    ),
+    map_of_a_tied_and_an_untied_tree=lambda: again(
+        lambda tree, rest: st.tree.map(lambda x, y: x, tree, *rest),
+        MISMATCH,
+        are_alternatives=True,
+        tree=tied(),
+        rest=[double(tied())],
+    ),
+    a_specification_with_static_values=lambda: of(
+        lambda model, filter_spec: st.tree.partition(model, filter_spec),
+        MISMATCH,
+        lambda model, filter_spec: eqx.partition(model, filter_spec),
+        are_alternatives=True,
+        model=(model := [tied(), jax.nn.relu]),
+        filter_spec=st.tree.map(lambda _: False, model),
+    ),
+    a_replacement_that_cannot_take_the_place_of_what_was_tied=lambda: again(
+        lambda model: st.tree.at(lambda m: m.embed, model, Leaf(jnp.zeros(3))), st.UntiedWarning, model=untied_arrays()
+    ),
+    labels_that_disagree_at_a_tie=lambda: again(
+        lambda model: st.optimizer(optax.masked(optax.sgd(0.1), Net(Leaf(True), Leaf(False)))).init(model), INCONSISTENT
+    ),
+    mutation_under_a_transform_that_is_not_registered=lambda: again(
+        lambda transform: st.preserve_identities(transform, policy=st.Policy(in_place=True))(lambda m: None)(tied()),
+        ValueError,
+        transform=lambda f: jax.jit(f),
+    ),
+    tangents_without_the_ties=lambda: again(
+        lambda value, tangent: st.jvp(loss, (value,), (tangent,)), MISMATCH, f=jnp.ones_like, tangent=st.untie(tied())
+    ),
+    cotangents_of_two_shapes=lambda: again(
+        lambda leaf, cotangent: gradient_by_rule(lambda net, y: (Net(Leaf(leaf), Leaf(cotangent)),)),
+        MISMATCH,
+        leaf=jnp.ones((2, 2)),
+        cotangent=jnp.array(1.0),
+    ),
+    lost_in_a_function=lambda: lost_in_a_function("warn", st.UntiedWarning),
+    lost_in_a_function_as_an_error=lambda: lost_in_a_function("error", st.UntiedError),
+    one_gradient_for_each_path=lambda: gradients_that_were_not_joined(
+        tied(), loss, (tied(), tied()), jax.grad(loss)(tied())
+    ),
+    the_state_of_an_untied_model=lambda: of(
+        lambda model: ADAM.update(model, optax.adam(0.1).init(tied()), model),
+        MISMATCH,
+        lambda model, state: ADAM.update(model, state, model),
+        optimizer=ADAM,
+    ),
+    no_wrapper_to_unwrap=lambda: of(
+        lambda model: st.unwrap_shared(model),
+        TypeError,
+        lambda model: st.assert_same_sharing(model.embed, model.head),
+        model=double(tied()),
+    ),
+    a_wrapper_that_computes=lambda: of(
+        lambda: st.unwrap_shared(
+            eqx.nn.Shared((jnp.ones((2, 2)), jnp.ones((2, 2))), lambda pair: pair[1], lambda pair: pair[0].T)
         ),
-        "a_static_number_that_changes": lambda: of(
-            _retraced(Scaled),
-            st.RetraceWarning,
-            lambda m: st.explain(st.jit(lambda m: m.k), m).leaves[1].kind == "traced" or 1 / 0,
-            m=Scaled(jnp.ones(2), 3),
+        MISMATCH,
+    ),
+    a_filter_that_disagrees=lambda: again(
+        lambda spec: st.tree.filter(untied_arrays(), spec), INCONSISTENT, spec=Net(Leaf(True), Leaf(False))
+    ),
+    structures_out_of_order=lambda: of(
+        lambda flattened: st.tree.unflatten(*reversed(flattened[1])), st.ContextMismatchError, flattened=_flattened()
+    ),
+    a_cycle=lambda: of(lambda: st.Dag(_cycle()), st.CycleError, Callable=Callable),
+    a_node_and_a_part_of_it_replaced=lambda: of(
+        lambda model, inner, outer: st.tree.at(lambda m: (m.embed, m.embed.weight), model, (outer, inner)),
+        MISMATCH,
+        inner=jnp.zeros((2, 2)),
+        outer=Leaf(jnp.ones((2, 2))),
+    ),
+    operands_without_an_adapter=lambda: of(
+        lambda f, model: st.preserve_identities(lambda f, operand: f(operand))(f, model), TypeError
+    ),
+    a_solver_without_aux=lambda: of(
+        lambda: st.preserve_identities(jax.lax.custom_root)(
+            lambda x: x, 0, lambda f, x: x, lambda f, x: x, has_aux=True
         ),
-        "containers_too_deep": lambda: of(
-            lambda: st.jit(lambda tree: 1)((nested(2_000), tied())), st.DepthError, tree=[tied()]
+        TypeError,
+        solution=tied(),
+    ),
+    options_of_rules_without_an_adapter=lambda: of(
+        lambda f: st.preserve_identities(jax.custom_gradient)(f, with_logs=True),
+        TypeError,
+        f=lambda net: (loss(net), lambda cotangent: (cotangent * net.head.weight,)),
+    ),
+    a_program_in_place=lambda: of(
+        lambda f, model: st.export(st.jit(f, in_place=True))(model),
+        ValueError,
+        lambda exported: exported.call(tied()) == loss(tied()) or 1 / 0,
+    ),
+    a_part_of_what_belongs_together=lambda: of(
+        lambda model: st.preserve_identities(lambda f: lambda *args: f(*args)[-1])(lambda net: (net.head, [net.head]))(
+            model
         ),
-        "a_model_too_deep_for_optax": lambda: of(
-            lambda: st.optimizer(optax.adam(0.1)).init(nested(9_500)), st.DepthError, model=[jnp.ones(1)], optax=optax
-        ),
-        "a_class_that_is_not_registered": lambda: again(
-            lambda Own: st.Dag(Own()), UNREGISTERED, are_alternatives=True, **own_class()
-        ),
-        "an_attribute_that_cannot_be_seen": lambda: of(
-            lambda Own: setattr(Free(), "attribute", Own()), UNREGISTERED, are_alternatives=True, **own_class()
-        ),
-        "a_tracer_in_a_static_place": lambda: of(
-            lambda: st.jit(lambda x: Static(x, x))(jnp.ones(2)),
-            st.StaticTracerError,
-            cls=(own := own_class()).pop("Own"),
-            **own,
-        ),
-        "a_wrapper_without_its_functions": lambda: again(
-            lambda tree: st.unwrap_shared(tree),
-            TypeError,
-            model=(model := eqx.nn.Shared((jnp.ones(2), jnp.ones(2)), lambda pair: pair[1], lambda pair: pair[0])),
-            tree=eqx.filter(model, eqx.is_array),
-            equinox=eqx,
-        ),
-        "map_of_a_tied_and_an_untied_tree": lambda: again(
-            lambda tree, rest: st.tree.map(lambda x, y: x, tree, *rest),
-            MISMATCH,
-            are_alternatives=True,
-            tree=tied(),
-            rest=[double(tied())],
-            loss=loss,
-            one=tied(),
-            other=tied(),
-        ),
-        "a_specification_with_static_values": lambda: of(
-            lambda model, filter_spec: st.tree.partition(model, filter_spec),
-            MISMATCH,
-            lambda model, filter_spec: eqx.partition(model, filter_spec),
-            are_alternatives=True,
-            model=(model := [tied(), jax.nn.relu]),
-            filter_spec=st.tree.map(lambda _: False, model),
-        ),
-        "a_replacement_that_cannot_take_the_place_of_what_was_tied": lambda: again(
-            lambda model: st.tree.at(lambda m: m.embed, model, Leaf(jnp.zeros(3))),
-            st.UntiedWarning,
-            model=untied_arrays(),
-        ),
-        "labels_that_disagree_at_a_tie": lambda: again(
-            lambda model: st.optimizer(optax.masked(optax.sgd(0.1), Net(Leaf(True), Leaf(False)))).init(model),
-            INCONSISTENT,
-            model=tied(),
-        ),
-        "mutation_under_a_transform_that_is_not_registered": lambda: again(
-            lambda transform: st.preserve_identities(transform, policy=st.Policy(in_place=True))(lambda m: None)(
-                tied()
-            ),
-            ValueError,
-            transform=lambda f: jax.jit(f),
-        ),
-        "tangents_without_the_ties": lambda: again(
-            lambda value, tangent: st.jvp(loss, (value,), (tangent,)),
-            MISMATCH,
-            value=tied(),
-            f=jnp.ones_like,
-            tangent=st.untie(tied()),
-        ),
-        "cotangents_of_two_shapes": lambda: again(
-            lambda leaf, cotangent: gradient_by_rule(lambda net, y: (Net(Leaf(leaf), Leaf(cotangent)),)),
-            MISMATCH,
-            leaf=jnp.ones((2, 2)),
-            cotangent=jnp.array(1.0),
-        ),
-        "lost_in_a_function": lambda: lost_in_a_function("warn", st.UntiedWarning),
-        "lost_in_a_function_as_an_error": lambda: lost_in_a_function("error", st.UntiedError),
-        "one_gradient_for_each_path": lambda: gradients_that_were_not_joined(
-            tied(), loss, (tied(), tied()), jax.grad(loss)(tied())
-        ),
-        "the_state_of_an_untied_model": lambda: of(
-            lambda model: st.optimizer(optax.adam(0.1)).update(model, optax.adam(0.1).init(tied()), model),
-            MISMATCH,
-            lambda model, optimizer, state: optimizer.update(model, state, model),
-            model=tied(),
-            optimizer=st.optimizer(optax.adam(0.1)),
-        ),
-        "no_wrapper_to_unwrap": lambda: of(
-            lambda model: st.unwrap_shared(model),
-            TypeError,
-            lambda model: st.assert_same_sharing(model.embed, model.head),
-            model=double(tied()),
-        ),
-        "a_wrapper_that_computes": lambda: of(
-            lambda: st.unwrap_shared(
-                eqx.nn.Shared((jnp.ones((2, 2)), jnp.ones((2, 2))), lambda pair: pair[1], lambda pair: pair[0].T)
-            ),
-            MISMATCH,
-            x=jnp.ones((1, 2)),
-            model=tied(),
-        ),
-        "a_filter_that_disagrees": lambda: again(
-            lambda spec: st.tree.filter(untied_arrays(), spec), INCONSISTENT, spec=Net(Leaf(True), Leaf(False))
-        ),
-        "structures_out_of_order": lambda: of(
-            lambda flattened: st.tree.unflatten(*reversed(flattened[1])),
-            st.ContextMismatchError,
-            flattened=_flattened(),
-        ),
-        "a_cycle": lambda: of(lambda: st.Dag(_cycle()), st.CycleError, Callable=Callable),
-        "a_node_and_a_part_of_it_replaced": lambda: of(
-            lambda model, inner, outer: st.tree.at(lambda m: (m.embed, m.embed.weight), model, (outer, inner)),
-            MISMATCH,
-            model=tied(),
-            inner=jnp.zeros((2, 2)),
-            outer=Leaf(jnp.ones((2, 2))),
-        ),
-        "operands_without_an_adapter": lambda: of(
-            lambda f, model: st.preserve_identities(lambda f, operand: f(operand))(f, model),
-            TypeError,
-            f=loss,
-            model=tied(),
-        ),
-        "a_solver_without_aux": lambda: of(
-            lambda: st.preserve_identities(jax.lax.custom_root)(
-                lambda x: x, 0, lambda f, x: x, lambda f, x: x, has_aux=True
-            ),
-            TypeError,
-            solution=tied(),
-        ),
-        "options_of_rules_without_an_adapter": lambda: of(
-            lambda f: st.preserve_identities(jax.custom_gradient)(f, with_logs=True),
-            TypeError,
-            f=lambda net: (loss(net), lambda cotangent: (cotangent * net.head.weight,)),
-        ),
-        "a_program_in_place": lambda: of(
-            lambda f, model: st.export(st.jit(f, in_place=True))(model),
-            ValueError,
-            lambda exported: exported.call(tied()) == loss(tied()) or 1 / 0,
-            f=loss,
-            model=tied(),
-        ),
-        "a_part_of_what_belongs_together": lambda: of(
-            lambda model: st.preserve_identities(lambda f: lambda *args: f(*args)[-1])(
-                lambda net: (net.head, [net.head])
-            )(model),
-            MISMATCH,
-            model=tied(),
-            shared=tied().head,
-        ),
-        "a_state_with_a_tie_that_the_model_lacks": lambda: _state(st.untie(tied()), st.state(tied()), st.ties),
-        "an_array_that_is_selected_at_one_path": lambda: _selected_at_one_path(st.UntiedWarning, net=untied_arrays()),
-        "a_layer_that_is_selected_at_one_path": lambda: _selected_at_one_path(INCONSISTENT, net=tied()),
-        "a_leaf_of_a_dag_that_is_selected_at_one_path": lambda: _selected_at_one_path(
-            INCONSISTENT, lambda dag: loss(dag.tree), dag=st.Dag(tied())
-        ),
-        "a_marked_attribute_that_gets_a_text": lambda: _assigning("text", "text", before=st.parameter(jnp.ones(2))),
-        "a_static_field_that_changes": lambda: of(_retraced(Static), st.RetraceWarning),
-        "ties_of_the_first_only": lambda: again(
-            lambda a, b: st.assert_same_sharing(a, b), MISMATCH, a=tied(), b=double(tied())
-        ),
-        "ties_of_the_second_only": lambda: again(
-            lambda a, b: st.assert_same_sharing(a, b), MISMATCH, a=double(tied()), b=tied()
-        ),
-        "a_static_value_that_cannot_be_compared": lambda: of(
-            lambda: st.tree.structure(Scaled(jnp.ones(1), Incomparable())), st.StaticComparisonError
-        ),
-        "trees_of_two_shapes": lambda: of(
-            lambda a, b: st.retie(a, like=[b]), MISMATCH, a=tied(), b=Net(Leaf(jnp.ones(2)), 1)
-        ),
-        "a_tie_of_one": lambda: of(lambda model: st.tie(model, lambda m: m.embed), MISMATCH, model=loose()),
-        "a_tie_of_two_shapes": lambda: of(
-            lambda model: st.tie(model, lambda m: (m.embed.weight, m.head.weight)),
-            MISMATCH,
-            model=Net(Leaf(jnp.ones((2, 3))), Leaf(jnp.ones((3, 2)))),
-            x=jnp.ones((1, 3)),
-        ),
-        "a_prefix_that_does_not_fit": lambda: of(
-            lambda model: st.tree.partition(model, (True, False)),
-            MISMATCH,
-            lambda model, filter_spec: st.tree.partition(model, filter_spec),
-            model=tied(),
-            value=True,
-        ),
-        "a_filter_that_is_a_module": lambda: of(
-            lambda spec: st.tree.filter({"a": jnp.ones(2)}, {"a": spec}),
-            MISMATCH,
-            lambda filter_spec: st.tree.filter({"a": jnp.ones(2)}, filter_spec),
-            spec=Selecting(jnp.ones(2)),
-        ),
-        "one_object_with_two_treatments": lambda: again(
-            lambda a, b: st.vmap(lambda a, b: loss(a), (0, None))(a, b), INCONSISTENT, a=(model := tied()), b=model
-        ),
-        "explain_of_what_is_not_wrapped": lambda: of(
-            lambda f, model: st.explain(f, model), TypeError, f=loss, model=tied()
-        ),
-        "an_in_place_for_each_argument": lambda: of(lambda f: st.jit(f, in_place=(True, False)), TypeError, f=loss),
-        "a_policy_of_another_library": lambda: of(
-            lambda: st.preserve_identities(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable),
-            TypeError,
-            preserve_identities=st.preserve_identities,
-            f=loss,
-        ),
-        "other_cotangents_than_operands": lambda: of(
-            lambda: gradient_by_rule(lambda net, y: ()), TypeError, cotangent=tied()
-        ),
-        "a_compiled_program_for_other_static_values": lambda: _made_for_another(
-            lambda f, one: f.lower(one).compile(), lambda program, net: program(net)
-        ),
-        "an_exported_program_for_other_static_values": lambda: _made_for_another(
-            lambda f, one: st.export(f)(one), lambda program, net: program.call(net)
-        ),
-        "derivatives_in_place": lambda: of(lambda: st.vjp(lambda x: x, jnp.ones(2), in_place=True), ValueError),
-        "an_optimizer_by_name": lambda: of(
-            lambda: st.optimizer("adam"), TypeError, lambda tx: tx.init(tied()), optax=optax
-        ),
-        "a_where_that_computes": lambda: of(
-            lambda: st.tree.at(lambda m: [m.embed.weight, m.head.weight.T], tied(), [0, 0]), MISMATCH, where=None
-        ),
-        "a_tie_in_the_wrong_order": lambda: of(
-            lambda model: st.tie(lambda m: (m.embed, m.head), model),
-            TypeError,
-            lambda model: st.ties(model) or 1 / 0,
-            model=loose(),
-        ),
-        "an_untie_in_the_wrong_order": lambda: of(
-            lambda model: st.untie(lambda m: m.head, model),
-            TypeError,
-            lambda model: st.ties(model) and 1 / 0,
-            model=tied(),
-        ),
-        "a_replacement_in_the_wrong_order": lambda: of(
-            lambda model, new: st.tree.at(model, lambda m: m.head.weight, new),
-            TypeError,
-            lambda model, new: model.embed.weight is new or 1 / 0,
-            model=tied(),
-            new=jnp.zeros((2, 2)),
-        ),
-        "preserve_identities_of_a_plain_function": lambda: of(
-            lambda f: st.preserve_identities(f)(tied()), TypeError, lambda f: f(tied()), f=loss
-        ),
-        "preserve_identities_of_no_function": lambda: of(lambda: st.preserve_identities(tied()), TypeError),
-        "operands_without_an_adapter_for_them": lambda: _takes_operands(None),
-        "operands_like_those_of_a_transform_that_takes_none": lambda: _takes_operands(jax.jit),
-        "a_branch_with_another_static_value": lambda: of(
-            lambda: st.cond(True, lambda x: Static(x, "a"), lambda x: Static(x, "b"), jnp.ones(2)), MISMATCH
-        ),
-        "a_state_of_other_names": lambda: of(
-            lambda model, state: st.load_state(model, state), st.StructureMismatchError, model={"a": 1}, state={"b": 1}
-        ),
-        "a_position_for_a_filter": lambda: of(lambda f: st.grad(f, wrt=1), TypeError, f=of_head),
-        "what_is_no_filter": lambda: of(lambda f: st.grad(f, wrt={}), TypeError, f=of_head),
-        "a_filter_of_a_value_only": lambda: of(
-            lambda f: st.grad(f, wrt=eqx.is_inexact_array), TypeError, f=of_head, is_inexact_array=eqx.is_inexact_array
-        ),
-        "a_filter_that_looks_at_what_an_array_holds": lambda: of(
-            lambda f: st.grad(f, wrt=lambda path, value: value > 0)(tied()), TypeError, f=of_head
-        ),
-        "a_filter_that_selects_nothing": lambda: of(
-            lambda f: st.grad(f, wrt=eqx.nn.Linear)(tied()), ValueError, f=of_head
-        ),
-        "an_attribute_that_is_a_method": lambda: _assigning(Free().parameters, None),
-        "an_attribute_that_is_used_up": lambda: _assigning(x for x in "ab"),
-        "an_attribute_without_order": lambda: _assigning({Free()}),
-        "a_mark_in_a_container": lambda: _assigning([st.parameter(jnp.ones(2))], [jnp.ones(2)]),
-        "a_mark_of_the_class": lambda: of(
-            lambda: type("Net", (st.Module,), {"weight": st.parameter(jnp.ones(2))}), TypeError
-        ),
-    }
+        MISMATCH,
+    ),
+    a_state_with_a_tie_that_the_model_lacks=lambda: _state(st.untie(tied()), st.state(tied()), st.ties),
+    an_array_that_is_selected_at_one_path=lambda: _selected_at_one_path(st.UntiedWarning, net=untied_arrays()),
+    a_layer_that_is_selected_at_one_path=lambda: _selected_at_one_path(INCONSISTENT, net=tied()),
+    a_leaf_of_a_dag_that_is_selected_at_one_path=lambda: _selected_at_one_path(
+        INCONSISTENT, lambda dag: loss(dag.tree), dag=st.Dag(tied())
+    ),
+    a_marked_attribute_that_gets_a_text=lambda: _assigning("text", "text", before=st.parameter(jnp.ones(2))),
+    a_static_field_that_changes=lambda: of(_retraced(Static), st.RetraceWarning),
+    ties_of_the_first_only=lambda: again(lambda a, b: st.assert_same_sharing(a, b), MISMATCH, b=double(tied())),
+    ties_of_the_second_only=lambda: again(lambda a, b: st.assert_same_sharing(a, b), MISMATCH, a=double(tied())),
+    a_static_value_that_cannot_be_compared=lambda: of(
+        lambda: st.tree.structure(Scaled(jnp.ones(1), Incomparable())), st.StaticComparisonError
+    ),
+    trees_of_two_shapes=lambda: of(lambda a, b: st.retie(a, like=[b]), MISMATCH, b=Net(Leaf(jnp.ones(2)), 1)),
+    a_tie_of_one=lambda: of(lambda model: st.tie(model, lambda m: m.embed), MISMATCH, model=loose()),
+    a_tie_of_two_shapes=lambda: of(
+        lambda model: st.tie(model, lambda m: (m.embed.weight, m.head.weight)),
+        MISMATCH,
+        model=Net(Leaf(jnp.ones((2, 3))), Leaf(jnp.ones((3, 2)))),
+        x=jnp.ones((1, 3)),
+    ),
+    a_prefix_that_does_not_fit=lambda: of(
+        lambda model: st.tree.partition(model, (True, False)),
+        MISMATCH,
+        lambda model, filter_spec: st.tree.partition(model, filter_spec),
+        value=True,
+    ),
+    a_filter_that_is_a_module=lambda: of(
+        lambda spec: st.tree.filter({"a": jnp.ones(2)}, {"a": spec}),
+        MISMATCH,
+        lambda filter_spec: st.tree.filter({"a": jnp.ones(2)}, filter_spec),
+        spec=Selecting(jnp.ones(2)),
+    ),
+    one_object_with_two_treatments=lambda: again(
+        lambda a, b: st.vmap(lambda a, b: loss(a), (0, None))(a, b), INCONSISTENT, a=(model := tied()), b=model
+    ),
+    explain_of_what_is_not_wrapped=lambda: of(lambda f, model: st.explain(f, model), TypeError),
+    an_in_place_for_each_argument=lambda: of(lambda f: st.jit(f, in_place=(True, False)), TypeError),
+    a_policy_of_another_library=lambda: of(
+        lambda: st.preserve_identities(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable),
+        TypeError,
+        preserve_identities=st.preserve_identities,
+    ),
+    other_cotangents_than_operands=lambda: of(lambda: gradient_by_rule(lambda net, y: ()), TypeError, cotangent=tied()),
+    a_compiled_program_for_other_static_values=lambda: _made_for_another(
+        lambda f, one: f.lower(one).compile(), lambda program, net: program(net)
+    ),
+    an_exported_program_for_other_static_values=lambda: _made_for_another(
+        lambda f, one: st.export(f)(one), lambda program, net: program.call(net)
+    ),
+    derivatives_in_place=lambda: of(lambda: st.vjp(lambda x: x, jnp.ones(2), in_place=True), ValueError),
+    an_optimizer_by_name=lambda: of(lambda: st.optimizer("adam"), TypeError, lambda tx: tx.init(tied())),
+    a_where_that_computes=lambda: of(
+        lambda: st.tree.at(lambda m: [m.embed.weight, m.head.weight.T], tied(), [0, 0]), MISMATCH, where=None
+    ),
+    a_tie_in_the_wrong_order=lambda: of(
+        lambda model: st.tie(lambda m: (m.embed, m.head), model),
+        TypeError,
+        lambda model: st.ties(model) or 1 / 0,
+        model=loose(),
+    ),
+    an_untie_in_the_wrong_order=lambda: of(
+        lambda model: st.untie(lambda m: m.head, model), TypeError, lambda model: st.ties(model) and 1 / 0
+    ),
+    a_replacement_in_the_wrong_order=lambda: of(
+        lambda model, new: st.tree.at(model, lambda m: m.head.weight, new),
+        TypeError,
+        lambda model, new: model.embed.weight is new or 1 / 0,
+    ),
+    preserve_identities_of_a_plain_function=lambda: of(
+        lambda f: st.preserve_identities(f)(tied()), TypeError, lambda f: f(tied())
+    ),
+    preserve_identities_of_no_function=lambda: of(lambda: st.preserve_identities(tied()), TypeError),
+    operands_without_an_adapter_for_them=lambda: _takes_operands(None),
+    operands_like_those_of_a_transform_that_takes_none=lambda: _takes_operands(jax.jit),
+    a_branch_with_another_static_value=lambda: of(
+        lambda: st.cond(True, lambda x: Static(x, "a"), lambda x: Static(x, "b"), jnp.ones(2)), MISMATCH
+    ),
+    a_state_of_other_names=lambda: of(
+        lambda model, state: st.load_state(model, state), st.StructureMismatchError, model={"a": 1}, state={"b": 1}
+    ),
+    a_position_for_a_filter=lambda: of(lambda f: st.grad(f, wrt=1), TypeError, f=of_head),
+    what_is_no_filter=lambda: of(lambda f: st.grad(f, wrt={}), TypeError, f=of_head),
+    a_filter_of_a_value_only=lambda: of(
+        lambda f: st.grad(f, wrt=eqx.is_inexact_array), TypeError, f=of_head, is_inexact_array=eqx.is_inexact_array
+    ),
+    a_filter_that_looks_at_what_an_array_holds=lambda: of(
+        lambda f: st.grad(f, wrt=lambda path, value: value > 0)(tied()), TypeError, f=of_head
+    ),
+    a_filter_that_selects_nothing=lambda: of(lambda f: st.grad(f, wrt=eqx.nn.Linear)(tied()), ValueError, f=of_head),
+    an_attribute_that_is_a_method=lambda: _assigning(Free().parameters, None),
+    an_attribute_that_is_used_up=lambda: _assigning(x for x in "ab"),
+    an_attribute_without_order=lambda: _assigning({Free()}),
+    a_mark_in_a_container=lambda: _assigning([st.parameter(jnp.ones(2))], [jnp.ones(2)]),
+    a_mark_of_the_class=lambda: of(lambda: type("Net", (st.Module,), {"weight": st.parameter(jnp.ones(2))}), TypeError),
 )

@@ -7,6 +7,7 @@ but a value. A *scenario* provokes a message and says in which namespace its cod
 import ast
 import dataclasses
 import functools
+import inspect
 import pathlib
 import re
 import textwrap
@@ -136,8 +137,9 @@ def scenario(make: Callable[[pathlib.Path], Scenario]) -> Callable[[pathlib.Path
     return make
 
 
-def scenarios(table: dict[str, Callable[[], Scenario]]) -> None:
-    """Registers those that are said in a line or two, and need no folder."""
+def scenarios(**table: Callable[..., Scenario]) -> None:
+    """Registers those that are said in a line or two, with or without a folder."""
     for name, make in table.items():
         assert name not in SCENARIOS
-        SCENARIOS[name] = lambda _, make=make: make()
+        takes_folder = inspect.signature(make).parameters
+        SCENARIOS[name] = make if takes_folder else lambda _, make=make: make()

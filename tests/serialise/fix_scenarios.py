@@ -27,7 +27,7 @@ from sharedtree.serialise.arrays import _dtypes, _orbax_forms, _placing
 from sharedtree.serialise.container import _chunks, _writing as _container
 from sharedtree.serialise.trust import _installed, _trust
 from sharedtree.serialise.values import _kinds, _manifest, _nodes
-from tests.fixes import Scenario, scenario
+from tests.fixes import Scenario, scenario, scenarios
 
 
 def saved(path, tree=None):
@@ -413,57 +413,52 @@ def with_renames(file, names):
 
 
 unknown = _dtypes._unknown
-OTHERS = {
-    "a_version_that_is_none": made_by(
+scenarios(
+    a_version_that_is_none=made_by(
         st.SharedTreeError,
         lambda: st.to_bytes(dataclass_with([("weight", object)], __sharedtree_version__="new")(jnp.ones(1))),
     ),
-    "a_file_that_does_not_block": lambda path: Scenario(
+    a_file_that_does_not_block=lambda path: Scenario(
         lambda: _container._write_all(Blocking(), memoryview(b"a")), BlockingIOError, {"file": Pipe()}
     ),
-    "half_a_character": made_by(ValueError, lambda: st.to_bytes([1], metadata={"key": "\ud800"}), text="\ud800"),
-    "a_newer_format": made_by(st.FormatError, lambda: _manifest.parse_manifest('{"format": 99, "library": "a 9"}')),
-    "a_dtype_of_a_newer_version": made_by(st.FormatError, raising(unknown, "float77", "float77")),
-    "a_dtype_of_a_newer_ml_dtypes": made_by(st.FormatError, raising(unknown, "float4_e2m1fn", min(_dtypes._ML_NAMES))),
-    "a_long_double_of_another_machine": made_by(
+    half_a_character=made_by(ValueError, lambda: st.to_bytes([1], metadata={"key": "\ud800"}), text="\ud800"),
+    a_newer_format=made_by(st.FormatError, lambda: _manifest.parse_manifest('{"format": 99, "library": "a 9"}')),
+    a_dtype_of_a_newer_version=made_by(st.FormatError, raising(unknown, "float77", "float77")),
+    a_dtype_of_a_newer_ml_dtypes=made_by(st.FormatError, raising(unknown, "float4_e2m1fn", min(_dtypes._ML_NAMES))),
+    a_long_double_of_another_machine=made_by(
         st.FormatError, raising(unknown, "longdouble[9]", "longdouble[9]"), array=np.ones(1)
     ),
-    "a_bar_without_tqdm": made_by(ImportError, a_bar, "tqdm", "tqdm.auto"),
-    "a_program_without_flatbuffers": made_by(ImportError, lambda: st.Exported.deserialize(b""), "flatbuffers"),
-    "without_orbax": made_by(ImportError, st_orbax._orbax, "orbax.checkpoint"),
-    "a_file_of_flax_without_flax": made_by(st.CompatibilityError, lambda: st.convert(b"\x80"), "flax.serialization"),
-    "names_that_are_not_trusted": lambda path: untrusted(path, st.load, st.UntrustedTypeError),
-    "an_audit_that_refuses": lambda path: untrusted(path, audited, Report),
-    "a_library_that_is_not_installed": lambda path: of_optax_elsewhere(path, st.load, st.UntrustedTypeError),
-    "an_audit_of_a_library_that_is_not_installed": lambda path: of_optax_elsewhere(path, audited, Report),
-    "a_name_that_is_gone": lambda path: changed_since(path, lambda: delattr(sys.modules["fixes_own_models"], "Model")),
-    "a_field_that_is_gone": lambda path: changed_since(
-        path, lambda: dataclass_with([("weight", object)]), with_renames
-    ),
-    "renames_that_are_no_dict": lambda path: wrong_renames(path, ["a"], TypeError),
-    "renames_of_nothing": lambda path: wrong_renames(path, {"no name": "b"}, ValueError),
-    "renames_to_no_name": lambda path: wrong_renames(path, {"a:B": 1}, TypeError),
-    "all_of_the_standard_library": lambda path: refused(
+    a_bar_without_tqdm=made_by(ImportError, a_bar, "tqdm", "tqdm.auto"),
+    a_program_without_flatbuffers=made_by(ImportError, lambda: st.Exported.deserialize(b""), "flatbuffers"),
+    without_orbax=made_by(ImportError, st_orbax._orbax, "orbax.checkpoint"),
+    a_file_of_flax_without_flax=made_by(st.CompatibilityError, lambda: st.convert(b"\x80"), "flax.serialization"),
+    names_that_are_not_trusted=lambda path: untrusted(path, st.load, st.UntrustedTypeError),
+    an_audit_that_refuses=lambda path: untrusted(path, audited, Report),
+    a_library_that_is_not_installed=lambda path: of_optax_elsewhere(path, st.load, st.UntrustedTypeError),
+    an_audit_of_a_library_that_is_not_installed=lambda path: of_optax_elsewhere(path, audited, Report),
+    a_name_that_is_gone=lambda path: changed_since(path, lambda: delattr(sys.modules["fixes_own_models"], "Model")),
+    a_field_that_is_gone=lambda path: changed_since(path, lambda: dataclass_with([("weight", object)]), with_renames),
+    renames_that_are_no_dict=lambda path: wrong_renames(path, ["a"], TypeError),
+    renames_of_nothing=lambda path: wrong_renames(path, {"no name": "b"}, ValueError),
+    renames_to_no_name=lambda path: wrong_renames(path, {"a:B": 1}, TypeError),
+    all_of_the_standard_library=lambda path: refused(
         saved(path), ValueError, lambda names: st.load(names["path"], trusted=names["trusted"]), trusted=["os"]
     ),
-    "a_file_of_another_program": lambda path: of_another_program(path, st.FormatError, {"safetensors": safetensors}),
-    "a_template_for_a_file_of_another_program": lambda path: of_another_program(
+    a_file_of_another_program=lambda path: of_another_program(path, st.FormatError, {"safetensors": safetensors}),
+    a_template_for_a_file_of_another_program=lambda path: of_another_program(
         path, ValueError, foreign=True, like={"a": 1}
     ),
-    "a_part_that_is_not_there": lambda path: refused(saved(path), st.StructureMismatchError, select=".b"),
-    "a_sharding_that_is_none": lambda path: refused(saved(path), TypeError, sharding="cpu"),
-    "a_source_that_is_none": lambda path: Scenario(lambda: st.load(io.StringIO()), TypeError, {"path": saved(path)}),
-    "a_damaged_file": lambda path: damaged(path, st.load),
-    "a_damaged_file_that_is_verified": lambda path: damaged(path, st.verify),
-    "a_manifest_beside_orbax_that_was_changed": lambda path: restoring(
+    a_part_that_is_not_there=lambda path: refused(saved(path), st.StructureMismatchError, select=".b"),
+    a_sharding_that_is_none=lambda path: refused(saved(path), TypeError, sharding="cpu"),
+    a_source_that_is_none=lambda path: Scenario(lambda: st.load(io.StringIO()), TypeError, {"path": saved(path)}),
+    a_damaged_file=lambda path: damaged(path, st.load),
+    a_damaged_file_that_is_verified=lambda path: damaged(path, st.verify),
+    a_manifest_beside_orbax_that_was_changed=lambda path: restoring(
         path, st.CorruptFileError, (st_orbax, "_crc", lambda text: "00000000")
     ),
-    "arrays_of_another_checkpoint": lambda path: restoring(
+    arrays_of_another_checkpoint=lambda path: restoring(
         path, st.FormatError, (_orbax_forms, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
     ),
-    "arrays_that_orbax_finds_damaged": lambda path: orbax_says(path, "DATA_LOSS", st.CorruptFileError),
-    "arrays_that_orbax_cannot_read": lambda path: orbax_says(path, "no such array", st.FormatError),
-}
-for name, make in OTHERS.items():
-    make.__name__ = name
-    scenario(make)
+    arrays_that_orbax_finds_damaged=lambda path: orbax_says(path, "DATA_LOSS", st.CorruptFileError),
+    arrays_that_orbax_cannot_read=lambda path: orbax_says(path, "no such array", st.FormatError),
+)

@@ -40,22 +40,6 @@ def temporaries(folder):
     return [name for name in os.listdir(folder) if name.endswith(".sharedtree-tmp")]
 
 
-def test_new_and_old(tmp_path):
-    path = tmp_path / "x"
-
-    def look():
-        (temporary,) = temporaries(tmp_path)
-        assert temporary.startswith(".x.")
-        seen.append(load(path) if path.exists() else None)
-
-    for number, before in ((1, None), (2, 1), (3, 2)):
-        seen = []
-        save(path, number, meanwhile=look)
-        assert set(seen) == {before}
-        assert load(path) == number
-        assert os.listdir(tmp_path) == ["x"]
-
-
 @pytest.mark.parametrize("failing", ["the user's code", "Ctrl-C", "fsync", "replace", "the last write"])
 def test_whatever_fails_leaves_the_old_file(failing, tmp_path, monkeypatch):
     """The last write of all is that of the digests, which would otherwise be zeros."""

@@ -262,7 +262,7 @@ def test_a_class_that_became_something_else(module, before):
             load(before)
 
 
-# --- `sharedtree.Module`s, which have kinds beside their attributes ---------------------------------------------------
+# --- `sharedtree.Module`s and those of NNX, which note a kind of each attribute ---------------------------------------
 
 
 class Averaged(st.Module):
@@ -272,59 +272,96 @@ class Averaged(st.Module):
         self.n = 3
 
 
+class OfModules(NamedTuple):
+    """A library whose modules note something of each attribute."""
+
+    model: Any
+    parameter: Any
+    marks: str  # where it is noted
+    reserved: tuple[str, ...]  # names that no migration may return
+    wrong: tuple[Any, ...]  # attributes that cannot be assigned, the error, and what it says
+
+    def noted(self, model):
+        marks = getattr(model, self.marks)
+        marks = getattr(marks, "by_name", marks)
+        return {name: marks[name] for name in marks if not name.startswith("_")}
+
+
+def of_sharedtree():
+    wrong = {"w": "text"}, st.UnregisteredTypeError, r"`Model\.w` is a parameter, and 'text'"
+    return OfModules(Averaged, st.parameter, "_sharedtree_kinds", ("parameters", "no name", "", 3), wrong)
+
+
+def of_nnx():
+    pytest.importorskip("flax", minversion="0.12.1")
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Marked(nnx.Module):
+        def __init__(self):
+            self.w, self.mean, self.n = nnx.Param(jnp.ones(2)), nnx.data([1.5, 2.5]), 3
+
+    wrong = {"lengths": nnx.data([1.5])}, st.StructureMismatchError, "a declaration as `lengths`"
+    return OfModules(Marked, nnx.Param, "_pytree__nodes", ("train", "_pytree__state", "_pytree__other"), wrong)
+
+
+@pytest.fixture(params=[of_sharedtree, of_nnx])
+def library(request):
+    return request.param()
+
+
 def paths(tree):
     return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def averaged(module):
-    """The file of an `Averaged`, as a class of the user's module."""
-    return st.to_bytes(module.put(type("Averaged", (Averaged,), {}))())
+def saved(module, model):
+    """The file of an instance of a class, as a class of the user's module."""
+    return st.to_bytes(module.put(type("Old", (model,), {}))())
 
 
-def loaded_after(module, migrate, renames=(), **attributes):
-    """What is loaded of an `Averaged` by a newer class that has this migration."""
-    data = averaged(module)
+def loaded_after(module, library, migrate, renames=(), **attributes):
+    """What is loaded of a library's model by a newer class that has this migration."""
+    data, base = saved(module, library.model), library.model.__base__
     hook = classmethod(lambda cls, fields, version: migrate(fields))
-    module.put(type("New", (st.Module,), {"__sharedtree_version__": 1, "__sharedtree_migrate__": hook, **attributes}))
-    return load(data, renames=dict(renames))
+    module.put(type("New", (base,), {"__sharedtree_version__": 1, "__sharedtree_migrate__": hook, **attributes}))
+    return load(data, ["evolving", "flax"], renames=dict(renames))
 
 
-def test_migration_keeps_the_kinds_of_a_module(module):
+def test_migration_keeps_what_is_noted_of_attributes(module, library):
     def migrate(fields):
         assert sorted(fields) == ["mean", "n", "w"]
-        return {"w": fields["w"] * 2, "mean": fields["mean"], "n": fields["n"]}
+        return {**fields, "n": 4}
 
-    model, twin = loaded_after(module, migrate), Averaged()
-    assert paths(model) == paths(twin) == [".w", ".mean"]
-    assert paths(model.parameters()) == paths(twin.parameters()) == [".w"]
-    assert model.n == 3
-    assert model.w.tolist() == [2, 2]
+    model, twin = loaded_after(module, library, migrate), library.model()
+    assert library.noted(model) == library.noted(twin)
+    assert paths(model) == paths(twin)
+    assert model.n == 4
 
 
-def test_what_migration_returns_is_as_if_assigned(module):
-    def migrate(fields):
-        return {"kernel": st.parameter(fields["w"]), "n": jnp.ones(1), "mean": 0.5, "bias": jnp.ones(3), "mode": "eval"}
-
-    model = loaded_after(module, migrate)
-    twin = Averaged()
+def test_what_migration_returns_is_as_if_assigned(module, library):
+    new = {"kernel": library.parameter(jnp.ones(2)), "bias": jnp.ones(3), "mode": "eval"}
+    if library.model is Averaged:  # NNX wants another mark for a value of another kind
+        new |= {"mean": 0.5, "n": jnp.ones(1)}
+    model = loaded_after(module, library, lambda fields: {"mean": fields["mean"], "n": fields["n"], **new})
+    twin = library.model()
     del twin.w
-    twin.mean, twin.n = 0.5, jnp.ones(1)
-    twin.kernel, twin.bias, twin.mode = st.parameter(jnp.ones(2)), jnp.ones(3), "eval"
-    assert paths(model) == paths(twin) == [".mean", ".n", ".kernel", ".bias"]
-    assert paths(model.parameters()) == paths(twin.parameters()) == [".kernel"]
+    for name, value in new.items():
+        setattr(twin, name, value)
+    assert library.noted(model) == library.noted(twin)
+    assert paths(model) == paths(twin)
     assert model.mode == "eval"
     assert "w" not in vars(model)
-    again = st.from_bytes(st.to_bytes(model), trusted=["evolving"])
+    again = load(st.to_bytes(model), ["evolving", "flax"])
     assert jax.tree.structure(again) == jax.tree.structure(model)
 
 
-def test_what_cannot_be_assigned_cannot_come_from_a_migration(module):
+def test_what_cannot_be_assigned_cannot_come_from_a_migration(module, library):
     own = {"call": lambda self: 1, "size": property(lambda self: 2)}
-    for name in ("call", "size", "parameters", "_sharedtree_kinds", "__class__", "__dict__", "no name", "", 3):
+    for name in ("call", "size", "__class__", "__dict__", library.marks, *library.reserved):
         with pytest.raises(st.StructureMismatchError, match="has for something else"):
-            loaded_after(module, lambda fields, name=name: {**fields, name: 1}, **own)
-    with pytest.raises(st.UnregisteredTypeError, match=r"`Model\.w` is a parameter, and 'text'"):
-        loaded_after(module, lambda fields: {"w": "text"})
+            loaded_after(module, library, lambda fields, name=name: {**fields, name: 1}, **own)
+    wrong, error, words = library.wrong
+    with pytest.raises(error, match=words):
+        loaded_after(module, library, lambda fields: wrong)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -339,7 +376,7 @@ class DeclaredKinds(st.Module):
 
 
 def test_migration_to_declared_kinds(module):
-    data = averaged(module)
+    data = saved(module, Averaged)
     module.put(DeclaredKinds)
     model = load(data)
     assert paths(model) == [".kernel", ".count"]
@@ -347,14 +384,15 @@ def test_migration_to_declared_kinds(module):
     assert model.sizes == (1, 2)
 
 
-def test_renaming_and_migrating_at_once(module):
-    def migrate(fields):
-        return {"kernel": fields["kernel"] * 3, "mean": fields["mean"]}
-
-    model = loaded_after(module, migrate, {"evolving:Model.w": "kernel", "evolving:Model.n": None})
-    assert paths(model) == [".kernel", ".mean"]
-    assert paths(model.parameters()) == [".kernel"]
-    data = averaged(module)
-    for old, new in (("_sharedtree_kinds", None), ("_sharedtree_kinds", "kinds"), ("n", "_sharedtree_kinds")):
+def test_renaming_and_migrating_at_once(module, library):
+    renames = {"evolving:Model.w": "kernel", "evolving:Model.mean": "average", "evolving:Model.n": None}
+    model, twin = loaded_after(module, library, lambda fields: fields, renames), library.model()
+    noted = library.noted(twin)
+    assert library.noted(model) == {"kernel": noted["w"], "average": noted["mean"]}
+    assert len(paths(model)) == len(paths(twin))
+    data = saved(module, library.model)
+    for old, new in ((library.marks, None), (library.marks, "marks"), ("n", library.marks)):
         with pytest.raises(st.StructureMismatchError, match="is no attribute"):
-            load(data, renames={f"evolving:Model.{old}": new})
+            load(data, ["evolving", "flax"], renames={f"evolving:Model.{old}": new})
+    with pytest.raises(st.StructureMismatchError, match="something else"):
+        load(data, ["evolving", "flax"], renames={"evolving:Model.n": library.reserved[0]})

@@ -79,56 +79,55 @@ TRUSTED: list[Any] = [Net, Declared, WithProperty, Scaled, "flax"]
 load_from = functools.partial(st.from_bytes, trusted=TRUSTED)
 
 
-def layers() -> dict[str, Callable[[Any], Any]]:
-    """What makes each layer; in a dictionary so that one that a version lacks is skipped alone."""
-    return {
-        "linear": lambda r: nnx.Linear(2, 3, rngs=r),
-        "general": lambda r: nnx.LinearGeneral((2, 2), (3,), axis=(-2, -1), rngs=r),
-        "einsum": lambda r: nnx.Einsum("ab,bc->ac", (2, 3), (3,), rngs=r),
-        "conv": lambda r: nnx.Conv(2, 3, (3,), rngs=r),
-        "conv_transpose": lambda r: nnx.ConvTranspose(2, 3, (3,), rngs=r),
-        "embed": lambda r: nnx.Embed(3, 2, rngs=r),
-        "batch_norm": lambda r: nnx.BatchNorm(2, rngs=r),
-        "layer_norm": lambda r: nnx.LayerNorm(2, rngs=r),
-        "rms_norm": lambda r: nnx.RMSNorm(2, rngs=r),
-        "group_norm": lambda r: nnx.GroupNorm(4, num_groups=2, rngs=r),
-        "instance_norm": lambda r: nnx.InstanceNorm(2, rngs=r),
-        "spectral_norm": lambda r: nnx.SpectralNorm(nnx.Linear(2, 3, rngs=r), rngs=r),
-        "weight_norm": lambda r: nnx.WeightNorm(nnx.Linear(2, 3, rngs=r), rngs=r),
-        "attention": lambda r: nnx.MultiHeadAttention(2, 4, decode=False, rngs=r),
-        "dropout": lambda r: nnx.Dropout(0.1, rngs=r),
-        "lora": lambda r: nnx.LoRA(2, 2, 2, rngs=r),
-        "lora_linear": lambda r: nnx.LoRALinear(2, 3, lora_rank=2, rngs=r),
-        "lstm": lambda r: nnx.LSTMCell(2, 3, rngs=r),
-        "optimized_lstm": lambda r: nnx.OptimizedLSTMCell(2, 3, rngs=r),
-        "gru": lambda r: nnx.GRUCell(2, 3, rngs=r),
-        "simple_cell": lambda r: nnx.SimpleCell(2, 3, rngs=r),
-        "rnn": lambda r: nnx.RNN(nnx.LSTMCell(2, 3, rngs=r)),
-        "bidirectional": lambda r: nnx.Bidirectional(
-            nnx.RNN(nnx.GRUCell(2, 3, rngs=r)), nnx.RNN(nnx.GRUCell(2, 3, rngs=r))
-        ),
-        "sequential": lambda r: nnx.Sequential(nnx.Linear(2, 3, rngs=r), nnx.relu, nnx.Linear(3, 2, rngs=r)),
-        "list": lambda r: nnx.List([1, nnx.Linear(2, 3, rngs=r), *[jnp.ones(2)] * 10]),
-        "dict": lambda r: nnx.Dict({"a b": nnx.Param(jnp.ones(2)), "class": 3}),
-        "rngs": lambda r: nnx.Rngs(0, params=1),
-        "prelu": lambda r: nnx.PReLU(),
-        "accuracy": lambda r: nnx.metrics.Accuracy(),
-        "metrics": lambda r: nnx.MultiMetric(loss=nnx.metrics.Average("loss"), deviation=nnx.metrics.Welford()),
-        "net": Net,
-        "declared": lambda r: Declared(nnx.Param(jnp.ones(2)), function=jax.nn.gelu),
-        "property": lambda r: WithProperty(),
-        "variable": lambda r: Scaled(jnp.arange(3.0), axis="model"),
-        "state": lambda r: nnx.state(Net(r)),
-    }
+# What makes each layer; one that a version lacks is skipped alone.
+MAKE: dict[str, Callable[[Any], Any]] = {
+    "linear": lambda r: nnx.Linear(2, 3, rngs=r),
+    "general": lambda r: nnx.LinearGeneral((2, 2), (3,), axis=(-2, -1), rngs=r),
+    "einsum": lambda r: nnx.Einsum("ab,bc->ac", (2, 3), (3,), rngs=r),
+    "conv": lambda r: nnx.Conv(2, 3, (3,), rngs=r),
+    "conv_transpose": lambda r: nnx.ConvTranspose(2, 3, (3,), rngs=r),
+    "embed": lambda r: nnx.Embed(3, 2, rngs=r),
+    "batch_norm": lambda r: nnx.BatchNorm(2, rngs=r),
+    "layer_norm": lambda r: nnx.LayerNorm(2, rngs=r),
+    "rms_norm": lambda r: nnx.RMSNorm(2, rngs=r),
+    "group_norm": lambda r: nnx.GroupNorm(4, num_groups=2, rngs=r),
+    "instance_norm": lambda r: nnx.InstanceNorm(2, rngs=r),
+    "spectral_norm": lambda r: nnx.SpectralNorm(nnx.Linear(2, 3, rngs=r), rngs=r),
+    "weight_norm": lambda r: nnx.WeightNorm(nnx.Linear(2, 3, rngs=r), rngs=r),
+    "attention": lambda r: nnx.MultiHeadAttention(2, 4, decode=False, rngs=r),
+    "dropout": lambda r: nnx.Dropout(0.1, rngs=r),
+    "lora": lambda r: nnx.LoRA(2, 2, 2, rngs=r),
+    "lora_linear": lambda r: nnx.LoRALinear(2, 3, lora_rank=2, rngs=r),
+    "lstm": lambda r: nnx.LSTMCell(2, 3, rngs=r),
+    "optimized_lstm": lambda r: nnx.OptimizedLSTMCell(2, 3, rngs=r),
+    "gru": lambda r: nnx.GRUCell(2, 3, rngs=r),
+    "simple_cell": lambda r: nnx.SimpleCell(2, 3, rngs=r),
+    "rnn": lambda r: nnx.RNN(nnx.LSTMCell(2, 3, rngs=r)),
+    "bidirectional": lambda r: nnx.Bidirectional(
+        nnx.RNN(nnx.GRUCell(2, 3, rngs=r)), nnx.RNN(nnx.GRUCell(2, 3, rngs=r))
+    ),
+    "sequential": lambda r: nnx.Sequential(nnx.Linear(2, 3, rngs=r), nnx.relu, nnx.Linear(3, 2, rngs=r)),
+    "list": lambda r: nnx.List([1, nnx.Linear(2, 3, rngs=r), *[jnp.ones(2)] * 10]),
+    "dict": lambda r: nnx.Dict({"a b": nnx.Param(jnp.ones(2)), "class": 3}),
+    "rngs": lambda r: nnx.Rngs(0, params=1),
+    "prelu": lambda r: nnx.PReLU(),
+    "accuracy": lambda r: nnx.metrics.Accuracy(),
+    "metrics": lambda r: nnx.MultiMetric(loss=nnx.metrics.Average("loss"), deviation=nnx.metrics.Welford()),
+    "net": Net,
+    "declared": lambda r: Declared(nnx.Param(jnp.ones(2)), function=jax.nn.gelu),
+    "property": lambda r: WithProperty(),
+    "variable": lambda r: Scaled(jnp.arange(3.0), axis="model"),
+    "state": lambda r: nnx.state(Net(r)),
+}
 
 
 SLOW = {"attention", "bidirectional", "gru", "lstm", "net", "optimized_lstm", "rnn", "state"}
-LAYERS = [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in sorted(layers())]
+LAYERS = [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in sorted(MAKE)]
 
 
 def made(name: str) -> Any:
     try:
-        return layers()[name](nnx.Rngs(0, dropout=1))
+        return MAKE[name](nnx.Rngs(0, dropout=1))
     except AttributeError as error:
         pytest.skip(f"this version of Flax has no such layer: {error}")
 
@@ -234,79 +233,6 @@ def test_templates_and_parts(tmp_path):
     partial = st.load(file, select=lambda name: name.startswith("embed"), trusted=TRUSTED)
     assert type(partial.scale) is jax.ShapeDtypeStruct
     assert jax.tree.structure(partial) == jax.tree.structure(net)
-
-
-def test_attributes_that_were_renamed_or_dropped():
-    net = Net(nnx.Rngs(0))
-    name = f"{__name__}:Net"
-    renames = {f"{name}.sizes": "lengths", f"{name}.scale": "factor", f"{name}.name": None}
-    loaded = load_from(st.to_bytes(net), renames=renames)
-    assert loaded.lengths == net.sizes
-    assert not {"sizes", "scale", "name"} & vars(loaded).keys()
-    assert {"lengths", "factor"} <= {path[0].name for path, _ in jax.tree.leaves_with_path(loaded)}
-    with pytest.raises(st.StructureMismatchError, match="something else"):
-        load_from(st.to_bytes(net), renames={f"{name}.name": "__call__"})
-    for old, new in (("_pytree__nodes", None), ("_pytree__nodes", "marks"), ("name", "_pytree__nodes")):
-        with pytest.raises(st.StructureMismatchError, match="is no attribute"):
-            load_from(st.to_bytes(net), renames={f"{name}.{old}": new})
-
-
-def paths_of(tree: Any) -> list[str]:
-    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-
-
-def migrated(migrate: Callable[[dict[str, Any]], dict[str, Any]], net: Any, **options: Any) -> Any:
-    """What is loaded of a model by a class that has this migration."""
-
-    class New(nnx.Module):
-        __sharedtree_names__ = (f"{__name__}:Small",)
-        __sharedtree_version__ = 1
-
-        def __call__(self) -> None: ...
-
-        @classmethod
-        def __sharedtree_migrate__(cls, fields: dict[str, Any], version: int) -> dict[str, Any]:
-            return migrate(fields)
-
-    return st.from_bytes(st.to_bytes(net), trusted=[New, "flax"], **options)
-
-
-class Small(nnx.Module):
-    def __init__(self) -> None:
-        self.sizes = nnx.data([1.5, 2.5])
-        self.scale = jnp.array(2.0)
-        self.weight = nnx.Param(jnp.ones(2))
-        self.name = "net"
-
-
-def test_migration_keeps_the_marks_and_changes_attributes():
-    def migrate(fields: dict[str, Any]) -> dict[str, Any]:
-        assert sorted(fields) == ["name", "scale", "sizes", "weight"]
-        return {**fields, "scale": fields["scale"] * 2}
-
-    def change(fields: dict[str, Any]) -> dict[str, Any]:
-        return {"kernel": fields["weight"], "bias": jnp.ones(3), "name": fields["name"], "mode": "eval"}
-
-    net = Small()
-    loaded = migrated(migrate, net)
-    assert dict(loaded._pytree__nodes) == dict(net._pytree__nodes)
-    assert paths_of(loaded) == paths_of(net) == [".scale", ".sizes[0]", ".sizes[1]", ".weight.value"]
-    assert loaded.scale == 4
-    loaded, twin = migrated(change, net), nnx.Module()
-    twin.kernel, twin.bias, twin.name, twin.mode = nnx.Param(jnp.ones(2)), jnp.ones(3), "net", "eval"
-    assert dict(loaded._pytree__nodes) == dict(twin._pytree__nodes)
-    assert paths_of(loaded) == paths_of(twin)
-
-
-def test_what_migration_may_not_return():
-    for name in ("__call__", "train", "_pytree__nodes", "_pytree__state", "_pytree__other", "__dict__"):
-        with pytest.raises(st.StructureMismatchError, match="has for something else"):
-            migrated(lambda fields, name=name: {**fields, name: True}, Small())
-    with pytest.raises(st.StructureMismatchError, match="a declaration as `lengths`"):
-        migrated(lambda fields: {"lengths": nnx.data(fields["sizes"])}, Small())
-    renames = {f"{__name__}:Small.sizes": "lengths"}
-    loaded = migrated(lambda fields: {"lengths": [*fields["lengths"], 3.5]}, Small(), renames=renames)
-    assert jax.tree.leaves(loaded) == [1.5, 2.5, 3.5]
 
 
 def test_a_field_that_was_added_takes_its_default():
