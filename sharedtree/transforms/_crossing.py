@@ -62,6 +62,7 @@ class Crossing:
         self.transform = transform
         self.title = title
         self.policy = current_policy(policy)
+        self.is_told = policy is not None
         self.names: Names
         self.call: Call
         self.noted: frozenset[int] = frozenset()
@@ -128,6 +129,7 @@ class Crossing:
                 shared.traces,
                 shared.seen,
                 caches_traces,
+                self.is_told,
                 Learned(),
             )
             made = Inner(function, shared.hold, functools.partial(_run, terms, body), terms)

@@ -26,6 +26,7 @@ from ._inner import Learned
 from ._packing import Entered, pack_tree, unpack_call
 from .checks._between_calls import SeenModules
 from .checks._leaks import forbid_tracers
+from .checks._left_behind import report_left_behind, traced_under
 from .checks._retracing import Traces
 from .checks._untied import report_lost_ties
 from .checks._values import report_tied_values
@@ -42,6 +43,7 @@ class Terms(NamedTuple):
         traces: those of the function.
         seen: the modules it was traced with.
         caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
+        is_told: whether it was said of this transform what its policy is.
         lowerings: how operands have to be packed instead, as earlier traces have taught; if it takes operands.
     """
 
@@ -52,6 +54,7 @@ class Terms(NamedTuple):
     traces: Traces
     seen: SeenModules
     caches_traces: bool
+    is_told: bool
     lowerings: Learned | None = None
 
 
@@ -130,8 +133,10 @@ class Inside:
             objects, received = caller.tags.objects, entered.graph
             leaves = [n for n, (op, _) in enumerate(received.records) if op is LEAF and n < len(objects)]
             hand_on([objects[n] for n in leaves], [received.objects[n] for n in leaves])
-        with noting_untied() as self._said:
-            return self._function(*args, **kwargs)
+        with noting_untied() as self._said, traced_under(terms.policy, is_told=terms.is_told):
+            result = self._function(*args, **kwargs)
+        report_left_behind(entered.graph, result, terms.names, terms.title, terms.policy, is_told=terms.is_told)
+        return result
 
     def pack_checked(self, result: Any, tags: Tags, rules: Any = None, name: str = "result") -> Any:
         """A result packed, with no tracer of this trace left in a static leaf.
