@@ -3,7 +3,9 @@
 import warnings
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -90,7 +92,7 @@ def test_what_an_inner_transform_was_not_told_is_said(outer, inner, kind):
     assert (warning.filename, warning.lineno) == (__file__, loss.__code__.co_firstlineno)
     place = "[<flat index 1>]" if kind == "plain" else ".count"  # it was registered without keys
     assert f"`{'operands[0]' if inner == 'cond' else 'model'}{place}`" in str(warning.message)
-    for fix in ("in_place=True)(f)", "in_place=False)(f)"):
+    for fix in ("in_place=True)", "in_place=False)"):
         assert fix in str(warning.message)
     for told in ({"in_place": False}, {"policy": st.Policy()}):
         model = MODELS[kind]()
@@ -145,3 +147,52 @@ def test_dropout_with_one_mask_is_said():
     before = int(net.dropout.rngs.count[...])
     st.jit(lambda net, x: st.grad(dropped, in_place=True)(net, x), in_place=True)(net, jnp.ones((2, 4)))
     assert int(net.dropout.rngs.count[...]) == before + 1
+
+
+# `containers`
+
+CONTAINERS = st.Policy(containers=True)
+
+
+def of_dict(params, x):
+    return (params["embed"] * params["head"] * x).sum()
+
+
+def tied_dict():
+    w = jnp.array([1.0, 2.0])
+    return {"embed": w, "head": w}
+
+
+DIFFERENTIATE = {
+    "grad": lambda f, params, x, **told: st.grad(f, **told)(params, x),
+    "under jit": lambda f, params, x, **told: st.jit(st.grad(f, **told), **told)(params, x),
+    "vjp": lambda f, params, x, **told: st.vjp(f, params, x, **told)[1](jnp.ones(()))[0],
+    "mapped": lambda f, params, x, **told: st.grad(f, **told)(st.tree.map(lambda w: 1 * w, params), x),
+}
+
+
+@pytest.mark.parametrize("inner", DIFFERENTIATE)
+@pytest.mark.parametrize("outer", [st.jit, st.checkpoint])
+def test_what_an_outer_policy_made_one_is_said_where_an_inner_one_parts_it(outer, inner):
+    def step(params, x, **told):
+        def f(params, x):
+            return of_dict(params, x)
+
+        return DIFFERENTIATE[inner](f, params, x, **told)["embed"]
+
+    x = jnp.ones(2)
+    with pytest.warns(st.UntiedWarning, match=r"`params\['embed'\]` and `params\['head'\]` are one array") as caught:
+        outer(step, policy=CONTAINERS)(tied_dict(), x)
+    assert all("sharedtree.Policy(containers=True)" in str(each.message) for each in caught)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # Told so, the gradient is that of both paths, as vanilla JAX has it for the one array.
+        gradient = outer(lambda *args: step(*args, policy=CONTAINERS), policy=CONTAINERS)(tied_dict(), x)
+        whole = jax.grad(lambda w: of_dict({"embed": w, "head": w}, x))(jnp.array([1.0, 2.0]))
+        np.testing.assert_array_equal(gradient, whole)
+        # Values are values where nobody made them one, and what was made one inside says nothing of it outside.
+        outer(step)(tied_dict(), x)
+        outer(step, policy=CONTAINERS)({"embed": jnp.ones(2), "head": jnp.zeros(2)}, x)
+        returned = outer(lambda params: params, policy=CONTAINERS)(tied_dict())
+        assert returned["embed"] is returned["head"]
+        step(returned, x)

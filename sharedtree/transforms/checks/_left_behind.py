@@ -51,10 +51,10 @@ class traced_under:  # noqa: N801 -- a context manager
         _around.in_place.pop()
 
 
-def report_left_behind(
-    received: Graph, result: Any, names: Names, title: str, policy: Policy, *, is_told: bool
-) -> None:
+def report_left_behind(received: Graph, result: Any, names: Names, title: str, policy: Policy, *, writes: bool) -> None:
     """Warns of traced leaves that a function changed and does not return, if an outer transform is in place.
+
+    To be called where the inner transform is not in place, and was not told so.
 
     Args:
         received: what the function received, as it is now.
@@ -62,9 +62,9 @@ def report_left_behind(
         names: what its arguments are called, and where it is defined.
         title: what the inner transform is called.
         policy: of the inner transform.
-        is_told: whether it was said of it.
+        writes: whether that could be in place.
     """
-    if policy.in_place or is_told or not _around.in_place[-1]:
+    if not _around.in_place[-1]:
         return
     changed = dict(_changed(received))
     if not changed:
@@ -86,13 +86,15 @@ def report_left_behind(
     where = [path for each in paths.values() for path in each]
     if not where:
         return
+    written, apart = [
+        f"    inner = sharedtree.preserve_identities({title}, in_place={value})" for value in (True, False)
+    ]
+    to_write = ["Say that it is to be written back:", written, "or that it is not:"]
+    fix = "\n".join([*(to_write if writes else ["Return it, or say that it is not to be written back:"]), apart])
     warn_about(
         names.definition,
-        f"What {names.definition} changes in {listed(where)} is lost: `{title}` is not in place, "
-        "as the transform around it is. Say that it is to be written back:\n"
-        f"    f = sharedtree.preserve_identities({title}, in_place=True)(f)\n"
-        "or that it is not:\n"
-        f"    f = sharedtree.preserve_identities({title}, in_place=False)(f)",
+        f"What {names.definition} changes in {listed(where)} is lost: `{title}` is not in place, as what is around it "
+        f"is. {fix}",
         LostChangeWarning,
     )
 
