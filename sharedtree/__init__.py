@@ -14,6 +14,7 @@ from ._errors import (
     DepthError as DepthError,
     FormatError as FormatError,
     InconsistentSharingError as InconsistentSharingError,
+    LostChangeWarning as LostChangeWarning,
     RetraceWarning as RetraceWarning,
     SharedTreeError as SharedTreeError,
     SharingMismatchError as SharingMismatchError,
@@ -98,10 +99,10 @@ from .transforms import (
 # fmt: off
 __all__ = [
     "CompatibilityError", "Context", "ContextMismatchError", "CorruptFileError", "CycleError", "Dag", "DepthError",
-    "Exported", "FormatError", "InconsistentSharingError", "Module", "Policy", "RetraceWarning", "SharedTreeError",
-    "SharingMismatchError", "StateGradientError", "StateReport", "StaticComparisonError", "StaticTracerError",
-    "StructureMismatchError", "Tie", "UnregisteredTypeError", "UnserialisableError", "UntiedError", "UntiedWarning",
-    "UntrustedTypeError",
+    "Exported", "FormatError", "InconsistentSharingError", "LostChangeWarning", "Module", "Policy", "RetraceWarning",
+    "SharedTreeError", "SharingMismatchError", "StateGradientError", "StateReport", "StaticComparisonError",
+    "StaticTracerError", "StructureMismatchError", "Tie", "UnregisteredTypeError", "UnserialisableError",
+    "UntiedError", "UntiedWarning", "UntrustedTypeError",
     "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "convert", "copy",
     "count_parameters", "custom_jvp", "custom_vjp", "device_put", "eval_shape", "explain", "export", "fori_loop",
     "from_bytes", "grad", "hessian", "inference_mode", "inspect", "jacfwd", "jacrev", "jit", "jvp", "linear_transpose",

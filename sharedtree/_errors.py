@@ -155,5 +155,9 @@ class RetraceWarning(_PrintableWarning):
     """A static number changes on every call, and each change is traced and compiled anew."""
 
 
+class LostChangeWarning(_PrintableWarning):
+    """Under an outer transform in place, a function changes its arguments inside an inner one that is not."""
+
+
 class CompatibilityError(SharedTreeError, ImportError):
     """A library that `sharedtree.compat` imports is absent, of another release, or lacks something that it needs."""

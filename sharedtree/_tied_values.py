@@ -4,11 +4,15 @@ Outside modules arrays are values: from `{"embed": w, "head": w}` the function u
 should be where they alias by accident, and a loss where `tie` made them one. So `tie` notes what it tied outside
 modules, whoever makes a new tree of such leaves hands the note on, and a transform that meets one twice says so.
 
+Likewise an outer transform, to which lists and dicts are objects, notes what it made one (`note_one_around`), for an
+inner one to which they are not. That ends with the trace: a result says nothing of it.
+
 Arrays are noted weakly. A structure remembers which leaves of it were noted when it was taken from a tree, for it is
 put together again with others. So does that of a result (`Structure.tied_values`), which JAX's caches keep: of calls
 that share a trace, the one that was traced decides.
 """
 
+import collections
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,6 +21,7 @@ from ._locks import Lock
 from ._structure import LEAF, Record, Structure, reached_outside
 
 _arrays: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+_one_around: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 _structures: "weakref.WeakKeyDictionary[Structure, tuple[int, ...]]" = weakref.WeakKeyDictionary()
 _lock = Lock()
 
@@ -26,6 +31,11 @@ def is_tied_value(leaf: Any) -> bool:
     return bool(_arrays) and _arrays.get(id(leaf)) is leaf  # the dictionary holds what is alive
 
 
+def is_one_around(leaf: Any) -> bool:
+    """Whether a transform around this one, to which lists and dicts are objects, made a leaf one."""
+    return bool(_one_around) and _one_around.get(id(leaf)) is leaf  # as above
+
+
 def which_are_tied_values(leaves: Sequence[Any]) -> tuple[int, ...]:
     """The places of such leaves in a sequence."""
     return tuple([i for i, leaf in enumerate(leaves) if is_tied_value(leaf)]) if _arrays else ()
@@ -33,10 +43,28 @@ def which_are_tied_values(leaves: Sequence[Any]) -> tuple[int, ...]:
 
 def note_tied_values(leaves: Iterable[Any]) -> None:
     """Says that these leaves were tied outside modules. What cannot be referred to weakly is left out."""
+    _note(_arrays, leaves)
+
+
+def note_one_around(records: Sequence[Record], roots: Iterable[int], objects: Sequence[Any]) -> None:
+    """Notes the arrays that are at several places of containers which carry identity, for the transforms further in.
+
+    Args:
+        records: of what a function received.
+        roots: of the containers.
+        objects: what the records stand for.
+    """
+    outside = {number for root in roots for number in reached_outside(records, root)}
+    met = collections.Counter(child for number in outside for child in records[number][1])
+    below = {number for top in outside if met[top] > 1 for number in reached_outside(records, top)}
+    _note(_one_around, [objects[number] for number in sorted(below) if records[number][0] is LEAF])
+
+
+def _note(noted: "weakref.WeakValueDictionary[int, Any]", leaves: Iterable[Any]) -> None:
     for leaf in leaves:
         try:
             with _lock:
-                _arrays[id(leaf)] = leaf  # the entry goes when the leaf does
+                noted[id(leaf)] = leaf  # the entry goes when the leaf does
         except TypeError:
             continue
 
@@ -58,8 +86,9 @@ def note_ties(records: Sequence[Record], tied: Iterable[int], leaves: Sequence[A
 
 def hand_on(old: Iterable[Any], new: Iterable[Any]) -> None:
     """Notes each new leaf whose old one was noted."""
-    if _arrays:
-        note_tied_values(leaf for before, leaf in zip(old, new, strict=True) if is_tied_value(before))
+    each = list(zip(old, new, strict=True)) if _arrays or _one_around else ()
+    note_tied_values(leaf for before, leaf in each if is_tied_value(before))
+    _note(_one_around, (leaf for before, leaf in each if is_one_around(before)))
 
 
 def remember(structure: Structure, leaves: Sequence[Any]) -> None:

@@ -281,6 +281,19 @@ def a_model_used_twice_of_which_one_is_differentiated(path):
 
 
 @scenario
+def a_change_that_an_inner_transform_loses(path):
+    def step(transform):
+        def loss(tally):
+            tally.count = tally.count + 1
+            return tally.step**2
+
+        st.jit(lambda tally: transform(loss)(tally), in_place=True)(Tally(jnp.ones(()), jnp.ones(())))
+
+    after = lambda inner: step(inner)
+    return of(lambda: step(st.grad), st.LostChangeWarning, after, are_alternatives=True, jax=jax)
+
+
+@scenario
 def a_method_in_place(path):
     class Counter(st.Module):
         def __init__(self):

@@ -298,7 +298,7 @@ def scan_threading(f, p, x):
 
 
 def jvp_writing(f, m, x):
-    y, rate = st.jvp(f, (m, x), (st.tree.map(lambda w: 0.5 * w, m), jnp.ones_like(x)))
+    y, rate = st.jvp(f, (m, x), (st.tree.map(lambda w: 0.5 * w, m), jnp.ones_like(x)), in_place=False)
     step(m, st.tree.map(lambda w: w * rate, m))
     return y
 
@@ -309,7 +309,7 @@ def jvp_threading(f, p, x):
 
 
 def vjp_writing(f, m, x):
-    y, pull = st.vjp(f, m, x)
+    y, pull = st.vjp(f, m, x, in_place=False)
     step(m, pull(jnp.ones_like(y))[0])
     return y
 

@@ -58,10 +58,12 @@ class Crossing:
         noted: the records whose leaves, when a trace had the operands packed in another way, had lost ties on purpose.
     """
 
-    def __init__(self, transform: Callable[..., Any], title: str, policy: PolicyOption) -> None:
+    def __init__(self, transform: Callable[..., Any], title: str, policy: PolicyOption, *, writes: bool = True) -> None:
         self.transform = transform
         self.title = title
         self.policy = current_policy(policy)
+        self.is_told = policy is not None
+        self.writes = writes
         self.names: Names
         self.call: Call
         self.noted: frozenset[int] = frozenset()
@@ -128,6 +130,8 @@ class Crossing:
                 shared.traces,
                 shared.seen,
                 caches_traces,
+                self.is_told,
+                self.writes,
                 Learned(),
             )
             made = Inner(function, shared.hold, functools.partial(_run, terms, body), terms)
@@ -286,7 +290,7 @@ class TakingOperands:
                 bound = signature.bind(*operands, **own)
             except TypeError:
                 return transform(*operands, **own)  # says best what is wrong
-            crossing = Crossing(transform, title, chosen)
+            crossing = Crossing(transform, title, chosen, writes=self.writes)
             if crossing.policy.in_place and not self.writes:
                 raise ValueError(
                     f"`{title}` hands back what the function returned, not what it changed, so nothing could be "

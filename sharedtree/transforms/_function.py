@@ -299,7 +299,8 @@ class FunctionTransform(metaclass=_Named):
 
     def _terms(self, policy: Policy) -> Terms:
         names = self.names
-        return Terms(names, self.transform_name, names, policy, self.traces, self._seen, self.caches_traces)
+        is_told = self.policy is not None
+        return Terms(names, self.transform_name, names, policy, self.traces, self._seen, self.caches_traces, is_told)
 
     def pack_results(self, result: Any, inside: Inside, leaving: Leaving | None) -> Any:
         """The function's side, going out."""

@@ -17,15 +17,16 @@ from .._context import Policy
 from .._graph import Tags
 from .._jax_internals import current_traces
 from .._structure import LEAF, intern
-from .._tied_values import which_are_tied_values
+from .._tied_values import note_one_around, which_are_tied_values
 from .._untying import Said, hand_on, noting_untied, which_are_noted
 from ._calling import caller_of
-from ._crossed import Graph, Names, packed_in
+from ._crossed import Graph, Names, is_container, packed_in
 from ._in_place import rules_for_state
 from ._inner import Learned
 from ._packing import Entered, pack_tree, unpack_call
 from .checks._between_calls import SeenModules
 from .checks._leaks import forbid_tracers
+from .checks._left_behind import report_left_behind, traced_under
 from .checks._retracing import Traces
 from .checks._untied import report_lost_ties
 from .checks._values import report_tied_values
@@ -42,6 +43,8 @@ class Terms(NamedTuple):
         traces: those of the function.
         seen: the modules it was traced with.
         caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
+        is_told: whether it was said of this transform what its policy is.
+        writes: whether it could be in place.
         lowerings: how operands have to be packed instead, as earlier traces have taught; if it takes operands.
     """
 
@@ -52,6 +55,8 @@ class Terms(NamedTuple):
     traces: Traces
     seen: SeenModules
     caches_traces: bool
+    is_told: bool
+    writes: bool = True
     lowerings: Learned | None = None
 
 
@@ -130,8 +135,15 @@ class Inside:
             objects, received = caller.tags.objects, entered.graph
             leaves = [n for n, (op, _) in enumerate(received.records) if op is LEAF and n < len(objects)]
             hand_on([objects[n] for n in leaves], [received.objects[n] for n in leaves])
-        with noting_untied() as self._said:
-            return self._function(*args, **kwargs)
+        if terms.policy.containers:
+            received = entered.graph
+            roots = [a.structure.root for a in received.modules if is_container(a.packed)]
+            note_one_around(received.records, roots, received.objects)
+        with noting_untied() as self._said, traced_under(terms.policy, is_told=terms.is_told):
+            result = self._function(*args, **kwargs)
+        if not (terms.policy.in_place or terms.is_told):
+            report_left_behind(entered.graph, result, terms.names, terms.title, terms.policy, writes=terms.writes)
+        return result
 
     def pack_checked(self, result: Any, tags: Tags, rules: Any = None, name: str = "result") -> Any:
         """A result packed, with no tracer of this trace left in a static leaf.

@@ -1,4 +1,6 @@
-"""An array that `tie` made one, met twice where arrays are values: the function gets two, so the transform says so.
+"""An array that was made one, met twice where arrays are values: the function gets two, so the transform says so.
+
+It was made one by `tie`, or by an outer transform under `Policy(containers=True)`.
 
 It is said when the function is traced, of its arguments and of its results, and of each by itself: ties between
 separate arguments do not count. What lies in modules is packed, so an array that is met there twice stays one, but not
@@ -15,7 +17,7 @@ from ..._context import Policy
 from ..._graph import Rules, Tags
 from ..._packed import Packed, leaf_paths
 from ..._text import listed
-from ..._tied_values import is_tied_value
+from ..._tied_values import is_one_around, is_tied_value
 from .._crossed import Names, Position, is_packed
 from .._packing import pack_tree
 
@@ -46,7 +48,7 @@ def _met_twice(tree: Any) -> list[list[str]]:
     outside: set[int] = set()
     for path, item in jtu.tree_flatten_with_path(tree, is_leaf=is_packed)[0]:
         for place, leaf in enumerate(item.leaves if type(item) is Packed else (item,)):
-            if is_tied_value(leaf):
+            if is_tied_value(leaf) or is_one_around(leaf):
                 below = leaf_paths(item.structure)[place] if type(item) is Packed else ""
                 found.setdefault(id(leaf), (leaf, []))[1].append(jtu.keystr(path) + below)  # alive in `found`
                 if leaf is item:
@@ -58,8 +60,8 @@ def _report(position: Position, tree: Any, met: list[str], names: Names, transfo
     name = names.text(position)
     paths = [name + path for path in met]
     what = (
-        f"{listed(paths)} are one array, which `sharedtree.tie` made of several. But outside modules arrays are "
-        f"values: under `{transform}` they are {len(paths)}, each with a gradient and updates of its own."
+        f"{listed(paths)} are one array, which `sharedtree.tie` or an outer transform made of several. But outside "
+        f"modules arrays are values: under `{transform}` they are {len(paths)}, each with its own gradient and updates."
     )
     lines: list[str] = []
     if met not in _met_twice(pack_tree(tree, Tags(), Rules(containers=True), "")):

@@ -1,0 +1,117 @@
+"""Changes in place that nobody gets: an inner transform was not told what the outer one was.
+
+    @st.jit(in_place=True)
+    def step(model, x):
+        gradient = st.grad(loss)(model, x)      # `loss` counts its calls in the model, and the count stays as it was
+
+In a transform that is not in place a function works on copies. Under an outer one that is, what it changes looks as if
+it would be written back, and a random stream that does not advance, or statistics that stay as they are, show nowhere.
+So it is said, unless the inner transform was told what is meant, or the function returns what it changed.
+"""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from jax import tree_util as jtu
+
+from ..._attribution import warn_about
+from ..._context import Policy
+from ..._errors import LostChangeWarning
+from ..._graph import Tags
+from ..._structure import LEAF, Node, Path, edges
+from ..._text import listed
+from .._crossed import Graph, Names, is_packed
+from .._packing import pack_tree
+
+
+class _Around(threading.local):
+    def __init__(self) -> None:
+        self.in_place: list[bool] = [False]
+
+
+_around = _Around()
+
+
+class traced_under:  # noqa: N801 -- a context manager
+    """While a user's function runs: whether what is around it writes changes back.
+
+    Args:
+        policy: of the innermost transform.
+        is_told: whether that was said of it. Where it was not, what is further out counts.
+    """
+
+    def __init__(self, policy: Policy, *, is_told: bool) -> None:
+        self._in_place = policy.in_place or (not is_told and _around.in_place[-1])
+
+    def __enter__(self) -> None:
+        _around.in_place.append(self._in_place)
+
+    def __exit__(self, *_: object) -> None:
+        _around.in_place.pop()
+
+
+def report_left_behind(received: Graph, result: Any, names: Names, title: str, policy: Policy, *, writes: bool) -> None:
+    """Warns of traced leaves that a function changed and does not return, if an outer transform is in place.
+
+    To be called where the inner transform is not in place, and was not told so.
+
+    Args:
+        received: what the function received, as it is now.
+        result: what it returned.
+        names: what its arguments are called, and where it is defined.
+        title: what the inner transform is called.
+        policy: of the inner transform.
+        writes: whether that could be in place.
+    """
+    if not _around.in_place[-1]:
+        return
+    changed = dict(_changed(received))
+    if not changed:
+        return
+    tags = Tags()
+    packed = pack_tree(result, tags, policy.rules, "result")
+    returned = [*tags.objects, *jtu.tree_leaves(packed, is_leaf=is_packed)]
+    known = set(map(id, returned))  # of what is alive in `returned`
+    lost = {
+        number: [key for key, leaf in leaves if id(leaf) not in known]  # as above
+        for number, leaves in changed.items()
+        if id(received.objects[number]) not in known  # as above
+    }
+    paths: dict[int, list[str]] = {}
+    for argument in received.modules:
+        for number, path in edges(received.records, [(argument.path, argument.structure.root)]):
+            if number not in paths:
+                paths[number] = [names.text(argument.position, (*path, *key)) for key in lost.get(number, ())]
+    where = [path for each in paths.values() for path in each]
+    if not where:
+        return
+    written, apart = [
+        f"    inner = sharedtree.preserve_identities({title}, in_place={value})" for value in (True, False)
+    ]
+    to_write = ["Say that it is to be written back:", written, "or that it is not:"]
+    fix = "\n".join([*(to_write if writes else ["Return it, or say that it is not to be written back:"]), apart])
+    warn_about(
+        names.definition,
+        f"What {names.definition} changes in {listed(where)} is lost: `{title}` is not in place, as what is around it "
+        f"is. {fix}",
+        LostChangeWarning,
+    )
+
+
+def _changed(received: Graph) -> Iterator[tuple[int, list[tuple[Path, Any]]]]:
+    """The nodes with other traced leaves than they were received with, and these leaves with their keys."""
+    records, objects = received.records, received.objects
+    for number, ((op, children), obj) in enumerate(zip(records, objects, strict=True)):
+        if type(op) is Node and op.type.carries_identity:
+            found, _ = op.type.take_apart(obj)
+            each = zip(op.keys, found, children, strict=False)
+            # A variable is named, and not what is in it.
+            of_variable = op.type.convention == "variable"
+            new = [
+                (() if of_variable else (key,), part)
+                for key, part, child in each
+                if records[child][0] is LEAF and part is not objects[child]
+            ]
+            if new:
+                yield number, new
