@@ -124,19 +124,12 @@ def test_map_calls_once_for_what_is_said_to_be_a_leaf():
     assert [call is layer for call in calls] == [True]
 
 
-def test_none_in_rest_is_handed_over():
+def test_none_and_equal_values_without_identity_in_rest_are_one():
     w, v = jnp.ones(2), jnp.zeros(2)
-    got = []
-    tree = {"a": w, "b": w, "c": v}
-    new = st.tree.map(lambda x, y: got.append(y) or x, tree, {"a": None, "b": None, "c": 4})
+    got, tree = [], {"a": w, "b": w}
+    new = st.tree.map(lambda x, y: got.append(y) or x, tree | {"c": v}, {"a": None, "b": None, "c": 4})
     assert got == [None, 4]
-    assert new["a"] is w
-    assert new["b"] is w
-
-
-def test_equal_values_without_identity_in_rest_are_one():
-    w = jnp.ones(2)
-    tree = {"a": w, "b": w}
+    assert new["a"] is new["b"] is w
     assert st.tree.map(lambda x, y: y, tree, {"a": (0, "x"), "b": (0, "x")}) == {"a": (0, "x"), "b": (0, "x")}
     assert st.tree.map(lambda x, y: y, jtu.Partial(max, w, w), jtu.Partial(max, 2.0, 2.0)).args == (2.0, 2.0)
     for other in ({"a": 0, "b": 1}, {"a": jnp.zeros(2), "b": None}):
@@ -210,26 +203,21 @@ def test_at_equals_tree_at_where_nothing_is_tied():
     same(st.tree.at(where, tree, replace_fn=lambda x: 2 * x), eqx.tree_at(where, tree, replace_fn=lambda x: 2 * x))
 
 
-def test_at_replaces_none():
+def test_at_replaces_none_and_wants_one_replacement_for_each_place():
     tree = Pair(Layer(jnp.ones(2)), None)
     x = jnp.zeros(2)
     same(st.tree.at(lambda m: m.a.bias, tree, x), eqx.tree_at(lambda m: m.a.bias, tree, x, is_leaf=lambda y: y is None))
     both = st.tree.at(lambda m: (m.a.bias, m.b), tree, (x, 3))
     assert both.a.bias is x
     assert both.b == 3
-    one = st.tree.at(lambda m: m.b, tree, 3)
-    assert one.a.bias is None
-
-
-def test_at_wants_exactly_one_replacement_and_as_many_as_places():
-    tree = [jnp.ones(2), jnp.ones(2)]
-    with pytest.raises(ValueError, match="exactly one"):
-        st.tree.at(lambda m: m[0], tree)
-    with pytest.raises(ValueError, match="exactly one"):
-        st.tree.at(lambda m: m[0], tree, 1, replace_fn=lambda x: x)
+    assert st.tree.at(lambda m: m.b, tree, 3).a.bias is None
+    weight = lambda m: m.a.weight
+    assert st.tree.at(weight, tree, None).a.weight is None
+    for arguments in ({}, {"replace": 1, "replace_fn": lambda x: x}):
+        with pytest.raises(ValueError, match="exactly one"):
+            st.tree.at(weight, tree, **arguments)
     with pytest.raises(ValueError, match="returned 2 nodes, but `replace` has 1"):
-        st.tree.at(lambda m: (m[0], m[1]), tree, (1,))
-    assert st.tree.at(lambda m: m[0], tree, None)[0] is None
+        st.tree.at(lambda m: (m.a, m.b), tree, (1,))
 
 
 SPECS = {
