@@ -4,6 +4,7 @@ A process has as many devices as it had when JAX started. The oracle is vanilla 
 on a model with one copy of the weight, written by hand.
 """
 
+import functools
 import re
 
 import equinox as eqx
@@ -97,22 +98,6 @@ def conflict(call):
     return caught.value
 
 
-def test_one_specification_for_all(mesh):
-    options = {"mesh": mesh, "in_specs": P("x"), "out_specs": (P("x"), P())}
-
-    @st.shard_map(**options)
-    def named(net):
-        """Documented."""
-        assert (net.embed is net.head, net.embed.shape) == (True, (1, 4))
-        return st.tree.map(lambda w: 2 * w, net), jax.lax.psum((net.embed * net.head).sum(), "x")
-
-    assert (named.__name__, named.__doc__) == ("named", "Documented.")
-    doubled, total = named(tied())
-    assert doubled.embed is doubled.head
-    assert total == (weight() ** 2).sum()
-    same_arrays(doubled.embed, jax.shard_map(lambda w: 2 * w, **options | {"out_specs": P("x")})(weight()))
-
-
 def test_a_tied_leaf_is_one_input_and_one_output(mesh):
     for in_specs, out_specs in ((P("x"), P("x")), ((NET,), NET)):
         f = st.shard_map(lambda net: st.tree.map(jnp.sin, net), mesh=mesh, in_specs=in_specs, out_specs=out_specs)
@@ -127,6 +112,10 @@ def nets_in(tree):
 
 # What is called, its specifications, the arguments that a model is part of, and what the model and another are inside.
 AS_VANILLA = {
+    "one specification for all": (
+        lambda net: (st.tree.map(lambda w: 2 * w, net), jax.lax.psum((net.embed * net.head).sum(), "x")),
+        P("x"), (P("x"), P()), lambda net: (net,), (True, True),
+    ),
     "an array in two arguments": (
         lambda net, other: jax.lax.psum((net.embed * other.embed[0]).sum(), "x"),
         (P("x"), P()), P(), lambda net: (net, Net(net.embed, net.embed)), (True, False),
@@ -165,18 +154,26 @@ AS_VANILLA = {
 @pytest.mark.parametrize("name", AS_VANILLA)
 def test_as_vanilla(mesh, name):
     f, in_specs, out_specs, arguments, expected = AS_VANILLA[name]
-    seen = []
+    ours, theirs = [], []
 
-    def seeing(*args):
+    def seeing(seen, *args):
         nets = nets_in(args)
         seen.append((nets[0].embed is nets[0].head, nets[0].embed is nets[-1].embed))
         return f(*args)
 
-    options = {"mesh": mesh, "in_specs": in_specs, "out_specs": out_specs}
-    found = st.shard_map(seeing, **options)(*arguments(tied()))
-    assert seen == [expected]
-    same_arrays(found, jax.shard_map(f, **options)(*arguments(untied())))
-    assert all(net.embed is net.head for net in nets_in(found))
+    def results_of(library, seen, net):
+        mapped = library.shard_map(
+            functools.wraps(f)(functools.partial(seeing, seen)), mesh=mesh, in_specs=in_specs, out_specs=out_specs
+        )
+        assert mapped.__name__ == f.__name__
+        jitted = library.jit(lambda *args: mapped(*args))
+        return [call(*arguments(net)) for call in (mapped, mapped, jitted, jitted)]
+
+    for found, vanilla in zip(results_of(st, ours, tied()), results_of(jax, theirs, untied()), strict=True):
+        same_arrays(found, vanilla)
+        assert all(net.embed is net.head for net in nets_in(found))
+    # Traced as often, too.
+    assert ours == [expected] * len(theirs)
 
 
 def test_a_module_under_two_specifications(mesh):
@@ -260,6 +257,17 @@ def test_errors_are_those_of_jax(mesh):
     ):
         expected, found = texts_of_errors(call)
         assert found == expected
+    pmapped = lambda library, **options: library.pmap(lambda net: net, **options)
+    for call in (
+        lambda library: pmapped(library)(Net(jnp.ones(9), jnp.ones(9))),
+        *[lambda library, axes=axes: pmapped(library, in_axes=axes)(untied()) for axes in ("x", None)],
+        lambda library: pmapped(library, out_axes="x")(untied()),
+        lambda library: pmapped(library, static_broadcasted_argnums=3)(untied()),
+    ):
+        expected, found = texts_of_errors(call)
+        assert found.partition("/")[0] == expected.partition("/")[0]
+    # This one names all arguments, and so also how they are packed.
+    texts_of_errors(lambda library: pmapped(library, in_axes=(0, 0))(untied()))
 
 
 def test_errors_name_the_leaf(mesh):
@@ -275,20 +283,6 @@ def test_errors_name_the_leaf(mesh):
             shard(P("x"), wrong)(tied())
         with pytest.raises(st.SharingMismatchError, match="`in_specs` does not fit"):
             shard((wrong,), P())(tied())
-
-
-def test_traced_as_often_as_vanilla(mesh):
-    def count(jit, shard_map, specs):
-        traces = []
-        options = {"mesh": mesh, "in_specs": specs, "out_specs": P("x")}
-        mapped = shard_map(lambda net: (traces.append(1), net.embed)[1], **options)
-        jitted = jit(lambda net: mapped(net))
-        for _ in range(2):
-            mapped(untied())
-            jitted(untied())
-        return len(traces)
-
-    assert count(st.jit, st.shard_map, (NET,)) == count(jax.jit, jax.shard_map, (P("x"),))
 
 
 def loss(net, x):
@@ -386,35 +380,30 @@ def test_as_vanilla_on_the_untied_twin(data):
 
 
 def test_pmap():
-    seen = []
-
-    def f(net, x):
-        seen.append(net.embed is net.head)
-        return jax.tree.map(lambda w: w + jax.lax.psum(x, "i"), net)
-
-    for x in (1.0, 2.0):
-        result = st.pmap(f, "i", in_axes=(0, None), policy=IGNORE)(tied(), x)
-    assert seen == [True]
-    same_arrays(result, jax.pmap(f, "i", in_axes=(0, None))(untied(), 2.0))
-    axes = Net(0, 0, None)
-    both = st.pmap(lambda net: st.tree.map(jnp.sin, net), in_axes=(axes,), out_axes=axes)(tied())
-    assert both.embed is both.head
-
-
-def test_pmap_with_axes_inside_a_module_and_static_arguments():
+    """Under one axis ties are kept, on both sides; inside of a module each array may have an axis of its own."""
     seen = []
 
     def f(net, k):
         seen.append((net.embed is net.head, net.embed.shape, net.head.shape))
-        return Net(net.embed * k, net.head.sum(), net.bias * 2)
+        total = jax.lax.psum(net.embed.sum(), "i")
+        return Net(net.embed * k, net.head + total, None if net.bias is None else net.bias * 2)
 
-    make = lambda w: Net(w, w, jnp.arange(16.0).reshape(2, 8))
-    axes = {"in_axes": (Net(0, None, 1), None), "out_axes": Net(1, None, 0)}
-    mapped = st.pmap(f, **axes, static_broadcasted_argnums=1)
-    for k in (2, 2, 3):
-        result = mapped(make(weight()), k)
-    assert seen == [(False, (4,), (8, 4))] * 2
-    same_values(result, jax.pmap(f, **axes, static_broadcasted_argnums=1)(make(weight()), 3))
+    parted = Net(weight(), weight(), jnp.arange(16.0).reshape(2, 8))
+    parted_axes = {"in_axes": (Net(0, None, 1), None), "out_axes": Net(1, None, 0)}
+    one_axis = {"in_axes": (0, None), "out_axes": 0}
+    for options, net, twin, shapes in (
+        (one_axis, tied(), untied(), (True, (4,), (4,))),
+        (parted_axes, Net(parted.embed, parted.embed, parted.bias), parted, (False, (4,), (8, 4))),
+    ):
+        options |= {"axis_name": "i", "static_broadcasted_argnums": 1}
+        mapped, vanilla = st.pmap(f, policy=IGNORE, **options), jax.pmap(f, **options)
+        seen.clear()
+        for k in (2, 2, 3):
+            result = mapped(net, k)
+        assert seen == [shapes] * 2
+        same_arrays(result, vanilla(twin, 3))
+    both = st.pmap(lambda net: st.tree.map(jnp.sin, net), in_axes=(Net(0, 0, None),), out_axes=Net(0, 0, None))(tied())
+    assert both.embed is both.head
 
 
 def test_pmap_conflicts_and_donation():
@@ -444,21 +433,6 @@ def test_pmap_in_place():
     assert model.count is model.same
     np.testing.assert_array_equal(model.count, jnp.arange(8.0))
     np.testing.assert_array_equal(model.table, weight() + jnp.arange(8.0)[:, None])
-
-
-def test_pmap_errors_are_those_of_jax():
-    for options, net in (
-        ({"in_axes": (0, 0)}, untied()),
-        ({"in_axes": "x"}, untied()),
-        ({"in_axes": None}, untied()),
-        ({"out_axes": "x"}, untied()),
-        ({"static_broadcasted_argnums": 3}, untied()),
-        ({}, Net(jnp.ones(9), jnp.ones(9))),
-    ):
-        call = lambda library, options=options, net=net: library.pmap(lambda net: net, **options)(net)
-        expected, found = texts_of_errors(call)
-        if options.get("in_axes") != (0, 0):  # that names all arguments, and so also how they are packed
-            assert found.partition("/")[0] == expected.partition("/")[0]
 
 
 def test_filter_pmap():

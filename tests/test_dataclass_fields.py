@@ -414,14 +414,6 @@ def test_random_dags(pool):
     assert_alike([Plain(pool[-1], "top", list(pool)), pool[-1]], Rules())
 
 
-def post_init(cls):
-    cls.__post_init__ = lambda self: setattr(self, "post", 1)
-
-
-def own_setattr(cls):
-    cls.__setattr__ = lambda self, name, value: object.__setattr__(self, name, [value])
-
-
 def wrapped_init(cls):
     init = cls.__init__
 
@@ -447,39 +439,43 @@ def other_code(cls):
     cls.__init__.__code__ = __init__.__code__
 
 
-def own_new(cls):
-    def __new__(cls, *_, **__):
-        obj = object.__new__(cls)
-        obj.new = 1
-        return obj
-
-    cls.__new__ = __new__
-
-
-def own_getattribute(cls):
-    cls.__getattribute__ = lambda self, name: Y if name == "a" else object.__getattribute__(self, name)
-
-
-def a_property(cls):
-    cls.a = property(lambda self: Y, lambda self, value: None)
+def own_new(cls, *_, **__):
+    obj = object.__new__(cls)
+    obj.new = 1
+    return obj
 
 
 def another_field(cls):
     dataclasses.fields(cls)[0].init = False
 
 
+def setting(name, value):
+    return lambda cls: setattr(cls, name, value)
+
+
+NO_SLOTS, BOTH = (False,), (False, True)
 CHANGES = {
     # With slots there is no room for what these set.
-    **dict.fromkeys((post_init, wrapped_init, forged_init, own_new), (False,)),
-    **dict.fromkeys((own_setattr, other_code, own_getattribute, a_property, another_field), (False, True)),
+    "__post_init__": (setting("__post_init__", lambda self: setattr(self, "post", 1)), NO_SLOTS),
+    "__new__": (setting("__new__", own_new), NO_SLOTS),
+    "wrapped __init__": (wrapped_init, NO_SLOTS),
+    "forged __init__": (forged_init, NO_SLOTS),
+    "__setattr__": (setting("__setattr__", lambda self, name, x: object.__setattr__(self, name, [x])), BOTH),
+    "__getattribute__": (
+        setting("__getattribute__", lambda self, name: Y if name == "a" else object.__getattribute__(self, name)),
+        BOTH,
+    ),
+    "a property": (setting("a", property(lambda self: Y, lambda self, value: None)), BOTH),
+    "other code": (other_code, BOTH),
+    "another field": (another_field, BOTH),
 }
 
 
 @pytest.mark.parametrize("is_met", [False, True], ids=["new", "met"])
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_class_that_is_changed(change, is_met):
+@pytest.mark.parametrize(("change", "with_slots"), CHANGES.values(), ids=list(CHANGES))
+def test_a_class_that_is_changed(change, with_slots, is_met):
     """Of one that was met the change is seen when the next structure is made, and from then on."""
-    for slots in CHANGES[change]:
+    for slots in with_slots:
 
         @registered(slots=slots)
         class Changed:

@@ -218,22 +218,6 @@ def test_what_was_compiled_from_this_source_stays(checkout, monkeypatch, capsys,
     assert ("was compiled from this source before, and stays" in capsys.readouterr().err) is not is_switched_off
 
 
-@needs_compiler
-def test_no_process_meets_a_moment_without_a_compiled_file(checkout, monkeypatch):
-    builder = builder_of(checkout, monkeypatch)
-    assert builder.compiled()
-    first = builder.TARGET.read_bytes()
-    met, run = [], subprocess.run
-
-    def compiling(*args, **options):
-        met.append(builder.TARGET.read_bytes())
-        return run(*args, **options)
-
-    monkeypatch.setattr(builder.subprocess, "run", compiling)
-    assert builder.compiled("-O1")
-    assert met == [first]
-
-
 READ_ONLY = OSError(errno.EROFS, "Read-only file system")
 
 
@@ -275,9 +259,21 @@ def test_a_checkout_that_is_read_only(checkout, monkeypatch, capsys, compiler, h
 
 
 @needs_compiler
-def test_an_editable_install_from_a_read_only_checkout_that_is_compiled(checkout, monkeypatch):
+def test_a_checkout_that_is_compiled(checkout, monkeypatch):
+    """No process meets a moment without the file, and an editable install takes it where nothing can be written."""
     builder = builder_of(checkout, monkeypatch)
     assert builder.compiled()
+    first = builder.TARGET.read_bytes()
+    met, run = [], subprocess.run
+
+    def compiling(*args, **options):
+        met.append(builder.TARGET.read_bytes())
+        return run(*args, **options)
+
+    with monkeypatch.context() as watched:
+        watched.setattr(builder.subprocess, "run", compiling)
+        assert builder.compiled("-O1")
+    assert met == [first]
     make_read_only(monkeypatch, checkout)
     data = {"artifacts": [], "force_include": {}}
     builder.CompileHook().initialize("editable", data)

@@ -1,9 +1,10 @@
 """Every transform inside of every other, on a tied model, against vanilla JAX on a dictionary with one entry a weight.
 
-Each transform is a layer: it makes of a function `(model, x) → number` another one, and looks at the model on both
-sides of itself. The layers of vanilla JAX are written again, over the dictionary, which goes in and out as a value.
+Each transform is a layer: it makes of a function of `(model, x)` another one, and looks at the model on both sides of
+itself. The innermost one changes the model, and each gradient does. The model goes in and out as a value, as the
+dictionary does in vanilla JAX, or it is written in place.
 
-Both are traced, and their programs are to be the same text, in which each tied leaf goes once into each transform.
+All are traced, and their programs are to be the same text, in which each tied leaf goes once into each transform.
 Where they are not, they are run, uncompiled, for that takes longer.
 """
 
@@ -77,10 +78,6 @@ def in_order(weight, bias, scale):
     return OrderedDict(weight=weight, bias=bias, scale=scale)
 
 
-def for_each(f, *dictionaries):
-    return in_order(*map(f, *[p.values() for p in dictionaries]))
-
-
 def require_tied(model):
     assert model.embed.weight is model.decoder.weight
     assert model.first is model.blocks[0]
@@ -93,8 +90,9 @@ def forward(weight, again, bias, scale, x):
     return (scale * h * again + bias * bias).sum()
 
 
-def squares(leaves):
-    return sum((leaf * leaf).sum() for leaf in leaves)
+def changed(p, x):
+    """Each kind of tie: an array that is bound in two places, and one in a layer that is in two places."""
+    return in_order(p["weight"] * 0.9 + x, p["bias"] + x, p["scale"] - 0.1)
 
 
 def on_model(model, x):
@@ -102,8 +100,32 @@ def on_model(model, x):
     return forward(model.embed.weight, model.decoder.weight, model.decoder.bias, model.blocks[0].scale, x)
 
 
+def on_value(model, x):
+    return on_model(model, x), net(**changed(values(model), x))
+
+
 def on_dictionary(p, x):
-    return forward(p["weight"], p["weight"], p["bias"], p["scale"], x)
+    return forward(p["weight"], p["weight"], p["bias"], p["scale"], x), changed(p, x)
+
+
+def on_what_is_written(model, x):
+    y = on_model(model, x)
+    assign(model, **changed(values(model), x))
+    return y
+
+
+def assign(model, weight, bias, scale):
+    model.embed.weight = model.decoder.weight = weight
+    model.decoder.bias = bias
+    model.blocks[0].scale = scale
+
+
+def squares(leaves):
+    return sum((leaf * leaf).sum() for leaf in leaves)
+
+
+def stepped(tree, model, gradient):
+    return tree.map(lambda w, g: w - 0.1 * g, model, gradient)
 
 
 def layers(lib, scan, cond, tree, check):
@@ -112,33 +134,39 @@ def layers(lib, scan, cond, tree, check):
     def layer(use):
         def of(f):
             def run(m, x):
-                check(m)
-                return use(f, m, x)
+                y, m = use(f, check(m), x)
+                return y + squares(tree.leaves(check(m))), m
 
             return run
 
         return of
 
-    def through_scan(f, m, x):
-        def body(carry, x):
-            return tree.map(lambda w: 0.9 * w, check(carry)), f(carry, x)
+    def through_grad(f, m, x):
+        gradient, m = lib.grad(f, has_aux=True)(m, x)
+        return squares(tree.leaves(check(gradient))), stepped(tree, m, gradient)
 
-        last, ys = scan(body, m, jnp.stack([x, -x]))
-        return ys.sum() + squares(tree.leaves(check(last)))
+    def through_vmap(f, m, x):
+        ys, m = lib.vmap(f, in_axes=(0, None))(m, x)
+        return ys.sum(), m
+
+    def through_scan(f, m, x):
+        m, ys = scan(lambda m, x: f(check(m), x)[::-1], m, jnp.stack([x, -x]))
+        return ys.sum(), m
 
     def through_jvp(f, m, x):
-        y, rate = lib.jvp(f, (m, x), (check(tree.map(lambda w: 0.5 * w, m)), jnp.ones_like(x)))
-        return y + rate
+        tangents = check(tree.map(lambda w: 0.5 * w, m)), jnp.ones_like(x)
+        y, rate = lib.jvp(lambda m, x: f(m, x)[0], (m, x), tangents)
+        return y, stepped(tree, m, tree.map(lambda w: w * rate, m))
 
     def through_vjp(f, m, x):
-        y, pull = lib.vjp(f, m, x)
+        y, pull = lib.vjp(lambda m, x: f(m, x)[0], m, x)
         by_model, by_x = pull(jnp.full_like(y, 0.5))
-        return y + squares(tree.leaves(check(by_model))) + by_x.sum()
+        return y + by_x.sum(), stepped(tree, m, check(by_model))
 
     return {
         "jit": layer(lambda f, m, x: lib.jit(f)(m, x)),
-        "grad": layer(lambda f, m, x: squares(tree.leaves(check(lib.grad(f)(m, x))))),
-        "vmap": layer(lambda f, m, x: lib.vmap(f, in_axes=(0, None))(m, x).sum()),
+        "grad": layer(through_grad),
+        "vmap": layer(through_vmap),
         "checkpoint": layer(lambda f, m, x: lib.checkpoint(f)(m, x)),
         "scan": layer(through_scan),
         "cond": layer(lambda f, m, x: cond(x.sum() > 0, f, lambda m, x: f(m, 2 * x), m, x)),
@@ -149,6 +177,56 @@ def layers(lib, scan, cond, tree, check):
 
 OURS = layers(st, st.scan, st.cond, st.tree, require_tied)
 VANILLA = layers(jax, jax.lax.scan, jax.lax.cond, jax.tree, lambda p: p)
+
+
+def step(model, gradient):
+    assign(model, **stepped(jax.tree, values(model), values(require_tied(gradient))))
+
+
+def grad_writing(f, m, x):
+    gradient = st.grad(f, in_place=True)(m, x)
+    step(m, gradient)
+    return squares(st.tree.leaves(gradient))
+
+
+# What `jvp` and `vjp` do to their operands is not written back, so these two change the model by what comes out.
+
+
+def jvp_writing(f, m, x):
+    y, rate = st.jvp(f, (m, x), (st.tree.map(lambda w: 0.5 * w, m), jnp.ones_like(x)), in_place=False)
+    step(m, st.tree.map(lambda w: w * rate, m))
+    return y
+
+
+def vjp_writing(f, m, x):
+    y, pull = st.vjp(f, m, x, in_place=False)
+    by_model, by_x = pull(jnp.full_like(y, 0.5))
+    step(m, by_model)
+    return y + by_x.sum()
+
+
+WRITING = {
+    "jit": lambda f, m, x: st.jit(f, in_place=True)(m, x),
+    "grad": grad_writing,
+    "vmap": lambda f, m, x: st.vmap(f, in_axes=(0, None), in_place=True)(m, x).sum(),
+    "checkpoint": lambda f, m, x: st.checkpoint(f, in_place=True)(m, x),
+    "scan": lambda f, m, x: st.scan(lambda m, x: (m, f(m, x)), m, jnp.stack([x, -x]), in_place=True)[1].sum(),
+    "cond": lambda f, m, x: st.cond(x.sum() > 0, f, lambda m, x: f(m, 2 * x), m, x, in_place=True),
+    "jvp": jvp_writing,
+    "vjp": vjp_writing,
+}
+
+
+def writing(name, f):
+    """A layer that looks at the model again when the transform has written into it."""
+
+    def run(m, x):
+        holders = m.embed, m.decoder, m.first, m.blocks
+        y = WRITING[name](f, require_tied(m), x)
+        assert all(one is other for one, other in zip(holders, (m.embed, m.decoder, m.first, m.blocks), strict=True))
+        return y + squares(values(require_tied(m)).values())
+
+    return run
 
 
 def operands(jaxpr):
@@ -188,180 +266,43 @@ def require_same_program(ours, theirs):
     texts = [re.sub(r"name=\w+", "", str(jaxpr)) for jaxpr in (ours, theirs)]
     if texts[0] == texts[1]:
         return
-    for one, other in zip(evaluated(ours), evaluated(theirs), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5)
+    require_same_values(evaluated(ours), evaluated(theirs))
     assert operands(ours.jaxpr) == operands(theirs.jaxpr)
 
 
-PAIRS = list(itertools.product(NAMES, NAMES))
+def require_same_values(found, expected):
+    for one, other in zip(jax.tree.leaves(found), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("outer", "inner"), PAIRS)
-def test_as_a_value(outer, inner):
-    run = OURS[outer](OURS[inner](on_model))
+@pytest.mark.parametrize(("outer", "inner"), [*itertools.product(NAMES, NAMES)])
+def test_pairs(outer, inner):
     theirs = traced(VANILLA[outer](VANILLA[inner](on_dictionary)))
-    require_same_program(traced(lambda p, x: run(net(**p), x)), theirs)
-    if is_run(outer, inner):
+    expected = evaluated(theirs) if is_run(outer, inner) else None
+
+    run = OURS[outer](OURS[inner](on_value))
+    require_same_program(traced(lambda p, x: returned(*run(net(**p), x))), theirs)
+    if expected:
         model = net(**parameters())
-        np.testing.assert_allclose(run(model, X), evaluated(theirs)[0], rtol=2e-5)
-        require_tied(model)
+        y, after = run(model, X)
+        require_same_values((y, values(require_tied(after))), expected)
+        require_same_values(values(require_tied(model)), parameters().values())
 
-
-def written_by_model(model, x):
-    """Changes each kind of tie: an array that is bound in two places, and one in a layer that is in two places."""
-    y = on_model(model, x)
-    assign(model, model.decoder.weight * 0.9 + x, model.decoder.bias + x, model.first.scale - 0.1)
-    return y
-
-
-def written_by_dictionary(p, x):
-    return on_dictionary(p, x), in_order(p["weight"] * 0.9 + x, p["bias"] + x, p["scale"] - 0.1)
-
-
-def assign(model, weight, bias, scale):
-    model.embed.weight = model.decoder.weight = weight
-    model.decoder.bias = bias
-    model.blocks[0].scale = scale
-
-
-def stepped(p, gradient):
-    return for_each(lambda w, g: w - 0.1 * g, p, gradient)
-
-
-def after(p):
-    return squares(p.values())
-
-
-def step(model, gradient):
-    require_tied(gradient)
-    assign(model, **stepped(values(model), values(gradient)))
-
-
-def writing(use):
-    """A layer that looks at the model again when the transform has written into it."""
-
-    def of(f):
-        def run(m, x):
-            require_tied(m)
-            holders = m.embed, m.decoder, m.first, m.blocks
-            y = use(f, m, x)
-            assert all(
-                one is other for one, other in zip(holders, (m.embed, m.decoder, m.first, m.blocks), strict=True)
-            )
-            return y + after(values(require_tied(m)))
-
-        return run
-
-    return of
-
-
-def threading(use):
-    """The same of vanilla JAX: the dictionary comes back with the result."""
-
-    def of(f):
-        def run(p, x):
-            y, p = use(f, p, x)
-            return y + after(p), p
-
-        return run
-
-    return of
-
-
-def grad_writing(f, m, x):
-    gradient = require_tied(st.grad(f, in_place=True)(m, x))
-    y = squares(st.tree.leaves(gradient))
-    step(m, gradient)
-    return y
-
-
-def grad_threading(f, p, x):
-    gradient, p = jax.grad(f, has_aux=True)(p, x)
-    return after(gradient), stepped(p, gradient)
-
-
-def vmap_threading(f, p, x):
-    ys, p = jax.vmap(f, in_axes=(0, None))(p, x)
-    return ys.sum(), p
-
-
-def scan_threading(f, p, x):
-    def body(p, x):
-        y, p = f(p, x)
-        return p, y
-
-    p, ys = jax.lax.scan(body, p, jnp.stack([x, -x]))
-    return ys.sum(), p
-
-
-# What `jvp` and `vjp` do to their operands is not written back, so these two change the model by what comes out.
-
-
-def jvp_writing(f, m, x):
-    y, rate = st.jvp(f, (m, x), (st.tree.map(lambda w: 0.5 * w, m), jnp.ones_like(x)), in_place=False)
-    step(m, st.tree.map(lambda w: w * rate, m))
-    return y
-
-
-def jvp_threading(f, p, x):
-    y, rate = jax.jvp(lambda p, x: f(p, x)[0], (p, x), (for_each(lambda w: 0.5 * w, p), jnp.ones_like(x)))
-    return y, stepped(p, for_each(lambda w: w * rate, p))
-
-
-def vjp_writing(f, m, x):
-    y, pull = st.vjp(f, m, x, in_place=False)
-    step(m, pull(jnp.ones_like(y))[0])
-    return y
-
-
-def vjp_threading(f, p, x):
-    y, pull = jax.vjp(lambda p, x: f(p, x)[0], p, x)
-    return y, stepped(p, pull(jnp.ones_like(y))[0])
-
-
-WRITING_LAYERS = {
-    "jit": lambda f, m, x: st.jit(f, in_place=True)(m, x),
-    "grad": grad_writing,
-    "vmap": lambda f, m, x: st.vmap(f, in_axes=(0, None), in_place=True)(m, x).sum(),
-    "checkpoint": lambda f, m, x: st.checkpoint(f, in_place=True)(m, x),
-    "scan": lambda f, m, x: st.scan(lambda m, x: (m, f(m, x)), m, jnp.stack([x, -x]), in_place=True)[1].sum(),
-    "cond": lambda f, m, x: st.cond(x.sum() > 0, f, lambda m, x: f(m, 2 * x), m, x, in_place=True),
-    "jvp": jvp_writing,
-    "vjp": vjp_writing,
-}
-
-THREADING_LAYERS = {
-    "jit": lambda f, p, x: jax.jit(f)(p, x),
-    "grad": grad_threading,
-    "vmap": vmap_threading,
-    "checkpoint": lambda f, p, x: jax.checkpoint(f)(p, x),
-    "scan": scan_threading,
-    "cond": lambda f, p, x: jax.lax.cond(x.sum() > 0, f, lambda p, x: f(p, 2 * x), p, x),
-    "jvp": jvp_threading,
-    "vjp": vjp_threading,
-}
-
-
-@pytest.mark.parametrize(("outer", "inner"), [pair for pair in PAIRS if not {*pair} <= {"jvp", "vjp"}])
-def test_in_place(outer, inner):
-    run, expected = written_by_model, written_by_dictionary
-    for name in (inner, outer):
-        run, expected = writing(WRITING_LAYERS[name])(run), threading(THREADING_LAYERS[name])(expected)
+    write = writing(outer, writing(inner, on_what_is_written))
 
     def on_copies(p, x):
         copied = mutable_net(**p)
-        return run(copied, x), values(copied)
+        return returned(write(copied, x), copied)
 
-    theirs = traced(expected)
     # Nor does any of what is written back come out twice.
     require_same_program(traced(on_copies), theirs)
-    if is_run(outer, inner):
+    if expected:
         model = mutable_net(**parameters())
         other = Mutable(embed=model.embed, blocks=model.blocks)
-        y, *want = evaluated(theirs)
-        np.testing.assert_allclose(run(model, X), y, rtol=2e-5)
-        require_tied(model)
+        require_same_values((write(model, X), values(require_tied(model))), expected)
         assert (model.embed, model.blocks) == (other.embed, other.blocks)
-        for mine, value in zip(values(model).values(), want, strict=True):
-            np.testing.assert_allclose(mine, value, rtol=2e-5, atol=1e-5)
         np.testing.assert_array_equal(other.blocks[0].scale, model.first.scale)
+
+
+def returned(y, model):
+    return y, values(model)

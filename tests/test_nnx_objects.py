@@ -322,21 +322,17 @@ def test_an_object_that_is_changed_in_between():
         assert_as_in_jax(block)
 
 
-def a_property(cls):
-    cls.size = property(lambda self: 5, lambda self, value: None)
-
-
-def own_getattribute(cls):
-    cls.__getattribute__ = lambda self, name: {} if name == "__dict__" else object.__getattribute__(self, name)
-
-
-def int_keys(cls):
-    cls._pytree__has_int_keys = True
+def own_getattribute(self, name):
+    return {} if name == "__dict__" else object.__getattribute__(self, name)
 
 
 def test_a_class_that_is_changed():
     """The change is seen when the next structure is made, and from then on."""
-    for change in (a_property, own_getattribute, int_keys):
+    for name, value in (
+        ("size", property(lambda self: 5, lambda self, value: None)),
+        ("__getattribute__", own_getattribute),
+        ("_pytree__has_int_keys", True),
+    ):
 
         class Changed(nnx.Module):
             def __init__(self):
@@ -349,7 +345,7 @@ def test_a_class_that_is_changed():
         if native is not None:
             assert Changed in _native_classes._read_by_field
         obj = Changed()
-        change(Changed)
+        setattr(Changed, name, value)
         assert_as_in_jax([obj])
         assert_as_in_jax(obj)
         assert Changed not in _native_classes._read_by_field

@@ -366,11 +366,6 @@ def made(kind, *names):
     return Several([(SITUATIONS | MOVES)[name](KINDS[kind]) for name in names])
 
 
-def require_each(kind, names, check):
-    """All of them in one call."""
-    check(made(kind, *names))
-
-
 @functools.cache
 def by_python(situation, times):
     """What is left after so many calls, and where each of the objects is that were there before."""
@@ -404,7 +399,7 @@ def require_as_in_python(situation, transform, **options):
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_place(kind, transform):
     names = [*SITUATIONS] if transform in NOT_ONCE else [*SITUATIONS, *MOVES]
-    require_each(kind, names, functools.partial(require_as_in_python, transform=transform, in_place=True))
+    require_as_in_python(made(kind, *names), transform, in_place=True)
 
 
 @pytest.mark.parametrize("transform", NOT_ONCE)
@@ -421,7 +416,7 @@ def test_moves_that_cannot_be_repeated(kind, transform):
     [*(("plain", name) for name in AS_VALUES), *(("nnx", name) for name in ("jit", "vjp", "scan", "cond"))],
 )
 def test_as_values(kind, transform):
-    require_each(kind, SITUATIONS, functools.partial(require_as_in_python, transform=transform))
+    require_as_in_python(made(kind, *SITUATIONS), transform)
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
@@ -509,54 +504,42 @@ def test_two_treatments(kind, treatments):
 # Carries that hold one model twice ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_double_carries(kind, loop, in_place):
-    situation = Situation(KINDS[kind])
-    model = situation.module(v=situation.variable(1))
-
-    def exchanged(one, two):
-        assert one is two
-        situation.add(one.v, 1)
-        return two, one
-
-    for _ in range(2):
-        one, two = LOOPS[loop](exchanged, (model, model), in_place=in_place)
-        assert one is two
-        assert (one is model) == in_place
-        np.testing.assert_array_equal(situation.value(one.v), situation.value(model.v) + (0 if in_place else 3))
-    np.testing.assert_array_equal(situation.value(model.v), [7, 8] if in_place else [1, 2])
-
-    def parted(one, two):
-        return one, situation.module(v=situation.another(two.v, 1))
-
-    v = model.v
-    with pytest.raises(st.SharingMismatchError):
-        LOOPS[loop](parted, (model, model), in_place=in_place)
-    assert model.v is v
-    np.testing.assert_array_equal(situation.value(v), [7, 8] if in_place else [1, 2])
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_models_change_places_in_a_carry(kind, loop):
-    """As values they may; in place they may not, since the caller's would have to."""
+def test_models_change_places_in_a_carry(kind, loop):
+    """One that is there twice may; two may as values and not in place, since the caller's would have to."""
     situation = Situation(KINDS[kind])
     shared = situation.variable(5)
-    models = tuple(situation.module(v=situation.variable(n), w=shared) for n in (1, 2))
+    model, other = models = tuple(situation.module(v=situation.variable(n), w=shared) for n in (1, 2))
+    v = model.v
+    first_values = lambda *models: [situation.value(each.v)[0] for each in models]
 
     def exchanged(one, two):
-        assert one.w is two.w
+        assert (one is two, one.w is two.w) == (is_twice, True)
         situation.add(one.v, 10)
         return two, one
 
+    def parted(one, two):
+        return one, situation.module(v=situation.another(two.v, 1), w=two.w)
+
+    is_twice = False
     one, two = LOOPS[loop](exchanged, models)
     assert one.w is two.w
-    assert [situation.value(each.v)[0] for each in (*models, one, two)] == [1, 2, 12, 21]
+    assert first_values(*models, one, two) == [1, 2, 12, 21]
     with pytest.raises(st.SharingMismatchError):
         LOOPS[loop](exchanged, models, in_place=True)
-    assert [situation.value(each.v)[0] for each in models] == [1, 2]
+    assert first_values(*models) == [1, 2]
+
+    is_twice = True
+    for in_place, left, given in ((False, 1, 31), (False, 1, 31), (True, 31, 31), (True, 61, 61)):
+        one, two = LOOPS[loop](exchanged, (model, model), in_place=in_place)
+        assert one is two
+        assert (one is model) == in_place
+        assert first_values(model, one) == [left, given]
+        with pytest.raises(st.SharingMismatchError):
+            LOOPS[loop](parted, (model, model), in_place=in_place)
+        assert model.v is v
+        assert first_values(model, other) == [left, 2]
 
 
 @pytest.mark.parametrize("kind", KINDS)

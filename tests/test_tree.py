@@ -1,15 +1,18 @@
 """`sharedtree.tree`: without ties equal to `jax.tree` and Equinox, with ties to what was worked out by hand."""
 
 import collections
+import itertools
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
 from jax import tree_util as jtu
 
 import sharedtree as st
+from tests.strategies import copy_dag, dags, is_array, partition, unique_arrays
 
 
 class Pair(eqx.Module):
@@ -58,37 +61,23 @@ def same(x, y):
         assert a is b or (type(a) is type(b) and np.array_equal(a, b))
 
 
-def test_all_is_that_of_jax(untied):
-    leaves, structure = st.tree.flatten(untied)
-    theirs = jax.tree.leaves_with_path(untied)
-    for found in (leaves, st.tree.leaves(untied), [leaf for _, leaf in st.tree.leaves_with_path(untied)]):
-        assert all(a is b for a, (_, b) in zip(found, theirs, strict=True))
-    assert [jtu.keystr(path) for path, _ in st.tree.leaves_with_path(untied)] == [
-        jtu.keystr(path) for path, _ in theirs
-    ]
-    same(st.tree.unflatten(structure, leaves), untied)
-    assert st.tree.structure(untied) is structure
-    same(st.tree.map(lambda x: (x, 1), untied), jax.tree.map(lambda x: (x, 1), untied))
-    double = lambda x, y: [y, x]
-    same(st.tree.map(double, untied, untied), jax.tree.map(double, untied, untied))
-    f = lambda path, x: jtu.keystr(path)
-    assert jax.tree.leaves(st.tree.map_with_path(f, untied)) == jax.tree.leaves(jax.tree.map_with_path(f, untied))
-
-
-IS_LEAF = {"nodes": lambda x: isinstance(x, (list, Layer)), "none": lambda x: x is None}
+IS_LEAF = {"default": None, "nodes": lambda x: isinstance(x, (list, Layer)), "none": lambda x: x is None}
 
 
 @pytest.mark.parametrize("is_leaf", IS_LEAF.values(), ids=IS_LEAF)
-def test_is_leaf_as_in_jax(untied, is_leaf):
-    ours, theirs = st.tree.leaves(untied, is_leaf), jax.tree.leaves(untied, is_leaf)
-    assert len(ours) == len(theirs)
-    assert all(a is b for a, b in zip(ours, theirs, strict=True))
-    f = lambda x: 7
-    assert jax.tree.leaves(st.tree.map(f, untied, is_leaf=is_leaf)) == [7] * len(theirs)
-    assert len(st.tree.leaves_with_path(untied, is_leaf)) == len(theirs)
-    assert st.tree.structure(untied, is_leaf) is st.tree.flatten(untied, is_leaf)[1]
+def test_all_is_that_of_jax(untied, is_leaf):
     leaves, structure = st.tree.flatten(untied, is_leaf)
+    ours, theirs = (library.tree.leaves_with_path(untied, is_leaf) for library in (st, jax))
+    for found in (leaves, st.tree.leaves(untied, is_leaf), [leaf for _, leaf in ours]):
+        assert all(a is b for a, (_, b) in zip(found, theirs, strict=True))
+    assert [jtu.keystr(path) for path, _ in ours] == [jtu.keystr(path) for path, _ in theirs]
     same(st.tree.unflatten(structure, leaves), untied)
+    assert st.tree.structure(untied, is_leaf) is structure
+    for map_ in ("map", "map_with_path"):
+        f = lambda *args: [jtu.keystr(args[0]) if map_ == "map_with_path" else "leaf", *reversed(args[-2:])]
+        for trees in ([untied], [untied, untied]):
+            ours, theirs = (getattr(library.tree, map_)(f, *trees, is_leaf=is_leaf) for library in (st, jax))
+            same(ours, theirs)
 
 
 def test_rest_of_another_shape_is_an_error_with_its_path():
@@ -109,46 +98,38 @@ def test_unflatten_with_too_few_or_too_many_leaves():
     same(st.tree.unflatten(structure, iter(leaves)), leaves)
 
 
-def test_map_calls_once_and_keeps_every_kind_of_tie():
-    layer, box = Layer(jnp.ones(2)), [jnp.zeros(2)]
-    w = jnp.full(2, 5.0)
-    tree = Pair([layer, box, w, layer.weight], {"layer": layer, "box": box, "w": w})
+@given(tree=dags())
+def test_every_kind_of_tie_is_kept(tree):
+    """By `map`, which calls once for each array, by both halves of a partition, and by what puts them together."""
     calls = []
-
-    def f(x):
-        calls.append(x)
-        return x + 1
-
-    new = st.tree.map(f, tree)
-    assert len(calls) == 3
-    found = st.tree.leaves_with_path(tree)
-    assert [jtu.keystr(path) for path, _ in found] == [".a[0].weight", ".a[1][0]", ".a[2]"]
-    assert all(a is b for (_, a), b in zip(found, calls, strict=True))
-    layers = st.tree.map(lambda x: calls.append(x) or "new", tree, is_leaf=lambda x: isinstance(x, Layer))
-    assert layers.a[0] == layers.b["layer"] == "new"
-    assert sum(call is layer for call in calls) == 1
-    assert new.a[0] is new.b["layer"]
-    assert new.a[1] is new.b["box"]
-    assert new.a[2] is new.b["w"]
-    assert new.a[3] is new.a[0].weight
-    np.testing.assert_array_equal(new.b["w"], [6.0, 6.0])
-    assert tree.a[0] is layer  # not changed
-    np.testing.assert_array_equal(layer.weight, [1.0, 1.0])
+    new = st.tree.map(lambda x: (calls.append(x), x + x)[1] if is_array(x) else x, tree)
+    assert all(a is b for a, b in zip(calls, unique_arrays(tree), strict=True))
+    expected = copy_dag(tree, lambda x: x + x)
+    same(new, expected)
+    assert partition(new) == partition(expected)
+    halves = st.tree.partition(tree, eqx.is_inexact_array)
+    for half, is_inexact in zip(halves, (True, False), strict=True):
+        of_half = copy_dag(tree, lambda x, is_inexact=is_inexact: x if eqx.is_inexact_array(x) is is_inexact else None)
+        assert partition(half) == partition(of_half)
+    joined = st.tree.combine(*halves)
+    same(joined, tree)
+    assert partition(joined) == partition(tree)
 
 
-def test_none_in_rest_is_handed_over():
+def test_map_calls_once_for_what_is_said_to_be_a_leaf():
+    layer, calls = Layer(jnp.ones(2)), []
+    is_layer = lambda x: isinstance(x, Layer)
+    new = st.tree.map(lambda x: calls.append(x) or "new", Pair([layer], {"layer": layer}), is_leaf=is_layer)
+    assert new.a[0] == new.b["layer"] == "new"
+    assert [call is layer for call in calls] == [True]
+
+
+def test_none_and_equal_values_without_identity_in_rest_are_one():
     w, v = jnp.ones(2), jnp.zeros(2)
-    got = []
-    tree = {"a": w, "b": w, "c": v}
-    new = st.tree.map(lambda x, y: got.append(y) or x, tree, {"a": None, "b": None, "c": 4})
+    got, tree = [], {"a": w, "b": w}
+    new = st.tree.map(lambda x, y: got.append(y) or x, tree | {"c": v}, {"a": None, "b": None, "c": 4})
     assert got == [None, 4]
-    assert new["a"] is w
-    assert new["b"] is w
-
-
-def test_equal_values_without_identity_in_rest_are_one():
-    w = jnp.ones(2)
-    tree = {"a": w, "b": w}
+    assert new["a"] is new["b"] is w
     assert st.tree.map(lambda x, y: y, tree, {"a": (0, "x"), "b": (0, "x")}) == {"a": (0, "x"), "b": (0, "x")}
     assert st.tree.map(lambda x, y: y, jtu.Partial(max, w, w), jtu.Partial(max, 2.0, 2.0)).args == (2.0, 2.0)
     for other in ({"a": 0, "b": 1}, {"a": jnp.zeros(2), "b": None}):
@@ -222,26 +203,21 @@ def test_at_equals_tree_at_where_nothing_is_tied():
     same(st.tree.at(where, tree, replace_fn=lambda x: 2 * x), eqx.tree_at(where, tree, replace_fn=lambda x: 2 * x))
 
 
-def test_at_replaces_none():
+def test_at_replaces_none_and_wants_one_replacement_for_each_place():
     tree = Pair(Layer(jnp.ones(2)), None)
     x = jnp.zeros(2)
     same(st.tree.at(lambda m: m.a.bias, tree, x), eqx.tree_at(lambda m: m.a.bias, tree, x, is_leaf=lambda y: y is None))
     both = st.tree.at(lambda m: (m.a.bias, m.b), tree, (x, 3))
     assert both.a.bias is x
     assert both.b == 3
-    one = st.tree.at(lambda m: m.b, tree, 3)
-    assert one.a.bias is None
-
-
-def test_at_wants_exactly_one_replacement_and_as_many_as_places():
-    tree = [jnp.ones(2), jnp.ones(2)]
-    with pytest.raises(ValueError, match="exactly one"):
-        st.tree.at(lambda m: m[0], tree)
-    with pytest.raises(ValueError, match="exactly one"):
-        st.tree.at(lambda m: m[0], tree, 1, replace_fn=lambda x: x)
+    assert st.tree.at(lambda m: m.b, tree, 3).a.bias is None
+    weight = lambda m: m.a.weight
+    assert st.tree.at(weight, tree, None).a.weight is None
+    for arguments in ({}, {"replace": 1, "replace_fn": lambda x: x}):
+        with pytest.raises(ValueError, match="exactly one"):
+            st.tree.at(weight, tree, **arguments)
     with pytest.raises(ValueError, match="returned 2 nodes, but `replace` has 1"):
-        st.tree.at(lambda m: (m[0], m[1]), tree, (1,))
-    assert st.tree.at(lambda m: m[0], tree, None)[0] is None
+        st.tree.at(lambda m: (m.a, m.b), tree, (1,))
 
 
 SPECS = {
@@ -280,22 +256,6 @@ def test_filter_with_is_leaf_and_combine_as_equinox():
     assert st.tree.combine(*trees)["x"] is a
 
 
-def test_partition_keeps_ties_in_both_halves():
-    layer, k = Layer(jnp.ones(2)), jnp.arange(3)
-    tree = Pair([layer, k], [layer, k, layer.weight])
-    inexact, rest = st.tree.partition(tree, eqx.is_inexact_array)
-    assert inexact.a[0] is inexact.b[0]
-    assert inexact.b[2] is layer.weight
-    assert inexact.a[1] is inexact.b[1] is None
-    assert rest.a[0] is rest.b[0]
-    assert rest.a[1] is rest.b[1] is k
-    joined = st.tree.combine(inexact, rest)
-    assert joined.a[0] is joined.b[0]
-    assert joined.b[2] is joined.a[0].weight is layer.weight
-    assert joined.a[1] is joined.b[1] is k
-    assert joined.a[0].activation is jnp.tanh
-
-
 def test_a_prefix_that_splits_a_tie_is_an_error():
     w = jnp.ones(2)
     with pytest.raises(st.InconsistentSharingError) as caught:
@@ -328,22 +288,12 @@ def test_combine_ties_only_what_is_tied_in_all_that_have_it():
 
 
 def test_equal_is_that_of_equinox_where_nothing_is_tied():
-    tree = [jnp.ones(2), {"a": 1}]
-    others = [[array, {"a": 1}] for array in (jnp.ones(2), jnp.zeros(2), jnp.ones(3), jnp.ones(2, jnp.int32))]
+    arrays = jnp.ones(2), jnp.zeros(2), jnp.ones(3), jnp.ones(2, jnp.int32), jnp.ones(2) + 1e-4, np.ones(2, np.float32)
+    tree, others = [jnp.ones(2), {"a": 1}], [[array, {"a": 1}] for array in arrays]
     others += [[jnp.ones(2), {"a": 2}], [jnp.ones(2), {"b": 1}], (jnp.ones(2), {"a": 1}), [jnp.ones(2)]]
-    for other in others:
-        assert bool(st.tree.equal(tree, other)) is bool(eqx.tree_equal(tree, other)), other
-
-
-def test_equal_with_tolerance_and_types():
-    one, near = [jnp.ones(2)], [jnp.ones(2) + 1e-4]
-    assert not st.tree.equal(one, near)
-    assert st.tree.equal(one, near, atol=1e-3)
-    assert st.tree.equal(one, near, rtol=1e-3)
-    numpy = [np.ones(2, np.float32)]
-    assert bool(st.tree.equal(one, numpy)) is bool(eqx.tree_equal(one, numpy))
-    assert bool(st.tree.equal(one, numpy, typematch=True)) is bool(eqx.tree_equal(one, numpy, typematch=True)) is False
-    assert not st.tree.equal(one, one, near)
+    for other, options in itertools.product(others, ({}, {"atol": 1e-3}, {"rtol": 1e-3}, {"typematch": True})):
+        assert bool(st.tree.equal(tree, other, **options)) is bool(eqx.tree_equal(tree, other, **options)), other
+    assert not st.tree.equal(tree, tree, others[1])
 
 
 def test_equal_compares_ties_and_statics():
