@@ -26,6 +26,7 @@ from sharedtree.__main__ import main
 from sharedtree._commands._array_differences import pieces
 from sharedtree._commands._comparing import compare
 from sharedtree.serialise.load import opened
+from tests.serialise.process import HANGS
 
 from .serialise.isomorphic import assert_isomorphic
 from .serialise.process import run
@@ -771,4 +772,4 @@ def test_a_reader_that_leaves_is_no_error(saved):
     assert process.stderr is not None
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(timeout=60) == 141
+    assert process.wait(timeout=HANGS) == 141

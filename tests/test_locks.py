@@ -13,6 +13,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree import _locks
+from tests.serialise.process import HANGS
 
 PACKAGE = pathlib.Path(st.__file__).parent
 OF_ONE_CALL = {"serialise/container/_chunks.py"}
@@ -74,7 +75,7 @@ SCRIPT = """
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="the system does not fork")
 def test_a_child_of_a_fork_finds_no_lock_taken_and_no_room_of_other_threads():
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, check=False, timeout=600
+        [sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, check=False, timeout=HANGS
     )
     assert done.stdout.split() == ["0"], done.stderr
 

@@ -32,6 +32,7 @@ from sharedtree._walk import Rules
 from tests.deep import Link, chain, free, in_a_thread
 from tests.garbage import collect_all
 from tests.kinds import KINDS, Noted as Odd, made
+from tests.serialise.process import HANGS
 from tests.strategies import Layer, Mutable, Pair, arguments
 from tests.test_threads import at_once
 
@@ -425,7 +426,7 @@ def test_wrong_descriptions_are_errors():
 @pytest.mark.slow
 def test_every_allocation_may_fail():
     command = [sys.executable, "-W", "ignore", "-m", "tests.failing_allocations"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False)
     if done.returncode == 77:
         pytest.skip("this interpreter cannot make allocations fail")
     assert done.returncode == 0, done.stderr

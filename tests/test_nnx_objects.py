@@ -15,6 +15,7 @@ import sharedtree as st
 from sharedtree import _native_classes, _nnx_internals
 from sharedtree._native_walk import native
 from sharedtree._walk import Rules
+from tests.serialise.process import HANGS
 from tests.strategies import Pair
 from tests.test_dataclass_fields import (
     assert_as_in_jax as as_in_jax,
@@ -431,7 +432,7 @@ assert (nnx.Linear in _native_classes._read_by_field) is (_engine.native is not 
 
 @pytest.mark.slow
 def test_flax_is_not_imported():
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests import two_processes
+from tests.serialise.process import HANGS
 
 ROOT = pathlib.Path(__file__).parents[1]
 ON_EIGHT = ("tests/on_eight_devices.py", "tests/serialise/sharded_arrays.py", "tests/transparency/many_devices.py")
@@ -33,7 +34,7 @@ def start(*command, devices):
 def test_on_eight_devices(which):
     """All of them in one process: most of what each takes is to start Python and JAX."""
     run = start("-m", "pytest", "-p", "no:cacheprovider", "-m", which, *ON_EIGHT, devices=8)
-    out, err = run.communicate(timeout=600)
+    out, err = run.communicate(timeout=HANGS)
     assert run.returncode == 0, out[-6000:] + err[-2000:]
     assert "skipped" not in out
     for name in ON_EIGHT if which == "not slow" else ON_EIGHT[2:]:
@@ -48,7 +49,7 @@ def results_of(count):
     commands = [("-W", "error", "-m", "tests.two_processes", address, str(count), str(i)) for i in range(count)]
     runs = [start(*command, devices=1) for command in commands]
     try:
-        ends = [run.communicate(timeout=240) for run in runs]
+        ends = [run.communicate(timeout=HANGS) for run in runs]
     finally:
         for run in runs:
             run.kill()

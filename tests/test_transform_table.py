@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from tests import transform_table
+from tests.serialise.process import HANGS
 
 
 @pytest.mark.slow
@@ -23,7 +24,7 @@ def test_the_page_says_what_the_transforms_do():
     # Other tests register transforms of their own.
     code = "from tests import transform_table as t; assert t.SCENARIOS.keys() == t._adapters.keys(); print(t.table())"
     run = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True, timeout=HANGS, check=False
     )
     assert run.returncode == 0, run.stderr
     written = transform_table.PAGE.read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from tests.serialise.process import HANGS
 
 lx = pytest.importorskip("lineax")
 diffrax = pytest.importorskip("diffrax")
@@ -128,7 +129,7 @@ def test_solvers_stateful_layers_and_shared_layers(tmp_path):
     st.save(path, made)
     program = [sys.executable, "-c", CODE, path]
     root = pathlib.Path(__file__).parents[2]
-    done = subprocess.run(program, cwd=root, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(program, cwd=root, capture_output=True, text=True, timeout=HANGS, check=False)
     assert done.returncode == 0, done.stderr
     with np.load(path + ".npz") as found:
         expected = answers(made)

@@ -18,6 +18,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.serialise.trust import _allowed
+from tests.serialise.process import HANGS
 
 from . import fuzz, strategies
 from .containers import START, entry, file_of, forged, header_text
@@ -142,7 +143,10 @@ def test_every_flipped_bit_is_an_error():
 
 
 DANGEROUS = """
-import sys
+import contextlib, sys
+with contextlib.suppress(ImportError):  # where there is none, only what hangs is ended
+    import resource
+    resource.setrlimit(resource.RLIMIT_CPU, (600, 600))  # of work: on a busy machine it takes any time
 import jax, numpy as np, optax
 import sharedtree as st
 
@@ -242,7 +246,7 @@ def test_bombs(tmp_path):
     arguments = [str(good), which, *(str(tmp_path / f"{i}") for i in range(len(names)))]
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", DANGEROUS, *arguments], cwd=ROOT, capture_output=True, text=True,
-        timeout=120, env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+        timeout=HANGS, env={**os.environ, "MALLOC_ARENA_MAX": "1"},
     )  # fmt: skip
     lines = [line.split(" ", 2) for line in done.stdout.splitlines() if line[:1].isdigit()]
     bad = [f"{names[int(i)]}: {what} {why}" for i, what, why in lines if what == "failed"]

@@ -19,6 +19,7 @@ import sharedtree as st
 from sharedtree import _current_directory
 from sharedtree.serialise.trust import _installed
 from sharedtree.serialise.trust._installed import ElsewhereError, import_installed
+from tests.serialise.process import HANGS
 
 from .containers import written
 
@@ -258,7 +259,7 @@ def write(path, names):
 def run(*arguments, cwd, **environment):
     return subprocess.run(
         [sys.executable, *arguments], cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=HANGS,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ import sharedtree as st
 from sharedtree.serialise import orbax
 from tests.serialise import strategies
 from tests.serialise.isomorphic import assert_isomorphic
+from tests.serialise.process import HANGS
 
 ocp = pytest.importorskip("orbax.checkpoint")
 
@@ -224,7 +225,7 @@ def test_two_processes_and_another_topology(tmp_path):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment, "text": True}
     both = [subprocess.Popen([*command, str(process), str(folder), str(file)], **pipes) for process in range(2)]
     try:
-        outputs = [process.communicate(timeout=240) for process in both]
+        outputs = [process.communicate(timeout=HANGS) for process in both]
     finally:
         for process in both:
             process.kill()
