@@ -14,7 +14,7 @@ that share a trace, the one that was traced decides.
 
 import collections
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ._locks import Lock
@@ -46,7 +46,9 @@ def note_tied_values(leaves: Iterable[Any]) -> None:
     _note(_arrays, leaves)
 
 
-def note_one_around(records: Sequence[Record], roots: Iterable[int], objects: Sequence[Any]) -> None:
+def note_one_around(
+    records: Sequence[Record], roots: Iterable[int], objects: Sequence[Any] | Mapping[int, Any]
+) -> None:
     """Notes the arrays that are at several places of containers which carry identity, for the transforms further in.
 
     Args:

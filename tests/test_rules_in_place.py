@@ -11,7 +11,7 @@ import pytest
 
 import sharedtree as st
 from tests.strategies import Mutable, Record
-from tests.test_sharing_situations import KINDS, MOVES, SITUATIONS, by_python, objects, require_each, whole
+from tests.test_sharing_situations import KINDS, MOVES, SITUATIONS, by_python, made, objects, whole
 from tests.test_threads import at_once
 
 IN_PLACE = st.Policy(in_place=True)
@@ -344,7 +344,7 @@ def test_what_is_changed_is_what_python_changes(kind, wrap):
         wrap(ruled(lambda args: situation.change(*args), lambda args: jnp.zeros(())))(args)
         assert whole(args, known) == by_python(situation, 1)
 
-    require_each(kind, [*SITUATIONS, *MOVES], check)
+    check(made(kind, *SITUATIONS, *MOVES))
 
 
 @wrapped
