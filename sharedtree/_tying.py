@@ -19,6 +19,7 @@ from ._text import shown
 from ._tied_values import note_ties
 from ._ties import ReadTree, all_paths, prefix_of, read_tree
 from ._untying import Said, hand_on, is_inside_a_function, note, say
+from ._whole_gradients import note_tied
 
 T = TypeVar("T")
 
@@ -292,6 +293,8 @@ def retie(tree: T, like: Any) -> T:
     leaves = [read.leaf_of[number] for number in numbers if number in read.leaf_of]
     tied = {numbers[number] for group in groups.values() if len(group) > 1 for number in group if number in numbers}
     note_ties(records, tied, leaves)
+    of_records = [number for number, (op, _) in enumerate(records) if op is LEAF]
+    note_tied(records, [len(records) - 1], dict(zip(of_records, leaves, strict=True)))
     return _built(records, leaves)
 
 

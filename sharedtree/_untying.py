@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from . import _tied_values
+from . import _tied_values, _whole_gradients
 from ._locks import Lock
 from ._structure import Record
 
@@ -112,8 +112,9 @@ def is_noted(leaf: Any) -> bool:
 
 
 def hand_on(leaves: Sequence[Any], new: Sequence[Any]) -> None:
-    """Notes what was made of noted leaves, one by one, here and in `_tied_values`. Costs nothing while nothing is."""
+    """Notes what was made of noted leaves, one by one, in all places of notes. Costs nothing while nothing is."""
     _tied_values.hand_on(leaves, new)
+    _whole_gradients.hand_on(leaves, new)
     if _notes:
         _notes.add([made for leaf, made in zip(leaves, new, strict=True) if leaf in _notes])
 

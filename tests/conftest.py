@@ -6,7 +6,7 @@ what it changed. `deep` draws new ones every time, and many: it is for looking f
 Most of what tests cost is the compilation of small programs that run once. So XLA leaves out most optimizations, in the
 processes that tests start, too, and what one test has compiled is there for the others, in all workers of a run. Errors
 keep all of their frames, since to leave JAX's out takes longer than what most of the tests of errors do. And what is
-there for the whole run is not looked at in each collection of garbage.
+there for the whole run is not looked at in each collection of garbage, of which there are fewer than is usual.
 """
 
 import gc
@@ -18,6 +18,9 @@ import hypothesis
 import jax
 import pytest
 from jax._src import compilation_cache, lru_cache
+
+# No test may need a collection; those of what one can interrupt have it collect at each allocation.
+gc.set_threshold(10_000, 10, 10)
 
 collect_ignore = ["typing"]  # checked by pyright, never run
 

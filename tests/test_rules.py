@@ -198,7 +198,8 @@ def test_residuals_and_gradients_have_the_sharing_of_the_operand(dag):
 
     def bwd(dag, y):
         seen.append(partition(dag))
-        return (st.tree.map(lambda x: x * y * FACTOR if eqx.is_inexact_array_like(x) else None, dag),)
+        once = st.tree.map(lambda x: x * y * FACTOR if eqx.is_inexact_array_like(x) else None, dag)
+        return (st.retie(once, like=dag),)
 
     f.defvjp(fwd, bwd)
     given = Pair(dag, 1.0)
@@ -211,17 +212,87 @@ def test_residuals_and_gradients_have_the_sharing_of_the_operand(dag):
         np.testing.assert_allclose(one, FACTOR * two, rtol=1e-6)
 
 
-def with_bwd(bwd, f=lambda net: net.embed * net.head, **options):
+def with_bwd(bwd, f=product_of_net, **options):
     made = st.custom_vjp(f)
     made.defvjp(lambda *args: (made(*args), args), bwd, **options)
     return made
 
 
-def test_what_is_one_object_counts_once_and_two_are_added():
+def test_two_objects_are_added():
     one, two = jnp.ones(2), jnp.full(2, 2.0)
-    for parts, want in (((one, one), 1), ((one, two), 3), ((None, two), 2), ((None, None), 0)):
+    for parts, want in (((one, two), 3), ((None, two), 2), ((None, None), 0)):
         f = with_bwd(lambda kept, y, parts=parts: (Net(*parts, None, None),))
         assert st.grad(lambda net, f=f: f(net).sum())(tied()).embed.tolist() == [want, want]
+
+
+def gradient_of(net, y):
+    return st.grad(lambda net: (product_of_net(net) * y).sum())(net)
+
+
+def in_both(g):
+    return Net(g, g, None, None)
+
+
+SHARES = {
+    "by hand": lambda net, y: in_both(net.head * y),
+    "the residuals": lambda net, y: net,
+    "made of them": lambda net, y: st.tree.map(lambda x: x * y if eqx.is_inexact_array(x) else None, net),
+    "the gradient of something else": lambda net, y: in_both(gradient_of(Net(net.head, y, None, None), 1).head),
+    "out of another trace": lambda net, y: st.jit(gradient_of)(net, y),
+}
+WHOLE = {
+    "a gradient": gradient_of,
+    "made of one": lambda net, y: st.tree.map(lambda g: g * y, gradient_of(net, 1)),
+    "a pullback": lambda net, y: st.vjp(product_of_net, net)[1](y)[0],
+    "its arrays": lambda net, y: in_both(gradient_of(net, y).head),
+}
+
+
+def by_custom_gradient(bwd):
+    return custom_gradient(lambda net: (product_of_net(net), lambda y: bwd(net, y)))
+
+
+def by_filter_custom_vjp(bwd):
+    f = filter_custom_vjp(product_of_net)
+    f.def_fwd(lambda perturbed, net: (product_of_net(net), None))
+    f.def_bwd(lambda residuals, y, perturbed, net: bwd(net, y))
+    return f
+
+
+def by_custom_vjp(bwd):
+    return with_bwd(lambda kept, y: (bwd(kept[0], y),))
+
+
+@pytest.mark.parametrize("made", [by_custom_vjp, by_custom_gradient, by_filter_custom_vjp])
+@pytest.mark.parametrize("which", [*SHARES, *WHOLE])
+def test_one_object_at_two_paths_is_no_half_a_gradient(which, made):
+    """It counts once if differentiation made it so; else its author says whether it is each path's share."""
+    bwd = (SHARES | WHOLE)[which]
+
+    def gradient(bwd):
+        return st.grad(lambda net: made(bwd)(net).sum())(tied())
+
+    once = bwd(tied(), jnp.ones(2)).embed
+    if which in SHARES:
+        for transform in (lambda f: f, st.jit):
+            with pytest.raises(st.SharingMismatchError, match="cannot be known") as error:
+                transform(lambda: gradient(bwd))()
+            assert [path.rpartition(".")[2] for path in error.value.paths] == ["embed", "head"]
+        shares = gradient(lambda net, y: st.untie(bwd(net, y)))
+        np.testing.assert_allclose(shares.head, 2 * once)
+        bwd = lambda net, y, rule=bwd: st.retie(rule(net, y), like=net)
+    np.testing.assert_allclose(gradient(bwd).head, once)
+
+
+def test_one_module_at_two_paths_is_no_half_a_gradient():
+    layer = tied()
+    f = with_bwd(
+        lambda kept, y: (lambda g: (Pair(g, {"n": g}),))(Net(y, None, None, None)),
+        lambda two: two.first.embed * two.second["n"].head,
+    )
+    with pytest.raises(st.SharingMismatchError, match="cannot be known") as error:
+        st.grad(lambda two: f(two).sum())(Pair(layer, {"n": layer}))
+    assert error.value.paths == ("cotangents[0].first", "cotangents[0].second['n']")
 
 
 def test_one_module_as_two_operands():
@@ -231,7 +302,7 @@ def test_one_module_as_two_operands():
 
     net = tied()
     y = jnp.full(2, 5.0)
-    for back, want in (((y, y), 5), ((y, None), 5), ((y, jnp.ones(2)), 6)):
+    for back, want in (((y, 1 * y), 10), ((y, None), 5), ((y, jnp.ones(2)), 6)):
 
         def bwd(kept, _, back=back):
             assert kept[0] is kept[1]
@@ -410,7 +481,7 @@ def test_symbolic_zeros():
 
 def test_options_of_the_rules():
     f = st.custom_vjp(value)
-    f.defvjp(lambda net, x: (f(net, x), net), lambda net, y: (Net(y, y, None), None), optimize_remat=True)
+    f.defvjp(lambda net, x: (f(net, x), net), lambda net, y: (Net(y, None, None), None), optimize_remat=True)
     loss = lambda net: f(net, X).sum()
     assert st.grad(loss)(tied()).embed.tolist() == [1, 1]
     assert st.grad(st.checkpoint(loss))(tied()).embed.tolist() == [1, 1]
@@ -506,7 +577,7 @@ def test_it_looks_like_the_function():
             """Scales."""
             return self.by * net.embed
 
-    Scale.__call__.defvjp(lambda self, net: (self(net), None), lambda _, y: (None, Net(y, y, None)))
+    Scale.__call__.defvjp(lambda self, net: (self(net), None), lambda _, y: (None, Net(y, None, None)))
     scale = Scale(jnp.array(3.0))
     assert scale(tied()).tolist() == pytest.approx([0.9, -2.1])
     assert st.grad(lambda net: scale(net).sum())(tied()).embed.tolist() == [1, 1]

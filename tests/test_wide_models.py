@@ -17,7 +17,7 @@ import sharedtree as st
 from tests.garbage import no_collection
 
 FOLDER = str(pathlib.Path(st.__file__).parent)
-WIDTHS = 24, 96
+WIDTHS = 16, 64
 
 
 class Layer(eqx.Module):

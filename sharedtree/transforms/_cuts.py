@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._graph import Tags
+from .._graph import Rules, Tags
 from .._packed import Packed
 from .._statics import Static
 from .._structure import LEAF, Given, Node, Op, Update, canonical
@@ -233,13 +233,14 @@ class Leaving(NamedTuple):
     state: Sequence[Any] | None
     result: Any
 
-    def parts_of_state(self, received: Sequence[Any]) -> Sequence[Any]:
-        """The label or prefix for each module that was received, if they go out at all."""
-        return [None] * len(received) if self.state is None else self.state
+    def state_of(self, received: Graph, names: Names) -> Fates:
+        """How everything that was received goes out, if it does at all."""
+        parts = [None] * len(received.modules) if self.state is None else self.state
+        return Fates(received, parts, self.treatment, names)
 
-    def is_one(self, received: Sequence[Any]) -> bool:
-        """Whether everything is treated alike."""
-        every = [self.result, *self.parts_of_state(received)]
+    def is_one(self, parts: Sequence[Any]) -> bool:
+        """Whether the result and what has these labels or prefixes are treated alike."""
+        every = [self.result, *parts]
         return all(self.treatment.is_label(part) and are_one(part, every[0]) for part in every)
 
 
@@ -248,24 +249,20 @@ def parted(
     result: Any,
     tags: Tags,
     leaving: Leaving,
-    names: Names,
+    came: Fates,
     transform: str,
-    given: Mapping[int, int],
-    updated: Mapping[int, int],
-    received: Graph,
+    rules: Rules,
 ) -> tuple[list[Packed], Any, Tags]:
     """Packed results in which what is treated differently is parted: they are new objects.
 
     Args:
-        state: the modules that were received, packed again.
+        state: what may be written to: the modules that were received, packed again, and what was taken out of them.
         result: a packed tree.
         tags: with which they were packed, in this order, as if everything were new.
         leaving: how they are treated.
-        names: for paths.
+        came: how the modules came in.
         transform: what it is called, for errors.
-        given: objects that are unchanged: id → number. They are named where they leave as they came in.
-        updated: objects that are to be written to: id → number, likewise.
-        received: the modules as they came in.
+        rules: what is unchanged is named, and what was changed is updated, where it leaves as it came in.
 
     Returns:
         The state, the result, and what their records stand for.
@@ -274,10 +271,10 @@ def parted(
         InconsistentSharingError: if one object is to be written to in two ways, or in another way than it came in.
     """
     own = list(packed_in(result, "result"))
-    treatment, of_state = leaving.treatment, leaving.parts_of_state(state)
-    prefixes = [*of_state, *_prefixes(leaving.result, result, treatment, len(own))]
+    treatment, given, updated = leaving.treatment, rules.given, rules.updated
+    prefixes = [*(leaving.state or ()), *_prefixes(leaving.result, result, treatment, len(own))]
     graph = Graph([*state, *own], tags.objects)
-    fates = Fates(graph, prefixes, treatment, names)
+    fates = Fates(graph, prefixes, treatment, came.names)
     in_state = {(way[0], fates[way]) for root in fates.ways[: len(state)] for way in fates.ways_from(root)}
     written = [number for number, _ in in_state if id(tags.objects[number]) in updated]  # alive in `tags`
     for number in written:
@@ -288,7 +285,6 @@ def parted(
                 "The function put it where it would be written back in two ways. It can put a copy of it, "
                 "`sharedtree.copy(layer)`, into one of these places.\n",
             )
-    came = Fates(received, of_state, treatment, names)
     moved = moved_arrays(fates, len(state), came, {**given, **updated}, transform)
 
     def op_of(name: Name) -> Op | None:

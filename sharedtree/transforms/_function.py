@@ -11,15 +11,15 @@ from typing import Any, Self
 from .._context import Policy, PolicyOption, current_policy
 from .._copies import Incomparable
 from .._equinox_internals import name_of, update_wrapper, warn_of_layers_in
-from .._graph import Tags
+from .._graph import Rules, Tags
 from .._jax_internals import hide_frames
 from .._native_walk import native
 from .._under_way import active, give_back, keeping_limit, keeps_limit, raised
 from ._applying import public_name, title_of, transform_named
 from ._calling import calling
-from ._crossed import Graph, Position
+from ._crossed import Argument, Graph, Position
 from ._cuts import Leaving, modules_with_prefixes, parted, treated
-from ._in_place import InPlace, packed_changes, rules_for_state, write
+from ._in_place import InPlace, pack_detached, packed_changes, rules_for_state, write
 from ._inner import Inner, Shared, shared_by
 from ._inside import Inside, Terms, with_notes
 from ._modules import How, is_of_equinox
@@ -28,6 +28,7 @@ from ._passing_through import passed_through, unchanged
 from ._sorted_results import unsorted
 from ._treatments import NO_FATE, Fates, Treatment
 from .checks._functions_given import forbid_bound_module, is_refusal, name_counterpart
+from .checks._leaks import forbid_tracers
 
 
 class _Named(type):
@@ -305,36 +306,62 @@ class FunctionTransform(metaclass=_Named):
     def pack_results(self, result: Any, inside: Inside, leaving: Leaving | None) -> Any:
         """The function's side, going out."""
         policy, entered, graph = inside.terms.policy, inside.entered, inside.entered.graph
-        rules = policy.rules
-        tags = Tags()
-        received = graph.modules if policy.in_place else []
-        names_state = leaving is not None  # what it says of each argument's state is in their order
-        if leaving is not None and leaving.is_one(received):
-            leaving = None
+        rules = policy.rules._replace(on_static=forbid_tracers(inside.outer))
         if policy.in_place:
             rules = rules_for_state(rules, graph, self.is_taken(entered))
         elif policy.pass_through and self.passes_through:
             rules = rules._replace(given=unchanged(result, graph, self.is_taken(entered)))
-        named = {"given": rules.given, "updated": rules.updated}
-        if leaving is not None:  # whether an object can be named depends on how it leaves, which a walk does not ask
-            rules = rules._replace(given={}, updated={})
-        state: list[Any] = [
-            inside.pack_checked(graph.objects[a.structure.root], tags, rules, self.names.text(a.position, a.path))
-            for a in received
-        ]
-        packed: Any = inside.pack_checked(result, tags, rules)
         if leaving is not None:
-            again = [a._replace(packed=each) for a, each in zip(received, state, strict=True)]
-            came = Graph(received, graph.objects)
-            state, packed, tags = parted(
-                again, packed, tags, leaving, self.names, self.transform_name, **named, received=came
-            )
+            return self._pack_apart(result, inside, leaving, rules)
+        tags = Tags()
+        state = self._pack_state(inside, tags, rules)
+        packed: Any = inside.pack_checked(result, tags, rules)
+        inside.check(([argument.packed for argument in state], packed), tags.objects)
         if policy.in_place:
-            packed = (state, packed)
-        inside.check(packed, tags.objects)
-        if policy.in_place and not names_state:
             packed = packed_changes(result, rules, graph, self.is_taken(entered))
         return with_notes(packed)
+
+    def _pack_apart(self, result: Any, inside: Inside, leaving: Leaving, rules: Rules) -> Any:
+        """The same where the transform may not do the same to all of it."""
+        tags = Tags()
+        came = leaving.state_of(inside.written, self.names)
+        is_one = leaving.is_one(came.prefixes)
+        # Whether an object can be named depends on how it leaves, which a walk does not ask.
+        walked = rules if is_one else rules._replace(given={}, updated={})
+        state = self._pack_state(inside, tags, walked)
+        more = pack_detached(inside.written, tags, walked, rules.updated.values(), self.names)
+        state += [argument for _, argument in more]
+        leaving = leaving._replace(state=[*came.prefixes, *[came.part_of(number) for number, _ in more]])
+        packed: Any = inside.pack_checked(result, tags, walked)
+        changes: list[Any] = [argument.packed for argument in state]
+        if not is_one:
+            changes, packed, tags = parted(state, packed, tags, leaving, came, self.transform_name, rules)
+        policy = inside.terms.policy
+        if policy.in_place:
+            packed = (changes, packed)
+        inside.check(packed, tags.objects)
+        names = [self.names.text(argument.position, argument.path) for argument in state]
+        return self.arranged(with_notes(packed), policy, leaving, names)
+
+    def _pack_state(self, inside: Inside, tags: Tags, rules: Rules) -> list[Argument]:
+        """In place, the arguments' modules as the function left them; otherwise nothing."""
+        state: list[Argument] = []
+        for argument in inside.written.modules:
+            name = self.names.text(argument.position, argument.path)
+            obj = inside.written.objects[argument.structure.root]
+            state.append(argument._replace(packed=inside.pack_checked(obj, tags, rules, name)))
+        return state
+
+    def arranged(self, packed: Any, policy: Policy, leaving: Leaving, changed: Sequence[str]) -> Any:
+        """What the transform gets of packed results.
+
+        Args:
+            packed: the result; in place, a list of what may have been changed and the result.
+            policy: which says whether it is in place.
+            leaving: what the transform will do to it; its `state` says so of each in that list.
+            changed: what these are called.
+        """
+        return packed
 
     def used(self, call: Call) -> Sequence[Any]:
         """The leaves among the arguments that the transformed function uses, as far as the transform drops others."""

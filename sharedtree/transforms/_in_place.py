@@ -6,15 +6,17 @@ been built is any of it written. So the caller's objects change all together or,
 """
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
+
+from jax import tree_util as jtu
 
 from .._graph import Rules, Tags, pack
 from .._native_walk import write_natively
 from .._node_types import Inherited, carries_identity, node_type_of
-from .._packed import Packed
-from .._structure import LEAF, Node
-from ._crossed import Graph, is_container
+from .._packed import LeafPath, Packed
+from .._structure import LEAF, Node, Path, edges
+from ._crossed import Argument, Graph, Names, is_container
 from ._packing import Call, pack_tree
 from ._passing_through import Unchanged
 
@@ -53,6 +55,38 @@ def packed_changes(
         changed.setdefault(around[number], []).append(received.objects[number])
     state = [Packed(*pack(tuple(each), tags, rules._replace(convention=name))) for name, each in changed.items()]
     return state, pack_tree(result, tags, rules, "result")
+
+
+def pack_detached(
+    received: Graph, tags: Tags, rules: Rules, updated: Collection[int], names: Names
+) -> list[tuple[int, Argument]]:
+    """Packs what a function changed and then took out of its arguments, for whoever holds it sees what became of it.
+
+    Args:
+        received: what the function received; keeps it alive.
+        tags: with which the arguments were packed again.
+        rules: as for them.
+        updated: the numbers of the objects that may have been changed.
+        names: for paths.
+
+    Returns:
+        The outermost of these objects, by their numbers, each with the path at which it came in.
+    """
+    if not updated:
+        return []
+    own, around = Unchanged(received), conventions(received, rules.convention)
+    roots = [((LeafPath(names.text(a.position, a.path)),), a.structure.root) for a in received.modules]
+    paths: dict[int, Path] = {}
+    for number, path in edges(received.records, roots):
+        paths.setdefault(number, path)
+    found: list[tuple[int, Argument]] = []
+    for number in sorted(updated, reverse=True):  # what holds others comes after them
+        obj = received.objects[number]
+        if tags.number_of(obj) is None and not own.is_itself(number):
+            name = jtu.keystr(paths[number])
+            packed = Packed(*pack(obj, tags, rules._replace(convention=around[number]), name))
+            found.append((number, Argument(name, (), packed)))
+    return found
 
 
 def conventions(received: Graph, outside: Inherited) -> dict[int, Inherited]:

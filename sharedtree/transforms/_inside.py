@@ -21,7 +21,7 @@ from .._tied_values import note_one_around, which_are_tied_values
 from .._untying import Said, hand_on, noting_untied, which_are_noted
 from ._calling import caller_of
 from ._crossed import Graph, Names, is_container, packed_in
-from ._in_place import rules_for_state
+from ._in_place import pack_detached, rules_for_state
 from ._inner import Learned
 from ._packing import Entered, pack_tree, unpack_call
 from .checks._between_calls import SeenModules
@@ -179,6 +179,12 @@ class Inside:
         report_lost_ties(received, Graph(packed_in(packed, "result"), objects), self._said, policy, names)
         report_tied_values([("result", packed)], names, terms.title, policy)
 
+    @property
+    def written(self) -> Graph:
+        """What was received and will be written to if it was changed: in place all of it, otherwise nothing."""
+        received = self.entered.graph
+        return received if self.terms.policy.in_place else Graph((), received.objects)
+
     def pack(self, result: Any, tags: Any = None, *, as_operand: bool = False) -> Any:
         """A result, or a part of one, packed in a numbering of its own.
 
@@ -207,6 +213,8 @@ class Inside:
         rules = rules._replace(updated={key: number for key, number in rules.updated.items() if number in own})
         tags = Tags()
         state = [pack_tree(received.objects[module.structure.root], tags, rules, "result") for module in chosen]
+        detached = pack_detached(received, tags, rules, rules.updated.values(), self.terms.names)
+        state += [argument.packed for _, argument in detached]
         return with_notes((state, pack_tree(result, tags, rules, "result")))
 
 

@@ -27,6 +27,7 @@ from .._statics import Static
 from .._structure import Record, Structure
 from .._tied_values import note_tied_values
 from .._untying import hand_on, note
+from .._whole_gradients import note_tied
 from ._crossed import Argument, is_packed
 from ._differentiated import Differentiated
 
@@ -110,9 +111,11 @@ def unpack_likes(
         own = iter(distinct([inside(leaf) for _, packed in group for leaf in packed.leaves]))
         leaves_of = {packed.structure: [next(own) for _ in packed.leaves] for _, packed in group}
         table: list[Any] = []
+        built: list[Record] = []
         for structure in structures:
             _require_no_gap(structure, len(table))
             table.extend([None] * (structure.base - len(table)))
+            built.extend([(_NONE, ())] * (structure.base - len(built)))
             leaves = leaves_of.get(structure, [None] * structure.num_leaves)
             if is_like:
                 hand_on(originals[structure], leaves)
@@ -120,6 +123,9 @@ def unpack_likes(
             note_tied_values(leaves[i] for i in structure.tied_values)
             records = without_statics(structure.records) if is_like and not statics else structure.records
             build(records, leaves, table, objects, update)
+            built.extend(records)
+        if is_like:
+            note_tied(built, [packed.structure.root for _, packed in group], dict(enumerate(table)))
         for i, packed in group:
             items[i] = table[packed.structure.root]
 

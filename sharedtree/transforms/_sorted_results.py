@@ -68,14 +68,14 @@ jtu.register_pytree_with_keys(
 
 
 def labels_of(prefix: Any, first: Any, is_label: Callable[[Any], bool]) -> Sorted:
-    """The distinct labels of a prefix, after one that is always there."""
+    """The distinct labels of a prefix in the order in which they are met, after one that is always there."""
     found = [first]
     stack = [prefix]
     while stack:
         part = stack.pop()
         node_type = None if is_label(part) else node_type_of(part)
         if node_type is not None:
-            stack.extend(node_type.take_apart(part)[0])
+            stack.extend(reversed(node_type.take_apart(part)[0]))
         elif not any(are_one(part, label) for label in found):
             found.append(part)
     return Sorted(found)

@@ -11,7 +11,7 @@ sum over its paths, where one object at several paths counts once; its tangent m
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,11 +25,12 @@ from .._errors import SharingMismatchError
 from .._graph import Tags, build, walk
 from .._packed import Packed
 from .._prefix import is_number
-from .._sharing import Mismatch, Shape, name_of, pairs
+from .._sharing import Mismatch, Pair, Shape, name_of, pairs
 from .._statics import Static
 from .._structure import LEAF, Node, Op, Path, Record, edges, intern
 from .._text import listed
 from .._ties import is_inexact
+from .._whole_gradients import at_several_paths, note_tied
 from ._crossed import Graph, is_packed
 from ._crossing import nothing_given
 from ._differentiated import Differentiated
@@ -55,6 +56,7 @@ class Fit(NamedTuple):
     adds_up: bool
     may_lack: bool
     is_of_rule: bool = False
+    whole: Container[Any] | None = None
 
 
 class Part(NamedTuple):
@@ -64,12 +66,13 @@ class Part(NamedTuple):
     path: Path
 
 
-def unpack_tangents(tree: Any, static: Any = None) -> Any:
+def unpack_tangents(tree: Any, static: Any = None, *, is_gradient: bool = False) -> Any:
     """Tangents, or whatever else there is for each leaf that is differentiated, as modules; the ties are kept.
 
     Args:
         tree: with a packed module, or what the transform sees of one, for each module; all of one numbering.
         static: what stands in the place of static leaves.
+        is_gradient: whether each leaf is the sum over its paths, which a rule that returns it is believed.
     """
     nothing = Static(static)
 
@@ -84,8 +87,11 @@ def unpack_tangents(tree: Any, static: Any = None) -> Any:
 
     # Under `jax.jit` JAX hands one tracer for all cotangents that are equal. That is no tie of anyone's.
     leaves, treedef = jtu.tree_flatten(tree, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
-    tree = treedef.unflatten(distinct(leaves))
-    return unpack_result(jtu.tree_map(module, tree, is_leaf=is_node), nothing_given)
+    tree = jtu.tree_map(module, treedef.unflatten(distinct(leaves)), is_leaf=is_node)
+    if is_gradient:
+        graph = Graph.of(tree)
+        note_tied(graph.records, graph.roots, graph.leaves)
+    return unpack_result(tree, nothing_given)
 
 
 def pack_tangents(tree: Any, given: Any, name: str, fit: Fit) -> Any:
@@ -114,6 +120,7 @@ def pack_tangents(tree: Any, given: Any, name: str, fit: Fit) -> Any:
     tags = Tags()
     _, others, other_root = walk(given, tags, fit.policy.rules, name)
     found: dict[int, list[Part]] = {}
+    met: list[Pair] = []
     for pair in pairs(Shape(records, numbers[root]), Shape(others, other_root), lambda i, j: True):
         assert not isinstance(pair, Mismatch)
         number, value = pair.left, tags.objects[pair.right]
@@ -133,6 +140,14 @@ def pack_tangents(tree: Any, given: Any, name: str, fit: Fit) -> Any:
                 (path,),
             )
         found.setdefault(number, []).append(Part(value, pair.path))
+        met.append(pair)
+    if fit.whole is not None:
+        doubtful = [
+            i
+            for i, pair in enumerate(met)
+            if is_inexact(modules.leaves.get(pair.left, 0)) and tags.objects[pair.right] not in fit.whole
+        ]
+        _require_one_path(doubtful, met, Shape(records, numbers[root]), others, name, fit)
 
     def like(item: Any, number: int) -> Any:
         if not is_node(item):
@@ -211,6 +226,47 @@ def _one(parts: Sequence[Part], leaf: Any, name: str, fit: Fit) -> Any:
             paths,
         )
     return parts[0].value
+
+
+def _require_one_path(
+    leaves: Sequence[int], met: Sequence[Pair], shape: Shape, others: Sequence[Record], name: str, fit: Fit
+) -> None:
+    """Raises if one object that a rule returned is at several paths of a tie, and holds such a leaf.
+
+    Args:
+        leaves: of which nobody has said that they are whole, by their places in `met`.
+        met: the pairs of a record and one of what was returned, the roots first.
+        shape: of what is differentiated.
+        others: the records of what was returned.
+        name: what it is called in errors.
+        fit: how it is taken.
+    """
+    place = {(pair.left, pair.right): i for i, pair in enumerate(met)}
+    table: list[Record] = []
+    for pair in met:
+        op, children = shape.records[pair.left]
+        below = zip(children, others[pair.right][1], strict=True) if children else ()
+        table.append((op, tuple([place.get(each, len(met)) for each in below])))
+    table.append((LEAF, ()))  # for what is None
+    several = at_several_paths(table, [0])
+    one = next((i for i in leaves if i in several), None)
+    if one is None:
+        return
+    ways: dict[int, list[str]] = {}
+    for number, path in edges(table, [((), 0)]):
+        ways.setdefault(number, []).append(name + jtu.keystr(path))
+    above = next(i for i, paths in ways.items() if len(paths) > 1 and one in {n for n, _ in edges(table, [((), i)])})
+    op, children = table[above]
+    kind = "array" if above == one else name_of(op, len(children))
+    raise SharingMismatchError(
+        f"`{fit.title}` differentiates one leaf at several paths, and a rule returned one {kind} at "
+        f"{listed(ways[above])}. Whether that is each path's share or already their sum cannot be known.\n"
+        "Say which. For shares, which are added up:\n"
+        "    g = sharedtree.untie(g)\n"
+        "For what is the whole gradient and counts once:\n"
+        "    g = sharedtree.retie(g, like=m)",
+        ways[above],
+    )
 
 
 def _sum(parts: Sequence[Part], leaf: Any, name: str, fit: Fit) -> Any:

@@ -129,6 +129,10 @@ class Fates:
         found = {self._fates[each] for each in self.ways_from(way) if self.graph.records[each[0]][0] is LEAF}
         return [self.of_leaves[fate] for fate in sorted(found)]
 
+    def part_of(self, number: int) -> Any:
+        """The part of a prefix under which a record is reached, if on one way only or on any that is as good."""
+        return next(self._parts[part] for record, part in self._fates if record == number)
+
     def path_to(self, way: Way) -> str:
         """A path that goes this way, in words."""
         stack = [(root, a.position, a.path) for root, a in zip(self.ways, self.graph.modules, strict=True)][::-1]

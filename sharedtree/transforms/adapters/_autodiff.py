@@ -49,7 +49,8 @@ class LinearMap:
             return unpack_tangents(self.function(*_as_seen(args, self.takes, "tangents", self.fit)))
         if len(args) != 1:
             return self.function(*args)  # says best what is wrong
-        return unpack_tangents(self.function(_as_seen(args[0], self.takes, "cotangent", self.fit)))
+        seen = _as_seen(args[0], self.takes, "cotangent", self.fit)
+        return unpack_tangents(self.function(seen), is_gradient=True)
 
     def __repr__(self) -> str:
         return f"<function returned by {self.fit.title}, identities preserved>"

@@ -99,7 +99,7 @@ class CustomJvpTransform(RuleTransform):
             if not has_modules(result):
                 return result, tangent
             tangent = [tangent]
-        fit = self.fit(policy, adds_up=False)
+        fit = self.fit(policy)
         each = [jtu.tree_map(_filled, result, pack_tangents(result, x, "tangent", fit)) for x in tangent or [None]]
         return result, functools.reduce(lambda a, b: jtu.tree_map(_added, result, a, b), each)
 
@@ -137,7 +137,7 @@ class FilterCustomJvpTransform(RuleTransform):
         result = self.as_returned(policy, result, jvp)
         if not has_modules(result):
             return result, tangent
-        return result, pack_tangents(result, tangent, "tangent", self.fit(policy, adds_up=False))
+        return result, pack_tangents(result, tangent, "tangent", self.fit(policy))
 
 
 def _filled(primal: Any, tangent: Any) -> Any:

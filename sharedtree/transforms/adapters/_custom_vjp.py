@@ -6,6 +6,7 @@ from typing import Any
 
 from ..._context import Policy
 from ..._equinox_internals import name_of
+from ..._whole_gradients import noting_whole
 from .._differentiated import differentiated
 from .._packing import unpack_call
 from .._tangents import pack_tangents, unpack_tangents
@@ -57,7 +58,7 @@ class CustomVjpTransform(RuleTransform):
         *static, residuals, cotangent = args
         if policy.in_place:
             _, cotangent = cotangent
-        return self.cotangents(policy, bwd(*static, unpacked(residuals), unpack_tangents(cotangent), **kwargs), bwd)
+        return self.cotangents(policy, bwd, *static, unpacked(residuals), unpack_tangents(cotangent), **kwargs)
 
 
 class CustomGradientTransform(RuleTransform):
@@ -65,6 +66,7 @@ class CustomGradientTransform(RuleTransform):
 
     writes = True
     rules = ()
+    gives_one = True
 
     def check_options(self) -> None:
         """Refuses the options by which a rule is given something else."""
@@ -90,9 +92,7 @@ class CustomGradientTransform(RuleTransform):
         if policy.in_place:
             ((_, cotangent),) = args
             args = (cotangent,)
-        given = rule(*unpack_tangents(args), **kwargs)
-        is_bare = len(self._operands) == 1 and not isinstance(given, (tuple, list))
-        return self.cotangents(policy, (given,) if is_bare else given, rule)
+        return self.cotangents(policy, rule, *unpack_tangents(args), **kwargs)
 
 
 class FilterCustomVjpTransform(RuleTransform):
@@ -136,6 +136,7 @@ class FilterCustomVjpTransform(RuleTransform):
         residuals, cotangent, perturbed, *operands = args
         entered = unpack_call(operands, kwargs, ())
         before = unpacked(residuals), unpack_tangents(cotangent), unpack_tangents(perturbed, False)
-        given = bwd(*before, *entered.args, **entered.kwargs)
-        operand, fit = operands[0], self.fit(policy, adds_up=True)
+        with noting_whole() as whole:
+            given = bwd(*before, *entered.args, **entered.kwargs)
+        operand, fit = operands[0], self.fit(policy, whole)
         return pack_tangents(operand, given, "cotangent", fit) if has_modules(operand) else given

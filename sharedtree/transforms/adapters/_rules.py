@@ -23,6 +23,7 @@ from ..._context import Policy, current_policy
 from ..._equinox_internals import name_of
 from ..._graph import Tags
 from ..._under_way import keeps_limit
+from ..._whole_gradients import Whole, noting_whole
 from .._calling import caller_of, calling
 from .._crossed import Graph, Position, packed_in
 from .._cuts import Leaving
@@ -45,6 +46,8 @@ class RuleTransform(FunctionTransform):
     rules: Any = None
     """As the transform's own methods take them; None until they are there."""
 
+    gives_one = False
+    """Whether its rule may return the cotangent of a single operand itself."""
     writes = False
     """Whether it can write back what the function changed in its arguments."""
 
@@ -208,14 +211,18 @@ class RuleTransform(FunctionTransform):
         rules = policy.rules._replace(on_static=forbid_tracers(outer))
         return self.as_returned(policy, result, rule), pack_tree(residuals, Tags(), rules, "residuals")
 
-    def cotangents(self, policy: Policy, given: Any, rule: Callable[..., Any]) -> Any:
-        """What a rule gave for the operands, packed as they are.
+    def cotangents(self, policy: Policy, rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a rule gives for the operands, packed as they are.
 
         Raises:
             TypeError: if they are not as many.
-            SharingMismatchError: if they differ in shape.
+            SharingMismatchError: if they differ in shape, or one object is at two paths of a tie.
         """
         operands = self._operands
+        with noting_whole() as whole:
+            given = rule(*args, **kwargs)
+        if self.gives_one and len(operands) == 1 and not isinstance(given, (tuple, list)):
+            given = (given,)
         if not has_modules(operands):
             return given
         if not isinstance(given, (tuple, list)) or len(given) != len(operands):
@@ -225,11 +232,11 @@ class RuleTransform(FunctionTransform):
                 "that are differentiated. It returns a tuple with one cotangent for each, None where that is zero:\n"
                 "    return (cotangent, None)"
             )
-        return pack_tangents(operands, tuple(given), "cotangents", self.fit(policy, adds_up=True))
+        return pack_tangents(operands, tuple(given), "cotangents", self.fit(policy, whole))
 
-    def fit(self, policy: Policy, *, adds_up: bool) -> Fit:
-        """How tangents or cotangents that a rule gave are taken."""
-        return Fit(self.transform_name, policy, adds_up, may_lack=True, is_of_rule=True)
+    def fit(self, policy: Policy, whole: Whole | None = None) -> Fit:
+        """How tangents that a rule gave are taken, or cotangents, with those arrays of them that are whole."""
+        return Fit(self.transform_name, policy, whole is not None, may_lack=True, is_of_rule=True, whole=whole)
 
 
 def _type_of(leaf: Any) -> Any:

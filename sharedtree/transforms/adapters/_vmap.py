@@ -4,7 +4,7 @@ This is also how other transforms are wrapped that map a function, with a prefix
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +12,6 @@ import equinox as eqx
 from ..._context import Policy
 from ..._jax_internals import api_boundary
 from ..._node_types import is_module
-from .._crossed import packed_in
 from .._cuts import Leaving, modules_with_prefixes
 from .._function import FunctionTransform
 from .._packing import Call, positions
@@ -68,22 +67,21 @@ class VmapTransform(FunctionTransform):
             spreads = tuple([spread(part, arg, records, self.is_label, self.in_name) for part, arg in each])
             if self._reaches_inside(prefix, policy):  # else this was but to see whether it fits
                 translated[self.in_name] = spreads
-        if self._sorts_results(policy):
-            prefix = self._prefix_of_result(policy, call.args, call.kwargs)
-            translated[self.out_name] = labels_of(prefix, self.default_out, self.is_label)
+        leaving = self.leaving(policy, call.args, call.kwargs)
+        if policy.in_place or self._reaches_inside(leaving.result, policy):
+            translated[self.out_name] = labels_of((leaving.state, leaving.result), self.default_out, self.is_label)
         if not translated:
             return self.transformed(policy)
         return self.transform(self.inner(policy), **(self.options | translated))
 
-    def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    def arranged(self, packed: Any, policy: Policy, leaving: Leaving, changed: Sequence[str]) -> Any:
         """As the base."""
-        packed = super().call_inside(policy, function, args, kwargs)
-        prefix = self._prefix_of_result(policy, args, kwargs)
+        prefix = (leaving.state, leaving.result) if policy.in_place else leaving.result
         if self.is_label(prefix):
             return packed
-        if self._sorts_results(policy):
-            changed = list(self._names_of_state(args, kwargs)) if policy.in_place else None
-            return sort(packed, prefix, self.default_out, self.is_label, self.out_name, changed)
+        if policy.in_place or self._reaches_inside(prefix, policy):
+            names = changed if policy.in_place else None
+            return sort(packed, prefix, self.default_out, self.is_label, self.out_name, names)
         spread(prefix, packed, records_of(packed), self.is_label, self.out_name)  # raises if it does not fit
         return packed
 
@@ -113,15 +111,11 @@ class VmapTransform(FunctionTransform):
 
     def leaving(self, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Leaving:
         """Results go out along `out_axes`."""
-        prefix = self._out_prefix
+        prefix = self.options.get(self.out_name, self.default_out)
         treatment = Treatment(
             lambda _: prefix, self.is_label, self.resolve_out, lambda label: f"{self.out_name} {label}", self.out_name
         )
         return Leaving(treatment, self._prefixes_of_state(policy, args, kwargs), prefix)
-
-    @property
-    def _out_prefix(self) -> Any:
-        return self.options.get(self.out_name, self.default_out)
 
     def _prefixes_of_state(self, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         """What was changed goes out along the axes along which it came in."""
@@ -131,20 +125,6 @@ class VmapTransform(FunctionTransform):
         static = self.static_positions(args, kwargs)
         items = [(position, value) for position, value in positions(args, kwargs) if position not in static]
         return [self.leaves_along(prefix) for prefix in modules_with_prefixes(mapped, items)[1]]
-
-    def _names_of_state(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[str]:
-        """What the modules are called that come back beside the result."""
-        for position, value in positions(args, kwargs):
-            for module in packed_in(value, position):
-                yield self.names.text(position, module.path)
-
-    def _prefix_of_result(self, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if not policy.in_place:
-            return self._out_prefix
-        return self._prefixes_of_state(policy, args, kwargs), self._out_prefix
-
-    def _sorts_results(self, policy: Policy) -> bool:
-        return policy.in_place or self._reaches_inside(self._out_prefix, policy)
 
     def _reaches_inside(self, prefix: Any, policy: Policy) -> bool:
         """Whether a prefix reaches inside what is packed."""
