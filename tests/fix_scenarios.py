@@ -485,19 +485,27 @@ def in_place_without_in_specs(path):
 
 @scenario
 def a_reference_in_a_branch_in_place(path):
-    model = Mutable(count=jax.new_ref(jnp.zeros(())))
+    count = jax.new_ref(jnp.zeros(()))
+    model = Mutable(a=count, b=count, c=jnp.zeros(()))
 
     def add_one(model):
-        model.count[...] += 1
+        model.a[...] += 1
 
-    def branch(in_place):
+    def branch(model, in_place):
         st.cond(True, add_one, lambda model: None, model, in_place=in_place)
 
-    def after():
-        branch(in_place=False)  # the code makes a transform; this is how it is called
-        assert float(model.count[...]) == 1
+    jitted = st.jit(branch, static_argnames="in_place")
 
-    return of(lambda: branch(in_place=True), ValueError, after)
+    def after():
+        # The code makes a transform; this is how it is called.
+        branch(model, in_place=False)
+        jitted(model, in_place=False)
+        assert float(count[...]) == 2
+        assert model.a is model.b is count
+
+    with pytest.raises(ValueError, match="`jax.Ref` is at `operands"):
+        branch(model, in_place=True)
+    return of(lambda: jitted(model, in_place=True), ValueError, after)
 
 
 @scenario
