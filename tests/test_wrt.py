@@ -178,16 +178,22 @@ def test_the_code_that_is_offered_selects_what_was_selected_somewhere_at_all_of_
             assert found.get(path) is None
 
 
-def test_a_partial_gradient_taken_as_the_warning_says_is_the_whole_one():
+def test_a_partial_gradient_is_said_once_and_taken_as_the_warning_says_is_the_whole_one():
     """Without `wrt`: an array is in an argument that is differentiated, and in one that is not."""
 
     def of_two(one, two):
         return f(one.first, two.second, C)
 
     model, other = Pair(A, B), Pair(C, A)
-    whole = jax.grad(lambda a: f(a, a, C))(A)
-    with pytest.warns(st.UntiedWarning) as caught:
+    whole, part = jax.grad(lambda a: f(a, a, C))(A), jax.grad(f)(A, A, C)
+    with pytest.warns(st.UntiedWarning, match=r"`one.first` lacks what flows through `two.second`") as caught:
+        is_close(st.grad(of_two)(model, other).first, part)
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.raises(st.UntiedError) as error, st.Context(st.Policy(on_untie="error")):
         st.grad(of_two)(model, other)
+    assert error.value.paths == ("one.first", "two.second")
+    for policy in (st.Policy(on_untie="ignore"), st.Policy(arrays=False)):  # without arrays there is no tie
+        st.grad(of_two, policy=policy)(model, other)
     _, *ways, untie = re.findall("^    (.*)$", str(caught[0].message), re.MULTILINE)
     names = {"sharedtree": st, "equinox": eqx, "of_two": of_two, "one": model, "two": other}
     gradients = []
@@ -201,7 +207,7 @@ def test_a_partial_gradient_taken_as_the_warning_says_is_the_whole_one():
         is_close(one.first, whole)
         assert one.first is two.second
     exec(untie, names)
-    is_close(st.grad(of_two)(names["one"], names["two"]).first, jax.grad(f)(A, A, C))
+    is_close(st.grad(of_two)(names["one"], names["two"]).first, part)
 
 
 def test_what_is_not_selected_may_be_in_another_argument():
