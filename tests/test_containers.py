@@ -68,14 +68,10 @@ def test_ties_inside_every_transform_and_of_what_comes_out(name):
 
     with st.Context(POLICY):
         out = scenario.call(st.preserve_identities(transform), f, one, two)
-    found = [x for x in jax.tree.leaves(out, is_leaf=is_model) if is_model(x)]
+    is_model = lambda x: isinstance(x, dict)
     assert all(seen)
     assert seen
-    assert all(x["a"] is x["b"] for x in found)
-
-
-def is_model(x):
-    return isinstance(x, dict)
+    assert all(x["a"] is x["b"] for x in jax.tree.leaves(out, is_leaf=is_model) if is_model(x))
 
 
 def test_only_what_is_reached_through_a_container_is_an_object():

@@ -262,13 +262,6 @@ def test_the_recipe_for_three_arguments_keeps_what_is_treated_alike_tied():
     f(names["model"], names["one"], names["two"])
 
 
-def test_references_have_one_treatment():
-    ref = jax.new_ref(jnp.ones(2))
-    with pytest.raises(st.InconsistentSharingError) as caught:
-        st.vmap(lambda a, b: a[0], in_axes=(0, None))(ref, Pair(ref, None))
-    assert caught.value.paths == ("a", "b.first")
-
-
 def test_a_buffer_that_is_given_away_is_not_also_kept():
     w = jnp.ones(2)
     model = Pair(w, None)
