@@ -361,8 +361,8 @@ def net(nnx):
     return Net()
 
 
-def nnx_filters(nnx):
-    return {
+def test_filters_of_nnx_select_what_they_do_there(nnx):
+    filters = {
         "Param": nnx.Param,
         "LoRAParam": nnx.LoRAParam,
         "BatchStat": nnx.BatchStat,
@@ -373,10 +373,7 @@ def nnx_filters(nnx):
         "a path": nnx.Any(nnx.PathContains("embed"), nnx.PathContains("head")),
         "a function": lambda path, value: path[-1] == "bias" and isinstance(value, nnx.Param),
     }
-
-
-def test_filters_of_nnx_select_what_they_do_there(nnx):
-    for name, wrt in nnx_filters(nnx).items():
+    for name, wrt in filters.items():
         gradient = st.grad(lambda model: model(), wrt=wrt, in_place=True)(net(nnx))
         expected = nnx.grad(lambda model: model(), argnums=nnx.DiffState(0, wrt))(net(nnx))
         own = nnx.to_flat_state(nnx.state(gradient))
