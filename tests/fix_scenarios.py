@@ -413,6 +413,9 @@ def a_rule_that_changes_something_else(path):
         ruled(lambda f, model: f(model))(model)
         assert float(model.count) == 1
 
+    with pytest.raises(MISMATCH, match="^`count` and `<lambda>` do not change the same") as caught:
+        ruled(lambda f, model: model.step)(model)
+    assert caught.value.paths == ("model",)
     return of(lambda: ruled(lambda f, model: model.step)(model), MISMATCH, after, count=count, args=(Tally(0, 1),))
 
 
@@ -435,6 +438,8 @@ def integers_without_a_value_in_a_transpose(path):
         assert st.linear_transpose(f, abstract)(jnp.ones(2))[0].x.tolist() == [0, 1]
 
     provoke = lambda model: st.linear_transpose(f, jax.eval_shape(lambda: model))
+    with pytest.raises(TypeError, match=r"`jax.ShapeDtypeStruct` at `model\.k\[0\]`, which"):
+        provoke(Scaled(jnp.ones(2), [jnp.arange(2)]))
     return of(provoke, TypeError, after, model=Scaled(jnp.ones(2), [jnp.arange(2)]))
 
 
@@ -485,19 +490,27 @@ def in_place_without_in_specs(path):
 
 @scenario
 def a_reference_in_a_branch_in_place(path):
-    model = Mutable(count=jax.new_ref(jnp.zeros(())))
+    count = jax.new_ref(jnp.zeros(()))
+    model = Mutable(a=count, b=count, c=jnp.zeros(()))
 
     def add_one(model):
-        model.count[...] += 1
+        model.a[...] += 1
 
-    def branch(in_place):
+    def branch(model, in_place):
         st.cond(True, add_one, lambda model: None, model, in_place=in_place)
 
-    def after():
-        branch(in_place=False)  # the code makes a transform; this is how it is called
-        assert float(model.count[...]) == 1
+    jitted = st.jit(branch, static_argnames="in_place")
 
-    return of(lambda: branch(in_place=True), ValueError, after)
+    def after():
+        # The code makes a transform; this is how it is called.
+        branch(model, in_place=False)
+        jitted(model, in_place=False)
+        assert float(count[...]) == 2
+        assert model.a is model.b is count
+
+    with pytest.raises(ValueError, match="`jax.Ref` is at `operands"):
+        branch(model, in_place=True)
+    return of(lambda: jitted(model, in_place=True), ValueError, after)
 
 
 @scenario
@@ -614,24 +627,16 @@ scenarios(
         lambda f: st.jit(f)(tied(), ADAM), TypeError, lambda f: f(tied(), ADAM), f=lambda model, tx: tx.init(model)
     ),
     lost_in_front_of_an_optimizer=lambda: lost_in_front_of_an_optimizer(tied()),
-    lost_from_a_dict_in_front_of_an_optimizer=lambda: lost_in_front_of_an_optimizer(
-        dict.fromkeys(("embed", "head"), jnp.arange(4.0))
-    ),
+    lost_from_a_dict=lambda: lost_in_front_of_an_optimizer(dict.fromkeys(("embed", "head"), jnp.arange(4.0))),
     a_static_number_that_changes=lambda: of(
         _retraced(Scaled),
         st.RetraceWarning,
         lambda m: st.explain(st.jit(lambda m: m.k), m).leaves[1].kind == "traced" or 1 / 0,
         m=Scaled(jnp.ones(2), 3),
     ),
-    containers_too_deep=lambda: of(
-        lambda: st.jit(lambda tree: 1)((nested(2_000), tied())), st.DepthError, tree=[tied()]
-    ),
-    a_model_too_deep_for_optax=lambda: of(
-        lambda: st.optimizer(optax.adam(0.1)).init(nested(9_500)), st.DepthError, model=[jnp.ones(1)]
-    ),
-    a_class_that_is_not_registered=lambda: again(
-        lambda Own: st.Dag(Own()), UNREGISTERED, are_alternatives=True, **own_class()
-    ),
+    containers_too_deep=lambda: of(lambda: st.jit(lambda tree: 1)((nested(2_000), tied())), st.DepthError, tree=[1]),
+    a_model_too_deep_for_optax=lambda: of(lambda: st.optimizer(optax.adam(0.1)).init(nested(9_500)), st.DepthError),
+    an_unregistered_class=lambda: again(lambda Own: st.Dag(Own()), UNREGISTERED, are_alternatives=True, **own_class()),
     an_attribute_that_cannot_be_seen=lambda: of(
         lambda Own: setattr(Free(), "attribute", Own()), UNREGISTERED, are_alternatives=True, **own_class()
     ),
@@ -684,9 +689,7 @@ scenarios(
     ),
     lost_in_a_function=lambda: lost_in_a_function("warn", st.UntiedWarning),
     lost_in_a_function_as_an_error=lambda: lost_in_a_function("error", st.UntiedError),
-    one_gradient_for_each_path=lambda: gradients_that_were_not_joined(
-        tied(), loss, (tied(), tied()), jax.grad(loss)(tied())
-    ),
+    gradients_by_path=lambda: gradients_that_were_not_joined(tied(), loss, (tied(), tied()), jax.grad(loss)(tied())),
     the_state_of_an_untied_model=lambda: of(
         lambda model: ADAM.update(model, optax.adam(0.1).init(tied()), model),
         MISMATCH,

@@ -429,10 +429,3 @@ def test_a_tracer_in_a_static_leaf():
     m.me = m
     with pytest.raises(st.CycleError):
         pullback(m)
-
-
-def test_a_transpose_names_integers_without_values():
-    abstract = jax.eval_shape(lambda: {"a": Pair(jnp.ones(2), jnp.arange(2))})
-    with pytest.raises(TypeError, match=r"`jax.ShapeDtypeStruct` at `m\['a'\]\.second`, which") as error:
-        st.linear_transpose(lambda m: m["a"].first * m["a"].second, abstract)
-    assert "eqx.is_inexact_array" in str(error.value)

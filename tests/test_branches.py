@@ -502,23 +502,3 @@ def test_one_branch_returns_what_it_got_in_place():
     one, two = counters(), counters()
     result = st.cond(True, lambda a, b: a, lambda a, b: b, one, two, policy=IN_PLACE)
     assert result.left is result.right
-
-
-@pytest.mark.parametrize("jitted", [False, True])
-def test_references_in_place_are_refused_and_written_otherwise(jitted):
-    count = jax.new_ref(jnp.zeros(()))
-    model = Mutable(a=count, b=count, c=jnp.zeros(()))
-
-    def add_one(model):
-        model.a[...] += 1
-
-    def call(model, *, in_place):
-        st.cond(True, add_one, lambda model: None, model, in_place=in_place)
-
-    run = st.jit(call, static_argnames="in_place") if jitted else call
-    with pytest.raises(ValueError, match="`jax.Ref` is at `operands") as error:
-        run(model, in_place=True)
-    assert "no reference can" in str(error.value)
-    run(model, in_place=False)
-    assert float(count[...]) == 1
-    assert model.a is model.b is count

@@ -234,11 +234,3 @@ def test_a_transform_that_calls_the_function_elsewhere():
         assert result.first is result.second
     nested = st.preserve_identities(elsewhere)(lambda m: st.jit(lambda m: m)(m))(Pair(w, w))
     assert nested.first is nested.second
-
-
-def test_options_inside_modules_need_an_adapter():
-    def mapped(f, in_axes):
-        return jax.vmap(f, in_axes=in_axes)
-
-    with pytest.raises(TypeError, match="`in_axes` of `.*mapped`"):
-        st.preserve_identities(mapped)(lambda m: m, in_axes=(Pair(0, None),))

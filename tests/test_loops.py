@@ -13,16 +13,12 @@ import pytest
 from hypothesis import assume, given
 
 import sharedtree as st
+from sharedtree import associative_scan, fori_loop, map as map_over, scan, while_loop
 from tests.strategies import Mutable, Pair, copy_dag, dags, partition, unique_arrays
 from tests.test_laws import python_numbers
 
 IGNORE = st.Policy(on_untie="ignore")
 PARTING = st.Policy(in_place=True, on_untie="ignore")
-scan = st.preserve_identities(jax.lax.scan)
-while_loop = st.preserve_identities(jax.lax.while_loop)
-fori_loop = st.preserve_identities(jax.lax.fori_loop)
-map_over = st.preserve_identities(jax.lax.map)
-associative_scan = st.preserve_identities(jax.lax.associative_scan)
 
 LOOPS = {
     "scan": lambda f, m, **o: scan(lambda c, _: (f(c), None), m, length=3, **o)[0],

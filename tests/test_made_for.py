@@ -72,15 +72,6 @@ def test_static_arguments_are_not_counted():
     assert difference(Holder.method.lower(Holder(), 3, TIED).compile(), UNTIED)[1] == ("model.first", "model.second")
 
 
-def test_what_is_donated_is_called_by_its_own_name():
-    f = st.jit(lambda n, new, old: n * (new.first + old.first), static_argnums=0, donate_argnums=1)
-    compiled = f.lower(2, TIED, UNTIED).compile()
-    with pytest.raises(st.InconsistentSharingError, match="`new.first`: donated") as error:
-        compiled(Pair(old := W + 0, old), Pair(old, W))
-    assert "untie((new, old)" in str(error.value)
-    assert "`old.first`: not donated" in str(error.value)
-
-
 def test_a_keyword_that_is_called_as_a_positional_argument():
     def f(m, /, **others):
         return m.first + others["m"].first

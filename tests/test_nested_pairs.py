@@ -13,7 +13,6 @@ import os
 import re
 from collections import Counter, OrderedDict
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,39 +30,13 @@ SHAPE = (2, 2, 3)
 X = jnp.array([0.3, -0.2, 0.5])
 
 
-class Embedding(eqx.Module):
-    weight: jax.Array
-
-
-class Decoder(eqx.Module):
-    weight: jax.Array
-    bias: jax.Array
-
-
-class Block(eqx.Module):
-    scale: jax.Array
-
-
-class Net(eqx.Module):
-    """A weight in two layers of two classes, and a layer in two places, which is also in a list."""
-
-    embed: Embedding
-    decoder: Decoder
-    first: Block
-    blocks: list
-
-
 def parameters():
     n = jnp.arange(12.0).reshape(SHAPE) / 12
     return in_order(n + 0.1, n - 0.3, 1 - n)
 
 
 def net(weight, bias, scale):
-    block = Block(scale)
-    return Net(Embedding(weight), Decoder(weight, bias), block, [block])
-
-
-def mutable_net(weight, bias, scale):
+    """A weight in two layers with other attributes, and a layer in two places, which is also in a list."""
     block = Mutable(scale=scale)
     embed, decoder = Mutable(weight=weight), Mutable(weight=weight, bias=bias)
     return Mutable(embed=embed, decoder=decoder, first=block, blocks=[block])
@@ -291,13 +264,13 @@ def test_pairs(outer, inner):
     write = writing(outer, writing(inner, on_what_is_written))
 
     def on_copies(p, x):
-        copied = mutable_net(**p)
+        copied = net(**p)
         return returned(write(copied, x), copied)
 
     # Nor does any of what is written back come out twice.
     require_same_program(traced(on_copies), theirs)
     if expected:
-        model = mutable_net(**parameters())
+        model = net(**parameters())
         other = Mutable(embed=model.embed, blocks=model.blocks)
         require_same_values((write(model, X), values(require_tied(model))), expected)
         assert (model.embed, model.blocks) == (other.embed, other.blocks)

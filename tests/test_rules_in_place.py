@@ -12,7 +12,6 @@ import pytest
 import sharedtree as st
 from tests.strategies import Mutable, Record
 from tests.test_sharing_situations import KINDS, MOVES, SITUATIONS, by_python, made, objects, whole
-from tests.test_threads import at_once
 
 IN_PLACE = st.Policy(in_place=True)
 FACTOR = 3.0
@@ -366,16 +365,6 @@ def add_one(model):
     model.count = model.count + 1
 
 
-def test_a_lost_tie_is_named():
-    def change(model):
-        model.a = Layer(model.a.w * 1)
-        model.b = Layer(model.b.w * 1)
-
-    layer = Layer(jnp.ones(2))
-    with pytest.warns(st.UntiedWarning, match=r"flat index"):
-        ruled(change)(mutable(a=layer, b=layer))
-
-
 @wrapped
 def test_all_or_nothing(wrap):
     def grow(model):
@@ -444,16 +433,6 @@ def test_a_copy_and_arrays_may_be_returned():
         assert model.w.tolist() == [2, 2]
 
 
-def test_a_rule_that_changes_something_else():
-    f = st.custom_vjp(forward, in_place=True)
-    f.defvjp(lambda net, x: (jnp.tanh(net.embed.w * x) * net.head.w, None), lambda _, y: (None, y))
-    loss = st.jit(lambda net, x: f(net, x).sum(), in_place=True)
-    with pytest.raises(st.SharingMismatchError, match="do not change the same") as caught:
-        st.grad(loss, in_place=True)(net(), X)
-    assert caught.value.paths == ("net.stats",)
-    assert str(caught.value).startswith("`forward` and `<lambda>`")
-
-
 def test_what_the_rule_changes_is_written_when_only_it_runs():
     f = st.custom_vjp(lambda model: model.w * 1, in_place=True)
 
@@ -517,11 +496,3 @@ def test_containers_as_models():
     assert gradient["a"] == 3
     assert params["count"] == 1
     assert params["a"] is params["b"] is w
-
-
-def test_threads():
-    f = by_vjp()
-    step = st.jit(st.grad(lambda net, x: f(net, x).sum(), in_place=True), in_place=True)
-    models = [net() for _ in range(8)]
-    at_once(lambda i: step(models[i], X), count=8)
-    assert [int(model.stats.count) for model in models] == [1] * 8

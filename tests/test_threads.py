@@ -1,6 +1,7 @@
 """Whatever is used for the first time by eight threads at once does in each what it does in one thread alone."""
 
 import contextlib
+import functools
 import sys
 import threading
 import time
@@ -15,7 +16,8 @@ from hypothesis import given
 import sharedtree as st
 from sharedtree.transforms._calling import active
 from tests.strategies import Layer, Mutable, Pair, dags, partition
-from tests.test_leaks import IN_PLACE, mesh
+from tests.test_leaks import IN_PLACE
+from tests.transform_table import SCENARIOS, nets_in
 
 COUNT = 8
 
@@ -123,104 +125,44 @@ def test_a_cold_function_called_at_once(kind):
     assert not active.stack
 
 
-def summed(model, x=1.0):
+def grown(model):
     """Looks at the ties that it is given: one array in two places of one layer in two places."""
     shared = model.first
     assert shared is model.second[0]
     assert shared.first is shared.second
-    return (shared.first * shared.second * x).sum()
-
-
-def summed_layer(model):
-    return Pair(summed(model), model.first)
-
-
-def grown(model):
-    summed(model)
     return st.tree.map(lambda w: w * 2, model)
 
 
-def inner_product(one, two):
-    summed(one)
-    assert two.first is two.second[0]
-    assert two.first.first is two.first.second
-    return (one.first.first * two.first.second).sum()
-
-
-def with_rule(transform):
-    def of(f):
-        f = transform(f)
-        if transform is st.custom_vjp:
-            f.defvjp(lambda model: (f(model), model), lambda kept, y: (st.tree.map(lambda w: w * y, kept),))
-        else:
-            f.defjvp(lambda primals, tangents: (f(*primals), inner_product(*primals, *tangents)))
-        return st.grad(f)
-
-    return of
-
-
-def spread(model):
-    """As `pmap` and `shard_map` take it: one row for each device."""
-    return st.tree.map(lambda w: w[None], model)
-
-
-SPECIFICATION = jax.sharding.PartitionSpec()
-
+# How each of the package's own transforms is called with a function of a model.
 FIRST_CALLS = {
-    "jit": lambda f, m: st.jit(f)(m),
-    "grad": lambda f, m: st.grad(lambda m: f(m).first)(m),
-    "value_and_grad": lambda f, m: st.value_and_grad(lambda m: f(m).first)(m),
-    "vmap": lambda f, m: st.vmap(f)(m),
-    "checkpoint": lambda f, m: st.checkpoint(f)(m),
-    "scan": lambda f, m: st.scan(lambda c, x: (f(c), grown(c))[::-1], m, length=3),
-    "while_loop": lambda f, m: st.while_loop(lambda c: f(c).first < 99, grown, m),
-    "fori_loop": lambda f, m: st.fori_loop(0, 3, lambda i, c: (grown(c[0]), f(c[0]).first), (m, f(m).first)),
-    "cond": lambda f, m: st.cond(True, f, lambda m: Pair(summed(m) * 2, m.first), m),
-    "switch": lambda f, m: st.switch(0, [f, lambda m: Pair(summed(m) * 2, m.first)], m),
-    "map": lambda f, m: st.map(f, m),
-    "associative_scan": lambda f, m: st.associative_scan(lambda a, b: (f(a), st.tree.map(jnp.add, a, b))[1], m),
-    "vjp": lambda f, m: st.vjp(f, m)[1](st.tree.map(jnp.ones_like, f(m))),
-    "jvp": lambda f, m: st.jvp(f, (m,), (m,)),
-    "linearize": lambda f, m: st.linearize(f, m)[1](m),
-    "linear_transpose": lambda f, m: st.linear_transpose(lambda m: (f(m), m.first.first * 2)[1], m)(m.first.first),
-    "jacfwd": lambda f, m: st.jacfwd(lambda m: f(m).first)(m),
-    "jacrev": lambda f, m: st.jacrev(lambda m: f(m).first)(m),
-    "hessian": lambda f, m: st.hessian(lambda m: f(m).first)(m),
-    "custom_vjp": lambda f, m: with_rule(st.custom_vjp)(lambda m: f(m).first)(m),
-    "custom_jvp": lambda f, m: with_rule(st.custom_jvp)(lambda m: f(m).first)(m),
-    "shard_map": lambda f, m: st.shard_map(f, mesh=mesh(), in_specs=SPECIFICATION, out_specs=SPECIFICATION)(m),
-    "pmap": lambda f, m: st.pmap(f)(spread(m)),
-    "eval_shape": lambda f, m: st.tree.map(lambda x: jnp.zeros(x.shape), st.eval_shape(f, m)),
-    "make_jaxpr": lambda f, m: [str(st.make_jaxpr(f)(m))],
-    "with_sharding_constraint": lambda f, m: f(
-        st.with_sharding_constraint(m, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
-    ),
+    transform.__name__: functools.partial(scenario.call, getattr(st, transform.__name__))
+    for transform, scenario in SCENARIOS.items()
+    if hasattr(st, transform.__name__) and transform.__module__.startswith("jax")
+    if scenario.tested != "on_eight_devices"
 }
-
-
 # Of JAX 0.8 a vanilla `pmap` fails in eight threads, too.
-CAN_BE_FIRST = [name for name in FIRST_CALLS | IN_PLACE if name != "pmap" or jax.__version_info__ >= (0, 9)]
+CAN_BE_FIRST = [name for name in IN_PLACE if name != "pmap" or jax.__version_info__ >= (0, 9)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in FIRST_CALLS if name in CAN_BE_FIRST])
+@pytest.mark.parametrize("name", FIRST_CALLS)
 def test_first_calls_of_each_transform(name):
     def run(cold):
         w = jnp.arange(3.0)
         shared = Pair(w, w)
-        result = FIRST_CALLS[name](cold, Pair(shared, [shared]))
-        return jax.tree.structure(st.Dag(result)), list(map(np.asarray, st.tree.leaves(result)))
+        nets = nets_in(FIRST_CALLS[name](cold, Pair(shared, [shared])))
+        return jax.tree.structure(st.Dag(nets)), list(map(np.asarray, st.tree.leaves(nets)))
 
-    structure, leaves = run(lambda m: summed_layer(m))
+    structure, leaves = run(lambda m: grown(m))
     assert len(leaves) or name == "make_jaxpr"
-    cold = lambda m: summed_layer(m)  # noqa: E731 -- another function, of which nothing is known
+    cold = lambda m: grown(m)  # noqa: E731 -- another function, of which nothing is known
     for found, values in at_once(lambda _: run(cold)):
         assert found == structure
         assert all(map(np.array_equal, values, leaves))
     assert not active.stack
 
 
-@pytest.mark.parametrize("name", [name for name in IN_PLACE if name in CAN_BE_FIRST])
+@pytest.mark.parametrize("name", CAN_BE_FIRST)
 def test_first_calls_in_place(name):
     """Each thread has a model of its own, and writes into that one only."""
 
@@ -234,9 +176,9 @@ def test_first_calls_in_place(name):
         return np.asarray(shared.first).ravel()
 
     def cold(model):
-        y = summed(model)
+        grown(model)
         model.first.first = model.second[0].second = model.first.first * 2 + 1
-        return model.a * y
+        return model.a * 2
 
     for values in at_once(lambda _: work(cold)):
         np.testing.assert_array_equal(values, [1, 3, 5])

@@ -14,6 +14,7 @@ import pytest
 import sharedtree as st
 from sharedtree import _jax_internals
 from tests.strategies import Pair
+from tests.test_leaks import IN_PLACE
 from tests.test_threads import FIRST_CALLS
 
 OWN = str(pathlib.Path(st.__file__).parent)
@@ -28,8 +29,8 @@ def fails(model, *rest):
     raise OwnError("on purpose")
 
 
-def tied():
-    w = jnp.ones(2)
+def tied(shape=2):
+    w = jnp.ones(shape)
     return Pair(w, w)
 
 
@@ -65,9 +66,12 @@ def registered(f):
 
 st.register_transform(registered)
 
-CALLS = {name: functools.partial(call, fails, tied()) for name, call in FIRST_CALLS.items()} | {
+RULES = ("custom_vjp", "custom_jvp")
+CALLS = {
+    **{name: functools.partial(call, fails, tied()) for name, call in FIRST_CALLS.items() if name != "export"},
+    **{name: lambda name=name: st.grad(lambda m: FIRST_CALLS[name](fails, m))(tied()) for name in RULES},
+    **{f"{name}, in place": functools.partial(call, fails, tied((1, 2))) for name, call in IN_PLACE.items()},
     "jit, not plain": lambda: st.jit(fails, donate_argnums=0)(tied()),
-    "jit in place": lambda: st.jit(fails, in_place=True)(tied()),
     "filter_jit": lambda: st.preserve_identities(eqx.filter_jit)(fails)(tied()),
     "filter_grad": lambda: st.preserve_identities(eqx.filter_grad)(fails)(tied()),
     "not registered": lambda: st.preserve_identities(lambda f: jax.jit(f))(fails)(tied()),

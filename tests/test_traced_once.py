@@ -177,13 +177,7 @@ def test_equinox_transforms_of_one_function_are_equal():
     assert st.grad(f) != st.grad(f)
 
 
-ARGUMENTS = (
-    lambda: jnp.ones(2),
-    lambda: jnp.ones(3),
-    lambda: np.ones(2, np.float32),
-    lambda: 1.0,
-    lambda: {"a": jnp.ones(2)},
-)
+ARGUMENTS = (jnp.ones(2), jnp.ones(3), np.ones(2, np.float32), 1.0, {"a": jnp.ones(2)})
 STEPS = hst.one_of(
     hst.tuples(hst.just("wrap"), hst.integers(0, 2)),
     hst.tuples(hst.just("call"), hst.integers(0, 5), hst.integers(0, len(ARGUMENTS) - 1)),
@@ -208,7 +202,7 @@ def counts(transform, program):
         elif wrappers:
             wrapper = wrappers[which % len(wrappers)]
             if what == "call":
-                wrapper(ARGUMENTS[more[0]]())
+                wrapper(ARGUMENTS[more[0]])
             elif what == "clear" and hasattr(wrapper, "clear_cache"):
                 wrapper.clear_cache()
             elif what == "drop":

@@ -12,7 +12,7 @@ from hypothesis import given
 from jax import tree_util as jtu
 
 import sharedtree as st
-from tests.strategies import copy_dag, dags, is_array, partition, unique_arrays
+from tests.strategies import Point, copy_dag, dags, is_array, partition, unique_arrays
 
 
 class Pair(eqx.Module):
@@ -25,9 +25,6 @@ class Layer(eqx.Module):
     bias: object = None
     activation: object = jnp.tanh
     name: str = eqx.field(static=True, default="layer")
-
-
-Point = collections.namedtuple("Point", ["x", "y"])
 
 
 def untied_trees():

@@ -58,13 +58,8 @@ def two():
 
 
 J, G, VG, V, C = jax.jit, jax.grad, jax.value_and_grad, jax.vmap, jax.checkpoint
-FJ, FG, FVG, FV, FC = (
-    eqx.filter_jit,
-    eqx.filter_grad,
-    eqx.filter_value_and_grad,
-    eqx.filter_vmap,
-    eqx.filter_checkpoint,
-)
+FJ, FG, FVG = eqx.filter_jit, eqx.filter_grad, eqx.filter_value_and_grad
+FV, FC = eqx.filter_vmap, eqx.filter_checkpoint
 
 NO_FUNCTIONS = {"not callable": 3, "generator function": generated, "static method": staticmethod(jnp.sum)}
 

@@ -36,16 +36,8 @@ JITS = (jax.jit, eqx.filter_jit)
 NUMBERS = ("python float", "python int", "python bool", "python complex")
 SCALARS = (*NUMBERS, "float scalar", "weak scalar", "typed key", "numpy scalar", "numpy int scalar")
 NOT_IN_A_LOSS = ("python complex", "string", "function")
-NOT_REAL = (
-    *NUMBERS[1:3],
-    "int array",
-    "bool array",
-    "typed key",
-    "typed keys",
-    "raw key",
-    "numpy ints",
-    "numpy int scalar",
-)
+WITHOUT_TANGENTS = ("int array", "bool array", "typed key", "typed keys", "raw key", "numpy ints", "numpy int scalar")
+NOT_REAL = (*NUMBERS[1:3], *WITHOUT_TANGENTS)
 
 
 def mixture(tree: Any, constants: Any) -> Any:

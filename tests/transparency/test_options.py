@@ -62,14 +62,10 @@ def opened(f: Any) -> Any:
 NOT_IN_MODULES = ("grad of a key", "mixed dict keys")
 
 # The error says more where modules are involved; it is still of the type that vanilla raises.
-PREFIX_DOES_NOT_FIT = (
-    "in_axes of another shape",
-    "in_axes with another key",
-    "in_axes below a leaf",
-    "out_axes of another shape",
-    "out_axes with another key",
-    "filter_vmap bad axes",
-)
+PREFIX_DOES_NOT_FIT = {
+    *("in_axes of another shape", "in_axes with another key", "in_axes below a leaf"),
+    *("out_axes of another shape", "out_axes with another key", "filter_vmap bad axes"),
+}
 
 
 def classes_for(transform: Any, i: int) -> list[Any]:

@@ -85,5 +85,5 @@ def test_what_is_no_argument_of_jits_is_refused_as_by_vanilla_jax():
     with pytest.raises(ValueError, match="mutable array references cannot be returned"):
         f(ref := reference())
     with pytest.raises(st.InconsistentSharingError) as caught:
-        st.vmap(lambda a, b: a[...], in_axes=(0, None))(ref, ref)
-    assert caught.value.paths == ("a", "b")
+        st.vmap(lambda a, b: a[...], in_axes=(0, None))(ref, Model([ref]))
+    assert caught.value.paths == ("a", "b.leaf[0]")

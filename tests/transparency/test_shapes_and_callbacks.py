@@ -38,19 +38,12 @@ def combined(f, tree):
     return str(program), eqx.combine(shape, others)
 
 
+SHAPES, JAXPR = shapes(eqx.filter_eval_shape), jaxpr_of_equinox(eqx.filter_make_jaxpr)
 WAYS = {  # ours, vanilla, vanilla for Equinox's modules
-    "eval_shape": (shapes(st.eval_shape), shapes(jax.eval_shape), shapes(eqx.filter_eval_shape)),
-    "filter_eval_shape": (
-        shapes(st.preserve_identities(eqx.filter_eval_shape)),
-        shapes(eqx.filter_eval_shape),
-        shapes(eqx.filter_eval_shape),
-    ),
+    "eval_shape": (shapes(st.eval_shape), shapes(jax.eval_shape), SHAPES),
+    "filter_eval_shape": (shapes(st.preserve_identities(eqx.filter_eval_shape)), SHAPES, SHAPES),
     "make_jaxpr": (jaxpr(st.make_jaxpr), jaxpr(jax.make_jaxpr), combined),
-    "filter_make_jaxpr": (
-        jaxpr_of_equinox(st.preserve_identities(eqx.filter_make_jaxpr)),
-        jaxpr_of_equinox(eqx.filter_make_jaxpr),
-        jaxpr_of_equinox(eqx.filter_make_jaxpr),
-    ),
+    "filter_make_jaxpr": (jaxpr_of_equinox(st.preserve_identities(eqx.filter_make_jaxpr)), JAXPR, JAXPR),
 }
 
 
