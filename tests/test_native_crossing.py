@@ -15,18 +15,7 @@ from sharedtree import _native_walk
 from sharedtree._graph import Rules
 from sharedtree.transforms._crossed import Names, packed_in
 from sharedtree.transforms._packing import pack_call, unpack_result
-from tests.strategies import (
-    Layer,
-    Mutable,
-    Pair,
-    Record,
-    arguments,
-    copy_dag,
-    is_array,
-    mutate,
-    partition,
-    paths,
-)
+from tests.strategies import Layer, Mutable, Pair, Record, arguments, copy_dag, is_array, mutate, partition, paths
 from tests.walks import in_python
 
 NAMES = Names(lambda *args: None)
