@@ -26,10 +26,9 @@ from sharedtree.__main__ import main
 from sharedtree._commands._array_differences import pieces
 from sharedtree._commands._comparing import compare
 from sharedtree.serialise.load import opened
-from tests.serialise.process import HANGS
 
 from .serialise.isomorphic import assert_isomorphic
-from .serialise.process import run
+from .serialise.process import HANGS, run
 from .serialise.strategies import trees
 from .serialise.test_golden import FILES as GOLDEN
 
@@ -151,25 +150,13 @@ def test_show_json_has_the_documented_keys(command, tied):
 
 
 SHOWN = [
-    ((8, 1), "(8, 1)"),
-    ((8,), "(8,)"),
-    ((), "()"),
-    (frozenset({1}), "frozenset({1})"),
-    (frozenset(), "frozenset()"),
-    (slice(1, None), "slice(1, None, None)"),
-    (range(3), "range(0, 3, 1)"),
-    (np.float32(0.5), "np.float32(0.5)"),
-    (b"ab", "b'ab'"),
-    (1e-5, "1e-05"),
-    (-(16**100), f"0x-1{'0' * 73}..."),
-    ("x" * 100, f"'{'x' * 76}..."),
-    (jax.nn.relu, "jax.nn:relu"),
-    (pathlib.PurePosixPath("a/b"), "PurePosixPath('a/b')"),
-    ([], "empty list"),
-    (jax.random.key(1), "PRNG key, threefry2x32, uint32[2]  8 bytes"),
-    (np.zeros(2), "float64[2] NumPy  16 bytes"),
+    ((8, 1), "(8, 1)"), ((8,), "(8,)"), ((), "()"), (frozenset({1}), "frozenset({1})"), (frozenset(), "frozenset()"),
+    (slice(1, None), "slice(1, None, None)"), (range(3), "range(0, 3, 1)"), (np.float32(0.5), "np.float32(0.5)"),
+    (b"ab", "b'ab'"), (1e-5, "1e-05"), (-(16**100), f"0x-1{'0' * 73}..."), ("x" * 100, f"'{'x' * 76}..."),
+    (jax.nn.relu, "jax.nn:relu"), (pathlib.PurePosixPath("a/b"), "PurePosixPath('a/b')"), ([], "empty list"),
+    (jax.random.key(1), "PRNG key, threefry2x32, uint32[2]  8 bytes"), (np.zeros(2), "float64[2] NumPy  16 bytes"),
     (jax.ShapeDtypeStruct((2,), jnp.float32), "ShapeDtypeStruct[2]"),
-]
+]  # fmt: skip
 
 
 def test_values_are_shown_as_python_prints_them(command, saved):
@@ -419,19 +406,11 @@ def test_equal_files_are_equal_and_metadata_is_compared(command, saved):
 
 
 CHANGES = [
-    (1, 2, "1", "2"),
-    (1, True, "1", "True"),
-    (1, 1.0, "1", "1.0"),
-    (0.0, -0.0, "0.0", "-0.0"),
-    (None, 1, "None", "1"),
-    ("a", b"a", "'a'", "b'a'"),
-    (Colour.RED, Colour.BLUE, "Colour.RED", "Colour.BLUE"),
+    (1, 2, "1", "2"), (1, True, "1", "True"), (1, 1.0, "1", "1.0"), (0.0, -0.0, "0.0", "-0.0"), (None, 1, "None", "1"),
+    ("a", b"a", "'a'", "b'a'"), (Colour.RED, Colour.BLUE, "Colour.RED", "Colour.BLUE"),
     (slice(1, 2), slice(1, 3), "slice(1, 2, None)", "slice(1, 3, None)"),
-    (jax.nn.relu, jax.nn.gelu, "jax.nn:relu", "jax.nn:gelu"),
-    (np.int8(1), np.int16(1), "np.int8(1)", "np.int16(1)"),
-    ([1], (1,), "list", "(1,)"),
-    ([], {}, "empty list", "empty dict"),
-    (jnp.ones(2), None, "float32[2]", "None"),
+    (jax.nn.relu, jax.nn.gelu, "jax.nn:relu", "jax.nn:gelu"), (np.int8(1), np.int16(1), "np.int8(1)", "np.int16(1)"),
+    ([1], (1,), "list", "(1,)"), ([], {}, "empty list", "empty dict"), (jnp.ones(2), None, "float32[2]", "None"),
     (jnp.ones(2), jnp.ones(3), "float32[2]", "float32[3]"),
     (jnp.ones(2), jnp.ones((2, 1)), "float32[2]", "float32[2, 1]"),
     (jnp.ones(2), np.ones(2, np.float32), "float32[2]", "float32[2] NumPy"),
@@ -439,7 +418,7 @@ CHANGES = [
     (jnp.ones(()), jnp.asarray(1.0), "float32[]", "float32[] weak"),
     ("x" * 100, "x" * 99 + "y", "x" * 100, "x" * 99 + "y"),
     (*(jax.ShapeDtypeStruct((n,), np.float32) for n in (2, 3)), "ShapeDtypeStruct[2]", "ShapeDtypeStruct[3]"),
-]
+]  # fmt: skip
 
 
 def test_what_was_changed_is_told(differences):

@@ -4,7 +4,6 @@ import abc
 import collections.abc
 import dataclasses
 import functools
-import sys
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -18,7 +17,6 @@ from sharedtree import _native_classes
 from sharedtree._dataclass_fields import fields_of
 from sharedtree._native_walk import native
 from sharedtree._walk import Rules
-from tests.garbage import collect_all
 from tests.strategies import is_array, nodes, pools
 from tests.test_native_walk import RULES, assert_alike, knows
 
@@ -341,27 +339,6 @@ def test_both_walks_agree_and_what_is_common_is_known_again(name):
     if name in READ and "value" not in name:
         _, structure = st.tree.flatten(tree)
         assert knows(tree), structure
-
-
-def assert_no_references_are_lost_or_left(trees, *others):
-    flat = [st.tree.flatten(tree) for tree in trees]
-    held = list(others)
-    for tree, (leaves, structure) in zip(trees, flat, strict=True):
-        held += [tree, *leaves, *(op for op, _ in structure.records), type(tree)]
-    collect_all()
-    before = [sys.getrefcount(each) for each in held]
-    for _ in range(200):
-        for tree, (leaves, structure) in zip(trees, flat, strict=True):
-            st.tree.flatten(tree)
-            st.tree.unflatten(structure, leaves)
-    collect_all()
-    assert [sys.getrefcount(each) for each in held] == before
-
-
-@pytest.mark.slow
-def test_no_references_are_lost_or_left():
-    trees = [make() for name, make in READ.items() if "value" not in name and "no fields" not in name]
-    assert_no_references_are_lost_or_left(trees, W, V, X)
 
 
 @in_c

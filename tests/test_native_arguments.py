@@ -38,31 +38,25 @@ class Reluctant:
 WRONG_TREES = [(), (1, 2, 3, 4), ([], Tags, Rules(), {}), ([], Tags(), (), {}), ([], Tags(), Rules(), None)]
 WRONG_CALLS = [(), (None, (), [], (), {}), (None, (1,) * 6, [], (), []), (None, (), (), (), {})]
 WRONG_CALLS += [(None, (None,) * 6, [], (), {})]
+WRONG = {
+    "walk": WRONG_TREES,
+    "build": WRONG_TREES,
+    "call": WRONG_CALLS,
+    "compile": [(each,) for each in (5, [], [(None, ())], (1,))],
+    "cross": [(1, 2, 3, 4)],
+    "flags_of": [((),), ([],), (Rules(given={1: 2}),)],
+    "learn": [((),), (1,)],
+    "learn_nnx": [()],
+    "learn_packed": [(Packed, 1, 2)],
+    "packed_of": [(1,), (1, 2)],
+    "packed_parts": [(1,)],
+    "pack_call": [((), {}, Tags, Rules()), ((), {}, Tags(), (1,))],
+    "unpack_result": [(1,)],
+    "write_back": [((),)],
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        *[(name, each) for each in WRONG_TREES for name in ("walk", "build")],
-        *[("call", each) for each in WRONG_CALLS],
-        *[("compile", (each,)) for each in (5, [], [(None, ())], (1,))],
-        ("cross", (1, 2, 3, 4)),
-        ("flags_of", ((),)),
-        ("flags_of", ([],)),
-        ("flags_of", (Rules(given={1: 2}),)),
-        ("learn", ((),)),
-        ("learn", (1,)),
-        ("learn_nnx", ()),
-        ("learn_packed", (Packed, 1, 2)),
-        ("packed_of", (1,)),
-        ("packed_of", (1, 2)),
-        ("packed_parts", (1,)),
-        ("pack_call", ((), {}, Tags, Rules())),
-        ("pack_call", ((), {}, Tags(), (1,))),
-        ("unpack_result", (1,)),
-        ("write_back", ((),)),
-    ],
-)
+@pytest.mark.parametrize(("name", "arguments"), [(name, each) for name, wrong in WRONG.items() for each in wrong])
 def test_wrong_arguments_are_errors(name, arguments):
     with pytest.raises((TypeError, ValueError)):
         getattr(native, name)(*arguments)

@@ -45,22 +45,8 @@ class Twin(eqx.Module):
 
 
 ARRAYS = [jnp.ones(2), jnp.zeros((), jnp.int32), np.ones(2, np.float32), np.float32(1), jax.random.key(0)]
-VALUES = [
-    None,
-    True,
-    1,
-    1.0,
-    0.0,
-    -0.0,
-    float("nan"),
-    2**80,
-    1j,
-    "text",
-    "\ud800",
-    b"text",
-    jax.nn.relu,
-    np.array(["a"]),
-]
+NUMBERS = [True, 1, 1.0, 0.0, -0.0, float("nan"), 2**80, 1j]
+VALUES = [None, *NUMBERS, "text", "\ud800", b"text", jax.nn.relu, np.array(["a"])]
 LONG = tuple(range(1_500))
 
 

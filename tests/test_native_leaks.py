@@ -81,7 +81,7 @@ def test_a_walk_and_the_way_back(name):
             build(records, leaves, table)
         walk(table[structure.root], Tags())
 
-    assert_leaves_nothing(act, held=[tree, structure, *leaves, *(op for op, _ in structure.records)])
+    assert_leaves_nothing(act, held=[tree, type(tree), structure, *leaves, *(op for op, _ in structure.records)])
 
 
 def references_left(act: Callable[[], Any], repeats: int) -> int:

@@ -39,15 +39,9 @@ from tests.test_threads import at_once
 pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
 RULES = [
-    Rules(),
-    Rules(arrays=False),
-    Rules(containers=True),
-    Rules(convention="any"),
-    Rules(convention="equinox"),
-    Rules(values=True),
-    Rules(inside=False),
-    Rules(inside=False, containers=True),
-]
+    Rules(), Rules(arrays=False), Rules(containers=True), Rules(convention="any"), Rules(convention="equinox"),
+    Rules(values=True), Rules(inside=False), Rules(inside=False, containers=True),
+]  # fmt: skip
 
 
 def assert_walked_alike(trees, rules, num_walks=1):

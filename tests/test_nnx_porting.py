@@ -227,16 +227,8 @@ ROWS = {
         lambda m: nnx.grad(loss, argnums=nnx.DiffState(0, nnx.BatchStat))(m, S),
         lambda m: nnx.state(st.grad(loss, argnums=0, wrt=nnx.BatchStat, in_place=True)(m, S), nnx.BatchStat),
     ),
-    "StateAxes": (
-        stacked,
-        vmap_of_nnx,
-        lambda m: st.vmap(forward, in_axes=(axes_of(m), None), in_place=True)(m, S),
-    ),
-    "scan": (
-        net,
-        scan_of_nnx,
-        lambda m: st.scan(lambda m, x: (m, m(x)), m, jnp.stack([X, 2 * X]), in_place=True)[1],
-    ),
+    "StateAxes": (stacked, vmap_of_nnx, lambda m: st.vmap(forward, in_axes=(axes_of(m), None), in_place=True)(m, S)),
+    "scan": (net, scan_of_nnx, lambda m: st.scan(lambda m, x: (m, m(x)), m, jnp.stack([X, 2 * X]), in_place=True)[1]),
     "remat": (
         small,
         lambda m: nnx.grad(nnx.remat(loss))(m, S),

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import warnings
@@ -25,6 +24,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 import sharedtree as st
 from sharedtree._under_way import CAN_RAISE, MAX_FLATTENED, active, raised
 from tests.deep import chain, free, in_a_thread, link, lists, room
+from tests.serialise.process import run
 
 W = jnp.array(1.0)
 
@@ -355,6 +355,4 @@ except RecursionError:
     print("an error", sys.getrecursionlimit() == found, flush=True)
 free(model)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
-    assert (done.returncode, done.stdout) == (0, "an error True\n"), done.stderr[-1_000:]
+    assert run(program) == "an error True\n"

@@ -80,58 +80,29 @@ Other = collections.namedtuple("Other", ["x", "y"])
 NAN = float("nan")
 
 DIFFERENT = [
-    (1, True),
-    (1, 1.0),
-    (0.0, -0.0),
-    (0j, -0j),
-    (complex(0.0, 0.0), complex(0.0, -0.0)),
-    (NAN, 1.0),
-    ("a", b"a"),
-    (range(2), range(3)),
-    (slice(0, 1), slice(0, True)),
-    ((1, 2), (1, 2.0)),
-    ((1, 2), [1, 2]),
-    ((1, 2), Point(1, 2)),
-    (Point(1, 2), Other(1, 2)),
-    (frozenset({1}), frozenset({True})),
-    (frozenset({1}), {1}),
-    (np.float32, np.float64),
-    (np.sin, np.cos),
-    (Color.RED, Color.BLUE),
-    (ByContent(1), ByContent(2)),
-    (Unhashable([1]), Unhashable([2])),
-    (bytearray(b"a"), bytearray(b"b")),
-    (2**80, 2**81),
-    (Config(1), Config(1.0)),
-    (Config(Config((1,))), Config(Config((1.0,)))),
-    (Hashable(1), Hashable(2)),
+    (1, True), (1, 1.0), (0.0, -0.0), (0j, -0j), (complex(0.0, 0.0), complex(0.0, -0.0)), (NAN, 1.0), ("a", b"a"),
+    (range(2), range(3)), (slice(0, 1), slice(0, True)), ((1, 2), (1, 2.0)), ((1, 2), [1, 2]), ((1, 2), Point(1, 2)),
+    (Point(1, 2), Other(1, 2)), (frozenset({1}), frozenset({True})), (frozenset({1}), {1}), (np.float32, np.float64),
+    (np.sin, np.cos), (Color.RED, Color.BLUE), (ByContent(1), ByContent(2)), (Unhashable([1]), Unhashable([2])),
+    (bytearray(b"a"), bytearray(b"b")), (2**80, 2**81), (Config(1), Config(1.0)),
+    (Config(Config((1,))), Config(Config((1.0,)))), (Hashable(1), Hashable(2)),
     (functools.partial(max, 1, key=abs), functools.partial(max, 1.0, key=abs)),
     (functools.partial(max, 1, key=abs), functools.partial(max, 1, key=float)),
-]
+]  # fmt: skip
 
 ONLY_IN_FIELDS = [  # elsewhere these are nodes, or traced
-    ([1], [True]),
-    ({"a": 1}, {"a": 1.0}),
-    ({"a": 1}, {"b": 1}),
-    ({1: "a"}, {True: "a"}),
+    ([1], [True]), ({"a": 1}, {"a": 1.0}), ({"a": 1}, {"b": 1}), ({1: "a"}, {True: "a"}),
     ({"a": 1}, collections.OrderedDict(a=1)),
-    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),  # a function can see the order, so a trace may depend on it
-    ({"a": 1}, OwnDict(a=1)),
-    (OwnDict(a=1), OwnDict(a=True)),
+    # A function can see the order, so a trace may depend on it.
+    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    ({"a": 1}, OwnDict(a=1)), (OwnDict(a=1), OwnDict(a=True)),
     (collections.OrderedDict([("a", 1), ("b", 2)]), collections.OrderedDict([("b", 2), ("a", 1)])),
     (collections.defaultdict(int), collections.defaultdict(float)),
-    (collections.deque([1], 2), collections.deque([1], 3)),
-    ({1}, {True}),
-    (np.zeros(2), np.zeros(2, np.float32)),
-    (np.zeros(2), np.zeros((2, 1))),
-    (np.zeros(2), -np.zeros(2)),
-    (np.zeros(2), np.ones(2)),
-    (np.float32(1), np.float64(1)),
-    (np.float32(1), 1.0),
-    (np.array([1, "x"], object), np.array([True, "x"], object)),
-    ({"a": [1, {"b": (2,)}]}, {"a": [1, {"b": (2.0,)}]}),
-    ((np.zeros(1),), (np.ones(1),)),
-]
+    (collections.deque([1], 2), collections.deque([1], 3)), ({1}, {True}), (np.zeros(2), np.zeros(2, np.float32)),
+    (np.zeros(2), np.zeros((2, 1))), (np.zeros(2), -np.zeros(2)), (np.zeros(2), np.ones(2)),
+    (np.float32(1), np.float64(1)), (np.float32(1), 1.0), (np.array([1, "x"], object), np.array([True, "x"], object)),
+    ({"a": [1, {"b": (2,)}]}, {"a": [1, {"b": (2.0,)}]}), ((np.zeros(1),), (np.ones(1),)),
+]  # fmt: skip
 
 # Beside each of these, which is compared with a copy of itself. A copy of a number would be that number.
 EQUAL = [

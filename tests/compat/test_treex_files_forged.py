@@ -158,11 +158,8 @@ def test_loading_calls_nothing_of_treeo(monkeypatch):
 
 def test_damaged_and_forged_files():
     trees = [
-        [
-            Pair(1, jnp.ones(1)).update_field_metadata("left", node=False, kind=tx.BatchStat),
-            to.Hashable((1,)),
-            to.NOTHING,
-        ],
+        Pair(Pair(1, jnp.ones(1)).update_field_metadata("left", node=False, kind=tx.BatchStat), to.Hashable((1,))),
+        to.NOTHING,
         model_of(*LAYERS["MLP"]),
         Block().init(0, X),
         tx.metrics.Mean(),

@@ -1,6 +1,5 @@
 """A save is whole or has not happened: killed at any moment, with a full disk, with two saves at once."""
 
-import concurrent.futures
 import contextlib
 import errno
 import os
@@ -253,19 +252,6 @@ def test_a_file_taken_for_stale_before_it_was_locked(tmp_path, monkeypatch):
     save(tmp_path / "x", 1)
     assert load(tmp_path / "x") == 1
     assert taken
-
-
-@posix_only
-def test_many_saves_at_once(tmp_path):
-    """One of them wins whole, and no save fails or takes another's file away."""
-    path = tmp_path / "x"
-    save(path, 0)
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
-        saves = [pool.submit(st.save, path, np.full(100_000, i % 6, np.uint8)) for i in range(120)]
-        while not all(each.done() for each in saves):
-            assert load(path) in range(6)
-    assert not any(each.exception() for each in saves)
-    assert os.listdir(tmp_path) == ["x"]
 
 
 def model(number, size=300_000):

@@ -67,43 +67,21 @@ def second_of(pair):
     return pair[1]
 
 
-PARAMETERS = {"w": jnp.ones((2, 2)), "b": jnp.zeros(2)}
-
-
-def optimizers():
-    optax = pytest.importorskip("optax")
-    names = """
-        adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad fromage lamb lars lbfgs lion nadam
-        nadamw novograd optimistic_adam_v2 optimistic_gradient_descent polyak_sgd radam rmsprop rprop sgd sign_sgd sm3
-        yogi
-    """
-    for name in names.split():
-        make = getattr(optax, name, None)
-        required = [p.name for p in inspect.signature(make).parameters.values() if p.default is p.empty] if make else []
-        if make and not {"key", "seed"} & set(required):  # these are below
-            yield make(*[0.1 for _ in required])
-    adam = optax.adam(0.1, mu_dtype=jnp.bfloat16)
-    yield optax.noisy_sgd(0.1, key=KEY)
-    yield optax.chain(optax.clip_by_global_norm(1.0), optax.add_noise(0.1, 0.5, 3), adam)
-    yield optax.adam(optax.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100))
-    yield optax.multi_transform({"a": adam, "s": optax.sgd(0.1, momentum=0.9)}, {"w": "a", "b": "s"})
-    yield optax.masked(adam, {"w": True, "b": False})
-    yield optax.MultiSteps(adam, 2)
-    yield optax.inject_hyperparams(optax.adamw)(learning_rate=0.1)
-    yield optax.apply_if_finite(adam, 3)
-    yield optax.ema(0.9)
-    for name in ("prodigy", "schedule_free_adamw"):
-        yield getattr(importlib.import_module("optax.contrib"), name)()
-
-
 def test_optax_states():
-    """Also of what is called by its own `init`, and of a pair of parameters."""
+    """Of every transformation that optax has; also of a pair of parameters."""
     optax = pytest.importorskip("optax")
-    states = [optimizer.init(PARAMETERS) for optimizer in optimizers()]
-    assert len(states) > 35
-    pair = optax.LookaheadParams.init_synced(PARAMETERS)
-    for state in (*states, pair, optax.lookahead(optax.sgd(0.1), 5, 0.5).init(pair)):
-        check(state)
+    from tests.test_every_optimizer import FOUND, MASKS, arrays, flat, made
+
+    parameters = flat(*arrays(0))
+    pair = optax.LookaheadParams.init_synced(parameters)
+    for name in FOUND:
+        state = made(name, MASKS["tree"](flat)).init(pair if name == "lookahead" else parameters)
+        try:
+            check(state)
+        except Exception as error:
+            error.add_note(name)
+            raise
+    check(pair)
 
 
 def penzai_models(pz):

@@ -83,9 +83,7 @@ def test_keys_that_are_equal_to_nothing():
         assert len(again) == 3
         assert [repr(key) for key in loaded] == [repr(key) for key in keys]
         assert {type(key) for key in again} == {type(keys[0])}
-
-
-def test_one_nan_in_two_mappings():
+    # One of them in two mappings.
     first, second = through_a_file(({NAN: 1, 1.0: 2}, {(NAN, NAN): 3}))
     assert [repr(key) for key in first] == ["nan", "1.0"]
     assert [repr(key) for key in second] == ["(nan, nan)"]
@@ -153,9 +151,7 @@ def test_an_array_of_the_file_that_finds_no_place_is_reported():
     assert loaded["a"].tolist() == [0.0, 0.0]
     assert report.unused == ("['b']", "['only']")
     assert "not used of the file: `['only']`" in str(report)
-
-
-def test_equal_numbers_are_no_ties():
+    # Equal numbers are no ties.
     loaded, report = st.from_bytes(st.to_bytes([7, 7, 2.5]), like=[0, 0, 0.0], strict=False)
     assert loaded == [7, 7, 2.5]
     assert report.unused == ()
@@ -172,9 +168,7 @@ def test_numpy_or_jax_is_a_difference():
         assert (report.kept, report.unused) == (("['w']",), ("['w']",))
         for like in (jax.ShapeDtypeStruct((2,), jnp.float32), held):
             assert type(st.from_bytes(data, like={"w": like})["w"]) is type(held)
-
-
-def test_a_description_is_no_array():
+    # A description is neither.
     data = st.to_bytes({"w": jax.ShapeDtypeStruct((2,), jnp.float32)})
     with pytest.raises(st.StructureMismatchError, match="`ShapeDtypeStruct`, the template a JAX array"):
         st.from_bytes(data, like={"w": jnp.ones(2)})

@@ -50,9 +50,8 @@ def test_gadgets_are_refused(where):
         except st.UntrustedTypeError as error:
             if not any(each.startswith(name) for each in error.names):
                 wrong.append(f"{name}: {error}")
-        except (
-            st.StructureMismatchError
-        ) as error:  # in modules on the list, and in trusted ones, there is no such thing
+        except st.StructureMismatchError as error:
+            # In modules on the list, and in trusted ones, there is no such thing.
             if "holds nothing of that name" not in str(error) or (where == "function" and MODULE not in name):
                 wrong.append(f"{name}: {error}")
         found = [request for request in st.audit(data, trusted=trusted).requests if request.name.startswith(name)]
