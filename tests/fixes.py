@@ -95,6 +95,7 @@ class Scenario:
         names: the namespace in which the code of the message runs.
         after: is given the namespace then, to see whether the trouble is gone.
         are_alternatives: whether each piece of code in the message is a fix by itself, which the others would disturb.
+        around: is given what runs the code, and the namespace: for code that belongs into a function.
     """
 
     provoke: Callable[[], Any]
@@ -102,6 +103,7 @@ class Scenario:
     names: dict[str, Any] = dataclasses.field(default_factory=dict)
     after: Callable[[dict[str, Any]], Any] | None = None
     are_alternatives: bool = False
+    around: Callable[[Callable[[], Any], dict[str, Any]], Any] = lambda run, names: run()
 
     def message(self) -> str:
         with warnings.catch_warnings(record=True) as record:

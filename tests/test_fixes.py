@@ -1,6 +1,7 @@
 """Every fix that a message offers as code runs, in the situation that the message is about."""
 
 import copy
+import functools
 import os
 import re
 
@@ -46,14 +47,18 @@ def run_fixes(name, make_folder):
             scenario = SCENARIOS[name](make_folder(name))
             scenario.message()
         names = {**USUAL, **scenario.names}
-        for code in group:
-            if code.startswith("pip "):
-                assert PIP.fullmatch(code)
-            else:  # outside a function there is nothing to return from
-                exec(compile(code.removeprefix("return "), f"<the fix of {name}>", "exec"), names)
+        scenario.around(functools.partial(_execute, group, name, names), names)
         if scenario.after is not None:
             scenario.after(names)
     return found, scenario.category
+
+
+def _execute(codes, name, names):
+    for code in codes:
+        if code.startswith("pip "):
+            assert PIP.fullmatch(code)
+        else:  # outside a function there is nothing to return from
+            exec(compile(code.removeprefix("return "), f"<the fix of {name}>", "exec"), names)
 
 
 def test_every_fix_runs_and_every_fix_in_the_sources_has_a_scenario(tmp_path_factory):

@@ -17,7 +17,7 @@ from .._native_walk import native
 from .._under_way import active, give_back, keeping_limit, keeps_limit, raised
 from ._applying import public_name, title_of, transform_named
 from ._calling import calling
-from ._crossed import Argument, Graph, Position
+from ._crossed import Graph, Position
 from ._cuts import Leaving, modules_with_prefixes, parted, treated
 from ._in_place import InPlace, pack_detached, packed_changes, rules_for_state, write
 from ._inner import Inner, Shared, shared_by
@@ -314,9 +314,9 @@ class FunctionTransform(metaclass=_Named):
         if leaving is not None:
             return self._pack_apart(result, inside, leaving, rules)
         tags = Tags()
-        state = self._pack_state(inside, tags, rules)
+        state = inside.pack_state(tags, rules)
         packed: Any = inside.pack_checked(result, tags, rules)
-        inside.check(([argument.packed for argument in state], packed), tags.objects)
+        inside.check(packed, tags.objects, state)
         if policy.in_place:
             packed = packed_changes(result, rules, graph, self.is_taken(entered))
         return with_notes(packed)
@@ -328,29 +328,20 @@ class FunctionTransform(metaclass=_Named):
         is_one = leaving.is_one(came.prefixes)
         # Whether an object can be named depends on how it leaves, which a walk does not ask.
         walked = rules if is_one else rules._replace(given={}, updated={})
-        state = self._pack_state(inside, tags, walked)
+        state = inside.pack_state(tags, walked)
         more = pack_detached(inside.written, tags, walked, rules.updated.values(), self.names)
         state += [argument for _, argument in more]
         leaving = leaving._replace(state=[*came.prefixes, *[came.part_of(number) for number, _ in more]])
         packed: Any = inside.pack_checked(result, tags, walked)
-        changes: list[Any] = [argument.packed for argument in state]
         if not is_one:
             changes, packed, tags = parted(state, packed, tags, leaving, came, self.transform_name, rules)
+            state = [argument._replace(packed=each) for argument, each in zip(state, changes, strict=True)]
+        inside.check(packed, tags.objects, state)
         policy = inside.terms.policy
         if policy.in_place:
-            packed = (changes, packed)
-        inside.check(packed, tags.objects)
+            packed = ([argument.packed for argument in state], packed)
         names = [self.names.text(argument.position, argument.path) for argument in state]
         return self.arranged(with_notes(packed), policy, leaving, names)
-
-    def _pack_state(self, inside: Inside, tags: Tags, rules: Rules) -> list[Argument]:
-        """In place, the arguments' modules as the function left them; otherwise nothing."""
-        state: list[Argument] = []
-        for argument in inside.written.modules:
-            name = self.names.text(argument.position, argument.path)
-            obj = inside.written.objects[argument.structure.root]
-            state.append(argument._replace(packed=inside.pack_checked(obj, tags, rules, name)))
-        return state
 
     def arranged(self, packed: Any, policy: Policy, leaving: Leaving, changed: Sequence[str]) -> Any:
         """What the transform gets of packed results.

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import jax
 
 from .._context import Policy
-from .._graph import Tags
+from .._graph import Rules, Tags
 from .._jax_internals import current_traces
 from .._structure import LEAF, intern
 from .._tied_values import note_one_around, which_are_tied_values
 from .._untying import Said, hand_on, noting_untied, which_are_noted
 from ._calling import caller_of
-from ._crossed import Graph, Names, is_container, packed_in
+from ._crossed import Argument, Graph, Names, is_container, packed_in
 from ._in_place import pack_detached, rules_for_state
 from ._inner import Learned
 from ._packing import Entered, pack_tree, unpack_call
@@ -117,11 +117,8 @@ class Inside:
             self.check(self.pack_checked(result, tags), tags.objects)
             return
         rules = rules_for_state(terms.policy.rules, received, lambda _: False)
-        state = [
-            self.pack_checked(received.objects[a.structure.root], tags, rules, terms.names.text(a.position, a.path))
-            for a in received.modules
-        ]
-        self.check((state, self.pack_checked(result, tags, rules)), tags.objects)
+        state = self.pack_state(tags, rules)
+        self.check(self.pack_checked(result, tags, rules), tags.objects, state)
 
     def call_with(self, entered: Entered, *args: Any, **kwargs: Any) -> Any:
         """What the user's function makes of arguments that were unpacked."""
@@ -160,12 +157,22 @@ class Inside:
         rules = self.terms.policy.rules if rules is None else rules
         return pack_tree(result, tags, rules._replace(on_static=forbid_tracers(self.outer)), name)
 
-    def check(self, packed: Any, objects: Sequence[Any]) -> None:
+    def pack_state(self, tags: Tags, rules: Rules) -> list[Argument]:
+        """In place, the arguments' modules as the function left them; otherwise nothing."""
+        state: list[Argument] = []
+        for argument in self.written.modules:
+            name = self.terms.names.text(argument.position, argument.path)
+            obj = self.written.objects[argument.structure.root]
+            state.append(argument._replace(packed=self.pack_checked(obj, tags, rules, name)))
+        return state
+
+    def check(self, packed: Any, objects: Sequence[Any], changed: Sequence[Argument] = ()) -> None:
         """Warns, at the name of the function, of ties that are lost in it.
 
         Args:
-            packed: what left it.
-            objects: what its records stand for.
+            packed: its result.
+            objects: what the records stand for.
+            changed: what leaves it before the result, for it may have been changed in place.
 
         Raises:
             UntiedError: under `Policy(on_untie="error")`.
@@ -176,7 +183,7 @@ class Inside:
             of_caller = self._caller.tags.objects
             if len(of_caller) >= len(received.objects):
                 terms.seen.compare(received, of_caller.__getitem__, policy, names)
-        report_lost_ties(received, Graph(packed_in(packed, "result"), objects), self._said, policy, names)
+        report_lost_ties(received, Graph([*changed, *packed_in(packed, "result")], objects), self._said, policy, names)
         report_tied_values([("result", packed)], names, terms.title, policy)
 
     @property

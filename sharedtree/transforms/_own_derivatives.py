@@ -67,7 +67,7 @@ def custom_vjp(*function: Any, **options: Any) -> Any:
 
     Raises:
         SharingMismatchError: when it is traced, if `fwd` returns another structure than the function, or if `bwd`
-            returns something of another shape.
+            returns something of another shape, or one array or module of its own at several paths of a tie.
         TypeError: if `bwd` does not return as many cotangents as there are arguments.
         StateGradientError: if a gradient flows through what was changed in place.
         InconsistentSharingError: in place, if a module or a container is in an argument and in the result.
@@ -91,10 +91,10 @@ def custom_vjp(*function: Any, **options: Any) -> Any:
         Array(6., dtype=float32, weak_type=True)
 
     Limitations: a loop that is differentiated and carries on what was changed in place counts as a gradient that flows
-    through it, and with `symbolic_zeros` nothing can be in place, which is a `ValueError`. One array that `bwd` returns
-    at two paths of a tied leaf counts once, also where two different uses happen to have the same cotangent:
-    `Net(y, 1 * y)` counts it at each path. See `preserve_identities` for further errors and limitations. Cost: JAX's,
-    and for each rule one walk over what it is given and returns; in place, one more over the arguments.
+    through it, and with `symbolic_zeros` nothing can be in place, which is a `ValueError`. A gradient that `bwd` takes
+    in a further `st.jit` is not known to be whole, and has to be said to be. See `preserve_identities` for further
+    errors and limitations. Cost: JAX's, and for each rule one walk over what it is given and returns; in place, one
+    more over the arguments.
     """
     return preserve_identities(jax.custom_vjp)(*function, **options)
 

@@ -1,7 +1,8 @@
 """Tangents and cotangents: what users give in the shape of packed trees, packed like them, and given back as modules.
 
 Each leaf that is differentiated has one. What a user gives may have other ties. The cotangent of a tied leaf is the
-sum over its paths, where one object at several paths counts once; its tangent must be one.
+sum over its paths, where one object at several paths counts once, if it is known to be the whole sum; its tangent must
+be one.
 
     differentiated   (Pair(w, [w, 3]), x)          packed   (Packed([w]), x)
     cotangents       (Pair(a, [b, None]), c)       packed   (Packed([a + b]), c)
@@ -49,6 +50,7 @@ class Fit(NamedTuple):
         may_lack: whether None stands for zero, and for a whole part of zeros.
         is_of_rule: whether a rule returned them, whose static data and whatever it has for what is not differentiated
             are of no concern. What it has for a leaf is converted to the type of the leaf where parts have several.
+        whole: what is known to be the whole sum, if that has to be known of an object at several paths.
     """
 
     title: str
