@@ -25,13 +25,6 @@ STEPS = 2
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 
 
-@pytest.fixture(autouse=True)
-def _strict_promotion():
-    """Overrides the fixture of that name for all tests: optax itself needs JAX's standard promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 class Layer(eqx.Module):
     weight: Any
     activation: object = jnp.tanh

@@ -3,7 +3,6 @@
 import functools
 import gc
 import inspect
-import warnings
 import weakref
 
 import equinox as eqx
@@ -13,6 +12,7 @@ import optax
 import pytest
 
 import sharedtree as st
+from tests.test_intent import warnings_of
 
 
 class Net(eqx.Module):
@@ -32,14 +32,6 @@ def loss(net):
 
 def copied(net):
     return jax.tree.map(jnp.copy, net)
-
-
-def messages(f, *args):
-    with warnings.catch_warnings(record=True) as record:
-        warnings.simplefilter("always")
-        f(*args)
-    assert {w.category for w in record} <= {st.UntiedWarning}
-    return [str(w.message) for w in record]
 
 
 def step_with(tx):
@@ -88,7 +80,7 @@ def test_the_policy_and_an_eager_loop_is_told_once():
             updates, state = tx.update(st.grad(loss)(net), state, net)
             net = optax.apply_updates(net, updates)
 
-    assert len(messages(train)) == 1
+    assert len(warnings_of(train)) == 1
 
 
 def test_the_states_slots_tell_where_init_was_not_seen():
@@ -96,10 +88,10 @@ def test_the_states_slots_tell_where_init_was_not_seen():
     state = st.optimizer(optax.adam(0.1)).init(net)
     other = st.optimizer(optax.adam(0.1))
     loose = copied(net)
-    (text,) = messages(other.update, loose, state, loose)
+    (text,) = warnings_of(other.update, loose, state, loose)
     assert "were one in the optimizer's state" in text
-    assert not messages(other.update, loose, state, loose)
-    assert not messages(st.optimizer(optax.adam(0.1)).update, loose, optax.adam(0.1).init(loose), loose)
+    assert not warnings_of(other.update, loose, state, loose)
+    assert not warnings_of(st.optimizer(optax.adam(0.1)).update, loose, optax.adam(0.1).init(loose), loose)
 
 
 def test_models_in_containers_and_plain_dictionaries_of_parameters():
@@ -108,16 +100,16 @@ def test_models_in_containers_and_plain_dictionaries_of_parameters():
         tx = st.optimizer(optax.sgd(0.1))
         state = tx.init(params)
         loose = copied(params)
-        assert not messages(tx.update, params, state, params)
-        (message,) = messages(tx.update, loose, state, loose)
+        assert not warnings_of(tx.update, params, state, params)
+        (message,) = warnings_of(tx.update, loose, state, loose)
         # Modules need no policy.
         assert ("Policy" in message) == (params is not net and "a" in params)
         assert ("    step = sharedtree.jit(step)" in message) != ("Policy" in message)
     # A gradient alone tells, too.
     tx = st.optimizer(optax.sgd(0.1))
     state = tx.init(net)
-    assert not messages(tx.update, st.grad(loss)(net), state)
-    assert len(messages(tx.update, jax.grad(lambda net: loss(net))(eqx.filter(net, eqx.is_array)), state)) == 1
+    assert not warnings_of(tx.update, st.grad(loss)(net), state)
+    assert len(warnings_of(tx.update, jax.grad(lambda net: loss(net))(eqx.filter(net, eqx.is_array)), state)) == 1
 
 
 def of_dict(params):
@@ -138,11 +130,11 @@ def test_a_step_on_a_plain_dictionary_is_told_of_the_policy_that_keeps_its_ties(
 
     state = tx.init(params)
     right, _ = step(params, state)
-    (message,) = messages(jit(step), params, state)
+    (message,) = warnings_of(jit(step), params, state)
     (fix,) = [line for line in message.splitlines() if line.startswith("    step = ")]
     names = {"sharedtree": st, "step": step}
     exec(fix.strip(), names)
-    assert not messages(names["step"], params, state)
+    assert not warnings_of(names["step"], params, state)
     new, _ = names["step"](params, state)
     assert new["embed"] is new["head"]
     assert jnp.allclose(new["embed"], right["embed"])
@@ -153,11 +145,11 @@ def test_what_untie_made_is_never_reported():
     net = tied()
     state = tx.init(net)
     loose = st.untie(net)
-    assert not messages(tx.update, loose, state, loose)
+    assert not warnings_of(tx.update, loose, state, loose)
     stepped = st.tree.map(lambda x: 2 * x, loose)
-    assert not messages(tx.update, stepped, state, stepped)
-    assert not messages(eqx.filter_jit(lambda net, state: tx.update(st.untie(net), state, st.untie(net))), net, state)
-    assert not messages(tx.update, st.untie(copied(net)), state, st.untie(copied(net)))
+    assert not warnings_of(tx.update, stepped, state, stepped)
+    assert not warnings_of(eqx.filter_jit(lambda net, state: tx.update(st.untie(net), state, st.untie(net))), net, state)
+    assert not warnings_of(tx.update, st.untie(copied(net)), state, st.untie(copied(net)))
 
 
 def test_sharings_that_init_saw_are_all_known():
@@ -165,11 +157,11 @@ def test_sharings_that_init_saw_are_all_known():
     net, loose, other = tied(), copied(tied()), tied(5)
     states = [tx.init(each) for each in (net, loose, other)]
     for each, state in zip((net, loose, other), states, strict=True):
-        assert not messages(tx.update, each, state, each)
+        assert not warnings_of(tx.update, each, state, each)
     seen_untied = st.optimizer(optax.sgd(0.1))
-    assert not messages(seen_untied.update, tied(), seen_untied.init(copied(tied())), tied())
+    assert not warnings_of(seen_untied.update, tied(), seen_untied.init(copied(tied())), tied())
     # The shapes of the leaves are no matter, only the tree is.
-    assert not messages(tx.update, copied(other), states[1], copied(other))
+    assert not warnings_of(tx.update, copied(other), states[1], copied(other))
 
 
 def test_entries_of_an_optimizer_state_do_not_count():
@@ -189,7 +181,7 @@ def test_one_warning_for_one_loss():
     tx = st.optimizer(optax.adam(0.1))
     params = st.tree.filter([layer, layer], eqx.is_array)
     state = tx.init(params)
-    (text,) = messages(tx.update, copied(params), state, copied(params))
+    (text,) = warnings_of(tx.update, copied(params), state, copied(params))
     assert "`model[0]` and `model[1]`" in text
 
     def before(tx, net, state):
@@ -210,7 +202,7 @@ def test_one_warning_for_one_loss():
                 net, state = jitted(net, state)
 
         net = tied()
-        assert len(messages(train, net, tx.init(net))) == 1
+        assert len(warnings_of(train, net, tx.init(net))) == 1
 
 
 def test_no_array_is_kept_and_memory_is_bounded():
@@ -234,6 +226,6 @@ def test_a_model_with_ties_of_its_own_is_another_model():
     tx = st.optimizer(optax.sgd(0.1))
     state = tx.init({"a": w, "b": w, "c": v})
     other = {"a": v, "b": w, "c": w}
-    assert messages(tx.update, other, state, other) == []
+    assert warnings_of(tx.update, other, state, other) == []
     lost = {"a": w, "b": jnp.copy(w), "c": v}
-    assert len(messages(tx.update, lost, state, lost)) == 1
+    assert len(warnings_of(tx.update, lost, state, lost)) == 1

@@ -17,13 +17,6 @@ from tests.test_every_optimizer import Net, arrays, distinct, flat, is_tied, net
 STEPS = 3
 
 
-@pytest.fixture(autouse=True)
-def _strict_promotion():
-    """Overrides the fixture of that name for all tests: optax itself needs JAX's standard promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def loss(embed, block1, block2, head, other):
     return ((jnp.tanh(embed @ block1) @ block2 @ head) ** 2).mean() + ((head @ other) ** 2).mean()
 
