@@ -148,7 +148,9 @@ def test_what_untie_made_is_never_reported():
     assert not warnings_of(tx.update, loose, state, loose)
     stepped = st.tree.map(lambda x: 2 * x, loose)
     assert not warnings_of(tx.update, stepped, state, stepped)
-    assert not warnings_of(eqx.filter_jit(lambda net, state: tx.update(st.untie(net), state, st.untie(net))), net, state)
+    assert not warnings_of(
+        eqx.filter_jit(lambda net, state: tx.update(st.untie(net), state, st.untie(net))), net, state
+    )
     assert not warnings_of(tx.update, st.untie(copied(net)), state, st.untie(copied(net)))
 
 

@@ -76,7 +76,8 @@ class Registered:
 
     @classmethod
     def tree_unflatten(cls, aux, children):
-        raise ValueError(EVERYTHING) if any(type(part) is str for part in children) else None
+        if any(type(part) is str for part in children):
+            raise ValueError(EVERYTHING)
         return cls(*children)
 
 

@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from tests.test_printable import Registered
 
 from .containers import file_of
 from .drafts import Draft
 from .table import NODE_KINDS
 
-TRUSTED = [__name__]
+TRUSTED = [__name__, Registered]
 
 
 @dataclasses.dataclass
@@ -457,22 +458,6 @@ BAD_STEPS = [
     [".a"], [".a", ".b", ".c"], [".a", ".a"], ["a", ".b"], [".", ".b"], ["", ".b"], [".a", 3], [".a", None], ".a", None,
     [".a", "[" + "x" * 400], ["." + "\ud800" * 2, ".b"],
 ]  # fmt: skip
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class Registered:
-    def __init__(self, *parts):
-        self.parts = parts
-
-    def tree_flatten_with_keys(self):
-        return [(jax.tree_util.GetAttrKey(name), part) for name, part in zip("ab", self.parts, strict=True)], None
-
-    def tree_flatten(self):
-        return self.parts, None
-
-    @classmethod
-    def tree_unflatten(cls, aux, children):
-        return cls(*children)
 
 
 def with_steps(steps):
