@@ -1683,9 +1683,9 @@ static int walk_all(Walk *w, PyObject *tree, int convention)
 /* Reads `Rules`. 0 if they are not for the native walk, -1 on an error. */
 static int read_rules(PyObject *rules, int *flags, int *convention)
 {
-    PyObject *inside, *containers, *name, *arrays, *values, *given, *updated, *on_static, *is_leaf;
-    if (!PyArg_ParseTuple(rules, "OOOOOOOOO", &inside, &containers, &name, &arrays, &values, &given, &updated, &on_static,
-                          &is_leaf))
+    PyObject *inside, *containers, *name, *arrays, *values, *given, *updated, *on_static, *is_leaf, *filtered;
+    if (!PyArg_ParseTuple(rules, "OOOOOOOOOO", &inside, &containers, &name, &arrays, &values, &given, &updated, &on_static,
+                          &is_leaf, &filtered))
         return -1;
     if (on_static != Py_None || is_leaf != Py_None || !PyUnicode_Check(name))
         return 0;

@@ -46,6 +46,8 @@ def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any]
     """Packs a tree as `_walk.walk` does; None if the native walk is not in use or cannot follow these rules."""
     if native is None or rules.given or rules.updated or rules.is_leaf is not None:
         return None
+    if rules.convention == "outside" or rules.filtered:
+        return None
     if rules.on_static is not None:
         return _checked(tree, tags, rules, prefix)
     found = native.walk(tree, tags, rules, _entries)

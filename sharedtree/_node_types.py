@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
+from ._arguments import Arguments
 from ._equinox_internals import without_missing
 from ._errors import UnregisteredTypeError
 from ._jax_internals import TYPED_NUMBERS, rebuild_registered
@@ -24,9 +25,10 @@ from ._jax_internals import TYPED_NUMBERS, rebuild_registered
 Convention = Literal["equinox", "jax"]
 """Which leaves are traced: arrays only (Equinox's filter transforms), or whatever `jax.jit` accepts."""
 
-Inherited = Convention | Literal["any", "variable"]
-"""What holds around a leaf. Outside modules every leaf is the transform's, to trace or to refuse. In a variable of NNX
-it is as under JAX's, and an array directly in it is a value, however many variables hold it."""
+Inherited = Convention | Literal["outside", "any", "variable"]
+"""What holds around a leaf. Outside modules every leaf is the transform's, to trace or to refuse, and nothing there is
+an object; but below mutable containers that carry identity arrays are, which is called `"any"`. In a variable of NNX it
+is as under JAX's, and an array directly in it is a value, however many variables hold it."""
 
 Keys = tuple[Any, ...]
 
@@ -65,11 +67,18 @@ class NodeType(NamedTuple):
         """Whether JAX takes the instances apart, too; those of `register_node` are packed before it sees them."""
         return self.cls is not collections.deque
 
-    def inherits(self, outer: Inherited) -> Inherited:
-        """The convention for the leaves below an instance, given the one that holds around it."""
+    def inherits(self, outer: Inherited, *, containers: bool = False) -> Inherited:
+        """The convention for the leaves below an instance.
+
+        Args:
+            outer: the one that holds around it.
+            containers: whether mutable containers carry identity outside modules.
+        """
         if self.convention is not None:
             return self.convention
-        return "jax" if outer == "variable" or (outer == "any" and not self.is_plain) else outer
+        if outer == "variable" or (outer in ("outside", "any") and not self.is_plain):
+            return "jax"
+        return "any" if outer == "outside" and containers and self.is_mutable else outer
 
 
 def node_type_of(obj: Any) -> NodeType | None:
@@ -139,7 +148,7 @@ def is_value_of_variable(obj: Any) -> bool:
 
 def is_traced(leaf: Any, convention: Inherited) -> bool:
     """Whether a leaf becomes an input of the computation under the convention of its module."""
-    if convention == "any":
+    if convention in ("outside", "any"):
         return True
     if isinstance(leaf, np.ndarray | np.generic):
         return convention == "equinox" or _is_numeric(leaf.dtype)
@@ -480,5 +489,8 @@ _PLAIN: dict[type, NodeType] = {
         lambda maxlen, xs: collections.deque(xs, maxlen),
         _sequence_keys,
         is_mutable=True,
+    ),
+    Arguments: _plain(
+        Arguments, Arguments.parts, Arguments.of_parts, Arguments.keys, is_mutable=False
     ),
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from jax import tree_util as jtu
 
+from ._arguments import LeafPath as LeafPath
 from ._graph import unpack
 from ._native_walk import native
 from ._structure import LEAF, Given, Node, Structure, Update, edges
@@ -33,32 +34,6 @@ class Packed:
         op = self.structure.records[start][0] if start >= 0 else LEAF
         node = op.node if type(op) is Update else op
         return f"{node.type.cls.__name__ if type(node) is Node else '…'}({', '.join(map(str, self.leaves))})"
-
-
-class LeafPath:
-    """A key entry that prints as the whole path of a leaf, so that JAX's own messages name `m.a.weight`."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    @property
-    def key(self) -> str:
-        """The text, under the name by which JAX 0.10 asks other keys for theirs."""
-        return self.text
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __repr__(self) -> str:
-        return f"LeafPath({self.text!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is LeafPath and self.text == other.text
-
-    def __hash__(self) -> int:
-        return hash(self.text)
 
 
 def leaf_paths(structure: Structure) -> list[str]:

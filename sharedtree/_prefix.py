@@ -75,10 +75,10 @@ def labels(
             if op is LEAF or type(op) is Static:
                 yield Label(number, part, where)
             continue
-        if is_label(part):
-            parts: Sequence[Any] = [part] * len(children)
-        elif type(part) is Branch:
-            parts = part.parts
+        if type(part) is Branch:
+            parts: Sequence[Any] = part.parts
+        elif is_label(part):
+            parts = [part] * len(children)
         else:
             node_type = node_type_of(part)
             parts, aux = ((), None) if node_type is None else node_type.take_apart(part)

@@ -110,6 +110,7 @@ class Structure:
         noted: which of its traced leaves lost their ties on purpose (see `_untying`); only for results of functions.
         tied_values: which of them were tied outside modules (see `_tied_values`); likewise.
         pins: what must live as long as this, for keys that lead to it (see `_native_walk`). No part of the content.
+        plans: how transforms deal its leaves, by what they do (see `transforms`). No part of the content.
         program: the records as the native `build` runs them, once it has. No part of the content.
 
     Can be pickled if its static values can, in time linear in the records and without recursion over them; it is
@@ -125,6 +126,7 @@ class Structure:
         "noted",
         "num_leaves",
         "pins",
+        "plans",
         "program",
         "records",
         "root",
@@ -143,6 +145,7 @@ class Structure:
     noted: tuple[int, ...]
     tied_values: tuple[int, ...]
     pins: dict[bytes, tuple[Any, ...]]
+    plans: dict[Any, Any]
     program: Any
 
     @property
@@ -155,7 +158,7 @@ class Structure:
 
     def complete(self) -> None:
         """Works out what follows from the content."""
-        self.pins = {}
+        self.pins, self.plans = {}, {}
         self.num_leaves = sum(op is LEAF for op, _ in self.records)
         self.given = tuple(sorted({op.number for op, _ in self.records if type(op) is Given}))
         self.updates = any(type(op) is Update for op, _ in self.records)

@@ -7,11 +7,20 @@ C is `_native.c`. What that does not know, and every error, comes from here.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax import tree_util as jtu
 
 from ._copies import Incomparable
 from ._errors import CycleError, DepthError, StaticComparisonError
-from ._node_types import Inherited, NodeType, carries_identity, is_traced, is_value_of_variable, node_type_of
+from ._node_types import (
+    Inherited,
+    NodeType,
+    carries_identity,
+    has_unordered_keys,
+    is_traced,
+    is_value_of_variable,
+    node_type_of,
+)
 from ._static_keys import Known, nothing_known
 from ._statics import Static
 from ._structure import LEAF, Given, Node, Op, Record, Update
@@ -70,6 +79,7 @@ class Rules(NamedTuple):
         updated: objects whose content is to be written into the object of that number: id → number, likewise.
         on_static: called with each static value and its path, to object to it.
         is_leaf: nodes and static values for which it is true count as traced leaves.
+        filtered: as under Equinox's filters, only arrays are traced, in modules of all libraries and outside.
     """
 
     inside: bool = True
@@ -81,6 +91,7 @@ class Rules(NamedTuple):
     updated: Mapping[int, int] = {}
     on_static: Callable[[Any, Callable[[], str]], None] | None = None
     is_leaf: Callable[[Any], bool] | None = None
+    filtered: bool = False
 
 
 DEFAULT_RULES = Rules()
@@ -89,6 +100,17 @@ DEFAULT_RULES = Rules()
 def is_value(node_type: NodeType, rules: Rules) -> bool:
     """Whether a node outside modules is not an object, but a value made of others."""
     return node_type.is_plain and not (rules.containers and node_type.is_mutable and node_type.is_known_to_jax)
+
+
+def _is_value(obj: Any, node_type: NodeType | None, convention: Inherited, rules: Rules) -> bool:
+    """Whether an object has no identity where it is, whatever it has elsewhere."""
+    if convention == "variable":
+        return node_type is None and is_value_of_variable(obj) and (not rules.filtered or is_traced(obj, "equinox"))
+    if convention != "outside" or not rules.inside:
+        return False
+    if node_type is None:
+        return not isinstance(obj, jax.Ref) and (not rules.filtered or is_traced(obj, "equinox"))
+    return node_type.is_plain and not (rules.containers and node_type.is_mutable)
 
 
 class Reading:
@@ -108,14 +130,17 @@ class Reading:
 
 
 class _Frame:
-    __slots__ = ("aux", "children", "convention", "done", "obj", "type")
+    __slots__ = ("aux", "children", "convention", "done", "is_object", "obj", "type")
 
-    def __init__(self, obj: Any, node_type: NodeType, outer: Inherited, children: Sequence[Any], aux: Static) -> None:
+    def __init__(
+        self, obj: Any, node_type: NodeType, convention: Inherited, children: Sequence[Any], aux: Static, is_object: bool
+    ) -> None:
         self.obj = obj  # alive while its id is among the open ones
         self.type = node_type
         self.children = children
         self.aux = aux
-        self.convention: Inherited = node_type.inherits(outer)
+        self.convention: Inherited = convention
+        self.is_object = is_object
         self.done: list[int] = []
 
 
@@ -161,22 +186,23 @@ def walk(
 
     def visit(obj: Any, convention: Inherited) -> int | None:
         """The number of a leaf or of an object seen before; otherwise opens a frame and returns None."""
-        if convention == "variable" and is_value_of_variable(obj):
-            return leaf(obj, tag=False)
+        node_type = node_type_of(obj)
+        if node_type is not None and convention in ("outside", "any") and not node_type.is_known_to_jax:
+            node_type = None
+        # Asked first: outside modules what was seen inside one is a value, too.
+        if _is_value(obj, node_type, convention, rules):
+            return leaf(obj, tag=False) if node_type is None else open_node(obj, node_type, convention)
         known = tags.number_of(obj)
         if known is not None:
             visited.append(known)
             return known
-        node_type = node_type_of(obj)
-        if node_type is not None and convention == "any" and not node_type.is_known_to_jax:
-            node_type = None
         if rules.is_leaf is not None and rules.is_leaf(obj):
             shared = carries_identity(obj) if node_type is None else node_type.carries_identity
             return leaf(obj, tag=shared)
         if node_type is None or not (rules.inside or is_value(node_type, rules)):
             if not rules.inside:
                 return leaf(obj, tag=False)
-            if is_traced(obj, convention):
+            if is_traced(obj, "equinox" if rules.filtered else convention):
                 shared = rules.arrays and carries_identity(obj)
                 if shared and id(obj) in rules.given:  # alive: see Rules
                     return record(obj, Given(rules.given[id(obj)]), (), tag=True)
@@ -184,19 +210,25 @@ def walk(
             static = _static(obj, rules, path, of_statics)
             visited.append(static)
             return record(obj, static, (), tag=False)
-        if id(obj) in open_ids:  # of an object in `frames`, alive
-            _raise_cycle(obj, frames, path)
         if rules.inside and node_type.carries_identity and id(obj) in rules.given:  # alive: see Rules
             return record(obj, Given(rules.given[id(obj)]), (), tag=True)
+        return open_node(obj, node_type, convention)
+
+    def open_node(obj: Any, node_type: NodeType, convention: Inherited) -> None:
+        if id(obj) in open_ids:  # of an object in `frames`, alive
+            _raise_cycle(obj, frames, path)
         if len(frames) >= (MAX_DEPTH if rules.inside else MAX_PLAIN_DEPTH):
             raise_too_deep(rules, prefix)
         children, aux = node_type.take_apart(obj)
+        if convention in ("outside", "any") and has_unordered_keys(node_type, aux):
+            jtu.tree_flatten(obj, is_leaf=lambda part: part is not obj)  # raises JAX's own error
         static = _static(aux, rules, path, of_statics)
         visited.append((node_type, len(children), static))
-        frames.append(_Frame(obj, node_type, convention, children, static))
+        inner = node_type.inherits(convention, containers=rules.containers)
+        is_object = rules.inside and node_type.carries_identity and (convention != "outside" or inner != "outside")
+        frames.append(_Frame(obj, node_type, inner, children, static, is_object))
         if node_type.carries_identity:  # only what can be mutated can contain itself
             open_ids.add(id(obj))  # alive in `frames`
-        return None
 
     def close(frame: _Frame) -> int:
         open_ids.discard(id(frame.obj))  # alive in `frame`
@@ -204,10 +236,9 @@ def walk(
         if len(keys) != len(frame.done):  # the class was registered with keys that do not match its children
             keys = tuple(jtu.SequenceKey(i) for i in range(len(frame.done)))
         op: Op = Node(frame.type, frame.aux, keys)
-        shared = rules.inside and frame.type.carries_identity
-        if shared and id(frame.obj) in rules.updated:  # alive: see Rules
+        if frame.is_object and id(frame.obj) in rules.updated:  # alive: see Rules
             op = Update(rules.updated[id(frame.obj)], op)
-        return record(frame.obj, op, tuple(frame.done), tag=shared or rules.values)
+        return record(frame.obj, op, tuple(frame.done), tag=frame.is_object or rules.values)
 
     number = visit(tree, rules.convention)
     while frames:

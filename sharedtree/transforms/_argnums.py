@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from ._crossed import Position
+from .._arguments import Position
 
 
 class Chosen:

@@ -1,143 +1,134 @@
 """`Policy(in_place=True)`: what a function changed in its arguments is written back into the caller's objects.
 
-The function's copies of its arguments are packed again when it returns, each naming the object it was made from. What
-did not change is named and nothing more; what did is built anew on the caller's side, and only once everything has
+Beside the result leaves what was changed: each object that no longer has the parts with which it was received, whether
+it is still in the arguments or was taken out of them, for whoever holds it sees what became of it. What did not change
+is named by its number and nothing more. On the caller's side the content is built anew, and only once everything has
 been built is any of it written. So the caller's objects change all together or, if anything raises, not at all.
+
+    counter.n += 1                        leaves    ((Update(0, Counter(0)),), result)      with the leaf n
 """
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from jax import tree_util as jtu
-
-from .._graph import Rules, Tags, pack
+from .._arguments import LeafPath
+from .._graph import Rules, Tags, walk
 from .._native_walk import write_natively
-from .._node_types import Inherited, carries_identity, node_type_of
-from .._packed import LeafPath, Packed
-from .._structure import LEAF, Node, Path, edges
-from ._crossed import Argument, Graph, Names, is_container
-from ._packing import Call, pack_tree
-from ._passing_through import Unchanged
+from .._node_types import Inherited, node_type_of
+from .._statics import Static
+from .._structure import Node
+from .._walked import Walked
+from ._call import Call
+from ._inconsistent import raise_inconsistent
+from ._pass_through import Unchanged
+
+IsTaken = Callable[[int], bool]
+"""Whether the caller's buffers of a record are donated, so that even what is unchanged must come back."""
 
 
-def rules_for_state(rules: Rules, received: Graph, is_taken: Callable[[int], bool]) -> Rules:
+def rules_for_state(rules: Rules, received: Walked, is_taken: IsTaken, *, deeply: bool = False) -> Rules:
     """Rules under which received objects are named if they are unchanged, and updated otherwise.
 
     Args:
         rules: the rules otherwise.
-        received: what the function received; keeps it alive.
-        is_taken: whether the caller's buffers of a record are donated, so that even what is unchanged must come back.
+        received: what the function received, as it is now; keeps it alive.
+        is_taken: see there.
+        deeply: whether what holds something that was changed counts as changed, too.
     """
-    return _rules_for(rules, received, is_taken, Unchanged(received).is_unchanged)
-
-
-def packed_changes(
-    result: Any, rules: Rules, received: Graph, is_taken: Callable[[int], bool]
-) -> tuple[Sequence[Packed], Any]:
-    """What a function changed and what it returned, packed so that only what itself changed is written to.
-
-    An object whose parts are the very parts it was received with need not be written to, whatever became of these. So
-    the changed objects are packed side by side, those around which one convention holds together, and all others are
-    named.
-
-    Args:
-        result: what the function returned.
-        rules: the rules otherwise.
-        received: what it received; keeps it alive.
-        is_taken: as for `rules_for_state`.
-    """
-    rules = _rules_for(rules, received, is_taken, Unchanged(received).is_itself)
-    tags = Tags()
-    around = conventions(received, rules.convention)
-    changed: dict[Inherited, list[Any]] = {}
-    for number in rules.updated.values():
-        changed.setdefault(around[number], []).append(received.objects[number])
-    state = [Packed(*pack(tuple(each), tags, rules._replace(convention=name))) for name, each in changed.items()]
-    return state, pack_tree(result, tags, rules, "result")
-
-
-def pack_detached(
-    received: Graph, tags: Tags, rules: Rules, updated: Collection[int], names: Names
-) -> list[tuple[int, Argument]]:
-    """Packs what a function changed and then took out of its arguments, for whoever holds it sees what became of it.
-
-    Args:
-        received: what the function received; keeps it alive.
-        tags: with which the arguments were packed again.
-        rules: as for them.
-        updated: the numbers of the objects that may have been changed.
-        names: for paths.
-
-    Returns:
-        The outermost of these objects, by their numbers, each with the path at which it came in.
-    """
-    if not updated:
-        return []
-    own, around = Unchanged(received), conventions(received, rules.convention)
-    roots = [((LeafPath(names.text(a.position, a.path)),), a.structure.root) for a in received.modules]
-    paths: dict[int, Path] = {}
-    for number, path in edges(received.records, roots):
-        paths.setdefault(number, path)
-    found: list[tuple[int, Argument]] = []
-    for number in sorted(updated, reverse=True):  # what holds others comes after them
-        obj = received.objects[number]
-        if tags.number_of(obj) is None and not own.is_itself(number):
-            name = jtu.keystr(paths[number])
-            packed = Packed(*pack(obj, tags, rules._replace(convention=around[number]), name))
-            found.append((number, Argument(name, (), packed)))
-    return found
-
-
-def conventions(received: Graph, outside: Inherited) -> dict[int, Inherited]:
-    """The convention around each received record, on the first path to it, as a walk has it."""
-    records = received.records
-    found: dict[int, Inherited] = {}
-    around_roots = [
-        (argument.structure.root, "any" if is_container(argument.packed) else outside) for argument in received.modules
-    ]
-    stack: list[tuple[int, Any]] = around_roots[::-1]
-    while stack:
-        number, around = stack.pop()
-        if number not in found:
-            found[number] = around
-            op, children = records[number]
-            if type(op) is Node:
-                stack += [(child, op.type.inherits(around)) for child in reversed(children)]
-    return found
-
-
-def _rules_for(rules: Rules, received: Graph, is_taken: Callable[[int], bool], is_same: Callable[[int], bool]) -> Rules:
+    own = Unchanged(received, containers=rules.containers)
+    is_same = own.is_unchanged if deeply else own.is_itself
     given: dict[int, int] = {}
     updated: dict[int, int] = {}
-    for number, ((op, _), obj) in enumerate(zip(received.records, received.objects, strict=True)):
-        is_object = op.type.carries_identity if type(op) is Node else op is LEAF and carries_identity(obj)
-        if is_object and not is_taken(number) and is_same(number):
+    for number in own.numbers:
+        obj = received.objects[number]
+        if not is_taken(number) and is_same(number):
             given[id(obj)] = number  # alive in `received`
-        elif is_object and type(op) is Node:
+        elif type(received.records[number][0]) is Node:
             updated[id(obj)] = number  # as above
     return rules._replace(given=given, updated=updated)
 
 
-class InPlace:
+def with_changes(result: Any, received: Walked, rules: Rules, is_taken: IsTaken) -> Walked:
+    """What a function changed and what it returned, as one tree: a tuple of which the result is the last.
+
+    Args:
+        result: what the function returned.
+        received: what it received, as it is now.
+        rules: of the transform.
+        is_taken: see there.
+    """
+    rules = rules_for_state(rules, received, is_taken)
+    around = conventions(received, rules)
+    changed: dict[Inherited, list[Any]] = {}
+    for number in rules.updated.values():
+        changed.setdefault(around[number], []).append(received.objects[number])
+    return walked_together([*((tuple(each), name) for name, each in changed.items()), (result, rules.convention)], rules)
+
+
+def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: Sequence[str] = ()) -> Walked:
+    """Several trees as one, each with the convention that holds around it.
+
+    Args:
+        trees: with their conventions.
+        rules: for all of them.
+        keys: what they are called, if not by their places.
+    """
+    tags, records, roots = Tags(), list[Any](), list[int]()
+    for tree, convention in trees:
+        _, more, root = walk(tree, tags, rules._replace(convention=convention))
+        records += more
+        roots.append(root)
+    whole = node_type_of(())
+    assert whole is not None
+    names = tuple(map(LeafPath, keys)) or whole.keys_of(roots)
+    records.append((Node(whole, Static(None), names), tuple(roots)))
+    return Walked(records, len(records) - 1, [*tags.objects, None])
+
+
+def conventions(received: Walked, rules: Rules) -> dict[int, Inherited]:
+    """The convention around each received record, on the first path to it, as a walk has it."""
+    found: dict[int, Inherited] = {}
+    stack: list[tuple[int, Inherited]] = [(received.root, rules.convention)]
+    while stack:
+        number, around = stack.pop()
+        if number not in found:
+            found[number] = around
+            node = received.node(number)
+            if node is not None:
+                inner = node.type.inherits(around, containers=rules.containers)
+                stack += [(child, inner) for child in reversed(received.records[number][1])]
+    return found
+
+
+class Changes:
     """Content that is to be written into the caller's objects, collected first and written at once.
 
     Args:
         call: the caller's side.
+        title: what the transform is called.
 
     Attributes:
         pending: each object that is to be written to, followed by another with its new content.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, title: str) -> None:
         self._call = call
+        self._title = title
         self.pending: list[Any] = []
 
     def update(self, number: int, content: Any) -> Any:
         """Notes that an object is to get the content of another of its class; returns that object."""
-        target = self._call.tags.objects[number]
-        for cuts in self._call.cuts:
-            cuts.require_one(target, is_written=any(written is target for written in self.pending[::2]))
+        target = self._call.objects[number]
+        is_written = any(written is target for written in self.pending[::2])
+        for cut in self._call.plan.cuts:
+            for each in (*cut.containers, *(cut.modules if is_written else ())):
+                if cut.fates.tree.objects[each] is target:
+                    why = (
+                        f"Inside they were two, and a `{type(target).__name__}` was changed that would have to be "
+                        "written back into both as one.\n"
+                    )
+                    raise_inconsistent(cut.fates, each, self._title, why)
         self.pending += target, content
         return target
 

@@ -6,7 +6,7 @@ any time; one that lost it, and nothing else, still has equal values at both pat
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,14 +24,15 @@ from ..._statics import Static
 from ..._structure import LEAF, Structure, canonical
 from ..._text import listed
 from ..._untying import note
-from .._crossed import Graph, Names
+from ..._walked import Walked
+from .._names import Names
 
 _MOST = 8  # traces that are remembered for one structure, which differ in the types of leaves
 _MOST_BYTES = 2**20
 
 
-class _Module(NamedTuple):
-    """A module with which a function was traced.
+class _Argument(NamedTuple):
+    """An argument with which a function was traced.
 
     Attributes:
         arrays: of the policy, which says whether ties of arrays count.
@@ -46,25 +47,19 @@ class _Module(NamedTuple):
     kinds: Sequence[Kind | None]
 
 
-class SeenModules:
-    """The modules that one wrapped function was traced with, as long as JAX's caches keep their structures alive."""
+class SeenArguments:
+    """The arguments that one wrapped function was traced with, as long as JAX's caches keep their structures alive."""
 
     def __init__(self) -> None:
-        self._seen: weakref.WeakKeyDictionary[Structure, list[_Module]] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[Structure, list[list[_Argument]]] = weakref.WeakKeyDictionary()
         self._lock = Lock()
 
-    def compare(
-        self,
-        entered: Graph,
-        caller: Callable[[int], Any],
-        policy: Policy,
-        names: Names,
-    ) -> None:
+    def compare(self, entered: Walked, caller: Sequence[Any], policy: Policy, names: Names) -> None:
         """Compares what enters a function now with what entered it in earlier traces, and remembers it.
 
         Args:
             entered: the arguments.
-            caller: number → the caller's object.
+            caller: the caller's objects, by the same numbers.
             policy: what to do.
             names: of the function and its arguments.
 
@@ -72,26 +67,30 @@ class SeenModules:
             UntiedError: under `Policy(on_untie="error")`.
         """
         with self._lock:
-            earlier = [module for known in self._seen.values() for module in known if module.arrays == policy.arrays]
-        for module in entered.modules:
-            structure, text = module.structure, names.text(module.position, module.path)
-            records, numbers = canonical(structure.root, lambda number: entered.records[number])
+            traces = [trace for known in self._seen.values() for trace in known]
+        node = entered.node(entered.root)
+        assert node is not None
+        assert entered.structure is not None
+        arguments: list[_Argument] = []
+        for key, root in zip(node.keys, entered.records[entered.root][1], strict=True):
+            records, numbers = canonical(root, lambda number: entered.records[number])
             leaves = [entered.records[number][0] is LEAF for number in numbers]
-            kinds = [
-                kind_of(entered.objects[n]) if is_leaf else None for n, is_leaf in zip(numbers, leaves, strict=True)
-            ]
-            now = _Module(policy.arrays, text, Shape(records, len(records) - 1), kinds)
+            kinds = [kind_of(entered.objects[n]) if leaf else None for n, leaf in zip(numbers, leaves, strict=True)]
+            now = _Argument(policy.arrays, str(key), Shape(records, len(records) - 1), kinds)
             if policy.on_untie != "ignore":
-                objects = [caller(n) if is_leaf else None for n, is_leaf in zip(numbers, leaves, strict=True)]
+                earlier = [one for trace in traces for one in trace if one.arrays == policy.arrays]
+                objects = [caller[n] if leaf else None for n, leaf in zip(numbers, leaves, strict=True)]
                 _compare_with_earlier(now, objects, earlier, policy, names.definition)
-            with self._lock:
-                known = self._seen.setdefault(structure, [])
-                if all(one.arrays != now.arrays or one[1] != now.text or one.kinds != kinds for one in known):
-                    known[:] = [*known, now][-_MOST:]
+            arguments.append(now)
+        with self._lock:
+            known = self._seen.setdefault(entered.structure, [])
+            # Of one structure, the records are the same.
+            if all([(one.arrays, one.kinds) for one in trace] != [(one.arrays, one.kinds) for one in arguments] for trace in known):
+                known[:] = [*known, arguments][-_MOST:]
 
 
 def _compare_with_earlier(
-    now: _Module, objects: Sequence[Any], earlier: Sequence[_Module], policy: Policy, definition: Definition
+    now: _Argument, objects: Sequence[Any], earlier: Sequence[_Argument], policy: Policy, definition: Definition
 ) -> None:
     missing: list[list[LostLeaf]] = []  # for each earlier module of which this could be a loosened version
     for before in earlier:
@@ -115,7 +114,7 @@ def _compare_with_earlier(
             note(objects[part] for tie in lost.ties for part in tie.parts)
 
 
-def _agree(left: _Module, right: _Module) -> Agree:
+def _agree(left: _Argument, right: _Argument) -> Agree:
     def agree(i: int, j: int) -> bool:
         both_static = type(left.shape.records[i][0]) is Static and type(right.shape.records[j][0]) is Static
         return both_static or (left.kinds[i] is not None and left.kinds[i] == right.kinds[j])

@@ -9,17 +9,14 @@ traced, and leave tracers in it: what is bound to a function is no argument.
 
 import functools
 import types
-from collections.abc import Collection, Sequence
 from typing import Any
 
 import equinox as eqx
-from jax import tree_util as jtu
 
 from ..._context import Policy
-from ..._node_types import is_module, node_type_of
+from ..._node_types import node_type_of
 from ..._text import listed
-from .._crossed import Names, Position
-from .._packing import positions
+from ..._walked import Walked
 
 _REFUSALS = ("as an abstract array", "is not a valid JAX type")
 """What JAX says of a value that it cannot take."""
@@ -32,35 +29,19 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, TypeError) and any(words in text for words in _REFUSALS) and not is_known
 
 
-def name_counterpart(
-    error: Exception,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    left_out: Collection[Position],
-    names: Names,
-    title: str,
-) -> None:
+def name_counterpart(error: Exception, call: Walked, title: str) -> None:
     """Adds to a refusal of JAX's, if functions among the arguments are what it refused, which transform takes them.
 
     Args:
         error: the refusal. It stays the error that it is.
-        args: of the call.
-        kwargs: those by keyword.
-        left_out: the arguments that JAX does not take for arrays.
-        names: of the arguments.
+        call: the arguments that are not static.
         title: of the transform.
     """
     counterpart = f"filter_{title.removeprefix('jax.')}"
     text = str(error)
     if not hasattr(eqx, counterpart):
         return
-    functions = [
-        names.text(position, path)
-        for position, value in positions(args, kwargs)
-        if position not in left_out
-        for path, leaf in jtu.tree_flatten_with_path(value, is_leaf=is_module)[0]
-        if callable(leaf) and not is_module(leaf) and repr(type(leaf)) in text
-    ]
+    functions = call.paths_to(lambda leaf: callable(leaf) and repr(type(leaf)) in text)
     if functions:
         be = "is a function" if len(functions) == 1 else "are functions"
         error.args = (

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
+from ..._arguments import Arguments
 from ..._attribution import Definition, warn_about
 from ..._errors import RetraceWarning
 from ..._locks import Lock
-from ..._lost_ties import Kind, kind_of
-from ..._node_types import PYTHON_NUMBERS, carries_identity, is_module
+from ..._node_types import PYTHON_NUMBERS, carries_identity
 from ..._sharing import Shape
 from ..._statics import Static
-from ..._structure import LEAF, Node, Op, Record, edges
+from ..._structure import Node, Op, Record, edges
 from ..._text import shown
-from .._crossed import Names
-from .._packing import Entered, positions
+from ..._walked import Walked
+from .._names import Names
 
 _ENOUGH = 3
 
@@ -27,14 +27,14 @@ class Trace(NamedTuple):
     """The arguments with which a function was traced.
 
     Attributes:
-        arguments: all modules in them, below one node; paths begin with the names of the arguments.
-        leaves: the type of each traced leaf: dtype and shape, or a class.
-        bare: the same for what is outside modules, by path; of what is not traced, the value.
+        arguments: those that are not static; paths begin with their names.
+        leaves: the type of each traced leaf, in words.
+        static: those that are static, in words, by what they are called.
     """
 
     arguments: Shape
-    leaves: dict[int, Kind]
-    bare: dict[str, str]
+    leaves: dict[int, str]
+    static: dict[str, str]
 
 
 class Traces:
@@ -56,9 +56,9 @@ class Traces:
         self._warned = False
         self._lock = Lock()
 
-    def add(self, entered: Entered, names: Names) -> None:
+    def add(self, entered: Walked, arguments: Arguments, names: Names) -> None:
         """The function is traced with these arguments."""
-        trace = _trace(entered, names)
+        trace = _trace(entered, arguments, names)
         with self._lock:
             self.count += 1
             self.before_last, self.last = before, _ = self.last, trace
@@ -75,24 +75,16 @@ class Traces:
             _warn(often[0], before.arguments.records[often[0]][0], trace, names.definition)
 
 
-def _trace(entered: Entered, names: Names) -> Trace:
-    graph = entered.graph
-    leaves = {n: kind_of(graph.objects[n]) for n, (op, _) in enumerate(graph.records) if op is LEAF}
-    packed = {(module.position, module.path) for module in graph.modules}
-    # Containers that came packed may be too deep for JAX. Their ids are those of objects that the graph keeps alive.
-    roots = {id(graph.objects[module.structure.root]) for module in graph.modules}
-    bare = {
-        names.text(position, path): _described_bare(leaf)
-        for position, value in positions(entered.args, entered.kwargs)
-        for path, leaf in jtu.tree_flatten_with_path(value, is_leaf=lambda obj: is_module(obj) or id(obj) in roots)[0]
-        if not any((position, path[:i]) in packed for i in range(len(path) + 1)) and not is_module(leaf)
-    }
-    return Trace(graph.shape_named(lambda module: names.text(module.position, module.path)), leaves, bare)
+def _trace(entered: Walked, arguments: Arguments, names: Names) -> Trace:
+    leaves = {number: _described(leaf) for number, leaf in entered.leaves.items()}
+    static = [names.text(i) for i, name in enumerate(arguments.names) if name is None]
+    named = zip([*static, *arguments.static], map(shown, arguments.statics), strict=True)
+    return Trace(Shape(entered.records, entered.root), leaves, dict(named))
 
 
-def _described_bare(leaf: Any) -> str:
+def _described(leaf: Any) -> str:
     if not carries_identity(leaf):
-        return shown(leaf)
+        return type(leaf).__name__
     weak = ", weakly typed" if getattr(leaf, "weak_type", False) else ""
     return f"{leaf.dtype}{list(leaf.shape)}{weak}"
 
@@ -138,7 +130,7 @@ def _warn(number: int, before: Op, trace: Trace, definition: Definition) -> None
     text = jtu.keystr(path)
     op = records[number][0]
     if type(op) is Static:
-        value, root = f" (now {shown(op.peek())})", path[0].text
+        value, root = f" (now {shown(op.peek())})", str(path[0])
         fix = f"    {root} = sharedtree.tree.at(lambda tree: tree{jtu.keystr(path[1:])}, {root}, jnp.asarray({text}))"
     else:
         assert type(before) is Node

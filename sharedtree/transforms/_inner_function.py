@@ -13,7 +13,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._context import Policy
 from .._copies import Incomparable
@@ -22,13 +22,46 @@ from .._locks import Lock
 from .._static_keys import Same
 from .._statics import Static
 from .._structure import Structure
-from ._crossed import Names
+from ._names import Names
 from ._modules import How
-from .checks._between_calls import SeenModules
+from .checks._between_calls import SeenArguments
 from .checks._retracing import Traces
 
 _MOST = 64
 """So many sets of options are remembered for one function; who uses more has the first ones traced again."""
+
+
+class _Nameless(str):
+    """The name of a hand, which prints as nothing, since the paths in the hand begin with names already."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return ""
+
+    def __format__(self, spec: str) -> str:
+        return ""
+
+    __hash__ = str.__hash__
+
+
+class _Bound(NamedTuple):
+    """What JAX asks of bound arguments."""
+
+    arguments: dict[str, Any]
+
+    def apply_defaults(self) -> None:
+        """There are none."""
+
+
+class _SignatureOfHands(inspect.Signature):
+    """By which JAX names arguments: with as many parameters as there are hands, none of which has a name."""
+
+    def bind(self, /, *args: Any, **kwargs: Any) -> Any:
+        return _Bound({_Nameless(i): arg for i, arg in enumerate(args)} | kwargs)
+
+
+_OF_HANDS = _SignatureOfHands([inspect.Parameter(_Nameless("hands"), inspect.Parameter.VAR_POSITIONAL)])
 
 
 class Inner:
@@ -74,7 +107,7 @@ class Inner:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.function)
+        return _OF_HANDS
 
     @property
     def __code__(self) -> Any:
@@ -115,7 +148,7 @@ class Shared:
         hold: returns the function. What is in the table must not keep it alive, so there it is a weak reference.
         names: of the parameters.
         traces: of the function.
-        seen: the modules it was traced with.
+        seen: the arguments it was traced with.
         inner: what the transform sees, for each policy.
     """
 
@@ -123,7 +156,7 @@ class Shared:
         self.hold = hold or (lambda: function)
         self.names = Names(function)
         self.traces = Traces()
-        self.seen = SeenModules()
+        self.seen = SeenArguments()
         self.inner: dict[Policy, Inner] = {}
 
 

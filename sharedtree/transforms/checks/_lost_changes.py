@@ -18,11 +18,11 @@ from jax import tree_util as jtu
 from ..._attribution import warn_about
 from ..._context import Policy
 from ..._errors import LostChangeWarning
-from ..._graph import Tags
-from ..._structure import LEAF, Node, Path, edges
+from ..._graph import Rules, Tags, walk
+from ..._structure import LEAF, Node, Path, reached_outside
 from ..._text import listed
-from .._crossed import Graph, Names, is_packed
-from .._packing import pack_tree
+from ..._walked import Walked
+from .._names import Names
 
 
 class _Around(threading.local):
@@ -51,7 +51,9 @@ class traced_under:  # noqa: N801 -- a context manager
         _around.in_place.pop()
 
 
-def report_left_behind(received: Graph, result: Any, names: Names, title: str, policy: Policy, *, writes: bool) -> None:
+def report_lost_changes(
+    received: Walked, result: Any, names: Names, title: str, rules: Rules, *, writes: bool
+) -> None:
     """Warns of traced leaves that a function changed and does not return, if an outer transform is in place.
 
     To be called where the inner transform is not in place, and was not told so.
@@ -59,31 +61,26 @@ def report_left_behind(received: Graph, result: Any, names: Names, title: str, p
     Args:
         received: what the function received, as it is now.
         result: what it returned.
-        names: what its arguments are called, and where it is defined.
+        names: where it is defined.
         title: what the inner transform is called.
-        policy: of the inner transform.
+        rules: of the inner transform.
         writes: whether that could be in place.
     """
     if not _around.in_place[-1]:
         return
-    changed = dict(_changed(received))
+    changed = dict(_changed(received, containers=rules.containers))
     if not changed:
         return
     tags = Tags()
-    packed = pack_tree(result, tags, policy.rules, "result")
-    returned = [*tags.objects, *jtu.tree_leaves(packed, is_leaf=is_packed)]
-    known = set(map(id, returned))  # of what is alive in `returned`
-    lost = {
-        number: [key for key, leaf in leaves if id(leaf) not in known]  # as above
-        for number, leaves in changed.items()
+    walk(result, tags, rules, "result")
+    known = set(map(id, tags.objects))  # of what is alive in `tags`
+    where = [
+        jtu.keystr((*received.first_paths[number], *key))
+        for number, leaves in sorted(changed.items(), key=lambda item: item[0])
         if id(received.objects[number]) not in known  # as above
-    }
-    paths: dict[int, list[str]] = {}
-    for argument in received.modules:
-        for number, path in edges(received.records, [(argument.path, argument.structure.root)]):
-            if number not in paths:
-                paths[number] = [names.text(argument.position, (*path, *key)) for key in lost.get(number, ())]
-    where = [path for each in paths.values() for path in each]
+        for key, leaf in leaves
+        if id(leaf) not in known  # as above
+    ]
     if not where:
         return
     written, apart = [
@@ -99,11 +96,12 @@ def report_left_behind(received: Graph, result: Any, names: Names, title: str, p
     )
 
 
-def _changed(received: Graph) -> Iterator[tuple[int, list[tuple[Path, Any]]]]:
-    """The nodes with other traced leaves than they were received with, and these leaves with their keys."""
+def _changed(received: Walked, *, containers: bool) -> Iterator[tuple[int, list[tuple[Path, Any]]]]:
+    """The objects with other traced leaves than they were received with, and these leaves with their keys."""
     records, objects = received.records, received.objects
+    values = () if containers else reached_outside(records, received.root)
     for number, ((op, children), obj) in enumerate(zip(records, objects, strict=True)):
-        if type(op) is Node and op.type.carries_identity:
+        if type(op) is Node and op.type.carries_identity and not (op.type.is_plain and number in values):
             found, _ = op.type.take_apart(obj)
             each = zip(op.keys, found, children, strict=False)
             # A variable is named, and not what is in it.

@@ -1,0 +1,90 @@
+"""A tree that was taken apart: what the other rooms ask of it, once said.
+
+    Pair(w, [w])        records  0: leaf   1: list(0)   2: Pair(0, 1)       root 2
+                        objects  w         [w]          Pair(...)           first paths  .a   .b   (none)
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax import tree_util as jtu
+
+from ._structure import LEAF, Node, Path, Record, Structure, Update, edges
+
+
+class Walked:
+    """The records of a tree, the number of the whole, and what the records stand for.
+
+    Args:
+        records: the table, children before parents.
+        root: the number of the record that is the whole tree.
+        objects: number → object, where that is at hand.
+        structure: of the same, where it has one.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        root: int,
+        objects: Sequence[Any] | Mapping[int, Any] = (),
+        structure: Structure | None = None,
+    ) -> None:
+        self.records = records
+        self.root = root
+        self.objects: Any = objects
+        self.structure = structure
+
+    @classmethod
+    def of(cls, structure: Structure, objects: Sequence[Any] | Mapping[int, Any] = ()) -> "Walked":
+        """That of a structure by itself."""
+        return cls(structure.records, structure.root, objects, structure)
+
+    @classmethod
+    def of_leaves(cls, structure: Structure, leaves: Sequence[Any]) -> "Walked":
+        """That of a structure of which only the leaves are at hand."""
+        return cls.of(structure, dict(zip(structure.leaf_numbers, leaves, strict=True)))
+
+    def below(self, root: int) -> "Walked":
+        """A part of it."""
+        return Walked(self.records, root, self.objects)
+
+    @functools.cached_property
+    def leaf_numbers(self) -> list[int]:
+        """The numbers of the traced leaves, in order."""
+        return [number for number, (op, _) in enumerate(self.records) if op is LEAF]
+
+    @functools.cached_property
+    def leaves(self) -> dict[int, Any]:
+        """Number → traced leaf."""
+        return {number: self.objects[number] for number in self.leaf_numbers}
+
+    @functools.cached_property
+    def first_paths(self) -> dict[int, Path]:
+        """Number → the first path to it, of everything that a path leads to."""
+        found: dict[int, Path] = {}
+        for number, path in edges(self.records, [((), self.root)]):
+            found.setdefault(number, path)
+        return found
+
+    @functools.cached_property
+    def holds_leaf(self) -> list[bool]:
+        """Which records hold a traced leaf, or are one."""
+        found: list[bool] = []
+        for op, children in self.records:
+            found.append(op is LEAF or any(found[child] for child in children))
+        return found
+
+    def text(self, number: int) -> str:
+        """The first path to a record, as errors print it."""
+        return jtu.keystr(self.first_paths[number])
+
+    def node(self, number: int) -> Node | None:
+        """The node that a record is, also if it is written into an object of the other side."""
+        op = self.records[number][0]
+        node = op.node if type(op) is Update else op
+        return node if type(node) is Node else None
+
+    def paths_to(self, chosen: Callable[[Any], bool]) -> list[str]:
+        """The first paths of the leaves that a function chooses."""
+        return [self.text(number) for number, leaf in self.leaves.items() if chosen(leaf)]

@@ -1,0 +1,208 @@
+"""One call, on the caller's side: all arguments are one graph, which is taken apart once and dealt in hands.
+
+    f(Net(w, b), x)    walked    Arguments(Net(0, 1), 2)    leaves w b x
+                       dealt     one hand [w, b, x], or one for each label
+                       results   gathered from the hands in which they come, and put together
+
+How a structure is dealt depends on what the transform does, on the structure, and on what is asked of each leaf (its
+rank, whether it is inexact). So a *plan* is made once for these, and kept with the structure.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .._arguments import Arguments
+from .._distinct import distinct
+from .._graph import Rules, Tags, build, pack
+from .._jax_internals import current_trace, with_enclosing
+from .._structure import Structure
+from .._tied_values import note_tied_values
+from .._untying import note
+from .._walked import Walked
+from ._dealing import Cut, Dealt, dealt
+from ._hands import Deal, Hand, gathered
+from ._labels import Treatment, distinct_labels
+
+MOST_PLANS = 64
+"""That are kept with one structure. Others are made again; what JAX compares of them is equal."""
+
+
+class Plan(NamedTuple):
+    """How the leaves of a structure are dealt.
+
+    Attributes:
+        structure: what is put together from the hands: with the ties that are not cut.
+        origins: for each of its records, that of the structure that was walked; None if they are the same.
+        labels: what the transform does with each hand: one label for each treatment.
+        deals: of each hand, which leaves it has.
+        sources: of each hand, where these are among the leaves that were walked; None for all, in order.
+        cuts: the ties that were cut.
+    """
+
+    structure: Structure
+    origins: Sequence[int] | None
+    labels: tuple[tuple[Any, ...], ...]
+    deals: tuple[Deal, ...]
+    sources: tuple[tuple[int, ...] | None, ...]
+    cuts: Sequence[Cut]
+
+
+class Dealing(NamedTuple):
+    """What a transform does with arguments, as far as a plan depends on it.
+
+    Attributes:
+        title: what the transform is called in errors.
+        treatments: (the arguments as walked) → what it does to them.
+        key: what `treatments` depends on beside the structure; None if it is not to be remembered.
+        asks: what of a leaf they depend on, if anything.
+        hands: the labels of the hands that there are in any case, in order; others come after them.
+    """
+
+    title: str
+    treatments: Callable[[Walked], Sequence[Treatment]]
+    key: Any = None
+    asks: Callable[[Any], Any] | None = None
+    hands: Sequence[tuple[Any, ...]] = ()
+
+
+AS_ONE: Sequence[tuple[Any, ...]] = ((),)
+"""The labels of the hands of a transform that treats all leaves alike."""
+
+
+class Call:
+    """A call that is under way.
+
+    Args:
+        arguments: as they were given.
+        tree: the arguments, with the objects of the caller, by the numbers of what is put together inside.
+        plan: how they were dealt.
+        leaves: those that were walked.
+
+    Attributes:
+        hands: what the transform is given.
+        trace: the one that was active when the call began.
+        was_traced: whether the function was traced in it.
+    """
+
+    __slots__ = ("arguments", "hands", "leaves", "plan", "trace", "tree", "was_traced")
+
+    def __init__(self, arguments: Arguments, tree: Walked, plan: Plan, leaves: Sequence[Any]) -> None:
+        self.arguments = arguments
+        self.tree = tree
+        self.plan = plan
+        self.leaves = leaves
+        self.was_traced = False
+        self.trace = current_trace()
+        self.hands = [
+            Hand(list(leaves) if places is None else [leaves[place] for place in places], deal)
+            for deal, places in zip(plan.deals, plan.sources, strict=True)
+        ]
+        first = self.hands[0]
+        first.deal = Deal(first.deal.structure, first.deal.numbers, self)
+
+    @property
+    def objects(self) -> Any:
+        """What the records stand for."""
+        return self.tree.objects
+
+    @property
+    def statics(self) -> tuple[Any, ...]:
+        """The static arguments, which follow the hands."""
+        return self.arguments.statics
+
+    @property
+    def outer(self) -> Sequence[Any]:
+        """The traces that were active when the call began, innermost first."""
+        return with_enclosing(self.trace)
+
+    def end(self) -> None:
+        """What JAX keeps of the hands must keep none of the arguments alive."""
+        self.hands[0].deal.call = None
+
+    def __enter__(self) -> "Call":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+def enter(arguments: Arguments, rules: Rules, dealing: Dealing) -> Call:
+    """Takes arguments apart and deals them.
+
+    Args:
+        arguments: of the call.
+        rules: of the policy.
+        dealing: what the transform does with them.
+
+    Raises:
+        InconsistentSharingError: if a module that holds traced leaves would be treated in two ways.
+        CycleError: if an object contains itself.
+        SharingMismatchError: where an option does not fit the arguments.
+    """
+    tags = Tags()
+    leaves, structure = pack(arguments, tags, rules)
+    plan = plan_for(Walked.of(structure, tags.objects), structure, leaves, dealing)
+    objects = tags.objects if plan.origins is None else [tags.objects[old] for old in plan.origins]
+    return Call(arguments, Walked.of(plan.structure, objects), plan, leaves)
+
+
+def plan_for(tree: Walked, structure: Structure, leaves: Sequence[Any], dealing: Dealing) -> Plan:
+    """How these leaves are dealt."""
+    key = dealing.key
+    if key is not None and dealing.asks is not None:
+        key = key, tuple(map(dealing.asks, leaves))
+    plan = None if key is None else structure.plans.get(key)
+    if plan is None:
+        plan = _new_plan(tree, structure, dealing)
+        if key is not None:
+            plan = structure.plans.setdefault(key, plan)
+            for old in list(structure.plans)[:-MOST_PLANS]:
+                structure.plans.pop(old, None)
+    return plan
+
+
+def _new_plan(tree: Walked, structure: Structure, dealing: Dealing) -> Plan:
+    treatments = dealing.treatments(tree)
+    if not treatments:
+        return Plan(structure, None, tuple(AS_ONE), (Deal(structure),), (None,), ())
+    found = dealt(tree, structure, treatments, dealing.title)
+    return _plan_of(found, tree, dealing.hands)
+
+
+def _plan_of(found: Dealt, tree: Walked, hands: Sequence[tuple[Any, ...]]) -> Plan:
+    place = {number: i for i, number in enumerate(tree.leaf_numbers)}
+    origins = range(len(tree.records)) if found.origins is None else found.origins
+    sources = [place[origins[number]] for number in found.structure.leaf_numbers]
+    labels = distinct_labels([*hands, *found.labels])
+    if len(labels) <= 1 and found.origins is None:
+        return Plan(found.structure, None, tuple(labels), (Deal(found.structure),), (None,), found.cuts)
+    numbers = [tuple([i for i, own in enumerate(found.labels) if own == label]) for label in labels]
+    return Plan(
+        found.structure,
+        found.origins,
+        tuple(labels),
+        tuple([Deal(found.structure, own) for own in numbers]),
+        tuple([tuple([sources[i] for i in own]) for own in numbers]),
+        found.cuts,
+    )
+
+
+def leave(
+    hands: Sequence[Hand],
+    given: Any = None,
+    update: Callable[[int, Any], Any] | None = None,
+) -> Any:
+    """What the hands of one result are put together to: new nodes, but for those that are the caller's own.
+
+    Args:
+        hands: all of one tree.
+        given: (number) → the caller's object.
+        update: (number, new content) → the caller's object that gets it.
+    """
+    structure, leaves = hands[0].deal.structure, distinct(gathered(hands))
+    table: list[Any] = []
+    build(structure, leaves, table, given, update)
+    if structure.is_noted:
+        note(leaves[i] for i in structure.noted)
+        note_tied_values(leaves[i] for i in structure.tied_values)
+    return table[structure.root]

@@ -1,0 +1,199 @@
+"""Dealing: which hands the leaves of a tree make, under what a transform does to them; ties between treatments are cut.
+
+Arrays alias by accident: a target network starts as the model's arrays, a filtered model is passed beside the whole
+one. So the identity of an array or of a mutable container is (object, treatment): a tie within one treatment holds, one
+between two is cut, and each side is what vanilla JAX makes of it. Modules and references are not parted in arguments;
+in results everything is, for they are new objects.
+
+Where some object has two fates the records are numbered anew, by record and fate, so that it becomes two:
+
+    f(Pair(w, 1), [w, Pair(w, 2)])    in_axes (0, 1)      w → number 0, and 0 again
+                                      after the cut       w → number 0 and number 2, one leaf each
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from .._structure import LEAF, Given, Op, Structure, canonical, intern
+from .._tied_values import which_are_tied_values
+from .._untying import which_are_noted
+from .._walked import Walked
+from ._hands import Deal, Hand
+from ._inconsistent import raise_inconsistent
+from ._labels import Fates, Treatment, Way, are_one
+
+Name = tuple[int, int]
+"""A record and a fate: what is one object after the cut."""
+
+
+class Cut(NamedTuple):
+    """Ties that were cut in the arguments of a call.
+
+    Attributes:
+        fates: of everything, by the numbers before the cut.
+        leaves: the numbers of the arrays that were cut.
+        modules: the numbers of the modules that were.
+        containers: the numbers of the containers that were.
+    """
+
+    fates: Fates
+    leaves: Sequence[int]
+    modules: Sequence[int]
+    containers: Sequence[int]
+
+
+class Dealt(NamedTuple):
+    """A tree as it is dealt to a transform.
+
+    Attributes:
+        structure: of the tree, after the cut.
+        origins: for each of its records, that of the tree before; None if nothing was cut.
+        labels: for each of its leaves, in order, the labels that it has, one for each treatment.
+        cuts: what was cut.
+    """
+
+    structure: Structure
+    origins: Sequence[int] | None
+    labels: Sequence[tuple[Any, ...]]
+    cuts: Sequence[Cut]
+
+
+def dealt(tree: Walked, structure: Structure, treatments: Sequence[Treatment], transform: str) -> Dealt:
+    """Deals the leaves of what goes in.
+
+    Args:
+        tree: with its objects.
+        structure: of the same.
+        treatments: what the transform does to it.
+        transform: what it is called, for errors.
+
+    Raises:
+        InconsistentSharingError: if a module that holds a traced leaf, or a reference, would be treated in two ways;
+            or, within one module, a container.
+        SharingMismatchError: where a prefix does not fit the tree.
+    """
+    labels: dict[int, tuple[Any, ...]] = dict.fromkeys(tree.leaf_numbers, ())
+    origins: Sequence[int] | None = None
+    cuts: list[Cut] = []
+    for treatment in treatments:
+        fates = Fates(tree, treatment)
+        several = fates.several()
+        if not several:
+            first: dict[int, Way] = {}
+            for way, _ in fates.items():
+                first.setdefault(way[0], way)
+            labels = {number: (*own, fates.label_at(first[number])) for number, own in labels.items()}
+            continue
+        partible = _forbid(fates, several, transform)
+        cuts.append(_cut(fates, several, partible))
+        structure, names = numbered_anew(fates)
+        ways = fates.way_of_each()
+        labels = {
+            new: (*labels[name[0]], fates.label_at(ways[name])) for new, name in enumerate(names) if name[0] in labels
+        }
+        tree = Walked.of(structure, [tree.objects[old] for old, _ in names])
+        origins = [old if origins is None else origins[old] for old, _ in names]
+    return Dealt(structure, origins, [labels[number] for number in tree.leaf_numbers], cuts)
+
+
+def _cut(fates: Fates, several: Collection[int], partible: Collection[int]) -> Cut:
+    tree = fates.tree
+    objects = [n for n in several if (node := tree.node(n)) is None or node.type.carries_identity]
+    leaves = [number for number in objects if tree.node(number) is None]
+    modules = [number for number in objects if number in partible]
+    return Cut(fates, leaves, modules, [n for n in objects if n not in partible and tree.node(n) is not None])
+
+
+def _forbid(fates: Fates, several: Mapping[int, Sequence[Way]], transform: str) -> Collection[int]:
+    """Raises if something has two fates that may have only one; returns the modules that may have two."""
+    tree = fates.tree
+    nodes = {number: tree.node(number) for number in several}
+    modules = {number for number, node in nodes.items() if node is not None and not node.type.is_plain}
+    partible = fates.treatment.partible(fates) if modules else ()
+    containers: list[int] = []
+    for number in sorted(several):
+        node = nodes[number]
+        if number in modules.difference(partible) or isinstance(tree.objects[number], jax.Ref):
+            raise_inconsistent(fates, number, transform)
+        if node is not None and node.type.carries_identity:
+            containers.append(number)
+    for root in _outermost_modules(fates) if containers else ():
+        within: dict[int, int] = {}
+        for way in fates.ways_from(root):
+            if within.setdefault(way[0], fates[way]) != fates[way] and way[0] in containers:
+                raise_inconsistent(fates, way[0], transform)
+    return partible
+
+
+def _outermost_modules(fates: Fates) -> list[Way]:
+    """The ways into modules that are in no other one."""
+    found: list[Way] = []
+    seen: set[Way] = set()
+    stack = [fates.root]
+    while stack:
+        way = stack.pop()
+        if way not in seen:
+            seen.add(way)
+            node = fates.tree.node(way[0])
+            if node is not None and node.type.is_plain:
+                stack.extend(fates.below(way))
+            else:
+                found.append(way)
+    return found
+
+
+def numbered_anew(
+    fates: Fates, op_of: Callable[[Name], Op | None] = lambda _: None
+) -> tuple[Structure, Sequence[Name]]:
+    """The tree with one record for each object and fate, and the name of each record.
+
+    Args:
+        fates: of the tree.
+        op_of: what stands for an object instead of what was packed, if anything does.
+    """
+    records = fates.tree.records
+    way_of = fates.way_of_each()
+
+    def expand(name: Name) -> tuple[Op, Sequence[Name]]:
+        op, children = records[name[0]]
+        instead = op_of(name)
+        if type(instead) is Given or not children:
+            return instead or op, ()
+        return instead or op, [(below[0], fates[below]) for below in fates.below(way_of[name])]
+
+    table, numbers = canonical((fates.root[0], fates[fates.root]), expand)
+    return intern(table, len(table) - 1), list(numbers)
+
+
+def with_notes(structure: Structure, leaves: Sequence[Any]) -> Structure:
+    """The structure of a result, which says of its leaves what was noted of them, on every call that JAX caches."""
+    noted, tied = which_are_noted(leaves), which_are_tied_values(leaves)
+    return intern(structure.records, structure.root, 0, None, noted, tied) if noted or tied else structure
+
+
+def dealt_out(
+    tree: Walked, treatment: Treatment, labels: Sequence[Any], op_of: Callable[[Fates], Callable[[Name], Op | None]]
+) -> tuple[Hand, ...]:
+    """Deals the leaves of what goes out, in one hand for each label. What has two fates is parted.
+
+    Args:
+        tree: with its objects.
+        treatment: what the transform will do to it.
+        labels: of the hands.
+        op_of: (the fates) → (a name) → what stands for an object instead of what was packed, if anything does.
+
+    Raises:
+        SharingMismatchError: where the prefix does not fit the tree.
+    """
+    fates = Fates(tree, treatment)
+    structure, names = numbered_anew(fates, op_of(fates))
+    ways = fates.way_of_each()
+    found: list[tuple[Any, Any]] = []
+    for (op, _), name in zip(structure.records, names, strict=True):
+        if op is LEAF:
+            found.append((tree.objects[name[0]], fates.label_at(ways[name])))
+    structure = with_notes(structure, [leaf for leaf, _ in found])
+    numbers = [tuple([i for i, (_, own) in enumerate(found) if are_one(own, label)]) for label in labels]
+    return tuple([Hand([found[i][0] for i in own], Deal(structure, own)) for own in numbers])

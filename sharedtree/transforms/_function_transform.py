@@ -1,0 +1,435 @@
+"""Function transformers: `transform(f, **options) → g`. Five steps for all; what a family needs on top it overrides.
+
+    walk → leaves in hands → the transformed function → leaves gathered → build
+"""
+
+import copy
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Self
+
+from .._arguments import Arguments, Position
+from .._context import Policy, PolicyOption, current_policy
+from .._copies import Incomparable
+from .._equinox_internals import name_of, update_wrapper, warn_of_layers_in
+from .._errors import SharingMismatchError
+from .._graph import Rules
+from .._jax_internals import hide_frames
+from .._prefix import Branch
+from .._structure import Given, Node, Op, Update
+from .._walked import Walked
+from ._applying import public_name, title_of, transform_named
+from ._call import AS_ONE, Call, Dealing, enter, leave
+from ._dealing import Name, dealt_out
+from ._hands import Hand
+from ._in_place import Changes, conventions, rules_for_state, walked_together, with_changes
+from ._inconsistent import raise_inconsistent
+from ._inner_function import Inner, Shared, shared_by
+from ._inside import Inside, Received, Terms, packed, receive
+from ._labels import Fates, Treatment, labels_in
+from ._modules import How, is_of_equinox
+from ._pass_through import passed_through, unchanged
+from .checks._functions_given import forbid_bound_module, is_refusal, name_counterpart
+
+
+class _Named(type):
+    """The class of wrapped functions prints as what makes them: JAX names the class of what it cannot take."""
+
+    def __repr__(cls) -> str:
+        is_own = cls.__module__.startswith(f"{__package__}.")
+        return "<class 'sharedtree.preserve_identities'>" if is_own else super().__repr__()
+
+
+class UnfitResultError(Exception):
+    """An option does not fit what the function returned. Raised by a trace for the wrapper, which catches it."""
+
+    def __init__(self, error: SharingMismatchError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class FunctionTransform(metaclass=_Named):
+    """A function under a transform, with shared modules and tied arrays kept the same objects.
+
+    Args:
+        transform: the vanilla transform.
+        function: the user's function.
+        policy: what counts as sharing; None for that of the thread at each call.
+        options: of the transform.
+
+    The transform is applied once for each policy and each way in which leaves are dealt, to a function that puts its
+    arguments together, calls and takes its result apart. It may cache what it likes: everything that the inner function
+    learns about a call is in the structures of its hands. Where it does cache, all wrappers of one function give it the
+    same inner function (`_inner_function`).
+
+    Nothing that this refers to refers back to it, so it is freed with the last reference, as a vanilla one is.
+    """
+
+    passes_through = False
+    caches_traces = False
+    only_for_transform: frozenset[str] = frozenset()
+    """The options that make no difference to the inner function."""
+    shares_alike = False
+    own_options: frozenset[str] = frozenset()
+    """The options that are ours, and not the transform's."""
+    takes_rules = False
+    """Whether it has methods of its own, so that of a module, too, it is no module."""
+
+    def __init_subclass__(cls) -> None:
+        warn_of_layers_in(cls)
+
+    def __init__(
+        self,
+        transform: Callable[..., Any],
+        function: Callable[..., Any],
+        policy: PolicyOption,
+        options: dict[str, Any],
+    ) -> None:
+        self.transform = transform
+        self.function = function
+        self.policy = policy
+        self.options = {name: value for name, value in options.items() if name not in self.own_options}
+        self.all_options = options
+        self.is_filtered = is_of_equinox(transform)
+        self.alike = self._made_alike()
+        self._shared = self._shared_by(function)
+        self.names = self._shared.names
+        self._made: dict[Any, Any] = {}
+        update_wrapper(self, function)  # not its `__dict__`, which may be that of another wrapper
+        self.__wrapped__ = function
+        self.check_options()
+
+    def _made_alike(self) -> How | None:
+        """What makes wrappers of one function equal. Equinox's are; JAX's are functions, each equal to itself only."""
+        if not self.is_filtered:
+            return None
+        try:
+            return How(type(self), self.transform, self.policy, self.all_options)
+        except Incomparable:
+            return None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or type(other) is not type(self) or self.alike is None:
+            return self is other
+        one, two = self.function, other.function
+        return self.alike == other.alike and (one is two or (isinstance(one, FunctionTransform) and one == two))
+
+    def __hash__(self) -> int:
+        if self.alike is None:
+            return object.__hash__(self)
+        function = self.function
+        # The function is alive as long as this is.
+        return hash((self.alike, function if isinstance(function, FunctionTransform) else id(function)))
+
+    def _shared_by(self, function: Callable[..., Any]) -> Shared:
+        if not self.caches_traces:
+            return Shared(function)
+        options = {name: self.options[name] for name in sorted(self.options) if name not in self.only_for_transform}
+        return shared_by(function, (type(self), self.transform), options, alike=self.shares_alike)
+
+    def __reduce__(self) -> Any:
+        """By name, as a function, where the name leads here, as that of a decorated function does."""
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return name
+        # Some of JAX's transforms are called other than where they can be found.
+        named = public_name(self.transform)
+        return _remade, (type(self), named or self.transform, self.function, self.policy, self.all_options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """This, as of a function; of a callable object that is copied, a wrapper of the copy."""
+        function = copy.deepcopy(self.function, memo)
+        if function is self.function:
+            return self
+        return type(self)(self.transform, function, self.policy, self.all_options)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.called(args, kwargs, current_policy(self.policy))
+        except Exception as error:
+            hide_frames(error)
+            raise
+
+    def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+        """The five steps."""
+        try:
+            call = self.enter(args, kwargs, policy)
+        except SharingMismatchError as error:
+            self.refused(args, kwargs, error)
+        with call:
+            try:
+                result = self.transformed_for(policy, call)(*call.hands, *call.statics)
+            except UnfitResultError as error:
+                self.refused(args, kwargs, error.error)
+            except Exception as error:
+                self.explain(error, call)
+                raise
+            return self.leave(result, call, policy)
+
+    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> None:
+        """Raises because an option does not fit; the transform itself says it best."""
+        try:
+            self.transform(self.function, **self.options)(*args, **kwargs)
+        except Exception as vanilla:
+            raise vanilla.with_traceback(None) from None
+        raise error
+
+    def explain(self, error: Exception, call: Call) -> None:
+        """Adds to an error of the transform's what it does not know of."""
+        if is_refusal(error):
+            name_counterpart(error, call.tree, self.transform_name)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<{self.transform_name}({name_of(self.function, self.function, '__qualname__')}), identities preserved>"
+
+    @functools.cached_property
+    def transform_name(self) -> str:
+        """What the transform is called in errors."""
+        return title_of(self.transform)
+
+    def check_options(self) -> None:
+        """Applies the transform at once, so that it can refuse its options or the function as it always does."""
+        self.transform(self.function, **self.options)
+
+    # What families override -------------------------------------------------------------------------------------
+
+    def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """The arguments that are static, and no part of the graph."""
+        return ()
+
+    def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
+        """What the transform does to its arguments, if it may not do the same to all."""
+        return Dealing(self.transform_name, lambda _: (), None)
+
+    def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
+        """What the transform will do to what the function returns, if it may not do the same to all of it.
+
+        In place its prefix is a `Branch`: of one for the arguments, and the one for the result.
+        """
+        return None
+
+    def applied(
+        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    ) -> Any:
+        """The inner function under the transform.
+
+        Args:
+            inner: takes hands and static arguments.
+            labels: of the hands.
+            leaving: the labels of the hands of results; None if there is one, of which nothing is said.
+            num_statics: how many static arguments follow the hands.
+        """
+        return self.transform(inner, **self.options)
+
+    def executable(self, call: Call) -> Call:
+        """The call as it can be executed. Raises `InconsistentSharingError` if it could be traced only."""
+        return call
+
+    def is_taken(self, received: Received) -> Callable[[int], bool]:
+        """Whether a record may not be passed through, because its buffers are taken from the caller."""
+        return lambda _: False
+
+    # The caller's side --------------------------------------------------------------------------------------------
+
+    def rules(self, policy: Policy) -> Rules:
+        """How arguments and results are walked."""
+        return rules_of_call(policy, filtered=self.is_filtered)
+
+    def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+        """The arguments of a call, with the names that they have in errors."""
+        names = self.names.of(len(args))
+        static = self.static_positions(len(args), kwargs)
+        if not static:
+            return Arguments(names, args, kwargs)
+        dynamic = tuple([None if i in static else name for i, name in enumerate(names)])
+        return Arguments(dynamic, args, kwargs, tuple([name for name in sorted(kwargs) if name in static]))
+
+    def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
+        """Going in: what the transform is called with."""
+        arguments = self.arguments(args, kwargs)
+        call = enter(arguments, self.rules(policy), self.dealing(policy, arguments))
+        return self.executable(call)
+
+    def leave(
+        self, result: Any, call: Call, policy: Policy, used: Callable[[], Sequence[Any]] | None = None
+    ) -> Any:
+        """Coming out: what the function returned, and what it changed in place, written."""
+        hands = result if isinstance(result, (tuple, list)) else (result,)
+        if policy.in_place:
+            changes = Changes(call, self.transform_name)
+            made = leave(hands, call.objects.__getitem__, changes.update)
+            changes.commit()
+            return made[-1]
+        structure = hands[0].deal.structure
+        given = passed_through(call, structure, used or (lambda: self.used(call))) if structure.given else None
+        return leave(hands, given)
+
+    def used(self, call: Call) -> Sequence[Any]:
+        """The leaves among the arguments that the transformed function uses, as far as the transform drops others."""
+        return call.leaves
+
+    def transformed_for(self, policy: Policy, call: Call) -> Any:
+        """The transformed function for a call, made on first use. Of threads that make it at once, one wins."""
+        leaving = self.leaving_labels(policy, call.arguments)
+        key = policy, call.plan.labels, leaving, len(call.statics)
+        made = self._made.get(key)
+        if made is None:
+            made = self.applied(self.inner(policy), call.plan.labels, leaving, len(call.statics))
+            made = self._made.setdefault(key, made)
+        return made
+
+    def leaving_labels(self, policy: Policy, arguments: Arguments) -> tuple[Any, ...] | None:
+        """The labels of the hands of results; None if there is one, of which nothing is said."""
+        leaving = self.leaving(policy, arguments)
+        return None if leaving is None else tuple(labels_in(leaving.prefix, leaving.is_label))
+
+    # The function's side --------------------------------------------------------------------------------------------
+
+    def inner(self, policy: Policy) -> Callable[..., Any]:
+        """The function that the transform sees."""
+        shared = self._shared
+        inner = shared.inner.get(policy)
+        if inner is None:
+            forbid_bound_module(self.function, policy, self.transform_name)
+            call = functools.partial(self._without_function().call_inside, policy)
+            inner = shared.inner.setdefault(policy, Inner(self.function, shared.hold, call))
+        return inner
+
+    def _without_function(self) -> Self:
+        """The part of this that the inner function may hold: neither the function, nor what holds the inner one."""
+        part = object.__new__(type(self))
+        vars(part).update(vars(self))
+        for name in ("function", "__wrapped__", "_shared", "_made"):
+            vars(part).pop(name, None)
+        part._terms_of = self._shared.traces, self._shared.seen
+        return part
+
+    _terms_of: Any
+
+    def terms(self, policy: Policy) -> Terms:
+        """What the traces of the function have in common."""
+        traces, seen = self._terms_of
+        is_told = self.policy is not None
+        rules = self.rules(policy)
+        return Terms(self.transform_name, self.names, policy, rules, traces, seen, self.caches_traces, is_told)
+
+    def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        """Puts arguments together, calls the user's function and deals its results, inside the transform."""
+        hands = [arg for arg in args if type(arg) is Hand]
+        received = receive(hands, [arg for arg in args if type(arg) is not Hand])
+        inside = Inside(self.terms(policy), function)
+        own = received.arguments
+        return self.pack_results(inside.call_with(received, own.args, own.kwargs), inside)
+
+    def pack_results(self, result: Any, inside: Inside) -> Any:
+        """The hands of what goes out."""
+        policy, received = inside.terms.policy, inside.received
+        leaving = self.leaving(policy, received.arguments)
+        if leaving is not None:
+            return self._pack_apart(result, inside, leaving)
+        tree = inside.walked(inside.with_state(result))
+        inside.check_walked(tree, is_with_state=policy.in_place)
+        taken, rules = self.is_taken(received), inside.terms.rules
+        if policy.in_place:
+            tree = with_changes(result, received.tree, inside.forbidding(rules), taken)
+        elif policy.pass_through and self.passes_through:
+            given = unchanged(result, received.tree, taken)
+            tree = inside.walked(result, rules._replace(given=given)) if given else tree
+        return packed(tree)
+
+    def _pack_apart(self, result: Any, inside: Inside, leaving: Treatment) -> Any:
+        """The same where the transform may not do the same to all of it."""
+        policy, rules = inside.terms.policy, inside.terms.rules
+        labels = labels_in(leaving.prefix, leaving.is_label)
+        try:
+            if not policy.in_place:
+                tree = inside.walked(result)
+                inside.check_walked(tree)
+                return dealt_out(tree, leaving, labels, lambda _: lambda _: None)
+            received = inside.received
+            changes = rules_for_state(rules, received.tree, self.is_taken(received), deeply=True)
+            return self._pack_state(result, inside, leaving, labels, changes)
+        except SharingMismatchError as error:
+            raise UnfitResultError(error) from None
+
+    def _pack_state(
+        self, result: Any, inside: Inside, leaving: Treatment, labels: Sequence[Any], changes: Rules
+    ) -> Any:
+        """In place: what was received and may have been changed, and the result; each along the label of its place."""
+        received, arguments = inside.received.tree, inside.received.arguments
+        of_arguments, of_result = leaving.prefix.parts
+        came = Fates(received, leaving._replace(prefix=of_arguments))
+        ways = {way[0]: way for way, _ in reversed(list(came.items()))}
+        tree = inside.walked((arguments, result))
+        inside.check_walked(tree, is_with_state=True)
+        there = set(map(id, tree.objects))  # alive in the tree
+        around = conventions(received, changes)
+        own = set(changes.updated.values())
+        # What holds others comes after them; and what is in something else that was detached comes with that.
+        detached = [n for n in sorted(own, reverse=True) if id(received.objects[n]) not in there]  # as above
+        tree = walked_together(
+            [
+                (arguments, changes.convention),
+                *[(received.objects[n], around[n]) for n in detached],
+                (result, changes.convention),
+            ],
+            inside.forbidding(changes._replace(given={}, updated={})),
+        )
+        parts = [of_arguments, *[came.part_at(ways[n]) for n in detached], of_result]
+        num_state = 1 + len(detached)
+
+        def op_of(fates: Fates) -> Callable[[Name], Op | None]:
+            state = {
+                (way[0], fates[way]) for root in fates.below(fates.root)[:num_state] for way in fates.ways_from(root)
+            }
+            self._require_one_way(fates, state, changes)
+            numbers, way_of = {**changes.given, **changes.updated}, fates.way_of_each()
+
+            def instead(name: Name) -> Op | None:
+                obj = tree.objects[name[0]]
+                number = numbers.get(id(obj))  # of what `received` keeps alive
+                if name not in state or number is None:
+                    return None
+                op = tree.records[name[0]][0]
+                is_moved = fates.all_described(way_of[name]) != came.all_described(ways[number])
+                if id(obj) in changes.given and not is_moved:  # as above
+                    return Given(number)
+                return Update(number, op) if type(op) is Node else None
+
+            return instead
+
+        return dealt_out(tree, leaving._replace(prefix=Branch(tuple(parts))), labels, op_of)
+
+    def _require_one_way(self, fates: Fates, state: Collection[Name], changes: Rules) -> None:
+        """Raises if one object is to be written to in two ways."""
+        seen: set[int] = set()
+        for number, _ in sorted(state):
+            if id(fates.tree.objects[number]) in changes.updated and number in seen:  # alive in the tree
+                raise_inconsistent(
+                    fates,
+                    number,
+                    self.transform_name,
+                    "The function put it where it would be written back in two ways. It can put a copy of it, "
+                    "`sharedtree.copy(layer)`, into one of these places.\n",
+                )
+            seen.add(number)
+
+
+@functools.cache
+def rules_of_call(policy: Policy, *, filtered: bool) -> Rules:
+    """How arguments and results are walked under a policy."""
+    return Rules(arrays=policy.arrays, containers=policy.containers, convention="outside", filtered=filtered)
+
+
+def _remade(cls: Any, transform: Any, *rest: Any) -> FunctionTransform:
+    """A wrapper that was pickled."""
+    return cls(transform_named(transform) if isinstance(transform, str) else transform, *rest)

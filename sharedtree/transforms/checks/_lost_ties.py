@@ -1,0 +1,195 @@
+"""A tie that enters a transform and does not leave it is reported, when the function is traced.
+
+`jax.tree.map`, `optax.apply_updates` and `equinox.tree_at` take a tied model and return an untied one without a word.
+So, when a function has been traced, each module in its results is compared with those in its arguments that it could
+be a new version of: same class, same tree, same leaf types. What `untie` parted is excused, by the notes on the leaves
+(`_untying`).
+
+Ties between separate arguments do not count, nor between the entries of an optax state: optimizer states and moving
+averages begin as aliases of the model by accident, and part on the first step.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jax import tree_util as jtu
+
+from ..._attribution import report_untied
+from ..._context import Policy
+from ..._lost_ties import KEEPING, LostLeaf, kind_of, lost_leaf_ties, maximal, named, unsettled
+from ..._sharing import Shape
+from ..._statics import Static
+from ..._structure import LEAF, Node, Path, edges, reached_outside
+from ..._text import listed
+from ..._untying import note
+from ..._walked import Walked
+from .._names import Names
+
+Module = tuple[str, int]
+"""What a module is called, and its record."""
+
+
+class _Pair(NamedTuple):
+    """A module that entered, one of its shape that left, and the leaves that are tied in the first only."""
+
+    text: str
+    text_after: str
+    ties: Sequence[LostLeaf]
+
+
+def report_lost_ties(
+    entered: Walked, left: Walked, policy: Policy, names: Names, *, is_with_state: bool = False
+) -> None:
+    """Compares what left a function with what entered it.
+
+    Args:
+        entered: the arguments.
+        left: the result, or the arguments and the result.
+        policy: what to do.
+        names: of the function and its arguments.
+        is_with_state: whether it is the latter.
+
+    Raises:
+        UntiedError: under `Policy(on_untie="error")`.
+    """
+    if policy.on_untie == "ignore" or (entered.records, entered.root) == (left.records, left.root):
+        return
+    containers = policy.containers
+    tied = _modules_with_ties(entered, containers)
+    if not tied:
+        return
+    text = _in_state_or_result if is_with_state else _in_result
+    objects = [*entered.objects, *left.objects]
+    offset = len(entered.records)
+    moved = [(op, tuple([offset + child for child in children])) for op, children in left.records]
+    both = Walked([*entered.records, *moved], offset + left.root, objects)
+    shape = _shapes(both)
+    reported: set[int] = set()  # what was tied, and what it has become
+    for pair in _pairs(tied, _modules(entered, containers, jtu.keystr), _modules(both, containers, text), both, shape):
+        for lost in maximal(unsettled(pair.ties, objects)):
+            parts = {part for tie in lost.ties for part in tie.parts}
+            if lost.record in reported or parts <= reported:
+                continue
+            reported |= {lost.record, *parts}
+            before, after = named(pair.text, lost.paths), named(pair.text_after, lost.paths)
+            what = (
+                f"{listed(before)} were one object when it was entered, but the result has "
+                f"{'two' if len(after) == 2 else 'several'} of them, {listed(after)}."
+            )
+            report_untied(policy.on_untie, names.definition, what, KEEPING, before)
+    # Who gets the result, an enclosing function or a later call, need not report it again.
+    note(objects[number] for number in reported)
+
+
+def _in_result(path: Path) -> str:
+    return "result" + jtu.keystr(path)
+
+
+def _in_state_or_result(path: Path) -> str:
+    (first, *rest) = path or (None,)
+    return jtu.keystr(tuple(rest)) if getattr(first, "idx", None) == 0 else "result" + jtu.keystr(tuple(rest))
+
+
+def _pairs(
+    tied: Sequence[Module], came: Iterable[Module], went: Iterable[Module], both: Walked, shape: Sequence[int]
+) -> Iterator[_Pair]:
+    """Each tied module with what could be a new version of it and has lost ties."""
+
+    def agree(i: int, j: int) -> bool:
+        return shape[i] == shape[j]
+
+    entrants, results = _by_shape(came, shape), _by_shape(went, shape)
+    for name, before in tied:
+        own, others = entrants[shape[before]], results.get(shape[before], [])
+        # As many went as came, once or several times over: they are taken to correspond. Otherwise each might be a new
+        # version of each.
+        matching = others[own.index((name, before)) :: len(own)] if len(others) % len(own) == 0 else others
+        for text_after, after in matching:
+            ties = lost_leaf_ties(Shape(both.records, before), Shape(both.records, after), agree)
+            if ties:
+                yield _Pair(name, text_after, ties)
+
+
+def _by_shape(modules: Iterable[Module], shape: Sequence[int]) -> dict[int, list[Module]]:
+    found: dict[int, list[Module]] = {}
+    for text, number in modules:
+        found.setdefault(shape[number], []).append((text, number))
+    return found
+
+
+def _modules(tree: Walked, containers: bool, text: Callable[[Path], str]) -> Iterator[Module]:
+    """Every module, with what it is called; one that several outermost objects hold comes once for each.
+
+    A mutable container outside modules counts as one, if it is an object.
+    """
+    for path, root in outermost_objects(tree, containers):
+        seen: set[int] = set()
+        outside = reached_outside(tree.records, root)
+        for number, own in edges(tree.records, [(path, root)]):
+            node = tree.node(number)
+            is_model = node is not None and node.type.carries_identity and (number in outside or not node.type.is_plain)
+            if number not in seen and is_model:
+                yield text(own), number
+            seen.add(number)
+
+
+def outermost_objects(tree: Walked, containers: bool) -> Iterator[tuple[Path, int]]:
+    """What carries identity and is in nothing else that does, once for each path to it.
+
+    Args:
+        tree: arguments or a result.
+        containers: whether mutable containers outside modules are objects.
+    """
+    stack: list[tuple[Path, int]] = [((), tree.root)]
+    while stack:
+        path, number = stack.pop()
+        node = tree.node(number)
+        if node is None:
+            continue
+        if node.type.is_plain and not (containers and node.type.is_mutable):
+            steps = list(zip(node.keys, tree.records[number][1], strict=True))
+            stack.extend([((*path, key), child) for key, child in reversed(steps)])
+        else:
+            yield path, number
+
+
+def _modules_with_ties(tree: Walked, containers: bool) -> list[Module]:
+    """For each tie that holds a traced leaf, the smallest module with all of it in, with what it is called.
+
+    Outside modules it is the smallest mutable container. What is in another module comes after it.
+    """
+    found: dict[int, str] = {}
+    for start, root in outermost_objects(tree, containers):
+        above: dict[int, tuple[tuple[int, ...], Path]] = {}  # record → those on its first path, and the path
+        stack: list[tuple[int, tuple[int, ...], Path]] = [(root, (), start)]
+        while stack:
+            number, chain, path = stack.pop()
+            if number not in above:
+                above[number] = chain, path
+                node = tree.node(number)
+                if node is not None:
+                    steps = tuple(zip(node.keys, tree.records[number][1], strict=True))
+                    stack.extend((child, (*chain, number), (*path, key)) for key, child in reversed(steps))
+            elif tree.holds_leaf[number]:
+                common = [a for a, b in zip(above[number][0], chain, strict=False) if a == b]
+                types = {a: node.type for a in common if (node := tree.node(a)) is not None}
+                modules = [a for a in common if not types[a].is_plain] or [a for a in common if types[a].is_mutable]
+                if modules:
+                    found.setdefault(modules[-1], jtu.keystr(above[modules[-1]][1]))
+    # A module comes before what is in it, so that a tie is first met where all of its paths are.
+    return [(text, number) for number, text in sorted(found.items(), reverse=True)]
+
+
+def _shapes(tree: Walked) -> list[int]:
+    """For each record a number, equal for equal trees with equal types of leaves, whatever is shared in them."""
+    numbers: dict[Any, int] = {}
+    shapes: list[int] = []
+    for (op, children), obj in zip(tree.records, tree.objects, strict=True):
+        if op is LEAF:
+            key: Any = kind_of(obj)
+        else:
+            kind = op.type.cls if type(op) is Node else Static
+            names = op.aux if type(op) is Node and op.type.is_plain else None
+            key = (kind, names, *(shapes[child] for child in children))
+        shapes.append(numbers.setdefault(key, len(numbers)))
+    return shapes
