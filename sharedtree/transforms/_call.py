@@ -82,9 +82,10 @@ class Call:
         hands: what the transform is given.
         trace: the one that was active when the call began.
         was_traced: whether the function was traced in it.
+        leaving: the labels of the hands of its result, where only the function's result tells them.
     """
 
-    __slots__ = ("arguments", "hands", "leaves", "plan", "trace", "tree", "was_traced")
+    __slots__ = ("arguments", "hands", "leaves", "leaving", "plan", "trace", "tree", "was_traced")
 
     def __init__(self, arguments: Arguments, tree: Walked, plan: Plan, leaves: Sequence[Any]) -> None:
         self.arguments = arguments
@@ -92,6 +93,7 @@ class Call:
         self.plan = plan
         self.leaves = leaves
         self.was_traced = False
+        self.leaving: list[Any] = []
         self.trace = current_trace()
         self.hands = [
             Hand(list(leaves) if places is None else [leaves[place] for place in places], deal)

@@ -22,7 +22,7 @@ from .._untying import which_are_noted
 from .._walked import Walked
 from ._hands import Deal, Hand
 from ._inconsistent import raise_inconsistent
-from ._labels import Fates, Treatment, Way, are_one
+from ._labels import Fates, Treatment, Way, are_one, distinct_labels
 
 Name = tuple[int, int]
 """A record and a fate: what is one object after the cut."""
@@ -173,27 +173,37 @@ def with_notes(structure: Structure, leaves: Sequence[Any]) -> Structure:
     return intern(structure.records, structure.root, 0, None, noted, tied) if noted or tied else structure
 
 
+class DealtOut(NamedTuple):
+    """What goes out: the hands, and the label of each."""
+
+    labels: Sequence[Any]
+    hands: tuple[Hand, ...]
+
+
 def dealt_out(
-    tree: Walked, treatment: Treatment, labels: Sequence[Any], op_of: Callable[[Fates], Callable[[Name], Op | None]]
-) -> tuple[Hand, ...]:
+    tree: Walked,
+    treatment: Treatment,
+    labels: Sequence[Any] | None,
+    op_of: Callable[[Fates], Callable[[Name], Op | None]] | None = None,
+) -> DealtOut:
     """Deals the leaves of what goes out, in one hand for each label. What has two fates is parted.
 
     Args:
         tree: with its objects.
         treatment: what the transform will do to it.
-        labels: of the hands.
+        labels: of the hands; None for those that occur.
         op_of: (the fates) → (a name) → what stands for an object instead of what was packed, if anything does.
 
     Raises:
         SharingMismatchError: where the prefix does not fit the tree.
     """
     fates = Fates(tree, treatment)
-    structure, names = numbered_anew(fates, op_of(fates))
+    structure, names = numbered_anew(fates, op_of(fates) if op_of else lambda _: None)
     ways = fates.way_of_each()
-    found: list[tuple[Any, Any]] = []
-    for (op, _), name in zip(structure.records, names, strict=True):
-        if op is LEAF:
-            found.append((tree.objects[name[0]], fates.label_at(ways[name])))
-    structure = with_notes(structure, [leaf for leaf, _ in found])
-    numbers = [tuple([i for i, (_, own) in enumerate(found) if are_one(own, label)]) for label in labels]
-    return tuple([Hand([found[i][0] for i in own], Deal(structure, own)) for own in numbers])
+    own = [name for (op, _), name in zip(structure.records, names, strict=True) if op is LEAF]
+    leaves, found = [tree.objects[name[0]] for name in own], [fates.label_at(ways[name]) for name in own]
+    if labels is None:
+        labels = distinct_labels(found) or [None]
+    structure = with_notes(structure, leaves)
+    numbers = [tuple([i for i, its in enumerate(found) if are_one(its, label)]) for label in labels]
+    return DealtOut(labels, tuple([Hand([leaves[i] for i in each], Deal(structure, each)) for each in numbers]))

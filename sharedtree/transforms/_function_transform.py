@@ -20,10 +20,9 @@ from .._graph import Rules
 from .._jax_internals import hide_frames
 from .._prefix import Branch
 from .._structure import Given, Node, Op, Update
-from .._walked import Walked
 from ._applying import public_name, title_of, transform_named
-from ._call import AS_ONE, Call, Dealing, enter, leave
-from ._dealing import Name, dealt_out
+from ._call import Call, Dealing, enter, leave
+from ._dealing import DealtOut, Name, dealt_out
 from ._hands import Hand
 from ._in_place import Changes, conventions, rules_for_state, walked_together, with_changes
 from ._inconsistent import raise_inconsistent
@@ -299,10 +298,16 @@ class FunctionTransform(metaclass=_Named):
         shared = self._shared
         inner = shared.inner.get(policy)
         if inner is None:
-            forbid_bound_module(self.function, policy, self.transform_name)
+            function = self.traced_function
+            forbid_bound_module(function, policy, self.transform_name)
             call = functools.partial(self._without_function().call_inside, policy)
-            inner = shared.inner.setdefault(policy, Inner(self.function, shared.hold, call))
+            inner = shared.inner.setdefault(policy, Inner(function, shared.hold, call))
         return inner
+
+    @property
+    def traced_function(self) -> Callable[..., Any]:
+        """The function that is called inside."""
+        return self.function
 
     def _without_function(self) -> Self:
         """The part of this that the inner function may hold: neither the function, nor what holds the inner one."""
@@ -348,22 +353,25 @@ class FunctionTransform(metaclass=_Named):
 
     def _pack_apart(self, result: Any, inside: Inside, leaving: Treatment) -> Any:
         """The same where the transform may not do the same to all of it."""
-        policy, rules = inside.terms.policy, inside.terms.rules
-        labels = labels_in(leaving.prefix, leaving.is_label)
+        policy, received = inside.terms.policy, inside.received
+        labels = None if leaving.deals_resolved else labels_in(leaving.prefix, leaving.is_label)
         try:
-            if not policy.in_place:
-                tree = inside.walked(result)
-                inside.check_walked(tree)
-                return dealt_out(tree, leaving, labels, lambda _: lambda _: None)
-            received = inside.received
-            changes = rules_for_state(rules, received.tree, self.is_taken(received), deeply=True)
-            return self._pack_state(result, inside, leaving, labels, changes)
+            if policy.in_place:
+                changes = rules_for_state(inside.terms.rules, received.tree, self.is_taken(received), deeply=True)
+                return self.handed_out(self._with_state(result, inside, leaving, labels, changes), received)
+            tree = inside.walked(result)
+            inside.check_walked(tree)
+            return self.handed_out(dealt_out(tree, leaving, labels), received)
         except SharingMismatchError as error:
             raise UnfitResultError(error) from None
 
-    def _pack_state(
-        self, result: Any, inside: Inside, leaving: Treatment, labels: Sequence[Any], changes: Rules
-    ) -> Any:
+    def handed_out(self, out: DealtOut, received: Received) -> Any:
+        """The hands of what goes out, as the transform gets them."""
+        return out.hands
+
+    def _with_state(
+        self, result: Any, inside: Inside, leaving: Treatment, labels: Sequence[Any] | None, changes: Rules
+    ) -> DealtOut:
         """In place: what was received and may have been changed, and the result; each along the label of its place."""
         received, arguments = inside.received.tree, inside.received.arguments
         of_arguments, of_result = leaving.prefix.parts

@@ -1,38 +1,423 @@
 """`jax.jit` and `equinox.filter_jit`: static and donated arguments, shardings, ahead-of-time compilation."""
 
 import contextlib
+import dataclasses
 import functools
+import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import equinox as eqx
-import inspect
 import jax
+from jax import tree_util as jtu
 
 from .._arguments import Arguments, Position, positions_of
-from .._context import Policy, PolicyOption, current_policy
-from .._copies import Incomparable
-from .._distinct import another
-from .._graph import Tags, pack
+from .._context import Policy, current_policy
+from .._graph import unpack
 from .._jax_internals import api_boundary, current_traces, used_inputs
-from .._node_types import is_module, node_type_of
+from .._node_types import is_module
 from .._prefix import Branch
 from .._statics import Static
-from .._stateful import makes_state
-from .._structure import Node, canonical
+from .._structure import LEAF, Node
 from .._text import shown
 from .._walked import Walked
 from ._argnums import Chosen
-from ._call import Call, Dealing
-from ._function_transform import FunctionTransform
-from ._inconsistent import error_of, occurrences
-from ._inside import Received
-from ._labels import Fates, Treatment
-from ._meet import Words, require_same
-from ._pass_through import is_tracer
+from ._call import Call, Dealing, enter, leave
+from ._donation import DonatingTransform, is_donated
+from ._inner_function import Shared, shared_by
+from ._labels import Treatment
+from ._meet import Words, meet
+from ._names import Names
 from .checks._static_arguments import require_separate
 
-DONATED, KEPT = "donated", "not donated"
-
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns
+
+_OWN = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "in_shardings", "out_shardings")
+
+
+class JitTransform(DonatingTransform):
+    """A function under `jax.jit`, with identities preserved."""
+
+    caches_traces = True
+    only_for_transform = frozenset({"inline", "keep_unused", "compiler_options", "abstracted_axes"})
+
+    def check_options(self) -> None:
+        """As the base."""
+        options = self.options
+        self.passes_through = not any(options.get(name) is not None for name in _ELSEWHERE)
+        self._in_shardings = options.get("in_shardings")
+        self._out_shardings = options.get("out_shardings")
+        with contextlib.suppress(Exception):  # the transform says best what is wrong with them
+            self._static = Chosen(self.function, options.get("static_argnums"), options.get("static_argnames"))
+            self._donated = Chosen(self.function, options.get("donate_argnums"), options.get("donate_argnames"))
+        super().check_options()
+
+    def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """Those that `static_argnums` and `static_argnames` choose."""
+        return self._static.positions(num_args, keywords)
+
+    def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """Those that `donate_argnums` and `donate_argnames` choose."""
+        return self._donated.positions(num_args, keywords)
+
+    def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
+        """Donated or not, and where to."""
+        treatments = [each for each in (self.donating(arguments), self._placing(arguments)) if each is not None]
+        if not treatments:
+            return super().dealing(policy, arguments)
+        key = Static(tuple([each.prefix for each in treatments])) if self._in_shardings is None else None
+        return Dealing(self.transform_name, lambda _: treatments, key)
+
+    def _placing(self, arguments: Arguments) -> Treatment | None:
+        prefix, names = self._in_shardings, arguments.parts()[1]
+        if prefix is None or is_sharding(prefix):
+            return None
+        positions = positions_of(names)
+        parts = prefix if isinstance(prefix, (tuple, list)) else [prefix] * len(positions)
+        name = "in_shardings"
+        if len(parts) != len(positions):
+            self.transform(self.function, **self.options)(*arguments.args, **arguments.kwargs)
+        return Treatment(name, Branch(tuple(parts)), is_sharding, describe=lambda where: f"{name} {shown(where)}")
+
+    def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
+        """The results go where `out_shardings` says, and what was changed where it was."""
+        out = self._out_shardings
+        if out is None or (is_sharding(out) and not policy.in_place):
+            return None
+        return Treatment("out_shardings", Branch((None, out)) if policy.in_place else out, is_sharding)
+
+    def applied(
+        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    ) -> Any:
+        """With the options of the hands."""
+        options = {name: value for name, value in self.options.items() if name not in _OWN}
+        donated = [i for i, label in enumerate(labels) if is_donated(label)]
+        if donated:
+            options["donate_argnums"] = tuple(donated)
+        if num_statics:
+            options["static_argnums"] = tuple(range(len(labels), len(labels) + num_statics))
+        if self._in_shardings is not None:
+            one = is_sharding(self._in_shardings)
+            options["in_shardings"] = tuple([self._in_shardings if one else label[-1] for label in labels])
+        if leaving is not None or self._out_shardings is not None:
+            options["out_shardings"] = self._out_shardings if leaving is None else tuple(leaving)
+        return self.transform(inner, **options)
+
+    def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
+        """As the base. What is static is looked at where the function will be traced."""
+        if kwargs and self._in_shardings is not None:
+            self.transform(self.function, **self.options)(*args, **kwargs)  # refuses keywords
+        return super().enter(args, kwargs, policy)
+
+    def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+        """As the base."""
+        call = args[0].deal.call
+        if call is not None and call.statics:
+            require_separate(call.arguments, call.tree, self.names)
+        return super().call_inside(policy, function, args, kwargs)
+
+    def used(self, call: Call) -> Sequence[Any]:
+        """JAX drops arguments that the computation does not need, and then their placement has no effect."""
+        used = self._used(call, current_policy(self.policy))
+        return [leaf for leaf, yes in zip(self._in_hands(call), used, strict=True) if yes]
+
+    def _used(self, call: Call, policy: Policy) -> Sequence[bool]:
+        return used_inputs(self.transformed_for(policy, call).trace(*call.hands, *call.statics).jaxpr)
+
+    def _in_hands(self, call: Call) -> list[Any]:
+        return [leaf for hand in call.hands for leaf in hand.leaves]
+
+    # Ahead of time ------------------------------------------------------------------------------------------------
+
+    @api_boundary
+    def lower(self, *args: Any, **kwargs: Any) -> "Stage":
+        """As `jax.jit(f).lower`, for the same arguments as the function; `.compile()` gives a callable."""
+        return self._stage("lower", args, kwargs)
+
+    @api_boundary
+    def trace(self, *args: Any, **kwargs: Any) -> "Stage":
+        """As `jax.jit(f).trace`, for the same arguments as the function; `.lower()` and `.jaxpr` follow."""
+        return self._stage("trace", args, kwargs)
+
+    def _stage(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> "Stage":
+        policy = current_policy(self.policy)
+        with self._entered(args, kwargs, policy) as call:
+            if any(isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding for leaf in call.leaves):
+                policy = dataclasses.replace(policy, pass_through=False)  # what is compiled then moves its arguments
+            try:
+                staged = getattr(self.transformed_for(policy, call), name)(*call.hands, *call.statics)
+                # Which arguments are used is asked of this call, for what is compiled must not keep the arguments alive.
+                used = self._used(call, policy) if self.passes_through else ()
+            except Exception as error:
+                self.explain(error, call)
+                raise
+            names, static = call.arguments.names, call.arguments.static
+            return Stage(staged, Program(self, policy, used, names, static, call.tree.structure))
+
+    def _entered(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
+        arguments = self.arguments(args, kwargs)
+        return enter(arguments, self.rules(policy), self.dealing(policy, arguments))
+
+    @api_boundary
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns for such arguments, with a `jax.ShapeDtypeStruct` for each traced leaf."""
+        policy = current_policy(self.policy)
+        if policy.in_place:
+            policy = dataclasses.replace(policy, in_place=False)
+        with self._entered(args, kwargs, policy) as call:
+            try:
+                result = self.transformed_for(policy, call).eval_shape(*call.hands, *call.statics)
+            except Exception as error:
+                self.explain(error, call)
+                raise
+            hands = result if isinstance(result, tuple) else (result,)
+            return leave(hands, _shapes_of(call.tree))
+
+    def clear_cache(self) -> None:
+        """Forgets every trace of this function, whoever wrapped it."""
+        for made in list(self._made.values()):
+            made.clear_cache()
+
+
+def _shapes_of(tree: Walked) -> Callable[[int], Any]:
+    """Number → what is passed through, with shapes in place of arrays."""
+    made: dict[int, Any] = {}
+
+    def shaped(number: int) -> Any:
+        for i in range(number + 1) if number not in made else ():  # children come before their parents
+            op, children = tree.records[i]
+            if op is LEAF:
+                leaf = tree.objects[i]
+                made[i] = leaf if isinstance(leaf, jax.Ref) else jax.eval_shape(lambda x: x, leaf)
+            elif type(op) is Node:
+                made[i] = op.type.put_together(op.aux.thaw(), [made[child] for child in children])
+            else:
+                made[i] = tree.objects[i]
+        return made[number]
+
+    return shaped
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """How what was compiled is called.
+
+    Attributes:
+        jitted: what it was compiled from.
+        policy: under which.
+        used: of the leaves, which the program uses.
+        names: of the positional arguments that it was compiled for; None for static ones, which are left out in calls.
+        static: the keyword arguments that were static.
+        structure: of the arguments that it was compiled for.
+    """
+
+    jitted: JitTransform
+    policy: Policy
+    used: Sequence[bool]
+    names: tuple[str | None, ...]
+    static: tuple[str, ...]
+    structure: Any
+
+    def __call__(self, compiled: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls it with the arguments that are not static."""
+        jitted = self.jitted
+        each = iter(args)
+        own = [None if name is None else next(each, _MISSING) for name in self.names]
+        more = list(each)
+        names = (*self.names[: len(own)], *[f"args[{len(own) + i}]" for i in range(len(more))])
+        given = [(name, arg) for name, arg in zip(names, (*own, *more), strict=True) if arg is not _MISSING]
+        arguments = Arguments(
+            tuple([name for name, _ in given]), [arg for _, arg in given], {**kwargs, **dict.fromkeys(self.static)}, self.static
+        )
+        with enter(arguments, jitted.rules(self.policy), jitted.dealing(self.policy, arguments)) as call:
+            jitted.executable(call)
+            require_made_for(self.structure, call, f"`{jitted.names.definition.name}` was compiled", "f.lower(*args).compile()")
+            result = compiled(*call.hands)
+
+            def used() -> Sequence[Any]:
+                leaves = [leaf for hand in call.hands for leaf in hand.leaves]
+                return [leaf for leaf, yes in zip(leaves, self.used, strict=True) if yes]
+
+            return jitted.leave(result, call, self.policy, used)
+
+
+_MISSING = object()
+
+
+def require_made_for(known: Any, call: Call, made: str, again: str) -> None:
+    """Raises unless the arguments of a call are those that a program was made for.
+
+    Args:
+        known: the structure of the arguments that it was made for.
+        call: the arguments.
+        made: what the program is: `f` was compiled.
+        again: how to make one for `args`, as code.
+
+    Raises:
+        SharingMismatchError: if their ties, classes or static values are others.
+    """
+    if call.tree.structure is known:
+        return
+    before = Walked.of(known, [None] * len(known.records))
+    fix = f"A program cannot be traced again. Make another one for these arguments:\n    program = {again}"
+    then, now = "when it was made", "now"
+    meet(before, call.tree, Words(made, then, now, fix=fix), exact=True)
+    meet(call.tree, before, Words(made, now, then, fix=fix), exact=True)
+
+
+class Stage:
+    """A stage of ahead-of-time compilation (`Traced`, `Lowered`, `Compiled`) of a function with identities preserved.
+
+    Has every attribute of JAX's own stage. `.lower()` and `.compile()` lead to the next one. The last one is called
+    with the arguments of the function but the static ones, as JAX's.
+    """
+
+    def __init__(self, stage: Any, call: Callable[..., Any]) -> None:
+        self._stage = stage
+        self._call = call
+
+    @api_boundary
+    def lower(self, *args: Any, **kwargs: Any) -> "Stage":
+        """The next stage, lowered."""
+        return Stage(self._stage.lower(*args, **kwargs), self._call)
+
+    @api_boundary
+    def compile(self, *args: Any, **kwargs: Any) -> "Stage":
+        """The next stage, compiled."""
+        return Stage(self._stage.compile(*args, **kwargs), self._call)
+
+    @api_boundary
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(self._stage, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    def __repr__(self) -> str:
+        return f"Stage({self._stage!r})"
+
+
+class FilterJitTransform(JitTransform):
+    """A function under `equinox.filter_jit`, with identities preserved. A module that is the function is traced too."""
+
+    shares_alike = True
+    only_for_transform = frozenset()
+
+    def check_options(self) -> None:
+        """As the base."""
+        self.transform(self.function, **self.options)
+        donate = self.options.get("donate", "none")
+        self._is_donating = donate != "none"
+        self._all_but_first = donate.endswith("-except-first")
+        self._is_quiet = donate.startswith("all")
+        self._in_shardings = self._out_shardings = None
+        self.passes_through = True
+        self._signature = inspect.signature(self.function)
+        self._is_module = is_module(self.function)
+        if self._is_module:
+            self.names = Names(self.function)
+
+    def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+        """As the base: by position where that can be, as Equinox has them, and the function first if it is a module."""
+        bound = self._signature.bind(*args, **kwargs)
+        args, kwargs = bound.args, bound.kwargs
+        names = self.names.of(len(args))
+        if self._is_module:
+            return Arguments((_FUNCTION, *names), (self.function, *args), kwargs)
+        return Arguments(names, args, kwargs)
+
+    def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """None: what is no array is static anyway."""
+        return ()
+
+    def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """All of them, or all but the first."""
+        if not self._is_donating:
+            return ()
+        first = int(self._is_module)
+        return {i for i in range(num_args) if not (self._all_but_first and i == first)} | set(keywords)
+
+    def applied(
+        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    ) -> Any:
+        """Under `jax.jit`; or under Equinox's own where a program may raise an error of Equinox's."""
+        options = {name: value for name, value in self.options.items() if name != "donate"}
+        donated = tuple([i for i, label in enumerate(labels) if is_donated(label)])
+        jitted = jax.jit(inner, donate_argnums=donated, **options)
+        return Filtered(jitted, inner, self.transform, bool(donated) and self._is_quiet)
+
+    def _shared_by(self, function: Callable[..., Any]) -> Shared:
+        """As the base. A module that is the function is an argument, so what is traced is the same for all."""
+        if not is_module(function):
+            return super()._shared_by(function)
+        return shared_by(_called, (type(self), self.transform), self.options)
+
+    @property
+    def traced_function(self) -> Callable[..., Any]:
+        """The function that is called inside: one that takes it, if it is traced."""
+        return _called if self._is_module else self.function
+
+
+def _called(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+_FUNCTION = "self"
+"""What the function is called if it is traced."""
+
+
+class Filtered:
+    """A function under `jax.jit` that is what Equinox's is beside: an error that it raises while it runs is told.
+
+    Equinox waits for each program, so that its own errors (`equinox.error_if`) come where the call is. Only programs
+    that call back can have such. So these are left to Equinox, which gets hands like everybody else.
+    """
+
+    def __init__(self, jitted: Any, inner: Callable[..., Any], transform: Callable[..., Any], is_quiet: bool) -> None:
+        self.jitted = jitted
+        self._inner = inner
+        self._transform = transform
+        self._is_quiet = is_quiet
+        self._may_raise: bool | None = None
+
+    def __call__(self, *hands: Any) -> Any:
+        if self._may_raise is None and len(current_traces()) == 1:
+            self._may_raise = _calls_back(self.jitted.trace(*hands).jaxpr)
+        if self._may_raise:
+            return eqx.filter_jit(self._inner)(*hands)
+        if not self._is_quiet:
+            return self.jitted(*hands)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable*")
+            return self.jitted(*hands)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.jitted, name)
+
+
+def _calls_back(jaxpr: Any) -> bool:
+    """Whether a program, or one in it, calls a function on the host."""
+    stack, seen = [jaxpr.jaxpr], set[int]()
+    while stack:
+        each = stack.pop()
+        if id(each) in seen:  # alive in `jaxpr`
+            continue
+        seen.add(id(each))  # as above
+        for eqn in each.eqns:
+            if "callback" in eqn.primitive.name:
+                return True
+            for value in jtu.tree_leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+                inside = getattr(value, "jaxpr", value)
+                if hasattr(inside, "eqns"):
+                    stack.append(inside)
+    return False
+
+
+def is_sharding(obj: Any) -> bool:
+    """Whether an object in a prefix of shardings is one."""
+    return (
+        obj is None
+        or isinstance(obj, (jax.sharding.Sharding, jax.sharding.PartitionSpec, jax.Device))
+        or (type(obj).__name__ in ("Format", "Layout"))
+    )

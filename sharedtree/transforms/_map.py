@@ -1,0 +1,277 @@
+"""`jax.vmap`, `pmap` and `shard_map`, and `equinox.filter_vmap`: axes and specifications, also for the inside of modules.
+
+A partition specification says of one leaf along which axes of a mesh it is cut, so it is to `shard_map` what an axis is
+to `vmap`; `pmap` has axes itself. Of a tied leaf each device gets one shard.
+"""
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax import tree_util as jtu
+from jax.sharding import PartitionSpec
+
+from .._arguments import Arguments, Position, positions_of
+from .._context import Policy
+from .._node_types import is_module, node_type_of
+from .._prefix import Branch
+from .._statics import Static
+from ._argnums import several
+from ._call import Call, Dealing
+from ._dealing import DealtOut
+from ._donation import DonatingTransform, is_donated
+from ._inside import Received
+from ._labels import Treatment, labels_in
+
+_UNMAPPED = re.compile(r"at vmap out_axes(?:\[\d+\])* of `(.*)` in place, got axis spec None but output was batched .*")
+"""What JAX says of a place that was changed, and has no axis to come out along."""
+
+
+class VmapTransform(DonatingTransform):
+    """A function under `jax.vmap`, with identities preserved; also how others are wrapped that have the like options."""
+
+    in_name = "in_axes"
+    out_name = "out_axes"
+    default_in: Any = 0
+    default_out: Any = 0
+    is_label: Callable[[Any], bool] = staticmethod(lambda obj: obj is None or isinstance(obj, int))
+    deals_resolved = False
+
+    def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
+        """As the base."""
+        if self.prefix_of_arguments(self.arguments(args, kwargs)) is None:
+            self.transform(self.function, **self.options)(*args, **kwargs)  # says best what is wrong
+        return super().enter(args, kwargs, policy)
+
+    def explain(self, error: Exception, call: Call) -> None:
+        """As the base, and what was changed in place although it is not mapped."""
+        super().explain(error, call)
+        found = _UNMAPPED.fullmatch(str(error))
+        if found is not None and isinstance(error, ValueError):
+            error.args = (
+                f"`{found[1]}` has the {self.in_name} None, so it is one for all elements, but it was given another "
+                "value for each of them, and in place it is written back. Map it, too, or return what changes:\n"
+                f"    {self.in_name} = 0",
+            )
+
+    def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
+        """The axis of each leaf, and whether it is donated."""
+        prefix = self.prefix_of_arguments(arguments)
+        if prefix is None:
+            return super().dealing(policy, arguments)
+        mapped = Treatment(
+            self.in_name,
+            prefix,
+            self.is_label,
+            lambda label, leaf, _: self.resolve_in(label, leaf),
+            lambda label: f"{self.in_name} {label}",
+            self.deals_resolved,
+        )
+        labels = labels_in(prefix, self.is_label)
+        donating = self.donating(arguments)
+        treatments = [mapped] if donating is None else [mapped, donating]
+        if self.deals_resolved:
+            return Dealing(self.transform_name, lambda _: treatments)
+        key = Static(tuple([each.prefix for each in treatments]))
+        hands = [(label,) for label in labels] if donating is None else ()
+        return Dealing(self.transform_name, lambda _: treatments, key, _ndim if len(labels) > 1 else None, hands)
+
+    def prefix_of_arguments(self, arguments: Arguments) -> Any:
+        """That of all of them: as given for positional ones, and the axis 0 for keywords; None if they are not as many."""
+        positions = positions_of(arguments.parts()[1])
+        prefix = self.options.get(self.in_name, self.default_in)
+        if self.is_label(prefix):
+            parts = {i: prefix for i in range(len(arguments.args))}
+        elif isinstance(prefix, (tuple, list)) and len(prefix) == len(arguments.args):
+            parts = dict(enumerate(prefix))
+        else:
+            return None
+        return Branch(tuple([parts[i] if isinstance(i, int) else 0 for i in positions]))
+
+    def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
+        """Results go out along `out_axes`, and what was changed along the axes along which it came in."""
+        prefix = self.options.get(self.out_name, self.default_out)
+        if policy.in_place:
+            own = self.prefix_of_arguments(arguments)
+            prefix = Branch((Branch(tuple(map(self.leaves_along, own.parts))), prefix))
+        return Treatment(
+            self.out_name,
+            prefix,
+            self.is_label,
+            lambda label, leaf, _: self.resolve_out(label, leaf),
+            lambda label: f"{self.out_name} {label}",
+            self.deals_resolved,
+        )
+
+    def applied(
+        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    ) -> Any:
+        """With the axes of the hands."""
+        options = {**self.options, self.in_name: tuple([label[0] for label in labels]), self.out_name: leaving}
+        return self.transform(inner, **options)
+
+    # What the transforms differ in ----------------------------------------------------------------------------------
+
+    def resolve_in(self, label: Any, leaf: Any) -> Any:
+        """The axis for one leaf of the arguments, the last one being the same as -1."""
+        num_axes = _ndim(leaf)
+        return label + num_axes if isinstance(label, int) and -num_axes <= label < 0 else label
+
+    def resolve_out(self, label: Any, leaf: Any) -> Any:
+        """The axis for one leaf of the result, which has one axis more outside."""
+        return label + _ndim(leaf) + 1 if isinstance(label, int) and label < 0 else label
+
+    def leaves_along(self, prefix: Any) -> Any:
+        """The prefix under which an argument that was changed goes out."""
+        return prefix
+
+
+def _ndim(leaf: Any) -> int:
+    """The number of axes; of what is no array JAX itself says what is wrong."""
+    return getattr(leaf, "ndim", 0)
+
+
+class PmapTransform(VmapTransform):
+    """A function under `jax.pmap`, with identities preserved."""
+
+    caches_traces = True
+
+    def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """Those that `static_broadcasted_argnums` chooses."""
+        return several(self.options.get("static_broadcasted_argnums", ()))
+
+    def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """Those that `donate_argnums` chooses."""
+        return {i + num_args if i < 0 else i for i in several(self.options.get("donate_argnums", ()))}
+
+    def applied(
+        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    ) -> Any:
+        """With the axes of the hands, and those that are donated."""
+        options = {name: value for name, value in self.options.items() if name != "static_broadcasted_argnums"}
+        options |= {
+            "in_axes": (*[label[0] for label in labels], *[None] * num_statics),
+            "out_axes": leaving,
+            "donate_argnums": tuple([i for i, label in enumerate(labels) if is_donated(label)]),
+            "static_broadcasted_argnums": tuple(range(len(labels), len(labels) + num_statics)),
+        }
+        return self.transform(inner, **options)
+
+
+_INFERRED = "inferred"
+"""Stands for `in_specs` that were not given: JAX then asks each argument how it is sharded."""
+
+
+class ShardMapTransform(VmapTransform):
+    """A function under `jax.shard_map`, with identities preserved."""
+
+    in_name = "in_specs"
+    out_name = "out_specs"
+    default_in = _INFERRED
+    default_out = PartitionSpec()
+    is_label = staticmethod(lambda obj: obj is None or node_type_of(obj) is None)
+
+    def prefix_of_arguments(self, arguments: Arguments) -> Any:
+        """As the base; several are a tuple, and there are no arguments by keyword."""
+        prefix = self.options.get(self.in_name, self.default_in)
+        if arguments.kwargs or not (self.is_label(prefix) or isinstance(prefix, tuple)):
+            return None
+        return super().prefix_of_arguments(arguments)
+
+    def applied(
+        self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
+    ) -> Any:
+        """As the base, but for specifications that JAX infers."""
+        options = {**self.options, self.out_name: leaving}
+        if labels != ((_INFERRED,),):
+            options[self.in_name] = tuple([label[0] for label in labels])
+        return self.transform(inner, **options)
+
+    def resolve_in(self, label: Any, leaf: Any) -> Any:
+        """The specification for one leaf, written in the shortest way."""
+        if not isinstance(label, PartitionSpec) or label.unreduced or label.reduced:
+            return label
+        axes = [axis[0] if isinstance(axis, tuple) and len(axis) == 1 else axis or None for axis in label]
+        while axes and axes[-1] is None:
+            axes.pop()
+        return PartitionSpec(*axes)
+
+    resolve_out = resolve_in
+
+    def leaves_along(self, prefix: Any) -> Any:
+        """What every device was given whole leaves whole."""
+        if prefix is _INFERRED:
+            raise ValueError(
+                "`Policy(in_place=True)` writes back what the function changed, and `in_specs` does not say how it is "
+                "sharded. Say so, for example\n"
+                "    in_specs = jax.sharding.PartitionSpec()"
+            )
+        return PartitionSpec() if prefix is None else prefix
+
+
+class FilterVmapTransform(VmapTransform):
+    """A function under `equinox.filter_vmap`, with identities preserved: a label may be a function of a leaf."""
+
+    default_in = eqx.if_array(0)
+    default_out = eqx.if_array(0)
+    is_label = staticmethod(lambda obj: obj is None or isinstance(obj, int) or (callable(obj) and not is_module(obj)))
+    deals_resolved = True
+
+    def prefix_of_arguments(self, arguments: Arguments) -> Any:
+        """As the base; Equinox takes them by name, too, and no arguments by keyword."""
+        axes = self.options.get(self.in_name, self.default_in)
+        if arguments.kwargs:
+            return None
+        if not isinstance(axes, dict):
+            return super().prefix_of_arguments(arguments)
+        parameters = self.names.positional[: len(arguments.args)]
+        if set(axes) - set(parameters):
+            return None
+        return Branch(tuple([axes.get(name, self.default_in) for name in parameters]))
+
+    def resolve_in(self, label: Any, leaf: Any) -> Any:
+        """As the base."""
+        return super().resolve_in(label(leaf) if callable(label) else label, leaf)
+
+    def resolve_out(self, label: Any, leaf: Any) -> Any:
+        """As the base."""
+        return super().resolve_out(label(leaf) if callable(label) else label, leaf)
+
+    def transformed_for(self, policy: Policy, call: Call) -> Any:
+        """Made anew for each call: along which axes its results leave is known when the function has returned."""
+        labels = [label[0] for label in call.plan.labels]
+        if all(label is None for label in labels) and self.options.get("axis_size") is None:
+            return self.inner(policy)
+        own = ("in_axes", "out_axes")
+        options = {name: value for name, value in self.options.items() if name not in own}
+        return jax.vmap(self.inner(policy), in_axes=tuple(labels), out_axes=Late(call.leaving), **options)
+
+    def handed_out(self, out: DealtOut, received: Received) -> Any:
+        """In a node that is a prefix of itself, with labels in place of hands."""
+        assert received.call is not None
+        received.call.leaving[:] = out.labels
+        return Late(out.hands)
+
+    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+        """As the base."""
+        is_mapped = any(label[0] is not None for label in call.plan.labels) or self.options.get("axis_size") is not None
+        if not is_mapped and any(label is not None for label in call.leaving):
+            raise ValueError(
+                "Cannot resolve batch dimension. Non-`None` `out_axes` requires either `in_axes` or `axis_size` to be "
+                "not `None`."
+            )
+        return super().leave(result.parts, call, policy, used)
+
+
+class Late:
+    """Hands of a result, or their labels, which are asked for when the result is there."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+
+
+jtu.register_pytree_node(Late, lambda late: (tuple(late.parts), None), lambda _, parts: Late(tuple(parts)))
