@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._structure import LEAF, Given, Op, Structure, canonical, intern
+from .._structure import LEAF, Given, Op, Path, Structure, canonical, intern
 from .._tied_values import which_are_tied_values
 from .._untying import which_are_noted
 from .._walked import Walked
@@ -119,7 +119,7 @@ def _forbid(fates: Fates, several: Mapping[int, Sequence[Way]], transform: str) 
             raise_inconsistent(fates, number, transform)
         if node is not None and node.type.carries_identity:
             containers.append(number)
-    for root in _outermost_modules(fates) if containers else ():
+    for _, root in outermost_ways(fates) if containers else ():
         within: dict[int, int] = {}
         for way in fates.ways_from(root):
             if within.setdefault(way[0], fates[way]) != fates[way] and way[0] in containers:
@@ -127,20 +127,20 @@ def _forbid(fates: Fates, several: Mapping[int, Sequence[Way]], transform: str) 
     return partible
 
 
-def _outermost_modules(fates: Fates) -> list[Way]:
-    """The ways into modules that are in no other one."""
-    found: list[Way] = []
-    seen: set[Way] = set()
-    stack = [fates.root]
+def outermost_ways(fates: Fates) -> list[tuple[Path, Way]]:
+    """The ways into modules that are in no other one, with a path, in the order of a walk."""
+    found: list[tuple[Path, Way]] = []
+    stack: list[tuple[Path, Way]] = [((), fates.root)]
     while stack:
-        way = stack.pop()
-        if way not in seen:
-            seen.add(way)
-            node = fates.tree.node(way[0])
-            if node is not None and node.type.is_plain:
-                stack.extend(fates.below(way))
-            else:
-                found.append(way)
+        path, way = stack.pop()
+        node = fates.tree.node(way[0])
+        if node is None:
+            continue
+        if node.type.is_plain:
+            steps = list(zip(node.keys, fates.below(way), strict=True))
+            stack.extend([((*path, key), below) for key, below in reversed(steps)])
+        else:
+            found.append((path, way))
     return found
 
 

@@ -10,46 +10,57 @@ not of an `equinox.nn.State`: it begins as the initial state that the model keep
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jax import tree_util as jtu
+
+from ..._arguments import positions_of
 from ..._attribution import report_untied
 from ..._context import Policy
 from ..._sharing import Shape, matching
 from ..._stateful import makes_state
 from ..._statics import Static
 from ..._structure import Path, Record, edges
-from ..._text import MOST_PATHS
 from ..._ties import is_inexact
-from .._crossed import Argument, Names, Position
-from .._cuts import Cuts
-from .._packing import Call
-from .._treatments import Fates, Way
+from .._call import Call
+from .._dealing import Cut, outermost_ways
+from .._inconsistent import MOST
+from .._labels import Fates, Way
+from .._names import Names
+
+
+class Gradient(NamedTuple):
+    """What is differentiated, as messages write it.
+
+    Attributes:
+        chosen: the positions of the arguments that are.
+        function: what is differentiated is called.
+        again: how to write the transform, with `{}` for its function and for more options.
+        select: leaves that a filter selects at some of their paths only → what an error says of the others.
+    """
+
+    chosen: Sequence[int]
+    function: str
+    again: str
+    select: Callable[[Sequence[Any]], str]
 
 
 class _Lost(NamedTuple):
     leaf: Any
-    differentiated: str
-    through: str
-    positions: tuple[Position, Position]
+    differentiated: Path
+    through: Path
     what: str = "array"
 
+    @property
+    def arguments(self) -> list[str]:
+        return list(dict.fromkeys((str(self.differentiated[0]), str(self.through[0]))))
 
-def report_partial_gradients(
-    call: Call,
-    chosen: Sequence[int],
-    names: Names,
-    function: Callable[..., Any],
-    again: str,
-    select: Callable[[Sequence[Any]], str],
-    policy: Policy,
-) -> None:
+
+def report_partial_gradients(call: Call, gradient: Gradient, names: Names, policy: Policy) -> None:
     """Warns if a gradient lacks what flows through an argument that is not differentiated.
 
     Args:
         call: the arguments, with the ties between what is differentiated and what is not cut.
-        chosen: the arguments that are differentiated.
-        names: for paths.
-        function: what is differentiated.
-        again: how to write the transform, with `{}` for its function and more options.
-        select: leaves that a filter selects at some of their paths only → what an error says of the others.
+        gradient: what is differentiated.
+        names: of the function.
         policy: what to do.
 
     Raises:
@@ -57,114 +68,92 @@ def report_partial_gradients(
     """
     if policy.on_untie == "ignore":
         return
-    found = [each for cuts in call.cuts for each in _lost_in(cuts, names)]
+    found = [each for cut in call.plan.cuts for each in _lost_in(cut)]
     # Of several modules in one argument only a filter selects some.
-    lost = [each for each in found if each.positions[0] == each.positions[1]]
-    lost += [each for cuts in call.cuts for each in _lost_within(cuts, names)]
+    lost = [each for each in found if len(each.arguments) == 1]
+    lost += [each for cut in call.plan.cuts for each in _lost_within(cut)]
     if lost:
-        involved = list(dict.fromkeys(names.text(position) for each in lost for position in each.positions))
+        involved = list(dict.fromkeys(name for each in lost for name in each.arguments))
         together = ", ".join(involved)
         fix = (
-            f"{select([each.leaf for each in lost])}"
+            f"{gradient.select([each.leaf for each in lost])}"
             "Let `wrt` select the array at all of its paths or at none. If it is meant, give each an array of its own "
             "before the call:\n"
             f"    {together} = sharedtree.untie({together if len(involved) == 1 else f'({together})'})"
         )
         _emit(lost, fix, names, policy)
-    name = getattr(function, "__name__", "")
-    name = name if name.isidentifier() else "f"
-    lost = [each for each in found if each.positions[0] != each.positions[1]]
+    lost = [each for each in found if len(each.arguments) == 2]
     if lost:
-        _emit(lost, _fix(call, chosen, names, name, again, lost[0].positions), names, policy)
-    lost = [each for cuts in call.cuts for each in _modules_lost_in(cuts, names)]
+        _emit(lost, _fix(call, gradient, names, lost[0].arguments), names, policy)
+    lost = [each for cut in call.plan.cuts for each in _modules_lost_in(cut)]
     if lost:
-        both = [names.text(position) for position in lost[0].positions]
+        both = lost[0].arguments
         lines = [
-            *_in_both("If it is one model that is used twice,", call, chosen, names, name, again, lost[0].positions[1]),
+            *_in_both("If it is one model that is used twice,", call, gradient, names, both[1]),
             "What is meant to be a constant gets objects of its own:",
             f"    {', '.join(both)} = sharedtree.untie(({', '.join(both)}), lambda t: t[1:])",
         ]
         _emit(lost, "\n".join(lines), names, policy)
 
 
-def _modules_lost_in(cuts: Cuts, names: Names) -> list[_Lost]:
+def _modules_lost_in(cut: Cut) -> list[_Lost]:
     """The largest modules that were cut: they are in one differentiated argument and in one that is not."""
-    graph = cuts.fates.graph
-    children = [((), child) for number in cuts.modules for child in graph.records[number][1]]
-    largest = set(cuts.modules).difference(number for number, _ in edges(graph.records, children))
-    places: dict[int, dict[bool, tuple[Argument, Path]]] = {number: {} for number in sorted(largest)}
-    for root, prefix in zip(graph.modules, cuts.fates.prefixes, strict=True):
-        for number, path in _first_paths(graph.records, root.structure.root).items():
+    fates, tree = cut.fates, cut.fates.tree
+    children = [((), child) for number in cut.modules for child in tree.records[number][1]]
+    largest = set(cut.modules).difference(number for number, _ in edges(tree.records, children))
+    places: dict[int, dict[bool, Path]] = {number: {} for number in sorted(largest)}
+    for path, root in outermost_ways(fates):
+        for number, own in _first_paths(tree.records, root[0]).items():
             if number in largest:
-                places[number][prefix is not False] = root, path
-    found: list[_Lost] = []
-    for number, each in places.items():
-        (one, at), (other, there) = each[True], each[False]
-        differentiated = names.text(one.position, (*one.path, *at))
-        through = names.text(other.position, (*other.path, *there))
-        found.append(_Lost(graph.objects[number], differentiated, through, (one.position, other.position), "module"))
-    return found
+                places[number][fates.part_at(root) is not False] = (*path, *own)
+    return [_Lost(tree.objects[n], each[True], each[False], "module") for n, each in places.items()]
 
 
-def _lost_in(cuts: Cuts, names: Names) -> list[_Lost]:
-    fates, graph = cuts.fates, cuts.fates.graph
+def _lost_in(cut: Cut) -> list[_Lost]:
+    fates, tree = cut.fates, cut.fates.tree
     # The gradients of others, under `allow_int`, are empty, and so lack nothing.
-    leaves = {number for number in cuts.leaves if is_inexact(graph.objects[number])}
-    within = [
-        {way[0] for way in fates.ways_from(root) if way[0] in leaves and fates.of_leaves[fates[way]]}
-        for root in fates.ways
-    ]
+    leaves = {number for number in cut.leaves if is_inexact(tree.objects[number])}
+    roots = outermost_ways(fates)
+    differentiated: dict[int, Path] = {}  # leaf → the first path at which it is
+    of_some: list[tuple[int, set[int]]] = []
+    for path, root in roots:
+        found = {way[0] for way in fates.ways_from(root) if way[0] in leaves and fates.of_leaves[fates[way]]}
+        if found:
+            of_some.append((root[0], found))
+            for number, own in _first_paths(tree.records, root[0]).items():
+                if number in found:
+                    differentiated.setdefault(number, (*path, *own))
     lost: list[_Lost] = []
-    without_state = _without_state(graph.records)
-    of_some = [(root, found) for root, found in zip(graph.modules, within, strict=True) if found]
-    differentiated: dict[int, tuple[Argument, Path]] = {}  # leaf → the first argument that holds it, and where
-    for root, found in of_some:
-        for number, path in _first_paths(graph.records, root.structure.root).items():
-            if number in found:
-                differentiated.setdefault(number, (root, path))
-    for other, is_chosen in zip(graph.modules, fates.prefixes, strict=True):
-        if is_chosen:
+    without_state = _without_state(tree.records)
+    for path, other in roots:
+        if fates.part_at(other) is not False:
             continue
-        paths = _first_paths(without_state, other.structure.root)
-        parts = {number: path for number, path in paths.items() if number in leaves}
+        paths = _first_paths(without_state, other[0])
+        parts = {number: own for number, own in paths.items() if number in leaves}
         for root, found in of_some:
             common = found & parts.keys()
             if not common:
                 continue
-            unmatched = _not_at_the_same_path(graph.records, other, root, common)
+            unmatched = _not_at_the_same_path(tree.records, other[0], root, common)
             # A second module that holds it at the same path is not asked about what the first one has.
             for number in common - unmatched.keys():
                 del parts[number]
-            parts |= {number: path for number, path in unmatched.items() if number in parts}
-        for number, path in parts.items():
-            root, at = differentiated[number]
-            lost.append(
-                _Lost(
-                    graph.objects[number],
-                    names.text(root.position, (*root.path, *at)),
-                    names.text(other.position, (*other.path, *path)),
-                    (root.position, other.position),
-                )
-            )
+            parts |= {number: own for number, own in unmatched.items() if number in parts}
+        lost += [_Lost(tree.objects[n], differentiated[n], (*path, *own)) for n, own in parts.items()]
     return lost
 
 
-def _lost_within(cuts: Cuts, names: Names) -> list[_Lost]:
+def _lost_within(cut: Cut) -> list[_Lost]:
     """What is lost among the differentiated arguments, where a filter selects an array at some of its paths only."""
-    fates, graph = cuts.fates, cuts.fates.graph
-    leaves = {number for number in cuts.leaves if is_inexact(graph.objects[number])}
-    places: dict[int, dict[bool, tuple[Way, Argument]]] = {number: {} for number in sorted(leaves)}
-    for root, argument, prefix in zip(fates.ways, graph.modules, fates.prefixes, strict=True):
-        for way in sorted(_ways_beside_state(fates, root)) if prefix is not False else ():
-            if way[0] in leaves:
-                places[way[0]].setdefault(bool(fates.of_leaves[fates[way]]), (way, argument))
-    found: list[_Lost] = []
-    for number, each in places.items():
-        if len(each) == 2:
-            (one, there), (other, elsewhere) = each[True], each[False]
-            positions = there.position, elsewhere.position
-            found.append(_Lost(graph.objects[number], fates.path_to(one), fates.path_to(other), positions))
-    return found
+    fates, tree = cut.fates, cut.fates.tree
+    leaves = {number for number in cut.leaves if is_inexact(tree.objects[number])}
+    places: dict[int, dict[bool, Path]] = {number: {} for number in sorted(leaves)}
+    for path, root in outermost_ways(fates):
+        if fates.part_at(root) is not False:
+            for way, own in _paths_beside_state(fates, root, path):
+                if way[0] in leaves:
+                    places[way[0]].setdefault(bool(fates.of_leaves[fates[way]]), own)
+    return [_Lost(tree.objects[n], each[True], each[False]) for n, each in places.items() if len(each) == 2]
 
 
 def _first_paths(records: Sequence[Record], root: int) -> dict[int, Path]:
@@ -179,21 +168,22 @@ def _without_state(records: Sequence[Record]) -> list[Record]:
     return [(Static(None), ()) if makes_state(op) else (op, children) for op, children in records]
 
 
-def _ways_beside_state(fates: Fates, root: Way) -> set[Way]:
-    """The ways that lead on from a root, but for those into the states of Equinox's."""
-    found: set[Way] = set()
-    stack = [root]
+def _paths_beside_state(fates: Fates, root: Way, path: Path) -> list[tuple[Way, Path]]:
+    """The ways that lead on from a root, each with its first path, but for those into the states of Equinox's."""
+    found: dict[Way, Path] = {}
+    stack = [(root, path)]
     while stack:
-        way = stack.pop()
-        if way not in found and not makes_state(fates.graph.records[way[0]][0]):
-            found.add(way)
-            stack.extend(fates.below(way))
-    return found
+        way, here = stack.pop()
+        if way not in found and not makes_state(fates.tree.records[way[0]][0]):
+            found[way] = here
+            node = fates.tree.node(way[0])
+            steps = () if node is None else tuple(zip(node.keys, fates.below(way), strict=True))
+            stack.extend([(below, (*here, key)) for key, below in reversed(steps)])
+    return list(found.items())
 
 
-def _not_at_the_same_path(records: Any, other: Argument, root: Argument, leaves: Collection[int]) -> dict[int, Path]:
+def _not_at_the_same_path(records: Any, other: int, root: int, leaves: Collection[int]) -> dict[int, Path]:
     """Which of these leaves are at a path of `other` at which `root` does not have them; all, if the classes differ."""
-    here, there = Shape(records, other.structure.root), Shape(records, root.structure.root)
     ends: set[tuple[int, int]] = set()  # where the two part, or both end
 
     def agree(i: int, j: int) -> bool:
@@ -201,7 +191,7 @@ def _not_at_the_same_path(records: Any, other: Argument, root: Argument, leaves:
         return True
 
     found: dict[int, Path] = {}
-    for pair in matching(here, there, agree):
+    for pair in matching(Shape(records, other), Shape(records, root), agree):
         if (pair.left, pair.right) in ends and pair.left != pair.right:
             for number, path in edges(records, [(pair.path, pair.left)]):
                 if number in leaves:
@@ -209,67 +199,59 @@ def _not_at_the_same_path(records: Any, other: Argument, root: Argument, leaves:
     return found
 
 
-def _fix(
-    call: Call, chosen: Sequence[int], names: Names, function: str, again: str, positions: tuple[Position, Position]
-) -> str:
-    both = [names.text(position) for position in positions]
-    instead = {position: f"both[{i}]" for i, position in enumerate(positions)}
-    together = ", ".join(both)
+def _fix(call: Call, gradient: Gradient, names: Names, both: Sequence[str]) -> str:
+    instead = {name: f"both[{i}]" for i, name in enumerate(both)}
+    together, again = ", ".join(both), gradient.again
     lines = [
         "For the whole gradient differentiate one argument that holds both:",
-        f"    of_both = lambda both: {function}({_written(call, names, instead)})",
+        f"    of_both = lambda both: {gradient.function}({_written(call, names, instead)})",
         f"    {again.format('of_both', '')}(({together}))",
         "or, if only some leaves are to be differentiated, split both at once, which keeps a tie on one side:",
         f"    some, rest = sharedtree.tree.partition(({together}), equinox.is_inexact_array)",
         f"    {again.format('lambda some: of_both(sharedtree.tree.combine(some, rest))', '')}(some)",
-    ]
-    lines += _in_both("or", call, chosen, names, function, again, positions[1])
-    lines += [
+        *_in_both("or", call, gradient, names, both[1]),
         "If it is meant, give the second arrays of its own:",
         f"    {together} = sharedtree.untie(({together}), lambda t: t[1:])",
     ]
     return "\n".join(lines)
 
 
-def _in_both(
-    why: str, call: Call, chosen: Sequence[int], names: Names, function: str, again: str, position: Position
-) -> list[str]:
+def _in_both(why: str, call: Call, gradient: Gradient, names: Names, other: str) -> list[str]:
     """The fix that differentiates the other argument as well, by position, where that can be."""
-    given = len(call.args)
-    known = list(names.positional)
-    number = known.index(position) if position in known else position
-    if (
-        not isinstance(number, int)
-        or "preserve_identities" in again
-        or not call.kwargs.keys() >= {*known[given:number]}
-    ):
+    arguments = call.arguments
+    given, known = len(arguments.args), list(names.positional)
+    by_name = dict(zip([names.text(i) for i in range(given)], range(given), strict=True))
+    number = known.index(other) if other in known else by_name.get(other)
+    if number is None or "preserve_identities" in gradient.again:
         return []
-    argnums = tuple(sorted({*chosen, number}))
+    if not arguments.kwargs.keys() >= {*known[given:number]}:
+        return []
+    argnums = tuple(sorted({*gradient.chosen, number}))
     by_position = [names.text(i) for i in range(max(given, number + 1))]
-    by_keyword = [f"{name}={name}" for name in call.kwargs if name not in by_position]
+    by_keyword = [f"{name}={name}" for name in arguments.kwargs if name not in by_position]
     return [
         f"{why} differentiate both, and each gets the sum:",
-        f"    {again.format(function, f', argnums={argnums}')}({', '.join(by_position + by_keyword)})",
+        f"    {gradient.again.format(gradient.function, f', argnums={argnums}')}({', '.join(by_position + by_keyword)})",
     ]
 
 
-def _written(call: Call, names: Names, instead: Mapping[Position, str]) -> str:
+def _written(call: Call, names: Names, instead: Mapping[str, str]) -> str:
     """The arguments of a call, some of them written otherwise."""
-    texts = [
-        ("" if isinstance(position, int) else f"{position}=") + instead.get(position, names.text(position))
-        for position, _ in call.items()
-    ]
+    texts: list[str] = []
+    for position in positions_of(call.arguments.parts()[1]):
+        name = names.text(position)
+        texts.append(("" if isinstance(position, int) else f"{position}=") + instead.get(name, name))
     return ", ".join(texts)
 
 
 def _emit(lost: Sequence[_Lost], fix: str, names: Names, policy: Policy) -> None:
     """Says it, once for all that one call loses."""
+    texts = [(jtu.keystr(each.differentiated), jtu.keystr(each.through)) for each in lost]
     lines = [
-        f"    `{each.differentiated}` lacks what flows through `{each.through}`, which is the same {each.what}"
-        for each in lost[:MOST_PATHS]
+        f"    `{one}` lacks what flows through `{other}`, which is the same {each.what}"
+        for (one, other), each in zip(texts[:MOST], lost, strict=False)
     ]
-    if len(lost) > MOST_PATHS:
-        lines.append(f"    … and {len(lost) - MOST_PATHS} more")
+    lines += ["    … and more"] * (len(lost) > MOST)
     what = "\n".join(["It was between what is differentiated and what is not, so the gradient is not whole:", *lines])
-    paths = [path for each in lost for path in (each.differentiated, each.through)]
+    paths = [path for both in texts for path in both]
     report_untied(policy.on_untie, names.definition, what, fix, paths, verb="cut")

@@ -1,0 +1,315 @@
+"""`jax.grad`, `jax.value_and_grad`, Jacobians, and their Equinox counterparts.
+
+Of a module in a differentiated argument only the inexact traced leaves are differentiated; all others are in a hand of
+their own, which goes around. The gradient is a module of the same shape and sharing, with `None` for whatever has no
+gradient; a Jacobian is what the function returned, with such a module in place of each leaf.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arguments import Arguments, positions_of
+from .._context import Policy
+from .._node_types import is_module, is_traced
+from .._prefix import Branch
+from .._sharing import Shape, matching
+from .._structure import Node, edges, reached_outside
+from .._text import shown
+from .._ties import is_inexact
+from .._walked import Walked
+from .._with_respect_to import (
+    filter_of,
+    require_no_prefix_filter,
+    require_nothing_left,
+    select_everywhere,
+    selection,
+)
+from ._argnums import several
+from ._call import Call, Dealing, leave
+from ._dealing import outermost_ways
+from ._function_transform import FunctionTransform
+from ._hands import Hand
+from ._in_place import Changes, conventions, with_changes
+from ._inside import Inside, packed
+from ._labels import Fates, Treatment
+from ._like import like_arguments
+from ._references import forbid_references, is_reference
+from .checks._partial_gradients import Gradient, report_partial_gradients
+
+_VANILLA = {
+    "filter_grad": jax.grad,
+    "filter_value_and_grad": jax.value_and_grad,
+    "filter_jacfwd": jax.jacfwd,
+    "filter_jacrev": jax.jacrev,
+    "filter_hessian": jax.hessian,
+}
+
+
+class GradTransform(FunctionTransform):
+    """A function under `jax.grad`, with identities preserved."""
+
+    own_options = frozenset({"wrt"})
+
+    def check_options(self) -> None:
+        """As the base."""
+        options = self.all_options
+        argnums = options.get("argnums", 0)
+        require_no_prefix_filter(argnums)
+        wrt = options.get("wrt")
+        self._selects = None if wrt is None else filter_of(wrt)
+        self._argnums = tuple(several(argnums))
+        self._is_one = not np.ndim(argnums)
+        self._has_aux = options.get("has_aux", False)
+        self._allow_int = options.get("allow_int", False)
+        if "argnums" in options:  # not all versions of JAX take integers of NumPy
+            self.options = {**self.options, "argnums": self._argnums[0] if self._is_one else self._argnums}
+        super().check_options()
+
+    # Which leaves are differentiated --------------------------------------------------------------------------------
+
+    def chosen(self, num_args: int) -> list[int]:
+        """The arguments that are differentiated and there, in order."""
+        own = {i + num_args if i < 0 else i for i in self._argnums}
+        return sorted([i for i in own if 0 <= i < num_args])
+
+    def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
+        """Which leaves are differentiated; those of a differentiated module that cannot be are not."""
+        prefix = self._prefix(arguments)
+
+        def treatments(tree: Walked) -> Sequence[Treatment]:
+            outside = () if self.is_filtered or self._selects is not None else reached_outside(tree.records, tree.root)
+            beside = handed_beside(tree, self.rules(policy))
+
+            def resolve(label: Any, leaf: Any, number: int) -> bool:
+                return label and number not in beside and (number in outside or self._can_be_differentiated(leaf))
+
+            return (
+                Treatment(
+                    "wrt",
+                    prefix,
+                    lambda part: isinstance(part, bool),
+                    resolve,
+                    lambda chosen: "differentiated" if chosen else "not differentiated",
+                    deals_resolved=True,
+                    advice=lambda leaves: self._select_everywhere(arguments, leaves),
+                    partible=used_twice,
+                ),
+            )
+
+        key = "wrt", prefix, self._allow_int, self._selects is not None
+        return Dealing(self.transform_name, treatments, key, self._kind, ((False,), (True,)))
+
+    def _prefix(self, arguments: Arguments) -> Branch:
+        chosen = self.chosen(len(arguments.args))
+        positions = positions_of(arguments.parts()[1])
+        if self._selects is None:
+            return Branch(tuple([position in chosen for position in positions]))
+        own = {i: selection(arguments.args[i], self._selects, self.names.text(i)) for i in chosen}
+        return Branch(tuple([own.get(i, False) if isinstance(i, int) else False for i in positions]))
+
+    def _kind(self, leaf: Any) -> int:
+        return 2 if is_reference(leaf) else int(self._can_be_differentiated(leaf))
+
+    def _can_be_differentiated(self, leaf: Any) -> bool:
+        if not is_traced(leaf, "jax"):  # in a container; the transform refuses it
+            return False
+        if is_inexact(leaf):
+            return True
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
+        return self._allow_int and not jnp.issubdtype(dtype, jax.dtypes.extended)
+
+    def _select_everywhere(self, arguments: Arguments, leaves: Sequence[Any]) -> str:
+        """The fix where `wrt` selects leaves at some of their paths only."""
+        if self._selects is None:
+            return ""
+        return select_everywhere(self._differentiated(arguments), self._selects, leaves)
+
+    def _differentiated(self, arguments: Arguments) -> list[Any]:
+        return [arguments.args[i] for i in self.chosen(len(arguments.args))]
+
+    # The caller's side ----------------------------------------------------------------------------------------------
+
+    def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
+        """As the base; says what the gradient will lack."""
+        if len(self.chosen(len(args))) < len(set(self._argnums)):
+            self.transform(self.function, **self.options)(*args, **kwargs)  # says best what is wrong
+        call = super().enter(args, kwargs, policy)
+        chosen = self.chosen(len(args))
+        if call.plan.cuts:
+            again = Gradient(chosen, self._called(), self._written(), lambda x: self._select_everywhere(call.arguments, x))
+            report_partial_gradients(call, again, self.names, policy)
+        forbid_references(call, self._differentiated(call.arguments), self.transform_name)
+        if self._selects is not None and not call.hands[1].leaves:
+            given = self._differentiated(call.arguments)
+            require_nothing_left(given, self._can_be_differentiated, self.all_options["wrt"])
+        return call
+
+    def _called(self) -> str:
+        name = getattr(self.function, "__name__", "")
+        return name if name.isidentifier() else "f"
+
+    def _written(self) -> str:
+        """How to write this transform of another function, with more options."""
+        own = "".join(f", {name}={value!r}" for name, value in self.options.items() if name != "argnums")
+        own += ", wrt=wrt" if self._selects is not None else ""
+        known = {"jax.grad": "grad", "equinox.filter_grad": "grad"}
+        known |= {"jax.value_and_grad": "value_and_grad", "equinox.filter_value_and_grad": "value_and_grad"}
+        name = known.get(self.transform_name, f"preserve_identities({self.transform_name})")
+        return f"sharedtree.{name}({{}}{own}{{}})"
+
+    def transformed_for(self, policy: Policy, call: Call) -> Any:
+        """The second hand is differentiated; in place, what was changed comes as auxiliary data."""
+        made = self._made.get(policy)
+        if made is None:
+            options = {**self.options, "argnums": 1}
+            if policy.in_place:
+                options["has_aux"] = True
+            transform = _VANILLA[self.transform.__name__] if self.is_filtered else self.transform
+            made = self._made.setdefault(policy, transform(self.inner(policy), **options))
+        return made
+
+    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+        """Coming out: gradients as modules, and the auxiliary data."""
+        gradient, aux = result if self._has_aux or policy.in_place else (result, None)
+        aux = self.leave_aux(aux, call, policy)
+        gradient = self.like(gradient, call)
+        return (gradient, aux) if self._has_aux else gradient
+
+    def leave_aux(self, aux: Any, call: Call, policy: Policy) -> Any:
+        """The auxiliary data; in place, what was changed came with them, and is written."""
+        if aux is None:
+            return None
+        if not policy.in_place:
+            return leave((aux,))
+        changes = Changes(call, self.transform_name)
+        made = leave((aux,), call.objects.__getitem__, changes.update)
+        changes.commit()
+        return made[-1]
+
+    def like(self, gradient: Any, call: Call) -> Any:
+        """The gradient, with the sharing of the arguments, and None where nothing is differentiable."""
+
+        def nested(leaf: Any) -> Any:
+            return self.like(leaf, call) if type(leaf) is Hand else leaf
+
+        if gradient.deal.structure is not call.tree.structure:  # the function's result, in a Jacobian
+            return leave((Hand([nested(leaf) for leaf in gradient.leaves], gradient.deal),))
+        made = like_arguments(gradient, [call.objects[n] for n in call.tree.leaf_numbers], nested)
+        num_args = len(made.args)
+        each = tuple([made.args[i + num_args if i < 0 else i] for i in self._argnums])
+        return each[0] if self._is_one else each
+
+    # The function's side --------------------------------------------------------------------------------------------
+
+    def pack_results(self, result: Any, inside: Inside) -> Any:
+        """The value as it is, and what is beside it as a hand.
+
+        Raises:
+            TypeError: as of JAX, which would see something else, if the result is no pair and should be one.
+        """
+        policy = inside.terms.policy
+        is_pair = isinstance(result, (tuple, list)) and len(result) == 2
+        if self._has_aux and not is_pair:
+            if policy.in_place or is_module(result):
+                raise TypeError(
+                    "expected function with aux output to return a two-element tuple, but got type "
+                    f"{type(result)} with value {shown(result)}"
+                )
+            return result
+        tree = inside.walked(inside.with_state(result))
+        inside.check_walked(tree, is_with_state=policy.in_place)
+        value, aux = result if self._has_aux else (result, None)
+        if policy.in_place:
+            taken = self.is_taken(inside.received)
+            beside = packed(with_changes(aux, inside.received.tree, inside.forbidding(inside.terms.rules), taken))
+        elif self._has_aux:
+            beside = inside.pack(aux)
+        else:
+            return self.value(value, inside)
+        return self.value(value, inside), beside
+
+    def value(self, value: Any, inside: Inside) -> Any:
+        """What is differentiated, as the transform gets it."""
+        return value
+
+
+class ValueAndGradTransform(GradTransform):
+    """A function under `jax.value_and_grad`, with identities preserved."""
+
+    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+        """Coming out: the value and what is beside it, and gradients as modules."""
+        value, gradient = result
+        value, aux = value if self._has_aux or policy.in_place else (value, None)
+        aux = self.leave_aux(aux, call, policy)
+        return ((value, aux) if self._has_aux else value), self.like(gradient, call)
+
+
+class JacobianTransform(GradTransform):
+    """A function under `jax.jacfwd`, `jax.jacrev` or `jax.hessian`, with identities preserved.
+
+    The value comes back differentiated, and what is beside it as it is. So what is in both is parted.
+    """
+
+    def value(self, value: Any, inside: Inside) -> Any:
+        """As a hand, for it may be any tree."""
+        return inside.pack(value)
+
+
+def handed_beside(tree: Walked, rules: Any) -> set[int]:
+    """The references in modules of Equinox's, which it hands to the function beside what it differentiates."""
+    found = [number for number, leaf in tree.leaves.items() if is_reference(leaf)]
+    around = conventions(tree, rules) if found else {}
+    return {number for number in found if rules.filtered or around.get(number) == "equinox"}
+
+
+def used_twice(fates: Fates) -> set[int]:
+    """The modules that are in one differentiated argument and in one that is not, at the same paths in both.
+
+    `td(q, q)` right after a hard update of the target network: both arguments are one model, and it is clear what is
+    meant. What they share is cut as arrays are. What a third argument holds, too, or what is at another path, is not.
+    """
+    records = fates.tree.records
+    roots = outermost_ways(fates)
+    # For each module in several places: the fates that it has in each of these.
+    holders: defaultdict[int, defaultdict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    several_fates = fates.several()
+    for place, (_, root) in enumerate(roots):
+        for way in fates.ways_from(root):
+            op = records[way[0]][0]
+            if way[0] in several_fates and type(op) is Node and not op.type.is_plain:
+                holders[way[0]][place].add(fates[way])
+    by_pair: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    for number, fates_in in holders.items():
+        if len(fates_in) == 2 and all(len(each) == 1 for each in fates_in.values()):
+            one, other = sorted(fates_in)
+            by_pair[one, other].add(number)
+    found: set[int] = set()
+    for (one, other), numbers in by_pair.items():
+        (here, first), (there, second) = roots[one], roots[other]
+        is_one_differentiated = (fates.part_at(first) is False) != (fates.part_at(second) is False)
+        if is_one_differentiated and here[0] != there[0] and here[1:] == there[1:]:
+            found |= numbers - _elsewhere(records, first[0], second[0])
+    return found
+
+
+def _elsewhere(records: Sequence[Any], one: int, other: int) -> set[int]:
+    """What is in one of two modules, and not in the other at the same path."""
+    ends: set[tuple[int, int]] = set()  # where the two part, or both end
+
+    def agree(i: int, j: int) -> bool:
+        ends.add((i, j))
+        return True
+
+    found: set[int] = set()
+    for pair in matching(Shape(records, one), Shape(records, other), agree):
+        both = pair.left, pair.right
+        if pair.left != pair.right:
+            found.update(both)
+        if pair.left != pair.right and both in ends:
+            found.update(number for number, _ in edges(records, [((), each) for each in both]))
+    return found

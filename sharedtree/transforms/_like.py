@@ -1,0 +1,46 @@
+"""Trees in the shape of the arguments: gradients, blocks of Jacobians, whatever a transform hands back of its own.
+
+A transform that differentiates hands back the hand of what it differentiated, with other leaves. It becomes a tree with
+the records of the arguments again, and None for whatever was in other hands, or is static:
+
+    f(Net(w, [w, 3]), x)     hands [x] and [w]      gradient [g]      Net(g, [g, None])
+
+A Jacobian nests them: in the result of the function, each leaf is such a hand; in that of a Hessian, of hands.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._distinct import distinct
+from .._graph import build
+from .._statics import Static
+from .._structure import Record
+from .._untying import hand_on
+from .._walked import Walked
+from .._whole_gradients import note_tied
+from ._hands import Hand, gathered
+
+_NONE = Static(None)
+
+
+def without_statics(records: Sequence[Record], static: Static = _NONE) -> list[Record]:
+    """Records with None, or something else, for each static leaf: those of a gradient."""
+    return [(static, ()) if type(op) is Static else (op, children) for op, children in records]
+
+
+def like_arguments(hand: Hand, originals: Sequence[Any], nested: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
+    """What a transform made in the place of a hand of the arguments, as arguments.
+
+    Args:
+        hand: with its leaves.
+        originals: those of the arguments, in whose places they are.
+        nested: a leaf → what it becomes, if it is a tree itself.
+    """
+    structure, records = hand.deal.structure, without_statics(hand.deal.structure.records)
+    leaves = gathered([Hand(distinct([nested(leaf) for leaf in hand.leaves]), hand.deal)])
+    hand_on(originals, leaves)
+    tree = Walked(records, structure.root)
+    note_tied(records, [structure.root], dict(zip(tree.leaf_numbers, leaves, strict=True)))
+    table: list[Any] = []
+    build(records, leaves, table)
+    return table[structure.root]
