@@ -22,6 +22,7 @@ from .._walked import Walked
 from ._dealing import Cut, Dealt, dealt
 from ._hands import Deal, Hand, gathered
 from ._labels import Treatment, distinct_labels
+from ._meet import Lowering
 
 MOST_PLANS = 64
 """That are kept with one structure. Others are made again; what JAX compares of them is equal."""
@@ -83,9 +84,10 @@ class Call:
         trace: the one that was active when the call began.
         was_traced: whether the function was traced in it.
         leaving: the labels of the hands of its result, where only the function's result tells them.
+        told: what a trace has told of the arguments, for the adapter.
     """
 
-    __slots__ = ("arguments", "hands", "leaves", "leaving", "plan", "trace", "tree", "was_traced")
+    __slots__ = ("arguments", "hands", "leaves", "leaving", "plan", "told", "trace", "tree", "was_traced")
 
     def __init__(self, arguments: Arguments, tree: Walked, plan: Plan, leaves: Sequence[Any]) -> None:
         self.arguments = arguments
@@ -94,6 +96,7 @@ class Call:
         self.leaves = leaves
         self.was_traced = False
         self.leaving: list[Any] = []
+        self.told: Any = None
         self.trace = current_trace()
         self.hands = [
             Hand(list(leaves) if places is None else [leaves[place] for place in places], deal)
@@ -146,6 +149,22 @@ def enter(arguments: Arguments, rules: Rules, dealing: Dealing) -> Call:
     plan = plan_for(Walked.of(structure, tags.objects), structure, leaves, dealing)
     objects = tags.objects if plan.origins is None else [tags.objects[old] for old in plan.origins]
     return Call(arguments, Walked.of(plan.structure, objects), plan, leaves)
+
+
+def lowered(call: Call, how: Lowering, dealing: Dealing) -> Call:
+    """The same call with other ties, and with static numbers traced.
+
+    Args:
+        call: as it was.
+        how: what is to be packed instead.
+        dealing: as before.
+    """
+    structure = how.structure(call.tree)
+    tree = Walked.of(structure, [call.objects[old] for old in how.origins])
+    leaves = list(tree.leaves.values())
+    plan = plan_for(tree, structure, leaves, dealing)
+    objects = tree.objects if plan.origins is None else [tree.objects[old] for old in plan.origins]
+    return Call(call.arguments, Walked.of(plan.structure, objects), plan, leaves)
 
 
 def plan_for(tree: Walked, structure: Structure, leaves: Sequence[Any], dealing: Dealing) -> Plan:

@@ -1,9 +1,9 @@
 """One call of a transform that takes operands, and the four things that its adapter does with it.
 
-- *enter*: packs the operands in one numbering, each with its treatment.
+- *enter*: takes the operands apart as one graph, and deals them in hands, one for each treatment.
 - *function*: what the transform sees in place of a function of the user's.
 - *apply*: calls the transform.
-- *leave*: unpacks what the transform hands back of what a function returned.
+- *leave*: puts together what the transform hands back of what a function returned.
 
     def one_element(inside, x):                              # what the transform gets for one call of the function
         return inside.pack(inside.call(x))
@@ -12,8 +12,6 @@
         (xs,) = crossing.enter(f, {"xs": xs})
         one = crossing.function(f, one_element)
         return crossing.leave(crossing.apply(one, xs))
-
-What a transform makes in the shape of its operands, as gradients are, no function returned (`_tangents`, `_likes`).
 """
 
 import contextlib
@@ -22,25 +20,23 @@ import inspect
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from typing import Any
 
-import jax
-from jax import tree_util as jtu
-
+from .._arguments import Arguments
 from .._context import PolicyOption, current_policy, with_options
-from .._errors import InconsistentSharingError
 from .._jax_internals import api_boundary
-from .._node_types import carries_identity
-from .._structure import LEAF, Node, Update
+from .._prefix import Branch
+from .._structure import Structure, canonical, intern
+from .._walked import Walked
 from ._applying import title_of
-from ._calling import calling
-from ._crossed import Names, is_packed, packed_in, with_each
-from ._cuts import treated
-from ._in_place import InPlace
-from ._inner import Inner, Learned, shared_by
+from ._call import Call, Dealing, enter, leave, lowered
+from ._function_transform import rules_of_call
+from ._hands import Hand, whole
+from ._in_place import Changes
+from ._inner_function import Inner, Learned, shared_by
 from ._inside import Inside, Terms
-from ._lowering import Lowering, lowered
-from ._occurrences import Occurrences, Root, occurrences
-from ._packing import Call, pack_call, unpack_result
-from ._treatments import Treatment
+from ._labels import Treatment
+from ._meet import Lowering
+from ._modules import is_of_equinox
+from ._names import Names
 from .checks._functions_given import forbid_bound_module
 
 
@@ -51,11 +47,11 @@ class Crossing:
         transform: the vanilla transform.
         title: what it is called in errors.
         policy: what counts as sharing; None for that of the thread.
+        writes: whether it can write back what the function changed.
 
     Attributes:
         names: of the operands.
-        call: the packed operands, and the objects that they were packed from.
-        noted: the records whose leaves, when a trace had the operands packed in another way, had lost ties on purpose.
+        call: the operands, taken apart and dealt.
     """
 
     def __init__(self, transform: Callable[..., Any], title: str, policy: PolicyOption, *, writes: bool = True) -> None:
@@ -64,44 +60,53 @@ class Crossing:
         self.policy = current_policy(policy)
         self.is_told = policy is not None
         self.writes = writes
+        self.rules = rules_of_call(self.policy, filtered=is_of_equinox(transform))
         self.names: Names
         self.call: Call
-        self.noted: frozenset[int] = frozenset()
+        self._dealing: Dealing
 
     def enter(
         self,
         function: Callable[..., Any],
         operands: Mapping[str, Any],
-        treatments: Mapping[str, str] | Treatment | None = None,
-    ) -> tuple[Any, ...]:
-        """Packs operands, in their order, in one numbering.
+        treatments: Mapping[str, str] | None = None,
+    ) -> Sequence[Hand]:
+        """Takes operands apart, in their order, as one graph.
 
         Args:
             function: the user's function, which warnings are about.
             operands: by the names that they have in errors.
             treatments: what the transform does to each, if not the same to all.
 
+        Returns:
+            A hand for each treatment, in the order of the operands.
+
         Raises:
             InconsistentSharingError: if a module that holds traced leaves would be treated in two ways.
             CycleError: if an object contains itself.
         """
-        self.names = Names(function, list(operands))
-        call = pack_call(tuple(operands.values()), {}, (), self.policy.rules, self.names)
-        if treatments is not None and not isinstance(treatments, Treatment):
-            labels = [treatments[name] for name in operands]
-            treatments = Treatment(lambda position: labels[int(position)])
-        if treatments is not None:
-            call = treated(call, (), (treatments,), self.names, self.title)
-        self.call = call
-        return call.args
+        names = tuple(operands)
+        labels = () if treatments is None else tuple([treatments[name] for name in names])
+        treatment = Treatment("operands", Branch(labels), lambda label: isinstance(label, str))
+        return self.enter_dealt(
+            function,
+            Arguments(names, tuple(operands.values()), {}),
+            Dealing(self.title, lambda _: (treatment,), labels, None, [(label,) for label in dict.fromkeys(labels)])
+            if labels
+            else Dealing(self.title, lambda _: ()),
+        )
 
-    def enter_call(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Packs what a function is to be called with, all of it treated alike; its parameters name it in errors."""
-        self.names = Names(function)
-        self.call = pack_call(tuple(args), dict(kwargs), (), self.policy.rules, self.names)
-        return self.call.args, self.call.kwargs
+    def enter_call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hand:
+        """Takes apart what a function is to be called with, all of it treated alike; its parameters name it in errors."""
+        arguments = Arguments(Names(function).of(len(args)), args, dict(kwargs))
+        return self.enter_dealt(function, arguments, Dealing(self.title, lambda _: ()))[0]
+
+    def enter_dealt(self, function: Callable[..., Any], arguments: Arguments, dealing: Dealing) -> Sequence[Hand]:
+        """The same with arguments and what is done with them."""
+        self.names = Names(function, [str(name) for name in arguments.names])
+        self._dealing = dealing
+        self.call = enter(arguments, self.rules, dealing)
+        return self.call.hands
 
     def function(
         self, function: Callable[..., Any], body: Callable[..., Any], *key: Hashable, caches_traces: bool = True
@@ -117,16 +122,15 @@ class Crossing:
         """
         if not callable(function):
             raise NoFunctionError  # so that the transform is asked to say so
-        shared = shared_by(function, (self.transform, body, *key), {"names": tuple(self.names.positional)})
+        shared = shared_by(function, (self.transform, body, *key), {"names": self.names.positional})
         inner = shared.inner.get(self.policy)
         if inner is None:
             forbid_bound_module(function, self.policy, self.title)
-            names = Names(function, self.names.positional)
             terms = Terms(
-                self.transform,
                 self.title,
-                names,
+                Names(function, self.names.positional),
                 self.policy,
+                self.rules,
                 shared.traces,
                 shared.seen,
                 caches_traces,
@@ -139,117 +143,53 @@ class Crossing:
         return inner
 
     def apply(self, *args: Any, **options: Any) -> Any:
-        """What the transform makes of packed operands; functions that it traces meanwhile know of this call."""
-        with calling(self.transform, self.call):
+        """What the transform makes of hands; functions that it traces meanwhile know of this call."""
+        with self.call:
             return self.transform(*args, **options)
 
-    def leave(self, *results: Any, with_state: Sequence[int] = ()) -> Any:
-        """Unpacks what was packed inside; what was changed in place is then written, all or nothing.
+    def leave(self, *results: Hand, with_state: Sequence[int] = ()) -> Any:
+        """What the function returned, put together; what was changed in place is then written, all or nothing.
 
         Args:
-            results: each packed in one numbering.
-            with_state: which of them were packed with `Inside.pack_with_state`.
+            results: each a whole tree.
+            with_state: which of them were packed with `Inside.pack_with_state`, or are in place.
 
         Returns:
             The result, or a tuple of several.
         """
         if not self.policy.in_place:
-            unpacked = [unpack_result(result, nothing_given) for result in results]
+            made = [leave((hand,)) for hand in results]
         else:
-            changes, objects = InPlace(self.call), self.call.tags.objects
-            pending = None if self.call.cuts else changes.pending
-            self._require_one_content(results)
-            unpacked = [
-                unpack_result(result, lambda _: objects.__getitem__, changes.update, pending) for result in results
-            ]
+            changes = Changes(self.call, self.title)
+            made = [leave((hand,), self.call.objects.__getitem__, changes.update) for hand in results]
             changes.commit()
-            unpacked = [each[1] if i in with_state else each for i, each in enumerate(unpacked)]
-        return unpacked[0] if len(unpacked) == 1 else tuple(unpacked)
-
-    def _require_one_content(self, results: Sequence[Any]) -> None:
-        """Raises if a container that was cut into two would be written back into one."""
-        found = [argument.structure for result in results for argument in packed_in(result, "result")]
-        numbers = {op.number for structure in found for op, _ in structure.records if type(op) is Update}
-        seen: dict[int, int] = {}
-        for number in sorted(numbers):
-            obj = self.call.tags.objects[number]
-            other = seen.setdefault(id(obj), number)  # alive in the tags
-            if other != number:
-                found = self._occurrences_of(obj)
-                raise InconsistentSharingError(
-                    f"`{self.title}` cut a `{type(obj).__name__}` that is in several places, for the function parted "
-                    "them, and more than one was changed:\n" + "\n".join(found.lines) + "\n"
-                    "They cannot be written back into one. Let the function keep them one, or give each place its own "
-                    "before the call:\n"
-                    "    model = sharedtree.untie(model)",
-                    found.paths,
-                    found.treatments,
-                )
-
-    def _occurrences_of(self, obj: Any) -> Occurrences:
-        """Where in the operands an object is that was cut, and which of its parts is there."""
-        graph = self.call.graph
-        parts = [number for number, each in enumerate(self.call.tags.objects) if each is obj]
-
-        def below(number: int) -> Sequence[tuple[object, int]]:
-            op, children = graph.records[number]
-            return list(zip(op.keys, children, strict=True)) if type(op) is Node else ()
-
-        return occurrences(
-            [Root(module.position, module.path, module.structure.root) for module in graph.modules],
-            below,
-            lambda _, number: f"number {parts.index(number) + 1} inside" if number in parts else None,
-            self.names.text,
-        )
+            made = [each[-1] if i in with_state else each for i, each in enumerate(made)]
+        return made[0] if len(made) == 1 else tuple(made)
 
     def lower(self, how: Lowering) -> None:
-        """Packs the operands in another way."""
-        packed, tags = lowered(self.call.graph, how)
-        self.call = self.call._replace(args=with_each(self.call.args, packed), tags=tags)
-        self.noted = how.noted | {new for new, old in enumerate(how.origins) if old in self.noted}
+        """Deals the operands with other ties, and with static numbers traced."""
+        self.call = lowered(self.call, how, self._dealing)
 
-    @property
-    def form(self) -> Any:
-        """What the operands are outside modules, and the types of all leaves; None if JAX will refuse one."""
-        try:
-            types = tuple(map(jax.typeof, jtu.tree_leaves(self.call.args)))
-        except TypeError:
-            return None
-        return jtu.tree_structure(self.call.args, is_leaf=is_packed), types
+    def part(self, hand: Hand, position: int) -> tuple[Hand, list[int]]:
+        """One operand by itself, from its hand, and the numbers of its records in the call."""
+        structure, numbers = part_of(hand.deal.structure, position)
+        return whole(hand.leaves, structure), numbers
 
-    @property
-    def objects(self) -> frozenset[int]:
-        """The numbers of what carries identity in the operands."""
-        each = enumerate(zip(self.call.graph.records, self.call.tags.objects, strict=True))
-        return frozenset(
-            number
-            for number, ((op, _), obj) in each
-            if (op.type.carries_identity if type(op) is Node else op is LEAF and carries_identity(obj))
-        )
 
-    def paths_to(self, chosen: Callable[[Any], bool]) -> str:
-        """Where some leaves of the operands are, each at its first path, in words."""
-        leaves = [(position, jtu.tree_flatten_with_path(value)[0]) for position, value in self.call.items()]
-        paths = [self.names.text(position, path) for position, each in leaves for path, leaf in each if chosen(leaf)]
-        return " and ".join([f"`{path}`" for path in paths])
+def part_of(structure: Structure, position: int) -> tuple[Structure, list[int]]:
+    """The structure of one argument by itself, and the numbers that its records have in that of all."""
+    root = structure.records[structure.root][1][position]
+    records, numbers = canonical(root, lambda number: structure.records[number])
+    return intern(records, len(records) - 1), list(numbers)
 
-    @property
-    def packed(self) -> list[Any]:
-        """The packed modules of all operands, in order."""
-        return [module.packed for module in self.call.modules]
+
+def argument(tree: Walked, position: int) -> Walked:
+    """One argument as a part of the tree of all."""
+    return tree.below(tree.records[tree.root][1][position])
 
 
 def _run(terms: Terms, body: Callable[..., Any], function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return body(Inside(terms, function), *args, **kwargs)
-
-
-def nothing_given(_: Any) -> Callable[[int], Any]:
-    """For `unpack_result`, where no result names an object of the caller's."""
-    return _no_object
-
-
-def _no_object(number: int) -> Any:
-    raise AssertionError(f"no result of these transforms names an object of the caller's, but this one names {number}")
 
 
 class NoFunctionError(Exception):

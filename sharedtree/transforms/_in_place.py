@@ -9,7 +9,7 @@ been built is any of it written. So the caller's objects change all together or,
 """
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from .._arguments import LeafPath
@@ -49,7 +49,9 @@ def rules_for_state(rules: Rules, received: Walked, is_taken: IsTaken, *, deeply
     return rules._replace(given=given, updated=updated)
 
 
-def with_changes(result: Any, received: Walked, rules: Rules, is_taken: IsTaken) -> Walked:
+def with_changes(
+    result: Any, received: Walked, rules: Rules, is_taken: IsTaken, own: Container[int] | None = None
+) -> Walked:
     """What a function changed and what it returned, as one tree: a tuple of which the result is the last.
 
     Args:
@@ -57,8 +59,11 @@ def with_changes(result: Any, received: Walked, rules: Rules, is_taken: IsTaken)
         received: what it received, as it is now.
         rules: of the transform.
         is_taken: see there.
+        own: the records of what is written to; None for all.
     """
     rules = rules_for_state(rules, received, is_taken)
+    if own is not None:
+        rules = rules._replace(updated={key: number for key, number in rules.updated.items() if number in own})
     around = conventions(received, rules)
     changed: dict[Inherited, list[Any]] = {}
     for number in rules.updated.values():

@@ -17,13 +17,14 @@ from .._arguments import Arguments
 from .._context import Policy
 from .._graph import Rules, Tags, build, walk
 from .._jax_internals import as_numpy, current_traces
-from .._structure import intern
+from .._structure import canonical, intern
 from .._tied_values import note_one_around
 from .._untying import hand_on
 from .._walked import Walked
 from ._call import Call
 from ._dealing import with_notes
 from ._hands import Hand, gathered, whole
+from ._in_place import with_changes
 from ._names import Names
 from .checks._between_calls import SeenArguments
 from .checks._lost_changes import report_lost_changes, traced_under
@@ -46,6 +47,7 @@ class Terms(NamedTuple):
         caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
         is_told: whether it was said of this transform what its policy is.
         writes: whether it could be in place.
+        learned: what traces have taught, for the adapter.
     """
 
     title: str
@@ -57,6 +59,7 @@ class Terms(NamedTuple):
     caches_traces: bool
     is_told: bool
     writes: bool = True
+    learned: Any = None
 
 
 class Received(NamedTuple):
@@ -129,6 +132,13 @@ class Inside:
             self.check(result)
         return result
 
+    def call_apart(self, *hands: Hand) -> Any:
+        """The same of several trees, each dealt in one hand; what it changes is kept in the first."""
+        each = [receive((hand,)) for hand in hands]
+        result = self.call_with(each[0], [arg for one in each for arg in one.arguments.args], {})
+        self.check(result)
+        return result
+
     def call_with(self, received: Received, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the user's function makes of arguments that were received."""
         terms, tree, call = self.terms, received.tree, received.call
@@ -180,9 +190,29 @@ class Inside:
         report_lost_ties(received, result, terms.policy, terms.names, is_with_state=is_with_state)
         report_tied_values(result, terms.names, terms.title, terms.policy)
 
-    def pack(self, result: Any, rules: Rules | None = None, name: str = "result") -> Hand:
-        """A result, or a part of one, as one hand."""
-        return packed(self.walked(result, rules, name))
+    def pack(self, result: Any, *, as_operand: bool = False) -> Hand:
+        """A result, or a part of one, as one hand.
+
+        Args:
+            result: what the function returned.
+            as_operand: whether its structure is compared with that of an operand, which does not say which leaves have
+                lost their ties on purpose.
+        """
+        return packed(self.walked(result), as_operand=as_operand)
+
+    def pack_with_state(self, result: Any, position: int) -> Hand:
+        """A result together with what was changed in an operand, which goes out as the result does.
+
+        Args:
+            result: what the function returned.
+            position: of the operand.
+        """
+        if not self.terms.policy.in_place:
+            return self.pack(result)
+        received = self.received.tree
+        own = canonical(received.records[received.root][1][position], lambda n: received.records[n])[1]
+        rules = self.forbidding(self.terms.rules)
+        return packed(with_changes(result, received, rules, lambda number: number not in own, own))
 
 
 def packed(tree: Walked, *, as_operand: bool = False) -> Hand:

@@ -1,0 +1,335 @@
+"""`jax.lax.scan`, `while_loop`, `fori_loop`, `map` and `associative_scan`.
+
+A carry comes out of each iteration in the very hand in which it went in: what is returned for it is fitted to what was
+received (`_meet`). Where the first trace shows that it does not fit, the operands are dealt anew and the function is
+traced once more; later calls remember.
+
+In place, what an iteration changed is written back at the end. How often a loop runs is not known when it is traced. So
+each object that holds traced leaves comes back in its place; then the objects at the end are the caller's, with other
+content. A function may swap two objects and swap them back. If an iteration moved or replaced one, the next would do so
+again, and nobody could tell which is where. An immutable model can be replaced as a whole, as ever.
+
+    def body(counter, x):                 def body(pair, x):
+        counter.n += x                        pair.a, pair.b = pair.b, pair.a
+        return counter, x                     return pair, x
+    n is written back                     an error
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+from jax import tree_util as jtu
+
+from .._arguments import LeafPath
+from .._errors import SharingMismatchError
+from .._structure import LEAF, Given, Node, Op, Path, Structure, Update, intern
+from .._untying import is_noted
+from .._walked import Walked
+from ._call import Call
+from ._crossing import Crossing, argument, part_of
+from ._hands import Hand, whole
+from ._inner_function import Inner
+from ._inside import Inside
+from ._meet import Lowering, Met, Words, holds_modules, leaves_like, lowering, meet
+from ._pass_through import Unchanged
+
+
+class CarryError(Exception):
+    """The carry has to be packed in another way. Raised by a trace for the adapter, which catches it."""
+
+    def __init__(self, terms: Any, how: Lowering) -> None:
+        super().__init__("the carry has to be packed in another way")
+        self.terms = terms
+        self.how = how
+
+
+class VanillaError(Exception):
+    """The carry does not fit and holds no module, so that the transform itself says best what is wrong."""
+
+    def __init__(self, error: SharingMismatchError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Told(NamedTuple):
+    """What the traces of an iteration tell of the carry, by the records of the call.
+
+    Attributes:
+        kept: the objects that came back in their places.
+        changed: those of them that no longer have the parts with which they were received.
+        noted: the leaves that were untied on purpose.
+    """
+
+    kept: frozenset[int]
+    changed: frozenset[int]
+    noted: frozenset[int]
+
+    def then(self, earlier: "Told | None") -> "Told":
+        """Both: without `jit` each iteration is called, and does something else."""
+        if earlier is None:
+            return self
+        return Told(self.kept & earlier.kept, self.changed | earlier.changed, self.noted | earlier.noted)
+
+
+NOTHING = Told(frozenset(), frozenset(), frozenset())
+
+
+def scan(crossing: Crossing, f: Any, init: Any, xs: Any = None, **options: Any) -> Any:
+    """`jax.lax.scan`."""
+    crossing.enter(f, {"init": init, "xs": xs}, {"init": "carried", "xs": "scanned"})
+    iteration = crossing.function(f, _iteration)
+    (carry, ys), told = _until_it_fits(
+        crossing,
+        iteration,
+        lambda init, xs: crossing.apply(iteration, init, xs, **options),
+        lambda: crossing.transform(f, init, xs, **options),
+    )
+    return crossing.leave(_as_told(crossing, carry, told, 0), ys, with_state=(1,))
+
+
+def _iteration(inside: Inside, carry: Hand, xs: Hand) -> Any:
+    result = inside.call(carry, xs)
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        tree = inside.walked(result)
+        if holds_modules(tree):
+            raise TypeError(
+                f"The function of `{inside.terms.title}` returns a pair, the carry and what is emitted, but it "
+                f"returned a `{type(result).__name__}`."
+            )
+        return result  # which JAX refuses
+    carried, emitted = result
+    return _like_carry(inside, carried, 0, carry), inside.pack_with_state(emitted, 1)
+
+
+def while_loop(crossing: Crossing, cond_fun: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
+    """`jax.lax.while_loop`."""
+    crossing.enter(body_fun, {"init_val": init_val})
+    condition = crossing.function(cond_fun, _condition)
+    iteration = crossing.function(body_fun, _iteration_of_carry)
+    carry, told = _until_it_fits(
+        crossing,
+        iteration,
+        lambda init: crossing.apply(condition, iteration, init, **options),
+        lambda: crossing.transform(cond_fun, body_fun, init_val, **options),
+    )
+    return crossing.leave(_as_told(crossing, carry, told, 0))
+
+
+def _condition(inside: Inside, carry: Hand) -> Any:
+    result = inside.call(carry)
+    if holds_modules(inside.walked(result)):
+        raise TypeError(
+            f"The first function of `{inside.terms.title}` says whether to go on, with a boolean of no dimensions, but "
+            f"it returned a `{type(result).__name__}`."
+        )
+    return result
+
+
+def _iteration_of_carry(inside: Inside, carry: Hand) -> Any:
+    return _like_carry(inside, inside.call(carry), 0, carry)
+
+
+def fori_loop(crossing: Crossing, lower: Any, upper: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
+    """`jax.lax.fori_loop`."""
+    crossing.enter(body_fun, {"init_val": init_val})
+    iteration = crossing.function(body_fun, _iteration_with_index)
+    carry, told = _until_it_fits(
+        crossing,
+        iteration,
+        lambda init: crossing.apply(lower, upper, iteration, init, **options),
+        lambda: crossing.transform(lower, upper, body_fun, init_val, **options),
+    )
+    return crossing.leave(_as_told(crossing, carry, told, 0))
+
+
+def _iteration_with_index(inside: Inside, i: Any, carry: Hand) -> Any:
+    return _like_carry(inside, inside.call(carry, before=(i,)), 0, carry)
+
+
+def map_over(crossing: Crossing, f: Any, xs: Any, **options: Any) -> Any:
+    """`jax.lax.map`."""
+    (hand,) = crossing.enter(f, {"xs": xs})
+    return crossing.leave(crossing.apply(crossing.function(f, _each), hand, **options), with_state=(0,))
+
+
+def _each(inside: Inside, x: Hand) -> Any:
+    return inside.pack_with_state(inside.call(x), 0)
+
+
+def associative_scan(crossing: Crossing, fn: Any, elems: Any, **options: Any) -> Any:
+    """`jax.lax.associative_scan`."""
+    crossing.enter(fn, {"elems": elems})
+    combination = crossing.function(fn, _combination)
+    result, told = _until_it_fits(
+        crossing,
+        combination,
+        lambda elems: crossing.apply(combination, elems, **options),
+        lambda: crossing.transform(fn, elems, **options),
+    )
+    return crossing.leave(_as_told(crossing, result, told, 0))
+
+
+def _combination(inside: Inside, a: Hand, b: Hand) -> Any:
+    return _like_carry(inside, inside.call_apart(a, b), 0, a)
+
+
+def _like_carry(inside: Inside, result: Any, position: int, carry: Hand) -> Hand:
+    """What is carried on, in the hand in which it was received.
+
+    Args:
+        inside: the trace.
+        result: what the function returned for the carry.
+        position: of the operand that the carry is.
+        carry: as it was received.
+
+    Raises:
+        CarryError: if the operands have to be dealt in another way.
+        SharingMismatchError: if it cannot be.
+    """
+    terms, received = inside.terms, inside.received.tree
+    before, after = argument(received, position), inside.walked(result)
+    words, above = Words(terms.title, "when an iteration begins", "when it ends"), (LeafPath(terms.names.text(position)),)
+    try:
+        found = meet(before, after, words, above)
+    except SharingMismatchError as error:
+        if holds_modules(before) or holds_modules(after):
+            raise
+        raise VanillaError(error) from None
+    if not found.fits:
+        raise CarryError(terms, lowering(received, before, after, found))
+    leaves = leaves_like(before.below(before.root), after, found)
+    numbers = [n for n in part_of(carry.deal.structure, position)[1] if received.records[n][0] is LEAF]
+    noted = frozenset([n for n, leaf in zip(numbers, leaves, strict=True) if is_noted(leaf)])
+    kept, changed = frozenset[int](), frozenset[int]()
+    if terms.policy.in_place:
+        kept, changed = kept_objects(received, before, after, found, above, containers=terms.policy.containers)
+    call = inside.received.call
+    if call is not None:
+        call.told = Told(kept, changed, noted).then(call.told)
+    return Hand(leaves, carry.deal)
+
+
+def kept_objects(
+    received: Walked, before: Walked, after: Walked, found: Met, above: Path, *, containers: bool
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Which objects came back in their places, by their numbers, and which of these were changed.
+
+    Args:
+        received: what the function received, as it is now.
+        before: the part of it that is compared.
+        after: what has become of it.
+        found: how the two compare.
+        above: the path to both.
+        containers: whether mutable containers outside modules are objects.
+
+    Raises:
+        SharingMismatchError: if an object that holds traced leaves was moved, replaced within one that came back, or
+            changed and not returned.
+    """
+    own = Unchanged(received, containers=containers)
+    objects = {number for number in own.numbers if type(received.records[number][0]) is Node}
+    paths = before.first_paths
+    kept: set[int] = set()
+    replaced: set[int] = set()
+    for i, j in found.pairs:
+        if i not in objects:
+            continue
+        if after.objects[j] is received.objects[i]:
+            kept.add(i)
+        elif before.holds_leaf[i]:
+            if own.number_of(after.objects[j]) is not None:
+                _raise_not_in_place((*above, *paths[i]), "another object that the function received was put there")
+            replaced.add(i)
+    for i in kept:
+        for child in received.records[i][1]:
+            if child in replaced:
+                _raise_not_in_place((*above, *paths[child]), "a new object was put there")
+    for i in replaced - kept:
+        if not own.is_itself(i):
+            _raise_not_in_place((*above, *paths[i]), "it was changed, and another object was returned in its place")
+    return frozenset(kept), frozenset([i for i in kept if not own.is_itself(i)])
+
+
+def _raise_not_in_place(path: Path, why: str) -> NoReturn:
+    text = jtu.keystr(path)
+    raise SharingMismatchError(
+        f"`{text}` did not come back in its place: {why}.\n"
+        "A loop changes in the next iteration again what it changes in place, and which branch is taken is not known "
+        "when it is traced. So each object that holds traced leaves stays where it is. Change what is in it:\n"
+        "    layer.weight = new                 # not: model.layer = Layer(new)\n"
+        "or return a new model, without `in_place=True`.",
+        (text,),
+    )
+
+
+def _as_told(crossing: Crossing, carry: Hand, told: Told, position: int) -> Hand:
+    """The carry as the last iteration left it: the caller's objects where they came back, written if they changed."""
+    part, numbers = part_of(carry.deal.structure, position)
+    return whole(carry.leaves, as_kept(part, numbers, told, crossing.call.tree, in_place=crossing.policy.in_place))
+
+
+def as_kept(part: Structure, numbers: list[int], told: Told, tree: Walked, *, in_place: bool) -> Structure:
+    """A structure in which the caller's objects stand for themselves.
+
+    Args:
+        part: of what came out.
+        numbers: for each of its records, that of the caller.
+        told: which objects came back and which of them were changed, by the caller's numbers.
+        tree: the caller's.
+        in_place: whether anything is written.
+    """
+    records: list[Any] = []
+    noted: list[int] = []
+    num_leaves = 0
+    for (op, children), number in zip(part.records, numbers, strict=True):
+        new: Op = op
+        if in_place and number in told.changed and type(op) is Node:
+            new = Update(number, op)
+        elif in_place and number in told.kept:
+            new, children = Given(number), ()
+        if op is LEAF:
+            if number in told.noted:
+                noted.append(num_leaves)
+            num_leaves += 1
+        records.append((new, children))
+    return intern(tuple(records), part.root, 0, None, tuple(noted))
+
+
+def _until_it_fits(
+    crossing: Crossing, iteration: Inner, run: Callable[..., Any], vanilla: Callable[[], Any]
+) -> tuple[Any, Told]:
+    """Runs a loop, with its operands dealt anew as often as a trace asks for it; and what is known of the carry."""
+    terms = iteration.terms
+    while True:
+        call = crossing.call
+        structures = (call.tree.structure,)
+        known = terms.learned.get(structures)
+        # A function can do something else with arrays of other shapes and types.
+        form = None if known is None else _form(call)
+        learned = None if known is None else known.get(form)
+        if not isinstance(learned, Lowering):
+            try:
+                result = run(*call.hands)
+            except VanillaError as error:
+                vanilla()
+                raise error.error from None
+            except CarryError as error:
+                if error.terms is not terms:
+                    raise
+                learned = error.how
+                terms.learned.add(structures, {**(known or {}), _form(call): learned})
+            else:
+                if call.told is not None and call.told != NOTHING:
+                    learned = call.told
+                    terms.learned.add(structures, {**(known or {}), _form(call): learned})
+                return result, learned or NOTHING
+        crossing.lower(learned)
+
+
+def _form(call: Call) -> Any:
+    """The types of all leaves; None if JAX will refuse one."""
+    try:
+        return tuple(map(jax.typeof, call.leaves))
+    except TypeError:
+        return None
