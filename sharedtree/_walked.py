@@ -10,7 +10,7 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from ._structure import LEAF, Node, Path, Record, Structure, Update, edges
+from ._structure import LEAF, Node, Path, Record, Structure, Update, edges, reached_outside
 
 
 class Walked:
@@ -74,6 +74,22 @@ class Walked:
         for op, children in self.records:
             found.append(op is LEAF or any(found[child] for child in children))
         return found
+
+    @functools.cached_property
+    def _outside(self) -> dict[int, int]:
+        return reached_outside(self.records, self.root)
+
+    def is_object(self, number: int, *, containers: bool = False) -> bool:
+        """Whether a record stands for a node that carries identity.
+
+        Args:
+            number: of the record.
+            containers: whether mutable containers outside modules do.
+        """
+        node = self.node(number)
+        if node is None or not node.type.carries_identity:
+            return False
+        return not node.type.is_plain or containers or number not in self._outside
 
     def text(self, number: int) -> str:
         """The first path to a record, as errors print it."""

@@ -15,7 +15,7 @@ again, and nobody could tell which is where. An immutable model can be replaced 
     n is written back                     an error
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -266,34 +266,32 @@ def _raise_not_in_place(path: Path, why: str) -> NoReturn:
 def _as_told(crossing: Crossing, carry: Hand, told: Told, position: int) -> Hand:
     """The carry as the last iteration left it: the caller's objects where they came back, written if they changed."""
     part, numbers = part_of(carry.deal.structure, position)
-    return whole(carry.leaves, as_kept(part, numbers, told, crossing.call.tree, in_place=crossing.policy.in_place))
+    noted = frozenset([record for record, number in enumerate(numbers) if number in told.noted])
+    return whole(carry.leaves, as_kept(part, numbers, told, in_place=crossing.policy.in_place, noted=noted))
 
 
-def as_kept(part: Structure, numbers: list[int], told: Told, tree: Walked, *, in_place: bool) -> Structure:
+def as_kept(
+    part: Structure, numbers: Sequence[int], told: Told, *, in_place: bool, noted: frozenset[int]
+) -> Structure:
     """A structure in which the caller's objects stand for themselves.
 
     Args:
         part: of what came out.
         numbers: for each of its records, that of the caller.
         told: which objects came back and which of them were changed, by the caller's numbers.
-        tree: the caller's.
         in_place: whether anything is written.
+        noted: the records whose leaves were untied on purpose.
     """
     records: list[Any] = []
-    noted: list[int] = []
-    num_leaves = 0
     for (op, children), number in zip(part.records, numbers, strict=True):
         new: Op = op
         if in_place and number in told.changed and type(op) is Node:
             new = Update(number, op)
         elif in_place and number in told.kept:
             new, children = Given(number), ()
-        if op is LEAF:
-            if number in told.noted:
-                noted.append(num_leaves)
-            num_leaves += 1
         records.append((new, children))
-    return intern(tuple(records), part.root, 0, None, tuple(noted))
+    places = tuple([place for place, number in enumerate(part.leaf_numbers) if number in noted])
+    return intern(tuple(records), part.root, 0, None, places)
 
 
 def _until_it_fits(
@@ -306,7 +304,7 @@ def _until_it_fits(
         structures = (call.tree.structure,)
         known = terms.learned.get(structures)
         # A function can do something else with arrays of other shapes and types.
-        form = None if known is None else _form(call)
+        form = None if known is None else form_of(call)
         learned = None if known is None else known.get(form)
         if not isinstance(learned, Lowering):
             try:
@@ -318,16 +316,16 @@ def _until_it_fits(
                 if error.terms is not terms:
                     raise
                 learned = error.how
-                terms.learned.add(structures, {**(known or {}), _form(call): learned})
+                terms.learned.add(structures, {**(known or {}), form_of(call): learned})
             else:
                 if call.told is not None and call.told != NOTHING:
                     learned = call.told
-                    terms.learned.add(structures, {**(known or {}), _form(call): learned})
+                    terms.learned.add(structures, {**(known or {}), form_of(call): learned})
                 return result, learned or NOTHING
         crossing.lower(learned)
 
 
-def _form(call: Call) -> Any:
+def form_of(call: Call) -> Any:
     """The types of all leaves; None if JAX will refuse one."""
     try:
         return tuple(map(jax.typeof, call.leaves))
