@@ -10,7 +10,7 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from ._structure import LEAF, Node, Path, Record, Structure, Update, edges, reached_outside
+from ._structure import LEAF, Node, Path, Record, Structure, Update, canonical, edges, reached_outside
 
 
 class Walked:
@@ -53,6 +53,11 @@ class Walked:
     def leaf_numbers(self) -> list[int]:
         """The numbers of the traced leaves, in order."""
         return [number for number, (op, _) in enumerate(self.records) if op is LEAF]
+
+    @functools.cached_property
+    def reached(self) -> set[int]:
+        """The numbers of what a path leads to: of a part, not all."""
+        return set(canonical(self.root, lambda number: self.records[number])[1])
 
     @functools.cached_property
     def leaves(self) -> dict[int, Any]:

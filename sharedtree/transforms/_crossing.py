@@ -144,8 +144,12 @@ class Crossing:
 
     def apply(self, *args: Any, **options: Any) -> Any:
         """What the transform makes of hands; functions that it traces meanwhile know of this call."""
+        return self.applied(self.transform, *args, **options)
+
+    def applied(self, transform: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """The same with another transform in its place."""
         with self.call:
-            return self.transform(*args, **options)
+            return transform(*args, **options)
 
     def leave(self, *results: Hand, with_state: Sequence[int] = ()) -> Any:
         """What the function returned, put together; what was changed in place is then written, all or nothing.

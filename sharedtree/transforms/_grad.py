@@ -37,7 +37,7 @@ from ._hands import Hand
 from ._in_place import Changes, conventions, with_changes
 from ._inside import Inside, packed
 from ._labels import Fates, Treatment
-from ._like import like_arguments
+from ._like import like
 from ._references import forbid_references, is_reference
 from .checks._partial_gradients import Gradient, report_partial_gradients
 
@@ -199,7 +199,7 @@ class GradTransform(FunctionTransform):
 
         if gradient.deal.structure is not call.tree.structure:  # the function's result, in a Jacobian
             return leave((Hand([nested(leaf) for leaf in gradient.leaves], gradient.deal),))
-        made = like_arguments(gradient, [call.objects[n] for n in call.tree.leaf_numbers], nested)
+        made = like((gradient,), list(call.tree.leaves.values()), nested)
         num_args = len(made.args)
         each = tuple([made.args[i + num_args if i < 0 else i] for i in self._argnums])
         return each[0] if self._is_one else each

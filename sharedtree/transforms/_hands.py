@@ -67,6 +67,12 @@ class Hand:
         """That of the whole tree."""
         return self.deal.structure
 
+    @property
+    def paths(self) -> list[str]:
+        """Where its leaves are in the tree."""
+        texts, numbers = leaf_paths(self.deal.structure), self.deal.numbers
+        return texts if numbers is None else [texts[number] for number in numbers]
+
     def __repr__(self) -> str:
         """As the tree prints: JAX quotes what a function returned in its own errors."""
         structure = self.deal.structure
@@ -110,10 +116,7 @@ _paths: weakref.WeakKeyDictionary[Structure, list[str]] = weakref.WeakKeyDiction
 
 
 def _with_keys(hand: Hand) -> tuple[list[tuple[LeafPath, Any]], Deal]:
-    texts = leaf_paths(hand.deal.structure)
-    numbers = hand.deal.numbers
-    own = texts if numbers is None else [texts[number] for number in numbers]
-    return list(zip(map(LeafPath, own), hand.leaves, strict=True)), hand.deal
+    return list(zip(map(LeafPath, hand.paths), hand.leaves, strict=True)), hand.deal
 
 
 jtu.register_pytree_with_keys(

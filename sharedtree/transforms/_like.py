@@ -28,19 +28,33 @@ def without_statics(records: Sequence[Record], static: Static = _NONE) -> list[R
     return [(static, ()) if type(op) is Static else (op, children) for op, children in records]
 
 
-def like_arguments(hand: Hand, originals: Sequence[Any], nested: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
-    """What a transform made in the place of a hand of the arguments, as arguments.
+def like(
+    hands: Sequence[Hand],
+    originals: Sequence[Any] = (),
+    nested: Callable[[Any], Any] = lambda leaf: leaf,
+    static: Any = None,
+    *,
+    is_gradient: bool = True,
+) -> Any:
+    """What a transform made in the places of hands, as the tree that these were dealt from.
 
     Args:
-        hand: with its leaves.
-        originals: those of the arguments, in whose places they are.
+        hands: with their leaves; what is in other hands is None.
+        originals: the leaves in whose places they are, of which something may have been noted.
         nested: a leaf → what it becomes, if it is a tree itself.
+        static: what stands in the place of static leaves.
+        is_gradient: whether each leaf is the sum over its paths, which a rule that returns it is believed.
     """
-    structure, records = hand.deal.structure, without_statics(hand.deal.structure.records)
-    leaves = gathered([Hand(distinct([nested(leaf) for leaf in hand.leaves]), hand.deal)])
-    hand_on(originals, leaves)
+    structure = hands[0].deal.structure
+    records = without_statics(structure.records, _NONE if static is None else Static(static))
+    # Under `jax.jit` JAX hands one tracer for all cotangents that are equal. That is no tie of anyone's.
+    own = iter(distinct([nested(leaf) for hand in hands for leaf in hand.leaves]))
+    leaves = gathered([Hand([next(own) for _ in hand.leaves], hand.deal) for hand in hands])
+    if originals:
+        hand_on(originals, leaves)
     tree = Walked(records, structure.root)
-    note_tied(records, [structure.root], dict(zip(tree.leaf_numbers, leaves, strict=True)))
+    if is_gradient:
+        note_tied(records, [structure.root], dict(zip(tree.leaf_numbers, leaves, strict=True)))
     table: list[Any] = []
     build(records, leaves, table)
     return table[structure.root]

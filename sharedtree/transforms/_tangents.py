@@ -1,16 +1,15 @@
-"""Tangents and cotangents: what users give in the shape of packed trees, packed like them, and given back as modules.
+"""Tangents and cotangents: what users give in the shape of a tree, fitted to its leaves, and given back as trees.
 
 Each leaf that is differentiated has one. What a user gives may have other ties. The cotangent of a tied leaf is the
 sum over its paths, where one object at several paths counts once, if it is known to be the whole sum; its tangent must
 be one.
 
-    differentiated   (Pair(w, [w, 3]), x)          packed   (Packed([w]), x)
-    cotangents       (Pair(a, [b, None]), c)       packed   (Packed([a + b]), c)
-    tangents         (Pair(a, [a, None]), c)       packed   (Packed([a]), c)       unpacked   (Pair(a, [a, None]), c)
+    differentiated   (Pair(w, [w, 3]), x)          leaves   w, x
+    cotangents       (Pair(a, [b, None]), c)       fitted   a + b, c
+    tangents         (Pair(a, [a, None]), c)       fitted   a, c            as a tree   (Pair(a, [a, None]), c)
 """
 
 import functools
-import itertools
 import operator
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -20,24 +19,18 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
-from .._context import Policy
-from .._distinct import distinct
 from .._errors import SharingMismatchError
-from .._graph import Tags, build, walk
-from .._packed import Packed
+from .._graph import Rules, Tags, walk
+from .._node_types import node_type_of
 from .._prefix import is_number
 from .._sharing import Mismatch, Pair, Shape, name_of, pairs
 from .._statics import Static
-from .._structure import LEAF, Node, Op, Path, Record, edges, intern
+from .._structure import LEAF, Node, Op, Path, Record, edges, reached_outside
 from .._text import listed
 from .._ties import is_inexact
-from .._whole_gradients import at_several_paths, note_tied
-from ._crossed import Graph, is_packed
-from ._crossing import nothing_given
-from ._differentiated import Differentiated
-from ._joining import described
-from ._likes import as_entered, is_node, without_statics
-from ._packing import OUTSIDE, unpack_result
+from .._walked import Walked
+from .._whole_gradients import at_several_paths
+from ._meet import described
 
 
 class Fit(NamedTuple):
@@ -45,7 +38,7 @@ class Fit(NamedTuple):
 
     Attributes:
         title: of the transform.
-        policy: what counts as sharing.
+        rules: how what is given is walked.
         adds_up: whether a tied leaf may have several, which are summed, as cotangents are.
         may_lack: whether None stands for zero, and for a whole part of zeros.
         is_of_rule: whether a rule returned them, whose static data and whatever it has for what is not differentiated
@@ -54,7 +47,7 @@ class Fit(NamedTuple):
     """
 
     title: str
-    policy: Policy
+    rules: Rules
     adds_up: bool
     may_lack: bool
     is_of_rule: bool = False
@@ -68,40 +61,22 @@ class Part(NamedTuple):
     path: Path
 
 
-def unpack_tangents(tree: Any, static: Any = None, *, is_gradient: bool = False) -> Any:
-    """Tangents, or whatever else there is for each leaf that is differentiated, as modules; the ties are kept.
+def as_tuple(tree: Walked) -> Walked:
+    """Positional arguments as a tuple, in the shape of which tangents are given."""
+    whole = node_type_of(())
+    assert whole is not None
+    op, children = tree.records[tree.root]
+    assert type(op) is Node
+    top = Node(whole, Static(None), whole.keys_of(children))
+    return Walked([*tree.records[: tree.root], (top, children)], tree.root, tree.objects)
+
+
+def fitted(tree: Walked, given: Any, name: str, fit: Fit) -> dict[int, Any]:
+    """What was given for each leaf of a tree, by its number.
 
     Args:
-        tree: with a packed module, or what the transform sees of one, for each module; all of one numbering.
-        static: what stands in the place of static leaves.
-        is_gradient: whether each leaf is the sum over its paths, which a rule that returns it is believed.
-    """
-    nothing = Static(static)
-
-    def module(item: Any) -> Any:
-        if not is_node(item):
-            return item
-        known, leaves = item.structure, as_entered(item).leaves
-        if is_packed(item):
-            leaves = [None if _is_float0(leaf) else leaf for leaf in leaves]
-        records = tuple(without_statics(known.records, nothing))
-        return Packed(leaves, intern(records, known.root, known.base, known.maker, known.noted, known.tied_values))
-
-    # Under `jax.jit` JAX hands one tracer for all cotangents that are equal. That is no tie of anyone's.
-    leaves, treedef = jtu.tree_flatten(tree, is_leaf=lambda leaf: isinstance(leaf, SymbolicZero))
-    tree = jtu.tree_map(module, treedef.unflatten(distinct(leaves)), is_leaf=is_node)
-    if is_gradient:
-        graph = Graph.of(tree)
-        note_tied(graph.records, graph.roots, graph.leaves)
-    return unpack_result(tree, nothing_given)
-
-
-def pack_tangents(tree: Any, given: Any, name: str, fit: Fit) -> Any:
-    """What a user gave in the shape of a packed tree, packed like that tree; the inverse of `unpack_tangents`.
-
-    Args:
-        tree: packed, or as the transform sees it; all of one numbering. Of its leaves only the types count.
-        given: a tree with modules.
+        tree: of whose leaves only the types count.
+        given: a tree of its shape.
         name: what it is called in errors.
         fit: how it is fitted.
 
@@ -109,28 +84,19 @@ def pack_tangents(tree: Any, given: Any, name: str, fit: Fit) -> Any:
         SharingMismatchError: if it has another shape, a tied leaf has several tangents, or cotangents that are to be
             added differ in shape.
     """
-    modules = Graph.of(as_entered(tree, _ZEROS))
-    items, outer, root = walk(tree, Tags(), OUTSIDE)
-    records, numbers, each = list(modules.records), list[int](), iter(items)
-    for op, children in outer:
-        item: Any = next(each) if op is LEAF else None
-        if is_node(item):
-            numbers.append(item.structure.root)
-        else:
-            numbers.append(len(records))
-            records.append((op, tuple([numbers[child] for child in children])))
+    records, outside = tree.records, reached_outside(tree.records, tree.root)
     tags = Tags()
-    _, others, other_root = walk(given, tags, fit.policy.rules, name)
+    _, others, other_root = walk(given, tags, fit.rules, name)
     found: dict[int, list[Part]] = {}
     met: list[Pair] = []
-    for pair in pairs(Shape(records, numbers[root]), Shape(others, other_root), lambda i, j: True):
+    for pair in pairs(tree, Shape(others, other_root), lambda i, j: True):
         assert not isinstance(pair, Mismatch)
         number, value = pair.left, tags.objects[pair.right]
         if value is None and fit.may_lack:
             for below, path in edges(records, [(pair.path, number)]):
                 found.setdefault(below, []).append(Part(None, path))
             continue
-        own = modules.leaves.get(number, _OUTSIDE if number >= len(modules.records) else None)
+        own = _OUTSIDE if number in outside else tree.leaves.get(number)
         fault = _fault(records[number], others[pair.right], value, own, fit)
         if fault:
             path = name + jtu.keystr(pair.path)
@@ -147,27 +113,13 @@ def pack_tangents(tree: Any, given: Any, name: str, fit: Fit) -> Any:
         doubtful = [
             i
             for i, pair in enumerate(met)
-            if is_inexact(modules.leaves.get(pair.left, 0)) and tags.objects[pair.right] not in fit.whole
+            if is_inexact(tree.leaves.get(pair.left, 0)) and tags.objects[pair.right] not in fit.whole
         ]
-        _require_one_path(doubtful, met, Shape(records, numbers[root]), others, name, fit)
-
-    def like(item: Any, number: int) -> Any:
-        if not is_node(item):
-            return found[number][0].value
-        each = zip(item.structure.leaf_numbers, as_entered(item, _ZEROS).leaves, strict=True)
-        packed = Packed([_one(found[n], leaf, name, fit) for n, leaf in each], item.structure)
-        return item.like(packed) if type(item) is Differentiated else packed
-
-    table: list[Any] = []
-    at = [number for number, (op, _) in zip(numbers, outer, strict=True) if op is LEAF]
-    build(outer, [like(item, number) for item, number in zip(items, at, strict=True)], table)
-    return table[root]
+        _require_one_path(doubtful, met, tree, others, name, fit)
+    return {n: _one(found[n], tree.leaves[n], name, fit, n in outside) for n in tree.leaf_numbers if n in found}
 
 
 _OUTSIDE = object()
-
-_ZEROS = itertools.repeat(itertools.repeat(0))
-"""For what is not differentiated, of which this is the type: an integer."""
 
 
 def _fault(record: Record, other: Record, value: Any, leaf: Any, fit: Fit) -> str | None:
@@ -203,8 +155,10 @@ def _in_words(op: Op, other: Op, num_children: int) -> str:
     return described(op, other) if is_same_class and op != other else name_of(op, num_children)
 
 
-def _one(parts: Sequence[Part], leaf: Any, name: str, fit: Fit) -> Any:
+def _one(parts: Sequence[Part], leaf: Any, name: str, fit: Fit, is_outside: bool) -> Any:
     """What a leaf gets of what there is for it: an object once, None and numbers at each path."""
+    if is_outside:
+        return parts[0].value
     if not is_inexact(leaf):
         return None
     given = [part for part in parts if not _is_zero(part.value)]
@@ -231,7 +185,7 @@ def _one(parts: Sequence[Part], leaf: Any, name: str, fit: Fit) -> Any:
 
 
 def _require_one_path(
-    leaves: Sequence[int], met: Sequence[Pair], shape: Shape, others: Sequence[Record], name: str, fit: Fit
+    leaves: Sequence[int], met: Sequence[Pair], shape: Walked, others: Sequence[Record], name: str, fit: Fit
 ) -> None:
     """Raises if one object that a rule returned is at several paths of a tie, and holds such a leaf.
 
