@@ -329,11 +329,14 @@ class FunctionTransform(metaclass=_Named):
 
     def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
         """Puts arguments together, calls the user's function and deals its results, inside the transform."""
-        hands = [arg for arg in args if type(arg) is Hand]
-        received = receive(hands, [arg for arg in args if type(arg) is not Hand])
+        received = self.received(args)
         inside = Inside(self.terms(policy), function)
         own = received.arguments
         return self.pack_results(inside.call_with(received, own.args, own.kwargs), inside)
+
+    def received(self, args: Sequence[Any]) -> Received:
+        """The arguments, from hands and what is static."""
+        return receive([arg for arg in args if type(arg) is Hand], [arg for arg in args if type(arg) is not Hand])
 
     def pack_results(self, result: Any, inside: Inside) -> Any:
         """The hands of what goes out."""

@@ -48,7 +48,13 @@ class _Nameless(str):
 class _Bound(NamedTuple):
     """What JAX asks of bound arguments."""
 
-    arguments: dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """By their names."""
+        return {_Nameless(i): arg for i, arg in enumerate(self.args)} | self.kwargs
 
     def apply_defaults(self) -> None:
         """There are none."""
@@ -58,7 +64,7 @@ class _SignatureOfHands(inspect.Signature):
     """By which JAX names arguments: with as many parameters as there are hands, none of which has a name."""
 
     def bind(self, /, *args: Any, **kwargs: Any) -> Any:
-        return _Bound({_Nameless(i): arg for i, arg in enumerate(args)} | kwargs)
+        return _Bound(args, kwargs)
 
 
 _OF_HANDS = _SignatureOfHands([inspect.Parameter(_Nameless("hands"), inspect.Parameter.VAR_POSITIONAL)])
