@@ -1,1 +1,45 @@
-"""Transforms."""
+"""Transforms that keep identity: `preserve_identities`, and the ready-made ones. One file a family.
+
+`_packing` packs arguments and unpacks results. `_function` is the base of the transforms that take a function alone;
+`_crossing` and `_inside` are the two sides of those that take operands. What is checked while a function is traced is
+in `checks/`, a page for each family in `adapters/`.
+"""
+
+from ._abstract import eval_shape as eval_shape, make_jaxpr as make_jaxpr
+from ._control_flow import (
+    associative_scan as associative_scan,
+    cond as cond,
+    fori_loop as fori_loop,
+    map as map,  # noqa: A004 -- as in `jax.lax`
+    scan as scan,
+    switch as switch,
+    while_loop as while_loop,
+)
+from ._crossing import Crossing as Crossing
+from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
+from ._inside import Inside as Inside
+from ._many_devices import pmap as pmap, shard_map as shard_map
+from ._own_derivatives import custom_jvp as custom_jvp, custom_vjp as custom_vjp
+from ._preserve import (
+    Adapter as Adapter,
+    preserve_identities as preserve_identities,
+    register_transform as register_transform,
+)
+from ._ready_made import (
+    checkpoint as checkpoint,
+    grad as grad,
+    jit as jit,
+    remat as remat,
+    value_and_grad as value_and_grad,
+    vmap as vmap,
+)
+from ._ready_made_derivatives import (
+    hessian as hessian,
+    jacfwd as jacfwd,
+    jacrev as jacrev,
+    jvp as jvp,
+    linear_transpose as linear_transpose,
+    linearize as linearize,
+    vjp as vjp,
+)
+from .checks._explain import Explanation as Explanation, LeafReport as LeafReport, explain as explain

@@ -3,18 +3,21 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import equinox as eqx
 import jax
 
+from .._context import Context
 from .._distinct import distinct
 from .._graph import unpack
 from .._jax_internals import api_boundary
-from .._packed import Packed
 from .._text import shown
 from .._ties import read_tree
 from .._untying import hand_on
-from ._crossed import Argument, Graph, Names
-from ._treatments import Fates, Treatment
-from .adapters._jit import is_sharding
+from .._walked import Walked
+from ._crossing import Crossing
+from ._inconsistent import raise_inconsistent
+from ._jit import is_sharding
+from ._labels import Fates, Treatment
 
 T = TypeVar("T")
 
@@ -80,13 +83,17 @@ def placed(tree: T, prefix: Any, name: str, transform: str, place: Callable[[Any
         place: (leaf, its place) → the leaf there.
     """
     read = read_tree(tree)
-    leaves, structure = list(read.leaf_of.values()), read.structure
-    treatment = Treatment(lambda _: prefix, is_sharding, describe=lambda where: f"{name} {shown(where)}", name=name)
-    graph = Graph([Argument("tree", (), Packed(leaves, structure))], read.leaf_of)
-    fates = Fates(graph, [prefix], treatment, Names(lambda tree: tree))
+    walked = Walked.of(read.structure, read.leaf_of)
+    fates = Fates(walked, Treatment(name, prefix, is_sharding, describe=lambda where: f"{name} {shown(where)}"))
     for number in sorted(fates.several()):
-        fates.raise_inconsistent(number, transform, "What is tied here stays tied, so it has one place.\n")
+        raise_inconsistent(fates, number, transform, "What is tied here stays tied, so it has one place.\n")
     chosen = {number: fates.of_leaves[fate] for (number, _), fate in fates.items() if number in read.leaf_of}
     placed = distinct([place(leaf, chosen[number]) for number, leaf in read.leaf_of.items()])
-    hand_on(leaves, placed)
-    return unpack(structure, placed)
+    hand_on(list(read.leaf_of.values()), placed)
+    return unpack(read.structure, placed)
+
+
+def filter_shard(crossing: Crossing, x: Any, device_or_shardings: Any) -> Any:
+    """`equinox.filter_shard`. Like `device_put`, it takes its whole argument as one model."""
+    with Context(crossing.policy):
+        return placed(x, device_or_shardings, "device_or_shardings", crossing.title, eqx.filter_shard)

@@ -31,6 +31,7 @@ from ._inside import Inside, Received, Terms, packed, receive
 from ._labels import Fates, Treatment, labels_in
 from ._modules import How, is_of_equinox
 from ._pass_through import passed_through, unchanged
+from .checks._retracing import Traces
 from .checks._functions_given import forbid_bound_module, is_refusal, name_counterpart
 
 
@@ -189,6 +190,11 @@ class FunctionTransform(metaclass=_Named):
 
     def __repr__(self) -> str:
         return f"<{self.transform_name}({name_of(self.function, self.function, '__qualname__')}), identities preserved>"
+
+    @property
+    def traces(self) -> Traces:
+        """Those of the function."""
+        return self._shared.traces
 
     @functools.cached_property
     def transform_name(self) -> str:

@@ -170,6 +170,14 @@ def _is_what_jit_returns(leaf: Any, anchor: Any) -> bool:
     return isinstance(leaf, jax.Array) and (anchor is None or leaf.committed)
 
 
+def is_object_outside(obj: Any, *, containers: bool) -> bool:
+    """Whether something that is in no module carries identity."""
+    node_type = node_type_of(obj)
+    if node_type is None:
+        return isinstance(obj, jax.Ref)
+    return not node_type.is_plain or (containers and node_type.is_mutable and node_type.is_known_to_jax)
+
+
 def is_committed(leaf: Any) -> bool:
     """Whether a leaf is an array that is bound to its device."""
     if type(leaf) is ConcreteArray:

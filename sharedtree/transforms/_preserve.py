@@ -16,7 +16,8 @@ from .._node_types import is_module
 from .._text import shown
 from ._applying import apply_options, title_of
 from ._crossing import TakingOperands
-from ._function import FunctionTransform
+from ._device_put import filter_shard
+from ._function_transform import FunctionTransform
 from ._modules import How, TransformedModule, is_of_equinox
 from ._signatures import (
     Checkpoint,
@@ -28,30 +29,35 @@ from ._signatures import (
     LikeValueAndGrad,
     ValueAndGrad,
 )
-from .adapters._autodiff import filter_jvp, jvp, linear_transpose, linearize, vjp
-from .adapters._branches import cond, switch
-from .adapters._callbacks import callback_with_result, debug_callback
-from .adapters._checkpoint import CheckpointTransform
-from .adapters._closure_convert import filter_closure_convert
-from .adapters._custom_jvp import CustomJvpTransform, FilterCustomJvpTransform
-from .adapters._custom_vjp import CustomGradientTransform, CustomVjpTransform, FilterCustomVjpTransform
-from .adapters._grad import GradTransform, JacobianTransform, ValueAndGradTransform
-from .adapters._jit import FilterJitTransform, JitTransform
-from .adapters._loops import associative_scan, fori_loop, map_over, scan, while_loop
-from .adapters._opaque import OpaqueTransform, UnregisteredTransform
-from .adapters._shapes import (
-    FilterMakeJaxprTransform,
-    MakeJaxprTransform,
-    as_it_is,
-    eval_shape,
-    filter_eval_shape,
-)
-from .adapters._sharding import FilterPmapTransform, PmapTransform, ShardMapTransform, filter_shard
-from .adapters._solvers import custom_linear_solve, custom_root
-from .adapters._vmap import FilterVmapTransform, VmapTransform
+from ._branches import cond, switch
+from ._callbacks import callback_with_result, debug_callback
+from ._checkpoint import CheckpointTransform
+from ._closure_convert import filter_closure_convert
+from ._grad import GradTransform, JacobianTransform, ValueAndGradTransform
+from ._jit import FilterJitTransform, JitTransform
+from ._linear import filter_jvp, jvp, linear_transpose, linearize, vjp
+from ._loops import associative_scan, fori_loop, map_over, scan, while_loop
+from ._map import FilterVmapTransform, PmapTransform, ShardMapTransform, VmapTransform
+from ._opaque import OpaqueTransform, UnregisteredTransform
+from ._rules import CustomGradientTransform, CustomJvpTransform, CustomVjpTransform
+from ._shapes import FilterMakeJaxprTransform, MakeJaxprTransform, as_it_is, eval_shape, filter_eval_shape
+from ._solvers import custom_linear_solve, custom_root
 
 Adapter = Callable[[Callable[..., Any], Callable[..., Any], PolicyOption, dict[str, Any]], Callable[..., Any]]
 """(transform, function, policy, options) → the function under the transform, with identities preserved."""
+
+def refusing(instead: str) -> Adapter:
+    """An adapter for what Equinox's transform has of its own beside JAX's."""
+
+    def refuse(transform: Callable[..., Any], *_: Any) -> Any:
+        raise TypeError(
+            f"`{title_of(transform)}` has rules of its own for what is not differentiated or mapped, which models with "
+            f"sharing do not go through. `sharedtree.{instead}` takes Equinox modules as they are:\n"
+            f"    f = sharedtree.{instead}(f)"
+        )
+
+    return refuse
+
 
 _adapters: dict[Any, Any] = {
     jax.jit: JitTransform,
@@ -67,8 +73,8 @@ _adapters: dict[Any, Any] = {
     jax.custom_vjp: CustomVjpTransform,
     jax.custom_jvp: CustomJvpTransform,
     jax.custom_gradient: CustomGradientTransform,
-    eqx.filter_custom_vjp: FilterCustomVjpTransform,
-    eqx.filter_custom_jvp: FilterCustomJvpTransform,
+    eqx.filter_custom_vjp: refusing("custom_vjp"),
+    eqx.filter_custom_jvp: refusing("custom_jvp"),
     eqx.filter_jit: FilterJitTransform,
     eqx.filter_grad: GradTransform,
     eqx.filter_value_and_grad: ValueAndGradTransform,
@@ -88,7 +94,7 @@ _adapters: dict[Any, Any] = {
     jax.shard_map: ShardMapTransform,
     deprecated_shard_map(): ShardMapTransform,
     jax.pmap: PmapTransform,
-    eqx.filter_pmap: FilterPmapTransform,
+    eqx.filter_pmap: refusing("pmap"),
     eqx.filter_shard: TakingOperands(filter_shard),
     jax.lax.scan: TakingOperands(scan),
     jax.lax.while_loop: TakingOperands(while_loop),

@@ -1,7 +1,7 @@
 """`explain`: what a wrapped function does with each leaf of its arguments, and why it was traced the last time."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import tree_util as jtu
@@ -13,7 +13,9 @@ from ..._statics import Static, shown_beside
 from ..._structure import LEAF, Node, edges
 from ..._text import shown
 from ..._ties import can_be_tied
-from .._function import FunctionTransform
+from ..._walked import Walked
+from .._function_transform import FunctionTransform
+from .._labels import Fates, Treatment
 from .._modules import TransformedModule
 from ._retracing import Trace
 
@@ -100,28 +102,37 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
             "`explain` takes a function that was wrapped by `preserve_identities`:\n"
             "    sharedtree.explain(sharedtree.jit(f), model)"
         )
-    call = f.pack(args, kwargs, current_policy(f.policy))
-    graph = call.graph
-    f.executable(call)
-    treatments = f.described(call)
+    policy = current_policy(f.policy)
+    with f.enter(args, kwargs, policy) as call:
+        tree = call.tree
+        treatments = _treatments(tree, f.dealing(policy, call.arguments).treatments(tree))
     first: dict[int, str] = {}
     rows: list[LeafReport] = []
-    for argument in graph.modules:
-        for number, path in edges(graph.records, [(argument.path, argument.structure.root)]):
-            op = graph.records[number][0]
-            text = f.names.text(argument.position, path)
-            before = first.setdefault(number, text)
-            tied_to = before if before != text else ""
-            obj = call.tags.objects[number]
-            if type(op) is Node:
-                kind = "container" if op.type.is_plain else "module"
-                if tied_to and can_be_tied(op):
-                    rows.append(LeafReport(text, kind, type(obj).__name__, tied_to, ""))
-                continue
-            kind = "traced" if op is LEAF else "static"
-            treatment = treatments.get(number, "") if op is LEAF else ""
-            rows.append(LeafReport(text, kind, _described(obj), tied_to, treatment))
-    return Explanation(tuple(rows), f.traces.count, tuple(_differences(f.traces.before_last, f.traces.last)))
+    for number, path in edges(tree.records, [((), tree.root)]):
+        text, node, obj = jtu.keystr(path), tree.node(number), tree.objects[number]
+        before = first.setdefault(number, text)
+        tied_to = before if before != text else ""
+        if node is None:
+            kind = "traced" if tree.records[number][0] is LEAF else "static"
+            rows.append(LeafReport(text, kind, _described(obj), tied_to, treatments.get(number, "")))
+        elif tied_to and can_be_tied(node):
+            kind = "container" if node.type.is_plain else "module"
+            rows.append(LeafReport(text, kind, type(obj).__name__, tied_to, ""))
+    traces = f.traces
+    return Explanation(tuple(rows), traces.count, tuple(_differences(traces.before_last, traces.last)))
+
+
+def _treatments(tree: Walked, treatments: Sequence[Treatment]) -> dict[int, str]:
+    """What the transform does to each traced leaf, if it is worth a word."""
+    found: dict[int, list[str]] = {}
+    for treatment in treatments:
+        fates = Fates(tree, treatment)
+        for way, _ in fates.items() if treatment.is_known else ():
+            if tree.records[way[0]][0] is LEAF:
+                words = fates.described(way)
+                if not words.startswith("not ") and words not in found.setdefault(way[0], []):
+                    found[way[0]].append(words)
+    return {number: ", ".join(words) for number, words in found.items()}
 
 
 def _described(obj: Any) -> str:
@@ -160,8 +171,8 @@ def _differences(old: Trace | None, new: Trace | None) -> list[str]:
             if can_be_tied(left.arguments.records[tie.record][0]):
                 one, two = map(jtu.keystr, tie.paths)
                 reasons.append(f"`{one}` and `{two}` are {what}")
-    for path in {**old.bare, **new.bare}:
-        was, is_now = old.bare.get(path, "missing"), new.bare.get(path, "missing")
+    for path in {**old.static, **new.static}:
+        was, is_now = old.static.get(path, "missing"), new.static.get(path, "missing")
         if was != is_now:
             reasons.append(f"`{path}` was {was} and is {is_now}")
     return reasons or ["the placement of arguments or the configuration of JAX changed, or its caches were cleared"]

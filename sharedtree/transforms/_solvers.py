@@ -1,19 +1,19 @@
 """`jax.lax.custom_root` and `custom_linear_solve`.
 
-What is solved for has one structure: a guess goes in, and what each function returns in its place is packed like it.
-The solvers are given functions by JAX, on packed trees, and hand the user functions on modules:
+What is solved for has one structure: a guess goes in, and what each function returns in its place is fitted to it. The
+solvers are given functions by JAX, on hands, and hand the user functions on modules:
 
-    solve(f, Pair(w, w))        JAX calls    solve(f', Packed([w])),  where  f'(Packed([w])) → Packed([r])
+    solve(f, Pair(w, w))        JAX calls    solve(f', Hand([w])),  where  f'(Hand([w])) → Hand([r])
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from .._crossed import Graph
-from .._crossing import Crossing
-from .._inside import Inside
-from .._joining import Words, joined, leaves_like, packed_as, require_same_containers
-from .._packing import unpack_call
+from .._arguments import LeafPath
+from ._crossing import Crossing, argument, part_of
+from ._hands import Hand, whole
+from ._inside import Inside, receive
+from ._meet import Words, fitted
 
 
 def custom_root(
@@ -28,7 +28,7 @@ def custom_root(
         crossing.function(tangent_solve, _solution),
         has_aux=has_aux,
     )
-    return crossing.leave(*solution) if has_aux else crossing.leave(solution)
+    return _left(crossing, solution, has_aux)
 
 
 def custom_linear_solve(
@@ -41,29 +41,34 @@ def custom_linear_solve(
     has_aux: bool = False,
 ) -> Any:
     """`jax.lax.custom_linear_solve`."""
-    (b,) = crossing.enter(matvec, {"b": b})
+    (hand,) = crossing.enter(matvec, {"b": b})
     body = _solution_and_more if has_aux else _solution
     solution = crossing.apply(
         crossing.function(matvec, _value),
-        b,
+        hand,
         crossing.function(solve, body),
         None if transpose_solve is None else crossing.function(transpose_solve, body),
         symmetric=symmetric,
         has_aux=has_aux,
     )
-    return crossing.leave(*solution) if has_aux else crossing.leave(solution)
+    return _left(crossing, solution, has_aux)
 
 
-def _value(inside: Inside, x: Any) -> Any:
+def _left(crossing: Crossing, solution: Any, has_aux: bool) -> Any:
+    hand, *aux = solution if has_aux else (solution,)
+    return crossing.leave(whole(hand.leaves, part_of(hand.structure, 0)[0]), *aux)
+
+
+def _value(inside: Inside, x: Hand) -> Any:
     return _like(inside, inside.call(x), x)
 
 
-def _solution(inside: Inside, f: Callable[[Any], Any], x: Any) -> Any:
-    return _like(inside, inside.call(_on_modules(inside, f, x), x), x)
+def _solution(inside: Inside, f: Callable[[Any], Any], x: Hand) -> Any:
+    return _like(inside, inside.call(x, before=(_on_modules(inside, f, x),)), x)
 
 
-def _solution_and_more(inside: Inside, f: Callable[[Any], Any], x: Any) -> Any:
-    result = inside.call(_on_modules(inside, f, x), x)
+def _solution_and_more(inside: Inside, f: Callable[[Any], Any], x: Hand) -> Any:
+    result = inside.call(x, before=(_on_modules(inside, f, x),))
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         raise TypeError(
             f"With `has_aux=True`, a solver of `{inside.terms.title}` returns a pair, what is solved for and more, but "
@@ -73,25 +78,17 @@ def _solution_and_more(inside: Inside, f: Callable[[Any], Any], x: Any) -> Any:
     return _like(inside, result[0], x), inside.pack(result[1])
 
 
-def _on_modules(inside: Inside, f: Callable[[Any], Any], like: Any) -> Callable[[Any], Any]:
-    """A function of packed trees, as the user calls it."""
-
-    def on_modules(x: Any) -> Any:
-        return unpack_call((f(_like(inside, x, like)),), {}, ()).args[0]
-
-    return on_modules
+def _on_modules(inside: Inside, f: Callable[[Any], Any], like: Hand) -> Callable[[Any], Any]:
+    """A function of hands, as the user calls it."""
+    return lambda x: receive((f(_like(inside, x, like)),)).arguments.args[0]
 
 
-def _like(inside: Inside, tree: Any, like: Any) -> Any:
-    """A tree packed like what is solved for.
+def _like(inside: Inside, tree: Any, like: Hand) -> Hand:
+    """A tree in the hand of what is solved for.
 
     Raises:
         SharingMismatchError: if it lacks a tie, or differs in shape or static values.
     """
-    name = inside.terms.names.text(0)
+    before = argument(receive((like,)).tree, 0)
     words = Words(inside.terms.title, "in what is solved for", "in what stands in its place")
-    packed = inside.pack(tree)
-    if not require_same_containers(like, packed, name, words):
-        return packed
-    before, after = Graph.of(like, name), Graph.of(packed, name)
-    return packed_as(packed, like, leaves_like(before, after, joined(before, after, words, exact=True)))
+    return Hand(fitted(before, inside.walked(tree), words, (LeafPath(inside.terms.names.text(0)),)), like.deal)

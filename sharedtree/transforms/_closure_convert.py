@@ -4,7 +4,7 @@ The jaxpr inside is that of the packed function, so whoever calls it later must 
 that it was made with. A function without a closure is not traced; Equinox calls it as it is, and so do we, with the
 caller's own objects: Equinox is given `_handed_on` in its place, which only checks the arguments.
 
-    filter_closure_convert(f, Net(w, w))(Net(a, a))        Equinox's function is called with Packed([a])
+    filter_closure_convert(f, Net(w, w))(Net(a, a))        Equinox's function is called with Hand([a])
     filter_closure_convert(f, Net(w, w))(Net(a, b))        an error, for there is room for one
 """
 
@@ -13,23 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
-from jax import tree_util as jtu
 
-from ..._context import Policy
-from ..._jax_internals import api_boundary
-from .._crossed import Graph, Names
-from .._crossing import Crossing, nothing_given
-from .._inside import Inside
-from .._joining import Words, joined, leaves_like, packed_as, require_same_containers
-from .._packing import pack_call, unpack_result
+from .._arguments import Arguments
+from .._context import Policy
+from .._jax_internals import api_boundary
+from .._structure import Structure
+from .._walked import Walked
+from ._call import Dealing, enter, leave
+from ._crossing import Crossing
+from ._function_transform import rules_of_call
+from ._hands import Hand, whole
+from ._inside import Inside
+from ._meet import Words, fitted, holds_modules
+from ._names import Names
 from ._shapes import NO_KEYWORDS, filter_eval_shape
-
-
-class Given(NamedTuple):
-    """What a converted function is called with, packed."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
 
 
 class How(NamedTuple):
@@ -38,13 +35,15 @@ class How(NamedTuple):
     Attributes:
         title: what the transform is called in errors.
         policy: what counts as sharing.
-        treedef: of the packed arguments that it was made with.
+        names: of the positional arguments.
+        structure: of the arguments that it was made with.
         closureless: the user's function, if it has no closure.
     """
 
     title: str
     policy: Policy
-    treedef: Any
+    names: tuple[str, ...]
+    structure: Structure
     closureless: Callable[..., Any] | None
 
 
@@ -56,22 +55,23 @@ class Converted(eqx.Module):
 
     @api_boundary
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        given = self._fitted(args, kwargs)
-        result = self.function(*given.args, **given.kwargs)
+        result = self.function(self._fitted(args, kwargs))
         if self.how.closureless is not None:
             return self.how.closureless(*args, **kwargs)
-        return unpack_result(result, nothing_given)
+        return leave((result,))
 
     @property
     def in_struct(self) -> Any:
         """The arguments that it was made with, positional and by keyword, with shapes in place of arrays."""
-        return unpack_result(self.function.in_struct, nothing_given)
+        ((hand,), _) = self.function.in_struct
+        made = leave((hand,))
+        return tuple(made.args), made.kwargs
 
     @property
     def out_struct(self) -> Any:
         """What it returns, with shapes in place of arrays."""
         if self.how.closureless is None:
-            return unpack_result(self.function.out_struct, nothing_given)
+            return leave((self.function.out_struct,))
         args, kwargs = self.in_struct
         crossing = Crossing(eqx.filter_eval_shape, self.how.title, self.how.policy)
         return filter_eval_shape(crossing, self.how.closureless, args, kwargs)
@@ -82,23 +82,25 @@ class Converted(eqx.Module):
             raise AttributeError(name)
         return getattr(self.function, name)
 
-    def _fitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given:
-        """Arguments packed like those that it was made with.
+    def _fitted(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Hand:
+        """Arguments in the hand of those that it was made with.
 
         Raises:
             SharingMismatchError: if they lack a tie, or differ in shape or static values.
         """
         how = self.how
-        call = pack_call(args, kwargs, (), how.policy.rules, Names(self))
-        given = Given(call.args, call.kwargs)
-        if jtu.tree_structure(given) == how.treedef:
-            return given
+        names = (*how.names[: len(args)], *[f"args[{i}]" for i in range(len(how.names), len(args))])
+        call = enter(Arguments(names, args, kwargs), _rules(how.policy), Dealing(how.title, lambda _: ()))
+        call.end()
+        if call.tree.structure is how.structure:
+            return call.hands[0]
+        before = Walked.of(how.structure, [None] * len(how.structure.records))
         words = Words(how.title, "in the example arguments", "in those of the call")
-        like = how.treedef.unflatten([0] * how.treedef.num_leaves)
-        if not require_same_containers(like, given, "given", words):
-            return given  # Equinox says best what is wrong
-        before, after = Graph.of(like, "given"), Graph.of(given, "given")
-        return packed_as(given, like, leaves_like(before, after, joined(before, after, words, exact=True)))
+        return whole(fitted(before, call.tree, words), how.structure)
+
+
+def _rules(policy: Policy) -> Any:
+    return rules_of_call(policy, filtered=True)
 
 
 def filter_closure_convert(
@@ -107,18 +109,19 @@ def filter_closure_convert(
     """`equinox.filter_closure_convert`."""
     if not callable(fn):
         return crossing.transform(fn, *args, **kwargs)  # says best what is wrong
-    packed, named = crossing.enter_call(fn, args, kwargs)
+    hand = crossing.enter_call(fn, args, kwargs)
     is_closureless = isinstance(fn, types.FunctionType) and fn.__closure__ is None
-    if is_closureless and not crossing.call.modules:
+    if is_closureless and not holds_modules(crossing.call.tree):
         return crossing.transform(fn, *args, **kwargs)
     inner = _handed_on if is_closureless else crossing.function(fn, _whole, caches_traces=False)
-    how = How(crossing.title, crossing.policy, jtu.tree_structure(Given(packed, named)), fn if is_closureless else None)
-    return Converted(crossing.apply(inner, *packed, **named), how)
+    names = Names(fn).of(len(args))
+    how = How(crossing.title, crossing.policy, names, hand.structure, fn if is_closureless else None)
+    return Converted(crossing.apply(inner, hand), how)
 
 
-def _handed_on(*args: Any, **kwargs: Any) -> None:
+def _handed_on(hand: Hand) -> None:
     """Called by Equinox after it has checked the arguments."""
 
 
-def _whole(inside: Inside, *args: Any, **kwargs: Any) -> Any:
-    return inside.pack(inside.call(*args, named=kwargs))
+def _whole(inside: Inside, hand: Hand) -> Any:
+    return inside.pack(inside.call(hand))

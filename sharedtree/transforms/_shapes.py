@@ -9,25 +9,23 @@ Nothing is written back in place, for there are no values.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import equinox as eqx
 import jax
 
-from ..._context import Policy, PolicyOption, current_policy
-from ..._equinox_internals import name_of
-from ..._jax_internals import api_boundary
-from ..._packed import Packed
-from ..._structure import intern
-from .._calling import calling
-from .._crossed import with_packed
-from .._crossing import Crossing
-from .._likes import without_statics
-from .._packing import Call
+from .._context import Policy, PolicyOption
+from .._equinox_internals import name_of
+from .._structure import intern
+from ._call import Call, leave
 from ._checkpoint import CheckpointTransform
+from ._crossing import Crossing
+from ._hands import Hand, whole
 from ._jit import FilterJitTransform, JitTransform
+from ._like import without_statics
+from ._meet import holds_modules
 
 _VanillaJitted = type(jax.jit(lambda: None))
 
@@ -38,12 +36,14 @@ def eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str
     """`jax.eval_shape`, which asks `jax.jit`: of a function that is jitted already, with its own options."""
     if isinstance(fun, JitTransform):
         return fun.eval_shape(*args, **kwargs)
+    if not callable(fun):
+        return crossing.transform(fun, *args, **kwargs)  # says best what is wrong
     jitted = JitTransform(jax.jit, fun, crossing.policy, {})
     if type(fun) is not _VanillaJitted:
         return jitted.eval_shape(*args, **kwargs)
-    call = jitted.pack(args, dict(kwargs), crossing.policy)
-    if not call.modules:
-        return crossing.transform(fun, *args, **kwargs)
+    with jitted.enter(args, dict(kwargs), crossing.policy) as call:
+        if not holds_modules(call.tree):
+            return crossing.transform(fun, *args, **kwargs)
     try:
         return jitted.eval_shape(*args, **kwargs)
     except ValueError as error:
@@ -57,12 +57,7 @@ def eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str
 
 def filter_eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
     """`equinox.filter_eval_shape`. A module that is the function is traced, too, as under `equinox.filter_jit`."""
-    policy = _without_changes(crossing.policy)
-    jitted = FilterJitTransform(eqx.filter_jit, fun, policy, {})
-    call = jitted.pack(args, dict(kwargs), policy)
-    with calling(jitted.names, call):
-        result = crossing.transform(jitted.inner(policy), *call.args, **call.kwargs)
-    return jitted.finish(result, call, policy)
+    return FilterJitTransform(eqx.filter_jit, fun, _without_changes(crossing.policy), {}).eval_shape(*args, **kwargs)
 
 
 class MakeJaxprTransform(CheckpointTransform):
@@ -70,13 +65,16 @@ class MakeJaxprTransform(CheckpointTransform):
 
     only_for_transform = frozenset({"axis_env", "return_shape"})
 
-    @api_boundary
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        policy = _without_changes(current_policy(self.policy))
-        call = self.pack(args, kwargs, policy)
-        with calling(self.names, call):
-            result = self.transformed(policy)(*call.args, **call.kwargs)
-        return self.finish(result, call, policy)
+    def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+        """As the base, without changes in place."""
+        return super().called(args, kwargs, _without_changes(policy))
+
+    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+        """Coming out: the jaxpr, and the shapes if they were asked for."""
+        if not self.options.get("return_shape"):
+            return result
+        jaxpr, shapes = result
+        return jaxpr, leave((shapes,))
 
 
 class FilterMakeJaxprTransform(MakeJaxprTransform):
@@ -84,11 +82,16 @@ class FilterMakeJaxprTransform(MakeJaxprTransform):
 
     caches_traces = False
 
-    def finish(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
-        """As the base, for the jaxpr, the shapes with `None` for what is static, and the other way round."""
-        jaxpr, shapes, others = result
-        shapes = with_packed(shapes, _without_statics)
-        return jaxpr, *(super(FilterMakeJaxprTransform, self).finish(each, call, policy) for each in (shapes, others))
+    def transformed_for(self, policy: Policy, call: Call) -> Any:
+        """As JAX's."""
+        return jax.make_jaxpr(self.inner(policy), return_shape=True)
+
+    def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
+        """The jaxpr, the shapes with `None` for what is static, and the other way round."""
+        jaxpr, shapes = result
+        structure = shapes.structure
+        without = intern(tuple(without_statics(structure.records)), structure.root)
+        return jaxpr, leave((whole(shapes.leaves, without),)), leave((Hand([None] * len(shapes.leaves), shapes.deal),))
 
 
 def as_it_is(
@@ -100,8 +103,3 @@ def as_it_is(
 
 def _without_changes(policy: Policy) -> Policy:
     return dataclasses.replace(policy, in_place=False)
-
-
-def _without_statics(packed: Packed) -> Packed:
-    known = packed.structure
-    return Packed(packed.leaves, intern(tuple(without_statics(known.records)), known.root, known.base))

@@ -18,17 +18,17 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax import tree_util as jtu
-
-from ..._context import Policy
-from ..._graph import Tags
-from ..._static_keys import Same
-from .._crossed import Graph
-from .._crossing import Crossing
-from .._joining import Words, joined, leaves_like, packed_as, require_same_containers
-from .._packing import pack_tree, unpack_call
-from ..checks._values import report_tied_values
+from .._arguments import LeafPath
+from .._graph import Rules, Tags, pack, walk
+from .._static_keys import Same
+from .._structure import Structure
+from .._walked import Walked
+from ._crossing import Crossing
+from ._hands import Hand, whole
+from ._inside import receive
+from ._meet import Words, fitted
 from ._shapes import NO_KEYWORDS
+from .checks._tied_values import report_tied_values
 
 
 def callback_with_result(
@@ -40,9 +40,9 @@ def callback_with_result(
     **options: Any,
 ) -> Any:
     """`jax.pure_callback` and `jax.experimental.io_callback`."""
-    promised = pack_tree(result_shape_dtypes, Tags(), crossing.policy.rules, "result_shape_dtypes")
-    on_host, packed, named = _enter(crossing, callback, args, kwargs, jtu.tree_structure(promised))
-    return crossing.leave(crossing.transform(on_host, promised, *packed, **named, **options))
+    promised = whole(*pack(result_shape_dtypes, Tags(), crossing.rules, "result_shape_dtypes"))
+    on_host, hand = _enter(crossing, callback, args, kwargs, promised.structure)
+    return crossing.leave(crossing.transform(on_host, promised, hand, **options))
 
 
 def debug_callback(
@@ -54,19 +54,23 @@ def debug_callback(
     def call(callback: Any, *args: Any, **kwargs: Any) -> Any:
         if not callable(callback):
             return run(callback, *args, **kwargs)  # which refuses it
-        own = Crossing(crossing.transform, crossing.title, crossing.policy)
-        on_host, packed, named = _enter(own, callback, args, kwargs, None)
-        return run(on_host, *packed, **named)
+        own = {name: kwargs.pop(name) for name in ("ordered", "partitioned") if run is crossing.transform and name in kwargs}
+        return run(*_enter(Crossing(crossing.transform, crossing.title, crossing.policy), callback, args, kwargs, None), **own)
 
     return call if callback is None else call(callback, *args, **kwargs, **options)
 
 
 def _enter(
-    crossing: Crossing, callback: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], promised: Any
-) -> tuple["OnHost", Sequence[Any], dict[str, Any]]:
-    packed, named = crossing.enter_call(callback, args, kwargs)
-    report_tied_values(crossing.call.items(), crossing.names, crossing.title, crossing.policy)
-    return OnHost(callback, _identity_of(callback), crossing.title, crossing.policy, promised), packed, named
+    crossing: Crossing,
+    callback: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    promised: Structure | None,
+) -> tuple["OnHost", Hand]:
+    hand = crossing.enter_call(callback, args, kwargs)
+    report_tied_values(crossing.call.tree, crossing.names, crossing.title, crossing.policy)
+    crossing.call.end()
+    return OnHost(callback, _identity_of(callback), crossing.title, crossing.rules, promised), hand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,33 +81,32 @@ class OnHost:
         callback: the user's function.
         identity: of the function, by which it is compared.
         title: what the transform is called in errors.
-        policy: what counts as sharing.
-        promised: the structure of the packed `result_shape_dtypes`; None if nothing is handed back. It comes last, for
-            JAX allows no comparison of a structure with None, and the title tells them apart before.
+        rules: how results are walked.
+        promised: the structure of `result_shape_dtypes`; None if nothing is handed back.
     """
 
     callback: Callable[..., Any] = dataclasses.field(compare=False)
     identity: tuple[Same, ...]
     title: str
-    policy: Policy
-    promised: Any
+    rules: Rules
+    promised: Structure | None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        entered = unpack_call(args, kwargs, ())
-        result = self.callback(*entered.args, **entered.kwargs)
+    def __hash__(self) -> int:
+        return hash((self.identity, self.title, self.promised))
+
+    def __call__(self, hand: Hand) -> Any:
+        arguments = receive((hand,)).arguments
+        result = self.callback(*arguments.args, **arguments.kwargs)
         return None if self.promised is None else self._as_promised(result)
 
     def _as_promised(self, result: Any) -> Any:
-        """A result, packed with the structure that was promised. JAX compares only how many leaves there are."""
-        returned = pack_tree(result, Tags(), self.policy.rules, "result")
-        if jtu.tree_structure(returned) == self.promised:
-            return returned
+        """A result, in the hand that was promised. JAX compares only how many leaves there are."""
+        assert self.promised is not None
+        tags = Tags()
+        _, records, root = walk(result, tags, self.rules, "result")
+        before = Walked.of(self.promised, [None] * len(self.promised.records))
         words = Words(self.title, "in `result_shape_dtypes`", "in what the callback returned")
-        promised = self.promised.unflatten([0] * self.promised.num_leaves)
-        if not require_same_containers(promised, returned, "result", words):
-            return returned
-        before, after = Graph.of(promised, "result"), Graph.of(returned, "result")
-        return packed_as(returned, promised, leaves_like(before, after, joined(before, after, words, exact=True)))
+        return whole(fitted(before, Walked(records, root, tags.objects), words, (LeafPath("result"),)), self.promised)
 
 
 def _identity_of(function: Callable[..., Any]) -> tuple[Same, ...]:
