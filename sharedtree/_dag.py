@@ -10,9 +10,9 @@ from ._distinct import distinct
 from ._graph import unpack
 from ._locks import Lock
 from ._node_types import require_registered
-from ._packed import with_keys
 from ._structure import Structure
 from ._tied_values import recall, remember
+from ._walked import leaf_paths, with_paths
 
 T = TypeVar("T")
 
@@ -133,7 +133,7 @@ class Dag(Generic[T]):
 
 jtu.register_pytree_with_keys(
     Dag,
-    lambda dag: (with_keys(*dag._flatten()), dag.structure),  # noqa: SLF001 # pyright: ignore
+    lambda dag: (with_paths(dag._flatten()[0], leaf_paths(dag.structure)), dag.structure),  # noqa: SLF001 # pyright: ignore
     Dag._unflatten,  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     Dag._flatten,  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 )

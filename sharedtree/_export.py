@@ -17,29 +17,35 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
-import numpy as np
 from jax import export as jax_export, tree_util as jtu
 
+from ._arguments import Arguments
 from ._context import PolicyOption, current_policy
 from ._dag import Dag
-from ._errors import FormatError, UntrustedTypeError
-from ._graph import Tags, build, pack
+from ._errors import UntrustedTypeError
+from ._graph import Rules, Tags, build, pack
 from ._jax_internals import api_boundary
-from ._node_types import node_type_of_class
-from ._packed import Packed
+from ._node_types import Inherited, node_type_of_class
+from ._older_exports import (
+    Packed,
+    malformed,
+    put_together,
+    stand_in,
+    structure_before_hands,
+    structure_of_arguments,
+    written_before_hands,
+)
 from ._statics import Static
 from ._structure import Node, Op, Structure, intern
 from .serialise.load import from_bytes
 from .serialise.save import to_bytes
 from .serialise.trust._trust import Trusted
 from .transforms._applying import title_of
-from .transforms._calling import calling
-from .transforms._crossed import Names, packed_in
-from .transforms._crossing import nothing_given
-from .transforms._made_for import require_made_for, stand_in
-from .transforms._packing import pack_call, unpack_result
+from .transforms._call import Dealing, enter, leave
+from .transforms._function_transform import rules_of_call
+from .transforms._hands import Deal, Hand
+from .transforms._jit import JitTransform, require_made_for
 from .transforms._preserve import preserve_identities, register_transform
-from .transforms.adapters._jit import JitTransform
 
 _trusted: ContextVar[Any] = ContextVar("trusted", default=())  # what the call that is reading now trusts
 
@@ -77,13 +83,20 @@ class Exported:
             SharingMismatchError: if ties, classes or static values are others.
             ValueError: if the arguments are of another tree, or their arrays of other shapes.
         """
-        policy = current_policy(self._policy)
-        names = Names(self.call, ())
-        call = pack_call(args, kwargs, (), policy.rules, names)
-        made = f"`{self._exported.fun_name}` was exported"
-        require_made_for(self._exported.in_tree, call, names, made, "sharedtree.export(f)(*args)")
-        result = self._exported.call(*call.args, **call.kwargs)
-        return unpack_result(result, nothing_given)
+        rules = rules_of_call(current_policy(self._policy), filtered=False)
+        in_tree = self._exported.in_tree
+        known = structure_of_arguments(in_tree)
+        with enter(_named_like(known, args, kwargs), rules, Dealing("export", lambda _: ())) as call:
+            made, again = f"`{self._exported.fun_name}` was exported", "sharedtree.export(f)(*args)"
+            require_made_for(known, call, made, again)
+            hands, _ = in_tree.unflatten(range(in_tree.num_leaves))
+            if not all(type(hand) is Hand for hand in hands):
+                own_args, own_kwargs = in_tree.unflatten(call.leaves)
+                return put_together(self._exported.call(*own_args, **own_kwargs))
+            own = [[call.leaves[i] for i in hand.deal.numbers or range(known.num_leaves)] for hand in hands]
+            each = zip(own, hands, strict=True)
+            result = self._exported.call(*[Hand(leaves, hand.deal) for leaves, hand in each])
+        return leave(result if isinstance(result, tuple) else (result,))
 
     @api_boundary
     def serialize(self, vjp_order: int = 0) -> bytearray:
@@ -128,7 +141,7 @@ class Exported:
         try:
             exported = jax_export.deserialize(bytearray(blob))
         except (StopIteration, AssertionError):  # of JAX, when leaves and arguments are not as many
-            raise _malformed() from None
+            raise malformed() from None
         finally:
             _trusted.reset(token)
         _require_sound(exported.in_tree)
@@ -200,29 +213,47 @@ def exporting(
             )
         # A program cannot name an object of its caller's.
         own = dataclasses.replace(own, pass_through=False)
-        call = jitted.pack(args, kwargs, own)
-        with calling(jitted.names, call):
-            exported = transform(jitted.transformed_for(own, call), **options)(*call.args, **call.kwargs)
+        with jitted.enter(args, kwargs, own) as call:
+            exported = transform(jitted.transformed_for(own, call), **options)(*call.hands, *call.statics)
         return Exported(exported, jitted.policy or policy)
 
     return for_arguments
 
 
-def bytes_of(structure: Structure) -> bytes:
+def _named_like(known: Structure, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+    """Arguments with the names that those have which a program was made for."""
+    positional, _, static = known.records[known.root][0].aux.peek()  # pyright: ignore[reportAttributeAccessIssue]
+    names = list(positional)
+    while len([name for name in names if name is not None]) < len(args):
+        names.append(f"args[{len(names)}]")
+    each = iter(args)
+    own = [(name, None if name is None else next(each, _MISSING)) for name in names]
+    own = [(name, arg) for name, arg in own if arg is not _MISSING]
+    return Arguments(
+        tuple([name for name, _ in own]), [arg for _, arg in own], {**kwargs, **dict.fromkeys(static)}, static
+    )
+
+
+_MISSING = object()
+
+
+def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
     """A structure as bytes.
+
+    Args:
+        structure: to be written.
+        convention: which holds around its root.
 
     Raises:
         UnserialisableError: if it holds what no file can hold.
     """
-    reached = {structure.root, *(number for _, children in structure.records for number in children)}
-    outer = sorted(number for number in reached if number < structure.base)
-    table: list[Any] = [None] * structure.base
-    for number in outer:
-        table[number] = jax.ShapeDtypeStruct((number,), np.int8)
+    table: list[Any] = []
     records = [(_written(op), children) for op, children in structure.records]
     build(records, [stand_in() for _ in range(structure.num_leaves)], table)
-    earlier = tuple([table[number] for number in outer])
-    return to_bytes((table[structure.root], earlier, structure.base, structure.noted, structure.tied_values))
+    tree, names = table[structure.root], None
+    if type(tree) is Arguments:
+        tree, names = tree.parts()
+    return to_bytes([tree, names, convention, structure.noted, structure.tied_values])
 
 
 def structure_of(data: bytes) -> Structure:
@@ -232,27 +263,54 @@ def structure_of(data: bytes) -> Structure:
         UntrustedTypeError: if a class or a function in it may not be named.
         FormatError: if these are no such bytes.
     """
+    found = _read_bytes(data)
+    if type(found) is tuple:
+        return structure_before_hands(found, _read)
+    if type(found) is not list or len(found) != 5 or not all(type(found[i]) is tuple for i in (3, 4)):
+        raise malformed()
+    tree, names, convention, *noted = found
+    if convention not in ("jax", "outside") or (names is not None and not _are_names(names, tree)):
+        raise malformed()
+    tree = tree if names is None else Arguments.of_parts(names, tree)
+    leaves, known = pack(tree, Tags(), Rules(convention=convention))
+    if not all(type(mark) is int and 0 <= mark < len(leaves) for marks in noted for mark in marks):
+        raise malformed()
+    return intern(tuple([(_read(op, len(below)), below) for op, below in known.records]), known.root, 0, None, *noted)
+
+
+def _read_bytes(data: bytes) -> Any:
     try:
-        found = from_bytes(data, trusted=_trusted.get())
+        return from_bytes(data, trusted=_trusted.get())
     except UntrustedTypeError as error:
         advice = re.sub(r"sharedtree\.load\(path, trusted=\[(.*)\]\)", r"sharedtree.trust(\1)", str(error))
         raise UntrustedTypeError(advice, error.paths, error.names) from None
-    if type(found) is not tuple or len(found) != 5 or not all(type(found[i]) is tuple for i in (1, 3, 4)):
-        raise _malformed()
-    tree, earlier, base, *noted = found
-    tags = Tags()
-    for one in earlier:
-        tags.add(one, tag=True)
-    numbers = [one.shape[0] for one in earlier if type(one) is jax.ShapeDtypeStruct and len(one.shape) == 1]
-    leaves, known = pack(tree, tags)
-    are_places = all(type(mark) is int and 0 <= mark < len(leaves) for marks in noted for mark in marks)
-    is_base = type(base) is int and base >= 0 and all(number < base for number in numbers)
-    if not is_base or len(numbers) != len(earlier) or not are_places:
-        raise _malformed()
-    numbers += range(base, base + len(known.records))
-    records = [(_read(op, len(children)), children) for op, children in known.records]
-    records = tuple([(op, tuple([numbers[child] for child in children])) for op, children in records])
-    return intern(records, numbers[known.root], base, None, *noted)
+
+
+def _are_names(names: Any, children: Any) -> bool:
+    if type(names) is not tuple or len(names) != 3 or type(children) is not list:
+        return False
+    if not all(type(each) is tuple and all(type(x) in (str, type(None)) for x in each) for each in names):
+        return False
+    positional, keywords, _ = names
+    return len([name for name in positional if name is not None]) + len(keywords) == len(children)
+
+
+def bytes_of_deal(deal: Deal) -> bytes:
+    """What a hand has beside its leaves, as bytes."""
+    return to_bytes((bytes_of(deal.structure, "outside"), deal.numbers))
+
+
+def deal_of(data: bytes) -> Deal:
+    """The inverse of that."""
+    found = from_bytes(data)
+    if type(found) is not tuple or len(found) != 2 or type(found[0]) is not bytes:
+        raise malformed()
+    structure, numbers = structure_of(found[0]), found[1]
+    if numbers is not None and not (
+        type(numbers) is tuple and all(type(n) is int and 0 <= n < structure.num_leaves for n in numbers)
+    ):
+        raise malformed()
+    return Deal(structure, numbers)
 
 
 class WrittenDag:
@@ -281,26 +339,22 @@ def _read(op: Op, num_leaves: int) -> Op:
         return op
     data = op.aux.peek()
     structure = structure_of(data) if type(data) is bytes else None
-    if structure is None or structure.base != 0 or structure.num_leaves != num_leaves:
-        raise _malformed()
+    if structure is None or structure.num_leaves != num_leaves:
+        raise malformed()
     dag = Dag._unflatten(structure, [stand_in() for _ in range(num_leaves)])  # noqa: SLF001 # pyright: ignore
     return pack(dag, Tags())[1].records[-1][0]
 
 
 def _require_sound(treedef: Any) -> None:
-    """Checks that what is packed in a tree has its leaves, and is numbered from where the one before it ends."""
-    num_records = 0
-    found = packed_in(treedef.unflatten([None] * treedef.num_leaves), "result")
-    # JAX sorts keywords, and they are packed in the order in which they are given.
-    for argument in sorted(found, key=lambda argument: argument.structure.base):
-        structure = argument.structure
-        if structure.base != num_records or structure.num_leaves != len(argument.packed.leaves):
-            raise _malformed()
-        num_records += len(structure.records)
-
-
-def _malformed() -> FormatError:
-    return FormatError("The structure of an exported program is malformed: it is damaged, or was made by hand.")
+    """Checks that the hands in a tree have all the leaves of one structure, each once."""
+    hands = jtu.tree_leaves(treedef.unflatten([None] * treedef.num_leaves), is_leaf=lambda x: isinstance(x, Hand))
+    own = [hand for hand in hands if type(hand) is Hand]
+    numbers = [n for hand in own for n in hand.deal.numbers or range(hand.structure.num_leaves)]
+    if own and (
+        any(hand.structure is not own[0].structure or hand.deal.num_leaves != len(hand.leaves) for hand in own)
+        or sorted(numbers) != list(range(own[0].structure.num_leaves))
+    ):
+        raise malformed()
 
 
 def _require_flatbuffers() -> None:
@@ -315,12 +369,13 @@ def _require_flatbuffers() -> None:
 
 
 register_transform(jax_export.export, exporting)
-for cls in (Packed, Dag):
+for cls, write, read in (
+    (Hand, bytes_of_deal, deal_of),
+    (Dag, bytes_of, structure_of),
+    (Packed, lambda structure: to_bytes(written_before_hands(structure, _written)), structure_of),
+):
     # JAX knows each name once, and keeps that of an earlier import of the package.
     with contextlib.suppress(ValueError):
         jax_export.register_pytree_node_serialization(
-            cls,
-            serialized_name=f"sharedtree.{cls.__name__}",
-            serialize_auxdata=bytes_of,
-            deserialize_auxdata=structure_of,
+            cls, serialized_name=f"sharedtree.{cls.__name__}", serialize_auxdata=write, deserialize_auxdata=read
         )

@@ -12,13 +12,13 @@ put together again with others. So does that of a result (`Structure.tied_values
 that share a trace, the one that was traced decides.
 """
 
-import collections
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ._locks import Lock
 from ._structure import LEAF, Record, Structure, reached_outside
+from ._walked import Walked
 
 _arrays: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 _one_around: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
@@ -46,20 +46,15 @@ def note_tied_values(leaves: Iterable[Any]) -> None:
     _note(_arrays, leaves)
 
 
-def note_one_around(
-    records: Sequence[Record], roots: Iterable[int], objects: Sequence[Any] | Mapping[int, Any]
-) -> None:
+def note_one_around(tree: Walked) -> None:
     """Notes the arrays that are at several places of containers which carry identity, for the transforms further in.
 
     Args:
-        records: of what a function received.
-        roots: of the containers.
-        objects: what the records stand for.
+        tree: what a function received, whose mutable containers carry identity outside modules.
     """
-    outside = {number for root in roots for number in reached_outside(records, root)}
-    met = collections.Counter(child for number in outside for child in records[number][1])
-    below = {number for top in outside if met[top] > 1 for number in reached_outside(records, top)}
-    _note(_one_around, [objects[number] for number in sorted(below) if records[number][0] is LEAF])
+    outside = reached_outside(tree.records, tree.root)
+    below = {number for number, paths in outside.items() if paths > 1}
+    _note(_one_around, [tree.objects[number] for number in sorted(below) if tree.records[number][0] is LEAF])
 
 
 def _note(noted: "weakref.WeakValueDictionary[int, Any]", leaves: Iterable[Any]) -> None:

@@ -5,11 +5,13 @@
 """
 
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax import tree_util as jtu
 
+from ._arguments import LeafPath
 from ._structure import LEAF, Node, Path, Record, Structure, Update, canonical, edges, reached_outside
 
 
@@ -109,3 +111,24 @@ class Walked:
     def paths_to(self, chosen: Callable[[Any], bool]) -> list[str]:
         """The first paths of the leaves that a function chooses."""
         return [self.text(number) for number, leaf in self.leaves.items() if chosen(leaf)]
+
+
+def leaf_paths(structure: Structure) -> list[str]:
+    """The representative path of each traced leaf that `structure` itself defines, in order."""
+    found = _paths.get(structure)
+    if found is None:
+        # JAX asks several times in each trace, and again in the next.
+        first: dict[int, str] = {}
+        for number, path in edges(structure.records, [((), structure.root)], structure.base):
+            first.setdefault(number, jtu.keystr(path))
+        found = [first.get(number, f"<leaf {number}>") for number in structure.leaf_numbers]
+        found = _paths.setdefault(structure, found)
+    return found
+
+
+_paths: weakref.WeakKeyDictionary[Structure, list[str]] = weakref.WeakKeyDictionary()
+
+
+def with_paths(leaves: Sequence[Any], paths: Sequence[str]) -> list[tuple[LeafPath, Any]]:
+    """Leaves with their paths as keys, for JAX."""
+    return list(zip(map(LeafPath, paths), leaves, strict=True))

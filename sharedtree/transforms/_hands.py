@@ -6,15 +6,14 @@ A hand is a node of a vanilla pytree. Its leaves are the children; the rest is a
 structure of the whole tree, and which of its leaves are in this hand. From all hands together the tree is put together.
 """
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from jax import tree_util as jtu
 
-from .._arguments import LeafPath
 from .._graph import unpack
-from .._structure import Given, Structure, Update, edges
+from .._structure import Given, Structure, Update
+from .._walked import leaf_paths, with_paths
 
 
 class Deal:
@@ -99,29 +98,9 @@ def gathered(hands: Sequence[Hand]) -> list[Any]:
     return leaves
 
 
-def leaf_paths(structure: Structure) -> list[str]:
-    """The representative path of each traced leaf that `structure` itself defines, in order."""
-    found = _paths.get(structure)
-    if found is None:
-        # JAX asks several times in each trace, and again in the next.
-        first: dict[int, str] = {}
-        for number, path in edges(structure.records, [((), structure.root)], structure.base):
-            first.setdefault(number, jtu.keystr(path))
-        found = [first.get(number, f"<leaf {number}>") for number in structure.leaf_numbers]
-        found = _paths.setdefault(structure, found)
-    return found
-
-
-_paths: weakref.WeakKeyDictionary[Structure, list[str]] = weakref.WeakKeyDictionary()
-
-
-def _with_keys(hand: Hand) -> tuple[list[tuple[LeafPath, Any]], Deal]:
-    return list(zip(map(LeafPath, hand.paths), hand.leaves, strict=True)), hand.deal
-
-
 jtu.register_pytree_with_keys(
     Hand,
-    _with_keys,
+    lambda hand: (with_paths(hand.leaves, hand.paths), hand.deal),
     lambda deal, leaves: Hand(tuple(leaves), deal),
     lambda hand: (hand.leaves, hand.deal),
 )

@@ -25,7 +25,7 @@ from .._prefix import Branch
 from .._statics import Static
 from .._structure import LEAF, Node, Structure, intern
 from .._untying import hand_on
-from .._walked import Walked
+from .._walked import Walked, with_paths
 from ._call import Call, Plan
 from ._dealing import Dealt, dealt, with_notes
 from ._function_transform import FunctionTransform
@@ -45,7 +45,7 @@ class Operand(Hand):
 
 jtu.register_pytree_with_keys(
     Operand,
-    lambda hand: (list(zip(map(LeafPath, hand.paths), hand.leaves, strict=True)), hand.deal),
+    lambda hand: (with_paths(hand.leaves, hand.paths), hand.deal),
     lambda deal, leaves: Operand(tuple(leaves), deal),
     lambda hand: (hand.leaves, hand.deal),
 )

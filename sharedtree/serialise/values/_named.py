@@ -26,7 +26,7 @@ from jax.extend import core as jex_core
 from ..._errors import UnserialisableError
 from ..._node_types import node_type_of
 from ..._printable import printable
-from ...transforms._function import FunctionTransform
+from ...transforms._function_transform import FunctionTransform
 from ..arrays._arrays import is_array
 from ..trust._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY, TOKENS
 from ..trust._names import NamelessError, RefusalError, find, name_of, own_name_of, root_of
