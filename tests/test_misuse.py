@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import sharedtree as st
-from sharedtree.transforms._function import FunctionTransform
+from sharedtree.transforms._function_transform import FunctionTransform
 from tests.strategies import Pair
 
 

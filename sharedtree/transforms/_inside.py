@@ -30,6 +30,7 @@ from .checks._between_calls import SeenArguments
 from .checks._lost_changes import report_lost_changes, traced_under
 from .checks._lost_ties import report_lost_ties
 from .checks._retracing import Traces
+from .checks._static_arguments import require_separate
 from .checks._tied_values import report_tied_values
 from .checks._tracer_leaks import forbid_tracers
 
@@ -147,6 +148,7 @@ class Inside:
             terms.traces.add(tree, received.arguments, terms.names)
         if call is not None:
             call.was_traced = True
+            require_separate(call.arguments, call.tree, terms.names)
             report_tied_values(call.tree, terms.names, terms.title, terms.policy)
             numbers = tree.leaf_numbers
             hand_on([call.objects[n] for n in numbers], [tree.objects[n] for n in numbers])

@@ -29,7 +29,6 @@ from ._inner_function import Shared, shared_by
 from ._labels import Treatment
 from ._meet import Words, meet
 from ._names import Names
-from .checks._static_arguments import require_separate
 
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns
 
@@ -109,13 +108,6 @@ class JitTransform(DonatingTransform):
         if kwargs and self._in_shardings is not None:
             self.transform(self.function, **self.options)(*args, **kwargs)  # refuses keywords
         return super().enter(args, kwargs, policy)
-
-    def call_inside(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-        """As the base."""
-        call = args[0].deal.call
-        if call is not None and call.statics:
-            require_separate(call.arguments, call.tree, self.names)
-        return super().call_inside(policy, function, args, kwargs)
 
     def used(self, call: Call) -> Sequence[Any]:
         """JAX drops arguments that the computation does not need, and then their placement has no effect."""

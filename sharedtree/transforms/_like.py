@@ -11,10 +11,12 @@ A Jacobian nests them: in the result of the function, each leaf is such a hand; 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
 from .._distinct import distinct
 from .._graph import build
 from .._statics import Static
-from .._structure import Record
+from .._structure import Record, reached_outside
 from .._untying import hand_on
 from .._walked import Walked
 from .._whole_gradients import note_tied
@@ -23,16 +25,15 @@ from ._hands import Hand, gathered
 _NONE = Static(None)
 
 
-def without_statics(records: Sequence[Record], static: Static = _NONE) -> list[Record]:
-    """Records with None, or something else, for each static leaf: those of a gradient."""
-    return [(static, ()) if type(op) is Static else (op, children) for op, children in records]
+def without_statics(records: Sequence[Record]) -> list[Record]:
+    """Records with None for each static leaf: those of a gradient."""
+    return [(_NONE, ()) if type(op) is Static else (op, children) for op, children in records]
 
 
 def like(
     hands: Sequence[Hand],
     originals: Sequence[Any] = (),
     nested: Callable[[Any], Any] = lambda leaf: leaf,
-    static: Any = None,
     *,
     is_gradient: bool = True,
 ) -> Any:
@@ -42,11 +43,10 @@ def like(
         hands: with their leaves; what is in other hands is None.
         originals: the leaves in whose places they are, of which something may have been noted.
         nested: a leaf → what it becomes, if it is a tree itself.
-        static: what stands in the place of static leaves.
         is_gradient: whether each leaf is the sum over its paths, which a rule that returns it is believed.
     """
     structure = hands[0].deal.structure
-    records = without_statics(structure.records, _NONE if static is None else Static(static))
+    records = without_statics(structure.records)
     # Under `jax.jit` JAX hands one tracer for all cotangents that are equal. That is no tie of anyone's.
     own = iter(distinct([nested(leaf) for hand in hands for leaf in hand.leaves]))
     leaves = gathered([Hand([next(own) for _ in hand.leaves], hand.deal) for hand in hands])
@@ -58,3 +58,14 @@ def like(
     table: list[Any] = []
     build(records, leaves, table)
     return table[structure.root]
+
+
+def tangents_of(hand: Hand, *, is_gradient: bool = True) -> Any:
+    """What a rule is given in the place of a hand with all leaves: in modules, None for what has no tangent."""
+    structure = hand.structure
+    outside = reached_outside(structure.records, structure.root)
+    leaves = [
+        None if n not in outside and getattr(leaf, "dtype", None) == jax.dtypes.float0 else leaf
+        for n, leaf in zip(structure.leaf_numbers, hand.leaves, strict=True)
+    ]
+    return like((Hand(leaves, hand.deal),), is_gradient=is_gradient)

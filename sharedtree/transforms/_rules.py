@@ -33,7 +33,7 @@ from ._function_transform import FunctionTransform
 from ._hands import Hand, whole
 from ._inner_function import Inner
 from ._inside import Inside
-from ._like import like
+from ._like import tangents_of
 from ._meet import Words, meet
 from ._modules import How
 from ._rules_in_place import Changed, changed_apart, write_back
@@ -320,7 +320,7 @@ class CustomVjpTransform(RuleTransform):
         *static, residuals, cotangent = args
         if policy.in_place:
             _, cotangent = cotangent
-        return self.cotangents(policy, bwd, *static, tree_of(residuals), like((cotangent,)), logs=logs)
+        return self.cotangents(policy, bwd, *static, tree_of(residuals), tangents_of(cotangent), logs=logs)
 
 
 class CustomGradientTransform(RuleTransform):
@@ -353,7 +353,7 @@ class CustomGradientTransform(RuleTransform):
         if policy.in_place:
             ((_, cotangent),) = args
             args = (cotangent,)
-        return self.cotangents(policy, rule, *[like((hand,)) for hand in args], logs=bool(self.options.get("with_logs")))
+        return self.cotangents(policy, rule, *map(tangents_of, args), logs=bool(self.options.get("with_logs")))
 
     def as_several(self, given: Any, num_operands: int) -> Any:
         """The cotangent of a single operand may be returned itself."""
@@ -417,7 +417,7 @@ class CustomJvpTransform(RuleTransform):
 
     def _forward(self, policy: Policy, jvp: Callable[..., Any], *args: Any) -> Any:
         *static, (primal,), (tangent,) = args
-        tangents = like((tangent,)).args
+        tangents = tangents_of(tangent, is_gradient=False).args
 
         def rule(*args: Any) -> Any:
             own = [args[i] for i in self._static]
