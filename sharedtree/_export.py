@@ -43,7 +43,7 @@ from .serialise.trust._trust import Trusted
 from .transforms._applying import title_of
 from .transforms._call import Dealing, enter, leave
 from .transforms._function_transform import rules_of_call
-from .transforms._hands import Deal, Hand
+from .transforms._hands import Deal, Hand, Hands
 from .transforms._jit import JitTransform, require_made_for
 from .transforms._preserve import preserve_identities, register_transform
 
@@ -96,7 +96,7 @@ class Exported:
             own = [[call.leaves[i] for i in hand.deal.numbers or range(known.num_leaves)] for hand in hands]
             each = zip(own, hands, strict=True)
             result = self._exported.call(*[Hand(leaves, hand.deal) for leaves, hand in each])
-        return leave(result if isinstance(result, tuple) else (result,))
+        return leave(result.parts if type(result) is Hands else (result,))
 
     @api_boundary
     def serialize(self, vjp_order: int = 0) -> bytearray:

@@ -202,7 +202,7 @@ def walk(
         if node_type is None or not (rules.inside or is_value(node_type, rules)):
             if not rules.inside:
                 return leaf(obj, tag=False)
-            if is_traced(obj, "equinox" if rules.filtered else convention):
+            if is_traced(obj, convention) and (not rules.filtered or is_traced(obj, "equinox")):
                 shared = rules.arrays and carries_identity(obj)
                 if shared and id(obj) in rules.given:  # alive: see Rules
                     return record(obj, Given(rules.given[id(obj)]), (), tag=True)

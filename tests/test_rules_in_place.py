@@ -85,7 +85,7 @@ def by_vjp():
 def by_vjp_in_the_rule():
     """`fwd` does by itself what the function does."""
     f = by_vjp()
-    fwd, bwd, *_ = f.rules  # pyright: ignore[reportAttributeAccessIssue]
+    _, fwd, bwd, *_ = f.rules_given  # pyright: ignore[reportAttributeAccessIssue]
     f.defvjp(lambda net, x: (forward(net, x), (net, x)), bwd)
     return f
 

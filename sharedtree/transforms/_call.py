@@ -102,8 +102,8 @@ class Call:
             Hand(list(leaves) if places is None else [leaves[place] for place in places], deal)
             for deal, places in zip(plan.deals, plan.sources, strict=True)
         ]
-        first = self.hands[0]
-        first.deal = Deal(first.deal.structure, first.deal.numbers, self)
+        for first in self.hands[:1]:
+            first.deal = Deal(first.deal.structure, first.deal.numbers, self)
 
     @property
     def objects(self) -> Any:
@@ -122,7 +122,8 @@ class Call:
 
     def end(self) -> None:
         """What JAX keeps of the hands must keep none of the arguments alive."""
-        self.hands[0].deal.call = None
+        for first in self.hands[:1]:
+            first.deal.call = None
 
     def __enter__(self) -> "Call":
         return self
@@ -187,14 +188,14 @@ def _new_plan(tree: Walked, structure: Structure, dealing: Dealing) -> Plan:
     if not treatments:
         return Plan(structure, None, tuple(AS_ONE), (Deal(structure),), (None,), ())
     found = dealt(tree, structure, treatments, dealing.title)
-    return _plan_of(found, tree, dealing.hands)
+    return _plan_of(found, tree, dealing.hands, len(treatments))
 
 
-def _plan_of(found: Dealt, tree: Walked, hands: Sequence[tuple[Any, ...]]) -> Plan:
+def _plan_of(found: Dealt, tree: Walked, hands: Sequence[tuple[Any, ...]], num_treatments: int) -> Plan:
     place = {number: i for i, number in enumerate(tree.leaf_numbers)}
     origins = range(len(tree.records)) if found.origins is None else found.origins
     sources = [place[origins[number]] for number in found.structure.leaf_numbers]
-    labels = distinct_labels([*hands, *found.labels])
+    labels = distinct_labels([*hands, *found.labels]) or [(None,) * num_treatments]
     if len(labels) <= 1 and found.origins is None:
         return Plan(found.structure, None, tuple(labels), (Deal(found.structure),), (None,), found.cuts)
     numbers = [tuple([i for i, own in enumerate(found.labels) if own == label]) for label in labels]

@@ -54,8 +54,14 @@ def debug_callback(
     def call(callback: Any, *args: Any, **kwargs: Any) -> Any:
         if not callable(callback):
             return run(callback, *args, **kwargs)  # which refuses it
-        own = {name: kwargs.pop(name) for name in ("ordered", "partitioned") if run is crossing.transform and name in kwargs}
-        return run(*_enter(Crossing(crossing.transform, crossing.title, crossing.policy), callback, args, kwargs, None), **own)
+        own = {
+            name: kwargs.pop(name)
+            for name in ("ordered", "partitioned")
+            if run is crossing.transform and name in kwargs
+        }
+        return run(
+            *_enter(Crossing(crossing.transform, crossing.title, crossing.policy), callback, args, kwargs, None), **own
+        )
 
     return call if callback is None else call(callback, *args, **kwargs, **options)
 

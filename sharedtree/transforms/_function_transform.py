@@ -1,6 +1,6 @@
 """Function transformers: `transform(f, **options) → g`. Five steps for all; what a family needs on top it overrides.
 
-    walk → leaves in hands → the transformed function → leaves gathered → build
+walk → leaves in hands → the transformed function → leaves gathered → build
 """
 
 import copy
@@ -23,8 +23,8 @@ from .._structure import Given, Node, Op, Update
 from ._applying import public_name, title_of, transform_named
 from ._call import Call, Dealing, enter, leave
 from ._dealing import DealtOut, Name, dealt_out
-from ._hands import Hand
-from ._in_place import Changes, conventions, rules_for_state, walked_together, with_changes
+from ._hands import Hand, Hands
+from ._in_place import IN_PLACE, Changes, conventions, rules_for_state, walked_together, with_changes
 from ._inconsistent import raise_inconsistent
 from ._inner_function import Inner, Shared, shared_by
 from ._inside import Inside, Received, Terms, packed, receive
@@ -264,11 +264,9 @@ class FunctionTransform(metaclass=_Named):
         call = enter(arguments, self.rules(policy), self.dealing(policy, arguments))
         return self.executable(call)
 
-    def leave(
-        self, result: Any, call: Call, policy: Policy, used: Callable[[], Sequence[Any]] | None = None
-    ) -> Any:
+    def leave(self, result: Any, call: Call, policy: Policy, used: Callable[[], Sequence[Any]] | None = None) -> Any:
         """Coming out: what the function returned, and what it changed in place, written."""
-        hands = result if isinstance(result, (tuple, list)) else (result,)
+        hands = result.parts if type(result) is Hands else (result,)
         if policy.in_place:
             changes = Changes(call, self.transform_name)
             made = leave(hands, call.objects.__getitem__, changes.update)
@@ -356,7 +354,7 @@ class FunctionTransform(metaclass=_Named):
         if policy.in_place:
             tree = with_changes(result, received.tree, inside.forbidding(rules), taken)
         elif policy.pass_through and self.passes_through:
-            given = unchanged(result, received.tree, taken)
+            given = unchanged(result, received.tree, taken, containers=policy.containers)
             tree = inside.walked(result, rules._replace(given=given)) if given else tree
         return packed(tree)
 
@@ -376,7 +374,7 @@ class FunctionTransform(metaclass=_Named):
 
     def handed_out(self, out: DealtOut, received: Received) -> Any:
         """The hands of what goes out, as the transform gets them."""
-        return out.hands
+        return Hands(out.hands)
 
     def _with_state(
         self, result: Any, inside: Inside, leaving: Treatment, labels: Sequence[Any] | None, changes: Rules
@@ -400,6 +398,7 @@ class FunctionTransform(metaclass=_Named):
                 (result, changes.convention),
             ],
             inside.forbidding(changes._replace(given={}, updated={})),
+            [*[IN_PLACE] * (1 + len(detached)), ""],
         )
         parts = [of_arguments, *[came.part_at(ways[n]) for n in detached], of_result]
         num_state = 1 + len(detached)

@@ -141,7 +141,9 @@ class GradTransform(FunctionTransform):
         call = super().enter(args, kwargs, policy)
         chosen = self.chosen(len(args))
         if call.plan.cuts:
-            again = Gradient(chosen, self._called(), self._written(), lambda x: self._select_everywhere(call.arguments, x))
+            again = Gradient(
+                chosen, self._called(), self._written(), lambda x: self._select_everywhere(call.arguments, x)
+            )
             report_partial_gradients(call, again, self.names, policy)
         forbid_references(call, self._differentiated(call.arguments), self.transform_name)
         if self._selects is not None and not call.hands[1].leaves:

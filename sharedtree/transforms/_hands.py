@@ -11,6 +11,7 @@ from typing import Any
 
 from jax import tree_util as jtu
 
+from .._arguments import LeafPath
 from .._graph import unpack
 from .._structure import Given, Structure, Update
 from .._walked import leaf_paths, with_paths
@@ -79,6 +80,23 @@ class Hand:
         if is_whole and self.deal.numbers is None:
             return repr(unpack(structure, self.leaves))
         return f"…({', '.join(map(str, self.leaves))})"
+
+
+class Hands:
+    """The hands of one result; or a label for each, which is a prefix of them. In JAX's messages it has no name."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+
+
+jtu.register_pytree_with_keys(
+    Hands,
+    lambda hands: ([(LeafPath(""), part) for part in hands.parts], None),
+    lambda _, parts: Hands(tuple(parts)),
+    lambda hands: (tuple(hands.parts), None),
+)
 
 
 def whole(leaves: Sequence[Any], structure: Structure) -> Hand:

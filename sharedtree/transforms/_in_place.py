@@ -68,16 +68,22 @@ def with_changes(
     changed: dict[Inherited, list[Any]] = {}
     for number in rules.updated.values():
         changed.setdefault(around[number], []).append(received.objects[number])
-    return walked_together([*((tuple(each), name) for name, each in changed.items()), (result, rules.convention)], rules)
+    return walked_together(
+        [*((tuple(each), name) for name, each in changed.items()), (result, rules.convention)], rules
+    )
 
 
-def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: Sequence[str] = ()) -> Walked:
+IN_PLACE = " in place of "
+"""How JAX's messages are to call what was changed, before its path."""
+
+
+def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: Sequence[str]) -> Walked:
     """Several trees as one, each with the convention that holds around it.
 
     Args:
         trees: with their conventions.
         rules: for all of them.
-        keys: what they are called, if not by their places.
+        keys: how their paths begin.
     """
     tags, records, roots = Tags(), list[Any](), list[int]()
     for tree, convention in trees:
@@ -86,8 +92,7 @@ def walked_together(trees: Iterable[tuple[Any, Inherited]], rules: Rules, keys: 
         roots.append(root)
     whole = node_type_of(())
     assert whole is not None
-    names = tuple(map(LeafPath, keys)) or whole.keys_of(roots)
-    records.append((Node(whole, Static(None), names), tuple(roots)))
+    records.append((Node(whole, Static(None), tuple(map(LeafPath, keys))), tuple(roots)))
     return Walked(records, len(records) - 1, [*tags.objects, None])
 
 

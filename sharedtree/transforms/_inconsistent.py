@@ -50,9 +50,7 @@ class Occurrences(NamedTuple):
     @property
     def lines(self) -> list[str]:
         """Paths and treatments as lines of a message."""
-        named = [
-            f"    `{path}`: {treatment}" for path, treatment in zip(self.paths, self.treatments, strict=True)
-        ]
+        named = [f"    `{path}`: {treatment}" for path, treatment in zip(self.paths, self.treatments, strict=True)]
         return named + [f"    … and more: {treatment}" for treatment in self.more]
 
 

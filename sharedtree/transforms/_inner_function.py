@@ -56,6 +56,11 @@ class _Bound(NamedTuple):
         """By their names."""
         return {_Nameless(i): arg for i, arg in enumerate(self.args)} | self.kwargs
 
+    @property
+    def signature(self) -> inspect.Signature:
+        """Of which these are the arguments."""
+        return _OF_HANDS
+
     def apply_defaults(self) -> None:
         """There are none."""
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from .._arguments import Arguments, Position, positions_of
@@ -19,15 +20,16 @@ from .._jax_internals import api_boundary, current_traces, used_inputs
 from .._node_types import is_module
 from .._prefix import Branch
 from .._statics import Static
-from .._structure import LEAF, Node
+from .._structure import LEAF, Node, Structure
 from .._text import shown
 from .._walked import Walked
 from ._argnums import Chosen
 from ._call import Call, Dealing, enter, leave
 from ._donation import DonatingTransform, is_donated
+from ._hands import Hands
 from ._inner_function import Shared, shared_by
 from ._labels import Treatment
-from ._meet import Words, meet
+from ._meet import Words, holds_modules, meet
 from ._names import Names
 
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns
@@ -100,7 +102,7 @@ class JitTransform(DonatingTransform):
             one = is_sharding(self._in_shardings)
             options["in_shardings"] = tuple([self._in_shardings if one else label[-1] for label in labels])
         if leaving is not None or self._out_shardings is not None:
-            options["out_shardings"] = self._out_shardings if leaving is None else tuple(leaving)
+            options["out_shardings"] = self._out_shardings if leaving is None else Hands(leaving)
         return self.transform(inner, **options)
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
@@ -163,7 +165,7 @@ class JitTransform(DonatingTransform):
             except Exception as error:
                 self.explain(error, call)
                 raise
-            hands = result if isinstance(result, tuple) else (result,)
+            hands = result.parts if type(result) is Hands else (result,)
             return leave(hands, _shapes_of(call.tree))
 
     def clear_cache(self) -> None:
@@ -220,11 +222,15 @@ class Program:
         names = (*self.names[: len(own)], *[f"args[{len(own) + i}]" for i in range(len(more))])
         given = [(name, arg) for name, arg in zip(names, (*own, *more), strict=True) if arg is not _MISSING]
         arguments = Arguments(
-            tuple([name for name, _ in given]), [arg for _, arg in given], {**kwargs, **dict.fromkeys(self.static)}, self.static
+            tuple([name for name, _ in given]),
+            [arg for _, arg in given],
+            {**kwargs, **dict.fromkeys(self.static)},
+            self.static,
         )
         with enter(arguments, jitted.rules(self.policy), jitted.dealing(self.policy, arguments)) as call:
             jitted.executable(call)
-            require_made_for(self.structure, call, f"`{jitted.names.definition.name}` was compiled", "f.lower(*args).compile()")
+            made = f"`{jitted.names.definition.name}` was compiled"
+            require_made_for(self.structure, call, made, "f.lower(*args).compile()")
             result = compiled(*call.hands)
 
             def used() -> Sequence[Any]:
@@ -252,10 +258,21 @@ def require_made_for(known: Any, call: Call, made: str, again: str) -> None:
     if call.tree.structure is known:
         return
     before = Walked.of(known, [None] * len(known.records))
-    fix = f"A program cannot be traced again. Make another one for these arguments:\n    program = {again}"
-    then, now = "when it was made", "now"
-    meet(before, call.tree, Words(made, then, now, fix=fix), exact=True)
-    meet(call.tree, before, Words(made, now, then, fix=fix), exact=True)
+    if not holds_modules(before) and not holds_modules(call.tree):
+        _refuse_as_jax(known, call)
+    words = Words("", "in the first", "in these", program=made, again=again)
+    meet(before, call.tree, words, exact=True)
+    meet(call.tree, before, words._replace(before=words.after, after=words.before), exact=True)
+
+
+def _refuse_as_jax(known: Structure, call: Call) -> None:
+    """Raises what JAX says of other arguments, where there is nothing that it does not know."""
+    made = unpack(known, [jax.ShapeDtypeStruct((), jnp.float32)] * known.num_leaves)
+    own = call.arguments
+    given = [arg for name, arg in zip(own.names, own.args, strict=True) if name is not None]
+    then = [arg for name, arg in zip(made.names, made.args, strict=True) if name is not None]
+    keywords = [{n: x for n, x in each.kwargs.items() if n not in each.static} for each in (made, own)]
+    jax.jit(lambda *args, **kwargs: None).lower(*then, **keywords[0]).compile()(*given, **keywords[1])
 
 
 class Stage:

@@ -189,7 +189,10 @@ def _like_carry(inside: Inside, result: Any, position: int, carry: Hand) -> Hand
     """
     terms, received = inside.terms, inside.received.tree
     before, after = argument(received, position), inside.walked(result)
-    words, above = Words(terms.title, "when an iteration begins", "when it ends"), (LeafPath(terms.names.text(position)),)
+    words, above = (
+        Words(terms.title, "when an iteration begins", "when it ends"),
+        (LeafPath(terms.names.text(position)),),
+    )
     try:
         found = meet(before, after, words, above)
     except SharingMismatchError as error:
@@ -270,9 +273,7 @@ def _as_told(crossing: Crossing, carry: Hand, told: Told, position: int) -> Hand
     return whole(carry.leaves, as_kept(part, numbers, told, in_place=crossing.policy.in_place, noted=noted))
 
 
-def as_kept(
-    part: Structure, numbers: Sequence[int], told: Told, *, in_place: bool, noted: frozenset[int]
-) -> Structure:
+def as_kept(part: Structure, numbers: Sequence[int], told: Told, *, in_place: bool, noted: frozenset[int]) -> Structure:
     """A structure in which the caller's objects stand for themselves.
 
     Args:

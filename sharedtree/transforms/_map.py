@@ -10,7 +10,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from jax import tree_util as jtu
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from .._arguments import Arguments, Position, positions_of
@@ -22,10 +22,11 @@ from ._argnums import several
 from ._call import Call, Dealing
 from ._dealing import DealtOut
 from ._donation import DonatingTransform, is_donated
+from ._hands import Hand, Hands
 from ._inside import Received
 from ._labels import Treatment, labels_in
 
-_UNMAPPED = re.compile(r"at vmap out_axes(?:\[\d+\])* of `(.*)` in place, got axis spec None but output was batched .*")
+_UNMAPPED = re.compile(r"at vmap out_axes in place of (.*), got axis spec None but output was batched .*")
 """What JAX says of a place that was changed, and has no axis to come out along."""
 
 
@@ -41,7 +42,8 @@ class VmapTransform(DonatingTransform):
 
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """As the base."""
-        if self.prefix_of_arguments(self.arguments(args, kwargs)) is None:
+        prefix = self.prefix_of_arguments(self.arguments(args, kwargs))
+        if not (args or kwargs) or prefix is None or not all(map(self.is_label, labels_in(prefix, self.is_label))):
             self.transform(self.function, **self.options)(*args, **kwargs)  # says best what is wrong
         return super().enter(args, kwargs, policy)
 
@@ -109,7 +111,7 @@ class VmapTransform(DonatingTransform):
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """With the axes of the hands."""
-        options = {**self.options, self.in_name: tuple([label[0] for label in labels]), self.out_name: leaving}
+        options = {**self.options, self.in_name: tuple([label[0] for label in labels]), self.out_name: Hands(leaving or ())}
         return self.transform(inner, **options)
 
     # What the transforms differ in ----------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ class PmapTransform(VmapTransform):
         options = {name: value for name, value in self.options.items() if name != "static_broadcasted_argnums"}
         options |= {
             "in_axes": (*[label[0] for label in labels], *[None] * num_statics),
-            "out_axes": leaving,
+            "out_axes": Hands(leaving or ()),
             "donate_argnums": tuple([i for i, label in enumerate(labels) if is_donated(label)]),
             "static_broadcasted_argnums": tuple(range(len(labels), len(labels) + num_statics)),
         }
@@ -184,7 +186,7 @@ class ShardMapTransform(VmapTransform):
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """As the base, but for specifications that JAX infers."""
-        options = {**self.options, self.out_name: leaving}
+        options = {**self.options, self.out_name: Hands(leaving or ())}
         if labels != ((_INFERRED,),):
             options[self.in_name] = tuple([label[0] for label in labels])
         return self.transform(inner, **options)
@@ -246,13 +248,13 @@ class FilterVmapTransform(VmapTransform):
             return self.inner(policy)
         own = ("in_axes", "out_axes")
         options = {name: value for name, value in self.options.items() if name not in own}
-        return jax.vmap(self.inner(policy), in_axes=tuple(labels), out_axes=Late(call.leaving), **options)
+        return jax.vmap(self.inner(policy), in_axes=tuple(labels), out_axes=Hands(call.leaving), **options)
 
     def handed_out(self, out: DealtOut, received: Received) -> Any:
-        """In a node that is a prefix of itself, with labels in place of hands."""
+        """As the base. Of what they are, the transform is told when it asks."""
         assert received.call is not None
         received.call.leaving[:] = out.labels
-        return Late(out.hands)
+        return super().handed_out(out, received)
 
     def leave(self, result: Any, call: Call, policy: Policy, used: Any = None) -> Any:
         """As the base."""
@@ -262,16 +264,10 @@ class FilterVmapTransform(VmapTransform):
                 "Cannot resolve batch dimension. Non-`None` `out_axes` requires either `in_axes` or `axis_size` to be "
                 "not `None`."
             )
-        return super().leave(result.parts, call, policy, used)
+        # As Equinox, which moves the axes of what is mapped.
+        hands = [
+            hand if label is None else Hand(list(map(jnp.asarray, hand.leaves)), hand.deal)
+            for hand, label in zip(result.parts, call.leaving, strict=True)
+        ]
+        return super().leave(hands, call, policy, used)
 
-
-class Late:
-    """Hands of a result, or their labels, which are asked for when the result is there."""
-
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts = parts
-
-
-jtu.register_pytree_node(Late, lambda late: (tuple(late.parts), None), lambda _, parts: Late(tuple(parts)))

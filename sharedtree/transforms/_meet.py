@@ -37,14 +37,27 @@ class Words(NamedTuple):
         before: the one: `when an iteration begins`, `in the result of the first branch`.
         after: the other.
         are_peers: whether neither comes before the other, so that a tie which one of them lacks is the same fault.
-        fix: what to do if they differ in shape or static values, as the end of a message; else the usual.
+        program: what was made of the one and cannot be made anew, if that is so: `f` was compiled.
+        again: how to make another one, as code.
     """
 
     transform: str
     before: str
     after: str
     are_peers: bool = False
-    fix: str = ""
+    program: str = ""
+    again: str = ""
+
+    @property
+    def head(self) -> str:
+        """How messages begin."""
+        if self.program:
+            return f"{self.program} for other arguments, and a program cannot be traced again: they differ"
+        return f"`{self.transform}` joins two trees that differ"
+
+    def fix(self, usual: str) -> str:
+        """How messages end."""
+        return f"Make another one for these arguments:\n    program = {self.again}" if self.program else usual
 
 
 class Met(NamedTuple):
@@ -210,8 +223,6 @@ def _of_kinds(structure: Structure) -> Walked:
     return Walked.of(structure, [None] * len(structure.records))
 
 
-
-
 def holds_modules(tree: Walked) -> bool:
     """Whether there is a module, or a reference, in a tree. Otherwise the transform itself says best what is wrong."""
     of_nodes = (type(op) is Node and not op.type.is_plain for op, _ in tree.records)
@@ -260,13 +271,14 @@ _FIX = (
 def _raise_other_shape(path: Path, left: str, right: str, words: Words) -> NoReturn:
     text = jtu.keystr(path)
     raise SharingMismatchError(
-        f"`{words.transform}` joins two trees that differ at `{text}`: {words.before} it is {left}, {words.after} "
-        f"{right}.\n{words.fix or _FIX}",
+        f"{words.head} at `{text}`: {words.before} it is {left}, {words.after} {right}.\n{words.fix(_FIX)}",
         (text,),
     )
 
 
-def _raise_other_ties(ends: Sequence[tuple[int, Path]], tree: Walked, number: int, words: Words, *, lost: bool) -> NoReturn:
+def _raise_other_ties(
+    ends: Sequence[tuple[int, Path]], tree: Walked, number: int, words: Words, *, lost: bool
+) -> NoReturn:
     paths = [jtu.keystr(path) for _, path in ends[:2]]
     op = tree.records[number][0]
     of_leaf = "`jax.Ref`" if op is LEAF and isinstance(tree.objects[number], jax.Ref) else "array"
@@ -282,7 +294,7 @@ def _raise_other_ties(ends: Sequence[tuple[int, Path]], tree: Walked, number: in
         else "Tie them before, or return two objects:\n    model = sharedtree.untie(model)"
     )
     raise SharingMismatchError(
-        f"`{words.transform}` joins two trees that differ in sharing: `{paths[0]}` and `{paths[1]}` are one {what} "
-        f"{one}, but two {two}.\n{fix}",
+        f"{words.head} in sharing: `{paths[0]}` and `{paths[1]}` are one {what} {one}, but two {two}.\n"
+        f"{words.fix(fix)}",
         paths,
     )

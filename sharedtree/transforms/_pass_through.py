@@ -23,15 +23,16 @@ from .._walked import Walked
 from ._call import Call
 
 
-def unchanged(result: Any, received: Walked, is_taken: Callable[[int], bool]) -> dict[int, int]:
+def unchanged(result: Any, received: Walked, is_taken: Callable[[int], bool], *, containers: bool) -> dict[int, int]:
     """The objects in a result that are, deeply, those that were received: id → number. `received` keeps them alive.
 
     Args:
         result: what the function returned.
         received: what it received.
         is_taken: whether a record may not be passed through.
+        containers: whether mutable containers outside modules are objects.
     """
-    own = Unchanged(received)
+    own = Unchanged(received, containers=containers)
     given: dict[int, int] = {}
     seen: set[int] = set()
     alive: list[Any] = []  # whatever has its id in `seen`

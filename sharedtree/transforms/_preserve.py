@@ -46,6 +46,7 @@ from ._solvers import custom_linear_solve, custom_root
 Adapter = Callable[[Callable[..., Any], Callable[..., Any], PolicyOption, dict[str, Any]], Callable[..., Any]]
 """(transform, function, policy, options) → the function under the transform, with identities preserved."""
 
+
 def refusing(instead: str) -> Adapter:
     """An adapter for what Equinox's transform has of its own beside JAX's."""
 

@@ -345,9 +345,7 @@ class CustomGradientTransform(RuleTransform):
         return self.transform(self.inner_of(policy, self._result_and_rule, function), **self.options)
 
     def _result_and_rule(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
-        return self.with_more(
-            policy, function, args, lambda _, rule: self.inner_of(policy, self._backward, rule)
-        )
+        return self.with_more(policy, function, args, lambda _, rule: self.inner_of(policy, self._backward, rule))
 
     def _backward(self, policy: Policy, rule: Callable[..., Any], *args: Any) -> Any:
         if policy.in_place:

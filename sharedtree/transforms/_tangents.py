@@ -25,7 +25,7 @@ from .._node_types import node_type_of
 from .._prefix import is_number
 from .._sharing import Mismatch, Pair, Shape, name_of, pairs
 from .._statics import Static
-from .._structure import LEAF, Node, Op, Path, Record, edges, reached_outside
+from .._structure import LEAF, Node, Op, Path, Record, canonical, edges, reached_outside
 from .._text import listed
 from .._ties import is_inexact
 from .._walked import Walked
@@ -96,6 +96,11 @@ def fitted(tree: Walked, given: Any, name: str, fit: Fit) -> dict[int, Any]:
             for below, path in edges(records, [(pair.path, number)]):
                 found.setdefault(below, []).append(Part(None, path))
             continue
+        if fit.is_of_rule and type(others[pair.right][0]) is not Node and type(records[number][0]) is Node:
+            if _is_array(value):  # for all leaves of a part, as JAX has it
+                for below, count in num_paths(records, number).items():
+                    found.setdefault(below, []).append(Part(value if count == 1 else count * value, pair.path))
+                continue
         own = _OUTSIDE if number in outside else tree.leaves.get(number)
         fault = _fault(records[number], others[pair.right], value, own, fit)
         if fault:
@@ -122,6 +127,21 @@ def fitted(tree: Walked, given: Any, name: str, fit: Fit) -> dict[int, Any]:
 _OUTSIDE = object()
 
 
+def _is_array(value: Any) -> bool:
+    return is_number(value) or isinstance(value, SymbolicZero) or hasattr(value, "dtype")
+
+
+def num_paths(records: Sequence[Record], root: int) -> dict[int, int]:
+    """How many paths lead from a record to each leaf below it. Cost: linear in the records."""
+    _, below = canonical(root, lambda number: records[number])
+    counts = dict.fromkeys(below, 0)
+    counts[root] = 1
+    for number in reversed(below):  # parents come after their children
+        for child in records[number][1]:
+            counts[child] += counts[number]
+    return {number: count for number, count in counts.items() if records[number][0] is LEAF}
+
+
 def _fault(record: Record, other: Record, value: Any, leaf: Any, fit: Fit) -> str | None:
     """What there must be and what there is, if a tangent or cotangent cannot be where a record is.
 
@@ -133,7 +153,7 @@ def _fault(record: Record, other: Record, value: Any, leaf: Any, fit: Fit) -> st
         fit: how tangents are fitted.
     """
     (op, children), (kind, below) = record, other
-    is_array = is_number(value) or isinstance(value, SymbolicZero) or hasattr(value, "dtype")
+    is_array = _is_array(value)
     if type(op) is Node:
         is_alike = type(kind) is Node and op.type.cls is kind.type.cls and len(children) == len(below)
         fits = is_alike and (op == kind or (fit.is_of_rule and not op.type.is_plain))

@@ -47,8 +47,9 @@ WAYS = {  # ours, vanilla, vanilla for Equinox's modules
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "place"), [(way, place) for way in WAYS for place in PLACES if "filter" not in way or place != "deque"]
+)
 def test_what_comes_out_is_what_vanilla_says(way, place):
     module = PLACES[place].module
     ours, vanilla, vanilla_of_equinox = WAYS[way]

@@ -35,13 +35,13 @@ class _Argument(NamedTuple):
     """An argument with which a function was traced.
 
     Attributes:
-        arrays: of the policy, which says whether ties of arrays count.
+        counts: of the policy, whether arrays and containers carry identity.
         text: what it is called.
         shape: its records.
         kinds: for each record, that of the leaf.
     """
 
-    arrays: bool
+    counts: tuple[bool, bool]
     text: str
     shape: Shape
     kinds: Sequence[Kind | None]
@@ -71,21 +71,25 @@ class SeenArguments:
         node = entered.node(entered.root)
         assert node is not None
         assert entered.structure is not None
+        counts = policy.arrays, policy.containers
         arguments: list[_Argument] = []
         for key, root in zip(node.keys, entered.records[entered.root][1], strict=True):
             records, numbers = canonical(root, lambda number: entered.records[number])
             leaves = [entered.records[number][0] is LEAF for number in numbers]
             kinds = [kind_of(entered.objects[n]) if leaf else None for n, leaf in zip(numbers, leaves, strict=True)]
-            now = _Argument(policy.arrays, str(key), Shape(records, len(records) - 1), kinds)
+            now = _Argument(counts, str(key), Shape(records, len(records) - 1), kinds)
             if policy.on_untie != "ignore":
-                earlier = [one for trace in traces for one in trace if one.arrays == policy.arrays]
+                earlier = [one for trace in traces for one in trace if one.counts == counts]
                 objects = [caller[n] if leaf else None for n, leaf in zip(numbers, leaves, strict=True)]
                 _compare_with_earlier(now, objects, earlier, policy, names.definition)
             arguments.append(now)
         with self._lock:
             known = self._seen.setdefault(entered.structure, [])
             # Of one structure, the records are the same.
-            if all([(one.arrays, one.kinds) for one in trace] != [(one.arrays, one.kinds) for one in arguments] for trace in known):
+            if all(
+                [(one.counts, one.kinds) for one in trace] != [(one.counts, one.kinds) for one in arguments]
+                for trace in known
+            ):
                 known[:] = [*known, arguments][-_MOST:]
 
 

@@ -51,9 +51,7 @@ class traced_under:  # noqa: N801 -- a context manager
         _around.in_place.pop()
 
 
-def report_lost_changes(
-    received: Walked, result: Any, names: Names, title: str, rules: Rules, *, writes: bool
-) -> None:
+def report_lost_changes(received: Walked, result: Any, names: Names, title: str, rules: Rules, *, writes: bool) -> None:
     """Warns of traced leaves that a function changed and does not return, if an outer transform is in place.
 
     To be called where the inner transform is not in place, and was not told so.
