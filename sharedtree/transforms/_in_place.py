@@ -69,7 +69,9 @@ def with_changes(
     for number in rules.updated.values():
         changed.setdefault(around[number], []).append(received.objects[number])
     return walked_together(
-        [*((tuple(each), name) for name, each in changed.items()), (result, rules.convention)], rules
+        [*((tuple(each), name) for name, each in changed.items()), (result, rules.convention)],
+        rules,
+        [*[IN_PLACE] * len(changed), ""],
     )
 
 
