@@ -32,7 +32,7 @@ class InconsistentSharingError(SharedTreeError, ValueError):
     """One object sits at several paths that the transform would treat differently.
 
     Attributes:
-        paths: all paths of the object; of more than 20, the first ones under each treatment.
+        paths: those of the object, the first eight under each treatment.
         treatments: what the transform would do at each of them, in the same order.
     """
 
@@ -56,7 +56,13 @@ class UntiedError(SharedTreeError, ValueError):
 
 
 class SharingMismatchError(SharedTreeError, ValueError):
-    """Two trees that should have the same shape or the same ties do not."""
+    """Two trees that should have the same shape or the same ties do not.
+
+    Attributes:
+        concerns_modules: False if they differ outside modules already, where a transform of JAX's says what is wrong.
+    """
+
+    concerns_modules = True
 
 
 class StateGradientError(SharedTreeError, ValueError):

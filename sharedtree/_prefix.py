@@ -5,7 +5,7 @@ same leaf may be reached by several paths, under different labels: what to do ab
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from jax import tree_util as jtu
@@ -72,6 +72,8 @@ def labels(
             continue
         seen.add((number, id(part)))  # in `alive`
         if type(node) is not Node:
+            if op is LEAF and not is_label(part):
+                _raise_unfit(name, part, "a leaf", where)
             if op is LEAF or type(op) is Static:
                 yield Label(number, part, where)
             continue
@@ -84,24 +86,28 @@ def labels(
             parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
             fits = node_type is not None and node_type.cls is node.type.cls and len(parts) == len(children)
             if not fits or (node.type.is_plain and Static(aux) != node.aux):  # other keys, for example
-                text = jtu.keystr(where)
-                place = f"at `{text}`" if text else "as a whole"
-                mine, own = f"a `{type(part).__name__}`", f"{name_of(node)} with {len(children)} children"
+                more, own = "", f"{name_of(node)} with {len(children)} children"
                 if node_type is not None and node_type.cls is node.type.cls:
                     data, other = Static(aux).peek(), node.aux.peek()
-                    mine += f" with {len(parts)} children and the static data {shown_beside(data, other)}"
+                    more = f" with {len(parts)} children and the static data {shown_beside(data, other)}"
                     own += f" and the static data {shown_beside(other, data)}"
-                raise SharingMismatchError(
-                    f"`{name}` does not fit the tree {place}: it has {mine} where the tree has {own}.\n"
-                    "Give one value for the whole node, or a node of the same class:\n"
-                    f"    {name} = jax.tree.map(lambda _: value, model)",
-                    (text,),
-                )
+                _raise_unfit(name, part, own, where, more)
             alive.extend(parts)
         stack.extend(
             (child, below, (*where, key))
             for key, child, below in reversed(tuple(zip(node.keys, children, parts, strict=True)))
         )
+
+
+def _raise_unfit(name: str, part: Any, own: str, where: Path, more: str = "") -> NoReturn:
+    text = jtu.keystr(where)
+    place = f"at `{text}`" if text else "as a whole"
+    raise SharingMismatchError(
+        f"`{name}` does not fit the tree {place}: it has a `{type(part).__name__}`{more} where the tree has {own}.\n"
+        "Give one value for the whole node, or a node of the same class:\n"
+        f"    {name} = jax.tree.map(lambda _: value, model)",
+        (text,),
+    )
 
 
 def is_number(part: Any) -> bool:

@@ -51,6 +51,10 @@ class Walked:
         """A part of it."""
         return Walked(self.records, root, self.objects)
 
+    def child(self, position: int) -> "Walked":
+        """One child of the root, as a part of it."""
+        return self.below(self.records[self.root][1][position])
+
     @functools.cached_property
     def leaf_numbers(self) -> list[int]:
         """The numbers of the traced leaves, in order."""

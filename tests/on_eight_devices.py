@@ -435,33 +435,6 @@ def test_pmap_in_place():
     np.testing.assert_array_equal(model.table, weight() + jnp.arange(8.0)[:, None])
 
 
-def test_filter_pmap():
-    filter_pmap = st.preserve_identities(eqx.filter_pmap, policy=IGNORE)
-    for in_axes, out_axes, is_tied in (
-        (Net(0, eqx.if_array(0), None), Net(0, 1, None), True),
-        (Net(0, 1, None), Net(eqx.if_array(1), 0, None), False),
-        (eqx.if_array(0), Net(0, 0, None), True),
-    ):
-        w = jnp.arange(64.0).reshape(8, 8)
-        options = {"in_axes": (in_axes, None), "out_axes": (out_axes, None)}
-        calls = []
-
-        def f(net, word, calls=calls):
-            calls.append(net.embed is net.head)
-            return Net(net.embed * 2, net.head + 1, None), word
-
-        mapped = filter_pmap(f, **options)
-        found = mapped(Net(w, w), "static")
-        traces = len(calls)
-        mapped(Net(w, w), "static")
-        assert calls == [is_tied] * traces
-        expected, word = eqx.filter_pmap(f, **options)(Net(w, w), "static")
-        assert found[1] == word == "static"
-        same_values(found[0], expected)
-    result, _ = filter_pmap(lambda net, x: (st.tree.map(lambda w: w * x, net), 1))(tied(), jnp.ones(8))
-    assert result.embed is result.head
-
-
 ROWS = P("x")
 
 

@@ -281,7 +281,7 @@ def test_a_tie_lost_inside_is_reported_and_explained():
     with pytest.warns(st.UntiedWarning, match="embed"):  # one level down, too
         jit(lambda s: jax.tree.map(lambda w: w * 2, s["params"]))({"params": tied(), "step": 0})
     jit(lambda p: {"mean": p["a"] * 1, "var": p["b"] * 2})({"a": (w := jnp.ones(2)), "b": w})  # other keys
-    jit(lambda p: jax.tree.map(lambda w: w * 2, st.untie(p)))(tied())
+    jit(lambda p: st.untie(jax.tree.map(lambda w: w * 2, p)))(tied())
     rows = {row.path: row for row in st.explain(jit(lambda p: p, donate_argnums=0), tied()).leaves}
     assert rows["p['head']['w']"].tied_to == "p['embed']['w']"
     assert rows["p['layers'][0]"].treatment == "donated"

@@ -12,7 +12,7 @@ from hypothesis import given
 
 import sharedtree as st
 from sharedtree import _export
-from sharedtree._packed import Packed
+from sharedtree.transforms._hands import Hand
 from tests.serialise import process
 from tests.serialise.containers import forged, split
 from tests.strategies import Layer, Pair, arguments, dags, is_array, partition
@@ -133,12 +133,12 @@ def test_other_sharing_is_an_error():
 def structures(*args):
     """The structures of arguments in a program that takes them."""
     exported = st.export(lambda *args: 0)(*args)
-    leaves = jax.tree.leaves(exported.in_tree.unflatten([None] * len(exported.in_avals)), is_leaf=is_packed)
-    return [leaf.structure for leaf in leaves if is_packed(leaf)]
+    leaves = jax.tree.leaves(exported.in_tree.unflatten([None] * len(exported.in_avals)), is_leaf=is_hand)
+    return [leaf.structure for leaf in leaves if is_hand(leaf)]
 
 
-def is_packed(obj):
-    return isinstance(obj, Packed)
+def is_hand(obj):
+    return isinstance(obj, Hand)
 
 
 @given(args=arguments())

@@ -95,7 +95,7 @@ def test_an_accidental_tie_is_cut_with_one_more_trace():
     assert traces == [True, False]
     # Where it is untied on purpose nothing is said, nor to who gets it.
     apart = lambda state: Net(state.a + 1, state.b - 1)
-    last, _ = scan(lambda state, _: (apart(st.untie(state)), None), Net(z, z), length=3)
+    last, _ = scan(lambda state, _: (st.untie(apart(state)), None), Net(z, z), length=3)
     assert (float(last.a), float(last.b)) == (3.0, -3.0)
     kept = st.jit(lambda m: scan(lambda c, _: (st.untie(c), None), m, length=2)[0])(tied())
     assert kept.a is not kept.b

@@ -107,7 +107,7 @@ def test_what_has_another_structure():
     untied = lambda net: Net(net.embed * 1, net.head * 2)
     with (
         pytest.warns(st.UntiedWarning),
-        pytest.raises(st.SharingMismatchError, match="are one array in what is solved for") as error,
+        pytest.raises(st.SharingMismatchError, match="are one array in the operand") as error,
     ):
         custom_root(untied, tied(), newton, diagonal)
     assert error.value.paths == ("initial_guess.embed", "initial_guess.head")

@@ -96,14 +96,6 @@ round_trip = with_value(lambda value, ms: (value,))
 tangents_of_the_first = lambda f: lambda primals, tangents: (f(*primals), tangents[0])
 with_vjp = with_rules("defvjp", lambda f: lambda *ms: (f(*ms), ms), lambda f: lambda ms, ct: ms)
 with_jvp = with_rules("defjvp", tangents_of_the_first)
-with_filter_jvp = with_rules("def_jvp", tangents_of_the_first)
-
-
-def with_filter_vjp(t: Any, f: Any, *ms: Any) -> Any:
-    g = t(lambda ms, *others: f(*ms, *others))
-    g.def_fwd(lambda perturbed, ms, *others: (f(*ms, *others), None))
-    g.def_bwd(lambda residuals, ct, perturbed, ms, *others: ms)
-    return g(ms)
 
 
 def repeated(f: Any) -> Any:
@@ -155,12 +147,6 @@ SCENARIOS: dict[Any, Scenario] = {
     jax.custom_gradient: Scenario(
         lambda t, f, *ms: t(lambda *ms: (f(*ms), lambda ct: ms))(*ms), "test_rules", returned=st.copy
     ),
-    eqx.filter_custom_vjp: Scenario(
-        with_filter_vjp, "test_rules", lambda t, f, m: with_filter_vjp(_called_with(t, m), lambda a, b: f(a), m)
-    ),
-    eqx.filter_custom_jvp: Scenario(
-        with_filter_jvp, "test_rules", lambda t, f, m: with_filter_jvp(_called_with(t, named=m), _of_the_first(f), m)
-    ),
     eqx.filter_jit: Scenario(
         plain, "test_transformed_modules", lambda t, f, m: t(lambda a, b: f(a), donate="all-except-first")(m, m)
     ),
@@ -183,7 +169,7 @@ SCENARIOS: dict[Any, Scenario] = {
         lambda t, f, *ms: t(repeated(f), ms, lambda g, b: b, symmetric=True), "test_solvers"
     ),
     **dict.fromkeys((jax.shard_map, deprecated_shard_map()), SHARD_MAP),
-    **dict.fromkeys((jax.pmap, eqx.filter_pmap), VMAP._replace(tested="on_eight_devices")),
+    jax.pmap: VMAP._replace(tested="on_eight_devices"),
     eqx.filter_shard: Scenario(lambda t, f, *ms: t(ms, NamedSharding(mesh(), P("x"))), "on_eight_devices"),
     jax.lax.scan: Scenario(scanned, "test_loops", carried_and_scanned),
     jax.lax.while_loop: Scenario(looped, "test_loops"),
@@ -210,23 +196,6 @@ SCENARIOS: dict[Any, Scenario] = {
 
 def _first_fixed(t: Any) -> Any:
     return lambda f: t(f, nondiff_argnums=(0,))
-
-
-def _called_with(t: Any, *more: Any, **named: Any) -> Any:
-    """A transform whose functions get further operands."""
-
-    def transform(f: Any) -> Any:
-        g = t(f)
-        call = lambda ms, *others: g(ms, *others, *more, **named)
-        for name in ("def_fwd", "def_bwd", "def_jvp"):
-            setattr(call, name, getattr(g, name, None))
-        return call
-
-    return transform
-
-
-def _of_the_first(f: Any) -> Any:
-    return lambda m, **_: f(m)
 
 
 def weight(*, sharded: bool = False) -> Any:

@@ -23,9 +23,9 @@ from typing import Any
 from .._arguments import Arguments
 from .._context import PolicyOption, current_policy, with_options
 from .._jax_internals import api_boundary
+from .._node_types import node_type_of
 from .._prefix import Branch
 from .._structure import Structure, canonical, intern
-from .._walked import Walked
 from ._applying import title_of
 from ._call import Call, Dealing, enter, leave, lowered
 from ._function_transform import rules_of_call
@@ -70,7 +70,7 @@ class Crossing:
         function: Callable[..., Any],
         operands: Mapping[str, Any],
         treatments: Mapping[str, str] | None = None,
-    ) -> Sequence[Hand]:
+    ) -> list[Any]:
         """Takes operands apart, in their order, as one graph.
 
         Args:
@@ -79,7 +79,8 @@ class Crossing:
             treatments: what the transform does to each, if not the same to all.
 
         Returns:
-            A hand for each treatment, in the order of the operands.
+            A hand for each treatment, in the order of the operands. But an array that is an operand by itself, and the
+            only one with its treatment, crosses bare, unless it is the first: transforms look at such, as in `ts[1:]`.
 
         Raises:
             InconsistentSharingError: if a module that holds traced leaves would be treated in two ways.
@@ -88,13 +89,14 @@ class Crossing:
         names = tuple(operands)
         labels = () if treatments is None else tuple([treatments[name] for name in names])
         treatment = Treatment("operands", Branch(labels), lambda label: isinstance(label, str))
-        return self.enter_dealt(
-            function,
-            Arguments(names, tuple(operands.values()), {}),
-            Dealing(self.title, lambda _: (treatment,), labels, None, [(label,) for label in dict.fromkeys(labels)])
-            if labels
-            else Dealing(self.title, lambda _: ()),
-        )
+        arguments = Arguments(names, tuple(operands.values()), {})
+        if not labels:
+            return list(self.enter_dealt(function, arguments, Dealing(self.title, lambda _: ())))
+        own = [(label,) for label in dict.fromkeys(labels)]
+        hands = self.enter_dealt(function, arguments, Dealing(self.title, lambda _: (treatment,), labels, None, own))
+        alone = {labels[i] for i, each in enumerate(arguments.args) if i and node_type_of(each) is None}
+        bare = [labels.count(label) == 1 and label in alone for (label,) in own]
+        return [hand.leaves[0] if is_bare else hand for hand, is_bare in zip(hands, bare, strict=True)]
 
     def enter_call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hand:
         """Takes apart what a function is to be called with, all of it treated alike; its parameters name it in errors."""
@@ -109,7 +111,12 @@ class Crossing:
         return self.call.hands
 
     def function(
-        self, function: Callable[..., Any], body: Callable[..., Any], *key: Hashable, caches_traces: bool = True
+        self,
+        function: Callable[..., Any],
+        body: Callable[..., Any],
+        *key: Hashable,
+        caches_traces: bool = True,
+        num_before: int = 0,
     ) -> Inner:
         """What the transform sees in place of a function of the user's; made once for each function and body.
 
@@ -119,6 +126,7 @@ class Crossing:
                 module: the first that was given for a key serves all.
             key: what else the body depends on.
             caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
+            num_before: how many arguments the function is given before the operands.
         """
         if not callable(function):
             raise NoFunctionError  # so that the transform is asked to say so
@@ -138,7 +146,8 @@ class Crossing:
                 self.writes,
                 Learned(),
             )
-            made = Inner(function, shared.hold, functools.partial(_run, terms, body), terms)
+            own = Names(function).of(num_before + len(self.names.positional))
+            made = Inner(function, shared.hold, functools.partial(_run, terms, body), terms, own, num_before)
             inner = shared.inner.setdefault(self.policy, made)
         return inner
 
@@ -155,17 +164,19 @@ class Crossing:
         """What the function returned, put together; what was changed in place is then written, all or nothing.
 
         Args:
-            results: each a whole tree.
+            results: each a whole tree, or what came back for one operand, in its hand.
             with_state: which of them were packed with `Inside.pack_with_state`, or are in place.
 
         Returns:
             The result, or a tuple of several.
         """
+        own = self.call.plan.structure
+        hands = [_alone(hand) if hand.structure is own else hand for hand in results]
         if not self.policy.in_place:
-            made = [leave((hand,)) for hand in results]
+            made = [leave((hand,)) for hand in hands]
         else:
             changes = Changes(self.call, self.title)
-            made = [leave((hand,), self.call.objects.__getitem__, changes.update) for hand in results]
+            made = [leave((hand,), self.call.objects.__getitem__, changes.update) for hand in hands]
             changes.commit()
             made = [each[-1] if i in with_state else each for i, each in enumerate(made)]
         return made[0] if len(made) == 1 else tuple(made)
@@ -174,10 +185,9 @@ class Crossing:
         """Deals the operands with other ties, and with static numbers traced."""
         self.call = lowered(self.call, how, self._dealing)
 
-    def part(self, hand: Hand, position: int) -> tuple[Hand, list[int]]:
-        """One operand by itself, from its hand, and the numbers of its records in the call."""
-        structure, numbers = part_of(hand.deal.structure, position)
-        return whole(hand.leaves, structure), numbers
+
+def _alone(hand: Hand) -> Hand:
+    return whole(hand.leaves, part_of(hand.structure, hand.operand)[0])
 
 
 def part_of(structure: Structure, position: int) -> tuple[Structure, list[int]]:
@@ -185,11 +195,6 @@ def part_of(structure: Structure, position: int) -> tuple[Structure, list[int]]:
     root = structure.records[structure.root][1][position]
     records, numbers = canonical(root, lambda number: structure.records[number])
     return intern(records, len(records) - 1), list(numbers)
-
-
-def argument(tree: Walked, position: int) -> Walked:
-    """One argument as a part of the tree of all."""
-    return tree.below(tree.records[tree.root][1][position])
 
 
 def _run(terms: Terms, body: Callable[..., Any], function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -6,10 +6,12 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 
+from .._arguments import Arguments
 from .._context import Context
 from .._distinct import distinct
 from .._graph import unpack
 from .._jax_internals import api_boundary
+from .._prefix import Branch
 from .._text import shown
 from .._ties import read_tree
 from .._untying import hand_on
@@ -82,15 +84,15 @@ def placed(tree: T, prefix: Any, name: str, transform: str, place: Callable[[Any
         transform: who places, for errors.
         place: (leaf, its place) → the leaf there.
     """
-    read = read_tree(tree)
-    walked = Walked.of(read.structure, read.leaf_of)
-    fates = Fates(walked, Treatment(name, prefix, is_sharding, describe=lambda where: f"{name} {shown(where)}"))
+    read = read_tree(Arguments(("tree",), (tree,), {}))
+    treatment = Treatment(name, Branch((prefix,)), is_sharding, describe=lambda where: f"{name} {shown(where)}")
+    fates = Fates(Walked.of(read.structure, read.leaf_of), treatment)
     for number in sorted(fates.several()):
         raise_inconsistent(fates, number, transform, "What is tied here stays tied, so it has one place.\n")
     chosen = {number: fates.of_leaves[fate] for (number, _), fate in fates.items() if number in read.leaf_of}
     placed = distinct([place(leaf, chosen[number]) for number, leaf in read.leaf_of.items()])
     hand_on(list(read.leaf_of.values()), placed)
-    return unpack(read.structure, placed)
+    return unpack(read.structure, placed).args[0]
 
 
 def filter_shard(crossing: Crossing, x: Any, device_or_shardings: Any) -> Any:

@@ -173,11 +173,12 @@ class FunctionTransform(metaclass=_Named):
             return self.leave(result, call, policy)
 
     def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> None:
-        """Raises because an option does not fit; the transform itself says it best."""
-        try:
-            self.transform(self.function, **self.options)(*args, **kwargs)
-        except Exception as vanilla:
-            raise vanilla.with_traceback(None) from None
+        """Raises because an option does not fit; outside modules the transform itself says it best."""
+        if not error.concerns_modules:
+            try:
+                self.transform(self.function, **self.options)(*args, **kwargs)
+            except Exception as vanilla:
+                raise vanilla.with_traceback(None) from None
         raise error
 
     def explain(self, error: Exception, call: Call) -> None:
@@ -300,10 +301,10 @@ class FunctionTransform(metaclass=_Named):
     def inner(self, policy: Policy) -> Callable[..., Any]:
         """The function that the transform sees."""
         shared = self._shared
+        forbid_bound_module(self.function, policy, self.transform_name)
         inner = shared.inner.get(policy)
         if inner is None:
             function = self.traced_function
-            forbid_bound_module(function, policy, self.transform_name)
             call = functools.partial(self._without_function().call_inside, policy)
             inner = shared.inner.setdefault(policy, Inner(function, shared.hold, call))
         return inner

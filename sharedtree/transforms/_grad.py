@@ -82,7 +82,10 @@ class GradTransform(FunctionTransform):
         prefix = self._prefix(arguments)
 
         def treatments(tree: Walked) -> Sequence[Treatment]:
-            outside = () if self.is_filtered or self._selects is not None else reached_outside(tree.records, tree.root)
+            outside = set[int]()
+            if not (self.is_filtered or self._selects is not None):
+                roots = [i for i, own in zip(tree.records[tree.root][1], prefix.parts, strict=True) if own]
+                outside.update(*[reached_outside(tree.records, root) for root in roots])
             beside = handed_beside(tree, self.rules(policy))
 
             def resolve(label: Any, leaf: Any, number: int) -> bool:

@@ -14,7 +14,7 @@ from jax import tree_util as jtu
 from .._arguments import LeafPath
 from .._graph import unpack
 from .._structure import Given, Structure, Update
-from .._walked import leaf_paths, with_paths
+from .._walked import Walked, leaf_paths, with_paths
 
 
 class Deal:
@@ -70,8 +70,33 @@ class Hand:
     @property
     def paths(self) -> list[str]:
         """Where its leaves are in the tree."""
-        texts, numbers = leaf_paths(self.deal.structure), self.deal.numbers
-        return texts if numbers is None else [texts[number] for number in numbers]
+        return self._own(leaf_paths(self.deal.structure))
+
+    @property
+    def operand(self) -> int:
+        """Which child of the root its leaves are in; of a hand of one operand."""
+        tree, numbers = Walked.of(self.structure), self.deal.numbers
+        if not numbers:
+            return 0
+        children = range(len(tree.records[tree.root][1]))
+        return next(i for i in children if tree.leaf_numbers[numbers[0]] in tree.child(i).reached)
+
+    def named(self, names: Sequence[str]) -> "Hands":
+        """The leaves with paths that begin with other names, for JAX's messages.
+
+        Args:
+            names: one for each child of the root.
+        """
+        tree = Walked.of(self.structure)
+        node = tree.node(tree.root)
+        assert node is not None
+        begin = dict(zip(node.keys, map(LeafPath, names), strict=True))
+        paths = [tree.first_paths[number] for number in tree.leaf_numbers]
+        return Hands(self.leaves, self._own([jtu.keystr((begin[path[0]], *path[1:])) for path in paths]))
+
+    def _own(self, of_all: list[str]) -> list[str]:
+        numbers = self.deal.numbers
+        return of_all if numbers is None else [of_all[number] for number in numbers]
 
     def __repr__(self) -> str:
         """As the tree prints: JAX quotes what a function returned in its own errors."""
@@ -83,17 +108,23 @@ class Hand:
 
 
 class Hands:
-    """The hands of one result; or a label for each, which is a prefix of them. In JAX's messages it has no name."""
+    """The hands of one result; or a label for each, which is a prefix of them. In JAX's messages it has no name.
 
-    __slots__ = ("parts",)
+    Args:
+        parts: the hands.
+        names: what the parts are called after all.
+    """
 
-    def __init__(self, parts: Sequence[Any]) -> None:
+    __slots__ = ("names", "parts")
+
+    def __init__(self, parts: Sequence[Any], names: Sequence[str] = ()) -> None:
         self.parts = parts
+        self.names = names or [""] * len(parts)
 
 
 jtu.register_pytree_with_keys(
     Hands,
-    lambda hands: ([(LeafPath(""), part) for part in hands.parts], None),
+    lambda hands: (with_paths(hands.parts, hands.names), None),
     lambda _, parts: Hands(tuple(parts)),
     lambda hands: (tuple(hands.parts), None),
 )
@@ -104,15 +135,24 @@ def whole(leaves: Sequence[Any], structure: Structure) -> Hand:
     return Hand(leaves, Deal(structure))
 
 
-def gathered(hands: Sequence[Hand]) -> list[Any]:
-    """The leaves of a tree, in order, from all of its hands; None for those of a hand that is not there."""
+def gathered(hands: Sequence[Hand], bare: Sequence[Any] = ()) -> list[Any]:
+    """The leaves of a tree, in order, from all of its hands.
+
+    Args:
+        hands: of one tree.
+        bare: the leaves that are in none of them, in order; if there are more, they are None.
+    """
     deal = hands[0].deal
     if deal.numbers is None:
         return list(hands[0].leaves)
     leaves: list[Any] = [None] * deal.structure.num_leaves
+    missing = set(range(len(leaves)))
     for hand in hands:
         for number, leaf in zip(hand.deal.numbers or (), hand.leaves, strict=True):
             leaves[number] = leaf
+            missing.discard(number)
+    for number, leaf in zip(sorted(missing), bare, strict=False):
+        leaves[number] = leaf
     return leaves
 
 

@@ -10,9 +10,10 @@ been built is any of it written. So the caller's objects change all together or,
 
 import collections
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from .._arguments import LeafPath
+from .._errors import InconsistentSharingError
 from .._graph import Rules, Tags, walk
 from .._native_walk import write_natively
 from .._node_types import Inherited, node_type_of
@@ -141,8 +142,27 @@ class Changes:
                         "written back into both as one.\n"
                     )
                     raise_inconsistent(cut.fates, each, self._title, why)
+        if is_written:
+            self._raise_parted(target)
         self.pending += target, content
         return target
+
+    def _raise_parted(self, target: Any) -> NoReturn:
+        """Raises because a function parted a container, so that a loop was given it twice, and changed both."""
+        tree, kind = self._call.tree, type(target).__name__
+        parts = [number for number in sorted(tree.first_paths) if tree.objects[number] is target]
+        paths = [tree.text(number) for number in parts]
+        treatments = [f"number {i} inside" for i in range(1, len(parts) + 1)]
+        lines = [f"    `{path}`: {treatment}" for path, treatment in zip(paths, treatments, strict=True)]
+        raise InconsistentSharingError(
+            f"`{self._title}` cut a `{kind}` that is in several places, for the function parted them, and more than "
+            "one was changed:\n" + "\n".join(lines) + "\n"
+            "They cannot be written back into one. Let the function keep them one, or give each place its own before "
+            "the call:\n"
+            "    model = sharedtree.untie(model)",
+            paths,
+            treatments,
+        )
 
     def commit(self) -> None:
         """Writes everything. If one object refuses, those already written get their content back."""

@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from jax import tree_util as jtu
+
 from .._context import Policy
 from .._copies import Incomparable
 from .._equinox_internals import name_of, update_wrapper
@@ -22,8 +24,9 @@ from .._locks import Lock
 from .._static_keys import Same
 from .._statics import Static
 from .._structure import Structure
-from ._names import Names
+from ._hands import Hand, Hands
 from ._modules import How
+from ._names import Names
 from .checks._between_calls import SeenArguments
 from .checks._retracing import Traces
 
@@ -48,31 +51,49 @@ class _Nameless(str):
 class _Bound(NamedTuple):
     """What JAX asks of bound arguments."""
 
+    signature: inspect.Signature
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    names: Sequence[str] | None
+    num_before: int
 
     @property
     def arguments(self) -> dict[str, Any]:
         """By their names."""
-        return {_Nameless(i): arg for i, arg in enumerate(self.args)} | self.kwargs
+        return {_Nameless(i): self._named(i, arg) for i, arg in enumerate(self.args)} | self.kwargs
 
-    @property
-    def signature(self) -> inspect.Signature:
-        """Of which these are the arguments."""
-        return _OF_HANDS
+    def _named(self, position: int, arg: Any) -> Any:
+        names = self.names
+        if names is None:
+            return arg
+        if jtu.all_leaves((arg,)):
+            return Hands((arg,), names[position : position + 1])
+        own = names[self.num_before :]
+        return jtu.tree_map(lambda hand: hand.named(own) if type(hand) is Hand else hand, arg, is_leaf=_is_hand)
 
     def apply_defaults(self) -> None:
         """There are none."""
 
 
+def _is_hand(obj: Any) -> bool:
+    return type(obj) is Hand
+
+
 class _SignatureOfHands(inspect.Signature):
-    """By which JAX names arguments: with as many parameters as there are hands, none of which has a name."""
+    """By which JAX names arguments: with as many parameters as there are hands, none of which has a name.
+
+    Args:
+        names: of the arguments, if others than in the hands.
+        num_before: how many of them are in no hand.
+    """
+
+    def __init__(self, names: Sequence[str] | None, num_before: int) -> None:
+        super().__init__([inspect.Parameter(_Nameless("hands"), inspect.Parameter.VAR_POSITIONAL)])
+        self._names = names
+        self._num_before = num_before
 
     def bind(self, /, *args: Any, **kwargs: Any) -> Any:
-        return _Bound(args, kwargs)
-
-
-_OF_HANDS = _SignatureOfHands([inspect.Parameter(_Nameless("hands"), inspect.Parameter.VAR_POSITIONAL)])
+        return _Bound(self, args, kwargs, self._names, self._num_before)
 
 
 class Inner:
@@ -83,6 +104,8 @@ class Inner:
         hold: the way to the function: it, or a weak reference to it, is what this returns.
         call: (function, args, kwargs) → what the transform gets.
         terms: what its traces have in common, for the adapter.
+        names: what JAX's messages are to call the arguments, if not as their hands do.
+        num_before: how many of these are in no hand.
     """
 
     def __init__(
@@ -91,6 +114,8 @@ class Inner:
         hold: Callable[[], Any],
         call: Callable[[Any, Sequence[Any], dict[str, Any]], Any],
         terms: Any = None,
+        names: Sequence[str] | None = None,
+        num_before: int = 0,
     ) -> None:
         update_wrapper(self, function)
         # It would hold the function, and Equinox would look for arrays in it.
@@ -99,6 +124,7 @@ class Inner:
         self._hold = hold
         self._call = call
         self.terms = terms
+        self.__signature__ = _SignatureOfHands(names, num_before)
 
     @property
     def function(self) -> Any:
@@ -115,10 +141,6 @@ class Inner:
                 "    sharedtree.register_transform(transform)"
             )
         return function
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return _OF_HANDS
 
     @property
     def __code__(self) -> Any:

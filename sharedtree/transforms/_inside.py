@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._arguments import Arguments
+from .._arguments import Arguments, LeafPath
 from .._context import Policy
 from .._graph import Rules, Tags, build, walk
 from .._jax_internals import as_numpy, current_traces
@@ -25,6 +25,7 @@ from ._call import Call
 from ._dealing import with_notes
 from ._hands import Hand, gathered, whole
 from ._in_place import with_changes
+from ._meet import Words, fitted
 from ._names import Names
 from .checks._between_calls import SeenArguments
 from .checks._lost_changes import report_lost_changes, traced_under
@@ -80,10 +81,10 @@ class Received(NamedTuple):
 NOTHING = Received(Walked((), 0), Arguments((), (), {}), None)
 
 
-def receive(hands: Sequence[Hand], statics: Sequence[Any] = ()) -> Received:
-    """The arguments that were dealt in these hands."""
+def receive(hands: Sequence[Hand], statics: Sequence[Any] = (), bare: Sequence[Any] = ()) -> Received:
+    """The arguments that were dealt in these hands; but for static ones, and those that crossed bare."""
     structure, table = hands[0].deal.structure, list[Any]()
-    build(structure, [as_numpy(leaf) for leaf in gathered(hands)], table)
+    build(structure, [as_numpy(leaf) for leaf in gathered(hands, bare)], table)
     return Received(Walked.of(structure, table), table[structure.root].with_statics(statics), hands[0].deal.call)
 
 
@@ -110,12 +111,12 @@ class Inside:
         return enclosing_traces() if call is None else call.outer
 
     def call(
-        self, *hands: Hand, before: Sequence[Any] = (), named: Mapping[str, Any] | None = None, again: bool = False
+        self, *operands: Any, before: Sequence[Any] = (), named: Mapping[str, Any] | None = None, again: bool = False
     ) -> Any:
         """What the user's function makes of what was dealt in some hands; what it changed in that is kept.
 
         Args:
-            hands: of one tree.
+            operands: hands of one tree, and arrays that crossed bare.
             before: further positional arguments, before those.
             named: further ones, by the names of the function's parameters.
             again: it was called with the same before, and the result checked.
@@ -126,7 +127,8 @@ class Inside:
             StaticTracerError: if a tracer is left in a static leaf of the result.
             UntiedError: under `Policy(on_untie="error")`.
         """
-        received = receive(hands)
+        hands = [each for each in operands if type(each) is Hand]
+        received = receive(hands, bare=[each for each in operands if type(each) is not Hand])
         own = received.arguments
         result = self.call_with(received, (*before, *own.args), {**own.kwargs, **(named or {})})
         if not again:
@@ -201,6 +203,21 @@ class Inside:
                 lost their ties on purpose.
         """
         return packed(self.walked(result), as_operand=as_operand)
+
+    def like(self, hand: Hand, tree: Any) -> Hand:
+        """A tree that stands for an operand, in the hand in which that came.
+
+        Args:
+            hand: of one operand.
+            tree: what the function returned for it, for example.
+
+        Raises:
+            SharingMismatchError: if it lacks a tie of the operand, or differs in shape or static values.
+        """
+        position = hand.operand
+        words = Words(self.terms.title, "in the operand", "in what stands in its place")
+        above = (LeafPath(self.terms.names.text(position)),)
+        return Hand(fitted(receive((hand,)).tree.child(position), self.walked(tree), words, above), hand.deal)
 
     def pack_with_state(self, result: Any, position: int) -> Hand:
         """A result together with what was changed in an operand, which goes out as the result does.

@@ -31,6 +31,7 @@ from ._inner_function import Shared, shared_by
 from ._labels import Treatment
 from ._meet import Words, holds_modules, meet
 from ._names import Names
+from .checks._functions_given import forbid_bound_module
 
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns
 
@@ -326,6 +327,11 @@ class FilterJitTransform(JitTransform):
         self._is_module = is_module(self.function)
         if self._is_module:
             self.names = Names(self.function)
+
+    def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
+        """As the base. Arguments are bound first, so that a function that may not be called is refused before."""
+        forbid_bound_module(self.function, policy, self.transform_name)
+        return super().enter(args, kwargs, policy)
 
     def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         """As the base: by position where that can be, as Equinox has them, and the function first if it is a module."""

@@ -14,10 +14,11 @@ nested tuples they would be as large as the unfolded tree.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from .._errors import SharingMismatchError
 from .._node_types import node_type_of
 from .._prefix import Branch, labels
 from .._statics import Static
-from .._structure import LEAF
+from .._structure import LEAF, reached_outside
 from .._walked import Walked
 
 NO_FATE = 0
@@ -166,14 +167,19 @@ class Fates:
         parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
         fits = node_type is not None and node_type.cls is node.type.cls and len(parts) == len(children)
         if not fits or (node.type.is_plain and node.aux != Static(aux)):
-            self._raise_unfit()
+            self._raise_unfit(number)
         return [(child, self._part_number(below)) for child, below in zip(children, parts, strict=True)]
 
-    def _raise_unfit(self) -> None:
-        treatment = self.treatment
-        # This says where.
-        for _ in labels(treatment.prefix, self.tree.records, self.tree.root, treatment.is_label, treatment.name):
-            pass
+    def _raise_unfit(self, number: int) -> None:
+        treatment, tree = self.treatment, self.tree
+        node = tree.node(number)
+        try:  # this says where
+            for _ in labels(treatment.prefix, tree.records, tree.root, treatment.is_label, treatment.name):
+                pass
+        except SharingMismatchError as error:
+            is_container = node is None or node.type.is_plain
+            error.concerns_modules = not (is_container and number in reached_outside(tree.records, tree.root))
+            raise
         raise AssertionError("one of the two readings of a prefix is wrong")
 
     def _visit(self, root: Way) -> None:
@@ -191,6 +197,8 @@ class Fates:
     def _fate(self, way: Way) -> int:
         number, which = way
         if self.tree.records[number][0] is LEAF:
+            if not self.treatment.is_label(self._parts[which]):
+                self._raise_unfit(number)
             resolved = self.treatment.resolve(self._parts[which], self.tree.objects[number], number)
             known = next((fate for fate, other in self.of_leaves.items() if are_one(other, resolved)), None)
             if known is None:

@@ -27,7 +27,7 @@ from .._structure import LEAF, Given, Node, Op, Path, Structure, Update, intern
 from .._untying import is_noted
 from .._walked import Walked
 from ._call import Call
-from ._crossing import Crossing, argument, part_of
+from ._crossing import Crossing, part_of
 from ._hands import Hand, whole
 from ._inner_function import Inner
 from ._inside import Inside
@@ -133,7 +133,7 @@ def _iteration_of_carry(inside: Inside, carry: Hand) -> Any:
 def fori_loop(crossing: Crossing, lower: Any, upper: Any, body_fun: Any, init_val: Any, **options: Any) -> Any:
     """`jax.lax.fori_loop`."""
     crossing.enter(body_fun, {"init_val": init_val})
-    iteration = crossing.function(body_fun, _iteration_with_index)
+    iteration = crossing.function(body_fun, _iteration_with_index, num_before=1)
     carry, told = _until_it_fits(
         crossing,
         iteration,
@@ -188,7 +188,7 @@ def _like_carry(inside: Inside, result: Any, position: int, carry: Hand) -> Hand
         SharingMismatchError: if it cannot be.
     """
     terms, received = inside.terms, inside.received.tree
-    before, after = argument(received, position), inside.walked(result)
+    before, after = received.child(position), inside.walked(result)
     words, above = (
         Words(terms.title, "when an iteration begins", "when it ends"),
         (LeafPath(terms.names.text(position)),),
@@ -322,6 +322,8 @@ def _until_it_fits(
                 if call.told is not None and call.told != NOTHING:
                     learned = call.told
                     terms.learned.add(structures, {**(known or {}), form_of(call): learned})
+                elif call.told is None and jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+                    learned = NOTHING._replace(kept=frozenset(range(len(call.tree.records))))  # there was no iteration
                 return result, learned or NOTHING
         crossing.lower(learned)
 

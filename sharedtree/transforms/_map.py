@@ -40,10 +40,16 @@ class VmapTransform(DonatingTransform):
     is_label: Callable[[Any], bool] = staticmethod(lambda obj: obj is None or isinstance(obj, int))
     deals_resolved = False
 
+    @classmethod
+    def is_label_of_results(cls, obj: Any) -> bool:
+        """Whether an object in the prefix of results is a label."""
+        return cls.is_label(obj)
+
     def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         """As the base."""
         prefix = self.prefix_of_arguments(self.arguments(args, kwargs))
-        if not (args or kwargs) or prefix is None or not all(map(self.is_label, labels_in(prefix, self.is_label))):
+        known = prefix is not None and all(map(self.is_label, labels_in(prefix, self.is_label)))
+        if not (args or kwargs) or not known or any(i >= len(args) for i in self.static_positions(len(args), kwargs)):
             self.transform(self.function, **self.options)(*args, **kwargs)  # says best what is wrong
         return super().enter(args, kwargs, policy)
 
@@ -101,7 +107,7 @@ class VmapTransform(DonatingTransform):
         return Treatment(
             self.out_name,
             prefix,
-            self.is_label,
+            self.is_label_of_results,
             lambda label, leaf, _: self.resolve_out(label, leaf),
             lambda label: f"{self.out_name} {label}",
             self.deals_resolved,
@@ -174,6 +180,23 @@ class ShardMapTransform(VmapTransform):
     default_in = _INFERRED
     default_out = PartitionSpec()
     is_label = staticmethod(lambda obj: obj is None or node_type_of(obj) is None)
+
+    @classmethod
+    def is_label_of_results(cls, obj: Any) -> bool:
+        """As the base. None stands for itself: for a result in which there is nothing."""
+        return obj is not None and cls.is_label(obj)
+
+    def explain(self, error: Exception, call: Call) -> None:
+        """As the base. Which argument and which specification JAX speaks of it says best of the arguments themselves."""
+        super().explain(error, call)
+        if isinstance(error, ValueError) and self.in_name in str(error):  # so the function was not called
+            own = call.arguments
+            try:
+                self.transform(self.function, **self.options)(*own.args, **own.kwargs)
+            except ValueError as vanilla:
+                error.args = vanilla.args
+            except Exception:  # noqa: BLE001 -- what else they are is not what was refused
+                return
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
         """As the base; several are a tuple, and there are no arguments by keyword."""
@@ -269,5 +292,5 @@ class FilterVmapTransform(VmapTransform):
             hand if label is None else Hand(list(map(jnp.asarray, hand.leaves)), hand.deal)
             for hand, label in zip(result.parts, call.leaving, strict=True)
         ]
-        return super().leave(hands, call, policy, used)
+        return super().leave(Hands(hands), call, policy, used)
 

@@ -9,11 +9,9 @@ solvers are given functions by JAX, on hands, and hand the user functions on mod
 from collections.abc import Callable
 from typing import Any
 
-from .._arguments import LeafPath
-from ._crossing import Crossing, argument, part_of
-from ._hands import Hand, whole
+from ._crossing import Crossing
+from ._hands import Hand
 from ._inside import Inside, receive
-from ._meet import Words, fitted
 
 
 def custom_root(
@@ -28,7 +26,7 @@ def custom_root(
         crossing.function(tangent_solve, _solution),
         has_aux=has_aux,
     )
-    return _left(crossing, solution, has_aux)
+    return crossing.leave(*(solution if has_aux else (solution,)))
 
 
 def custom_linear_solve(
@@ -51,20 +49,15 @@ def custom_linear_solve(
         symmetric=symmetric,
         has_aux=has_aux,
     )
-    return _left(crossing, solution, has_aux)
-
-
-def _left(crossing: Crossing, solution: Any, has_aux: bool) -> Any:
-    hand, *aux = solution if has_aux else (solution,)
-    return crossing.leave(whole(hand.leaves, part_of(hand.structure, 0)[0]), *aux)
+    return crossing.leave(*(solution if has_aux else (solution,)))
 
 
 def _value(inside: Inside, x: Hand) -> Any:
-    return _like(inside, inside.call(x), x)
+    return inside.like(x, inside.call(x))
 
 
 def _solution(inside: Inside, f: Callable[[Any], Any], x: Hand) -> Any:
-    return _like(inside, inside.call(x, before=(_on_modules(inside, f, x),)), x)
+    return inside.like(x, inside.call(x, before=(_on_modules(inside, f, x),)))
 
 
 def _solution_and_more(inside: Inside, f: Callable[[Any], Any], x: Hand) -> Any:
@@ -75,20 +68,10 @@ def _solution_and_more(inside: Inside, f: Callable[[Any], Any], x: Hand) -> Any:
             f"this one returned a `{type(result).__name__}`:\n"
             "    return solution, None"
         )
-    return _like(inside, result[0], x), inside.pack(result[1])
+    return inside.like(x, result[0]), inside.pack(result[1])
 
 
 def _on_modules(inside: Inside, f: Callable[[Any], Any], like: Hand) -> Callable[[Any], Any]:
     """A function of hands, as the user calls it."""
-    return lambda x: receive((f(_like(inside, x, like)),)).arguments.args[0]
+    return lambda x: receive((f(inside.like(like, x)),)).arguments.args[0]
 
-
-def _like(inside: Inside, tree: Any, like: Hand) -> Hand:
-    """A tree in the hand of what is solved for.
-
-    Raises:
-        SharingMismatchError: if it lacks a tie, or differs in shape or static values.
-    """
-    before = argument(receive((like,)).tree, 0)
-    words = Words(inside.terms.title, "in what is solved for", "in what stands in its place")
-    return Hand(fitted(before, inside.walked(tree), words, (LeafPath(inside.terms.names.text(0)),)), like.deal)
