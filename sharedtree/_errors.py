@@ -59,7 +59,7 @@ class SharingMismatchError(SharedTreeError, ValueError):
     """Two trees that should have the same shape or the same ties do not.
 
     Attributes:
-        concerns_modules: False if they differ outside modules already, where a transform of JAX's says what is wrong.
+        concerns_modules: False if there are none, so that a transform of JAX's says itself what is wrong.
     """
 
     concerns_modules = True

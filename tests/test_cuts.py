@@ -226,7 +226,7 @@ def test_what_is_lost_is_found_without_unfolding():
         st.grad(f)(strategies.tower(60, w), strategies.tower(60, w, lambda a, b: Mutable(a=a, b=b)))
 
 
-def test_every_path_is_named_and_many_are_counted():
+def test_of_many_paths_the_first_eight_are_named():
     layer = Layer(jnp.ones(2), None, None)
     shared = Pair(layer, [layer])
     model = Pair(shared, shared)
@@ -239,13 +239,14 @@ def test_every_path_is_named_and_many_are_counted():
     model = strategies.tower(60, model)
     with pytest.raises(st.InconsistentSharingError) as caught:
         st.jit(lambda a, b: 0, donate_argnums=0)(model, shared)
-    assert len(caught.value.paths) == 12
-    assert "… and more than 2^61 more: donated" in str(caught.value)
+    assert len(caught.value.paths) == 10
+    assert "… and more: donated" in str(caught.value)
     assert caught.value.treatments[-2:] == ("not donated",) * 2
     shared = strategies.tower(20, shared)
     with pytest.raises(st.InconsistentSharingError) as caught:
         st.jit(lambda a, b: 0, donate_argnums=0)(shared, shared)
-    assert f"… and {2 * 2**20 - 10} more: not donated" in str(caught.value)
+    assert len(caught.value.paths) == 16
+    assert "… and more: donated\n    … and more: not donated" in str(caught.value)
 
 
 def test_the_recipe_for_three_arguments_keeps_what_is_treated_alike_tied():

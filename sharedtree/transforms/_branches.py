@@ -171,6 +171,9 @@ def _joined(
         try:
             result = run(inner, Attending(hand, meeting))
             break
+        except TypeError as error:  # JAX says where in a result, but of all of it only that
+            error.args = (str(error).replace(" at path  ", " "),)
+            raise
         except NotAlikeError:
             meeting = _next(crossing, meeting, branches, inner, vanilla)
     if meeting.expected is not None or len(meeting.returned) == num_functions:

@@ -75,11 +75,12 @@ class Call:
 
     Args:
         arguments: as they were given.
-        tree: the arguments, with the objects of the caller, by the numbers of what is put together inside.
         plan: how they were dealt.
         leaves: those that were walked.
+        walked: everything that was, by the numbers before the cut.
 
     Attributes:
+        tree: the arguments, with the objects of the caller, by the numbers of what is put together inside.
         hands: what the transform is given.
         trace: the one that was active when the call began.
         was_traced: whether the function was traced in it.
@@ -87,11 +88,13 @@ class Call:
         told: what a trace has told of the arguments, for the adapter.
     """
 
-    __slots__ = ("arguments", "hands", "leaves", "leaving", "plan", "told", "trace", "tree", "was_traced")
+    __slots__ = ("arguments", "hands", "leaves", "leaving", "plan", "told", "trace", "tree", "walked", "was_traced")
 
-    def __init__(self, arguments: Arguments, tree: Walked, plan: Plan, leaves: Sequence[Any]) -> None:
+    def __init__(self, arguments: Arguments, plan: Plan, leaves: Sequence[Any], walked: Sequence[Any]) -> None:
         self.arguments = arguments
-        self.tree = tree
+        self.walked = walked
+        objects = walked if plan.origins is None else [walked[old] for old in plan.origins]
+        self.tree = Walked.of(plan.structure, objects)
         self.plan = plan
         self.leaves = leaves
         self.was_traced = False
@@ -109,6 +112,11 @@ class Call:
     def objects(self) -> Any:
         """What the records stand for."""
         return self.tree.objects
+
+    @property
+    def cuts(self) -> list[Cut]:
+        """The ties that were cut, with the objects of the caller."""
+        return [cut.in_call(self.walked) for cut in self.plan.cuts]
 
     @property
     def statics(self) -> tuple[Any, ...]:
@@ -148,8 +156,7 @@ def enter(arguments: Arguments, rules: Rules, dealing: Dealing) -> Call:
     tags = Tags()
     leaves, structure = pack(arguments, tags, rules)
     plan = plan_for(Walked.of(structure, tags.objects), structure, leaves, dealing)
-    objects = tags.objects if plan.origins is None else [tags.objects[old] for old in plan.origins]
-    return Call(arguments, Walked.of(plan.structure, objects), plan, leaves)
+    return Call(arguments, plan, leaves, tags.objects)
 
 
 def lowered(call: Call, how: Lowering, dealing: Dealing) -> Call:
@@ -164,8 +171,7 @@ def lowered(call: Call, how: Lowering, dealing: Dealing) -> Call:
     tree = Walked.of(structure, [call.objects[old] for old in how.origins])
     leaves = list(tree.leaves.values())
     plan = plan_for(tree, structure, leaves, dealing)
-    objects = tree.objects if plan.origins is None else [tree.objects[old] for old in plan.origins]
-    return Call(call.arguments, Walked.of(plan.structure, objects), plan, leaves)
+    return Call(call.arguments, plan, leaves, tree.objects)
 
 
 def plan_for(tree: Walked, structure: Structure, leaves: Sequence[Any], dealing: Dealing) -> Plan:

@@ -29,19 +29,30 @@ Name = tuple[int, int]
 
 
 class Cut(NamedTuple):
-    """Ties that were cut in the arguments of a call.
+    """Ties that were cut in the arguments of a call. It is kept with their structure, and keeps none of their objects.
 
     Attributes:
         fates: of everything, by the numbers before the cut.
         leaves: the numbers of the arrays that were cut.
         modules: the numbers of the modules that were.
         containers: the numbers of the containers that were.
+        origins: for each record before the cut, that of the arguments as they were walked; None if they are the same.
     """
 
     fates: Fates
     leaves: Sequence[int]
     modules: Sequence[int]
     containers: Sequence[int]
+    origins: Sequence[int] | None
+
+    def in_call(self, walked: Sequence[Any]) -> "Cut":
+        """The same with the objects of a call.
+
+        Args:
+            walked: what the arguments were walked to.
+        """
+        objects = walked if self.origins is None else [walked[old] for old in self.origins]
+        return self._replace(fates=self.fates.with_objects(objects))
 
 
 class Dealt(NamedTuple):
@@ -87,7 +98,7 @@ def dealt(tree: Walked, structure: Structure, treatments: Sequence[Treatment], t
             labels = {number: (*own, fates.label_at(first[number])) for number, own in labels.items()}
             continue
         partible = _forbid(fates, several, transform)
-        cuts.append(_cut(fates, several, partible))
+        cuts.append(_cut(fates, several, partible, origins))
         structure, names = numbered_anew(fates)
         ways = fates.way_of_each()
         labels = {
@@ -98,12 +109,15 @@ def dealt(tree: Walked, structure: Structure, treatments: Sequence[Treatment], t
     return Dealt(structure, origins, [labels[number] for number in tree.leaf_numbers], cuts)
 
 
-def _cut(fates: Fates, several: Collection[int], partible: Collection[int]) -> Cut:
+def _cut(
+    fates: Fates, several: Collection[int], partible: Collection[int], origins: Sequence[int] | None
+) -> Cut:
     tree = fates.tree
     objects = [n for n in several if (node := tree.node(n)) is None or node.type.carries_identity]
     leaves = [number for number in objects if tree.node(number) is None]
     modules = [number for number in objects if number in partible]
-    return Cut(fates, leaves, modules, [n for n in objects if n not in partible and tree.node(n) is not None])
+    containers = [n for n in objects if n not in partible and tree.node(n) is not None]
+    return Cut(fates.with_objects(()), leaves, modules, containers, origins)
 
 
 def _forbid(fates: Fates, several: Mapping[int, Sequence[Way]], transform: str) -> Collection[int]:

@@ -173,7 +173,7 @@ class FunctionTransform(metaclass=_Named):
             return self.leave(result, call, policy)
 
     def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> None:
-        """Raises because an option does not fit; outside modules the transform itself says it best."""
+        """Raises because an option does not fit; without modules the transform itself says it best."""
         if not error.concerns_modules:
             try:
                 self.transform(self.function, **self.options)(*args, **kwargs)
@@ -183,7 +183,7 @@ class FunctionTransform(metaclass=_Named):
 
     def explain(self, error: Exception, call: Call) -> None:
         """Adds to an error of the transform's what it does not know of."""
-        if is_refusal(error):
+        if is_refusal(error) and "argnums" not in self.options:  # Equinox has it not
             name_counterpart(error, call.tree, self.transform_name)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -204,7 +204,10 @@ class FunctionTransform(metaclass=_Named):
 
     def check_options(self) -> None:
         """Applies the transform at once, so that it can refuse its options or the function as it always does."""
-        self.transform(self.function, **self.options)
+        function = self.function
+        if callable(function) and not isinstance(getattr(function, "__name__", ""), str):  # as of an Equinox module
+            function = _named(function)
+        self.transform(function, **self.options)
 
     # What families override -------------------------------------------------------------------------------------
 
@@ -439,6 +442,17 @@ class FunctionTransform(metaclass=_Named):
                     "`sharedtree.copy(layer)`, into one of these places.\n",
                 )
             seen.add(number)
+
+
+def _named(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that stands for one whose name is no text, as a field of an Equinox module may be called so."""
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    update_wrapper(named, function)
+    named.__name__ = type(function).__name__
+    return named
 
 
 @functools.cache

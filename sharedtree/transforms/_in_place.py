@@ -134,7 +134,7 @@ class Changes:
         """Notes that an object is to get the content of another of its class; returns that object."""
         target = self._call.objects[number]
         is_written = any(written is target for written in self.pending[::2])
-        for cut in self._call.plan.cuts:
+        for cut in self._call.cuts:
             for each in (*cut.containers, *(cut.modules if is_written else ())):
                 if cut.fates.tree.objects[each] is target:
                     why = (

@@ -11,6 +11,7 @@ nested tuples they would be as large as the unfolded tree.
     Pair(w, [w])  under  Pair(0, 1)        w has the fates 0 and 1, the list (1,), the Pair (0, (1,))
 """
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from .._errors import SharingMismatchError
 from .._node_types import node_type_of
 from .._prefix import Branch, labels
 from .._statics import Static
-from .._structure import LEAF, reached_outside
+from .._structure import LEAF
 from .._walked import Walked
 
 NO_FATE = 0
@@ -26,6 +27,18 @@ NO_FATE = 0
 
 Way = tuple[int, int]
 """A record, and the part of a prefix under which it is reached, by its number."""
+
+
+def _as_it_is(label: Any, leaf: Any, number: int) -> Any:
+    return label
+
+
+def _no_advice(leaves: Sequence[Any]) -> str:
+    return ""
+
+
+def _nothing(fates: "Fates") -> Collection[int]:
+    return ()
 
 
 class Treatment(NamedTuple):
@@ -46,12 +59,12 @@ class Treatment(NamedTuple):
     name: str
     prefix: Any
     is_label: Callable[[Any], bool] = lambda _: True
-    resolve: Callable[[Any, Any, int], Any] = lambda label, leaf, number: label
+    resolve: Callable[[Any, Any, int], Any] = _as_it_is
     describe: Callable[[Any], str] = str
     deals_resolved: bool = False
     is_known: bool = True
-    advice: Callable[[Sequence[Any]], str] = lambda _: ""
-    partible: Callable[["Fates"], Collection[int]] = lambda _: ()
+    advice: Callable[[Sequence[Any]], str] = _no_advice
+    partible: Callable[["Fates"], Collection[int]] = _nothing
 
 
 class Fates:
@@ -82,6 +95,13 @@ class Fates:
         self.of_leaves: dict[int, Any] = {}
         self.root: Way = (tree.root, self._part_number(treatment.prefix))
         self._visit(self.root)
+
+    def with_objects(self, objects: Sequence[Any]) -> "Fates":
+        """The same of a tree with these objects; without any, of what can be kept: it keeps nothing of a call alive."""
+        other = copy.copy(self)
+        other.tree = Walked(self.tree.records, self.tree.root, objects)
+        other.treatment = self.treatment._replace(resolve=_as_it_is, advice=_no_advice, partible=_nothing)
+        return other
 
     def __getitem__(self, way: Way) -> int:
         return self._fates[way]
@@ -167,18 +187,17 @@ class Fates:
         parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
         fits = node_type is not None and node_type.cls is node.type.cls and len(parts) == len(children)
         if not fits or (node.type.is_plain and node.aux != Static(aux)):
-            self._raise_unfit(number)
+            self._raise_unfit()
         return [(child, self._part_number(below)) for child, below in zip(children, parts, strict=True)]
 
-    def _raise_unfit(self, number: int) -> None:
+    def _raise_unfit(self) -> None:
         treatment, tree = self.treatment, self.tree
-        node = tree.node(number)
         try:  # this says where
             for _ in labels(treatment.prefix, tree.records, tree.root, treatment.is_label, treatment.name):
                 pass
         except SharingMismatchError as error:
-            is_container = node is None or node.type.is_plain
-            error.concerns_modules = not (is_container and number in reached_outside(tree.records, tree.root))
+            nodes = [tree.node(each) for each in range(len(tree.records))]
+            error.concerns_modules = any(node is not None and not node.type.is_plain for node in nodes)
             raise
         raise AssertionError("one of the two readings of a prefix is wrong")
 
@@ -198,7 +217,7 @@ class Fates:
         number, which = way
         if self.tree.records[number][0] is LEAF:
             if not self.treatment.is_label(self._parts[which]):
-                self._raise_unfit(number)
+                self._raise_unfit()
             resolved = self.treatment.resolve(self._parts[which], self.tree.objects[number], number)
             known = next((fate for fate, other in self.of_leaves.items() if are_one(other, resolved)), None)
             if known is None:

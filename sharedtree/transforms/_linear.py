@@ -1,7 +1,8 @@
 """`jax.vjp`, `jax.jvp`, `jax.linearize`, `jax.linear_transpose`, and Equinox's `filter_vjp` and `filter_jvp`.
 
 The transform sees of the primals, and of the result, a hand with the leaves that are differentiated. The others go
-around it: those of the primals straight to the function, those of its result out beside it.
+around it: those of the primals straight to the function, those of its result out beside it. What holds no module is
+left as it is; so without modules all is vanilla.
 """
 
 import functools
@@ -42,25 +43,27 @@ class LinearMap:
         takes: the hand that it takes.
         is_pair: whether what it takes is the first of a pair.
         fit: how what it is given is fitted to that.
+        is_bare: whether the primals, and so what is in their shape, are in no hand.
     """
 
-    __slots__ = ("__weakref__", "fit", "function", "is_pair", "takes")
+    __slots__ = ("__weakref__", "fit", "function", "is_bare", "is_pair", "takes")
 
-    def __init__(self, function: Any, takes: Deal, is_pair: bool, fit: Fit) -> None:
+    def __init__(self, function: Any, takes: Deal, is_pair: bool, fit: Fit, is_bare: bool) -> None:
         self.function = function
         self.takes = takes
         self.is_pair = is_pair
         self.fit = fit
+        self.is_bare = is_bare
 
     def __call__(self, /, *args: Any) -> Any:
         if self.fit.adds_up:
             if len(args) != 1:
                 return self.function(*args)  # says best what is wrong
             hand = seen_of(self.takes, args[0], "cotangent", self.fit, is_pair=self.is_pair)
-            (made,) = self.function(hand)
-            return tuple(like((made,)).args)
-        hand = seen_of(self.takes, args, "tangents", self.fit, is_pair=False)
-        made = like((self.function(hand),), is_gradient=False)
+            made = self.function(hand)
+            return made if self.is_bare else tuple(like(made).args)
+        given = args if self.is_bare else (seen_of(self.takes, args, "tangents", self.fit, is_pair=False),)
+        made = like((self.function(*given),), is_gradient=False)
         return made[0] if self.is_pair else made
 
     def __repr__(self) -> str:
@@ -69,7 +72,7 @@ class LinearMap:
 
 jtu.register_pytree_node(
     LinearMap,
-    lambda item: ((item.function,), (item.takes, item.is_pair, item.fit)),
+    lambda item: ((item.function,), (item.takes, item.is_pair, item.fit, item.is_bare)),
     lambda how, children: LinearMap(children[0], *how),
 )
 
@@ -112,12 +115,11 @@ class Trace:
         adds_up: whether it is given cotangents. JAX would add those of a reference up in another one.
 
     Attributes:
-        seen: what the transform sees of the primals.
-        unseen: the rest of them.
-        of_result: what it saw of what the function returned, once it has.
+        is_bare: whether the primals hold no module, so that the transform gets them as they are.
+        primals: what the transform gets.
+        unseen: what it does not see of them.
+        of_result: what it saw of what the function returned, once it has; None if that is bare.
     """
-
-    of_result: Deal
 
     def __init__(
         self,
@@ -135,6 +137,10 @@ class Trace:
             crossing.transform(function, primals, primals)  # says best what is wrong
         arguments = Arguments(Names(function).of(len(primals)), primals, dict(others or {}))
         self.unseen, self.seen = crossing.enter_dealt(function, arguments, self._dealing(arguments, adds_up=adds_up))
+        of_nothing = not crossing.policy.containers and not holds_modules(crossing.call.tree)
+        self.is_bare = of_nothing and not crossing.rules.filtered
+        self.primals = tuple(primals) if self.is_bare else (self.seen,)
+        self.of_result: Deal | None = None
         self._inner = crossing.function(function, _pair if has_aux else _value, caches_traces=False)
         functools.update_wrapper(self, self._inner, updated=())
         self.__signature__ = self._inner.__signature__
@@ -159,21 +165,25 @@ class Trace:
 
         return Dealing(self.crossing.title, treatments, None, None, ((False,), (True,)))
 
-    def __call__(self, seen: Hand) -> Any:
+    def __call__(self, *primals: Any) -> Any:
         """What the transform calls, with and without auxiliary data of the user's: (seen of the result, beside it)."""
-        result = self._inner(self.unseen, seen)
-        if type(result) is tuple and len(result) == 2 and all(type(hand) is Hand for hand in result):
+        result = self._inner(*primals) if self.is_bare else self._inner(self.unseen, *primals)
+        if type(result) is tuple and len(result) == 2 and type(result[0]) is Hand:
             self.of_result = result[0].deal
         return result
 
-    def leave(self, seen: Hand, beside: Hand) -> tuple[Any, ...]:
+    def leave(self, seen: Any, beside: Any) -> tuple[Any, ...]:
         """What the function returned, put together: its value, and the auxiliary data if there are any."""
+        if type(seen) is not Hand:
+            return (seen, beside) if self.has_aux else (seen,)
         made = leave((seen, beside))
         return tuple(made) if self.has_aux else (made,)
 
-    def tangents(self, given: Sequence[Any]) -> Hand:
+    def tangents(self, given: Sequence[Any]) -> tuple[Any, ...]:
         """The user's tangents of the primals as the transform sees them."""
-        return seen_of(self.seen.deal, tuple(given), "tangents", self.fit(adds_up=False), is_pair=False)
+        if self.is_bare:
+            return tuple(given)
+        return (seen_of(self.seen.deal, tuple(given), "tangents", self.fit(adds_up=False), is_pair=False),)
 
     def fit(self, *, adds_up: bool) -> Fit:
         """How tangents, or cotangents, are fitted."""
@@ -182,33 +192,44 @@ class Trace:
 
     def linear_map(self, function: Any, *, adds_up: bool) -> Any:
         """The vanilla function, made to take and to give modules."""
+        if self.of_result is None:
+            return function
         takes = self.of_result if adds_up else self.seen.deal
-        return LinearMap(function, takes, self.has_aux, self.fit(adds_up=adds_up))
+        return LinearMap(function, takes, self.has_aux, self.fit(adds_up=adds_up), self.is_bare)
 
-    def out_tangents(self, made: Hand) -> Any:
+    def out_tangents(self, made: Any) -> Any:
         """Tangents of the value, as a tree."""
+        if type(made) is not Hand:
+            return made
         tangents = like((made,), is_gradient=False)
         return tangents[0] if self.has_aux else tangents
 
 
-def _value(inside: Inside, unseen: Hand, seen: Hand) -> Any:
-    tree = inside.walked(inside.call(unseen, seen))
-    return _split(tree, tree)
+def _value(inside: Inside, *operands: Any) -> Any:
+    result, is_bare = _called(inside, operands)
+    tree = inside.walked(result)
+    return (result, None) if is_bare and not holds_modules(tree) else _split(tree, tree)
 
 
-def _pair(inside: Inside, unseen: Hand, seen: Hand) -> Any:
-    result = inside.call(unseen, seen)
+def _pair(inside: Inside, *operands: Any) -> Any:
+    result, is_bare = _called(inside, operands)
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         return result  # which JAX refuses
     tree = inside.walked(tuple(result))
-    return _split(tree, first_of(tree))
+    return result if is_bare and not holds_modules(tree) else _split(tree, first_of(tree))
+
+
+def _called(inside: Inside, operands: Sequence[Any]) -> tuple[Any, bool]:
+    if operands and type(operands[0]) is Hand:
+        return inside.call(*operands), False
+    return inside.function(*operands), True
 
 
 def _split(tree: Walked, value: Walked) -> tuple[Hand, Hand]:
     """The result in two hands: what is differentiated of its value, and all the rest."""
     hand = packed(tree)
     outside = reached_outside(tree.records, value.root)
-    chosen = {n for n in value.reached if n in outside or is_inexact(tree.objects[n])}
+    chosen = {n for n in tree.leaf_numbers if n in value.reached and (n in outside or is_inexact(tree.objects[n]))}
     seen, rest = [tuple([i for i, n in enumerate(tree.leaf_numbers) if (n in chosen) is yes]) for yes in (True, False)]
     one, other = [Hand([hand.leaves[i] for i in own], Deal(hand.structure, own)) for own in (seen, rest)]
     return one, other
@@ -217,7 +238,7 @@ def _split(tree: Walked, value: Walked) -> tuple[Hand, Hand]:
 def vjp(crossing: Crossing, fun: Any, primals: Sequence[Any] = (), *, has_aux: bool = False, **options: Any) -> Any:
     """`jax.vjp` and `equinox.filter_vjp`."""
     trace = Trace(crossing, fun, primals, has_aux=has_aux, adds_up=True)
-    seen, pullback, beside = crossing.applied(jax.vjp, trace, trace.seen, has_aux=True, **options)
+    seen, pullback, beside = crossing.applied(jax.vjp, trace, *trace.primals, has_aux=True, **options)
     value, *aux = trace.leave(seen, beside)
     return value, trace.linear_map(pullback, adds_up=True), *aux
 
@@ -227,7 +248,7 @@ def linearize(
 ) -> Any:
     """`jax.linearize`."""
     trace = Trace(crossing, fun, primals, has_aux=has_aux)
-    seen, pushforward, beside = crossing.apply(trace, trace.seen, has_aux=True, **options)
+    seen, pushforward, beside = crossing.apply(trace, *trace.primals, has_aux=True, **options)
     value, *aux = trace.leave(seen, beside)
     return value, trace.linear_map(pushforward, adds_up=False), *aux
 
@@ -235,11 +256,8 @@ def linearize(
 def linear_transpose(crossing: Crossing, fun: Any, primals: Sequence[Any] = (), **options: Any) -> Any:
     """`jax.linear_transpose`; what is not differentiated of the result is left out."""
     trace = Trace(crossing, fun, primals)
-    at = [
-        text
-        for text, leaf in zip(trace.unseen.paths, trace.unseen.leaves, strict=True)
-        if isinstance(leaf, jax.ShapeDtypeStruct)
-    ]
+    each = zip(trace.unseen.paths, trace.unseen.leaves, strict=True)
+    at = [text for text, leaf in each if isinstance(leaf, jax.ShapeDtypeStruct)]
     if at:
         raise TypeError(
             f"`{crossing.title}` was given a `jax.ShapeDtypeStruct` at {listed(at)}, which is not differentiated. So "
@@ -248,16 +266,16 @@ def linear_transpose(crossing: Crossing, fun: Any, primals: Sequence[Any] = (), 
             "    abstract = sharedtree.tree.map(struct, model)"
         )
 
-    def seen_only(seen: Hand) -> Any:
-        return trace(seen)[0]
+    def seen_only(*primals: Any) -> Any:
+        return trace(*primals)[0]
 
     functools.update_wrapper(seen_only, trace, updated=())
-    return trace.linear_map(crossing.apply(seen_only, trace.seen, **options), adds_up=True)
+    return trace.linear_map(crossing.apply(seen_only, *trace.primals, **options), adds_up=True)
 
 
 def jvp(crossing: Crossing, fun: Any, primals: Any, tangents: Any, has_aux: bool = False) -> Any:
     """`jax.jvp`."""
-    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+    if not isinstance(primals, (tuple, list)) or type(primals) is not type(tangents):
         return crossing.transform(fun, primals, tangents)  # says best what is wrong
     trace = Trace(crossing, fun, primals, has_aux=has_aux)
     try:
@@ -266,7 +284,7 @@ def jvp(crossing: Crossing, fun: Any, primals: Any, tangents: Any, has_aux: bool
         if not holds_modules(crossing.call.tree):
             crossing.transform(fun, primals, tangents, has_aux=has_aux)  # says best what is wrong
         raise
-    seen, made, beside = crossing.apply(trace, (trace.seen,), (given,), has_aux=True)
+    seen, made, beside = crossing.apply(trace, trace.primals, given, has_aux=True)
     value, *aux = trace.leave(seen, beside)
     return value, trace.out_tangents(made), *aux
 
@@ -279,8 +297,9 @@ def filter_jvp(crossing: Crossing, fn: Any, primals: Any, tangents: Any, **other
             f"not a `{type(primals).__name__}` and a `{type(tangents).__name__}`."
         )
     trace = Trace(crossing, fn, tuple(primals), others)
-    given = trace.tangents(tangents)
-    seen, made, beside = crossing.applied(jax.jvp, trace, (trace.seen,), (_filled(trace.seen, given),), has_aux=True)
+    (given,) = trace.tangents(tangents)
+    given = (_filled(trace.seen, given),)
+    seen, made, beside = crossing.applied(jax.jvp, trace, trace.primals, given, has_aux=True)
     return trace.leave(seen, beside)[0], trace.out_tangents(made)
 
 

@@ -30,7 +30,7 @@ from ._call import Call
 from ._crossing import Crossing, part_of
 from ._hands import Hand, whole
 from ._inner_function import Inner
-from ._inside import Inside
+from ._inside import Inside, receive
 from ._meet import Lowering, Met, Words, holds_modules, leaves_like, lowering, meet
 from ._pass_through import Unchanged
 
@@ -117,8 +117,11 @@ def while_loop(crossing: Crossing, cond_fun: Any, body_fun: Any, init_val: Any, 
 
 
 def _condition(inside: Inside, carry: Hand) -> Any:
-    result = inside.call(carry)
-    if holds_modules(inside.walked(result)):
+    received = receive((carry,))  # what it changes goes nowhere
+    result = inside.call_with(received, received.arguments.args, {})
+    tree = inside.walked(result)
+    inside.check_walked(tree)
+    if holds_modules(tree):
         raise TypeError(
             f"The first function of `{inside.terms.title}` says whether to go on, with a boolean of no dimensions, but "
             f"it returned a `{type(result).__name__}`."

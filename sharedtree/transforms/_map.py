@@ -4,6 +4,7 @@ A partition specification says of one leaf along which axes of a mesh it is cut,
 to `vmap`; `pmap` has axes itself. Of a tied leaf each device gets one shard.
 """
 
+import functools
 import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -74,7 +75,7 @@ class VmapTransform(DonatingTransform):
             prefix,
             self.is_label,
             lambda label, leaf, _: self.resolve_in(label, leaf),
-            lambda label: f"{self.in_name} {label}",
+            functools.partial("{} {}".format, self.in_name),
             self.deals_resolved,
         )
         labels = labels_in(prefix, self.is_label)

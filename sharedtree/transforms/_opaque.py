@@ -134,13 +134,16 @@ class OpaqueTransform(FunctionTransform):
         spreads = [spread(value, tags, rules, Operand) for value in values]
         in_order = [(name, path, hand) for name, own in zip(names, spreads, strict=True) for path, hand in own.found]
         tree = _in_one([(n + jtu.keystr(path), hand.structure) for n, path, hand in in_order], tags.objects)
-        parted = self.parted(tree, [name for name, _, _ in in_order])
-        if parted is not None and parted.origins is not None:
-            tree = Walked(parted.structure.records, parted.structure.root, [tree.objects[n] for n in parted.origins])
-            _deal_anew([hand for _, _, hand in in_order], tree)
+        structure, walked = intern(tuple(tree.records), tree.root), tree.objects
+        parted = self.parted(Walked.of(structure, walked), [name for name, _, _ in in_order])
+        plan = Plan(structure, None, (), (), (), ())
+        if parted is not None:
+            plan = Plan(parted.structure, parted.origins, (), (), (), parted.cuts)
         arguments = Arguments(tuple(names[: len(args)]), args, kwargs)
         first = next((hand for own in spreads for _, hand in own.found), None)
-        call = Call(arguments, tree, _NO_PLAN, list(tree.leaves.values()))
+        call = Call(arguments, plan, list(tree.leaves.values()), walked)
+        if plan.origins is not None:
+            _deal_anew([hand for _, _, hand in in_order], call.tree)
         if first is not None:
             first.deal = Deal(first.structure, None, call)
         call.hands = [first] if first is not None else []
@@ -175,9 +178,6 @@ class OpaqueTransform(FunctionTransform):
             ]
         ]
         return _with_notes((state, spread(result, tags, rules).tree))
-
-
-_NO_PLAN = Plan(Walked((), 0), None, (), (), (), ())  # pyright: ignore[reportArgumentType]
 
 
 def _with_notes(tree: Any) -> Any:
@@ -337,7 +337,8 @@ class UnregisteredTransform(OpaqueTransform):
                 "    sharedtree.register_transform(transform, jax.vmap)\n"
             ),
         )
-        return dealt(tree, intern(tuple(tree.records), tree.root), [treatment], self.transform_name)
+        assert tree.structure is not None
+        return dealt(tree, tree.structure, [treatment], self.transform_name)
 
 
 def _deal_anew(hands: Sequence[Hand], tree: Walked) -> None:

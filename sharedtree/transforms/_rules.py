@@ -34,7 +34,7 @@ from ._hands import Hand, whole
 from ._inner_function import Inner
 from ._inside import Inside
 from ._like import tangents_of
-from ._meet import Words, meet
+from ._meet import Words, holds_modules, meet
 from ._modules import How
 from ._rules_in_place import Changed, changed_apart, write_back
 from ._tangents import Fit, as_tuple, fitted
@@ -54,6 +54,7 @@ class RuleTransform(FunctionTransform):
     """Whether it can write back what the function changed in its arguments."""
 
     _operands: Walked
+    _primal: Inner | None = None
     _returned: Structure | None
     _changed: Changed
 
@@ -131,13 +132,18 @@ class RuleTransform(FunctionTransform):
         return one
 
     def _by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments by position, with defaults, as JAX gives them to the rules; as they are if they do not fit."""
+        """The arguments by position, with defaults, as JAX gives them to the rules; as they are without a signature."""
         try:
             bound = inspect.signature(self.function).bind(*args, **kwargs)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError) as error:
+            if str(error).startswith("missing"):
+                self._vanilla(*args, **kwargs)  # says best what is wrong
             return args, kwargs
         bound.apply_defaults()
-        return (args, kwargs) if kwargs.keys() & bound.kwargs.keys() else (bound.args, {})
+        if kwargs.keys() & bound.kwargs.keys():
+            self._vanilla(*args, **kwargs)  # as above
+            return args, kwargs
+        return bound.args, {}
 
     def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
         """The vanilla object for one call, on hands."""
@@ -223,6 +229,7 @@ class RuleTransform(FunctionTransform):
             given, logged = given
         given = self.as_several(given, num_operands)
         if not isinstance(given, (tuple, list)) or len(given) != num_operands:
+            self._refuse_as_jax(given)
             what = f"{len(given)} values" if isinstance(given, (tuple, list)) else f"a `{type(given).__name__}`"
             raise TypeError(
                 f"`{name_of(rule, rule)}` returned {what} for the {num_operands} operands of `{name_of(self, self)}` "
@@ -231,8 +238,19 @@ class RuleTransform(FunctionTransform):
             )
         fit = self.fit(policy, whole=found, adds_up=True)
         leaves = list(fitted(operands, tuple(given), "cotangents", fit).values())
+        if any(np.shape(leaf) != np.shape(own) for leaf, own in zip(leaves, operands.leaves.values(), strict=True)):
+            self._refuse_as_jax(given)
         made = (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
         return (made, logged) if logs else made
+
+    def _refuse_as_jax(self, given: Any) -> None:
+        """Raises what JAX says of cotangents that do not fit, where there is nothing that it does not know."""
+        if self._primal is None or holds_modules(self._operands):
+            return
+        ruled = jax.custom_vjp(self._primal)
+        ruled.defvjp(lambda *args: (0.0, None), lambda *_: given)
+        operands = unpack(self._operands.structure, list(self._operands.leaves.values()))
+        jax.eval_shape(lambda *args: jax.vjp(ruled, *args)[1](0.0), *operands.args)
 
     def as_several(self, given: Any, num_operands: int) -> Any:
         """What a rule returned, if it may return the cotangent of a single operand itself."""
@@ -307,7 +325,8 @@ class CustomVjpTransform(RuleTransform):
                 f"    {name}.defvjp(fwd, bwd)"
             )
         own = {**self.options, "nondiff_argnums": self._after_hand} if self._static else self.options
-        vanilla = self.transform(self.inner_of(policy, self.primal, function), **own)
+        self._primal = self.inner_of(policy, self.primal, function)
+        vanilla = self.transform(self._primal, **own)
         backward = functools.partial(self._backward, kind == "defvjp_with_logs")
         rules = self.inner_of(policy, self._forward, fwd), self.inner_of(policy, backward, bwd)
         getattr(vanilla, kind)(*rules, *positional, **options)

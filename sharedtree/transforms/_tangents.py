@@ -67,6 +67,8 @@ def as_tuple(tree: Walked) -> Walked:
     assert whole is not None
     op, children = tree.records[tree.root]
     assert type(op) is Node
+    positional, _, _ = op.aux.peek()
+    children = children[: len(positional)]
     top = Node(whole, Static(None), whole.keys_of(children))
     return Walked([*tree.records[: tree.root], (top, children)], tree.root, tree.objects)
 

@@ -68,10 +68,10 @@ def report_partial_gradients(call: Call, gradient: Gradient, names: Names, polic
     """
     if policy.on_untie == "ignore":
         return
-    found = [each for cut in call.plan.cuts for each in _lost_in(cut)]
+    found = [each for cut in call.cuts for each in _lost_in(cut)]
     # Of several modules in one argument only a filter selects some.
     lost = [each for each in found if len(each.arguments) == 1]
-    lost += [each for cut in call.plan.cuts for each in _lost_within(cut)]
+    lost += [each for cut in call.cuts for each in _lost_within(cut)]
     if lost:
         involved = list(dict.fromkeys(name for each in lost for name in each.arguments))
         together = ", ".join(involved)
@@ -85,7 +85,7 @@ def report_partial_gradients(call: Call, gradient: Gradient, names: Names, polic
     lost = [each for each in found if len(each.arguments) == 2]
     if lost:
         _emit(lost, _fix(call, gradient, names, lost[0].arguments), names, policy)
-    lost = [each for cut in call.plan.cuts for each in _modules_lost_in(cut)]
+    lost = [each for cut in call.cuts for each in _modules_lost_in(cut)]
     if lost:
         both = lost[0].arguments
         lines = [
