@@ -36,7 +36,7 @@ from ._older_exports import (
     written_before_hands,
 )
 from ._statics import Static
-from ._structure import Node, Op, Structure, intern
+from ._structure import Node, Op, Structure, intern, reached_outside
 from .serialise.load import from_bytes
 from .serialise.save import to_bytes
 from .serialise.trust._trust import Trusted
@@ -44,7 +44,7 @@ from .transforms._applying import title_of
 from .transforms._call import Dealing, enter, leave
 from .transforms._function_transform import rules_of_call
 from .transforms._hands import Deal, Hand, Hands
-from .transforms._jit import JitTransform, require_made_for
+from .transforms._jit import Filtered, JitTransform, require_made_for
 from .transforms._preserve import preserve_identities, register_transform
 
 _trusted: ContextVar[Any] = ContextVar("trusted", default=())  # what the call that is reading now trusts
@@ -83,9 +83,12 @@ class Exported:
             SharingMismatchError: if ties, classes or static values are others.
             ValueError: if the arguments are of another tree, or their arrays of other shapes.
         """
-        rules = rules_of_call(current_policy(self._policy), filtered=False)
         in_tree = self._exported.in_tree
         known = structure_of_arguments(in_tree)
+        # Only Equinox has static values outside modules.
+        outside = [known.records[number][0] for number in reached_outside(known.records, known.root)]
+        filtered = any(type(op) is Static for op in outside)
+        rules = rules_of_call(current_policy(self._policy), filtered=filtered)
         with enter(_named_like(known, args, kwargs), rules, Dealing("export", lambda _: ())) as call:
             made, again = f"`{self._exported.fun_name}` was exported", "sharedtree.export(f)(*args)"
             require_made_for(known, call, made, again)
@@ -214,7 +217,9 @@ def exporting(
         # A program cannot name an object of its caller's.
         own = dataclasses.replace(own, pass_through=False)
         with jitted.enter(args, kwargs, own) as call:
-            exported = transform(jitted.transformed_for(own, call), **options)(*call.hands, *call.statics)
+            made = jitted.transformed_for(own, call)
+            made = made.jitted if isinstance(made, Filtered) else made
+            exported = transform(made, **options)(*call.hands, *call.statics)
         return Exported(exported, jitted.policy or policy)
 
     return for_arguments
@@ -226,8 +231,9 @@ def _named_like(known: Structure, args: Sequence[Any], kwargs: dict[str, Any]) -
     names = list(positional)
     while len([name for name in names if name is not None]) < len(args):
         names.append(f"args[{len(names)}]")
-    each = iter(args)
-    own = [(name, None if name is None else next(each, _MISSING)) for name in names]
+    each, kwargs = iter(args), dict(kwargs)
+    # Equinox has arguments by position that were given by keyword.
+    own = [(name, None if name is None else next(each, kwargs.pop(name, _MISSING))) for name in names]
     own = [(name, arg) for name, arg in own if arg is not _MISSING]
     return Arguments(
         tuple([name for name, _ in own]), [arg for _, arg in own], {**kwargs, **dict.fromkeys(static)}, static
@@ -339,7 +345,7 @@ def _read(op: Op, num_leaves: int) -> Op:
         return op
     data = op.aux.peek()
     structure = structure_of(data) if type(data) is bytes else None
-    if structure is None or structure.num_leaves != num_leaves:
+    if structure is None or structure.base or structure.num_leaves != num_leaves:
         raise malformed()
     dag = Dag._unflatten(structure, [stand_in() for _ in range(num_leaves)])  # noqa: SLF001 # pyright: ignore
     return pack(dag, Tags())[1].records[-1][0]
@@ -347,11 +353,13 @@ def _read(op: Op, num_leaves: int) -> Op:
 
 def _require_sound(treedef: Any) -> None:
     """Checks that the hands in a tree have all the leaves of one structure, each once."""
-    hands = jtu.tree_leaves(treedef.unflatten([None] * treedef.num_leaves), is_leaf=lambda x: isinstance(x, Hand))
-    own = [hand for hand in hands if type(hand) is Hand]
+    tree = treedef.unflatten([stand_in() for _ in range(treedef.num_leaves)])
+    put_together(tree)
+    own = [hand for hand in jtu.tree_leaves(tree, is_leaf=lambda x: type(x) is Hand) if type(hand) is Hand]
     numbers = [n for hand in own for n in hand.deal.numbers or range(hand.structure.num_leaves)]
     if own and (
-        any(hand.structure is not own[0].structure or hand.deal.num_leaves != len(hand.leaves) for hand in own)
+        own[0].structure.base
+        or any(hand.structure is not own[0].structure or hand.deal.num_leaves != len(hand.leaves) for hand in own)
         or sorted(numbers) != list(range(own[0].structure.num_leaves))
     ):
         raise malformed()

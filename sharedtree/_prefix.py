@@ -72,8 +72,6 @@ def labels(
             continue
         seen.add((number, id(part)))  # in `alive`
         if type(node) is not Node:
-            if op is LEAF and not is_label(part):
-                _raise_unfit(name, part, "a leaf", where)
             if op is LEAF or type(op) is Static:
                 yield Label(number, part, where)
             continue
@@ -91,7 +89,7 @@ def labels(
                     data, other = Static(aux).peek(), node.aux.peek()
                     more = f" with {len(parts)} children and the static data {shown_beside(data, other)}"
                     own += f" and the static data {shown_beside(other, data)}"
-                _raise_unfit(name, part, own, where, more)
+                raise_unfit(name, part, own, where, more)
             alive.extend(parts)
         stack.extend(
             (child, below, (*where, key))
@@ -99,7 +97,16 @@ def labels(
         )
 
 
-def _raise_unfit(name: str, part: Any, own: str, where: Path, more: str = "") -> NoReturn:
+def raise_unfit(name: str, part: Any, own: str, where: Path, more: str = "") -> NoReturn:
+    """Raises because a prefix does not fit a tree.
+
+    Args:
+        name: what the prefix is called.
+        part: of it.
+        own: what the tree has there, in words.
+        where: the path.
+        more: what else there is to say of the part.
+    """
     text = jtu.keystr(where)
     place = f"at `{text}`" if text else "as a whole"
     raise SharingMismatchError(

@@ -36,6 +36,11 @@ def is_one_around(leaf: Any) -> bool:
     return bool(_one_around) and _one_around.get(id(leaf)) is leaf  # as above
 
 
+def are_tied_values_known() -> bool:
+    """Whether there are any."""
+    return bool(_arrays or _one_around)
+
+
 def which_are_tied_values(leaves: Sequence[Any]) -> tuple[int, ...]:
     """The places of such leaves in a sequence."""
     return tuple([i for i, leaf in enumerate(leaves) if is_tied_value(leaf)]) if _arrays else ()

@@ -100,6 +100,7 @@ class FunctionTransform(metaclass=_Named):
         self._made: dict[Any, Any] = {}
         update_wrapper(self, function)  # not its `__dict__`, which may be that of another wrapper
         self.__wrapped__ = function
+        forbid_bound_module(function, current_policy(policy), self.transform_name)
         self.check_options()
 
     def _made_alike(self) -> How | None:
@@ -432,8 +433,10 @@ class FunctionTransform(metaclass=_Named):
     def _require_one_way(self, fates: Fates, state: Collection[Name], changes: Rules) -> None:
         """Raises if one object is to be written to in two ways."""
         seen: set[int] = set()
+        own = changes.given.keys() | changes.updated.keys()
         for number, _ in sorted(state):
-            if id(fates.tree.objects[number]) in changes.updated and number in seen:  # alive in the tree
+            is_node = fates.tree.node(number) is not None
+            if is_node and id(fates.tree.objects[number]) in own and number in seen:  # alive in the tree
                 raise_inconsistent(
                     fates,
                     number,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from .._errors import SharingMismatchError
 from .._node_types import node_type_of
-from .._prefix import Branch, labels
+from .._prefix import Branch, labels, raise_unfit
 from .._statics import Static
 from .._structure import LEAF
 from .._walked import Walked
@@ -193,8 +193,9 @@ class Fates:
     def _raise_unfit(self) -> None:
         treatment, tree = self.treatment, self.tree
         try:  # this says where
-            for _ in labels(treatment.prefix, tree.records, tree.root, treatment.is_label, treatment.name):
-                pass
+            for each in labels(treatment.prefix, tree.records, tree.root, treatment.is_label, treatment.name):
+                if tree.records[each.record][0] is LEAF and not treatment.is_label(each.label):
+                    raise_unfit(treatment.name, each.label, "a leaf", each.path)
         except SharingMismatchError as error:
             nodes = [tree.node(each) for each in range(len(tree.records))]
             error.concerns_modules = any(node is not None and not node.type.is_plain for node in nodes)

@@ -61,8 +61,14 @@ class VmapTransform(DonatingTransform):
         if found is not None and isinstance(error, ValueError):
             error.args = (
                 f"`{found[1]}` has the {self.in_name} None, so it is one for all elements, but it was given another "
-                "value for each of them, and in place it is written back. Map it, too, or return what changes:\n"
-                f"    {self.in_name} = 0",
+                "value for each of them. In place, what was changed goes out along the axes along which it came in.\n"
+                'Let the function assign what all have in common, such as `jax.lax.pmean(value, "batch")`, and name the '
+                "axis:\n"
+                f"    f = sharedtree.preserve_identities({self.transform_name})"
+                f'(f, {self.in_name}={self.in_name}, axis_name="batch", in_place=True)\n'
+                "or return the values instead of assigning them, or give each element an object of its own, stacked, "
+                f"with an axis in `{self.in_name}`:\n"
+                "    model = sharedtree.tree.map(lambda leaf: jnp.stack([leaf] * size), model)",
             )
 
     def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax import tree_util as jtu
 
+from .._arguments import Arguments, Names
 from .._errors import SharingMismatchError
 from .._node_types import PYTHON_NUMBERS
 from .._sharing import Mismatch, name_of, pairs
@@ -93,6 +94,7 @@ def meet(before: Walked, after: Walked, words: Words, above: Path = (), *, exact
         SharingMismatchError: if their classes or static values differ, or a tie of modules.
     """
     promoted: set[int] = set()
+    _require_same_arguments(before, after, words)
 
     def agree(i: int, j: int) -> bool:
         op, other = before.records[i][0], after.records[j][0]
@@ -243,6 +245,21 @@ def _is_firm(tree: Walked, number: int) -> bool:
     """Whether a tie is one of modules, or of references, which do not alias by accident."""
     op = tree.records[number][0]
     return not op.type.is_plain if type(op) is Node else isinstance(tree.objects[number], jax.Ref)
+
+
+def _require_same_arguments(before: Walked, after: Walked, words: Words) -> None:
+    ops = [tree.records[tree.root][0] for tree in (before, after)]
+    one, two = [op.aux.peek() if type(op) is Node and op.type.cls is Arguments else None for op in ops]
+    if one is not None and two is not None and one != two:
+        usual = "Call it with as many arguments, by position or by keyword as before."
+        text = f"in their arguments: {words.before} they are {_call_with(one)}, {words.after} {_call_with(two)}"
+        raise SharingMismatchError(f"{words.head} {text}.\n{words.fix(usual)}")
+
+
+def _call_with(names: Names) -> str:
+    positional, keywords, static = names
+    own = [*["static" if name is None else name for name in positional], *[f"{name}=" for name in keywords]]
+    return f"`({', '.join([*own, *[f'static {name}=' for name in static]])})`"
 
 
 def _require_numbers(path: Path, op: Op, other: Op, words: Words, *, exact: bool) -> None:

@@ -18,12 +18,13 @@ from .._arguments import Arguments, LeafPath
 from .._context import Policy
 from .._distinct import distinct
 from .._errors import SharingMismatchError
-from .._graph import Rules, Tags, build, pack
+from .._graph import Rules, Tags, build, pack, walk
 from .._jax_internals import as_numpy
 from .._node_types import is_module, node_type_of
 from .._prefix import Branch
 from .._statics import Static
 from .._structure import LEAF, Node, Structure, intern
+from .._tied_values import are_tied_values_known
 from .._untying import hand_on
 from .._walked import Walked, with_paths
 from ._call import Call, Plan
@@ -35,6 +36,7 @@ from ._inside import Inside, Received
 from ._labels import Treatment
 from ._names import Names
 from ._pass_through import is_object_outside
+from .checks._tied_values import report_tied_values
 
 
 class Operand(Hand):
@@ -108,6 +110,10 @@ class OpaqueTransform(FunctionTransform):
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """As the base, with the arguments as they stand."""
+        if are_tied_values_known():  # which are bare: the function does not see that they were one
+            arguments, tags = self.arguments(args, kwargs), Tags()
+            _, records, root = walk(arguments, tags, self.rules(policy))
+            report_tied_values(Walked(records, root, tags.objects), self.names, self.transform_name, policy)
         spreads, call = self._spread(args, kwargs, policy)
         made = self._made.get(policy)
         if made is None:
@@ -126,6 +132,10 @@ class OpaqueTransform(FunctionTransform):
         made = put_together(result, operands, call.objects.__getitem__, changes.update)
         changes.commit()
         return made[1]
+
+    def enter(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
+        """As the base, of the outermost objects."""
+        return self._spread(args, kwargs, policy)[1]
 
     def _spread(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> tuple[list[Spread], Call]:
         names = [*self.names.of(len(args)), *sorted(kwargs)]

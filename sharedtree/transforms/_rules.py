@@ -348,17 +348,6 @@ class CustomGradientTransform(RuleTransform):
     writes = True
     rules_given = ()
 
-    def check_options(self) -> None:
-        """Refuses the options by which a rule is given something else."""
-        asked = [name for name, value in self.options.items() if value and name != "with_logs"]
-        if asked:
-            raise TypeError(
-                f"No adapter says what `{self.transform_name}` gives to rules with the option `{asked[0]}`. Leave it "
-                "out:\n"
-                f"    sharedtree.preserve_identities({self.transform_name})(f)"
-            )
-        super().check_options()
-
     def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
         """The vanilla object for one call, on hands."""
         return self.transform(self.inner_of(policy, self._result_and_rule, function), **self.options)

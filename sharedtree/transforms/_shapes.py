@@ -57,7 +57,12 @@ def eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str
 
 def filter_eval_shape(crossing: Crossing, fun: Any, args: Any = (), kwargs: Mapping[str, Any] = NO_KEYWORDS) -> Any:
     """`equinox.filter_eval_shape`. A module that is the function is traced, too, as under `equinox.filter_jit`."""
-    return FilterJitTransform(eqx.filter_jit, fun, _without_changes(crossing.policy), {}).eval_shape(*args, **kwargs)
+    jitted = FilterJitTransform(eqx.filter_jit, fun, _without_changes(crossing.policy), {})
+    try:
+        jitted.arguments(args, dict(kwargs))
+    except TypeError:
+        return crossing.transform(fun, *args, **kwargs)  # says best what is wrong
+    return jitted.eval_shape(*args, **kwargs)
 
 
 class MakeJaxprTransform(CheckpointTransform):

@@ -148,8 +148,10 @@ def _differences(old: Trace | None, new: Trace | None) -> list[str]:
         op, other = old.arguments.records[i][0], new.arguments.records[j][0]
         return type(op) is type(other) and type(op) is not Node
 
-    reasons: list[str] = []
-    for pair in pairs(old.arguments, new.arguments, agree):
+    given, given_now = old.names, new.names
+    reasons = [f"`{name}` was given and is missing" for name in given if name not in {*given_now, *new.static}]
+    reasons += [f"`{name}` was missing and is given" for name in given_now if name not in {*given, *old.static}]
+    for pair in pairs(old.arguments, new.arguments, agree) if given == given_now else ():
         text = jtu.keystr(pair.path)
         if isinstance(pair, Mismatch):
             reasons.append(f"`{text}` was {pair.left} and is {pair.right}")
@@ -161,7 +163,7 @@ def _differences(old: Trace | None, new: Trace | None) -> list[str]:
         elif type(op) is Static and op != other:
             was, is_now = (each.peek() if type(each) is Static else each for each in (op, other))
             reasons.append(f"`{text}` was {shown_beside(was, is_now)} and is {shown_beside(is_now, was)}")
-        elif op != other:
+        elif op != other and pair.path:
             was, is_now = (each.aux.peek() if type(each) is Node else each for each in (op, other))
             old_data, new_data = shown_beside(was, is_now), shown_beside(is_now, was)
             reasons.append(f"static data of `{text}` was {old_data} and is {new_data}")

@@ -36,6 +36,12 @@ class Trace(NamedTuple):
     leaves: dict[int, str]
     static: dict[str, str]
 
+    @property
+    def names(self) -> list[str]:
+        """What the arguments are called that are not static."""
+        op, _ = self.arguments.records[self.arguments.root]
+        return [str(key) for key in op.keys] if type(op) is Node else []
+
 
 class Traces:
     """The traces of one wrapped function.
