@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import _walk
 from ._native_walk import native, natively
 from ._structure import Record, Structure, intern
-from ._walk import DEFAULT_RULES, MAX_PLAIN_DEPTH as MAX_PLAIN_DEPTH, Rules as Rules, is_value as is_value
+from ._walk import DEFAULT_RULES, Rules as Rules
 
 if TYPE_CHECKING or native is None:
     from ._walk import Tags as Tags

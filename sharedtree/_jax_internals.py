@@ -36,8 +36,6 @@ from jax._src.core import trace_ctx
 from jax.core import Tracer
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from ._under_way import keeps_limit
-
 try:
     from jax._src.literals import TypedNdArray as _TypedNdArray
 except ImportError:
@@ -165,11 +163,8 @@ getattr(_traceback_util, "register_exclusion", lambda _: None)(str(pathlib.Path(
 
 
 def api_boundary(function: C) -> C:
-    """A function such that the tracebacks of errors which leave it have neither JAX's frames nor the library's.
-
-    Its calls are under way for `make_room`, too.
-    """
-    return getattr(_traceback_util, "api_boundary", lambda inside: inside)(keeps_limit(function))
+    """A function such that the tracebacks of errors which leave it have neither JAX's frames nor the library's."""
+    return getattr(_traceback_util, "api_boundary", lambda inside: inside)(function)
 
 
 def hide_frames(error: Exception) -> None:

@@ -18,7 +18,7 @@ from ._structure import LEAF, Node, Op, Path, Record, Structure, canonical
 from ._text import shown
 from ._tied_values import note_ties
 from ._ties import ReadTree, all_paths, prefix_of, read_tree
-from ._untying import Said, hand_on, is_inside_a_function, note, say
+from ._untying import hand_on, note
 from ._whole_gradients import note_tied
 
 T = TypeVar("T")
@@ -154,8 +154,8 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     """Undoes ties: each path gets an object of its own.
 
     This also says that the loss of these ties is meant, so that no `UntiedWarning` follows: of what is returned, and
-    of what `st.tree`, transforms, and inside a transform vanilla functions too, make of it. So does `untie` of a tree
-    whose ties are gone already.
+    of what `st.tree` and transforms make of it. So does `untie` of a tree whose ties are gone already, as after
+    `jax.tree.map` or `equinox.tree_at`, which hand nothing on.
 
     Args:
         tree: the tree; it is not changed.
@@ -163,8 +163,8 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
             a sequence; what is tied within such a node stays so. Default: every tie is undone.
 
     Returns:
-        A new tree with new nodes. Arrays that part are copied, the others are the same objects. Outside transforms the
-        first path of a tie keeps its array.
+        A new tree with new nodes. Arrays that part are copied, the others are the same objects. The first path of
+        a tie keeps its array.
 
     Raises:
         SharingMismatchError: if `where` returns what is not in the tree.
@@ -201,8 +201,7 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
         if op is LEAF:
             becomes.setdefault(origin[number], set()).add(names[number])
     parted = {number for number, several in becomes.items() if len(several) > 1}
-    # Inside a function all paths get copies, so that what is made of the result can be told from the tree.
-    used = {n for n in parted if not isinstance(read.leaf_of[n], jax.Ref)} if is_inside_a_function() else set[int]()
+    used: set[int] = set()
     table: list[Any] = []
     made: dict[Any, Any] = {}
     for number, (op, children) in enumerate(twin):
@@ -226,10 +225,6 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     kinds = {_kind_of(read.leaf_of[number]) for number in gone - parted}
     meant |= {number for number in becomes if _kind_of(read.leaf_of[number]) in kinds}
     note(table[number] for number, (op, _) in enumerate(twin) if op is LEAF and origin[number] in meant)
-    if is_inside_a_function():
-        tags = Tags()
-        _, records, _ = walk(table[-1], tags, rules_here())
-        say(Said(tree, records, tags.objects))
     return table[-1]
 
 

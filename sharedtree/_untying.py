@@ -5,19 +5,15 @@ its parts are noted. What makes new leaves of noted ones hands the notes on: `st
 results say which of their leaves are noted (`Structure.noted`), so that those of a cached call are noted, too. A tie
 whose loss has been reported is noted in the same way, so that it is not reported twice.
 
-Vanilla functions hand nothing on. Inside a function that is being traced, `untie` therefore also leaves word of the
-whole tree that it returned, which `transforms.checks._untied` compares results with.
+Vanilla functions hand nothing on: after `jax.tree.map` it is to be said again.
 """
 
-import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from . import _tied_values, _whole_gradients
 from ._locks import Lock
-from ._structure import Record
 
 
 class _Notes:
@@ -55,50 +51,6 @@ class _Notes:
 _FEW = 1_000
 
 _notes = _Notes()
-
-
-class Said(NamedTuple):
-    """What `untie` was said of inside a function, and what it returned; or a result of which it was said further in.
-
-    Attributes:
-        of: the tree, kept alive so that a second word on it is recognised.
-        records: of the tree that was returned.
-        objects: those behind the records.
-    """
-
-    of: Any
-    records: Sequence[Record]
-    objects: Sequence[Any]
-
-
-class _Frames(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[list[Said]] = []
-
-
-_frames = _Frames()  # JAX traces a function in the thread that calls it
-
-
-@contextmanager
-def noting_untied() -> Iterator[Sequence[Said]]:
-    """Collects what `untie` is said of inside the block, which calls a function that is being traced."""
-    said: list[Said] = []
-    _frames.stack.append(said)
-    try:
-        yield said
-    finally:
-        _frames.stack.pop()
-
-
-def is_inside_a_function() -> bool:
-    """Whether a function of a transform is being called in this thread."""
-    return bool(_frames.stack)
-
-
-def say(said: Said) -> None:
-    """Says, inside a function, what `untie` was said of."""
-    if _frames.stack:
-        _frames.stack[-1].append(said)
 
 
 def note(leaves: Iterable[Any]) -> None:

@@ -25,9 +25,6 @@ from ._static_keys import Known, nothing_known
 from ._statics import Static
 from ._structure import LEAF, Given, Node, Op, Record, Update
 
-MAX_PLAIN_DEPTH = 1_000
-"""Plain containers outside modules are handed to JAX, whose recursive C++ overflows the stack at great depths."""
-
 MAX_DEPTH = 100_000
 """Nothing here recurses, so this only stops a class whose flatten function makes new children for ever."""
 
@@ -67,9 +64,7 @@ class Rules(NamedTuple):
     """What a walk treats as what.
 
     Attributes:
-        inside: modules and mutable containers are walked and carry identity, other leaves are static. Otherwise only
-            plain containers are walked, nothing carries identity, and modules count as leaves.
-        containers: where that is not inside, mutable containers that JAX knows count as leaves, too.
+        containers: mutable containers carry identity outside modules, too.
         convention: the one that holds around the root.
         arrays: arrays carry identity too.
         values: so do tuples and whatever else is a node, so that what is shared is walked once. The structure is then
@@ -82,7 +77,6 @@ class Rules(NamedTuple):
         filtered: as under Equinox's filters, only arrays are traced, in modules of all libraries and outside.
     """
 
-    inside: bool = True
     containers: bool = False
     convention: Inherited = "jax"
     arrays: bool = True
@@ -97,16 +91,11 @@ class Rules(NamedTuple):
 DEFAULT_RULES = Rules()
 
 
-def is_value(node_type: NodeType, rules: Rules) -> bool:
-    """Whether a node outside modules is not an object, but a value made of others."""
-    return node_type.is_plain and not (rules.containers and node_type.is_mutable and node_type.is_known_to_jax)
-
-
 def _is_value(obj: Any, node_type: NodeType | None, convention: Inherited, rules: Rules) -> bool:
     """Whether an object has no identity where it is, whatever it has elsewhere."""
     if convention == "variable":
         return node_type is None and is_value_of_variable(obj) and (not rules.filtered or is_traced(obj, "equinox"))
-    if convention != "outside" or not rules.inside:
+    if convention != "outside":
         return False
     if node_type is None:
         return not isinstance(obj, jax.Ref) and (not rules.filtered or is_traced(obj, "equinox"))
@@ -162,7 +151,7 @@ def walk(
     Raises:
         CycleError: if an object contains itself.
         StaticComparisonError: if a static leaf has no usable `==`.
-        DepthError: if a static leaf, or plain containers outside modules, are nested too deeply.
+        DepthError: if a static leaf is nested too deeply, or the nodes are.
     """
     leaves: list[Any] = []
     records: list[Record] = []
@@ -199,9 +188,7 @@ def walk(
         if rules.is_leaf is not None and rules.is_leaf(obj):
             shared = carries_identity(obj) if node_type is None else node_type.carries_identity
             return leaf(obj, tag=shared)
-        if node_type is None or not (rules.inside or is_value(node_type, rules)):
-            if not rules.inside:
-                return leaf(obj, tag=False)
+        if node_type is None:
             if is_traced(obj, convention) and (not rules.filtered or is_traced(obj, "equinox")):
                 shared = rules.arrays and carries_identity(obj)
                 if shared and id(obj) in rules.given:  # alive: see Rules
@@ -210,22 +197,22 @@ def walk(
             static = _static(obj, rules, path, of_statics)
             visited.append(static)
             return record(obj, static, (), tag=False)
-        if rules.inside and node_type.carries_identity and id(obj) in rules.given:  # alive: see Rules
+        if node_type.carries_identity and id(obj) in rules.given:  # alive: see Rules
             return record(obj, Given(rules.given[id(obj)]), (), tag=True)
         return open_node(obj, node_type, convention)
 
     def open_node(obj: Any, node_type: NodeType, convention: Inherited) -> None:
         if id(obj) in open_ids:  # of an object in `frames`, alive
             _raise_cycle(obj, frames, path)
-        if len(frames) >= (MAX_DEPTH if rules.inside else MAX_PLAIN_DEPTH):
-            raise_too_deep(rules, prefix)
+        if len(frames) >= MAX_DEPTH:
+            raise_too_deep(prefix)
         children, aux = node_type.take_apart(obj)
         if convention in ("outside", "any") and has_unordered_keys(node_type, aux):
             jtu.tree_flatten(obj, is_leaf=lambda part: part is not obj)  # raises JAX's own error
         static = _static(aux, rules, path, of_statics)
         visited.append((node_type, len(children), static))
         inner = node_type.inherits(convention, containers=rules.containers)
-        is_object = rules.inside and node_type.carries_identity and (convention != "outside" or inner != "outside")
+        is_object = node_type.carries_identity and (convention != "outside" or inner != "outside")
         frames.append(_Frame(obj, node_type, inner, children, static, is_object))
         if node_type.carries_identity:  # only what can be mutated can contain itself
             open_ids.add(id(obj))  # alive in `frames`
@@ -311,18 +298,11 @@ def _static(value: Any, rules: Rules, path: Callable[[], str], known: Known) -> 
         ) from None
 
 
-def raise_too_deep(rules: Rules, prefix: str, depth: int = MAX_PLAIN_DEPTH + 1) -> None:
-    """Raises the error for nodes that are nested deeper than the walk or, with a depth, the stack that is left goes."""
-    if rules.inside:
-        raise DepthError(
-            f"Nodes under `{prefix}` are nested more than {MAX_DEPTH} deep. If that is a list of layers linked to one "
-            "another, hold the layers in a tuple instead.",
-            (prefix,),
-        )
+def raise_too_deep(prefix: str) -> None:
+    """Raises the error for nodes that are nested deeper than the walk goes."""
     raise DepthError(
-        f"Plain containers in `{prefix}` are nested more than {depth - 1} deep, which JAX cannot flatten without "
-        "overflowing the stack. Wrap them, so that JAX sees one flat node:\n"
-        "    sharedtree.Dag(tree)",
+        f"Nodes under `{prefix}` are nested more than {MAX_DEPTH} deep. If that is a list of layers linked to one "
+        "another, hold the layers in a tuple instead.",
         (prefix,),
     )
 

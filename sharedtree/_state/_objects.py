@@ -5,7 +5,7 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from .._walk import DEFAULT_RULES, MAX_DEPTH, cycle_error, raise_too_deep
+from .._walk import MAX_DEPTH, cycle_error, raise_too_deep
 from ._forms import Form, form_of
 
 
@@ -47,7 +47,7 @@ class Objects:
                 self._close(obj, form)
                 return
             if len(frames) >= MAX_DEPTH:
-                raise_too_deep(DEFAULT_RULES, "")
+                raise_too_deep("")
             frames.append(_Frame(obj, form))
             open_ids.add(id(obj))  # alive in `frames`
 

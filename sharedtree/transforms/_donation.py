@@ -95,9 +95,10 @@ def _with_own_buffers(call: Call, donated: Sequence[Hand]) -> None:
     """Puts copies in the places of an array in modules that was met before. Bare ones are the caller's affair."""
     outside = reached_outside(call.tree.records, call.tree.root)
     places = {place for place, number in enumerate(call.tree.leaf_numbers) if number in outside}
-    taken: set[int] = set()
-    for hand in donated:
-        numbers = range(len(hand.leaves)) if hand.deal.numbers is None else hand.deal.numbers
+    in_order = [range(len(hand.leaves)) if hand.deal.numbers is None else hand.deal.numbers for hand in donated]
+    both = [(leaf, at) for hand, own in zip(donated, in_order, strict=True) for leaf, at in zip(hand.leaves, own, strict=True)]
+    taken = {id(leaf) for leaf, at in both if at in places}  # alive in the call
+    for hand, numbers in zip(donated, in_order, strict=True):
         leaves = list(hand.leaves)
         for i, (leaf, place) in enumerate(zip(hand.leaves, numbers, strict=True)):
             if id(leaf) in taken and _has_buffer(leaf) and place not in places:  # alive in the call
