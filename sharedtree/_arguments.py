@@ -44,32 +44,43 @@ Names = tuple[tuple[str | None, ...], tuple[str, ...], tuple[str, ...]]
 class Arguments:
     """The arguments of a call. Its children are those that are not static, keywords by name.
 
-    Attributes:
+    Args:
         names: of the positional arguments; None for those that are static.
         args: the positional arguments.
         kwargs: the keyword arguments.
         static: the names of those keyword arguments that are static, in order.
+
+    Attributes:
+        aux: what all of them are called, the keywords in order.
     """
 
-    __slots__ = ("args", "kwargs", "names", "static")
+    __slots__ = ("args", "aux", "kwargs")
 
     def __init__(
         self, names: tuple[str | None, ...], args: Sequence[Any], kwargs: dict[str, Any], static: tuple[str, ...] = ()
     ) -> None:
-        self.names = names
-        self.args = args
+        self.aux: Names = names, tuple([name for name in sorted(kwargs) if name not in static]), static
+        self.args = tuple(args)
         self.kwargs = kwargs
-        self.static = static
+
+    @property
+    def names(self) -> tuple[str | None, ...]:
+        """Those of the positional arguments; None for static ones."""
+        return self.aux[0]
+
+    @property
+    def static(self) -> tuple[str, ...]:
+        """The names of the keyword arguments that are static."""
+        return self.aux[2]
 
     def parts(self) -> tuple[list[Any], Names]:
         """The children, and what they are called."""
-        keywords = tuple([name for name in sorted(self.kwargs) if name not in self.static])
         own = [arg for name, arg in zip(self.names, self.args, strict=True) if name is not None]
-        return [*own, *[self.kwargs[name] for name in keywords]], (self.names, keywords, self.static)
+        return [*own, *[self.kwargs[name] for name in self.aux[1]]], self.aux
 
     def keys(self) -> tuple[LeafPath, ...]:
         """The names of the children, as paths begin with them."""
-        positional, keywords, _ = self.parts()[1]
+        positional, keywords, _ = self.aux
         return tuple([LeafPath(name) for name in (*positional, *keywords) if name is not None])
 
     @property

@@ -45,6 +45,12 @@ def compares_by_field(cls: Any) -> bool:
     return code is not None and code.co_filename == "<string>"
 
 
+def has_own_hash(cls: Any) -> bool:
+    """Whether a class has a hash that was not generated: who says so says that its instances stay what they are."""
+    code = getattr(cls.__dict__.get("__hash__"), "__code__", None)
+    return code is not None and code.co_filename != "<string>"
+
+
 def compares_as_module(cls: Any) -> bool:
     """Whether a class is an Equinox module whose `==` is Equinox's, which has JAX flatten both, path by path."""
     return issubclass(cls, eqx.Module) and cls.__eq__ is eqx.Module.__eq__
@@ -94,7 +100,7 @@ def _new_copy(original: Any, memo: dict[int, Any]) -> Any:
         args, keywords = copy_of(value.args, memo), copy_of(value.keywords, memo)
         return functools.partial(copy_of(value.func, memo), *args, **keywords)
     if compares_by_field(cls) and not can_be_mutated(cls):
-        return _copy_of_frozen(value, memo)
+        return value if has_own_hash(cls) else _copy_of_frozen(value, memo)
     if compares_as_module(cls) or (not can_be_mutated(cls) and is_hashable(value)):
         return value
     try:

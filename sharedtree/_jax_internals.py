@@ -57,6 +57,9 @@ _LEAF = jtu.tree_structure(0)
 
 ConcreteArray: type = ArrayImpl
 
+REGISTRY: dict[type, Any] | None = getattr(_tree_util, "_registry", None)
+"""The classes that are registered as nodes: it grows when one is. None where JAX does not say."""
+
 TYPED_NUMBERS: frozenset[type] = frozenset(_typed_scalar_types)
 """The classes of Python numbers whose dtype JAX has settled."""
 

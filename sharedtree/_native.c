@@ -7,7 +7,8 @@ the key is, after a header:  F <Pair> 0   L   N <list> 2   R <number of w>   S i
 
     F kind statics          a node that is read field by field          R number   an object that was seen before
     A kind there statics    the same, with some fields absent           L          a traced leaf
-    N kind n                a plain container; for dicts, its keys      S value    a static leaf
+    N kind n                a plain container; for dicts, its keys, and whatever else a container has beside its items
+                                                                        S value    a static leaf
     O kind form statics     an NNX object
     M kind kinds statics    a `sharedtree.Module`
     G kind n aux            any other node
@@ -19,7 +20,11 @@ the pins alive. What need not be the same value for ever has a token in its plac
 What stands for a node follows from its children and its auxiliary data, however it was read. So the reference, which reads
 a tree for which no structure is known, has the same key written from what it read (`key_of`), and no object is read twice.
 
-Rules of this file. Nothing recurses but over static values and over plain containers outside modules, to fixed depths.
+A call is such a tree: the root is an `Arguments`. `call` walks over it, deals its leaves in hands by the plan that the
+structure has, calls what is transformed with these, gathers the leaves of the result from its hands, and builds it.
+Whatever it does not know it leaves to Python before anything was called.
+
+Rules of this file. Nothing recurses but over static values, to a fixed depth.
 Whatever a call into Python could free is held by a strong reference before: children on a stack of their own, objects
 in the tags. No borrowed reference is used after such a call. All that is uncommon, and each error, ends the walk, and
 the caller asks the reference.
@@ -35,17 +40,23 @@ Python does not load this. */
 #include <string.h>
 
 #define MAX_DEPTH 100000
-#define MAX_PLAIN_DEPTH 1000
 #define MAX_STATIC_DEPTH 16
-#define MAX_STATIC_PARTS 1000
+#define MAX_STATIC_PARTS 100000
 #define MAX_TEXT 4096
-#define MAX_CROSSED_DEPTH 64
 #define MAX_METADATA 64 /* entries that are sorted by insertion */
-#define MAX_LAYOUTS 1024 /* that are asked for of a class; of a list each length is one */
+#define MAX_LAYOUTS 4096 /* that are asked for of a class; of a list each length is one */
 
-enum { INSIDE = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
-enum { JAX, EQUINOX, ANY, INHERITED, IN_VARIABLE };
+enum { FILTERED = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
+enum { JAX, EQUINOX, ANY, INHERITED, IN_VARIABLE, OUTSIDE };
 enum { FAILED = -1, DONE = 0, OPENED = 1 };
+
+/* Puts another reference, or NULL, in the place of one, which may run finalisers. */
+static void replace(PyObject **place, PyObject *object)
+{
+    PyObject *before = *place;
+    *place = object;
+    Py_XDECREF(before);
+}
 
 /* --- classes that are known by address, and are not kept alive -------------------------------------------------- */
 
@@ -81,19 +92,189 @@ static int when_gone(PyObject *type, int (*then)(void *))
     return outcome;
 }
 
+static size_t mixed(const void *pointer)
+{
+    uint64_t x = (uint64_t)(uintptr_t)pointer;
+    x ^= x >> 33;
+    x *= UINT64_C(0xff51afd7ed558ccd);
+    return (size_t)(x ^ (x >> 29));
+}
+
+/* What is known of a value, or of all instances of a class, as long as that lives. */
+typedef struct {
+    PyObject *value;    /* its address; NULL in a free slot */
+    PyTypeObject *type; /* that it had; NULL where it is gone */
+    PyObject *token;    /* which stands for it in keys; NULL for a class whose instances are the same for ever */
+    Py_ssize_t holders; /* a weak reference, and each `Held` */
+} Fact;
+
+static Fact *facts; /* open addressing */
+static size_t facts_size, num_facts;
+
+static Fact *place_of_fact(Fact *table, size_t size, const void *value)
+{
+    size_t i = mixed(value) & (size - 1);
+    while (table[i].value != NULL && table[i].value != value)
+        i = (i + 1) & (size - 1);
+    return &table[i];
+}
+
+/* What is known of an object, if it is still of the class that it was of. */
+static Fact *fact_of(PyObject *value, PyTypeObject *type)
+{
+    Fact *fact = facts_size == 0 ? NULL : place_of_fact(facts, facts_size, value);
+    return fact == NULL || fact->value == NULL || fact->type != type ? NULL : fact;
+}
+
+static int is_settled(PyTypeObject *type)
+{
+    Fact *fact = fact_of((PyObject *)type, &PyType_Type);
+    return fact != NULL && fact->token == NULL;
+}
+
+/* One who keeps a value, or is told when it goes, is no more. Runs finalisers of tokens last. */
+static int let_go_of(void *value)
+{
+    Fact *fact = place_of_fact(facts, facts_size, value);
+    if (fact->value == NULL || fact->type == NULL || --fact->holders > 0)
+        return 0;
+    PyObject *token = fact->token;
+    fact->type = NULL, fact->token = NULL;
+    Py_XDECREF(token);
+    return 0;
+}
+
+/* Remembers something of a value, of whose end the caller takes care. */
+static int add_fact(PyObject *value, PyTypeObject *type, PyObject *token)
+{
+    if (2 * (num_facts + 1) > facts_size) {
+        size_t size = facts_size ? 2 * facts_size : 64;
+        Fact *table = PyMem_Calloc(size, sizeof *table);
+        if (table == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        num_facts = 0;
+        for (size_t i = 0; i < facts_size; i++) {
+            if (facts[i].value != NULL && facts[i].type != NULL) {
+                *place_of_fact(table, size, facts[i].value) = facts[i];
+                num_facts++;
+            }
+        }
+        PyMem_Free(facts);
+        facts = table;
+        facts_size = size;
+    }
+    Fact *fact = place_of_fact(facts, facts_size, value);
+    if (fact->value != NULL && fact->type != NULL) {
+        fact->holders++;
+        return 0;
+    }
+    num_facts += fact->value == NULL;
+    *fact = (Fact){value, type, Py_XNewRef(token), 1};
+    return 0;
+}
+
+/* Remembers something of a value as long as it lives. 0 without it if that cannot be told. */
+static int add_fact_weakly(PyObject *value, PyTypeObject *type, PyObject *token)
+{
+    Fact *known = facts_size == 0 ? NULL : place_of_fact(facts, facts_size, value);
+    if (known != NULL && known->value != NULL && known->type != NULL)
+        return 0;
+    if (when_gone(value, let_go_of) < 0) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError))
+            return -1;
+        PyErr_Clear();
+        return 0;
+    }
+    return add_fact(value, type, token);
+}
+
+/* Values that are kept, and what stands for each in keys, so that they are known again by address. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *pairs;
+} Held;
+
+static int held_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((Held *)self)->pairs);
+    return 0;
+}
+
+/* There is no `tp_clear`: the values cannot change, so no cycle leads through them alone. */
+static void held_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyObject *pairs = ((Held *)self)->pairs;
+    PyObject_GC_UnTrack(self);
+    for (Py_ssize_t i = 0; i + 1 < PyTuple_Size(pairs); i += 2)
+        let_go_of(PyTuple_GetItem(pairs, i));
+    Py_DECREF(pairs);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot held_slots[] = {
+    {Py_tp_dealloc, held_dealloc},
+    {Py_tp_traverse, held_traverse},
+    {Py_tp_doc, "Values that are kept, and known again by address meanwhile."},
+    {0, NULL},
+};
+static PyType_Spec held_spec = {"sharedtree._native.Held", sizeof(Held), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, held_slots};
+static PyTypeObject *held_type;
+
+/* (value, token, value, token, ...) -> what keeps them. */
+static PyObject *native_hold(PyObject *module, PyObject *pairs)
+{
+    (void)module;
+    if (!PyTuple_CheckExact(pairs) || PyTuple_Size(pairs) % 2) {
+        PyErr_SetString(PyExc_TypeError, "values and tokens, in turn");
+        return NULL;
+    }
+    allocfunc alloc = (allocfunc)PyType_GetSlot(held_type, Py_tp_alloc);
+    PyObject *kept = PyTuple_GetSlice(pairs, 0, 0);
+    Held *held = kept == NULL ? NULL : (Held *)alloc(held_type, 0);
+    if (held == NULL) {
+        Py_XDECREF(kept);
+        return NULL;
+    }
+    held->pairs = kept;
+    /* As far as it gets: what is not held is asked for again. */
+    Py_ssize_t done = 0;
+    while (done < PyTuple_Size(pairs)) {
+        PyObject *value = PyTuple_GetItem(pairs, done);
+        if (add_fact(value, Py_TYPE(value), PyTuple_GetItem(pairs, done + 1)) < 0)
+            break;
+        done += 2;
+    }
+    kept = PyTuple_GetSlice(pairs, 0, done);
+    if (kept == NULL) {
+        while (done > 0)
+            let_go_of(PyTuple_GetItem(pairs, done -= 2));
+    } else {
+        replace(&held->pairs, kept);
+    }
+    PyErr_Clear();
+    return (PyObject *)held;
+}
+
 /* --- kinds: what is known of a class, as long as it lives -------------------------------------------------------- */
 
 enum {
-    /* Leaves. */
-    NUMBER, TEXT, NUMPY_ARRAY, JAX_ARRAY, FUNCTION,
+    /* Leaves: numbers that JAX traces and Equinox does not, what is static for both, arrays. */
+    NUMBER, STATIC, NUMPY_ARRAY, NUMPY_NUMBER, JAX_ARRAY,
     /* Nodes. */
-    NOTHING, TUPLE, LIST, DICT, NAMEDTUPLE, FIELDS, DATACLASS, SLOTS, NNX_OBJECT, NNX_VARIABLE, NNX_STATE, MODULE,
-    OTHER
+    NOTHING, TUPLE, LIST, DICT, ORDERED_DICT, DEFAULT_DICT, DEQUE, NAMEDTUPLE, ARGUMENTS, FIELDS, DATACLASS, SLOTS,
+    NNX_OBJECT, NNX_VARIABLE, NNX_STATE, MODULE, OTHER
 };
 
 /* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `_nnx_internals.py`. */
 typedef struct Layout {
-    struct Layout *next;
+    struct Layout *next;      /* with names of the same hash */
     uint32_t number;          /* of the form, which layouts share that differ in the order of the names */
     Py_ssize_t num_traced;
     PyObject *form;           /* the names of the children, of what is static, and the mapping's content */
@@ -108,6 +289,8 @@ typedef struct {
     int shape;
     uint32_t number;
     int is_plain, is_mutable, is_known_to_jax, convention;
+    int is_guess;             /* of a leaf whose class may yet be registered as a node's */
+    Py_ssize_t epoch;         /* of a guess: when it was made */
     int is_rebuilt;           /* whether `build` may put instances together by itself */
     PyObject *node_type;      /* the NodeType; NULL for leaves */
     PyObject *take_apart;     /* OTHER: instance -> (children, aux) */
@@ -116,7 +299,7 @@ typedef struct {
     PyObject *places;         /* DATACLASS, SLOTS: bytes, where each name is in `traced` or `statics` */
     PyObject *traced, *statics; /* all names; of FIELDS also those that no field declares */
     int is_in_order;          /* whether `traced` is as in `order` */
-    Layout *layouts;          /* NNX_OBJECT; the latest first */
+    Layout **layouts;         /* NNX_OBJECT: by the names, in lists; NULL until there are some */
     uint32_t num_layouts;     /* that were asked for, found or not */
 } Kind;
 
@@ -125,17 +308,29 @@ static size_t kinds_size, num_placed;
 static uint32_t num_kinds;
 static char nobody; /* its address is the type of a kind whose class is gone */
 
+static Py_ssize_t epoch_of_nodes; /* how often a node type was registered with the package; JAX counts its own */
+static PyObject *registry;        /* of JAX's node types */
+
+/* Before which registration everything that is known now was found out. */
+static Py_ssize_t epoch(void)
+{
+    return registry == NULL ? -1 : epoch_of_nodes + PyDict_Size(registry);
+}
+
 static PyObject *entries; /* key -> reference to its structure */
 static PyObject *meet;  /* (object, convention) -> what its class is, or for a leaf 0 static, 1 traced, 2 with identity */
-static PyObject *settle; /* static values -> for each: itself if it is the same for ever, (its class,) if all of that are, or a token */
+static PyObject *settle; /* static values -> for each what `settle_pin` says */
+static PyObject *dtypes; /* those that JAX traces, of which there is one object each */
 static PyObject *describe; /* NodeType -> what its class is */
 static PyTypeObject *missing_type; /* of the marker for attributes that were never set, or NULL */
 static PyObject *leaf_op;
 static PyTypeObject *node_op, *static_op, *given_op, *update_op;
 static PyObject *empty_tuple, *name_aux, *name_type, *name_value, *name_is_mutable, *name_thaw, *name_unflatten;
-static PyObject *name_records, *name_root, *name_given, *name_is_noted, *name_updates, *name_program, *name_finish,
-    *name_write;
+static PyObject *name_records, *name_root, *name_given, *name_is_noted, *name_program, *name_plans, *name_num_leaves, *name_dtype,
+    *name_committed, *name_maxlen, *name_factory;
 static newfunc new_object;
+static PyTypeObject *concrete_array; /* of JAX's arrays that are no tracers */
+static PyObject *arguments_slots[3];
 
 static descrgetfunc get_slot; /* of the descriptors of slots */
 static descrsetfunc set_slot;
@@ -149,14 +344,6 @@ static PyObject *raw_value, *variable_trace, *metadata_of, *initializing, *is_se
 /* Of `sharedtree.Module`s: the class of what says of which kinds attributes are, and slots. See `_attribute_kinds.py`. */
 static PyTypeObject *attribute_kinds_type;
 static PyObject *kinds_of_attributes, *names_in_kinds, *statics_in_kinds;
-
-static size_t mixed(const void *pointer)
-{
-    uint64_t x = (uint64_t)(uintptr_t)pointer;
-    x ^= x >> 33;
-    x *= UINT64_C(0xff51afd7ed558ccd);
-    return (size_t)(x ^ (x >> 29));
-}
 
 static Kind *kind_of(PyTypeObject *type)
 {
@@ -219,14 +406,21 @@ static Kind *new_kind(PyObject *described)
         PyErr_SetString(PyExc_TypeError, "a class is described by a tuple");
         return NULL;
     }
-    if (!PyArg_ParseTuple(described, "O!iiiiiiOOO!SSO!O!", &PyType_Type, &type, &kind.shape, &kind.is_plain,
-                          &kind.is_mutable, &kind.is_known_to_jax, &kind.convention, &kind.is_rebuilt, &node_type,
+    if (!PyArg_ParseTuple(described, "O!iiiiiiiOOO!SSO!O!", &PyType_Type, &type, &kind.shape, &kind.is_plain,
+                          &kind.is_mutable, &kind.is_known_to_jax, &kind.convention, &kind.is_rebuilt, &kind.is_guess, &node_type,
                           &take_apart, &PyTuple_Type, &order, &is_static, &places, &PyTuple_Type, &traced,
                           &PyTuple_Type, &statics))
         return NULL;
     Kind *known = kind_of((PyTypeObject *)type);
-    if (known != NULL)
+    kind.epoch = epoch();
+    if (known != NULL && known->is_guess && kind.is_guess) {
+        known->epoch = kind.epoch;
+        known->shape = kind.shape;
+    }
+    if (known != NULL && (!known->is_guess || kind.is_guess))
         return known;
+    if (known != NULL) /* it has been registered meanwhile */
+        retire_kind(type);
     Py_ssize_t num_placed = kind.shape == DATACLASS || kind.shape == SLOTS ? PyTuple_Size(order) : 0;
     if (PyTuple_Size(order) != PyBytes_Size(is_static) || num_placed != PyBytes_Size(places)) {
         PyErr_SetString(PyExc_ValueError, "one byte for each name");
@@ -251,12 +445,13 @@ static Kind *new_kind(PyObject *described)
     kind.order = order, kind.is_static = is_static, kind.places = places;
     kind.traced = traced, kind.statics = statics;
     *made = kind;
-    /* Namedtuples are classes that nobody registers, so nobody else keeps them either. */
-    if ((kind.shape == NAMEDTUPLE && when_gone(type, retire_kind) < 0) || add_kind(made) < 0) {
+    /* Classes that nobody registers are kept by nobody else either. */
+    int is_kept = kind.shape != NAMEDTUPLE && !kind.is_guess;
+    if ((!is_kept && when_gone(type, retire_kind) < 0) || add_kind(made) < 0) {
         PyMem_Free(made);
         return NULL;
     }
-    if (kind.shape != NAMEDTUPLE)
+    if (is_kept)
         Py_INCREF(type);
     Py_XINCREF(kind.node_type), Py_INCREF(take_apart);
     Py_INCREF(order), Py_INCREF(is_static), Py_INCREF(places), Py_INCREF(traced), Py_INCREF(statics);
@@ -479,7 +674,9 @@ typedef struct {
     size_t next, end; /* its children that were not visited yet, in `children` */
     size_t start;
     int convention;
-    int is_open; /* whether it has a slot in the tags */
+    int is_open;       /* whether it has a slot in the tags */
+    int is_object;     /* whether it gets a number there */
+    Py_ssize_t before; /* that it had there, if it is none */
 } Frame;
 
 typedef struct {
@@ -489,6 +686,7 @@ typedef struct {
     PyObject *leaves;
     Pins children; /* of the frames, those of each side by side */
     Pins pins;
+    PyObject *settled; /* values that are the same for ever, each followed by its token; NULL if there are none */
     size_t *places; /* of each pin, where its address is in the key */
     size_t places_room;
     Frame *frames;
@@ -497,8 +695,7 @@ typedef struct {
     size_t names_room;
     char *key;
     size_t key_size, key_room;
-    Py_ssize_t floor; /* whether it refers to what has a lower number is noted in `reaches_back` */
-    int reaches_back;
+    int is_outside; /* whether the node that is being opened is in no module */
     Py_ssize_t parts_left; /* that the static value being written may have, counted by paths */
 } Walk;
 
@@ -682,6 +879,21 @@ static int record_static(Walk *w, PyObject *object)
     return record(w, object, 0);
 }
 
+static int is_tuple_of(PyObject *object, Py_ssize_t size)
+{
+    return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
+}
+
+static int is_record(PyObject *object, Py_ssize_t size)
+{
+    return PyTuple_Check(object) && PyTuple_Size(object) == size;
+}
+
+static int is_text(PyObject *object, PyObject *text)
+{
+    return object == text || (Py_TYPE(object) == &PyUnicode_Type && PyUnicode_Compare(object, text) == 0);
+}
+
 static int push_items(Walk *w, PyObject *tuple)
 {
     Py_ssize_t size = PyTuple_Size(tuple);
@@ -737,45 +949,139 @@ static int push_in_order(Walk *w, PyObject *dict)
     return OPENED;
 }
 
-static int push_sorted(Walk *w, PyObject *dict)
+/* Whether comparing such keys runs no Python. */
+static int is_simple_key(PyObject *key)
 {
-    PyObject *keys = PyDict_Keys(dict);
+    PyTypeObject *type = Py_TYPE(key);
+    if (type == &PyTuple_Type) {
+        for (Py_ssize_t i = 0; i < PyTuple_Size(key); i++) {
+            PyObject *part = PyTuple_GetItem(key, i);
+            if (Py_TYPE(part) == &PyTuple_Type || !is_simple_key(part))
+                return 0;
+        }
+        return 1;
+    }
+    return type == &PyUnicode_Type || type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type ||
+           key == Py_None;
+}
+
+/* The keys of a dictionary as the reference orders them: sorted, or as they are if they have no order, which outside modules
+   JAX refuses. NULL without an error where only Python can tell. */
+static PyObject *keys_in_order(PyObject *dict, int is_sorted, int is_outside)
+{
+    PyObject *keys = PyDict_Keys(dict), *sorted;
     Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
-    int outcome = DONE;
-    for (Py_ssize_t i = 0; i < size && outcome == DONE; i++) {
-        if (Py_TYPE(PyList_GetItem(keys, i)) != &PyUnicode_Type)
-            outcome = FAILED;
+    for (Py_ssize_t i = 0; keys != NULL && i < size; i++) {
+        if (!is_simple_key(PyList_GetItem(keys, i)))
+            Py_CLEAR(keys);
     }
-    if (keys == NULL || outcome != DONE || PyList_Sort(keys) < 0) {
-        Py_XDECREF(keys);
-        PyErr_Clear();
-        return DONE;
-    }
-    outcome = OPENED;
-    for (Py_ssize_t i = 0; i < size && outcome == OPENED; i++) {
-        PyObject *key = PyList_GetItem(keys, i), *value = PyDict_GetItemWithError(dict, key);
-        if (value == NULL || emit_text(w, key) < 0 || push(&w->children, value) < 0)
-            outcome = FAILED;
+    if (keys == NULL || !is_sorted)
+        return keys;
+    sorted = PySequence_List(keys);
+    if (sorted != NULL && PyList_Sort(sorted) < 0) {
+        Py_CLEAR(sorted);
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Clear();
+            return is_outside ? (Py_DECREF(keys), NULL) : keys;
+        }
     }
     Py_DECREF(keys);
+    return sorted;
+}
+
+/* Whether a dictionary is one that JAX has in the order of its keys. */
+static int is_sorted_dict(const Kind *kind)
+{
+    return kind->shape != ORDERED_DICT;
+}
+
+/* The items of a dictionary by its keys. DONE for keys of other classes. */
+static int push_by_keys(Walk *w, const Kind *kind, PyObject *dict)
+{
+    PyObject *keys = kind->shape == ORDERED_DICT ? PyMapping_Keys(dict)
+                                                 : keys_in_order(dict, is_sorted_dict(kind), w->is_outside);
+    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
+    int outcome = keys == NULL ? (PyErr_Occurred() ? FAILED : DONE) : OPENED;
+    for (Py_ssize_t i = 0; i < size && outcome == OPENED; i++) {
+        PyObject *key = PyList_GetItem(keys, i), *value = is_simple_key(key) ? PyDict_GetItemWithError(dict, key) : NULL;
+        if (!is_simple_key(key))
+            outcome = DONE;
+        else if (value == NULL || emit_static(w, key, 0) < 0 || push(&w->children, value) < 0)
+            outcome = FAILED;
+    }
+    Py_XDECREF(keys);
     return outcome;
 }
 
-/* The items of a dictionary whose keys are texts and no subclass of it; DONE for others. */
+/* The items of a dictionary, and of one with a default what makes that. */
 static int open_dict(Walk *w, Kind *kind, PyObject *object)
 {
     size_t start = w->children.size, pins = w->pins.size;
     Py_ssize_t size = PyDict_Size(object);
     if (emit_kind(w, 'N', kind, size) < 0)
         return -1;
-    int outcome = push_in_order(w, object);
+    if (kind->shape == DEFAULT_DICT) {
+        PyObject *factory = PyObject_GetAttr(object, name_factory);
+        int outcome = factory == NULL ? -1 : emit_static(w, factory, 0);
+        Py_XDECREF(factory);
+        if (outcome < 0)
+            return -1;
+        pins = w->pins.size;
+    }
+    size_t key_size = w->key_size;
+    int outcome = kind->shape == ORDERED_DICT ? DONE : push_in_order(w, object);
     if (outcome != DONE)
         return outcome;
     pop_to(&w->children, start);
     pop_to(&w->pins, pins);
-    outcome = push_sorted(w, object);
+    w->key_size = key_size;
+    outcome = push_by_keys(w, kind, object);
     /* Meanwhile garbage may have been collected, and a finaliser may have changed the dictionary. */
     return outcome == OPENED && w->children.size - start != (size_t)size ? FAILED : outcome;
+}
+
+static int open_deque(Walk *w, Kind *kind, PyObject *object)
+{
+    PyObject *items = PySequence_Tuple(object), *most = items == NULL ? NULL : PyObject_GetAttr(object, name_maxlen);
+    int outcome = most == NULL || emit_kind(w, 'N', kind, PyTuple_Size(items)) < 0 || emit_static(w, most, 0) < 0
+                      ? -1
+                      : push_items(w, items);
+    Py_XDECREF(most);
+    Py_XDECREF(items);
+    return outcome < 0 ? -1 : OPENED;
+}
+
+/* The arguments of a call that are not static, by position and by keyword. */
+static int open_arguments(Walk *w, Kind *kind, PyObject *object)
+{
+    PyObject *own[3] = {NULL}, *names, *keywords;
+    Py_ssize_t given = 0, count = 0;
+    int outcome = OPENED;
+    for (int i = 0; i < 3 && outcome == OPENED; i++)
+        outcome = (own[i] = get_slot(arguments_slots[i], object, NULL)) == NULL ? -1 : OPENED;
+    if (outcome < 0 || !is_tuple_of(own[0], 3) || !PyTuple_CheckExact(own[1]) || !PyDict_CheckExact(own[2]))
+        goto done;
+    names = PyTuple_GetItem(own[0], 0), keywords = PyTuple_GetItem(own[0], 1), given = PyTuple_Size(own[1]);
+    if (PyTuple_Size(names) != given) {
+        outcome = -1;
+        goto done;
+    }
+    for (Py_ssize_t i = 0; i < given; i++)
+        count += PyTuple_GetItem(names, i) != Py_None;
+    if (emit_kind(w, 'N', kind, count + PyTuple_Size(keywords)) < 0 || emit_static(w, own[0], 0) < 0)
+        outcome = -1;
+    for (Py_ssize_t i = 0; i < given && outcome == OPENED; i++) {
+        if (PyTuple_GetItem(names, i) != Py_None && push(&w->children, PyTuple_GetItem(own[1], i)) < 0)
+            outcome = -1;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(keywords) && outcome == OPENED; i++) {
+        PyObject *value = PyDict_GetItemWithError(own[2], PyTuple_GetItem(keywords, i));
+        outcome = value == NULL || push(&w->children, value) < 0 ? -1 : OPENED;
+    }
+done:
+    for (int i = 0; i < 3; i++)
+        Py_XDECREF(own[i]);
+    return outcome;
 }
 
 /* The fields of an object whose attributes are exactly those that are declared, in this order. Runs no Python. */
@@ -913,16 +1219,6 @@ static int open_fields(Walk *w, Kind *kind, PyObject *object)
     return outcome;
 }
 
-static int is_tuple_of(PyObject *object, Py_ssize_t size)
-{
-    return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
-}
-
-static int is_text(PyObject *object, PyObject *text)
-{
-    return object == text || (Py_TYPE(object) == &PyUnicode_Type && PyUnicode_Compare(object, text) == 0);
-}
-
 static int has_marks(const Layout *layout, PyObject *mapping)
 {
     PyObject *name, *mark;
@@ -935,6 +1231,19 @@ static int has_marks(const Layout *layout, PyObject *mapping)
             return 0;
     }
     return 1;
+}
+
+#define NUM_LISTS 256 /* of layouts */
+
+/* Of the names of attributes, in order, if these are texts, whose hash runs no Python. */
+static size_t hash_of_names(PyObject *attributes)
+{
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    size_t hash = 0;
+    while (PyDict_Next(attributes, &at, &name, &value))
+        hash = 31 * hash + (Py_TYPE(name) == &PyUnicode_Type ? (size_t)PyObject_Hash(name) : 1);
+    return hash;
 }
 
 /* The attributes of an NNX object, if they are of this layout. Runs no Python. */
@@ -989,17 +1298,23 @@ static int are_places(const int *places, Py_ssize_t size, Py_ssize_t num_traced)
 /* A layout with this form. NULL if there is none, or with an error. */
 static Layout *layout_with(const Kind *kind, PyObject *form)
 {
-    for (Layout *layout = kind->layouts; layout != NULL; layout = layout->next) {
-        int is_it = PyObject_RichCompareBool(layout->form, form, Py_EQ);
-        if (is_it != 0)
-            return is_it < 0 ? NULL : layout;
+    for (size_t i = 0; kind->layouts != NULL && i < NUM_LISTS; i++) {
+        for (Layout *layout = kind->layouts[i]; layout != NULL; layout = layout->next) {
+            int is_it = PyObject_RichCompareBool(layout->form, form, Py_EQ);
+            if (is_it != 0)
+                return is_it < 0 ? NULL : layout;
+        }
     }
     return NULL;
 }
 
 /* Learns the layout of an object from Python. NULL without an error if it has none. */
-static Layout *new_layout(Kind *kind, PyObject *object)
+static Layout *new_layout(Kind *kind, PyObject *object, size_t hash)
 {
+    if (kind->layouts == NULL && (kind->layouts = PyMem_Calloc(NUM_LISTS, sizeof *kind->layouts)) == NULL) {
+        PyErr_NoMemory();
+        return NULL;
+    }
     PyObject *form, *names, *places, *marked, *marks, *found = PyObject_CallFunctionObjArgs(layout_of, object, NULL);
     Layout *layout = NULL, *alike = NULL;
     if (found == NULL || found == Py_None) {
@@ -1043,8 +1358,8 @@ static Layout *new_layout(Kind *kind, PyObject *object)
     layout->marked = Py_NewRef(marked), layout->marks = Py_NewRef(marks);
     layout->number = alike == NULL ? kind->num_layouts : alike->number;
     kind->num_layouts++;
-    layout->next = kind->layouts;
-    kind->layouts = layout;
+    layout->next = kind->layouts[hash % NUM_LISTS];
+    kind->layouts[hash % NUM_LISTS] = layout;
     Py_DECREF(found);
     return layout;
 failed:
@@ -1067,10 +1382,12 @@ static int open_nnx_object(Walk *w, Kind *kind, PyObject *object)
         inner = PyObject_GenericGetAttr(nodes, name_mapping);
         Py_DECREF(nodes);
     }
-    Layout *layout = kind->layouts;
-    while (inner != NULL && PyDict_CheckExact(inner) && outcome == DONE) {
+    int is_read = inner != NULL && PyDict_CheckExact(inner);
+    size_t hash = is_read ? hash_of_names(attributes) : 0;
+    Layout *layout = kind->layouts == NULL ? NULL : kind->layouts[hash % NUM_LISTS];
+    while (is_read && outcome == DONE) {
         if (layout == NULL) {
-            if (is_new || kind->num_layouts >= MAX_LAYOUTS || (layout = new_layout(kind, object)) == NULL)
+            if (is_new || kind->num_layouts >= MAX_LAYOUTS || (layout = new_layout(kind, object, hash)) == NULL)
                 break;
             is_new = 1;
         }
@@ -1275,19 +1592,23 @@ static int emit_fields(Walk *w, Kind *kind, PyObject *aux)
     return end_fields(w, kind, begin);
 }
 
-static int emit_dict(Walk *w, Kind *kind, PyObject *names)
+static int emit_dict(Walk *w, Kind *kind, PyObject *aux)
 {
-    if (!PyTuple_CheckExact(names))
+    PyObject *names = aux;
+    if (kind->shape == DEFAULT_DICT)
+        names = is_tuple_of(aux, 2) ? PyTuple_GetItem(aux, 1) : NULL;
+    if (names == NULL || !PyTuple_CheckExact(names))
         return DONE;
     Py_ssize_t size = PyTuple_Size(names);
     for (Py_ssize_t i = 0; i < size; i++) {
-        if (Py_TYPE(PyTuple_GetItem(names, i)) != &PyUnicode_Type)
+        if (!is_simple_key(PyTuple_GetItem(names, i)))
             return DONE;
     }
-    if (emit_kind(w, 'N', kind, size) < 0)
+    if (emit_kind(w, 'N', kind, size) < 0 ||
+        (kind->shape == DEFAULT_DICT && emit_static(w, PyTuple_GetItem(aux, 0), 0) < 0))
         return -1;
     for (Py_ssize_t i = 0; i < size; i++) {
-        if (emit_text(w, PyTuple_GetItem(names, i)) < 0)
+        if (emit_static(w, PyTuple_GetItem(names, i), 0) < 0)
             return -1;
     }
     return OPENED;
@@ -1344,7 +1665,12 @@ static int emit_by_shape(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject 
     case NAMEDTUPLE:
         return emit_kind(w, 'N', kind, num_children) < 0 ? -1 : OPENED;
     case DICT:
+    case ORDERED_DICT:
+    case DEFAULT_DICT:
         return emit_dict(w, kind, aux);
+    case DEQUE:
+    case ARGUMENTS:
+        return emit_kind(w, 'N', kind, num_children) < 0 || emit_static(w, aux, 0) < 0 ? -1 : OPENED;
     case FIELDS:
         return emit_fields(w, kind, aux);
     case DATACLASS:
@@ -1395,45 +1721,49 @@ static int open_other(Walk *w, Kind *kind, PyObject *object)
     return outcome;
 }
 
-static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
+static int open_by_shape(Walk *w, Kind *kind, PyObject *object)
 {
-    int has_identity = kind->is_mutable || !kind->is_plain;
-    if (w->depth >= (size_t)(w->flags & INSIDE ? MAX_DEPTH : MAX_PLAIN_DEPTH))
-        return -1;
-    size_t start = w->children.size, pins = w->pins.size, key_start = w->key_size;
-    int outcome = DONE;
     switch (kind->shape) {
     case NOTHING:
-        outcome = emit_kind(w, 'N', kind, 0) < 0 ? -1 : OPENED;
-        break;
+        return emit_kind(w, 'N', kind, 0) < 0 ? -1 : OPENED;
     case TUPLE:
     case LIST:
     case NAMEDTUPLE:
-        outcome = open_sequence(w, kind, object) < 0 ? -1 : OPENED;
-        break;
+        return open_sequence(w, kind, object) < 0 ? -1 : OPENED;
     case DICT:
-        outcome = open_dict(w, kind, object);
-        break;
+    case ORDERED_DICT:
+    case DEFAULT_DICT:
+        return open_dict(w, kind, object);
+    case DEQUE:
+        return open_deque(w, kind, object);
+    case ARGUMENTS:
+        return open_arguments(w, kind, object);
     case FIELDS:
     case DATACLASS:
-        outcome = open_fields(w, kind, object);
-        break;
+        return open_fields(w, kind, object);
     case SLOTS:
-        outcome = open_slots(w, kind, object);
-        break;
+        return open_slots(w, kind, object);
     case NNX_STATE:
-        outcome = open_nnx_state(w, kind, object);
-        break;
+        return open_nnx_state(w, kind, object);
     case NNX_OBJECT:
-        outcome = open_nnx_object(w, kind, object);
-        break;
+        return open_nnx_object(w, kind, object);
     case NNX_VARIABLE:
-        outcome = open_nnx_variable(w, kind, object);
-        break;
+        return open_nnx_variable(w, kind, object);
     case MODULE:
-        outcome = open_module(w, kind, object);
-        break;
+        return open_module(w, kind, object);
     }
+    return DONE;
+}
+
+static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
+{
+    int has_identity = kind->is_mutable || !kind->is_plain;
+    Py_ssize_t before = has_identity ? number_of(w->tags, object) : NONE;
+    if (w->depth >= MAX_DEPTH || before == OPEN)
+        return -1;
+    size_t start = w->children.size, pins = w->pins.size, key_start = w->key_size;
+    w->is_outside = outer == OUTSIDE || outer == ANY;
+    int outcome = open_by_shape(w, kind, object);
     if (outcome == DONE) {
         pop_to(&w->children, start);
         pop_to(&w->pins, pins);
@@ -1446,10 +1776,14 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
         return -1;
     if (has_identity && set_number(w->tags, object, OPEN) < 0)
         return -1;
-    int convention = kind->convention;
-    if (convention == INHERITED)
-        convention = outer == IN_VARIABLE || (outer == ANY && !kind->is_plain) ? JAX : outer;
-    w->frames[w->depth++] = (Frame){object, kind, start, w->children.size, start, convention, has_identity};
+    int inner = kind->convention;
+    if (inner == INHERITED) {
+        inner = outer == IN_VARIABLE || ((outer == ANY || outer == OUTSIDE) && !kind->is_plain) ? JAX : outer;
+        if (outer == OUTSIDE && kind->is_plain && kind->is_mutable && w->flags & CONTAINERS)
+            inner = ANY;
+    }
+    int is_object = has_identity && (outer != OUTSIDE || inner != OUTSIDE);
+    w->frames[w->depth++] = (Frame){object, kind, start, w->children.size, start, inner, has_identity, is_object, before};
     return OPENED;
 }
 
@@ -1459,55 +1793,81 @@ static int refer_back(Walk *w, PyObject *object)
     Py_ssize_t number = number_of(w->tags, object);
     if (number < 0)
         return number == OPEN ? FAILED : DONE;
-    w->reaches_back |= number < w->floor;
     return emit_count(w, 'R', number) < 0 ? FAILED : OPENED;
+}
+
+/* Whether JAX traces what a NumPy array or number holds; -1 if only Python can tell. */
+static int is_numeric(PyObject *object)
+{
+    PyObject *dtype = PyObject_GetAttr(object, name_dtype);
+    int outcome = -1;
+    for (Py_ssize_t i = 0; dtype != NULL && outcome < 0 && i < PyTuple_Size(dtypes); i++) {
+        if (PyTuple_GetItem(dtypes, i) == dtype)
+            outcome = 1;
+    }
+    Py_XDECREF(dtype);
+    PyErr_Clear();
+    return outcome;
 }
 
 static int visit_uncommon(Walk *w, PyObject *object, int convention);
 
+static int visit_static(Walk *w, PyObject *object)
+{
+    int outcome = refer_back(w, object);
+    return outcome == DONE ? record_static(w, object) : outcome == FAILED ? -1 : 0;
+}
+
+/* A leaf of a class that is known. What is in an NNX variable, or in no module, is a value, also if it was met as an object
+   elsewhere. */
+static int visit_leaf(Walk *w, PyObject *object, const Kind *kind, int convention)
+{
+    int is_array = kind->shape == NUMPY_ARRAY || kind->shape == NUMPY_NUMBER || kind->shape == JAX_ARRAY;
+    int is_value = convention == OUTSIDE || convention == IN_VARIABLE;
+    if (!is_array && w->flags & FILTERED)
+        return visit_static(w, object);
+    if (convention == OUTSIDE)
+        return record_leaf(w, object, 0);
+    if (convention == ANY || kind->shape == JAX_ARRAY || (is_array && convention == EQUINOX))
+        is_array &= kind->shape != NUMPY_NUMBER;
+    else if (is_array && is_numeric(object) < 0)
+        return visit_uncommon(w, object, convention);
+    else if (kind->shape == STATIC || (kind->shape == NUMBER && convention == EQUINOX))
+        return visit_static(w, object);
+    int has_identity = is_array && kind->shape != NUMPY_NUMBER;
+    if (has_identity && !is_value) {
+        int outcome = refer_back(w, object);
+        if (outcome != DONE)
+            return outcome == FAILED ? -1 : 0;
+    }
+    return record_leaf(w, object, has_identity && !is_value && w->flags & ARRAYS);
+}
+
 static int visit(Walk *w, PyObject *object, int convention)
 {
     Kind *kind = kind_of(Py_TYPE(object));
-    int is_leaf = kind == NULL || kind->shape < NOTHING;
-    /* An array in an NNX variable is a value, also if it was met as an object elsewhere. */
-    int outcome = convention == IN_VARIABLE && is_leaf ? DONE : refer_back(w, object);
-    if (outcome != DONE)
-        return outcome == FAILED ? -1 : 0;
-    if (kind == NULL)
+    if (kind == NULL || (kind->is_guess && kind->epoch != epoch()))
         return visit_uncommon(w, object, convention);
-    int inside = w->flags & INSIDE;
-    if (kind->shape >= NOTHING && (kind->is_known_to_jax || convention != ANY)) {
-        int is_object = !kind->is_plain || (w->flags & CONTAINERS && kind->is_mutable && kind->is_known_to_jax);
-        if (inside || !is_object)
-            return open_node(w, object, kind, convention);
+    if (kind->shape < NOTHING)
+        return visit_leaf(w, object, kind, convention);
+    int is_outside = convention == OUTSIDE || convention == ANY;
+    int is_leaf = is_outside && !kind->is_known_to_jax; /* a deque */
+    if (is_leaf && convention == OUTSIDE && !(w->flags & FILTERED))
         return record_leaf(w, object, 0);
+    if (is_leaf || convention != OUTSIDE || !kind->is_plain || (w->flags & CONTAINERS && kind->is_mutable)) {
+        int outcome = refer_back(w, object);
+        if (outcome != DONE)
+            return outcome == FAILED ? -1 : 0;
     }
-    if (!inside)
-        return record_leaf(w, object, 0);
-    int is_traced = convention == ANY;
-    switch (kind->shape) {
-    case NUMBER:
-        is_traced = convention != EQUINOX;
-        break;
-    case JAX_ARRAY:
-        return record_leaf(w, object, convention != IN_VARIABLE && w->flags & ARRAYS);
-    case NUMPY_ARRAY:
-        if (convention == JAX || convention == IN_VARIABLE)
-            return visit_uncommon(w, object, convention);
-        return record_leaf(w, object, w->flags & ARRAYS);
-    case TEXT:
-    case FUNCTION:
-        break;
-    default: /* a deque where every leaf is the transform's */
-        return visit_uncommon(w, object, convention);
-    }
-    return is_traced ? record_leaf(w, object, 0) : record_static(w, object);
+    if (is_leaf)
+        return w->flags & FILTERED ? record_static(w, object) : record_leaf(w, object, 0);
+    return open_node(w, object, kind, convention) < 0 ? -1 : 0;
 }
 
 /* What to do with an object whose class has no kind yet, or only Python can tell. */
 static int visit_uncommon(Walk *w, PyObject *object, int convention)
 {
-    PyObject *number = PyLong_FromLong(convention);
+    PyObject *number = PyLong_FromLong(convention | (w->flags & FILTERED) << 8);
     PyObject *found = number == NULL ? NULL : PyObject_CallFunctionObjArgs(meet, object, number, NULL);
     Py_XDECREF(number);
     if (found == NULL)
@@ -1517,19 +1877,16 @@ static int visit_uncommon(Walk *w, PyObject *object, int convention)
         Py_DECREF(found);
         if (role == -1 && PyErr_Occurred())
             return -1;
-        if (!(w->flags & INSIDE))
-            return record_leaf(w, object, 0);
-        if (role == 2 && convention == IN_VARIABLE) { /* a reference */
-            int outcome = refer_back(w, object);
-            if (outcome != DONE)
-                return outcome == FAILED ? -1 : 0;
-        }
+        int outcome = role == 1 ? DONE : refer_back(w, object);
+        if (outcome != DONE)
+            return outcome == FAILED ? -1 : 0;
         return role == 0 ? record_static(w, object) : record_leaf(w, object, role == 2 && w->flags & ARRAYS);
     }
     Kind *kind = new_kind(found);
     Py_DECREF(found);
     /* Its class may be another by now. */
-    if (kind == NULL || kind->type != Py_TYPE(object) || kind_of(kind->type) != kind)
+    if (kind == NULL || kind->type != Py_TYPE(object) || kind_of(kind->type) != kind ||
+        (kind->is_guess && kind->epoch != epoch()))
         return -1;
     return visit(w, object, convention);
 }
@@ -1537,64 +1894,12 @@ static int visit_uncommon(Walk *w, PyObject *object, int convention)
 static int close_node(Walk *w)
 {
     Frame frame = w->frames[--w->depth];
-    int tag = w->flags & VALUES || (w->flags & INSIDE && frame.is_open);
-    if (frame.is_open && !tag && set_number(w->tags, frame.object, NONE) < 0)
+    if (frame.is_open && !frame.is_object && set_number(w->tags, frame.object, frame.before) < 0)
         return -1;
-    if (record(w, frame.object, tag) < 0)
+    if (record(w, frame.object, frame.is_object || w->flags & VALUES) < 0)
         return -1;
     pop_to(&w->children, frame.start);
     return 0;
-}
-
-static Slot *settled; /* classes whose instances are the same for ever; NONE as number where one is gone */
-static size_t settled_size, num_settled;
-
-static int unsettle(void *address)
-{
-    Slot *slot = slot_of(settled, settled_size, address);
-    if (slot->object != NULL)
-        slot->number = NONE;
-    return 0;
-}
-
-static int add_settled(PyTypeObject *type)
-{
-    if (2 * (num_settled + 1) > settled_size) {
-        size_t size = settled_size ? 2 * settled_size : 64;
-        Slot *slots = PyMem_Calloc(size, sizeof *slots);
-        if (slots == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        num_settled = 0;
-        for (size_t i = 0; i < settled_size; i++) {
-            if (settled[i].object != NULL && settled[i].number != NONE) {
-                *slot_of(slots, size, settled[i].object) = settled[i];
-                num_settled++;
-            }
-        }
-        PyMem_Free(settled);
-        settled = slots;
-        settled_size = size;
-    }
-    Slot *slot = slot_of(settled, settled_size, (PyObject *)type);
-    if (slot->object != NULL && slot->number != NONE)
-        return 0;
-    if (when_gone((PyObject *)type, unsettle) < 0)
-        return -1;
-    /* Others may have been added meanwhile. */
-    slot = slot_of(settled, settled_size, (PyObject *)type);
-    num_settled += slot->object == NULL;
-    *slot = (Slot){(PyObject *)type, 0};
-    return 0;
-}
-
-static int is_settled(PyTypeObject *type)
-{
-    if (settled_size == 0)
-        return 0;
-    Slot *slot = slot_of(settled, settled_size, (PyObject *)type);
-    return slot->object != NULL && slot->number != NONE;
 }
 
 /* The class that a pinned value had when it was written. Only to be compared: it may be gone. */
@@ -1605,21 +1910,35 @@ static PyTypeObject *type_of_pin(const Walk *w, size_t i)
     return type;
 }
 
-/* Puts in the place of a pin what stands for its value. */
-static int settle_pin(Walk *w, size_t i, PyObject *found)
+/* Puts in the place of a pin what stands for its value; takes a reference to that over. */
+static void put_token(Walk *w, size_t i, PyObject *token)
 {
     PyObject *value = w->pins.items[i], *none = NULL;
-    if (PyTuple_CheckExact(found) && found != value) {
-        PyTypeObject *type = (PyTypeObject *)PyTuple_GetItem(found, 0);
-        return type != type_of_pin(w, i) ? -1 : add_settled(type);
-    }
-    if (found == value)
-        return 0;
     w->key[w->places[i]] = 'V';
-    memcpy(w->key + w->places[i] + 1, &found, sizeof found);
-    memcpy(w->key + w->places[i] + 1 + sizeof found, &none, sizeof none);
-    w->pins.items[i] = Py_NewRef(found);
+    memcpy(w->key + w->places[i] + 1, &token, sizeof token);
+    memcpy(w->key + w->places[i] + 1 + sizeof token, &none, sizeof none);
+    w->pins.items[i] = token;
     Py_DECREF(value);
+}
+
+/* What Python says of a pin: (its class,), of which all instances are the same for ever; a token; or (a token, None), of a
+   value that is the same for ever itself. */
+static int settle_pin(Walk *w, size_t i, PyObject *found)
+{
+    PyObject *value = w->pins.items[i], *first = PyTuple_CheckExact(found) ? PyTuple_GetItem(found, 0) : found;
+    if (first == NULL)
+        return -1;
+    if (first != found && PyTuple_Size(found) == 1)
+        return first != (PyObject *)type_of_pin(w, i) ? -1 : add_fact_weakly(first, &PyType_Type, NULL);
+    Py_INCREF(first);
+    if (first != found) {
+        if (PyList_Append(w->settled, value) < 0 || PyList_Append(w->settled, first) < 0 ||
+            add_fact_weakly(value, type_of_pin(w, i), first) < 0) {
+            Py_DECREF(first);
+            return -1;
+        }
+    }
+    put_token(w, i, first);
     return 0;
 }
 
@@ -1627,27 +1946,35 @@ static int settle_pin(Walk *w, size_t i, PyObject *found)
 static int settle_pins(Walk *w)
 {
     size_t size = w->pins.size, count = 0;
-    for (size_t i = 0; i < size; i++)
-        count += !is_settled(type_of_pin(w, i));
-    if (count == 0)
-        return 0;
-    size_t *unsettled = PyMem_Malloc(count * sizeof *unsettled);
-    if (unsettled == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    PyObject *values = PyList_New(0), *found = NULL;
-    count = 0;
-    for (size_t i = 0; values != NULL && i < size; i++) {
-        if (is_settled(type_of_pin(w, i)))
+    size_t *unsettled = NULL;
+    PyObject *values = NULL, *found = NULL;
+    int outcome = 0;
+    for (size_t i = 0; i < size && outcome == 0; i++) {
+        PyTypeObject *type = type_of_pin(w, i);
+        if (is_settled(type))
             continue;
-        unsettled[count++] = i;
-        if (PyList_Append(values, w->pins.items[i]) < 0)
-            Py_CLEAR(values);
+        Fact *fact = fact_of(w->pins.items[i], type);
+        if (fact != NULL && fact->token != NULL) {
+            if (w->settled != NULL && (PyList_Append(w->settled, fact->value) < 0 ||
+                                       PyList_Append(w->settled, fact->token) < 0))
+                outcome = -1;
+            else
+                put_token(w, i, Py_NewRef(fact->token));
+            continue;
+        }
+        if (values == NULL && ((values = PyList_New(0)) == NULL || (unsettled = PyMem_Malloc(size * sizeof *unsettled)) == NULL))
+            outcome = -1;
+        if (outcome == 0)
+            outcome = PyList_Append(values, w->pins.items[i]);
+        if (outcome == 0)
+            unsettled[count++] = i;
     }
-    if (values != NULL)
-        found = PyObject_CallFunctionObjArgs(settle, values, NULL);
-    int outcome = found == NULL ? -1 : 0;
+    if (outcome == 0 && count > 0) {
+        if (w->settled == NULL)
+            w->settled = PyList_New(0);
+        found = w->settled == NULL ? NULL : PyObject_CallFunctionObjArgs(settle, values, NULL);
+        outcome = found == NULL ? -1 : 0;
+    }
     for (size_t i = 0; i < count && outcome == 0; i++) {
         PyObject *each = PyList_GetItem(found, (Py_ssize_t)i);
         outcome = each == NULL ? -1 : settle_pin(w, unsettled[i], each);
@@ -1683,23 +2010,25 @@ static int walk_all(Walk *w, PyObject *tree, int convention)
 /* Reads `Rules`. 0 if they are not for the native walk, -1 on an error. */
 static int read_rules(PyObject *rules, int *flags, int *convention)
 {
-    PyObject *inside, *containers, *name, *arrays, *values, *given, *updated, *on_static, *is_leaf, *filtered;
-    if (!PyArg_ParseTuple(rules, "OOOOOOOOOO", &inside, &containers, &name, &arrays, &values, &given, &updated, &on_static,
-                          &is_leaf, &filtered))
+    static const char *const conventions[] = {"jax", "equinox", "any", NULL, "variable", "outside"};
+    PyObject *containers, *name, *arrays, *values, *given, *updated, *on_static, *is_leaf, *filtered;
+    if (!PyArg_ParseTuple(rules, "OOOOOOOOO", &containers, &name, &arrays, &values, &given, &updated, &on_static, &is_leaf,
+                          &filtered))
         return -1;
     if (on_static != Py_None || is_leaf != Py_None || !PyUnicode_Check(name))
         return 0;
     int truths[6], i = 0;
-    for (PyObject *each[] = {inside, containers, arrays, values, given, updated}; i < 6; i++) {
+    for (PyObject *each[] = {filtered, containers, arrays, values, given, updated}; i < 6; i++) {
         truths[i] = PyObject_IsTrue(each[i]);
         if (truths[i] < 0)
             return -1;
     }
-    *flags = (truths[0] ? INSIDE : 0) | (truths[1] ? CONTAINERS : 0) | (truths[2] ? ARRAYS : 0) | (truths[3] ? VALUES : 0);
-    *convention = PyUnicode_CompareWithASCIIString(name, "jax") == 0        ? JAX
-                  : PyUnicode_CompareWithASCIIString(name, "any") == 0      ? ANY
-                  : PyUnicode_CompareWithASCIIString(name, "variable") == 0 ? IN_VARIABLE
-                                                                            : EQUINOX;
+    *flags = (truths[0] ? FILTERED : 0) | (truths[1] ? CONTAINERS : 0) | (truths[2] ? ARRAYS : 0) | (truths[3] ? VALUES : 0);
+    for (*convention = OUTSIDE; *convention > JAX; --*convention) {
+        const char *each = conventions[*convention];
+        if (each != NULL && PyUnicode_CompareWithASCIIString(name, each) == 0)
+            break;
+    }
     return !truths[4] && !truths[5];
 }
 
@@ -1717,6 +2046,7 @@ static void end_walk(Walk *w)
 {
     /* Each of these may run finalisers, of which none can reach what is here. */
     Py_CLEAR(w->leaves);
+    Py_CLEAR(w->settled);
     pop_to(&w->children, 0);
     pop_to(&w->pins, 0);
     /* Each name has a child, and each pin has nine bytes in the key. */
@@ -1874,7 +2204,8 @@ static PyObject *native_key_of(PyObject *module, PyObject *args)
     if (!is_for_native)
         return Py_NewRef(Py_None);
     Walk w = new_walk(NULL, flags);
-    int outcome = begin_key(&w, convention, base);
+    w.settled = PyList_New(0);
+    int outcome = w.settled == NULL ? -1 : begin_key(&w, convention, base);
     for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(visited); i++) {
         PyObject *each = Py_NewRef(PyList_GetItem(visited, i));
         outcome = emit_visited(&w, each);
@@ -1883,7 +2214,7 @@ static PyObject *native_key_of(PyObject *module, PyObject *args)
     if (outcome == 0 && settle_pins(&w) == 0) {
         key = PyBytes_FromStringAndSize(w.key, (Py_ssize_t)w.key_size);
         pins = key == NULL ? NULL : pins_of(&w);
-        result = pins == NULL ? NULL : PyTuple_Pack(2, key, pins);
+        result = pins == NULL ? NULL : PyTuple_Pack(3, key, pins, w.settled);
     }
     Py_XDECREF(pins);
     Py_XDECREF(key);
@@ -2019,7 +2350,9 @@ typedef struct {
     PyObject_HEAD
     PyObject *records;
     Step *steps;
-    Py_ssize_t num_steps;
+    Py_ssize_t num_steps, root;
+    int is_noted, updates;    /* as of the structure */
+    PyObject *given;          /* likewise; NULL if it has nothing of the other side's */
     Py_ssize_t *places;
     size_t num_places, places_room;
 } Program;
@@ -2031,6 +2364,7 @@ static int program_traverse(PyObject *self, visitproc visit, void *arg)
     Program *program = (Program *)self;
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(program->records);
+    Py_VISIT(program->given);
     for (Py_ssize_t i = 0; i < program->num_steps; i++) {
         Py_VISIT(program->steps[i].names);
         Py_VISIT(program->steps[i].values);
@@ -2052,6 +2386,7 @@ static void program_dealloc(PyObject *self)
     PyMem_Free(program->steps);
     PyMem_Free(program->places);
     Py_XDECREF(program->records);
+    Py_XDECREF(program->given);
     release(self);
     Py_DECREF(type);
 }
@@ -2164,9 +2499,12 @@ static int is_as_described(Kind *kind, PyObject *aux, Py_ssize_t size)
     case MODULE:
         return is_module_aux(aux, size);
     case DICT:
+    case ORDERED_DICT:
         return is_tuple_of(aux, size);
+    case DEFAULT_DICT:
+        return is_tuple_of(aux, 2) && is_tuple_of(PyTuple_GetItem(aux, 1), size);
     }
-    return kind->shape == NOTHING || kind->shape == TUPLE || kind->shape == LIST || kind->shape == OTHER;
+    return kind->shape == DEQUE || kind->shape == NOTHING || kind->shape == TUPLE || kind->shape == LIST || kind->shape == OTHER;
 }
 
 /* How a node is put together without Python. Leaves the step as it is if its auxiliary data is not as its kind says. */
@@ -2196,7 +2534,10 @@ static int compile_node(Program *program, Step *step, PyObject *aux)
         outcome = step->names == NULL ? -1 : 0;
         break;
     case DICT:
-        step->names = Py_NewRef(aux), step->values = Py_NewRef(Py_None);
+    case ORDERED_DICT:
+    case DEFAULT_DICT:
+        step->names = Py_NewRef(kind->shape == DEFAULT_DICT ? PyTuple_GetItem(aux, 1) : aux);
+        step->values = Py_NewRef(kind->shape == DEFAULT_DICT ? PyTuple_GetItem(aux, 0) : Py_None);
         for (Py_ssize_t i = 0; i < size && outcome == 0; i++)
             outcome = add_place(program, PyTuple_GetItem(step->numbers, i));
         break;
@@ -2235,6 +2576,7 @@ static int compile_step(Program *program, Step *step)
     }
     if (type == static_op)
         return compile_static(step);
+    program->updates |= type == update_op;
     if (type == given_op || type == update_op)
         step->target = PyTuple_GetItem(step->op, 0);
     if (type == given_op) {
@@ -2333,7 +2675,22 @@ static PyObject *run_dict(const Program *program, const Step *step, PyObject *ta
             Py_CLEAR(dict);
         Py_XDECREF(child);
     }
-    return dict;
+    if (dict == NULL || step->shape == DICT)
+        return dict;
+    PyObject *made = step->shape == DEFAULT_DICT
+                         ? PyObject_CallFunctionObjArgs((PyObject *)step->kind->type, step->values, dict, NULL)
+                         : PyObject_CallFunctionObjArgs((PyObject *)step->kind->type, dict, NULL);
+    Py_DECREF(dict);
+    return made;
+}
+
+static PyObject *run_deque(const Step *step, PyObject *table)
+{
+    PyObject *items = children_of(step->numbers, table, 1);
+    PyObject *made = items == NULL ? NULL
+                                   : PyObject_CallFunctionObjArgs((PyObject *)step->kind->type, items, step->values, NULL);
+    Py_XDECREF(items);
+    return made;
 }
 
 static PyObject *run_nnx_variable(const Program *program, const Step *step, PyObject *table, PyObject **trace_state)
@@ -2371,7 +2728,11 @@ static PyObject *run_node(const Program *program, const Step *step, PyObject *ta
     case LIST:
         return children_of(step->numbers, table, step->shape == LIST);
     case DICT:
+    case ORDERED_DICT:
+    case DEFAULT_DICT:
         return run_dict(program, step, table);
+    case DEQUE:
+        return run_deque(step, table);
     case FIELDS:
     case DATACLASS:
     case SLOTS:
@@ -2431,6 +2792,23 @@ static int run_program(Program *program, PyObject *leaves, PyObject *table, PyOb
     return outcome;
 }
 
+/* What a program has to know of its structure beside the records; -1 on an error. */
+static int learn_structure(Program *program, PyObject *structure)
+{
+    PyObject *root = PyObject_GetAttr(structure, name_root);
+    PyObject *is_noted = root == NULL ? NULL : PyObject_GetAttr(structure, name_is_noted);
+    PyObject *given = is_noted == NULL ? NULL : PyObject_GetAttr(structure, name_given);
+    program->root = root == NULL ? -1 : PyLong_AsSsize_t(root);
+    program->is_noted = is_noted == NULL ? -1 : PyObject_IsTrue(is_noted);
+    int takes = given == NULL ? -1 : PyObject_IsTrue(given);
+    if (takes > 0)
+        program->given = Py_NewRef(given);
+    Py_XDECREF(root);
+    Py_XDECREF(is_noted);
+    Py_XDECREF(given);
+    return takes < 0 || program->is_noted < 0 || PyErr_Occurred() ? -1 : 0;
+}
+
 /* The program of a structure, made when it is first asked for. */
 static PyObject *program_of(PyObject *structure)
 {
@@ -2440,7 +2818,8 @@ static PyObject *program_of(PyObject *structure)
     Py_DECREF(program);
     PyObject *records = PyObject_GetAttr(structure, name_records);
     program = records == NULL ? NULL : native_compile(NULL, records);
-    if (program != NULL && PyObject_SetAttr(structure, name_program, program) < 0)
+    if (program != NULL && (learn_structure((Program *)program, structure) < 0 ||
+                            PyObject_SetAttr(structure, name_program, program) < 0))
         Py_CLEAR(program);
     Py_XDECREF(records);
     return program;
@@ -2476,459 +2855,9 @@ static PyObject *native_build(PyObject *module, PyObject *args)
     return outcome < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* --- crossings: modules in plain containers ---------------------------------------------------------------------- */
-
-typedef struct Crossing {
-    PyObject *(*replaced)(struct Crossing *, PyObject *, Kind *); /* what a leaf or an object becomes; the kind or NULL */
-    int mutable_are_objects;
-    /* Packing. */
-    Tags *tags;
-    int flags;
-    Py_ssize_t floor; /* the number of objects before this argument */
-    PyObject *rules_in_python;
-    int convention, is_separate;
-    /* Unpacking. */
-    PyObject *found, *table;
-    int is_known;
-} Crossing;
-
-static PyTypeObject *packed_type;
-static PyObject *packed_leaves, *packed_structure; /* its slots */
-static PyObject *pack_in_python; /* (tree, tags, rules) -> the tree with its modules packed */
-static PyObject *call_type;      /* (args, kwargs, tags) -> what Python has of a call */
-static PyObject *trace_holder, *name_trace; /* what has the trace that is active, and as which attribute */
-
-static PyObject *new_packed(PyObject *leaves, PyObject *structure)
-{
-    PyObject *packed = new_object(packed_type, empty_tuple, NULL);
-    if (packed != NULL && (set_slot(packed_leaves, packed, leaves) < 0 || set_slot(packed_structure, packed, structure) < 0))
-        Py_CLEAR(packed);
-    return packed;
-}
-
-/* How JAX takes apart what stands for a module. */
-static PyObject *native_packed_parts(PyObject *module, PyObject *packed)
-{
-    (void)module;
-    PyObject *leaves = get_slot(packed_leaves, packed, NULL);
-    PyObject *structure = leaves == NULL ? NULL : get_slot(packed_structure, packed, NULL);
-    PyObject *parts = structure == NULL ? NULL : PyTuple_Pack(2, leaves, structure);
-    Py_XDECREF(structure);
-    Py_XDECREF(leaves);
-    return parts;
-}
-
-/* How JAX puts it together. */
-static PyObject *native_packed_of(PyObject *module, PyObject *const *given, Py_ssize_t count)
-{
-    (void)module;
-    if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "a structure and leaves");
-        return NULL;
-    }
-    PyObject *leaves = PySequence_Tuple(given[1]), *packed = leaves == NULL ? NULL : new_packed(leaves, given[0]);
-    Py_XDECREF(leaves);
-    return packed;
-}
-
-static PyObject *crossed(Crossing *c, PyObject *object, int depth);
-
-static PyObject *cross_items(Crossing *c, PyObject *object, Kind *kind, int depth)
-{
-    PyObject *items = kind->shape == LIST ? PyList_AsTuple(object) : Py_NewRef(object), *result = NULL;
-    Py_ssize_t size = items == NULL ? 0 : PyTuple_Size(items);
-    /* A list, for a tuple that somebody finds by way of the garbage collector can no longer be filled. */
-    PyObject *made = items == NULL ? NULL : PyList_New(0);
-    int is_changed = 0;
-    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
-        PyObject *item = PyTuple_GetItem(items, i), *each = crossed(c, item, depth);
-        is_changed |= each != item;
-        if (each == NULL || PyList_Append(made, each) < 0)
-            Py_CLEAR(made);
-        Py_XDECREF(each);
-    }
-    if (made != NULL && !is_changed) {
-        result = Py_NewRef(object);
-    } else if (made != NULL) {
-        PyObject *all = kind->shape == LIST ? Py_NewRef(made) : PyList_AsTuple(made);
-        result = all == NULL || kind->shape != NAMEDTUPLE ? Py_XNewRef(all)
-                                                          : PyObject_Call((PyObject *)kind->type, all, NULL);
-        Py_XDECREF(all);
-    }
-    Py_XDECREF(made);
-    Py_XDECREF(items);
-    return result;
-}
-
-/* The keys of a dictionary in order, if they are texts and no subclass of it; else an error. */
-static PyObject *sorted_texts(PyObject *dict)
-{
-    PyObject *keys = PyDict_Keys(dict);
-    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
-    for (Py_ssize_t i = 0; keys != NULL && i < size; i++) {
-        if (Py_TYPE(PyList_GetItem(keys, i)) != &PyUnicode_Type) {
-            PyErr_SetString(PyExc_TypeError, "a key that is no text");
-            Py_CLEAR(keys);
-        }
-    }
-    if (keys != NULL && PyList_Sort(keys) < 0)
-        Py_CLEAR(keys);
-    return keys;
-}
-
-static PyObject *cross_dict(Crossing *c, PyObject *dict, int depth)
-{
-    PyObject *keys = sorted_texts(dict), *made = keys == NULL ? NULL : PyDict_New();
-    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
-    int is_changed = 0;
-    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
-        PyObject *key = PyList_GetItem(keys, i), *item = PyDict_GetItemWithError(dict, key);
-        if (item == NULL) {
-            /* What was called for an earlier item has changed the dictionary. */
-            if (!PyErr_Occurred())
-                PyErr_SetObject(PyExc_KeyError, key);
-            Py_CLEAR(made);
-            break;
-        }
-        Py_INCREF(item);
-        PyObject *each = crossed(c, item, depth);
-        is_changed |= each != item;
-        Py_DECREF(item);
-        if (each == NULL || PyDict_SetItem(made, key, each) < 0)
-            Py_CLEAR(made);
-        Py_XDECREF(each);
-    }
-    if (made != NULL && !is_changed) {
-        Py_DECREF(made);
-        made = Py_NewRef(dict);
-    }
-    Py_XDECREF(keys);
-    return made;
-}
-
-/* A tree with something else in place of what is no plain container, or is an object. Itself if nothing is another. */
-static PyObject *crossed(Crossing *c, PyObject *object, int depth)
-{
-    Kind *kind = kind_of(Py_TYPE(object));
-    if (kind == NULL || !kind->is_plain || (c->mutable_are_objects && kind->is_mutable))
-        return c->replaced(c, object, kind);
-    if (depth == 0) {
-        PyErr_SetString(PyExc_RecursionError, "nested too deeply");
-        return NULL;
-    }
-    switch (kind->shape) {
-    case NOTHING:
-        return Py_NewRef(object);
-    case TUPLE:
-    case LIST:
-    case NAMEDTUPLE:
-        return cross_items(c, object, kind, depth - 1);
-    case DICT:
-        return cross_dict(c, object, depth - 1);
-    }
-    return c->replaced(c, object, kind);
-}
-
-static PyObject *packed_in_python(Crossing *c, PyObject *object)
-{
-    PyObject *packed = PyObject_CallFunctionObjArgs(pack_in_python, object, c->tags, c->rules_in_python, NULL);
-    /* What it met is not known here. */
-    c->is_separate &= packed == object;
-    return packed;
-}
-
-static PyObject *packed_natively(Crossing *c, PyObject *object)
-{
-    PyObject *structure, *packed = NULL;
-    Walk w = new_walk(c->tags, c->flags);
-    w.floor = c->floor;
-    int outcome = walk_tree(&w, object, c->convention, entries, &structure);
-    if (outcome == OPENED)
-        packed = new_packed(w.leaves, structure);
-    c->is_separate &= !w.reaches_back;
-    Py_XDECREF(structure);
-    end_walk(&w);
-    return outcome == DONE ? packed_in_python(c, object) : packed;
-}
-
-/* Asks what an object's class is. Its kind, or NULL with the role of a leaf, or with -1 and an error. */
-static Kind *kind_met(PyObject *object, long *role)
-{
-    PyObject *met = PyObject_CallFunction(meet, "Oi", object, JAX);
-    Kind *kind = NULL;
-    *role = -1;
-    if (met != NULL && PyLong_Check(met))
-        *role = PyLong_AsLong(met);
-    else if (met != NULL)
-        kind = new_kind(met);
-    Py_XDECREF(met);
-    return kind;
-}
-
-static PyObject *packed(Crossing *c, PyObject *object, Kind *kind)
-{
-    long role = 0;
-    if (kind == NULL)
-        kind = kind_met(object, &role);
-    if (role < 0 && kind == NULL)
-        return NULL;
-    /* What is traced, but is no array of a known class, may be a reference. */
-    if (kind == NULL)
-        return role == 2 ? packed_in_python(c, object) : Py_NewRef(object);
-    if (kind->shape < NOTHING)
-        return Py_NewRef(object);
-    return kind->is_plain ? packed_in_python(c, object) : packed_natively(c, object);
-}
-
-static PyObject *pack_argument(Crossing *c, PyObject *argument)
-{
-    c->floor = PyList_Size(c->tags->objects);
-    return crossed(c, argument, MAX_CROSSED_DEPTH);
-}
-
-static PyObject *pack_keywords(Crossing *c, PyObject *kwargs)
-{
-    if (PyDict_Size(kwargs) == 0)
-        return Py_NewRef(kwargs);
-    PyObject *keys = sorted_texts(kwargs), *made = keys == NULL ? NULL : PyDict_Copy(kwargs);
-    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
-    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
-        PyObject *key = PyList_GetItem(keys, i), *argument = PyDict_GetItemWithError(kwargs, key);
-        Py_XINCREF(argument);
-        PyObject *each = argument == NULL ? NULL : pack_argument(c, argument);
-        Py_XDECREF(argument);
-        if (each == NULL || PyDict_SetItem(made, key, each) < 0)
-            Py_CLEAR(made);
-        Py_XDECREF(each);
-    }
-    Py_XDECREF(keys);
-    return made;
-}
-
-/* Packs all arguments. OPENED with what they became; DONE where Python has to; FAILED with an error. */
-static int pack_all(Crossing *c, PyObject *args, PyObject *kwargs, PyObject **packed_args, PyObject **packed_kwargs)
-{
-    Py_ssize_t size = PyTuple_Size(args);
-    PyObject *made = PyList_New(0);
-    for (Py_ssize_t i = 0; made != NULL && i < size; i++) {
-        PyObject *each = pack_argument(c, PyTuple_GetItem(args, i));
-        if (each == NULL || PyList_Append(made, each) < 0)
-            Py_CLEAR(made);
-        Py_XDECREF(each);
-    }
-    *packed_kwargs = made == NULL ? NULL : pack_keywords(c, kwargs);
-    *packed_args = *packed_kwargs == NULL ? NULL : PyList_AsTuple(made);
-    Py_XDECREF(made);
-    if (*packed_args != NULL)
-        return OPENED;
-    Py_CLEAR(*packed_kwargs);
-    return take_back(c->tags, 0);
-}
-
-static PyObject *native_pack_call(PyObject *module, PyObject *given)
-{
-    PyObject *args, *kwargs, *packed_args, *packed_kwargs, *result = NULL;
-    Crossing c = {.replaced = packed, .is_separate = 1};
-    (void)module;
-    if (!PyArg_ParseTuple(given, "O!O!O!O!", &PyTuple_Type, &args, &PyDict_Type, &kwargs, tags_type, &c.tags,
-                          &PyTuple_Type, &c.rules_in_python))
-        return NULL;
-    int is_for_native = read_rules(c.rules_in_python, &c.flags, &c.convention);
-    if (is_for_native < 0)
-        return NULL;
-    if (!is_for_native)
-        return Py_NewRef(Py_None);
-    c.mutable_are_objects = c.flags & CONTAINERS;
-    int outcome = pack_all(&c, args, kwargs, &packed_args, &packed_kwargs);
-    if (outcome != OPENED)
-        return outcome == DONE ? Py_NewRef(Py_None) : NULL;
-    result = PyTuple_Pack(3, packed_args, packed_kwargs, c.is_separate ? Py_True : Py_False);
-    Py_DECREF(packed_args);
-    Py_DECREF(packed_kwargs);
-    return result;
-}
-
-/* Collects what is packed in a result. Whether it knows everything else in it to be a leaf is noted in `is_known`. */
-static PyObject *noted(Crossing *c, PyObject *object, Kind *kind)
-{
-    if (Py_TYPE(object) == packed_type) {
-        if (PyList_Append(c->found, object) < 0)
-            return NULL;
-        return Py_NewRef(object);
-    }
-    long role = 0;
-    if (kind == NULL)
-        kind = kind_met(object, &role);
-    if (role < 0 && kind == NULL)
-        return NULL;
-    c->is_known &= kind == NULL || kind->shape < NOTHING;
-    return Py_NewRef(object);
-}
-
-static PyObject *unpacked(Crossing *c, PyObject *object, Kind *kind)
-{
-    (void)kind;
-    if (Py_TYPE(object) != packed_type)
-        return Py_NewRef(object);
-    PyObject *structure = get_slot(packed_structure, object, NULL);
-    PyObject *root = structure == NULL ? NULL : PyObject_GetAttr(structure, name_root);
-    Py_ssize_t number = root == NULL ? -1 : PyLong_AsSsize_t(root);
-    Py_XDECREF(root);
-    Py_XDECREF(structure);
-    PyObject *made = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(c->table, number);
-    return Py_XNewRef(made);
-}
-
-enum { NOTED = 1, UPDATES = 2, GIVEN = 4 }; /* in the order of the names in `parts_of` */
-
-/* Collects the structures and the leaves of what is packed, and what of the above is true of any structure; -1 on an error. */
-static int parts_of(PyObject *found, PyObject *structures, PyObject *leaves)
-{
-    PyObject *names[3] = {name_is_noted, name_updates, name_given};
-    Py_ssize_t size = PyList_Size(found);
-    int traits = 0;
-    for (Py_ssize_t i = 0; i < size && traits >= 0; i++) {
-        PyObject *packed = PyList_GetItem(found, i), *structure = get_slot(packed_structure, packed, NULL);
-        PyObject *own = structure == NULL ? NULL : get_slot(packed_leaves, packed, NULL);
-        if (own == NULL || PyList_Append(structures, structure) < 0 || PyList_Append(leaves, own) < 0)
-            traits = -1;
-        for (int j = 0; j < 3 && traits >= 0; j++) {
-            PyObject *value = PyObject_GetAttr(structure, names[j]);
-            int truth = value == NULL ? -1 : PyObject_IsTrue(value);
-            traits = truth < 0 ? -1 : traits | truth << j;
-            Py_XDECREF(value);
-        }
-        Py_XDECREF(own);
-        Py_XDECREF(structure);
-    }
-    return traits;
-}
-
-/* Whether no object is in several of these lists and tuples, or in one of them twice; -1 on an error. */
-static int all_different(PyObject *lists)
-{
-    size_t size = FIRST_SIZE, used = 0;
-    Py_ssize_t num_lists = PyList_Size(lists);
-    for (Py_ssize_t i = 0; i < num_lists; i++) {
-        Py_ssize_t each = PySequence_Size(PyList_GetItem(lists, i));
-        if (each < 0)
-            return -1;
-        used += (size_t)each;
-    }
-    while (size < 2 * used)
-        size *= 2;
-    Slot *slots = new_slots(size);
-    if (slots == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    int outcome = 1;
-    for (Py_ssize_t i = 0; i < num_lists && outcome == 1; i++) {
-        PyObject *items = PyList_GetItem(lists, i);
-        int is_tuple = PyTuple_CheckExact(items);
-        if (!is_tuple && !PyList_CheckExact(items))
-            outcome = 0;
-        Py_ssize_t length = outcome == 0 ? 0 : is_tuple ? PyTuple_Size(items) : PyList_Size(items);
-        for (Py_ssize_t j = 0; j < length && outcome == 1; j++) {
-            PyObject *object = is_tuple ? PyTuple_GetItem(items, j) : PyList_GetItem(items, j);
-            Slot *slot = slot_of(slots, size, object);
-            outcome = slot->object == NULL;
-            slot->object = object;
-        }
-    }
-    free_slots(slots, size);
-    return outcome;
-}
-
-/* Puts together what was packed, if nothing more is to be done for it than that. */
-static PyObject *put_together(PyObject *result, PyObject *found, PyObject *objects, PyObject *pending)
-{
-    PyObject *structures = PyList_New(0), *leaves = structures == NULL ? NULL : PyList_New(0), *given = NULL, *made = NULL;
-    Crossing c = {.replaced = unpacked};
-    int traits = leaves == NULL ? -1 : parts_of(found, structures, leaves);
-    int takes = traits > 0 && traits & (GIVEN | UPDATES);
-    int is_simple = traits < 0 ? -1 : !(traits & NOTED || (traits & UPDATES && pending == Py_None) || (takes && !objects));
-    if (is_simple == 1)
-        is_simple = all_different(leaves);
-    if (is_simple == 0)
-        made = Py_NewRef(Py_NotImplemented);
-    if (is_simple != 1)
-        goto done;
-    given = !takes || PyList_CheckExact(objects) ? Py_NewRef(takes ? objects : Py_None)
-                                                 : PyObject_CallFunctionObjArgs(objects, structures, NULL);
-    c.table = given == NULL ? NULL : PyList_New(0);
-    int outcome = c.table == NULL ? -1 : 0;
-    for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(found); i++) {
-        PyObject *program = program_of(PyList_GetItem(structures, i));
-        outcome = program == NULL ? -1 : build_onto(c.table, program, PyList_GetItem(leaves, i), given, pending);
-        Py_XDECREF(program);
-    }
-    if (outcome == 0)
-        made = crossed(&c, result, MAX_CROSSED_DEPTH);
-done:
-    Py_XDECREF(c.table);
-    Py_XDECREF(given);
-    Py_XDECREF(leaves);
-    Py_XDECREF(structures);
-    return made;
-}
-
-/* Unpacks a result; Py_NotImplemented if more is to be done for it. What it takes from the other side is in `objects`, a
-   list, or a function of the structures gives a function; NULL if that is more than is to be done. */
-static PyObject *unpack_all(PyObject *result, PyObject *objects, PyObject *pending)
-{
-    PyObject *made = NULL;
-    Crossing c = {.replaced = noted, .is_known = 1, .found = PyList_New(0)};
-    if (c.found == NULL)
-        return NULL;
-    PyObject *same = crossed(&c, result, MAX_CROSSED_DEPTH);
-    if (same == NULL && PyErr_ExceptionMatches(PyExc_Exception)) {
-        PyErr_Clear();
-        made = Py_NewRef(Py_NotImplemented);
-    } else if (same != NULL) {
-        made = !c.is_known                 ? Py_NewRef(Py_NotImplemented)
-               : PyList_Size(c.found) == 0 ? Py_NewRef(result)
-                                           : put_together(result, c.found, objects, pending);
-    }
-    Py_XDECREF(same);
-    Py_DECREF(c.found);
-    return made;
-}
-
-static PyObject *native_unpack_result(PyObject *module, PyObject *args)
-{
-    PyObject *result, *objects, *pending;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OOO", &result, &objects, &pending))
-        return NULL;
-    return unpack_all(result, objects, pending);
-}
-
-/* Takes over what stands for a module. For ever, as what `start` takes over. */
-static PyObject *native_learn_packed(PyObject *module, PyObject *args)
-{
-    PyObject *type, *leaves, *structure;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!O!", &PyType_Type, &type, &PyMemberDescr_Type, &leaves, &PyMemberDescr_Type, &structure))
-        return NULL;
-    packed_type = (PyTypeObject *)Py_NewRef(type);
-    packed_leaves = Py_NewRef(leaves), packed_structure = Py_NewRef(structure);
-    return Py_NewRef(Py_None);
-}
-
-/* Takes over how Python packs a tree, what it has of a call, and where the active trace is. */
-static PyObject *native_cross(PyObject *module, PyObject *args)
-{
-    PyObject *function, *call, *holder, *name;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OOOU", &function, &call, &holder, &name))
-        return NULL;
-    pack_in_python = Py_NewRef(function), call_type = Py_NewRef(call);
-    trace_holder = Py_NewRef(holder), name_trace = Py_NewRef(name);
-    return Py_NewRef(Py_None);
-}
-
 /* --- writing back ----------------------------------------------------------------------------------------------- */
+
+#define MOST_SLOTS 64
 
 /* The slots of a kind that has no other attributes; their number. */
 static int slots_of(const Kind *kind, PyObject *slots[3])
@@ -2941,29 +2870,57 @@ static int slots_of(const Kind *kind, PyObject *slots[3])
     return 3;
 }
 
+/* The value of a slot of an object, for its content; NULL, without an error if it has none. */
+static PyObject *value_in_slot(PyObject *object, const Kind *kind, int i)
+{
+    PyObject *slots[3], *value;
+    if (kind->shape == SLOTS)
+        value = PyObject_GenericGetAttr(object, PyTuple_GetItem(kind->order, i));
+    else
+        value = slots_of(kind, slots) ? get_slot(slots[i], object, NULL) : NULL;
+    if (value == NULL && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_AttributeError))
+        PyErr_Clear();
+    return value;
+}
+
 /* What an object holds, to be written into another: a list, a dictionary, that of its attributes, or the values of its
-   slots. NULL without an error if only Python can tell. */
+   slots; of a module the attributes and their kinds. NULL without an error if only Python can tell. */
 static PyObject *content_of(PyObject *object, const Kind *kind)
 {
-    PyObject *slots[3], *content = NULL;
-    int num_slots = slots_of(kind, slots);
-    if (kind->shape == LIST || kind->shape == DICT)
+    PyObject *slots[3], *content = NULL, *noted;
+    Py_ssize_t num_slots = kind->shape == SLOTS ? PyTuple_Size(kind->order) : slots_of(kind, slots);
+    switch (kind->shape) {
+    case LIST:
+    case DICT:
+    case ORDERED_DICT:
+    case DEFAULT_DICT:
+    case DEQUE:
         return Py_NewRef(object);
-    if (kind->shape == FIELDS || kind->shape == DATACLASS || kind->shape == NNX_OBJECT) {
+    case FIELDS:
+    case DATACLASS:
+    case NNX_OBJECT:
+    case MODULE:
         content = PyObject_GenericGetDict(object, NULL);
         if (content != NULL && !PyDict_CheckExact(content))
             Py_CLEAR(content);
-    } else if (num_slots) {
-        content = PyTuple_New(num_slots);
-        for (int i = 0; content != NULL && i < num_slots; i++) {
-            PyObject *value = get_slot(slots[i], object, NULL);
-            if (value != NULL)
-                PyTuple_SetItem(content, i, value);
-            else
-                Py_CLEAR(content);
-            if (value == NULL && PyErr_ExceptionMatches(PyExc_AttributeError))
-                PyErr_Clear();
-        }
+        if (content == NULL || kind->shape != MODULE)
+            return content;
+        noted = get_slot(kinds_of_attributes, object, NULL);
+        replace(&content, noted == NULL ? NULL : PyTuple_Pack(2, content, noted));
+        Py_XDECREF(noted);
+        if (content == NULL && PyErr_ExceptionMatches(PyExc_AttributeError))
+            PyErr_Clear();
+        return content;
+    }
+    if (num_slots == 0 || num_slots > MOST_SLOTS)
+        return NULL;
+    content = PyTuple_New(num_slots);
+    for (int i = 0; content != NULL && i < num_slots; i++) {
+        PyObject *value = value_in_slot(object, kind, i);
+        if (value != NULL)
+            PyTuple_SetItem(content, i, value);
+        else
+            Py_CLEAR(content);
     }
     return content;
 }
@@ -2975,7 +2932,7 @@ static int remove_names(PyObject *dict, PyObject *names, PyObject *unless)
         PyObject *name = PySequence_GetItem(names, i);
         int stays = name == NULL ? -1 : PyDict_Contains(unless, name);
         int is_there = stays != 0 ? stays : PyDict_Contains(dict, name);
-        int outcome = is_there < 0 ? -1 : !stays && is_there ? PyDict_DelItem(dict, name) : 0;
+        int outcome = is_there < 0 ? -1 : !stays && is_there ? PyObject_DelItem(dict, name) : 0;
         Py_XDECREF(name);
         if (outcome < 0)
             return -1;
@@ -2986,23 +2943,61 @@ static int remove_names(PyObject *dict, PyObject *names, PyObject *unless)
 /* What an object holds is in this: itself, or the dictionary of its attributes. As `content_of` otherwise. */
 static PyObject *holder_of(PyObject *object, const Kind *kind)
 {
-    PyObject *slots[3];
-    return slots_of(kind, slots) ? Py_NewRef(object) : content_of(object, kind);
+    int is_dict = kind->shape == FIELDS || kind->shape == DATACLASS || kind->shape == NNX_OBJECT;
+    return is_dict ? content_of(object, kind) : Py_NewRef(object);
 }
 
-/* Writes a content into a holder of the same kind, or back into its own: attributes that no field declares stay. Looks
-   nothing up, for keys may run code of their own. */
+/* Puts items into a dictionary; what stays keeps its place. One that has an order of its own is asked. */
+static int update_dict(PyObject *dict, PyObject *items, int shape)
+{
+    if (shape != ORDERED_DICT)
+        return PyDict_Update(dict, items);
+    PyObject *keys = PyMapping_Keys(items);
+    int outcome = keys == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(keys); i++) {
+        PyObject *key = PyList_GetItem(keys, i), *value = Py_XNewRef(PyDict_GetItemWithError(items, key));
+        outcome = value == NULL ? -1 : PyObject_SetItem(dict, key, value);
+        Py_XDECREF(value);
+    }
+    Py_XDECREF(keys);
+    return outcome;
+}
+
+static int write_deque(PyObject *deque, PyObject *items)
+{
+    PyObject *cleared = PyObject_CallMethod(deque, "clear", NULL);
+    PyObject *extended = cleared == NULL ? NULL : PyObject_CallMethod(deque, "extend", "O", items);
+    Py_XDECREF(cleared);
+    Py_XDECREF(extended);
+    return extended == NULL ? -1 : 0;
+}
+
+/* Writes a content into a holder of the same kind, or back into its own: attributes that no field declares stay. */
 static int write_content(PyObject *holder, const Kind *kind, int shape, PyObject *content, int is_own)
 {
-    PyObject *slots[3], *names = NULL;
+    PyObject *slots[3], *names = NULL, *attributes = NULL;
     int outcome = 0;
-    if (shape == NNX_VARIABLE || shape == NNX_STATE) {
-        for (int i = 0; i < slots_of(kind, slots) && outcome == 0; i++)
-            outcome = set_slot(slots[i], holder, PyTuple_GetItem(content, i));
+    if (shape == NNX_VARIABLE || shape == NNX_STATE || shape == SLOTS) {
+        slots_of(kind, slots);
+        for (Py_ssize_t i = 0; i < PyTuple_Size(content) && outcome == 0; i++) {
+            PyObject *value = PyTuple_GetItem(content, i);
+            outcome = shape == SLOTS ? PyObject_GenericSetAttr(holder, PyTuple_GetItem(kind->order, i), value)
+                                     : set_slot(slots[i], holder, value);
+        }
         return outcome;
     }
     if (shape == LIST)
         return PyList_SetSlice(holder, 0, PY_SSIZE_T_MAX, content);
+    if (shape == DEQUE)
+        return write_deque(holder, content);
+    if (shape == MODULE) {
+        attributes = PyObject_GenericGetDict(holder, NULL);
+        if (attributes == NULL || set_slot(kinds_of_attributes, holder, PyTuple_GetItem(content, 1)) < 0) {
+            Py_XDECREF(attributes);
+            return -1;
+        }
+        holder = attributes, content = PyTuple_GetItem(content, 0);
+    }
     if (!is_own && (shape == FIELDS || shape == DATACLASS)) {
         outcome = remove_names(holder, kind->traced, content);
         if (outcome == 0)
@@ -3012,16 +3007,30 @@ static int write_content(PyObject *holder, const Kind *kind, int shape, PyObject
         outcome = names == NULL ? -1 : remove_names(holder, names, content);
     }
     if (outcome == 0)
-        outcome = PyDict_Update(holder, content);
+        outcome = update_dict(holder, content, shape);
     Py_XDECREF(names);
+    Py_XDECREF(attributes);
     return outcome;
 }
 
-static PyObject *copy_of(PyObject *content)
+/* A content that stays as it is when its object is written to. */
+static PyObject *copy_of(PyObject *content, int shape)
 {
-    return PyDict_CheckExact(content)   ? PyDict_Copy(content)
-           : PyList_CheckExact(content) ? PyList_GetSlice(content, 0, PY_SSIZE_T_MAX)
-                                        : Py_NewRef(content);
+    switch (shape) {
+    case LIST:
+        return PyList_GetSlice(content, 0, PY_SSIZE_T_MAX);
+    case DEQUE:
+        return PySequence_List(content);
+    case ORDERED_DICT:
+        return PyObject_CallMethod(content, "copy", NULL);
+    }
+    if (shape == MODULE) {
+        PyObject *attributes = PyDict_Copy(PyTuple_GetItem(content, 0));
+        PyObject *copy = attributes == NULL ? NULL : PyTuple_Pack(2, attributes, PyTuple_GetItem(content, 1));
+        Py_XDECREF(attributes);
+        return copy;
+    }
+    return PyDict_Check(content) ? PyDict_Copy(content) : Py_NewRef(content);
 }
 
 /* Something that is to be written. */
@@ -3040,7 +3049,7 @@ static PyObject *contents_of(PyObject *pairs, Writing *writings)
         PyObject *target = PyList_GetItem(pairs, i), *source = PyList_GetItem(pairs, i + 1);
         Kind *kind = Py_TYPE(target) == Py_TYPE(source) ? kind_of(Py_TYPE(target)) : NULL;
         PyObject *now = kind == NULL ? NULL : content_of(target, kind);
-        PyObject *then = now == NULL ? NULL : content_of(source, kind), *before = then == NULL ? NULL : copy_of(now);
+        PyObject *then = now == NULL ? NULL : content_of(source, kind), *before = then == NULL ? NULL : copy_of(now, kind->shape);
         PyObject *holder = before == NULL ? NULL : holder_of(target, kind);
         writings[i / 2] = (Writing){kind, kind == NULL ? 0 : kind->shape};
         if (holder == NULL || PyList_Append(contents, holder) < 0 || PyList_Append(contents, then) < 0 ||
@@ -3107,6 +3116,176 @@ static PyObject *native_write_back(PyObject *module, PyObject *pairs)
     return outcome < 0 ? NULL : Py_NewRef(outcome ? Py_True : Py_False);
 }
 
+/* --- hands ------------------------------------------------------------------------------------------------------- */
+
+/* Which leaves of a structure a hand has: the aux data that JAX compares. See `transforms._hands`. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *structure, *numbers, *call;
+} Deal;
+
+static PyTypeObject *deal_type;  /* ours */
+static PyTypeObject *deal_class; /* its subclass */
+
+static PyObject *new_deal(PyTypeObject *type, PyObject *structure, PyObject *numbers, PyObject *call)
+{
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Deal *deal = (Deal *)alloc(type, 0);
+    if (deal != NULL)
+        deal->structure = Py_NewRef(structure), deal->numbers = Py_NewRef(numbers), deal->call = Py_NewRef(call);
+    return (PyObject *)deal;
+}
+
+static PyObject *deal_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"structure", "numbers", "call", NULL};
+    PyObject *structure, *numbers = Py_None, *call = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO", names, &structure, &numbers, &call))
+        return NULL;
+    return new_deal(type, structure, numbers, call);
+}
+
+static int deal_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Deal *deal = (Deal *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(deal->structure);
+    Py_VISIT(deal->numbers);
+    Py_VISIT(deal->call);
+    return 0;
+}
+
+static int deal_clear(PyObject *self)
+{
+    Py_CLEAR(((Deal *)self)->call); /* the others lead back to no deal */
+    return 0;
+}
+
+static void deal_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    Deal *deal = (Deal *)self;
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(deal->structure);
+    Py_XDECREF(deal->numbers);
+    Py_XDECREF(deal->call);
+    release(self);
+    Py_DECREF(type);
+}
+
+static Py_hash_t deal_hash(PyObject *self)
+{
+    Deal *deal = (Deal *)self;
+    size_t hash = mixed(deal->structure);
+    if (deal->numbers != Py_None)
+        hash ^= (size_t)PyObject_Size(deal->numbers) + 1;
+    PyErr_Clear();
+    return (Py_hash_t)hash == -1 ? -2 : (Py_hash_t)hash;
+}
+
+static PyObject *deal_compare(PyObject *self, PyObject *other, int op)
+{
+    if ((op != Py_EQ && op != Py_NE) || Py_TYPE(self) != Py_TYPE(other))
+        return Py_NewRef(Py_NotImplemented);
+    Deal *one = (Deal *)self, *two = (Deal *)other;
+    int are_equal = one->structure == two->structure;
+    if (are_equal && one->numbers != two->numbers)
+        are_equal = PyObject_RichCompareBool(one->numbers, two->numbers, Py_EQ);
+    return are_equal < 0 ? NULL : Py_NewRef(are_equal == (op == Py_EQ) ? Py_True : Py_False);
+}
+
+static PyObject *deal_get(PyObject *self, void *which)
+{
+    Deal *deal = (Deal *)self;
+    PyObject *values[] = {deal->structure, deal->numbers, deal->call};
+    return Py_NewRef(values[(intptr_t)which]);
+}
+
+static int deal_set_call(PyObject *self, PyObject *call, void *which)
+{
+    (void)which;
+    replace(&((Deal *)self)->call, Py_NewRef(call == NULL ? Py_None : call));
+    return 0;
+}
+
+static PyGetSetDef deal_getset[] = {
+    {"structure", deal_get, NULL, "Of the whole tree.", (void *)0},
+    {"numbers", deal_get, NULL, "Which of its leaves; None for all.", (void *)1},
+    {"call", deal_get, deal_set_call, "The caller's side of the call that is under way. Not compared.", (void *)2},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot deal_slots[] = {
+    {Py_tp_new, deal_new},           {Py_tp_dealloc, deal_dealloc}, {Py_tp_traverse, deal_traverse},
+    {Py_tp_clear, deal_clear},       {Py_tp_hash, deal_hash},       {Py_tp_richcompare, deal_compare},
+    {Py_tp_getset, deal_getset},
+    {Py_tp_doc, "Which leaves of a structure a hand has. See `sharedtree.transforms._hands.Deal`."},
+    {0, NULL},
+};
+static PyType_Spec deal_spec = {"sharedtree._native.Deal", sizeof(Deal), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, deal_slots};
+
+static PyTypeObject *hand_type, *hands_type;
+static PyObject *hand_leaves, *hand_deal, *hands_parts; /* slots */
+static PyObject *trace_holder, *name_trace;             /* what has the trace that is active, and as which attribute */
+static PyTypeObject *arguments_type;
+
+static PyObject *new_hand(PyObject *leaves, PyObject *deal)
+{
+    PyObject *hand = new_object(hand_type, empty_tuple, NULL);
+    if (hand != NULL && (set_slot(hand_leaves, hand, leaves) < 0 || set_slot(hand_deal, hand, deal) < 0))
+        Py_CLEAR(hand);
+    return hand;
+}
+
+/* How JAX takes a hand apart. */
+static PyObject *native_hand_parts(PyObject *module, PyObject *hand)
+{
+    (void)module;
+    PyObject *leaves = get_slot(hand_leaves, hand, NULL), *deal = leaves == NULL ? NULL : get_slot(hand_deal, hand, NULL);
+    PyObject *parts = deal == NULL ? NULL : PyTuple_Pack(2, leaves, deal);
+    Py_XDECREF(deal);
+    Py_XDECREF(leaves);
+    return parts;
+}
+
+/* How JAX puts it together. */
+static PyObject *native_hand_of(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "a deal and leaves");
+        return NULL;
+    }
+    PyObject *leaves = PySequence_Tuple(given[1]), *hand = leaves == NULL ? NULL : new_hand(leaves, given[0]);
+    Py_XDECREF(leaves);
+    return hand;
+}
+
+/* Takes over what calls are made of. For ever, as what `start` takes over. */
+static PyObject *native_learn_calls(PyObject *module, PyObject *args)
+{
+    PyObject *types[5], *members[6], *holder, *name;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!O!O!O!OU", &PyType_Type, &types[4], &PyType_Type, &types[0], &PyMemberDescr_Type, &members[0],
+                          &PyMemberDescr_Type, &members[1], &PyType_Type, &types[1], &PyMemberDescr_Type, &members[2],
+                          &PyType_Type, &types[2], &PyType_Type, &types[3], &PyMemberDescr_Type, &members[3],
+                          &PyMemberDescr_Type, &members[4], &PyMemberDescr_Type, &members[5], &holder, &name))
+        return NULL;
+    for (int i = 0; i < 5; i++)
+        Py_INCREF(types[i]);
+    for (int i = 0; i < 6; i++)
+        Py_INCREF(members[i]);
+    concrete_array = (PyTypeObject *)types[4];
+    hand_type = (PyTypeObject *)types[0], hands_type = (PyTypeObject *)types[1], deal_class = (PyTypeObject *)types[2];
+    hand_leaves = members[0], hand_deal = members[1], hands_parts = members[2];
+    arguments_type = (PyTypeObject *)types[3];
+    for (int i = 0; i < 3; i++)
+        arguments_slots[i] = members[3 + i];
+    trace_holder = Py_NewRef(holder), name_trace = Py_NewRef(name);
+    return Py_NewRef(Py_None);
+}
+
 /* --- the whole call ---------------------------------------------------------------------------------------------- */
 
 static PyObject *deferred; /* stands for what Python has to do; nobody else can return it */
@@ -3120,103 +3299,414 @@ static PyObject *native_flags_of(PyObject *module, PyObject *rules)
     return is_for_native <= 0 ? NULL : PyLong_FromLong(flags | convention << 8);
 }
 
-/* What a call needs to know of the wrapper. See `FunctionTransform.__call__`. */
+/* What a call needs to know of the wrapper, and of how it is called. Borrowed. See `transforms._warm`. */
 typedef struct {
-    PyObject *policy, *transformed, *owner, *rules;
-    int flags, convention, in_place;
+    int flags, convention, in_place, finishes;
+    PyObject *forms, *made, *write;
+    PyObject *aux, *bound, *key, *asks; /* of the form */
+    int donates;
 } Way;
 
-static int read_way(PyObject *tuple, Way *way)
+/* The number of positional arguments and the names of the others. */
+static PyObject *form_key(PyObject *args, PyObject *kwargs)
 {
-    if (!PyTuple_CheckExact(tuple) || PyTuple_Size(tuple) != 6) {
+    PyObject *count = PyLong_FromSsize_t(PyTuple_Size(args)), *name, *value, *names, *key;
+    Py_ssize_t at = 0, i = 0;
+    if (count == NULL || PyDict_Size(kwargs) == 0)
+        return count;
+    names = PyTuple_New(PyDict_Size(kwargs));
+    while (names != NULL && PyDict_Next(kwargs, &at, &name, &value))
+        PyTuple_SetItem(names, i++, Py_NewRef(name));
+    key = names == NULL ? NULL : PyTuple_Pack(2, count, names);
+    Py_XDECREF(names);
+    Py_DECREF(count);
+    return key;
+}
+
+/* OPENED, DONE if Python has to see to such a call first, FAILED. The form lives as long as the tuple that it is in. */
+static int read_way(PyObject *tuple, PyObject *args, PyObject *kwargs, Way *way, PyObject **form)
+{
+    *form = NULL;
+    if (!is_record(tuple, 6) || !PyDict_CheckExact(PyTuple_GetItem(tuple, 1)) ||
+        !PyDict_CheckExact(PyTuple_GetItem(tuple, 2))) {
         PyErr_SetString(PyExc_TypeError, "not what a call needs to know");
+        return FAILED;
+    }
+    long flags = PyLong_AsLong(PyTuple_GetItem(tuple, 0));
+    way->flags = (int)(flags & 0xff), way->convention = (int)(flags >> 8);
+    way->forms = PyTuple_GetItem(tuple, 1), way->made = PyTuple_GetItem(tuple, 2);
+    way->in_place = PyTuple_GetItem(tuple, 3) == Py_True, way->finishes = PyTuple_GetItem(tuple, 4) == Py_True;
+    way->write = PyTuple_GetItem(tuple, 5);
+    PyObject *key = form_key(args, kwargs);
+    *form = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(way->forms, key));
+    Py_XDECREF(key);
+    if (*form == NULL || *form == Py_None || PyErr_Occurred())
+        return PyErr_Occurred() ? FAILED : DONE;
+    if (!is_record(*form, 5) || !is_tuple_of(PyTuple_GetItem(*form, 0), 3)) {
+        PyErr_SetString(PyExc_TypeError, "not a form");
+        return FAILED;
+    }
+    way->aux = PyTuple_GetItem(*form, 0), way->bound = PyTuple_GetItem(*form, 1);
+    way->key = PyTuple_GetItem(*form, 2), way->asks = PyTuple_GetItem(*form, 3);
+    way->donates = PyTuple_GetItem(*form, 4) == Py_True;
+    return OPENED;
+}
+
+static int append_item(PyObject *list, PyObject *item)
+{
+    return item == NULL ? -1 : PyList_Append(list, item);
+}
+
+/* Arguments as a signature binds them: what comes before the positional ones, which come by keyword, and which stay so. */
+static int bind(PyObject *bound, PyObject *args, PyObject *kwargs, PyObject **own_args, PyObject **own_kwargs)
+{
+    PyObject *all = PySequence_List(PyTuple_GetItem(bound, 0)), *by_keyword = PyTuple_GetItem(bound, 1);
+    PyObject *rest = PyTuple_GetItem(bound, 2);
+    int outcome = all == NULL ? -1 : 0;
+    *own_args = *own_kwargs = NULL;
+    for (Py_ssize_t i = 0; outcome == 0 && i < PyTuple_Size(args); i++)
+        outcome = PyList_Append(all, PyTuple_GetItem(args, i));
+    for (Py_ssize_t i = 0; outcome == 0 && i < PyTuple_Size(by_keyword); i++)
+        outcome = append_item(all, PyDict_GetItemWithError(kwargs, PyTuple_GetItem(by_keyword, i)));
+    *own_args = outcome < 0 ? NULL : PyList_AsTuple(all);
+    *own_kwargs = *own_args == NULL ? NULL : PyDict_New();
+    for (Py_ssize_t i = 0; *own_kwargs != NULL && i < PyTuple_Size(rest); i++) {
+        PyObject *name = PyTuple_GetItem(rest, i), *value = PyDict_GetItemWithError(kwargs, name);
+        if (value == NULL || PyDict_SetItem(*own_kwargs, name, value) < 0)
+            Py_CLEAR(*own_kwargs);
+    }
+    Py_XDECREF(all);
+    return *own_kwargs == NULL ? -1 : 0;
+}
+
+static PyObject *new_arguments(const Way *way, PyObject *args, PyObject *kwargs)
+{
+    PyObject *own_args = Py_NewRef(args), *own_kwargs = Py_NewRef(kwargs), *made = NULL;
+    int outcome = 0;
+    if (way->bound != Py_None) {
+        Py_DECREF(own_args), Py_DECREF(own_kwargs);
+        outcome = bind(way->bound, args, kwargs, &own_args, &own_kwargs);
+    }
+    if (outcome == 0)
+        made = new_object(arguments_type, empty_tuple, NULL);
+    if (made != NULL &&
+        (set_slot(arguments_slots[0], made, way->aux) < 0 || set_slot(arguments_slots[1], made, own_args) < 0 ||
+         set_slot(arguments_slots[2], made, own_kwargs) < 0))
+        Py_CLEAR(made);
+    Py_XDECREF(own_args);
+    Py_XDECREF(own_kwargs);
+    return made;
+}
+
+/* How the leaves of a structure are dealt in such a call; DONE without it if that is not known. */
+static int plan_of(const Way *way, PyObject *structure, PyObject *leaves, PyObject **plan)
+{
+    PyObject *plans = PyObject_GetAttr(structure, name_plans), *key = Py_NewRef(way->key);
+    *plan = NULL;
+    if (plans != NULL && way->asks != Py_None) {
+        PyObject *answers = PyObject_CallFunctionObjArgs(way->asks, leaves, NULL);
+        replace(&key, answers == NULL ? NULL : answers == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(2, key, answers));
+        Py_XDECREF(answers);
+    }
+    if (plans != NULL && key != NULL && key != Py_None)
+        *plan = Py_XNewRef(PyDict_GetItemWithError(plans, key));
+    Py_XDECREF(key);
+    Py_XDECREF(plans);
+    return *plan != NULL ? OPENED : PyErr_Occurred() ? FAILED : DONE;
+}
+
+static PyObject *chosen_items(PyObject *list, PyObject *places)
+{
+    Py_ssize_t size = PyTuple_Size(places);
+    PyObject *chosen = PyList_New(size);
+    for (Py_ssize_t i = 0; chosen != NULL && i < size; i++) {
+        PyObject *item = PyList_GetItem(list, PyLong_AsSsize_t(PyTuple_GetItem(places, i)));
+        if (item == NULL)
+            Py_CLEAR(chosen);
+        else
+            PyList_SetItem(chosen, i, Py_NewRef(item));
+    }
+    return chosen;
+}
+
+/* Whether no object is in a list or a tuple twice, or no array; -1 on an error. */
+static int all_different(PyObject *items, int only_arrays)
+{
+    size_t size = FIRST_SIZE;
+    int is_tuple = PyTuple_CheckExact(items);
+    Py_ssize_t length = is_tuple ? PyTuple_Size(items) : PyList_Size(items);
+    while (size < 2 * (size_t)length)
+        size *= 2;
+    Slot *slots = length < 0 ? NULL : new_slots(size);
+    if (slots == NULL) {
+        if (!PyErr_Occurred())
+            PyErr_NoMemory();
         return -1;
     }
-    way->policy = PyTuple_GetItem(tuple, 0), way->transformed = PyTuple_GetItem(tuple, 1);
-    way->owner = PyTuple_GetItem(tuple, 2), way->rules = PyTuple_GetItem(tuple, 3);
-    way->in_place = PyTuple_GetItem(tuple, 5) == Py_True;
-    long flags = PyLong_AsLong(PyTuple_GetItem(tuple, 4));
-    way->flags = (int)(flags & 0xff), way->convention = (int)(flags >> 8);
-    return PyErr_Occurred() ? -1 : 0;
+    int outcome = 1;
+    for (Py_ssize_t i = 0; i < length && outcome == 1; i++) {
+        PyObject *object = is_tuple ? PyTuple_GetItem(items, i) : PyList_GetItem(items, i);
+        if (only_arrays && Py_TYPE(object) != concrete_array)
+            continue;
+        Slot *slot = slot_of(slots, size, object);
+        outcome = slot->object == NULL;
+        slot->object = object;
+    }
+    free_slots(slots, size);
+    return outcome;
 }
 
-/* Calls what is transformed, and lets the function know of the call, should it be traced. */
-static PyObject *call_transformed(const Way *way, PyObject *stack, Tags *tags, PyObject *args, PyObject *kwargs)
+/* What is transformed is called with: the hands by this plan, and then what is static. The first hand's deal knows the call. */
+static PyObject *dealt(const Way *way, PyObject *plan, PyObject *arguments, PyObject *leaves, PyObject *call, PyObject **first)
 {
-    PyObject *type, *value, *traceback, *result = NULL, *trace = PyObject_GetAttr(trace_holder, name_trace);
-    PyObject *call = trace == NULL ? NULL : PyTuple_Pack(3, args, kwargs, (PyObject *)tags);
-    PyObject *entry = call == NULL ? NULL : PyTuple_Pack(3, way->owner, call, trace);
-    Py_ssize_t depth = PyList_Size(stack);
-    if (entry != NULL && PyList_Append(stack, entry) == 0)
-        result = PyObject_Call(way->transformed, args, kwargs);
-    Py_XDECREF(entry);
+    PyObject *deals = PyTuple_GetItem(plan, 3), *sources = PyTuple_GetItem(plan, 4), *given = PyList_New(0);
+    PyObject *names = PyTuple_GetItem(way->aux, 0), *static_names = PyTuple_GetItem(way->aux, 2);
+    *first = NULL;
+    for (Py_ssize_t i = 0; given != NULL && i < PyTuple_Size(deals); i++) {
+        PyObject *source = PyTuple_GetItem(sources, i), *deal = Py_NewRef(PyTuple_GetItem(deals, i)), *hand = NULL;
+        PyObject *own = source == Py_None ? Py_NewRef(leaves) : chosen_items(leaves, source);
+        if (i == 0 && Py_TYPE(deal) == deal_class) {
+            Deal *known = (Deal *)deal;
+            replace(&deal, new_deal(deal_class, known->structure, known->numbers, call));
+            *first = Py_XNewRef(deal);
+        }
+        if (own != NULL && deal != NULL)
+            hand = new_hand(own, deal);
+        if (hand == NULL || PyList_Append(given, hand) < 0)
+            Py_CLEAR(given);
+        Py_XDECREF(hand);
+        Py_XDECREF(deal);
+        Py_XDECREF(own);
+    }
+    PyObject *args = get_slot(arguments_slots[1], arguments, NULL), *kwargs = get_slot(arguments_slots[2], arguments, NULL);
+    for (Py_ssize_t i = 0; given != NULL && i < PyTuple_Size(names); i++) {
+        if (PyTuple_GetItem(names, i) == Py_None && append_item(given, PyTuple_GetItem(args, i)) < 0)
+            Py_CLEAR(given);
+    }
+    for (Py_ssize_t i = 0; given != NULL && i < PyTuple_Size(static_names); i++) {
+        if (append_item(given, PyDict_GetItemWithError(kwargs, PyTuple_GetItem(static_names, i))) < 0)
+            Py_CLEAR(given);
+    }
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    PyObject *all = given == NULL ? NULL : PyList_AsTuple(given);
+    Py_XDECREF(given);
+    if (all == NULL)
+        Py_CLEAR(*first);
+    return all;
+}
+
+/* The leaves of a result from its hands, and its structure. NULL without an error if it is none. */
+static PyObject *gathered(PyObject *result, PyObject **structure)
+{
+    PyObject *parts = NULL, *leaves = NULL, *deal;
+    *structure = NULL;
+    if (Py_TYPE(result) == hand_type)
+        parts = PyTuple_Pack(1, result);
+    else if (Py_TYPE(result) == hands_type && (parts = get_slot(hands_parts, result, NULL)) != NULL)
+        replace(&parts, PySequence_Tuple(parts));
+    for (Py_ssize_t i = 0; parts != NULL && i < PyTuple_Size(parts); i++) {
+        PyObject *hand = PyTuple_GetItem(parts, i), *own, *numbers;
+        if (Py_TYPE(hand) != hand_type || (deal = get_slot(hand_deal, hand, NULL)) == NULL)
+            goto failed;
+        numbers = Py_TYPE(deal) == deal_class ? Py_NewRef(((Deal *)deal)->numbers) : NULL;
+        if (numbers != NULL && i == 0)
+            *structure = Py_NewRef(((Deal *)deal)->structure);
+        Py_DECREF(deal);
+        own = numbers == NULL ? NULL : get_slot(hand_leaves, hand, NULL);
+        if (own != NULL && numbers == Py_None && PyTuple_Size(parts) == 1) {
+            leaves = PySequence_List(own);
+        } else if (own != NULL && numbers != Py_None) {
+            replace(&own, PySequence_Tuple(own));
+            Py_ssize_t size = own == NULL ? -1 : PyTuple_Size(own);
+            if (leaves == NULL && size >= 0) {
+                PyObject *count = PyObject_GetAttr(*structure, name_num_leaves);
+                leaves = count == NULL ? NULL : PyList_New(PyLong_AsSsize_t(count));
+                for (Py_ssize_t j = 0; leaves != NULL && j < PyList_Size(leaves); j++)
+                    PyList_SetItem(leaves, j, Py_NewRef(Py_None));
+                Py_XDECREF(count);
+            }
+            if (size != PyTuple_Size(numbers))
+                Py_CLEAR(leaves);
+            for (Py_ssize_t j = 0; leaves != NULL && j < size; j++) {
+                if (PyList_SetItem(leaves, PyLong_AsSsize_t(PyTuple_GetItem(numbers, j)), Py_NewRef(PyTuple_GetItem(own, j))) < 0)
+                    Py_CLEAR(leaves);
+            }
+        }
+        Py_XDECREF(own);
+        Py_XDECREF(numbers);
+        if (leaves == NULL)
+            goto failed;
+    }
+    Py_XDECREF(parts);
+    if (leaves == NULL)
+        Py_CLEAR(*structure);
+    return leaves;
+failed:
+    Py_CLEAR(*structure);
+    Py_XDECREF(leaves);
+    Py_DECREF(parts);
+    return NULL;
+}
+
+/* Whether what is passed through is what vanilla would return: arrays of JAX's, and no difference in commitment. A list says
+   which leaves these are. -1 on an error, 0 also where only Python can tell. */
+static int passes_through(PyObject *structure, PyObject *given, PyObject *leaves)
+{
+    PyObject *plans = PyObject_GetAttr(structure, name_plans);
+    PyObject *places = plans == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(plans, given));
+    Py_XDECREF(plans);
+    if (places == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    int outcome = 1, is_any_committed = 0, are_committed = 1;
+    for (Py_ssize_t i = 0; outcome == 1 && i < PyTuple_Size(places); i++) {
+        PyObject *leaf = PyList_GetItem(leaves, PyLong_AsSsize_t(PyTuple_GetItem(places, i)));
+        PyObject *committed = NULL;
+        if (leaf == NULL || Py_TYPE(leaf) != concrete_array)
+            outcome = leaf == NULL ? -1 : 0;
+        else
+            committed = PyObject_GetAttr(leaf, name_committed);
+        if (outcome == 1 && committed == NULL)
+            outcome = -1;
+        are_committed &= committed == Py_True;
+        Py_XDECREF(committed);
+    }
+    Py_DECREF(places);
+    for (Py_ssize_t i = 0; outcome == 1 && !are_committed && i < PyList_Size(leaves); i++) {
+        PyObject *leaf = PyList_GetItem(leaves, i);
+        Kind *kind = kind_of(Py_TYPE(leaf));
+        if (Py_TYPE(leaf) != concrete_array) {
+            outcome = kind != NULL && (kind->shape == NUMBER || kind->shape == NUMPY_ARRAY || kind->shape == NUMPY_NUMBER);
+            continue;
+        }
+        PyObject *committed = PyObject_GetAttr(leaf, name_committed);
+        is_any_committed |= committed == Py_True;
+        if (committed == NULL || is_any_committed)
+            outcome = committed == NULL ? -1 : 0;
+        Py_XDECREF(committed);
+    }
+    return outcome;
+}
+
+/* What a call returns, built of its hands and written where that is in place. `deferred` where Python has to. */
+static PyObject *finished(const Way *way, Tags *tags, PyObject *own, PyObject *own_leaves, PyObject *result)
+{
+    PyObject *structure, *leaves = gathered(result, &structure), *made = NULL, *table = NULL, *pending = NULL;
+    PyObject *program = structure == NULL ? NULL : program_of(structure);
+    Program *known = (Program *)program;
+    if (program == NULL)
+        goto done;
+    int is_simple = known->is_noted || (known->updates && !way->in_place) ? 0 : all_different(leaves, 0);
+    if (is_simple == 1 && known->given != NULL && !way->in_place)
+        is_simple = passes_through(own, known->given, own_leaves);
+    if (is_simple == 1) {
+        table = PyList_New(0), pending = table == NULL ? NULL : PyList_New(0);
+        if (pending != NULL && build_onto(table, program, leaves, tags->objects, pending) == 0)
+            made = Py_XNewRef(PyList_GetItem(table, known->root));
+        if (made != NULL && way->in_place) {
+            /* Whatever C cannot write, Python writes. */
+            int outcome = write_back(pending);
+            PyObject *written = outcome == 0 ? PyObject_CallFunctionObjArgs(way->write, pending, NULL) : NULL;
+            if (outcome < 0 || (outcome == 0 && written == NULL))
+                Py_CLEAR(made);
+            else
+                replace(&made, Py_XNewRef(PyTuple_GetItem(made, PyTuple_Size(made) - 1)));
+            Py_XDECREF(written);
+        }
+    }
+    if (is_simple == 0)
+        made = Py_NewRef(deferred);
+done:
+    if (made == NULL && !PyErr_Occurred())
+        made = Py_NewRef(deferred);
+    Py_XDECREF(pending);
+    Py_XDECREF(table);
+    Py_XDECREF(program);
+    Py_XDECREF(structure);
+    Py_XDECREF(leaves);
+    return made;
+}
+
+/* Calls what is transformed, and finishes what it returns. */
+static PyObject *call_dealt(const Way *way, Tags *tags, PyObject *arguments, PyObject *structure, PyObject *leaves, PyObject *plan,
+                            PyObject *transformed)
+{
+    PyObject *first = NULL, *made = NULL, *result = NULL, *trace = PyObject_GetAttr(trace_holder, name_trace);
+    PyObject *call = trace == NULL ? NULL : PyTuple_Pack(5, arguments, plan, leaves, tags->objects, trace);
+    PyObject *given = call == NULL ? NULL : dealt(way, plan, arguments, leaves, call, &first);
+    if (given != NULL)
+        result = PyObject_Call(transformed, given, NULL);
+    if (result != NULL)
+        made = way->finishes ? finished(way, tags, structure, leaves, result) : Py_NewRef(deferred);
+    if (made == deferred) {
+        /* The trace may have made something of the call. */
+        PyObject *now = first == NULL ? Py_NewRef(call) : Py_NewRef(((Deal *)first)->call);
+        replace(&made, PyTuple_Pack(3, deferred, result, now));
+        Py_DECREF(now);
+    }
+    if (first != NULL) { /* what JAX keeps of the hands must keep none of the arguments alive */
+        PyObject *type, *value, *traceback;
+        PyErr_Fetch(&type, &value, &traceback);
+        replace(&((Deal *)first)->call, Py_NewRef(Py_None));
+        PyErr_Restore(type, value, traceback);
+    }
+    Py_XDECREF(first);
+    Py_XDECREF(given);
     Py_XDECREF(call);
     Py_XDECREF(trace);
-    PyErr_Fetch(&type, &value, &traceback);
-    if (PyList_SetSlice(stack, depth, PY_SSIZE_T_MAX, NULL) < 0)
-        Py_CLEAR(result);
-    if (type != NULL)
-        PyErr_Restore(type, value, traceback);
-    return result;
+    Py_XDECREF(result);
+    return made;
 }
 
-/* Unpacks the result of a call. Py_NotImplemented where Python has to. */
-static PyObject *finish(PyObject *wrapper, const Way *way, Tags *tags, PyObject *result)
-{
-    if (!way->in_place)
-        return unpack_all(result, NULL, Py_None);
-    PyObject *returned = NULL, *pending = PyList_New(0);
-    PyObject *made = pending == NULL ? NULL : unpack_all(result, tags->objects, pending);
-    if (made == Py_NotImplemented) {
-        returned = Py_NewRef(made);
-    } else if (made != NULL) {
-        int outcome = write_back(pending);
-        PyObject *written = outcome != 0 ? NULL : PyObject_CallMethodObjArgs(wrapper, name_write, pending, NULL);
-        if (outcome > 0 || written != NULL)
-            returned = Py_XNewRef(PyTuple_GetItem(made, 1));
-        Py_XDECREF(written);
-    }
-    Py_XDECREF(made);
-    Py_XDECREF(pending);
-    return returned;
-}
-
-/* (wrapper, what it needs to know, calls under way, args, kwargs) -> what the wrapper returns, or `DEFERRED` if Python has
-   to do the call; nothing was called then. */
+/* (what it needs to know, args, kwargs) -> what the wrapper returns; `DEFERRED` if Python has to do the call, of which nothing
+   was called then; or, if it has to finish it, (`DEFERRED`, the result, the call). */
 static PyObject *native_call(PyObject *module, PyObject *const *given, Py_ssize_t count)
 {
-    PyObject *args, *kwargs, *made = NULL;
+    PyObject *form, *plan = NULL, *structure = NULL, *transformed = NULL, *made = NULL, *arguments = NULL;
     Way way;
     (void)module;
-    if (count != 5 || !PyList_CheckExact(given[2]) || !PyTuple_CheckExact(given[3]) || !PyDict_CheckExact(given[4])) {
+    if (count != 3 || !PyTuple_CheckExact(given[1]) || !PyDict_CheckExact(given[2])) {
         PyErr_SetString(PyExc_TypeError, "not a call");
         return NULL;
     }
-    if (read_way(given[1], &way) < 0)
-        return NULL;
-    Crossing c = {.replaced = packed, .rules_in_python = way.rules};
-    c.flags = way.flags, c.convention = way.convention;
-    c.mutable_are_objects = way.flags & CONTAINERS;
-    c.tags = (Tags *)tags_new(tags_type, NULL, NULL);
-    if (c.tags == NULL)
-        return NULL;
-    int outcome = pack_all(&c, given[3], given[4], &args, &kwargs);
-    if (outcome == OPENED) {
-        PyObject *result = call_transformed(&way, given[2], c.tags, args, kwargs);
-        made = result == NULL ? NULL : finish(given[0], &way, c.tags, result);
-        if (made == Py_NotImplemented) {
-            Py_DECREF(made);
-            PyObject *call = PyObject_CallFunctionObjArgs(call_type, args, kwargs, (PyObject *)c.tags, NULL);
-            made = call == NULL ? NULL : PyObject_CallMethodObjArgs(given[0], name_finish, result, call, way.policy, NULL);
-            Py_XDECREF(call);
-        }
-        Py_XDECREF(result);
-        Py_DECREF(args);
-        Py_DECREF(kwargs);
-    } else if (outcome == DONE) {
-        made = Py_NewRef(deferred);
+    int outcome = read_way(given[0], given[1], given[2], &way, &form);
+    if (outcome != OPENED) {
+        Py_XDECREF(form);
+        return outcome == DONE ? Py_NewRef(deferred) : NULL;
     }
-    Py_DECREF(c.tags);
+    Tags *tags = (Tags *)tags_new(tags_type, NULL, NULL);
+    arguments = tags == NULL ? NULL : new_arguments(&way, given[1], given[2]);
+    if (arguments == NULL) {
+        Py_XDECREF((PyObject *)tags);
+        Py_DECREF(form);
+        return NULL;
+    }
+    Walk w = new_walk(tags, way.flags);
+    outcome = walk_tree(&w, arguments, way.convention, entries, &structure);
+    if (outcome == OPENED)
+        outcome = plan_of(&way, structure, w.leaves, &plan);
+    if (outcome == OPENED && (!is_record(plan, 6) || PyTuple_GetItem(plan, 1) != Py_None ||
+                              PyObject_Size(PyTuple_GetItem(plan, 5)) != 0))
+        outcome = DONE; /* ties were cut */
+    if (outcome == OPENED) {
+        transformed = Py_XNewRef(PyDict_GetItemWithError(way.made, PyTuple_GetItem(plan, 2)));
+        outcome = transformed != NULL ? OPENED : PyErr_Occurred() ? FAILED : DONE;
+    }
+    if (outcome == OPENED && way.donates) {
+        int is_separate = all_different(w.leaves, 1);
+        outcome = is_separate < 0 ? FAILED : is_separate ? OPENED : DONE;
+    }
+    if (outcome == OPENED)
+        made = call_dealt(&way, tags, arguments, structure, w.leaves, plan, transformed);
+    else if (outcome == DONE)
+        made = Py_NewRef(deferred);
+    end_walk(&w);
+    Py_XDECREF(transformed);
+    Py_XDECREF(plan);
+    Py_XDECREF(structure);
+    Py_DECREF(arguments);
+    Py_DECREF(tags);
+    Py_DECREF(form);
     return made;
 }
 
@@ -3275,6 +3765,14 @@ static PyObject *native_learn_modules(PyObject *module, PyObject *args)
     return Py_NewRef(Py_None);
 }
 
+/* A class was registered as a node's, but not with JAX. */
+static PyObject *native_look_again(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    epoch_of_nodes++;
+    return Py_NewRef(Py_None);
+}
+
 static PyObject *native_drop_spares(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
@@ -3290,15 +3788,18 @@ static PyObject *native_drop_spares(PyObject *module, PyObject *unused)
 /* Takes over what Python says. Only once: a second import of the package has other classes of the same names. */
 static PyObject *native_start(PyObject *module, PyObject *args)
 {
-    PyObject *marker, *ops[4];
+    PyObject *marker, *of_jax, *ops[4];
     (void)module;
     if (meet != NULL)
         return Py_NewRef(Py_False);
-    if (!PyArg_ParseTuple(args, "O!OOOOOO!O!O!O!", &PyDict_Type, &entries, &meet, &describe, &settle, &marker, &leaf_op,
-                          &PyType_Type, &ops[0], &PyType_Type, &ops[1], &PyType_Type, &ops[2], &PyType_Type, &ops[3])) {
+    if (!PyArg_ParseTuple(args, "O!OOOOOO!O!O!O!O!O", &PyDict_Type, &entries, &meet, &describe, &settle, &marker, &leaf_op,
+                          &PyType_Type, &ops[0], &PyType_Type, &ops[1], &PyType_Type, &ops[2], &PyType_Type, &ops[3],
+                          &PyTuple_Type, &dtypes, &of_jax)) {
         meet = NULL;
         return NULL;
     }
+    registry = PyDict_Check(of_jax) ? Py_NewRef(of_jax) : NULL;
+    Py_INCREF(dtypes);
     missing_type = marker == Py_None ? NULL : (PyTypeObject *)marker;
     node_op = (PyTypeObject *)ops[0], static_op = (PyTypeObject *)ops[1];
     given_op = (PyTypeObject *)ops[2], update_op = (PyTypeObject *)ops[3];
@@ -3321,21 +3822,15 @@ static PyMethodDef methods[] = {
      "(what Python visited, rules, number of the first object) -> (key, what it has by address), or None if it cannot."},
     {"compile", native_compile, METH_O, "Records -> what `build` takes in their place, and runs faster."},
     {"build", native_build, METH_VARARGS, "(structure or records or program, leaves, table, given, update): see `sharedtree._walk.build`."},
-    {"learn_packed", native_learn_packed, METH_VARARGS, "Takes over what stands for a module."},
-    {"packed_parts", native_packed_parts, METH_O, "What stands for a module -> (its leaves, its structure)."},
-    {"packed_of", (PyCFunction)(void (*)(void))native_packed_of, METH_FASTCALL,
-     "(structure, leaves) -> what stands for a module."},
-    {"cross", native_cross, METH_VARARGS,
-     "Takes over how Python packs a tree, what it has of a call, and where the trace is."},
+    {"hold", native_hold, METH_O, "(value, token, ...) -> what keeps these values, which are known by address meanwhile."},
+    {"look_again", native_look_again, METH_NOARGS, "Asks again of classes of which no instance was a node."},
+    {"learn_calls", native_learn_calls, METH_VARARGS, "Takes over what calls are made of."},
+    {"hand_parts", native_hand_parts, METH_O, "A hand -> (its leaves, its deal)."},
+    {"hand_of", (PyCFunction)(void (*)(void))native_hand_of, METH_FASTCALL, "(deal, leaves) -> a hand."},
     {"flags_of", native_flags_of, METH_O, "Rules of a policy as `call` has them."},
     {"call", (PyCFunction)(void (*)(void))native_call, METH_FASTCALL,
-     "(wrapper, what it needs to know, calls under way, args, kwargs) -> what the wrapper returns, or `DEFERRED`."},
-    {"pack_call", native_pack_call, METH_VARARGS,
-     "(args, kwargs, tags, rules) -> (args, kwargs, whether each is by itself), or None if it cannot."},
-    {"unpack_result", native_unpack_result, METH_VARARGS,
-     "(result, structures -> number -> the caller's object, None or a list that gets what is to be written into what, in "
-     "turn) -> the result unpacked, or NotImplemented."},
-    {"write_back", native_write_back, METH_O, "Writes what `unpack_result` left to be written; False if it cannot."},
+     "(what it needs to know, args, kwargs) -> what the wrapper returns, or `DEFERRED`, or what is to be finished."},
+    {"write_back", native_write_back, METH_O, "Writes contents into objects, in turn, all or nothing; False if it cannot."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -3346,12 +3841,13 @@ static const struct {
     const char *name;
     int value;
 } constants[] = {
-    {"JAX", JAX},
-    {"EQUINOX", EQUINOX}, {"ANY", ANY}, {"INHERITED", INHERITED}, {"IN_VARIABLE", IN_VARIABLE}, {"NUMBER", NUMBER}, {"TEXT", TEXT},
-    {"NUMPY_ARRAY", NUMPY_ARRAY}, {"JAX_ARRAY", JAX_ARRAY}, {"FUNCTION", FUNCTION}, {"NOTHING", NOTHING},
-    {"TUPLE", TUPLE}, {"LIST", LIST}, {"DICT", DICT}, {"NAMEDTUPLE", NAMEDTUPLE}, {"FIELDS", FIELDS},
-    {"DATACLASS", DATACLASS}, {"SLOTS", SLOTS}, {"NNX_OBJECT", NNX_OBJECT},
-    {"NNX_VARIABLE", NNX_VARIABLE}, {"NNX_STATE", NNX_STATE}, {"MODULE", MODULE}, {"OTHER", OTHER},
+    {"JAX", JAX}, {"EQUINOX", EQUINOX}, {"ANY", ANY}, {"INHERITED", INHERITED}, {"IN_VARIABLE", IN_VARIABLE},
+    {"OUTSIDE", OUTSIDE}, {"NUMBER", NUMBER}, {"STATIC", STATIC}, {"NUMPY_ARRAY", NUMPY_ARRAY},
+    {"NUMPY_NUMBER", NUMPY_NUMBER}, {"JAX_ARRAY", JAX_ARRAY}, {"NOTHING", NOTHING}, {"TUPLE", TUPLE}, {"LIST", LIST},
+    {"DICT", DICT}, {"ORDERED_DICT", ORDERED_DICT}, {"DEFAULT_DICT", DEFAULT_DICT}, {"DEQUE", DEQUE},
+    {"NAMEDTUPLE", NAMEDTUPLE}, {"ARGUMENTS", ARGUMENTS}, {"FIELDS", FIELDS}, {"DATACLASS", DATACLASS}, {"SLOTS", SLOTS},
+    {"NNX_OBJECT", NNX_OBJECT}, {"NNX_VARIABLE", NNX_VARIABLE}, {"NNX_STATE", NNX_STATE}, {"MODULE", MODULE},
+    {"OTHER", OTHER},
 };
 
 PyMODINIT_FUNC PyInit__native(void)
@@ -3359,36 +3855,42 @@ PyMODINIT_FUNC PyInit__native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
+    static const struct {
+        PyObject **name;
+        const char *text;
+    } names[] = {
+        {&name_aux, "aux"}, {&name_type, "type"}, {&name_value, "_value"}, {&name_is_mutable, "_is_mutable"},
+        {&name_thaw, "thaw"}, {&name_unflatten, "unflatten"}, {&name_records, "records"}, {&name_root, "root"},
+        {&name_given, "given"}, {&name_program, "program"}, {&name_is_noted, "is_noted"}, {&name_plans, "plans"},
+        {&name_num_leaves, "num_leaves"}, {&name_dtype, "dtype"}, {&name_committed, "committed"},
+        {&name_maxlen, "maxlen"}, {&name_factory, "default_factory"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)
+            goto failed;
+    }
+    static const struct {
+        PyTypeObject **type;
+        PyType_Spec *spec;
+        const char *name; /* as which the module has it, if it does */
+    } types[] = {{&tags_type, &tags_spec, "Tags"}, {&deal_type, &deal_spec, "Deal"}, {&held_type, &held_spec, NULL},
+                 {&program_type, &program_spec, NULL}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        PyObject *type = PyType_FromSpec(types[i].spec);
+        *types[i].type = (PyTypeObject *)type;
+        if (type == NULL || (types[i].name != NULL && PyModule_AddObjectRef(module, types[i].name, type) < 0))
+            goto failed;
+    }
     references = PyDict_New();
     empty_tuple = PyTuple_New(0);
-    name_aux = PyUnicode_InternFromString("aux");
-    name_type = PyUnicode_InternFromString("type");
-    name_value = PyUnicode_InternFromString("_value");
-    name_is_mutable = PyUnicode_InternFromString("_is_mutable");
-    name_thaw = PyUnicode_InternFromString("thaw");
-    name_unflatten = PyUnicode_InternFromString("unflatten");
-    name_records = PyUnicode_InternFromString("records");
-    name_root = PyUnicode_InternFromString("root");
-    name_given = PyUnicode_InternFromString("given");
-    name_program = PyUnicode_InternFromString("program");
-    name_updates = PyUnicode_InternFromString("updates");
-    name_is_noted = PyUnicode_InternFromString("is_noted");
-    name_finish = PyUnicode_InternFromString("finish");
-    name_write = PyUnicode_InternFromString("write");
     deferred = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
     new_object = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
     get_slot = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
     set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
-    PyObject *type = PyType_FromSpec(&tags_spec);
-    program_type = (PyTypeObject *)PyType_FromSpec(&program_spec);
-    if (!references || !deferred || !name_finish || !name_write || !empty_tuple || !name_aux || !name_type || !name_value ||
-        !name_is_mutable || !name_thaw || !name_unflatten || !name_records || !name_root || !name_given ||
-        !name_is_noted || !name_updates || !name_program || !type || !program_type ||
-        PyModule_AddObjectRef(module, "Tags", type) < 0 ||
+    if (references == NULL || empty_tuple == NULL || deferred == NULL ||
         PyModule_AddObjectRef(module, "DEFERRED", deferred) < 0 ||
         PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM) < 0)
         goto failed;
-    tags_type = (PyTypeObject *)type;
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++) {
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)
             goto failed;

@@ -1,13 +1,14 @@
 """What the native walk is told of each class: once, when it first meets an instance.
 
-What is told holds for ever, as `NodeType`s do. Of a class that is no node nothing is told but for the commonest, since
-it may still be registered as one.
+What is told holds for ever, as `NodeType`s do; but that of a class that is no node only until another class is
+registered as one, for that may be it.
 """
 
 import collections
 import dataclasses
 import sys
 import types
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +17,13 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.core import Tracer
 
+from ._arguments import Arguments
 from ._attribute_kinds import KINDS_SLOT, HasKinds, Kinds, is_read_by_kinds
 from ._dataclass_fields import Fields, fields_of
 from ._engine import native
 from ._equinox_internals import marker_type
 from ._interned import Interned
-from ._jax_internals import ConcreteArray
+from ._jax_internals import REGISTRY, ConcreteArray
 from ._nnx_internals import (
     MAPPING,
     NODES,
@@ -32,9 +34,9 @@ from ._nnx_internals import (
     facts_of,
     layout_of,
     nnx,
-    parts_of_frozen,
 )
 from ._node_types import (
+    NUMPY_NUMBERS,
     TRACED_NUMBERS,
     Inherited,
     NodeType,
@@ -49,7 +51,7 @@ from ._node_types import (
     node_type_of_class,
 )
 from ._static_keys import Known, key_of, nothing_known
-from ._statics import Static, is_known_by_address
+from ._statics import Static, cannot_change, is_known_by_address
 from ._structure import LEAF, Given, Node, Record, Update
 
 Description = tuple[Any, ...]
@@ -63,15 +65,15 @@ _read_by_field: dict[type, Fields | Facts | str] = {}
 """What holds of each class that is read field by field as long as nobody changes it."""
 
 
-def _leaf(cls: type, shape: int) -> Description:
-    return (cls, shape, False, False, False, native.INHERITED, False, None, None, *_NO_FIELDS)
+def _leaf(cls: type, shape: int, *, is_guess: bool = False) -> Description:
+    return (cls, shape, False, False, False, native.INHERITED, False, is_guess, None, None, *_NO_FIELDS)
 
 
 def _described(node_type: NodeType) -> Description:
     """The arguments of `new_kind` in `_native.c`."""
     convention = native.INHERITED if node_type.convention is None else _NUMBERS[node_type.convention]
     shape, take_apart = _shape_of(node_type), node_type.take_apart
-    is_rebuilt = shape in (native.NOTHING, native.TUPLE, native.LIST, native.DICT, native.FIELDS)
+    is_rebuilt = shape in (*_SHAPES.values(), native.FIELDS)
     fields = _fields_of(node_type) if shape == native.FIELDS else _NO_FIELDS
     if is_registered(node_type):
         take_apart, is_rebuilt = jtu.default_registry.flatten_one_level, True
@@ -89,7 +91,7 @@ def _described(node_type: NodeType) -> Description:
     facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention, is_rebuilt
     # What is told must not keep a namedtuple alive, as its node type would.
     told = None if shape == native.NAMEDTUPLE else node_type
-    return (node_type.cls, shape, *facts, told, take_apart, *fields)
+    return (node_type.cls, shape, *facts, False, told, take_apart, *fields)
 
 
 def _facts_of(cls: type) -> Fields | Facts | str | None:
@@ -119,12 +121,17 @@ def look_again(records: Sequence[Record]) -> None:
 
 def _shape_of(node_type: NodeType) -> int:
     cls = node_type.cls
-    shapes = {type(None): native.NOTHING, tuple: native.TUPLE, list: native.LIST, dict: native.DICT}
-    if cls in shapes:
-        return shapes[cls]
+    if cls in _SHAPES:
+        return _SHAPES[cls]
+    if cls is Arguments:
+        return native.ARGUMENTS
     if node_type.is_plain and is_namedtuple(cls):
         return native.NAMEDTUPLE
     return native.FIELDS if node_type.fields and _is_an_ordinary_object(cls) else native.OTHER
+
+
+_SHAPES: dict[type, int] = {}
+"""Of the containers that are put together by their classes."""
 
 
 def _is_an_ordinary_object(cls: type) -> bool:
@@ -143,23 +150,37 @@ def _fields_of(node_type: NodeType) -> Description:
 
 
 def _meet(obj: Any, number: int) -> Description | int:
-    """What the class of an object is, or for a leaf: 0 if it is static, 1 if it is traced, 2 with identity, too."""
-    convention: Inherited = _CONVENTIONS[number]
+    """What the class of an object is, or for a leaf: 0 if it is static, 1 if it is a value, 2 if it has identity.
+
+    Args:
+        obj: the object.
+        number: that of the convention, and beyond eight bits whether only arrays are traced.
+    """
+    convention, filtered = _CONVENTIONS[number & 0xFF], bool(number >> 8)
     # Met at every leaf of every trace. Their class has no kind, for it does not tell an array from a reference.
-    if isinstance(obj, Tracer) and carries_identity(obj):
-        return _role(obj, convention)
+    if isinstance(obj, (Tracer, jax.Ref)):
+        return _role(obj, convention, filtered=filtered)
     node_type = node_type_of(obj)
-    if node_type is None or (convention == "any" and not node_type.is_known_to_jax):
-        if issubclass(type(obj), jax.Array):
-            return _leaf(type(obj), native.JAX_ARRAY)  # such as that of PRNG keys
-        return _role(obj, convention) if is_traced(obj, convention) else 0
-    return _described(node_type)
+    if node_type is not None and (convention not in ("outside", "any") or node_type.is_known_to_jax):
+        return _described(node_type)
+    cls = type(obj)
+    if node_type is not None:
+        return _role(obj, convention, filtered=filtered)
+    if issubclass(cls, jax.Array):
+        return _leaf(cls, native.JAX_ARRAY)  # such as that of PRNG keys
+    if isinstance(obj, jax.ShapeDtypeStruct):
+        return _leaf(cls, native.JAX_ARRAY, is_guess=True)
+    if issubclass(cls, (np.ndarray, np.generic)):  # of what is no number
+        return _role(obj, convention, filtered=filtered)
+    shape = native.NUMBER if is_traced(obj, "jax") else native.STATIC
+    return _leaf(cls, shape, is_guess=True)
 
 
-def _role(leaf: Any, convention: Inherited) -> int:
-    """As `_meet`, of what is traced."""
+def _role(leaf: Any, convention: Inherited, *, filtered: bool) -> int:
+    if not is_traced(leaf, convention) or (filtered and not is_traced(leaf, "equinox")):
+        return 0
     is_value = not carries_identity(leaf) or (convention == "variable" and is_value_of_variable(leaf))
-    return 1 if is_value else 2
+    return 1 if is_value or (convention == "outside" and not isinstance(leaf, jax.Ref)) else 2
 
 
 class Token:
@@ -181,11 +202,16 @@ class Token:
 _tokens: Interned[Token] = Interned()
 
 
+_latest: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+_token_of_latest: "weakref.WeakValueDictionary[int, Token]" = weakref.WeakValueDictionary()
+"""Values that can be mutated, by id, while they live; and the token that each had when it was last met."""
+
+
 def _settle(values: list[Any]) -> list[Any]:
     """What stands for each static value of a walk in a key.
 
-    A tuple of its class, if all instances of that are known by address; otherwise its token. The value itself, if it is
-    the same for ever and is likely to be the same object whenever it is met.
+    A tuple of its class, if all instances of that are known by address; otherwise its token, in a tuple with None if the
+    value is the same for ever.
     """
     known = nothing_known()
     found: dict[int, Any] = {}
@@ -196,14 +222,24 @@ def _settle(values: list[Any]) -> list[Any]:
 
 
 def _settled(value: Any, known: Known) -> Any:
-    parts = parts_of_frozen(value)
-    if parts is not None and all(Static(part, known).is_settled for part in parts):
-        return value
     cls = type(value)
     key, is_mutable = key_of(value, known)
     if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):
         return (cls,)
-    return _tokens.one_like(hash(key), Token(key))
+    if cannot_change(value):
+        return _tokens.one_like(hash(key), Token(key)), None
+    token = Token(key)
+    # Of values without a hash there may be many that are to be compared with, and most are as they were.
+    before = _token_of_latest.get(id(value)) if _latest.get(id(value)) is value else None  # alive in the dictionary
+    if before is not None and before.is_like(token):
+        return before
+    token = _tokens.one_like(hash(key), token)
+    try:
+        _latest[id(value)] = value  # as above
+        _token_of_latest[id(value)] = token  # as above
+    except TypeError:  # it cannot be referred to weakly
+        pass
+    return token
 
 
 _CONVENTIONS: dict[int, Inherited] = {}
@@ -217,17 +253,29 @@ def start(entries: dict[bytes, Any]) -> bool:
     Args:
         entries: key → weak reference to its structure.
     """
-    _NUMBERS.update({"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY, "variable": native.IN_VARIABLE})
+    _NUMBERS.update(
+        {"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY, "variable": native.IN_VARIABLE}
+        | {"outside": native.OUTSIDE}
+    )
     _CONVENTIONS.update({number: convention for convention, number in _NUMBERS.items()})
-    if not native.start(entries, _meet, _described, _settle, marker_type(), LEAF, Node, Static, Given, Update):
+    _SHAPES.update(
+        {type(None): native.NOTHING, tuple: native.TUPLE, list: native.LIST, dict: native.DICT}
+        | {collections.OrderedDict: native.ORDERED_DICT, collections.defaultdict: native.DEFAULT_DICT}
+        | {collections.deque: native.DEQUE}
+    )
+    dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
+    ops = Node, Static, Given, Update
+    if not native.start(
+        entries, _meet, _described, _settle, marker_type(), LEAF, *ops, dtypes, REGISTRY
+    ):
         return False
     native.learn_modules(Kinds, *[vars(of)[name] for of, name in _MODULE_SLOTS])
     for cls in TRACED_NUMBERS:
         native.learn(_leaf(cls, native.NUMBER))
-    for cls in (str, bytes):
-        native.learn(_leaf(cls, native.TEXT))
-    for cls in {types.FunctionType, types.BuiltinFunctionType, type(jax.nn.relu), type(jax.nn.gelu)}:
-        native.learn(_leaf(cls, native.FUNCTION))
+    for cls in NUMPY_NUMBERS:
+        native.learn(_leaf(cls, native.NUMPY_NUMBER))
+    for cls in {str, bytes, types.FunctionType, types.BuiltinFunctionType, type(jax.nn.relu), type(jax.nn.gelu)}:
+        native.learn(_leaf(cls, native.STATIC))
     native.learn(_leaf(np.ndarray, native.NUMPY_ARRAY))
     native.learn(_leaf(ConcreteArray, native.JAX_ARRAY))
     # Its class does not say that it is a container, which has to be known of the static attributes of modules.

@@ -46,32 +46,14 @@ def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any]
     """Packs a tree as `_walk.walk` does; None if the native walk is not in use or cannot follow these rules."""
     if native is None or rules.given or rules.updated or rules.is_leaf is not None:
         return None
-    if rules.convention == "outside" or rules.filtered:
-        return None
     if rules.on_static is not None:
         return _checked(tree, tags, rules, prefix)
     found = native.walk(tree, tags, rules, _entries)
     return _first_met(tree, tags, rules, prefix) if found is None else found
 
 
-def pack_natively(args: Any, kwargs: Any, tags: Any, rules: Rules) -> tuple[Any, Any, bool] | None:
-    """Packs arguments as `transforms._packing.pack_call` does, and says whether none reaches into an earlier one."""
-    return None if native is None else native.pack_call(args, kwargs, tags, rules)
-
-
-def unpack_natively(result: Any, given: Any, pending: list[Any] | None = None) -> Any:
-    """Unpacks a result as `transforms._packing.unpack_result` does; `NotImplemented` if more is to be done for it.
-
-    Args:
-        result: a packed tree.
-        given: structures → number → the caller's object.
-        pending: gets each object that is to be written to, followed by another with its new content.
-    """
-    return NotImplemented if native is None else native.unpack_result(result, given, pending)
-
-
 def write_natively(pending: list[Any]) -> bool:
-    """Writes, all or nothing, what `unpack_natively` left to be written. False if that is left to Python."""
+    """Writes contents into objects, in turn, all or nothing. False if that is left to Python."""
     return native is not None and native.write_back(pending)
 
 
@@ -111,7 +93,7 @@ def _first_met(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[An
     _native_classes.look_again(records)
     structure = intern(records, root, base)
     try:
-        key, pins = native.key_of(reading.visited, rules, base)
+        key, pins, settled = native.key_of(reading.visited, rules, base)
     except Exception:  # noqa: BLE001 -- what has no key is walked in Python each time
         return leaves, structure
     distinct: dict[int, Any] = {}
@@ -120,7 +102,8 @@ def _first_met(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[An
         # A structure that says another class than the key would be wrong for all who have that key.
         if cls is not _native_classes.Token and reading.known.classes.get(id(pin)) is not cls:  # as above
             return leaves, structure
-    _remember(key, structure, tuple(distinct.values()))
+    held = [native.hold(tuple(settled))] if settled else []
+    _remember(key, structure, (*distinct.values(), *held))
     return leaves, structure
 
 

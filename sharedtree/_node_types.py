@@ -210,6 +210,8 @@ def register_node(
         return tuple([jtu.SequenceKey(i) for i in range(len(take_apart(obj)[0]))])
 
     _known[cls] = NodeType(cls, False, False, convention, take_apart, unflatten, keys_of)
+    for tell in when_registered:
+        tell()
 
 
 def is_namedtuple(cls: type) -> bool:
@@ -240,12 +242,21 @@ def require_registered(tree: Any) -> None:
 
 # --- the three kinds ---------------------------------------------------------------------------------------------
 
+when_registered: list[Callable[[], None]] = []
+"""Told when a class is registered that JAX does not know."""
+
 _known: dict[type, NodeType] = {}  # filled once a class, by a single assignment, which threads cannot tear
 
 PYTHON_NUMBERS = frozenset({bool, int, float, complex})
 
 TRACED_NUMBERS = PYTHON_NUMBERS | TYPED_NUMBERS
 """Those that JAX gives to rules in their place, too."""
+
+NUMPY_NUMBERS: tuple[type, ...] = tuple(
+    {np.dtype(code).type for code in "?bhilqBHILQefdFD"}
+    | {np.dtype(getattr(jnp, name)).type for name in dir(jnp) if name.startswith(("bfloat", "float8", "int4", "uint4"))}
+)
+"""Whose dtypes JAX traces; each has one object for its dtype."""
 
 _COMMON_LEAVES = TRACED_NUMBERS | {str, bytes, np.ndarray}
 _WITH_IDENTITY = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, jax.Ref)

@@ -26,6 +26,7 @@ from ._copies import (
     compares_as_module,
     compares_by_field,
     copy_of,
+    has_own_hash,
     is_hashable,
 )
 from ._interned import Interned
@@ -230,7 +231,6 @@ def _content_of(value: Any, keys: _Keys) -> Any:
     if isinstance(value, frozenset):
         return cls, frozenset(keys.of_all(value))
     if cls is functools.partial:
-        keys.is_mutable.append(False)  # but for its keywords, which nobody changes: see `thaw`
         return cls, keys.of_all((value.func, value.args)), keys.of_items(value.keywords)
     if isinstance(value, np.generic):
         return cls, value.dtype, value.tobytes()
@@ -246,7 +246,11 @@ def _content_of(value: Any, keys: _Keys) -> Any:
         if can_be_mutated(cls):
             keys.is_mutable.append(True)
         compared = [f.name for f in dataclasses.fields(cls) if f.compare and hasattr(value, f.name)]  # or was never set
-        return cls, tuple(compared), keys.of_all([getattr(value, name) for name in compared])
+        before = len(keys.is_mutable)
+        parts = keys.of_all([getattr(value, name) for name in compared])
+        if has_own_hash(cls) and not can_be_mutated(cls):
+            del keys.is_mutable[before:]
+        return cls, tuple(compared), parts
     if compares_as_module(cls):
         return cls, keys.of_items(object.__getattribute__(value, "__dict__"))
     _require_equality(value)

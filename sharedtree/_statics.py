@@ -5,16 +5,20 @@ What can be mutated is copied when the `Static` is made, so that a later mutatio
 is, and copied again for each trace that gets it, so that no trace can change another's.
 """
 
+import dataclasses
+import functools
 import importlib
 import operator
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
-from ._copies import IMMUTABLE, copy_of
+from ._copies import IMMUTABLE, can_be_mutated, compares_as_module, compares_by_field, copy_of, has_own_hash
+from ._nnx_internals import parts_of_frozen
 from ._static_keys import Known, key_of, nothing_known
 from ._text import shown
 
@@ -35,12 +39,11 @@ class Static:
     `value`, and a copy of those that can be mutated.
     """
 
-    __slots__ = ("_hash", "_is_mutable", "_key", "_original", "_value")
+    __slots__ = ("_hash", "_is_mutable", "_key", "_value")
 
     def __init__(self, value: Any, known: Known | None = None) -> None:
         self._key, is_mutable = key_of(value, known)
         self._is_mutable = bool(is_mutable)
-        self._original = value if is_mutable and not any(is_mutable) else None
         self._value = value
         if is_mutable:
             known = nothing_known() if known is None else known
@@ -51,13 +54,7 @@ class Static:
         self._hash = hash(self._key)
 
     def thaw(self) -> Any:
-        """The value: itself if it is immutable, else a copy that the caller owns.
-
-        A `functools.partial` has keywords that could be changed, though nobody does, and is equal only to itself; so it
-        is handed out itself as long as it is what it was.
-        """
-        if self._original is not None and key_of(self._original)[0] == self._key:
-            return self._original
+        """The value: itself if it is immutable, else a copy that the caller owns."""
         return copy_of(self._value, {}) if self._is_mutable else self._value
 
     @property
@@ -68,7 +65,7 @@ class Static:
     @property
     def is_settled(self) -> bool:
         """Whether the same object has the same value for ever, so that `is` is enough to know it again."""
-        return not self._is_mutable and _is_settled(self._value, set())
+        return not self._is_mutable and cannot_change(self._value)
 
     def peek(self) -> Any:
         """The value, not to be changed and not to be handed to users."""
@@ -134,17 +131,45 @@ def with_names(value: Any) -> Any:
     return _ByName(module, name) if found is value and module != "__main__" else value
 
 
-def _is_settled(value: Any, seen: set[int]) -> bool:
-    """`seen` has the ids of parts that were asked before; the value that they are parts of keeps them alive."""
+def cannot_change(value: Any) -> bool:
+    """Whether the same object has the same value for ever.
+
+    A `functools.partial` and a frozen dataclass could be changed, but nobody does. What the fields of the latter hold
+    is asked, too, unless its class has a hash of its own, which only what stays the same can have.
+    """
+    seen: set[int] = set()
+    stack, alive = [value], list[Any]()  # the latter: whatever has its id in `seen`
+    while stack:
+        part = stack.pop()
+        if id(part) in seen:  # in `alive`
+            continue
+        seen.add(id(part))  # as above
+        alive.append(part)
+        below = _parts_of(part)
+        if below is None:
+            return False
+        stack.extend(below)
+    return True
+
+
+def _parts_of(value: Any) -> Iterable[Any] | None:
+    """What a value is made of that itself cannot change; None if it can, or nothing is known of it."""
     cls: type = type(value)
-    is_tuple = cls is tuple or cls is frozenset or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
-    if is_tuple or cls is slice:
-        if id(value) in seen:  # alive: see above
-            return True
-        seen.add(id(value))  # alive: see above
-        parts = value if is_tuple else (value.start, value.stop, value.step)
-        return all(_is_settled(part, seen) for part in parts)
-    return cls in IMMUTABLE or is_known_by_address(cls)
+    if cls in IMMUTABLE or is_known_by_address(cls) or issubclass(cls, np.generic):
+        return ()
+    if cls is tuple or cls is frozenset or (issubclass(cls, tuple) and hasattr(cls, "_fields")):
+        return value
+    if cls is slice:
+        return value.start, value.stop, value.step
+    if cls is functools.partial:
+        return value.func, *value.args, *value.keywords.values()
+    if compares_by_field(cls) and not can_be_mutated(cls):
+        if has_own_hash(cls):
+            return ()
+        return [getattr(value, field.name) for field in dataclasses.fields(value) if hasattr(value, field.name)]
+    if compares_as_module(cls):
+        return object.__getattribute__(value, "__dict__").values()
+    return parts_of_frozen(value)
 
 
 def is_known_by_address(cls: type) -> bool:

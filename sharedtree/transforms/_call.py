@@ -9,7 +9,7 @@ rank, whether it is inexact). So a *plan* is made once for these, and kept with 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .._arguments import Arguments
 from .._distinct import distinct
@@ -23,6 +23,8 @@ from ._dealing import Cut, Dealt, dealt
 from ._hands import Deal, Hand, gathered
 from ._labels import Treatment, distinct_labels
 from ._meet import Lowering
+
+V = TypeVar("V")
 
 MOST_PLANS = 64
 """That are kept with one structure. Others are made again; what JAX compares of them is equal."""
@@ -55,15 +57,17 @@ class Dealing(NamedTuple):
         title: what the transform is called in errors.
         treatments: (the arguments as walked) → what it does to them.
         key: what `treatments` depends on beside the structure; None if it is not to be remembered.
-        asks: what of a leaf they depend on, if anything.
+        asks: (the leaves) → what of them they depend on, if on anything; None if it is not to be remembered either.
+        is_of_form: whether all else is the same for calls with as many arguments and with the same keywords.
         hands: the labels of the hands that there are in any case, in order; others come after them.
     """
 
     title: str
     treatments: Callable[[Walked], Sequence[Treatment]]
     key: Any = None
-    asks: Callable[[Any], Any] | None = None
+    asks: Callable[[Sequence[Any]], Any] | None = None
     hands: Sequence[tuple[Any, ...]] = ()
+    is_of_form: bool = True
 
 
 AS_ONE: Sequence[tuple[Any, ...]] = ((),)
@@ -78,11 +82,11 @@ class Call:
         plan: how they were dealt.
         leaves: those that were walked.
         walked: everything that was, by the numbers before the cut.
+        trace: the one that was active when the call began.
 
     Attributes:
         tree: the arguments, with the objects of the caller, by the numbers of what is put together inside.
         hands: what the transform is given.
-        trace: the one that was active when the call began.
         was_traced: whether the function was traced in it.
         leaving: the labels of the hands of its result, where only the function's result tells them.
         told: what a trace has told of the arguments, for the adapter.
@@ -90,7 +94,9 @@ class Call:
 
     __slots__ = ("arguments", "hands", "leaves", "leaving", "plan", "told", "trace", "tree", "walked", "was_traced")
 
-    def __init__(self, arguments: Arguments, plan: Plan, leaves: Sequence[Any], walked: Sequence[Any]) -> None:
+    def __init__(
+        self, arguments: Arguments, plan: Plan, leaves: Sequence[Any], walked: Sequence[Any], trace: Any = None
+    ) -> None:
         self.arguments = arguments
         self.walked = walked
         objects = walked if plan.origins is None else [walked[old] for old in plan.origins]
@@ -100,13 +106,19 @@ class Call:
         self.was_traced = False
         self.leaving: list[Any] = []
         self.told: Any = None
-        self.trace = current_trace()
+        self.trace = current_trace() if trace is None else trace
+        self.hands: list[Hand] = []
+
+    def deal(self) -> "Call":
+        """Deals the leaves in hands, of which the first knows of the call."""
+        leaves = self.leaves
         self.hands = [
             Hand(list(leaves) if places is None else [leaves[place] for place in places], deal)
-            for deal, places in zip(plan.deals, plan.sources, strict=True)
+            for deal, places in zip(self.plan.deals, self.plan.sources, strict=True)
         ]
         for first in self.hands[:1]:
             first.deal = Deal(first.deal.structure, first.deal.numbers, self)
+        return self
 
     @property
     def objects(self) -> Any:
@@ -156,7 +168,7 @@ def enter(arguments: Arguments, rules: Rules, dealing: Dealing) -> Call:
     tags = Tags()
     leaves, structure = pack(arguments, tags, rules)
     plan = plan_for(Walked.of(structure, tags.objects), structure, leaves, dealing)
-    return Call(arguments, plan, leaves, tags.objects)
+    return Call(arguments, plan, leaves, tags.objects).deal()
 
 
 def lowered(call: Call, how: Lowering, dealing: Dealing) -> Call:
@@ -171,22 +183,34 @@ def lowered(call: Call, how: Lowering, dealing: Dealing) -> Call:
     tree = Walked.of(structure, [call.objects[old] for old in how.origins])
     leaves = list(tree.leaves.values())
     plan = plan_for(tree, structure, leaves, dealing)
-    return Call(call.arguments, plan, leaves, tree.objects)
+    return Call(call.arguments, plan, leaves, tree.objects).deal()
 
 
 def plan_for(tree: Walked, structure: Structure, leaves: Sequence[Any], dealing: Dealing) -> Plan:
     """How these leaves are dealt."""
     key = dealing.key
     if key is not None and dealing.asks is not None:
-        key = key, tuple(map(dealing.asks, leaves))
+        answers = dealing.asks(leaves)
+        key = None if answers is None else (key, answers)
     plan = None if key is None else structure.plans.get(key)
     if plan is None:
         plan = _new_plan(tree, structure, dealing)
         if key is not None:
-            plan = structure.plans.setdefault(key, plan)
-            for old in list(structure.plans)[:-MOST_PLANS]:
-                structure.plans.pop(old, None)
+            plan = keep(structure, key, plan)
     return plan
+
+
+def keep(structure: Structure, key: Any, value: V) -> V:
+    """Keeps something with a structure; of threads that do so at once, one wins."""
+    value = structure.plans.setdefault(key, value)
+    for old in list(structure.plans)[:-MOST_PLANS]:
+        structure.plans.pop(old, None)
+    return value
+
+
+def call_of(known: Any) -> "Call | None":
+    """The call that a hand knows of: if it is done in C, made of what there is of it."""
+    return Call(*known) if type(known) is tuple else known
 
 
 def _new_plan(tree: Walked, structure: Structure, dealing: Dealing) -> Plan:

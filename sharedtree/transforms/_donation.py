@@ -17,11 +17,8 @@ from ._function_transform import FunctionTransform
 from ._hands import Hand
 from ._inconsistent import error_of, occurrences
 from ._inside import Received
-from ._labels import Fates, Treatment
+from ._labels import DONATED, KEPT, Fates, Treatment, is_donated
 from ._pass_through import is_tracer
-
-DONATED, KEPT = "donated", "not donated"
-
 
 class DonatingTransform(FunctionTransform):
     """A function under a transform that may take the buffers of its arguments."""
@@ -59,11 +56,6 @@ class DonatingTransform(FunctionTransform):
         """
         donating = self.donating(call.arguments)
         return call if donating is None else given_away_once(call, donating, self.transform_name)
-
-
-def is_donated(label: Sequence[Any]) -> bool:
-    """Whether a hand with these labels is."""
-    return DONATED in label
 
 
 def given_away_once(call: Call, donating: Treatment, transform: str) -> Call:

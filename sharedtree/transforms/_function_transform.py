@@ -28,9 +28,10 @@ from ._in_place import IN_PLACE, Changes, conventions, rules_for_state, walked_t
 from ._inconsistent import raise_inconsistent
 from ._inner_function import Inner, Shared, shared_by
 from ._inside import Inside, Received, Terms, packed, receive
-from ._labels import Fates, Treatment, labels_in
+from ._labels import Fates, Treatment, is_donated, labels_in
 from ._modules import How, is_of_equinox
 from ._pass_through import passed_through, unchanged
+from ._warm import DEFERRED, Form, Way, to_be_finished
 from .checks._retracing import Traces
 from .checks._functions_given import forbid_bound_module, is_refusal, name_counterpart
 
@@ -98,6 +99,7 @@ class FunctionTransform(metaclass=_Named):
         self._shared = self._shared_by(function)
         self.names = self._shared.names
         self._made: dict[Any, Any] = {}
+        self._way: Way | None = None
         update_wrapper(self, function)  # not its `__dict__`, which may be that of another wrapper
         self.__wrapped__ = function
         forbid_bound_module(function, current_policy(policy), self.transform_name)
@@ -151,27 +153,70 @@ class FunctionTransform(metaclass=_Named):
         return type(self)(self.transform, function, self.policy, self.all_options)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        policy = current_policy(self.policy)
+        way = self._way
+        if way is None or way.policy is not policy:
+            way = self._way = self._way_under(policy)
+        is_in_python = False
         try:
-            return self.called(args, kwargs, current_policy(self.policy))
+            made = way.call(way.facts, args, kwargs)
+            if made is DEFERRED:
+                is_in_python = True
+                return self.called(args, kwargs, policy)
+            unfinished = to_be_finished(made)
+            return made if unfinished is None else self.leave(*unfinished, policy)
+        except UnfitResultError as error:
+            self.refused(args, kwargs, error.error)
         except Exception as error:
+            if not is_in_python:
+                self.explain(error, self._entered(args, kwargs, policy))
             hide_frames(error)
             raise
 
+    def _way_under(self, policy: Policy) -> Way:
+        """How this is called under a policy."""
+        cls = type(self)
+        is_usual = cls.called is FunctionTransform.called
+        rules = self.rules(policy) if is_usual else None
+        return Way(policy, rules, finishes=cls.leave is FunctionTransform.leave)
+
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
-        """The five steps."""
+        """The five steps, in Python."""
         try:
             call = self.enter(args, kwargs, policy)
         except SharingMismatchError as error:
             self.refused(args, kwargs, error)
         with call:
+            transformed = self.transformed_for(policy, call)
             try:
-                result = self.transformed_for(policy, call)(*call.hands, *call.statics)
+                result = transformed(*call.hands, *call.statics)
             except UnfitResultError as error:
                 self.refused(args, kwargs, error.error)
             except Exception as error:
-                self.explain(error, call)
+                self.explain(error, lambda: call)
                 raise
+            way = self._way
+            if way is not None and way.policy is policy:
+                way.learn(args, kwargs, self._form(args, kwargs, policy, call), call, self.settled(transformed))
             return self.leave(result, call, policy)
+
+    def _form(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy, call: Call) -> Form | None:
+        dealing = self.dealing(policy, call.arguments)
+        if dealing.key is None or not dealing.is_of_form:
+            return None
+        donates = any(is_donated(label) for label in call.plan.labels)
+        return Form(call.arguments.aux, self.binding(args, kwargs), dealing.key, dealing.asks, donates)
+
+    def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """How arguments are bound before they are taken apart, if they are (see `Form`)."""
+        return None
+
+    def settled(self, transformed: Any) -> Any:
+        """What calls like an earlier one go to."""
+        return transformed
+
+    def _entered(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Callable[[], Call]:
+        return lambda: self.enter(args, kwargs, policy)
 
     def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> None:
         """Raises because an option does not fit; without modules the transform itself says it best."""
@@ -182,10 +227,15 @@ class FunctionTransform(metaclass=_Named):
                 raise vanilla.with_traceback(None) from None
         raise error
 
-    def explain(self, error: Exception, call: Call) -> None:
-        """Adds to an error of the transform's what it does not know of."""
+    def explain(self, error: Exception, call: Callable[[], Call]) -> None:
+        """Adds to an error of the transform's what it does not know of.
+
+        Args:
+            error: as it was raised.
+            call: gives the call that failed.
+        """
         if is_refusal(error) and "argnums" not in self.options:  # Equinox has it not
-            name_counterpart(error, call.tree, self.transform_name)
+            name_counterpart(error, call().tree, self.transform_name)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -218,7 +268,7 @@ class FunctionTransform(metaclass=_Named):
 
     def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
         """What the transform does to its arguments, if it may not do the same to all."""
-        return Dealing(self.transform_name, lambda _: (), None)
+        return Dealing(self.transform_name, lambda _: (), ())
 
     def leaving(self, policy: Policy, arguments: Arguments) -> Treatment | None:
         """What the transform will do to what the function returns, if it may not do the same to all of it.
@@ -322,7 +372,7 @@ class FunctionTransform(metaclass=_Named):
         """The part of this that the inner function may hold: neither the function, nor what holds the inner one."""
         part = object.__new__(type(self))
         vars(part).update(vars(self))
-        for name in ("function", "__wrapped__", "_shared", "_made"):
+        for name in ("function", "__wrapped__", "_shared", "_made", "_way"):
             vars(part).pop(name, None)
         part._terms_of = self._shared.traces, self._shared.seen
         return part

@@ -105,7 +105,8 @@ class GradTransform(FunctionTransform):
             )
 
         key = "wrt", prefix, self._allow_int, self._selects is not None
-        return Dealing(self.transform_name, treatments, key, self._kind, ((False,), (True,)))
+        hands = (False,), (True,)
+        return Dealing(self.transform_name, treatments, key, self._kinds, hands, is_of_form=self._selects is None)
 
     def _prefix(self, arguments: Arguments) -> Branch:
         chosen = self.chosen(len(arguments.args))
@@ -115,8 +116,9 @@ class GradTransform(FunctionTransform):
         own = {i: selection(arguments.args[i], self._selects, self.names.text(i)) for i in chosen}
         return Branch(tuple([own.get(i, False) if isinstance(i, int) else False for i in positions]))
 
-    def _kind(self, leaf: Any) -> int:
-        return 2 if is_reference(leaf) else int(self._can_be_differentiated(leaf))
+    def _kinds(self, leaves: Sequence[Any]) -> tuple[bool, ...] | None:
+        """Which can be; nothing is remembered of references, which are looked at in each call."""
+        return None if any(map(is_reference, leaves)) else tuple(map(self._can_be_differentiated, leaves))
 
     def _can_be_differentiated(self, leaf: Any) -> bool:
         if not is_traced(leaf, "jax"):  # in a container; the transform refuses it

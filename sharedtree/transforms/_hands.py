@@ -7,17 +7,36 @@ structure of the whole tree, and which of its leaves are in this hand. From all 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax import tree_util as jtu
 
-from .._arguments import LeafPath
+from .._arguments import Arguments, LeafPath
 from .._graph import unpack
+from .._jax_internals import TRACE, ConcreteArray
+from .._native_walk import native
 from .._structure import Given, Structure, Update
 from .._walked import Walked, leaf_paths, with_paths
 
 
-class Deal:
+class _Compared:
+    """What JAX compares whenever a function is called; in C where that is in use."""
+
+    __slots__ = ("call", "numbers", "structure")
+
+    def __init__(self, structure: Structure, numbers: tuple[int, ...] | None = None, call: Any = None) -> None:
+        self.structure = structure
+        self.numbers = numbers
+        self.call = call
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self.structure is other.structure and self.numbers == other.numbers
+
+    def __hash__(self) -> int:
+        return hash((self.structure, self.numbers))
+
+
+class Deal(_Compared if TYPE_CHECKING or native is None else native.Deal):
     """Which leaves of a structure a hand has.
 
     Two are equal if they have the same leaves of the same structure.
@@ -28,18 +47,7 @@ class Deal:
         call: the caller's side of the call that is under way, for the function should it be traced. Not compared.
     """
 
-    __slots__ = ("call", "numbers", "structure")
-
-    def __init__(self, structure: Structure, numbers: tuple[int, ...] | None = None, call: Any = None) -> None:
-        self.structure = structure
-        self.numbers = numbers
-        self.call = call
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is Deal and self.structure is other.structure and self.numbers == other.numbers
-
-    def __hash__(self) -> int:
-        return hash((self.structure, self.numbers))
+    __slots__ = ()
 
     def __repr__(self) -> str:
         return f"Deal({self.structure!r}, {'all' if self.numbers is None else self.numbers})"
@@ -156,9 +164,14 @@ def gathered(hands: Sequence[Hand], bare: Sequence[Any] = ()) -> list[Any]:
     return leaves
 
 
+if native is not None:
+    native.learn_calls(
+        *(ConcreteArray, Hand, vars(Hand)["leaves"], vars(Hand)["deal"], Hands, vars(Hands)["parts"], Deal, Arguments),
+        *(vars(Arguments)["aux"], vars(Arguments)["args"], vars(Arguments)["kwargs"], *TRACE),
+    )
 jtu.register_pytree_with_keys(
     Hand,
     lambda hand: (with_paths(hand.leaves, hand.paths), hand.deal),
-    lambda deal, leaves: Hand(tuple(leaves), deal),
-    lambda hand: (hand.leaves, hand.deal),
+    (lambda deal, leaves: Hand(tuple(leaves), deal)) if native is None else native.hand_of,
+    (lambda hand: (hand.leaves, hand.deal)) if native is None else native.hand_parts,
 )

@@ -21,7 +21,7 @@ from .._structure import canonical, intern
 from .._tied_values import note_one_around
 from .._untying import hand_on
 from .._walked import Walked
-from ._call import Call
+from ._call import Call, call_of
 from ._dealing import with_notes
 from ._hands import Hand, gathered, whole
 from ._in_place import with_changes
@@ -85,7 +85,9 @@ def receive(hands: Sequence[Hand], statics: Sequence[Any] = (), bare: Sequence[A
     """The arguments that were dealt in these hands; but for static ones, and those that crossed bare."""
     structure, table = hands[0].deal.structure, list[Any]()
     build(structure, [as_numpy(leaf) for leaf in gathered(hands, bare)], table)
-    return Received(Walked.of(structure, table), table[structure.root].with_statics(statics), hands[0].deal.call)
+    first = hands[0].deal
+    first.call = call = call_of(first.call)  # all who receive it have one
+    return Received(Walked.of(structure, table), table[structure.root].with_statics(statics), call)
 
 
 class Inside:

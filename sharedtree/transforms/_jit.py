@@ -19,16 +19,17 @@ from .._graph import unpack
 from .._jax_internals import api_boundary, current_traces, used_inputs
 from .._node_types import is_module
 from .._prefix import Branch
+from .._static_keys import Same
 from .._statics import Static
 from .._structure import LEAF, Node, Structure
 from .._text import shown
 from .._walked import Walked
 from ._argnums import Chosen
 from ._call import Call, Dealing, enter, leave
-from ._donation import DonatingTransform, is_donated
+from ._donation import DonatingTransform
 from ._hands import Hands
 from ._inner_function import Shared, shared_by
-from ._labels import Treatment
+from ._labels import Treatment, is_donated
 from ._meet import Words, holds_modules, meet
 from ._names import Names
 from .checks._functions_given import forbid_bound_module
@@ -68,7 +69,8 @@ class JitTransform(DonatingTransform):
         treatments = [each for each in (self.donating(arguments), self._placing(arguments)) if each is not None]
         if not treatments:
             return super().dealing(policy, arguments)
-        key = Static(tuple([each.prefix for each in treatments])) if self._in_shardings is None else None
+        # Prefixes of shardings may be anything, but those of one function are the same.
+        key = Static(treatments[0].prefix) if self._in_shardings is None else (Same(self), *map(_prefix_of, treatments))
         return Dealing(self.transform_name, lambda _: treatments, key)
 
     def _placing(self, arguments: Arguments) -> Treatment | None:
@@ -145,7 +147,7 @@ class JitTransform(DonatingTransform):
                 # Which arguments are used is asked of this call, for what is compiled must not keep the arguments alive.
                 used = self._used(call, policy) if self.passes_through else ()
             except Exception as error:
-                self.explain(error, call)
+                self.explain(error, lambda: call)
                 raise
             names, static = call.arguments.names, call.arguments.static
             return Stage(staged, Program(self, policy, used, names, static, call.tree.structure))
@@ -164,7 +166,7 @@ class JitTransform(DonatingTransform):
             try:
                 result = self.transformed_for(policy, call).eval_shape(*call.hands, *call.statics)
             except Exception as error:
-                self.explain(error, call)
+                self.explain(error, lambda: call)
                 raise
             hands = result.parts if type(result) is Hands else (result,)
             return leave(hands, _shapes_of(call.tree))
@@ -362,6 +364,19 @@ class FilterJitTransform(JitTransform):
         jitted = jax.jit(inner, donate_argnums=donated, **options)
         return Filtered(jitted, inner, self.transform, bool(donated) and self._is_quiet)
 
+    def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """As the signature says; and the function before them if it is a module."""
+        before = (self.function,) if self._is_module else ()
+        bound = self._signature.bind(*args, **kwargs)
+        if not before and not kwargs:
+            return None
+        by_keyword = [name for name in bound.arguments if name in kwargs and name not in bound.kwargs]
+        return before, tuple(by_keyword), tuple(bound.kwargs)
+
+    def settled(self, transformed: Any) -> Any:
+        """As the base: straight to JAX's, if there is nothing to be told of Equinox's."""
+        return transformed.settled
+
     def _shared_by(self, function: Callable[..., Any]) -> Shared:
         """As the base. A module that is the function is an argument, so what is traced is the same for all."""
         if not is_module(function):
@@ -407,6 +422,11 @@ class Filtered:
             warnings.filterwarnings("ignore", message="Some donated buffers were not usable*")
             return self.jitted(*hands)
 
+    @property
+    def settled(self) -> Any:
+        """What may be called in place of this."""
+        return self if self._may_raise is not False or self._is_quiet else self.jitted
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.jitted, name)
 
@@ -427,6 +447,11 @@ def _calls_back(jaxpr: Any) -> bool:
                 if hasattr(inside, "eqns"):
                     stack.append(inside)
     return False
+
+
+def _prefix_of(treatment: Treatment) -> Any:
+    parts = treatment.prefix.parts
+    return parts if treatment.name == "donate_argnums" else len(parts)
 
 
 def is_sharding(obj: Any) -> bool:

@@ -25,6 +25,15 @@ from .._walked import Walked
 NO_FATE = 0
 """Of what holds no traced leaf."""
 
+DONATED, KEPT = "donated", "not donated"
+"""The labels of what a transform takes the buffers of, and of what it does not."""
+
+
+def is_donated(label: Sequence[Any]) -> bool:
+    """Whether a hand with these labels is."""
+    return any(each is DONATED for each in label)
+
+
 Way = tuple[int, int]
 """A record, and the part of a prefix under which it is reached, by its number."""
 

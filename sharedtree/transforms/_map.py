@@ -22,10 +22,10 @@ from .._statics import Static
 from ._argnums import several
 from ._call import Call, Dealing
 from ._dealing import DealtOut
-from ._donation import DonatingTransform, is_donated
+from ._donation import DonatingTransform
 from ._hands import Hand, Hands
 from ._inside import Received
-from ._labels import Treatment, labels_in
+from ._labels import Treatment, is_donated, labels_in
 
 _UNMAPPED = re.compile(r"at vmap out_axes in place of (.*), got axis spec None but output was batched .*")
 """What JAX says of a place that was changed, and has no axis to come out along."""
@@ -54,7 +54,7 @@ class VmapTransform(DonatingTransform):
             self.transform(self.function, **self.options)(*args, **kwargs)  # says best what is wrong
         return super().enter(args, kwargs, policy)
 
-    def explain(self, error: Exception, call: Call) -> None:
+    def explain(self, error: Exception, call: Callable[[], Call]) -> None:
         """As the base, and what was changed in place although it is not mapped."""
         super().explain(error, call)
         found = _UNMAPPED.fullmatch(str(error))
@@ -91,7 +91,7 @@ class VmapTransform(DonatingTransform):
             return Dealing(self.transform_name, lambda _: treatments)
         key = Static(tuple([each.prefix for each in treatments]))
         hands = [(label,) for label in labels] if donating is None else ()
-        return Dealing(self.transform_name, lambda _: treatments, key, _ndim if len(labels) > 1 else None, hands)
+        return Dealing(self.transform_name, lambda _: treatments, key, _ndims if len(labels) > 1 else None, hands)
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
         """That of all of them: as given for positional ones, and the axis 0 for keywords; None if they are not as many."""
@@ -148,6 +148,10 @@ def _ndim(leaf: Any) -> int:
     return getattr(leaf, "ndim", 0)
 
 
+def _ndims(leaves: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(map(_ndim, leaves))
+
+
 class PmapTransform(VmapTransform):
     """A function under `jax.pmap`, with identities preserved."""
 
@@ -193,11 +197,11 @@ class ShardMapTransform(VmapTransform):
         """As the base. None stands for itself: for a result in which there is nothing."""
         return obj is not None and cls.is_label(obj)
 
-    def explain(self, error: Exception, call: Call) -> None:
+    def explain(self, error: Exception, call: Callable[[], Call]) -> None:
         """As the base. Which argument and which specification JAX speaks of it says best of the arguments themselves."""
         super().explain(error, call)
         if isinstance(error, ValueError) and self.in_name in str(error):  # so the function was not called
-            own = call.arguments
+            own = call().arguments
             try:
                 self.transform(self.function, **self.options)(*own.args, **own.kwargs)
             except ValueError as vanilla:

@@ -123,7 +123,7 @@ class OpaqueTransform(FunctionTransform):
             try:
                 result = made(*[own[i] for i in range(len(args))], **{name: own[name] for name in kwargs})
             except Exception as error:
-                self.explain(error, call)
+                self.explain(error, lambda: call)
                 raise
         operands = {hand.structure: hand.leaves for each in spreads for _, hand in each.found}
         if not policy.in_place:
