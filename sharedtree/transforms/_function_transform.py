@@ -33,6 +33,7 @@ from ._modules import How, is_of_equinox
 from ._pass_through import passed_through, unchanged
 from ._warm import DEFERRED, Form, Way, to_be_finished
 from .checks._retracing import Traces
+from .checks._static_arguments import require_separate
 from .checks._functions_given import forbid_bound_module, is_refusal, name_counterpart
 
 
@@ -169,7 +170,7 @@ class FunctionTransform(metaclass=_Named):
             self.refused(args, kwargs, error.error)
         except Exception as error:
             if not is_in_python:
-                self.explain(error, self._entered(args, kwargs, policy))
+                self.explain(error, self._entering(args, kwargs, policy))
             hide_frames(error)
             raise
 
@@ -215,7 +216,7 @@ class FunctionTransform(metaclass=_Named):
         """What calls like an earlier one go to."""
         return transformed
 
-    def _entered(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Callable[[], Call]:
+    def _entering(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Callable[[], Call]:
         return lambda: self.enter(args, kwargs, policy)
 
     def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> None:
@@ -236,6 +237,9 @@ class FunctionTransform(metaclass=_Named):
         """
         if is_refusal(error) and "argnums" not in self.options:  # Equinox has it not
             name_counterpart(error, call().tree, self.transform_name)
+        if isinstance(error, ValueError) and "Non-hashable static" in str(error):
+            own = call()  # where one object is a static argument and a traced one, that is the fault
+            require_separate(own.arguments, own.tree, self.names)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

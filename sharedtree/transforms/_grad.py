@@ -5,6 +5,7 @@ their own, which goes around. The gradient is a module of the same shape and sha
 gradient; a Jacobian is what the function returned, with such a module in place of each leaf.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -87,9 +88,10 @@ class GradTransform(FunctionTransform):
                 roots = [i for i, own in zip(tree.records[tree.root][1], prefix.parts, strict=True) if own]
                 outside.update(*[reached_outside(tree.records, root) for root in roots])
             beside = handed_beside(tree, self.rules(policy))
+            can_be = functools.partial(_can_be_differentiated, allow_int=self._allow_int)
 
             def resolve(label: Any, leaf: Any, number: int) -> bool:
-                return label and number not in beside and (number in outside or self._can_be_differentiated(leaf))
+                return label and number not in beside and (number in outside or can_be(leaf))
 
             return (
                 Treatment(
@@ -104,9 +106,10 @@ class GradTransform(FunctionTransform):
                 ),
             )
 
-        key = "wrt", prefix, self._allow_int, self._selects is not None
+        key = "wrt", prefix, self._allow_int, self._selects is not None, self.is_filtered
+        asks = functools.partial(_kinds, allow_int=self._allow_int)
         hands = (False,), (True,)
-        return Dealing(self.transform_name, treatments, key, self._kinds, hands, is_of_form=self._selects is None)
+        return Dealing(self.transform_name, treatments, key, asks, hands, is_of_form=self._selects is None)
 
     def _prefix(self, arguments: Arguments) -> Branch:
         chosen = self.chosen(len(arguments.args))
@@ -115,18 +118,6 @@ class GradTransform(FunctionTransform):
             return Branch(tuple([position in chosen for position in positions]))
         own = {i: selection(arguments.args[i], self._selects, self.names.text(i)) for i in chosen}
         return Branch(tuple([own.get(i, False) if isinstance(i, int) else False for i in positions]))
-
-    def _kinds(self, leaves: Sequence[Any]) -> tuple[bool, ...] | None:
-        """Which can be; nothing is remembered of references, which are looked at in each call."""
-        return None if any(map(is_reference, leaves)) else tuple(map(self._can_be_differentiated, leaves))
-
-    def _can_be_differentiated(self, leaf: Any) -> bool:
-        if not is_traced(leaf, "jax"):  # in a container; the transform refuses it
-            return False
-        if is_inexact(leaf):
-            return True
-        dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
-        return self._allow_int and not jnp.issubdtype(dtype, jax.dtypes.extended)
 
     def _select_everywhere(self, arguments: Arguments, leaves: Sequence[Any]) -> str:
         """The fix where `wrt` selects leaves at some of their paths only."""
@@ -153,7 +144,8 @@ class GradTransform(FunctionTransform):
         forbid_references(call, self._differentiated(call.arguments), self.transform_name)
         if self._selects is not None and not call.hands[1].leaves:
             given = self._differentiated(call.arguments)
-            require_nothing_left(given, self._can_be_differentiated, self.all_options["wrt"])
+            can_be = functools.partial(_can_be_differentiated, allow_int=self._allow_int)
+            require_nothing_left(given, can_be, self.all_options["wrt"])
         return call
 
     def _called(self) -> str:
@@ -243,6 +235,20 @@ class GradTransform(FunctionTransform):
     def value(self, value: Any, inside: Inside) -> Any:
         """What is differentiated, as the transform gets it."""
         return value
+
+
+def _kinds(leaves: Sequence[Any], *, allow_int: bool) -> tuple[bool, ...] | None:
+    """Which can be differentiated; nothing is remembered of references, which are looked at in each call."""
+    return None if any(map(is_reference, leaves)) else tuple([_can_be_differentiated(x, allow_int=allow_int) for x in leaves])
+
+
+def _can_be_differentiated(leaf: Any, *, allow_int: bool) -> bool:
+    if not is_traced(leaf, "jax"):  # in a container; the transform refuses it
+        return False
+    if is_inexact(leaf):
+        return True
+    dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.dtypes.result_type(leaf)
+    return allow_int and not jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
 class ValueAndGradTransform(GradTransform):

@@ -70,7 +70,7 @@ class JitTransform(DonatingTransform):
         if not treatments:
             return super().dealing(policy, arguments)
         # Prefixes of shardings may be anything, but those of one function are the same.
-        key = Static(treatments[0].prefix) if self._in_shardings is None else (Same(self), *map(_prefix_of, treatments))
+        key = Static(treatments[0].prefix) if self._in_shardings is None else (Same(self._in_shardings), *map(_prefix_of, treatments))
         return Dealing(self.transform_name, lambda _: treatments, key)
 
     def _placing(self, arguments: Arguments) -> Treatment | None:

@@ -31,6 +31,7 @@ from ._meet import holds_modules
 from ._modules import is_of_equinox
 from ._names import Names
 from ._tangents import Fit, as_tuple, fitted
+from .checks._tied_values import report_tied_values
 
 
 class LinearMap:
@@ -167,6 +168,9 @@ class Trace:
 
     def __call__(self, *primals: Any) -> Any:
         """What the transform calls, with and without auxiliary data of the user's: (seen of the result, beside it)."""
+        crossing = self.crossing
+        if self.is_bare:
+            report_tied_values(crossing.call.tree, crossing.names, crossing.title, crossing.policy)
         result = self._inner(*primals) if self.is_bare else self._inner(self.unseen, *primals)
         if type(result) is tuple and len(result) == 2 and type(result[0]) is Hand:
             self.of_result = result[0].deal

@@ -47,17 +47,21 @@ Adapter = Callable[[Callable[..., Any], Callable[..., Any], PolicyOption, dict[s
 """(transform, function, policy, options) → the function under the transform, with identities preserved."""
 
 
-def refusing(instead: str) -> Adapter:
-    """An adapter for what Equinox's transform has of its own beside JAX's."""
+_instead: dict[Any, str] = {
+    eqx.filter_custom_vjp: "custom_vjp",
+    eqx.filter_custom_jvp: "custom_jvp",
+    eqx.filter_pmap: "pmap",
+}
+"""What takes models with sharing in the place of a transform of Equinox's that has rules of its own."""
 
-    def refuse(transform: Callable[..., Any], *_: Any) -> Any:
-        raise TypeError(
-            f"`{title_of(transform)}` has rules of its own for what is not differentiated or mapped, which models with "
-            f"sharing do not go through. `sharedtree.{instead}` takes Equinox modules as they are:\n"
-            f"    f = sharedtree.{instead}(f)"
-        )
 
-    return refuse
+def _refuse(transform: Callable[..., Any], *_: Any) -> Any:
+    instead = _instead[transform]
+    raise TypeError(
+        f"`{title_of(transform)}` has rules of its own for what is not differentiated or mapped, which models with "
+        f"sharing do not go through. `sharedtree.{instead}` takes Equinox modules as they are:\n"
+        f"    f = sharedtree.{instead}(f)"
+    )
 
 
 _adapters: dict[Any, Any] = {
@@ -74,8 +78,6 @@ _adapters: dict[Any, Any] = {
     jax.custom_vjp: CustomVjpTransform,
     jax.custom_jvp: CustomJvpTransform,
     jax.custom_gradient: CustomGradientTransform,
-    eqx.filter_custom_vjp: refusing("custom_vjp"),
-    eqx.filter_custom_jvp: refusing("custom_jvp"),
     eqx.filter_jit: FilterJitTransform,
     eqx.filter_grad: GradTransform,
     eqx.filter_value_and_grad: ValueAndGradTransform,
@@ -95,7 +97,6 @@ _adapters: dict[Any, Any] = {
     jax.shard_map: ShardMapTransform,
     deprecated_shard_map(): ShardMapTransform,
     jax.pmap: PmapTransform,
-    eqx.filter_pmap: refusing("pmap"),
     eqx.filter_shard: TakingOperands(filter_shard),
     jax.lax.scan: TakingOperands(scan),
     jax.lax.while_loop: TakingOperands(while_loop),
@@ -276,7 +277,11 @@ def preserve_identities(
         options["in_place"] = in_place
     # What is no `in_place` is refused here, not only when there is a function.
     with_options({**options}, policy)
-    adapter = _adapters.get(transform, UnregisteredTransform) if _is_hashable(transform) else UnregisteredTransform
+    adapter = UnregisteredTransform
+    if _is_hashable(transform):
+        adapter = _adapters.get(transform, adapter)
+        if adapter is UnregisteredTransform and transform in _instead:
+            adapter = _refuse
     if isinstance(adapter, TakingOperands):
         return adapter.applied(transform, policy, options)
 
