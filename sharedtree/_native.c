@@ -104,7 +104,8 @@ static size_t mixed(const void *pointer)
 typedef struct {
     PyObject *value;    /* its address; NULL in a free slot */
     PyTypeObject *type; /* that it had; NULL where it is gone */
-    PyObject *token;    /* which stands for it in keys; NULL for a class whose instances are the same for ever */
+    PyObject *token;    /* a weak reference to what stands for it in keys, which may lead back to it; NULL for a class whose
+                           instances are the same for ever */
     Py_ssize_t holders; /* a weak reference, and each `Held` */
 } Fact;
 
@@ -145,12 +146,16 @@ static int let_go_of(void *value)
 }
 
 /* Remembers something of a value, of whose end the caller takes care. */
-static int add_fact(PyObject *value, PyTypeObject *type, PyObject *token)
+static int add_fact(PyObject *value, PyTypeObject *type, PyObject *of_token)
 {
+    PyObject *token = of_token == NULL ? NULL : PyWeakref_NewRef(of_token, NULL);
+    if (token == NULL && of_token != NULL)
+        return -1;
     if (2 * (num_facts + 1) > facts_size) {
         size_t size = facts_size ? 2 * facts_size : 64;
         Fact *table = PyMem_Calloc(size, sizeof *table);
         if (table == NULL) {
+            Py_XDECREF(token);
             PyErr_NoMemory();
             return -1;
         }
@@ -168,19 +173,36 @@ static int add_fact(PyObject *value, PyTypeObject *type, PyObject *token)
     Fact *fact = place_of_fact(facts, facts_size, value);
     if (fact->value != NULL && fact->type != NULL) {
         fact->holders++;
+        replace(&fact->token, token); /* which may be another, if the first one is gone */
         return 0;
     }
     num_facts += fact->value == NULL;
-    *fact = (Fact){value, type, Py_XNewRef(token), 1};
+    *fact = (Fact){value, type, token, 1};
     return 0;
+}
+
+/* What stands for a value in keys, if that is known; a new reference. NULL otherwise, without an error. */
+static PyObject *token_of(PyObject *value, PyTypeObject *type)
+{
+    Fact *fact = fact_of(value, type);
+    PyObject *token = fact == NULL || fact->token == NULL ? NULL : PyObject_CallNoArgs(fact->token);
+    if (token == Py_None)
+        replace(&token, NULL);
+    PyErr_Clear();
+    return token;
 }
 
 /* Remembers something of a value as long as it lives. 0 without it if that cannot be told. */
 static int add_fact_weakly(PyObject *value, PyTypeObject *type, PyObject *token)
 {
     Fact *known = facts_size == 0 ? NULL : place_of_fact(facts, facts_size, value);
-    if (known != NULL && known->value != NULL && known->type != NULL)
-        return 0;
+    if (known != NULL && known->value != NULL && known->type != NULL) {
+        /* Its token may have been another, which is gone. */
+        PyObject *reference = token == NULL || known->token == NULL ? NULL : PyWeakref_NewRef(token, NULL);
+        if (reference != NULL)
+            replace(&known->token, reference);
+        return PyErr_Occurred() ? -1 : 0;
+    }
     if (when_gone(value, let_go_of) < 0) {
         if (!PyErr_ExceptionMatches(PyExc_TypeError))
             return -1;
@@ -1953,13 +1975,15 @@ static int settle_pins(Walk *w)
         PyTypeObject *type = type_of_pin(w, i);
         if (is_settled(type))
             continue;
-        Fact *fact = fact_of(w->pins.items[i], type);
-        if (fact != NULL && fact->token != NULL) {
-            if (w->settled != NULL && (PyList_Append(w->settled, fact->value) < 0 ||
-                                       PyList_Append(w->settled, fact->token) < 0))
+        PyObject *token = token_of(w->pins.items[i], type);
+        if (token != NULL) {
+            if (w->settled != NULL && (PyList_Append(w->settled, w->pins.items[i]) < 0 ||
+                                       PyList_Append(w->settled, token) < 0))
                 outcome = -1;
+            if (outcome == 0)
+                put_token(w, i, token);
             else
-                put_token(w, i, Py_NewRef(fact->token));
+                Py_DECREF(token);
             continue;
         }
         if (values == NULL && ((values = PyList_New(0)) == NULL || (unsettled = PyMem_Malloc(size * sizeof *unsettled)) == NULL))

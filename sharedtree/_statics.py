@@ -174,4 +174,6 @@ def _parts_of(value: Any) -> Iterable[Any] | None:
 
 def is_known_by_address(cls: type) -> bool:
     """Whether each instance of a class has one value for ever, and is likely to be the same object when met again."""
+    if cls is functools.partial:  # which is compared by what is in it
+        return False
     return cls is type or cls.__eq__ is object.__eq__ or issubclass(cls, _FIXED)

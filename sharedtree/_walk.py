@@ -156,7 +156,7 @@ def walk(
     leaves: list[Any] = []
     records: list[Record] = []
     frames: list[_Frame] = []
-    open_ids: set[int] = set()  # of the objects in `frames`, which keeps them alive
+    open_ids: set[tuple[int, bool]] = set()  # of the objects and the values in `frames`, which keeps them alive
     reading = Reading() if reading is None else reading
     of_statics, visited = reading.known, reading.visited
 
@@ -202,8 +202,10 @@ def walk(
         return open_node(obj, node_type, convention)
 
     def open_node(obj: Any, node_type: NodeType, convention: Inherited) -> None:
-        if id(obj) in open_ids:  # of an object in `frames`, alive
-            _raise_cycle(obj, frames, path)
+        inner = node_type.inherits(convention, containers=rules.containers)
+        is_object = node_type.carries_identity and (convention != "outside" or inner != "outside")
+        if (id(obj), is_object) in open_ids:  # of one in `frames`, alive
+            _raise_cycle(obj, frames, path, is_object=is_object)
         if len(frames) >= MAX_DEPTH:
             raise_too_deep(prefix)
         children, aux = node_type.take_apart(obj)
@@ -211,14 +213,12 @@ def walk(
             jtu.tree_flatten(obj, is_leaf=lambda part: part is not obj)  # raises JAX's own error
         static = _static(aux, rules, path, of_statics)
         visited.append((node_type, len(children), static))
-        inner = node_type.inherits(convention, containers=rules.containers)
-        is_object = node_type.carries_identity and (convention != "outside" or inner != "outside")
         frames.append(_Frame(obj, node_type, inner, children, static, is_object))
         if node_type.carries_identity:  # only what can be mutated can contain itself
-            open_ids.add(id(obj))  # alive in `frames`
+            open_ids.add((id(obj), is_object))  # alive in `frames`
 
     def close(frame: _Frame) -> int:
-        open_ids.discard(id(frame.obj))  # alive in `frame`
+        open_ids.discard((id(frame.obj), frame.is_object))  # alive in `frame`
         keys = frame.type.keys_of(frame.obj)
         if len(keys) != len(frame.done):  # the class was registered with keys that do not match its children
             keys = tuple(jtu.SequenceKey(i) for i in range(len(frame.done)))
@@ -307,8 +307,9 @@ def raise_too_deep(prefix: str) -> None:
     )
 
 
-def _raise_cycle(obj: Any, frames: list[_Frame], path: Callable[[int], str]) -> None:
-    above = len(frames) - next(i for i, frame in enumerate(frames) if frame.obj is obj)
+def _raise_cycle(obj: Any, frames: list[_Frame], path: Callable[[int], str], *, is_object: bool) -> None:
+    places = (i for i, frame in enumerate(frames) if frame.obj is obj and frame.is_object is is_object)
+    above = len(frames) - next(places)
     raise cycle_error(obj, path(above), path(0))
 
 

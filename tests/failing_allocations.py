@@ -18,11 +18,13 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from sharedtree import _native_classes, _native_walk, _node_types, _statics, _structure, _walk
-from sharedtree._graph import Tags, build, pack, unpack
-from sharedtree._jax_internals import TRACE
+from sharedtree._graph import Tags, build, pack
+from sharedtree._arguments import Arguments
 from sharedtree._structure import Structure, intern
 from sharedtree._walk import Rules
-from sharedtree.transforms import _packing
+from sharedtree.transforms._call import AS_ONE, Plan
+from sharedtree.transforms._hands import Deal, Hand
+from sharedtree.transforms._warm import Facts, Form
 from tests.kinds import KINDS, W
 from tests.strategies import Pair
 
@@ -100,8 +102,6 @@ def let_others_have_memory() -> None:
     meet = _native_classes._meet
     _native_classes._meet_with_memory = with_memory(types.FunctionType(meet.__code__, meet.__globals__))
     meet.__code__ = (lambda obj, number: _meet_with_memory(obj, number)).__code__  # noqa: F821 -- in that file
-    pack_tree = with_memory(lambda tree, tags, rules: _packing.pack_tree(tree, tags, rules, ""))
-    native.cross(pack_tree, _packing.Call, *TRACE)
     settle = _native_classes._settle
     _native_classes._settle_with_memory = with_memory(types.FunctionType(settle.__code__, settle.__globals__))
     settle.__code__ = (lambda value: _settle_with_memory(value)).__code__  # noqa: F821 -- in that file
@@ -224,28 +224,24 @@ def failures_of_tags() -> list[int]:
     return each_failure(lambda: None, act, lambda *_: None)
 
 
-class _Wrapper:
-    """As far as `native.call` asks for it."""
-
-    def __init__(self) -> None:
-        self.finish = with_memory(lambda result, *_: unpack(result.structure, result.leaves))
-
-
 def failures_of_call(tree: Any) -> list[int]:
-    """A whole call of a function that returns what it gets. Whatever fails, no call is left to be under way."""
+    """A whole call of a function that returns what it gets, in a hand of its own."""
     pair = object.__new__(Pair)  # for Equinox flattens what it is given
     pair.__dict__.update(first=tree, second=W)
-    rules = Rules()
-    way = None, with_memory(lambda packed, **_: packed), None, rules, native.flags_of(rules), False
-    wrapper = _Wrapper()
-    stack: list[Any] = []
+    rules, arguments = Rules(convention="outside"), Arguments(("pair",), (pair,), {})
+    _, structure = pack(arguments, Tags(), rules)
+    structure.plans[()] = Plan(structure, None, tuple(AS_ONE), (Deal(structure),), (None,), ())
+    _, of_result = pack(pair, Tags())
+    function = with_memory(lambda hand: Hand(pack(pair, Tags())[0], Deal(of_result)))
+    form = Form(arguments.aux, None, (), None, donates=True)
+    facts = Facts(native.flags_of(rules), {1: form}, {tuple(AS_ONE): function}, False, True, lambda _: None)
 
     def check(_: Any, outcome: Any) -> None:
-        assert stack == []
-        if outcome is not native.DEFERRED and not isinstance(outcome, MemoryError):
-            assert pack(outcome, Tags())[1] is pack(pair, Tags())[1]
+        assert outcome is not None
+        if type(outcome) is Pair:
+            assert pack(outcome, Tags())[1] is of_result
 
-    return each_failure(lambda: None, lambda _: native.call(wrapper, way, stack, (pair,), {}), check)
+    return each_failure(lambda: None, lambda _: native.call(facts, (pair,), {}), check)
 
 
 def new_class() -> Any:

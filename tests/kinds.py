@@ -137,10 +137,6 @@ def _holding_itself() -> Any:
     return made(Noted, weight=W, note=note)
 
 
-def _too_deep() -> Any:
-    return functools.reduce(lambda inner, _: [inner], range(1_100), W)
-
-
 _DICTIONARIES = {"b": W, "a": {"z": 1.5, "y": W}, "c": {f"name{i * 7 % 20}": W for i in range(20)}}
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -191,6 +187,5 @@ ENDS: dict[str, Callable[[], Any]] = {
     "a static value without ==": lambda: Noted(W, Incomparable()),
     "a flatten function that raises": lambda: [W, Mutable(a=W, b=Failing())],
     "a static list that holds itself": _holding_itself,
-    "nested too deeply": _too_deep,
 }
-"""Trees that no walk packs; the last only where that is outside of modules."""
+"""Trees that no walk packs."""

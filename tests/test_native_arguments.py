@@ -14,10 +14,10 @@ from sharedtree import _native_walk, _nnx_internals, _walk
 from sharedtree._graph import Tags
 from sharedtree._native_walk import native
 from sharedtree._node_types import node_type_of
-from sharedtree._packed import Packed
 from sharedtree._statics import Static
 from sharedtree._structure import Given, Node, Update
 from sharedtree._walk import Rules
+from sharedtree.transforms._hands import Hand
 from tests.strategies import Layer, Pair, Record
 
 pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
@@ -36,22 +36,20 @@ class Reluctant:
 
 
 WRONG_TREES = [(), (1, 2, 3, 4), ([], Tags, Rules(), {}), ([], Tags(), (), {}), ([], Tags(), Rules(), None)]
-WRONG_CALLS = [(), (None, (), [], (), {}), (None, (1,) * 6, [], (), []), (None, (), (), (), {})]
-WRONG_CALLS += [(None, (None,) * 6, [], (), {})]
+WRONG_CALLS = [(), (None, (), {}), ((1,) * 6, (), {}), ((0, {}, {}, False, True, None), [], {}), ((None,) * 6, (), {})]
+WRONG_CALLS += [((0, {0: form}, {}, False, True, None), (), {}) for form in (1, (), (1,) * 5, (((), ()), None, (), None, False))]
 WRONG = {
     "walk": WRONG_TREES,
     "build": WRONG_TREES,
     "call": WRONG_CALLS,
     "compile": [(each,) for each in (5, [], [(None, ())], (1,))],
-    "cross": [(1, 2, 3, 4)],
     "flags_of": [((),), ([],), (Rules(given={1: 2}),)],
     "learn": [((),), (1,)],
     "learn_nnx": [()],
-    "learn_packed": [(Packed, 1, 2)],
-    "packed_of": [(1,), (1, 2)],
-    "packed_parts": [(1,)],
-    "pack_call": [((), {}, Tags, Rules()), ((), {}, Tags(), (1,))],
-    "unpack_result": [(1,)],
+    "learn_calls": [(Hand, 1, 2)],
+    "hand_of": [(1,), (1, 2)],
+    "hand_parts": [(1,)],
+    "hold": [(1,), ((1,),)],
     "write_back": [((),)],
 }
 
@@ -92,10 +90,6 @@ def test_wrong_tags_are_errors():
     assert tags.objects == []
 
 
-def test_rules_that_are_not_for_it():
-    assert native.pack_call((W,), {}, Tags(), Rules(given={1: 2})) is None
-
-
 def test_a_structure_that_has_died():
     tree = Pair(W, [W, "dead"])
     structure = st.tree.structure(tree)
@@ -116,7 +110,7 @@ def test_many_classes_of_static_values():
 
 def test_arguments_nested_deeply():
     f = st.jit(lambda tree: tree)
-    for depth in (10, 100):
+    for depth in (10, 100, 5_000):
         pair = Pair(W, [W])
         tree = functools.reduce(lambda inner, _: [inner], range(depth), pair)
         found = functools.reduce(lambda outer, _: outer[0], range(depth), f(tree))
@@ -195,13 +189,13 @@ def test_layouts_that_make_no_sense():
         assert (one.b[...] == 2).all()
 
 
-def test_a_module_without_its_parts():
-    blank = Packed.__new__(Packed)
+def test_a_hand_without_its_parts():
+    blank = Hand.__new__(Hand)
     with pytest.raises(AttributeError):
-        native.packed_parts(blank)
+        native.hand_parts(blank)
     with pytest.raises(AttributeError):
         jax.tree.leaves(blank)
-    assert isinstance(native.packed_of, types.BuiltinFunctionType)
+    assert isinstance(native.hand_of, types.BuiltinFunctionType)
 
 
 def test_keys_of_what_nobody_visits():
@@ -227,7 +221,7 @@ def test_auxiliary_data_of_another_form_is_written_out():
     for obj in objects:
         st.tree.structure(obj)
         for aux in ((), (1, 2), (("a",), ("b",), ()), (("a", 1), ("b", 2)), ((1, 2, 3),), "text", ("a" * 5_000,)):
-            key, pins = native.key_of([(node_type_of(obj), 1, Static(aux))], Rules(), 0)
+            key, pins, _ = native.key_of([(node_type_of(obj), 1, Static(aux))], Rules(), 0)
             keys.add(key)
             assert all(pin is not None for pin in pins)
     assert len(keys) == 7 * len(objects)

@@ -138,7 +138,7 @@ def histories(draw):
     return pool[-1]
 
 
-@pytest.mark.parametrize("rules", [Rules(), Rules(convention="equinox"), Rules(inside=False)], ids=str)
+@pytest.mark.parametrize("rules", [Rules(), Rules(convention="equinox"), Rules(convention="outside")], ids=str)
 @given(tree=histories())
 def test_whatever_was_done_to_them(rules, tree):
     assert_alike([tree, [tree]], rules)

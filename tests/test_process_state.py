@@ -214,15 +214,15 @@ def assert_kept(call, tree):
     assert len(jax.tree.leaves(lists(500, W))) == 1
 
 
-# Modules and plain containers outside of them; what is too deep for some of the calls, too.
+# Modules and plain containers outside of them; what is too deep for Optax, too.
 TREES = {
     "both": lambda: lists(400, chain(400)),
-    "too deep": lambda: lists(2_000, W),
+    "deeper": lambda: lists(2_000, W),
     "shallow": lambda: chain(1),
     "modules": lambda: chain(600),
     "lists": lambda: lists(600, W),
 }
-DAILY = ("both", "too deep")
+DAILY = ("both", "deeper")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k not in DAILY)) for k in TREES])
@@ -264,13 +264,15 @@ def test_there_is_room_while_a_call_is_under_way_and_the_last_thread_to_need_it_
         return tree
 
     results = []
-    thread = threading.Thread(target=lambda: results.append(st.jit(wait)(lists(900, W))))
+    waiting = st.optimizer(optax.GradientTransformation(wait, None))
+    thread = threading.Thread(target=lambda: results.append(waiting.init(lists(900, W))))
     thread.start()
     entered.wait()
     first_needs = sys.getrecursionlimit()
     limits = []
+    noting = st.optimizer(optax.GradientTransformation(lambda tree: limits.append(sys.getrecursionlimit()), None))
     for depth in (300, 1_000):
-        st.jit(lambda tree: limits.append(sys.getrecursionlimit()))(lists(depth, W))
+        noting.init(lists(depth, W))
         limits.append(sys.getrecursionlimit())
     may_end.set()
     thread.join()
@@ -278,7 +280,7 @@ def test_there_is_room_while_a_call_is_under_way_and_the_last_thread_to_need_it_
     assert limits[0] == limits[1] == limits[3] == first_needs < limits[2]
     assert sys.getrecursionlimit() == found
     assert len(results) == 1
-    st.jit(lambda tree: limits.append(sys.getrecursionlimit()))(lists(50, W))
+    noting.init(lists(50, W))
     assert limits[-1] == found
 
 
@@ -286,9 +288,10 @@ def test_there_is_room_while_a_call_is_under_way_and_the_last_thread_to_need_it_
 def test_a_limit_that_the_user_sets_meanwhile_stays():
     found = sys.getrecursionlimit()
     try:
-        st.jit(lambda tree: sys.setrecursionlimit(5_000))(lists(900, W))
+        setting = st.optimizer(optax.GradientTransformation(lambda tree: sys.setrecursionlimit(5_000), None))
+        setting.init(lists(900, W))
         assert sys.getrecursionlimit() == 5_000
-        st.jit(lambda tree: None)(lists(901, W))
+        st.optimizer(optax.sgd(0.1)).init(lists(901, W))
         assert sys.getrecursionlimit() == 5_000
     finally:
         sys.setrecursionlimit(found)

@@ -82,7 +82,7 @@ class Way:
         self.facts: Facts | None = None
         self.call: Callable[..., Any] = _deferred
         if native is not None and rules is not None:
-            self.facts = Facts(native.flags_of(rules), {}, {}, policy.in_place is True, finishes, write)
+            self.facts = Facts(native.flags_of(rules), {}, {}, bool(policy.in_place), finishes, write)
             self.call = native.call
 
     def learn(self, args: Sequence[Any], kwargs: dict[str, Any], form: Form | None, call: Call, made: Any) -> None:

@@ -1,8 +1,9 @@
-"""Crossings in C agree with those in Python: on random DAGs, and on DAGs mutated since they were met."""
+"""Calls in C do what those in Python do: on random arguments, on those that changed since, and whatever their classes."""
 
 import collections
 import gc
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,102 +11,111 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree import _native_walk
-from sharedtree._graph import Rules
-from sharedtree.transforms._crossed import Names, packed_in
-from sharedtree.transforms._packing import pack_call, unpack_result
+from sharedtree._arguments import Arguments
+from sharedtree._native_walk import native
+from sharedtree._walk import Rules
 from tests.strategies import Layer, Mutable, Pair, Record, arguments, copy_dag, is_array, mutate, partition, paths
-from tests.walks import in_python
+from tests.test_native_walk import assert_walked_alike
+from tests.walks import calls_in_c, in_python
 
-NAMES = Names(lambda *args: None)
-RULES = [Rules(), Rules(arrays=False), Rules(containers=True)]
-
-
-def packed(args, kwargs, rules):
-    return pack_call(args, kwargs, (), rules, NAMES)
-
-
-def assert_packed_alike(args, kwargs, rules):
-    """In C, the second time from what it knows, as in Python."""
-    with in_python():
-        expected = packed(args, kwargs, rules)
-    for _ in range(2):
-        found = packed(args, kwargs, rules)
-        assert jax.tree.structure(found[:2]) == jax.tree.structure(expected[:2])
-        ours, theirs = jax.tree.leaves(found[:2]), jax.tree.leaves(expected[:2])
-        assert all(a is b for a, b in zip(ours, theirs, strict=True))
-        assert len(found.tags.objects) == len(expected.tags.objects)
-        for ours, theirs in zip(found.tags.objects, expected.tags.objects, strict=True):
-            assert found.tags.number_of(ours) == expected.tags.number_of(theirs)
-        if found.is_separate:
-            assert not any(reach_back(found))
-    return expected
+RULES = [
+    Rules(convention="outside", arrays=arrays, containers=containers, filtered=filtered)
+    for arrays, containers, filtered in ((True, False, False), (False, False, False), (True, True, False), (True, False, True))
+]
 
 
-def reach_back(call):
-    """Whether each argument holds an object of an earlier one."""
-    start = 0
-    for position, value in call.items():
-        records = [record for each in packed_in(value, position) for record in each.packed.structure.records]
-        roots = [each.packed.structure.root for each in packed_in(value, position)]
-        yield any(number < start for number in [*roots, *[child for _, children in records for child in children]])
-        start += len(records)
+def as_one(args, kwargs=None, static=()):
+    kwargs = kwargs or {}
+    return Arguments(tuple([f"arg{i}" for i in range(len(args))]), args, kwargs, static)
 
 
+@pytest.mark.skipif(native is None, reason="the native walk is not in use")
 @given(args=arguments(), rules=hst.sampled_from(RULES))
-def test_arguments_are_packed_alike(args, rules):
-    assert_packed_alike(args, {}, rules)
-    assert_packed_alike(copy_dag(args), {}, rules)
+def test_arguments_are_walked_alike(args, rules):
     half = len(args) // 2
-    assert_packed_alike(args[:half], {f"name{9 - i}": arg for i, arg in enumerate(args[half:])}, rules)
+    named = {f"name{9 - i}": arg for i, arg in enumerate(args[half:])}
+    for each in (as_one(args), as_one(args[:half], named), as_one(args[:half], named, ("name9",) if named else ())):
+        assert_walked_alike([each], rules, num_walks=2)
+    assert_walked_alike([as_one(copy_dag(args))], rules, num_walks=2)
 
 
-@pytest.mark.skipif(_native_walk.native is None, reason="the native walk is not in use")
-@given(args=arguments())
-def test_that_no_argument_reaches_into_another_is_known(args):
-    """Of what is met again; otherwise it is left to those who look."""
-    for _ in range(2):
-        call = packed(args, {}, Rules())
-    assert call.is_separate == (not any(reach_back(call)))
-
-
+@pytest.mark.skipif(native is None, reason="the native walk is not in use")
 @given(args=arguments(), rules=hst.sampled_from(RULES), data=hst.data())
-def test_arguments_that_changed_since_are_packed_alike(args, rules, data):
+def test_arguments_that_changed_since_are_walked_alike(args, rules, data):
     args = copy_dag(args)
-    assert_packed_alike(args, {}, rules)
     mutable = [arg for arg in args if isinstance(arg, (Pair, Layer, Mutable, Record, list, dict))]
-    for _ in range(6 if mutable else 0):
-        mutate(data.draw, data.draw(hst.sampled_from(mutable)))
-        assert_packed_alike(args, {}, rules)
+    for _ in range(6 if mutable else 1):
+        assert_walked_alike([as_one(args)], rules, num_walks=2)
+        if mutable:
+            mutate(data.draw, data.draw(hst.sampled_from(mutable)))
 
 
-@given(args=arguments())
-def test_results_are_unpacked_alike(args):
-    result = packed(args, {}, Rules()).args
-    with in_python():
-        expected = unpack_result(result, lambda _: None)
-    found = unpack_result(result, lambda _: None)
-    assert partition(list(found)) == partition(list(expected))
-    leaves = [leaf for each in packed_in(result, 0) for leaf in each.packed.leaves]
-    are_kept = len({id(leaf) for leaf in leaves}) == len(leaves)  # alive in `leaves`; else the second becomes a copy
+def assert_alike(found, expected):
+    """Results of two calls of one function with one argument: sharing, classes, static values and arrays."""
+    assert partition(found) == partition(expected)
     for (path, x, _), (other, y, _) in zip(paths(found), paths(expected), strict=True):
         assert path == other
         assert type(x) is type(y)
-        assert not (is_array(x) and are_kept) or x is y
-        if isinstance(x, (Layer, Record)):
+        if is_array(x):
+            np.testing.assert_array_equal(x, y)
+        elif isinstance(x, (Layer, Record)):
             assert {k: v for k, v in vars(x).items() if k in ("width", "name")} == {
                 k: v for k, v in vars(y).items() if k in ("width", "name")
             }
 
 
-def test_two_leaves_that_are_one_object_are_parted():
-    shared = jnp.ones(2)
-    (pair,) = packed((Pair(jnp.ones(2), jnp.zeros(2)),), {}, Rules()).args
-    pair.leaves = [shared, shared]
-    made = unpack_result({"a": (pair,)}, lambda _: None)["a"][0]
-    assert made.first is shared
-    assert made.second is not shared
-    np.testing.assert_array_equal(made.second, shared)
+def more(args):
+    return st.tree.map(lambda x: x + 1 if jnp.issubdtype(jnp.asarray(x).dtype, jnp.number) else x, args)
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["passed through", "new"])
+@given(args=arguments())
+def test_results_are_built_alike(keep, args):
+    args = tuple([arg for arg in args if not isinstance(arg, (str, type(None)))])
+
+    def function(*args):
+        return args if keep else more(list(args))
+
+    with in_python():
+        expected = st.jit(function)(*args)
+    f = st.jit(function)
+    for _ in range(3):
+        found = f(*args)
+        assert_alike(found, expected)
+        if keep:
+            # What passes through is the very object, in C as in Python.
+            both = zip(paths(list(found)), paths(list(expected)), paths(list(args)), strict=True)
+            assert all((x is z) == (y is z) for (_, x, _), (_, y, _), (_, z, _) in both if isinstance(z, Layer | Pair))
+
+
+# A wrapper of (model, x), and whether C does what is left to do after the transform.
+CALLS = {
+    "plain": lambda: st.jit(lambda m, x: st.tree.map(lambda w: w + x, m)),
+    "donated": lambda: st.jit(lambda m, x: st.tree.map(lambda w: w + x, m), donate_argnums=0),
+    "static": lambda: st.jit(lambda m, x: st.tree.map(lambda w: w + x, m), static_argnums=1),
+    "a shard": lambda: st.jit(
+        lambda m, x: st.tree.map(lambda w: w + x, m), out_shardings=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    ),
+    "vmap": lambda: st.vmap(lambda m, x: st.tree.map(lambda w: w + x, m), in_axes=(0, None)),
+    "axes inside": lambda: st.vmap(lambda m, x: st.tree.map(lambda w: w + x, m), in_axes=(Pair(0, 0), None)),
+    "grad": lambda: st.grad(lambda m, x: (m.first * m.second * x).sum()),
+    "value_and_grad": lambda: st.value_and_grad(lambda m, x: (m.first * x).sum()),
+    "checkpoint": lambda: st.checkpoint(lambda m, x: st.tree.map(lambda w: w + x, m)),
+    "filter_jit": lambda: st.preserve_identities(eqx.filter_jit)(lambda m, x: st.tree.map(lambda w: w + x, m)),
+}
+
+
+@pytest.mark.skipif(native is None, reason="the native walk is not in use")
+@pytest.mark.parametrize("name", CALLS)
+def test_a_warm_call_asks_python_for_nothing(name):
+    f = CALLS[name]()
+    with calls_in_c() as deferred:
+        for i in range(3):
+            w = jnp.arange(2.0) + i
+            result = f(Pair(w, w), 2.0)
+            if isinstance(result, Pair):
+                assert result.first is result.second
+    assert deferred == [True, False, False]
 
 
 @pytest.mark.parametrize("make", [lambda: jnp.ones(2), lambda: np.ones(2, np.float32)])
