@@ -1,7 +1,7 @@
 """What a function is called with, as the root of one graph: below it everything has a path that begins with a name.
 
-    f(net, 3, rate=r)     with the second argument static
-    Arguments(("net", None), (net, 3), {"rate": r})        children: net, r        paths: `net.weight`, `rate`
+f(net, 3, rate=r)     with the second argument static
+Arguments(("net", None), (net, 3), {"rate": r})        children: net, r        paths: `net.weight`, `rate`
 """
 
 from collections.abc import Sequence

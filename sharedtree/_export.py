@@ -99,7 +99,8 @@ class Exported:
             own = [[call.leaves[i] for i in hand.deal.numbers or range(known.num_leaves)] for hand in hands]
             each = zip(own, hands, strict=True)
             result = self._exported.call(*[Hand(leaves, hand.deal) for leaves, hand in each])
-        return leave(result.parts if type(result) is Hands else (result,))
+        parts: Any = result.parts if type(result) is Hands else (result,)
+        return leave(parts)
 
     @api_boundary
     def serialize(self, vjp_order: int = 0) -> bytearray:

@@ -210,8 +210,8 @@ _token_of_latest: "weakref.WeakValueDictionary[int, Token]" = weakref.WeakValueD
 def _settle(values: list[Any]) -> list[Any]:
     """What stands for each static value of a walk in a key.
 
-    A tuple of its class, if all instances of that are known by address; otherwise its token, in a tuple with None if the
-    value is the same for ever.
+    A tuple of its class, if all instances of that are known by address; otherwise its token, in a tuple with None if
+    the value is the same for ever.
     """
     known = nothing_known()
     found: dict[int, Any] = {}
@@ -253,10 +253,8 @@ def start(entries: dict[bytes, Any]) -> bool:
     Args:
         entries: key → weak reference to its structure.
     """
-    _NUMBERS.update(
-        {"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY, "variable": native.IN_VARIABLE}
-        | {"outside": native.OUTSIDE}
-    )
+    numbers: dict[Inherited, int] = {"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY}
+    _NUMBERS.update(numbers | {"outside": native.OUTSIDE, "variable": native.IN_VARIABLE})
     _CONVENTIONS.update({number: convention for convention, number in _NUMBERS.items()})
     _SHAPES.update(
         {type(None): native.NOTHING, tuple: native.TUPLE, list: native.LIST, dict: native.DICT}
@@ -265,9 +263,7 @@ def start(entries: dict[bytes, Any]) -> bool:
     )
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
     ops = Node, Static, Given, Update
-    if not native.start(
-        entries, _meet, _described, _settle, marker_type(), LEAF, *ops, dtypes, REGISTRY
-    ):
+    if not native.start(entries, _meet, _described, _settle, marker_type(), LEAF, *ops, dtypes, REGISTRY):
         return False
     native.learn_modules(Kinds, *[vars(of)[name] for of, name in _MODULE_SLOTS])
     for cls in TRACED_NUMBERS:

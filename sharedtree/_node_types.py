@@ -501,7 +501,5 @@ _PLAIN: dict[type, NodeType] = {
         _sequence_keys,
         is_mutable=True,
     ),
-    Arguments: _plain(
-        Arguments, Arguments.parts, Arguments.of_parts, Arguments.keys, is_mutable=False
-    ),
+    Arguments: _plain(Arguments, Arguments.parts, Arguments.of_parts, Arguments.keys, is_mutable=False),
 }

@@ -8,7 +8,7 @@ DAG, whose unfolding may be exponentially larger. The merging is the congruence 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jax import tree_util as jtu
 
@@ -16,6 +16,16 @@ from ._errors import SharingMismatchError
 from ._statics import Static
 from ._structure import LEAF, Node, Op, Path, Record, Structure, canonical, edges, intern
 from ._text import shown
+
+
+class Rooted(Protocol):
+    """Whatever has the records of a DAG, and the number of its root."""
+
+    @property
+    def records(self) -> Sequence[Record]: ...  # noqa: D102
+
+    @property
+    def root(self) -> int: ...  # noqa: D102
 
 
 class Shape(NamedTuple):
@@ -64,7 +74,7 @@ class LostTie(NamedTuple):
 Agree = Callable[[int, int], bool]
 
 
-def pairs(left: Shape, right: Shape, agree: Agree) -> Iterator[Pair | Mismatch]:
+def pairs(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair | Mismatch]:
     """Walks two shapes at once, yielding each pair of records when it is first met, or where they mismatch.
 
     Args:

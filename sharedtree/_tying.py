@@ -3,13 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import jax
 from jax import tree_util as jtu
 
-from ._context import rules_here
 from ._distinct import another
 from ._errors import SharingMismatchError
-from ._graph import Tags, build, unpack, walk
+from ._graph import build, unpack
 from ._marking import ask, require_where, stand_ins
 from ._node_types import carries_identity, is_value_of_variable
 from ._sharing import Mismatch, Shape, matching, merged, pairs

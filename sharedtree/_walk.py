@@ -122,7 +122,13 @@ class _Frame:
     __slots__ = ("aux", "children", "convention", "done", "is_object", "obj", "type")
 
     def __init__(
-        self, obj: Any, node_type: NodeType, convention: Inherited, children: Sequence[Any], aux: Static, is_object: bool
+        self,
+        obj: Any,
+        node_type: NodeType,
+        convention: Inherited,
+        children: Sequence[Any],
+        aux: Static,
+        is_object: bool,
     ) -> None:
         self.obj = obj  # alive while its id is among the open ones
         self.type = node_type

@@ -18,8 +18,8 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from sharedtree import _native_classes, _native_walk, _node_types, _statics, _structure, _walk
-from sharedtree._graph import Tags, build, pack
 from sharedtree._arguments import Arguments
+from sharedtree._graph import Tags, build, pack
 from sharedtree._structure import Structure, intern
 from sharedtree._walk import Rules
 from sharedtree.transforms._call import AS_ONE, Plan

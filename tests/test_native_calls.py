@@ -1,4 +1,4 @@
-"""Calls in C do what those in Python do: on random arguments, on those that changed since, and whatever their classes."""
+"""Calls in C do what those in Python do: on random arguments, on those changed since, whatever their classes."""
 
 import collections
 import gc
@@ -20,7 +20,12 @@ from tests.walks import calls_in_c, in_python
 
 RULES = [
     Rules(convention="outside", arrays=arrays, containers=containers, filtered=filtered)
-    for arrays, containers, filtered in ((True, False, False), (False, False, False), (True, True, False), (True, False, True))
+    for arrays, containers, filtered in (
+        (True, False, False),
+        (False, False, False),
+        (True, True, False),
+        (True, False, True),
+    )
 ]
 
 

@@ -31,7 +31,7 @@ from ._crossing import Crossing
 from ._hands import Hand, whole
 from ._inner_function import Inner
 from ._inside import Inside, packed
-from ._loops import Told, VanillaError, as_kept, form_of, kept_objects
+from ._loops import Told, as_kept, form_of, kept_objects
 from ._meet import Words, holds_modules, leaves_like, meet, meet_of
 
 

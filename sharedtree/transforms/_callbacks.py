@@ -28,7 +28,7 @@ from ._hands import Hand, whole
 from ._inside import receive
 from ._meet import Words, fitted, holds_modules
 from ._shapes import NO_KEYWORDS
-from .checks._tied_values import report_tied_values
+from .checks._values_met_twice import report_tied_values
 
 
 def callback_with_result(

@@ -19,13 +19,13 @@ from .._context import Policy
 from .._jax_internals import api_boundary
 from .._structure import Structure
 from .._walked import Walked
+from ._argument_names import Names
 from ._call import Dealing, enter, leave
 from ._crossing import Crossing
 from ._function_transform import rules_of_call
 from ._hands import Hand, whole
 from ._inside import Inside
 from ._meet import Words, fitted, holds_modules
-from ._names import Names
 from ._shapes import NO_KEYWORDS, filter_eval_shape
 
 

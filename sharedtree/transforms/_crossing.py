@@ -27,6 +27,7 @@ from .._node_types import node_type_of
 from .._prefix import Branch
 from .._structure import Structure, canonical, intern
 from ._applying import title_of
+from ._argument_names import Names
 from ._call import Call, Dealing, enter, leave, lowered
 from ._function_transform import rules_of_call
 from ._hands import Hand, whole
@@ -36,7 +37,6 @@ from ._inside import Inside, Terms
 from ._labels import Treatment
 from ._meet import Lowering
 from ._modules import is_of_equinox
-from ._names import Names
 from .checks._functions_given import forbid_bound_module
 
 
@@ -99,7 +99,7 @@ class Crossing:
         return [hand.leaves[0] if is_bare else hand for hand, is_bare in zip(hands, bare, strict=True)]
 
     def enter_call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hand:
-        """Takes apart what a function is to be called with, all of it treated alike; its parameters name it in errors."""
+        """Takes apart what a function is to be called with, all treated alike; its parameters name it in errors."""
         arguments = Arguments(Names(function).of(len(args)), args, dict(kwargs))
         return self.enter_dealt(function, arguments, Dealing(self.title, lambda _: ()))[0]
 

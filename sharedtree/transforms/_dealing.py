@@ -93,7 +93,7 @@ def dealt(tree: Walked, structure: Structure, treatments: Sequence[Treatment], t
         several = fates.several()
         if not several:
             first: dict[int, Way] = {}
-            for way, _ in fates.items():
+            for way in fates.ways():
                 first.setdefault(way[0], way)
             labels = {number: (*own, fates.label_at(first[number])) for number, own in labels.items()}
             continue
@@ -109,9 +109,7 @@ def dealt(tree: Walked, structure: Structure, treatments: Sequence[Treatment], t
     return Dealt(structure, origins, [labels[number] for number in tree.leaf_numbers], cuts)
 
 
-def _cut(
-    fates: Fates, several: Collection[int], partible: Collection[int], origins: Sequence[int] | None
-) -> Cut:
+def _cut(fates: Fates, several: Collection[int], partible: Collection[int], origins: Sequence[int] | None) -> Cut:
     tree = fates.tree
     objects = [n for n in several if (node := tree.node(n)) is None or node.type.carries_identity]
     leaves = [number for number in objects if tree.node(number) is None]

@@ -89,7 +89,7 @@ def placed(tree: T, prefix: Any, name: str, transform: str, place: Callable[[Any
     fates = Fates(Walked.of(read.structure, read.leaf_of), treatment)
     for number in sorted(fates.several()):
         raise_inconsistent(fates, number, transform, "What is tied here stays tied, so it has one place.\n")
-    chosen = {number: fates.of_leaves[fate] for (number, _), fate in fates.items() if number in read.leaf_of}
+    chosen = {way[0]: fates.of_leaves[fates[way]] for way in fates.ways() if way[0] in read.leaf_of}
     placed = distinct([place(leaf, chosen[number]) for number, leaf in read.leaf_of.items()])
     hand_on(list(read.leaf_of.values()), placed)
     return unpack(read.structure, placed).args[0]

@@ -20,6 +20,7 @@ from ._inside import Received
 from ._labels import DONATED, KEPT, Fates, Treatment, is_donated
 from ._pass_through import is_tracer
 
+
 class DonatingTransform(FunctionTransform):
     """A function under a transform that may take the buffers of its arguments."""
 
@@ -88,7 +89,11 @@ def _with_own_buffers(call: Call, donated: Sequence[Hand]) -> None:
     outside = reached_outside(call.tree.records, call.tree.root)
     places = {place for place, number in enumerate(call.tree.leaf_numbers) if number in outside}
     in_order = [range(len(hand.leaves)) if hand.deal.numbers is None else hand.deal.numbers for hand in donated]
-    both = [(leaf, at) for hand, own in zip(donated, in_order, strict=True) for leaf, at in zip(hand.leaves, own, strict=True)]
+    both = [
+        (leaf, at)
+        for hand, own in zip(donated, in_order, strict=True)
+        for leaf, at in zip(hand.leaves, own, strict=True)
+    ]
     taken = {id(leaf) for leaf, at in both if at in places}  # alive in the call
     for hand, numbers in zip(donated, in_order, strict=True):
         leaves = list(hand.leaves)

@@ -5,11 +5,10 @@ walk → leaves in hands → the transformed function → leaves gathered → bu
 
 import copy
 import functools
-import inspect
 import sys
 import types
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from .._arguments import Arguments, Position
 from .._context import Policy, PolicyOption, current_policy
@@ -32,9 +31,9 @@ from ._labels import Fates, Treatment, is_donated, labels_in
 from ._modules import How, is_of_equinox
 from ._pass_through import passed_through, unchanged
 from ._warm import DEFERRED, Form, Way, to_be_finished
+from .checks._functions_given import forbid_bound_module, is_refusal, name_counterpart
 from .checks._retracing import Traces
 from .checks._static_arguments import require_separate
-from .checks._functions_given import forbid_bound_module, is_refusal, name_counterpart
 
 
 class _Named(type):
@@ -219,12 +218,12 @@ class FunctionTransform(metaclass=_Named):
     def _entering(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Callable[[], Call]:
         return lambda: self.enter(args, kwargs, policy)
 
-    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> None:
+    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
         """Raises because an option does not fit; without modules the transform itself says it best."""
         if not error.concerns_modules:
             try:
                 self.transform(self.function, **self.options)(*args, **kwargs)
-            except Exception as vanilla:
+            except Exception as vanilla:  # noqa: BLE001 -- what JAX itself raises is said better
                 raise vanilla.with_traceback(None) from None
         raise error
 
@@ -442,7 +441,7 @@ class FunctionTransform(metaclass=_Named):
         received, arguments = inside.received.tree, inside.received.arguments
         of_arguments, of_result = leaving.prefix.parts
         came = Fates(received, leaving._replace(prefix=of_arguments))
-        ways = {way[0]: way for way, _ in reversed(list(came.items()))}
+        ways = {way[0]: way for way in reversed(list(came.ways()))}
         tree = inside.walked((arguments, result))
         inside.check_walked(tree, is_with_state=True)
         there = set(map(id, tree.objects))  # alive in the tree

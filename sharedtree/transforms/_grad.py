@@ -239,7 +239,11 @@ class GradTransform(FunctionTransform):
 
 def _kinds(leaves: Sequence[Any], *, allow_int: bool) -> tuple[bool, ...] | None:
     """Which can be differentiated; nothing is remembered of references, which are looked at in each call."""
-    return None if any(map(is_reference, leaves)) else tuple([_can_be_differentiated(x, allow_int=allow_int) for x in leaves])
+    return (
+        None
+        if any(map(is_reference, leaves))
+        else tuple([_can_be_differentiated(x, allow_int=allow_int) for x in leaves])
+    )
 
 
 def _can_be_differentiated(leaf: Any, *, allow_int: bool) -> bool:

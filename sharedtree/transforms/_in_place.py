@@ -109,7 +109,7 @@ def conventions(received: Walked, rules: Rules) -> dict[int, Inherited]:
             found[number] = around
             node = received.node(number)
             if node is not None:
-                inner = node.type.inherits(around, containers=rules.containers)
+                inner: Inherited = node.type.inherits(around, containers=rules.containers)
                 stack += [(child, inner) for child in reversed(received.records[number][1])]
     return found
 

@@ -57,7 +57,7 @@ class Occurrences(NamedTuple):
 def occurrences(fates: Fates, leaf: int) -> Occurrences:
     """Where a leaf is, and what becomes of it there. Cost: linear in the ways, but for the paths that are named."""
     leads_there: dict[Way, bool] = {}
-    for way, _ in fates.items():  # what is below comes first
+    for way in fates.ways():  # what is below comes first
         leads_there[way] = way[0] == leaf or any(leads_there[below] for below in fates.below(way))
     counts: dict[str, int] = {}
     found: list[Occurrence] = []

@@ -24,9 +24,9 @@ from .._locks import Lock
 from .._static_keys import Same
 from .._statics import Static
 from .._structure import Structure
+from ._argument_names import Names
 from ._hands import Hand, Hands
 from ._modules import How
-from ._names import Names
 from .checks._between_calls import SeenArguments
 from .checks._retracing import Traces
 

@@ -21,19 +21,19 @@ from .._structure import canonical, intern
 from .._tied_values import note_one_around
 from .._untying import hand_on
 from .._walked import Walked
+from ._argument_names import Names
 from ._call import Call, call_of
 from ._dealing import with_notes
 from ._hands import Hand, gathered, whole
 from ._in_place import with_changes
 from ._meet import Words, fitted
-from ._names import Names
 from .checks._between_calls import SeenArguments
 from .checks._lost_changes import report_lost_changes, traced_under
-from .checks._lost_ties import report_lost_ties
 from .checks._retracing import Traces
 from .checks._static_arguments import require_separate
-from .checks._tied_values import report_tied_values
+from .checks._ties_lost_inside import report_lost_ties
 from .checks._tracer_leaks import forbid_tracers
+from .checks._values_met_twice import report_tied_values
 
 
 class Terms(NamedTuple):

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -25,13 +24,13 @@ from .._structure import LEAF, Node, Structure
 from .._text import shown
 from .._walked import Walked
 from ._argnums import Chosen
+from ._argument_names import Names
 from ._call import Call, Dealing, enter, leave
 from ._donation import DonatingTransform
 from ._hands import Hands
 from ._inner_function import Shared, shared_by
 from ._labels import Treatment, is_donated
 from ._meet import Words, holds_modules, meet
-from ._names import Names
 from .checks._functions_given import forbid_bound_module
 
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns
@@ -70,7 +69,11 @@ class JitTransform(DonatingTransform):
         if not treatments:
             return super().dealing(policy, arguments)
         # Prefixes of shardings may be anything, but those of one function are the same.
-        key = Static(treatments[0].prefix) if self._in_shardings is None else (Same(self._in_shardings), *map(_prefix_of, treatments))
+        key = (
+            Static(treatments[0].prefix)
+            if self._in_shardings is None
+            else (Same(self._in_shardings), *map(_prefix_of, treatments))
+        )
         return Dealing(self.transform_name, lambda _: treatments, key)
 
     def _placing(self, arguments: Arguments) -> Treatment | None:
@@ -144,7 +147,7 @@ class JitTransform(DonatingTransform):
                 policy = dataclasses.replace(policy, pass_through=False)  # what is compiled then moves its arguments
             try:
                 staged = getattr(self.transformed_for(policy, call), name)(*call.hands, *call.statics)
-                # Which arguments are used is asked of this call, for what is compiled must not keep the arguments alive.
+                # Which arguments are used is asked of this call: what is compiled must not keep the arguments alive.
                 used = self._used(call, policy) if self.passes_through else ()
             except Exception as error:
                 self.explain(error, lambda: call)

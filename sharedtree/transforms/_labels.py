@@ -115,9 +115,9 @@ class Fates:
     def __getitem__(self, way: Way) -> int:
         return self._fates[way]
 
-    def items(self) -> Iterable[tuple[Way, int]]:
-        """Every way, with the fate to which it leads."""
-        return self._fates.items()
+    def ways(self) -> Iterable[Way]:
+        """Every way into a record, what is below before what is above."""
+        return self._fates
 
     def several(self) -> dict[int, list[Way]]:
         """The records with more than one fate: a way for each of these."""

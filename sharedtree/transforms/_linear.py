@@ -20,6 +20,7 @@ from .._structure import reached_outside
 from .._text import listed
 from .._ties import is_inexact
 from .._walked import Walked
+from ._argument_names import Names
 from ._call import Dealing, leave
 from ._crossing import Crossing
 from ._grad import handed_beside
@@ -29,9 +30,8 @@ from ._labels import Treatment
 from ._like import like
 from ._meet import holds_modules
 from ._modules import is_of_equinox
-from ._names import Names
 from ._tangents import Fit, as_tuple, fitted
-from .checks._tied_values import report_tied_values
+from .checks._values_met_twice import report_tied_values
 
 
 class LinearMap:

@@ -1,4 +1,4 @@
-"""`jax.vmap`, `pmap` and `shard_map`, and `equinox.filter_vmap`: axes and specifications, also for the inside of modules.
+"""`jax.vmap`, `pmap`, `shard_map`, `equinox.filter_vmap`: axes and specifications, also for the inside of modules.
 
 A partition specification says of one leaf along which axes of a mesh it is cut, so it is to `shard_map` what an axis is
 to `vmap`; `pmap` has axes itself. Of a tied leaf each device gets one shard.
@@ -32,7 +32,7 @@ _UNMAPPED = re.compile(r"at vmap out_axes in place of (.*), got axis spec None b
 
 
 class VmapTransform(DonatingTransform):
-    """A function under `jax.vmap`, with identities preserved; also how others are wrapped that have the like options."""
+    """A function under `jax.vmap`, with identities preserved; and how others are wrapped that have the like options."""
 
     in_name = "in_axes"
     out_name = "out_axes"
@@ -50,7 +50,11 @@ class VmapTransform(DonatingTransform):
         """As the base."""
         prefix = self.prefix_of_arguments(self.arguments(args, kwargs))
         known = prefix is not None and all(map(self.is_label, labels_in(prefix, self.is_label)))
-        if not (args or kwargs) or not known or any(i >= len(args) for i in self.static_positions(len(args), kwargs)):
+        if (
+            not (args or kwargs)
+            or not known
+            or any(isinstance(i, int) and i >= len(args) for i in self.static_positions(len(args), kwargs))
+        ):
             self.transform(self.function, **self.options)(*args, **kwargs)  # says best what is wrong
         return super().enter(args, kwargs, policy)
 
@@ -62,8 +66,8 @@ class VmapTransform(DonatingTransform):
             error.args = (
                 f"`{found[1]}` has the {self.in_name} None, so it is one for all elements, but it was given another "
                 "value for each of them. In place, what was changed goes out along the axes along which it came in.\n"
-                'Let the function assign what all have in common, such as `jax.lax.pmean(value, "batch")`, and name the '
-                "axis:\n"
+                'Let the function assign what all have in common, such as `jax.lax.pmean(value, "batch")`, and name '
+                "the axis:\n"
                 f"    f = sharedtree.preserve_identities({self.transform_name})"
                 f'(f, {self.in_name}={self.in_name}, axis_name="batch", in_place=True)\n'
                 "or return the values instead of assigning them, or give each element an object of its own, stacked, "
@@ -94,11 +98,11 @@ class VmapTransform(DonatingTransform):
         return Dealing(self.transform_name, lambda _: treatments, key, _ndims if len(labels) > 1 else None, hands)
 
     def prefix_of_arguments(self, arguments: Arguments) -> Any:
-        """That of all of them: as given for positional ones, and the axis 0 for keywords; None if they are not as many."""
+        """That of all: as given for positional ones, and the axis 0 for keywords; None if they are not as many."""
         positions = positions_of(arguments.parts()[1])
         prefix = self.options.get(self.in_name, self.default_in)
         if self.is_label(prefix):
-            parts = {i: prefix for i in range(len(arguments.args))}
+            parts = dict.fromkeys(range(len(arguments.args)), prefix)
         elif isinstance(prefix, (tuple, list)) and len(prefix) == len(arguments.args):
             parts = dict(enumerate(prefix))
         else:
@@ -124,7 +128,11 @@ class VmapTransform(DonatingTransform):
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """With the axes of the hands."""
-        options = {**self.options, self.in_name: tuple([label[0] for label in labels]), self.out_name: Hands(leaving or ())}
+        options = {
+            **self.options,
+            self.in_name: tuple([label[0] for label in labels]),
+            self.out_name: Hands(leaving or ()),
+        }
         return self.transform(inner, **options)
 
     # What the transforms differ in ----------------------------------------------------------------------------------
@@ -198,7 +206,7 @@ class ShardMapTransform(VmapTransform):
         return obj is not None and cls.is_label(obj)
 
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
-        """As the base. Which argument and which specification JAX speaks of it says best of the arguments themselves."""
+        """As the base. Which argument and specification are at fault JAX says best of the arguments themselves."""
         super().explain(error, call)
         if isinstance(error, ValueError) and self.in_name in str(error):  # so the function was not called
             own = call().arguments
@@ -304,4 +312,3 @@ class FilterVmapTransform(VmapTransform):
             for hand, label in zip(result.parts, call.leaving, strict=True)
         ]
         return super().leave(Hands(hands), call, policy, used)
-

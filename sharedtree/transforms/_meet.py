@@ -1,4 +1,4 @@
-"""Where one tree must fit another: a carry that goes in and out, branches, rules, callbacks, solvers, compiled programs.
+"""Where one tree must fit another: a carry that goes in and out, branches, rules, callbacks, solvers, programs.
 
 JAX wants one structure on both sides. What is a tie of modules on one side must be one on the other. Arrays and mutable
 containers alias by accident (a state that begins as `State(zeros, zeros)`), so of their ties those hold that both sides

@@ -27,6 +27,7 @@ from .._structure import LEAF, Node, Structure, intern
 from .._tied_values import are_tied_values_known
 from .._untying import hand_on
 from .._walked import Walked, with_paths
+from ._argument_names import Names
 from ._call import Call, Plan
 from ._dealing import Dealt, dealt, with_notes
 from ._function_transform import FunctionTransform
@@ -34,9 +35,8 @@ from ._hands import Deal, Hand
 from ._in_place import Changes, conventions, rules_for_state
 from ._inside import Inside, Received
 from ._labels import Treatment
-from ._names import Names
 from ._pass_through import is_object_outside
-from .checks._tied_values import report_tied_values
+from .checks._values_met_twice import report_tied_values
 
 
 class Operand(Hand):
@@ -352,7 +352,7 @@ class UnregisteredTransform(OpaqueTransform):
 
 
 def _deal_anew(hands: Sequence[Hand], tree: Walked) -> None:
-    """Gives hands the structures that they have in a tree which was numbered anew, each what those before it have not."""
+    """Gives hands the structures that they have in a tree numbered anew, each what those before it have not."""
     base = 0
     for hand, root in zip(hands, tree.records[tree.root][1], strict=True):
         stop = max(base, root + 1)

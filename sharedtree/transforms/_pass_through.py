@@ -66,9 +66,9 @@ class Unchanged:
         values = () if containers else reached_outside(received.records, received.root)
         self.numbers: list[int] = []
         for number, ((op, _), obj) in enumerate(zip(received.records, received.objects, strict=True)):
-            if op is LEAF and (isinstance(obj, jax.Ref) or (number not in values and carries_identity(obj))):
-                self.numbers.append(number)
-            elif type(op) is Node and op.type.carries_identity and not (op.type.is_plain and number in values):
+            if (op is LEAF and (isinstance(obj, jax.Ref) or (number not in values and carries_identity(obj)))) or (
+                type(op) is Node and op.type.carries_identity and not (op.type.is_plain and number in values)
+            ):
                 self.numbers.append(number)
         self._by_id = {id(received.objects[number]): number for number in self.numbers}  # alive in `received`
         self._known: list[bool] | None = None

@@ -14,7 +14,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ class RuleTransform(FunctionTransform):
     takes_rules = True
     rules_given: Any = None
     """As the transform's own methods take them; None until they are there."""
-    refused: frozenset[str] = frozenset()
+    unknown_methods: frozenset[str] = frozenset()
     """Methods of the transform of which nobody knows what they hand to rules."""
 
     writes = False
@@ -72,7 +72,7 @@ class RuleTransform(FunctionTransform):
         if not name.startswith("def") or "_vanilla" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         found = getattr(self._vanilla, name)
-        if name in self.refused:
+        if name in self.unknown_methods:
             raise TypeError(
                 f"No adapter says what `{self.transform_name}` hands to the rules that `{name}` sets. Give them a "
                 "`Dag`, which every transform takes as it is:\n"
@@ -184,7 +184,7 @@ class RuleTransform(FunctionTransform):
             result, beside = result
         tree = inside.walked(inside.with_state(result))
         inside.check_walked(tree, is_with_state=policy.in_place)
-        packed = changed_apart(result, inside, self._changed) if policy.in_place else inside.pack(result)
+        packed: Any = changed_apart(result, inside, self._changed) if policy.in_place else inside.pack(result)
         if finish is None:
             if policy.in_place:
                 self._changed.note(packed[0])
@@ -249,8 +249,13 @@ class RuleTransform(FunctionTransform):
             return
         ruled = jax.custom_vjp(self._primal)
         ruled.defvjp(lambda *args: (0.0, None), lambda *_: given)
+        assert self._operands.structure is not None
         operands = unpack(self._operands.structure, list(self._operands.leaves.values()))
         jax.eval_shape(lambda *args: jax.vjp(ruled, *args)[1](0.0), *operands.args)
+
+    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
+        """As the base, without asking the transform, which has no rules."""
+        raise error
 
     def as_several(self, given: Any, num_operands: int) -> Any:
         """What a rule returned, if it may return the cotangent of a single operand itself."""
@@ -288,7 +293,7 @@ class CustomVjpTransform(RuleTransform):
     """A function under `jax.custom_vjp`, with identities preserved."""
 
     writes = True
-    refused = frozenset({"defvjp_with_accums", "defremat", "defremat_with_logs"})
+    unknown_methods = frozenset({"defvjp_with_accums", "defremat", "defremat_with_logs"})
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], *positional: Any, **options: Any) -> None:
         """Sets the rules, as `jax.custom_vjp.defvjp` does.
@@ -360,6 +365,10 @@ class CustomGradientTransform(RuleTransform):
             ((_, cotangent),) = args
             args = (cotangent,)
         return self.cotangents(policy, rule, *map(tangents_of, args), logs=bool(self.options.get("with_logs")))
+
+    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
+        """As the base, without asking the transform, which has no rules."""
+        raise error
 
     def as_several(self, given: Any, num_operands: int) -> Any:
         """The cotangent of a single operand may be returned itself."""

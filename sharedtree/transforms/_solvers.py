@@ -74,4 +74,3 @@ def _solution_and_more(inside: Inside, f: Callable[[Any], Any], x: Hand) -> Any:
 def _on_modules(inside: Inside, f: Callable[[Any], Any], like: Hand) -> Callable[[Any], Any]:
     """A function of hands, as the user calls it."""
     return lambda x: receive((f(inside.like(like, x)),)).arguments.args[0]
-

@@ -93,16 +93,17 @@ def fitted(tree: Walked, given: Any, name: str, fit: Fit) -> dict[int, Any]:
     met: list[Pair] = []
     for pair in pairs(tree, Shape(others, other_root), lambda i, j: True):
         assert not isinstance(pair, Mismatch)
-        number, value = pair.left, tags.objects[pair.right]
+        number = pair.left
+        value: Any = tags.objects[pair.right]
         if value is None and fit.may_lack:
             for below, path in edges(records, [(pair.path, number)]):
                 found.setdefault(below, []).append(Part(None, path))
             continue
-        if fit.is_of_rule and type(others[pair.right][0]) is not Node and type(records[number][0]) is Node:
-            if _is_array(value):  # for all leaves of a part, as JAX has it
-                for below, count in num_paths(records, number).items():
-                    found.setdefault(below, []).append(Part(value if count == 1 else count * value, pair.path))
-                continue
+        is_prefix = type(others[pair.right][0]) is not Node and type(records[number][0]) is Node and _is_array(value)
+        if fit.is_of_rule and is_prefix:  # for all leaves of a part, as JAX has it
+            for below, count in num_paths(records, number).items():
+                found.setdefault(below, []).append(Part(value if count == 1 else count * value, pair.path))
+            continue
         own = _OUTSIDE if number in outside else tree.leaves.get(number)
         fault = _fault(records[number], others[pair.right], value, own, fit)
         if fault:

@@ -25,7 +25,7 @@ from ..._structure import LEAF, Structure, canonical
 from ..._text import listed
 from ..._untying import note
 from ..._walked import Walked
-from .._names import Names
+from .._argument_names import Names
 
 _MOST = 8  # traces that are remembered for one structure, which differ in the types of leaves
 _MOST_BYTES = 2**20

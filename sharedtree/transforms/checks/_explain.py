@@ -127,7 +127,7 @@ def _treatments(tree: Walked, treatments: Sequence[Treatment]) -> dict[int, str]
     found: dict[int, list[str]] = {}
     for treatment in treatments:
         fates = Fates(tree, treatment)
-        for way, _ in fates.items() if treatment.is_known else ():
+        for way in fates.ways() if treatment.is_known else ():
             if tree.records[way[0]][0] is LEAF:
                 words = fates.described(way)
                 if not words.startswith("not ") and words not in found.setdefault(way[0], []):

@@ -22,7 +22,7 @@ from ..._graph import Rules, Tags, walk
 from ..._structure import LEAF, Node, Path, reached_outside
 from ..._text import listed
 from ..._walked import Walked
-from .._names import Names
+from .._argument_names import Names
 
 
 class _Around(threading.local):

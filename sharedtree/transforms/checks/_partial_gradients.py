@@ -20,11 +20,11 @@ from ..._stateful import makes_state
 from ..._statics import Static
 from ..._structure import Path, Record, edges
 from ..._ties import is_inexact
+from .._argument_names import Names
 from .._call import Call
 from .._dealing import Cut, outermost_ways
 from .._inconsistent import MOST
 from .._labels import Fates, Way
-from .._names import Names
 
 
 class Gradient(NamedTuple):
@@ -229,10 +229,9 @@ def _in_both(why: str, call: Call, gradient: Gradient, names: Names, other: str)
     argnums = tuple(sorted({*gradient.chosen, number}))
     by_position = [names.text(i) for i in range(max(given, number + 1))]
     by_keyword = [f"{name}={name}" for name in arguments.kwargs if name not in by_position]
-    return [
-        f"{why} differentiate both, and each gets the sum:",
-        f"    {gradient.again.format(gradient.function, f', argnums={argnums}')}({', '.join(by_position + by_keyword)})",
-    ]
+    written = ", ".join(by_position + by_keyword)
+    again = gradient.again.format(gradient.function, f", argnums={argnums}")
+    return [f"{why} differentiate both, and each gets the sum:", f"    {again}({written})"]
 
 
 def _written(call: Call, names: Names, instead: Mapping[str, str]) -> str:

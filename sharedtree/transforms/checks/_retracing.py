@@ -18,7 +18,7 @@ from ..._statics import Static
 from ..._structure import Node, Op, Record, edges
 from ..._text import shown
 from ..._walked import Walked
-from .._names import Names
+from .._argument_names import Names
 
 _ENOUGH = 3
 

@@ -10,7 +10,7 @@ from ..._graph import Tags, walk
 from ..._node_types import node_type_of
 from ..._structure import edges
 from ..._walked import Walked
-from .._names import Names
+from .._argument_names import Names
 
 
 def require_separate(arguments: Arguments, call: Walked, names: Names) -> None:

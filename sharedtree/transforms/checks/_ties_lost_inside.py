@@ -23,7 +23,7 @@ from ..._structure import LEAF, Node, Path, edges, reached_outside
 from ..._text import listed
 from ..._untying import note
 from ..._walked import Walked
-from .._names import Names
+from .._argument_names import Names
 
 Module = tuple[str, int]
 """What a module is called, and its record."""

@@ -14,11 +14,11 @@ from ..._arguments import Arguments
 from ..._attribution import report_untied
 from ..._context import Policy
 from ..._graph import Rules, Tags, walk
-from ..._structure import LEAF, Path, edges, reached_outside
+from ..._structure import Path, edges, reached_outside
 from ..._text import listed
 from ..._tied_values import is_one_around, is_tied_value
 from ..._walked import Walked
-from .._names import Names
+from .._argument_names import Names
 
 
 def report_tied_values(tree: Walked, names: Names, transform: str, policy: Policy) -> None:
