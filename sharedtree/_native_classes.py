@@ -49,6 +49,7 @@ from ._node_types import (
     is_value_of_variable,
     node_type_of,
     node_type_of_class,
+    when_registered,
 )
 from ._static_keys import Known, key_of, nothing_known
 from ._statics import Static, cannot_change, is_known_by_address
@@ -254,7 +255,8 @@ def start(entries: dict[bytes, Any]) -> bool:
         entries: key → weak reference to its structure.
     """
     numbers: dict[Inherited, int] = {"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY}
-    _NUMBERS.update(numbers | {"outside": native.OUTSIDE, "variable": native.IN_VARIABLE})
+    numbers |= {"outside": native.OUTSIDE, "variable": native.IN_VARIABLE}
+    _NUMBERS.update(numbers)
     _CONVENTIONS.update({number: convention for convention, number in _NUMBERS.items()})
     _SHAPES.update(
         {type(None): native.NOTHING, tuple: native.TUPLE, list: native.LIST, dict: native.DICT}
@@ -265,6 +267,7 @@ def start(entries: dict[bytes, Any]) -> bool:
     ops = Node, Static, Given, Update
     if not native.start(entries, _meet, _described, _settle, marker_type(), LEAF, *ops, dtypes, REGISTRY):
         return False
+    when_registered.append(native.look_again)
     native.learn_modules(Kinds, *[vars(of)[name] for of, name in _MODULE_SLOTS])
     for cls in TRACED_NUMBERS:
         native.learn(_leaf(cls, native.NUMBER))

@@ -264,13 +264,15 @@ def test_there_is_room_while_a_call_is_under_way_and_the_last_thread_to_need_it_
         return tree
 
     results = []
-    waiting = st.optimizer(optax.GradientTransformation(wait, None))
+    waiting = st.optimizer(optax.GradientTransformation(wait, lambda *_: None))
     thread = threading.Thread(target=lambda: results.append(waiting.init(lists(900, W))))
     thread.start()
     entered.wait()
     first_needs = sys.getrecursionlimit()
     limits = []
-    noting = st.optimizer(optax.GradientTransformation(lambda tree: limits.append(sys.getrecursionlimit()), None))
+    noting = st.optimizer(
+        optax.GradientTransformation(lambda tree: limits.append(sys.getrecursionlimit()), lambda *_: None)
+    )
     for depth in (300, 1_000):
         noting.init(lists(depth, W))
         limits.append(sys.getrecursionlimit())
@@ -288,7 +290,7 @@ def test_there_is_room_while_a_call_is_under_way_and_the_last_thread_to_need_it_
 def test_a_limit_that_the_user_sets_meanwhile_stays():
     found = sys.getrecursionlimit()
     try:
-        setting = st.optimizer(optax.GradientTransformation(lambda tree: sys.setrecursionlimit(5_000), None))
+        setting = st.optimizer(optax.GradientTransformation(lambda tree: sys.setrecursionlimit(5_000), lambda *_: None))
         setting.init(lists(900, W))
         assert sys.getrecursionlimit() == 5_000
         st.optimizer(optax.sgd(0.1)).init(lists(901, W))

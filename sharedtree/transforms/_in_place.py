@@ -110,7 +110,7 @@ def conventions(received: Walked, rules: Rules) -> dict[int, Inherited]:
             node = received.node(number)
             if node is not None:
                 inner: Inherited = node.type.inherits(around, containers=rules.containers)
-                stack += [(child, inner) for child in reversed(received.records[number][1])]
+                stack.extend((child, inner) for child in reversed(received.records[number][1]))
     return found
 
 

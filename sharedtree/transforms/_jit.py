@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -61,7 +62,10 @@ class JitTransform(DonatingTransform):
 
     def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """Those that `donate_argnums` and `donate_argnames` choose."""
-        return self._donated.positions(num_args, keywords)
+        chosen = self._donated.positions(num_args, keywords)
+        if any(i < 0 for i in self._donated.argnums) and not _donates_from_the_end():
+            return [i for i in chosen if isinstance(i, str) or i in self._donated.argnums]
+        return chosen
 
     def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
         """Donated or not, and where to."""
@@ -450,6 +454,12 @@ def _calls_back(jaxpr: Any) -> bool:
                 if hasattr(inside, "eqns"):
                     stack.append(inside)
     return False
+
+
+@functools.cache
+def _donates_from_the_end() -> bool:
+    """Whether negative `donate_argnums` mean anything: with JAX 0.10 nothing is donated."""
+    return jax.jit(lambda x: x, donate_argnums=-1).lower(0.0).args_info[0][0].donated
 
 
 def _prefix_of(treatment: Treatment) -> Any:

@@ -20,7 +20,7 @@ from .._node_types import carries_identity, is_module, node_type_of
 from .._statics import Static
 from .._structure import LEAF, Node, Structure, canonical, reached_outside
 from .._walked import Walked
-from ._call import Call
+from ._call import Call, keep
 
 
 def unchanged(result: Any, received: Walked, is_taken: Callable[[int], bool], *, containers: bool) -> dict[int, int]:
@@ -149,6 +149,8 @@ def passed_through(call: Call, structure: Structure, used: Callable[[], Sequence
     objects, records = call.tree.objects, call.tree.records
     below = {i for number in structure.given for i in canonical(number, lambda i: records[i])[1]}
     leaves = [number for number in sorted(below) if records[number][0] is LEAF]
+    if call.plan.origins is None:
+        _keep_places(call, structure.given, leaves)
     anchor = None
     all_placed = all(is_committed(objects[number]) or is_tracer(objects[number]) for number in leaves)
     if not all_placed and any(map(is_committed, call.leaves)):
@@ -163,6 +165,12 @@ def passed_through(call: Call, structure: Structure, used: Callable[[], Sequence
         elif type(op) is Static:
             made[number] = op.thaw()
     return made.__getitem__
+
+
+def _keep_places(call: Call, given: tuple[int, ...], leaves: Sequence[int]) -> None:
+    """Where among the arguments the leaves are that calls like this one pass through, for the native call."""
+    place = {number: i for i, number in enumerate(call.tree.leaf_numbers)}
+    keep(call.plan.structure, given, tuple([place[number] for number in leaves]))
 
 
 def _is_what_jit_returns(leaf: Any, anchor: Any) -> bool:

@@ -23,6 +23,7 @@ import numpy as np
 from .._arguments import Position
 from .._context import Policy
 from .._equinox_internals import name_of
+from .._errors import SharingMismatchError
 from .._graph import Tags, pack, unpack
 from .._structure import Structure
 from .._ties import is_inexact
@@ -74,9 +75,9 @@ class RuleTransform(FunctionTransform):
         found = getattr(self._vanilla, name)
         if name in self.unknown_methods:
             raise TypeError(
-                f"No adapter says what `{self.transform_name}` hands to the rules that `{name}` sets. Give them a "
-                "`Dag`, which every transform takes as it is:\n"
-                "    jax.custom_vjp(lambda dag: f(dag.tree))(sharedtree.Dag(model))"
+                f"No adapter says what `{self.transform_name}` hands to the rules that `{name}` sets. Make a function "
+                "of a `sharedtree.Dag`, which every transform takes as it is, and give rules to that:\n"
+                "    f_of_dag = jax.custom_vjp(lambda dag: f(dag.tree))"
             )
         return found
 
@@ -365,10 +366,6 @@ class CustomGradientTransform(RuleTransform):
             ((_, cotangent),) = args
             args = (cotangent,)
         return self.cotangents(policy, rule, *map(tangents_of, args), logs=bool(self.options.get("with_logs")))
-
-    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
-        """As the base, without asking the transform, which has no rules."""
-        raise error
 
     def as_several(self, given: Any, num_operands: int) -> Any:
         """The cotangent of a single operand may be returned itself."""

@@ -102,7 +102,8 @@ def fitted(tree: Walked, given: Any, name: str, fit: Fit) -> dict[int, Any]:
         is_prefix = type(others[pair.right][0]) is not Node and type(records[number][0]) is Node and _is_array(value)
         if fit.is_of_rule and is_prefix:  # for all leaves of a part, as JAX has it
             for below, count in num_paths(records, number).items():
-                found.setdefault(below, []).append(Part(value if count == 1 else count * value, pair.path))
+                of_all = value if value is None or count == 1 else count * value
+                found.setdefault(below, []).append(Part(of_all, pair.path))
             continue
         own = _OUTSIDE if number in outside else tree.leaves.get(number)
         fault = _fault(records[number], others[pair.right], value, own, fit)
