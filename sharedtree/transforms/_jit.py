@@ -62,10 +62,7 @@ class JitTransform(DonatingTransform):
 
     def donated_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
         """Those that `donate_argnums` and `donate_argnames` choose."""
-        chosen = self._donated.positions(num_args, keywords)
-        if any(i < 0 for i in self._donated.argnums) and not _donates_from_the_end():
-            return [i for i in chosen if isinstance(i, str) or i in self._donated.argnums]
-        return chosen
+        return self._donated.positions(num_args, keywords)
 
     def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
         """Donated or not, and where to."""
@@ -103,7 +100,8 @@ class JitTransform(DonatingTransform):
     ) -> Any:
         """With the options of the hands."""
         options = {name: value for name, value in self.options.items() if name not in _OWN}
-        donated = [i for i, label in enumerate(labels) if is_donated(label)]
+        is_ignored = any(i < 0 for i in self._donated.argnums) and not _donates_from_the_end()
+        donated = [i for i, label in enumerate(labels) if is_donated(label) and not is_ignored]
         if donated:
             options["donate_argnums"] = tuple(donated)
         if num_statics:
