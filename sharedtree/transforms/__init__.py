@@ -1,8 +1,8 @@
 """Transforms that keep identity: `preserve_identities`, and the ready-made ones. One file a family.
 
-`_packing` packs arguments and unpacks results. `_function` is the base of the transforms that take a function alone;
-`_crossing` and `_inside` are the two sides of those that take operands. What is checked while a function is traced is
-in `checks/`, a page for each family in `adapters/`.
+A call is one graph (`_call`), whose leaves are dealt in hands (`_hands`) by what the transform does with each
+(`_labels`, `_dealing`). `_function_transform` is the base of the transforms that take a function alone; `_crossing` and
+`_inside` are the two sides of those that take operands. What is checked while a function is traced is in `checks/`.
 """
 
 from ._abstract import eval_shape as eval_shape, make_jaxpr as make_jaxpr
@@ -17,6 +17,16 @@ from ._control_flow import (
 )
 from ._crossing import Crossing as Crossing
 from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
+from ._filtered import (
+    filter_checkpoint as filter_checkpoint,
+    filter_eval_shape as filter_eval_shape,
+    filter_grad as filter_grad,
+    filter_jit as filter_jit,
+    filter_jvp as filter_jvp,
+    filter_value_and_grad as filter_value_and_grad,
+    filter_vjp as filter_vjp,
+    filter_vmap as filter_vmap,
+)
 from ._inside import Inside as Inside
 from ._many_devices import pmap as pmap, shard_map as shard_map
 from ._own_derivatives import custom_jvp as custom_jvp, custom_vjp as custom_vjp

@@ -14,14 +14,14 @@ def _typed(function: Any) -> Any:
     return function
 
 
-_as_jit = cast(Callable[[Any], Jit], _typed)
-_as_grad = cast(Callable[[Any], Grad], _typed)
-_as_value_and_grad = cast(Callable[[Any], ValueAndGrad], _typed)
-_as_vmap = cast(Callable[[Any], Vmap], _typed)
-_as_checkpoint = cast(Callable[[Any], Checkpoint], _typed)
+as_jit = cast(Callable[[Any], Jit], _typed)
+as_grad = cast(Callable[[Any], Grad], _typed)
+as_value_and_grad = cast(Callable[[Any], ValueAndGrad], _typed)
+as_vmap = cast(Callable[[Any], Vmap], _typed)
+as_checkpoint = cast(Callable[[Any], Checkpoint], _typed)
 
 
-@_as_jit
+@as_jit
 def jit(*function: Any, **options: Any) -> Any:
     """`preserve_identities(jax.jit)`.
 
@@ -40,7 +40,7 @@ def jit(*function: Any, **options: Any) -> Any:
     return preserve_identities(jax.jit)(*function, **options)
 
 
-@_as_grad
+@as_grad
 def grad(*function: Any, **options: Any) -> Any:
     """`preserve_identities(jax.grad)`: the gradient with respect to a module is a module with the same ties.
 
@@ -88,7 +88,7 @@ def grad(*function: Any, **options: Any) -> Any:
     return preserve_identities(jax.grad)(*function, **options)
 
 
-@_as_value_and_grad
+@as_value_and_grad
 def value_and_grad(*function: Any, **options: Any) -> Any:
     """`preserve_identities(jax.value_and_grad)`; see `grad`.
 
@@ -105,7 +105,7 @@ def value_and_grad(*function: Any, **options: Any) -> Any:
     return preserve_identities(jax.value_and_grad)(*function, **options)
 
 
-@_as_vmap
+@as_vmap
 def vmap(*function: Any, **options: Any) -> Any:
     """`preserve_identities(jax.vmap)`.
 
@@ -127,7 +127,7 @@ def vmap(*function: Any, **options: Any) -> Any:
     return preserve_identities(jax.vmap)(*function, **options)
 
 
-@_as_checkpoint
+@as_checkpoint
 def checkpoint(*function: Any, **options: Any) -> Any:
     """`preserve_identities(jax.checkpoint)`; `remat` is the same.
 
