@@ -15,7 +15,7 @@ is no warning.
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -51,11 +51,6 @@ def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
     if _MARKER in map(type, attributes.values()):
         return {name: value for name, value in attributes.items() if type(value) is not _MARKER}
     return attributes
-
-
-def is_any_set(names: Iterable[str], attributes: dict[str, Any]) -> bool:
-    """Whether any of these attributes is there and was set."""
-    return any(name in attributes and type(attributes[name]) is not _MARKER for name in names)
 
 
 def name_of(function: Any, default: Any, attribute: str = "__name__") -> str:

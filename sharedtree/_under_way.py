@@ -18,7 +18,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ._locks import Lock
@@ -37,33 +37,30 @@ CAN_RAISE = sys.version_info < (3, 12)
 
 
 class _Active(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[tuple[Any, Sequence[Any], Any]] = []
+    num_calls = 0
 
 
 active = _Active()
-"""The calls of this thread, innermost last: the owner, the call or what it begins with, the trace around it."""
+"""How many calls of this thread are under way."""
 
 raised: dict[int, int] = {}
 """The threads for which the limit is raised now, and for what depth each. Empty nearly always."""
-
-_NOBODY: tuple[Any, Sequence[Any], Any] = (None, (), None)
 
 _lock = Lock()
 _limit_found = _limit_set = 0
 
 
 class keeping_limit:  # noqa: N801 -- a context manager; one that is a generator costs a microsecond
-    """A call of which nobody needs to know more than that it is under way."""
+    """A call that may make room."""
 
-    __slots__ = ("_depth",)
+    __slots__ = ("_around",)
 
     def __enter__(self) -> None:
-        self._depth = len(active.stack)
-        active.stack.append(_NOBODY)
+        self._around = active.num_calls
+        active.num_calls = self._around + 1
 
     def __exit__(self, *_: object) -> None:
-        del active.stack[self._depth :]
+        active.num_calls = self._around
         if raised:
             give_back()
 
@@ -90,7 +87,7 @@ def make_room(depth: int) -> bool:
         return True
     if depth > MAX_FLATTENED:
         return False
-    if not CAN_RAISE or not active.stack:
+    if not CAN_RAISE or not active.num_calls:
         return _is_room_for(depth + _MARGIN)
     thread = threading.get_ident()
     with _lock:
@@ -101,14 +98,9 @@ def make_room(depth: int) -> bool:
     return _is_room_for(depth + _MARGIN)
 
 
-def room_made() -> int:
-    """The depth for which the call that is under way has made room, so far."""
-    return raised.get(threading.get_ident(), 0)
-
-
 def give_back() -> None:
     """Puts the limit back if the outermost call of this thread has ended and no other thread needs it any more."""
-    if not active.stack:
+    if not active.num_calls:
         with _lock:
             if raised.pop(threading.get_ident(), None) is not None:
                 _set_limit()

@@ -56,7 +56,7 @@ def process_state():
         "streams": (sys.stdin, sys.stdout, sys.stderr),
         "sockets": socket.getdefaulttimeout(),
         "stack of threads": threading.stack_size(),
-        "calls under way": (list(active.stack), dict(raised)),
+        "calls under way": (active.num_calls, dict(raised)),
     }
 
 
@@ -148,9 +148,15 @@ CALLS = {
     "eval_shape": lambda tree: st.eval_shape(lambda tree: tree, tree),
     "explain": lambda tree: st.explain(st.jit(first), tree),
     "export": lambda tree: st.export(st.jit(first))(tree).call(tree),
+    "filter_checkpoint, filter_grad, filter_jit": lambda tree: st.filter_jit(
+        st.filter_grad(st.filter_checkpoint(first))
+    )(tree),
+    "filter_eval_shape, filter_jvp": lambda tree: st.filter_eval_shape(st.filter_jvp, first, (tree,), (tree,)),
+    "filter_value_and_grad": lambda tree: st.filter_value_and_grad(first)(tree),
+    "filter_vjp": lambda tree: st.filter_vjp(lambda tree: tree, tree)[1](tree),
+    "filter_vmap": lambda tree: st.filter_vmap(first)(st.tree.map(lambda x: ROW, tree)),
     "fori_loop": lambda tree: st.fori_loop(0, 2, lambda i, tree: tree, tree),
     "from_bytes, to_bytes": lambda tree: st.from_bytes(st.to_bytes(tree), like=tree),
-    "grad": lambda tree: st.grad(first)(tree),
     "grad, wrt": lambda tree: st.grad(first, wrt=lambda path, value: True)(tree),
     "hessian": lambda tree: st.hessian(first)(tree),
     "inference_mode": st.inference_mode,

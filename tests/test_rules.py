@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
+from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 import sharedtree as st
@@ -672,3 +673,43 @@ def test_tangents_that_are_not_tied():
     twice.defjvp(lambda primals, tangents: (twice(*primals), Pair(tangents[0], None)))
     error = raised(lambda: st.grad(lambda net: twice(net).first.embed.sum())(tied()))
     assert error.paths == ("tangent.first.embed", "tangent.second.embed")
+
+
+def test_logs_of_a_backward_pass():
+    f = st.custom_vjp(product_of_net)
+    if not hasattr(jax.vjp(jnp.sin, 0.0)[1], "with_logs"):
+        return
+    f.defvjp_with_logs(lambda net: (f(net), net), lambda net, y: ((Net(net.head * y, net.embed * y, None),), {"y": y}))
+    value, pullback = st.vjp(f, tied())
+    for again in (pullback, st.jit(lambda pullback: pullback)(pullback)):
+        (cotangent,), logs = again.with_logs(jnp.ones_like(value))
+        assert cotangent.embed is cotangent.head
+        assert cotangent.embed.tolist() == pullback(jnp.ones_like(value))[0].embed.tolist()
+        assert logs["y"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
+def test_a_rule_for_batches(axes):
+    """Against the same product under plain `vmap`; the rule is wrong by a factor, so that one sees that it was used."""
+
+    def product(net, x):
+        y = net.embed * net.head * x
+        return Pair(y, y)
+
+    f = st.preserve_identities(custom_vmap)(product)
+
+    @f.def_vmap
+    def rule(size, batched, net, x):
+        assert size == 4
+        assert net.embed is net.head
+        assert [batched[0].embed, batched[0].head, batched[1]] == [axes[0] == 0, axes[0] == 0, axes[1] == 0]
+        y = FACTOR * st.vmap(product, in_axes=axes)(net, x).first
+        return Pair(y, y), Pair(True, True)
+
+    w = jnp.ones((4, 2) if axes[0] == 0 else 2)
+    net, x = Net(w, w, jnp.arange(4)), jnp.arange(4.0) if axes[1] == 0 else 2.0
+    found = st.vmap(f, in_axes=axes)(net, x)
+    assert found.first is found.second
+    assert np.array_equal(found.first, FACTOR * st.vmap(product, in_axes=axes)(net, x).first)
+    f.def_vmap(lambda size, batched, net, x: (Pair(net.embed, net.embed), Pair(True, False)))
+    assert raised(lambda: st.vmap(f, in_axes=axes)(net, x)).paths == (".first", ".second")

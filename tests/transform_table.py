@@ -18,6 +18,7 @@ import jax.experimental
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_batching import custom_vmap
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sharedtree as st
@@ -146,6 +147,9 @@ SCENARIOS: dict[Any, Scenario] = {
     ),
     jax.custom_gradient: Scenario(
         lambda t, f, *ms: t(lambda *ms: (f(*ms), lambda ct: ms))(*ms), "test_rules", returned=st.copy
+    ),
+    custom_vmap: Scenario(
+        with_rules("def_vmap", lambda f: lambda size, batched, *ms: (f(*ms), batched[0])), "test_rules"
     ),
     eqx.filter_jit: Scenario(
         plain, "test_transformed_modules", lambda t, f, m: t(lambda a, b: f(a), donate="all-except-first")(m, m)

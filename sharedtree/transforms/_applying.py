@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import equinox as eqx
 import equinox.internal
 import jax
+import jax.custom_batching
 import jax.experimental
 
 from .._equinox_internals import name_of
@@ -68,7 +69,7 @@ def title_of(transform: Any) -> str:
 
 def public_name(transform: Any) -> str | None:
     """The name under which JAX or Equinox offers a transform, whatever it is called where it is defined."""
-    for module in (jax, jax.lax, jax.debug, jax.experimental, jax.export, eqx, equinox.internal):
+    for module in (jax, jax.lax, jax.debug, jax.custom_batching, jax.experimental, jax.export, eqx, equinox.internal):
         for name, value in list(vars(module).items()):  # another thread may import
             if value is transform and not name.startswith("_"):
                 return f"{module.__name__}.{name}"

@@ -7,6 +7,7 @@ from typing import Any, overload
 import equinox as eqx
 import equinox.internal
 import jax
+import jax.custom_batching
 import jax.experimental
 
 from .._context import Policy, PolicyHere, PolicyOption, with_options
@@ -29,7 +30,7 @@ from ._loops import associative_scan, fori_loop, map_over, scan, while_loop
 from ._map import FilterVmapTransform, PmapTransform, ShardMapTransform, VmapTransform
 from ._modules import How, TransformedModule, is_of_equinox
 from ._opaque import OpaqueTransform, UnregisteredTransform
-from ._rules import CustomGradientTransform, CustomJvpTransform, CustomVjpTransform
+from ._rules import CustomGradientTransform, CustomJvpTransform, CustomVjpTransform, CustomVmapTransform
 from ._shapes import FilterMakeJaxprTransform, MakeJaxprTransform, as_it_is, eval_shape, filter_eval_shape
 from ._signatures import (
     Checkpoint,
@@ -78,6 +79,7 @@ _adapters: dict[Any, Any] = {
     jax.custom_vjp: CustomVjpTransform,
     jax.custom_jvp: CustomJvpTransform,
     jax.custom_gradient: CustomGradientTransform,
+    jax.custom_batching.custom_vmap: CustomVmapTransform,
     eqx.filter_jit: FilterJitTransform,
     eqx.filter_grad: GradTransform,
     eqx.filter_value_and_grad: ValueAndGradTransform,

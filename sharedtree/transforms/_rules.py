@@ -19,13 +19,16 @@ from typing import Any, NoReturn, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import tree_util as jtu
 
 from .._arguments import Position
 from .._context import Policy
 from .._equinox_internals import name_of
 from .._errors import SharingMismatchError
 from .._graph import Tags, pack, unpack
+from .._prefix import Label, labels
 from .._structure import Structure
+from .._text import listed
 from .._ties import is_inexact
 from .._walked import Walked
 from .._whole_gradients import noting_whole
@@ -453,6 +456,56 @@ class CustomJvpTransform(RuleTransform):
             leaves = [_filled(primal, tangent) for primal, tangent in zip(result.leaves, found, strict=True)]
             total = [_added(*three) for three in zip(result.leaves, total, leaves, strict=True)] if total else leaves
         return Hand(total, result.deal)
+
+
+class CustomVmapTransform(RuleTransform):
+    """A function under `jax.custom_batching.custom_vmap`, with identities preserved."""
+
+    def def_vmap(self, vmap_rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Sets the rule, as `jax.custom_batching.custom_vmap.def_vmap` does.
+
+        Args:
+            vmap_rule: (the size of the axis, a list of trees like the arguments that say which leaves have it, *the
+                arguments) → (the result, a tree like it that says which leaves have the axis).
+
+        Returns:
+            The rule.
+        """
+        self._vanilla.def_vmap(vmap_rule)
+        self.rules_given = vmap_rule
+        return vmap_rule
+
+    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The vanilla object for one call, on hands."""
+        vanilla = self.transform(self.inner_of(policy, self.primal, function), **self.options)
+        vanilla.def_vmap(self.inner_of(policy, self._batched, self.rules_given))
+        return vanilla
+
+    def _batched(self, policy: Policy, rule: Callable[..., Any], size: int, in_batched: Any, hand: Hand) -> Any:
+        which = list(tree_of(in_batched[0]).args)
+
+        def on_trees(*args: Any) -> Any:
+            return rule(size, which, *args)
+
+        functools.update_wrapper(on_trees, rule, ("__name__", "__qualname__"), ())
+        packed = self.with_more(policy, on_trees, (hand,), lambda _, beside: beside)
+        if type(packed) is not tuple or type(packed[0]) is not Hand:
+            return packed
+        return packed[0], self._which(*packed)
+
+    def _which(self, result: Hand, given: Any) -> Hand:
+        tree = Walked.of(result.structure)
+        found: dict[int, Label] = {}
+        for each in labels(given, tree.records, tree.root, lambda part: isinstance(part, bool), "out_batched"):
+            if found.setdefault(each.record, each).label is not each.label:
+                paths = [jtu.keystr(path) for path in (found[each.record].path, each.path)]
+                raise SharingMismatchError(
+                    f"A rule of `{self.transform_name}` says of one array that it has the axis and that it has not, at "
+                    f"{listed(paths)} of `out_batched`. Say one of them, or give the result two arrays:\n"
+                    "    result = sharedtree.untie(result)",
+                    tuple(paths),
+                )
+        return Hand([found[number].label for number in tree.leaf_numbers], result.deal)
 
 
 def _filled(primal: Any, tangent: Any) -> Any:
