@@ -47,10 +47,13 @@ class CompileHook(BuildHookInterface):
         else:
             self._folder = pathlib.Path(tempfile.mkdtemp(prefix="sharedtree-"))
             described = self._folder / "_native_source.py"
-            described.write_text(f'"""Written when the wheel was built."""\n\nDIGEST = "{digest()}"\n')
             added = {described: "sharedtree/_native_source.py"}
             target = self._folder / TARGET.name
-            is_native = compiled(target=target)
+            reason = failure(target=target)
+            is_native = reason == ""
+            described.write_text(
+                f'"""Written when the wheel was built."""\n\nDIGEST = "{digest()}"\nFAULT = {reason or ""!r}\n'
+            )
             if is_native:
                 added[target] = TARGET.relative_to(ROOT).as_posix()
             build_data["force_include"] |= {str(file): place for file, place in added.items()}
@@ -85,11 +88,16 @@ def is_switched_off() -> bool:
 
 def compiled(flags: str = "-O2", target: pathlib.Path = TARGET) -> bool:
     """Compiles the walk, and returns whether that worked. Says why not on the standard error."""
+    return failure(flags, target) == ""
+
+
+def failure(flags: str = "-O2", target: pathlib.Path = TARGET) -> str | None:
+    """Compiles the walk: why a compiler failed, "" if none did, None if there is none or nobody asked for it."""
     if is_switched_off() or sysconfig.get_config_var("Py_GIL_DISABLED") or os.name != "posix":
-        return False
+        return None
     reason = _failure(flags, target)
     if reason is None:
-        return True
+        return ""
     sys.stderr.write(f"The native walk was not compiled:\n{reason}\n")
     if target.exists() and is_current(target):
         sys.stderr.write(f"{target} was compiled from this source before, and stays.\n")
@@ -97,12 +105,16 @@ def compiled(flags: str = "-O2", target: pathlib.Path = TARGET) -> bool:
         sys.stderr.write("So the one in Python is used.\n")
         with contextlib.suppress(OSError):  # whoever imports the package is warned of it
             target.unlink()
-    return False
+    return reason if shutil.which(_compiler()[0]) else None
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
 
 
 def _failure(flags: str, target: pathlib.Path) -> str | None:
     """Compiles the walk into a file, all or nothing; why not, if not."""
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    compiler = _compiler()
     linking = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
     # In the same folder, where it can be renamed, and where a compiler that counts lines leaves its own files.
     draft = target.with_name(f"_native.{os.getpid()}.draft")

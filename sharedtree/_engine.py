@@ -43,7 +43,7 @@ def _fitting() -> tuple[Any, str | None]:
     """The native module, or None, and what is wrong with it."""
     found = importlib.util.find_spec(_NAME)
     if found is None or found.origin is None:
-        return None, None
+        return None, _failure_of_build()
     library = pathlib.Path(found.origin).read_bytes()
     if not _is_whole(library):
         return None, "the end of its file is missing"
@@ -55,6 +55,17 @@ def _fitting() -> tuple[Any, str | None]:
         if native.built_from == digest:
             return native, None
     return None, "it was compiled from another version of its source"
+
+
+def _failure_of_build() -> str | None:
+    """Why a wheel has no native part although there was a compiler where it was built."""
+    if pathlib.Path(__file__).with_name("_native.c").exists():
+        return None
+    try:
+        fault = importlib.import_module(f"{__package__}._native_source").FAULT
+    except (ModuleNotFoundError, AttributeError):
+        return None
+    return f"it was not compiled when this was built: {fault.strip().splitlines()[0]}" if fault.strip() else None
 
 
 def _digest_of_source() -> str | None:

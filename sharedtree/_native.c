@@ -2086,9 +2086,16 @@ static void end_walk(Walk *w)
 
 /* Takes back what a walk did that came to nothing. An error of `Exception` is dropped, for Python then walks, and raises
    it with its paths. DONE, or FAILED with an error that goes on. */
-static int take_back(Tags *tags, Py_ssize_t base)
+static int take_back(Walk *w, Py_ssize_t base)
 {
     PyObject *type, *value, *traceback;
+    Tags *tags = w->tags;
+    /* What is open as a value may have had a number as an object. */
+    for (; w->depth > 0; w->depth--) {
+        Frame *frame = &w->frames[w->depth - 1];
+        if (frame->is_open)
+            slot_of(tags->slots, tags->size, frame->object)->number = frame->before;
+    }
     PyErr_Fetch(&type, &value, &traceback);
     if (type != NULL && !PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
         forget(tags, base);
@@ -2119,7 +2126,7 @@ static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, P
     if (*structure != NULL && *structure != Py_None)
         return OPENED;
     Py_CLEAR(*structure);
-    return take_back(w->tags, base);
+    return take_back(w, base);
 }
 
 static PyObject *native_walk(PyObject *module, PyObject *args)

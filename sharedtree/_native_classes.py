@@ -52,7 +52,7 @@ from ._node_types import (
     when_registered,
 )
 from ._static_keys import Known, key_of, nothing_known
-from ._statics import Static, cannot_change, is_known_by_address
+from ._statics import Settled, Static, cannot_change, is_known_by_address
 from ._structure import LEAF, Given, Node, Record, Update
 
 Description = tuple[Any, ...]
@@ -214,20 +214,20 @@ def _settle(values: list[Any]) -> list[Any]:
     A tuple of its class, if all instances of that are known by address; otherwise its token, in a tuple with None if
     the value is the same for ever.
     """
-    known = nothing_known()
+    known, settled = nothing_known(), Settled()
     found: dict[int, Any] = {}
     for value in values:
         if id(value) not in found:  # alive in `values`
-            found[id(value)] = _settled(value, known)  # as above
+            found[id(value)] = _settled(value, known, settled)  # as above
     return [found[id(value)] for value in values]  # as above
 
 
-def _settled(value: Any, known: Known) -> Any:
+def _settled(value: Any, known: Known, settled: Settled) -> Any:
     cls = type(value)
     key, is_mutable = key_of(value, known)
     if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):
         return (cls,)
-    if cannot_change(value):
+    if cannot_change(value, settled):
         return _tokens.one_like(hash(key), Token(key)), None
     token = Token(key)
     # Of values without a hash there may be many that are to be compared with, and most are as they were.

@@ -131,25 +131,45 @@ def with_names(value: Any) -> Any:
     return _ByName(module, name) if found is value and module != "__main__" else value
 
 
-def cannot_change(value: Any) -> bool:
+class _Looked:
+    """A value that was looked at, and what is in it that was not yet."""
+
+    __slots__ = ("is_settled", "parts", "value")
+
+    def __init__(self, value: Any) -> None:
+        parts = _parts_of(value)
+        self.value = value
+        self.is_settled = parts is not None
+        self.parts = tuple(parts or ())
+
+
+Settled = dict[int, _Looked]
+"""By id, which of the values of a walk were found to stay the same. They are kept alive here."""
+
+
+def cannot_change(value: Any, known: Settled | None = None) -> bool:
     """Whether the same object has the same value for ever.
 
     A `functools.partial` and a frozen dataclass could be changed, but nobody does. What the fields of the latter hold
     is asked, too, unless its class has a hash of its own, which only what stays the same can have.
+
+    Args:
+        value: of any kind.
+        known: what was found out about others.
     """
-    seen: set[int] = set()
-    stack, alive = [value], list[Any]()  # the latter: whatever has its id in `seen`
+    known = {} if known is None else known
+    stack = [value]
     while stack:
-        part = stack.pop()
-        if id(part) in seen:  # in `alive`
+        found = known.get(id(stack[-1]))  # alive there
+        if found is None:
+            found = known[id(stack[-1])] = _Looked(stack[-1])  # as above
+            stack.extend(found.parts)
             continue
-        seen.add(id(part))  # as above
-        alive.append(part)
-        below = _parts_of(part)
-        if below is None:
-            return False
-        stack.extend(below)
-    return True
+        stack.pop()
+        # One that holds itself is still open where it is met again, and what it holds decides.
+        found.is_settled = found.is_settled and all(known[id(part)].is_settled for part in found.parts)  # as above
+        found.parts = ()
+    return known[id(value)].is_settled  # as above
 
 
 def _parts_of(value: Any) -> Iterable[Any] | None:

@@ -274,7 +274,7 @@ def test_a_checkout_that_is_compiled(checkout, monkeypatch):
     assert data["pure_python"] is False
 
 
-@pytest.mark.parametrize("compiler", ["false", "off", pytest.param(None, marks=needs_compiler)])
+@pytest.mark.parametrize("compiler", ["false", "no such compiler", "off", pytest.param(None, marks=needs_compiler)])
 def test_a_wheel_is_built_beside_the_checkout(checkout, tmp_path_factory, monkeypatch, compiler):
     """What it gets works without the source, and an older file that is found there is told by the digest."""
     builder = builder_of(checkout, monkeypatch)
@@ -303,7 +303,10 @@ def test_a_wheel_is_built_beside_the_checkout(checkout, tmp_path_factory, monkey
     if compiler is None:
         assert report(installed) == NATIVE
     else:
-        assert report(installed) == NOT_COMPILED
+        if compiler == "false":
+            assert_refused(installed, "it was not compiled when this was built: false ended with 1")
+        else:
+            assert report(installed) == NOT_COMPILED
         (installed / "sharedtree" / "_native.abi3.so").write_bytes(b"from an earlier version")
         assert_refused(installed, OTHER_SOURCE)
 

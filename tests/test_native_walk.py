@@ -49,7 +49,12 @@ def assert_walked_alike(trees, rules, num_walks=1):
     expected, tags = [], _walk.Tags()
     for tree in trees:
         base = len(tags.objects)
-        leaves, records, root = _walk.walk(tree, tags, rules)
+        try:
+            leaves, records, root = _walk.walk(tree, tags, rules)
+        except ValueError as error:  # JAX's, of keys that have no order
+            with pytest.raises(ValueError, match=str(error)):
+                pack(tree, Tags(), rules)
+            return []
         expected.append((leaves, intern(records, root, base)))
     for _ in range(num_walks):
         own = Tags()
