@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from . import compiling, control_flow, dispatch, growth, memory, pieces, saving_memory, serialising, training
+from . import compiling, control_flow, dispatch, growth, memory, pieces, programs, saving_memory, serialising, training
 from ._measuring import Case, Effort
 
 GROUPS: dict[str, Callable[[Effort], list[Case]]] = {
     "dispatch": dispatch.cases,
+    "programs": programs.cases,
     "pieces": pieces.cases,
     "training": training.cases,
     "compiling": compiling.cases,
