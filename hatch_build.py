@@ -86,12 +86,12 @@ def is_switched_off() -> bool:
     return os.environ.get("SHAREDTREE_NATIVE", "").strip().lower() in OFF
 
 
-def compiled(flags: str = "-O2", target: pathlib.Path = TARGET) -> bool:
+def compiled(flags: str = "-O3", target: pathlib.Path = TARGET) -> bool:
     """Compiles the walk, and returns whether that worked. Says why not on the standard error."""
     return failure(flags, target) == ""
 
 
-def failure(flags: str = "-O2", target: pathlib.Path = TARGET) -> str | None:
+def failure(flags: str = "-O3", target: pathlib.Path = TARGET) -> str | None:
     """Compiles the walk: why a compiler failed, "" if none did, None if there is none or nobody asked for it."""
     if is_switched_off() or sysconfig.get_config_var("Py_GIL_DISABLED") or os.name != "posix":
         return None

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax import tree_util as jtu
-from jax._src import tree_util as _tree_util
+from jax._src import core as _core, tree_util as _tree_util
 from jax._src.array import ArrayImpl
 from jax._src.core import trace_ctx
 from jax.core import Tracer
@@ -66,7 +66,8 @@ TYPED_NUMBERS: frozenset[type] = frozenset(_typed_scalar_types)
 _NO_ARRAY = None if _TypedNdArray is None or issubclass(_TypedNdArray, np.ndarray) else _TypedNdArray
 
 
-TRACE = trace_ctx, "trace"
+_holder = getattr(_core, "trace_state_strong_ref", None)
+TRACE = (_holder, "value") if getattr(_holder, "value", None) is trace_ctx.trace else (trace_ctx, "trace")
 """An object, and as which attribute it has the trace that is active now."""
 
 

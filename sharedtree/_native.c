@@ -2106,27 +2106,95 @@ static int take_back(Walk *w, Py_ssize_t base)
     return forget(tags, base) < 0 ? FAILED : DONE;
 }
 
+/* The key that a form of calls had last, and a weak reference to the structure to which it led. */
+typedef struct {
+    PyObject_HEAD
+    char *key;
+    size_t size;
+    unsigned long epoch;
+    PyObject *entry;
+} Latest;
+
+static PyTypeObject *latest_type;
+static unsigned long epoch_of_keys; /* goes on when what is in keys by address may be let go of while a structure lives */
+
+static void latest_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyMem_Free(((Latest *)self)->key);
+    Py_XDECREF(((Latest *)self)->entry);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot latest_slots[] = {
+    {Py_tp_dealloc, latest_dealloc},
+    {Py_tp_doc, "The key that a form of calls had last."},
+    {0, NULL},
+};
+static PyType_Spec latest_spec = {"sharedtree._native.Latest", sizeof(Latest), 0, Py_TPFLAGS_DEFAULT, latest_slots};
+
+/* The entry for the key of a walk, if the last one of this form had it. A new reference. */
+static PyObject *entry_of_latest(const Latest *latest, const Walk *w)
+{
+    int is_same = latest != NULL && latest->entry != NULL && latest->epoch == epoch_of_keys &&
+                  latest->size == w->key_size && memcmp(latest->key, w->key, w->key_size) == 0;
+    return is_same ? Py_NewRef(latest->entry) : NULL;
+}
+
+static int remember_latest(Latest *latest, const Walk *w, PyObject *entry)
+{
+    char *key = PyMem_Realloc(latest->key, w->key_size);
+    if (key == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(key, w->key, w->key_size);
+    latest->key = key, latest->size = w->key_size, latest->epoch = epoch_of_keys;
+    replace(&latest->entry, Py_NewRef(entry));
+    return 0;
+}
+
+static PyObject *native_forget_keys(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    epoch_of_keys++;
+    return Py_NewRef(Py_None);
+}
+
+/* The structure to which the key of a walk leads; NULL if none is known, or on an error. */
+static PyObject *structure_of_key(const Walk *w, PyObject *known, Latest *latest)
+{
+    PyObject *entry = entry_of_latest(latest, w), *structure = entry == NULL ? NULL : PyObject_CallNoArgs(entry);
+    Py_XDECREF(entry);
+    if (structure != NULL && structure != Py_None)
+        return structure;
+    Py_XDECREF(structure);
+    PyObject *key = PyBytes_FromStringAndSize(w->key, (Py_ssize_t)w->key_size);
+    /* Held, for what follows may collect garbage, and with it what the entry is of. */
+    entry = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(known, key));
+    structure = entry == NULL ? NULL : PyObject_CallNoArgs(entry);
+    if (structure == Py_None)
+        Py_CLEAR(structure);
+    if (structure != NULL && latest != NULL && remember_latest(latest, w, entry) < 0)
+        Py_CLEAR(structure);
+    Py_XDECREF(entry);
+    Py_XDECREF(key);
+    return structure;
+}
+
 /* Walks over a tree, and looks up the structure that its key leads to in `known`. OPENED if there is one; DONE if Python has to walk;
    FAILED with an error that is not Python's to explain. */
-static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, PyObject **structure)
+static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, Latest *latest, PyObject **structure)
 {
     Py_ssize_t base = PyList_Size(w->tags->objects);
-    PyObject *key = NULL;
     w->expected = base;
     w->leaves = PyList_New(0);
     *structure = NULL;
     if (w->leaves != NULL && walk_all(w, tree, convention) == 0)
-        key = PyBytes_FromStringAndSize(w->key, (Py_ssize_t)w->key_size);
-    /* Held, for what follows may collect garbage, and with it what the entry is of. */
-    PyObject *entry = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(known, key));
-    if (entry != NULL)
-        *structure = PyObject_CallNoArgs(entry);
-    Py_XDECREF(entry);
-    Py_XDECREF(key);
-    if (*structure != NULL && *structure != Py_None)
-        return OPENED;
-    Py_CLEAR(*structure);
-    return take_back(w, base);
+        *structure = structure_of_key(w, known, latest);
+    return *structure != NULL ? OPENED : take_back(w, base);
 }
 
 static PyObject *native_walk(PyObject *module, PyObject *args)
@@ -2143,7 +2211,7 @@ static PyObject *native_walk(PyObject *module, PyObject *args)
     if (!is_for_native)
         return Py_NewRef(Py_None);
     Walk w = new_walk(tags, flags);
-    int outcome = walk_tree(&w, tree, convention, known, &structure);
+    int outcome = walk_tree(&w, tree, convention, known, NULL, &structure);
     if (outcome == OPENED)
         result = PyTuple_Pack(2, w.leaves, structure);
     else if (outcome == DONE)
@@ -2532,6 +2600,8 @@ static int is_as_described(Kind *kind, PyObject *aux, Py_ssize_t size)
     case DICT:
     case ORDERED_DICT:
         return is_tuple_of(aux, size);
+    case NAMEDTUPLE:
+        return aux == Py_None;
     case DEFAULT_DICT:
         return is_tuple_of(aux, 2) && is_tuple_of(PyTuple_GetItem(aux, 1), size);
     }
@@ -2748,6 +2818,14 @@ static PyObject *run_nnx_state(const Step *step, PyObject **trace_state)
     return object;
 }
 
+static PyObject *run_namedtuple(const Step *step, PyObject *table)
+{
+    PyObject *children = children_of(step->numbers, table, 0);
+    PyObject *made = children == NULL ? NULL : PyObject_Call((PyObject *)step->kind->type, children, NULL);
+    Py_XDECREF(children);
+    return made;
+}
+
 static PyObject *run_node(const Program *program, const Step *step, PyObject *table, PyObject **trace_state)
 {
     if (step->shape == IN_PYTHON)
@@ -2764,6 +2842,8 @@ static PyObject *run_node(const Program *program, const Step *step, PyObject *ta
         return run_dict(program, step, table);
     case DEQUE:
         return run_deque(step, table);
+    case NAMEDTUPLE:
+        return run_namedtuple(step, table);
     case FIELDS:
     case DATACLASS:
     case SLOTS:
@@ -3319,7 +3399,13 @@ static PyObject *native_learn_calls(PyObject *module, PyObject *args)
 
 /* --- the whole call ---------------------------------------------------------------------------------------------- */
 
-static PyObject *deferred; /* stands for what Python has to do; nobody else can return it */
+static PyTypeObject *deferred_type; /* a tuple that nobody else can return: empty, or the result and the call to be finished */
+static PyObject *deferred;          /* the empty one */
+static PyType_Slot deferred_slots[] = {
+    {Py_tp_doc, "What Python has to do: a whole call, or to finish one, of which this has the result."},
+    {0, NULL},
+};
+static PyType_Spec deferred_spec = {"sharedtree._native.Deferred", 0, 0, Py_TPFLAGS_DEFAULT, deferred_slots};
 
 static PyObject *native_flags_of(PyObject *module, PyObject *rules)
 {
@@ -3336,6 +3422,7 @@ typedef struct {
     PyObject *forms, *made, *write;
     PyObject *aux, *bound, *key, *asks; /* of the form */
     int donates;
+    Latest *latest;
 } Way;
 
 /* The number of positional arguments and the names of the others. */
@@ -3373,13 +3460,14 @@ static int read_way(PyObject *tuple, PyObject *args, PyObject *kwargs, Way *way,
     Py_XDECREF(key);
     if (*form == NULL || *form == Py_None || PyErr_Occurred())
         return PyErr_Occurred() ? FAILED : DONE;
-    if (!is_record(*form, 5) || !is_tuple_of(PyTuple_GetItem(*form, 0), 3)) {
+    if (!is_record(*form, 6) || !is_tuple_of(PyTuple_GetItem(*form, 0), 3) ||
+        Py_TYPE(PyTuple_GetItem(*form, 5)) != latest_type) {
         PyErr_SetString(PyExc_TypeError, "not a form");
         return FAILED;
     }
     way->aux = PyTuple_GetItem(*form, 0), way->bound = PyTuple_GetItem(*form, 1);
     way->key = PyTuple_GetItem(*form, 2), way->asks = PyTuple_GetItem(*form, 3);
-    way->donates = PyTuple_GetItem(*form, 4) == Py_True;
+    way->donates = PyTuple_GetItem(*form, 4) == Py_True, way->latest = (Latest *)PyTuple_GetItem(*form, 5);
     return OPENED;
 }
 
@@ -3463,12 +3551,12 @@ static PyObject *chosen_items(PyObject *list, PyObject *places)
 /* Whether no object is in a list or a tuple twice, or no array; -1 on an error. */
 static int all_different(PyObject *items, int only_arrays)
 {
-    size_t size = FIRST_SIZE;
+    size_t size = 16;
     int is_tuple = PyTuple_CheckExact(items);
     Py_ssize_t length = is_tuple ? PyTuple_Size(items) : PyList_Size(items);
     while (size < 2 * (size_t)length)
         size *= 2;
-    Slot *slots = length < 0 ? NULL : new_slots(size);
+    Slot few[128], *slots = length < 0 ? NULL : size <= 128 ? memset(few, 0, size * sizeof *few) : new_slots(size);
     if (slots == NULL) {
         if (!PyErr_Occurred())
             PyErr_NoMemory();
@@ -3483,7 +3571,8 @@ static int all_different(PyObject *items, int only_arrays)
         outcome = slot->object == NULL;
         slot->object = object;
     }
-    free_slots(slots, size);
+    if (slots != few)
+        free_slots(slots, size);
     return outcome;
 }
 
@@ -3546,7 +3635,7 @@ static PyObject *gathered(PyObject *result, PyObject **structure)
         Py_DECREF(deal);
         own = numbers == NULL ? NULL : get_slot(hand_leaves, hand, NULL);
         if (own != NULL && numbers == Py_None && PyTuple_Size(parts) == 1) {
-            leaves = PySequence_List(own);
+            leaves = PyTuple_CheckExact(own) ? Py_NewRef(own) : PySequence_List(own);
         } else if (own != NULL && numbers != Py_None) {
             replace(&own, PySequence_Tuple(own));
             Py_ssize_t size = own == NULL ? -1 : PyTuple_Size(own);
@@ -3672,7 +3761,9 @@ static PyObject *call_dealt(const Way *way, Tags *tags, PyObject *arguments, PyO
     if (made == deferred) {
         /* The trace may have made something of the call. */
         PyObject *now = first == NULL ? Py_NewRef(call) : Py_NewRef(((Deal *)first)->call);
-        replace(&made, PyTuple_Pack(3, deferred, result, now));
+        PyObject *both = PyTuple_Pack(2, result, now);
+        replace(&made, both == NULL ? NULL : PyObject_CallFunctionObjArgs((PyObject *)deferred_type, both, NULL));
+        Py_XDECREF(both);
         Py_DECREF(now);
     }
     if (first != NULL) { /* what JAX keeps of the hands must keep none of the arguments alive */
@@ -3713,7 +3804,7 @@ static PyObject *native_call(PyObject *module, PyObject *const *given, Py_ssize_
         return NULL;
     }
     Walk w = new_walk(tags, way.flags);
-    outcome = walk_tree(&w, arguments, way.convention, entries, &structure);
+    outcome = walk_tree(&w, arguments, way.convention, entries, way.latest, &structure);
     if (outcome == OPENED)
         outcome = plan_of(&way, structure, w.leaves, &plan);
     if (outcome == OPENED && (!is_record(plan, 6) || PyTuple_GetItem(plan, 1) != Py_None ||
@@ -3854,6 +3945,7 @@ static PyMethodDef methods[] = {
     {"compile", native_compile, METH_O, "Records -> what `build` takes in their place, and runs faster."},
     {"build", native_build, METH_VARARGS, "(structure or records or program, leaves, table, given, update): see `sharedtree._walk.build`."},
     {"hold", native_hold, METH_O, "(value, token, ...) -> what keeps these values, which are known by address meanwhile."},
+    {"forget_keys", native_forget_keys, METH_NOARGS, "What is in keys by address may be let go of."},
     {"look_again", native_look_again, METH_NOARGS, "Asks again of classes of which no instance was a node."},
     {"learn_calls", native_learn_calls, METH_VARARGS, "Takes over what calls are made of."},
     {"hand_parts", native_hand_parts, METH_O, "A hand -> (its leaves, its deal)."},
@@ -3905,7 +3997,7 @@ PyMODINIT_FUNC PyInit__native(void)
         PyType_Spec *spec;
         const char *name; /* as which the module has it, if it does */
     } types[] = {{&tags_type, &tags_spec, "Tags"}, {&deal_type, &deal_spec, "Deal"}, {&held_type, &held_spec, NULL},
-                 {&program_type, &program_spec, NULL}};
+                 {&program_type, &program_spec, NULL}, {&latest_type, &latest_spec, "Latest"}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         PyObject *type = PyType_FromSpec(types[i].spec);
         *types[i].type = (PyTypeObject *)type;
@@ -3914,12 +4006,15 @@ PyMODINIT_FUNC PyInit__native(void)
     }
     references = PyDict_New();
     empty_tuple = PyTuple_New(0);
-    deferred = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+    PyObject *bases = empty_tuple == NULL ? NULL : PyTuple_Pack(1, &PyTuple_Type);
+    deferred_type = bases == NULL ? NULL : (PyTypeObject *)PyType_FromSpecWithBases(&deferred_spec, bases);
+    Py_XDECREF(bases);
+    deferred = deferred_type == NULL ? NULL : PyObject_CallNoArgs((PyObject *)deferred_type);
     new_object = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
     get_slot = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
     set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
     if (references == NULL || empty_tuple == NULL || deferred == NULL ||
-        PyModule_AddObjectRef(module, "DEFERRED", deferred) < 0 ||
+        PyModule_AddObjectRef(module, "Deferred", (PyObject *)deferred_type) < 0 ||
         PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM) < 0)
         goto failed;
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++) {

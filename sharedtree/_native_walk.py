@@ -118,6 +118,7 @@ def _remember(key: bytes, structure: Structure, pins: tuple[Any, ...]) -> None:
                     gone.append(known.pins)
                     known.pins = {}
             _entries.clear()
+            native.forget_keys()  # while all that is in them by address is alive in `gone`
         # What the key has by address lives as long as the structure; in the table it would live for ever if it leads to
         # that.
         structure.pins[key] = pins

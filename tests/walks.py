@@ -24,7 +24,7 @@ def calls_in_c():
 
     def call(facts, args, kwargs):
         made = _native_walk.native.call(facts, args, kwargs)
-        deferred.append(made is _warm.DEFERRED)
+        deferred.append(type(made) is _warm.Deferred and not made)
         return made
 
     native = types.SimpleNamespace(call=call, flags_of=_native_walk.native.flags_of)

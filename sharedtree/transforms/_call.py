@@ -208,7 +208,7 @@ def keep(structure: Structure, key: Any, value: V) -> V:
     return value
 
 
-def call_of(known: Any) -> "Call | None":
+def call_of(known: Any) -> Any:
     """The call that a hand knows of: if it is done in C, made of what there is of it."""
     return Call(*known) if type(known) is tuple else known
 

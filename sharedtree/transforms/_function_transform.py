@@ -20,7 +20,7 @@ from .._jax_internals import hide_frames
 from .._prefix import Branch
 from .._structure import Given, Node, Op, Update
 from ._applying import public_name, title_of, transform_named
-from ._call import Call, Dealing, enter, leave
+from ._call import Call, Dealing, call_of, enter, leave
 from ._dealing import DealtOut, Name, dealt_out
 from ._hands import Hand, Hands
 from ._in_place import IN_PLACE, Changes, conventions, rules_for_state, walked_together, with_changes
@@ -30,7 +30,7 @@ from ._inside import Inside, Received, Terms, packed, receive
 from ._labels import Fates, Treatment, is_donated, labels_in
 from ._modules import How, is_of_equinox
 from ._pass_through import passed_through, unchanged
-from ._warm import DEFERRED, Form, Way, to_be_finished
+from ._warm import Deferred, Form, Way, new_latest
 from .checks._functions_given import forbid_bound_module, is_refusal, name_counterpart
 from .checks._retracing import Traces
 from .checks._static_arguments import require_separate
@@ -160,11 +160,12 @@ class FunctionTransform(metaclass=_Named):
         is_in_python = False
         try:
             made = way.call(way.facts, args, kwargs)
-            if made is DEFERRED:
-                is_in_python = True
-                return self.called(args, kwargs, policy)
-            unfinished = to_be_finished(made)
-            return made if unfinished is None else self.leave(*unfinished, policy)
+            if type(made) is not Deferred:
+                return made
+            if made:
+                return self.leave(made[0], call_of(made[1]), policy)
+            is_in_python = True
+            return self.called(args, kwargs, policy)
         except UnfitResultError as error:
             self.refused(args, kwargs, error.error)
         except Exception as error:
@@ -205,7 +206,7 @@ class FunctionTransform(metaclass=_Named):
         if dealing.key is None or not dealing.is_of_form:
             return None
         donates = any(is_donated(label) for label in call.plan.labels)
-        return Form(call.arguments.aux, self.binding(args, kwargs), dealing.key, dealing.asks, donates)
+        return Form(call.arguments.aux, self.binding(args, kwargs), dealing.key, dealing.asks, donates, new_latest())
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """How arguments are bound before they are taken apart, if they are (see `Form`)."""

@@ -11,13 +11,16 @@ from typing import Any, NamedTuple
 from .._context import Policy
 from .._graph import Rules
 from .._native_walk import native
-from ._call import Call, call_of
+from ._call import Call
 from ._in_place import write
 
 _MOST_FORMS = 256
 
-DEFERRED: Any = object() if native is None else native.DEFERRED
-"""What C returns if Python has to do a call."""
+Deferred: Any = tuple if native is None else native.Deferred
+"""The class of what C returns if Python has to do a call: a tuple, of the result and the call if these are there."""
+
+new_latest: Callable[[], Any] = (lambda: None) if native is None else native.Latest
+"""Makes what C remembers of calls of one form."""
 
 
 class Form(NamedTuple):
@@ -30,6 +33,7 @@ class Form(NamedTuple):
         key: of the plans, beside what is asked of the leaves.
         asks: (the leaves) → that; or None.
         donates: whether buffers are given away, so that none may be given twice.
+        latest: what C remembers of such calls.
     """
 
     aux: Any
@@ -37,6 +41,7 @@ class Form(NamedTuple):
     key: Any
     asks: Any
     donates: bool
+    latest: Any
 
 
 class Facts(NamedTuple):
@@ -60,7 +65,7 @@ class Facts(NamedTuple):
 
 
 def _deferred(facts: Any, args: Any, kwargs: Any) -> Any:
-    return DEFERRED
+    return Deferred()
 
 
 class Way:
@@ -72,7 +77,7 @@ class Way:
         finishes: see `Facts`.
 
     Attributes:
-        call: (`facts`, args, kwargs) → what the wrapper returns, `DEFERRED`, or what is to be finished.
+        call: (`facts`, args, kwargs) → what the wrapper returns, or something `Deferred`.
     """
 
     __slots__ = ("call", "facts", "policy")
@@ -102,12 +107,3 @@ class Way:
             facts.forms.clear()
         facts.forms[(len(args), tuple(kwargs)) if kwargs else len(args)] = form
         facts.made[call.plan.labels] = made
-
-
-def to_be_finished(made: Any) -> tuple[Any, Call] | None:
-    """What the transformed function returned, and the call, if Python has to finish that."""
-    if type(made) is tuple and len(made) == 3 and made[0] is DEFERRED:
-        call = call_of(made[2])
-        assert call is not None
-        return made[1], call
-    return None
