@@ -89,40 +89,23 @@ def test_a_compiled_function_is_refused_whatever_its_name(groups):
             st.to_bytes(vanilla.subject)
 
 
-@eqx.filter_jit
-def compiled(x):
-    return x
+def named(name, decorate):
+    """A function of this module, as if it stood below a decorator."""
 
+    def function(x):
+        return x
 
-@eqx.filter_vmap
-def mapped(x):
-    return x
-
-
-@jax.custom_jvp
-def with_a_rule(x):
-    return x
-
-
-@functools.lru_cache
-def cached(x):
-    return x
-
-
-@st.jit
-def preserving(x):
-    return x
+    function.__name__ = function.__qualname__ = name
+    return decorate(function)
 
 
 def own_default(x, table={"a": [1.0]}):  # noqa: B006
     return x
 
 
-@jax.jit
-def jitted(x):
-    return x
-
-
+compiled, jitted, preserving = named("compiled", eqx.filter_jit), named("jitted", jax.jit), named("preserving", st.jit)
+mapped, with_a_rule = named("mapped", eqx.filter_vmap), named("with_a_rule", jax.custom_jvp)
+cached = named("cached", functools.lru_cache)
 DECORATED = (compiled, mapped, with_a_rule, cached, preserving, jitted, own_default, jax.nn.relu, jnp.add, np.add)
 
 
