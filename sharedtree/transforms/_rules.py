@@ -501,8 +501,8 @@ class CustomVmapTransform(RuleTransform):
                 paths = [jtu.keystr(path) for path in (found[each.record].path, each.path)]
                 raise SharingMismatchError(
                     f"A rule of `{self.transform_name}` says of one array that it has the axis and that it has not, at "
-                    f"{listed(paths)} of `out_batched`. Say one of them, or give the result two arrays:\n"
-                    "    result = sharedtree.untie(result)",
+                    f"{listed(paths)} of `out_batched`. Say one of them, or undo the tie, as "
+                    "`result = sharedtree.untie(result)` does.",
                     tuple(paths),
                 )
         return Hand([found[number].label for number in tree.leaf_numbers], result.deal)
