@@ -93,14 +93,14 @@ class Hand:
         """The leaves with paths that begin with other names, for JAX's messages.
 
         Args:
-            names: one for each child of the root.
+            names: one for each child of the root, as far as they have others.
         """
         tree = Walked.of(self.structure)
         node = tree.node(tree.root)
         assert node is not None
-        begin = dict(zip(node.keys, map(LeafPath, names), strict=True))
+        begin = dict(zip(node.keys, map(LeafPath, names), strict=False))
         paths = [tree.first_paths[number] for number in tree.leaf_numbers]
-        return Hands(self.leaves, self._own([jtu.keystr((begin[path[0]], *path[1:])) for path in paths]))
+        return Hands(self.leaves, self._own([jtu.keystr((begin.get(path[0], path[0]), *path[1:])) for path in paths]))
 
     def _own(self, of_all: list[str]) -> list[str]:
         numbers = self.deal.numbers

@@ -16,7 +16,7 @@ from jax import tree_util as jtu
 from .._arguments import Arguments, positions_of
 from .._errors import SharingMismatchError
 from .._prefix import Branch
-from .._structure import reached_outside
+from .._structure import depth_of, reached_outside
 from .._text import listed
 from .._ties import is_inexact
 from .._walked import Walked
@@ -32,6 +32,8 @@ from ._meet import holds_modules
 from ._modules import is_of_equinox
 from ._tangents import Fit, as_tuple, fitted
 from .checks._values_met_twice import report_tied_values
+
+_MOST_LEVELS = 100
 
 
 class LinearMap:
@@ -147,7 +149,7 @@ class Trace:
             crossing.transform(function, primals, primals)  # says best what is wrong
         arguments = Arguments(Names(function).of(len(primals)), primals, dict(others or {}))
         self.unseen, self.seen = crossing.enter_dealt(function, arguments, self._dealing(arguments, adds_up=adds_up))
-        of_nothing = not crossing.policy.containers and not holds_modules(crossing.call.tree)
+        of_nothing = not crossing.policy.containers and _is_for_jax(crossing.call.tree)
         self.is_bare = of_nothing and not crossing.rules.filtered
         self.primals = tuple(primals) if self.is_bare else (self.seen,)
         self.of_result: Deal | None = None
@@ -221,7 +223,7 @@ class Trace:
 def _value(inside: Inside, *operands: Any) -> Any:
     result, is_bare = _called(inside, operands)
     tree = inside.walked(result)
-    return (result, None) if is_bare and not holds_modules(tree) else _split(tree, tree)
+    return (result, None) if is_bare and _is_for_jax(tree) else _split(tree, tree)
 
 
 def _pair(inside: Inside, *operands: Any) -> Any:
@@ -229,7 +231,12 @@ def _pair(inside: Inside, *operands: Any) -> Any:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         return result  # which JAX refuses
     tree = inside.walked(tuple(result))
-    return result if is_bare and not holds_modules(tree) else _split(tree, first_of(tree))
+    return result if is_bare and _is_for_jax(tree) else _split(tree, first_of(tree))
+
+
+def _is_for_jax(tree: Walked) -> bool:
+    """Whether the transform can have a tree as it is: JAX 0.8 does not recover from what is too deep to flatten."""
+    return not holds_modules(tree) and depth_of(tree.records) <= _MOST_LEVELS
 
 
 def _called(inside: Inside, operands: Sequence[Any]) -> tuple[Any, bool]:

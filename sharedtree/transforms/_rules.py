@@ -26,6 +26,7 @@ from .._context import Policy
 from .._equinox_internals import name_of
 from .._errors import SharingMismatchError
 from .._graph import Tags, pack, unpack
+from .._jax_internals import as_numpy
 from .._prefix import Label, labels
 from .._structure import Structure
 from .._text import listed
@@ -290,7 +291,7 @@ def _type_of(leaf: Any) -> Any:
 
 def tree_of(hand: Hand) -> Any:
     """What a hand was dealt from, put together."""
-    return unpack(hand.structure, hand.leaves)
+    return unpack(hand.structure, [as_numpy(leaf) for leaf in hand.leaves])
 
 
 class CustomVjpTransform(RuleTransform):
