@@ -91,12 +91,11 @@ def added(m, x):
     return st.tree.map(lambda w: w + x, m)
 
 
-HERE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 CALLS = {
     "plain": lambda: st.jit(added),
     "donated": lambda: st.jit(added, donate_argnums=0),
     "static": lambda: st.jit(added, static_argnums=1),
-    "a shard": lambda: st.jit(added, out_shardings=HERE),
+    "a shard": lambda: st.jit(added, out_shardings=jax.sharding.SingleDeviceSharding(jax.devices()[0])),
     "passed through": lambda: st.jit(lambda m, x: m),
     "vmap": lambda: st.vmap(added, in_axes=(0, None)),
     "axes inside": lambda: st.vmap(added, in_axes=(Pair(0, 0), None)),

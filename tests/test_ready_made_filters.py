@@ -16,7 +16,8 @@ def product(dag, text="text"):
 
 
 CALLS = {
-    **dict.fromkeys(["filter_jit", "filter_vmap", "filter_checkpoint"], lambda transform, dag: transform(product)(dag)),
+    **dict.fromkeys(["filter_jit", "filter_checkpoint"], lambda transform, dag: transform(product)(dag)),
+    "filter_vmap": lambda transform, dag: transform(lambda dag: (product(dag), 1), out_axes=(0, 0))(dag),
     "filter_grad": lambda transform, dag: transform(lambda *args: product(*args).sum())(dag, "text"),
     "filter_value_and_grad": lambda transform, dag: transform(lambda *args: product(*args).sum())(dag, "text"),
     "filter_vjp": lambda transform, dag: transform(product, dag)[1](jnp.ones(3)),

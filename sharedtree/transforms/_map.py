@@ -12,6 +12,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import tree_util as jtu
 from jax.sharding import PartitionSpec
 
 from .._arguments import Arguments, Position, positions_of
@@ -24,7 +25,7 @@ from ._call import Call, Dealing
 from ._dealing import DealtOut
 from ._donation import DonatingTransform
 from ._hands import Hand, Hands
-from ._inside import Received
+from ._inside import Inside, Received
 from ._labels import Treatment, is_donated, labels_in
 
 _UNMAPPED = re.compile(r"at vmap out_axes in place of (.*), got axis spec None but output was batched .*")
@@ -291,6 +292,25 @@ class FilterVmapTransform(VmapTransform):
         own = ("in_axes", "out_axes")
         options = {name: value for name, value in self.options.items() if name not in own}
         return jax.vmap(self.inner(policy), in_axes=tuple(labels), out_axes=Hands(call.leaving), **options)
+
+    def pack_results(self, result: Any, inside: Inside) -> Any:
+        """As the base. A Python number in no module that is given an axis is an array, as with Equinox."""
+        return super().pack_results(
+            self._with_arrays(self.options.get(self.out_name, self.default_out), result), inside
+        )
+
+    def _with_arrays(self, prefix: Any, result: Any) -> Any:
+        if type(prefix) in (tuple, list) and type(result) is type(prefix) and len(result) == len(prefix):
+            return type(prefix)(map(self._with_arrays, prefix, result))
+        if not self.is_label(prefix):
+            return result
+
+        def is_given_axis(leaf: Any) -> bool:
+            return isinstance(leaf, complex | float | int) and self.resolve_out(prefix, leaf) is not None
+
+        if not any(map(is_given_axis, jtu.tree_leaves(result, is_leaf=is_module))):
+            return result
+        return jtu.tree_map(lambda leaf: jnp.asarray(leaf) if is_given_axis(leaf) else leaf, result, is_leaf=is_module)
 
     def handed_out(self, out: DealtOut, received: Received) -> Any:
         """As the base. Of what they are, the transform is told when it asks."""
