@@ -203,9 +203,22 @@ class Token:
 _tokens: Interned[Token] = Interned()
 
 
-_latest: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
-_token_of_latest: "weakref.WeakValueDictionary[int, Token]" = weakref.WeakValueDictionary()
-"""Values that can be mutated, by id, while they live; and the token that each had when it was last met."""
+class _Met(weakref.ref[Any]):
+    """A value that can be mutated, while it lives, and the token that it had when it was last met."""
+
+    __slots__ = ("address", "token")
+
+    address: int
+    token: "weakref.ref[Token]"
+
+
+_latest: dict[int, _Met] = {}
+"""Those values, by id."""
+
+
+def _let_go_of(met: Any, latest: dict[int, _Met] = _latest) -> None:
+    if latest.get(met.address) is met:
+        latest.pop(met.address, None)
 
 
 def _settle(values: list[Any]) -> list[Any]:
@@ -231,15 +244,17 @@ def _settled(value: Any, known: Known, settled: Settled) -> Any:
         return _tokens.one_like(hash(key), Token(key)), None
     token = Token(key)
     # Of values without a hash there may be many that are to be compared with, and most are as they were.
-    before = _token_of_latest.get(id(value)) if _latest.get(id(value)) is value else None  # alive in the dictionary
+    met = _latest.get(id(value))  # alive while the entry is there
+    before = met.token() if met is not None and met() is value else None
     if before is not None and before.is_like(token):
         return before
     token = _tokens.one_like(hash(key), token)
     try:
-        _latest[id(value)] = value  # as above
-        _token_of_latest[id(value)] = token  # as above
+        met = _Met(value, _let_go_of)
     except TypeError:  # it cannot be referred to weakly
-        pass
+        return token
+    met.address, met.token = id(value), weakref.ref(token)
+    _latest[id(value)] = met  # as above
     return token
 
 
