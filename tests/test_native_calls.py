@@ -11,9 +11,23 @@ from hypothesis import given, strategies as hst
 
 import sharedtree as st
 from sharedtree._arguments import Arguments
+from sharedtree._graph import Tags, pack
 from sharedtree._native_walk import native
 from sharedtree._walk import Rules
-from tests.strategies import Layer, Mutable, Pair, Record, arguments, copy_dag, is_array, mutate, partition, paths
+from sharedtree.transforms._hands import Deal
+from tests.strategies import (
+    Layer,
+    Mutable,
+    Pair,
+    Point,
+    Record,
+    arguments,
+    copy_dag,
+    is_array,
+    mutate,
+    partition,
+    paths,
+)
 from tests.test_native_walk import assert_walked_alike
 from tests.walks import calls_in_c, in_python
 
@@ -91,10 +105,16 @@ def added(m, x):
     return st.tree.map(lambda w: w + x, m)
 
 
+def by_name(f):
+    return lambda m, x: f(m, x=x)
+
+
 CALLS = {
     "plain": lambda: st.jit(added),
     "donated": lambda: st.jit(added, donate_argnums=0),
     "static": lambda: st.jit(added, static_argnums=1),
+    "static, by name": lambda: by_name(st.jit(added, static_argnames="x")),
+    "a namedtuple": lambda: st.jit(lambda m, x: Point(m.first + x, m.second)),
     "a shard": lambda: st.jit(added, out_shardings=jax.sharding.SingleDeviceSharding(jax.devices()[0])),
     "passed through": lambda: st.jit(lambda m, x: m),
     "vmap": lambda: st.vmap(added, in_axes=(0, None)),
@@ -102,7 +122,7 @@ CALLS = {
     "grad": lambda: st.grad(lambda m, x: (m.first * m.second * x).sum()),
     "value_and_grad": lambda: st.value_and_grad(lambda m, x: (m.first * x).sum()),
     "checkpoint": lambda: st.checkpoint(added),
-    "filter_jit": lambda: st.filter_jit(added),
+    "filter_jit": lambda: by_name(st.filter_jit(added)),
 }
 
 
@@ -201,6 +221,30 @@ def test_a_tuple_that_is_found_while_it_is_filled():
         result, _ = f((Finding(x=jnp.ones(2)), Finding(x=jnp.zeros(i + 1))), 1.0, named=Finding(x=jnp.ones(i + 1)))
         assert result[0] == 2
         found.clear()
+
+
+def test_ordered_dictionaries_and_deques_are_written_in_place():
+    model = Mutable(a=collections.OrderedDict(x=jnp.ones(2)), b=collections.deque([jnp.ones(2)], 2))
+    named, ends = model.a, model.b
+
+    def change(model):
+        model.a["x"], model.a["y"] = model.a["x"] + 1, 0 * model.b[0]
+        model.b.append(2 * model.a["x"])
+
+    f = st.jit(change, in_place=True)
+    for i in range(4):
+        f(model)
+        assert model.a is named
+        assert model.b is ends
+        assert (model.a["x"][0], model.a["y"][0], model.b[-1][0]) == (2 + i, 0, 4 + 2 * i)
+    assert (list(named), len(ends), ends.maxlen) == (["x", "y"], 2, 2)
+
+
+def test_deals_with_the_same_leaves_are_one_key():
+    _, structure = pack([jnp.ones(2), jnp.ones(2)], Tags())
+    assert {Deal(structure): 1, Deal(structure, (0,)): 2}[Deal(structure, (0,))] == 2
+    assert Deal(structure, (0,)) != Deal(structure, (1,))
+    assert Deal(structure) != structure
 
 
 def test_a_policy_whose_flag_is_no_bool():
