@@ -3419,8 +3419,8 @@ static PyObject *native_flags_of(PyObject *module, PyObject *rules)
 /* What a call needs to know of the wrapper, and of how it is called. Borrowed. See `transforms._warm`. */
 typedef struct {
     int flags, convention, in_place, finishes;
-    PyObject *forms, *made, *write;
-    PyObject *aux, *bound, *key, *asks; /* of the form */
+    PyObject *forms, *write;
+    PyObject *aux, *bound, *key, *asks, *made; /* of the form */
     int donates;
     Latest *latest;
 } Way;
@@ -3445,29 +3445,28 @@ static PyObject *form_key(PyObject *args, PyObject *kwargs)
 static int read_way(PyObject *tuple, PyObject *args, PyObject *kwargs, Way *way, PyObject **form)
 {
     *form = NULL;
-    if (!is_record(tuple, 6) || !PyDict_CheckExact(PyTuple_GetItem(tuple, 1)) ||
-        !PyDict_CheckExact(PyTuple_GetItem(tuple, 2))) {
+    if (!is_record(tuple, 5) || !PyDict_CheckExact(PyTuple_GetItem(tuple, 1))) {
         PyErr_SetString(PyExc_TypeError, "not what a call needs to know");
         return FAILED;
     }
     long flags = PyLong_AsLong(PyTuple_GetItem(tuple, 0));
     way->flags = (int)(flags & 0xff), way->convention = (int)(flags >> 8);
-    way->forms = PyTuple_GetItem(tuple, 1), way->made = PyTuple_GetItem(tuple, 2);
-    way->in_place = PyTuple_GetItem(tuple, 3) == Py_True, way->finishes = PyTuple_GetItem(tuple, 4) == Py_True;
-    way->write = PyTuple_GetItem(tuple, 5);
+    way->forms = PyTuple_GetItem(tuple, 1), way->in_place = PyTuple_GetItem(tuple, 2) == Py_True;
+    way->finishes = PyTuple_GetItem(tuple, 3) == Py_True, way->write = PyTuple_GetItem(tuple, 4);
     PyObject *key = form_key(args, kwargs);
     *form = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(way->forms, key));
     Py_XDECREF(key);
     if (*form == NULL || *form == Py_None || PyErr_Occurred())
         return PyErr_Occurred() ? FAILED : DONE;
-    if (!is_record(*form, 6) || !is_tuple_of(PyTuple_GetItem(*form, 0), 3) ||
-        Py_TYPE(PyTuple_GetItem(*form, 5)) != latest_type) {
+    if (!is_record(*form, 7) || !is_tuple_of(PyTuple_GetItem(*form, 0), 3) ||
+        Py_TYPE(PyTuple_GetItem(*form, 5)) != latest_type || !PyDict_CheckExact(PyTuple_GetItem(*form, 6))) {
         PyErr_SetString(PyExc_TypeError, "not a form");
         return FAILED;
     }
     way->aux = PyTuple_GetItem(*form, 0), way->bound = PyTuple_GetItem(*form, 1);
     way->key = PyTuple_GetItem(*form, 2), way->asks = PyTuple_GetItem(*form, 3);
     way->donates = PyTuple_GetItem(*form, 4) == Py_True, way->latest = (Latest *)PyTuple_GetItem(*form, 5);
+    way->made = PyTuple_GetItem(*form, 6);
     return OPENED;
 }
 

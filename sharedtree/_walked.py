@@ -1,7 +1,7 @@
 """A tree that was taken apart: what the other rooms ask of it, once said.
 
 Pair(w, [w])        records  0: leaf   1: list(0)   2: Pair(0, 1)       root 2
-objects  w         [w]          Pair(...)           first paths  .a   .b   (none)
+                    objects  w         [w]          Pair(...)           first paths  .a   .b   (none)
 """
 
 import functools

@@ -233,8 +233,9 @@ def failures_of_call(tree: Any) -> list[int]:
     structure.plans[()] = Plan(structure, None, tuple(AS_ONE), (Deal(structure),), (None,), ())
     _, of_result = pack(pair, Tags())
     function = with_memory(lambda hand: Hand(pack(pair, Tags())[0], Deal(of_result)))
-    form = Form(arguments.aux, None, (), None, donates=True, latest=native.Latest())
-    facts = Facts(native.flags_of(rules), {1: form}, {tuple(AS_ONE): function}, False, True, lambda _: None)
+    made = {tuple(AS_ONE): function}
+    form = Form(arguments.aux, None, (), None, donates=True, latest=native.Latest(), made=made)
+    facts = Facts(native.flags_of(rules), {1: form}, False, True, lambda _: None)
 
     def check(_: Any, outcome: Any) -> None:
         assert outcome is not None

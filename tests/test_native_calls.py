@@ -240,6 +240,20 @@ def test_ordered_dictionaries_and_deques_are_written_in_place():
     assert (list(named), len(ends), ends.maxlen) == (["x", "y"], 2, 2)
 
 
+@given(calls=hst.lists(hst.tuples(hst.sampled_from(["", "a", "b", "ab"]), hst.integers(0, 2)), max_size=8))
+def test_static_arguments_that_are_left_out(calls):
+    """Calls of several forms have the same hands, and each has static arguments of its own."""
+
+    def function(m, a=5, b=7):
+        assert (type(a), type(b)) == (int, int)
+        return Pair(m.first + 10 * a + b, m.first)
+
+    f, m = st.jit(function, static_argnames=("a", "b")), Pair(jnp.zeros(()), None)
+    for names, value in calls:
+        given = {name: value + place for place, name in enumerate(names)}
+        assert f(m, **given).first == function(m, **given).first
+
+
 def test_deals_with_the_same_leaves_are_one_key():
     _, structure = pack([jnp.ones(2), jnp.ones(2)], Tags())
     assert {Deal(structure): 1, Deal(structure, (0,)): 2}[Deal(structure, (0,))] == 2

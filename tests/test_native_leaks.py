@@ -191,7 +191,8 @@ def test_whole_calls():
     passed = st.jit(lambda model: model)
     same(model)
     facts = same._way.facts
-    failing = facts._replace(made=dict.fromkeys(facts.made, fail))
+    form = facts.forms[1]
+    failing = facts._replace(forms={1: form._replace(made=dict.fromkeys(form.made, fail))})
 
     def act():
         same(model)

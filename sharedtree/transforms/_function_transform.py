@@ -206,7 +206,9 @@ class FunctionTransform(metaclass=_Named):
         if dealing.key is None or not dealing.is_of_form:
             return None
         donates = any(is_donated(label) for label in call.plan.labels)
-        return Form(call.arguments.aux, self.binding(args, kwargs), dealing.key, dealing.asks, donates, new_latest())
+        return Form(
+            call.arguments.aux, self.binding(args, kwargs), dealing.key, dealing.asks, donates, new_latest(), {}
+        )
 
     def binding(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """How arguments are bound before they are taken apart, if they are (see `Form`)."""

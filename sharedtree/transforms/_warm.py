@@ -34,6 +34,7 @@ class Form(NamedTuple):
         asks: (the leaves) → that; or None.
         donates: whether buffers are given away, so that none may be given twice.
         latest: what C remembers of such calls.
+        made: by the labels of the hands, what is transformed.
     """
 
     aux: Any
@@ -42,6 +43,7 @@ class Form(NamedTuple):
     asks: Any
     donates: bool
     latest: Any
+    made: dict[Any, Callable[..., Any]]
 
 
 class Facts(NamedTuple):
@@ -50,7 +52,6 @@ class Facts(NamedTuple):
     Attributes:
         flags: how arguments are walked.
         forms: by the number of arguments and the keywords; None where Python has to do it.
-        made: by the labels of the hands, what is transformed.
         in_place: whether changes are written.
         finishes: whether what comes back is what the function returned, and no gradient.
         write: what writes where C cannot.
@@ -58,7 +59,6 @@ class Facts(NamedTuple):
 
     flags: int
     forms: dict[Any, Form | None]
-    made: dict[Any, Callable[..., Any]]
     in_place: bool
     finishes: bool
     write: Callable[[Sequence[Any]], None]
@@ -87,7 +87,7 @@ class Way:
         self.facts: Facts | None = None
         self.call: Callable[..., Any] = _deferred
         if native is not None and rules is not None:
-            self.facts = Facts(native.flags_of(rules), {}, {}, bool(policy.in_place), finishes, write)
+            self.facts = Facts(native.flags_of(rules), {}, bool(policy.in_place), finishes, write)
             self.call = native.call
 
     def learn(self, args: Sequence[Any], kwargs: dict[str, Any], form: Form | None, call: Call, made: Any) -> None:
@@ -105,5 +105,10 @@ class Way:
             return
         if len(facts.forms) >= _MOST_FORMS:
             facts.forms.clear()
-        facts.forms[(len(args), tuple(kwargs)) if kwargs else len(args)] = form
-        facts.made[call.plan.labels] = made
+        which = (len(args), tuple(kwargs)) if kwargs else len(args)
+        known = facts.forms.get(which)
+        if form is not None:
+            # Calls of another form may have the same hands and other options, as with static arguments left out.
+            form.made.update(known.made if known is not None else {})
+            form.made[call.plan.labels] = made
+        facts.forms[which] = form
