@@ -5,7 +5,9 @@ Arguments(("net", None), (net, 3), {"rate": r})        children: net, r        p
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ._engine import native
 
 Position = int | str
 """A positional argument by its index, or a keyword argument by its name."""
@@ -41,7 +43,16 @@ Names = tuple[tuple[str | None, ...], tuple[str, ...], tuple[str, ...]]
 """Of the positional arguments, None for those that are static; of the keyword arguments; of those that are static."""
 
 
-class Arguments:
+class _Arguments:
+    """The parts of arguments; in C where that is in use."""
+
+    __slots__ = ("args", "aux", "kwargs")
+    aux: Names
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class Arguments(_Arguments if TYPE_CHECKING else getattr(native, "Arguments", _Arguments)):
     """The arguments of a call. Its children are those that are not static, keywords by name.
 
     Args:
@@ -54,12 +65,12 @@ class Arguments:
         aux: what all of them are called, the keywords in order.
     """
 
-    __slots__ = ("args", "aux", "kwargs")
+    __slots__ = ()
 
     def __init__(
         self, names: tuple[str | None, ...], args: Sequence[Any], kwargs: dict[str, Any], static: tuple[str, ...] = ()
     ) -> None:
-        self.aux: Names = names, tuple([name for name in sorted(kwargs) if name not in static]), static
+        self.aux = names, tuple([name for name in sorted(kwargs) if name not in static]), static
         self.args = tuple(args)
         self.kwargs = kwargs
 

@@ -349,10 +349,33 @@ static PyObject *leaf_op;
 static PyTypeObject *node_op, *static_op, *given_op, *update_op;
 static PyObject *empty_tuple, *name_aux, *name_type, *name_value, *name_is_mutable, *name_thaw, *name_unflatten;
 static PyObject *name_records, *name_root, *name_given, *name_is_noted, *name_program, *name_plans, *name_num_leaves, *name_dtype,
-    *name_committed, *name_maxlen, *name_factory;
+    *name_committed, *name_maxlen, *name_factory, *name_go_on;
 static newfunc new_object;
 static PyTypeObject *concrete_array; /* of JAX's arrays that are no tracers */
-static PyObject *arguments_slots[3];
+
+
+/* A small object of up to three parts, by position: the base of a class in Python, which says what they are. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *parts[3];
+} Parts;
+
+enum { STRUCTURE_OF, NUMBERS_OF, CALL_OF }; /* parts of a deal, see `transforms._hands` */
+enum { LEAVES_OF, DEAL_OF };                /* of a hand, likewise */
+enum { AUX_OF, ARGS_OF, KWARGS_OF };        /* of arguments, see `_arguments` */
+enum { POLICY_OF, WAY_OF };                 /* of a wrapper, see `transforms._warm` */
+
+static PyTypeObject *deal_base, *hand_base, *arguments_base, *caller_base;
+static PyTypeObject *deal_type, *hand_type, *hands_type, *arguments_type; /* the classes in Python */
+static PyObject *hands_parts;                                             /* a slot */
+static PyObject *trace_holder, *name_trace; /* what has the trace that is active, and as which attribute */
+static PyTypeObject *policy_type;
+static PyObject *current_policy; /* (what was given) -> the policy of this thread */
+
+static PyObject **parts_of(PyObject *object)
+{
+    return ((Parts *)object)->parts;
+}
 
 static descrgetfunc get_slot; /* of the descriptors of slots */
 static descrsetfunc set_slot;
@@ -1076,34 +1099,28 @@ static int open_deque(Walk *w, Kind *kind, PyObject *object)
 /* The arguments of a call that are not static, by position and by keyword. */
 static int open_arguments(Walk *w, Kind *kind, PyObject *object)
 {
-    PyObject *own[3] = {NULL}, *names, *keywords;
-    Py_ssize_t given = 0, count = 0;
-    int outcome = OPENED;
-    for (int i = 0; i < 3 && outcome == OPENED; i++)
-        outcome = (own[i] = get_slot(arguments_slots[i], object, NULL)) == NULL ? -1 : OPENED;
-    if (outcome < 0 || !is_tuple_of(own[0], 3) || !PyTuple_CheckExact(own[1]) || !PyDict_CheckExact(own[2]))
-        goto done;
-    names = PyTuple_GetItem(own[0], 0), keywords = PyTuple_GetItem(own[0], 1), given = PyTuple_Size(own[1]);
-    if (PyTuple_Size(names) != given) {
-        outcome = -1;
-        goto done;
-    }
+    PyObject *aux = parts_of(object)[AUX_OF], *args = parts_of(object)[ARGS_OF], *kwargs = parts_of(object)[KWARGS_OF];
+    if (aux == NULL || args == NULL || kwargs == NULL || !is_tuple_of(aux, 3) || !PyTuple_CheckExact(args) ||
+        !PyDict_CheckExact(kwargs))
+        return -1;
+    PyObject *names = PyTuple_GetItem(aux, 0), *keywords = PyTuple_GetItem(aux, 1);
+    Py_ssize_t given = PyTuple_Size(args), count = 0;
+    if (PyTuple_Size(names) != given)
+        return -1;
     for (Py_ssize_t i = 0; i < given; i++)
         count += PyTuple_GetItem(names, i) != Py_None;
-    if (emit_kind(w, 'N', kind, count + PyTuple_Size(keywords)) < 0 || emit_static(w, own[0], 0) < 0)
-        outcome = -1;
-    for (Py_ssize_t i = 0; i < given && outcome == OPENED; i++) {
-        if (PyTuple_GetItem(names, i) != Py_None && push(&w->children, PyTuple_GetItem(own[1], i)) < 0)
-            outcome = -1;
+    if (emit_kind(w, 'N', kind, count + PyTuple_Size(keywords)) < 0 || emit_static(w, aux, 0) < 0)
+        return -1;
+    for (Py_ssize_t i = 0; i < given; i++) {
+        if (PyTuple_GetItem(names, i) != Py_None && push(&w->children, PyTuple_GetItem(args, i)) < 0)
+            return -1;
     }
-    for (Py_ssize_t i = 0; i < PyTuple_Size(keywords) && outcome == OPENED; i++) {
-        PyObject *value = PyDict_GetItemWithError(own[2], PyTuple_GetItem(keywords, i));
-        outcome = value == NULL || push(&w->children, value) < 0 ? -1 : OPENED;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(keywords); i++) {
+        PyObject *value = PyDict_GetItemWithError(kwargs, PyTuple_GetItem(keywords, i));
+        if (value == NULL || push(&w->children, value) < 0)
+            return -1;
     }
-done:
-    for (int i = 0; i < 3; i++)
-        Py_XDECREF(own[i]);
-    return outcome;
+    return OPENED;
 }
 
 /* The fields of an object whose attributes are exactly those that are declared, in this order. Runs no Python. */
@@ -3227,70 +3244,82 @@ static PyObject *native_write_back(PyObject *module, PyObject *pairs)
     return outcome < 0 ? NULL : Py_NewRef(outcome ? Py_True : Py_False);
 }
 
-/* --- hands ------------------------------------------------------------------------------------------------------- */
+/* --- what calls are made of -------------------------------------------------------------------------------------- */
 
-/* Which leaves of a structure a hand has: the aux data that JAX compares. See `transforms._hands`. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *structure, *numbers, *call;
-} Deal;
-
-static PyTypeObject *deal_type;  /* ours */
-static PyTypeObject *deal_class; /* its subclass */
-
-static PyObject *new_deal(PyTypeObject *type, PyObject *structure, PyObject *numbers, PyObject *call)
+static PyObject *new_parts(PyTypeObject *type, PyObject *one, PyObject *two, PyObject *three)
 {
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Deal *deal = (Deal *)alloc(type, 0);
-    if (deal != NULL)
-        deal->structure = Py_NewRef(structure), deal->numbers = Py_NewRef(numbers), deal->call = Py_NewRef(call);
-    return (PyObject *)deal;
+    PyObject *made = PyType_GenericAlloc(type, 0), *given[3] = {one, two, three};
+    for (int i = 0; made != NULL && i < 3; i++)
+        parts_of(made)[i] = Py_XNewRef(given[i]);
+    return made;
 }
 
+/* Its parts are set by `__init__`. */
+static PyObject *parts_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)args, (void)kwargs;
+    return new_parts(type, NULL, NULL, NULL);
+}
+
+static int parts_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    for (int i = 0; i < 3; i++)
+        Py_VISIT(parts_of(self)[i]);
+    return 0;
+}
+
+static int parts_clear(PyObject *self)
+{
+    for (int i = 0; i < 3; i++)
+        Py_CLEAR(parts_of(self)[i]);
+    return 0;
+}
+
+static void parts_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyObject_GC_UnTrack(self);
+    parts_clear(self);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyObject *parts_get(PyObject *self, void *which)
+{
+    PyObject *part = parts_of(self)[(intptr_t)which];
+    if (part == NULL)
+        PyErr_SetString(PyExc_AttributeError, "this part was not set");
+    return Py_XNewRef(part);
+}
+
+static int parts_set(PyObject *self, PyObject *part, void *which)
+{
+    replace(&parts_of(self)[(intptr_t)which], Py_XNewRef(part));
+    return 0;
+}
+
+#define PARTS {Py_tp_dealloc, parts_dealloc}, {Py_tp_traverse, parts_traverse}, {Py_tp_clear, parts_clear}
+#define PARTS_SPEC(name, slots)                                                                                             \
+    {"sharedtree._native." name, sizeof(Parts), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots}
+
+/* Which leaves of a structure a hand has: the aux data that JAX compares. */
 static PyObject *deal_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"structure", "numbers", "call", NULL};
     PyObject *structure, *numbers = Py_None, *call = Py_None;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO", names, &structure, &numbers, &call))
         return NULL;
-    return new_deal(type, structure, numbers, call);
-}
-
-static int deal_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Deal *deal = (Deal *)self;
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(deal->structure);
-    Py_VISIT(deal->numbers);
-    Py_VISIT(deal->call);
-    return 0;
-}
-
-static int deal_clear(PyObject *self)
-{
-    Py_CLEAR(((Deal *)self)->call); /* the others lead back to no deal */
-    return 0;
-}
-
-static void deal_dealloc(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    Deal *deal = (Deal *)self;
-    PyObject_GC_UnTrack(self);
-    Py_XDECREF(deal->structure);
-    Py_XDECREF(deal->numbers);
-    Py_XDECREF(deal->call);
-    release(self);
-    Py_DECREF(type);
+    return new_parts(type, structure, numbers, call);
 }
 
 static Py_hash_t deal_hash(PyObject *self)
 {
-    Deal *deal = (Deal *)self;
-    size_t hash = mixed(deal->structure);
-    if (deal->numbers != Py_None)
-        hash ^= (size_t)PyObject_Size(deal->numbers) + 1;
+    PyObject **own = parts_of(self);
+    size_t hash = mixed(own[STRUCTURE_OF]);
+    if (own[NUMBERS_OF] != NULL && own[NUMBERS_OF] != Py_None)
+        hash ^= (size_t)PyObject_Size(own[NUMBERS_OF]) + 1;
     PyErr_Clear();
     return (Py_hash_t)hash == -1 ? -2 : (Py_hash_t)hash;
 }
@@ -3299,76 +3328,70 @@ static PyObject *deal_compare(PyObject *self, PyObject *other, int op)
 {
     if ((op != Py_EQ && op != Py_NE) || Py_TYPE(self) != Py_TYPE(other))
         return Py_NewRef(Py_NotImplemented);
-    Deal *one = (Deal *)self, *two = (Deal *)other;
-    int are_equal = one->structure == two->structure;
-    if (are_equal && one->numbers != two->numbers)
-        are_equal = PyObject_RichCompareBool(one->numbers, two->numbers, Py_EQ);
+    PyObject **one = parts_of(self), **two = parts_of(other);
+    int are_equal = one[STRUCTURE_OF] == two[STRUCTURE_OF];
+    if (are_equal && one[NUMBERS_OF] != two[NUMBERS_OF])
+        are_equal = one[NUMBERS_OF] != NULL && two[NUMBERS_OF] != NULL
+                        ? PyObject_RichCompareBool(one[NUMBERS_OF], two[NUMBERS_OF], Py_EQ)
+                        : 0;
     return are_equal < 0 ? NULL : Py_NewRef(are_equal == (op == Py_EQ) ? Py_True : Py_False);
 }
 
-static PyObject *deal_get(PyObject *self, void *which)
-{
-    Deal *deal = (Deal *)self;
-    PyObject *values[] = {deal->structure, deal->numbers, deal->call};
-    return Py_NewRef(values[(intptr_t)which]);
-}
-
-static int deal_set_call(PyObject *self, PyObject *call, void *which)
-{
-    (void)which;
-    replace(&((Deal *)self)->call, Py_NewRef(call == NULL ? Py_None : call));
-    return 0;
-}
-
 static PyGetSetDef deal_getset[] = {
-    {"structure", deal_get, NULL, "Of the whole tree.", (void *)0},
-    {"numbers", deal_get, NULL, "Which of its leaves; None for all.", (void *)1},
-    {"call", deal_get, deal_set_call, "The caller's side of the call that is under way. Not compared.", (void *)2},
+    {"structure", parts_get, NULL, "Of the whole tree.", (void *)STRUCTURE_OF},
+    {"numbers", parts_get, NULL, "Which of its leaves; None for all.", (void *)NUMBERS_OF},
+    {"call", parts_get, parts_set, "The caller's side of the call that is under way. Not compared.", (void *)CALL_OF},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot deal_slots[] = {
-    {Py_tp_new, deal_new},           {Py_tp_dealloc, deal_dealloc}, {Py_tp_traverse, deal_traverse},
-    {Py_tp_clear, deal_clear},       {Py_tp_hash, deal_hash},       {Py_tp_richcompare, deal_compare},
-    {Py_tp_getset, deal_getset},
-    {Py_tp_doc, "Which leaves of a structure a hand has. See `sharedtree.transforms._hands.Deal`."},
-    {0, NULL},
+    {Py_tp_new, deal_new}, PARTS, {Py_tp_hash, deal_hash}, {Py_tp_richcompare, deal_compare},
+    {Py_tp_getset, deal_getset}, {Py_tp_doc, "Which leaves of a structure a hand has."}, {0, NULL},
 };
-static PyType_Spec deal_spec = {"sharedtree._native.Deal", sizeof(Deal), 0,
-                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, deal_slots};
+static PyType_Spec deal_spec = PARTS_SPEC("Deal", deal_slots);
 
-static PyTypeObject *hand_type, *hands_type;
-static PyObject *hand_leaves, *hand_deal, *hands_parts; /* slots */
-static PyObject *trace_holder, *name_trace;             /* what has the trace that is active, and as which attribute */
-static PyTypeObject *arguments_type;
+static PyGetSetDef hand_getset[] = {
+    {"leaves", parts_get, parts_set, "In order.", (void *)LEAVES_OF},
+    {"deal", parts_get, parts_set, "Which they are.", (void *)DEAL_OF},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot hand_slots[] = {
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_getset, hand_getset}, {Py_tp_doc, "The leaves that are dealt together."}, {0, NULL},
+};
+static PyType_Spec hand_spec = PARTS_SPEC("Hand", hand_slots);
 
-static PyObject *new_hand(PyObject *leaves, PyObject *deal)
-{
-    PyObject *hand = new_object(hand_type, empty_tuple, NULL);
-    if (hand != NULL && (set_slot(hand_leaves, hand, leaves) < 0 || set_slot(hand_deal, hand, deal) < 0))
-        Py_CLEAR(hand);
-    return hand;
-}
+static PyGetSetDef arguments_getset[] = {
+    {"aux", parts_get, parts_set, "What all of them are called.", (void *)AUX_OF},
+    {"args", parts_get, parts_set, "By position.", (void *)ARGS_OF},
+    {"kwargs", parts_get, parts_set, "By keyword.", (void *)KWARGS_OF},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot arguments_slots[] = {
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_getset, arguments_getset}, {Py_tp_doc, "The arguments of a call."}, {0, NULL},
+};
+static PyType_Spec arguments_spec = PARTS_SPEC("Arguments", arguments_slots);
 
 /* How JAX takes a hand apart. */
 static PyObject *native_hand_parts(PyObject *module, PyObject *hand)
 {
     (void)module;
-    PyObject *leaves = get_slot(hand_leaves, hand, NULL), *deal = leaves == NULL ? NULL : get_slot(hand_deal, hand, NULL);
-    PyObject *parts = deal == NULL ? NULL : PyTuple_Pack(2, leaves, deal);
-    Py_XDECREF(deal);
-    Py_XDECREF(leaves);
-    return parts;
+    int is_hand = PyObject_TypeCheck(hand, hand_base);
+    PyObject *leaves = is_hand ? parts_of(hand)[LEAVES_OF] : NULL, *deal = is_hand ? parts_of(hand)[DEAL_OF] : NULL;
+    if (leaves == NULL || deal == NULL) {
+        PyErr_SetString(is_hand ? PyExc_AttributeError : PyExc_TypeError, "not a whole hand");
+        return NULL;
+    }
+    return PyTuple_Pack(2, leaves, deal);
 }
 
 /* How JAX puts it together. */
 static PyObject *native_hand_of(PyObject *module, PyObject *const *given, Py_ssize_t count)
 {
     (void)module;
-    if (count != 2) {
+    if (count != 2 || hand_type == NULL) {
         PyErr_SetString(PyExc_TypeError, "a deal and leaves");
         return NULL;
     }
-    PyObject *leaves = PySequence_Tuple(given[1]), *hand = leaves == NULL ? NULL : new_hand(leaves, given[0]);
+    PyObject *leaves = PySequence_Tuple(given[1]), *hand = leaves == NULL ? NULL : new_parts(hand_type, leaves, given[0], NULL);
     Py_XDECREF(leaves);
     return hand;
 }
@@ -3376,24 +3399,22 @@ static PyObject *native_hand_of(PyObject *module, PyObject *const *given, Py_ssi
 /* Takes over what calls are made of. For ever, as what `start` takes over. */
 static PyObject *native_learn_calls(PyObject *module, PyObject *args)
 {
-    PyObject *types[5], *members[6], *holder, *name;
+    PyTypeObject **types[] = {&concrete_array, &hand_type, &deal_type, &arguments_type, &hands_type}, *found[5];
+    PyObject *slot, *holder, *name, *policy, *current;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!O!O!O!OU", &PyType_Type, &types[4], &PyType_Type, &types[0], &PyMemberDescr_Type, &members[0],
-                          &PyMemberDescr_Type, &members[1], &PyType_Type, &types[1], &PyMemberDescr_Type, &members[2],
-                          &PyType_Type, &types[2], &PyType_Type, &types[3], &PyMemberDescr_Type, &members[3],
-                          &PyMemberDescr_Type, &members[4], &PyMemberDescr_Type, &members[5], &holder, &name))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!OUO!O", &PyType_Type, &found[0], &PyType_Type, &found[1], &PyType_Type, &found[2],
+                          &PyType_Type, &found[3], &PyType_Type, &found[4], &PyMemberDescr_Type, &slot, &holder, &name,
+                          &PyType_Type, &policy, &current))
         return NULL;
+    if (!PyType_IsSubtype(found[1], hand_base) || !PyType_IsSubtype(found[2], deal_base) ||
+        !PyType_IsSubtype(found[3], arguments_base)) {
+        PyErr_SetString(PyExc_TypeError, "not the classes that calls are made of");
+        return NULL;
+    }
     for (int i = 0; i < 5; i++)
-        Py_INCREF(types[i]);
-    for (int i = 0; i < 6; i++)
-        Py_INCREF(members[i]);
-    concrete_array = (PyTypeObject *)types[4];
-    hand_type = (PyTypeObject *)types[0], hands_type = (PyTypeObject *)types[1], deal_class = (PyTypeObject *)types[2];
-    hand_leaves = members[0], hand_deal = members[1], hands_parts = members[2];
-    arguments_type = (PyTypeObject *)types[3];
-    for (int i = 0; i < 3; i++)
-        arguments_slots[i] = members[3 + i];
-    trace_holder = Py_NewRef(holder), name_trace = Py_NewRef(name);
+        *types[i] = (PyTypeObject *)Py_NewRef((PyObject *)found[i]);
+    hands_parts = Py_NewRef(slot), trace_holder = Py_NewRef(holder), name_trace = Py_NewRef(name);
+    policy_type = (PyTypeObject *)Py_NewRef(policy), current_policy = Py_NewRef(current);
     return Py_NewRef(Py_None);
 }
 
@@ -3445,14 +3466,18 @@ static PyObject *form_key(PyObject *args, PyObject *kwargs)
 static int read_way(PyObject *tuple, PyObject *args, PyObject *kwargs, Way *way, PyObject **form)
 {
     *form = NULL;
-    if (!is_record(tuple, 5) || !PyDict_CheckExact(PyTuple_GetItem(tuple, 1))) {
+    if (!is_record(tuple, 6)) {
         PyErr_SetString(PyExc_TypeError, "not what a call needs to know");
         return FAILED;
     }
-    long flags = PyLong_AsLong(PyTuple_GetItem(tuple, 0));
+    long flags = PyLong_AsLong(PyTuple_GetItem(tuple, 1));
+    if (flags == -1 && PyErr_Occurred())
+        return FAILED;
     way->flags = (int)(flags & 0xff), way->convention = (int)(flags >> 8);
-    way->forms = PyTuple_GetItem(tuple, 1), way->in_place = PyTuple_GetItem(tuple, 2) == Py_True;
-    way->finishes = PyTuple_GetItem(tuple, 3) == Py_True, way->write = PyTuple_GetItem(tuple, 4);
+    way->forms = PyTuple_GetItem(tuple, 2), way->in_place = PyTuple_GetItem(tuple, 3) == Py_True;
+    way->finishes = PyTuple_GetItem(tuple, 4) == Py_True, way->write = PyTuple_GetItem(tuple, 5);
+    if (!PyDict_CheckExact(way->forms))
+        return DONE;
     PyObject *key = form_key(args, kwargs);
     *form = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(way->forms, key));
     Py_XDECREF(key);
@@ -3499,18 +3524,11 @@ static int bind(PyObject *bound, PyObject *args, PyObject *kwargs, PyObject **ow
 
 static PyObject *new_arguments(const Way *way, PyObject *args, PyObject *kwargs)
 {
-    PyObject *own_args = Py_NewRef(args), *own_kwargs = Py_NewRef(kwargs), *made = NULL;
-    int outcome = 0;
-    if (way->bound != Py_None) {
-        Py_DECREF(own_args), Py_DECREF(own_kwargs);
-        outcome = bind(way->bound, args, kwargs, &own_args, &own_kwargs);
-    }
-    if (outcome == 0)
-        made = new_object(arguments_type, empty_tuple, NULL);
-    if (made != NULL &&
-        (set_slot(arguments_slots[0], made, way->aux) < 0 || set_slot(arguments_slots[1], made, own_args) < 0 ||
-         set_slot(arguments_slots[2], made, own_kwargs) < 0))
-        Py_CLEAR(made);
+    if (way->bound == Py_None)
+        return new_parts(arguments_type, way->aux, args, kwargs);
+    PyObject *own_args, *own_kwargs, *made = NULL;
+    if (bind(way->bound, args, kwargs, &own_args, &own_kwargs) == 0)
+        made = new_parts(arguments_type, way->aux, own_args, own_kwargs);
     Py_XDECREF(own_args);
     Py_XDECREF(own_kwargs);
     return made;
@@ -3578,94 +3596,108 @@ static int all_different(PyObject *items, int only_arrays)
 /* What is transformed is called with: the hands by this plan, and then what is static. The first hand's deal knows the call. */
 static PyObject *dealt(const Way *way, PyObject *plan, PyObject *arguments, PyObject *leaves, PyObject *call, PyObject **first)
 {
-    PyObject *deals = PyTuple_GetItem(plan, 3), *sources = PyTuple_GetItem(plan, 4), *given = PyList_New(0);
+    PyObject *deals = PyTuple_GetItem(plan, 3), *sources = PyTuple_GetItem(plan, 4);
     PyObject *names = PyTuple_GetItem(way->aux, 0), *static_names = PyTuple_GetItem(way->aux, 2);
+    Py_ssize_t num_hands = PyTuple_Size(deals), size = num_hands + PyTuple_Size(static_names);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++)
+        size += PyTuple_GetItem(names, i) == Py_None;
+    PyObject *given = PyTuple_New(size);
     *first = NULL;
-    for (Py_ssize_t i = 0; given != NULL && i < PyTuple_Size(deals); i++) {
+    for (Py_ssize_t i = 0; given != NULL && i < num_hands; i++) {
         PyObject *source = PyTuple_GetItem(sources, i), *deal = Py_NewRef(PyTuple_GetItem(deals, i)), *hand = NULL;
         PyObject *own = source == Py_None ? Py_NewRef(leaves) : chosen_items(leaves, source);
-        if (i == 0 && Py_TYPE(deal) == deal_class) {
-            Deal *known = (Deal *)deal;
-            replace(&deal, new_deal(deal_class, known->structure, known->numbers, call));
+        if (i == 0 && Py_TYPE(deal) == deal_type) {
+            replace(&deal, new_parts(deal_type, parts_of(deal)[STRUCTURE_OF], parts_of(deal)[NUMBERS_OF], call));
             *first = Py_XNewRef(deal);
         }
         if (own != NULL && deal != NULL)
-            hand = new_hand(own, deal);
-        if (hand == NULL || PyList_Append(given, hand) < 0)
+            hand = new_parts(hand_type, own, deal, NULL);
+        if (hand == NULL)
             Py_CLEAR(given);
-        Py_XDECREF(hand);
+        else
+            PyTuple_SetItem(given, i, hand);
         Py_XDECREF(deal);
         Py_XDECREF(own);
     }
-    PyObject *args = get_slot(arguments_slots[1], arguments, NULL), *kwargs = get_slot(arguments_slots[2], arguments, NULL);
-    for (Py_ssize_t i = 0; given != NULL && i < PyTuple_Size(names); i++) {
-        if (PyTuple_GetItem(names, i) == Py_None && append_item(given, PyTuple_GetItem(args, i)) < 0)
+    for (Py_ssize_t i = 0, at = num_hands; given != NULL && at < size; i++) {
+        PyObject *value = NULL;
+        if (i >= PyTuple_Size(names))
+            value = PyDict_GetItemWithError(parts_of(arguments)[KWARGS_OF], PyTuple_GetItem(static_names, i - PyTuple_Size(names)));
+        else if (PyTuple_GetItem(names, i) == Py_None)
+            value = PyTuple_GetItem(parts_of(arguments)[ARGS_OF], i);
+        else
+            continue;
+        if (value == NULL)
             Py_CLEAR(given);
+        else
+            PyTuple_SetItem(given, at++, Py_NewRef(value));
     }
-    for (Py_ssize_t i = 0; given != NULL && i < PyTuple_Size(static_names); i++) {
-        if (append_item(given, PyDict_GetItemWithError(kwargs, PyTuple_GetItem(static_names, i))) < 0)
-            Py_CLEAR(given);
-    }
-    Py_XDECREF(args);
-    Py_XDECREF(kwargs);
-    PyObject *all = given == NULL ? NULL : PyList_AsTuple(given);
-    Py_XDECREF(given);
-    if (all == NULL)
+    if (given == NULL)
         Py_CLEAR(*first);
-    return all;
+    return given;
+}
+
+/* The leaves and the deal of a hand, borrowed. 0 if it is none. */
+static int read_hand(PyObject *hand, PyObject **leaves, PyObject ***deal)
+{
+    if (Py_TYPE(hand) != hand_type || parts_of(hand)[LEAVES_OF] == NULL || parts_of(hand)[DEAL_OF] == NULL ||
+        Py_TYPE(parts_of(hand)[DEAL_OF]) != deal_type)
+        return 0;
+    *leaves = parts_of(hand)[LEAVES_OF], *deal = parts_of(parts_of(hand)[DEAL_OF]);
+    return 1;
+}
+
+/* Puts the leaves of a hand among those of the whole tree. */
+static int put_leaves(PyObject *all, PyObject *leaves, PyObject *numbers)
+{
+    PyObject *own = PySequence_Tuple(leaves);
+    Py_ssize_t size = own == NULL ? -1 : PyTuple_Size(own);
+    int outcome = size >= 0 && size == PyTuple_Size(numbers) ? 0 : -1;
+    for (Py_ssize_t i = 0; outcome == 0 && i < size; i++)
+        outcome = PyList_SetItem(all, PyLong_AsSsize_t(PyTuple_GetItem(numbers, i)), Py_NewRef(PyTuple_GetItem(own, i)));
+    Py_XDECREF(own);
+    return outcome;
+}
+
+static PyObject *list_of_none(PyObject *structure)
+{
+    PyObject *count = PyObject_GetAttr(structure, name_num_leaves);
+    PyObject *list = count == NULL ? NULL : PyList_New(PyLong_AsSsize_t(count));
+    for (Py_ssize_t i = 0; list != NULL && i < PyList_Size(list); i++)
+        PyList_SetItem(list, i, Py_NewRef(Py_None));
+    Py_XDECREF(count);
+    return list;
 }
 
 /* The leaves of a result from its hands, and its structure. NULL without an error if it is none. */
 static PyObject *gathered(PyObject *result, PyObject **structure)
 {
-    PyObject *parts = NULL, *leaves = NULL, *deal;
+    PyObject *own, **deal, *hands = NULL, *leaves = NULL;
     *structure = NULL;
-    if (Py_TYPE(result) == hand_type)
-        parts = PyTuple_Pack(1, result);
-    else if (Py_TYPE(result) == hands_type && (parts = get_slot(hands_parts, result, NULL)) != NULL)
-        replace(&parts, PySequence_Tuple(parts));
-    for (Py_ssize_t i = 0; parts != NULL && i < PyTuple_Size(parts); i++) {
-        PyObject *hand = PyTuple_GetItem(parts, i), *own, *numbers;
-        if (Py_TYPE(hand) != hand_type || (deal = get_slot(hand_deal, hand, NULL)) == NULL)
-            goto failed;
-        numbers = Py_TYPE(deal) == deal_class ? Py_NewRef(((Deal *)deal)->numbers) : NULL;
-        if (numbers != NULL && i == 0)
-            *structure = Py_NewRef(((Deal *)deal)->structure);
-        Py_DECREF(deal);
-        own = numbers == NULL ? NULL : get_slot(hand_leaves, hand, NULL);
-        if (own != NULL && numbers == Py_None && PyTuple_Size(parts) == 1) {
+    if (read_hand(result, &own, &deal)) {
+        if (deal[NUMBERS_OF] == Py_None)
             leaves = PyTuple_CheckExact(own) ? Py_NewRef(own) : PySequence_List(own);
-        } else if (own != NULL && numbers != Py_None) {
-            replace(&own, PySequence_Tuple(own));
-            Py_ssize_t size = own == NULL ? -1 : PyTuple_Size(own);
-            if (leaves == NULL && size >= 0) {
-                PyObject *count = PyObject_GetAttr(*structure, name_num_leaves);
-                leaves = count == NULL ? NULL : PyList_New(PyLong_AsSsize_t(count));
-                for (Py_ssize_t j = 0; leaves != NULL && j < PyList_Size(leaves); j++)
-                    PyList_SetItem(leaves, j, Py_NewRef(Py_None));
-                Py_XDECREF(count);
-            }
-            if (size != PyTuple_Size(numbers))
-                Py_CLEAR(leaves);
-            for (Py_ssize_t j = 0; leaves != NULL && j < size; j++) {
-                if (PyList_SetItem(leaves, PyLong_AsSsize_t(PyTuple_GetItem(numbers, j)), Py_NewRef(PyTuple_GetItem(own, j))) < 0)
-                    Py_CLEAR(leaves);
-            }
-        }
-        Py_XDECREF(own);
-        Py_XDECREF(numbers);
-        if (leaves == NULL)
-            goto failed;
+        *structure = leaves == NULL ? NULL : Py_NewRef(deal[STRUCTURE_OF]);
+        return leaves;
     }
-    Py_XDECREF(parts);
-    if (leaves == NULL)
+    if (Py_TYPE(result) == hands_type && (hands = get_slot(hands_parts, result, NULL)) != NULL)
+        replace(&hands, PySequence_Tuple(hands));
+    int outcome = hands == NULL ? -1 : 0;
+    for (Py_ssize_t i = 0; outcome == 0 && i < PyTuple_Size(hands); i++) {
+        outcome = read_hand(PyTuple_GetItem(hands, i), &own, &deal) && deal[NUMBERS_OF] != Py_None ? 0 : -1;
+        if (outcome == 0 && i == 0) {
+            *structure = Py_NewRef(deal[STRUCTURE_OF]);
+            leaves = list_of_none(*structure);
+        }
+        if (outcome == 0)
+            outcome = leaves == NULL ? -1 : put_leaves(leaves, own, deal[NUMBERS_OF]);
+    }
+    if (outcome < 0) {
+        Py_CLEAR(leaves);
         Py_CLEAR(*structure);
+    }
+    Py_XDECREF(hands);
     return leaves;
-failed:
-    Py_CLEAR(*structure);
-    Py_XDECREF(leaves);
-    Py_DECREF(parts);
-    return NULL;
 }
 
 /* Whether what is passed through is what vanilla would return: arrays of JAX's, and no difference in commitment. A list says
@@ -3759,7 +3791,7 @@ static PyObject *call_dealt(const Way *way, Tags *tags, PyObject *arguments, PyO
         made = way->finishes ? finished(way, tags, structure, leaves, result) : Py_NewRef(deferred);
     if (made == deferred) {
         /* The trace may have made something of the call. */
-        PyObject *now = first == NULL ? Py_NewRef(call) : Py_NewRef(((Deal *)first)->call);
+        PyObject *now = first == NULL ? Py_NewRef(call) : Py_NewRef(parts_of(first)[CALL_OF]);
         PyObject *both = PyTuple_Pack(2, result, now);
         replace(&made, both == NULL ? NULL : PyObject_CallFunctionObjArgs((PyObject *)deferred_type, both, NULL));
         Py_XDECREF(both);
@@ -3768,7 +3800,7 @@ static PyObject *call_dealt(const Way *way, Tags *tags, PyObject *arguments, PyO
     if (first != NULL) { /* what JAX keeps of the hands must keep none of the arguments alive */
         PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
-        replace(&((Deal *)first)->call, Py_NewRef(Py_None));
+        replace(&parts_of(first)[CALL_OF], Py_NewRef(Py_None));
         PyErr_Restore(type, value, traceback);
     }
     Py_XDECREF(first);
@@ -3779,24 +3811,19 @@ static PyObject *call_dealt(const Way *way, Tags *tags, PyObject *arguments, PyO
     return made;
 }
 
-/* (what it needs to know, args, kwargs) -> what the wrapper returns; `DEFERRED` if Python has to do the call, of which nothing
-   was called then; or, if it has to finish it, (`DEFERRED`, the result, the call). */
-static PyObject *native_call(PyObject *module, PyObject *const *given, Py_ssize_t count)
+/* What a wrapper returns; `deferred` if Python has to do the call, of which nothing was called then; or, if it has to finish it,
+   a `Deferred` of the result and the call. */
+static PyObject *call_by(PyObject *known, PyObject *args, PyObject *kwargs)
 {
-    PyObject *form, *plan = NULL, *structure = NULL, *transformed = NULL, *made = NULL, *arguments = NULL;
+    PyObject *form, *plan = NULL, *structure = NULL, *transformed = NULL, *made = NULL;
     Way way;
-    (void)module;
-    if (count != 3 || !PyTuple_CheckExact(given[1]) || !PyDict_CheckExact(given[2])) {
-        PyErr_SetString(PyExc_TypeError, "not a call");
-        return NULL;
-    }
-    int outcome = read_way(given[0], given[1], given[2], &way, &form);
+    int outcome = read_way(known, args, kwargs, &way, &form);
     if (outcome != OPENED) {
         Py_XDECREF(form);
         return outcome == DONE ? Py_NewRef(deferred) : NULL;
     }
     Tags *tags = (Tags *)tags_new(tags_type, NULL, NULL);
-    arguments = tags == NULL ? NULL : new_arguments(&way, given[1], given[2]);
+    PyObject *arguments = tags == NULL ? NULL : new_arguments(&way, args, kwargs);
     if (arguments == NULL) {
         Py_XDECREF((PyObject *)tags);
         Py_DECREF(form);
@@ -3830,6 +3857,68 @@ static PyObject *native_call(PyObject *module, PyObject *const *given, Py_ssize_
     Py_DECREF(form);
     return made;
 }
+
+static PyObject *native_call(PyObject *module, PyObject *const *given, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 3 || !PyTuple_CheckExact(given[1]) || !PyDict_CheckExact(given[2]) || arguments_type == NULL) {
+        PyErr_SetString(PyExc_TypeError, "not a call");
+        return NULL;
+    }
+    return call_by(given[0], given[1], given[2]);
+}
+
+/* The policy of a call, and how its wrapper is called under that; NULL if that is not known yet. Both are new references. */
+static int read_caller(PyObject *self, PyObject **policy, PyObject **known)
+{
+    PyObject *given = parts_of(self)[POLICY_OF], *way = parts_of(self)[WAY_OF];
+    *known = NULL;
+    *policy = given != NULL && Py_TYPE(given) == policy_type ? Py_NewRef(given)
+                                                             : PyObject_CallFunctionObjArgs(current_policy, given, NULL);
+    if (way != NULL && is_record(way, 6) && PyTuple_GetItem(way, 0) == *policy)
+        *known = Py_NewRef(way);
+    return *policy == NULL ? -1 : 0;
+}
+
+/* A wrapper is called. What C leaves to Python, and each error, its own method goes on with. */
+static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *policy, *known, *made, *error = NULL, *own = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
+    if (own == NULL || read_caller(self, &policy, &known) < 0) {
+        Py_XDECREF(own);
+        return NULL;
+    }
+    made = known == NULL ? Py_NewRef(deferred) : call_by(known, args, own);
+    if (made == NULL) {
+        PyObject *type, *traceback;
+        PyErr_Fetch(&type, &error, &traceback);
+        PyErr_NormalizeException(&type, &error, &traceback);
+        if (traceback != NULL)
+            PyException_SetTraceback(error, traceback);
+        Py_XDECREF(type);
+        Py_XDECREF(traceback);
+    }
+    if (made == NULL || Py_TYPE(made) == deferred_type) {
+        PyObject *left = made == NULL ? error : made;
+        replace(&made, PyObject_CallMethodObjArgs(self, name_go_on, left, policy, args, own, NULL));
+    }
+    Py_XDECREF(error);
+    Py_XDECREF(known);
+    Py_DECREF(policy);
+    Py_DECREF(own);
+    return made;
+}
+
+static PyGetSetDef caller_getset[] = {
+    {"policy", parts_get, parts_set, "What counts as sharing, as it was given.", (void *)POLICY_OF},
+    {"way", parts_get, parts_set, "How it is called under a policy.", (void *)WAY_OF},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot caller_slots[] = {
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_call, caller_call}, {Py_tp_getset, caller_getset},
+    {Py_tp_doc, "A function under a transform. Its `go_on` has (what is left, policy, args, kwargs)."}, {0, NULL},
+};
+static PyType_Spec caller_spec = PARTS_SPEC("Caller", caller_slots);
 
 /* --- the module ------------------------------------------------------------------------------------------------- */
 
@@ -3986,6 +4075,7 @@ PyMODINIT_FUNC PyInit__native(void)
         {&name_given, "given"}, {&name_program, "program"}, {&name_is_noted, "is_noted"}, {&name_plans, "plans"},
         {&name_num_leaves, "num_leaves"}, {&name_dtype, "dtype"}, {&name_committed, "committed"},
         {&name_maxlen, "maxlen"}, {&name_factory, "default_factory"},
+        {&name_go_on, "go_on"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)
@@ -3995,7 +4085,8 @@ PyMODINIT_FUNC PyInit__native(void)
         PyTypeObject **type;
         PyType_Spec *spec;
         const char *name; /* as which the module has it, if it does */
-    } types[] = {{&tags_type, &tags_spec, "Tags"}, {&deal_type, &deal_spec, "Deal"}, {&held_type, &held_spec, NULL},
+    } types[] = {{&tags_type, &tags_spec, "Tags"}, {&deal_base, &deal_spec, "Deal"}, {&hand_base, &hand_spec, "Hand"},
+                 {&arguments_base, &arguments_spec, "Arguments"}, {&caller_base, &caller_spec, "Caller"}, {&held_type, &held_spec, NULL},
                  {&program_type, &program_spec, NULL}, {&latest_type, &latest_spec, "Latest"}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         PyObject *type = PyType_FromSpec(types[i].spec);

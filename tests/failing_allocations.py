@@ -19,12 +19,13 @@ from jax import tree_util as jtu
 
 from sharedtree import _native_classes, _native_walk, _node_types, _statics, _structure, _walk
 from sharedtree._arguments import Arguments
+from sharedtree._context import Policy
 from sharedtree._graph import Tags, build, pack
 from sharedtree._structure import Structure, intern
 from sharedtree._walk import Rules
 from sharedtree.transforms._call import AS_ONE, Plan
 from sharedtree.transforms._hands import Deal, Hand
-from sharedtree.transforms._warm import Facts, Form
+from sharedtree.transforms._warm import Form, Way
 from tests.kinds import KINDS, W
 from tests.strategies import Pair
 
@@ -235,14 +236,14 @@ def failures_of_call(tree: Any) -> list[int]:
     function = with_memory(lambda hand: Hand(pack(pair, Tags())[0], Deal(of_result)))
     made = {tuple(AS_ONE): function}
     form = Form(arguments.aux, None, (), None, donates=True, latest=native.Latest(), made=made)
-    facts = Facts(native.flags_of(rules), {1: form}, False, True, lambda _: None)
+    way = Way(Policy(), native.flags_of(rules), {1: form}, False, True, lambda _: None)
 
     def check(_: Any, outcome: Any) -> None:
         assert outcome is not None
         if type(outcome) is Pair:
             assert pack(outcome, Tags())[1] is of_result
 
-    return each_failure(lambda: None, lambda _: native.call(facts, (pair,), {}), check)
+    return each_failure(lambda: None, lambda _: native.call(way, (pair,), {}), check)
 
 
 def new_class() -> Any:

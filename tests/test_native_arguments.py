@@ -36,9 +36,9 @@ class Reluctant:
 
 
 WRONG_TREES = [(), (1, 2, 3, 4), ([], Tags, Rules(), {}), ([], Tags(), (), {}), ([], Tags(), Rules(), None)]
-WRONG_CALLS = [(), (None, (), {}), ((1,) * 5, (), {}), ((0, {}, False, True, None), [], {}), ((None,) * 5, (), {})]
+WRONG_CALLS = [(), (None, (), {}), ((1,) * 5, (), {}), ((0, 0, {}, False, True, None), [], {}), ((None,) * 6, (), {})]
 WRONG_CALLS += [
-    ((0, {0: form}, False, True, None), (), {}) for form in (1, (), (1,) * 7, (((), ()), None, (), None, False))
+    ((0, 0, {0: form}, False, True, None), (), {}) for form in (1, (), (1,) * 7, (((), ()), None, (), None, False))
 ]
 WRONG = {
     "walk": WRONG_TREES,

@@ -190,9 +190,8 @@ def test_whole_calls():
     same, changed = st.jit(lambda model: model.first * 2), st.jit(change, policy=st.Policy(in_place=True))
     passed = st.jit(lambda model: model)
     same(model)
-    facts = same._way.facts
-    form = facts.forms[1]
-    failing = facts._replace(forms={1: form._replace(made=dict.fromkeys(form.made, fail))})
+    form = same.way.forms[1]
+    failing = same.way._replace(forms={1: form._replace(made=dict.fromkeys(form.made, fail))})
 
     def act():
         same(model)

@@ -30,7 +30,7 @@ from ._inside import Inside, Received, Terms, packed, receive
 from ._labels import Fates, Treatment, is_donated, labels_in
 from ._modules import How, is_of_equinox
 from ._pass_through import passed_through, unchanged
-from ._warm import Deferred, Form, Way, new_latest
+from ._warm import Caller, Form, Way, new_latest
 from .checks._functions_given import forbid_bound_module, is_refusal, name_counterpart
 from .checks._retracing import Traces
 from .checks._static_arguments import require_separate
@@ -52,7 +52,7 @@ class UnfitResultError(Exception):
         self.error = error
 
 
-class FunctionTransform(metaclass=_Named):
+class FunctionTransform(Caller, metaclass=_Named):
     """A function under a transform, with shared modules and tied arrays kept the same objects.
 
     Args:
@@ -99,7 +99,7 @@ class FunctionTransform(metaclass=_Named):
         self._shared = self._shared_by(function)
         self.names = self._shared.names
         self._made: dict[Any, Any] = {}
-        self._way: Way | None = None
+        self.way: Way | None = None
         update_wrapper(self, function)  # not its `__dict__`, which may be that of another wrapper
         self.__wrapped__ = function
         forbid_bound_module(function, current_policy(policy), self.transform_name)
@@ -152,24 +152,22 @@ class FunctionTransform(metaclass=_Named):
             return self
         return type(self)(self.transform, function, self.policy, self.all_options)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        policy = current_policy(self.policy)
-        way = self._way
-        if way is None or way.policy is not policy:
-            way = self._way = self._way_under(policy)
-        is_in_python = False
+    def go_on(self, left: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """As the base."""
+        is_error = isinstance(left, BaseException)
+        is_begun = is_error or bool(left)
         try:
-            made = way.call(way.facts, args, kwargs)
-            if type(made) is not Deferred:
-                return made
-            if made:
-                return self.leave(made[0], call_of(made[1]), policy)
-            is_in_python = True
+            if is_error:
+                raise left
+            if is_begun:
+                return self.leave(left[0], call_of(left[1]), policy)
+            if self.way is None or self.way.policy is not policy:
+                self.way = self._way_under(policy)
             return self.called(args, kwargs, policy)
         except UnfitResultError as error:
             self.refused(args, kwargs, error.error)
         except Exception as error:
-            if not is_in_python:
+            if is_begun:
                 self.explain(error, self._entering(args, kwargs, policy))
             hide_frames(error)
             raise
@@ -179,7 +177,7 @@ class FunctionTransform(metaclass=_Named):
         cls = type(self)
         is_usual = cls.called is FunctionTransform.called
         rules = self.rules(policy) if is_usual else None
-        return Way(policy, rules, finishes=cls.leave is FunctionTransform.leave)
+        return Way.under(policy, rules, finishes=cls.leave is FunctionTransform.leave)
 
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """The five steps, in Python."""
@@ -196,7 +194,7 @@ class FunctionTransform(metaclass=_Named):
             except Exception as error:
                 self.explain(error, lambda: call)
                 raise
-            way = self._way
+            way = self.way
             if way is not None and way.policy is policy:
                 way.learn(args, kwargs, self._form(args, kwargs, policy, call), call, self.settled(transformed))
             return self.leave(result, call, policy)
@@ -376,10 +374,12 @@ class FunctionTransform(metaclass=_Named):
 
     def _without_function(self) -> Self:
         """The part of this that the inner function may hold: neither the function, nor what holds the inner one."""
-        part = object.__new__(type(self))
+        cls = type(self)
+        part = cls.__new__(cls)
         vars(part).update(vars(self))
-        for name in ("function", "__wrapped__", "_shared", "_made", "_way"):
+        for name in ("function", "__wrapped__", "_shared", "_made"):
             vars(part).pop(name, None)
+        part.policy, part.way = self.policy, None
         part._terms_of = self._shared.traces, self._shared.seen
         return part
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jax import tree_util as jtu
 
 from .._arguments import Arguments, LeafPath
+from .._context import Policy, current_policy
 from .._graph import unpack
 from .._jax_internals import TRACE, ConcreteArray
 from .._native_walk import native
@@ -61,10 +62,18 @@ class Deal(_Compared if TYPE_CHECKING or native is None else native.Deal):
         return self.structure.num_leaves if self.numbers is None else len(self.numbers)
 
 
-class Hand:
-    """The leaves of a tree that one argument or result of a transform has. Nothing checks that they fit."""
+class _Hand:
+    """The parts of a hand; in C where that is in use."""
 
     __slots__ = ("deal", "leaves")
+    leaves: Sequence[Any]
+    deal: Deal
+
+
+class Hand(_Hand if TYPE_CHECKING or native is None else native.Hand):
+    """The leaves of a tree that one argument or result of a transform has. Nothing checks that they fit."""
+
+    __slots__ = ()
 
     def __init__(self, leaves: Sequence[Any], deal: Deal) -> None:
         self.leaves = leaves
@@ -166,8 +175,7 @@ def gathered(hands: Sequence[Hand], bare: Sequence[Any] = ()) -> list[Any]:
 
 if native is not None:
     native.learn_calls(
-        *(ConcreteArray, Hand, vars(Hand)["leaves"], vars(Hand)["deal"], Hands, vars(Hands)["parts"], Deal, Arguments),
-        *(vars(Arguments)["aux"], vars(Arguments)["args"], vars(Arguments)["kwargs"], *TRACE),
+        ConcreteArray, Hand, Deal, Arguments, Hands, vars(Hands)["parts"], *TRACE, Policy, current_policy
     )
 jtu.register_pytree_with_keys(
     Hand,

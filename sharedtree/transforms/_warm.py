@@ -6,18 +6,15 @@ time, and kept with the wrapper. What C does not know, it leaves to Python befor
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._context import Policy
+from .._context import Policy, PolicyOption, current_policy
 from .._graph import Rules
 from .._native_walk import native
 from ._call import Call
 from ._in_place import write
 
 _MOST_FORMS = 256
-
-Deferred: Any = tuple if native is None else native.Deferred
-"""The class of what C returns if Python has to do a call: a tuple, of the result and the call if these are there."""
 
 new_latest: Callable[[], Any] = (lambda: None) if native is None else native.Latest
 """Makes what C remembers of calls of one form."""
@@ -46,49 +43,38 @@ class Form(NamedTuple):
     made: dict[Any, Callable[..., Any]]
 
 
-class Facts(NamedTuple):
-    """What C knows of a wrapper under a policy. Read by position.
+class Way(NamedTuple):
+    """How a wrapper is called under a policy. Read by position.
 
     Attributes:
+        policy: what counts as sharing.
         flags: how arguments are walked.
-        forms: by the number of arguments and the keywords; None where Python has to do it.
+        forms: by the number of arguments and the keywords; None where Python has to do it. None for all if all calls
+            are left to Python.
         in_place: whether changes are written.
         finishes: whether what comes back is what the function returned, and no gradient.
         write: what writes where C cannot.
     """
 
+    policy: Policy
     flags: int
-    forms: dict[Any, Form | None]
+    forms: dict[Any, Form | None] | None
     in_place: bool
     finishes: bool
     write: Callable[[Sequence[Any]], None]
 
+    @classmethod
+    def under(cls, policy: Policy, rules: Rules | None, *, finishes: bool) -> "Way":
+        """A way on which nobody has gone.
 
-def _deferred(facts: Any, args: Any, kwargs: Any) -> Any:
-    return Deferred()
-
-
-class Way:
-    """How a wrapper is called under a policy.
-
-    Args:
-        policy: what counts as sharing.
-        rules: how arguments are walked; None if all calls are left to Python.
-        finishes: see `Facts`.
-
-    Attributes:
-        call: (`facts`, args, kwargs) → what the wrapper returns, or something `Deferred`.
-    """
-
-    __slots__ = ("call", "facts", "policy")
-
-    def __init__(self, policy: Policy, rules: Rules | None, *, finishes: bool) -> None:
-        self.policy = policy
-        self.facts: Facts | None = None
-        self.call: Callable[..., Any] = _deferred
-        if native is not None and rules is not None:
-            self.facts = Facts(native.flags_of(rules), {}, bool(policy.in_place), finishes, write)
-            self.call = native.call
+        Args:
+            policy: what counts as sharing.
+            rules: how arguments are walked; None if all calls are left to Python.
+            finishes: as the attribute.
+        """
+        is_in_c = native is not None and rules is not None
+        flags, forms = (native.flags_of(rules), dict[Any, Form | None]()) if is_in_c else (0, None)
+        return cls(policy, flags, forms, bool(policy.in_place), finishes, write)
 
     def learn(self, args: Sequence[Any], kwargs: dict[str, Any], form: Form | None, call: Call, made: Any) -> None:
         """Remembers how a call was done in Python.
@@ -100,15 +86,45 @@ class Way:
             call: it.
             made: what was transformed.
         """
-        facts = self.facts
-        if facts is None:
+        forms = self.forms
+        if forms is None:
             return
-        if len(facts.forms) >= _MOST_FORMS:
-            facts.forms.clear()
+        if len(forms) >= _MOST_FORMS:
+            forms.clear()
         which = (len(args), tuple(kwargs)) if kwargs else len(args)
-        known = facts.forms.get(which)
+        known = forms.get(which)
         if form is not None:
             # Calls of another form may have the same hands and other options, as with static arguments left out.
             form.made.update(known.made if known is not None else {})
             form.made[call.plan.labels] = made
-        facts.forms[which] = form
+        forms[which] = form
+
+
+class _Caller:
+    """What is called with the arguments of a function. The native one goes on where C has to leave the call to Python.
+
+    Attributes:
+        policy: what counts as sharing, as it was given.
+        way: how it is called under the policy that it was called with last.
+    """
+
+    policy: PolicyOption
+    way: Way | None
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.go_on((), current_policy(self.policy), args, kwargs)
+
+    def go_on(self, left: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What is left of a call.
+
+        Args:
+            left: nothing, if all of it is; the result of what was transformed, and the call; or the error.
+            policy: under which it is.
+            args: of the call.
+            kwargs: likewise.
+        """
+        raise NotImplementedError
+
+
+class Caller(_Caller if TYPE_CHECKING or native is None else native.Caller):
+    """The base of wrappers."""
