@@ -2386,7 +2386,7 @@ static int are_pairs(PyObject *aux)
 
 static PyObject *call_with_children(PyObject *function, PyObject *aux, PyObject *numbers, PyObject *table)
 {
-    PyObject *children = children_of(numbers, table, 1);
+    PyObject *children = children_of(numbers, table, aux != NULL); /* what is registered with JAX gets a tuple from it, too */
     PyObject *made = children == NULL ? NULL
                      : aux == NULL    ? PyObject_CallFunctionObjArgs(function, children, NULL)
                                       : PyObject_CallFunctionObjArgs(function, aux, children, NULL);
