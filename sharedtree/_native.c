@@ -2667,6 +2667,7 @@ static int compile_node(Program *program, Step *step, PyObject *aux)
             outcome = PyDict_SetItem(step->values, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
         }
         break;
+    case NAMEDTUPLE:
     case OTHER:
         step->values = PyObject_GetAttr(step->node, name_unflatten);
         break;
@@ -2835,14 +2836,6 @@ static PyObject *run_nnx_state(const Step *step, PyObject **trace_state)
     return object;
 }
 
-static PyObject *run_namedtuple(const Step *step, PyObject *table)
-{
-    PyObject *children = children_of(step->numbers, table, 0);
-    PyObject *made = children == NULL ? NULL : PyObject_Call((PyObject *)step->kind->type, children, NULL);
-    Py_XDECREF(children);
-    return made;
-}
-
 static PyObject *run_node(const Program *program, const Step *step, PyObject *table, PyObject **trace_state)
 {
     if (step->shape == IN_PYTHON)
@@ -2859,8 +2852,6 @@ static PyObject *run_node(const Program *program, const Step *step, PyObject *ta
         return run_dict(program, step, table);
     case DEQUE:
         return run_deque(step, table);
-    case NAMEDTUPLE:
-        return run_namedtuple(step, table);
     case FIELDS:
     case DATACLASS:
     case SLOTS:
@@ -2871,6 +2862,7 @@ static PyObject *run_node(const Program *program, const Step *step, PyObject *ta
         return run_nnx_variable(program, step, table, trace_state);
     case NNX_STATE:
         return run_nnx_state(step, trace_state);
+    case NAMEDTUPLE:
     case OTHER:
         return call_with_children(step->values, NULL, step->numbers, table);
     }

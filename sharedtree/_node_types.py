@@ -7,6 +7,7 @@ does not know.
 
 import collections
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -20,7 +21,7 @@ from jax import tree_util as jtu
 from ._arguments import Arguments
 from ._equinox_internals import without_missing
 from ._errors import UnregisteredTypeError
-from ._jax_internals import TYPED_NUMBERS, rebuild_registered
+from ._jax_internals import TYPED_NUMBERS, rebuild_registered, unflatten_of
 
 Convention = Literal["equinox", "jax"]
 """Which leaves are traced: arrays only (Equinox's filter transforms), or whatever `jax.jit` accepts."""
@@ -366,14 +367,27 @@ def take_namedtuple_apart(obj: Any) -> tuple[Sequence[Any], Any]:
     return tuple.__getitem__(obj, slice(None)), None
 
 
+def maker_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...]], Any]:
+    """What puts instances of a class in JAX's registry together, as a function of the children alone."""
+    return _maker_of_namedtuple(cls) if is_namedtuple(cls) else unflatten_of(cls, aux, num_children)
+
+
+def _maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
+    own = getattr(cls.__new__, "__globals__", {}).get("_tuple_new")
+    if type(cls) is type and own is tuple.__new__ and cls.__init__ is object.__init__:
+        return functools.partial(own, cls)  # which is all that a `__new__` of `collections.namedtuple` does
+    return lambda children: cls(*children)
+
+
 def _namedtuple_type(cls: Any) -> NodeType:
+    make = _maker_of_namedtuple(cls)
     return NodeType(
         cls,
         is_plain=True,
         is_mutable=False,
         convention=None,
         take_apart=take_namedtuple_apart,
-        put_together=lambda _, children: cls(*children),
+        put_together=lambda _, children: make(children),
         keys_of=lambda _: tuple(jtu.GetAttrKey(name) for name in cls._fields),
     )
 

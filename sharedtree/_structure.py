@@ -17,8 +17,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ._interned import Interned
-from ._jax_internals import unflatten_of
-from ._node_types import NodeType, node_type_of_class
+from ._node_types import NodeType, maker_of, node_type_of_class
 from ._statics import Static
 
 Path = tuple[Any, ...]
@@ -53,10 +52,10 @@ class Node:
         self._unflatten: Any = None
 
     @property
-    def unflatten(self) -> Callable[[Sequence[Any]], Any]:
+    def unflatten(self) -> Callable[[tuple[Any, ...]], Any]:
         """For classes in JAX's registry, whose auxiliary data nobody can change: children → a new instance."""
         if self._unflatten is None:
-            self._unflatten = unflatten_of(self.type.cls, self.aux.peek(), len(self.keys))
+            self._unflatten = maker_of(self.type.cls, self.aux.peek(), len(self.keys))
         return self._unflatten
 
     def __eq__(self, other: object) -> bool:

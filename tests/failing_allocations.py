@@ -109,8 +109,8 @@ def let_others_have_memory() -> None:
     flatten = with_memory(jtu.default_registry.flatten_one_level)
     registry = types.SimpleNamespace(flatten_one_level=flatten)
     _native_classes.jtu = types.SimpleNamespace(default_registry=registry)
-    unflatten_of = _structure.unflatten_of
-    _structure.unflatten_of = with_memory(lambda *args: with_memory(unflatten_of(*args)))
+    unflatten_of = _structure.maker_of
+    _structure.maker_of = with_memory(lambda *args: with_memory(unflatten_of(*args)))
     _node_types.rebuild_registered = with_memory(_node_types.rebuild_registered)
     _statics.copy_of = with_memory(_statics.copy_of)
     _statics.key_of = with_memory(_statics.key_of)
