@@ -40,11 +40,12 @@ from ._structure import Node, Op, Structure, intern, reached_outside
 from .serialise.load import from_bytes
 from .serialise.save import to_bytes
 from .serialise.trust._trust import Trusted
+from .transforms._ahead_of_time import require_made_for
 from .transforms._applying import title_of
 from .transforms._call import Dealing, enter, leave
 from .transforms._function_transform import rules_of_call
 from .transforms._hands import Deal, Hand, Hands
-from .transforms._jit import Filtered, JitTransform, require_made_for
+from .transforms._jit import Filtered, JitTransform
 from .transforms._preserve import preserve_identities, register_transform
 
 _trusted: ContextVar[Any] = ContextVar("trusted", default=())  # what the call that is reading now trusts

@@ -373,7 +373,7 @@ def maker_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...
 
 
 def _maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
-    own = getattr(cls.__new__, "__globals__", {}).get("_tuple_new")
+    own: Any = getattr(cls.__new__, "__globals__", {}).get("_tuple_new")
     if type(cls) is type and own is tuple.__new__ and cls.__init__ is object.__init__:
         return functools.partial(own, cls)  # which is all that a `__new__` of `collections.namedtuple` does
     return lambda children: cls(*children)

@@ -5,7 +5,6 @@ A call is one graph (`_call`), whose leaves are dealt in hands (`_hands`) by wha
 `_inside` are the two sides of those that take operands. What is checked while a function is traced is in `checks/`.
 """
 
-from ._abstract import eval_shape as eval_shape, make_jaxpr as make_jaxpr
 from ._control_flow import (
     associative_scan as associative_scan,
     cond as cond,
@@ -17,18 +16,7 @@ from ._control_flow import (
 )
 from ._crossing import Crossing as Crossing
 from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
-from ._filtered import (
-    filter_checkpoint as filter_checkpoint,
-    filter_eval_shape as filter_eval_shape,
-    filter_grad as filter_grad,
-    filter_jit as filter_jit,
-    filter_jvp as filter_jvp,
-    filter_value_and_grad as filter_value_and_grad,
-    filter_vjp as filter_vjp,
-    filter_vmap as filter_vmap,
-)
 from ._inside import Inside as Inside
-from ._many_devices import pmap as pmap, shard_map as shard_map
 from ._own_derivatives import custom_jvp as custom_jvp, custom_vjp as custom_vjp
 from ._preserve import (
     Adapter as Adapter,
@@ -37,16 +25,28 @@ from ._preserve import (
 )
 from ._ready_made import (
     checkpoint as checkpoint,
+    filter_checkpoint as filter_checkpoint,
+    filter_grad as filter_grad,
+    filter_jit as filter_jit,
+    filter_value_and_grad as filter_value_and_grad,
+    filter_vmap as filter_vmap,
     grad as grad,
-    jit as jit,
-    remat as remat,
-    value_and_grad as value_and_grad,
-    vmap as vmap,
-)
-from ._ready_made_derivatives import (
     hessian as hessian,
     jacfwd as jacfwd,
     jacrev as jacrev,
+    jit as jit,
+    make_jaxpr as make_jaxpr,
+    pmap as pmap,
+    remat as remat,
+    shard_map as shard_map,
+    value_and_grad as value_and_grad,
+    vmap as vmap,
+)
+from ._ready_made_with_operands import (
+    eval_shape as eval_shape,
+    filter_eval_shape as filter_eval_shape,
+    filter_jvp as filter_jvp,
+    filter_vjp as filter_vjp,
     jvp as jvp,
     linear_transpose as linear_transpose,
     linearize as linearize,

@@ -37,7 +37,7 @@ from ._inside import Inside, Terms
 from ._labels import Treatment
 from ._meet import Lowering
 from ._modules import is_of_equinox
-from .checks._functions_given import forbid_bound_module
+from .checks._refused_arguments import forbid_bound_module
 
 
 class Crossing:

@@ -3,45 +3,28 @@
 walk → leaves in hands → the transformed function → leaves gathered → build
 """
 
-import copy
 import functools
-import sys
-import types
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn, Self
 
 from .._arguments import Arguments, Position
-from .._context import Policy, PolicyOption, current_policy
-from .._copies import Incomparable
-from .._equinox_internals import name_of, update_wrapper, warn_of_layers_in
+from .._context import Policy
 from .._errors import SharingMismatchError
 from .._graph import Rules
 from .._jax_internals import hide_frames
-from .._prefix import Branch
-from .._structure import Given, Node, Op, Update
-from ._applying import public_name, title_of, transform_named
 from ._call import Call, Dealing, call_of, enter, leave
-from ._dealing import DealtOut, Name, dealt_out
+from ._dealing import DealtOut, dealt_out
 from ._hands import Hand, Hands
-from ._in_place import IN_PLACE, Changes, conventions, rules_for_state, walked_together, with_changes
-from ._inconsistent import raise_inconsistent
-from ._inner_function import Inner, Shared, shared_by
+from ._in_place import Changes, rules_for_state, with_changes
+from ._in_place_by_label import dealt_with_state
+from ._inner_function import Inner
 from ._inside import Inside, Received, Terms, packed, receive
-from ._labels import Fates, Treatment, is_donated, labels_in
-from ._modules import How, is_of_equinox
+from ._labels import Treatment, is_donated, labels_in
 from ._pass_through import passed_through, unchanged
-from ._warm import Caller, Form, Way, new_latest
-from .checks._functions_given import forbid_bound_module, is_refusal, name_counterpart
+from ._warm import Form, Way, new_latest
+from ._wrapper import Wrapper
+from .checks._refused_arguments import forbid_bound_module, is_refusal, name_counterpart, require_separate
 from .checks._retracing import Traces
-from .checks._static_arguments import require_separate
-
-
-class _Named(type):
-    """The class of wrapped functions prints as what makes them: JAX names the class of what it cannot take."""
-
-    def __repr__(cls) -> str:
-        is_own = cls.__module__.startswith(f"{__package__}.")
-        return "<class 'sharedtree.preserve_identities'>" if is_own else super().__repr__()
 
 
 class UnfitResultError(Exception):
@@ -52,105 +35,16 @@ class UnfitResultError(Exception):
         self.error = error
 
 
-class FunctionTransform(Caller, metaclass=_Named):
+class FunctionTransform(Wrapper):
     """A function under a transform, with shared modules and tied arrays kept the same objects.
-
-    Args:
-        transform: the vanilla transform.
-        function: the user's function.
-        policy: what counts as sharing; None for that of the thread at each call.
-        options: of the transform.
 
     The transform is applied once for each policy and each way in which leaves are dealt, to a function that puts its
     arguments together, calls and takes its result apart. It may cache what it likes: everything that the inner function
     learns about a call is in the structures of its hands. Where it does cache, all wrappers of one function give it the
     same inner function (`_inner_function`).
-
-    Nothing that this refers to refers back to it, so it is freed with the last reference, as a vanilla one is.
     """
 
     passes_through = False
-    caches_traces = False
-    only_for_transform: frozenset[str] = frozenset()
-    """The options that make no difference to the inner function."""
-    shares_alike = False
-    own_options: frozenset[str] = frozenset()
-    """The options that are ours, and not the transform's."""
-    takes_rules = False
-    """Whether it has methods of its own, so that of a module, too, it is no module."""
-
-    def __init_subclass__(cls) -> None:
-        warn_of_layers_in(cls)
-
-    def __init__(
-        self,
-        transform: Callable[..., Any],
-        function: Callable[..., Any],
-        policy: PolicyOption,
-        options: dict[str, Any],
-    ) -> None:
-        self.transform = transform
-        self.function = function
-        self.policy = policy
-        self.options = {name: value for name, value in options.items() if name not in self.own_options}
-        self.all_options = options
-        self.is_filtered = is_of_equinox(transform)
-        self.alike = self._made_alike()
-        self._shared = self._shared_by(function)
-        self.names = self._shared.names
-        self._made: dict[Any, Any] = {}
-        self.way: Way | None = None
-        update_wrapper(self, function)  # not its `__dict__`, which may be that of another wrapper
-        self.__wrapped__ = function
-        forbid_bound_module(function, current_policy(policy), self.transform_name)
-        self.check_options()
-
-    def _made_alike(self) -> How | None:
-        """What makes wrappers of one function equal. Equinox's are; JAX's are functions, each equal to itself only."""
-        if not self.is_filtered:
-            return None
-        try:
-            return How(type(self), self.transform, self.policy, self.all_options)
-        except Incomparable:
-            return None
-
-    def __eq__(self, other: object) -> bool:
-        if self is other or type(other) is not type(self) or self.alike is None:
-            return self is other
-        one, two = self.function, other.function
-        return self.alike == other.alike and (one is two or (isinstance(one, FunctionTransform) and one == two))
-
-    def __hash__(self) -> int:
-        if self.alike is None:
-            return object.__hash__(self)
-        function = self.function
-        # The function is alive as long as this is.
-        return hash((self.alike, function if isinstance(function, FunctionTransform) else id(function)))
-
-    def _shared_by(self, function: Callable[..., Any]) -> Shared:
-        if not self.caches_traces:
-            return Shared(function)
-        options = {name: self.options[name] for name in sorted(self.options) if name not in self.only_for_transform}
-        return shared_by(function, (type(self), self.transform), options, alike=self.shares_alike)
-
-    def __reduce__(self) -> Any:
-        """By name, as a function, where the name leads here, as that of a decorated function does."""
-        name = getattr(self, "__qualname__", "")
-        found: Any = sys.modules.get(self.__module__)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if found is self:
-            return name
-        # Some of JAX's transforms are called other than where they can be found.
-        named = public_name(self.transform)
-        return _remade, (type(self), named or self.transform, self.function, self.policy, self.all_options)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """This, as of a function; of a callable object that is copied, a wrapper of the copy."""
-        function = copy.deepcopy(self.function, memo)
-        if function is self.function:
-            return self
-        return type(self)(self.transform, function, self.policy, self.all_options)
 
     def go_on(self, left: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """As the base."""
@@ -241,28 +135,10 @@ class FunctionTransform(Caller, metaclass=_Named):
             own = call()  # where one object is a static argument and a traced one, that is the fault
             require_separate(own.arguments, own.tree, self.names)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
-
-    def __repr__(self) -> str:
-        return f"<{self.transform_name}({name_of(self.function, self.function, '__qualname__')}), identities preserved>"
-
     @property
     def traces(self) -> Traces:
         """Those of the function."""
         return self._shared.traces
-
-    @functools.cached_property
-    def transform_name(self) -> str:
-        """What the transform is called in errors."""
-        return title_of(self.transform)
-
-    def check_options(self) -> None:
-        """Applies the transform at once, so that it can refuse its options or the function as it always does."""
-        function = self.function
-        if callable(function) and not isinstance(getattr(function, "__name__", ""), str):  # as of an Equinox module
-            function = _named(function)
-        self.transform(function, **self.options)
 
     # What families override -------------------------------------------------------------------------------------
 
@@ -426,7 +302,7 @@ class FunctionTransform(Caller, metaclass=_Named):
         try:
             if policy.in_place:
                 changes = rules_for_state(inside.terms.rules, received.tree, self.is_taken(received), deeply=True)
-                return self.handed_out(self._with_state(result, inside, leaving, labels, changes), received)
+                return self.handed_out(dealt_with_state(result, inside, leaving, labels, changes), received)
             tree = inside.walked(result)
             inside.check_walked(tree)
             return self.handed_out(dealt_out(tree, leaving, labels), received)
@@ -437,89 +313,8 @@ class FunctionTransform(Caller, metaclass=_Named):
         """The hands of what goes out, as the transform gets them."""
         return Hands(out.hands)
 
-    def _with_state(
-        self, result: Any, inside: Inside, leaving: Treatment, labels: Sequence[Any] | None, changes: Rules
-    ) -> DealtOut:
-        """In place: what was received and may have been changed, and the result; each along the label of its place."""
-        received, arguments = inside.received.tree, inside.received.arguments
-        of_arguments, of_result = leaving.prefix.parts
-        came = Fates(received, leaving._replace(prefix=of_arguments))
-        ways = {way[0]: way for way in reversed(list(came.ways()))}
-        tree = inside.walked((arguments, result))
-        inside.check_walked(tree, is_with_state=True)
-        there = set(map(id, tree.objects))  # alive in the tree
-        around = conventions(received, changes)
-        own = set(changes.updated.values())
-        # What holds others comes after them; and what is in something else that was detached comes with that.
-        detached = [n for n in sorted(own, reverse=True) if id(received.objects[n]) not in there]  # as above
-        tree = walked_together(
-            [
-                (arguments, changes.convention),
-                *[(received.objects[n], around[n]) for n in detached],
-                (result, changes.convention),
-            ],
-            inside.forbidding(changes._replace(given={}, updated={})),
-            [*[IN_PLACE] * (1 + len(detached)), ""],
-        )
-        parts = [of_arguments, *[came.part_at(ways[n]) for n in detached], of_result]
-        num_state = 1 + len(detached)
-
-        def op_of(fates: Fates) -> Callable[[Name], Op | None]:
-            state = {
-                (way[0], fates[way]) for root in fates.below(fates.root)[:num_state] for way in fates.ways_from(root)
-            }
-            self._require_one_way(fates, state, changes)
-            numbers, way_of = {**changes.given, **changes.updated}, fates.way_of_each()
-
-            def instead(name: Name) -> Op | None:
-                obj = tree.objects[name[0]]
-                number = numbers.get(id(obj))  # of what `received` keeps alive
-                if name not in state or number is None:
-                    return None
-                op = tree.records[name[0]][0]
-                is_moved = fates.all_described(way_of[name]) != came.all_described(ways[number])
-                if id(obj) in changes.given and not is_moved:  # as above
-                    return Given(number)
-                return Update(number, op) if type(op) is Node else None
-
-            return instead
-
-        return dealt_out(tree, leaving._replace(prefix=Branch(tuple(parts))), labels, op_of)
-
-    def _require_one_way(self, fates: Fates, state: Collection[Name], changes: Rules) -> None:
-        """Raises if one object is to be written to in two ways."""
-        seen: set[int] = set()
-        own = changes.given.keys() | changes.updated.keys()
-        for number, _ in sorted(state):
-            is_node = fates.tree.node(number) is not None
-            if is_node and id(fates.tree.objects[number]) in own and number in seen:  # alive in the tree
-                raise_inconsistent(
-                    fates,
-                    number,
-                    self.transform_name,
-                    "The function put it where it would be written back in two ways. It can put a copy of it, "
-                    "`sharedtree.copy(layer)`, into one of these places.\n",
-                )
-            seen.add(number)
-
-
-def _named(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that stands for one whose name is no text, as a field of an Equinox module may be called so."""
-
-    def named(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    update_wrapper(named, function)
-    named.__name__ = type(function).__name__
-    return named
-
 
 @functools.cache
 def rules_of_call(policy: Policy, *, filtered: bool) -> Rules:
     """How arguments and results are walked under a policy."""
     return Rules(arrays=policy.arrays, containers=policy.containers, convention="outside", filtered=filtered)
-
-
-def _remade(cls: Any, transform: Any, *rest: Any) -> FunctionTransform:
-    """A wrapper that was pickled."""
-    return cls(transform_named(transform) if isinstance(transform, str) else transform, *rest)

@@ -30,7 +30,7 @@ from .._with_respect_to import (
     select_everywhere,
     selection,
 )
-from ._argnums import several
+from ._argument_names import several
 from ._call import Call, Dealing, leave
 from ._dealing import outermost_ways
 from ._function_transform import FunctionTransform

@@ -29,8 +29,8 @@ from ._in_place import with_changes
 from ._meet import Words, fitted
 from .checks._between_calls import SeenArguments
 from .checks._lost_changes import report_lost_changes, traced_under
+from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
-from .checks._static_arguments import require_separate
 from .checks._ties_lost_inside import report_lost_ties
 from .checks._tracer_leaks import forbid_tracers
 from .checks._values_met_twice import report_tied_values

@@ -20,7 +20,7 @@ from .._context import Policy
 from .._node_types import is_module, node_type_of
 from .._prefix import Branch
 from .._statics import Static
-from ._argnums import several
+from ._argument_names import several
 from ._call import Call, Dealing
 from ._dealing import DealtOut
 from ._donation import DonatingTransform

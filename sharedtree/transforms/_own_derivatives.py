@@ -1,49 +1,19 @@
 """Functions with rules of their own for their derivatives, ready made: `custom_vjp` and `custom_jvp`."""
 
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, cast
 
 import jax
 
-from ._preserve import preserve_identities
+from ._ready_made import Said, made_of
+from ._signatures import LikeCustomJvp, LikeCustomVjp
 
-P = ParamSpec("P")
-R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
-
-
-class CustomVjp(Protocol, Generic[P, R_co]):
-    """What `sharedtree.custom_vjp` returns: the function, which takes its rules by `defvjp`."""
-
-    __name__: str
-    __wrapped__: Callable[..., Any]
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: D102
-    def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., R_co]: ...  # noqa: D105
-    def defvjp(  # noqa: D102
-        self, fwd: Callable[..., Any], bwd: Callable[..., Any], *positional: Any, **options: Any
-    ) -> None: ...
+_custom_vjp = cast(Callable[..., Callable[[Said], LikeCustomVjp]], made_of)
+_custom_jvp = cast(Callable[..., Callable[[Said], LikeCustomJvp]], made_of)
 
 
-class CustomJvp(Protocol, Generic[P, R_co]):
-    """What `sharedtree.custom_jvp` returns: the function, which takes its rule by `defjvp` or `defjvps`."""
-
-    __name__: str
-    __wrapped__: Callable[..., Any]
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: D102
-    def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., R_co]: ...  # noqa: D105
-    def defjvp(  # noqa: D102
-        self, jvp: Callable[..., Any], *positional: Any, **options: Any
-    ) -> Callable[..., Any]: ...
-    def defjvps(self, *jvps: Callable[..., Any] | None) -> None: ...  # noqa: D102
-
-
-@overload
-def custom_vjp(function: Callable[P, R], /, *positional: Any, **options: Any) -> CustomVjp[P, R]: ...
-@overload
-def custom_vjp(**options: Any) -> Callable[[Callable[P, R]], CustomVjp[P, R]]: ...
-def custom_vjp(*function: Any, **options: Any) -> Any:
+@_custom_vjp(jax.custom_vjp)
+def custom_vjp() -> Any:
     """`preserve_identities(jax.custom_vjp)`: a function whose reverse-mode derivative you write yourself.
 
     The function and both rules take and return modules with their ties. Residuals may be modules, too; what is one
@@ -96,14 +66,10 @@ def custom_vjp(*function: Any, **options: Any) -> Any:
     errors and limitations. Cost: JAX's, and for each rule one walk over what it is given and returns; in place, one
     more over the arguments.
     """
-    return preserve_identities(jax.custom_vjp)(*function, **options)
 
 
-@overload
-def custom_jvp(function: Callable[P, R], /, *positional: Any, **options: Any) -> CustomJvp[P, R]: ...
-@overload
-def custom_jvp(**options: Any) -> Callable[[Callable[P, R]], CustomJvp[P, R]]: ...
-def custom_jvp(*function: Any, **options: Any) -> Any:
+@_custom_jvp(jax.custom_jvp)
+def custom_jvp() -> Any:
     """`preserve_identities(jax.custom_jvp)`: a function whose forward-mode derivative you write yourself.
 
     The tangents that the rule gets are modules like the arguments, with their ties, and `None` where there is no
@@ -138,4 +104,3 @@ def custom_jvp(*function: Any, **options: Any) -> Any:
     Limitations: in place it raises `ValueError`, for a tangent of what is changed would have to be known at once. See
     `preserve_identities` for others.
     """
-    return preserve_identities(jax.custom_jvp)(*function, **options)

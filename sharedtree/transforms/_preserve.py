@@ -18,19 +18,18 @@ from .._text import shown
 from ._applying import apply_options, title_of
 from ._branches import cond, switch
 from ._callbacks import callback_with_result, debug_callback
-from ._checkpoint import CheckpointTransform
 from ._closure_convert import filter_closure_convert
 from ._crossing import TakingOperands
 from ._device_put import filter_shard
 from ._function_transform import FunctionTransform
 from ._grad import GradTransform, JacobianTransform, ValueAndGradTransform
-from ._jit import FilterJitTransform, JitTransform
+from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
 from ._linear import filter_jvp, jvp, linear_transpose, linearize, vjp
 from ._loops import associative_scan, fori_loop, map_over, scan, while_loop
 from ._map import FilterVmapTransform, PmapTransform, ShardMapTransform, VmapTransform
 from ._modules import How, TransformedModule, is_of_equinox
 from ._opaque import OpaqueTransform, UnregisteredTransform
-from ._rules import CustomGradientTransform, CustomJvpTransform, CustomVjpTransform, CustomVmapTransform
+from ._rules_by_transform import CustomGradientTransform, CustomJvpTransform, CustomVjpTransform, CustomVmapTransform
 from ._shapes import FilterMakeJaxprTransform, MakeJaxprTransform, as_it_is, eval_shape, filter_eval_shape
 from ._signatures import (
     Checkpoint,

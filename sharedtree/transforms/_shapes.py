@@ -20,10 +20,9 @@ from .._context import Policy, PolicyOption
 from .._equinox_internals import name_of
 from .._structure import intern
 from ._call import Call, leave
-from ._checkpoint import CheckpointTransform
 from ._crossing import Crossing
 from ._hands import Hand, whole
-from ._jit import FilterJitTransform, JitTransform
+from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
 from ._like import without_statics
 from ._meet import holds_modules
 

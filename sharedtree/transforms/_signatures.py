@@ -142,10 +142,55 @@ class ValueAndGrad(Protocol):
     def __call__(self, **options: Any) -> Callable[[Callable[P, R]], Callable[P, tuple[R, Any]]]: ...
 
 
-class Vmap(Protocol):
-    """`jax.vmap` with identities preserved."""
+class Mapped(Protocol):
+    """What returns a function of the same parameters."""
 
     @overload
     def __call__(self, function: Callable[P, Any], /, *positional: Any, **options: Any) -> Callable[P, Any]: ...
     @overload
     def __call__(self, **options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+
+
+class CustomVjp(Protocol, Generic[P, R_co]):
+    """What `sharedtree.custom_vjp` returns: the function, which takes its rules by `defvjp`."""
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: D102
+    def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., R_co]: ...  # noqa: D105
+    def defvjp(  # noqa: D102
+        self, fwd: Callable[..., Any], bwd: Callable[..., Any], *positional: Any, **options: Any
+    ) -> None: ...
+
+
+class CustomJvp(Protocol, Generic[P, R_co]):
+    """What `sharedtree.custom_jvp` returns: the function, which takes its rule by `defjvp` or `defjvps`."""
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: D102
+    def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., R_co]: ...  # noqa: D105
+    def defjvp(  # noqa: D102
+        self, jvp: Callable[..., Any], *positional: Any, **options: Any
+    ) -> Callable[..., Any]: ...
+    def defjvps(self, *jvps: Callable[..., Any] | None) -> None: ...  # noqa: D102
+
+
+class LikeCustomVjp(Protocol):
+    """`jax.custom_vjp` with identities preserved."""
+
+    @overload
+    def __call__(self, function: Callable[P, R], /, *positional: Any, **options: Any) -> CustomVjp[P, R]: ...
+    @overload
+    def __call__(self, **options: Any) -> Callable[[Callable[P, R]], CustomVjp[P, R]]: ...
+
+
+class LikeCustomJvp(Protocol):
+    """`jax.custom_jvp` with identities preserved."""
+
+    @overload
+    def __call__(self, function: Callable[P, R], /, *positional: Any, **options: Any) -> CustomJvp[P, R]: ...
+    @overload
+    def __call__(self, **options: Any) -> Callable[[Callable[P, R]], CustomJvp[P, R]]: ...

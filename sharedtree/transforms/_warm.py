@@ -72,9 +72,10 @@ class Way(NamedTuple):
             rules: how arguments are walked; None if all calls are left to Python.
             finishes: as the attribute.
         """
-        is_in_c = native is not None and rules is not None
-        flags, forms = (native.flags_of(rules), dict[Any, Form | None]()) if is_in_c else (0, None)
-        return cls(policy, flags, forms, bool(policy.in_place), finishes, write)
+        in_place = bool(policy.in_place)
+        if native is None or rules is None:
+            return cls(policy, 0, None, in_place, finishes, write)
+        return cls(policy, native.flags_of(rules), {}, in_place, finishes, write)
 
     def learn(self, args: Sequence[Any], kwargs: dict[str, Any], form: Form | None, call: Call, made: Any) -> None:
         """Remembers how a call was done in Python.

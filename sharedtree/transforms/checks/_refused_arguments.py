@@ -1,10 +1,12 @@
-"""Functions that are not what a transform needs: among its arguments, and bound to what it should write back into.
+"""Arguments that a transform cannot take as they are given: functions, what a function is bound to, and static ones.
 
 `jax.jit` refuses a function, or an optimizer, which is several of them, where it takes an array. What it says then
 names static arguments only. Its counterpart in Equinox traces what is an array and takes everything else as it is.
 
 A method of a model, or the model itself, as the function under `in_place=True` would change the model while it is
 traced, and leave tracers in it: what is bound to a function is no argument.
+
+A static argument that shares an object with a traced one would be another object inside the function.
 """
 
 import functools
@@ -12,11 +14,17 @@ import types
 from typing import Any
 
 import equinox as eqx
+from jax import tree_util as jtu
 
+from ..._arguments import Arguments
 from ..._context import Policy
+from ..._errors import InconsistentSharingError
+from ..._graph import Tags, walk
 from ..._node_types import node_type_of
+from ..._structure import edges
 from ..._text import listed
 from ..._walked import Walked
+from .._argument_names import Names
 
 _REFUSALS = ("as an abstract array", "is not a valid JAX type")
 """What JAX says of a value that it cannot take."""
@@ -78,3 +86,34 @@ def forbid_bound_module(function: Any, policy: Policy, title: str) -> None:
         f"`{type(module).__name__}`, which is none, and would be left with tracers in it. Wrap one that takes it:\n"
         f"    f = lambda model, *args, **kwargs: {called}(*args, **kwargs)"
     )
+
+
+def require_separate(arguments: Arguments, call: Walked, names: Names) -> None:
+    """Raises if a static argument holds an object that is also in one that is traced.
+
+    Args:
+        arguments: all of them.
+        call: those that are traced, with the caller's objects.
+        names: of the arguments.
+    """
+    static = [names.text(i) for i, name in enumerate(arguments.names) if name is None]
+    for text, value in zip([*static, *arguments.static], arguments.statics, strict=True):
+        if node_type_of(value) is not None:
+            _require_apart(value, text, call)
+
+
+def _require_apart(value: Any, text: str, call: Walked) -> None:
+    own = Tags()
+    _, records, root = walk(value, own)
+    known = set(map(id, call.objects))  # alive in the call
+    for number, path in edges(records, [((), root)]):
+        obj = own.objects[number]
+        if id(obj) in known and own.number_of(obj) is not None:  # as above
+            where = text + jtu.keystr(path)
+            raise InconsistentSharingError(
+                f"`{where}` is static, but the same `{type(obj).__name__}` is also in an argument that is traced.\n"
+                "Inside the function they would be two objects. Pass only one of them, or a copy as the static one:\n"
+                "    f(model, copy.deepcopy(config))",
+                (where,),
+                ("static",),
+            )

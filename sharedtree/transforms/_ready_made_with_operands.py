@@ -1,18 +1,19 @@
-"""The derivatives of JAX with identities preserved, ready made, but for `grad` and `value_and_grad`.
+"""The transforms of JAX and Equinox that take what the function is applied to, with identities preserved, ready made.
 
-Of a module only the inexact traced leaves are differentiated. Tangents, cotangents and blocks of Jacobians are modules
-with the ties of the value that they belong to, and None for whatever is not differentiated.
+Of a module only the inexact traced leaves are
+differentiated. Tangents and cotangents are modules with the ties of the value that they belong to, and None for
+whatever is not differentiated. Loops and branches are in `_control_flow`.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
+import equinox as eqx
 import jax
 
 from .._jax_internals import api_boundary
 from ._preserve import preserve_identities
 
-P = ParamSpec("P")
 R = TypeVar("R")
 A = TypeVar("A")
 
@@ -155,72 +156,108 @@ def linear_transpose(
     return preserve_identities(jax.linear_transpose)(function, *primals, **options)
 
 
-@overload
-def jacfwd(function: Callable[P, Any], /, *positional: Any, **options: Any) -> Callable[P, Any]: ...
-@overload
-def jacfwd(**options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 @api_boundary
-def jacfwd(*function: Any, **options: Any) -> Any:
-    """`preserve_identities(jax.jacfwd)`: the Jacobian, column by column; see `jacrev`.
+def filter_vjp(function: Callable[..., Any], /, *primals: Any, **options: Any) -> Any:
+    """`preserve_identities(equinox.filter_vjp)`: as `vjp`, where what is not inexact has the cotangent None.
 
     Args:
-        function: the function; without it, returns a decorator.
-        options: of `jax.jacfwd`, `policy=`, a `Policy`, and `wrt=`, a filter, as `grad` has it.
+        function: the function.
+        primals: its arguments.
+        options: of `equinox.filter_vjp`, and `policy=`, a `Policy`.
+
+    Returns:
+        What the function returned; a function that takes a cotangent of it and returns a tuple with one for each
+        primal; with `has_aux=True`, the auxiliary data.
+
+    Raises, from the function that it returns:
+        SharingMismatchError: if a cotangent has not the shape of the result.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
-        >>> st.jacfwd(lambda dag: 3 * dag.tree[0])(st.Dag([jnp.ones(1)])).tree
-        [Array([[3.]], dtype=float32)]
-    """
-    return preserve_identities(jax.jacfwd)(*function, **options)
-
-
-@overload
-def jacrev(function: Callable[P, Any], /, *positional: Any, **options: Any) -> Callable[P, Any]: ...
-@overload
-def jacrev(**options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
-@api_boundary
-def jacrev(*function: Any, **options: Any) -> Any:
-    """`preserve_identities(jax.jacrev)`: the Jacobian, row by row.
-
-    It is what the function returned, with a module in the shape of the argument in place of each leaf. The block of a
-    tied leaf is the sum over its paths.
-
-    Args:
-        function: the function; without it, returns a decorator.
-        options: of `jax.jacrev`, `policy=`, a `Policy`, and `wrt=`, a filter, as `grad` has it.
-
-    Example:
-        >>> import jax.numpy as jnp, sharedtree as st
-        >>> w = jnp.ones(1)
-        >>> jacobian = st.jacrev(lambda dag: {"out": dag.tree["a"] * dag.tree["b"]})(st.Dag({"a": w, "b": w}))
-        >>> jacobian["out"].tree["b"]
-        Array([[2.]], dtype=float32)
+        >>> w = jnp.ones(2)
+        >>> value, pullback = st.filter_vjp(lambda d: d.tree["a"] * d.tree["b"], st.Dag({"a": w, "b": w}))
+        >>> pullback(value)[0].tree["b"]
+        Array([2., 2.], dtype=float32)
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return preserve_identities(jax.jacrev)(*function, **options)
+    return preserve_identities(eqx.filter_vjp)(function, *primals, **options)
 
 
-@overload
-def hessian(function: Callable[P, Any], /, *positional: Any, **options: Any) -> Callable[P, Any]: ...
-@overload
-def hessian(**options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 @api_boundary
-def hessian(*function: Any, **options: Any) -> Any:
-    """`preserve_identities(jax.hessian)`: a module, with another one in place of each leaf.
+def filter_jvp(function: Callable[..., Any], primals: Any, tangents: Any, **options: Any) -> Any:
+    """`preserve_identities(equinox.filter_jvp)`: as `jvp`, where None is the tangent of what is not differentiated.
 
     Args:
-        function: the function; without it, returns a decorator.
-        options: of `jax.hessian`, `policy=`, a `Policy`, and `wrt=`, a filter, as `grad` has it.
+        function: the function.
+        primals: a tuple of its arguments.
+        tangents: a tuple of their tangents. A tied leaf has one, at all of its paths.
+        options: of `equinox.filter_jvp`, and `policy=`, a `Policy`.
+
+    Returns:
+        What the function returned, and its tangent.
+
+    Raises:
+        SharingMismatchError: if a tangent has not the shape and the ties of its primal.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
-        >>> w = jnp.ones(1)
-        >>> hessian = st.hessian(lambda dag: (dag.tree["a"] * dag.tree["b"]).sum())(st.Dag({"a": w, "b": w}))
-        >>> hessian.tree["a"].tree["b"]
-        Array([[2.]], dtype=float32)
+        >>> w = jnp.ones(2)
+        >>> dag = st.Dag({"a": w, "b": w})
+        >>> st.filter_jvp(lambda d: d.tree["a"] * d.tree["b"], (dag,), (dag,))[1]
+        Array([2., 2.], dtype=float32)
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return preserve_identities(jax.hessian)(*function, **options)
+    return preserve_identities(eqx.filter_jvp)(function, primals, tangents, **options)
+
+
+@api_boundary
+def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """`preserve_identities(equinox.filter_eval_shape)`: a template of what a function returns, with its ties.
+
+    Args:
+        function: the function.
+        args: its arguments; what is no array or shape is static.
+        kwargs: likewise.
+
+    Returns:
+        What the function would return, with a `jax.ShapeDtypeStruct` for each array, one for a tied array. What is no
+        array is itself.
+
+    Example:
+        >>> import jax.numpy as jnp, sharedtree as st
+        >>> def make(size):
+        ...     w = jnp.ones(size)
+        ...     return st.Dag({"a": w, "b": w})
+        >>> template = st.filter_eval_shape(make, 3).tree
+        >>> template["a"] is template["b"], template["b"]
+        (True, ShapeDtypeStruct(shape=(3,), dtype=float32))
+
+    See `preserve_identities` for errors, cost and limitations.
+    """
+    return preserve_identities(eqx.filter_eval_shape)(function, *args, **kwargs)
+
+
+@api_boundary
+def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """`preserve_identities(jax.eval_shape)`: what a function would return, without computing it.
+
+    Args:
+        function: the function, or what `jit` made of it.
+        *args: its arguments, with arrays or `jax.ShapeDtypeStruct`s.
+        **kwargs: likewise; but `policy=`, if it is a `Policy`.
+
+    Returns:
+        The result with a `jax.ShapeDtypeStruct` for each traced leaf, one for all paths of a tied one.
+
+    Example:
+        >>> import jax.numpy as jnp, sharedtree as st
+        >>> w = jnp.ones(2)
+        >>> shapes = st.eval_shape(lambda d: st.tree.map(jnp.sum, d), st.Dag({"a": w, "b": w})).tree
+        >>> shapes["a"] is shapes["b"], shapes["a"]
+        (True, ShapeDtypeStruct(shape=(), dtype=float32))
+
+    See `preserve_identities` for errors, cost and limitations. Nothing is written back in place.
+    """
+    return preserve_identities(jax.eval_shape)(function, *args, **kwargs)

@@ -1,0 +1,150 @@
+"""Ahead-of-time compilation: JAX's stages with identities preserved, and the arguments that a program was made for."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._arguments import Arguments
+from .._context import Policy
+from .._graph import unpack
+from .._jax_internals import api_boundary
+from .._structure import LEAF, Node, Structure
+from .._walked import Walked
+from ._call import Call, enter
+from ._meet import Words, holds_modules, meet
+
+
+def shapes_of(tree: Walked) -> Callable[[int], Any]:
+    """Number → what is passed through, with shapes in place of arrays."""
+    made: dict[int, Any] = {}
+
+    def shaped(number: int) -> Any:
+        for i in range(number + 1) if number not in made else ():  # children come before their parents
+            op, children = tree.records[i]
+            if op is LEAF:
+                leaf = tree.objects[i]
+                made[i] = leaf if isinstance(leaf, jax.Ref) else jax.eval_shape(lambda x: x, leaf)
+            elif type(op) is Node:
+                made[i] = op.type.put_together(op.aux.thaw(), [made[child] for child in children])
+            else:
+                made[i] = tree.objects[i]
+        return made[number]
+
+    return shaped
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """How what was compiled is called.
+
+    Attributes:
+        jitted: what it was compiled from.
+        policy: under which.
+        used: of the leaves, which the program uses.
+        names: of the positional arguments that it was compiled for; None for static ones, which are left out in calls.
+        static: the keyword arguments that were static.
+        structure: of the arguments that it was compiled for.
+    """
+
+    jitted: Any
+    policy: Policy
+    used: Sequence[bool]
+    names: tuple[str | None, ...]
+    static: tuple[str, ...]
+    structure: Any
+
+    def __call__(self, compiled: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls it with the arguments that are not static."""
+        jitted = self.jitted
+        each = iter(args)
+        own = [None if name is None else next(each, _MISSING) for name in self.names]
+        more = list(each)
+        names = (*self.names[: len(own)], *[f"args[{len(own) + i}]" for i in range(len(more))])
+        given = [(name, arg) for name, arg in zip(names, (*own, *more), strict=True) if arg is not _MISSING]
+        arguments = Arguments(
+            tuple([name for name, _ in given]),
+            [arg for _, arg in given],
+            {**kwargs, **dict.fromkeys(self.static)},
+            self.static,
+        )
+        with enter(arguments, jitted.rules(self.policy), jitted.dealing(self.policy, arguments)) as call:
+            jitted.executable(call)
+            made = f"`{jitted.names.definition.name}` was compiled"
+            require_made_for(self.structure, call, made, "f.lower(*args).compile()")
+            result = compiled(*call.hands)
+
+            def used() -> Sequence[Any]:
+                leaves = [leaf for hand in call.hands for leaf in hand.leaves]
+                return [leaf for leaf, yes in zip(leaves, self.used, strict=True) if yes]
+
+            return jitted.leave(result, call, self.policy, used)
+
+
+_MISSING = object()
+
+
+def require_made_for(known: Any, call: Call, made: str, again: str) -> None:
+    """Raises unless the arguments of a call are those that a program was made for.
+
+    Args:
+        known: the structure of the arguments that it was made for.
+        call: the arguments.
+        made: what the program is: `f` was compiled.
+        again: how to make one for `args`, as code.
+
+    Raises:
+        SharingMismatchError: if their ties, classes or static values are others.
+    """
+    if call.tree.structure is known:
+        return
+    before = Walked.of(known, [None] * len(known.records))
+    if not holds_modules(before) and not holds_modules(call.tree):
+        _refuse_as_jax(known, call)
+    words = Words("", "in the first", "in these", program=made, again=again)
+    meet(before, call.tree, words, exact=True)
+    meet(call.tree, before, words._replace(before=words.after, after=words.before), exact=True)
+
+
+def _refuse_as_jax(known: Structure, call: Call) -> None:
+    """Raises what JAX says of other arguments, where there is nothing that it does not know."""
+    made = unpack(known, [jax.ShapeDtypeStruct((), jnp.float32)] * known.num_leaves)
+    own = call.arguments
+    given = [arg for name, arg in zip(own.names, own.args, strict=True) if name is not None]
+    then = [arg for name, arg in zip(made.names, made.args, strict=True) if name is not None]
+    keywords = [{n: x for n, x in each.kwargs.items() if n not in each.static} for each in (made, own)]
+    jax.jit(lambda *args, **kwargs: None).lower(*then, **keywords[0]).compile()(*given, **keywords[1])
+
+
+class Stage:
+    """A stage of ahead-of-time compilation (`Traced`, `Lowered`, `Compiled`) of a function with identities preserved.
+
+    Has every attribute of JAX's own stage. `.lower()` and `.compile()` lead to the next one. The last one is called
+    with the arguments of the function but the static ones, as JAX's.
+    """
+
+    def __init__(self, stage: Any, call: Callable[..., Any]) -> None:
+        self._stage = stage
+        self._call = call
+
+    @api_boundary
+    def lower(self, *args: Any, **kwargs: Any) -> "Stage":
+        """The next stage, lowered."""
+        return Stage(self._stage.lower(*args, **kwargs), self._call)
+
+    @api_boundary
+    def compile(self, *args: Any, **kwargs: Any) -> "Stage":
+        """The next stage, compiled."""
+        return Stage(self._stage.compile(*args, **kwargs), self._call)
+
+    @api_boundary
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(self._stage, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    def __repr__(self) -> str:
+        return f"Stage({self._stage!r})"
