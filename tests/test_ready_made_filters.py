@@ -1,6 +1,9 @@
 """`st.filter_…` is `eqx.filter_…`, with one array for a tied one: against Equinox on a model that holds it once."""
 
+import inspect
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -30,3 +33,12 @@ CALLS = {
 def test_as_equinox_on_one_copy(name):
     want, found = CALLS[name](getattr(eqx, name), ONCE), CALLS[name](getattr(st, name), TIED)
     assert eqx.tree_equal(st.tree.leaves(want), st.tree.leaves(found))
+
+
+@pytest.mark.parametrize(("name", "vanilla"), [("jit", jax.jit), ("grad", jax.grad), ("filter_vmap", eqx.filter_vmap)])
+def test_what_help_shows(name, vanilla):
+    ours, (_, *options) = inspect.signature(getattr(st, name)).parameters, inspect.signature(vanilla).parameters
+    added = {"function", "policy", "in_place"} | ({"wrt"} if name == "grad" else set())
+    assert ours.keys() == {*options, *added}
+    doc = inspect.getdoc(getattr(st, name))
+    assert all(part in doc for part in ("Args:", "Example:", "See `preserve_identities`"))
