@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 from ._errors import ContextMismatchError
 from ._graph import Rules, Tags, pack, unpack
+from ._native_walk import native
 from ._structure import Structure
 
 
@@ -117,10 +118,12 @@ class Context:
 
     def __enter__(self) -> Self:
         _active.stack.append(self)
+        _count(1)
         return self
 
     def __exit__(self, *_: object) -> None:
         _active.stack.pop()
+        _count(-1)
 
     def _pack(self, tree: Any, rules: Rules) -> tuple[list[Any], Structure]:
         before = len(self._tags.objects)
@@ -152,10 +155,14 @@ class _Active(threading.local):
 _active = _Active()
 
 
+# So that C need not ask for the policy as long as there is no `Context` in any thread.
+_count: Callable[[int], None] = (lambda _: None) if native is None else native.count_contexts
+
+
 def current_policy(given: PolicyOption = None) -> Policy:
     """The policy of the innermost Context of this thread, or the default one, as far as none was given."""
     if given is None:
-        return _active.stack[-1].policy if _active.stack else _DEFAULT
+        return _active.stack[-1].policy if _active.stack else DEFAULT
     return given if isinstance(given, Policy) else _with_in_place(current_policy(), given.in_place)
 
 
@@ -191,7 +198,7 @@ def with_options(options: dict[str, Any], policy: PolicyOption) -> PolicyOption:
     return _with_in_place(policy, in_place) if isinstance(policy, Policy) else PolicyHere(in_place)
 
 
-_DEFAULT = Policy()
+DEFAULT = Policy()
 
 
 IsLeaf = Callable[[Any], bool] | None

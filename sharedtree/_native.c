@@ -370,7 +370,8 @@ static PyTypeObject *deal_type, *hand_type, *hands_type, *arguments_type; /* the
 static PyObject *hands_parts;                                             /* a slot */
 static PyObject *trace_holder, *name_trace; /* what has the trace that is active, and as which attribute */
 static PyTypeObject *policy_type;
-static PyObject *current_policy; /* (what was given) -> the policy of this thread */
+static PyObject *default_policy, *current_policy; /* where there is no `Context`; (what was given) -> that of this thread */
+static Py_ssize_t num_contexts;                   /* that are entered, in all threads */
 
 static PyObject **parts_of(PyObject *object)
 {
@@ -3392,11 +3393,11 @@ static PyObject *native_hand_of(PyObject *module, PyObject *const *given, Py_ssi
 static PyObject *native_learn_calls(PyObject *module, PyObject *args)
 {
     PyTypeObject **types[] = {&concrete_array, &hand_type, &deal_type, &arguments_type, &hands_type}, *found[5];
-    PyObject *slot, *holder, *name, *policy, *current;
+    PyObject *slot, *holder, *name, *policy, *usual, *current;
     (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!OUO!O", &PyType_Type, &found[0], &PyType_Type, &found[1], &PyType_Type, &found[2],
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!OUO!OO", &PyType_Type, &found[0], &PyType_Type, &found[1], &PyType_Type, &found[2],
                           &PyType_Type, &found[3], &PyType_Type, &found[4], &PyMemberDescr_Type, &slot, &holder, &name,
-                          &PyType_Type, &policy, &current))
+                          &PyType_Type, &policy, &usual, &current))
         return NULL;
     if (!PyType_IsSubtype(found[1], hand_base) || !PyType_IsSubtype(found[2], deal_base) ||
         !PyType_IsSubtype(found[3], arguments_base)) {
@@ -3406,7 +3407,7 @@ static PyObject *native_learn_calls(PyObject *module, PyObject *args)
     for (int i = 0; i < 5; i++)
         *types[i] = (PyTypeObject *)Py_NewRef((PyObject *)found[i]);
     hands_parts = Py_NewRef(slot), trace_holder = Py_NewRef(holder), name_trace = Py_NewRef(name);
-    policy_type = (PyTypeObject *)Py_NewRef(policy), current_policy = Py_NewRef(current);
+    policy_type = (PyTypeObject *)Py_NewRef(policy), default_policy = Py_NewRef(usual), current_policy = Py_NewRef(current);
     return Py_NewRef(Py_None);
 }
 
@@ -3860,11 +3861,20 @@ static PyObject *native_call(PyObject *module, PyObject *const *given, Py_ssize_
     return call_by(given[0], given[1], given[2]);
 }
 
+static PyObject *native_count_contexts(PyObject *module, PyObject *change)
+{
+    (void)module;
+    num_contexts += PyLong_AsSsize_t(change);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 /* The policy of a call, and how its wrapper is called under that; NULL if that is not known yet. Both are new references. */
 static int read_caller(PyObject *self, PyObject **policy, PyObject **known)
 {
     PyObject *given = parts_of(self)[POLICY_OF], *way = parts_of(self)[WAY_OF];
     *known = NULL;
+    if (given == Py_None && num_contexts == 0)
+        given = default_policy;
     *policy = given != NULL && Py_TYPE(given) == policy_type ? Py_NewRef(given)
                                                              : PyObject_CallFunctionObjArgs(current_policy, given, NULL);
     if (way != NULL && is_record(way, 6) && PyTuple_GetItem(way, 0) == *policy)
@@ -4030,6 +4040,7 @@ static PyMethodDef methods[] = {
     {"learn_calls", native_learn_calls, METH_VARARGS, "Takes over what calls are made of."},
     {"hand_parts", native_hand_parts, METH_O, "A hand -> (its leaves, its deal)."},
     {"hand_of", (PyCFunction)(void (*)(void))native_hand_of, METH_FASTCALL, "(deal, leaves) -> a hand."},
+    {"count_contexts", native_count_contexts, METH_O, "So many `Context`s more are entered."},
     {"flags_of", native_flags_of, METH_O, "Rules of a policy as `call` has them."},
     {"call", (PyCFunction)(void (*)(void))native_call, METH_FASTCALL,
      "(what it needs to know, args, kwargs) -> what the wrapper returns, or `DEFERRED`, or what is to be finished."},

@@ -45,6 +45,7 @@ WRONG = {
     "build": WRONG_TREES,
     "call": WRONG_CALLS,
     "compile": [(each,) for each in (5, [], [(None, ())], (1,))],
+    "count_contexts": [("one",)],
     "flags_of": [((),), ([],), (Rules(given={1: 2}),)],
     "learn": [((),), (1,)],
     "learn_nnx": [()],

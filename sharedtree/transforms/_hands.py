@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jax import tree_util as jtu
 
 from .._arguments import Arguments, LeafPath
-from .._context import Policy, current_policy
+from .._context import DEFAULT, Policy, current_policy
 from .._graph import unpack
 from .._jax_internals import TRACE, ConcreteArray
 from .._native_walk import native
@@ -175,7 +175,7 @@ def gathered(hands: Sequence[Hand], bare: Sequence[Any] = ()) -> list[Any]:
 
 if native is not None:
     native.learn_calls(
-        ConcreteArray, Hand, Deal, Arguments, Hands, vars(Hands)["parts"], *TRACE, Policy, current_policy
+        ConcreteArray, Hand, Deal, Arguments, Hands, vars(Hands)["parts"], *TRACE, Policy, DEFAULT, current_policy
     )
 jtu.register_pytree_with_keys(
     Hand,
