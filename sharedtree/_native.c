@@ -3864,8 +3864,11 @@ static PyObject *native_call(PyObject *module, PyObject *const *given, Py_ssize_
 static PyObject *native_count_contexts(PyObject *module, PyObject *change)
 {
     (void)module;
-    num_contexts += PyLong_AsSsize_t(change);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    Py_ssize_t more = PyLong_AsSsize_t(change);
+    if (more == -1 && PyErr_Occurred())
+        return NULL;
+    num_contexts += more;
+    return Py_NewRef(Py_None);
 }
 
 /* The policy of a call, and how its wrapper is called under that; NULL if that is not known yet. Both are new references. */
