@@ -3,10 +3,29 @@
 # First of all, for it decides from where the rest is imported.
 from . import _current_directory as _current_directory  # isort: split
 
-from . import tree as tree
+from . import errors as errors, tree as tree
 from ._context import Context as Context, Policy as Policy
 from ._dag import Dag as Dag
-from ._errors import (
+from ._export import Exported as Exported, export as export
+from ._node_types import register_node as register_node
+from ._shared_layers import unwrap_shared as unwrap_shared
+from ._state import (
+    StateReport as StateReport,
+    load_state as load_state,
+    register_state as register_state,
+    state as state,
+)
+from ._stateful import inference_mode as inference_mode, make_with_state as make_with_state
+from ._ties import (
+    Tie as Tie,
+    assert_same_sharing as assert_same_sharing,
+    count_parameters as count_parameters,
+    same_sharing as same_sharing,
+    ties as ties,
+)
+from ._tying import copy as copy, retie as retie, tie as tie, untie as untie
+from ._version import __version__ as __version__
+from .errors import (
     CompatibilityError as CompatibilityError,
     ContextMismatchError as ContextMismatchError,
     CorruptFileError as CorruptFileError,
@@ -28,25 +47,6 @@ from ._errors import (
     UntiedWarning as UntiedWarning,
     UntrustedTypeError as UntrustedTypeError,
 )
-from ._export import Exported as Exported, export as export
-from ._node_types import register_node as register_node
-from ._shared_layers import unwrap_shared as unwrap_shared
-from ._state import (
-    StateReport as StateReport,
-    load_state as load_state,
-    register_state as register_state,
-    state as state,
-)
-from ._stateful import inference_mode as inference_mode, make_with_state as make_with_state
-from ._ties import (
-    Tie as Tie,
-    assert_same_sharing as assert_same_sharing,
-    count_parameters as count_parameters,
-    same_sharing as same_sharing,
-    ties as ties,
-)
-from ._tying import copy as copy, retie as retie, tie as tie, untie as untie
-from ._version import __version__ as __version__
 from .foreign import convert as convert
 from .module import Module as Module, parameter as parameter, state_field as state_field
 from .optim import apply_updates as apply_updates, optimizer as optimizer

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from ._errors import UnregisteredTypeError
 from ._node_types import PYTHON_NUMBERS, carries_identity, is_traced, node_type_of
 from ._text import shown
+from .errors import UnregisteredTypeError
 
 Kind = Literal["parameter", "state", "sub-tree", "static"]
 

@@ -18,8 +18,8 @@ from ._assigned_values import (
 )
 from ._attribute_kinds import DECLARED, attributes_of, kinds_of, note_kinds, noted_kinds, of_class
 from ._class_attributes import inherited
-from ._errors import CycleError
 from ._node_types import PYTHON_NUMBERS
+from .errors import CycleError
 
 OWN_METHODS = frozenset({"merge", "parameters"})
 

@@ -30,10 +30,10 @@ from ._assigned_values import (
     kind_of_value,
 )
 from ._class_attributes import inherited
-from ._errors import UnregisteredTypeError
 from ._jax_internals import registered_functions
 from ._locks import Lock
 from ._node_types import built_in_base, dict_descriptor
+from .errors import UnregisteredTypeError
 
 KINDS_SLOT = "_sharedtree_kinds"
 """The slot in which an instance has its `Kinds`."""

@@ -18,8 +18,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from ._errors import UntiedError, UntiedWarning
 from ._locks import Lock
+from .errors import UntiedError, UntiedWarning
 
 _PACKAGES = ("sharedtree", "jax", "equinox", "optax")
 

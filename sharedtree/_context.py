@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal, Self
 
-from ._errors import ContextMismatchError
 from ._graph import Rules, Tags, pack, unpack
 from ._native_walk import native
 from ._structure import Structure
+from .errors import ContextMismatchError
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

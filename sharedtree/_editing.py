@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 from jax import tree_util as jtu
 
 from ._context import IsLeaf, rules_here
-from ._errors import InconsistentSharingError, SharingMismatchError
 from ._graph import Tags, build, walk
 from ._node_types import node_type_of, require_registered
 from ._prefix import Label, label_at, labels
 from ._statics import Static
 from ._structure import LEAF, Node, Op, Path, Record, canonical
 from ._text import listed, shown
+from .errors import InconsistentSharingError, SharingMismatchError
 
 T = TypeVar("T")
 

@@ -22,7 +22,6 @@ from jax import export as jax_export, tree_util as jtu
 from ._arguments import Arguments
 from ._context import PolicyOption, current_policy
 from ._dag import Dag
-from ._errors import UntrustedTypeError
 from ._graph import Rules, Tags, build, pack
 from ._jax_internals import api_boundary
 from ._node_types import Inherited, node_type_of_class
@@ -37,6 +36,7 @@ from ._older_exports import (
 )
 from ._statics import Static
 from ._structure import Node, Op, Structure, intern, reached_outside
+from .errors import UntrustedTypeError
 from .serialise.load import from_bytes
 from .serialise.save import to_bytes
 from .serialise.trust._trust import Trusted
@@ -183,7 +183,7 @@ def export(function: Callable[..., Any], /, **options: Any) -> Callable[..., Exp
         >>> result = exported.call(st.Dag({"a": 3 * w, "b": 3 * w})).tree
         Traceback (most recent call last):
         ...
-        sharedtree._errors.SharingMismatchError: ...
+        sharedtree.errors.SharingMismatchError: ...
         >>> w = 3 * w
         >>> result = exported.call(st.Dag({"a": w, "b": w})).tree
         >>> result[0] is result[1], result[0]

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
-from ._errors import SharingMismatchError
 from ._node_types import node_type_of
 from ._structure import Given, Node, Record, Update
 from ._text import shown
+from .errors import SharingMismatchError
 
 
 class Marker:

@@ -20,8 +20,8 @@ from jax import tree_util as jtu
 
 from ._arguments import Arguments
 from ._equinox_internals import without_missing
-from ._errors import UnregisteredTypeError
 from ._jax_internals import TYPED_NUMBERS, rebuild_registered, unflatten_of
+from .errors import UnregisteredTypeError
 
 Convention = Literal["equinox", "jax"]
 """Which leaves are traced: arrays only (Equinox's filter transforms), or whatever `jax.jit` accepts."""

@@ -15,9 +15,9 @@ from jax import tree_util as jtu
 
 from ._arguments import Arguments
 from ._distinct import distinct
-from ._errors import FormatError
 from ._graph import Rules, Tags, build, pack
 from ._structure import Op, Structure, intern
+from .errors import FormatError
 from .transforms._hands import Hand
 
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeGuard
 from jax import tree_util as jtu
 
 from ._context import rules_here
-from ._errors import DepthError, InconsistentSharingError, SharingMismatchError
 from ._graph import Tags, walk
 from ._node_types import node_type_of
 from ._prefix import labels
@@ -28,6 +27,7 @@ from ._text import shown
 from ._ties import how_to_sum, is_inexact
 from ._under_way import make_room
 from ._with_respect_to import Filter, select_everywhere, selection
+from .errors import DepthError, InconsistentSharingError, SharingMismatchError
 
 MAX_WHOLE = 100_000
 """How many paths a tree may have that is handed to a function which walks it as a tree."""

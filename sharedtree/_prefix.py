@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from jax import tree_util as jtu
 
-from ._errors import SharingMismatchError
 from ._node_types import node_type_of
 from ._sharing import name_of
 from ._statics import Static, shown_beside
 from ._structure import LEAF, Node, Path, Record, Update
+from .errors import SharingMismatchError
 
 
 class Label(NamedTuple):

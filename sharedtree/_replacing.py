@@ -20,7 +20,6 @@ from ._attribution import definition_of_caller, report_untied
 from ._context import IsLeaf, current_policy, rules_here
 from ._copies import Incomparable
 from ._editing import rebuilt
-from ._errors import InconsistentSharingError, SharingMismatchError
 from ._graph import Tags, walk
 from ._marking import ask, require_where, stand_ins
 from ._node_types import carries_identity, node_type_of, require_registered
@@ -31,6 +30,7 @@ from ._text import listed
 from ._tied_values import is_tied_value, note_tied_values
 from ._ties import are_one_value, can_be_tied
 from ._untying import hand_on, note
+from .errors import InconsistentSharingError, SharingMismatchError
 
 T = TypeVar("T")
 

@@ -13,12 +13,12 @@ from jax import tree_util as jtu
 
 from ._context import rules_here
 from ._editing import rebuilt
-from ._errors import CycleError, SharingMismatchError
 from ._graph import Tags, walk
 from ._marking import StandIns, ask, stand_ins
 from ._node_types import require_registered
 from ._structure import Node, Op, Record, edges
 from ._text import shown
+from .errors import CycleError, SharingMismatchError
 
 
 def unwrap_shared(tree: Any) -> Any:

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol
 
 from jax import tree_util as jtu
 
-from ._errors import SharingMismatchError
 from ._statics import Static
 from ._structure import LEAF, Node, Op, Path, Record, Structure, canonical, edges, intern
 from ._text import shown
+from .errors import SharingMismatchError
 
 
 class Rooted(Protocol):

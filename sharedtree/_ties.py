@@ -9,12 +9,12 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ._context import pack_alone
-from ._errors import SharingMismatchError
 from ._node_types import carries_identity, require_registered
 from ._sharing import Agree, LostTie, Mismatch, Shape, lost_ties, shape_of
 from ._statics import Static
 from ._structure import LEAF, Node, Op, Record, Structure, edges
 from ._text import MOST_PATHS
+from .errors import SharingMismatchError
 
 T = TypeVar("T")
 
@@ -176,7 +176,7 @@ def assert_same_sharing(a: Any, b: Any) -> None:
         >>> st.assert_same_sharing([w, w], [jnp.ones(2), jnp.ones(2)])
         Traceback (most recent call last):
         ...
-        sharedtree._errors.SharingMismatchError: The trees do not have the same ties:
+        sharedtree.errors.SharingMismatchError: The trees do not have the same ties:
             `[0]` and `[1]` are one object in the first tree only
         Gradients are taken with `sharedtree.grad`, which sums over the paths, and added up with `sharedtree.tree.map`.
         Give another tree, if its values at these paths are equal, the ties of the first:

@@ -20,12 +20,12 @@ from ._assigned_values import PARAMETER, STATE
 from ._attribute_kinds import kinds_in
 from ._context import rules_here
 from ._editing import rebuilt
-from ._errors import SharingMismatchError
 from ._graph import Tags, walk
 from ._statics import Static
 from ._structure import LEAF, Node, Op, Path, Record
 from ._ties import are_one_value, how_to_tie
 from ._untying import hand_on
+from .errors import SharingMismatchError
 
 T = TypeVar("T")
 

@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 from jax import tree_util as jtu
 
 from ._distinct import another
-from ._errors import SharingMismatchError
 from ._graph import build, unpack
 from ._marking import ask, require_where, stand_ins
 from ._node_types import carries_identity, is_value_of_variable
@@ -18,6 +17,7 @@ from ._tied_values import note_ties
 from ._ties import ReadTree, all_paths, prefix_of, read_tree
 from ._untying import hand_on, note
 from ._whole_gradients import note_tied
+from .errors import SharingMismatchError
 
 T = TypeVar("T")
 

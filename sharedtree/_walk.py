@@ -11,7 +11,6 @@ import jax
 from jax import tree_util as jtu
 
 from ._copies import Incomparable
-from ._errors import CycleError, DepthError, StaticComparisonError
 from ._node_types import (
     Inherited,
     NodeType,
@@ -24,6 +23,7 @@ from ._node_types import (
 from ._static_keys import Known, nothing_known
 from ._statics import Static
 from ._structure import LEAF, Given, Node, Op, Record, Update
+from .errors import CycleError, DepthError, StaticComparisonError
 
 MAX_DEPTH = 100_000
 """Nothing here recurses, so this only stops a class whose flatten function makes new children for ever."""

@@ -18,12 +18,12 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ._dag import Dag
-from ._errors import InconsistentSharingError
 from ._graph import Tags, walk
 from ._node_types import is_module
 from ._prefix import Branch
 from ._structure import LEAF, Node
 from ._text import MOST_PATHS, shown
+from .errors import InconsistentSharingError
 
 
 class Place(NamedTuple):

@@ -14,7 +14,6 @@ from jax import tree_util as jtu
 
 from ._context import IsLeaf, pack_alone, pack_here, rules_here, unpack_here
 from ._editing import combine as combine, filter as filter, partition as partition  # noqa: A004
-from ._errors import SharingMismatchError
 from ._graph import Tags, unpack, walk
 from ._node_types import require_registered
 from ._replacing import at as at
@@ -24,6 +23,7 @@ from ._structure import LEAF, Path, Structure, edges, reached_outside
 from ._tied_values import recall, remember
 from ._ties import are_one_value, how_to_tie
 from ._untying import hand_on
+from .errors import SharingMismatchError
 
 T = TypeVar("T")
 

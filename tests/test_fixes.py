@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 import sharedtree
-from sharedtree import _errors
+from sharedtree import errors
 from tests import fix_scenarios
 from tests.compat import fix_scenarios as scenarios_of_treex
 from tests.fixes import HOLE, SCENARIOS, blocks_of, fixes, offered_in
@@ -82,7 +82,7 @@ def test_every_fix_runs_and_every_fix_in_the_sources_has_a_scenario(tmp_path_fac
     if not scenarios_of_treex.IS_INSTALLED:
         left = [fix for fix in left if not fix.file.startswith("compat/")]
     assert not left, "\n".join(map(str, left))
-    assert {_errors.UntiedWarning, _errors.UntiedError, _errors.RetraceWarning} <= categories
+    assert {errors.UntiedWarning, errors.UntiedError, errors.RetraceWarning} <= categories
 
 
 def test_no_fix_reties_gradients():

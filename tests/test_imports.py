@@ -13,7 +13,7 @@ ROOT = pathlib.Path(sharedtree.__file__).parent
 
 # Each may import from those before it, and from none after it; a folder counts as one.
 ORDER = [
-    "_engine", "_arguments", "_current_directory", "_version", "_printable", "_errors", "_text", "_locks", "_interned",
+    "_engine", "_arguments", "_current_directory", "_version", "_printable", "errors", "_text", "_locks", "_interned",
     "_under_way", "_attribution", "_class_attributes", "_jax_internals", "_equinox_internals", "_copies",
     "_static_keys", "_node_types", "_assigned_values", "_attribute_kinds", "_assigning", "_dataclass_fields",
     "_nnx_internals", "_statics", "_structure", "_walked", "_walk", "_native_classes", "_native_walk",

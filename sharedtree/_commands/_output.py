@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Literal, TextIO
 
-from .._errors import SharedTreeError
 from .._printable import printable, printable_lines
+from ..errors import SharedTreeError
 
 OK, FOUND, TROUBLE = 0, 1, 2
 """Exit statuses: all is well; what a command looks for is there (damage, a refusal, a difference); it could not run."""

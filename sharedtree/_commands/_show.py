@@ -18,8 +18,8 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .._errors import FormatError
 from .._printable import printable
+from ..errors import FormatError
 from ..serialise import Inspection, inspect
 from ..serialise.container._sources import open_source
 from ..serialise.flat import is_foreign, tensors_in

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 from jax import tree_util as jtu
 
-from .._errors import SharingMismatchError, StructureMismatchError
 from .._node_types import carries_identity, node_type_of
 from .._printable import printable
 from .._text import MOST_PATHS, shown
+from ..errors import SharingMismatchError, StructureMismatchError
 from ._forms import is_state_leaf
 
 _UNEXPECTED = "the state has it, the model does not"

@@ -8,7 +8,7 @@ import importlib.metadata
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
-from .._errors import CompatibilityError
+from ..errors import CompatibilityError
 from ._mapping import tree_map
 
 

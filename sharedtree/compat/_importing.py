@@ -18,8 +18,8 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._errors import CompatibilityError
 from .._locks import Lock
+from ..errors import CompatibilityError
 from ._given_back import require_all
 from ._metadata import compare_by_content, compare_in_one_form, forget
 from ._threads import NAMES, separate

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._errors import CycleError
 from .._node_types import carries_identity, node_type_of
 from .._ties import ties
+from ..errors import CycleError
 
 Objects = tuple[Any, ...]
 """A value in the tree, and its companions in each of the rest."""

@@ -10,10 +10,10 @@ import jax
 import numpy as np
 from jax import tree_util as jtu
 
-from .._errors import CorruptFileError
 from .._printable import printable
 from .._ties import ties as ties_of
 from .._tying import retie
+from ..errors import CorruptFileError
 from ..serialise.container._durable import replacing
 from ..serialise.container._sources import Readable, Source, open_source
 from ..serialise.load import load

@@ -22,7 +22,7 @@ import numpy as np
 from jax import tree_util as jtu
 from numpy.lib import format as npy
 
-from .._errors import CorruptFileError, FormatError
+from ..errors import CorruptFileError, FormatError
 from ..serialise.arrays._dtypes import clear_unused, require_bools
 from ..serialise.container._sources import Source
 from ..serialise.values._named import Problem, unserialisable

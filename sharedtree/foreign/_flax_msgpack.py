@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
-from .._errors import CompatibilityError, CorruptFileError, FormatError, StructureMismatchError
 from .._printable import printable
+from ..errors import CompatibilityError, CorruptFileError, FormatError, StructureMismatchError
 from ..serialise.arrays._dtypes import require_bools
 from ..serialise.container._sources import Source
 from ..serialise.values._named import Problem, unserialisable

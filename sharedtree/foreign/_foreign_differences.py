@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import StructureMismatchError
 from .._printable import printable
+from ..errors import StructureMismatchError
 from ..serialise.values._template import Difference, require_no_differences
 
 _MAX_LISTED = 100

@@ -8,8 +8,8 @@ before anything is read. Then arrays are read as those of a file of ours, but fo
 import math
 from typing import Any, NamedTuple
 
-from .._errors import CorruptFileError, FormatError
 from .._printable import printable
+from ..errors import CorruptFileError, FormatError
 from .arrays._arrays import ArrayEntry
 from .arrays._dtypes import dtype_named, require_bools, stored
 from .arrays._placing import Select, Shardings, place_of, read_arrays, struct_of

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
-from .._errors import FormatError
 from .._printable import printable
+from ..errors import FormatError
 from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import Select, Shardings, read_arrays
 from .container._chunks import ProgressOption

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._errors import CorruptFileError, FormatError
 from .._printable import printable
+from ..errors import CorruptFileError, FormatError
 from .arrays._arrays import ArrayEntry
 from .arrays._orbax_forms import from_stored, is_stored, key_of, not_restored, require_sound, to_hand_over
 from .arrays._placing import Placement, Select, Shardings, placements_of, settled

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from .._errors import UnserialisableError
 from .._printable import printable
+from ..errors import UnserialisableError
 from .arrays._host_bytes import tensor_source
 from .container._chunks import ProgressOption, showing
 from .container._durable import replacing

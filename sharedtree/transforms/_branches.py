@@ -22,10 +22,10 @@ import jax
 from jax import tree_util as jtu
 
 from .._arguments import LeafPath
-from .._errors import SharingMismatchError
 from .._structure import Node, Structure
 from .._text import listed
 from .._walked import Walked
+from ..errors import SharingMismatchError
 from ._call import leave
 from ._crossing import Crossing
 from ._hands import Hand, whole

@@ -9,9 +9,9 @@ from typing import Any, NoReturn, Self
 
 from .._arguments import Arguments, Position
 from .._context import Policy
-from .._errors import SharingMismatchError
 from .._graph import Rules
 from .._jax_internals import hide_frames
+from ..errors import SharingMismatchError
 from ._call import Call, Dealing, call_of, enter, leave
 from ._dealing import DealtOut, dealt_out
 from ._hands import Hand, Hands

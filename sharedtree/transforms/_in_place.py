@@ -13,13 +13,13 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NoReturn
 
 from .._arguments import LeafPath
-from .._errors import InconsistentSharingError
 from .._graph import Rules, Tags, walk
 from .._native_walk import write_natively
 from .._node_types import Inherited, node_type_of
 from .._statics import Static
 from .._structure import Node
 from .._walked import Walked
+from ..errors import InconsistentSharingError
 from ._call import Call
 from ._inconsistent import raise_inconsistent
 from ._pass_through import Unchanged

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from .._arguments import Arguments, positions_of
-from .._errors import SharingMismatchError
 from .._prefix import Branch
 from .._structure import depth_of, reached_outside
 from .._text import listed
 from .._ties import is_inexact
 from .._walked import Walked
+from ..errors import SharingMismatchError
 from ._argument_names import Names
 from ._call import Dealing, leave
 from ._crossing import Crossing

@@ -22,10 +22,10 @@ import jax
 from jax import tree_util as jtu
 
 from .._arguments import LeafPath
-from .._errors import SharingMismatchError
 from .._structure import LEAF, Given, Node, Op, Path, Structure, Update, intern
 from .._untying import is_noted
 from .._walked import Walked
+from ..errors import SharingMismatchError
 from ._call import Call
 from ._crossing import Crossing, part_of
 from ._hands import Hand, whole

@@ -19,12 +19,12 @@ import jax
 from jax import tree_util as jtu
 
 from .._arguments import Arguments, Names
-from .._errors import SharingMismatchError
 from .._node_types import PYTHON_NUMBERS
 from .._sharing import Mismatch, name_of, pairs
 from .._statics import Static, shown_beside
 from .._structure import LEAF, Node, Op, Path, Structure, canonical, intern
 from .._walked import Walked
+from ..errors import SharingMismatchError
 
 Name = tuple[int, int]
 """A record of what goes in and one of what comes out; or -1 where there is none."""

@@ -17,7 +17,6 @@ from jax import tree_util as jtu
 from .._arguments import Arguments, LeafPath
 from .._context import Policy
 from .._distinct import distinct
-from .._errors import SharingMismatchError
 from .._graph import Rules, Tags, build, pack, walk
 from .._jax_internals import as_numpy
 from .._node_types import is_module, node_type_of
@@ -27,6 +26,7 @@ from .._structure import LEAF, Node, Structure, intern
 from .._tied_values import are_tied_values_known
 from .._untying import hand_on
 from .._walked import Walked, with_paths
+from ..errors import SharingMismatchError
 from ._argument_names import Names
 from ._call import Call, Plan
 from ._dealing import Dealt, dealt, with_notes

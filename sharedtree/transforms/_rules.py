@@ -21,12 +21,12 @@ import numpy as np
 from .._arguments import Position
 from .._context import Policy
 from .._equinox_internals import name_of
-from .._errors import SharingMismatchError
 from .._graph import unpack
 from .._jax_internals import as_numpy
 from .._structure import Structure
 from .._walked import Walked
 from .._whole_gradients import noting_whole
+from ..errors import SharingMismatchError
 from ._call import Call, leave
 from ._function_transform import FunctionTransform
 from ._hands import Hand, whole

@@ -11,12 +11,12 @@ from jax import tree_util as jtu
 
 from .._context import Policy
 from .._equinox_internals import name_of
-from .._errors import SharingMismatchError
 from .._graph import Tags, pack
 from .._prefix import Label, labels
 from .._text import listed
 from .._ties import is_inexact
 from .._walked import Walked
+from ..errors import SharingMismatchError
 from ._call import Call
 from ._hands import Hand, whole
 from ._like import tangents_of

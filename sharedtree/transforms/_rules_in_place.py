@@ -19,13 +19,13 @@ from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
 from .._arguments import LeafPath
-from .._errors import InconsistentSharingError, SharingMismatchError, StateGradientError
 from .._jax_internals import as_number, as_numpy
 from .._node_types import TRACED_NUMBERS
 from .._structure import LEAF, Given, Structure, Update, edges, intern
 from .._text import listed
 from .._ties import is_inexact
 from .._walked import Walked
+from ..errors import InconsistentSharingError, SharingMismatchError, StateGradientError
 from ._call import Call, leave
 from ._hands import Hand, whole
 from ._in_place import Changes, with_changes

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
-from .._errors import SharingMismatchError
 from .._graph import Rules, Tags, walk
 from .._node_types import node_type_of
 from .._prefix import is_number
@@ -30,6 +29,7 @@ from .._text import listed
 from .._ties import is_inexact
 from .._walked import Walked
 from .._whole_gradients import at_several_paths
+from ..errors import SharingMismatchError
 from ._meet import described
 
 

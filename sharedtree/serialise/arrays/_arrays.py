@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from ..._errors import FormatError
 from ..._jax_internals import ConcreteArray, weakly_typed
 from ..._printable import printable
+from ...errors import FormatError
 from ..trust._names import RefusalError
 from ._dtypes import name_if_storable
 

@@ -19,8 +19,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from ..._errors import FormatError
 from ..._printable import printable
+from ...errors import FormatError
 
 STORED_AS_ITSELF = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..._errors import FormatError, StructureMismatchError
 from ..._printable import printable
+from ...errors import FormatError, StructureMismatchError
 from ..container._chunks import ProgressOption, showing
 from ..container._reading import Container
 from ._arrays import ArrayEntry, finish

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._errors import CorruptFileError, FormatError
 from ..._printable import printable
+from ...errors import CorruptFileError, FormatError
 from ._chunks import num_chunks
 from ._sources import Source
 

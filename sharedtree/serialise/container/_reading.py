@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._errors import CorruptFileError, FormatError
 from ..._printable import printable
+from ...errors import CorruptFileError, FormatError
 from ._chunks import CHUNK_BYTES, SMALL, Progress, counting, num_chunks, run_jobs
 from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, RESTORE, Header, Tensor, UnsoundError, parse_header
 from ._sources import Bytes, Readable, ReadInto, Source, open_source, read_part

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..._errors import CorruptFileError
 from ..._locks import Lock
 from ..._printable import printable
+from ...errors import CorruptFileError
 
 Readable = str | os.PathLike[str] | BinaryIO | bytes | bytearray | memoryview
 """A path, a file object open for reading in binary mode, or what is in such a file."""

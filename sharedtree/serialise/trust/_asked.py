@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..._errors import StructureMismatchError, UntrustedTypeError
 from ..._printable import printable
 from ...compat._importing import importable_name
+from ...errors import StructureMismatchError, UntrustedTypeError
 from ._allowed import LIBRARIES, NAMES_ONLY, NNX
 from ._names import root_of
 from ._trust import UNLISTED, Trust, Use, Verdict

@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 
-from ..._errors import CompatibilityError
 from ..._locks import Lock
 from ..._printable import printable
 from ...compat._importing import import_module
+from ...errors import CompatibilityError
 from ._allowed import CLASSES, ECOSYSTEM, FUNCTIONS, IMPORTABLE, INSTANCES, LIBRARIES, MOVED, NAMES_ONLY, NNX
 from ._classes import is_rebuildable, kind_of
 from ._installed import ElsewhereError, import_installed

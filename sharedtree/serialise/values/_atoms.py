@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..._errors import FormatError
 from ..._printable import printable
+from ...errors import FormatError
 from ..arrays._dtypes import clear_unused, dtype_name, dtype_named
 
 Atom = list[str]

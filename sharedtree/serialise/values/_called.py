@@ -8,7 +8,7 @@ from typing import Any
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ..._errors import StructureMismatchError
+from ...errors import StructureMismatchError
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError
 from ._atoms import short

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from ..._dag import Dag
-from ..._errors import FormatError, SharedTreeError, StructureMismatchError
 from ..._printable import printable
 from ..._ties import all_paths
+from ...errors import FormatError, SharedTreeError, StructureMismatchError
 from ..arrays._arrays import finish
 from ..arrays._placing import Place, Placement, Select, Shardings, place_of, struct_of
 from ..container._header import malformed

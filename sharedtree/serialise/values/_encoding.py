@@ -7,9 +7,9 @@ Nothing recurses, and nothing stops at the first object that cannot be written: 
 import json
 from typing import Any, NamedTuple
 
-from ..._errors import CycleError
 from ..._printable import printable
 from ..._version import __version__
+from ...errors import CycleError
 from ..arrays._arrays import describe, is_array
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError, name_of

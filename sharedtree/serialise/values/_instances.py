@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from ..._class_attributes import ABSENT, inherited
 from ..._equinox_internals import without_missing
-from ..._errors import FormatError, SharedTreeError, StructureMismatchError
 from ..._node_types import dict_descriptor
 from ..._printable import printable
+from ...errors import FormatError, SharedTreeError, StructureMismatchError
 from ..trust._allowed import LIBRARIES
 from ..trust._classes import FIELD_KINDS, ClassKind, kind_of, library_name_of
 from ..trust._names import RefusalError, name_of

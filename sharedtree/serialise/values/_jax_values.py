@@ -14,8 +14,8 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from ..._errors import FormatError, StructureMismatchError
 from ..._printable import printable
+from ...errors import FormatError, StructureMismatchError
 from ..arrays._arrays import ArrayEntry, key_dtype, key_implementation
 from ..trust._names import RefusalError
 from ._atoms import encode_numpy, short

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Set
 from typing import Any
 
-from ..._errors import FormatError
 from ..._printable import printable
+from ...errors import FormatError
 from ..arrays._arrays import ArrayEntry
 from ..arrays._dtypes import FLOAT0, dtype_named
 from ..container._header import malformed, parse_manifest_json

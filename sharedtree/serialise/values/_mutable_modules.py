@@ -17,7 +17,7 @@ from ... import _attribute_kinds as attribute_kinds
 from ..._assigned_values import ALL_KINDS
 from ..._assigning import assign, forget
 from ..._attribute_kinds import KINDS_SLOT
-from ..._errors import FormatError
+from ...errors import FormatError
 from ._attribute_classes import Library
 
 

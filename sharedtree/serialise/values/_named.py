@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core as jex_core
 
-from ..._errors import UnserialisableError
 from ..._node_types import node_type_of
 from ..._printable import printable
+from ...errors import UnserialisableError
 from ...transforms._function_transform import FunctionTransform
 from ..arrays._arrays import is_array
 from ..trust._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY, TOKENS

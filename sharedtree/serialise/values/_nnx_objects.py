@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..._errors import FormatError
 from ..._nnx_internals import INT_KEYS, MAPPING, NODES, OWN, Nnx, is_new_state, is_object, new_state, nnx
 from ..._node_types import is_namedtuple
+from ...errors import FormatError
 from ..arrays._arrays import is_array
 from ..trust._classes import held, nnx_holders
 from ..trust._names import NamelessError, RefusalError, name_of

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..._errors import StructureMismatchError
 from ..._printable import printable
+from ...errors import StructureMismatchError
 from ..arrays._arrays import ArrayEntry
 from ..arrays._dtypes import dtype_named
 from ._atoms import atom_text, is_name

@@ -16,7 +16,6 @@ from ..._attribute_kinds import kinds_in
 from ..._context import rules_here
 from ..._copies import copy_of
 from ..._dag import Dag
-from ..._errors import StructureMismatchError
 from ..._graph import Tags, pack
 from ..._node_types import carries_identity, is_namedtuple, require_registered
 from ..._printable import printable
@@ -24,6 +23,7 @@ from ..._sharing import name_of
 from ..._statics import Static
 from ..._structure import LEAF, Node, Op, Structure
 from ..._ties import all_paths, can_be_tied
+from ...errors import StructureMismatchError
 from ..arrays._arrays import ArrayEntry
 from ..trust._classes import kind_of
 from ._instances import library_of

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..._class_attributes import ABSENT, inherited
-from ..._errors import FormatError
 from ..._locks import Lock
+from ...errors import FormatError
 from ..trust._allowed import CLASSES, LIBRARIES, NAMES_ONLY
 from ..trust._classes import held, is_tree
 from ..trust._names import NamelessError, RefusalError, name_of

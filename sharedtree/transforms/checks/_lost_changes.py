@@ -17,11 +17,11 @@ from jax import tree_util as jtu
 
 from ..._attribution import warn_about
 from ..._context import Policy
-from ..._errors import LostChangeWarning
 from ..._graph import Rules, Tags, walk
 from ..._structure import LEAF, Node, Path, reached_outside
 from ..._text import listed
 from ..._walked import Walked
+from ...errors import LostChangeWarning
 from .._argument_names import Names
 
 

@@ -18,12 +18,12 @@ from jax import tree_util as jtu
 
 from ..._arguments import Arguments
 from ..._context import Policy
-from ..._errors import InconsistentSharingError
 from ..._graph import Tags, walk
 from ..._node_types import node_type_of
 from ..._structure import edges
 from ..._text import listed
 from ..._walked import Walked
+from ...errors import InconsistentSharingError
 from .._argument_names import Names
 
 _REFUSALS = ("as an abstract array", "is not a valid JAX type")

@@ -10,7 +10,6 @@ from jax import tree_util as jtu
 
 from ..._arguments import Arguments
 from ..._attribution import Definition, warn_about
-from ..._errors import RetraceWarning
 from ..._locks import Lock
 from ..._node_types import PYTHON_NUMBERS, carries_identity
 from ..._sharing import Shape
@@ -18,6 +17,7 @@ from ..._statics import Static
 from ..._structure import Node, Op, Record, edges
 from ..._text import shown
 from ..._walked import Walked
+from ...errors import RetraceWarning
 from .._argument_names import Names
 
 _ENOUGH = 3
