@@ -164,6 +164,48 @@ def test_the_gradient_of_a_tie_is_the_sum_over_its_paths():
     assert gradient["a"]["w"].tolist() == [6, 6]
 
 
+W, V = jnp.ones(2), jnp.zeros(2)
+HELD = [W, {"x": V}]
+SHARED = {
+    "dict": {"a": W, "b": W},
+    "list in a dict": {"a": W, "b": [W, V]},
+    "one list twice": {"a": HELD, "b": HELD, "c": V},
+    "module after": {"a": W, "m": Pair(W, V)},
+    "module before": [Pair(V, W), W, W],
+}
+
+
+@pytest.mark.parametrize("place", SHARED)
+def test_cotangents_at_the_paths_of_a_tie_are_summed_wherever_these_are(place):
+    tree = SHARED[place]
+    leaves, treedef = jax.tree.flatten(tree)
+    given = treedef.unflatten([jnp.full(2, 2.0**i) for i in range(len(leaves))])
+    copies = list({id(leaf): leaf for leaf in leaves}.values())
+    numbers = [next(i for i, copy in enumerate(copies) if copy is leaf) for leaf in leaves]
+    of_copies = jax.vjp(lambda each: [each[i] for i in numbers], copies)[1](jax.tree.leaves(given))[0]
+    want = [of_copies[i].tolist() for i in numbers]
+
+    @functools.partial(st.custom_vjp, policy=POLICY)
+    def f(tree):
+        return 0.0
+
+    f.defvjp(lambda tree: (0.0, None), lambda *_: (given,))
+    pullback = st.vjp(lambda tree: tree, tree, policy=POLICY)[1]
+    for found in (pullback(given)[0], jit(lambda g: pullback(g)[0])(given), grad(f)(tree)):
+        assert [leaf.tolist() for leaf in jax.tree.leaves(found)] == want
+        assert st.same_sharing(found, tree)
+    with pytest.raises(st.SharingMismatchError, match="but the tangents there are"):
+        st.jvp(lambda tree: tree, (tree,), (given,), policy=POLICY)
+
+
+@pytest.mark.parametrize("place", SHARED)
+@pytest.mark.parametrize(
+    "evaluate", [lambda f, x: st.eval_shape(f, x, policy=POLICY), lambda f, x: jit(f).eval_shape(x)]
+)
+def test_shapes_have_the_sharing(place, evaluate):
+    assert st.same_sharing(evaluate(lambda tree: tree, SHARED[place]), SHARED[place])
+
+
 NOT_INEXACT = {"integers": jnp.arange(3), "booleans": jnp.ones(3, bool), "key": jax.random.key(0)}
 REFUSING = [
     *[(t, name, {}) for t in (jax.grad, jax.value_and_grad, jax.jacfwd, jax.hessian) for name in NOT_INEXACT],

@@ -384,3 +384,13 @@ def test_notes_keep_nothing_alive_and_are_swept():
     for _ in range(3_000):
         _untying.note([jnp.float32(1)])
     assert len(_untying._notes._references) < 2_900
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_model_as_two_arguments_has_lost_nothing_where_one_comes_back():
+    w, u = jnp.ones(2), jnp.zeros(2)
+    tied_and_not = Pair(Pair(w, w), Pair(u, w + 1))
+    for both in (lambda f: st.jit(lambda one, two: f(one)), lambda f: st.jit(lambda one, two: (f(one), f(two)))):
+        both(ours)(tied_and_not, tied_and_not)
+        with pytest.raises(st.UntiedWarning, match=r"`one.first.first` and `one.first.second` were one object"):
+            both(vanilla)(tied_and_not, tied_and_not)

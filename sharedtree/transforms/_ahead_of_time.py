@@ -22,7 +22,7 @@ def shapes_of(tree: Walked) -> Callable[[int], Any]:
     made: dict[int, Any] = {}
 
     def shaped(number: int) -> Any:
-        for i in range(number + 1) if number not in made else ():  # children come before their parents
+        for i in range(len(made), number + 1):  # children come before their parents
             op, children = tree.records[i]
             if op is LEAF:
                 leaf = tree.objects[i]

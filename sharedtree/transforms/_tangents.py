@@ -181,8 +181,8 @@ def _in_words(op: Op, other: Op, num_children: int) -> str:
 
 def _one(parts: Sequence[Part], leaf: Any, name: str, fit: Fit, is_outside: bool) -> Any:
     """What a leaf gets of what there is for it: an object once, None and numbers at each path."""
-    if is_outside:
-        return parts[0].value
+    if is_outside and (len(parts) == 1 or not is_inexact(leaf)):
+        return parts[0].value  # the transform judges it
     if not is_inexact(leaf):
         return None
     given = [part for part in parts if not _is_zero(part.value)]

@@ -101,13 +101,22 @@ def _pairs(
     entrants, results = _by_shape(came, shape), _by_shape(went, shape)
     for name, before in tied:
         own, others = entrants[shape[before]], results.get(shape[before], [])
-        # As many went as came, once or several times over: they are taken to correspond. Otherwise each might be a new
-        # version of each.
-        matching = others[own.index((name, before)) :: len(own)] if len(others) % len(own) == 0 else others
-        for text_after, after in matching:
+        for text_after, after in _corresponding((name, before), own, others):
             ties = lost_leaf_ties(Shape(both.records, before), Shape(both.records, after), agree)
             if ties:
                 yield _Pair(name, text_after, ties)
+
+
+def _corresponding(tied: Module, own: Sequence[Module], others: Sequence[Module]) -> Sequence[Module]:
+    """Of what went, what could be a new version of one of those that came.
+
+    As many went as came, once or several times over: they are taken to correspond. So are they to those that came if
+    each of them counts once, as in `f(model, model)`. Otherwise each might be a new version of each.
+    """
+    if len(others) % len(own) == 0:
+        return others[own.index(tied) :: len(own)]
+    once = list(dict.fromkeys([number for _, number in own]))
+    return others[once.index(tied[1]) :: len(once)] if len(others) % len(once) == 0 else others
 
 
 def _by_shape(modules: Iterable[Module], shape: Sequence[int]) -> dict[int, list[Module]]:
