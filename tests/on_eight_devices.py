@@ -17,7 +17,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import sharedtree as st
-from tests.strategies import Mutable
+from tests.strategies import Mutable, Pair
+from tests.test_treatments import conflict
 
 IN_PLACE = st.Policy(in_place=True)
 IGNORE = st.Policy(on_untie="ignore")
@@ -27,11 +28,6 @@ class Net(eqx.Module):
     embed: jax.Array
     head: jax.Array
     bias: jax.Array | None = None
-
-
-class Two(eqx.Module):
-    first: Net
-    second: Net
 
 
 def counter(count):
@@ -90,12 +86,6 @@ def eqns_of(jaxpr, name):
             inner = getattr(value, "jaxpr", value)
             found += eqns_of(inner, name) if hasattr(inner, "eqns") else []
     return found
-
-
-def conflict(call):
-    with pytest.raises(st.InconsistentSharingError) as caught:
-        call()
-    return caught.value
 
 
 def test_a_tied_leaf_is_one_input_and_one_output(mesh):
@@ -189,7 +179,7 @@ def test_a_module_under_two_specifications(mesh):
     exec(fix.group(1), names)
     product = mapped(lambda a, b: a.embed @ b.head.T, P("x"), P())(names["a"], names["b"])
     np.testing.assert_array_equal(product, weight() @ weight().T)
-    error = conflict(lambda: mapped(lambda t: t, Two(NET, Net(P(), P(), None)))(Two(a, a)))
+    error = conflict(lambda: mapped(lambda t: t, Pair(NET, Net(P(), P(), None)))(Pair(a, a)))
     assert error.paths == ("t.first.embed", "t.first.head", "t.second.embed", "t.second.head")
 
 
@@ -278,7 +268,7 @@ def test_errors_name_the_leaf(mesh):
         shard(P("x"), Net(P("x"), P("x", None, None)))(untied())
     with pytest.raises((TypeError, ValueError), match="out_specs"):
         shard(P("x"), Net(P("x"), None, None))(untied())
-    for wrong in (Two(P(), P()), {"a": P()}):
+    for wrong in (Pair(P(), P()), {"a": P()}):
         with pytest.raises(st.SharingMismatchError, match="`out_specs` does not fit"):
             shard(P("x"), wrong)(tied())
         with pytest.raises(st.SharingMismatchError, match="`in_specs` does not fit"):

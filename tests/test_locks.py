@@ -6,13 +6,13 @@ import subprocess
 import sys
 import textwrap
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
 from sharedtree import _locks
+from tests.kinds import Noted
 from tests.serialise.process import HANGS
 
 PACKAGE = pathlib.Path(st.__file__).parent
@@ -137,11 +137,6 @@ class Unhashable(Watching):
     __hash__ = None
 
 
-class Holder(eqx.Module):
-    weight: jax.Array
-    static: object = eqx.field(static=True)
-
-
 @jax.tree_util.register_pytree_node_class
 class Node:
     """A class whose registered functions look, too."""
@@ -170,7 +165,7 @@ VALUES = {
 def test_no_lock_is_held_while_static_values_are_compared(name, num_held):
     make = VALUES[name]
     for _ in range(2):
-        model = [Holder(jnp.ones(2), make()), Node(jnp.ones(2))]
+        model = [Noted(jnp.ones(2), make()), Node(jnp.ones(2))]
         model.append(model[0])
         structure = st.tree.structure(model)
         assert structure == st.tree.structure(model)

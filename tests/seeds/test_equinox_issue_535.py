@@ -15,6 +15,7 @@ import pytest
 
 import sharedtree as st
 from tests.serialise.process import HANGS
+from tests.test_shared_layers import embed_weight, head_weight
 
 lx = pytest.importorskip("lineax")
 diffrax = pytest.importorskip("diffrax")
@@ -79,18 +80,10 @@ def run(model, state):
     return jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(xs, state)
 
 
-def first_weight(pair):
-    return pair[0].weight
-
-
-def second_weight(pair):
-    return pair[1].weight
-
-
 def shared():
     """As Equinox shares, and as Python does."""
     one, two = (eqx.nn.Linear(3, 3, key=key) for key in jax.random.split(KEY))
-    return {"shared": eqx.nn.Shared((one, two), second_weight, first_weight), "tied": [one, one]}
+    return {"shared": eqx.nn.Shared((one, two), head_weight, embed_weight), "tied": [one, one]}
 
 
 def through_layers(model):
@@ -117,7 +110,7 @@ import sys
 import numpy as np
 import sharedtree as st
 from tests.seeds import test_equinox_issue_535 as seed
-loaded = st.load(sys.argv[1], trusted=[seed.Field, seed.Stateful, seed.first_weight, seed.second_weight])
+loaded = st.load(sys.argv[1], trusted=[seed.Field, seed.Stateful, seed.embed_weight, seed.head_weight])
 assert loaded["shared"]["tied"][0] is loaded["shared"]["tied"][1]
 np.savez(sys.argv[1] + ".npz", *seed.answers(loaded))
 """
