@@ -31,7 +31,7 @@ from sharedtree._structure import Given, Node, Update, intern
 from sharedtree._walk import Rules
 from tests.deep import Link, chain, free, in_a_thread
 from tests.garbage import collect_all
-from tests.kinds import KINDS, Noted as Odd, Slots, made
+from tests.kinds import KINDS, ByContent, Noted as Odd, Slots, made
 from tests.serialise.process import HANGS
 from tests.strategies import Layer, Mutable, Pair, Record, arguments
 from tests.test_threads import at_once
@@ -241,18 +241,8 @@ def test_static_values(name):
             assert_alike([Pair(W, each)], Rules())
 
 
-class Equal:
-    """Static, and equal to each other one."""
-
-    def __eq__(self, other):
-        return type(other) is Equal
-
-    def __hash__(self):
-        return 1
-
-
 def test_static_values_that_are_equal_but_not_the_same_stay_in_their_trees():
-    one, other = Odd(W, Equal()), Odd(W, Equal())
+    one, other = Odd(W, ByContent(1)), Odd(W, ByContent(1))
     for tree in (one, other, one):
         assert walk(tree, Tags())[1][-1][0].aux.peek()[1][0][1] is tree.note
     assert st.tree.structure(one) is st.tree.structure(other)

@@ -10,7 +10,7 @@ import optax.contrib
 import pytest
 
 import sharedtree as st
-from tests.deep import in_a_thread, link
+from tests.deep import chain, in_a_thread
 from tests.strategies import Pair
 from tests.test_every_optimizer import Net, arrays, distinct, flat, is_tied, net, nets, parts
 
@@ -199,10 +199,7 @@ def test_what_is_no_parameter_is_left_as_it_is(mode):
 
 
 def test_depth_one_thousand():
-    tied, last = jnp.array(1.0), jnp.array(2.0)
-    model = link(last, None)
-    for _ in range(999):
-        model = link(tied, model)
+    model = chain(1000, jnp.array(1.0), jnp.array(2.0))
     tx = st.optimizer(optax.sgd(0.1, momentum=0.0))
 
     def step(model, state):
@@ -234,15 +231,6 @@ def test_calls_without_parameters_and_with_arguments_that_no_transformation_asks
     for updates in (without, more):
         assert updates["a"] is updates["b"]
         np.testing.assert_array_equal(updates["b"], [-2.0, -2.0])
-
-
-def test_an_object_that_cannot_be_taken_apart_is_refused():
-    class Opaque:
-        def __init__(self):
-            self.weight = jnp.ones(2)
-
-    with pytest.raises(st.UnregisteredTypeError, match="Opaque"):
-        st.optimizer(optax.adam(0.1)).init(Opaque())
 
 
 def test_apply_updates_equals_optax_where_nothing_is_tied():

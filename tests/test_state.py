@@ -22,13 +22,7 @@ from jax import tree_util as jtu
 import sharedtree as st
 from sharedtree._state import _registered_state
 from tests import strategies as s
-
-
-class Callable(eqx.Module):
-    weight: Any
-
-    def __call__(self, x):
-        return self.weight * x
+from tests.test_replacing import Callable
 
 
 class Linear(eqx.Module):
