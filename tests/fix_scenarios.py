@@ -18,6 +18,7 @@ from tests.fixes import Scenario, scenario, scenarios
 from tests.kinds import Free
 from tests.strategies import Mutable
 from tests.test_branches import Leaf, Net
+from tests.test_private_names import Static
 
 
 class Selecting(eqx.Module):
@@ -30,11 +31,6 @@ class Selecting(eqx.Module):
 class Scaled(eqx.Module):
     x: jax.Array
     k: int
-
-
-class Static(eqx.Module):
-    x: jax.Array
-    k: int = eqx.field(static=True)
 
 
 @jax.tree_util.register_dataclass

@@ -13,13 +13,8 @@ from jax import tree_util as jtu
 
 import sharedtree as st
 from sharedtree import _node_types
-from tests.strategies import Mutable, Pair, Record
+from tests.strategies import Mutable, Pair, Point, Record
 from tests.test_graph import Box
-
-
-class Point(NamedTuple):
-    x: object
-    y: object = 3
 
 
 def through_jit(tree):
@@ -56,7 +51,7 @@ def test_containers_inside_a_module(kind):
 
 
 def test_what_containers_carry_besides_their_items_survives():
-    box = Box([collections.deque([jnp.ones(2)], maxlen=7), collections.defaultdict(list, {"a": jnp.ones(2)}), Point(1)])
+    box = Box([collections.deque([jnp.ones(2)], maxlen=7), collections.defaultdict(list, a=jnp.ones(2)), Point(1, 3)])
     deque, default, point = through_jit(box).content
     assert deque.maxlen == 7
     assert default.default_factory is list

@@ -1,6 +1,5 @@
 """Structures, treedefs and `Dag`s that are pickled, here and in another process; wrapped functions that are copied."""
 
-import collections
 import concurrent.futures
 import copy
 import functools
@@ -17,9 +16,7 @@ from jax.experimental import serialize_executable
 
 import sharedtree as st
 from sharedtree._context import pack_alone
-from tests.strategies import Layer, Mutable, Pair, dags, partition
-
-Point = collections.namedtuple("Point", "x y")
+from tests.strategies import Layer, Mutable, Pair, Point, dags, partition
 
 
 class Titled(dict):

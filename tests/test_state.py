@@ -23,13 +23,7 @@ import sharedtree as st
 from sharedtree._state import _registered_state
 from tests import strategies as s
 from tests.test_replacing import Callable
-
-
-class Linear(eqx.Module):
-    weight: Any
-    bias: Any = None
-    activation: Any = jax.nn.relu
-    name: str = eqx.field(static=True, default="linear")
+from tests.test_tree import Linear
 
 
 @flax.struct.dataclass
