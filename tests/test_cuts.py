@@ -171,16 +171,6 @@ def test_a_module_reached_twice_by_prefixes_that_agree():
     np.testing.assert_array_equal(ours, jax.vmap(lambda m: m.first.sum() + m.second.sum(), in_axes=(axes,))(model))
 
 
-def test_shardings_inside_a_module_cut_an_array():
-    one, other = on_the_mesh("x"), on_the_mesh()
-    w = jnp.ones(2)
-    seen = []
-    f = lambda m: seen.append(m.first is m.second) or st.tree.map(lambda x: x * 2, m)
-    result = st.jit(f, in_shardings=(Pair(one, other),), out_shardings=Pair(one, other))(Pair(w, w))
-    assert seen == [False]
-    assert (result.first.sharding, result.second.sharding) == (one, other)
-
-
 def test_ties_of_results_within_one_treatment_are_kept():
     w = jnp.ones(2)
     a, b, c = st.vmap(lambda x: (Pair(x, x), Pair(x, x), 1), out_axes=(Pair(0, 0), 0, None), axis_size=2)(w)

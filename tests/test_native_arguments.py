@@ -131,14 +131,6 @@ def test_results_of_many_leaves():
         assert [float(each.first[0]) for each in f(model)] == [2.0 * (i + 1) for i in range(200)]
 
 
-def test_dictionaries_whose_keys_are_no_texts():
-    f = st.jit(lambda a, b: (a, {1: b}))
-    pair = Pair(W, 1)
-    for _ in range(3):
-        assert f({2: pair, 1: W}, pair)[1][1] is pair
-        assert f(collections.OrderedDict(b=pair), pair)[0]["b"] is pair
-
-
 def test_a_write_that_fails_takes_all_back():
     st.tree.flatten([{}])  # what the native part has not met is left to Python
     first, second = [1, 2], {Reluctant(): 1}

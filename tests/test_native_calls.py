@@ -29,6 +29,7 @@ from tests.strategies import (
     partition,
     paths,
 )
+from tests.test_counts import Counting
 from tests.test_native_readings import Slots, W
 from tests.test_native_walk import assert_walked_alike
 from tests.walks import calls_in_c, in_python
@@ -296,29 +297,14 @@ def test_a_policy_whose_flag_is_no_bool():
 
 
 def test_a_class_that_is_written_to_in_python_is_built_once():
-    counts = collections.Counter()
-
-    @jax.tree_util.register_pytree_node_class
-    class Counting:
-        def __init__(self, a):
-            self.a = a
-
-        def tree_flatten(self):
-            return (self.a,), None
-
-        @classmethod
-        def tree_unflatten(cls, aux, children):
-            counts["unflatten"] += 1
-            return cls(*children)
-
     def change(model):
         model.a = model.a + 1
 
-    model, f = Counting(jnp.ones(2)), st.jit(change, policy=st.Policy(in_place=True))
+    model, f = Counting(jnp.ones(2), None), st.jit(change, policy=st.Policy(in_place=True))
     for _ in range(3):
         f(model)
-    counts.clear()
+    Counting.counts.clear()
     f(model)
     # Another one says which attributes a function gets with such an object.
-    assert counts["unflatten"] == 2
+    assert Counting.counts["unflatten"] == 2
     assert (model.a == 5).all()

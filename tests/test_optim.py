@@ -109,18 +109,6 @@ def test_steps_equal_those_on_a_dict(name, mode):
         np.testing.assert_allclose(mu.head["again"], vanilla_state[0].mu["a"], rtol=1e-4, atol=1e-6)
 
 
-def test_a_tied_weight_counts_once_in_the_norm_that_clips():
-    """The gradient at a point is known here: 3 for the tied weight, 4 for the other, so the norm is 5 and not √34."""
-    tied, other = jnp.zeros(()), jnp.zeros(())
-    params = {"a": tied, "b": tied, "c": other}
-    gradient = {"a": jnp.array(3.0), "c": jnp.array(4.0)}
-    gradient["b"] = gradient["a"]
-    tx = st.optimizer(optax.clip_by_global_norm(1.0))
-    updates, _ = tx.update(gradient, tx.init(params), params)
-    np.testing.assert_allclose([updates["a"], updates["b"], updates["c"]], [0.6, 0.6, 0.8], rtol=1e-6)
-    assert updates["a"] is updates["b"]
-
-
 def in_modules(weight):
     return Pair(Pair(weight, None), Pair(weight, None))
 
@@ -150,10 +138,7 @@ def mapped(tree):
 @pytest.mark.parametrize("where", MISSING)
 @pytest.mark.parametrize(
     ("make", "paths"),
-    [
-        (in_modules, (".first.first", ".second.first")),
-        (in_containers, ("['first']", "['second'][0]")),
-    ],
+    [(in_modules, (".first.first", ".second.first")), (in_containers, ("['first']", "['second'][0]"))],
 )
 def test_a_tie_missing_in_updates_or_state_is_an_error_with_both_paths(make, paths, where):
     tx = st.optimizer(optax.adam(1e-2))
