@@ -3,11 +3,9 @@
 import ast
 import functools
 import pathlib
-import subprocess
-import sys
 
 import sharedtree
-from tests.serialise.process import HANGS
+from tests.serialise.process import run
 
 ROOT = pathlib.Path(sharedtree.__file__).parent
 
@@ -103,8 +101,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 from jax._src import xla_bridge
 print(xla_bridge.backends_are_initialized())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS, check=True)
-    loaded, has_backend = done.stdout.splitlines()
+    loaded, has_backend = run(code).splitlines()
     assert {"jax", "equinox"} <= {*loaded.split()}
     assert not {"optax", "tqdm", "rich", "flax", "hypothesis", "orbax", "pytest", "matplotlib"} & {*loaded.split()}
     assert has_backend == "False"

@@ -2,9 +2,6 @@
 
 import ast
 import pathlib
-import subprocess
-import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +10,7 @@ import pytest
 import sharedtree as st
 from sharedtree import _locks
 from tests.kinds import Noted
-from tests.serialise.process import HANGS
+from tests.serialise.process import run
 
 PACKAGE = pathlib.Path(st.__file__).parent
 OF_ONE_CALL = {"serialise/container/_chunks.py"}
@@ -74,10 +71,7 @@ SCRIPT = """
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="the system does not fork")
 def test_a_child_of_a_fork_finds_no_lock_taken_and_no_room_of_other_threads():
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, check=False, timeout=HANGS
-    )
-    assert done.stdout.split() == ["0"], done.stderr
+    assert run(SCRIPT).split() == ["0"]
 
 
 def test_a_lock_that_the_forking_thread_holds_is_left_without_an_error():

@@ -3,10 +3,6 @@
 Saved here, loaded in a process of its own that makes none of the models again.
 """
 
-import pathlib
-import subprocess
-import sys
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -14,7 +10,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from tests.serialise.process import HANGS
+from tests.serialise import process
 from tests.test_shared_layers import embed_weight, head_weight
 
 lx = pytest.importorskip("lineax")
@@ -120,10 +116,7 @@ np.savez(sys.argv[1] + ".npz", *seed.answers(loaded))
 def test_solvers_stateful_layers_and_shared_layers(tmp_path):
     made, path = models(), str(tmp_path / "models.safetensors")
     st.save(path, made)
-    program = [sys.executable, "-c", CODE, path]
-    root = pathlib.Path(__file__).parents[2]
-    done = subprocess.run(program, cwd=root, capture_output=True, text=True, timeout=HANGS, check=False)
-    assert done.returncode == 0, done.stderr
+    process.run(CODE, path)
     with np.load(path + ".npz") as found:
         expected = answers(made)
         assert len(found.files) == len(expected) == len(made["linear"]) + len(ODE_SOLVERS) + 2
