@@ -23,6 +23,7 @@ from sharedtree._statics import Static
 from tests.kinds import nnx
 from tests.strategies import Pair
 from tests.test_native_walk import knows
+from tests.test_statics import Unhashable
 
 W = jnp.ones(2)
 
@@ -33,18 +34,6 @@ class One:
 
 class Other:
     """Likewise, of the same layout."""
-
-
-class Content:
-    """A static value that is compared by `==`, and is no key of a dictionary."""
-
-    def __init__(self, version):
-        self.version = version
-
-    def __eq__(self, other):
-        return type(other) is Content and self.version == other.version
-
-    __hash__ = None
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["w"], meta_fields=["static"])
@@ -99,7 +88,7 @@ def set_items(target, version):
 
 
 def set_content(target, version):
-    target.static.version = version
+    target.static.value = version
 
 
 def set_absent(target, version):
@@ -130,7 +119,7 @@ TARGETS = {
     **{f"a text of {cls.__name__}": (with_static(cls, lambda: "text"), set_half) for cls in CLASSES},
     **{f"the class of a static value of {cls.__name__}": (with_static(cls, One), set_class) for cls in CLASSES},
     **{f"a list in {cls.__name__}": (with_static(cls, list), set_items) for cls in CLASSES if cls is not Mutable},
-    **{f"what has only `==`, in {c.__name__}": (with_static(c, lambda: Content(0)), set_content) for c in CLASSES},
+    **{f"what has only `==`, in {c.__name__}": (with_static(c, lambda: Unhashable(0)), set_content) for c in CLASSES},
     "a field that is there or not": (with_static(Bound, lambda: None), set_absent),
     "a key": (dict, lambda target, version: (target.clear(), target.update({"w": W, ("a", "b")[version]: 1}))),
     "a length": (list, lambda target, version: target.__setitem__(slice(None), [W, 1, 2][: 2 + version])),

@@ -16,6 +16,7 @@ from jax.experimental import serialize_executable
 
 import sharedtree as st
 from sharedtree._context import pack_alone
+from tests.deep import lists
 from tests.strategies import Layer, Mutable, Pair, Point, dags, partition
 
 
@@ -86,10 +87,7 @@ def test_structures_of_one_context_arrive_together():
 
 
 def test_a_deep_structure_is_pickled_without_recursion():
-    tree = jnp.ones(2)
-    for _ in range(5_000):
-        tree = [tree]
-    structure = pack_alone(tree)[1]
+    structure = pack_alone(lists(5_000, jnp.ones(2)))[1]
     assert there_and_back(structure) is structure
 
 

@@ -72,18 +72,6 @@ def test_aot_stages():
         assert len(f.trace(each, 3, x).jaxpr.in_avals) == 2
 
 
-def test_in_place_with_donation():
-    policy = st.Policy(in_place=True)
-
-    def f(model):
-        model.count = model.count + 1
-
-    model = Mutable(x=jnp.ones(2), count=jnp.zeros(2))
-    st.preserve_identities(jax.jit, policy=policy)(f, donate_argnums=0)(model)
-    np.testing.assert_array_equal(model.x, [1, 1])
-    np.testing.assert_array_equal(model.count, [1, 1])
-
-
 @dataclasses.dataclass
 class Unregistered:
     x: object

@@ -22,7 +22,6 @@ from tests.test_shards import last_lines, start
 ocp = pytest.importorskip("orbax.checkpoint")
 
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parent.parent
 
 
 class Model(eqx.Module):
