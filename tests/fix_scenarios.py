@@ -13,17 +13,12 @@ import optax
 import pytest
 
 import sharedtree as st
+from tests.deep import lists
 from tests.fixes import Scenario, scenario, scenarios
+from tests.kinds import Free
 from tests.strategies import Mutable
-
-
-class Leaf(eqx.Module):
-    weight: jax.Array
-
-
-class Net(eqx.Module):
-    embed: Leaf
-    head: Leaf
+from tests.test_branches import Leaf, Net
+from tests.test_private_names import Static
 
 
 class Selecting(eqx.Module):
@@ -36,11 +31,6 @@ class Selecting(eqx.Module):
 class Scaled(eqx.Module):
     x: jax.Array
     k: int
-
-
-class Static(eqx.Module):
-    x: jax.Array
-    k: int = eqx.field(static=True)
 
 
 @jax.tree_util.register_dataclass
@@ -100,13 +90,6 @@ def untied_arrays():
 
 def tied_dict():
     return st.tie({"embed": jnp.ones(2), "head": jnp.zeros(2)}, lambda p: (p["embed"], p["head"]))
-
-
-def nested(depth):
-    tree = [jnp.ones(1)]
-    for _ in range(depth):
-        tree = [tree]
-    return tree
 
 
 def own_class():
@@ -615,10 +598,6 @@ def a_class_with_functions_for_its_state(path):
     return of(register, ValueError, Layer=Layer, to_state=vars, from_state=lambda layer, _: layer)
 
 
-class Free(st.Module):
-    """A module whose attributes a scenario assigns."""
-
-
 def _assigning(value, better=None, before=None):
     module = Free()
     module.attribute = before
@@ -663,7 +642,9 @@ scenarios(
         lambda m: st.explain(st.jit(lambda m: m.k), m).leaves[1].kind == "traced" or 1 / 0,
         m=Scaled(jnp.ones(2), 3),
     ),
-    a_model_too_deep_for_optax=lambda: of(lambda: st.optimizer(optax.adam(0.1)).init(nested(9_500)), st.DepthError),
+    a_model_too_deep_for_optax=lambda: of(
+        lambda: st.optimizer(optax.adam(0.1)).init(lists(9_500, jnp.ones(1))), st.DepthError
+    ),
     an_unregistered_class=lambda: again(lambda Own: st.Dag(Own()), UNREGISTERED, are_alternatives=True, **own_class()),
     an_attribute_that_cannot_be_seen=lambda: of(
         lambda Own: setattr(Free(), "attribute", Own()), UNREGISTERED, are_alternatives=True, **own_class()

@@ -17,21 +17,12 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import sharedtree as st
-from tests.strategies import Mutable
+from tests.strategies import Mutable, Pair
+from tests.test_intent import Net
+from tests.test_treatments import conflict
 
 IN_PLACE = st.Policy(in_place=True)
 IGNORE = st.Policy(on_untie="ignore")
-
-
-class Net(eqx.Module):
-    embed: jax.Array
-    head: jax.Array
-    bias: jax.Array | None = None
-
-
-class Two(eqx.Module):
-    first: Net
-    second: Net
 
 
 def counter(count):
@@ -90,12 +81,6 @@ def eqns_of(jaxpr, name):
             inner = getattr(value, "jaxpr", value)
             found += eqns_of(inner, name) if hasattr(inner, "eqns") else []
     return found
-
-
-def conflict(call):
-    with pytest.raises(st.InconsistentSharingError) as caught:
-        call()
-    return caught.value
 
 
 def test_a_tied_leaf_is_one_input_and_one_output(mesh):
@@ -189,7 +174,7 @@ def test_a_module_under_two_specifications(mesh):
     exec(fix.group(1), names)
     product = mapped(lambda a, b: a.embed @ b.head.T, P("x"), P())(names["a"], names["b"])
     np.testing.assert_array_equal(product, weight() @ weight().T)
-    error = conflict(lambda: mapped(lambda t: t, Two(NET, Net(P(), P(), None)))(Two(a, a)))
+    error = conflict(lambda: mapped(lambda t: t, Pair(NET, Net(P(), P(), None)))(Pair(a, a)))
     assert error.paths == ("t.first.embed", "t.first.head", "t.second.embed", "t.second.head")
 
 
@@ -278,7 +263,7 @@ def test_errors_name_the_leaf(mesh):
         shard(P("x"), Net(P("x"), P("x", None, None)))(untied())
     with pytest.raises((TypeError, ValueError), match="out_specs"):
         shard(P("x"), Net(P("x"), None, None))(untied())
-    for wrong in (Two(P(), P()), {"a": P()}):
+    for wrong in (Pair(P(), P()), {"a": P()}):
         with pytest.raises(st.SharingMismatchError, match="`out_specs` does not fit"):
             shard(P("x"), wrong)(tied())
         with pytest.raises(st.SharingMismatchError, match="`in_specs` does not fit"):
@@ -348,28 +333,25 @@ def test_what_the_function_changes_goes_out_as_it_came_in(mesh):
 SPECS = (P("x"), P(None, "x"), P())
 
 
-class Many(eqx.Module):
-    leaves: list
-
-
 @hypothesis.given(hs.data())
 def test_as_vanilla_on_the_untied_twin(data):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
     arrays = [jnp.arange(64.0).reshape(8, 8) + i for i in range(3)]
+    many = lambda leaves: Pair(leaves, None)
     which = data.draw(hs.lists(hs.sampled_from(range(3)), min_size=1, max_size=5))
     choose = lambda: data.draw(hs.lists(hs.sampled_from(SPECS), min_size=len(which), max_size=len(which)))
     in_specs = choose()
-    model = Many([arrays[i] for i in which])
-    twin = Many([arrays[i] + 0 for i in which])
+    model = many([arrays[i] for i in which])
+    twin = many([arrays[i] + 0 for i in which])
     inside = []
 
     def f(model):
-        inside.append(model.leaves)
-        return Many([jax.lax.all_gather(x, "x") if each else x for each, x in zip(gathered, model.leaves, strict=True)])
+        inside.append(model.first)
+        return many([jax.lax.all_gather(x, "x") if each else x for each, x in zip(gathered, model.first, strict=True)])
 
     gathered = [spec == P() for spec in in_specs]
     out_specs = [P() if each else spec for each, spec in zip(gathered, in_specs, strict=True)]
-    options = {"mesh": mesh, "in_specs": (Many(in_specs),), "out_specs": Many(out_specs), "check_vma": False}
+    options = {"mesh": mesh, "in_specs": (many(in_specs),), "out_specs": many(out_specs), "check_vma": False}
     result = st.jit(st.shard_map(f, **options, policy=IGNORE), policy=IGNORE)(model)
     expected = jax.jit(jax.shard_map(f, **options))(twin)
     same_arrays(result, expected)

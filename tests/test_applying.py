@@ -7,6 +7,7 @@ import pytest
 
 import sharedtree as st
 from tests.strategies import Pair
+from tests.transparency.test_traces_and_names import Unprintable
 
 
 def tied():
@@ -82,11 +83,6 @@ def test_shardings_beside_static_arguments():
     for transform in (jax.remat, jax.checkpoint):
         f = st.preserve_identities(transform)(lambda a, b, k: float(a is b) * k, static_argnums=2)
         assert f(m, m, 2) == 2  # a tie between arguments, and one that is static
-
-
-class Unprintable:
-    def __repr__(self):
-        raise RuntimeError("no")
 
 
 def test_static_objects_that_cannot_be_printed():

@@ -11,19 +11,14 @@ import functools
 import gc
 import weakref
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 
 import sharedtree as st
 from tests.garbage import collect_all
+from tests.kinds import Noted
 
 W = jnp.ones(2)
-
-
-class Holder(eqx.Module):
-    weight: object
-    static: object = eqx.field(static=True)
 
 
 def by_equality():
@@ -58,10 +53,10 @@ def instance_of(cls):
 
 def use(cls):
     made = instance_of(cls)
-    model = [Holder(W, made), Holder(W, [made]), made]
+    model = [Noted(W, made), Noted(W, [made]), made]
     st.tree.unflatten(st.tree.structure(model), st.tree.leaves(model))
     st.jit(lambda m: m[0].weight)(model[:2])
-    st.jit(lambda m: m)(Holder(W, cls))
+    st.jit(lambda m: m)(Noted(W, cls))
     if issubclass(cls, tuple):
         st.jit(lambda values: values)(made)
 
@@ -84,10 +79,10 @@ def test_what_takes_the_place_of_a_class_is_not_taken_for_it():
     structures = []
     for i in range(8):
         made = [instance_of(make()) for make in CLASSES.values()]
-        structure = st.tree.structure([[Holder(W, each), each] for each in made])
-        assert structure == st.tree.structure([[Holder(W, each), each] for each in made])
+        structure = st.tree.structure([[Noted(W, each), each] for each in made])
+        assert structure == st.tree.structure([[Noted(W, each), each] for each in made])
         back = st.tree.unflatten(structure, [W] * structure.num_leaves)
-        assert all(type(b.static) is type(c) is type(a) for a, (b, c) in zip(made, back, strict=True))
+        assert all(type(b.note) is type(c) is type(a) for a, (b, c) in zip(made, back, strict=True))
         if i % 2:
             structures.append(structure)
         del made, back, structure

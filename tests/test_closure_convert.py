@@ -10,20 +10,10 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from tests.strategies import Mutable
+from tests.strategies import Mutable, Pair
+from tests.test_solvers import Net
 
 closure_convert = st.preserve_identities(eqx.filter_closure_convert)
-
-
-class Net(eqx.Module):
-    embed: jax.Array
-    head: jax.Array
-    name: str = "net"
-
-
-class Two(eqx.Module):
-    first: Net
-    second: Net
 
 
 def tied(value=1.0):
@@ -165,15 +155,15 @@ def test_ties_that_the_example_lacks():
     converted = closure_convert(scaling(jnp.array(2.0)), untied())
     np.testing.assert_allclose(converted(tied(3.0)).head, [6.0, 8.0])
     leaf = tied()
-    both = closure_convert(lambda two: two.first.embed * jnp.float32(2), Two(tied(), tied()))
-    np.testing.assert_allclose(both(Two(tied(), tied())), [2.0, 4.0])
+    both = closure_convert(lambda two: two.first.embed * jnp.float32(2), Pair(tied(), tied()))
+    np.testing.assert_allclose(both(Pair(tied(), tied())), [2.0, 4.0])
     with pytest.raises(st.SharingMismatchError, match=r"`two\.first` and `two\.second`"):
-        both(Two(leaf, leaf))
-    tied_both = closure_convert(lambda two: two.first.embed * leaf.head, Two(leaf, leaf))
-    np.testing.assert_allclose(tied_both(Two(leaf, leaf)), [1.0, 4.0])
+        both(Pair(leaf, leaf))
+    tied_both = closure_convert(lambda two: two.first.embed * leaf.head, Pair(leaf, leaf))
+    np.testing.assert_allclose(tied_both(Pair(leaf, leaf)), [1.0, 4.0])
     with pytest.raises(st.SharingMismatchError, match="sharedtree.retie"):
-        tied_both(Two(tied(), tied()))
-    np.testing.assert_allclose(tied_both(Two(leaf, leaf)), [1.0, 4.0])  # and after an error
+        tied_both(Pair(tied(), tied()))
+    np.testing.assert_allclose(tied_both(Pair(leaf, leaf)), [1.0, 4.0])  # and after an error
 
 
 OTHERS = [
@@ -181,7 +171,7 @@ OTHERS = [
     (lambda: ((tied(),), {}), r"they are `\(net, other=\)`, in those of the call `\(net\)`"),
     (lambda: ((tied(),), {"other": untied()}), r"`net` and `other`"),
     (lambda: ((3.0,), {"other": tied()}), r"at `net`"),
-    (lambda: ((Two(tied(), tied()),), {"other": tied()}), r"at `net`"),
+    (lambda: ((Pair(tied(), tied()),), {"other": tied()}), r"at `net`"),
     (lambda: ((Net(*[jnp.ones(2)] * 2, name="other"),), {"other": tied()}), r"at `net\.name`"),
 ]
 

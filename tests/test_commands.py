@@ -1,6 +1,5 @@
 """The commands that look at files: what they print, as text and JSON, and how they exit."""
 
-import collections
 import enum
 import io
 import itertools
@@ -31,6 +30,7 @@ from .serialise.isomorphic import assert_isomorphic
 from .serialise.process import HANGS, run
 from .serialise.strategies import trees
 from .serialise.test_golden import FILES as GOLDEN
+from .strategies import Pair, Point
 
 KEY = jax.random.key(0)
 KEYS_OF_SHOW = ["file", "file_nbytes", "library", "metadata", "nbytes", "arrays", "tree", "num_lines"]
@@ -39,14 +39,6 @@ KEYS_OF_SHOW = ["file", "file_nbytes", "library", "metadata", "nbytes", "arrays"
 class Colour(enum.Enum):
     RED = 1
     BLUE = 2
-
-
-class Pair(eqx.Module):
-    first: object
-    second: object
-
-
-Point = collections.namedtuple("Point", "x y")
 
 
 @pytest.fixture
@@ -373,7 +365,7 @@ def test_audit_of_a_file_that_gets_all_it_names(command, tied):
 
 def test_audit_of_a_file_that_names_what_it_may_not(command, saved):
     path = saved({"pair": Pair(1, jax.nn.relu), "colour": Colour.RED})
-    pair, colour = f"{__name__}:Pair", f"{__name__}:Colour"
+    pair, colour = f"{Pair.__module__}:Pair", f"{__name__}:Colour"
     status, out, err = command("audit", path)
     assert (status, err) == (1, "")
     assert "REFUSED: not on the allow-list" in out

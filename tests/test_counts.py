@@ -153,33 +153,34 @@ def test_python_calls_are_the_same_for_all_models():
         assert len(first) <= MOST_CALLS
 
 
-@natively
-def test_a_registered_class_is_flattened_once_an_object_and_built_once():
+@jax.tree_util.register_pytree_node_class
+class Counting:
     counts = collections.Counter()
 
-    @jax.tree_util.register_pytree_node_class
-    class Counting:
-        def __init__(self, a, b):
-            self.a, self.b = a, b
+    def __init__(self, a, b):
+        self.a, self.b = a, b
 
-        def tree_flatten(self):
-            counts["flatten"] += 1
-            return (self.a, self.b), None
+    def tree_flatten(self):
+        self.counts["flatten"] += 1
+        return (self.a, self.b), None
 
-        @classmethod
-        def tree_unflatten(cls, aux, children):
-            counts["unflatten"] += 1
-            return cls(*children)
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        cls.counts["unflatten"] += 1
+        return cls(*children)
 
+
+@natively
+def test_a_registered_class_is_flattened_once_an_object_and_built_once():
     model = [Counting(jnp.ones(2), jnp.ones(2)) for _ in range(5)]
     model += [model[0]] * 20
     model = Stack(model)  # before counting: Equinox flattens what it is given
     f = st.jit(add_one)
     for _ in range(4):
         f(model)
-    counts.clear()
+    Counting.counts.clear()
     result = f(model)
-    assert counts == {"flatten": 5, "unflatten": 5}
+    assert Counting.counts == {"flatten": 5, "unflatten": 5}
     assert all(layer is result.layers[0] for layer in result.layers[5:])
 
 

@@ -18,7 +18,7 @@ from sharedtree._dataclass_fields import fields_of
 from sharedtree._native_walk import native
 from sharedtree._walk import Rules
 from tests.strategies import is_array, nodes, pools
-from tests.test_native_walk import RULES, assert_alike, knows
+from tests.test_native_walk import RULES, Dictionary, assert_alike, knows
 
 W, V, X, Y = jnp.ones(2), jnp.zeros(3), jnp.ones(4), jnp.ones(5)
 STATIC = {"static": True}
@@ -224,13 +224,6 @@ class Sibling:
     a: Any
 
 
-class Attributes(dict):
-    """Claims to have what it lacks."""
-
-    def __getitem__(self, name):
-        return 5
-
-
 def with_dictionary(attributes):
     obj = object.__new__(Cached)
     obj.__dict__ = attributes
@@ -262,7 +255,7 @@ INSTANCES = {
     "nothing": lambda: object.__new__(OfType),
     "another order": lambda: with_dictionary({"n": 1, "a": W}),
     "names that are not interned": lambda: with_dictionary({"".join(map(chr, [97])): W, "".join(map(chr, [110])): 5}),
-    "a dictionary of a subclass": lambda: with_dictionary(Attributes(a=W, n=1)),
+    "a dictionary of a subclass": lambda: with_dictionary(Dictionary(a=W, n=1)),
     "a key that is no text": lambda: with_dictionary({"a": W, 5: 1}),
     "a class of the same layout": lambda: as_another(Cached(W), Sibling),
 }

@@ -15,6 +15,7 @@ from jax import tree_util as jtu
 from jax.sharding import PartitionSpec
 
 import sharedtree as st
+from tests.strategies import Pair
 
 FUNCTIONS = {
     *("body_fun", "branches", "callback", "computation", "cond_fun", "f", "fn", "fun", "func", "function"),
@@ -45,22 +46,18 @@ def found():
                 yield pytest.param(obj, id=f"{module.__name__}.{name}")
 
 
-class Net(eqx.Module):
-    a: jax.Array
-    b: jax.Array
-
-
 def tied():
     w = jnp.array([[2.0]])
-    return Net(w, w)
+    return Pair(w, w)
 
 
 def untied():
-    return Net(jnp.array([[2.0]]), jnp.array([[3.0]]))
+    return Pair(jnp.array([[2.0]]), jnp.array([[3.0]]))
 
 
 def loss(*models):
-    return sum(((m.a * m.b) ** 2).sum() + m.a.sum() for m in jax.tree.leaves(models, is_leaf=lambda x: type(x) is Net))
+    pairs = jax.tree.leaves(models, is_leaf=lambda x: type(x) is Pair)
+    return sum(((m.first * m.second) ** 2).sum() + m.first.sum() for m in pairs)
 
 
 def same(model, *others):

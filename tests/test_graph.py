@@ -72,12 +72,7 @@ def list_through_a_module_seen_from_the_module():
     return list_through_a_module()[0], "['x'][0]", "['x'][0].next[0]"
 
 
-CYCLES = [
-    list_in_itself,
-    dict_in_a_list_in_itself,
-    object_in_itself,
-    through_a_module,
-]
+CYCLES = [list_in_itself, dict_in_a_list_in_itself, object_in_itself, through_a_module]
 CALLS = {
     "leaves": (st.tree.leaves, ""),
     "map": (lambda x: st.tree.map(lambda y: y, x), ""),

@@ -24,7 +24,7 @@ from tests.test_threads import at_once
 class Net(eqx.Module):
     embed: jax.Array
     head: jax.Array
-    bias: jax.Array
+    bias: jax.Array | None = None
 
 
 def tied(start=0.0):

@@ -2,13 +2,13 @@
 
 import dataclasses
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import sharedtree as st
+from tests.kinds import Noted
 from tests.strategies import Mutable
 
 
@@ -18,11 +18,6 @@ class Named:
 
     name: str
     cache: object = dataclasses.field(default=None, compare=False)
-
-
-class Holder(eqx.Module):
-    weight: jax.Array
-    config: object = eqx.field(static=True)
 
 
 def under_rules(f, m):
@@ -100,21 +95,21 @@ def test_what_a_condition_changes_goes_nowhere():
 @pytest.mark.parametrize("transform", [st.jit, st.vmap, st.checkpoint])
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_static_value_that_equals_a_known_one(transform, is_known):
-    known = st.Dag(Holder(jnp.ones(2), Named("a"))) if is_known else None
+    known = st.Dag(Noted(jnp.ones(2), Named("a"))) if is_known else None
     with pytest.raises(st.StaticTracerError, match="attribute `cache`") as error:
-        transform(lambda m: Holder(m.weight, Named("a", m.weight * 2)))(Holder(jnp.ones(2), Named("a")))
+        transform(lambda m: Noted(m.weight, Named("a", m.weight * 2)))(Noted(jnp.ones(2), Named("a")))
     # While the error is held, nothing else gets its value.
-    result = transform(lambda m: Holder(m.weight * 2, Named("a")))(Holder(jnp.ones(2), Named("a")))
-    assert result.config.cache is None
-    assert st.tree.map(lambda x: x, Holder(jnp.ones(2), Named("a"))).config.cache is None
+    result = transform(lambda m: Noted(m.weight * 2, Named("a")))(Noted(jnp.ones(2), Named("a")))
+    assert result.note.cache is None
+    assert st.tree.map(lambda x: x, Noted(jnp.ones(2), Named("a"))).note.cache is None
     del known, error
 
 
-@pytest.mark.parametrize("around", [lambda dag: dag, lambda dag: [Holder(dag, "x")]])
+@pytest.mark.parametrize("around", [lambda dag: dag, lambda dag: [Noted(dag, "x")]])
 def test_inside_a_dag(around):
     def f(m):
         a = m.weight * 2
-        return around(st.Dag(Holder(m.weight, lambda: a)))
+        return around(st.Dag(Noted(m.weight, lambda: a)))
 
     with pytest.raises(st.StaticTracerError, match="in a `Dag`"):
-        st.jit(f)(Holder(jnp.ones(2), None))
+        st.jit(f)(Noted(jnp.ones(2), None))

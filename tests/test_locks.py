@@ -2,18 +2,15 @@
 
 import ast
 import pathlib
-import subprocess
-import sys
-import textwrap
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
 from sharedtree import _locks
-from tests.serialise.process import HANGS
+from tests.kinds import Noted
+from tests.serialise.process import run
 
 PACKAGE = pathlib.Path(st.__file__).parent
 OF_ONE_CALL = {"serialise/container/_chunks.py"}
@@ -74,10 +71,7 @@ SCRIPT = """
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="the system does not fork")
 def test_a_child_of_a_fork_finds_no_lock_taken_and_no_room_of_other_threads():
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, check=False, timeout=HANGS
-    )
-    assert done.stdout.split() == ["0"], done.stderr
+    assert run(SCRIPT).split() == ["0"]
 
 
 def test_a_lock_that_the_forking_thread_holds_is_left_without_an_error():
@@ -137,11 +131,6 @@ class Unhashable(Watching):
     __hash__ = None
 
 
-class Holder(eqx.Module):
-    weight: jax.Array
-    static: object = eqx.field(static=True)
-
-
 @jax.tree_util.register_pytree_node_class
 class Node:
     """A class whose registered functions look, too."""
@@ -170,7 +159,7 @@ VALUES = {
 def test_no_lock_is_held_while_static_values_are_compared(name, num_held):
     make = VALUES[name]
     for _ in range(2):
-        model = [Holder(jnp.ones(2), make()), Node(jnp.ones(2))]
+        model = [Noted(jnp.ones(2), make()), Node(jnp.ones(2))]
         model.append(model[0])
         structure = st.tree.structure(model)
         assert structure == st.tree.structure(model)

@@ -14,11 +14,8 @@ from sharedtree.transforms._function_transform import FunctionTransform
 from tests.strategies import Pair
 
 
-class Callable(eqx.Module):
+class Callable(Pair):
     """A model that is a function, too."""
-
-    a: jax.Array
-    b: jax.Array
 
     def __call__(self, x):
         return x
@@ -117,13 +114,13 @@ def test_modules_that_can_be_called_may_be_either():
         scale: jax.Array
 
         def __call__(self, m):
-            return m.a
+            return m.first
 
     model = Callable(w, w + 1)
-    assert st.tree.at(First(w), model, 3).a == 3
-    assert st.tree.at(lambda m: m.a, model, 3).a == 3
-    tied = st.tie(model, lambda m: (m.a, m.b))
-    assert tied.a is tied.b
+    assert st.tree.at(First(w), model, 3).first == 3
+    assert st.tree.at(lambda m: m.first, model, 3).first == 3
+    tied = st.tie(model, lambda m: (m.first, m.second))
+    assert tied.first is tied.second
 
 
 def failing(*_):

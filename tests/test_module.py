@@ -23,6 +23,7 @@ import pytest
 import sharedtree as st
 from tests.kinds import Free
 from tests.serialise.drafts import Draft
+from tests.test_statics import OwnDict
 from tests.walks import in_python
 
 T = TypeVar("T")
@@ -401,10 +402,6 @@ class Slotted:
         self.inner = inner
 
 
-class Table(dict):
-    pass
-
-
 TABLE = {"a": Free()}
 USED_UP = [
     lambda held: (held for _ in range(2)),
@@ -415,7 +412,7 @@ USED_UP = [
 ]
 HIDING = {
     "an object": (Opaque, "weight"),
-    "a subclass of dict": (lambda held: Table(a=held), "['a']"),
+    "a subclass of dict": (lambda held: OwnDict(a=held), "['a']"),
     "a counter": (lambda held: collections.Counter(a=held), "['a']"),
     "a user list": (lambda held: collections.UserList([held]), "[0]"),
     "a chain of maps": (lambda held: collections.ChainMap({"a": held}), "['a']"),
@@ -444,7 +441,7 @@ def test_what_no_pytree_can_hold():
                 holder.x = make(held)
             assert paths(holder) == [".before"], name
             assert not hasattr(holder, "x")
-    holder = Free(table=Table(a=1), names=np.array(["a", None], dtype=object), logger=logging.getLogger("a"))
+    holder = Free(table=OwnDict(a=1), names=np.array(["a", None], dtype=object), logger=logging.getLogger("a"))
     holder.slotted = Slotted([1, {"a": np.ones(2)}])
     assert jax.tree.leaves(holder) == []
 

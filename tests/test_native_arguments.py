@@ -7,6 +7,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import sharedtree as st
@@ -18,7 +19,9 @@ from sharedtree._statics import Static
 from sharedtree._structure import Given, Node, Update
 from sharedtree._walk import Rules
 from sharedtree.transforms._hands import Hand
+from tests.kinds import Free, made
 from tests.strategies import Layer, Pair, Record
+from tests.test_native_readings import Slots
 
 pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
@@ -46,9 +49,11 @@ WRONG = {
     "call": WRONG_CALLS,
     "compile": [(each,) for each in (5, [], [(None, ())], (1,))],
     "count_contexts": [("one",)],
-    "flags_of": [((),), ([],), (Rules(given={1: 2}),)],
+    "flags_of": [((),), ([],), (Rules(given={1: 2}),), (Rules(arrays=np.ones(2)),)],
     "learn": [((),), (1,)],
     "learn_nnx": [()],
+    "learn_modules": [()],
+    "Deal": [(), (1, 2, 3, 4)],
     "learn_calls": [(Hand, 1, 2)],
     "hand_of": [(1,), (1, 2)],
     "hand_parts": [(1,)],
@@ -122,16 +127,9 @@ def test_arguments_nested_deeply():
 
 def test_results_of_many_leaves():
     model = [Pair(W + i, i) for i in range(200)]
-    found = st.jit(lambda model: st.tree.map(lambda x: x * 2, model))(model)
-    assert [float(each.first[0]) for each in found] == [2.0 * (i + 1) for i in range(200)]
-
-
-def test_dictionaries_whose_keys_are_no_texts():
-    f = st.jit(lambda a, b: (a, {1: b}))
-    pair = Pair(W, 1)
+    f = st.jit(lambda model: st.tree.map(lambda x: x * 2, model))
     for _ in range(3):
-        assert f({2: pair, 1: W}, pair)[1][1] is pair
-        assert f(collections.OrderedDict(b=pair), pair)[0]["b"] is pair
+        assert [float(each.first[0]) for each in f(model)] == [2.0 * (i + 1) for i in range(200)]
 
 
 def test_a_write_that_fails_takes_all_back():
@@ -154,6 +152,10 @@ def test_writes_that_are_left_to_python():
     assert native.write_back([Own(), Own()]) is False
     assert native.write_back([pair, other]) is False
     assert pair.second == 1
+    # What is not there is no content.
+    for full, empty in ((Slots(W, 1), object.__new__(Slots)), (Free(w=W), made(Free, w=W))):
+        assert native.write_back([full, empty]) is native.write_back([empty, full]) is False
+        assert full.w is W
 
 
 def test_layouts_that_make_no_sense():
@@ -219,7 +221,9 @@ def test_keys_of_what_nobody_visits():
 def test_auxiliary_data_of_another_form_is_written_out():
     """So what a class says otherwise than the native walk reads it has a key of its own."""
     nnx = pytest.importorskip("flax.nnx")
-    objects = nnx.Linear(1, 1, rngs=nnx.Rngs(0)), nnx.Param(W), {"a": W}, Record(W, W, "name")
+    linear = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    objects = [linear, nnx.Param(W), {"a": W}, Record(W, W, "name"), Slots(W, 1), Free(a=W), collections.deque()]
+    objects += [collections.OrderedDict(), collections.defaultdict(), linear._pytree__state]
     keys = set()
     for obj in objects:
         st.tree.structure(obj)

@@ -11,7 +11,6 @@ import os
 import random
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,11 +36,8 @@ NUM_EXAMPLES = {"thorough": 2_000, "deep": 20_000}.get(os.environ.get("HYPOTHESI
 """Two thousand DAGs with their changes are 10⁵ walks that are compared, and take about a minute."""
 
 
-class Twin(eqx.Module):
+class Twin(Pair):
     """Has the fields of `Pair`, so that an instance of one can become one of the other."""
-
-    first: Any
-    second: Any
 
 
 ARRAYS = [jnp.ones(2), jnp.zeros((), jnp.int32), np.ones(2, np.float32), np.float32(1), jax.random.key(0)]

@@ -31,9 +31,9 @@ from sharedtree._structure import Given, Node, Update, intern
 from sharedtree._walk import Rules
 from tests.deep import Link, chain, free, in_a_thread
 from tests.garbage import collect_all
-from tests.kinds import KINDS, Noted as Odd, made
+from tests.kinds import KINDS, ByContent, Noted as Odd, Slots, made
 from tests.serialise.process import HANGS
-from tests.strategies import Layer, Mutable, Pair, arguments
+from tests.strategies import Layer, Mutable, Pair, Record, arguments
 from tests.test_threads import at_once
 
 pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
@@ -175,8 +175,11 @@ NODES = KINDS | {
     "a namedtuple that lies": lambda: Named(W, W),
     "a dictionary of a subclass": lambda: Dictionary(a=W),
     "functions": lambda: [Pair(jax.nn.relu, jnp.sin), Pair(lambda x: x, len)],
-    "a numpy text": lambda: Pair(np.array(["a"]), np.array([1.0])),
+    "numpy texts": lambda: [Pair(np.array(["a"]), np.array([1.0])), Mutable(a=np.array(["a"]), b=np.array([1.0]))],
+    "dictionaries by tuples of tuples": lambda: [{((2,),): W, ((1,),): 1}, collections.OrderedDict({((1,),): W, 1: 1})],
     "attributes in another order": lambda: made(Layer, width=3, parts=1, activation=2, weight=W),
+    "half surrogates in another order": lambda: made(Record, name="\ud800", right=W, left=W),
+    "half surrogates in slots": lambda: Slots(W, "\ud800"),
     "attributes beyond": cached,
     "attributes that are not what is there": lambda: Lying(W),
     "a marker": lambda: jax.tree.map(lambda x: x, made(Layer, weight=W)),
@@ -200,6 +203,7 @@ STATICS = {
     "a long list": list(range(5000)),
     "a list": [1, 2],
     "a dict": {"a": [1]},
+    "half surrogates in a dict": {"a": "\ud800", "\udfff": 1},
     "dtypes": (np.dtype("float32"), jnp.float32),
     "an array": np.arange(3),
     "a set": {1, 2},
@@ -237,18 +241,8 @@ def test_static_values(name):
             assert_alike([Pair(W, each)], Rules())
 
 
-class Equal:
-    """Static, and equal to each other one."""
-
-    def __eq__(self, other):
-        return type(other) is Equal
-
-    def __hash__(self):
-        return 1
-
-
 def test_static_values_that_are_equal_but_not_the_same_stay_in_their_trees():
-    one, other = Odd(W, Equal()), Odd(W, Equal())
+    one, other = Odd(W, ByContent(1)), Odd(W, ByContent(1))
     for tree in (one, other, one):
         assert walk(tree, Tags())[1][-1][0].aux.peek()[1][0][1] is tree.note
     assert st.tree.structure(one) is st.tree.structure(other)
@@ -265,7 +259,7 @@ def test_every_kind_is_known_again():
         if not knows(tree):
             unknown.add(name)
         del held
-    halves = {"dictionaries by half surrogates", "statics, half surrogates"}
+    halves = {name for name in NODES | statics if "half surrogates" in name}
     assert unknown == halves | {"texts", "odd texts", "static texts"}
 
 
@@ -286,6 +280,32 @@ def test_a_class_that_is_built_before_it_is_walked():
     assert (type(built[0]), built[0].a, built[0].b) == (Late, (W, None), 5)
     assert type(built[1]) is Other
     assert built[1].x is built[2][0] is W
+
+
+@pytest.mark.parametrize("register", [jax.tree_util.register_pytree_node, st.register_node])
+def test_a_class_that_is_registered_after_it_was_met(register):
+    class Late:
+        pass
+
+    tree = [Pair(W, Late()), W]
+    assert_alike([tree, [tree]], Rules())
+    register(Late, lambda _: ([], None), lambda *_: Late())
+    assert_alike([tree, [tree]], Rules())
+    assert Late in [op.type.cls for op, _ in st.tree.structure(tree).records if type(op) is Node]
+
+
+def test_a_name_that_cannot_be_compared():
+    class Incomparable(Colliding):
+        __hash__ = Colliding.__hash__
+
+        def __eq__(self, other):
+            raise LookupError
+
+    module = made(Odd, weight=W)
+    vars(module)[Incomparable()] = 5
+    for walked in (_walk.walk, walk):
+        with pytest.raises(LookupError):
+            walked(module, Tags())
 
 
 def test_objects_of_the_other_side():

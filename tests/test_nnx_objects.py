@@ -18,6 +18,7 @@ from tests.serialise.process import run
 from tests.strategies import Pair
 from tests.test_dataclass_fields import assert_as_in_jax as as_in_jax, dataclass_pools, in_c
 from tests.test_native_walk import RULES, assert_alike, knows
+from tests.test_statics import OwnDict
 
 pytest.importorskip("flax", minversion="0.12.1")  # before, some of these objects could not be made
 nnx: Any = pytest.importorskip("flax.nnx")
@@ -120,10 +121,6 @@ READ = {
     "a metric": lambda: nnx.metrics.Average(),
     "attention": lambda: nnx.MultiHeadAttention(2, 4, kernel_init=ones, rngs=nnx.Rngs(0), decode=False),
 }
-
-
-class OwnDict(dict):
-    pass
 
 
 class OwnNew(nnx.Variable):

@@ -13,16 +13,8 @@ from jax import tree_util as jtu
 
 import sharedtree as st
 from sharedtree import _node_types
-from tests.strategies import Mutable, Pair, Record
-
-
-class One(eqx.Module):
-    content: object
-
-
-class Point(NamedTuple):
-    x: object
-    y: object = 3
+from tests.strategies import Mutable, Pair, Point, Record
+from tests.test_graph import Box
 
 
 def through_jit(tree):
@@ -59,24 +51,24 @@ def test_containers_inside_a_module(kind):
 
 
 def test_what_containers_carry_besides_their_items_survives():
-    box = One([collections.deque([jnp.ones(2)], maxlen=7), collections.defaultdict(list, {"a": jnp.ones(2)}), Point(1)])
+    box = Box([collections.deque([jnp.ones(2)], maxlen=7), collections.defaultdict(list, a=jnp.ones(2)), Point(1, 3)])
     deque, default, point = through_jit(box).content
     assert deque.maxlen == 7
     assert default.default_factory is list
     assert default["new"] == []
     assert point == Point(1, 3)
-    ordered = through_jit(One(collections.OrderedDict([("b", jnp.ones(1)), ("a", jnp.zeros(1))]))).content
+    ordered = through_jit(Box(collections.OrderedDict([("b", jnp.ones(1)), ("a", jnp.zeros(1))]))).content
     assert list(ordered) == ["b", "a"]
 
 
 def test_what_containers_carry_is_part_of_the_structure():
     s = st.tree.structure
     w = jnp.ones(2)
-    assert s(One(collections.deque([w], 1))) is not s(One(collections.deque([w], 2)))
-    assert s(One({"a": w})) is not s(One(collections.OrderedDict(a=w)))
-    assert s(One(collections.defaultdict(list, a=w))) is not s(One(collections.defaultdict(int, a=w)))
-    assert s(One([w])) is not s(One((w,)))
-    assert s(One({"a": w, "b": 1})) is s(One({"b": 1, "a": w}))
+    assert s(Box(collections.deque([w], 1))) is not s(Box(collections.deque([w], 2)))
+    assert s(Box({"a": w})) is not s(Box(collections.OrderedDict(a=w)))
+    assert s(Box(collections.defaultdict(list, a=w))) is not s(Box(collections.defaultdict(int, a=w)))
+    assert s(Box([w])) is not s(Box((w,)))
+    assert s(Box({"a": w, "b": 1})) is s(Box({"b": 1, "a": w}))
 
 
 def test_unorderable_keys_inside_a_module():
@@ -158,7 +150,7 @@ class Tuple2(NamedTuple):
 def test_known_classes_cannot_be_registered(monkeypatch):
     monkeypatch.setattr(_node_types, "_known", {Cell: _node_types._known[Cell]})  # whatever was seen before
     plain = list, dict, tuple, type(None), collections.deque
-    for cls in (*plain, Tuple2, One, Mutable, Record, Cell, jtu.Partial, st.Dag):
+    for cls in (*plain, Tuple2, Box, Mutable, Record, Cell, jtu.Partial, st.Dag):
         with pytest.raises(ValueError, match=f"{cls.__qualname__}.* is already a registered node"):
             st.register_node(cls, lambda x: ((), None), lambda aux, children: None)
 
@@ -168,8 +160,8 @@ def test_known_classes_cannot_be_registered(monkeypatch):
 
 def test_equinox_traces_arrays_only():
     values = [1, 2.0, True, 1j, "x", None, jnp.sin, jnp.ones(2), np.ones(2), np.float32(1), jax.random.key(0)]
-    assert [type(x) for x in st.tree.leaves(One(values))] == [type(x) for x in values[-4:]]
-    assert len(st.tree.leaves(One(jax.ShapeDtypeStruct((2,), jnp.float32)))) == 1
+    assert [type(x) for x in st.tree.leaves(Box(values))] == [type(x) for x in values[-4:]]
+    assert len(st.tree.leaves(Box(jax.ShapeDtypeStruct((2,), jnp.float32)))) == 1
 
 
 def test_the_rest_trace_what_jax_can():
@@ -182,12 +174,12 @@ def test_the_rest_trace_what_jax_can():
 
 def test_partial_inherits_the_convention():
     partial = jtu.Partial(max, 2.0, jnp.ones(2))
-    assert len(st.tree.leaves(One(partial))) == 1
+    assert len(st.tree.leaves(Box(partial))) == 1
     assert len(st.tree.leaves(Mutable(x=partial))) == 2
     assert len(st.tree.leaves(partial)) == 2
-    assert len(st.tree.leaves(One([{"p": partial}]))) == 1
-    assert len(st.tree.leaves(One(Mutable(x=partial)))) == 2
-    assert len(st.tree.leaves(Mutable(x=One(partial)))) == 1
+    assert len(st.tree.leaves(Box([{"p": partial}]))) == 1
+    assert len(st.tree.leaves(Box(Mutable(x=partial)))) == 2
+    assert len(st.tree.leaves(Mutable(x=Box(partial)))) == 1
 
 
 # --- dataclasses and Equinox ---------------------------------------------------------------------------------------
@@ -238,8 +230,8 @@ def test_wrapped_functions_as_fields(wrapper):
 
 def test_functools_partial_is_a_static_leaf():
     f = functools.partial(max, 1)
-    assert st.tree.leaves(One(f)) == []
-    assert through_jit(One([f, jnp.ones(1)])).content[0] is f
+    assert st.tree.leaves(Box(f)) == []
+    assert through_jit(Box([f, jnp.ones(1)])).content[0] is f
 
 
 def test_keys_that_do_not_fit_the_children_become_positions():

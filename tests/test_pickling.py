@@ -1,6 +1,5 @@
 """Structures, treedefs and `Dag`s that are pickled, here and in another process; wrapped functions that are copied."""
 
-import collections
 import concurrent.futures
 import copy
 import functools
@@ -17,9 +16,8 @@ from jax.experimental import serialize_executable
 
 import sharedtree as st
 from sharedtree._context import pack_alone
-from tests.strategies import Layer, Mutable, Pair, dags, partition
-
-Point = collections.namedtuple("Point", "x y")
+from tests.deep import lists
+from tests.strategies import Layer, Mutable, Pair, Point, dags, partition
 
 
 class Titled(dict):
@@ -89,10 +87,7 @@ def test_structures_of_one_context_arrive_together():
 
 
 def test_a_deep_structure_is_pickled_without_recursion():
-    tree = jnp.ones(2)
-    for _ in range(5_000):
-        tree = [tree]
-    structure = pack_alone(tree)[1]
+    structure = pack_alone(lists(5_000, jnp.ones(2)))[1]
     assert there_and_back(structure) is structure
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import sharedtree as st
 from tests.strategies import Layer, Mutable, Pair, partition
+from tests.test_statics import StaticField
 
 
 def tied():
@@ -71,33 +72,17 @@ def test_aot_stages():
         assert len(f.trace(each, 3, x).jaxpr.in_avals) == 2
 
 
-def test_in_place_with_donation():
-    policy = st.Policy(in_place=True)
-
-    def f(model):
-        model.count = model.count + 1
-
-    model = Mutable(x=jnp.ones(2), count=jnp.zeros(2))
-    st.preserve_identities(jax.jit, policy=policy)(f, donate_argnums=0)(model)
-    np.testing.assert_array_equal(model.x, [1, 1])
-    np.testing.assert_array_equal(model.count, [1, 1])
-
-
-class Holder(eqx.Module):
-    value: object = eqx.field(static=True)
-
-
 @dataclasses.dataclass
 class Unregistered:
     x: object
 
 
 LEAKS = {
-    "static field": lambda m: Pair(0, Holder(m.first)),
+    "static field": lambda m: Pair(0, StaticField(m.first)),
     "closure": lambda m: Layer(m.first, lambda: m.first, None),
     "partial": lambda m: Layer(m.first, functools.partial(jnp.add, m.first), None),
     "unregistered": lambda m: Layer(m.first, Unregistered(m.first), None),
-    "auxiliary list": lambda m: Holder([m.first]),
+    "auxiliary list": lambda m: StaticField([m.first]),
     "method": lambda m: Layer(None, Unregistered(m.first).__eq__, None),
 }
 
@@ -147,13 +132,10 @@ def test_a_module_as_the_function_of_filter_jit():
     """Equinox traces the arrays of a module that it jits; so here, each once."""
     w = jnp.ones(2)
 
-    class Twice(eqx.Module):
-        a: jax.Array
-        b: jax.Array
-
+    class Twice(Pair):
         def __call__(self, x):
-            assert self.a is self.b
-            return self.a * x + self.b
+            assert self.first is self.second
+            return self.first * x + self.second
 
     f = st.preserve_identities(eqx.filter_jit)(Twice(w, w))
     np.testing.assert_array_equal(f(jnp.float32(2)), [3, 3])

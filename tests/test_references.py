@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
+from tests.kinds import Free
 
 
 class Net(eqx.Module):
@@ -23,12 +24,6 @@ class Net(eqx.Module):
 class Data:
     weight: Any
     count: Any
-
-
-class Own(st.Module):
-    def __init__(self, weight, count):
-        self.weight = weight
-        self.count = count
 
 
 def reference(dtype=jnp.float32):
@@ -105,7 +100,7 @@ def test_one_that_is_in_a_constant_too_is_one():
 
 OTHERS = {
     "a dataclass": (Data, lambda net: net, "net.count"),
-    "a mutable module": (Own, lambda net: net, "net.count"),
+    "a mutable module": (lambda w, count: Free(weight=w, count=count), lambda net: net, "net.count"),
     "in one of Equinox's": (Data, lambda net: Net(net, None), "net.weight.count"),
     "in a list": (Data, lambda net: [net], "net[0].count"),
     "in a Dag": (Net, st.Dag, "net.count"),

@@ -41,20 +41,24 @@ def test_on_eight_devices(which):
         assert f"{name} ." in out, name
 
 
+def last_lines(runs):
+    """What processes that wait for one another print last, if all end well."""
+    try:
+        ends = [run.communicate(timeout=HANGS) for run in runs]
+    finally:
+        for run in runs:
+            run.kill()
+    assert [run.returncode for run in runs] == [0] * len(runs), "\n".join(err for _, err in ends)
+    return [out.splitlines()[-1] for out, _ in ends]
+
+
 def results_of(count):
     """What processes that train together end with, each as it says."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     commands = [("-W", "error", "-m", "tests.two_processes", address, str(count), str(i)) for i in range(count)]
-    runs = [start(*command, devices=1) for command in commands]
-    try:
-        ends = [run.communicate(timeout=HANGS) for run in runs]
-    finally:
-        for run in runs:
-            run.kill()
-    assert [run.returncode for run in runs] == [0] * count, "\n".join(err for _, err in ends)
-    return [ast.literal_eval(out.splitlines()[-1]) for out, _ in ends]
+    return [ast.literal_eval(line) for line in last_lines([start(*command, devices=1) for command in commands])]
 
 
 @pytest.mark.skipif(

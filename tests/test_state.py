@@ -22,20 +22,8 @@ from jax import tree_util as jtu
 import sharedtree as st
 from sharedtree._state import _registered_state
 from tests import strategies as s
-
-
-class Callable(eqx.Module):
-    weight: Any
-
-    def __call__(self, x):
-        return self.weight * x
-
-
-class Linear(eqx.Module):
-    weight: Any
-    bias: Any = None
-    activation: Any = jax.nn.relu
-    name: str = eqx.field(static=True, default="linear")
+from tests.test_replacing import Callable
+from tests.test_tree import Linear
 
 
 @flax.struct.dataclass

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import sharedtree as st
+from tests.strategies import Pair
 
 
 class Counter(eqx.Module):
@@ -192,16 +193,11 @@ DIFFERENTIATED = {
     "under jit": lambda m, s, xs: st.jit(st.grad(batch_loss, has_aux=True))(m, s, xs)[0],
     "a filter": lambda m, s, xs: st.grad(of_both, has_aux=True, wrt=lambda path, _: path[0] == 0)((m, s), xs)[0][0],
     "a filter in a module": lambda m, s, xs: (
-        st.grad(lambda p, xs: of_both((p.a, p.b), xs), has_aux=True, wrt=lambda path, _: path[0] == "a")(
-            Both(m, s), xs
-        )[0].a
+        st.grad(lambda p, xs: of_both((p.first, p.second), xs), has_aux=True, wrt=lambda path, _: path[0] == "first")(
+            Pair(m, s), xs
+        )[0].first
     ),
 }
-
-
-class Both(eqx.Module):
-    a: Any
-    b: Any
 
 
 @pytest.mark.parametrize(("how", "kind"), [*[(how, "ema") for how in DIFFERENTIATED], ("grad", "index")])
@@ -222,10 +218,10 @@ def test_other_ties_beside_a_state_are_told():
     state = eqx.nn.State(model)
     weight = model.linears[0].weight
     with pytest.warns(
-        st.UntiedWarning, match=r"`model.linears\[0\].weight` lacks what flows through `other.b`"
+        st.UntiedWarning, match=r"`model.linears\[0\].weight` lacks what flows through `other.second`"
     ) as caught:
-        st.grad(lambda model, state, other: model.linears[0].weight.sum() + other.b.sum())(
-            model, state, Both(None, weight)
+        st.grad(lambda model, state, other: model.linears[0].weight.sum() + other.second.sum())(
+            model, state, Pair(None, weight)
         )
     (warning,) = caught
     assert "norms" not in str(warning.message)

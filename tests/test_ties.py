@@ -6,12 +6,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
 from tests import strategies as dags
 from tests.strategies import Pair, tower
+from tests.test_module import Opaque
 
 
 class Linear(eqx.Module):
@@ -310,16 +312,13 @@ def test_count_parameters():
 
 
 OF_A_TREE = [st.ties, st.untie, st.count_parameters, st.tree.flatten, st.tree.structure, st.tree.leaves]
+OF_A_TREE += [st.tree.leaves_with_path, st.optimizer(optax.adam(0.1)).init]
 OF_MORE = [lambda x: st.tie(x, lambda m: (m, m)), lambda x: st.retie(x, like=x), lambda x: st.assert_same_sharing(x, x)]
 
 
-@pytest.mark.parametrize("call", [*OF_A_TREE, st.tree.leaves_with_path, *OF_MORE])
+@pytest.mark.parametrize("call", [*OF_A_TREE, *OF_MORE])
 def test_an_object_that_cannot_be_taken_apart_is_refused(call):
-    class Opaque:
-        def __init__(self):
-            self.weight = jnp.ones(2)
-
     fixes = r"(?s)register_pytree_node\(.*Opaque.*sharedtree.register_node\(.*Opaque, flatten, unflatten\)"
     with pytest.raises(st.UnregisteredTypeError, match=fixes) as caught:
-        call(Opaque())
+        call(Opaque(jnp.ones(2)))
     assert isinstance(caught.value, TypeError)

@@ -1,34 +1,20 @@
 """The page of transforms says what each does, found by running it."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import pytest
 
 from tests import transform_table
-from tests.serialise.process import HANGS
+from tests.serialise.process import run
 
 
 @pytest.mark.slow
 def test_the_page_says_what_the_transforms_do():
     """In a process with eight devices."""
-    root = transform_table.PAGE.parents[1]
-    env = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]),
-    }
     # Other tests register transforms of their own.
     code = "from tests import transform_table as t; assert t.SCENARIOS.keys() == t._adapters.keys(); print(t.table())"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env=env, capture_output=True, text=True, timeout=HANGS, check=False
-    )
-    assert run.returncode == 0, run.stderr
+    table = run(code, XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_PLATFORMS="cpu")
     written = transform_table.PAGE.read_text(encoding="utf-8")
-    assert written == transform_table.page_with(run.stdout.strip() + "\n"), "python -m tests.transform_table"
+    assert written == transform_table.page_with(table.strip() + "\n"), "python -m tests.transform_table"
 
 
 def test_each_is_tested_where_the_table_says():

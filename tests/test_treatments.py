@@ -119,12 +119,14 @@ def test_shardings_inside_a_module_and_of_results():
     prefix = Pair(one, other)
     traces = []
     f = st.jit(
-        lambda m: traces.append(1) or st.tree.map(lambda x: x * 2, m), in_shardings=(prefix,), out_shardings=prefix
+        lambda m: traces.append(m.first is m.second) or st.tree.map(lambda x: x * 2, m),
+        in_shardings=(prefix,),
+        out_shardings=prefix,
     )
-    result = f(loose)
-    assert (result.first.sharding, result.second.sharding) == (one, other)
-    f(Pair(w + 3, w + 4))
-    assert len(traces) == 1
+    for model in (tied, loose, Pair(w + 3, w + 4)):
+        result = f(model)
+        assert (result.first.sharding, result.second.sharding) == (one, other)
+        assert traces == [False]
     uniform = st.jit(lambda m: st.tree.map(lambda x: x * 2, m), in_shardings=(one,), out_shardings=other)(tied)
     assert uniform.first is uniform.second
     assert uniform.first.sharding == other

@@ -12,19 +12,14 @@ from hypothesis import given
 from jax import tree_util as jtu
 
 import sharedtree as st
-from tests.strategies import Point, copy_dag, dags, is_array, partition, unique_arrays
+from tests.strategies import Pair, Point, copy_dag, dags, is_array, partition, unique_arrays
 
 
-class Pair(eqx.Module):
-    a: object
-    b: object
-
-
-class Layer(eqx.Module):
-    weight: jax.Array
+class Linear(eqx.Module):
+    weight: object
     bias: object = None
-    activation: object = jnp.tanh
-    name: str = eqx.field(static=True, default="layer")
+    activation: object = jax.nn.relu
+    name: str = eqx.field(static=True, default="linear")
 
 
 def untied_trees():
@@ -37,7 +32,7 @@ def untied_trees():
         "namedtuple": Point(one(1), [one(2)]),
         "none": None,
         "empty": {"a": [], "b": (), "c": {}},
-        "module": Pair(Layer(one(1), one(2), None), [Layer(one(3), None, None)]),
+        "module": Pair(Linear(one(1), one(2), None), [Linear(one(3), None, None)]),
         "numbers": [1, 2.0, True, 1j],
         "numpy": [np.ones(2), np.zeros((2, 1), np.int8)],
         "partial": jtu.Partial(jnp.add, one(1), out=one(2)),
@@ -58,7 +53,7 @@ def same(x, y):
         assert a is b or (type(a) is type(b) and np.array_equal(a, b))
 
 
-IS_LEAF = {"default": None, "nodes": lambda x: isinstance(x, (list, Layer)), "none": lambda x: x is None}
+IS_LEAF = {"default": None, "nodes": lambda x: isinstance(x, (list, Linear)), "none": lambda x: x is None}
 
 
 @pytest.mark.parametrize("is_leaf", IS_LEAF.values(), ids=IS_LEAF)
@@ -114,10 +109,10 @@ def test_every_kind_of_tie_is_kept(tree):
 
 
 def test_map_calls_once_for_what_is_said_to_be_a_leaf():
-    layer, calls = Layer(jnp.ones(2)), []
-    is_layer = lambda x: isinstance(x, Layer)
+    layer, calls = Linear(jnp.ones(2)), []
+    is_layer = lambda x: isinstance(x, Linear)
     new = st.tree.map(lambda x: calls.append(x) or "new", Pair([layer], {"layer": layer}), is_leaf=is_layer)
-    assert new.a[0] == new.b["layer"] == "new"
+    assert new.first[0] == new.second["layer"] == "new"
     assert [call is layer for call in calls] == [True]
 
 
@@ -137,14 +132,14 @@ def test_none_and_equal_values_without_identity_in_rest_are_one():
 
 @pytest.mark.parametrize("level", ["array", "module"])
 def test_an_untied_copy_in_rest_is_an_error_naming_both_paths_and_the_fix(level):
-    layer = Layer(jnp.ones(2))
+    layer = Linear(jnp.ones(2))
     tree = Pair(layer, [layer]) if level == "module" else Pair(layer.weight, [layer.weight])
     copy = jax.tree.map(lambda x: x + 0 if eqx.is_array(x) else x, tree)
     suffix = ".weight" if level == "module" else ""
     with pytest.raises(st.SharingMismatchError) as caught:
         st.tree.map(lambda x, y, z: x, tree, tree, copy)
-    assert caught.value.paths == (f".a{suffix}", f".b[0]{suffix}")
-    for part in (f"`.a{suffix}`", f"`.b[0]{suffix}`", "rest[1]", "sharedtree.retie(rest[1], like=tree)"):
+    assert caught.value.paths == (f".first{suffix}", f".second[0]{suffix}")
+    for part in (f"`.first{suffix}`", f"`.second[0]{suffix}`", "rest[1]", "sharedtree.retie(rest[1], like=tree)"):
         assert part in str(caught.value)
     with pytest.raises(ValueError):  # the built-in base class
         st.tree.map(lambda x, y: x, tree, copy)
@@ -154,8 +149,8 @@ IN_CONTAINERS = {
     "dict": lambda w: {"a": w, "b": w},
     "module": lambda w: Pair(w, w),
     "dict in a module": lambda w: Pair({"a": w}, {"a": w}),
-    "module in a dict": lambda w: {"a": Layer(w), "b": Layer(w)},
-    "both": lambda w: {"a": Layer(w), "b": w},
+    "module in a dict": lambda w: {"a": Linear(w), "b": Linear(w)},
+    "both": lambda w: {"a": Linear(w), "b": w},
 }
 
 
@@ -185,36 +180,37 @@ def test_a_deque_is_a_container_here_although_a_leaf_for_jax():
 
 
 def test_at_equals_tree_at_where_nothing_is_tied():
-    tree = Pair(Layer(jnp.ones(2), jnp.zeros(1)), {"k": [jnp.ones(3), 4]})
+    tree = Pair(Linear(jnp.ones(2), jnp.zeros(1)), {"k": [jnp.ones(3), 4]})
     x = jnp.full(2, 7.0)
     for where, replace in [
-        (lambda m: m.a.weight, x),
-        (lambda m: m.a, x),
-        (lambda m: (m.a.weight, m.b["k"][0]), (x, None)),
-        (lambda m: [m.b["k"][1], m.a], [5, x]),
-        (lambda m: m.a.activation, jnp.sin),
-        (lambda m: m.b["k"], (1, 2)),
+        (lambda m: m.first.weight, x),
+        (lambda m: m.first, x),
+        (lambda m: (m.first.weight, m.second["k"][0]), (x, None)),
+        (lambda m: [m.second["k"][1], m.first], [5, x]),
+        (lambda m: m.first.activation, jnp.sin),
+        (lambda m: m.second["k"], (1, 2)),
     ]:
         same(st.tree.at(where, tree, replace), eqx.tree_at(where, tree, replace))
-    where = lambda m: (m.a.weight, m.b["k"][0])
+    where = lambda m: (m.first.weight, m.second["k"][0])
     same(st.tree.at(where, tree, replace_fn=lambda x: 2 * x), eqx.tree_at(where, tree, replace_fn=lambda x: 2 * x))
 
 
 def test_at_replaces_none_and_wants_one_replacement_for_each_place():
-    tree = Pair(Layer(jnp.ones(2)), None)
+    tree = Pair(Linear(jnp.ones(2)), None)
     x = jnp.zeros(2)
-    same(st.tree.at(lambda m: m.a.bias, tree, x), eqx.tree_at(lambda m: m.a.bias, tree, x, is_leaf=lambda y: y is None))
-    both = st.tree.at(lambda m: (m.a.bias, m.b), tree, (x, 3))
-    assert both.a.bias is x
-    assert both.b == 3
-    assert st.tree.at(lambda m: m.b, tree, 3).a.bias is None
-    weight = lambda m: m.a.weight
-    assert st.tree.at(weight, tree, None).a.weight is None
+    bias = lambda m: m.first.bias
+    same(st.tree.at(bias, tree, x), eqx.tree_at(bias, tree, x, is_leaf=lambda y: y is None))
+    both = st.tree.at(lambda m: (m.first.bias, m.second), tree, (x, 3))
+    assert both.first.bias is x
+    assert both.second == 3
+    assert st.tree.at(lambda m: m.second, tree, 3).first.bias is None
+    weight = lambda m: m.first.weight
+    assert st.tree.at(weight, tree, None).first.weight is None
     for arguments in ({}, {"replace": 1, "replace_fn": lambda x: x}):
         with pytest.raises(ValueError, match="exactly one"):
             st.tree.at(weight, tree, **arguments)
     with pytest.raises(ValueError, match="returned 2 nodes, but `replace` has 1"):
-        st.tree.at(lambda m: (m.a, m.b), tree, (1,))
+        st.tree.at(lambda m: (m.first, m.second), tree, (1,))
 
 
 SPECS = {
@@ -229,7 +225,7 @@ SPECS = {
 @pytest.mark.parametrize("spec", SPECS)
 def test_filter_and_partition_equal_those_of_equinox(spec):
     rest = [1, "text", None, jnp.ones(1)]
-    tree = Pair(Layer(jnp.ones(2), np.zeros(1), jax.nn.relu), {"i": jnp.arange(2), "rest": rest})
+    tree = Pair(Linear(jnp.ones(2), np.zeros(1), jax.nn.relu), {"i": jnp.arange(2), "rest": rest})
     spec = SPECS[spec]
     same(st.tree.filter(tree, spec), eqx.filter(tree, spec))
     same(st.tree.filter(tree, spec, inverse=True), eqx.filter(tree, spec, inverse=True))
@@ -297,6 +293,6 @@ def test_equal_compares_ties_and_statics():
     w, v = jnp.ones(2), jnp.ones(2)
     assert not st.tree.equal({"a": w, "b": w}, {"a": w, "b": v})
     assert st.tree.equal({"a": w, "b": w}, {"a": v, "b": v})
-    assert not st.tree.equal(Layer(w, name="one"), Layer(w, name="two"))
-    assert not st.tree.equal(Layer(w, 1), Layer(w, 1.0))
+    assert not st.tree.equal(Linear(w, name="one"), Linear(w, name="two"))
+    assert not st.tree.equal(Linear(w, 1), Linear(w, 1.0))
     assert not jax.jit(lambda x, y: st.tree.equal([x, x], [y, y]))(w, jnp.zeros(2))

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from tests.test_branches import Leaf
+
 MODULES = (
     "jax",
     "jax.lax",
@@ -32,10 +34,6 @@ NOT_TRIED = frozenset({"equinox.tree_serialise_leaves", "jax.clear_caches", "jax
 """Functions with effects outside the test."""
 
 
-class Layer(eqx.Module):
-    weight: Any
-
-
 class Net(eqx.Module):
     """A model with a tied array and a shared layer."""
 
@@ -45,7 +43,7 @@ class Net(eqx.Module):
 
 
 def net() -> Net:
-    weight, layer = jnp.ones(3), Layer(jnp.full(3, 2.0))
+    weight, layer = jnp.ones(3), Leaf(jnp.full(3, 2.0))
     return Net(weight, weight, [layer, layer])
 
 

@@ -79,15 +79,11 @@ class Counter(tx.Module):
         self.count = jnp.array(0)
 
 
-class Counters(tx.Module):
-    first: Counter
-    second: Counter
+class Counters(Pair):
     x: jax.Array | None = tx.State.node()
 
     def __init__(self, first, second):
-        super().__init__()
-        self.first = first
-        self.second = second
+        super().__init__(first, second)
         self.x = None
 
 
@@ -245,15 +241,7 @@ def test_modes_are_static_and_come_out_where_a_function_switches_them():
     assert model.first is model.second
 
 
-class Draws(tx.Module):
-    first: tx.KeySeq
-    second: tx.KeySeq
-
-    def __init__(self, first, second):
-        super().__init__()
-        self.first = first
-        self.second = second
-
+class Draws(Pair):
     def __call__(self):
         return self.first(), self.second()
 

@@ -3,10 +3,6 @@
 Saved here, loaded in a process of its own that makes none of the models again.
 """
 
-import pathlib
-import subprocess
-import sys
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -14,7 +10,8 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from tests.serialise.process import HANGS
+from tests.serialise import process
+from tests.test_shared_layers import embed_weight, head_weight
 
 lx = pytest.importorskip("lineax")
 diffrax = pytest.importorskip("diffrax")
@@ -79,18 +76,10 @@ def run(model, state):
     return jax.vmap(model, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(xs, state)
 
 
-def first_weight(pair):
-    return pair[0].weight
-
-
-def second_weight(pair):
-    return pair[1].weight
-
-
 def shared():
     """As Equinox shares, and as Python does."""
     one, two = (eqx.nn.Linear(3, 3, key=key) for key in jax.random.split(KEY))
-    return {"shared": eqx.nn.Shared((one, two), second_weight, first_weight), "tied": [one, one]}
+    return {"shared": eqx.nn.Shared((one, two), head_weight, embed_weight), "tied": [one, one]}
 
 
 def through_layers(model):
@@ -117,7 +106,7 @@ import sys
 import numpy as np
 import sharedtree as st
 from tests.seeds import test_equinox_issue_535 as seed
-loaded = st.load(sys.argv[1], trusted=[seed.Field, seed.Stateful, seed.first_weight, seed.second_weight])
+loaded = st.load(sys.argv[1], trusted=[seed.Field, seed.Stateful, seed.embed_weight, seed.head_weight])
 assert loaded["shared"]["tied"][0] is loaded["shared"]["tied"][1]
 np.savez(sys.argv[1] + ".npz", *seed.answers(loaded))
 """
@@ -127,10 +116,7 @@ np.savez(sys.argv[1] + ".npz", *seed.answers(loaded))
 def test_solvers_stateful_layers_and_shared_layers(tmp_path):
     made, path = models(), str(tmp_path / "models.safetensors")
     st.save(path, made)
-    program = [sys.executable, "-c", CODE, path]
-    root = pathlib.Path(__file__).parents[2]
-    done = subprocess.run(program, cwd=root, capture_output=True, text=True, timeout=HANGS, check=False)
-    assert done.returncode == 0, done.stderr
+    process.run(CODE, path)
     with np.load(path + ".npz") as found:
         expected = answers(made)
         assert len(found.files) == len(expected) == len(made["linear"]) + len(ODE_SOLVERS) + 2

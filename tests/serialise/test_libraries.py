@@ -14,6 +14,7 @@ import pytest
 import sharedtree as st
 from sharedtree.serialise.trust._allowed import TOKENS
 
+from ..test_shared_layers import first, second
 from .equinox_layers import EQUINOX, filled, make_layer
 from .isomorphic import assert_isomorphic
 
@@ -54,17 +55,9 @@ def test_equinox_compositions():
         eqx.nn.inference_mode(make_layer("BatchNorm")),
     ):
         check(each)
-    shared = eqx.nn.Shared((linear, linear), first_of, second_of)
-    for layer in round_trip(shared, [first_of, second_of])():
+    shared = eqx.nn.Shared((linear, linear), first, second)
+    for layer in round_trip(shared, [first, second])():
         np.testing.assert_array_equal(layer.weight, linear.weight)
-
-
-def first_of(pair):
-    return pair[0]
-
-
-def second_of(pair):
-    return pair[1]
 
 
 def test_optax_states():

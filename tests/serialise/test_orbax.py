@@ -1,11 +1,8 @@
 """Trees through Orbax: everything that a file keeps, onto other topologies, and what is said when it is damaged."""
 
 import json
-import os
 import pathlib
 import socket
-import subprocess
-import sys
 import zlib
 
 import equinox as eqx
@@ -20,12 +17,11 @@ import sharedtree as st
 from sharedtree.serialise import orbax
 from tests.serialise import strategies
 from tests.serialise.isomorphic import assert_isomorphic
-from tests.serialise.process import HANGS
+from tests.test_shards import last_lines, start
 
 ocp = pytest.importorskip("orbax.checkpoint")
 
 HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parent.parent
 
 
 class Model(eqx.Module):
@@ -218,20 +214,9 @@ def test_two_processes_and_another_topology(tmp_path):
     file = tmp_path / "plain.safetensors"
     st.save(file, {"w": weight, "tied": weight, "keys": keys, "weak": weak, "empty": jnp.zeros((8, 0))})
     folder = tmp_path / "checkpoints"
-    # Not set by the worker, whose class is imported below: processes that later tests start would have it, too.
-    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    environment = {**os.environ, **flags, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
-    command = [sys.executable, str(HERE / "orbax_worker.py"), port]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment, "text": True}
-    both = [subprocess.Popen([*command, str(process), str(folder), str(file)], **pipes) for process in range(2)]
-    try:
-        outputs = [process.communicate(timeout=HANGS) for process in both]
-    finally:
-        for process in both:
-            process.kill()
-    for process, (out, err) in zip(both, outputs, strict=True):
-        assert process.returncode == 0, err[-3000:]
-        assert out.splitlines()[-1] == "[]"
+    command = ("-W", "error", str(HERE / "orbax_worker.py"), port)
+    both = [start(*command, str(process), str(folder), str(file), devices=4) for process in range(2)]
+    assert last_lines(both) == ["[]", "[]"]
     # Eight devices of two processes wrote it; this process has other devices.
     from tests.serialise.orbax_worker import Model as Theirs
 

@@ -42,14 +42,7 @@ def test_the_house_does_not_grow():
 
 
 @pytest.mark.parametrize("room", ORDER[:4])
-def test_a_room_has_no_cycle_and_says_what_comes_in_and_out(room):
-    inside = [path for path in OURS if path.parent.name == room]
-    graph = {name_of(path): {name for name in imports_of(path)[0] if room_of(name) == room} for path in inside}
-    while graph:
-        free = [name for name, needs in graph.items() if not needs & graph.keys()]
-        assert free, f"a cycle among {sorted(graph)}"
-        for name in free:
-            del graph[name]
+def test_a_room_says_what_comes_in_and_out(room):
     said = sys.modules[f"sharedtree.serialise.{room}"].__doc__
     assert len([line for line in said.splitlines() if line.strip()]) <= 5
     assert " in come " in f" {said.lower()} ".replace("\n", " ")

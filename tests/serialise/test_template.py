@@ -17,6 +17,7 @@ import pytest
 
 import sharedtree as st
 
+from ..kinds import Free
 from .containers import Counting
 from .equinox_layers import make_layer
 from .isomorphic import assert_isomorphic
@@ -205,12 +206,6 @@ def test_a_template_that_is_something_else(path):
         st.load(path, like=object)
 
 
-class Holder(st.Module):
-    def __init__(self, **attributes):
-        for name, value in attributes.items():
-            setattr(self, name, value)
-
-
 MUTABLE = {
     "bytearray": lambda: bytearray(b"state"),
     "set": lambda: {1, "a"},
@@ -221,9 +216,9 @@ MUTABLE = {
 PLACES = {
     "dict": lambda a, b: {"a": a, "b": [b]},
     "module": lambda a, b: Block(a, [b]),
-    "module of sharedtree's": lambda a, b: Holder(a=a, b=[b]),
+    "module of sharedtree's": lambda a, b: Free(a=a, b=[b]),
     "two modules": lambda a, b: [Block(a), Block(b)],
-    "static fields": lambda a, b: [Holder(a=a, w=st.parameter(jnp.ones(1))), Holder(a=b, w=st.parameter(jnp.ones(1)))],
+    "static fields": lambda a, b: [Free(a=a, w=st.parameter(jnp.ones(1))), Free(a=b, w=st.parameter(jnp.ones(1)))],
 }
 
 
@@ -288,8 +283,8 @@ KINDS = {"a parameter": st.parameter, "state": st.state_field, "neither a parame
 
 def test_kinds_of_attributes():
     for in_file, in_template in itertools.product(KINDS, KINDS):
-        data = st.to_bytes([Holder(inner=Holder(mean=KINDS[in_file](jnp.ones(2)), w=jnp.ones(1), n=3))])
-        template = [Holder(inner=Holder(w=jnp.zeros(1), mean=KINDS[in_template](jnp.zeros(2)), n=3))]
+        data = st.to_bytes([Free(inner=Free(mean=KINDS[in_file](jnp.ones(2)), w=jnp.ones(1), n=3))])
+        template = [Free(inner=Free(w=jnp.zeros(1), mean=KINDS[in_template](jnp.zeros(2)), n=3))]
         loaded, report = st.load(data, like=template, strict=False)
         assert loaded[0].inner.mean.tolist() == [1, 1]
         assert jax.tree.structure(loaded) == jax.tree.structure(template)
@@ -304,13 +299,13 @@ def test_kinds_of_attributes():
         assert caught.value.paths == ("[0].inner.mean",)
         assert said in str(caught.value)
     # What is traced in one only is told once.
-    data = st.to_bytes(Holder(n=3, w=st.parameter(jnp.ones(2))))
+    data = st.to_bytes(Free(n=3, w=st.parameter(jnp.ones(2))))
     with pytest.raises(st.StructureMismatchError) as caught:
-        st.from_bytes(data, like=Holder(n=st.state_field(3), w=st.parameter(jnp.ones(2))))
+        st.from_bytes(data, like=Free(n=st.state_field(3), w=st.parameter(jnp.ones(2))))
     assert set(caught.value.paths) == {".n"}
-    shapes = jax.eval_shape(lambda: Holder(w=st.state_field(jnp.ones(2))))
+    shapes = jax.eval_shape(lambda: Free(w=st.state_field(jnp.ones(2))))
     with pytest.raises(st.StructureMismatchError, match="the file has a parameter, the template state"):
-        st.from_bytes(st.to_bytes(Holder(w=st.parameter(jnp.ones(2)))), like=shapes)
+        st.from_bytes(st.to_bytes(Free(w=st.parameter(jnp.ones(2)))), like=shapes)
 
 
 def test_many_differences_are_cut_short():

@@ -1,6 +1,5 @@
 """Templates whose static values or weak types are not the file's."""
 
-import enum
 import functools
 
 import equinox as eqx
@@ -12,11 +11,7 @@ import pytest
 import sharedtree as st
 
 from .strategies import Registered
-
-
-class Kind(enum.Enum):
-    A = 1
-    B = 2
+from .test_evolution import Kind
 
 
 class Model(eqx.Module):

@@ -16,6 +16,7 @@ import pytest
 from packaging.version import Version
 
 import sharedtree as st
+from tests.deep import lists
 
 from .tied import Tied
 
@@ -122,10 +123,7 @@ def test_cycles(path):
 
 
 def test_depth(path):
-    tree = None
-    for _ in range(30_000):
-        tree = [tree]
-    st.save(path, tree)
+    st.save(path, lists(30_000, None))
     loaded, depth = st.load(path), 0
     while loaded:
         loaded, depth = loaded[0], depth + 1

@@ -167,12 +167,7 @@ def test_what_is_printed_otherwise():
 
 class Layer(eqx.Module):
     weight: jax.Array
-
-    def __call__(self, x):
-        return x
-
-    def __repr__(self):
-        raise RuntimeError("of the object's own")
+    __call__, __repr__ = Unprintable.__call__, Unprintable.__repr__
 
 
 def test_a_transformed_module_prints_where_equinox_s_does():
