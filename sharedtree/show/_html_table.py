@@ -61,7 +61,7 @@ def _pieces(outline: Outline, depth: int | None, most: int) -> Iterator[str]:
     yield "</tbody></table>"
     more = sum(1 for _ in rows)
     if more:
-        yield f"<p>... and {counted(more)} more lines, which <code>depth=</code> and <code>lines=</code> choose</p>"
+        yield f"<p>... and {counted(more)} more lines; see <code>depth=</code> and <code>lines=</code></p>"
     yield from _below(outline, name)
     yield "</div>"
 

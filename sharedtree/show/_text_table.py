@@ -57,7 +57,9 @@ def times(count: int) -> str:
     return f" ×{count:,}" if count > 1 else ""
 
 
-def table_lines(outline: Outline, *, depth: int | None, most: int, width: int | None) -> Iterator[Line]:
+def table_lines(
+    outline: Outline, *, depth: int | None, most: int, width: int | None, how: str = "`depth=` and `lines=`"
+) -> Iterator[Line]:
     """The lines of a table, with what is to be said below it.
 
     Args:
@@ -65,6 +67,7 @@ def table_lines(outline: Outline, *, depth: int | None, most: int, width: int | 
         depth: how many levels below the root are shown; None for all.
         most: how many rows are shown.
         width: how many characters a line has, if that is bounded.
+        how: what chooses other rows.
 
     Cost: memory for the rows that are shown.
     """
@@ -77,7 +80,7 @@ def table_lines(outline: Outline, *, depth: int | None, most: int, width: int | 
         yield tuple(_styled(row, columns(texts)))
     more = sum(1 for _ in rows)
     if more:
-        yield ((f"... and {counted(more)} more lines, which depth= and lines= choose", "dim"),)
+        yield ((f"... and {counted(more)} more line{'s' * (more > 1)}; see {how}", "dim"),)
     yield from summary_lines(outline, width)
 
 
