@@ -110,8 +110,8 @@ __all__ = [
     "CompatibilityError", "Context", "ContextMismatchError", "CorruptFileError", "CycleError", "Dag", "DepthError",
     "Exported", "FormatError", "InconsistentSharingError", "LostChangeWarning", "Module", "Policy", "RetraceWarning",
     "SharedTreeError", "SharingMismatchError", "StateGradientError", "StateReport", "StaticComparisonError",
-    "StaticTracerError", "StructureMismatchError", "Tie", "UnregisteredTypeError", "UnserialisableError",
-    "UntiedError", "UntiedWarning", "UntrustedTypeError",
+    "StaticTracerError", "StructureMismatchError", "Tie", "UnregisteredTypeError", "UnserialisableError", "UntiedError",
+    "UntiedWarning", "UntrustedTypeError",
     "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "convert", "copy",
     "count_parameters", "custom_jvp", "custom_vjp", "device_put", "draw", "eval_shape", "explain", "export",
     "filter_checkpoint", "filter_eval_shape", "filter_grad", "filter_jit", "filter_jvp", "filter_value_and_grad",
@@ -119,7 +119,7 @@ __all__ = [
     "jacrev", "jit", "jvp", "linear_transpose", "linearize", "load", "load_state", "make_jaxpr", "make_with_state",
     "map", "optimizer", "orbax", "parameter", "pmap", "preserve_identities", "register_node", "register_state",
     "register_transform", "remat", "retie", "same_sharing", "save", "scan", "shard_map", "show", "state", "state_field",
-    "summary", "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie", "unwrap_shared", "value_and_grad", "verify", "vjp",
-    "vmap", "while_loop", "with_sharding_constraint",
+    "summary", "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie", "unwrap_shared", "value_and_grad",
+    "verify", "vjp", "vmap", "while_loop", "with_sharding_constraint",
 ]
 # fmt: on

@@ -48,8 +48,8 @@ class Dag(Generic[T]):
             copied; mutable static data is copied.
         structure: the hashable rest, one object for equal structures.
 
-    It prints with its ties: what is tied stands once, with a number, and the number wherever it comes again. Arrays print
-    as their dtypes and shapes.
+    It prints with its ties: what is tied stands once, with a number, and the number wherever it comes again. Arrays
+    print as their dtypes and shapes.
 
     Cost: one walk over the nodes to make it; flattening it is free; one walk for the first `.tree`.
 

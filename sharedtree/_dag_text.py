@@ -71,7 +71,9 @@ class _Text:
         if flat is not None and len(flat) <= _WIDTH - len("Dag()"):
             yield flat
             return
-        stack: list[tuple[str, int, int, str]] = [("", self._root, 1, "")]  # what is before, number, depth, what is after
+        stack: list[tuple[str, int, int, str]] = [
+            ("", self._root, 1, "")
+        ]  # what is before, number, depth, what is after
         while stack:
             before, number, depth, after = stack.pop()
             indent = "  " * min(depth, _MOST_INDENT)
@@ -131,9 +133,9 @@ class _Text:
     def _name(self, number: int, i: int) -> str:
         """What is before a child: `weight=`, `'embed': `."""
         op = self._records[number][0]
-        key = op.keys[i] if type(op) is Node else None
-        if isinstance(key, jtu.SequenceKey):
+        if type(op) is not Node or isinstance(op.keys[i], jtu.SequenceKey):
             return ""
+        key = op.keys[i]
         if isinstance(key, jtu.GetAttrKey):
             return f"{printable(str(key.name))}="
         return f"{printable(shown(key.key))}: " if isinstance(key, jtu.DictKey) else f"{printable(str(key))}="

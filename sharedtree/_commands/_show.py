@@ -56,8 +56,8 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "show",
         help=summary,
-        description="Shows the model that a file holds, as sharedtree.summary shows a live one, or the tensors of a safetensors file of another program. Its "
-        "header is read, its arrays are not.",
+        description="Shows the model that a file holds, as sharedtree.summary shows a live one, or the tensors of a "
+        "safetensors file of another program. Its header is read, its arrays are not.",
     )
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("--depth", type=number, metavar="N", help="show this many levels below the root")

@@ -17,7 +17,7 @@ from ._text_table import counted, shortened, times
 
 MOST_BOXES = 150
 
-_MOST_LINES, _MOST_TEXT, _MOST_LABELS = 12, 44, 4
+_MOST_BELOW, _MOST_LINES, _MOST_TEXT, _MOST_LABELS = 16, 12, 44, 4
 
 
 class Box(NamedTuple):
@@ -28,7 +28,7 @@ class Box(NamedTuple):
         title: its class, or what array it is.
         lines: what is below the title: its size, and the arrays that it holds.
         path: where it is first.
-        count: how many equal neighbours it stands for.
+        repeats: how many equal neighbours it stands for.
         mark: the number of its tie, if it has one.
         times: how many ties that stands for.
         num_places: at how many places the model holds it.
@@ -38,7 +38,7 @@ class Box(NamedTuple):
     title: str
     lines: tuple[str, ...]
     path: str
-    count: int
+    repeats: int
     mark: int | None
     times: int
     num_places: int
@@ -76,12 +76,17 @@ class Boxes(NamedTuple):
     has_equal: bool
 
 
+class _Line(NamedTuple):
+    text: str
+    mark: int | None = None
+
+
 class _Below(NamedTuple):
     """What a box leads to: the fields, and the number of the part."""
 
     label: str
     child: int
-    count: int
+    repeats: int
     level: int
 
 
@@ -92,9 +97,8 @@ class _Drawn:
         self._outline, self._depth, self._most = outline, depth, most
         self.box_of: dict[int, int] = {}  # number of a part → of its box
         self.counts: list[int] = []
-        self.lines: dict[int, list[str]] = {}
+        self.lines: dict[int, list[_Line]] = {}
         self.labels: dict[tuple[int, int], list[str]] = {}
-        self.marks_in_lines: set[int] = set()
 
     def collect(self) -> None:
         self._add(self._outline.description.root, 1)
@@ -102,19 +106,22 @@ class _Drawn:
         while queue:
             number, level = queue.popleft()
             box, lines = self.box_of[number], self.lines[self.box_of[number]]
+            room = min(_MOST_BELOW, self._most)
             for below in self._below(number, level):
                 part = self._outline.description[below.child]
                 is_tied = below.child in self._outline.ties
                 if part.kind in ("array", "number") and not is_tied:
-                    lines.append(f"{below.label}{times(below.count)} {text_of(part)}")
+                    lines.append(_Line(f"{below.label}{times(below.repeats)} {text_of(part)}"))
                     continue
                 if below.child not in self.box_of:
-                    if len(self.box_of) >= self._most or (self._depth is not None and below.level > self._depth):
+                    is_deep = self._depth is not None and below.level > self._depth
+                    if is_deep or room == 0 or len(self.box_of) >= self._most:
                         lines.append(self._instead(below, part))
                         continue
-                    self._add(below.child, below.count)
+                    room -= 1
+                    self._add(below.child, below.repeats)
                     queue.append((below.child, below.level))
-                label = f"{below.label}{times(below.count)}"
+                label = f"{below.label}{times(below.repeats)}"
                 self.labels.setdefault((box, self.box_of[below.child]), []).append(label)
 
     def _add(self, number: int, count: int) -> None:
@@ -135,19 +142,20 @@ class _Drawn:
                 if is_box or part.kind in ("array", "number") or is_cut:
                     yield here
                     continue
-            stack.extend([
-                _Below(here.label + run.label, run.child, here.count * len(run.members), here.level + 1)
-                for run in reversed(self._outline.runs[here.child])
-            ])
+            stack.extend(
+                [
+                    _Below(here.label + run.label, run.child, here.repeats * len(run.members), here.level + 1)
+                    for run in reversed(self._outline.runs[here.child])
+                ]
+            )
 
-    def _instead(self, below: _Below, part: Part) -> str:
+    def _instead(self, below: _Below, part: Part) -> _Line:
         """A line that stands for a box that is not drawn."""
         tie = self._outline.ties.get(below.child)
         mark = f" #{tie.mark}" if tie else ""
-        if tie:
-            self.marks_in_lines.add(tie.mark)
         more = " ..." if part.children else ""
-        return f"{below.label}{times(below.count)} {text_of(part)}{more}{mark}"
+        text = shortened(f"{below.label}{times(below.repeats)} {text_of(part)}", _MOST_TEXT - len(more + mark))
+        return _Line(f"{text}{more}{mark}", tie.mark if tie else None)
 
 
 def boxes_of(outline: Outline, *, depth: int | None = None, most: int = MOST_BOXES) -> Boxes:
@@ -164,11 +172,16 @@ def boxes_of(outline: Outline, *, depth: int | None = None, most: int = MOST_BOX
     drawn.collect()
     sizes = outline.description.sizes
     boxes: list[Box] = []
+    seen: set[int | None] = set()
     for number, box in drawn.box_of.items():
         part, tie, count = outline.description[number], outline.ties.get(number), drawn.counts[box]
-        lines = [shortened(line, _MOST_TEXT) for line in drawn.lines[box][:_MOST_LINES]]
-        if len(drawn.lines[box]) > _MOST_LINES:
-            lines.append(f"... {len(drawn.lines[box]) - _MOST_LINES:,} more")
+        # Where there are too many, those that are tied come first.
+        all_lines = drawn.lines[box]
+        order = sorted(all_lines, key=lambda line: line.mark is None) if len(all_lines) > _MOST_LINES else all_lines
+        seen.update([line.mark for line in order[:_MOST_LINES]])
+        lines = [shortened(line.text, _MOST_TEXT) for line in order[:_MOST_LINES]]
+        if len(all_lines) > _MOST_LINES:
+            lines.append(f"... {len(all_lines) - _MOST_LINES:,} more")
         mark, ties, places = (tie.mark, tie.times, tie.num_places) if tie else (None, 1, 1)
         parameters = sizes[number].parameters
         facts = [f"{counted(parameters)} parameters{' each' if count > 1 or ties > 1 else ''}"] if parameters else []
@@ -180,9 +193,9 @@ def boxes_of(outline: Outline, *, depth: int | None = None, most: int = MOST_BOX
         Wire(start, stop, _label(labels), boxes[stop].mark is not None)
         for (start, stop), labels in drawn.labels.items()
     ]
-    seen = {box.mark for box in boxes} | drawn.marks_in_lines
+    seen.update([box.mark for box in boxes])
     hidden = tuple([tie.mark for tie in outline.ties.values() if tie.mark not in seen])
-    return Boxes(tuple(boxes), tuple(wires), hidden, any(box.count > 1 for box in boxes))
+    return Boxes(tuple(boxes), tuple(wires), hidden, any(box.repeats > 1 for box in boxes))
 
 
 def text_of(part: Part) -> str:

@@ -6,7 +6,7 @@ one object, does not part them. Values and what is static are not compared.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from ._description import Description
@@ -39,7 +39,7 @@ class Run(NamedTuple):
 class EqualBlocks:
     """Finds runs of equal neighbours in a model.
 
-    Cost: one look at each part to begin with; then, of the parts that are asked for, one at each part of each neighbour.
+    Cost: one look at each part to begin with; then, of the parts that are asked for, one at each part of neighbours.
     """
 
     def __init__(self, description: Description) -> None:
@@ -68,11 +68,11 @@ class EqualBlocks:
             yield Run(label, children[start], members, how if stop - start > 1 else "one", common)
             start = stop
 
-    def _is_new(self, children: tuple[int, ...], start: int) -> bool:
+    def _is_new(self, children: Sequence[int], start: int) -> bool:
         return start == 0 or children[start - 1] != children[start]
 
     def _run_from(
-        self, children: tuple[int, ...], steps: tuple[str, ...], start: int
+        self, children: Sequence[int], steps: Sequence[str], start: int
     ) -> tuple[int, Literal["one", "equal", "same"], frozenset[int]]:
         first = children[start]
         stop = start + 1
@@ -124,7 +124,7 @@ def _are_numbered(one: str, other: str) -> bool:
     return a is not None and b is not None and (a[1], a[3]) == (b[1], b[3])
 
 
-def _label(steps: tuple[str, ...]) -> str:
+def _label(steps: Sequence[str]) -> str:
     """`[0..11]`; of keys in another order than their numbers', the lowest and the highest."""
     parts = [match.groups() for match in map(_NUMBER.match, steps) if match]
     numbers = sorted([number for _, number, _ in parts], key=lambda text: (len(text.lstrip("0")), text.lstrip("0")))

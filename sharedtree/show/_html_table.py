@@ -18,7 +18,7 @@ _STYLE = """
 @media(prefers-color-scheme:dark){.sharedtree-summary{--sharedtree-tie:#ffb066}}
 html[data-theme=light] .sharedtree-summary,[data-jp-theme-light=true] .sharedtree-summary{--sharedtree-tie:#a34700}
 html[data-theme=dark] .sharedtree-summary,[data-jp-theme-light=false] .sharedtree-summary{--sharedtree-tie:#ffb066}
-.sharedtree-summary table{border-collapse:collapse;border:0;color:inherit;margin:0}
+.sharedtree-summary table{border-collapse:collapse;border:0;color:inherit;font:inherit;margin:0}
 .sharedtree-summary th,.sharedtree-summary td{border:0;border-bottom:1px solid #8884;padding:1px 10px 1px 0;
 text-align:left;white-space:pre;background:none;color:inherit}
 .sharedtree-summary th{border-bottom:2px solid #8888;font-weight:600}

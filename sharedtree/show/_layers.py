@@ -5,6 +5,7 @@ are is found here: each wants to be below what it hangs on, and as near to that 
 wires are placed as boxes are, in layers of their own, so that none lies on another.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -74,6 +75,8 @@ def place(boxes: Sequence[Extent], wires: Sequence[tuple[int, int]], labels: Seq
         layers[layer].append(number)
     for layer in layers:
         layer.sort(key=lambda number: (coordinates[number][0], number))
+    if _is_mirrored(layers, edges):
+        layers = [layer[::-1] for layer in layers]
     xs = _across(layers, [size.width for size in sizes], edges)
     tops, height = _down(layers, sizes)
     points = [Point(x, tops[layer]) for x, layer in zip(xs, layer_of, strict=True)]
@@ -108,6 +111,16 @@ def _levels(count: int, wires: Sequence[tuple[int, int]]) -> list[int]:
             if waits[other] == 0:
                 ready.append(other)
     return levels
+
+
+def _is_mirrored(layers: Sequence[Sequence[int]], edges: Sequence[tuple[int, int]]) -> bool:
+    """Whether the fields of boxes are from right to left rather than in their order."""
+    position = {number: i for layer in layers for i, number in enumerate(layer)}
+    order: dict[int, list[int]] = {}
+    for start, stop in edges:
+        order.setdefault(start, []).append(position[stop])
+    steps = [one < other for below in order.values() for one, other in itertools.pairwise(below)]
+    return sum(steps) * 2 < len(steps)
 
 
 def _across(layers: Sequence[Sequence[int]], widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> list[float]:

@@ -16,11 +16,11 @@ class Place(NamedTuple):
 
     Attributes:
         path: to it; of equal blocks, with the numbers of all: `.layers[0..11].norm`.
-        count: how many places of the model that stands for.
+        repeats: how many places of the model that stands for.
     """
 
     path: str
-    count: int
+    repeats: int
 
 
 class TieShown(NamedTuple):
@@ -41,7 +41,7 @@ class TieShown(NamedTuple):
     @property
     def num_places(self) -> int:
         """How many places of the model hold the object."""
-        return sum(place.count for place in self.places) // self.times
+        return sum(place.repeats for place in self.places) // self.times
 
 
 class Row(NamedTuple):
@@ -52,7 +52,7 @@ class Row(NamedTuple):
         step: what leads to it from the line above it that is less deep.
         path: from the root.
         part: what is there.
-        count: how many neighbours it stands for.
+        repeats: how many neighbours it stands for.
         size: of all of them, what comes first there and below. Within equal blocks, that of one.
         mark: the number of its tie.
         tied_to: the path where the same object came first, if this is another place.
@@ -64,7 +64,7 @@ class Row(NamedTuple):
     step: str
     path: str
     part: Part
-    count: int
+    repeats: int
     size: Size
     mark: int | None
     tied_to: str | None

@@ -5,6 +5,7 @@ a solid badge; wires that are thick and dashed and end in a dot; and how many pl
 stack with `×12`.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,7 +90,7 @@ def _routes(boxes: Boxes, placed: Placed) -> list[list[Point]]:
         coming.setdefault(wire.stop, []).append(i)
     routes = [list(bends) for bends in placed.bends]
     for number, (box, at) in enumerate(zip(boxes.boxes, placed.boxes, strict=True)):
-        extent, stack = _extent(box), 2 * _STACK if box.count > 1 else 0.0
+        extent, stack = _extent(box), 2 * _STACK if box.repeats > 1 else 0.0
         left, width = at.x - extent.width / 2, extent.width - stack
         # What has a badge has it on the upper edge, to the right.
         badge = (len(_badge(box)) + 2) * _CHARACTER if box.mark is not None else 4 * _STACK if stack else 0.0
@@ -99,7 +100,9 @@ def _routes(boxes: Boxes, placed: Placed) -> list[list[Point]]:
         ):
             ordered = sorted(wires, key=lambda i: (placed.bends[i][bend].x, i))  # noqa: B023
             for place_, i in enumerate(ordered, 1):
-                port = Point(left + free * place_ / (len(ordered) + 1) if bend or len(ordered) > 1 else at.x - stack / 2, y)
+                port = Point(
+                    left + free * place_ / (len(ordered) + 1) if bend or len(ordered) > 1 else at.x - stack / 2, y
+                )
                 routes[i].insert(0 if bend == 0 else len(routes[i]), port)
     return routes
 
@@ -112,9 +115,9 @@ def _title(boxes: Boxes) -> str:
 def _extent(box: Box) -> Extent:
     badges = (len(_badge(box)) + 2) * _CHARACTER if box.mark is not None else 0.0
     width = max(len(box.title) * _TITLE_CHARACTER + badges, *[len(line) * _CHARACTER for line in box.lines], 40)
-    width += 2 * _PADDING + (2 * _STACK if box.count > 1 else 0)
+    width += 2 * _PADDING + (2 * _STACK if box.repeats > 1 else 0)
     height = _TITLE + len(box.lines) * _LINE + (6 if box.lines else 0)
-    return Extent(width, height + (2 * _STACK if box.count > 1 else 0))
+    return Extent(width, height + (2 * _STACK if box.repeats > 1 else 0))
 
 
 def _badge(box: Box) -> str:
@@ -131,14 +134,14 @@ class _Pen:
     def box(self, box: Box, at: Point) -> None:
         """A box with its text."""
         size = _extent(box)
-        stack = 2 * _STACK if box.count > 1 else 0.0
+        stack = 2 * _STACK if box.repeats > 1 else 0.0
         left, top, width, height = at.x - size.width / 2, at.y, size.width - stack, size.height - stack
         css = "sharedtree-box"
         if box.mark is not None:
             css = "sharedtree-tied"
         elif box.kind == "container":
             css = "sharedtree-box sharedtree-container"
-        for offset in (2 * _STACK, _STACK) if box.count > 1 else ():
+        for offset in (2 * _STACK, _STACK) if box.repeats > 1 else ():
             self._frame(left + offset, top + offset, width, height, css, box.kind)
         where = f"{box.path or '(root)'}: {box.title}"
         where += f", one object at {box.num_places:,} places" if box.mark is not None else ""
@@ -153,8 +156,8 @@ class _Pen:
             wide = len(text) * _CHARACTER + 10
             self._rectangle(left + width - wide + 6, top - 7, wide, _BADGE, 4, "sharedtree-badge")
             self.text(text, left + width + 6 - wide / 2, top + 6, 11, "sharedtree-badge-text", anchor="middle")
-        if box.count > 1:
-            text = f"×{box.count:,}"
+        if box.repeats > 1:
+            text = f"×{box.repeats:,}"
             wide = len(text) * _CHARACTER + 12
             self._rectangle(left + width - wide + 6, top - 8, wide, _BADGE, 9, "sharedtree-count")
             self.text(text, left + width + 6 - wide / 2, top + 5.5, 12, "sharedtree-count-text", anchor="middle")
@@ -163,7 +166,7 @@ class _Pen:
         """A wire through points, between which it is a curve that begins and ends downwards."""
         path = self._drawsvg.Path(class_="sharedtree-wire-tied" if wire.is_tied else "sharedtree-wire")
         path.M(*self._at(*points[0]))
-        for one, other in zip(points, points[1:], strict=False):
+        for one, other in itertools.pairwise(points):
             half = (one.y + other.y) / 2
             path.C(*self._at(one.x, half), *self._at(other.x, half), *self._at(*other))
         self._drawing.append(path)
@@ -194,7 +197,9 @@ class _Pen:
         else:
             self._rectangle(x, y, width, height, 7, css, where)
 
-    def _rectangle(self, x: float, y: float, width: float, height: float, radius: float, css: str, where: str = "") -> None:
+    def _rectangle(
+        self, x: float, y: float, width: float, height: float, radius: float, css: str, where: str = ""
+    ) -> None:
         shape = self._drawsvg.Rectangle(*self._at(x, y), _rounded(width), _rounded(height), rx=radius, class_=css)
         if where:
             shape.append_title(where)

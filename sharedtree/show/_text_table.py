@@ -49,7 +49,7 @@ def counted(number: int) -> str:
 
 def _indented(row: Row) -> str:
     indent = "  " * row.depth if row.depth <= _MOST_INDENT else f"{'  ' * _MOST_INDENT}({row.depth}) "
-    return f"{indent}{row.step or '(root)'}{times(row.count)}"
+    return f"{indent}{row.step or '(root)'}{times(row.repeats)}"
 
 
 def times(count: int) -> str:
@@ -99,8 +99,10 @@ def _columns(rows: Sequence[Sequence[str]], width: int | None):
         for i in kept:
             text = shortened(texts[i], widths[i])
             line.append(text.rjust(widths[i]) if i in _TO_THE_RIGHT else text.ljust(widths[i]))
-        line[-1] = line[-1].rstrip()
-        return [f"{text}  " for text in line[:-1]] + line[-1:]
+        line = [f"{text}  " for text in line]
+        while len(line) > 1 and not line[-1].strip():
+            line.pop()
+        return [*line[:-1], line[-1].rstrip()]
 
     return chosen
 
@@ -120,7 +122,8 @@ def shortened(text: str, width: int) -> str:
 def _styled(row: Row, texts: list[str]) -> Iterator[tuple[str, Style]]:
     first: Style = "tie" if row.mark is not None else "path"
     for i, text in enumerate(texts):
-        yield text, first if i == 0 else "tie" if row.mark is not None and i == len(texts) - 1 else ""
+        is_mark = row.mark is not None and i == len(texts) - 1
+        yield text, first if i == 0 else "tie" if is_mark else ""
 
 
 def summary_lines(outline: Outline, width: int | None = None) -> Iterator[Line]:
