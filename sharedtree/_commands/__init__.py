@@ -1,7 +1,8 @@
 """The commands that look at files: `show`, `draw`, `verify`, `audit` and `diff`.
 
 Each is a file that adds its options and runs it. With `--json` each but `draw` prints one JSON object, whose keys its
-file lists; they stay as they are, and new ones may be added. Nothing that a file names is looked up, but by `audit --trusted`.
+file lists; they stay as they are, and new ones may be added. Nothing that a file names is looked up, but by `audit
+--trusted`.
 """
 
 from typing import Any
