@@ -326,7 +326,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = st.inspect(data)
 assert str(found).count("\\n") == 10_001, str(found).count("\\n")
 assert sum(1 for _ in found.lines) == 240_001
-assert main(["show", sys.argv[1]]) == 0
+assert main(["show", *sys.argv[2:], sys.argv[1]]) == 0
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 

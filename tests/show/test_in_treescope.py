@@ -15,6 +15,9 @@ from tests.serialise.process import HANGS
 
 treescope = pytest.importorskip("treescope")
 
+# It looks at all public names of the libraries that it knows, deprecated ones too.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass

@@ -29,17 +29,10 @@ def table_of_file(data, depth=None):
 
 
 def nnx_model():
-    nnx = pytest.importorskip("flax.nnx")
+    pytest.importorskip("flax.nnx")
+    from .nnx_net import net
 
-    class Net(nnx.Module):
-        def __init__(self, rngs):
-            self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs) for _ in range(4)])
-            self.norm = nnx.BatchNorm(2, rngs=rngs)
-            self.head = nnx.Linear(2, 2, rngs=rngs)
-            self.head.kernel = self.layers[0].kernel
-            self.dropout = nnx.Dropout(0.1, rngs=rngs)
-
-    return Net(nnx.Rngs(0))
+    return net()
 
 
 def equinox_model():
@@ -62,7 +55,7 @@ def test_the_table_of_a_file_is_that_of_the_model(make):
     assert table_of_file(st.to_bytes(model)).text() == st.summary(model).text()
 
 
-@given(trees)
+@given(trees())
 def test_any_file_is_shown_and_drawn(tree):
     table = table_of_file(st.to_bytes(tree))
     assert str(table)
