@@ -173,7 +173,13 @@ def test_values_are_shown_as_python_prints_them(command, saved):
 
 def test_a_file_cannot_send_control_characters_to_the_terminal(command, saved, monkeypatch):
     path = saved({"a\x1b[2J\u202eb": "\r\x07"}, metadata={"key\x1b]0;title\x07": "line\nline \x9b"})
-    calls = ["show", path], ["show", "--values", path], ["show", "--arrays", path], ["show", "--json", path], ["audit", path]
+    calls = (
+        ["show", path],
+        ["show", "--values", path],
+        ["show", "--arrays", path],
+        ["show", "--json", path],
+        ["audit", path],
+    )
     for arguments in (*calls, ["diff", path, saved({})]):
         _, out, err = command(*arguments)
         assert all(char.isprintable() or char == "\n" for char in out + err), arguments

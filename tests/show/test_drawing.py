@@ -1,5 +1,7 @@
 """`draw`: boxes, wires, ties that are seen, and SVG that any program reads."""
 
+import importlib.util
+import pathlib
 import re
 import xml.etree.ElementTree as ET
 
@@ -150,3 +152,16 @@ def test_a_hundred_thousand_nodes_and_what_is_no_pytree():
     for options in ({"depth": -1}, {"boxes": 0}):
         with pytest.raises(ValueError, match="at least"):
             st.draw([], **options)
+
+
+def test_the_pictures_of_the_documentation_are_those_of_its_script():
+    folder = pathlib.Path(__file__).parents[2] / "docs"
+    spec = importlib.util.spec_from_file_location("pictures_of_docs", folder / "pictures.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    made = script.pictures()
+    assert set(made) == {path.name for path in (folder / "pictures").iterdir()}
+    for name, drawing in made.items():
+        theirs, ours = ET.fromstring((folder / "pictures" / name).read_text("utf-8")), ET.fromstring(drawing.svg)
+        # Where boxes lie may differ with the version of igraph; what they say does not.
+        assert sorted(map(str.strip, theirs.itertext())) == sorted(map(str.strip, ours.itertext()))

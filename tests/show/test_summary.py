@@ -119,7 +119,11 @@ def test_a_block_that_something_else_is_tied_to_stands_for_itself():
 
 def test_one_layer_at_many_places():
     table = st.summary([block(jnp.ones(2))] * 12, depth=1)
-    assert [(row.step, row.repeats, row.tied_to) for row in table.rows] == [("", 1, None), ("[0]", 1, None), ("[1..11]", 11, "[0]")]
+    assert [(row.step, row.repeats, row.tied_to) for row in table.rows] == [
+        ("", 1, None),
+        ("[0]", 1, None),
+        ("[1..11]", 11, "[0]"),
+    ]
     assert table.untied_parameters == 12 * counted(counted_twin(), unique=False)[0]
 
 
