@@ -33,12 +33,14 @@ class Placed(NamedTuple):
 
     Attributes:
         boxes: the middle of the upper edge of each box.
+        floors: where the layer of each box ends; down to there a wire that leaves it is free only below the box itself.
         labels: the middle of each label, one a wire.
         bends: of each wire, the points between which it is drawn: through its label, and past the layers between.
         size: of all.
     """
 
     boxes: tuple[Point, ...]
+    floors: tuple[float, ...]
     labels: tuple[Point, ...]
     bends: tuple[tuple[Point, ...], ...]
     size: Extent
@@ -89,6 +91,7 @@ def place(boxes: Sequence[Extent], wires: Sequence[tuple[int, int]], labels: Seq
     width = max(x + size.width / 2 for x, size in zip(xs, sizes, strict=True))
     return Placed(
         tuple(points[: len(boxes)]),
+        tuple([tops[layer] + _height(layers[layer], sizes) for layer in layer_of[: len(boxes)]]),
         tuple([bends(chain[0])[0] for chain in chains]),
         tuple([tuple([point for number in chain for point in bends(number)]) for chain in chains]),
         Extent(width, height),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ._boxes import Box, Boxes, Wire
-from ._layers import Extent, Placed, Point, place
+from ._layers import Extent, Placed, Point, place as placed_of
 
 _CHARACTER, _TITLE_CHARACTER, _LABEL_CHARACTER = 7.3, 8.0, 6.7
 _LINE, _TITLE, _PADDING, _MARGIN, _STACK, _BADGE = 16.0, 26.0, 11.0, 22.0, 5.0, 18.0
@@ -54,7 +54,7 @@ def svg_of(boxes: Boxes, notes: list[str], *, drawsvg: Any, igraph: Any) -> str:
     Returns:
         SVG, without anything that refers to elsewhere. The same boxes have the same SVG.
     """
-    placed = place(
+    placed = placed_of(
         [_extent(box) for box in boxes.boxes],
         [(wire.start, wire.stop) for wire in boxes.wires],
         [Extent(len(wire.label) * _LABEL_CHARACTER + 8, 16) for wire in boxes.wires],
@@ -94,17 +94,17 @@ def _routes(boxes: Boxes, placed: Placed) -> list[list[Point]]:
         left, width = at.x - extent.width / 2, extent.width - stack
         # What has a badge has it on the upper edge, to the right.
         badge = (len(_badge(box)) + 2) * _CHARACTER if box.mark is not None else 4 * _STACK if stack else 0.0
-        for wires, bend, y, free in (
-            (leaving.get(number, []), 0, at.y + extent.height - stack, width),
-            (coming.get(number, []), -1, at.y, width - badge),
-        ):
-            ordered = sorted(wires, key=lambda i: (placed.bends[i][bend].x, i))  # noqa: B023
-            for place_, i in enumerate(ordered, 1):
-                port = Point(
-                    left + free * place_ / (len(ordered) + 1) if bend or len(ordered) > 1 else at.x - stack / 2, y
-                )
-                routes[i].insert(0 if bend == 0 else len(routes[i]), port)
+        for i, x in _ports(leaving.get(number, []), [bends[0].x for bends in placed.bends], left, width):
+            routes[i][:0] = [Point(x, at.y + extent.height - stack), Point(x, placed.floors[number])]
+        for i, x in _ports(coming.get(number, []), [bends[-1].x for bends in placed.bends], left, width - badge):
+            routes[i].append(Point(x, at.y))
     return routes
+
+
+def _ports(wires: Sequence[int], xs: Sequence[float], left: float, width: float) -> list[tuple[int, float]]:
+    """Where wires meet an edge of a box: side by side, in the order of where they come from or go to."""
+    ordered = sorted(wires, key=lambda i: (xs[i], i))
+    return [(i, left + width * place / (len(ordered) + 1)) for place, i in enumerate(ordered, 1)]
 
 
 def _title(boxes: Boxes) -> str:

@@ -193,7 +193,7 @@ def test_what_is_no_pytree_says_what_to_do():
             self.w = jnp.ones(2)
 
     for value, advice in [
-        (Plain(), "register_pytree_node(Plain"), (eqx.nn.Linear, "Linear(...)"), ("model.safetensors", "sharedtree show"),
+        (Plain(), "register_pytree_node(Plain"), (eqx.nn.Linear, "Linear(...)"), ("m.safetensors", "sharedtree show"),
         (object(), "register_pytree_node"), (lambda x: x, "no pytree"),
     ]:  # fmt: skip
         with pytest.raises(st.UnregisteredTypeError, match=re.escape(advice)):
