@@ -72,6 +72,9 @@ class Row(NamedTuple):
     is_cut: bool
 
 
+_NOWHERE = (-1, -1)
+
+
 class Outline:
     """A description with its runs of equal blocks, and its ties by number.
 
@@ -94,25 +97,23 @@ class Outline:
         times: dict[int, int] = {description.root: 1}  # how many objects of the model a part stands for
         common: dict[int, int] = {}
         places: dict[int, list[Place]] = {}
-        stack: list[tuple[int, str, int, int]] = [(description.root, "", 1, 1)]
+        self._first: dict[int, tuple[int, int]] = {}  # number → the parent and the run where it comes first
+        stack: list[tuple[int, str, int, int, tuple[int, int]]] = [(description.root, "", 1, 1, _NOWHERE)]
         while stack:
-            number, path, count, own_times = stack.pop()
+            number, path, count, own_times, place = stack.pop()
             if description.is_tied(number):
                 places.setdefault(number, []).append(Place(path, count))
             if number in self.runs:
                 continue
-            self._paths[number] = path
+            self._paths[number], self._first[number] = path, place
             times[number] = common.get(number, own_times)
             self.runs[number] = tuple(blocks.runs(number))
-            for run in reversed(self.runs[number]):
-                below = count_below = len(run.members)
-                below *= times[number] if run.how == "equal" else 1
-                if run.how != "equal":
-                    below = times[number]
+            for i, run in reversed(list(enumerate(self.runs[number]))):
                 for each in run.common:
                     common.setdefault(each, times[number])
-                places_below = times[number] * count_below
-                stack.append((run.child, joined(path, run.label), places_below, below))
+                places_below = times[number] * len(run.members)
+                objects_below = places_below if run.how == "equal" else times[number]
+                stack.append((run.child, joined(path, run.label), places_below, objects_below, (number, i)))
         order = [number for number in self._paths if number in places]
         self.ties = {
             number: TieShown(mark, number, tuple(places[number]), times[number]) for mark, number in enumerate(order, 1)
@@ -133,16 +134,16 @@ class Outline:
         Args:
             depth: how many levels below the root are shown. Default: all.
         """
-        shown = set[int]()
         root = Run("", self.description.root, (self.description.root,))
-        stack: list[tuple[Run, str, int]] = [(root, "", 0)]
+        stack: list[tuple[Run, str, int, tuple[int, int]]] = [(root, "", 0, _NOWHERE)]
         while stack:
-            run, above, level = stack.pop()
-            row = self._row(run, above, level, is_again=run.child in shown, depth=depth)
+            run, above, level, place = stack.pop()
+            # Also where the first place lies too deep to be shown: its size is part of what is shown there.
+            row = self._row(run, above, level, is_again=self._first[run.child] != place, depth=depth)
             yield row
-            shown.add(run.child)
             if not row.is_again and not row.is_cut:
-                stack.extend([(below, row.path, level + 1) for below in reversed(self.runs[run.child])])
+                runs = self.runs[run.child]
+                stack.extend([(runs[i], row.path, level + 1, (run.child, i)) for i in range(len(runs) - 1, -1, -1)])
 
     def _row(self, run: Run, above: str, level: int, *, is_again: bool, depth: int | None) -> Row:
         sizes, tie = self.description.sizes, self.ties.get(run.child)

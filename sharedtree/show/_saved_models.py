@@ -115,7 +115,9 @@ def _abstract(manifest: Manifest, node: Node) -> Part:
     text = manifest.nodes[below] if type(below) is int else below
     name = str(text[1])
     if text[0] == "key_dtype":
-        return Part("array", "abstract", (), (), shape, printable(str(key_dtype(name))), 0, 0)
+        dtype = key_dtype(name)
+        nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        return Part("array", "abstract", (), (), shape, printable(str(dtype)), 0, nbytes)
     dtype = dtype_named(name)
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     return Part("array", "abstract", (), (), shape, printable(name), _trainable(shape, dtype), size)

@@ -43,6 +43,7 @@ def dict_model():
     w = np.ones((2, 3), np.float16)
     layers = {f"layer_{i}": {"kernel": jnp.ones((2, 2))} for i in range(12)}
     keys = {"key": jax.random.key(0), "many": jax.random.split(jax.random.key(1), 3)}
+    keys["abstract"] = jax.ShapeDtypeStruct((3,), jax.random.key(0).dtype)
     return {"w": w, "a": [w, (jnp.ones(1), w)], **layers, **keys, "struct": jax.ShapeDtypeStruct((3,), "bfloat16")}
 
 
@@ -139,6 +140,16 @@ def test_a_terminal_that_has_no_sign_for_times(tmp_path):
         env={"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(pathlib.Path(st.__file__).parents[1]), "PATH": ""},
     )  # fmt: skip
     assert b"[0..4] x5" in done.stdout
+
+
+def test_a_file_with_more_paths_than_can_be_walked():
+    values, lists = (jnp.ones(1),), [jnp.ones(1)]
+    for _ in range(60):
+        values, lists = (values, values), [lists, lists]
+    table = table_of_file(st.to_bytes({"values": values, "lists": lists}))
+    assert len(table.rows) < 300
+    assert table.num_ties == 60
+    assert "tuple again" in table.text()
 
 
 def test_equinox_layers_are_named_without_being_imported():
