@@ -3,7 +3,7 @@
 # First of all, for it decides from where the rest is imported.
 from . import _current_directory as _current_directory  # isort: split
 
-from . import errors as errors, tree as tree
+from . import errors as errors, show as show, tree as tree
 from ._context import Context as Context, Policy as Policy
 from ._dag import Dag as Dag
 from ._export import Exported as Exported, export as export
@@ -61,6 +61,7 @@ from .serialise import (
     trust as trust,
     verify as verify,
 )
+from .show import draw as draw, summary as summary
 from .transforms import (
     associative_scan as associative_scan,
     checkpoint as checkpoint,
@@ -109,16 +110,16 @@ __all__ = [
     "CompatibilityError", "Context", "ContextMismatchError", "CorruptFileError", "CycleError", "Dag", "DepthError",
     "Exported", "FormatError", "InconsistentSharingError", "LostChangeWarning", "Module", "Policy", "RetraceWarning",
     "SharedTreeError", "SharingMismatchError", "StateGradientError", "StateReport", "StaticComparisonError",
-    "StaticTracerError", "StructureMismatchError", "Tie", "UnregisteredTypeError", "UnserialisableError",
-    "UntiedError", "UntiedWarning", "UntrustedTypeError",
+    "StaticTracerError", "StructureMismatchError", "Tie", "UnregisteredTypeError", "UnserialisableError", "UntiedError",
+    "UntiedWarning", "UntrustedTypeError",
     "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "convert", "copy",
-    "count_parameters", "custom_jvp", "custom_vjp", "device_put", "eval_shape", "explain", "export",
+    "count_parameters", "custom_jvp", "custom_vjp", "device_put", "draw", "eval_shape", "explain", "export",
     "filter_checkpoint", "filter_eval_shape", "filter_grad", "filter_jit", "filter_jvp", "filter_value_and_grad",
     "filter_vjp", "filter_vmap", "fori_loop", "from_bytes", "grad", "hessian", "inference_mode", "inspect", "jacfwd",
     "jacrev", "jit", "jvp", "linear_transpose", "linearize", "load", "load_state", "make_jaxpr", "make_with_state",
     "map", "optimizer", "orbax", "parameter", "pmap", "preserve_identities", "register_node", "register_state",
-    "register_transform", "remat", "retie", "same_sharing", "save", "scan", "shard_map", "state", "state_field",
-    "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie", "unwrap_shared", "value_and_grad", "verify", "vjp",
-    "vmap", "while_loop", "with_sharding_constraint",
+    "register_transform", "remat", "retie", "same_sharing", "save", "scan", "shard_map", "show", "state", "state_field",
+    "summary", "switch", "tie", "ties", "to_bytes", "tree", "trust", "untie", "unwrap_shared", "value_and_grad",
+    "verify", "vjp", "vmap", "while_loop", "with_sharding_constraint",
 ]
 # fmt: on

@@ -1,11 +1,12 @@
 """`Dag`: the explicit handle on a model, for code that knows only vanilla JAX."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from jax import tree_util as jtu
 
 from ._context import pack_alone
+from ._dag_text import dag_text
 from ._distinct import distinct
 from ._graph import unpack
 from ._locks import Lock
@@ -23,6 +24,9 @@ class _Unbuilt:
 
 _UNBUILT: Any = _Unbuilt
 
+
+in_treescope: list[Callable[[Any, str | None, Any], Any]] = []
+"""How treescope shows a Dag: at most one function, of what shows models."""
 
 _building = Lock()  # held for two assignments, of what two threads may both have made
 
@@ -44,6 +48,9 @@ class Dag(Generic[T]):
             copied; mutable static data is copied.
         structure: the hashable rest, one object for equal structures.
 
+    It prints with its ties: what is tied stands once, with a number, and the number wherever it comes again. Arrays
+    print as their dtypes and shapes.
+
     Cost: one walk over the nodes to make it; flattening it is free; one walk for the first `.tree`.
 
     Raises:
@@ -59,6 +66,8 @@ class Dag(Generic[T]):
         >>> gradient = jax.grad(lambda d: (d.tree["embed"] * d.tree["head"]).sum())(dag)
         >>> gradient.tree["embed"] is gradient.tree["head"], gradient.tree["head"]
         (True, Array([2., 2., 2.], dtype=float32))
+        >>> dag
+        Dag({'embed': #1 float32[3], 'head': #1})
 
     A Dag can be pickled if its static data can, so it goes to spawned processes. Its leaves are pickled as JAX and
     NumPy do that, each once, and `.tree` is built anew where it arrives. A pickle runs code: load only what you made
@@ -107,7 +116,11 @@ class Dag(Generic[T]):
         return self._tree
 
     def __repr__(self) -> str:
-        return f"Dag({self.tree!r})"
+        leaves, structure = self._flatten()
+        return dag_text(structure, leaves)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        return in_treescope[0](self, path, subtree_renderer) if in_treescope else NotImplemented
 
     def __copy__(self) -> "Dag[T]":
         return self

@@ -34,6 +34,7 @@ OWN = "_pytree__"
 """Begins the names of what a `Pytree` keeps for itself."""
 
 NODES, MAPPING, INT_KEYS = OWN + "nodes", "_mapping", OWN + "has_int_keys"
+STATE_FIELD = OWN + "state"
 
 
 class Nnx(NamedTuple):

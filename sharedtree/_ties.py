@@ -95,13 +95,14 @@ def _describe(read: ReadTree, number: int, paths: tuple[str, ...]) -> Tie:
     op = read.structure.records[number][0]
     if type(op) is Node:
         below = {i for i, _ in edges(read.structure.records, [((), number)])}
-        nbytes = sum(_nbytes(read.leaf_of[i]) for i in below if i in read.leaf_of)
+        nbytes = sum(nbytes_of(read.leaf_of[i]) for i in below if i in read.leaf_of)
         return Tie(paths, "container" if op.type.is_plain else "module", None, None, nbytes)
     leaf = read.leaf_of[number]
-    return Tie(paths, "array", tuple(leaf.shape), leaf.dtype, _nbytes(leaf))
+    return Tie(paths, "array", tuple(leaf.shape), leaf.dtype, nbytes_of(leaf))
 
 
-def _nbytes(leaf: Any) -> int:
+def nbytes_of(leaf: Any) -> int:
+    """What a traced leaf takes, in bytes; of PRNG keys, the bits of their data."""
     if not carries_identity(leaf):
         return np.asarray(leaf).nbytes
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):

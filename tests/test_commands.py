@@ -92,6 +92,8 @@ def tied(saved):
 def test_show_prints_the_tree_with_ties_and_sizes(command, tied):
     status, out, err = command("show", tied)
     assert (status, err) == (0, "")
+    assert out.partition("\n\n")[2].splitlines()[1].split() == ["(root)", "dict", "12", "48"]
+    status, out, err = command("show", "--values", tied)
     lines = out.splitlines()
     assert lines[0] == f"{tied}  {os.path.getsize(tied):,} bytes, written by sharedtree {st.__version__}"
     assert lines[1:5] == ["2 arrays, 48 bytes", "1 place tied to an earlier one", "run: first", ""]
@@ -104,9 +106,9 @@ def test_show_prints_the_tree_with_ties_and_sizes(command, tied):
     ]
     rest = ["  ['head']  = ['embed']", "  ['steps']  7"]
     assert lines[5:] == ["dict  48 bytes", "  ['embed']  Linear  48 bytes", *linear, *rest]
-    _, out, _ = command("show", "--depth", 1, tied)
+    _, out, _ = command("show", "--values", "--depth", 1, tied)
     assert out.splitlines()[5:] == ["dict  48 bytes", "  ['embed']  Linear  48 bytes  ...", *rest]
-    _, out, _ = command("show", "--depth", 0, tied)
+    _, out, _ = command("show", "--values", "--depth", 0, tied)
     assert out.splitlines()[5:] == ["dict  48 bytes  ..."]
     _, out, _ = command("show", "--arrays", tied)
     assert [line.split() for line in out.splitlines()[5:]] == [
@@ -118,9 +120,9 @@ def test_show_prints_the_tree_with_ties_and_sizes(command, tied):
 
 def test_show_says_how_many_lines_it_leaves_out(command, saved):
     path = saved([[1, 2], [jnp.ones(2), 4]])
-    _, out, _ = command("show", "--lines", 4, path)
+    _, out, _ = command("show", "--values", "--lines", 4, path)
     assert out.endswith("  [1]  2\n... and 3 more lines; see --lines and --depth\n")
-    _, out, _ = command("show", "--lines", 2, "--depth", 1, path)
+    _, out, _ = command("show", "--values", "--lines", 2, "--depth", 1, path)
     assert out.endswith("  [0]  list  ...\n... and 1 more line; see --lines and --depth\n")
     _, out, _ = command("show", "--json", "--lines", 1, path)
     whole = json.loads(out)
@@ -152,7 +154,7 @@ SHOWN = [
 
 
 def test_values_are_shown_as_python_prints_them(command, saved):
-    _, out, _ = command("show", saved([value for value, _ in SHOWN]))
+    _, out, _ = command("show", "--values", saved([value for value, _ in SHOWN]))
     lines = [line for line in out.splitlines() if line.startswith("  [")]
     assert lines == [f"  [{i}]  {text}" for i, (_, text) in enumerate(SHOWN)]
     # The parts of a partial are named as their tensors are.
@@ -163,7 +165,13 @@ def test_values_are_shown_as_python_prints_them(command, saved):
 
 def test_a_file_cannot_send_control_characters_to_the_terminal(command, saved, monkeypatch):
     path = saved({"a\x1b[2J\u202eb": "\r\x07"}, metadata={"key\x1b]0;title\x07": "line\nline \x9b"})
-    calls = ["show", path], ["show", "--arrays", path], ["show", "--json", path], ["audit", path]
+    calls = (
+        ["show", path],
+        ["show", "--values", path],
+        ["show", "--arrays", path],
+        ["show", "--json", path],
+        ["audit", path],
+    )
     for arguments in (*calls, ["diff", path, saved({})]):
         _, out, err = command(*arguments)
         assert all(char.isprintable() or char == "\n" for char in out + err), arguments
@@ -172,7 +180,7 @@ def test_a_file_cannot_send_control_characters_to_the_terminal(command, saved, m
     # A name that cannot be encoded is escaped.
     path, out = saved({"größe": 1}), io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr(sys, "stdout", out)
-    assert main(["show", path]) == 0
+    assert main(["show", "--values", path]) == 0
     out.flush()
     assert b"['gr\\xf6\\xdfe']  1" in out.buffer.getvalue()
 
@@ -181,14 +189,14 @@ def test_show_of_deep_and_much_shared_trees_neither_crashes_nor_floods(command, 
     tree, values = jnp.ones(1), (jnp.ones(1),)
     for _ in range(20_000):
         tree = [tree]
-    status, out, _ = command("show", saved(tree), "--lines", 20_001)
+    status, out, _ = command("show", "--values", saved(tree), "--lines", 20_001)
     assert status == 0
     assert len(out) < 20_000 * 1_000
     assert "(20000) [0]  float32[1]  4 bytes" in out
     for _ in range(60):
         values = (values, values)
     point = Point(jnp.ones(1), 2)  # at two places, which is no tie
-    status, out, _ = command("show", saved({(1, "a"): point, "b": point, "c": values}))
+    status, out, _ = command("show", "--values", saved({(1, "a"): point, "b": point, "c": values}))
     assert status == 0
     assert len(out.splitlines()) < 200
     assert "tuple, as at" in out

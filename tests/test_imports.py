@@ -16,9 +16,9 @@ ORDER = [
     "_static_keys", "_node_types", "_assigned_values", "_attribute_kinds", "_assigning", "_dataclass_fields",
     "_nnx_internals", "_statics", "_structure", "_walked", "_walk", "_native_classes", "_native_walk",
     "_graph", "_sharing", "_tied_values", "_whole_gradients", "_untying", "_lost_ties", "_context",
-    "_initial_ties", "_distinct", "_dag", "_marking", "_prefix", "_with_respect_to", "_ties", "_editing",
+    "_initial_ties", "_distinct", "_dag_text", "_dag", "_marking", "_prefix", "_with_respect_to", "_ties", "_editing",
     "_replacing", "_shared_layers", "_state", "_stateful", "_tying", "tree", "_trainable", "module", "transforms",
-    "_older_exports", "_parameters", "_optax_closures", "optim", "compat", "serialise", "_export", "foreign",
+    "_older_exports", "_parameters", "_optax_closures", "optim", "compat", "serialise", "_export", "foreign", "show",
     "__init__", "_demo", "_commands", "__main__",
 ]  # fmt: skip
 
@@ -103,7 +103,8 @@ print(xla_bridge.backends_are_initialized())
 """
     loaded, has_backend = run(code).splitlines()
     assert {"jax", "equinox"} <= {*loaded.split()}
-    assert not {"optax", "tqdm", "rich", "flax", "hypothesis", "orbax", "pytest", "matplotlib"} & {*loaded.split()}
+    optional = {"optax", "tqdm", "rich", "flax", "hypothesis", "orbax", "pytest", "matplotlib"}
+    assert not (optional | {"igraph", "drawsvg", "treescope"}) & {*loaded.split()}
     assert has_backend == "False"
 
 

@@ -1,16 +1,17 @@
-"""The commands that look at files: `show`, `verify`, `audit` and `diff`.
+"""The commands that look at files: `show`, `draw`, `verify`, `audit` and `diff`.
 
-Each is a file that adds its options and runs it. With `--json` each prints one JSON object, whose keys its file lists;
-they stay as they are, and new ones may be added. Nothing that a file names is looked up, but by `audit --trusted`.
+Each is a file that adds its options and runs it. With `--json` each but `draw` prints one JSON object, whose keys its
+file lists; they stay as they are, and new ones may be added. Nothing that a file names is looked up, but by `audit
+--trusted`.
 """
 
 from typing import Any
 
-from . import _audit, _diff, _show, _verify
+from . import _audit, _diff, _draw, _show, _verify
 from ._output import guarded as guarded
 
 
 def add_to(commands: Any) -> None:
     """Adds the commands to the subparsers of a parser."""
-    for command in (_show, _verify, _audit, _diff):
+    for command in (_show, _draw, _verify, _audit, _diff):
         command.add_to(commands)

@@ -19,9 +19,9 @@ OK, FOUND, TROUBLE = 0, 1, 2
 
 _CLOSED_PIPE = 141  # what a shell reports of a program that wrote to a closed pipe
 
-Style = Literal["", "path", "dim", "tie", "good", "bad"]
+Style = Literal["", "path", "dim", "tie", "head", "good", "bad"]
 
-_RICH_STYLES = {"path": "cyan", "dim": "dim", "tie": "yellow", "good": "green", "bad": "red"}
+_RICH_STYLES = {"path": "cyan", "dim": "dim", "tie": "yellow", "head": "bold", "good": "green", "bad": "red"}
 
 Part = tuple[str, Style]
 
@@ -98,4 +98,8 @@ def _console() -> Any:
 def _encodable(text: str, stream: TextIO) -> str:
     """A text with escapes for what the stream's encoding lacks."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.replace("×", "x")
     return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,4 +1,6 @@
-"""`show FILE`: what a file holds, as a tree in which what is tied is marked, each part with its size.
+"""`show FILE`: what a file holds, as the table that `sharedtree.summary` makes of a model, each tie marked.
+
+With `--values` it is the tree instead, in which what is static in the model has its lines, and numbers theirs.
 
 JSON: `file`; `file_nbytes`; `library`, who wrote it; `metadata`, an object of texts; `nbytes`, of all arrays;
 `arrays`, each with `name`, `dtype`, `shape`, `nbytes` and `kind` (`"jax"`, `"numpy"` or `"key"`); `tree`, the lines
@@ -14,8 +16,10 @@ import argparse
 import contextlib
 import itertools
 import os
+import shutil
+import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from .._printable import printable
@@ -23,8 +27,12 @@ from ..errors import FormatError
 from ..serialise import Inspection, inspect
 from ..serialise.container._sources import open_source
 from ..serialise.flat import is_foreign, tensors_in
+from ..serialise.load import opened
 from ..serialise.look import MAX_LINES, ArrayInfo
 from ..serialise.values._paths import Line, columns, indent
+from ..show._outline import Outline
+from ..show._saved_models import description_of_file
+from ..show._text_table import table_lines
 from ._output import OK, counted, line_writer, write_json
 
 
@@ -48,13 +56,16 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "show",
         help=summary,
-        description="Shows the tree that a file holds, or the tensors of a safetensors file of another program. Its "
-        "header is read, its arrays are not.",
+        description="Shows the model that a file holds, as sharedtree.summary shows a live one, or the tensors of a "
+        "safetensors file of another program. Its header is read, its arrays are not.",
     )
     parser.add_argument("file", metavar="FILE")
-    parser.add_argument("--depth", type=_number, metavar="N", help="show this many levels below the root")
+    parser.add_argument("--depth", type=number, metavar="N", help="show this many levels below the root")
     parser.add_argument(
-        "--lines", type=_number, default=MAX_LINES, metavar="N", help=f"show at most N lines (default: {MAX_LINES:,})"
+        "--lines", type=number, default=MAX_LINES, metavar="N", help=f"show at most N lines (default: {MAX_LINES:,})"
+    )
+    parser.add_argument(
+        "--values", action="store_true", help="show all of the tree, numbers, texts and functions included"
     )
     parser.add_argument("--arrays", action="store_true", help="show a table of the arrays instead of the tree")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -84,6 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
         for text in columns([("name", "dtype", "shape", "bytes", "kind" if found.library else ""), *rows]):
             write((text, ""))
         return OK
+    if not arguments.values:
+        _write_table(arguments, write)
+        return OK
     for line, nbytes, is_cut in itertools.islice(lines, arguments.lines):
         parts = [(indent(line.depth), ""), (line.step, "path"), ("  " if line.step else "", "")]
         parts.append((line.what, "tie" if line.tied_to is not None else ""))
@@ -92,6 +106,18 @@ def run(arguments: argparse.Namespace) -> int:
         more = counted(len(lines) - arguments.lines, "more line")
         write((f"... and {more}; see --lines and --depth", "dim"))
     return OK
+
+
+def _write_table(arguments: argparse.Namespace, write: Callable[..., None]) -> None:
+    with opened(arguments.file) as file:
+        outline = Outline(description_of_file(file.manifest))
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH
+    for line in table_lines(outline, depth=arguments.depth, most=arguments.lines, width=width, how=_HOW):
+        write(*line)
+
+
+_WIDTH = 120
+_HOW = "--lines and --depth"
 
 
 def _inspected(file: str) -> Inspection:
@@ -159,8 +185,9 @@ def _as_json(file: str, file_nbytes: int, found: Inspection, lines: Sizes, most:
     }
 
 
-def _number(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, not {number}")
-    return number
+def number(text: str) -> int:
+    """An argument that is a number, from 0 on."""
+    found = int(text)
+    if found < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {found}")
+    return found

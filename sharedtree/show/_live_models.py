@@ -1,0 +1,113 @@
+"""The description of a live model, from the walk that every transform uses."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import tree_util as jtu
+
+from .._dag import Dag
+from .._nnx_internals import STATE_FIELD
+from .._node_types import carries_identity, node_type_of
+from .._printable import printable
+from .._structure import LEAF, Node, Record, Structure
+from .._ties import is_inexact, nbytes_of, read_tree
+from ..errors import UnregisteredTypeError
+from ._description import Description, Part
+
+_NUMBERED = [f"[{i}]" for i in range(1_000)]
+
+
+def description_of(tree: Any) -> Description:
+    """Describes a model.
+
+    Args:
+        tree: a module, or any container of modules and arrays; of a Dag, its model.
+
+    Raises:
+        CycleError: if an object contains itself.
+        UnregisteredTypeError: if `tree` is no pytree.
+    """
+    if isinstance(tree, Dag):
+        leaves, structure = tree._flatten()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+        leaf_of = dict(zip(structure.leaf_numbers, leaves, strict=True))
+    else:
+        _require_tree(tree)
+        structure, leaf_of = read_tree(tree)
+    return Description(_parts(structure, leaf_of), structure.root)
+
+
+def _require_tree(tree: Any) -> None:
+    if node_type_of(tree) is not None or hasattr(tree, "dtype"):
+        return
+    is_class, name = isinstance(tree, type), printable(getattr(tree, "__name__", type(tree).__name__))
+    if is_class:
+        advice = f"Make a model of it first:\n    sharedtree.summary({name}(...))"
+    elif isinstance(tree, str | bytes) or hasattr(tree, "__fspath__"):
+        advice = (
+            "To look at a file, use the command line:\n    sharedtree show FILE\n"
+            "or load it first:\n    sharedtree.summary(sharedtree.load(path))"
+        )
+    elif callable(tree) and not hasattr(tree, "__dict__"):
+        advice = "Pass the parameters that it uses."
+    else:
+        advice = (
+            "Pass a model, or register its class:\n"
+            f"    jax.tree_util.register_pytree_node({type(tree).__name__}, flatten, unflatten)"
+        )
+    what = f"The class `{name}`" if is_class else f"A `{type(tree).__name__}`"
+    raise UnregisteredTypeError(f"{what} is no pytree, so there is nothing to show.\n{advice}", ("",))
+
+
+def _parts(structure: Structure, leaf_of: dict[int, Any]) -> list[Part | None]:
+    parts: list[Part | None] = []
+    for number, (op, children) in enumerate(structure.records):
+        if op is LEAF:
+            parts.append(_leaf(leaf_of[number]))
+        elif type(op) is not Node or op.type.cls is type(None):
+            parts.append(None)
+        else:
+            parts.append(_node(op, children, parts, structure.records, leaf_of))
+    return parts
+
+
+def _node(
+    op: Node, children: tuple[int, ...], parts: list[Part | None], records: tuple[Record, ...], leaf_of: dict[int, Any]
+) -> Part:
+    kept = [
+        (child, _step(key))
+        for key, child in zip(op.keys, children, strict=True)
+        if parts[child] is not None and getattr(key, "name", None) != STATE_FIELD
+    ]
+    name = printable(op.type.cls.__name__)
+    if op.type.convention == "variable" and len(kept) == 1 and records[kept[0][0]][0] is LEAF:
+        held = parts[kept[0][0]]
+        # A reference is an object of its own, which other variables may hold too.
+        if held is not None and not isinstance(leaf_of[kept[0][0]], jax.Ref):
+            return held._replace(name=name, has_identity=True)
+    return Part(
+        "container" if op.type.is_plain else "module",
+        name,
+        tuple([child for child, _ in kept]),
+        tuple([step for _, step in kept]),
+        has_identity=op.type.carries_identity,
+    )
+
+
+def _leaf(leaf: Any) -> Part:
+    if not carries_identity(leaf):
+        array = np.asarray(leaf)
+        dtype = str(array.dtype) if isinstance(leaf, np.generic) else type(leaf).__name__
+        return Part("number", "", (), (), (), dtype, int(is_inexact(leaf)), array.nbytes, has_identity=False)
+    shape = tuple(leaf.shape)
+    size = int(np.prod(shape, dtype=np.int64)) if is_inexact(leaf) else 0
+    name = "NumPy" if isinstance(leaf, np.ndarray) else ""
+    name = "abstract" if isinstance(leaf, jax.ShapeDtypeStruct) else name
+    name = "Ref" if isinstance(leaf, jax.Ref) else name
+    return Part("array", name, (), (), shape, printable(str(leaf.dtype)), size, nbytes_of(leaf))
+
+
+def _step(key: Any) -> str:
+    if type(key) is jtu.SequenceKey and key.idx < len(_NUMBERED):
+        return _NUMBERED[key.idx]
+    return printable(jtu.keystr((key,)))

@@ -1,0 +1,167 @@
+"""`draw`: boxes, wires, ties that are seen, and SVG that any program reads."""
+
+import importlib.util
+import pathlib
+import re
+import xml.etree.ElementTree as ET
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+
+import sharedtree as st
+from tests import strategies as dags
+from tests.test_ties import paths_by_object
+
+from .models import block, language_model
+
+pytest.importorskip("igraph")
+pytest.importorskip("drawsvg")
+
+NAMESPACE = "{http://www.w3.org/2000/svg}"
+
+
+class Picture:
+    """What is in a drawing."""
+
+    def __init__(self, drawing):
+        self.root = ET.fromstring(drawing.svg)
+        self.all = list(self.root.iter())
+        self.texts = ["".join(each.itertext()) for each in self.all if each.tag == f"{NAMESPACE}text"]
+
+    def of(self, css):
+        return [each for each in self.all if css in each.get("class", "").split()]
+
+    def texts_of(self, css):
+        return ["".join(each.itertext()) for each in self.of(css)]
+
+    def titles(self):
+        return [each.text for each in self.all if each.tag == f"{NAMESPACE}title"][1:]
+
+    def marks(self):
+        return {int(mark) for text in self.texts for mark in re.findall(r"#(\d+)", text)}
+
+
+@given(dags.dags())
+def test_every_tie_is_in_the_drawing(tree):
+    picture = Picture(st.draw(tree))
+    ties = [paths for paths in paths_by_object(tree) if len(paths) > 1]
+    assert picture.marks() == set(range(1, len(ties) + 1))
+    shown = sorted(int(title.split()[-2]) for title in picture.titles() if title.endswith("places"))
+    assert shown == sorted(map(len, ties))
+    assert len(picture.of("sharedtree-dot")) == len(picture.of("sharedtree-wire-tied")) >= len(ties)
+    assert len(picture.of("sharedtree-frame")) == len(picture.of("sharedtree-badge")) == len(ties)
+
+
+@given(dags.dags())
+def test_nothing_lies_on_anything_else(tree):
+    picture = Picture(st.draw(tree))
+    _, _, width, height = map(float, picture.root.get("viewBox").split())
+    boxes = []
+    for each in picture.of("sharedtree-box") + picture.of("sharedtree-tied"):
+        if each.tag == f"{NAMESPACE}rect":
+            x, y, w, h = (float(each.get(name)) for name in ("x", "y", "width", "height"))
+        else:
+            numbers = list(map(float, re.findall(r"-?\d+(?:\.\d+)?", each.get("d"))))
+            xs, ys = numbers[::2], numbers[1::2]
+            x, y, w, h = min(xs), min(ys), max(xs) - min(xs), max(ys) - min(ys)
+        assert 0 <= x <= x + w <= width
+        assert 0 <= y <= y + h <= height
+        boxes.append((x, y, w, h))
+    for i, (x, y, w, h) in enumerate(boxes):
+        for a, b, c, d in boxes[:i]:
+            assert x + w <= a or a + c <= x or y + h <= b or b + d <= y
+
+
+@given(dags.dags())
+def test_the_same_model_has_the_same_drawing(tree):
+    assert st.draw(tree).svg == st.draw(dags.copy_dag(tree, lambda x: x.copy())).svg == st.draw(st.Dag(tree)).svg
+
+
+def test_a_tie_is_told_by_colour_by_shape_and_in_words():
+    w = jnp.ones((4, 3))
+    picture = Picture(st.draw({"embed": w, "head": w, "other": jnp.ones(2)}))
+    assert picture.texts_of("sharedtree-badge-text") == ["#1"]
+    assert picture.texts_of("sharedtree-label-tied") == ["['embed'] = ['head']"]
+    assert "['other'] float32[2]" in picture.texts
+    assert "12 parameters, at 2 places" in picture.texts
+    assert "stroke-dasharray:7 4" in st.draw([]).svg
+    assert "prefers-color-scheme:dark" in st.draw([]).svg
+
+
+def test_24_layers_are_a_stack():
+    drawing = st.draw(language_model(24))
+    picture = Picture(drawing)
+    assert picture.texts_of("sharedtree-count-text") == ["×24"]
+    assert "×24" in " ".join(picture.texts_of("sharedtree-label"))
+    assert picture.texts_of("sharedtree-badge-text") == ["#1", "#2 ×24", "#3"]
+    assert "4 parameters, at 24 places" in picture.texts
+    assert len(drawing.svg) < 20_000
+    assert float(picture.root.get("width")) < 1_200
+
+
+def test_one_layer_at_many_places_is_one_box():
+    picture = Picture(st.draw([block(jnp.ones(2))] * 12))
+    assert "[0] = [1..11] ×11" in picture.texts
+    assert any("at 12 places" in text for text in picture.texts)
+
+
+def test_many_boxes_and_little_depth_are_lines_with_marks():
+    layers = [eqx.nn.Linear(i + 1, 2, key=jax.random.key(0)) for i in range(40)]
+    model = {"layers": layers, "probes": [layer.weight for layer in layers]}
+    picture = Picture(st.draw(model))
+    assert len(picture.of("sharedtree-box")) < 40
+    assert any("more" in text for text in picture.texts)
+    assert "ties within what is not drawn" in " ".join(picture.texts)
+    picture = Picture(st.draw(language_model(24), depth=1))
+    assert "[0..23] ×24 Block ..." in picture.texts
+    assert "ties within what is not drawn: #2, #3" in picture.texts
+    assert len(Picture(st.draw(language_model(2), boxes=1)).of("sharedtree-box")) == 1
+
+
+def test_texts_of_the_model_are_escaped():
+    w = jnp.ones(2)
+    drawing = st.draw({"<script>alert(1)</script>\x1b[2J\u202e\0": w, "]]></style>": w})
+    picture = Picture(drawing)
+    assert not [each for each in picture.all if each.tag.endswith("script")]
+    assert all(char.isprintable() or char == "\n" for char in drawing.svg)
+
+
+def test_it_is_saved_as_utf_8_and_shown_in_notebooks(tmp_path):
+    drawing = st.draw(language_model(3))
+    drawing.save(tmp_path / "m.svg")
+    assert (tmp_path / "m.svg").read_text("utf-8") == drawing.svg
+    assert drawing._repr_svg_().startswith("<svg")
+    assert "m.svg" in repr(drawing)
+    with pytest.raises(ValueError, match=r"SVG, and `\.png`"):
+        drawing.save("m.png")
+
+
+def test_a_hundred_thousand_nodes_and_what_is_no_pytree():
+    arrays = [jax.ShapeDtypeStruct((i,), "float32") for i in range(25_000)]
+    drawing = st.draw([{"a": w, "b": [w]} for w in arrays])
+    assert len(drawing.svg) < 200_000
+    cycle = []
+    cycle.append(cycle)
+    with pytest.raises(st.CycleError):
+        st.draw(cycle)
+    with pytest.raises(st.UnregisteredTypeError):
+        st.draw(object())
+    for options in ({"depth": -1}, {"boxes": 0}):
+        with pytest.raises(ValueError, match="at least"):
+            st.draw([], **options)
+
+
+def test_the_pictures_of_the_documentation_are_those_of_its_script():
+    folder = pathlib.Path(__file__).parents[2] / "docs"
+    spec = importlib.util.spec_from_file_location("pictures_of_docs", folder / "pictures.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    made = script.pictures()
+    assert set(made) == {path.name for path in (folder / "pictures").iterdir()}
+    for name, drawing in made.items():
+        theirs, ours = ET.fromstring((folder / "pictures" / name).read_text("utf-8")), ET.fromstring(drawing.svg)
+        # Where boxes lie may differ with the version of igraph; what they say does not.
+        assert sorted(map(str.strip, theirs.itertext())) == sorted(map(str.strip, ours.itertext()))
