@@ -17,6 +17,10 @@ from typing import Any
 from ..._locks import Lock
 from ._allowed import CLASSES, FUNCTIONS, LIBRARIES
 
+MAIN = "__main__"
+CHILD = "__mp_main__"
+"""What a process that `multiprocessing` has spawned calls the program that spawned it; it is `__main__` there, too."""
+
 _MISSING: Any = object()
 
 _lock = Lock()
@@ -126,7 +130,8 @@ def namespaces(package: str) -> dict[str, Mapping[str, Any]]:
 def home_of(obj: Any) -> str:
     """The module that an object says it is from; for most objects that of their class. Empty if it does not say."""
     home = getattr(obj, "__module__", None)
-    return home if isinstance(home, str) else type(obj).__module__
+    home = home if isinstance(home, str) else type(obj).__module__
+    return MAIN if home == CHILD and sys.modules.get(CHILD) is sys.modules.get(MAIN) else home
 
 
 def _look_up(name: str) -> Any:
@@ -153,7 +158,7 @@ def _best(obj: Any, names: Iterable[str]) -> str | None:
 
     def rank(name: str) -> tuple[int, int, bool, int, str]:
         parts = name.replace(":", ".").split(".")
-        private = sum(part.startswith("_") and part != "__main__" for part in parts)
+        private = sum(part.startswith("_") and part != MAIN for part in parts)
         return private, len(parts), name.partition(":")[0] != home, len(name), name
 
     return min((name for name in names if leads_to(name, obj) and is_well_formed(name)), key=rank, default=None)

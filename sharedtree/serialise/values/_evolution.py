@@ -16,9 +16,9 @@ from typing import Any
 from ..._errors import FormatError, StructureMismatchError
 from ..._printable import printable
 from ..trust._classes import FIELD_KINDS, kind_of
-from ..trust._names import is_well_formed
+from ..trust._names import CHILD, MAIN, is_well_formed
 from ._instances import fault_of_attribute, layout_of, maker
-from ._nodes import TypeEntry
+from ._nodes import Manifest, TypeEntry
 
 Renames = Mapping[str, str | type | Callable[..., Any] | None]
 """Old name → new name. Of a class or a function: `"old.mod:Old"` → `"new.mod:New"`, or the new one itself. Of a field:
@@ -193,6 +193,15 @@ class _Change:
         for name, kept in held_back.items():
             migrated[name] = {k: v for k, v in kept.items() if k not in gone} if type(kept) is dict else kept
         return self.make(migrated.items())
+
+
+def renames_in(manifest: Manifest, renames: Renames) -> Renames:
+    """The same, with the names that a file has: what its program defined was in `__main__`, and is so called, too."""
+    if manifest.main is None:
+        return renames
+    pairs = [(old.partition(":"), new) for old, new in renames.items()]
+    own = {f"{manifest.main}:{rest}": new for (module, _, rest), new in pairs if module in (MAIN, CHILD)}
+    return {**own, **renames}
 
 
 def require_sound_renames(renames: Renames) -> None:

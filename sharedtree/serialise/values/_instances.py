@@ -23,9 +23,10 @@ from ..._node_types import dict_descriptor
 from ..._printable import printable
 from ..trust._allowed import LIBRARIES
 from ..trust._classes import FIELD_KINDS, ClassKind, kind_of, library_name_of
-from ..trust._names import RefusalError, name_of
+from ..trust._names import RefusalError
 from ._attribute_classes import Library
 from ._mutable_modules import MutableModules
+from ._named import Named
 from ._nnx_objects import NnxObjects, step_of
 from ._nodes import Apart
 from ._treeo_trees import TreeoTrees
@@ -113,9 +114,9 @@ def fault_of_attribute(cls: type, name: Any) -> str | None:
 
 
 class Instances:
-    """Takes the instances of a tree apart, and adds their types and the names of their classes to what it is given."""
+    """Takes the instances of a tree apart, and adds their types and their classes to what it is given."""
 
-    def __init__(self, types: list[dict[str, Any]], named: dict[str, Any]) -> None:
+    def __init__(self, types: list[dict[str, Any]], named: Named) -> None:
         self._types = types
         self._named = named
         self._known: dict[Any, tuple[int, list[str], list[str], list[int] | None]] = {}
@@ -161,10 +162,9 @@ class Instances:
                 "file may set",
                 "Make it a field of the class.",
             )
-        entry: dict[str, Any] = {"name": name_of(cls), "kind": layout.kind, "fields": fields}
+        entry: dict[str, Any] = {"name": self._named.add(cls), "kind": layout.kind, "fields": fields}
         missing = [name for name in layout.fields if name not in attributes]
         more = {"missing": missing, "extra": extra, "version": layout.version}
-        self._named[entry["name"]] = cls
         self._types.append(entry | {key: value for key, value in more.items() if value})
         names, number = [*fields, *extra], len(self._types) - 1
         if layout.kind != "attributes":

@@ -15,6 +15,7 @@ What is code is no part of an object: globals, modules, and classes with their a
 
 import collections
 import contextlib
+import functools
 import itertools
 import types
 from collections.abc import Iterable, Iterator
@@ -29,7 +30,8 @@ from ..._printable import printable
 from ...transforms._function_transform import FunctionTransform
 from ..arrays._arrays import is_array
 from ..trust._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY, TOKENS
-from ..trust._names import NamelessError, RefusalError, find, name_of, own_name_of, root_of
+from ..trust._names import MAIN, NamelessError, RefusalError, find, name_of, own_name_of, root_of
+from ..trust._program import import_name
 
 # The packages whose callable objects are functions: compiled, cached, or with a derivative of their own.
 _OF_FUNCTIONS = LIBRARIES | NAMES_ONLY | {"builtins", "functools"}
@@ -40,10 +42,12 @@ class Named:
 
     Attributes:
         objects: each by its name.
+        main: the module that the running program is to others, once a name of it was written.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
+        self.main: str | None = None
         self._atoms: dict[int, list[str]] = {}  # id → atom; `objects` keeps the objects alive, or `_alike` does
         self._alike: list[Any] = []
         self._tokens: dict[type, str | None] = {}  # of classes of modules: the name of the object that stands for it
@@ -52,10 +56,22 @@ class Named:
         """What is written for an object, by its name."""
         atom = self._atoms.get(id(obj))  # alive: see `_atoms`
         if atom is None:
-            name = name or name_of(obj)
-            self.objects[name] = obj
+            name = self.add(obj, name)
             atom = self._atoms[id(obj)] = [tag, name]  # alive in `objects`
         return atom
+
+    def add(self, obj: Any, name: str | None = None) -> str:
+        """Notes that an object is written by its name, and returns that as others have it. Raises `NamelessError`."""
+        name = name or name_of(obj)
+        if name.startswith(f"{MAIN}:") and self._program is not None:
+            self.main = self._program
+            name = self.main + name.removeprefix(MAIN)
+        self.objects[name] = obj
+        return name
+
+    @functools.cached_property
+    def _program(self) -> str | None:
+        return import_name()
 
     def atom_of_module(self, obj: Any) -> list[str] | None:
         """What is written for a module of Equinox that is a name; None if it is to be taken apart.
