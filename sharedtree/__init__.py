@@ -15,6 +15,7 @@ from ._errors import (
     FormatError as FormatError,
     InconsistentSharingError as InconsistentSharingError,
     LostChangeWarning as LostChangeWarning,
+    MissingStepError as MissingStepError,
     RetraceWarning as RetraceWarning,
     SharedTreeError as SharedTreeError,
     SharingMismatchError as SharingMismatchError,
@@ -107,9 +108,9 @@ from .transforms import (
 # fmt: off
 __all__ = [
     "CompatibilityError", "Context", "ContextMismatchError", "CorruptFileError", "CycleError", "Dag", "DepthError",
-    "Exported", "FormatError", "InconsistentSharingError", "LostChangeWarning", "Module", "Policy", "RetraceWarning",
-    "SharedTreeError", "SharingMismatchError", "StateGradientError", "StateReport", "StaticComparisonError",
-    "StaticTracerError", "StructureMismatchError", "Tie", "UnregisteredTypeError", "UnserialisableError",
+    "Exported", "FormatError", "InconsistentSharingError", "LostChangeWarning", "MissingStepError", "Module", "Policy",
+    "RetraceWarning", "SharedTreeError", "SharingMismatchError", "StateGradientError", "StateReport",
+    "StaticComparisonError", "StaticTracerError", "StructureMismatchError", "Tie", "UnregisteredTypeError", "UnserialisableError",
     "UntiedError", "UntiedWarning", "UntrustedTypeError",
     "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "convert", "copy",
     "count_parameters", "custom_jvp", "custom_vjp", "device_put", "eval_shape", "explain", "export",

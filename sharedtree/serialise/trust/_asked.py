@@ -204,4 +204,5 @@ def _call(trusted: Iterable[str], moved: Mapping[str, str]) -> str:
     """The call that loads a file, with what is trusted, and with names that are found under others."""
     texts = [*dict.fromkeys(trusted), *(f'"{new}"' for new in moved.values())]
     renames = ", ".join([f'"{old}": "{new}"' for old, new in moved.items() if old != new])
-    return f"    sharedtree.load(path, trusted=[{', '.join(texts)}]" + (f", renames={{{renames}}})" if renames else ")")
+    more = f", renames={{{renames}}}" if renames else ""
+    return f"    sharedtree.load(path, trusted=[{', '.join(texts)}]{more})"
