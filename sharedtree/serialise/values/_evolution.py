@@ -36,11 +36,18 @@ def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequenc
         raise StructureMismatchError(
             f"`{cls.__qualname__}` is abstract now and has no instances. Load it with the code that wrote the file."
         )
+    change = _Change(entry, cls, renames)
     for name in entry.extra:
-        fault = fault_of_attribute(cls, name)
-        if fault is not None:
-            raise FormatError(f"The file sets the attribute `{printable(name[:80])}` of `{entry.name}`{fault}")
-    return _Change(entry, cls, renames).maker()
+        new = change.new_names[name]
+        # One that the user drops is not set.
+        fault = fault_of_attribute(cls, name) and new is not None and fault_of_attribute(cls, new)
+        if fault:
+            key = f"{entry.name}.{printable(name[:80])}"
+            raise FormatError(
+                f"The file sets the attribute `{printable(name[:80])}` of `{entry.name}`{fault} Load it without that:\n"
+                f'    renames={{"{key}": None}}'
+            )
+    return change.maker()
 
 
 class _Change:

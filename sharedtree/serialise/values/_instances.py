@@ -24,7 +24,7 @@ from ..._printable import printable
 from ..trust._allowed import LIBRARIES
 from ..trust._classes import FIELD_KINDS, ClassKind, kind_of, library_name_of
 from ..trust._names import RefusalError
-from ._attribute_classes import Library
+from ._attribute_classes import Library, is_asked_of_all
 from ._mutable_modules import MutableModules
 from ._named import Named
 from ._nnx_objects import NnxObjects, step_of
@@ -95,22 +95,30 @@ def fault_of_attribute(cls: type, name: Any) -> str | None:
     layout = layout_of(cls)
     allowed = layout.library.may_have(cls, name) if type(name) is str else False
     if allowed is None:
-        is_special = name.startswith("__") and name.endswith("__") and name not in WRITTEN_ATTRIBUTES
-        allowed = name.isidentifier() and not keyword.iskeyword(name) and not is_special
+        allowed = name.isidentifier() and not keyword.iskeyword(name)
     if not allowed:
         return ", which no save would write."
-    if name in layout.fields or name in WRITTEN_ATTRIBUTES:
+    if name in layout.fields or name in layout.slots:
         return None
-    # A file could replace a method in this way. Slots and plain values of the class it may: they are data. Instances of
-    # classes of the libraries have no attributes but those that `equinox.module_update_wrapper` sets; but treex's and
-    # NNX's have more than they declare.
+    # What a class does not declare may be something that other programs ask for, and call. So instances have no more
+    # than what the class lists, and what `equinox.module_update_wrapper` sets. Instances of treex's, of NNX's and of
+    # this package's modules are all in attributes that nobody declares.
+    if layout.kind == "module" and name in WRITTEN_ATTRIBUTES:
+        return None
+    if is_asked_of_all(name) and name not in layout.library.own_entries:
+        return ", which other programs would ask for and call. No save would write that."
+    if layout.kind != "attributes" and name not in listed_attributes(cls):
+        return ", which the class does not declare. No save would write that."
+    # A file could replace a method in this way. Plain values of the class it may: they are data.
     held = inherited(cls, name)
-    if held is ABSENT:
-        is_taken = cls.__module__.partition(".")[0] in LIBRARIES and layout.kind != "attributes"
-    else:
-        is_slot = isinstance(held, types.MemberDescriptorType)
-        is_taken = not is_slot and (callable(held) or hasattr(type(held), "__get__"))
+    is_taken = held is not ABSENT and (callable(held) or hasattr(type(held), "__get__"))
     return ", in the place of what the class defines. No save would write that." if is_taken else None
+
+
+def listed_attributes(cls: type) -> frozenset[str]:
+    """The attributes that are no fields, but that a class or one of its bases lists in `__sharedtree_attributes__`."""
+    held = [type.__getattribute__(base, "__dict__").get("__sharedtree_attributes__", ()) for base in cls.__mro__]
+    return frozenset(name for each in held for name in ((each,) if type(each) is str else each))
 
 
 class Instances:
@@ -160,7 +168,7 @@ class Instances:
             raise RefusalError(
                 f"a `{cls.__qualname__}` with the attribute `{refused}`, which is no field of its class, and which no "
                 "file may set",
-                "Make it a field of the class.",
+                _how_to_declare(cls, refused),
             )
         entry: dict[str, Any] = {"name": self._named.add(cls), "kind": layout.kind, "fields": fields}
         missing = [name for name in layout.fields if name not in attributes]
@@ -172,6 +180,16 @@ class Instances:
         # JAX traces some that are no declared fields, and they come first.
         visited = [name for name in attributes if name in names]
         return number, visited, [step_of(name) for name in visited], [visited.index(name) for name in names]
+
+
+def _how_to_declare(cls: type, name: Any) -> str:
+    """What to do about an attribute that a class does not declare."""
+    if type(name) is not str or is_asked_of_all(name):
+        return "Delete it."
+    is_free = name.isidentifier() and inherited(cls, name) is ABSENT and kind_of(cls) != "attributes"
+    if not is_free or cls.__module__.partition(".")[0] in LIBRARIES:
+        return "Make it a field of the class."
+    return f'Make it a field of the class, or list it there: `__sharedtree_attributes__ = ("{name}",)`.'
 
 
 def maker(cls: Any, new_names: Mapping[str, str | None]) -> Callable[[Iterable[tuple[str, Any]]], Any]:
