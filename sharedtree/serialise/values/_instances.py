@@ -107,10 +107,10 @@ def fault_of_attribute(cls: type, name: Any) -> str | None:
         return None
     if is_asked_of_all(name) and name not in layout.library.own_entries:
         return ", which other programs would ask for and call. No save would write that."
-    if layout.kind != "attributes" and name not in listed_attributes(cls):
-        return ", which the class does not declare. No save would write that."
-    # A file could replace a method in this way. Plain values of the class it may: they are data.
     held = inherited(cls, name)
+    if layout.kind != "attributes" and held is ABSENT and name not in listed_attributes(cls):
+        return ", which the class does not declare. No save would write that."
+    # A file could replace a method in this way. Plain values of the class it may: the class has declared them.
     is_taken = held is not ABSENT and (callable(held) or hasattr(type(held), "__get__"))
     return ", in the place of what the class defines. No save would write that." if is_taken else None
 
@@ -166,8 +166,8 @@ class Instances:
         refused = next((name for name in extra if fault_of_attribute(cls, name) is not None), None)
         if refused is not None:
             raise RefusalError(
-                f"a `{cls.__qualname__}` with the attribute `{refused}`, which is no field of its class, and which no "
-                "file may set",
+                f"a `{cls.__qualname__}` with the attribute `{str(refused)[:80]}`, which is no field of its class, and "
+                "which no file may set",
                 _how_to_declare(cls, refused),
             )
         entry: dict[str, Any] = {"name": self._named.add(cls), "kind": layout.kind, "fields": fields}
@@ -189,7 +189,7 @@ def _how_to_declare(cls: type, name: Any) -> str:
     is_free = name.isidentifier() and inherited(cls, name) is ABSENT and kind_of(cls) != "attributes"
     if not is_free or cls.__module__.partition(".")[0] in LIBRARIES:
         return "Make it a field of the class."
-    return f'Make it a field of the class, or list it there: `__sharedtree_attributes__ = ("{name}",)`.'
+    return f'Make it a field of the class, or list it there: `__sharedtree_attributes__ = ("{name[:80]}",)`.'
 
 
 def maker(cls: Any, new_names: Mapping[str, str | None]) -> Callable[[Iterable[tuple[str, Any]]], Any]:
