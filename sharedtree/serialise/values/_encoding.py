@@ -13,6 +13,7 @@ from ..._version import __version__
 from ..arrays._arrays import describe, is_array
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError
+from ._advice import fix_for_users
 from ._atoms import ENCODERS
 from ._called import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
 from ._instance_rows import take_enum, take_registered
@@ -227,7 +228,8 @@ class _Walk:
         try:
             apart = self._apart(obj, cls)
         except RefusalError as error:
-            self.problems.append(Problem(self.path(), error.reason, error.fix))
+            fix = fix_for_users([frame.obj for frame in self._frames], obj, error)
+            self.problems.append(Problem(self.path(), error.reason, fix))
             return None
         if type(apart) is not Apart:
             return apart
