@@ -13,8 +13,9 @@ ROOT = pathlib.Path(sharedtree.serialise.__file__).parent
 # Each may import from those before it, and from none after it.
 ORDER = ["container", "trust", "arrays", "values", "flat", "save", "load", "look", "orbax", "serialise"]
 
-MAX_LINES = 330
-MAX_LINES_IN_ALL = 8_340
+# Grown by the names of programs, by what the users of a library can do, and by what a class does not declare.
+MAX_LINES = 360
+MAX_LINES_IN_ALL = 8_710
 
 OURS = [path for path in files() if path.is_relative_to(ROOT)]
 

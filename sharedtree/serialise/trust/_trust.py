@@ -26,6 +26,7 @@ from ._names import (
     NamelessError,
     find,
     home_of,
+    import_name,
     is_inside,
     is_well_formed,
     leads_to,
@@ -33,7 +34,6 @@ from ._names import (
     namespaces,
     root_of,
 )
-from ._program import import_name
 
 Trusted = str | type | Callable[..., Any]
 """What can be trusted: a class, a function, a name (`"my_models:Encoder"`), or a package (`"my_models"`)."""

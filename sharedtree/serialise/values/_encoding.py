@@ -13,7 +13,6 @@ from ..._version import __version__
 from ..arrays._arrays import describe, is_array
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError
-from ._advice import fix_for_users
 from ._atoms import ENCODERS
 from ._called import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
 from ._instance_rows import take_enum, take_registered
@@ -22,7 +21,7 @@ from ._jax_values import take_other
 from ._kinds import TAKERS, nested_too_deeply
 from ._looked_at import first_touched
 from ._manifest import FORMAT
-from ._named import Named, Problem, unserialisable
+from ._named import Named, Problem, fix_for_users, unserialisable
 from ._nodes import MAX_NAME, Apart, Collisions, Node
 from ._set_order import extend_digests
 
