@@ -34,6 +34,7 @@ from .errors import (
     FormatError as FormatError,
     InconsistentSharingError as InconsistentSharingError,
     LostChangeWarning as LostChangeWarning,
+    MissingStepError as MissingStepError,
     RetraceWarning as RetraceWarning,
     SharedTreeError as SharedTreeError,
     SharingMismatchError as SharingMismatchError,
@@ -108,10 +109,10 @@ from .transforms import (
 # fmt: off
 __all__ = [
     "CompatibilityError", "Context", "ContextMismatchError", "CorruptFileError", "CycleError", "Dag", "DepthError",
-    "Exported", "FormatError", "InconsistentSharingError", "LostChangeWarning", "Module", "Policy", "RetraceWarning",
-    "SharedTreeError", "SharingMismatchError", "StateGradientError", "StateReport", "StaticComparisonError",
-    "StaticTracerError", "StructureMismatchError", "Tie", "UnregisteredTypeError", "UnserialisableError", "UntiedError",
-    "UntiedWarning", "UntrustedTypeError",
+    "Exported", "FormatError", "InconsistentSharingError", "LostChangeWarning", "MissingStepError", "Module", "Policy",
+    "RetraceWarning", "SharedTreeError", "SharingMismatchError", "StateGradientError", "StateReport",
+    "StaticComparisonError", "StaticTracerError", "StructureMismatchError", "Tie", "UnregisteredTypeError",
+    "UnserialisableError", "UntiedError", "UntiedWarning", "UntrustedTypeError",
     "apply_updates", "assert_same_sharing", "associative_scan", "audit", "checkpoint", "cond", "convert", "copy",
     "count_parameters", "custom_jvp", "custom_vjp", "device_put", "draw", "eval_shape", "explain", "export",
     "filter_checkpoint", "filter_eval_shape", "filter_grad", "filter_jit", "filter_jvp", "filter_value_and_grad",

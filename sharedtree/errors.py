@@ -142,6 +142,10 @@ class CorruptFileError(SharedTreeError, OSError):
         self.chunk = chunk
 
 
+class MissingStepError(SharedTreeError, FileNotFoundError):
+    """A folder of checkpoints does not have the step that is to be restored."""
+
+
 class _PrintableWarning(UserWarning):
     """A warning whose text is escaped as those of errors are."""
 

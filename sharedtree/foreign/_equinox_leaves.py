@@ -10,7 +10,6 @@ and the header is the text of a dictionary with the dtype, the order and the sha
 """
 
 import ast
-import io
 import math
 import struct
 from typing import Any, BinaryIO, NamedTuple
@@ -20,10 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
-from numpy.lib import format as npy
 
 from ..errors import CorruptFileError, FormatError
-from ..serialise.arrays._dtypes import clear_unused, require_bools
+from ..serialise.arrays._dtypes import clear_unused, dtype_in_npy, require_bools
 from ..serialise.container._sources import Source
 from ..serialise.values._named import Problem, unserialisable
 from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key
@@ -130,18 +128,23 @@ def _record(source: Source, at: int) -> _Record:
     if len(header) < size + nbytes:
         raise _cut_short(source, at)
     text = header[size:].decode("latin-1")
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     try:
-        ast.literal_eval(text)  # NumPy mends numbers of Python 2, and warns
-        shape, fortran, dtype = read(io.BytesIO(header))
-    except Exception as error:  # whatever Python's parser and NumPy make of the text
+        entries: Any = ast.literal_eval(text)
+    except Exception as error:  # whatever Python's parser makes of the text
         raise _malformed(source, at, f"its header is none ({type(error).__name__})") from error
-    if dtype.hasobject:
-        raise _malformed(source, at, "it is an array of objects, which are pickled, and a pickle runs what it holds")
-    if dtype.itemsize == 0 or dtype.subdtype is not None:
-        raise _malformed(source, at, "its dtype is none that an array has")
+    if type(entries) is not dict or entries.keys() != {"descr", "fortran_order", "shape"}:
+        raise _malformed(source, at, "its header does not have the keys that it should have")
+    shape, fortran = entries["shape"], entries["fortran_order"]
+    if type(shape) is not tuple or not all(type(size) is int for size in shape) or type(fortran) is not bool:
+        raise _malformed(source, at, "its header does not say the shape and the order")
     if any(size < 0 for size in shape):
         raise _malformed(source, at, "a size is negative")
+    # NumPy makes much of a text: structures of any number of fields, names of Python's types, nested arrays.
+    dtype = dtype_in_npy(entries["descr"])
+    if dtype is None and entries["descr"] in ("|O", "O"):
+        raise _malformed(source, at, "it is an array of objects, which are pickled, and a pickle runs what it holds")
+    if dtype is None:
+        raise _malformed(source, at, "its dtype is none that an array of numbers has")
     begin = at + 8 + len(header)
     record = _Record(dtype, shape, fortran, begin, begin + dtype.itemsize * math.prod(shape))
     if record.stop > source.size:

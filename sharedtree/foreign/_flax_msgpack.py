@@ -15,7 +15,7 @@ from jax import tree_util as jtu
 
 from .._printable import printable
 from ..errors import CompatibilityError, CorruptFileError, FormatError, StructureMismatchError
-from ..serialise.arrays._dtypes import require_bools
+from ..serialise.arrays._dtypes import is_dtype_of_flax, require_bools
 from ..serialise.container._sources import Source
 from ..serialise.values._named import Problem, unserialisable
 from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key
@@ -29,8 +29,10 @@ def read_state(source: Source, like: Any) -> Any:
     Arguments and errors are those of `convert`.
     """
     flax = _flax()
+    data = bytes(source.read(0, source.size))
     try:
-        state = flax.msgpack_restore(bytes(source.read(0, source.size)))
+        _require_dtypes(data)
+        state = flax.msgpack_restore(data)
     except Exception as error:  # msgpack, NumPy and flax each have errors of their own
         if "incomplete input" in str(error):
             raise CorruptFileError(f"`{source.label}` ends too early: it was cut short. Copy it again.") from error
@@ -55,6 +57,28 @@ def read_state(source: Source, like: Any) -> Any:
             f"flax cannot put what `{source.label}` holds into a `{type(like).__qualname__}`: "
             f"{_in_words(error)}. Give the template that the file was written from."
         ) from error
+
+
+def _require_dtypes(data: bytes) -> None:
+    """Raises `ValueError` if an array has a dtype that is no number's: flax hands any text to NumPy."""
+    msgpack: Any = importlib.import_module("msgpack")
+
+    def check(code: int, extension: bytes) -> None:
+        if code in (_ARRAY, _SCALAR):
+            unpacker = msgpack.Unpacker(raw=True)
+            unpacker.feed(extension[:_MAX_START])  # the data comes after it
+            if unpacker.read_array_header() != 3:
+                raise ValueError("an array that is not made of its shape, its dtype and its data")
+            unpacker.skip()
+            name = unpacker.unpack()
+            if type(name) is not bytes or not is_dtype_of_flax(name.decode("latin-1")):
+                raise ValueError(f"an array of the dtype {name!r:.100}, which is none of numbers")
+
+    msgpack.unpackb(data, ext_hook=check, raw=False, strict_map_key=False)
+
+
+_ARRAY, _SCALAR = 1, 3  # what flax calls them
+_MAX_START = 4096
 
 
 def state_bytes(tree: Any) -> bytes:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from .._printable import printable
-from ..errors import CorruptFileError, FormatError
+from ..errors import CorruptFileError, FormatError, MissingStepError, SharedTreeError
 from .arrays._arrays import ArrayEntry
 from .arrays._orbax_forms import from_stored, is_stored, key_of, not_restored, require_sound, to_hand_over
 from .arrays._placing import Placement, Select, Shardings, placements_of, settled
@@ -29,6 +29,7 @@ from .values._evolution import Renames
 from .values._manifest import Manifest, parse_manifest
 
 _ARRAYS, _MANIFEST = "arrays", "manifest"
+_LOAD, _RESTORE = "sharedtree.load(path", "sharedtree.orbax.restore(manager, step"
 _TEXT, _CRC = "sharedtree", "sharedtree.crc32"
 
 
@@ -130,7 +131,7 @@ def restore(
         FormatError: if the step has no manifest, a malformed one, or one of a newer version, or other arrays, or if
             Orbax fails in any other way. Shapes, dtypes and sizes were compared before any array was read.
         CorruptFileError: if the manifest was changed, or Orbax finds the arrays damaged or gone.
-        FileNotFoundError: if there is no such step, or none at all.
+        MissingStepError: if there is no such step, or none at all.
         ImportError: if Orbax is not installed.
 
     Cost: one walk over the nodes, and what Orbax takes to read the metadata of all arrays (about 0.5 ms each), then the
@@ -152,11 +153,33 @@ def restore(
     trust = Trust(trusted, names_in(like) if like is not None else None)
     step = manager.latest_step() if step is None else step
     if step is None:
-        raise FileNotFoundError(f"`{manager.directory}` has no checkpoint yet.")
+        raise _missing(manager, step)
     label = printable(f"{manager.directory}/{step}")
-    manifest = _read_manifest(ocp, manager, step, label)
-    plan = Plan(manifest, label, trust, like=like, select=select, sharding=sharding, strict=strict, renames=renames)
-    return plan.tree(_read_arrays(ocp, manager, step, label, plan, manifest.arrays))
+    with _named_here():
+        manifest = _read_manifest(ocp, manager, step, label)
+        plan = Plan(manifest, label, trust, like=like, select=select, sharding=sharding, strict=strict, renames=renames)
+        return plan.tree(_read_arrays(ocp, manager, step, label, plan, manifest.arrays))
+
+
+@contextlib.contextmanager
+def _named_here() -> Iterator[None]:
+    """Errors that `load` raises as well offer a call, and here it is another one."""
+    try:
+        yield
+    except SharedTreeError as error:
+        error.args = tuple([arg.replace(_LOAD, _RESTORE) if type(arg) is str else arg for arg in error.args])
+        raise
+
+
+def _missing(manager: Any, step: int | None) -> MissingStepError:
+    folder, steps = printable(str(manager.directory)), sorted(manager.all_steps())
+    if not steps:
+        return MissingStepError(f"`{folder}` has no checkpoint yet.")
+    listed = ", ".join(map(str, [*steps[:20], *(["..."] if len(steps) > 20 else [])]))
+    return MissingStepError(
+        f"`{folder}` has no step {step}. It has {listed}. Restore one of these:\n"
+        f"    sharedtree.orbax.restore(manager, {steps[-1]})"
+    )
 
 
 def _orbax() -> Any:
@@ -174,9 +197,11 @@ def _read_manifest(ocp: Any, manager: Any, step: int, label: str) -> Manifest:
     why = "it is not what `sharedtree.orbax.save` writes"
     try:
         item = manager.restore(step, args=ocp.args.Composite(**{_MANIFEST: ocp.args.JsonRestore()}))[_MANIFEST]
-    except Exception as error:
-        if isinstance(error, FileNotFoundError) and step not in manager.all_steps(read=True):
-            raise
+    except Exception as error:  # noqa: BLE001
+        if isinstance(error, FileNotFoundError):
+            manager.reload()  # another program may have removed it
+            if step not in manager.all_steps():
+                raise _missing(manager, step) from None
         why = _said(error)
     text = item.get(_TEXT) if type(item) is dict and item.keys() == {_TEXT, _CRC} else None
     if type(text) is not str or not is_unicode(text):

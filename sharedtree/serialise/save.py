@@ -13,7 +13,7 @@ from .._printable import printable
 from ..errors import UnserialisableError
 from .arrays._host_bytes import tensor_source
 from .container._chunks import ProgressOption, showing
-from .container._durable import replacing
+from .container._durable import force_to_disk, replacing
 from .container._header import TensorSource
 from .container._writing import write
 from .values._encoding import Encoded, encode
@@ -72,7 +72,7 @@ def save(
     manifest = json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
     is_path = isinstance(path, str | os.PathLike)
     with showing(progress, "saving") as report, replacing(path) if is_path else nullcontext(path) as file:
-        write(file, sources, manifest, metadata, report)
+        write(file, sources, manifest, metadata, report, force_to_disk if is_path else None)
 
 
 def to_bytes(tree: Any, *, metadata: Mapping[str, str] | None = None) -> bytes:

@@ -336,6 +336,12 @@ def a_checkpoint_that_orbax_saved_alone(path):
 
 
 @scenario
+def a_step_that_is_missing(path):
+    manager = manager_with_a_step(path)
+    return Scenario(lambda: st.orbax.restore(manager, 2), st.MissingStepError, {"manager": manager})
+
+
+@scenario
 def an_item_by_the_name_of_ours(path):
     names = {"manager": ocp.CheckpointManager(path), "step": 1, "tree": [jnp.ones(1)]}
     names["items"] = {st_orbax._ARRAYS: ocp.args.JsonSave({})}

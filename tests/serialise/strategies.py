@@ -48,6 +48,7 @@ class Config:
     steps: Any = dataclasses.field(default=None, kw_only=True)
     scale: dataclasses.InitVar[int] = 1
     derived: Any = dataclasses.field(init=False)
+    __sharedtree_attributes__ = ("undeclared",)
 
     def __post_init__(self, scale):
         raise AssertionError("loading calls no `__post_init__`")

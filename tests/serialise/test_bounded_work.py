@@ -295,6 +295,10 @@ def files_with_a_name(name):
     yield typed_file([["list", [["function", f"m:{name}"]]]])
 
 
+class LongNamed(strategies.Config):
+    __sharedtree_attributes__ = "x" * 1_001
+
+
 def test_a_name_has_at_most_1000_characters():
     for data in files_with_a_name("x" * 900):
         st.inspect(data)
@@ -302,7 +306,7 @@ def test_a_name_has_at_most_1000_characters():
         with pytest.raises(st.FormatError):
             st.inspect(data)
     with pytest.raises(st.UnserialisableError, match="1,001 characters"):
-        st.to_bytes([strategies.make(strategies.Config, rate=1, **{"x" * 1_001: 1})])
+        st.to_bytes([strategies.make(LongNamed, rate=1, **{"x" * 1_001: 1})])
 
 
 def test_one_long_cell_does_not_widen_all_rows():

@@ -20,9 +20,11 @@ import pytest
 import safetensors.numpy
 
 import sharedtree as st
+from sharedtree.serialise.arrays._host_bytes import tensor_source
 from sharedtree.serialise.container import _writing as _container
 
 from .containers import START, entry, forged, header_text, split
+from .process import HANGS
 
 DTYPES = ["bool", "i1", "u2", "f2", "i4", "f4", "u8", "f8"]  # those that safetensors' NumPy reader has
 
@@ -337,3 +339,38 @@ def test_malformed(tmp_path):
 def test_a_header_of_100_mb_is_the_longest():
     with pytest.raises(st.FormatError, match="not the length"):
         st.verify(struct.pack("<Q", 100_000_001) + b"{}" + b" " * 100_000_000)
+
+
+def test_arrays_in_memory_do_not_wait_for_their_digests(tmp_path, monkeypatch):
+    """All is written, and forced to the disk, before the first digest is there; copies are another matter."""
+    go_on, done, sizes = threading.Event(), [], []
+    hashed = _container._hash
+
+    def slowly(*args):
+        assert go_on.wait(HANGS)
+        done.append(args[2])
+        hashed(*args)
+
+    def force(descriptor):
+        sizes.append(os.fstat(descriptor).st_size)
+        assert not done
+        go_on.set()
+
+    monkeypatch.setattr(_container, "_hash", slowly)
+    array = np.arange(2**23, dtype=np.float32)  # 8 chunks, of which 3 would wait
+    with open(tmp_path / "x", "w+b", buffering=0) as file:
+        size = _container.write(file, [tensor_source("a", array), tensor_source("b", array)], "{}", force=force)
+    assert sizes == [size]
+    assert len(done) == 16
+    digests = _header_metadata(tmp_path / "x")["sharedtree.digests"]
+    chunks = [array[i : i + 2**20] for i in range(0, len(array), 2**20)]
+    assert digests == 2 * "".join(f"{zlib.crc32(chunk):08x}" for chunk in chunks)
+    # Nothing is behind when small arrays are written, and then nothing is forced twice.
+    with open(tmp_path / "y", "w+b", buffering=0) as file:
+        _container.write(file, [tensor_source("a", array[:100])], "{}", force=force)
+    assert len(sizes) == 1
+
+
+def _header_metadata(path):
+    raw = path.read_bytes()
+    return json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]

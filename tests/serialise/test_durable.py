@@ -174,7 +174,7 @@ def test_data_is_forced_before_the_name_and_the_folder_after(tmp_path, monkeypat
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", watched_replace)
     if sys.platform == "darwin":
-        monkeypatch.setattr(_durable, "_force", fsync)
+        monkeypatch.setattr(_durable, "force_to_disk", fsync)
     # Some file systems have no way to force a folder; a disk that fails is another thing.
     for code in (0, errno.EINVAL, errno.EIO):
         events.clear()

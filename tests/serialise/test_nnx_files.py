@@ -510,11 +510,11 @@ def test_no_name_that_python_asks_for():
     """NumPy reads whatever memory an `__array_interface__` names."""
     for name in ("__array_interface__", "__array__", "__deepcopy__", "__jax_array__", "__len__"):
         for make in (in_metadata, lambda name, value: nnx.State({name: value})):
-            with pytest.raises(st.UnserialisableError, match="a name that Python itself asks for"):
+            with pytest.raises(st.UnserialisableError, match="a name that Python itself or other programs ask for"):
                 st.to_bytes(make(name, 3))
             draft = Draft(st.to_bytes(make("innocent", 3)))
             draft.manifest = json.loads(json.dumps(draft.manifest).replace('"innocent"', f'"{name}"'))
-            with pytest.raises(st.FormatError, match="a name that Python itself asks for"):
+            with pytest.raises(st.FormatError, match="a name that Python itself or other programs ask for"):
                 load_from(draft.file(with_digests=True))
 
 

@@ -2,7 +2,9 @@
 
 import json
 import pathlib
+import shutil
 import socket
+import sys
 import zlib
 
 import equinox as eqx
@@ -250,7 +252,7 @@ DAMAGE = [
     (lambda item: b"null", "no manifest that can be read"), (lambda item: b"\xff\xfe", "no manifest that can be read"),
     (lambda item: b'{"sharedtree": {}}', "no manifest that can be read"),
     (lambda item: item.replace(b"embed", b"embeD"), "the digest"), (lambda item: None, "not saved by sharedtree"),
-    (with_text('"root":', '"root"'), "not JSON"), (with_text('"format":1', '"format":2'), "reads up to 1"),
+    (with_text('"root":', '"root"'), "not JSON"), (with_text('"format":1', '"format":3'), "reads up to 2"),
     (with_text("[2,3]", "[3,2]"), "another checkpoint"), (with_text("float32", "float16"), "another checkpoint"),
     (with_text("float32", "float8_e3m4"), "another checkpoint"),
     (with_text("float32", "timedelta64[s]"), "JAX.* does not have"),
@@ -283,3 +285,63 @@ def test_what_is_missing_or_damaged(manager, saved):
         array.write_bytes(data)
     with pytest.raises(st.CorruptFileError, match="Orbax says"):
         restore()
+
+
+def errors_of_restoring(manager, model):
+    """Each way to be refused that a file has, too: options of `restore`, and the error."""
+    other = eqx.tree_at(lambda m: m.embed, model, jnp.ones(7), is_leaf=lambda x: x is None)
+    return [
+        ({}, st.UntrustedTypeError),
+        ({"trusted": "elsewhere"}, st.UntrustedTypeError),
+        ({"like": other}, st.StructureMismatchError),
+        ({"trusted": Model, "select": ".nothing"}, st.StructureMismatchError),
+        ({"trusted": Model, "renames": {f"{__name__}:Model.embed": "no field"}}, st.StructureMismatchError),
+        ({"like": [model, st.Dag(model)], "strict": False}, st.StructureMismatchError),
+    ]
+
+
+def test_errors_name_the_function_that_was_called(manager, model):
+    orbax.save(manager, 1, model)
+    manager.wait_until_finished()
+    for options, category in errors_of_restoring(manager, model):
+        with pytest.raises(category) as caught:
+            orbax.restore(manager, 1, **options)
+        assert "sharedtree.load(" not in str(caught.value)
+    names = {"sharedtree": st, "manager": manager, "step": 1, "tests": sys.modules["tests"], "template": model}
+    with pytest.raises(st.UntrustedTypeError) as caught:
+        orbax.restore(manager, 1)
+    lines = [line.strip() for line in str(caught.value).splitlines() if "restore(" in line]
+    assert len(lines) == 2
+    for line in lines:
+        assert_isomorphic(model, eval(line, names))
+
+
+def test_a_step_that_is_missing(manager, model):
+    """It is one of our errors, says which steps there are, and is no other than Python's for a file."""
+    with pytest.raises(st.MissingStepError, match="no checkpoint yet"):
+        orbax.restore(manager)
+    with pytest.raises(st.MissingStepError, match="no checkpoint yet"):
+        orbax.restore(manager, 3)
+    for step in (1, 4):
+        orbax.save(manager, step, model)
+    manager.wait_until_finished()
+    with ocp.CheckpointManager(manager.directory) as another:
+        for step in (3, 10**6, -1):
+            with pytest.raises(st.MissingStepError, match=rf"no step {step}. It has 1, 4") as caught:
+                orbax.restore(another, step, like=model)
+            assert isinstance(caught.value, FileNotFoundError)
+            assert caught.value.paths == ()
+        shutil.rmtree(manager.directory / "4")  # by another program, after the manager has looked
+        with pytest.raises(st.MissingStepError, match=r"no step 4. It has 1."):
+            orbax.restore(another, 4, like=model)
+        assert_isomorphic(model, orbax.restore(another, 1, like=model))
+
+
+def test_nothing_of_orbax_is_deprecated(manager, model, caplog):
+    orbax.save(manager, 1, model)
+    manager.wait_until_finished()
+    with caplog.at_level("WARNING"), ocp.CheckpointManager(manager.directory) as another:
+        orbax.restore(another, 1, like=model)
+        with pytest.raises(FileNotFoundError):
+            orbax.restore(another, 2, like=model)
+    assert "deprecated" not in caplog.text

@@ -13,8 +13,10 @@ ROOT = pathlib.Path(sharedtree.serialise.__file__).parent
 # Each may import from those before it, and from none after it.
 ORDER = ["container", "trust", "arrays", "values", "flat", "save", "load", "look", "orbax", "serialise"]
 
-MAX_LINES = 330
-MAX_LINES_IN_ALL = 8_340
+# Grown by the names of programs, what users of a library can do, what a class does not declare, and writing that does
+# not wait for digests.
+MAX_LINES = 360
+MAX_LINES_IN_ALL = 8_750
 
 OURS = [path for path in files() if path.is_relative_to(ROOT)]
 

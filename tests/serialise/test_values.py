@@ -24,6 +24,10 @@ from .strategies import Color, Config, Key, Layer, Pair, make, trees
 from .tied import Tied
 
 
+class Noted(Config):
+    __sharedtree_attributes__ = ("note", "sharedtree")
+
+
 def round_trip(tree, trusted="tests"):
     return st.from_bytes(st.to_bytes(tree), trusted=trusted)
 
@@ -100,9 +104,11 @@ def test_keys_that_take_for_ever_to_hash_are_refused():
 
 
 def test_caches_of_properties_are_left_out_and_other_attributes_kept():
-    config = make(Config, rate=1, note=[2])
+    config = make(Noted, rate=1, note=[2])
     assert config.cached is config.cached
     assert vars(round_trip(config)) == {"rate": 1, "note": [2]}
+    with pytest.raises(st.UnserialisableError, match=r'list it there: `__sharedtree_attributes__ = \("note",\)`'):
+        st.to_bytes(make(Config, rate=1, note=[2]))
 
 
 T = typing.TypeVar("T")
@@ -172,7 +178,7 @@ def test_tensor_names_are_paths():
     assert names_of(layer) == ["weight", "child['a'][1]", "child['b']", "activation"]
     assert names_of(layer)[:3] == [name for name in expected if name != "child['a'][0]"]
     assert names_of(w) == ["value"]
-    assert names_of(make(Config, sharedtree=w)) == [".sharedtree"]
+    assert names_of(make(Noted, sharedtree=w)) == [".sharedtree"]
     assert names_of(make(OddlyNamed, __metadata__=w)) == [".__metadata__"]
     equal = {frozenset([1]): jnp.ones(1), "a" * 100: jnp.ones(2), "b" * 100: jnp.ones(3)}
     assert len(set(names_of(equal))) == 3

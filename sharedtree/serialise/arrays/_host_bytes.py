@@ -31,7 +31,12 @@ def tensor_source(name: str, array: Any) -> TensorSource:
     dtype, shape = array.dtype, array.shape
     stored_dtype, stored_shape = stored(dtype, shape)
     take = functools.partial(_unchanged, name, array, dtype, shape)
-    return TensorSource(name, stored_dtype, stored_shape, dtype.alignment, take)
+    return TensorSource(name, stored_dtype, stored_shape, dtype.alignment, take, _is_here(array))
+
+
+def _is_here(array: Any) -> bool:
+    """Whether NumPy can have an array without a copy."""
+    return isinstance(array, np.ndarray) or (array.sharding.num_devices == 1 and _is_cpu(array.sharding))
 
 
 def _unchanged(name: str, array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterable[Buffer]:
@@ -49,7 +54,7 @@ def buffers(array: Any) -> Iterable[Buffer]:
     A buffer aliases the array where that is contiguous; otherwise it is fresh memory. Either way the consumer may keep
     it, and must not write to it.
     """
-    if isinstance(array, np.ndarray) or (array.sharding.num_devices == 1 and _is_cpu(array.sharding)):
+    if _is_here(array):
         host = np.asarray(array)
     elif array.is_fully_replicated:
         host = np.asarray(array.addressable_data(0))  # a new array, with which the copy on the host goes

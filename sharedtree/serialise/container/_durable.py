@@ -63,7 +63,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 if mode is not None and fcntl is not None:
                     with contextlib.suppress(OSError):  # a file system without permissions
                         os.fchmod(file.fileno(), mode)
-                _force(file.fileno())
+                force_to_disk(file.fileno())
                 if fcntl is None:
                     file.close()  # Windows renames no open file
                 os.replace(temporary, target)
@@ -120,7 +120,7 @@ def _remove_unless_held(temporary: str) -> None:
         os.close(descriptor)
 
 
-def _force(descriptor: int) -> None:
+def force_to_disk(descriptor: int) -> None:
     """Returns when the file's bytes are on the disk."""
     full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS, where fsync stops at the disk's cache
     if fcntl is not None and full is not None:

@@ -55,7 +55,8 @@ class TensorSource(NamedTuple):
     """What is to be a tensor. `dtype` and `shape` are the stored ones; `alignment` is that of the array's own dtype.
 
     `buffers` makes its bytes, in buffers of any size. It is called when the tensor's turn has come, so that not all are
-    in memory at once; and twice if the file cannot be patched.
+    in memory at once; and twice if the file cannot be patched. With `is_here`, a list of them is views of memory that
+    stays as long as the source, and anything else is copies.
     """
 
     name: str
@@ -63,6 +64,7 @@ class TensorSource(NamedTuple):
     shape: tuple[int, ...]
     alignment: int
     buffers: Callable[[], Iterable[Buffer]]
+    is_here: bool = False
 
 
 class Tensor(NamedTuple):
@@ -111,7 +113,7 @@ def blank_header(sized: Sequence[tuple[TensorSource, int]], manifest: str, metad
     own = {"sharedtree.header": "00000000", "sharedtree.digests": digests, "sharedtree": manifest}
     entries: dict[str, Any] = {"__metadata__": own | dict(metadata)}
     at = 0
-    for (name, dtype, shape, _, _), nbytes in sized:
+    for (name, dtype, shape, *_), nbytes in sized:
         if name in entries:
             raise ValueError(f"Two tensors cannot both be named `{printable(name)}`.")
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (at, at + nbytes)}

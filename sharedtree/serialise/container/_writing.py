@@ -3,18 +3,18 @@
 Tensors whose size is a multiple of 64 bytes come first, so that each begins at such a multiple and can be mapped and
 used as it is. The others follow by decreasing alignment, so that each is aligned for its own dtype.
 
-Data is hashed by a second thread while the first writes it, and the digests are patched into the header at the end. Of
-a file that cannot be patched (a pipe, a compressed stream, one opened for appending) they are worked out first.
+Data is hashed by a second thread while the first writes it and forces it to the disk, and the digests are patched into
+the header at the end. Of a file that cannot be patched (a pipe, a compressed stream, one opened for appending) they are
+worked out first.
 """
 
 import collections
-import contextlib
 import io
 import os
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from ..._printable import printable
 from ._chunks import CHUNK_BYTES, SMALL, Progress, counting, num_chunks
@@ -35,10 +35,12 @@ def write(
     manifest: str,
     metadata: Mapping[str, str] | None = None,
     progress: Progress | None = None,
+    force: Callable[[int], None] | None = None,
 ) -> int:
     """Writes a container to any object with `write`, from where it is positioned. Returns how many bytes that took.
 
-    The file is left at their end, unflushed if it has a buffer. The manifest goes into a tensor of its own past 16 MiB.
+    The file is left at their end, unflushed if it has a buffer. `force` is called with the descriptor of a file that
+    can be patched once the data is there, if some of it is not hashed yet. The manifest goes into a tensor past 16 MiB.
     A `ValueError` if the header would be longer than safetensors allows (some 800,000 tensors), or a name or a text
     cannot be in it. Nothing was written then.
     """
@@ -59,19 +61,21 @@ def write(
         )
     data_bytes = sum(nbytes for _, nbytes in sized)
     report = counting(progress, data_bytes)
-    digests: list[int] = []
-    data = _hashed(sized, digests)
     start = file.tell() if _can_be_patched(file) else None
-    if start is None:
-        for _ in data:
-            pass
-        seal(header, digests)
-        data = (buffer for source, _ in sized for buffer in source.buffers())
-    with contextlib.closing(data):  # an error ends the second thread
+    with _Hasher() as hasher:  # an error ends the second thread
+        data = hasher.hashed(sized)
+        if start is None:
+            for _ in data:
+                pass
+            seal(header, hasher.finished())
+            data = (buffer for source, _ in sized for buffer in source.buffers())
         _write_all(file, memoryview(header))
         for buffer in _gathered(data):
             _write_all(file, memoryview(buffer))
             report(len(buffer))
+        if start is not None and force is not None and hasher.is_behind():
+            force(file.fileno())
+        digests = hasher.finished()
     if start is not None:
         changed = seal(header, digests)
         file.seek(start + changed.start)
@@ -85,29 +89,58 @@ def _place(sized: tuple[TensorSource, int]) -> int:
     return -ALIGNMENT if nbytes and nbytes % ALIGNMENT == 0 else -source.alignment
 
 
-def _hashed(sized: Iterable[tuple[TensorSource, int]], digests: list[int]) -> Generator[Buffer, None, None]:
-    """The bytes of all tensors. When there are no more, `digests` has all of theirs."""
-    with ThreadPoolExecutor(1, "sharedtree-digest") as thread:  # which starts when it is needed
-        behind: collections.deque[Future[None]] = collections.deque()
+class _Hasher:
+    """Works out digests on a second thread, in the order of the file."""
+
+    def __init__(self) -> None:
+        self._digests: list[int] = []
+        self._thread = ThreadPoolExecutor(1, "sharedtree-digest")  # which starts when it is needed
+        self._behind: collections.deque[Future[None]] = collections.deque()
+        self._copies: collections.deque[Future[None]] = collections.deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def hashed(self, sized: Iterable[tuple[TensorSource, int]]) -> Iterator[Buffer]:
+        """The bytes of all tensors, which are hashed while the caller has them."""
         for source, nbytes in sized:
-            first, at = len(digests), 0
-            digests += [0] * num_chunks(nbytes)
-            for buffer in filter(len, source.buffers()):
+            first, at = len(self._digests), 0
+            self._digests += [0] * num_chunks(nbytes)
+            buffers = source.buffers()
+            is_copied = not (source.is_here and isinstance(buffers, list))
+            for buffer in filter(len, buffers):
                 if nbytes < _WORTH_A_THREAD:  # one chunk
-                    digests[first] = zlib.crc32(buffer, digests[first])
+                    self._digests[first] = zlib.crc32(buffer, self._digests[first])
                 else:
-                    if len(behind) == 3:  # what waits bounds the memory held by copied pieces
-                        behind.popleft().result()
-                    try:
-                        behind.append(thread.submit(_hash, digests, first, at, buffer))
-                    except RuntimeError:  # Python ends, and its executors take no more work
-                        while behind:
-                            behind.popleft().result()
-                        _hash(digests, first, at, buffer)
+                    self._submit(first, at, buffer, is_copied)
                 yield buffer
                 at += len(buffer)
-        for each in behind:
-            each.result()
+
+    def _submit(self, first: int, at: int, buffer: Buffer, is_copied: bool) -> None:
+        if is_copied and len(self._copies) == 3:  # what waits bounds the memory held by copied pieces
+            self._copies.popleft().result()
+        try:
+            future = self._thread.submit(_hash, self._digests, first, at, buffer)
+        except RuntimeError:  # Python ends, and its executors take no more work
+            self.finished()
+            _hash(self._digests, first, at, buffer)
+            return
+        self._behind.append(future)
+        if is_copied:
+            self._copies.append(future)
+
+    def is_behind(self) -> bool:
+        """Whether something is left to be hashed."""
+        return bool(self._behind) and not self._behind[-1].done()
+
+    def finished(self) -> list[int]:
+        """All digests, once they are there."""
+        while self._behind:
+            self._behind.popleft().result()
+        return self._digests
 
 
 def _hash(digests: list[int], first: int, at: int, buffer: Buffer) -> None:

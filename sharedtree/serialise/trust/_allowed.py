@@ -95,10 +95,12 @@ NNX = _names("""
     flax.nnx.pytreelib: PytreeState
     flax.nnx.training.metrics: Accuracy Average MetricState Welford
     flax.typing: HashableMapping
+    flax.linen: LogicallyPartitioned Partitioned
 """)
-"""Classes of Flax NNX that a file may name if the user trusts `"flax"`: layers, variables, metrics, and what describes
-a graph. They call nothing but the functions that they hold. Not so what looks up attributes by the file's word
-(`DelayedAccessor`), wraps a transform, or belongs to the bridge to Linen."""
+"""Classes of flax that a file may name if the user trusts `"flax"`: layers, variables and metrics of NNX, what
+describes a graph, and the boxes in which Linen has parameters with names of axes. They call nothing but the functions
+that they hold. Not so what looks up attributes by the file's word (`DelayedAccessor`), wraps a transform, or belongs to
+the bridge from NNX to Linen."""
 
 _ELEMENTWISE = """
     abs absolute acos acosh add angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh

@@ -57,6 +57,16 @@ def import_installed(module: str) -> None:
         sys.meta_path.remove(guard)
 
 
+def is_in_site_packages(package: str) -> bool:
+    """Whether a package that is loaded lies where `pip` puts packages, so that whoever uses it did not write it."""
+    file: Any = namespace(sys.modules.get(package)).get("__file__")
+    if type(file) is not str:
+        return False
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    place = pathlib.Path(_real(file))
+    return any(folder in place.parents for folder in map(pathlib.Path, map(_real, folders)))
+
+
 class _Guard(importlib.abc.MetaPathFinder):
     """Stands before the other finders, and judges what they find for one thread."""
 

@@ -9,13 +9,19 @@ Looking up reads the dictionaries of modules and classes. `getattr` on a module 
 import anything.
 """
 
+import importlib.util
+import os
 import sys
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..._locks import Lock
-from ._allowed import CLASSES, FUNCTIONS, LIBRARIES
+from ._allowed import CLASSES, FUNCTIONS, LIBRARIES, NAMES_ONLY
+
+MAIN = "__main__"
+CHILD = "__mp_main__"
+"""What a process that `multiprocessing` has spawned calls the program that spawned it; it is `__main__` there, too."""
 
 _MISSING: Any = object()
 
@@ -126,7 +132,8 @@ def namespaces(package: str) -> dict[str, Mapping[str, Any]]:
 def home_of(obj: Any) -> str:
     """The module that an object says it is from; for most objects that of their class. Empty if it does not say."""
     home = getattr(obj, "__module__", None)
-    return home if isinstance(home, str) else type(obj).__module__
+    home = home if isinstance(home, str) else type(obj).__module__
+    return MAIN if home == CHILD and sys.modules.get(CHILD) is sys.modules.get(MAIN) else home
 
 
 def _look_up(name: str) -> Any:
@@ -153,7 +160,7 @@ def _best(obj: Any, names: Iterable[str]) -> str | None:
 
     def rank(name: str) -> tuple[int, int, bool, int, str]:
         parts = name.replace(":", ".").split(".")
-        private = sum(part.startswith("_") and part != "__main__" for part in parts)
+        private = sum(part.startswith("_") and part != MAIN for part in parts)
         return private, len(parts), name.partition(":")[0] != home, len(name), name
 
     return min((name for name in names if leads_to(name, obj) and is_well_formed(name)), key=rank, default=None)
@@ -177,3 +184,37 @@ def _nameless(obj: Any) -> NamelessError:
     else:
         fix = f"Let the module `{home}` hold this very object under a name of its own."
     return NamelessError(what, fix)
+
+
+# --- the running program ----------------------------------------------------------------------------------------------
+
+
+def import_name() -> str | None:
+    """The name by which others would import the file of the running program; None if there is none.
+
+    What `train.py` defines is `__main__:Net` while `python train.py` runs, and `train:Net` to everyone who imports it.
+    Under the first name no other program would find it, so files have the second, if there is one: a top-level module
+    that Python would take from the very file of the program. Nothing is imported to find out.
+
+    Notebooks and `python -c` have no file. With `python -m`, Python knows the name. Looks through Python's path.
+    """
+    space = namespace(sys.modules.get(MAIN))
+    file, spec = space.get("__file__"), space.get("__spec__")
+    if type(file) is not str:
+        return None
+    said = getattr(spec, "name", None)
+    if type(said) is str and said != MAIN:
+        return said if _is_file(getattr(spec, "origin", None), file) else None
+    name = os.path.basename(file).removesuffix(".py")
+    # A file must not be taken for one of a library, and what is named like the standard library cannot be trusted.
+    if not name.isidentifier() or name in LIBRARIES | NAMES_ONLY | sys.stdlib_module_names | {MAIN}:
+        return None
+    try:
+        found: Any = importlib.util.find_spec(name)
+    except Exception:  # noqa: BLE001 -- a finder may be anyone's; a module without a spec is a `ValueError`
+        return None
+    return name if _is_file(getattr(found, "origin", None), file) else None
+
+
+def _is_file(origin: Any, file: str) -> bool:
+    return type(origin) is str and os.path.realpath(origin) == os.path.realpath(file)

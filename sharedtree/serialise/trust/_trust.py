@@ -20,7 +20,20 @@ from ...errors import CompatibilityError
 from ._allowed import CLASSES, ECOSYSTEM, FUNCTIONS, IMPORTABLE, INSTANCES, LIBRARIES, MOVED, NAMES_ONLY, NNX
 from ._classes import is_rebuildable, kind_of
 from ._installed import ElsewhereError, import_installed
-from ._names import NamelessError, find, home_of, is_inside, is_well_formed, leads_to, name_of, namespaces, root_of
+from ._names import (
+    CHILD,
+    MAIN,
+    NamelessError,
+    find,
+    home_of,
+    import_name,
+    is_inside,
+    is_well_formed,
+    leads_to,
+    name_of,
+    namespaces,
+    root_of,
+)
 
 Trusted = str | type | Callable[..., Any]
 """What can be trusted: a class, a function, a name (`"my_models:Encoder"`), or a package (`"my_models"`)."""
@@ -61,28 +74,71 @@ class Trust:
         with _lock:
             entries = [*_process_wide, *entries]
         texts = [entry for entry in entries if isinstance(entry, str)]
-        packages = [text for text in texts if ":" not in text]
+        # What the running program defines has two names, and who trusts one trusts the other: it is the same code.
+        self._program = import_name()
+        texts += [self._in_main(text) for text in texts]
+        packages = [text for text in dict.fromkeys(texts) if ":" not in text]
         self._names = {text for text in texts if ":" in text}
         # Libraries that the user named come from wherever Python finds them, but no more of them is allowed.
         self._libraries = {root_of(package) for package in packages} & (LIBRARIES | NAMES_ONLY)
         self._packages = [package for package in packages if root_of(package) not in self._libraries]
         self._objects = dict(objects or {})  # name → the object, which needs no import
+        self._objects |= {self._in_main(name): obj for name, obj in self._objects.items()}
         for obj in [entry for entry in entries if not isinstance(entry, str)]:
             self._objects[f"{home_of(obj)}:{getattr(obj, '__qualname__', '?')}"] = obj
             with contextlib.suppress(NamelessError):  # then a file can name it only as it calls itself
                 self._objects[name_of(obj)] = obj
+        # qualname → the id of an object, which is alive in `_objects` → a name that it has there
+        self._given: dict[str, dict[int, str]] = {}
+        for name, obj in self._objects.items():
+            if root_of(name) not in LIBRARIES | NAMES_ONLY:
+                self._given.setdefault(name.partition(":")[2], {})[id(obj)] = name  # alive in `_objects`
         self._former = {name: obj for obj in self._objects.values() for name in _former_names_of(obj)}
         self._former_in_packages: dict[str, type] = {}
         self._searched: set[str] = set()  # the modules in which former names were looked for
         self._num_modules = 0  # how many were loaded then
 
-    def allows(self, name: str, kind: Use) -> bool:
-        """Whether the text of a name is on the list, or a class that was trusted as such says that it was its name."""
-        return name in self._former or self._covers(name, kind)
+    def allows(self, name: str, kind: Use, main: str | None = None) -> bool:
+        """Whether the text of a name is on the list, or a class that was trusted as such says that it was its name.
 
-    def resolve(self, name: str, kind: Use) -> Verdict:
+        `main` is the module that was the running program when the file was written.
+        """
+        return any(each in self._former or self._covers(each, kind) for each in self._spellings(name, main))
+
+    def resolve(self, name: str, kind: Use, main: str | None = None) -> Verdict:
         """Judges the name of a class or a function, and finds its object if it is allowed."""
+        verdicts: list[Verdict] = []
+        for each in self._spellings(name, main):
+            verdicts.append(self._resolve(each, kind))
+            if verdicts[-1].found:
+                return verdicts[-1]
+        return min(verdicts, key=lambda verdict: (not verdict.allowed, verdict is UNLISTED))
+
+    def _spellings(self, name: str, main: str | None) -> Iterable[str]:
+        """The names that a name may stand for, each of which is judged as if the file had it, by its own text.
+
+        What a program defines is in `__main__` while it runs, and elsewhere for everyone else. So `__main__` says
+        little about where something is, and what the user gave and is called the same in its own module is meant.
+        """
         name = MOVED.get(name, name)
+        module, _, qualname = name.partition(":")
+        if module not in (MAIN, CHILD, main, self._program):
+            return (name,)
+        in_main = f"{MAIN}:{qualname}"
+        is_the_program = module in (MAIN, CHILD) or (module == self._program and module not in sys.modules)
+        names = [in_main] if is_the_program else [name, in_main]
+        first, dot, rest = qualname.rpartition(".")
+        for given, more in ((qualname, ""), (first, dot + rest)):
+            own = self._given.get(given, {}).values()
+            names += [each + more for each in own if len(own) == 1]
+        return dict.fromkeys(names)
+
+    def _in_main(self, text: str) -> str:
+        """The name that something in a module has if that module is the running program; else the text as it is."""
+        module, colon, qualname = text.partition(":")
+        return MAIN + colon + qualname if module in (self._program, CHILD) else text
+
+    def _resolve(self, name: str, kind: Use) -> Verdict:
         if not self._covers(name, kind):
             return Verdict(self._former[name]) if name in self._former else UNLISTED
         try:
@@ -133,7 +189,7 @@ class Trust:
         is_listed = root not in LIBRARIES | NAMES_ONLY or name in FUNCTIONS or name in self._names
         target = module if is_listed or module in IMPORTABLE else root
         why = f"`{module}` holds nothing of that name"
-        if target not in sys.modules and module != "__main__":
+        if target not in sys.modules and module != MAIN:
             is_the_users = name in self._names or root in self._libraries or self._package_of(module) is not None
             try:
                 (import_module if is_the_users else import_installed)(target)

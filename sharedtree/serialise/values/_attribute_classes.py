@@ -10,6 +10,20 @@ from typing import Any
 
 from ..._node_types import is_namedtuple
 
+_ASKED = frozenset({"_asdict", "for_json", "to_dict", "to_json", "tolist"})
+
+
+def is_asked_of_all(name: Any) -> bool:
+    """Whether programs ask any object for an attribute of this name, and call what they get.
+
+    Python does so with `__names__`, notebooks with `_repr_html_` and `_ipython_display_`, what makes JSON with
+    `tolist`. Where a class lets its instances have any attribute, a file could put a function there.
+    """
+    if type(name) is not str:
+        return False
+    is_enclosed = name.startswith("_") and name.endswith("_") and name.strip("_") != ""
+    return is_enclosed or name in _ASKED or name.startswith(("_repr_", "_ipython_", "__array", "__jax"))
+
 
 class Library:
     """How instances are written and completed.

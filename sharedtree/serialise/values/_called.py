@@ -12,6 +12,7 @@ from ...errors import StructureMismatchError
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError
 from ._atoms import short
+from ._attribute_classes import is_asked_of_all
 from ._nodes import TEXT, Apart, Child, Kind, Node, Parts, child, children, require
 from ._wrapping import WRITTEN_ATTRIBUTES, copy_wrapped_attributes, wrapped_attributes
 
@@ -23,7 +24,7 @@ _UPDATED = frozenset({*WRITTEN_ATTRIBUTES, "__wrapped__", "__type_params__"})
 
 def _is_partial_attribute(name: Any) -> bool:
     """Whether a partial in a file may have an attribute: not those that other code calls, such as `__get__`."""
-    return type(name) is str and (not name.startswith("__") or name in _UPDATED)
+    return name in _UPDATED or (type(name) is str and not name.startswith("__") and not is_asked_of_all(name))
 
 
 def _take_partial(obj: Any) -> Apart:

@@ -23,7 +23,7 @@ from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._trust import Trust
 from ._atoms import DistinctNans, is_nan
 from ._called import name_of_method
-from ._evolution import Renames, maker_for, require_sound_renames
+from ._evolution import Renames, maker_for, renames_in, require_sound_renames
 from ._kinds import BUILDERS, TYPED, nested_too_deeply, num_keys, steps
 from ._looked_at import compared_of, first_touched
 from ._nodes import Collisions, Manifest, Parts, TypeEntry, most_collisions
@@ -54,7 +54,7 @@ def decode(
         StructureMismatchError: if a name leads nowhere, a class has changed, or devices are missing.
         FormatError: if the manifest describes what cannot be built.
     """
-    renames = {} if renames is None else renames
+    renames = {} if renames is None else renames_in(manifest, renames)
     has_nans = any(map(is_nan, manifest.atoms.values()))
     values: dict[tuple[str, ...], Any] = DistinctNans(manifest.atoms) if has_nans else dict(manifest.atoms)
     values.update(resolve(manifest, trust, renames) if resolved is None else resolved)
@@ -213,12 +213,13 @@ def resolve(manifest: Manifest, trust: Trust | None = None, renames: Renames | N
     """What the names in a manifest lead to. Arguments and errors are those of `decode`."""
     renames = {} if renames is None else renames
     require_sound_renames(renames)
-    return resolve_all(_names(manifest), lambda: paths_of_names(manifest), trust or Trust(), renames)
+    renames = renames_in(manifest, renames)
+    return resolve_all(_names(manifest), lambda: paths_of_names(manifest), trust or Trust(), renames, manifest.main)
 
 
 def audit(manifest: Manifest, trust: Trust | None = None) -> tuple[Request, ...]:
     """Each name that a file asks for, without building anything."""
-    return judge_all(_names(manifest), paths_of_names(manifest), trust or Trust())
+    return judge_all(_names(manifest), paths_of_names(manifest), trust or Trust(), manifest.main)
 
 
 def _names(manifest: Manifest) -> tuple[Name, ...]:

@@ -12,7 +12,7 @@ from ..._version import __version__
 from ...errors import CycleError
 from ..arrays._arrays import describe, is_array
 from ..trust._classes import kind_of
-from ..trust._names import RefusalError, name_of
+from ..trust._names import RefusalError
 from ._atoms import ENCODERS
 from ._called import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
 from ._instance_rows import take_enum, take_registered
@@ -21,7 +21,7 @@ from ._jax_values import take_other
 from ._kinds import TAKERS, nested_too_deeply
 from ._looked_at import first_touched
 from ._manifest import FORMAT
-from ._named import Named, Problem, unserialisable
+from ._named import Named, Problem, fix_for_users, unserialisable
 from ._nodes import MAX_NAME, Apart, Collisions, Node
 from ._set_order import extend_digests
 
@@ -77,13 +77,15 @@ def encode(tree: Any) -> Encoded:
     if problems:
         raise unserialisable(problems)
     manifest = {
-        "format": FORMAT,
+        "format": 1,
         "library": f"sharedtree {__version__}",
         "types": walk.types,
         "arrays": walk.entries,
         "nodes": walk.nodes,
         "root": root,
     }
+    if walk.main is not None:
+        manifest |= {"format": FORMAT, "main": walk.main}
     return Encoded(manifest, walk.arrays, walk.named)
 
 
@@ -141,7 +143,7 @@ class _Walk:
         self._named = Named()
         self.named = self._named.objects
         self._collisions = Collisions()
-        self._instances = Instances(self.types, self.named)
+        self._instances = Instances(self.types, self._named)
         self._memo: dict[int, int] = {}  # id → node; `alive` and `_frames` keep the objects alive
         self._frames: list[_Frame] = []
         self._tensors: set[str] = set()
@@ -190,6 +192,11 @@ class _Walk:
             return [Problem("", what, _AS_CHILD)]
         return []
 
+    @property
+    def main(self) -> str | None:
+        """The module that was the running program, if anything of it is named."""
+        return self._named.main
+
     def path(self, upto: int | None = None) -> str:
         """Where the walk is."""
         return "".join([frame.keys[len(frame.done)] for frame in self._frames[:upto]])
@@ -220,7 +227,8 @@ class _Walk:
         try:
             apart = self._apart(obj, cls)
         except RefusalError as error:
-            self.problems.append(Problem(self.path(), error.reason, error.fix))
+            fix = fix_for_users([frame.obj for frame in self._frames], obj, error)
+            self.problems.append(Problem(self.path(), error.reason, fix))
             return None
         if type(apart) is not Apart:
             return apart
@@ -304,8 +312,7 @@ class _Walk:
     def _simple_type(self, cls: Any, kind: str) -> int:
         known = self._type_numbers.get(cls)
         if known is None:
-            name = name_of(cls)
-            self.named[name] = cls
+            name = self._named.add(cls)
             known = self._type_numbers[cls] = len(self.types)
             self.types.append({"name": name, "kind": kind})
         return known

@@ -16,9 +16,9 @@ from typing import Any
 from ..._printable import printable
 from ...errors import FormatError, StructureMismatchError
 from ..trust._classes import FIELD_KINDS, kind_of
-from ..trust._names import is_well_formed
+from ..trust._names import CHILD, MAIN, is_well_formed
 from ._instances import fault_of_attribute, layout_of, maker
-from ._nodes import TypeEntry
+from ._nodes import Manifest, TypeEntry
 
 Renames = Mapping[str, str | type | Callable[..., Any] | None]
 """Old name → new name. Of a class or a function: `"old.mod:Old"` → `"new.mod:New"`, or the new one itself. Of a field:
@@ -36,11 +36,18 @@ def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequenc
         raise StructureMismatchError(
             f"`{cls.__qualname__}` is abstract now and has no instances. Load it with the code that wrote the file."
         )
+    change = _Change(entry, cls, renames)
     for name in entry.extra:
-        fault = fault_of_attribute(cls, name)
-        if fault is not None:
-            raise FormatError(f"The file sets the attribute `{printable(name[:80])}` of `{entry.name}`{fault}")
-    return _Change(entry, cls, renames).maker()
+        new = change.new_names[name]
+        # One that the user drops is not set.
+        fault = fault_of_attribute(cls, name) and new is not None and fault_of_attribute(cls, new)
+        if fault:
+            key = f"{entry.name}.{printable(name[:80])}"
+            raise FormatError(
+                f"The file sets the attribute `{printable(name[:80])}` of `{entry.name}`{fault} Load it without that:\n"
+                f'    renames={{"{key}": None}}'
+            )
+    return change.maker()
 
 
 class _Change:
@@ -193,6 +200,15 @@ class _Change:
         for name, kept in held_back.items():
             migrated[name] = {k: v for k, v in kept.items() if k not in gone} if type(kept) is dict else kept
         return self.make(migrated.items())
+
+
+def renames_in(manifest: Manifest, renames: Renames) -> Renames:
+    """The same, with the names that a file has: what its program defined was in `__main__`, and is so called, too."""
+    if manifest.main is None:
+        return renames
+    pairs = [(old.partition(":"), new) for old, new in renames.items()]
+    own = {f"{manifest.main}:{rest}": new for (module, _, rest), new in pairs if module in (MAIN, CHILD)}
+    return {**own, **renames}
 
 
 def require_sound_renames(renames: Renames) -> None:

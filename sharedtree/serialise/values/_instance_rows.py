@@ -5,6 +5,7 @@ there.
 """
 
 import enum
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -162,6 +163,12 @@ def take_enum(obj: Any, type_index: int) -> Apart:
     return Apart((), (), lambda _: ["enum", type_index, member])
 
 
+MAX_COMBINATIONS, MAX_FLAG_BITS = 1024, 256
+"""How many combinations of flags files may add to a class in a process, and how long one may be."""
+
+_combinations: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()
+
+
 def _build_enum(parts: Parts, node: Node) -> Any:
     cls, member = parts.makers[node[1]], parts.child(node[2])
     if type(member) is str:
@@ -175,7 +182,12 @@ def _build_enum(parts: Parts, node: Node) -> Any:
     require(issubclass(cls, enum.Flag), "it is no member")
     found = cls._value2member_map_.get(member)  # noqa: SLF001 -- `cls(member)` is a call of the user's class
     if found is None:
+        require(_combinations.get(cls, 0) < MAX_COMBINATIONS, "its class has had too many combinations from files")
+        require(member.bit_length() <= MAX_FLAG_BITS, "it has too many bits")
+        before = len(cls._value2member_map_)  # noqa: SLF001
         found = enum.Flag._missing_.__func__(cls, member)  # pyright: ignore  # noqa: SLF001 -- likewise
+        # The class keeps each for ever, since one is compared with another by identity.
+        _combinations[cls] = _combinations.get(cls, 0) + len(cls._value2member_map_) - before  # noqa: SLF001
     require(isinstance(found, cls), "it is no member")
     return found
 

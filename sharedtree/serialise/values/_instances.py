@@ -23,9 +23,10 @@ from ..._printable import printable
 from ...errors import FormatError, SharedTreeError, StructureMismatchError
 from ..trust._allowed import LIBRARIES
 from ..trust._classes import FIELD_KINDS, ClassKind, kind_of, library_name_of
-from ..trust._names import RefusalError, name_of
-from ._attribute_classes import Library
+from ..trust._names import RefusalError
+from ._attribute_classes import Library, is_asked_of_all
 from ._mutable_modules import MutableModules
+from ._named import Named
 from ._nnx_objects import NnxObjects, step_of
 from ._nodes import Apart
 from ._treeo_trees import TreeoTrees
@@ -94,28 +95,36 @@ def fault_of_attribute(cls: type, name: Any) -> str | None:
     layout = layout_of(cls)
     allowed = layout.library.may_have(cls, name) if type(name) is str else False
     if allowed is None:
-        is_special = name.startswith("__") and name.endswith("__") and name not in WRITTEN_ATTRIBUTES
-        allowed = name.isidentifier() and not keyword.iskeyword(name) and not is_special
+        allowed = name.isidentifier() and not keyword.iskeyword(name)
     if not allowed:
         return ", which no save would write."
-    if name in layout.fields or name in WRITTEN_ATTRIBUTES:
+    if name in layout.fields or name in layout.slots:
         return None
-    # A file could replace a method in this way. Slots and plain values of the class it may: they are data. Instances of
-    # classes of the libraries have no attributes but those that `equinox.module_update_wrapper` sets; but treex's and
-    # NNX's have more than they declare.
+    # What a class does not declare may be something that other programs ask for, and call. So instances have no more
+    # than what the class lists, and what `equinox.module_update_wrapper` sets. Instances of treex's, of NNX's and of
+    # this package's modules are all in attributes that nobody declares.
+    if layout.kind == "module" and name in WRITTEN_ATTRIBUTES:
+        return None
+    if is_asked_of_all(name) and name not in layout.library.own_entries:
+        return ", which other programs would ask for and call. No save would write that."
     held = inherited(cls, name)
-    if held is ABSENT:
-        is_taken = cls.__module__.partition(".")[0] in LIBRARIES and layout.kind != "attributes"
-    else:
-        is_slot = isinstance(held, types.MemberDescriptorType)
-        is_taken = not is_slot and (callable(held) or hasattr(type(held), "__get__"))
+    if layout.kind != "attributes" and held is ABSENT and name not in listed_attributes(cls):
+        return ", which the class does not declare. No save would write that."
+    # A file could replace a method in this way. Plain values of the class it may: the class has declared them.
+    is_taken = held is not ABSENT and (callable(held) or hasattr(type(held), "__get__"))
     return ", in the place of what the class defines. No save would write that." if is_taken else None
 
 
-class Instances:
-    """Takes the instances of a tree apart, and adds their types and the names of their classes to what it is given."""
+def listed_attributes(cls: type) -> frozenset[str]:
+    """The attributes that are no fields, but that a class or one of its bases lists in `__sharedtree_attributes__`."""
+    held = [type.__getattribute__(base, "__dict__").get("__sharedtree_attributes__", ()) for base in cls.__mro__]
+    return frozenset(name for each in held for name in ((each,) if type(each) is str else each))
 
-    def __init__(self, types: list[dict[str, Any]], named: dict[str, Any]) -> None:
+
+class Instances:
+    """Takes the instances of a tree apart, and adds their types and their classes to what it is given."""
+
+    def __init__(self, types: list[dict[str, Any]], named: Named) -> None:
         self._types = types
         self._named = named
         self._known: dict[Any, tuple[int, list[str], list[str], list[int] | None]] = {}
@@ -157,14 +166,13 @@ class Instances:
         refused = next((name for name in extra if fault_of_attribute(cls, name) is not None), None)
         if refused is not None:
             raise RefusalError(
-                f"a `{cls.__qualname__}` with the attribute `{refused}`, which is no field of its class, and which no "
-                "file may set",
-                "Make it a field of the class.",
+                f"a `{cls.__qualname__}` with the attribute `{str(refused)[:80]}`, which is no field of its class, and "
+                "which no file may set",
+                _how_to_declare(cls, refused),
             )
-        entry: dict[str, Any] = {"name": name_of(cls), "kind": layout.kind, "fields": fields}
+        entry: dict[str, Any] = {"name": self._named.add(cls), "kind": layout.kind, "fields": fields}
         missing = [name for name in layout.fields if name not in attributes]
         more = {"missing": missing, "extra": extra, "version": layout.version}
-        self._named[entry["name"]] = cls
         self._types.append(entry | {key: value for key, value in more.items() if value})
         names, number = [*fields, *extra], len(self._types) - 1
         if layout.kind != "attributes":
@@ -172,6 +180,16 @@ class Instances:
         # JAX traces some that are no declared fields, and they come first.
         visited = [name for name in attributes if name in names]
         return number, visited, [step_of(name) for name in visited], [visited.index(name) for name in names]
+
+
+def _how_to_declare(cls: type, name: Any) -> str:
+    """What to do about an attribute that a class does not declare."""
+    if type(name) is not str or is_asked_of_all(name):
+        return "Delete it."
+    is_free = name.isidentifier() and inherited(cls, name) is ABSENT and kind_of(cls) != "attributes"
+    if not is_free or cls.__module__.partition(".")[0] in LIBRARIES:
+        return "Make it a field of the class."
+    return f'Make it a field of the class, or list it there: `__sharedtree_attributes__ = ("{name[:80]}",)`.'
 
 
 def maker(cls: Any, new_names: Mapping[str, str | None]) -> Callable[[Iterable[tuple[str, Any]]], Any]:

@@ -12,15 +12,15 @@ from ...errors import FormatError
 from ..arrays._arrays import ArrayEntry
 from ..arrays._dtypes import FLOAT0, dtype_named
 from ..container._header import malformed, parse_manifest_json
-from ..trust._names import is_well_formed
+from ..trust._names import CHILD, MAIN, is_well_formed
 from ._atoms import decode_atom, is_name, read_base64
 from ._called import name_of_method
 from ._instance_rows import are_steps
 from ._kinds import KINDS, children_of, nested_too_deeply
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
 
-FORMAT = 1
-"""The version of the format that is written, and the newest that can be read."""
+FORMAT = 2
+"""The newest version of the format. What has no `main` is written as one of version 1, which older readers read."""
 
 CLASS_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder", "registered", "enum"})
 
@@ -88,7 +88,8 @@ class _Reader:
                 f"It was written by {printable(str(whole.get('library', 'a newer version'))[:80])}. Update:\n"
                 "    pip install --upgrade sharedtree"
             )
-        _keys(whole, "the manifest", {"format", "library", "types", "arrays", "nodes", "root"})
+        keys = {"format", "library", "types", "arrays", "nodes", "root"}
+        _keys(whole, "the manifest", keys if whole["format"] < 2 else keys | {"main"})
         if whole["format"] < 1 or type(whole["library"]) is not str:
             raise malformed("its version or its writer is missing")
         for key in ("types", "arrays", "nodes"):
@@ -107,7 +108,10 @@ class _Reader:
             raise malformed("`root` is neither a node nor a value")
         if len(self.used) != len(self.arrays):
             raise malformed("an array belongs to no node")
-        return Manifest(whole["library"], self.types, self.arrays, self.nodes, root, self.atoms, tuple(self.names))
+        main, names = whole.get("main"), tuple(self.names)
+        if "main" in whole and not _is_program(main, names):
+            raise malformed("`main` is no module that the file names, or the file has another name for it")
+        return Manifest(whole["library"], self.types, self.arrays, self.nodes, root, self.atoms, names, main)
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
@@ -246,6 +250,12 @@ class _Reader:
         if result.key is not None and (result.dtype != "uint32" or not result.shape):
             raise malformed(f"{where} is a PRNG key without raw data of uint32")
         return result
+
+
+def _is_program(main: Any, names: tuple[tuple[str, str], ...]) -> bool:
+    """Whether a module may be the one that was the running program."""
+    modules = {name.partition(":")[0] for _, name in names}
+    return type(main) is str and main in modules and modules.isdisjoint({MAIN, CHILD})
 
 
 _ARRAY_KEYS = frozenset({"tensor", "dtype", "shape", "kind"})

@@ -15,9 +15,10 @@ What is code is no part of an object: globals, modules, and classes with their a
 
 import collections
 import contextlib
+import functools
 import itertools
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +30,9 @@ from ...errors import UnserialisableError
 from ...transforms._function_transform import FunctionTransform
 from ..arrays._arrays import is_array
 from ..trust._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY, TOKENS
-from ..trust._names import NamelessError, RefusalError, find, name_of, own_name_of, root_of
+from ..trust._classes import held
+from ..trust._installed import is_in_site_packages
+from ..trust._names import MAIN, NamelessError, RefusalError, find, home_of, import_name, name_of, own_name_of, root_of
 
 # The packages whose callable objects are functions: compiled, cached, or with a derivative of their own.
 _OF_FUNCTIONS = LIBRARIES | NAMES_ONLY | {"builtins", "functools"}
@@ -40,10 +43,12 @@ class Named:
 
     Attributes:
         objects: each by its name.
+        main: the module that the running program is to others, once a name of it was written.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
+        self.main: str | None = None
         self._atoms: dict[int, list[str]] = {}  # id → atom; `objects` keeps the objects alive, or `_alike` does
         self._alike: list[Any] = []
         self._tokens: dict[type, str | None] = {}  # of classes of modules: the name of the object that stands for it
@@ -52,10 +57,22 @@ class Named:
         """What is written for an object, by its name."""
         atom = self._atoms.get(id(obj))  # alive: see `_atoms`
         if atom is None:
-            name = name or name_of(obj)
-            self.objects[name] = obj
+            name = self.add(obj, name)
             atom = self._atoms[id(obj)] = [tag, name]  # alive in `objects`
         return atom
+
+    def add(self, obj: Any, name: str | None = None) -> str:
+        """Notes that an object is written by its name, and returns that as others have it. Raises `NamelessError`."""
+        name = name or name_of(obj)
+        if name.startswith(f"{MAIN}:") and self._program is not None:
+            self.main = self._program
+            name = self.main + name.removeprefix(MAIN)
+        self.objects[name] = obj
+        return name
+
+    @functools.cached_property
+    def _program(self) -> str | None:
+        return import_name()
 
     def atom_of_module(self, obj: Any) -> list[str] | None:
         """What is written for a module of Equinox that is a name; None if it is to be taken apart.
@@ -210,14 +227,14 @@ def _parts_of_container(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
 
 def _attributes_of(obj: Any, cls: type) -> Iterator[tuple[str, Any]]:
     for base in type.__getattribute__(cls, "__mro__"):
-        for name, held in type.__getattribute__(base, "__dict__").items():
-            if type(held) is types.MemberDescriptorType:  # a slot; of types written in C, what they hold
+        for name, there in type.__getattribute__(base, "__dict__").items():
+            if type(there) is types.MemberDescriptorType:  # a slot; of types written in C, what they hold
                 try:
-                    yield f"attribute `{name}`", held.__get__(obj)
+                    yield f"attribute `{name}`", there.__get__(obj)
                 except AttributeError:  # never set
                     continue
-            elif name in ("__dict__", "__self__") and type(held) is types.GetSetDescriptorType:
-                value = held.__get__(obj)
+            elif name in ("__dict__", "__self__") and type(there) is types.GetSetDescriptorType:
+                value = there.__get__(obj)
                 if name == "__self__":
                     yield "attribute `__self__`", value
                 elif type(value) is dict:
@@ -274,6 +291,43 @@ def _refusal_of(obj: Any, cls: Any) -> RefusalError:
     if root_of(cls.__module__) in LIBRARIES:
         fix = "Leave it out, and make it anew after loading."
     return RefusalError(f"a `{name}`, which cannot be rebuilt without calling it", fix)
+
+
+_TRAIN_STATE = (
+    "The functions of a `TrainState` are made by the program. Save the rest, "
+    '`sharedtree.save(path, {"step": state.step, "params": state.params, "opt_state": state.opt_state})`, and put it '
+    "into a new state after loading: `state = state.replace(**sharedtree.load(path))`."
+)
+_PENZAI = (
+    "It is a variable of Penzai, which is changed in place. Save frozen ones, "
+    "`sharedtree.save(path, penzai.pz.unbind_params(model, freeze=True))`, and bind them again: "
+    "`model, params = sharedtree.load(path, trusted=['penzai'])`, "
+    "`model = penzai.pz.bind_variables(model, [each.unfreeze_as_copy() for each in params])`."
+)
+
+
+def fix_for_users(holders: Sequence[Any], obj: Any, error: RefusalError) -> str:
+    """The fix of an error for an object, of which the holders, the root first, may be of another's library.
+
+    Who wrote a class can make it a dataclass, and who wrote a closure can make what it holds a field. Who only uses
+    them can save what the model has of its own, its arrays, and put that into a model that the library makes anew.
+    """
+    state = held("flax.training.train_state", "TrainState")
+    if state is not None and any(isinstance(holder, state) for holder in holders):
+        return _TRAIN_STATE
+    variable = held("penzai.core.variables", "Parameter")
+    if variable is not None and isinstance(obj, variable):
+        return _PENZAI
+    is_function = isinstance(obj, types.FunctionType)
+    library = root_of(home_of(obj if is_function else type(obj)))
+    # What is said of the classes of libraries that are known is said to their users.
+    if not is_in_site_packages(library) or (library in LIBRARIES | NAMES_ONLY and not is_function):
+        return error.fix
+    return (
+        f"It is made by `{library}`: leave it out, and make it anew after loading. Or save the arrays alone, "
+        "`sharedtree.save(path, sharedtree.tree.leaves(model))`, and put them into a model that is made anew: "
+        "`model = sharedtree.tree.unflatten(sharedtree.tree.structure(model), sharedtree.load(path))`."
+    )
 
 
 def unserialisable(problems: list[Problem]) -> UnserialisableError:

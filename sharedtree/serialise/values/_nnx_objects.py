@@ -23,7 +23,7 @@ from ...errors import FormatError
 from ..arrays._arrays import is_array
 from ..trust._classes import held, nnx_holders
 from ..trust._names import NamelessError, RefusalError, name_of
-from ._attribute_classes import Library
+from ._attribute_classes import Library, is_asked_of_all
 
 STATE = OWN + "state"
 
@@ -181,14 +181,14 @@ def fault_of_aux(cls: Any, aux: Any) -> str | None:
             return "metadata that is no tuple of names with values"
         if any(_has_what_is_called(item[1]) for item in aux):
             return "metadata that can be called, such as a hook"
-        names = [item[0] for item in aux]
+        names = [item[0] for item in aux if item[0].startswith("__") and item[0].endswith("__")]
     elif any(state in bases for state in states):
         keys: Any = aux if type(aux) in (tuple, list) else [aux]  # or paths of keys
-        names = [name for key in keys for name in (key if type(key) in (tuple, list) else [key])]
+        every = [name for key in keys for name in (key if type(key) in (tuple, list) else [key])]
+        names = [name for name in every if is_asked_of_all(name)]  # whose values may be called
     else:
         return None
-    are_special = [type(name) is str and name.startswith("__") and name.endswith("__") for name in names]
-    return "a name that Python itself asks for" if any(are_special) else None
+    return "a name that Python itself or other programs ask for" if names else None
 
 
 def _has_what_is_called(value: Any) -> bool:

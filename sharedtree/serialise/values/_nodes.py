@@ -56,6 +56,7 @@ class Manifest(NamedTuple):
         root: the tree.
         atoms: the value of each atom that names nothing, by its texts.
         names: the names of classes, functions and methods that the file asks for, each with what it is used as.
+        main: the module that was the running program when the file was written, if any of the names is in that.
     """
 
     library: str
@@ -65,6 +66,7 @@ class Manifest(NamedTuple):
     root: Child
     atoms: dict[tuple[str, ...], Any]
     names: tuple[tuple[str, str], ...]
+    main: str | None = None
 
 
 class Operand(NamedTuple):
