@@ -2713,7 +2713,8 @@ static int compile_step(Program *program, Step *step)
     PyObject *aux = node_type == NULL ? NULL : PyObject_GetAttr(step->node, name_aux);
     step->kind = aux == NULL ? NULL : kind_described(node_type);
     int mutable = step->kind == NULL ? -1 : is_mutable(aux), outcome = mutable < 0 ? -1 : 0;
-    if (mutable == 0 && step->kind->is_rebuilt && step->kind->node_type == node_type) {
+    /* A kind of namedtuples holds no node type, which would keep the class alive. */
+    if (mutable == 0 && step->kind->is_rebuilt && (step->kind->shape == NAMEDTUPLE || step->kind->node_type == node_type)) {
         value = PyObject_GetAttr(aux, name_value);
         outcome = value == NULL ? -1 : compile_node(program, step, value);
     }

@@ -74,7 +74,7 @@ def _described(node_type: NodeType) -> Description:
     """The arguments of `new_kind` in `_native.c`."""
     convention = native.INHERITED if node_type.convention is None else _NUMBERS[node_type.convention]
     shape, take_apart = _shape_of(node_type), node_type.take_apart
-    is_rebuilt = shape in (*_SHAPES.values(), native.FIELDS)
+    is_rebuilt = shape in (*_SHAPES.values(), native.FIELDS, native.NAMEDTUPLE)
     fields = _fields_of(node_type) if shape == native.FIELDS else _NO_FIELDS
     if is_registered(node_type):
         take_apart, is_rebuilt = jtu.default_registry.flatten_one_level, True
