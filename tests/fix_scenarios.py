@@ -549,14 +549,20 @@ def a_layer_that_a_loop_replaces_in_place(path):
     return of(provoke, MISMATCH, layer=Mutable(weight=0), new=jnp.ones(2))
 
 
-@scenario
-def an_optimizer_without_optax(path):
+def without(module, call):
     def provoke():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, "optax", None)
-            st.optimizer(None)
+            patch.setitem(sys.modules, module, None)
+            call()
 
     return of(provoke, ImportError)
+
+
+@scenario
+def a_file_to_look_at(path):
+    st.save(path / "model.safetensors", {"a": jnp.ones(2)})
+    names = {"path": path / "model.safetensors"}
+    return Scenario(lambda: st.summary("model.safetensors"), UNREGISTERED, names)
 
 
 def _takes_operands(wrong):
@@ -823,6 +829,10 @@ scenarios(
     preserve_identities_of_a_plain_function=lambda: of(
         lambda f: st.preserve_identities(f)(tied()), TypeError, lambda f: f(tied())
     ),
+    an_optimizer_without_optax=lambda: without("optax", lambda: st.optimizer(None)),
+    a_drawing_without_its_libraries=lambda: without("igraph", lambda: st.draw({"a": jnp.ones(2)})),
+    marks_without_treescope=lambda: without("treescope", st.show.register),
+    a_class_to_look_at=lambda: Scenario(lambda: st.summary(Net), UNREGISTERED, {"Net": lambda _: tied()}),
     preserve_identities_of_no_function=lambda: of(lambda: st.preserve_identities(tied()), TypeError),
     operands_without_an_adapter_for_them=lambda: _takes_operands(None),
     operands_like_those_of_a_transform_that_takes_none=lambda: _takes_operands(jax.jit),

@@ -29,7 +29,7 @@ USUAL = {
     "open": lambda *args: open(*args).close(),
 }
 PIP = re.compile(
-    r"pip install (--upgrade )?(sharedtree|ml_dtypes|jax|flax|optax|tqdm|orbax-checkpoint"
+    r"pip install (--upgrade )?(sharedtree|ml_dtypes|jax|flax|optax|tqdm|orbax-checkpoint|treescope|igraph drawsvg"
     r"|'sharedtree\[(treex|export)\]'|'jax<[\d.]+'|--no-deps treex==0\.6\.9 treeo==0\.0\.10)"
 )
 

@@ -36,7 +36,7 @@ class Drawing:
         if ending in _OTHER_FORMATS:
             raise ValueError(
                 f"A drawing is SVG, and `{ending}` is another format. Save it as `.svg`; a browser opens it, and other "
-                "programs convert it, such as\n    rsvg-convert m.svg -o m.png"
+                "programs convert it, such as `rsvg-convert m.svg -o m.png`."
             )
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.svg)

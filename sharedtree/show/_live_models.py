@@ -45,8 +45,8 @@ def _require_tree(tree: Any) -> None:
         advice = f"Make a model of it first:\n    sharedtree.summary({name}(...))"
     elif isinstance(tree, str | bytes) or hasattr(tree, "__fspath__"):
         advice = (
-            "To look at a file, use the command line:\n    sharedtree show FILE\n"
-            "or load it first:\n    sharedtree.summary(sharedtree.load(path))"
+            "To look at a file, use the command line, `sharedtree show FILE`, or load it first:\n"
+            "    sharedtree.summary(sharedtree.load(path))"
         )
     elif callable(tree) and not hasattr(tree, "__dict__"):
         advice = "Pass the parameters that it uses."

@@ -7,6 +7,7 @@ is what it adds to the vanilla one; errors, cost and limitations are those of `p
 
 import functools
 import inspect
+import textwrap
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -46,11 +47,10 @@ def _with_usual(said: str, title: str) -> str:
     """What is said of one, with what holds of all where it says nothing of its own about that."""
     before, example, after = inspect.cleandoc(said).partition("Example:\n")
     usual = (
-        "Args:\n"
-        "    function: the function; without it, returns a decorator.\n"
-        f"    options: of `{title}`, `policy=`, a `Policy`, and `in_place=`, which wins over it.\n\n"
+        "function: the function; without it, returns a decorator.\n"
+        f"options: of `{title}`, `policy=`, a `Policy`, and `in_place=`, which wins over it.\n"
     )
-    own = before if "Args:\n" in before else before + usual
+    own = before if "Args:\n" in before else f"{before}Args:\n{textwrap.indent(usual, '    ')}\n"
     return f"{own}{example}{after}\n\nSee `preserve_identities` for errors, cost and limitations.\n"
 
 

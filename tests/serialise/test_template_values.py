@@ -1,5 +1,6 @@
 """Templates whose static values or weak types are not the file's."""
 
+import enum
 import functools
 
 import equinox as eqx
@@ -11,7 +12,11 @@ import pytest
 import sharedtree as st
 
 from .strategies import Registered
-from .test_evolution import Kind
+
+
+class Kind(enum.Enum):
+    A = 1
+    B = 2
 
 
 class Model(eqx.Module):
