@@ -173,6 +173,7 @@ def open_trees():
     partial = functools.partial(jax.nn.relu, 1)
     partial.note = jax.nn.relu
     yield partial
+    pytest.importorskip("flax", minversion="0.12.1")  # files know others not
     nnx = pytest.importorskip("flax.nnx")
     layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
     layer.note = jax.nn.relu

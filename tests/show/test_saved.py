@@ -29,7 +29,7 @@ def table_of_file(data, depth=None):
 
 
 def nnx_model():
-    pytest.importorskip("flax.nnx")
+    pytest.importorskip("flax", minversion="0.12.1")
     from .nnx_net import net
 
     return net()
