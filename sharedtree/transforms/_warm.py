@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._context import Policy, PolicyOption, current_policy
 from .._graph import Rules
+from .._jax_internals import hide_frames
 from .._native_walk import native
 from ._call import Call
 from ._in_place import write
@@ -113,7 +114,11 @@ class _Caller:
     way: Way | None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.go_on((), current_policy(self.policy), args, kwargs)
+        try:
+            return self.go_on((), current_policy(self.policy), args, kwargs)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def go_on(self, left: Any, policy: Policy, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What is left of a call.
