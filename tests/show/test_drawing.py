@@ -108,6 +108,7 @@ def test_one_layer_at_many_places_is_one_box():
     assert any("at 12 places" in text for text in picture.texts)
 
 
+@pytest.mark.slow
 def test_many_boxes_and_little_depth_are_lines_with_marks():
     layers = [eqx.nn.Linear(i + 1, 2, key=jax.random.key(0)) for i in range(40)]
     model = {"layers": layers, "probes": [layer.weight for layer in layers]}
@@ -139,6 +140,7 @@ def test_it_is_saved_as_utf_8_and_shown_in_notebooks(tmp_path):
         drawing.save("m.png")
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_nodes_and_what_is_no_pytree():
     arrays = [jax.ShapeDtypeStruct((i,), "float32") for i in range(25_000)]
     drawing = st.draw([{"a": w, "b": [w]} for w in arrays])

@@ -207,6 +207,7 @@ def test_what_is_no_pytree_says_what_to_do():
             st.summary([], **options)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_nodes():
     arrays = [np.zeros(i % 7) for i in range(25_000)]
     table = st.summary([{"a": w, "b": [w]} for w in arrays])
