@@ -117,8 +117,8 @@ class Context:
         self._maker: object | None = None
 
     def __enter__(self) -> Self:
+        _count(1)  # before it is there, as in `__exit__` after it is gone: to count too many costs time only
         _active.stack.append(self)
-        _count(1)
         return self
 
     def __exit__(self, *_: object) -> None:

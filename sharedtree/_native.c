@@ -353,7 +353,6 @@ static PyObject *name_records, *name_root, *name_given, *name_is_noted, *name_pr
 static newfunc new_object;
 static PyTypeObject *concrete_array; /* of JAX's arrays that are no tracers */
 
-
 /* A small object of up to three parts, by position: the base of a class in Python, which says what they are. */
 typedef struct {
     PyObject_HEAD
@@ -3875,12 +3874,14 @@ static PyObject *native_count_contexts(PyObject *module, PyObject *change)
 /* The policy of a call, and how its wrapper is called under that; NULL if that is not known yet. Both are new references. */
 static int read_caller(PyObject *self, PyObject **policy, PyObject **known)
 {
-    PyObject *given = parts_of(self)[POLICY_OF], *way = parts_of(self)[WAY_OF];
+    PyObject *given = Py_XNewRef(parts_of(self)[POLICY_OF]);
     *known = NULL;
     if (given == Py_None && num_contexts == 0)
-        given = default_policy;
+        replace(&given, Py_NewRef(default_policy));
     *policy = given != NULL && Py_TYPE(given) == policy_type ? Py_NewRef(given)
                                                              : PyObject_CallFunctionObjArgs(current_policy, given, NULL);
+    Py_XDECREF(given);
+    PyObject *way = parts_of(self)[WAY_OF]; /* after the call into Python, which may set another one */
     if (way != NULL && is_record(way, 6) && PyTuple_GetItem(way, 0) == *policy)
         *known = Py_NewRef(way);
     return *policy == NULL ? -1 : 0;

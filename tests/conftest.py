@@ -87,3 +87,16 @@ def _looked_at_once():
     gc.freeze()
     yield
     gc.collect()
+
+
+@pytest.fixture
+def command(capsys):
+    """A function that runs a command and returns its exit status, output and messages."""
+    from sharedtree.__main__ import main
+
+    def called(*arguments):
+        status = main([str(each) for each in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return called

@@ -57,18 +57,6 @@ def saved(tmp_path):
 
 
 @pytest.fixture
-def command(capsys):
-    """A function that runs a command and returns its exit status, output and messages."""
-
-    def called(*arguments):
-        status = main([str(each) for each in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return called
-
-
-@pytest.fixture
 def differences(saved, command):
     """A function that returns what `diff --json` says of two trees; the exit status is checked."""
 

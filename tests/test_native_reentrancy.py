@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from sharedtree import _walk
+from sharedtree import _context, _walk
 from sharedtree._graph import Tags, build
 from sharedtree._native_walk import native
 from sharedtree._node_types import dict_descriptor
@@ -459,3 +459,17 @@ def test_eight_threads_that_change_what_they_walk():
     for value in static_values:
         attributes_of(model)["note"] = value
         assert_agree(model)
+
+
+def test_another_way_while_the_policy_is_asked_for(monkeypatch):
+    f = st.jit(lambda x: x + 1, in_place=True)
+    x = jnp.ones(2)
+    f(x)
+    ask = _context._with_in_place
+
+    def asked(policy, in_place):
+        f.way = None
+        return ask(policy, in_place)
+
+    monkeypatch.setattr(_context, "_with_in_place", asked)
+    assert [f(x).tolist() for _ in range(3)] == [[2, 2]] * 3

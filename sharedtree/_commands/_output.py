@@ -13,6 +13,7 @@ from typing import Any, Literal, TextIO
 
 from .._printable import printable, printable_lines
 from ..errors import SharedTreeError
+from ..show._text_table import RICH_STYLES
 
 OK, FOUND, TROUBLE = 0, 1, 2
 """Exit statuses: all is well; what a command looks for is there (damage, a refusal, a difference); it could not run."""
@@ -21,7 +22,7 @@ _CLOSED_PIPE = 141  # what a shell reports of a program that wrote to a closed p
 
 Style = Literal["", "path", "dim", "tie", "head", "good", "bad"]
 
-_RICH_STYLES = {"path": "cyan", "dim": "dim", "tie": "yellow", "head": "bold", "good": "green", "bad": "red"}
+_RICH_STYLES = RICH_STYLES | {"good": "green", "bad": "red"}
 
 Part = tuple[str, Style]
 

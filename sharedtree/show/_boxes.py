@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from ._description import Part
 from ._outline import Outline
-from ._text_table import counted, shortened, times
+from ._text_table import figure, shortened, times
 
 MOST_BOXES = 150
 
@@ -184,7 +184,7 @@ def boxes_of(outline: Outline, *, depth: int | None = None, most: int = MOST_BOX
             lines.append(f"... {len(all_lines) - _MOST_LINES:,} more")
         mark, ties, places = (tie.mark, tie.times, tie.num_places) if tie else (None, 1, 1)
         parameters = sizes[number].parameters
-        facts = [f"{counted(parameters)} parameters{' each' if count > 1 or ties > 1 else ''}"] if parameters else []
+        facts = [f"{figure(parameters)} parameters{' each' if count > 1 or ties > 1 else ''}"] if parameters else []
         facts += [f"at {places:,} places"] if tie else []
         lines[:0] = [", ".join(facts)] if facts else []
         title = shortened(text_of(part), _MOST_TEXT)

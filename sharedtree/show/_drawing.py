@@ -8,7 +8,7 @@ from ._boxes import MOST_BOXES, Boxes, boxes_of
 from ._live_models import description_of
 from ._outline import Outline
 from ._svg import svg_of
-from ._text_table import counted
+from ._text_table import figure
 
 
 class Drawing:
@@ -80,8 +80,9 @@ def draw(tree: Any, *, depth: int | None = None, boxes: int = MOST_BOXES) -> Dra
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
         >>> w = jnp.ones((4, 3))
-        >>> drawing = st.draw({"embed": w, "head": w})  # doctest: +SKIP
-        >>> drawing.save("model.svg")  # doctest: +SKIP
+        >>> drawing = st.draw({"embed": w, "head": w})
+        >>> "12 parameters, at 2 places" in drawing.svg  # `drawing.save("model.svg")` writes it
+        True
 
     Limitations: the boxes are as wide as texts are in a usual monospaced font. Drawings of many unequal layers are
     large: choose a `depth`.
@@ -101,9 +102,9 @@ def drawing_of(outline: Outline, depth: int | None, most: int, igraph: Any, draw
 
 def _notes(outline: Outline, boxes: Boxes) -> list[str]:
     description = outline.description
-    notes = [f"{counted(description.size.parameters)} parameters"]
+    notes = [f"{figure(description.size.parameters)} parameters"]
     if description.num_ties:
-        notes[0] += f"; untied {counted(description.untied_size.parameters)}"
+        notes[0] += f"; untied {figure(description.untied_size.parameters)}"
     if boxes.hidden:
         marks = ", ".join(f"#{mark}" for mark in boxes.hidden[:_MOST_HIDDEN])
         marks += f" and {len(boxes.hidden) - _MOST_HIDDEN:,} more" if len(boxes.hidden) > _MOST_HIDDEN else ""

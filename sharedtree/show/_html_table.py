@@ -9,9 +9,8 @@ import itertools
 import zlib
 from collections.abc import Iterator
 
-from ._description import Size
 from ._outline import Outline, Row, TieShown
-from ._text_table import HEADS, MOST_PLACES, MOST_TIES, cells_of, counted, times
+from ._text_table import HEADS, MOST_PLACES, MOST_TIES, cells_of, figure, size_text, times
 
 _STYLE = """
 .sharedtree-summary{color:inherit;font-size:13px;line-height:1.45;overflow-x:auto;--sharedtree-tie:#a34700}
@@ -61,7 +60,7 @@ def _pieces(outline: Outline, depth: int | None, most: int) -> Iterator[str]:
     yield "</tbody></table>"
     more = sum(1 for _ in rows)
     if more:
-        yield f"<p>... and {counted(more)} more lines; see <code>depth=</code> and <code>lines=</code></p>"
+        yield f"<p>... and {figure(more)} more lines; see <code>depth=</code> and <code>lines=</code></p>"
     yield from _below(outline, name)
     yield "</div>"
 
@@ -83,9 +82,9 @@ def _row(row: Row, name: str, present: set[int | None]) -> Iterator[str]:
 
 def _below(outline: Outline, name: str) -> Iterator[str]:
     description = outline.description
-    yield f"<p><strong>total</strong> {_size(description.size)}"
+    yield f"<p><strong>total</strong> {size_text(description.size)}"
     if description.num_ties:
-        yield f"<br><strong>untied</strong> {_size(description.untied_size)} if each place had its own"
+        yield f"<br><strong>untied</strong> {size_text(description.untied_size)} if each place had its own"
         yield f"<br><strong>ties</strong> {description.num_ties:,}, each counted once:</p><ul>"
         for tie in itertools.islice(outline.ties.values(), MOST_TIES):
             yield _tie(tie, name)
@@ -106,7 +105,3 @@ def _tie(tie: TieShown, name: str) -> str:
         places.append("one object in all of them")
     first = f'<a href="#{name}-{tie.mark}"><b>#{tie.mark}</b></a>{times(tie.times)}'
     return f'<li id="{name}-tie-{tie.mark}">{first} {" = ".join(places)}</li>'
-
-
-def _size(size: Size) -> str:
-    return f"{counted(size.parameters)} parameters, {counted(size.nbytes)} bytes"

@@ -166,7 +166,7 @@ def _link(parts: Any, mark: _Mark) -> Any:
         def foldables_in_this_part(self) -> tuple[Any, ...]:
             return ()
 
-        def html_setup_parts(self, context: Any, /) -> set[Any]:  # noqa: ARG002
+        def html_setup_parts(self, _context: Any, /) -> set[Any]:
             return set()
 
         def render_to_html(self, stream: Any, **_: Any) -> None:

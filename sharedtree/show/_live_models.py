@@ -29,8 +29,8 @@ def description_of(tree: Any) -> Description:
         UnregisteredTypeError: if `tree` is no pytree.
     """
     if isinstance(tree, Dag):
-        leaves, structure = tree._flatten()  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-        leaf_of = dict(zip(structure.leaf_numbers, leaves, strict=True))
+        structure = tree.structure
+        leaf_of = dict(zip(structure.leaf_numbers, jtu.tree_leaves(tree), strict=True))
     else:
         _require_tree(tree)
         structure, leaf_of = read_tree(tree)

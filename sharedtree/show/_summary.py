@@ -1,19 +1,17 @@
 """`summary`: a model as a table."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ._html_table import html_table
 from ._live_models import description_of
 from ._outline import Outline, Row
-from ._text_table import Line, table_lines
+from ._text_table import RICH_STYLES, Line, table_lines
 
 MOST_ROWS = 1_000
 
 _NARROWEST = 20
-
-_RICH_STYLES = {"path": "cyan", "dim": "dim", "tie": "bold yellow", "head": "bold", "": ""}
 
 
 class Summary:
@@ -65,20 +63,20 @@ class Summary:
         return html_table(self._outline, depth=self._depth, most=self._lines)
 
     def __rich__(self) -> Any:
-        return _ForRich(self)
+        return _ForRich(self._styled_lines)
 
 
 class _ForRich:
     """What `rich` asks for lines when it knows how wide its console is."""
 
-    def __init__(self, summary: Summary) -> None:
-        self._summary = summary
+    def __init__(self, lines: Callable[[int], Iterator[Line]]) -> None:
+        self._lines = lines
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.text import Text
 
-        for line in self._summary._styled_lines(options.max_width):  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-            yield Text.assemble(*[(text, _RICH_STYLES[style]) for text, style in line], no_wrap=False)
+        for line in self._lines(options.max_width):
+            yield Text.assemble(*[(text, RICH_STYLES[style]) for text, style in line], no_wrap=False)
 
 
 def summary(tree: Any, *, depth: int | None = None, lines: int = MOST_ROWS) -> Summary:

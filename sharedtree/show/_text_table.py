@@ -10,6 +10,9 @@ from ._outline import Outline, Row, TieShown
 
 Style = Literal["", "path", "dim", "tie", "head"]
 
+RICH_STYLES = {"": "", "path": "cyan", "dim": "dim", "tie": "yellow", "head": "bold"}
+"""What rich makes of each style."""
+
 Line = tuple[tuple[str, Style], ...]
 
 HEADS = ("path", "class", "shape", "dtype", "parameters", "bytes", "tie")
@@ -36,13 +39,13 @@ def cells_of(row: Row) -> tuple[str, ...]:
         what,
         shape,
         dtype,
-        counted(row.size.parameters) if row.size.parameters else "",
-        counted(row.size.nbytes) if row.size.nbytes else "",
+        figure(row.size.parameters) if row.size.parameters else "",
+        figure(row.size.nbytes) if row.size.nbytes else "",
         f"#{row.mark}" if row.mark is not None else "",
     )
 
 
-def counted(number: int) -> str:
+def figure(number: int) -> str:
     """A number for people."""
     return f"{number:,}" if number < MANY else "over 10^30"
 
@@ -80,7 +83,7 @@ def table_lines(
         yield tuple(_styled(row, columns(texts)))
     more = sum(1 for _ in rows)
     if more:
-        yield ((f"... and {counted(more)} more line{'s' * (more > 1)}; see {how}", "dim"),)
+        yield ((f"... and {figure(more)} more line{'s' * (more > 1)}; see {how}", "dim"),)
     yield from summary_lines(outline, width)
 
 
@@ -131,9 +134,9 @@ def summary_lines(outline: Outline, width: int | None = None) -> Iterator[Line]:
     description = outline.description
     unique, untied = description.size, description.untied_size
     yield ()
-    yield from _folded("total   ", _size(unique), width)
+    yield from _folded("total   ", size_text(unique), width)
     if description.num_ties:
-        yield from _folded("untied  ", f"{_size(untied)} if each place had its own", width)
+        yield from _folded("untied  ", f"{size_text(untied)} if each place had its own", width)
         yield from _folded("ties    ", f"{description.num_ties:,}, each counted once:", width)
         for tie in itertools.islice(outline.ties.values(), MOST_TIES):
             yield from _tie_lines(tie, width)
@@ -149,8 +152,9 @@ def _folded(head: str, text: str, width: int | None) -> Iterator[Line]:
         yield ((head if i == 0 else " " * len(head), "head"), (line, ""))
 
 
-def _size(size: Size) -> str:
-    return f"{counted(size.parameters)} parameters, {counted(size.nbytes)} bytes"
+def size_text(size: Size) -> str:
+    """A size for people."""
+    return f"{figure(size.parameters)} parameters, {figure(size.nbytes)} bytes"
 
 
 def _tie_lines(tie: TieShown, width: int | None) -> Iterator[Line]:

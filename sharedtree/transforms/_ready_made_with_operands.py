@@ -17,6 +17,15 @@ from ._preserve import preserve_identities
 R = TypeVar("R")
 A = TypeVar("A")
 
+_vjp = preserve_identities(jax.vjp)
+_jvp = preserve_identities(jax.jvp)
+_linearize = preserve_identities(jax.linearize)
+_linear_transpose = preserve_identities(jax.linear_transpose)
+_filter_vjp = preserve_identities(eqx.filter_vjp)
+_filter_jvp = preserve_identities(eqx.filter_jvp)
+_filter_eval_shape = preserve_identities(eqx.filter_eval_shape)
+_eval_shape = preserve_identities(jax.eval_shape)
+
 
 @overload
 def vjp(
@@ -57,7 +66,7 @@ def vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
     can be called and is a pytree, but has none of the other attributes of vanilla's. Options that are trees cannot
     reach inside a module.
     """
-    return preserve_identities(jax.vjp)(function, *primals, **options)
+    return _vjp(function, *primals, **options)
 
 
 @overload
@@ -93,7 +102,7 @@ def jvp(function: Any, /, *operands: Any, **options: Any) -> Any:
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return preserve_identities(jax.jvp)(function, *operands, **options)
+    return _jvp(function, *operands, **options)
 
 
 @overload
@@ -127,7 +136,7 @@ def linearize(function: Any, /, *primals: Any, **options: Any) -> Any:
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return preserve_identities(jax.linearize)(function, *primals, **options)
+    return _linearize(function, *primals, **options)
 
 
 @api_boundary
@@ -153,7 +162,7 @@ def linear_transpose(
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return preserve_identities(jax.linear_transpose)(function, *primals, **options)
+    return _linear_transpose(function, *primals, **options)
 
 
 @api_boundary
@@ -181,7 +190,7 @@ def filter_vjp(function: Callable[..., Any], /, *primals: Any, **options: Any) -
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return preserve_identities(eqx.filter_vjp)(function, *primals, **options)
+    return _filter_vjp(function, *primals, **options)
 
 
 @api_boundary
@@ -209,7 +218,7 @@ def filter_jvp(function: Callable[..., Any], primals: Any, tangents: Any, **opti
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return preserve_identities(eqx.filter_jvp)(function, primals, tangents, **options)
+    return _filter_jvp(function, primals, tangents, **options)
 
 
 @api_boundary
@@ -236,7 +245,7 @@ def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any
 
     See `preserve_identities` for errors, cost and limitations.
     """
-    return preserve_identities(eqx.filter_eval_shape)(function, *args, **kwargs)
+    return _filter_eval_shape(function, *args, **kwargs)
 
 
 @api_boundary
@@ -260,4 +269,4 @@ def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 
     See `preserve_identities` for errors, cost and limitations. Nothing is written back in place.
     """
-    return preserve_identities(jax.eval_shape)(function, *args, **kwargs)
+    return _eval_shape(function, *args, **kwargs)

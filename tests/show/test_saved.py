@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from sharedtree.__main__ import main
 from sharedtree.serialise.load import opened
 from sharedtree.show._outline import Outline
 from sharedtree.show._saved_models import description_of_file
@@ -61,16 +60,6 @@ def test_any_file_is_shown_and_drawn(tree):
     table = table_of_file(st.to_bytes(tree))
     assert str(table)
     assert table._repr_html_()
-
-
-@pytest.fixture
-def command(capsys):
-    def called(*arguments):
-        status = main([str(each) for each in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return called
 
 
 @pytest.mark.parametrize("make", MODELS)

@@ -139,9 +139,12 @@ def _moved(names: Iterable[str], main: str | None) -> dict[str, str]:
                 if _is_here(new) and home_of(find(new)) == module and callable(find(new)):
                     found.setdefault(name, []).append(new)
     stem = (main or "").rpartition(".")[2]
-    likely = {name: [new for new in news if new.partition(":")[0].rpartition(".")[2] == stem] or news
-              for name, news in found.items()}  # fmt: skip
-    return {name: news[0] for name, news in likely.items() if len(news) == 1}
+    only: dict[str, str] = {}
+    for name, news in found.items():
+        likely = [new for new in news if new.partition(":")[0].rpartition(".")[2] == stem] or news
+        if len(likely) == 1:
+            only[name] = likely[0]
+    return only
 
 
 def _untrusted(

@@ -180,14 +180,15 @@ def _build_enum(parts: Parts, node: Node) -> Any:
             )
         return found
     require(issubclass(cls, enum.Flag), "it is no member")
-    found = cls._value2member_map_.get(member)  # noqa: SLF001 -- `cls(member)` is a call of the user's class
+    members: Any = cls._value2member_map_  # noqa: SLF001 -- `cls(member)` is a call of the user's class
+    found = members.get(member)
     if found is None:
         require(_combinations.get(cls, 0) < MAX_COMBINATIONS, "its class has had too many combinations from files")
         require(member.bit_length() <= MAX_FLAG_BITS, "it has too many bits")
-        before = len(cls._value2member_map_)  # noqa: SLF001
+        before = len(members)
         found = enum.Flag._missing_.__func__(cls, member)  # pyright: ignore  # noqa: SLF001 -- likewise
         # The class keeps each for ever, since one is compared with another by identity.
-        _combinations[cls] = _combinations.get(cls, 0) + len(cls._value2member_map_) - before  # noqa: SLF001
+        _combinations[cls] = _combinations.get(cls, 0) + len(members) - before
     require(isinstance(found, cls), "it is no member")
     return found
 
