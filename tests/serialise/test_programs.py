@@ -14,7 +14,7 @@ import sharedtree as st
 
 from .containers import file_of
 from .drafts import Draft
-from .process import HANGS, ROOT
+from .process import HANGS, ROOT, forking
 
 TRAIN = """
 import dataclasses, enum
@@ -58,13 +58,26 @@ if __name__ == "__main__":
 """
 
 
-def python(folder, *arguments, ok=True, **environment):
-    """What a program that is run in a folder prints; if it fails, its error."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+def new_python(folder, *arguments):
+    """What a program prints that is run in a folder, in a new process that has imported nothing."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, *arguments]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=HANGS)
-    assert (done.returncode == 0) == ok, done.stdout + done.stderr
-    return done.stdout if ok else done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """What a program prints that is run in a folder, in a process that has imported the library and nothing more."""
+    with forking(tmp_path_factory.mktemp("outputs")) as ran:
+
+        def printed(folder, *arguments):
+            status, out, err = ran(folder, *arguments)
+            assert status == 0, out + err
+            return out
+
+        yield printed
 
 
 def write(path, code):
@@ -77,12 +90,12 @@ def project(tmp_path_factory):
     """A folder with a program, and with what it saved."""
     folder = tmp_path_factory.mktemp("project")
     write(folder / "train.py", TRAIN + SAVE)
-    python(folder, "train.py")
+    new_python(folder, "train.py")
     return folder
 
 
 @pytest.fixture(scope="module")
-def old(project):
+def old(project, python):
     """What a notebook saves, or what versions before this one wrote: all is in `__main__`."""
     code = f"import sys; sys.argv = ['']; exec({TRAIN!r}); st.save('old.safetensors', make())"
     python(project, "-c", code)
@@ -114,7 +127,7 @@ AS_MAIN = "import sys; home = sys.modules['__main__']\n"
 ANYHOW = [f"trusted={ALL}", "like=home.make()"]
 
 
-def test_another_program_loads(project):
+def test_another_program_loads(python, project):
     path = str(project / "net.safetensors")
     write(project / "eval.py", "import train as home\n" + loading(ANYHOW))
     assert python(project, "eval.py", path) == 2 * "fine\n"
@@ -123,7 +136,7 @@ def test_another_program_loads(project):
         assert python(project, "-c", code + "home = sys.modules['train']; home.check(net, home)", path) == "fine\n"
 
 
-def test_the_program_itself_loads_and_does_not_run_twice(project, old):
+def test_the_program_itself_loads_and_does_not_run_twice(python, project, old):
     python(project, "-c", "import train; train.st.save('imported.safetensors', train.make())")
     assert "main" not in Draft((project / "imported.safetensors").read_bytes()).manifest
     options = [ALL, "'__main__'", "'train'", "['train:Net', '__main__:act', 'train:Mode', '__main__:Net.Inner']"]
@@ -133,7 +146,7 @@ def test_the_program_itself_loads_and_does_not_run_twice(project, old):
     assert python(project / "again", "train.py", *paths) == "runs\n" + 12 * "fine\n"
 
 
-def test_classes_of_the_same_name_that_were_given(project, old):
+def test_classes_of_the_same_name_that_were_given(python, project, old):
     """A copy of the classes elsewhere: a package to which the file was moved, the reader's own."""
     paths = [str(project / "net.safetensors"), str(old)]
     write(project / "moved" / "models" / "train.py", TRAIN)
@@ -153,7 +166,7 @@ def line_offered(**options):
 """
 
 
-def test_the_line_in_the_message_works(project, old):
+def test_the_line_in_the_message_works(python, project, old):
     """Wherever the classes are now, the first line that a message offers is run as it stands."""
     write(project / "moved" / "models" / "train.py", TRAIN)
     for folder, module in ((project, "train"), (project / "moved", "models.train")):
@@ -166,7 +179,7 @@ def test_the_line_in_the_message_works(project, old):
         assert python(folder, "-c", code, str(project / "net.safetensors"), str(old)) == 8 * "fine\n"
 
 
-def test_the_message_where_nothing_of_the_name_is_loaded(project, old):
+def test_the_message_where_nothing_of_the_name_is_loaded(python, project, old):
     code = OFFERED + textwrap.dedent("""
         new, path = sys.argv[1:]
         try:
@@ -185,7 +198,7 @@ def test_the_message_where_nothing_of_the_name_is_loaded(project, old):
     assert python(project, "-c", code, str(project / "net.safetensors"), str(old)) == 2 * "fine\n"
 
 
-def test_renames_by_either_name(project):
+def test_renames_by_either_name(python, project):
     code = TRAIN.replace("class Net(", "class Model(").replace("tied", "shared")
     for before, after in (("Net.I", "Model.I"), ("Net(w", "Model(w"), ("home.Net", "home.Model")):
         code = code.replace(before, after)
@@ -220,14 +233,14 @@ def test_spawned_processes(project, old, tmp_path):
     for path, source in zip(paths, (project / "net.safetensors", old), strict=True):
         path.write_bytes(source.read_bytes())
     write(tmp_path / "train.py", TRAIN + SPAWNED)
-    assert python(tmp_path, "train.py", *map(str, paths)) == 6 * "fine\n"
+    assert new_python(tmp_path, "train.py", *map(str, paths)) == 6 * "fine\n"
     child = tmp_path / "net_child.safetensors"
     assert Draft(child.read_bytes()).manifest == Draft(paths[0].read_bytes()).manifest
     code = "import sys, train; train.check(train.st.load(sys.argv[1], trusted='train'), train)"
-    assert python(tmp_path, "-c", code, str(child)) == "fine\n"
+    assert new_python(tmp_path, "-c", code, str(child)) == "fine\n"
 
 
-def test_modules_that_are_run(tmp_path):
+def test_modules_that_are_run(python, tmp_path):
     """`python -m`: Python knows the name."""
     write(tmp_path / "models" / "__init__.py", "")
     write(tmp_path / "models" / "train.py", TRAIN + SAVE)
@@ -240,7 +253,7 @@ def test_modules_that_are_run(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train-model.py", "flax.py", "numpy.py"])
-def test_programs_that_nobody_can_import(tmp_path, name):
+def test_programs_that_nobody_can_import(python, tmp_path, name):
     """Names that are no identifiers, and those that belong to something else."""
     (tmp_path / "program").mkdir()
     write(tmp_path / "program" / name, TRAIN + SAVE)
@@ -253,7 +266,7 @@ def test_programs_that_nobody_can_import(tmp_path, name):
     assert Draft((tmp_path / "net.safetensors").read_bytes()).manifest["format"] == 1
 
 
-def test_a_file_of_another_name_before_it_on_the_path(tmp_path):
+def test_a_file_of_another_name_before_it_on_the_path(python, tmp_path):
     """`train` would be somebody else's: then nothing is said of it."""
     write(tmp_path / "first" / "train.py", "raise SystemExit('was imported')")
     write(tmp_path / "second" / "train.py", "import sys; sys.path.insert(0, '../first')\n" + TRAIN + SAVE)
@@ -261,7 +274,7 @@ def test_a_file_of_another_name_before_it_on_the_path(tmp_path):
     assert "main" not in Draft((tmp_path / "second" / "net.safetensors").read_bytes()).manifest
 
 
-def test_nothing_is_imported_to_save(tmp_path):
+def test_nothing_is_imported_to_save(python, tmp_path):
     write(tmp_path / "train.py", TRAIN + "\nprint('runs')" + SAVE + "    import sys; assert 'train' not in sys.modules")
     assert python(tmp_path, "train.py") == "runs\n"
 
