@@ -1,7 +1,10 @@
-"""Leaves that JAX returned as one object although they are two.
+"""Leaves that JAX returned as one object although they are two, and those that are one and no object.
 
 Eager transforms hand out one array for two results where they can: the gradients of `a + b` with respect to both are
 one object. As leaves of a DAG that would be a tie that nobody made, so the second one becomes a copy.
+
+NumPy makes numbers of what it computes from arrays without dimensions, and a number carries no identity. Where a tie
+was, that would be a tie lost, so it becomes an array.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._node_types import carries_identity
+from ._structure import Record, at_several_paths
 
 
 def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
@@ -27,6 +31,24 @@ def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
             seen.add(id(leaf))  # alive in `leaves`
             result.append(leaf)
     return result
+
+
+def with_identity(leaves: Sequence[Any], records: Sequence[Record], root: int, numbers: Sequence[int]) -> Sequence[Any]:
+    """The leaves, with arrays for NumPy's numbers at several paths. Costs a check of each type where there are none.
+
+    Args:
+        leaves: of a tree.
+        records: of the tree.
+        root: likewise.
+        numbers: of the leaves' records.
+    """
+    if not any(isinstance(leaf, np.generic) for leaf in leaves):
+        return leaves
+    tied = at_several_paths(records, [root])
+    return [
+        np.asarray(leaf) if number in tied and isinstance(leaf, np.generic) else leaf
+        for number, leaf in zip(numbers, leaves, strict=True)
+    ]
 
 
 def another(leaf: Any) -> Any:

@@ -13,7 +13,7 @@ Several trees can be packed in one crossing. The record numbers of each then sta
 ended, and a number below that start refers to an object in an earlier tree.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ._interned import Interned
@@ -228,6 +228,22 @@ def canonical(
         numbers[name] = len(records)
         records.append((op, tuple([numbers[child] for child in children])))
     return tuple(records), numbers
+
+
+def at_several_paths(records: Sequence[Record], roots: Iterable[int]) -> set[int]:
+    """The records to which several paths lead."""
+    met: set[int] = set()
+    found: set[int] = set()
+    stack = list(roots)
+    while stack:
+        number = stack.pop()
+        if number in found:
+            continue
+        if number in met:
+            found.add(number)
+        met.add(number)
+        stack.extend(records[number][1])  # the second time for all below it
+    return found
 
 
 def reached_outside(records: Sequence[Record], root: int, base: int = 0) -> dict[int, int]:

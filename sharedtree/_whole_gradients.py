@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ._structure import Record
+from ._structure import Record, at_several_paths
 
 
 class Whole:
@@ -61,22 +61,6 @@ def note_tied(records: Sequence[Record], roots: Iterable[int], leaves: Mapping[i
     if _rules.stack:
         for number in at_several_paths(records, roots) & leaves.keys():
             _rules.stack[-1].add(leaves[number])
-
-
-def at_several_paths(records: Sequence[Record], roots: Iterable[int]) -> set[int]:
-    """The records to which several paths lead."""
-    met: set[int] = set()
-    found: set[int] = set()
-    stack = list(roots)
-    while stack:
-        number = stack.pop()
-        if number in found:
-            continue
-        if number in met:
-            found.add(number)
-        met.add(number)
-        stack.extend(records[number][1])  # the second time for all below it
-    return found
 
 
 def hand_on(old: Iterable[Any], new: Iterable[Any]) -> None:

@@ -13,6 +13,7 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ._context import IsLeaf, pack_alone, pack_here, rules_here, unpack_here
+from ._distinct import with_identity
 from ._editing import combine as combine, filter as filter, partition as partition  # noqa: A004
 from ._graph import Tags, unpack, walk
 from ._node_types import require_registered
@@ -153,7 +154,8 @@ def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T
         >>> doubled["a"] is doubled["b"]
         True
 
-    Limitations: if `f` returns one object for two leaves, the result has that tie too.
+    Limitations: if `f` returns one object for two leaves, the result has that tie too. Numbers carry no identity: where
+    `f` returns one of NumPy's for a tied leaf, the result has an array without dimensions.
     """
     return _mapped(f, tree, rest, is_leaf, with_paths=False)
 
@@ -177,6 +179,7 @@ def _mapped(f: Callable[..., Any], tree: Any, rest: tuple[Any, ...], is_leaf: Is
     if with_paths:
         columns.insert(0, _leaf_paths(structure))
     new = [f(*args) for args in zip(*columns, strict=True)]
+    new = with_identity(new, structure.records, structure.root, structure.leaf_numbers)
     hand_on(found, new)
     return unpack(structure, new)
 

@@ -234,3 +234,54 @@ def test_a_transform_that_calls_the_function_elsewhere():
         assert result.first is result.second
     nested = st.preserve_identities(elsewhere)(lambda m: st.jit(lambda m: m)(m))(Pair(w, w))
     assert nested.first is nested.second
+
+
+TIED_NUMBERS = {
+    "modules": lambda w: Pair(w, Record(w, None)),
+    "dicts": lambda w: {"a": w, "b": [w]},
+    "a shared module": lambda w: [Pair(w, None)] * 2,
+}
+
+
+@pytest.mark.parametrize("kind", TIED_NUMBERS)
+@pytest.mark.parametrize("of", [np.asarray, jnp.asarray])
+def test_ties_of_what_numpy_makes_numbers_of(kind, of):
+    """From arrays without dimensions NumPy computes numbers, and two numbers are no tie."""
+    make = TIED_NUMBERS[kind]
+    option = {"policy": st.Policy(containers=True)}
+    m = make(jnp.float32(3))
+    tangent = make(of(np.float32(0.5)))
+
+    def tied(tree):
+        one, other = jax.tree.leaves(tree)
+        return one is other and bool(st.ties(tree))
+
+    def doubled(tree):
+        return st.tree.map(lambda x: 2 * x, tree)
+
+    @(lambda f: st.custom_vjp(f, **option))
+    def square(m):
+        return st.tree.map(lambda x: x**2, m)
+
+    def bwd(m, g):
+        assert tied(g)
+        return st.vjp(lambda m: st.tree.map(lambda x: x**2, m), m, **option)[1](doubled(g))
+
+    square.defvjp(lambda m: (square(m), m), bwd)
+    for found, expected in (
+        (doubled(tangent), 1.0),
+        (doubled(doubled(doubled(tangent))), 4.0),
+        *[
+            (pull(cotangent)[0], factor * paths * 0.5)  # of an untied one, both
+            for paths, cotangent in ((1, tangent), (2, st.untie(tangent)))
+            for factor, pull in (
+                (1, st.vjp(lambda m: m, m, **option)[1]),
+                (2, st.linear_transpose(doubled, m, **option)),
+                (2 * 2 * 3, st.vjp(square, m, **option)[1]),
+            )
+        ],
+        (st.jvp(doubled, (m,), (tangent,), **option)[1], 1.0),
+        (st.linearize(doubled, m, **option)[1](tangent), 1.0),
+    ):
+        assert tied(found)
+        np.testing.assert_allclose(jax.tree.leaves(found), expected)

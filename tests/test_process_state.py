@@ -316,7 +316,7 @@ def test_an_endless_recursion_through_calls_ends_in_an_error():
     assert before == after
 
 
-@pytest.mark.parametrize("depth", [MAX_FLATTENED - 1, MAX_FLATTENED])
+@pytest.mark.parametrize("depth", [pytest.param(MAX_FLATTENED - 1, marks=pytest.mark.slow), MAX_FLATTENED])
 def test_a_model_too_deep_for_optax_is_an_error_before_jax_sees_it(depth):
     def call():
         model = chain(depth)

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from .._distinct import distinct
+from .._distinct import distinct, with_identity
 from .._graph import build
 from .._statics import Static
 from .._structure import Record, reached_outside
@@ -49,10 +49,11 @@ def like(
     records = without_statics(structure.records)
     # Under `jax.jit` JAX hands one tracer for all cotangents that are equal. That is no tie of anyone's.
     own = iter(distinct([nested(leaf) for hand in hands for leaf in hand.leaves]))
+    tree = Walked(records, structure.root)
     leaves = gathered([Hand([next(own) for _ in hand.leaves], hand.deal) for hand in hands])
+    leaves = with_identity(leaves, records, tree.root, tree.leaf_numbers)
     if originals:
         hand_on(originals, leaves)
-    tree = Walked(records, structure.root)
     if is_gradient:
         note_tied(records, [structure.root], dict(zip(tree.leaf_numbers, leaves, strict=True)))
     table: list[Any] = []

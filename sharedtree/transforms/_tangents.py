@@ -24,11 +24,10 @@ from .._node_types import node_type_of
 from .._prefix import is_number
 from .._sharing import Mismatch, Pair, Shape, name_of, pairs
 from .._statics import Static
-from .._structure import LEAF, Node, Op, Path, Record, canonical, edges, reached_outside
+from .._structure import LEAF, Node, Op, Path, Record, at_several_paths, canonical, edges, reached_outside
 from .._text import listed
 from .._ties import is_inexact
 from .._walked import Walked
-from .._whole_gradients import at_several_paths
 from ..errors import SharingMismatchError
 from ._meet import described
 
@@ -237,9 +236,9 @@ def _require_one_path(
         ways.setdefault(number, []).append(name + jtu.keystr(path))
     above = next(i for i, paths in ways.items() if len(paths) > 1 and one in {n for n, _ in edges(table, [((), i)])})
     op, children = table[above]
-    kind = "array" if above == one else name_of(op, len(children))
+    kind = "an array" if above == one else name_of(op, len(children))
     raise SharingMismatchError(
-        f"`{fit.title}` differentiates one leaf at several paths, and a rule returned one {kind} at "
+        f"`{fit.title}` differentiates one leaf at several paths, and a rule returned one object, {kind}, at "
         f"{listed(ways[above])}. Whether that is each path's share or already their sum cannot be known.\n"
         "Say which. For shares, which are added up:\n"
         "    g = sharedtree.untie(g)\n"

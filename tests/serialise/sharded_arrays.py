@@ -76,7 +76,7 @@ def test_the_file_is_that_of_the_gathered_array(way):
     assert st.to_bytes([placed(way, host) for host in hosts]) == st.to_bytes([jnp.asarray(host) for host in hosts])
 
 
-@pytest.mark.parametrize("way", ["columns", "grid", "partially replicated"])
+@pytest.mark.parametrize("way", ["grid", *[pytest.param(w, marks=pytest.mark.slow) for w in WAYS if w != "grid"]])
 def test_every_dtype(way):
     for dtype in ("float32", "bfloat16", "int8", "float8_e5m2", "int4", "bool", "complex64"):
         host = values((8, 8), dtype)
