@@ -7,7 +7,7 @@ it, the ties are put back, so that `state[0].mu.embed.weight` can be read at eve
 which name every path, are translated on their way in.
 """
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax.numpy as jnp
 from jax import tree_util as jtu
@@ -23,10 +23,13 @@ from ._under_way import keeps_limit
 from ._with_respect_to import OF_OPTIMIZER, filter_of, require_nothing_left
 from .tree import map as _map
 
+if TYPE_CHECKING:
+    import optax
+
 T = TypeVar("T")
 
 
-def optimizer(tx: Any, wrt: Any = None) -> Any:
+def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.GradientTransformationExtraArgs":
     """An optax transformation that works on models with ties, with one slot for each tied leaf.
 
     Args:

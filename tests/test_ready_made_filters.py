@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
+from sharedtree.transforms import _signatures
 
 ONCE = st.Dag({"a": jnp.arange(3.0)})
 TIED = st.Dag({"a": ONCE.tree["a"], "b": ONCE.tree["a"]})
@@ -42,3 +43,26 @@ def test_what_help_shows(name, vanilla):
     assert ours.keys() == {*options, *added}
     doc = inspect.getdoc(getattr(st, name))
     assert all(part in doc for part in ("Args:", "Example:", "See `preserve_identities`"))
+
+
+@pytest.mark.parametrize(
+    ("vanilla", "told"),
+    [
+        (jax.jit, _signatures.Compiling),
+        (eqx.filter_jit, _signatures.FilterCompiling),
+        (jax.checkpoint, _signatures.Rematerialising),
+        (eqx.filter_checkpoint, _signatures.Rematerialising),
+        *[(t, _signatures.Argnums) for t in (jax.grad, jax.value_and_grad, jax.jacfwd, jax.jacrev, jax.hessian)],
+        *[(t, _signatures.Argnums) for t in (eqx.filter_grad, eqx.filter_value_and_grad)],
+        (jax.vmap, _signatures.Vectorising),
+        (eqx.filter_vmap, _signatures.Vectorising),
+        (jax.pmap, _signatures.Parallelising),
+        (jax.shard_map, _signatures.Sharding),
+        (jax.make_jaxpr, _signatures.Tracing),
+        (jax.lax.scan, _signatures.Scanning),
+    ],
+)
+def test_type_checkers_know_all_options(vanilla, told):
+    _, *options = inspect.signature(vanilla).parameters.values()
+    names = {each.name for each in options if each.kind is not each.VAR_KEYWORD}
+    assert names <= told.__annotations__.keys() | inspect.signature(st.scan).parameters.keys()

@@ -1,13 +1,13 @@
 """The loops and branches of `jax.lax` with identities preserved, ready made, with the types of what they take."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, TypeVarTuple, overload
+from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
 
 import jax
 
-from .._context import Policy
 from .._jax_internals import api_boundary
 from ._preserve import preserve_identities
+from ._signatures import Scanning, Usual
 
 Carry = TypeVar("Carry")
 X = TypeVar("X")
@@ -27,7 +27,13 @@ _switch = preserve_identities(jax.lax.switch)
 
 @api_boundary
 def scan(
-    f: Callable[[Carry, Any], tuple[Carry, Y]], init: Carry, xs: Any = None, length: int | None = None, **options: Any
+    f: Callable[[Carry, Any], tuple[Carry, Y]],
+    init: Carry,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    **options: Unpack[Scanning],
 ) -> tuple[Carry, Y]:
     """`preserve_identities(jax.lax.scan)`: models as carry, models as what is scanned over, models as what comes out.
 
@@ -44,7 +50,9 @@ def scan(
         init: the first carry.
         xs: what is scanned over, along the first axis of each of its leaves.
         length: how many iterations, if `xs` is None.
-        options: `reverse` and `unroll` of `jax.lax.scan`, and `policy=`, a `Policy`.
+        reverse: of `jax.lax.scan`.
+        unroll: likewise.
+        options: `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Returns:
         The last carry and the stacked ys, new objects.
@@ -67,12 +75,12 @@ def scan(
 
     See `preserve_identities` for further errors, cost and limitations.
     """
-    return _scan(f, init, xs, length, **options)
+    return _scan(f, init, xs, length, reverse=reverse, unroll=unroll, **options)
 
 
 @api_boundary
 def while_loop(
-    cond_fun: Callable[[Carry], Any], body_fun: Callable[[Carry], Carry], init_val: Carry, **options: Any
+    cond_fun: Callable[[Carry], Any], body_fun: Callable[[Carry], Carry], init_val: Carry, **options: Unpack[Usual]
 ) -> Carry:
     """`preserve_identities(jax.lax.while_loop)`; the carry is treated as that of `scan`.
 
@@ -95,7 +103,13 @@ def while_loop(
 
 @api_boundary
 def fori_loop(
-    lower: Any, upper: Any, body_fun: Callable[[Any, Carry], Carry], init_val: Carry, **options: Any
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Carry], Carry],
+    init_val: Carry,
+    *,
+    unroll: int | bool | None = None,
+    **options: Unpack[Usual],
 ) -> Carry:
     """`preserve_identities(jax.lax.fori_loop)`; the carry is treated as that of `scan`.
 
@@ -104,7 +118,8 @@ def fori_loop(
         upper: the one after the last.
         body_fun: (index, carry) → the next carry.
         init_val: the first carry.
-        options: `unroll` of `jax.lax.fori_loop`, and `policy=`, a `Policy`.
+        unroll: of `jax.lax.fori_loop`.
+        options: as of `scan`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -117,13 +132,16 @@ def fori_loop(
 
 
 @api_boundary
-def map(f: Callable[[X], Y], xs: X, **options: Any) -> Y:  # noqa: A001 -- as in `jax.lax`
+def map(  # noqa: A001 -- as in `jax.lax`
+    f: Callable[[X], Y], xs: X, *, batch_size: int | None = None, **options: Unpack[Usual]
+) -> Y:
     """`preserve_identities(jax.lax.map)`.
 
     Args:
         f: the function.
         xs: what it is mapped over, along the first axis of each leaf. What is shared in it is shared in each slice.
-        options: `batch_size` of `jax.lax.map`, and `policy=`, a `Policy`.
+        batch_size: of `jax.lax.map`.
+        options: as of `scan`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -131,11 +149,13 @@ def map(f: Callable[[X], Y], xs: X, **options: Any) -> Y:  # noqa: A001 -- as in
         >>> st.map(lambda d: d.tree[0] + d.tree[1], st.Dag([w, w]))
         Array([0., 2., 4.], dtype=float32)
     """
-    return _map(f, xs, **options)
+    return _map(f, xs, batch_size=batch_size, **options)
 
 
 @api_boundary
-def associative_scan(fn: Callable[[X, X], X], elems: X, **options: Any) -> X:
+def associative_scan(
+    fn: Callable[[X, X], X], elems: X, reverse: bool = False, axis: int = 0, **options: Unpack[Usual]
+) -> X:
     """`preserve_identities(jax.lax.associative_scan)`.
 
     What `fn` returns has the classes, static values and ties of modules of `elems`, as the carry of `scan`.
@@ -143,7 +163,9 @@ def associative_scan(fn: Callable[[X, X], X], elems: X, **options: Any) -> X:
     Args:
         fn: an associative function of two slices.
         elems: what is combined, along the first axis of each leaf.
-        options: `reverse` and `axis` of `jax.lax.associative_scan`, and `policy=`, a `Policy`.
+        reverse: of `jax.lax.associative_scan`.
+        axis: likewise.
+        options: as of `scan`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -152,17 +174,17 @@ def associative_scan(fn: Callable[[X, X], X], elems: X, **options: Any) -> X:
         >>> sums.tree[0] is sums.tree[1], sums.tree[0]
         (True, Array([0., 1., 3., 6.], dtype=float32))
     """
-    return _associative_scan(fn, elems, **options)
+    return _associative_scan(fn, elems, reverse=reverse, axis=axis, **options)
 
 
-@overload
-def cond(pred: Any, true_fun: Callable[[*Ts], R], false_fun: Callable[[*Ts], R], *operands: *Ts) -> R: ...
 @overload
 def cond(
-    pred: Any, true_fun: Callable[[*Ts], R], false_fun: Callable[[*Ts], R], *operands: *Ts, policy: Policy
+    pred: Any, true_fun: Callable[[*Ts], R], false_fun: Callable[[*Ts], R], *operands: *Ts, **options: Unpack[Usual]
 ) -> R: ...
 @overload
-def cond(pred: Any, true_fun: Callable[[T], R], false_fun: Callable[[T], R], *, operand: T, **options: Any) -> R: ...
+def cond(
+    pred: Any, true_fun: Callable[[T], R], false_fun: Callable[[T], R], *, operand: T, **options: Unpack[Usual]
+) -> R: ...
 @api_boundary
 def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **options: Any) -> Any:
     """`preserve_identities(jax.lax.cond)`.
@@ -201,11 +223,9 @@ def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **options: An
 
 
 @overload
-def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts) -> R: ...
+def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts, **options: Unpack[Usual]) -> R: ...
 @overload
-def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts, policy: Policy) -> R: ...
-@overload
-def switch(index: Any, branches: Sequence[Callable[[T], R]], *, operand: T, **options: Any) -> R: ...
+def switch(index: Any, branches: Sequence[Callable[[T], R]], *, operand: T, **options: Unpack[Usual]) -> R: ...
 @api_boundary
 def switch(index: Any, branches: Any, *operands: Any, **options: Any) -> Any:
     """`preserve_identities(jax.lax.switch)`; see `cond`.

@@ -17,7 +17,19 @@ import jax
 from .._jax_internals import api_boundary
 from ._applying import title_of
 from ._preserve import preserve_identities
-from ._signatures import Checkpoint, Grad, Jit, Jitted as Jitted, Mapped, ValueAndGrad
+from ._signatures import (
+    Checkpoint,
+    FilterJit,
+    Grad,
+    Jacobian,
+    Jit,
+    Jitted as Jitted,
+    MakeJaxpr,
+    Pmap,
+    ShardMap,
+    ValueAndGrad,
+    Vmap,
+)
 
 Said = Callable[..., Any]
 
@@ -66,10 +78,15 @@ def _with_ours(vanilla: inspect.Signature, *own: str) -> inspect.Signature:
 
 # What type checkers take each to be; nothing happens here.
 _jit = cast(Callable[..., Callable[[Said], Jit]], made_of)
+_filter_jit = cast(Callable[..., Callable[[Said], FilterJit]], made_of)
+_checkpoint = cast(Callable[..., Callable[[Said], Checkpoint]], made_of)
 _grad = cast(Callable[..., Callable[[Said], Grad]], made_of)
 _value_and_grad = cast(Callable[..., Callable[[Said], ValueAndGrad]], made_of)
-_mapped = cast(Callable[..., Callable[[Said], Mapped]], made_of)
-_checkpoint = cast(Callable[..., Callable[[Said], Checkpoint]], made_of)
+_vmap = cast(Callable[..., Callable[[Said], Vmap]], made_of)
+_pmap = cast(Callable[..., Callable[[Said], Pmap]], made_of)
+_shard_map = cast(Callable[..., Callable[[Said], ShardMap]], made_of)
+_jacobian = cast(Callable[..., Callable[[Said], Jacobian]], made_of)
+_make_jaxpr = cast(Callable[..., Callable[[Said], MakeJaxpr]], made_of)
 
 
 @_jit(jax.jit)
@@ -147,7 +164,7 @@ def value_and_grad() -> Any:
     """
 
 
-@_mapped(jax.vmap)
+@_vmap(jax.vmap)
 def vmap() -> Any:
     """`preserve_identities(jax.vmap)`.
 
@@ -182,7 +199,7 @@ remat = checkpoint
 """`checkpoint`, by the other name that it has in JAX."""
 
 
-@_mapped(jax.jacfwd, "wrt")
+@_jacobian(jax.jacfwd, "wrt")
 def jacfwd() -> Any:
     """`preserve_identities(jax.jacfwd)`: the Jacobian, column by column; see `jacrev`.
 
@@ -197,7 +214,7 @@ def jacfwd() -> Any:
     """
 
 
-@_mapped(jax.jacrev, "wrt")
+@_jacobian(jax.jacrev, "wrt")
 def jacrev() -> Any:
     """`preserve_identities(jax.jacrev)`: the Jacobian, row by row.
 
@@ -217,7 +234,7 @@ def jacrev() -> Any:
     """
 
 
-@_mapped(jax.hessian, "wrt")
+@_jacobian(jax.hessian, "wrt")
 def hessian() -> Any:
     """`preserve_identities(jax.hessian)`: a module, with another one in place of each leaf.
 
@@ -234,7 +251,7 @@ def hessian() -> Any:
     """
 
 
-@_mapped(jax.shard_map)
+@_shard_map(jax.shard_map)
 def shard_map() -> Any:
     """`preserve_identities(jax.shard_map)`: of a tied array each device gets one shard.
 
@@ -263,7 +280,7 @@ def shard_map() -> Any:
     """
 
 
-@_mapped(jax.pmap)
+@_pmap(jax.pmap)
 def pmap() -> Any:
     """`preserve_identities(jax.pmap)`; see `vmap` for `in_axes` and `out_axes`, which may reach inside modules.
 
@@ -281,7 +298,7 @@ def pmap() -> Any:
     """
 
 
-@_mapped(jax.make_jaxpr)
+@_make_jaxpr(jax.make_jaxpr)
 def make_jaxpr() -> Any:
     """`preserve_identities(jax.make_jaxpr)`: the jaxpr has one input for a tied leaf, and one output.
 
@@ -299,7 +316,7 @@ def make_jaxpr() -> Any:
     """
 
 
-@_jit(eqx.filter_jit)
+@_filter_jit(eqx.filter_jit)
 def filter_jit() -> Any:
     """`preserve_identities(equinox.filter_jit)`.
 
@@ -343,7 +360,7 @@ def filter_value_and_grad() -> Any:
     """
 
 
-@_mapped(eqx.filter_vmap)
+@_vmap(eqx.filter_vmap)
 def filter_vmap() -> Any:
     """`preserve_identities(equinox.filter_vmap)`.
 

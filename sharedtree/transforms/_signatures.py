@@ -2,10 +2,12 @@
 
 A checker cannot ask which transform it is looking at, but can compare signatures. So each of the classes that begin
 with `Like` describes what no other transform of JAX has, and `preserve_identities` has an overload for each.
+
+Options are those of every JAX that is supported; what one of them does not have it refuses itself.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
@@ -13,7 +15,7 @@ from .._context import PolicyOption
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
-A = TypeVar("A")
+A = TypeVar("A", bound=Any)  # the bound lets a checker take the parameter of a lambda for anything
 R = TypeVar("R")
 X = TypeVar("X")
 R_co = TypeVar("R_co", covariant=True)
@@ -67,22 +69,137 @@ class LikeValueAndGrad(Protocol):
     def __call__(self, fun: Callable[..., Any], *, reduce_axes: Sequence[Any] = ...) -> Callable[..., _Pair]: ...  # noqa: D102
 
 
+class Usual(TypedDict, total=False):
+    """Options of every ready-made transform."""
+
+    policy: PolicyOption
+    in_place: bool | None
+
+
+class Scanning(Usual, total=False):
+    """Options of `jax.lax.scan` that are not for everyone."""
+
+    _split_transpose: bool
+
+
+class Compiling(Usual, total=False):
+    """Options of `jax.jit`."""
+
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    keep_unused: bool
+    device: Any
+    backend: str | None
+    inline: Any
+    abstracted_axes: Any
+    compiler_options: dict[str, Any] | None
+
+
+class FilterCompiling(Compiling, total=False):
+    """Options of `equinox.filter_jit`, which hands JAX's on."""
+
+    donate: str
+
+
+class Rematerialising(TypedDict, total=False):
+    """Options of `jax.checkpoint`; `policy` may be one of its own."""
+
+    prevent_cse: bool
+    policy: Any
+    in_place: bool | None
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Iterable[str]
+
+
+class Differentiating(Usual, total=False):
+    """Options of what differentiates, but for those that decide what comes out."""
+
+    holomorphic: bool
+    allow_int: bool
+    reduce_axes: Sequence[Any]
+    wrt: Any
+
+
+class Argnums(Differentiating, total=False):
+    """And those."""
+
+    argnums: int | Sequence[int]
+    has_aux: bool
+
+
+class Vectorising(Usual, total=False):
+    """Options of `jax.vmap` and `equinox.filter_vmap`."""
+
+    in_axes: Any
+    out_axes: Any
+    axis_name: Any
+    axis_size: int | None
+    spmd_axis_name: Any
+    sum_match: bool
+
+
+class Parallelising(Usual, total=False):
+    """Options of `jax.pmap`."""
+
+    axis_name: Any
+    in_axes: Any
+    out_axes: Any
+    static_broadcasted_argnums: int | Iterable[int]
+    devices: Sequence[Any] | None
+    backend: str | None
+    axis_size: int | None
+    donate_argnums: int | Iterable[int]
+    global_arg_shapes: Any
+
+
+class Sharding(Usual, total=False):
+    """Options of `jax.shard_map`."""
+
+    out_specs: Any
+    in_specs: Any
+    mesh: Any
+    axis_names: Any
+    check_vma: bool
+
+
+class Tracing(Usual, total=False):
+    """Options of `jax.make_jaxpr`."""
+
+    static_argnums: int | Iterable[int]
+    axis_env: Any
+    return_shape: bool
+    abstracted_axes: Any
+
+
 class Jit(Protocol):
     """`jax.jit` with identities preserved."""
 
     @overload
-    def __call__(self, function: Callable[P, R], /, **options: Any) -> Jitted[P, R]: ...
+    def __call__(self, function: Callable[P, R], /, **options: Unpack[Compiling]) -> Jitted[P, R]: ...
     @overload
-    def __call__(self, **options: Any) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+    def __call__(self, **options: Unpack[Compiling]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+
+
+class FilterJit(Protocol):
+    """`equinox.filter_jit` with identities preserved."""
+
+    @overload
+    def __call__(self, function: Callable[P, R], /, **options: Unpack[FilterCompiling]) -> Jitted[P, R]: ...
+    @overload
+    def __call__(self, **options: Unpack[FilterCompiling]) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
 class Checkpoint(Protocol):
     """`jax.checkpoint` with identities preserved."""
 
     @overload
-    def __call__(self, function: Callable[P, R], /, **options: Any) -> Callable[P, R]: ...
+    def __call__(self, function: Callable[P, R], /, **options: Unpack[Rematerialising]) -> Callable[P, R]: ...
     @overload
-    def __call__(self, **options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+    def __call__(self, **options: Unpack[Rematerialising]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
 class Grad(Protocol):
@@ -95,11 +212,7 @@ class Grad(Protocol):
         /,
         *,
         has_aux: Literal[False] = False,
-        holomorphic: bool = False,
-        allow_int: bool = False,
-        wrt: Any = None,
-        policy: PolicyOption = None,
-        in_place: bool | None = None,
+        **options: Unpack[Differentiating],
     ) -> Callable[Concatenate[A, P], A]: ...
     @overload
     def __call__(
@@ -108,16 +221,14 @@ class Grad(Protocol):
         /,
         *,
         has_aux: Literal[True],
-        holomorphic: bool = False,
-        allow_int: bool = False,
-        wrt: Any = None,
-        policy: PolicyOption = None,
-        in_place: bool | None = None,
+        **options: Unpack[Differentiating],
     ) -> Callable[Concatenate[A, P], tuple[A, X]]: ...
     @overload
-    def __call__(self, function: Callable[P, Any], /, *positional: Any, **options: Any) -> Callable[P, Any]: ...
+    def __call__(
+        self, function: Callable[P, Any], /, *positional: Any, **options: Unpack[Argnums]
+    ) -> Callable[P, Any]: ...
     @overload
-    def __call__(self, **options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+    def __call__(self, **options: Unpack[Argnums]) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 
 
 class ValueAndGrad(Protocol):
@@ -125,30 +236,67 @@ class ValueAndGrad(Protocol):
 
     @overload
     def __call__(
-        self,
-        function: Callable[Concatenate[A, P], R],
-        /,
-        *,
-        has_aux: bool = False,
-        holomorphic: bool = False,
-        allow_int: bool = False,
-        wrt: Any = None,
-        policy: PolicyOption = None,
-        in_place: bool | None = None,
+        self, function: Callable[Concatenate[A, P], R], /, *, has_aux: bool = False, **options: Unpack[Differentiating]
     ) -> Callable[Concatenate[A, P], tuple[R, A]]: ...
     @overload
-    def __call__(self, function: Callable[P, R], /, *positional: Any, **options: Any) -> Callable[P, tuple[R, Any]]: ...
+    def __call__(
+        self, function: Callable[P, R], /, *positional: Any, **options: Unpack[Argnums]
+    ) -> Callable[P, tuple[R, Any]]: ...
     @overload
-    def __call__(self, **options: Any) -> Callable[[Callable[P, R]], Callable[P, tuple[R, Any]]]: ...
+    def __call__(self, **options: Unpack[Argnums]) -> Callable[[Callable[P, R]], Callable[P, tuple[R, Any]]]: ...
 
 
-class Mapped(Protocol):
-    """What returns a function of the same parameters."""
+class Vmap(Protocol):
+    """`jax.vmap` and `equinox.filter_vmap` with identities preserved."""
 
     @overload
-    def __call__(self, function: Callable[P, Any], /, *positional: Any, **options: Any) -> Callable[P, Any]: ...
+    def __call__(
+        self, function: Callable[P, Any], /, *positional: Any, **options: Unpack[Vectorising]
+    ) -> Callable[P, Any]: ...
     @overload
-    def __call__(self, **options: Any) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+    def __call__(self, **options: Unpack[Vectorising]) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+
+
+class Pmap(Protocol):
+    """`jax.pmap` with identities preserved."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Any], /, *positional: Any, **options: Unpack[Parallelising]
+    ) -> Callable[P, Any]: ...
+    @overload
+    def __call__(self, **options: Unpack[Parallelising]) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+
+
+class ShardMap(Protocol):
+    """`jax.shard_map` with identities preserved."""
+
+    @overload
+    def __call__(self, function: Callable[P, Any], /, **options: Unpack[Sharding]) -> Callable[P, Any]: ...
+    @overload
+    def __call__(self, **options: Unpack[Sharding]) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+
+
+class Jacobian(Protocol):
+    """`jax.jacfwd`, `jacrev` and `hessian` with identities preserved."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Any], /, *positional: Any, **options: Unpack[Argnums]
+    ) -> Callable[P, Any]: ...
+    @overload
+    def __call__(self, **options: Unpack[Argnums]) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
+
+
+class MakeJaxpr(Protocol):
+    """`jax.make_jaxpr` with identities preserved."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Any], /, *positional: Any, **options: Unpack[Tracing]
+    ) -> Callable[P, Any]: ...
+    @overload
+    def __call__(self, **options: Unpack[Tracing]) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 
 
 class CustomVjp(Protocol, Generic[P, R_co]):

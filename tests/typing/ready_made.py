@@ -171,3 +171,23 @@ assert_type(st.load("net.safetensors"), Any)
 assert_type(st.load("net.safetensors", like=net, select=".weight"), Any)
 assert_type(st.from_bytes(b"", like=net), Net)
 assert_type(st.from_bytes(b"", like=net, strict=False), Any)
+
+
+# What a function is is not always said, and an option that there is not is no option.
+class Model(eqx.Module):
+    w: jax.Array
+
+
+model = Model(x)
+st.grad(lambda m: m.w.sum())(model)
+st.grad(lambda m, scale: (scale * m.w.sum(), m), has_aux=True)(model, 2.0)
+st.value_and_grad(lambda m: m.w.sum(), wrt=Model)(model)
+st.jit(f, static_argnames="scale", policy=st.Policy(), in_place=True)(x)
+st.vmap(f, 0, 0, axis_name="batch")(x)
+st.jit(f, static_argnms="scale")  # type: ignore[call-overload]
+st.grad(f, holomorfic=True)  # type: ignore[call-overload]
+st.vmap(f, in_axs=0)  # type: ignore[call-overload]
+st.pmap(f, inplace=True)  # type: ignore[call-overload]
+st.checkpoint(prevent_sce=False)  # type: ignore[call-overload]
+st.scan(lambda carry, x: (carry, x), model, x, lenght=2)  # type: ignore[call-arg]
+assert_type(st.cond(True, same, same, x, in_place=True), Any)
