@@ -12,12 +12,15 @@ there for the whole run is not looked at in each collection of garbage, of which
 import gc
 import os
 import tempfile
+import textwrap
 import uuid
 
 import hypothesis
 import jax
 import pytest
 from jax._src import compilation_cache, lru_cache
+
+from tests.serialise.process import forking
 
 # No test may need a collection; those of what one can interrupt have it collect at each allocation.
 gc.set_threshold(10_000, 10, 10)
@@ -87,6 +90,22 @@ def _looked_at_once():
     gc.freeze()
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory):
+    """A function: what a program prints that is run in a folder, as `python` is called, and ends well.
+
+    It is a process of its own, which has imported the library, and nothing beside what that imports.
+    """
+    with forking(tmp_path_factory.mktemp("outputs")) as ran:
+
+        def printed(folder, *arguments):
+            status, out, err = ran(folder, *map(textwrap.dedent, arguments))
+            assert status == 0, out + err
+            return out
+
+        yield printed
 
 
 @pytest.fixture

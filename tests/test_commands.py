@@ -192,7 +192,7 @@ def test_show_of_deep_and_much_shared_trees_neither_crashes_nor_floods(command, 
 
 
 @pytest.mark.slow
-def test_show_imports_nothing_that_the_file_names(saved, tmp_path, command):
+def test_show_imports_nothing_that_the_file_names(python, saved, tmp_path, command):
     module = types.ModuleType("module_of_the_file")
     exec(
         "import equinox as eqx\nclass Evil(eqx.Module):\n    x: int",
@@ -207,7 +207,7 @@ def test_show_imports_nothing_that_the_file_names(saved, tmp_path, command):
     (tmp_path / "module_of_the_file.py").write_text("raise SystemExit('imported')")
     calls = ["show", path], ["diff", path, path], ["verify", path], ["audit", path]
     code = f"from sharedtree.__main__ import main; print([main(each) for each in {calls}])"
-    assert run(code, cwd=tmp_path).splitlines()[-1] == "[0, 0, 0, 1]"
+    assert python(tmp_path, "-c", code).splitlines()[-1] == "[0, 0, 0, 1]"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")

@@ -15,7 +15,6 @@ import sharedtree as st
 from sharedtree import _export
 from sharedtree._older_exports import Packed
 from sharedtree.transforms._hands import Deal, Hand
-from tests.serialise import process
 from tests.serialise.containers import forged, split
 from tests.strategies import Layer, Pair, arguments, dags, is_array, partition
 
@@ -275,14 +274,14 @@ READING = """
 """
 
 
-def test_another_process_reads_the_program(tmp_path):
+def test_another_process_reads_the_program(python, tmp_path):
     pytest.importorskip("flatbuffers")
     w = jnp.arange(3.0)
     pair = Pair(w, [w, jax.nn.relu])
     program = st.export(st.jit(twice_as_much))(pair, {"net": pair}, 0.5).serialize(vjp_order=1)
     (tmp_path / "program").write_bytes(program)
     (tmp_path / "dag").write_bytes(jax.export.export(jax.jit(lambda d: d))(st.Dag(pair)).serialize())
-    process.run(READING, tmp_path / "program", tmp_path / "dag")
+    python(tmp_path, "-c", READING, "program", "dag")
 
 
 def test_without_flatbuffers(monkeypatch):

@@ -225,7 +225,7 @@ TREES = {
     "modules": lambda: chain(600),
     "lists": lambda: lists(600, W),
 }
-DAILY = ("both", "deeper")
+DAILY = ("both",)
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * (k not in DAILY)) for k in TREES])

@@ -17,7 +17,6 @@ import safetensors.numpy
 import sharedtree as st
 
 from .isomorphic import assert_isomorphic
-from .process import run
 
 
 class Net(eqx.Module):
@@ -410,9 +409,9 @@ def test_what_flax_cannot_take_apart(flax, tmp_path):
         assert os.listdir(tmp_path) == []
 
 
-def test_memory_for_long_names(flax):
+def test_memory_for_long_names(python, flax, tmp_path):
     """A path for each item would take a hundred times as much as the file, and for a larger one more."""
-    run("""
+    code = """
         import tracemalloc
         from flax.serialization import to_bytes
         import sharedtree as st
@@ -427,7 +426,8 @@ def test_memory_for_long_names(flax):
                 peak = tracemalloc.get_traced_memory()[1]
                 tracemalloc.stop()
                 assert not is_measured or peak < 20 * len(data), peak
-    """)
+    """
+    python(tmp_path, "-c", code)
 
 
 def test_forged_values_of_flax(flax):

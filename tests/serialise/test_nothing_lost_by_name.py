@@ -19,7 +19,6 @@ from sharedtree.serialise.values._encoding import encode
 from sharedtree.serialise.values._named import MAX_OBJECTS
 
 from . import vanilla
-from .process import run
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ IN_A_NEW_PROCESS = """
 """
 
 
-def test_modules_come_back_in_a_new_process(groups, tmp_path):
+def test_modules_come_back_in_a_new_process(python, groups, tmp_path):
     expected, types_of = {}, {}
     for label, group in groups.items():
         path = f"{label.replace(' ', '_')}.safetensors"
@@ -70,7 +69,7 @@ def test_modules_come_back_in_a_new_process(groups, tmp_path):
         expected |= {f"{name}:{i}": a for name, each in group.items() for i, a in enumerate(arrays_of(each))}
     np.savez(tmp_path / "expected.npz", **expected)
     (tmp_path / "groups.json").write_text(json.dumps(types_of))
-    run(IN_A_NEW_PROCESS, cwd=tmp_path)
+    python(tmp_path, "-c", IN_A_NEW_PROCESS)
 
 
 def test_markers_are_not_written(groups):

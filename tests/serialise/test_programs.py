@@ -14,7 +14,7 @@ import sharedtree as st
 
 from .containers import file_of
 from .drafts import Draft
-from .process import HANGS, ROOT, forking
+from .process import HANGS, ROOT
 
 TRAIN = """
 import dataclasses, enum
@@ -65,19 +65,6 @@ def new_python(folder, *arguments):
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    """What a program prints that is run in a folder, in a process that has imported the library and nothing more."""
-    with forking(tmp_path_factory.mktemp("outputs")) as ran:
-
-        def printed(folder, *arguments):
-            status, out, err = ran(folder, *arguments)
-            assert status == 0, out + err
-            return out
-
-        yield printed
 
 
 def write(path, code):

@@ -18,7 +18,6 @@ import safetensors.numpy
 import sharedtree as st
 
 from .containers import Counting, entry
-from .process import run
 
 DTYPES = {
     "BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "U16": np.uint16, "I16": np.int16, "U32": np.uint32,
@@ -231,13 +230,12 @@ def test_what_was_cut_short_or_appended_to(path):
             load(other)
 
 
-def test_nothing_is_allocated_by_the_files_word(tmp_path):
+def test_nothing_is_allocated_by_the_files_word(python, tmp_path):
     size = 2**40
     path = tmp_path / "forged.safetensors"
     path.write_bytes(file_of({"a": entry("F32", [size], 0, 4 * size)}, b"abcd"))
     # In a process of its own, for what is traced is what all threads allocate.
-    run(
-        """
+    code = """
         import sys, tracemalloc
         import pytest
         import sharedtree as st
@@ -249,9 +247,8 @@ def test_nothing_is_allocated_by_the_files_word(tmp_path):
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             assert not is_measured or peak < 10**6, peak
-        """,
-        path,
-    )
+        """
+    python(tmp_path, "-c", code, str(path))
 
 
 def test_booleans_are_0_or_1():
