@@ -232,7 +232,7 @@ def test_page_keeps_what_people_wrote(world, tmp_path):
     assert text.startswith("above\n")
     assert text.endswith("below\n")
     assert "old" not in text
-    assert text.count("## Group") == 1
+    assert text.count("<summary>Group</summary>") == 1
     page.write_text("no marks")
     with pytest.raises(ValueError, match="needs the lines"):
         _page.write_page([results], tmp_path)
