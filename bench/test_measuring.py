@@ -11,7 +11,7 @@ from ._measuring import FULL, TIME, Case, Effort, Measured, Subject, Unavailable
 from ._results import Results, read_results, write_results
 from ._suite import all_cases
 from ._summary import summary
-from ._tables import bars_table, comparison, figures_table, in_words, whole_report
+from ._tables import bars_table, comparison, figures_table, in_words, warm_calls_table, whole_report
 
 EFFORT = Effort(quick=True, rounds=4, seconds=1.0)
 
@@ -219,6 +219,17 @@ def test_cases_of_bars_have_what_bars_need_and_no_more():
 )
 def test_numbers_in_words(number, unit, words):
     assert in_words(number, unit) == words
+
+
+def test_table_of_warm_calls():
+    rounds = {"jax.jit": {compiling.WARM_CALL: [1.0, 1.0]}, "sharedtree.jit": {compiling.WARM_CALL: [0.5, 0.5]}}
+    units = {compiling.WARM_CALL: "s"}
+    case = Measured(compiling.name_of(204), "compiling", {}, "jax.jit", units, rounds, {})
+    lines = warm_calls_table(_results(case)).splitlines()
+    assert lines[0] == "| a call, compiled before | 204 arrays |"
+    assert "| `sharedtree.jit` | 500 ms (0.50) |" in lines
+    assert "| `nnx.jit` | - |" in lines
+    assert warm_calls_table(_results(case._replace(name="another"))) == ""
 
 
 def test_page_keeps_what_people_wrote(world, tmp_path):

@@ -22,7 +22,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"sharedtree {version}"
 html_static_path = ["static"]
-html_css_files = ["wide.css"]
+html_css_files = ["guides.css"]
 
 default_role = "literal"  # docstrings are written for readers of code, with single backticks
 myst_heading_anchors = 3
