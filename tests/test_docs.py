@@ -206,6 +206,10 @@ def test_names_and_links_of_notebook(notebook):
 def test_names_links_and_languages_of_page(page):
     text = read(page)
     assert_names_and_links_are_there(page, text)
+    for block in blocks_of(text):
+        if block.language == "py":
+            compile(block.content, name_of(page), "exec")
+            assert "not run here" in block.content.splitlines()[0]
     fences = re.findall(r"^\s*```(\S*)", text, re.MULTILINE)
     assert len(fences) % 2 == 0
     assert not any(fences[1::2])
