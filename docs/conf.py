@@ -41,8 +41,7 @@ napoleon_attr_annotations = False  # as `autodoc_typehints`
 napoleon_custom_sections = [("The function it returns raises", "Raises"), ("and warns with", "Warns")]
 
 _SUFFIXED = re.compile(r"(`[^`\n]+`)(?=\w)")
-_NAME = re.compile(r"(?:st|sharedtree)\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
-_USED = re.compile(r"(?<![\w./-])" + _NAME.pattern)
+_USED = re.compile(r"(?<![\w./-])(?:st|sharedtree)\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 
 # Modules that have no entry, and words of the file format that look like names.
 _NO_ENTRIES = {"tree", "show", "orbax", "compat", "serialise", "errors", "transforms"}
@@ -69,7 +68,7 @@ def _link_names(app, doctree, docname):
     """Makes links of the names in backticks, and says below each entry where its name is used."""
     entries = app.env.domains["py"].objects
     for literal in list(doctree.findall(nodes.literal)):
-        match = _NAME.match(literal.astext())
+        match = _USED.search(literal.astext())
         if not match or isinstance(literal.parent, nodes.reference | nodes.title):
             continue
         name = match[1]
