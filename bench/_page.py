@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from ._plots import write_plots
 from ._results import Results
 from ._summary import summary
-from ._tables import figures_table, group_tables, machine_in_words
+from ._tables import figures_table, group_tables, machine_in_words, warm_calls_table
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 BEGIN = "<!-- results: written by `python -m bench page` -->"
 END = "<!-- end of results -->"
+
+# What stands above the folded rest.
+_FIRST = ("dispatch.svg", "training.svg")
 
 _PLOTS = {
     "dispatch": ("dispatch.svg", "dispatch-nnx.svg", "dispatch-one-block.svg"),
@@ -42,12 +45,21 @@ def write_page(runs: Sequence[Results], docs: pathlib.Path = DOCS) -> None:
 
 
 def results_section(runs: Sequence[Results], drawn: Sequence[str]) -> str:
-    """The Markdown between the marks."""
-    parts = [summary(runs[0]), "## Figures", figures_table(runs)]
+    """The Markdown between the marks: three lines, two plots and a table; the rest is folded, and has no headings."""
+    parts = [summary(runs[0])]
     if any(run.quick for run in runs):
         parts.insert(0, "**From a quick run: these numbers say that everything runs, and little else.**")
-    parts += [machine_in_words(run.machine) for run in runs]
+    parts += [f"![{name.removesuffix('.svg')}](benchmarks/{name})" for name in _FIRST if name in drawn]
+    parts += [warm_calls_table(runs[0]), *(machine_in_words(run.machine) for run in runs)]
+    parts += _folded("All figures that are followed from one version to the next", [figures_table(runs)])
     for group, text in group_tables(runs[0]).items():
-        plots = [f"![{group}](benchmarks/{name})" for name in _PLOTS.get(group, ()) if name in drawn]
-        parts += [f"## {group.capitalize()}", *plots, text]
-    return "\n\n".join(parts)
+        plots = [
+            f"![{group}](benchmarks/{name})" for name in _PLOTS.get(group, ()) if name in drawn and name not in _FIRST
+        ]
+        parts += _folded(group.capitalize(), [*plots, text])
+    return "\n\n".join(filter(None, parts))
+
+
+def _folded(title: str, parts: Sequence[str]) -> list[str]:
+    """What is shown when a reader clicks on the title."""
+    return ["<details>", f"<summary>{title}</summary>", *parts, "</details>"]

@@ -3,10 +3,15 @@
 import statistics
 from collections.abc import Mapping, Sequence
 
+from . import compiling
 from ._bars import BARS
 from ._figures import FIGURES
 from ._measuring import Measured
+from ._names import EQUINOX, FLAT, JAX, NNX, SHAREDTREE, WITHOUT_NATIVE
 from ._results import Results
+
+_SIZES = (24, 204, 1004)
+_WARM_CALLS = (FLAT, SHAREDTREE, JAX, EQUINOX, NNX, WITHOUT_NATIVE)
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _BYTES = ((2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
@@ -69,6 +74,16 @@ def group_tables(run: Results) -> dict[str, str]:
         parts += sorted(reasons)
         found[group] = "\n\n".join(parts)
     return found
+
+
+def warm_calls_table(run: Results) -> str:
+    """What one call costs when everything is compiled: the table above all others. Empty without such cases."""
+    named = [(size, run.cases.get(compiling.name_of(size))) for size in _SIZES]
+    found = [(size, case) for size, case in named if case is not None]
+    if not found:
+        return ""
+    rows = [[f"`{name}`", *(_cell(case, name, compiling.WARM_CALL, "s") for _, case in found)] for name in _WARM_CALLS]
+    return table(["a call, compiled before", *(f"{size:,} arrays" for size, _ in found)], rows)
 
 
 def _cell(case: Measured, name: str, measurement: str, unit: str) -> str:

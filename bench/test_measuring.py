@@ -11,7 +11,7 @@ from ._measuring import FULL, TIME, Case, Effort, Measured, Subject, Unavailable
 from ._results import Results, read_results, write_results
 from ._suite import all_cases
 from ._summary import summary
-from ._tables import bars_table, comparison, figures_table, in_words, whole_report
+from ._tables import bars_table, comparison, figures_table, in_words, warm_calls_table, whole_report
 
 EFFORT = Effort(quick=True, rounds=4, seconds=1.0)
 
@@ -221,6 +221,17 @@ def test_numbers_in_words(number, unit, words):
     assert in_words(number, unit) == words
 
 
+def test_table_of_warm_calls():
+    rounds = {"jax.jit": {compiling.WARM_CALL: [1.0, 1.0]}, "sharedtree.jit": {compiling.WARM_CALL: [0.5, 0.5]}}
+    units = {compiling.WARM_CALL: "s"}
+    case = Measured(compiling.name_of(204), "compiling", {}, "jax.jit", units, rounds, {})
+    lines = warm_calls_table(_results(case)).splitlines()
+    assert lines[0] == "| a call, compiled before | 204 arrays |"
+    assert "| `sharedtree.jit` | 500 ms (0.50) |" in lines
+    assert "| `nnx.jit` | - |" in lines
+    assert warm_calls_table(_results(case._replace(name="another"))) == ""
+
+
 def test_page_keeps_what_people_wrote(world, tmp_path):
     pytest.importorskip("matplotlib")
     page = tmp_path / "benchmarks.md"
@@ -232,7 +243,7 @@ def test_page_keeps_what_people_wrote(world, tmp_path):
     assert text.startswith("above\n")
     assert text.endswith("below\n")
     assert "old" not in text
-    assert text.count("## Group") == 1
+    assert text.count("<summary>Group</summary>") == 1
     page.write_text("no marks")
     with pytest.raises(ValueError, match="needs the lines"):
         _page.write_page([results], tmp_path)

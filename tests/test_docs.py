@@ -10,10 +10,12 @@ import importlib
 import importlib.util
 import inspect
 import io
+import json
 import pathlib
 import pydoc
 import re
 import runpy
+import subprocess
 import sys
 import tomllib
 import types
@@ -27,13 +29,16 @@ from sharedtree.serialise.container import _header
 from sharedtree.serialise.values import _atoms, _kinds, _manifest
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 TEXTS = [*PAGES, ROOT / "CHANGELOG.md"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SLOW_PAGES = {"devices.md"}  # starts two processes that import JAX
 QUICK_EXAMPLES = {"counters.py", "dag_with_vanilla_jax.py", "train_step.py", "treex_shared.py"}
 
 FENCE = re.compile(r"^```(?P<language>\S*)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)
-LANGUAGES = {"python", "text", "bash", "toml"}
+# `py` is Python of a library that is not installed, and is not run.
+LANGUAGES = {"python", "py", "text", "bash", "toml"}
 
 MENTION = re.compile(r"(?<![\w./-])(?:st|sharedtree)\.([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
 KEYS_OF_FILES = {"header", "digests", "manifest", "crc32"}
@@ -118,26 +123,31 @@ def name_of(path):
     return str(path.relative_to(ROOT))
 
 
-NEED_TREEX = {"treex.md", "treex_shared.py"}
+NEEDS = {
+    "treex.md": ("treex", "treeo"),
+    "treex_shared.py": ("treex", "treeo"),
+    "from_nnx.md": ("flax",),
+    "nnx_files.md": ("flax",),
+    "nnx.ipynb": ("flax",),
+    "from_linen_haiku.md": ("flax", "haiku"),
+}
 
 
-def skip_without_treex(path):
-    if path.name in NEED_TREEX and not all(map(importlib.util.find_spec, ("treex", "treeo"))):
-        pytest.skip("treex is not installed")
+def skip_without_needs(path):
+    for name in NEEDS.get(path.name, ()):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+        if name == "flax":
+            pytest.importorskip("flax", minversion="0.12.1")
 
 
-NEED_NNX = {"nnx.md", "nnx_files.md"}
-
-
-def skip_without_nnx(path):
-    if path.name in NEED_NNX:
-        pytest.importorskip("flax", minversion="0.12.1")
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(path, marks=[pytest.mark.slow] if path.name in SLOW_PAGES else []) for path in PAGES],
+    ids=name_of,
+)
 def test_code_of_page_runs(page, tmp_path, monkeypatch):
-    skip_without_treex(page)
-    skip_without_nnx(page)
+    skip_without_needs(page)
     monkeypatch.chdir(tmp_path)
     run_blocks(read(page), str(page))
 
@@ -148,14 +158,30 @@ def test_code_of_page_runs(page, tmp_path, monkeypatch):
     ids=name_of,
 )
 def test_example_runs(example, capsys):
-    skip_without_treex(example)
+    skip_without_needs(example)
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", TEXTS, ids=name_of)
-def test_names_links_and_languages_of_page(page):
-    text = read(page)
+def cells_of(notebook):
+    """(kind, source) of each cell. What a cell printed is not kept in the repository: the documentation executes it."""
+    for cell in json.loads(read(notebook))["cells"]:
+        assert not cell.get("outputs"), "Clear its outputs: jupyter nbconvert --clear-output --inplace"
+        yield cell["cell_type"], "".join(cell["source"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)
+def test_notebook_runs(notebook, tmp_path):
+    """As a program of its own, since one of them says how many devices there are. Warnings are errors."""
+    skip_without_needs(notebook)
+    program = tmp_path / "program.py"
+    program.write_text("\n\n".join(source for kind, source in cells_of(notebook) if kind == "code"), encoding="utf-8")
+    done = subprocess.run([sys.executable, "-W", "error", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def assert_names_and_links_are_there(page, text):
     for mention in MENTION.findall(text):
         names = mention.split(".")
         if names[0] not in NOT_ATTRIBUTES:
@@ -169,6 +195,21 @@ def test_names_links_and_languages_of_page(page):
         if anchor:
             headings = re.findall(r"^#+ (.*)$", FENCE.sub("", read(there)), re.MULTILINE)
             assert anchor[1:] in map(slug, headings), anchor
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)
+def test_names_and_links_of_notebook(notebook):
+    assert_names_and_links_are_there(notebook, "\n\n".join(source for _, source in cells_of(notebook)))
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=name_of)
+def test_names_links_and_languages_of_page(page):
+    text = read(page)
+    assert_names_and_links_are_there(page, text)
+    for block in blocks_of(text):
+        if block.language == "py":
+            compile(block.content, name_of(page), "exec")
+            assert "not run here" in block.content.splitlines()[0]
     fences = re.findall(r"^\s*```(\S*)", text, re.MULTILINE)
     assert len(fences) % 2 == 0
     assert not any(fences[1::2])
@@ -182,7 +223,7 @@ def test_examples_page_has_every_example():
 
 
 def test_reference_has_every_public_name():
-    reference = read(ROOT / "docs" / "api.md")
+    reference = "".join(map(read, sorted((ROOT / "docs" / "reference").glob("*.md"))))
     listed = set(re.findall(r"^\.\. auto\w+:: sharedtree\.(\S+)", reference, re.MULTILINE))
     public = {name for name, obj in vars(st).items() if not name.startswith("_") and _is_own(obj)}
     assert public <= listed, sorted(public - listed)

@@ -1,4 +1,4 @@
-"""The table in `docs/nnx.md`: what replaces each function of Flax NNX gives what that function gives.
+"""The table in `docs/from_nnx.md`: what replaces each function of Flax NNX gives what that function gives.
 
 Each row is done twice, with two models that begin alike: once by NNX, once by what the page says. Values and the state
 of the model must be equal afterwards.
@@ -21,7 +21,7 @@ from tests.test_nnx_layers import assert_equal
 pytest.importorskip("flax", minversion="0.12.1")
 nnx: Any = pytest.importorskip("flax.nnx")
 
-PAGE = pathlib.Path(__file__).parent.parent / "docs" / "nnx.md"
+PAGE = pathlib.Path(__file__).parent.parent / "docs" / "from_nnx.md"
 
 
 X = jnp.sin(jnp.arange(12.0)).reshape(4, 3)

@@ -34,13 +34,12 @@ def test_vanilla_transforms_do_none_of_it(transform):
 
     inside, outside, aliases, treatments, in_place = transform_table.row(transform, vanilla)
     assert (inside, outside, aliases, in_place) == ("no",) * 4
-    assert treatments in ("no", "all alike")
+    assert treatments in ("no", "alike")
 
 
 def test_nothing_is_silently_not_written_back():
-    rows = [
-        line.split(" | ") for line in transform_table.PAGE.read_text(encoding="utf-8").splitlines() if " | " in line
-    ]
-    silent = {row[0].strip("| `") for row in rows if row[5] == "no"}
+    _, _, table = transform_table.PAGE.read_text(encoding="utf-8").partition(transform_table.BEGIN)
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line]
+    silent = {row[0].strip("`") for row in rows if row[5] == "no"}
     assert silent == {"jax.eval_shape", "equinox.filter_eval_shape", "jax.make_jaxpr", "equinox.filter_make_jaxpr"}
     assert all(row[i] != "no" for row in rows for i in (1, 2, 3, 4, 6))
