@@ -100,6 +100,27 @@ def without(call, *modules):
     return provoke
 
 
+def state_of(apply_fn, tx):
+    cls = dataclass_with([("apply_fn", object), ("tx", object)])
+    return cls(apply_fn, tx)
+
+
+@scenario
+def what_was_left_out(path):
+    template, file = state_of(jax.nn.relu, print), path / "model.safetensors"
+    st.save(file, template, leave_out="tx")
+
+    def after(names):
+        assert names["model"].tx is print
+
+    return Scenario(lambda: load(file), st.StructureMismatchError, {"path": file, "template": template}, after)
+
+
+def leaving_out(path, *entries):
+    tree, path = state_of(jax.nn.relu, jax.nn.relu), path / "model.safetensors"
+    return Scenario(lambda: st.save(path, tree, leave_out=entries), ValueError, {"path": path, "tree": tree})
+
+
 @scenario
 def a_header_too_long(path):
     arrays = [jnp.ones(1)] * 2
@@ -160,7 +181,7 @@ def arrays_of_other_processes(path):
     array = jnp.ones(2)
     encoded = types.SimpleNamespace(names=["a"], arrays=[types.SimpleNamespace(is_fully_addressable=False)])
     # The package has the function under the name of the module.
-    change = (sys.modules["sharedtree.serialise.save"], "encode", lambda tree: encoded)
+    change = (sys.modules["sharedtree.serialise.save"], "encode", lambda *_: encoded)
     names = {"manager": ocp.CheckpointManager(path), "step": 1, "tree": [array]}
     return Scenario(under(lambda: st.to_bytes([array]), change), st.UnserialisableError, names)
 
@@ -454,6 +475,8 @@ scenarios(
     a_template_for_a_file_of_another_program=lambda path: of_another_program(
         path, ValueError, foreign=True, like={"a": 1}
     ),
+    what_is_left_out_and_is_not_there=lambda path: leaving_out(path, "tx2"),
+    what_is_left_out_and_is_no_attribute=lambda path: leaving_out(path, "no name"),
     a_part_that_is_not_there=lambda path: refused(saved(path), st.StructureMismatchError, select=".b"),
     a_sharding_that_is_none=lambda path: refused(saved(path), TypeError, sharding="cpu"),
     a_source_that_is_none=lambda path: Scenario(lambda: st.load(io.StringIO()), TypeError, {"path": saved(path)}),

@@ -58,7 +58,7 @@ for line in sys.stdin:
             os._exit(status)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-"""A program that runs others as Python does, each in a fork of itself: none of them has to import JAX and the library."""
+"""A program that runs others as Python does, each in a fork of itself: none has to import JAX and the library."""
 
 
 @contextlib.contextmanager

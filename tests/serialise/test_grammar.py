@@ -205,8 +205,8 @@ def test_what_is_said_of_them():
     for data, words in WORDS:
         with pytest.raises(st.FormatError, match=words):
             load(data)
-    with pytest.raises(st.FormatError, match=r"version 3(.|\n)*pip install --upgrade sharedtree"):
-        load(file_of(format=3, something="new"))
+    with pytest.raises(st.FormatError, match=r"version 4(.|\n)*pip install --upgrade sharedtree"):
+        load(file_of(format=4, something="new"))
 
 
 GOOD_ATOMS = [

@@ -23,6 +23,10 @@ Atom = list[str]
 NAMES = frozenset({"class", "function"})
 """Tags of atoms that name something, which are resolved by a `Trust`."""
 
+LEFT_OUT = "left_out"
+"""The tag of what stands in the place of a value that was left out, of which a template has the like: `["left_out",
+"1"]` for the second one."""
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -110,7 +114,7 @@ class DistinctNans(dict[tuple[str, ...], Any]):
 
     def __getitem__(self, atom: tuple[str, ...]) -> Any:
         value = super().__getitem__(atom)
-        return decode_atom(list(atom)) if is_nan(value) and atom[0] not in NAMES else value
+        return decode_atom(list(atom)) if is_nan(value) and atom[0] in ("float", "complex", "scalar") else value
 
 
 def is_nan(value: Any) -> bool:
@@ -204,6 +208,7 @@ _READERS: dict[str, tuple[int, Callable[..., Any]]] = {
     "dtype": (1, _dtype_of),
     "...": (0, lambda: Ellipsis),
     "NotImplemented": (0, lambda: NotImplemented),
+    LEFT_OUT: (1, _read_int),
 }
 
 # --- printing ---------------------------------------------------------------------------------------------------------
@@ -224,6 +229,8 @@ def atom_text(atom: Any, most: int = _MAX_TEXT) -> str:
     tag, *data = atom
     if tag in NAMES:
         return short(data[0])
+    if tag == LEFT_OUT:
+        return "left out"
     if tag == "int" and len(data[0]) >= _MAX_TEXT:  # Python prints long ones only after a warning, and slowly
         return short(f"0x{data[0][:most]}")
     if tag == "float" and data[0].startswith("nan"):

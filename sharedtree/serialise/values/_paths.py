@@ -132,6 +132,40 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+# --- to a node --------------------------------------------------------------------------------------------------------
+
+_MAX_TEXT = 200
+
+
+def first_parents(manifest: Manifest) -> dict[int, tuple[int, str]]:
+    """For each node below the root, the node that it was first reached from, and how."""
+    if type(manifest.root) is not int:
+        return {}
+    parents: dict[int, tuple[int, str]] = {manifest.root: (-1, "")}
+    for number in range(manifest.root, -1, -1):  # children stand before their parents
+        if number in parents:
+            for child, step in steps(manifest, manifest.nodes[number]):
+                if type(child) is int:
+                    parents.setdefault(child, (number, step))
+    return parents
+
+
+def path_to(manifest: Manifest, number: int) -> str:
+    """The first path of a node."""
+    return path_from(first_parents(manifest), number)
+
+
+def path_from(parents: dict[int, tuple[int, str]], number: int) -> str:
+    """The path to a node, or the end of it."""
+    texts: list[str] = []
+    length = 0
+    while number in parents and length < _MAX_TEXT:
+        number, step = parents[number]
+        texts.append(step)
+        length += len(step)
+    return ("..." if number in parents else "") + "".join(reversed(texts))
+
+
 # --- a part of it -----------------------------------------------------------------------------------------------------
 
 _MAX_LISTED = 20
