@@ -105,23 +105,12 @@ def decode_atom(atom: list[Any]) -> Any:
     )
 
 
-class DistinctNans(dict[tuple[str, ...], Any]):
-    """The values of atoms, by their texts. Each look-up of a nan gives an object of its own.
-
-    A nan is equal to nothing, but Python finds one object equal to itself, also within tuples. Two keys that were saved
-    would be one key.
-    """
-
-    def __getitem__(self, atom: tuple[str, ...]) -> Any:
-        value = super().__getitem__(atom)
-        return decode_atom(list(atom)) if is_nan(value) and atom[0] in ("float", "complex", "scalar") else value
-
-
-def is_nan(value: Any) -> bool:
-    """Whether a number is not equal to itself. Of other objects nothing is asked."""
-    if isinstance(value, np.generic):
-        return value.dtype.kind in "fcmMV" and value.dtype.itemsize > 0 and bool(value != value)
-    return type(value) in (float, complex) and value != value
+def is_nan(atom: Any) -> bool:
+    """Whether an atom is a number that is not equal to itself."""
+    if type(atom) is not list or atom[0] != "scalar":
+        return type(atom) is list and atom[0] in ("float", "complex") and any(text[:3] == "nan" for text in atom[1:])
+    value = decode_atom(atom)
+    return value.dtype.kind in "fcmMV" and value.dtype.itemsize > 0 and bool(value != value)
 
 
 def _read_float(text: str) -> float:

@@ -21,7 +21,6 @@ from ..container._header import malformed
 from ..trust._asked import Name, Paths, Request, judge_all, resolve_all
 from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._trust import Trust
-from ._atoms import DistinctNans, is_nan
 from ._called import name_of_method
 from ._encoding import like_in
 from ._evolution import Renames, maker_for, renames_in, require_sound_renames
@@ -56,9 +55,7 @@ def decode(
         FormatError: if the manifest describes what cannot be built.
     """
     renames = {} if renames is None else renames_in(manifest, renames)
-    has_nans = any(map(is_nan, manifest.atoms.values()))
-    values: dict[tuple[str, ...], Any] = DistinctNans(manifest.atoms) if has_nans else dict(manifest.atoms)
-    values.update(resolve(manifest, trust, renames) if resolved is None else resolved)
+    values = {**manifest.atoms, **(resolve(manifest, trust, renames) if resolved is None else resolved)}
     makers = [_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
     fields = [entry.fields for entry in manifest.types]
     classes = [values["class", entry.name] for entry in manifest.types]

@@ -19,7 +19,7 @@ from ._called import BoundMethod, CompiledFunction, function_of, name_of_method,
 from ._instance_rows import take_enum, take_registered
 from ._instances import Instances
 from ._jax_values import take_other
-from ._kinds import TAKERS, nested_too_deeply, steps
+from ._kinds import TAKERS, nan_among_keys, nested_too_deeply, steps
 from ._left_out import Key, LeaveOut, misplaced, put_back
 from ._looked_at import first_touched
 from ._manifest import FORMAT
@@ -206,6 +206,11 @@ class _Walk:
             kind = self.nodes[deep][0]
             what = f"a `{kind}` nested so deeply, or shared so often, that Python could not free it or hash it"
             return [Problem("", what, "Hold its parts in one list or tuple instead of inside one another.")]
+        unequal = nan_among_keys(self.nodes)
+        if unequal is not None:
+            what = f"a `{self.nodes[unequal][0]}` with a NaN as a key, or in one, which is equal to nothing"
+            where = path_to(self.written(len(self.nodes) - 1), unequal)
+            return [Problem(where, what, "Take another key, `None` say, or hold pairs in a list.")]
         touched = first_touched(self.nodes, classes)
         if touched is not None:
             node = self.nodes[touched]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from . import _called, _containers, _instance_rows, _jax_values
-from ._atoms import atom_text
+from ._atoms import atom_text, is_nan
 from ._nodes import MAX_STEP, TYPE, Apart, Child, Kind, Manifest, Node, Operand, Parts
 
 _ROWS = (*_containers.KINDS, *_instance_rows.KINDS, *_jax_values.KINDS, *_called.KINDS)
@@ -175,6 +175,22 @@ def _weight(child: Child) -> int:
     if type(child) is list:
         return 1 + sum(map(len, child)) // 16
     return type(child) is not int
+
+
+def nan_among_keys(nodes: Sequence[Node]) -> int | None:
+    """The first node that has a number as a key or a member that is not equal to itself, or holds one in it.
+
+    Nobody finds it again, and whether two of them are one key depends on which are one object.
+    """
+    keys = {i: node[_HASHED[node[0]]] for i, node in enumerate(nodes) if node[0] in _HASHED}
+    if not any(type(key) is int or is_nan(key) for each in keys.values() for key in each):
+        return None
+    holds: list[bool] = []
+    for i, node in enumerate(nodes):
+        if any(holds[key] if type(key) is int else is_nan(key) for key in keys.get(i, ())):
+            return i
+        holds.append(any(holds[child] if type(child) is int else is_nan(child) for child in children_of(node)))
+    return None
 
 
 def num_keys(nodes: Sequence[Node]) -> int:

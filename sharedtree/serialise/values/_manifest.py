@@ -16,7 +16,7 @@ from ..trust._names import CHILD, MAIN, is_well_formed
 from ._atoms import LEFT_OUT, decode_atom, is_name, read_base64
 from ._called import name_of_method
 from ._instance_rows import are_steps
-from ._kinds import KINDS, children_of, nested_too_deeply
+from ._kinds import KINDS, children_of, nan_among_keys, nested_too_deeply
 from ._left_out import misplaced
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
 
@@ -39,6 +39,9 @@ def parse_manifest(text: str) -> Manifest:
     bad = nested_too_deeply(whole.nodes)
     if bad is not None:
         raise malformed(f"node {bad}, a `{whole.nodes[bad][0]}`, is nested too deeply, or holds one thing too often")
+    bad = nan_among_keys(whole.nodes)
+    if bad is not None:
+        raise malformed(f"node {bad}, a `{whole.nodes[bad][0]}`, has a NaN as a key, or in one")
     if _has_stray_leaf(whole):
         raise malformed("a `leaf` is not below a `treedef`")
     return whole
