@@ -103,8 +103,8 @@ class Container(contextlib.AbstractContextManager["Container"]):
     def read_selection(self, name: str, selection: Sequence[slice], *, verify: bool = True) -> Bytes:
         """The bytes of a part of a tensor, in C order: one slice of stored items an axis; what is left out is whole.
 
-        With `verify`, the chunks that it touches are read whole and checked. Otherwise the selected runs are read, and
-        gaps of up to 16 KiB between them.
+        With `verify`, the chunks that it touches are read whole and checked. Otherwise the selected runs are read, each
+        by itself, and nothing between them.
         """
         tensor = self.tensors[name]
         shape, item_size = tensor.shape, ITEM_SIZES[tensor.dtype]

@@ -31,9 +31,6 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ReadInto = Callable[[int, memoryview], None]
 """Fills a buffer with the bytes from an offset on."""
 
-_SHORT_GAP = 16 * 2**10
-_SPAN = 4 * 2**20
-
 
 class Source:
     """The bytes of one file, from where it was positioned to its end; here of one that is in memory."""
@@ -171,42 +168,17 @@ class _File(_Seeking):
 def read_part(
     read_into: ReadInto, shape: Sequence[int], item_size: int, wanted: Sequence[range], memory: Bytes
 ) -> None:
-    """Fills `memory` with a part of a tensor: the positions `wanted` along each axis, in C order.
-
-    That is a set of runs. Long ones are read where they belong. Short ones that lie close together are read with the
-    gaps between them, some MiB at a time, and picked out: a system call costs about as much as reading 16 KiB.
-    """
+    """Fills `memory` with a part of a tensor: the positions `wanted` along each axis, in C order, run by run."""
     if not len(memory):
         return
-    # Axes of size 1 tell nothing apart, and NumPy has no more than 64 axes. The bytes of an item are one more axis.
+    # Axes of size 1 tell nothing apart. The bytes of an item are one more axis.
     axes = [(size, positions) for size, positions in zip(shape, wanted, strict=True) if size != 1]
     sizes, ranges = zip(*axes, (item_size, range(item_size)), strict=True)
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    steps = [positions.step * stride for positions, stride in zip(ranges, strides, strict=True)]
     # The innermost axis of which not all is wanted: inside one of its steps, or of many in a row, there are no gaps.
     axis = max((axis for axis, size in enumerate(sizes) if len(ranges[axis]) < size), default=0)
     at_once = len(ranges[axis]) if ranges[axis].step == 1 else 1
-    scratch = np.empty(0, np.uint8)
-    for outer in range(axis if ranges[axis].step == 1 else axis + 1):
-        if steps[outer] <= _SHORT_GAP:
-            axis, at_once = outer, min(len(ranges[outer]), max(1, _SPAN // steps[outer]))
-            scratch = np.empty(at_once * steps[outer], np.uint8)
-            break
-    inner = [len(positions) for positions in ranges[axis + 1 :]]
-    # Of what one step along the axis holds: where the first byte that is wanted is, and from there to the last.
-    first = sum(map(operator.mul, (positions[0] for positions in ranges[axis + 1 :]), strides[axis + 1 :]))
-    extent = sum(map(operator.mul, (count - 1 for count in inner), steps[axis + 1 :])) + 1
-    done, count, buffer = 0, math.prod(inner), memoryview(memory)
-    for outer in itertools.product(*ranges[:axis]):
-        base = first + sum(map(operator.mul, outer, strides))
-        for begin in range(0, len(ranges[axis]), at_once):
-            some = ranges[axis][begin : begin + at_once]
-            size = len(some) * count
-            start, nbytes = base + some[0] * strides[axis], (len(some) - 1) * steps[axis] + extent
-            if nbytes == size:  # without gaps
-                read_into(start, buffer[done : done + size])
-            else:
-                read_into(start, memoryview(scratch)[:nbytes])
-                grid = np.lib.stride_tricks.as_strided(scratch, (len(some), *inner), steps[axis:])
-                memory[done : done + size].reshape(grid.shape)[...] = grid
-            done += size
+    done, nbytes, buffer = 0, at_once * strides[axis], memoryview(memory)
+    for positions in itertools.product(*ranges[:axis], ranges[axis][::at_once]):
+        read_into(sum(map(operator.mul, positions, strides)), buffer[done : done + nbytes])
+        done += nbytes
