@@ -264,7 +264,7 @@ def test_a_sharding_that_does_not_fit():
 
 
 def test_shardings_as_values():
-    """A model may hold them; they come back over the devices that are there."""
-    ways = {way: sharding_of(way) for way in WAYS}
+    """A model may hold those over meshes; they come back over the devices that are there. Single devices it may not."""
+    ways = {way: sharding_of(way) for way in WAYS if "one device" not in way}
     structs = [jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=way) for way in ways.values()]
     assert_isomorphic([ways, P("x", None), structs], st.from_bytes(st.to_bytes([ways, P("x", None), structs])))

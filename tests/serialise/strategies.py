@@ -175,7 +175,6 @@ DESCRIPTIONS = st.sampled_from(
     + [jax.ShapeDtypeStruct((3,), jnp.int8, weak_type=True)]
     + [jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("x", None, ("y", "z"))]
     + [jax.sharding.PartitionSpec(jax.sharding.PartitionSpec.UNCONSTRAINED)]
-    + [jax.sharding.SingleDeviceSharding(jax.devices()[0]), jax.devices()[0]]
     + [jax.sharding.NamedSharding(jax.make_mesh((1,), ("x",)), jax.sharding.PartitionSpec("x"))]
     + [jax.sharding.AbstractMesh((4, 2), ("x", "y"))]
     + [jtu.tree_structure({"a": (1, None), "b": [2, Layer]}), jtu.tree_structure(0)]
