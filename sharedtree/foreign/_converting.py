@@ -14,8 +14,8 @@ from .._printable import printable
 from .._ties import ties as ties_of
 from .._tying import retie
 from ..errors import CorruptFileError
-from ..serialise.container._durable import replacing
 from ..serialise.container._sources import Readable, Source, open_source
+from ..serialise.container._writing import replacing
 from ..serialise.load import load
 from ..serialise.save import save
 from ..serialise.trust._trust import Trusted

@@ -14,9 +14,8 @@ from .._printable import printable
 from ..errors import FormatError
 from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import Select, Shardings, read_arrays
-from .container._chunks import ProgressOption
 from .container._reading import Container, open_container
-from .container._sources import Readable, open_source
+from .container._sources import ProgressOption, Readable, open_source
 from .flat import is_foreign, load_tensors
 from .trust._trust import Trust, Trusted
 from .values._decoding import Plan

@@ -18,9 +18,8 @@ import numpy as np
 
 from .._printable import printable
 from ..errors import CorruptFileError, FormatError, MissingStepError, SharedTreeError
-from .arrays._arrays import ArrayEntry
 from .arrays._orbax_forms import from_stored, is_stored, key_of, not_restored, require_sound, to_hand_over
-from .arrays._placing import Placement, Select, Shardings, placements_of, settled
+from .arrays._placing import ArrayEntry, Placement, Select, Shardings, placements_of, settled
 from .container._header import is_unicode
 from .trust._trust import Trust, Trusted
 from .values._decoding import Plan

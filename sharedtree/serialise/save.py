@@ -11,11 +11,10 @@ import numpy as np
 
 from .._printable import printable
 from ..errors import UnserialisableError
-from .arrays._host_bytes import tensor_source
-from .container._chunks import ProgressOption, showing
-from .container._durable import force_to_disk, replacing
+from .arrays._dtypes import tensor_source
 from .container._header import TensorSource
-from .container._writing import write
+from .container._sources import ProgressOption, showing
+from .container._writing import force_to_disk, replacing, write
 from .values._encoding import Encoded, encode
 
 Writable = str | os.PathLike[str] | BinaryIO

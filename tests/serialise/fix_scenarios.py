@@ -24,8 +24,8 @@ import safetensors.numpy
 import sharedtree as st
 from sharedtree.serialise import orbax as st_orbax
 from sharedtree.serialise.arrays import _dtypes, _orbax_forms, _placing
-from sharedtree.serialise.container import _chunks, _writing as _container
-from sharedtree.serialise.trust import _installed, _trust
+from sharedtree.serialise.container import _sources, _writing as _container
+from sharedtree.serialise.trust import _names, _trust
 from sharedtree.serialise.values import _kinds, _manifest, _nodes
 from tests.fixes import Scenario, scenario, scenarios
 
@@ -218,7 +218,7 @@ def optax_lies_elsewhere():
     """As if nobody had imported optax, and the one on Python's path were in the current directory."""
 
     def found_elsewhere(module):
-        raise _installed.ElsewhereError("optax", "optax.py")
+        raise _names.ElsewhereError("optax", "optax.py")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, "optax")
@@ -335,7 +335,7 @@ def a_dtype_that_jax_has_not(path):
 
 
 def a_bar():
-    with _chunks.showing(True, "saving"):
+    with _sources.showing(True, "saving"):
         pass
 
 

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import sharedtree as st
-from sharedtree.serialise.arrays import _host_bytes
+from sharedtree.serialise.arrays import _dtypes
 from sharedtree.serialise.container._reading import open_container
 
 from .containers import Counting
@@ -91,14 +91,14 @@ def test_a_large_array_is_never_gathered(monkeypatch, tmp_path):
     host = values((2048, 4096))
     expected = st.to_bytes([jnp.asarray(host)])
     taken = []
-    original = _host_bytes._taken
+    original = _dtypes._taken
 
     def watched(*args):
         part = original(*args)
         taken.append(part.nbytes)
         return part
 
-    monkeypatch.setattr(_host_bytes, "_taken", watched)
+    monkeypatch.setattr(_dtypes, "_taken", watched)
     for spec in (P("x"), P(None, "x"), P("y"), P(None, ("x", "y"))):
         taken.clear()
         array = jax.device_put(jnp.asarray(host), NamedSharding(grid(), spec))

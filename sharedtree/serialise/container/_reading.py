@@ -23,9 +23,21 @@ import numpy as np
 
 from ..._printable import printable
 from ...errors import CorruptFileError, FormatError
-from ._chunks import CHUNK_BYTES, SMALL, Progress, counting, num_chunks, run_jobs
 from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, RESTORE, Header, Tensor, UnsoundError, parse_header
-from ._sources import Bytes, Readable, ReadInto, Source, open_source, read_part
+from ._sources import (
+    CHUNK_BYTES,
+    SMALL,
+    Bytes,
+    Progress,
+    Readable,
+    ReadInto,
+    Source,
+    counting,
+    num_chunks,
+    open_source,
+    read_part,
+    run_jobs,
+)
 
 _WORTH_THREADS = 8 * 2**20  # below, starting threads takes longer than they save
 _LARGE = 4 * 2**20  # tensors from this on have memory of their own

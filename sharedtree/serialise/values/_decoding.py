@@ -15,18 +15,16 @@ from ..._dag import Dag
 from ..._printable import printable
 from ..._ties import all_paths
 from ...errors import FormatError, SharedTreeError, StructureMismatchError
-from ..arrays._arrays import finish
-from ..arrays._placing import Place, Placement, Select, Shardings, place_of, struct_of
+from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, struct_of
 from ..container._header import malformed
 from ..trust._asked import Name, Paths, Request, judge_all, resolve_all
 from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._trust import Trust
-from ._called import name_of_method
+from ._containers import name_of_method
 from ._encoding import like_in
 from ._evolution import Renames, maker_for, renames_in, require_sound_renames
-from ._kinds import BUILDERS, TYPED, nested_too_deeply, num_keys, steps
+from ._kinds import BUILDERS, TYPED, compared_of, first_touched, nested_too_deeply, num_keys, steps
 from ._left_out import Key, left_out_of
-from ._looked_at import compared_of, first_touched
 from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
 from ._paths import first_parents, part_at, path_from
 from ._template import Comparison, LoadReport, Walked, compare, paths_of_dags, rebuilt, require_no_differences

@@ -11,22 +11,20 @@ from typing import Any, NamedTuple
 from ..._printable import printable
 from ..._version import __version__
 from ...errors import CycleError
-from ..arrays._arrays import describe, is_array
+from ..arrays._placing import describe, is_array
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError
 from ._atoms import ENCODERS, LEFT_OUT
-from ._called import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
+from ._containers import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
 from ._instance_rows import take_enum, take_registered
 from ._instances import Instances
 from ._jax_values import take_other
-from ._kinds import TAKERS, nan_among_keys, nested_too_deeply, steps
+from ._kinds import TAKERS, extend_digests, first_touched, nan_among_keys, nested_too_deeply, steps
 from ._left_out import Key, LeaveOut, misplaced, put_back
-from ._looked_at import first_touched
 from ._manifest import FORMAT
 from ._named import Named, Problem, fix_for_users, reached, unserialisable
 from ._nodes import MAX_NAME, Apart, Collisions, Manifest, Node, TypeEntry
 from ._paths import carries_identity, path_to
-from ._set_order import extend_digests
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
 

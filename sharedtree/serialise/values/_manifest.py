@@ -9,12 +9,12 @@ from typing import Any
 
 from ..._printable import printable
 from ...errors import FormatError
-from ..arrays._arrays import ArrayEntry
 from ..arrays._dtypes import FLOAT0, dtype_named
+from ..arrays._placing import ArrayEntry
 from ..container._header import malformed, parse_manifest_json
 from ..trust._names import CHILD, MAIN, is_well_formed
 from ._atoms import LEFT_OUT, decode_atom, is_name, read_base64
-from ._called import name_of_method
+from ._containers import name_of_method
 from ._instance_rows import are_steps
 from ._kinds import KINDS, children_of, nan_among_keys, nested_too_deeply
 from ._left_out import misplaced

@@ -28,11 +28,21 @@ from ..._node_types import node_type_of
 from ..._printable import printable
 from ...errors import UnserialisableError
 from ...transforms._function_transform import FunctionTransform
-from ..arrays._arrays import is_array
+from ..arrays._placing import is_array
 from ..trust._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY, TOKENS
 from ..trust._classes import held
-from ..trust._installed import is_in_site_packages
-from ..trust._names import MAIN, NamelessError, RefusalError, find, home_of, import_name, name_of, own_name_of, root_of
+from ..trust._names import (
+    MAIN,
+    NamelessError,
+    RefusalError,
+    find,
+    home_of,
+    import_name,
+    is_in_site_packages,
+    name_of,
+    own_name_of,
+    root_of,
+)
 
 # The packages whose callable objects are functions: compiled, cached, or with a derivative of their own.
 _OF_FUNCTIONS = LIBRARIES | NAMES_ONLY | {"builtins", "functools"}

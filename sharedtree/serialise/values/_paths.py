@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from ..._printable import printable
 from ...errors import StructureMismatchError
-from ..arrays._arrays import ArrayEntry
 from ..arrays._dtypes import dtype_named
+from ..arrays._placing import ArrayEntry
 from ._atoms import atom_text, is_name
-from ._called import name_of_method
+from ._containers import name_of_method
 from ._kinds import KINDS, children_of, inline_text, node_text, operands, steps
 from ._nodes import MAX_STEP, Child, Manifest, Node
 
