@@ -458,6 +458,11 @@ scenarios(
     a_bar_without_tqdm=made_by(ImportError, a_bar, "tqdm", "tqdm.auto"),
     a_program_without_flatbuffers=made_by(ImportError, lambda: st.Exported.deserialize(b""), "flatbuffers"),
     without_orbax=made_by(ImportError, st_orbax._orbax, "orbax.checkpoint"),
+    a_file_for_another_library=lambda path: Scenario(
+        lambda: st.convert(st.to_bytes([1.0]), path / "tree.eqx", like=[1.0]),
+        ValueError,
+        {"source": st.to_bytes([1.0]), "template": [1.0], "target": path / "tree.eqx", "equinox": eqx},
+    ),
     a_file_of_flax_without_flax=made_by(st.CompatibilityError, lambda: st.convert(b"\x80"), "flax.serialization"),
     names_that_are_not_trusted=lambda path: untrusted(path, st.load, st.UntrustedTypeError),
     an_audit_that_refuses=lambda path: untrusted(path, audited, Report),
