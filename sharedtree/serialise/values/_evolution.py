@@ -111,16 +111,19 @@ class _Change:
         return field
 
     def _extra_names(self) -> set[str]:
-        """The names of the attributes that no field of the class has, in the file and now."""
+        """The names of the attributes that no field of the class has. None of them is given another."""
         extra = set(self.entry.extra) - set(self.layout.fields)
-        for old, new in self.new_names.items() if self.library.is_open else ():
-            if new is not None and old in extra and new not in self.layout.fields:
-                if new != old and fault_of_attribute(self.cls, new) is not None:
-                    raise StructureMismatchError(
-                        f"`renames` gives the attribute `{printable(old)}` of `{self.entry.name}` the name `{new}`, "
-                        "which the class has for something else. Give another one, or None to drop it."
-                    )
-                extra.add(new)
+        renamed = [name for name in self.entry.extra if self.new_names[name] not in (name, None, *self.layout.fields)]
+        if renamed:
+            old, new = renamed[0], self.new_names[renamed[0]]
+            raise StructureMismatchError(
+                f"`renames` gives the attribute `{printable(old)}` of `{self.entry.name}` the name `{new}`, and the "
+                "class declares neither. Only fields are renamed. Let the class say what became of it:\n"
+                "    __sharedtree_version__ = 1\n\n"
+                "    @classmethod\n"
+                "    def __sharedtree_migrate__(cls, fields: dict, version: int) -> dict:\n"
+                "        return fields  # those of that version, made into those of this one"
+            )
         return extra
 
     def default_of(self, name: str) -> Callable[[], Any]:
