@@ -22,7 +22,7 @@ from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._trust import Trust
 from ._containers import name_of_method
 from ._encoding import like_in
-from ._evolution import Renames, maker_for, renames_in, require_sound_renames
+from ._evolution import Renames, maker_for, new_name, renames_in, require_sound_renames
 from ._kinds import BUILDERS, TYPED, compared_of, first_touched, nested_too_deeply, num_keys, steps
 from ._left_out import Key, left_out_of
 from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
@@ -119,8 +119,8 @@ class Plan:
         renames: Renames | None = None,
     ) -> None:
         self._manifest = part_at(manifest, select) if isinstance(select, str) else manifest
-        self._renames = renames
         self._resolved = resolve(self._manifest, trust, renames)
+        self._renames = renames_in(self._manifest, renames or {})
         self._compared: Comparison | None = None
         self._like = like if not strict else None
         self.place: Place = place_of(sharding)
@@ -170,13 +170,12 @@ class Plan:
 
     def _new_step(self, node: Node, step: str) -> str | None:
         """What leads to an attribute now that a step in the file leads to; None if it is dropped."""
-        if not self._renames or node[0] not in ("object", "wrapper"):
+        if node[0] not in ("object", "wrapper"):
             return step
         entry = self._manifest.types[node[1]]
         cls = self._resolved["class", entry.name]
-        keys = (entry.name + step, f"{cls.__module__}:{cls.__qualname__}{step}")
-        new: Any = next((self._renames[key] for key in keys if key in self._renames), step)
-        return f".{new}" if new is not None and new is not step else new
+        new = new_name(entry, cls, self._renames, step[1:])
+        return step if new == step[1:] else None if new is None else f".{new}"
 
     def _require_no_dags(self, classes: Sequence[Any], template: Walked, label: str) -> None:
         """Raises if a template is not to be filled: its model and that of a `Dag` would be parted."""

@@ -50,6 +50,12 @@ def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequenc
     return change.maker()
 
 
+def new_name(entry: TypeEntry, cls: Any, renames: Renames, field: str) -> Any:
+    """What `renames` calls a field, of the class as it was or as it is; the field itself if it says nothing of it."""
+    keys = (f"{entry.name}.{field}", f"{cls.__module__}:{cls.__qualname__}.{field}")
+    return next((renames[key] for key in keys if key in renames), field)
+
+
 class _Change:
     """What a file says of a class, beside the class as it is now."""
 
@@ -93,22 +99,21 @@ class _Change:
         return [name for name in absent if not self.library.may_stay_unset(self.cls, name)]
 
     def renamed(self, field: str) -> str | None:
-        for key in (f"{self.entry.name}.{field}", f"{self.cls.__module__}:{self.cls.__qualname__}.{field}"):
-            if key in self.renames:
-                new = self.renames[key]
-                if new is not None and (not isinstance(new, str) or not new.isidentifier()):
-                    raise StructureMismatchError(
-                        f"`renames` gives the field `{key}` the name `{new!r}`, which names no field. Give its new "
-                        "name, or None to drop it."
-                    )
-                if not self.library.own_entries.isdisjoint({field, new}):
-                    raise StructureMismatchError(
-                        f"`renames` gives `{key}` the name `{new}`, but one of these is no attribute: in it are kept "
-                        "the kinds or marks of all attributes. Leave it out: they follow the attributes that are "
-                        "renamed."
-                    )
-                return new
-        return field
+        new = new_name(self.entry, self.cls, self.renames, field)
+        if new is field:
+            return field
+        key = f"{self.entry.name}.{field}"
+        if new is not None and (not isinstance(new, str) or not new.isidentifier()):
+            raise StructureMismatchError(
+                f"`renames` gives the field `{key}` the name `{new!r}`, which names no field. Give its new name, or "
+                "None to drop it."
+            )
+        if not self.library.own_entries.isdisjoint({field, new}):
+            raise StructureMismatchError(
+                f"`renames` gives `{key}` the name `{new}`, but one of these is no attribute: in it are kept the kinds "
+                "or marks of all attributes. Leave it out: they follow the attributes that are renamed."
+            )
+        return new
 
     def _extra_names(self) -> set[str]:
         """The names of the attributes that no field of the class has. None of them is given another."""
