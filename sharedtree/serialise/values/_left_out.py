@@ -61,8 +61,8 @@ class LeaveOut:
         if self._unused:
             listed = ", ".join([f"`{printable(each)}`" for each in self._unused])
             raise ValueError(
-                f"`leave_out` has {listed}, and the tree has nothing there. An object that is shared has the first of "
-                "its paths. Leave out what the tree has, or nothing:\n    sharedtree.save(path, tree)"
+                f"`leave_out` has {listed}, and the tree has nothing there. What is shared has one path, the first in "
+                "JAX's order. Leave out what the tree has, or nothing:\n    sharedtree.save(path, tree)"
             )
 
 
