@@ -114,6 +114,23 @@ BARS = [
     *_control_flow(control_flow.TRACED, 1.3),
     *_control_flow(control_flow.COMPILED, 1.1),
     *_ratios("load 1 MiB each", serialising.load_middle_name, _libraries.UNCHECKED, _libraries.RAW, {256: 1.5}),
+    *_ratios("load 1 MiB each", serialising.load_middle_name, _libraries.SHAREDTREE, _libraries.RAW, {256: 1.3}),
+    *_ratios("save, MiB", serialising.save_name, _libraries.SHAREDTREE, _libraries.RAW, {512: 1.25}),
+    *_ratios("load, MiB", serialising.load_name, _libraries.SHAREDTREE, _libraries.RAW, {512: 1.3}),
+    *_ratios(
+        "save arrays of 32 bytes",
+        lambda _: serialising.SAVE_SMALL,
+        _libraries.SHAREDTREE,
+        _libraries.EQUINOX,
+        {2000: 0.8},
+    ),
+    *_ratios(
+        "load arrays of 32 bytes",
+        lambda _: serialising.LOAD_SMALL,
+        _libraries.SHAREDTREE,
+        _libraries.EQUINOX,
+        {2000: 0.4},
+    ),
 ]
 
 

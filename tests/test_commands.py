@@ -497,10 +497,9 @@ def test_classes_that_have_changed(layers):
         lambda: module_class(["weight", "size"])(jnp.ones(2), 3),
         lambda: module_class(["kernel", "size"])(jnp.zeros(2), 3),
     )
-    assert found[0] == {"what": "renamed", "paths": ["[0].kernel"], "old": ".weight", "new": ".kernel"}
-    assert (found[1]["what"], found[1]["paths"], found[1]["max_abs_difference"]) == ("values", ["[0].kernel"], 1.0)
-    assert len(found) == 2
-    # A field of another kind is not taken for the same.
+    assert [(each["what"], each["paths"]) for each in found] == [
+        ("removed", ["[0].weight"]), ("added", ["[0].kernel"])
+    ]  # fmt: skip
     found = layers(lambda: module_class(["weight"])(jnp.ones(2)), lambda: module_class(["count"])(3))
     assert [(each["what"], each["paths"]) for each in found] == [("removed", ["[0].weight"]), ("added", ["[0].count"])]
     found = layers(lambda: module_class(["a"], "Old")(1), lambda: module_class(["a"], "New")(2))

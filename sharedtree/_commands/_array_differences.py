@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from ..serialise.arrays._arrays import ArrayEntry
 from ..serialise.arrays._dtypes import dtype_named, restore
+from ..serialise.arrays._placing import ArrayEntry
 from ..serialise.container._reading import Container
 
 _PIECE = 2**20  # elements; a piece as float64 takes 8 MiB

@@ -11,7 +11,7 @@ children that both have are looked at, or a large list that one file has many ti
 Ties are compared as partitions of the paths that both files have. Only maximal ones are told.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from .._sharing import Classes
@@ -20,16 +20,16 @@ from ..serialise.values._atoms import short
 from ..serialise.values._jax_values import array_text
 from ..serialise.values._nodes import Child
 from ._array_differences import difference
-from ._sides import DICTIONARIES, INSTANCES, MOST, Numbers, Place, Side, are_comparable
+from ._sides import DICTIONARIES, MOST, Numbers, Side, are_comparable
 
-What = Literal["added", "removed", "renamed", "changed", "order", "values", "tied", "untied", "metadata"]
+What = Literal["added", "removed", "changed", "order", "values", "tied", "untied", "metadata"]
 
 
 class Difference(NamedTuple):
     """One difference.
 
     Attributes:
-        what: `added` and `removed` parts, `renamed` fields, `changed` classes, dtypes, shapes and static values,
+        what: `added` and `removed` parts, `changed` classes, dtypes, shapes and static values,
             another `order` of keys, `values` of arrays, paths that became one object (`tied`) or ceased to be one
             (`untied`), and `metadata`.
         paths: where; several for ties, for metadata the key.
@@ -145,37 +145,20 @@ class _Comparison:
         if kind in DICTIONARIES and order[:half] != order[half:]:
             before, now = (short(", ".join(steps), MOST) for steps in (order[:half], order[half:]))
             yield self._difference("order", at, before, now)
-        former = self._renamed([*old.items()], [*new.items()]) if kind in INSTANCES else {}
-        renamed = set(former.values())
         for key, (step, child) in old.items():
-            if key not in new and key not in renamed:
+            if key not in new:
                 below = self._below(at, step)
                 yield self._difference("removed", below, old=self._sides[0].text(child))
                 self._alone.append((0, child, below))
         pairs: list[_Pair] = []
         for key, (step, child) in new.items():
             below = self._below(at, step)
-            if key in old or key in former:
-                was, counterpart = old[former.get(key, key)]
-                if key in former:
-                    yield self._difference("renamed", below, was, step)
-                pairs.append(_Pair(counterpart, child, below, again))
+            if key in old:
+                pairs.append(_Pair(old[key][1], child, below, again))
             else:
                 yield self._difference("added", below, new=self._sides[1].text(child))
                 self._alone.append((1, child, below))
         self._stack.extend(reversed(pairs))
-
-    def _renamed(
-        self, old: Sequence[tuple[Hashable, Place]], new: Sequence[tuple[Hashable, Place]]
-    ) -> dict[Hashable, Hashable]:
-        """Fields that one class has and the other lacks, in one place and with the same in them: new → old."""
-        names_old, names_new = {key for key, _ in old}, {key for key, _ in new}
-        return {
-            new_key: old_key
-            for (old_key, (_, a)), (new_key, (_, b)) in zip(old, new, strict=False)
-            if old_key not in names_new and new_key not in names_old
-            if self._sides[0].text(a) == self._sides[1].text(b)
-        }
 
     def _arrays(self, a: int, b: int, at: int) -> Iterator[Difference]:
         old, new = self._sides[0].array(a), self._sides[1].array(b)

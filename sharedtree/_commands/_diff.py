@@ -6,7 +6,6 @@ JSON: `a` and `b`, the files; `equal`; `differences`, each with `what` and `path
 `old`, `new`, `differing`, `size` and `max_abs_difference`. `what` is one of
 
 - `added`, `removed`: a part that only one file has, with what it is
-- `renamed`: a field whose place and kind are the same; `old` and `new` are the steps of the paths
 - `changed`: a class, dtype, shape, static value, or the kind of an array (JAX's or NumPy's, weakly typed)
 - `order`: of the keys of a dictionary
 - `values`: elements of an array of the same shape; `differing` of `size` elements, by up to `max_abs_difference`, which
@@ -63,7 +62,7 @@ _MARKS: dict[str, tuple[str, Style]] = {
     "tied": ("+", "good"),
     "untied": ("-", "bad"),
 }
-_MARKS |= dict.fromkeys(("renamed", "changed", "order", "values", "metadata"), ("~", "tie"))
+_MARKS |= dict.fromkeys(("changed", "order", "values", "metadata"), ("~", "tie"))
 
 
 def _where(difference: Difference) -> str:
@@ -84,8 +83,6 @@ def _told(difference: Difference) -> str:
         by = "" if difference.max_abs is None else f", by up to {_number(difference.max_abs)}"
         about = old if old == new else f"{old} -> {new}"
         return f"  {about}: {difference.differing:,} of {counted(difference.size or 0, 'element')} differ{by}"
-    if what == "renamed":
-        return f"  was {old}"
     if what == "metadata":
         return f"  {'none' if old is None else repr(old)} -> {'none' if new is None else repr(new)}"
     if what == "order":

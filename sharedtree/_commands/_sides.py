@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from ..serialise.arrays._arrays import ArrayEntry
+from ..serialise.arrays._placing import ArrayEntry
 from ..serialise.load import Opened
 from ..serialise.values._atoms import atom_text, short
 from ..serialise.values._kinds import TYPED, children_of, node_text, operands, steps

@@ -1,4 +1,4 @@
-"""`convert`: from the files of other libraries to a tree with ties, and back."""
+"""`convert`: from the files of other libraries to a tree with ties."""
 
 import contextlib
 import hashlib
@@ -11,16 +11,14 @@ import numpy as np
 from jax import tree_util as jtu
 
 from .._printable import printable
-from .._ties import ties as ties_of
 from .._tying import retie
 from ..errors import CorruptFileError
-from ..serialise.container._durable import replacing
 from ..serialise.container._sources import Readable, Source, open_source
 from ..serialise.load import load
 from ..serialise.save import save
 from ..serialise.trust._trust import Trusted
-from ._equinox_leaves import MAGIC, read_leaves, write_leaves
-from ._flax_msgpack import read_state, state_bytes
+from ._equinox_leaves import MAGIC, read_leaves
+from ._flax_msgpack import read_state
 from ._foreign_differences import is_key
 
 
@@ -30,19 +28,14 @@ class Conversion(NamedTuple):
     Attributes:
         tree: what the source holds.
         tied: of each array that was made of several equal ones, the paths, as `jax.tree_util.keystr` prints them.
-        untied: of each object that the target has at several paths, since it keeps no ties, the paths.
     """
 
     tree: Any
     tied: tuple[tuple[str, ...], ...]
-    untied: tuple[tuple[str, ...], ...]
 
     def __str__(self) -> str:
         lines = [f"{len(self.tied)} ties found by equality"]
         lines += ["    " + " is ".join(f"`{printable(path)}`" for path in paths) for paths in self.tied]
-        if self.untied:
-            lines.append(f"{len(self.untied)} ties that the target does not keep")
-            lines += ["    " + " was ".join(f"`{printable(path)}`" for path in paths) for paths in self.untied]
         return "\n".join(lines)
 
 
@@ -54,7 +47,7 @@ def convert(
     ties: Literal["like", "equal"] = "like",
     trusted: Trusted | Iterable[Trusted] = (),
 ) -> Conversion:
-    """Reads a file of Equinox's, flax's or `save`'s, and writes it as one of these if a target is given.
+    """Reads a file of Equinox's, flax's or `save`'s, and writes it as one of `save`'s if a target is given.
 
     The files of the other two write a shared array at each of its paths, and do not say that it was one. So ties come
     from the template, or are found by equality.
@@ -63,8 +56,8 @@ def convert(
         source: a path, a binary file object that stands at the beginning of the file, or its bytes. What it is is seen
             from how it begins: arrays of `equinox.tree_serialise_leaves`, a manifest of `save`, or else the msgpack of
             `flax.serialization.to_bytes`.
-        target: a path that ends in `.safetensors`, `.eqx` or `.msgpack`, or None to write nothing. What is there is
-            replaced as a whole or not at all.
+        target: a path for `save`, or None to write nothing. What is there is replaced as a whole or not at all. What
+            Equinox and flax read, they write themselves, from the tree that is returned.
         like: a template: a tree like the one that was written, with arrays or `jax.ShapeDtypeStruct`s, and with the
             ties that the result is to have: a `ShapeDtypeStruct` at two paths is one, as an array is. Equinox's files
             need a template. Without one, flax's give dictionaries of NumPy arrays.
@@ -74,8 +67,8 @@ def convert(
         trusted: as for `load`, if the source is a file of `save`'s.
 
     Returns:
-        The tree, the ties that were found by equality, and the ties that the target does not keep. Arrays are of the
-        library of the template's, on the default device.
+        The tree, and the ties that were found by equality. Arrays are of the library of the template's, on the default
+        device.
 
     Raises:
         StructureMismatchError: if names, shapes or dtypes are not the template's, or arrays differ that are one in the
@@ -84,10 +77,9 @@ def convert(
         FormatError: if the source is none of these files, or holds what is pickled; nothing is unpickled. Also if
             booleans have bytes other than 0 and 1.
         CorruptFileError: if it was cut short.
-        UnserialisableError: if the tree holds what the target has no form for, or what Equinox or flax would write but
-            not read back. Nothing was written.
+        UnserialisableError: if the tree holds what `save` cannot write. Nothing was written.
         CompatibilityError: if a file of flax's is asked for, and flax is not installed.
-        ValueError: if a template is missing, `ties` is something else, or the target has another ending.
+        ValueError: if a template is missing, `ties` is something else, or the target ends in `.eqx` or `.msgpack`.
 
     Cost: the bytes of the file, once; of one of flax's twice. With `ties="equal"` all arrays are hashed.
 
@@ -112,28 +104,21 @@ def convert(
     """
     if ties not in ("like", "equal"):
         raise ValueError(f'`ties` is {ties!r}. Say `ties="like"` for those of the template, or `ties="equal"`.')
-    ending = "" if target is None else os.path.splitext(os.fspath(target))[1]
-    if target is not None and ending not in (".safetensors", ".eqx", ".msgpack"):
+    if target is not None and os.path.splitext(os.fspath(target))[1] in (".eqx", ".msgpack"):
         raise ValueError(
-            f"`{printable(str(os.fspath(target)))}` does not say what to write. Let it end in `.safetensors` for "
-            "`load`, in `.eqx` for Equinox, or in `.msgpack` for flax."
+            f"`{printable(str(os.fspath(target)))}` would be a file of another library, and those are only read. Let "
+            "the library write it, flax by `flax.serialization.to_bytes(tree)`:\n"
+            "    tree = sharedtree.convert(source, like=template).tree\n"
+            "    equinox.tree_serialise_leaves(target, tree)"
         )
     with contextlib.closing(open_source(source)) as opened:
         tree = _read(opened, source, like, trusted)
     tied: tuple[tuple[str, ...], ...] = ()
     if ties == "equal":
         tree, tied = _with_equal_tied(tree)
-    if target is None:
-        return Conversion(tree, tied, ())
-    if ending == ".safetensors":
+    if target is not None:
         save(target, tree)
-        return Conversion(tree, tied, ())
-    with replacing(target) as file:
-        if ending == ".eqx":
-            write_leaves(file, tree)
-        else:
-            file.write(state_bytes(tree))
-    return Conversion(tree, tied, tuple([tie.paths for tie in ties_of(tree)]))
+    return Conversion(tree, tied)
 
 
 def _read(opened: Source, source: Readable, like: Any, trusted: Trusted | Iterable[Trusted]) -> Any:

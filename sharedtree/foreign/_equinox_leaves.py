@@ -12,9 +12,8 @@ and the header is the text of a dictionary with the dtype, the order and the sha
 import ast
 import math
 import struct
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +22,6 @@ from jax import tree_util as jtu
 from ..errors import CorruptFileError, FormatError
 from ..serialise.arrays._dtypes import clear_unused, dtype_in_npy, require_bools
 from ..serialise.container._sources import Source
-from ..serialise.values._named import Problem, unserialisable
 from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key
 
 MAGIC = b"\x93NUMPY"
@@ -71,40 +69,6 @@ def read_leaves(source: Source, like: Any) -> Any:
         fit.differs((), f"{record} after the last leaf", NOTHING)
     fit.require(source.label, is_in_order=True)
     return treedef.unflatten(leaves)
-
-
-def write_leaves(file: BinaryIO, tree: Any) -> None:
-    """Writes what `equinox.tree_deserialise_leaves` reads. Raises `UnserialisableError` before anything is written."""
-    problems = [
-        Problem(jtu.keystr(keys), f"{described(leaf)}, {refusal[0]}", refusal[1])
-        for keys, leaf in jtu.tree_leaves_with_path(tree)
-        if _is_written(leaf) and (refusal := _refusal_of(leaf)) is not None
-    ]
-    if problems:
-        raise unserialisable(problems)
-    eqx.tree_serialise_leaves(file, tree)
-
-
-def _refusal_of(leaf: Any) -> tuple[str, str] | None:
-    """Why a leaf that Equinox writes is not written here, and what to do; None if it can be read back."""
-    if is_key(leaf):
-        return _NO_FORM, "Put its raw data in its place: `jax.random.key_data(key)`."
-    if not isinstance(leaf, jax.Array | np.ndarray | Numbers):
-        return _NO_FORM, "Put an array in its place."
-    dtype = np.dtype(leaf.dtype) if isinstance(leaf, jax.Array | np.ndarray) else np.asarray(leaf).dtype
-    if dtype.hasobject:
-        return "which Equinox would write as a pickle", "Leave it out, or keep it as a text or as several arrays."
-    if dtype == jnp.bfloat16 and isinstance(leaf, np.ndarray):
-        return _NOT_READ_BACK, "Put a JAX array in its place: `jax.numpy.asarray(leaf)`."
-    if _is_nameless(dtype) and dtype != jnp.bfloat16:
-        return _NOT_READ_BACK, "Put an array of another dtype in its place: `leaf.astype('float32')`."
-    if isinstance(leaf, np.generic) and dtype.kind in "mMV":
-        return _NOT_READ_BACK, "Put an array in its place: `numpy.asarray(leaf)`."
-    return None
-
-
-_NO_FORM = "which Equinox's files have no form for"
-_NOT_READ_BACK = "which Equinox writes, but does not read back as it was"
 
 
 def _is_written(leaf: Any) -> bool:

@@ -1,6 +1,6 @@
 """The files of `flax.serialization`: a state dictionary, nested and with texts for keys, as msgpack.
 
-Flax reads and writes them, arrays of more than 1 GiB in pieces included; it makes arrays of bytes and calls nothing by
+Flax reads them, arrays of more than 1 GiB in pieces included; it makes arrays of bytes and calls nothing by
 the file's word. Here is checked what it does not look at: shapes, dtypes, names, and whether anything is left over.
 """
 
@@ -17,7 +17,6 @@ from .._printable import printable
 from ..errors import CompatibilityError, CorruptFileError, FormatError, StructureMismatchError
 from ..serialise.arrays._dtypes import is_dtype_of_flax, require_bools
 from ..serialise.container._sources import Source
-from ..serialise.values._named import Problem, unserialisable
 from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key
 
 _VALUES = (np.ndarray, jax.Array, np.generic, bool, int, float, complex, str, bytes, type(None))
@@ -81,57 +80,17 @@ _ARRAY, _SCALAR = 1, 3  # what flax calls them
 _MAX_START = 4096
 
 
-def state_bytes(tree: Any) -> bytes:
-    """What `flax.serialization.to_bytes` makes of a tree. Raises `UnserialisableError` if it knows some of it not."""
-    flax = _flax()
-    try:
-        state = flax.to_state_dict(tree)
-    except Exception as error:  # of whatever class it is
-        raise unserialisable([Problem("", f"what flax cannot take apart ({_in_words(error)})", _OTHERWISE)]) from error
-    problems = [
-        Problem(_path(place), f"{described(value)}, which `flax.serialization` has no form for", fix)
-        for place, value in _items(state)
-        if (fix := _fix_of(value)) is not None
-    ]
-    if not problems:
-        try:
-            return flax.msgpack_serialize(state, in_place=True)
-        except Exception as error:  # noqa: BLE001 -- numbers of more than 64 bits, texts with surrogates
-            problems = [Problem("", f"what msgpack cannot hold ({_in_words(error)})", _OTHERWISE)]
-    raise unserialisable(problems)
-
-
-_OTHERWISE = "Register its class with flax, or write what it holds as arrays: `sharedtree.state(model)` has them."
-
-
 def _flax() -> Any:
     try:
         return importlib.import_module("flax.serialization")
     except ImportError as error:
         raise CompatibilityError(
-            "Files of `flax.serialization` are read and written by flax, which is not installed. Install it:\n"
-            "    pip install flax"
+            "Files of `flax.serialization` are read by flax, which is not installed. Install it:\n    pip install flax"
         ) from error
 
 
 def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {printable(str(error)[:200])}"
-
-
-def _fix_of(value: Any) -> str | None:
-    """What to do about a part of a state dictionary that cannot be written; None if it can be."""
-    if type(value) is not dict and (not isinstance(value, _VALUES) or is_key(value)):
-        return _OTHERWISE
-    if not isinstance(value, np.ndarray | np.generic):
-        return None
-    try:  # flax notes the name of a dtype, which leads to another one if it is big-endian
-        has_name = not value.dtype.hasobject and np.dtype(value.dtype.name) == value.dtype
-    except TypeError:
-        has_name = False
-    return None if has_name else _OTHER_DTYPE
-
-
-_OTHER_DTYPE = "Put an array of a dtype of numbers in its place, a native one: `array.astype('float32')`."
 
 
 _Place = tuple[Any, Any] | None

@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 
 from .._printable import printable
 from ..errors import CorruptFileError, FormatError
-from .arrays._arrays import ArrayEntry
 from .arrays._dtypes import dtype_named, require_bools, stored
-from .arrays._placing import Select, Shardings, place_of, read_arrays, struct_of
-from .container._chunks import ProgressOption
+from .arrays._placing import ArrayEntry, Select, Shardings, place_of, read_arrays, struct_of
 from .container._header import MAX_BYTES, MAX_HEADER_BYTES, START, Header, Tensor, are_counts, parse_json
 from .container._reading import Container
-from .container._sources import Source
+from .container._sources import ProgressOption, Source
 
 _MAX_RANK = 64  # of NumPy's arrays
 _MAX_LISTED = 20

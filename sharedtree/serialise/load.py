@@ -14,9 +14,8 @@ from .._printable import printable
 from ..errors import FormatError
 from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import Select, Shardings, read_arrays
-from .container._chunks import ProgressOption
 from .container._reading import Container, open_container
-from .container._sources import Readable, open_source
+from .container._sources import ProgressOption, Readable, open_source
 from .flat import is_foreign, load_tensors
 from .trust._trust import Trust, Trusted
 from .values._decoding import Plan
@@ -85,7 +84,7 @@ def load(
             functions are trusted. Shapes, dtypes, weak types, names, ties and what is static in modules are checked
             against it, and arrays go to the devices where those of the template are, if they are committed to them. A
             NumPy array is another thing than one of JAX; a `ShapeDtypeStruct` stands for both. The values are the
-            file's, also those that are no arrays.
+            file's, also those that are no arrays; but what `save` was told to leave out is the template's own.
         select: the path of a part (`".encoder"`), which is then all that is loaded; or a function from the name of an
             array, which is its path without the first dot, to whether it is wanted. In the place of the others are
             `jax.ShapeDtypeStruct`s. Only the bytes of what is selected are read.
@@ -110,8 +109,8 @@ def load(
 
     Raises:
         UntrustedTypeError: if the file names what it may not. Nothing was loaded.
-        StructureMismatchError: if a class or the template does not fit, a name leads nowhere, a selected part is not
-            there, or arrays have 64-bit numbers and JAX has them switched off.
+        StructureMismatchError: if a class or the template does not fit, no template has what was left out, a name leads
+            nowhere, a selected part is not there, or arrays have 64-bit numbers and JAX has them switched off.
         FormatError: if it is no sharedtree file, a malformed one, or one of a newer version; with `foreign`, if it is
             no safetensors file, or has a wanted tensor of a dtype that JAX has not.
         CorruptFileError: if it was cut short or changed.

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from .._printable import printable
 from ..compat._importing import importable_name
-from .container._chunks import ProgressOption, showing
-from .container._sources import Readable
+from .container._sources import ProgressOption, Readable, showing
 from .load import opened
 from .trust._asked import Request
 from .trust._names import root_of

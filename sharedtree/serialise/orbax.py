@@ -18,9 +18,8 @@ import numpy as np
 
 from .._printable import printable
 from ..errors import CorruptFileError, FormatError, MissingStepError, SharedTreeError
-from .arrays._arrays import ArrayEntry
 from .arrays._orbax_forms import from_stored, is_stored, key_of, not_restored, require_sound, to_hand_over
-from .arrays._placing import Placement, Select, Shardings, placements_of, settled
+from .arrays._placing import ArrayEntry, Placement, Select, Shardings, placements_of, settled
 from .container._header import is_unicode
 from .trust._trust import Trust, Trusted
 from .values._decoding import Plan
@@ -33,7 +32,15 @@ _LOAD, _RESTORE = "sharedtree.load(path", "sharedtree.orbax.restore(manager, ste
 _TEXT, _CRC = "sharedtree", "sharedtree.crc32"
 
 
-def save(manager: Any, step: int, tree: Any, *, items: Mapping[str, Any] | None = None, **options: Any) -> bool:
+def save(
+    manager: Any,
+    step: int,
+    tree: Any,
+    *,
+    leave_out: str | Iterable[str] = (),
+    items: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> bool:
     """Saves a tree as a step of an Orbax `CheckpointManager`, each shared array once.
 
     When, how and for how long it is kept are the manager's affairs: intervals, retention, asynchronous writing. As soon
@@ -45,6 +52,7 @@ def save(manager: Any, step: int, tree: Any, *, items: Mapping[str, Any] | None 
             and those of `items`.
         step: the number of the step.
         tree: as for `sharedtree.save`, but arrays may be sharded over the devices of many processes.
+        leave_out: as for `sharedtree.save`.
         items: more to save in the same step, such as the state of a data loader: Orbax's arguments, by name.
         **options: of `CheckpointManager.save`: `metrics`, `force`, `custom_metadata`.
 
@@ -54,7 +62,8 @@ def save(manager: Any, step: int, tree: Any, *, items: Mapping[str, Any] | None 
     Raises:
         UnserialisableError: if the tree holds what cannot be saved. All of it is listed; nothing was written.
         CycleError: if an object contains itself.
-        ValueError: if `items` has a name that is taken; or from Orbax, if the step exists.
+        ValueError: if `items` has a name that is taken, or `leave_out` what leads nowhere; or from Orbax, if the step
+            exists.
         ImportError: if Orbax is not installed.
 
     Cost: one walk over the nodes, if the step is to be saved at all; and what Orbax takes. Arrays are handed to Orbax
@@ -83,7 +92,7 @@ def save(manager: Any, step: int, tree: Any, *, items: Mapping[str, Any] | None 
         )
     if not options.get("force") and not manager.should_save(step):
         return False
-    encoded = encode(tree)
+    encoded = encode(tree, leave_out)
     text = json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
     arrays: dict[str, Any] = {}
     for about, array in zip(encoded.manifest["arrays"], encoded.arrays, strict=True):

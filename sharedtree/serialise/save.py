@@ -3,7 +3,7 @@
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, BinaryIO
 
@@ -11,11 +11,10 @@ import numpy as np
 
 from .._printable import printable
 from ..errors import UnserialisableError
-from .arrays._host_bytes import tensor_source
-from .container._chunks import ProgressOption, showing
-from .container._durable import force_to_disk, replacing
+from .arrays._dtypes import tensor_source
 from .container._header import TensorSource
-from .container._writing import write
+from .container._sources import ProgressOption, showing
+from .container._writing import force_to_disk, replacing, write
 from .values._encoding import Encoded, encode
 
 Writable = str | os.PathLike[str] | BinaryIO
@@ -23,7 +22,12 @@ Writable = str | os.PathLike[str] | BinaryIO
 
 
 def save(
-    path: Writable, tree: Any, *, metadata: Mapping[str, str] | None = None, progress: ProgressOption = None
+    path: Writable,
+    tree: Any,
+    *,
+    leave_out: str | Iterable[str] = (),
+    metadata: Mapping[str, str] | None = None,
+    progress: ProgressOption = None,
 ) -> None:
     """Saves a tree to one file, from which `load` makes an equal one without a template.
 
@@ -36,22 +40,28 @@ def save(
             neither closed nor forced to the disk.
         tree: models, optimizer states, PRNG keys, counters, configurations, in any containers: see `docs/format.md` for
             every kind of value. All of it counts as inside a module.
+        leave_out: what no file can hold, such as the functions of a `TrainState`: names of attributes, `["apply_fn",
+            "tx"]`, which are left out wherever they are, or paths of single values, as errors print them. `load` takes
+            the like of them from its template, `like=`, without which such a file is not loaded.
         metadata: texts to save beside it, which any reader of safetensors finds.
         progress: called with the bytes done and the bytes in all after each write; or True for a bar (needs tqdm).
 
     Raises:
-        UnserialisableError: if the tree holds what cannot be saved, a lambda say. All of it is listed; no file was
-            touched.
+        UnserialisableError: if the tree holds what cannot be saved, a lambda say, or if what is left out is or holds
+            what is also saved. All of it is listed; no file was touched.
         CycleError: if an object contains itself.
         TypeError: if `path` is no path, nor a file in binary mode.
-        ValueError: if keys or values of `metadata` are no texts, or a key begins with `sharedtree`.
+        ValueError: if keys or values of `metadata` are no texts, or a key begins with `sharedtree`; or if the tree has
+            nothing where `leave_out` says.
         OSError: if the file cannot be written.
 
     Cost: one walk over the nodes, and one pass over the arrays' bytes, which are hashed while they are written. Nothing
     is copied but what is not contiguous, 4 MiB at a time, and what is on other devices, an array or a piece of a
     sharded one at a time.
 
-    Limitations: the arrays must be addressable by this process; for many processes there is `sharedtree.orbax`.
+    Limitations: the arrays must be addressable by this process; for many processes there is `sharedtree.orbax`. Whether
+    what is left out holds what is saved is looked for in its attributes, closures and containers, in 10,000 objects of
+    each.
 
     Example:
         >>> import os, tempfile, jax.numpy as jnp, sharedtree as st
@@ -67,7 +77,7 @@ def save(
             f"`{type(path).__qualname__}` is not a path, nor a file open for writing in binary mode. The path comes "
             'first:\n    sharedtree.save("model.safetensors", model)'
         )
-    encoded = encode(tree)
+    encoded = encode(tree, leave_out)
     sources = _sources(encoded)
     manifest = json.dumps(encoded.manifest, separators=(",", ":"), check_circular=False)
     is_path = isinstance(path, str | os.PathLike)
@@ -75,11 +85,12 @@ def save(
         write(file, sources, manifest, metadata, report, force_to_disk if is_path else None)
 
 
-def to_bytes(tree: Any, *, metadata: Mapping[str, str] | None = None) -> bytes:
+def to_bytes(tree: Any, *, leave_out: str | Iterable[str] = (), metadata: Mapping[str, str] | None = None) -> bytes:
     """The bytes that `save` would write.
 
     Args:
         tree: as for `save`.
+        leave_out: as for `save`.
         metadata: as for `save`.
 
     Raises:
@@ -93,7 +104,7 @@ def to_bytes(tree: Any, *, metadata: Mapping[str, str] | None = None) -> bytes:
         [Array([0, 1, 2], dtype=int32), 'text', None]
     """
     file = io.BytesIO()
-    save(file, tree, metadata=metadata)
+    save(file, tree, leave_out=leave_out, metadata=metadata)
     return file.getvalue()
 
 

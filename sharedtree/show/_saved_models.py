@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._printable import printable
-from ..serialise.arrays._arrays import ArrayEntry
 from ..serialise.arrays._dtypes import dtype_named
+from ..serialise.arrays._placing import ArrayEntry
 from ..serialise.values._jax_values import key_dtype
 from ..serialise.values._kinds import KINDS, inline_text, node_text, steps
 from ..serialise.values._nodes import Child, Manifest, Node

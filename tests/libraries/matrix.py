@@ -255,8 +255,8 @@ COLUMNS: dict[str, Callable[[Model], None]] = {
 UNMET = {
     ("flax_train_state", "save and load"): (
         st.UnserialisableError,
-        "its `tx` holds functions that were made inside others, which no file can name: save `state.replace(tx=None)`, "
-        "and put the transformation back after loading",
+        "its `tx` holds functions that were made inside others, which no file can name: save with "
+        '`leave_out=["apply_fn", "tx"]`, and load with `like=`',
     ),
     ("distrax", "in place"): (
         st.UntiedWarning,

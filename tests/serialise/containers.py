@@ -5,7 +5,7 @@ import json
 import struct
 import zlib
 
-from sharedtree.serialise.arrays._host_bytes import tensor_source
+from sharedtree.serialise.arrays._dtypes import tensor_source
 from sharedtree.serialise.container._writing import write
 
 START = b'{"__metadata__":{"sharedtree.header":"'

@@ -52,7 +52,6 @@ SAMPLES: dict[str, Callable[[int], Nodes]] = {
     "range": lambda at: [["range", ["int", "0"], ["int", "3"], ["int", "1"]]],
     "path": lambda at: [["path", "PurePosixPath", "a"]],
     "marker": lambda at: [["marker"]],
-    "device": lambda at: [["device", "cpu", ["int", "0"]]],
     "mesh": lambda at: [["mesh", [1], ["x"], [["int", "0"]], ["Auto"]]],
     "abstract_mesh": lambda at: [["abstract_mesh", [1], ["x"], ["Auto"]]],
     "spec": lambda at: [["spec", ["x"], None, None]],
@@ -62,7 +61,6 @@ SAMPLES: dict[str, Callable[[int], Nodes]] = {
         ["spec", ["x"], None, None],
         ["named_sharding", at, at + 1, None],
     ],
-    "single_device_sharding": lambda at: [["device", "cpu", ["int", "0"]], ["single_device_sharding", at, None]],
 }
 """How many nodes there are before → the nodes of a sample, which is the last of them."""
 

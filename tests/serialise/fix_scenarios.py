@@ -24,8 +24,8 @@ import safetensors.numpy
 import sharedtree as st
 from sharedtree.serialise import orbax as st_orbax
 from sharedtree.serialise.arrays import _dtypes, _orbax_forms, _placing
-from sharedtree.serialise.container import _chunks, _writing as _container
-from sharedtree.serialise.trust import _installed, _trust
+from sharedtree.serialise.container import _sources, _writing as _container
+from sharedtree.serialise.trust import _names, _trust
 from sharedtree.serialise.values import _kinds, _manifest, _nodes
 from tests.fixes import Scenario, scenario, scenarios
 
@@ -100,6 +100,27 @@ def without(call, *modules):
     return provoke
 
 
+def state_of(apply_fn, tx):
+    cls = dataclass_with([("apply_fn", object), ("tx", object)])
+    return cls(apply_fn, tx)
+
+
+@scenario
+def what_was_left_out(path):
+    template, file = state_of(jax.nn.relu, print), path / "model.safetensors"
+    st.save(file, template, leave_out="tx")
+
+    def after(names):
+        assert names["model"].tx is print
+
+    return Scenario(lambda: load(file), st.StructureMismatchError, {"path": file, "template": template}, after)
+
+
+def leaving_out(path, *entries):
+    tree, path = state_of(jax.nn.relu, jax.nn.relu), path / "model.safetensors"
+    return Scenario(lambda: st.save(path, tree, leave_out=entries), ValueError, {"path": path, "tree": tree})
+
+
 @scenario
 def a_header_too_long(path):
     arrays = [jnp.ones(1)] * 2
@@ -160,7 +181,7 @@ def arrays_of_other_processes(path):
     array = jnp.ones(2)
     encoded = types.SimpleNamespace(names=["a"], arrays=[types.SimpleNamespace(is_fully_addressable=False)])
     # The package has the function under the name of the module.
-    change = (sys.modules["sharedtree.serialise.save"], "encode", lambda tree: encoded)
+    change = (sys.modules["sharedtree.serialise.save"], "encode", lambda *_: encoded)
     names = {"manager": ocp.CheckpointManager(path), "step": 1, "tree": [array]}
     return Scenario(under(lambda: st.to_bytes([array]), change), st.UnserialisableError, names)
 
@@ -197,7 +218,7 @@ def optax_lies_elsewhere():
     """As if nobody had imported optax, and the one on Python's path were in the current directory."""
 
     def found_elsewhere(module):
-        raise _installed.ElsewhereError("optax", "optax.py")
+        raise _names.ElsewhereError("optax", "optax.py")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, "optax")
@@ -314,7 +335,7 @@ def a_dtype_that_jax_has_not(path):
 
 
 def a_bar():
-    with _chunks.showing(True, "saving"):
+    with _sources.showing(True, "saving"):
         pass
 
 
@@ -437,6 +458,11 @@ scenarios(
     a_bar_without_tqdm=made_by(ImportError, a_bar, "tqdm", "tqdm.auto"),
     a_program_without_flatbuffers=made_by(ImportError, lambda: st.Exported.deserialize(b""), "flatbuffers"),
     without_orbax=made_by(ImportError, st_orbax._orbax, "orbax.checkpoint"),
+    a_file_for_another_library=lambda path: Scenario(
+        lambda: st.convert(st.to_bytes([1.0]), path / "tree.eqx", like=[1.0]),
+        ValueError,
+        {"source": st.to_bytes([1.0]), "template": [1.0], "target": path / "tree.eqx", "equinox": eqx},
+    ),
     a_file_of_flax_without_flax=made_by(st.CompatibilityError, lambda: st.convert(b"\x80"), "flax.serialization"),
     names_that_are_not_trusted=lambda path: untrusted(path, st.load, st.UntrustedTypeError),
     an_audit_that_refuses=lambda path: untrusted(path, audited, Report),
@@ -454,6 +480,8 @@ scenarios(
     a_template_for_a_file_of_another_program=lambda path: of_another_program(
         path, ValueError, foreign=True, like={"a": 1}
     ),
+    what_is_left_out_and_is_not_there=lambda path: leaving_out(path, "tx2"),
+    what_is_left_out_and_is_no_attribute=lambda path: leaving_out(path, "no name"),
     a_part_that_is_not_there=lambda path: refused(saved(path), st.StructureMismatchError, select=".b"),
     a_sharding_that_is_none=lambda path: refused(saved(path), TypeError, sharding="cpu"),
     a_source_that_is_none=lambda path: Scenario(lambda: st.load(io.StringIO()), TypeError, {"path": saved(path)}),

@@ -11,7 +11,7 @@ from .containers import START
 from .drafts import Draft
 from .good_files import Good
 from .hostile_json import DTYPES, FRIENDS, GADGETS, ITEM_SIZES, edit_somewhere, node_of_any_kind, places
-from .swaps import SWAPPED
+from .swaps import SWAPPED, UNDECLARED
 
 Forgery = Callable[[random.Random, Draft], None]
 
@@ -253,10 +253,10 @@ class Case:
 def make_case(number: int, seed: int, files: list[Good], ways: str = "any") -> Case:
     """The first cases are the smallest file, cut at every offset; the others are drawn.
 
-    With the ways "swapped", all of them are files whose manifests were changed by `SWAPPED`.
+    With the ways "swapped" or "undeclared", all are files whose manifests were changed by `SWAPPED` or `UNDECLARED`.
     """
-    if ways == "swapped":
-        return _swapped_case(random.Random(f"{seed}:{number}:swapped"), files)
+    if ways != "any":
+        return _swapped_case(random.Random(f"{seed}:{number}:{ways}"), files, ways)
     if number < len(files[0].data):
         return Case(files[0].data[:number], files[0], (f"the first {number} bytes",))
     rng = random.Random(f"{seed}:{number}")
@@ -272,8 +272,11 @@ def make_case(number: int, seed: int, files: list[Good], ways: str = "any") -> C
     return _forged_case(rng, good, rng.choices(FORGED, k=rng.choice([1, 1, 1, 2, 3])), rng.random() < 0.9)
 
 
-def _swapped_case(rng: random.Random, files: list[Good]) -> Case:
-    return _forged_case(rng, rng.choice(files[1:5]), rng.choices(SWAPPED, k=rng.choice([1, 1, 2, 3, 5])), True)
+def _swapped_case(rng: random.Random, files: list[Good], ways: str) -> Case:
+    forgeries = rng.choices(SWAPPED, k=rng.choice([1, 1, 2, 3, 5])) if ways == "swapped" else []
+    if ways == "undeclared":
+        forgeries = [*rng.choices(UNDECLARED, k=rng.choice([1, 1, 2])), *rng.choices(SWAPPED, k=rng.choice([0, 0, 1]))]
+    return _forged_case(rng, rng.choice(files[1:5]), forgeries, True)
 
 
 def _forged_case(rng: random.Random, good: Good, forgeries: list[Forgery], with_digests: bool) -> Case:

@@ -3,6 +3,7 @@
     python -m tests.serialise.fuzz --examples 100000 --seed 1
     python -m tests.serialise.fuzz --seed 1 --only 4711      one case again, with its traceback
     python -m tests.serialise.fuzz --ways swapped            manifests that make sense at first sight
+    python -m tests.serialise.fuzz --ways undeclared         attributes that classes may not declare
 
 Each case takes a good file, changes it in one to three ways, and opens it. Some ways leave the digests as they were,
 and then the outcome is an error or the very model that was saved. Others repair the digests, as a forger would, and
@@ -124,7 +125,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--start", type=int, default=0, help="the number of the first case")
     parser.add_argument("--only", type=int, help="one case, in this process")
-    parser.add_argument("--ways", choices=["any", "swapped"], default="any", help="see `make_case`")
+    parser.add_argument("--ways", choices=["any", "swapped", "undeclared"], default="any", help="see `make_case`")
     parser.add_argument("--max-failures", type=int, default=20)
     parser.add_argument("--child", nargs=4, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

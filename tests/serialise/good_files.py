@@ -1,6 +1,7 @@
 """Small files that hold a bit of everything, to be damaged: most changes to them hit something that matters."""
 
 import dataclasses
+import functools
 from typing import Any
 from unittest import mock
 
@@ -37,7 +38,8 @@ def _values() -> Any:
         [2**100, float("nan"), 1j, "\ud83d", b"\xff", ..., slice(1, None), range(5), frozenset({1, 2})],
         strategies.Pair(1, make(strategies.Slotted, a=1, b=2)), strategies.Registered((np.ones(2), 3), ["aux"]),
         make(strategies.Config, rate=[1.5], steps=3, scale=1, derived=None, undeclared=2),
-        jax.tree_util.Partial(jnp.add, 1, x=2), jax.tree_util.tree_structure([1, {"a": 2}]),
+        functools.partial(jnp.add, 1), jax.tree_util.Partial(jnp.add, 1, x=2),
+        jax.tree_util.tree_structure([1, {"a": 2}]),
         jax.ShapeDtypeStruct((2,), jnp.float32), jax.sharding.PartitionSpec("x"), np.float32(2), np.dtype(">i2"),
         object(), bytearray(b"ab"),
     ]  # fmt: skip

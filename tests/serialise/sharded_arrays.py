@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import sharedtree as st
-from sharedtree.serialise.arrays import _host_bytes
+from sharedtree.serialise.arrays import _dtypes
 from sharedtree.serialise.container._reading import open_container
 
 from .containers import Counting
@@ -91,14 +91,14 @@ def test_a_large_array_is_never_gathered(monkeypatch, tmp_path):
     host = values((2048, 4096))
     expected = st.to_bytes([jnp.asarray(host)])
     taken = []
-    original = _host_bytes._taken
+    original = _dtypes._taken
 
     def watched(*args):
         part = original(*args)
         taken.append(part.nbytes)
         return part
 
-    monkeypatch.setattr(_host_bytes, "_taken", watched)
+    monkeypatch.setattr(_dtypes, "_taken", watched)
     for spec in (P("x"), P(None, "x"), P("y"), P(None, ("x", "y"))):
         taken.clear()
         array = jax.device_put(jnp.asarray(host), NamedSharding(grid(), spec))
@@ -264,7 +264,7 @@ def test_a_sharding_that_does_not_fit():
 
 
 def test_shardings_as_values():
-    """A model may hold them; they come back over the devices that are there."""
-    ways = {way: sharding_of(way) for way in WAYS}
+    """A model may hold those over meshes; they come back over the devices that are there. Single devices it may not."""
+    ways = {way: sharding_of(way) for way in WAYS if "one device" not in way}
     structs = [jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=way) for way in ways.values()]
     assert_isomorphic([ways, P("x", None), structs], st.from_bytes(st.to_bytes([ways, P("x", None), structs])))

@@ -129,6 +129,41 @@ def _moved(child: Any, by: int) -> Any:
     return [_moved(each, by) for each in child] if type(child) is list else child
 
 
+NAMES = [
+    "_repr_html_", "_repr_mimebundle_", "_repr_pretty_", "_ipython_display_", "_ipython_key_completions_",
+    "__array__", "__array_interface__", "__array_ufunc__", "__array_function__", "__jax_array__", "__call__",
+    "__class__", "__dict__", "__get__", "__iter__", "__len__", "__reduce_ex__", "__getattr__", "__rich__",
+    "__html__", "__dlpack__", "__treescope_repr__", "__wrapped__", "__signature__", "__annotations__", "__name__",
+    "__doc__", "__module__", "__sharedtree_migrate__", "_asdict", "_replace", "tolist", "to_json", "for_json",
+    "to_dict", "_fields", "_field_metadata", "_pytree__nodes", "_sharedtree_kinds", "cache", "shape", "dtype",
+    "keys", "items", "weight", "child", "a", "rate", "x.y", "def", "0", "é",
+]  # fmt: skip
+
+
+def set_undeclared(rng: random.Random, draft: Draft) -> None:
+    """An attribute that a class may not declare, on all instances of a type, or on a partial."""
+    nodes, name = draft.manifest["nodes"], rng.choice(NAMES)
+    values = [["function", "jax.nn:relu"], ["function", "jax.numpy:add"], ["class", "jax.numpy:float32"], "text", None]
+    value = rng.choice(values)
+    partials = [node for node in _nodes_of(draft) if node[0] == "partial"]
+    if partials and rng.random() < 0.3:
+        for other, k in _operands_of(draft, "child", "children"):
+            other[k] = _moved(other[k], 1)
+        draft.manifest["root"] = _moved(draft.manifest["root"], 1)
+        nodes.insert(0, ["dict", [name], [value]])
+        rng.choice(partials)[5] = 0
+        return
+    number = rng.choice([i for i, entry in enumerate(draft.manifest["types"]) if "fields" in entry])
+    entry, where = draft.manifest["types"][number], rng.choice(["extra", "extra", "fields", "missing"])
+    entry.setdefault(where, []).append(name)
+    place = len(entry["fields"]) if where == "fields" else len(entry["fields"]) + len(entry.get("extra", ()))
+    for node in _nodes_of(draft):
+        if where != "missing" and node[0] in ("object", "wrapper") and node[1] == number:
+            node[2].insert(place - 1, value)
+
+
+UNDECLARED = [set_undeclared]
+
 SWAPPED = [
     swap_operands, swap_operands, swap_children, swap_children, swap_kinds, swap_nodes, swap_names, swap_arrays, resize,
     unfold,

@@ -64,13 +64,17 @@ def test_users_of_a_library_save_its_arrays(library, tmp_path):
         assert "made by `some_library`" in text
         assert "Move it" not in text
         assert "dataclass" not in text
-        saving, _, loading = text.partition(", and put them")
-        path = tmp_path / "flow.safetensors"
-        run(saving, sharedtree=st, path=path, model=trained)
-        back = run(loading, sharedtree=st, path=path, model=anew)["model"]
-        assert back.w is back.tied
-        assert back.w.tolist() == [0, 1, 2]
-        assert back.other is other
+        ways = text.split(" Or save the arrays alone")
+        # What is left out is not written, so an array that it holds is none of its own.
+        assert ("leave_out=" in ways[0]) == ("holds an array" not in text)
+        for way in ways if "leave_out=" in ways[0] else ways[1:]:
+            saving, _, loading = re.split("(, and (?:take|put))", way, maxsplit=1)
+            path = tmp_path / "flow.safetensors"
+            run(saving, sharedtree=st, path=path, model=trained)
+            back = run(loading, sharedtree=st, path=path, model=anew)["model"]
+            assert back.w is back.tied
+            assert back.w.tolist() == [0, 1, 2]
+            assert back.other is other
 
 
 def test_who_wrote_it_is_told_to_change_it():
@@ -94,12 +98,18 @@ def test_a_train_state(tmp_path, monkeypatch):
         changed = state.apply_gradients(grads=params)
         text = advice({"a": [changed]})
         line = next(line for line in text.splitlines() if "made by the program" in line)
-        saving, _, loading = line.partition(", and put it")
-        path = tmp_path / "state.safetensors"
-        run(saving, sharedtree=st, path=path, state=changed)
-        back = run(loading, sharedtree=st, path=path, state=state)["state"]
-        assert type(back) is cls
-        assert_isomorphic([changed.params, changed.opt_state, changed.step], [back.params, back.opt_state, back.step])
+        ways = line.split(" Or save the rest")
+        assert len(ways) == 2
+        for way in ways:
+            saving, _, loading = re.split("(, and (?:take|put))", way, maxsplit=1)
+            path = tmp_path / "state.safetensors"
+            run(saving, sharedtree=st, path=path, state=changed)
+            back = run(loading, sharedtree=st, path=path, state=state)["state"]
+            assert type(back) is cls
+            assert (back.apply_fn, back.tx) == (state.apply_fn, state.tx)
+            assert_isomorphic(
+                [changed.params, changed.opt_state, changed.step], [back.params, back.opt_state, back.step]
+            )
 
 
 def test_partitioned_parameters_of_linen():
@@ -137,7 +147,7 @@ def test_flows_of_flowjax(tmp_path):
         return flows.masked_autoregressive_flow(jax.random.key(seed), base_dist=distributions.Normal(jnp.zeros(2)))
 
     trained, anew = make(0), make(1)
-    saving, _, loading = advice(trained).partition(", and put them")
+    saving, _, loading = advice(trained).partition(" Or save the arrays alone")[2].partition(", and put them")
     path = tmp_path / "flow.safetensors"
     run(saving, sharedtree=st, path=path, model=trained)
     back = run(loading, sharedtree=st, path=path, model=anew)["model"]

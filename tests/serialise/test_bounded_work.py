@@ -250,7 +250,6 @@ def shared_texts():
     yield "int", [["tuple", [["int", "f" * LONG]]]]
     yield "surrogates", [["tuple", [["str", "7aC9" * (LONG // 4)]]]]
     yield "scalar", [["tuple", [["scalar", f"str_[{LONG // 8}]", "41000000" * (LONG // 8)]]]]
-    yield "device", [["device", text, ["int", "0"]]]
     yield "enum", [["enum", COLOR, text]]
     yield "path", [["path", "PurePosixPath", text]]
     yield "kind of a path", [["path", text, "a"]]

@@ -20,7 +20,7 @@ import pytest
 import safetensors.numpy
 
 import sharedtree as st
-from sharedtree.serialise.arrays._host_bytes import tensor_source
+from sharedtree.serialise.arrays._dtypes import tensor_source
 from sharedtree.serialise.container import _writing as _container
 
 from .containers import START, entry, forged, header_text, split

@@ -1,4 +1,4 @@
-"""Files of Equinox and flax to trees with ties and back; both libraries are the judges of what is read and written."""
+"""Files of Equinox and flax to trees with ties; both libraries write what is read."""
 
 import io
 import os
@@ -88,20 +88,18 @@ def test_numbers_of_every_kind():
     assert_same(st.convert(leaves_file(tree), like=like).tree, tree)
 
 
-def test_equinox_reads_what_is_written(tmp_path):
-    net = tied()
-    st.save(tmp_path / "net.safetensors", net)
-    done = st.convert(tmp_path / "net.safetensors", tmp_path / "net.eqx", trusted=Net)
-    assert (tmp_path / "net.eqx").read_bytes() == leaves_file(net)
-    assert_same(eqx.tree_deserialise_leaves(tmp_path / "net.eqx", net), net)
-    assert done.untied == ((".embed.weight", ".head.weight"),)
-    assert "was `.head.weight`" in str(done)
-    back = st.convert(tmp_path / "net.eqx", tmp_path / "again.safetensors", like=net)
-    assert back.untied == ()
-    assert_same(st.load(tmp_path / "again.safetensors", trusted=Net), net)
-    assert st.same_sharing(st.load(tmp_path / "again.safetensors", trusted=Net), net)
-    with open(tmp_path / "net.eqx", "rb") as file:
+def test_what_is_written(tmp_path):
+    net, plain = tied(), tmp_path / "net.safetensors"
+    st.convert(leaves_file(net), plain, like=net)
+    again = st.load(plain, trusted=Net)
+    assert_same(again, net)
+    assert st.same_sharing(again, net)
+    with open(plain, "rb") as file:
         assert_same(st.convert(file, like=net).tree, net)
+    for ending in ("eqx", "msgpack"):
+        with pytest.raises(ValueError, match="only read"):
+            st.convert(plain, tmp_path / f"net.{ending}", trusted=Net)
+    assert os.listdir(tmp_path) == ["net.safetensors"]
 
 
 def test_ties_by_equality():
@@ -138,16 +136,9 @@ def test_all_that_does_not_fit_is_listed():
     assert_same(st.convert(leaves_file(changed), like=net).tree, changed)
 
 
-def test_keys_have_no_form(tmp_path):
-    tree = {"key": jax.random.key(0), "w": jnp.ones(2)}
+def test_keys_have_no_form():
     with pytest.raises(st.StructureMismatchError, match="no form"):
-        st.convert(leaves_file({"w": jnp.ones(2)}), like=tree)
-    for ending in ("eqx", *["msgpack"] * has_flax()):
-        target = tmp_path / f"tree.{ending}"
-        with pytest.raises(st.UnserialisableError) as caught:
-            st.convert(st.to_bytes(tree), target)
-        assert caught.value.paths == ("['key']",)
-        assert not target.exists()
+        st.convert(leaves_file({"w": jnp.ones(2)}), like={"key": jax.random.key(0), "w": jnp.ones(2)})
 
 
 def test_cut_short():
@@ -248,39 +239,12 @@ def test_64_bits_are_not_shortened():
             assert [array.dtype for array in loaded.values()] == list(dtypes)
 
 
-SMALL = [name for name in ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn", "int4", "uint2") if hasattr(jnp, name)]
-LEAVES = [jnp.ones(2), jnp.ones(2, jnp.bfloat16), np.ones(2), np.ones(2, ">f4"), np.float32(1), np.int8(1), True, 2, 1j]
-LEAVES += [jnp.bfloat16(1), np.ones(2, jnp.bfloat16), np.datetime64(1, "s"), np.ones(2, "m8[s]"), 2**70, -(2**63) - 1]
-LEAVES += [np.ones(2, name) for name in SMALL] + [jnp.ones(2, name) for name in SMALL] + [2**63, "text"]
-
-
-def test_equinox_reads_all_that_is_written_for_it(tmp_path):
-    """Equinox itself is asked what it reads back."""
-    target = tmp_path / "tree.eqx"
-    for leaf in LEAVES:
-        try:
-            (read,) = eqx.tree_deserialise_leaves(io.BytesIO(leaves_file([leaf])), [leaf])
-            is_of_kind = type(read) is type(leaf) and np.asarray(read).dtype == np.asarray(leaf).dtype
-            is_read = is_of_kind and np.all(read == leaf)
-        except Exception:  # noqa: BLE001 -- of whatever class it is
-            is_read = False
-        if is_read:
-            st.convert(st.to_bytes([leaf]), target)
-            assert target.read_bytes() == leaves_file([leaf])
-            target.unlink()
-            continue
-        with pytest.raises(st.UnserialisableError) as caught:
-            st.convert(st.to_bytes([leaf]), target)
-        assert caught.value.paths == ("[0]",)
-        assert os.listdir(tmp_path) == [], leaf
-
-
 def test_wrong_arguments(tmp_path):
     data, plain = leaves_file([jnp.ones(2)]), safetensors.numpy.save({"a": np.ones(2)}, {"format": "pt"})
     for source, arguments, options, error, words in (
         (data, (), {}, ValueError, "like="),
         (b"", (), {}, st.CorruptFileError, "empty"),
-        (data, (tmp_path / "model.bin",), {"like": [jnp.ones(2)]}, ValueError, "safetensors"),
+        (data, (tmp_path / "model.eqx",), {"like": [jnp.ones(2)]}, ValueError, "tree_serialise_leaves"),
         (data, (), {"like": [jnp.ones(2)], "ties": "guess"}, ValueError, "ties"),
         (tmp_path / "nothing.eqx", (), {"like": [jnp.ones(2)]}, FileNotFoundError, "nothing.eqx"),
         (plain, (), {}, st.FormatError, "not one that sharedtree wrote"),
@@ -331,19 +295,6 @@ def test_what_flax_wrote(flax):
     assert found.tree["params"]["embed"] is found.tree["params"]["head"]["kernel"]
 
 
-def test_flax_reads_what_is_written(flax, tmp_path):
-    tree = parameters()
-    done = st.convert(st.to_bytes(tree), tmp_path / "tree.msgpack")
-    assert (tmp_path / "tree.msgpack").read_bytes() == flax.to_bytes(tree)
-    assert done.untied == (("['params']['embed']", "['params']['head']['kernel']"),)
-    read = flax.from_bytes(tree, (tmp_path / "tree.msgpack").read_bytes())["params"]  # in arrays of NumPy
-    assert_same(jax.tree.map(jnp.asarray, read), tree["params"])
-    st.convert(tmp_path / "tree.msgpack", tmp_path / "again.safetensors", like=tree)
-    again = st.load(tmp_path / "again.safetensors")
-    assert again["params"]["embed"] is again["params"]["head"]["kernel"]
-    assert_same(again, tree)
-
-
 def test_the_state_of_a_training(flax):
     optax = pytest.importorskip("optax")
     train_state = pytest.importorskip("flax.training.train_state")
@@ -380,18 +331,6 @@ def test_all_that_does_not_fit_flax_is_listed(flax):
         st.convert(flax.to_bytes(tree), like=like)
 
 
-def test_what_flax_has_no_form_for(flax, tmp_path):
-    """It notes the name of a dtype, and of big-endian arrays only that of the others."""
-    arrays = {"a": np.ones(2, ">f4"), "b": np.ones(2, "<f4")}
-    assert flax.msgpack_restore(flax.to_bytes(arrays))["a"].tolist() != [1, 1]
-    for tree, path in ((arrays, "['a']"), ({"net": tied(), "huge": 1}, "['net']"), ({"huge": 2**70}, "")):
-        with pytest.raises(st.UnserialisableError) as caught:
-            st.convert(st.to_bytes(tree), tmp_path / "tree.msgpack", trusted=Net)
-        assert caught.value.paths == (path,)
-    assert "msgpack" in str(caught.value)
-    assert os.listdir(tmp_path) == []
-
-
 def deep() -> Any:
     """Too deep for functions that recurse in Python, whatever the limit of the process is."""
     tree: Any = jnp.ones(1)
@@ -400,13 +339,10 @@ def deep() -> Any:
     return tree
 
 
-def test_what_flax_cannot_take_apart(flax, tmp_path):
+def test_what_flax_cannot_take_apart(flax):
     for tree in ({1: jnp.ones(1), "1": jnp.ones(1)}, deep()):
         with pytest.raises(st.StructureMismatchError, match="flax cannot"):
             st.convert(flax.to_bytes({"1": jnp.ones(1)}), like=tree)
-        with pytest.raises(st.UnserialisableError):
-            st.convert(st.to_bytes(tree), tmp_path / "tree.msgpack")
-        assert os.listdir(tmp_path) == []
 
 
 def test_memory_for_long_names(python, flax, tmp_path):

@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 
 import sharedtree as st
-from sharedtree.serialise.container import _durable, _writing as _container
+from sharedtree.serialise.container import _writing as _container
 
 from .tied import ROOT, posix_only
 
@@ -174,7 +174,7 @@ def test_data_is_forced_before_the_name_and_the_folder_after(tmp_path, monkeypat
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", watched_replace)
     if sys.platform == "darwin":
-        monkeypatch.setattr(_durable, "force_to_disk", fsync)
+        monkeypatch.setattr(_container, "force_to_disk", fsync)
     # Some file systems have no way to force a folder; a disk that fails is another thing.
     for code in (0, errno.EINVAL, errno.EIO):
         events.clear()
@@ -192,9 +192,9 @@ def test_without_locks(lacking, tmp_path, monkeypatch):
         raise OSError(errno.ENOTSUP, "no locks")
 
     if lacking == "the module":
-        monkeypatch.setattr(_durable, "fcntl", None)
+        monkeypatch.setattr(_container, "fcntl", None)
     else:
-        monkeypatch.setattr(_durable.fcntl, "flock", flock)
+        monkeypatch.setattr(_container.fcntl, "flock", flock)
         (tmp_path / f".x.{'0' * 16}.sharedtree-tmp").write_bytes(b"somebody may be writing this")
     before = temporaries(tmp_path)
     for number in (1, 2):
@@ -240,7 +240,7 @@ def test_a_save_in_progress_is_left_alone(tmp_path):
 @posix_only
 def test_a_file_taken_for_stale_before_it_was_locked(tmp_path, monkeypatch):
     """Another save removes the temporary file between its creation and its lock: a second one is made."""
-    flock, taken = _durable.fcntl.flock, []
+    flock, taken = _container.fcntl.flock, []
 
     def watched(descriptor, operation):
         if not taken:
@@ -248,7 +248,7 @@ def test_a_file_taken_for_stale_before_it_was_locked(tmp_path, monkeypatch):
             os.unlink(tmp_path / taken[0])
         flock(descriptor, operation)
 
-    monkeypatch.setattr(_durable.fcntl, "flock", watched)
+    monkeypatch.setattr(_container.fcntl, "flock", watched)
     save(tmp_path / "x", 1)
     assert load(tmp_path / "x") == 1
     assert taken

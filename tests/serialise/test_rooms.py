@@ -14,9 +14,9 @@ ROOT = pathlib.Path(sharedtree.serialise.__file__).parent
 ORDER = ["container", "trust", "arrays", "values", "flat", "save", "load", "look", "orbax", "serialise"]
 
 # Grown by the names of programs, what users of a library can do, what a class does not declare, and writing that does
-# not wait for digests.
-MAX_LINES = 360
-MAX_LINES_IN_ALL = 8_750
+# not wait for digests, what is left out.
+MAX_LINES = 410
+MAX_LINES_IN_ALL = 8_937
 
 OURS = [path for path in files() if path.is_relative_to(ROOT)]
 
@@ -38,7 +38,7 @@ def test_imports_point_downwards():
 def test_the_house_does_not_grow():
     """A ratchet: what makes it smaller lowers these numbers, and what makes it larger has a reason."""
     lines = {name_of(path): len(path.read_text().splitlines()) for path in OURS}
-    assert len(lines) <= 49
+    assert len(lines) <= 40
     assert sum(lines.values()) <= MAX_LINES_IN_ALL
     assert not [name for name, count in lines.items() if count > MAX_LINES]
 

@@ -64,6 +64,7 @@ def bad_objects():
         "initializer": jax.nn.initializers.glorot_normal(), "subclass of str": type("Str", (str,), {})("x"),
         "counter": collections.Counter("a"), "type with arguments": list[int],
         "reference": jax.new_ref(jnp.ones(2)), "compiled": eqx.filter_jit(lambda x: x), "odd attribute": odd,
+        "device": jax.devices()[0], "onto a device": jax.sharding.SingleDeviceSharding(jax.devices()[0]),
     }  # fmt: skip
 
 

@@ -22,9 +22,8 @@ import numpy as np
 
 from ..._printable import printable
 from ...errors import FormatError, SharedTreeError, StructureMismatchError
-from ._arrays import ArrayEntry
 from ._dtypes import STORED_AS_ITSELF, clear_unused, dtype_named, on_disk, restore
-from ._placing import Placement
+from ._placing import ArrayEntry, Placement
 
 # What of ASCII stays in a key. `/` would make folders where each array has its own files.
 _PLAIN = "".join(chr(i) for i in range(32, 127) if chr(i) not in "%/")

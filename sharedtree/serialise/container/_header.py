@@ -24,8 +24,7 @@ import numpy as np
 
 from ..._printable import printable
 from ...errors import CorruptFileError, FormatError
-from ._chunks import num_chunks
-from ._sources import Source
+from ._sources import Source, num_chunks
 
 ITEM_SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,

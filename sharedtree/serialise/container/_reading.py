@@ -23,9 +23,21 @@ import numpy as np
 
 from ..._printable import printable
 from ...errors import CorruptFileError, FormatError
-from ._chunks import CHUNK_BYTES, SMALL, Progress, counting, num_chunks, run_jobs
 from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, RESTORE, Header, Tensor, UnsoundError, parse_header
-from ._sources import Bytes, Readable, ReadInto, Source, open_source, read_part
+from ._sources import (
+    CHUNK_BYTES,
+    SMALL,
+    Bytes,
+    Progress,
+    Readable,
+    ReadInto,
+    Source,
+    counting,
+    num_chunks,
+    open_source,
+    read_part,
+    run_jobs,
+)
 
 _WORTH_THREADS = 8 * 2**20  # below, starting threads takes longer than they save
 _LARGE = 4 * 2**20  # tensors from this on have memory of their own
@@ -103,8 +115,8 @@ class Container(contextlib.AbstractContextManager["Container"]):
     def read_selection(self, name: str, selection: Sequence[slice], *, verify: bool = True) -> Bytes:
         """The bytes of a part of a tensor, in C order: one slice of stored items an axis; what is left out is whole.
 
-        With `verify`, the chunks that it touches are read whole and checked. Otherwise the selected runs are read, and
-        gaps of up to 16 KiB between them.
+        With `verify`, the chunks that it touches are read whole and checked. Otherwise the selected runs are read, each
+        by itself, and nothing between them.
         """
         tensor = self.tensors[name]
         shape, item_size = tensor.shape, ITEM_SIZES[tensor.dtype]

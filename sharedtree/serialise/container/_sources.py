@@ -3,6 +3,12 @@
 Files of the operating system are read at an offset, by any number of threads at once. Other objects that can seek are
 read under a lock. What can only be read onwards is read into memory first: as much as arrives, whatever it says of
 itself.
+
+Much data is a matter of chunks of 4 MiB: each has a digest, threads share them out, and progress is told. A digest is
+the CRC-32 of a chunk. It finds what disks, networks and copies do to a file, not a forger, who writes the digest too.
+CRC-32 is what the standard library has that is about as fast as memory is copied. It finds every single flipped bit,
+every burst of up to 32 bits, and all else but one change in 2³². Reading, writing and `zlib.crc32` all let go of the
+interpreter lock, so two threads suffice to hide one behind another.
 """
 
 import contextlib
@@ -13,14 +19,97 @@ import mmap
 import operator
 import os
 import stat
-from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
 from ..._locks import Lock
 from ..._printable import printable
 from ...errors import CorruptFileError
+
+CHUNK_BYTES = 4 * 2**20
+
+SMALL = 64 * 2**10
+"""Tensors below this are read and written together with their neighbours: a call costs about as much as their bytes."""
+
+Progress = Callable[[int, int], Any]
+"""Called with how many bytes of data are done and how many there are; perhaps on another thread, once at a time."""
+
+ProgressOption = Progress | Literal[True] | None
+"""A function (bytes done, bytes in all), True for a bar in the terminal, or None."""
+
+
+def num_chunks(nbytes: int) -> int:
+    """How many digests a tensor has."""
+    return -(-nbytes // CHUNK_BYTES)
+
+
+def run_jobs(jobs: Iterable[Callable[[], None]], num_threads: int | None = None) -> None:
+    """Runs independent jobs on several threads, of which the caller's is one.
+
+    Raises the first error that a job raises. No job is started after it, and none is still running.
+    """
+    if num_threads is None:  # one for each core that this process may use; past four, memory is the limit
+        num_threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    taken, errors, lock = iter(jobs), list[BaseException](), threading.Lock()
+
+    def work() -> None:
+        try:
+            while not errors:
+                with lock:  # generators may not be advanced by two threads at once
+                    job = next(taken, None)
+                if job is None:
+                    return
+                job()
+        except BaseException as error:  # noqa: BLE001  raised again below, on the caller's thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, name=f"sharedtree-read-{i}") for i in range(1, num_threads)]
+    for thread in threads:
+        thread.start()
+    work()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def counting(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """A function to call with the bytes just done, from any thread."""
+    done, lock = 0, threading.Lock()
+
+    def report(nbytes: int) -> None:
+        nonlocal done
+        if progress is not None:
+            with lock:
+                done += nbytes
+                progress(done, total)
+
+    return report
+
+
+@contextlib.contextmanager
+def showing(progress: ProgressOption, what: str) -> Iterator[Progress | None]:
+    """The function to call, while the bar, if there is one, is shown."""
+    if progress is not True:
+        yield progress
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        raise ImportError(
+            "A progress bar needs tqdm:\n    pip install tqdm\nOr pass a function: progress=lambda done, total: ..."
+        ) from None
+    with tqdm(desc=what, unit="B", unit_scale=True, unit_divisor=1024) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield report
+
 
 Readable = str | os.PathLike[str] | BinaryIO | bytes | bytearray | memoryview
 """A path, a file object open for reading in binary mode, or what is in such a file."""
@@ -30,9 +119,6 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 ReadInto = Callable[[int, memoryview], None]
 """Fills a buffer with the bytes from an offset on."""
-
-_SHORT_GAP = 16 * 2**10
-_SPAN = 4 * 2**20
 
 
 class Source:
@@ -171,42 +257,17 @@ class _File(_Seeking):
 def read_part(
     read_into: ReadInto, shape: Sequence[int], item_size: int, wanted: Sequence[range], memory: Bytes
 ) -> None:
-    """Fills `memory` with a part of a tensor: the positions `wanted` along each axis, in C order.
-
-    That is a set of runs. Long ones are read where they belong. Short ones that lie close together are read with the
-    gaps between them, some MiB at a time, and picked out: a system call costs about as much as reading 16 KiB.
-    """
+    """Fills `memory` with a part of a tensor: the positions `wanted` along each axis, in C order, run by run."""
     if not len(memory):
         return
-    # Axes of size 1 tell nothing apart, and NumPy has no more than 64 axes. The bytes of an item are one more axis.
+    # Axes of size 1 tell nothing apart. The bytes of an item are one more axis.
     axes = [(size, positions) for size, positions in zip(shape, wanted, strict=True) if size != 1]
     sizes, ranges = zip(*axes, (item_size, range(item_size)), strict=True)
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-    steps = [positions.step * stride for positions, stride in zip(ranges, strides, strict=True)]
     # The innermost axis of which not all is wanted: inside one of its steps, or of many in a row, there are no gaps.
     axis = max((axis for axis, size in enumerate(sizes) if len(ranges[axis]) < size), default=0)
     at_once = len(ranges[axis]) if ranges[axis].step == 1 else 1
-    scratch = np.empty(0, np.uint8)
-    for outer in range(axis if ranges[axis].step == 1 else axis + 1):
-        if steps[outer] <= _SHORT_GAP:
-            axis, at_once = outer, min(len(ranges[outer]), max(1, _SPAN // steps[outer]))
-            scratch = np.empty(at_once * steps[outer], np.uint8)
-            break
-    inner = [len(positions) for positions in ranges[axis + 1 :]]
-    # Of what one step along the axis holds: where the first byte that is wanted is, and from there to the last.
-    first = sum(map(operator.mul, (positions[0] for positions in ranges[axis + 1 :]), strides[axis + 1 :]))
-    extent = sum(map(operator.mul, (count - 1 for count in inner), steps[axis + 1 :])) + 1
-    done, count, buffer = 0, math.prod(inner), memoryview(memory)
-    for outer in itertools.product(*ranges[:axis]):
-        base = first + sum(map(operator.mul, outer, strides))
-        for begin in range(0, len(ranges[axis]), at_once):
-            some = ranges[axis][begin : begin + at_once]
-            size = len(some) * count
-            start, nbytes = base + some[0] * strides[axis], (len(some) - 1) * steps[axis] + extent
-            if nbytes == size:  # without gaps
-                read_into(start, buffer[done : done + size])
-            else:
-                read_into(start, memoryview(scratch)[:nbytes])
-                grid = np.lib.stride_tricks.as_strided(scratch, (len(some), *inner), steps[axis:])
-                memory[done : done + size].reshape(grid.shape)[...] = grid
-            done += size
+    done, nbytes, buffer = 0, at_once * strides[axis], memoryview(memory)
+    for positions in itertools.product(*ranges[:axis], ranges[axis][::at_once]):
+        read_into(sum(map(operator.mul, positions, strides)), buffer[done : done + nbytes])
+        done += nbytes

@@ -19,13 +19,14 @@ from ...compat._importing import import_module
 from ...errors import CompatibilityError
 from ._allowed import CLASSES, ECOSYSTEM, FUNCTIONS, IMPORTABLE, INSTANCES, LIBRARIES, MOVED, NAMES_ONLY, NNX
 from ._classes import is_rebuildable, kind_of
-from ._installed import ElsewhereError, import_installed
 from ._names import (
     CHILD,
     MAIN,
+    ElsewhereError,
     NamelessError,
     find,
     home_of,
+    import_installed,
     import_name,
     is_inside,
     is_well_formed,

@@ -23,6 +23,10 @@ Atom = list[str]
 NAMES = frozenset({"class", "function"})
 """Tags of atoms that name something, which are resolved by a `Trust`."""
 
+LEFT_OUT = "left_out"
+"""The tag of what stands in the place of a value that was left out, of which a template has the like: `["left_out",
+"1"]` for the second one."""
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -101,23 +105,12 @@ def decode_atom(atom: list[Any]) -> Any:
     )
 
 
-class DistinctNans(dict[tuple[str, ...], Any]):
-    """The values of atoms, by their texts. Each look-up of a nan gives an object of its own.
-
-    A nan is equal to nothing, but Python finds one object equal to itself, also within tuples. Two keys that were saved
-    would be one key.
-    """
-
-    def __getitem__(self, atom: tuple[str, ...]) -> Any:
-        value = super().__getitem__(atom)
-        return decode_atom(list(atom)) if is_nan(value) and atom[0] not in NAMES else value
-
-
-def is_nan(value: Any) -> bool:
-    """Whether a number is not equal to itself. Of other objects nothing is asked."""
-    if isinstance(value, np.generic):
-        return value.dtype.kind in "fcmMV" and value.dtype.itemsize > 0 and bool(value != value)
-    return type(value) in (float, complex) and value != value
+def is_nan(atom: Any) -> bool:
+    """Whether an atom is a number that is not equal to itself."""
+    if type(atom) is not list or atom[0] != "scalar":
+        return type(atom) is list and atom[0] in ("float", "complex") and any(text[:3] == "nan" for text in atom[1:])
+    value = decode_atom(atom)
+    return value.dtype.kind in "fcmMV" and value.dtype.itemsize > 0 and bool(value != value)
 
 
 def _read_float(text: str) -> float:
@@ -204,6 +197,7 @@ _READERS: dict[str, tuple[int, Callable[..., Any]]] = {
     "dtype": (1, _dtype_of),
     "...": (0, lambda: Ellipsis),
     "NotImplemented": (0, lambda: NotImplemented),
+    LEFT_OUT: (1, _read_int),
 }
 
 # --- printing ---------------------------------------------------------------------------------------------------------
@@ -224,6 +218,8 @@ def atom_text(atom: Any, most: int = _MAX_TEXT) -> str:
     tag, *data = atom
     if tag in NAMES:
         return short(data[0])
+    if tag == LEFT_OUT:
+        return "left out"
     if tag == "int" and len(data[0]) >= _MAX_TEXT:  # Python prints long ones only after a warning, and slowly
         return short(f"0x{data[0][:most]}")
     if tag == "float" and data[0].startswith("nan"):

@@ -1,14 +1,35 @@
 """What a library says of its classes whose instances are all in their attributes, declared or not.
 
-`sharedtree.Module`s, the objects of Flax NNX and the trees of treeo have a file each with what differs. All other
-instances are written as `Library` itself has it: as those of a dataclass are.
+The objects of Flax NNX and the trees of treeo have a file each with what differs, and `sharedtree.Module`s a class at
+the end of this one. All other instances are written as `Library` itself has it: as those of a dataclass are.
+
+What a module of Equinox has of the function that it wraps: a name, documentation and annotations of its own, which
+`equinox.module_update_wrapper` copies. Texts in annotations are evaluated by whoever asks for the types that they name.
+So a file has no annotations: it says from which field a reader is to copy them again, as far as they are equal.
+
+A `sharedtree.Module` is what its `__dict__` holds, and of which kind each attribute is. The kinds are written as one
+more attribute, which modules that are alike in this have together:
+
+    ["object", <Linear>, [weight, calls, activation, {"weight": "parameter", "calls": "state", "activation": "static"}]]
+
+They also say in which order the attributes are, which is that of the leaves. None of the class's code runs when a file
+is loaded, and a file that says nothing of the kinds, or not of all attributes, gets those that follow from the values.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..._node_types import is_namedtuple
+from ... import _attribute_kinds as attribute_kinds
+from ..._assigned_values import ALL_KINDS
+from ..._assigning import assign, forget
+from ..._attribute_kinds import KINDS_SLOT
+from ..._class_attributes import ABSENT
+from ..._equinox_internals import without_missing
+from ..._node_types import dict_descriptor, is_namedtuple
+from ...errors import FormatError
+from ..trust._classes import kind_of
 
 _ASKED = frozenset({"_asdict", "for_json", "to_dict", "to_json", "tolist"})
 
@@ -78,3 +99,94 @@ class Library:
 
     def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
         """Gives an instance these attributes and no others, as assignments would. None of the class's code runs."""
+
+
+WRAPPER_ATTRIBUTES = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
+"""What `equinox.module_update_wrapper` copies from a wrapped function into a module."""
+
+WRITTEN_ATTRIBUTES = frozenset(WRAPPER_ATTRIBUTES) - {"__annotations__"}
+"""Those of them that a file may hold."""
+
+
+def wrapped_field(fields: Sequence[str], attributes: dict[str, Any]) -> tuple[str | None, tuple[str, ...]]:
+    """The field from whose value a reader is to copy, as `module_update_wrapper` did, and which attributes those are.
+
+    A module may have a name of its own since then, which is written. Its annotations are not, so they must be the same.
+    """
+    best: tuple[str | None, tuple[str, ...]] = None, ()
+    if "__module__" not in attributes:
+        return best
+    own = {name: attributes[name] for name in WRAPPER_ATTRIBUTES if name in attributes}
+    for field in fields:
+        there = wrapped_attributes(attributes[field]) if field in attributes else {}
+        same = tuple([name for name in own if name in there and there[name] == own[name]])
+        is_wrapped = there.keys() <= own.keys() and ("__annotations__" in same or len(same) == len(own))
+        if is_wrapped and len(same) > len(best[1]):
+            best = field, same
+    return best
+
+
+def copy_wrapped_attributes(obj: Any, wrapped: Any) -> None:
+    """Copies into a module what `equinox.module_update_wrapper` does. What the module has of its own stays."""
+    own = dict_descriptor(type(obj)).__get__(obj)
+    own.update({name: value for name, value in wrapped_attributes(wrapped).items() if name not in own})
+
+
+def wrapped_attributes(wrapped: Any) -> dict[str, Any]:
+    """What is copied from a wrapped object into the module that wraps it.
+
+    An instance of a class, or a partial, may be of a file's making: its attributes are read from dictionaries, so that
+    no property, no `__getattr__` and nothing that the file put there is run.
+    """
+    cls = type(wrapped)
+    if kind_of(cls) is None and not issubclass(cls, functools.partial):
+        found = {name: getattr(wrapped, name, ABSENT) for name in WRAPPER_ATTRIBUTES}
+        return {name: value for name, value in found.items() if value is not ABSENT}
+    dictionaries = [type.__getattribute__(base, "__dict__") for base in reversed(type.__getattribute__(cls, "__mro__"))]
+    own = [without_missing(held["__dict__"].__get__(wrapped)) for held in dictionaries if "__dict__" in held]
+    found = {name: held[name] for held in (*dictionaries, *own[-1:]) for name in WRAPPER_ATTRIBUTES if name in held}
+    return {name: value for name, value in found.items() if value is None or type(value) in (str, dict)}
+
+
+class MutableModules(Library):
+    """See the module's docstring."""
+
+    is_open = True
+    own_entries = frozenset({KINDS_SLOT})
+    is_assigned = True
+
+    def declared_fields(self, cls: Any) -> tuple[str, ...]:
+        return tuple([field.name for field in dataclasses.fields(cls)]) if dataclasses.is_dataclass(cls) else ()
+
+    def written(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+        kinds = attribute_kinds.present_kinds(obj)
+        return {name: attributes[name] for name in (*kinds.children, *kinds.statics)} | {KINDS_SLOT: kinds.by_name}
+
+    def static_attributes(self, aux: Any) -> dict[str, Any]:
+        return attribute_kinds.static_attributes(aux)
+
+    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+        said: Any = attribute_kinds.noted_kinds(obj)
+        if type(said) is attribute_kinds.Kinds:  # the file says nothing of them
+            return obj
+        # Texts first: an object of the file's making would be asked for its hash.
+        are_texts = type(said) is dict and all(type(text) is str for text in (*said, *said.values()))
+        if not are_texts or not ALL_KINDS.issuperset(said.values()):
+            what = f"kinds of the attributes of a `{type(obj).__qualname__}` that are none"
+            raise FormatError(f"The file has {what}. No save would write that.")
+        known = {new_names.get(name) or name: kind for name, kind in said.items()}
+        items = [(name, kind) for name, kind in known.items() if name in attributes]
+        values = dict(attributes)
+        attributes.clear()
+        attributes.update({name: values.pop(name) for name, _ in items} | values)
+        attribute_kinds.note_kinds(obj, attribute_kinds.kinds_of(items))
+        return obj
+
+    def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
+        attributes = attribute_kinds.attributes_of(obj)
+        for name in [name for name in attributes if name not in values]:
+            forget(obj, name)
+            del attributes[name]
+        for name, value in values.items():
+            if name not in attributes or attributes[name] is not value:
+                attributes[name] = assign(obj, name, value)

@@ -15,22 +15,20 @@ from ..._dag import Dag
 from ..._printable import printable
 from ..._ties import all_paths
 from ...errors import FormatError, SharedTreeError, StructureMismatchError
-from ..arrays._arrays import finish
-from ..arrays._placing import Place, Placement, Select, Shardings, place_of, struct_of
+from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, struct_of
 from ..container._header import malformed
 from ..trust._asked import Name, Paths, Request, judge_all, resolve_all
 from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._trust import Trust
-from ._atoms import DistinctNans, is_nan
-from ._called import name_of_method
-from ._evolution import Renames, maker_for, renames_in, require_sound_renames
-from ._kinds import BUILDERS, TYPED, nested_too_deeply, num_keys, steps
-from ._looked_at import compared_of, first_touched
-from ._nodes import Collisions, Manifest, Parts, TypeEntry, most_collisions
-from ._paths import part_at
+from ._containers import name_of_method
+from ._encoding import like_in
+from ._evolution import Renames, maker_for, new_name, renames_in, require_sound_renames
+from ._kinds import BUILDERS, TYPED, compared_of, first_touched, nested_too_deeply, num_keys, steps
+from ._left_out import Key, left_out_of
+from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
+from ._paths import first_parents, part_at, path_from
 from ._template import Comparison, LoadReport, Walked, compare, paths_of_dags, rebuilt, require_no_differences
 
-_MAX_TEXT = 200
 _MAX_PATHS = 3
 
 Resolved = Mapping[tuple[str, ...], Any]
@@ -55,9 +53,7 @@ def decode(
         FormatError: if the manifest describes what cannot be built.
     """
     renames = {} if renames is None else renames_in(manifest, renames)
-    has_nans = any(map(is_nan, manifest.atoms.values()))
-    values: dict[tuple[str, ...], Any] = DistinctNans(manifest.atoms) if has_nans else dict(manifest.atoms)
-    values.update(resolve(manifest, trust, renames) if resolved is None else resolved)
+    values = {**manifest.atoms, **(resolve(manifest, trust, renames) if resolved is None else resolved)}
     makers = [_maker(entry, values["class", entry.name], renames) for entry in manifest.types]
     fields = [entry.fields for entry in manifest.types]
     classes = [values["class", entry.name] for entry in manifest.types]
@@ -123,12 +119,15 @@ class Plan:
         renames: Renames | None = None,
     ) -> None:
         self._manifest = part_at(manifest, select) if isinstance(select, str) else manifest
-        self._renames = renames
         self._resolved = resolve(self._manifest, trust, renames)
+        self._renames = renames_in(self._manifest, renames or {})
         self._compared: Comparison | None = None
         self._like = like if not strict else None
         self.place: Place = place_of(sharding)
         entries = self._manifest.arrays
+        lacking = left_out_of(self._manifest)
+        if lacking:
+            self._resolved = {**self._resolved, **self._put_back(lacking, like, label)}
         if like is not None:
             classes = [self._resolved["class", entry.name] for entry in self._manifest.types]
             deep = nested_too_deeply(self._manifest.nodes, compared_of(classes))
@@ -150,6 +149,33 @@ class Plan:
                         places.setdefault(described[id(struct)].tensor, leaf.sharding if has_place else None)
                 self.place = lambda entry: places.get(entry.tensor)
         self.wanted = [entry for entry in entries if not callable(select) or select(entry.tensor)]
+
+    def _put_back(self, lacking: Sequence[Key], like: Any, label: str) -> Mapping[Key, Any]:
+        """What a template has in the places of what was left out. Raises if it has not all of it."""
+        found = {} if like is None else like_in(like, self._manifest, self._new_step)
+        absent = [atom for atom in lacking if atom not in found]
+        if absent:
+            where = paths_of_names(self._manifest, absent)
+            paths = [path for atom in absent for path in where.get(cast("Name", atom), ())]
+            listed = ", ".join([f"`{printable(path)}`" for path in paths[:20]])
+            fact = (
+                "what was left out comes" if like is None else "the template has nothing there: what was left out comes"
+            )
+            raise StructureMismatchError(
+                f"`{label}` was saved without {listed}, and {fact} from a template of the same classes that has it. "
+                "All else comes from the file:\n    model = sharedtree.load(path, like=template)",
+                paths,
+            )
+        return found
+
+    def _new_step(self, node: Node, step: str) -> str | None:
+        """What leads to an attribute now that a step in the file leads to; None if it is dropped."""
+        if node[0] not in ("object", "wrapper"):
+            return step
+        entry = self._manifest.types[node[1]]
+        cls = self._resolved["class", entry.name]
+        new = new_name(entry, cls, self._renames, step[1:])
+        return step if new == step[1:] else None if new is None else f".{new}"
 
     def _require_no_dags(self, classes: Sequence[Any], template: Walked, label: str) -> None:
         """Raises if a template is not to be filled: its model and that of a `Dag` would be parted."""
@@ -226,17 +252,17 @@ def _names(manifest: Manifest) -> tuple[Name, ...]:
     return cast("tuple[Name, ...]", manifest.names)
 
 
-def paths_of_names(manifest: Manifest) -> Paths:
-    """For each name, where it stands first; at most three places."""
-    parents = _first_parents(manifest)
-    names = set(manifest.names)
+def paths_of_names(manifest: Manifest, others: Sequence[Key] = ()) -> Paths:
+    """For each name, and each of some other atoms of two texts, where it stands first; at most three places."""
+    parents = first_parents(manifest)
+    names = {*manifest.names, *others}
     owners = [entry.name for entry in manifest.types]
     found: dict[Any, tuple[str, ...]] = {}
 
     def note(kind: str, name: str, number: int, step: str) -> None:
         places = found.get((kind, name), ())
         if len(places) < _MAX_PATHS:
-            found[kind, name] = (*places, _path(parents, number) + step)
+            found[kind, name] = (*places, path_from(parents, number) + step)
 
     if type(manifest.root) is list:
         note(manifest.root[0], manifest.root[-1], -1, "")
@@ -251,26 +277,3 @@ def paths_of_names(manifest: Manifest) -> Paths:
             if type(child) is list and len(child) == 2 and (child[0], child[1]) in names:
                 note(child[0], child[1], number, step)
     return found
-
-
-def _first_parents(manifest: Manifest) -> dict[int, tuple[int, str]]:
-    """For each node below the root, the node that it was first reached from, and how."""
-    if type(manifest.root) is not int:
-        return {}
-    parents: dict[int, tuple[int, str]] = {manifest.root: (-1, "")}
-    for number in range(manifest.root, -1, -1):  # children stand before their parents
-        if number in parents:
-            for child, step in steps(manifest, manifest.nodes[number]):
-                if type(child) is int:
-                    parents.setdefault(child, (number, step))
-    return parents
-
-
-def _path(parents: dict[int, tuple[int, str]], number: int) -> str:
-    texts: list[str] = []
-    length = 0
-    while number in parents and length < _MAX_TEXT:
-        number, step = parents[number]
-        texts.append(step)
-        length += len(step)
-    return ("..." if number in parents else "") + "".join(reversed(texts))

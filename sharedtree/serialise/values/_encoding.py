@@ -5,25 +5,26 @@ Nothing recurses, and nothing stops at the first object that cannot be written: 
 """
 
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..._printable import printable
 from ..._version import __version__
 from ...errors import CycleError
-from ..arrays._arrays import describe, is_array
+from ..arrays._placing import describe, is_array
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError
-from ._atoms import ENCODERS
-from ._called import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
+from ._atoms import ENCODERS, LEFT_OUT
+from ._containers import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
 from ._instance_rows import take_enum, take_registered
 from ._instances import Instances
 from ._jax_values import take_other
-from ._kinds import TAKERS, nested_too_deeply
-from ._looked_at import first_touched
+from ._kinds import TAKERS, extend_digests, first_touched, nan_among_keys, nested_too_deeply, steps
+from ._left_out import Key, LeaveOut, misplaced, put_back
 from ._manifest import FORMAT
-from ._named import Named, Problem, fix_for_users, unserialisable
-from ._nodes import MAX_NAME, Apart, Collisions, Node
-from ._set_order import extend_digests
+from ._named import Named, Problem, fix_for_users, reached, unserialisable
+from ._nodes import MAX_NAME, Apart, Collisions, Manifest, Node, TypeEntry
+from ._paths import carries_identity, path_to
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
 
@@ -48,14 +49,15 @@ class Encoded(NamedTuple):
         return [entry["tensor"] for entry in self.manifest["arrays"]]
 
 
-def encode(tree: Any) -> Encoded:
+def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
     """Takes a DAG apart into a manifest and arrays.
 
-    Arrays are aliased, not copied; everything else is copied.
+    Arrays are aliased, not copied; everything else is copied. What is called or lies as `leave_out` says is not taken.
 
     Raises:
         CycleError: if an object contains itself.
         UnserialisableError: if something cannot be written. Everything that cannot is listed.
+        ValueError: if `leave_out` has what leads nowhere.
 
     Cost: one walk over the nodes; about 3 µs for each node and 5 µs for each array.
 
@@ -71,8 +73,10 @@ def encode(tree: Any) -> Encoded:
         >>> encoded.manifest["nodes"]
         [['array', 0], ['dict', ['embed', 'head'], [0, 0]]]
     """
-    walk = _Walk()
+    left_out = LeaveOut(leave_out)
+    walk = _Walk(left_out)
     root = walk.run(tree)
+    left_out.require_used()
     problems = walk.all_problems()
     if problems:
         raise unserialisable(problems)
@@ -85,7 +89,9 @@ def encode(tree: Any) -> Encoded:
         "root": root,
     }
     if walk.main is not None:
-        manifest |= {"format": FORMAT, "main": walk.main}
+        manifest |= {"format": 2, "main": walk.main}
+    if left_out.objects:
+        manifest["format"] = FORMAT
     return Encoded(manifest, walk.arrays, walk.named)
 
 
@@ -104,6 +110,13 @@ def names_in(tree: Any) -> dict[str, Any]:
         if (name := name_of_method(owners, walk.nodes, node)) is not None
     }
     return {**walk.named, **methods}
+
+
+def like_in(template: Any, manifest: Manifest, new_step: Any) -> Mapping[Key, Any]:
+    """What a template has in the places of what was left out of a file; `new_step` is as for `put_back`."""
+    walk = _Walk()
+    walk.opened = {}
+    return put_back(manifest, walk.written(walk.run(template)), walk.open_node, new_step)
 
 
 class _Frame:
@@ -133,7 +146,7 @@ _PENDING: Any = object()
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, left_out: LeaveOut | None = None) -> None:
         self.types: list[dict[str, Any]] = []
         self.entries: list[dict[str, Any]] = []
         self.nodes: list[Node] = []
@@ -149,6 +162,9 @@ class _Walk:
         self._tensors: set[str] = set()
         self._type_numbers: dict[Any, int] = {}  # of classes whose types list no fields
         self._ranking: _Ranking | None = _Ranking()
+        self._left_out = left_out or LeaveOut(())
+        self._leaves_out = bool(self._left_out)
+        self.opened: dict[int, _Frame] | None = None  # how each node came apart, if somebody wants to know
 
     def run(self, tree: Any) -> Any:
         child = self._visit(tree)
@@ -162,6 +178,8 @@ class _Walk:
                 node = self._built(frame)
                 frames.pop()
                 child = self._add(frame.obj, node)
+                if self.opened is not None:
+                    self.opened[child] = frame
             else:
                 child = self._visit(children[len(done)])
         return child
@@ -177,12 +195,20 @@ class _Walk:
                 self.problems.append(Problem("", what, "Choose a shorter one."))
         if self.problems:
             return self.problems
+        parted = self._parted()
+        if parted:
+            return parted
         classes = [self.named[entry["name"]] for entry in self.types]
         deep = nested_too_deeply(self.nodes)
         if deep is not None:
             kind = self.nodes[deep][0]
             what = f"a `{kind}` nested so deeply, or shared so often, that Python could not free it or hash it"
             return [Problem("", what, "Hold its parts in one list or tuple instead of inside one another.")]
+        unequal = nan_among_keys(self.nodes)
+        if unequal is not None:
+            what = f"a `{self.nodes[unequal][0]}` with a NaN as a key, or in one, which is equal to nothing"
+            where = path_to(self.written(len(self.nodes) - 1), unequal)
+            return [Problem(where, what, "Take another key, `None` say, or hold pairs in a list.")]
         touched = first_touched(self.nodes, classes)
         if touched is not None:
             node = self.nodes[touched]
@@ -191,6 +217,45 @@ class _Walk:
             what = f"a tree with a `{holder}` that has {place}"
             return [Problem("", what, _AS_CHILD)]
         return []
+
+    def _parted(self) -> list[Problem]:
+        """What is left out where that cannot be, or is or holds what is saved as well."""
+        left_out, problems, nodes = self._left_out, list[Problem](), self.nodes
+        if not left_out.objects:
+            return problems
+        whole = self.written(len(nodes) - 1)
+        lacking = misplaced(nodes)
+        if lacking is not None:
+            what = f"a `{nodes[lacking][0]}`, which cannot do without what is left out of it"
+            problems.append(Problem(path_to(whole, lacking), what, "Leave out all of it, or nothing."))
+        for path, obj in zip(left_out.paths, left_out.objects, strict=True):
+            numbers = [self._memo.get(id(each), _OPEN) for each in reached([(obj, -1, "")])]  # alive: see `_memo`
+            both = next((n for n in numbers if n != _OPEN and carries_identity(whole, nodes[n])), None)
+            if both is not None:
+                there = path_to(whole, both)
+                what = f"left out, and is or holds what is saved at `{there}`, with which it would not be one object"
+                problems.append(Problem(path, what, "Leave out both, or neither."))
+        return problems
+
+    def written(self, root: Any) -> Manifest:
+        """What has been written so far, as a reader has it."""
+        lists = [[tuple(entry.get(key, ())) for key in _LISTS] for entry in self.types]
+        types = [
+            TypeEntry(entry["name"], entry["kind"], fields, missing, extra)
+            for entry, (fields, missing, extra) in zip(self.types, lists, strict=True)
+        ]
+        return Manifest("", tuple(types), (), self.nodes, root, {}, ())
+
+    def open_node(self, number: int) -> Iterator[tuple[Any, str]]:
+        """What the object of a node holds, each with what leads to it."""
+        frame = None if self.opened is None else self.opened.get(number)
+        if frame is not None:
+            # With a number in the place of each child but the keys, the node says by itself what leads to which.
+            written = zip(frame.done, frame.keys, strict=True)
+            marks = [done if key.startswith("<") else [LEFT_OUT, str(i)] for i, (done, key) in enumerate(written)]
+            for mark, step in steps(self.written(None), frame.build(marks)):
+                if type(mark) is list and mark[0] == LEFT_OUT:
+                    yield frame.children[int(mark[1])], step
 
     @property
     def main(self) -> str | None:
@@ -217,6 +282,11 @@ class _Walk:
 
     def _visit(self, obj: Any) -> Any:
         """How an object is written; or, if its children come first, opens a frame."""
+        if self._leaves_out and self._frames:
+            frame = self._frames[-1]
+            atom = self._left_out.atom_for(obj, frame.keys[len(frame.done)], self.path)
+            if atom is not None:
+                return atom
         cls = type(obj)
         encode_atom = ENCODERS.get(cls)
         if encode_atom is not None:
@@ -227,7 +297,8 @@ class _Walk:
         try:
             apart = self._apart(obj, cls)
         except RefusalError as error:
-            fix = fix_for_users([frame.obj for frame in self._frames], obj, error)
+            step = self._frames[-1].keys[len(self._frames[-1].done)] if self._frames else ""
+            fix = fix_for_users([frame.obj for frame in self._frames], obj, step, error)
             self.problems.append(Problem(self.path(), error.reason, fix))
             return None
         if type(apart) is not Apart:

@@ -50,6 +50,12 @@ def maker_for(entry: TypeEntry, cls: Any, renames: Renames) -> Callable[[Sequenc
     return change.maker()
 
 
+def new_name(entry: TypeEntry, cls: Any, renames: Renames, field: str) -> Any:
+    """What `renames` calls a field, of the class as it was or as it is; the field itself if it says nothing of it."""
+    keys = (f"{entry.name}.{field}", f"{cls.__module__}:{cls.__qualname__}.{field}")
+    return next((renames[key] for key in keys if key in renames), field)
+
+
 class _Change:
     """What a file says of a class, beside the class as it is now."""
 
@@ -93,34 +99,36 @@ class _Change:
         return [name for name in absent if not self.library.may_stay_unset(self.cls, name)]
 
     def renamed(self, field: str) -> str | None:
-        for key in (f"{self.entry.name}.{field}", f"{self.cls.__module__}:{self.cls.__qualname__}.{field}"):
-            if key in self.renames:
-                new = self.renames[key]
-                if new is not None and (not isinstance(new, str) or not new.isidentifier()):
-                    raise StructureMismatchError(
-                        f"`renames` gives the field `{key}` the name `{new!r}`, which names no field. Give its new "
-                        "name, or None to drop it."
-                    )
-                if not self.library.own_entries.isdisjoint({field, new}):
-                    raise StructureMismatchError(
-                        f"`renames` gives `{key}` the name `{new}`, but one of these is no attribute: in it are kept "
-                        "the kinds or marks of all attributes. Leave it out: they follow the attributes that are "
-                        "renamed."
-                    )
-                return new
-        return field
+        new = new_name(self.entry, self.cls, self.renames, field)
+        if new is field:
+            return field
+        key = f"{self.entry.name}.{field}"
+        if new is not None and (not isinstance(new, str) or not new.isidentifier()):
+            raise StructureMismatchError(
+                f"`renames` gives the field `{key}` the name `{new!r}`, which names no field. Give its new name, or "
+                "None to drop it."
+            )
+        if not self.library.own_entries.isdisjoint({field, new}):
+            raise StructureMismatchError(
+                f"`renames` gives `{key}` the name `{new}`, but one of these is no attribute: in it are kept the kinds "
+                "or marks of all attributes. Leave it out: they follow the attributes that are renamed."
+            )
+        return new
 
     def _extra_names(self) -> set[str]:
-        """The names of the attributes that no field of the class has, in the file and now."""
+        """The names of the attributes that no field of the class has. None of them is given another."""
         extra = set(self.entry.extra) - set(self.layout.fields)
-        for old, new in self.new_names.items() if self.library.is_open else ():
-            if new is not None and old in extra and new not in self.layout.fields:
-                if new != old and fault_of_attribute(self.cls, new) is not None:
-                    raise StructureMismatchError(
-                        f"`renames` gives the attribute `{printable(old)}` of `{self.entry.name}` the name `{new}`, "
-                        "which the class has for something else. Give another one, or None to drop it."
-                    )
-                extra.add(new)
+        renamed = [name for name in self.entry.extra if self.new_names[name] not in (name, None, *self.layout.fields)]
+        if renamed:
+            old, new = renamed[0], self.new_names[renamed[0]]
+            raise StructureMismatchError(
+                f"`renames` gives the attribute `{printable(old)}` of `{self.entry.name}` the name `{new}`, and the "
+                "class declares neither. Only fields are renamed. Let the class say what became of it:\n"
+                "    __sharedtree_version__ = 1\n\n"
+                "    @classmethod\n"
+                "    def __sharedtree_migrate__(cls, fields: dict, version: int) -> dict:\n"
+                "        return fields  # those of that version, made into those of this one"
+            )
         return extra
 
     def default_of(self, name: str) -> Callable[[], Any]:

@@ -19,9 +19,9 @@ from ...errors import StructureMismatchError
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError
 from ._atoms import atom_text, encode_int, encode_str, short
+from ._attribute_classes import copy_wrapped_attributes
 from ._nnx_objects import fault_of_aux, step_of
 from ._nodes import MAX_STEP, TEXT, TYPE, Apart, Child, Kind, Manifest, Node, Operand, Parts, child, children, require
-from ._wrapping import copy_wrapped_attributes
 
 # --- rebuilt field by field -------------------------------------------------------------------------------------------
 

@@ -24,13 +24,11 @@ from ...errors import FormatError, SharedTreeError, StructureMismatchError
 from ..trust._allowed import LIBRARIES
 from ..trust._classes import FIELD_KINDS, ClassKind, kind_of, library_name_of
 from ..trust._names import RefusalError
-from ._attribute_classes import Library, is_asked_of_all
-from ._mutable_modules import MutableModules
+from ._attribute_classes import WRITTEN_ATTRIBUTES, Library, MutableModules, is_asked_of_all, wrapped_field
 from ._named import Named
 from ._nnx_objects import NnxObjects, step_of
 from ._nodes import Apart
 from ._treeo_trees import TreeoTrees
-from ._wrapping import WRITTEN_ATTRIBUTES, wrapped_field
 
 _LIBRARIES = {None: Library(), "sharedtree": MutableModules(), "nnx": NnxObjects(), "treeo": TreeoTrees()}
 

@@ -1,8 +1,8 @@
-"""Rows of what JAX has: arrays, their descriptions, the structures of trees, devices, meshes and shardings.
+"""Rows of what JAX has: arrays, their descriptions, the structures of trees, meshes and shardings.
 
-A device comes back as the device of the same platform and id. A mesh comes back over the devices of the same ids, or,
-if those are not all there, over the first devices in JAX's order. With too few devices loading fails: a model that
-holds a mesh means to compute on it.
+A mesh comes back over the devices of the same ids, or, if those are not all there, over the first devices in JAX's
+order. With too few devices loading fails: a model that holds a mesh means to compute on it. A single device is nothing
+that a file has.
 """
 
 import math
@@ -14,9 +14,8 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from ..._printable import printable
 from ...errors import FormatError, StructureMismatchError
-from ..arrays._arrays import ArrayEntry, key_dtype, key_implementation
+from ..arrays._placing import ArrayEntry, key_dtype, key_implementation
 from ..trust._names import RefusalError
 from ._atoms import encode_numpy, short
 from ._nodes import SIZES, TEXT, Apart, Kind, Manifest, Node, Operand, Parts, child, children
@@ -68,11 +67,11 @@ def _take_treedef(obj: Any) -> Apart:
     return Apart((described,), ("",), lambda done: ["treedef", done[0]])
 
 
-# --- devices and meshes -----------------------------------------------------------------------------------------------
+# --- meshes -----------------------------------------------------------------------------------------------------------
 
 
 def take_other(obj: Any) -> Apart | list[str] | None:
-    """What is of no one class: NumPy's scalars and dtypes, dtypes of PRNG keys, devices. None for anything else."""
+    """What is of no one class: NumPy's scalars and dtypes, dtypes of PRNG keys. None for anything else."""
     if isinstance(obj, np.generic | np.dtype):
         try:
             return encode_numpy(obj)
@@ -80,27 +79,14 @@ def take_other(obj: Any) -> Apart | list[str] | None:
             dtype = obj.dtype if isinstance(obj, np.generic) else obj
             fix = "Keep its parts, as numbers, texts or tuples."
             raise RefusalError(f"a NumPy value of the dtype `{dtype}`", fix) from None
-    if isinstance(obj, jax.Device):
-        return Apart((obj.id,), (".id",), lambda done: ["device", obj.platform, done[0]])
+    if isinstance(obj, jax.Device | SingleDeviceSharding):
+        fix = "Place arrays after loading, `jax.device_put(array, device)`, or hold a `jax.sharding.NamedSharding`."
+        raise RefusalError("a single device, which may be another one wherever the file is loaded", fix)
     if isinstance(obj, jax.Ref):
         fix = "Save what it holds: `ref[...]`, or `jax.freeze(ref)`."
         raise RefusalError("a `jax.Ref`, which is memory and not a value", fix)
     impl = key_implementation(obj) if hasattr(obj, "_impl") else None  # a cheap test first
     return None if impl is None else Apart((), (), lambda _: ["key_dtype", impl])
-
-
-def _build_device(parts: Parts, node: Node) -> Any:
-    platform, number = node[1], parts.child(node[2])
-    try:
-        found = [device for device in jax.devices(platform) if device.id == number]
-    except RuntimeError:  # JAX has no such platform here
-        found = []
-    if not found:
-        raise StructureMismatchError(
-            f"The file holds the device {number} of the platform `{printable(platform[:40])}`, which is not here. Hold "
-            "no devices in the model: give them to `jax.device_put` after loading."
-        )
-    return found[0]
 
 
 def _take_mesh(kind: str) -> Callable[[Any], Apart]:
@@ -192,24 +178,14 @@ def _take_named_sharding(obj: Any) -> Apart:
     return Apart(parts, (".mesh", ".spec", ".memory_kind"), lambda done: ["named_sharding", *done])
 
 
-def _take_single_device_sharding(obj: Any) -> Apart:
-    (device,) = obj.device_set
-    parts = device, _memory_kind(obj, device)
-    return Apart(parts, (".device", ".memory_kind"), lambda done: ["single_device_sharding", *done])
-
-
-def _build_sharding(cls: Callable[..., Any]) -> Callable[[Parts, Node], Any]:
-    def build(parts: Parts, node: Node) -> Any:
-        *where, kind = parts.children(node[1:])
-        if kind is not None and kind not in _MEMORY_KINDS:
-            raise FormatError("The file describes a sharding in a kind of memory that JAX does not know.")
-        return cls(*where, memory_kind=kind)
-
-    return build
+def _build_named_sharding(parts: Parts, node: Node) -> NamedSharding:
+    mesh, spec, kind = parts.children(node[1:])
+    if kind is not None and kind not in _MEMORY_KINDS:
+        raise FormatError("The file describes a sharding in a kind of memory that JAX does not know.")
+    return NamedSharding(mesh, spec, memory_kind=kind)
 
 
 _MEMORY = child(".memory_kind", "null", "text")
-_SHARDINGS = ("named_sharding", "single_device_sharding")
 _SETS = [child(step, "null", "frozenset", is_walked=True) for step in (".unreduced", ".reduced")]
 
 
@@ -221,7 +197,7 @@ KINDS = (
     Kind("array", (Operand("array"),), text=_text_of_array, is_deep=True, has_identity=True),
     Kind(
         "struct",
-        (SIZES, child(".dtype", "dtype", "key_dtype"), Operand("flag"), child(".sharding", "null", *_SHARDINGS)),
+        (SIZES, child(".dtype", "dtype", "key_dtype"), Operand("flag"), child(".sharding", "null", "named_sharding")),
         (jax.ShapeDtypeStruct,), _take_struct, _build_struct, text=lambda _, node: f"ShapeDtypeStruct{node[1]}",
         has_identity=True,
     ),
@@ -230,7 +206,6 @@ KINDS = (
     Kind("treedef", (child(".tree", is_walked=True),), (jtu.PyTreeDef,), _take_treedef,
          lambda parts, node: jtu.tree_structure(parts.child(node[1]))),
     Kind("leaf", (), (Leaf,), build=lambda *_: _LEAF),
-    Kind("device", (TEXT, child(".id", "int")), build=_build_device, text=lambda _, node: f"device {short(node[1])}"),
     Kind("mesh", (SIZES, children(is_walked=True), children("int"), children("text")), (Mesh,), _take_mesh("mesh"),
          _build_mesh),
     Kind("abstract_mesh", (SIZES, children(is_walked=True), children("text")), (AbstractMesh,),
@@ -240,7 +215,5 @@ KINDS = (
          inline=lambda *_: "UNCONSTRAINED"),
     Kind("named_sharding",
          (child(".mesh", "mesh", "abstract_mesh", is_walked=True), child(".spec", "spec", is_walked=True), _MEMORY),
-         (NamedSharding,), _take_named_sharding, _build_sharding(NamedSharding)),
-    Kind("single_device_sharding", (child(".device", "device"), _MEMORY), (SingleDeviceSharding,),
-         _take_single_device_sharding, _build_sharding(SingleDeviceSharding)),
+         (NamedSharding,), _take_named_sharding, _build_named_sharding),
 )  # fmt: skip

@@ -2,16 +2,36 @@
 
 A new kind is one row in the file where its like are, `_containers.py` for values of Python's. Nothing else of the
 package changes but `FORMAT`. The table in `docs/format.md` is compared with this one by a test.
+
+What is looked at while a file is loaded may be no object that answers as the file says. A variable of NNX answers to
+every name that is in its metadata, and NNX's objects and `Module`s have whatever attributes a file says, `keys` among
+them, which `dict(aux)` would call. So none of them may be what is hashed, what a treedef describes, or in the auxiliary
+data that an unflatten function is given. A `Dag` takes its model apart only when somebody uses it; a comparison with a
+template does. So beside a template its model is bounded as what is hashed is.
+
+The members of a set are written in an order that depends on what they are: Python's own varies from process to process,
+and with it the numbers of the nodes. A member that is no atom is told by a digest of what it would be written as, in
+which a child that is a node stands by its own digest:
+
+    {"a", ("b", 1)}    →    "a" by its text, the tuple by the digest of ["tuple", ["b", ["int", "1"]]]
+
+Members that are written alike, such as two objects that are equal only to themselves, keep the order in which they
+come.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from . import _called, _containers, _instance_rows, _jax_values
-from ._atoms import atom_text
+from ..._dag import Dag
+from ...module import Module
+from ..trust._names import home_of
+from . import _containers, _instance_rows, _jax_values
+from ._atoms import atom_text, is_nan
 from ._nodes import MAX_STEP, TYPE, Apart, Child, Kind, Manifest, Node, Operand, Parts
 
-_ROWS = (*_containers.KINDS, *_instance_rows.KINDS, *_jax_values.KINDS, *_called.KINDS)
+_ROWS = (*_containers.KINDS, *_instance_rows.KINDS, *_jax_values.KINDS)
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ROWS}
 
@@ -177,6 +197,79 @@ def _weight(child: Child) -> int:
     return type(child) is not int
 
 
+def nan_among_keys(nodes: Sequence[Node]) -> int | None:
+    """The first node that has a number as a key or a member that is not equal to itself, or holds one in it.
+
+    Nobody finds it again, and whether two of them are one key depends on which are one object.
+    """
+    keys = {i: node[_HASHED[node[0]]] for i, node in enumerate(nodes) if node[0] in _HASHED}
+    if not any(type(key) is int or is_nan(key) for each in keys.values() for key in each):
+        return None
+    holds: list[bool] = []
+    for i, node in enumerate(nodes):
+        if any(holds[key] if type(key) is int else is_nan(key) for key in keys.get(i, ())):
+            return i
+        holds.append(any(holds[child] if type(child) is int else is_nan(child) for child in children_of(node)))
+    return None
+
+
 def num_keys(nodes: Sequence[Node]) -> int:
     """How many keys the mappings of a file have, and members its sets."""
     return sum([len(node[_HASHED[node[0]]]) for node in nodes if node[0] in _HASHED])
+
+
+def first_touched(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:
+    """The first node of a manifest that hashes, describes or hands on such an object, at whatever depth; None if none
+    does. `classes` has the class of each type.
+    """
+    are_theirs = list(map(_answers_as_a_file_says, classes))
+    if not any(are_theirs):
+        return None
+    holds = [False] * len(nodes)
+    for i, node in enumerate(nodes):
+        if any(type(child) is int and holds[child] for child in walked_of(node)):
+            return i
+        is_one = node[0] in TYPED and are_theirs[node[1]]
+        holds[i] = is_one or any(type(child) is int and holds[child] for child in children_of(node))
+    return None
+
+
+def _answers_as_a_file_says(cls: Any) -> bool:
+    """Whether a class is a `Module`, or is one of NNX's or inherits from one, of whatever version."""
+    # Two flags, which are in the treedefs that the definition of a graph has.
+    if (home_of(cls), cls.__qualname__) == ("flax.nnx.pytreelib", "PytreeState"):
+        return False
+    bases = type.__getattribute__(cls, "__mro__")
+    return any(base is Module or f"{home_of(base)}.".startswith("flax.nnx.") for base in bases)
+
+
+def compared_of(classes: Sequence[Any]) -> Callable[[Node], Iterable[Child]]:
+    """Gives the children of a node that are hashed or walked beside a template: those of each `Dag`, too."""
+    are_dags = [cls is Dag for cls in classes]
+    return lambda node: node[3] if node[0] == "registered" and are_dags[node[1]] else walked_of(node)
+
+
+_SETS = ("set", "frozenset")
+
+
+def extend_digests(digests: list[str], nodes: Sequence[Node], types: Sequence[Any], arrays: Sequence[Any]) -> None:
+    """Adds the digests of those nodes that have none yet. They do not depend on how nodes are numbered."""
+    for node in nodes[len(digests) :]:  # children stand before their parents
+        told: list[Any] = [node[0]]
+        for operand, value in operands(node):
+            if operand.type == "child":
+                told.append(_told(value, digests))
+            elif operand.type == "children":
+                below = [_told(child, digests) for child in value]
+                told.append(sorted(below) if node[0] in _SETS else below)
+            elif operand.type == "type":
+                told.append(types[value])
+            elif operand.type == "array":
+                told.append({key: about for key, about in arrays[value].items() if key != "tensor"})
+            else:
+                told.append(value)
+        digests.append(hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest())
+
+
+def _told(child: Child, digests: Sequence[str]) -> str:
+    return f"node {digests[child]}" if type(child) is int else json.dumps(child)

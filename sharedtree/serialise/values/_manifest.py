@@ -9,18 +9,20 @@ from typing import Any
 
 from ..._printable import printable
 from ...errors import FormatError
-from ..arrays._arrays import ArrayEntry
 from ..arrays._dtypes import FLOAT0, dtype_named
+from ..arrays._placing import ArrayEntry
 from ..container._header import malformed, parse_manifest_json
 from ..trust._names import CHILD, MAIN, is_well_formed
-from ._atoms import decode_atom, is_name, read_base64
-from ._called import name_of_method
+from ._atoms import LEFT_OUT, decode_atom, is_name, read_base64
+from ._containers import name_of_method
 from ._instance_rows import are_steps
-from ._kinds import KINDS, children_of, nested_too_deeply
+from ._kinds import KINDS, children_of, nan_among_keys, nested_too_deeply
+from ._left_out import misplaced
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
 
-FORMAT = 2
-"""The newest version of the format. What has no `main` is written as one of version 1, which older readers read."""
+FORMAT = 3
+"""The newest version of the format, in which values may be left out. What has all of its values is written as one of
+version 2, if it has a `main`, or 1, which older readers read."""
 
 CLASS_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder", "registered", "enum"})
 
@@ -37,6 +39,9 @@ def parse_manifest(text: str) -> Manifest:
     bad = nested_too_deeply(whole.nodes)
     if bad is not None:
         raise malformed(f"node {bad}, a `{whole.nodes[bad][0]}`, is nested too deeply, or holds one thing too often")
+    bad = nan_among_keys(whole.nodes)
+    if bad is not None:
+        raise malformed(f"node {bad}, a `{whole.nodes[bad][0]}`, has a NaN as a key, or in one")
     if _has_stray_leaf(whole):
         raise malformed("a `leaf` is not below a `treedef`")
     return whole
@@ -66,6 +71,7 @@ class _Reader:
         self.owners: list[str] = []  # the name of each of `types`
         self.arrays: tuple[ArrayEntry, ...] = ()
         self.nodes: list[Node] = []  # those before `number` are known to be well-formed
+        self.left_out = False  # whether any value is
         self.number = 0  # of the node that is being read
         self._check: dict[str, Callable[[Any], bool]] = {
             "child": self._is_child,
@@ -89,7 +95,8 @@ class _Reader:
                 "    pip install --upgrade sharedtree"
             )
         keys = {"format", "library", "types", "arrays", "nodes", "root"}
-        _keys(whole, "the manifest", keys if whole["format"] < 2 else keys | {"main"})
+        needed = keys | {"main"} if whole["format"] == 2 else keys
+        _keys(whole, "the manifest", needed, {"main"} if whole["format"] > 2 else frozenset())
         if whole["format"] < 1 or type(whole["library"]) is not str:
             raise malformed("its version or its writer is missing")
         for key in ("types", "arrays", "nodes"):
@@ -104,8 +111,10 @@ class _Reader:
         for node in self.nodes:
             self._node(node)
             self.number += 1
-        if not self._is_child(root):
+        if not self._is_child(root) or (type(root) is list and root[0] == LEFT_OUT):
             raise malformed("`root` is neither a node nor a value")
+        if self.left_out != (whole["format"] > 2) or (self.left_out and misplaced(self.nodes) is not None):
+            raise malformed("it lacks values where none can be left out, or none though it is of version 3")
         if len(self.used) != len(self.arrays):
             raise malformed("an array belongs to no node")
         main, names = whole.get("main"), tuple(self.names)
@@ -188,6 +197,10 @@ class _Reader:
         if not atom or not all(type(text) is str for text in atom):
             return False
         key = tuple(atom)
+        if atom[0] == LEFT_OUT:  # each is a value of its own
+            if key in self.atoms:
+                return False
+            self.left_out = True
         if key in self.atoms or key in self.names:
             return True
         if not is_name(atom):

@@ -28,11 +28,21 @@ from ..._node_types import node_type_of
 from ..._printable import printable
 from ...errors import UnserialisableError
 from ...transforms._function_transform import FunctionTransform
-from ..arrays._arrays import is_array
+from ..arrays._placing import is_array
 from ..trust._allowed import FUNCTIONS, LIBRARIES, NAMES_ONLY, TOKENS
 from ..trust._classes import held
-from ..trust._installed import is_in_site_packages
-from ..trust._names import MAIN, NamelessError, RefusalError, find, home_of, import_name, name_of, own_name_of, root_of
+from ..trust._names import (
+    MAIN,
+    NamelessError,
+    RefusalError,
+    find,
+    home_of,
+    import_name,
+    is_in_site_packages,
+    name_of,
+    own_name_of,
+    root_of,
+)
 
 # The packages whose callable objects are functions: compiled, cached, or with a derivative of their own.
 _OF_FUNCTIONS = LIBRARIES | NAMES_ONLY | {"builtins", "functools"}
@@ -146,8 +156,20 @@ class Held(NamedTuple):
 
 def held_array(obj: Any) -> Held | None:
     """The nearest array that an object, which is none itself, holds. Of classes only flatten functions are called."""
-    found: list[tuple[Any, int, str]] = [(obj, -1, "")]  # an object, kept alive here; which holds it; what leads to it
-    seen = {id(obj)}
+    found: list[tuple[Any, int, str]] = [(obj, -1, "")]
+    for part in reached(found):
+        if part is not obj and (is_array(type(part)) or issubclass(type(part), jax.Ref)):
+            return Held(_way(found), True)
+    return Held(_way(found), False) if len(found) > MAX_OBJECTS else None
+
+
+def reached(found: list[tuple[Any, int, str]]) -> Iterator[Any]:
+    """The first of `found`, and what it holds, the nearest first: some more than `MAX_OBJECTS` at most.
+
+    It adds each to `found`, which keeps it alive, with the number of what holds it and what leads to it.
+    """
+    seen = {id(found[0][0])}
+    yield found[0][0]
     for number, (holder, _, _) in enumerate(found):  # it grows meanwhile
         for step, part in _parts_of(holder, type(holder)):
             cls = type(part)
@@ -155,11 +177,9 @@ def held_array(obj: Any) -> Held | None:
                 continue
             seen.add(id(part))  # alive in `found`
             found.append((part, number, step))
-            if is_array(cls) or issubclass(cls, jax.Ref):
-                return Held(_way(found), True)
+            yield part
             if len(found) > MAX_OBJECTS:
-                return Held(_way(found), False)
-    return None
+                return
 
 
 def require_no_array(obj: Any) -> None:
@@ -294,9 +314,11 @@ def _refusal_of(obj: Any, cls: Any) -> RefusalError:
 
 
 _TRAIN_STATE = (
-    "The functions of a `TrainState` are made by the program. Save the rest, "
+    "The functions of a `TrainState` are made by the program. Leave them out, "
+    '`sharedtree.save(path, state, leave_out=["apply_fn", "tx"])`, and take them from a new state: '
+    "`state = sharedtree.load(path, like=state)`. Or save the rest, "
     '`sharedtree.save(path, {"step": state.step, "params": state.params, "opt_state": state.opt_state})`, and put it '
-    "into a new state after loading: `state = state.replace(**sharedtree.load(path))`."
+    "into a new state: `state = state.replace(**sharedtree.load(path))`."
 )
 _PENZAI = (
     "It is a variable of Penzai, which is changed in place. Save frozen ones, "
@@ -306,8 +328,10 @@ _PENZAI = (
 )
 
 
-def fix_for_users(holders: Sequence[Any], obj: Any, error: RefusalError) -> str:
+def fix_for_users(holders: Sequence[Any], obj: Any, step: str, error: RefusalError) -> str:
     """The fix of an error for an object, of which the holders, the root first, may be of another's library.
+
+    `step` is what leads to it from the last of them.
 
     Who wrote a class can make it a dataclass, and who wrote a closure can make what it holds a field. Who only uses
     them can save what the model has of its own, its arrays, and put that into a model that the library makes anew.
@@ -323,8 +347,14 @@ def fix_for_users(holders: Sequence[Any], obj: Any, error: RefusalError) -> str:
     # What is said of the classes of libraries that are known is said to their users.
     if not is_in_site_packages(library) or (library in LIBRARIES | NAMES_ONLY and not is_function):
         return error.fix
+    anew = "leave it out, and make it anew after loading"
+    if step[1:].isidentifier() and held_array(obj) is None:
+        anew = (
+            f'leave it out, `sharedtree.save(path, model, leave_out=["{step[1:]}"])`, and take it from a model that is '
+            "made anew: `model = sharedtree.load(path, like=model)`"
+        )
     return (
-        f"It is made by `{library}`: leave it out, and make it anew after loading. Or save the arrays alone, "
+        f"It is made by `{library}`: {anew}. Or save the arrays alone, "
         "`sharedtree.save(path, sharedtree.tree.leaves(model))`, and put them into a model that is made anew: "
         "`model = sharedtree.tree.unflatten(sharedtree.tree.structure(model), sharedtree.load(path))`."
     )

@@ -20,7 +20,7 @@ import numpy as np
 from ..._nnx_internals import INT_KEYS, MAPPING, NODES, OWN, Nnx, is_new_state, is_object, new_state, nnx
 from ..._node_types import is_namedtuple
 from ...errors import FormatError
-from ..arrays._arrays import is_array
+from ..arrays._placing import is_array
 from ..trust._classes import held, nnx_holders
 from ..trust._names import NamelessError, RefusalError, name_of
 from ._attribute_classes import Library, is_asked_of_all

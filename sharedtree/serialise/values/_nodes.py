@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from ..arrays._arrays import ArrayEntry
+from ..arrays._placing import ArrayEntry
 
 Child = int | str | bool | list[str] | None
 """The index of an earlier node, or an atom."""

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from ..._printable import printable
 from ...errors import StructureMismatchError
-from ..arrays._arrays import ArrayEntry
 from ..arrays._dtypes import dtype_named
+from ..arrays._placing import ArrayEntry
 from ._atoms import atom_text, is_name
-from ._called import name_of_method
+from ._containers import name_of_method
 from ._kinds import KINDS, children_of, inline_text, node_text, operands, steps
 from ._nodes import MAX_STEP, Child, Manifest, Node
 
@@ -132,6 +132,40 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+# --- to a node --------------------------------------------------------------------------------------------------------
+
+_MAX_TEXT = 200
+
+
+def first_parents(manifest: Manifest) -> dict[int, tuple[int, str]]:
+    """For each node below the root, the node that it was first reached from, and how."""
+    if type(manifest.root) is not int:
+        return {}
+    parents: dict[int, tuple[int, str]] = {manifest.root: (-1, "")}
+    for number in range(manifest.root, -1, -1):  # children stand before their parents
+        if number in parents:
+            for child, step in steps(manifest, manifest.nodes[number]):
+                if type(child) is int:
+                    parents.setdefault(child, (number, step))
+    return parents
+
+
+def path_to(manifest: Manifest, number: int) -> str:
+    """The first path of a node."""
+    return path_from(first_parents(manifest), number)
+
+
+def path_from(parents: dict[int, tuple[int, str]], number: int) -> str:
+    """The path to a node, or the end of it."""
+    texts: list[str] = []
+    length = 0
+    while number in parents and length < _MAX_TEXT:
+        number, step = parents[number]
+        texts.append(step)
+        length += len(step)
+    return ("..." if number in parents else "") + "".join(reversed(texts))
+
+
 # --- a part of it -----------------------------------------------------------------------------------------------------
 
 _MAX_LISTED = 20
@@ -141,42 +175,44 @@ def part_at(manifest: Manifest, path: str) -> Manifest:
     """The manifest of the subtree at a path, as `jax.tree_util.keystr` prints it; the first dot may be left out.
 
     Raises:
-        StructureMismatchError: if nothing is there, or more than one thing is: keys of a dictionary may look the same
-            in print, and one text may be cut into steps in several ways.
+        StructureMismatchError: if nothing is there, or on the way more than one step fits: keys of a dictionary may
+            look the same in print.
 
     Cost: a look at each node of the part, and at the nodes on the way.
     """
     whole = path if not path or path[0] in ".[" else f".{path}"
-    # How much of the path is behind → what it leads to, once for each object. Equal atoms are one thing.
-    reached: dict[int, dict[Any, Child]] = {0: {"": manifest.root}}
-    for done in range(len(whole)):
-        for child in reached.get(done, {}).values():
-            for each, step in _ways(manifest, child):
-                # As it is, or as it was printed, without what a terminal would obey.
-                for text in {step, printable(step)}:
-                    stop = done + len(text)
-                    if whole.startswith(text, done) and (len(whole) == stop or whole[stop] in ".["):
-                        identity = tuple(each) if type(each) is list else (type(each), each)
-                        reached.setdefault(stop, {})[identity] = each
-    there = list(reached.get(len(whole), {}).values())
-    if len(there) == 1:
-        return _pruned(manifest, there[0])
-    if there:
-        texts = [node_text(manifest, manifest.nodes[each]) if type(each) is int else atom_text(each) for each in there]
-        fact = (
-            f"The file has {len(there)} things at `{printable(path)}`, for keys that look the same in print lead to "
-            f"them: {_listed(texts)}. Load all of it, and take the one that you mean:\n"
-            "    model = sharedtree.load(path)"
-        )
-    else:
-        furthest = max(reached)
-        ways = [step for child in reached[furthest].values() for _, step in _ways(manifest, child)]
-        place = f"Below `{printable(whole[:furthest])}`" if furthest else "At its root"
-        fact = (
-            f"The file has nothing at `{printable(path)}`. {place} there is {_listed(ways) or 'nothing'}.\n"
-            "See what it has:\n    print(sharedtree.inspect(path))"
-        )
-    raise StructureMismatchError(fact, (path,))
+    child, done = manifest.root, 0
+    while done < len(whole):
+        ways = _ways(manifest, child)
+        fitting: list[tuple[Child, int]] = []
+        for each, step in ways:
+            for text in {step, printable(step)}:  # as it is, or as it was printed, without what a terminal would obey
+                stop = done + len(text)
+                if whole.startswith(text, done) and (len(whole) == stop or whole[stop] in ".["):
+                    fitting.append((each, stop))
+        if len(fitting) != 1:
+            fact = _nothing_at(path, whole[:done], ways) if not fitting else _too_much_at(manifest, path, fitting)
+            raise StructureMismatchError(fact, (path,))
+        ((child, done),) = fitting
+    return _pruned(manifest, child)
+
+
+def _nothing_at(path: str, before: str, ways: list[tuple[Child, str]]) -> str:
+    place = f"Below `{printable(before)}`" if before else "At its root"
+    there = _listed([step for _, step in ways])
+    return (
+        f"The file has nothing at `{printable(path)}`. {place} there is {there or 'nothing'}.\n"
+        "See what it has:\n    print(sharedtree.inspect(path))"
+    )
+
+
+def _too_much_at(manifest: Manifest, path: str, fitting: list[tuple[Child, int]]) -> str:
+    texts = [node_text(manifest, manifest.nodes[at]) if type(at) is int else atom_text(at) for at, _ in fitting]
+    return (
+        f"The file has {len(fitting)} things at or above `{printable(path)}`, for keys that look alike in print lead "
+        f"to them: {_listed(texts)}. Load all of it, and take the one that you mean:\n"
+        "    model = sharedtree.load(path)"
+    )
 
 
 def _ways(manifest: Manifest, child: Child) -> list[tuple[Child, str]]:

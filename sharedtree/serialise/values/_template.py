@@ -24,7 +24,7 @@ from ..._statics import Static
 from ..._structure import LEAF, Node, Op, Structure
 from ..._ties import all_paths, can_be_tied
 from ...errors import StructureMismatchError
-from ..arrays._arrays import ArrayEntry
+from ..arrays._placing import ArrayEntry
 from ..trust._classes import kind_of
 from ._instances import library_of
 
