@@ -193,7 +193,7 @@ def export(function: Callable[..., Any], /, **options: Any) -> Callable[..., Exp
         InconsistentSharingError: as the function under `sharedtree.jit` would, and likewise its other errors.
         ValueError: for arguments, if what the function changes in them is to be written back in place.
 
-    `serialize()` needs flatbuffers: `pip install 'sharedtree[export]'`.
+    `serialize()` needs flatbuffers: `pip install flatbuffers`.
 
     Limitations: a module that the function returns unchanged is an output, for a program cannot name an object of its
     caller's.
@@ -386,7 +386,8 @@ def _require_flatbuffers() -> None:
     except ImportError as error:
         raise ImportError(
             "JAX writes exported programs with flatbuffers, which is not installed. Install it:\n"
-            "    pip install 'sharedtree[export]'",
+            "    pip install flatbuffers\n"
+            "It is also what the extra of sharedtree brings: `sharedtree[export]`.",
             name=error.name,
         ) from None
 
