@@ -335,7 +335,7 @@ def test_a_file_that_cannot_be_written_ends_the_command(monkeypatch, capsys, tmp
     assert str(tmp_path / "no") in said
     before, bar, _ = said.partition("training:")
     assert bar
-    for promised in ("in 1 steps", "the last 1 steps again bit for bit", "beside that of the first step;"):
+    for promised in ("in 1 steps", "the last 1 steps bit for bit", "beside that of the first step;"):
         assert promised in before
 
 

@@ -92,7 +92,7 @@ def announcement(steps: int, resumed_steps: int, quick: bool) -> str:
         f"    what it writes, and its loss beside that of {compared};\n"
         "    that .embed is .head as before, and that the train step was traced once;\n"
         "    how many parameters, bytes of the optimizer and bytes on disk that saves;\n"
-        f"    that a checkpoint, saved and loaded on the way, gives the last {resumed_steps} steps again bit for bit.\n\n"
+        f"    that a checkpoint, saved and loaded on the way, gives the last {resumed_steps} steps bit for bit.\n\n"
     )
 
 
