@@ -8,13 +8,15 @@ An editable install, and a checkout in which this is run by hand, `python hatch_
 the source. It takes the place of the one before in one step, so that no process ever loads half of it, and only once it
 is there: if nothing comes of it, what was compiled from this very source stays.
 
-What is compiled uses the limited API, so one file serves Python 3.11 and all later ones.
+What is compiled uses the limited API, so one file serves Python 3.11 and all later ones. On macOS it is for one kind of
+processor, also where Python itself is for two. On Windows nothing is compiled.
 """
 
 import contextlib
 import hashlib
 import os
 import pathlib
+import platform
 import shlex
 import shutil
 import subprocess
@@ -58,9 +60,8 @@ class CompileHook(BuildHookInterface):
                 added[target] = TARGET.relative_to(ROOT).as_posix()
             build_data["force_include"] |= {str(file): place for file, place in added.items()}
         if is_native:
-            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
-            build_data["tag"] = f"cp311-abi3-{platform}"
+            build_data["tag"] = f"cp311-abi3-{platform_tag()}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Called by hatchling after it has built a wheel."""
@@ -84,6 +85,25 @@ def is_current(compiled_file: pathlib.Path) -> bool:
 def is_switched_off() -> bool:
     """Whether the environment asks for the walk in Python."""
     return os.environ.get("SHAREDTREE_NATIVE", "").strip().lower() in OFF
+
+
+def platform_tag() -> str:
+    """Where what is compiled runs, as the name of a wheel says it: `linux_x86_64`, `macosx_11_0_arm64`."""
+    if sys.platform == "darwin":
+        (major, minor), processor = _macos()
+        return f"macosx_{major}_{minor}_{processor}"
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+def _macos() -> tuple[tuple[int, int], str]:
+    """The oldest macOS that what is compiled runs on, as installers count them, and its kind of processor."""
+    _, version, processor = sysconfig.get_platform().split("-")
+    major, minor = (int(number) for number in [*version.split("."), "0"][:2])
+    if processor not in ("arm64", "x86_64"):  # universal2
+        processor = platform.machine()
+    # Since 11 a version has one number; and with 11 began the other processors.
+    oldest = (10, 0) if processor == "x86_64" else (11, 0)
+    return max(oldest, (major, 0 if major >= 11 else minor)), processor
 
 
 def compiled(flags: str = "-O3", target: pathlib.Path = TARGET) -> bool:
@@ -115,7 +135,12 @@ def _compiler() -> list[str]:
 def _failure(flags: str, target: pathlib.Path) -> str | None:
     """Compiles the walk into a file, all or nothing; why not, if not."""
     compiler = _compiler()
-    linking = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
+    linking = ["-shared"]
+    if sys.platform == "darwin":
+        (major, minor), processor = _macos()
+        linking = ["-bundle", "-undefined", "dynamic_lookup", f"-mmacosx-version-min={major}.{minor}"]
+        # An option of clang alone, and other compilers make what runs here.
+        linking += ["-arch", processor] if processor != platform.machine() else []
     # In the same folder, where it can be renamed, and where a compiler that counts lines leaves its own files.
     draft = target.with_name(f"_native.{os.getpid()}.draft")
     command = [

@@ -3,18 +3,14 @@
 # First of all, for it decides from where the rest is imported.
 from . import _current_directory as _current_directory  # isort: split
 
-from . import errors as errors, show as show, tree as tree
+import typing as _typing
+
+from . import errors as errors, tree as tree
 from ._context import Context as Context, Policy as Policy
 from ._dag import Dag as Dag
 from ._export import Exported as Exported, export as export
 from ._node_types import register_node as register_node
 from ._shared_layers import unwrap_shared as unwrap_shared
-from ._state import (
-    StateReport as StateReport,
-    load_state as load_state,
-    register_state as register_state,
-    state as state,
-)
 from ._stateful import inference_mode as inference_mode, make_with_state as make_with_state
 from ._ties import (
     Tie as Tie,
@@ -48,21 +44,8 @@ from .errors import (
     UntiedWarning as UntiedWarning,
     UntrustedTypeError as UntrustedTypeError,
 )
-from .foreign import convert as convert
 from .module import Module as Module, parameter as parameter, state_field as state_field
 from .optim import apply_updates as apply_updates, optimizer as optimizer
-from .serialise import (
-    audit as audit,
-    from_bytes as from_bytes,
-    inspect as inspect,
-    load as load,
-    orbax as orbax,
-    save as save,
-    to_bytes as to_bytes,
-    trust as trust,
-    verify as verify,
-)
-from .show import draw as draw, summary as summary
 from .transforms import (
     associative_scan as associative_scan,
     checkpoint as checkpoint,
@@ -104,6 +87,26 @@ from .transforms import (
     while_loop as while_loop,
     with_sharding_constraint as with_sharding_constraint,
 )
+
+if _typing.TYPE_CHECKING:  # who checks types would take any name for one that `__getattr__` has
+    from . import show as show
+    from ._state import (
+        StateReport as StateReport,
+        load_state as load_state,
+        register_state as register_state,
+        state as state,
+    )
+    from .foreign import convert as convert
+
+    # From the files that have them, since mypy takes `serialise.load` for the file.
+    from .serialise import orbax as orbax
+    from .serialise.load import from_bytes as from_bytes, load as load
+    from .serialise.look import audit as audit, inspect as inspect, verify as verify
+    from .serialise.save import save as save, to_bytes as to_bytes
+    from .serialise.trust._trust import trust as trust
+    from .show import draw as draw, summary as summary
+else:
+    from ._later import later as __getattr__, names as __dir__  # noqa: F401
 
 # For `help` and `from sharedtree import *`; a test says what is missing.
 # fmt: off

@@ -14,7 +14,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import export as jax_export, tree_util as jtu
@@ -37,9 +37,6 @@ from ._older_exports import (
 from ._statics import Static
 from ._structure import Node, Op, Structure, intern, reached_outside
 from .errors import UntrustedTypeError
-from .serialise.load import from_bytes
-from .serialise.save import to_bytes
-from .serialise.trust._trust import Trusted
 from .transforms._ahead_of_time import require_made_for
 from .transforms._applying import title_of
 from .transforms._call import Dealing, enter, leave
@@ -47,6 +44,9 @@ from .transforms._function_transform import rules_of_call
 from .transforms._hands import Deal, Hand, Hands
 from .transforms._jit import Filtered, JitTransform
 from .transforms._preserve import preserve_identities, register_transform
+
+if TYPE_CHECKING:
+    from .serialise.trust._trust import Trusted
 
 _trusted: ContextVar[Any] = ContextVar("trusted", default=())  # what the call that is reading now trusts
 
@@ -123,7 +123,7 @@ class Exported:
         cls,
         blob: bytes | bytearray,
         *,
-        trusted: Trusted | Iterable[Trusted] = (),
+        trusted: "Trusted | Iterable[Trusted]" = (),
         policy: PolicyOption = None,
     ) -> "Exported":
         """Reads what `serialize` wrote.
@@ -193,7 +193,7 @@ def export(function: Callable[..., Any], /, **options: Any) -> Callable[..., Exp
         InconsistentSharingError: as the function under `sharedtree.jit` would, and likewise its other errors.
         ValueError: for arguments, if what the function changes in them is to be written back in place.
 
-    `serialize()` needs flatbuffers: `pip install 'sharedtree[export]'`.
+    `serialize()` needs flatbuffers: `pip install flatbuffers`.
 
     Limitations: a module that the function returns unchanged is an output, for a program cannot name an object of its
     caller's.
@@ -261,7 +261,7 @@ def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
     tree, names = table[structure.root], None
     if type(tree) is Arguments:
         tree, names = tree.parts()
-    return to_bytes([tree, names, convention, structure.noted, structure.tied_values])
+    return _to_bytes([tree, names, convention, structure.noted, structure.tied_values])
 
 
 def structure_of(data: bytes) -> Structure:
@@ -288,7 +288,7 @@ def structure_of(data: bytes) -> Structure:
 
 def _read_bytes(data: bytes) -> Any:
     try:
-        return from_bytes(data, trusted=_trusted.get())
+        return _from_bytes(data, trusted=_trusted.get())
     except UntrustedTypeError as error:
         advice = re.sub(r"sharedtree\.load\(path, trusted=\[(.*)\]\)", r"sharedtree.trust(\1)", str(error))
         raise UntrustedTypeError(advice, error.paths, error.names) from None
@@ -305,12 +305,12 @@ def _are_names(names: Any, children: Any) -> bool:
 
 def bytes_of_deal(deal: Deal) -> bytes:
     """What a hand has beside its leaves, as bytes."""
-    return to_bytes((bytes_of(deal.structure, "outside"), deal.numbers))
+    return _to_bytes((bytes_of(deal.structure, "outside"), deal.numbers))
 
 
 def deal_of(data: bytes) -> Deal:
     """The inverse of that."""
-    found = from_bytes(data)
+    found = _from_bytes(data)
     if type(found) is not tuple or len(found) != 2 or type(found[0]) is not bytes:
         raise malformed()
     structure, numbers = structure_of(found[0]), found[1]
@@ -367,13 +367,27 @@ def _require_sound(treedef: Any) -> None:
         raise malformed()
 
 
+# Functions, for only who exports needs what writes and reads files.
+def _to_bytes(tree: Any) -> bytes:
+    from .serialise.save import to_bytes  # noqa: PLC0415
+
+    return to_bytes(tree)
+
+
+def _from_bytes(data: bytes, trusted: "Trusted | Iterable[Trusted]" = ()) -> Any:
+    from .serialise.load import from_bytes  # noqa: PLC0415
+
+    return from_bytes(data, trusted=trusted)
+
+
 def _require_flatbuffers() -> None:
     try:
         import flatbuffers as flatbuffers  # noqa: PLC0415
     except ImportError as error:
         raise ImportError(
             "JAX writes exported programs with flatbuffers, which is not installed. Install it:\n"
-            "    pip install 'sharedtree[export]'",
+            "    pip install flatbuffers\n"
+            "It is also what the extra of sharedtree brings: `sharedtree[export]`.",
             name=error.name,
         ) from None
 
@@ -382,7 +396,7 @@ register_transform(jax_export.export, exporting)
 for cls, write, read in (
     (Hand, bytes_of_deal, deal_of),
     (Dag, bytes_of, structure_of),
-    (Packed, lambda structure: to_bytes(written_before_hands(structure, _written)), structure_of),
+    (Packed, lambda structure: _to_bytes(written_before_hands(structure, _written)), structure_of),
 ):
     # JAX knows each name once, and keeps that of an earlier import of the package.
     with contextlib.suppress(ValueError):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from packaging import tags
 
 import sharedtree
 from sharedtree import _engine
@@ -309,6 +310,33 @@ def test_a_wheel_is_built_beside_the_checkout(checkout, tmp_path_factory, monkey
             assert report(installed) == NOT_COMPILED
         (installed / "sharedtree" / "_native.abi3.so").write_bytes(b"from an earlier version")
         assert_refused(installed, OTHER_SOURCE)
+
+
+MACS = {  # what Python says of itself, the processor that is there: where what is compiled runs at the earliest
+    ("macosx-10.9-universal2", "x86_64"): (10, 9),
+    ("macosx-10.13-x86_64", "x86_64"): (10, 13),
+    ("macosx-10.15-universal2", "arm64"): (11, 0),
+    ("macosx-11.0-arm64", "arm64"): (11, 0),
+    ("macosx-14.4-arm64", "arm64"): (14, 0),
+    ("macosx-26-x86_64", "arm64"): (26, 0),
+}
+
+
+@pytest.mark.parametrize(("said", "here"), MACS)
+def test_a_wheel_for_macos_is_named_for_one_processor(checkout, monkeypatch, said, here):
+    """As installers look for it, and the compiler is told the same."""
+    builder, oldest, asked = builder_of(checkout, monkeypatch), MACS[said, here], []
+    monkeypatch.setattr(builder.sys, "platform", "darwin")
+    monkeypatch.setattr(builder.sysconfig, "get_platform", lambda: said)
+    monkeypatch.setattr(builder.platform, "machine", lambda: here)
+    monkeypatch.setattr(builder.subprocess, "run", lambda command, **_: asked.append(command) or sys.exit())
+    kind = said.split("-")[2].replace("universal2", here)
+    assert builder.platform_tag() == next(tags.mac_platforms(oldest, kind))
+    with pytest.raises(SystemExit):
+        builder.compiled()
+    (command,) = asked
+    assert "-mmacosx-version-min={}.{}".format(*oldest) in command
+    assert ("-arch" in command) is (kind != here)
 
 
 WORDS = {"0": 1, "false": 1, "no": 1, "off": 1, "": 0, "1": 0, "true": 0, "yes": 0, "on": 0, "2": 0, "00": 0, "none": 0}

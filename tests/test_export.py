@@ -288,5 +288,5 @@ def test_without_flatbuffers(monkeypatch):
     exported = st.export(st.jit(doubled))(tied())
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
     for run in (exported.serialize, lambda: st.Exported.deserialize(b"")):
-        with pytest.raises(ImportError, match=r"(?s)not installed.*pip install 'sharedtree\[export\]'"):
+        with pytest.raises(ImportError, match=r"(?s)not installed.*pip install flatbuffers\n.*sharedtree\[export\]"):
             run()

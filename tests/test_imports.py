@@ -3,8 +3,12 @@
 import ast
 import functools
 import pathlib
+import sys
+
+import pytest
 
 import sharedtree
+from sharedtree import _later
 from tests.serialise.process import run
 
 ROOT = pathlib.Path(sharedtree.__file__).parent
@@ -19,7 +23,7 @@ ORDER = [
     "_initial_ties", "_distinct", "_dag_text", "_dag", "_marking", "_prefix", "_with_respect_to", "_ties", "_editing",
     "_replacing", "_shared_layers", "_state", "_stateful", "_tying", "tree", "_trainable", "module", "transforms",
     "_older_exports", "_parameters", "_optax_closures", "optim", "compat", "serialise", "_export", "foreign", "show",
-    "__init__", "_demo", "_commands", "__main__",
+    "_later", "__init__", "_demo", "_commands", "__main__",
 ]  # fmt: skip
 
 
@@ -94,24 +98,60 @@ def test_names_that_jax_does_not_promise_are_in_one_file():
         assert path.name in ("_jax_internals.py", *lists) or "jax._src" not in path.read_text(), path.name
 
 
-def test_importing_the_package_imports_no_optional_one_and_starts_no_backend():
+def test_importing_the_package_is_light():
+    """A few modules of its own, no package that Equinox has not imported, none that is optional, and no backend."""
     code = """
-import sys, sharedtree
-print(*sorted({name.partition(".")[0] for name in sys.modules}))
+import sys, equinox
+packages = lambda: {name.partition(".")[0] for name in sys.modules}
+before = packages()
+import sharedtree
+print(sum(name.partition(".")[0] == "sharedtree" for name in sys.modules))
+print(*packages() - before)
+print(*packages())
 from jax._src import xla_bridge
 print(xla_bridge.backends_are_initialized())
 """
-    loaded, has_backend = run(code).splitlines()
-    assert {"jax", "equinox"} <= {*loaded.split()}
+    count, added, loaded, has_backend = run(code).splitlines()
+    assert int(count) <= 116
+    assert {*added.split()} - sys.stdlib_module_names == {"sharedtree"}
     optional = {"optax", "tqdm", "rich", "flax", "hypothesis", "orbax", "pytest", "matplotlib"}
     assert not (optional | {"igraph", "drawsvg", "treescope"}) & {*loaded.split()}
     assert has_backend == "False"
 
 
+def test_what_is_imported_later_can_be_used_first_in_a_trace_while_python_ends(tmp_path):
+    code = """
+import atexit, sys
+import jax, numpy as np
+import sharedtree as st
+from sharedtree._later import ROOM_OF
+
+def at_the_end():
+    assert not [room for room in {*ROOM_OF.values()} if f"sharedtree.{room}" in sys.modules]
+    jax.jit(lambda x: [getattr(st, name) for name in ROOM_OF] and x)(1.0)
+    shared = np.ones(2**23, np.uint8)
+    st.save(sys.argv[1], [shared, shared])
+    one, other = st.load(sys.argv[1])
+    print(one is other, one.sum(), st.state([shared])[0].sum(), st.summary([shared, shared]), sep="\\n")
+
+atexit.register(at_the_end)
+"""
+    same, *sums, table = run(code, tmp_path / "model.safetensors").split("\n", 3)
+    assert (same, sums) == ("True", [f"{2**23}"] * 2)
+    assert "#1" in table
+
+
 def test_every_public_name_is_re_exported_as_itself():
+    """Those that are imported later stand there for who checks types, and are those that the package imports later."""
     tree = ast.parse((ROOT / "__init__.py").read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
+    (choice,) = [node for node in tree.body if isinstance(node, ast.If)]
+    for node in [*tree.body, *choice.body]:
+        if isinstance(node, ast.ImportFrom) and node.level:
             for alias in node.names:
                 assert alias.asname == alias.name
                 assert hasattr(sharedtree, alias.name)
+    later = {alias.name: node.module.split(".")[0] for node in choice.body for alias in node.names if node.module}
+    assert later == _later.ROOM_OF
+    assert {"save", "show", "serialise", "Dag"} <= {*dir(sharedtree)}
+    with pytest.raises(AttributeError, match="module 'sharedtree' has no attribute 'nothing'"):
+        _ = sharedtree.nothing

@@ -1,4 +1,4 @@
-"""What the demo shows in the end, and what makes it fail."""
+"""What the demo says before it begins, what it shows in the end, and what makes it fail."""
 
 import dataclasses
 
@@ -75,6 +75,25 @@ class Report:
         }
         table = "\n".join(f"{name:<21}{value}" for name, value in rows.items())
         return f"The model was given\n\n{_indented(self.prompt)}\n\nand wrote on\n\n{_indented(self.sample)}\n\n{table}"
+
+
+def announcement(steps: int, resumed_steps: int, quick: bool) -> str:
+    """What is going to happen, and what there will be to see.
+
+    Args:
+        steps: how many the training will have.
+        resumed_steps: how many of them will be taken once more from a file.
+        quick: whether the training is too short to be compared with more than its own beginning.
+    """
+    compared = "the first step" if quick else "a model that knows no context"
+    return (
+        f"A small transformer learns to write like the help texts of Python, in {steps} steps. The layer that reads\n"
+        "bytes is the layer that writes them: one object at two paths, .embed and .head. In the end you will see\n\n"
+        f"    what it writes, and its loss beside that of {compared};\n"
+        "    that .embed is .head as before, and that the train step was traced once;\n"
+        "    how many parameters, bytes of the optimizer and bytes on disk that saves;\n"
+        f"    that a checkpoint, saved and loaded on the way, gives the last {resumed_steps} steps bit for bit.\n\n"
+    )
 
 
 def failures(report: Report) -> tuple[str, ...]:

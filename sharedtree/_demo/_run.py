@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import sys
 import tempfile
 import time
 from typing import Any
@@ -13,8 +14,8 @@ import sharedtree as st
 from ._help_texts import python_help, unigram_loss
 from ._model import LanguageModel, Sizes
 from ._on_disk import FileSizes, differences, reload
-from ._report import Report
-from ._training import Checkpoint, continuation, make_optimizer, mean_loss, train
+from ._report import Report, announcement
+from ._training import Checkpoint, continuation, make_optimizer, mean_loss, steps_after_checkpoint, train
 
 STEPS = 900
 """Enough for words; about a minute on two cores."""
@@ -39,6 +40,7 @@ def run(
 ) -> Report:
     """Trains a language model with tied weights on the help texts of Python, and reports what came of it.
 
+    Says first, on standard error, what there will be to see.
     Before the last steps it saves a checkpoint and loads it, and then takes those steps twice: as if nothing had been,
     and from what was loaded. Both are compared bit for bit.
 
@@ -57,6 +59,7 @@ def run(
         OSError: if the checkpoint cannot be written.
     """
     _require_libraries()
+    sys.stderr.write(announcement(steps, steps_after_checkpoint(steps), quick))
     start = time.perf_counter()
     text = python_help()
     model = LanguageModel(sizes, key=jax.random.key(seed))
@@ -114,6 +117,7 @@ def _require_libraries() -> None:
         except ImportError as error:
             raise MissingLibraryError(
                 f"The demo needs `{name}`, which cannot be imported ({error}). Install what it needs:\n"
-                '    pip install "sharedtree[demo]"',
+                "    pip install optax tqdm\n"
+                "They are also what the extra of sharedtree brings: `sharedtree[demo]`.",
                 name=name,
             ) from None

@@ -42,9 +42,10 @@ NEEDED: dict[str, dict[str, tuple[int, ...]]] = {
 }
 _LIBRARIES = {"treeo": ("jax",), "treex": ("jax", "numpy", "flax")}
 
+_NEEDED_BY_BOTH = [f"'{name}>={'.'.join(map(str, lowest))}'" for name, lowest in NEEDED["treex"].items()]
 _HOW_TO_INSTALL = (
     "Install what the two need, and then the two without their dependencies, which would be releases of years ago:\n"
-    "    pip install 'sharedtree[treex]'\n"
+    f"    pip install {' '.join(_NEEDED_BY_BOTH)}\n"
     f"    pip install --no-deps {' '.join(f'{name}=={version}' for name, version in VERSIONS.items())}"
 )
 

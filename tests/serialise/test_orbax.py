@@ -233,6 +233,24 @@ def test_two_processes_and_another_topology(tmp_path):
         assert back.weak.weak_type
 
 
+@pytest.mark.slow
+def test_training_that_is_killed_goes_on_with_other_devices_bit_for_bit(tmp_path):
+    """Two processes with parts of every parameter, killed at any moment after the first step was saved."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    worker, folder = str(HERE / "fsdp_worker.py"), str(tmp_path / "run")
+    both = [start(worker, "train", folder, port, str(process), devices=4) for process in range(2)]
+    try:
+        for process in both:
+            assert any(line == "saved\n" for line in iter(process.stdout.readline, ""))
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+    assert last_lines([start(worker, "resume", folder, devices=8)]) == ["[]"]
+
+
 def with_text(old, new):
     """A change of the manifest's own text, with the digest put right."""
 
