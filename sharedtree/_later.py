@@ -1,7 +1,7 @@
 """The public names that are imported when they are first used: files, other libraries' files, pictures, plain data.
 
-A program that only trains does not pay for them: they are two of five modules of the package. Whatever is wrong with such a
-module is raised by the first use of its names as it would have been by `import sharedtree`.
+A program that only trains does not pay for them: they are two of five modules of the package. Whatever is wrong with
+such a module is raised by the first use of its names as it would have been by `import sharedtree`.
 
 A program that runs for days, and must save with the version that it began with whatever is installed meanwhile, imports
 `sharedtree.serialise` when it begins.
