@@ -77,10 +77,10 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
     left_out = LeaveOut(leave_out)
     walk = _Walk(left_out)
     root = walk.run(tree)
-    left_out.require_used()
     problems = walk.all_problems()
     if problems:
         raise unserialisable(problems)
+    left_out.require_used()
     manifest = {
         "format": 1,
         "library": f"sharedtree {__version__}",
