@@ -16,7 +16,7 @@ ORDER = ["container", "trust", "arrays", "values", "flat", "save", "load", "look
 # Grown by the names of programs, what users of a library can do, what a class does not declare, and writing that does
 # not wait for digests, what is left out.
 MAX_LINES = 410
-MAX_LINES_IN_ALL = 8_937
+MAX_LINES_IN_ALL = 8_950
 
 OURS = [path for path in files() if path.is_relative_to(ROOT)]
 

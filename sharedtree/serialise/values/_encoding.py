@@ -4,6 +4,7 @@ The walk follows objects, not treedefs, so static fields are part of it. What wa
 Nothing recurses, and nothing stops at the first object that cannot be written: all of them are listed in one error.
 """
 
+import functools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -76,10 +77,10 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
     left_out = LeaveOut(leave_out)
     walk = _Walk(left_out)
     root = walk.run(tree)
-    left_out.require_used()
     problems = walk.all_problems()
     if problems:
         raise unserialisable(problems)
+    left_out.require_used()
     manifest = {
         "format": 1,
         "library": f"sharedtree {__version__}",
@@ -116,7 +117,8 @@ def like_in(template: Any, manifest: Manifest, new_step: Any) -> Mapping[Key, An
     """What a template has in the places of what was left out of a file; `new_step` is as for `put_back`."""
     walk = _Walk()
     walk.opened = {}
-    return put_back(manifest, walk.written(walk.run(template)), walk.open_node, new_step)
+    whole = walk.written(walk.run(template))
+    return put_back(manifest, whole, functools.partial(walk.open_node, whole), new_step)
 
 
 class _Frame:
@@ -228,7 +230,7 @@ class _Walk:
         if lacking is not None:
             what = f"a `{nodes[lacking][0]}`, which cannot do without what is left out of it"
             problems.append(Problem(path_to(whole, lacking), what, "Leave out all of it, or nothing."))
-        for path, obj in zip(left_out.paths, left_out.objects, strict=True):
+        for path, obj in {id(obj): (path, obj) for path, obj in left_out.each()}.values():  # alive in `left_out`
             numbers = [self._memo.get(id(each), _OPEN) for each in reached([(obj, -1, "")])]  # alive: see `_memo`
             both = next((n for n in numbers if n != _OPEN and carries_identity(whole, nodes[n])), None)
             if both is not None:
@@ -246,14 +248,14 @@ class _Walk:
         ]
         return Manifest("", tuple(types), (), self.nodes, root, {}, ())
 
-    def open_node(self, number: int) -> Iterator[tuple[Any, str]]:
-        """What the object of a node holds, each with what leads to it."""
+    def open_node(self, whole: Manifest, number: int) -> Iterator[tuple[Any, str]]:
+        """What the object of a node holds, each with what leads to it; `whole` is all that was written."""
         frame = None if self.opened is None else self.opened.get(number)
         if frame is not None:
             # With a number in the place of each child but the keys, the node says by itself what leads to which.
             written = zip(frame.done, frame.keys, strict=True)
             marks = [done if key.startswith("<") else [LEFT_OUT, str(i)] for i, (done, key) in enumerate(written)]
-            for mark, step in steps(self.written(None), frame.build(marks)):
+            for mark, step in steps(whole, frame.build(marks)):
                 if type(mark) is list and mark[0] == LEFT_OUT:
                     yield frame.children[int(mark[1])], step
 

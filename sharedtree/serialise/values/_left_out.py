@@ -9,6 +9,7 @@ Nothing is lost in silence. Such a file is loaded with a template or not at all,
 what is also saved: as two objects they would not be one again.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,10 @@ class LeaveOut:
         self._paths = tuple([each for each in entries if _is_path(each)])
         self.objects: list[Any] = []
         self.paths: list[str] = []
+
+    def each(self) -> Iterator[tuple[str, Any]]:
+        """What was left out, each with its path."""
+        return zip(self.paths, self.objects, strict=True)
 
     def __bool__(self) -> bool:
         return bool(self._names or self._paths)
@@ -114,21 +119,27 @@ def put_back(
         lacks.append(any(lacks[child] if type(child) is int else _is_left_out(child) for child in held))
     if type(manifest.root) is not int or type(template.root) is not int:
         return found
+
+    @functools.cache  # a file may have many nodes beside one of the template, which may be large
+    def children_at(other: int) -> dict[str, Child]:
+        return {step: child for child, step in steps(template, template.nodes[other])}
+
+    @functools.cache
+    def objects_at(other: int) -> dict[str, Any]:
+        return {step: obj for obj, step in open_node(other)}
+
     beside: dict[int, int] = {manifest.root: template.root}
     for number in range(manifest.root, -1, -1):  # children stand before their parents
         if not lacks[number] or number not in beside:
             continue
         other = beside[number]
-        below = {step: child for child, step in steps(template, template.nodes[other])}
-        objects: dict[str, Any] = {}
+        below = children_at(other)
         for child, step in steps(manifest, manifest.nodes[number]):
             step = new_step(manifest.nodes[number], step)
             if step is None:  # it is dropped
                 found |= {tuple(child): None} if _is_left_out(child) else {}  # pyright: ignore
             elif type(child) is int and type(below.get(step)) is int:
                 beside.setdefault(child, below[step])  # pyright: ignore[reportArgumentType]
-            elif _is_left_out(child):
-                objects = objects or {its_step: obj for obj, its_step in open_node(other)}
-                if step in objects:
-                    found[tuple(child)] = objects[step]  # pyright: ignore
+            elif _is_left_out(child) and step in objects_at(other):
+                found[tuple(child)] = objects_at(other)[step]  # pyright: ignore
     return found
