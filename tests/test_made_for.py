@@ -105,3 +105,29 @@ def test_many_prefixes_are_translated_in_linear_work():
         st.vmap(lambda *models: models[0].a, in_axes=tuple([Counted(a=0, b=1) for _ in models]))(*models)
         counts.append(len(flattened))
     assert 0 < counts[1] <= 4 * counts[0]
+
+
+def test_what_a_stage_says_of_arguments_and_results_is_what_jax_says_of_the_untied_twin():
+    w = jnp.ones(3)
+
+    def f(m, x, *, scale):
+        return {"m": m, "y": x * scale}
+
+    options = {"donate_argnums": 1, "static_argnames": "scale"}
+    ours = st.jit(f, **options, policy=st.Policy(pass_through=False))
+    theirs, x = jax.jit(f, **options), {"x": jnp.ones(2), "n": 1.5}["x"]
+    tied, twin = Pair(w, [w]), Pair(w, [w + 0])
+    for stages in (
+        [each.trace(m, x, scale=2) for each, m in ((ours, tied), (theirs, twin))],
+        [each.lower(m, x, scale=2) for each, m in ((ours, tied), (theirs, twin))],
+        [each.lower(m, x, scale=2).compile() for each, m in ((ours, tied), (theirs, twin))],
+    ):
+        names = {name for name in dir(stages[1]) if name.startswith(("args_", "in_", "input_", "out_", "output_"))}
+        assert "in_tree" in names
+        for name in names:
+            found, expected = (getattr(each, name) for each in stages)
+            assert str(found) == str(expected), name
+        (m, _), keywords = stages[0].args_info
+        assert m.first is m.second[0]
+        assert not m.first.donated
+        assert keywords == {}

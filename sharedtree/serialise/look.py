@@ -187,7 +187,7 @@ def inspect(path: Readable) -> Inspection:
         >>> import jax.numpy as jnp, sharedtree as st
         >>> w = jnp.zeros((2, 3))
         >>> print(st.inspect(st.to_bytes({"embed": w, "head": w})))
-        1 arrays, 24 bytes, written by sharedtree 0.1.0
+        1 arrays, 24 bytes, written by sharedtree ...
         dict
           ['embed']  float32[2, 3]  24 bytes
           ['head']  = ['embed']

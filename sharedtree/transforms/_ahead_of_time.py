@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import tree_util as jtu
 
 from .._arguments import Arguments
 from .._context import Policy
@@ -14,6 +15,7 @@ from .._jax_internals import api_boundary
 from .._structure import LEAF, Node, Structure
 from .._walked import Walked
 from ._call import Call, enter
+from ._hands import Deal, Hand, gathered
 from ._meet import Words, holds_modules, meet
 
 
@@ -47,6 +49,7 @@ class Program:
         names: of the positional arguments that it was compiled for; None for static ones, which are left out in calls.
         static: the keyword arguments that were static.
         structure: of the arguments that it was compiled for.
+        deals: how these were dealt in hands.
     """
 
     jitted: Any
@@ -54,7 +57,14 @@ class Program:
     used: Sequence[bool]
     names: tuple[str | None, ...]
     static: tuple[str, ...]
-    structure: Any
+    structure: Structure
+    deals: Sequence[Deal]
+
+    def in_arguments(self, value: Any) -> Any:
+        """What JAX says of each leaf of the hands, as it says it of arguments: a tuple and a dict."""
+        leaves = iter(jtu.tree_leaves(value, is_leaf=lambda leaf: leaf is None))
+        hands = [Hand([next(leaves) for _ in range(deal.num_leaves)], deal) for deal in self.deals]
+        return _without_statics(unpack(self.structure, gathered(hands)))
 
     def __call__(self, compiled: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls it with the arguments that are not static."""
@@ -110,22 +120,30 @@ def require_made_for(known: Any, call: Call, made: str, again: str) -> None:
 
 def _refuse_as_jax(known: Structure, call: Call) -> None:
     """Raises what JAX says of other arguments, where there is nothing that it does not know."""
-    made = unpack(known, [jax.ShapeDtypeStruct((), jnp.float32)] * known.num_leaves)
-    own = call.arguments
-    given = [arg for name, arg in zip(own.names, own.args, strict=True) if name is not None]
-    then = [arg for name, arg in zip(made.names, made.args, strict=True) if name is not None]
-    keywords = [{n: x for n, x in each.kwargs.items() if n not in each.static} for each in (made, own)]
-    jax.jit(lambda *args, **kwargs: None).lower(*then, **keywords[0]).compile()(*given, **keywords[1])
+    then, keywords = _without_statics(unpack(known, [jax.ShapeDtypeStruct((), jnp.float32)] * known.num_leaves))
+    compiled = jax.jit(lambda *args, **kwargs: None).lower(*then, **keywords).compile()
+    given, keywords = _without_statics(call.arguments)
+    compiled(*given, **keywords)
+
+
+def _without_statics(own: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    given = tuple([arg for name, arg in zip(own.names, own.args, strict=True) if name is not None])
+    return given, {name: value for name, value in own.kwargs.items() if name not in own.static}
+
+
+_OF_ARGUMENTS = ("args_info", "in_avals", "input_formats", "input_layouts", "input_shardings")
+_OF_RESULTS = ("out_avals", "out_info", "output_formats", "output_layouts", "output_shardings")
 
 
 class Stage:
     """A stage of ahead-of-time compilation (`Traced`, `Lowered`, `Compiled`) of a function with identities preserved.
 
-    Has every attribute of JAX's own stage. `.lower()` and `.compile()` lead to the next one. The last one is called
-    with the arguments of the function but the static ones, as JAX's.
+    Has every attribute of JAX's own stage, and says of arguments and results what that says of hands. `.lower()` and
+    `.compile()` lead to the next one. The last one is called with the arguments of the function but the static ones,
+    as JAX's.
     """
 
-    def __init__(self, stage: Any, call: Callable[..., Any]) -> None:
+    def __init__(self, stage: Any, call: Program) -> None:
         self._stage = stage
         self._call = call
 
@@ -144,7 +162,12 @@ class Stage:
         return self._call(self._stage, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stage, name)
+        if name in ("in_tree", "out_tree"):
+            return jtu.tree_structure(self.args_info if name == "in_tree" else self.out_info)
+        value = getattr(self._stage, name)
+        if name in _OF_ARGUMENTS:
+            return self._call.in_arguments(value)
+        return value.tree() if name in _OF_RESULTS and type(value) is Hand and value.is_tree else value
 
     def __repr__(self) -> str:
         return f"Stage({self._stage!r})"

@@ -115,13 +115,20 @@ class Hand(_Hand if TYPE_CHECKING or native is None else native.Hand):
         numbers = self.deal.numbers
         return of_all if numbers is None else [of_all[number] for number in numbers]
 
-    def __repr__(self) -> str:
-        """As the tree prints: JAX quotes what a function returned in its own errors."""
+    @property
+    def is_tree(self) -> bool:
+        """Whether it has all of a tree that can be put together by itself."""
         structure = self.deal.structure
         is_whole = structure.base == 0 and all(type(op) not in (Given, Update) for op, _ in structure.records)
-        if is_whole and self.deal.numbers is None:
-            return repr(unpack(structure, self.leaves))
-        return f"…({', '.join(map(str, self.leaves))})"
+        return is_whole and self.deal.numbers is None
+
+    def tree(self) -> Any:
+        """That tree."""
+        return unpack(self.deal.structure, self.leaves)
+
+    def __repr__(self) -> str:
+        """As the tree prints: JAX quotes what a function returned in its own errors."""
+        return repr(self.tree()) if self.is_tree else f"…({', '.join(map(str, self.leaves))})"
 
 
 class Hands:

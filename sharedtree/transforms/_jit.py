@@ -151,7 +151,7 @@ class JitTransform(DonatingTransform):
                 self.explain(error, lambda: call)
                 raise
             names, static = call.arguments.names, call.arguments.static
-            return Stage(staged, Program(self, policy, used, names, static, call.tree.structure))
+            return Stage(staged, Program(self, policy, used, names, static, call.tree.structure, call.plan.deals))
 
     def _entered(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         arguments = self.arguments(args, kwargs)
@@ -347,11 +347,42 @@ class CheckpointTransform(FunctionTransform):
         """Those that `static_argnums` chooses."""
         return {i + num_args if i < 0 else i for i in several(self.options.get("static_argnums", ()))}
 
+    def dealing(self, policy: Policy, arguments: Arguments) -> Dealing:
+        """By what `prevent_cse` says of each leaf, where it is a prefix of the arguments."""
+        prefix = self.options.get("prevent_cse", True)
+        if isinstance(prefix, bool):
+            return super().dealing(policy, arguments)
+        parts, names = arguments.parts()
+        positions = positions_of(names)
+        try:
+            positional, by_name = prefix if arguments.kwargs else (prefix, {})
+            of_each = iter(positional if isinstance(positional, Sequence) else [positional] * len(positions))
+            by_name = dict.fromkeys(positions, by_name) if isinstance(by_name, bool) else by_name
+            own = [next(of_each) if isinstance(position, int) else by_name[position] for position in positions]
+        except (LookupError, StopIteration, TypeError, ValueError):
+            own = []
+        if len(own) != len(parts):
+            self.transform(self.function, **self.options)(*arguments.args, **arguments.kwargs)  # says what is wrong
+        treatment = Treatment("prevent_cse", Branch(tuple(map(_in_shape, own, parts))), lambda x: isinstance(x, bool))
+        return Dealing(self.transform_name, lambda _: [treatment], Static(treatment.prefix))
+
     def applied(
         self, inner: Callable[..., Any], labels: Sequence[Any], leaving: Sequence[Any] | None, num_statics: int
     ) -> Any:
         """With the static arguments after the hands."""
         options = {**self.options}
+        if not isinstance(options.get("prevent_cse", True), bool):
+            options["prevent_cse"] = tuple([label[0] for label in labels])
         if num_statics:
             options["static_argnums"] = tuple(range(len(labels), len(labels) + num_statics))
         return self.transform(inner, **options)
+
+
+def _in_shape(prefix: Any, tree: Any) -> Any:
+    """A prefix whose tuples stand for dicts and lists, as JAX lets them, with these in their places."""
+    if type(prefix) is not tuple or type(tree) not in (dict, list) or len(prefix) != len(tree):
+        return prefix
+    if type(tree) is list:
+        return list(map(_in_shape, prefix, tree))
+    _, keys = jtu.default_registry.flatten_one_level(tree) or ((), ())
+    return {key: _in_shape(part, tree[key]) for key, part in zip(keys, prefix, strict=True)}
