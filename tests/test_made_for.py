@@ -122,7 +122,11 @@ def test_what_a_stage_says_of_arguments_and_results_is_what_jax_says_of_the_unti
         [each.lower(m, x, scale=2) for each, m in ((ours, tied), (theirs, twin))],
         [each.lower(m, x, scale=2).compile() for each, m in ((ours, tied), (theirs, twin))],
     ):
-        names = {name for name in dir(stages[1]) if name.startswith(("args_", "in_", "input_", "out_", "output_"))}
+        names = {
+            name
+            for name in dir(stages[1])
+            if name.startswith(("args_", "in_avals", "in_tree", "input_", "out_info", "out_tree", "output_"))
+        }
         assert "in_tree" in names
         for name in names:
             found, expected = (getattr(each, name) for each in stages)

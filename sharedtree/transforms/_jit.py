@@ -151,7 +151,7 @@ class JitTransform(DonatingTransform):
                 self.explain(error, lambda: call)
                 raise
             names, static = call.arguments.names, call.arguments.static
-            return Stage(staged, Program(self, policy, used, names, static, call.tree.structure, call.plan.deals))
+            return Stage(staged, Program(self, policy, used, names, static, call.plan.structure, call.plan.deals))
 
     def _entered(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Call:
         arguments = self.arguments(args, kwargs)
