@@ -29,7 +29,7 @@ collect_ignore = ["typing"]  # checked by pyright, never run
 
 # How long something takes says more of the machine than of the test.
 untimed = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.register_profile("quick", untimed, max_examples=10, derandomize=True)
+hypothesis.settings.register_profile("quick", untimed, max_examples=7, derandomize=True)
 hypothesis.settings.register_profile("thorough", untimed, max_examples=60, derandomize=True)
 hypothesis.settings.register_profile("deep", untimed, max_examples=1000)
 

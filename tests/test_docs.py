@@ -33,7 +33,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 TEXTS = [*PAGES, ROOT / "CHANGELOG.md"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SLOW_PAGES = {"devices.md"}  # starts two processes that import JAX
+SLOW_PAGES = {"devices.md", "freeze.md", "from_linen_haiku.md", "from_nnx.md", "targets.md", "train.md"}  # they train
 QUICK_EXAMPLES = {"counters.py", "dag_with_vanilla_jax.py", "train_step.py", "treex_shared.py"}
 
 FENCE = re.compile(r"^```(?P<language>\S*)\n(?P<content>.*?)^```$", re.MULTILINE | re.DOTALL)

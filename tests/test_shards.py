@@ -61,6 +61,7 @@ def results_of(count):
     return [ast.literal_eval(line) for line in last_lines([start(*command, devices=1) for command in commands])]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not hasattr(jax.config, "jax_cpu_collectives_implementation"),
     reason="this JAX has no collectives between processes on CPU",

@@ -108,7 +108,8 @@ class FilterCompiling(Compiling, total=False):
 class Rematerialising(TypedDict, total=False):
     """Options of `jax.checkpoint`; `policy` may be one of its own."""
 
-    prevent_cse: bool
+    prevent_cse: Any
+    concrete: bool
     policy: Any
     in_place: bool | None
     static_argnums: int | Sequence[int]

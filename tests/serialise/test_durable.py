@@ -329,6 +329,7 @@ PROGRAM = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @posix_only
 def test_processes_that_write_at_once_are_killed_and_end(tmp_path):
     """What is there is a whole model, whenever the process that saves one after the other is killed.

@@ -326,6 +326,7 @@ assert in_status("VmHWM") <= before + 64, "one of the arrays was copied, each of
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")
 def test_the_rest_is_given_back_processes_share_nothing_and_saving_copies_pieces_only(tmp_path):
     both = saved(tmp_path / "both", {"x": arrays(64), "y": arrays(64, kind=jnp)})

@@ -215,6 +215,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_processes(project, old, tmp_path):
     paths = [tmp_path / "net.safetensors", tmp_path / "old.safetensors"]
     for path, source in zip(paths, (project / "net.safetensors", old), strict=True):
