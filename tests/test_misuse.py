@@ -326,3 +326,20 @@ def test_a_wrapped_function_is_named_by_what_made_it(wrong):
 
 class OwnTransform(FunctionTransform):
     """The adapter of a user, whose name is the user's."""
+
+
+def test_sizes_that_differ_are_said_in_the_words_of_jax():
+    def f(x, y, *, z=0):
+        return x
+
+    for args, kwargs in (
+        ((jnp.ones(2), jnp.ones(3)), {}),
+        ((jnp.ones(2),), {"y": jnp.ones(3)}),
+        (({"a": jnp.ones(2)}, jnp.ones(2)), {"z": [jnp.ones(1)]}),
+    ):
+        messages = []
+        for vmap in (st.vmap, jax.vmap):
+            with pytest.raises(ValueError, match="inconsistent sizes") as error:
+                vmap(f)(*args, **kwargs)
+            messages.append(str(error.value))
+        assert messages[0] == messages[1]

@@ -62,6 +62,11 @@ class VmapTransform(DonatingTransform):
     def explain(self, error: Exception, call: Callable[[], Call]) -> None:
         """As the base, and what was changed in place although it is not mapped."""
         super().explain(error, call)
+        if isinstance(error, ValueError) and "inconsistent sizes" in str(error):
+            by_keyword = "|".join(map(re.escape, call().arguments.kwargs))
+            error.args = (
+                re.sub(rf"argument ({by_keyword or '(?!)'})\b", r"kwargs['\1']", str(error)),
+            )  # as JAX has it
         found = _UNMAPPED.fullmatch(str(error))
         if found is not None and isinstance(error, ValueError):
             error.args = (
