@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._node_types import carries_identity
-from ._structure import Record, at_several_paths
+from ._structure import Record, with_several_edges
 
 
 def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
@@ -34,7 +34,7 @@ def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
 
 
 def with_identity(leaves: Sequence[Any], records: Sequence[Record], root: int, numbers: Sequence[int]) -> Sequence[Any]:
-    """The leaves, with arrays for NumPy's numbers at several paths. Costs a check of each type where there are none.
+    """The leaves, with arrays for those of NumPy's numbers that are tied. Costs a check of each type if there are none.
 
     Args:
         leaves: of a tree.
@@ -44,7 +44,7 @@ def with_identity(leaves: Sequence[Any], records: Sequence[Record], root: int, n
     """
     if not any(isinstance(leaf, np.generic) for leaf in leaves):
         return leaves
-    tied = at_several_paths(records, [root])
+    tied = with_several_edges(records, root)
     return [
         np.asarray(leaf) if number in tied and isinstance(leaf, np.generic) else leaf
         for number, leaf in zip(numbers, leaves, strict=True)

@@ -246,6 +246,21 @@ def at_several_paths(records: Sequence[Record], roots: Iterable[int]) -> set[int
     return found
 
 
+def with_several_edges(records: Sequence[Record], root: int) -> set[int]:
+    """The records below a root that several edges lead to, and not only one that several paths lead to."""
+    met: set[int] = set()
+    found: set[int] = set()
+    stack = [root]
+    while stack:
+        for child in records[stack.pop()][1]:
+            if child in met:
+                found.add(child)
+            else:
+                met.add(child)
+                stack.append(child)
+    return found
+
+
 def reached_outside(records: Sequence[Record], root: int, base: int = 0) -> dict[int, int]:
     """The records that a path through plain containers alone leads to, and how many such paths: one, or two for more.
 
