@@ -240,6 +240,8 @@ def test_prevent_cse_of_a_part_of_the_arguments():
         want = jax.grad(lambda m, keywords=keywords: f(m, d, **keywords))(twin)
         np.testing.assert_allclose(gradient.first, want.first + want.second, rtol=1e-6)
     conflict(lambda: st.checkpoint(lambda m, d: 0.0, prevent_cse=(True, False))(tied, {"m": tied}))
-    for wrong in ((True,), ({"m": True},), ((True, False, True), False)):
+    for wrong in ((True,), (True, False, True), ({"m": True},), ((True, False, True), False)):
         with pytest.raises(ValueError, match="prefix|prevent_cse"):
             st.checkpoint(f, prevent_cse=wrong)(tied, d)
+    with pytest.raises((TypeError, ValueError)):
+        st.checkpoint(lambda **named: named["m"].first, prevent_cse=((), {"d": True}))(m=tied)

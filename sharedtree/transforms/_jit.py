@@ -354,16 +354,20 @@ class CheckpointTransform(FunctionTransform):
             return super().dealing(policy, arguments)
         parts, names = arguments.parts()
         positions = positions_of(names)
-        try:
-            positional, by_name = prefix if arguments.kwargs else (prefix, {})
-            of_each = iter(positional if isinstance(positional, Sequence) else [positional] * len(positions))
-            by_name = dict.fromkeys(positions, by_name) if isinstance(by_name, bool) else by_name
-            own = [next(of_each) if isinstance(position, int) else by_name[position] for position in positions]
-        except (LookupError, StopIteration, TypeError, ValueError):
-            own = []
-        if len(own) != len(parts):
+        indices = [position for position in positions if isinstance(position, int)]
+        keywords = positions[len(indices) :]
+        positional, by_name = prefix if keywords and len(prefix) == 2 else (prefix, {})
+        positional = [positional] * len(indices) if isinstance(positional, bool) else positional
+        by_name = dict.fromkeys(keywords, by_name) if isinstance(by_name, bool) else by_name
+        fits = isinstance(positional, (tuple, list)) and len(positional) == len(indices)
+        if not fits or not isinstance(by_name, dict) or by_name.keys() != {*keywords}:
             self.transform(self.function, **self.options)(*arguments.args, **arguments.kwargs)  # says what is wrong
-        treatment = Treatment("prevent_cse", Branch(tuple(map(_in_shape, own, parts))), lambda x: isinstance(x, bool))
+        own = [*positional, *[by_name[name] for name in keywords]]
+        treatment = Treatment(
+            "prevent_cse",
+            Branch(tuple([_in_shape(*pair) for pair in zip(own, parts, strict=True)])),
+            lambda label: isinstance(label, bool),
+        )
         return Dealing(self.transform_name, lambda _: [treatment], Static(treatment.prefix))
 
     def applied(
