@@ -1,4 +1,4 @@
-"""Compiles `sharedtree/_native.c` with the platform's C compiler if there is one; without, the wheel is pure Python.
+"""Compiles `sharedtree/core/_native.c` with the platform's C compiler; without one, the wheel is pure Python.
 
 A wheel is built without a change of the checkout, which may be read-only. It gets what was compiled, and in any case
 `_native_source.py`, the digest of the source that its other files belong to: a wheel has no source, and a compiled file
@@ -31,10 +31,10 @@ except ImportError:  # run by hand, where hatchling need not be installed
     BuildHookInterface = object
 
 ROOT = pathlib.Path(__file__).parent
-SOURCE = ROOT / "sharedtree" / "_native.c"
-TARGET = ROOT / "sharedtree" / "_native.abi3.so"
+SOURCE = ROOT / "sharedtree" / "core" / "_native.c"
+TARGET = ROOT / "sharedtree" / "core" / "_native.abi3.so"
 
-# The same words as in `sharedtree/_engine.py`, which is not imported without JAX.
+# The same words as in `sharedtree/core/_engine.py`, which is not imported without JAX.
 OFF = ("0", "false", "no", "off")
 
 
@@ -49,7 +49,7 @@ class CompileHook(BuildHookInterface):
         else:
             self._folder = pathlib.Path(tempfile.mkdtemp(prefix="sharedtree-"))
             described = self._folder / "_native_source.py"
-            added = {described: "sharedtree/_native_source.py"}
+            added = {described: "sharedtree/core/_native_source.py"}
             target = self._folder / TARGET.name
             reason = failure(target=target)
             is_native = reason == ""

@@ -1,26 +1,16 @@
 """sharedtree lets a JAX model be a DAG: shared layers and tied weights stay one object through every transform."""
 
 # First of all, for it decides from where the rest is imported.
-from . import _current_directory as _current_directory  # isort: split
+from .core import _current_directory as _current_directory  # isort: split
 
 import typing as _typing
 
+# Before the walk, which asks them.
+from . import libraries as libraries  # isort: split
+
 from . import errors as errors, tree as tree
-from ._context import Context as Context, Policy as Policy
-from ._dag import Dag as Dag
-from ._export import Exported as Exported, export as export
-from ._node_types import register_node as register_node
-from ._shared_layers import unwrap_shared as unwrap_shared
-from ._stateful import inference_mode as inference_mode, make_with_state as make_with_state
-from ._ties import (
-    Tie as Tie,
-    assert_same_sharing as assert_same_sharing,
-    count_parameters as count_parameters,
-    same_sharing as same_sharing,
-    ties as ties,
-)
-from ._tying import copy as copy, retie as retie, tie as tie, untie as untie
-from ._version import __version__ as __version__
+from .core._node_types import register_node as register_node
+from .core._version import __version__ as __version__
 from .errors import (
     CompatibilityError as CompatibilityError,
     ContextMismatchError as ContextMismatchError,
@@ -44,8 +34,28 @@ from .errors import (
     UntiedWarning as UntiedWarning,
     UntrustedTypeError as UntrustedTypeError,
 )
-from .module import Module as Module, parameter as parameter, state_field as state_field
+from .nn import (
+    Module as Module,
+    inference_mode as inference_mode,
+    make_with_state as make_with_state,
+    parameter as parameter,
+    state_field as state_field,
+    unwrap_shared as unwrap_shared,
+)
 from .optim import apply_updates as apply_updates, optimizer as optimizer
+from .ties import (
+    Context as Context,
+    Policy as Policy,
+    Tie as Tie,
+    assert_same_sharing as assert_same_sharing,
+    copy as copy,
+    count_parameters as count_parameters,
+    retie as retie,
+    same_sharing as same_sharing,
+    tie as tie,
+    ties as ties,
+    untie as untie,
+)
 from .transforms import (
     associative_scan as associative_scan,
     checkpoint as checkpoint,
@@ -87,26 +97,28 @@ from .transforms import (
     while_loop as while_loop,
     with_sharding_constraint as with_sharding_constraint,
 )
+from .tree._dag import Dag as Dag
 
 if _typing.TYPE_CHECKING:  # who checks types would take any name for one that `__getattr__` has
     from . import show as show
-    from ._state import (
+
+    # From the files that have them, since mypy takes `serialise.load` for the file.
+    from .serialise import orbax as orbax
+    from .serialise._export import Exported as Exported, export as export
+    from .serialise.convert import convert as convert
+    from .serialise.load import from_bytes as from_bytes, load as load
+    from .serialise.look import audit as audit, inspect as inspect, verify as verify
+    from .serialise.plain_data import (
         StateReport as StateReport,
         load_state as load_state,
         register_state as register_state,
         state as state,
     )
-    from .foreign import convert as convert
-
-    # From the files that have them, since mypy takes `serialise.load` for the file.
-    from .serialise import orbax as orbax
-    from .serialise.load import from_bytes as from_bytes, load as load
-    from .serialise.look import audit as audit, inspect as inspect, verify as verify
     from .serialise.save import save as save, to_bytes as to_bytes
     from .serialise.trust._trust import trust as trust
     from .show import draw as draw, summary as summary
 else:
-    from ._later import later as __getattr__, names as __dir__  # noqa: F401
+    from .core._lazy_names import later as __getattr__, names as __dir__  # noqa: F401
 
 # For `help` and `from sharedtree import *`; a test says what is missing.
 # fmt: off

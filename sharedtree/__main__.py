@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from . import __version__
 from ._commands import add_to, guarded
-from ._engine import engine
-from ._printable import printable
+from .core._engine import engine
+from .core._escaping import printable
 
 
 class _Parser(argparse.ArgumentParser):

@@ -17,15 +17,15 @@ from typing import Any
 import equinox as eqx
 from jax import tree_util as jtu
 
-from sharedtree import _native_classes, _native_walk, _node_types, _statics, _structure, _walk
-from sharedtree._arguments import Arguments
-from sharedtree._context import Policy
-from sharedtree._graph import Tags, build, pack
-from sharedtree._structure import Structure, intern
-from sharedtree._walk import Rules
-from sharedtree.transforms._call import AS_ONE, Plan
+from sharedtree.core import _native_classes, _native_walk, _node_types, _static_values, _structure, _walk
+from sharedtree.core._arguments import Arguments
+from sharedtree.core._graph import Tags, build, pack
+from sharedtree.core._structure import Structure, intern
+from sharedtree.core._walk import Rules
+from sharedtree.ties._context import Policy
+from sharedtree.transforms._caller_side import AS_ONE, Plan
 from sharedtree.transforms._hands import Deal, Hand
-from sharedtree.transforms._warm import Form, Way
+from sharedtree.transforms._warm_calls import Form, Way
 from tests.kinds import KINDS, W
 from tests.strategies import Pair
 
@@ -112,8 +112,8 @@ def let_others_have_memory() -> None:
     unflatten_of = _structure.maker_of
     _structure.maker_of = with_memory(lambda *args: with_memory(unflatten_of(*args)))
     _node_types.rebuild_registered = with_memory(_node_types.rebuild_registered)
-    _statics.copy_of = with_memory(_statics.copy_of)
-    _statics.key_of = with_memory(_statics.key_of)
+    _static_values.copy_of = with_memory(_static_values.copy_of)
+    _static_values.key_of = with_memory(_static_values.key_of)
 
 
 class Packed:

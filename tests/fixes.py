@@ -46,7 +46,7 @@ def fixes() -> list[Fix]:
     found: list[Fix] = []
     for path in sorted(ROOT.rglob("*.py")):
         name = path.relative_to(ROOT)
-        if name.parts[0] not in OTHER_PROGRAMS and name.name != "_allowed.py":  # which is lists of names
+        if name.parts[0] not in OTHER_PROGRAMS and name.name != "_allow_list.py":  # which is lists of names
             for text in texts_of(ast.parse(path.read_text())):
                 found += [Fix(str(name), block) for block in blocks_of(text)]
     return found

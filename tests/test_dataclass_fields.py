@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree import _native_classes
-from sharedtree._dataclass_fields import fields_of
-from sharedtree._native_walk import native
-from sharedtree._walk import Rules
+from sharedtree.core import _native_classes
+from sharedtree.core._native_walk import native
+from sharedtree.core._walk import Rules
+from sharedtree.libraries._dataclasses import fields_of
 from tests.strategies import is_array, nodes, pools
 from tests.test_native_walk import RULES, Dictionary, assert_alike, knows
 
@@ -456,11 +456,11 @@ def test_a_class_that_is_changed(change, with_slots, is_met):
         if is_met:
             assert_as_in_jax(obj)
             if native is not None:
-                assert Changed in _native_classes._read_by_field
+                assert Changed in _native_classes._read_natively
         change(Changed)
         for tree in ([obj], obj, [obj, X], Changed(W, V)):
             assert_as_in_jax(tree)
-        assert Changed not in _native_classes._read_by_field
+        assert Changed not in _native_classes._read_natively
         assert fields_of(Changed) is None
         if native is not None:
             for rules in RULES:

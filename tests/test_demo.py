@@ -23,7 +23,7 @@ from sharedtree._demo._help_texts import Text, consecutive_windows, python_help,
 from sharedtree._demo._model import LanguageModel, rotated
 from sharedtree._demo._on_disk import differences, reload
 from sharedtree._demo._training import Trained, continuation, mean_loss, steps_after_checkpoint, train
-from sharedtree._engine import engine
+from sharedtree.core._engine import engine
 
 from .serialise.process import run as in_new_process
 

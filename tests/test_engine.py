@@ -13,8 +13,8 @@ import pytest
 from packaging import tags
 
 import sharedtree
-from sharedtree import _engine
-from sharedtree._native_walk import native
+from sharedtree.core import _engine
+from sharedtree.core._native_walk import native
 from tests.serialise.process import run
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import sharedtree as st
-    from sharedtree._engine import engine
+    from sharedtree.core._engine import engine
 import jax.numpy as jnp
 w = jnp.ones(2)
 print(engine())
@@ -151,7 +151,7 @@ before = sharedtree.tree.flatten([jnp.ones(2)])
 for name in [name for name in sys.modules if name.partition(".")[0] == "sharedtree"]:
     del sys.modules[name]
 import sharedtree
-from sharedtree._engine import engine
+from sharedtree.core._engine import engine
 print(engine())
 leaves, structure = sharedtree.tree.flatten([jnp.ones(2)])
 print(structure, sharedtree.tree.unflatten(structure, leaves))

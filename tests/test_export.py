@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from sharedtree import _export
-from sharedtree._older_exports import Packed
+from sharedtree.serialise import _export
+from sharedtree.serialise._older_exports import Packed
 from sharedtree.transforms._hands import Deal, Hand
 from tests.serialise.containers import forged, split
 from tests.strategies import Layer, Pair, arguments, dags, is_array, partition
@@ -85,7 +85,7 @@ def test_dags_are_written_too():
 
 
 def test_dags_are_read_by_the_name_that_their_class_had():
-    names = "sharedtree._export:WrittenDag", "sharedtree.serialise._export:WrittenDag"
+    names = "sharedtree.serialise._export:WrittenDag", "sharedtree._export:WrittenDag"
     w = jnp.ones(2)
     for one in structures(st.Dag([w, w, tied()]), [st.Dag(w)]):
         text, data = split(_export.bytes_of(one))

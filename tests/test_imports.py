@@ -8,23 +8,16 @@ import sys
 import pytest
 
 import sharedtree
-from sharedtree import _later
+from sharedtree.core import _lazy_names
 from tests.serialise.process import run
 
 ROOT = pathlib.Path(sharedtree.__file__).parent
 
-# Each may import from those before it, and from none after it; a folder counts as one.
+# The rooms: each may import from those before it, and from none after it.
 ORDER = [
-    "_engine", "_arguments", "_current_directory", "_version", "_printable", "errors", "_text", "_locks", "_interned",
-    "_under_way", "_attribution", "_class_attributes", "_jax_internals", "_equinox_internals", "_copies",
-    "_static_keys", "_node_types", "_assigned_values", "_attribute_kinds", "_assigning", "_dataclass_fields",
-    "_nnx_internals", "_statics", "_structure", "_walked", "_walk", "_native_classes", "_native_walk",
-    "_graph", "_sharing", "_tied_values", "_whole_gradients", "_untying", "_lost_ties", "_context",
-    "_initial_ties", "_distinct", "_dag_text", "_dag", "_marking", "_prefix", "_with_respect_to", "_ties", "_editing",
-    "_replacing", "_shared_layers", "_state", "_stateful", "_tying", "tree", "_trainable", "module", "transforms",
-    "_older_exports", "_parameters", "_optax_closures", "optim", "compat", "serialise", "_export", "foreign", "show",
-    "_later", "__init__", "_demo", "_commands", "__main__",
-]  # fmt: skip
+    *("core", "libraries", "ties", "tree", "nn", "optim", "transforms", "compat", "serialise", "show"),
+    *("errors", "__init__", "_demo", "_commands", "__main__"),
+]
 
 
 def files():
@@ -94,7 +87,7 @@ def test_names_that_jax_does_not_promise_are_in_one_file():
         _, foreign = imports_of(path)
         private = {name for name in foreign if name.startswith(("jax._src", "equinox._"))}
         assert not private or path.name == "_jax_internals.py", (path.name, private)
-        lists = ("_given_back.py", "_allowed.py")  # of names, which may be missing
+        lists = ("_dropped_names.py", "_allow_list.py")  # of names, which may be missing
         assert path.name in ("_jax_internals.py", *lists) or "jax._src" not in path.read_text(), path.name
 
 
@@ -124,7 +117,7 @@ def test_what_is_imported_later_can_be_used_first_in_a_trace_while_python_ends(t
 import atexit, sys
 import jax, numpy as np
 import sharedtree as st
-from sharedtree._later import ROOM_OF
+from sharedtree.core._lazy_names import ROOM_OF
 
 def at_the_end():
     assert not [room for room in {*ROOM_OF.values()} if f"sharedtree.{room}" in sys.modules]
@@ -151,7 +144,7 @@ def test_every_public_name_is_re_exported_as_itself():
                 assert alias.asname == alias.name
                 assert hasattr(sharedtree, alias.name)
     later = {alias.name: node.module.split(".")[0] for node in choice.body for alias in node.names if node.module}
-    assert later == _later.ROOM_OF
+    assert later == _lazy_names.ROOM_OF
     assert {"save", "show", "serialise", "Dag"} <= {*dir(sharedtree)}
     with pytest.raises(AttributeError, match="module 'sharedtree' has no attribute 'nothing'"):
         _ = sharedtree.nothing

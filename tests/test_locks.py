@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree import _locks
+from sharedtree.core import _locks
 from tests.kinds import Noted
 from tests.serialise.process import run
 
@@ -23,14 +23,14 @@ def test_every_lock_is_one_that_a_fork_frees():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and node.attr in {"Lock", "RLock", "Condition", "Semaphore", "Event"}:
                 found.add(path.relative_to(PACKAGE).as_posix())
-    assert found == {"_locks.py"} | OF_ONE_CALL
+    assert found == {"core/_locks.py"} | OF_ONE_CALL
 
 
 SCRIPT = """
     import os, signal, sys, threading, warnings
     import jax.numpy as jnp, optax
     import sharedtree as st
-    from sharedtree import _locks, _under_way as under_way
+    from sharedtree.core import _locks, _recursion_limit as under_way
     warnings.simplefilter("ignore")
 
     model = st.tie([jnp.ones(2), jnp.ones(2)], lambda m: (m[0], m[1]))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from sharedtree import _equinox_internals
+from sharedtree.libraries import _equinox
 
 from .strategies import Layer, Pair, dags, twin
 
@@ -165,7 +165,7 @@ def test_a_marked_module_is_saved_without_its_markers():
         marked = jax.tree.map(lambda x: x, module)
         classes = {"trusted": [Gapped, Bare, Pair]}
         loaded = st.from_bytes(st.to_bytes(marked), **classes)
-        assert not any(_equinox_internals.is_missing(v) for v in vars(loaded).values())
+        assert not any(_equinox.is_missing(v) for v in vars(loaded).values())
         structures_agree(loaded, module)
         assert st.to_bytes(marked) == st.to_bytes(module)
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from sharedtree import _native_walk, _nnx_internals, _walk
-from sharedtree._graph import Tags
-from sharedtree._native_walk import native
-from sharedtree._node_types import node_type_of
-from sharedtree._statics import Static
-from sharedtree._structure import Given, Node, Update
-from sharedtree._walk import Rules
+from sharedtree.core import _native_walk, _walk
+from sharedtree.core._graph import Tags
+from sharedtree.core._native_walk import native
+from sharedtree.core._node_types import node_type_of
+from sharedtree.core._static_values import Static
+from sharedtree.core._structure import Given, Node, Update
+from sharedtree.core._walk import Rules
+from sharedtree.libraries import _nnx
 from sharedtree.transforms._hands import Hand
 from tests.kinds import Free, made
 from tests.strategies import Layer, Pair, Record
@@ -161,7 +162,7 @@ def test_writes_that_are_left_to_python():
 def test_layouts_that_make_no_sense():
     """Python then walks over such objects."""
     nnx = pytest.importorskip("flax.nnx")
-    if _nnx_internals.nnx() is None:
+    if _nnx.nnx() is None:
         pytest.skip("the registered functions of this version are called")
 
     def wrong(layout):
@@ -178,16 +179,16 @@ def test_layouts_that_make_no_sense():
         def __init__(self):
             self.a, self.b = nnx.Param(W), nnx.Param(W + 1)
 
-    own = _nnx_internals.layout_of.__code__
-    for i, each in enumerate(wrong(_nnx_internals.layout_of(Two()))):
+    own = _nnx.layout_of.__code__
+    for i, each in enumerate(wrong(_nnx.layout_of(Two()))):
         model = type(f"Two{i}", (Two,), {})()
-        _nnx_internals._wrong = each
+        _nnx._wrong = each
         try:
-            _nnx_internals.layout_of.__code__ = (lambda obj: _wrong).__code__  # noqa: F821 -- in that file
+            _nnx.layout_of.__code__ = (lambda obj: _wrong).__code__  # noqa: F821 -- in that file
             leaves, structure = st.tree.flatten([model, model])
         finally:
-            _nnx_internals.layout_of.__code__ = own
-            del _nnx_internals._wrong
+            _nnx.layout_of.__code__ = own
+            del _nnx._wrong
         assert structure.records == _walk.walk([model, model], _walk.Tags(), Rules())[1]
         one, two = st.tree.unflatten(structure, leaves)
         assert one is two

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree._arguments import Arguments
-from sharedtree._graph import Tags, pack
-from sharedtree._native_walk import native
-from sharedtree._walk import Rules
+from sharedtree.core._arguments import Arguments
+from sharedtree.core._graph import Tags, pack
+from sharedtree.core._native_walk import native
+from sharedtree.core._walk import Rules
 from sharedtree.transforms._hands import Deal
 from tests.strategies import (
     Layer,

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as hst
 
-from sharedtree import _walk
-from sharedtree._graph import Tags, build, pack
-from sharedtree._native_walk import native
-from sharedtree._structure import intern
-from sharedtree._walk import Rules
+from sharedtree.core import _walk
+from sharedtree.core._graph import Tags, build, pack
+from sharedtree.core._native_walk import native
+from sharedtree.core._structure import intern
+from sharedtree.core._walk import Rules
 from tests.kinds import ByContent, Keyed, Noted, Unregistered, made
 from tests.strategies import Layer, Mutable, Pair, Point, Record
 from tests.test_native_walk import RULES, assert_walked_alike

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree._graph import Tags, build, pack, walk
-from sharedtree._native_walk import native
-from sharedtree._structure import Given, Update
-from sharedtree._walk import Rules
+from sharedtree.core._graph import Tags, build, pack, walk
+from sharedtree.core._native_walk import native
+from sharedtree.core._structure import Given, Update
+from sharedtree.core._walk import Rules
 from tests.kinds import ENDS, KINDS, W
 from tests.strategies import Layer, Mutable, Pair, Point, Record
 from tests.test_native_arguments import WRONG_CALLS, WRONG_TREES, wrong_records

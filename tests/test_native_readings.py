@@ -16,10 +16,10 @@ import pytest
 from hypothesis import example, given, strategies as hst
 
 import sharedtree as st
-from sharedtree import _walk
-from sharedtree._graph import Tags, pack
-from sharedtree._native_walk import native
-from sharedtree._statics import Static
+from sharedtree.core import _walk
+from sharedtree.core._graph import Tags, pack
+from sharedtree.core._native_walk import native
+from sharedtree.core._static_values import Static
 from tests.kinds import nnx
 from tests.strategies import Pair
 from tests.test_native_walk import knows

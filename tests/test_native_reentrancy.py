@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from sharedtree import _context, _walk
-from sharedtree._graph import Tags, build
-from sharedtree._native_walk import native
-from sharedtree._node_types import dict_descriptor
-from sharedtree._structure import Given, Update, intern
-from sharedtree._walk import Rules
+from sharedtree.core import _walk
+from sharedtree.core._class_attributes import dict_descriptor
+from sharedtree.core._graph import Tags, build
+from sharedtree.core._native_walk import native
+from sharedtree.core._structure import Given, Update, intern
+from sharedtree.core._walk import Rules
+from sharedtree.ties import _context
 from tests.strategies import Mutable, Pair, Record
 from tests.test_threads import at_once
 

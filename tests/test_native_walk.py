@@ -22,13 +22,13 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from sharedtree import _native_classes, _native_walk, _node_types, _walk
-from sharedtree._graph import Tags, build, pack, walk, walk as walk_natively
-from sharedtree._native_walk import native
-from sharedtree._node_types import dict_descriptor
-from sharedtree._statics import Static
-from sharedtree._structure import Given, Node, Update, intern
-from sharedtree._walk import Rules
+from sharedtree.core import _native_classes, _native_walk, _node_types, _walk
+from sharedtree.core._class_attributes import dict_descriptor
+from sharedtree.core._graph import Tags, build, pack, walk, walk as walk_natively
+from sharedtree.core._native_walk import native
+from sharedtree.core._static_values import Static
+from sharedtree.core._structure import Given, Node, Update, intern
+from sharedtree.core._walk import Rules
 from tests.deep import Link, chain, free, in_a_thread
 from tests.garbage import collect_all
 from tests.kinds import KINDS, ByContent, Noted as Odd, Slots, made

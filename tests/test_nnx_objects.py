@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from sharedtree import _native_classes, _nnx_internals
-from sharedtree._native_walk import native
-from sharedtree._walk import Rules
+from sharedtree.core import _native_classes
+from sharedtree.core._native_walk import native
+from sharedtree.core._walk import Rules
+from sharedtree.libraries import _nnx
 from tests.serialise.process import run
 from tests.strategies import Pair
 from tests.test_dataclass_fields import assert_as_in_jax as as_in_jax, dataclass_pools, in_c
@@ -246,15 +247,15 @@ def test_the_functions_of_nnx_are_not_called(monkeypatch):
 
 def test_what_is_read_in_c_and_what_is_left_to_nnx():
     read = {name: make() for name, make in READ.items()}
-    assert [name for name, obj in read.items() if _nnx_internals.facts_of(type(obj)) is None] == []
+    assert [name for name, obj in read.items() if _nnx.facts_of(type(obj)) is None] == []
     objects = {name: obj for name, obj in read.items() if isinstance(obj, nnx.Pytree)}
-    assert [name for name, obj in objects.items() if _nnx_internals.layout_of(obj) is None] == []
+    assert [name for name, obj in objects.items() if _nnx.layout_of(obj) is None] == []
     for cls in (OwnNew, OwnGetattribute, OwnFlatten, int, Pair, type(Block()._pytree__state._trace_state)):
-        assert _nnx_internals.facts_of(cls) is None
+        assert _nnx.facts_of(cls) is None
     no_layout = ("no marks", "other marks", "numbers as marks", "names as numbers on one object")
     for name in (*no_layout, "attributes of a subclass"):
-        assert _nnx_internals.layout_of(LEFT[name]()) is None
-    assert _nnx_internals.layout_of(5) is None
+        assert _nnx.layout_of(LEFT[name]()) is None
+    assert _nnx.layout_of(5) is None
 
 
 def test_a_trace_is_that_of_where_an_object_is_built():
@@ -335,16 +336,16 @@ def test_a_class_that_is_changed():
 
         assert_as_in_jax(Changed())
         if native is not None:
-            assert Changed in _native_classes._read_by_field
+            assert Changed in _native_classes._read_natively
         obj = Changed()
         setattr(Changed, name, value)
         assert_as_in_jax([obj])
         assert_as_in_jax(obj)
-        assert Changed not in _native_classes._read_by_field
+        assert Changed not in _native_classes._read_natively
 
 
 def test_another_nnx_is_not_believed(monkeypatch):
-    table = _nnx_internals._look_up()
+    table = _nnx._look_up()
 
     class OtherVariable(table.variable):
         __slots__ = ("_other",)
@@ -363,15 +364,15 @@ def test_another_nnx_is_not_believed(monkeypatch):
         lambda: table._replace(current_trace=lambda: None),
         gone,
     ):
-        monkeypatch.setattr(_nnx_internals, "_found", [])
-        monkeypatch.setattr(_nnx_internals, "_look_up", look_up)
-        assert _nnx_internals.nnx() is None
-        assert _nnx_internals.facts_of(Block) is None
+        monkeypatch.setattr(_nnx, "_found", [])
+        monkeypatch.setattr(_nnx, "_look_up", look_up)
+        assert _nnx.nnx() is None
+        assert _nnx.facts_of(Block) is None
     monkeypatch.undo()
     # Nor is a registry that does not say.
-    monkeypatch.setattr(_nnx_internals, "registered_functions", lambda _: (None, None))
+    monkeypatch.setattr(_nnx, "registered_functions", lambda _: (None, None))
     for cls in (Block, nnx.Param, nnx.Variable):
-        assert _nnx_internals.facts_of(cls) is None
+        assert _nnx.facts_of(cls) is None
 
 
 def block_of(pick, static):
@@ -410,8 +411,8 @@ from flax import nnx
 model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
 leaves, structure = st.tree.flatten(model)
 assert st.tree.structure(st.tree.unflatten(structure, leaves)) is structure
-from sharedtree import _native_classes, _engine
-assert (nnx.Linear in _native_classes._read_by_field) is (_engine.native is not None)
+from sharedtree.core import _engine, _native_classes
+assert (nnx.Linear in _native_classes._read_natively) is (_engine.native is not None)
 """
 
 

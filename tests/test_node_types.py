@@ -12,7 +12,7 @@ import pytest
 from jax import tree_util as jtu
 
 import sharedtree as st
-from sharedtree import _node_types
+from sharedtree.core import _node_types
 from tests.strategies import Mutable, Pair, Point, Record
 from tests.test_graph import Box
 

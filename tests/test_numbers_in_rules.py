@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from sharedtree._jax_internals import TYPED_NUMBERS
+from sharedtree.core._jax_internals import TYPED_NUMBERS
 
 
 @jax.tree_util.register_dataclass

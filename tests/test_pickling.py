@@ -15,7 +15,7 @@ from hypothesis import given
 from jax.experimental import serialize_executable
 
 import sharedtree as st
-from sharedtree._context import pack_alone
+from sharedtree.ties._context import pack_alone
 from tests.deep import lists
 from tests.strategies import Layer, Mutable, Pair, Point, dags, partition
 
@@ -92,7 +92,7 @@ def test_a_deep_structure_is_pickled_without_recursion():
 
 
 def test_a_class_that_is_not_registered_where_it_arrives(monkeypatch):
-    from sharedtree import _node_types
+    from sharedtree.core import _node_types
 
     st.register_node(Unknown, lambda u: ((u.x,), None), lambda aux, children: Unknown(*children))
     text = pickle.dumps(pack_alone(Unknown(jnp.ones(2)))[1])

@@ -22,7 +22,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec as P
 
 import sharedtree as st
-from sharedtree._under_way import CAN_RAISE, MAX_FLATTENED, active, raised
+from sharedtree.core._recursion_limit import CAN_RAISE, MAX_FLATTENED, active, raised
 from tests.deep import chain, free, in_a_thread, link, lists, room
 from tests.serialise.process import run
 

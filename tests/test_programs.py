@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree._graph import build, unpack
-from sharedtree._native_walk import native
-from sharedtree._structure import Structure
+from sharedtree.core._graph import build, unpack
+from sharedtree.core._native_walk import native
+from sharedtree.core._structure import Structure
 from tests.strategies import Mutable, Pair
 from tests.test_native_walk import Odd
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from sharedtree._sharing import join, meet
+from sharedtree.core._sharing import join, meet
 from tests.strategies import partition
 
 # A tree is a nested tuple: () is a leaf, a tuple of trees is a list. Two trees of one shape differ in what is shared.

@@ -20,7 +20,7 @@ from hypothesis import given, strategies as hst
 from jax import tree_util as jtu
 
 import sharedtree as st
-from sharedtree._state import _registered_state
+from sharedtree.serialise.plain_data import _registered_state
 from tests import strategies as s
 from tests.test_replacing import Callable
 from tests.test_tree import Linear
@@ -630,7 +630,7 @@ class Endless(Unregistered):
 
 
 def test_what_comes_apart_for_ever(monkeypatch):
-    monkeypatch.setattr("sharedtree._state._objects.MAX_DEPTH", 100)
+    monkeypatch.setattr("sharedtree.serialise.plain_data._state_objects.MAX_DEPTH", 100)
     monkeypatch.setitem(
         _registered_state._registered, Endless, _registered_state.Functions(lambda obj: [Endless(1)], lambda *_: None)
     )

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree import _static_keys
-from sharedtree._static_keys import nothing_known
-from sharedtree._statics import Static, shown_beside
-from sharedtree._text import shown
+from sharedtree.core import _static_keys
+from sharedtree.core._short_texts import shown
+from sharedtree.core._static_keys import nothing_known
+from sharedtree.core._static_values import Static, shown_beside
 from tests.garbage import collect_all
 from tests.kinds import ByContent, Keyed, made
 from tests.strategies import Pair, Record

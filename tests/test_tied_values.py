@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import sharedtree as st
-from sharedtree import _tied_values
+from sharedtree.ties import _tied_values
 from tests.garbage import collect_all
 
 POLICY = st.Policy(containers=True)

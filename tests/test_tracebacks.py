@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree import _jax_internals
+from sharedtree.core import _jax_internals
 from tests.strategies import Pair
 from tests.test_leaks import IN_PLACE
 from tests.test_threads import FIRST_CALLS

@@ -22,7 +22,7 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sharedtree as st
-from sharedtree._jax_internals import deprecated_shard_map
+from sharedtree.core._jax_internals import deprecated_shard_map
 from sharedtree.transforms._applying import title_of
 from sharedtree.transforms._preserve import _adapters
 from tests.strategies import Mutable, Pair

@@ -14,7 +14,7 @@ Ties are compared as partitions of the paths that both files have. Only maximal 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from .._sharing import Classes
+from ..core._sharing import Classes
 from ..serialise.load import Opened
 from ..serialise.values._atoms import short
 from ..serialise.values._jax_values import array_text

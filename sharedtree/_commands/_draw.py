@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import Any
 
-from .._printable import printable
+from ..core._escaping import printable
 from ..serialise.load import opened
 from ..show._boxes import MOST_BOXES
 from ..show._drawing import drawing_of, libraries

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Literal, TextIO
 
-from .._printable import printable, printable_lines
-from ..errors import SharedTreeError
+from ..core._errors import SharedTreeError
+from ..core._escaping import printable, printable_lines
 from ..show._text_table import RICH_STYLES
 
 OK, FOUND, TROUBLE = 0, 1, 2

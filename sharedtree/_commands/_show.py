@@ -22,8 +22,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .._printable import printable
-from ..errors import FormatError
+from ..core._errors import FormatError
+from ..core._escaping import printable
 from ..serialise import Inspection, inspect
 from ..serialise.container._sources import open_source
 from ..serialise.flat import is_foreign, tensors_in

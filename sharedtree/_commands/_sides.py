@@ -13,7 +13,7 @@ from typing import Any
 from ..serialise.arrays._placing import ArrayEntry
 from ..serialise.load import Opened
 from ..serialise.values._atoms import atom_text, short
-from ..serialise.values._kinds import TYPED, children_of, node_text, operands, steps
+from ..serialise.values._kind_table import TYPED, children_of, node_text, operands, steps
 from ..serialise.values._nodes import Child
 from ..serialise.values._paths import carries_identity
 

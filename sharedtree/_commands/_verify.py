@@ -9,8 +9,8 @@ of a whole file; `damage`, the damaged chunks of 4 MiB, each with `tensor` and `
 import argparse
 from typing import Any, NamedTuple
 
-from .._printable import printable
-from ..errors import CorruptFileError, SharedTreeError
+from ..core._errors import CorruptFileError, SharedTreeError
+from ..core._escaping import printable
 from ..serialise.load import opened
 from ._output import FOUND, OK, TROUBLE, counted, line_writer, message_of, write_error, write_json
 

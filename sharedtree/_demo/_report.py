@@ -4,7 +4,7 @@ import dataclasses
 
 import sharedtree as st
 
-from .._engine import engine
+from ..core._engine import engine
 from ._on_disk import FileSizes
 
 

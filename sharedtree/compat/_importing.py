@@ -3,7 +3,8 @@
 A finder on `sys.meta_path` answers for these two names alone. It takes the answer of those behind it, and gives each
 module its builtins before the module runs. Nothing else on the path of an import is changed, and `sys.modules` gets the
 modules under their own names. What treeo keeps for the whole process, and what it compares by identity, is mended in
-the module once it has run: see `_threads` and `_metadata`. The finder stays, for modules that treex imports later.
+the module once it has run: see `_thread_contexts` and `_metadata`. The finder stays, for modules that treex
+imports later.
 """
 
 import gc
@@ -18,12 +19,12 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._locks import Lock
-from ..errors import CompatibilityError
-from ._given_back import require_all
+from ..core._errors import CompatibilityError
+from ..core._locks import Lock
+from ._dropped_names import require_all
+from ._library_views import BUILTINS
 from ._metadata import compare_by_content, compare_in_one_form, forget
-from ._threads import NAMES, separate
-from ._views import BUILTINS
+from ._thread_contexts import NAMES, separate
 
 VERSIONS = {"treex": "0.6.9", "treeo": "0.0.10"}
 """The releases that this is made for: the last of treex, and the treeo that belongs to it."""

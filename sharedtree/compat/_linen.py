@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from .._locks import Lock
+from ..core._locks import Lock
 
 
 def _flax(name: str) -> Any:

@@ -14,7 +14,7 @@ copies have both in another order, and what is in them comes without an `==`, or
 
 from typing import Any, NamedTuple
 
-from .._node_types import AUX_FORMS, AuxForm
+from ..core._node_types import AUX_FORMS, AuxForm
 
 
 class _Fields(NamedTuple):

@@ -1,9 +1,12 @@
 """The file format: models on disk, with every shared node once.
 
-`load`, `save` and `trust` are here the functions, and hide the modules and the folder of these names.
+`convert`, `export`, `load`, `save` and `trust` are here the functions, and hide the modules and the folder of these
+names.
 """
 
 from . import orbax as orbax
+from ._export import Exported as Exported, export as export
+from .convert import Conversion as Conversion, convert as convert
 from .load import from_bytes as from_bytes, load as load
 from .look import (
     ArrayInfo as ArrayInfo,
@@ -14,8 +17,14 @@ from .look import (
     inspect as inspect,
     verify as verify,
 )
+from .plain_data import (
+    StateReport as StateReport,
+    load_state as load_state,
+    register_state as register_state,
+    state as state,
+)
 from .save import save as save, to_bytes as to_bytes
-from .trust._asked import Request as Request
+from .trust._resolving import Request as Request
 from .trust._trust import trust as trust
 from .values._paths import Line as Line
 from .values._template import Difference as Difference, LoadReport as LoadReport

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
-from .._printable import printable
-from ..errors import FormatError
+from ..core._errors import FormatError
+from ..core._escaping import printable
 from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import Select, Shardings, read_arrays
 from .container._reading import Container, open_container

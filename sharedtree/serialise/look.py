@@ -4,12 +4,12 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .._printable import printable
 from ..compat._importing import importable_name
+from ..core._escaping import printable
 from .container._sources import ProgressOption, Readable, showing
 from .load import opened
-from .trust._asked import Request
 from .trust._names import root_of
+from .trust._resolving import Request
 from .trust._trust import Trust, Trusted
 from .values._decoding import audit as requests_of
 from .values._paths import Line, Lines, array_nbytes, columns

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from .._printable import printable
-from ..errors import UnserialisableError
+from ..core._errors import UnserialisableError
+from ..core._escaping import printable
 from .arrays._dtypes import tensor_source
 from .container._header import TensorSource
 from .container._sources import ProgressOption, showing

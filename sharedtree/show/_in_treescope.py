@@ -11,12 +11,12 @@ import importlib
 import itertools
 from typing import Any, NamedTuple
 
-from .._context import rules_here
-from .._dag import Dag, in_treescope
-from .._graph import Tags, pack
-from .._node_types import carries_identity, node_type_of
-from .._ties import all_paths, can_be_tied
-from ..errors import SharedTreeError
+from ..core._errors import SharedTreeError
+from ..core._graph import Tags, pack
+from ..core._node_types import carries_identity, node_type_of
+from ..ties._context import rules_here
+from ..ties._listing import all_paths, can_be_tied
+from ..tree._dag import Dag, in_treescope
 
 _MOST_PATHS = 8
 

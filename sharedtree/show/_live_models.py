@@ -6,13 +6,13 @@ import jax
 import numpy as np
 from jax import tree_util as jtu
 
-from .._dag import Dag
-from .._nnx_internals import STATE_FIELD
-from .._node_types import carries_identity, node_type_of
-from .._printable import printable
-from .._structure import LEAF, Node, Record, Structure
-from .._ties import is_inexact, nbytes_of, read_tree
-from ..errors import UnregisteredTypeError
+from ..core._errors import UnregisteredTypeError
+from ..core._escaping import printable
+from ..core._node_types import carries_identity, node_type_of
+from ..core._structure import LEAF, Node, Record, Structure
+from ..libraries._nnx import STATE_FIELD
+from ..ties._listing import is_inexact, nbytes_of, read_tree
+from ..tree._dag import Dag
 from ._description import Description, Part
 
 _NUMBERED = [f"[{i}]" for i in range(1_000)]

@@ -5,11 +5,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .._printable import printable
+from ..core._escaping import printable
 from ..serialise.arrays._dtypes import dtype_named
 from ..serialise.arrays._placing import ArrayEntry
 from ..serialise.values._jax_values import key_dtype
-from ..serialise.values._kinds import KINDS, inline_text, node_text, steps
+from ..serialise.values._kind_table import KINDS, inline_text, node_text, steps
 from ..serialise.values._nodes import Child, Manifest, Node
 from ..serialise.values._paths import array_nbytes, carries_identity
 from ._description import Description, Part

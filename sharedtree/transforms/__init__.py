@@ -1,8 +1,9 @@
 """Transforms that keep identity: `preserve_identities`, and the ready-made ones. One file a family.
 
-A call is one graph (`_call`), whose leaves are dealt in hands (`_hands`) by what the transform does with each
+A call is one graph (`_caller_side`), whose leaves are dealt in hands (`_hands`) by what the transform does with each
 (`_labels`, `_dealing`). `_function_transform` is the base of the transforms that take a function alone; `_crossing` and
-`_inside` are the two sides of those that take operands. What is checked while a function is traced is in `checks/`.
+`_function_side` are the two sides of those that take operands. What is checked while a function is traced is in
+`checks/`.
 """
 
 from ._control_flow import (
@@ -16,7 +17,7 @@ from ._control_flow import (
 )
 from ._crossing import Crossing as Crossing
 from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
-from ._inside import Inside as Inside
+from ._function_side import Inside as Inside
 from ._own_derivatives import custom_jvp as custom_jvp, custom_vjp as custom_vjp
 from ._preserve import (
     Adapter as Adapter,

@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax import tree_util as jtu
 
-from .._arguments import Arguments
-from .._context import Policy
-from .._graph import unpack
-from .._jax_internals import api_boundary
-from .._structure import LEAF, Node, Structure
-from .._walked import Walked
-from ._call import Call, enter
+from ..core._arguments import Arguments
+from ..core._graph import unpack
+from ..core._handle import Walked
+from ..core._jax_internals import api_boundary
+from ..core._structure import LEAF, Node, Structure
+from ..ties._context import Policy
+from ._caller_side import Call, enter
+from ._fitting import Words, holds_modules, meet
 from ._hands import Deal, Hand, gathered
-from ._meet import Words, holds_modules, meet
 
 
 def shapes_of(tree: Walked) -> Callable[[int], Any]:

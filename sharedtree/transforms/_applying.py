@@ -11,7 +11,7 @@ import jax
 import jax.custom_batching
 import jax.experimental
 
-from .._equinox_internals import name_of
+from ..libraries._equinox import name_of
 
 
 def apply_options(

@@ -6,8 +6,8 @@ import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from .._arguments import Position
-from .._attribution import definition_of
+from ..core._arguments import Position
+from ..core._warning_source import definition_of
 
 
 class Names:

@@ -3,9 +3,9 @@
 JAX traces each branch by itself, and remembers the traces by function and operands: one that it has traced it does not
 call again. So no branch knows what the others return, and yet the results of all must have one structure. What they
 have in common is known to a *meeting*, which each branch finds in the aux data of its operands. In the first call each
-branch leaves word there of the structure of its result. If that is not the same for all, their meet is made (`_meet`),
-and all are traced once more, with a meeting that tells them what to return. Later calls bring the same meeting, which
-lives as long as JAX's caches hold the traces.
+branch leaves word there of the structure of its result. If that is not the same for all, their meet is made
+(`_fitting`), and all are traced once more, with a meeting that tells them what to return. Later calls bring the same
+meeting, which lives as long as JAX's caches hold the traces.
 
                true_fun                       false_fun
     traced     State(z, z): one leaf, z       State(a, b): two leaves, a and b
@@ -21,18 +21,18 @@ from typing import Any
 import jax
 from jax import tree_util as jtu
 
-from .._arguments import LeafPath
-from .._structure import Node, Structure
-from .._text import listed
-from .._walked import Walked
-from ..errors import SharingMismatchError
-from ._call import leave
+from ..core._arguments import LeafPath
+from ..core._errors import SharingMismatchError
+from ..core._handle import Walked
+from ..core._short_texts import listed
+from ..core._structure import Node, Structure
+from ._caller_side import leave
 from ._crossing import Crossing
+from ._fitting import Words, holds_modules, leaves_like, meet, meet_of
+from ._function_side import Inside, packed
 from ._hands import Hand, whole
 from ._inner_function import Inner
-from ._inside import Inside, packed
 from ._loops import Told, as_kept, form_of, kept_objects
-from ._meet import Words, holds_modules, leaves_like, meet, meet_of
 
 
 def cond(

@@ -18,16 +18,16 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .._arguments import LeafPath
-from .._graph import Rules, Tags, pack, walk
-from .._static_keys import Same
-from .._structure import Structure
-from .._walked import Walked
+from ..core._arguments import LeafPath
+from ..core._graph import Rules, Tags, pack, walk
+from ..core._handle import Walked
+from ..core._static_keys import Same
+from ..core._structure import Structure
 from ._crossing import Crossing
+from ._fitting import Words, fitted, holds_modules
+from ._function_side import receive
 from ._hands import Hand, whole
-from ._inside import receive
-from ._meet import Words, fitted, holds_modules
-from ._shapes import NO_KEYWORDS
+from ._shape_evaluation import NO_KEYWORDS
 from .checks._values_met_twice import report_tied_values
 
 

@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 
-from .._arguments import Arguments
-from .._context import Policy
-from .._jax_internals import api_boundary
-from .._structure import Structure
-from .._walked import Walked
+from ..core._arguments import Arguments
+from ..core._handle import Walked
+from ..core._jax_internals import api_boundary
+from ..core._structure import Structure
+from ..ties._context import Policy
 from ._argument_names import Names
-from ._call import Dealing, enter, leave
+from ._caller_side import Dealing, enter, leave
 from ._crossing import Crossing
+from ._fitting import Words, fitted, holds_modules
+from ._function_side import Inside
 from ._function_transform import rules_of_call
 from ._hands import Hand, whole
-from ._inside import Inside
-from ._meet import Words, fitted, holds_modules
-from ._shapes import NO_KEYWORDS, filter_eval_shape
+from ._shape_evaluation import NO_KEYWORDS, filter_eval_shape
 
 
 class How(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
 
 import jax
 
-from .._jax_internals import api_boundary
+from ..core._jax_internals import api_boundary
 from ._preserve import preserve_identities
 from ._signatures import Scanning, Usual
 

@@ -20,23 +20,23 @@ import inspect
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from typing import Any
 
-from .._arguments import Arguments
-from .._context import PolicyOption, current_policy, with_options
-from .._jax_internals import api_boundary
-from .._node_types import node_type_of
-from .._prefix import Branch
-from .._structure import Structure, canonical, intern
+from ..core._arguments import Arguments
+from ..core._jax_internals import api_boundary
+from ..core._node_types import node_type_of
+from ..core._prefix_trees import Branch
+from ..core._structure import Structure, canonical, intern
+from ..ties._context import PolicyOption, current_policy, with_options
 from ._applying import title_of
 from ._argument_names import Names
-from ._call import Call, Dealing, enter, leave, lowered
+from ._caller_side import Call, Dealing, enter, leave, lowered
+from ._fitting import Lowering
+from ._function_side import Inside, Terms
 from ._function_transform import rules_of_call
 from ._hands import Hand, whole
 from ._in_place import Changes
 from ._inner_function import Inner, Learned, shared_by
-from ._inside import Inside, Terms
 from ._labels import Treatment
-from ._meet import Lowering
-from ._modules import is_of_equinox
+from ._module_wrappers import is_of_equinox
 from .checks._refused_arguments import forbid_bound_module
 
 

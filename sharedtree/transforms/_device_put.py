@@ -6,16 +6,16 @@ from typing import Any, TypeVar
 import equinox as eqx
 import jax
 
-from .._arguments import Arguments
-from .._context import Context
-from .._distinct import distinct
-from .._graph import unpack
-from .._jax_internals import api_boundary
-from .._prefix import Branch
-from .._text import shown
-from .._ties import read_tree
-from .._untying import hand_on
-from .._walked import Walked
+from ..core._accidental_aliases import distinct
+from ..core._arguments import Arguments
+from ..core._graph import unpack
+from ..core._handle import Walked
+from ..core._jax_internals import api_boundary
+from ..core._prefix_trees import Branch
+from ..core._short_texts import shown
+from ..ties._context import Context
+from ..ties._listing import read_tree
+from ..ties._meant_untied import hand_on
 from ._crossing import Crossing
 from ._inconsistent import raise_inconsistent
 from ._jit import is_sharding

@@ -5,18 +5,18 @@ from typing import Any, NoReturn
 
 import jax
 
-from .._arguments import Arguments, Position, positions_of
-from .._distinct import another
-from .._jax_internals import current_traces
-from .._prefix import Branch
-from .._stateful import makes_state
-from .._structure import canonical, edges, reached_outside
-from .._walked import Walked
-from ._call import Call
+from ..core._accidental_aliases import another
+from ..core._arguments import Arguments, Position, positions_of
+from ..core._handle import Walked
+from ..core._jax_internals import current_traces
+from ..core._prefix_trees import Branch
+from ..core._structure import canonical, edges, reached_outside
+from ..nn._stateful_layers import makes_state
+from ._caller_side import Call
+from ._function_side import Received
 from ._function_transform import FunctionTransform
 from ._hands import Hand
 from ._inconsistent import error_of, occurrences
-from ._inside import Received
 from ._labels import DONATED, KEPT, Fates, Treatment, is_donated
 from ._pass_through import is_tracer
 

@@ -14,32 +14,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arguments import Arguments, positions_of
-from .._context import Policy
-from .._node_types import is_module, is_traced
-from .._prefix import Branch
-from .._sharing import Shape, matching
-from .._structure import Node, edges, reached_outside
-from .._text import shown
-from .._ties import is_inexact
-from .._walked import Walked
-from .._with_respect_to import (
-    filter_of,
-    require_no_prefix_filter,
-    require_nothing_left,
-    select_everywhere,
-    selection,
-)
+from ..core._arguments import Arguments, positions_of
+from ..core._handle import Walked
+from ..core._node_types import is_module, is_traced
+from ..core._prefix_trees import Branch
+from ..core._sharing import Shape, matching
+from ..core._short_texts import shown
+from ..core._structure import Node, edges, reached_outside
+from ..optim._wrt import filter_of, require_no_prefix_filter, require_nothing_left, select_everywhere, selection
+from ..ties._context import Policy
+from ..ties._listing import is_inexact
 from ._argument_names import several
-from ._call import Call, Dealing, leave
+from ._argument_shaped import like
+from ._array_refs import forbid_references, is_reference
+from ._caller_side import Call, Dealing, leave
 from ._dealing import outermost_ways
+from ._function_side import Inside, packed
 from ._function_transform import FunctionTransform
 from ._hands import Hand
 from ._in_place import Changes, conventions, with_changes
-from ._inside import Inside, packed
 from ._labels import Fates, Treatment
-from ._like import like
-from ._references import forbid_references, is_reference
 from .checks._partial_gradients import Gradient, report_partial_gradients
 
 _VANILLA = {

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from jax import tree_util as jtu
 
-from .._arguments import Arguments, LeafPath
-from .._context import DEFAULT, Policy, current_policy
-from .._graph import unpack
-from .._jax_internals import TRACE, ConcreteArray
-from .._native_walk import native
-from .._structure import Given, Structure, Update
-from .._walked import Walked, leaf_paths, with_paths
+from ..core._arguments import Arguments, LeafPath
+from ..core._graph import unpack
+from ..core._handle import Walked, leaf_paths, with_paths
+from ..core._jax_internals import TRACE, ConcreteArray
+from ..core._native_walk import native
+from ..core._structure import Given, Structure, Update
+from ..ties._context import DEFAULT, Policy, current_policy
 
 
 class _Compared:

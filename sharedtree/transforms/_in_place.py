@@ -12,15 +12,16 @@ import collections
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NoReturn
 
-from .._arguments import LeafPath
-from .._graph import Rules, Tags, walk
-from .._native_walk import write_natively
-from .._node_types import Inherited, node_type_of
-from .._statics import Static
-from .._structure import Node
-from .._walked import Walked
-from ..errors import InconsistentSharingError
-from ._call import Call
+from ..core._arguments import LeafPath
+from ..core._errors import InconsistentSharingError
+from ..core._graph import Rules, Tags, walk
+from ..core._handle import Walked
+from ..core._native_walk import write_natively
+from ..core._node_types import node_type_of
+from ..core._plain_containers import Inherited
+from ..core._static_values import Static
+from ..core._structure import Node
+from ._caller_side import Call
 from ._inconsistent import raise_inconsistent
 from ._pass_through import Unchanged
 

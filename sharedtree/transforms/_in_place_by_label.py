@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from .._graph import Rules
-from .._prefix import Branch
-from .._structure import Given, Node, Op, Update
+from ..core._graph import Rules
+from ..core._prefix_trees import Branch
+from ..core._structure import Given, Node, Op, Update
 from ._dealing import DealtOut, Name, dealt_out
+from ._function_side import Inside
 from ._in_place import IN_PLACE, conventions, walked_together
 from ._inconsistent import raise_inconsistent
-from ._inside import Inside
 from ._labels import Fates, Treatment
 
 

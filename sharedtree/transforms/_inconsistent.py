@@ -9,8 +9,8 @@ from typing import NamedTuple, NoReturn
 import jax
 from jax import tree_util as jtu
 
-from .._structure import LEAF, Path
-from ..errors import InconsistentSharingError
+from ..core._errors import InconsistentSharingError
+from ..core._structure import LEAF, Path
 from ._labels import Fates, Way
 
 MOST = 8

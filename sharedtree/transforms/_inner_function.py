@@ -17,16 +17,16 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
-from .._context import Policy
-from .._copies import Incomparable
-from .._equinox_internals import name_of, update_wrapper
-from .._locks import Lock
-from .._static_keys import Same
-from .._statics import Static
-from .._structure import Structure
+from ..core._locks import Lock
+from ..core._static_copies import Incomparable
+from ..core._static_keys import Same
+from ..core._static_values import Static
+from ..core._structure import Structure
+from ..libraries._equinox import name_of, update_wrapper
+from ..ties._context import Policy
 from ._argument_names import Names
 from ._hands import Hand, Hands
-from ._modules import How
+from ._module_wrappers import How
 from .checks._between_calls import SeenArguments
 from .checks._retracing import Traces
 

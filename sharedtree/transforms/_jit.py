@@ -12,17 +12,17 @@ import equinox as eqx
 import jax
 from jax import tree_util as jtu
 
-from .._arguments import Arguments, Position, positions_of
-from .._context import Policy, current_policy
-from .._jax_internals import api_boundary, current_traces, used_inputs
-from .._node_types import is_module
-from .._prefix import Branch
-from .._static_keys import Same
-from .._statics import Static
-from .._text import shown
+from ..core._arguments import Arguments, Position, positions_of
+from ..core._jax_internals import api_boundary, current_traces, used_inputs
+from ..core._node_types import is_module
+from ..core._prefix_trees import Branch
+from ..core._short_texts import shown
+from ..core._static_keys import Same
+from ..core._static_values import Static
+from ..ties._context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, shapes_of
 from ._argument_names import Chosen, Names, several
-from ._call import Call, Dealing, enter, leave
+from ._caller_side import Call, Dealing, enter, leave
 from ._donation import DonatingTransform
 from ._function_transform import FunctionTransform
 from ._hands import Hands

@@ -15,12 +15,12 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from .._node_types import node_type_of
-from .._prefix import Branch, labels, raise_unfit
-from .._statics import Static
-from .._structure import LEAF
-from .._walked import Walked
-from ..errors import SharingMismatchError
+from ..core._errors import SharingMismatchError
+from ..core._handle import Walked
+from ..core._node_types import node_type_of
+from ..core._prefix_trees import Branch, labels, raise_unfit
+from ..core._static_values import Static
+from ..core._structure import LEAF
 
 NO_FATE = 0
 """Of what holds no traced leaf."""

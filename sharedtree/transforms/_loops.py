@@ -1,7 +1,7 @@
 """`jax.lax.scan`, `while_loop`, `fori_loop`, `map` and `associative_scan`.
 
 A carry comes out of each iteration in the very hand in which it went in: what is returned for it is fitted to what was
-received (`_meet`). Where the first trace shows that it does not fit, the operands are dealt anew and the function is
+received (`_fitting`). Where the first trace shows that it does not fit, the operands are dealt anew and the function is
 traced once more; later calls remember.
 
 In place, what an iteration changed is written back at the end. How often a loop runs is not known when it is traced. So
@@ -21,17 +21,17 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax import tree_util as jtu
 
-from .._arguments import LeafPath
-from .._structure import LEAF, Given, Node, Op, Path, Structure, Update, intern
-from .._untying import is_noted
-from .._walked import Walked
-from ..errors import SharingMismatchError
-from ._call import Call
+from ..core._arguments import LeafPath
+from ..core._errors import SharingMismatchError
+from ..core._handle import Walked
+from ..core._structure import LEAF, Given, Node, Op, Path, Structure, Update, intern
+from ..ties._meant_untied import is_noted
+from ._caller_side import Call
 from ._crossing import Crossing, part_of
+from ._fitting import Lowering, Met, Words, holds_modules, leaves_like, lowering, meet
+from ._function_side import Inside, receive
 from ._hands import Hand, whole
 from ._inner_function import Inner
-from ._inside import Inside, receive
-from ._meet import Lowering, Met, Words, holds_modules, leaves_like, lowering, meet
 from ._pass_through import Unchanged
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-from .._jax_internals import ConcreteArray
-from .._node_types import carries_identity, is_module, node_type_of
-from .._statics import Static
-from .._structure import LEAF, Node, Structure, canonical, reached_outside
-from .._walked import Walked
-from ._call import Call, keep
+from ..core._handle import Walked
+from ..core._jax_internals import ConcreteArray
+from ..core._node_types import carries_identity, is_module, node_type_of
+from ..core._static_values import Static
+from ..core._structure import LEAF, Node, Structure, canonical, reached_outside
+from ._caller_side import Call, keep
 
 
 def unchanged(result: Any, received: Walked, is_taken: Callable[[int], bool], *, containers: bool) -> dict[int, int]:

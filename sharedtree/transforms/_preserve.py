@@ -10,11 +10,11 @@ import jax
 import jax.custom_batching
 import jax.experimental
 
-from .._context import Policy, PolicyHere, PolicyOption, with_options
-from .._equinox_internals import name_of
-from .._jax_internals import deprecated_shard_map
-from .._node_types import is_module
-from .._text import shown
+from ..core._jax_internals import deprecated_shard_map
+from ..core._node_types import is_module
+from ..core._short_texts import shown
+from ..libraries._equinox import name_of
+from ..ties._context import Policy, PolicyHere, PolicyOption, with_options
 from ._applying import apply_options, title_of
 from ._branches import cond, switch
 from ._callbacks import callback_with_result, debug_callback
@@ -24,24 +24,15 @@ from ._device_put import filter_shard
 from ._function_transform import FunctionTransform
 from ._grad import GradTransform, JacobianTransform, ValueAndGradTransform
 from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
-from ._linear import filter_jvp, jvp, linear_transpose, linearize, vjp
+from ._jvp_vjp import filter_jvp, jvp, linear_transpose, linearize, vjp
 from ._loops import associative_scan, fori_loop, map_over, scan, while_loop
-from ._map import FilterVmapTransform, PmapTransform, ShardMapTransform, VmapTransform
-from ._modules import How, TransformedModule, is_of_equinox
-from ._opaque import OpaqueTransform, UnregisteredTransform
+from ._module_wrappers import How, TransformedModule, is_of_equinox
 from ._rules_by_transform import CustomGradientTransform, CustomJvpTransform, CustomVjpTransform, CustomVmapTransform
-from ._shapes import FilterMakeJaxprTransform, MakeJaxprTransform, as_it_is, eval_shape, filter_eval_shape
-from ._signatures import (
-    Checkpoint,
-    Grad,
-    Jit,
-    LikeCheckpoint,
-    LikeGrad,
-    LikeJit,
-    LikeValueAndGrad,
-    ValueAndGrad,
-)
+from ._shape_evaluation import FilterMakeJaxprTransform, MakeJaxprTransform, as_it_is, eval_shape, filter_eval_shape
+from ._signatures import Checkpoint, Grad, Jit, LikeCheckpoint, LikeGrad, LikeJit, LikeValueAndGrad, ValueAndGrad
 from ._solvers import custom_linear_solve, custom_root
+from ._unregistered import OpaqueTransform, UnregisteredTransform
+from ._vmap import FilterVmapTransform, PmapTransform, ShardMapTransform, VmapTransform
 
 Adapter = Callable[[Callable[..., Any], Callable[..., Any], PolicyOption, dict[str, Any]], Callable[..., Any]]
 """(transform, function, policy, options) → the function under the transform, with identities preserved."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 import equinox as eqx
 import jax
 
-from .._jax_internals import api_boundary
+from ..core._jax_internals import api_boundary
 from ._applying import title_of
 from ._preserve import preserve_identities
 from ._signatures import (

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, overload
 import equinox as eqx
 import jax
 
-from .._jax_internals import api_boundary
+from ..core._jax_internals import api_boundary
 from ._preserve import preserve_identities
 
 R = TypeVar("R")

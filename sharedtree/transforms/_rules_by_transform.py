@@ -9,18 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
-from .._context import Policy
-from .._equinox_internals import name_of
-from .._graph import Tags, pack
-from .._prefix import Label, labels
-from .._text import listed
-from .._ties import is_inexact
-from .._walked import Walked
-from ..errors import SharingMismatchError
-from ._call import Call
+from ..core._errors import SharingMismatchError
+from ..core._graph import Tags, pack
+from ..core._handle import Walked
+from ..core._prefix_trees import Label, labels
+from ..core._short_texts import listed
+from ..libraries._equinox import name_of
+from ..ties._context import Policy
+from ..ties._listing import is_inexact
+from ._argument_shaped import tangents_of
+from ._caller_side import Call
+from ._custom_rules import RuleTransform, tree_of
 from ._hands import Hand, whole
-from ._like import tangents_of
-from ._rules import RuleTransform, tree_of
 from ._tangents import fitted
 
 

@@ -18,18 +18,18 @@ from jax import tree_util as jtu
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
-from .._arguments import LeafPath
-from .._jax_internals import as_number, as_numpy
-from .._node_types import TRACED_NUMBERS
-from .._structure import LEAF, Given, Structure, Update, edges, intern
-from .._text import listed
-from .._ties import is_inexact
-from .._walked import Walked
-from ..errors import InconsistentSharingError, SharingMismatchError, StateGradientError
-from ._call import Call, leave
+from ..core._arguments import LeafPath
+from ..core._errors import InconsistentSharingError, SharingMismatchError, StateGradientError
+from ..core._handle import Walked
+from ..core._jax_internals import as_number, as_numpy
+from ..core._node_types import TRACED_NUMBERS
+from ..core._short_texts import listed
+from ..core._structure import LEAF, Given, Structure, Update, edges, intern
+from ..ties._listing import is_inexact
+from ._caller_side import Call, leave
+from ._function_side import Inside, packed
 from ._hands import Hand, whole
 from ._in_place import Changes, with_changes
-from ._inside import Inside, packed
 
 
 class Changed:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ._crossing import Crossing
+from ._function_side import Inside, receive
 from ._hands import Hand
-from ._inside import Inside, receive
 
 
 def custom_root(

@@ -19,17 +19,17 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
-from .._graph import Rules, Tags, walk
-from .._node_types import node_type_of
-from .._prefix import is_number
-from .._sharing import Mismatch, Pair, Shape, name_of, pairs
-from .._statics import Static
-from .._structure import LEAF, Node, Op, Path, Record, at_several_paths, canonical, edges, reached_outside
-from .._text import listed
-from .._ties import is_inexact
-from .._walked import Walked
-from ..errors import SharingMismatchError
-from ._meet import described
+from ..core._errors import SharingMismatchError
+from ..core._graph import Rules, Tags, walk
+from ..core._handle import Walked
+from ..core._node_types import node_type_of
+from ..core._prefix_trees import is_number
+from ..core._sharing import Mismatch, Pair, Shape, name_of, pairs
+from ..core._short_texts import listed
+from ..core._static_values import Static
+from ..core._structure import LEAF, Node, Op, Path, Record, at_several_paths, canonical, edges, reached_outside
+from ..ties._listing import is_inexact
+from ._fitting import described
 
 
 class Fit(NamedTuple):

@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 
 import sharedtree as st
-from sharedtree.compat import _given_back, _importing, _linen
+from sharedtree.compat import _dropped_names, _importing, _linen
 from tests.fixes import Scenario, scenario
 
 IS_INSTALLED = importlib.util.find_spec("treex") is not None
@@ -22,8 +22,8 @@ if IS_INSTALLED:
 
     @scenario
     def a_name_that_nothing_can_stand_in_for(path):
-        row = _given_back.GivenBack("jax", "old", "JAX 0.1", "jax.gone")
-        return Scenario(lambda: _given_back.find(row), st.CompatibilityError)
+        row = _dropped_names.GivenBack("jax", "old", "JAX 0.1", "jax.gone")
+        return Scenario(lambda: _dropped_names.find(row), st.CompatibilityError)
 
     @scenario
     def no_linen_module(path):

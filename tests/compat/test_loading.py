@@ -205,7 +205,7 @@ def test_an_import_that_fails_half_way_leaves_nothing_and_can_be_tried_again():
         del sys.meta_path[0]
         after = state()
         from sharedtree.compat import treex as tx
-        from sharedtree._node_types import AUX_FORMS
+        from sharedtree.core._node_types import AUX_FORMS
         works = tx.Linear(2).init(0, numpy.ones((1, 1))).kernel.shape == (1, 2)
         print(json.dumps([before, after, works and len(AUX_FORMS) == 1]))
         """

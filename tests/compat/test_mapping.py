@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree.compat._mapping import tree_map
+from sharedtree.compat._tree_map import tree_map
 
 from ..deep import Link, in_a_thread, link
 from ..strategies import MODULES, Mutable, Pair, carries_identity, children, copy_dag, dags, is_array, partition, twin

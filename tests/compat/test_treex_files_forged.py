@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree.serialise.trust import _allowed
+from sharedtree.serialise.trust import _allow_list
 from tests.serialise.containers import file_of, naming
 from tests.serialise.drafts import Draft
 from tests.serialise.forgeries import make_case
@@ -129,7 +129,7 @@ def test_classes_functions_and_methods_of_treex_that_no_file_may_name():
         with pytest.raises(st.SharedTreeError):
             st.from_bytes(file_of([node], types=[{"name": "treex:Linear", "kind": kind}]))
     # What a file may name is there.
-    for name in _allowed.INSTANCES | _allowed.CLASSES:
+    for name in _allow_list.INSTANCES | _allow_list.CLASSES:
         module, _, cls = name.partition(":")
         if module.partition(".")[0] in ("treex", "treeo"):
             assert isinstance(vars(sys.modules[module])[cls], type), name

@@ -69,13 +69,13 @@ def load_treex(*, wrapped: bool, policy: st.Policy | None) -> None:
     """Loads treex, with views of JAX that have what is asked for."""
     from flax import linen
 
-    from sharedtree.compat import _views
+    from sharedtree.compat import _library_views
     from sharedtree.compat._linen import with_frozen_variables
 
-    _views.OTHERS["flax.linen", "Module"] = lambda: with_frozen_variables(linen.Module)
+    _library_views.OTHERS["flax.linen", "Module"] = lambda: with_frozen_variables(linen.Module)
     for name in SWAPPED if wrapped else ():
         swapped = st.preserve_identities(getattr(jax, name), policy=policy)
-        _views.OTHERS["jax", name] = lambda swapped=swapped: swapped
+        _library_views.OTHERS["jax", name] = lambda swapped=swapped: swapped
 
     import sharedtree.compat.treex  # noqa: F401
 

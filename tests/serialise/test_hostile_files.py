@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from sharedtree.serialise.trust import _allowed
+from sharedtree.serialise.trust import _allow_list
 from tests.serialise.process import HANGS
 
 from . import fuzz, strategies
@@ -66,7 +66,7 @@ def test_some_cases_of_the_fuzz_target(ways):
             failures.append(f"case {number} of seed 1, {case.ways}: {problem}")
     assert not failures, "\n\n".join(failures)
     new = {name.partition(".")[0] for name in set(sys.modules) - before}
-    assert not new & {name.partition(":")[0].partition(".")[0] for name in GADGETS} - _allowed.LIBRARIES
+    assert not new & {name.partition(":")[0].partition(".")[0] for name in GADGETS} - _allow_list.LIBRARIES
 
 
 def raise_value_error(_):

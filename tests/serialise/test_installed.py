@@ -16,7 +16,7 @@ import zipfile
 import pytest
 
 import sharedtree as st
-from sharedtree import _current_directory
+from sharedtree.core import _current_directory
 from sharedtree.serialise.trust import _names
 from sharedtree.serialise.trust._names import ElsewhereError, import_installed
 from tests.serialise.process import HANGS

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from sharedtree.serialise.trust._allowed import TOKENS
+from sharedtree.serialise.trust._allow_list import TOKENS
 
 from ..test_shared_layers import first, second
 from .equinox_layers import EQUINOX, filled, make_layer

@@ -14,7 +14,7 @@ import pytest
 from packaging.version import Version
 
 import sharedtree as st
-from sharedtree.serialise.trust._allowed import NNX
+from sharedtree.serialise.trust._allow_list import NNX
 from tests.test_nnx_layers import LAYERS, layers_of_nnx
 
 from .containers import naming

@@ -16,7 +16,7 @@ from jax import tree_util as jtu
 
 import sharedtree as st
 from sharedtree.serialise.values._encoding import encode
-from sharedtree.serialise.values._named import MAX_OBJECTS
+from sharedtree.serialise.values._written_by_name import MAX_OBJECTS
 
 from . import vanilla
 

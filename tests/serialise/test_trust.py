@@ -13,7 +13,7 @@ import optax  # noqa: F401 -- files may name it, and are not to be blamed for wh
 import pytest
 
 import sharedtree as st
-from sharedtree.serialise.trust import _allowed, _trust
+from sharedtree.serialise.trust import _allow_list, _trust
 from sharedtree.serialise.trust._trust import Trust
 
 from . import strategies
@@ -59,7 +59,7 @@ def test_gadgets_are_refused(where):
             wrong.append(f"{name}: {found}")
         st.inspect(data)
     assert not wrong, "\n".join(wrong)
-    assert {module.partition(".")[0] for module in set(sys.modules) - before} <= _allowed.LIBRARIES
+    assert {module.partition(".")[0] for module in set(sys.modules) - before} <= _allow_list.LIBRARIES
 
 
 def test_all_names_are_listed_with_paths_and_an_allow_list():
@@ -177,15 +177,15 @@ def test_what_is_none():
 # Libraries that are imported here first may use what JAX has deprecated.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_each_listed_name_is_there_or_was_not_added_yet():
-    for name in sorted(_allowed.FUNCTIONS):
+    for name in sorted(_allow_list.FUNCTIONS):
         package = name.partition(":")[0].partition(".")[0]
         if package not in ("lineax", "optimistix", "diffrax", "flax") or find_spec(package):
             verdict = Trust().resolve(name, "function")
             assert verdict.allowed, name
             assert verdict.found or name in MAY_BE_MISSING, name
-            is_called = not (name.endswith(("use_stepsize_tol", "_tag")) or name in _allowed.TOKENS)
+            is_called = not (name.endswith(("use_stepsize_tol", "_tag")) or name in _allow_list.TOKENS)
             assert not (verdict.found and is_called) or callable(verdict.obj), name
-    for name in sorted(_allowed.CLASSES):
+    for name in sorted(_allow_list.CLASSES):
         verdict = Trust().resolve(name, "class")
         assert verdict.allowed, name
         assert not verdict.found or isinstance(verdict.obj, type), name
@@ -208,7 +208,7 @@ MAY_BE_MISSING = {
 
 def test_no_listed_function_takes_a_callback():
     forbidden = "callback load save file pyfunc vectorize apply_ eval exec open piecewise scan loop cond switch map"
-    for name in _allowed.FUNCTIONS:
+    for name in _allow_list.FUNCTIONS:
         qualname = name.partition(":")[2]
         assert not any(word in qualname for word in forbidden.split()) or name in HARMLESS, name
 

@@ -29,8 +29,8 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from ..._printable import printable
-from ...errors import FormatError
+from ...core._errors import FormatError
+from ...core._escaping import printable
 from ..container._header import Buffer, TensorSource
 from ..container._sources import CHUNK_BYTES, SMALL
 

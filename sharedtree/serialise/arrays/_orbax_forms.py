@@ -20,8 +20,8 @@ from urllib.parse import quote
 import jax
 import numpy as np
 
-from ..._printable import printable
-from ...errors import FormatError, SharedTreeError, StructureMismatchError
+from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
+from ...core._escaping import printable
 from ._dtypes import STORED_AS_ITSELF, clear_unused, dtype_named, on_disk, restore
 from ._placing import ArrayEntry, Placement
 

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from ..._jax_internals import ConcreteArray, weakly_typed
-from ..._printable import printable
-from ...errors import FormatError, StructureMismatchError
+from ...core._errors import FormatError, StructureMismatchError
+from ...core._escaping import printable
+from ...core._jax_internals import ConcreteArray, weakly_typed
 from ..container._reading import Container
 from ..container._sources import ProgressOption, showing
 from ..trust._names import RefusalError

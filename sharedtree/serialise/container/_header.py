@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._printable import printable
-from ...errors import CorruptFileError, FormatError
+from ...core._errors import CorruptFileError, FormatError
+from ...core._escaping import printable
 from ._sources import Source, num_chunks
 
 ITEM_SIZES = {

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._printable import printable
-from ...errors import CorruptFileError, FormatError
+from ...core._errors import CorruptFileError, FormatError
+from ...core._escaping import printable
 from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, RESTORE, Header, Tensor, UnsoundError, parse_header
 from ._sources import (
     CHUNK_BYTES,

@@ -25,9 +25,9 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from ..._locks import Lock
-from ..._printable import printable
-from ...errors import CorruptFileError
+from ...core._errors import CorruptFileError
+from ...core._escaping import printable
+from ...core._locks import Lock
 
 CHUNK_BYTES = 4 * 2**20
 

@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import equinox as eqx
 
-from ..._class_attributes import ABSENT, inherited
-from ..._nnx_internals import MAPPING, is_object, nnx
-from ..._node_types import _is_in_jax_registry, _known, is_namedtuple
-from ...module import Module
+from ...core._class_attributes import ABSENT, inherited
+from ...core._node_types import _is_in_jax_registry, _known
+from ...core._plain_containers import is_namedtuple
+from ...libraries._nnx import MAPPING, is_object, nnx
+from ...nn._mutable_module import Module
 from ._names import namespace
 
 ClassKind = Literal["module", "dataclass", "namedtuple", "attributes", "placeholder", "enum", "registered"]

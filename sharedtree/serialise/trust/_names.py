@@ -40,9 +40,9 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..._locks import Lock
 from ...compat._importing import import_module
-from ._allowed import CLASSES, FUNCTIONS, LIBRARIES, NAMES_ONLY
+from ...core._locks import Lock
+from ._allow_list import CLASSES, FUNCTIONS, LIBRARIES, NAMES_ONLY
 
 MAIN = "__main__"
 CHILD = "__mp_main__"

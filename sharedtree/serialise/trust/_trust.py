@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 
-from ..._locks import Lock
-from ..._printable import printable
 from ...compat._importing import import_module
-from ...errors import CompatibilityError
-from ._allowed import CLASSES, ECOSYSTEM, FUNCTIONS, IMPORTABLE, INSTANCES, LIBRARIES, MOVED, NAMES_ONLY, NNX
+from ...core._errors import CompatibilityError
+from ...core._escaping import printable
+from ...core._locks import Lock
+from ._allow_list import CLASSES, ECOSYSTEM, FUNCTIONS, IMPORTABLE, INSTANCES, LIBRARIES, MOVED, NAMES_ONLY, NNX
 from ._classes import is_rebuildable, kind_of
 from ._names import (
     CHILD,

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..._printable import printable
-from ...errors import FormatError
+from ...core._errors import FormatError
+from ...core._escaping import printable
 from ..arrays._dtypes import clear_unused, dtype_name, dtype_named
 
 Atom = list[str]

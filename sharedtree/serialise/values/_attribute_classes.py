@@ -21,14 +21,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ... import _attribute_kinds as attribute_kinds
-from ..._assigned_values import ALL_KINDS
-from ..._assigning import assign, forget
-from ..._attribute_kinds import KINDS_SLOT
-from ..._class_attributes import ABSENT
-from ..._equinox_internals import without_missing
-from ..._node_types import dict_descriptor, is_namedtuple
-from ...errors import FormatError
+from ...core._class_attributes import ABSENT, dict_descriptor
+from ...core._errors import FormatError
+from ...core._plain_containers import is_namedtuple
+from ...libraries import _module as attribute_kinds
+from ...libraries._equinox import without_missing
+from ...libraries._module import KINDS_SLOT
+from ...libraries._module_values import ALL_KINDS
+from ...nn._assignment import assign, forget
 from ..trust._classes import kind_of
 
 _ASKED = frozenset({"_asdict", "for_json", "to_dict", "to_json", "tolist"})

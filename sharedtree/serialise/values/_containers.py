@@ -11,7 +11,7 @@ from typing import Any
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ...errors import StructureMismatchError
+from ...core._errors import StructureMismatchError
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError
 from ._atoms import atom_text, encode_bytes, read_base64, short

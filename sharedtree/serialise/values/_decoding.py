@@ -11,19 +11,19 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from ..._dag import Dag
-from ..._printable import printable
-from ..._ties import all_paths
-from ...errors import FormatError, SharedTreeError, StructureMismatchError
+from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
+from ...core._escaping import printable
+from ...ties._listing import all_paths
+from ...tree._dag import Dag
 from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, struct_of
 from ..container._header import malformed
-from ..trust._asked import Name, Paths, Request, judge_all, resolve_all
 from ..trust._classes import FIELD_KINDS, kind_of
+from ..trust._resolving import Name, Paths, Request, judge_all, resolve_all
 from ..trust._trust import Trust
 from ._containers import name_of_method
 from ._encoding import like_in
 from ._evolution import Renames, maker_for, new_name, renames_in, require_sound_renames
-from ._kinds import BUILDERS, TYPED, compared_of, first_touched, nested_too_deeply, num_keys, steps
+from ._kind_table import BUILDERS, TYPED, compared_of, first_touched, nested_too_deeply, num_keys, steps
 from ._left_out import Key, left_out_of
 from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
 from ._paths import first_parents, part_at, path_from

@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..._printable import printable
-from ..._version import __version__
-from ...errors import CycleError
+from ...core._errors import CycleError
+from ...core._escaping import printable
+from ...core._version import __version__
 from ..arrays._placing import describe, is_array
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError
@@ -20,12 +20,12 @@ from ._containers import BoundMethod, CompiledFunction, function_of, name_of_met
 from ._instance_rows import take_enum, take_registered
 from ._instances import Instances
 from ._jax_values import take_other
-from ._kinds import TAKERS, extend_digests, first_touched, nan_among_keys, nested_too_deeply, steps
+from ._kind_table import TAKERS, extend_digests, first_touched, nan_among_keys, nested_too_deeply, steps
 from ._left_out import Key, LeaveOut, misplaced, put_back
 from ._manifest import FORMAT
-from ._named import Named, Problem, fix_for_users, reached, unserialisable
 from ._nodes import MAX_NAME, Apart, Collisions, Manifest, Node, TypeEntry
 from ._paths import carries_identity, path_to
+from ._written_by_name import Named, Problem, fix_for_users, reached, unserialisable
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from ..._dag import Dag
-from ..._jax_internals import rebuild_registered, registered_counts
-from ..._node_types import _known, node_type_of
-from ..._printable import printable
-from ...errors import StructureMismatchError
+from ...core._errors import StructureMismatchError
+from ...core._escaping import printable
+from ...core._jax_internals import rebuild_registered, registered_counts
+from ...core._node_types import _known, node_type_of
+from ...tree._dag import Dag
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError
 from ._atoms import atom_text, encode_int, encode_str, short

@@ -16,19 +16,18 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..._class_attributes import ABSENT, inherited
-from ..._equinox_internals import without_missing
-from ..._node_types import dict_descriptor
-from ..._printable import printable
-from ...errors import FormatError, SharedTreeError, StructureMismatchError
-from ..trust._allowed import LIBRARIES
+from ...core._class_attributes import ABSENT, dict_descriptor, inherited
+from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
+from ...core._escaping import printable
+from ...libraries._equinox import without_missing
+from ..trust._allow_list import LIBRARIES
 from ..trust._classes import FIELD_KINDS, ClassKind, kind_of, library_name_of
 from ..trust._names import RefusalError
 from ._attribute_classes import WRITTEN_ATTRIBUTES, Library, MutableModules, is_asked_of_all, wrapped_field
-from ._named import Named
 from ._nnx_objects import NnxObjects, step_of
 from ._nodes import Apart
 from ._treeo_trees import TreeoTrees
+from ._written_by_name import Named
 
 _LIBRARIES = {None: Library(), "sharedtree": MutableModules(), "nnx": NnxObjects(), "treeo": TreeoTrees()}
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from ...errors import FormatError, StructureMismatchError
+from ...core._errors import FormatError, StructureMismatchError
 from ..arrays._placing import ArrayEntry, key_dtype, key_implementation
 from ..trust._names import RefusalError
 from ._atoms import encode_numpy, short

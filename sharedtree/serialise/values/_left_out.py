@@ -13,9 +13,9 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..._printable import printable
+from ...core._escaping import printable
 from ._atoms import LEFT_OUT
-from ._kinds import children_of, operands, steps
+from ._kind_table import children_of, operands, steps
 from ._nodes import Child, Manifest, Node
 
 HOLDERS = frozenset({"object", "wrapper", "registered", "list", "tuple", "dict", "OrderedDict", "defaultdict", "deque"})

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Set
 from typing import Any
 
-from ..._printable import printable
-from ...errors import FormatError
+from ...core._errors import FormatError
+from ...core._escaping import printable
 from ..arrays._dtypes import FLOAT0, dtype_named
 from ..arrays._placing import ArrayEntry
 from ..container._header import malformed, parse_manifest_json
@@ -16,7 +16,7 @@ from ..trust._names import CHILD, MAIN, is_well_formed
 from ._atoms import LEFT_OUT, decode_atom, is_name, read_base64
 from ._containers import name_of_method
 from ._instance_rows import are_steps
-from ._kinds import KINDS, children_of, nan_among_keys, nested_too_deeply
+from ._kind_table import KINDS, children_of, nan_among_keys, nested_too_deeply
 from ._left_out import misplaced
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
 

@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..._nnx_internals import INT_KEYS, MAPPING, NODES, OWN, Nnx, is_new_state, is_object, new_state, nnx
-from ..._node_types import is_namedtuple
-from ...errors import FormatError
+from ...core._errors import FormatError
+from ...core._plain_containers import is_namedtuple
+from ...libraries._nnx import INT_KEYS, MAPPING, NODES, OWN, Nnx, is_new_state, is_object, new_state, nnx
 from ..arrays._placing import is_array
 from ..trust._classes import held, nnx_holders
 from ..trust._names import NamelessError, RefusalError, name_of

@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ..._printable import printable
-from ...errors import StructureMismatchError
+from ...core._errors import StructureMismatchError
+from ...core._escaping import printable
 from ..arrays._dtypes import dtype_named
 from ..arrays._placing import ArrayEntry
 from ._atoms import atom_text, is_name
 from ._containers import name_of_method
-from ._kinds import KINDS, children_of, inline_text, node_text, operands, steps
+from ._kind_table import KINDS, children_of, inline_text, node_text, operands, steps
 from ._nodes import MAX_STEP, Child, Manifest, Node
 
 _MAX_INDENT = 40

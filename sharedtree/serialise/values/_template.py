@@ -11,19 +11,20 @@ import jax
 import numpy as np
 from jax import tree_util as jtu
 
-from ..._assigned_values import PARAMETER, STATE, SUBTREE
-from ..._attribute_kinds import kinds_in
-from ..._context import rules_here
-from ..._copies import copy_of
-from ..._dag import Dag
-from ..._graph import Tags, pack
-from ..._node_types import carries_identity, is_namedtuple, require_registered
-from ..._printable import printable
-from ..._sharing import name_of
-from ..._statics import Static
-from ..._structure import LEAF, Node, Op, Structure
-from ..._ties import all_paths, can_be_tied
-from ...errors import StructureMismatchError
+from ...core._errors import StructureMismatchError
+from ...core._escaping import printable
+from ...core._graph import Tags, pack
+from ...core._node_types import carries_identity, require_registered
+from ...core._plain_containers import is_namedtuple
+from ...core._sharing import name_of
+from ...core._static_copies import copy_of
+from ...core._static_values import Static
+from ...core._structure import LEAF, Node, Op, Structure
+from ...libraries._module import kinds_in
+from ...libraries._module_values import PARAMETER, STATE, SUBTREE
+from ...ties._context import rules_here
+from ...ties._listing import all_paths, can_be_tied
+from ...tree._dag import Dag
 from ..arrays._placing import ArrayEntry
 from ..trust._classes import kind_of
 from ._instances import library_of

@@ -19,10 +19,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..._class_attributes import ABSENT, inherited
-from ..._locks import Lock
-from ...errors import FormatError
-from ..trust._allowed import CLASSES, LIBRARIES, NAMES_ONLY
+from ...core._class_attributes import ABSENT, inherited
+from ...core._errors import FormatError
+from ...core._locks import Lock
+from ..trust._allow_list import CLASSES, LIBRARIES, NAMES_ONLY
 from ..trust._classes import held, is_tree
 from ..trust._names import NamelessError, RefusalError, name_of
 from ._attribute_classes import Library

@@ -14,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ..._attribution import Definition, report_untied
-from ..._context import Policy
-from ..._locks import Lock
-from ..._lost_ties import KEEPING, Kind, LostLeaf, kind_of, lost_leaf_ties, maximal, named, unsettled
-from ..._node_types import carries_identity
-from ..._sharing import Agree, Shape
-from ..._statics import Static
-from ..._structure import LEAF, Structure, canonical
-from ..._text import listed
-from ..._untying import note
-from ..._walked import Walked
+from ...core._handle import Walked
+from ...core._locks import Lock
+from ...core._node_types import carries_identity
+from ...core._sharing import Agree, Shape
+from ...core._short_texts import listed
+from ...core._static_values import Static
+from ...core._structure import LEAF, Structure, canonical
+from ...core._warning_source import Definition, report_untied
+from ...ties._context import Policy
+from ...ties._lost_ties import KEEPING, Kind, LostLeaf, kind_of, lost_leaf_ties, maximal, named, unsettled
+from ...ties._meant_untied import note
 from .._argument_names import Names
 
 _MOST = 8  # traces that are remembered for one structure, which differ in the types of leaves

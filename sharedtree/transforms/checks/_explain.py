@@ -6,17 +6,17 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from ..._context import current_policy
-from ..._node_types import carries_identity
-from ..._sharing import Mismatch, lost_ties, pairs
-from ..._statics import Static, shown_beside
-from ..._structure import LEAF, Node, edges
-from ..._text import shown
-from ..._ties import can_be_tied
-from ..._walked import Walked
+from ...core._handle import Walked
+from ...core._node_types import carries_identity
+from ...core._sharing import Mismatch, lost_ties, pairs
+from ...core._short_texts import shown
+from ...core._static_values import Static, shown_beside
+from ...core._structure import LEAF, Node, edges
+from ...ties._context import current_policy
+from ...ties._listing import can_be_tied
 from .._function_transform import FunctionTransform
 from .._labels import Fates, Treatment
-from .._modules import TransformedModule
+from .._module_wrappers import TransformedModule
 from ._retracing import Trace
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from ..._attribution import warn_about
-from ..._context import Policy
-from ..._graph import Rules, Tags, walk
-from ..._structure import LEAF, Node, Path, reached_outside
-from ..._text import listed
-from ..._walked import Walked
-from ...errors import LostChangeWarning
+from ...core._errors import LostChangeWarning
+from ...core._graph import Rules, Tags, walk
+from ...core._handle import Walked
+from ...core._short_texts import listed
+from ...core._structure import LEAF, Node, Path, reached_outside
+from ...core._warning_source import warn_about
+from ...ties._context import Policy
 from .._argument_names import Names
 
 

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
-from ..._arguments import positions_of
-from ..._attribution import report_untied
-from ..._context import Policy
-from ..._sharing import Shape, matching
-from ..._stateful import makes_state
-from ..._statics import Static
-from ..._structure import Path, Record, edges
-from ..._ties import is_inexact
+from ...core._arguments import positions_of
+from ...core._sharing import Shape, matching
+from ...core._static_values import Static
+from ...core._structure import Path, Record, edges
+from ...core._warning_source import report_untied
+from ...nn._stateful_layers import makes_state
+from ...ties._context import Policy
+from ...ties._listing import is_inexact
 from .._argument_names import Names
-from .._call import Call
+from .._caller_side import Call
 from .._dealing import Cut, outermost_ways
 from .._inconsistent import MOST
 from .._labels import Fates, Way

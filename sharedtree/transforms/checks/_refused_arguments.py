@@ -16,14 +16,14 @@ from typing import Any
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ..._arguments import Arguments
-from ..._context import Policy
-from ..._graph import Tags, walk
-from ..._node_types import node_type_of
-from ..._structure import edges
-from ..._text import listed
-from ..._walked import Walked
-from ...errors import InconsistentSharingError
+from ...core._arguments import Arguments
+from ...core._errors import InconsistentSharingError
+from ...core._graph import Tags, walk
+from ...core._handle import Walked
+from ...core._node_types import node_type_of
+from ...core._short_texts import listed
+from ...core._structure import edges
+from ...ties._context import Policy
 from .._argument_names import Names
 
 _REFUSALS = ("as an abstract array", "is not a valid JAX type")

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
-from ..._arguments import Arguments
-from ..._attribution import Definition, warn_about
-from ..._locks import Lock
-from ..._node_types import PYTHON_NUMBERS, carries_identity
-from ..._sharing import Shape
-from ..._statics import Static
-from ..._structure import Node, Op, Record, edges
-from ..._text import shown
-from ..._walked import Walked
-from ...errors import RetraceWarning
+from ...core._arguments import Arguments
+from ...core._errors import RetraceWarning
+from ...core._handle import Walked
+from ...core._locks import Lock
+from ...core._node_types import PYTHON_NUMBERS, carries_identity
+from ...core._sharing import Shape
+from ...core._short_texts import shown
+from ...core._static_values import Static
+from ...core._structure import Node, Op, Record, edges
+from ...core._warning_source import Definition, warn_about
 from .._argument_names import Names
 
 _ENOUGH = 3

@@ -3,7 +3,7 @@
 `jax.tree.map`, `optax.apply_updates` and `equinox.tree_at` take a tied model and return an untied one without a word.
 So, when a function has been traced, each module in its results is compared with those in its arguments that it could
 be a new version of: same class, same tree, same leaf types. What `untie` parted is excused, by the notes on the leaves
-(`_untying`).
+(`ties/_meant_untied`).
 
 Ties between separate arguments do not count, nor between the entries of an optax state: optimizer states and moving
 averages begin as aliases of the model by accident, and part on the first step.
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
-from ..._attribution import report_untied
-from ..._context import Policy
-from ..._lost_ties import KEEPING, LostLeaf, kind_of, lost_leaf_ties, maximal, named, unsettled
-from ..._sharing import Shape
-from ..._statics import Static
-from ..._structure import LEAF, Node, Path, edges, reached_outside
-from ..._text import listed
-from ..._untying import note
-from ..._walked import Walked
+from ...core._handle import Walked
+from ...core._sharing import Shape
+from ...core._short_texts import listed
+from ...core._static_values import Static
+from ...core._structure import LEAF, Node, Path, edges, reached_outside
+from ...core._warning_source import report_untied
+from ...ties._context import Policy
+from ...ties._lost_ties import KEEPING, LostLeaf, kind_of, lost_leaf_ties, maximal, named, unsettled
+from ...ties._meant_untied import note
 from .._argument_names import Names
 
 Module = tuple[str, int]

@@ -7,10 +7,10 @@ from typing import Any
 
 from jax.core import Tracer
 
-from ..._jax_internals import belongs_to
-from ..._structure import Structure, statics_of
-from ..._text import shown
-from ...errors import StaticTracerError
+from ...core._errors import StaticTracerError
+from ...core._jax_internals import belongs_to
+from ...core._short_texts import shown
+from ...core._structure import Structure, statics_of
 
 _DEPTH = 8
 """Of closures within partials within containers; each level is a level of the user's own nesting."""

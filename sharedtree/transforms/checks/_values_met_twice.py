@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 from jax import tree_util as jtu
 
-from ..._arguments import Arguments
-from ..._attribution import report_untied
-from ..._context import Policy
-from ..._graph import Rules, Tags, walk
-from ..._structure import Path, edges, reached_outside
-from ..._text import listed
-from ..._tied_values import is_one_around, is_tied_value
-from ..._walked import Walked
+from ...core._arguments import Arguments
+from ...core._graph import Rules, Tags, walk
+from ...core._handle import Walked
+from ...core._short_texts import listed
+from ...core._structure import Path, edges, reached_outside
+from ...core._warning_source import report_untied
+from ...ties._context import Policy
+from ...ties._tied_values import is_one_around, is_tied_value
 from .._argument_names import Names
 
 

@@ -1,0 +1,193 @@
+"""The one file that touches names which JAX does not promise to keep, and why each is needed.
+
+- `trace_ctx`: a tracer that leaks into a static leaf can only be told from one that legitimately belongs to an
+  enclosing transform by the trace it was made in. JAX's public API offers no way to ask.
+- `PyTreeDef.from_node_data_and_children`: the only way to rebuild a node from its type and aux data without holding
+  on to an instance of it.
+- `ArrayImpl`, the type of every concrete array: asking an array for it at import would start a backend. It is also
+  the only way to a weakly typed array of given data for which nothing is compiled.
+- `_registry` and the closures of `register_dataclass`: which fields of such a class are children and which are static.
+  Its unflatten function is C++ that reads past the end of too few. Also whether a class has the functions that its
+  library gives to all its classes. Where the names are gone, the answer is that nobody knows, and a test fails.
+- `dce_jaxpr`: `jax.jit` drops the inputs that a computation does not need, by this function.
+- `_deprecations` of `jax.experimental.shard_map`: whoever asks for the function there by its name is warned, but those
+  who have it should be served. Where it is gone, so is the function.
+- `TypedNdArray`: in JAX 0.8 a rule is given an object of this class for a NumPy array, which is none. Where the name is
+  gone, NumPy arrays stay what they are.
+- `typed_scalar_types`: a rule is given objects of these classes for Python numbers. Where the name is gone, numbers are
+  expected to stay what they are, and a test fails if they do not.
+- `traceback_util`: JAX takes its own frames out of the traceback of an error that leaves it, and those of what was
+  registered there. Where its names are gone, the frames show.
+"""
+
+import functools
+import importlib
+import inspect
+import pathlib
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax import tree_util as jtu
+from jax._src import core as _core, tree_util as _tree_util
+from jax._src.array import ArrayImpl
+from jax._src.core import trace_ctx
+from jax.core import Tracer
+from jax.interpreters.partial_eval import dce_jaxpr
+
+try:
+    from jax._src.literals import TypedNdArray as _TypedNdArray
+except ImportError:
+    _TypedNdArray = None
+
+try:
+    from jax._src.literals import typed_scalar_types as _typed_scalar_types
+except ImportError:
+    _typed_scalar_types = set[type]()
+
+try:
+    from jax._src import traceback_util as _traceback_util
+except ImportError:
+    _traceback_util = None
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+_LEAF = jtu.tree_structure(0)
+
+ConcreteArray: type = ArrayImpl
+
+REGISTRY: dict[type, Any] | None = getattr(_tree_util, "_registry", None)
+"""The classes that are registered as nodes: it grows when one is. None where JAX does not say."""
+
+TYPED_NUMBERS: frozenset[type] = frozenset(_typed_scalar_types)
+"""The classes of Python numbers whose dtype JAX has settled."""
+
+_NO_ARRAY = None if _TypedNdArray is None or issubclass(_TypedNdArray, np.ndarray) else _TypedNdArray
+
+
+_holder = getattr(_core, "trace_state_strong_ref", None)
+TRACE = (_holder, "value") if getattr(_holder, "value", None) is trace_ctx.trace else (trace_ctx, "trace")
+"""An object, and as which attribute it has the trace that is active now."""
+
+
+def current_trace() -> Any:
+    """The trace that is active now."""
+    return trace_ctx.trace
+
+
+def current_traces() -> tuple[Any, ...]:
+    """The trace that is active now and those that enclose it, innermost first. Held, so that `is` on them is sound."""
+    return with_enclosing(trace_ctx.trace)
+
+
+def with_enclosing(trace: Any) -> tuple[Any, ...]:
+    """A trace and those that enclose it, innermost first."""
+    traces: list[Any] = []
+    while trace is not None:
+        traces.append(trace)
+        trace = getattr(trace, "parent_trace", None)
+    return tuple(traces)
+
+
+def belongs_to(tracer: Tracer, traces: Iterable[Any]) -> bool:
+    """Whether `tracer` was made by one of `traces`."""
+    made_by = tracer._trace  # noqa: SLF001 -- see the module's docstring
+    return any(made_by is trace for trace in traces)
+
+
+def rebuild_registered(cls: type, aux: Any, children: Sequence[Any]) -> Any:
+    """Calls the unflatten function that JAX's registry holds for `cls`."""
+    return unflatten_of(cls, aux, len(children))(tuple(children))
+
+
+def unflatten_of(cls: type, aux: Any, num_children: int) -> Callable[[tuple[Any, ...]], Any]:
+    """The unflatten function that JAX's registry holds for `cls`, as a function of the children alone."""
+    own = registered_functions(cls)[1]
+    if isinstance(own, (types.FunctionType, types.MethodType)) and registered_fields(cls) is None:
+        return functools.partial(own, aux)  # three times faster than by way of a `PyTreeDef`
+    registry = jtu.default_registry
+    return jtu.PyTreeDef.from_node_data_and_children(registry, (cls, aux), [_LEAF] * num_children).unflatten
+
+
+def registered_functions(cls: type) -> tuple[Any, Any]:
+    """The flatten and the unflatten function that a class was registered with; None where JAX does not say."""
+    entry = getattr(_tree_util, "_registry", {}).get(cls)
+    return getattr(entry, "to_iter", None), getattr(entry, "from_iter", None)
+
+
+def registered_fields(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The fields of a class that came by `register_dataclass`: the children, and the static ones; else None."""
+    unflatten = registered_functions(cls)[1]
+    if getattr(unflatten, "__module__", None) != _tree_util.__name__:
+        return None
+    held = inspect.getclosurevars(unflatten).nonlocals
+    if not {"data_fields", "meta_fields"} <= held.keys():
+        return None
+    return tuple(held["data_fields"]), tuple(held["meta_fields"])
+
+
+@functools.lru_cache(256)
+def registered_counts(cls: type) -> tuple[int, int] | None:
+    """How many children and static values an instance of a class has that came by `register_dataclass`; else None."""
+    fields = registered_fields(cls)
+    return None if fields is None else (len(fields[0]), len(fields[1]))
+
+
+def weakly_typed(array: Any) -> Any:
+    """A concrete JAX array over the same memory, but of weak type."""
+    shards = [shard.data for shard in array.addressable_shards]
+    aval = array.aval.update(weak_type=True)
+    return ArrayImpl(aval, array.sharding, shards, committed=array.committed)
+
+
+def deprecated_shard_map() -> Callable[..., Any]:
+    """`jax.experimental.shard_map.shard_map`; where it is gone, that which took its place."""
+    try:
+        known = vars(importlib.import_module("jax.experimental.shard_map"))
+    except ImportError:
+        return jax.shard_map
+    return known.get("_deprecations", {}).get("shard_map", (None, None))[1] or known.get("shard_map", jax.shard_map)
+
+
+def as_numpy(leaf: Any) -> Any:
+    """The NumPy array that JAX has wrapped; any other leaf as it is."""
+    return leaf.val if type(leaf) is _NO_ARRAY else leaf
+
+
+def as_number(leaf: Any) -> Any:
+    """The Python number that JAX has put an object of a class of its own for; any other leaf as it is."""
+    return type(leaf).__mro__[1](leaf) if type(leaf) in TYPED_NUMBERS else leaf
+
+
+def used_inputs(jaxpr: Any) -> Sequence[bool]:
+    """Which inputs of a closed jaxpr `jax.jit` keeps."""
+    plain = jaxpr.jaxpr
+    return dce_jaxpr(plain, used_outputs=[True] * len(plain.outvars))[1]
+
+
+getattr(_traceback_util, "register_exclusion", lambda _: None)(str(pathlib.Path(__file__).parents[1]))
+
+
+def api_boundary(function: C) -> C:
+    """A function such that the tracebacks of errors which leave it have neither JAX's frames nor the library's."""
+    return getattr(_traceback_util, "api_boundary", lambda inside: inside)(function)
+
+
+def hide_frames(error: Exception) -> None:
+    """Does to an error that is being handled what `api_boundary` does, where its frame would cost every call.
+
+    An error that is raised again by `raise` does not get the frame which does so a second time.
+    """
+    util: Any = _traceback_util
+    try:
+        mode = util._filtering_mode()  # noqa: SLF001 -- see the module's docstring
+        if mode == "off" or util._is_under_reraiser(error):  # noqa: SLF001 -- as above
+            return
+        if mode == "tracebackhide":
+            util._add_tracebackhide_to_hidden_frames(error.__traceback__)  # noqa: SLF001 -- as above
+        else:
+            error.__traceback__ = util.filter_traceback(error.__traceback__)
+    except AttributeError:
+        return

@@ -1,0 +1,50 @@
+"""The public names that are imported when they are first used: files, other libraries' files, pictures, plain data.
+
+A program that only trains does not pay for them: they are two of five modules of the package. Whatever is wrong with
+such a module is raised by the first use of its names as it would have been by `import sharedtree`.
+
+A program that runs for days, and must save with the version that it began with whatever is installed meanwhile, imports
+`sharedtree.serialise` when it begins.
+
+    st.save  →  `__getattr__("save")`  →  `sharedtree.serialise.save`, and from then on an attribute like any other
+"""
+
+# Python lets nobody import this while it ends, when a program may save its model for the first time.
+import concurrent.futures.thread as _thread  # noqa: F401
+import importlib
+import sys
+from typing import Any
+
+_ROOMS = {
+    "serialise": (
+        *("Exported", "StateReport", "audit", "convert", "export", "from_bytes", "inspect", "load", "load_state"),
+        *("orbax", "register_state", "save", "state", "to_bytes", "trust", "verify"),
+    ),
+    "show": ("draw", "summary"),
+}
+
+_NAME = __name__.partition(".")[0]
+_PACKAGE = sys.modules[_NAME]
+
+ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+"""Public name → the folder that it is in."""
+
+
+def later(name: str) -> Any:
+    """What a name of the package stands for that nobody has used yet. It is an attribute of the package from then on.
+
+    Raises:
+        AttributeError: if there is no such name.
+    """
+    if name in _ROOMS:
+        return importlib.import_module(f"{_NAME}.{name}")
+    if name not in ROOM_OF:
+        raise AttributeError(f"module {_NAME!r} has no attribute {name!r}", name=name, obj=_PACKAGE)
+    found = getattr(importlib.import_module(f"{_NAME}.{ROOM_OF[name]}"), name)
+    setattr(_PACKAGE, name, found)
+    return found
+
+
+def names() -> list[str]:
+    """Those that `dir` lists: what has been used and what has not."""
+    return sorted({*vars(_PACKAGE), *ROOM_OF, *_ROOMS})

@@ -1,0 +1,138 @@
+"""Prefix trees: `in_axes`, shardings, filter specifications.
+
+A prefix has the shape of a tree down to some depth; a leaf of the prefix holds for everything below it. On a DAG the
+same leaf may be reached by several paths, under different labels: what to do about that is the caller's affair.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from jax import tree_util as jtu
+
+from ._errors import SharingMismatchError
+from ._node_types import node_type_of
+from ._sharing import name_of
+from ._static_values import Static, shown_beside
+from ._structure import LEAF, Node, Path, Record, Update
+
+
+class Label(NamedTuple):
+    """A leaf of the tree, the label that the prefix has for it, and the path on which the two met."""
+
+    record: int
+    label: Any
+    path: Path
+
+
+class Branch(NamedTuple):
+    """A node of a prefix that the library made itself: it fits any node with as many children.
+
+    Attributes:
+        parts: what there is for each child.
+    """
+
+    parts: tuple[Any, ...]
+
+
+def labels(
+    prefix: Any,
+    records: Sequence[Record],
+    root: int,
+    is_label: Callable[[Any], bool],
+    name: str,
+    path: Path = (),
+) -> Iterator[Label]:
+    """Spreads a prefix over the traced and static leaves of a DAG.
+
+    Args:
+        prefix: the prefix tree.
+        records: the DAG.
+        root: where in it the prefix begins.
+        is_label: whether an object in the prefix is a label and not a node.
+        name: what the prefix is called, for errors.
+        path: the path to the root, for errors and results.
+
+    Yields:
+        Each leaf once for each label object that reaches it; numbers are no objects, so those at each place.
+
+    Raises:
+        SharingMismatchError: where the prefix has a node of another class than the tree.
+
+    Cost: one visit for each pair of a record and an object of the prefix.
+    """
+    seen: set[tuple[int, int]] = set()
+    alive: list[Any] = [prefix]  # whatever has its id in `seen`
+    stack: list[tuple[int, Any, Path]] = [(root, prefix, path)]
+    while stack:
+        number, part, where = stack.pop()
+        op, children = records[number]
+        node = op.node if type(op) is Update else op
+        if (number, id(part)) in seen and (type(node) is Node or not is_number(part)):  # in `alive`
+            continue
+        seen.add((number, id(part)))  # in `alive`
+        if type(node) is not Node:
+            if op is LEAF or type(op) is Static:
+                yield Label(number, part, where)
+            continue
+        if type(part) is Branch:
+            parts: Sequence[Any] = part.parts
+        elif is_label(part):
+            parts = [part] * len(children)
+        else:
+            node_type = node_type_of(part)
+            parts, aux = ((), None) if node_type is None else node_type.take_apart(part)
+            fits = node_type is not None and node_type.cls is node.type.cls and len(parts) == len(children)
+            if not fits or (node.type.is_plain and Static(aux) != node.aux):  # other keys, for example
+                more, own = "", f"{name_of(node)} with {len(children)} children"
+                if node_type is not None and node_type.cls is node.type.cls:
+                    data, other = Static(aux).peek(), node.aux.peek()
+                    more = f" with {len(parts)} children and the static data {shown_beside(data, other)}"
+                    own += f" and the static data {shown_beside(other, data)}"
+                raise_unfit(name, part, own, where, more)
+            alive.extend(parts)
+        stack.extend(
+            (child, below, (*where, key))
+            for key, child, below in reversed(tuple(zip(node.keys, children, parts, strict=True)))
+        )
+
+
+def raise_unfit(name: str, part: Any, own: str, where: Path, more: str = "") -> NoReturn:
+    """Raises because a prefix does not fit a tree.
+
+    Args:
+        name: what the prefix is called.
+        part: of it.
+        own: what the tree has there, in words.
+        where: the path.
+        more: what else there is to say of the part.
+    """
+    text = jtu.keystr(where)
+    place = f"at `{text}`" if text else "as a whole"
+    raise SharingMismatchError(
+        f"`{name}` does not fit the tree {place}: it has a `{type(part).__name__}`{more} where the tree has {own}.\n"
+        "Give one value for the whole node, or a node of the same class:\n"
+        f"    {name} = jax.tree.map(lambda _: value, model)",
+        (text,),
+    )
+
+
+def is_number(part: Any) -> bool:
+    """Whether it is a number of Python or NumPy: a value, of which nobody can say whether two are one."""
+    return isinstance(part, (int, float, complex, np.generic))
+
+
+def label_at(prefix: Any, records: Sequence[Record], root: int, path: Path, is_label: Callable[[Any], bool]) -> Any:
+    """The label that a prefix, known to fit, has at one path."""
+    number, part = root, prefix
+    for key in path:
+        op, children = records[number]
+        node = op.node if type(op) is Update else op
+        assert type(node) is Node
+        index = node.keys.index(key)
+        number = children[index]
+        if not is_label(part):
+            node_type = node_type_of(part)
+            assert node_type is not None
+            part = node_type.take_apart(part)[0][index]
+    return part

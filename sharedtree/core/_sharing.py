@@ -1,0 +1,250 @@
+"""Sharing as a partition of paths: comparing two of them, what they have in common, and what they imply together.
+
+Two structures with the same *shape* (the same tree once every shared node is unfolded) can differ in sharing. Walking
+both at once from the roots pairs up their records: each path leads to one record on either side, and two paths that
+lead to the same pair have the same fate. So the pairs *are* the classes of the meet, and merging the two sides of
+every pair (and, since equal nodes have equal children, their children) gives those of the join. Neither unfolds the
+DAG, whose unfolding may be exponentially larger. The merging is the congruence closure of Nelson and Oppen (1980).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from jax import tree_util as jtu
+
+from ._errors import SharingMismatchError
+from ._short_texts import shown
+from ._static_values import Static
+from ._structure import LEAF, Node, Op, Path, Record, Structure, canonical, edges, intern
+
+
+class Rooted(Protocol):
+    """Whatever has the records of a DAG, and the number of its root."""
+
+    @property
+    def records(self) -> Sequence[Record]: ...  # noqa: D102
+
+    @property
+    def root(self) -> int: ...  # noqa: D102
+
+
+class Shape(NamedTuple):
+    """A DAG seen from one of its records: what a walk of two of them compares."""
+
+    records: Sequence[Record]
+    root: int
+
+
+class Pair(NamedTuple):
+    """A record of one shape and the record of the other at the same path; `above` are the left ones on the way."""
+
+    left: int
+    right: int
+    path: Path
+    above: tuple[int, ...]
+
+
+class Mismatch(NamedTuple):
+    """Two shapes differ at this path."""
+
+    path: Path
+    left: str
+    right: str
+
+    def error(self, left: str = "the first tree", right: str = "the second") -> SharingMismatchError:
+        """The error for two trees that should have one shape."""
+        path = jtu.keystr(self.path)
+        return SharingMismatchError(
+            f"The trees differ in shape at `{path}`: {left} has {self.left} there, {right} {self.right}.\n"
+            "Ties can only be compared or carried over between trees of one shape. Compare the shapes with\n"
+            "    jax.tree.structure(a), jax.tree.structure(b)",
+            (path,),
+        )
+
+
+class LostTie(NamedTuple):
+    """A record of the left shape that is two records of the right one, its `parts`."""
+
+    record: int
+    parts: tuple[int, int]
+    paths: tuple[Path, Path]
+    above: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+Agree = Callable[[int, int], bool]
+
+
+def pairs(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair | Mismatch]:
+    """Walks two shapes at once, yielding each pair of records when it is first met, or where they mismatch.
+
+    Args:
+        left: one shape.
+        right: the other.
+        agree: whether two records agree that are not nodes of one class with equally many children, which do.
+    """
+    seen: set[tuple[int, int]] = set()
+    stack: list[Pair] = [Pair(left.root, right.root, (), ())]
+    while stack:
+        pair = stack.pop()
+        if (pair.left, pair.right) in seen:
+            continue
+        seen.add((pair.left, pair.right))
+        (op, children), (other, others) = left.records[pair.left], right.records[pair.right]
+        if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls and len(children) == len(others):
+            yield pair
+            above = (*pair.above, pair.left)
+            steps = tuple(zip(op.keys, children, others, strict=True))
+            stack.extend(Pair(a, b, (*pair.path, key), above) for key, a, b in reversed(steps))
+        else:
+            names = (name_of(op, len(children)), name_of(other, len(others)))
+            yield pair if agree(pair.left, pair.right) else Mismatch(pair.path, *names)
+
+
+def shape_of(structure: Structure) -> Shape:
+    """A structure as a shape. It must not refer to trees that were packed before it."""
+    assert structure.base == 0
+    return Shape(structure.records, structure.root)
+
+
+def same_kind(left: Shape, right: Shape) -> Agree:
+    """Two leaves agree, and two static values, whatever they are."""
+    return lambda i, j: type(left.records[i][0]) is type(right.records[j][0]) and type(left.records[i][0]) is not Node
+
+
+def matching(left: Shape, right: Shape, agree: Agree) -> Iterator[Pair]:
+    """The pairs of two shapes that must match.
+
+    Raises:
+        SharingMismatchError: where they do not.
+    """
+    for pair in pairs(left, right, agree):
+        if isinstance(pair, Mismatch):
+            raise pair.error()
+        yield pair
+
+
+def lost_ties(left: Shape, right: Shape, agree: Agree) -> list[LostTie] | Mismatch:
+    """The records of `left` that are more than one record of `right`: ties that `right` lacks."""
+    first: dict[int, Pair] = {}
+    lost: list[LostTie] = []
+    for pair in pairs(left, right, agree):
+        if isinstance(pair, Mismatch):
+            return pair
+        earlier = first.setdefault(pair.left, pair)
+        if earlier.right != pair.right:
+            parts = earlier.right, pair.right
+            lost.append(LostTie(pair.left, parts, (earlier.path, pair.path), (earlier.above, pair.above)))
+    return lost
+
+
+def meet(a: Structure, b: Structure) -> Structure:
+    """The ties that two structures of one shape have in common; statics from `a`.
+
+    Raises:
+        SharingMismatchError: if their shapes differ.
+
+    Cost: one visit for each pair of records that some path leads to.
+    """
+    left, right = shape_of(a), shape_of(b)
+    for _ in matching(left, right, same_kind(left, right)):
+        pass
+
+    def expand(pair: tuple[int, int]) -> tuple[Op, Sequence[tuple[int, int]]]:
+        op, children = left.records[pair[0]]
+        return op, tuple(zip(children, right.records[pair[1]][1], strict=True))
+
+    records, numbers = canonical((a.root, b.root), expand)
+    return intern(records, len(numbers) - 1)
+
+
+def join(a: Structure, b: Structure) -> Structure:
+    """The coarsest ties that follow from those of two structures of one shape together; statics from `a`.
+
+    Raises:
+        SharingMismatchError: if their shapes differ, or if what becomes one object differs in its statics.
+
+    Cost: nearly linear in the records of both.
+    """
+    left, right = shape_of(a), shape_of(b)
+    groups: dict[int, list[int]] = {}
+    for pair in matching(left, right, same_kind(left, right)):
+        groups.setdefault(pair.right, []).append(pair.left)
+    records, numbers = merged(left, groups.values())
+    return intern(records, len(numbers) - 1)
+
+
+def merged(shape: Shape, groups: Any) -> tuple[tuple[Record, ...], dict[int, int]]:
+    """The shape with each group of its records made one, the lowest, which a walk meets first.
+
+    Args:
+        shape: a DAG.
+        groups: lists of records to make one. With two nodes, their children must be in groups together too, as they
+            are where the groups come from the pairs of two shapes.
+
+    Returns:
+        As `canonical`, the names being the records that were kept.
+
+    Raises:
+        SharingMismatchError: if records in one group differ in class or statics.
+    """
+    classes = Classes(len(shape.records))
+    for group in groups:
+        for i in group:
+            low, high = sorted((classes.of(group[0]), classes.of(i)))
+            if low != high and shape.records[low][0] != shape.records[high][0]:
+                raise _cannot_merge(shape, low, high)
+            classes.unite(low, high)
+
+    def expand(i: int) -> tuple[Op, Sequence[int]]:
+        op, children = shape.records[i]
+        return op, [classes.of(child) for child in children]
+
+    return canonical(classes.of(shape.root), expand)
+
+
+class Classes:
+    """Numbers from 0 on, each a class of its own until two classes are made one; the lowest number stands for all."""
+
+    def __init__(self, count: int) -> None:
+        self._lower = list(range(count))
+
+    def of(self, number: int) -> int:
+        """The number that stands for the class of a number."""
+        lower = self._lower
+        while lower[number] != number:
+            lower[number] = lower[lower[number]]
+            number = lower[number]
+        return number
+
+    def unite(self, one: int, other: int) -> bool:
+        """Makes one class of two; whether they were two."""
+        one, other = self.of(one), self.of(other)
+        if one < other:
+            self._lower[other] = one
+        else:
+            self._lower[one] = other
+        return one != other
+
+
+def _cannot_merge(shape: Shape, i: int, j: int) -> SharingMismatchError:
+    paths: dict[int, str] = {}
+    for number, path in edges(shape.records, [((), shape.root)]):
+        paths.setdefault(number, jtu.keystr(path))
+    return SharingMismatchError(
+        f"`{paths[i]}` and `{paths[j]}` should be one object, but what is static in them differs:\n"
+        f"    {shown(shape.records[i][0])}\n    {shown(shape.records[j][0])}\n"
+        "Make the statics equal first, or leave these paths untied.",
+        (paths[i], paths[j]),
+    )
+
+
+def name_of(op: Any, num_children: int | None = None) -> str:
+    """What a record is, for errors."""
+    if op is LEAF:
+        return "a traced leaf"
+    if type(op) is Static:
+        return f"the static value {shown(op.peek())}"
+    if type(op) is not Node:
+        return "an object of the caller's"
+    of_how_many = "" if num_children is None or op.type.cls is type(None) else f" with {num_children} children"
+    return f"a `{op.type.cls.__name__}`{of_how_many}"

@@ -1,0 +1,323 @@
+"""A DAG without its traced leaves, as a flat table.
+
+A DAG is packed into the list of its traced leaves, each once, and a *structure*: a flat table of records in the order
+in which a depth-first walk completes them. A record is an operation and the numbers of the records that are its
+children, so a shared node is one number that appears twice, and a structure is compared and hashed without any
+recursion. The same shape serves in TensorFlow's checkpoints, where it is called a trackable object graph.
+
+Structures are interned: two equal ones are one object, so comparison is `is`, which is what makes them cheap as part
+of JAX's cache keys. The table of interned structures holds them weakly; JAX's own caches keep those alive that it
+still needs. Nothing is evicted while it is in use, for that would retrace.
+
+Several trees can be packed in one crossing. The record numbers of each then start where those of the one before it
+ended, and a number below that start refers to an object in an earlier tree.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from ._interned import Interned
+from ._node_types import maker_of, node_type_of_class
+from ._plain_containers import NodeType
+from ._static_values import Static
+
+Path = tuple[Any, ...]
+
+
+class Leaf:
+    """Operation: the next traced leaf. There is one instance, `LEAF`."""
+
+    def __repr__(self) -> str:
+        return "LEAF"
+
+    def __reduce__(self) -> str:
+        return "LEAF"
+
+
+LEAF = Leaf()
+
+
+class Node:
+    """Operation: put a node together from its children.
+
+    Equal if the classes are the same and the auxiliary data is strictly equal. `keys` name the children in paths and
+    take no part in the comparison, since class and auxiliary data determine them.
+    """
+
+    __slots__ = ("_unflatten", "aux", "keys", "type")
+
+    def __init__(self, node_type: NodeType, aux: Static, keys: Path) -> None:
+        self.type = node_type
+        self.aux = aux
+        self.keys = keys
+        self._unflatten: Any = None
+
+    @property
+    def unflatten(self) -> Callable[[tuple[Any, ...]], Any]:
+        """For classes in JAX's registry, whose auxiliary data nobody can change: children → a new instance."""
+        if self._unflatten is None:
+            self._unflatten = maker_of(self.type.cls, self.aux.peek(), len(self.keys))
+        return self._unflatten
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Node and self.type.cls is other.type.cls and self.aux == other.aux
+
+    def __hash__(self) -> int:
+        return hash((self.type.cls, self.aux))
+
+    def __repr__(self) -> str:
+        return f"Node({self.type.cls.__name__})"
+
+    def __reduce__(self) -> Any:
+        # How the class comes apart is code; whoever unpickles this finds it by the class, as for its own objects.
+        return _node_of, (self.type.cls, self.aux, self.keys)
+
+
+def _node_of(cls: type, aux: Static, keys: Path) -> Node:
+    return Node(node_type_of_class(cls), aux, keys)
+
+
+class Given(NamedTuple):
+    """Operation: the very object that is number `number` on the other side of the crossing."""
+
+    number: int
+
+
+class Update(NamedTuple):
+    """Operation: put `node` together and write its content into object `number` on the other side of the crossing."""
+
+    number: int
+    node: Node
+
+
+Op = Leaf | Static | Node | Given | Update
+Record = tuple[Op, tuple[int, ...]]
+
+
+class Structure:
+    """A DAG without its traced leaves: node types, static leaves, sharing. Hashable; equal structures are one object.
+
+    Attributes:
+        base: the number of the first record; 0 unless earlier trees were packed in the same crossing.
+        records: the table, children before parents.
+        root: the number of the record that is the whole tree.
+        num_leaves: how many traced leaves it has, each shared one counted once.
+        given: the numbers that it takes from the other side.
+        updates: whether it has content that is to be written into objects of the other side.
+        is_noted: whether something is noted of its leaves when its tree is put together.
+        maker: stands for the `Context` in which it was made, if that was one that spans several trees. Not the Context
+            itself, which keeps every leaf that it has seen.
+        noted: which of its traced leaves lost their ties on purpose (see `ties/_meant_untied`); only for results of
+            functions.
+        tied_values: which of them were tied outside modules (see `_tied_values`); likewise.
+        pins: what must live as long as this, for keys that lead to it (see `_native_walk`). No part of the content.
+        plans: how transforms deal its leaves, by what they do (see `transforms`). No part of the content.
+        program: the records as the native `build` runs them, once it has. No part of the content.
+
+    Can be pickled if its static values can, in time linear in the records and without recursion over them; it is
+    interned again where it arrives, so there, too, equal ones are one object.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "base",
+        "given",
+        "is_noted",
+        "maker",
+        "noted",
+        "num_leaves",
+        "pins",
+        "plans",
+        "program",
+        "records",
+        "root",
+        "tied_values",
+        "updates",
+    )
+
+    base: int
+    records: tuple[Record, ...]
+    root: int
+    num_leaves: int
+    given: tuple[int, ...]
+    updates: bool
+    is_noted: bool
+    maker: Any
+    noted: tuple[int, ...]
+    tied_values: tuple[int, ...]
+    pins: dict[bytes, tuple[Any, ...]]
+    plans: dict[Any, Any]
+    program: Any
+
+    @property
+    def leaf_numbers(self) -> list[int]:
+        """The numbers of its traced leaves, in order."""
+        return [number for number, (op, _) in enumerate(self.records, self.base) if op is LEAF]
+
+    def __repr__(self) -> str:
+        return f"Structure({len(self.records)} records, {self.num_leaves} leaves)"
+
+    def complete(self) -> None:
+        """Works out what follows from the content."""
+        self.pins, self.plans = {}, {}
+        self.num_leaves = sum(op is LEAF for op, _ in self.records)
+        self.given = tuple(sorted({op.number for op, _ in self.records if type(op) is Given}))
+        self.updates = any(type(op) is Update for op, _ in self.records)
+        self.is_noted = bool(self.noted or self.tied_values)
+
+    def is_like(self, other: "Structure") -> bool:
+        """Whether another one has the same content, that is, whether it is to be this one."""
+        same = self.maker is other.maker and self.base == other.base and self.root == other.root
+        same = same and self.noted == other.noted and self.tied_values == other.tied_values
+        return same and self.records == other.records
+
+    def __copy__(self) -> "Structure":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Structure":
+        return self
+
+    def __reduce__(self) -> Any:
+        return intern, (self.records, self.root, self.base, self.maker, self.noted, self.tied_values)
+
+
+_interned: Interned[Structure] = Interned()
+
+
+def intern(
+    records: tuple[Record, ...],
+    root: int,
+    base: int = 0,
+    maker: Any = None,
+    noted: tuple[int, ...] = (),
+    tied_values: tuple[int, ...] = (),
+) -> Structure:
+    """The one structure with this content. Cost: one hash over the records."""
+    structure = Structure()
+    structure.base, structure.records, structure.root, structure.maker = base, records, root, maker
+    structure.noted, structure.tied_values, structure.program = noted, tied_values, None
+    return _interned.one_like(hash((maker, base, root, noted, tied_values, records)), structure)
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def canonical(
+    root: Key, expand: Callable[[Key], tuple[Op, Sequence[Key]]]
+) -> tuple[tuple[Record, ...], dict[Key, int]]:
+    """Numbers the nodes of any DAG as a walk would number them.
+
+    Args:
+        root: names the root.
+        expand: name → (operation, names of the children). Equal names are one node.
+
+    Returns:
+        The records, and the number of each name, in the order of the numbers; the root is the last.
+    """
+    numbers: dict[Key, int] = {}
+    records: list[Record] = []
+    stack: list[tuple[Key, Op | None, Sequence[Key]]] = [(root, None, ())]
+    while stack:
+        name, op, children = stack.pop()
+        if name in numbers:
+            continue
+        if op is None:
+            op, children = expand(name)
+            if children:
+                stack.append((name, op, children))
+                stack.extend((child, None, ()) for child in reversed(children))
+                continue
+        numbers[name] = len(records)
+        records.append((op, tuple([numbers[child] for child in children])))
+    return tuple(records), numbers
+
+
+def at_several_paths(records: Sequence[Record], roots: Iterable[int]) -> set[int]:
+    """The records to which several paths lead."""
+    met: set[int] = set()
+    found: set[int] = set()
+    stack = list(roots)
+    while stack:
+        number = stack.pop()
+        if number in found:
+            continue
+        if number in met:
+            found.add(number)
+        met.add(number)
+        stack.extend(records[number][1])  # the second time for all below it
+    return found
+
+
+def with_several_edges(records: Sequence[Record], root: int) -> set[int]:
+    """The records below a root that several edges lead to, and not only one that several paths lead to."""
+    met: set[int] = set()
+    found: set[int] = set()
+    stack = [root]
+    while stack:
+        for child in records[stack.pop()][1]:
+            if child in met:
+                found.add(child)
+            else:
+                met.add(child)
+                stack.append(child)
+    return found
+
+
+def reached_outside(records: Sequence[Record], root: int, base: int = 0) -> dict[int, int]:
+    """The records that a path through plain containers alone leads to, and how many such paths: one, or two for more.
+
+    Numbers below `base` are not entered. Cost: linear in the records found.
+    """
+    found: dict[int, int] = {}
+    stack = [root]
+    while stack:
+        number = stack.pop()
+        paths = found.get(number, 0)
+        if paths == 2:
+            continue
+        found[number] = paths + 1
+        if number >= base:
+            op, children = records[number - base]
+            node = op.node if type(op) is Update else op
+            if type(node) is Node and node.type.is_plain:
+                stack.extend(children)
+    return found
+
+
+def statics_of(structure: Structure) -> Iterator[tuple[int, Static]]:
+    """The numbers of its static leaves and nodes, each with its static data."""
+    for number, (op, _) in enumerate(structure.records, structure.base):
+        node = op.node if type(op) is Update else op
+        if type(node) is Node:
+            yield number, node.aux
+        elif type(node) is Static:
+            yield number, node
+
+
+def depth_of(records: Sequence[Record]) -> int:
+    """How deeply the records are nested."""
+    depths: list[int] = []
+    for _, children in records:
+        depths.append(1 + max((depths[child] for child in children), default=0))
+    return max(depths, default=0)
+
+
+def edges(records: Sequence[Record], roots: Sequence[tuple[Path, int]], base: int = 0) -> Iterator[tuple[int, Path]]:
+    """Every way into every record, once each: (number, path), the path going through each parent's first path.
+
+    The first pair of a number is its representative path. A walk of the DAG, not of its unfolding: the cost is linear
+    in the records even where the number of paths is exponential. Numbers below `base` are yielded and not entered.
+    """
+    seen: set[int] = set()
+    stack: list[tuple[int, Path]] = [(number, path) for path, number in reversed(roots)]
+    while stack:
+        number, path = stack.pop()
+        yield number, path
+        if number in seen or number < base:
+            continue
+        seen.add(number)
+        op, children = records[number - base]
+        node = op.node if type(op) is Update else op
+        if type(node) is Node:
+            pairs = zip(node.keys, children, strict=True)
+            stack.extend((child, (*path, key)) for key, child in reversed(tuple(pairs)))

@@ -1,0 +1,13 @@
+"""What is known of each library's classes: one file a library.
+
+Classes come in; how their instances are read, made and written goes out. Imports no library that the program has not
+imported, and is asked by the rooms above and never asks them.
+"""
+
+from ..core._libraries import LIBRARIES
+from ._dataclasses import DATACLASSES
+from ._equinox import EQUINOX
+from ._module import MODULE
+from ._nnx import NNX
+
+LIBRARIES.extend((EQUINOX, MODULE, DATACLASSES, NNX))

@@ -1,0 +1,152 @@
+"""The trainable part of a module, and how it is put back.
+
+Whether a leaf is trainable depends on the attributes on the way to it: one that `st.state_field` marks makes all below
+it untrainable, and otherwise the innermost module decides. So a walk from the root carries along what holds for leaves:
+
+    Net(head=Linear(weight=parameter(w), bias=b), target=state_field(<the same Linear>))
+
+Here `.head.weight` is trainable, `.head.bias` is not, and neither is anything below `.target`. The two linears are one
+object, so the weight is trainable: it is at one of its paths.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+from jax import tree_util as jtu
+
+from ..core._errors import SharingMismatchError
+from ..core._graph import Tags, walk
+from ..core._static_values import Static
+from ..core._structure import LEAF, Node, Op, Path, Record
+from ..libraries._module import kinds_in
+from ..libraries._module_values import PARAMETER, STATE
+from ..ties._context import rules_here
+from ..ties._listing import are_one_value, how_to_tie
+from ..ties._meant_untied import hand_on
+from ..tree._partition import rebuilt
+
+T = TypeVar("T")
+
+_NEVER, _NOT_MARKED, _MARKED, _IF_INEXACT = range(4)
+"""What holds for leaves: below `st.state_field`; in a module's attribute; in a marked one; in another library's."""
+
+
+def trainable(module: T) -> T:
+    """What `Module.parameters` returns."""
+    tags = Tags()
+    _, records, root = walk(module, tags, rules_here())
+    kept = _trainable_leaves(records, tags.objects, root)
+    hidden = {n for n, (op, _) in enumerate(records) if op is LEAF or type(op) is Static}
+
+    def expand(number: int) -> tuple[Op, Sequence[int]]:
+        return (LEAF, ()) if number in hidden else records[number]
+
+    return rebuilt(root, expand, lambda number: tags.objects[number] if number in kept else None)
+
+
+def merged(module: T, parameters: Any) -> T:
+    """What `Module.merge` returns."""
+    tags, theirs = Tags(), Tags()
+    _, records, root = walk(module, tags, rules_here())
+    _, others, other_root = walk(parameters, theirs, rules_here())
+    kept = _trainable_leaves(records, tags.objects, root)
+    found: dict[int, tuple[int, Path]] = {}
+    for number, other, path in _side_by_side(records, root, others, other_root):
+        if number not in kept or theirs.objects[other] is None:
+            continue
+        known, first = found.setdefault(number, (other, path))
+        if known != other and not are_one_value(others, theirs.objects, known, other):
+            one, two = jtu.keystr(first), jtu.keystr(path)
+            raise SharingMismatchError(
+                f"`{one}` and `{two}` are one leaf in the module, but two objects in the parameters.\nWhich of the two "
+                f"is meant cannot be known.\n{how_to_tie('parameters', 'module.parameters()', in_containers=False)}",
+                (one, two),
+            )
+    new = {number: theirs.objects[other] for number, (other, _) in found.items()}
+    hand_on([tags.objects[number] for number in new], list(new.values()))
+
+    def expand(number: int) -> tuple[Op, Sequence[int]]:
+        op, children = records[number]
+        return (op, children) if type(op) is Node else (LEAF, ())
+
+    return rebuilt(root, expand, lambda number: new.get(number, tags.objects[number]))
+
+
+def _trainable_leaves(records: Sequence[Record], objects: Sequence[Any], root: int) -> set[int]:
+    found: set[int] = set()
+    seen: set[tuple[int, int]] = set()
+    stack = [(root, _NOT_MARKED)]
+    while stack:
+        number, rule = stack.pop()
+        if (number, rule) in seen:
+            continue
+        seen.add((number, rule))
+        op, children = records[number]
+        if type(op) is Node:
+            stack.extend(zip(children, _rules_below(op, len(children), rule), strict=True))
+        elif op is LEAF and _is_trainable(objects[number], rule):
+            found.add(number)
+    return found
+
+
+def _rules_below(node: Node, num_children: int, rule: int) -> Sequence[int]:
+    """What holds for each child of a node for which a rule holds."""
+    if rule == _NEVER or node.type.is_plain:
+        return [rule] * num_children
+    kinds = kinds_in(node.aux.peek())
+    if kinds is not None:
+        each = [kinds.by_name[name] for name in kinds.children]
+        return [_NEVER if kind == STATE else _MARKED if kind == PARAMETER else _NOT_MARKED for kind in each]
+    nnx: Any = sys.modules.get("flax.nnx")
+    if issubclass(node.type.cls, getattr(nnx, "Variable", ())):
+        return [_IF_INEXACT if issubclass(node.type.cls, nnx.Param) else _NEVER] * num_children
+    return [_IF_INEXACT] * num_children
+
+
+def _is_trainable(leaf: Any, rule: int) -> bool:
+    return rule == _MARKED or (rule == _IF_INEXACT and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+
+
+def _side_by_side(
+    records: Sequence[Record], root: int, others: Sequence[Record], other_root: int
+) -> Iterator[tuple[int, int, Path]]:
+    """The leaves and static values of a module, with what stands in the same place of another one, and a path.
+
+    Attributes of modules are found by name; those that only one of two modules has are passed over.
+
+    Raises:
+        SharingMismatchError: if the two have another class or another number of children anywhere.
+    """
+    seen: set[tuple[int, int]] = set()
+    stack: list[tuple[int, int, Path]] = [(root, other_root, ())]
+    while stack:
+        number, other, path = stack.pop()
+        if (number, other) in seen:
+            continue
+        seen.add((number, other))
+        (op, children), (their_op, their_children) = records[number], others[other]
+        if type(op) is not Node or (type(their_op) is Node and their_op.type.cls is type(None)):
+            yield number, other, path
+            continue
+        if type(their_op) is not Node or their_op.type.cls is not op.type.cls:
+            raise _of_another_shape(path, op, their_op)
+        if kinds_in(op.aux.peek()) is not None:
+            theirs = dict(zip(their_op.keys, their_children, strict=True))
+            below = [(child, theirs[key], key) for key, child in zip(op.keys, children, strict=True) if key in theirs]
+        elif op.keys != their_op.keys:
+            raise _of_another_shape(path, op, their_op)
+        else:
+            below = list(zip(children, their_children, op.keys, strict=True))
+        stack.extend((child, their_child, (*path, key)) for child, their_child, key in reversed(below))
+
+
+def _of_another_shape(path: Path, op: Node, other: Op) -> SharingMismatchError:
+    where, theirs = jtu.keystr(path), other.type.cls.__name__ if type(other) is Node else "leaf"
+    return SharingMismatchError(
+        f"The parameters differ in shape from the module at `{where}`: there is a `{op.type.cls.__name__}` here, and a "
+        f"`{theirs}` there, or one with another number of children. Merge what `parameters` gave of the same module:\n"
+        "    module = module.merge(sharedtree.tree.map(update, module.parameters()))",
+        (where,),
+    )

@@ -1,0 +1,206 @@
+"""Optimizers on DAGs: any optax transformation, with one slot for each tied leaf.
+
+The transformation never sees a tie. It gets the parameters *cut*, as `_parameters` describes it: the model itself, in
+which each parameter stands once. So everything that optax does by tree structure or by path works on it as on any
+Equinox model. What comes back, updates and states, is made whole: wherever a tree of the parameters' shape turns up in
+it, the ties are put back, so that `state[0].mu.embed.weight` can be read at every path of the weight. Masks and labels,
+which name every path, are translated on their way in.
+"""
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax.numpy as jnp
+from jax import tree_util as jtu
+
+from ..core._accidental_aliases import distinct
+from ..core._node_types import node_type_of, require_registered
+from ..core._recursion_limit import keeps_limit
+from ..core._short_texts import shown
+from ..libraries._optax import has_labels, with_labels
+from ..ties._listing import is_inexact
+from ..tree._jax_tree import map as _map
+from ._initial_ties import InitialTies
+from ._parameters import Models, holds_several_models
+from ._wrt import OF_OPTIMIZER, filter_of, require_nothing_left
+
+if TYPE_CHECKING:
+    import optax
+
+T = TypeVar("T")
+
+
+def optimizer(tx: "optax.GradientTransformation", wrt: Any = None) -> "optax.GradientTransformationExtraArgs":
+    """An optax transformation that works on models with ties, with one slot for each tied leaf.
+
+    Args:
+        tx: any `optax.GradientTransformation`, extra arguments included.
+        wrt: which leaves are optimised, a filter as in `sharedtree.grad(f, wrt=...)`: a class, a tag, a function of a
+            path and a value, or several of these. The others have no slot in the state and no update, whether the
+            gradient has them or not; weight decay and norms do not see them either. None for all.
+
+    Returns:
+        An `optax.GradientTransformationExtraArgs`.
+
+        `init(params)`: `params` is a model, or any container of modules and arrays; its inexact traced leaves are
+        optimised. Returns the state, in which every tree of the shape of the model is such a model, with its ties.
+        Raises `ValueError` if `wrt` selects none of them.
+
+        `update(updates, state, params=None, **extra)`: `updates` is a gradient with the sharing of the model, as
+        `sharedtree.grad` returns it. Extra arguments of the shape of the model, and functions of a model among them
+        (`value_fn` of `optax.lbfgs`), are translated. Returns the updates, with the sharing of the model, and the
+        state.
+
+        Both raise `SharingMismatchError` if what is tied in the model is not tied in the updates or in the state, and
+        `InconsistentSharingError` if `wrt` selects a tied leaf at one of its paths and not at another.
+        `update` warns with `UntiedWarning`, or raises `UntiedError` by `Policy(on_untie=...)`, if what was tied in the
+        model that `init` saw, or is tied in the state, is not tied in the model any more, unless `untie` was said of
+        it.
+
+    Raises:
+        TypeError: if `tx` is no such transformation, as `optax.adam` before it is called, or `wrt` is no filter.
+        ImportError: if optax is not installed.
+
+    Cost: two walks over the nodes of the model, and one over those of each model in the state, for each call; with
+    `wrt` two more over the model, and one question for each path. Arrays are aliased.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, sharedtree as st
+        >>> w = jnp.ones(3)
+        >>> params = {"embed": w, "head": w}
+        >>> tx = st.optimizer(optax.sgd(0.5, momentum=0.9))
+        >>> state = tx.init(params)
+        >>> gradient = st.grad(lambda d: (d.tree["embed"] * d.tree["head"]).sum())(st.Dag(params)).tree
+        >>> updates, state = tx.update(gradient, state, params)
+        >>> state[0].trace["embed"] is state[0].trace["head"]
+        True
+        >>> params = st.apply_updates(params, updates)
+        >>> params["head"]
+        Array([0., 0., 0.], dtype=float32)
+        >>> tx = st.optimizer(optax.sgd(0.5, momentum=0.9), wrt=lambda path, value: path == ("bias",))
+        >>> tx.init({"weight": w, "bias": jnp.zeros(1)})[0].trace
+        {'bias': Array([0.], dtype=float32), 'weight': None}
+
+    Limitations: functions that optax offers beside a transformation (`optax.global_norm`,
+    `optax.contrib.schedule_free_eval_params`) see a tie as often as it has paths; give them `sharedtree.tree.leaves`
+    of a gradient, or `sharedtree.Dag`s.
+    """
+    optax = _optax()
+    if not callable(getattr(tx, "init", None)) or not callable(getattr(tx, "update", None)):
+        raise TypeError(
+            f"`optimizer` takes an optax transformation, which has `init` and `update`, not {shown(tx)}. Functions of "
+            "optax make one:\n"
+            "    tx = sharedtree.optimizer(optax.adam(1e-3))"
+        )
+    tx = optax.with_extra_args_support(tx)
+    selected = None if wrt is None else filter_of(wrt, OF_OPTIMIZER)
+    is_labelled = has_labels(tx)
+    initial_ties = InitialTies()
+
+    def inner(models: Models) -> Any:
+        return with_labels(tx, models.translated_labels) if is_labelled else tx
+
+    @keeps_limit
+    def init(params: Any) -> Any:
+        require_registered(params)
+        models = Models.of(params, selected)
+        if not models.hold_parameters:
+            if selected is not None:
+                require_nothing_left([params], is_inexact, wrt, OF_OPTIMIZER)
+            # `optax.tree_map_params` asks with a placeholder where in the state there are parameters.
+            return tx.init(params)
+        initial_ties.remember(params)
+        cut = models.cut(params, "params")
+        return models.whole(_without_aliases(inner(models).init(cut), cut))
+
+    @keeps_limit
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        model = updates if params is None else params
+        initial_ties.check(model, state)
+        models = Models.of(model, selected)
+        for name, value in extra.items():
+            extra[name] = _translated(value, models, name, params)
+        new_updates, new_state = inner(models).update(
+            models.cut(updates, "updates"),
+            models.cut(state, "state"),
+            None if params is None else models.cut(params, "params"),
+            **extra,
+        )
+        return models.whole(new_updates), models.whole(new_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _optax() -> Any:
+    try:
+        import optax
+    except ImportError as error:
+        raise ImportError(
+            "`sharedtree.optimizer` needs optax. Install it:\n    pip install optax", name=error.name
+        ) from error
+    return optax
+
+
+def apply_updates(tree: T, updates: Any) -> T:
+    """Adds updates to a model, each tied leaf once. `optax.apply_updates`, with ties kept.
+
+    Args:
+        tree: the model; it is not changed.
+        updates: a tree of the same shape and sharing, `None` where nothing is to be added.
+
+    Returns:
+        A model of new nodes with the same ties; leaves keep their dtypes, and those without an update are the same
+        objects.
+
+    Raises:
+        SharingMismatchError: if the shapes differ, or what is tied in the model is not tied in the updates.
+
+    Cost: two walks over the nodes, one new array for each updated leaf.
+
+    Example:
+        >>> import jax.numpy as jnp, sharedtree as st
+        >>> w, u = jnp.ones(2), jnp.ones(2)
+        >>> new = st.apply_updates({"a": w, "b": w, "step": 3}, {"a": u, "b": u, "step": None})
+        >>> new["a"] is new["b"], new["step"]
+        (True, 3)
+    """
+    if holds_several_models(tree):
+        return type(tree)(*[apply_updates(part, update) for part, update in zip(tree, updates, strict=True)])
+    return _map(_added, tree, updates)
+
+
+def _added(leaf: Any, update: Any) -> Any:
+    if update is None:
+        return leaf
+    return jnp.asarray(leaf + update).astype(jnp.asarray(leaf).dtype)
+
+
+def _without_aliases(state: Any, params: Any) -> Any:
+    """A state whose arrays are not those of the parameters, nor of each other.
+
+    Some states begin as aliases (`optax.contrib.prodigy` keeps the first parameters). Donating the one would then
+    donate the other, and the second step, on which they part, would be traced anew.
+    """
+    given = jtu.tree_leaves(params)
+    leaves, treedef = jtu.tree_flatten(state)
+    return jtu.tree_unflatten(treedef, distinct([*given, *leaves])[len(given) :])
+
+
+def _translated(value: Any, models: Models, name: str, params: Any) -> Any:
+    """An extra argument: a model is cut, and a function of a model gets the whole model when it is called."""
+    if node_type_of(value) is not None or not callable(value):
+        return models.cut(value, name)
+
+    def on_whole_models(*args: Any, **kwargs: Any) -> Any:
+        def whole(arg: Any) -> Any:
+            arg = models.whole(arg)
+            return arg if params is None else models.change(arg, lambda _, found: _filled(found, params))
+
+        result = value(*map(whole, args), **{key: whole(arg) for key, arg in kwargs.items()})
+        return models.cut(result, name)
+
+    return on_whole_models
+
+
+def _filled(model: Any, params: Any) -> Any:
+    """A model of parameters with the other leaves of `params`, static ones included."""
+    return _map(lambda leaf, parameter: leaf if parameter is None else parameter, params, model)

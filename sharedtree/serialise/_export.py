@@ -1,0 +1,406 @@
+"""`jax.export` of functions whose arguments and results have sharing.
+
+An exported program outlives the process, and with it goes how its arguments and results are packed: structures, which
+are part of JAX's trees, and which JAX asks to be written as bytes. They are written as trees are written to files, and
+read under the same rules: by name, from an allow-list, and nothing is called. In the place of each traced leaf, and of
+each object that an earlier argument has, is a `jax.ShapeDtypeStruct`, since those have identity and carry no data:
+
+    Net(w, w) after an argument with 3 records, of which the layer is number 1
+        →  Net(struct((), bool), the same), Layer: struct((1,), int8)
+"""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax import export as jax_export, tree_util as jtu
+
+from ..core._arguments import Arguments
+from ..core._errors import UntrustedTypeError
+from ..core._graph import Rules, Tags, build, pack
+from ..core._jax_internals import api_boundary
+from ..core._node_types import node_type_of_class
+from ..core._plain_containers import Inherited
+from ..core._static_values import Static
+from ..core._structure import Node, Op, Structure, intern, reached_outside
+from ..ties._context import PolicyOption, current_policy
+from ..transforms._ahead_of_time import require_made_for
+from ..transforms._applying import title_of
+from ..transforms._caller_side import Dealing, enter, leave
+from ..transforms._function_transform import rules_of_call
+from ..transforms._hands import Deal, Hand, Hands
+from ..transforms._jit import Filtered, JitTransform
+from ..transforms._preserve import preserve_identities, register_transform
+from ..tree._dag import Dag
+from ._older_exports import (
+    Packed,
+    malformed,
+    put_together,
+    stand_in,
+    structure_before_hands,
+    structure_of_arguments,
+    written_before_hands,
+)
+
+if TYPE_CHECKING:
+    from .trust._trust import Trusted
+
+_trusted: ContextVar[Any] = ContextVar("trusted", default=())  # what the call that is reading now trusts
+
+
+class Exported:
+    """A program that `sharedtree.export` made: as `jax.export.Exported`, for models with sharing.
+
+    It has every attribute of JAX's own. The leaves of its `in_tree` and `out_tree` are the distinct arrays.
+
+    Args:
+        exported: what JAX exported, or read.
+        policy: what counts as sharing; None for that of the thread at each call.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sharedtree as st
+        >>> layer = {"w": jnp.ones(2)}
+        >>> exported = st.export(st.jit(lambda d: 2 * d.tree["a"]["w"]))(st.Dag({"a": layer, "b": layer}))
+        >>> isinstance(exported, st.Exported), len(exported.in_avals)
+        (True, 1)
+        >>> exported.call(st.Dag({"a": layer, "b": layer}))
+        Array([2., 2.], dtype=float32)
+
+    Limitations: `vjp()` is JAX's own, of the distinct arrays. Calls can be differentiated with `sharedtree.grad`.
+    """
+
+    def __init__(self, exported: jax_export.Exported, policy: PolicyOption = None) -> None:
+        self._exported = exported
+        self._policy = policy
+
+    @api_boundary
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the program, with arguments of the sharing that it was exported for, but the static ones.
+
+        Raises:
+            SharingMismatchError: if ties, classes or static values are others.
+            ValueError: if the arguments are of another tree, or their arrays of other shapes.
+        """
+        in_tree = self._exported.in_tree
+        known = structure_of_arguments(in_tree)
+        # Only Equinox has static values outside modules.
+        outside = [known.records[number][0] for number in reached_outside(known.records, known.root)]
+        filtered = any(type(op) is Static for op in outside)
+        rules = rules_of_call(current_policy(self._policy), filtered=filtered)
+        with enter(_named_like(known, args, kwargs), rules, Dealing("export", lambda _: ())) as call:
+            made, again = f"`{self._exported.fun_name}` was exported", "sharedtree.export(f)(*args)"
+            require_made_for(known, call, made, again)
+            hands, _ = in_tree.unflatten(range(in_tree.num_leaves))
+            if not all(type(hand) is Hand for hand in hands):
+                own_args, own_kwargs = in_tree.unflatten(call.leaves)
+                return put_together(self._exported.call(*own_args, **own_kwargs))
+            own = [[call.leaves[i] for i in hand.deal.numbers or range(known.num_leaves)] for hand in hands]
+            each = zip(own, hands, strict=True)
+            result = self._exported.call(*[Hand(leaves, hand.deal) for leaves, hand in each])
+        parts: Any = result.parts if type(result) is Hands else (result,)
+        return leave(parts)
+
+    @api_boundary
+    def serialize(self, vjp_order: int = 0) -> bytearray:
+        """The program as bytes, for `sharedtree.Exported.deserialize`.
+
+        Args:
+            vjp_order: how many orders of its derivative are written, too.
+
+        Raises:
+            UnserialisableError: if the structure of the arguments or results cannot be written, a lambda in it say.
+            ImportError: without flatbuffers.
+        """
+        _require_flatbuffers()
+        return self._exported.serialize(vjp_order)
+
+    @classmethod
+    @api_boundary
+    def deserialize(
+        cls,
+        blob: bytes | bytearray,
+        *,
+        trusted: "Trusted | Iterable[Trusted]" = (),
+        policy: PolicyOption = None,
+    ) -> "Exported":
+        """Reads what `serialize` wrote.
+
+        The classes and functions in the structures of arguments and results are found as `load` finds those of a file,
+        under the same rules. But the program itself is compiled and run: trust whoever wrote it.
+
+        Args:
+            blob: the bytes.
+            trusted: as for `load`. See also `sharedtree.trust`.
+            policy: what counts as sharing.
+
+        Raises:
+            UntrustedTypeError: if classes are named that may not be.
+            FormatError: if the structures are damaged, or were made by hand.
+            ImportError: without flatbuffers.
+        """
+        _require_flatbuffers()
+        token = _trusted.set(trusted)
+        try:
+            exported = jax_export.deserialize(bytearray(blob))
+        except (StopIteration, AssertionError):  # of JAX, when leaves and arguments are not as many
+            raise malformed() from None
+        finally:
+            _trusted.reset(token)
+        _require_sound(exported.in_tree)
+        _require_sound(exported.out_tree)
+        return cls(exported, policy)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._exported, name)
+
+    def __repr__(self) -> str:
+        return f"Exported({self._exported.fun_name})"
+
+
+@api_boundary
+def export(function: Callable[..., Any], /, **options: Any) -> Callable[..., Exported]:
+    """`preserve_identities(jax.export.export)`: compiles a function for other processes and machines.
+
+    Args:
+        function: a function under `sharedtree.jit`, whose options count; or a function.
+        options: of `jax.export.export`, and `policy=` and `in_place=`, which can only be False.
+
+    Returns:
+        What takes the arguments, or `jax.ShapeDtypeStruct`s in their places, and returns an `Exported`, which takes and
+        gives models with the same sharing, each distinct array once.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sharedtree as st
+        >>> w = jnp.ones(2)
+        >>> exported = st.export(st.jit(lambda d: st.Dag([d.tree["a"] + d.tree["b"]] * 2)))(st.Dag({"a": w, "b": w}))
+        >>> exported.in_avals, exported.out_avals
+        ((ShapedArray(float32[2]),), (ShapedArray(float32[2]),))
+        >>> result = exported.call(st.Dag({"a": 3 * w, "b": 3 * w})).tree
+        Traceback (most recent call last):
+        ...
+        sharedtree.errors.SharingMismatchError: ...
+        >>> w = 3 * w
+        >>> result = exported.call(st.Dag({"a": w, "b": w})).tree
+        >>> result[0] is result[1], result[0]
+        (True, Array([6., 6.], dtype=float32))
+
+    Raises:
+        InconsistentSharingError: as the function under `sharedtree.jit` would, and likewise its other errors.
+        ValueError: for arguments, if what the function changes in them is to be written back in place.
+
+    `serialize()` needs flatbuffers: `pip install flatbuffers`.
+
+    Limitations: a module that the function returns unchanged is an output, for a program cannot name an object of its
+    caller's.
+    """
+    return preserve_identities(jax_export.export)(function, **options)
+
+
+def exporting(
+    transform: Callable[..., Any], function: Callable[..., Any], policy: PolicyOption, options: dict[str, Any]
+) -> Callable[..., Exported]:
+    """The adapter of `jax.export.export`."""
+    jitted = function if isinstance(function, JitTransform) else JitTransform(jax.jit, function, policy, {})
+
+    @api_boundary
+    def for_arguments(*args: Any, **kwargs: Any) -> Exported:
+        own = current_policy(jitted.policy or policy)
+        if own.in_place:
+            raise ValueError(
+                f"A program that `{title_of(transform)}` makes holds none of its caller's objects, so nothing could be "
+                "written back in place. Return what changes:\n"
+                "    exported = sharedtree.export(sharedtree.jit(f, in_place=False))(model)"
+            )
+        # A program cannot name an object of its caller's.
+        own = dataclasses.replace(own, pass_through=False)
+        with jitted.enter(args, kwargs, own) as call:
+            made = jitted.transformed_for(own, call)
+            made = made.jitted if isinstance(made, Filtered) else made
+            exported = transform(made, **options)(*call.hands, *call.statics)
+        return Exported(exported, jitted.policy or policy)
+
+    return for_arguments
+
+
+def _named_like(known: Structure, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
+    """Arguments with the names that those have which a program was made for."""
+    positional, _, static = known.records[known.root][0].aux.peek()  # pyright: ignore[reportAttributeAccessIssue]
+    names = list(positional)
+    while len([name for name in names if name is not None]) < len(args):
+        names.append(f"args[{len(names)}]")
+    each, kwargs = iter(args), dict(kwargs)
+    # Equinox has arguments by position that were given by keyword.
+    own = [(name, None if name is None else next(each, kwargs.pop(name, _MISSING))) for name in names]
+    own = [(name, arg) for name, arg in own if arg is not _MISSING]
+    return Arguments(
+        tuple([name for name, _ in own]), [arg for _, arg in own], {**kwargs, **dict.fromkeys(static)}, static
+    )
+
+
+_MISSING = object()
+
+
+def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
+    """A structure as bytes.
+
+    Args:
+        structure: to be written.
+        convention: which holds around its root.
+
+    Raises:
+        UnserialisableError: if it holds what no file can hold.
+    """
+    table: list[Any] = []
+    records = [(_written(op), children) for op, children in structure.records]
+    build(records, [stand_in() for _ in range(structure.num_leaves)], table)
+    tree, names = table[structure.root], None
+    if type(tree) is Arguments:
+        tree, names = tree.parts()
+    return _to_bytes([tree, names, convention, structure.noted, structure.tied_values])
+
+
+def structure_of(data: bytes) -> Structure:
+    """The inverse of `bytes_of`.
+
+    Raises:
+        UntrustedTypeError: if a class or a function in it may not be named.
+        FormatError: if these are no such bytes.
+    """
+    found = _read_bytes(data)
+    if type(found) is tuple:
+        return structure_before_hands(found, _read)
+    if type(found) is not list or len(found) != 5 or not all(type(found[i]) is tuple for i in (3, 4)):
+        raise malformed()
+    tree, names, convention, *noted = found
+    if convention not in ("jax", "outside") or (names is not None and not _are_names(names, tree)):
+        raise malformed()
+    tree = tree if names is None else Arguments.of_parts(names, tree)
+    leaves, known = pack(tree, Tags(), Rules(convention=convention))
+    if not all(type(mark) is int and 0 <= mark < len(leaves) for marks in noted for mark in marks):
+        raise malformed()
+    return intern(tuple([(_read(op, len(below)), below) for op, below in known.records]), known.root, 0, None, *noted)
+
+
+def _read_bytes(data: bytes) -> Any:
+    try:
+        return _from_bytes(data, trusted=_trusted.get())
+    except UntrustedTypeError as error:
+        advice = re.sub(r"sharedtree\.load\(path, trusted=\[(.*)\]\)", r"sharedtree.trust(\1)", str(error))
+        raise UntrustedTypeError(advice, error.paths, error.names) from None
+
+
+def _are_names(names: Any, children: Any) -> bool:
+    if type(names) is not tuple or len(names) != 3 or type(children) is not list:
+        return False
+    if not all(type(each) is tuple and all(type(x) in (str, type(None)) for x in each) for each in names):
+        return False
+    positional, keywords, _ = names
+    return len([name for name in positional if name is not None]) + len(keywords) == len(children)
+
+
+def bytes_of_deal(deal: Deal) -> bytes:
+    """What a hand has beside its leaves, as bytes."""
+    return _to_bytes((bytes_of(deal.structure, "outside"), deal.numbers))
+
+
+def deal_of(data: bytes) -> Deal:
+    """The inverse of that."""
+    found = _from_bytes(data)
+    if type(found) is not tuple or len(found) != 2 or type(found[0]) is not bytes:
+        raise malformed()
+    structure, numbers = structure_of(found[0]), found[1]
+    if numbers is not None and not (
+        type(numbers) is tuple and all(type(n) is int and 0 <= n < structure.num_leaves for n in numbers)
+    ):
+        raise malformed()
+    return Deal(structure, numbers)
+
+
+class WrittenDag:
+    """What is written for a `Dag` inside a structure: its own structure as bytes."""
+
+    __slots__ = ("leaves", "structure")
+
+    def __init__(self, leaves: Sequence[Any], structure: bytes) -> None:
+        self.leaves = leaves
+        self.structure = structure
+
+
+jtu.register_pytree_node(
+    WrittenDag, lambda dag: (dag.leaves, dag.structure), lambda structure, leaves: WrittenDag(leaves, structure)
+)
+
+
+def _written(op: Op) -> Op:
+    if type(op) is not Node or op.type.cls is not Dag:
+        return op
+    return Node(node_type_of_class(WrittenDag), Static(bytes_of(op.aux.peek())), op.keys)
+
+
+def _read(op: Op, num_leaves: int) -> Op:
+    if type(op) is not Node or op.type.cls is not WrittenDag:
+        return op
+    data = op.aux.peek()
+    structure = structure_of(data) if type(data) is bytes else None
+    if structure is None or structure.base or structure.num_leaves != num_leaves:
+        raise malformed()
+    dag = Dag._unflatten(structure, [stand_in() for _ in range(num_leaves)])  # noqa: SLF001 # pyright: ignore
+    return pack(dag, Tags())[1].records[-1][0]
+
+
+def _require_sound(treedef: Any) -> None:
+    """Checks that the hands in a tree have all the leaves of one structure, each once."""
+    tree = treedef.unflatten([stand_in() for _ in range(treedef.num_leaves)])
+    put_together(tree)
+    own = [hand for hand in jtu.tree_leaves(tree, is_leaf=lambda x: type(x) is Hand) if type(hand) is Hand]
+    numbers = [n for hand in own for n in hand.deal.numbers or range(hand.structure.num_leaves)]
+    if own and (
+        own[0].structure.base
+        or any(hand.structure is not own[0].structure or hand.deal.num_leaves != len(hand.leaves) for hand in own)
+        or sorted(numbers) != list(range(own[0].structure.num_leaves))
+    ):
+        raise malformed()
+
+
+# Functions, for only who exports needs what writes and reads files.
+def _to_bytes(tree: Any) -> bytes:
+    from .save import to_bytes  # noqa: PLC0415
+
+    return to_bytes(tree)
+
+
+def _from_bytes(data: bytes, trusted: "Trusted | Iterable[Trusted]" = ()) -> Any:
+    from .load import from_bytes  # noqa: PLC0415
+
+    return from_bytes(data, trusted=trusted)
+
+
+def _require_flatbuffers() -> None:
+    try:
+        import flatbuffers as flatbuffers  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError(
+            "JAX writes exported programs with flatbuffers, which is not installed. Install it:\n"
+            "    pip install flatbuffers\n"
+            "It is also what the extra of sharedtree brings: `sharedtree[export]`.",
+            name=error.name,
+        ) from None
+
+
+register_transform(jax_export.export, exporting)
+for cls, write, read in (
+    (Hand, bytes_of_deal, deal_of),
+    (Dag, bytes_of, structure_of),
+    (Packed, lambda structure: _to_bytes(written_before_hands(structure, _written)), structure_of),
+):
+    # JAX knows each name once, and keeps that of an earlier import of the package.
+    with contextlib.suppress(ValueError):
+        jax_export.register_pytree_node_serialization(
+            cls, serialized_name=f"sharedtree.{cls.__name__}", serialize_auxdata=write, deserialize_auxdata=read
+        )

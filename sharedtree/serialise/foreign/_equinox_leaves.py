@@ -1,0 +1,158 @@
+"""The files of `equinox.tree_serialise_leaves`: the arrays of a tree, one after the other, each as NumPy's `.npy`.
+
+Nothing in such a file says to which tree it belongs, so that a template is needed. The records are read here, and not
+by `numpy.load`, which would unpickle what says that it is an array of objects, or take memory before it looks whether
+the file has as much. Each record is
+
+    the magic, two bytes of version, the length of the header (2 bytes, or 4 in version 2), the header, the data
+
+and the header is the text of a dictionary with the dtype, the order and the shape.
+"""
+
+import ast
+import math
+import struct
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util as jtu
+
+from ...core._errors import CorruptFileError, FormatError
+from ..arrays._dtypes import clear_unused, dtype_in_npy, require_bools
+from ..container._sources import Source
+from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key
+
+MAGIC = b"\x93NUMPY"
+
+_MAX_HEADER = 10_000  # bytes, as `numpy.load` has it: it is parsed by Python
+_LENGTHS = {(1, 0): "<H", (2, 0): "<I"}
+
+
+class _Record(NamedTuple):
+    """One array in a file, and where its data is."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def read_leaves(source: Source, like: Any) -> Any:
+    """A tree like a template, with the leaves of a file. Arguments and errors are those of `convert`."""
+    paths, treedef = jtu.tree_flatten_with_path(like)
+    leaves: list[Any] = []
+    fit, at = Fit(jtu.keystr), 0
+    for keys, wanted in paths:
+        if not _is_written(wanted):
+            leaves.append(wanted)
+        elif is_key(wanted) or not isinstance(wanted, Arrays | Numbers):
+            fit.differs(keys, "no form for it", described(wanted))
+        elif at == source.size:
+            fit.differs(keys, NOTHING, described(wanted))
+        else:
+            record = _record(source, at)
+            at = record.stop
+            found = _fitting(source, record, wanted, keys)
+            if found is None:
+                fit.differs(keys, str(record), described(wanted))
+            else:
+                leaves.append(fit.value(wanted, keys, found))
+    while at < source.size:
+        record = _record(source, at)
+        at = record.stop
+        fit.differs((), f"{record} after the last leaf", NOTHING)
+    fit.require(source.label, is_in_order=True)
+    return treedef.unflatten(leaves)
+
+
+def _is_written(leaf: Any) -> bool:
+    return isinstance(leaf, Arrays | Numbers) or hasattr(leaf, "__jax_array__")
+
+
+def _record(source: Source, at: int) -> _Record:
+    """The record that begins at an offset, whose data the file has."""
+    start = bytes(source.read(at, 12))
+    if len(start) < 12 and start[:6] == MAGIC[: len(start[:6])]:
+        raise _cut_short(source, at)
+    version = tuple(start[6:8])
+    length = _LENGTHS.get(version)  # type: ignore[arg-type]
+    if start[:6] != MAGIC or length is None:
+        raise _malformed(source, at, "no array of NumPy's begins there")
+    size = struct.calcsize(length)
+    (nbytes,) = struct.unpack(length, start[8 : 8 + size])
+    if nbytes > _MAX_HEADER:
+        raise _malformed(source, at, f"its header has {nbytes:,} bytes")
+    header = bytes(source.read(at + 8, size + nbytes))
+    if len(header) < size + nbytes:
+        raise _cut_short(source, at)
+    text = header[size:].decode("latin-1")
+    try:
+        entries: Any = ast.literal_eval(text)
+    except Exception as error:  # whatever Python's parser makes of the text
+        raise _malformed(source, at, f"its header is none ({type(error).__name__})") from error
+    if type(entries) is not dict or entries.keys() != {"descr", "fortran_order", "shape"}:
+        raise _malformed(source, at, "its header does not have the keys that it should have")
+    shape, fortran = entries["shape"], entries["fortran_order"]
+    if type(shape) is not tuple or not all(type(size) is int for size in shape) or type(fortran) is not bool:
+        raise _malformed(source, at, "its header does not say the shape and the order")
+    if any(size < 0 for size in shape):
+        raise _malformed(source, at, "a size is negative")
+    # NumPy makes much of a text: structures of any number of fields, names of Python's types, nested arrays.
+    dtype = dtype_in_npy(entries["descr"])
+    if dtype is None and entries["descr"] in ("|O", "O"):
+        raise _malformed(source, at, "it is an array of objects, which are pickled, and a pickle runs what it holds")
+    if dtype is None:
+        raise _malformed(source, at, "its dtype is none that an array of numbers has")
+    begin = at + 8 + len(header)
+    record = _Record(dtype, shape, fortran, begin, begin + dtype.itemsize * math.prod(shape))
+    if record.stop > source.size:
+        raise _cut_short(source, at)
+    return record
+
+
+def _is_nameless(dtype: np.dtype[Any]) -> bool:
+    """Whether NumPy knows nothing of a dtype, such as bfloat16, and notes only how many bytes an element has."""
+    return dtype.isbuiltin == 2  # 2: those that were registered with NumPy, as ml_dtypes does
+
+
+def _fitting(source: Source, record: _Record, wanted: Any, keys: Any) -> Any:
+    """The value of a record, if it is one for a leaf of the template; else None."""
+    is_array = isinstance(wanted, Arrays)
+    dtype = np.dtype(wanted.dtype) if is_array or isinstance(wanted, np.generic) else record.dtype
+    shape = tuple(wanted.shape) if is_array else ()
+    is_nameless = _is_nameless(dtype) and record.dtype == np.dtype((np.void, dtype.itemsize))
+    if record.shape != shape or not (is_nameless or record.dtype.newbyteorder("=") == dtype.newbyteorder("=")):
+        return None
+    data = np.frombuffer(source.read(record.start, record.stop - record.start), np.uint8)
+    require_bools(data, record.dtype, jtu.keystr(keys))
+    if is_nameless:
+        clear_unused(data, dtype)
+    array = data.view(dtype if is_nameless else record.dtype)
+    array = array.reshape(shape, order="F" if record.fortran else "C")
+    if isinstance(wanted, jax.Array | jax.ShapeDtypeStruct):
+        return jnp.array(array.astype(dtype, copy=False))
+    if isinstance(wanted, np.ndarray):
+        return array.astype(dtype)  # a copy: the source's memory is the caller's
+    if isinstance(wanted, np.generic):
+        return array.astype(dtype, copy=False)[()]
+    value = array.item()
+    return value if type(value) is type(wanted) else None
+
+
+def _malformed(source: Source, at: int, what: str) -> FormatError:
+    return FormatError(
+        f"`{source.label}` is no file of `equinox.tree_serialise_leaves`: at byte {at:,}, {what}. Convert a file that "
+        "Equinox wrote with its own `filter_spec`, unchanged."
+    )
+
+
+def _cut_short(source: Source, at: int) -> CorruptFileError:
+    return CorruptFileError(
+        f"`{source.label}` ends within the array that begins at byte {at:,}: it was cut short. Copy it again."
+    )

@@ -1,0 +1,191 @@
+"""The files of `flax.serialization`: a state dictionary, nested and with texts for keys, as msgpack.
+
+Flax reads them, arrays of more than 1 GiB in pieces included; it makes arrays of bytes and calls nothing by
+the file's word. Here is checked what it does not look at: shapes, dtypes, names, and whether anything is left over.
+"""
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import tree_util as jtu
+
+from ...core._errors import CompatibilityError, CorruptFileError, FormatError, StructureMismatchError
+from ...core._escaping import printable
+from ..arrays._dtypes import is_dtype_of_flax, require_bools
+from ..container._sources import Source
+from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key
+
+_VALUES = (np.ndarray, jax.Array, np.generic, bool, int, float, complex, str, bytes, type(None))
+
+
+def read_state(source: Source, like: Any) -> Any:
+    """A tree like a template, with the values of a file; without one, dictionaries of NumPy arrays.
+
+    Arguments and errors are those of `convert`.
+    """
+    flax = _flax()
+    data = bytes(source.read(0, source.size))
+    try:
+        _require_dtypes(data)
+        state = flax.msgpack_restore(data)
+    except Exception as error:  # msgpack, NumPy and flax each have errors of their own
+        if "incomplete input" in str(error):
+            raise CorruptFileError(f"`{source.label}` ends too early: it was cut short. Copy it again.") from error
+        raise FormatError(
+            f"`{source.label}` is no file of `flax.serialization` ({_in_words(error)}). Give the file as flax wrote it."
+        ) from error
+    _require_values(state, source.label)
+    if like is None:
+        return _with_own_arrays(state)
+    try:
+        wanted = flax.to_state_dict(like)
+    except Exception as error:  # of whatever class it is
+        raise StructureMismatchError(
+            f"flax cannot take the template apart: {_in_words(error)}. Give one that `flax.serialization.to_bytes` "
+            "takes."
+        ) from error
+    state = _fitted(wanted, state, source.label)
+    try:
+        return flax.from_state_dict(like, state)
+    except Exception as error:  # of whatever class it is
+        raise StructureMismatchError(
+            f"flax cannot put what `{source.label}` holds into a `{type(like).__qualname__}`: "
+            f"{_in_words(error)}. Give the template that the file was written from."
+        ) from error
+
+
+def _require_dtypes(data: bytes) -> None:
+    """Raises `ValueError` if an array has a dtype that is no number's: flax hands any text to NumPy."""
+    msgpack: Any = importlib.import_module("msgpack")
+
+    def check(code: int, extension: bytes) -> None:
+        if code in (_ARRAY, _SCALAR):
+            unpacker = msgpack.Unpacker(raw=True)
+            unpacker.feed(extension[:_MAX_START])  # the data comes after it
+            if unpacker.read_array_header() != 3:
+                raise ValueError("an array that is not made of its shape, its dtype and its data")
+            unpacker.skip()
+            name = unpacker.unpack()
+            if type(name) is not bytes or not is_dtype_of_flax(name.decode("latin-1")):
+                raise ValueError(f"an array of the dtype {name!r:.100}, which is none of numbers")
+
+    msgpack.unpackb(data, ext_hook=check, raw=False, strict_map_key=False)
+
+
+_ARRAY, _SCALAR = 1, 3  # what flax calls them
+_MAX_START = 4096
+
+
+def _flax() -> Any:
+    try:
+        return importlib.import_module("flax.serialization")
+    except ImportError as error:
+        raise CompatibilityError(
+            "Files of `flax.serialization` are read by flax, which is not installed. Install it:\n    pip install flax"
+        ) from error
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {printable(str(error)[:200])}"
+
+
+_Place = tuple[Any, Any] | None
+"""Where something is in a state dictionary: the place of what holds it, and its key there. The root is None.
+
+A path is printed only where it is told: all of them may be far longer than the file.
+"""
+
+
+def _path(place: _Place) -> str:
+    keys: list[Any] = []
+    while place is not None:
+        place, key = place
+        keys.append(key)
+    return jtu.keystr(tuple(reversed(keys)))
+
+
+def _items(state: Any) -> Iterator[tuple[_Place, Any]]:
+    """All that is in a state dictionary, each with its place."""
+    stack: list[tuple[_Place, Any]] = [(None, state)]
+    while stack:
+        place, value = stack.pop()
+        yield place, value
+        if type(value) is dict:
+            stack += [((place, jtu.DictKey(key)), part) for key, part in reversed(value.items())]
+        elif type(value) is list:
+            stack += [((place, jtu.SequenceKey(i)), part) for i, part in reversed([*enumerate(value)])]
+
+
+def _require_values(state: Any, label: str) -> None:
+    for place, value in _items(state):
+        keys = [key for key in value if type(key) is not str] if type(value) is dict else []
+        if keys or not isinstance(value, (dict, list, *_VALUES)):
+            what = f"a key of type `{type(keys[0]).__name__}`" if keys else f"a `{type(value).__name__}`"
+            raise FormatError(
+                f"`{label}` has {what} at `{printable(_path(place))}`, which flax does not write. Give the file as "
+                "flax wrote it."
+            )
+        if isinstance(value, np.ndarray) and value.dtype.kind == "b" and value.size:
+            data = value.reshape(-1).view(np.uint8)
+            if data.max() > 1:  # a path is made only to be told
+                require_bools(data, value.dtype, _path(place))
+
+
+def _with_own_arrays(state: Any) -> Any:
+    """The same state, changed in place, with arrays that can be written to; they were views of what was read."""
+    root = {"": state}
+    stack: list[Any] = [root]
+    while stack:
+        part = stack.pop()
+        for key, value in part.items() if type(part) is dict else enumerate(part):
+            if isinstance(value, np.ndarray):
+                part[key] = np.array(value)
+            elif type(value) is dict or type(value) is list:
+                stack.append(value)
+    return root[""]
+
+
+def _fitted(wanted: Any, found: Any, label: str) -> Any:
+    """The state dictionary of a file, with arrays of the library that a template's has, if the two fit."""
+    fit = Fit(_path)
+    result: dict[str, Any] = {}
+    stack: list[tuple[_Place, Any, Any, dict[str, Any], str]] = [(None, wanted, found, result, "")]
+    while stack:
+        place, want, have, into, key = stack.pop()
+        if type(want) is dict and type(have) is dict:
+            into[key] = {}
+            for name in reversed({**want, **have}):
+                there = place, jtu.DictKey(name)
+                if name in want and name in have:
+                    stack.append((there, want[name], have[name], into[key], name))
+                else:
+                    texts = [described(each[name]) if name in each else NOTHING for each in (have, want)]
+                    fit.differs(there, *texts)
+            continue
+        value = _fitting(want, have)
+        if value is _MISFIT:
+            fit.differs(place, described(have), described(want))
+        else:
+            into[key] = fit.value(want, place, value)
+    fit.require(label, is_in_order=False)
+    return result[""]
+
+
+_MISFIT: Any = object()
+
+
+def _fitting(want: Any, have: Any) -> Any:
+    if isinstance(want, Arrays):
+        fits = isinstance(have, np.ndarray | np.generic) and not is_key(want)
+        if not fits or have.shape != want.shape or have.dtype != want.dtype:
+            return _MISFIT
+        return np.array(have) if isinstance(want, np.ndarray) else jnp.array(have)
+    if isinstance(want, Numbers):  # a counter is a number at first, and an array once it was in a transform
+        if isinstance(have, np.ndarray) and not have.shape:
+            return np.array(have)  # a copy, which can be written to
+        return have if isinstance(have, Numbers) else _MISFIT
+    return have if isinstance(want, str | bytes | None) and type(want) is type(have) else _MISFIT

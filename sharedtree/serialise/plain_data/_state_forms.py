@@ -1,0 +1,222 @@
+"""What stands in a state for each kind of object, and how the object is put together again.
+
+A *state* is nested plain data: dicts, lists and tuples of arrays, numbers, strings and None. The form of an object says
+into which parts it comes apart, and what holds their states:
+
+    Linear(weight=w, bias=None, name="out")   a dict by field name, the static fields too
+    {"b": x, "a": y}                          a dict with the same keys, in the same order
+    ScaleByAdamState(count, mu, nu)           a dict by field name, as of every namedtuple
+    [x, y]   (x, y)   deque([x, y])           a list, a tuple, a list
+    nnx.Param(w)                              no container: the state of `w`
+
+The last row is how registered functions work, too: what `to_state` returns stands for the object, whatever it is.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jax import tree_util as jtu
+
+from ...core._jax_internals import registered_fields
+from ...core._node_types import PYTHON_NUMBERS, carries_identity, node_type_of
+from ...core._plain_containers import NodeType, dict_key, is_namedtuple
+from ...libraries._module import kinds_in, static_attributes
+from ...libraries._nnx import OWN
+from ._registered_state import functions_of
+
+_PLAIN_LEAVES = PYTHON_NUMBERS | {str, bytes, type(None)}
+
+
+class Form(NamedTuple):
+    """How an object comes apart.
+
+    Attributes:
+        kind: what holds the states of the parts; "whole" if the state of the only part is that of the object.
+        names: for a dict, the key of each part.
+        keys: the key entry of each part in paths.
+        parts: the parts.
+        num_static: how many of them, the last ones, are no children but static.
+        put_together: new parts → a new object.
+        is_object: whether two occurrences, if they are not static, are a tie.
+        is_mutable: whether it is a container that can be mutated.
+    """
+
+    kind: Literal["dict", "list", "tuple", "whole"]
+    names: tuple[Any, ...]
+    keys: tuple[Any, ...]
+    parts: tuple[Any, ...]
+    num_static: int
+    put_together: Callable[[Sequence[Any]], Any]
+    is_object: bool
+    is_mutable: bool = False
+
+    def holding(self, states: Sequence[Any]) -> Any:
+        """The state of the object, given those of its parts."""
+        if self.kind == "whole":
+            return states[0]
+        if self.kind == "dict":
+            return dict(zip(self.names, states, strict=True))
+        return list(states) if self.kind == "list" else tuple(states)
+
+
+def is_state_leaf(obj: Any) -> bool:
+    """Whether an object is kept in a state as it is: an array, a number, a string or None."""
+    return type(obj) in _PLAIN_LEAVES or isinstance(obj, np.generic) or carries_identity(obj)
+
+
+def form_of(obj: Any) -> Form | None:
+    """The form of an object; None of a leaf and of what is no state."""
+    functions = functions_of(type(obj))
+    if functions is None and is_state_leaf(obj):
+        return None
+    node_type = node_type_of(obj)
+    is_object = node_type is not None and node_type.carries_identity
+    if functions is not None:
+        # A local name, so that one who registers others meanwhile changes nothing here.
+        from_state = functions.from_state
+        return Form("whole", (), (), (functions.to_state(obj),), 0, lambda new: from_state(obj, new[0]), is_object)
+    if node_type is None:
+        return None
+    if node_type.is_plain:
+        return _plain_form(obj, node_type)
+    return _attribute_form(obj, node_type) or _keyed_form(obj, node_type)
+
+
+def _plain_form(obj: Any, node_type: NodeType) -> Form:
+    if isinstance(obj, dict):
+        found: dict[Any, Any] = obj
+        names = tuple(found)
+
+        def filled(new: Sequence[Any]) -> Any:
+            made = found.copy()  # of the same class, with the same order and the same factory
+            made.update(zip(names, new, strict=True))
+            return made
+
+        keys = tuple([dict_key(name) for name in names])
+        return Form("dict", names, keys, tuple(found.values()), 0, filled, True, True)
+    children, aux = node_type.take_apart(obj)
+    kind: Any = "dict" if is_namedtuple(node_type.cls) else "tuple" if node_type.cls is tuple else "list"
+    names = tuple(getattr(node_type.cls, "_fields", ()))
+    return _of_children(kind, names, obj, node_type, children, aux)
+
+
+def _of_children(kind: Any, names: Any, obj: Any, node_type: NodeType, children: Sequence[Any], aux: Any) -> Form:
+    def put_together(new: Sequence[Any]) -> Any:
+        return node_type.put_together(aux, new)
+
+    keys, is_object = node_type.keys_of(obj), node_type.carries_identity
+    return Form(kind, names, keys, tuple(children), 0, put_together, is_object, node_type.is_mutable)
+
+
+def _attribute_form(obj: Any, node_type: NodeType) -> Form | None:
+    """Of classes whose static fields have names as well."""
+    cls: Any = node_type.cls
+    if node_type.fields:
+        children, (names, rest) = node_type.take_apart(obj)
+        fields = {field.name for field in dataclasses.fields(cls)}
+        static = {name: value for name, value in rest if name in fields}
+
+        def equinox(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+            pairs = tuple([(name, statics.get(name, value)) for name, value in rest])
+            return node_type.put_together((names, pairs), new)
+
+        return _named_form(names, children, static, equinox)
+    if cls is jtu.Partial:
+        children, function = node_type.take_apart(obj)
+        return _named_form(
+            ("args", "keywords"),
+            children,
+            {"func": function},
+            lambda new, statics: node_type.put_together(statics["func"], new),
+        )
+    if node_type.convention in ("jax", "variable"):
+        children, aux = node_type.take_apart(obj)
+        kinds = kinds_in(aux)
+        if kinds is not None:
+
+            def module(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+                return node_type.put_together((kinds, tuple(statics.values())), new)
+
+            return _named_form(kinds.children, children, static_attributes(aux), module)
+    if registered_fields(cls) is not None:
+        return _dataclass_form(obj, node_type)
+    return _nnx_form(obj, node_type)
+
+
+def _named_form(
+    names: Sequence[str],
+    children: Sequence[Any],
+    static: Mapping[str, Any],
+    make: Callable[[Sequence[Any], Mapping[str, Any]], Any],
+) -> Form:
+    def put_together(new: Sequence[Any]) -> Any:
+        return make(list(new[: len(names)]), dict(zip(static, new[len(names) :], strict=True)))
+
+    every = (*names, *static)
+    keys = tuple([jtu.GetAttrKey(name) for name in every])
+    return Form("dict", every, keys, (*children, *static.values()), len(static), put_together, True)
+
+
+def _dataclass_form(obj: Any, node_type: NodeType) -> Form | None:
+    names, static_names = registered_fields(node_type.cls) or ((), ())
+    children, aux = node_type.take_apart(obj)
+    if len(children) != len(names) or type(aux) is not tuple or len(aux) != len(static_names):
+        return None
+
+    def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        return node_type.put_together(tuple([statics[name] for name in static_names]), new)
+
+    return _named_form(names, children, dict(zip(static_names, aux, strict=True)), make)
+
+
+def _nnx_form(obj: Any, node_type: NodeType) -> Form | None:
+    """Flax NNX: a variable is its value, a `List` a list, and another object its attributes."""
+    nnx = sys.modules.get("flax.nnx")
+    variable, pytree, of_list = (getattr(nnx, name, ()) for name in ("Variable", "Pytree", "List"))
+    if not isinstance(obj, (variable, pytree)):
+        return None
+    children, aux = node_type.take_apart(obj)
+    if isinstance(obj, variable):
+        return _of_children("whole", (), obj, node_type, children, aux) if len(children) == 1 else None
+    keys = node_type.keys_of(obj)
+    names = [str(_name_of(key)) for key in keys]
+    places = [i for i, name in enumerate(names) if not name.startswith(OWN)]
+    parts = [children[i] for i in places]
+
+    def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        every = list(children)
+        for i, part in zip(places, new, strict=True):
+            every[i] = part
+        made = node_type.put_together(aux, every)
+        vars(made).update(statics)
+        return made
+
+    if isinstance(obj, of_list):
+        return Form("list", (), tuple([keys[i] for i in places]), tuple(parts), 0, lambda new: make(new, {}), True)
+    left = {name: value for name, value in vars(obj).items() if name not in names and not name.startswith(OWN)}
+    return _named_form([names[i] for i in places], parts, left, make)
+
+
+def _keyed_form(obj: Any, node_type: NodeType) -> Form:
+    """Of every other class: what its author says are its children, by their keys."""
+    children, aux = node_type.take_apart(obj)
+    names = tuple([_name_of(key) for key in node_type.keys_of(obj)])
+    if len(set(names)) != len(children):
+        names = tuple([str(i) for i in range(len(children))])
+    form = _of_children("dict", names, obj, node_type, children, aux)
+    if len(form.keys) != len(children):
+        return form._replace(keys=tuple([jtu.SequenceKey(i) for i in range(len(children))]))
+    return form
+
+
+def _name_of(key: Any) -> Any:
+    if isinstance(key, jtu.GetAttrKey):
+        return key.name
+    if isinstance(key, jtu.DictKey):
+        return key.key
+    if isinstance(key, jtu.SequenceKey):
+        return str(key.idx)
+    return str(key.key) if isinstance(key, jtu.FlattenedIndexKey) else jtu.keystr((key,))

@@ -1,0 +1,254 @@
+"""The function's side of a transform: what a function receives, and what becomes of its results.
+
+Of a transform that takes operands, an adapter says in a function of its own, its *body*, how one trace goes: which
+hands the user's function is called with, and how its results are dealt to the transform.
+
+    def iteration(inside, carry, xs):                  # for `jax.lax.scan`
+        carried, emitted = inside.call(carry, xs)
+        return inside.like(carry, carried), inside.pack(emitted)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from ..core._arguments import Arguments, LeafPath
+from ..core._graph import Rules, Tags, build, walk
+from ..core._handle import Walked
+from ..core._jax_internals import as_numpy, current_traces
+from ..core._structure import canonical, intern
+from ..ties._context import Policy
+from ..ties._meant_untied import hand_on
+from ..ties._tied_values import note_one_around
+from ._argument_names import Names
+from ._caller_side import Call, call_of
+from ._dealing import with_notes
+from ._fitting import Words, fitted
+from ._hands import Hand, gathered, whole
+from ._in_place import with_changes
+from .checks._between_calls import SeenArguments
+from .checks._lost_changes import report_lost_changes, traced_under
+from .checks._refused_arguments import require_separate
+from .checks._retracing import Traces
+from .checks._ties_lost_inside import report_lost_ties
+from .checks._tracer_leaks import forbid_tracers
+from .checks._values_met_twice import report_tied_values
+
+
+class Terms(NamedTuple):
+    """What all traces of one function under one transform have in common.
+
+    Attributes:
+        title: what the transform is called in errors.
+        names: of the arguments, and where the function is defined.
+        policy: what counts as sharing.
+        rules: how results are walked.
+        traces: those of the function.
+        seen: the arguments it was traced with.
+        caches_traces: whether a trace serves many calls, so that a retrace is worth a word.
+        is_told: whether it was said of this transform what its policy is.
+        writes: whether it could be in place.
+        learned: what traces have taught, for the adapter.
+    """
+
+    title: str
+    names: Names
+    policy: Policy
+    rules: Rules
+    traces: Traces
+    seen: SeenArguments
+    caches_traces: bool
+    is_told: bool
+    writes: bool = True
+    learned: Any = None
+
+
+class Received(NamedTuple):
+    """What a function received: new objects, put together from hands.
+
+    Attributes:
+        tree: its objects are what the function has in hand, and may change.
+        arguments: with the static ones.
+        call: the caller's side, if it is still under way.
+    """
+
+    tree: Walked
+    arguments: Arguments
+    call: Call | None
+
+
+NOTHING = Received(Walked((), 0), Arguments((), (), {}), None)
+
+
+def receive(hands: Sequence[Hand], statics: Sequence[Any] = (), bare: Sequence[Any] = ()) -> Received:
+    """The arguments that were dealt in these hands; but for static ones, and those that crossed bare."""
+    structure, table = hands[0].deal.structure, list[Any]()
+    build(structure, [as_numpy(leaf) for leaf in gathered(hands, bare)], table)
+    first = hands[0].deal
+    first.call = call = call_of(first.call)  # all who receive it have one
+    return Received(Walked.of(structure, table), table[structure.root].with_statics(statics), call)
+
+
+class Inside:
+    """One trace of a function.
+
+    Args:
+        terms: what all its traces have in common.
+        function: the user's function.
+
+    Attributes:
+        received: what it was called with.
+    """
+
+    def __init__(self, terms: Terms, function: Callable[..., Any]) -> None:
+        self.terms = terms
+        self.received = NOTHING
+        self.function = function
+
+    @property
+    def outer(self) -> Sequence[Any]:
+        """The traces around this one, whose tracers may be anywhere."""
+        call = self.received.call
+        return enclosing_traces() if call is None else call.outer
+
+    def call(
+        self, *operands: Any, before: Sequence[Any] = (), named: Mapping[str, Any] | None = None, again: bool = False
+    ) -> Any:
+        """What the user's function makes of what was dealt in some hands; what it changed in that is kept.
+
+        Args:
+            operands: hands of one tree, and arrays that crossed bare.
+            before: further positional arguments, before those.
+            named: further ones, by the names of the function's parameters.
+            again: it was called with the same before, and the result checked.
+
+        Warns, at the name of the function, of ties that are lost in it.
+
+        Raises:
+            StaticTracerError: if a tracer is left in a static leaf of the result.
+            UntiedError: under `Policy(on_untie="error")`.
+        """
+        hands = [each for each in operands if type(each) is Hand]
+        received = receive(hands, bare=[each for each in operands if type(each) is not Hand])
+        own = received.arguments
+        result = self.call_with(received, (*before, *own.args), {**own.kwargs, **(named or {})})
+        if not again:
+            self.check(result)
+        return result
+
+    def call_apart(self, *hands: Hand) -> Any:
+        """The same of several trees, each dealt in one hand; what it changes is kept in the first."""
+        each = [receive((hand,)) for hand in hands]
+        result = self.call_with(each[0], [arg for one in each for arg in one.arguments.args], {})
+        self.check(result)
+        return result
+
+    def call_with(self, received: Received, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the user's function makes of arguments that were received."""
+        terms, tree, call = self.terms, received.tree, received.call
+        self.received = received
+        if terms.caches_traces:
+            terms.traces.add(tree, received.arguments, terms.names)
+        if call is not None:
+            call.was_traced = True
+            require_separate(call.arguments, call.tree, terms.names)
+            report_tied_values(call.tree, terms.names, terms.title, terms.policy)
+            numbers = tree.leaf_numbers
+            hand_on([call.objects[n] for n in numbers], [tree.objects[n] for n in numbers])
+        if terms.policy.containers:
+            note_one_around(tree)
+        with traced_under(terms.policy, is_told=terms.is_told):
+            result = self.function(*args, **kwargs)
+        if not (terms.policy.in_place or terms.is_told):
+            report_lost_changes(tree, result, terms.names, terms.title, terms.rules, writes=terms.writes)
+        return result
+
+    def walked(self, result: Any, rules: Rules | None = None, name: str = "result") -> Walked:
+        """A result taken apart, with no tracer of this trace left in a static leaf.
+
+        Raises:
+            StaticTracerError: if one is.
+        """
+        rules = self.terms.rules if rules is None else rules
+        tags = Tags()
+        _, records, root = walk(result, tags, self.forbidding(rules), name)
+        return Walked(records, root, tags.objects)
+
+    def forbidding(self, rules: Rules) -> Rules:
+        """Rules under which no tracer of this trace may be left in a static leaf."""
+        return rules._replace(on_static=forbid_tracers(self.outer))
+
+    def check(self, result: Any) -> None:
+        """Warns, at the name of the function, of ties that are lost in it."""
+        self.check_walked(self.walked(self.with_state(result)), is_with_state=self.terms.policy.in_place)
+
+    def with_state(self, result: Any) -> Any:
+        """The result, in place beside what was received."""
+        own = self.received.arguments
+        return (own, result) if self.terms.policy.in_place else result
+
+    def check_walked(self, result: Walked, *, is_with_state: bool = False) -> None:
+        """The same of a result that was taken apart, with what was received before it or not."""
+        terms, received, call = self.terms, self.received.tree, self.received.call
+        if terms.caches_traces and call is not None:
+            terms.seen.compare(received, call.objects, terms.policy, terms.names)
+        report_lost_ties(received, result, terms.policy, terms.names, is_with_state=is_with_state)
+        report_tied_values(result, terms.names, terms.title, terms.policy)
+
+    def pack(self, result: Any, *, as_operand: bool = False) -> Hand:
+        """A result, or a part of one, as one hand.
+
+        Args:
+            result: what the function returned.
+            as_operand: whether its structure is compared with that of an operand, which does not say which leaves have
+                lost their ties on purpose.
+        """
+        return packed(self.walked(result), as_operand=as_operand)
+
+    def like(self, hand: Hand, tree: Any) -> Hand:
+        """A tree that stands for an operand, in the hand in which that came.
+
+        Args:
+            hand: of one operand.
+            tree: what the function returned for it, for example.
+
+        Raises:
+            SharingMismatchError: if it lacks a tie of the operand, or differs in shape or static values.
+        """
+        position = hand.operand
+        words = Words(self.terms.title, "in the operand", "in what stands in its place")
+        above = (LeafPath(self.terms.names.text(position)),)
+        return Hand(fitted(receive((hand,)).tree.child(position), self.walked(tree), words, above), hand.deal)
+
+    def pack_with_state(self, result: Any, position: int) -> Hand:
+        """A result together with what was changed in an operand, which goes out as the result does.
+
+        Args:
+            result: what the function returned.
+            position: of the operand.
+        """
+        if not self.terms.policy.in_place:
+            return self.pack(result)
+        received = self.received.tree
+        own = canonical(received.records[received.root][1][position], lambda n: received.records[n])[1]
+        rules = self.forbidding(self.terms.rules)
+        return packed(with_changes(result, received, rules, lambda number: number not in own, own))
+
+
+def packed(tree: Walked, *, as_operand: bool = False) -> Hand:
+    """A tree as one hand.
+
+    Args:
+        tree: as walked.
+        as_operand: whether its structure is compared with that of an operand, which does not say what was noted.
+    """
+    leaves = [tree.objects[number] for number in tree.leaf_numbers]
+    structure = intern(tuple(tree.records), tree.root)
+    return whole(leaves, structure if as_operand else with_notes(structure, leaves))
+
+
+def enclosing_traces() -> Sequence[Any]:
+    """The traces around the one that a function is being traced in."""
+    traces = current_traces()
+    return traces if jax.config.jax_disable_jit else traces[1:]  # pyright: ignore[reportAttributeAccessIssue]

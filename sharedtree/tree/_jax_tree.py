@@ -1,0 +1,235 @@
+"""`flatten`, `unflatten`, `map` and their like: `jax.tree`, each shared node once."""
+
+import builtins
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import equinox as eqx
+from jax import tree_util as jtu
+
+from ..core._accidental_aliases import with_identity
+from ..core._errors import SharingMismatchError
+from ..core._graph import Tags, unpack, walk
+from ..core._node_types import require_registered
+from ..core._sharing import Mismatch, Shape, pairs
+from ..core._static_values import Static
+from ..core._structure import LEAF, Path, Structure, edges, reached_outside
+from ..ties._context import IsLeaf, pack_alone, pack_here, rules_here, unpack_here
+from ..ties._listing import are_one_value, how_to_tie
+from ..ties._meant_untied import hand_on
+from ..ties._tied_values import recall, remember
+
+T = TypeVar("T")
+
+
+def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
+    """Takes a tree apart into its traced leaves, each once, and its structure.
+
+    Inside a `Context`, objects that an earlier `flatten` saw are not repeated: the structure refers to them.
+
+    Args:
+        tree: a module, or any container of modules and arrays.
+        is_leaf: nodes for which it is true count as leaves.
+
+    Returns:
+        The leaves, aliased, in flatten order; and the structure, which is hashable and the same object for equal
+        trees.
+
+    Raises:
+        CycleError: if an object contains itself.
+        StaticComparisonError: if a static leaf has no usable `==`.
+        UnregisteredTypeError: if `tree` is an object that cannot be taken apart.
+
+    Cost: one walk over the nodes.
+
+    Example:
+        >>> import jax.numpy as jnp, sharedtree as st
+        >>> w = jnp.ones(2)
+        >>> leaves, structure = st.tree.flatten({"a": w, "b": w})
+        >>> len(leaves), structure
+        (1, Structure(2 records, 1 leaves))
+    """
+    require_registered(tree)
+    found, structure = pack_here(tree, is_leaf)
+    remember(structure, found)
+    return found, structure
+
+
+def unflatten(structure: Structure, leaves: Any) -> Any:
+    """Puts a tree together; the inverse of `flatten`.
+
+    Args:
+        structure: from `flatten` or `structure`.
+        leaves: one object for each traced leaf; they need not be arrays, and are aliased.
+
+    Returns:
+        A tree of new nodes. Mutable static data is copied.
+
+    Raises:
+        ValueError: if there are too many leaves or too few.
+        ContextMismatchError: if the structure continues trees that were not unflattened in this `Context`.
+
+    Example:
+        >>> import jax.numpy as jnp, sharedtree as st
+        >>> w = jnp.ones(2)
+        >>> leaves, structure = st.tree.flatten({"a": w, "b": w})
+        >>> st.tree.unflatten(structure, [7])
+        {'a': 7, 'b': 7}
+    """
+    leaves = builtins.list(leaves)
+    tree = unpack_here(structure, leaves)
+    recall(structure, leaves)
+    return tree
+
+
+def structure(tree: Any, is_leaf: IsLeaf = None) -> Structure:
+    """The structure of a tree by itself; see `flatten`.
+
+    Example:
+        >>> import jax.numpy as jnp, sharedtree as st
+        >>> st.tree.structure([jnp.ones(2)]) is st.tree.structure([jnp.zeros(3)])
+        True
+    """
+    require_registered(tree)
+    found, structure = pack_alone(tree, is_leaf)
+    remember(structure, found)
+    return structure
+
+
+def leaves(tree: Any, is_leaf: IsLeaf = None) -> list[Any]:
+    """The traced leaves of a tree by itself, each once, aliased; see `flatten`.
+
+    Example:
+        >>> import jax.numpy as jnp, sharedtree as st
+        >>> w = jnp.ones(2)
+        >>> len(st.tree.leaves([w, w]))
+        1
+    """
+    require_registered(tree)
+    return pack_alone(tree, is_leaf)[0]
+
+
+def leaves_with_path(tree: Any, is_leaf: IsLeaf = None) -> list[tuple[Path, Any]]:
+    """The traced leaves, each once, with the key path of its first occurrence as `jax.tree.leaves_with_path` has it.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sharedtree as st
+        >>> w = jnp.ones(2)
+        >>> [jax.tree_util.keystr(path) for path, leaf in st.tree.leaves_with_path({"a": w, "b": w})]
+        ["['a']"]
+    """
+    require_registered(tree)
+    found, structure = pack_alone(tree, is_leaf)
+    return builtins.list(zip(_leaf_paths(structure), found, strict=True))
+
+
+def map(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T:  # noqa: A001
+    """Applies a function to each traced leaf once; the result has the ties of `tree`.
+
+    Args:
+        f: takes a leaf of `tree` and what is at its path in each of `rest`.
+        tree: a module, or any container of modules and arrays.
+        rest: trees of the same shape, which where `tree` has a leaf may hold anything: a subtree, a Python number, or
+            `None`, which is handed to `f` as None. What is tied in `tree` must be one object in each of them.
+        is_leaf: nodes of `tree` for which it is true count as leaves.
+
+    Returns:
+        A tree of new nodes; static leaves are those of `tree`. So it makes no specification for `partition`, in which
+        static leaves have booleans, too: `filter(tree, False, replace=False)` does.
+
+    Raises:
+        SharingMismatchError: if one of `rest` has another shape, or lacks a tie of `tree`; names the paths.
+
+    Example:
+        >>> import jax.numpy as jnp, sharedtree as st
+        >>> w = jnp.ones(2)
+        >>> doubled = st.tree.map(lambda x: 2 * x, {"a": w, "b": w})
+        >>> doubled["a"] is doubled["b"]
+        True
+
+    Limitations: if `f` returns one object for two leaves, the result has that tie too. Numbers carry no identity: where
+    `f` returns one of NumPy's for a tied leaf, the result has an array without dimensions.
+    """
+    return _mapped(f, tree, rest, is_leaf, with_paths=False)
+
+
+def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = None) -> T:
+    """As `map`, with the key path of the leaf's first occurrence as the first argument of `f`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, sharedtree as st
+        >>> w = jnp.ones(2)
+        >>> st.tree.map_with_path(lambda path, x: jax.tree_util.keystr(path), {"a": w, "b": w})
+        {'a': "['a']", 'b': "['a']"}
+    """
+    return _mapped(f, tree, rest, is_leaf, with_paths=True)
+
+
+def _mapped(f: Callable[..., Any], tree: Any, rest: tuple[Any, ...], is_leaf: IsLeaf, *, with_paths: bool) -> Any:
+    require_registered(tree)
+    found, structure = pack_alone(tree, is_leaf)
+    columns = [found, *(_aligned(structure, other, f"rest[{i}]") for i, other in enumerate(rest))]
+    if with_paths:
+        columns.insert(0, _leaf_paths(structure))
+    new = [f(*args) for args in zip(*columns, strict=True)]
+    new = with_identity(new, structure.records, structure.root, structure.leaf_numbers)
+    hand_on(found, new)
+    return unpack(structure, new)
+
+
+def _leaf_paths(structure: Structure) -> list[Path]:
+    first: dict[int, Path] = {}
+    for number, path in edges(structure.records, [((), structure.root)]):
+        first.setdefault(number, path)
+    return [first[number] for number in structure.leaf_numbers]
+
+
+def _aligned(structure: Structure, other: Any, name: str) -> list[Any]:
+    """What `other` holds where `structure` has its leaves."""
+    tags = Tags()
+    _, records, root = walk(other, tags, rules_here())
+    model = structure.records
+
+    def agree(i: int, _: int) -> bool:
+        return model[i][0] is LEAF or type(model[i][0]) is Static
+
+    found: dict[int, tuple[int, Path]] = {}
+    for pair in pairs(Shape(model, structure.root), Shape(records, root), agree):
+        if isinstance(pair, Mismatch):
+            raise pair.error("the tree", f"`{name}`")
+        if model[pair.left][0] is not LEAF:
+            continue
+        number, path = found.setdefault(pair.left, (pair.right, pair.path))
+        if number != pair.right and not are_one_value(records, tags.objects, number, pair.right):
+            one, two = jtu.keystr(path), jtu.keystr(pair.path)
+            in_containers = pair.left in reached_outside(model, structure.root)
+            raise SharingMismatchError(
+                f"`{one}` and `{two}` are one leaf in the tree, but two objects in `{name}`.\n"
+                f"Which of the two is meant cannot be known.\n{how_to_tie(name, 'tree', in_containers=in_containers)}",
+                (one, two),
+            )
+    return [tags.objects[found[number][0]] for number, (op, _) in enumerate(model) if op is LEAF]
+
+
+def equal(*trees: Any, typematch: bool = False, rtol: Any = 0.0, atol: Any = 0.0) -> Any:
+    """Whether trees are equal in structure, ties, static data and values. `equinox.tree_equal`, with ties compared.
+
+    Args:
+        trees: two or more trees.
+        typematch: also require each pair of leaves to have the same type.
+        rtol: relative tolerance for inexact leaves.
+        atol: absolute tolerance for inexact leaves.
+
+    Returns:
+        A bool, or a traced boolean scalar under a transform.
+
+    Example:
+        >>> import jax.numpy as jnp, sharedtree as st
+        >>> w = jnp.ones(2)
+        >>> bool(st.tree.equal([w, w], [w, w])), bool(st.tree.equal([w, w], [w, jnp.ones(2)]))
+        (True, False)
+    """
+    packed = [pack_alone(tree) for tree in trees]
+    if any(structure is not packed[0][1] for _, structure in packed):
+        return False
+    return eqx.tree_equal(*[found for found, _ in packed], typematch=typematch, rtol=rtol, atol=atol)
