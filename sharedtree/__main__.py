@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from . import __version__
 from ._commands import add_to, guarded
 from .core._engine import engine
-from .core._escaping import printable
+from .core._printing import printable
 
 
 class _Parser(argparse.ArgumentParser):

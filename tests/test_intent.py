@@ -16,7 +16,7 @@ import optax
 import pytest
 
 import sharedtree as st
-from sharedtree.ties import _meant_untied
+from sharedtree.ties import _leaf_notes
 from tests.strategies import Layer, Mutable, Pair, Point, copy_dag, dags, twin
 from tests.test_threads import at_once
 
@@ -139,7 +139,7 @@ def test_in_place_and_beside_the_tree_that_it_was_made_of_and_in_another_thread(
         net = tied(float(i))
         for _ in range(50):
             loose = st.untie(net)
-            assert all(map(_meant_untied.is_noted, jax.tree.leaves(loose)))
+            assert all(map(_leaf_notes.is_noted, jax.tree.leaves(loose)))
         use(Mutable(net=st.device_put(loose, jax.devices()[0])))
 
     at_once(work)
@@ -376,14 +376,14 @@ def test_notes_keep_nothing_alive_and_are_swept():
     gc.collect()
     loose = st.untie(tied())
     number = id(loose.head)
-    assert _meant_untied.is_noted(loose.head)
+    assert _leaf_notes.is_noted(loose.head)
     del loose
     gc.collect()
-    reference = _meant_untied._notes._references.get(number)
+    reference = _leaf_notes._untied._references.get(number)
     assert reference is None or reference() is None
     for _ in range(3_000):
-        _meant_untied.note([jnp.float32(1)])
-    assert len(_meant_untied._notes._references) < 2_900
+        _leaf_notes.note([jnp.float32(1)])
+    assert len(_leaf_notes._untied._references) < 2_900
 
 
 @pytest.mark.filterwarnings("error")

@@ -18,7 +18,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.__main__ import main
-from sharedtree.core._escaping import printable, printable_lines
+from sharedtree.core._printing import printable, printable_lines
 from tests.serialise.drafts import Draft
 
 # What begins a line of its own, clears a screen, sets the title of a window, turns the direction of writing, or hides.

@@ -20,7 +20,7 @@ from hypothesis import given, strategies as hst
 from jax import tree_util as jtu
 
 import sharedtree as st
-from sharedtree.serialise.plain_data import _registered_state
+from sharedtree.serialise.plain_data import _state_forms
 from tests import strategies as s
 from tests.test_replacing import Callable
 from tests.test_tree import Linear
@@ -630,9 +630,9 @@ class Endless(Unregistered):
 
 
 def test_what_comes_apart_for_ever(monkeypatch):
-    monkeypatch.setattr("sharedtree.serialise.plain_data._state_objects.MAX_DEPTH", 100)
+    monkeypatch.setattr("sharedtree.serialise.plain_data._taking_state.MAX_DEPTH", 100)
     monkeypatch.setitem(
-        _registered_state._registered, Endless, _registered_state.Functions(lambda obj: [Endless(1)], lambda *_: None)
+        _state_forms._registered, Endless, _state_forms.Functions(lambda obj: [Endless(1)], lambda *_: None)
     )
     with pytest.raises(st.DepthError):
         st.state(Endless(1))
@@ -640,7 +640,7 @@ def test_what_comes_apart_for_ever(monkeypatch):
 
 @pytest.fixture
 def registry(monkeypatch):
-    monkeypatch.setattr(_registered_state, "_registered", dict(_registered_state._registered))
+    monkeypatch.setattr(_state_forms, "_registered", dict(_state_forms._registered))
 
 
 @pytest.mark.usefixtures("registry")

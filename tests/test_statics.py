@@ -17,7 +17,7 @@ from hypothesis import given, strategies as hst
 
 import sharedtree as st
 from sharedtree.core import _static_keys
-from sharedtree.core._short_texts import shown
+from sharedtree.core._printing import shown
 from sharedtree.core._static_keys import nothing_known
 from sharedtree.core._static_values import Static, shown_beside
 from tests.garbage import collect_all

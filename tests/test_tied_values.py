@@ -1,9 +1,9 @@
 """Ties of arrays in plain containers without `Policy(containers=True)`: the transform that undoes them says so."""
 
-import gc
 import re
 import threading
 import warnings
+import weakref
 from typing import Any
 
 import equinox as eqx
@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import sharedtree as st
-from sharedtree.ties import _tied_values
+from sharedtree.ties import _leaf_notes
 from tests.garbage import collect_all
 
 POLICY = st.Policy(containers=True)
@@ -179,19 +179,18 @@ def test_a_structure_that_nobody_else_holds_hands_the_note_on():
 
 
 def test_notes_are_weak_and_seen_in_every_thread():
-    collect_all()
-    before = len(_tied_values._arrays)
     params = tied()
     found: list[Any] = []
     leaves = jax.tree.leaves(params)
-    thread = threading.Thread(target=lambda: found.extend([_tied_values.is_tied_value(leaf) for leaf in leaves]))
+    noted = weakref.ref(leaves[0])
+    thread = threading.Thread(target=lambda: found.extend([_leaf_notes.is_tied_value(leaf) for leaf in leaves]))
     thread.start()
     thread.join()
     assert found == [True, False, True]
     del params
     leaves.clear()
-    gc.collect()
-    assert len(_tied_values._arrays) == before
+    collect_all()
+    assert noted() is None
 
 
 # --- the fixes --------------------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ import argparse
 import sys
 from typing import Any
 
-from ..core._escaping import printable
+from ..core._printing import printable
 from ..serialise.load import opened
-from ..show._boxes import MOST_BOXES
+from ..show._boxes_and_wires import MOST_BOXES
 from ..show._drawing import drawing_of, libraries
 from ..show._outline import Outline
 from ..show._saved_models import description_of_file

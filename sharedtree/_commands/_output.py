@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any, Literal, TextIO
 
 from ..core._errors import SharedTreeError
-from ..core._escaping import printable, printable_lines
-from ..show._text_table import RICH_STYLES
+from ..core._printing import printable, printable_lines
+from ..show._tables import RICH_STYLES
 
 OK, FOUND, TROUBLE = 0, 1, 2
 """Exit statuses: all is well; what a command looks for is there (damage, a refusal, a difference); it could not run."""

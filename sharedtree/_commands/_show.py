@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ..core._errors import FormatError
-from ..core._escaping import printable
+from ..core._printing import printable
 from ..serialise import Inspection, inspect
 from ..serialise.container._sources import open_source
 from ..serialise.flat import is_foreign, tensors_in
@@ -32,7 +32,7 @@ from ..serialise.look import MAX_LINES, ArrayInfo
 from ..serialise.values._paths import Line, columns, indent
 from ..show._outline import Outline
 from ..show._saved_models import description_of_file
-from ..show._text_table import table_lines
+from ..show._tables import table_lines
 from ._output import OK, counted, line_writer, write_json
 
 

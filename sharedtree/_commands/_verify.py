@@ -10,7 +10,7 @@ import argparse
 from typing import Any, NamedTuple
 
 from ..core._errors import CorruptFileError, SharedTreeError
-from ..core._escaping import printable
+from ..core._printing import printable
 from ..serialise.load import opened
 from ._output import FOUND, OK, TROUBLE, counted, line_writer, message_of, write_error, write_json
 

@@ -6,7 +6,7 @@ paths are also attributes, for programs that catch the error.
 
 from collections.abc import Sequence
 
-from ._escaping import printable_lines
+from ._printing import printable_lines
 
 
 class SharedTreeError(Exception):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from jax import tree_util as jtu
 
 from ._errors import SharingMismatchError
-from ._short_texts import shown
+from ._printing import shown
 from ._static_values import Static
 from ._structure import LEAF, Node, Op, Path, Record, Structure, canonical, edges, intern
 

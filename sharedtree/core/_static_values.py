@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from ._libraries import parts_of_frozen
-from ._short_texts import shown
+from ._printing import shown
 from ._static_copies import IMMUTABLE, can_be_mutated, compares_as_module, compares_by_field, copy_of, has_own_hash
 from ._static_keys import Known, key_of, nothing_known
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..core._errors import UnregisteredTypeError
 from ..core._node_types import PYTHON_NUMBERS, carries_identity, is_traced, node_type_of
-from ..core._short_texts import shown
+from ..core._printing import shown
 
 Kind = Literal["parameter", "state", "sub-tree", "static"]
 

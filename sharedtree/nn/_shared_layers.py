@@ -14,7 +14,7 @@ from jax import tree_util as jtu
 from ..core._errors import CycleError, SharingMismatchError
 from ..core._graph import Tags, walk
 from ..core._node_types import require_registered
-from ..core._short_texts import shown
+from ..core._printing import shown
 from ..core._structure import Node, Op, Record, edges
 from ..ties._context import rules_here
 from ..ties._where import StandIns, ask, stand_ins

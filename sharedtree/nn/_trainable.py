@@ -23,8 +23,8 @@ from ..core._structure import LEAF, Node, Op, Path, Record
 from ..libraries._module import kinds_in
 from ..libraries._module_values import PARAMETER, STATE
 from ..ties._context import rules_here
+from ..ties._leaf_notes import hand_on
 from ..ties._listing import are_one_value, how_to_tie
-from ..ties._meant_untied import hand_on
 from ..tree._partition import rebuilt
 
 T = TypeVar("T")

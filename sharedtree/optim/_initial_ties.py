@@ -10,14 +10,14 @@ from typing import Any
 
 from ..core._graph import Tags, walk
 from ..core._locks import Lock
+from ..core._printing import listed
 from ..core._sharing import Shape
-from ..core._short_texts import listed
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Path, Record, reached_outside
 from ..core._warning_source import definition_of_caller, report_untied
 from ..ties._context import current_policy, rules_here
+from ..ties._leaf_notes import note
 from ..ties._lost_ties import LostLeaf, lost_leaf_ties, maximal, named, unsettled
-from ..ties._meant_untied import note
 
 _MOST = 16  # sharings that one optimizer remembers; a program has one, or a few in turn
 

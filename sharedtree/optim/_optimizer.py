@@ -14,8 +14,8 @@ from jax import tree_util as jtu
 
 from ..core._accidental_aliases import distinct
 from ..core._node_types import node_type_of, require_registered
+from ..core._printing import shown
 from ..core._recursion_limit import keeps_limit
-from ..core._short_texts import shown
 from ..libraries._optax import has_labels, with_labels
 from ..ties._listing import is_inexact
 from ..tree._jax_tree import map as _map

@@ -21,8 +21,8 @@ from ..core._errors import DepthError, InconsistentSharingError, SharingMismatch
 from ..core._graph import Tags, walk
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import labels
+from ..core._printing import shown
 from ..core._recursion_limit import make_room
-from ..core._short_texts import shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Path, Record, depth_of, reached_outside
 from ..ties._context import rules_here

@@ -21,7 +21,7 @@ from ..core._errors import InconsistentSharingError
 from ..core._graph import Tags, walk
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
-from ..core._short_texts import MOST_PATHS, shown
+from ..core._printing import MOST_PATHS, shown
 from ..core._structure import LEAF, Node
 from ..tree._dag import Dag
 

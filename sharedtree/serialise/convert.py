@@ -11,7 +11,7 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import CorruptFileError
-from ..core._escaping import printable
+from ..core._printing import printable
 from ..ties._making import retie
 from .container._sources import Readable, Source, open_source
 from .foreign._equinox_leaves import MAGIC, read_leaves

@@ -9,7 +9,7 @@ import math
 from typing import Any, NamedTuple
 
 from ..core._errors import CorruptFileError, FormatError
-from ..core._escaping import printable
+from ..core._printing import printable
 from .arrays._dtypes import dtype_named, require_bools, stored
 from .arrays._placing import ArrayEntry, Select, Shardings, place_of, read_arrays, struct_of
 from .container._header import MAX_BYTES, MAX_HEADER_BYTES, START, Header, Tensor, are_counts, parse_json

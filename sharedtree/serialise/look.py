@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ..compat._importing import importable_name
-from ..core._escaping import printable
+from ..core._printing import printable
 from .container._sources import ProgressOption, Readable, showing
 from .load import opened
 from .trust._names import root_of

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from ..core._errors import CorruptFileError, FormatError, MissingStepError, SharedTreeError
-from ..core._escaping import printable
+from ..core._printing import printable
 from .arrays._orbax_forms import from_stored, is_stored, key_of, not_restored, require_sound, to_hand_over
 from .arrays._placing import ArrayEntry, Placement, Select, Shardings, placements_of, settled
 from .container._header import is_unicode

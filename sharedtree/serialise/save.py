@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..core._errors import UnserialisableError
-from ..core._escaping import printable
+from ..core._printing import printable
 from .arrays._dtypes import tensor_source
 from .container._header import TensorSource
 from .container._sources import ProgressOption, showing

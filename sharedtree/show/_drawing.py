@@ -4,11 +4,11 @@ import importlib
 import os
 from typing import Any
 
-from ._boxes import MOST_BOXES, Boxes, boxes_of
+from ._boxes_and_wires import MOST_BOXES, Boxes, boxes_of
 from ._live_models import description_of
 from ._outline import Outline
 from ._svg import svg_of
-from ._text_table import figure
+from ._tables import figure
 
 
 class Drawing:

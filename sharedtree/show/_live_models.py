@@ -7,8 +7,8 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import UnregisteredTypeError
-from ..core._escaping import printable
 from ..core._node_types import carries_identity, node_type_of
+from ..core._printing import printable
 from ..core._structure import LEAF, Node, Record, Structure
 from ..libraries._nnx import STATE_FIELD
 from ..ties._listing import is_inexact, nbytes_of, read_tree

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..core._escaping import printable
+from ..core._printing import printable
 from ..serialise.arrays._dtypes import dtype_named
 from ..serialise.arrays._placing import ArrayEntry
 from ..serialise.values._jax_values import key_dtype

@@ -4,10 +4,9 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ._html_table import html_table
 from ._live_models import description_of
 from ._outline import Outline, Row
-from ._text_table import RICH_STYLES, Line, table_lines
+from ._tables import RICH_STYLES, Line, html_table, table_lines
 
 MOST_ROWS = 1_000
 

@@ -9,8 +9,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from ._boxes import Box, Boxes, Wire
-from ._layers import Extent, Placed, Point, place as placed_of
+from ._boxes_and_wires import Box, Boxes, Extent, Placed, Point, Wire, place as placed_of
 
 _CHARACTER, _TITLE_CHARACTER, _LABEL_CHARACTER = 7.3, 8.0, 6.7
 _LINE, _TITLE, _PADDING, _MARGIN, _STACK, _BADGE = 16.0, 26.0, 11.0, 22.0, 5.0, 18.0

@@ -10,8 +10,8 @@ from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
 from ..core._node_types import carries_identity, require_registered
+from ..core._printing import MOST_PATHS
 from ..core._sharing import Agree, LostTie, Mismatch, Shape, lost_ties, shape_of
-from ..core._short_texts import MOST_PATHS
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Record, Structure, edges
 from ._context import pack_alone

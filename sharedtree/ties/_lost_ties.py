@@ -16,7 +16,7 @@ from ..core._node_types import carries_identity
 from ..core._plain_containers import is_namedtuple
 from ..core._sharing import Agree, Mismatch, Shape, pairs
 from ..core._structure import LEAF, Node, Path, Record
-from ._meant_untied import is_noted
+from ._leaf_notes import is_noted
 
 KEEPING = (
     "Functions that see trees, not DAGs, do that: `jax.tree.map`, `jax.device_put`, `optax.apply_updates`, "

@@ -9,15 +9,13 @@ from ..core._accidental_aliases import another
 from ..core._errors import SharingMismatchError
 from ..core._graph import build, unpack
 from ..core._node_types import carries_identity, is_value_of_variable
+from ..core._printing import shown
 from ..core._sharing import Mismatch, Shape, matching, merged, pairs
-from ..core._short_texts import shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Path, Record, Structure, canonical
+from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._listing import ReadTree, all_paths, prefix_of, read_tree
-from ._meant_untied import hand_on, note
-from ._tied_values import note_ties
 from ._where import ask, require_where, stand_ins
-from ._whole_gradients import note_tied
 
 T = TypeVar("T")
 

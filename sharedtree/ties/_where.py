@@ -11,7 +11,7 @@ from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
 from ..core._node_types import node_type_of
-from ..core._short_texts import shown
+from ..core._printing import shown
 from ..core._structure import Given, Node, Record, Update
 
 

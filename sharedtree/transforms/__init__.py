@@ -18,7 +18,6 @@ from ._control_flow import (
 from ._crossing import Crossing as Crossing
 from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
 from ._function_side import Inside as Inside
-from ._own_derivatives import custom_jvp as custom_jvp, custom_vjp as custom_vjp
 from ._preserve import (
     Adapter as Adapter,
     preserve_identities as preserve_identities,
@@ -44,6 +43,8 @@ from ._ready_made import (
     vmap as vmap,
 )
 from ._ready_made_with_operands import (
+    custom_jvp as custom_jvp,
+    custom_vjp as custom_vjp,
     eval_shape as eval_shape,
     filter_eval_shape as filter_eval_shape,
     filter_jvp as filter_jvp,

@@ -24,7 +24,7 @@ from jax import tree_util as jtu
 from ..core._arguments import LeafPath
 from ..core._errors import SharingMismatchError
 from ..core._handle import Walked
-from ..core._short_texts import listed
+from ..core._printing import listed
 from ..core._structure import Node, Structure
 from ._caller_side import leave
 from ._crossing import Crossing

@@ -28,7 +28,7 @@ from ._fitting import Words, fitted, holds_modules
 from ._function_side import receive
 from ._hands import Hand, whole
 from ._shape_evaluation import NO_KEYWORDS
-from .checks._values_met_twice import report_tied_values
+from .checks._policies_around import report_tied_values
 
 
 def callback_with_result(

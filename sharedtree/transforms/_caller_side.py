@@ -17,8 +17,7 @@ from ..core._graph import Rules, Tags, build, pack
 from ..core._handle import Walked
 from ..core._jax_internals import current_trace, with_enclosing
 from ..core._structure import Structure
-from ..ties._meant_untied import note
-from ..ties._tied_values import note_tied_values
+from ..ties._leaf_notes import note, note_tied_values
 from ._dealing import Cut, Dealt, dealt
 from ._fitting import Lowering
 from ._hands import Deal, Hand, gathered

@@ -26,7 +26,7 @@ from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch
 from ..core._structure import Structure, canonical, intern
 from ..ties._context import PolicyOption, current_policy, with_options
-from ._applying import title_of
+from ._applying import is_of_equinox, title_of
 from ._argument_names import Names
 from ._caller_side import Call, Dealing, enter, leave, lowered
 from ._fitting import Lowering
@@ -36,7 +36,6 @@ from ._hands import Hand, whole
 from ._in_place import Changes
 from ._inner_function import Inner, Learned, shared_by
 from ._labels import Treatment
-from ._module_wrappers import is_of_equinox
 from .checks._refused_arguments import forbid_bound_module
 
 

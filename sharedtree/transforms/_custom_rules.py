@@ -26,14 +26,14 @@ from ..core._jax_internals import as_numpy
 from ..core._structure import Structure
 from ..libraries._equinox import name_of
 from ..ties._context import Policy
-from ..ties._whole_gradients import noting_whole
+from ..ties._leaf_notes import noting_whole
+from ._applying import How
 from ._caller_side import Call, leave
 from ._fitting import Words, holds_modules, meet
 from ._function_side import Inside
 from ._function_transform import FunctionTransform
 from ._hands import Hand, whole
 from ._inner_function import Inner
-from ._module_wrappers import How
 from ._rules_in_place import Changed, changed_apart, write_back
 from ._tangents import Fit, as_tuple, fitted
 from .checks._refused_arguments import forbid_bound_module

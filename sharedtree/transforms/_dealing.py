@@ -18,8 +18,7 @@ import jax
 
 from ..core._handle import Walked
 from ..core._structure import LEAF, Given, Op, Path, Structure, canonical, intern
-from ..ties._meant_untied import which_are_noted
-from ..ties._tied_values import which_are_tied_values
+from ..ties._leaf_notes import which_are_noted, which_are_tied_values
 from ._hands import Deal, Hand
 from ._inconsistent import raise_inconsistent
 from ._labels import Fates, Treatment, Way, are_one, distinct_labels

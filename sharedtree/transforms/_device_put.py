@@ -12,10 +12,10 @@ from ..core._graph import unpack
 from ..core._handle import Walked
 from ..core._jax_internals import api_boundary
 from ..core._prefix_trees import Branch
-from ..core._short_texts import shown
+from ..core._printing import shown
 from ..ties._context import Context
+from ..ties._leaf_notes import hand_on
 from ..ties._listing import read_tree
-from ..ties._meant_untied import hand_on
 from ._crossing import Crossing
 from ._inconsistent import raise_inconsistent
 from ._jit import is_sharding

@@ -19,21 +19,18 @@ from ..core._handle import Walked
 from ..core._jax_internals import as_numpy, current_traces
 from ..core._structure import canonical, intern
 from ..ties._context import Policy
-from ..ties._meant_untied import hand_on
-from ..ties._tied_values import note_one_around
+from ..ties._leaf_notes import hand_on, note_one_around
 from ._argument_names import Names
 from ._caller_side import Call, call_of
 from ._dealing import with_notes
 from ._fitting import Words, fitted
 from ._hands import Hand, gathered, whole
 from ._in_place import with_changes
-from .checks._between_calls import SeenArguments
-from .checks._lost_changes import report_lost_changes, traced_under
+from .checks._policies_around import report_lost_changes, report_tied_values, traced_under
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
-from .checks._ties_lost_inside import report_lost_ties
+from .checks._ties_lost_in_calls import SeenArguments, report_lost_ties
 from .checks._tracer_leaks import forbid_tracers
-from .checks._values_met_twice import report_tied_values
 
 
 class Terms(NamedTuple):

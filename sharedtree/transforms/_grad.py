@@ -3,6 +3,12 @@
 Of a module in a differentiated argument only the inexact traced leaves are differentiated; all others are in a hand of
 their own, which goes around. The gradient is a module of the same shape and sharing, with `None` for whatever has no
 gradient; a Jacobian is what the function returned, with such a module in place of each leaf.
+
+A `jax.Ref` in what is differentiated is a place and not a value, whose gradient could only be another place. Equinox's
+transforms hand it to the function beside what they differentiate, and its gradient is None. So it is here in modules of
+Equinox's. JAX refuses it, or fails with an error of its own, when the function reads or writes it.
+
+    Net(w, count=Ref)     grad of Equinox's: Net(g, count=None)       `jax.grad`: an error
 """
 
 import functools
@@ -13,28 +19,86 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from ..core._arguments import Arguments, positions_of
 from ..core._handle import Walked
+from ..core._jax_internals import ConcreteArray
 from ..core._node_types import is_module, is_traced
 from ..core._prefix_trees import Branch
+from ..core._printing import listed, shown
 from ..core._sharing import Shape, matching
-from ..core._short_texts import shown
 from ..core._structure import Node, edges, reached_outside
-from ..optim._wrt import filter_of, require_no_prefix_filter, require_nothing_left, select_everywhere, selection
+from ..optim._wrt import (
+    Filter,
+    Place,
+    filter_of,
+    require_no_prefix_filter,
+    require_nothing_left,
+    select_everywhere,
+    selection,
+)
 from ..ties._context import Policy
 from ..ties._listing import is_inexact
 from ._argument_names import several
-from ._argument_shaped import like
-from ._array_refs import forbid_references, is_reference
 from ._caller_side import Call, Dealing, leave
 from ._dealing import outermost_ways
 from ._function_side import Inside, packed
 from ._function_transform import FunctionTransform
-from ._hands import Hand
+from ._hands import Hand, like
 from ._in_place import Changes, conventions, with_changes
 from ._labels import Fates, Treatment
 from .checks._partial_gradients import Gradient, report_partial_gradients
+
+_REFUSING = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.hessian")
+
+
+def is_reference(leaf: Any) -> bool:
+    """Whether a leaf is a `jax.Ref`, or stands for one."""
+    # Asking `jax.Ref` about something else takes as long as everything else that is done with a leaf.
+    if type(leaf) is ConcreteArray:
+        return False
+    return type(leaf) is jax.Ref or (isinstance(leaf, Tracer) and isinstance(leaf, jax.Ref))
+
+
+def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
+    """Raises if a transform would be given a reference in a module. Of one outside modules it says what is wrong.
+
+    Args:
+        call: of which the last hand is differentiated.
+        arguments: those that are.
+        title: of the transform.
+
+    Raises:
+        TypeError: as JAX's, with the path and the fix.
+    """
+    hand = call.hands[-1]
+    if title not in _REFUSING or not any(map(is_reference, hand.leaves)):
+        return
+    outside = reached_outside(call.tree.records, call.tree.root)
+    numbers = [call.tree.leaf_numbers[place] for place in hand.deal.numbers or ()]
+    each = zip(numbers, hand.leaves, strict=True)
+    texts = [call.tree.text(number) for number, leaf in each if is_reference(leaf) and number not in outside]
+    if not texts:
+        return
+    classes: dict[str, None] = {}
+
+    def ask(place: Place) -> bool:
+        if is_reference(place.leaf):
+            classes.setdefault("jax.Ref" if place.variable is None else type(place.variable).__name__)
+        return True
+
+    for argument in arguments:
+        selection(argument, Filter(ask), "")
+    several = f"({', '.join(classes)})" if len(classes) > 1 else ", ".join(classes)
+    what = "is a `jax.Ref`" if len(texts) == 1 else "are `jax.Ref`s"
+    raise TypeError(
+        f"`{title}` cannot differentiate with respect to {listed(texts)}, which {what}: a place, not a value. In "
+        "modules of Equinox's it is handed to the function beside what is differentiated. In others this has to be "
+        "said:\n"
+        f"    sharedtree.{title.removeprefix('jax.')}(f, wrt=lambda path, value: not isinstance(value, {several}))"
+    )
+
 
 _VANILLA = {
     "filter_grad": jax.grad,

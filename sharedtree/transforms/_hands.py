@@ -4,20 +4,31 @@
 
 A hand is a node of a vanilla pytree. Its leaves are the children; the rest is aux data, which JAX compares: the
 structure of the whole tree, and which of its leaves are in this hand. From all hands together the tree is put together.
+
+A transform that differentiates hands back the hand of what it differentiated, with other leaves. It becomes a tree with
+the records of the arguments again, and None for whatever was in other hands, or is static:
+
+    f(Net(w, [w, 3]), x)     hands [x] and [w]      gradient [g]      Net(g, [g, None])
+
+A Jacobian nests them: in the result of the function, each leaf is such a hand; in that of a Hessian, of hands.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 from jax import tree_util as jtu
 
+from ..core._accidental_aliases import distinct, with_identity
 from ..core._arguments import Arguments, LeafPath
-from ..core._graph import unpack
+from ..core._graph import build, unpack
 from ..core._handle import Walked, leaf_paths, with_paths
 from ..core._jax_internals import TRACE, ConcreteArray
 from ..core._native_walk import native
-from ..core._structure import Given, Structure, Update
+from ..core._static_values import Static
+from ..core._structure import Given, Record, Structure, Update, reached_outside
 from ..ties._context import DEFAULT, Policy, current_policy
+from ..ties._leaf_notes import hand_on, note_tied
 
 
 class _Compared:
@@ -190,3 +201,53 @@ jtu.register_pytree_with_keys(
     (lambda deal, leaves: Hand(tuple(leaves), deal)) if native is None else native.hand_of,
     (lambda hand: (hand.leaves, hand.deal)) if native is None else native.hand_parts,
 )
+
+
+_NONE = Static(None)
+
+
+def without_statics(records: Sequence[Record]) -> list[Record]:
+    """Records with None for each static leaf: those of a gradient."""
+    return [(_NONE, ()) if type(op) is Static else (op, children) for op, children in records]
+
+
+def like(
+    hands: Sequence[Hand],
+    originals: Sequence[Any] = (),
+    nested: Callable[[Any], Any] = lambda leaf: leaf,
+    *,
+    is_gradient: bool = True,
+) -> Any:
+    """What a transform made in the places of hands, as the tree that these were dealt from.
+
+    Args:
+        hands: with their leaves; what is in other hands is None.
+        originals: the leaves in whose places they are, of which something may have been noted.
+        nested: a leaf → what it becomes, if it is a tree itself.
+        is_gradient: whether each leaf is the sum over its paths, which a rule that returns it is believed.
+    """
+    structure = hands[0].deal.structure
+    records = without_statics(structure.records)
+    # Under `jax.jit` JAX hands one tracer for all cotangents that are equal. That is no tie of anyone's.
+    own = iter(distinct([nested(leaf) for hand in hands for leaf in hand.leaves]))
+    tree = Walked(records, structure.root)
+    leaves = gathered([Hand([next(own) for _ in hand.leaves], hand.deal) for hand in hands])
+    leaves = with_identity(leaves, records, tree.root, tree.leaf_numbers)
+    if originals:
+        hand_on(originals, leaves)
+    if is_gradient:
+        note_tied(records, [structure.root], dict(zip(tree.leaf_numbers, leaves, strict=True)))
+    table: list[Any] = []
+    build(records, leaves, table)
+    return table[structure.root]
+
+
+def tangents_of(hand: Hand, *, is_gradient: bool = True) -> Any:
+    """What a rule is given in the place of a hand with all leaves: in modules, None for what has no tangent."""
+    structure = hand.structure
+    outside = reached_outside(structure.records, structure.root)
+    leaves = [
+        None if n not in outside and getattr(leaf, "dtype", None) == jax.dtypes.float0 else leaf
+        for n, leaf in zip(structure.leaf_numbers, hand.leaves, strict=True)
+    ]
+    return like((Hand(leaves, hand.deal),), is_gradient=is_gradient)

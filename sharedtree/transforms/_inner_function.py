@@ -24,11 +24,11 @@ from ..core._static_values import Static
 from ..core._structure import Structure
 from ..libraries._equinox import name_of, update_wrapper
 from ..ties._context import Policy
+from ._applying import How
 from ._argument_names import Names
 from ._hands import Hand, Hands
-from ._module_wrappers import How
-from .checks._between_calls import SeenArguments
 from .checks._retracing import Traces
+from .checks._ties_lost_in_calls import SeenArguments
 
 _MOST = 64
 """So many sets of options are remembered for one function; who uses more has the first ones traced again."""

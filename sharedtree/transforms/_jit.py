@@ -16,7 +16,7 @@ from ..core._arguments import Arguments, Position, positions_of
 from ..core._jax_internals import api_boundary, current_traces, used_inputs
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
-from ..core._short_texts import shown
+from ..core._printing import shown
 from ..core._static_keys import Same
 from ..core._static_values import Static
 from ..ties._context import Policy, current_policy

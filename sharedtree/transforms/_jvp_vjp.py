@@ -17,21 +17,20 @@ from ..core._arguments import Arguments, positions_of
 from ..core._errors import SharingMismatchError
 from ..core._handle import Walked
 from ..core._prefix_trees import Branch
-from ..core._short_texts import listed
+from ..core._printing import listed
 from ..core._structure import depth_of, reached_outside
 from ..ties._listing import is_inexact
+from ._applying import is_of_equinox
 from ._argument_names import Names
-from ._argument_shaped import like
 from ._caller_side import Dealing, leave
 from ._crossing import Crossing
 from ._fitting import holds_modules
 from ._function_side import Inside, packed
 from ._grad import handed_beside
-from ._hands import Deal, Hand
+from ._hands import Deal, Hand, like
 from ._labels import Treatment
-from ._module_wrappers import is_of_equinox
 from ._tangents import Fit, as_tuple, fitted
-from .checks._values_met_twice import report_tied_values
+from .checks._policies_around import report_tied_values
 
 _MOST_LEVELS = 100
 

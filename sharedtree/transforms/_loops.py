@@ -25,7 +25,7 @@ from ..core._arguments import LeafPath
 from ..core._errors import SharingMismatchError
 from ..core._handle import Walked
 from ..core._structure import LEAF, Given, Node, Op, Path, Structure, Update, intern
-from ..ties._meant_untied import is_noted
+from ..ties._leaf_notes import is_noted
 from ._caller_side import Call
 from ._crossing import Crossing, part_of
 from ._fitting import Lowering, Met, Words, holds_modules, leaves_like, lowering, meet

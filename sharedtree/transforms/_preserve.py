@@ -12,10 +12,10 @@ import jax.experimental
 
 from ..core._jax_internals import deprecated_shard_map
 from ..core._node_types import is_module
-from ..core._short_texts import shown
+from ..core._printing import shown
 from ..libraries._equinox import name_of
 from ..ties._context import Policy, PolicyHere, PolicyOption, with_options
-from ._applying import apply_options, title_of
+from ._applying import How, TransformedModule, apply_options, is_of_equinox, title_of
 from ._branches import cond, switch
 from ._callbacks import callback_with_result, debug_callback
 from ._closure_convert import filter_closure_convert
@@ -26,7 +26,6 @@ from ._grad import GradTransform, JacobianTransform, ValueAndGradTransform
 from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
 from ._jvp_vjp import filter_jvp, jvp, linear_transpose, linearize, vjp
 from ._loops import associative_scan, fori_loop, map_over, scan, while_loop
-from ._module_wrappers import How, TransformedModule, is_of_equinox
 from ._rules_by_transform import CustomGradientTransform, CustomJvpTransform, CustomVjpTransform, CustomVmapTransform
 from ._shape_evaluation import FilterMakeJaxprTransform, MakeJaxprTransform, as_it_is, eval_shape, filter_eval_shape
 from ._signatures import Checkpoint, Grad, Jit, LikeCheckpoint, LikeGrad, LikeJit, LikeValueAndGrad, ValueAndGrad

@@ -13,14 +13,13 @@ from ..core._errors import SharingMismatchError
 from ..core._graph import Tags, pack
 from ..core._handle import Walked
 from ..core._prefix_trees import Label, labels
-from ..core._short_texts import listed
+from ..core._printing import listed
 from ..libraries._equinox import name_of
 from ..ties._context import Policy
 from ..ties._listing import is_inexact
-from ._argument_shaped import tangents_of
 from ._caller_side import Call
 from ._custom_rules import RuleTransform, tree_of
-from ._hands import Hand, whole
+from ._hands import Hand, tangents_of, whole
 from ._tangents import fitted
 
 

@@ -23,7 +23,7 @@ from ..core._errors import InconsistentSharingError, SharingMismatchError, State
 from ..core._handle import Walked
 from ..core._jax_internals import as_number, as_numpy
 from ..core._node_types import TRACED_NUMBERS
-from ..core._short_texts import listed
+from ..core._printing import listed
 from ..core._structure import LEAF, Given, Structure, Update, edges, intern
 from ..ties._listing import is_inexact
 from ._caller_side import Call, leave

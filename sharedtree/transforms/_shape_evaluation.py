@@ -19,11 +19,10 @@ import jax
 from ..core._structure import intern
 from ..libraries._equinox import name_of
 from ..ties._context import Policy, PolicyOption
-from ._argument_shaped import without_statics
 from ._caller_side import Call, leave
 from ._crossing import Crossing
 from ._fitting import holds_modules
-from ._hands import Hand, whole
+from ._hands import Hand, whole, without_statics
 from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
 
 _VanillaJitted = type(jax.jit(lambda: None))

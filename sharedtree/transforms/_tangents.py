@@ -24,8 +24,8 @@ from ..core._graph import Rules, Tags, walk
 from ..core._handle import Walked
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import is_number
+from ..core._printing import listed
 from ..core._sharing import Mismatch, Pair, Shape, name_of, pairs
-from ..core._short_texts import listed
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Path, Record, at_several_paths, canonical, edges, reached_outside
 from ..ties._listing import is_inexact

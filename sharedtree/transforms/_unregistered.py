@@ -25,8 +25,7 @@ from ..core._prefix_trees import Branch
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Structure, intern
 from ..ties._context import Policy
-from ..ties._meant_untied import hand_on
-from ..ties._tied_values import are_tied_values_known
+from ..ties._leaf_notes import are_tied_values_known, hand_on
 from ._argument_names import Names
 from ._caller_side import Call, Plan
 from ._dealing import Dealt, dealt, with_notes
@@ -36,7 +35,7 @@ from ._hands import Deal, Hand
 from ._in_place import Changes, conventions, rules_for_state
 from ._labels import Treatment
 from ._pass_through import is_object_outside
-from .checks._values_met_twice import report_tied_values
+from .checks._policies_around import report_tied_values
 
 
 class Operand(Hand):

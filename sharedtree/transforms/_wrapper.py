@@ -10,9 +10,8 @@ from typing import Any
 from ..core._static_copies import Incomparable
 from ..libraries._equinox import name_of, update_wrapper, warn_of_layers_in
 from ..ties._context import PolicyOption, current_policy
-from ._applying import public_name, title_of, transform_named
+from ._applying import How, is_of_equinox, public_name, title_of, transform_named
 from ._inner_function import Shared, shared_by
-from ._module_wrappers import How, is_of_equinox
 from ._warm_calls import Caller, Way
 from .checks._refused_arguments import forbid_bound_module
 

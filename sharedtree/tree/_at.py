@@ -19,16 +19,15 @@ from jax import tree_util as jtu
 from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._graph import Tags, walk
 from ..core._node_types import carries_identity, node_type_of, require_registered
+from ..core._printing import listed
 from ..core._sharing import Mismatch, Pair, Shape, pairs
-from ..core._short_texts import listed
 from ..core._static_copies import Incomparable
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Record, edges
 from ..core._warning_source import definition_of_caller, report_untied
 from ..ties._context import IsLeaf, current_policy, rules_here
+from ..ties._leaf_notes import hand_on, is_tied_value, note, note_tied_values
 from ..ties._listing import are_one_value, can_be_tied
-from ..ties._meant_untied import hand_on, note
-from ..ties._tied_values import is_tied_value, note_tied_values
 from ..ties._where import ask, require_where, stand_ins
 from ._partition import rebuilt
 

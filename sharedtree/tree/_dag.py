@@ -13,7 +13,7 @@ from ..core._locks import Lock
 from ..core._node_types import require_registered
 from ..core._structure import Structure
 from ..ties._context import pack_alone
-from ..ties._tied_values import recall, remember
+from ..ties._leaf_notes import recall, remember
 from ._dag_text import dag_text
 
 T = TypeVar("T")

@@ -11,9 +11,8 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from ..core._escaping import printable
 from ..core._node_types import carries_identity
-from ..core._short_texts import shown
+from ..core._printing import printable, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Structure, edges
 

@@ -15,9 +15,8 @@ from ..core._sharing import Mismatch, Shape, pairs
 from ..core._static_values import Static
 from ..core._structure import LEAF, Path, Structure, edges, reached_outside
 from ..ties._context import IsLeaf, pack_alone, pack_here, rules_here, unpack_here
+from ..ties._leaf_notes import hand_on, recall, remember
 from ..ties._listing import are_one_value, how_to_tie
-from ..ties._meant_untied import hand_on
-from ..ties._tied_values import recall, remember
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._graph import Tags, build, walk
 from ..core._node_types import node_type_of, require_registered
 from ..core._prefix_trees import Label, label_at, labels
-from ..core._short_texts import listed, shown
+from ..core._printing import listed, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Path, Record, canonical
 from ..ties._context import IsLeaf, rules_here

@@ -30,7 +30,7 @@ import ml_dtypes
 import numpy as np
 
 from ...core._errors import FormatError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ..container._header import Buffer, TensorSource
 from ..container._sources import CHUNK_BYTES, SMALL
 

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ._dtypes import STORED_AS_ITSELF, clear_unused, dtype_named, on_disk, restore
 from ._placing import ArrayEntry, Placement
 

@@ -16,8 +16,8 @@ import numpy as np
 from jax.core import Tracer
 
 from ...core._errors import FormatError, StructureMismatchError
-from ...core._escaping import printable
 from ...core._jax_internals import ConcreteArray, weakly_typed
+from ...core._printing import printable
 from ..container._reading import Container
 from ..container._sources import ProgressOption, showing
 from ..trust._names import RefusalError

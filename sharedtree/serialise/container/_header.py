@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core._errors import CorruptFileError, FormatError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ._sources import Source, num_chunks
 
 ITEM_SIZES = {

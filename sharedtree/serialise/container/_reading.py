@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core._errors import CorruptFileError, FormatError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, RESTORE, Header, Tensor, UnsoundError, parse_header
 from ._sources import (
     CHUNK_BYTES,

@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 
 from ...core._errors import CorruptFileError
-from ...core._escaping import printable
 from ...core._locks import Lock
+from ...core._printing import printable
 
 CHUNK_BYTES = 4 * 2**20
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO, Self
 
-from ...core._escaping import printable
+from ...core._printing import printable
 from ._header import ALIGNMENT, MANIFEST_TENSOR, MAX_HEADER_BYTES, Buffer, TensorSource, blank_header, nbytes_of, seal
 from ._sources import CHUNK_BYTES, SMALL, Progress, counting, num_chunks
 

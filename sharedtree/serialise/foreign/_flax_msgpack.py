@@ -14,7 +14,7 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ...core._errors import CompatibilityError, CorruptFileError, FormatError, StructureMismatchError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ..arrays._dtypes import is_dtype_of_flax, require_bools
 from ..container._sources import Source
 from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core._errors import StructureMismatchError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ..values._template import Difference, require_no_differences
 
 _MAX_LISTED = 100

@@ -4,6 +4,6 @@ A model comes in and nested dictionaries go out, or both come in and a model goe
 """
 
 from ._loading_state import load_state as load_state
-from ._registered_state import register_state as register_state
+from ._state_forms import register_state as register_state
 from ._state_misfits import StateReport as StateReport
 from ._taking_state import state as state

@@ -8,9 +8,8 @@ import jax
 from jax import tree_util as jtu
 
 from ...core._errors import SharingMismatchError, StructureMismatchError
-from ...core._escaping import printable
 from ...core._node_types import carries_identity, node_type_of
-from ...core._short_texts import MOST_PATHS, shown
+from ...core._printing import MOST_PATHS, printable, shown
 from ._state_forms import is_state_leaf
 
 _UNEXPECTED = "the state has it, the model does not"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...compat._importing import importable_name
 from ...core._errors import StructureMismatchError, UntrustedTypeError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ._allow_list import CLASSES, FUNCTIONS, LIBRARIES, NAMES_ONLY, NNX
 from ._names import CHILD, MAIN, find, home_of, namespace, root_of
 from ._trust import UNLISTED, Trust, Use, Verdict

@@ -15,8 +15,8 @@ import equinox as eqx
 
 from ...compat._importing import import_module
 from ...core._errors import CompatibilityError
-from ...core._escaping import printable
 from ...core._locks import Lock
+from ...core._printing import printable
 from ._allow_list import CLASSES, ECOSYSTEM, FUNCTIONS, IMPORTABLE, INSTANCES, LIBRARIES, MOVED, NAMES_ONLY, NNX
 from ._classes import is_rebuildable, kind_of
 from ._names import (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...core._errors import FormatError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ..arrays._dtypes import clear_unused, dtype_name, dtype_named
 
 Atom = list[str]

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ...ties._listing import all_paths
 from ...tree._dag import Dag
 from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, struct_of

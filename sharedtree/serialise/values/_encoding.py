@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...core._errors import CycleError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ...core._version import __version__
 from ..arrays._placing import describe, is_array
 from ..trust._classes import kind_of

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ...core._errors import FormatError, StructureMismatchError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._names import CHILD, MAIN, is_well_formed
 from ._instances import fault_of_attribute, layout_of, maker

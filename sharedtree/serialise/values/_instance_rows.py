@@ -12,9 +12,9 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ...core._errors import StructureMismatchError
-from ...core._escaping import printable
 from ...core._jax_internals import rebuild_registered, registered_counts
 from ...core._node_types import _known, node_type_of
+from ...core._printing import printable
 from ...tree._dag import Dag
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError

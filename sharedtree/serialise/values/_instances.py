@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ...core._class_attributes import ABSENT, dict_descriptor, inherited
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ...libraries._equinox import without_missing
 from ..trust._allow_list import LIBRARIES
 from ..trust._classes import FIELD_KINDS, ClassKind, kind_of, library_name_of

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...core._escaping import printable
+from ...core._printing import printable
 from ._atoms import LEFT_OUT
 from ._kind_table import children_of, operands, steps
 from ._nodes import Child, Manifest, Node

@@ -8,7 +8,7 @@ from collections.abc import Callable, Set
 from typing import Any
 
 from ...core._errors import FormatError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ..arrays._dtypes import FLOAT0, dtype_named
 from ..arrays._placing import ArrayEntry
 from ..container._header import malformed, parse_manifest_json

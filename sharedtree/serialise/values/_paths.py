@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...core._errors import StructureMismatchError
-from ...core._escaping import printable
+from ...core._printing import printable
 from ..arrays._dtypes import dtype_named
 from ..arrays._placing import ArrayEntry
 from ._atoms import atom_text, is_name

@@ -12,10 +12,10 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ...core._errors import StructureMismatchError
-from ...core._escaping import printable
 from ...core._graph import Tags, pack
 from ...core._node_types import carries_identity, require_registered
 from ...core._plain_containers import is_namedtuple
+from ...core._printing import printable
 from ...core._sharing import name_of
 from ...core._static_copies import copy_of
 from ...core._static_values import Static

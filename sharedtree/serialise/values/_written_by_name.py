@@ -25,8 +25,8 @@ import jax
 from jax.extend import core as jex_core
 
 from ...core._errors import UnserialisableError
-from ...core._escaping import printable
 from ...core._node_types import node_type_of
+from ...core._printing import printable
 from ...transforms._function_transform import FunctionTransform
 from ..arrays._placing import is_array
 from ..trust._allow_list import FUNCTIONS, LIBRARIES, NAMES_ONLY, TOKENS

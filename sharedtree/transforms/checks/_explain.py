@@ -8,15 +8,15 @@ from jax import tree_util as jtu
 
 from ...core._handle import Walked
 from ...core._node_types import carries_identity
+from ...core._printing import shown
 from ...core._sharing import Mismatch, lost_ties, pairs
-from ...core._short_texts import shown
 from ...core._static_values import Static, shown_beside
 from ...core._structure import LEAF, Node, edges
 from ...ties._context import current_policy
 from ...ties._listing import can_be_tied
+from .._applying import TransformedModule
 from .._function_transform import FunctionTransform
 from .._labels import Fates, Treatment
-from .._module_wrappers import TransformedModule
 from ._retracing import Trace
 
 

@@ -21,7 +21,7 @@ from ...core._errors import InconsistentSharingError
 from ...core._graph import Tags, walk
 from ...core._handle import Walked
 from ...core._node_types import node_type_of
-from ...core._short_texts import listed
+from ...core._printing import listed
 from ...core._structure import edges
 from ...ties._context import Policy
 from .._argument_names import Names

@@ -13,8 +13,8 @@ from ...core._errors import RetraceWarning
 from ...core._handle import Walked
 from ...core._locks import Lock
 from ...core._node_types import PYTHON_NUMBERS, carries_identity
+from ...core._printing import shown
 from ...core._sharing import Shape
-from ...core._short_texts import shown
 from ...core._static_values import Static
 from ...core._structure import Node, Op, Record, edges
 from ...core._warning_source import Definition, warn_about

@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 from ...core._errors import StaticTracerError
 from ...core._jax_internals import belongs_to
-from ...core._short_texts import shown
+from ...core._printing import shown
 from ...core._structure import Structure, statics_of
 
 _DEPTH = 8

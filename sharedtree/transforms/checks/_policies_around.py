@@ -1,4 +1,4 @@
-"""Changes in place that nobody gets: an inner transform was not told what the outer one was.
+"""What is lost because an inner transform was not told what the outer one was: changes in place, and ties of values.
 
     @st.jit(in_place=True)
     def step(model, x):
@@ -7,6 +7,11 @@
 In a transform that is not in place a function works on copies. Under an outer one that is, what it changes looks as if
 it would be written back, and a random stream that does not advance, or statistics that stay as they are, show nowhere.
 So it is said, unless the inner transform was told what is meant, or the function returns what it changed.
+
+An array that was made one, by `tie` or by an outer transform under `Policy(containers=True)`, may be met twice where
+arrays are values: the function gets two, so the transform says so. It is said when the function is traced, of each
+argument and of the result by itself: ties between separate arguments do not count. An array that is met twice in
+modules stays one, but not one that is met there and in a dict beside them.
 """
 
 import threading
@@ -15,13 +20,15 @@ from typing import Any
 
 from jax import tree_util as jtu
 
+from ...core._arguments import Arguments
 from ...core._errors import LostChangeWarning
 from ...core._graph import Rules, Tags, walk
 from ...core._handle import Walked
-from ...core._short_texts import listed
-from ...core._structure import LEAF, Node, Path, reached_outside
-from ...core._warning_source import warn_about
+from ...core._printing import listed
+from ...core._structure import LEAF, Node, Path, edges, reached_outside
+from ...core._warning_source import report_untied, warn_about
 from ...ties._context import Policy
+from ...ties._leaf_notes import is_one_around, is_tied_value
 from .._argument_names import Names
 
 
@@ -111,3 +118,72 @@ def _changed(received: Walked, *, containers: bool) -> Iterator[tuple[int, list[
             ]
             if new:
                 yield number, new
+
+
+def report_tied_values(tree: Walked, names: Names, transform: str, policy: Policy) -> None:
+    """Looks for such arrays in arguments or in a result.
+
+    Args:
+        tree: the arguments, or the result.
+        names: of the function.
+        transform: what it is called.
+        policy: what to do. If containers carry identity, what is left outside is meant to be a value.
+
+    Raises:
+        UntiedError: under `Policy(on_untie="error")`.
+    """
+    if policy.containers or policy.on_untie == "ignore":
+        return
+    for path, root in _each(tree):
+        met = next(_met_twice(tree, root), None)
+        if met is not None:
+            _report(tree, root, path, met, names, transform, policy)
+
+
+def _each(tree: Walked) -> list[tuple[Path, int]]:
+    node = tree.node(tree.root)
+    if node is None or node.type.cls is not Arguments:
+        return [((), tree.root)]
+    return [((key,), child) for key, child in zip(node.keys, tree.records[tree.root][1], strict=True)]
+
+
+def _met_twice(tree: Walked, root: int) -> Iterator[list[Path]]:
+    """The paths of each array that was tied and is met twice, outside modules at least once."""
+    noted = {n for n, leaf in tree.leaves.items() if is_tied_value(leaf) or is_one_around(leaf)}
+    if not noted:
+        return
+    outside = reached_outside(tree.records, root)
+    found: dict[int, dict[int, Path]] = {}
+    for number, path in edges(tree.records, [((), root)]):
+        if number in noted:
+            found.setdefault(id(tree.objects[number]), {}).setdefault(number, path)  # alive in the tree
+    for first_paths in found.values():
+        if len(first_paths) > 1 and outside.keys() & first_paths.keys():
+            yield list(first_paths.values())
+
+
+def _report(
+    tree: Walked, root: int, above: Path, met: list[Path], names: Names, transform: str, policy: Policy
+) -> None:
+    name = jtu.keystr(above) or "result"
+    paths = [name + jtu.keystr(path) for path in met]
+    what = (
+        f"{listed(paths)} are one array, which `sharedtree.tie` or an outer transform made of several. But outside "
+        f"modules arrays are values: under `{transform}` they are {len(paths)}, each with its own gradient and updates."
+    )
+    tags = Tags()
+    _, records, start = walk(tree.objects[root], tags, Rules(containers=True, convention="outside"))
+    lines: list[str] = []
+    if met not in list(_met_twice(Walked(records, start, tags.objects), start)):
+        lines += [
+            "Let lists and dicts carry identity, here and under every other transform that sees them:",
+            "    policy = sharedtree.Policy(containers=True)",
+            f"    sharedtree.preserve_identities({transform}, policy=policy)(f)",
+        ]
+    lines += [
+        "Or hand over one object that holds the tie, which vanilla transforms keep, too:",
+        f"    dag = sharedtree.Dag({name})      # `dag.tree` gives it back",
+        "Or, if they are meant to be several from here on, say so:",
+        f"    {name} = sharedtree.untie({name})",
+    ]
+    report_untied(policy.on_untie, names.definition, what, "\n".join(lines), paths)

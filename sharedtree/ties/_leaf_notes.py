@@ -1,0 +1,228 @@
+"""Weak notes about leaves: what was tied outside modules, what is the whole gradient of a tie, what was meant untied.
+
+The notes belong to the objects, not to paths, and keep none of them alive. What makes new leaves of noted ones hands
+the notes on: `st.tree.map` does, and a transform, whose structures and results say which of their leaves are noted, so
+that those of a cached call are noted, too. Vanilla functions hand nothing on.
+
+*Tied outside modules.* There arrays are values: from `{"embed": w, "head": w}` the function under a transform gets two.
+That is as it should be where they alias by accident, and a loss where `tie` made them one. So `tie` notes what it tied
+outside modules, and a transform that meets one twice says so. Likewise an outer transform, to which lists and dicts are
+objects, notes what it made one (`note_one_around`), for an inner one to which they are not. That ends with the trace: a
+result says nothing of it. What a structure remembers (`Structure.tied_values`), JAX's caches keep: of calls that share
+a trace, the one that was traced decides.
+
+*Whole gradients.* A rule of `custom_vjp` that is right for an untied model may return one array at two paths, for each
+its share: `return (Two(g, g),)`. What differentiation makes of a tie is one array at two paths as well, and is the sum
+of the shares. Only who made it can tell. So while a rule runs, what makes such arrays leaves word of them: gradients,
+pullbacks and `retie`.
+
+*Untied on purpose.* `untie` notes the leaves that it parts (`Structure.noted`): a lost tie was meant if both of its
+parts are noted. A tie whose loss has been reported is noted in the same way, so that it is not reported twice. After
+`jax.tree.map` it is to be said again.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..core._handle import Walked
+from ..core._locks import Lock
+from ..core._structure import LEAF, Record, Structure, at_several_paths, reached_outside
+
+_FEW = 1_000
+
+
+class _Notes:
+    """A set of objects by identity, which keeps none of them alive. All threads share it.
+
+    What allows no weak reference (a Python number, a `jax.ShapeDtypeStruct`) is not noted. The entries of dead objects
+    are swept out when there are twice as many as after the last time, so that a note costs no callback.
+    """
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[Any]] = {}
+        self._most = _FEW
+        self._lock = Lock()
+
+    def add(self, objects: Iterable[Any]) -> None:
+        with self._lock:
+            for obj in objects:
+                try:
+                    self._references[id(obj)] = weakref.ref(obj)  # says whether the object with this id still lives
+                except TypeError:
+                    continue
+            if len(self._references) > self._most:
+                alive = [(number, ref) for number, ref in list(self._references.items()) if ref() is not None]
+                self._references = dict(alive)
+                self._most = 2 * len(alive) + _FEW
+
+    def hand_on(self, old: Sequence[Any], new: Sequence[Any]) -> None:
+        if self._references:
+            self.add([made for leaf, made in zip(old, new, strict=True) if leaf in self])
+
+    def places(self, leaves: Sequence[Any]) -> tuple[int, ...]:
+        return tuple([i for i, leaf in enumerate(leaves) if leaf in self]) if self._references else ()
+
+    def __contains__(self, obj: object) -> bool:
+        reference = self._references.get(id(obj))  # compared with the object itself
+        return reference is not None and reference() is obj
+
+    def __bool__(self) -> bool:
+        return bool(self._references)
+
+
+_tied_outside, _one_around, _untied = _Notes(), _Notes(), _Notes()
+
+_structures: "weakref.WeakKeyDictionary[Structure, tuple[int, ...]]" = weakref.WeakKeyDictionary()
+"""Which leaves of a structure were tied outside modules."""
+
+_lock = Lock()  # for these
+
+
+def hand_on(old: Sequence[Any], new: Sequence[Any]) -> None:
+    """Says of what was made of noted leaves, one by one, what was said of these. Costs nothing while nothing is."""
+    for notes in (_tied_outside, _one_around, _untied):
+        notes.hand_on(old, new)
+    if _rules.stack:
+        for before, leaf in zip(old, new, strict=True):
+            if any(before in whole for whole in _rules.stack):
+                _rules.stack[-1].add(leaf)
+
+
+# --- tied outside modules ------------------------------------------------------------------------------------------
+
+
+def is_tied_value(leaf: Any) -> bool:
+    """Whether a leaf was tied outside modules."""
+    return leaf in _tied_outside
+
+
+def is_one_around(leaf: Any) -> bool:
+    """Whether a transform around this one, to which lists and dicts are objects, made a leaf one."""
+    return leaf in _one_around
+
+
+def are_tied_values_known() -> bool:
+    """Whether there are any, or were a while ago."""
+    return bool(_tied_outside or _one_around)
+
+
+def which_are_tied_values(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """The places of such leaves in a sequence."""
+    return _tied_outside.places(leaves)
+
+
+def note_tied_values(leaves: Iterable[Any]) -> None:
+    """Says that these leaves were tied outside modules. What cannot be referred to weakly is left out."""
+    _tied_outside.add(leaves)
+
+
+def note_one_around(tree: Walked) -> None:
+    """Notes the arrays that are at several places of containers which carry identity, for the transforms further in.
+
+    Args:
+        tree: what a function received, whose mutable containers carry identity outside modules.
+    """
+    outside = reached_outside(tree.records, tree.root)
+    below = {number for number, paths in outside.items() if paths > 1}
+    _one_around.add([tree.objects[number] for number in sorted(below) if tree.records[number][0] is LEAF])
+
+
+def note_ties(records: Sequence[Record], tied: Iterable[int], leaves: Sequence[Any]) -> None:
+    """Notes the leaves of records that were made one, as far as they can be reached through plain containers alone.
+
+    Args:
+        records: of the tree, whose root is the last one.
+        tied: the records that were made one with others.
+        leaves: of the tree, in the order of the records.
+    """
+    outside = reached_outside(records, len(records) - 1)
+    below = {number for top in tied for number in reached_outside(records, top)}
+    numbers = [number for number, (op, _) in enumerate(records) if op is LEAF]
+    each = zip(numbers, leaves, strict=True)
+    note_tied_values(leaf for number, leaf in each if number in below and number in outside)
+
+
+def remember(structure: Structure, leaves: Sequence[Any]) -> None:
+    """Remembers which leaves of a structure were noted."""
+    places = _tied_outside.places(leaves)
+    if places:
+        with _lock:
+            _structures[structure] = places
+
+
+def recall(structure: Structure, leaves: Sequence[Any]) -> None:
+    """Notes those of the leaves, with which a structure is put together, in whose places others were noted."""
+    if _structures:
+        with _lock:
+            places = _structures.get(structure, ())
+        note_tied_values(leaves[place] for place in places)
+
+
+# --- whole gradients --------------------------------------------------------------------------------------------------
+
+
+class Whole:
+    """The arrays that were said to be whole while one rule ran."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[int, Any] = {}
+
+    def add(self, leaf: Any) -> None:
+        """Says it of one."""
+        self._leaves[id(leaf)] = leaf  # which keeps it alive
+
+    def __contains__(self, leaf: object) -> bool:
+        return id(leaf) in self._leaves  # as above
+
+
+class _Rules(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Whole] = []
+
+
+_rules = _Rules()  # a rule runs in one thread, and so does what it calls
+
+
+@contextmanager
+def noting_whole() -> Iterator[Whole]:
+    """Collects what is said inside the block, which calls a rule."""
+    whole = Whole()
+    _rules.stack.append(whole)
+    try:
+        yield whole
+    finally:
+        _rules.stack.pop()
+
+
+def note_tied(records: Sequence[Record], roots: Iterable[int], leaves: Mapping[int, Any]) -> None:
+    """Says it of the leaves to which several paths lead, inside a rule.
+
+    Args:
+        records: of a gradient.
+        roots: where its paths begin.
+        leaves: record → leaf.
+    """
+    if _rules.stack:
+        for number in at_several_paths(records, roots) & leaves.keys():
+            _rules.stack[-1].add(leaves[number])
+
+
+# --- untied on purpose ------------------------------------------------------------------------------------------------
+
+
+def note(leaves: Iterable[Any]) -> None:
+    """Says of leaves that the ties between them were meant to go, or that their loss has been reported."""
+    _untied.add(leaves)
+
+
+def is_noted(leaf: Any) -> bool:
+    """Whether a leaf was noted, or made of a noted one."""
+    return leaf in _untied
+
+
+def which_are_noted(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """The places of the noted leaves in a sequence."""
+    return _untied.places(leaves)
