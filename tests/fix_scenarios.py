@@ -54,7 +54,11 @@ def loss(net):
 
 
 ADAM = st.optimizer(optax.adam(0.1))
-MISMATCH, INCONSISTENT, UNREGISTERED = st.SharingMismatchError, st.InconsistentSharingError, st.UnregisteredTypeError
+MISMATCH, INCONSISTENT, UNREGISTERED = (
+    st.errors.SharingMismatchError,
+    st.errors.InconsistentSharingError,
+    st.errors.UnregisteredTypeError,
+)
 
 
 def called_with(f, names):
@@ -273,7 +277,7 @@ def a_change_that_an_inner_transform_loses(path):
         st.jit(lambda tally: transform(loss)(tally), in_place=True)(Tally(jnp.ones(()), jnp.ones(())))
 
     after = lambda inner: step(inner)
-    return of(lambda: step(st.grad), st.LostChangeWarning, after, are_alternatives=True, jax=jax)
+    return of(lambda: step(st.grad), st.errors.LostChangeWarning, after, are_alternatives=True, jax=jax)
 
 
 @scenario
@@ -376,7 +380,7 @@ def a_gradient_through_what_rules_changed(path):
 
     after = lambda: np.testing.assert_array_equal(gradient(stop).step, 2)
     names = {"model": Tally(jnp.ones(()), jnp.ones(())), "jax": jax}
-    return of(lambda: gradient(lambda model: None), st.StateGradientError, after, **names)
+    return of(lambda: gradient(lambda model: None), st.errors.StateGradientError, after, **names)
 
 
 @scenario
@@ -649,7 +653,7 @@ scenarios(
         m=Scaled(jnp.ones(2), 3),
     ),
     a_model_too_deep_for_optax=lambda: of(
-        lambda: st.optimizer(optax.adam(0.1)).init(lists(9_500, jnp.ones(1))), st.DepthError
+        lambda: st.optimizer(optax.adam(0.1)).init(lists(9_500, jnp.ones(1))), st.errors.DepthError
     ),
     an_unregistered_class=lambda: again(lambda Own: st.Dag(Own()), UNREGISTERED, are_alternatives=True, **own_class()),
     an_attribute_that_cannot_be_seen=lambda: of(
@@ -657,7 +661,7 @@ scenarios(
     ),
     a_tracer_in_a_static_place=lambda: of(
         lambda: st.jit(lambda x: Static(x, x))(jnp.ones(2)),
-        st.StaticTracerError,
+        st.errors.StaticTracerError,
         cls=(own := own_class()).pop("Own"),
         **own,
     ),
@@ -703,7 +707,7 @@ scenarios(
         cotangent=jnp.array(1.0),
     ),
     lost_in_a_function=lambda: lost_in_a_function("warn", st.UntiedWarning),
-    lost_in_a_function_as_an_error=lambda: lost_in_a_function("error", st.UntiedError),
+    lost_in_a_function_as_an_error=lambda: lost_in_a_function("error", st.errors.UntiedError),
     gradients_by_path=lambda: gradients_that_were_not_joined(tied(), loss, (tied(), tied()), jax.grad(loss)(tied())),
     the_state_of_an_untied_model=lambda: of(
         lambda model: ADAM.update(model, optax.adam(0.1).init(tied()), model),
@@ -727,9 +731,11 @@ scenarios(
         lambda spec: st.tree.filter(untied_arrays(), spec), INCONSISTENT, spec=Net(Leaf(True), Leaf(False))
     ),
     structures_out_of_order=lambda: of(
-        lambda flattened: st.tree.unflatten(*reversed(flattened[1])), st.ContextMismatchError, flattened=_flattened()
+        lambda flattened: st.tree.unflatten(*reversed(flattened[1])),
+        st.errors.ContextMismatchError,
+        flattened=_flattened(),
     ),
-    a_cycle=lambda: of(lambda: st.Dag(_cycle()), st.CycleError, Callable=Callable),
+    a_cycle=lambda: of(lambda: st.Dag(_cycle()), st.errors.CycleError, Callable=Callable),
     a_node_and_a_part_of_it_replaced=lambda: of(
         lambda model, inner, outer: st.tree.at(lambda m: (m.embed, m.embed.weight), model, (outer, inner)),
         MISMATCH,
@@ -768,7 +774,7 @@ scenarios(
     ties_of_the_first_only=lambda: again(lambda a, b: st.assert_same_sharing(a, b), MISMATCH, b=double(tied())),
     ties_of_the_second_only=lambda: again(lambda a, b: st.assert_same_sharing(a, b), MISMATCH, a=double(tied())),
     a_static_value_that_cannot_be_compared=lambda: of(
-        lambda: st.tree.structure(Scaled(jnp.ones(1), Incomparable())), st.StaticComparisonError
+        lambda: st.tree.structure(Scaled(jnp.ones(1), Incomparable())), st.errors.StaticComparisonError
     ),
     trees_of_two_shapes=lambda: of(lambda a, b: st.retie(a, like=[b]), MISMATCH, b=Net(Leaf(jnp.ones(2)), 1)),
     a_tie_of_one=lambda: of(lambda model: st.tie(model, lambda m: m.embed), MISMATCH, model=loose()),
@@ -840,7 +846,10 @@ scenarios(
         lambda: st.cond(True, lambda x: Static(x, "a"), lambda x: Static(x, "b"), jnp.ones(2)), MISMATCH
     ),
     a_state_of_other_names=lambda: of(
-        lambda model, state: st.load_state(model, state), st.StructureMismatchError, model={"a": 1}, state={"b": 1}
+        lambda model, state: st.load_state(model, state),
+        st.errors.StructureMismatchError,
+        model={"a": 1},
+        state={"b": 1},
     ),
     a_position_for_a_filter=lambda: of(lambda f: st.grad(f, wrt=1), TypeError, f=of_head),
     what_is_no_filter=lambda: of(lambda f: st.grad(f, wrt={}), TypeError, f=of_head),

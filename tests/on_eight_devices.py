@@ -264,9 +264,9 @@ def test_errors_name_the_leaf(mesh):
     with pytest.raises((TypeError, ValueError), match="out_specs"):
         shard(P("x"), Net(P("x"), None, None))(untied())
     for wrong in (Pair(P(), P()), {"a": P()}):
-        with pytest.raises(st.SharingMismatchError, match="`out_specs` does not fit"):
+        with pytest.raises(st.errors.SharingMismatchError, match="`out_specs` does not fit"):
             shard(P("x"), wrong)(tied())
-        with pytest.raises(st.SharingMismatchError, match="`in_specs` does not fit"):
+        with pytest.raises(st.errors.SharingMismatchError, match="`in_specs` does not fit"):
             shard((wrong,), P())(tied())
 
 

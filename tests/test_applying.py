@@ -96,7 +96,7 @@ def test_static_objects_that_cannot_be_printed():
     g(inside)
     g(Pair(Unprintable(), jnp.ones(2)))
     assert "Unprintable" in str(st.explain(g, inside))
-    with pytest.raises(st.SharingMismatchError, match="Unprintable"):
+    with pytest.raises(st.errors.SharingMismatchError, match="Unprintable"):
         st.tie(inside, lambda m: (m.first, m.second))
 
 
@@ -128,7 +128,7 @@ def test_a_static_leaf_that_leads_into_a_graph_of_plain_objects():
         return Pair(objects[0], m.second)
 
     try:
-        with pytest.raises(st.StaticTracerError, match="as the attribute `to99`, as the attribute `leak`"):
+        with pytest.raises(st.errors.StaticTracerError, match="as the attribute `to99`, as the attribute `leak`"):
             st.jit(leaks)(Pair(1.0, jnp.ones(2)))
     finally:
         objects[-1].leak = None

@@ -129,7 +129,7 @@ def test_filter_jvp_with_further_arguments():
     np.testing.assert_allclose(tangent, TANGENT[0] * x)
     _, tangent = filter_jvp(lambda m, other: m.second.w * other.first, (m,), tangents, other=Pair(m.second.w, 1))
     np.testing.assert_allclose(tangent, TANGENT[0] * W)  # an array is cut between the two
-    with pytest.raises(st.InconsistentSharingError, match=r"(?s)`other\.weight`: not differentiated") as caught:
+    with pytest.raises(st.errors.InconsistentSharingError, match=r"(?s)`other\.weight`: not differentiated") as caught:
         filter_jvp(lambda m, other: m.first.weight, (m,), tangents, other=m.first)
     assert caught.value.treatments == ("differentiated", "differentiated", "differentiated", "not differentiated")
 
@@ -237,7 +237,9 @@ def test_cotangents_of_a_tied_result_add_up_unless_they_are_one():
     np.testing.assert_array_equal(pullback(Pair(Pair(one, one), Pair(one, one)))[0].first, one)
     np.testing.assert_array_equal(pullback(Pair(Pair(one, two), Pair(one, two)))[0].first, one + two)
     np.testing.assert_array_equal(pullback(Pair(Pair(one, two), Pair(2 * one, two)))[0].first, 3 * one + two)
-    with pytest.raises(st.SharingMismatchError, match=r"`cotangent.first.first` and `cotangent.first.second` add up"):
+    with pytest.raises(
+        st.errors.SharingMismatchError, match=r"`cotangent.first.first` and `cotangent.first.second` add up"
+    ):
         pullback(Pair(Pair(one, jnp.array(1.0)), Pair(one, one)))
 
 
@@ -382,7 +384,7 @@ def test_tangents_and_cotangents_of_another_shape():
     for case, (bad, where) in BAD.items():
         for name, run in (forward | ({} if case == "two objects" else backward)).items():
             paths = where if name in forward else tuple(p.replace("tangents[0]", "cotangent['out']") for p in where)
-            with pytest.raises(st.SharingMismatchError) as caught:
+            with pytest.raises(st.errors.SharingMismatchError) as caught:
                 run(bad)
             assert caught.value.paths == paths, (case, name)
             assert all(f"`{path}`" in str(caught.value) for path in paths), (case, name)
@@ -400,11 +402,11 @@ def test_operands_that_are_missing_or_swapped():
     def g(m, other):
         return m.first * other.left
 
-    with pytest.raises(st.SharingMismatchError, match=r"`tangents` .* a `tuple` with 2 children"):
+    with pytest.raises(st.errors.SharingMismatchError, match=r"`tangents` .* a `tuple` with 2 children"):
         st.jvp(g, (m, other), (GOOD,))
-    with pytest.raises(st.SharingMismatchError, match=r"there must be a `Pair`.* but there is a `Record`"):
+    with pytest.raises(st.errors.SharingMismatchError, match=r"there must be a `Pair`.* but there is a `Record`"):
         st.jvp(g, (m, other), (other, GOOD))
-    with pytest.raises(st.SharingMismatchError, match=r"`tangents` .* a `tuple` with 2 children"):
+    with pytest.raises(st.errors.SharingMismatchError, match=r"`tangents` .* a `tuple` with 2 children"):
         st.linearize(g, m, other)[1](GOOD)
     with pytest.raises(TypeError, match="not a `Pair` and a `Pair`"):
         filter_jvp(g, m, GOOD)
@@ -422,10 +424,10 @@ def test_a_tie_that_is_lost_inside():
 
 
 def test_a_tracer_in_a_static_leaf():
-    with pytest.raises(st.StaticTracerError):
+    with pytest.raises(st.errors.StaticTracerError):
         st.vjp(lambda m: Layer(m.first, lambda: m.first, 3), pair())
     m = Mutable(x=jnp.ones(2))
     _, pullback = st.vjp(lambda m: m, m)
     m.me = m
-    with pytest.raises(st.CycleError):
+    with pytest.raises(st.errors.CycleError):
         pullback(m)

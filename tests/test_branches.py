@@ -259,7 +259,7 @@ def test_static_values_and_classes_must_agree(other, path):
         return {"net": other(x), "x": x}
 
     for functions in ((f, g), (g, f)):
-        with pytest.raises(st.SharingMismatchError) as caught:
+        with pytest.raises(st.errors.SharingMismatchError) as caught:
             st.cond(True, *functions, jnp.ones(2))
         assert caught.value.paths[0] in (path, path.removesuffix(".name"))
         assert "`jax.lax.cond`" in str(caught.value)
@@ -279,7 +279,7 @@ def test_ties_of_modules_must_agree():
         ((same, double, loosen), ("branches[0]", "branches[2]")),
     ):
         for call, _ in ways(functions) if len(functions) == 3 else [*ways(functions)][:2]:
-            with pytest.raises(st.SharingMismatchError) as caught:
+            with pytest.raises(st.errors.SharingMismatchError) as caught:
                 call(tied())
             text = str(caught.value)
             assert caught.value.paths == ("result.embed", "result.head")
@@ -322,7 +322,7 @@ def vanilla_double(net):
 def test_a_branch_that_loses_a_tie_warns_once():
     for functions in ((lambda net: net, vanilla_double), (vanilla_double, lambda net: net)):
         call = functools.partial(st.cond, True, *functions, tied_arrays())
-        with pytest.raises(st.UntiedError, match=r"operands\[0\]\.head"):
+        with pytest.raises(st.errors.UntiedError, match=r"operands\[0\]\.head"):
             call(policy=st.Policy(on_untie="error"))
         with pytest.warns(st.UntiedWarning) as record:
             result = call()
@@ -355,7 +355,7 @@ def test_no_private_name_is_in_an_error():
         lambda net: None,
     ):
         for left, right in ((same, other), (other, same), (lambda net: {"b": net}, other)):
-            with pytest.raises((TypeError, st.SharingMismatchError)) as caught:
+            with pytest.raises((TypeError, st.errors.SharingMismatchError)) as caught:
                 st.cond(True, left, right, st.untie(tied_arrays()), policy=IGNORE)
             text = str(caught.value)
             assert not any(word in text for word in ("Hand", "Deal", "Structure(", "Attending", "Meeting", "meet"))
@@ -370,12 +370,14 @@ def test_a_branch_that_is_not_the_same_when_traced_again():
     def fickle(x):
         return State(x, x, name="second" if next(count) else "state")
 
-    with pytest.raises(st.SharingMismatchError, match=r"`jax\.lax\.cond` returned something else when it was traced"):
+    with pytest.raises(
+        st.errors.SharingMismatchError, match=r"`jax\.lax\.cond` returned something else when it was traced"
+    ):
         st.cond(True, fickle, lambda x: State(x, x + 1), jnp.ones(2))
 
 
 def test_a_tracer_in_a_static_leaf():
-    with pytest.raises(st.StaticTracerError):
+    with pytest.raises(st.errors.StaticTracerError):
         st.cond(True, same, lambda net: Net(net.embed, lambda: net.head.weight), tied())
 
 

@@ -248,7 +248,7 @@ def test_errors_of_the_function_come_as_jaxs(caplog):
     for run in (lambda: pure_callback(host, S, tied()), st.jit(lambda: pure_callback(host, S, tied()))):
         with pytest.raises(Exception, match="from the host"):
             jax.block_until_ready(run())
-    with pytest.raises(st.CycleError):
+    with pytest.raises(st.errors.CycleError):
         knot = [jnp.ones(2)]
         knot.append(knot)
         pure_callback(host, S, Mutable(x=knot))

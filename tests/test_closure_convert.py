@@ -107,7 +107,7 @@ def test_a_function_without_a_closure_is_called_as_it_is():
     assert closure_convert(plain, untied()).out_struct.embed.shape == (2,)
     shapes = closure_convert(lambda net: net, net).out_struct
     assert shapes.embed is shapes.head
-    with pytest.raises(st.SharingMismatchError, match=r"`net\.embed` and `net\.head`"):
+    with pytest.raises(st.errors.SharingMismatchError, match=r"`net\.embed` and `net\.head`"):
         converted(untied())
 
 
@@ -157,11 +157,11 @@ def test_ties_that_the_example_lacks():
     leaf = tied()
     both = closure_convert(lambda two: two.first.embed * jnp.float32(2), Pair(tied(), tied()))
     np.testing.assert_allclose(both(Pair(tied(), tied())), [2.0, 4.0])
-    with pytest.raises(st.SharingMismatchError, match=r"`two\.first` and `two\.second`"):
+    with pytest.raises(st.errors.SharingMismatchError, match=r"`two\.first` and `two\.second`"):
         both(Pair(leaf, leaf))
     tied_both = closure_convert(lambda two: two.first.embed * leaf.head, Pair(leaf, leaf))
     np.testing.assert_allclose(tied_both(Pair(leaf, leaf)), [1.0, 4.0])
-    with pytest.raises(st.SharingMismatchError, match="sharedtree.retie"):
+    with pytest.raises(st.errors.SharingMismatchError, match="sharedtree.retie"):
         tied_both(Pair(tied(), tied()))
     np.testing.assert_allclose(tied_both(Pair(leaf, leaf)), [1.0, 4.0])  # and after an error
 
@@ -182,7 +182,7 @@ def test_other_structure_is_refused():
     converted = closure_convert(lambda net, other: scale * net.embed * other.head, net, other=net)
     for make, where in OTHERS:
         args, kwargs = make()
-        with pytest.raises(st.SharingMismatchError, match=where):
+        with pytest.raises(st.errors.SharingMismatchError, match=where):
             converted(*args, **kwargs)
         np.testing.assert_allclose(converted(net, other=net), [2.0, 8.0])
 

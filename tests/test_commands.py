@@ -717,7 +717,7 @@ def test_trouble_is_one_message_and_status_2(command, tmp_path, tied):
         assert message in err
         assert "Traceback" not in err
         if is_damage:
-            with pytest.raises(st.CorruptFileError):
+            with pytest.raises(st.errors.CorruptFileError):
                 st.load(bad)
     for arguments in ([], ["show"], ["show", "--depth", "-1", "x"], ["verify"], ["diff", "x"]):
         with pytest.raises(SystemExit) as stopped:

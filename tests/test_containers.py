@@ -194,7 +194,7 @@ def test_cotangents_at_the_paths_of_a_tie_are_summed_wherever_these_are(place):
     for found in (pullback(given)[0], jit(lambda g: pullback(g)[0])(given), grad(f)(tree)):
         assert [leaf.tolist() for leaf in jax.tree.leaves(found)] == want
         assert st.same_sharing(found, tree)
-    with pytest.raises(st.SharingMismatchError, match="but the tangents there are"):
+    with pytest.raises(st.errors.SharingMismatchError, match="but the tangents there are"):
         st.jvp(lambda tree: tree, (tree,), (given,), policy=POLICY)
 
 
@@ -367,7 +367,7 @@ def test_two_axes_for_one_container_are_two_containers():
     expected = jax.vmap(lambda t: t["a"][0] - t["b"][0], in_axes=(axes,))(tree)
     np.testing.assert_array_equal(vmap(f, in_axes=(axes,))(tree), expected)
     one, two = Pair([shared], None), Pair([shared], None)
-    with pytest.raises(st.InconsistentSharingError, match="in_axes 1"):  # a module is the same error as ever
+    with pytest.raises(st.errors.InconsistentSharingError, match="in_axes 1"):  # a module is the same error as ever
         vmap(lambda t: t, in_axes=({"a": 0, "b": 1},))({"a": one, "b": one})
     vmap(lambda t: t["a"].first[0], in_axes=({"a": 0, "b": 1},))({"a": one, "b": two})
 
@@ -375,7 +375,7 @@ def test_two_axes_for_one_container_are_two_containers():
 def test_a_donated_tie_is_donated_once_and_refused_where_it_is_also_kept():
     params = tied()
     f = jit(lambda p, q: st.tree.map(lambda x: x + 1, p), donate_argnums=0)
-    with pytest.raises(st.InconsistentSharingError, match="donated"):
+    with pytest.raises(st.errors.InconsistentSharingError, match="donated"):
         f(params, params)
     assert not params["embed"]["w"].is_deleted()
     f.lower(params, params)

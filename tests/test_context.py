@@ -56,17 +56,17 @@ def test_structures_are_unflattened_in_their_order_and_context():
 
     (first, second, third), other = several(3), several(2)
     assert unflattened(first)[0] is first[0][0]  # the first one anywhere
-    with pytest.raises(st.ContextMismatchError, match="not unflattened the trees before it") as caught:
+    with pytest.raises(st.errors.ContextMismatchError, match="not unflattened the trees before it") as caught:
         unflattened(second)
     assert "with sharedtree.Context():" in str(caught.value)
     assert isinstance(caught.value, ValueError)
-    with st.Context(), pytest.raises(st.ContextMismatchError):
+    with st.Context(), pytest.raises(st.errors.ContextMismatchError):
         unflattened(second)
     with st.Context():
         one = unflattened(first)
-        with pytest.raises(st.ContextMismatchError):
+        with pytest.raises(st.errors.ContextMismatchError):
             unflattened(third)
-        with pytest.raises(st.ContextMismatchError, match="has unflattened those of another"):
+        with pytest.raises(st.errors.ContextMismatchError, match="has unflattened those of another"):
             unflattened(other[1])
         with pytest.raises(ValueError, match="1 traced leaves, but 0"):
             st.tree.unflatten(second[1], [])
@@ -173,7 +173,7 @@ def test_transforms_take_the_policy_of_the_context_but_one_of_their_own_wins():
         is_one, _ = f(model)
     assert bool(is_one) is True
     with st.Context(st.Policy(on_untie="error")):
-        with pytest.raises(st.UntiedError) as caught:
+        with pytest.raises(st.errors.UntiedError) as caught:
             f(model)
         assert len(caught.value.paths) == 2
         ignoring = st.preserve_identities(jax.jit, policy=st.Policy(on_untie="ignore"))(lose)

@@ -119,7 +119,7 @@ def test_identity_is_object_and_treatment(name, args, data):
 
     expected = expected_partition(args, labels, is_treated)
     if expected is None:
-        with pytest.raises(st.InconsistentSharingError):
+        with pytest.raises(st.errors.InconsistentSharingError):
             traced()
     else:
         traced()
@@ -257,7 +257,7 @@ def test_a_buffer_that_is_given_away_is_not_also_kept():
             assert error.treatments == ("donated", "not donated")
             assert not w.is_deleted()
         assert error.paths[0].startswith("a")
-        with pytest.raises(st.InconsistentSharingError):
+        with pytest.raises(st.errors.InconsistentSharingError):
             st.explain(f, a, b)
         f.lower(a, b)
         f.trace(a, b)
@@ -266,7 +266,7 @@ def test_a_buffer_that_is_given_away_is_not_also_kept():
         np.testing.assert_array_equal(jax.jit(lambda: f(a, b))(), 2 * w)  # noqa: B023
         with jax.disable_jit():
             f(a, b)
-        with pytest.raises(st.InconsistentSharingError):
+        with pytest.raises(st.errors.InconsistentSharingError):
             f.lower(jax.tree.map(lambda x: x + 1, a), b).compile()(a, b)
     f(np.ones(2), model)
     ones = np.ones(2)
@@ -282,7 +282,9 @@ def test_donation_with_static_arguments():
         assert error.paths == ("m.first", "x"), i
         assert not w.is_deleted()
     compiled = f.lower(0, Pair(w, None), w).compile()
-    with pytest.raises(st.InconsistentSharingError, match="(?s)`m.first`: donated.*`x`: not donated.*untie") as caught:
+    with pytest.raises(
+        st.errors.InconsistentSharingError, match="(?s)`m.first`: donated.*`x`: not donated.*untie"
+    ) as caught:
         compiled(Pair(w, None), w)
     assert caught.value.paths == ("m.first", "x")
     new, _ = compiled(Pair(w + 1, None), w)
@@ -340,7 +342,7 @@ def test_a_cut_container_is_found_on_a_cached_call():
     assert len(b.log) == 1
     b = Mutable(log=[jnp.zeros(2)])
     a = Mutable(log=b.log)
-    with pytest.raises(st.InconsistentSharingError):
+    with pytest.raises(st.errors.InconsistentSharingError):
         f(a, b)
     assert len(b.log) == 1
 

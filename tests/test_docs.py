@@ -238,7 +238,7 @@ def test_reference_has_every_public_name():
 
 
 def test_all_lists_every_public_name():
-    modules = {"tree", "orbax", "show"}  # the others are where things come from, not what is to be used
+    modules = {"errors", "tree", "orbax", "show"}  # the others are where things come from, not what is to be used
     public = {name for name in dir(st) if not name.startswith("_") and not inspect.ismodule(getattr(st, name))}
     assert sorted(st.__all__) == sorted(public | modules)
     text = pydoc.render_doc(st, renderer=pydoc.plaintext)

@@ -283,7 +283,7 @@ def test_labels_that_disagree_at_a_tie_are_an_error(name, parameter, place, by):
         return
     model = net(*arrays(0))
     gradient = net(*arrays(1))
-    with pytest.raises(st.InconsistentSharingError, match=r"are one parameter of the model") as caught:
+    with pytest.raises(st.errors.InconsistentSharingError, match=r"are one parameter of the model") as caught:
         tx = st.optimizer(disagreeing(name, parameter, given))
         tx.update(gradient, tx.init(model), model)
     expected = {"array": (".embed.weight", ".head['again']"), "layer": (".blocks[0].weight", ".blocks[1].weight")}
@@ -309,7 +309,7 @@ def test_labels_shaped_like_a_callable_module_are_not_called():
 
 def test_masks_that_do_not_fit_say_where():
     tx = st.optimizer(optax.masked(optax.sgd(0.1), Net(Layer(True), {"a": True}, True, True)))
-    with pytest.raises(st.SharingMismatchError, match=r"`mask` does not fit the tree at `\.blocks`"):
+    with pytest.raises(st.errors.SharingMismatchError, match=r"`mask` does not fit the tree at `\.blocks`"):
         tx.init(net(*arrays(0)))
 
 

@@ -42,10 +42,10 @@ def test_a_conflict_is_the_error_that_the_call_would_raise():
         st.vmap(lambda a, b: 0, in_axes=(0, None)),
         st.preserve_identities(lambda f: jax.jit(f))(lambda a, b: 0),
     ):
-        with pytest.raises(st.InconsistentSharingError) as caught:
+        with pytest.raises(st.errors.InconsistentSharingError) as caught:
             st.explain(f, model, model)
         assert caught.value.paths == ("a.first", "b.first")
-    with pytest.raises(st.InconsistentSharingError):
+    with pytest.raises(st.errors.InconsistentSharingError):
         st.explain(st.grad(lambda a, b: 0.0), model, [model])
     with pytest.raises(TypeError, match=r"sharedtree\.explain\(sharedtree\.jit\(f\), model\)"):
         st.explain(jax.jit(lambda x: x), 1)

@@ -70,7 +70,7 @@ def test_dags_are_written_too():
     w = jnp.ones(2)
     dag = st.Dag({"a": w, "b": w, "in": [st.Dag([w, tied()])]})
     exported = st.export(st.jit(lambda d: st.Dag([d.tree["a"] + d.tree["b"], d.tree["in"][0]] * 2)))(dag)
-    with pytest.raises(st.UntrustedTypeError, match="tests.strategies:Layer"):
+    with pytest.raises(st.errors.UntrustedTypeError, match="tests.strategies:Layer"):
         st.Exported.deserialize(exported.serialize())
     exported = st.Exported.deserialize(exported.serialize(), trusted="tests.strategies")
     result = exported.call(dag).tree
@@ -78,7 +78,7 @@ def test_dags_are_written_too():
     assert result[1] is result[3]
     np.testing.assert_allclose(result[0], [2, 2])
     check(result[1].tree[1], 1.0)
-    with pytest.raises(st.SharingMismatchError):
+    with pytest.raises(st.errors.SharingMismatchError):
         exported.call(st.Dag({"a": w, "b": 2 * w, "in": dag.tree["in"]}))
     for one in structures(dag, [dag.tree["in"]], st.Dag(st.untie(tied())), st.tree.map(jnp.sum, dag)):
         assert _export.structure_of(_export.bytes_of(one)) is one
@@ -117,16 +117,16 @@ def test_symbolic_shapes():
 def test_other_sharing_is_an_error():
     exported = st.export(st.jit(doubled))(tied())
     with pytest.raises(
-        st.SharingMismatchError,
+        st.errors.SharingMismatchError,
         match=r"(?s)`doubled` was exported .*`model.first` and `model.second..again..` are one",
     ):
         exported.call(st.untie(tied()))
-    with pytest.raises(st.SharingMismatchError, match="at `model`: .* a `Pair` with 2 .* a `Layer` with 3"):
+    with pytest.raises(st.errors.SharingMismatchError, match="at `model`: .* a `Pair` with 2 .* a `Layer` with 3"):
         exported.call(tied().first)
     with pytest.raises(ValueError):
         exported.call(tied(), 1.0)
     exported = st.export(st.jit(doubled))(st.untie(tied()))
-    with pytest.raises(st.SharingMismatchError, match="are one `Layer` in these, but two in the first"):
+    with pytest.raises(st.errors.SharingMismatchError, match="are one `Layer` in these, but two in the first"):
         exported.call(tied())
     assert exported.call(st.untie(tied())).first.width == 5
 
@@ -165,7 +165,7 @@ def test_what_cannot_be_written():
     model = Pair(jnp.ones(2), lambda x: x)
     exported = st.export(st.jit(lambda m: m.first))(model)
     np.testing.assert_allclose(exported.call(model), [1, 1])
-    with pytest.raises(st.UnserialisableError, match="lambda"):
+    with pytest.raises(st.errors.UnserialisableError, match="lambda"):
         _export.bytes_of(structures(model)[0])
 
 
@@ -192,7 +192,7 @@ IN_A_DAG = st.to_bytes((_export.WrittenDag([], LEAF), (), 0, (), ()))
 
 def test_forged_bytes():
     for name, make in FORGED.items():
-        with pytest.raises(st.FormatError, match="of an exported program is malformed"):
+        with pytest.raises(st.errors.FormatError, match="of an exported program is malformed"):
             pytest.fail(f"{name}: {_export.structure_of(st.to_bytes(make()))}")
     with pytest.raises(st.SharedTreeError):
         _export.structure_of(b"no file")
@@ -229,7 +229,7 @@ def test_forged_programs():
         if kind is Packed or "leaves" in name:  # hands of one call have one structure, which has all its records
             forged = jax.tree.structure((make(kind, x), {}) if tree == "in_tree" else make(kind, x))
             blob = jax.export.Exported.serialize(dataclasses.replace(exported._exported, **{tree: forged}))
-            with pytest.raises(st.FormatError, match="of an exported program is malformed"):
+            with pytest.raises(st.errors.FormatError, match="of an exported program is malformed"):
                 pytest.fail(f"{name}: {st.Exported.deserialize(blob, trusted='tests.strategies')}")
     again = st.Exported.deserialize(exported.serialize(), trusted="tests.strategies").call(Pair(x, x))
     assert again.first is again.second
@@ -241,7 +241,7 @@ class Unknown(eqx.Module):
 
 def test_classes_are_trusted_or_refused():
     data = _export.bytes_of(structures(Unknown(jnp.ones(2)))[0])
-    with pytest.raises(st.UntrustedTypeError, match=r"sharedtree.trust\(tests.test_export.Unknown\)") as error:
+    with pytest.raises(st.errors.UntrustedTypeError, match=r"sharedtree.trust\(tests.test_export.Unknown\)") as error:
         _export.structure_of(data)
     assert error.value.names == ("tests.test_export:Unknown",)
 

@@ -95,7 +95,7 @@ def test_a_cycle_is_an_error_with_both_paths():
     for make, call in cycles_and_calls():
         tree, start, back = make()
         function, name = CALLS[call]
-        with pytest.raises(st.CycleError) as caught:
+        with pytest.raises(st.errors.CycleError) as caught:
             function(tree)
         assert caught.value.paths == (name + start, name + back), (make, call)
         assert f"`{name + start}` and again, within itself, at `{name + back}`" in str(caught.value)
@@ -109,7 +109,7 @@ def test_a_cycle_in_a_result_is_an_error():
         m.child = m
         return m
 
-    with pytest.raises(st.CycleError) as caught:
+    with pytest.raises(st.errors.CycleError) as caught:
         f(Mutable(weight=jnp.ones(2)))
     assert caught.value.paths == ("result", "result.child")
 
@@ -173,7 +173,7 @@ def test_plain_lists_never_cost_a_thread_its_recursion_limit():
             before = room()
             try:
                 st.jit(lambda x: 0)(tree)
-            except st.DepthError:
+            except st.errors.DepthError:
                 pass
             lost.append(before - room())
         return max(lost)
@@ -186,7 +186,7 @@ def test_a_node_that_never_ends_is_an_error():
         pass
 
     jax.tree_util.register_pytree_node(Endless, lambda _: ((Endless(),), None), lambda _, children: Endless())
-    with pytest.raises(st.DepthError, match="nested more than"):
+    with pytest.raises(st.errors.DepthError, match="nested more than"):
         st.tree.leaves(Endless())
 
 
@@ -195,12 +195,12 @@ def test_a_static_value_that_is_too_deep_or_contains_itself():
     for _ in range(10 * sys.getrecursionlimit()):
         deep = (deep,)
 
-    with pytest.raises(st.DepthError, match="nested too deeply") as caught:
+    with pytest.raises(st.errors.DepthError, match="nested too deeply") as caught:
         st.tree.leaves({"m": made(Noted, weight=None, note=deep)})
     assert caught.value.paths == ("['m']",)
-    with pytest.raises(st.DepthError):
+    with pytest.raises(st.errors.DepthError):
         st.tree.structure(ENDS["a static list that holds itself"]())
-    with pytest.raises(st.DepthError):
+    with pytest.raises(st.errors.DepthError):
         st.jit(lambda m: 0)(ENDS["a static list that holds itself"]())
 
 

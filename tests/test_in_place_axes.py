@@ -55,7 +55,7 @@ def test_an_object_stays_where_its_axis_is(one, two, changes, what):
 
     call = lambda: st.vmap(move, in_axes=(one, two), in_place=True)(m, n)
     if what == "attach" and one % 3 != two % 3:
-        with pytest.raises(st.InconsistentSharingError) as error:
+        with pytest.raises(st.errors.InconsistentSharingError) as error:
             call()
         assert "sharedtree.copy(layer)" in str(error.value)
         assert len(set(error.value.paths)) == 2

@@ -83,7 +83,7 @@ def test_the_rest_is_what_the_context_says_at_the_call():
         for on_untie in ("error", "ignore"):
             with st.Context(st.Policy(on_untie=on_untie, in_place=not in_place)):
                 if on_untie == "error":
-                    with pytest.raises(st.UntiedError):
+                    with pytest.raises(st.errors.UntiedError):
                         f(Pair(w, w))
                 else:
                     assert f(Pair(w, w)).first[0] == 2

@@ -67,7 +67,7 @@ def test_a_vanilla_jit_around_a_step_that_keeps_ties(around, tx):
 def test_the_policy_and_an_eager_loop_is_told_once():
     net, tx = tied(), st.optimizer(optax.sgd(0.1))
     state = tx.init(net)
-    with st.Context(st.Policy(on_untie="error")), pytest.raises(st.UntiedError) as caught:
+    with st.Context(st.Policy(on_untie="error")), pytest.raises(st.errors.UntiedError) as caught:
         step_with(tx)(copied(net), state)
     assert caught.value.paths == ("model.embed", "model.head")
     with st.Context(st.Policy(on_untie="ignore")):

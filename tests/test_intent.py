@@ -200,7 +200,7 @@ def test_a_tied_namedtuple_of_the_users_own_counts():
     assert ".first.x" in text
     kept = st.apply_updates(Point(w, w), Point(w, w))
     assert kept.x is kept.y
-    with pytest.raises(st.SharingMismatchError):
+    with pytest.raises(st.errors.SharingMismatchError):
         st.apply_updates(Point(w, w), Point(w + 1, w + 1))
 
 

@@ -63,7 +63,7 @@ def test_state_with_a_tracer_in_a_static_value_is_not_written_and_a_lost_tie_is_
         m.config = lambda: a
         return a
 
-    with pytest.raises(st.StaticTracerError, match="in the closure of"):
+    with pytest.raises(st.errors.StaticTracerError, match="in the closure of"):
         run(leak, m)
     assert m.config is None
 
@@ -96,7 +96,7 @@ def test_what_a_condition_changes_goes_nowhere():
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_static_value_that_equals_a_known_one(transform, is_known):
     known = st.Dag(Noted(jnp.ones(2), Named("a"))) if is_known else None
-    with pytest.raises(st.StaticTracerError, match="attribute `cache`") as error:
+    with pytest.raises(st.errors.StaticTracerError, match="attribute `cache`") as error:
         transform(lambda m: Noted(m.weight, Named("a", m.weight * 2)))(Noted(jnp.ones(2), Named("a")))
     # While the error is held, nothing else gets its value.
     result = transform(lambda m: Noted(m.weight * 2, Named("a")))(Noted(jnp.ones(2), Named("a")))
@@ -111,5 +111,5 @@ def test_inside_a_dag(around):
         a = m.weight * 2
         return around(st.Dag(Noted(m.weight, lambda: a)))
 
-    with pytest.raises(st.StaticTracerError, match="in a `Dag`"):
+    with pytest.raises(st.errors.StaticTracerError, match="in a `Dag`"):
         st.jit(f)(Noted(jnp.ones(2), None))

@@ -208,7 +208,7 @@ def test_a_part_of_the_results_that_refers_to_the_rest():
 
     m = Pair(jnp.ones(2), 1.0)
     assert st.preserve_identities(last)(lambda m: (m, Pair(m.first * 2, 3.0)))(m).second == 3
-    with pytest.raises(st.SharingMismatchError, match="a part of what the function returned"):
+    with pytest.raises(st.errors.SharingMismatchError, match="a part of what the function returned"):
         st.preserve_identities(last)(lambda m: (m, Pair(m, 3.0)))(m)
 
 

@@ -194,7 +194,7 @@ CONFLICTS = {
 def test_what_cannot_be_joined(name):
     f, init, texts = CONFLICTS[name]
     before = init()
-    with pytest.raises(st.SharingMismatchError) as error:
+    with pytest.raises(st.errors.SharingMismatchError) as error:
         scan(f, before, length=2, policy=IGNORE)
     for text in texts:
         assert text in str(error.value)
@@ -204,7 +204,7 @@ def test_what_cannot_be_joined(name):
 
 def test_what_is_carried_and_scanned():
     model, w = tied(), jnp.arange(3.0)
-    with pytest.raises(st.InconsistentSharingError, match=r"`init.a`: carried") as error:
+    with pytest.raises(st.errors.InconsistentSharingError, match=r"`init.a`: carried") as error:
         scan(lambda c, x: (c, x), model, {"m": model})
     assert error.value.paths == ("init.a", "init.b", "xs['m'].a", "xs['m'].b")
     assert set(error.value.treatments) == {"carried", "scanned"}
@@ -245,11 +245,11 @@ def test_a_carry_that_the_body_itself_changes(containers):
         lambda c: c.update(x=c["net"]),
     )
     for change in changes:
-        with pytest.raises(st.SharingMismatchError) as error:
+        with pytest.raises(st.errors.SharingMismatchError) as error:
             run(change)
         assert "Packed" not in str(error.value)
     elems = {"a": jnp.ones(2), "b": jnp.ones(2)}
-    with pytest.raises((ValueError, st.SharingMismatchError)):
+    with pytest.raises((ValueError, st.errors.SharingMismatchError)):
         associative_scan(lambda x, y: {"a": x["a"] + y["a"]}, elems, policy=policy)
 
 
@@ -261,7 +261,7 @@ def test_what_was_learned_belongs_to_containers_and_policies():
     for carry, is_kept in (([tied()], True), ((tied(),), False), ([tied()], True), ((tied(),), False)):
         (net,), _ = scan(body, carry, length=2, policy=IGNORE)
         assert (net.a is net.b) == is_kept
-    with pytest.raises(st.UntiedError):
+    with pytest.raises(st.errors.UntiedError):
         scan(body, (tied(),), length=2, policy=st.Policy(on_untie="error"))
 
 
@@ -391,7 +391,7 @@ def test_a_list_that_was_parted_is_not_written_twice():
         return model, None
 
     before = {"first": Mutable(x=jnp.zeros(())), "model": model}
-    with pytest.raises(st.InconsistentSharingError, match="a `list` that is in several places") as error:
+    with pytest.raises(st.errors.InconsistentSharingError, match="a `list` that is in several places") as error:
         scan(lambda c, x: ({**c, "model": f(c["model"], x)[0]}, x), before, length=2, policy=PARTING)
     assert error.value.paths == ("init['model'][<flat index 0>]", "init['model'][<flat index 1>]")
     assert error.value.treatments == ("number 1 inside", "number 2 inside")

@@ -18,7 +18,7 @@ filter_jit = st.preserve_identities(eqx.filter_jit)
 
 def difference(call, *args, **kwargs):
     """What the error says of the difference, and its paths."""
-    with pytest.raises(st.SharingMismatchError, match="cannot be traced again") as error:
+    with pytest.raises(st.errors.SharingMismatchError, match="cannot be traced again") as error:
         call(*args, **kwargs)
     first, _, fix = str(error.value).partition("\n")
     assert fix == "Make another one for these arguments:\n    program = f.lower(*args).compile()"

@@ -87,7 +87,7 @@ def test_a_where_that_computes():
             lambda: st.untie(model, lambda m: compute(m.second)),  # noqa: B023
             lambda: st.tree.at(lambda m: compute(m.second), model, 0),  # noqa: B023
         ):
-            with pytest.raises(st.SharingMismatchError, match=r"(?s)of a leaf|with a leaf.*do not compute"):
+            with pytest.raises(st.errors.SharingMismatchError, match=r"(?s)of a leaf|with a leaf.*do not compute"):
                 call()
 
 

@@ -286,14 +286,14 @@ def test_merge_takes_what_is_there_and_leaves_the_rest():
 def test_merge_refuses_a_lost_tie_and_another_shape():
     model = net()
     untied = jax.tree.map(lambda x: x + 1, model.parameters())
-    with pytest.raises(st.SharingMismatchError, match="one leaf in the module, but two objects") as caught:
+    with pytest.raises(st.errors.SharingMismatchError, match="one leaf in the module, but two objects") as caught:
         model.merge(untied)
     assert caught.value.paths == (".layers[0].weight", ".layers[1].weight")
-    with pytest.raises(st.SharingMismatchError, match="differ in shape from the module at ``"):
+    with pytest.raises(st.errors.SharingMismatchError, match="differ in shape from the module at ``"):
         model.merge(Linear(3, 3, key=jax.random.key(0)))
-    with pytest.raises(st.SharingMismatchError):
+    with pytest.raises(st.errors.SharingMismatchError):
         Free(w=st.parameter({"a": jnp.ones(2)})).merge(Free(w=st.parameter({"b": jnp.ones(2)})))
-    with pytest.raises(st.SharingMismatchError, match=r"at `\.layers`"):
+    with pytest.raises(st.errors.SharingMismatchError, match=r"at `\.layers`"):
         parameters = model.parameters()
         parameters.layers = [*parameters.layers, 1.0]
         model.merge(parameters)
@@ -337,15 +337,15 @@ def test_copies_pickles_and_files():
 def test_loading_with_another_name_and_what_cannot_be_loaded_or_saved():
     data = st.to_bytes(Free(old=st.parameter(jnp.ones(2)), rest=jnp.ones(1)))
     name = f"{Free.__module__}:Free"
-    with pytest.raises(st.StructureMismatchError, match="declares neither"):
+    with pytest.raises(st.errors.StructureMismatchError, match="declares neither"):
         st.from_bytes(data, trusted=[Free], renames={f"{name}.old": "new"})
     again = st.from_bytes(data, trusted=[Free], renames={f"{name}.rest": None})
     assert list(vars(again)) == ["old"]
     assert paths(again.parameters()) == [".old"]
-    with pytest.raises(st.StructureMismatchError, match=r"\.mode"):
+    with pytest.raises(st.errors.StructureMismatchError, match=r"\.mode"):
         st.from_bytes(st.to_bytes(Free(w=jnp.ones(2), mode="train")), like=Free(w=jnp.ones(2), mode="eval"))
     vars(again)["merge"] = jnp.ones(2)
-    with pytest.raises(st.UnserialisableError, match="`merge`"):
+    with pytest.raises(st.errors.UnserialisableError, match="`merge`"):
         st.to_bytes(again)
 
 
@@ -439,7 +439,7 @@ def test_what_no_pytree_can_hold():
     for name, (make, message) in BAD.items():
         for held in (Free(), jnp.ones(2)):
             holder = Free(before=jnp.ones(1))
-            with pytest.raises(st.UnregisteredTypeError, match=message):
+            with pytest.raises(st.errors.UnregisteredTypeError, match=message):
                 holder.x = make(held)
             assert paths(holder) == [".before"], name
             assert not hasattr(holder, "x")
@@ -450,17 +450,17 @@ def test_what_no_pytree_can_hold():
 
 def test_a_module_cannot_hold_itself():
     holder = Free()
-    with pytest.raises(st.CycleError, match="is assigned the module itself"):
+    with pytest.raises(st.errors.CycleError, match="is assigned the module itself"):
         holder.me = holder
     holder.them = [holder]
-    with pytest.raises(st.CycleError, match="contains itself"):
+    with pytest.raises(st.errors.CycleError, match="contains itself"):
         st.tree.leaves(holder)
 
 
 def test_what_is_no_declaration():
     """What is assigned to a marked attribute is a scenario of `tests/fix_scenarios.py`."""
     for mark in (st.parameter, st.state_field):
-        with pytest.raises(st.UnregisteredTypeError, match="is nothing that JAX could trace"):
+        with pytest.raises(st.errors.UnregisteredTypeError, match="is nothing that JAX could trace"):
             mark("text")
     with pytest.raises(TypeError, match="not both"):
         st.parameter(jnp.ones(2), default=3)
@@ -496,14 +496,14 @@ def forged(names, kinds):
 def test_forged_attributes():
     for kinds in (["sub-tune"], [None], [["int", "7"]], ["static", "static"]):
         names = ["x", ["int", "7"]] if len(kinds) == 2 else ["x"]
-        with pytest.raises(st.FormatError, match="kinds of the attributes of a `Free` that are none"):
+        with pytest.raises(st.errors.FormatError, match="kinds of the attributes of a `Free` that are none"):
             st.load(forged(names, kinds), trusted=[Free])
     assert paths(st.load(forged(["y"], None), trusted=[Free])) == [".x"]  # a kind of what is not there
     for name in ("merge", "__class__", "__setattr__"):
         draft = Draft(st.to_bytes(Free(x=jnp.ones(2))))
         (entry,) = draft.manifest["types"]
         entry["extra"][entry["extra"].index("x")] = name
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             st.load(draft.file(with_digests=True), trusted=[Free])
 
 
@@ -526,7 +526,7 @@ def test_kinds_in_a_file_are_not_asked_before_they_are_known_to_be_texts():
         of_module = next(node for node in draft.manifest["nodes"] if node[0] == "object" and len(node[2]) == 3)
         kinds = next(node for node in draft.manifest["nodes"] if node[:2] == ["dict", ["x", "y"]])
         kinds[2][0] = of_module[2][-1]
-        with pytest.raises(st.FormatError, match="kinds of the attributes of a `Free` that are none"):
+        with pytest.raises(st.errors.FormatError, match="kinds of the attributes of a `Free` that are none"):
             st.load(draft.file(with_digests=True), trusted=[Free, Hashing])
 
 

@@ -132,7 +132,7 @@ def histories(draw):
                     vars(module)[name] = value
                 else:
                     setattr(module, name, (st.parameter if how == "parameter" else st.state_field)(value))
-            except (st.UnregisteredTypeError, AttributeError):
+            except (st.errors.UnregisteredTypeError, AttributeError):
                 continue
         pool.append(module)
     return pool[-1]

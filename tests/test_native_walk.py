@@ -334,7 +334,7 @@ def test_a_deep_model_and_one_that_is_too_deep():
         outcome = first[1] is second[1] and knows(deep), type(built) is Link, len(second[0])
         try:
             for _ in range(2):
-                with pytest.raises(st.DepthError):
+                with pytest.raises(st.errors.DepthError):
                     st.tree.flatten(too_deep)
         finally:
             for model in (deep, built, too_deep):

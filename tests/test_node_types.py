@@ -139,7 +139,7 @@ def test_conventions_of_registered_classes():
 
 
 def test_subclasses_are_not_included():
-    with pytest.raises(st.UnregisteredTypeError, match="SubCell"):
+    with pytest.raises(st.errors.UnregisteredTypeError, match="SubCell"):
         st.tree.leaves(SubCell(jnp.ones(2)))
 
 

@@ -144,7 +144,7 @@ def test_a_tie_missing_in_updates_or_state_is_an_error_with_both_paths(make, pat
     tx = st.optimizer(optax.adam(1e-2))
     model = make(jnp.ones(3))
     gradient = st.grad(loss_of_both, policy=st.Policy(containers=True))(model)
-    with pytest.raises(st.SharingMismatchError) as caught:
+    with pytest.raises(st.errors.SharingMismatchError) as caught:
         MISSING[where](tx, model, gradient, tx.init(model))
     assert caught.value.paths == paths
     text = str(caught.value)

@@ -69,7 +69,9 @@ AT_ONE = {"the first": ("embed",), "the second": ("head",)}
 @pytest.mark.parametrize("path", AT_ONE.values(), ids=AT_ONE)
 def test_a_tied_leaf_is_selected_at_all_of_its_paths_or_at_none(path):
     names = {"wrt": lambda at, value: at == path, "model": TIED, "sharedtree": st}
-    with pytest.raises(st.InconsistentSharingError, match="one parameter of the model, but `wrt` selects") as caught:
+    with pytest.raises(
+        st.errors.InconsistentSharingError, match="one parameter of the model, but `wrt` selects"
+    ) as caught:
         st.optimizer(optax.sgd(1.0), names["wrt"]).init(TIED)
     other = "head" if path == ("embed",) else "embed"
     assert caught.value.paths == (f"['{path[0]}']", f"['{other}']")

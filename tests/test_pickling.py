@@ -97,7 +97,7 @@ def test_a_class_that_is_not_registered_where_it_arrives(monkeypatch):
     st.register_node(Unknown, lambda u: ((u.x,), None), lambda aux, children: Unknown(*children))
     text = pickle.dumps(pack_alone(Unknown(jnp.ones(2)))[1])
     monkeypatch.delitem(_node_types._known, Unknown)
-    with pytest.raises(st.UnregisteredTypeError, match="`Unknown` was a pytree node where this was pickled"):
+    with pytest.raises(st.errors.UnregisteredTypeError, match="`Unknown` was a pytree node where this was pickled"):
         pickle.loads(text)
 
 

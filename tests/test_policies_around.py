@@ -88,7 +88,7 @@ def run(outer, inner, f, model, **told):
 def test_what_an_inner_transform_was_not_told_is_said(outer, inner, kind):
     loss = made()
     (warning,) = run(outer, inner, loss, MODELS[kind]())
-    assert warning.category is st.LostChangeWarning
+    assert warning.category is st.errors.LostChangeWarning
     assert (warning.filename, warning.lineno) == (__file__, loss.__code__.co_firstlineno)
     place = "[<flat index 1>]" if kind == "plain" else ".count"  # it was registered without keys
     assert f"`{'operands[0]' if inner == 'cond' else 'model'}{place}`" in str(warning.message)
@@ -142,7 +142,7 @@ def test_dropout_with_one_mask_is_said():
         return net.dropout(net.linear(x)).sum()
 
     net = Net(nnx.Rngs(0))
-    with pytest.warns(st.LostChangeWarning, match="dropped"):
+    with pytest.warns(st.errors.LostChangeWarning, match="dropped"):
         st.jit(lambda net, x: st.grad(dropped)(net, x), in_place=True)(net, jnp.ones((2, 4)))
     before = int(net.dropout.rngs.count[...])
     st.jit(lambda net, x: st.grad(dropped, in_place=True)(net, x), in_place=True)(net, jnp.ones((2, 4)))

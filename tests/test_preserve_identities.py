@@ -91,7 +91,7 @@ LEAKS = {
 def test_a_tracer_in_a_static_place_of_the_result():
     for transform in (st.jit, st.vmap, st.checkpoint, st.preserve_identities(lambda f: jax.jit(jax.vmap(f)))):
         for kind, leaks in LEAKS.items():
-            with pytest.raises(st.StaticTracerError, match="result") as caught:
+            with pytest.raises(st.errors.StaticTracerError, match="result") as caught:
                 transform(leaks)(tied())
             assert caught.value.paths[0].startswith("result"), kind
 

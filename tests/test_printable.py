@@ -275,8 +275,8 @@ def test_what_is_printable_is_left_alone():
 
 def test_every_error_of_ours_is_safe_whoever_raises_it():
     with contextlib.suppress(st.SharedTreeError):
-        raise st.CycleError("a\x1b[2J\nb")
-    assert str(st.CycleError("a\x1b[2J\nb")) == "a\\x1b[2J\nb"
-    assert str(st.CorruptFileError("\x9b", ("\x9b",), 1)) == "\\x9b"
-    assert st.CorruptFileError("\x9b", ("\x9b",), 1).tensor == "\x9b"  # for programs, as it is
+        raise st.errors.CycleError("a\x1b[2J\nb")
+    assert str(st.errors.CycleError("a\x1b[2J\nb")) == "a\\x1b[2J\nb"
+    assert str(st.errors.CorruptFileError("\x9b", ("\x9b",), 1)) == "\\x9b"
+    assert st.errors.CorruptFileError("\x9b", ("\x9b",), 1).tensor == "\x9b"  # for programs, as it is
     assert str(st.UntiedWarning("a\x1b[2J\nb")) == "a\\x1b[2J\nb"

@@ -178,7 +178,7 @@ def test_prefixes_that_do_not_fit(name):
 
 
 def test_a_carry_with_other_keys_names_both():
-    with pytest.raises(st.SharingMismatchError, match=r"`init`: when an iteration begins .*\('net',\)") as error:
+    with pytest.raises(st.errors.SharingMismatchError, match=r"`init`: when an iteration begins .*\('net',\)") as error:
         st.scan(lambda c, _: ({"other": c["net"]}, None), {"net": model()}, length=2)
     assert error.value.paths == ("init",)
     assert "('other',)" in str(error.value)

@@ -324,7 +324,7 @@ def test_a_model_too_deep_for_optax_is_an_error_before_jax_sees_it(depth):
         try:
             state = st.optimizer(optax.sgd(0.1, momentum=0.9)).init(model)
             outcome = len(st.tree.leaves(state))
-        except st.DepthError as error:
+        except st.errors.DepthError as error:
             outcome = str(error), error.paths
             state = optax.sgd(0.1, momentum=0.9).init(st.Dag(model))
             assert len(jax.tree.leaves(state)) == 1

@@ -106,7 +106,7 @@ def test_it_is_not_called_in_place():
 
 def test_a_module_with_two_treatments():
     model = tied()
-    with pytest.raises(st.InconsistentSharingError, match="integrated") as caught:
+    with pytest.raises(st.errors.InconsistentSharingError, match="integrated") as caught:
         st.preserve_identities(integrate)(decay, model, model)
     assert set(caught.value.treatments) == {"integrated", "a time"}
     assert caught.value.paths == ("y0.first", "y0.second[0]", "ts.first", "ts.second[0]")
@@ -115,7 +115,7 @@ def test_a_module_with_two_treatments():
 
 def test_an_error_of_the_body_and_the_next_call():
     solve = st.preserve_identities(integrate)
-    with pytest.raises(st.SharingMismatchError, match="first"):
+    with pytest.raises(st.errors.SharingMismatchError, match="first"):
         solve(lambda m, t: Pair(m.first * 1, [m.first * 2]), tied(), TS, policy=st.Policy(on_untie="ignore"))
     with pytest.raises(TypeError, match="missing"):
         solve(decay, tied())

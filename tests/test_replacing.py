@@ -125,8 +125,13 @@ def test_what_replaces_a_node_by_a_changed_copy_replaces_its_shared_parts_everyw
 def test_replacements_that_contradict_one_another_are_an_error_and_one_given_twice_is_one():
     both, inner = (lambda m: (m.embed.weight, m.head.weight)), lambda m: (m.head, m.head.bias)
     for where, new, error, paths in (
-        (both, (jnp.ones(2), jnp.zeros(2)), st.InconsistentSharingError, (".embed.weight", ".head.weight")),
-        (inner, (Layer(jnp.ones(2), jnp.ones(1)), jnp.ones(3)), st.SharingMismatchError, (".head", ".head.bias")),
+        (both, (jnp.ones(2), jnp.zeros(2)), st.errors.InconsistentSharingError, (".embed.weight", ".head.weight")),
+        (
+            inner,
+            (Layer(jnp.ones(2), jnp.ones(1)), jnp.ones(3)),
+            st.errors.SharingMismatchError,
+            (".head", ".head.bias"),
+        ),
     ):
         with pytest.raises(error, match="two different replacements|inside it") as caught:
             st.tree.at(where, tied(), new)
@@ -168,7 +173,7 @@ def test_a_tie_that_cannot_be_kept_is_said(kind):
     assert len(caught) == 1
     assert caught[0].filename == __file__
     assert result.head is new
-    with st.Context(st.Policy(on_untie="error")), pytest.raises(st.UntiedError) as error:
+    with st.Context(st.Policy(on_untie="error")), pytest.raises(st.errors.UntiedError) as error:
         st.tree.at(lambda m: m.head, model, new)
     assert error.value.paths == (".embed.weight", ".head.weight")
     with st.Context(st.Policy(on_untie="ignore")):
@@ -214,7 +219,7 @@ def test_a_node_is_never_a_predicate():
         for ours, theirs in zip(st.tree.partition(mlp, spec), eqx.partition(mlp, spec), strict=True):
             same(ours, theirs)
         same(st.tree.filter(mlp, spec), eqx.filter(mlp, spec))
-    with pytest.raises(st.SharingMismatchError, match="`filter_spec` does not fit"):
+    with pytest.raises(st.errors.SharingMismatchError, match="`filter_spec` does not fit"):
         st.tree.partition(mlp, jax.tree_util.Partial(eqx.is_array))
 
 
@@ -222,7 +227,7 @@ def test_what_is_neither_a_boolean_nor_a_function_is_refused():
     for spec in (eqx.nn.Identity(), 1, "yes", None, jax.tree_util.Partial(eqx.is_array)):
         with pytest.raises(ValueError):
             eqx.partition([jnp.ones(2)], [spec])
-        with pytest.raises(st.SharingMismatchError, match="`filter_spec`") as caught:
+        with pytest.raises(st.errors.SharingMismatchError, match="`filter_spec`") as caught:
             st.tree.partition([jnp.ones(2)], [spec])
         assert caught.value.paths == ("[0]",)
 
@@ -252,7 +257,7 @@ def test_static_values_in_a_specification_are_no_filters(tree):
         if not wrong:
             call(tree, spec)
             continue
-        with pytest.raises(st.SharingMismatchError, match="`filter_spec` has") as caught:
+        with pytest.raises(st.errors.SharingMismatchError, match="`filter_spec` has") as caught:
             call(tree, spec)
         # What is in a shared module is named once.
         assert caught.value.paths[0] == wrong[0]
@@ -270,7 +275,7 @@ def test_a_function_where_the_tree_has_one_is_never_called(left):
     """Whether it is the model's own, that of another model, or one that could be a filter."""
     tree = {"a": Layer(jnp.ones(2), never), "b": [Layer(jnp.ones(2), 1)]}
     spec = {"a": Layer(True, left), "b": eqx.is_array}
-    with pytest.raises(st.SharingMismatchError, match=r"`filter_spec` has .* at `\['a'\].bias`") as caught:
+    with pytest.raises(st.errors.SharingMismatchError, match=r"`filter_spec` has .* at `\['a'\].bias`") as caught:
         st.tree.partition(tree, spec)
     assert caught.value.paths == ("['a'].bias",)
     kept, rest = st.tree.partition(tree, {"a": Layer(True, False), "b": eqx.is_array})

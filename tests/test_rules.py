@@ -225,7 +225,7 @@ def test_one_object_at_two_paths_is_no_half_a_gradient(which, made):
     once = bwd(tied(), jnp.ones(2)).embed
     if which in SHARES:
         for transform in (lambda f: f, st.jit):
-            with pytest.raises(st.SharingMismatchError, match="cannot be known") as error:
+            with pytest.raises(st.errors.SharingMismatchError, match="cannot be known") as error:
                 transform(lambda: gradient(bwd))()
             assert [path.rpartition(".")[2] for path in error.value.paths] == ["embed", "head"]
         shares = gradient(lambda net, y: st.untie(bwd(net, y)))
@@ -240,7 +240,7 @@ def test_one_module_at_two_paths_is_no_half_a_gradient():
         lambda kept, y: (lambda g: (Pair(g, {"n": g}),))(Net(y, None, None, None)),
         lambda two: two.first.embed * two.second["n"].head,
     )
-    with pytest.raises(st.SharingMismatchError, match="cannot be known") as error:
+    with pytest.raises(st.errors.SharingMismatchError, match="cannot be known") as error:
         st.grad(lambda two: f(two).sum())(Pair(layer, {"n": layer}))
     assert error.value.paths == ("cotangents[0].first", "cotangents[0].second['n']")
 
@@ -387,7 +387,7 @@ def test_equal_numbers_are_one_tangent():
         f = st.custom_jvp(lambda pair: pair)
         f.defjvp(lambda p, t, one=one, two=two: (f(*p), Pair(one, two)))
         np.testing.assert_allclose(st.jvp(f, (Pair(w, w),), (Pair(w, w),))[1].first, one)
-    with pytest.raises(st.SharingMismatchError, match="2 objects"):
+    with pytest.raises(st.errors.SharingMismatchError, match="2 objects"):
         st.jvp(lambda two: two.first, (Pair(w, w),), (Pair(0.5, 1.5),))
 
 
@@ -468,7 +468,7 @@ def test_arguments_that_are_not_differentiated(options):
     net = tied()
     assert st.grad(lambda net: jvp(jnp.sin, net, own).sum())(net).embed.tolist() == [7, 7]
     assert st.grad(lambda both: jvp(jnp.sin, *both).sum())((net, own))[0].embed.tolist() == [7, 7]
-    with pytest.raises(st.InconsistentSharingError, match="is static"):
+    with pytest.raises(st.errors.InconsistentSharingError, match="is static"):
         jvp(jnp.sin, net, net)
 
 
@@ -614,7 +614,7 @@ def test_cotangents_of_another_shape():
         ({"embed": X}, "cotangents[0]"),
     ):
         error = refused(lambda kept, y, back=back: (back,))
-        assert isinstance(error, st.SharingMismatchError)
+        assert isinstance(error, st.errors.SharingMismatchError)
         assert error.paths == (path,)
         assert f"`{path}`" in str(error)
     error = refused(lambda kept, y: (Net(X, jnp.ones(3), None),))
@@ -645,7 +645,7 @@ def test_a_forward_rule_that_returns_another_structure():
         for made in (vjp, jvp):
             loss = st.jit(lambda net, made=made: jax.tree.leaves(made(net))[0].sum())
             error = raised(lambda loss=loss: st.grad(loss)(tied()))
-            assert isinstance(error, st.SharingMismatchError), error
+            assert isinstance(error, st.errors.SharingMismatchError), error
             assert what in str(error)
 
 
@@ -665,7 +665,7 @@ def test_tangents_that_are_not_tied():
     f.defjvp(lambda primals, tangents: (f(*primals), Net(tangents[0].embed, tangents[0].embed * 1, None)))
     loss = lambda net: f(net).embed.sum()
     error = raised(lambda: st.grad(loss)(tied()))
-    assert isinstance(error, st.SharingMismatchError)
+    assert isinstance(error, st.errors.SharingMismatchError)
     assert error.paths == ("tangent.embed", "tangent.head")
     f.defjvp(lambda primals, tangents: (f(*primals), tangents[0]))
     assert st.grad(loss)(tied()).embed.tolist() == [1, 1]

@@ -273,7 +273,7 @@ def test_a_gradient_through_a_loop_that_carries_state_says_that_it_stops_there(m
     vanilla = gradient_of(scanned_vanilla(twin(), jax.lax.stop_gradient))
     assert_as_vanilla(jitted(ours), vanilla, net_to_carry(), XS)
     model = net_to_carry()
-    with pytest.raises(st.StateGradientError) as caught:
+    with pytest.raises(st.errors.StateGradientError) as caught:
         differentiated(scanned(make()))(model, XS)
     assert caught.value.paths == ("net.stats.mean",)
     assert model.stats.count == 0
@@ -286,7 +286,7 @@ def test_a_gradient_through_state_is_an_error(way, make):
     through_mean = way(lambda net, x: f(net, x).sum() * net.stats.mean)
     with st.Context(IN_PLACE):
         model = net()
-        with pytest.raises(st.StateGradientError, match="changed in place") as caught:
+        with pytest.raises(st.errors.StateGradientError, match="changed in place") as caught:
             st.grad(through_mean)(model, X)
         assert caught.value.paths == ("net.stats.mean",)
         assert (float(model.stats.mean), int(model.stats.count)) == (0.5, 0)
@@ -406,7 +406,7 @@ def test_an_argument_in_the_result_is_refused(result, path, other):
     f = st.custom_vjp(lambda model: result(model), in_place=True)
     f.defvjp(lambda model: (result(model), None), lambda _, y: (None,))
     for call in (f, jitted(f)):
-        with pytest.raises(st.InconsistentSharingError, match="also in the result") as caught:
+        with pytest.raises(st.errors.InconsistentSharingError, match="also in the result") as caught:
             call(Record(Layer(X), None))
         assert caught.value.paths == (path, other)
 

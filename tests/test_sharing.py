@@ -102,7 +102,7 @@ def test_same_sharing_and_retie_agree_with_the_partitions(pair):
 def test_shapes_that_differ_are_an_error():
     one, two = st.tree.structure([jnp.ones(2), [jnp.ones(2)]]), st.tree.structure([jnp.ones(2), [1, 2]])
     for operation in (meet, join):
-        with pytest.raises(st.SharingMismatchError, match=r"differ in shape at `\[1\]`"):
+        with pytest.raises(st.errors.SharingMismatchError, match=r"differ in shape at `\[1\]`"):
             operation(one, two)
 
 
@@ -115,7 +115,7 @@ def test_join_of_what_differs_in_statics_is_an_error_and_meet_is_not():
     w = jnp.ones(2)
     same = Mark("a", w)
     one, two = st.tree.structure([same, same]), st.tree.structure([Mark("a", w), Mark("b", w)])
-    with pytest.raises(st.SharingMismatchError, match="but what is static in them differs") as caught:
+    with pytest.raises(st.errors.SharingMismatchError, match="but what is static in them differs") as caught:
         join(two, one)
     assert caught.value.paths == ("[0]", "[1]")
     assert meet(two, one) is two

@@ -409,7 +409,7 @@ def require_as_in_python(situation, transform, **options):
     times = 3 if transform in LOOPS else 1
     try:
         result = (AS_VALUES | TREATED_APART)[transform](f, args, **options)
-    except st.SharingMismatchError:
+    except st.errors.SharingMismatchError:
         assert whole(args, known) == by_python(situation, 0)
         raise
     assert whole(result, [])[0] == by_python(situation, times)[0]
@@ -427,7 +427,7 @@ def test_in_place(kind, transform):
 @pytest.mark.parametrize("kind", KINDS)
 def test_moves_that_cannot_be_repeated(kind, transform):
     for name in MOVES:
-        with pytest.raises(st.SharingMismatchError):
+        with pytest.raises(st.errors.SharingMismatchError):
             require_as_in_python(made(kind, name), transform, in_place=True)
 
 
@@ -499,7 +499,7 @@ def test_two_treatments(kind, treatments):
     for args in aliases(situation):
         known = objects(args)
         before = whole(args, known)
-        with pytest.raises(st.InconsistentSharingError) as caught:
+        with pytest.raises(st.errors.InconsistentSharingError) as caught:
             treat(lambda *_: pytest.fail("the function is not even called"), args)
         assert len(caught.value.paths) >= 2
         for path in caught.value.paths:
@@ -547,7 +547,7 @@ def test_models_change_places_in_a_carry(kind, loop):
     one, two = LOOPS[loop](exchanged, models)
     assert one.w is two.w
     assert first_values(*models, one, two) == [1, 2, 12, 21]
-    with pytest.raises(st.SharingMismatchError):
+    with pytest.raises(st.errors.SharingMismatchError):
         LOOPS[loop](exchanged, models, in_place=True)
     assert first_values(*models) == [1, 2]
 
@@ -557,7 +557,7 @@ def test_models_change_places_in_a_carry(kind, loop):
         assert one is two
         assert (one is model) == in_place
         assert first_values(model, one) == [left, given]
-        with pytest.raises(st.SharingMismatchError):
+        with pytest.raises(st.errors.SharingMismatchError):
             LOOPS[loop](parted, (model, model), in_place=in_place)
         assert model.v is v
         assert first_values(model, other) == [left, 2]
@@ -580,7 +580,7 @@ def test_a_new_variable_is_carried(kind):
         last, ys = st.scan(renewed, v, length=2, in_place=in_place)
         assert last is not v
         assert (situation.value(last).tolist(), ys.tolist()) == ([1, 1], [1, 2])
-    with pytest.raises(st.SharingMismatchError):
+    with pytest.raises(st.errors.SharingMismatchError):
         st.scan(changed_and_renewed, v, length=2, in_place=True)
     assert situation.value(v).tolist() == [0, 1]
 

@@ -107,15 +107,15 @@ def test_what_has_another_structure():
     untied = lambda net: Net(net.embed * 1, net.head * 2)
     with (
         pytest.warns(st.UntiedWarning),
-        pytest.raises(st.SharingMismatchError, match="are one array in the operand") as error,
+        pytest.raises(st.errors.SharingMismatchError, match="are one array in the operand") as error,
     ):
         custom_root(untied, tied(), newton, diagonal)
     assert error.value.paths == ("initial_guess.embed", "initial_guess.head")
-    with pytest.raises(st.SharingMismatchError, match="initial_guess"):
+    with pytest.raises(st.errors.SharingMismatchError, match="initial_guess"):
         custom_root(lambda net: (net,), tied(), newton, diagonal)
-    with pytest.raises(st.SharingMismatchError, match="static value 'net'"):
+    with pytest.raises(st.errors.SharingMismatchError, match="static value 'net'"):
         custom_root(lambda net: net, tied(), lambda f, net: Net(net.embed, net.head, "other"), diagonal)
-    with pytest.raises(st.SharingMismatchError, match="differ in sharing"):
+    with pytest.raises(st.errors.SharingMismatchError, match="differ in sharing"):
         custom_root(lambda net: net, tied(), lambda f, net: f(Net(net.embed, net.embed * 1)), diagonal)
     with pytest.raises(TypeError, match="returned a `Net`"):
         custom_root(lambda net: net, tied(), lambda f, net: net, diagonal, has_aux=True)

@@ -138,9 +138,9 @@ def test_a_tie_that_only_the_state_or_only_the_model_has_is_found(tree):
         return
     # Of a shared container without an array there is nothing that the state could lack.
     if any(len(paths) > 1 and s.is_array(s.occurrences(tree)[min(paths, key=str)]) for paths in s.partition(tree)):
-        with pytest.raises(st.SharingMismatchError, match="are one object in the model only"):
+        with pytest.raises(st.errors.SharingMismatchError, match="are one object in the model only"):
             st.load_state(tree, st.state(loose))
-    with pytest.raises(st.SharingMismatchError, match="are one object in the state only"):
+    with pytest.raises(st.errors.SharingMismatchError, match="are one object in the state only"):
         st.load_state(loose, st.state(tree))
     loaded, report = st.load_state(loose, st.state(tree), strict=False)
     assert s.partition(loaded) == s.partition(loose)
@@ -318,7 +318,7 @@ def test_classes_of_register_node():
     assert st.state(Known([1])) == {"0": [1]}
     assert st.load_state(Known([1]), {"0": [2]}).value == [2]
     for call in (st.state, lambda obj: st.load_state(obj, {})):
-        with pytest.raises(st.UnregisteredTypeError, match="`Unregistered` is not a registered pytree node"):
+        with pytest.raises(st.errors.UnregisteredTypeError, match="`Unregistered` is not a registered pytree node"):
             call(Unregistered(1))
 
 
@@ -359,7 +359,7 @@ def test_dags_and_mutable_modules():
     assert (loaded.name, module.name) == ("other", "tied")
     # The marks are those of the model.
     assert st.tree.structure(loaded.parameters()).num_leaves == 1
-    with pytest.raises(st.SharingMismatchError):
+    with pytest.raises(st.errors.SharingMismatchError):
         st.load_state(module, {**state, "head": new})
 
 
@@ -410,7 +410,7 @@ NUMBERED = {"weight": 1, "bias": None, "activation": 3, "name": "linear"}
 )  # fmt: skip
 def test_what_does_not_fit(model, state, line):
     error = error_of(model, state)
-    assert type(error) is st.StructureMismatchError
+    assert type(error) is st.errors.StructureMismatchError
     assert str(error) == f"The state does not fit the model in 1 place:\n    {line}\n{FITTING}"
     assert error.paths == (line.split("`")[1],) or "\\" in line
     loaded, report = st.load_state(model, state, strict=False)
@@ -423,7 +423,7 @@ def test_everything_that_does_not_fit_is_in_one_error():
     weight, new = a(), a()
     model = {"a": weight, "b": weight, "c": a(), "d": a(), "e": [1], "f": 2}
     error = error_of(model, {"a": a(), "b": a(), "c": new, "d": new, "e": [1, 2], "g": a(shape=(3,))})
-    assert type(error) is st.StructureMismatchError
+    assert type(error) is st.errors.StructureMismatchError
     assert str(error) == (
         "The state does not fit the model in 5 places:\n"
         "    `['f']`: the state lacks it\n"
@@ -441,7 +441,7 @@ def test_only_maximal_ties_are_named_and_a_shared_array_that_does_not_fit_once()
     linear = Linear(a(), a())
     state = st.state(linear)
     error = error_of([linear, linear, linear], [state, st.state(Linear(a(), a())), state])
-    assert type(error) is st.SharingMismatchError
+    assert type(error) is st.errors.SharingMismatchError
     assert error.paths == ("[0]", "[1]")
     error = error_of([Linear(a(), a()), Linear(a(), a())], [st.state(linear)] * 2)
     assert error.paths == ("[0]", "[1]")
@@ -584,7 +584,7 @@ def test_where_arrays_carry_no_identity_their_ties_are_no_matter():
         assert float(loaded[1][0]) == 2.0
         assert st.load_state([a(), a()], [new, new])[1] is new
         linear = Linear(a())
-        with pytest.raises(st.SharingMismatchError):
+        with pytest.raises(st.errors.SharingMismatchError):
             st.load_state([linear, linear], [st.state(Linear(a())), st.state(Linear(a()))])
 
 
@@ -610,12 +610,12 @@ def test_cycles():
     loop: Any = {"x": 1}
     loop["again"] = [Linear(loop)]
     for call in (lambda: st.state(loop), lambda: st.load_state(loop, {})):
-        with pytest.raises(st.CycleError, match="A `dict` contains itself") as caught:
+        with pytest.raises(st.errors.CycleError, match="A `dict` contains itself") as caught:
             call()
         assert caught.value.paths == ("", "['again'][0].weight")
     static = Struct(1, rate=[])
     static.rate.append({"own": static.rate})
-    with pytest.raises(st.CycleError) as caught:
+    with pytest.raises(st.errors.CycleError) as caught:
         st.state([static])
     assert caught.value.paths == ("[0].rate", "[0].rate[0]['own']")
     # One in the state is walked as far as the model goes.
@@ -634,7 +634,7 @@ def test_what_comes_apart_for_ever(monkeypatch):
     monkeypatch.setitem(
         _state_forms._registered, Endless, _state_forms.Functions(lambda obj: [Endless(1)], lambda *_: None)
     )
-    with pytest.raises(st.DepthError):
+    with pytest.raises(st.errors.DepthError):
         st.state(Endless(1))
 
 

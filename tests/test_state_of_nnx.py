@@ -77,12 +77,12 @@ def test_two_variables_with_one_array_and_one_with_a_number():
     loaded = st.load_state(model, state)
     assert loaded["a"] is not loaded["b"]
     assert loaded["a"][...] is loaded["b"][...] is shared
-    with pytest.raises(st.SharingMismatchError, match="in the state only"):
+    with pytest.raises(st.errors.SharingMismatchError, match="in the state only"):
         st.load_state({"a": nnx.Param(jnp.ones(2)), "b": nnx.Param(jnp.ones(2))}, state)
     # A number is one value after storage.
     count = nnx.Variable(10**6)
     model = {"a": count, "b": count}
     state = json.loads(json.dumps({"a": 10**6, "b": 10**6}))
     assert st.load_state(model, state)["a"] is not count
-    with pytest.raises(st.SharingMismatchError, match="in the model only"):
+    with pytest.raises(st.errors.SharingMismatchError, match="in the model only"):
         st.load_state(model, {"a": 1, "b": 2})

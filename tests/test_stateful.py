@@ -171,7 +171,7 @@ def test_inference_mode_equals_that_of_equinox_and_keeps_ties():
     # A static flag is an error, as in Equinox.
     with pytest.raises((TypeError, ValueError)):
         eqx.nn.inference_mode([Fixed(), jnp.ones(1)])
-    with pytest.raises(st.SharingMismatchError, match="not part of the tree"):
+    with pytest.raises(st.errors.SharingMismatchError, match="not part of the tree"):
         st.inference_mode([Fixed(), jnp.ones(1)])
 
 
@@ -232,11 +232,13 @@ def test_a_donated_state_is_told_what_takes_it_out_of_the_model():
     model = Net("batch", is_shared=True)
     for donated in (0, 1):
         step = st.jit(lambda m, s: (m, s), donate_argnums=donated)
-        with pytest.raises(st.InconsistentSharingError, match=r"sharedtree.make_with_state\(make_model\)") as caught:
+        with pytest.raises(
+            st.errors.InconsistentSharingError, match=r"sharedtree.make_with_state\(make_model\)"
+        ) as caught:
             step(model, eqx.nn.State(model))
         assert any(".init" in path for path in caught.value.paths)
     # What else is in two arguments has nothing to do with the state.
     model, state = st.make_with_state(Net)("batch", is_shared=True)
-    with pytest.raises(st.InconsistentSharingError) as caught:
+    with pytest.raises(st.errors.InconsistentSharingError) as caught:
         st.jit(lambda m, s, w: w, donate_argnums=0)(model, state, model.linears[0].weight)
     assert "make_with_state" not in str(caught.value)

@@ -222,7 +222,7 @@ REASONS = {
 def test_what_cannot_be_compared_is_an_error_with_its_path(cls):
     """Of a leaf its own, of a static field that of its module."""
     for call, prefix in ((st.tree.structure, ""), (lambda tree: st.jit(lambda tree: 0)(tree), "tree")):
-        with pytest.raises(st.StaticComparisonError) as caught:
+        with pytest.raises(st.errors.StaticComparisonError) as caught:
             call([Leaf({"a": cls()})])
         assert caught.value.paths == (f"{prefix}[0].value['a']",)
         assert REASONS[cls] in str(caught.value)
@@ -231,12 +231,12 @@ def test_what_cannot_be_compared_is_an_error_with_its_path(cls):
         assert isinstance(caught.value, TypeError)
     for inside in (lambda x: x, lambda x: (1, x), lambda x: {"k": [x]}):
         kept = []
-        with pytest.raises(st.StaticComparisonError) as caught:
+        with pytest.raises(st.errors.StaticComparisonError) as caught:
             for _ in range(2):  # two objects, so that at the latest now one has to be compared with the other
                 kept.append(st.tree.structure([1, StaticField(inside(cls()))]))
         assert caught.value.paths == ("[1]",)
         assert REASONS[cls] in str(caught.value)
-    with pytest.raises(st.StaticComparisonError):
+    with pytest.raises(st.errors.StaticComparisonError):
         kept = [st.tree.structure(Leaf(frozenset([Raises()]))) for _ in range(2)]
     assert is_one(Leaf("usable"), Leaf("usable"))
 
@@ -302,7 +302,7 @@ def test_an_error_shows_what_differs_in_long_static_data():
         return Wide(wide.x, (*wide.names[:-1], "last")), None
 
     names = tuple(f"layer {i}" for i in range(40))
-    with pytest.raises(st.SharingMismatchError, match=r"'layer 39', when it ends .*'last'"):
+    with pytest.raises(st.errors.SharingMismatchError, match=r"'layer 39', when it ends .*'last'"):
         st.scan(other, Wide(jnp.ones(2), names), length=2)
     f = st.jit(lambda wide: wide.x)
     for each in (names, (*names[:-1], "last")):

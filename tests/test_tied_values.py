@@ -80,7 +80,7 @@ def test_it_is_said_when_the_function_is_traced_and_by_policy():
     f = st.jit(lambda p: loss(p))
     assert len(said(f, tied())) == 1
     assert said(f, tied()) == []
-    with pytest.raises(st.UntiedError) as caught:
+    with pytest.raises(st.errors.UntiedError) as caught:
         st.jit(loss, policy=st.Policy(on_untie="error"))(tied())
     assert caught.value.paths == ("p['embed']['w']", "p['head']['w']")
     assert said(st.jit(loss, policy=st.Policy(on_untie="ignore")), tied()) == []
@@ -207,7 +207,7 @@ def test_notes_are_weak_and_seen_in_every_thread():
 def test_the_fix_for_a_gradient_taken_path_by_path_sums(use):
     params = tied()
     gradient = jax.grad(loss)(params)  # one part for each path
-    with pytest.raises(st.SharingMismatchError) as caught:
+    with pytest.raises(st.errors.SharingMismatchError) as caught:
         use(params, gradient)
     message = str(caught.value)
     added_up, first, *others = re.findall(r"^    (.*)$", message, re.MULTILINE)
@@ -235,7 +235,10 @@ def test_the_step_that_was_undone_in_silence():
     params = tied()
     state = tx.init(params)
     assert len(said(st.jit(step), params, state)) == 1
-    with pytest.warns(st.UntiedWarning, match="are one array"), pytest.raises(st.SharingMismatchError, match="policy"):
+    with (
+        pytest.warns(st.UntiedWarning, match="are one array"),
+        pytest.raises(st.errors.SharingMismatchError, match="policy"),
+    ):
         step(params, state)
     with st.Context(POLICY):
         out, _ = st.jit(step)(params, state)

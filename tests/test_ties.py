@@ -235,9 +235,9 @@ def test_the_sequence_of_nodes_may_be_one_that_the_tree_holds():
     ],
 )
 def test_what_cannot_be_one_object_is_an_error_with_both_ends_and_the_fix(one, two, parts):
-    with pytest.raises(st.SharingMismatchError) as retied:
+    with pytest.raises(st.errors.SharingMismatchError) as retied:
         st.retie({"first": one, "second": two}, like={"first": (w := jnp.ones(2)), "second": w})
-    with pytest.raises(st.SharingMismatchError) as caught:
+    with pytest.raises(st.errors.SharingMismatchError) as caught:
         st.tie({"first": one, "second": two}, lambda m: (m["first"], m["second"]))
     assert retied.value.paths == caught.value.paths
     text = str(caught.value)
@@ -258,7 +258,7 @@ def test_what_cannot_be_one_object_is_an_error_with_both_ends_and_the_fix(one, t
     ],
 )
 def test_what_cannot_be_tied_or_untied(call, where, message):
-    with pytest.raises(st.SharingMismatchError, match=message):
+    with pytest.raises(st.errors.SharingMismatchError, match=message):
         call([jnp.ones(2), [[jnp.ones(2)], jnp.ones(2)]], where)
 
 
@@ -276,7 +276,7 @@ def test_retie_a_gradient_with_none_and_subtrees_where_the_model_has_leaves():
 @pytest.mark.parametrize("tree", [[jnp.ones(2)], (jnp.ones(2), jnp.ones(2)), {"a": jnp.ones(2)}], ids=repr)
 def test_retie_on_another_shape_is_an_error(tree):
     w = jnp.ones(2)
-    with pytest.raises(st.SharingMismatchError, match="differ in shape at `.first`") as caught:
+    with pytest.raises(st.errors.SharingMismatchError, match="differ in shape at `.first`") as caught:
         st.retie(Pair(tree, 1), like=Pair([w, w], 1))
     assert caught.value.paths == (".first",)
 
@@ -291,7 +291,7 @@ def test_same_sharing_looks_at_ties_and_shape_only_and_takes_a_gradient():
 
 def test_assert_same_sharing_names_every_difference_in_both_directions():
     w, v = jnp.ones(2), jnp.ones(3)
-    with pytest.raises(st.SharingMismatchError) as caught:
+    with pytest.raises(st.errors.SharingMismatchError) as caught:
         st.assert_same_sharing([w, w, v, jnp.ones(3)], [w, jnp.ones(2), v, v])
     text = str(caught.value)
     assert "`[0]` and `[1]` are one object in the first tree only" in text
@@ -319,6 +319,6 @@ OF_MORE = [lambda x: st.tie(x, lambda m: (m, m)), lambda x: st.retie(x, like=x),
 @pytest.mark.parametrize("call", [*OF_A_TREE, *OF_MORE])
 def test_an_object_that_cannot_be_taken_apart_is_refused(call):
     fixes = r"(?s)register_pytree_node\(.*Opaque.*sharedtree.register_node\(.*Opaque, flatten, unflatten\)"
-    with pytest.raises(st.UnregisteredTypeError, match=fixes) as caught:
+    with pytest.raises(st.errors.UnregisteredTypeError, match=fixes) as caught:
         call(Opaque(jnp.ones(2)))
     assert isinstance(caught.value, TypeError)

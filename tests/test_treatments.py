@@ -24,7 +24,7 @@ def use(*trees):
 
 
 def conflict(call):
-    with pytest.raises(st.InconsistentSharingError) as caught:
+    with pytest.raises(st.errors.InconsistentSharingError) as caught:
         call()
     return caught.value
 
@@ -99,13 +99,13 @@ def test_prefixes_that_reach_inside_modules(transform):
 
 def test_prefix_that_does_not_fit(model):
     leaves = Pair(jnp.ones(2), jnp.ones(2))
-    with pytest.raises(st.SharingMismatchError, match=r"`in_axes` does not fit the tree at `m`.*`list`"):
+    with pytest.raises(st.errors.SharingMismatchError, match=r"`in_axes` does not fit the tree at `m`.*`list`"):
         st.vmap(lambda m: m, in_axes=([0, 0],))(leaves)
-    with pytest.raises(st.SharingMismatchError, match=r"`out_axes` does not fit the tree at `\.second`"):
+    with pytest.raises(st.errors.SharingMismatchError, match=r"`out_axes` does not fit the tree at `\.second`"):
         st.vmap(lambda m: m, out_axes=Pair(0, Pair(0, 0)))(Pair(jnp.ones(2), [jnp.ones(2)]))
     f = st.vmap(lambda tree, x: x, in_axes=({"a": 0}, 0))
     other_keys = r"(?s)at `tree`: .*1 children .*\('a',\).*2 children .*'a', 'b'"
-    with pytest.raises(st.SharingMismatchError, match=other_keys):
+    with pytest.raises(st.errors.SharingMismatchError, match=other_keys):
         f({"a": model, "b": jnp.ones(2)}, jnp.ones(2))
 
 

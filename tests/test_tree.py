@@ -77,7 +77,9 @@ def test_rest_of_another_shape_is_an_error_with_its_path():
     for rest in ([1], [1, 2, 3], {"a": 1}, (1, 2), 5):
         with pytest.raises(ValueError):
             jax.tree.map(lambda x, y: x, tree, {"m": rest})
-        with pytest.raises(st.SharingMismatchError, match=r"differ in shape at `\['m'\]`.*`rest\[0\]`") as caught:
+        with pytest.raises(
+            st.errors.SharingMismatchError, match=r"differ in shape at `\['m'\]`.*`rest\[0\]`"
+        ) as caught:
             st.tree.map(lambda x, y: x, tree, {"m": rest})
         assert caught.value.paths == ("['m']",)
 
@@ -129,7 +131,7 @@ def test_none_and_equal_values_without_identity_in_rest_are_one():
     assert st.tree.map(lambda x, y: y, tree, {"a": (0, "x"), "b": (0, "x")}) == {"a": (0, "x"), "b": (0, "x")}
     assert st.tree.map(lambda x, y: y, jtu.Partial(max, w, w), jtu.Partial(max, 2.0, 2.0)).args == (2.0, 2.0)
     for other in ({"a": 0, "b": 1}, {"a": jnp.zeros(2), "b": None}):
-        with pytest.raises(st.SharingMismatchError) as caught:
+        with pytest.raises(st.errors.SharingMismatchError) as caught:
             st.tree.map(lambda x, y: y, tree, other)
         assert caught.value.paths == ("['a']", "['b']")
 
@@ -140,7 +142,7 @@ def test_an_untied_copy_in_rest_is_an_error_naming_both_paths_and_the_fix(level)
     tree = Pair(layer, [layer]) if level == "module" else Pair(layer.weight, [layer.weight])
     copy = jax.tree.map(lambda x: x + 0 if eqx.is_array(x) else x, tree)
     suffix = ".weight" if level == "module" else ""
-    with pytest.raises(st.SharingMismatchError) as caught:
+    with pytest.raises(st.errors.SharingMismatchError) as caught:
         st.tree.map(lambda x, y, z: x, tree, tree, copy)
     assert caught.value.paths == (f".first{suffix}", f".second[0]{suffix}")
     for part in (f"`.first{suffix}`", f"`.second[0]{suffix}`", "rest[1]", "sharedtree.retie(rest[1], like=tree)"):
@@ -163,9 +165,9 @@ def test_what_was_added_up_is_told_what_keeps_ties(which):
     """And of a policy only if a transform would take the tied arrays for values."""
     tree = IN_CONTAINERS[which](jnp.ones(2))
     loose = jax.tree.map(lambda x: x + 0 if eqx.is_array(x) else x, tree)
-    with pytest.raises(st.SharingMismatchError) as mapped:
+    with pytest.raises(st.errors.SharingMismatchError) as mapped:
         st.tree.map(jnp.add, tree, loose)
-    with pytest.raises(st.SharingMismatchError) as applied:
+    with pytest.raises(st.errors.SharingMismatchError) as applied:
         st.apply_updates(tree, jax.tree.map(lambda x, y: x + y if eqx.is_array(x) else x, loose, loose))
     for caught in (mapped, applied):
         assert "    rest[0] = sharedtree.tree.map(jnp.add, one, other)" in str(caught.value)
@@ -255,12 +257,12 @@ def test_filter_with_is_leaf_and_combine_as_equinox():
 
 def test_a_prefix_that_splits_a_tie_is_an_error():
     w = jnp.ones(2)
-    with pytest.raises(st.InconsistentSharingError) as caught:
+    with pytest.raises(st.errors.InconsistentSharingError) as caught:
         st.tree.partition({"a": w, "b": w}, {"a": True, "b": False})
     assert caught.value.paths == ("['a']", "['b']")
     assert caught.value.treatments == ("selected", "not selected")
     assert "sharedtree.untie(model, lambda m: m['b'])" in str(caught.value)
-    with pytest.raises(st.InconsistentSharingError) as caught:
+    with pytest.raises(st.errors.InconsistentSharingError) as caught:
         st.tree.filter({"a": w, "b": w}, {"a": False, "b": True})
     assert caught.value.treatments == ("not selected", "selected")
 
@@ -271,7 +273,7 @@ def test_what_does_not_fit_is_an_error_with_its_path():
         (lambda: st.tree.combine([jnp.ones(2), [None]], [None, (None,)]), "differ in shape"),
         (lambda: st.tree.at(lambda m: jnp.ones(2), [jnp.ones(2)], 3), r"(?s)not part of the tree.*where=lambda m: \(m"),
     ):
-        with pytest.raises(st.SharingMismatchError, match=message):
+        with pytest.raises(st.errors.SharingMismatchError, match=message):
             call()
 
 

@@ -106,7 +106,7 @@ def test_of_modules_that_share_a_part_the_part_is_cut():
         gradient = st.grad(error_of)(q, target)
     expected = eqx.filter_grad(error_of)(q, target)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.allclose(a, b)), gradient, expected))
-    with pytest.raises(st.UntiedError) as error, st.Context(st.Policy(on_untie="error")):
+    with pytest.raises(st.errors.UntiedError) as error, st.Context(st.Policy(on_untie="error")):
         st.grad(error_of)(q, target)
     assert error.value.paths == ("q.body", "target.body")
     with st.Context(st.Policy(on_untie="ignore")):
@@ -143,7 +143,7 @@ ERRORS = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_what_else_is_treated_in_two_ways_is_the_error(name):
     call, path = ERRORS[name]
-    with pytest.raises(st.InconsistentSharingError) as error:
+    with pytest.raises(st.errors.InconsistentSharingError) as error:
         call()
     assert path in error.value.paths
 
@@ -166,6 +166,6 @@ def test_in_place_one_side_may_change_it_and_not_both():
         np.testing.assert_array_equal(gradient.w, model.w)
         assert model.calls == 1
     model = Counter()
-    with pytest.raises(st.InconsistentSharingError, match="a `Counter` was changed"):
+    with pytest.raises(st.errors.InconsistentSharingError, match="a `Counter` was changed"):
         st.grad(lambda q, t: q.count() @ t.count(), in_place=True)(model, model)
     assert model.calls == 0

@@ -118,7 +118,7 @@ def test_an_array_selected_at_one_path_is_two_with_a_warning():
     is_close(gradient(tied).first, jax.grad(f)(A, A, C))
     with pytest.warns(st.UntiedWarning, match=r"`pair.first` lacks what flows through `pair.second\['b'\]`"):
         st.grad(of_pair, wrt=is_first)(tied)
-    with pytest.raises(st.UntiedError):
+    with pytest.raises(st.errors.UntiedError):
         st.grad(of_pair, wrt=is_first, policy=st.Policy(on_untie="error"))(tied)
     # Between two arguments it is the same.
     with pytest.warns(st.UntiedWarning, match=r"`one.first` lacks what flows through `two.second`"):
@@ -139,7 +139,7 @@ def offered(call):
         warnings.simplefilter("always", st.UntiedWarning)
         try:
             call()
-        except st.InconsistentSharingError as error:
+        except st.errors.InconsistentSharingError as error:
             offer = re.search("^    (wrt = .*)$", str(error), re.MULTILINE)
             return offer[1] if {*error.treatments} == {"differentiated", "not differentiated"} else "other treatments"
     # It is one argument, so there are no two to be put into one.
@@ -189,7 +189,7 @@ def test_a_partial_gradient_is_said_once_and_taken_as_the_warning_says_is_the_wh
     with pytest.warns(st.UntiedWarning, match=r"`one.first` lacks what flows through `two.second`") as caught:
         is_close(st.grad(of_two)(model, other).first, part)
     assert [warning.filename for warning in caught] == [__file__]
-    with pytest.raises(st.UntiedError) as error, st.Context(st.Policy(on_untie="error")):
+    with pytest.raises(st.errors.UntiedError) as error, st.Context(st.Policy(on_untie="error")):
         st.grad(of_two)(model, other)
     assert error.value.paths == ("one.first", "two.second")
     for policy in (st.Policy(on_untie="ignore"), st.Policy(arrays=False)):  # without arrays there is no tie
@@ -386,7 +386,7 @@ def test_filters_of_nnx_select_what_they_do_there(nnx):
 
 
 def test_what_is_said_of_filters_of_nnx(nnx):
-    with pytest.raises(st.InconsistentSharingError, match="head"):
+    with pytest.raises(st.errors.InconsistentSharingError, match="head"):
         st.grad(lambda model: 0.0, wrt=nnx.PathContains("head"))(net(nnx))
     with pytest.raises(TypeError, match=r"sharedtree.grad\(f, argnums=1, wrt=nnx.Param\)"):
         st.grad(lambda x, model: 0.0, argnums=nnx.DiffState(1, nnx.Param))

@@ -252,7 +252,7 @@ def row(transform: Any, wrap: Callable[..., Any] = st.preserve_identities) -> li
         try:
             scenario.conflict(ours, f, net)
             treatments = NO
-        except st.InconsistentSharingError:
+        except st.errors.InconsistentSharingError:
             treatments = YES
 
     return [*first, said(aliases), treatments, in_place(wrap(transform, in_place=True), scenario)]

@@ -17,7 +17,7 @@ class SharedTreeError(Exception):
 
     Example:
         >>> import sharedtree as st
-        >>> issubclass(st.CycleError, st.SharedTreeError)
+        >>> issubclass(st.errors.CycleError, st.SharedTreeError)
         True
     """
 

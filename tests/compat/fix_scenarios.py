@@ -18,12 +18,14 @@ if IS_INSTALLED:
 
     @scenario
     def something_is_not_installed(path):
-        return Scenario(lambda: _importing._version_of("nothing-of-this-name", "It is absent."), st.CompatibilityError)
+        return Scenario(
+            lambda: _importing._version_of("nothing-of-this-name", "It is absent."), st.errors.CompatibilityError
+        )
 
     @scenario
     def a_name_that_nothing_can_stand_in_for(path):
         row = _dropped_names.GivenBack("jax", "old", "JAX 0.1", "jax.gone")
-        return Scenario(lambda: _dropped_names.find(row), st.CompatibilityError)
+        return Scenario(lambda: _dropped_names.find(row), st.errors.CompatibilityError)
 
     @scenario
     def no_linen_module(path):
@@ -45,11 +47,11 @@ if IS_INSTALLED:
         def after(names):
             assert names["treeo"] is treeo
 
-        return Scenario(provoke, st.CompatibilityError, {"mine": Mine}, after)
+        return Scenario(provoke, st.errors.CompatibilityError, {"mine": Mine}, after)
 
     @scenario
     def a_submodule_by_another_name(path):
         def provoke():
             importlib.import_module("sharedtree.compat.treex.types")
 
-        return Scenario(provoke, st.CompatibilityError)
+        return Scenario(provoke, st.errors.CompatibilityError)

@@ -52,7 +52,7 @@ def attempt(name):
     before = state()
     try:
         importlib.import_module("sharedtree.compat." + name)
-    except sharedtree.CompatibilityError as error:
+    except sharedtree.errors.CompatibilityError as error:
         text = str(error)
     else:
         text = "nothing was raised"
@@ -103,8 +103,8 @@ print(json.dumps(outcomes))
 
 
 def test_what_it_says_to_install_is_what_the_package_declares():
-    assert issubclass(st.CompatibilityError, ImportError)
-    assert issubclass(st.CompatibilityError, st.SharedTreeError)
+    assert issubclass(st.errors.CompatibilityError, ImportError)
+    assert issubclass(st.errors.CompatibilityError, st.SharedTreeError)
     project = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     lowest = dict(requirement.split(">=") for requirement in project["optional-dependencies"]["treex"])
     declared = {name: tuple(map(int, version.split("."))) for name, version in lowest.items()}

@@ -139,7 +139,7 @@ def test_a_module_that_contains_itself_and_what_jax_does_not_take_apart():
     module.b = [module]
     finite = Mutable(a=jnp.ones(2), b=[Mutable(a=jnp.ones(2), b=[3])])
     for trees in ([module], [(1, module)], [module, module], [module, finite]):
-        with pytest.raises(st.CycleError, match="it sits at"):
+        with pytest.raises(st.errors.CycleError, match="it sits at"):
             tree_map(lambda x, *_: x, *trees)
     queue = collections.deque([jnp.ones(2)])
     tree, ours, theirs = Pair(queue, [queue]), [], []

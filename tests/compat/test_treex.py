@@ -127,7 +127,7 @@ def test_what_is_assigned_inside_and_nobody_declared():
         grown = st.jit(grow, policy=policy)(model)
         assert grown.extra is grown.first is grown.second
         assert (grown is model) == policy.in_place
-        with pytest.raises(st.StaticTracerError, match="'y'"):
+        with pytest.raises(st.errors.StaticTracerError, match="'y'"):
             st.jit(undeclared, policy=policy)(two_counters())
 
 

@@ -129,7 +129,7 @@ def test_metadata_of_an_instance_s_own_comes_back():
     assert loaded[0].field_metadata["scale"].kind is tx.BatchStat
     assert loaded[0].field_metadata["table"].opaque is True
     assert not loaded[1].field_metadata["left"].node
-    with pytest.raises(st.UntrustedTypeError, match="Marked"):
+    with pytest.raises(st.errors.UntrustedTypeError, match="Marked"):
         through_bytes(Pair(1, 2).update_field_metadata("left", kind=Marked), trusted=[Pair])
     loaded = through_bytes(Pair(1, 2).update_field_metadata("left", kind=Marked), trusted=[Pair, Marked])
     assert loaded.field_metadata["left"].kind is Marked
@@ -194,13 +194,13 @@ def test_fields_that_came_and_went():
     assert load_draft(draft).note == "none"  # the default
     entry["fields"].append("gone")
     node[2].append("x")
-    with pytest.raises(st.StructureMismatchError, match="gone"):
+    with pytest.raises(st.errors.StructureMismatchError, match="gone"):
         load_draft(draft)
     renames = {f"{Pair.__module__}:Pair.gone": "note"}
     assert st.load(draft.file(with_digests=True), trusted=[Pair], renames=renames).note == "x"
     entry["fields"].remove("left")
     del node[2][0]
-    with pytest.raises(st.StructureMismatchError, match="left"):
+    with pytest.raises(st.errors.StructureMismatchError, match="left"):
         st.load(draft.file(with_digests=True), trusted=[Pair], renames=renames)
     draft = Draft(st.to_bytes(Plain(jnp.ones(1))))
     (entry,) = [entry for entry in draft.manifest["types"] if entry["name"].endswith("Plain")]
@@ -212,9 +212,9 @@ def test_a_template():
     model = model_of(*LAYERS["Sequential"])
     data = st.to_bytes(model)
     assert_same(model, st.from_bytes(data, like=model_of(*LAYERS["Sequential"])))
-    with pytest.raises(st.StructureMismatchError, match=r"features_out.*3.*4"):
+    with pytest.raises(st.errors.StructureMismatchError, match=r"features_out.*3.*4"):
         st.from_bytes(data, like=tx.Sequential(tx.Linear(4), *model.layers[1:]))
-    with pytest.raises(st.StructureMismatchError, match="training"):
+    with pytest.raises(st.errors.StructureMismatchError, match="training"):
         st.from_bytes(data, like=model.eval())
     block = Block().init(0, X)
     shapes = st.Dag(block)
@@ -258,7 +258,7 @@ def test_a_package_beside_a_file_is_not_run_and_another_release_not_used(tmp_pat
             assert "download" not in str(st.audit("model.safetensors").requests)
             try:
                 st.load("model.safetensors")
-            except st.UntrustedTypeError as error:
+            except st.errors.UntrustedTypeError as error:
                 print(error)
             assert name not in sys.modules
             beside.unlink()
@@ -266,7 +266,7 @@ def test_a_package_beside_a_file_is_not_run_and_another_release_not_used(tmp_pat
         print(st.audit("model.safetensors"))
         try:
             st.load("model.safetensors")
-        except st.StructureMismatchError as error:
+        except st.errors.StructureMismatchError as error:
             print(error)
     """
     printed = run(code, cwd=tmp_path, options=("-W", "error"))
@@ -288,7 +288,7 @@ def test_what_has_code_in_it_is_refused_with_a_fix_that_works(tmp_path):
         return {"model": model, "optimizer": tx.Optimizer(optax.adam(1e-2)).init(model)}
 
     model = make(0)
-    with pytest.raises(st.UnserialisableError) as refused:
+    with pytest.raises(st.errors.UnserialisableError) as refused:
         st.to_bytes(model)
     assert refused.value.paths == ("['model'].layers[0]", "['optimizer']")
     save, load = dict.fromkeys(re.findall(r"`([^`]*sharedtree\.(?:save|load)\(.*?)`(?:[.,])", str(refused.value)))
@@ -315,7 +315,7 @@ REFUSED = [
 
 def test_refusals():
     for tree, path, told in REFUSED:
-        with pytest.raises(st.UnserialisableError, match=told) as refused:
+        with pytest.raises(st.errors.UnserialisableError, match=told) as refused:
             st.to_bytes(tree())
         (found,) = refused.value.paths
         assert found.startswith(path)
@@ -324,7 +324,7 @@ def test_refusals():
 
 def test_a_function_of_the_user_s_needs_trust():
     data = st.to_bytes(tx.Lambda(double))
-    with pytest.raises(st.UntrustedTypeError, match="double"):
+    with pytest.raises(st.errors.UntrustedTypeError, match="double"):
         st.from_bytes(data)
     assert st.from_bytes(data, trusted=[double])(3) == 6
     assert st.from_bytes(data, like=tx.Lambda(double)).f is double

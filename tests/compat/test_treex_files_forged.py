@@ -76,16 +76,16 @@ def test_metadata_that_is_none():
             with_node(draft, value)
             value, kinds = 0, ["", *kinds]
         draft.manifest["nodes"][kinds.index("treeo:FieldMetadata")][2][place] = value
-        with pytest.raises(st.FormatError, match="metadata"):
+        with pytest.raises(st.errors.FormatError, match="metadata"):
             pytest.fail(f"{name}: {load(draft)}")
     for node in (["list", []], ["dict", ["left"], [None]], ["dict", [["int", "1"]], [True]], ["OrderedDict", [], []]):
         draft, kinds = forged()
         draft.manifest["nodes"][kinds.index("dict")] = node
-        with pytest.raises(st.FormatError, match="metadata"):
+        with pytest.raises(st.errors.FormatError, match="metadata"):
             load(draft)
     draft, _ = forged()
     draft.manifest["nodes"][-1][2] = [None if type(c) is int else c for c in draft.manifest["nodes"][-1][2]]
-    with pytest.raises(st.FormatError, match="metadata"):
+    with pytest.raises(st.errors.FormatError, match="metadata"):
         load(draft)
 
 
@@ -94,7 +94,7 @@ def test_metadata_that_names_what_is_not_allowed():
         for place, tag in ((1, "class"), (2, "function")):
             draft, kinds = forged()
             draft.manifest["nodes"][kinds.index("treeo:FieldMetadata")][2][place] = [tag, name]
-            with pytest.raises(st.UntrustedTypeError) as refused:
+            with pytest.raises(st.errors.UntrustedTypeError) as refused:
                 load(draft)
             assert refused.value.names == (name,)
 
@@ -105,7 +105,7 @@ def test_attributes_in_the_place_of_what_the_class_defines():
         draft, _ = forged(model_of(*LAYERS["Linear"]))
         entry = draft.manifest["types"][-1]
         entry["extra"][entry["extra"].index("axis_name")] = name
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             load(draft)
 
 
@@ -113,16 +113,16 @@ def test_classes_functions_and_methods_of_treex_that_no_file_may_name():
     names = "treex:FlaxModule treex:Optimizer treex:Module treeo:Tree treeo:Opaque treex.types:Inputs"
     for name in names.split():
         data = file_of([["object", 0, []]], types=[{"name": name, "kind": "attributes", "fields": []}])
-        with pytest.raises(st.UntrustedTypeError, match="one by one|neither a registered"):
+        with pytest.raises(st.errors.UntrustedTypeError, match="one by one|neither a registered"):
             st.from_bytes(data)
     for name in ("treex:sequence", "treex:next_key", "treex.utils:Key", "treeo:merge", "treex:Linear.init"):
-        with pytest.raises(st.UntrustedTypeError):
+        with pytest.raises(st.errors.UntrustedTypeError):
             st.from_bytes(naming(["function", name]))
     draft, _ = forged(model_of(*LAYERS["Linear"]))
     nodes = draft.manifest["nodes"]
     nodes.append(["method", len(nodes) - 1, "init"])
     draft.manifest["root"] = len(nodes) - 1
-    with pytest.raises(st.UntrustedTypeError):
+    with pytest.raises(st.errors.UntrustedTypeError):
         load(draft)
     for kind in ("registered", "enum", "nothing"):
         node = ["enum", 0, "RED"] if kind == "enum" else ["registered", 0, None, [], []]

@@ -254,7 +254,7 @@ COLUMNS: dict[str, Callable[[Model], None]] = {
 
 UNMET = {
     ("flax_train_state", "save and load"): (
-        st.UnserialisableError,
+        st.errors.UnserialisableError,
         "its `tx` holds functions that were made inside others, which no file can name: save with "
         '`leave_out=["apply_fn", "tx"]`, and load with `like=`',
     ),
@@ -263,11 +263,11 @@ UNMET = {
         "it has each array at two places, of which an assignment changes one: return a new distribution",
     ),
     ("distrax", "optimizer"): (
-        st.SharingMismatchError,
+        st.errors.SharingMismatchError,
         "its classes come apart otherwise once a leaf is `None`: give Optax an `st.Dag`",
     ),
     ("distrax", "save and load"): (
-        st.UnserialisableError,
+        st.errors.UnserialisableError,
         "its treedefs describe lists of arrays that the distribution no longer has: save the parameters, and make the "
         "distribution anew",
     ),

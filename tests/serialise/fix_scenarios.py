@@ -113,7 +113,7 @@ def what_was_left_out(path):
     def after(names):
         assert names["model"].tx is print
 
-    return Scenario(lambda: load(file), st.StructureMismatchError, {"path": file, "template": template}, after)
+    return Scenario(lambda: load(file), st.errors.StructureMismatchError, {"path": file, "template": template}, after)
 
 
 def leaving_out(path, *entries):
@@ -166,7 +166,7 @@ def a_cycle_in_what_is_saved(path):
     loop = [jnp.ones(1)]
     loop.append(loop)
     tree = {"a": loop}
-    return Scenario(lambda: st.to_bytes(tree), st.CycleError, {"tree": tree}, lambda _: st.to_bytes(tree))
+    return Scenario(lambda: st.to_bytes(tree), st.errors.CycleError, {"tree": tree}, lambda _: st.to_bytes(tree))
 
 
 @scenario
@@ -183,7 +183,7 @@ def arrays_of_other_processes(path):
     # The package has the function under the name of the module.
     change = (sys.modules["sharedtree.serialise.save"], "encode", lambda *_: encoded)
     names = {"manager": ocp.CheckpointManager(path), "step": 1, "tree": [array]}
-    return Scenario(under(lambda: st.to_bytes([array]), change), st.UnserialisableError, names)
+    return Scenario(under(lambda: st.to_bytes([array]), change), st.errors.UnserialisableError, names)
 
 
 @scenario
@@ -210,7 +210,9 @@ def changed_since(path, change, after=None):
     """A file of a class of which the next edit made another one."""
     file = file_of_model(path)
     change()
-    return Scenario(lambda: load(file), st.StructureMismatchError, {}, after and (lambda names: after(file, names)))
+    return Scenario(
+        lambda: load(file), st.errors.StructureMismatchError, {}, after and (lambda names: after(file, names))
+    )
 
 
 @contextlib.contextmanager
@@ -249,7 +251,7 @@ def a_version_without_a_migration(path):
         cls.__sharedtree_migrate__ = names["__sharedtree_migrate__"]
         load(file)
 
-    return Scenario(lambda: load(file), st.StructureMismatchError, {}, after)
+    return Scenario(lambda: load(file), st.errors.StructureMismatchError, {}, after)
 
 
 def of_another_program(path, category, names=None, **options):
@@ -272,14 +274,14 @@ def packed_tensors_of_another_program(path):
     file = path / "packed.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text + b"ab")
     names = {"path": file, "is_another": lambda name: name != "packed"}
-    return Scenario(lambda: st.load(file, foreign=True), st.FormatError, names)
+    return Scenario(lambda: st.load(file, foreign=True), st.errors.FormatError, names)
 
 
 @scenario
 def a_template_that_does_not_fit(path):
     file, template = saved(path), {"a": jnp.ones(4)}
     names = {"path": file, "template": template}
-    return Scenario(lambda: st.load(file, like=template), st.StructureMismatchError, names)
+    return Scenario(lambda: st.load(file, like=template), st.errors.StructureMismatchError, names)
 
 
 def damaged(path, look):
@@ -287,7 +289,7 @@ def damaged(path, look):
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    return Scenario(lambda: look(file), st.CorruptFileError, {"path": file})
+    return Scenario(lambda: look(file), st.errors.CorruptFileError, {"path": file})
 
 
 @scenario
@@ -299,7 +301,7 @@ def numbers_of_64_bits(path):
         assert st.load(file)[0].dtype == np.int64
         jax.config.update("jax_enable_x64", False)
 
-    return refused(file, st.StructureMismatchError, after)
+    return refused(file, st.errors.StructureMismatchError, after)
 
 
 @scenario
@@ -311,7 +313,7 @@ def a_mesh_of_more_devices(path):
     parts.table = list(range(count))  # of the ids
     provoke = lambda: _kind_table.BUILDERS["mesh"](parts, ["mesh", [count], ["x"], list(range(count)), ["Auto"]])
     # With a backend running it is too late to change it.
-    return Scenario(provoke, st.StructureMismatchError, {"jax": types.SimpleNamespace(config=config)})
+    return Scenario(provoke, st.errors.StructureMismatchError, {"jax": types.SimpleNamespace(config=config)})
 
 
 @scenario
@@ -324,14 +326,14 @@ def a_sharding_that_does_not_fit(path):
         def shard_shape(self, shape):
             raise ValueError("3 is not divisible by 2")
 
-    return Scenario(lambda: _placing._parts(entry, Sharding()), st.StructureMismatchError, {"path": saved(path)})
+    return Scenario(lambda: _placing._parts(entry, Sharding()), st.errors.StructureMismatchError, {"path": saved(path)})
 
 
 @scenario
 def a_dtype_that_jax_has_not(path):
     entry = types.SimpleNamespace(kind="jax", dtype="longdouble", tensor="a", shape=(1,))
     place = lambda: _placing.placements_of([entry], lambda _: None)
-    return Scenario(under(place, (_placing, "_is_dtype_of_jax", lambda name: False)), st.FormatError)
+    return Scenario(under(place, (_placing, "_is_dtype_of_jax", lambda name: False)), st.errors.FormatError)
 
 
 def a_bar():
@@ -353,13 +355,13 @@ def a_checkpoint_that_orbax_saved_alone(path):
     manager.wait_until_finished()
     again = ocp.CheckpointManager(path)
     names = {"manager": manager, "step": 1, "template": {"a": jnp.zeros(2)}, "orbax": sys.modules["orbax"]}
-    return Scenario(lambda: st.orbax.restore(again, 1), st.FormatError, names)
+    return Scenario(lambda: st.orbax.restore(again, 1), st.errors.FormatError, names)
 
 
 @scenario
 def a_step_that_is_missing(path):
     manager = manager_with_a_step(path)
-    return Scenario(lambda: st.orbax.restore(manager, 2), st.MissingStepError, {"manager": manager})
+    return Scenario(lambda: st.orbax.restore(manager, 2), st.errors.MissingStepError, {"manager": manager})
 
 
 @scenario
@@ -381,7 +383,7 @@ def arrays_for_which_there_is_no_memory(path):
         raise MemoryError
 
     change = (_orbax_forms, "np", types.SimpleNamespace(**{**vars(np), "empty": no_memory}))
-    return restoring(path, st.StructureMismatchError, change)
+    return restoring(path, st.errors.StructureMismatchError, change)
 
 
 def orbax_says(path, text, category):
@@ -404,7 +406,7 @@ def a_file_of_equinox_without_the_tie_of_the_template(path):
     eqx.tree_serialise_leaves(source, [tied[0], tied[0] + 1])
     names = {"source": source, "template": tied}
     convert = lambda: st.convert(source, like=tied)
-    return Scenario(convert, st.StructureMismatchError, names, are_alternatives=True)
+    return Scenario(convert, st.errors.StructureMismatchError, names, are_alternatives=True)
 
 
 @scenario
@@ -427,7 +429,7 @@ def a_file_of_equinox_with_numbers_of_64_bits(path):
         assert convert().tree[0].dtype == np.int64
         jax.config.update("jax_enable_x64", False)
 
-    return Scenario(convert, st.StructureMismatchError, {}, after)
+    return Scenario(convert, st.errors.StructureMismatchError, {}, after)
 
 
 def made_by(category, provoke, *modules, **names):
@@ -449,11 +451,13 @@ scenarios(
         lambda: _container._write_all(Blocking(), memoryview(b"a")), BlockingIOError, {"file": Pipe()}
     ),
     half_a_character=made_by(ValueError, lambda: st.to_bytes([1], metadata={"key": "\ud800"}), text="\ud800"),
-    a_newer_format=made_by(st.FormatError, lambda: _manifest.parse_manifest('{"format": 99, "library": "a 9"}')),
-    a_dtype_of_a_newer_version=made_by(st.FormatError, raising(unknown, "float77", "float77")),
-    a_dtype_of_a_newer_ml_dtypes=made_by(st.FormatError, raising(unknown, "float4_e2m1fn", min(_dtypes._ML_NAMES))),
+    a_newer_format=made_by(st.errors.FormatError, lambda: _manifest.parse_manifest('{"format": 99, "library": "a 9"}')),
+    a_dtype_of_a_newer_version=made_by(st.errors.FormatError, raising(unknown, "float77", "float77")),
+    a_dtype_of_a_newer_ml_dtypes=made_by(
+        st.errors.FormatError, raising(unknown, "float4_e2m1fn", min(_dtypes._ML_NAMES))
+    ),
     a_long_double_of_another_machine=made_by(
-        st.FormatError, raising(unknown, "longdouble[9]", "longdouble[9]"), array=np.ones(1)
+        st.errors.FormatError, raising(unknown, "longdouble[9]", "longdouble[9]"), array=np.ones(1)
     ),
     a_bar_without_tqdm=made_by(ImportError, a_bar, "tqdm", "tqdm.auto"),
     a_program_without_flatbuffers=made_by(ImportError, lambda: st.Exported.deserialize(b""), "flatbuffers"),
@@ -463,10 +467,12 @@ scenarios(
         ValueError,
         {"source": st.to_bytes([1.0]), "template": [1.0], "target": path / "tree.eqx", "equinox": eqx},
     ),
-    a_file_of_flax_without_flax=made_by(st.CompatibilityError, lambda: st.convert(b"\x80"), "flax.serialization"),
-    names_that_are_not_trusted=lambda path: untrusted(path, st.load, st.UntrustedTypeError),
+    a_file_of_flax_without_flax=made_by(
+        st.errors.CompatibilityError, lambda: st.convert(b"\x80"), "flax.serialization"
+    ),
+    names_that_are_not_trusted=lambda path: untrusted(path, st.load, st.errors.UntrustedTypeError),
     an_audit_that_refuses=lambda path: untrusted(path, audited, Report),
-    a_library_that_is_not_installed=lambda path: of_optax_elsewhere(path, st.load, st.UntrustedTypeError),
+    a_library_that_is_not_installed=lambda path: of_optax_elsewhere(path, st.load, st.errors.UntrustedTypeError),
     an_audit_of_a_library_that_is_not_installed=lambda path: of_optax_elsewhere(path, audited, Report),
     a_name_that_is_gone=lambda path: changed_since(path, lambda: delattr(sys.modules["fixes_own_models"], "Model")),
     a_field_that_is_gone=lambda path: changed_since(path, lambda: dataclass_with([("weight", object)]), with_renames),
@@ -476,23 +482,25 @@ scenarios(
     all_of_the_standard_library=lambda path: refused(
         saved(path), ValueError, lambda names: st.load(names["path"], trusted=names["trusted"]), trusted=["os"]
     ),
-    a_file_of_another_program=lambda path: of_another_program(path, st.FormatError, {"safetensors": safetensors}),
+    a_file_of_another_program=lambda path: of_another_program(
+        path, st.errors.FormatError, {"safetensors": safetensors}
+    ),
     a_template_for_a_file_of_another_program=lambda path: of_another_program(
         path, ValueError, foreign=True, like={"a": 1}
     ),
     what_is_left_out_and_is_not_there=lambda path: leaving_out(path, "tx2"),
     what_is_left_out_and_is_no_attribute=lambda path: leaving_out(path, "no name"),
-    a_part_that_is_not_there=lambda path: refused(saved(path), st.StructureMismatchError, select=".b"),
+    a_part_that_is_not_there=lambda path: refused(saved(path), st.errors.StructureMismatchError, select=".b"),
     a_sharding_that_is_none=lambda path: refused(saved(path), TypeError, sharding="cpu"),
     a_source_that_is_none=lambda path: Scenario(lambda: st.load(io.StringIO()), TypeError, {"path": saved(path)}),
     a_damaged_file=lambda path: damaged(path, st.load),
     a_damaged_file_that_is_verified=lambda path: damaged(path, st.verify),
     a_manifest_beside_orbax_that_was_changed=lambda path: restoring(
-        path, st.CorruptFileError, (st_orbax, "_crc", lambda text: "00000000")
+        path, st.errors.CorruptFileError, (st_orbax, "_crc", lambda text: "00000000")
     ),
     arrays_of_another_checkpoint=lambda path: restoring(
-        path, st.FormatError, (_orbax_forms, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
+        path, st.errors.FormatError, (_orbax_forms, "stored_as", lambda entry: (np.dtype("int8"), (7,)))
     ),
-    arrays_that_orbax_finds_damaged=lambda path: orbax_says(path, "DATA_LOSS", st.CorruptFileError),
-    arrays_that_orbax_cannot_read=lambda path: orbax_says(path, "no such array", st.FormatError),
+    arrays_that_orbax_finds_damaged=lambda path: orbax_says(path, "DATA_LOSS", st.errors.CorruptFileError),
+    arrays_that_orbax_cannot_read=lambda path: orbax_says(path, "no such array", st.errors.FormatError),
 )

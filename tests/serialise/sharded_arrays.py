@@ -247,7 +247,7 @@ def test_damage_in_a_shard_is_found_and_progress_reaches_the_end():
     data[-900] ^= 1
     calls = []
     for way in ("rows", "columns", "grid"):
-        with pytest.raises(st.CorruptFileError, match=r"\[0\]"):
+        with pytest.raises(st.errors.CorruptFileError, match=r"\[0\]"):
             st.from_bytes(bytes(data), sharding=sharding_of(way))
         report = lambda done, total: calls.append((done, total))
         st.from_bytes(bytes(data), sharding=sharding_of(way), verify=False, progress=report)
@@ -259,7 +259,7 @@ def test_damage_in_a_shard_is_found_and_progress_reaches_the_end():
 
 def test_a_sharding_that_does_not_fit():
     data = st.to_bytes({"odd": jnp.ones((7, 3)), "scalar": jnp.float32(1)})
-    with pytest.raises((st.StructureMismatchError, ValueError), match="odd|scalar"):
+    with pytest.raises((st.errors.StructureMismatchError, ValueError), match="odd|scalar"):
         st.from_bytes(data, sharding=sharding_of("rows"))
 
 

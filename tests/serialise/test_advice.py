@@ -16,7 +16,7 @@ from .isomorphic import assert_isomorphic
 
 
 def advice(tree):
-    with pytest.raises(st.UnserialisableError) as caught:
+    with pytest.raises(st.errors.UnserialisableError) as caught:
         st.to_bytes(tree)
     return str(caught.value)
 
@@ -118,7 +118,7 @@ def test_partitioned_parameters_of_linen():
     for cls, boxed in ((nn.LogicallyPartitioned, nn.with_logical_partitioning), (nn.Partitioned, nn.with_partitioning)):
         params = nn.Dense(2, kernel_init=boxed(init, ("embed", "mlp"))).init(jax.random.key(0), jnp.ones((1, 2)))
         data = st.to_bytes(params)
-        with pytest.raises(st.UntrustedTypeError, match=r'trusted=\["flax"\]'):
+        with pytest.raises(st.errors.UntrustedTypeError, match=r'trusted=\["flax"\]'):
             st.from_bytes(data)
         back = st.from_bytes(data, trusted=["flax"])
         kernel = back["params"]["kernel"]

@@ -302,9 +302,9 @@ def test_a_name_has_at_most_1000_characters():
     for data in files_with_a_name("x" * 900):
         st.inspect(data)
     for data in files_with_a_name("x" * 1_001):
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             st.inspect(data)
-    with pytest.raises(st.UnserialisableError, match="1,001 characters"):
+    with pytest.raises(st.errors.UnserialisableError, match="1,001 characters"):
         st.to_bytes([strategies.make(LongNamed, rate=1, **{"x" * 1_001: 1})])
 
 
@@ -350,9 +350,9 @@ def test_keys_of_one_hash_are_bounded_in_all_of_a_file():
         return [{k * (2**61 - 1) for k in range(1, 101)} for _ in range(count)]
 
     assert st.from_bytes(st.to_bytes(tree(10))) == tree(10)
-    with pytest.raises(st.UnserialisableError, match="too many keys have one hash"):
+    with pytest.raises(st.errors.UnserialisableError, match="too many keys have one hash"):
         st.to_bytes(tree(11))
-    with pytest.raises(st.FormatError, match="too many keys have one hash"):
+    with pytest.raises(st.errors.FormatError, match="too many keys have one hash"):
         members = [["int", f"{k * (2**61 - 1):x}"] for k in range(1, 101)]
         st.from_bytes(typed_file([*[["set", members]] * 11, ["list", list(range(11))]], types=[]))
 

@@ -201,7 +201,7 @@ def test_a_long_manifest_is_the_last_tensor():
         assert loaded["text"] == text
         assert loaded["w"].tolist() == [0, 1, 2]
     at = data.rindex(b'"')
-    with pytest.raises(st.CorruptFileError, match=r"`sharedtree.manifest` .* is damaged"):
+    with pytest.raises(st.errors.CorruptFileError, match=r"`sharedtree.manifest` .* is damaged"):
         st.from_bytes(data[: at - 5] + b"?" + data[at - 4 :])
 
 
@@ -324,7 +324,7 @@ MALFORMED = {
 def test_malformed(tmp_path):
     path = tmp_path / "x.safetensors"
     for name, (data, match) in MALFORMED.items():
-        with pytest.raises((st.FormatError, st.CorruptFileError), match=f"(?s){match}") as raised:
+        with pytest.raises((st.errors.FormatError, st.errors.CorruptFileError), match=f"(?s){match}") as raised:
             pytest.fail(f"{name}: {st.verify(data)}")
         text = str(raised.value)
         # The tests would stop at the header's digest if it were not right.
@@ -337,7 +337,7 @@ def test_malformed(tmp_path):
 
 
 def test_a_header_of_100_mb_is_the_longest():
-    with pytest.raises(st.FormatError, match="not the length"):
+    with pytest.raises(st.errors.FormatError, match="not the length"):
         st.verify(struct.pack("<Q", 100_000_001) + b"{}" + b" " * 100_000_000)
 
 

@@ -121,30 +121,30 @@ def test_ties_by_equality():
 def test_all_that_does_not_fit_is_listed():
     tree = [jnp.zeros(3), jnp.zeros((2, 2)), 1.5, jnp.zeros(3, jnp.int32)]
     like = [jnp.zeros(4), jnp.zeros((2, 2)), 2, jnp.zeros(3), jnp.zeros(7)]
-    with pytest.raises(st.StructureMismatchError) as caught:
+    with pytest.raises(st.errors.StructureMismatchError) as caught:
         st.convert(leaves_file(tree), like=like)
     assert caught.value.paths == ("[0]", "[2]", "[3]", "[4]")
     for data, fitting, words in ((leaves_file(tree), tree[:2], "after the last leaf"), (b"", tree, "nothing")):
-        with pytest.raises(st.StructureMismatchError, match=words):
+        with pytest.raises(st.errors.StructureMismatchError, match=words):
             st.convert(data, like=fitting)
     assert st.convert(b"", like=["text", None]).tree == ["text", None]
     net = st.untie(tied())
     changed = eqx.tree_at(lambda net: net.head.weight, net, net.head.weight + 1)  # another copy of what is tied
-    with pytest.raises(st.StructureMismatchError, match=r"\.embed\.weight") as caught:
+    with pytest.raises(st.errors.StructureMismatchError, match=r"\.embed\.weight") as caught:
         st.convert(leaves_file(changed), like=tied())
     assert caught.value.paths == (".head.weight",)
     assert_same(st.convert(leaves_file(changed), like=net).tree, changed)
 
 
 def test_keys_have_no_form():
-    with pytest.raises(st.StructureMismatchError, match="no form"):
+    with pytest.raises(st.errors.StructureMismatchError, match="no form"):
         st.convert(leaves_file({"w": jnp.ones(2)}), like={"key": jax.random.key(0), "w": jnp.ones(2)})
 
 
 def test_cut_short():
     data, net = leaves_file(tied()), tied()
     for length in (8, 11, 60, 127, 128, 129, len(data) // 2, len(data) - 1):
-        with pytest.raises((st.CorruptFileError, st.StructureMismatchError)):
+        with pytest.raises((st.errors.CorruptFileError, st.errors.StructureMismatchError)):
             st.convert(data[:length], like=net)
     for length in (1, 5):  # what begins with less than the magic is no file of Equinox's at all
         with pytest.raises(st.SharedTreeError):
@@ -180,14 +180,14 @@ FORGED = {
 def test_forged_files_of_equinox():
     for name, forged in FORGED.items():
         for like in (jnp.ones(1), 1.5, jax.ShapeDtypeStruct((1,), np.float32)):
-            with pytest.raises(st.FormatError, match="tree_serialise_leaves"):
+            with pytest.raises(st.errors.FormatError, match="tree_serialise_leaves"):
                 pytest.fail(f"{name}: {st.convert(forged, like=[like])}")
 
 
 def test_no_memory_is_taken_for_what_is_not_there():
     for shape in (b"(2**40,)", b"(1099511627776,)", b"(1099511627776, 1099511627776)"):
         forged = record(b"{'descr': '<f4', 'fortran_order': False, 'shape': " + shape + b"}")
-        with pytest.raises((st.FormatError, st.CorruptFileError)):
+        with pytest.raises((st.errors.FormatError, st.errors.CorruptFileError)):
             st.convert(forged, like=[jnp.ones(1)])
 
 
@@ -199,14 +199,14 @@ def test_what_numpy_has_no_name_for_is_nothing_else():
     for written, others in NAMELESS.items():
         data = leaves_file([jnp.ones(2, written)])
         for dtype in others:
-            with pytest.raises(st.StructureMismatchError):
+            with pytest.raises(st.errors.StructureMismatchError):
                 st.convert(data, like=[jax.ShapeDtypeStruct((2,), dtype)])
         assert_same(st.convert(data, like=[jnp.zeros(2, written)]).tree, [jnp.ones(2, written)])
     bytes_of_bfloat16 = st.convert(leaves_file([jnp.ones(2, "bfloat16")]), like=[np.zeros(2, "V2")]).tree[0]
     assert bytes_of_bfloat16.tobytes() == np.ones(2, "bfloat16").tobytes()
     data = leaves_file([np.zeros(2, "V4")])
     for dtype in (np.float32, np.int32, [("a", np.float32)]):
-        with pytest.raises(st.StructureMismatchError):
+        with pytest.raises(st.errors.StructureMismatchError):
             st.convert(data, like=[np.zeros(2, dtype)])
     assert st.convert(data, like=[np.zeros(2, "V4")]).tree[0].dtype == "V4"
 
@@ -216,9 +216,9 @@ def test_bits_that_no_value_has():
     assert st.convert(data, like=[np.zeros(2, jnp.int4)]).tree[0].tobytes() == b"\x01\x02"
     data = record(b"{'descr': '|b1', 'fortran_order': False, 'shape': (2,)}", b"\x01\x02")
     for like in (jnp.zeros(2, bool), np.zeros(2, bool)):
-        with pytest.raises(st.FormatError, match=r"\['a'\].*booleans"):
+        with pytest.raises(st.errors.FormatError, match=r"\['a'\].*booleans"):
             st.convert(data, like={"a": like})
-    with pytest.raises(st.FormatError, match="booleans"):
+    with pytest.raises(st.errors.FormatError, match="booleans"):
         st.convert(record(b"{'descr': '|b1', 'fortran_order': False, 'shape': ()}", b"\x02"), like=[True])
 
 
@@ -230,7 +230,7 @@ def test_64_bits_are_not_shortened():
     if has_flax():
         data.append(pytest.importorskip("flax.serialization").to_bytes(tree))
     for each in data:
-        with pytest.raises(st.StructureMismatchError, match="jax_enable_x64") as caught:
+        with pytest.raises(st.errors.StructureMismatchError, match="jax_enable_x64") as caught:
             st.convert(each, like=like)
         assert caught.value.paths == ("['0']", "['1']", "['2']", "['3']")
         assert_same(st.convert(each, like=tree).tree, tree)
@@ -243,11 +243,11 @@ def test_wrong_arguments(tmp_path):
     data, plain = leaves_file([jnp.ones(2)]), safetensors.numpy.save({"a": np.ones(2)}, {"format": "pt"})
     for source, arguments, options, error, words in (
         (data, (), {}, ValueError, "like="),
-        (b"", (), {}, st.CorruptFileError, "empty"),
+        (b"", (), {}, st.errors.CorruptFileError, "empty"),
         (data, (tmp_path / "model.eqx",), {"like": [jnp.ones(2)]}, ValueError, "tree_serialise_leaves"),
         (data, (), {"like": [jnp.ones(2)], "ties": "guess"}, ValueError, "ties"),
         (tmp_path / "nothing.eqx", (), {"like": [jnp.ones(2)]}, FileNotFoundError, "nothing.eqx"),
-        (plain, (), {}, st.FormatError, "not one that sharedtree wrote"),
+        (plain, (), {}, st.errors.FormatError, "not one that sharedtree wrote"),
     ):
         with pytest.raises(error, match=words):
             st.convert(source, *arguments, **options)
@@ -322,12 +322,12 @@ def test_arrays_in_pieces(flax, monkeypatch):
 def test_all_that_does_not_fit_flax_is_listed(flax):
     like, tree = parameters(), {**parameters(), "more": 1, "step": "seven"}
     tree["params"] = {"embed": jnp.ones((2, 4)), "head": {"kernel": jnp.ones((2, 3))}}
-    with pytest.raises(st.StructureMismatchError) as caught:
+    with pytest.raises(st.errors.StructureMismatchError) as caught:
         st.convert(flax.to_bytes(tree), like=like)
     assert caught.value.paths == ("['more']", "['params']['embed']", "['params']['head']['bias']", "['step']")
     tree = parameters()
     tree["params"]["head"]["kernel"] = tree["params"]["embed"] + 1
-    with pytest.raises(st.StructureMismatchError, match="other values"):
+    with pytest.raises(st.errors.StructureMismatchError, match="other values"):
         st.convert(flax.to_bytes(tree), like=like)
 
 
@@ -341,7 +341,7 @@ def deep() -> Any:
 
 def test_what_flax_cannot_take_apart(flax):
     for tree in ({1: jnp.ones(1), "1": jnp.ones(1)}, deep()):
-        with pytest.raises(st.StructureMismatchError, match="flax cannot"):
+        with pytest.raises(st.errors.StructureMismatchError, match="flax cannot"):
             st.convert(flax.to_bytes({"1": jnp.ones(1)}), like=tree)
 
 
@@ -369,10 +369,10 @@ def test_memory_for_long_names(python, flax, tmp_path):
 def test_forged_values_of_flax(flax):
     msgpack = pytest.importorskip("msgpack")
     for forged in ({1: 2}, {"a": {b"b": 1}}, {"a": [msgpack.ExtType(99, b"")]}):
-        with pytest.raises(st.FormatError, match="flax does not write"):
+        with pytest.raises(st.errors.FormatError, match="flax does not write"):
             st.convert(msgpack.packb(forged), ties="equal")
     bools = msgpack.ExtType(1, msgpack.packb(((2,), "bool", b"\x01\x02")))
-    with pytest.raises(st.FormatError, match="booleans"):
+    with pytest.raises(st.errors.FormatError, match="booleans"):
         st.convert(msgpack.packb({"a": bools}), like={"a": jnp.zeros(2, bool)})
     for array in (
         *[((2**40,), "float32", b"1234"), ((1,), "object", bytes(8)), ((1,), "O", bytes(8))],
@@ -381,7 +381,7 @@ def test_forged_values_of_flax(flax):
         with pytest.raises(st.SharedTreeError):
             st.convert(msgpack.packb({"w": msgpack.ExtType(1, msgpack.packb(array))}))
     pieces = {"__msgpack_chunked_array__": True, "shape": {"0": 2**40}, "chunks": {}}
-    with pytest.raises(st.FormatError):
+    with pytest.raises(st.errors.FormatError):
         st.convert(msgpack.packb({"w": pieces}))
     for state in ([np.zeros(2)], np.zeros(2)):
         loaded = st.convert(flax.msgpack_serialize(state)).tree
@@ -391,11 +391,11 @@ def test_forged_values_of_flax(flax):
 def test_damaged_files_of_flax(flax):
     data = flax.to_bytes(parameters())
     for length in range(1, len(data), 17):
-        with pytest.raises((st.CorruptFileError, st.FormatError)):
+        with pytest.raises((st.errors.CorruptFileError, st.errors.FormatError)):
             st.convert(data[:length])
-    with pytest.raises(st.CorruptFileError):
+    with pytest.raises(st.errors.CorruptFileError):
         st.convert(data[:-1])
-    with pytest.raises(st.FormatError):
+    with pytest.raises(st.errors.FormatError):
         st.convert(data + b"x")
     for forged in (pickle.dumps({"a": [1]}), b"\xc1", b"\xc7\x01\x63a", bytes([0x91]) * 2_000, b"\xdf\xff\xff\xff\xff"):
         with pytest.raises(st.SharedTreeError):

@@ -42,7 +42,7 @@ def test_a_template_with_a_dag():
     for like in (dag, jax.eval_shape(lambda: dag)):
         loaded = through_a_file(dag, like=like)
         np.testing.assert_array_equal(loaded.tree[0].weight, dag.tree[0].weight)
-    with pytest.raises(st.StructureMismatchError):
+    with pytest.raises(st.errors.StructureMismatchError):
         through_a_file(dag, like=st.Dag([linear(), jnp.zeros(3)]))
 
 
@@ -71,7 +71,7 @@ def test_what_its_model_would_not_say_is_refused():
     static = jax.tree.map(lambda _: 3.0, st.Dag([linear()]))  # a number is static in a module of Equinox
     unbuilt = jax.tree.map(lambda _: "text", st.Dag(Picky(jnp.ones(2))))
     for dag in (static, unbuilt):
-        with pytest.raises(st.UnserialisableError, match="`\\['dag'\\]` is a `Dag` that holds something else"):
+        with pytest.raises(st.errors.UnserialisableError, match="`\\['dag'\\]` is a `Dag` that holds something else"):
             st.to_bytes({"dag": dag})
     numbers = jax.tree.map(lambda _: 3.0, st.Dag({"w": jnp.ones(2)}))  # and a leaf elsewhere
     assert through_a_file(numbers).tree == {"w": 3.0}
@@ -89,7 +89,7 @@ def test_a_model_that_was_changed_since_is_not_saved_for_what_the_dag_holds():
     model = {"w": jnp.zeros(3)}
     dag = st.Dag(model)
     model["w"] = jnp.ones(3)
-    with pytest.raises(st.UnserialisableError, match="the model was changed"):
+    with pytest.raises(st.errors.UnserialisableError, match="the model was changed"):
         st.to_bytes(dag)
     assert through_a_file(st.Dag(dag.tree)).tree["w"].tolist() == [1, 1, 1]
 
@@ -109,10 +109,10 @@ def test_models_of_dags_are_compared_with_a_template():
     for saved, template in OTHERS:
         data = st.to_bytes({"dag": st.Dag(saved)})
         assert jax.tree.structure(st.from_bytes(data, like={"dag": st.Dag(saved)})) is not None
-        with pytest.raises(st.StructureMismatchError, match="dag"):
+        with pytest.raises(st.errors.StructureMismatchError, match="dag"):
             st.from_bytes(data, like={"dag": st.Dag(template)})
         for held, like in ((data, {"dag": st.Dag(template)}), (st.to_bytes({"dag": saved}), {"dag": st.Dag(saved)})):
-            with pytest.raises(st.StructureMismatchError, match=r"has a `Dag`(.|\n)*at `\['dag'\]`") as caught:
+            with pytest.raises(st.errors.StructureMismatchError, match=r"has a `Dag`(.|\n)*at `\['dag'\]`") as caught:
                 st.from_bytes(held, like=like, strict=False)
             assert set(caught.value.paths) == {"['dag']"}
 
@@ -125,7 +125,7 @@ def dag_file(edit):
 
 def test_forged_dags():
     for place, new in ((slice(2, 3), ["aux"]), (slice(3, 5), [[0, 0], [".tree", ".more"]]), (slice(3, 5), [[], []])):
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             st.from_bytes(dag_file(lambda nodes, _, place=place, new=new: nodes[-1].__setitem__(place, new)))
 
 
@@ -150,5 +150,5 @@ def test_their_work_is_bounded():
         data = dag_file(edit)
         assert st.from_bytes(data) is not None  # nothing is taken apart
         st.inspect(data)
-        with pytest.raises(st.FormatError, match="holds one thing too often to be compared"):
+        with pytest.raises(st.errors.FormatError, match="holds one thing too often to be compared"):
             st.from_bytes(data, like=[1])

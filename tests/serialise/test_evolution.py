@@ -108,7 +108,7 @@ class Deeper(eqx.Module):
 
 def test_an_added_field_without_default(module, before):
     module.put(Deeper)
-    with pytest.raises(st.StructureMismatchError, match="has the field `depth`") as caught:
+    with pytest.raises(st.errors.StructureMismatchError, match="has the field `depth`") as caught:
         load(before)
     assert 'renames={"evolving:Model.<its old name>": "depth"}' in str(caught.value)
 
@@ -119,7 +119,7 @@ class Smaller(eqx.Module):
 
 def test_a_removed_field_is_an_error_until_dropped(module, before):
     module.put(Smaller)
-    with pytest.raises(st.StructureMismatchError, match='renames={"evolving:Model.b": None}'):
+    with pytest.raises(st.errors.StructureMismatchError, match='renames={"evolving:Model.b": None}'):
         load(before)
     assert vars(load(before, renames={"evolving:Model.b": None})) == {"a": 1}
 
@@ -132,24 +132,24 @@ class Renamed(eqx.Module):
 def test_renamed_fields_and_classes(module, before):
     del module.Model
     module.put(Renamed, "New")
-    with pytest.raises(st.StructureMismatchError, match="nothing of that name"):
+    with pytest.raises(st.errors.StructureMismatchError, match="nothing of that name"):
         load(before)
     for target in ("evolving:New", Renamed):
         back = load(before, renames={"evolving:Model": target, "evolving:Model.a": "kernel"})
         assert (type(back), back.kernel, back.b) == (Renamed, 1, 7)
     back = load(before, trusted=(), renames={"evolving:Model": Renamed, "evolving:New.a": "kernel"})
     assert back.kernel == 1
-    with pytest.raises(st.UntrustedTypeError):
+    with pytest.raises(st.errors.UntrustedTypeError):
         load(before, trusted=(), renames={"evolving:Model": "evolving:New"})
-    with pytest.raises(st.UntrustedTypeError):
+    with pytest.raises(st.errors.UntrustedTypeError):
         load(before, renames={"evolving:Model": "os:system"})
 
 
 def test_nonsense_in_renames(before):
     for renames in ({"evolving:Model": None}, {"evolving:Model.a": "b"}, {"evolving:Model.a": "no name"}):
-        with pytest.raises(st.StructureMismatchError):
+        with pytest.raises(st.errors.StructureMismatchError):
             load(before, renames=renames)
-    with pytest.raises(st.StructureMismatchError, match="`evolving:Typo`: `evolving` holds nothing") as caught:
+    with pytest.raises(st.errors.StructureMismatchError, match="`evolving:Typo`: `evolving` holds nothing") as caught:
         load(before, renames={"evolving:Model": "evolving:Typo"})
     assert 'renames={"evolving:Model": "new_module:NewName"}' in str(caught.value)
 
@@ -159,7 +159,7 @@ def test_a_class_lists_its_former_names(module, before):
     new = module.put(type("New", (Before,), {"__sharedtree_names__": ("evolving:Model",)}), "New")
     assert type(load(before)) is new
     assert type(load(before, trusted=[new])) is new
-    with pytest.raises(st.UntrustedTypeError):
+    with pytest.raises(st.errors.UntrustedTypeError):
         load(before, trusted=())
 
 
@@ -224,7 +224,7 @@ def test_versions_that_nothing_translates(module):
         (4, {"migrate": add}, "`odd`"),
     ):  # fmt: skip
         put(version, **hooks)
-        with pytest.raises(st.StructureMismatchError, match=words):
+        with pytest.raises(st.errors.StructureMismatchError, match=words):
             load(data)
 
 
@@ -237,7 +237,7 @@ def test_a_member_of_an_enum_that_is_gone(module):
     module.put(Kind)
     data = st.to_bytes(Kind.B)
     module.put(enum.Enum("Kind", {"A": 1}))
-    with pytest.raises(st.StructureMismatchError, match="no member `B`"):
+    with pytest.raises(st.errors.StructureMismatchError, match="no member `B`"):
         load(data)
     module.put(enum.Enum("Kind", {"A": 1, "C": 2, "B": 2}))
     assert load(data).name == "C"
@@ -253,9 +253,9 @@ class Abstract(eqx.Module):
 
 def test_a_class_that_became_something_else(module, before):
     for cls, error, words in (
-        (type("Plain", (), {}), st.UntrustedTypeError, "neither a registered pytree node"),
-        (Kind, st.StructureMismatchError, "is none now"),
-        (Abstract, st.StructureMismatchError, "abstract"),
+        (type("Plain", (), {}), st.errors.UntrustedTypeError, "neither a registered pytree node"),
+        (Kind, st.errors.StructureMismatchError, "is none now"),
+        (Abstract, st.errors.StructureMismatchError, "abstract"),
     ):
         module.put(cls)
         with pytest.raises(error, match=words):
@@ -288,7 +288,7 @@ class OfModules(NamedTuple):
 
 
 def of_sharedtree():
-    wrong = {"w": "text"}, st.UnregisteredTypeError, r"`Model\.w` is a parameter, and 'text'"
+    wrong = {"w": "text"}, st.errors.UnregisteredTypeError, r"`Model\.w` is a parameter, and 'text'"
     return OfModules(Averaged, st.parameter, "_sharedtree_kinds", ("parameters", "no name", "", 3), wrong)
 
 
@@ -300,7 +300,7 @@ def of_nnx():
         def __init__(self):
             self.w, self.mean, self.n = nnx.Param(jnp.ones(2)), nnx.data([1.5, 2.5]), 3
 
-    wrong = {"lengths": nnx.data([1.5])}, st.StructureMismatchError, "a declaration as `lengths`"
+    wrong = {"lengths": nnx.data([1.5])}, st.errors.StructureMismatchError, "a declaration as `lengths`"
     return OfModules(Marked, nnx.Param, "_pytree__nodes", ("train", "_pytree__state", "_pytree__other"), wrong)
 
 
@@ -357,7 +357,7 @@ def test_what_migration_returns_is_as_if_assigned(module, library):
 def test_what_cannot_be_assigned_cannot_come_from_a_migration(module, library):
     own = {"call": lambda self: 1, "size": property(lambda self: 2)}
     for name in ("call", "size", "__class__", "__dict__", library.marks, *library.reserved):
-        with pytest.raises(st.StructureMismatchError, match="has for something else"):
+        with pytest.raises(st.errors.StructureMismatchError, match="has for something else"):
             loaded_after(module, library, lambda fields, name=name: {**fields, name: 1}, **own)
     wrong, error, words = library.wrong
     with pytest.raises(error, match=words):
@@ -395,8 +395,8 @@ def test_dropping_and_migrating_at_once(module, library):
     assert len(paths(model)) == len(paths(twin))
     data = saved(module, library.model)
     for old, new in ((library.marks, None), (library.marks, "marks"), ("n", library.marks)):
-        with pytest.raises(st.StructureMismatchError, match="is no attribute"):
+        with pytest.raises(st.errors.StructureMismatchError, match="is no attribute"):
             load(data, ["evolving", "flax"], renames={f"evolving:Model.{old}": new})
     for new in (library.reserved[0], "other"):
-        with pytest.raises(st.StructureMismatchError, match="the class declares neither"):
+        with pytest.raises(st.errors.StructureMismatchError, match="the class declares neither"):
             load(data, ["evolving", "flax"], renames={"evolving:Model.n": new})

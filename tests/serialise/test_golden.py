@@ -53,7 +53,7 @@ def test_the_file_of_a_program(tmp_path, monkeypatch):
         assert_isomorphic(program.make(), loaded)
         assert loaded["net"].w is loaded["net"].tied
     assert st.audit(PROGRAM).allow_list == ("program:Net", "program:double")
-    with pytest.raises(st.UntrustedTypeError, match="program:Net"):
+    with pytest.raises(st.errors.UntrustedTypeError, match="program:Net"):
         st.load(PROGRAM)
     make_v2.make(tmp_path / "now")
     then, now = (Draft(path.read_bytes()) for path in (PROGRAM, tmp_path / "now" / PROGRAM.name))
@@ -69,7 +69,7 @@ def test_the_file_without_what_was_left_out(tmp_path):
     loaded = st.load(WITHOUT, like=expected)
     assert_isomorphic(expected, loaded)
     assert loaded["model"].blocks[1] is expected["model"].blocks[1]
-    with pytest.raises(st.StructureMismatchError, match="activation"):
+    with pytest.raises(st.errors.StructureMismatchError, match="activation"):
         st.load(WITHOUT, trusted=models.__name__)
     make_v3.make(tmp_path / "now")
     then, now = (Draft(path.read_bytes()) for path in (WITHOUT, tmp_path / "now" / WITHOUT.name))
@@ -81,7 +81,7 @@ def test_the_file_without_what_was_left_out(tmp_path):
 
 def test_none_is_trusted_by_itself():
     for name in ("containers", "functions", "tied_model"):
-        with pytest.raises(st.UntrustedTypeError, match=f"{models.__name__}:"):
+        with pytest.raises(st.errors.UntrustedTypeError, match=f"{models.__name__}:"):
             st.load(FOLDER / "v1" / f"{name}.safetensors")
 
 

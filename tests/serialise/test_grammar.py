@@ -62,7 +62,7 @@ def assert_refused(cases):
         data = case.file(with_digests=True) if isinstance(case, Draft) else case
         try:
             wrong.append(f"{told} was loaded as {load(data)!r}")
-        except st.FormatError:
+        except st.errors.FormatError:
             pass
         except Exception as error:
             wrong.append(f"{told} is refused with {error!r}")
@@ -145,7 +145,7 @@ def test_digests_must_be_there():
     draft = draft_of([])
     assert load(draft) == []
     del draft.header["__metadata__"]["sharedtree.digests"]
-    with pytest.raises(st.FormatError):
+    with pytest.raises(st.errors.FormatError):
         st.load(draft.file(with_digests=False))
 
 
@@ -182,7 +182,7 @@ def manifest_text_changed(old, new):
 def test_texts_of_manifests():
     assert load(manifest_text_changed("text", "text"))[1] == "text"
     assert_refused((name, manifest_text_changed(*change)) for name, change in MANIFEST_TEXTS.items())
-    with pytest.raises(st.FormatError, match="nested too deeply"):
+    with pytest.raises(st.errors.FormatError, match="nested too deeply"):
         load(manifest_text_changed('"root":1', '"root":' + "[" * 100_000))
 
 
@@ -203,9 +203,9 @@ WORDS = [
 
 def test_what_is_said_of_them():
     for data, words in WORDS:
-        with pytest.raises(st.FormatError, match=words):
+        with pytest.raises(st.errors.FormatError, match=words):
             load(data)
-    with pytest.raises(st.FormatError, match=r"version 4(.|\n)*pip install --upgrade sharedtree"):
+    with pytest.raises(st.errors.FormatError, match=r"version 4(.|\n)*pip install --upgrade sharedtree"):
         load(file_of(format=4, something="new"))
 
 
@@ -300,7 +300,7 @@ def test_what_is_saved_can_be_loaded_whatever_attributes_are_called():
         vars(config)[name] = 3
         try:
             data = st.to_bytes(config)
-        except st.UnserialisableError:
+        except st.errors.UnserialisableError:
             assert name not in Config.__sharedtree_attributes__
         else:
             assert vars(st.load(data, trusted=TRUSTED))[name] == 3, name
@@ -313,7 +313,7 @@ def test_the_name_of_a_method_can_be_read_again():
     odd.__name__ = odd.__qualname__ = "a b"
     setattr(Config, "a b", odd)
     try:
-        with pytest.raises(st.UnserialisableError, match="bound method"):
+        with pytest.raises(st.errors.UnserialisableError, match="bound method"):
             st.to_bytes([getattr(Config(1), "a b")])
     finally:
         delattr(Config, "a b")

@@ -120,14 +120,14 @@ def test_cases_depend_on_their_number_only():
 
 def test_every_truncation_is_an_error(tmp_path):
     for length in range(len(DATA)):
-        with pytest.raises((st.FormatError, st.CorruptFileError)) as raised:
+        with pytest.raises((st.errors.FormatError, st.errors.CorruptFileError)) as raised:
             load(DATA[:length])
         assert length < 8 + len(START) or "cut short" in str(raised.value)
     path = tmp_path / "cut"
     for length in (0, 1, 7, 8, 9, 63, 64, 500, len(DATA) - 1):
         path.write_bytes(DATA[:length])
         for options in ({}, {"mmap": True}, {"verify": False}):
-            with pytest.raises((st.FormatError, st.CorruptFileError)):
+            with pytest.raises((st.errors.FormatError, st.errors.CorruptFileError)):
                 st.load(path, **options)
 
 
@@ -138,7 +138,7 @@ def test_every_flipped_bit_is_an_error():
         data[bit // 8] ^= 1 << bit % 8
         in_header = (st.audit, st.inspect) if bit < 8 * (len(small) - 3) else ()
         for look in (load, st.verify, *in_header):
-            with pytest.raises((st.FormatError, st.CorruptFileError)):
+            with pytest.raises((st.errors.FormatError, st.errors.CorruptFileError)):
                 look(bytes(data))
 
 
@@ -275,7 +275,7 @@ def test_what_is_hashed_or_described_is_bounded_in_all():
         [*DAG, *sharing, ["dict", list(range(18, 168)), [None] * 150]],
         [*number, *[["tuple", [0, i]] for i in range(200)], ["dict", list(range(1, 201)), [None] * 200]],
     ):
-        with pytest.raises(st.FormatError, match="too often"):
+        with pytest.raises(st.errors.FormatError, match="too often"):
             load(file_of(nodes))
 
 
@@ -299,21 +299,21 @@ def test_no_more_than_100_keys_have_one_hash():
         nodes = [["tuple", ["a", atom]] for atom in atoms] if is_nested else []
         keys = [("a", key) for key in keys] if is_nested else keys
         assert st.from_bytes(st.to_bytes([make(keys[:100])])) == [make(keys[:100])]
-        with pytest.raises(st.UnserialisableError, match="one hash"):
+        with pytest.raises(st.errors.UnserialisableError, match="one hash"):
             st.to_bytes([make(keys)])
         values = [[None] * 101] if "ict" in kind else []
-        with pytest.raises(st.FormatError, match="one hash"):
+        with pytest.raises(st.errors.FormatError, match="one hash"):
             load(file_of([*nodes, [kind, list(range(101)) if is_nested else atoms, *values]]))
 
 
 def test_float0_is_numpys():
     array = jax.device_put(np.zeros(3, jax.dtypes.float0))
     if isinstance(array, jax.Array):
-        with pytest.raises(st.UnserialisableError, match="float0"):
+        with pytest.raises(st.errors.UnserialisableError, match="float0"):
             st.to_bytes([array])
     for size in (0, 3, 2**62):
         array = {"dtype": "float0", "shape": [size], "kind": "jax", "tensor": "w"}
-        with pytest.raises(st.FormatError, match="float0"):
+        with pytest.raises(st.errors.FormatError, match="float0"):
             load(with_tensor(entry("U8", [size, 0], 0, 0), array))
 
 

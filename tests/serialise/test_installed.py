@@ -276,7 +276,7 @@ for request in audit.elsewhere:
 assert "ELSEWHERE" in str(audit) and "    import optax" in str(audit)
 try:
     st.load("state.safetensors")
-except st.UntrustedTypeError as error:
+except st.errors.UntrustedTypeError as error:
     assert error.names == ("optax:ScaleByScheduleState",)
     assert "optax.py" in str(error) and "import it first" in str(error), error
     fix = str(error).splitlines()[-1].strip()

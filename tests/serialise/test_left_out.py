@@ -88,7 +88,7 @@ def test_nothing_is_loaded_without_a_template_that_has_it():
     tree = tree_with(iter(hooks), 0)
     data = st.to_bytes(tree, leave_out=PLACES)
     for like in (None, {**tree, "first": 1}, [tree]):
-        with pytest.raises(st.StructureMismatchError, match=r"(?s)without .*hook.* like=template") as caught:
+        with pytest.raises(st.errors.StructureMismatchError, match=r"(?s)without .*hook.* like=template") as caught:
             st.from_bytes(data, like=like, trusted=TRUSTED)
         assert "['first'].hook" in caught.value.paths
     # What has all of its values needs none, and what lies at a second path has its first one elsewhere.
@@ -122,7 +122,7 @@ def test_what_is_saved_is_not_left_out_elsewhere():
         ([layer, Run(layer, hook(), 1)], ["model", "hook"]),
         ([layer, Run(0, [layer], 1)], ["hook"]),
     ):
-        with pytest.raises(st.UnserialisableError, match="left out, and is or holds what is saved at"):
+        with pytest.raises(st.errors.UnserialisableError, match="left out, and is or holds what is saved at"):
             st.to_bytes(tree, leave_out=entries)
     both = st.to_bytes(Layer(w, closing), leave_out=["hook", "w"])
     other = Layer(w, hook())
@@ -131,13 +131,13 @@ def test_what_is_saved_is_not_left_out_elsewhere():
 
 def test_what_cannot_be_left_out():
     for tree, entry in (({Layer(1, 2): 1}, "hook"), (frozenset([Layer(1, 2)]), "hook"), (slice(1, 2), "start")):
-        with pytest.raises(st.UnserialisableError, match="cannot do without"):
+        with pytest.raises(st.errors.UnserialisableError, match="cannot do without"):
             st.to_bytes([tree], leave_out=entry)
     for entries, told in ((["hook", "w2"], "`w2`"), ([".below.hook"], "below"), ("a b", "'a b'"), ([3], "3")):
         with pytest.raises(ValueError, match=told):
             st.to_bytes(Layer(1, 2), leave_out=entries)
     # What cannot be saved is told first: something in it may have been meant.
-    with pytest.raises(st.UnserialisableError, match="inside a function"):
+    with pytest.raises(st.errors.UnserialisableError, match="inside a function"):
         st.to_bytes(Layer(1, hook()), leave_out="w2")
     assert st.to_bytes([1]) == st.to_bytes([1], leave_out=[])
 
@@ -159,12 +159,12 @@ def test_forged_files():
         ([["treedef", gone]], {}),
     ):
         data = file_of(nodes, **{"format": 3, **options})
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             st.from_bytes(data, like=[0])
     for root in (gone, ["list", [gone]]):
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             st.from_bytes(file_of([], format=3, root=root), like=[0])
-    with pytest.raises(st.StructureMismatchError):
+    with pytest.raises(st.errors.StructureMismatchError):
         st.from_bytes(file_of([["list", [gone]]], format=3), like=(0,))
     assert st.from_bytes(file_of([["list", [gone]]], format=3), like=[7]) == [7]
 
@@ -173,7 +173,7 @@ def test_through_orbax(tmp_path):
     own, tree = hook(), Run(Layer(jnp.ones(2), 1), hook(), 3)
     with ocp.CheckpointManager(tmp_path) as manager:
         st.orbax.save(manager, 0, tree, leave_out=[".hook"])
-        with pytest.raises(st.StructureMismatchError, match=r"orbax\.restore\(manager, step, like=template\)"):
+        with pytest.raises(st.errors.StructureMismatchError, match=r"orbax\.restore\(manager, step, like=template\)"):
             st.orbax.restore(manager, 0, trusted=TRUSTED)
         back = st.orbax.restore(manager, 0, like=Run(Layer(jnp.zeros(2), 1), own, 3))
     assert (back.hook, back.model.w.tolist()) == (own, [1, 1])

@@ -101,7 +101,7 @@ def test_penzai():
     model, table, counter = penzai_models(pz)
 
     # Variables are nothing that JAX takes, so a model is saved without them, or with what they hold.
-    with pytest.raises(st.UnserialisableError) as refused:
+    with pytest.raises(st.errors.UnserialisableError) as refused:
         st.to_bytes((model, table, counter))
     assert "[0].sublayers[0].sublayers[0].weights" in refused.value.paths
     with_slots, held = pz.unbind_variables((model, table, counter), freeze=True)
@@ -159,7 +159,7 @@ def test_lineax(lx):
     ]  # fmt: skip
     for each in (*solvers, *operators):
         check(each)
-    with pytest.raises(st.UnserialisableError, match="jaxpr"):
+    with pytest.raises(st.errors.UnserialisableError, match="jaxpr"):
         st.to_bytes(lx.FunctionLinearOperator(jnp.negative, structure))
 
 

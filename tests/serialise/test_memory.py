@@ -245,7 +245,7 @@ def test_errors_and_damaged_files_leave_nothing(path, monkeypatch, harm):
     else:
         options["progress"] = lambda *_: path.write_bytes(data[: len(data) // 2])
     mappings = Mappings(monkeypatch)
-    with pytest.raises(KeyError if "error" in harm else st.CorruptFileError):
+    with pytest.raises(KeyError if "error" in harm else st.errors.CorruptFileError):
         st.load(path, **options)
     assert len(mappings.made) == (0 if harm == "cut before" else 3)
     assert mappings.living() == []

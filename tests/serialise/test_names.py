@@ -74,7 +74,7 @@ def test_names_are_proved_again(monkeypatch):
     monkeypatch.setitem(globals(), "Outer", int)
     assert name_of(second) == f"{__name__}:second"
     monkeypatch.setitem(globals(), "second", int)
-    with pytest.raises(st.UnserialisableError):
+    with pytest.raises(st.errors.UnserialisableError):
         name_of(outer)
 
 
@@ -91,7 +91,7 @@ def test_main(monkeypatch):
 def test_impostors_have_no_names():
     impostor = types.FunctionType((lambda: 0).__code__, {}, "relu")
     impostor.__module__, impostor.__qualname__ = "jax.nn", "relu"
-    with pytest.raises(st.UnserialisableError, match="does not lead back"):
+    with pytest.raises(st.errors.UnserialisableError, match="does not lead back"):
         name_of(impostor)
 
 
@@ -107,5 +107,5 @@ def test_looking_up_runs_no_code(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "with_getattr", asking)
     for name in ("lazy_one", "with_getattr"):
         for tag in ("class", "function"):
-            with pytest.raises(st.StructureMismatchError, match="nothing of that name"):
+            with pytest.raises(st.errors.StructureMismatchError, match="nothing of that name"):
                 st.from_bytes(naming([tag, f"{name}:thing"]), trusted=name)

@@ -31,7 +31,7 @@ for operands in ([one, ["int", "0"]], [one], [True, one], ["1", two], [0, two]):
     draft.manifest["nodes"][number] = ["fraction", *operands]
     try:
         st.from_bytes(draft.file(with_digests=True))
-    except st.FormatError as error:
+    except st.errors.FormatError as error:
         refused.append(str(error))
 told = repr(st.from_bytes(data)), str(st.inspect(data)), str(st.audit(data))
 print(json.dumps([*told, refused, NODE_KINDS["fraction"]]))
@@ -67,5 +67,5 @@ def test_a_new_kind_is_one_row(package):
 def test_without_the_row_it_is_refused():
     from fractions import Fraction
 
-    with pytest.raises(sharedtree.UnserialisableError, match="Fraction"):
+    with pytest.raises(sharedtree.errors.UnserialisableError, match="Fraction"):
         sharedtree.to_bytes(Fraction(1, 2))

@@ -159,7 +159,7 @@ def test_an_optimizer_is_saved_whole_if_its_functions_have_names():
     optimizer = nnx.Optimizer(net, optax.adam(1e-3), wrt=nnx.Param)  # whose functions have none
     optimizer.update(net, jax.tree.map(jnp.ones_like, nnx.state(net)))
     assert_same(nnx.state(optimizer), load_from(st.to_bytes(nnx.state(optimizer))))
-    with pytest.raises(st.UnserialisableError, match=r"flax\.nnx\.state\(optimizer\)") as caught:
+    with pytest.raises(st.errors.UnserialisableError, match=r"flax\.nnx\.state\(optimizer\)") as caught:
         st.to_bytes({"net": net, "optimizer": optimizer})
     assert caught.value.paths == ("['optimizer']",)
 
@@ -185,13 +185,13 @@ def test_a_definition_of_a_graph_and_its_state_make_the_model_again():
 
 def test_templates_and_parts(tmp_path):
     net, other = (nnx.Linear(2, 3, use_bias=use_bias, rngs=nnx.Rngs(0)) for use_bias in (True, False))
-    with pytest.raises(st.StructureMismatchError) as caught:
+    with pytest.raises(st.errors.StructureMismatchError) as caught:
         st.from_bytes(st.to_bytes(net), like=other)
     assert ".use_bias" in caught.value.paths
     net, untied, file = Net(nnx.Rngs(0)), Net(nnx.Rngs(0)), tmp_path / "net.safetensors"
     st.save(file, net)
     untied.head.kernel = nnx.Param(untied.embed.kernel[...] + 0)
-    with pytest.raises(st.StructureMismatchError) as caught:
+    with pytest.raises(st.errors.StructureMismatchError) as caught:
         st.load(file, like=untied)
     assert any(".head.kernel" in path for path in caught.value.paths)
     assert_same(net.blocks[1], st.load(file, select=".blocks[1]", trusted="flax"))
@@ -211,10 +211,10 @@ def test_a_field_that_was_added_takes_its_default():
 
 def test_what_nobody_trusts_is_refused_at_once():
     net, state = Net(nnx.Rngs(0)), nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
-    with pytest.raises(st.UntrustedTypeError, match=r'trusted=\["flax"|, "flax"\]') as caught:
+    with pytest.raises(st.errors.UntrustedTypeError, match=r'trusted=\["flax"|, "flax"\]') as caught:
         st.from_bytes(st.to_bytes(net))
     assert {f"{__name__}:Net", "flax.nnx:Linear", "flax.nnx:Param", "flax.nnx:List"} <= set(caught.value.names)
-    with pytest.raises(st.UntrustedTypeError, match=r'trusted=\["flax"\]\)'):
+    with pytest.raises(st.errors.UntrustedTypeError, match=r'trusted=\["flax"\]\)'):
         st.from_bytes(st.to_bytes(state))
 
 
@@ -231,7 +231,7 @@ def test_names_of_flax_are_allowed_one_by_one():
     functions = "flax.nnx:Linear.set_mode flax.nnx:Module.train flax.nnx:jit flax.io:rmtree"
     for tag, names in (("function", functions), ("class", FORBIDDEN)):
         for name in names.split():
-            with pytest.raises((st.UntrustedTypeError, st.StructureMismatchError)):
+            with pytest.raises((st.errors.UntrustedTypeError, st.errors.StructureMismatchError)):
                 pytest.fail(repr(load_from(naming([tag, name]))))
     is_newest = Version(importlib.metadata.version("flax")) >= Version("0.12.12")  # `RoPE` came late
     for name in NNX:
@@ -277,7 +277,7 @@ def test_a_file_sets_no_attribute_that_is_the_classs():
         _pytree__is_pytree _graph_node_flatten _object__nodes
     """
     for name in (*names.split(), "", "weight"):  # the last is there already
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             pytest.fail(repr(forged(adding(name, True))))
 
 
@@ -321,7 +321,7 @@ def test_a_method_that_a_base_annotates_is_a_method():
 
     for cls, name in ((Applying, "apply"), (Overriding, "apply"), (Overriding, "scale")):
         for is_field in (True, False):
-            with pytest.raises((st.FormatError, st.StructureMismatchError), match=f"`{name}`"):
+            with pytest.raises((st.errors.FormatError, st.errors.StructureMismatchError), match=f"`{name}`"):
                 forged(functools.partial(change, name=name, is_field=is_field), cls())
 
 
@@ -333,20 +333,20 @@ def test_a_default_that_its_class_annotates_can_be_replaced():
     again.apply = jnp.sin
     assert st.from_bytes(st.to_bytes(again), trusted=[Again, "flax"]).apply is jnp.sin
     net.apply = jnp.sin
-    with pytest.raises(st.UnserialisableError, match="`apply`"):
+    with pytest.raises(st.errors.UnserialisableError, match="`apply`"):
         st.to_bytes(net)
 
 
 def test_what_is_nnxs_own_is_of_its_kind():
     for name in ("_pytree__nodes", "_pytree__state"):
         for value in (None, True, "kernel", ["int", "1"]):
-            with pytest.raises(st.FormatError, match="No save would write that"):
+            with pytest.raises(st.errors.FormatError, match="No save would write that"):
                 forged(adding(name, value))
     draft = Draft(st.to_bytes(Net(nnx.Rngs(0))))
     marks = next(node for node in draft.manifest["nodes"] if node[:2] == ["dict", ["sizes"]])
     for mark in ("yes", ["int", "1"]):
         marks[2] = [mark]
-        with pytest.raises(st.FormatError, match="No save would write that"):
+        with pytest.raises(st.errors.FormatError, match="No save would write that"):
             load_from(draft.file(with_digests=True))
 
 
@@ -361,17 +361,17 @@ def test_what_a_file_refers_to_twice_is_one_object_and_contains_not_itself():
     loaded = forged(again)
     assert loaded.again is loaded.weight
     assert len(jax.tree.leaves(st.Dag(loaded))) == 1
-    with pytest.raises(st.FormatError):
+    with pytest.raises(st.errors.FormatError):
         forged(astray)
     net = nnx.Dict()
     net.itself = net
-    with pytest.raises(st.CycleError):
+    with pytest.raises(st.errors.CycleError):
         st.to_bytes(net)
 
 
 def test_classes_that_are_not_there():
     for name in ("flax.nnx:Linaer", "flax.nnx.nowhere:Linear"):
-        with pytest.raises(st.StructureMismatchError, match="names what is not there"):
+        with pytest.raises(st.errors.StructureMismatchError, match="names what is not there"):
             forged(lambda entry, node, name=name: entry.update(name=name))
     for name in ("flax.nnx:Param", "flax.nnx:relu"):
         with pytest.raises(st.SharedTreeError):
@@ -394,7 +394,7 @@ def test_values_of_wrong_kinds_in_their_places():
                     draft = Draft(data)
                     place = draft.manifest["nodes"][number]
                     place[2] = value if kind == "registered" else [value, *place[2][1:]]
-                    with pytest.raises(st.FormatError if kind == "object" else st.SharedTreeError):
+                    with pytest.raises(st.errors.FormatError if kind == "object" else st.SharedTreeError):
                         load_from(draft.file(with_digests=True))
 
 
@@ -484,7 +484,7 @@ def test_no_hook_is_called():
     for draft, like, words in files_with_hooks():
         data = draft.file(with_digests=True)
         for options in ({}, {"like": like}) if like is not None else ({},):
-            with pytest.raises(st.FormatError, match=words):
+            with pytest.raises(st.errors.FormatError, match=words):
                 st.from_bytes(data, trusted=["flax", called_by_a_file, Zipping, Open], **options)
 
 
@@ -497,7 +497,7 @@ jax.tree_util.register_pytree_node(Describing, lambda _: ((), HELD), lambda *_: 
 
 
 def test_what_would_not_be_loaded_is_not_saved():
-    with pytest.raises(st.UnserialisableError, match="as a key or in its auxiliary data"):
+    with pytest.raises(st.errors.UnserialisableError, match="as a key or in its auxiliary data"):
         st.to_bytes(Describing())
     assert load_from(st.to_bytes({"model": [HELD]}))["model"][0][...] == 1
 
@@ -510,11 +510,13 @@ def test_no_name_that_python_asks_for():
     """NumPy reads whatever memory an `__array_interface__` names."""
     for name in ("__array_interface__", "__array__", "__deepcopy__", "__jax_array__", "__len__"):
         for make in (in_metadata, lambda name, value: nnx.State({name: value})):
-            with pytest.raises(st.UnserialisableError, match="a name that Python itself or other programs ask for"):
+            with pytest.raises(
+                st.errors.UnserialisableError, match="a name that Python itself or other programs ask for"
+            ):
                 st.to_bytes(make(name, 3))
             draft = Draft(st.to_bytes(make("innocent", 3)))
             draft.manifest = json.loads(json.dumps(draft.manifest).replace('"innocent"', f'"{name}"'))
-            with pytest.raises(st.FormatError, match="a name that Python itself or other programs ask for"):
+            with pytest.raises(st.errors.FormatError, match="a name that Python itself or other programs ask for"):
                 load_from(draft.file(with_digests=True))
 
 
@@ -526,7 +528,7 @@ def test_what_metadata_may_be():
         assert load_from(st.to_bytes(in_metadata("kept", value))).get_metadata()["kept"] == value
     leaky = functools.partial(jax.nn.leaky_relu, negative_slope=0.1)
     for hook in (jax.nn.relu, leaky, (jax.nn.relu,), {"a": [jax.nn.relu]}, eqx.nn.Lambda(jax.nn.relu)):
-        with pytest.raises(st.UnserialisableError, match="metadata that can be called, such as a hook"):
+        with pytest.raises(st.errors.UnserialisableError, match="metadata that can be called, such as a hook"):
             st.to_bytes(in_metadata("on_get_value", hook))
 
 
@@ -542,9 +544,9 @@ def test_metadata_of_any_depth_is_looked_through():
     back = load_from(st.to_bytes(nnx.Param(jnp.ones(()), note=nested(500))))
     assert type(back) is nnx.Param
     for deep in (nested(5_000), nested(60, count=2)):  # more than may be hashed, or its structure could not be
-        with pytest.raises(st.UnserialisableError, match="nested so deeply, or shared so often"):
+        with pytest.raises(st.errors.UnserialisableError, match="nested so deeply, or shared so often"):
             st.to_bytes(nnx.Param(jnp.ones(()), note=deep))
-    with pytest.raises(st.UnserialisableError, match="metadata that can be called"):
+    with pytest.raises(st.errors.UnserialisableError, match="metadata that can be called"):
         st.to_bytes(nnx.Param(jnp.ones(()), note=[nested(3), {"hook": (jax.nn.relu,)}]))
 
 
@@ -555,7 +557,7 @@ class Held(nnx.Module):
 
 def test_the_advice_names_what_is_on_the_list():
     data = st.to_bytes(Held())
-    with pytest.raises(st.UntrustedTypeError) as caught:
+    with pytest.raises(st.errors.UntrustedTypeError) as caught:
         st.from_bytes(data, trusted=["flax", Held])
     assert 'trusted=["flax"]' not in str(caught.value)
     assert isinstance(st.from_bytes(data, trusted=["flax", Held, nnx.OfType]).filter, nnx.OfType)

@@ -91,16 +91,16 @@ def net(**more):
 def test_attributes_of_partials_that_other_code_would_call():
     for name in ("__get__", "__call__", "__set_name__", "__doc", ["int", "1"]):
         nodes = [["dict", [name], [["function", "jax.numpy:zeros"]]], ["partial", RELU, [], [], [], 0]]
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             load(nodes)
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             load([*nodes, ["wrapper", 0, [1, ["int", "7"]], "__func__"]], [BOUND_METHOD])
     partial = functools.update_wrapper(functools.partial(described), described)
     back = st.from_bytes(st.to_bytes(partial), trusted=__name__)
     assert vars(back) == vars(partial)
     assert back.__wrapped__ is described
     partial.__get__ = note
-    with pytest.raises(st.UnserialisableError, match="stands in for a method"):
+    with pytest.raises(st.errors.UnserialisableError, match="stands in for a method"):
         st.to_bytes(partial)
 
 
@@ -119,7 +119,7 @@ def test_no_text_of_a_file_becomes_an_annotation():
         ([["object", 0, [0]]], [net(fields=["__annotations__"], missing=["w"])]),
         ([["object", 0, [RELU, None, 0]]], [{**BOUND_METHOD, "extra": ["__annotations__"]}]),
     ):
-        with pytest.raises((st.FormatError, st.StructureMismatchError)):
+        with pytest.raises((st.errors.FormatError, st.errors.StructureMismatchError)):
             load([*EVALUATED, *nodes], classes, [Net, described])
 
 
@@ -168,26 +168,26 @@ def test_no_property_of_an_object_is_read_while_it_is_built():
 
 def test_no_attribute_of_what_stands_for_a_dtype_or_a_sharding_is_read():
     for place in (["struct", [], 0, False, None], ["struct", [], ["dtype", "int8"], False, 0]):
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             load([["object", 0, [None]], place], [net()], Net)
 
 
 def test_an_attribute_cannot_stand_in_for_a_method():
     for name in ("check", "plain", "__wrapped__", "__class__", "__getattr__"):
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             load([["object", 0, [None, RELU]]], [net(extra=[name])], Net)
     identity = {"name": "equinox.nn:Identity", "kind": "module", "fields": [], "extra": ["shape"]}
-    with pytest.raises(st.FormatError):  # instances of classes of libraries have no other attributes
+    with pytest.raises(st.errors.FormatError):  # instances of classes of libraries have no other attributes
         load([["object", 0, [None]]], [identity])
     model = Net(1)
     object.__setattr__(model, "check", jax.nn.relu)
-    with pytest.raises(st.UnserialisableError, match="no field of its class"):
+    with pytest.raises(st.errors.UnserialisableError, match="no field of its class"):
         st.to_bytes(model)
 
 
 def test_what_a_wrapper_wraps_is_a_field():
     for field in ("gone", "__wrapped__", ""):
-        with pytest.raises(st.FormatError, match="no field"):
+        with pytest.raises(st.errors.FormatError, match="no field"):
             load([["wrapper", 0, [None], field]], [net()], Net)
 
 
@@ -220,7 +220,7 @@ def test_classes_that_evaluate_what_they_hold_are_not_allowed():
         package = name.partition(":")[0].partition(".")[0]
         if package in ("jax", "sharedtree") or find_spec(package):
             for atom in (["class", name], ["function", f"{name}.call"], ["function", f"{name}.__call__"]):
-                with pytest.raises((st.UntrustedTypeError, st.StructureMismatchError)):
+                with pytest.raises((st.errors.UntrustedTypeError, st.errors.StructureMismatchError)):
                     pytest.fail(repr(st.from_bytes(naming(atom), trusted=trusted)))
 
 
@@ -243,7 +243,7 @@ def test_of_classes_of_libraries_only_public_methods():
                 load([["object", 0, []], [kind, 0, method]], [identity])
     state = {"name": "optax:ScaleByAdamState", "kind": "namedtuple", "fields": ["count", "mu", "nu"]}
     pytest.importorskip("optax")
-    with pytest.raises(st.UntrustedTypeError) as caught:  # and of other libraries none
+    with pytest.raises(st.errors.UntrustedTypeError) as caught:  # and of other libraries none
         load([["object", 0, [None] * 3], ["method", 0, "_asdict"]], [state])
     assert caught.value.names == ("optax:ScaleByAdamState._asdict",)
 
@@ -252,7 +252,7 @@ def test_inherited_methods_are_judged_by_where_they_are_defined():
     nodes = [["object", 0, [None]], ["method", 0, "inherited"]]
     entry = {"name": name_of(Mixed), "kind": "module", "fields": ["w"]}
     for trusted in ([Mixed], [__name__]):
-        with pytest.raises(st.UntrustedTypeError, match="another_package"):
+        with pytest.raises(st.errors.UntrustedTypeError, match="another_package"):
             load(nodes, [entry], trusted)
         for more in (Stranger, Stranger.inherited, f"{name_of(Mixed)}.inherited"):
             assert load(nodes, [entry], [*trusted, more])() == "from elsewhere"
@@ -266,7 +266,7 @@ def test_methods_of_what_has_no_class_of_a_known_name():
         [["partial", RELU, [], [], [], None], ["method", 0, "__call__"]],
         [["bound", ["class", "equinox.nn:Linear"], "__call__"]], [["method", ["class", "equinox.nn:Linear"], "a.b"]],
     ):  # fmt: skip
-        with pytest.raises(st.FormatError, match="class of a known name"):
+        with pytest.raises(st.errors.FormatError, match="class of a known name"):
             load(nodes)
 
 
@@ -289,12 +289,12 @@ def programs(tmp_path, monkeypatch):
 def test_programs_of_a_trusted_package_are_not_run(programs):
     for module in ("__main__", "setup", "conftest", "tests", "tests.deeper"):
         data = naming(["class", f"{programs}.{module}:Model"])
-        with pytest.raises(st.UntrustedTypeError):
+        with pytest.raises(st.errors.UntrustedTypeError):
             st.from_bytes(data, trusted=programs)
         (request,) = st.audit(data, trusted=programs).requests
         assert not request.allowed
     # Modules that end the program when they are imported.
-    with pytest.raises(st.StructureMismatchError, match="SystemExit"):
+    with pytest.raises(st.errors.StructureMismatchError, match="SystemExit"):
         st.from_bytes(naming(["class", f"{programs}.leaving:Model"]), trusted=programs)
     with pytest.raises(KeyboardInterrupt):
         st.from_bytes(naming(["class", f"{programs}.interrupted:Model"]), trusted=programs)

@@ -74,21 +74,21 @@ def test_keys_that_are_equal_to_nothing():
         lambda: (float("nan"), 1), lambda: ((np.float32("nan"),), "deep"),
     ):  # fmt: skip
         for holder in ({make(): 1}, {make()}, frozenset([make()]), {(1, frozenset([make()])): 2}):
-            with pytest.raises(st.UnserialisableError, match="NaN as a key") as caught:
+            with pytest.raises(st.errors.UnserialisableError, match="NaN as a key") as caught:
                 st.to_bytes([holder])
             assert caught.value.paths == ("[0]",) or caught.value.paths[0].startswith("[0]<key")
         (loaded,) = through_a_file([{1: make()}])  # as a value it is like any other
         assert repr(loaded[1]) == repr(make())
     nan = ["float", "nan:7ff8000000000000"]
     for nodes in ([["set", [nan]]], [["tuple", [nan]], ["dict", [0], ["a"]]]):
-        with pytest.raises(st.FormatError, match="NaN as a key"):
+        with pytest.raises(st.errors.FormatError, match="NaN as a key"):
             st.from_bytes(file_of(nodes))
 
 
 def test_default_factories():
     for factory in (functools.partial(dict), [].copy, Schedule(1)):
         words = "factory|which cannot be rebuilt|does not lead back"
-        with pytest.raises(st.UnserialisableError, match=words) as caught:
+        with pytest.raises(st.errors.UnserialisableError, match=words) as caught:
             st.to_bytes({"counts": collections.defaultdict(factory)})
         assert "counts" in caught.value.paths[0]
     for factory in (None, list, double):
@@ -101,7 +101,7 @@ def test_default_factories():
 
 
 def test_a_callable_object_is_more_than_its_name():
-    with pytest.raises(st.UnserialisableError, match="Schedule") as caught:
+    with pytest.raises(st.errors.UnserialisableError, match="Schedule") as caught:
         st.to_bytes({"rate": SCHEDULE})
     assert caught.value.paths == ("['rate']",)
 
@@ -157,7 +157,9 @@ def test_numpy_or_jax_is_a_difference():
     one, two = (np.ones(2, np.float32), "a NumPy array"), (jnp.ones(2), "a JAX array")
     for (held, in_file), (wanted, in_template) in ((one, two), (two, one)):
         data = st.to_bytes({"w": held})
-        with pytest.raises(st.StructureMismatchError, match=f"the file has {in_file}, the template {in_template}"):
+        with pytest.raises(
+            st.errors.StructureMismatchError, match=f"the file has {in_file}, the template {in_template}"
+        ):
             st.from_bytes(data, like={"w": wanted})
         loaded, report = st.from_bytes(data, like={"w": wanted}, strict=False)
         assert loaded["w"] is wanted
@@ -166,7 +168,7 @@ def test_numpy_or_jax_is_a_difference():
             assert type(st.from_bytes(data, like={"w": like})["w"]) is type(held)
     # A description is neither.
     data = st.to_bytes({"w": jax.ShapeDtypeStruct((2,), jnp.float32)})
-    with pytest.raises(st.StructureMismatchError, match="`ShapeDtypeStruct`, the template a JAX array"):
+    with pytest.raises(st.errors.StructureMismatchError, match="`ShapeDtypeStruct`, the template a JAX array"):
         st.from_bytes(data, like={"w": jnp.ones(2)})
 
 
@@ -202,7 +204,7 @@ def test_booleans_of_other_bytes_are_refused(path):
         draft.data[1] = byte
         path.write_bytes(draft.file(with_digests=True))
         for options in ({}, {"verify": False}, {"mmap": True}):
-            with pytest.raises(st.FormatError, match=r"`\['mask'\]` of booleans has bytes other than 0 and 1"):
+            with pytest.raises(st.errors.FormatError, match=r"`\['mask'\]` of booleans has bytes other than 0 and 1"):
                 st.load(path, **options)
         st.load(path, mmap=True, verify=False)  # looks at nothing
 

@@ -84,7 +84,7 @@ def test_markers_are_not_written(groups):
 def test_a_compiled_function_is_refused_whatever_its_name(groups):
     for source in ("forward", "module", "Linear"):
         vanilla.subject = eqx.filter_jit(groups["bound method"][f"bound_method_{source}"])
-        with pytest.raises(st.UnserialisableError, match="compiled"):
+        with pytest.raises(st.errors.UnserialisableError, match="compiled"):
             st.to_bytes(vanilla.subject)
 
 
@@ -159,7 +159,7 @@ REFUSED = [
 
 def test_functions_that_hold_arrays_are_refused():
     for function, way in REFUSED:
-        with pytest.raises(st.UnserialisableError) as caught:
+        with pytest.raises(st.errors.UnserialisableError) as caught:
             st.to_bytes({"f": function})
         assert caught.value.paths[0].startswith("['f']")
         assert f"holds an array ({way})" in str(caught.value)
@@ -173,7 +173,7 @@ class HoldingInItsClass:
 def test_the_search_has_an_end():
     global endless, large, through_code
     endless = closing([[i] for i in range(MAX_OBJECTS)])
-    with pytest.raises(st.UnserialisableError, match=r"more than 10,000 objects.*closure cell `w`"):
+    with pytest.raises(st.errors.UnserialisableError, match=r"more than 10,000 objects.*closure cell `w`"):
         st.to_bytes([endless])
     large = closing(list(range(10 * MAX_OBJECTS)))  # numbers hold nothing
     through_code = closing([HoldingInItsClass, vanilla, HoldingInItsClass(), in_a_global])  # code is not searched
@@ -227,6 +227,6 @@ def test_no_array_is_lost_however_it_is_held(outermost, inner, array):
     subject = value
     try:
         manifest = encode([subject]).manifest
-    except st.UnserialisableError:
+    except st.errors.UnserialisableError:
         return
     assert manifest["arrays"]

@@ -151,7 +151,7 @@ def test_items_beside_the_tree(manager, model):
 
 
 def test_what_cannot_be_saved_is_refused_as_a_whole(manager):
-    with pytest.raises(st.UnserialisableError) as error:
+    with pytest.raises(st.errors.UnserialisableError) as error:
         orbax.save(manager, 0, [lambda: 0, jnp.ones(2), lambda: 1])
     assert error.value.paths == ("[0]", "[2]")
     with pytest.raises(FileNotFoundError, match="no checkpoint yet"):
@@ -160,17 +160,17 @@ def test_what_cannot_be_saved_is_refused_as_a_whole(manager):
 
 def test_names_are_checked_before_arrays_are_read(monkeypatch, manager, saved):
     monkeypatch.setattr(orbax, "_read_arrays", lambda *_, **__: pytest.fail("arrays were read"))
-    with pytest.raises(st.UntrustedTypeError) as error:
+    with pytest.raises(st.errors.UntrustedTypeError) as error:
         orbax.restore(manager)
     assert error.value.names == ("tests.serialise.test_orbax:Model",)
-    with pytest.raises(st.StructureMismatchError, match="nowhere"):
+    with pytest.raises(st.errors.StructureMismatchError, match="nowhere"):
         orbax.restore(manager, renames={"tests.serialise.test_orbax:Model": "equinox.nn:nowhere"})
 
 
 def test_templates(manager, saved, model):
     assert_isomorphic(model, orbax.restore(manager, like=Model(*[jax.ShapeDtypeStruct((2, 3), jnp.float32)] * 2)))
     untied = Model(jnp.zeros((2, 3)), jnp.zeros((4, 3)))
-    with pytest.raises(st.StructureMismatchError) as error:
+    with pytest.raises(st.errors.StructureMismatchError) as error:
         orbax.restore(manager, like=untied)
     assert ".head" in error.value.paths
     assert str(saved) in str(error.value)
@@ -188,7 +188,7 @@ def test_a_part(manager):
     back = orbax.restore(manager, select=lambda name: "state" in name)
     assert back["state"].tolist() == [1] * 4
     assert back["params"] == [jax.ShapeDtypeStruct((2,), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.float32)]
-    with pytest.raises(st.StructureMismatchError, match="nothing at"):
+    with pytest.raises(st.errors.StructureMismatchError, match="nothing at"):
         orbax.restore(manager, select=".encoder")
 
 
@@ -292,7 +292,7 @@ def test_what_is_missing_or_damaged(manager, saved):
         path.unlink(missing_ok=True)
         if new is not None:
             path.write_bytes(new)
-        with pytest.raises(st.CorruptFileError if words == "the digest" else st.FormatError, match=words):
+        with pytest.raises(st.errors.CorruptFileError if words == "the digest" else st.errors.FormatError, match=words):
             restore()
     path.write_bytes(item)
     with pytest.raises(FileNotFoundError):
@@ -301,7 +301,7 @@ def test_what_is_missing_or_damaged(manager, saved):
         data = bytearray(array.read_bytes())
         data[len(data) // 2] ^= 1
         array.write_bytes(data)
-    with pytest.raises(st.CorruptFileError, match="Orbax says"):
+    with pytest.raises(st.errors.CorruptFileError, match="Orbax says"):
         restore()
 
 
@@ -309,12 +309,12 @@ def errors_of_restoring(manager, model):
     """Each way to be refused that a file has, too: options of `restore`, and the error."""
     other = eqx.tree_at(lambda m: m.embed, model, jnp.ones(7), is_leaf=lambda x: x is None)
     return [
-        ({}, st.UntrustedTypeError),
-        ({"trusted": "elsewhere"}, st.UntrustedTypeError),
-        ({"like": other}, st.StructureMismatchError),
-        ({"trusted": Model, "select": ".nothing"}, st.StructureMismatchError),
-        ({"trusted": Model, "renames": {f"{__name__}:Model.embed": "no field"}}, st.StructureMismatchError),
-        ({"like": [model, st.Dag(model)], "strict": False}, st.StructureMismatchError),
+        ({}, st.errors.UntrustedTypeError),
+        ({"trusted": "elsewhere"}, st.errors.UntrustedTypeError),
+        ({"like": other}, st.errors.StructureMismatchError),
+        ({"trusted": Model, "select": ".nothing"}, st.errors.StructureMismatchError),
+        ({"trusted": Model, "renames": {f"{__name__}:Model.embed": "no field"}}, st.errors.StructureMismatchError),
+        ({"like": [model, st.Dag(model)], "strict": False}, st.errors.StructureMismatchError),
     ]
 
 
@@ -326,7 +326,7 @@ def test_errors_name_the_function_that_was_called(manager, model):
             orbax.restore(manager, 1, **options)
         assert "sharedtree.load(" not in str(caught.value)
     names = {"sharedtree": st, "manager": manager, "step": 1, "tests": sys.modules["tests"], "template": model}
-    with pytest.raises(st.UntrustedTypeError) as caught:
+    with pytest.raises(st.errors.UntrustedTypeError) as caught:
         orbax.restore(manager, 1)
     lines = [line.strip() for line in str(caught.value).splitlines() if "restore(" in line]
     assert len(lines) == 2
@@ -336,21 +336,21 @@ def test_errors_name_the_function_that_was_called(manager, model):
 
 def test_a_step_that_is_missing(manager, model):
     """It is one of our errors, says which steps there are, and is no other than Python's for a file."""
-    with pytest.raises(st.MissingStepError, match="no checkpoint yet"):
+    with pytest.raises(st.errors.MissingStepError, match="no checkpoint yet"):
         orbax.restore(manager)
-    with pytest.raises(st.MissingStepError, match="no checkpoint yet"):
+    with pytest.raises(st.errors.MissingStepError, match="no checkpoint yet"):
         orbax.restore(manager, 3)
     for step in (1, 4):
         orbax.save(manager, step, model)
     manager.wait_until_finished()
     with ocp.CheckpointManager(manager.directory) as another:
         for step in (3, 10**6, -1):
-            with pytest.raises(st.MissingStepError, match=rf"no step {step}. It has 1, 4") as caught:
+            with pytest.raises(st.errors.MissingStepError, match=rf"no step {step}. It has 1, 4") as caught:
                 orbax.restore(another, step, like=model)
             assert isinstance(caught.value, FileNotFoundError)
             assert caught.value.paths == ()
         shutil.rmtree(manager.directory / "4")  # by another program, after the manager has looked
-        with pytest.raises(st.MissingStepError, match=r"no step 4. It has 1."):
+        with pytest.raises(st.errors.MissingStepError, match=r"no step 4. It has 1."):
             orbax.restore(another, 4, like=model)
         assert_isomorphic(model, orbax.restore(another, 1, like=model))
 

@@ -99,7 +99,7 @@ def test_no_array_is_read_if_its_metadata_is_not_the_manifests(forged, monkeypat
                 return real(step, args=args)
 
             patch.setattr(manager, "restore", watched)
-            with pytest.raises((st.FormatError, st.CorruptFileError), match="The array"):
+            with pytest.raises((st.errors.FormatError, st.errors.CorruptFileError), match="The array"):
                 orbax.restore(manager, 7)
             # An error in there would be taken for one of Orbax's.
             assert set(asked) <= {ocp.PLACEHOLDER}, changes
@@ -112,7 +112,7 @@ def test_arrays_that_are_not_on_the_disk(forged):
         edit(forged / "arrays" / KEY / ".zarray", shape=[size], chunks=[1024])
         edit_manifest(forged, lambda manifest, size=size: manifest["arrays"][1].update(shape=[size]))
         tracemalloc.start()
-        with pytest.raises(st.FormatError, match="too little"):
+        with pytest.raises(st.errors.FormatError, match="too little"):
             restore(forged)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -128,7 +128,7 @@ def test_arrays_for_which_there_is_no_memory(forged, monkeypatch):
         return real(shape, *rest, **more)
 
     monkeypatch.setattr("sharedtree.serialise.arrays._orbax_forms.np.empty", little)
-    with pytest.raises(st.StructureMismatchError, match=r"take 80 bytes[^$]*memory"):
+    with pytest.raises(st.errors.StructureMismatchError, match=r"take 80 bytes[^$]*memory"):
         restore(forged)
     monkeypatch.undo()
     sharding = jax.NamedSharding(jax.make_mesh((1,), ("d",)), jax.P())
@@ -146,12 +146,12 @@ def test_other_arrays(forged):
     shutil.copytree(folder, forged / "arrays" / "other")
     for arrays in (more, renamed):
         path.write_text(json.dumps({**about, "tree_metadata": arrays}))
-        with pytest.raises((st.FormatError, st.CorruptFileError)):
+        with pytest.raises((st.errors.FormatError, st.errors.CorruptFileError)):
             restore(forged)
     path.write_text(json.dumps(about))
     restore(forged)
     shutil.rmtree(folder)
-    with pytest.raises((st.FormatError, st.CorruptFileError)):
+    with pytest.raises((st.errors.FormatError, st.errors.CorruptFileError)):
         restore(forged)
 
 
@@ -201,5 +201,5 @@ def test_a_manifest_that_is_no_text(forged):
     texts = (item["sharedtree"] + "\ud800", 3, None)
     for changed in (*[{"sharedtree": text} for text in texts], {"more": 1}):
         path.write_text(json.dumps({**item, **changed}))
-        with pytest.raises(st.FormatError, match="no manifest"):
+        with pytest.raises(st.errors.FormatError, match="no manifest"):
             restore(forged)

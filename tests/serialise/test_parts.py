@@ -60,7 +60,7 @@ def test_a_part_needs_no_trust_for_the_rest_and_keeps_its_ties(path):
     block = Block(jnp.ones(2))
     st.save(path, {"mine": [block, block, block.weight], "again": block, "theirs": make_layer("Linear")})
     assert st.load(path, select="['theirs']").weight.shape == (3, 2)
-    with pytest.raises(st.UntrustedTypeError):
+    with pytest.raises(st.errors.UntrustedTypeError):
         st.load(path, select="['mine']")
     loaded = st.load(path, select="['mine']", trusted=Block)
     assert loaded[0] is loaded[1]
@@ -76,7 +76,7 @@ def test_a_part_that_is_not_there(path):
         ("encoder.weight.more", r"Below `\.encoder\.weight` there is nothing"),
         ("enc", "At its root"), ("encoder.", "nothing at"), ("['encoder']", "nothing at"),
     ):  # fmt: skip
-        with pytest.raises(st.StructureMismatchError, match=words) as raised:
+        with pytest.raises(st.errors.StructureMismatchError, match=words) as raised:
             st.load(path, select=select, trusted=["tests"])
         assert raised.value.paths == (select,)
         assert "sharedtree.inspect(path)" in str(raised.value)
@@ -134,7 +134,7 @@ def test_a_part_with_a_template(path):
     st.save(path, model(1.0))
     loaded = st.load(path, select="encoder", like=model(2.0).encoder)
     assert_isomorphic(model(1.0).encoder, loaded)
-    with pytest.raises(st.StructureMismatchError):
+    with pytest.raises(st.errors.StructureMismatchError):
         st.load(path, select="encoder", like=model(2.0).table, trusted=Block)
     loaded, report = st.load(path, like=model(2.0), select=lambda name: name.startswith("encoder"), strict=False)
     np.testing.assert_array_equal(loaded.encoder.weight, model(1.0).encoder.weight)
@@ -172,7 +172,7 @@ def test_nothing_is_picked_among_paths_that_look_the_same():
         data = st.to_bytes(tree)
         if path is None:
             (path,) = {line.path for line in list(st.inspect(data).lines)[1:]}
-        with pytest.raises(st.StructureMismatchError, match="2 things") as error:
+        with pytest.raises(st.errors.StructureMismatchError, match="2 things") as error:
             st.load(data, select=path, trusted=["tests"])
         assert error.value.paths == (path,)
 
@@ -180,13 +180,13 @@ def test_nothing_is_picked_among_paths_that_look_the_same():
 def test_a_text_that_fits_two_steps_is_an_error_wherever_they_lead():
     tree = {Short(1): [1, (2, 3)], Short(2): [1, 5]}
     for path in ("[Short][0]", "[Short][1][1]"):
-        with pytest.raises(st.StructureMismatchError, match="2 things"):
+        with pytest.raises(st.errors.StructureMismatchError, match="2 things"):
             st.from_bytes(st.to_bytes(tree), select=path, trusted=["tests"])
     draft = Draft(st.to_bytes(Registered(Registered(1, 2), 3)))
     assert draft.manifest["nodes"][1][4] == [".a", ".b"]
     for steps, path in (([".a", ".a.b"], ".a.b"), ([".a.c", ".a"], ".a.c.b")):
         draft.manifest["nodes"][1][4] = steps
-        with pytest.raises(st.StructureMismatchError, match=r"2 things at or above `\.a"):
+        with pytest.raises(st.errors.StructureMismatchError, match=r"2 things at or above `\.a"):
             st.load(draft.file(with_digests=True), select=path, trusted=["tests"])
     draft.manifest["nodes"][1][4] = [".a.c", ".b"]
     assert st.load(draft.file(with_digests=True), select=".a.c.b", trusted=["tests"]) == 2
@@ -199,7 +199,7 @@ def test_a_path_can_be_given_as_it_was_printed():
     assert st.load(data, select=".a\x1b", trusted=["tests"]) == 1
     assert st.load(data, select=".a\\x1b", trusted=["tests"]) == 1
     draft.manifest["nodes"][0][4] = [".a\x1b", ".a\\x1b"]
-    with pytest.raises(st.StructureMismatchError, match="2 things"):
+    with pytest.raises(st.errors.StructureMismatchError, match="2 things"):
         st.load(draft.file(with_digests=True), select=".a\\x1b", trusted=["tests"])
 
 
@@ -209,5 +209,5 @@ def test_a_long_path_through_much_sharing_is_found_in_a_moment():
     data = file_of(nodes)
     assert st.load(data) is not None
     assert st.load(data, select="[1]" * 301) == 2
-    with pytest.raises(st.StructureMismatchError, match="nothing at"):
+    with pytest.raises(st.errors.StructureMismatchError, match="nothing at"):
         st.load(data, select="[0]" * 302)

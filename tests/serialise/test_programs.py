@@ -171,7 +171,7 @@ def test_the_message_where_nothing_of_the_name_is_loaded(python, project, old):
         new, path = sys.argv[1:]
         try:
             sharedtree.load(path)
-        except sharedtree.UntrustedTypeError as error:
+        except sharedtree.errors.UntrustedTypeError as error:
             assert "Import that from the file that defines it" in str(error)
         of_old = line_offered()
         path = new
@@ -290,7 +290,7 @@ def test_the_grammar_of_main():
         file_of([["tuple", [["int", "1"]]]], format=2, main="train"),
     ):
         for look in (st.load, st.inspect, st.audit):
-            with pytest.raises(st.FormatError):
+            with pytest.raises(st.errors.FormatError):
                 look(data)
 
 
@@ -305,7 +305,7 @@ def test_it_widens_no_trust(monkeypatch):
         ("numpy", "load", "function"), ("train", "system", "function"), ("train", "os.system", "function"),
     ):  # fmt: skip
         for trusted in ("__main__", "train", ["__main__", "__main__:Net"], main.Net, [main.Net, "__main__"]):
-            with pytest.raises((st.UntrustedTypeError, st.StructureMismatchError)):
+            with pytest.raises((st.errors.UntrustedTypeError, st.errors.StructureMismatchError)):
                 st.load(named(f"{module}:{name}", module, kind), trusted=trusted)
             requests = st.audit(named(f"{module}:{name}", module, kind), trusted=trusted).requests
             assert not any(request.found for request in requests)
@@ -316,7 +316,7 @@ def test_two_that_were_given_are_none():
     one, other = (type("Net", (), {"__module__": f"models_{i}"}) for i in range(2))
     data = file_of([["tuple", [["class", "__main__:Net"]]]])
     assert st.load(data, trusted=one) == (one,)
-    with pytest.raises(st.UntrustedTypeError):
+    with pytest.raises(st.errors.UntrustedTypeError):
         st.load(data, trusted=[one, other])
 
 

@@ -146,5 +146,7 @@ def test_the_error_says_how_many():
     draft.manifest["nodes"].insert(0, ["tuple", ["a"]])
     draft.manifest["root"] += 1
     renames = {f"{strategies.__name__}:Registered": namespace["Zips"]}
-    with pytest.raises(st.StructureMismatchError, match="2 children and 1 static values for a `Zips`, and that has 1"):
+    with pytest.raises(
+        st.errors.StructureMismatchError, match="2 children and 1 static values for a `Zips`, and that has 1"
+    ):
         st.from_bytes(draft.file(with_digests=True), renames=renames)

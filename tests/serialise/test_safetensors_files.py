@@ -79,7 +79,7 @@ def test_every_dtype(tmp_path, name):
     for padding, mmap in itertools.product([0, 1, 7], [False, True]):
         path.write_bytes(file_of({"x": entry(name, [2, 3], 0, array.nbytes)}, array.tobytes(), padding))
         if name == "F8_E8M0" and not is_of_jax(dtype):
-            with pytest.raises(st.FormatError, match="JAX"):
+            with pytest.raises(st.errors.FormatError, match="JAX"):
                 load(path, mmap=mmap)
         else:
             assert_same(load(path, mmap=mmap), {"x": array})
@@ -96,7 +96,7 @@ def is_of_jax(dtype):
 def test_64_bits():
     for name, dtype in {"I64": np.int64, "U64": np.uint64, "F64": np.float64}.items():
         data = file_of({"x": entry(name, [1], 0, 8), "y": entry("U8", [1], 8, 9)}, np.ones(1, dtype).tobytes() + b"2")
-        with pytest.raises(st.StructureMismatchError, match="jax_enable_x64"):
+        with pytest.raises(st.errors.StructureMismatchError, match="jax_enable_x64"):
             load(data)
         assert load(data, select=lambda key: key == "y")["y"].tolist() == [50]
         with jax.enable_x64(True):
@@ -111,7 +111,7 @@ def test_packed_and_unknown_dtypes():
         "plain": entry("U8", [2], 11, 13),
     }
     data = file_of(entries, bytes(11) + b"ab")
-    with pytest.raises(st.FormatError, match="packed") as raised:
+    with pytest.raises(st.errors.FormatError, match="packed") as raised:
         load(data)
     assert "`four`: F4\n    `six`: F6_E2M3\n    `new`: Q9_X\n" in str(raised.value)
     found = load(data, select=lambda name: name == "plain")
@@ -163,7 +163,7 @@ def test_files_of_ours_are_loaded_as_always(tmp_path):
             found = load(where, like={"a": w, "b": w}, trusted="mine")
             assert found["a"] is found["b"]
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(st.CorruptFileError):
+    with pytest.raises(st.errors.CorruptFileError):
         load(path)
 
 
@@ -172,7 +172,7 @@ def test_a_file_of_ours_that_another_program_wrote_again(tmp_path):
     path = tmp_path / "again.safetensors"
     tensors = safetensors.numpy.load(st.to_bytes({"w": jnp.arange(3.0)}))
     safetensors.numpy.save_file(tensors, path, metadata={"sharedtree": "{}"})
-    with pytest.raises(st.FormatError, match="another program rewrote the file"):
+    with pytest.raises(st.errors.FormatError, match="another program rewrote the file"):
         st.load(path)
     assert_same(load(path), {"['w']": np.arange(3, dtype=np.float32)})
 
@@ -212,7 +212,7 @@ MALFORMED = {
 
 def test_what_is_malformed_is_one_clear_error():
     for case, (text, words) in MALFORMED.items():
-        with pytest.raises(st.FormatError, match="is not a valid safetensors file") as raised:
+        with pytest.raises(st.errors.FormatError, match="is not a valid safetensors file") as raised:
             pytest.fail(f"{case}: {load(file_of(text, b'abcd'))}")
         assert words in str(raised.value), case
         assert len(str(raised.value)) < 1_000, case
@@ -221,12 +221,12 @@ def test_what_is_malformed_is_one_clear_error():
 def test_what_was_cut_short_or_appended_to(path):
     data = path.read_bytes()
     for length in (len(data) - 1, 500, 60):
-        with pytest.raises(st.CorruptFileError, match="was cut short"):
+        with pytest.raises(st.errors.CorruptFileError, match="was cut short"):
             load(data[:length])
-    with pytest.raises(st.CorruptFileError, match="1 bytes after the end of its data"):
+    with pytest.raises(st.errors.CorruptFileError, match="1 bytes after the end of its data"):
         load(data + b"x")
     for other in (b"", b"text", b"some text that is none of these"):
-        with pytest.raises(st.FormatError, match="not a sharedtree file, nor any other safetensors file"):
+        with pytest.raises(st.errors.FormatError, match="not a sharedtree file, nor any other safetensors file"):
             load(other)
 
 
@@ -242,7 +242,7 @@ def test_nothing_is_allocated_by_the_files_word(python, tmp_path):
 
         for is_measured in (False, True):
             tracemalloc.start()
-            with pytest.raises(st.CorruptFileError, match="was cut short"):
+            with pytest.raises(st.errors.CorruptFileError, match="was cut short"):
                 st.load(sys.argv[1], foreign=True)
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
@@ -253,14 +253,14 @@ def test_nothing_is_allocated_by_the_files_word(python, tmp_path):
 
 def test_booleans_are_0_or_1():
     for mmap in (False, True):
-        with pytest.raises(st.FormatError, match="booleans has bytes other than 0 and 1"):
+        with pytest.raises(st.errors.FormatError, match="booleans has bytes other than 0 and 1"):
             load(file_of({"a": entry("BOOL", [2], 0, 2)}, b"\1\2"), mmap=mmap)
 
 
 def test_what_a_file_says_is_printable():
     name = "\x1b[2J\u202e"
     for entries in ({name: {**U8, "shape": [5]}}, {name: {**U8, "dtype": name}}, {name: 1}):
-        with pytest.raises(st.FormatError) as raised:
+        with pytest.raises(st.errors.FormatError) as raised:
             load(file_of(entries, b"abcd"))
         assert all(char.isprintable() or char == "\n" for char in str(raised.value))
 

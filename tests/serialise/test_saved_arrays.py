@@ -111,12 +111,12 @@ def test_nan_payloads_and_odd_bits_survive():
 
 def test_dtypes_that_have_no_place():
     for dtype in ("O", "S3", "U3", "V8", [("a", "f4")], ">U2", np.dtype(ml_dtypes.bfloat16).newbyteorder()):
-        with pytest.raises(st.UnserialisableError, match="dtype"):
+        with pytest.raises(st.errors.UnserialisableError, match="dtype"):
             st.to_bytes([np.zeros(2, dtype)])
     draft = Draft(st.to_bytes([np.zeros(16, np.uint8)]))
     for name, words in (("longdouble[other]", "another format"), ("float77", "pip install --upgrade")):
         draft.manifest["arrays"][0] |= {"dtype": name, "shape": [1]}
-        with pytest.raises(st.FormatError, match=words):
+        with pytest.raises(st.errors.FormatError, match=words):
             st.from_bytes(draft.file(with_digests=True))
 
 
@@ -183,7 +183,7 @@ def test_64_bits():
         data = st.to_bytes(tree)
         assert_isomorphic(tree, st.from_bytes(data))
     with pytest.raises(
-        st.StructureMismatchError, match=r"64-bit numbers(.|\n)*float64\[3\](.|\n)*jax_enable_x64"
+        st.errors.StructureMismatchError, match=r"64-bit numbers(.|\n)*float64\[3\](.|\n)*jax_enable_x64"
     ) as raised:
         st.from_bytes(data)
     assert raised.value.paths == ("[0]", "[1]", "[2]", "[3]", "[4]")
@@ -254,5 +254,5 @@ def test_gradients_of_integers(path):
     assert len(traces) == 1
     assert st.to_bytes(loaded) == st.to_bytes(tree)
     for array in (np.ma.zeros(3, jax.dtypes.float0), np.zeros(3, jax.dtypes.float0).view(np.recarray)):
-        with pytest.raises(st.UnserialisableError, match="a special kind of NumPy array"):
+        with pytest.raises(st.errors.UnserialisableError, match="a special kind of NumPy array"):
             st.to_bytes([array])

@@ -193,7 +193,7 @@ def test_no_descriptor_is_left_open(mixed, tmp_path):
     (tmp_path / "bad").write_bytes(b"bad")
     before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
     st.load(mixed)
-    with pytest.raises(st.FormatError):
+    with pytest.raises(st.errors.FormatError):
         st.load(tmp_path / "bad")
     after = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
     assert len(after) <= len(before)
@@ -258,13 +258,13 @@ def test_damage_is_named(mixed, path):
         count = -(-MIXED[name].nbytes // CHUNK_BYTES)
         at_once = f"`.'{name}'.` in `.*` is damaged: chunk {chunk} of {count}"
         for options in ({}, {"select": f"['{name}']"}):
-            with pytest.raises(st.CorruptFileError, match=at_once) as raised:
+            with pytest.raises(st.errors.CorruptFileError, match=at_once) as raised:
                 st.load(path, **options)
             assert (raised.value.tensor, raised.value.chunk) == (f"['{name}']", chunk)
             assert raised.value.paths == (f"['{name}']",)
             assert "verify=False" in str(raised.value)
         for look in (st.verify, partial(st.load, mmap=True)):
-            with pytest.raises(st.CorruptFileError, match=f"`.'{name}'.`: chunk {chunk}\n") as raised:
+            with pytest.raises(st.errors.CorruptFileError, match=f"`.'{name}'.`: chunk {chunk}\n") as raised:
                 look(path)
             assert raised.value.paths == (f"['{name}']",)
         expected = bytearray(MIXED[name].tobytes())
@@ -279,6 +279,6 @@ def test_all_damage_is_listed(mixed):
     damaged = [array.name for array in st.inspect(mixed).arrays if array.nbytes and array.name != "['medium']"]
     for name in damaged:
         data[start_of(bytes(data), name)] ^= 1
-    with pytest.raises(st.CorruptFileError) as raised:
+    with pytest.raises(st.errors.CorruptFileError) as raised:
         st.verify(bytes(data))
     assert sorted(raised.value.paths) == sorted(damaged)

@@ -75,7 +75,7 @@ def test_a_member_that_is_elsewhere_too_is_one_object():
 
 
 def test_what_cannot_be_saved_is_listed_once():
-    with pytest.raises(st.UnserialisableError) as caught:
+    with pytest.raises(st.errors.UnserialisableError) as caught:
         st.to_bytes({("a", jax.make_jaxpr), ("b", lambda x: x), ("c", 1)})
     assert len(caught.value.paths) == len(set(caught.value.paths))
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_saved_is_listed_once():
 def test_a_cycle_through_a_set_is_told_with_both_paths():
     holder = Holder()
     holder.members = {("x", 1), holder}
-    with pytest.raises(st.CycleError) as caught:
+    with pytest.raises(st.errors.CycleError) as caught:
         st.to_bytes({"h": [holder]})
     assert len(caught.value.paths) == 2
     assert caught.value.paths[1].startswith(caught.value.paths[0])

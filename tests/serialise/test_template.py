@@ -66,7 +66,7 @@ def helper(x, y):
 def test_its_classes_and_functions_are_trusted(path):
     tree = {"model": model(), "config": Config(0.5, Kind.A), "norm": jax.tree_util.Partial(helper, 1)}
     st.save(path, tree)
-    with pytest.raises(st.UntrustedTypeError) as raised:
+    with pytest.raises(st.errors.UntrustedTypeError) as raised:
         st.load(path)
     assert len(raised.value.names) == 5
     template = {**tree, "model": model(2.0)}
@@ -142,7 +142,7 @@ DIFFERENT_PATHS = {
 def test_all_differences_are_listed_at_once(path):
     held, template = different()
     st.save(path, held)
-    with pytest.raises(st.StructureMismatchError) as raised:
+    with pytest.raises(st.errors.StructureMismatchError) as raised:
         st.load(path, like=template, trusted=Block)
     text = str(raised.value)
     assert set(raised.value.paths) == DIFFERENT_PATHS
@@ -158,7 +158,7 @@ def test_all_differences_are_listed_at_once(path):
     assert "['same']" not in text
     # Then nothing is read.
     file = Counting(st.to_bytes({"big": np.zeros(10**6), **held}))
-    with pytest.raises(st.StructureMismatchError):
+    with pytest.raises(st.errors.StructureMismatchError):
         st.load(file, like=template, trusted=Block)
     assert file.num_read < 20_000
 
@@ -189,7 +189,7 @@ def test_what_fits_is_loaded(path):
 def test_ties_of_modules(path):
     for tied, words in ((True, "another one"), (False, "one object with it")):
         st.save(path, model(tied=tied))
-        with pytest.raises(st.StructureMismatchError, match=words) as raised:
+        with pytest.raises(st.errors.StructureMismatchError, match=words) as raised:
             st.load(path, like=model(tied=not tied))
         assert raised.value.paths == (".decoder[0]",)  # what is in it need not be listed
     loaded, report = st.load(path, like=model(2.0, tied=True), strict=False)
@@ -200,7 +200,7 @@ def test_ties_of_modules(path):
 def test_a_template_that_is_something_else(path):
     st.save(path, [1, 2])
     for template in ({"a": 1}, (1, 2), jnp.ones(2), "text", [1]):
-        with pytest.raises(st.StructureMismatchError):
+        with pytest.raises(st.errors.StructureMismatchError):
             st.load(path, like=template)
     with pytest.raises(st.SharedTreeError):
         st.load(path, like=object)
@@ -250,7 +250,9 @@ def test_a_tie_at_any_key():
     w, x = jnp.ones(2), jnp.ones(2)
     for held, template in (([w, w], [w, x]), ([w, x], [w, w])):
         trees = [{"a|{b}": each[0], "c": each[1]} for each in (held, template)]
-        with pytest.raises(st.StructureMismatchError, match=r"with `\['a\|\{b\}'\]`|than `\['a\|\{b\}'\]`") as raised:
+        with pytest.raises(
+            st.errors.StructureMismatchError, match=r"with `\['a\|\{b\}'\]`|than `\['a\|\{b\}'\]`"
+        ) as raised:
             st.load(st.to_bytes(trees[0]), like=trees[1])
         assert raised.value.paths == ("['c']",)
     # Numbers are no ties: a file has an equal tuple once, which a template has twice, or the other way round.
@@ -294,21 +296,21 @@ def test_kinds_of_attributes():
             continue
         said = f"`[0].inner.mean`: the file has {in_file}, the template {in_template}"
         assert [str(difference) for difference in report.differences] == [said]
-        with pytest.raises(st.StructureMismatchError) as caught:
+        with pytest.raises(st.errors.StructureMismatchError) as caught:
             st.from_bytes(data, like=template)
         assert caught.value.paths == ("[0].inner.mean",)
         assert said in str(caught.value)
     # What is traced in one only is told once.
     data = st.to_bytes(Free(n=3, w=st.parameter(jnp.ones(2))))
-    with pytest.raises(st.StructureMismatchError) as caught:
+    with pytest.raises(st.errors.StructureMismatchError) as caught:
         st.from_bytes(data, like=Free(n=st.state_field(3), w=st.parameter(jnp.ones(2))))
     assert set(caught.value.paths) == {".n"}
     shapes = jax.eval_shape(lambda: Free(w=st.state_field(jnp.ones(2))))
-    with pytest.raises(st.StructureMismatchError, match="the file has a parameter, the template state"):
+    with pytest.raises(st.errors.StructureMismatchError, match="the file has a parameter, the template state"):
         st.from_bytes(st.to_bytes(Free(w=st.parameter(jnp.ones(2)))), like=shapes)
 
 
 def test_many_differences_are_cut_short():
-    with pytest.raises(st.StructureMismatchError, match="and 201 more") as raised:
+    with pytest.raises(st.errors.StructureMismatchError, match="and 201 more") as raised:
         st.from_bytes(st.to_bytes([jnp.zeros(2) for _ in range(301)]), like=[jnp.zeros(3) for _ in range(301)])
     assert len(raised.value.paths) == 301

@@ -41,7 +41,7 @@ def load(held, template):
     paths = ()
     try:
         st.load(data, like=template, trusted=["tests"])
-    except st.StructureMismatchError as error:
+    except st.errors.StructureMismatchError as error:
         paths = error.paths
     _, report = st.load(data, like=template, strict=False, trusted=["tests"])
     return paths, report

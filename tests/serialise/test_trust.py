@@ -47,10 +47,10 @@ def test_gadgets_are_refused(where):
         data = gadget_in(where, name)
         try:
             wrong.append(f"{name}: {st.from_bytes(data, trusted=trusted)}")
-        except st.UntrustedTypeError as error:
+        except st.errors.UntrustedTypeError as error:
             if not any(each.startswith(name) for each in error.names):
                 wrong.append(f"{name}: {error}")
-        except st.StructureMismatchError as error:
+        except st.errors.StructureMismatchError as error:
             # In modules on the list, and in trusted ones, there is no such thing.
             if "holds nothing of that name" not in str(error) or (where == "function" and MODULE not in name):
                 wrong.append(f"{name}: {error}")
@@ -64,7 +64,7 @@ def test_gadgets_are_refused(where):
 
 def test_all_names_are_listed_with_paths_and_an_allow_list():
     data = st.to_bytes({"a": make(Layer, weight=1), "b": [make(Layer, weight=activate)], "c": Pair(1)})
-    with pytest.raises(st.UntrustedTypeError) as caught:
+    with pytest.raises(st.errors.UntrustedTypeError) as caught:
         st.from_bytes(data)
     error = caught.value
     assert dict(zip(error.names, error.paths, strict=True)) == {
@@ -72,7 +72,7 @@ def test_all_names_are_listed_with_paths_and_an_allow_list():
     }  # fmt: skip
     assert f"{MODULE}.Layer" in str(error)
     assert 'trusted=["tests"]' in str(error)
-    with pytest.raises(st.UntrustedTypeError, match="do not load") as caught:
+    with pytest.raises(st.errors.UntrustedTypeError, match="do not load") as caught:
         st.from_bytes(naming(["function", "os:system"]))
     assert "trusted=" not in str(caught.value)
 
@@ -89,7 +89,7 @@ def test_ways_to_trust(monkeypatch):
         assert back.weight is activate
         assert type(back.child) is Pair
     monkeypatch.setattr(_trust, "_process_wide", [])
-    with pytest.raises(st.UntrustedTypeError):
+    with pytest.raises(st.errors.UntrustedTypeError):
         st.from_bytes(data)
     st.trust(Layer, Pair, activate)
     assert type(st.from_bytes(data)[0]) is Layer
@@ -157,7 +157,7 @@ def test_methods_of_a_trusted_class(package):
     for trusted in ("my_package", package.Own):
         assert st.from_bytes(method, trusted=trusted) == (package.Own.method,)
     for name in ("Own.run", "own"):
-        with pytest.raises(st.UntrustedTypeError):
+        with pytest.raises(st.errors.UntrustedTypeError):
             st.from_bytes(naming(["function", f"my_package:{name}"]), trusted=package.Own)
 
 
@@ -228,13 +228,13 @@ def test_audit():
 
 
 def test_what_is_of_another_kind_than_it_is_asked_for_or_nowhere():
-    with pytest.raises(st.StructureMismatchError, match="nothing of that name"):
+    with pytest.raises(st.errors.StructureMismatchError, match="nothing of that name"):
         st.from_bytes(naming(["class", "equinox.nn:Gone"]))
-    with pytest.raises(st.StructureMismatchError, match="cannot be imported"):
+    with pytest.raises(st.errors.StructureMismatchError, match="cannot be imported"):
         st.from_bytes(naming(["class", "my_gone_package.sub:Gone"]), trusted="my_gone_package")
-    with pytest.raises(st.UntrustedTypeError, match="it is not a class"):
+    with pytest.raises(st.errors.UntrustedTypeError, match="it is not a class"):
         st.from_bytes(naming(["class", "jax.nn:relu"]), like=(jax.nn.relu,))
     name = f"{strategies.__name__}:Layer.make"  # of a class, and not of an instance
     for trusted in ("tests", name):
-        with pytest.raises(st.UntrustedTypeError):
+        with pytest.raises(st.errors.UntrustedTypeError):
             st.from_bytes(naming(["function", name]), trusted=trusted)

@@ -120,7 +120,7 @@ def refused(nodes, types, **options):
     for like in (False, True):
         with pytest.raises(st.SharedTreeError) as caught:
             st.load(data, trusted=__name__, **options, **({"like": Module(1), "strict": False} if like else {}))
-        if not isinstance(caught.value, st.FormatError | st.StructureMismatchError):
+        if not isinstance(caught.value, st.errors.FormatError | st.errors.StructureMismatchError):
             return False
     return True
 
@@ -193,7 +193,7 @@ def test_open_kinds_have_no_attribute_that_programs_ask_for(name):
             continue  # what `functools.update_wrapper` sets, which has tests of its own
         if name.startswith("_") and not name.endswith("_") and name != "_asdict":
             continue  # no other program knows such a name of an object that is no namedtuple
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             st.load(draft.file(with_digests=True), trusted=[__name__, "flax"])
 
 
@@ -204,7 +204,7 @@ def test_what_would_not_be_loaded_is_not_saved():
             obj.__dict__.update({"w": 1, name: 2})
             if name == "__annotations__" or is_declared(cls, name):  # the first is never written
                 continue
-            with pytest.raises(st.UnserialisableError, match="no field of its class") as caught:
+            with pytest.raises(st.errors.UnserialisableError, match="no field of its class") as caught:
                 st.to_bytes(obj)
             assert name in str(caught.value)
 
@@ -226,7 +226,7 @@ def test_what_the_class_lists():
 def test_a_file_of_an_undeclared_attribute_can_be_read_without_it():
     """As older versions wrote it."""
     nodes, types = [["object", 0, [["int", "1"], RELU]]], [type_of(Data, "dataclass", extra=["cache"])]
-    with pytest.raises(st.FormatError, match=r"does not declare") as caught:
+    with pytest.raises(st.errors.FormatError, match=r"does not declare") as caught:
         st.load(file_of(nodes, types=types), trusted=__name__)
     assert f'renames={{"{__name__}:Data.cache": None}}' in str(caught.value)
     back = st.load(file_of(nodes, types=types), trusted=__name__, renames={f"{__name__}:Data.cache": None})
@@ -253,7 +253,7 @@ def test_combinations_from_files_are_bounded():
         )
         before = len(many._value2member_map_)
         for _ in range(3):
-            with pytest.raises(st.FormatError, match="too many combinations"):
+            with pytest.raises(st.errors.FormatError, match="too many combinations"):
                 st.load(data, trusted=many)
         assert len(many._value2member_map_) - before <= 1100
         # What is there already, or was made by the program, is found all the same.
@@ -279,7 +279,7 @@ def test_one_combination_is_no_longer_than_flags_are():
         data = file_of(
             [["enum", 0, ["int", huge]], ["list", [0]]], types=[{"name": f"{__name__}:Open", "kind": "enum"}]
         )
-        with pytest.raises(st.FormatError, match="too many bits"):
+        with pytest.raises(st.errors.FormatError, match="too many bits"):
             st.load(data, trusted=Open)
     finally:
         del globals()["Open"]
@@ -302,7 +302,7 @@ def test_dtypes_of_foreign_files_are_of_the_table():
         "'void'", "''", "None", "4", "b'<f4'", "['<f4']",
     ]  # fmt: skip
     for descr in descriptions:
-        with pytest.raises(st.FormatError):
+        with pytest.raises(st.errors.FormatError):
             st.convert(npy(descr), like=[jnp.ones(1)])
     buffer = io.BytesIO()
     np.save(buffer, np.ones(1, "<f4"))
@@ -311,7 +311,7 @@ def test_dtypes_of_foreign_files_are_of_the_table():
     for name in ("f4,f4", "(2,)f4", "O", "object", "float", "S4", "str96", "void32", "{'a': 'f4'}", "f4", "", "M8"):
         for code in (1, 3):
             data = msgpack.packb({"a": [msgpack.ExtType(code, msgpack.packb(((1,), name, bytes(4))))]})
-            with pytest.raises(st.FormatError, match="none of numbers"):
+            with pytest.raises(st.errors.FormatError, match="none of numbers"):
                 st.convert(data)
     for dtype in ("float32", "bfloat16", "bool", "complex64", "datetime64[ns]", "float8_e4m3fn", "float128"):
         value = np.zeros(2, jnp.dtype(dtype) if "float8" in dtype or dtype == "bfloat16" else dtype)

@@ -77,7 +77,7 @@ def test_what_cannot_be_saved_is_listed_at_once(bad, path):
     }
     st.save(path, "old")
     before = path.read_bytes(), path.stat().st_ino
-    with pytest.raises(st.UnserialisableError, match="nothing was written") as raised:
+    with pytest.raises(st.errors.UnserialisableError, match="nothing was written") as raised:
         st.save(path, tree)
     paths = raised.value.paths
     for i, name in enumerate(bad):
@@ -104,12 +104,12 @@ WORDS = {
 
 def test_each_says_what_to_do(bad, path):
     for name, words in WORDS.items():
-        with pytest.raises(st.UnserialisableError, match=words) as caught:
+        with pytest.raises(st.errors.UnserialisableError, match=words) as caught:
             st.save(path, {"here": bad[name]})
         assert caught.value.paths[0].startswith("['here']"), name
     assert os.listdir(path.parent) == []
     memory = io.BytesIO(b"precious")
-    with pytest.raises(st.UnserialisableError):
+    with pytest.raises(st.errors.UnserialisableError):
         st.save(memory, [lambda: 1])
     assert (memory.getvalue(), memory.tell()) == (b"precious", 0)
 
@@ -117,7 +117,7 @@ def test_each_says_what_to_do(bad, path):
 def test_cycles(path):
     cycle = [1]
     cycle.append({"again": cycle})
-    with pytest.raises(st.CycleError) as raised:
+    with pytest.raises(st.errors.CycleError) as raised:
         st.save(path, cycle)
     assert raised.value.paths == ("", "[1]['again']")
     assert os.listdir(path.parent) == []
@@ -136,6 +136,6 @@ def test_modules_of_a_flax_that_is_too_old():
     if Version(importlib.metadata.version("flax")) >= Version("0.12.1"):
         pytest.skip("flax is new enough")
     model = nnx.Dict(scale=nnx.Param(jnp.ones(2)))
-    with pytest.raises(st.UnserialisableError, match="flax 0.12.1 or newer"):
+    with pytest.raises(st.errors.UnserialisableError, match="flax 0.12.1 or newer"):
         st.to_bytes(model)
     assert st.from_bytes(st.to_bytes(st.state(model))) is not None

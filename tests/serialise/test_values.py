@@ -87,7 +87,7 @@ def test_what_python_could_not_free_is_refused_or_comes_back():
         if type(tree) is dict:
             assert list(round_trip(tree)) == [1]
         else:
-            with pytest.raises(st.UnserialisableError, match="nested"):
+            with pytest.raises(st.errors.UnserialisableError, match="nested"):
                 st.to_bytes(tree)
 
 
@@ -99,7 +99,7 @@ def test_keys_that_take_for_ever_to_hash_are_refused():
     draft = Draft(st.to_bytes([inner]))
     nodes = draft.manifest["nodes"]
     nodes.append(["set", [nodes[-1][1][0]]])
-    with pytest.raises(st.FormatError, match="nested"):
+    with pytest.raises(st.errors.FormatError, match="nested"):
         st.inspect(draft.file(with_digests=True))
 
 
@@ -107,7 +107,9 @@ def test_caches_of_properties_are_left_out_and_other_attributes_kept():
     config = make(Noted, rate=1, note=[2])
     assert config.cached is config.cached
     assert vars(round_trip(config)) == {"rate": 1, "note": [2]}
-    with pytest.raises(st.UnserialisableError, match=r'list it there: `__sharedtree_attributes__ = \("note",\)`'):
+    with pytest.raises(
+        st.errors.UnserialisableError, match=r'list it there: `__sharedtree_attributes__ = \("note",\)`'
+    ):
         st.to_bytes(make(Config, rate=1, note=[2]))
 
 
@@ -197,7 +199,7 @@ def test_meshes_need_devices():
     assert round_trip([mesh]) == [mesh]
     draft = Draft(st.to_bytes([mesh]))
     draft.manifest["nodes"][0][1:4] = [[4096], ["x"], [["int", format(i, "x")] for i in range(4096)]]
-    with pytest.raises(st.StructureMismatchError, match="jax_num_cpu_devices"):
+    with pytest.raises(st.errors.StructureMismatchError, match="jax_num_cpu_devices"):
         st.from_bytes(draft.file(with_digests=True))
 
 

@@ -147,9 +147,9 @@ def test_a_hundred_thousand_nodes_and_what_is_no_pytree():
     assert len(drawing.svg) < 200_000
     cycle = []
     cycle.append(cycle)
-    with pytest.raises(st.CycleError):
+    with pytest.raises(st.errors.CycleError):
         st.draw(cycle)
-    with pytest.raises(st.UnregisteredTypeError):
+    with pytest.raises(st.errors.UnregisteredTypeError):
         st.draw(object())
     for options in ({"depth": -1}, {"boxes": 0}):
         with pytest.raises(ValueError, match="at least"):

@@ -194,11 +194,11 @@ def test_what_is_no_pytree_says_what_to_do():
         (Plain(), "register_pytree_node(Plain"), (eqx.nn.Linear, "Linear(...)"), ("m.safetensors", "sharedtree show"),
         (object(), "register_pytree_node"), (lambda x: x, "no pytree"),
     ]:  # fmt: skip
-        with pytest.raises(st.UnregisteredTypeError, match=re.escape(advice)):
+        with pytest.raises(st.errors.UnregisteredTypeError, match=re.escape(advice)):
             st.summary(value)
     cycle = []
     cycle.append(cycle)
-    with pytest.raises(st.CycleError):
+    with pytest.raises(st.errors.CycleError):
         st.summary(cycle)
     for options in ({"depth": -1}, {"lines": -1}):
         with pytest.raises(ValueError, match="at least 0"):

@@ -84,6 +84,6 @@ def test_what_is_no_argument_of_jits_is_refused_as_by_vanilla_jax():
     f = st.preserve_identities(jax.jit, policy=st.Policy(pass_through=False))(lambda ref: ref)
     with pytest.raises(ValueError, match="mutable array references cannot be returned"):
         f(ref := reference())
-    with pytest.raises(st.InconsistentSharingError) as caught:
+    with pytest.raises(st.errors.InconsistentSharingError) as caught:
         st.vmap(lambda a, b: a[...], in_axes=(0, None))(ref, Model([ref]))
     assert caught.value.paths == ("a", "b.leaf[0]")
