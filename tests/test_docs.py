@@ -31,7 +31,7 @@ from sharedtree.serialise.values import _atoms, _kind_table, _manifest
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-TEXTS = [*PAGES, ROOT / "CHANGELOG.md"]
+TEXTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SLOW_PAGES = {"devices.md", "freeze.md", "from_linen_haiku.md", "from_nnx.md", "targets.md", "train.md"}  # they train
 QUICK_EXAMPLES = {"counters.py", "dag_with_vanilla_jax.py", "train_step.py", "treex_shared.py"}
@@ -217,6 +217,14 @@ def test_names_links_and_languages_of_page(page):
         assert language in LANGUAGES or language.startswith("{"), language
 
 
+def test_pages_take_five_minutes_to_read():
+    """At 230 words a minute, beside code and tables, which are looked up."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        lines = FENCE.sub("", read(page)).splitlines()
+        words = " ".join(line for line in lines if not line.startswith(("|", "<!--"))).split()
+        assert len(words) <= 5 * 230, f"{name_of(page)} has {len(words):,} words: say things once, or part it"
+
+
 def test_examples_page_has_every_example():
     page = read(ROOT / "docs" / "examples.md")
     assert not [path.name for path in EXAMPLES if f"`{path.name}`" not in page]
@@ -247,8 +255,8 @@ def test_all_lists_every_public_name():
         assert f"\n    {name}(" in functions, name
 
 
-def test_format_page_has_all_of_the_format():
-    page = read(ROOT / "docs" / "format.md")
+def test_format_pages_have_all_of_the_format():
+    page = "".join(map(read, sorted((ROOT / "docs").glob("format*.md"))))
     tags = {*_kind_table.KINDS, *_atoms.NAMES, *_atoms._READERS}
     assert not [tag for tag in tags if f'`["{tag}"' not in page]
     own = {*_dtypes.STORED_AS_ITSELF, "complex64", "complex128", *_dtypes._ML_NAMES, _dtypes.FLOAT0}

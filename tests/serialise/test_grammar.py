@@ -1,4 +1,4 @@
-"""The grammar of docs/format.md from its first line to its last: what each line forbids is refused.
+"""The grammar of docs/format_manifest.md from its first line to its last: what each line forbids is refused.
 
 Each case is a file that follows the grammar but for one thing. That the file which it was made of does load is checked
 too, so that nothing is refused for another reason.
@@ -470,7 +470,7 @@ def test_what_are_no_steps():
     assert_refused((steps, with_steps(steps)) for steps in BAD_STEPS)
 
 
-FORMAT_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "format.md"
+FORMAT_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "format_manifest.md"
 TEXTS = {"text", "base64"}
 
 
@@ -484,7 +484,7 @@ def what_the_page_asks_for(operand):
 
 
 def test_the_table_of_kinds_is_that_of_the_page():
-    table = FORMAT_PAGE.read_text().partition("### Nodes\n")[2].partition("\n13. ")[0]
+    table = FORMAT_PAGE.read_text().partition("## Nodes\n")[2].partition("\n13. ")[0]
     cells = re.findall(r"^\| (`\[.*?) \|", table, re.MULTILINE)
     forms = [form for cell in cells for form in re.findall(r'`\["(.*?)\]`', cell)]
     found = {}

@@ -1,7 +1,7 @@
 """The table of all kinds of node, and what follows from it for any node: its children, its paths, its text, its bounds.
 
 A new kind is one row in the file where its like are, `_containers.py` for values of Python's. Nothing else of the
-package changes but `FORMAT`. The table in `docs/format.md` is compared with this one by a test.
+package changes but `FORMAT`. The table in `docs/format_manifest.md` is compared with this one by a test.
 
 What is looked at while a file is loaded may be no object that answers as the file says. A variable of NNX answers to
 every name that is in its metadata, and NNX's objects and `Module`s have whatever attributes a file says, `keys` among

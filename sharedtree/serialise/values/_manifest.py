@@ -1,6 +1,7 @@
 """The manifest, everything about a DAG but the bytes of its arrays: read from its JSON text, and all of it checked.
 
-`docs/format.md` has the grammar. What a row of the table of kinds says may stand in a place is checked by the row.
+`docs/format_manifest.md` has the grammar. What a row of the table of kinds says may stand in a place is checked by the
+row.
 """
 
 import math
