@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from . import __version__
-from ._commands import add_to, guarded
 from ._engine import engine
 from ._printable import printable
+from .cli import add_to, guarded
 
 
 class _Parser(argparse.ArgumentParser):

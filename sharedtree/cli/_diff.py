@@ -20,7 +20,7 @@ from ..serialise.values._atoms import short
 from ..serialise.values._jax_values import array_text
 from ..serialise.values._nodes import Child
 from ._array_differences import difference
-from ._sides import DICTIONARIES, MOST, Numbers, Side, are_comparable
+from ._compared_files import DICTIONARIES, MOST, Numbers, Side, are_comparable
 
 What = Literal["added", "removed", "changed", "order", "values", "tied", "untied", "metadata"]
 

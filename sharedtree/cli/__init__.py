@@ -7,11 +7,11 @@ file lists; they stay as they are, and new ones may be added. Nothing that a fil
 
 from typing import Any
 
-from . import _audit, _diff, _draw, _show, _verify
-from ._output import guarded as guarded
+from . import _audit, _diff_command, _draw, _show_and_draw, _verify_and_audit
+from ._terminal_output import guarded as guarded
 
 
 def add_to(commands: Any) -> None:
     """Adds the commands to the subparsers of a parser."""
-    for command in (_show, _draw, _verify, _audit, _diff):
+    for command in (_show_and_draw, _draw, _verify_and_audit, _audit, _diff_command):
         command.add_to(commands)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from .._printable import printable
 from ..errors import CorruptFileError, SharedTreeError
 from ..serialise.load import opened
-from ._output import FOUND, OK, TROUBLE, counted, line_writer, message_of, write_error, write_json
+from ._terminal_output import FOUND, OK, TROUBLE, counted, line_writer, message_of, write_error, write_json
 
 
 class Checked(NamedTuple):

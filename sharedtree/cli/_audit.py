@@ -13,7 +13,7 @@ import argparse
 from typing import Any
 
 from ..serialise import audit
-from ._output import FOUND, OK, TROUBLE, line_writer, write_error, write_json
+from ._terminal_output import FOUND, OK, TROUBLE, line_writer, write_error, write_json
 
 
 def add_to(commands: Any) -> None:

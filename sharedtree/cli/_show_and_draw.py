@@ -33,7 +33,7 @@ from ..serialise.values._paths import Line, columns, indent
 from ..show._outline import Outline
 from ..show._saved_models import description_of_file
 from ..show._text_table import table_lines
-from ._output import OK, counted, line_writer, write_json
+from ._terminal_output import OK, counted, line_writer, write_json
 
 
 class Sized(NamedTuple):

@@ -19,8 +19,8 @@ import math
 from typing import Any
 
 from ..serialise.load import opened
-from ._comparing import Difference, compare
-from ._output import FOUND, OK, Style, counted, line_writer, write_json
+from ._diff import Difference, compare
+from ._terminal_output import FOUND, OK, Style, counted, line_writer, write_json
 
 
 def add_to(commands: Any) -> None:

@@ -13,8 +13,8 @@ from ..show._boxes import MOST_BOXES
 from ..show._drawing import drawing_of, libraries
 from ..show._outline import Outline
 from ..show._saved_models import description_of_file
-from ._output import OK, TROUBLE, counted, line_writer, write_error
-from ._show import number
+from ._show_and_draw import number
+from ._terminal_output import OK, TROUBLE, counted, line_writer, write_error
 
 
 def add_to(commands: Any) -> None:
