@@ -22,7 +22,7 @@ import pytest
 
 import sharedtree as st
 from sharedtree.__main__ import main
-from sharedtree.cli._array_differences import pieces
+from sharedtree.cli._compared_files import pieces
 from sharedtree.cli._diff import compare
 from sharedtree.serialise.load import opened
 
