@@ -23,7 +23,7 @@ ORDER = [
     "_initial_ties", "_distinct", "_dag_text", "_dag", "_marking", "_prefix", "_with_respect_to", "_ties", "_editing",
     "_replacing", "_shared_layers", "_state", "_stateful", "_tying", "tree", "_trainable", "module", "transforms",
     "_older_exports", "_parameters", "_optax_closures", "optim", "compat", "serialise", "_export", "foreign", "show",
-    "_later", "__init__", "_demo", "cli", "__main__",
+    "_later", "__init__", "cli", "__main__",
 ]  # fmt: skip
 
 
