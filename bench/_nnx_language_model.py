@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sharedtree._demo._model import LanguageModel, rotated
+from sharedtree.cli._demo import LanguageModel, rotated
 
 from ._kinds import imported
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from sharedtree._demo._model import Sizes
+from sharedtree.cli._demo import Sizes
 
 from . import training
 from ._measuring import Case, Effort, UnavailableError

@@ -14,8 +14,7 @@ import numpy as np
 import optax
 
 import sharedtree as st
-from sharedtree._demo._model import LanguageModel, Sizes
-from sharedtree._demo._training import next_byte_loss
+from sharedtree.cli._demo import LanguageModel, Sizes, next_byte_loss
 
 from ._kinds import imported
 from ._measuring import Case, Effort, Subject

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from . import __version__
-from ._commands import add_to, guarded
+from .cli import add_to, guarded
 from .core._engine import engine
 from .core._printing import printable
 
@@ -54,12 +54,12 @@ def _add_demo(commands: Any) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from ._demo import QUICK_STEPS, STEPS, MissingLibraryError, failures, run
+    from .cli._demo import QUICK_STEPS, STEPS, failures, run
 
     steps = arguments.steps or (QUICK_STEPS if arguments.quick else STEPS)
     try:
         report = run(steps=steps, seed=arguments.seed, quick=arguments.quick, save=arguments.save)
-    except MissingLibraryError as error:
+    except ImportError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     sys.stdout.write(f"\n{report}\n")

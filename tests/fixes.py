@@ -20,7 +20,7 @@ import pytest
 import sharedtree
 
 ROOT = pathlib.Path(sharedtree.__file__).parent
-OTHER_PROGRAMS = {"_commands", "_demo"}  # what they make or print is not the message of an error
+OTHER_PROGRAMS = {"cli"}  # what they make or print is not the message of an error
 HOLE = "\0"
 DATA = re.compile(rf"    +(`|and {HOLE} more|… and |kept |not used |[{HOLE}\W]*$)")
 

@@ -22,8 +22,8 @@ import pytest
 
 import sharedtree as st
 from sharedtree.__main__ import main
-from sharedtree._commands._array_differences import pieces
-from sharedtree._commands._comparing import compare
+from sharedtree.cli._compared_files import pieces
+from sharedtree.cli._diff import compare
 from sharedtree.serialise.load import opened
 
 from .serialise.isomorphic import assert_isomorphic

@@ -14,16 +14,35 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tqdm
 
 import sharedtree as st
-from sharedtree import _demo
 from sharedtree.__main__ import main
-from sharedtree._demo import Report, Sizes, _run, failures, run
-from sharedtree._demo._help_texts import Text, consecutive_windows, python_help, random_windows, split, unigram_loss
-from sharedtree._demo._model import LanguageModel, rotated
-from sharedtree._demo._on_disk import differences, reload
-from sharedtree._demo._training import Trained, continuation, mean_loss, steps_after_checkpoint, train
+from sharedtree.cli import _demo
+from sharedtree.cli._demo import (
+    Advanced,
+    Attention,
+    Block,
+    Checkpoint,
+    Embedding,
+    LanguageModel,
+    Report,
+    Sizes,
+    Text,
+    Training,
+    consecutive_windows,
+    continuation,
+    differences,
+    failures,
+    mean_loss,
+    python_help,
+    random_windows,
+    rotated,
+    run,
+    unigram_loss,
+)
 from sharedtree.core._engine import engine
+from sharedtree.serialise.trust._trust import Trust
 
 from .serialise.process import run as in_new_process
 
@@ -36,13 +55,19 @@ class Demo(NamedTuple):
 
     Attributes:
         report: what it says.
-        trained: what the training in it returned, ten steps, the last five of which were taken again from a file.
+        training: the training in it, ten steps.
+        first: the first five of them.
+        last: the others.
+        again: the same, taken again from a file.
         leaves: those of the model before.
         path: of the file, which was kept.
     """
 
     report: Report
-    trained: Trained
+    training: Training
+    first: Advanced
+    last: Advanced
+    again: Advanced
     leaves: list[Any]
     path: pathlib.Path
 
@@ -53,18 +78,20 @@ STEPS, SEED = 10, 3
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory) -> Demo:
     path = tmp_path_factory.mktemp("demo") / "checkpoint"
-    seen = []
+    seen, leaves = [], []
 
-    def seeing(model, *args, **options):
-        leaves = st.tree.leaves(model)
-        trained = train(model, *args, **options)
-        seen.extend((trained, leaves))
-        return trained
+    class Seen(Training):
+        def advance(self, start, *args):
+            if not seen:
+                leaves.extend(st.tree.leaves(start.model))
+                seen.append(self)
+            seen.append(super().advance(start, *args))
+            return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_run, "train", seeing)
+        patch.setattr(_demo, "Training", Seen)
         report = run(steps=STEPS, seed=SEED, quick=True, sizes=TINY, save=path)
-    return Demo(report, *seen, path)
+    return Demo(report, *seen, leaves, path)
 
 
 @pytest.fixture
@@ -151,10 +178,10 @@ def test_the_text_and_its_unigram_baseline():
     np.testing.assert_allclose(unigram_loss(text), math.fsum(losses) / len(losses), rtol=1e-9)
 
 
-def test_split_keeps_every_paragraph_once():
-    text = split({"b": "second\n\nfirst", "a": "first"}, validation_share=0.5)
+def test_the_text_has_every_paragraph_once(monkeypatch):
+    monkeypatch.setattr("pydoc_data.topics.topics", {"b": "second\n\nfirst", "a": "first\n"})
+    text = python_help()
     assert text.train.tobytes() + text.validation.tobytes() == b"first\n\nsecond"
-    assert abs(len(text.train) - len(text.validation)) <= 1
 
 
 def test_windows():
@@ -212,13 +239,14 @@ def test_training_equals_vanilla_jax_with_the_gradient_summed_by_hand(demo):
         twin, state, value = step(twin, state, windows)
         losses.append(float(value))
 
-    trained = demo.trained
-    np.testing.assert_allclose([trained.first_loss, *trained.last.losses], [losses[0], *losses[5:]], rtol=1e-5)
-    ours, theirs = (jax.tree.leaves(eqx.filter(m, eqx.is_array)) for m in (trained.model, twin))
+    np.testing.assert_allclose([*demo.first.losses, *demo.last.losses], losses, rtol=1e-5)
+    assert demo.report.first_loss == demo.first.losses[0]
+    model, optimizer_state, *_ = demo.last.checkpoint
+    ours, theirs = (jax.tree.leaves(eqx.filter(m, eqx.is_array)) for m in (model, twin))
     for our, their in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(our, their, rtol=1e-4, atol=1e-4)
-    mu, nu = (getattr(trained.optimizer_state[0], name) for name in ("mu", "nu"))
-    for tied in (trained.model, mu, nu):
+    mu, nu = (getattr(optimizer_state[0], name) for name in ("mu", "nu"))
+    for tied in (model, mu, nu):
         assert tied.embed is tied.head
     assert mu.embed.weight is not nu.embed.weight
 
@@ -244,25 +272,22 @@ def test_the_mean_loss_is_that_of_the_right_bytes_and_a_continuation_goes_on_whe
 
 
 def test_training_goes_on_from_the_file_bit_for_bit(demo):
-    trained = demo.trained
-    assert [steps_after_checkpoint(steps) for steps in (1, 2, 3, 30, 900)] == [1, 1, 1, 15, 20]
-    assert len(trained.last.losses) == len(trained.again.losses) == 5
-    assert trained.traces == 1
-    assert trained.last.losses.tobytes() == trained.again.losses.tobytes()
-    assert trained.last.checkpoint.model.norm.weight is not trained.again.checkpoint.model.norm.weight
-    assert differences(trained.last, trained.again) == ()
+    assert len(demo.last.losses) == len(demo.again.losses) == 5
+    assert demo.training.traces == 1
+    assert demo.last.losses.tobytes() == demo.again.losses.tobytes()
+    assert demo.last.checkpoint.model.norm.weight is not demo.again.checkpoint.model.norm.weight
+    assert differences(demo.last, demo.again) == ()
 
 
 @pytest.mark.slow
 def test_going_through_a_file_changes_nothing(demo):
     """The whole run equals one that was never interrupted."""
-    data, trained = python_help().train, demo.trained
-    plain = train(new_model(), data, TINY, steps=STEPS, seed=SEED)
-    assert plain.again is None
-    assert differences(plain.last, trained.last) == ()
-    assert plain.first_loss == trained.first_loss
+    data = python_help().train
+    plain = Training(data, TINY, steps=STEPS, seed=SEED)
+    whole = plain.advance(plain.start, STEPS, tqdm.tqdm(disable=True))
+    assert differences(whole, demo.last._replace(losses=np.concatenate([demo.first.losses, demo.last.losses]))) == ()
     loaded = st.load(demo.path)
-    assert (type(loaded), loaded.step, loaded.steps, loaded.sizes) == (_demo.Checkpoint, 5, 10, TINY)
+    assert (type(loaded), loaded.step, loaded.steps, loaded.sizes) == (Checkpoint, 5, 10, TINY)
     assert type(loaded.sizes) is Sizes
     assert loaded.model.embed is loaded.model.head
     assert jax.random.key_data(loaded.key).tolist() == jax.random.key_data(jax.random.key(SEED)).tolist()
@@ -275,25 +300,24 @@ def test_going_through_a_file_changes_nothing(demo):
 
 @pytest.mark.slow
 def test_the_smallest_difference_is_found(demo):
-    trained = demo.trained
-    again, end = trained.again, trained.again.checkpoint
+    last, again, end = demo.last, demo.again, demo.again.checkpoint
     losses = again.losses.copy()
     losses[-1] = np.nextafter(losses[-1], np.float32(9))
-    assert differences(trained.last, again._replace(losses=losses)) == ("losses",)
+    assert differences(last, again._replace(losses=losses)) == ("losses",)
     weight = end.model.norm.weight
     next_weight = weight.at[0].set(jnp.nextafter(weight[0], 9.0))
     optimizer_state = (end.optimizer_state[0]._replace(count=jnp.int32(11)), *end.optimizer_state[1:])
     changes = [
         ({"model": st.tree.at(lambda m: m.norm.weight, end.model, next_weight)}, ".model.norm.weight"),
         ({"model": st.tree.at(lambda m: m.norm.weight, end.model, np.asarray(weight))}, ".model.norm.weight"),
-        ({"model": st.untie(end.model)}, "the ties"),
+        ({"model": st.untie(end.model)}, ".model.embed is .model.head"),
         ({"optimizer_state": optimizer_state}, ".optimizer_state[0].count"),
         ({"key": jax.random.key(4)}, ".key"),
         ({"windows": {**end.windows, "has_uint32": 1 - end.windows["has_uint32"]}}, ".windows['has_uint32']"),
         ({"step": 9}, ".step"),
     ]
     for change, expected in changes:
-        assert expected in differences(trained.last, again._replace(checkpoint=end._replace(**change)))
+        assert expected in differences(last, again._replace(checkpoint=end._replace(**change)))
 
 
 @pytest.mark.slow
@@ -308,17 +332,31 @@ def test_file_sizes_are_those_of_files_with_each_array_once_and_twice(demo):
 
 
 @pytest.mark.slow
-def test_a_single_step_can_be_taken_again(model, tmp_path):
-    data = python_help().train[:2000]
-    trained = train(model, data, TINY, steps=1, seed=3, reload=lambda live: reload(live, tmp_path / "x")[0])
-    assert (trained.traces, trained.bytes_per_second) == (1, 0)
-    assert differences(trained.last, trained.again) == ()
+def test_a_single_step_can_be_taken_again():
+    report = run(steps=1, seed=3, quick=True, sizes=TINY)
+    assert (report.traces, report.bytes_per_second, report.resumed_steps) == (1, 0, 1)
+    assert report.resumed_differences == ()
+
+
+def test_at_most_half_of_the_steps_are_taken_again(monkeypatch, capsys):
+    monkeypatch.setattr(_demo, "Training", lambda *_, **__: sys.exit())
+    for steps, again in [(1, 1), (2, 1), (3, 1), (30, 15), (900, 20)]:
+        with pytest.raises(SystemExit):
+            run(steps=steps)
+        said = capsys.readouterr().err
+        assert f"in {steps} steps" in said
+        assert f"the last {again} steps bit for bit" in said
+
+
+def test_files_of_earlier_demos_lead_to_the_same_classes():
+    for cls in (Checkpoint, Sizes, LanguageModel, Block, Attention, Embedding):
+        assert Trust().resolve(f"sharedtree._demo:{cls.__name__}", "class").obj is cls
 
 
 @pytest.mark.slow
 def test_the_file_is_kept_where_asked_and_loads_in_another_process(demo):
     assert os.listdir(demo.path.parent) == ["checkpoint"]
-    code = "import sys, sharedtree as st, sharedtree._demo; c = st.load(sys.argv[1]); "
+    code = "import sys, sharedtree as st, sharedtree.cli._demo; c = st.load(sys.argv[1]); "
     code += "print(c.step, c.model.embed is c.model.head, st.ties(c.model)[0].paths)"
     assert in_new_process(code, demo.path).strip() == "5 True ('.embed', '.head')"
 

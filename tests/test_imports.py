@@ -16,7 +16,7 @@ ROOT = pathlib.Path(sharedtree.__file__).parent
 # The rooms: each may import from those before it, and from none after it.
 ORDER = [
     *("core", "libraries", "ties", "tree", "nn", "optim", "transforms", "compat", "serialise", "show"),
-    *("errors", "__init__", "_demo", "_commands", "__main__"),
+    *("errors", "__init__", "cli", "__main__"),
 ]
 
 

@@ -20,8 +20,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 import sharedtree as st
-from sharedtree._demo._model import LanguageModel, Sizes
-from sharedtree._demo._training import make_optimizer, next_byte_loss
+from sharedtree.cli._demo import LanguageModel, Sizes, make_optimizer, next_byte_loss
 
 SIZES = Sizes(width=32, heads=2, blocks=1, context=16, batch=8)
 TX = make_optimizer(steps=100)

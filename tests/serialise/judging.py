@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import sharedtree as st
-from sharedtree._commands._comparing import compare
-from sharedtree._commands._show import Sizes
+from sharedtree.cli._diff import compare
+from sharedtree.cli._show_and_draw import Sizes
 from sharedtree.serialise.load import opened
 
 from . import strategies

@@ -31,12 +31,18 @@ NAMES_ONLY = frozenset({"numpy", "ml_dtypes"})
 _IMPORTABLE = """
     equinox.internal equinox.nn flax.core flax.linen flax.nnx flax.struct flax.training.train_state
     jax.experimental.sparse jax.nn jax.nn.initializers jax.numpy jax.numpy.fft jax.numpy.linalg jax.lax jax.random
-    jax.scipy.special jax.sharding jax.tree_util optax.contrib optax.losses sharedtree._demo
+    jax.scipy.special jax.sharding jax.tree_util optax.contrib optax.losses sharedtree.cli._demo
 """
 IMPORTABLE = LIBRARIES | NAMES_ONLY | frozenset(_IMPORTABLE.split())
 """Modules of these packages that loading may import; others are looked at only if they are loaded already."""
 
-MOVED = {"sharedtree._export:WrittenDag": "sharedtree.serialise._export:WrittenDag"}
+MOVED = {
+    "sharedtree._export:WrittenDag": "sharedtree.serialise._export:WrittenDag",
+    **{
+        f"sharedtree._demo:{name}": f"sharedtree.cli._demo:{name}"
+        for name in ("Attention", "Block", "Checkpoint", "Embedding", "LanguageModel", "Sizes")
+    },
+}
 """What was written under a name that a class of this package had, and the name that it has now."""
 
 # Layers and metrics of treex call nothing but the functions that they hold, and those are listed below. Not so
@@ -55,8 +61,7 @@ INSTANCES = _names("""
     treex.losses: Reduction
     treex.metrics: Accuracy AuxLosses AuxMetrics Mean MeanAbsoluteError MeanSquareError Metrics Reduce Reduction
     treex.metrics.utils: AverageMethod DataType MDMCAverageMethod
-    sharedtree._demo._model: Attention Block Embedding LanguageModel Sizes
-    sharedtree._demo._training: Checkpoint
+    sharedtree.cli._demo: Attention Block Checkpoint Embedding LanguageModel Sizes
     sharedtree: Dag
     sharedtree.serialise._export: WrittenDag
 """)

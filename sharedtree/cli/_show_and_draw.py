@@ -1,8 +1,10 @@
-"""`show FILE`: what a file holds, as the table that `sharedtree.summary` makes of a model, each tie marked.
+"""`show FILE` and `draw FILE -o m.svg`: what a file holds, as a table or as a picture, each tie marked.
 
-With `--values` it is the tree instead, in which what is static in the model has its lines, and numbers theirs.
+`show` is the table that `sharedtree.summary` makes of a model. With `--values` it is the tree instead, in which what is
+static in the model has its lines, and numbers theirs. `draw` is the picture that `sharedtree.draw` makes. It needs
+igraph and drawsvg, and nothing that the file names.
 
-JSON: `file`; `file_nbytes`; `library`, who wrote it; `metadata`, an object of texts; `nbytes`, of all arrays;
+JSON of `show`: `file`; `file_nbytes`; `library`, who wrote it; `metadata`, an object of texts; `nbytes`, of all arrays;
 `arrays`, each with `name`, `dtype`, `shape`, `nbytes` and `kind` (`"jax"`, `"numpy"` or `"key"`); `tree`, the lines
 from the root down, each with `depth`, `step`, `path`, `text`, `nbytes` (of what comes first there, and below) and
 `tied_to` (the path where the same object came first, or null); `num_lines`, how many there are in all to this depth: of
@@ -30,10 +32,12 @@ from ..serialise.flat import is_foreign, tensors_in
 from ..serialise.load import opened
 from ..serialise.look import MAX_LINES, ArrayInfo
 from ..serialise.values._paths import Line, columns, indent
+from ..show._boxes_and_wires import MOST_BOXES
+from ..show._drawing import drawing_of, libraries
 from ..show._outline import Outline
 from ..show._saved_models import description_of_file
 from ..show._tables import table_lines
-from ._output import OK, counted, line_writer, write_json
+from ._terminal_output import OK, TROUBLE, counted, line_writer, write_error, write_json
 
 
 class Sized(NamedTuple):
@@ -51,7 +55,12 @@ class Sized(NamedTuple):
 
 
 def add_to(commands: Any) -> None:
-    """Adds the command."""
+    """Adds the two commands."""
+    _add_show(commands)
+    _add_draw(commands)
+
+
+def _add_show(commands: Any) -> None:
     summary = "show what a file holds, with ties marked"
     parser = commands.add_parser(
         "show",
@@ -69,11 +78,28 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--arrays", action="store_true", help="show a table of the arrays instead of the tree")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=show)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs it."""
+def _add_draw(commands: Any) -> None:
+    summary = "draw what a file holds as SVG, with ties marked"
+    parser = commands.add_parser(
+        "draw",
+        help=summary,
+        description="Draws the model that a file holds, as sharedtree.draw draws a live one: modules are boxes, fields "
+        "are wires, and what is tied is one box. Its header is read, its arrays are not. Needs igraph and drawsvg.",
+    )
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("-o", "--output", metavar="SVG", help="where to write it (default: standard output)")
+    parser.add_argument("--depth", type=number, metavar="N", help="draw this many levels below the root")
+    parser.add_argument(
+        "--boxes", type=number, default=MOST_BOXES, metavar="N", help=f"draw at most N boxes (default: {MOST_BOXES})"
+    )
+    parser.set_defaults(run=draw)
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """Runs `show`."""
     found = _inspected(arguments.file)
     file_nbytes = os.path.getsize(arguments.file)
     lines = Sizes(found.lines, arguments.depth)
@@ -191,3 +217,25 @@ def number(text: str) -> int:
     if found < 0:
         raise argparse.ArgumentTypeError(f"must be at least 0, not {found}")
     return found
+
+
+def draw(arguments: argparse.Namespace) -> int:
+    """Runs `draw`."""
+    try:
+        igraph, drawsvg = libraries()
+    except ImportError as error:
+        write_error(str(error))
+        return TROUBLE
+    with opened(arguments.file) as file:
+        outline = Outline(description_of_file(file.manifest))
+    drawing = drawing_of(outline, arguments.depth, max(arguments.boxes, 1), igraph, drawsvg)
+    if arguments.output is None or arguments.output == "-":
+        sys.stdout.write(drawing.svg)
+        return OK
+    try:
+        drawing.save(arguments.output)
+    except ValueError as error:
+        write_error(str(error))
+        return TROUBLE
+    line_writer()((printable(arguments.output), "path"), (f"  {counted(len(drawing.svg), 'byte')}", "dim"))
+    return OK

@@ -1,9 +1,18 @@
-"""`verify FILE...`: whether files are what was written, and where they are not.
+"""`verify FILE...` and `audit FILE`: whether to load a file. Is it what was written, and which code does it ask for?
 
-The exit status is 1 if a file is damaged, and 2 if one could not be checked: it is missing, or no sharedtree file.
+`verify` exits with 1 if a file is damaged, and with 2 if one could not be checked: it is missing, or no sharedtree
+file. `audit` lists the classes and functions that a file names, and which of them it would get. Without `--trusted`
+nothing is imported but what sharedtree knows, and that only from where it is installed. It exits with 1 if something is
+refused, or would come from elsewhere.
 
-JSON: `files`, each with `file`; `whole`, true or false, or null if it could not be checked; `nbytes` and `num_arrays`,
-of a whole file; `damage`, the damaged chunks of 4 MiB, each with `tensor` and `chunk`, from 0; `error`, a text or null.
+JSON of `verify`: `files`, each with `file`; `whole`, true or false, or null if it could not be checked; `nbytes` and
+`num_arrays`, of a whole file; `damage`, the damaged chunks of 4 MiB, each with `tensor` and `chunk`, from 0; `error`, a
+text or null.
+
+JSON of `audit`: `file`; `requests`, each with `name`, `kind` (`"class"`, `"function"` or `"method"`), `paths` (the
+first few places), `allowed`, `found` and `why`, a text that is empty if all is well, and `elsewhere`, the place from
+which a package would come that is not installed, or an empty text; `allow_list`, the names to trust if you trust what
+is refused.
 """
 
 import argparse
@@ -11,8 +20,9 @@ from typing import Any, NamedTuple
 
 from ..core._errors import CorruptFileError, SharedTreeError
 from ..core._printing import printable
+from ..serialise import audit as audit_of
 from ..serialise.load import opened
-from ._output import FOUND, OK, TROUBLE, counted, line_writer, message_of, write_error, write_json
+from ._terminal_output import FOUND, OK, TROUBLE, counted, line_writer, message_of, write_error, write_json
 
 
 class Checked(NamedTuple):
@@ -27,7 +37,12 @@ class Checked(NamedTuple):
 
 
 def add_to(commands: Any) -> None:
-    """Adds the command."""
+    """Adds the two commands."""
+    _add_verify(commands)
+    _add_audit(commands)
+
+
+def _add_verify(commands: Any) -> None:
     parser = commands.add_parser(
         "verify",
         help="check that files are what was written",
@@ -36,11 +51,33 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("files", metavar="FILE", nargs="+")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=verify)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Runs it."""
+def _add_audit(commands: Any) -> None:
+    parser = commands.add_parser(
+        "audit",
+        help="list the classes and functions that a file names",
+        description="Lists the classes and functions that a file names, which of them it would get, and the "
+        "allow-list that it needs. Exit status: 0 if it gets all of them, 1 if something is refused or would come from "
+        "where nothing is installed, 2 on trouble.",
+    )
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument(
+        "--trusted",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="names (my_models:Encoder) and packages (my_models) to allow; they are imported, and from the current "
+        "directory only if it is in PYTHONPATH",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=audit)
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Runs `verify`."""
     results = []
     write = line_writer()
     for file in arguments.files:
@@ -95,3 +132,20 @@ def _amount(result: Checked) -> str:
 def _as_json(result: Checked) -> dict[str, Any]:
     damage = [{"tensor": tensor, "chunk": chunk} for tensor, chunk in result.damage]
     return {**result._asdict(), "damage": damage}
+
+
+def audit(arguments: argparse.Namespace) -> int:
+    """Runs `audit`."""
+    try:
+        found = audit_of(arguments.file, trusted=arguments.trusted)
+    except ValueError as error:
+        write_error(str(error))  # a malformed name in `--trusted`, or a malformed file
+        return TROUBLE
+    if arguments.json:
+        requests = [{**request._asdict(), "paths": list(request.paths)} for request in found.requests]
+        write_json({"file": arguments.file, "requests": requests, "allow_list": list(found.allow_list)})
+    else:
+        write = line_writer()
+        for line in str(found).split("\n"):
+            write((line, "bad" if "  REFUSED: " in line or "  ELSEWHERE: " in line else ""))
+    return FOUND if found.refused or found.elsewhere else OK

@@ -1,0 +1,17 @@
+"""The command line: the commands that look at files, and the demo of `sharedtree demo`.
+
+In: the parser of `__main__`, the paths of files, which may be anyone's. Out: text for people or, with `--json`, one
+JSON object, whose keys the command's file lists: they stay as they are, and new ones may be added; and an exit status.
+Never: a name of a file looked up, but by `audit --trusted`; a character of a file that a terminal obeys.
+"""
+
+from typing import Any
+
+from . import _diff, _show_and_draw, _verify_and_audit
+from ._terminal_output import guarded as guarded
+
+
+def add_to(commands: Any) -> None:
+    """Adds the commands to the subparsers of a parser."""
+    for command in (_show_and_draw, _verify_and_audit, _diff):
+        command.add_to(commands)
