@@ -15,7 +15,7 @@ FORMAT = 1
 
 LIBRARIES = (
     *("jax", "jaxlib", "equinox", "numpy", "optax", "flax", "brainstate", "optree"),
-    *("orbax-checkpoint", "safetensors", "jaxon"),
+    *("orbax-checkpoint", "safetensors", "zlib-ng", "jaxon"),
 )
 
 

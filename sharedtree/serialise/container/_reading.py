@@ -15,7 +15,6 @@ import functools
 import itertools
 import math
 import mmap
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,6 +32,7 @@ from ._sources import (
     ReadInto,
     Source,
     counting,
+    crc32,
     num_chunks,
     open_source,
     read_part,
@@ -207,7 +207,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
         self._source.read_into(self._header.data_start + start + offset, buffer)
 
     def _has_digest(self, tensor: Tensor, chunk: int, data: memoryview) -> bool:
-        return zlib.crc32(data) == self._header.digests[tensor.name][chunk]
+        return crc32(data) == self._header.digests[tensor.name][chunk]
 
     def _require_digest(self, tensor: Tensor, chunk: int, data: memoryview) -> None:
         if self._has_digest(tensor, chunk, data):

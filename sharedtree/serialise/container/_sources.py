@@ -7,8 +7,9 @@ itself.
 Much data is a matter of chunks of 4 MiB: each has a digest, threads share them out, and progress is told. A digest is
 the CRC-32 of a chunk. It finds what disks, networks and copies do to a file, not a forger, who writes the digest too.
 CRC-32 is what the standard library has that is about as fast as memory is copied. It finds every single flipped bit,
-every burst of up to 32 bits, and all else but one change in 2³². Reading, writing and `zlib.crc32` all let go of the
-interpreter lock, so two threads suffice to hide one behind another.
+every burst of up to 32 bits, and all else but one change in 2³². Reading, writing and the digest all let go of the
+interpreter lock, so two threads suffice to hide one behind another. Where zlib-ng is installed, which computes the same
+several times faster, as the extra `fast` has it, its function is used.
 """
 
 import contextlib
@@ -28,6 +29,11 @@ import numpy as np
 from ...core._errors import CorruptFileError
 from ...core._locks import Lock
 from ...core._printing import printable
+
+try:
+    from zlib_ng.zlib_ng import crc32 as crc32
+except ImportError:
+    from zlib import crc32 as crc32
 
 CHUNK_BYTES = 4 * 2**20
 

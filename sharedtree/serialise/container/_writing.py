@@ -25,14 +25,13 @@ import os
 import re
 import secrets
 import stat
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO, Self
 
 from ...core._printing import printable
 from ._header import ALIGNMENT, MANIFEST_TENSOR, MAX_HEADER_BYTES, Buffer, TensorSource, blank_header, nbytes_of, seal
-from ._sources import CHUNK_BYTES, SMALL, Progress, counting, num_chunks
+from ._sources import CHUNK_BYTES, SMALL, Progress, counting, crc32, num_chunks
 
 try:
     import fcntl
@@ -245,7 +244,7 @@ class _Hasher:
             is_copied = not (source.is_here and isinstance(buffers, list))
             for buffer in filter(len, buffers):
                 if nbytes < _WORTH_A_THREAD:  # one chunk
-                    self._digests[first] = zlib.crc32(buffer, self._digests[first])
+                    self._digests[first] = crc32(buffer, self._digests[first])
                 else:
                     self._submit(first, at, buffer, is_copied)
                 yield buffer
@@ -280,7 +279,7 @@ def _hash(digests: list[int], first: int, at: int, buffer: Buffer) -> None:
     while len(buffer):
         chunk, within = divmod(at, CHUNK_BYTES)
         part = buffer[: CHUNK_BYTES - within]
-        digests[first + chunk] = zlib.crc32(part, digests[first + chunk])
+        digests[first + chunk] = crc32(part, digests[first + chunk])
         at += len(part)
         buffer = buffer[len(part) :]
 
