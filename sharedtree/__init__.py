@@ -9,8 +9,8 @@ import typing as _typing
 from . import libraries as libraries  # isort: split
 
 from . import errors as errors, tree as tree
+from .core import __version__ as __version__
 from .core._node_types import register_node as register_node
-from .core._version import __version__ as __version__
 from .errors import RetraceWarning as RetraceWarning, SharedTreeError as SharedTreeError, UntiedWarning as UntiedWarning
 from .nn import (
     Module as Module,

@@ -3,3 +3,5 @@
 Objects come in, with what `libraries/` says of their classes; leaves, structures and sharing go out, and so do errors.
 Nothing here knows a library by name, or what a transform, an optimizer or a file does with what it gets.
 """
+
+__version__ = "0.2.0"  # of the package; also written into files

@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ...core import __version__
 from ...core._errors import CycleError
 from ...core._printing import printable
-from ...core._version import __version__
 from ..arrays._placing import describe, is_array
 from ..trust._classes import kind_of
 from ..trust._names import RefusalError
