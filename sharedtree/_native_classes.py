@@ -89,6 +89,7 @@ def _described(node_type: NodeType) -> Description:
         elif isinstance(found, Facts):
             _introduce_nnx()
             shape = getattr(native, f"NNX_{found.role.upper()}")
+            fields = _fields_of_state(node_type.cls) if shape == native.NNX_STATE else _NO_FIELDS
     facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention, is_rebuilt
     # What is told must not keep a namedtuple alive, as its node type would.
     told = None if shape == native.NAMEDTUPLE else node_type
@@ -109,6 +110,12 @@ def _introduce_nnx() -> None:
     slots += [table.state.__dict__[name] for name in STATE_SLOTS] + [table.trace.__dict__[name] for name in TRACE_SLOTS]
     names = map(sys.intern, (NODES, MAPPING))
     native.learn_nnx(layout_of, table.mapping, table.trace, table.current_trace, *names, *slots)
+
+
+def _fields_of_state(cls: type) -> Description:
+    """Its flags, both static, by the descriptors of their slots; the trace, which comes last, takes no part."""
+    flags = tuple([vars(cls)[name] for name in STATE_SLOTS[:2]])
+    return flags, bytes((1, 1)), bytes((0, 1)), (), flags
 
 
 def look_again(records: Sequence[Record]) -> None:
