@@ -36,14 +36,15 @@ Python does not load this. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <structmember.h>
 
 #define MAX_DEPTH 100000
 #define MAX_STATIC_DEPTH 16
 #define MAX_STATIC_PARTS 100000
 #define MAX_TEXT 4096
-#define MAX_METADATA 64 /* entries that are sorted by insertion */
 #define MAX_LAYOUTS 4096 /* that are asked for of a class; of a list each length is one */
 
 enum { FILTERED = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
@@ -70,6 +71,13 @@ static void give_up(PyObject **place)
             return outcome_;   \
     } while (0)
 
+/* Ends a function where an object is missing: after an error it has failed, otherwise it is left to others. */
+#define NEED(object)                                 \
+    do {                                             \
+        if ((object) == NULL)                        \
+            return PyErr_Occurred() ? FAILED : LEFT; \
+    } while (0)
+
 /* Puts another reference, or NULL, in the place of one, which may run finalisers. */
 static void replace(PyObject **place, PyObject *object)
 {
@@ -82,6 +90,12 @@ static void *refuse(PyObject *error, const char *why)
 {
     PyErr_SetString(error, why);
     return NULL;
+}
+
+static int refused(PyObject *error, const char *why)
+{
+    PyErr_SetString(error, why);
+    return FAILED;
 }
 
 static int no_memory(void)
@@ -291,17 +305,9 @@ static void parts_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-static PyObject *parts_get(PyObject *self, void *which)
-{
-    PyObject *part = parts_of(self)[(intptr_t)which];
-    return part == NULL ? refuse(PyExc_AttributeError, "this part was not set") : Py_NewRef(part);
-}
-
-static int parts_set(PyObject *self, PyObject *part, void *which)
-{
-    replace(&parts_of(self)[(intptr_t)which], Py_XNewRef(part));
-    return 0;
-}
+/* By its place; the second has to be there, and stays. */
+#define PART(name, which, doc) {name, T_OBJECT_EX, (Py_ssize_t)offsetof(Parts, parts[which]), 0, doc}
+#define FIXED_PART(name, which, doc) {name, T_OBJECT_EX, (Py_ssize_t)offsetof(Parts, parts[which]), READONLY, doc}
 
 #define PARTS {Py_tp_dealloc, parts_dealloc}, {Py_tp_traverse, parts_traverse}, {Py_tp_clear, parts_clear}
 
@@ -581,12 +587,12 @@ static int is_a(PyObject *object, PyObject *type)
 /* By its name, which a class looks up, or by the descriptor of a slot. No hook is run. */
 static PyObject *get_attribute(PyObject *object, PyObject *name)
 {
-    return PyUnicode_Check(name) ? PyObject_GenericGetAttr(object, name) : get_slot(name, object, NULL);
+    return Py_TYPE(name) == &PyMemberDescr_Type ? get_slot(name, object, NULL) : PyObject_GenericGetAttr(object, name);
 }
 
 static int set_attribute(PyObject *object, PyObject *name, PyObject *value)
 {
-    return PyUnicode_Check(name) ? PyObject_GenericSetAttr(object, name, value) : set_slot(name, object, value);
+    return Py_TYPE(name) == &PyMemberDescr_Type ? set_slot(name, object, value) : PyObject_GenericSetAttr(object, name, value);
 }
 
 /* Before which registration everything that is known now was found out. */
@@ -653,12 +659,9 @@ static Kind *new_kind(PyObject *described)
     if (PyTuple_Size(kind.order) != PyBytes_Size(kind.is_static) || num_places != PyBytes_Size(kind.places))
         return refuse(PyExc_ValueError, "one byte for each name");
     kind.is_in_order = 1;
-    for (Py_ssize_t i = 0, last = -1; i < num_places; i++) {
-        Py_ssize_t place = (unsigned char)PyBytes_AsString(kind.places)[i];
-        if (PyBytes_AsString(kind.is_static)[i])
-            continue;
-        kind.is_in_order &= place > last;
-        last = place;
+    for (Py_ssize_t i = 0, next = 0; i < PyTuple_Size(kind.order); i++) {
+        if (!PyBytes_AsString(kind.is_static)[i])
+            kind.is_in_order &= PyTuple_GetItem(kind.order, i) == PyTuple_GetItem(names, next++);
     }
     kind.type = (PyTypeObject *)type;
     kind.node_type = node_type == Py_None ? NULL : node_type;
@@ -768,13 +771,13 @@ static PyMethodDef tags_methods[] = {
     {"forget", tags_forget, METH_O, "Takes back every number from `start` on."},
     {NULL, NULL, 0, NULL},
 };
-static PyGetSetDef tags_getset[] = {
-    {"objects", parts_get, NULL, "All objects, by number.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef tags_members[] = {
+    FIXED_PART("objects", 0, "All objects, by number."),
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot tags_slots[] = {
     {Py_tp_new, tags_new}, {Py_tp_dealloc, tags_dealloc}, {Py_tp_traverse, parts_traverse}, {Py_tp_methods, tags_methods},
-    {Py_tp_getset, tags_getset}, {Py_tp_doc, "Which objects a crossing has seen, and their numbers. See `sharedtree._walk.Tags`."},
+    {Py_tp_members, tags_members}, {Py_tp_doc, "Which objects a crossing has seen, and their numbers. See `sharedtree._walk.Tags`."},
     {0, NULL},
 };
 
@@ -920,8 +923,7 @@ static int emit_text(Walk *w, PyObject *text)
     if (PyUnicode_GetLength(text) > MAX_TEXT)
         return emit_address(w, text);
     const char *bytes = PyUnicode_AsUTF8AndSize(text, &size);
-    if (bytes == NULL)
-        return FAILED;
+    NEED(bytes);
     TRY(emit_count(w, 's', size));
     return emit(w, bytes, (size_t)size);
 }
@@ -1039,8 +1041,7 @@ static int open_sequence(Walk *w, Kind *kind, PyObject *object)
 static int open_deque(Walk *w, Kind *kind, PyObject *object)
 {
     OWNED *items = PySequence_Tuple(object), *most = items == NULL ? NULL : PyObject_GetAttr(object, name_maxlen);
-    if (most == NULL)
-        return FAILED;
+    NEED(most);
     TRY(emit_items_and_aux(w, kind, PyTuple_Size(items), most));
     return push_items(w, items);
 }
@@ -1065,22 +1066,22 @@ static int open_arguments(Walk *w, Kind *kind, PyObject *object)
     }
     for (Py_ssize_t i = 0; i < PyTuple_Size(keywords); i++) {
         PyObject *value = PyDict_GetItemWithError(kwargs, PyTuple_GetItem(keywords, i));
-        if (value == NULL)
-            return FAILED;
+        NEED(value);
         TRY(push(&w->children, value));
     }
     return DONE;
 }
 
-/* Pushes the items of a dictionary in the order of its keys, as long as few have to be moved for that; else they are LEFT,
-   and so they are for a key that is no text or of a subclass. Runs no Python, so that keys need no references. */
+/* Pushes the items of a dictionary in the order of its keys, which are in `w->names` then, as long as few have to be moved
+   for that; else they are LEFT, and so they are for a key that is no text or of a subclass. Runs no Python, so that keys need
+   no references. */
 static int push_in_order(Walk *w, PyObject *dict)
 {
     PyObject *key, *value;
     Py_ssize_t at = 0, size = 0, moves = 16 * PyDict_Size(dict);
     size_t start = w->children.size;
     while (PyDict_Next(dict, &at, &key, &value)) {
-        if (Py_TYPE(key) != &PyUnicode_Type)
+        if (Py_TYPE(key) != &PyUnicode_Type || moves < 0)
             return LEFT;
         TRY(make_room(w, size + 1));
         TRY(push(&w->children, value));
@@ -1092,11 +1093,7 @@ static int push_in_order(Walk *w, PyObject *dict)
         }
         names[i] = key;
         values[i] = value;
-        if (moves < 0)
-            return LEFT;
     }
-    for (Py_ssize_t i = 0; i < size; i++)
-        TRY(emit_text(w, w->names[i]));
     return DONE;
 }
 
@@ -1130,14 +1127,12 @@ static int are_simple_keys(PyObject *keys)
 static int push_by_keys(Walk *w, const Kind *kind, PyObject *dict)
 {
     OWNED *keys = kind->shape == ORDERED_DICT ? PyMapping_Keys(dict) : PyDict_Keys(dict), *sorted = NULL;
-    if (keys == NULL)
-        return FAILED;
+    NEED(keys);
     if (!are_simple_keys(keys))
         return LEFT;
     if (kind->shape != ORDERED_DICT) {
         sorted = PySequence_List(keys);
-        if (sorted == NULL)
-            return FAILED;
+        NEED(sorted);
         if (PyList_Sort(sorted) < 0) {
             if (!is_dropped(PyExc_TypeError))
                 return FAILED;
@@ -1149,8 +1144,7 @@ static int push_by_keys(Walk *w, const Kind *kind, PyObject *dict)
     PyObject *order = sorted == NULL ? keys : sorted;
     for (Py_ssize_t i = 0; i < PyList_Size(order); i++) {
         PyObject *key = PyList_GetItem(order, i), *value = PyDict_GetItemWithError(dict, key);
-        if (value == NULL)
-            return FAILED;
+        NEED(value);
         TRY(emit_static(w, key, 0));
         TRY(push(&w->children, value));
     }
@@ -1164,12 +1158,13 @@ static int open_dict(Walk *w, Kind *kind, PyObject *object)
     TRY(emit_kind(w, 'N', kind, size));
     if (kind->shape == DEFAULT_DICT) {
         OWNED *factory = PyObject_GetAttr(object, name_default_factory);
-        if (factory == NULL)
-            return FAILED;
+        NEED(factory);
         TRY(emit_static(w, factory, 0));
     }
     Mark mark = mark_of(w);
     int outcome = kind->shape == ORDERED_DICT ? LEFT : push_in_order(w, object);
+    for (Py_ssize_t i = 0; outcome == DONE && i < size; i++)
+        outcome = emit_text(w, w->names[i]);
     if (outcome != LEFT)
         return outcome;
     go_back(w, mark);
@@ -1300,8 +1295,7 @@ static int open_fields(Walk *w, Kind *kind, PyObject *object)
 {
     OWNED *attributes = attributes_of(object);
     Mark mark = mark_of(w);
-    if (attributes == NULL)
-        return PyErr_Occurred() ? FAILED : LEFT;
+    NEED(attributes);
     if (kind->is_in_order) {
         TRY(emit_kind(w, 'F', kind, 0));
         int outcome = open_in_order(w, kind, attributes, kind->order, kind->is_static);
@@ -1380,8 +1374,7 @@ static int open_module(Walk *w, Kind *kind, PyObject *object)
     if (!read_kinds(noted, &names, &are_static))
         return LEFT;
     attributes = attributes_of(object);
-    if (attributes == NULL)
-        return PyErr_Occurred() ? FAILED : LEFT;
+    NEED(attributes);
     TRY(emit_kind(w, 'M', kind, 0));
     TRY(emit_address(w, noted));
     return open_in_order(w, kind, attributes, names, are_static);
@@ -1467,23 +1460,6 @@ static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *a
     return DONE;
 }
 
-/* Whether no two names have one place, each place is one of so many, and each child has one. */
-static int are_places(const int *places, Py_ssize_t size, Py_ssize_t num_traced)
-{
-    Py_ssize_t num_placed = 0;
-    for (Py_ssize_t i = 0; i < size; i++)
-        num_placed += places[i] >= 0 && places[i] < num_traced;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (places[i] >= size || num_placed != num_traced)
-            return 0;
-        for (Py_ssize_t j = 0; places[i] >= 0 && j < i; j++) {
-            if (places[i] == places[j])
-                return 0;
-        }
-    }
-    return 1;
-}
-
 /* A layout with this form. NULL if there is none, or with an error. */
 static Layout *layout_with(const Kind *kind, PyObject *form)
 {
@@ -1517,14 +1493,21 @@ static Layout *new_layout(Kind *kind, PyObject *object, size_t hash)
     Layout *alike = layout_with(kind, form);
     if (alike == NULL && PyErr_Occurred())
         return NULL;
-    Layout *layout = PyMem_Calloc(1, sizeof *layout + (size_t)size * sizeof *layout->places);
+    Layout *layout = PyMem_Calloc(1, sizeof *layout + 2 * (size_t)size * sizeof *layout->places);
     if (layout == NULL)
         return (void *)PyErr_NoMemory();
     layout->num_traced = PyTuple_Size(PyTuple_GetItem(form, 0));
     layout->next = layouts_at(kind, hash);
-    for (Py_ssize_t i = 0; i < size; i++)
-        layout->places[i] = (int)PyLong_AsLong(PyTuple_GetItem(places, i));
-    if (!PyErr_Occurred() && !are_places(layout->places, size, layout->num_traced))
+    int *is_taken = layout->places + size;
+    Py_ssize_t num_placed = 0;
+    for (Py_ssize_t i = 0; i < size && !PyErr_Occurred(); i++) {
+        Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GetItem(places, i));
+        if (place >= size || (place >= 0 && is_taken[place]++))
+            refuse(PyExc_ValueError, "no two names have one place, which is one of so many");
+        layout->places[i] = (int)place;
+        num_placed += place >= 0 && place < layout->num_traced;
+    }
+    if (!PyErr_Occurred() && num_placed != layout->num_traced)
         refuse(PyExc_ValueError, "one place for each child");
     if (PyErr_Occurred() || set_value(&kind->layouts, (void *)hash, (intptr_t)layout) < 0) {
         PyMem_Free(layout);
@@ -1557,8 +1540,7 @@ static int open_nnx_object(Walk *w, Kind *kind, PyObject *object)
     }
     if (kind->num_layouts < MAX_LAYOUTS)
         layout = new_layout(kind, object, hash);
-    if (layout == NULL)
-        return PyErr_Occurred() ? FAILED : LEFT;
+    NEED(layout);
     return open_by_layout(w, kind, layout, attributes, mapping);
 }
 
@@ -1579,8 +1561,7 @@ static int emit_nnx_object(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_childre
     OWNED *mapping = PyObject_GenericGetAttr(PyTuple_GetItem(values, at), name_mapping);
     OWNED *form = mapping == NULL ? NULL : PyTuple_Pack(3, PyTuple_GetItem(aux, 0), names, mapping);
     Layout *layout = form == NULL ? NULL : layout_with(kind, form);
-    if (layout == NULL)
-        return PyErr_Occurred() ? FAILED : LEFT;
+    NEED(layout);
     TRY(emit_kind(w, 'O', kind, layout->number));
     for (Py_ssize_t i = 0; i < size; i++) {
         if (i != at)
@@ -1589,38 +1570,21 @@ static int emit_nnx_object(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_childre
     return DONE;
 }
 
-/* Names, in order, of a dictionary all of whose keys are texts and no subclass of it: into `w->names`. Others are LEFT. */
-static int sort_names(Walk *w, PyObject *dict)
-{
-    PyObject *name, *item;
-    Py_ssize_t at = 0, size = 0;
-    TRY(make_room(w, PyDict_Size(dict)));
-    while (PyDict_Next(dict, &at, &name, &item)) {
-        if (Py_TYPE(name) != &PyUnicode_Type || size == MAX_METADATA)
-            return LEFT;
-        Py_ssize_t i = size++;
-        for (; i > 0 && PyUnicode_Compare(w->names[i - 1], name) > 0; i--)
-            w->names[i] = w->names[i - 1];
-        w->names[i] = name;
-    }
-    return DONE;
-}
-
 /* The value of an NNX variable; its metadata is static. No hook is run. */
 static int open_nnx_variable(Walk *w, Kind *kind, PyObject *object)
 {
     OWNED *value = get_slot(raw_value, object, NULL), *metadata = value == NULL ? NULL : get_slot(metadata_of, object, NULL);
-    if (metadata == NULL || !PyDict_CheckExact(metadata))
-        return metadata == NULL ? FAILED : LEFT;
-    TRY(sort_names(w, metadata));
+    size_t start = w->children.size;
+    NEED(metadata);
+    if (!PyDict_CheckExact(metadata))
+        return LEFT;
+    TRY(push_in_order(w, metadata));
     TRY(emit_kind(w, 'F', kind, PyDict_Size(metadata)));
-    for (Py_ssize_t i = 0; i < PyDict_Size(metadata); i++) {
-        PyObject *item = PyDict_GetItemWithError(metadata, w->names[i]);
-        if (item == NULL)
-            return FAILED;
-        TRY(emit_text(w, w->names[i]));
-        TRY(emit_static(w, item, 0));
+    for (size_t i = start; i < w->children.size; i++) {
+        TRY(emit_text(w, w->names[i - start]));
+        TRY(emit_static(w, w->children.items[i], 0));
     }
+    pop_to(&w->children, start);
     return push(&w->children, value);
 }
 
@@ -1631,8 +1595,6 @@ static int fits_nnx_variable(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssiz
 
 static int emit_nnx_variable(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_children), PyObject *aux)
 {
-    if (PyTuple_Size(aux) > MAX_METADATA)
-        return LEFT;
     TRY(emit_kind(w, 'F', kind, PyTuple_Size(aux)));
     for (Py_ssize_t i = 0; i < PyTuple_Size(aux); i++) {
         PyObject *pair = PyTuple_GetItem(aux, i);
@@ -1692,8 +1654,7 @@ static int open_other(Walk *w, Kind *kind, PyObject *object)
     if (found == NULL || !is_record(found, 2))
         return FAILED;
     children = PySequence_Tuple(PyTuple_GetItem(found, 0));
-    if (children == NULL)
-        return FAILED;
+    NEED(children);
     TRY(emit_node(w, kind, PyTuple_Size(children), PyTuple_GetItem(found, 1)));
     /* What is neither a child nor pinned may go afterwards: its address is in no key. */
     return push_items(w, children);
@@ -1828,8 +1789,7 @@ static int visit_uncommon(Walk *w, PyObject *object, int convention)
 {
     OWNED *number = PyLong_FromLong(convention | (w->flags & FILTERED) << 8);
     OWNED *found = number == NULL ? NULL : PyObject_CallFunctionObjArgs(meet, object, number, NULL);
-    if (found == NULL)
-        return FAILED;
+    NEED(found);
     if (PyLong_Check(found)) {
         long role = PyLong_AsLong(found);
         if (role == -1 && PyErr_Occurred())
@@ -1880,8 +1840,7 @@ static void put_token(Walk *w, size_t i, PyObject *token)
 static int settle_pin(Walk *w, size_t i, PyObject *found)
 {
     PyObject *value = w->pins.items[i], *first = PyTuple_CheckExact(found) ? PyTuple_GetItem(found, 0) : found;
-    if (first == NULL)
-        return FAILED;
+    NEED(first);
     if (first != found && PyTuple_Size(found) == 1)
         return first != (PyObject *)type_of_pin(w, i) ? FAILED : add_fact_weakly(first, &PyType_Type, NULL);
     if (first != found) {
@@ -1932,8 +1891,7 @@ static int settle_pins(Walk *w)
     found = PyObject_CallFunctionObjArgs(settle, values, NULL);
     for (Py_ssize_t i = 0; found != NULL && i < PyList_Size(numbers); i++) {
         PyObject *each = PyList_GetItem(found, i);
-        if (each == NULL)
-            return FAILED;
+        NEED(each);
         TRY(settle_pin(w, PyLong_AsSize_t(PyList_GetItem(numbers, i)), each));
     }
     return found == NULL ? FAILED : DONE;
@@ -2197,8 +2155,7 @@ static int emit_visited(Walk *w, PyObject *visited)
         return number == -1 && PyErr_Occurred() ? FAILED : emit_count(w, 'R', number);
     }
     OWNED *value = snapshot(visited);
-    if (value == NULL)
-        return FAILED;
+    NEED(value);
     TRY(emit_code(w, 'S'));
     return emit_static(w, value, 0);
 }
@@ -2220,8 +2177,7 @@ static PyObject *pins_of(const Walk *w)
 static int write_key(Walk *w, PyObject *visited, int convention, Py_ssize_t base)
 {
     w->settled = PyList_New(0);
-    if (w->settled == NULL)
-        return FAILED;
+    NEED(w->settled);
     TRY(begin_key(w, convention, base));
     for (Py_ssize_t i = 0; i < PyList_Size(visited); i++) {
         OWNED *each = Py_NewRef(PyList_GetItem(visited, i));
@@ -2317,22 +2273,27 @@ static PyType_Slot program_slots[] = {
     {0, NULL},
 };
 
-/* The objects of a step's children, as a list or a tuple. */
+/* Those items of a list that have these numbers, as a list or a tuple. */
+static PyObject *items_at(PyObject *list, PyObject *numbers, int as_list)
+{
+    Py_ssize_t size = PyTuple_Size(numbers);
+    PyObject *items = as_list ? PyList_New(size) : PyTuple_New(size);
+    for (Py_ssize_t i = 0; items != NULL && i < size; i++) {
+        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, i));
+        PyObject *item = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(list, number);
+        if (item == NULL)
+            replace(&items, NULL);
+        else if (as_list)
+            PyList_SetItem(items, i, Py_NewRef(item));
+        else
+            PyTuple_SetItem(items, i, Py_NewRef(item));
+    }
+    return items;
+}
+
 static PyObject *children_of(const Run *run, const Step *step, int as_list)
 {
-    Py_ssize_t size = PyTuple_Size(step->numbers);
-    PyObject *children = as_list ? PyList_New(size) : PyTuple_New(size);
-    for (Py_ssize_t i = 0; children != NULL && i < size; i++) {
-        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(step->numbers, i));
-        PyObject *child = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(run->table, number);
-        if (child == NULL)
-            replace(&children, NULL);
-        else if (as_list)
-            PyList_SetItem(children, i, Py_NewRef(child));
-        else
-            PyTuple_SetItem(children, i, Py_NewRef(child));
-    }
-    return children;
+    return items_at(run->table, step->numbers, as_list);
 }
 
 static PyObject *build_leaf(Run *run, const Step *Py_UNUSED(step))
@@ -2442,8 +2403,8 @@ static int begin_attributes(Step *step)
 /* Adds an attribute, which is a child if it has a number, and otherwise has this value. */
 static int add_attribute(Program *program, Step *step, PyObject *name, PyObject *number, PyObject *value)
 {
-    if (name == NULL || value == NULL)
-        return FAILED;
+    NEED(name);
+    NEED(value);
     TRY(PyList_Append(step->names, name));
     TRY(PyList_Append(step->values, value));
     return add_place(program, number);
@@ -2476,10 +2437,8 @@ static int compile_module(Program *program, Step *step, PyObject *aux)
 {
     PyObject *noted = PyTuple_GetItem(aux, 0);
     OWNED *names = NULL, *are_static = NULL;
-    if (!read_kinds(noted, &names, &are_static)) {
-        PyErr_SetString(PyExc_TypeError, "not the kinds of attributes");
-        return FAILED;
-    }
+    if (!read_kinds(noted, &names, &are_static))
+        return refused(PyExc_TypeError, "not the kinds of attributes");
     TRY(begin_attributes(step));
     TRY(add_in_order(program, step, names, are_static, NULL, PyTuple_GetItem(aux, 1)));
     return PyList_Append(step->values, noted);
@@ -2572,10 +2531,8 @@ static int compile_step(Program *program, Step *step)
         step->build = build_taken;
         return DONE;
     }
-    if (!is_a(step->op, node_op) && !step->is_updated) {
-        PyErr_SetString(PyExc_TypeError, "not an operation");
-        return FAILED;
-    }
+    if (!is_a(step->op, node_op) && !step->is_updated)
+        return refused(PyExc_TypeError, "not an operation");
     step->node = step->is_updated ? PyTuple_GetItem(step->op, 1) : step->op;
     step->build = build_in_python;
     OWNED *node_type = PyObject_GetAttr(step->node, name_type);
@@ -2598,10 +2555,8 @@ static int compile_all(Program *program, PyObject *records)
         return no_memory();
     for (Py_ssize_t i = 0; i < size; i++) {
         PyObject *each = PyTuple_GetItem(records, i);
-        if (!is_tuple_of(each, 2) || !PyTuple_CheckExact(PyTuple_GetItem(each, 1))) {
-            PyErr_SetString(PyExc_TypeError, "not a record");
-            return FAILED;
-        }
+        if (!is_tuple_of(each, 2) || !PyTuple_CheckExact(PyTuple_GetItem(each, 1)))
+            return refused(PyExc_TypeError, "not a record");
         Step *step = &program->steps[program->num_steps++];
         step->op = PyTuple_GetItem(each, 0), step->numbers = PyTuple_GetItem(each, 1);
         TRY(compile_step(program, step));
@@ -2665,8 +2620,7 @@ static int set_trace_state(Run *run, PyObject *object, PyObject *slot)
     if (run->trace_state == NULL) {
         OWNED *trace = PyObject_CallNoArgs(current_trace);
         OWNED *state = trace == NULL ? NULL : new_object((PyTypeObject *)trace_type, empty_tuple, NULL);
-        if (state == NULL)
-            return FAILED;
+        NEED(state);
         TRY(set_slot(jax_trace, state, trace));
         run->trace_state = Py_NewRef(state);
     }
@@ -2684,8 +2638,7 @@ static int set_attributes(Run *run, const Step *step, PyObject *object)
     for (Py_ssize_t i = 0; i < size; i++) {
         PyObject *name = PyList_GetItem(step->names, i);
         OWNED *value = object_at(run, step, i);
-        if (value == NULL)
-            return FAILED;
+        NEED(value);
         TRY(is_dict ? PyDict_SetItem(attributes, name, value) : set_attribute(object, name, value));
     }
     if (step->shape == MODULE)
@@ -2696,8 +2649,7 @@ static int set_attributes(Run *run, const Step *step, PyObject *object)
 static int set_variable(Run *run, const Step *step, PyObject *object)
 {
     OWNED *metadata = PyDict_Copy(step->values), *value = metadata == NULL ? NULL : object_at(run, step, 0);
-    if (value == NULL)
-        return FAILED;
+    NEED(value);
     TRY(set_trace_state(run, object, variable_trace));
     TRY(set_slot(raw_value, object, value));
     return set_slot(metadata_of, object, metadata);
@@ -2816,33 +2768,25 @@ static int remove_names(PyObject *dict, PyObject *names, PyObject *unless)
     return DONE;
 }
 
-/* What stays keeps its place. A dictionary that has an order of its own is asked. */
-static int write_dict(PyObject *dict, const Kind *kind, PyObject *items, int Py_UNUSED(is_own))
+/* What stays keeps its place, and of attributes also those that no field declares. A dictionary that has an order of its own
+   is asked. */
+static int write_dict(PyObject *dict, const Kind *kind, PyObject *items, int is_own)
 {
-    OWNED *names = PyDict_Keys(dict), *keys = NULL;
-    if (names == NULL)
-        return FAILED;
+    int are_declared = !is_own && (kind->shape == FIELDS || kind->shape == DATACLASS);
+    OWNED *names = are_declared ? Py_NewRef(kind->names) : PyDict_Keys(dict), *keys = NULL;
+    NEED(names);
     TRY(remove_names(dict, names, items));
     if (kind->shape != ORDERED_DICT)
         return PyDict_Update(dict, items);
     keys = PyMapping_Keys(items);
-    for (Py_ssize_t i = 0; keys != NULL && i < PyList_Size(keys); i++) {
+    NEED(keys);
+    for (Py_ssize_t i = 0; i < PyList_Size(keys); i++) {
         PyObject *key = PyList_GetItem(keys, i);
         OWNED *value = Py_XNewRef(PyDict_GetItemWithError(items, key));
-        if (value == NULL)
-            return FAILED;
+        NEED(value);
         TRY(PyObject_SetItem(dict, key, value));
     }
-    return keys == NULL ? FAILED : DONE;
-}
-
-/* Attributes that no field declares stay. */
-static int write_fields(PyObject *attributes, const Kind *kind, PyObject *items, int is_own)
-{
-    if (is_own)
-        return write_dict(attributes, kind, items, is_own);
-    TRY(remove_names(attributes, kind->names, items));
-    return PyDict_Update(attributes, items);
+    return DONE;
 }
 
 /* What an object holds, to be written into another: what has its items, and the values of its slots. LEFT if only Python can
@@ -2878,8 +2822,8 @@ typedef struct {
 static int prepare(Writing *writing, PyObject *target, PyObject *source)
 {
     PyObject **held = writing->held;
-    if (target == NULL || source == NULL)
-        return FAILED;
+    NEED(target);
+    NEED(source);
     writing->kind = Py_TYPE(target) == Py_TYPE(source) ? kind_of(Py_TYPE(target)) : NULL;
     if (writing->kind == NULL)
         return LEFT;
@@ -2969,9 +2913,9 @@ static const Shape SHAPES[NUM_SHAPES] = {
     [NAMEDTUPLE] = {"NAMEDTUPLE", open_sequence, fits_none, emit_items, compile_registered, build_by_call},
     [ARGUMENTS] = {"ARGUMENTS", open_arguments, NULL, emit_items_and_aux},
     [FIELDS] = {"FIELDS", open_fields, fits_fields, emit_fields, compile_attributes, build_object, attributes_of, PyDict_Copy,
-                write_fields},
+                write_dict},
     [DATACLASS] = {"DATACLASS", open_fields, fits_by_name, emit_by_name, compile_by_name, build_object, attributes_of, PyDict_Copy,
-                   write_fields},
+                   write_dict},
     [SLOTS] = {"SLOTS", open_by_name, fits_by_name, emit_by_name, compile_by_name, build_object},
     [NNX_OBJECT] = {"NNX_OBJECT", open_nnx_object, fits_nnx_object, emit_nnx_object, compile_attributes, build_object, attributes_of,
                     PyDict_Copy, write_dict},
@@ -3016,34 +2960,34 @@ static PyObject *deal_compare(PyObject *self, PyObject *other, int op)
     return are_equal < 0 ? NULL : Py_NewRef(are_equal == (op == Py_EQ) ? Py_True : Py_False);
 }
 
-static PyGetSetDef deal_getset[] = {
-    {"structure", parts_get, NULL, "Of the whole tree.", (void *)STRUCTURE_OF},
-    {"numbers", parts_get, NULL, "Which of its leaves; None for all.", (void *)NUMBERS_OF},
-    {"call", parts_get, parts_set, "The caller's side of the call that is under way. Not compared.", (void *)CALL_OF},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef deal_members[] = {
+    FIXED_PART("structure", STRUCTURE_OF, "Of the whole tree."),
+    FIXED_PART("numbers", NUMBERS_OF, "Which of its leaves; None for all."),
+    PART("call", CALL_OF, "The caller's side of the call that is under way. Not compared."),
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot deal_slots[] = {
     {Py_tp_new, deal_new}, PARTS, {Py_tp_hash, deal_hash}, {Py_tp_richcompare, deal_compare},
-    {Py_tp_getset, deal_getset}, {Py_tp_doc, "Which leaves of a structure a hand has."}, {0, NULL},
+    {Py_tp_members, deal_members}, {Py_tp_doc, "Which leaves of a structure a hand has."}, {0, NULL},
 };
 
-static PyGetSetDef hand_getset[] = {
-    {"leaves", parts_get, parts_set, "In order.", (void *)LEAVES_OF},
-    {"deal", parts_get, parts_set, "Which they are.", (void *)DEAL_OF},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef hand_members[] = {
+    PART("leaves", LEAVES_OF, "In order."),
+    PART("deal", DEAL_OF, "Which they are."),
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot hand_slots[] = {
-    {Py_tp_new, parts_new}, PARTS, {Py_tp_getset, hand_getset}, {Py_tp_doc, "The leaves that are dealt together."}, {0, NULL},
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_members, hand_members}, {Py_tp_doc, "The leaves that are dealt together."}, {0, NULL},
 };
 
-static PyGetSetDef arguments_getset[] = {
-    {"aux", parts_get, parts_set, "What all of them are called.", (void *)AUX_OF},
-    {"args", parts_get, parts_set, "By position.", (void *)ARGS_OF},
-    {"kwargs", parts_get, parts_set, "By keyword.", (void *)KWARGS_OF},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef arguments_members[] = {
+    PART("aux", AUX_OF, "What all of them are called."),
+    PART("args", ARGS_OF, "By position."),
+    PART("kwargs", KWARGS_OF, "By keyword."),
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot arguments_slots[] = {
-    {Py_tp_new, parts_new}, PARTS, {Py_tp_getset, arguments_getset}, {Py_tp_doc, "The arguments of a call."}, {0, NULL},
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_members, arguments_members}, {Py_tp_doc, "The arguments of a call."}, {0, NULL},
 };
 
 /* How JAX takes a hand apart. */
@@ -3122,10 +3066,8 @@ static PyObject *found_in(PyObject *dict, PyObject *key)
 /* LEFT if Python has to see to such a call first. The form lives as long as the tuple that it is in. */
 static int read_way(PyObject *tuple, PyObject *args, PyObject *kwargs, Way *way, PyObject **form)
 {
-    if (!is_record(tuple, 6)) {
-        PyErr_SetString(PyExc_TypeError, "not what a call needs to know");
-        return FAILED;
-    }
+    if (!is_record(tuple, 6))
+        return refused(PyExc_TypeError, "not what a call needs to know");
     long flags = PyLong_AsLong(PyTuple_GetItem(tuple, 1));
     if (flags == -1 && PyErr_Occurred())
         return FAILED;
@@ -3139,10 +3081,8 @@ static int read_way(PyObject *tuple, PyObject *args, PyObject *kwargs, Way *way,
     if (*form == NULL || *form == Py_None)
         return PyErr_Occurred() ? FAILED : LEFT;
     if (!is_record(*form, 7) || !is_tuple_of(PyTuple_GetItem(*form, 0), 3) ||
-        Py_TYPE(PyTuple_GetItem(*form, 5)) != latest_type || !PyDict_CheckExact(PyTuple_GetItem(*form, 6))) {
-        PyErr_SetString(PyExc_TypeError, "not a form");
-        return FAILED;
-    }
+        Py_TYPE(PyTuple_GetItem(*form, 5)) != latest_type || !PyDict_CheckExact(PyTuple_GetItem(*form, 6)))
+        return refused(PyExc_TypeError, "not a form");
     way->aux = PyTuple_GetItem(*form, 0), way->bound = PyTuple_GetItem(*form, 1);
     way->key = PyTuple_GetItem(*form, 2), way->asks = PyTuple_GetItem(*form, 3);
     way->donates = PyTuple_GetItem(*form, 4) == Py_True, way->latest = (Latest *)PyTuple_GetItem(*form, 5);
@@ -3160,8 +3100,7 @@ static int bind(PyObject *bound, PyObject *args, PyObject *kwargs, PyObject *all
         TRY(append_new(all, found_in(kwargs, PyTuple_GetItem(by_keyword, i))));
     for (Py_ssize_t i = 0; i < PyTuple_Size(rest); i++) {
         PyObject *name = PyTuple_GetItem(rest, i), *value = PyDict_GetItemWithError(kwargs, name);
-        if (value == NULL)
-            return FAILED;
+        NEED(value);
         TRY(PyDict_SetItem(own_kwargs, name, value));
     }
     return DONE;
@@ -3183,8 +3122,7 @@ static PyObject *new_arguments(const Way *way, PyObject *args, PyObject *kwargs)
 static int plan_of(const Way *way, PyObject *structure, PyObject *leaves, PyObject **plan)
 {
     OWNED *plans = PyObject_GetAttr(structure, name_plans), *key = Py_NewRef(way->key), *answers = NULL;
-    if (plans == NULL)
-        return FAILED;
+    NEED(plans);
     if (way->asks != Py_None) {
         answers = PyObject_CallFunctionObjArgs(way->asks, leaves, NULL);
         if (answers == NULL || answers == Py_None)
@@ -3195,41 +3133,20 @@ static int plan_of(const Way *way, PyObject *structure, PyObject *leaves, PyObje
     return *plan != NULL ? DONE : PyErr_Occurred() ? FAILED : LEFT;
 }
 
-static PyObject *chosen_items(PyObject *list, PyObject *places)
-{
-    Py_ssize_t size = PyTuple_Size(places);
-    PyObject *chosen = PyList_New(size);
-    for (Py_ssize_t i = 0; chosen != NULL && i < size; i++) {
-        PyObject *item = PyList_GetItem(list, PyLong_AsSsize_t(PyTuple_GetItem(places, i)));
-        if (item == NULL)
-            replace(&chosen, NULL);
-        else
-            PyList_SetItem(chosen, i, Py_NewRef(item));
-    }
-    return chosen;
-}
-
 /* Whether no object is in a list or a tuple twice, or no array; -1 on an error. */
 static int all_different(PyObject *items, int only_arrays)
 {
-    size_t size = 16;
-    Py_ssize_t length = length_of(items);
-    while (size < 2 * (size_t)length)
-        size *= 2;
-    Slot few[128], *slots = length < 0 ? NULL : size <= 128 ? memset(few, 0, size * sizeof *few) : new_slots(size);
-    if (slots == NULL)
-        return PyErr_Occurred() ? FAILED : no_memory();
+    Table seen = {0};
     int are_different = 1;
-    for (Py_ssize_t i = 0; i < length && are_different; i++) {
+    for (Py_ssize_t i = 0; i < length_of(items) && are_different == 1; i++) {
         PyObject *object = item_at(items, i);
         if (only_arrays && !is_a(object, concrete_array))
             continue;
-        Slot *slot = slot_of(slots, size, object);
-        are_different = slot->key == NULL;
-        slot->key = object;
+        are_different = value_of(&seen, object) == NONE;
+        if (set_value(&seen, object, 0) < 0)
+            are_different = -1;
     }
-    if (slots != few)
-        free_slots(slots, size);
+    free_slots(seen.slots, seen.size);
     return are_different;
 }
 
@@ -3238,7 +3155,7 @@ static PyObject *new_hand(const Call *c, Py_ssize_t i, PyObject *call, PyObject 
 {
     PyObject *source = PyTuple_GetItem(PyTuple_GetItem(c->plan, 4), i);
     OWNED *deal = Py_XNewRef(PyTuple_GetItem(PyTuple_GetItem(c->plan, 3), i));
-    OWNED *own = source == Py_None ? Py_NewRef(c->leaves) : chosen_items(c->leaves, source);
+    OWNED *own = source == Py_None ? Py_NewRef(c->leaves) : items_at(c->leaves, source, 1);
     if (i == 0 && is_a(deal, deal_type)) {
         PyObject **parts = parts_of(deal);
         replace(&deal, new_parts((PyTypeObject *)deal_type, parts[STRUCTURE_OF], parts[NUMBERS_OF], call));
@@ -3319,8 +3236,7 @@ static int gather(PyObject *result, PyObject **structure, PyObject **leaves)
             *structure = Py_NewRef(deal[STRUCTURE_OF]);
             *leaves = list_of_none(*structure);
         }
-        if (*leaves == NULL)
-            return FAILED;
+        NEED(*leaves);
         TRY(put_leaves(*leaves, own, deal[NUMBERS_OF]));
     }
     return *leaves == NULL ? FAILED : DONE;
@@ -3429,8 +3345,7 @@ static int read_call(Call *c, Walk *w, PyObject **structure, PyObject **plan, Py
         return LEFT; /* ties were cut */
     c->structure = *structure, c->leaves = w->leaves, c->plan = *plan;
     *transformed = found_in(c->way->made, PyTuple_GetItem(*plan, 2));
-    if (*transformed == NULL)
-        return PyErr_Occurred() ? FAILED : LEFT;
+    NEED(*transformed);
     int is_separate = c->way->donates ? all_different(w->leaves, 1) : 1;
     return is_separate < 0 ? FAILED : is_separate ? DONE : LEFT;
 }
@@ -3513,13 +3428,13 @@ static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
     return made;
 }
 
-static PyGetSetDef caller_getset[] = {
-    {"policy", parts_get, parts_set, "What counts as sharing, as it was given.", (void *)POLICY_OF},
-    {"way", parts_get, parts_set, "How it is called under a policy.", (void *)WAY_OF},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef caller_members[] = {
+    PART("policy", POLICY_OF, "What counts as sharing, as it was given."),
+    PART("way", WAY_OF, "How it is called under a policy."),
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot caller_slots[] = {
-    {Py_tp_new, parts_new}, PARTS, {Py_tp_call, caller_call}, {Py_tp_getset, caller_getset},
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_call, caller_call}, {Py_tp_members, caller_members},
     {Py_tp_doc, "A function under a transform. Its `go_on` has (what is left, policy, args, kwargs)."}, {0, NULL},
 };
 
@@ -3678,8 +3593,7 @@ static int set_up(PyObject *module)
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         PyObject *type = PyType_FromSpec(&types[i].spec);
         *types[i].type = (PyTypeObject *)type;
-        if (type == NULL)
-            return FAILED;
+        NEED(type);
         if (types[i].name != NULL)
             TRY(PyModule_AddObjectRef(module, types[i].name, type));
     }
@@ -3691,8 +3605,8 @@ static int set_up(PyObject *module)
     new_object = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
     get_slot = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
     set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
-    if (references == NULL || deferred == NULL)
-        return FAILED;
+    NEED(references);
+    NEED(deferred);
     TRY(PyModule_AddObjectRef(module, "Deferred", (PyObject *)deferred_type));
     TRY(PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM));
     static const char *const conventions[] = {"JAX", "EQUINOX", "ANY", "INHERITED", "IN_VARIABLE", "OUTSIDE"};
