@@ -113,6 +113,15 @@ static int is_dropped(PyObject *error)
     return 1;
 }
 
+/* What a weak reference refers to; NULL if that is gone, or on an error. */
+static PyObject *referent(PyObject *reference)
+{
+    PyObject *found = reference == NULL ? NULL : PyObject_CallNoArgs(reference);
+    if (found == Py_None)
+        replace(&found, NULL);
+    return found;
+}
+
 static PyObject *none(void)
 {
     return Py_NewRef(Py_None);
@@ -363,12 +372,6 @@ static Fact *fact_of(PyObject *value, PyTypeObject *type)
     return fact == NULL || fact->type != type ? NULL : fact;
 }
 
-static int is_settled(PyTypeObject *type)
-{
-    Fact *fact = fact_of((PyObject *)type, &PyType_Type);
-    return fact != NULL && fact->token == NULL;
-}
-
 /* One who keeps a value, or is told when it goes, is no more. Runs finalisers of tokens last. */
 static void let_go_of(void *value)
 {
@@ -402,17 +405,6 @@ static int add_fact(PyObject *value, PyTypeObject *type, PyObject *of_token)
     return 0;
 }
 
-/* What stands for a value in keys, if that is known; a new reference. NULL otherwise, without an error. */
-static PyObject *token_of(PyObject *value, PyTypeObject *type)
-{
-    Fact *fact = fact_of(value, type);
-    PyObject *token = fact == NULL || fact->token == NULL ? NULL : PyObject_CallNoArgs(fact->token);
-    if (token == Py_None)
-        replace(&token, NULL);
-    PyErr_Clear();
-    return token;
-}
-
 /* Remembers something of a value as long as it lives. 0 without it if that cannot be told. */
 static int add_fact_weakly(PyObject *value, PyTypeObject *type, PyObject *token)
 {
@@ -431,18 +423,13 @@ static int add_fact_weakly(PyObject *value, PyTypeObject *type, PyObject *token)
     return PyErr_Occurred() ? FAILED : 0;
 }
 
-/* Values that are kept, and what stands for each in keys, so that they are known again by address. There is no `tp_clear`:
-   the values cannot change, so no cycle leads through them alone. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *pairs, *beside[2];
-} Held;
-
 static PyTypeObject *held_type;
 
+/* Values that are kept, and what stands for each in keys, so that they are known again by address. There is no `tp_clear`:
+   the values cannot change, so no cycle leads through them alone. */
 static void held_dealloc(PyObject *self)
 {
-    PyObject *pairs = ((Held *)self)->pairs;
+    PyObject *pairs = parts_of(self)[0];
     PyObject_GC_UnTrack(self);
     for (Py_ssize_t i = 0; i + 1 < PyTuple_Size(pairs); i += 2)
         let_go_of(PyTuple_GetItem(pairs, i));
@@ -459,25 +446,24 @@ static PyType_Slot held_slots[] = {
 /* (value, token, value, token, ...) -> what keeps them. */
 static PyObject *native_hold(PyObject *Py_UNUSED(module), PyObject *pairs)
 {
+    Py_ssize_t done = 0;
     if (!PyTuple_CheckExact(pairs) || PyTuple_Size(pairs) % 2)
         return refuse(PyExc_TypeError, "values and tokens, in turn");
     OWNED *nothing = PyTuple_GetSlice(pairs, 0, 0);
-    PyObject *held = nothing == NULL ? NULL : new_parts(held_type, nothing, NULL, NULL), *kept;
+    PyObject *held = nothing == NULL ? NULL : new_parts(held_type, nothing, NULL, NULL);
     if (held == NULL)
         return NULL;
     /* As far as it gets: what is not held is asked for again. */
-    Py_ssize_t done = 0;
-    while (done < PyTuple_Size(pairs)) {
+    for (; done < PyTuple_Size(pairs); done += 2) {
         PyObject *value = PyTuple_GetItem(pairs, done);
         if (add_fact(value, Py_TYPE(value), PyTuple_GetItem(pairs, done + 1)) < 0)
             break;
-        done += 2;
     }
-    kept = PyTuple_GetSlice(pairs, 0, done);
+    PyObject *kept = PyTuple_GetSlice(pairs, 0, done);
     while (kept == NULL && done > 0)
         let_go_of(PyTuple_GetItem(pairs, done -= 2));
     if (kept != NULL)
-        replace(&((Held *)held)->pairs, kept);
+        replace(&parts_of(held)[0], kept);
     PyErr_Clear();
     return held;
 }
@@ -663,6 +649,8 @@ static Kind *new_kind(PyObject *described)
         if (!PyBytes_AsString(kind.is_static)[i])
             kind.is_in_order &= PyTuple_GetItem(kind.order, i) == PyTuple_GetItem(names, next++);
     }
+    if (PyErr_Occurred())
+        return NULL;
     kind.type = (PyTypeObject *)type;
     kind.node_type = node_type == Py_None ? NULL : node_type;
     kind.names = names, kind.num_traced = PyTuple_Size(traced), kind.slots = slots;
@@ -870,49 +858,40 @@ static void go_back(Walk *w, Mark mark)
     w->key_size = mark.key_size;
 }
 
-static int emit(Walk *w, const void *bytes, size_t size)
+/* A code and what belongs to it. */
+static int emit(Walk *w, char code, const void *bytes, size_t size)
 {
-    if (w->key_size + size > w->key_room)
-        TRY(grow(&w->key, &w->key_room, w->key_size + size, 1));
-    memcpy(w->key + w->key_size, bytes, size);
+    TRY(grow(&w->key, &w->key_room, w->key_size + size + 1, 1));
+    w->key[w->key_size++] = code;
+    if (size > 0)
+        memcpy(w->key + w->key_size, bytes, size);
     w->key_size += size;
     return DONE;
 }
 
 static int emit_code(Walk *w, char code)
 {
-    return emit(w, &code, 1);
+    return emit(w, code, NULL, 0);
 }
 
 static int emit_count(Walk *w, char code, int64_t count)
 {
-    char bytes[1 + sizeof count];
-    bytes[0] = code;
-    memcpy(bytes + 1, &count, sizeof count);
-    return emit(w, bytes, sizeof bytes);
+    return emit(w, code, &count, sizeof count);
 }
 
 static int emit_kind(Walk *w, char code, const Kind *kind, Py_ssize_t count)
 {
-    char bytes[1 + 2 * sizeof(uint32_t)];
     uint32_t numbers[2] = {kind->number, (uint32_t)count};
-    if (count > UINT32_MAX)
-        return FAILED;
-    bytes[0] = code;
-    memcpy(bytes + 1, numbers, sizeof numbers);
-    return emit(w, bytes, sizeof bytes);
+    return count > UINT32_MAX ? FAILED : emit(w, code, numbers, sizeof numbers);
 }
 
 static int emit_address(Walk *w, PyObject *value)
 {
-    PyTypeObject *type = Py_TYPE(value);
-    char bytes[1 + 2 * sizeof(void *)] = {'P'};
-    memcpy(bytes + 1, &value, sizeof value);
-    memcpy(bytes + 1 + sizeof value, &type, sizeof type);
+    const void *addresses[2] = {value, Py_TYPE(value)};
     TRY(grow(&w->places, &w->places_room, w->pins.size + 1, sizeof *w->places));
     w->places[w->pins.size] = w->key_size;
     TRY(push(&w->pins, value));
-    return emit(w, bytes, sizeof bytes);
+    return emit(w, 'P', addresses, sizeof addresses);
 }
 
 /* Runs no Python unless it fails. For half of a surrogate pair it does: until Python 3.12 the mere making of an exception
@@ -925,7 +904,10 @@ static int emit_text(Walk *w, PyObject *text)
     const char *bytes = PyUnicode_AsUTF8AndSize(text, &size);
     NEED(bytes);
     TRY(emit_count(w, 's', size));
-    return emit(w, bytes, (size_t)size);
+    TRY(grow(&w->key, &w->key_room, w->key_size + (size_t)size, 1));
+    memcpy(w->key + w->key_size, bytes, (size_t)size);
+    w->key_size += (size_t)size;
+    return DONE;
 }
 
 /* Whether a container of so many parts is to be written out. One that holds another twice, and so on, has no end. */
@@ -965,8 +947,7 @@ static int emit_static(Walk *w, PyObject *value, int depth)
     }
     if (type == &PyFloat_Type) {
         double number = PyFloat_AsDouble(value);
-        TRY(emit_code(w, 'd'));
-        return emit(w, &number, sizeof number);
+        return emit(w, 'd', &number, sizeof number);
     }
     if ((type == &PyTuple_Type || type == &PyList_Type) && has_room(w, length_of(value), depth)) {
         Py_ssize_t size = length_of(value);
@@ -1193,14 +1174,7 @@ static int emit_dict(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux
     return emit_statics(w, keys_in(kind, aux));
 }
 
-/* Begins an object that is read by name, of which any field may be absent. */
-static int begin_fields(Walk *w, Kind *kind)
-{
-    TRY(make_room(w, PyTuple_Size(kind->names)));
-    return emit_kind(w, 'F', kind, 0);
-}
-
-/* Ends it, and says which fields are there if these are not all that are declared and no others. `w->names` has an entry
+/* Says of an object that was read by name which fields are there if these are not all that are declared and no others. `w->names` has an entry
    for each of all names, NULL where a field is absent. What is said last begins with no code of a static value. */
 static int end_fields(Walk *w, Kind *kind, size_t begin)
 {
@@ -1235,7 +1209,8 @@ static PyObject *field_of(const Kind *kind, PyObject *holder, PyObject *name)
 static int open_by_name(Walk *w, Kind *kind, PyObject *holder)
 {
     size_t begin = w->key_size;
-    TRY(begin_fields(w, kind));
+    TRY(make_room(w, PyTuple_Size(kind->names)));
+    TRY(emit_kind(w, 'F', kind, 0));
     for (Py_ssize_t i = 0; i < PyTuple_Size(kind->names); i++) {
         OWNED *value = field_of(kind, holder, PyTuple_GetItem(kind->names, i));
         if (value == NULL && (kind->shape != FIELDS || PyErr_Occurred()))
@@ -1323,23 +1298,17 @@ static int fits_fields(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_t si
            are_pairs(PyTuple_GetItem(aux, 1));
 }
 
-static int emit_fields(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_children), PyObject *aux)
+static int emit_fields(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
 {
-    PyObject *found[2] = {PyTuple_GetItem(aux, 0), PyTuple_GetItem(aux, 1)};
-    Py_ssize_t next[2] = {0, 0};
-    size_t begin = w->key_size;
-    TRY(begin_fields(w, kind));
-    for (Py_ssize_t i = 0; i < PyTuple_Size(kind->names); i++) {
-        int is_static = i >= kind->num_traced;
-        PyObject *each = next[is_static] < PyTuple_Size(found[is_static]) ? PyTuple_GetItem(found[is_static], next[is_static]) : NULL;
-        PyObject *name = each != NULL && is_static ? PyTuple_GetItem(each, 0) : each;
-        int is_there = name != NULL && is_text(name, PyTuple_GetItem(kind->names, i));
-        next[is_static] += is_there;
-        w->names[i] = is_there ? each : NULL;
-        if (is_there && is_static)
-            TRY(emit_static(w, PyTuple_GetItem(each, 1), 0));
-    }
-    return end_fields(w, kind, begin);
+    OWNED *attributes = PyDict_New();
+    size_t start = w->children.size;
+    NEED(attributes);
+    for (Py_ssize_t i = 0; i < num_children; i++)
+        TRY(PyDict_SetItem(attributes, PyTuple_GetItem(PyTuple_GetItem(aux, 0), i), Py_None));
+    TRY(PyDict_MergeFromSeq2(attributes, PyTuple_GetItem(aux, 1), 1));
+    TRY(open_by_name(w, kind, attributes));
+    pop_to(&w->children, start);
+    return DONE;
 }
 
 /* What is read by name, none of it absent, has the static values as its auxiliary data. */
@@ -1571,13 +1540,9 @@ static int emit_nnx_object(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_childre
 }
 
 /* The value of an NNX variable; its metadata is static. No hook is run. */
-static int open_nnx_variable(Walk *w, Kind *kind, PyObject *object)
+static int emit_metadata(Walk *w, Kind *kind, PyObject *metadata)
 {
-    OWNED *value = get_slot(raw_value, object, NULL), *metadata = value == NULL ? NULL : get_slot(metadata_of, object, NULL);
     size_t start = w->children.size;
-    NEED(metadata);
-    if (!PyDict_CheckExact(metadata))
-        return LEFT;
     TRY(push_in_order(w, metadata));
     TRY(emit_kind(w, 'F', kind, PyDict_Size(metadata)));
     for (size_t i = start; i < w->children.size; i++) {
@@ -1585,6 +1550,16 @@ static int open_nnx_variable(Walk *w, Kind *kind, PyObject *object)
         TRY(emit_static(w, w->children.items[i], 0));
     }
     pop_to(&w->children, start);
+    return DONE;
+}
+
+static int open_nnx_variable(Walk *w, Kind *kind, PyObject *object)
+{
+    OWNED *value = get_slot(raw_value, object, NULL), *metadata = value == NULL ? NULL : get_slot(metadata_of, object, NULL);
+    NEED(metadata);
+    if (!PyDict_CheckExact(metadata))
+        return LEFT;
+    TRY(emit_metadata(w, kind, metadata));
     return push(&w->children, value);
 }
 
@@ -1595,15 +1570,10 @@ static int fits_nnx_variable(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssiz
 
 static int emit_nnx_variable(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_children), PyObject *aux)
 {
-    TRY(emit_kind(w, 'F', kind, PyTuple_Size(aux)));
-    for (Py_ssize_t i = 0; i < PyTuple_Size(aux); i++) {
-        PyObject *pair = PyTuple_GetItem(aux, i);
-        if (Py_TYPE(PyTuple_GetItem(pair, 0)) != &PyUnicode_Type)
-            return LEFT;
-        TRY(emit_text(w, PyTuple_GetItem(pair, 0)));
-        TRY(emit_static(w, PyTuple_GetItem(pair, 1), 0));
-    }
-    return DONE;
+    OWNED *metadata = PyDict_New();
+    NEED(metadata);
+    TRY(PyDict_MergeFromSeq2(metadata, aux, 1));
+    return emit_metadata(w, kind, metadata);
 }
 
 /* --- the walk ---------------------------------------------------------------------------------------------------- */
@@ -1611,6 +1581,7 @@ static int emit_nnx_variable(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_child
 typedef struct Step Step;
 typedef struct Program Program;
 typedef struct Run Run;
+typedef struct Writing Writing;
 
 /* What C knows of a shape. NULL where it leaves that to Python, and to what is registered for the class. */
 typedef struct {
@@ -1622,10 +1593,20 @@ typedef struct {
     PyObject *(*build)(Run *run, const Step *step);
     PyObject *(*holder)(PyObject *object); /* what has the items that are written back; NULL where these are slots alone */
     PyObject *(*copy)(PyObject *items);
-    int (*write)(PyObject *holder, const Kind *kind, PyObject *items, int is_own);
+    int (*write)(const Writing *writing, PyObject *items, int is_own);
 } Shape;
 
 static const Shape SHAPES[NUM_SHAPES];
+
+enum { TARGET, HOLDER, NEW_ITEMS, NEW_VALUES, OLD_ITEMS, OLD_VALUES, NUM_HELD };
+
+/* Something that is to be written. */
+struct Writing {
+    const Kind *kind;
+    const Shape *shape;       /* of the kind, which may become another */
+    PyObject *slots;
+    PyObject *held[NUM_HELD]; /* strong references */
+};
 
 static const Shape *shape_of(const Kind *kind)
 {
@@ -1825,14 +1806,13 @@ static PyTypeObject *type_of_pin(const Walk *w, size_t i)
     return type;
 }
 
-/* Puts in the place of a pin what stands for its value; takes a reference to that over. */
+/* Puts in the place of a pin what stands for its value. */
 static void put_token(Walk *w, size_t i, PyObject *token)
 {
-    PyObject *none = NULL;
+    const void *addresses[2] = {token, NULL};
     w->key[w->places[i]] = 'V';
-    memcpy(w->key + w->places[i] + 1, &token, sizeof token);
-    memcpy(w->key + w->places[i] + 1 + sizeof token, &none, sizeof none);
-    replace(&w->pins.items[i], token);
+    memcpy(w->key + w->places[i] + 1, addresses, sizeof addresses);
+    replace(&w->pins.items[i], Py_NewRef(token));
 }
 
 /* What Python says of a pin: (its class,), of which all instances are the same for ever; a token; or (a token, None), of a
@@ -1848,7 +1828,7 @@ static int settle_pin(Walk *w, size_t i, PyObject *found)
         TRY(PyList_Append(w->settled, first));
         TRY(add_fact_weakly(value, type_of_pin(w, i), first));
     }
-    put_token(w, i, Py_NewRef(first));
+    put_token(w, i, first);
     return DONE;
 }
 
@@ -1856,16 +1836,18 @@ static int settle_pin(Walk *w, size_t i, PyObject *found)
 static int settle_known_pin(Walk *w, size_t i)
 {
     PyTypeObject *type = type_of_pin(w, i);
-    if (is_settled(type))
+    const Fact *fact = fact_of((PyObject *)type, &PyType_Type);
+    if (fact != NULL && fact->token == NULL)
         return DONE;
-    OWNED *token = token_of(w->pins.items[i], type);
-    if (token == NULL)
-        return LEFT;
+    fact = fact_of(w->pins.items[i], type);
+    OWNED *token = referent(fact == NULL ? NULL : fact->token);
+    PyErr_Clear();
+    NEED(token);
     if (w->settled != NULL) {
         TRY(PyList_Append(w->settled, w->pins.items[i]));
         TRY(PyList_Append(w->settled, token));
     }
-    put_token(w, i, Py_NewRef(token));
+    put_token(w, i, token);
     return DONE;
 }
 
@@ -1897,16 +1879,15 @@ static int settle_pins(Walk *w)
     return found == NULL ? FAILED : DONE;
 }
 
-static int begin_key(Walk *w, int convention, int64_t base)
+static int emit_header(Walk *w, int convention, int64_t base)
 {
-    int32_t header = w->flags | convention << 8;
-    TRY(emit(w, &header, sizeof header));
-    return emit_count(w, 'B', base);
+    int64_t header[2] = {w->flags | convention << 8, base};
+    return emit(w, 'B', header, sizeof header);
 }
 
 static int walk_all(Walk *w, PyObject *tree, int convention)
 {
-    TRY(begin_key(w, convention, w->expected));
+    TRY(emit_header(w, convention, w->expected));
     TRY(visit(w, tree, convention));
     while (w->depth) {
         Frame *frame = &w->frames[w->depth - 1];
@@ -2056,15 +2037,6 @@ static PyObject *native_forget_keys(PyObject *Py_UNUSED(module), PyObject *Py_UN
     return none();
 }
 
-/* What a weak reference refers to; NULL if that is gone, or on an error. */
-static PyObject *referent(PyObject *reference)
-{
-    PyObject *found = reference == NULL ? NULL : PyObject_CallNoArgs(reference);
-    if (found == Py_None)
-        replace(&found, NULL);
-    return found;
-}
-
 /* The structure to which the key of a walk leads; NULL if none is known, or on an error. */
 static PyObject *structure_of_key(const Walk *w, PyObject *known, Latest *latest)
 {
@@ -2132,32 +2104,27 @@ static PyObject *snapshot(PyObject *value)
     return is_a(value, static_op) ? PyObject_GetAttr(value, name__value) : refuse(PyExc_TypeError, "not a static value");
 }
 
-/* A node: its type, the number of its children, its auxiliary data. */
-static int emit_visited_node(Walk *w, PyObject *visited)
-{
-    PyObject *node_type, *of_aux;
-    Py_ssize_t num_children;
-    if (!PyArg_ParseTuple(visited, "O!nO", &PyTuple_Type, &node_type, &num_children, &of_aux))
-        return FAILED;
-    OWNED *aux = snapshot(of_aux);
-    Kind *kind = aux == NULL ? NULL : kind_described(node_type);
-    return kind == NULL ? FAILED : emit_node(w, kind, num_children, aux);
-}
-
+/* A leaf, the number of an object, a static value, or a node: its type, the number of its children, its auxiliary data. */
 static int emit_visited(Walk *w, PyObject *visited)
 {
+    PyObject *node_type = NULL, *of_value = visited;
+    Py_ssize_t count = 0;
     if (visited == leaf_op)
         return emit_code(w, 'L');
-    if (PyTuple_CheckExact(visited))
-        return emit_visited_node(w, visited);
     if (PyLong_CheckExact(visited)) {
         int64_t number = PyLong_AsLongLong(visited);
         return number == -1 && PyErr_Occurred() ? FAILED : emit_count(w, 'R', number);
     }
-    OWNED *value = snapshot(visited);
+    if (PyTuple_CheckExact(visited) && !PyArg_ParseTuple(visited, "O!nO", &PyTuple_Type, &node_type, &count, &of_value))
+        return FAILED;
+    OWNED *value = snapshot(of_value);
     NEED(value);
-    TRY(emit_code(w, 'S'));
-    return emit_static(w, value, 0);
+    if (node_type == NULL) {
+        TRY(emit_code(w, 'S'));
+        return emit_static(w, value, 0);
+    }
+    Kind *kind = kind_described(node_type);
+    return kind == NULL ? FAILED : emit_node(w, kind, count, value);
 }
 
 /* What a key has by address, each followed by the class that it had when it was written. */
@@ -2178,7 +2145,7 @@ static int write_key(Walk *w, PyObject *visited, int convention, Py_ssize_t base
 {
     w->settled = PyList_New(0);
     NEED(w->settled);
-    TRY(begin_key(w, convention, base));
+    TRY(emit_header(w, convention, base));
     for (Py_ssize_t i = 0; i < PyList_Size(visited); i++) {
         OWNED *each = Py_NewRef(PyList_GetItem(visited, i));
         TRY(emit_visited(w, each));
@@ -2482,11 +2449,7 @@ static int compile_nnx_variable(Program *program, Step *step, PyObject *aux)
 {
     TRY(add_place(program, PyTuple_GetItem(step->numbers, 0)));
     TRY(keep(&step->values, PyDict_New()));
-    for (Py_ssize_t i = 0; i < PyTuple_Size(aux); i++) {
-        PyObject *pair = PyTuple_GetItem(aux, i);
-        TRY(PyDict_SetItem(step->values, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1)));
-    }
-    return DONE;
+    return PyDict_MergeFromSeq2(step->values, aux, 1);
 }
 
 /* How a node is put together without Python. Leaves the step as it is if its auxiliary data is not as its kind says. */
@@ -2743,15 +2706,16 @@ static PyObject *copy_ordered(PyObject *dict)
     return PyObject_CallMethodObjArgs(dict, name_copy, NULL);
 }
 
-static int write_list(PyObject *list, const Kind *Py_UNUSED(kind), PyObject *items, int Py_UNUSED(is_own))
+static int write_list(const Writing *writing, PyObject *items, int Py_UNUSED(is_own))
 {
-    return PyList_SetSlice(list, 0, PY_SSIZE_T_MAX, items);
+    return PyList_SetSlice(writing->held[HOLDER], 0, PY_SSIZE_T_MAX, items);
 }
 
-static int write_deque(PyObject *deque, const Kind *Py_UNUSED(kind), PyObject *items, int Py_UNUSED(is_own))
+static int write_deque(const Writing *writing, PyObject *items, int Py_UNUSED(is_own))
 {
-    OWNED *cleared = PyObject_CallMethodObjArgs(deque, name_clear, NULL);
-    OWNED *extended = cleared == NULL ? NULL : PyObject_CallMethodObjArgs(deque, name_extend, items, NULL);
+    OWNED *cleared = PyObject_CallMethodObjArgs(writing->held[HOLDER], name_clear, NULL), *extended = NULL;
+    NEED(cleared);
+    extended = PyObject_CallMethodObjArgs(writing->held[HOLDER], name_extend, items, NULL);
     return extended == NULL ? FAILED : DONE;
 }
 
@@ -2770,13 +2734,14 @@ static int remove_names(PyObject *dict, PyObject *names, PyObject *unless)
 
 /* What stays keeps its place, and of attributes also those that no field declares. A dictionary that has an order of its own
    is asked. */
-static int write_dict(PyObject *dict, const Kind *kind, PyObject *items, int is_own)
+static int write_dict(const Writing *writing, PyObject *items, int is_own)
 {
-    int are_declared = !is_own && (kind->shape == FIELDS || kind->shape == DATACLASS);
-    OWNED *names = are_declared ? Py_NewRef(kind->names) : PyDict_Keys(dict), *keys = NULL;
+    PyObject *dict = writing->held[HOLDER];
+    int are_fields = writing->shape == &SHAPES[FIELDS] || writing->shape == &SHAPES[DATACLASS];
+    OWNED *names = are_fields && !is_own ? Py_NewRef(writing->kind->names) : PyDict_Keys(dict), *keys = NULL;
     NEED(names);
     TRY(remove_names(dict, names, items));
-    if (kind->shape != ORDERED_DICT)
+    if (writing->shape != &SHAPES[ORDERED_DICT])
         return PyDict_Update(dict, items);
     keys = PyMapping_Keys(items);
     NEED(keys);
@@ -2809,16 +2774,6 @@ static int read_content(PyObject *object, const Shape *shape, PyObject *slots, P
     return *values == NULL ? FAILED : DONE;
 }
 
-enum { TARGET, HOLDER, NEW_ITEMS, NEW_VALUES, OLD_ITEMS, OLD_VALUES, NUM_HELD };
-
-/* Something that is to be written. */
-typedef struct {
-    const Kind *kind;
-    const Shape *shape;       /* of the kind, which may become another */
-    PyObject *slots;
-    PyObject *held[NUM_HELD]; /* strong references */
-} Writing;
-
 static int prepare(Writing *writing, PyObject *target, PyObject *source)
 {
     PyObject **held = writing->held;
@@ -2846,8 +2801,7 @@ static int write_content(const Writing *writing, PyObject *items, PyObject *valu
         PyObject *slot = PyTuple_GetItem(writing->slots, i);
         TRY(set_attribute(writing->held[TARGET], slot, PyTuple_GetItem(values, i)));
     }
-    PyObject *holder = writing->held[HOLDER];
-    return holder == NULL ? DONE : writing->shape->write(holder, writing->kind, items, is_own);
+    return writing->shape->write == NULL ? DONE : writing->shape->write(writing, items, is_own);
 }
 
 /* Writes one after the other; all back if one cannot be written. */
@@ -3207,15 +3161,6 @@ static int put_leaves(PyObject *all, PyObject *leaves, PyObject *numbers)
     return DONE;
 }
 
-static PyObject *list_of_none(PyObject *structure)
-{
-    OWNED *count = PyObject_GetAttr(structure, name_num_leaves);
-    PyObject *list = count == NULL ? NULL : PyList_New(PyLong_AsSsize_t(count));
-    for (Py_ssize_t i = 0; list != NULL && i < PyList_Size(list); i++)
-        PyList_SetItem(list, i, none());
-    return list;
-}
-
 /* The leaves of a result from its hands, and its structure. FAILED, also without an error, if it is none. */
 static int gather(PyObject *result, PyObject **structure, PyObject **leaves)
 {
@@ -3234,7 +3179,8 @@ static int gather(PyObject *result, PyObject **structure, PyObject **leaves)
             return FAILED;
         if (i == 0) {
             *structure = Py_NewRef(deal[STRUCTURE_OF]);
-            *leaves = list_of_none(*structure);
+            OWNED *count = PyObject_GetAttr(*structure, name_num_leaves), *nothing = Py_BuildValue("[O]", Py_None);
+            *leaves = count == NULL || nothing == NULL ? NULL : PySequence_Repeat(nothing, PyLong_AsSsize_t(count));
         }
         NEED(*leaves);
         TRY(put_leaves(*leaves, own, deal[NUMBERS_OF]));
@@ -3576,7 +3522,7 @@ static struct {
 } types[] = {
     {&tags_type, "Tags", {"sharedtree._native.Tags", sizeof(Tags), 0, OBJECT, tags_slots}},
     {&latest_type, "Latest", {"sharedtree._native.Latest", sizeof(Latest), 0, OBJECT, latest_slots}},
-    {&held_type, NULL, {"sharedtree._native.Held", sizeof(Held), 0, INNER, held_slots}},
+    {&held_type, NULL, {"sharedtree._native.Held", sizeof(Parts), 0, INNER, held_slots}},
     {&program_type, NULL, {"sharedtree._native.Program", sizeof(Program), 0, INNER, program_slots}},
     {&deal_base, "Deal", {"sharedtree._native.Deal", sizeof(Parts), 0, BASE, deal_slots}},
     {&hand_base, "Hand", {"sharedtree._native.Hand", sizeof(Parts), 0, BASE, hand_slots}},
