@@ -225,6 +225,13 @@ static intptr_t value_of(const Table *table, const void *key)
     return slot == NULL || slot->key == NULL ? NONE : slot->value;
 }
 
+/* Where the values are pointers. */
+static void *pointer_at(const Table *table, const void *key)
+{
+    intptr_t value = value_of(table, key);
+    return value == NONE ? NULL : (void *)value;
+}
+
 /* Makes the table anew, without those that have no value. */
 static int rehash(Table *table, size_t size)
 {
@@ -322,33 +329,6 @@ static void parts_dealloc(PyObject *self)
 
 /* --- values that are known by address, and are not kept alive ----------------------------------------------------- */
 
-static PyObject *references; /* (address of a class, address of a function) -> the reference that calls it when the class goes */
-
-/* Called with the key of an entry as `self`, and the reference. */
-static PyObject *gone(PyObject *key, PyObject *reference)
-{
-    void (*then)(void *) = NULL;
-    void *address = PyLong_AsVoidPtr(PyTuple_GetItem(key, 0)), *function = PyLong_AsVoidPtr(PyTuple_GetItem(key, 1));
-    memcpy(&then, &function, sizeof then);
-    then(address);
-    if (PyDict_GetItemWithError(references, key) == reference && PyDict_DelItem(references, key) < 0)
-        return NULL;
-    return none();
-}
-
-static PyMethodDef gone_method = {"gone", gone, METH_O, "A class is no more."};
-
-/* Calls a function with the address of a class when the class goes. It runs no Python. */
-static int when_gone(PyObject *type, void (*then)(void *))
-{
-    void *function;
-    memcpy(&function, &then, sizeof function);
-    OWNED *key = Py_BuildValue("NN", PyLong_FromVoidPtr(type), PyLong_FromVoidPtr(function));
-    OWNED *callback = key == NULL ? NULL : PyCFunction_New(&gone_method, key);
-    OWNED *reference = callback == NULL ? NULL : PyWeakref_NewRef(type, callback);
-    return reference == NULL ? FAILED : PyDict_SetItem(references, key, reference);
-}
-
 /* What is known of a value, or of all instances of a class, as long as that lives. */
 typedef struct {
     PyTypeObject *type; /* that it had */
@@ -359,23 +339,17 @@ typedef struct {
 
 static Table facts; /* by value */
 
-static Fact *fact_at(const void *value)
-{
-    intptr_t found = value_of(&facts, value);
-    return found == NONE ? NULL : (Fact *)found;
-}
-
 /* What is known of an object, if it is still of the class that it was of. */
 static Fact *fact_of(PyObject *value, PyTypeObject *type)
 {
-    Fact *fact = fact_at(value);
+    Fact *fact = pointer_at(&facts, value);
     return fact == NULL || fact->type != type ? NULL : fact;
 }
 
 /* One who keeps a value, or is told when it goes, is no more. Runs finalisers of tokens last. */
 static void let_go_of(void *value)
 {
-    Fact *fact = fact_at(value);
+    Fact *fact = pointer_at(&facts, value);
     if (fact == NULL || --fact->holders > 0)
         return;
     PyObject *token = fact->token;
@@ -384,11 +358,39 @@ static void let_go_of(void *value)
     Py_XDECREF(token);
 }
 
+static PyObject *references; /* address -> a weak reference with `gone` */
+
+static void retire_kind(void *type);
+
+/* What has this address goes. */
+static PyObject *gone(PyObject *address, PyObject *reference)
+{
+    retire_kind(PyLong_AsVoidPtr(address));
+    let_go_of(PyLong_AsVoidPtr(address));
+    if (PyDict_GetItemWithError(references, address) == reference && PyDict_DelItem(references, address) < 0)
+        return NULL;
+    return none();
+}
+
+static PyMethodDef gone_method = {"gone", gone, METH_O, "What was known of an object is forgotten."};
+
+/* Forgets what is known of a class or a value when it goes. It runs no Python then. */
+static int watch(PyObject *object)
+{
+    OWNED *address = PyLong_FromVoidPtr(object), *callback = NULL, *reference = NULL;
+    NEED(address);
+    callback = PyCFunction_New(&gone_method, address);
+    NEED(callback);
+    reference = PyWeakref_NewRef(object, callback);
+    NEED(reference);
+    return PyDict_SetItem(references, address, reference);
+}
+
 /* Remembers something of a value, of whose end the caller takes care. */
 static int add_fact(PyObject *value, PyTypeObject *type, PyObject *of_token)
 {
     PyObject *token = of_token == NULL ? NULL : PyWeakref_NewRef(of_token, NULL);
-    Fact *fact = fact_at(value);
+    Fact *fact = pointer_at(&facts, value);
     if (token == NULL && of_token != NULL)
         return FAILED;
     if (fact == NULL) {
@@ -408,14 +410,14 @@ static int add_fact(PyObject *value, PyTypeObject *type, PyObject *of_token)
 /* Remembers something of a value as long as it lives. 0 without it if that cannot be told. */
 static int add_fact_weakly(PyObject *value, PyTypeObject *type, PyObject *token)
 {
-    if (fact_at(value) == NULL) {
-        if (when_gone(value, let_go_of) < 0)
+    if (pointer_at(&facts, value) == NULL) {
+        if (watch(value) < 0)
             return is_dropped(PyExc_TypeError) ? 0 : FAILED;
         return add_fact(value, type, token);
     }
     /* Its token may have been another, which is gone. */
     PyObject *reference = token == NULL ? NULL : PyWeakref_NewRef(token, NULL);
-    Fact *known = fact_at(value);
+    Fact *known = pointer_at(&facts, value);
     if (reference != NULL && known != NULL && known->token != NULL)
         replace(&known->token, reference);
     else
@@ -589,8 +591,7 @@ static Py_ssize_t epoch(void)
 
 static Kind *kind_of(PyTypeObject *type)
 {
-    intptr_t found = value_of(&kinds, type);
-    return found == NONE ? NULL : (Kind *)found;
+    return pointer_at(&kinds, type);
 }
 
 static void retire_kind(void *type)
@@ -661,7 +662,7 @@ static Kind *new_kind(PyObject *described)
     *made = kind;
     /* Classes that nobody registers are kept by nobody else either. */
     int is_kept = kind.shape != NAMEDTUPLE && !kind.is_guess;
-    if ((!is_kept && when_gone(type, retire_kind) < 0) || set_value(&kinds, type, (intptr_t)made) < 0) {
+    if ((!is_kept && watch(type) < 0) || set_value(&kinds, type, (intptr_t)made) < 0) {
         PyMem_Free(made);
         return NULL;
     }
@@ -1392,12 +1393,6 @@ static size_t hash_of_names(PyObject *attributes)
     return hash | 1;
 }
 
-static Layout *layouts_at(const Kind *kind, size_t hash)
-{
-    intptr_t found = value_of(&kind->layouts, (void *)hash);
-    return found == NONE ? NULL : (Layout *)found;
-}
-
 /* The attributes of an NNX object, if they are of this layout. Runs no Python. */
 static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *attributes, PyObject *mapping)
 {
@@ -1466,7 +1461,7 @@ static Layout *new_layout(Kind *kind, PyObject *object, size_t hash)
     if (layout == NULL)
         return (void *)PyErr_NoMemory();
     layout->num_traced = PyTuple_Size(PyTuple_GetItem(form, 0));
-    layout->next = layouts_at(kind, hash);
+    layout->next = pointer_at(&kind->layouts, (void *)hash);
     int *is_taken = layout->places + size;
     Py_ssize_t num_placed = 0;
     for (Py_ssize_t i = 0; i < size && !PyErr_Occurred(); i++) {
@@ -1500,7 +1495,7 @@ static int open_nnx_object(Walk *w, Kind *kind, PyObject *object)
         return PyErr_Occurred() ? FAILED : LEFT;
     size_t hash = hash_of_names(attributes);
     Mark mark = mark_of(w);
-    Layout *layout = layouts_at(kind, hash);
+    Layout *layout = pointer_at(&kind->layouts, (void *)hash);
     for (; layout != NULL; layout = layout->next) {
         int outcome = open_by_layout(w, kind, layout, attributes, mapping);
         if (outcome != LEFT)
@@ -1986,59 +1981,35 @@ static int take_back(Walk *w, Py_ssize_t base)
     return forget(tags, base) < 0 ? FAILED : LEFT;
 }
 
-/* The key that a form of calls had last, and a weak reference to the structure to which it led. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *entry, *beside[2];
-    char *key;
-    size_t size;
-    unsigned long epoch;
-} Latest;
+/* Of a form of calls: the key that it had last, the entry to which it led, and what `epoch_of_keys` was then. */
+enum { KEY_OF, ENTRY_OF, EPOCH_OF };
 
-static unsigned long epoch_of_keys; /* goes on when what is in keys by address may be let go of while a structure lives */
-
-static void latest_dealloc(PyObject *self)
-{
-    PyObject_GC_UnTrack(self);
-    PyMem_Free(((Latest *)self)->key);
-    parts_dealloc(self);
-}
+static PyObject *epoch_of_keys; /* another object when what is in keys by address may be let go of while a structure lives */
 
 static PyType_Slot latest_slots[] = {
-    {Py_tp_new, parts_new},
-    {Py_tp_dealloc, latest_dealloc},
-    {Py_tp_traverse, parts_traverse},
-    {Py_tp_doc, "The key that a form of calls had last."},
-    {0, NULL},
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_doc, "The key that a form of calls had last."}, {0, NULL},
 };
 
 /* The entry for the key of a walk, if the last one of this form had it. A new reference. */
-static PyObject *entry_of_latest(const Latest *latest, const Walk *w)
+static PyObject *entry_of_latest(PyObject *latest, const Walk *w)
 {
-    int is_same = latest != NULL && latest->entry != NULL && latest->epoch == epoch_of_keys &&
-                  latest->size == w->key_size && memcmp(latest->key, w->key, w->key_size) == 0;
-    return is_same ? Py_NewRef(latest->entry) : NULL;
-}
-
-static int remember_latest(Latest *latest, const Walk *w, PyObject *entry)
-{
-    char *key = PyMem_Realloc(latest->key, w->key_size);
-    if (key == NULL)
-        return no_memory();
-    memcpy(key, w->key, w->key_size);
-    latest->key = key, latest->size = w->key_size, latest->epoch = epoch_of_keys;
-    replace(&latest->entry, Py_NewRef(entry));
-    return DONE;
+    PyObject **parts = latest == NULL ? NULL : parts_of(latest);
+    int is_same = parts != NULL && parts[EPOCH_OF] == epoch_of_keys && (size_t)PyBytes_Size(parts[KEY_OF]) == w->key_size &&
+                  memcmp(PyBytes_AsString(parts[KEY_OF]), w->key, w->key_size) == 0;
+    return is_same ? Py_NewRef(parts[ENTRY_OF]) : NULL;
 }
 
 static PyObject *native_forget_keys(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    epoch_of_keys++;
+    PyObject *another = PyList_New(0);
+    if (another == NULL)
+        return NULL;
+    replace(&epoch_of_keys, another);
     return none();
 }
 
 /* The structure to which the key of a walk leads; NULL if none is known, or on an error. */
-static PyObject *structure_of_key(const Walk *w, PyObject *known, Latest *latest)
+static PyObject *structure_of_key(const Walk *w, PyObject *known, PyObject *latest)
 {
     OWNED *before = entry_of_latest(latest, w), *key = NULL, *entry = NULL;
     PyObject *structure = referent(before);
@@ -2048,14 +2019,15 @@ static PyObject *structure_of_key(const Walk *w, PyObject *known, Latest *latest
     /* Held, for what follows may collect garbage, and with it what the entry is of. */
     entry = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(known, key));
     structure = referent(entry);
-    if (structure != NULL && latest != NULL && remember_latest(latest, w, entry) < 0)
-        replace(&structure, NULL);
+    PyObject *parts[3] = {key, entry, epoch_of_keys};
+    for (int i = 0; structure != NULL && latest != NULL && i < 3; i++)
+        replace(&parts_of(latest)[i], Py_NewRef(parts[i]));
     return structure;
 }
 
 /* Walks over a tree, and looks up the structure that its key leads to in `known`. LEFT if Python has to walk; FAILED with an
    error that is not Python's to explain. */
-static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, Latest *latest, PyObject **structure)
+static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, PyObject *latest, PyObject **structure)
 {
     Py_ssize_t base = PyList_Size(w->tags->objects);
     w->expected = base;
@@ -2258,11 +2230,6 @@ static PyObject *items_at(PyObject *list, PyObject *numbers, int as_list)
     return items;
 }
 
-static PyObject *children_of(const Run *run, const Step *step, int as_list)
-{
-    return items_at(run->table, step->numbers, as_list);
-}
-
 static PyObject *build_leaf(Run *run, const Step *Py_UNUSED(step))
 {
     if (run->next < PyTuple_Size(run->leaves))
@@ -2308,7 +2275,7 @@ static PyObject *build_in_python(Run *run, const Step *step)
     OWNED *put_together = node_type == NULL ? NULL : PyObject_GetAttr(node_type, name_put_together);
     OWNED *aux = put_together == NULL ? NULL : PyObject_GetAttr(step->node, name_aux);
     OWNED *thawed = aux == NULL ? NULL : PyObject_CallMethodObjArgs(aux, name_thaw, NULL);
-    OWNED *children = thawed == NULL ? NULL : children_of(run, step, 1);
+    OWNED *children = thawed == NULL ? NULL : items_at(run->table, step->numbers, 1);
     return children == NULL ? NULL : PyObject_CallFunctionObjArgs(put_together, thawed, children, NULL);
 }
 
@@ -2316,7 +2283,7 @@ static PyObject *build_in_python(Run *run, const Step *step)
 static PyObject *build_registered(Run *run, const Step *step)
 {
     OWNED *unflatten = PyObject_GetAttr(step->node, name_unflatten);
-    OWNED *children = unflatten == NULL ? NULL : children_of(run, step, 0);
+    OWNED *children = unflatten == NULL ? NULL : items_at(run->table, step->numbers, 0);
     return children == NULL ? NULL : PyObject_CallFunctionObjArgs(unflatten, children, NULL);
 }
 
@@ -2466,47 +2433,36 @@ static int compile_node(Program *program, Step *step, PyObject *aux)
     return DONE;
 }
 
-/* Whether a static value can be mutated, so that each tree gets a copy of its own; -1 on an error. */
-static int is_mutable(PyObject *value)
-{
-    return is_true(value, name__is_mutable);
-}
-
+/* A static value that can be mutated is copied, so that each tree has its own. */
 static int compile_step(Program *program, Step *step)
 {
-    int is_given = is_a(step->op, given_op), is_static = is_a(step->op, static_op);
+    int is_given = is_a(step->op, given_op), mutable;
     step->is_updated = is_a(step->op, update_op);
     program->updates |= step->is_updated;
-    if (step->op == leaf_op) {
-        step->build = build_leaf;
-        return DONE;
-    }
-    if (is_static) {
-        int mutable = is_mutable(step->op);
-        step->build = mutable ? build_copy : build_constant;
-        if (mutable)
-            return mutable < 0 ? FAILED : DONE;
-        return keep(&step->values, PyObject_GetAttr(step->op, name__value));
-    }
     if (is_given || step->is_updated)
         step->target = PyTuple_GetItem(step->op, 0);
-    if (is_given) {
-        step->build = build_taken;
+    if (is_given || step->op == leaf_op) {
+        step->build = is_given ? build_taken : build_leaf;
         return DONE;
+    }
+    if (is_a(step->op, static_op)) {
+        mutable = is_true(step->op, name__is_mutable);
+        step->build = mutable ? build_copy : build_constant;
+        return mutable == 0 ? keep(&step->values, PyObject_GetAttr(step->op, name__value)) : mutable < 0 ? FAILED : DONE;
     }
     if (!is_a(step->op, node_op) && !step->is_updated)
         return refused(PyExc_TypeError, "not an operation");
     step->node = step->is_updated ? PyTuple_GetItem(step->op, 1) : step->op;
     step->build = build_in_python;
     OWNED *node_type = PyObject_GetAttr(step->node, name_type);
-    OWNED *aux = node_type == NULL ? NULL : PyObject_GetAttr(step->node, name_aux);
+    OWNED *aux = node_type == NULL ? NULL : PyObject_GetAttr(step->node, name_aux), *value = NULL;
     step->kind = aux == NULL ? NULL : kind_described(node_type);
-    int mutable = step->kind == NULL ? -1 : is_mutable(aux);
+    mutable = step->kind == NULL ? -1 : is_true(aux, name__is_mutable);
     /* A kind of namedtuples holds no node type, which would keep the class alive. */
     int is_known = mutable == 0 && (step->kind->shape == NAMEDTUPLE || step->kind->node_type == node_type);
     if (!is_known || !step->kind->is_rebuilt)
         return mutable < 0 ? FAILED : DONE;
-    OWNED *value = PyObject_GetAttr(aux, name__value);
+    value = PyObject_GetAttr(aux, name__value);
     return value == NULL ? FAILED : compile_node(program, step, value);
 }
 
@@ -2544,7 +2500,7 @@ static PyObject *build_nothing(Run *Py_UNUSED(run), const Step *Py_UNUSED(step))
 
 static PyObject *build_sequence(Run *run, const Step *step)
 {
-    return children_of(run, step, step->shape == LIST);
+    return items_at(run->table, step->numbers, step->shape == LIST);
 }
 
 static PyObject *build_dict(Run *run, const Step *step)
@@ -2566,13 +2522,13 @@ static PyObject *build_dict(Run *run, const Step *step)
 
 static PyObject *build_deque(Run *run, const Step *step)
 {
-    OWNED *items = children_of(run, step, 1);
+    OWNED *items = items_at(run->table, step->numbers, 1);
     return items == NULL ? NULL : PyObject_CallFunctionObjArgs((PyObject *)step->kind->type, items, step->values, NULL);
 }
 
 static PyObject *build_by_call(Run *run, const Step *step)
 {
-    OWNED *children = children_of(run, step, 0);
+    OWNED *children = items_at(run->table, step->numbers, 0);
     return children == NULL ? NULL : PyObject_CallFunctionObjArgs(step->values, children, NULL);
 }
 
@@ -2695,11 +2651,6 @@ static PyObject *native_build(PyObject *Py_UNUSED(module), PyObject *args)
 }
 
 /* --- writing back ----------------------------------------------------------------------------------------------- */
-
-static PyObject *itself(PyObject *object)
-{
-    return Py_NewRef(object);
-}
 
 static PyObject *copy_ordered(PyObject *dict)
 {
@@ -2859,11 +2810,11 @@ static const Shape SHAPES[NUM_SHAPES] = {
     [JAX_ARRAY] = {"JAX_ARRAY"},
     [NOTHING] = {"NOTHING", open_nothing, NULL, emit_items, compile_aux, build_nothing},
     [TUPLE] = {"TUPLE", open_sequence, NULL, emit_items, compile_aux, build_sequence},
-    [LIST] = {"LIST", open_sequence, NULL, emit_items, compile_aux, build_sequence, itself, PySequence_List, write_list},
-    [DICT] = {"DICT", open_dict, fits_dict, emit_dict, compile_dict, build_dict, itself, PyDict_Copy, write_dict},
-    [ORDERED_DICT] = {"ORDERED_DICT", open_dict, fits_dict, emit_dict, compile_dict, build_dict, itself, copy_ordered, write_dict},
-    [DEFAULT_DICT] = {"DEFAULT_DICT", open_dict, fits_dict, emit_dict, compile_dict, build_dict, itself, PyDict_Copy, write_dict},
-    [DEQUE] = {"DEQUE", open_deque, NULL, emit_items_and_aux, compile_aux, build_deque, itself, PySequence_List, write_deque},
+    [LIST] = {"LIST", open_sequence, NULL, emit_items, compile_aux, build_sequence, Py_NewRef, PySequence_List, write_list},
+    [DICT] = {"DICT", open_dict, fits_dict, emit_dict, compile_dict, build_dict, Py_NewRef, PyDict_Copy, write_dict},
+    [ORDERED_DICT] = {"ORDERED_DICT", open_dict, fits_dict, emit_dict, compile_dict, build_dict, Py_NewRef, copy_ordered, write_dict},
+    [DEFAULT_DICT] = {"DEFAULT_DICT", open_dict, fits_dict, emit_dict, compile_dict, build_dict, Py_NewRef, PyDict_Copy, write_dict},
+    [DEQUE] = {"DEQUE", open_deque, NULL, emit_items_and_aux, compile_aux, build_deque, Py_NewRef, PySequence_List, write_deque},
     [NAMEDTUPLE] = {"NAMEDTUPLE", open_sequence, fits_none, emit_items, compile_registered, build_by_call},
     [ARGUMENTS] = {"ARGUMENTS", open_arguments, NULL, emit_items_and_aux},
     [FIELDS] = {"FIELDS", open_fields, fits_fields, emit_fields, compile_attributes, build_object, attributes_of, PyDict_Copy,
@@ -2986,8 +2937,8 @@ typedef struct {
     int flags, convention, in_place, finishes;
     PyObject *forms, *write;
     PyObject *aux, *bound, *key, *asks, *made; /* of the form */
+    PyObject *latest;
     int donates;
-    Latest *latest;
 } Way;
 
 /* What a call is given and found out meanwhile. Borrowed. */
@@ -3039,7 +2990,7 @@ static int read_way(PyObject *tuple, PyObject *args, PyObject *kwargs, Way *way,
         return refused(PyExc_TypeError, "not a form");
     way->aux = PyTuple_GetItem(*form, 0), way->bound = PyTuple_GetItem(*form, 1);
     way->key = PyTuple_GetItem(*form, 2), way->asks = PyTuple_GetItem(*form, 3);
-    way->donates = PyTuple_GetItem(*form, 4) == Py_True, way->latest = (Latest *)PyTuple_GetItem(*form, 5);
+    way->donates = PyTuple_GetItem(*form, 4) == Py_True, way->latest = PyTuple_GetItem(*form, 5);
     way->made = PyTuple_GetItem(*form, 6);
     return DONE;
 }
@@ -3521,7 +3472,7 @@ static struct {
     PyType_Spec spec;
 } types[] = {
     {&tags_type, "Tags", {"sharedtree._native.Tags", sizeof(Tags), 0, OBJECT, tags_slots}},
-    {&latest_type, "Latest", {"sharedtree._native.Latest", sizeof(Latest), 0, OBJECT, latest_slots}},
+    {&latest_type, "Latest", {"sharedtree._native.Latest", sizeof(Parts), 0, OBJECT, latest_slots}},
     {&held_type, NULL, {"sharedtree._native.Held", sizeof(Parts), 0, INNER, held_slots}},
     {&program_type, NULL, {"sharedtree._native.Program", sizeof(Program), 0, INNER, program_slots}},
     {&deal_base, "Deal", {"sharedtree._native.Deal", sizeof(Parts), 0, BASE, deal_slots}},
@@ -3544,6 +3495,7 @@ static int set_up(PyObject *module)
             TRY(PyModule_AddObjectRef(module, types[i].name, type));
     }
     references = PyDict_New();
+    epoch_of_keys = PyList_New(0);
     empty_tuple = PyTuple_New(0);
     OWNED *bases = empty_tuple == NULL ? NULL : PyTuple_Pack(1, &PyTuple_Type);
     deferred_type = bases == NULL ? NULL : (PyTypeObject *)PyType_FromSpecWithBases(&deferred_spec, bases);
@@ -3552,6 +3504,7 @@ static int set_up(PyObject *module)
     get_slot = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
     set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
     NEED(references);
+    NEED(epoch_of_keys);
     NEED(deferred);
     TRY(PyModule_AddObjectRef(module, "Deferred", (PyObject *)deferred_type));
     TRY(PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM));
