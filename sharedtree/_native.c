@@ -509,7 +509,7 @@ typedef struct {
     PyObject *places;         /* bytes, where each name is among the children or the static ones; none for FIELDS */
     PyObject *names;          /* of the children, then of what is static; of FIELDS also those that no field declares */
     Py_ssize_t num_traced;    /* of these */
-    int is_in_order;          /* whether the children are as in `order` */
+    int is_in_order;          /* whether the children, and what is static, are as in `order` */
     PyObject *slots;          /* that are written to; NULL if there are none */
     Table layouts;            /* NNX_OBJECT: lists, by the hash of the names */
     uint32_t num_layouts;     /* that were asked for, found or not */
@@ -645,10 +645,11 @@ static Kind *new_kind(PyObject *described)
     Py_ssize_t num_places = kind.shape == FIELDS ? 0 : PyTuple_Size(kind.order);
     if (PyTuple_Size(kind.order) != PyBytes_Size(kind.is_static) || num_places != PyBytes_Size(kind.places))
         return refuse(PyExc_ValueError, "one byte for each name");
+    Py_ssize_t next[2] = {0, PyTuple_Size(traced)};
     kind.is_in_order = 1;
-    for (Py_ssize_t i = 0, next = 0; i < PyTuple_Size(kind.order); i++) {
-        if (!PyBytes_AsString(kind.is_static)[i])
-            kind.is_in_order &= PyTuple_GetItem(kind.order, i) == PyTuple_GetItem(names, next++);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(kind.order); i++) {
+        int is_static = PyBytes_AsString(kind.is_static)[i] != 0;
+        kind.is_in_order &= PyTuple_GetItem(kind.order, i) == PyTuple_GetItem(names, next[is_static]++);
     }
     if (PyErr_Occurred())
         return NULL;
