@@ -536,6 +536,9 @@ enum { STRUCTURE_OF, NUMBERS_OF, CALL_OF }; /* a deal */
 enum { LEAVES_OF, DEAL_OF };                /* a hand */
 enum { AUX_OF, ARGS_OF, KWARGS_OF };        /* arguments */
 enum { POLICY_OF, WAY_OF };                 /* a wrapper */
+enum { OWN_POLICY, FLAGS, FORMS, IN_PLACE, FINISHES, WRITE, NUM_OF_WAY };     /* how it is called */
+enum { NAMES_OF, BOUND, PLAN_KEY, ASKS, DONATES, LATEST, MADE, NUM_OF_FORM }; /* by a number of arguments and these keywords */
+enum { STRUCTURE_IN, ORIGINS, LABELS, DEALS, SOURCES, CUTS, NUM_OF_PLAN };    /* how its leaves are dealt */
 
 static PyTypeObject *tags_type, *program_type, *latest_type, *deal_base, *hand_base, *arguments_base, *caller_base;
 
@@ -2489,7 +2492,7 @@ static PyObject *native_compile(PyObject *Py_UNUSED(module), PyObject *records)
     if (!PyTuple_CheckExact(records))
         return refuse(PyExc_TypeError, "records are a tuple");
     PyObject *program = new_parts(program_type, records, NULL, NULL);
-    if (program != NULL && compile_all((Program *)program, records) < 0)
+    if (program != NULL && compile_all((Program *)program, records) != DONE)
         replace(&program, NULL);
     return program;
 }
@@ -2580,7 +2583,7 @@ static PyObject *build_object(Run *run, const Step *step)
     PyObject *object = new_object(step->kind->type, empty_tuple, NULL);
     if (object == NULL)
         return NULL;
-    if ((step->shape == NNX_VARIABLE ? set_variable(run, step, object) : set_attributes(run, step, object)) < 0)
+    if ((step->shape == NNX_VARIABLE ? set_variable(run, step, object) : set_attributes(run, step, object)) != DONE)
         replace(&object, NULL);
     return object;
 }
@@ -2618,7 +2621,7 @@ static PyObject *program_of(PyObject *structure)
     Py_DECREF(program);
     OWNED *records = PyObject_GetAttr(structure, name_records);
     program = records == NULL ? NULL : native_compile(NULL, records);
-    if (program != NULL && (learn_structure((Program *)program, structure) < 0 ||
+    if (program != NULL && (learn_structure((Program *)program, structure) != DONE ||
                             PyObject_SetAttr(structure, name_program, program) < 0))
         replace(&program, NULL);
     return program;
@@ -2648,7 +2651,7 @@ static PyObject *native_build(PyObject *Py_UNUSED(module), PyObject *args)
     OWNED *program = Py_TYPE(what) == program_type               ? Py_NewRef(what)
                      : PyTuple_Check(what) || PyList_Check(what) ? compiled_sequence(what)
                                                                  : program_of(what);
-    return program == NULL || build_onto(table, program, leaves, given, update) < 0 ? NULL : none();
+    return program == NULL || build_onto(table, program, leaves, given, update) != DONE ? NULL : none();
 }
 
 /* --- writing back ----------------------------------------------------------------------------------------------- */
@@ -2769,11 +2772,11 @@ static int write_all(const Writing *writings, Py_ssize_t size)
     PyErr_Fetch(&type, &value, &traceback);
     while (written-- > 0) {
         const Writing *each = &writings[written];
-        if (write_content(each, each->held[OLD_ITEMS], each->held[OLD_VALUES], 1) < 0)
+        if (write_content(each, each->held[OLD_ITEMS], each->held[OLD_VALUES], 1) != DONE)
             PyErr_Clear();
     }
     PyErr_Restore(type, value, traceback);
-    return FAILED;
+    return outcome;
 }
 
 /* Writes what is pending: targets and sources, in turn. LEFT if that is for Python. */
@@ -2933,21 +2936,17 @@ static PyObject *native_flags_of(PyObject *Py_UNUSED(module), PyObject *rules)
     return outcome < 0 ? NULL : PyLong_FromLong(flags | convention << 8);
 }
 
-/* What a call needs to know of the wrapper, and of how it is called. Borrowed. See `transforms._warm`. */
+/* A call: how it is done, and what was found out meanwhile. Borrowed. */
 typedef struct {
-    int flags, convention, in_place, finishes;
-    PyObject *forms, *write;
-    PyObject *aux, *bound, *key, *asks, *made; /* of the form */
-    PyObject *latest;
-    int donates;
-} Way;
-
-/* What a call is given and found out meanwhile. Borrowed. */
-typedef struct {
-    const Way *way;
+    PyObject *way, *form;
     Tags *tags;
     PyObject *arguments, *structure, *leaves, *plan;
 } Call;
+
+static int is_set(PyObject *record, Py_ssize_t i)
+{
+    return PyTuple_GetItem(record, i) == Py_True;
+}
 
 /* The number of positional arguments and the names of the others. */
 static PyObject *form_key(PyObject *args, PyObject *kwargs)
@@ -2969,30 +2968,21 @@ static PyObject *found_in(PyObject *dict, PyObject *key)
     return dict == NULL || key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(dict, key));
 }
 
-/* LEFT if Python has to see to such a call first. The form lives as long as the tuple that it is in. */
-static int read_way(PyObject *tuple, PyObject *args, PyObject *kwargs, Way *way, PyObject **form)
+/* The form of a call. LEFT if Python has to see to such a call first. */
+static int read_form(PyObject *way, PyObject *args, PyObject *kwargs, PyObject **form)
 {
-    if (!is_record(tuple, 6))
+    if (!is_record(way, NUM_OF_WAY) || !PyLong_Check(PyTuple_GetItem(way, FLAGS)))
         return refused(PyExc_TypeError, "not what a call needs to know");
-    long flags = PyLong_AsLong(PyTuple_GetItem(tuple, 1));
-    if (flags == -1 && PyErr_Occurred())
-        return FAILED;
-    way->flags = (int)(flags & 0xff), way->convention = (int)(flags >> 8);
-    way->forms = PyTuple_GetItem(tuple, 2), way->in_place = PyTuple_GetItem(tuple, 3) == Py_True;
-    way->finishes = PyTuple_GetItem(tuple, 4) == Py_True, way->write = PyTuple_GetItem(tuple, 5);
-    if (!PyDict_CheckExact(way->forms))
+    if (!PyDict_CheckExact(PyTuple_GetItem(way, FORMS)))
         return LEFT;
     OWNED *key = form_key(args, kwargs);
-    *form = found_in(way->forms, key);
-    if (*form == NULL || *form == Py_None)
-        return PyErr_Occurred() ? FAILED : LEFT;
-    if (!is_record(*form, 7) || !is_tuple_of(PyTuple_GetItem(*form, 0), 3) ||
-        Py_TYPE(PyTuple_GetItem(*form, 5)) != latest_type || !PyDict_CheckExact(PyTuple_GetItem(*form, 6)))
+    *form = found_in(PyTuple_GetItem(way, FORMS), key);
+    NEED(*form);
+    if (*form == Py_None)
+        return LEFT;
+    if (!is_record(*form, NUM_OF_FORM) || !is_tuple_of(PyTuple_GetItem(*form, NAMES_OF), 3) ||
+        Py_TYPE(PyTuple_GetItem(*form, LATEST)) != latest_type || !PyDict_CheckExact(PyTuple_GetItem(*form, MADE)))
         return refused(PyExc_TypeError, "not a form");
-    way->aux = PyTuple_GetItem(*form, 0), way->bound = PyTuple_GetItem(*form, 1);
-    way->key = PyTuple_GetItem(*form, 2), way->asks = PyTuple_GetItem(*form, 3);
-    way->donates = PyTuple_GetItem(*form, 4) == Py_True, way->latest = PyTuple_GetItem(*form, 5);
-    way->made = PyTuple_GetItem(*form, 6);
     return DONE;
 }
 
@@ -3012,31 +3002,35 @@ static int bind(PyObject *bound, PyObject *args, PyObject *kwargs, PyObject *all
     return DONE;
 }
 
-static PyObject *new_arguments(const Way *way, PyObject *args, PyObject *kwargs)
+static PyObject *new_arguments(PyObject *form, PyObject *args, PyObject *kwargs)
 {
     PyTypeObject *type = (PyTypeObject *)arguments_type;
-    if (way->bound == Py_None)
-        return new_parts(type, way->aux, args, kwargs);
-    OWNED *all = PySequence_List(PyTuple_GetItem(way->bound, 0)), *own_kwargs = all == NULL ? NULL : PyDict_New();
-    if (own_kwargs == NULL || bind(way->bound, args, kwargs, all, own_kwargs) < 0)
+    PyObject *names = PyTuple_GetItem(form, NAMES_OF), *bound = PyTuple_GetItem(form, BOUND);
+    if (bound == Py_None)
+        return new_parts(type, names, args, kwargs);
+    OWNED *all = PySequence_List(PyTuple_GetItem(bound, 0)), *own_kwargs = all == NULL ? NULL : PyDict_New();
+    if (own_kwargs == NULL || bind(bound, args, kwargs, all, own_kwargs) != DONE)
         return NULL;
     OWNED *own_args = PyList_AsTuple(all);
-    return own_args == NULL ? NULL : new_parts(type, way->aux, own_args, own_kwargs);
+    return own_args == NULL ? NULL : new_parts(type, names, own_args, own_kwargs);
 }
 
 /* How the leaves of a structure are dealt in such a call; LEFT without it if that is not known. */
-static int plan_of(const Way *way, PyObject *structure, PyObject *leaves, PyObject **plan)
+static int plan_of(PyObject *form, PyObject *structure, PyObject *leaves, PyObject **plan)
 {
-    OWNED *plans = PyObject_GetAttr(structure, name_plans), *key = Py_NewRef(way->key), *answers = NULL;
+    PyObject *asks = PyTuple_GetItem(form, ASKS);
+    OWNED *plans = PyObject_GetAttr(structure, name_plans), *key = Py_NewRef(PyTuple_GetItem(form, PLAN_KEY)), *answers = NULL;
     NEED(plans);
-    if (way->asks != Py_None) {
-        answers = PyObject_CallFunctionObjArgs(way->asks, leaves, NULL);
-        if (answers == NULL || answers == Py_None)
-            return answers == NULL ? FAILED : LEFT;
+    if (asks != Py_None) {
+        answers = PyObject_CallFunctionObjArgs(asks, leaves, NULL);
+        NEED(answers);
+        if (answers == Py_None)
+            return LEFT;
         replace(&key, PyTuple_Pack(2, key, answers));
     }
     *plan = found_in(plans, key);
-    return *plan != NULL ? DONE : PyErr_Occurred() ? FAILED : LEFT;
+    NEED(*plan);
+    return DONE;
 }
 
 /* Whether no object is in a list or a tuple twice, or no array; -1 on an error. */
@@ -3059,8 +3053,8 @@ static int all_different(PyObject *items, int only_arrays)
 /* The hand with these leaves of a call. The deal of the first one is new, and knows the call. */
 static PyObject *new_hand(const Call *c, Py_ssize_t i, PyObject *call, PyObject **first)
 {
-    PyObject *source = PyTuple_GetItem(PyTuple_GetItem(c->plan, 4), i);
-    OWNED *deal = Py_XNewRef(PyTuple_GetItem(PyTuple_GetItem(c->plan, 3), i));
+    PyObject *source = PyTuple_GetItem(PyTuple_GetItem(c->plan, SOURCES), i);
+    OWNED *deal = Py_XNewRef(PyTuple_GetItem(PyTuple_GetItem(c->plan, DEALS), i));
     OWNED *own = source == Py_None ? Py_NewRef(c->leaves) : items_at(c->leaves, source, 1);
     if (i == 0 && is_a(deal, deal_type)) {
         PyObject **parts = parts_of(deal);
@@ -3071,24 +3065,19 @@ static PyObject *new_hand(const Call *c, Py_ssize_t i, PyObject *call, PyObject 
 }
 
 /* What is transformed is called with: the hands by the plan, and then what is static. */
-static PyObject *dealt(const Call *c, PyObject *call, PyObject **first)
+static int deal(const Call *c, PyObject *call, PyObject *given, PyObject **first)
 {
-    PyObject *names = PyTuple_GetItem(c->way->aux, 0), *static_names = PyTuple_GetItem(c->way->aux, 2);
     PyObject *args = parts_of(c->arguments)[ARGS_OF], *kwargs = parts_of(c->arguments)[KWARGS_OF];
-    OWNED *given = PyList_New(0);
-    for (Py_ssize_t i = 0; given != NULL && i < PyTuple_Size(PyTuple_GetItem(c->plan, 3)); i++) {
-        if (append_new(given, new_hand(c, i, call, first)) < 0)
-            return NULL;
+    PyObject *aux = PyTuple_GetItem(c->form, NAMES_OF), *names = PyTuple_GetItem(aux, 0), *static_names = PyTuple_GetItem(aux, 2);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(PyTuple_GetItem(c->plan, DEALS)); i++)
+        TRY(append_new(given, new_hand(c, i, call, first)));
+    for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++) {
+        if (PyTuple_GetItem(names, i) == Py_None)
+            TRY(append_new(given, Py_XNewRef(PyTuple_GetItem(args, i))));
     }
-    for (Py_ssize_t i = 0; given != NULL && i < PyTuple_Size(names); i++) {
-        if (PyTuple_GetItem(names, i) == Py_None && append_new(given, Py_XNewRef(PyTuple_GetItem(args, i))) < 0)
-            return NULL;
-    }
-    for (Py_ssize_t i = 0; given != NULL && i < PyTuple_Size(static_names); i++) {
-        if (append_new(given, found_in(kwargs, PyTuple_GetItem(static_names, i))) < 0)
-            return NULL;
-    }
-    return given == NULL ? NULL : PyList_AsTuple(given);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(static_names); i++)
+        TRY(append_new(given, found_in(kwargs, PyTuple_GetItem(static_names, i))));
+    return DONE;
 }
 
 /* The leaves and the deal of a hand, borrowed. 0 if it is none. */
@@ -3178,10 +3167,11 @@ static int passes_through(PyObject *structure, PyObject *given, PyObject *leaves
 /* Whether C can finish a call with such a result; -1 on an error. */
 static int is_simple(const Call *c, const Program *program, PyObject *leaves)
 {
-    if (program->is_noted || (program->updates && !c->way->in_place))
+    int in_place = is_set(c->way, IN_PLACE);
+    if (program->is_noted || (program->updates && !in_place))
         return 0;
     int are_different = all_different(leaves, 0);
-    if (are_different != 1 || program->given == NULL || c->way->in_place)
+    if (are_different != 1 || program->given == NULL || in_place)
         return are_different;
     return passes_through(c->structure, program->given, c->leaves);
 }
@@ -3191,20 +3181,20 @@ static int is_simple(const Call *c, const Program *program, PyObject *leaves)
 static PyObject *finished(const Call *c, PyObject *result)
 {
     OWNED *structure = NULL, *leaves = NULL, *program = NULL, *table = NULL, *pending = NULL, *made = NULL;
-    if (gather(result, &structure, &leaves) < 0 || (program = program_of(structure)) == NULL)
+    if (gather(result, &structure, &leaves) != DONE || (program = program_of(structure)) == NULL)
         return NULL;
     int simple = is_simple(c, (Program *)program, leaves);
     if (simple != 1)
         return simple < 0 ? NULL : Py_NewRef(deferred);
     table = PyList_New(0), pending = PyList_New(0);
-    if (table == NULL || pending == NULL || build_onto(table, program, leaves, c->tags->objects, pending) < 0)
+    if (table == NULL || pending == NULL || build_onto(table, program, leaves, c->tags->objects, pending) != DONE)
         return NULL;
     made = Py_XNewRef(PyList_GetItem(table, ((Program *)program)->root));
-    if (made == NULL || !c->way->in_place)
+    if (made == NULL || !is_set(c->way, IN_PLACE))
         return Py_XNewRef(made);
     /* Whatever C cannot write, Python writes. */
     int outcome = write_back(pending);
-    OWNED *written = outcome == LEFT ? PyObject_CallFunctionObjArgs(c->way->write, pending, NULL) : NULL;
+    OWNED *written = outcome == LEFT ? PyObject_CallFunctionObjArgs(PyTuple_GetItem(c->way, WRITE), pending, NULL) : NULL;
     if (outcome != DONE && written == NULL)
         return NULL;
     return Py_XNewRef(PyTuple_GetItem(made, PyTuple_Size(made) - 1));
@@ -3215,12 +3205,14 @@ static PyObject *call_dealt(const Call *c, PyObject *transformed)
 {
     OWNED *trace = PyObject_GetAttr(trace_holder, name_trace), *first = NULL, *result = NULL;
     OWNED *call = trace == NULL ? NULL : PyTuple_Pack(5, c->arguments, c->plan, c->leaves, c->tags->objects, trace);
-    OWNED *given = call == NULL ? NULL : dealt(c, call, &first);
+    OWNED *given = call == NULL ? NULL : PyList_New(0);
     PyObject *made = NULL, *type, *value, *traceback;
-    if (given != NULL)
-        result = PyObject_Call(transformed, given, NULL);
+    if (given != NULL && deal(c, call, given, &first) == DONE) {
+        OWNED *all = PyList_AsTuple(given);
+        result = all == NULL ? NULL : PyObject_Call(transformed, all, NULL);
+    }
     if (result != NULL)
-        made = c->way->finishes ? finished(c, result) : Py_NewRef(deferred);
+        made = is_set(c->way, FINISHES) ? finished(c, result) : Py_NewRef(deferred);
     if (made == deferred || (made == NULL && result != NULL && !PyErr_Occurred())) {
         /* The trace may have made something of the call. */
         OWNED *now = Py_XNewRef(first == NULL ? call : parts_of(first)[CALL_OF]), *both = PyTuple_Pack(2, result, now);
@@ -3235,36 +3227,37 @@ static PyObject *call_dealt(const Call *c, PyObject *transformed)
 }
 
 /* Walks over the arguments, and finds how they are dealt and what is called. LEFT if Python has to do the call. */
-static int read_call(Call *c, Walk *w, PyObject **structure, PyObject **plan, PyObject **transformed)
+static int read_call(Call *c, Walk *w, int convention, PyObject **structure, PyObject **plan, PyObject **transformed)
 {
-    TRY(walk_tree(w, c->arguments, c->way->convention, entries, c->way->latest, structure));
-    TRY(plan_of(c->way, *structure, w->leaves, plan));
-    if (!is_record(*plan, 6) || PyTuple_GetItem(*plan, 1) != Py_None || PyObject_Size(PyTuple_GetItem(*plan, 5)) != 0)
+    TRY(walk_tree(w, c->arguments, convention, entries, PyTuple_GetItem(c->form, LATEST), structure));
+    TRY(plan_of(c->form, *structure, w->leaves, plan));
+    if (!is_record(*plan, NUM_OF_PLAN) || PyTuple_GetItem(*plan, ORIGINS) != Py_None ||
+        PyObject_Size(PyTuple_GetItem(*plan, CUTS)) != 0)
         return LEFT; /* ties were cut */
     c->structure = *structure, c->leaves = w->leaves, c->plan = *plan;
-    *transformed = found_in(c->way->made, PyTuple_GetItem(*plan, 2));
+    *transformed = found_in(PyTuple_GetItem(c->form, MADE), PyTuple_GetItem(*plan, LABELS));
     NEED(*transformed);
-    int is_separate = c->way->donates ? all_different(w->leaves, 1) : 1;
+    int is_separate = is_set(c->form, DONATES) ? all_different(w->leaves, 1) : 1;
     return is_separate < 0 ? FAILED : is_separate ? DONE : LEFT;
 }
 
 /* What a wrapper returns; `deferred` if Python has to do the call, of which nothing was called then; or, if it has to finish it,
    a `Deferred` of the result and the call. */
-static PyObject *call_by(PyObject *known, PyObject *args, PyObject *kwargs)
+static PyObject *call_by(PyObject *way, PyObject *args, PyObject *kwargs)
 {
     OWNED *form = NULL, *tags = NULL, *arguments = NULL, *structure = NULL, *plan = NULL, *transformed = NULL;
     PyObject *made = NULL;
-    Way way;
-    int outcome = read_way(known, args, kwargs, &way, &form);
+    int outcome = read_form(way, args, kwargs, &form);
     if (outcome != DONE)
         return outcome == LEFT ? Py_NewRef(deferred) : NULL;
     tags = tags_new(tags_type, NULL, NULL);
-    arguments = tags == NULL ? NULL : new_arguments(&way, args, kwargs);
-    if (arguments == NULL)
+    arguments = tags == NULL ? NULL : new_arguments(form, args, kwargs);
+    long flags = PyLong_AsLong(PyTuple_GetItem(way, FLAGS));
+    if (arguments == NULL || PyErr_Occurred())
         return NULL;
-    Call c = {.way = &way, .tags = (Tags *)tags, .arguments = arguments};
-    Walk w = new_walk(c.tags, way.flags);
-    outcome = read_call(&c, &w, &structure, &plan, &transformed);
+    Call c = {.way = way, .form = form, .tags = (Tags *)tags, .arguments = arguments};
+    Walk w = new_walk(c.tags, flags & 0xff);
+    outcome = read_call(&c, &w, (int)(flags >> 8), &structure, &plan, &transformed);
     if (outcome != FAILED)
         made = outcome == LEFT ? Py_NewRef(deferred) : call_dealt(&c, transformed);
     end_walk(&w);
@@ -3298,7 +3291,7 @@ static int read_caller(PyObject *self, PyObject **policy, PyObject **known)
     *policy = given != NULL && is_a(given, policy_type) ? Py_NewRef(given)
                                                         : PyObject_CallFunctionObjArgs(current_policy, given, NULL);
     PyObject *way = parts_of(self)[WAY_OF]; /* after the call into Python, which may set another one */
-    if (way != NULL && is_record(way, 6) && PyTuple_GetItem(way, 0) == *policy)
+    if (way != NULL && is_record(way, NUM_OF_WAY) && PyTuple_GetItem(way, OWN_POLICY) == *policy)
         *known = Py_NewRef(way);
     return *policy == NULL ? FAILED : DONE;
 }
@@ -3307,7 +3300,7 @@ static int read_caller(PyObject *self, PyObject **policy, PyObject **known)
 static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     OWNED *policy = NULL, *known = NULL, *error = NULL, *own = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
-    if (own == NULL || read_caller(self, &policy, &known) < 0)
+    if (own == NULL || read_caller(self, &policy, &known) != DONE)
         return NULL;
     PyObject *made = known == NULL ? Py_NewRef(deferred) : call_by(known, args, own);
     if (made == NULL) {
@@ -3520,7 +3513,7 @@ static int set_up(PyObject *module)
 PyMODINIT_FUNC PyInit__native(void)
 {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && set_up(module) < 0)
+    if (module != NULL && set_up(module) != DONE)
         replace(&module, NULL);
     return module;
 }
