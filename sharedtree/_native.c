@@ -688,16 +688,6 @@ typedef struct {
     Table numbers;
 } Tags;
 
-static Py_ssize_t number_of(const Tags *tags, PyObject *object)
-{
-    return value_of(&tags->numbers, object);
-}
-
-static int set_number(Tags *tags, PyObject *object, Py_ssize_t number)
-{
-    return set_value(&tags->numbers, object, number);
-}
-
 static int forget(Tags *tags, Py_ssize_t start)
 {
     /* In place, so that it cannot fail: numbers that are taken back stay as slots without a number. */
@@ -731,7 +721,7 @@ static void tags_dealloc(PyObject *self)
 
 static PyObject *tags_number_of(PyObject *self, PyObject *object)
 {
-    Py_ssize_t number = number_of((Tags *)self, object);
+    Py_ssize_t number = value_of(&((Tags *)self)->numbers, object);
     return number < 0 ? none() : PyLong_FromSsize_t(number);
 }
 
@@ -744,7 +734,7 @@ static PyObject *tags_add(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$p", names, &object, &tag))
         return NULL;
     Py_ssize_t number = PyList_Size(tags->objects);
-    if (PyList_Append(tags->objects, object) < 0 || (tag && set_number(tags, object, number) < 0))
+    if (PyList_Append(tags->objects, object) < 0 || (tag && set_value(&tags->numbers, object, number) < 0))
         return NULL;
     return PyLong_FromSsize_t(number);
 }
@@ -1643,7 +1633,7 @@ static int open_other(Walk *w, Kind *kind, PyObject *object)
 static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
 {
     int has_identity = kind->is_mutable || !kind->is_plain;
-    Py_ssize_t before = has_identity ? number_of(w->tags, object) : NONE;
+    Py_ssize_t before = has_identity ? value_of(&w->tags->numbers, object) : NONE;
     if (w->depth >= MAX_DEPTH || before == OPEN)
         return FAILED;
     Mark mark = mark_of(w);
@@ -1656,7 +1646,7 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
     TRY(outcome);
     TRY(grow(&w->frames, &w->frames_room, w->depth + 1, sizeof *w->frames));
     if (has_identity)
-        TRY(set_number(w->tags, object, OPEN));
+        TRY(set_value(&w->tags->numbers, object, OPEN));
     int inner = kind->convention;
     if (inner == INHERITED) {
         inner = outer == IN_VARIABLE || ((outer == ANY || outer == OUTSIDE) && !kind->is_plain) ? JAX : outer;
@@ -1676,7 +1666,7 @@ static int record(Walk *w, PyObject *object, int tag)
         return FAILED;
     TRY(PyList_Append(w->tags->objects, object));
     Py_ssize_t number = w->expected++;
-    return tag ? set_number(w->tags, object, number) : DONE;
+    return tag ? set_value(&w->tags->numbers, object, number) : DONE;
 }
 
 static int record_leaf(Walk *w, PyObject *object, int tag)
@@ -1696,7 +1686,7 @@ static int record_static(Walk *w, PyObject *object)
 /* Refers to an object that was met before; LEFT if it was not. */
 static int refer_back(Walk *w, PyObject *object)
 {
-    Py_ssize_t number = number_of(w->tags, object);
+    Py_ssize_t number = value_of(&w->tags->numbers, object);
     if (number < 0)
         return number == OPEN ? FAILED : LEFT;
     return emit_count(w, 'R', number);
@@ -1791,7 +1781,7 @@ static int close_node(Walk *w)
 {
     Frame frame = w->frames[--w->depth];
     if (frame.is_open && !frame.is_object)
-        TRY(set_number(w->tags, frame.object, frame.before));
+        TRY(set_value(&w->tags->numbers, frame.object, frame.before));
     TRY(record(w, frame.object, frame.is_object || w->flags & VALUES));
     pop_to(&w->children, frame.start);
     return DONE;
@@ -2497,11 +2487,6 @@ static PyObject *native_compile(PyObject *Py_UNUSED(module), PyObject *records)
     return program;
 }
 
-static PyObject *build_nothing(Run *Py_UNUSED(run), const Step *Py_UNUSED(step))
-{
-    return none();
-}
-
 static PyObject *build_sequence(Run *run, const Step *step)
 {
     return items_at(run->table, step->numbers, step->shape == LIST);
@@ -2812,7 +2797,7 @@ static const Shape SHAPES[NUM_SHAPES] = {
     [NUMPY_ARRAY] = {"NUMPY_ARRAY"},
     [NUMPY_NUMBER] = {"NUMPY_NUMBER"},
     [JAX_ARRAY] = {"JAX_ARRAY"},
-    [NOTHING] = {"NOTHING", open_nothing, NULL, emit_items, compile_aux, build_nothing},
+    [NOTHING] = {"NOTHING", open_nothing, fits_none, emit_items, compile_aux, build_constant},
     [TUPLE] = {"TUPLE", open_sequence, NULL, emit_items, compile_aux, build_sequence},
     [LIST] = {"LIST", open_sequence, NULL, emit_items, compile_aux, build_sequence, Py_NewRef, PySequence_List, write_list},
     [DICT] = {"DICT", open_dict, fits_dict, emit_dict, compile_dict, build_dict, Py_NewRef, PyDict_Copy, write_dict},
@@ -3417,12 +3402,10 @@ static PyObject *native_look_again(PyObject *Py_UNUSED(module), PyObject *Py_UNU
 
 static PyObject *native_drop_spares(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    Walk w = spare;
-    Slot *slots = spare_slots;
-    spare = (Walk){0};
-    spare_slots = NULL;
+    Walk w = new_walk(NULL, 0);
     free_memory(&w);
-    PyMem_Free(slots);
+    PyMem_Free(spare_slots);
+    spare_slots = NULL;
     return none();
 }
 
