@@ -26,8 +26,12 @@ Whatever it does not know it leaves to Python before anything was called.
 
 Rules of this file. Nothing recurses but over static values, to a fixed depth.
 Whatever a call into Python could free is held by a strong reference before: children on a stack of their own, objects
-in the tags. No borrowed reference is used after such a call. All that is uncommon, and each error, ends the walk, and
-the caller asks the reference.
+in the tags, and what a function has made or holds for itself in an `OWNED` variable, which gives it up on each way out.
+No borrowed reference is used after such a call. All that is uncommon, and each error, ends the walk, and the caller asks
+the reference: `TRY` and `NEED` end a function with that of its parts.
+
+What C knows of a class is a `Kind`, by the address of the class. How its instances are opened, written from auxiliary data,
+built, and written back follows from the shape of the kind: one row of `SHAPES`, with one function for each of these.
 
 Only the limited API is used, and no `Py_RETURN_NONE` and the like: those of Python 3.12 and 3.13 count no reference, and
 what was compiled with them is loaded by 3.11, too, where None is counted. The interpreter's lock is needed: free-threaded
@@ -50,7 +54,8 @@ Python does not load this. */
 enum { FILTERED = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
 enum { JAX, EQUINOX, ANY, INHERITED, IN_VARIABLE, OUTSIDE };
 
-/* How a function ends that gives a number. What is LEFT is not for this function, and whoever called it takes back what it did. */
+/* How a function ends that gives a number. What is LEFT is not for this function, and whoever called it takes back what it
+   did. */
 enum { FAILED = -1, DONE = 0, LEFT = 1 };
 
 /* --- references, errors, memory ---------------------------------------------------------------------------------- */
@@ -547,8 +552,8 @@ static PyObject *concrete_array;                                      /* the cla
 static PyObject *hand_type, *deal_type, *arguments_type, *hands_type; /* the classes in Python */
 static PyObject *hands_parts;                                         /* a slot */
 static PyObject *trace_holder, *name_trace; /* what has the trace that is active, and as which attribute */
-static PyObject *policy_type, *default_policy, *current_policy; /* the second where there is no `Context`; (what was given) -> that of
-                                                                   this thread */
+static PyObject *policy_type, *default_policy; /* the second where there is no `Context` */
+static PyObject *current_policy;               /* (what was given) -> that of this thread */
 
 /* What `learn_nnx` takes over, once one of its classes was met. See `_nnx_internals.py`. */
 static PyObject *layout_of, *mapping_type, *trace_type, *current_trace, *name_nodes, *name_mapping;
@@ -760,7 +765,8 @@ static PyMemberDef tags_members[] = {
 };
 static PyType_Slot tags_slots[] = {
     {Py_tp_new, tags_new}, {Py_tp_dealloc, tags_dealloc}, {Py_tp_traverse, parts_traverse}, {Py_tp_methods, tags_methods},
-    {Py_tp_members, tags_members}, {Py_tp_doc, "Which objects a crossing has seen, and their numbers. See `sharedtree._walk.Tags`."},
+    {Py_tp_members, tags_members},
+    {Py_tp_doc, "Which objects a crossing has seen, and their numbers. See `sharedtree._walk.Tags`."},
     {0, NULL},
 };
 
@@ -1169,8 +1175,9 @@ static int emit_dict(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux
     return emit_statics(w, keys_in(kind, aux));
 }
 
-/* Says of an object that was read by name which fields are there if these are not all that are declared and no others. `w->names` has an entry
-   for each of all names, NULL where a field is absent. What is said last begins with no code of a static value. */
+/* Says of an object that was read by name which fields are there, if these are not all that are declared and no others.
+   `w->names` has an entry for each of all names, NULL where a field is absent. What is said last begins with no code of a
+   static value. */
 static int end_fields(Walk *w, Kind *kind, size_t begin)
 {
     Py_ssize_t declared = PyTuple_Size(kind->order), size = PyTuple_Size(kind->names);
@@ -2791,32 +2798,29 @@ static PyObject *native_write_back(PyObject *Py_UNUSED(module), PyObject *pairs)
 
 /* --- the row of each shape --------------------------------------------------------------------------------------- */
 
+#define ROW(shape, ...) [shape] = {#shape, __VA_ARGS__}
+#define ITSELF Py_NewRef /* a list or a dictionary has its items itself */
+
 static const Shape SHAPES[NUM_SHAPES] = {
-    [NUMBER] = {"NUMBER"},
-    [STATIC] = {"STATIC"},
-    [NUMPY_ARRAY] = {"NUMPY_ARRAY"},
-    [NUMPY_NUMBER] = {"NUMPY_NUMBER"},
-    [JAX_ARRAY] = {"JAX_ARRAY"},
-    [NOTHING] = {"NOTHING", open_nothing, fits_none, emit_items, compile_aux, build_constant},
-    [TUPLE] = {"TUPLE", open_sequence, NULL, emit_items, compile_aux, build_sequence},
-    [LIST] = {"LIST", open_sequence, NULL, emit_items, compile_aux, build_sequence, Py_NewRef, PySequence_List, write_list},
-    [DICT] = {"DICT", open_dict, fits_dict, emit_dict, compile_dict, build_dict, Py_NewRef, PyDict_Copy, write_dict},
-    [ORDERED_DICT] = {"ORDERED_DICT", open_dict, fits_dict, emit_dict, compile_dict, build_dict, Py_NewRef, copy_ordered, write_dict},
-    [DEFAULT_DICT] = {"DEFAULT_DICT", open_dict, fits_dict, emit_dict, compile_dict, build_dict, Py_NewRef, PyDict_Copy, write_dict},
-    [DEQUE] = {"DEQUE", open_deque, NULL, emit_items_and_aux, compile_aux, build_deque, Py_NewRef, PySequence_List, write_deque},
-    [NAMEDTUPLE] = {"NAMEDTUPLE", open_sequence, fits_none, emit_items, compile_registered, build_by_call},
-    [ARGUMENTS] = {"ARGUMENTS", open_arguments, NULL, emit_items_and_aux},
-    [FIELDS] = {"FIELDS", open_fields, fits_fields, emit_fields, compile_attributes, build_object, attributes_of, PyDict_Copy,
-                write_dict},
-    [DATACLASS] = {"DATACLASS", open_fields, fits_by_name, emit_by_name, compile_by_name, build_object, attributes_of, PyDict_Copy,
-                   write_dict},
-    [SLOTS] = {"SLOTS", open_by_name, fits_by_name, emit_by_name, compile_by_name, build_object},
-    [NNX_OBJECT] = {"NNX_OBJECT", open_nnx_object, fits_nnx_object, emit_nnx_object, compile_attributes, build_object, attributes_of,
-                    PyDict_Copy, write_dict},
-    [NNX_VARIABLE] = {"NNX_VARIABLE", open_nnx_variable, fits_nnx_variable, emit_nnx_variable, compile_nnx_variable, build_object},
-    [NNX_STATE] = {"NNX_STATE", open_by_name, fits_by_name, emit_by_name, compile_by_name, build_object},
-    [MODULE] = {"MODULE", open_module, fits_module, emit_module, compile_module, build_object, attributes_of, PyDict_Copy, write_dict},
-    [OTHER] = {"OTHER", NULL, NULL, NULL, compile_registered, build_by_call},
+    ROW(NUMBER, NULL), ROW(STATIC, NULL), ROW(NUMPY_ARRAY, NULL), ROW(NUMPY_NUMBER, NULL), ROW(JAX_ARRAY, NULL),
+    ROW(NOTHING, open_nothing, fits_none, emit_items, compile_aux, build_constant),
+    ROW(TUPLE, open_sequence, NULL, emit_items, compile_aux, build_sequence),
+    ROW(LIST, open_sequence, NULL, emit_items, compile_aux, build_sequence, ITSELF, PySequence_List, write_list),
+    ROW(DICT, open_dict, fits_dict, emit_dict, compile_dict, build_dict, ITSELF, PyDict_Copy, write_dict),
+    ROW(ORDERED_DICT, open_dict, fits_dict, emit_dict, compile_dict, build_dict, ITSELF, copy_ordered, write_dict),
+    ROW(DEFAULT_DICT, open_dict, fits_dict, emit_dict, compile_dict, build_dict, ITSELF, PyDict_Copy, write_dict),
+    ROW(DEQUE, open_deque, NULL, emit_items_and_aux, compile_aux, build_deque, ITSELF, PySequence_List, write_deque),
+    ROW(NAMEDTUPLE, open_sequence, fits_none, emit_items, compile_registered, build_by_call),
+    ROW(ARGUMENTS, open_arguments, NULL, emit_items_and_aux),
+    ROW(FIELDS, open_fields, fits_fields, emit_fields, compile_attributes, build_object, attributes_of, PyDict_Copy, write_dict),
+    ROW(DATACLASS, open_fields, fits_by_name, emit_by_name, compile_by_name, build_object, attributes_of, PyDict_Copy, write_dict),
+    ROW(SLOTS, open_by_name, fits_by_name, emit_by_name, compile_by_name, build_object),
+    ROW(NNX_OBJECT, open_nnx_object, fits_nnx_object, emit_nnx_object, compile_attributes, build_object, attributes_of, PyDict_Copy,
+        write_dict),
+    ROW(NNX_VARIABLE, open_nnx_variable, fits_nnx_variable, emit_nnx_variable, compile_nnx_variable, build_object),
+    ROW(NNX_STATE, open_by_name, fits_by_name, emit_by_name, compile_by_name, build_object),
+    ROW(MODULE, open_module, fits_module, emit_module, compile_module, build_object, attributes_of, PyDict_Copy, write_dict),
+    ROW(OTHER, NULL, NULL, NULL, compile_registered, build_by_call),
 };
 
 /* --- what calls are made of -------------------------------------------------------------------------------------- */
