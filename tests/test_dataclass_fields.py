@@ -501,3 +501,29 @@ def test_the_classes_of_flax():
         assert_as_in_jax([obj, V])
         if native is not None:
             assert_alike([obj, (obj, obj)], Rules())
+
+
+@in_c
+@pytest.mark.parametrize("meta", [["a", "b"], ["b", "a"]], ids=str)
+@pytest.mark.parametrize("data", [["w", "v"], ["v", "w"]], ids=str)
+def test_fields_that_are_registered_in_another_order(data, meta):
+    """What two instances have in fields of the same sort is not taken for one another's."""
+
+    @functools.partial(jax.tree_util.register_dataclass, data_fields=data, meta_fields=meta)
+    @dataclasses.dataclass
+    class Ordered:
+        a: int
+        w: Any
+        b: int
+        v: Any
+
+    objects = [Ordered(1, W, 2, V), Ordered(2, W, 1, V), Ordered(2, V, 1, W)]
+    for _ in range(3):
+        for obj in objects:
+            assert_alike([obj], Rules())
+            leaves, structure = st.tree.flatten(obj)
+            made = st.tree.unflatten(structure, leaves)
+            assert (made.a, made.b) == (obj.a, obj.b)
+            assert made.w is obj.w
+            assert made.v is obj.v
+    assert all(map(knows, objects))

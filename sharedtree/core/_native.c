@@ -26,8 +26,12 @@ Whatever it does not know it leaves to Python before anything was called.
 
 Rules of this file. Nothing recurses but over static values, to a fixed depth.
 Whatever a call into Python could free is held by a strong reference before: children on a stack of their own, objects
-in the tags. No borrowed reference is used after such a call. All that is uncommon, and each error, ends the walk, and
-the caller asks the reference.
+in the tags, and what a function has made or holds for itself in an `OWNED` variable, which gives it up on each way out.
+No borrowed reference is used after such a call. All that is uncommon, and each error, ends the walk, and the caller asks
+the reference: `TRY` and `NEED` end a function with that of its parts.
+
+What C knows of a class is a `Kind`, by the address of the class. How its instances are opened, written from auxiliary data,
+built, and written back follows from the shape of the kind: one row of `SHAPES`, with one function for each of these.
 
 Only the limited API is used, and no `Py_RETURN_NONE` and the like: those of Python 3.12 and 3.13 count no reference, and
 what was compiled with them is loaded by 3.11, too, where None is counted. The interpreter's lock is needed: free-threaded
@@ -36,19 +40,48 @@ Python does not load this. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <structmember.h>
 
 #define MAX_DEPTH 100000
 #define MAX_STATIC_DEPTH 16
 #define MAX_STATIC_PARTS 100000
 #define MAX_TEXT 4096
-#define MAX_METADATA 64 /* entries that are sorted by insertion */
 #define MAX_LAYOUTS 4096 /* that are asked for of a class; of a list each length is one */
 
 enum { FILTERED = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
 enum { JAX, EQUINOX, ANY, INHERITED, IN_VARIABLE, OUTSIDE };
-enum { FAILED = -1, DONE = 0, OPENED = 1 };
+
+/* How a function ends that gives a number. What is LEFT is not for this function, and whoever called it takes back what it
+   did. */
+enum { FAILED = -1, DONE = 0, LEFT = 1 };
+
+/* --- references, errors, memory ---------------------------------------------------------------------------------- */
+
+static void give_up(PyObject **place)
+{
+    Py_XDECREF(*place);
+}
+
+/* A strong reference that is given up where its scope ends, on each way out, the last one first. GCC and Clang have this. */
+#define OWNED __attribute__((cleanup(give_up))) PyObject
+
+/* Ends a function if a part of it fails, or is left to others. */
+#define TRY(part)              \
+    do {                       \
+        int outcome_ = (part); \
+        if (outcome_ != DONE)  \
+            return outcome_;   \
+    } while (0)
+
+/* Ends a function where an object is missing: after an error it has failed, otherwise it is left to others. */
+#define NEED(object)                                 \
+    do {                                             \
+        if ((object) == NULL)                        \
+            return PyErr_Occurred() ? FAILED : LEFT; \
+    } while (0)
 
 /* Puts another reference, or NULL, in the place of one, which may run finalisers. */
 static void replace(PyObject **place, PyObject *object)
@@ -58,484 +91,99 @@ static void replace(PyObject **place, PyObject *object)
     Py_XDECREF(before);
 }
 
-/* --- classes that are known by address, and are not kept alive -------------------------------------------------- */
-
-static PyObject *references; /* (address of a class, address of a function) -> the reference that calls it when the class goes */
-
-/* Called with the key of an entry as `self`, and the reference. */
-static PyObject *gone(PyObject *key, PyObject *reference)
+static void *refuse(PyObject *error, const char *why)
 {
-    int (*then)(void *) = NULL;
-    void *address = PyLong_AsVoidPtr(PyTuple_GetItem(key, 0)), *function = PyLong_AsVoidPtr(PyTuple_GetItem(key, 1));
-    memcpy(&then, &function, sizeof then);
-    if (then(address) < 0)
-        return NULL;
-    if (PyDict_GetItemWithError(references, key) == reference && PyDict_DelItem(references, key) < 0)
-        return NULL;
+    PyErr_SetString(error, why);
+    return NULL;
+}
+
+static int refused(PyObject *error, const char *why)
+{
+    PyErr_SetString(error, why);
+    return FAILED;
+}
+
+static int no_memory(void)
+{
+    PyErr_NoMemory();
+    return FAILED;
+}
+
+/* Drops an error of this class; 0 if there is another. */
+static int is_dropped(PyObject *error)
+{
+    if (PyErr_Occurred() == NULL || !PyErr_ExceptionMatches(error))
+        return PyErr_Occurred() == NULL;
+    PyErr_Clear();
+    return 1;
+}
+
+/* What a weak reference refers to; NULL if that is gone, or on an error. */
+static PyObject *referent(PyObject *reference)
+{
+    PyObject *found = reference == NULL ? NULL : PyObject_CallNoArgs(reference);
+    if (found == Py_None)
+        replace(&found, NULL);
+    return found;
+}
+
+static PyObject *none(void)
+{
     return Py_NewRef(Py_None);
 }
 
-static PyMethodDef gone_method = {"gone", gone, METH_O, "A class is no more."};
-
-/* Calls a function with the address of a class when the class goes. It runs no Python. */
-static int when_gone(PyObject *type, int (*then)(void *))
+/* Appends a reference that is taken over. */
+static int append_new(PyObject *list, PyObject *item)
 {
-    void *function;
-    memcpy(&function, &then, sizeof function);
-    PyObject *key = Py_BuildValue("NN", PyLong_FromVoidPtr(type), PyLong_FromVoidPtr(function));
-    PyObject *callback = key == NULL ? NULL : PyCFunction_New(&gone_method, key);
-    PyObject *reference = callback == NULL ? NULL : PyWeakref_NewRef(type, callback);
-    int outcome = reference == NULL ? -1 : PyDict_SetItem(references, key, reference);
-    Py_XDECREF(reference);
-    Py_XDECREF(callback);
-    Py_XDECREF(key);
+    int outcome = item == NULL ? FAILED : PyList_Append(list, item);
+    Py_XDECREF(item);
     return outcome;
 }
 
-static size_t mixed(const void *pointer)
+static int grow(void *items, size_t *room, size_t needed, size_t item_size)
 {
-    uint64_t x = (uint64_t)(uintptr_t)pointer;
-    x ^= x >> 33;
-    x *= UINT64_C(0xff51afd7ed558ccd);
-    return (size_t)(x ^ (x >> 29));
-}
-
-/* What is known of a value, or of all instances of a class, as long as that lives. */
-typedef struct {
-    PyObject *value;    /* its address; NULL in a free slot */
-    PyTypeObject *type; /* that it had; NULL where it is gone */
-    PyObject *token;    /* a weak reference to what stands for it in keys, which may lead back to it; NULL for a class whose
-                           instances are the same for ever */
-    Py_ssize_t holders; /* a weak reference, and each `Held` */
-} Fact;
-
-static Fact *facts; /* open addressing */
-static size_t facts_size, num_facts;
-
-static Fact *place_of_fact(Fact *table, size_t size, const void *value)
-{
-    size_t i = mixed(value) & (size - 1);
-    while (table[i].value != NULL && table[i].value != value)
-        i = (i + 1) & (size - 1);
-    return &table[i];
-}
-
-/* What is known of an object, if it is still of the class that it was of. */
-static Fact *fact_of(PyObject *value, PyTypeObject *type)
-{
-    Fact *fact = facts_size == 0 ? NULL : place_of_fact(facts, facts_size, value);
-    return fact == NULL || fact->value == NULL || fact->type != type ? NULL : fact;
-}
-
-static int is_settled(PyTypeObject *type)
-{
-    Fact *fact = fact_of((PyObject *)type, &PyType_Type);
-    return fact != NULL && fact->token == NULL;
-}
-
-/* One who keeps a value, or is told when it goes, is no more. Runs finalisers of tokens last. */
-static int let_go_of(void *value)
-{
-    Fact *fact = place_of_fact(facts, facts_size, value);
-    if (fact->value == NULL || fact->type == NULL || --fact->holders > 0)
+    if (needed <= *room)
         return 0;
-    PyObject *token = fact->token;
-    fact->type = NULL, fact->token = NULL;
-    Py_XDECREF(token);
+    size_t more = *room ? *room : 512 / item_size + 1;
+    while (more < needed)
+        more *= 2;
+    void *grown = more > SIZE_MAX / item_size ? NULL : PyMem_Realloc(*(void **)items, more * item_size);
+    if (grown == NULL)
+        return no_memory();
+    *(void **)items = grown;
+    *room = more;
     return 0;
 }
 
-/* Remembers something of a value, of whose end the caller takes care. */
-static int add_fact(PyObject *value, PyTypeObject *type, PyObject *of_token)
+static int is_tuple_of(PyObject *object, Py_ssize_t size)
 {
-    PyObject *token = of_token == NULL ? NULL : PyWeakref_NewRef(of_token, NULL);
-    if (token == NULL && of_token != NULL)
-        return -1;
-    if (2 * (num_facts + 1) > facts_size) {
-        size_t size = facts_size ? 2 * facts_size : 64;
-        Fact *table = PyMem_Calloc(size, sizeof *table);
-        if (table == NULL) {
-            Py_XDECREF(token);
-            PyErr_NoMemory();
-            return -1;
-        }
-        num_facts = 0;
-        for (size_t i = 0; i < facts_size; i++) {
-            if (facts[i].value != NULL && facts[i].type != NULL) {
-                *place_of_fact(table, size, facts[i].value) = facts[i];
-                num_facts++;
-            }
-        }
-        PyMem_Free(facts);
-        facts = table;
-        facts_size = size;
-    }
-    Fact *fact = place_of_fact(facts, facts_size, value);
-    if (fact->value != NULL && fact->type != NULL) {
-        fact->holders++;
-        replace(&fact->token, token); /* which may be another, if the first one is gone */
-        return 0;
-    }
-    num_facts += fact->value == NULL;
-    *fact = (Fact){value, type, token, 1};
-    return 0;
+    return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
 }
 
-/* What stands for a value in keys, if that is known; a new reference. NULL otherwise, without an error. */
-static PyObject *token_of(PyObject *value, PyTypeObject *type)
+static int is_record(PyObject *object, Py_ssize_t size)
 {
-    Fact *fact = fact_of(value, type);
-    PyObject *token = fact == NULL || fact->token == NULL ? NULL : PyObject_CallNoArgs(fact->token);
-    if (token == Py_None)
-        replace(&token, NULL);
-    PyErr_Clear();
-    return token;
+    return PyTuple_Check(object) && PyTuple_Size(object) == size;
 }
 
-/* Remembers something of a value as long as it lives. 0 without it if that cannot be told. */
-static int add_fact_weakly(PyObject *value, PyTypeObject *type, PyObject *token)
+static int is_text(PyObject *object, PyObject *text)
 {
-    Fact *known = facts_size == 0 ? NULL : place_of_fact(facts, facts_size, value);
-    if (known != NULL && known->value != NULL && known->type != NULL) {
-        /* Its token may have been another, which is gone. */
-        PyObject *reference = token == NULL || known->token == NULL ? NULL : PyWeakref_NewRef(token, NULL);
-        if (reference != NULL)
-            replace(&known->token, reference);
-        return PyErr_Occurred() ? -1 : 0;
-    }
-    if (when_gone(value, let_go_of) < 0) {
-        if (!PyErr_ExceptionMatches(PyExc_TypeError))
-            return -1;
-        PyErr_Clear();
-        return 0;
-    }
-    return add_fact(value, type, token);
+    return object == text || (Py_TYPE(object) == &PyUnicode_Type && PyUnicode_Compare(object, text) == 0);
 }
 
-/* Values that are kept, and what stands for each in keys, so that they are known again by address. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *pairs;
-} Held;
-
-static int held_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((Held *)self)->pairs);
-    return 0;
-}
-
-/* There is no `tp_clear`: the values cannot change, so no cycle leads through them alone. */
-static void held_dealloc(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    PyObject *pairs = ((Held *)self)->pairs;
-    PyObject_GC_UnTrack(self);
-    for (Py_ssize_t i = 0; i + 1 < PyTuple_Size(pairs); i += 2)
-        let_go_of(PyTuple_GetItem(pairs, i));
-    Py_DECREF(pairs);
-    release(self);
-    Py_DECREF(type);
-}
-
-static PyType_Slot held_slots[] = {
-    {Py_tp_dealloc, held_dealloc},
-    {Py_tp_traverse, held_traverse},
-    {Py_tp_doc, "Values that are kept, and known again by address meanwhile."},
-    {0, NULL},
-};
-static PyType_Spec held_spec = {"sharedtree._native.Held", sizeof(Held), 0,
-                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, held_slots};
-static PyTypeObject *held_type;
-
-/* (value, token, value, token, ...) -> what keeps them. */
-static PyObject *native_hold(PyObject *module, PyObject *pairs)
-{
-    (void)module;
-    if (!PyTuple_CheckExact(pairs) || PyTuple_Size(pairs) % 2) {
-        PyErr_SetString(PyExc_TypeError, "values and tokens, in turn");
-        return NULL;
-    }
-    allocfunc alloc = (allocfunc)PyType_GetSlot(held_type, Py_tp_alloc);
-    PyObject *kept = PyTuple_GetSlice(pairs, 0, 0);
-    Held *held = kept == NULL ? NULL : (Held *)alloc(held_type, 0);
-    if (held == NULL) {
-        Py_XDECREF(kept);
-        return NULL;
-    }
-    held->pairs = kept;
-    /* As far as it gets: what is not held is asked for again. */
-    Py_ssize_t done = 0;
-    while (done < PyTuple_Size(pairs)) {
-        PyObject *value = PyTuple_GetItem(pairs, done);
-        if (add_fact(value, Py_TYPE(value), PyTuple_GetItem(pairs, done + 1)) < 0)
-            break;
-        done += 2;
-    }
-    kept = PyTuple_GetSlice(pairs, 0, done);
-    if (kept == NULL) {
-        while (done > 0)
-            let_go_of(PyTuple_GetItem(pairs, done -= 2));
-    } else {
-        replace(&held->pairs, kept);
-    }
-    PyErr_Clear();
-    return (PyObject *)held;
-}
-
-/* --- kinds: what is known of a class, as long as it lives -------------------------------------------------------- */
-
-enum {
-    /* Leaves: numbers that JAX traces and Equinox does not, what is static for both, arrays. */
-    NUMBER, STATIC, NUMPY_ARRAY, NUMPY_NUMBER, JAX_ARRAY,
-    /* Nodes. */
-    NOTHING, TUPLE, LIST, DICT, ORDERED_DICT, DEFAULT_DICT, DEQUE, NAMEDTUPLE, ARGUMENTS, FIELDS, DATACLASS, SLOTS,
-    NNX_OBJECT, NNX_VARIABLE, NNX_STATE, MODULE, OTHER
-};
-
-/* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `libraries/_nnx.py`. */
-typedef struct Layout {
-    struct Layout *next;      /* with names of the same hash */
-    uint32_t number;          /* of the form, which layouts share that differ in the order of the names */
-    Py_ssize_t num_traced;
-    PyObject *form;           /* the names of the children, of what is static, and the mapping's content */
-    PyObject *names;
-    int *places;              /* of each among the children and then the static ones; -1 for the mapping, which is in the form */
-    PyObject *marked;         /* the names in the mapping, in order */
-    PyObject *marks;          /* bytes, whether each of these is a child */
-} Layout;
-
-typedef struct {
-    PyTypeObject *type;
-    int shape;
-    uint32_t number;
-    int is_plain, is_mutable, is_known_to_jax, convention;
-    int is_guess;             /* of a leaf whose class may yet be registered as a node's */
-    Py_ssize_t epoch;         /* of a guess: when it was made */
-    int is_rebuilt;           /* whether `build` may put instances together by itself */
-    PyObject *node_type;      /* the NodeType; NULL for leaves */
-    PyObject *take_apart;     /* OTHER: instance -> (children, aux) */
-    PyObject *order;          /* FIELDS, DATACLASS, SLOTS: all names that fields declare, in order */
-    PyObject *is_static;      /* bytes, one for each name in `order` */
-    PyObject *places;         /* DATACLASS, SLOTS: bytes, where each name is in `traced` or `statics` */
-    PyObject *traced, *statics; /* all names; of FIELDS also those that no field declares */
-    int is_in_order;          /* whether `traced` is as in `order` */
-    Layout **layouts;         /* NNX_OBJECT: by the names, in lists; NULL until there are some */
-    uint32_t num_layouts;     /* that were asked for, found or not */
-} Kind;
-
-static Kind **kinds; /* open addressing by type, which each kind keeps alive but that of a namedtuple; kinds are never freed */
-static size_t kinds_size, num_placed;
-static uint32_t num_kinds;
-static char nobody; /* its address is the type of a kind whose class is gone */
-
-static Py_ssize_t epoch_of_nodes; /* how often a node type was registered with the package; JAX counts its own */
-static PyObject *registry;        /* of JAX's node types */
-
-/* Before which registration everything that is known now was found out. */
-static Py_ssize_t epoch(void)
-{
-    return registry == NULL ? -1 : epoch_of_nodes + PyDict_Size(registry);
-}
-
-static PyObject *entries; /* key -> reference to its structure */
-static PyObject *meet;  /* (object, convention) -> what its class is, or for a leaf 0 static, 1 traced, 2 with identity */
-static PyObject *settle; /* static values -> for each what `settle_pin` says */
-static PyObject *dtypes; /* those that JAX traces, of which there is one object each */
-static PyObject *describe; /* NodeType -> what its class is */
-static PyTypeObject *missing_type; /* of the marker for attributes that were never set, or NULL */
-static PyObject *leaf_op;
-static PyTypeObject *node_op, *static_op, *given_op, *update_op;
-static PyObject *empty_tuple, *name_aux, *name_type, *name_value, *name_is_mutable, *name_thaw, *name_unflatten;
-static PyObject *name_records, *name_root, *name_given, *name_is_noted, *name_program, *name_plans, *name_num_leaves, *name_dtype,
-    *name_committed, *name_maxlen, *name_factory, *name_go_on;
-static newfunc new_object;
-static PyTypeObject *concrete_array; /* of JAX's arrays that are no tracers */
-
-/* A small object of up to three parts, by position: the base of a class in Python, which says what they are. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *parts[3];
-} Parts;
-
-enum { STRUCTURE_OF, NUMBERS_OF, CALL_OF }; /* parts of a deal, see `transforms._hands` */
-enum { LEAVES_OF, DEAL_OF };                /* of a hand, likewise */
-enum { AUX_OF, ARGS_OF, KWARGS_OF };        /* of arguments, see `_arguments` */
-enum { POLICY_OF, WAY_OF };                 /* of a wrapper, see `transforms._warm` */
-
-static PyTypeObject *deal_base, *hand_base, *arguments_base, *caller_base;
-static PyTypeObject *deal_type, *hand_type, *hands_type, *arguments_type; /* the classes in Python */
-static PyObject *hands_parts;                                             /* a slot */
-static PyObject *trace_holder, *name_trace; /* what has the trace that is active, and as which attribute */
-static PyTypeObject *policy_type;
-static PyObject *default_policy, *current_policy; /* where there is no `Context`; (what was given) -> that of this thread */
-static Py_ssize_t num_contexts;                   /* that are entered, in all threads */
-
-static PyObject **parts_of(PyObject *object)
-{
-    return ((Parts *)object)->parts;
-}
-
-static descrgetfunc get_slot; /* of the descriptors of slots */
-static descrsetfunc set_slot;
-
-/* Of NNX, once one of its classes was met. See `libraries/_nnx.py`. */
-static PyObject *layout_of, *current_trace;
-static PyTypeObject *mapping_type, *trace_type;
-static PyObject *name_nodes, *name_mapping;
-static PyObject *raw_value, *variable_trace, *metadata_of, *initializing, *is_setup, *state_trace, *jax_trace; /* slots */
-
-/* Of `sharedtree.Module`s: the class of what says of which kinds attributes are, and slots. See `libraries/_module.py`. */
-static PyTypeObject *attribute_kinds_type;
-static PyObject *kinds_of_attributes, *names_in_kinds, *statics_in_kinds;
-
-static Kind *kind_of(PyTypeObject *type)
-{
-    if (kinds_size == 0)
-        return NULL;
-    for (size_t i = mixed(type) & (kinds_size - 1);; i = (i + 1) & (kinds_size - 1)) {
-        if (kinds[i] == NULL || kinds[i]->type == type)
-            return kinds[i];
-    }
-}
-
-static void place_kind(Kind **table, size_t size, Kind *kind)
-{
-    size_t i = mixed(kind->type) & (size - 1);
-    while (table[i] != NULL)
-        i = (i + 1) & (size - 1);
-    table[i] = kind;
-}
-
-static int add_kind(Kind *kind)
-{
-    if (2 * (num_placed + 1) > kinds_size) {
-        size_t size = kinds_size ? 2 * kinds_size : 64;
-        Kind **table = PyMem_Calloc(size, sizeof *table);
-        if (table == NULL) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        num_placed = 0;
-        for (size_t i = 0; i < kinds_size; i++) {
-            if (kinds[i] != NULL && (void *)kinds[i]->type != &nobody) {
-                place_kind(table, size, kinds[i]);
-                num_placed++;
-            }
-        }
-        PyMem_Free(kinds);
-        kinds = table;
-        kinds_size = size;
-    }
-    kind->number = num_kinds++;
-    place_kind(kinds, kinds_size, kind);
-    num_placed++;
-    return 0;
-}
-
-static int retire_kind(void *address)
-{
-    Kind *kind = kind_of(address);
-    if (kind != NULL)
-        kind->type = (PyTypeObject *)(void *)&nobody;
-    return 0;
-}
-
-/* Makes a kind of what Python says of a class, unless another thread was first. */
-static Kind *new_kind(PyObject *described)
-{
-    PyObject *type, *node_type, *take_apart, *order, *is_static, *places, *traced, *statics;
-    Kind kind = {0};
-    if (!PyTuple_Check(described)) {
-        PyErr_SetString(PyExc_TypeError, "a class is described by a tuple");
-        return NULL;
-    }
-    if (!PyArg_ParseTuple(described, "O!iiiiiiiOOO!SSO!O!", &PyType_Type, &type, &kind.shape, &kind.is_plain,
-                          &kind.is_mutable, &kind.is_known_to_jax, &kind.convention, &kind.is_rebuilt, &kind.is_guess, &node_type,
-                          &take_apart, &PyTuple_Type, &order, &is_static, &places, &PyTuple_Type, &traced,
-                          &PyTuple_Type, &statics))
-        return NULL;
-    Kind *known = kind_of((PyTypeObject *)type);
-    kind.epoch = epoch();
-    if (known != NULL && known->is_guess && kind.is_guess) {
-        known->epoch = kind.epoch;
-        known->shape = kind.shape;
-    }
-    if (known != NULL && (!known->is_guess || kind.is_guess))
-        return known;
-    if (known != NULL) /* it has been registered meanwhile */
-        retire_kind(type);
-    Py_ssize_t num_placed = kind.shape == DATACLASS || kind.shape == SLOTS ? PyTuple_Size(order) : 0;
-    if (PyTuple_Size(order) != PyBytes_Size(is_static) || num_placed != PyBytes_Size(places)) {
-        PyErr_SetString(PyExc_ValueError, "one byte for each name");
-        return NULL;
-    }
-    kind.is_in_order = 1;
-    for (Py_ssize_t i = 0, last = -1; i < num_placed; i++) {
-        Py_ssize_t place = (unsigned char)PyBytes_AsString(places)[i];
-        if (PyBytes_AsString(is_static)[i])
-            continue;
-        kind.is_in_order &= place > last;
-        last = place;
-    }
-    Kind *made = PyMem_Malloc(sizeof *made);
-    if (made == NULL) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    kind.type = (PyTypeObject *)type;
-    kind.node_type = node_type == Py_None ? NULL : node_type;
-    kind.take_apart = take_apart;
-    kind.order = order, kind.is_static = is_static, kind.places = places;
-    kind.traced = traced, kind.statics = statics;
-    *made = kind;
-    /* Classes that nobody registers are kept by nobody else either. */
-    int is_kept = kind.shape != NAMEDTUPLE && !kind.is_guess;
-    if ((!is_kept && when_gone(type, retire_kind) < 0) || add_kind(made) < 0) {
-        PyMem_Free(made);
-        return NULL;
-    }
-    if (is_kept)
-        Py_INCREF(type);
-    Py_XINCREF(kind.node_type), Py_INCREF(take_apart);
-    Py_INCREF(order), Py_INCREF(is_static), Py_INCREF(places), Py_INCREF(traced), Py_INCREF(statics);
-    return made;
-}
-
-/* --- Tags: which objects were seen, and their numbers ------------------------------------------------------------ */
+/* --- tables by address ------------------------------------------------------------------------------------------- */
 
 enum { OPEN = -1, NONE = -2 };
 
 typedef struct {
-    PyObject *object; /* alive in `objects`, or in the walk that has it open; NULL in a free slot */
-    Py_ssize_t number;
+    const void *key; /* NULL in a free slot; else alive as long as there is a value, of which others take care */
+    intptr_t value;  /* a number, or a pointer; NONE if there is none any more */
 } Slot;
 
+/* Open addressing. Runs no Python. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *objects;
     Slot *slots;
     size_t size, used;
-} Tags;
-
-static PyTypeObject *tags_type;
-
-static Slot *slot_of(Slot *slots, size_t size, PyObject *object)
-{
-    size_t i = mixed(object) & (size - 1);
-    while (slots[i].object != NULL && slots[i].object != object)
-        i = (i + 1) & (size - 1);
-    return &slots[i];
-}
-
-static Py_ssize_t number_of(Tags *tags, PyObject *object)
-{
-    if (tags->size == 0)
-        return NONE;
-    Slot *slot = slot_of(tags->slots, tags->size, object);
-    return slot->object == NULL ? NONE : slot->number;
-}
+} Table;
 
 #define FIRST_SIZE 256
 
@@ -560,100 +208,526 @@ static void free_slots(Slot *slots, size_t size)
     }
 }
 
-/* Makes the table anew, without those that have no number and are not open. Runs no Python. */
-static int rehash(Tags *tags, size_t size)
+static size_t mixed(const void *pointer)
+{
+    uint64_t x = (uint64_t)(uintptr_t)pointer;
+    x ^= x >> 33;
+    x *= UINT64_C(0xff51afd7ed558ccd);
+    return (size_t)(x ^ (x >> 29));
+}
+
+static Slot *slot_of(Slot *slots, size_t size, const void *key)
+{
+    size_t i = mixed(key) & (size - 1);
+    while (slots[i].key != NULL && slots[i].key != key)
+        i = (i + 1) & (size - 1);
+    return &slots[i];
+}
+
+static intptr_t value_of(const Table *table, const void *key)
+{
+    const Slot *slot = table->size == 0 ? NULL : slot_of(table->slots, table->size, key);
+    return slot == NULL || slot->key == NULL ? NONE : slot->value;
+}
+
+/* Where the values are pointers. */
+static void *pointer_at(const Table *table, const void *key)
+{
+    intptr_t value = value_of(table, key);
+    return value == NONE ? NULL : (void *)value;
+}
+
+/* Makes the table anew, without those that have no value. */
+static int rehash(Table *table, size_t size)
 {
     Slot *slots = new_slots(size);
-    if (slots == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
+    if (slots == NULL)
+        return no_memory();
     size_t used = 0;
-    for (size_t i = 0; i < tags->size; i++) {
-        Slot old = tags->slots[i];
-        if (old.object != NULL && old.number != NONE) {
-            *slot_of(slots, size, old.object) = old;
+    for (size_t i = 0; i < table->size; i++) {
+        Slot old = table->slots[i];
+        if (old.key != NULL && old.value != NONE) {
+            *slot_of(slots, size, old.key) = old;
             used++;
         }
     }
-    free_slots(tags->slots, tags->size);
-    tags->slots = slots;
-    tags->size = size;
-    tags->used = used;
+    free_slots(table->slots, table->size);
+    *table = (Table){slots, size, used};
     return 0;
 }
 
-static int set_number(Tags *tags, PyObject *object, Py_ssize_t number)
+static int set_value(Table *table, const void *key, intptr_t value)
 {
-    if (2 * (tags->used + 1) > tags->size && rehash(tags, tags->size ? 4 * tags->size : FIRST_SIZE) < 0)
-        return -1;
-    Slot *slot = slot_of(tags->slots, tags->size, object);
-    if (slot->object == NULL) {
-        slot->object = object;
-        tags->used++;
-    }
-    slot->number = number;
+    if (2 * (table->used + 1) > table->size)
+        TRY(rehash(table, table->size ? 4 * table->size : FIRST_SIZE));
+    Slot *slot = slot_of(table->slots, table->size, key);
+    table->used += slot->key == NULL;
+    *slot = (Slot){key, value};
     return 0;
 }
+
+/* Of a key that has a slot, so that it cannot fail. */
+static void reset_value(Table *table, const void *key, intptr_t value)
+{
+    slot_of(table->slots, table->size, key)->value = value;
+}
+
+/* --- objects of this file ---------------------------------------------------------------------------------------- */
+
+/* What each of them begins with: up to three references, all that the garbage collector has to see of it. The bases of
+   classes in Python are no more than that. These have a `tp_clear`; the others need none, see there. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *parts[3];
+} Parts;
+
+static PyObject **parts_of(PyObject *object)
+{
+    return ((Parts *)object)->parts;
+}
+
+static PyObject *new_parts(PyTypeObject *type, PyObject *one, PyObject *two, PyObject *three)
+{
+    PyObject *made = PyType_GenericAlloc(type, 0), *given[3] = {one, two, three};
+    for (int i = 0; made != NULL && i < 3; i++)
+        parts_of(made)[i] = Py_XNewRef(given[i]);
+    return made;
+}
+
+/* Its parts are set by `__init__`. */
+static PyObject *parts_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
+{
+    return new_parts(type, NULL, NULL, NULL);
+}
+
+static int parts_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    for (int i = 0; i < 3; i++)
+        Py_VISIT(parts_of(self)[i]);
+    return 0;
+}
+
+static int parts_clear(PyObject *self)
+{
+    for (int i = 0; i < 3; i++)
+        Py_CLEAR(parts_of(self)[i]);
+    return 0;
+}
+
+/* Whoever has more than the parts untracks the object, frees that, and goes on here. */
+static void parts_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    PyObject_GC_UnTrack(self);
+    parts_clear(self);
+    release(self);
+    Py_DECREF(type);
+}
+
+/* By its place; the second has to be there, and stays. */
+#define PART(name, which, doc) {name, T_OBJECT_EX, (Py_ssize_t)offsetof(Parts, parts[which]), 0, doc}
+#define FIXED_PART(name, which, doc) {name, T_OBJECT_EX, (Py_ssize_t)offsetof(Parts, parts[which]), READONLY, doc}
+
+#define PARTS {Py_tp_dealloc, parts_dealloc}, {Py_tp_traverse, parts_traverse}, {Py_tp_clear, parts_clear}
+
+/* --- values that are known by address, and are not kept alive ----------------------------------------------------- */
+
+/* What is known of a value, or of all instances of a class, as long as that lives. */
+typedef struct {
+    PyTypeObject *type; /* that it had */
+    PyObject *token;    /* a weak reference to what stands for it in keys, which may lead back to it; NULL for a class whose
+                           instances are the same for ever */
+    Py_ssize_t holders; /* a weak reference, and each `Held` */
+} Fact;
+
+static Table facts; /* by value */
+
+/* What is known of an object, if it is still of the class that it was of. */
+static Fact *fact_of(PyObject *value, PyTypeObject *type)
+{
+    Fact *fact = pointer_at(&facts, value);
+    return fact == NULL || fact->type != type ? NULL : fact;
+}
+
+/* One who keeps a value, or is told when it goes, is no more. Runs finalisers of tokens last. */
+static void let_go_of(void *value)
+{
+    Fact *fact = pointer_at(&facts, value);
+    if (fact == NULL || --fact->holders > 0)
+        return;
+    PyObject *token = fact->token;
+    reset_value(&facts, value, NONE);
+    PyMem_Free(fact);
+    Py_XDECREF(token);
+}
+
+static PyObject *references; /* address -> a weak reference with `gone` */
+
+static void retire_kind(void *type);
+
+/* What has this address goes. */
+static PyObject *gone(PyObject *address, PyObject *reference)
+{
+    retire_kind(PyLong_AsVoidPtr(address));
+    let_go_of(PyLong_AsVoidPtr(address));
+    if (PyDict_GetItemWithError(references, address) == reference && PyDict_DelItem(references, address) < 0)
+        return NULL;
+    return none();
+}
+
+static PyMethodDef gone_method = {"gone", gone, METH_O, "What was known of an object is forgotten."};
+
+/* Forgets what is known of a class or a value when it goes. It runs no Python then. */
+static int watch(PyObject *object)
+{
+    OWNED *address = PyLong_FromVoidPtr(object), *callback = NULL, *reference = NULL;
+    NEED(address);
+    callback = PyCFunction_New(&gone_method, address);
+    NEED(callback);
+    reference = PyWeakref_NewRef(object, callback);
+    NEED(reference);
+    return PyDict_SetItem(references, address, reference);
+}
+
+/* Remembers something of a value, of whose end the caller takes care. */
+static int add_fact(PyObject *value, PyTypeObject *type, PyObject *of_token)
+{
+    PyObject *token = of_token == NULL ? NULL : PyWeakref_NewRef(of_token, NULL);
+    Fact *fact = pointer_at(&facts, value);
+    if (token == NULL && of_token != NULL)
+        return FAILED;
+    if (fact == NULL) {
+        fact = PyMem_Calloc(1, sizeof *fact);
+        if (fact == NULL || set_value(&facts, value, (intptr_t)fact) < 0) {
+            PyMem_Free(fact);
+            Py_XDECREF(token);
+            return no_memory();
+        }
+        fact->type = type;
+    }
+    fact->holders++;
+    replace(&fact->token, token); /* which may be another, if the first one is gone */
+    return 0;
+}
+
+/* Remembers something of a value as long as it lives. 0 without it if that cannot be told. */
+static int add_fact_weakly(PyObject *value, PyTypeObject *type, PyObject *token)
+{
+    if (pointer_at(&facts, value) == NULL) {
+        if (watch(value) < 0)
+            return is_dropped(PyExc_TypeError) ? 0 : FAILED;
+        return add_fact(value, type, token);
+    }
+    /* Its token may have been another, which is gone. */
+    PyObject *reference = token == NULL ? NULL : PyWeakref_NewRef(token, NULL);
+    Fact *known = pointer_at(&facts, value);
+    if (reference != NULL && known != NULL && known->token != NULL)
+        replace(&known->token, reference);
+    else
+        Py_XDECREF(reference);
+    return PyErr_Occurred() ? FAILED : 0;
+}
+
+static PyTypeObject *held_type;
+
+/* Values that are kept, and what stands for each in keys, so that they are known again by address. There is no `tp_clear`:
+   the values cannot change, so no cycle leads through them alone. */
+static void held_dealloc(PyObject *self)
+{
+    PyObject *pairs = parts_of(self)[0];
+    PyObject_GC_UnTrack(self);
+    for (Py_ssize_t i = 0; i + 1 < PyTuple_Size(pairs); i += 2)
+        let_go_of(PyTuple_GetItem(pairs, i));
+    parts_dealloc(self);
+}
+
+static PyType_Slot held_slots[] = {
+    {Py_tp_dealloc, held_dealloc},
+    {Py_tp_traverse, parts_traverse},
+    {Py_tp_doc, "Values that are kept, and known again by address meanwhile."},
+    {0, NULL},
+};
+
+/* (value, token, value, token, ...) -> what keeps them. */
+static PyObject *native_hold(PyObject *Py_UNUSED(module), PyObject *pairs)
+{
+    Py_ssize_t done = 0;
+    if (!PyTuple_CheckExact(pairs) || PyTuple_Size(pairs) % 2)
+        return refuse(PyExc_TypeError, "values and tokens, in turn");
+    OWNED *nothing = PyTuple_GetSlice(pairs, 0, 0);
+    PyObject *held = nothing == NULL ? NULL : new_parts(held_type, nothing, NULL, NULL);
+    if (held == NULL)
+        return NULL;
+    /* As far as it gets: what is not held is asked for again. */
+    for (; done < PyTuple_Size(pairs); done += 2) {
+        PyObject *value = PyTuple_GetItem(pairs, done);
+        if (add_fact(value, Py_TYPE(value), PyTuple_GetItem(pairs, done + 1)) < 0)
+            break;
+    }
+    PyObject *kept = PyTuple_GetSlice(pairs, 0, done);
+    while (kept == NULL && done > 0)
+        let_go_of(PyTuple_GetItem(pairs, done -= 2));
+    if (kept != NULL)
+        replace(&parts_of(held)[0], kept);
+    PyErr_Clear();
+    return held;
+}
+
+/* --- kinds: what is known of a class, as long as it lives -------------------------------------------------------- */
+
+/* The names of what can be met; what C knows of each is a row of `SHAPES`, below. */
+enum {
+    /* Leaves: numbers that JAX traces and Equinox does not, what is static for both, arrays. */
+    NUMBER, STATIC, NUMPY_ARRAY, NUMPY_NUMBER, JAX_ARRAY,
+    /* Nodes. */
+    NOTHING, TUPLE, LIST, DICT, ORDERED_DICT, DEFAULT_DICT, DEQUE, NAMEDTUPLE, ARGUMENTS, FIELDS, DATACLASS, SLOTS,
+    NNX_OBJECT, NNX_VARIABLE, NNX_STATE, MODULE, OTHER, NUM_SHAPES
+};
+
+/* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `libraries/_nnx.py`. */
+typedef struct Layout {
+    struct Layout *next;      /* with names of the same hash */
+    uint32_t number;          /* of the form, which layouts share that differ in the order of the names */
+    Py_ssize_t num_traced;
+    PyObject *form;           /* the names of the children, of what is static, and the mapping's content */
+    PyObject *names;
+    PyObject *marked;         /* the names in the mapping, in order */
+    PyObject *marks;          /* bytes, whether each of these is a child */
+    int places[];             /* of each name among the children and then the static ones; -1 for the mapping, which is in the
+                                 form */
+} Layout;
+
+typedef struct {
+    PyTypeObject *type;
+    int shape;
+    uint32_t number;
+    int is_plain, is_mutable, is_known_to_jax, convention;
+    int is_guess;             /* of a leaf whose class may yet be registered as a node's */
+    Py_ssize_t epoch;         /* of a guess: when it was made */
+    int is_rebuilt;           /* whether `build` may put instances together by itself */
+    PyObject *node_type;      /* the NodeType; NULL for leaves */
+    PyObject *take_apart;     /* OTHER: instance -> (children, aux) */
+    PyObject *order;          /* what is read by name: all names that are declared, in order */
+    PyObject *is_static;      /* bytes, one for each name in `order` */
+    PyObject *places;         /* bytes, where each name is among the children or the static ones; none for FIELDS */
+    PyObject *names;          /* of the children, then of what is static; of FIELDS also those that no field declares */
+    Py_ssize_t num_traced;    /* of these */
+    int is_in_order;          /* whether the children, and what is static, are as in `order` */
+    PyObject *slots;          /* that are written to; NULL if there are none */
+    Table layouts;            /* NNX_OBJECT: lists, by the hash of the names */
+    uint32_t num_layouts;     /* that were asked for, found or not */
+} Kind;
+
+/* By type, which each kind keeps alive but that of a namedtuple or of a guess. They are never freed. */
+static Table kinds;
+static uint32_t num_kinds;
+
+static Py_ssize_t epoch_of_nodes; /* how often a node type was registered with the package; JAX counts its own */
+
+/* What `start` takes over. */
+static PyObject *entries;  /* key -> reference to its structure */
+static PyObject *meet;     /* (object, convention) -> what its class is, or for a leaf 0 static, 1 traced, 2 with identity */
+static PyObject *describe; /* NodeType -> what its class is */
+static PyObject *settle;   /* static values -> for each what `settle_pin` says */
+static PyObject *missing_type; /* of the marker for attributes that were never set, or None */
+static PyObject *leaf_op, *node_op, *static_op, *given_op, *update_op;
+static PyObject *dtypes;   /* those that JAX traces, of which there is one object each */
+static PyObject *registry; /* of JAX's node types, or NULL */
+
+/* What calls are made of: parts by position, see `transforms._hands`, `_arguments` and `transforms._warm`. */
+enum { STRUCTURE_OF, NUMBERS_OF, CALL_OF }; /* a deal */
+enum { LEAVES_OF, DEAL_OF };                /* a hand */
+enum { AUX_OF, ARGS_OF, KWARGS_OF };        /* arguments */
+enum { POLICY_OF, WAY_OF };                 /* a wrapper */
+enum { OWN_POLICY, FLAGS, FORMS, IN_PLACE, FINISHES, WRITE, NUM_OF_WAY };     /* how it is called */
+enum { NAMES_OF, BOUND, PLAN_KEY, ASKS, DONATES, LATEST, MADE, NUM_OF_FORM }; /* by a number of arguments and these keywords */
+enum { STRUCTURE_IN, ORIGINS, LABELS, DEALS, SOURCES, CUTS, NUM_OF_PLAN };    /* how its leaves are dealt */
+
+static PyTypeObject *tags_type, *program_type, *latest_type, *deal_base, *hand_base, *arguments_base, *caller_base;
+
+/* What `learn_calls` takes over. */
+static PyObject *concrete_array;                                      /* the class of JAX's arrays that are no tracers */
+static PyObject *hand_type, *deal_type, *arguments_type, *hands_type; /* the classes in Python */
+static PyObject *hands_parts;                                         /* a slot */
+static PyObject *trace_holder, *name_trace; /* what has the trace that is active, and as which attribute */
+static PyObject *policy_type, *default_policy; /* the second where there is no `Context` */
+static PyObject *current_policy;               /* (what was given) -> that of this thread */
+
+/* What `learn_nnx` takes over, once one of its classes was met. See `libraries/_nnx.py`. */
+static PyObject *layout_of, *mapping_type, *trace_type, *current_trace, *name_nodes, *name_mapping;
+static PyObject *raw_value, *variable_trace, *metadata_of, *initializing, *is_setup, *state_trace, *jax_trace; /* slots */
+
+/* What `learn_modules` takes over: the class of what says of which kinds attributes are, and slots. See `libraries/_module.py`. */
+static PyObject *attribute_kinds_type, *kinds_of_attributes, *names_in_kinds, *statics_in_kinds;
+
+/* The names that C asks for: `name_aux` is "aux". */
+#define NAMES(X)                                                                                                          \
+    X(aux) X(type) X(_value) X(_is_mutable) X(thaw) X(unflatten) X(put_together) X(records) X(root) X(given) X(is_noted)  \
+    X(program) X(plans) X(num_leaves) X(dtype) X(committed) X(maxlen) X(default_factory) X(go_on) X(clear) X(extend)      \
+    X(copy) X(containers) X(arrays) X(values) X(filtered) X(updated) X(on_static) X(is_leaf) X(convention)
+#define DECLARED(name) static PyObject *name_##name;
+NAMES(DECLARED)
+
+static PyObject *empty_tuple;
+static newfunc new_object;
+static descrgetfunc get_slot; /* of the descriptors of slots */
+static descrsetfunc set_slot;
+
+static int is_a(PyObject *object, PyObject *type)
+{
+    return (PyObject *)Py_TYPE(object) == type;
+}
+
+/* By its name, which a class looks up, or by the descriptor of a slot. No hook is run. */
+static PyObject *get_attribute(PyObject *object, PyObject *name)
+{
+    return Py_TYPE(name) == &PyMemberDescr_Type ? get_slot(name, object, NULL) : PyObject_GenericGetAttr(object, name);
+}
+
+static int set_attribute(PyObject *object, PyObject *name, PyObject *value)
+{
+    return Py_TYPE(name) == &PyMemberDescr_Type ? set_slot(name, object, value) : PyObject_GenericSetAttr(object, name, value);
+}
+
+/* Before which registration everything that is known now was found out. */
+static Py_ssize_t epoch(void)
+{
+    return registry == NULL ? -1 : epoch_of_nodes + PyDict_Size(registry);
+}
+
+static Kind *kind_of(PyTypeObject *type)
+{
+    return pointer_at(&kinds, type);
+}
+
+static void retire_kind(void *type)
+{
+    if (kind_of(type) != NULL)
+        reset_value(&kinds, type, NONE);
+}
+
+/* The slots of instances that are written back; NULL, without an error if there are none. */
+static PyObject *slots_of(int shape, PyObject *order)
+{
+    switch (shape) {
+    case SLOTS:
+        return Py_NewRef(order);
+    case NNX_VARIABLE:
+        return Py_BuildValue("(OOO)", raw_value, metadata_of, variable_trace);
+    case NNX_STATE:
+        return Py_BuildValue("(OOO)", initializing, is_setup, state_trace);
+    case MODULE:
+        return Py_BuildValue("(O)", kinds_of_attributes);
+    }
+    return NULL;
+}
+
+/* Makes a kind of what Python says of a class, unless another thread was first. */
+static Kind *new_kind(PyObject *described)
+{
+    PyObject *type, *node_type, *traced, *statics;
+    Kind kind = {0};
+    if (!PyTuple_Check(described))
+        return refuse(PyExc_TypeError, "a class is described by a tuple");
+    if (!PyArg_ParseTuple(described, "O!iiiiiiiOOO!SSO!O!", &PyType_Type, &type, &kind.shape, &kind.is_plain,
+                          &kind.is_mutable, &kind.is_known_to_jax, &kind.convention, &kind.is_rebuilt, &kind.is_guess,
+                          &node_type, &kind.take_apart, &PyTuple_Type, &kind.order, &kind.is_static, &kind.places,
+                          &PyTuple_Type, &traced, &PyTuple_Type, &statics))
+        return NULL;
+    OWNED *names = PySequence_Concat(traced, statics), *slots = slots_of(kind.shape, kind.order);
+    Kind *known = kind_of((PyTypeObject *)type), *made;
+    kind.epoch = epoch();
+    if (PyErr_Occurred())
+        return NULL;
+    if (kind.shape < 0 || kind.shape >= NUM_SHAPES)
+        return refuse(PyExc_ValueError, "no such shape");
+    if (known != NULL && known->is_guess && kind.is_guess) {
+        known->epoch = kind.epoch;
+        known->shape = kind.shape;
+    }
+    if (known != NULL && (!known->is_guess || kind.is_guess))
+        return known;
+    retire_kind(type); /* it has been registered meanwhile */
+    Py_ssize_t num_places = kind.shape == FIELDS ? 0 : PyTuple_Size(kind.order);
+    if (PyTuple_Size(kind.order) != PyBytes_Size(kind.is_static) || num_places != PyBytes_Size(kind.places))
+        return refuse(PyExc_ValueError, "one byte for each name");
+    Py_ssize_t next[2] = {0, PyTuple_Size(traced)};
+    kind.is_in_order = 1;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(kind.order); i++) {
+        int is_static = PyBytes_AsString(kind.is_static)[i] != 0;
+        kind.is_in_order &= PyTuple_GetItem(kind.order, i) == PyTuple_GetItem(names, next[is_static]++);
+    }
+    if (PyErr_Occurred())
+        return NULL;
+    kind.type = (PyTypeObject *)type;
+    kind.node_type = node_type == Py_None ? NULL : node_type;
+    kind.names = names, kind.num_traced = PyTuple_Size(traced), kind.slots = slots;
+    kind.number = num_kinds;
+    made = PyMem_Malloc(sizeof *made);
+    if (made == NULL)
+        return (void *)PyErr_NoMemory();
+    *made = kind;
+    /* Classes that nobody registers are kept by nobody else either. */
+    int is_kept = kind.shape != NAMEDTUPLE && !kind.is_guess;
+    if ((!is_kept && watch(type) < 0) || set_value(&kinds, type, (intptr_t)made) < 0) {
+        PyMem_Free(made);
+        return NULL;
+    }
+    num_kinds++;
+    PyObject *held[] = {is_kept ? type : NULL, kind.node_type, kind.take_apart, kind.order, kind.is_static, kind.places,
+                        names, slots};
+    for (size_t i = 0; i < sizeof held / sizeof *held; i++)
+        Py_XINCREF(held[i]);
+    return made;
+}
+
+/* --- Tags: which objects were seen, and their numbers ------------------------------------------------------------ */
+
+/* What has a number is alive in `objects`; what is OPEN in the walk that has it open. There is no `tp_clear`: each cycle
+   leads through the list, which has one. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *objects, *beside[2];
+    Table numbers;
+} Tags;
 
 static int forget(Tags *tags, Py_ssize_t start)
 {
     /* In place, so that it cannot fail: numbers that are taken back stay as slots without a number. */
-    for (size_t i = 0; i < tags->size; i++) {
-        if (tags->slots[i].number < 0 || tags->slots[i].number >= start)
-            tags->slots[i].number = NONE;
+    for (size_t i = 0; i < tags->numbers.size; i++) {
+        Slot *slot = &tags->numbers.slots[i];
+        if (slot->value < 0 || slot->value >= start)
+            slot->value = NONE;
     }
     /* Last, for this runs finalisers. A list needs memory to let go of many at once, and hardly any to let go of one. */
     if (PyList_SetSlice(tags->objects, start, PY_SSIZE_T_MAX, NULL) == 0)
         return 0;
     PyErr_Clear();
-    for (Py_ssize_t size = PyList_Size(tags->objects); size > start; size = PyList_Size(tags->objects)) {
-        if (PyList_SetSlice(tags->objects, size - 1, size, NULL) < 0)
-            return -1;
-    }
+    for (Py_ssize_t size = PyList_Size(tags->objects); size > start; size = PyList_Size(tags->objects))
+        TRY(PyList_SetSlice(tags->objects, size - 1, size, NULL));
     return 0;
 }
 
-static PyObject *tags_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *tags_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObject *Py_UNUSED(kwargs))
 {
-    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    (void)args, (void)kwargs;
-    /* First, so that the garbage collector never sees tags without it. */
-    PyObject *objects = PyList_New(0);
-    Tags *self = objects == NULL ? NULL : (Tags *)alloc(type, 0);
-    if (self == NULL) {
-        Py_XDECREF(objects);
-        return NULL;
-    }
-    self->objects = objects;
-    return (PyObject *)self;
-}
-
-/* There is no `tp_clear`: each cycle leads through the list, which has one. */
-static int tags_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((Tags *)self)->objects);
-    return 0;
+    OWNED *objects = PyList_New(0);
+    return objects == NULL ? NULL : new_parts(type, objects, NULL, NULL);
 }
 
 static void tags_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    Table *numbers = &((Tags *)self)->numbers;
     PyObject_GC_UnTrack(self);
-    free_slots(((Tags *)self)->slots, ((Tags *)self)->size);
-    Py_XDECREF(((Tags *)self)->objects);
-    release(self);
-    Py_DECREF(type);
+    free_slots(numbers->slots, numbers->size);
+    parts_dealloc(self);
 }
 
 static PyObject *tags_number_of(PyObject *self, PyObject *object)
 {
-    Py_ssize_t number = number_of((Tags *)self, object);
-    if (number < 0)
-        return Py_NewRef(Py_None);
-    return PyLong_FromSsize_t(number);
+    Py_ssize_t number = value_of(&((Tags *)self)->numbers, object);
+    return number < 0 ? none() : PyLong_FromSsize_t(number);
 }
 
 static PyObject *tags_add(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -665,7 +739,7 @@ static PyObject *tags_add(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O$p", names, &object, &tag))
         return NULL;
     Py_ssize_t number = PyList_Size(tags->objects);
-    if (PyList_Append(tags->objects, object) < 0 || (tag && set_number(tags, object, number) < 0))
+    if (PyList_Append(tags->objects, object) < 0 || (tag && set_value(&tags->numbers, object, number) < 0))
         return NULL;
     return PyLong_FromSsize_t(number);
 }
@@ -673,17 +747,9 @@ static PyObject *tags_add(PyObject *self, PyObject *args, PyObject *kwargs)
 static PyObject *tags_forget(PyObject *self, PyObject *arg)
 {
     Py_ssize_t start = PyLong_AsSsize_t(arg);
-    if (start == -1 && PyErr_Occurred())
+    if ((start == -1 && PyErr_Occurred()) || forget((Tags *)self, start) < 0)
         return NULL;
-    if (forget((Tags *)self, start) < 0)
-        return NULL;
-    return Py_NewRef(Py_None);
-}
-
-static PyObject *tags_objects(PyObject *self, void *closure)
-{
-    (void)closure;
-    return Py_NewRef(((Tags *)self)->objects);
+    return none();
 }
 
 static PyMethodDef tags_methods[] = {
@@ -693,20 +759,18 @@ static PyMethodDef tags_methods[] = {
     {"forget", tags_forget, METH_O, "Takes back every number from `start` on."},
     {NULL, NULL, 0, NULL},
 };
-static PyGetSetDef tags_getset[] = {
-    {"objects", tags_objects, NULL, "All objects, by number.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef tags_members[] = {
+    FIXED_PART("objects", 0, "All objects, by number."),
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot tags_slots[] = {
-    {Py_tp_new, tags_new},         {Py_tp_dealloc, tags_dealloc}, {Py_tp_traverse, tags_traverse},
-    {Py_tp_methods, tags_methods}, {Py_tp_getset, tags_getset},
+    {Py_tp_new, tags_new}, {Py_tp_dealloc, tags_dealloc}, {Py_tp_traverse, parts_traverse}, {Py_tp_methods, tags_methods},
+    {Py_tp_members, tags_members},
     {Py_tp_doc, "Which objects a crossing has seen, and their numbers. See `sharedtree.core._walk.Tags`."},
     {0, NULL},
 };
-static PyType_Spec tags_spec = {"sharedtree._native.Tags", sizeof(Tags), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-                                tags_slots};
 
-/* --- walk -------------------------------------------------------------------------------------------------------- */
+/* --- keys: what a walk writes ------------------------------------------------------------------------------------ */
 
 typedef struct {
     PyObject **items; /* strong references */
@@ -757,29 +821,12 @@ static Walk new_walk(Tags *tags, int flags)
     return w;
 }
 
-static int grow(void **items, size_t *room, size_t needed, size_t item_size)
-{
-    if (needed <= *room)
-        return 0;
-    size_t more = *room ? *room : 512 / item_size + 1;
-    while (more < needed)
-        more *= 2;
-    void *grown = more > SIZE_MAX / item_size ? NULL : PyMem_Realloc(*items, more * item_size);
-    if (grown == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    *items = grown;
-    *room = more;
-    return 0;
-}
-
 static int push(Pins *pins, PyObject *object)
 {
-    if (pins->size == pins->room && grow((void **)&pins->items, &pins->room, pins->size + 1, sizeof(PyObject *)) < 0)
-        return -1;
+    if (pins->size == pins->room)
+        TRY(grow(&pins->items, &pins->room, pins->size + 1, sizeof object));
     pins->items[pins->size++] = Py_NewRef(object);
-    return 0;
+    return DONE;
 }
 
 /* Each reference is taken off before it is given up, for finalisers run. */
@@ -789,49 +836,63 @@ static void pop_to(Pins *pins, size_t size)
         Py_XDECREF(pins->items[--pins->size]);
 }
 
-static int emit(Walk *w, const void *bytes, size_t size)
+/* Room for so many names. */
+static int make_room(Walk *w, Py_ssize_t size)
 {
-    if (w->key_size + size > w->key_room && grow((void **)&w->key, &w->key_room, w->key_size + size, 1) < 0)
-        return -1;
-    memcpy(w->key + w->key_size, bytes, size);
+    return grow(&w->names, &w->names_room, (size_t)size, sizeof *w->names);
+}
+
+/* Where a walk is, to go back there from what comes to nothing. */
+typedef struct {
+    size_t children, pins, key_size;
+} Mark;
+
+static Mark mark_of(const Walk *w)
+{
+    return (Mark){w->children.size, w->pins.size, w->key_size};
+}
+
+static void go_back(Walk *w, Mark mark)
+{
+    pop_to(&w->children, mark.children);
+    pop_to(&w->pins, mark.pins);
+    w->key_size = mark.key_size;
+}
+
+/* A code and what belongs to it. */
+static int emit(Walk *w, char code, const void *bytes, size_t size)
+{
+    TRY(grow(&w->key, &w->key_room, w->key_size + size + 1, 1));
+    w->key[w->key_size++] = code;
+    if (size > 0)
+        memcpy(w->key + w->key_size, bytes, size);
     w->key_size += size;
-    return 0;
+    return DONE;
 }
 
 static int emit_code(Walk *w, char code)
 {
-    return emit(w, &code, 1);
+    return emit(w, code, NULL, 0);
 }
 
 static int emit_count(Walk *w, char code, int64_t count)
 {
-    char bytes[1 + sizeof count];
-    bytes[0] = code;
-    memcpy(bytes + 1, &count, sizeof count);
-    return emit(w, bytes, sizeof bytes);
+    return emit(w, code, &count, sizeof count);
 }
 
 static int emit_kind(Walk *w, char code, const Kind *kind, Py_ssize_t count)
 {
-    char bytes[1 + 2 * sizeof(uint32_t)];
     uint32_t numbers[2] = {kind->number, (uint32_t)count};
-    if (count > UINT32_MAX)
-        return -1;
-    bytes[0] = code;
-    memcpy(bytes + 1, numbers, sizeof numbers);
-    return emit(w, bytes, sizeof bytes);
+    return count > UINT32_MAX ? FAILED : emit(w, code, numbers, sizeof numbers);
 }
 
 static int emit_address(Walk *w, PyObject *value)
 {
-    PyTypeObject *type = Py_TYPE(value);
-    char bytes[1 + 2 * sizeof(void *)] = {'P'};
-    memcpy(bytes + 1, &value, sizeof value);
-    memcpy(bytes + 1 + sizeof value, &type, sizeof type);
-    if (grow((void **)&w->places, &w->places_room, w->pins.size + 1, sizeof *w->places) < 0)
-        return -1;
+    const void *addresses[2] = {value, Py_TYPE(value)};
+    TRY(grow(&w->places, &w->places_room, w->pins.size + 1, sizeof *w->places));
     w->places[w->pins.size] = w->key_size;
-    return push(&w->pins, value) < 0 ? -1 : emit(w, bytes, sizeof bytes);
+    TRY(push(&w->pins, value));
+    return emit(w, 'P', addresses, sizeof addresses);
 }
 
 /* Runs no Python unless it fails. For half of a surrogate pair it does: until Python 3.12 the mere making of an exception
@@ -842,9 +903,12 @@ static int emit_text(Walk *w, PyObject *text)
     if (PyUnicode_GetLength(text) > MAX_TEXT)
         return emit_address(w, text);
     const char *bytes = PyUnicode_AsUTF8AndSize(text, &size);
-    if (bytes == NULL)
-        return -1;
-    return emit_count(w, 's', size) < 0 ? -1 : emit(w, bytes, (size_t)size);
+    NEED(bytes);
+    TRY(emit_count(w, 's', size));
+    TRY(grow(&w->key, &w->key_room, w->key_size + (size_t)size, 1));
+    memcpy(w->key + w->key_size, bytes, (size_t)size);
+    w->key_size += (size_t)size;
+    return DONE;
 }
 
 /* Whether a container of so many parts is to be written out. One that holds another twice, and so on, has no end. */
@@ -856,6 +920,17 @@ static int has_room(Walk *w, Py_ssize_t size, int depth)
         return 0;
     w->parts_left -= size + 1;
     return 1;
+}
+
+/* Of a list, or of a tuple of whichever class. */
+static Py_ssize_t length_of(PyObject *sequence)
+{
+    return PyList_CheckExact(sequence) ? PyList_Size(sequence) : PyTuple_Size(sequence);
+}
+
+static PyObject *item_at(PyObject *sequence, Py_ssize_t i)
+{
+    return PyList_CheckExact(sequence) ? PyList_GetItem(sequence, i) : PyTuple_GetItem(sequence, i);
 }
 
 /* Writes a static value. Runs no Python, so what a container holds needs no pins meanwhile. */
@@ -873,109 +948,125 @@ static int emit_static(Walk *w, PyObject *value, int depth)
     }
     if (type == &PyFloat_Type) {
         double number = PyFloat_AsDouble(value);
-        return emit_code(w, 'd') < 0 ? -1 : emit(w, &number, sizeof number);
+        return emit(w, 'd', &number, sizeof number);
     }
-    if (type == &PyTuple_Type || type == &PyList_Type) {
-        int is_tuple = type == &PyTuple_Type;
-        Py_ssize_t size = is_tuple ? PyTuple_Size(value) : PyList_Size(value);
-        if (!has_room(w, size, depth))
-            return emit_address(w, value);
-        if (emit_count(w, is_tuple ? '(' : '[', size) < 0)
-            return -1;
-        for (Py_ssize_t i = 0; i < size; i++) {
-            if (emit_static(w, is_tuple ? PyTuple_GetItem(value, i) : PyList_GetItem(value, i), depth + 1) < 0)
-                return -1;
-        }
-        return 0;
+    if ((type == &PyTuple_Type || type == &PyList_Type) && has_room(w, length_of(value), depth)) {
+        Py_ssize_t size = length_of(value);
+        TRY(emit_count(w, type == &PyTuple_Type ? '(' : '[', size));
+        for (Py_ssize_t i = 0; i < size; i++)
+            TRY(emit_static(w, item_at(value, i), depth + 1));
+        return DONE;
     }
     if (type == &PyDict_Type && has_room(w, PyDict_Size(value), depth)) {
         PyObject *key, *item;
         Py_ssize_t at = 0;
-        if (emit_count(w, '{', PyDict_Size(value)) < 0)
-            return -1;
+        TRY(emit_count(w, '{', PyDict_Size(value)));
         while (PyDict_Next(value, &at, &key, &item)) {
-            if (emit_static(w, key, depth + 1) < 0 || emit_static(w, item, depth + 1) < 0)
-                return -1;
+            TRY(emit_static(w, key, depth + 1));
+            TRY(emit_static(w, item, depth + 1));
         }
-        return 0;
+        return DONE;
     }
     return emit_address(w, value);
 }
 
-static int record(Walk *w, PyObject *object, int tag)
+/* The static values in a tuple, from one on. */
+static int emit_statics(Walk *w, PyObject *values)
 {
-    if (PyList_Size(w->tags->objects) != w->expected || PyList_Append(w->tags->objects, object) < 0)
-        return -1;
-    Py_ssize_t number = w->expected++;
-    return tag ? set_number(w->tags, object, number) : 0;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(values); i++)
+        TRY(emit_static(w, PyTuple_GetItem(values, i), 0));
+    return DONE;
 }
 
-static int record_leaf(Walk *w, PyObject *object, int tag)
+/* --- shapes: how a node is read, and how the same is written from its auxiliary data ------------------------------ */
+
+/* Each `open_` function writes what stands for an object, and pushes its children. Each `emit_` function writes the same from
+   the auxiliary data that the flatten of such an object gives. What is LEFT is taken apart by what is registered for its
+   class, and stands in keys with all its auxiliary data. Each `fits_` function says whether auxiliary data is as the kind
+   says; what does not fit is neither written nor built in C. */
+
+static int emit_items(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *Py_UNUSED(aux))
 {
-    if (emit_code(w, 'L') < 0 || PyList_Append(w->leaves, object) < 0)
-        return -1;
-    return record(w, object, tag);
+    return emit_kind(w, 'N', kind, num_children);
 }
 
-static int record_static(Walk *w, PyObject *object)
+static int emit_items_and_aux(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
 {
-    if (emit_code(w, 'S') < 0 || emit_static(w, object, 0) < 0)
-        return -1;
-    return record(w, object, 0);
+    TRY(emit_kind(w, 'N', kind, num_children));
+    return emit_static(w, aux, 0);
 }
 
-static int is_tuple_of(PyObject *object, Py_ssize_t size)
+static int fits_none(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_t Py_UNUSED(size))
 {
-    return PyTuple_CheckExact(object) && PyTuple_Size(object) == size;
+    return aux == Py_None;
 }
 
-static int is_record(PyObject *object, Py_ssize_t size)
+static int push_items(Walk *w, PyObject *sequence)
 {
-    return PyTuple_Check(object) && PyTuple_Size(object) == size;
+    Py_ssize_t size = length_of(sequence);
+    for (Py_ssize_t i = 0; i < size; i++)
+        TRY(push(&w->children, item_at(sequence, i)));
+    return DONE;
 }
 
-static int is_text(PyObject *object, PyObject *text)
+static int open_nothing(Walk *w, Kind *kind, PyObject *Py_UNUSED(object))
 {
-    return object == text || (Py_TYPE(object) == &PyUnicode_Type && PyUnicode_Compare(object, text) == 0);
-}
-
-static int push_items(Walk *w, PyObject *tuple)
-{
-    Py_ssize_t size = PyTuple_Size(tuple);
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (push(&w->children, PyTuple_GetItem(tuple, i)) < 0)
-            return -1;
-    }
-    return 0;
+    return emit_kind(w, 'N', kind, 0);
 }
 
 static int open_sequence(Walk *w, Kind *kind, PyObject *object)
 {
-    int is_list = kind->shape == LIST;
-    Py_ssize_t size = is_list ? PyList_Size(object) : PyTuple_Size(object);
-    if (emit_kind(w, 'N', kind, size) < 0)
-        return -1;
-    if (!is_list)
-        return push_items(w, object);
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (push(&w->children, PyList_GetItem(object, i)) < 0)
-            return -1;
-    }
-    return 0;
+    TRY(emit_kind(w, 'N', kind, length_of(object)));
+    return push_items(w, object);
 }
 
-/* Pushes the items of a dictionary in the order of its keys, as long as few have to be moved for that; then it gives DONE,
-   and so it does for a key that is no text or of a subclass. Runs no Python, so that keys need no references. */
+static int open_deque(Walk *w, Kind *kind, PyObject *object)
+{
+    OWNED *items = PySequence_Tuple(object), *most = items == NULL ? NULL : PyObject_GetAttr(object, name_maxlen);
+    NEED(most);
+    TRY(emit_items_and_aux(w, kind, PyTuple_Size(items), most));
+    return push_items(w, items);
+}
+
+/* The arguments of a call that are not static, by position and by keyword. */
+static int open_arguments(Walk *w, Kind *kind, PyObject *object)
+{
+    PyObject *aux = parts_of(object)[AUX_OF], *args = parts_of(object)[ARGS_OF], *kwargs = parts_of(object)[KWARGS_OF];
+    if (aux == NULL || args == NULL || kwargs == NULL || !is_tuple_of(aux, 3) || !PyTuple_CheckExact(args) ||
+        !PyDict_CheckExact(kwargs))
+        return FAILED;
+    PyObject *names = PyTuple_GetItem(aux, 0), *keywords = PyTuple_GetItem(aux, 1);
+    Py_ssize_t given = PyTuple_Size(args), count = 0;
+    if (PyTuple_Size(names) != given)
+        return FAILED;
+    for (Py_ssize_t i = 0; i < given; i++)
+        count += PyTuple_GetItem(names, i) != Py_None;
+    TRY(emit_items_and_aux(w, kind, count + PyTuple_Size(keywords), aux));
+    for (Py_ssize_t i = 0; i < given; i++) {
+        if (PyTuple_GetItem(names, i) != Py_None)
+            TRY(push(&w->children, PyTuple_GetItem(args, i)));
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_Size(keywords); i++) {
+        PyObject *value = PyDict_GetItemWithError(kwargs, PyTuple_GetItem(keywords, i));
+        NEED(value);
+        TRY(push(&w->children, value));
+    }
+    return DONE;
+}
+
+/* Pushes the items of a dictionary in the order of its keys, which are in `w->names` then, as long as few have to be moved
+   for that; else they are LEFT, and so they are for a key that is no text or of a subclass. Runs no Python, so that keys need
+   no references. */
 static int push_in_order(Walk *w, PyObject *dict)
 {
     PyObject *key, *value;
     Py_ssize_t at = 0, size = 0, moves = 16 * PyDict_Size(dict);
     size_t start = w->children.size;
     while (PyDict_Next(dict, &at, &key, &value)) {
-        if (Py_TYPE(key) != &PyUnicode_Type)
-            return DONE;
-        if (grow((void **)&w->names, &w->names_room, (size_t)size + 1, sizeof key) < 0 || push(&w->children, value) < 0)
-            return -1;
+        if (Py_TYPE(key) != &PyUnicode_Type || moves < 0)
+            return LEFT;
+        TRY(make_room(w, size + 1));
+        TRY(push(&w->children, value));
         PyObject **names = w->names, **values = w->children.items + start;
         Py_ssize_t i = size++;
         for (; i > 0 && PyUnicode_Compare(names[i - 1], key) > 0; i--, moves--) {
@@ -984,14 +1075,8 @@ static int push_in_order(Walk *w, PyObject *dict)
         }
         names[i] = key;
         values[i] = value;
-        if (moves < 0)
-            return DONE;
     }
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (emit_text(w, w->names[i]) < 0)
-            return -1;
-    }
-    return OPENED;
+    return DONE;
 }
 
 /* Whether comparing such keys runs no Python. */
@@ -1010,252 +1095,278 @@ static int is_simple_key(PyObject *key)
            key == Py_None;
 }
 
-/* The keys of a dictionary as the reference orders them: sorted, or as they are if they have no order, which outside modules
-   JAX refuses. NULL without an error where only Python can tell. */
-static PyObject *keys_in_order(PyObject *dict, int is_sorted, int is_outside)
+static int are_simple_keys(PyObject *keys)
 {
-    PyObject *keys = PyDict_Keys(dict), *sorted;
-    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
-    for (Py_ssize_t i = 0; keys != NULL && i < size; i++) {
-        if (!is_simple_key(PyList_GetItem(keys, i)))
-            Py_CLEAR(keys);
+    for (Py_ssize_t i = 0; i < length_of(keys); i++) {
+        if (!is_simple_key(item_at(keys, i)))
+            return 0;
     }
-    if (keys == NULL || !is_sorted)
-        return keys;
-    sorted = PySequence_List(keys);
-    if (sorted != NULL && PyList_Sort(sorted) < 0) {
-        Py_CLEAR(sorted);
-        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Clear();
-            return is_outside ? (Py_DECREF(keys), NULL) : keys;
-        }
-    }
-    Py_DECREF(keys);
-    return sorted;
+    return 1;
 }
 
-/* Whether a dictionary is one that JAX has in the order of its keys. */
-static int is_sorted_dict(const Kind *kind)
-{
-    return kind->shape != ORDERED_DICT;
-}
-
-/* The items of a dictionary by its keys. DONE for keys of other classes. */
+/* The items of a dictionary as the reference orders them: sorted, or as they are if they have no order, which outside modules
+   JAX refuses. LEFT where only Python can tell. */
 static int push_by_keys(Walk *w, const Kind *kind, PyObject *dict)
 {
-    PyObject *keys = kind->shape == ORDERED_DICT ? PyMapping_Keys(dict)
-                                                 : keys_in_order(dict, is_sorted_dict(kind), w->is_outside);
-    Py_ssize_t size = keys == NULL ? 0 : PyList_Size(keys);
-    int outcome = keys == NULL ? (PyErr_Occurred() ? FAILED : DONE) : OPENED;
-    for (Py_ssize_t i = 0; i < size && outcome == OPENED; i++) {
-        PyObject *key = PyList_GetItem(keys, i), *value = is_simple_key(key) ? PyDict_GetItemWithError(dict, key) : NULL;
-        if (!is_simple_key(key))
-            outcome = DONE;
-        else if (value == NULL || emit_static(w, key, 0) < 0 || push(&w->children, value) < 0)
-            outcome = FAILED;
+    OWNED *keys = kind->shape == ORDERED_DICT ? PyMapping_Keys(dict) : PyDict_Keys(dict), *sorted = NULL;
+    NEED(keys);
+    if (!are_simple_keys(keys))
+        return LEFT;
+    if (kind->shape != ORDERED_DICT) {
+        sorted = PySequence_List(keys);
+        NEED(sorted);
+        if (PyList_Sort(sorted) < 0) {
+            if (!is_dropped(PyExc_TypeError))
+                return FAILED;
+            if (w->is_outside)
+                return LEFT;
+            replace(&sorted, NULL);
+        }
     }
-    Py_XDECREF(keys);
-    return outcome;
+    PyObject *order = sorted == NULL ? keys : sorted;
+    for (Py_ssize_t i = 0; i < PyList_Size(order); i++) {
+        PyObject *key = PyList_GetItem(order, i), *value = PyDict_GetItemWithError(dict, key);
+        NEED(value);
+        TRY(emit_static(w, key, 0));
+        TRY(push(&w->children, value));
+    }
+    return DONE;
 }
 
 /* The items of a dictionary, and of one with a default what makes that. */
 static int open_dict(Walk *w, Kind *kind, PyObject *object)
 {
-    size_t start = w->children.size, pins = w->pins.size;
     Py_ssize_t size = PyDict_Size(object);
-    if (emit_kind(w, 'N', kind, size) < 0)
-        return -1;
+    TRY(emit_kind(w, 'N', kind, size));
     if (kind->shape == DEFAULT_DICT) {
-        PyObject *factory = PyObject_GetAttr(object, name_factory);
-        int outcome = factory == NULL ? -1 : emit_static(w, factory, 0);
-        Py_XDECREF(factory);
-        if (outcome < 0)
-            return -1;
-        pins = w->pins.size;
+        OWNED *factory = PyObject_GetAttr(object, name_default_factory);
+        NEED(factory);
+        TRY(emit_static(w, factory, 0));
     }
-    size_t key_size = w->key_size;
-    int outcome = kind->shape == ORDERED_DICT ? DONE : push_in_order(w, object);
-    if (outcome != DONE)
+    Mark mark = mark_of(w);
+    int outcome = kind->shape == ORDERED_DICT ? LEFT : push_in_order(w, object);
+    for (Py_ssize_t i = 0; outcome == DONE && i < size; i++)
+        outcome = emit_text(w, w->names[i]);
+    if (outcome != LEFT)
         return outcome;
-    pop_to(&w->children, start);
-    pop_to(&w->pins, pins);
-    w->key_size = key_size;
-    outcome = push_by_keys(w, kind, object);
+    go_back(w, mark);
+    TRY(push_by_keys(w, kind, object));
     /* Meanwhile garbage may have been collected, and a finaliser may have changed the dictionary. */
-    return outcome == OPENED && w->children.size - start != (size_t)size ? FAILED : outcome;
+    return w->children.size - mark.children == (size_t)size ? DONE : FAILED;
 }
 
-static int open_deque(Walk *w, Kind *kind, PyObject *object)
+static PyObject *keys_in(const Kind *kind, PyObject *aux)
 {
-    PyObject *items = PySequence_Tuple(object), *most = items == NULL ? NULL : PyObject_GetAttr(object, name_maxlen);
-    int outcome = most == NULL || emit_kind(w, 'N', kind, PyTuple_Size(items)) < 0 || emit_static(w, most, 0) < 0
-                      ? -1
-                      : push_items(w, items);
-    Py_XDECREF(most);
-    Py_XDECREF(items);
-    return outcome < 0 ? -1 : OPENED;
+    return kind->shape == DEFAULT_DICT ? PyTuple_GetItem(aux, 1) : aux;
 }
 
-/* The arguments of a call that are not static, by position and by keyword. */
-static int open_arguments(Walk *w, Kind *kind, PyObject *object)
+static int fits_dict(const Kind *kind, PyObject *aux, Py_ssize_t size)
 {
-    PyObject *aux = parts_of(object)[AUX_OF], *args = parts_of(object)[ARGS_OF], *kwargs = parts_of(object)[KWARGS_OF];
-    if (aux == NULL || args == NULL || kwargs == NULL || !is_tuple_of(aux, 3) || !PyTuple_CheckExact(args) ||
-        !PyDict_CheckExact(kwargs))
-        return -1;
-    PyObject *names = PyTuple_GetItem(aux, 0), *keywords = PyTuple_GetItem(aux, 1);
-    Py_ssize_t given = PyTuple_Size(args), count = 0;
-    if (PyTuple_Size(names) != given)
-        return -1;
-    for (Py_ssize_t i = 0; i < given; i++)
-        count += PyTuple_GetItem(names, i) != Py_None;
-    if (emit_kind(w, 'N', kind, count + PyTuple_Size(keywords)) < 0 || emit_static(w, aux, 0) < 0)
-        return -1;
-    for (Py_ssize_t i = 0; i < given; i++) {
-        if (PyTuple_GetItem(names, i) != Py_None && push(&w->children, PyTuple_GetItem(args, i)) < 0)
-            return -1;
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_Size(keywords); i++) {
-        PyObject *value = PyDict_GetItemWithError(kwargs, PyTuple_GetItem(keywords, i));
-        if (value == NULL || push(&w->children, value) < 0)
-            return -1;
-    }
-    return OPENED;
+    return (kind->shape != DEFAULT_DICT || is_tuple_of(aux, 2)) && is_tuple_of(keys_in(kind, aux), size);
 }
 
-/* The fields of an object whose attributes are exactly those that are declared, in this order. Runs no Python. */
-static int open_all_fields(Walk *w, Kind *kind, PyObject *attributes)
+static int emit_dict(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
 {
-    Py_ssize_t size = PyTuple_Size(kind->order), at = 0;
-    const char *is_static = PyBytes_AsString(kind->is_static);
-    PyObject *name, *value;
-    if (PyDict_Size(attributes) != size)
-        return DONE;
-    if (emit_kind(w, 'F', kind, 0) < 0)
-        return -1;
-    for (Py_ssize_t i = 0; PyDict_Next(attributes, &at, &name, &value); i++) {
-        if (i >= size || name != PyTuple_GetItem(kind->order, i) || Py_TYPE(value) == missing_type)
-            return DONE;
-        if ((is_static[i] ? emit_static(w, value, 0) : push(&w->children, value)) < 0)
-            return -1;
-    }
-    return OPENED;
+    if (!are_simple_keys(keys_in(kind, aux)))
+        return LEFT;
+    TRY(emit_kind(w, 'N', kind, num_children));
+    if (kind->shape == DEFAULT_DICT)
+        TRY(emit_static(w, PyTuple_GetItem(aux, 0), 0));
+    return emit_statics(w, keys_in(kind, aux));
 }
 
-/* Begins an object of which any field may be absent. */
-static int begin_fields(Walk *w, Kind *kind)
-{
-    size_t size = (size_t)(PyTuple_Size(kind->traced) + PyTuple_Size(kind->statics));
-    return grow((void **)&w->names, &w->names_room, size, sizeof(PyObject *)) < 0 ? -1 : emit_kind(w, 'F', kind, 0);
-}
-
-/* Ends it, and says which fields are there if these are not all that are declared and no others. `w->names` has an entry
-   for each of all names, NULL where a field is absent. What is said last begins with no code of a static value. */
+/* Says of an object that was read by name which fields are there, if these are not all that are declared and no others.
+   `w->names` has an entry for each of all names, NULL where a field is absent. What is said last begins with no code of a
+   static value. */
 static int end_fields(Walk *w, Kind *kind, size_t begin)
 {
-    Py_ssize_t declared = PyTuple_Size(kind->order), size = PyTuple_Size(kind->traced) + PyTuple_Size(kind->statics);
+    Py_ssize_t declared = PyTuple_Size(kind->order), size = PyTuple_Size(kind->names);
     int are_declared = 1;
     for (Py_ssize_t i = 0; i < size; i++)
         are_declared &= (w->names[i] != NULL) == (i < declared);
     if (are_declared)
-        return OPENED;
+        return DONE;
     w->key[begin] = 'A';
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (emit_code(w, w->names[i] != NULL) < 0)
-            return -1;
-    }
-    return OPENED;
+    for (Py_ssize_t i = 0; i < size; i++)
+        TRY(emit_code(w, w->names[i] != NULL));
+    return DONE;
 }
 
-/* The fields that are there, by name. A dictionary of attributes may have keys that answer for others. */
-static int open_some_fields(Walk *w, Kind *kind, PyObject *attributes)
+/* The value of a field; a new reference. NULL, without an error if it is absent. A dictionary of attributes may have keys
+   that answer for others. */
+static PyObject *field_of(const Kind *kind, PyObject *holder, PyObject *name)
 {
-    PyObject *all[2] = {kind->traced, kind->statics};
-    size_t begin = w->key_size, number = 0;
-    if (begin_fields(w, kind) < 0)
-        return -1;
-    for (int is_static = 0; is_static < 2; is_static++) {
-        Py_ssize_t size = PyTuple_Size(all[is_static]);
-        for (Py_ssize_t i = 0; i < size; i++) {
-            PyObject *value = PyDict_GetItemWithError(attributes, PyTuple_GetItem(all[is_static], i));
-            if (value == NULL && PyErr_Occurred())
-                return -1;
-            if (value != NULL && Py_TYPE(value) == missing_type)
-                value = NULL;
-            w->names[number++] = value;
-            if (value != NULL && (is_static ? emit_static(w, value, 0) : push(&w->children, value)) < 0)
-                return -1;
-        }
+    if (kind->shape == DATACLASS || kind->shape == FIELDS) {
+        PyObject *value = PyDict_GetItemWithError(holder, name);
+        return value == NULL || (kind->shape == FIELDS && is_a(value, missing_type)) ? NULL : Py_NewRef(value);
+    }
+    PyObject *value = get_attribute(holder, name);
+    if (value == NULL)
+        is_dropped(PyExc_AttributeError);
+    return value;
+}
+
+/* The fields of an object, by name, from the dictionary of its attributes or from its slots. Only FIELDS may be absent: else
+   Python's look-up decides. */
+static int open_by_name(Walk *w, Kind *kind, PyObject *holder)
+{
+    size_t begin = w->key_size;
+    TRY(make_room(w, PyTuple_Size(kind->names)));
+    TRY(emit_kind(w, 'F', kind, 0));
+    for (Py_ssize_t i = 0; i < PyTuple_Size(kind->names); i++) {
+        OWNED *value = field_of(kind, holder, PyTuple_GetItem(kind->names, i));
+        if (value == NULL && (kind->shape != FIELDS || PyErr_Occurred()))
+            return PyErr_Occurred() ? FAILED : LEFT;
+        w->names[i] = value == NULL ? NULL : Py_None;
+        if (value != NULL)
+            TRY(i < kind->num_traced ? push(&w->children, value) : emit_static(w, value, 0));
     }
     return end_fields(w, kind, begin);
 }
 
-/* The fields of a dataclass, by name. DONE if one is missing or has company: then Python's look-up decides. */
-static int open_declared_fields(Walk *w, Kind *kind, PyObject *attributes)
+/* Whether a static attribute is no container, or one in which nobody could put anything: else Python looks for arrays. */
+static int is_static_for_ever(PyObject *value)
 {
-    PyObject *all[2] = {kind->traced, kind->statics};
-    if (PyDict_Size(attributes) != PyTuple_Size(kind->order))
-        return DONE;
-    if (emit_kind(w, 'F', kind, 0) < 0)
-        return -1;
-    for (int is_static = 0; is_static < 2; is_static++) {
-        Py_ssize_t size = PyTuple_Size(all[is_static]);
-        for (Py_ssize_t i = 0; i < size; i++) {
-            PyObject *value = PyDict_GetItemWithError(attributes, PyTuple_GetItem(all[is_static], i));
-            if (value == NULL)
-                return PyErr_Occurred() ? -1 : DONE;
-            if ((is_static ? emit_static(w, value, 0) : push(&w->children, value)) < 0)
-                return -1;
-        }
+    if (PyList_Check(value) || PyDict_Check(value))
+        return 0;
+    if (!PyTuple_Check(value)) {
+        Kind *kind = kind_of(Py_TYPE(value));
+        return kind == NULL || kind->shape <= NOTHING || !kind->is_plain;
     }
-    return OPENED;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(value); i++) {
+        PyObject *part = PyTuple_GetItem(value, i);
+        if (Py_TYPE(part) == &PyTuple_Type || !is_simple_key(part))
+            return 0;
+    }
+    return PyTuple_CheckExact(value);
 }
 
-/* The fields of a dataclass whose instances have slots. DONE if one is empty. */
-static int open_slots(Walk *w, Kind *kind, PyObject *object)
+/* The attributes of an object, if they are exactly these, in this order. Runs no Python. */
+static int open_in_order(Walk *w, Kind *kind, PyObject *attributes, PyObject *names, PyObject *are_static)
 {
-    PyObject *all[2] = {kind->traced, kind->statics};
-    if (emit_kind(w, 'F', kind, 0) < 0)
-        return -1;
-    for (int is_static = 0; is_static < 2; is_static++) {
-        Py_ssize_t size = PyTuple_Size(all[is_static]);
-        for (Py_ssize_t i = 0; i < size; i++) {
-            PyObject *value = PyObject_GenericGetAttr(object, PyTuple_GetItem(all[is_static], i));
-            if (value == NULL) {
-                if (!PyErr_ExceptionMatches(PyExc_AttributeError))
-                    return -1;
-                PyErr_Clear();
-                return DONE;
-            }
-            int outcome = is_static ? emit_static(w, value, 0) : push(&w->children, value);
-            Py_DECREF(value);
-            if (outcome < 0)
-                return -1;
-        }
+    Py_ssize_t size = PyTuple_Size(names), at = 0, i = 0;
+    const char *is_static = PyBytes_AsString(are_static);
+    PyObject *name, *value;
+    if (PyDict_Size(attributes) != size)
+        return LEFT;
+    for (; PyDict_Next(attributes, &at, &name, &value); i++) {
+        if (i >= size || !is_text(name, PyTuple_GetItem(names, i)) || is_a(value, missing_type))
+            return LEFT;
+        if (is_static[i] && kind->shape == MODULE && !is_static_for_ever(value))
+            return LEFT;
+        TRY(is_static[i] ? emit_static(w, value, 0) : push(&w->children, value));
     }
-    return OPENED;
+    return DONE;
+}
+
+/* The attributes of an object, as it has them; a new reference. NULL without an error if that is no mere dictionary. */
+static PyObject *attributes_of(PyObject *object)
+{
+    PyObject *attributes = PyObject_GenericGetDict(object, NULL);
+    if (attributes != NULL && !PyDict_CheckExact(attributes))
+        replace(&attributes, NULL);
+    return attributes;
 }
 
 static int open_fields(Walk *w, Kind *kind, PyObject *object)
 {
-    size_t start = w->children.size, pins = w->pins.size, key_start = w->key_size;
-    PyObject *attributes = PyObject_GenericGetDict(object, NULL);
-    if (attributes == NULL)
-        return -1;
-    int outcome = DONE;
-    if (PyDict_CheckExact(attributes)) {
-        if (kind->is_in_order)
-            outcome = open_all_fields(w, kind, attributes);
-        if (outcome == DONE) {
-            pop_to(&w->children, start);
-            pop_to(&w->pins, pins);
-            w->key_size = key_start;
-            outcome = kind->shape == FIELDS ? open_some_fields(w, kind, attributes)
-                                            : open_declared_fields(w, kind, attributes);
-        }
+    OWNED *attributes = attributes_of(object);
+    Mark mark = mark_of(w);
+    NEED(attributes);
+    if (kind->is_in_order) {
+        TRY(emit_kind(w, 'F', kind, 0));
+        int outcome = open_in_order(w, kind, attributes, kind->order, kind->is_static);
+        if (outcome != LEFT)
+            return outcome;
+        go_back(w, mark);
     }
-    Py_DECREF(attributes);
-    return outcome;
+    if (kind->shape == DATACLASS && PyDict_Size(attributes) != PyTuple_Size(kind->order))
+        return LEFT; /* it has company */
+    return open_by_name(w, kind, attributes);
+}
+
+static int are_pairs(PyObject *aux)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_Size(aux); i++) {
+        if (!is_tuple_of(PyTuple_GetItem(aux, i), 2))
+            return 0;
+    }
+    return 1;
+}
+
+static int fits_fields(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_t size)
+{
+    return is_tuple_of(aux, 2) && is_tuple_of(PyTuple_GetItem(aux, 0), size) && PyTuple_CheckExact(PyTuple_GetItem(aux, 1)) &&
+           are_pairs(PyTuple_GetItem(aux, 1));
+}
+
+static int emit_fields(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
+{
+    OWNED *attributes = PyDict_New();
+    size_t start = w->children.size;
+    NEED(attributes);
+    for (Py_ssize_t i = 0; i < num_children; i++)
+        TRY(PyDict_SetItem(attributes, PyTuple_GetItem(PyTuple_GetItem(aux, 0), i), Py_None));
+    TRY(PyDict_MergeFromSeq2(attributes, PyTuple_GetItem(aux, 1), 1));
+    TRY(open_by_name(w, kind, attributes));
+    pop_to(&w->children, start);
+    return DONE;
+}
+
+/* What is read by name, none of it absent, has the static values as its auxiliary data. */
+static int fits_by_name(const Kind *kind, PyObject *aux, Py_ssize_t size)
+{
+    return size == kind->num_traced && is_tuple_of(aux, PyTuple_Size(kind->names) - size);
+}
+
+static int emit_by_name(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_children), PyObject *aux)
+{
+    TRY(emit_kind(w, 'F', kind, 0));
+    return emit_statics(w, aux);
+}
+
+/* The names of which the kinds are noted, and for each a byte, whether it is static; new references. 0 if there are none. */
+static int read_kinds(PyObject *noted, PyObject **names, PyObject **are_static)
+{
+    *names = *are_static = NULL;
+    if (!is_a(noted, attribute_kinds_type))
+        return 0;
+    *names = get_slot(names_in_kinds, noted, NULL);
+    *are_static = *names == NULL ? NULL : get_slot(statics_in_kinds, noted, NULL);
+    PyErr_Clear();
+    return *are_static != NULL && PyBytes_Check(*are_static) && is_tuple_of(*names, PyBytes_Size(*are_static));
+}
+
+static int open_module(Walk *w, Kind *kind, PyObject *object)
+{
+    OWNED *noted = get_slot(kinds_of_attributes, object, NULL), *names = NULL, *are_static = NULL, *attributes = NULL;
+    if (noted == NULL)
+        return is_dropped(PyExc_AttributeError) ? LEFT : FAILED;
+    if (!read_kinds(noted, &names, &are_static))
+        return LEFT;
+    attributes = attributes_of(object);
+    NEED(attributes);
+    TRY(emit_kind(w, 'M', kind, 0));
+    TRY(emit_address(w, noted));
+    return open_in_order(w, kind, attributes, names, are_static);
+}
+
+static int fits_module(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_t size)
+{
+    OWNED *names = NULL, *are_static = NULL;
+    if (!is_tuple_of(aux, 2) || !read_kinds(PyTuple_GetItem(aux, 0), &names, &are_static))
+        return 0;
+    Py_ssize_t num_static = 0;
+    for (Py_ssize_t i = 0; i < PyBytes_Size(are_static); i++)
+        num_static += PyBytes_AsString(are_static)[i] != 0;
+    return PyTuple_Size(names) == size + num_static && is_tuple_of(PyTuple_GetItem(aux, 1), num_static);
+}
+
+static int emit_module(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_children), PyObject *aux)
+{
+    TRY(emit_kind(w, 'M', kind, 0));
+    TRY(emit_address(w, PyTuple_GetItem(aux, 0)));
+    return emit_statics(w, PyTuple_GetItem(aux, 1));
 }
 
 static int has_marks(const Layout *layout, PyObject *mapping)
@@ -1272,9 +1383,7 @@ static int has_marks(const Layout *layout, PyObject *mapping)
     return 1;
 }
 
-#define NUM_LISTS 256 /* of layouts */
-
-/* Of the names of attributes, in order, if these are texts, whose hash runs no Python. */
+/* Of the names of attributes, in order, if these are texts, whose hash runs no Python. Never 0. */
 static size_t hash_of_names(PyObject *attributes)
 {
     PyObject *name, *value;
@@ -1282,28 +1391,27 @@ static size_t hash_of_names(PyObject *attributes)
     size_t hash = 0;
     while (PyDict_Next(attributes, &at, &name, &value))
         hash = 31 * hash + (Py_TYPE(name) == &PyUnicode_Type ? (size_t)PyObject_Hash(name) : 1);
-    return hash;
+    return hash | 1;
 }
 
 /* The attributes of an NNX object, if they are of this layout. Runs no Python. */
-static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *attributes)
+static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *attributes, PyObject *mapping)
 {
     Py_ssize_t at = 0, size = PyTuple_Size(layout->names), num_traced = layout->num_traced;
     size_t start = w->children.size;
     PyObject *name, *value;
-    if (PyDict_Size(attributes) != size)
-        return DONE;
-    if (emit_kind(w, 'O', kind, layout->number) < 0 ||
-        grow((void **)&w->names, &w->names_room, (size_t)size, sizeof(PyObject *)) < 0 ||
-        grow((void **)&w->children.items, &w->children.room, start + (size_t)num_traced, sizeof(PyObject *)) < 0)
-        return -1;
+    if (PyDict_Size(attributes) != size || !has_marks(layout, mapping))
+        return LEFT;
+    TRY(emit_kind(w, 'O', kind, layout->number));
+    TRY(make_room(w, size));
+    TRY(grow(&w->children.items, &w->children.room, start + (size_t)num_traced, sizeof value));
     for (Py_ssize_t i = 0; i < size; i++)
         w->names[i] = NULL;
     for (Py_ssize_t i = 0; i < num_traced; i++)
         w->children.items[w->children.size++] = NULL;
     for (Py_ssize_t i = 0; PyDict_Next(attributes, &at, &name, &value); i++) {
         if (i >= size || !is_text(name, PyTuple_GetItem(layout->names, i)))
-            return DONE;
+            return LEFT;
         int place = layout->places[i];
         if (place >= num_traced)
             w->names[place] = value;
@@ -1311,34 +1419,18 @@ static int open_by_layout(Walk *w, Kind *kind, const Layout *layout, PyObject *a
             w->children.items[start + (size_t)place] = Py_NewRef(value);
     }
     for (Py_ssize_t i = num_traced; i < size; i++) {
-        if (w->names[i] != NULL && emit_static(w, w->names[i], 0) < 0)
-            return -1;
+        if (w->names[i] != NULL)
+            TRY(emit_static(w, w->names[i], 0));
     }
-    return OPENED;
-}
-
-/* Whether no two names have one place, each place is one of so many, and each child has one. */
-static int are_places(const int *places, Py_ssize_t size, Py_ssize_t num_traced)
-{
-    Py_ssize_t num_placed = 0;
-    for (Py_ssize_t i = 0; i < size; i++)
-        num_placed += places[i] >= 0 && places[i] < num_traced;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (places[i] >= size || num_placed != num_traced)
-            return 0;
-        for (Py_ssize_t j = 0; places[i] >= 0 && j < i; j++) {
-            if (places[i] == places[j])
-                return 0;
-        }
-    }
-    return 1;
+    return DONE;
 }
 
 /* A layout with this form. NULL if there is none, or with an error. */
 static Layout *layout_with(const Kind *kind, PyObject *form)
 {
-    for (size_t i = 0; kind->layouts != NULL && i < NUM_LISTS; i++) {
-        for (Layout *layout = kind->layouts[i]; layout != NULL; layout = layout->next) {
+    for (size_t i = 0; i < kind->layouts.size; i++) {
+        Layout *layout = kind->layouts.slots[i].key == NULL ? NULL : (Layout *)kind->layouts.slots[i].value;
+        for (; layout != NULL; layout = layout->next) {
             int is_it = PyObject_RichCompareBool(layout->form, form, Py_EQ);
             if (is_it != 0)
                 return is_it < 0 ? NULL : layout;
@@ -1350,471 +1442,218 @@ static Layout *layout_with(const Kind *kind, PyObject *form)
 /* Learns the layout of an object from Python. NULL without an error if it has none. */
 static Layout *new_layout(Kind *kind, PyObject *object, size_t hash)
 {
-    if (kind->layouts == NULL && (kind->layouts = PyMem_Calloc(NUM_LISTS, sizeof *kind->layouts)) == NULL) {
-        PyErr_NoMemory();
-        return NULL;
-    }
-    PyObject *form, *names, *places, *marked, *marks, *found = PyObject_CallFunctionObjArgs(layout_of, object, NULL);
-    Layout *layout = NULL, *alike = NULL;
+    OWNED *found = PyObject_CallFunctionObjArgs(layout_of, object, NULL);
+    PyObject *form, *names, *places, *marked, *marks;
     if (found == NULL || found == Py_None) {
         kind->num_layouts++;
-        Py_XDECREF(found);
         return NULL;
     }
     if (!PyArg_ParseTuple(found, "O!O!O!O!S", &PyTuple_Type, &form, &PyTuple_Type, &names, &PyTuple_Type, &places,
                           &PyTuple_Type, &marked, &marks))
-        goto failed;
-    if (!is_tuple_of(form, 3) || !PyTuple_CheckExact(PyTuple_GetItem(form, 0))) {
-        PyErr_SetString(PyExc_ValueError, "no form");
-        goto failed;
-    }
-    alike = layout_with(kind, form);
-    if (alike == NULL && PyErr_Occurred())
-        goto failed;
+        return NULL;
     Py_ssize_t size = PyTuple_Size(names);
-    if (PyTuple_Size(places) != size || PyBytes_Size(marks) != PyTuple_Size(marked)) {
-        PyErr_SetString(PyExc_ValueError, "one place and one mark for each name");
-        goto failed;
-    }
-    layout = PyMem_Calloc(1, sizeof *layout);
-    int *placed = PyMem_Calloc((size_t)size + 1, sizeof *placed);
-    if (layout == NULL || placed == NULL) {
-        PyMem_Free(placed);
-        PyErr_NoMemory();
-        goto failed;
-    }
+    if (!is_tuple_of(form, 3) || !PyTuple_CheckExact(PyTuple_GetItem(form, 0)) || !is_tuple_of(places, size) ||
+        PyBytes_Size(marks) != PyTuple_Size(marked))
+        return refuse(PyExc_ValueError, "no layout");
+    Layout *alike = layout_with(kind, form);
+    if (alike == NULL && PyErr_Occurred())
+        return NULL;
+    Layout *layout = PyMem_Calloc(1, sizeof *layout + 2 * (size_t)size * sizeof *layout->places);
+    if (layout == NULL)
+        return (void *)PyErr_NoMemory();
     layout->num_traced = PyTuple_Size(PyTuple_GetItem(form, 0));
-    for (Py_ssize_t i = 0; i < size; i++)
-        placed[i] = (int)PyLong_AsLong(PyTuple_GetItem(places, i));
-    if (PyErr_Occurred() || !are_places(placed, size, layout->num_traced)) {
-        PyMem_Free(placed);
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "one place for each child");
-        goto failed;
+    layout->next = pointer_at(&kind->layouts, (void *)hash);
+    int *is_taken = layout->places + size;
+    Py_ssize_t num_placed = 0;
+    for (Py_ssize_t i = 0; i < size && !PyErr_Occurred(); i++) {
+        Py_ssize_t place = PyLong_AsSsize_t(PyTuple_GetItem(places, i));
+        if (place >= size || (place >= 0 && is_taken[place]++))
+            refuse(PyExc_ValueError, "no two names have one place, which is one of so many");
+        layout->places[i] = (int)place;
+        num_placed += place >= 0 && place < layout->num_traced;
     }
-    layout->places = placed;
+    if (!PyErr_Occurred() && num_placed != layout->num_traced)
+        refuse(PyExc_ValueError, "one place for each child");
+    if (PyErr_Occurred() || set_value(&kind->layouts, (void *)hash, (intptr_t)layout) < 0) {
+        PyMem_Free(layout);
+        return NULL;
+    }
     layout->form = Py_NewRef(form), layout->names = Py_NewRef(names);
     layout->marked = Py_NewRef(marked), layout->marks = Py_NewRef(marks);
     layout->number = alike == NULL ? kind->num_layouts : alike->number;
     kind->num_layouts++;
-    layout->next = kind->layouts[hash % NUM_LISTS];
-    kind->layouts[hash % NUM_LISTS] = layout;
-    Py_DECREF(found);
     return layout;
-failed:
-    PyMem_Free(layout);
-    Py_DECREF(found);
-    return NULL;
 }
 
 static int open_nnx_object(Walk *w, Kind *kind, PyObject *object)
 {
-    size_t start = w->children.size, pins = w->pins.size, key_start = w->key_size;
-    PyObject *inner = NULL, *nodes = NULL, *attributes = PyObject_GenericGetDict(object, NULL);
-    int outcome = DONE, is_new = 0;
-    if (attributes == NULL)
-        return -1;
-    if (PyDict_CheckExact(attributes))
-        nodes = PyDict_GetItemWithError(attributes, name_nodes);
-    if (nodes != NULL && Py_TYPE(nodes) == mapping_type) {
-        Py_INCREF(nodes);
-        inner = PyObject_GenericGetAttr(nodes, name_mapping);
-        Py_DECREF(nodes);
+    OWNED *attributes = attributes_of(object), *nodes = NULL, *mapping = NULL;
+    if (attributes != NULL)
+        nodes = Py_XNewRef(PyDict_GetItemWithError(attributes, name_nodes));
+    if (nodes != NULL && is_a(nodes, mapping_type))
+        mapping = PyObject_GenericGetAttr(nodes, name_mapping);
+    if (mapping == NULL || !PyDict_CheckExact(mapping))
+        return PyErr_Occurred() ? FAILED : LEFT;
+    size_t hash = hash_of_names(attributes);
+    Mark mark = mark_of(w);
+    Layout *layout = pointer_at(&kind->layouts, (void *)hash);
+    for (; layout != NULL; layout = layout->next) {
+        int outcome = open_by_layout(w, kind, layout, attributes, mapping);
+        if (outcome != LEFT)
+            return outcome;
+        go_back(w, mark);
     }
-    int is_read = inner != NULL && PyDict_CheckExact(inner);
-    size_t hash = is_read ? hash_of_names(attributes) : 0;
-    Layout *layout = kind->layouts == NULL ? NULL : kind->layouts[hash % NUM_LISTS];
-    while (is_read && outcome == DONE) {
-        if (layout == NULL) {
-            if (is_new || kind->num_layouts >= MAX_LAYOUTS || (layout = new_layout(kind, object, hash)) == NULL)
-                break;
-            is_new = 1;
-        }
-        outcome = has_marks(layout, inner) ? open_by_layout(w, kind, layout, attributes) : DONE;
-        if (outcome == DONE) {
-            pop_to(&w->children, start);
-            pop_to(&w->pins, pins);
-            w->key_size = key_start;
-        }
-        layout = is_new ? NULL : layout->next;
-    }
-    if (outcome == DONE && PyErr_Occurred())
-        outcome = -1;
-    Py_XDECREF(inner);
-    Py_DECREF(attributes);
-    return outcome;
+    if (kind->num_layouts < MAX_LAYOUTS)
+        layout = new_layout(kind, object, hash);
+    NEED(layout);
+    return open_by_layout(w, kind, layout, attributes, mapping);
 }
 
-/* What an NNX object has as its state: two flags. */
-static int open_nnx_state(Walk *w, Kind *kind, PyObject *object)
+static int fits_nnx_object(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_t size)
 {
-    PyObject *slots[2] = {initializing, is_setup};
-    int outcome = emit_kind(w, 'F', kind, 0);
-    for (int i = 0; i < 2 && outcome == 0; i++) {
-        PyObject *value = get_slot(slots[i], object, NULL);
-        outcome = value == NULL ? -1 : emit_static(w, value, 0);
-        Py_XDECREF(value);
-    }
-    return outcome < 0 ? -1 : OPENED;
+    return is_tuple_of(aux, 3) && is_tuple_of(PyTuple_GetItem(aux, 0), size) && PyTuple_CheckExact(PyTuple_GetItem(aux, 1)) &&
+           is_tuple_of(PyTuple_GetItem(aux, 2), PyTuple_Size(PyTuple_GetItem(aux, 1)));
 }
 
-/* Names, in order, of a dictionary all of whose keys are texts and no subclass of it: into `w->names`. DONE for others. */
-static int sort_names(Walk *w, PyObject *dict)
+static int emit_nnx_object(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_children), PyObject *aux)
 {
-    PyObject *name, *item;
-    Py_ssize_t at = 0, size = 0;
-    if (grow((void **)&w->names, &w->names_room, (size_t)PyDict_Size(dict), sizeof(PyObject *)) < 0)
-        return -1;
-    while (PyDict_Next(dict, &at, &name, &item)) {
-        if (Py_TYPE(name) != &PyUnicode_Type || size == MAX_METADATA)
-            return DONE;
-        Py_ssize_t i = size++;
-        for (; i > 0 && PyUnicode_Compare(w->names[i - 1], name) > 0; i--)
-            w->names[i] = w->names[i - 1];
-        w->names[i] = name;
-    }
-    return OPENED;
-}
-
-/* The value of an NNX variable; its metadata is static. No hook is run. */
-static int open_nnx_variable(Walk *w, Kind *kind, PyObject *object)
-{
-    PyObject *value = get_slot(raw_value, object, NULL);
-    PyObject *metadata = value == NULL ? NULL : get_slot(metadata_of, object, NULL);
-    int outcome = metadata == NULL ? -1 : PyDict_CheckExact(metadata) ? sort_names(w, metadata) : DONE;
-    Py_ssize_t size = outcome == OPENED ? PyDict_Size(metadata) : 0;
-    if (outcome == OPENED && emit_kind(w, 'F', kind, size) < 0)
-        outcome = -1;
-    for (Py_ssize_t i = 0; i < size && outcome == OPENED; i++) {
-        PyObject *item = PyDict_GetItemWithError(metadata, w->names[i]);
-        if (item == NULL || emit_text(w, w->names[i]) < 0 || emit_static(w, item, 0) < 0)
-            outcome = -1;
-    }
-    if (outcome == OPENED && push(&w->children, value) < 0)
-        outcome = -1;
-    Py_XDECREF(metadata);
-    Py_XDECREF(value);
-    return outcome;
-}
-
-/* Whether a static attribute is no container, or one in which nobody could put anything: else Python looks for arrays. */
-static int is_static_for_ever(PyObject *value)
-{
-    if (PyList_Check(value) || PyDict_Check(value))
-        return 0;
-    if (!PyTuple_Check(value)) {
-        Kind *kind = kind_of(Py_TYPE(value));
-        return kind == NULL || kind->shape <= NOTHING || !kind->is_plain;
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_Size(value); i++) {
-        PyObject *part = PyTuple_GetItem(value, i);
-        PyTypeObject *type = Py_TYPE(part);
-        if (type != &PyLong_Type && type != &PyFloat_Type && type != &PyUnicode_Type && part != Py_None &&
-            type != &PyBool_Type)
-            return 0;
-    }
-    return PyTuple_CheckExact(value);
-}
-
-/* The names of which the kinds are noted, and for each a byte, whether it is static; new references. 0 if there are none. */
-static int read_kinds(PyObject *noted, PyObject **names, PyObject **are_static)
-{
-    *names = *are_static = NULL;
-    if (Py_TYPE(noted) != attribute_kinds_type)
-        return 0;
-    *names = get_slot(names_in_kinds, noted, NULL);
-    *are_static = *names == NULL ? NULL : get_slot(statics_in_kinds, noted, NULL);
-    if (*are_static != NULL && PyBytes_Check(*are_static) && is_tuple_of(*names, PyBytes_Size(*are_static)))
-        return 1;
-    PyErr_Clear();
-    Py_CLEAR(*names);
-    Py_CLEAR(*are_static);
-    return 0;
-}
-
-/* The attributes of a module, if they are those of which the kinds are noted. Runs no Python. */
-static int open_by_kinds(Walk *w, Kind *kind, PyObject *noted, PyObject *names, PyObject *statics, PyObject *attributes)
-{
-    Py_ssize_t at = 0, size = PyTuple_Size(names);
-    const char *are_static = PyBytes_AsString(statics);
-    PyObject *name, *value;
-    if (PyDict_Size(attributes) != size)
-        return DONE;
-    if (emit_kind(w, 'M', kind, 0) < 0 || emit_address(w, noted) < 0)
-        return -1;
-    for (Py_ssize_t i = 0; PyDict_Next(attributes, &at, &name, &value); i++) {
-        if (i >= size || !is_text(name, PyTuple_GetItem(names, i)) || (are_static[i] && !is_static_for_ever(value)))
-            return DONE;
-        if ((are_static[i] ? emit_static(w, value, 0) : push(&w->children, value)) < 0)
-            return -1;
-    }
-    return OPENED;
-}
-
-static int open_module(Walk *w, Kind *kind, PyObject *object)
-{
-    PyObject *names, *are_static, *noted = get_slot(kinds_of_attributes, object, NULL);
-    int outcome = DONE;
-    if (noted == NULL) {
-        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
-            return -1;
-        PyErr_Clear();
-        return DONE;
-    }
-    if (read_kinds(noted, &names, &are_static)) {
-        PyObject *attributes = PyObject_GenericGetDict(object, NULL);
-        if (attributes == NULL)
-            outcome = -1;
-        else if (PyDict_CheckExact(attributes))
-            outcome = open_by_kinds(w, kind, noted, names, are_static, attributes);
-        Py_XDECREF(attributes);
-    }
-    Py_XDECREF(are_static);
-    Py_XDECREF(names);
-    Py_DECREF(noted);
-    return outcome;
-}
-
-/* Whether this is what the flatten of an NNX object with so many children gives as auxiliary data. */
-static int is_nnx_aux(PyObject *aux, Py_ssize_t size)
-{
-    if (!is_tuple_of(aux, 3) || !is_tuple_of(PyTuple_GetItem(aux, 0), size) || !PyTuple_CheckExact(PyTuple_GetItem(aux, 1)))
-        return 0;
-    return is_tuple_of(PyTuple_GetItem(aux, 2), PyTuple_Size(PyTuple_GetItem(aux, 1)));
-}
-
-/* Whether this is what the flatten of a module with so many children gives as auxiliary data. */
-static int is_module_aux(PyObject *aux, Py_ssize_t size)
-{
-    PyObject *names, *are_static;
-    if (!is_tuple_of(aux, 2) || !PyTuple_CheckExact(PyTuple_GetItem(aux, 1)) ||
-        !read_kinds(PyTuple_GetItem(aux, 0), &names, &are_static))
-        return 0;
-    Py_ssize_t num_static = 0;
-    for (Py_ssize_t i = 0; i < PyBytes_Size(are_static); i++)
-        num_static += PyBytes_AsString(are_static)[i] != 0;
-    int is_one = PyTuple_Size(names) == size + num_static && PyTuple_Size(PyTuple_GetItem(aux, 1)) == num_static;
-    Py_DECREF(names);
-    Py_DECREF(are_static);
-    return is_one;
-}
-
-static int emit_statics(Walk *w, PyObject *values)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_Size(values); i++) {
-        if (emit_static(w, PyTuple_GetItem(values, i), 0) < 0)
-            return -1;
-    }
-    return OPENED;
-}
-
-/* What stands for a node in a key, from its auxiliary data: the same that the functions above write from the object. DONE
-   if they would leave such an object to its registered functions. */
-static int emit_fields(Walk *w, Kind *kind, PyObject *aux)
-{
-    size_t begin = w->key_size, number = 0;
-    if (!is_tuple_of(aux, 2) || begin_fields(w, kind) < 0)
-        return -1;
-    PyObject *all[2] = {kind->traced, kind->statics}, *found[2] = {PyTuple_GetItem(aux, 0), PyTuple_GetItem(aux, 1)};
-    for (int is_static = 0; is_static < 2; is_static++) {
-        Py_ssize_t next = 0;
-        for (Py_ssize_t i = 0; i < PyTuple_Size(all[is_static]); i++) {
-            PyObject *each = next < PyTuple_Size(found[is_static]) ? PyTuple_GetItem(found[is_static], next) : NULL;
-            PyObject *name = each != NULL && is_static ? PyTuple_GetItem(each, 0) : each;
-            int is_there = name != NULL && is_text(name, PyTuple_GetItem(all[is_static], i));
-            next += is_there;
-            w->names[number++] = is_there ? each : NULL;
-            if (is_there && is_static && emit_static(w, PyTuple_GetItem(each, 1), 0) < 0)
-                return -1;
-        }
-    }
-    return end_fields(w, kind, begin);
-}
-
-static int emit_dict(Walk *w, Kind *kind, PyObject *aux)
-{
-    PyObject *names = aux;
-    if (kind->shape == DEFAULT_DICT)
-        names = is_tuple_of(aux, 2) ? PyTuple_GetItem(aux, 1) : NULL;
-    if (names == NULL || !PyTuple_CheckExact(names))
-        return DONE;
-    Py_ssize_t size = PyTuple_Size(names);
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (!is_simple_key(PyTuple_GetItem(names, i)))
-            return DONE;
-    }
-    if (emit_kind(w, 'N', kind, size) < 0 ||
-        (kind->shape == DEFAULT_DICT && emit_static(w, PyTuple_GetItem(aux, 0), 0) < 0))
-        return -1;
-    for (Py_ssize_t i = 0; i < size; i++) {
-        if (emit_static(w, PyTuple_GetItem(names, i), 0) < 0)
-            return -1;
-    }
-    return OPENED;
-}
-
-static int emit_nnx_variable(Walk *w, Kind *kind, PyObject *aux)
-{
-    if (!PyTuple_CheckExact(aux) || PyTuple_Size(aux) > MAX_METADATA)
-        return DONE;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(aux); i++) {
-        PyObject *pair = PyTuple_GetItem(aux, i);
-        if (!is_tuple_of(pair, 2) || Py_TYPE(PyTuple_GetItem(pair, 0)) != &PyUnicode_Type)
-            return DONE;
-    }
-    if (emit_kind(w, 'F', kind, PyTuple_Size(aux)) < 0)
-        return -1;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(aux); i++) {
-        PyObject *pair = PyTuple_GetItem(aux, i);
-        if (emit_text(w, PyTuple_GetItem(pair, 0)) < 0 || emit_static(w, PyTuple_GetItem(pair, 1), 0) < 0)
-            return -1;
-    }
-    return OPENED;
-}
-
-static int emit_nnx_object(Walk *w, Kind *kind, PyObject *aux)
-{
-    PyObject *names = PyTuple_GetItem(aux, 1), *values = PyTuple_GetItem(aux, 2), *mapping = NULL;
+    PyObject *names = PyTuple_GetItem(aux, 1), *values = PyTuple_GetItem(aux, 2);
     Py_ssize_t at = 0, size = PyTuple_Size(names);
     while (at < size && !is_text(PyTuple_GetItem(names, at), name_nodes))
         at++;
-    if (at < size && Py_TYPE(PyTuple_GetItem(values, at)) == mapping_type)
-        mapping = PyObject_GenericGetAttr(PyTuple_GetItem(values, at), name_mapping);
-    PyObject *form = mapping == NULL ? NULL : PyTuple_Pack(3, PyTuple_GetItem(aux, 0), names, mapping);
+    if (at == size || !is_a(PyTuple_GetItem(values, at), mapping_type))
+        return LEFT;
+    OWNED *mapping = PyObject_GenericGetAttr(PyTuple_GetItem(values, at), name_mapping);
+    OWNED *form = mapping == NULL ? NULL : PyTuple_Pack(3, PyTuple_GetItem(aux, 0), names, mapping);
     Layout *layout = form == NULL ? NULL : layout_with(kind, form);
-    Py_XDECREF(form);
-    Py_XDECREF(mapping);
-    if (layout == NULL)
-        return PyErr_Occurred() ? -1 : DONE;
-    if (emit_kind(w, 'O', kind, layout->number) < 0)
-        return -1;
+    NEED(layout);
+    TRY(emit_kind(w, 'O', kind, layout->number));
     for (Py_ssize_t i = 0; i < size; i++) {
-        if (i != at && emit_static(w, PyTuple_GetItem(values, i), 0) < 0)
-            return -1;
-    }
-    return OPENED;
-}
-
-static int emit_by_shape(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
-{
-    switch (kind->shape) {
-    case NOTHING:
-    case TUPLE:
-    case LIST:
-    case NAMEDTUPLE:
-        return emit_kind(w, 'N', kind, num_children) < 0 ? -1 : OPENED;
-    case DICT:
-    case ORDERED_DICT:
-    case DEFAULT_DICT:
-        return emit_dict(w, kind, aux);
-    case DEQUE:
-    case ARGUMENTS:
-        return emit_kind(w, 'N', kind, num_children) < 0 || emit_static(w, aux, 0) < 0 ? -1 : OPENED;
-    case FIELDS:
-        return emit_fields(w, kind, aux);
-    case DATACLASS:
-    case SLOTS:
-        if (num_children != PyTuple_Size(kind->traced) || !is_tuple_of(aux, PyTuple_Size(kind->statics)))
-            return DONE;
-        return emit_kind(w, 'F', kind, 0) < 0 ? -1 : emit_statics(w, aux);
-    case NNX_STATE:
-        if (num_children != 0 || !is_tuple_of(aux, 2))
-            return DONE;
-        return emit_kind(w, 'F', kind, 0) < 0 ? -1 : emit_statics(w, aux);
-    case NNX_VARIABLE:
-        return num_children == 1 ? emit_nnx_variable(w, kind, aux) : DONE;
-    case NNX_OBJECT:
-        return is_nnx_aux(aux, num_children) ? emit_nnx_object(w, kind, aux) : DONE;
-    case MODULE:
-        if (!is_module_aux(aux, num_children))
-            return DONE;
-        if (emit_kind(w, 'M', kind, 0) < 0 || emit_address(w, PyTuple_GetItem(aux, 0)) < 0)
-            return -1;
-        return emit_statics(w, PyTuple_GetItem(aux, 1));
+        if (i != at)
+            TRY(emit_static(w, PyTuple_GetItem(values, i), 0));
     }
     return DONE;
 }
 
+/* The value of an NNX variable; its metadata is static. No hook is run. */
+static int emit_metadata(Walk *w, Kind *kind, PyObject *metadata)
+{
+    size_t start = w->children.size;
+    TRY(push_in_order(w, metadata));
+    TRY(emit_kind(w, 'F', kind, PyDict_Size(metadata)));
+    for (size_t i = start; i < w->children.size; i++) {
+        TRY(emit_text(w, w->names[i - start]));
+        TRY(emit_static(w, w->children.items[i], 0));
+    }
+    pop_to(&w->children, start);
+    return DONE;
+}
+
+static int open_nnx_variable(Walk *w, Kind *kind, PyObject *object)
+{
+    OWNED *value = get_slot(raw_value, object, NULL), *metadata = value == NULL ? NULL : get_slot(metadata_of, object, NULL);
+    NEED(metadata);
+    if (!PyDict_CheckExact(metadata))
+        return LEFT;
+    TRY(emit_metadata(w, kind, metadata));
+    return push(&w->children, value);
+}
+
+static int fits_nnx_variable(const Kind *Py_UNUSED(kind), PyObject *aux, Py_ssize_t size)
+{
+    return size == 1 && PyTuple_CheckExact(aux) && are_pairs(aux);
+}
+
+static int emit_nnx_variable(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_children), PyObject *aux)
+{
+    OWNED *metadata = PyDict_New();
+    NEED(metadata);
+    TRY(PyDict_MergeFromSeq2(metadata, aux, 1));
+    return emit_metadata(w, kind, metadata);
+}
+
+/* --- the walk ---------------------------------------------------------------------------------------------------- */
+
+typedef struct Step Step;
+typedef struct Program Program;
+typedef struct Run Run;
+typedef struct Writing Writing;
+
+/* What C knows of a shape. NULL where it leaves that to Python, and to what is registered for the class. */
+typedef struct {
+    const char *name;
+    int (*open)(Walk *w, Kind *kind, PyObject *object);
+    int (*fits)(const Kind *kind, PyObject *aux, Py_ssize_t num_children); /* NULL where all auxiliary data does */
+    int (*emit)(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux);
+    int (*compile)(Program *program, Step *step, PyObject *aux);
+    PyObject *(*build)(Run *run, const Step *step);
+    PyObject *(*holder)(PyObject *object); /* what has the items that are written back; NULL where these are slots alone */
+    PyObject *(*copy)(PyObject *items);
+    int (*write)(const Writing *writing, PyObject *items, int is_own);
+} Shape;
+
+static const Shape SHAPES[NUM_SHAPES];
+
+enum { TARGET, HOLDER, NEW_ITEMS, NEW_VALUES, OLD_ITEMS, OLD_VALUES, NUM_HELD };
+
+/* Something that is to be written. */
+struct Writing {
+    const Kind *kind;
+    const Shape *shape;       /* of the kind, which may become another */
+    PyObject *slots;
+    PyObject *held[NUM_HELD]; /* strong references */
+};
+
+static const Shape *shape_of(const Kind *kind)
+{
+    return &SHAPES[kind->shape];
+}
+
+/* What stands for a node, with one word more for what is LEFT. */
 static int emit_node(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux)
 {
-    int outcome = emit_by_shape(w, kind, num_children, aux);
-    if (outcome != DONE)
-        return outcome < 0 ? -1 : 0;
-    return emit_kind(w, 'G', kind, num_children) < 0 ? -1 : emit_static(w, aux, 0);
+    const Shape *shape = shape_of(kind);
+    Mark mark = mark_of(w);
+    int is_fit = shape->emit != NULL && (shape->fits == NULL || shape->fits(kind, aux, num_children));
+    int outcome = is_fit ? shape->emit(w, kind, num_children, aux) : LEFT;
+    if (outcome != LEFT)
+        return outcome;
+    if (kind->shape == FIELDS)
+        return FAILED; /* nobody else takes those apart */
+    go_back(w, mark);
+    TRY(emit_kind(w, 'G', kind, num_children));
+    return emit_static(w, aux, 0);
 }
 
 static int open_other(Walk *w, Kind *kind, PyObject *object)
 {
-    PyObject *found = PyObject_CallFunctionObjArgs(kind->take_apart, object, NULL);
-    if (found == NULL)
-        return -1;
-    int outcome = -1;
-    PyObject *children = NULL;
-    if (PyTuple_Check(found) && PyTuple_Size(found) == 2)
-        children = PySequence_Tuple(PyTuple_GetItem(found, 0));
-    if (children != NULL && emit_node(w, kind, PyTuple_Size(children), PyTuple_GetItem(found, 1)) == 0)
-        outcome = push_items(w, children);
-    /* What is neither a child nor pinned may go now: its address is in no key. */
-    Py_XDECREF(children);
-    Py_DECREF(found);
-    return outcome;
-}
-
-static int open_by_shape(Walk *w, Kind *kind, PyObject *object)
-{
-    switch (kind->shape) {
-    case NOTHING:
-        return emit_kind(w, 'N', kind, 0) < 0 ? -1 : OPENED;
-    case TUPLE:
-    case LIST:
-    case NAMEDTUPLE:
-        return open_sequence(w, kind, object) < 0 ? -1 : OPENED;
-    case DICT:
-    case ORDERED_DICT:
-    case DEFAULT_DICT:
-        return open_dict(w, kind, object);
-    case DEQUE:
-        return open_deque(w, kind, object);
-    case ARGUMENTS:
-        return open_arguments(w, kind, object);
-    case FIELDS:
-    case DATACLASS:
-        return open_fields(w, kind, object);
-    case SLOTS:
-        return open_slots(w, kind, object);
-    case NNX_STATE:
-        return open_nnx_state(w, kind, object);
-    case NNX_OBJECT:
-        return open_nnx_object(w, kind, object);
-    case NNX_VARIABLE:
-        return open_nnx_variable(w, kind, object);
-    case MODULE:
-        return open_module(w, kind, object);
-    }
-    return DONE;
+    OWNED *found = PyObject_CallFunctionObjArgs(kind->take_apart, object, NULL), *children = NULL;
+    if (found == NULL || !is_record(found, 2))
+        return FAILED;
+    children = PySequence_Tuple(PyTuple_GetItem(found, 0));
+    NEED(children);
+    TRY(emit_node(w, kind, PyTuple_Size(children), PyTuple_GetItem(found, 1)));
+    /* What is neither a child nor pinned may go afterwards: its address is in no key. */
+    return push_items(w, children);
 }
 
 static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
 {
     int has_identity = kind->is_mutable || !kind->is_plain;
-    Py_ssize_t before = has_identity ? number_of(w->tags, object) : NONE;
+    Py_ssize_t before = has_identity ? value_of(&w->tags->numbers, object) : NONE;
     if (w->depth >= MAX_DEPTH || before == OPEN)
-        return -1;
-    size_t start = w->children.size, pins = w->pins.size, key_start = w->key_size;
+        return FAILED;
+    Mark mark = mark_of(w);
     w->is_outside = outer == OUTSIDE || outer == ANY;
-    int outcome = open_by_shape(w, kind, object);
-    if (outcome == DONE) {
-        pop_to(&w->children, start);
-        pop_to(&w->pins, pins);
-        w->key_size = key_start;
-        outcome = open_other(w, kind, object) < 0 ? -1 : OPENED;
+    int outcome = shape_of(kind)->open == NULL ? LEFT : shape_of(kind)->open(w, kind, object);
+    if (outcome == LEFT) {
+        go_back(w, mark);
+        outcome = open_other(w, kind, object);
     }
-    if (outcome < 0)
-        return -1;
-    if (grow((void **)&w->frames, &w->frames_room, w->depth + 1, sizeof(Frame)) < 0)
-        return -1;
-    if (has_identity && set_number(w->tags, object, OPEN) < 0)
-        return -1;
+    TRY(outcome);
+    TRY(grow(&w->frames, &w->frames_room, w->depth + 1, sizeof *w->frames));
+    if (has_identity)
+        TRY(set_value(&w->tags->numbers, object, OPEN));
     int inner = kind->convention;
     if (inner == INHERITED) {
         inner = outer == IN_VARIABLE || ((outer == ANY || outer == OUTSIDE) && !kind->is_plain) ? JAX : outer;
@@ -1822,31 +1661,54 @@ static int open_node(Walk *w, PyObject *object, Kind *kind, int outer)
             inner = ANY;
     }
     int is_object = has_identity && (outer != OUTSIDE || inner != OUTSIDE);
-    w->frames[w->depth++] = (Frame){object, kind, start, w->children.size, start, inner, has_identity, is_object, before};
-    return OPENED;
+    w->frames[w->depth++] = (Frame){.object = object, .kind = kind, .start = mark.children, .next = mark.children,
+                                    .end = w->children.size, .convention = inner, .is_open = has_identity,
+                                    .is_object = is_object, .before = before};
+    return DONE;
 }
 
-/* Refers to an object that was met before, if it was. */
+static int record(Walk *w, PyObject *object, int tag)
+{
+    if (PyList_Size(w->tags->objects) != w->expected)
+        return FAILED;
+    TRY(PyList_Append(w->tags->objects, object));
+    Py_ssize_t number = w->expected++;
+    return tag ? set_value(&w->tags->numbers, object, number) : DONE;
+}
+
+static int record_leaf(Walk *w, PyObject *object, int tag)
+{
+    TRY(emit_code(w, 'L'));
+    TRY(PyList_Append(w->leaves, object));
+    return record(w, object, tag);
+}
+
+static int record_static(Walk *w, PyObject *object)
+{
+    TRY(emit_code(w, 'S'));
+    TRY(emit_static(w, object, 0));
+    return record(w, object, 0);
+}
+
+/* Refers to an object that was met before; LEFT if it was not. */
 static int refer_back(Walk *w, PyObject *object)
 {
-    Py_ssize_t number = number_of(w->tags, object);
+    Py_ssize_t number = value_of(&w->tags->numbers, object);
     if (number < 0)
-        return number == OPEN ? FAILED : DONE;
-    return emit_count(w, 'R', number) < 0 ? FAILED : OPENED;
+        return number == OPEN ? FAILED : LEFT;
+    return emit_count(w, 'R', number);
 }
 
-/* Whether JAX traces what a NumPy array or number holds; -1 if only Python can tell. */
+/* Whether JAX traces what a NumPy array or number holds; 0 if only Python can tell. */
 static int is_numeric(PyObject *object)
 {
-    PyObject *dtype = PyObject_GetAttr(object, name_dtype);
-    int outcome = -1;
-    for (Py_ssize_t i = 0; dtype != NULL && outcome < 0 && i < PyTuple_Size(dtypes); i++) {
-        if (PyTuple_GetItem(dtypes, i) == dtype)
-            outcome = 1;
-    }
-    Py_XDECREF(dtype);
+    OWNED *dtype = PyObject_GetAttr(object, name_dtype);
     PyErr_Clear();
-    return outcome;
+    for (Py_ssize_t i = 0; dtype != NULL && i < PyTuple_Size(dtypes); i++) {
+        if (PyTuple_GetItem(dtypes, i) == dtype)
+            return 1;
+    }
+    return 0;
 }
 
 static int visit_uncommon(Walk *w, PyObject *object, int convention);
@@ -1854,7 +1716,7 @@ static int visit_uncommon(Walk *w, PyObject *object, int convention);
 static int visit_static(Walk *w, PyObject *object)
 {
     int outcome = refer_back(w, object);
-    return outcome == DONE ? record_static(w, object) : outcome == FAILED ? -1 : 0;
+    return outcome == LEFT ? record_static(w, object) : outcome;
 }
 
 /* A leaf of a class that is known. What is in an NNX variable, or in no module, is a value, also if it was met as an object
@@ -1869,17 +1731,13 @@ static int visit_leaf(Walk *w, PyObject *object, const Kind *kind, int conventio
         return record_leaf(w, object, 0);
     if (convention == ANY || kind->shape == JAX_ARRAY || (is_array && convention == EQUINOX))
         is_array &= kind->shape != NUMPY_NUMBER;
-    else if (is_array && is_numeric(object) < 0)
+    else if (is_array && !is_numeric(object))
         return visit_uncommon(w, object, convention);
     else if (kind->shape == STATIC || (kind->shape == NUMBER && convention == EQUINOX))
         return visit_static(w, object);
-    int has_identity = is_array && kind->shape != NUMPY_NUMBER;
-    if (has_identity && !is_value) {
-        int outcome = refer_back(w, object);
-        if (outcome != DONE)
-            return outcome == FAILED ? -1 : 0;
-    }
-    return record_leaf(w, object, has_identity && !is_value && w->flags & ARRAYS);
+    int has_identity = is_array && kind->shape != NUMPY_NUMBER && !is_value;
+    int outcome = has_identity ? refer_back(w, object) : LEFT;
+    return outcome == LEFT ? record_leaf(w, object, has_identity && w->flags & ARRAYS) : outcome;
 }
 
 static int visit(Walk *w, PyObject *object, int convention)
@@ -1895,50 +1753,45 @@ static int visit(Walk *w, PyObject *object, int convention)
         return record_leaf(w, object, 0);
     if (is_leaf || convention != OUTSIDE || !kind->is_plain || (w->flags & CONTAINERS && kind->is_mutable)) {
         int outcome = refer_back(w, object);
-        if (outcome != DONE)
-            return outcome == FAILED ? -1 : 0;
+        if (outcome != LEFT)
+            return outcome;
     }
     if (is_leaf)
         return w->flags & FILTERED ? record_static(w, object) : record_leaf(w, object, 0);
-    return open_node(w, object, kind, convention) < 0 ? -1 : 0;
+    return open_node(w, object, kind, convention);
 }
 
 /* What to do with an object whose class has no kind yet, or only Python can tell. */
 static int visit_uncommon(Walk *w, PyObject *object, int convention)
 {
-    PyObject *number = PyLong_FromLong(convention | (w->flags & FILTERED) << 8);
-    PyObject *found = number == NULL ? NULL : PyObject_CallFunctionObjArgs(meet, object, number, NULL);
-    Py_XDECREF(number);
-    if (found == NULL)
-        return -1;
+    OWNED *number = PyLong_FromLong(convention | (w->flags & FILTERED) << 8);
+    OWNED *found = number == NULL ? NULL : PyObject_CallFunctionObjArgs(meet, object, number, NULL);
+    NEED(found);
     if (PyLong_Check(found)) {
         long role = PyLong_AsLong(found);
-        Py_DECREF(found);
         if (role == -1 && PyErr_Occurred())
-            return -1;
-        int outcome = role == 1 ? DONE : refer_back(w, object);
-        if (outcome != DONE)
-            return outcome == FAILED ? -1 : 0;
+            return FAILED;
+        int outcome = role == 1 ? LEFT : refer_back(w, object);
+        if (outcome != LEFT)
+            return outcome;
         return role == 0 ? record_static(w, object) : record_leaf(w, object, role == 2 && w->flags & ARRAYS);
     }
     Kind *kind = new_kind(found);
-    Py_DECREF(found);
     /* Its class may be another by now. */
     if (kind == NULL || kind->type != Py_TYPE(object) || kind_of(kind->type) != kind ||
         (kind->is_guess && kind->epoch != epoch()))
-        return -1;
+        return FAILED;
     return visit(w, object, convention);
 }
 
 static int close_node(Walk *w)
 {
     Frame frame = w->frames[--w->depth];
-    if (frame.is_open && !frame.is_object && set_number(w->tags, frame.object, frame.before) < 0)
-        return -1;
-    if (record(w, frame.object, frame.is_object || w->flags & VALUES) < 0)
-        return -1;
+    if (frame.is_open && !frame.is_object)
+        TRY(set_value(&w->tags->numbers, frame.object, frame.before));
+    TRY(record(w, frame.object, frame.is_object || w->flags & VALUES));
     pop_to(&w->children, frame.start);
-    return 0;
+    return DONE;
 }
 
 /* The class that a pinned value had when it was written. Only to be compared: it may be gone. */
@@ -1949,15 +1802,13 @@ static PyTypeObject *type_of_pin(const Walk *w, size_t i)
     return type;
 }
 
-/* Puts in the place of a pin what stands for its value; takes a reference to that over. */
+/* Puts in the place of a pin what stands for its value. */
 static void put_token(Walk *w, size_t i, PyObject *token)
 {
-    PyObject *value = w->pins.items[i], *none = NULL;
+    const void *addresses[2] = {token, NULL};
     w->key[w->places[i]] = 'V';
-    memcpy(w->key + w->places[i] + 1, &token, sizeof token);
-    memcpy(w->key + w->places[i] + 1 + sizeof token, &none, sizeof none);
-    w->pins.items[i] = token;
-    Py_DECREF(value);
+    memcpy(w->key + w->places[i] + 1, addresses, sizeof addresses);
+    replace(&w->pins.items[i], Py_NewRef(token));
 }
 
 /* What Python says of a pin: (its class,), of which all instances are the same for ever; a token; or (a token, None), of a
@@ -1965,112 +1816,121 @@ static void put_token(Walk *w, size_t i, PyObject *token)
 static int settle_pin(Walk *w, size_t i, PyObject *found)
 {
     PyObject *value = w->pins.items[i], *first = PyTuple_CheckExact(found) ? PyTuple_GetItem(found, 0) : found;
-    if (first == NULL)
-        return -1;
+    NEED(first);
     if (first != found && PyTuple_Size(found) == 1)
-        return first != (PyObject *)type_of_pin(w, i) ? -1 : add_fact_weakly(first, &PyType_Type, NULL);
-    Py_INCREF(first);
+        return first != (PyObject *)type_of_pin(w, i) ? FAILED : add_fact_weakly(first, &PyType_Type, NULL);
     if (first != found) {
-        if (PyList_Append(w->settled, value) < 0 || PyList_Append(w->settled, first) < 0 ||
-            add_fact_weakly(value, type_of_pin(w, i), first) < 0) {
-            Py_DECREF(first);
-            return -1;
-        }
+        TRY(PyList_Append(w->settled, value));
+        TRY(PyList_Append(w->settled, first));
+        TRY(add_fact_weakly(value, type_of_pin(w, i), first));
     }
     put_token(w, i, first);
-    return 0;
+    return DONE;
+}
+
+/* What is already known of a pin. LEFT if Python has to be asked. */
+static int settle_known_pin(Walk *w, size_t i)
+{
+    PyTypeObject *type = type_of_pin(w, i);
+    const Fact *fact = fact_of((PyObject *)type, &PyType_Type);
+    if (fact != NULL && fact->token == NULL)
+        return DONE;
+    fact = fact_of(w->pins.items[i], type);
+    OWNED *token = referent(fact == NULL ? NULL : fact->token);
+    PyErr_Clear();
+    NEED(token);
+    if (w->settled != NULL) {
+        TRY(PyList_Append(w->settled, w->pins.items[i]));
+        TRY(PyList_Append(w->settled, token));
+    }
+    put_token(w, i, token);
+    return DONE;
 }
 
 /* Asks Python about all pins that need not be the same value for ever. After the walk, for this runs Python. */
 static int settle_pins(Walk *w)
 {
-    size_t size = w->pins.size, count = 0;
-    size_t *unsettled = NULL;
-    PyObject *values = NULL, *found = NULL;
-    int outcome = 0;
-    for (size_t i = 0; i < size && outcome == 0; i++) {
-        PyTypeObject *type = type_of_pin(w, i);
-        if (is_settled(type))
-            continue;
-        PyObject *token = token_of(w->pins.items[i], type);
-        if (token != NULL) {
-            if (w->settled != NULL && (PyList_Append(w->settled, w->pins.items[i]) < 0 ||
-                                       PyList_Append(w->settled, token) < 0))
-                outcome = -1;
-            if (outcome == 0)
-                put_token(w, i, token);
-            else
-                Py_DECREF(token);
+    OWNED *values = NULL, *numbers = NULL, *found = NULL;
+    for (size_t i = 0; i < w->pins.size; i++) {
+        int outcome = settle_known_pin(w, i);
+        if (outcome != LEFT) {
+            TRY(outcome);
             continue;
         }
-        if (values == NULL && ((values = PyList_New(0)) == NULL || (unsettled = PyMem_Malloc(size * sizeof *unsettled)) == NULL))
-            outcome = -1;
-        if (outcome == 0)
-            outcome = PyList_Append(values, w->pins.items[i]);
-        if (outcome == 0)
-            unsettled[count++] = i;
+        if (values == NULL && ((values = PyList_New(0)) == NULL || (numbers = PyList_New(0)) == NULL))
+            return FAILED;
+        TRY(PyList_Append(values, w->pins.items[i]));
+        TRY(append_new(numbers, PyLong_FromSize_t(i)));
     }
-    if (outcome == 0 && count > 0) {
-        if (w->settled == NULL)
-            w->settled = PyList_New(0);
-        found = w->settled == NULL ? NULL : PyObject_CallFunctionObjArgs(settle, values, NULL);
-        outcome = found == NULL ? -1 : 0;
+    if (values == NULL)
+        return DONE;
+    if (w->settled == NULL && (w->settled = PyList_New(0)) == NULL)
+        return FAILED;
+    found = PyObject_CallFunctionObjArgs(settle, values, NULL);
+    for (Py_ssize_t i = 0; found != NULL && i < PyList_Size(numbers); i++) {
+        PyObject *each = PyList_GetItem(found, i);
+        NEED(each);
+        TRY(settle_pin(w, PyLong_AsSize_t(PyList_GetItem(numbers, i)), each));
     }
-    for (size_t i = 0; i < count && outcome == 0; i++) {
-        PyObject *each = PyList_GetItem(found, (Py_ssize_t)i);
-        outcome = each == NULL ? -1 : settle_pin(w, unsettled[i], each);
-    }
-    Py_XDECREF(found);
-    Py_XDECREF(values);
-    PyMem_Free(unsettled);
-    return outcome;
+    return found == NULL ? FAILED : DONE;
 }
 
-static int begin_key(Walk *w, int convention, int64_t base)
+static int emit_header(Walk *w, int convention, int64_t base)
 {
-    int32_t header = w->flags | convention << 8;
-    return emit(w, &header, sizeof header) < 0 ? -1 : emit_count(w, 'B', base);
+    int64_t header[2] = {w->flags | convention << 8, base};
+    return emit(w, 'B', header, sizeof header);
 }
 
 static int walk_all(Walk *w, PyObject *tree, int convention)
 {
-    if (begin_key(w, convention, w->expected) < 0 || visit(w, tree, convention) < 0)
-        return -1;
+    TRY(emit_header(w, convention, w->expected));
+    TRY(visit(w, tree, convention));
     while (w->depth) {
         Frame *frame = &w->frames[w->depth - 1];
-        int outcome = frame->next == frame->end ? close_node(w)
-                                                : visit(w, w->children.items[frame->next++], frame->convention);
-        if (outcome < 0)
-            return -1;
+        TRY(frame->next == frame->end ? close_node(w) : visit(w, w->children.items[frame->next++], frame->convention));
     }
-    if (settle_pins(w) < 0)
-        return -1;
-    return PyList_Size(w->tags->objects) == w->expected ? 0 : -1;
+    TRY(settle_pins(w));
+    return PyList_Size(w->tags->objects) == w->expected ? DONE : FAILED;
 }
 
-/* Reads `Rules`. 0 if they are not for the native walk, -1 on an error. */
+/* Whether an attribute of rules is true, or -1 on an error. */
+static int is_true(PyObject *object, PyObject *name)
+{
+    OWNED *value = PyObject_GetAttr(object, name);
+    return value == NULL ? -1 : PyObject_IsTrue(value);
+}
+
+/* Reads `Rules`. LEFT if they are not for the native walk. */
 static int read_rules(PyObject *rules, int *flags, int *convention)
 {
     static const char *const conventions[] = {"jax", "equinox", "any", NULL, "variable", "outside"};
-    PyObject *containers, *name, *arrays, *values, *given, *updated, *on_static, *is_leaf, *filtered;
-    if (!PyArg_ParseTuple(rules, "OOOOOOOOO", &containers, &name, &arrays, &values, &given, &updated, &on_static, &is_leaf,
-                          &filtered))
-        return -1;
-    if (on_static != Py_None || is_leaf != Py_None || !PyUnicode_Check(name))
-        return 0;
-    int truths[6], i = 0;
-    for (PyObject *each[] = {filtered, containers, arrays, values, given, updated}; i < 6; i++) {
-        truths[i] = PyObject_IsTrue(each[i]);
-        if (truths[i] < 0)
-            return -1;
+    const struct {
+        PyObject *name;
+        int flag; /* 0: what C does not do */
+    } truths[] = {{name_filtered, FILTERED}, {name_containers, CONTAINERS}, {name_arrays, ARRAYS}, {name_values, VALUES},
+                  {name_given, 0}, {name_updated, 0}};
+    OWNED *on_static = PyObject_GetAttr(rules, name_on_static), *is_leaf = PyObject_GetAttr(rules, name_is_leaf);
+    OWNED *name = PyObject_GetAttr(rules, name_convention);
+    if (on_static == NULL || is_leaf == NULL || name == NULL) {
+        if (is_dropped(PyExc_AttributeError))
+            PyErr_SetString(PyExc_TypeError, "not rules");
+        return FAILED;
     }
-    *flags = (truths[0] ? FILTERED : 0) | (truths[1] ? CONTAINERS : 0) | (truths[2] ? ARRAYS : 0) | (truths[3] ? VALUES : 0);
+    if (on_static != Py_None || is_leaf != Py_None || !PyUnicode_Check(name))
+        return LEFT;
+    *flags = 0;
+    for (size_t i = 0; i < sizeof truths / sizeof *truths; i++) {
+        int truth = is_true(rules, truths[i].name);
+        if (truth < 0 || (truth && truths[i].flag == 0))
+            return truth < 0 ? FAILED : LEFT;
+        *flags |= truth ? truths[i].flag : 0;
+    }
     for (*convention = OUTSIDE; *convention > JAX; --*convention) {
         const char *each = conventions[*convention];
         if (each != NULL && PyUnicode_CompareWithASCIIString(name, each) == 0)
             break;
     }
-    return !truths[4] && !truths[5];
+    return DONE;
 }
 
 static void free_memory(Walk *w)
@@ -2093,16 +1953,15 @@ static void end_walk(Walk *w)
     /* Each name has a child, and each pin has nine bytes in the key. */
     if (spare.key == NULL && w->key_room <= MAX_SPARE && w->children.room * sizeof(PyObject *) <= MAX_SPARE &&
         w->frames_room * sizeof(Frame) <= MAX_SPARE) {
-        spare = (Walk){.children = w->children, .pins = w->pins, .places = w->places, .places_room = w->places_room,
-                       .frames = w->frames, .frames_room = w->frames_room, .names = w->names,
-                       .names_room = w->names_room, .key = w->key, .key_room = w->key_room};
+        spare = *w;
+        spare.tags = NULL, spare.depth = 0, spare.key_size = 0;
         return;
     }
     free_memory(w);
 }
 
 /* Takes back what a walk did that came to nothing. An error of `Exception` is dropped, for Python then walks, and raises
-   it with its paths. DONE, or FAILED with an error that goes on. */
+   it with its paths: LEFT. Any other error goes on. */
 static int take_back(Walk *w, Py_ssize_t base)
 {
     PyObject *type, *value, *traceback;
@@ -2111,7 +1970,7 @@ static int take_back(Walk *w, Py_ssize_t base)
     for (; w->depth > 0; w->depth--) {
         Frame *frame = &w->frames[w->depth - 1];
         if (frame->is_open)
-            slot_of(tags->slots, tags->size, frame->object)->number = frame->before;
+            reset_value(&tags->numbers, frame->object, frame->before);
     }
     PyErr_Fetch(&type, &value, &traceback);
     if (type != NULL && !PyErr_GivenExceptionMatches(type, PyExc_Exception)) {
@@ -2120,120 +1979,81 @@ static int take_back(Walk *w, Py_ssize_t base)
         return FAILED;
     }
     Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(traceback);
-    return forget(tags, base) < 0 ? FAILED : DONE;
+    return forget(tags, base) < 0 ? FAILED : LEFT;
 }
 
-/* The key that a form of calls had last, and a weak reference to the structure to which it led. */
-typedef struct {
-    PyObject_HEAD
-    char *key;
-    size_t size;
-    unsigned long epoch;
-    PyObject *entry;
-} Latest;
+/* Of a form of calls: the key that it had last, the entry to which it led, and what `epoch_of_keys` was then. */
+enum { KEY_OF, ENTRY_OF, EPOCH_OF };
 
-static PyTypeObject *latest_type;
-static unsigned long epoch_of_keys; /* goes on when what is in keys by address may be let go of while a structure lives */
-
-static void latest_dealloc(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    PyMem_Free(((Latest *)self)->key);
-    Py_XDECREF(((Latest *)self)->entry);
-    release(self);
-    Py_DECREF(type);
-}
+static PyObject *epoch_of_keys; /* another object when what is in keys by address may be let go of while a structure lives */
 
 static PyType_Slot latest_slots[] = {
-    {Py_tp_dealloc, latest_dealloc},
-    {Py_tp_doc, "The key that a form of calls had last."},
-    {0, NULL},
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_doc, "The key that a form of calls had last."}, {0, NULL},
 };
-static PyType_Spec latest_spec = {"sharedtree._native.Latest", sizeof(Latest), 0, Py_TPFLAGS_DEFAULT, latest_slots};
 
 /* The entry for the key of a walk, if the last one of this form had it. A new reference. */
-static PyObject *entry_of_latest(const Latest *latest, const Walk *w)
+static PyObject *entry_of_latest(PyObject *latest, const Walk *w)
 {
-    int is_same = latest != NULL && latest->entry != NULL && latest->epoch == epoch_of_keys &&
-                  latest->size == w->key_size && memcmp(latest->key, w->key, w->key_size) == 0;
-    return is_same ? Py_NewRef(latest->entry) : NULL;
+    PyObject **parts = latest == NULL ? NULL : parts_of(latest);
+    int is_same = parts != NULL && parts[EPOCH_OF] == epoch_of_keys && (size_t)PyBytes_Size(parts[KEY_OF]) == w->key_size &&
+                  memcmp(PyBytes_AsString(parts[KEY_OF]), w->key, w->key_size) == 0;
+    return is_same ? Py_NewRef(parts[ENTRY_OF]) : NULL;
 }
 
-static int remember_latest(Latest *latest, const Walk *w, PyObject *entry)
+static PyObject *native_forget_keys(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    char *key = PyMem_Realloc(latest->key, w->key_size);
-    if (key == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    memcpy(key, w->key, w->key_size);
-    latest->key = key, latest->size = w->key_size, latest->epoch = epoch_of_keys;
-    replace(&latest->entry, Py_NewRef(entry));
-    return 0;
-}
-
-static PyObject *native_forget_keys(PyObject *module, PyObject *unused)
-{
-    (void)module, (void)unused;
-    epoch_of_keys++;
-    return Py_NewRef(Py_None);
+    PyObject *another = PyList_New(0);
+    if (another == NULL)
+        return NULL;
+    replace(&epoch_of_keys, another);
+    return none();
 }
 
 /* The structure to which the key of a walk leads; NULL if none is known, or on an error. */
-static PyObject *structure_of_key(const Walk *w, PyObject *known, Latest *latest)
+static PyObject *structure_of_key(const Walk *w, PyObject *known, PyObject *latest)
 {
-    PyObject *entry = entry_of_latest(latest, w), *structure = entry == NULL ? NULL : PyObject_CallNoArgs(entry);
-    Py_XDECREF(entry);
-    if (structure != NULL && structure != Py_None)
+    OWNED *before = entry_of_latest(latest, w), *key = NULL, *entry = NULL;
+    PyObject *structure = referent(before);
+    if (structure != NULL)
         return structure;
-    Py_XDECREF(structure);
-    PyObject *key = PyBytes_FromStringAndSize(w->key, (Py_ssize_t)w->key_size);
+    key = PyBytes_FromStringAndSize(w->key, (Py_ssize_t)w->key_size);
     /* Held, for what follows may collect garbage, and with it what the entry is of. */
     entry = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(known, key));
-    structure = entry == NULL ? NULL : PyObject_CallNoArgs(entry);
-    if (structure == Py_None)
-        Py_CLEAR(structure);
-    if (structure != NULL && latest != NULL && remember_latest(latest, w, entry) < 0)
-        Py_CLEAR(structure);
-    Py_XDECREF(entry);
-    Py_XDECREF(key);
+    structure = referent(entry);
+    PyObject *parts[3] = {key, entry, epoch_of_keys};
+    for (int i = 0; structure != NULL && latest != NULL && i < 3; i++)
+        replace(&parts_of(latest)[i], Py_NewRef(parts[i]));
     return structure;
 }
 
-/* Walks over a tree, and looks up the structure that its key leads to in `known`. OPENED if there is one; DONE if Python has to walk;
-   FAILED with an error that is not Python's to explain. */
-static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, Latest *latest, PyObject **structure)
+/* Walks over a tree, and looks up the structure that its key leads to in `known`. LEFT if Python has to walk; FAILED with an
+   error that is not Python's to explain. */
+static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, PyObject *latest, PyObject **structure)
 {
     Py_ssize_t base = PyList_Size(w->tags->objects);
     w->expected = base;
     w->leaves = PyList_New(0);
     *structure = NULL;
-    if (w->leaves != NULL && walk_all(w, tree, convention) == 0)
+    if (w->leaves != NULL && walk_all(w, tree, convention) == DONE)
         *structure = structure_of_key(w, known, latest);
-    return *structure != NULL ? OPENED : take_back(w, base);
+    return *structure != NULL ? DONE : take_back(w, base);
 }
 
-static PyObject *native_walk(PyObject *module, PyObject *args)
+static PyObject *native_walk(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *tree, *rules, *known, *structure, *result = NULL;
+    PyObject *tree, *rules, *known, *result = NULL;
+    OWNED *structure = NULL;
     Tags *tags;
     int flags, convention;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OO!O!O!", &tree, tags_type, &tags, &PyTuple_Type, &rules, &PyDict_Type, &known))
+    if (!PyArg_ParseTuple(args, "OO!OO!", &tree, tags_type, &tags, &rules, &PyDict_Type, &known))
         return NULL;
-    int is_for_native = read_rules(rules, &flags, &convention);
-    if (is_for_native < 0)
-        return NULL;
-    if (!is_for_native)
-        return Py_NewRef(Py_None);
+    int outcome = read_rules(rules, &flags, &convention);
+    if (outcome != DONE)
+        return outcome == LEFT ? none() : NULL;
     Walk w = new_walk(tags, flags);
-    int outcome = walk_tree(&w, tree, convention, known, NULL, &structure);
-    if (outcome == OPENED)
-        result = PyTuple_Pack(2, w.leaves, structure);
-    else if (outcome == DONE)
-        result = Py_NewRef(Py_None);
-    Py_XDECREF(structure);
+    outcome = walk_tree(&w, tree, convention, known, NULL, &structure);
+    if (outcome != FAILED)
+        result = outcome == LEFT ? none() : PyTuple_Pack(2, w.leaves, structure);
     end_walk(&w);
     return result;
 }
@@ -2247,49 +2067,37 @@ static Kind *kind_described(PyObject *node_type)
     Kind *kind = cls == NULL ? NULL : kind_of((PyTypeObject *)cls);
     if (kind != NULL || cls == NULL)
         return kind;
-    PyObject *described = PyObject_CallFunctionObjArgs(describe, node_type, NULL);
-    kind = described == NULL ? NULL : new_kind(described);
-    Py_XDECREF(described);
-    return kind;
+    OWNED *described = PyObject_CallFunctionObjArgs(describe, node_type, NULL);
+    return described == NULL ? NULL : new_kind(described);
 }
 
 /* The value of a `Static`, which nobody else can change; a new reference. */
 static PyObject *snapshot(PyObject *value)
 {
-    if (Py_TYPE(value) == static_op)
-        return PyObject_GetAttr(value, name_value);
-    PyErr_SetString(PyExc_TypeError, "not a static value");
-    return NULL;
+    return is_a(value, static_op) ? PyObject_GetAttr(value, name__value) : refuse(PyExc_TypeError, "not a static value");
 }
 
-/* A node: its type, the number of its children, its auxiliary data. */
-static int emit_visited_node(Walk *w, PyObject *visited)
-{
-    PyObject *node_type, *of_aux;
-    Py_ssize_t num_children;
-    if (!PyArg_ParseTuple(visited, "O!nO", &PyTuple_Type, &node_type, &num_children, &of_aux))
-        return -1;
-    PyObject *aux = snapshot(of_aux);
-    Kind *kind = aux == NULL ? NULL : kind_described(node_type);
-    int outcome = kind == NULL ? -1 : emit_node(w, kind, num_children, aux);
-    Py_XDECREF(aux);
-    return outcome;
-}
-
+/* A leaf, the number of an object, a static value, or a node: its type, the number of its children, its auxiliary data. */
 static int emit_visited(Walk *w, PyObject *visited)
 {
+    PyObject *node_type = NULL, *of_value = visited;
+    Py_ssize_t count = 0;
     if (visited == leaf_op)
         return emit_code(w, 'L');
-    if (PyTuple_CheckExact(visited))
-        return emit_visited_node(w, visited);
     if (PyLong_CheckExact(visited)) {
         int64_t number = PyLong_AsLongLong(visited);
-        return number == -1 && PyErr_Occurred() ? -1 : emit_count(w, 'R', number);
+        return number == -1 && PyErr_Occurred() ? FAILED : emit_count(w, 'R', number);
     }
-    PyObject *value = snapshot(visited);
-    int outcome = value == NULL || emit_code(w, 'S') < 0 ? -1 : emit_static(w, value, 0);
-    Py_XDECREF(value);
-    return outcome;
+    if (PyTuple_CheckExact(visited) && !PyArg_ParseTuple(visited, "O!nO", &PyTuple_Type, &node_type, &count, &of_value))
+        return FAILED;
+    OWNED *value = snapshot(of_value);
+    NEED(value);
+    if (node_type == NULL) {
+        TRY(emit_code(w, 'S'));
+        return emit_static(w, value, 0);
+    }
+    Kind *kind = kind_described(node_type);
+    return kind == NULL ? FAILED : emit_node(w, kind, count, value);
 }
 
 /* What a key has by address, each followed by the class that it had when it was written. */
@@ -2301,158 +2109,50 @@ static PyObject *pins_of(const Walk *w)
         if (w->key[w->places[i]] == 'P' && (PyTypeObject *)type != type_of_pin(w, i))
             type = Py_None;
         if (PyList_Append(pins, value) < 0 || PyList_Append(pins, type) < 0)
-            Py_CLEAR(pins);
+            replace(&pins, NULL);
     }
     return pins;
 }
 
-static PyObject *native_key_of(PyObject *module, PyObject *args)
+static int write_key(Walk *w, PyObject *visited, int convention, Py_ssize_t base)
 {
-    PyObject *visited, *rules, *key = NULL, *pins = NULL, *result = NULL;
+    w->settled = PyList_New(0);
+    NEED(w->settled);
+    TRY(emit_header(w, convention, base));
+    for (Py_ssize_t i = 0; i < PyList_Size(visited); i++) {
+        OWNED *each = Py_NewRef(PyList_GetItem(visited, i));
+        TRY(emit_visited(w, each));
+    }
+    return settle_pins(w);
+}
+
+static PyObject *native_key_of(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *visited, *rules, *result = NULL;
     Py_ssize_t base;
     int flags, convention;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!n", &PyList_Type, &visited, &PyTuple_Type, &rules, &base))
+    if (!PyArg_ParseTuple(args, "O!On", &PyList_Type, &visited, &rules, &base))
         return NULL;
-    int is_for_native = read_rules(rules, &flags, &convention);
-    if (is_for_native < 0)
-        return NULL;
-    if (!is_for_native)
-        return Py_NewRef(Py_None);
+    int outcome = read_rules(rules, &flags, &convention);
+    if (outcome != DONE)
+        return outcome == LEFT ? none() : NULL;
     Walk w = new_walk(NULL, flags);
-    w.settled = PyList_New(0);
-    int outcome = w.settled == NULL ? -1 : begin_key(&w, convention, base);
-    for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(visited); i++) {
-        PyObject *each = Py_NewRef(PyList_GetItem(visited, i));
-        outcome = emit_visited(&w, each);
-        Py_DECREF(each);
-    }
-    if (outcome == 0 && settle_pins(&w) == 0) {
-        key = PyBytes_FromStringAndSize(w.key, (Py_ssize_t)w.key_size);
-        pins = key == NULL ? NULL : pins_of(&w);
+    if (write_key(&w, visited, convention, base) == DONE) {
+        OWNED *key = PyBytes_FromStringAndSize(w.key, (Py_ssize_t)w.key_size), *pins = key == NULL ? NULL : pins_of(&w);
         result = pins == NULL ? NULL : PyTuple_Pack(3, key, pins, w.settled);
     }
-    Py_XDECREF(pins);
-    Py_XDECREF(key);
     end_walk(&w);
     if (result == NULL && !PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "no key says this");
     return result;
 }
 
-/* --- build ------------------------------------------------------------------------------------------------------ */
-
-/* The objects of a record's children: `number` of them from `table`, as a list or a tuple. */
-static PyObject *children_of(PyObject *numbers, PyObject *table, int as_list)
-{
-    Py_ssize_t size = PyTuple_Size(numbers);
-    PyObject *children = size < 0 ? NULL : as_list ? PyList_New(size) : PyTuple_New(size);
-    for (Py_ssize_t i = 0; children != NULL && i < size; i++) {
-        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, i));
-        PyObject *child = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(table, number);
-        if (child == NULL) {
-            Py_CLEAR(children);
-        } else if (as_list) {
-            PyList_SetItem(children, i, Py_NewRef(child));
-        } else {
-            PyTuple_SetItem(children, i, Py_NewRef(child));
-        }
-    }
-    return children;
-}
-
-/* Gives an NNX object a `_trace_state` of the trace in which it is built. All objects of one build have the same, since
-   nothing ever writes to one. */
-static int set_trace_state(PyObject *object, PyObject *slot, PyObject **state)
-{
-    if (*state == NULL) {
-        PyObject *trace = PyObject_CallNoArgs(current_trace);
-        *state = trace == NULL ? NULL : new_object(trace_type, empty_tuple, NULL);
-        if (*state != NULL && set_slot(jax_trace, *state, trace) < 0)
-            Py_CLEAR(*state);
-        Py_XDECREF(trace);
-    }
-    return *state == NULL ? -1 : set_slot(slot, object, *state);
-}
-
-static int are_pairs(PyObject *aux)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_Size(aux); i++) {
-        if (!is_tuple_of(PyTuple_GetItem(aux, i), 2))
-            return 0;
-    }
-    return 1;
-}
-
-static PyObject *call_with_children(PyObject *function, PyObject *aux, PyObject *numbers, PyObject *table)
-{
-    PyObject *children = children_of(numbers, table, aux != NULL); /* what is registered with JAX gets a tuple from it, too */
-    PyObject *made = children == NULL ? NULL
-                     : aux == NULL    ? PyObject_CallFunctionObjArgs(function, children, NULL)
-                                      : PyObject_CallFunctionObjArgs(function, aux, children, NULL);
-    Py_XDECREF(children);
-    return made;
-}
-
-/* Puts a node together by what is registered for its class. */
-static PyObject *build_registered(PyObject *node, PyObject *numbers, PyObject *table)
-{
-    PyObject *unflatten = PyObject_GetAttr(node, name_unflatten);
-    PyObject *made = unflatten == NULL ? NULL : call_with_children(unflatten, NULL, numbers, table);
-    Py_XDECREF(unflatten);
-    return made;
-}
-
-/* Puts a node together as Python does: with auxiliary data that may be a copy, by any function. */
-static PyObject *build_in_python(PyObject *node, PyObject *numbers, PyObject *table)
-{
-    PyObject *node_type = PyObject_GetAttr(node, name_type);
-    PyObject *put_together = node_type == NULL ? NULL : PyObject_GetAttrString(node_type, "put_together");
-    PyObject *aux = put_together == NULL ? NULL : PyObject_GetAttr(node, name_aux);
-    PyObject *thawed = aux == NULL ? NULL : PyObject_CallMethodObjArgs(aux, name_thaw, NULL);
-    PyObject *made = thawed == NULL ? NULL : call_with_children(put_together, thawed, numbers, table);
-    Py_XDECREF(thawed);
-    Py_XDECREF(aux);
-    Py_XDECREF(put_together);
-    Py_XDECREF(node_type);
-    return made;
-}
-
-/* Whether a static value can be mutated, so that each tree gets a copy of its own; -1 on an error. */
-static int is_mutable(PyObject *value)
-{
-    PyObject *found = PyObject_GetAttr(value, name_is_mutable);
-    int outcome = found == NULL ? -1 : PyObject_IsTrue(found);
-    Py_XDECREF(found);
-    return outcome;
-}
-
-/* The object of the other side with this number: of a list, or what a function says. */
-static PyObject *taken(PyObject *number, PyObject *given)
-{
-    if (!PyList_CheckExact(given))
-        return PyObject_CallFunctionObjArgs(given, number, NULL);
-    Py_ssize_t place = PyLong_AsSsize_t(number);
-    return place == -1 && PyErr_Occurred() ? NULL : Py_XNewRef(PyList_GetItem(given, place));
-}
-
-/* The object of the other side that gets this content: at once, or when everything has been built. */
-static PyObject *updated(PyObject *number, PyObject *content, PyObject *given, PyObject *update)
-{
-    if (!PyList_CheckExact(update))
-        return PyObject_CallFunctionObjArgs(update, number, content, NULL);
-    PyObject *target = taken(number, given);
-    if (target != NULL && (PyList_Append(update, target) < 0 || PyList_Append(update, content) < 0))
-        Py_CLEAR(target);
-    return target;
-}
-
 /* --- programs: records, with all looked up that takes no part in how often they are built -------------------------- */
 
-enum { TRACED = -5, CONSTANT, COPIED, TAKEN, IN_PYTHON }; /* or else the shape of a node */
-
-typedef struct {
-    int shape;
+struct Step {
+    PyObject *(*build)(Run *run, const Step *step);
+    int shape;                /* of a node that is built here */
+    int is_updated;           /* whether the object is written into the other side's */
     Kind *kind;               /* of a node; its shape may become another, and what is registered is called instead */
     PyObject *op, *numbers;   /* the record; borrowed from the records */
     PyObject *node, *target;  /* the operation that makes the object; and the number of the other side's object that it gives,
@@ -2460,40 +2160,42 @@ typedef struct {
     PyObject *names;          /* of attributes, in order; or of a dictionary's items */
     PyObject *values;         /* those of them that are static; or else what is called, or the value itself */
     Py_ssize_t start;         /* in `places`: which object each is, or -1 if it is static */
-} Step;
+};
 
-typedef struct {
+/* There is no `tp_clear`: what a program holds is in its records, too, and these are in a Structure. */
+struct Program {
     PyObject_HEAD
     PyObject *records;
+    PyObject *given;          /* as of the structure; NULL if it has nothing of the other side's */
+    PyObject *beside;
     Step *steps;
     Py_ssize_t num_steps, root;
     int is_noted, updates;    /* as of the structure */
-    PyObject *given;          /* likewise; NULL if it has nothing of the other side's */
     Py_ssize_t *places;
     size_t num_places, places_room;
-} Program;
+};
 
-static PyTypeObject *program_type;
+/* One build. */
+struct Run {
+    const Program *program;
+    PyObject *leaves, *table, *given, *update;
+    PyObject *trace_state;    /* that all its NNX objects get, once there is one */
+    Py_ssize_t next;          /* leaf */
+};
 
 static int program_traverse(PyObject *self, visitproc visit, void *arg)
 {
-    Program *program = (Program *)self;
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(program->records);
-    Py_VISIT(program->given);
+    const Program *program = (Program *)self;
     for (Py_ssize_t i = 0; i < program->num_steps; i++) {
         Py_VISIT(program->steps[i].names);
         Py_VISIT(program->steps[i].values);
     }
-    return 0;
+    return parts_traverse(self, visit, arg);
 }
 
-/* There is no `tp_clear`: what a program holds is in its records, too, and these are in a Structure. */
 static void program_dealloc(PyObject *self)
 {
     Program *program = (Program *)self;
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     PyObject_GC_UnTrack(self);
     for (Py_ssize_t i = 0; i < program->num_steps; i++) {
         Py_XDECREF(program->steps[i].names);
@@ -2501,10 +2203,7 @@ static void program_dealloc(PyObject *self)
     }
     PyMem_Free(program->steps);
     PyMem_Free(program->places);
-    Py_XDECREF(program->records);
-    Py_XDECREF(program->given);
-    release(self);
-    Py_DECREF(type);
+    parts_dealloc(self);
 }
 
 static PyType_Slot program_slots[] = {
@@ -2513,9 +2212,86 @@ static PyType_Slot program_slots[] = {
     {Py_tp_doc, "The records of a structure, as `build` runs them."},
     {0, NULL},
 };
-static PyType_Spec program_spec = {"sharedtree._native.Program", sizeof(Program), 0,
-                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                                   program_slots};
+
+/* Those items of a list that have these numbers, as a list or a tuple. */
+static PyObject *items_at(PyObject *list, PyObject *numbers, int as_list)
+{
+    Py_ssize_t size = PyTuple_Size(numbers);
+    PyObject *items = as_list ? PyList_New(size) : PyTuple_New(size);
+    for (Py_ssize_t i = 0; items != NULL && i < size; i++) {
+        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, i));
+        PyObject *item = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(list, number);
+        if (item == NULL)
+            replace(&items, NULL);
+        else if (as_list)
+            PyList_SetItem(items, i, Py_NewRef(item));
+        else
+            PyTuple_SetItem(items, i, Py_NewRef(item));
+    }
+    return items;
+}
+
+static PyObject *build_leaf(Run *run, const Step *Py_UNUSED(step))
+{
+    if (run->next < PyTuple_Size(run->leaves))
+        return Py_NewRef(PyTuple_GetItem(run->leaves, run->next++));
+    PyErr_SetNone(PyExc_StopIteration);
+    return NULL;
+}
+
+static PyObject *build_constant(Run *Py_UNUSED(run), const Step *step)
+{
+    return Py_NewRef(step->values);
+}
+
+static PyObject *build_copy(Run *Py_UNUSED(run), const Step *step)
+{
+    return PyObject_CallMethodObjArgs(step->op, name_thaw, NULL);
+}
+
+/* The object of the other side with this number: of a list, or what a function says. */
+static PyObject *build_taken(Run *run, const Step *step)
+{
+    if (!PyList_CheckExact(run->given))
+        return PyObject_CallFunctionObjArgs(run->given, step->target, NULL);
+    Py_ssize_t place = PyLong_AsSsize_t(step->target);
+    return place == -1 && PyErr_Occurred() ? NULL : Py_XNewRef(PyList_GetItem(run->given, place));
+}
+
+/* The object of the other side that gets this content: at once, or when everything has been built. */
+static PyObject *updated(Run *run, const Step *step, PyObject *content)
+{
+    if (!PyList_CheckExact(run->update))
+        return PyObject_CallFunctionObjArgs(run->update, step->target, content, NULL);
+    PyObject *target = build_taken(run, step);
+    if (target != NULL && (PyList_Append(run->update, target) < 0 || PyList_Append(run->update, content) < 0))
+        replace(&target, NULL);
+    return target;
+}
+
+/* Puts a node together as Python does: with auxiliary data that may be a copy, by any function. */
+static PyObject *build_in_python(Run *run, const Step *step)
+{
+    OWNED *node_type = PyObject_GetAttr(step->node, name_type);
+    OWNED *put_together = node_type == NULL ? NULL : PyObject_GetAttr(node_type, name_put_together);
+    OWNED *aux = put_together == NULL ? NULL : PyObject_GetAttr(step->node, name_aux);
+    OWNED *thawed = aux == NULL ? NULL : PyObject_CallMethodObjArgs(aux, name_thaw, NULL);
+    OWNED *children = thawed == NULL ? NULL : items_at(run->table, step->numbers, 1);
+    return children == NULL ? NULL : PyObject_CallFunctionObjArgs(put_together, thawed, children, NULL);
+}
+
+/* Puts a node together by what is registered for its class, which gets a tuple from JAX, too. */
+static PyObject *build_registered(Run *run, const Step *step)
+{
+    OWNED *unflatten = PyObject_GetAttr(step->node, name_unflatten);
+    OWNED *children = unflatten == NULL ? NULL : items_at(run->table, step->numbers, 0);
+    return children == NULL ? NULL : PyObject_CallFunctionObjArgs(unflatten, children, NULL);
+}
+
+static PyObject *build_by_shape(Run *run, const Step *step)
+{
+    return step->shape == step->kind->shape ? SHAPES[step->shape].build(run, step) : build_registered(run, step);
+}
 
 static int add_place(Program *program, PyObject *number)
 {
@@ -2523,411 +2299,309 @@ static int add_place(Program *program, PyObject *number)
     if (number != NULL && place < 0) {
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_IndexError, "no such record");
-        return -1;
+        return FAILED;
     }
-    if (grow((void **)&program->places, &program->places_room, program->num_places + 1, sizeof place) < 0)
-        return -1;
+    TRY(grow(&program->places, &program->places_room, program->num_places + 1, sizeof place));
     program->places[program->num_places++] = place;
-    return 0;
+    return DONE;
+}
+
+static int keep(PyObject **field, PyObject *object)
+{
+    *field = object;
+    return object == NULL ? FAILED : DONE;
+}
+
+/* The object that a step has at a place, among those that were built or of its static values; a new reference. */
+static PyObject *object_at(const Run *run, const Step *step, Py_ssize_t i)
+{
+    Py_ssize_t place = run->program->places[step->start + i];
+    return Py_XNewRef(place >= 0 ? PyList_GetItem(run->table, place) : PyList_GetItem(step->values, i));
+}
+
+static int compile_aux(Program *Py_UNUSED(program), Step *step, PyObject *aux)
+{
+    return keep(&step->values, Py_NewRef(aux));
+}
+
+static int compile_registered(Program *Py_UNUSED(program), Step *step, PyObject *Py_UNUSED(aux))
+{
+    return keep(&step->values, PyObject_GetAttr(step->node, name_unflatten));
+}
+
+static int begin_attributes(Step *step)
+{
+    TRY(keep(&step->names, PyList_New(0)));
+    return keep(&step->values, PyList_New(0));
 }
 
 /* Adds an attribute, which is a child if it has a number, and otherwise has this value. */
-static int add_attribute(Program *program, PyObject *names, PyObject *values, PyObject *name, PyObject *number,
-                         PyObject *value)
+static int add_attribute(Program *program, Step *step, PyObject *name, PyObject *number, PyObject *value)
 {
-    if (name == NULL || value == NULL || PyList_Append(names, name) < 0 || PyList_Append(values, value) < 0)
-        return -1;
+    NEED(name);
+    NEED(value);
+    TRY(PyList_Append(step->names, name));
+    TRY(PyList_Append(step->values, value));
     return add_place(program, number);
 }
 
-/* The attributes of a module, in order; and last, beyond the names, what is put into its slot. */
-static int add_module_attributes(Program *program, PyObject *aux, PyObject *numbers, PyObject *names, PyObject *values)
+/* Attributes in order, of which some are static; without `places`, each is the next of its sort. */
+static int add_in_order(Program *program, Step *step, PyObject *names, PyObject *are_static, const char *places,
+                        PyObject *statics)
 {
-    PyObject *all, *are_static, *noted = PyTuple_GetItem(aux, 0), *statics = PyTuple_GetItem(aux, 1);
-    Py_ssize_t num_static = 0;
-    if (!read_kinds(noted, &all, &are_static)) {
-        PyErr_SetString(PyExc_TypeError, "not the kinds of attributes");
-        return -1;
+    Py_ssize_t next[2] = {0, 0};
+    for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++) {
+        int is_static = PyBytes_AsString(are_static)[i] != 0;
+        Py_ssize_t place = places == NULL ? next[is_static]++ : (unsigned char)places[i];
+        PyObject *number = is_static ? NULL : PyTuple_GetItem(step->numbers, place);
+        PyObject *value = is_static ? PyTuple_GetItem(statics, place) : Py_None;
+        TRY(add_attribute(program, step, PyTuple_GetItem(names, i), number, value));
     }
-    int outcome = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(all) && outcome == 0; i++) {
-        int is_static = PyBytes_AsString(are_static)[i];
-        PyObject *number = is_static ? NULL : PyTuple_GetItem(numbers, i - num_static);
-        PyObject *value = is_static ? PyTuple_GetItem(statics, num_static++) : Py_None;
-        outcome = add_attribute(program, names, values, PyTuple_GetItem(all, i), number, value);
-    }
-    Py_DECREF(all);
-    Py_DECREF(are_static);
-    return outcome < 0 ? -1 : PyList_Append(values, noted);
+    return DONE;
 }
 
-/* The attributes of a node that has a dictionary of them, in the order in which they are set. */
-static int add_attributes(Program *program, Kind *kind, PyObject *aux, PyObject *numbers, PyObject *names,
-                          PyObject *values)
+static int compile_by_name(Program *program, Step *step, PyObject *aux)
 {
-    int outcome = 0;
-    if (kind->shape == DATACLASS || kind->shape == SLOTS) {
-        const char *is_static = PyBytes_AsString(kind->is_static), *places = PyBytes_AsString(kind->places);
-        for (Py_ssize_t i = 0; i < PyTuple_Size(kind->order) && outcome == 0; i++) {
-            Py_ssize_t place = (unsigned char)places[i];
-            outcome = add_attribute(program, names, values, PyTuple_GetItem(kind->order, i),
-                                    is_static[i] ? NULL : PyTuple_GetItem(numbers, place),
-                                    is_static[i] ? PyTuple_GetItem(aux, place) : Py_None);
-        }
-        return outcome;
-    }
-    if (kind->shape == MODULE)
-        return add_module_attributes(program, aux, numbers, names, values);
+    const Kind *kind = step->kind;
+    TRY(begin_attributes(step));
+    return add_in_order(program, step, kind->order, kind->is_static, PyBytes_AsString(kind->places), aux);
+}
+
+/* Last, beyond the names, is what is put into the slot. */
+static int compile_module(Program *program, Step *step, PyObject *aux)
+{
+    PyObject *noted = PyTuple_GetItem(aux, 0);
+    OWNED *names = NULL, *are_static = NULL;
+    if (!read_kinds(noted, &names, &are_static))
+        return refused(PyExc_TypeError, "not the kinds of attributes");
+    TRY(begin_attributes(step));
+    TRY(add_in_order(program, step, names, are_static, NULL, PyTuple_GetItem(aux, 1)));
+    return PyList_Append(step->values, noted);
+}
+
+static PyObject *as_text(PyObject *name)
+{
+    return PyUnicode_CheckExact(name) ? Py_NewRef(name) : PyObject_Str(name);
+}
+
+/* The children by name and then what is static: pairs, or as an NNX object has it, names and values. */
+static int compile_attributes(Program *program, Step *step, PyObject *aux)
+{
     PyObject *traced = PyTuple_GetItem(aux, 0), *statics = PyTuple_GetItem(aux, 1);
-    for (Py_ssize_t i = 0; i < PyTuple_Size(numbers) && outcome == 0; i++) {
-        PyObject *name = PyTuple_GetItem(traced, i);
-        name = PyUnicode_CheckExact(name) ? Py_NewRef(name) : PyObject_Str(name);
-        outcome = add_attribute(program, names, values, name, PyTuple_GetItem(numbers, i), Py_None);
-        Py_XDECREF(name);
+    TRY(begin_attributes(step));
+    for (Py_ssize_t i = 0; i < PyTuple_Size(traced); i++) {
+        OWNED *name = as_text(PyTuple_GetItem(traced, i));
+        TRY(add_attribute(program, step, name, PyTuple_GetItem(step->numbers, i), Py_None));
     }
-    for (Py_ssize_t i = 0; i < PyTuple_Size(statics) && outcome == 0; i++) {
-        PyObject *name = PyTuple_GetItem(statics, i), *value = kind->shape == FIELDS ? NULL : PyTuple_GetItem(aux, 2);
-        value = value == NULL ? PyTuple_GetItem(name, 1) : PyTuple_GetItem(value, i);
-        name = kind->shape == FIELDS ? PyTuple_GetItem(name, 0) : name;
-        name = name == NULL ? NULL : PyUnicode_CheckExact(name) ? Py_NewRef(name) : PyObject_Str(name);
-        outcome = add_attribute(program, names, values, name, NULL, value);
-        Py_XDECREF(name);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(statics); i++) {
+        PyObject *each = PyTuple_GetItem(statics, i);
+        int is_pair = step->kind->shape == FIELDS;
+        PyObject *value = is_pair ? PyTuple_GetItem(each, 1) : PyTuple_GetItem(PyTuple_GetItem(aux, 2), i);
+        OWNED *name = as_text(is_pair ? PyTuple_GetItem(each, 0) : each);
+        TRY(add_attribute(program, step, name, NULL, value));
     }
-    return outcome;
+    return DONE;
 }
 
-/* Whether the auxiliary data of a node is as its kind says, so that it can be built without Python. */
-static int is_as_described(Kind *kind, PyObject *aux, Py_ssize_t size)
+static int compile_dict(Program *program, Step *step, PyObject *aux)
 {
-    switch (kind->shape) {
-    case FIELDS:
-        return is_tuple_of(aux, 2) && is_tuple_of(PyTuple_GetItem(aux, 0), size) &&
-               PyTuple_CheckExact(PyTuple_GetItem(aux, 1)) && are_pairs(PyTuple_GetItem(aux, 1));
-    case DATACLASS:
-    case SLOTS:
-        return is_tuple_of(aux, PyTuple_Size(kind->statics)) && size == PyTuple_Size(kind->traced);
-    case NNX_OBJECT:
-        return is_nnx_aux(aux, size);
-    case NNX_STATE:
-        return is_tuple_of(aux, 2) && size == 0;
-    case NNX_VARIABLE:
-        return PyTuple_CheckExact(aux) && size == 1 && are_pairs(aux);
-    case MODULE:
-        return is_module_aux(aux, size);
-    case DICT:
-    case ORDERED_DICT:
-        return is_tuple_of(aux, size);
-    case NAMEDTUPLE:
-        return aux == Py_None;
-    case DEFAULT_DICT:
-        return is_tuple_of(aux, 2) && is_tuple_of(PyTuple_GetItem(aux, 1), size);
-    }
-    return kind->shape == DEQUE || kind->shape == NOTHING || kind->shape == TUPLE || kind->shape == LIST || kind->shape == OTHER;
+    PyObject *factory = step->kind->shape == DEFAULT_DICT ? PyTuple_GetItem(aux, 0) : Py_None;
+    TRY(keep(&step->names, Py_NewRef(keys_in(step->kind, aux))));
+    TRY(keep(&step->values, Py_NewRef(factory)));
+    for (Py_ssize_t i = 0; i < PyTuple_Size(step->numbers); i++)
+        TRY(add_place(program, PyTuple_GetItem(step->numbers, i)));
+    return DONE;
+}
+
+static int compile_nnx_variable(Program *program, Step *step, PyObject *aux)
+{
+    TRY(add_place(program, PyTuple_GetItem(step->numbers, 0)));
+    TRY(keep(&step->values, PyDict_New()));
+    return PyDict_MergeFromSeq2(step->values, aux, 1);
 }
 
 /* How a node is put together without Python. Leaves the step as it is if its auxiliary data is not as its kind says. */
 static int compile_node(Program *program, Step *step, PyObject *aux)
 {
-    Kind *kind = step->kind;
-    PyObject *names = NULL, *values = NULL;
-    int outcome = 0;
+    const Shape *shape = shape_of(step->kind);
     Py_ssize_t size = PyTuple_Size(step->numbers);
-    if (!is_as_described(kind, aux, size))
-        return 0;
+    if (shape->compile == NULL || (shape->fits != NULL && !shape->fits(step->kind, aux, size)))
+        return DONE;
     step->start = (Py_ssize_t)program->num_places;
-    switch (kind->shape) {
-    case FIELDS:
-    case DATACLASS:
-    case SLOTS:
-    case NNX_OBJECT:
-    case MODULE:
-        names = PyList_New(0), values = PyList_New(0);
-        outcome = names == NULL || values == NULL
-                      ? -1
-                      : add_attributes(program, kind, aux, step->numbers, names, values);
-        step->names = outcome < 0 ? NULL : PyList_AsTuple(names);
-        step->values = outcome < 0 ? NULL : PyList_AsTuple(values);
-        Py_XDECREF(names);
-        Py_XDECREF(values);
-        outcome = step->names == NULL ? -1 : 0;
-        break;
-    case DICT:
-    case ORDERED_DICT:
-    case DEFAULT_DICT:
-        step->names = Py_NewRef(kind->shape == DEFAULT_DICT ? PyTuple_GetItem(aux, 1) : aux);
-        step->values = Py_NewRef(kind->shape == DEFAULT_DICT ? PyTuple_GetItem(aux, 0) : Py_None);
-        for (Py_ssize_t i = 0; i < size && outcome == 0; i++)
-            outcome = add_place(program, PyTuple_GetItem(step->numbers, i));
-        break;
-    case NNX_VARIABLE:
-        outcome = add_place(program, PyTuple_GetItem(step->numbers, 0));
-        step->values = PyDict_New();
-        for (Py_ssize_t i = 0; step->values != NULL && i < PyTuple_Size(aux) && outcome == 0; i++) {
-            PyObject *pair = PyTuple_GetItem(aux, i);
-            outcome = PyDict_SetItem(step->values, PyTuple_GetItem(pair, 0), PyTuple_GetItem(pair, 1));
-        }
-        break;
-    case NAMEDTUPLE:
-    case OTHER:
-        step->values = PyObject_GetAttr(step->node, name_unflatten);
-        break;
-    default:
-        step->values = Py_NewRef(aux);
-    }
-    step->shape = kind->shape;
-    return outcome < 0 || step->values == NULL ? -1 : 0;
+    step->shape = step->kind->shape;
+    TRY(shape->compile(program, step, aux));
+    step->build = build_by_shape;
+    return DONE;
 }
 
-static int compile_static(Step *step)
-{
-    int mutable = is_mutable(step->op);
-    step->shape = mutable > 0 ? COPIED : CONSTANT;
-    step->values = mutable == 0 ? PyObject_GetAttr(step->op, name_value) : NULL;
-    return mutable < 0 || (mutable == 0 && step->values == NULL) ? -1 : 0;
-}
-
+/* A static value that can be mutated is copied, so that each tree has its own. */
 static int compile_step(Program *program, Step *step)
 {
-    PyTypeObject *type = Py_TYPE(step->op);
-    if (step->op == leaf_op) {
-        step->shape = TRACED;
-        return 0;
-    }
-    if (type == static_op)
-        return compile_static(step);
-    program->updates |= type == update_op;
-    if (type == given_op || type == update_op)
+    int is_given = is_a(step->op, given_op), mutable;
+    step->is_updated = is_a(step->op, update_op);
+    program->updates |= step->is_updated;
+    if (is_given || step->is_updated)
         step->target = PyTuple_GetItem(step->op, 0);
-    if (type == given_op) {
-        step->shape = TAKEN;
-        return 0;
+    if (is_given || step->op == leaf_op) {
+        step->build = is_given ? build_taken : build_leaf;
+        return DONE;
     }
-    if (type != node_op && type != update_op) {
-        PyErr_SetString(PyExc_TypeError, "not an operation");
-        return -1;
+    if (is_a(step->op, static_op)) {
+        mutable = is_true(step->op, name__is_mutable);
+        step->build = mutable ? build_copy : build_constant;
+        return mutable == 0 ? keep(&step->values, PyObject_GetAttr(step->op, name__value)) : mutable < 0 ? FAILED : DONE;
     }
-    step->node = type == update_op ? PyTuple_GetItem(step->op, 1) : step->op;
-    step->shape = IN_PYTHON;
-    PyObject *node_type = PyObject_GetAttr(step->node, name_type), *value = NULL;
-    PyObject *aux = node_type == NULL ? NULL : PyObject_GetAttr(step->node, name_aux);
+    if (!is_a(step->op, node_op) && !step->is_updated)
+        return refused(PyExc_TypeError, "not an operation");
+    step->node = step->is_updated ? PyTuple_GetItem(step->op, 1) : step->op;
+    step->build = build_in_python;
+    OWNED *node_type = PyObject_GetAttr(step->node, name_type);
+    OWNED *aux = node_type == NULL ? NULL : PyObject_GetAttr(step->node, name_aux), *value = NULL;
     step->kind = aux == NULL ? NULL : kind_described(node_type);
-    int mutable = step->kind == NULL ? -1 : is_mutable(aux), outcome = mutable < 0 ? -1 : 0;
+    mutable = step->kind == NULL ? -1 : is_true(aux, name__is_mutable);
     /* A kind of namedtuples holds no node type, which would keep the class alive. */
-    if (mutable == 0 && step->kind->is_rebuilt && (step->kind->shape == NAMEDTUPLE || step->kind->node_type == node_type)) {
-        value = PyObject_GetAttr(aux, name_value);
-        outcome = value == NULL ? -1 : compile_node(program, step, value);
-    }
-    Py_XDECREF(value);
-    Py_XDECREF(aux);
-    Py_XDECREF(node_type);
-    return outcome;
+    int is_known = mutable == 0 && (step->kind->shape == NAMEDTUPLE || step->kind->node_type == node_type);
+    if (!is_known || !step->kind->is_rebuilt)
+        return mutable < 0 ? FAILED : DONE;
+    value = PyObject_GetAttr(aux, name__value);
+    return value == NULL ? FAILED : compile_node(program, step, value);
 }
 
-static PyObject *native_compile(PyObject *module, PyObject *records)
+static int compile_all(Program *program, PyObject *records)
 {
-    (void)module;
-    if (!PyTuple_CheckExact(records)) {
-        PyErr_SetString(PyExc_TypeError, "records are a tuple");
-        return NULL;
-    }
-    allocfunc alloc = (allocfunc)PyType_GetSlot(program_type, Py_tp_alloc);
-    Program *program = (Program *)alloc(program_type, 0);
-    if (program == NULL)
-        return NULL;
     Py_ssize_t size = PyTuple_Size(records);
-    program->records = Py_NewRef(records);
-    program->steps = PyMem_Calloc((size_t)size + 1, sizeof(Step));
-    int outcome = program->steps == NULL ? -1 : 0;
-    if (outcome < 0)
-        PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < size && outcome == 0; i++) {
+    program->steps = PyMem_Calloc((size_t)size + 1, sizeof *program->steps);
+    if (program->steps == NULL)
+        return no_memory();
+    for (Py_ssize_t i = 0; i < size; i++) {
         PyObject *each = PyTuple_GetItem(records, i);
-        if (!is_tuple_of(each, 2) || !PyTuple_CheckExact(PyTuple_GetItem(each, 1))) {
-            PyErr_SetString(PyExc_TypeError, "not a record");
-            outcome = -1;
-        } else {
-            Step *step = &program->steps[program->num_steps++];
-            step->op = PyTuple_GetItem(each, 0), step->numbers = PyTuple_GetItem(each, 1);
-            outcome = compile_step(program, step);
-        }
+        if (!is_tuple_of(each, 2) || !PyTuple_CheckExact(PyTuple_GetItem(each, 1)))
+            return refused(PyExc_TypeError, "not a record");
+        Step *step = &program->steps[program->num_steps++];
+        step->op = PyTuple_GetItem(each, 0), step->numbers = PyTuple_GetItem(each, 1);
+        TRY(compile_step(program, step));
     }
-    if (outcome < 0)
-        Py_CLEAR(program);
-    return (PyObject *)program;
+    return DONE;
 }
 
-static PyObject *run_attributes(const Program *program, const Step *step, PyObject *table)
+static PyObject *native_compile(PyObject *Py_UNUSED(module), PyObject *records)
 {
-    PyObject *object = new_object(step->kind->type, empty_tuple, NULL), *attributes = NULL;
-    /* NNX asks a class's own descriptors. */
-    int is_dict = step->shape == FIELDS || step->shape == DATACLASS || step->shape == MODULE;
-    if (object != NULL && is_dict && (attributes = PyObject_GenericGetDict(object, NULL)) == NULL)
-        Py_CLEAR(object);
-    Py_ssize_t size = object == NULL ? 0 : PyTuple_Size(step->names);
-    for (Py_ssize_t i = 0; i < size && object != NULL; i++) {
-        Py_ssize_t place = program->places[step->start + i];
-        PyObject *value = place >= 0 ? PyList_GetItem(table, place) : PyTuple_GetItem(step->values, i);
-        PyObject *name = PyTuple_GetItem(step->names, i);
-        Py_XINCREF(value);
-        int outcome = value == NULL ? -1
-                      : is_dict     ? PyDict_SetItem(attributes, name, value)
-                                    : PyObject_GenericSetAttr(object, name, value);
-        Py_XDECREF(value);
-        if (outcome < 0)
-            Py_CLEAR(object);
-    }
-    Py_XDECREF(attributes);
-    if (object != NULL && step->shape == MODULE &&
-        set_slot(kinds_of_attributes, object, PyTuple_GetItem(step->values, size)) < 0)
-        Py_CLEAR(object);
-    return object;
+    if (!PyTuple_CheckExact(records))
+        return refuse(PyExc_TypeError, "records are a tuple");
+    PyObject *program = new_parts(program_type, records, NULL, NULL);
+    if (program != NULL && compile_all((Program *)program, records) != DONE)
+        replace(&program, NULL);
+    return program;
 }
 
-static PyObject *run_dict(const Program *program, const Step *step, PyObject *table)
+static PyObject *build_sequence(Run *run, const Step *step)
 {
-    PyObject *dict = PyDict_New();
+    return items_at(run->table, step->numbers, step->shape == LIST);
+}
+
+static PyObject *build_dict(Run *run, const Step *step)
+{
+    OWNED *dict = PyDict_New();
+    PyObject *type = (PyObject *)step->kind->type;
     Py_ssize_t size = PyTuple_Size(step->names);
     for (Py_ssize_t i = 0; dict != NULL && i < size; i++) {
-        PyObject *child = PyList_GetItem(table, program->places[step->start + i]);
-        /* Setting it may run a key's own code. */
-        Py_XINCREF(child);
+        /* Held, for setting it may run a key's own code. */
+        OWNED *child = object_at(run, step, i);
         if (child == NULL || PyDict_SetItem(dict, PyTuple_GetItem(step->names, i), child) < 0)
-            Py_CLEAR(dict);
-        Py_XDECREF(child);
+            return NULL;
     }
     if (dict == NULL || step->shape == DICT)
-        return dict;
-    PyObject *made = step->shape == DEFAULT_DICT
-                         ? PyObject_CallFunctionObjArgs((PyObject *)step->kind->type, step->values, dict, NULL)
-                         : PyObject_CallFunctionObjArgs((PyObject *)step->kind->type, dict, NULL);
-    Py_DECREF(dict);
-    return made;
+        return Py_XNewRef(dict);
+    return step->shape == DEFAULT_DICT ? PyObject_CallFunctionObjArgs(type, step->values, dict, NULL)
+                                       : PyObject_CallFunctionObjArgs(type, dict, NULL);
 }
 
-static PyObject *run_deque(const Step *step, PyObject *table)
+static PyObject *build_deque(Run *run, const Step *step)
 {
-    PyObject *items = children_of(step->numbers, table, 1);
-    PyObject *made = items == NULL ? NULL
-                                   : PyObject_CallFunctionObjArgs((PyObject *)step->kind->type, items, step->values, NULL);
-    Py_XDECREF(items);
-    return made;
+    OWNED *items = items_at(run->table, step->numbers, 1);
+    return items == NULL ? NULL : PyObject_CallFunctionObjArgs((PyObject *)step->kind->type, items, step->values, NULL);
 }
 
-static PyObject *run_nnx_variable(const Program *program, const Step *step, PyObject *table, PyObject **trace_state)
+static PyObject *build_by_call(Run *run, const Step *step)
+{
+    OWNED *children = items_at(run->table, step->numbers, 0);
+    return children == NULL ? NULL : PyObject_CallFunctionObjArgs(step->values, children, NULL);
+}
+
+/* Gives an NNX object a `_trace_state` of the trace in which it is built. All objects of one build have the same, since
+   nothing ever writes to one. */
+static int set_trace_state(Run *run, PyObject *object, PyObject *slot)
+{
+    if (run->trace_state == NULL) {
+        OWNED *trace = PyObject_CallNoArgs(current_trace);
+        OWNED *state = trace == NULL ? NULL : new_object((PyTypeObject *)trace_type, empty_tuple, NULL);
+        NEED(state);
+        TRY(set_slot(jax_trace, state, trace));
+        run->trace_state = Py_NewRef(state);
+    }
+    return set_slot(slot, object, run->trace_state);
+}
+
+static int set_attributes(Run *run, const Step *step, PyObject *object)
+{
+    /* NNX asks a class's own descriptors. */
+    int is_dict = step->shape == FIELDS || step->shape == DATACLASS || step->shape == MODULE;
+    OWNED *attributes = is_dict ? PyObject_GenericGetDict(object, NULL) : NULL;
+    Py_ssize_t size = PyList_Size(step->names);
+    if (is_dict && attributes == NULL)
+        return FAILED;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        PyObject *name = PyList_GetItem(step->names, i);
+        OWNED *value = object_at(run, step, i);
+        NEED(value);
+        TRY(is_dict ? PyDict_SetItem(attributes, name, value) : set_attribute(object, name, value));
+    }
+    if (step->shape == MODULE)
+        return set_slot(kinds_of_attributes, object, PyList_GetItem(step->values, size));
+    return step->shape == NNX_STATE ? set_trace_state(run, object, state_trace) : DONE;
+}
+
+static int set_variable(Run *run, const Step *step, PyObject *object)
+{
+    OWNED *metadata = PyDict_Copy(step->values), *value = metadata == NULL ? NULL : object_at(run, step, 0);
+    NEED(value);
+    TRY(set_trace_state(run, object, variable_trace));
+    TRY(set_slot(raw_value, object, value));
+    return set_slot(metadata_of, object, metadata);
+}
+
+static PyObject *build_object(Run *run, const Step *step)
 {
     PyObject *object = new_object(step->kind->type, empty_tuple, NULL);
-    PyObject *metadata = object == NULL ? NULL : PyDict_Copy(step->values);
-    PyObject *value = metadata == NULL ? NULL : PyList_GetItem(table, program->places[step->start]);
-    Py_XINCREF(value);
-    if (object != NULL && (value == NULL || set_trace_state(object, variable_trace, trace_state) < 0 ||
-                           set_slot(raw_value, object, value) < 0 || set_slot(metadata_of, object, metadata) < 0))
-        Py_CLEAR(object);
-    Py_XDECREF(value);
-    Py_XDECREF(metadata);
+    if (object == NULL)
+        return NULL;
+    if ((step->shape == NNX_VARIABLE ? set_variable(run, step, object) : set_attributes(run, step, object)) != DONE)
+        replace(&object, NULL);
     return object;
 }
 
-static PyObject *run_nnx_state(const Step *step, PyObject **trace_state)
+static int run_program(Run *run)
 {
-    PyObject *object = new_object(step->kind->type, empty_tuple, NULL);
-    if (object != NULL && (set_slot(initializing, object, PyTuple_GetItem(step->values, 0)) < 0 ||
-                           set_slot(is_setup, object, PyTuple_GetItem(step->values, 1)) < 0 ||
-                           set_trace_state(object, state_trace, trace_state) < 0))
-        Py_CLEAR(object);
-    return object;
-}
-
-static PyObject *run_node(const Program *program, const Step *step, PyObject *table, PyObject **trace_state)
-{
-    if (step->shape == IN_PYTHON)
-        return build_in_python(step->node, step->numbers, table);
-    if (step->shape != step->kind->shape)
-        return build_registered(step->node, step->numbers, table);
-    switch (step->shape) {
-    case TUPLE:
-    case LIST:
-        return children_of(step->numbers, table, step->shape == LIST);
-    case DICT:
-    case ORDERED_DICT:
-    case DEFAULT_DICT:
-        return run_dict(program, step, table);
-    case DEQUE:
-        return run_deque(step, table);
-    case FIELDS:
-    case DATACLASS:
-    case SLOTS:
-    case NNX_OBJECT:
-    case MODULE:
-        return run_attributes(program, step, table);
-    case NNX_VARIABLE:
-        return run_nnx_variable(program, step, table, trace_state);
-    case NNX_STATE:
-        return run_nnx_state(step, trace_state);
-    case NAMEDTUPLE:
-    case OTHER:
-        return call_with_children(step->values, NULL, step->numbers, table);
+    for (Py_ssize_t i = 0; i < run->program->num_steps; i++) {
+        const Step *step = &run->program->steps[i];
+        PyObject *made = step->build(run, step);
+        if (made != NULL && step->is_updated)
+            replace(&made, updated(run, step, made));
+        TRY(append_new(run->table, made));
     }
-    return Py_NewRef(Py_None);
+    return DONE;
 }
 
-static PyObject *run_step(const Program *program, const Step *step, PyObject *table, PyObject *given, PyObject *update,
-                          PyObject **trace_state)
-{
-    switch (step->shape) {
-    case CONSTANT:
-        return Py_NewRef(step->values);
-    case COPIED:
-        return PyObject_CallMethodObjArgs(step->op, name_thaw, NULL);
-    case TAKEN:
-        return taken(step->target, given);
-    }
-    PyObject *made = run_node(program, step, table, trace_state);
-    if (made == NULL || step->target == NULL)
-        return made;
-    PyObject *target = updated(step->target, made, given, update);
-    Py_DECREF(made);
-    return target;
-}
-
-static int run_program(Program *program, PyObject *leaves, PyObject *table, PyObject *given, PyObject *update)
-{
-    PyObject *trace_state = NULL;
-    Py_ssize_t next = 0, num_leaves = PyTuple_Size(leaves);
-    int outcome = 0;
-    for (Py_ssize_t i = 0; i < program->num_steps && outcome == 0; i++) {
-        const Step *step = &program->steps[i];
-        if (step->shape == TRACED) {
-            if (next == num_leaves) {
-                PyErr_SetNone(PyExc_StopIteration);
-                outcome = -1;
-            } else {
-                outcome = PyList_Append(table, PyTuple_GetItem(leaves, next++));
-            }
-            continue;
-        }
-        PyObject *made = run_step(program, step, table, given, update, &trace_state);
-        outcome = made == NULL ? -1 : PyList_Append(table, made);
-        Py_XDECREF(made);
-    }
-    Py_XDECREF(trace_state);
-    return outcome;
-}
-
-/* What a program has to know of its structure beside the records; -1 on an error. */
+/* What a program has to know of its structure beside the records. */
 static int learn_structure(Program *program, PyObject *structure)
 {
-    PyObject *root = PyObject_GetAttr(structure, name_root);
-    PyObject *is_noted = root == NULL ? NULL : PyObject_GetAttr(structure, name_is_noted);
-    PyObject *given = is_noted == NULL ? NULL : PyObject_GetAttr(structure, name_given);
+    OWNED *root = PyObject_GetAttr(structure, name_root), *given = PyObject_GetAttr(structure, name_given);
     program->root = root == NULL ? -1 : PyLong_AsSsize_t(root);
-    program->is_noted = is_noted == NULL ? -1 : PyObject_IsTrue(is_noted);
+    program->is_noted = is_true(structure, name_is_noted);
     int takes = given == NULL ? -1 : PyObject_IsTrue(given);
     if (takes > 0)
         program->given = Py_NewRef(given);
-    Py_XDECREF(root);
-    Py_XDECREF(is_noted);
-    Py_XDECREF(given);
-    return takes < 0 || program->is_noted < 0 || PyErr_Occurred() ? -1 : 0;
+    return PyErr_Occurred() ? FAILED : DONE;
 }
 
 /* The program of a structure, made when it is first asked for. */
@@ -2937,365 +2611,219 @@ static PyObject *program_of(PyObject *structure)
     if (program == NULL || Py_TYPE(program) == program_type)
         return program;
     Py_DECREF(program);
-    PyObject *records = PyObject_GetAttr(structure, name_records);
+    OWNED *records = PyObject_GetAttr(structure, name_records);
     program = records == NULL ? NULL : native_compile(NULL, records);
-    if (program != NULL && (learn_structure((Program *)program, structure) < 0 ||
+    if (program != NULL && (learn_structure((Program *)program, structure) != DONE ||
                             PyObject_SetAttr(structure, name_program, program) < 0))
-        Py_CLEAR(program);
-    Py_XDECREF(records);
+        replace(&program, NULL);
     return program;
 }
 
 /* Appends one object for each record to `table`. The caller holds the program, which its structure may lose meanwhile. */
 static int build_onto(PyObject *table, PyObject *program, PyObject *given_leaves, PyObject *given, PyObject *update)
 {
-    PyObject *leaves = PySequence_Tuple(given_leaves);
-    int outcome = leaves == NULL ? -1 : run_program((Program *)program, leaves, table, given, update);
-    Py_XDECREF(leaves);
+    OWNED *leaves = PySequence_Tuple(given_leaves);
+    Run run = {.program = (Program *)program, .leaves = leaves, .table = table, .given = given, .update = update};
+    int outcome = leaves == NULL ? FAILED : run_program(&run);
+    Py_XDECREF(run.trace_state);
     return outcome;
 }
 
 static PyObject *compiled_sequence(PyObject *sequence)
 {
-    PyObject *records = PySequence_Tuple(sequence), *program = records == NULL ? NULL : native_compile(NULL, records);
-    Py_XDECREF(records);
-    return program;
+    OWNED *records = PySequence_Tuple(sequence);
+    return records == NULL ? NULL : native_compile(NULL, records);
 }
 
-static PyObject *native_build(PyObject *module, PyObject *args)
+static PyObject *native_build(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *what, *leaves, *table, *given, *update;
-    (void)module;
     if (!PyArg_ParseTuple(args, "OOO!OO", &what, &leaves, &PyList_Type, &table, &given, &update))
         return NULL;
-    PyObject *program = Py_TYPE(what) == program_type                  ? Py_NewRef(what)
-                        : PyTuple_Check(what) || PyList_Check(what) ? compiled_sequence(what)
-                                                                       : program_of(what);
-    int outcome = program == NULL ? -1 : build_onto(table, program, leaves, given, update);
-    Py_XDECREF(program);
-    return outcome < 0 ? NULL : Py_NewRef(Py_None);
+    OWNED *program = Py_TYPE(what) == program_type               ? Py_NewRef(what)
+                     : PyTuple_Check(what) || PyList_Check(what) ? compiled_sequence(what)
+                                                                 : program_of(what);
+    return program == NULL || build_onto(table, program, leaves, given, update) != DONE ? NULL : none();
 }
 
 /* --- writing back ----------------------------------------------------------------------------------------------- */
 
-#define MOST_SLOTS 64
-
-/* The slots of a kind that has no other attributes; their number. */
-static int slots_of(const Kind *kind, PyObject *slots[3])
+static PyObject *copy_ordered(PyObject *dict)
 {
-    if (kind->shape != NNX_VARIABLE && kind->shape != NNX_STATE)
-        return 0;
-    slots[0] = kind->shape == NNX_VARIABLE ? raw_value : initializing;
-    slots[1] = kind->shape == NNX_VARIABLE ? metadata_of : is_setup;
-    slots[2] = kind->shape == NNX_VARIABLE ? variable_trace : state_trace;
-    return 3;
+    return PyObject_CallMethodObjArgs(dict, name_copy, NULL);
 }
 
-/* The value of a slot of an object, for its content; NULL, without an error if it has none. */
-static PyObject *value_in_slot(PyObject *object, const Kind *kind, int i)
+static int write_list(const Writing *writing, PyObject *items, int Py_UNUSED(is_own))
 {
-    PyObject *slots[3], *value;
-    if (kind->shape == SLOTS)
-        value = PyObject_GenericGetAttr(object, PyTuple_GetItem(kind->order, i));
-    else
-        value = slots_of(kind, slots) ? get_slot(slots[i], object, NULL) : NULL;
-    if (value == NULL && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_AttributeError))
-        PyErr_Clear();
-    return value;
+    return PyList_SetSlice(writing->held[HOLDER], 0, PY_SSIZE_T_MAX, items);
 }
 
-/* What an object holds, to be written into another: a list, a dictionary, that of its attributes, or the values of its
-   slots; of a module the attributes and their kinds. NULL without an error if only Python can tell. */
-static PyObject *content_of(PyObject *object, const Kind *kind)
+static int write_deque(const Writing *writing, PyObject *items, int Py_UNUSED(is_own))
 {
-    PyObject *slots[3], *content = NULL, *noted;
-    Py_ssize_t num_slots = kind->shape == SLOTS ? PyTuple_Size(kind->order) : slots_of(kind, slots);
-    switch (kind->shape) {
-    case LIST:
-    case DICT:
-    case ORDERED_DICT:
-    case DEFAULT_DICT:
-    case DEQUE:
-        return Py_NewRef(object);
-    case FIELDS:
-    case DATACLASS:
-    case NNX_OBJECT:
-    case MODULE:
-        content = PyObject_GenericGetDict(object, NULL);
-        if (content != NULL && !PyDict_CheckExact(content))
-            Py_CLEAR(content);
-        if (content == NULL || kind->shape != MODULE)
-            return content;
-        noted = get_slot(kinds_of_attributes, object, NULL);
-        replace(&content, noted == NULL ? NULL : PyTuple_Pack(2, content, noted));
-        Py_XDECREF(noted);
-        if (content == NULL && PyErr_ExceptionMatches(PyExc_AttributeError))
-            PyErr_Clear();
-        return content;
-    }
-    if (num_slots == 0 || num_slots > MOST_SLOTS)
-        return NULL;
-    content = PyTuple_New(num_slots);
-    for (int i = 0; content != NULL && i < num_slots; i++) {
-        PyObject *value = value_in_slot(object, kind, i);
-        if (value != NULL)
-            PyTuple_SetItem(content, i, value);
-        else
-            Py_CLEAR(content);
-    }
-    return content;
+    OWNED *cleared = PyObject_CallMethodObjArgs(writing->held[HOLDER], name_clear, NULL), *extended = NULL;
+    NEED(cleared);
+    extended = PyObject_CallMethodObjArgs(writing->held[HOLDER], name_extend, items, NULL);
+    return extended == NULL ? FAILED : DONE;
 }
 
 static int remove_names(PyObject *dict, PyObject *names, PyObject *unless)
 {
-    Py_ssize_t size = PySequence_Size(names);
-    for (Py_ssize_t i = 0; i < size; i++) {
-        PyObject *name = PySequence_GetItem(names, i);
-        int stays = name == NULL ? -1 : PyDict_Contains(unless, name);
-        int is_there = stays != 0 ? stays : PyDict_Contains(dict, name);
-        int outcome = is_there < 0 ? -1 : !stays && is_there ? PyObject_DelItem(dict, name) : 0;
-        Py_XDECREF(name);
-        if (outcome < 0)
-            return -1;
+    for (Py_ssize_t i = 0; i < length_of(names); i++) {
+        OWNED *name = Py_NewRef(item_at(names, i));
+        int stays = PyDict_Contains(unless, name), is_there = stays ? stays : PyDict_Contains(dict, name);
+        if (is_there < 0)
+            return FAILED;
+        if (!stays && is_there)
+            TRY(PyObject_DelItem(dict, name));
     }
-    return size < 0 ? -1 : 0;
+    return DONE;
 }
 
-/* What an object holds is in this: itself, or the dictionary of its attributes. As `content_of` otherwise. */
-static PyObject *holder_of(PyObject *object, const Kind *kind)
+/* What stays keeps its place, and of attributes also those that no field declares. A dictionary that has an order of its own
+   is asked. */
+static int write_dict(const Writing *writing, PyObject *items, int is_own)
 {
-    int is_dict = kind->shape == FIELDS || kind->shape == DATACLASS || kind->shape == NNX_OBJECT;
-    return is_dict ? content_of(object, kind) : Py_NewRef(object);
-}
-
-/* Puts items into a dictionary; what stays keeps its place. One that has an order of its own is asked. */
-static int update_dict(PyObject *dict, PyObject *items, int shape)
-{
-    if (shape != ORDERED_DICT)
+    PyObject *dict = writing->held[HOLDER];
+    int are_fields = writing->shape == &SHAPES[FIELDS] || writing->shape == &SHAPES[DATACLASS];
+    OWNED *names = are_fields && !is_own ? Py_NewRef(writing->kind->names) : PyDict_Keys(dict), *keys = NULL;
+    NEED(names);
+    TRY(remove_names(dict, names, items));
+    if (writing->shape != &SHAPES[ORDERED_DICT])
         return PyDict_Update(dict, items);
-    PyObject *keys = PyMapping_Keys(items);
-    int outcome = keys == NULL ? -1 : 0;
-    for (Py_ssize_t i = 0; outcome == 0 && i < PyList_Size(keys); i++) {
-        PyObject *key = PyList_GetItem(keys, i), *value = Py_XNewRef(PyDict_GetItemWithError(items, key));
-        outcome = value == NULL ? -1 : PyObject_SetItem(dict, key, value);
-        Py_XDECREF(value);
+    keys = PyMapping_Keys(items);
+    NEED(keys);
+    for (Py_ssize_t i = 0; i < PyList_Size(keys); i++) {
+        PyObject *key = PyList_GetItem(keys, i);
+        OWNED *value = Py_XNewRef(PyDict_GetItemWithError(items, key));
+        NEED(value);
+        TRY(PyObject_SetItem(dict, key, value));
     }
-    Py_XDECREF(keys);
-    return outcome;
+    return DONE;
 }
 
-static int write_deque(PyObject *deque, PyObject *items)
+/* What an object holds, to be written into another: what has its items, and the values of its slots. LEFT if only Python can
+   tell. */
+static int read_content(PyObject *object, const Shape *shape, PyObject *slots, PyObject **items, PyObject **values)
 {
-    PyObject *cleared = PyObject_CallMethod(deque, "clear", NULL);
-    PyObject *extended = cleared == NULL ? NULL : PyObject_CallMethod(deque, "extend", "O", items);
-    Py_XDECREF(cleared);
-    Py_XDECREF(extended);
-    return extended == NULL ? -1 : 0;
+    Py_ssize_t size = PyTuple_Size(slots);
+    if (shape->holder == NULL && size == 0)
+        return LEFT;
+    *items = shape->holder == NULL ? NULL : shape->holder(object);
+    if (*items == NULL && shape->holder != NULL)
+        return PyErr_Occurred() ? FAILED : LEFT;
+    *values = PyTuple_New(size);
+    for (Py_ssize_t i = 0; *values != NULL && i < size; i++) {
+        PyObject *value = get_attribute(object, PyTuple_GetItem(slots, i));
+        if (value == NULL)
+            return is_dropped(PyExc_AttributeError) ? LEFT : FAILED;
+        PyTuple_SetItem(*values, i, value);
+    }
+    return *values == NULL ? FAILED : DONE;
 }
 
-/* Writes a content into a holder of the same kind, or back into its own: attributes that no field declares stay. */
-static int write_content(PyObject *holder, const Kind *kind, int shape, PyObject *content, int is_own)
+static int prepare(Writing *writing, PyObject *target, PyObject *source)
 {
-    PyObject *slots[3], *names = NULL, *attributes = NULL;
-    int outcome = 0;
-    if (shape == NNX_VARIABLE || shape == NNX_STATE || shape == SLOTS) {
-        slots_of(kind, slots);
-        for (Py_ssize_t i = 0; i < PyTuple_Size(content) && outcome == 0; i++) {
-            PyObject *value = PyTuple_GetItem(content, i);
-            outcome = shape == SLOTS ? PyObject_GenericSetAttr(holder, PyTuple_GetItem(kind->order, i), value)
-                                     : set_slot(slots[i], holder, value);
-        }
-        return outcome;
-    }
-    if (shape == LIST)
-        return PyList_SetSlice(holder, 0, PY_SSIZE_T_MAX, content);
-    if (shape == DEQUE)
-        return write_deque(holder, content);
-    if (shape == MODULE) {
-        attributes = PyObject_GenericGetDict(holder, NULL);
-        if (attributes == NULL || set_slot(kinds_of_attributes, holder, PyTuple_GetItem(content, 1)) < 0) {
-            Py_XDECREF(attributes);
-            return -1;
-        }
-        holder = attributes, content = PyTuple_GetItem(content, 0);
-    }
-    if (!is_own && (shape == FIELDS || shape == DATACLASS)) {
-        outcome = remove_names(holder, kind->traced, content);
-        if (outcome == 0)
-            outcome = remove_names(holder, kind->statics, content);
-    } else {
-        names = PyDict_Keys(holder);
-        outcome = names == NULL ? -1 : remove_names(holder, names, content);
-    }
-    if (outcome == 0)
-        outcome = update_dict(holder, content, shape);
-    Py_XDECREF(names);
-    Py_XDECREF(attributes);
-    return outcome;
+    PyObject **held = writing->held;
+    NEED(target);
+    NEED(source);
+    writing->kind = Py_TYPE(target) == Py_TYPE(source) ? kind_of(Py_TYPE(target)) : NULL;
+    if (writing->kind == NULL)
+        return LEFT;
+    writing->shape = shape_of(writing->kind);
+    writing->slots = writing->kind->slots == NULL || writing->kind->shape == OTHER ? empty_tuple : writing->kind->slots;
+    held[TARGET] = Py_NewRef(target);
+    TRY(read_content(target, writing->shape, writing->slots, &held[HOLDER], &held[OLD_VALUES]));
+    TRY(read_content(source, writing->shape, writing->slots, &held[NEW_ITEMS], &held[NEW_VALUES]));
+    if (held[HOLDER] == NULL)
+        return DONE;
+    /* It stays as it is when its object is written to. */
+    held[OLD_ITEMS] = writing->shape->copy(held[HOLDER]);
+    return held[OLD_ITEMS] == NULL ? FAILED : DONE;
 }
 
-/* A content that stays as it is when its object is written to. */
-static PyObject *copy_of(PyObject *content, int shape)
+/* Writes what an object is to hold, or what it held. */
+static int write_content(const Writing *writing, PyObject *items, PyObject *values, int is_own)
 {
-    switch (shape) {
-    case LIST:
-        return PyList_GetSlice(content, 0, PY_SSIZE_T_MAX);
-    case DEQUE:
-        return PySequence_List(content);
-    case ORDERED_DICT:
-        return PyObject_CallMethod(content, "copy", NULL);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(values); i++) {
+        PyObject *slot = PyTuple_GetItem(writing->slots, i);
+        TRY(set_attribute(writing->held[TARGET], slot, PyTuple_GetItem(values, i)));
     }
-    if (shape == MODULE) {
-        PyObject *attributes = PyDict_Copy(PyTuple_GetItem(content, 0));
-        PyObject *copy = attributes == NULL ? NULL : PyTuple_Pack(2, attributes, PyTuple_GetItem(content, 1));
-        Py_XDECREF(attributes);
-        return copy;
-    }
-    return PyDict_Check(content) ? PyDict_Copy(content) : Py_NewRef(content);
+    return writing->shape->write == NULL ? DONE : writing->shape->write(writing, items, is_own);
 }
 
-/* Something that is to be written. */
-typedef struct {
-    const Kind *kind;
-    int shape; /* of the kind, which may become another */
-} Writing;
-
-/* For each target what holds its content, what is to be written there, and what it holds now, in turn. NULL without an
-   error as `content_of`. */
-static PyObject *contents_of(PyObject *pairs, Writing *writings)
+/* Writes one after the other; all back if one cannot be written. */
+static int write_all(const Writing *writings, Py_ssize_t size)
 {
-    Py_ssize_t size = PyList_Size(pairs);
-    PyObject *contents = PyList_New(0);
-    for (Py_ssize_t i = 0; contents != NULL && i + 1 < size; i += 2) {
-        PyObject *target = PyList_GetItem(pairs, i), *source = PyList_GetItem(pairs, i + 1);
-        Kind *kind = Py_TYPE(target) == Py_TYPE(source) ? kind_of(Py_TYPE(target)) : NULL;
-        PyObject *now = kind == NULL ? NULL : content_of(target, kind);
-        PyObject *then = now == NULL ? NULL : content_of(source, kind), *before = then == NULL ? NULL : copy_of(now, kind->shape);
-        PyObject *holder = before == NULL ? NULL : holder_of(target, kind);
-        writings[i / 2] = (Writing){kind, kind == NULL ? 0 : kind->shape};
-        if (holder == NULL || PyList_Append(contents, holder) < 0 || PyList_Append(contents, then) < 0 ||
-            PyList_Append(contents, before) < 0)
-            Py_CLEAR(contents);
-        Py_XDECREF(holder);
-        Py_XDECREF(before);
-        Py_XDECREF(then);
-        Py_XDECREF(now);
-    }
-    return contents;
-}
-
-/* Writes the contents one after the other; all back if one cannot be written. */
-static int write_all(PyObject *contents, const Writing *writings)
-{
-    Py_ssize_t size = PyList_Size(contents) / 3, written = 0;
-    int outcome = 0;
-    for (; outcome == 0 && written < size; written++) {
-        Writing w = writings[written];
-        outcome = write_content(PyList_GetItem(contents, 3 * written), w.kind, w.shape,
-                                PyList_GetItem(contents, 3 * written + 1), 0);
-    }
-    if (outcome == 0)
-        return 0;
     PyObject *type, *value, *traceback;
+    Py_ssize_t written = 0;
+    int outcome = DONE;
+    for (; outcome == DONE && written < size; written++)
+        outcome = write_content(&writings[written], writings[written].held[NEW_ITEMS], writings[written].held[NEW_VALUES], 0);
+    if (outcome == DONE)
+        return DONE;
     PyErr_Fetch(&type, &value, &traceback);
     while (written-- > 0) {
-        Writing w = writings[written];
-        if (write_content(PyList_GetItem(contents, 3 * written), w.kind, w.shape,
-                          PyList_GetItem(contents, 3 * written + 2), 1) < 0)
+        const Writing *each = &writings[written];
+        if (write_content(each, each->held[OLD_ITEMS], each->held[OLD_VALUES], 1) != DONE)
             PyErr_Clear();
     }
     PyErr_Restore(type, value, traceback);
-    return -1;
+    return outcome;
 }
 
-/* Writes what is pending: 1, 0 if that is left to Python, -1 on an error. */
+/* Writes what is pending: targets and sources, in turn. LEFT if that is for Python. */
 static int write_back(PyObject *pairs)
 {
-    Writing *writings = PyMem_Calloc((size_t)PyList_Size(pairs) / 2 + 1, sizeof *writings);
-    if (writings == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
+    Py_ssize_t size = PyList_Size(pairs) / 2;
+    Writing *writings = PyMem_Calloc((size_t)size + 1, sizeof *writings);
+    int outcome = writings == NULL ? no_memory() : DONE;
+    for (Py_ssize_t i = 0; outcome == DONE && i < size; i++)
+        outcome = prepare(&writings[i], PyList_GetItem(pairs, 2 * i), PyList_GetItem(pairs, 2 * i + 1));
+    if (outcome == DONE)
+        outcome = write_all(writings, size);
     /* What was in the targets is held until everything is written, so that no finaliser runs in between. */
-    PyObject *contents = contents_of(pairs, writings);
-    int outcome = contents == NULL ? -1 : write_all(contents, writings);
+    for (Py_ssize_t i = 0; writings != NULL && i < size * NUM_HELD; i++)
+        Py_XDECREF(writings[i / NUM_HELD].held[i % NUM_HELD]);
     PyMem_Free(writings);
-    if (contents == NULL && !PyErr_Occurred())
-        return 0;
-    Py_XDECREF(contents);
-    return outcome < 0 ? -1 : 1;
+    return outcome;
 }
 
-static PyObject *native_write_back(PyObject *module, PyObject *pairs)
+static PyObject *native_write_back(PyObject *Py_UNUSED(module), PyObject *pairs)
 {
-    (void)module;
-    if (!PyList_CheckExact(pairs)) {
-        PyErr_SetString(PyExc_TypeError, "not a list");
-        return NULL;
-    }
+    if (!PyList_CheckExact(pairs))
+        return refuse(PyExc_TypeError, "not a list");
     int outcome = write_back(pairs);
-    return outcome < 0 ? NULL : Py_NewRef(outcome ? Py_True : Py_False);
+    return outcome == FAILED ? NULL : Py_NewRef(outcome == DONE ? Py_True : Py_False);
 }
+
+/* --- the row of each shape --------------------------------------------------------------------------------------- */
+
+#define ROW(shape, ...) [shape] = {#shape, __VA_ARGS__}
+#define ITSELF Py_NewRef /* a list or a dictionary has its items itself */
+
+static const Shape SHAPES[NUM_SHAPES] = {
+    ROW(NUMBER, NULL), ROW(STATIC, NULL), ROW(NUMPY_ARRAY, NULL), ROW(NUMPY_NUMBER, NULL), ROW(JAX_ARRAY, NULL),
+    ROW(NOTHING, open_nothing, fits_none, emit_items, compile_aux, build_constant),
+    ROW(TUPLE, open_sequence, NULL, emit_items, compile_aux, build_sequence),
+    ROW(LIST, open_sequence, NULL, emit_items, compile_aux, build_sequence, ITSELF, PySequence_List, write_list),
+    ROW(DICT, open_dict, fits_dict, emit_dict, compile_dict, build_dict, ITSELF, PyDict_Copy, write_dict),
+    ROW(ORDERED_DICT, open_dict, fits_dict, emit_dict, compile_dict, build_dict, ITSELF, copy_ordered, write_dict),
+    ROW(DEFAULT_DICT, open_dict, fits_dict, emit_dict, compile_dict, build_dict, ITSELF, PyDict_Copy, write_dict),
+    ROW(DEQUE, open_deque, NULL, emit_items_and_aux, compile_aux, build_deque, ITSELF, PySequence_List, write_deque),
+    ROW(NAMEDTUPLE, open_sequence, fits_none, emit_items, compile_registered, build_by_call),
+    ROW(ARGUMENTS, open_arguments, NULL, emit_items_and_aux),
+    ROW(FIELDS, open_fields, fits_fields, emit_fields, compile_attributes, build_object, attributes_of, PyDict_Copy, write_dict),
+    ROW(DATACLASS, open_fields, fits_by_name, emit_by_name, compile_by_name, build_object, attributes_of, PyDict_Copy, write_dict),
+    ROW(SLOTS, open_by_name, fits_by_name, emit_by_name, compile_by_name, build_object),
+    ROW(NNX_OBJECT, open_nnx_object, fits_nnx_object, emit_nnx_object, compile_attributes, build_object, attributes_of, PyDict_Copy,
+        write_dict),
+    ROW(NNX_VARIABLE, open_nnx_variable, fits_nnx_variable, emit_nnx_variable, compile_nnx_variable, build_object),
+    ROW(NNX_STATE, open_by_name, fits_by_name, emit_by_name, compile_by_name, build_object),
+    ROW(MODULE, open_module, fits_module, emit_module, compile_module, build_object, attributes_of, PyDict_Copy, write_dict),
+    ROW(OTHER, NULL, NULL, NULL, compile_registered, build_by_call),
+};
 
 /* --- what calls are made of -------------------------------------------------------------------------------------- */
-
-static PyObject *new_parts(PyTypeObject *type, PyObject *one, PyObject *two, PyObject *three)
-{
-    PyObject *made = PyType_GenericAlloc(type, 0), *given[3] = {one, two, three};
-    for (int i = 0; made != NULL && i < 3; i++)
-        parts_of(made)[i] = Py_XNewRef(given[i]);
-    return made;
-}
-
-/* Its parts are set by `__init__`. */
-static PyObject *parts_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    (void)args, (void)kwargs;
-    return new_parts(type, NULL, NULL, NULL);
-}
-
-static int parts_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    for (int i = 0; i < 3; i++)
-        Py_VISIT(parts_of(self)[i]);
-    return 0;
-}
-
-static int parts_clear(PyObject *self)
-{
-    for (int i = 0; i < 3; i++)
-        Py_CLEAR(parts_of(self)[i]);
-    return 0;
-}
-
-static void parts_dealloc(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    PyObject_GC_UnTrack(self);
-    parts_clear(self);
-    release(self);
-    Py_DECREF(type);
-}
-
-static PyObject *parts_get(PyObject *self, void *which)
-{
-    PyObject *part = parts_of(self)[(intptr_t)which];
-    if (part == NULL)
-        PyErr_SetString(PyExc_AttributeError, "this part was not set");
-    return Py_XNewRef(part);
-}
-
-static int parts_set(PyObject *self, PyObject *part, void *which)
-{
-    replace(&parts_of(self)[(intptr_t)which], Py_XNewRef(part));
-    return 0;
-}
-
-#define PARTS {Py_tp_dealloc, parts_dealloc}, {Py_tp_traverse, parts_traverse}, {Py_tp_clear, parts_clear}
-#define PARTS_SPEC(name, slots)                                                                                             \
-    {"sharedtree._native." name, sizeof(Parts), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots}
 
 /* Which leaves of a structure a hand has: the aux data that JAX compares. */
 static PyObject *deal_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -3330,85 +2858,53 @@ static PyObject *deal_compare(PyObject *self, PyObject *other, int op)
     return are_equal < 0 ? NULL : Py_NewRef(are_equal == (op == Py_EQ) ? Py_True : Py_False);
 }
 
-static PyGetSetDef deal_getset[] = {
-    {"structure", parts_get, NULL, "Of the whole tree.", (void *)STRUCTURE_OF},
-    {"numbers", parts_get, NULL, "Which of its leaves; None for all.", (void *)NUMBERS_OF},
-    {"call", parts_get, parts_set, "The caller's side of the call that is under way. Not compared.", (void *)CALL_OF},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef deal_members[] = {
+    FIXED_PART("structure", STRUCTURE_OF, "Of the whole tree."),
+    FIXED_PART("numbers", NUMBERS_OF, "Which of its leaves; None for all."),
+    PART("call", CALL_OF, "The caller's side of the call that is under way. Not compared."),
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot deal_slots[] = {
     {Py_tp_new, deal_new}, PARTS, {Py_tp_hash, deal_hash}, {Py_tp_richcompare, deal_compare},
-    {Py_tp_getset, deal_getset}, {Py_tp_doc, "Which leaves of a structure a hand has."}, {0, NULL},
+    {Py_tp_members, deal_members}, {Py_tp_doc, "Which leaves of a structure a hand has."}, {0, NULL},
 };
-static PyType_Spec deal_spec = PARTS_SPEC("Deal", deal_slots);
 
-static PyGetSetDef hand_getset[] = {
-    {"leaves", parts_get, parts_set, "In order.", (void *)LEAVES_OF},
-    {"deal", parts_get, parts_set, "Which they are.", (void *)DEAL_OF},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef hand_members[] = {
+    PART("leaves", LEAVES_OF, "In order."),
+    PART("deal", DEAL_OF, "Which they are."),
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot hand_slots[] = {
-    {Py_tp_new, parts_new}, PARTS, {Py_tp_getset, hand_getset}, {Py_tp_doc, "The leaves that are dealt together."}, {0, NULL},
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_members, hand_members}, {Py_tp_doc, "The leaves that are dealt together."}, {0, NULL},
 };
-static PyType_Spec hand_spec = PARTS_SPEC("Hand", hand_slots);
 
-static PyGetSetDef arguments_getset[] = {
-    {"aux", parts_get, parts_set, "What all of them are called.", (void *)AUX_OF},
-    {"args", parts_get, parts_set, "By position.", (void *)ARGS_OF},
-    {"kwargs", parts_get, parts_set, "By keyword.", (void *)KWARGS_OF},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef arguments_members[] = {
+    PART("aux", AUX_OF, "What all of them are called."),
+    PART("args", ARGS_OF, "By position."),
+    PART("kwargs", KWARGS_OF, "By keyword."),
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot arguments_slots[] = {
-    {Py_tp_new, parts_new}, PARTS, {Py_tp_getset, arguments_getset}, {Py_tp_doc, "The arguments of a call."}, {0, NULL},
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_members, arguments_members}, {Py_tp_doc, "The arguments of a call."}, {0, NULL},
 };
-static PyType_Spec arguments_spec = PARTS_SPEC("Arguments", arguments_slots);
 
 /* How JAX takes a hand apart. */
-static PyObject *native_hand_parts(PyObject *module, PyObject *hand)
+static PyObject *native_hand_parts(PyObject *Py_UNUSED(module), PyObject *hand)
 {
-    (void)module;
     int is_hand = PyObject_TypeCheck(hand, hand_base);
     PyObject *leaves = is_hand ? parts_of(hand)[LEAVES_OF] : NULL, *deal = is_hand ? parts_of(hand)[DEAL_OF] : NULL;
-    if (leaves == NULL || deal == NULL) {
-        PyErr_SetString(is_hand ? PyExc_AttributeError : PyExc_TypeError, "not a whole hand");
-        return NULL;
-    }
+    if (leaves == NULL || deal == NULL)
+        return refuse(is_hand ? PyExc_AttributeError : PyExc_TypeError, "not a whole hand");
     return PyTuple_Pack(2, leaves, deal);
 }
 
 /* How JAX puts it together. */
-static PyObject *native_hand_of(PyObject *module, PyObject *const *given, Py_ssize_t count)
+static PyObject *native_hand_of(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t count)
 {
-    (void)module;
-    if (count != 2 || hand_type == NULL) {
-        PyErr_SetString(PyExc_TypeError, "a deal and leaves");
-        return NULL;
-    }
-    PyObject *leaves = PySequence_Tuple(given[1]), *hand = leaves == NULL ? NULL : new_parts(hand_type, leaves, given[0], NULL);
-    Py_XDECREF(leaves);
-    return hand;
-}
-
-/* Takes over what calls are made of. For ever, as what `start` takes over. */
-static PyObject *native_learn_calls(PyObject *module, PyObject *args)
-{
-    PyTypeObject **types[] = {&concrete_array, &hand_type, &deal_type, &arguments_type, &hands_type}, *found[5];
-    PyObject *slot, *holder, *name, *policy, *usual, *current;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!OUO!OO", &PyType_Type, &found[0], &PyType_Type, &found[1], &PyType_Type, &found[2],
-                          &PyType_Type, &found[3], &PyType_Type, &found[4], &PyMemberDescr_Type, &slot, &holder, &name,
-                          &PyType_Type, &policy, &usual, &current))
-        return NULL;
-    if (!PyType_IsSubtype(found[1], hand_base) || !PyType_IsSubtype(found[2], deal_base) ||
-        !PyType_IsSubtype(found[3], arguments_base)) {
-        PyErr_SetString(PyExc_TypeError, "not the classes that calls are made of");
-        return NULL;
-    }
-    for (int i = 0; i < 5; i++)
-        *types[i] = (PyTypeObject *)Py_NewRef((PyObject *)found[i]);
-    hands_parts = Py_NewRef(slot), trace_holder = Py_NewRef(holder), name_trace = Py_NewRef(name);
-    policy_type = (PyTypeObject *)Py_NewRef(policy), default_policy = Py_NewRef(usual), current_policy = Py_NewRef(current);
-    return Py_NewRef(Py_None);
+    if (count != 2 || hand_type == NULL)
+        return refuse(PyExc_TypeError, "a deal and leaves");
+    OWNED *leaves = PySequence_Tuple(given[1]);
+    return leaves == NULL ? NULL : new_parts((PyTypeObject *)hand_type, leaves, given[0], NULL);
 }
 
 /* --- the whole call ---------------------------------------------------------------------------------------------- */
@@ -3421,220 +2917,163 @@ static PyType_Slot deferred_slots[] = {
 };
 static PyType_Spec deferred_spec = {"sharedtree._native.Deferred", 0, 0, Py_TPFLAGS_DEFAULT, deferred_slots};
 
-static PyObject *native_flags_of(PyObject *module, PyObject *rules)
+static PyObject *native_flags_of(PyObject *Py_UNUSED(module), PyObject *rules)
 {
-    int flags, convention, is_for_native = PyTuple_Check(rules) ? read_rules(rules, &flags, &convention) : 0;
-    (void)module;
-    if (is_for_native == 0)
-        PyErr_SetString(PyExc_ValueError, "not rules of a policy");
-    return is_for_native <= 0 ? NULL : PyLong_FromLong(flags | convention << 8);
+    int flags, convention, outcome = read_rules(rules, &flags, &convention);
+    if (outcome == LEFT)
+        return refuse(PyExc_ValueError, "not rules of a policy");
+    return outcome < 0 ? NULL : PyLong_FromLong(flags | convention << 8);
 }
 
-/* What a call needs to know of the wrapper, and of how it is called. Borrowed. See `transforms._warm`. */
+/* A call: how it is done, and what was found out meanwhile. Borrowed. */
 typedef struct {
-    int flags, convention, in_place, finishes;
-    PyObject *forms, *write;
-    PyObject *aux, *bound, *key, *asks, *made; /* of the form */
-    int donates;
-    Latest *latest;
-} Way;
+    PyObject *way, *form;
+    Tags *tags;
+    PyObject *arguments, *structure, *leaves, *plan;
+} Call;
+
+static int is_set(PyObject *record, Py_ssize_t i)
+{
+    return PyTuple_GetItem(record, i) == Py_True;
+}
 
 /* The number of positional arguments and the names of the others. */
 static PyObject *form_key(PyObject *args, PyObject *kwargs)
 {
-    PyObject *count = PyLong_FromSsize_t(PyTuple_Size(args)), *name, *value, *names, *key;
+    OWNED *count = PyLong_FromSsize_t(PyTuple_Size(args)), *names = NULL;
+    PyObject *name, *value;
     Py_ssize_t at = 0, i = 0;
     if (count == NULL || PyDict_Size(kwargs) == 0)
-        return count;
+        return Py_XNewRef(count);
     names = PyTuple_New(PyDict_Size(kwargs));
     while (names != NULL && PyDict_Next(kwargs, &at, &name, &value))
         PyTuple_SetItem(names, i++, Py_NewRef(name));
-    key = names == NULL ? NULL : PyTuple_Pack(2, count, names);
-    Py_XDECREF(names);
-    Py_DECREF(count);
-    return key;
+    return names == NULL ? NULL : PyTuple_Pack(2, count, names);
 }
 
-/* OPENED, DONE if Python has to see to such a call first, FAILED. The form lives as long as the tuple that it is in. */
-static int read_way(PyObject *tuple, PyObject *args, PyObject *kwargs, Way *way, PyObject **form)
+/* A new reference to what a dictionary has for a key; NULL, without an error if it has nothing. */
+static PyObject *found_in(PyObject *dict, PyObject *key)
 {
-    *form = NULL;
-    if (!is_record(tuple, 6)) {
-        PyErr_SetString(PyExc_TypeError, "not what a call needs to know");
-        return FAILED;
-    }
-    long flags = PyLong_AsLong(PyTuple_GetItem(tuple, 1));
-    if (flags == -1 && PyErr_Occurred())
-        return FAILED;
-    way->flags = (int)(flags & 0xff), way->convention = (int)(flags >> 8);
-    way->forms = PyTuple_GetItem(tuple, 2), way->in_place = PyTuple_GetItem(tuple, 3) == Py_True;
-    way->finishes = PyTuple_GetItem(tuple, 4) == Py_True, way->write = PyTuple_GetItem(tuple, 5);
-    if (!PyDict_CheckExact(way->forms))
-        return DONE;
-    PyObject *key = form_key(args, kwargs);
-    *form = key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(way->forms, key));
-    Py_XDECREF(key);
-    if (*form == NULL || *form == Py_None || PyErr_Occurred())
-        return PyErr_Occurred() ? FAILED : DONE;
-    if (!is_record(*form, 7) || !is_tuple_of(PyTuple_GetItem(*form, 0), 3) ||
-        Py_TYPE(PyTuple_GetItem(*form, 5)) != latest_type || !PyDict_CheckExact(PyTuple_GetItem(*form, 6))) {
-        PyErr_SetString(PyExc_TypeError, "not a form");
-        return FAILED;
-    }
-    way->aux = PyTuple_GetItem(*form, 0), way->bound = PyTuple_GetItem(*form, 1);
-    way->key = PyTuple_GetItem(*form, 2), way->asks = PyTuple_GetItem(*form, 3);
-    way->donates = PyTuple_GetItem(*form, 4) == Py_True, way->latest = (Latest *)PyTuple_GetItem(*form, 5);
-    way->made = PyTuple_GetItem(*form, 6);
-    return OPENED;
+    return dict == NULL || key == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(dict, key));
 }
 
-static int append_item(PyObject *list, PyObject *item)
+/* The form of a call. LEFT if Python has to see to such a call first. */
+static int read_form(PyObject *way, PyObject *args, PyObject *kwargs, PyObject **form)
 {
-    return item == NULL ? -1 : PyList_Append(list, item);
+    if (!is_record(way, NUM_OF_WAY) || !PyLong_Check(PyTuple_GetItem(way, FLAGS)))
+        return refused(PyExc_TypeError, "not what a call needs to know");
+    if (!PyDict_CheckExact(PyTuple_GetItem(way, FORMS)))
+        return LEFT;
+    OWNED *key = form_key(args, kwargs);
+    *form = found_in(PyTuple_GetItem(way, FORMS), key);
+    NEED(*form);
+    if (*form == Py_None)
+        return LEFT;
+    if (!is_record(*form, NUM_OF_FORM) || !is_tuple_of(PyTuple_GetItem(*form, NAMES_OF), 3) ||
+        Py_TYPE(PyTuple_GetItem(*form, LATEST)) != latest_type || !PyDict_CheckExact(PyTuple_GetItem(*form, MADE)))
+        return refused(PyExc_TypeError, "not a form");
+    return DONE;
 }
 
 /* Arguments as a signature binds them: what comes before the positional ones, which come by keyword, and which stay so. */
-static int bind(PyObject *bound, PyObject *args, PyObject *kwargs, PyObject **own_args, PyObject **own_kwargs)
+static int bind(PyObject *bound, PyObject *args, PyObject *kwargs, PyObject *all, PyObject *own_kwargs)
 {
-    PyObject *all = PySequence_List(PyTuple_GetItem(bound, 0)), *by_keyword = PyTuple_GetItem(bound, 1);
-    PyObject *rest = PyTuple_GetItem(bound, 2);
-    int outcome = all == NULL ? -1 : 0;
-    *own_args = *own_kwargs = NULL;
-    for (Py_ssize_t i = 0; outcome == 0 && i < PyTuple_Size(args); i++)
-        outcome = PyList_Append(all, PyTuple_GetItem(args, i));
-    for (Py_ssize_t i = 0; outcome == 0 && i < PyTuple_Size(by_keyword); i++)
-        outcome = append_item(all, PyDict_GetItemWithError(kwargs, PyTuple_GetItem(by_keyword, i)));
-    *own_args = outcome < 0 ? NULL : PyList_AsTuple(all);
-    *own_kwargs = *own_args == NULL ? NULL : PyDict_New();
-    for (Py_ssize_t i = 0; *own_kwargs != NULL && i < PyTuple_Size(rest); i++) {
+    PyObject *by_keyword = PyTuple_GetItem(bound, 1), *rest = PyTuple_GetItem(bound, 2);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(args); i++)
+        TRY(PyList_Append(all, PyTuple_GetItem(args, i)));
+    for (Py_ssize_t i = 0; i < PyTuple_Size(by_keyword); i++)
+        TRY(append_new(all, found_in(kwargs, PyTuple_GetItem(by_keyword, i))));
+    for (Py_ssize_t i = 0; i < PyTuple_Size(rest); i++) {
         PyObject *name = PyTuple_GetItem(rest, i), *value = PyDict_GetItemWithError(kwargs, name);
-        if (value == NULL || PyDict_SetItem(*own_kwargs, name, value) < 0)
-            Py_CLEAR(*own_kwargs);
+        NEED(value);
+        TRY(PyDict_SetItem(own_kwargs, name, value));
     }
-    Py_XDECREF(all);
-    return *own_kwargs == NULL ? -1 : 0;
+    return DONE;
 }
 
-static PyObject *new_arguments(const Way *way, PyObject *args, PyObject *kwargs)
+static PyObject *new_arguments(PyObject *form, PyObject *args, PyObject *kwargs)
 {
-    if (way->bound == Py_None)
-        return new_parts(arguments_type, way->aux, args, kwargs);
-    PyObject *own_args, *own_kwargs, *made = NULL;
-    if (bind(way->bound, args, kwargs, &own_args, &own_kwargs) == 0)
-        made = new_parts(arguments_type, way->aux, own_args, own_kwargs);
-    Py_XDECREF(own_args);
-    Py_XDECREF(own_kwargs);
-    return made;
+    PyTypeObject *type = (PyTypeObject *)arguments_type;
+    PyObject *names = PyTuple_GetItem(form, NAMES_OF), *bound = PyTuple_GetItem(form, BOUND);
+    if (bound == Py_None)
+        return new_parts(type, names, args, kwargs);
+    OWNED *all = PySequence_List(PyTuple_GetItem(bound, 0)), *own_kwargs = all == NULL ? NULL : PyDict_New();
+    if (own_kwargs == NULL || bind(bound, args, kwargs, all, own_kwargs) != DONE)
+        return NULL;
+    OWNED *own_args = PyList_AsTuple(all);
+    return own_args == NULL ? NULL : new_parts(type, names, own_args, own_kwargs);
 }
 
-/* How the leaves of a structure are dealt in such a call; DONE without it if that is not known. */
-static int plan_of(const Way *way, PyObject *structure, PyObject *leaves, PyObject **plan)
+/* How the leaves of a structure are dealt in such a call; LEFT without it if that is not known. */
+static int plan_of(PyObject *form, PyObject *structure, PyObject *leaves, PyObject **plan)
 {
-    PyObject *plans = PyObject_GetAttr(structure, name_plans), *key = Py_NewRef(way->key);
-    *plan = NULL;
-    if (plans != NULL && way->asks != Py_None) {
-        PyObject *answers = PyObject_CallFunctionObjArgs(way->asks, leaves, NULL);
-        replace(&key, answers == NULL ? NULL : answers == Py_None ? Py_NewRef(Py_None) : PyTuple_Pack(2, key, answers));
-        Py_XDECREF(answers);
+    PyObject *asks = PyTuple_GetItem(form, ASKS);
+    OWNED *plans = PyObject_GetAttr(structure, name_plans), *key = Py_NewRef(PyTuple_GetItem(form, PLAN_KEY)), *answers = NULL;
+    NEED(plans);
+    if (asks != Py_None) {
+        answers = PyObject_CallFunctionObjArgs(asks, leaves, NULL);
+        NEED(answers);
+        if (answers == Py_None)
+            return LEFT;
+        replace(&key, PyTuple_Pack(2, key, answers));
     }
-    if (plans != NULL && key != NULL && key != Py_None)
-        *plan = Py_XNewRef(PyDict_GetItemWithError(plans, key));
-    Py_XDECREF(key);
-    Py_XDECREF(plans);
-    return *plan != NULL ? OPENED : PyErr_Occurred() ? FAILED : DONE;
-}
-
-static PyObject *chosen_items(PyObject *list, PyObject *places)
-{
-    Py_ssize_t size = PyTuple_Size(places);
-    PyObject *chosen = PyList_New(size);
-    for (Py_ssize_t i = 0; chosen != NULL && i < size; i++) {
-        PyObject *item = PyList_GetItem(list, PyLong_AsSsize_t(PyTuple_GetItem(places, i)));
-        if (item == NULL)
-            Py_CLEAR(chosen);
-        else
-            PyList_SetItem(chosen, i, Py_NewRef(item));
-    }
-    return chosen;
+    *plan = found_in(plans, key);
+    NEED(*plan);
+    return DONE;
 }
 
 /* Whether no object is in a list or a tuple twice, or no array; -1 on an error. */
 static int all_different(PyObject *items, int only_arrays)
 {
-    size_t size = 16;
-    int is_tuple = PyTuple_CheckExact(items);
-    Py_ssize_t length = is_tuple ? PyTuple_Size(items) : PyList_Size(items);
-    while (size < 2 * (size_t)length)
-        size *= 2;
-    Slot few[128], *slots = length < 0 ? NULL : size <= 128 ? memset(few, 0, size * sizeof *few) : new_slots(size);
-    if (slots == NULL) {
-        if (!PyErr_Occurred())
-            PyErr_NoMemory();
-        return -1;
-    }
-    int outcome = 1;
-    for (Py_ssize_t i = 0; i < length && outcome == 1; i++) {
-        PyObject *object = is_tuple ? PyTuple_GetItem(items, i) : PyList_GetItem(items, i);
-        if (only_arrays && Py_TYPE(object) != concrete_array)
+    Table seen = {0};
+    int are_different = 1;
+    for (Py_ssize_t i = 0; i < length_of(items) && are_different == 1; i++) {
+        PyObject *object = item_at(items, i);
+        if (only_arrays && !is_a(object, concrete_array))
             continue;
-        Slot *slot = slot_of(slots, size, object);
-        outcome = slot->object == NULL;
-        slot->object = object;
+        are_different = value_of(&seen, object) == NONE;
+        if (set_value(&seen, object, 0) < 0)
+            are_different = -1;
     }
-    if (slots != few)
-        free_slots(slots, size);
-    return outcome;
+    free_slots(seen.slots, seen.size);
+    return are_different;
 }
 
-/* What is transformed is called with: the hands by this plan, and then what is static. The first hand's deal knows the call. */
-static PyObject *dealt(const Way *way, PyObject *plan, PyObject *arguments, PyObject *leaves, PyObject *call, PyObject **first)
+/* The hand with these leaves of a call. The deal of the first one is new, and knows the call. */
+static PyObject *new_hand(const Call *c, Py_ssize_t i, PyObject *call, PyObject **first)
 {
-    PyObject *deals = PyTuple_GetItem(plan, 3), *sources = PyTuple_GetItem(plan, 4);
-    PyObject *names = PyTuple_GetItem(way->aux, 0), *static_names = PyTuple_GetItem(way->aux, 2);
-    Py_ssize_t num_hands = PyTuple_Size(deals), size = num_hands + PyTuple_Size(static_names);
-    for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++)
-        size += PyTuple_GetItem(names, i) == Py_None;
-    PyObject *given = PyTuple_New(size);
-    *first = NULL;
-    for (Py_ssize_t i = 0; given != NULL && i < num_hands; i++) {
-        PyObject *source = PyTuple_GetItem(sources, i), *deal = Py_NewRef(PyTuple_GetItem(deals, i)), *hand = NULL;
-        PyObject *own = source == Py_None ? Py_NewRef(leaves) : chosen_items(leaves, source);
-        if (i == 0 && Py_TYPE(deal) == deal_type) {
-            replace(&deal, new_parts(deal_type, parts_of(deal)[STRUCTURE_OF], parts_of(deal)[NUMBERS_OF], call));
-            *first = Py_XNewRef(deal);
-        }
-        if (own != NULL && deal != NULL)
-            hand = new_parts(hand_type, own, deal, NULL);
-        if (hand == NULL)
-            Py_CLEAR(given);
-        else
-            PyTuple_SetItem(given, i, hand);
-        Py_XDECREF(deal);
-        Py_XDECREF(own);
+    PyObject *source = PyTuple_GetItem(PyTuple_GetItem(c->plan, SOURCES), i);
+    OWNED *deal = Py_XNewRef(PyTuple_GetItem(PyTuple_GetItem(c->plan, DEALS), i));
+    OWNED *own = source == Py_None ? Py_NewRef(c->leaves) : items_at(c->leaves, source, 1);
+    if (i == 0 && is_a(deal, deal_type)) {
+        PyObject **parts = parts_of(deal);
+        replace(&deal, new_parts((PyTypeObject *)deal_type, parts[STRUCTURE_OF], parts[NUMBERS_OF], call));
+        *first = Py_XNewRef(deal);
     }
-    for (Py_ssize_t i = 0, at = num_hands; given != NULL && at < size; i++) {
-        PyObject *value = NULL;
-        if (i >= PyTuple_Size(names))
-            value = PyDict_GetItemWithError(parts_of(arguments)[KWARGS_OF], PyTuple_GetItem(static_names, i - PyTuple_Size(names)));
-        else if (PyTuple_GetItem(names, i) == Py_None)
-            value = PyTuple_GetItem(parts_of(arguments)[ARGS_OF], i);
-        else
-            continue;
-        if (value == NULL)
-            Py_CLEAR(given);
-        else
-            PyTuple_SetItem(given, at++, Py_NewRef(value));
+    return own == NULL || deal == NULL ? NULL : new_parts((PyTypeObject *)hand_type, own, deal, NULL);
+}
+
+/* What is transformed is called with: the hands by the plan, and then what is static. */
+static int deal(const Call *c, PyObject *call, PyObject *given, PyObject **first)
+{
+    PyObject *args = parts_of(c->arguments)[ARGS_OF], *kwargs = parts_of(c->arguments)[KWARGS_OF];
+    PyObject *aux = PyTuple_GetItem(c->form, NAMES_OF), *names = PyTuple_GetItem(aux, 0), *static_names = PyTuple_GetItem(aux, 2);
+    for (Py_ssize_t i = 0; i < PyTuple_Size(PyTuple_GetItem(c->plan, DEALS)); i++)
+        TRY(append_new(given, new_hand(c, i, call, first)));
+    for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++) {
+        if (PyTuple_GetItem(names, i) == Py_None)
+            TRY(append_new(given, Py_XNewRef(PyTuple_GetItem(args, i))));
     }
-    if (given == NULL)
-        Py_CLEAR(*first);
-    return given;
+    for (Py_ssize_t i = 0; i < PyTuple_Size(static_names); i++)
+        TRY(append_new(given, found_in(kwargs, PyTuple_GetItem(static_names, i))));
+    return DONE;
 }
 
 /* The leaves and the deal of a hand, borrowed. 0 if it is none. */
 static int read_hand(PyObject *hand, PyObject **leaves, PyObject ***deal)
 {
-    if (Py_TYPE(hand) != hand_type || parts_of(hand)[LEAVES_OF] == NULL || parts_of(hand)[DEAL_OF] == NULL ||
-        Py_TYPE(parts_of(hand)[DEAL_OF]) != deal_type)
+    if (!is_a(hand, hand_type) || parts_of(hand)[LEAVES_OF] == NULL || parts_of(hand)[DEAL_OF] == NULL ||
+        !is_a(parts_of(hand)[DEAL_OF], deal_type))
         return 0;
     *leaves = parts_of(hand)[LEAVES_OF], *deal = parts_of(parts_of(hand)[DEAL_OF]);
     return 1;
@@ -3643,259 +3082,216 @@ static int read_hand(PyObject *hand, PyObject **leaves, PyObject ***deal)
 /* Puts the leaves of a hand among those of the whole tree. */
 static int put_leaves(PyObject *all, PyObject *leaves, PyObject *numbers)
 {
-    PyObject *own = PySequence_Tuple(leaves);
+    OWNED *own = PySequence_Tuple(leaves);
     Py_ssize_t size = own == NULL ? -1 : PyTuple_Size(own);
-    int outcome = size >= 0 && size == PyTuple_Size(numbers) ? 0 : -1;
-    for (Py_ssize_t i = 0; outcome == 0 && i < size; i++)
-        outcome = PyList_SetItem(all, PyLong_AsSsize_t(PyTuple_GetItem(numbers, i)), Py_NewRef(PyTuple_GetItem(own, i)));
-    Py_XDECREF(own);
-    return outcome;
+    if (size < 0 || size != PyTuple_Size(numbers))
+        return FAILED;
+    for (Py_ssize_t i = 0; i < size; i++)
+        TRY(PyList_SetItem(all, PyLong_AsSsize_t(PyTuple_GetItem(numbers, i)), Py_NewRef(PyTuple_GetItem(own, i))));
+    return DONE;
 }
 
-static PyObject *list_of_none(PyObject *structure)
+/* The leaves of a result from its hands, and its structure. FAILED, also without an error, if it is none. */
+static int gather(PyObject *result, PyObject **structure, PyObject **leaves)
 {
-    PyObject *count = PyObject_GetAttr(structure, name_num_leaves);
-    PyObject *list = count == NULL ? NULL : PyList_New(PyLong_AsSsize_t(count));
-    for (Py_ssize_t i = 0; list != NULL && i < PyList_Size(list); i++)
-        PyList_SetItem(list, i, Py_NewRef(Py_None));
-    Py_XDECREF(count);
-    return list;
-}
-
-/* The leaves of a result from its hands, and its structure. NULL without an error if it is none. */
-static PyObject *gathered(PyObject *result, PyObject **structure)
-{
-    PyObject *own, **deal, *hands = NULL, *leaves = NULL;
-    *structure = NULL;
+    OWNED *hands = NULL;
+    PyObject *own, **deal;
     if (read_hand(result, &own, &deal)) {
+        *structure = Py_NewRef(deal[STRUCTURE_OF]);
         if (deal[NUMBERS_OF] == Py_None)
-            leaves = PyTuple_CheckExact(own) ? Py_NewRef(own) : PySequence_List(own);
-        *structure = leaves == NULL ? NULL : Py_NewRef(deal[STRUCTURE_OF]);
-        return leaves;
+            *leaves = PyTuple_CheckExact(own) ? Py_NewRef(own) : PySequence_List(own);
+        return *leaves == NULL ? FAILED : DONE;
     }
-    if (Py_TYPE(result) == hands_type && (hands = get_slot(hands_parts, result, NULL)) != NULL)
+    if (is_a(result, hands_type) && (hands = get_slot(hands_parts, result, NULL)) != NULL)
         replace(&hands, PySequence_Tuple(hands));
-    int outcome = hands == NULL ? -1 : 0;
-    for (Py_ssize_t i = 0; outcome == 0 && i < PyTuple_Size(hands); i++) {
-        outcome = read_hand(PyTuple_GetItem(hands, i), &own, &deal) && deal[NUMBERS_OF] != Py_None ? 0 : -1;
-        if (outcome == 0 && i == 0) {
+    for (Py_ssize_t i = 0; hands != NULL && i < PyTuple_Size(hands); i++) {
+        if (!read_hand(PyTuple_GetItem(hands, i), &own, &deal) || deal[NUMBERS_OF] == Py_None)
+            return FAILED;
+        if (i == 0) {
             *structure = Py_NewRef(deal[STRUCTURE_OF]);
-            leaves = list_of_none(*structure);
+            OWNED *count = PyObject_GetAttr(*structure, name_num_leaves), *nothing = Py_BuildValue("[O]", Py_None);
+            *leaves = count == NULL || nothing == NULL ? NULL : PySequence_Repeat(nothing, PyLong_AsSsize_t(count));
         }
-        if (outcome == 0)
-            outcome = leaves == NULL ? -1 : put_leaves(leaves, own, deal[NUMBERS_OF]);
+        NEED(*leaves);
+        TRY(put_leaves(*leaves, own, deal[NUMBERS_OF]));
     }
-    if (outcome < 0) {
-        Py_CLEAR(leaves);
-        Py_CLEAR(*structure);
-    }
-    Py_XDECREF(hands);
-    return leaves;
+    return *leaves == NULL ? FAILED : DONE;
+}
+
+/* Whether an array of JAX's is committed to a device; -1 on an error. */
+static int is_committed(PyObject *array)
+{
+    OWNED *committed = PyObject_GetAttr(array, name_committed);
+    return committed == NULL ? -1 : committed == Py_True;
 }
 
 /* Whether what is passed through is what vanilla would return: arrays of JAX's, and no difference in commitment. A list says
    which leaves these are. -1 on an error, 0 also where only Python can tell. */
 static int passes_through(PyObject *structure, PyObject *given, PyObject *leaves)
 {
-    PyObject *plans = PyObject_GetAttr(structure, name_plans);
-    PyObject *places = plans == NULL ? NULL : Py_XNewRef(PyDict_GetItemWithError(plans, given));
-    Py_XDECREF(plans);
+    OWNED *plans = PyObject_GetAttr(structure, name_plans), *places = found_in(plans, given);
+    int are_committed = 1;
     if (places == NULL)
         return PyErr_Occurred() ? -1 : 0;
-    int outcome = 1, is_any_committed = 0, are_committed = 1;
-    for (Py_ssize_t i = 0; outcome == 1 && i < PyTuple_Size(places); i++) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(places); i++) {
         PyObject *leaf = PyList_GetItem(leaves, PyLong_AsSsize_t(PyTuple_GetItem(places, i)));
-        PyObject *committed = NULL;
-        if (leaf == NULL || Py_TYPE(leaf) != concrete_array)
-            outcome = leaf == NULL ? -1 : 0;
-        else
-            committed = PyObject_GetAttr(leaf, name_committed);
-        if (outcome == 1 && committed == NULL)
-            outcome = -1;
-        are_committed &= committed == Py_True;
-        Py_XDECREF(committed);
+        if (leaf == NULL || !is_a(leaf, concrete_array))
+            return leaf == NULL ? -1 : 0;
+        int committed = is_committed(leaf);
+        if (committed < 0)
+            return -1;
+        are_committed &= committed;
     }
-    Py_DECREF(places);
-    for (Py_ssize_t i = 0; outcome == 1 && !are_committed && i < PyList_Size(leaves); i++) {
+    for (Py_ssize_t i = 0; !are_committed && i < PyList_Size(leaves); i++) {
         PyObject *leaf = PyList_GetItem(leaves, i);
         Kind *kind = kind_of(Py_TYPE(leaf));
-        if (Py_TYPE(leaf) != concrete_array) {
-            outcome = kind != NULL && (kind->shape == NUMBER || kind->shape == NUMPY_ARRAY || kind->shape == NUMPY_NUMBER);
-            continue;
-        }
-        PyObject *committed = PyObject_GetAttr(leaf, name_committed);
-        is_any_committed |= committed == Py_True;
-        if (committed == NULL || is_any_committed)
-            outcome = committed == NULL ? -1 : 0;
-        Py_XDECREF(committed);
+        int is_array = is_a(leaf, concrete_array), committed = is_array ? is_committed(leaf) : 0;
+        int is_number = kind != NULL && (kind->shape == NUMBER || kind->shape == NUMPY_ARRAY || kind->shape == NUMPY_NUMBER);
+        if (committed || !(is_array || is_number))
+            return committed < 0 ? -1 : 0;
     }
-    return outcome;
+    return 1;
 }
 
-/* What a call returns, built of its hands and written where that is in place. `deferred` where Python has to. */
-static PyObject *finished(const Way *way, Tags *tags, PyObject *own, PyObject *own_leaves, PyObject *result)
+/* Whether C can finish a call with such a result; -1 on an error. */
+static int is_simple(const Call *c, const Program *program, PyObject *leaves)
 {
-    PyObject *structure, *leaves = gathered(result, &structure), *made = NULL, *table = NULL, *pending = NULL;
-    PyObject *program = structure == NULL ? NULL : program_of(structure);
-    Program *known = (Program *)program;
-    if (program == NULL)
-        goto done;
-    int is_simple = known->is_noted || (known->updates && !way->in_place) ? 0 : all_different(leaves, 0);
-    if (is_simple == 1 && known->given != NULL && !way->in_place)
-        is_simple = passes_through(own, known->given, own_leaves);
-    if (is_simple == 1) {
-        table = PyList_New(0), pending = table == NULL ? NULL : PyList_New(0);
-        if (pending != NULL && build_onto(table, program, leaves, tags->objects, pending) == 0)
-            made = Py_XNewRef(PyList_GetItem(table, known->root));
-        if (made != NULL && way->in_place) {
-            /* Whatever C cannot write, Python writes. */
-            int outcome = write_back(pending);
-            PyObject *written = outcome == 0 ? PyObject_CallFunctionObjArgs(way->write, pending, NULL) : NULL;
-            if (outcome < 0 || (outcome == 0 && written == NULL))
-                Py_CLEAR(made);
-            else
-                replace(&made, Py_XNewRef(PyTuple_GetItem(made, PyTuple_Size(made) - 1)));
-            Py_XDECREF(written);
-        }
-    }
-    if (is_simple == 0)
-        made = Py_NewRef(deferred);
-done:
-    if (made == NULL && !PyErr_Occurred())
-        made = Py_NewRef(deferred);
-    Py_XDECREF(pending);
-    Py_XDECREF(table);
-    Py_XDECREF(program);
-    Py_XDECREF(structure);
-    Py_XDECREF(leaves);
-    return made;
+    int in_place = is_set(c->way, IN_PLACE);
+    if (program->is_noted || (program->updates && !in_place))
+        return 0;
+    int are_different = all_different(leaves, 0);
+    if (are_different != 1 || program->given == NULL || in_place)
+        return are_different;
+    return passes_through(c->structure, program->given, c->leaves);
+}
+
+/* What a call returns, built of its hands and written where that is in place. `deferred` where Python has to; NULL without an
+   error likewise. */
+static PyObject *finished(const Call *c, PyObject *result)
+{
+    OWNED *structure = NULL, *leaves = NULL, *program = NULL, *table = NULL, *pending = NULL, *made = NULL;
+    if (gather(result, &structure, &leaves) != DONE || (program = program_of(structure)) == NULL)
+        return NULL;
+    int simple = is_simple(c, (Program *)program, leaves);
+    if (simple != 1)
+        return simple < 0 ? NULL : Py_NewRef(deferred);
+    table = PyList_New(0), pending = PyList_New(0);
+    if (table == NULL || pending == NULL || build_onto(table, program, leaves, c->tags->objects, pending) != DONE)
+        return NULL;
+    made = Py_XNewRef(PyList_GetItem(table, ((Program *)program)->root));
+    if (made == NULL || !is_set(c->way, IN_PLACE))
+        return Py_XNewRef(made);
+    /* Whatever C cannot write, Python writes. */
+    int outcome = write_back(pending);
+    OWNED *written = outcome == LEFT ? PyObject_CallFunctionObjArgs(PyTuple_GetItem(c->way, WRITE), pending, NULL) : NULL;
+    if (outcome != DONE && written == NULL)
+        return NULL;
+    return Py_XNewRef(PyTuple_GetItem(made, PyTuple_Size(made) - 1));
 }
 
 /* Calls what is transformed, and finishes what it returns. */
-static PyObject *call_dealt(const Way *way, Tags *tags, PyObject *arguments, PyObject *structure, PyObject *leaves, PyObject *plan,
-                            PyObject *transformed)
+static PyObject *call_dealt(const Call *c, PyObject *transformed)
 {
-    PyObject *first = NULL, *made = NULL, *result = NULL, *trace = PyObject_GetAttr(trace_holder, name_trace);
-    PyObject *call = trace == NULL ? NULL : PyTuple_Pack(5, arguments, plan, leaves, tags->objects, trace);
-    PyObject *given = call == NULL ? NULL : dealt(way, plan, arguments, leaves, call, &first);
-    if (given != NULL)
-        result = PyObject_Call(transformed, given, NULL);
+    OWNED *trace = PyObject_GetAttr(trace_holder, name_trace), *first = NULL, *result = NULL;
+    OWNED *call = trace == NULL ? NULL : PyTuple_Pack(5, c->arguments, c->plan, c->leaves, c->tags->objects, trace);
+    OWNED *given = call == NULL ? NULL : PyList_New(0);
+    PyObject *made = NULL, *type, *value, *traceback;
+    if (given != NULL && deal(c, call, given, &first) == DONE) {
+        OWNED *all = PyList_AsTuple(given);
+        result = all == NULL ? NULL : PyObject_Call(transformed, all, NULL);
+    }
     if (result != NULL)
-        made = way->finishes ? finished(way, tags, structure, leaves, result) : Py_NewRef(deferred);
-    if (made == deferred) {
+        made = is_set(c->way, FINISHES) ? finished(c, result) : Py_NewRef(deferred);
+    if (made == deferred || (made == NULL && result != NULL && !PyErr_Occurred())) {
         /* The trace may have made something of the call. */
-        PyObject *now = first == NULL ? Py_NewRef(call) : Py_NewRef(parts_of(first)[CALL_OF]);
-        PyObject *both = PyTuple_Pack(2, result, now);
+        OWNED *now = Py_XNewRef(first == NULL ? call : parts_of(first)[CALL_OF]), *both = PyTuple_Pack(2, result, now);
         replace(&made, both == NULL ? NULL : PyObject_CallFunctionObjArgs((PyObject *)deferred_type, both, NULL));
-        Py_XDECREF(both);
-        Py_DECREF(now);
     }
     if (first != NULL) { /* what JAX keeps of the hands must keep none of the arguments alive */
-        PyObject *type, *value, *traceback;
         PyErr_Fetch(&type, &value, &traceback);
-        replace(&parts_of(first)[CALL_OF], Py_NewRef(Py_None));
+        replace(&parts_of(first)[CALL_OF], none());
         PyErr_Restore(type, value, traceback);
     }
-    Py_XDECREF(first);
-    Py_XDECREF(given);
-    Py_XDECREF(call);
-    Py_XDECREF(trace);
-    Py_XDECREF(result);
     return made;
+}
+
+/* Walks over the arguments, and finds how they are dealt and what is called. LEFT if Python has to do the call. */
+static int read_call(Call *c, Walk *w, int convention, PyObject **structure, PyObject **plan, PyObject **transformed)
+{
+    TRY(walk_tree(w, c->arguments, convention, entries, PyTuple_GetItem(c->form, LATEST), structure));
+    TRY(plan_of(c->form, *structure, w->leaves, plan));
+    if (!is_record(*plan, NUM_OF_PLAN) || PyTuple_GetItem(*plan, ORIGINS) != Py_None ||
+        PyObject_Size(PyTuple_GetItem(*plan, CUTS)) != 0)
+        return LEFT; /* ties were cut */
+    c->structure = *structure, c->leaves = w->leaves, c->plan = *plan;
+    *transformed = found_in(PyTuple_GetItem(c->form, MADE), PyTuple_GetItem(*plan, LABELS));
+    NEED(*transformed);
+    int is_separate = is_set(c->form, DONATES) ? all_different(w->leaves, 1) : 1;
+    return is_separate < 0 ? FAILED : is_separate ? DONE : LEFT;
 }
 
 /* What a wrapper returns; `deferred` if Python has to do the call, of which nothing was called then; or, if it has to finish it,
    a `Deferred` of the result and the call. */
-static PyObject *call_by(PyObject *known, PyObject *args, PyObject *kwargs)
+static PyObject *call_by(PyObject *way, PyObject *args, PyObject *kwargs)
 {
-    PyObject *form, *plan = NULL, *structure = NULL, *transformed = NULL, *made = NULL;
-    Way way;
-    int outcome = read_way(known, args, kwargs, &way, &form);
-    if (outcome != OPENED) {
-        Py_XDECREF(form);
-        return outcome == DONE ? Py_NewRef(deferred) : NULL;
-    }
-    Tags *tags = (Tags *)tags_new(tags_type, NULL, NULL);
-    PyObject *arguments = tags == NULL ? NULL : new_arguments(&way, args, kwargs);
-    if (arguments == NULL) {
-        Py_XDECREF((PyObject *)tags);
-        Py_DECREF(form);
+    OWNED *form = NULL, *tags = NULL, *arguments = NULL, *structure = NULL, *plan = NULL, *transformed = NULL;
+    PyObject *made = NULL;
+    int outcome = read_form(way, args, kwargs, &form);
+    if (outcome != DONE)
+        return outcome == LEFT ? Py_NewRef(deferred) : NULL;
+    tags = tags_new(tags_type, NULL, NULL);
+    arguments = tags == NULL ? NULL : new_arguments(form, args, kwargs);
+    long flags = PyLong_AsLong(PyTuple_GetItem(way, FLAGS));
+    if (arguments == NULL || PyErr_Occurred())
         return NULL;
-    }
-    Walk w = new_walk(tags, way.flags);
-    outcome = walk_tree(&w, arguments, way.convention, entries, way.latest, &structure);
-    if (outcome == OPENED)
-        outcome = plan_of(&way, structure, w.leaves, &plan);
-    if (outcome == OPENED && (!is_record(plan, 6) || PyTuple_GetItem(plan, 1) != Py_None ||
-                              PyObject_Size(PyTuple_GetItem(plan, 5)) != 0))
-        outcome = DONE; /* ties were cut */
-    if (outcome == OPENED) {
-        transformed = Py_XNewRef(PyDict_GetItemWithError(way.made, PyTuple_GetItem(plan, 2)));
-        outcome = transformed != NULL ? OPENED : PyErr_Occurred() ? FAILED : DONE;
-    }
-    if (outcome == OPENED && way.donates) {
-        int is_separate = all_different(w.leaves, 1);
-        outcome = is_separate < 0 ? FAILED : is_separate ? OPENED : DONE;
-    }
-    if (outcome == OPENED)
-        made = call_dealt(&way, tags, arguments, structure, w.leaves, plan, transformed);
-    else if (outcome == DONE)
-        made = Py_NewRef(deferred);
+    Call c = {.way = way, .form = form, .tags = (Tags *)tags, .arguments = arguments};
+    Walk w = new_walk(c.tags, flags & 0xff);
+    outcome = read_call(&c, &w, (int)(flags >> 8), &structure, &plan, &transformed);
+    if (outcome != FAILED)
+        made = outcome == LEFT ? Py_NewRef(deferred) : call_dealt(&c, transformed);
     end_walk(&w);
-    Py_XDECREF(transformed);
-    Py_XDECREF(plan);
-    Py_XDECREF(structure);
-    Py_DECREF(arguments);
-    Py_DECREF(tags);
-    Py_DECREF(form);
     return made;
 }
 
-static PyObject *native_call(PyObject *module, PyObject *const *given, Py_ssize_t count)
+static PyObject *native_call(PyObject *Py_UNUSED(module), PyObject *const *given, Py_ssize_t count)
 {
-    (void)module;
-    if (count != 3 || !PyTuple_CheckExact(given[1]) || !PyDict_CheckExact(given[2]) || arguments_type == NULL) {
-        PyErr_SetString(PyExc_TypeError, "not a call");
-        return NULL;
-    }
+    if (count != 3 || !PyTuple_CheckExact(given[1]) || !PyDict_CheckExact(given[2]) || arguments_type == NULL)
+        return refuse(PyExc_TypeError, "not a call");
     return call_by(given[0], given[1], given[2]);
 }
 
-static PyObject *native_count_contexts(PyObject *module, PyObject *change)
+static Py_ssize_t num_contexts; /* that are entered, in all threads */
+
+static PyObject *native_count_contexts(PyObject *Py_UNUSED(module), PyObject *change)
 {
-    (void)module;
     Py_ssize_t more = PyLong_AsSsize_t(change);
     if (more == -1 && PyErr_Occurred())
         return NULL;
     num_contexts += more;
-    return Py_NewRef(Py_None);
+    return none();
 }
 
 /* The policy of a call, and how its wrapper is called under that; NULL if that is not known yet. Both are new references. */
 static int read_caller(PyObject *self, PyObject **policy, PyObject **known)
 {
-    PyObject *given = Py_XNewRef(parts_of(self)[POLICY_OF]);
-    *known = NULL;
+    OWNED *given = Py_XNewRef(parts_of(self)[POLICY_OF]);
     if (given == Py_None && num_contexts == 0)
         replace(&given, Py_NewRef(default_policy));
-    *policy = given != NULL && Py_TYPE(given) == policy_type ? Py_NewRef(given)
-                                                             : PyObject_CallFunctionObjArgs(current_policy, given, NULL);
-    Py_XDECREF(given);
+    *policy = given != NULL && is_a(given, policy_type) ? Py_NewRef(given)
+                                                        : PyObject_CallFunctionObjArgs(current_policy, given, NULL);
     PyObject *way = parts_of(self)[WAY_OF]; /* after the call into Python, which may set another one */
-    if (way != NULL && is_record(way, 6) && PyTuple_GetItem(way, 0) == *policy)
+    if (way != NULL && is_record(way, NUM_OF_WAY) && PyTuple_GetItem(way, OWN_POLICY) == *policy)
         *known = Py_NewRef(way);
-    return *policy == NULL ? -1 : 0;
+    return *policy == NULL ? FAILED : DONE;
 }
 
 /* A wrapper is called. What C leaves to Python, and each error, its own method goes on with. */
 static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    PyObject *policy, *known, *made, *error = NULL, *own = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
-    if (own == NULL || read_caller(self, &policy, &known) < 0) {
-        Py_XDECREF(own);
+    OWNED *policy = NULL, *known = NULL, *error = NULL, *own = kwargs == NULL ? PyDict_New() : Py_NewRef(kwargs);
+    if (own == NULL || read_caller(self, &policy, &known) != DONE)
         return NULL;
-    }
-    made = known == NULL ? Py_NewRef(deferred) : call_by(known, args, own);
+    PyObject *made = known == NULL ? Py_NewRef(deferred) : call_by(known, args, own);
     if (made == NULL) {
         PyObject *type, *traceback;
         PyErr_Fetch(&type, &error, &traceback);
@@ -3909,121 +3305,112 @@ static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
         PyObject *left = made == NULL ? error : made;
         replace(&made, PyObject_CallMethodObjArgs(self, name_go_on, left, policy, args, own, NULL));
     }
-    Py_XDECREF(error);
-    Py_XDECREF(known);
-    Py_DECREF(policy);
-    Py_DECREF(own);
     return made;
 }
 
-static PyGetSetDef caller_getset[] = {
-    {"policy", parts_get, parts_set, "What counts as sharing, as it was given.", (void *)POLICY_OF},
-    {"way", parts_get, parts_set, "How it is called under a policy.", (void *)WAY_OF},
-    {NULL, NULL, NULL, NULL, NULL},
+static PyMemberDef caller_members[] = {
+    PART("policy", POLICY_OF, "What counts as sharing, as it was given."),
+    PART("way", WAY_OF, "How it is called under a policy."),
+    {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot caller_slots[] = {
-    {Py_tp_new, parts_new}, PARTS, {Py_tp_call, caller_call}, {Py_tp_getset, caller_getset},
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_call, caller_call}, {Py_tp_members, caller_members},
     {Py_tp_doc, "A function under a transform. Its `go_on` has (what is left, policy, args, kwargs)."}, {0, NULL},
 };
-static PyType_Spec caller_spec = PARTS_SPEC("Caller", caller_slots);
 
 /* --- the module ------------------------------------------------------------------------------------------------- */
 
-static PyObject *native_learn(PyObject *module, PyObject *described)
+/* Takes over what Python says, for ever, each as its letter says: a Type, a Slot, a Dictionary, a tUple, an interned Name, or
+   any Object. All or nothing, and only once: a second import of the package has other classes of the same names. */
+static PyObject *take_over(PyObject *args, const char *letters, PyObject **const places[])
 {
-    (void)module;
-    if (new_kind(described) == NULL)
-        return NULL;
-    return Py_NewRef(Py_None);
+    Py_ssize_t size = (Py_ssize_t)strlen(letters);
+    if (PyTuple_Size(args) != size)
+        return refuse(PyExc_TypeError, "another number of arguments");
+    for (Py_ssize_t i = 0; i < size; i++) {
+        PyObject *each = PyTuple_GetItem(args, i);
+        char letter = letters[i];
+        int is_right = letter == 'T'   ? PyType_Check(each)
+                       : letter == 'S' ? Py_TYPE(each) == &PyMemberDescr_Type
+                       : letter == 'D' ? PyDict_Check(each)
+                       : letter == 'U' ? PyTuple_Check(each)
+                       : letter == 'N' ? PyUnicode_Check(each)
+                                       : 1;
+        if (!is_right)
+            return refuse(PyExc_TypeError, "an argument of another type");
+    }
+    if (*places[0] != NULL)
+        return Py_NewRef(Py_False);
+    for (Py_ssize_t i = 0; i < size; i++)
+        *places[i] = Py_NewRef(PyTuple_GetItem(args, i));
+    return Py_NewRef(Py_True);
+}
+
+static PyObject *native_start(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    static PyObject **const places[] = {&entries,   &meet,      &describe, &settle,    &missing_type, &leaf_op,
+                                        &node_op,   &static_op, &given_op, &update_op, &dtypes,       &registry};
+    PyObject *started = meet != NULL ? Py_NewRef(Py_False) : take_over(args, "DOOOOOTTTTUO", places);
+    if (registry != NULL && !PyDict_Check(registry))
+        replace(&registry, NULL);
+    return started;
+}
+
+static PyObject *native_learn_nnx(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    static PyObject **const places[] = {&layout_of,     &mapping_type, &trace_type,   &current_trace, &name_nodes,
+                                        &name_mapping,  &raw_value,    &variable_trace, &metadata_of, &initializing,
+                                        &is_setup,      &state_trace,  &jax_trace};
+    return take_over(args, "OTTONNSSSSSSS", places);
+}
+
+static PyObject *native_learn_modules(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    static PyObject **const places[] = {&attribute_kinds_type, &kinds_of_attributes, &names_in_kinds, &statics_in_kinds};
+    return take_over(args, "TSSS", places);
+}
+
+static PyObject *native_learn_calls(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    static PyObject **const places[] = {&concrete_array, &hand_type,  &deal_type,   &arguments_type, &hands_type,    &hands_parts,
+                                        &trace_holder,   &name_trace, &policy_type, &default_policy, &current_policy};
+    PyTypeObject *const bases[] = {hand_base, deal_base, arguments_base};
+    for (Py_ssize_t i = 0; i < 3; i++) {
+        PyObject *type = PyTuple_GetItem(args, i + 1);
+        if (type == NULL || !PyType_Check(type) || !PyType_IsSubtype((PyTypeObject *)type, bases[i]))
+            return refuse(PyExc_TypeError, "not the classes that calls are made of");
+    }
+    return take_over(args, "TTTTTSONTOO", places);
+}
+
+static PyObject *native_learn(PyObject *Py_UNUSED(module), PyObject *described)
+{
+    return new_kind(described) == NULL ? NULL : none();
 }
 
 /* Leaves a class that was read field by field to its registered functions. */
-static PyObject *native_unlearn(PyObject *module, PyObject *cls)
+static PyObject *native_unlearn(PyObject *Py_UNUSED(module), PyObject *cls)
 {
-    (void)module;
     Kind *kind = kind_of((PyTypeObject *)cls);
     if (kind != NULL && kind->shape >= DATACLASS)
         kind->shape = OTHER;
-    return Py_NewRef(Py_None);
-}
-
-/* Takes over what Python says of NNX, once. */
-static PyObject *native_learn_nnx(PyObject *module, PyObject *args)
-{
-    PyObject *found[13], **slots[] = {&raw_value,    &variable_trace, &metadata_of, &initializing,
-                                      &is_setup, &state_trace,    &jax_trace};
-    (void)module;
-    if (!PyArg_ParseTuple(args, "OO!O!OUUO!O!O!O!O!O!O!", &found[0], &PyType_Type, &found[1], &PyType_Type, &found[2],
-                          &found[3], &found[4], &found[5], &PyMemberDescr_Type, &found[6], &PyMemberDescr_Type, &found[7],
-                          &PyMemberDescr_Type, &found[8], &PyMemberDescr_Type, &found[9], &PyMemberDescr_Type, &found[10],
-                          &PyMemberDescr_Type, &found[11], &PyMemberDescr_Type, &found[12]))
-        return NULL;
-    if (layout_of == NULL) {
-        for (int i = 0; i < 13; i++)
-            Py_INCREF(found[i]);
-        layout_of = found[0], mapping_type = (PyTypeObject *)found[1], trace_type = (PyTypeObject *)found[2];
-        current_trace = found[3], name_nodes = found[4], name_mapping = found[5];
-        for (int i = 0; i < 7; i++)
-            *slots[i] = found[6 + i];
-    }
-    return Py_NewRef(Py_None);
-}
-
-/* Takes over what Python says of `sharedtree.Module`s. For ever, as what `start` takes over. */
-static PyObject *native_learn_modules(PyObject *module, PyObject *args)
-{
-    PyObject *type, *slot, *names, *statics;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!", &PyType_Type, &type, &PyMemberDescr_Type, &slot, &PyMemberDescr_Type, &names,
-                          &PyMemberDescr_Type, &statics))
-        return NULL;
-    attribute_kinds_type = (PyTypeObject *)Py_NewRef(type);
-    kinds_of_attributes = Py_NewRef(slot), names_in_kinds = Py_NewRef(names), statics_in_kinds = Py_NewRef(statics);
-    return Py_NewRef(Py_None);
+    return none();
 }
 
 /* A class was registered as a node's, but not with JAX. */
-static PyObject *native_look_again(PyObject *module, PyObject *unused)
+static PyObject *native_look_again(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
     epoch_of_nodes++;
-    return Py_NewRef(Py_None);
+    return none();
 }
 
-static PyObject *native_drop_spares(PyObject *module, PyObject *unused)
+static PyObject *native_drop_spares(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module, (void)unused;
-    Walk w = spare;
-    Slot *slots = spare_slots;
-    spare = (Walk){0};
-    spare_slots = NULL;
+    Walk w = new_walk(NULL, 0);
     free_memory(&w);
-    PyMem_Free(slots);
-    return Py_NewRef(Py_None);
-}
-
-/* Takes over what Python says. Only once: a second import of the package has other classes of the same names. */
-static PyObject *native_start(PyObject *module, PyObject *args)
-{
-    PyObject *marker, *of_jax, *ops[4];
-    (void)module;
-    if (meet != NULL)
-        return Py_NewRef(Py_False);
-    if (!PyArg_ParseTuple(args, "O!OOOOOO!O!O!O!O!O", &PyDict_Type, &entries, &meet, &describe, &settle, &marker, &leaf_op,
-                          &PyType_Type, &ops[0], &PyType_Type, &ops[1], &PyType_Type, &ops[2], &PyType_Type, &ops[3],
-                          &PyTuple_Type, &dtypes, &of_jax)) {
-        meet = NULL;
-        return NULL;
-    }
-    registry = PyDict_Check(of_jax) ? Py_NewRef(of_jax) : NULL;
-    Py_INCREF(dtypes);
-    missing_type = marker == Py_None ? NULL : (PyTypeObject *)marker;
-    node_op = (PyTypeObject *)ops[0], static_op = (PyTypeObject *)ops[1];
-    given_op = (PyTypeObject *)ops[2], update_op = (PyTypeObject *)ops[3];
-    Py_INCREF(entries), Py_INCREF(meet), Py_INCREF(describe), Py_INCREF(settle), Py_INCREF(marker), Py_INCREF(leaf_op);
-    for (int i = 0; i < 4; i++)
-        Py_INCREF(ops[i]);
-    return Py_NewRef(Py_True);
+    PyMem_Free(spare_slots);
+    spare_slots = NULL;
+    return none();
 }
 
 static PyMethodDef methods[] = {
@@ -4056,71 +3443,64 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native", "The walk and the way back, in C.", -1,
                                         methods, NULL, NULL, NULL, NULL};
 
-static const struct {
-    const char *name;
-    int value;
-} constants[] = {
-    {"JAX", JAX}, {"EQUINOX", EQUINOX}, {"ANY", ANY}, {"INHERITED", INHERITED}, {"IN_VARIABLE", IN_VARIABLE},
-    {"OUTSIDE", OUTSIDE}, {"NUMBER", NUMBER}, {"STATIC", STATIC}, {"NUMPY_ARRAY", NUMPY_ARRAY},
-    {"NUMPY_NUMBER", NUMPY_NUMBER}, {"JAX_ARRAY", JAX_ARRAY}, {"NOTHING", NOTHING}, {"TUPLE", TUPLE}, {"LIST", LIST},
-    {"DICT", DICT}, {"ORDERED_DICT", ORDERED_DICT}, {"DEFAULT_DICT", DEFAULT_DICT}, {"DEQUE", DEQUE},
-    {"NAMEDTUPLE", NAMEDTUPLE}, {"ARGUMENTS", ARGUMENTS}, {"FIELDS", FIELDS}, {"DATACLASS", DATACLASS}, {"SLOTS", SLOTS},
-    {"NNX_OBJECT", NNX_OBJECT}, {"NNX_VARIABLE", NNX_VARIABLE}, {"NNX_STATE", NNX_STATE}, {"MODULE", MODULE},
-    {"OTHER", OTHER},
+#define OBJECT (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC)
+#define INNER (OBJECT | Py_TPFLAGS_DISALLOW_INSTANTIATION)
+#define BASE (OBJECT | Py_TPFLAGS_BASETYPE)
+
+static struct {
+    PyTypeObject **type;
+    const char *name; /* as which the module has it, if it does */
+    PyType_Spec spec;
+} types[] = {
+    {&tags_type, "Tags", {"sharedtree._native.Tags", sizeof(Tags), 0, OBJECT, tags_slots}},
+    {&latest_type, "Latest", {"sharedtree._native.Latest", sizeof(Parts), 0, OBJECT, latest_slots}},
+    {&held_type, NULL, {"sharedtree._native.Held", sizeof(Parts), 0, INNER, held_slots}},
+    {&program_type, NULL, {"sharedtree._native.Program", sizeof(Program), 0, INNER, program_slots}},
+    {&deal_base, "Deal", {"sharedtree._native.Deal", sizeof(Parts), 0, BASE, deal_slots}},
+    {&hand_base, "Hand", {"sharedtree._native.Hand", sizeof(Parts), 0, BASE, hand_slots}},
+    {&arguments_base, "Arguments", {"sharedtree._native.Arguments", sizeof(Parts), 0, BASE, arguments_slots}},
+    {&caller_base, "Caller", {"sharedtree._native.Caller", sizeof(Parts), 0, BASE, caller_slots}},
 };
 
-PyMODINIT_FUNC PyInit__native(void)
+static int set_up(PyObject *module)
 {
-    PyObject *module = PyModule_Create(&definition);
-    if (module == NULL)
-        return NULL;
-    static const struct {
-        PyObject **name;
-        const char *text;
-    } names[] = {
-        {&name_aux, "aux"}, {&name_type, "type"}, {&name_value, "_value"}, {&name_is_mutable, "_is_mutable"},
-        {&name_thaw, "thaw"}, {&name_unflatten, "unflatten"}, {&name_records, "records"}, {&name_root, "root"},
-        {&name_given, "given"}, {&name_program, "program"}, {&name_is_noted, "is_noted"}, {&name_plans, "plans"},
-        {&name_num_leaves, "num_leaves"}, {&name_dtype, "dtype"}, {&name_committed, "committed"},
-        {&name_maxlen, "maxlen"}, {&name_factory, "default_factory"},
-        {&name_go_on, "go_on"},
-    };
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)
-            goto failed;
-    }
-    static const struct {
-        PyTypeObject **type;
-        PyType_Spec *spec;
-        const char *name; /* as which the module has it, if it does */
-    } types[] = {{&tags_type, &tags_spec, "Tags"}, {&deal_base, &deal_spec, "Deal"}, {&hand_base, &hand_spec, "Hand"},
-                 {&arguments_base, &arguments_spec, "Arguments"}, {&caller_base, &caller_spec, "Caller"}, {&held_type, &held_spec, NULL},
-                 {&program_type, &program_spec, NULL}, {&latest_type, &latest_spec, "Latest"}};
+#define INTERNED(name)                                         \
+    if ((name_##name = PyUnicode_InternFromString(#name)) == NULL) \
+        return FAILED;
+    NAMES(INTERNED)
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        PyObject *type = PyType_FromSpec(types[i].spec);
+        PyObject *type = PyType_FromSpec(&types[i].spec);
         *types[i].type = (PyTypeObject *)type;
-        if (type == NULL || (types[i].name != NULL && PyModule_AddObjectRef(module, types[i].name, type) < 0))
-            goto failed;
+        NEED(type);
+        if (types[i].name != NULL)
+            TRY(PyModule_AddObjectRef(module, types[i].name, type));
     }
     references = PyDict_New();
+    epoch_of_keys = PyList_New(0);
     empty_tuple = PyTuple_New(0);
-    PyObject *bases = empty_tuple == NULL ? NULL : PyTuple_Pack(1, &PyTuple_Type);
+    OWNED *bases = empty_tuple == NULL ? NULL : PyTuple_Pack(1, &PyTuple_Type);
     deferred_type = bases == NULL ? NULL : (PyTypeObject *)PyType_FromSpecWithBases(&deferred_spec, bases);
-    Py_XDECREF(bases);
     deferred = deferred_type == NULL ? NULL : PyObject_CallNoArgs((PyObject *)deferred_type);
     new_object = (newfunc)PyType_GetSlot(&PyBaseObject_Type, Py_tp_new);
     get_slot = (descrgetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_get);
     set_slot = (descrsetfunc)PyType_GetSlot(&PyMemberDescr_Type, Py_tp_descr_set);
-    if (references == NULL || empty_tuple == NULL || deferred == NULL ||
-        PyModule_AddObjectRef(module, "Deferred", (PyObject *)deferred_type) < 0 ||
-        PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM) < 0)
-        goto failed;
-    for (size_t i = 0; i < sizeof constants / sizeof *constants; i++) {
-        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)
-            goto failed;
-    }
+    NEED(references);
+    NEED(epoch_of_keys);
+    NEED(deferred);
+    TRY(PyModule_AddObjectRef(module, "Deferred", (PyObject *)deferred_type));
+    TRY(PyModule_AddStringConstant(module, "built_from", SHAREDTREE_BUILT_FROM));
+    static const char *const conventions[] = {"JAX", "EQUINOX", "ANY", "INHERITED", "IN_VARIABLE", "OUTSIDE"};
+    for (int i = JAX; i <= OUTSIDE; i++)
+        TRY(PyModule_AddIntConstant(module, conventions[i], i));
+    for (int i = 0; i < NUM_SHAPES; i++)
+        TRY(PyModule_AddIntConstant(module, SHAPES[i].name, i));
+    return DONE;
+}
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && set_up(module) != DONE)
+        replace(&module, NULL);
     return module;
-failed:
-    Py_DECREF(module);
-    return NULL;
 }

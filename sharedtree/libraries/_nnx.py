@@ -284,7 +284,14 @@ def _are_same(items: list[tuple[str, Any]], others: list[tuple[str, Any]]) -> bo
 def native_layout_of(cls: Any) -> NativeLayout | None:
     """How the native walk reads a class, and what it takes for granted of it."""
     facts = facts_of(cls)
-    return None if facts is None else NativeLayout(f"NNX_{facts.role.upper()}", facts=facts)
+    if facts is None:
+        return None
+    layout = NativeLayout(f"NNX_{facts.role.upper()}", facts=facts)
+    if facts.role != "state":
+        return layout
+    # Its flags, both static, by the descriptors of their slots; the trace, which comes last, takes no part.
+    flags = tuple([vars(cls)[name] for name in STATE_SLOTS[:2]])
+    return layout._replace(fields=(flags, bytes((1, 1)), bytes((0, 1)), (), flags))
 
 
 def introduce(native: Any) -> None:
