@@ -35,10 +35,6 @@ from ._solvers import custom_linear_solve, custom_root
 from ._unregistered import OpaqueTransform, UnregisteredTransform
 from ._vmap import FilterVmapTransform, PmapTransform, ShardMapTransform, VmapTransform
 
-Adapter = Callable[[Callable[..., Any], Callable[..., Any], PolicyOption, dict[str, Any]], Callable[..., Any]]
-"""(transform, function, policy, options) → the function under the transform, with identities preserved."""
-
-
 _instead: dict[Any, str] = {
     eqx.filter_custom_vjp: "custom_vjp",
     eqx.filter_custom_jvp: "custom_jvp",
