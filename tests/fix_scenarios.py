@@ -678,6 +678,23 @@ scenarios(
         tree=tied(),
         rest=[double(tied())],
     ),
+    updates_that_optax_itself_made=lambda: again(
+        lambda model, updates: st.apply_updates(model, updates),
+        MISMATCH,
+        tx=(tx := optax.adam(0.1)),
+        state=(state := tx.init(tied())),
+        gradient=(gradient := st.grad(loss)(tied())),
+        updates=tx.update(gradient, state)[0],
+    ),
+    updates_in_a_dict_that_were_mapped=lambda: again(
+        lambda model, updates: st.apply_updates(model, updates),
+        MISMATCH,
+        tx=optax.sgd(0.1),
+        loss=lambda p: (p["embed"] * p["head"]).sum(),
+        model=(model := tied_dict()),
+        gradient=st.tree.map(jnp.ones_like, model),
+        updates=jax.tree.map(jnp.ones_like, model),
+    ),
     a_specification_with_static_values=lambda: of(
         lambda model, filter_spec: st.tree.partition(model, filter_spec),
         MISMATCH,
