@@ -83,6 +83,10 @@ def again(call, category, are_alternatives=False, **names):
     return of(call, category, call, are_alternatives, **names)
 
 
+def assert_one(a, b):
+    assert a is b
+
+
 def loose():
     return double(st.untie(tied()))
 
@@ -694,6 +698,12 @@ scenarios(
         model=(model := tied_dict()),
         gradient=st.tree.map(jnp.ones_like, model),
         updates=jax.tree.map(jnp.ones_like, model),
+    ),
+    layers_of_two_classes=lambda: of(
+        lambda model: st.tie(model, lambda m: (m[0], m[1])),
+        MISMATCH,
+        lambda model: assert_one(model[0].weight, model[1].weight),
+        model=[eqx.nn.Embedding(4, 2, key=jax.random.key(0)), eqx.nn.Linear(2, 4, key=jax.random.key(0))],
     ),
     a_specification_with_static_values=lambda: of(
         lambda model, filter_spec: st.tree.partition(model, filter_spec),
