@@ -77,6 +77,9 @@ from .transforms import (
 )
 from .tree._dag import Dag as Dag
 
+for _type in (Context, Dag, Module, Policy, Tie):
+    _type.__module__ = __name__  # under which they are printed, pickled and documented
+
 if _typing.TYPE_CHECKING:  # who checks types would take any name for one that `__getattr__` has
     from . import show as show
 

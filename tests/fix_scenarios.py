@@ -83,6 +83,10 @@ def again(call, category, are_alternatives=False, **names):
     return of(call, category, call, are_alternatives, **names)
 
 
+def assert_one(a, b):
+    assert a is b
+
+
 def loose():
     return double(st.untie(tied()))
 
@@ -677,6 +681,29 @@ scenarios(
         are_alternatives=True,
         tree=tied(),
         rest=[double(tied())],
+    ),
+    updates_that_optax_itself_made=lambda: again(
+        lambda model, updates: st.apply_updates(model, updates),
+        MISMATCH,
+        tx=(tx := optax.adam(0.1)),
+        state=(state := tx.init(tied())),
+        gradient=(gradient := st.grad(loss)(tied())),
+        updates=tx.update(gradient, state)[0],
+    ),
+    updates_in_a_dict_that_were_mapped=lambda: again(
+        lambda model, updates: st.apply_updates(model, updates),
+        MISMATCH,
+        tx=optax.sgd(0.1),
+        loss=lambda p: (p["embed"] * p["head"]).sum(),
+        model=(model := tied_dict()),
+        gradient=st.tree.map(jnp.ones_like, model),
+        updates=jax.tree.map(jnp.ones_like, model),
+    ),
+    layers_of_two_classes=lambda: of(
+        lambda model: st.tie(model, lambda m: (m[0], m[1])),
+        MISMATCH,
+        lambda model: assert_one(model[0].weight, model[1].weight),
+        model=[eqx.nn.Embedding(4, 2, key=jax.random.key(0)), eqx.nn.Linear(2, 4, key=jax.random.key(0))],
     ),
     a_specification_with_static_values=lambda: of(
         lambda model, filter_spec: st.tree.partition(model, filter_spec),

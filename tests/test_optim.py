@@ -135,6 +135,24 @@ def mapped(tree):
     return jax.tree.map(lambda x: x + 0, tree)
 
 
+def test_updates_of_optax_itself_are_told_of_the_optimizer():
+    """Each path has a slot there, although the gradient is tied. The names are those of the caller."""
+    model, adam = in_modules(jnp.ones(3)), optax.adam(1e-2)
+    updates, _ = adam.update(st.grad(loss_of_both)(model), adam.init(model), model)
+    with pytest.raises(st.errors.SharingMismatchError) as caught:
+        st.apply_updates(model, updates)
+    text = str(caught.value)
+    assert text.startswith(
+        "`.first.first` and `.second.first` are one leaf in the model, but two objects in `updates`.\n"
+    )
+    assert (
+        text.index("tx = sharedtree.optimizer(tx)") < text.index("sharedtree.tree.map") < text.index("sharedtree.grad")
+    )
+    assert "rest" not in text
+    with pytest.raises(st.errors.SharingMismatchError, match="the model .* `updates`"):
+        st.apply_updates(model, [updates])
+
+
 @pytest.mark.parametrize("where", MISSING)
 @pytest.mark.parametrize(
     ("make", "paths"),
@@ -151,10 +169,11 @@ def test_a_tie_missing_in_updates_or_state_is_an_error_with_both_paths(make, pat
     assert f"`{paths[0]}` and `{paths[1]}`" in text
     # Of a gradient `retie` would keep one path's part.
     assert ("optimizer.init(model)" if where == "state" else "sharedtree.grad(") in text
-    assert ("`sharedtree.tree.map`" if where == "state" else "sharedtree.tree.map(jnp.add, ") in text
+    ways = {"state": "`sharedtree.tree.map`", "apply": "sharedtree.tree.map(lambda g: "}
+    assert ways.get(where, "sharedtree.tree.map(jnp.add, ") in text
     # Modules need no policy.
     assert make is in_containers or "Policy" not in text
-    assert where == "apply" or "retie" not in text
+    assert "retie" not in text
 
 
 @pytest.mark.parametrize("mode", ["eager", "jit"])

@@ -4,6 +4,7 @@ import inspect
 
 import equinox as eqx
 import jax
+import jax.export
 import jax.numpy as jnp
 import pytest
 
@@ -45,6 +46,39 @@ def test_what_help_shows(name, vanilla):
     assert all(part in doc for part in ("Args:", "Example:", "See `preserve_identities`"))
 
 
+OPERANDS = {
+    **{name: getattr(jax, name) for name in ("vjp", "jvp", "linearize", "linear_transpose", "eval_shape")},
+    **{name: getattr(jax, name) for name in ("custom_vjp", "custom_jvp")},
+    **{name: getattr(eqx, name) for name in ("filter_vjp", "filter_jvp", "filter_eval_shape")},
+    **{name: getattr(jax.lax, name) for name in ("scan", "while_loop", "fori_loop", "map", "associative_scan")},
+    **{name: getattr(jax.lax, name) for name in ("cond", "switch")},
+    "export": jax.export.export,
+}
+
+
+def test_help_lists_the_options_of_what_takes_operands():
+    """Vanilla's, in their order, and ours: nothing is hidden behind `**options` that vanilla does not hide."""
+    for name, vanilla in OPERANDS.items():
+        (_, *ours), (_, *options) = (inspect.signature(f).parameters.values() for f in (getattr(st, name), vanilla))
+        own = {each.name for each in ours} - {each.name for each in options}
+        assert own == {"policy", "in_place"}, name
+        assert [each.name for each in ours if each.name not in own] == [each.name for each in options], name
+    assert [*inspect.signature(st.device_put).parameters][1:] == [*inspect.signature(jax.device_put).parameters][1:]
+    assert {"data", *inspect.signature(st.load).parameters} - {"path"} == {*inspect.signature(st.from_bytes).parameters}
+    rules = inspect.signature(st.custom_vjp(abs).defvjp).parameters
+    assert rules.keys() == inspect.signature(jax.custom_vjp(abs).defvjp).parameters.keys()
+    assert not any(" at 0x" in str(inspect.signature(getattr(st, name))) for name in OPERANDS)
+
+
+def test_unroll_of_a_loop_is_handed_on():
+    ours, vanilla = (
+        str(jax.make_jaxpr(lambda x, loop=loop: loop(0, 4, lambda i, c: 2 * c, x, unroll=2))(1.0))
+        for loop in (st.fori_loop, jax.lax.fori_loop)
+    )
+    assert "unroll=2" in vanilla
+    assert "unroll=2" in ours
+
+
 @pytest.mark.parametrize(
     ("vanilla", "told"),
     [
@@ -60,9 +94,15 @@ def test_what_help_shows(name, vanilla):
         (jax.shard_map, _signatures.Sharding),
         (jax.make_jaxpr, _signatures.Tracing),
         (jax.lax.scan, _signatures.Scanning),
+        (jax.vjp, _signatures.Pulling),
+        (jax.linearize, _signatures.Linearising),
+        (jax.linear_transpose, _signatures.Transposing),
+        (jax.device_put, _signatures.Placing),
+        (jax.export.export, _signatures.Exporting),
     ],
 )
 def test_type_checkers_know_all_options(vanilla, told):
     _, *options = inspect.signature(vanilla).parameters.values()
-    names = {each.name for each in options if each.kind is not each.VAR_KEYWORD}
-    assert names <= told.__annotations__.keys() | inspect.signature(st.scan).parameters.keys()
+    names = {each.name for each in options if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
+    spelt_out = {"init", "xs", "length", "reverse", "unroll", "has_aux", "device"}  # in the functions' own types
+    assert names <= told.__annotations__.keys() | spelt_out

@@ -220,18 +220,22 @@ def test_the_sequence_of_nodes_may_be_one_that_the_tree_holds():
     assert tied.first[1].weight is tree.first[0].weight
 
 
+ALIKE = "    model = sharedtree.tie(model, lambda m: (m['first'].weight, m['second'].weight))"
+
+
 @pytest.mark.parametrize(
     ("one", "two", "parts"),
     [
         (jnp.ones((2, 3)), jnp.ones((3, 2)), ["float32[2, 3]", "float32[3, 2]"]),
         (jnp.ones(2), jnp.ones(2, jnp.int32), ["float32[2]", "int32[2]"]),
-        (Linear(jnp.ones(2)), Linear(jnp.ones(2), name="other"), ["'linear'", "'other'"]),
-        (Linear(jnp.ones(2), 1), Linear(jnp.ones(2), 2), ["static value 1", "static value 2"]),
-        (Linear(jnp.ones(2)), Pair(jnp.ones(2), None), ["`Linear`", "`Pair`"]),
+        (Linear(jnp.ones(2)), Linear(jnp.ones(2), name="other"), ["name='linear'", "name='other'", ALIKE]),
+        (Linear(jnp.ones(2), 1), Linear(jnp.ones(2), 2), ["static value 1", "static value 2", ALIKE]),
+        (Linear(jnp.ones(2)), Pair(jnp.ones(2), None), ["`Linear`", "`Pair`", ALIKE.replace("].weight)", "].first)")]),
         (Linear(jnp.ones(2)), jnp.ones(2), ["`Linear`", "float32[2]"]),
-        ([jnp.ones(2)], [jnp.ones(2)] * 2, ["`list`"]),
+        ([jnp.ones(2)], [jnp.ones(2)] * 2, ["`list`", ALIKE.replace(".weight", "[0]")]),
         (Linear(1, jnp.ones(1)), Linear(1, jnp.ones(3)), ["`['first'].bias`", "float32[1]", "float32[3]"]),
-        ({"x": jnp.ones(2)}, {"y": jnp.ones(2)}, ["'x'", "'y'"]),
+        ({"x": jnp.ones(2)}, {"y": jnp.ones(2)}, ["'x'", "'y'", "sharedtree.tie("]),
+        (Linear([jnp.ones(2), jnp.ones(3)]), [jnp.ones(3), jnp.ones(2)], ["`Linear`", "`list`"]),
     ],
 )
 def test_what_cannot_be_one_object_is_an_error_with_both_ends_and_the_fix(one, two, parts):
@@ -241,8 +245,9 @@ def test_what_cannot_be_one_object_is_an_error_with_both_ends_and_the_fix(one, t
         st.tie({"first": one, "second": two}, lambda m: (m["first"], m["second"]))
     assert retied.value.paths == caught.value.paths
     text = str(caught.value)
-    for part in ["`['first']", "`['second']", "cannot be one object", "logits = x @ model.embed.weight.T", *parts]:
+    for part in ["`['first']", "`['second']", "cannot be one object", *parts]:
         assert part in text
+    assert ("logits = x @ model.embed.weight.T" in text) is not any("sharedtree.tie" in part for part in parts)
     assert len(caught.value.paths) == 2
     assert isinstance(caught.value, ValueError)
 

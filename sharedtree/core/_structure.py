@@ -97,26 +97,35 @@ Record = tuple[Op, tuple[int, ...]]
 class Structure:
     """A DAG without its traced leaves: node types, static leaves, sharing. Hashable; equal structures are one object.
 
+    `sharedtree.tree.flatten` and `structure` return it, and `unflatten` takes it.
+
     Attributes:
-        base: the number of the first record; 0 unless earlier trees were packed in the same crossing.
-        records: the table, children before parents.
-        root: the number of the record that is the whole tree.
         num_leaves: how many traced leaves it has, each shared one counted once.
-        given: the numbers that it takes from the other side.
-        updates: whether it has content that is to be written into objects of the other side.
-        is_noted: whether something is noted of its leaves when its tree is put together.
-        maker: stands for the `Context` in which it was made, if that was one that spans several trees. Not the Context
-            itself, which keeps every leaf that it has seen.
-        noted: which of its traced leaves lost their ties on purpose (see `ties/_meant_untied`); only for results of
-            functions.
-        tied_values: which of them were tied outside modules (see `_tied_values`); likewise.
-        pins: what must live as long as this, for keys that lead to it (see `_native_walk`). No part of the content.
-        plans: how transforms deal its leaves, by what they do (see `transforms`). No part of the content.
-        program: the records as the native `build` runs them, once it has. No part of the content.
 
     Can be pickled if its static values can, in time linear in the records and without recursion over them; it is
     interned again where it arrives, so there, too, equal ones are one object.
+
+    Example:
+        >>> import jax.numpy as jnp, sharedtree as st
+        >>> w, v = jnp.ones(2), jnp.zeros(3)
+        >>> structure = st.tree.structure([w, w])
+        >>> structure.num_leaves, structure is st.tree.structure([v, v]), structure is st.tree.structure([w, v])
+        (1, True, False)
     """
+
+    # The content: `records` is the table, children before parents, `root` the number of the record that is the whole
+    # tree, `base` that of the first one, 0 unless earlier trees were packed in the same crossing. `maker` stands for
+    # the `Context` in which it was made, if that was one that spans several trees; not the Context itself, which
+    # keeps every leaf that it has seen. `noted` and `tied_values`, only for results of functions: which of the traced
+    # leaves lost their ties on purpose, and which were tied outside modules (see `ties/_leaf_notes`).
+    #
+    # What follows from it: `given`, the numbers that it takes from the other side; `updates`, whether it has content
+    # that is to be written into objects of the other side; `is_noted`, whether something is noted of its leaves when
+    # its tree is put together.
+    #
+    # No part of it: `pins`, what must live as long as this, for keys that lead to it (see `_native_walk`); `plans`,
+    # how transforms deal its leaves, by what they do; `program`, the records as the native `build` runs them, once it
+    # has.
 
     __slots__ = (
         "__weakref__",

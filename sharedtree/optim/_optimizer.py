@@ -18,7 +18,7 @@ from ..core._printing import shown
 from ..core._recursion_limit import keeps_limit
 from ..libraries._optax import has_labels, with_labels
 from ..ties._listing import is_inexact
-from ..tree._jax_tree import map as _map
+from ..tree._jax_tree import map as _map, map_updates
 from ._initial_ties import InitialTies
 from ._parameters import Models, holds_several_models
 from ._wrt import OF_OPTIMIZER, filter_of, require_nothing_left
@@ -165,7 +165,25 @@ def apply_updates(tree: T, updates: Any) -> T:
     """
     if holds_several_models(tree):
         return type(tree)(*[apply_updates(part, update) for part, update in zip(tree, updates, strict=True)])
-    return _map(_added, tree, updates)
+    return map_updates(_added, tree, updates, _how_to_update)
+
+
+def _how_to_update(name: str, like: str, *, in_containers: bool) -> str:
+    """What makes updates with the ties of a model. They are rarely tied afterwards: their parts may be unlike."""
+    where = ", for parameters in lists and dicts with the policy" if in_containers else ""
+    policy = ", policy=sharedtree.Policy(containers=True)" if in_containers else ""
+    return (
+        "Optax sees trees, in which what is tied is a leaf at each path, also if the gradient is tied. Wrapped, a "
+        "transformation has one slot and one update for it, and a state of its own:\n"
+        "    tx = sharedtree.optimizer(tx)\n"
+        f"    state = tx.init({like})\n"
+        f"    {name}, state = tx.update(gradient, state, {like})\n"
+        "What is made of a gradient without optax keeps its ties by `sharedtree.tree.map`, where `jax.tree.map` loses "
+        "them:\n"
+        f"    {name} = sharedtree.tree.map(lambda g: -0.01 * g, gradient)\n"
+        f"The gradient itself has them from `sharedtree.grad`{where}:\n"
+        f"    gradient = sharedtree.grad(loss{policy})({like})"
+    )
 
 
 def _added(leaf: Any, update: Any) -> Any:

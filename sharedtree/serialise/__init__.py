@@ -28,3 +28,6 @@ from .trust._resolving import Request as Request
 from .trust._trust import trust as trust
 from .values._paths import Line as Line
 from .values._template import Difference as Difference, LoadReport as LoadReport
+
+for _type in [found for found in [*globals().values()] if isinstance(found, type)]:
+    _type.__module__ = __name__  # under which they are printed, pickled and documented

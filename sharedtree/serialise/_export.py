@@ -14,7 +14,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 from jax import export as jax_export, tree_util as jtu
@@ -29,12 +29,13 @@ from ..core._static_values import Static
 from ..core._structure import Node, Op, Structure, intern, reached_outside
 from ..ties._context import PolicyOption, current_policy
 from ..transforms._ahead_of_time import require_made_for
-from ..transforms._applying import title_of
+from ..transforms._applying import OURS, lists_options_of, title_of
 from ..transforms._caller_side import Dealing, enter, leave
 from ..transforms._function_transform import rules_of_call
 from ..transforms._hands import Deal, Hand, Hands
 from ..transforms._jit import Filtered, JitTransform
 from ..transforms._preserve import preserve_identities, register_transform
+from ..transforms._signatures import Exporting
 from ..tree._dag import Dag
 from ._older_exports import (
     Packed,
@@ -163,8 +164,9 @@ class Exported:
         return f"Exported({self._exported.fun_name})"
 
 
+@lists_options_of(jax_export.export, *OURS)
 @api_boundary
-def export(function: Callable[..., Any], /, **options: Any) -> Callable[..., Exported]:
+def export(function: Callable[..., Any], /, **options: Unpack[Exporting]) -> Callable[..., Exported]:
     """`preserve_identities(jax.export.export)`: compiles a function for other processes and machines.
 
     Args:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overloa
 
 from ..core._errors import FormatError
 from ..core._printing import printable
+from ..transforms._applying import lists_options_of
 from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import Select, Shardings, read_arrays
 from .container._reading import Container, open_container
@@ -192,11 +193,21 @@ def _disagreements(container: Container, manifest: Manifest) -> Iterator[str]:
 
 
 @overload
-def from_bytes(data: bytes | bytearray | memoryview, *, like: None = None, **options: Any) -> Any: ...
+def from_bytes(
+    data: bytes | bytearray | memoryview, *, like: None = None, select: Select = None, **options: Unpack[Options]
+) -> Any: ...
 @overload
 def from_bytes(data: bytes | bytearray | memoryview, *, like: T, **options: Unpack[Options]) -> T: ...
 @overload
-def from_bytes(data: bytes | bytearray | memoryview, *, like: Any, **options: Any) -> Any: ...
+def from_bytes(
+    data: bytes | bytearray | memoryview,
+    *,
+    like: Any,
+    select: Select = None,
+    strict: bool = True,
+    **options: Unpack[Options],
+) -> Any: ...
+@lists_options_of(load)
 def from_bytes(data: bytes | bytearray | memoryview, **options: Any) -> Any:
     """Loads what `to_bytes` made.
 

@@ -27,9 +27,16 @@ from .values._encoding import encode, names_in
 from .values._evolution import Renames
 from .values._manifest import Manifest, parse_manifest
 
+__all__ = ["restore", "save"]
+
 _ARRAYS, _MANIFEST = "arrays", "manifest"
 _LOAD, _RESTORE = "sharedtree.load(path", "sharedtree.orbax.restore(manager, step"
 _TEXT, _CRC = "sharedtree", "sharedtree.crc32"
+
+
+def __dir__() -> list[str]:
+    """What is offered, since this file is the public module."""
+    return __all__
 
 
 def save(

@@ -9,3 +9,6 @@ drawsvg and treescope when they are used, not before.
 from ._drawing import Drawing as Drawing, draw as draw
 from ._in_treescope import register as register
 from ._summary import Summary as Summary, summary as summary
+
+for _type in (Drawing, Summary):
+    _type.__module__ = __name__  # under which they are printed and documented

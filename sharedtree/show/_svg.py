@@ -14,31 +14,79 @@ from ._boxes_and_wires import Box, Boxes, Extent, Placed, Point, Wire, place as 
 _CHARACTER, _TITLE_CHARACTER, _LABEL_CHARACTER = 7.3, 8.0, 6.7
 _LINE, _TITLE, _PADDING, _MARGIN, _STACK, _BADGE = 16.0, 26.0, 11.0, 22.0, 5.0, 18.0
 
-# The fonts are what readers have. All widths are counted in characters, so they are of one width.
-_CSS = """
-.sharedtree-drawing{--page:#fff;--box:#f6f8fa;--line:#59636e;--text:#1f2328;--quiet:#59636e;--tie:#b34700;
---tie-box:#fff1e5;--on-tie:#fff;font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}
-@media(prefers-color-scheme:dark){.sharedtree-drawing{--page:#0d1117;--box:#1c2128;--line:#9198a1;--text:#f0f6fc;
---quiet:#9198a1;--tie:#ffa657;--tie-box:#33230f;--on-tie:#0d1117}}
-.sharedtree-page{fill:var(--page)}
-.sharedtree-box{fill:var(--box);stroke:var(--line);stroke-width:1.2}
-.sharedtree-container{stroke-dasharray:3 3}
-.sharedtree-tied{fill:var(--tie-box);stroke:var(--tie);stroke-width:2}
-.sharedtree-frame{fill:none;stroke:var(--tie);stroke-width:1.2}
-.sharedtree-title{fill:var(--text);font-size:13px;font-weight:700}
-.sharedtree-line{fill:var(--quiet);font-size:12px}
-.sharedtree-label{fill:var(--text);font-size:11px;stroke:var(--page);stroke-width:4px;paint-order:stroke;
-stroke-linejoin:round}
-.sharedtree-label-tied{fill:var(--tie);font-weight:700}
-.sharedtree-wire{fill:none;stroke:var(--line);stroke-width:1.2}
-.sharedtree-wire-tied{fill:none;stroke:var(--tie);stroke-width:2.6;stroke-dasharray:7 4}
-.sharedtree-head{fill:var(--line)}
-.sharedtree-dot{fill:var(--tie)}
-.sharedtree-badge{fill:var(--tie)}
-.sharedtree-badge-text{fill:var(--on-tie);font-size:11px;font-weight:700}
-.sharedtree-count{fill:var(--page);stroke:var(--line);stroke-width:1.2}
-.sharedtree-count-text{fill:var(--text);font-size:12px;font-weight:700}
+# Variable → what it is where the reader's system is light, and where it is dark.
+_COLOURS = {
+    "page": ("#fff", "#0d1117"),
+    "box": ("#f6f8fa", "#1c2128"),
+    "line": ("#59636e", "#9198a1"),
+    "text": ("#1f2328", "#f0f6fc"),
+    "quiet": ("#59636e", "#9198a1"),
+    "tie": ("#b34700", "#ffa657"),
+    "tie-box": ("#fff1e5", "#33230f"),
+    "on-tie": ("#fff", "#0d1117"),
+}
+
+# Class → what paints what has it: variables, or none.
+_PAINTED = {
+    "sharedtree-page": {"fill": "page"},
+    "sharedtree-box": {"fill": "box", "stroke": "line"},
+    "sharedtree-tied": {"fill": "tie-box", "stroke": "tie"},
+    "sharedtree-frame": {"fill": "none", "stroke": "tie"},
+    "sharedtree-title": {"fill": "text"},
+    "sharedtree-line": {"fill": "quiet"},
+    "sharedtree-gap": {"fill": "page"},
+    "sharedtree-label": {"fill": "text"},
+    "sharedtree-label-tied": {"fill": "tie"},
+    "sharedtree-wire": {"fill": "none", "stroke": "line"},
+    "sharedtree-wire-tied": {"fill": "none", "stroke": "tie"},
+    "sharedtree-head": {"fill": "line"},
+    "sharedtree-dot": {"fill": "tie"},
+    "sharedtree-badge": {"fill": "tie"},
+    "sharedtree-badge-text": {"fill": "on-tie"},
+    "sharedtree-count": {"fill": "page", "stroke": "line"},
+    "sharedtree-count-text": {"fill": "text"},
+}
+
+
+def _variables(which: int) -> str:
+    texts = [f"--{name}:{colours[which]};" for name, colours in _COLOURS.items()]
+    return "".join(texts[:5]) + "\n" + "".join(texts[5:])
+
+
+def _rule(css: str) -> str:
+    paints = [f"{what}:{'none' if by == 'none' else f'var(--{by})'}" for what, by in _PAINTED[css].items()]
+    return f".{css}{{{';'.join(paints)}}}"
+
+
+_RULES = "\n".join(map(_rule, _PAINTED))
+
+# The fonts are what readers have. All widths are counted in characters, so they are of one width. Programs without
+# variables paint by the attributes of each shape, since the rules with variables have a condition. Without it, CairoSVG
+# 2.9.1 would take a variable for black.
+_CSS = f"""
+.sharedtree-drawing{{{_variables(0)}
+font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}}
+@media(prefers-color-scheme:dark){{.sharedtree-drawing{{{_variables(1)}}}}}
+.sharedtree-box,.sharedtree-frame,.sharedtree-wire,.sharedtree-count{{stroke-width:1.2}}
+.sharedtree-container{{stroke-dasharray:3 3}}
+.sharedtree-tied{{stroke-width:2}}
+.sharedtree-title{{font-size:13px;font-weight:700}}
+.sharedtree-line{{font-size:12px}}
+.sharedtree-label{{font-size:11px}}
+.sharedtree-label-tied{{font-weight:700}}
+.sharedtree-wire-tied{{stroke-width:2.6;stroke-dasharray:7 4}}
+.sharedtree-badge-text{{font-size:11px;font-weight:700}}
+.sharedtree-count-text{{font-size:12px;font-weight:700}}
+@supports(fill:var(--page)){{
+{_RULES}
+}}
 """
+
+
+def _styled(css: str) -> dict[str, str]:
+    """The classes of a shape, and its light colours for what knows no variables."""
+    paints = {what: by for each in css.split() for what, by in _PAINTED.get(each, {}).items()}
+    return {"class_": css, **{what: _COLOURS[by][0] if by in _COLOURS else by for what, by in paints.items()}}
 
 
 def svg_of(boxes: Boxes, notes: list[str], *, drawsvg: Any, igraph: Any) -> str:
@@ -66,7 +114,7 @@ def svg_of(boxes: Boxes, notes: list[str], *, drawsvg: Any, igraph: Any) -> str:
     drawing = drawsvg.Drawing(_rounded(width), _rounded(height), class_="sharedtree-drawing", role="img")
     drawing.append_title(_title(boxes))
     drawing.append_css(_CSS)
-    drawing.append(drawsvg.Rectangle(0, 0, _rounded(width), _rounded(height), rx=8, class_="sharedtree-page"))
+    drawing.append(drawsvg.Rectangle(0, 0, _rounded(width), _rounded(height), rx=8, **_styled("sharedtree-page")))
     pen = _Pen(drawing, drawsvg, shift)
     for wire, points in zip(boxes.wires, _routes(boxes, placed), strict=True):
         pen.wire(wire, points)
@@ -74,6 +122,7 @@ def svg_of(boxes: Boxes, notes: list[str], *, drawsvg: Any, igraph: Any) -> str:
         pen.box(box, at)
     for wire, at in zip(boxes.wires, placed.labels, strict=True):
         css = "sharedtree-label sharedtree-label-tied" if wire.is_tied else "sharedtree-label"
+        pen.gap(wire.label, at)
         pen.text(wire.label, at.x, at.y + 4, 11, css, anchor="middle")
     for i, note in enumerate(notes):
         pen.text(note, -shift + _MARGIN, placed.size.height + 22 + i * _LINE, 12, "sharedtree-line")
@@ -163,7 +212,7 @@ class _Pen:
 
     def wire(self, wire: Wire, points: Sequence[Point]) -> None:
         """A wire through points, between which it is a curve that begins and ends downwards."""
-        path = self._drawsvg.Path(class_="sharedtree-wire-tied" if wire.is_tied else "sharedtree-wire")
+        path = self._drawsvg.Path(**_styled("sharedtree-wire-tied" if wire.is_tied else "sharedtree-wire"))
         path.M(*self._at(*points[0]))
         for one, other in itertools.pairwise(points):
             half = (one.y + other.y) / 2
@@ -171,16 +220,21 @@ class _Pen:
         self._drawing.append(path)
         x, y = self._at(*points[-1])
         if wire.is_tied:
-            self._drawing.append(self._drawsvg.Circle(x, y, 4.5, class_="sharedtree-dot"))
+            self._drawing.append(self._drawsvg.Circle(x, y, 4.5, **_styled("sharedtree-dot")))
         else:
             self._drawing.append(
-                self._drawsvg.Lines(x, y, x - 4, y - 7, x + 4, y - 7, close=True, class_="sharedtree-head")
+                self._drawsvg.Lines(x, y, x - 4, y - 7, x + 4, y - 7, close=True, **_styled("sharedtree-head"))
             )
+
+    def gap(self, label: str, at: Point) -> None:
+        """Where a wire makes room for its label."""
+        width = len(label) * _LABEL_CHARACTER + 2
+        self._rectangle(at.x - width / 2, at.y - 7, width, 14, 3, "sharedtree-gap")
 
     def text(self, text: str, x: float, y: float, size: float, css: str, anchor: str = "start") -> None:
         """A text that begins, or has its middle, at a point."""
         at = self._at(x, y)
-        self._drawing.append(self._drawsvg.Text(text, size, *at, class_=css, text_anchor=anchor))
+        self._drawing.append(self._drawsvg.Text(text, size, *at, text_anchor=anchor, **_styled(css)))
 
     def _frame(self, x: float, y: float, width: float, height: float, css: str, kind: str, where: str = "") -> None:
         """Modules have round corners; arrays have corners cut off."""
@@ -189,7 +243,7 @@ class _Pen:
             right, bottom = _rounded(left + width), _rounded(top + height)
             corners = [left + cut, top, right - cut, top, right, top + cut, right, bottom - cut]
             corners += [right - cut, bottom, left + cut, bottom, left, bottom - cut, left, top + cut]
-            shape = self._drawsvg.Lines(*map(_rounded, corners), close=True, class_=css)
+            shape = self._drawsvg.Lines(*map(_rounded, corners), close=True, **_styled(css))
             if where:
                 shape.append_title(where)
             self._drawing.append(shape)
@@ -199,7 +253,7 @@ class _Pen:
     def _rectangle(
         self, x: float, y: float, width: float, height: float, radius: float, css: str, where: str = ""
     ) -> None:
-        shape = self._drawsvg.Rectangle(*self._at(x, y), _rounded(width), _rounded(height), rx=radius, class_=css)
+        shape = self._drawsvg.Rectangle(*self._at(x, y), _rounded(width), _rounded(height), rx=radius, **_styled(css))
         if where:
             shape.append_title(where)
         self._drawing.append(shape)

@@ -3,16 +3,14 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from jax import tree_util as jtu
-
 from ..core._accidental_aliases import another
 from ..core._errors import SharingMismatchError
 from ..core._graph import build, unpack
 from ..core._node_types import carries_identity, is_value_of_variable
-from ..core._printing import shown
-from ..core._sharing import Mismatch, Shape, matching, merged, pairs
+from ..core._sharing import matching, merged
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, Path, Record, Structure, canonical
+from ..core._structure import LEAF, Node, Op, Record, Structure, canonical
+from ._interchangeable import kind_of, require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._listing import ReadTree, all_paths, prefix_of, read_tree
 from ._where import ask, require_where, stand_ins
@@ -58,7 +56,7 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
     _require_no_values(read, targets)
     keep, *others = targets
     for other in others:
-        _require_interchangeable(read, keep, other)
+        require_interchangeable(read, keep, other)
     instead = dict.fromkeys(others, keep)
 
     def expand(number: int) -> tuple[Op, Sequence[int]]:
@@ -96,54 +94,6 @@ def _require_no_values(read: ReadTree, targets: Sequence[int]) -> None:
         f"    model = sharedtree.tie(model, lambda m: ({variables}))",
         named,
     )
-
-
-def _require_interchangeable(read: ReadTree, keep: int, other: int) -> None:
-    """Raises unless two records of a tree could be one object."""
-    records = read.structure.records
-
-    def agree(i: int, j: int) -> bool:
-        (op, _), (op2, _) = records[i], records[j]
-        if op is LEAF and op2 is LEAF:
-            return _kind_of(read.leaf_of[i]) == _kind_of(read.leaf_of[j])
-        return type(op) is Static and op == op2
-
-    for pair in pairs(Shape(records, keep), Shape(records, other), agree):
-        if isinstance(pair, Mismatch) or (type(records[pair.left][0]) is Node and _aux_differs(records, pair)):
-            paths = all_paths(read.structure)
-            ends = [paths[number][0] + jtu.keystr(pair.path) for number in (keep, other)]
-            here, there = (_describe_end(read, keep, pair.path), _describe_end(read, other, pair.path))
-            raise SharingMismatchError(
-                f"`{ends[0]}` and `{ends[1]}` cannot be one object: the first is {here}, the second {there}.\n"
-                "Tied nodes have one class, one set of statics, one shape and one dtype. To use one array in two "
-                "shapes, tie what has the same shape and reshape where it is used:\n"
-                "    logits = x @ model.embed.weight.T",
-                ends,
-            )
-
-
-def _aux_differs(records: Sequence[Record], pair: Any) -> bool:
-    return records[pair.left][0] != records[pair.right][0]
-
-
-def _describe_end(read: ReadTree, number: int, path: Path) -> str:
-    for key in path:
-        op, children = read.structure.records[number]
-        assert type(op) is Node
-        number = children[op.keys.index(key)]
-    op = read.structure.records[number][0]
-    if op is LEAF:
-        leaf = read.leaf_of[number]
-        return f"{leaf.dtype}{list(leaf.shape)}" if carries_identity(leaf) else shown(leaf)
-    if type(op) is Node:
-        return f"a `{op.type.cls.__name__}` with static data {shown(op.aux.peek())}"
-    return f"the static value {shown(op.peek())}"  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _kind_of(leaf: Any) -> Any:
-    if carries_identity(leaf):
-        return tuple(leaf.shape), leaf.dtype
-    return type(leaf)
 
 
 def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
@@ -218,8 +168,8 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     meant = parted if where is not None else set(becomes)
     # Of a target whose tie is gone already, the other part is not known, but it is of the same kind.
     gone = {origin[n] for n in range(len(twin)) if where is not None and owner[n] is not None and twin[n][0] is LEAF}
-    kinds = {_kind_of(read.leaf_of[number]) for number in gone - parted}
-    meant |= {number for number in becomes if _kind_of(read.leaf_of[number]) in kinds}
+    kinds = {kind_of(read.leaf_of[number]) for number in gone - parted}
+    meant |= {number for number in becomes if kind_of(read.leaf_of[number]) in kinds}
     note(table[number] for number, (op, _) in enumerate(twin) if op is LEAF and origin[number] in meant)
     return table[-1]
 
@@ -279,7 +229,7 @@ def retie(tree: T, like: Any) -> T:
         groups.setdefault(pair.right, []).append(pair.left)
     for group in groups.values():
         for number in group[1:]:
-            _require_interchangeable(read, group[0], number)
+            require_interchangeable(read, group[0], number)
     records, numbers = merged(read.shape, groups.values())
     leaves = [read.leaf_of[number] for number in numbers if number in read.leaf_of]
     tied = {numbers[number] for group in groups.values() if len(group) > 1 for number in group if number in numbers}

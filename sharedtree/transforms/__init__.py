@@ -18,11 +18,7 @@ from ._control_flow import (
 from ._crossing import Crossing as Crossing
 from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
 from ._function_side import Inside as Inside
-from ._preserve import (
-    Adapter as Adapter,
-    preserve_identities as preserve_identities,
-    register_transform as register_transform,
-)
+from ._preserve import preserve_identities as preserve_identities, register_transform as register_transform
 from ._ready_made import (
     checkpoint as checkpoint,
     filter_checkpoint as filter_checkpoint,
@@ -55,3 +51,6 @@ from ._ready_made_with_operands import (
     vjp as vjp,
 )
 from .checks._explain import Explanation as Explanation, LeafReport as LeafReport, explain as explain
+
+for _type in (Crossing, Explanation, Inside, LeafReport):
+    _type.__module__ = __name__  # under which they are printed, pickled and documented

@@ -8,7 +8,7 @@ the layer and what is to be done with it, and does that anew whenever it is call
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import equinox as eqx
 import equinox.internal
@@ -67,6 +67,42 @@ def _takes_any(transform: Callable[..., Any], parameters: Sequence[inspect.Param
     """Whether a transform of JAX or Equinox takes operands without names; a user's may hand them on as options."""
     package = str(getattr(transform, "__module__", "")).partition(".")[0]
     return package in ("jax", "equinox") and any(each.kind is each.VAR_POSITIONAL for each in parameters)
+
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+OURS = ("policy", "in_place")
+"""The options that each transform with identities preserved has beside its own."""
+
+
+def signature_with(transform: Callable[..., Any], first: inspect.Parameter, ours: Sequence[str]) -> inspect.Signature:
+    """What `help` shows: a first parameter, those that the vanilla transform has after its own, and our options."""
+    _, *others = inspect.signature(transform).parameters.values()
+    # Some defaults only say that nothing was given, and print as an address.
+    others = [each.replace(default=...) if type(each.default) is object else each for each in others]
+    rest = [each for each in others if each.kind is each.VAR_KEYWORD]
+    known = {each.name for each in others}
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ours if name not in known
+    ]
+    return inspect.Signature([first, *[each for each in others if each not in rest], *added, *rest])
+
+
+def lists_options_of(transform: Callable[..., Any], *ours: str) -> Callable[[C], C]:
+    """A decorator for what hands its `**options` on: `help` lists them by their names.
+
+    Args:
+        transform: to which they are handed on. It has one parameter before those that both have.
+        ours: further ones, by name.
+    """
+
+    def listed(function: C) -> C:
+        first = next(iter(inspect.signature(function).parameters.values())).replace(annotation=inspect.Parameter.empty)
+        # pyright takes a function for one without attributes of its own.
+        vars(function)["__signature__"] = signature_with(transform, first, ours)
+        return function
+
+    return listed
 
 
 def title_of(transform: Any) -> str:

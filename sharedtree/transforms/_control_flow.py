@@ -6,6 +6,7 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
 import jax
 
 from ..core._jax_internals import api_boundary
+from ._applying import OURS, lists_options_of
 from ._preserve import preserve_identities
 from ._signatures import Scanning, Usual
 
@@ -25,6 +26,7 @@ _cond = preserve_identities(jax.lax.cond)
 _switch = preserve_identities(jax.lax.switch)
 
 
+@lists_options_of(jax.lax.scan, *OURS)
 @api_boundary
 def scan(
     f: Callable[[Carry, Any], tuple[Carry, Y]],
@@ -78,6 +80,7 @@ def scan(
     return _scan(f, init, xs, length, reverse=reverse, unroll=unroll, **options)
 
 
+@lists_options_of(jax.lax.while_loop, *OURS)
 @api_boundary
 def while_loop(
     cond_fun: Callable[[Carry], Any], body_fun: Callable[[Carry], Carry], init_val: Carry, **options: Unpack[Usual]
@@ -101,6 +104,7 @@ def while_loop(
     return _while_loop(cond_fun, body_fun, init_val, **options)
 
 
+@lists_options_of(jax.lax.fori_loop, *OURS)
 @api_boundary
 def fori_loop(
     lower: Any,
@@ -128,9 +132,10 @@ def fori_loop(
         >>> last.tree[0] is last.tree[1], last.tree[0]
         (True, Array([4., 4.], dtype=float32))
     """
-    return _fori_loop(lower, upper, body_fun, init_val, **options)
+    return _fori_loop(lower, upper, body_fun, init_val, unroll=unroll, **options)
 
 
+@lists_options_of(jax.lax.map, *OURS)
 @api_boundary
 def map(  # noqa: A001 -- as in `jax.lax`
     f: Callable[[X], Y], xs: X, *, batch_size: int | None = None, **options: Unpack[Usual]
@@ -152,6 +157,7 @@ def map(  # noqa: A001 -- as in `jax.lax`
     return _map(f, xs, batch_size=batch_size, **options)
 
 
+@lists_options_of(jax.lax.associative_scan, *OURS)
 @api_boundary
 def associative_scan(
     fn: Callable[[X, X], X], elems: X, reverse: bool = False, axis: int = 0, **options: Unpack[Usual]
@@ -185,6 +191,7 @@ def cond(
 def cond(
     pred: Any, true_fun: Callable[[T], R], false_fun: Callable[[T], R], *, operand: T, **options: Unpack[Usual]
 ) -> R: ...
+@lists_options_of(jax.lax.cond, *OURS)
 @api_boundary
 def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **options: Any) -> Any:
     """`preserve_identities(jax.lax.cond)`.
@@ -226,6 +233,7 @@ def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **options: An
 def switch(index: Any, branches: Sequence[Callable[[*Ts], R]], *operands: *Ts, **options: Unpack[Usual]) -> R: ...
 @overload
 def switch(index: Any, branches: Sequence[Callable[[T], R]], *, operand: T, **options: Unpack[Usual]) -> R: ...
+@lists_options_of(jax.lax.switch, *OURS)
 @api_boundary
 def switch(index: Any, branches: Any, *operands: Any, **options: Any) -> Any:
     """`preserve_identities(jax.lax.switch)`; see `cond`.

@@ -1,7 +1,7 @@
 """`device_put` and `with_sharding_constraint` on whole trees, with ties kept."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import equinox as eqx
 import jax
@@ -16,16 +16,19 @@ from ..core._printing import shown
 from ..ties._context import Context
 from ..ties._leaf_notes import hand_on
 from ..ties._listing import read_tree
+from ._applying import lists_options_of
 from ._crossing import Crossing
 from ._inconsistent import raise_inconsistent
 from ._jit import is_sharding
 from ._labels import Fates, Treatment
+from ._signatures import Placing
 
 T = TypeVar("T")
 
 
+@lists_options_of(jax.device_put)
 @api_boundary
-def device_put(tree: T, device: Any = None, **options: Any) -> T:
+def device_put(tree: T, device: Any = None, **options: Unpack[Placing]) -> T:
     """`jax.device_put` on a whole tree; each shared array is moved once and stays shared.
 
     Args:

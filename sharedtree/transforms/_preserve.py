@@ -9,8 +9,10 @@ import equinox.internal
 import jax
 import jax.custom_batching
 import jax.experimental
+import jax.export
 
 from ..core._jax_internals import deprecated_shard_map
+from ..core._lazy_names import later
 from ..core._node_types import is_module
 from ..core._printing import shown
 from ..libraries._equinox import name_of
@@ -33,10 +35,6 @@ from ._solvers import custom_linear_solve, custom_root
 from ._unregistered import OpaqueTransform, UnregisteredTransform
 from ._vmap import FilterVmapTransform, PmapTransform, ShardMapTransform, VmapTransform
 
-Adapter = Callable[[Callable[..., Any], Callable[..., Any], PolicyOption, dict[str, Any]], Callable[..., Any]]
-"""(transform, function, policy, options) → the function under the transform, with identities preserved."""
-
-
 _instead: dict[Any, str] = {
     eqx.filter_custom_vjp: "custom_vjp",
     eqx.filter_custom_jvp: "custom_jvp",
@@ -52,6 +50,12 @@ def _refuse(transform: Callable[..., Any], *_: Any) -> Any:
         f"sharing do not go through. `sharedtree.{instead}` takes Equinox modules as they are:\n"
         f"    f = sharedtree.{instead}(f)"
     )
+
+
+def _exporting(transform: Callable[..., Any], *how: Any) -> Any:
+    """Programs are files, whose part of the package is imported when it is first used; it enters their adapter."""
+    later("serialise")
+    return _adapters[transform](transform, *how)
 
 
 _adapters: dict[Any, Any] = {
@@ -107,6 +111,7 @@ _adapters: dict[Any, Any] = {
     jax.pure_callback: TakingOperands(callback_with_result, writes=False),
     jax.experimental.io_callback: TakingOperands(callback_with_result, writes=False),
     jax.debug.callback: TakingOperands(debug_callback, writes=False),
+    jax.export.export: _exporting,
 }
 
 

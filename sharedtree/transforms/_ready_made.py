@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 
 from ..core._jax_internals import api_boundary
-from ._applying import title_of
+from ._applying import OURS, signature_with, title_of
 from ._preserve import preserve_identities
 from ._signatures import (
     Checkpoint,
@@ -49,7 +49,8 @@ def made_of(transform: Callable[..., Any], *own: str) -> Callable[[Said], Any]:
 
         functools.update_wrapper(ready, said)
         ready.__doc__ = _with_usual(said.__doc__ or "", title_of(transform))
-        ready.__signature__ = _with_ours(inspect.signature(transform), *own)  # pyright: ignore[reportFunctionMemberAccess]
+        function = inspect.Parameter("function", inspect.Parameter.POSITIONAL_ONLY, default=None)
+        ready.__signature__ = signature_with(transform, function, (*own, *OURS))  # pyright: ignore[reportFunctionMemberAccess]
         return ready
 
     return made
@@ -64,16 +65,6 @@ def _with_usual(said: str, title: str) -> str:
     )
     own = before if "Args:\n" in before else f"{before}Args:\n{textwrap.indent(usual, '    ')}\n"
     return f"{own}{example}{after}\n\nSee `preserve_identities` for errors, cost and limitations.\n"
-
-
-def _with_ours(vanilla: inspect.Signature, *own: str) -> inspect.Signature:
-    """What `help` shows: the function, the options of the vanilla transform, and ours."""
-    _, *options = vanilla.parameters.values()
-    function = inspect.Parameter("function", inspect.Parameter.POSITIONAL_ONLY, default=None)
-    rest = [each for each in options if each.kind is each.VAR_KEYWORD]
-    names = [name for name in (*own, "policy", "in_place") if name not in vanilla.parameters]
-    ours = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
-    return inspect.Signature([function, *[each for each in options if each not in rest], *ours, *rest])
 
 
 # What type checkers take each to be; nothing happens here.

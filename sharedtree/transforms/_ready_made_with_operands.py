@@ -5,15 +5,16 @@ value that they belong to, and None for whatever is not differentiated. Loops an
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, cast, overload
+from typing import Any, Literal, TypeVar, Unpack, cast, overload
 
 import equinox as eqx
 import jax
 
 from ..core._jax_internals import api_boundary
+from ._applying import OURS, lists_options_of
 from ._preserve import preserve_identities
 from ._ready_made import Said, made_of
-from ._signatures import LikeCustomJvp, LikeCustomVjp
+from ._signatures import LikeCustomJvp, LikeCustomVjp, Linearising, Pulling, Transposing, Usual
 
 R = TypeVar("R")
 A = TypeVar("A")
@@ -30,12 +31,13 @@ _eval_shape = preserve_identities(jax.eval_shape)
 
 @overload
 def vjp(
-    function: Callable[..., R], /, *primals: Any, has_aux: Literal[False] = False, **options: Any
+    function: Callable[..., R], /, *primals: Any, has_aux: Literal[False] = False, **options: Unpack[Pulling]
 ) -> tuple[R, Callable[[Any], tuple[Any, ...]]]: ...
 @overload
 def vjp(
-    function: Callable[..., tuple[R, A]], /, *primals: Any, has_aux: Literal[True], **options: Any
+    function: Callable[..., tuple[R, A]], /, *primals: Any, has_aux: Literal[True], **options: Unpack[Pulling]
 ) -> tuple[R, Callable[[Any], tuple[Any, ...]], A]: ...
+@lists_options_of(jax.vjp, *OURS)
 @api_boundary
 def vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
     """`preserve_identities(jax.vjp)`: a value, and the function from its cotangent to those of the primals.
@@ -72,12 +74,23 @@ def vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
 
 @overload
 def jvp(
-    function: Callable[..., R], /, primals: Any, tangents: Any, has_aux: Literal[False] = False, **options: Any
+    function: Callable[..., R],
+    /,
+    primals: Any,
+    tangents: Any,
+    has_aux: Literal[False] = False,
+    **options: Unpack[Usual],
 ) -> tuple[R, Any]: ...
 @overload
 def jvp(
-    function: Callable[..., tuple[R, A]], /, primals: Any, tangents: Any, has_aux: Literal[True], **options: Any
+    function: Callable[..., tuple[R, A]],
+    /,
+    primals: Any,
+    tangents: Any,
+    has_aux: Literal[True],
+    **options: Unpack[Usual],
 ) -> tuple[R, Any, A]: ...
+@lists_options_of(jax.jvp, *OURS)
 @api_boundary
 def jvp(function: Any, /, *operands: Any, **options: Any) -> Any:
     """`preserve_identities(jax.jvp)`: a value and its tangent.
@@ -108,12 +121,13 @@ def jvp(function: Any, /, *operands: Any, **options: Any) -> Any:
 
 @overload
 def linearize(
-    function: Callable[..., R], /, *primals: Any, has_aux: Literal[False] = False, **options: Any
+    function: Callable[..., R], /, *primals: Any, has_aux: Literal[False] = False, **options: Unpack[Linearising]
 ) -> tuple[R, Callable[..., Any]]: ...
 @overload
 def linearize(
-    function: Callable[..., tuple[R, A]], /, *primals: Any, has_aux: Literal[True], **options: Any
+    function: Callable[..., tuple[R, A]], /, *primals: Any, has_aux: Literal[True], **options: Unpack[Linearising]
 ) -> tuple[R, Callable[..., Any], A]: ...
+@lists_options_of(jax.linearize, *OURS)
 @api_boundary
 def linearize(function: Any, /, *primals: Any, **options: Any) -> Any:
     """`preserve_identities(jax.linearize)`: a value, and the function from tangents of the primals to its own.
@@ -140,9 +154,10 @@ def linearize(function: Any, /, *primals: Any, **options: Any) -> Any:
     return _linearize(function, *primals, **options)
 
 
+@lists_options_of(jax.linear_transpose, *OURS)
 @api_boundary
 def linear_transpose(
-    function: Callable[..., Any], /, *primals: Any, **options: Any
+    function: Callable[..., Any], /, *primals: Any, **options: Unpack[Transposing]
 ) -> Callable[[Any], tuple[Any, ...]]:
     """`preserve_identities(jax.linear_transpose)`: the transpose of a linear function.
 
@@ -166,8 +181,17 @@ def linear_transpose(
     return _linear_transpose(function, *primals, **options)
 
 
+@overload
+def filter_vjp(
+    function: Callable[..., R], /, *primals: Any, has_aux: Literal[False] = False, **options: Unpack[Usual]
+) -> tuple[R, Callable[[Any], tuple[Any, ...]]]: ...
+@overload
+def filter_vjp(
+    function: Callable[..., tuple[R, A]], /, *primals: Any, has_aux: Literal[True], **options: Unpack[Usual]
+) -> tuple[R, Callable[[Any], tuple[Any, ...]], A]: ...
+@lists_options_of(eqx.filter_vjp, *OURS)
 @api_boundary
-def filter_vjp(function: Callable[..., Any], /, *primals: Any, **options: Any) -> Any:
+def filter_vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
     """`preserve_identities(equinox.filter_vjp)`: as `vjp`, where what is not inexact has the cotangent None.
 
     Args:
@@ -194,8 +218,9 @@ def filter_vjp(function: Callable[..., Any], /, *primals: Any, **options: Any) -
     return _filter_vjp(function, *primals, **options)
 
 
+@lists_options_of(eqx.filter_jvp, *OURS)
 @api_boundary
-def filter_jvp(function: Callable[..., Any], primals: Any, tangents: Any, **options: Any) -> Any:
+def filter_jvp(function: Callable[..., R], primals: Any, tangents: Any, **options: Any) -> tuple[R, Any]:
     """`preserve_identities(equinox.filter_jvp)`: as `jvp`, where None is the tangent of what is not differentiated.
 
     Args:
@@ -222,6 +247,7 @@ def filter_jvp(function: Callable[..., Any], primals: Any, tangents: Any, **opti
     return _filter_jvp(function, primals, tangents, **options)
 
 
+@lists_options_of(eqx.filter_eval_shape, *OURS)
 @api_boundary
 def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """`preserve_identities(equinox.filter_eval_shape)`: a template of what a function returns, with its ties.
@@ -249,6 +275,7 @@ def filter_eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any
     return _filter_eval_shape(function, *args, **kwargs)
 
 
+@lists_options_of(jax.eval_shape, *OURS)
 @api_boundary
 def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """`preserve_identities(jax.eval_shape)`: what a function would return, without computing it.

@@ -17,6 +17,7 @@ from ..core._printing import listed
 from ..libraries._equinox import name_of
 from ..ties._context import Policy
 from ..ties._listing import is_inexact
+from ._applying import lists_options_of
 from ._caller_side import Call
 from ._custom_rules import RuleTransform, tree_of
 from ._hands import Hand, tangents_of, whole
@@ -29,6 +30,7 @@ class CustomVjpTransform(RuleTransform):
     writes = True
     unknown_methods = frozenset({"defvjp_with_accums", "defremat", "defremat_with_logs"})
 
+    @lists_options_of(jax.custom_vjp.defvjp)
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any], *positional: Any, **options: Any) -> None:
         """Sets the rules, as `jax.custom_vjp.defvjp` does.
 
@@ -112,6 +114,7 @@ class Summed(list[Any]):
 class CustomJvpTransform(RuleTransform):
     """A function under `jax.custom_jvp`, with identities preserved."""
 
+    @lists_options_of(jax.custom_jvp.defjvp)
     def defjvp(self, jvp: Callable[..., Any], *positional: Any, **options: Any) -> Callable[..., Any]:
         """Sets the rule, as `jax.custom_jvp.defjvp` does.
 

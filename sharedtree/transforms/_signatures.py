@@ -176,6 +176,41 @@ class Tracing(Usual, total=False):
     abstracted_axes: Any
 
 
+class Linearising(Usual, total=False):
+    """Options of `jax.linearize`, but for the one that decides what comes out."""
+
+    in_nzs: Any
+
+
+class Pulling(Linearising, total=False):
+    """Options of `jax.vjp`, likewise."""
+
+    reduce_axes: Sequence[Any]
+    saveable_args: Any
+
+
+class Transposing(Usual, total=False):
+    """Options of `jax.linear_transpose`."""
+
+    reduce_axes: Sequence[Any]
+
+
+class Placing(TypedDict, total=False):
+    """Options of `jax.device_put`."""
+
+    src: Any
+    donate: Any
+    may_alias: Any
+
+
+class Exporting(Usual, total=False):
+    """Options of `jax.export.export`."""
+
+    platforms: Sequence[str] | None
+    disabled_checks: Sequence[Any]
+    _override_lowering_rules: Any
+
+
 class Jit(Protocol):
     """`jax.jit` with identities preserved."""
 
@@ -309,7 +344,20 @@ class CustomVjp(Protocol, Generic[P, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: D102
     def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., R_co]: ...  # noqa: D105
     def defvjp(  # noqa: D102
-        self, fwd: Callable[..., Any], bwd: Callable[..., Any], *positional: Any, **options: Any
+        self,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        symbolic_zeros: bool = False,
+        optimize_remat: bool = False,
+        generic_batching: bool = False,
+    ) -> None: ...
+    def defvjp_with_logs(  # noqa: D102
+        self,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        symbolic_zeros: bool = False,
+        optimize_remat: bool = False,
+        generic_batching: bool = False,
     ) -> None: ...
 
 
@@ -321,9 +369,7 @@ class CustomJvp(Protocol, Generic[P, R_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: D102
     def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., R_co]: ...  # noqa: D105
-    def defjvp(  # noqa: D102
-        self, jvp: Callable[..., Any], *positional: Any, **options: Any
-    ) -> Callable[..., Any]: ...
+    def defjvp(self, jvp: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]: ...  # noqa: D102
     def defjvps(self, *jvps: Callable[..., Any] | None) -> None: ...  # noqa: D102
 
 
@@ -331,15 +377,33 @@ class LikeCustomVjp(Protocol):
     """`jax.custom_vjp` with identities preserved."""
 
     @overload
-    def __call__(self, function: Callable[P, R], /, *positional: Any, **options: Any) -> CustomVjp[P, R]: ...
+    def __call__(
+        self,
+        function: Callable[P, R],
+        /,
+        nondiff_argnums: Sequence[int] = ...,
+        nondiff_argnames: Sequence[str] = ...,
+        **options: Unpack[Usual],
+    ) -> CustomVjp[P, R]: ...
     @overload
-    def __call__(self, **options: Any) -> Callable[[Callable[P, R]], CustomVjp[P, R]]: ...
+    def __call__(
+        self, *, nondiff_argnums: Sequence[int] = ..., nondiff_argnames: Sequence[str] = ..., **options: Unpack[Usual]
+    ) -> Callable[[Callable[P, R]], CustomVjp[P, R]]: ...
 
 
 class LikeCustomJvp(Protocol):
     """`jax.custom_jvp` with identities preserved."""
 
     @overload
-    def __call__(self, function: Callable[P, R], /, *positional: Any, **options: Any) -> CustomJvp[P, R]: ...
+    def __call__(
+        self,
+        function: Callable[P, R],
+        /,
+        nondiff_argnums: Sequence[int] = ...,
+        nondiff_argnames: Sequence[str] = ...,
+        **options: Unpack[Usual],
+    ) -> CustomJvp[P, R]: ...
     @overload
-    def __call__(self, **options: Any) -> Callable[[Callable[P, R]], CustomJvp[P, R]]: ...
+    def __call__(
+        self, *, nondiff_argnums: Sequence[int] = ..., nondiff_argnames: Sequence[str] = ..., **options: Unpack[Usual]
+    ) -> Callable[[Callable[P, R]], CustomJvp[P, R]]: ...

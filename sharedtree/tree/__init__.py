@@ -6,6 +6,7 @@ structure. `at`, `filter`, `partition`, `combine` and `equal` are Equinox's, wit
 leaves come in, trees go out; nothing here changes a tree in place or calls a transform.
 """
 
+from ..core._structure import Structure as Structure
 from ._at import at as at
 from ._jax_tree import (
     equal as equal,
@@ -18,3 +19,5 @@ from ._jax_tree import (
     unflatten as unflatten,
 )
 from ._partition import combine as combine, filter as filter, partition as partition  # noqa: A004
+
+Structure.__module__ = __name__  # under which it is printed and documented

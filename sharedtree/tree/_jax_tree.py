@@ -2,7 +2,7 @@
 
 import builtins
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import equinox as eqx
 from jax import tree_util as jtu
@@ -19,6 +19,12 @@ from ..ties._leaf_notes import hand_on, recall, remember
 from ..ties._listing import are_one_value, how_to_tie
 
 T = TypeVar("T")
+
+
+class Advice(Protocol):
+    """What to do about a tree that lacks ties of another one."""
+
+    def __call__(self, name: str, like: str, *, in_containers: bool) -> str: ...  # noqa: D102
 
 
 def flatten(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
@@ -167,9 +173,19 @@ def map_with_path(f: Callable[..., Any], tree: T, *rest: Any, is_leaf: IsLeaf = 
 def _mapped(f: Callable[..., Any], tree: Any, rest: tuple[Any, ...], is_leaf: IsLeaf, *, with_paths: bool) -> Any:
     require_registered(tree)
     found, structure = pack_alone(tree, is_leaf)
-    columns = [found, *(_aligned(structure, other, f"rest[{i}]") for i, other in enumerate(rest))]
-    if with_paths:
-        columns.insert(0, _leaf_paths(structure))
+    columns = [_aligned(structure, other, f"rest[{i}]", "tree", how_to_tie) for i, other in enumerate(rest)]
+    before = [_leaf_paths(structure)] if with_paths else []
+    return _made_of_columns(f, structure, found, [*before, found, *columns])
+
+
+def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie: Advice) -> T:
+    """As `map` over two trees, with errors that call them by these names and say what its caller advises."""
+    require_registered(model)
+    found, structure = pack_alone(model)
+    return _made_of_columns(f, structure, found, [found, _aligned(structure, updates, "updates", "model", how_to_tie)])
+
+
+def _made_of_columns(f: Callable[..., Any], structure: Structure, found: list[Any], columns: list[Any]) -> Any:
     new = [f(*args) for args in zip(*columns, strict=True)]
     new = with_identity(new, structure.records, structure.root, structure.leaf_numbers)
     hand_on(found, new)
@@ -183,8 +199,8 @@ def _leaf_paths(structure: Structure) -> list[Path]:
     return [first[number] for number in structure.leaf_numbers]
 
 
-def _aligned(structure: Structure, other: Any, name: str) -> list[Any]:
-    """What `other` holds where `structure` has its leaves."""
+def _aligned(structure: Structure, other: Any, name: str, like: str, advice: Advice) -> list[Any]:
+    """What `other` holds where `structure` has its leaves; errors call the two trees by these names."""
     tags = Tags()
     _, records, root = walk(other, tags, rules_here())
     model = structure.records
@@ -195,7 +211,7 @@ def _aligned(structure: Structure, other: Any, name: str) -> list[Any]:
     found: dict[int, tuple[int, Path]] = {}
     for pair in pairs(Shape(model, structure.root), Shape(records, root), agree):
         if isinstance(pair, Mismatch):
-            raise pair.error("the tree", f"`{name}`")
+            raise pair.error(f"the {like}", f"`{name}`")
         if model[pair.left][0] is not LEAF:
             continue
         number, path = found.setdefault(pair.left, (pair.right, pair.path))
@@ -203,8 +219,8 @@ def _aligned(structure: Structure, other: Any, name: str) -> list[Any]:
             one, two = jtu.keystr(path), jtu.keystr(pair.path)
             in_containers = pair.left in reached_outside(model, structure.root)
             raise SharingMismatchError(
-                f"`{one}` and `{two}` are one leaf in the tree, but two objects in `{name}`.\n"
-                f"Which of the two is meant cannot be known.\n{how_to_tie(name, 'tree', in_containers=in_containers)}",
+                f"`{one}` and `{two}` are one leaf in the {like}, but two objects in `{name}`.\n"
+                f"Which of the two is meant cannot be known.\n{advice(name, like, in_containers=in_containers)}",
                 (one, two),
             )
     return [tags.objects[found[number][0]] for number, (op, _) in enumerate(model) if op is LEAF]

@@ -284,6 +284,27 @@ def a_template_that_does_not_fit(path):
     return Scenario(lambda: st.load(file, like=template), st.errors.StructureMismatchError, names)
 
 
+class Tied(eqx.Module):
+    embed: jax.Array
+    head: jax.Array
+
+
+def template_with_other_ties(path, *, tied):
+    """The file and the template have one class, which is nobody's but ours, and one of them has the tie."""
+    made = lambda weight, is_tied: Tied(weight, weight if is_tied else weight + 1)
+    file, template = saved(path, made(jnp.arange(3.0), tied)), made(jnp.zeros(3), not tied)
+    names = {"path": file, "template": template, "tests": sys.modules["tests"]}
+
+    def after(left):
+        model = left["model"] if "model" in left else st.load(file, like=left["template"])
+        assert type(model) is Tied
+        # What only fits has the ties of the template.
+        assert (model.embed is model.head) is (tied if "report" not in left else not tied)
+
+    load = lambda: st.load(file, like=template)
+    return Scenario(load, st.errors.StructureMismatchError, names, after, are_alternatives=True)
+
+
 def damaged(path, look):
     file = saved(path)
     data = bytearray(file.read_bytes())
@@ -447,6 +468,8 @@ scenarios(
         st.SharedTreeError,
         lambda: st.to_bytes(dataclass_with([("weight", object)], __sharedtree_version__="new")(jnp.ones(1))),
     ),
+    a_template_without_the_ties=lambda path: template_with_other_ties(path, tied=True),
+    a_template_with_a_tie_too_many=lambda path: template_with_other_ties(path, tied=False),
     a_file_that_does_not_block=lambda path: Scenario(
         lambda: _container._write_all(Blocking(), memoryview(b"a")), BlockingIOError, {"file": Pipe()}
     ),

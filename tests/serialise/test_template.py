@@ -192,9 +192,21 @@ def test_ties_of_modules(path):
         with pytest.raises(st.errors.StructureMismatchError, match=words) as raised:
             st.load(path, like=model(tied=not tied))
         assert raised.value.paths == (".decoder[0]",)  # what is in it need not be listed
+        call = (
+            "tie(template, lambda m: (m.encoder, m.decoder[0]))" if tied else "untie(template, lambda m: m.decoder[0])"
+        )
+        assert f"    template = sharedtree.{call}\n" in str(raised.value)
     loaded, report = st.load(path, like=model(2.0, tied=True), strict=False)
     assert loaded.encoder is loaded.decoder[0]
     assert [d.path for d in report.differences] == [".decoder[0]"]
+    # What differs otherwise, too, is not made one by that.
+    wrong = Model(
+        Block(jnp.zeros((2, 3)), jnp.zeros(3)), [Block(jnp.zeros((2, 3)), jnp.zeros(4)), jnp.ones(4, int)], None
+    )
+    st.save(path, model())
+    with pytest.raises(st.errors.StructureMismatchError) as raised:
+        st.load(path, like=wrong)
+    assert "template = " not in str(raised.value)
 
 
 def test_a_template_that_is_something_else(path):

@@ -20,6 +20,7 @@ from .models import block, language_model
 pytest.importorskip("igraph")
 pytest.importorskip("drawsvg")
 
+RULE = re.compile(r"\.([\w-]+)\{(.*?)\}")
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
 
@@ -89,6 +90,29 @@ def test_a_tie_is_told_by_colour_by_shape_and_in_words():
     assert "12 parameters, at 2 places" in picture.texts
     assert "stroke-dasharray:7 4" in st.draw([]).svg
     assert "prefers-color-scheme:dark" in st.draw([]).svg
+
+
+def test_programs_without_variables_paint_it_light():
+    """Each shape and text has its light colours as attributes, which only rules under a condition override."""
+    tree = {"a": (w := jnp.ones(2)), "b": w, "c": [block(jnp.ones(2)), *language_model(3).blocks]}
+    picture = Picture(st.draw([tree, [], 3]))
+    css = next(each.text for each in picture.all if each.tag == f"{NAMESPACE}style")
+    light = dict(re.findall(r"--([\w-]+):(#\w+);", css.partition("@media")[0]))
+    plain, condition, painting = css.partition("@supports(fill:var(--page)){")
+    assert condition
+    assert "var(" not in plain
+    rules = {
+        name: dict(re.findall(r"(fill|stroke):(?:var\(--)?([\w-]+)", rule)) for name, rule in RULE.findall(painting)
+    }
+    painted = [each for each in picture.all if each.tag.removeprefix(NAMESPACE) in ("rect", "path", "circle", "text")]
+    assert {css for each in painted for css in each.get("class").split()} >= {*rules}
+    for each in painted:
+        wanted = {}
+        for name in each.get("class").split():
+            wanted |= rules.get(name, {})
+        assert "fill" in wanted
+        for what in ("fill", "stroke"):
+            assert each.get(what) == light.get(wanted.get(what), wanted.get(what)), each.get("class")
 
 
 def test_24_layers_are_a_stack():

@@ -191,3 +191,35 @@ st.pmap(f, inplace=True)  # type: ignore[call-overload]
 st.checkpoint(prevent_sce=False)  # type: ignore[call-overload]
 st.scan(lambda carry, x: (carry, x), model, x, lenght=2)  # type: ignore[call-arg]
 assert_type(st.cond(True, same, same, x, in_place=True), Any)
+
+# So it is of what takes operands, and of rules.
+assert_type(st.vjp(f, x, policy=policy, in_place=False)[0], jax.Array)
+assert_type(st.filter_vjp(f, x)[0], jax.Array)
+assert_type(st.filter_vjp(with_aux, x, has_aux=True)[2], str)
+assert_type(st.filter_jvp(f, (x,), (x,), scale=2.0), tuple[jax.Array, Any])
+assert_type(st.custom_vjp(f, (), ("scale",), policy=policy)(x), jax.Array)
+assert_type(st.fori_loop(0, 2, lambda i, m: m, model, unroll=2, in_place=True), Model)
+assert_type(st.while_loop(lambda m: True, lambda m: m, model, policy=policy), Model)
+st.linear_transpose(f, x, reduce_axes=())
+own.defvjp(f, f, symbolic_zeros=True)
+own.defvjp_with_logs(f, f)
+st.device_put(x, may_alias=False)
+st.export(f, platforms=("cpu",), policy=policy)
+st.vjp(f, x, hasaux=True)  # type: ignore[call-overload]
+st.filter_vjp(f, x, has_axu=True)  # type: ignore[call-overload]
+st.jvp(f, (x,), (x,), polcy=policy)  # type: ignore[call-overload]
+st.linearize(f, x, reduce_axes=())  # type: ignore[call-overload]
+st.linear_transpose(f, x, inplace=True)  # type: ignore[call-arg]
+st.while_loop(lambda m: True, lambda m: m, model, length=2)  # type: ignore[call-arg]
+st.fori_loop(0, 2, lambda i, m: m, model, unrol=2)  # type: ignore[call-arg]
+st.map(same, x, batchsize=2)  # type: ignore[call-arg]
+st.associative_scan(lambda a, b: a, x, axes=0)  # type: ignore[call-arg]
+st.cond(True, same, same, x, inplace=True)  # type: ignore[call-overload]
+st.switch(1, [same], x, operands=x)  # type: ignore[call-overload]
+st.custom_vjp(f, nondiff_argnum=(1,))  # type: ignore[call-overload]
+st.custom_jvp(nondif_argnums=(1,))  # type: ignore[call-overload]
+own.defvjp(f, f, symbolic_zero=True)  # type: ignore[call-arg]
+st.custom_jvp(f).defjvp(f, symbolic=True)  # type: ignore[call-arg]
+st.device_put(x, may_alais=False)  # type: ignore[call-arg]
+st.export(f, platform=("cpu",))  # type: ignore[call-arg]
+st.from_bytes(b"", trust=[Net])  # type: ignore[call-overload]

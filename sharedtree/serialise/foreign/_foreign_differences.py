@@ -72,7 +72,7 @@ class Fit:
             "Give the template that the file was written from. If it is a tie that the file has not:",
             "    sharedtree.convert(source, like=sharedtree.untie(template))",
         )
-        require_no_differences(self._differences, label, fix)
+        require_no_differences(self._differences, label, lambda: fix)
         if not self._shortened:
             return
         lines = [f"    `{printable(path)}`: {wanted}" for path, wanted in self._shortened[:_MAX_LISTED]]

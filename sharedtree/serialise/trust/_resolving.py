@@ -180,17 +180,37 @@ def _is_listed(name: str) -> bool:
     return root_of(name) in LIBRARIES | NAMES_ONLY | sys.stdlib_module_names or name in CLASSES | FUNCTIONS
 
 
+def call_without_template(names: Iterable[Name], main: str | None) -> str:
+    """The call that loads a file with these names where no template says that they are trusted."""
+    trust = Trust()
+    own = [name for kind, name in names if kind != "method" and not trust.allows(name, kind, main)]
+    if not own:
+        return "sharedtree.load(path)"
+    moved = _moved(own, main)
+    return _call(_as_code([name for name in own if name not in moved], main), moved).strip()
+
+
+def _as_code(names: Sequence[str], main: str | None) -> list[str]:
+    """What to write in `trusted=` for each name of a file."""
+    texts: list[str] = []
+    for name in names:
+        module, _, qualname = name.partition(":")
+        text = f'"{name}"' if module == main else f"{module}.{qualname}"  # a text needs no import
+        texts.append('"flax"' if name in NNX else qualname if _is_of_program(name, main) else text)
+    return texts
+
+
+def _is_of_program(name: str, main: str | None) -> bool:
+    module, _, qualname = name.partition(":")
+    return module in (MAIN, CHILD) or (module == main and _is_here(f"{MAIN}:{qualname}"))
+
+
 def _how_to_trust(own: Sequence[str], moved: Mapping[str, str], main: str | None) -> Iterator[str]:
     """What to write to trust names of a file, of which some have other names here."""
-    texts: list[str] = []
-    absent: list[str] = []
-    for name in [name for name in own if name not in moved]:
-        module, _, qualname = name.partition(":")
-        is_of_program = module in (MAIN, CHILD) or (module == main and _is_here(f"{MAIN}:{qualname}"))
-        if is_of_program and not _is_here(f"{MAIN}:{qualname}"):
-            absent.append(qualname)
-        text = f'"{name}"' if module == main else f"{module}.{qualname}"  # a text needs no import
-        texts.append('"flax"' if name in NNX else qualname if is_of_program else text)
+    names = [name for name in own if name not in moved]
+    texts = _as_code(names, main)
+    own_program = [name.partition(":")[2] for name in names if _is_of_program(name, main)]
+    absent = [qualname for qualname in own_program if not _is_here(f"{MAIN}:{qualname}")]
     if absent:
         listed = ", ".join([f"`{each}`" for each in dict.fromkeys(absent)])
         yield f"The program that wrote the file has what the one that runs now does not have: {listed}."

@@ -5,6 +5,7 @@ is: the flatten and unflatten functions, hooks and default factories of trusted 
 keys; never what the file says. `load` and `orbax.restore` differ in who reads the bytes; the rest is a `Plan`.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from ...tree._dag import Dag
 from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, struct_of
 from ..container._header import malformed
 from ..trust._classes import FIELD_KINDS, kind_of
-from ..trust._resolving import Name, Paths, Request, judge_all, resolve_all
+from ..trust._resolving import Name, Paths, Request, call_without_template, judge_all, resolve_all
 from ..trust._trust import Trust
 from ._containers import name_of_method
 from ._encoding import like_in
@@ -30,6 +31,9 @@ from ._paths import first_parents, part_at, path_from
 from ._template import Comparison, LoadReport, Walked, compare, paths_of_dags, rebuilt, require_no_differences
 
 _MAX_PATHS = 3
+_MAX_TIES = 8
+_IN_CODE = re.compile(r"(\.\w+|\[\d+\]|\['\w+'\])+", re.ASCII)
+"""A path that can stand in code as it is printed."""
 
 Resolved = Mapping[tuple[str, ...], Any]
 """The object of each name: (`"class"` or `"function"`, name) → object."""
@@ -137,7 +141,7 @@ class Plan:
             described = {id(structs[entry.tensor]): entry for entry in entries}  # alive in `structs`
             self._compared = compare(self._decoded(structs), like, described)
             if strict:
-                require_no_differences(self._compared.differences, label)
+                require_no_differences(self._compared.differences, label, self._how_to_fit)
             else:
                 self._require_no_dags(classes, self._compared.template, label)
             if sharding is None:
@@ -188,9 +192,29 @@ class Plan:
             raise StructureMismatchError(
                 f"`{label}` or the template has a `Dag`, whose model is one with what is beside it, at {listed}. A "
                 "template is not filled with parts of such a file. Load it as it is, or save `dag.tree` instead:\n"
-                "    model = sharedtree.load(path)",
+                f"    model = {call_without_template(_names(self._manifest), self._manifest.main)}",
                 paths,
             )
+
+    def _how_to_fit(self) -> list[str]:
+        """What to do about a template that differs from the file, by what differs."""
+        assert self._compared is not None
+        ties, others = self._compared.ties, self._compared.differences
+        paths = {difference.path for difference in others} - {path for _, path, _ in ties}
+        # What differs within, or has no name in code, cannot be tied like that.
+        ties = [tie for tie in ties if not any(path.startswith(tie[:2]) for path in paths)]
+        ties = [tie for tie in ties if all(map(_IN_CODE.fullmatch, tie[:2]))][:_MAX_TIES]
+        lines = ["Give the template the ties of the file:"] if ties else []
+        for first, path, are_one in ties:
+            call = (
+                f"untie(template, lambda m: m{path})"
+                if not are_one
+                else f"tie(template, lambda m: (m{first}, m{path}))"
+            )
+            lines.append(f"    template = sharedtree.{call}")
+        lines.append(f"{'Or load' if ties else 'Load'} it as it is, or load what fits and see the rest reported:")
+        lines.append(f"    model = {call_without_template(_names(self._manifest), self._manifest.main)}")
+        return [*lines, "    model, report = sharedtree.load(path, like=template, strict=False)"]
 
     def tree(self, arrays: Sequence[Any]) -> Any:
         """The tree, from one array for each of `wanted`; with `strict=False` and a template, the report too.

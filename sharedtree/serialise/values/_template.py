@@ -82,12 +82,14 @@ class Comparison(NamedTuple):
     """A file's tree beside a template: the template; its records that the file has a leaf for; and what differs.
 
     `values` are what does not make a template unfit: static values outside of modules, and ties of what has no leaves.
+    `ties` says of those among the differences which two paths each is about, and whether the file has one object there.
     """
 
     template: Walked
     fitting: dict[int, Any]
     differences: list[Difference]
     values: list[Difference]
+    ties: list[tuple[str, str, bool]]
 
 
 def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comparison:
@@ -105,8 +107,8 @@ def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comp
     # Of a file nobody knows how often a tuple occurs, so there each is one record.
     file, own = _walked(held, values=True), _walked(template)
     records, own_records = file.structure.records, own.structure.records
-    result = Comparison(own, {}, [], [])
-    fitting, found, values = result[1:]
+    result = Comparison(own, {}, [], [], [])
+    fitting, found, values, ties = result[1:]
     in_file: dict[int, tuple[int, str]] = {}  # object of the file → that of the template met first with it, and where
     in_template: dict[int, tuple[int, str]] = {}
     seen: set[tuple[int, int, bool]] = set()
@@ -127,6 +129,9 @@ def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comp
             elif its_met[0] != name and its_met[1] != path:
                 texts = f"another object than `{its_met[1]}`", "one object with it"
             if texts:
+                if type(op) is not Static:
+                    are_one = texts[1] == "another one"
+                    ties.append((met[1] if are_one else its_met[1], path, are_one))
                 is_told = True  # what is in a module parts with it, and need not be listed
                 (values if type(op) is Static else found).append(Difference(path, *texts))
         if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls:
@@ -205,20 +210,15 @@ def _facts(leaf: Any, entry: ArrayEntry | None = None) -> tuple[str, str, str]:
     return f"{leaf.dtype}{list(leaf.shape)}", kind, weak
 
 
-def require_no_differences(differences: Sequence[Difference], label: str, fix: Sequence[str] = ()) -> None:
+def require_no_differences(differences: Sequence[Difference], label: str, fix: Callable[[], Sequence[str]]) -> None:
     """Raises `StructureMismatchError` that lists them all, and ends with the lines of a fix."""
     if not differences:
         return
     lines = [f"    {difference}" for difference in differences[:100]]
     if len(differences) > 100:
         lines.append(f"    and {len(differences) - 100} more")
-    fix = fix or (
-        "Load it as it is, or load what fits and see the rest reported:",
-        "    model = sharedtree.load(path)",
-        "    model, report = sharedtree.load(path, like=template, strict=False)",
-    )
     raise StructureMismatchError(
-        "\n".join([f"`{label}` does not hold what the template asks for:", *lines, *fix]),
+        "\n".join([f"`{label}` does not hold what the template asks for:", *lines, *fix()]),
         [difference.path for difference in differences],
     )
 
