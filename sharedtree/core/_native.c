@@ -862,7 +862,8 @@ static void go_back(Walk *w, Mark mark)
 /* A code and what belongs to it. */
 static int emit(Walk *w, char code, const void *bytes, size_t size)
 {
-    TRY(grow(&w->key, &w->key_room, w->key_size + size + 1, 1));
+    if (w->key_size + size >= w->key_room)
+        TRY(grow(&w->key, &w->key_room, w->key_size + size + 1, 1));
     w->key[w->key_size++] = code;
     if (size > 0)
         memcpy(w->key + w->key_size, bytes, size);
@@ -1097,7 +1098,8 @@ static int is_simple_key(PyObject *key)
 
 static int are_simple_keys(PyObject *keys)
 {
-    for (Py_ssize_t i = 0; i < length_of(keys); i++) {
+    Py_ssize_t size = length_of(keys);
+    for (Py_ssize_t i = 0; i < size; i++) {
         if (!is_simple_key(item_at(keys, i)))
             return 0;
     }
@@ -2180,7 +2182,7 @@ struct Run {
     const Program *program;
     PyObject *leaves, *table, *given, *update;
     PyObject *trace_state;    /* that all its NNX objects get, once there is one */
-    Py_ssize_t next;          /* leaf */
+    Py_ssize_t next, num_leaves;
 };
 
 static int program_traverse(PyObject *self, visitproc visit, void *arg)
@@ -2231,12 +2233,13 @@ static PyObject *items_at(PyObject *list, PyObject *numbers, int as_list)
     return items;
 }
 
+/* The next leaf; borrowed, for `run_program` knows it. */
 static PyObject *build_leaf(Run *run, const Step *Py_UNUSED(step))
 {
-    if (run->next < PyTuple_Size(run->leaves))
-        return Py_NewRef(PyTuple_GetItem(run->leaves, run->next++));
-    PyErr_SetNone(PyExc_StopIteration);
-    return NULL;
+    PyObject *leaf = run->next < run->num_leaves ? PyTuple_GetItem(run->leaves, run->next++) : NULL;
+    if (leaf == NULL)
+        PyErr_SetNone(PyExc_StopIteration);
+    return leaf;
 }
 
 static PyObject *build_constant(Run *Py_UNUSED(run), const Step *step)
@@ -2585,6 +2588,10 @@ static int run_program(Run *run)
     for (Py_ssize_t i = 0; i < run->program->num_steps; i++) {
         const Step *step = &run->program->steps[i];
         PyObject *made = step->build(run, step);
+        if (step->build == build_leaf && made != NULL) {
+            TRY(PyList_Append(run->table, made));
+            continue;
+        }
         if (made != NULL && step->is_updated)
             replace(&made, updated(run, step, made));
         TRY(append_new(run->table, made));
@@ -2624,6 +2631,7 @@ static int build_onto(PyObject *table, PyObject *program, PyObject *given_leaves
 {
     OWNED *leaves = PySequence_Tuple(given_leaves);
     Run run = {.program = (Program *)program, .leaves = leaves, .table = table, .given = given, .update = update};
+    run.num_leaves = leaves == NULL ? 0 : PyTuple_Size(leaves);
     int outcome = leaves == NULL ? FAILED : run_program(&run);
     Py_XDECREF(run.trace_state);
     return outcome;
