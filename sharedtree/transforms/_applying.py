@@ -130,7 +130,8 @@ def in_code(title: str, options: str, function: str = "") -> str:
     """
     package, _, name = title.rpartition(".")
     # The door offers what is ready made, and imports this file.
-    ready = vars(sys.modules[__package__]).get(name) if package in ("jax", "jax.lax", "equinox") else None
+    offered = vars(sys.modules[__name__.rpartition(".")[0]])
+    ready = offered.get(name) if package in ("jax", "jax.lax", "equinox") else None
     if ready is None:
         return f"sharedtree.preserve_identities({title}, {options}){function and f'({function})'}"
     first = next(iter(inspect.signature(ready).parameters.values()))
