@@ -1,6 +1,7 @@
 """One scenario for each message of the library that offers code, but for those about files."""
 
 import dataclasses
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -273,15 +274,27 @@ def a_model_used_twice_of_which_one_is_differentiated(path):
 
 @scenario
 def a_change_that_an_inner_transform_loses(path):
-    def step(transform):
-        def loss(tally):
-            tally.count = tally.count + 1
-            return tally.step**2
+    def loss(tally):
+        tally.count = tally.count + 1
+        return tally.step**2
 
-        st.jit(lambda tally: transform(loss)(tally), in_place=True)(Tally(jnp.ones(()), jnp.ones(())))
+    def after(inner):
+        st.jit(lambda tally: inner(tally), in_place=True)(Tally(jnp.ones(()), jnp.ones(())))
 
-    after = lambda inner: step(inner)
-    return of(lambda: step(st.grad), st.errors.LostChangeWarning, after, are_alternatives=True, jax=jax)
+    return of(lambda: after(st.grad(loss)), st.errors.LostChangeWarning, after, are_alternatives=True, f=loss)
+
+
+@scenario
+def a_change_that_a_branch_loses(path):
+    def count_up(tally):
+        tally.count = tally.count + 1
+        return tally.step**2
+
+    def after(inner):
+        call = lambda tally: inner(True, count_up, count_up, tally)
+        st.jit(call, in_place=True)(Tally(jnp.ones(()), jnp.ones(())))
+
+    return of(lambda: after(st.cond), st.errors.LostChangeWarning, after, are_alternatives=True, functools=functools)
 
 
 @scenario

@@ -26,6 +26,7 @@ USUAL = {
     "eqx": eqx,
     "os": os,
     "copy": copy,
+    "functools": functools,
     "open": lambda *args: open(*args).close(),
 }
 PIP = re.compile(

@@ -69,6 +69,12 @@ OUTER = {
 }
 
 
+IN_CODE = {
+    "Equinox's": "sharedtree.filter_grad(f, in_place={})",
+    "cond": "functools.partial(sharedtree.cond, in_place={})",
+}
+
+
 def run(outer, inner, f, model, **told):
     """The warnings of an inner transform under an outer one."""
 
@@ -92,8 +98,9 @@ def test_what_an_inner_transform_was_not_told_is_said(outer, inner, kind):
     assert (warning.filename, warning.lineno) == (__file__, loss.__code__.co_firstlineno)
     place = "[<flat index 1>]" if kind == "plain" else ".count"  # it was registered without keys
     assert f"`{'operands[0]' if inner == 'cond' else 'model'}{place}`" in str(warning.message)
-    for fix in ("in_place=True)", "in_place=False)"):
-        assert fix in str(warning.message)
+    for told in (True, False):
+        code = IN_CODE.get(inner, f"sharedtree.{inner}(f, in_place={{}})").format(told)
+        assert f"    inner = {code}\n" in f"{warning.message}\n"
     for told in ({"in_place": False}, {"policy": st.Policy()}):
         model = MODELS[kind]()
         assert not run(outer, inner, made(), model, **told)

@@ -257,7 +257,7 @@ def test_what_cannot_be_one_object_is_an_error_with_both_ends_and_the_fix(one, t
     [
         (st.tie, lambda m: (), "returned 0 node.*needs two"),
         (st.tie, lambda m: m[:1], "returned 1 node.*needs two"),
-        (st.tie, lambda m: (m[0], jnp.ones(2)), "`ArrayImpl` that is not part of the tree"),
+        (st.tie, lambda m: (m[0], jnp.ones(2)), "`jax.Array` that is not part of the tree"),
         (st.untie, lambda m: (m[0], np.ones(2)), "`ndarray` that is not part of the tree"),
         (st.tie, lambda m: (m[1], m[1][0]), "cannot be one object"),
     ],

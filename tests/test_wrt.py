@@ -322,7 +322,7 @@ def test_what_is_no_filter():
         with pytest.raises(TypeError, match="wrt"):
             st.grad(of_pair, wrt=wrong)
     for wrong in (lambda path, value: 1, lambda path, value: value > 0, lambda path, value: None):
-        with pytest.raises(TypeError, match="True or False"):
+        with pytest.raises(TypeError, match=rf"True or False.*`.*<lambda>` \({re.escape(__file__)}:\d+\) returned"):
             st.grad(of_pair, wrt=wrong)(pair())
     for transform in (st.jit, st.vmap, st.checkpoint):
         with pytest.raises(TypeError, match="wrt"):
@@ -330,10 +330,17 @@ def test_what_is_no_filter():
 
 
 def test_to_select_nothing_is_an_error():
-    for nothing in (False, (), "tag", eqx.nn.Linear, lambda path, value: False):
+    never = lambda path, value: False
+    for nothing in (False, (), "tag", eqx.nn.Linear, never, ["tag", (never, False)]):
         with pytest.raises(ValueError, match=r"(?s)selects nothing.*` at \('first',\)") as caught:
             st.grad(of_pair, wrt=nothing)(pair())
-        assert "'n'" not in str(caught.value)
+        text = str(caught.value)
+        assert "'n'" not in text
+        assert "    `jax.Array` at ('first',)" in text
+        assert "ArrayImpl" not in text
+        assert (f"which asks `test_to_select_nothing_is_an_error.<locals>.<lambda>` ({__file__}:" in text) is (
+            "lambda" in str(nothing)
+        )
     gradient = st.grad(lambda tree, x: x, wrt=...)(Pair(jnp.array(1), None), 1.0)  # there is nothing to select
     assert (gradient.first, gradient.second) == (None, None)
 

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
+import jax
 
 # What `str.isprintable` lets pass, although nothing is seen of it: Unicode's default ignorable characters. Those of the
 # category Cf are not printable to Python either.
@@ -124,6 +125,11 @@ def shown(value: Any) -> str:
     """A short `repr`. Containers are cut off, so nothing is printed for ever; one that raises is named by its class."""
     text = _printer.repr(value)
     return text if len(text) <= _MOST else f"{text[:_MOST]}..."
+
+
+def name_of_class(value: Any) -> str:
+    """What messages call the class of a value: of arrays and tracers, whose own classes are private, JAX's name."""
+    return "jax.Array" if isinstance(value, jax.Array) else type(value).__name__
 
 
 def listed(paths: Sequence[str]) -> str:

@@ -21,8 +21,9 @@ from ..core._errors import InconsistentSharingError
 from ..core._graph import Tags, walk
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
-from ..core._printing import MOST_PATHS, shown
+from ..core._printing import MOST_PATHS, name_of_class, shown
 from ..core._structure import LEAF, Node
+from ..core._warning_source import definition_of
 from ..tree._dag import Dag
 
 
@@ -107,8 +108,8 @@ def _require_two_parameters(predicate: Callable[..., Any], call: str) -> None:
         name = getattr(predicate, "__name__", "")
         name = name if name.isidentifier() else "predicate"
         raise TypeError(
-            f"`wrt` calls `{name}` with a path and the value that is there, and it does not take the two. Let a "
-            f"function of two hand on what it needs:\n"
+            f"`wrt` calls {definition_of(predicate)} with a path and the value that is there, and it does not take the "
+            "two. Let a function of two hand on what it needs:\n"
             f"    {call}, wrt=lambda path, value: {name}(value))"
         ) from None
 
@@ -118,8 +119,9 @@ def _answer(predicate: Callable[..., Any], place: Place, call: str) -> bool:
     if isinstance(answer, (bool, np.bool_)):
         return bool(answer)
     raise TypeError(
-        f"`wrt` says of each path and value whether to select it, True or False; at {place.path!r} it returned "
-        f"{shown(answer)}. What an array holds cannot decide, for it may not be known yet; what is known of it can:\n"
+        f"`wrt` says of each path and value whether to select it, True or False; at {place.path!r} "
+        f"{definition_of(predicate)} returned {shown(answer)}. What an array holds cannot decide, for it may not be "
+        "known yet; what is known of it can:\n"
         f"    {call}, wrt=lambda path, value: value.ndim > 1)"
     )
 
@@ -297,20 +299,27 @@ def require_nothing_left(
     left = [place for place in found if can_be_differentiated(place.leaf)]
     if not left:
         return
-    lines = [f"    `{type(place.value).__name__}` at {place.path!r}" for place in left[:MOST_PATHS]]
+    lines = [f"    `{name_of_class(place.value)}` at {place.path!r}" for place in left[:MOST_PATHS]]
+    asked = [str(definition_of(function)) for function in _functions_in(wrt)]
+    given = f"`wrt`, which asks {' and '.join(asked)}," if asked else f"`wrt={shown(wrt)}`"
     if len(left) > MOST_PATHS:
         lines.append(f"    … and {len(left) - MOST_PATHS} more")
     raise ValueError(
         "\n".join(
             [
-                f"`wrt={shown(wrt)}` selects nothing that can be differentiated. It was asked about these values and "
-                "paths:",
+                f"{given} selects nothing that can be differentiated. It was asked about these values and paths:",
                 *lines,
                 "Give one or more of these classes, or a function of both:",
                 f"    {call}, wrt=lambda path, value: path == {left[0].path!r})",
             ]
         )
     )
+
+
+def _functions_in(wrt: Any) -> list[Any]:
+    if isinstance(wrt, (list, tuple)):
+        return [function for each in wrt for function in _functions_in(each)]
+    return [wrt] if callable(wrt) and not isinstance(typing.get_origin(wrt) or wrt, type) else []
 
 
 def require_no_prefix_filter(argnums: Any) -> None:

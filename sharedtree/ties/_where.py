@@ -11,7 +11,7 @@ from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
 from ..core._node_types import node_type_of
-from ..core._printing import shown
+from ..core._printing import name_of_class, shown
 from ..core._structure import Given, Node, Record, Update
 
 
@@ -105,6 +105,6 @@ def ask(where: Callable[[Any], Any], tree: StandIns, root: int, name: str = "whe
     found: list[int] = []
     for part in jtu.tree_leaves(answer, is_leaf=lambda x: id(x) in numbers or x is None):  # alive in `answer`
         if id(part) not in numbers:  # alive in `answer`
-            raise refusal(f"returned a `{type(part).__name__}` that is not part of the tree it was given")
+            raise refusal(f"returned a `{name_of_class(part)}` that is not part of the tree it was given")
         found.append(numbers[id(part)])  # alive in `answer`
     return found, False

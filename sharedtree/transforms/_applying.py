@@ -120,6 +120,26 @@ def public_name(transform: Any) -> str | None:
     return None
 
 
+def in_code(title: str, options: str, function: str = "") -> str:
+    """How to write a transform with these options, with the ready-made function where there is one.
+
+    Args:
+        title: what errors call the transform.
+        options: as code.
+        function: what it is applied to, where it is known to take a function alone.
+    """
+    package, _, name = title.rpartition(".")
+    # The door offers what is ready made, and imports this file.
+    offered = vars(sys.modules[__name__.rpartition(".")[0]])
+    ready = offered.get(name) if package in ("jax", "jax.lax", "equinox") else None
+    if ready is None:
+        return f"sharedtree.preserve_identities({title}, {options}){function and f'({function})'}"
+    first = next(iter(inspect.signature(ready).parameters.values()))
+    if first.default is None:  # without a function it returns a decorator
+        return f"sharedtree.{name}({function or 'f'}, {options})"
+    return f"functools.partial(sharedtree.{name}, {options})"
+
+
 def transform_named(name: str) -> Any:
     """The inverse of `public_name`."""
     module, _, attribute = name.rpartition(".")

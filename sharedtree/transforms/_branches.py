@@ -26,6 +26,7 @@ from ..core._errors import SharingMismatchError
 from ..core._handle import Walked
 from ..core._printing import listed
 from ..core._structure import Node, Structure
+from ._applying import in_code
 from ._caller_side import leave
 from ._crossing import Crossing
 from ._fitting import Words, holds_modules, leaves_like, meet, meet_of
@@ -221,7 +222,7 @@ def _forbid_references(crossing: Crossing) -> None:
         raise ValueError(
             f"A `jax.Ref` is at {listed(at)}. In place, all operands come out of the branches of `{crossing.title}`, "
             "and no reference can. What is written to one is seen without that, and other changes can be returned:\n"
-            f"    sharedtree.preserve_identities({crossing.title}, in_place=False)"
+            f"    inner = {in_code(crossing.title, 'in_place=False')}"
         )
 
 

@@ -91,7 +91,7 @@ def while_loop(
         cond_fun: whether to go on; changes nothing.
         body_fun: one iteration.
         init_val: the first carry.
-        options: `policy=`, a `Policy`.
+        options: as of `scan`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -171,7 +171,7 @@ def associative_scan(
         elems: what is combined, along the first axis of each leaf.
         reverse: of `jax.lax.associative_scan`.
         axis: likewise.
-        options: as of `scan`.
+        options: `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st
@@ -205,7 +205,7 @@ def cond(pred: Any, true_fun: Any, false_fun: Any, *operands: Any, **options: An
         true_fun: a function of the operands; `pred` is true.
         false_fun: another one.
         operands: what it is applied to.
-        options: of `jax.lax.cond`, and `policy=`, a `Policy`.
+        options: `operand=`, of `jax.lax.cond`, and those of `scan`.
 
     Raises:
         SharingMismatchError: if the results differ in a tie of modules, in classes or in static values.
@@ -242,7 +242,7 @@ def switch(index: Any, branches: Any, *operands: Any, **options: Any) -> Any:
         index: which function to apply.
         branches: functions of the operands.
         operands: what it is applied to.
-        options: of `jax.lax.switch`, and `policy=`, a `Policy`.
+        options: as of `cond`.
 
     Example:
         >>> import jax.numpy as jnp, sharedtree as st

@@ -26,7 +26,7 @@ from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch
 from ..core._structure import Structure, canonical, intern
 from ..ties._context import PolicyOption, current_policy, with_options
-from ._applying import is_of_equinox, title_of
+from ._applying import in_code, is_of_equinox, title_of
 from ._argument_names import Names
 from ._caller_side import Call, Dealing, enter, leave, lowered
 from ._fitting import Lowering
@@ -243,7 +243,7 @@ class TakingOperands:
                 raise ValueError(
                     f"`{title}` hands back what the function returned, not what it changed, so nothing could be "
                     "written back in place. Return what changes:\n"
-                    f"    sharedtree.preserve_identities({title}, in_place=False)"
+                    f"    inner = {in_code(title, 'in_place=False')}"
                 )
             with contextlib.suppress(NoFunctionError):
                 return self.adapter(crossing, **_by_name(bound, as_one))

@@ -27,7 +27,7 @@ from ..core._structure import Structure
 from ..libraries._equinox import name_of
 from ..ties._context import Policy
 from ..ties._leaf_notes import noting_whole
-from ._applying import How
+from ._applying import How, in_code
 from ._caller_side import Call, leave
 from ._fitting import Words, holds_modules, meet
 from ._function_side import Inside
@@ -106,7 +106,7 @@ class RuleTransform(FunctionTransform):
             raise ValueError(
                 f"`in_place=True` adds what was changed to the result, and the rules of `{self.transform_name}` do not "
                 "say how that is differentiated. Return what changes, and leave the arguments as they are:\n"
-                f"    f = sharedtree.preserve_identities({self.transform_name})(f, in_place=False)"
+                f"    f = {in_code(self.transform_name, 'in_place=False', 'f')}"
             )
         args, kwargs = self._by_position(tuple(args), kwargs)
         with self.enter(args, kwargs, policy) as call:

@@ -45,7 +45,7 @@ def vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
     Args:
         function: the function.
         primals: its arguments.
-        options: of `jax.vjp`, and `policy=`, a `Policy`.
+        options: of `jax.vjp`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
         What the function returned; a function that takes a cotangent of it and returns a tuple with one for each
@@ -99,7 +99,7 @@ def jvp(function: Any, /, *operands: Any, **options: Any) -> Any:
         function: the function.
         operands: a tuple of its arguments, the primals, and one of their tangents. What is tied in the primals must be
             one object in the tangents.
-        options: of `jax.jvp`, and `policy=`, a `Policy`.
+        options: of `jax.jvp`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
         What the function returned, its tangent, and with `has_aux=True` the auxiliary data.
@@ -135,7 +135,7 @@ def linearize(function: Any, /, *primals: Any, **options: Any) -> Any:
     Args:
         function: the function.
         primals: its arguments.
-        options: of `jax.linearize`, and `policy=`, a `Policy`.
+        options: of `jax.linearize`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
         What the function returned; a function that takes a tangent for each primal, as `jvp` does; with
@@ -164,7 +164,7 @@ def linear_transpose(
     Args:
         function: the function, which must be linear in the inexact leaves of its arguments.
         primals: arguments, or anything of their shapes and dtypes, as `jax.ShapeDtypeStruct`s.
-        options: of `jax.linear_transpose`, and `policy=`, a `Policy`.
+        options: of `jax.linear_transpose`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
         A function as the one that `vjp` returns.
@@ -197,7 +197,7 @@ def filter_vjp(function: Any, /, *primals: Any, **options: Any) -> Any:
     Args:
         function: the function.
         primals: its arguments.
-        options: of `equinox.filter_vjp`, and `policy=`, a `Policy`.
+        options: of `equinox.filter_vjp`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
         What the function returned; a function that takes a cotangent of it and returns a tuple with one for each
@@ -227,7 +227,7 @@ def filter_jvp(function: Callable[..., R], primals: Any, tangents: Any, **option
         function: the function.
         primals: a tuple of its arguments.
         tangents: a tuple of their tangents. A tied leaf has one, at all of its paths.
-        options: of `equinox.filter_jvp`, and `policy=`, a `Policy`.
+        options: of `equinox.filter_jvp`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
         What the function returned, and its tangent.
@@ -283,7 +283,7 @@ def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
     Args:
         function: the function, or what `jit` made of it.
         *args: its arguments, with arrays or `jax.ShapeDtypeStruct`s.
-        **kwargs: likewise; but `policy=`, if it is a `Policy`.
+        **kwargs: likewise; but `policy=`, if it is a `Policy`, and `in_place=`.
 
     Returns:
         The result with a `jax.ShapeDtypeStruct` for each traced leaf, one for all paths of a tied one.
@@ -320,7 +320,7 @@ def custom_vjp() -> Any:
     Args:
         function: the function; without it, returns a decorator. Then `nondiff_argnums` and other options of
             `jax.custom_vjp`; arguments that these name are handed on as they are.
-        options: of `jax.custom_vjp`, and `policy=`, a `Policy`.
+        options: of `jax.custom_vjp`, `policy=`, a `Policy`, and `in_place=`, which wins over it.
 
     Returns:
         The function. `defvjp(fwd, bwd)` sets its rules, with the options of `jax.custom_vjp.defvjp`. With
@@ -370,7 +370,7 @@ def custom_jvp() -> Any:
     Args:
         function: the function; without it, returns a decorator. Then `nondiff_argnums` and other options of
             `jax.custom_jvp`.
-        options: of `jax.custom_jvp`, and `policy=`, a `Policy`.
+        options: of `jax.custom_jvp`, `policy=`, a `Policy`, and `in_place=`, which can only be False.
 
     Returns:
         The function. `defjvp(jvp)` sets its rule, with the options of `jax.custom_jvp.defjvp`; `defjvps` sets one for

@@ -20,6 +20,7 @@ from ..core._node_types import is_module, node_type_of
 from ..core._prefix_trees import Branch
 from ..core._static_values import Static
 from ..ties._context import Policy
+from ._applying import in_code
 from ._argument_names import several
 from ._caller_side import Call, Dealing
 from ._dealing import DealtOut
@@ -67,13 +68,13 @@ class VmapTransform(DonatingTransform):
                 error.args = (re.sub(rf"argument {name}\b", f"kwargs['{name}']", str(error)),)
         found = _UNMAPPED.fullmatch(str(error))
         if found is not None and isinstance(error, ValueError):
+            options = f'{self.in_name}={self.in_name}, axis_name="batch", in_place=True'
             error.args = (
                 f"`{found[1]}` has the {self.in_name} None, so it is one for all elements, but it was given another "
                 "value for each of them. In place, what was changed goes out along the axes along which it came in.\n"
                 'Let the function assign what all have in common, such as `jax.lax.pmean(value, "batch")`, and name '
                 "the axis:\n"
-                f"    f = sharedtree.preserve_identities({self.transform_name})"
-                f'(f, {self.in_name}={self.in_name}, axis_name="batch", in_place=True)\n'
+                f"    f = {in_code(self.transform_name, options, 'f')}\n"
                 "or return the values instead of assigning them, or give each element an object of its own, stacked, "
                 f"with an axis in `{self.in_name}`:\n"
                 "    model = sharedtree.tree.map(lambda leaf: jnp.stack([leaf] * size), model)",

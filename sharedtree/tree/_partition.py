@@ -9,7 +9,7 @@ from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._graph import Tags, build, walk
 from ..core._node_types import node_type_of, require_registered
 from ..core._prefix_trees import Label, label_at, labels
-from ..core._printing import listed, shown
+from ..core._printing import listed, name_of_class, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Path, Record, canonical
 from ..ties._context import IsLeaf, rules_here
@@ -118,7 +118,7 @@ def _is_left_over(found: Label, spec: Any, records: Sequence[Record], root: int)
 
 def _not_a_filter(spec: Any, path: str) -> SharingMismatchError:
     return SharingMismatchError(
-        f"`filter_spec` has a `{type(spec).__name__}` at `{path}`, where the tree has a leaf. It is made of booleans "
+        f"`filter_spec` has a `{name_of_class(spec)}` at `{path}`, where the tree has a leaf. It is made of booleans "
         "and functions that take a leaf, in the nodes of the tree. If this is meant to be called, say so:\n"
         "    filter_spec = lambda leaf: spec(leaf)",
         (path,),

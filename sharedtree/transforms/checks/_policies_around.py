@@ -29,6 +29,7 @@ from ...core._structure import LEAF, Node, Path, edges, reached_outside
 from ...core._warning_source import report_untied, warn_about
 from ...ties._context import Policy
 from ...ties._leaf_notes import is_one_around, is_tied_value
+from .._applying import in_code
 from .._argument_names import Names
 
 
@@ -88,9 +89,7 @@ def report_lost_changes(received: Walked, result: Any, names: Names, title: str,
     ]
     if not where:
         return
-    written, apart = [
-        f"    inner = sharedtree.preserve_identities({title}, in_place={value})" for value in (True, False)
-    ]
+    written, apart = [f"    inner = {in_code(title, f'in_place={value}')}" for value in (True, False)]
     to_write = ["Say that it is to be written back:", written, "or that it is not:"]
     fix = "\n".join([*(to_write if writes else ["Return it, or say that it is not to be written back:"]), apart])
     warn_about(
@@ -178,7 +177,7 @@ def _report(
         lines += [
             "Let lists and dicts carry identity, here and under every other transform that sees them:",
             "    policy = sharedtree.Policy(containers=True)",
-            f"    sharedtree.preserve_identities({transform}, policy=policy)(f)",
+            f"    inner = {in_code(transform, 'policy=policy')}",
         ]
     lines += [
         "Or hand over one object that holds the tie, which vanilla transforms keep, too:",
