@@ -1,5 +1,6 @@
 """What stands in a class under a name, as it was written there: no metaclass and no descriptor is asked."""
 
+import dataclasses
 from typing import Any
 
 ABSENT: Any = object()
@@ -13,6 +14,16 @@ def inherited(cls: type, name: str) -> Any:
 def is_data_descriptor(value: Any) -> bool:
     """Whether a value in a class answers for an attribute even where the instance has one of that name."""
     return hasattr(type(value), "__set__") or hasattr(type(value), "__delete__")
+
+
+def dataclass_fields(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields that the instances of a dataclass have, in order; none if it is no dataclass."""
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+
+def dataclass_entries(cls: Any) -> dict[str, dataclasses.Field[Any]]:
+    """All that a dataclass declares, by name: what no instance has, too, such as `ClassVar`s; empty if it is none."""
+    return getattr(cls, "__dataclass_fields__", {})
 
 
 _DEFINED_IN_PYTHON = 1 << 9  # `Py_TPFLAGS_HEAPTYPE`, as `copyreg` asks for it

@@ -16,7 +16,14 @@ import sys
 import types
 from typing import Any, NamedTuple
 
-from ..core._class_attributes import ABSENT, built_in_base, dict_descriptor, inherited, is_data_descriptor
+from ..core._class_attributes import (
+    ABSENT,
+    built_in_base,
+    dataclass_fields,
+    dict_descriptor,
+    inherited,
+    is_data_descriptor,
+)
 from ..core._jax_internals import registered_fields
 from ..core._libraries import Library, NativeLayout
 
@@ -56,7 +63,7 @@ def fields_of(cls: Any) -> Fields | None:
     if registered is None or "__dataclass_fields__" not in cls.__dict__:
         return None
     traced, statics = (tuple([sys.intern(name) for name in names]) for names in registered)
-    fields = dataclasses.fields(cls)
+    fields = dataclass_fields(cls)
     order = tuple([sys.intern(field.name) for field in fields])
     if len(order) > _MAX_FIELDS or sorted(order) != sorted(traced + statics):
         return None

@@ -13,7 +13,6 @@ objects by their types, which it keeps in a set. What wraps functions here is pu
 is no warning.
 """
 
-import dataclasses
 import functools
 import sys
 import types
@@ -23,7 +22,7 @@ from typing import Any
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ..core._class_attributes import built_in_base, dict_descriptor
+from ..core._class_attributes import built_in_base, dataclass_fields, dict_descriptor
 from ..core._libraries import Library, NativeLayout
 from ..core._plain_containers import Convention, Keys, NodeType
 
@@ -90,7 +89,7 @@ def node_type_of(cls: Any) -> NodeType | None:
     """
     if not issubclass(cls, eqx.Module):
         return None
-    fields = dataclasses.fields(cls)
+    fields = dataclass_fields(cls)
     traced = tuple(f.name for f in fields if not f.metadata.get("static", False))
     static = tuple(f.name for f in fields if f.metadata.get("static", False)) + _WRAPPER_FIELDS
     attributes_of = dict_descriptor(cls).__get__
@@ -122,7 +121,7 @@ def native_layout_of(cls: Any) -> NativeLayout | None:
         return None
     if type(dict_descriptor(cls)) is not types.GetSetDescriptorType:
         return None
-    fields = [(sys.intern(field.name), field.metadata.get("static", False)) for field in dataclasses.fields(cls)]
+    fields = [(sys.intern(field.name), field.metadata.get("static", False)) for field in dataclass_fields(cls)]
     traced = tuple([name for name, is_static in fields if not is_static])
     statics = tuple([name for name, is_static in fields if is_static])
     order = tuple([name for name, _ in fields])

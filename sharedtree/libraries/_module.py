@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax import tree_util as jtu
 
-from ..core._class_attributes import built_in_base, dict_descriptor, inherited
+from ..core._class_attributes import built_in_base, dataclass_entries, dict_descriptor, inherited
 from ..core._errors import UnregisteredTypeError
 from ..core._jax_internals import registered_functions
 from ..core._libraries import Library, NativeLayout
@@ -268,7 +268,7 @@ def of_class(cls: Any) -> OfClass:
     known = _of_classes.get(cls)
     if known is None:
         declared: dict[str, Kind] = {}
-        for name, field in getattr(cls, "__dataclass_fields__", {}).items():
+        for name, field in dataclass_entries(cls).items():
             if DECLARED in field.metadata:
                 declared[name] = field.metadata[DECLARED]
             elif field.metadata.get("static", False):
@@ -280,7 +280,7 @@ def of_class(cls: Any) -> OfClass:
 
 def _undeclared(cls: Any) -> str | None:
     """A field that a class declares without being a dataclass: `dataclasses` takes those of its own away."""
-    fields = getattr(cls, "__dataclass_fields__", {})
+    fields = dataclass_entries(cls)
     held = [item for base in cls.__mro__ for item in vars(base).items() if isinstance(item[1], dataclasses.Field)]
     return next((name for name, field in held if fields.get(name) is not field), None)
 
