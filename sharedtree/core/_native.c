@@ -294,7 +294,7 @@ enum {
     NNX_OBJECT, NNX_VARIABLE, NNX_STATE, MODULE, OTHER
 };
 
-/* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `libraries/_nnx.py`. */
+/* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `libraries/_nnx_layouts.py`. */
 typedef struct Layout {
     struct Layout *next;      /* with names of the same hash */
     uint32_t number;          /* of the form, which layouts share that differ in the order of the names */
@@ -380,13 +380,13 @@ static PyObject **parts_of(PyObject *object)
 static descrgetfunc get_slot; /* of the descriptors of slots */
 static descrsetfunc set_slot;
 
-/* Of NNX, once one of its classes was met. See `libraries/_nnx.py`. */
+/* Of NNX, once one of its classes was met. See `libraries/_nnx_layouts.py`. */
 static PyObject *layout_of, *current_trace;
 static PyTypeObject *mapping_type, *trace_type;
 static PyObject *name_nodes, *name_mapping;
 static PyObject *raw_value, *variable_trace, *metadata_of, *initializing, *is_setup, *state_trace, *jax_trace; /* slots */
 
-/* Of `sharedtree.Module`s: the class of what says of which kinds attributes are, and slots. See `libraries/_module.py`. */
+/* Of `sharedtree.Module`s: the class of what says of which kinds attributes are, and slots. See `libraries/_module_kinds.py`. */
 static PyTypeObject *attribute_kinds_type;
 static PyObject *kinds_of_attributes, *names_in_kinds, *statics_in_kinds;
 

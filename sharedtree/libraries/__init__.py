@@ -9,5 +9,6 @@ from ._dataclasses import DATACLASSES
 from ._equinox import EQUINOX
 from ._module import MODULE
 from ._nnx import NNX
+from ._treeo import TREEO
 
-LIBRARIES.extend((EQUINOX, MODULE, DATACLASSES, NNX))
+LIBRARIES.extend((EQUINOX, MODULE, NNX, TREEO, DATACLASSES))

@@ -16,14 +16,14 @@ is no warning.
 import functools
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
 from jax import tree_util as jtu
 
 from ..core._class_attributes import built_in_base, dataclass_fields, dict_descriptor
-from ..core._libraries import Library, NativeLayout
+from ..core._libraries import ClassKind, Library, NativeLayout, PlainForm
 from ..core._plain_containers import Convention, Keys, NodeType
 
 
@@ -134,4 +134,34 @@ def convention_of(cls: type) -> Convention | None:
     return "equinox" if cls.__module__.partition(".")[0] == "equinox" else None
 
 
-EQUINOX = Library("Equinox", node_type_of, convention_of, native_layout_of, marker=_MARKER)
+def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
+    """All fields by name, without what `module_update_wrapper` adds."""
+    if not isinstance(obj, eqx.Module):
+        return None
+    children, (names, rest) = node_type.take_apart(obj)
+    declared = {field.name for field in dataclass_fields(node_type.cls)}
+
+    def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        pairs = tuple([(name, statics.get(name, value)) for name, value in rest])
+        return node_type.put_together((names, pairs), new)
+
+    return PlainForm("dict", names, children, {name: value for name, value in rest if name in declared}, make)
+
+
+def kind_in_files(cls: Any) -> ClassKind | None:
+    """Modules field by field."""
+    # What `equinox.nn.Shared` puts where it has taken a node away: a private class, and no pytree node.
+    if (cls.__module__, cls.__qualname__) == ("equinox.nn._shared", "SharedNode"):
+        return "placeholder"
+    return "module" if issubclass(cls, eqx.Module) else None
+
+
+EQUINOX = Library(
+    "Equinox",
+    node_type_of,
+    convention_of,
+    native_layout_of,
+    marker=_MARKER,
+    plain_form_of=plain_form_of,
+    kind_in_files=kind_in_files,
+)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...compat._importing import importable_name
 from ...core._errors import StructureMismatchError, UntrustedTypeError
 from ...core._printing import printable
-from ._allow_list import CLASSES, FUNCTIONS, LIBRARIES, NAMES_ONLY, NNX
+from ._allow_list import CLASSES, FUNCTIONS, IF_TRUSTED, LIBRARIES, NAMES_ONLY
 from ._names import CHILD, MAIN, find, home_of, namespace, root_of
 from ._trust import UNLISTED, Trust, Use, Verdict
 
@@ -190,7 +190,7 @@ def _how_to_trust(own: Sequence[str], moved: Mapping[str, str], main: str | None
         if is_of_program and not _is_here(f"{MAIN}:{qualname}"):
             absent.append(qualname)
         text = f'"{name}"' if module == main else f"{module}.{qualname}"  # a text needs no import
-        texts.append('"flax"' if name in NNX else qualname if is_of_program else text)
+        texts.append(f'"{root_of(name)}"' if name in IF_TRUSTED else qualname if is_of_program else text)
     if absent:
         listed = ", ".join([f"`{each}`" for each in dict.fromkeys(absent)])
         yield f"The program that wrote the file has what the one that runs now does not have: {listed}."
