@@ -7,6 +7,7 @@ structure with its instances is new.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -187,6 +188,7 @@ class Library(NamedTuple):
         introduce: tells the native walk of the library, before it is told of the first of its classes.
         parts_of_frozen: static value that nobody changes → what it holds.
         marker: the class of what stands for an attribute that was never set.
+        without_missing: attributes → those that were set, where there is a marker; else None.
         held_anyway: classes of which keeping an instance keeps nothing else alive.
         trained_below: class, auxiliary data and number of children → which leaves train below each child.
         argument_and_filter: what was given as a position of an argument, but is a filter of the library's → the
@@ -206,6 +208,7 @@ class Library(NamedTuple):
     introduce: Callable[[Any], None] = _nothing
     parts_of_frozen: Callable[[Any], Iterable[Any] | None] = _nothing
     marker: type | None = None
+    without_missing: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     held_anyway: tuple[type, ...] = ()
     trained_below: Callable[[Any, Any, int], Sequence[Trained] | None] = _nothing
     argument_and_filter: Callable[[Any], tuple[Any, str] | None] = _nothing
@@ -240,6 +243,18 @@ def native_layout_of(cls: Any) -> tuple[Library, NativeLayout] | None:
 def parts_of_frozen(value: Any) -> Iterable[Any] | None:
     """What a static value holds, if a library says that nobody changes it."""
     return next((parts for library in LIBRARIES if (parts := library.parts_of_frozen(value)) is not None), None)
+
+
+@functools.cache
+def _removing_markers() -> tuple[Callable[[dict[str, Any]], dict[str, Any]], ...]:
+    return tuple([library.without_missing for library in LIBRARIES if library.without_missing is not None])
+
+
+def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of an instance that were set: the very dictionary if that is all of them."""
+    for remove in _removing_markers():
+        attributes = remove(attributes)
+    return attributes
 
 
 def trained_below(cls: Any, aux: Any, num_children: int) -> Sequence[Trained]:

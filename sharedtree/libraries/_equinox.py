@@ -162,6 +162,7 @@ EQUINOX = Library(
     convention_of,
     native_layout_of,
     marker=_MARKER,
+    without_missing=without_missing,
     plain_form_of=plain_form_of,
     kind_in_files=kind_in_files,
 )

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 from ...core._class_attributes import ABSENT, dict_descriptor, inherited, is_asked_of_all
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
-from ...core._libraries import AttributeRules, ClassKind, RefusalError, library_in_files
+from ...core._libraries import AttributeRules, ClassKind, RefusalError, library_in_files, without_missing
 from ...core._printing import printable
-from ...libraries._equinox import without_missing
 from ..trust._allow_list import LIBRARIES
 from ..trust._classes import FIELD_KINDS, kind_of
 from ..trust._names import NAMING

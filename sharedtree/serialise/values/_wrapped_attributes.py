@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core._class_attributes import ABSENT, dict_descriptor
-from ...libraries._equinox import without_missing
+from ...core._libraries import without_missing
 from ..trust._classes import kind_of
 
 WRAPPER_ATTRIBUTES = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
