@@ -11,4 +11,5 @@ from ._module import MODULE
 from ._nnx import NNX
 from ._treeo import TREEO
 
+# Objects of NNX's and trees of treeo's may be dataclasses, too, so those are asked last.
 LIBRARIES.extend((EQUINOX, MODULE, NNX, TREEO, DATACLASSES))
