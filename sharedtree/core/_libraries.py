@@ -268,8 +268,11 @@ def trained_below(cls: Any, aux: Any, num_children: int) -> Sequence[Trained]:
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
     """What stands for a module in a state, if a library says so."""
-    found = (library.plain_form_of(obj, node_type) for library in LIBRARIES)
-    return next((form for form in found if form is not None), None)
+    for library in LIBRARIES:
+        form = library.plain_form_of(obj, node_type)
+        if form is not None:
+            return form
+    return None
 
 
 def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:

@@ -136,10 +136,11 @@ def convention_of(cls: type) -> Convention | None:
 
 def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
     """All fields by name, without what `module_update_wrapper` adds."""
-    if not isinstance(obj, eqx.Module):
+    # Asked first, for it costs little where an `isinstance` asks the metaclass.
+    if not node_type.fields or not isinstance(obj, eqx.Module):
         return None
     children, (names, rest) = node_type.take_apart(obj)
-    declared = {field.name for field in dataclass_fields(node_type.cls)}
+    declared = node_type.fields[: -len(_WRAPPER_FIELDS)]
 
     def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
         pairs = tuple([(name, statics.get(name, value)) for name, value in rest])

@@ -23,7 +23,7 @@ from ._module_values import ALL_KINDS, PARAMETER, STATE
 
 
 def _is_one(cls: Any) -> bool:
-    return HasKinds in type.__getattribute__(cls, "__mro__")
+    return issubclass(cls, HasKinds)
 
 
 def native_layout_of(cls: Any) -> NativeLayout | None:

@@ -255,8 +255,8 @@ class Trust:
         if package is not None:
             return "" if is_inside(home, package) else f"it is defined in `{home}`"
         if kind == "class":
-            more = [each for each in IF_TRUSTED if root_of(each) in self._libraries]
-            is_allowed = _is_of_a_library(cls) or _is_one_of(cls, more)
+            is_trusted = root_of(home) in self._libraries and _is_one_of(cls, IF_TRUSTED)
+            is_allowed = is_trusted or _is_of_a_library(cls)
             return "" if is_allowed else "of this library, classes are allowed one by one"
         # Outside of packages, the text of a function's name was allowed only if it is a method's: there is its class.
         owner = find(name.rpartition(".")[0])
@@ -298,7 +298,7 @@ def _is_of_a_library(cls: type) -> bool:
     return is_known or _is_one_of(cls, INSTANCES)
 
 
-def _is_one_of(cls: type, names: Iterable[str]) -> bool:
+def _is_one_of(cls: type, names: frozenset[str]) -> bool:
     """Whether a class is what one of some names leads to."""
     root = root_of(home_of(cls))
     return any(root_of(name) == root and leads_to(name, cls) for name in names)
