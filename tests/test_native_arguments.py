@@ -18,7 +18,7 @@ from sharedtree.core._node_types import node_type_of
 from sharedtree.core._static_values import Static
 from sharedtree.core._structure import Given, Node, Update
 from sharedtree.core._walk import Rules
-from sharedtree.libraries import _nnx
+from sharedtree.libraries import _nnx_layouts
 from sharedtree.transforms._hands import Hand
 from tests.kinds import Free, made
 from tests.strategies import Layer, Pair, Record
@@ -162,7 +162,7 @@ def test_writes_that_are_left_to_python():
 def test_layouts_that_make_no_sense():
     """Python then walks over such objects."""
     nnx = pytest.importorskip("flax.nnx")
-    if _nnx.nnx() is None:
+    if _nnx_layouts.nnx() is None:
         pytest.skip("the registered functions of this version are called")
 
     def wrong(layout):
@@ -179,16 +179,16 @@ def test_layouts_that_make_no_sense():
         def __init__(self):
             self.a, self.b = nnx.Param(W), nnx.Param(W + 1)
 
-    own = _nnx.layout_of.__code__
-    for i, each in enumerate(wrong(_nnx.layout_of(Two()))):
+    own = _nnx_layouts.layout_of.__code__
+    for i, each in enumerate(wrong(_nnx_layouts.layout_of(Two()))):
         model = type(f"Two{i}", (Two,), {})()
-        _nnx._wrong = each
+        _nnx_layouts._wrong = each
         try:
-            _nnx.layout_of.__code__ = (lambda obj: _wrong).__code__  # noqa: F821 -- in that file
+            _nnx_layouts.layout_of.__code__ = (lambda obj: _wrong).__code__  # noqa: F821 -- in that file
             leaves, structure = st.tree.flatten([model, model])
         finally:
-            _nnx.layout_of.__code__ = own
-            del _nnx._wrong
+            _nnx_layouts.layout_of.__code__ = own
+            del _nnx_layouts._wrong
         assert structure.records == _walk.walk([model, model], _walk.Tags(), Rules())[1]
         one, two = st.tree.unflatten(structure, leaves)
         assert one is two

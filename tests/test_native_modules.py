@@ -12,7 +12,7 @@ from hypothesis import given, strategies as hst
 import sharedtree as st
 from sharedtree.core._native_walk import native
 from sharedtree.core._walk import Rules
-from sharedtree.libraries import _module
+from sharedtree.libraries import _module, _module_kinds
 from tests.kinds import Free
 from tests.strategies import Pair, Point
 from tests.test_native_walk import RULES, assert_alike, knows
@@ -103,8 +103,8 @@ def test_known_again_and_read_by_itself(name, monkeypatch):
     structure = st.tree.structure(tree)
     assert knows(tree)
     calls = []
-    present = _module.present_kinds
-    monkeypatch.setattr(_module, "present_kinds", lambda module: calls.append(module) or present(module))
+    present = _module_kinds.present_kinds
+    monkeypatch.setattr(_module_kinds, "present_kinds", lambda module: calls.append(module) or present(module))
     assert st.tree.structure(tree) is structure
     assert bool(calls) is not is_read
 
@@ -152,7 +152,7 @@ def test_a_class_that_is_changed_is_left_to_its_functions():
     assert _module.native_layout_of(Changed) is not None
     module = Changed()
     structure = st.tree.structure(module)
-    Changed._sharedtree_kinds = property(lambda self: _module.NO_KINDS)
+    Changed._sharedtree_kinds = property(lambda self: _module_kinds.NO_KINDS)
     assert _module.native_layout_of(Changed) is None
     # Its functions find none, so that the kind of what is there follows from the value; it is the same.
     assert st.tree.structure([module]) is not structure
@@ -162,7 +162,7 @@ def test_a_class_that_is_changed_is_left_to_its_functions():
 def test_kinds_that_were_tampered_with():
     for slot, value in [("names", 3), ("names", ()), ("are_static", None), ("are_static", b"")]:
         module = Free(tampered=W, **{slot: "text"})
-        kinds = _module.noted_kinds(module)
+        kinds = _module_kinds.noted_kinds(module)
         before = getattr(kinds, slot)
         setattr(kinds, slot, value)
         try:
@@ -174,6 +174,6 @@ def test_kinds_that_were_tampered_with():
 
 def test_something_else_in_the_slot():
     module = Free(a=W)
-    _module.note_kinds(module, "text")
+    _module_kinds.note_kinds(module, "text")
     with pytest.raises(AttributeError):
         st.tree.leaves(module)

@@ -14,7 +14,7 @@ import sharedtree as st
 from sharedtree.core import _native_classes
 from sharedtree.core._native_walk import native
 from sharedtree.core._walk import Rules
-from sharedtree.libraries import _nnx
+from sharedtree.libraries import _nnx_layouts
 from tests.serialise.process import run
 from tests.strategies import Pair
 from tests.test_dataclass_fields import assert_as_in_jax as as_in_jax, dataclass_pools, in_c
@@ -247,15 +247,15 @@ def test_the_functions_of_nnx_are_not_called(monkeypatch):
 
 def test_what_is_read_in_c_and_what_is_left_to_nnx():
     read = {name: make() for name, make in READ.items()}
-    assert [name for name, obj in read.items() if _nnx.facts_of(type(obj)) is None] == []
+    assert [name for name, obj in read.items() if _nnx_layouts.facts_of(type(obj)) is None] == []
     objects = {name: obj for name, obj in read.items() if isinstance(obj, nnx.Pytree)}
-    assert [name for name, obj in objects.items() if _nnx.layout_of(obj) is None] == []
+    assert [name for name, obj in objects.items() if _nnx_layouts.layout_of(obj) is None] == []
     for cls in (OwnNew, OwnGetattribute, OwnFlatten, int, Pair, type(Block()._pytree__state._trace_state)):
-        assert _nnx.facts_of(cls) is None
+        assert _nnx_layouts.facts_of(cls) is None
     no_layout = ("no marks", "other marks", "numbers as marks", "names as numbers on one object")
     for name in (*no_layout, "attributes of a subclass"):
-        assert _nnx.layout_of(LEFT[name]()) is None
-    assert _nnx.layout_of(5) is None
+        assert _nnx_layouts.layout_of(LEFT[name]()) is None
+    assert _nnx_layouts.layout_of(5) is None
 
 
 def test_a_trace_is_that_of_where_an_object_is_built():
@@ -345,7 +345,7 @@ def test_a_class_that_is_changed():
 
 
 def test_another_nnx_is_not_believed(monkeypatch):
-    table = _nnx._look_up()
+    table = _nnx_layouts._look_up()
 
     class OtherVariable(table.variable):
         __slots__ = ("_other",)
@@ -364,15 +364,15 @@ def test_another_nnx_is_not_believed(monkeypatch):
         lambda: table._replace(current_trace=lambda: None),
         gone,
     ):
-        monkeypatch.setattr(_nnx, "_found", [])
-        monkeypatch.setattr(_nnx, "_look_up", look_up)
-        assert _nnx.nnx() is None
-        assert _nnx.facts_of(Block) is None
+        monkeypatch.setattr(_nnx_layouts, "_found", [])
+        monkeypatch.setattr(_nnx_layouts, "_look_up", look_up)
+        assert _nnx_layouts.nnx() is None
+        assert _nnx_layouts.facts_of(Block) is None
     monkeypatch.undo()
     # Nor is a registry that does not say.
-    monkeypatch.setattr(_nnx, "registered_functions", lambda _: (None, None))
+    monkeypatch.setattr(_nnx_layouts, "registered_functions", lambda _: (None, None))
     for cls in (Block, nnx.Param, nnx.Variable):
-        assert _nnx.facts_of(cls) is None
+        assert _nnx_layouts.facts_of(cls) is None
 
 
 def block_of(pick, static):

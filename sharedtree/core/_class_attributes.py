@@ -1,5 +1,12 @@
-"""What stands in a class under a name, as it was written there: no metaclass and no descriptor is asked."""
+"""What stands in a class or a module under a name, as it was written there.
 
+No metaclass, no descriptor and no `__getattr__` of a lazy module is asked, and nothing is imported.
+"""
+
+import dataclasses
+import sys
+import types
+from collections.abc import Mapping
 from typing import Any
 
 ABSENT: Any = object()
@@ -13,6 +20,16 @@ def inherited(cls: type, name: str) -> Any:
 def is_data_descriptor(value: Any) -> bool:
     """Whether a value in a class answers for an attribute even where the instance has one of that name."""
     return hasattr(type(value), "__set__") or hasattr(type(value), "__delete__")
+
+
+def dataclass_fields(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields that the instances of a dataclass have, in order; none if it is no dataclass."""
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+
+def dataclass_entries(cls: Any) -> dict[str, dataclasses.Field[Any]]:
+    """All that a dataclass declares, by name: what no instance has, too, such as `ClassVar`s; empty if it is none."""
+    return getattr(cls, "__dataclass_fields__", {})
 
 
 _DEFINED_IN_PYTHON = 1 << 9  # `Py_TPFLAGS_HEAPTYPE`, as `copyreg` asks for it
@@ -30,3 +47,33 @@ def dict_descriptor(cls: type) -> Any:
         if descriptor is not None:
             return descriptor
     raise TypeError(f"`{cls.__qualname__}` has no `__dict__`; Equinox modules must have one.")
+
+
+def namespace(module: Any) -> Mapping[str, Any]:
+    """The dictionary of a module, read without running a lazy module's code."""
+    if not isinstance(module, types.ModuleType):
+        return {}
+    try:
+        return object.__getattribute__(module, "__dict__")
+    except AttributeError:
+        return {}
+
+
+def loaded(module: str, name: str) -> Any:
+    """What a module holds under a name; None if it is not loaded, so that nothing can be of it."""
+    return namespace(sys.modules.get(module)).get(name)
+
+
+_ASKED = frozenset({"_asdict", "for_json", "to_dict", "to_json", "tolist"})
+
+
+def is_asked_of_all(name: Any) -> bool:
+    """Whether programs ask any object for an attribute of this name, and call what they get.
+
+    Python does so with `__names__`, notebooks with `_repr_html_` and `_ipython_display_`, what makes JSON with
+    `tolist`. Where a class lets its instances have any attribute, a file could put a function there.
+    """
+    if type(name) is not str:
+        return False
+    is_enclosed = name.startswith("_") and name.endswith("_") and name.strip("_") != ""
+    return is_enclosed or name in _ASKED or name.startswith(("_repr_", "_ipython_", "__array", "__jax"))

@@ -1,13 +1,18 @@
-"""What the walk asks of libraries, which it does not know: a row for each, entered by the files of `libraries/`.
+"""What is asked of libraries, which nothing here knows: a row for each, entered by the files of `libraries/`.
 
-A row answers for its own classes and says None of all others. A class is asked of once, when it is first met, and what
-can be changed in a class is asked again whenever a structure with its instances is new.
+The walk asks how instances come apart, `Module.parameters` which leaves train, `state` what stands for an instance in
+plain data, and files what is written of one and what they may name. A row answers for its own classes and says None of
+all others. A class is asked of once, when it is first met, and what can be changed in a class is asked again whenever a
+structure with its instances is new.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
-from ._plain_containers import Convention, NodeType
+from ._class_attributes import dataclass_entries, dataclass_fields
+from ._plain_containers import Convention, NodeType, is_namedtuple
 
 
 class NativeLayout(NamedTuple):
@@ -25,7 +30,150 @@ class NativeLayout(NamedTuple):
     facts: Any = None
 
 
-def _nothing(_: Any) -> None:
+Trained = Literal["never", "if marked", "always", "if inexact"]
+"""Which leaves below an attribute train: none, those that an inner module marks, all, or all that are inexact."""
+
+
+class PlainForm(NamedTuple):
+    """What stands for an instance in a state, which is plain data.
+
+    Attributes:
+        kind: what holds the states of its parts: a dictionary by name, a list, or nothing, where the state of the only
+            part is that of the instance.
+        names: of a dictionary, the name of each child.
+        children: those that count.
+        statics: of a dictionary, the static attributes by name.
+        make: new children and new static attributes → a new instance.
+        keys: of what is no dictionary, the key entry of each child in paths.
+    """
+
+    kind: Literal["dict", "list", "whole"]
+    names: Sequence[str]
+    children: Sequence[Any]
+    statics: Mapping[str, Any]
+    make: Callable[[Sequence[Any], Mapping[str, Any]], Any]
+    keys: tuple[Any, ...] = ()
+
+
+# --- in files ---------------------------------------------------------------------------------------------------------
+
+ClassKind = Literal["module", "dataclass", "namedtuple", "attributes", "placeholder", "enum", "registered"]
+"""How the instances of a class are written: those of the first two and of namedtuples field by field, those of the
+fourth by all attributes that they have; a placeholder is only there; a member of an enum by its name; and what was
+registered by what its functions make of it."""
+
+
+class RefusalError(Exception):
+    """An object cannot be written. The text says why, the fix says what to do."""
+
+    def __init__(self, reason: str, fix: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.fix = fix
+
+
+class Naming(NamedTuple):
+    """What those who write an instance can ask of names in files.
+
+    Attributes:
+        why_nameless: object → why no name leads back to it; None if one does.
+        may_be_value: class → whether a file may name it as a value.
+    """
+
+    why_nameless: Callable[[Any], str | None]
+    may_be_value: Callable[[Any], bool]
+
+
+class AttributeRules:
+    """How instances that are written attribute by attribute are written and completed; here, as those of a dataclass.
+
+    Attributes:
+        is_open: whether the attributes are nowhere declared, so that one that is unknown is no mistake.
+        own_entries: the names under which a file has what the library itself keeps in each instance: kinds, marks,
+            metadata. They stand among the names of attributes, but those who write classes know nothing of them.
+        is_assigned: whether `reassign` gives an instance what a migration made; else it is set as a file's values are.
+    """
+
+    is_open: bool = False
+    own_entries: frozenset[str] = frozenset()
+    is_assigned: bool = False
+
+    def declared_fields(self, cls: Any) -> tuple[str, ...]:
+        """The attributes that a class declares; what JAX traces comes first, as in JAX's order."""
+        declared = sorted(dataclass_fields(cls), key=lambda field: bool(field.metadata.get("static", False)))
+        return tuple([field.name for field in declared])
+
+    def may_have(self, cls: Any, name: str) -> bool | None:
+        """Whether an attribute that is not declared may have a name; None if there is no rule but Python's."""
+
+    def may_stay_unset(self, cls: Any, name: str) -> bool:
+        """Whether instances need not have a field."""
+        return False
+
+    def default_of(self, cls: Any, name: str) -> Callable[[], Any] | None:
+        """What makes the default of a field that a file lacks; None if it has none."""
+        field = dataclass_entries(cls).get(name)
+        if field is not None and field.default_factory is not dataclasses.MISSING:
+            return field.default_factory
+        of_namedtuple = cls._field_defaults if is_namedtuple(cls) else {}
+        default = of_namedtuple.get(name, dataclasses.MISSING) if field is None else field.default
+        return None if default is dataclasses.MISSING else lambda: default
+
+    def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
+        """The attributes as they are written: those that JAX traces come first. Raises `RefusalError`."""
+        return attributes
+
+    def static_attributes(self, aux: Any) -> dict[str, Any]:
+        """The attributes that JAX does not trace, of the auxiliary data that the flatten function gives."""
+        return dict(aux)
+
+    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+        """An instance whose attributes are as a file has them, checked and completed, or one that is equal to it.
+
+        `new_names` has each name in the file, and the one that the attribute has now, or None if it was dropped. Raises
+        `FormatError`.
+        """
+        return obj
+
+    def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
+        """Gives an instance these attributes and no others, as assignments would. None of the class's code runs."""
+
+
+class NamesInFiles(NamedTuple):
+    """What of a library files may name, as `module:qualname`.
+
+    A file that names a function hands it to the model, and the model will call it. So functions are listed one by one:
+    those that compute arrays from arrays. Classes are listed, too, where others of the library evaluate or call what
+    they hold. A name that the installed version lacks is no harm.
+
+    Attributes:
+        packages: the top-level packages of the library.
+        importable: modules below these that loading may import.
+        instances: classes whose instances a model or the state of a training may hold.
+        classes: classes that are no nodes, but may be named as values.
+        functions: those that compute arrays from arrays and do nothing else.
+        if_trusted: classes that a file may name if the user trusts their package.
+        kept_back: modules, with all below them, and names, of which no class may be named otherwise.
+    """
+
+    packages: frozenset[str] = frozenset()
+    importable: frozenset[str] = frozenset()
+    instances: frozenset[str] = frozenset()
+    classes: frozenset[str] = frozenset()
+    functions: frozenset[str] = frozenset()
+    if_trusted: frozenset[str] = frozenset()
+    kept_back: frozenset[str] = frozenset()
+
+
+def names_in(table: Mapping[str, str]) -> frozenset[str]:
+    """The names in a table from modules to what is named there, with blanks between."""
+    return frozenset(f"{module}:{qualname}" for module, text in table.items() for qualname in text.split())
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _nothing(*_: Any) -> None:
     return None
 
 
@@ -40,7 +188,17 @@ class Library(NamedTuple):
         introduce: tells the native walk of the library, before it is told of the first of its classes.
         parts_of_frozen: static value that nobody changes → what it holds.
         marker: the class of what stands for an attribute that was never set.
+        without_missing: attributes → those that were set, where there is a marker; else None.
         held_anyway: classes of which keeping an instance keeps nothing else alive.
+        trained_below: class, auxiliary data and number of children → which leaves train below each child.
+        argument_and_filter: what was given as a position of an argument, but is a filter of the library's → the
+            position, and a filter as code.
+        plain_form_of: instance and node type → what stands for it in a state, if its children by their keys do not.
+        kind_in_files: class → how its instances are written, if not as its registered functions have it.
+        attributes: how they are written attribute by attribute, where that is the kind.
+        fault_of_aux: class and auxiliary data → why no file may have an instance of the class with that.
+        answers_as_told: class → whether its instances answer, to whoever asks for an attribute, what a file says.
+        names: what of the library files may name.
     """
 
     name: str
@@ -50,7 +208,16 @@ class Library(NamedTuple):
     introduce: Callable[[Any], None] = _nothing
     parts_of_frozen: Callable[[Any], Iterable[Any] | None] = _nothing
     marker: type | None = None
+    without_missing: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     held_anyway: tuple[type, ...] = ()
+    trained_below: Callable[[Any, Any, int], Sequence[Trained] | None] = _nothing
+    argument_and_filter: Callable[[Any], tuple[Any, str] | None] = _nothing
+    plain_form_of: Callable[[Any, NodeType], PlainForm | None] = _nothing
+    kind_in_files: Callable[[Any], ClassKind | None] = _nothing
+    attributes: AttributeRules = AttributeRules()
+    fault_of_aux: Callable[[Any, Any], str | None] = _nothing
+    answers_as_told: Callable[[Any], bool | None] = _nothing
+    names: NamesInFiles = NamesInFiles()
 
 
 LIBRARIES: list[Library] = []
@@ -76,3 +243,55 @@ def native_layout_of(cls: Any) -> tuple[Library, NativeLayout] | None:
 def parts_of_frozen(value: Any) -> Iterable[Any] | None:
     """What a static value holds, if a library says that nobody changes it."""
     return next((parts for library in LIBRARIES if (parts := library.parts_of_frozen(value)) is not None), None)
+
+
+@functools.cache
+def _removing_markers() -> tuple[Callable[[dict[str, Any]], dict[str, Any]], ...]:
+    return tuple([library.without_missing for library in LIBRARIES if library.without_missing is not None])
+
+
+def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of an instance that were set: the very dictionary if that is all of them."""
+    for remove in _removing_markers():
+        attributes = remove(attributes)
+    return attributes
+
+
+def trained_below(cls: Any, aux: Any, num_children: int) -> Sequence[Trained]:
+    """Which leaves train below each child of a module: those that are inexact, unless a library says otherwise."""
+    for library in LIBRARIES:
+        found = library.trained_below(cls, aux, num_children)
+        if found is not None:
+            return found
+    return ["if inexact" for _ in range(num_children)]
+
+
+def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
+    """What stands for a module in a state, if a library says so."""
+    for library in LIBRARIES:
+        form = library.plain_form_of(obj, node_type)
+        if form is not None:
+            return form
+    return None
+
+
+def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
+    """The position and the code of a filter, if what was given as a position is a library's filter."""
+    return next((each for library in LIBRARIES if (each := library.argument_and_filter(argnums)) is not None), None)
+
+
+def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:
+    """The library that says how the instances of a class are written, and which kind it says."""
+    for library in LIBRARIES:
+        kind = library.kind_in_files(cls)
+        if kind is not None:
+            return library, kind
+    return None
+
+
+def fault_of_aux(cls: Any, aux: Any) -> str | None:
+    """Why no file may have an instance of a class with this auxiliary data; None if it may.
+
+    Asked when a file is written, too: what is not read is not written.
+    """
+    return next((fault for library in LIBRARIES if (fault := library.fault_of_aux(cls, aux)) is not None), None)

@@ -486,7 +486,7 @@ enum {
     NNX_OBJECT, NNX_VARIABLE, NNX_STATE, MODULE, OTHER, NUM_SHAPES
 };
 
-/* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `libraries/_nnx.py`. */
+/* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `libraries/_nnx_layouts.py`. */
 typedef struct Layout {
     struct Layout *next;      /* with names of the same hash */
     uint32_t number;          /* of the form, which layouts share that differ in the order of the names */
@@ -555,7 +555,7 @@ static PyObject *trace_holder, *name_trace; /* what has the trace that is active
 static PyObject *policy_type, *default_policy; /* the second where there is no `Context` */
 static PyObject *current_policy;               /* (what was given) -> that of this thread */
 
-/* What `learn_nnx` takes over, once one of its classes was met. See `libraries/_nnx.py`. */
+/* What `learn_nnx` takes over, once one of its classes was met. See `libraries/_nnx_layouts.py`. */
 static PyObject *layout_of, *mapping_type, *trace_type, *current_trace, *name_nodes, *name_mapping;
 static PyObject *raw_value, *variable_trace, *metadata_of, *initializing, *is_setup, *state_trace, *jax_trace; /* slots */
 

@@ -119,6 +119,17 @@ def dict_key(name: Any) -> Any:
     return jtu.DictKey("None" if name is None else name)  # JAX 0.8 refuses None
 
 
+def name_in(key: Any) -> Any:
+    """What a key entry leads to a child by: a name, the key of a dictionary, or an index as a text."""
+    if isinstance(key, jtu.GetAttrKey):
+        return key.name
+    if isinstance(key, jtu.DictKey):
+        return key.key
+    if isinstance(key, jtu.SequenceKey):
+        return str(key.idx)
+    return str(key.key) if isinstance(key, jtu.FlattenedIndexKey) else jtu.keystr((key,))
+
+
 def _sorted_keys(mapping: dict[Any, Any]) -> tuple[Any, ...]:
     """In JAX's order. Keys that cannot be ordered keep their own; outside modules JAX then raises its own error."""
     try:

@@ -6,13 +6,14 @@ long as there are objects, however many paths lead to them.
 
 import collections
 import copy
-import dataclasses
 import functools
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
+
+from ._class_attributes import dataclass_fields
 
 IMMUTABLE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented), float, complex, type, range})
 _CONTAINERS = (list, dict, set, bytearray, collections.deque, np.ndarray)
@@ -113,7 +114,7 @@ def _new_copy(original: Any, memo: dict[int, Any]) -> Any:
 
 def _copy_of_frozen(value: Any, memo: dict[int, Any]) -> Any:
     """Asking whether a frozen dataclass can be hashed would walk all paths below it."""
-    there = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+    there = [field.name for field in dataclass_fields(type(value)) if hasattr(value, field.name)]
     copies = {name: copy_of(getattr(value, name), memo) for name in there}
     if all(_is_alike(getattr(value, name), copies[name]) for name in there):
         return value

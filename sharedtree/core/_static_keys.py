@@ -9,7 +9,6 @@ two forms a key has depends on the value alone, so equal values have equal keys.
 """
 
 import collections
-import dataclasses
 import functools
 import struct
 from collections.abc import Callable, Collection
@@ -20,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from ._class_attributes import dataclass_fields
 from ._interned import Interned
 from ._static_copies import (
     Incomparable,
@@ -245,7 +245,7 @@ def _content_of(value: Any, keys: _Keys) -> Any:
     if compares_by_field(cls):
         if can_be_mutated(cls):
             keys.is_mutable.append(True)
-        compared = [f.name for f in dataclasses.fields(cls) if f.compare and hasattr(value, f.name)]  # or was never set
+        compared = [f.name for f in dataclass_fields(cls) if f.compare and hasattr(value, f.name)]  # or was never set
         before = len(keys.is_mutable)
         parts = keys.of_all([getattr(value, name) for name in compared])
         if has_own_hash(cls) and not can_be_mutated(cls):

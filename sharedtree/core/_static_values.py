@@ -5,7 +5,6 @@ What can be mutated is copied when the `Static` is made, so that a later mutatio
 is, and copied again for each trace that gets it, so that no trace can change another's.
 """
 
-import dataclasses
 import functools
 import importlib
 import operator
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ._class_attributes import dataclass_fields
 from ._libraries import parts_of_frozen
 from ._printing import shown
 from ._static_copies import IMMUTABLE, can_be_mutated, compares_as_module, compares_by_field, copy_of, has_own_hash
@@ -186,7 +186,7 @@ def _parts_of(value: Any) -> Iterable[Any] | None:
     if compares_by_field(cls) and not can_be_mutated(cls):
         if has_own_hash(cls):
             return ()
-        return [getattr(value, field.name) for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        return [getattr(value, field.name) for field in dataclass_fields(cls) if hasattr(value, field.name)]
     if compares_as_module(cls):
         return object.__getattribute__(value, "__dict__").values()
     return parts_of_frozen(value)

@@ -9,5 +9,7 @@ from ._dataclasses import DATACLASSES
 from ._equinox import EQUINOX
 from ._module import MODULE
 from ._nnx import NNX
+from ._treeo import TREEO
 
-LIBRARIES.extend((EQUINOX, MODULE, DATACLASSES, NNX))
+# Objects of NNX's and trees of treeo's may be dataclasses, too, so those are asked last.
+LIBRARIES.extend((EQUINOX, MODULE, NNX, TREEO, DATACLASSES))

@@ -10,15 +10,25 @@ instance is made. Where one has gone, the class is left to JAX for good. Who cha
 already, and makes no new one, is not seen.
 """
 
+import contextlib
 import dataclasses
 import functools
 import sys
 import types
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..core._class_attributes import ABSENT, built_in_base, dict_descriptor, inherited, is_data_descriptor
+from ..core._class_attributes import (
+    ABSENT,
+    built_in_base,
+    dataclass_fields,
+    dict_descriptor,
+    inherited,
+    is_data_descriptor,
+)
 from ..core._jax_internals import registered_fields
-from ..core._libraries import Library, NativeLayout
+from ..core._libraries import ClassKind, Library, NativeLayout, PlainForm
+from ..core._plain_containers import NodeType
 
 _MAX_FIELDS = 255
 """The native walk has a place in a byte."""
@@ -56,7 +66,7 @@ def fields_of(cls: Any) -> Fields | None:
     if registered is None or "__dataclass_fields__" not in cls.__dict__:
         return None
     traced, statics = (tuple([sys.intern(name) for name in names]) for names in registered)
-    fields = dataclasses.fields(cls)
+    fields = dataclass_fields(cls)
     order = tuple([sys.intern(field.name) for field in fields])
     if len(order) > _MAX_FIELDS or sorted(order) != sorted(traced + statics):
         return None
@@ -131,4 +141,34 @@ def _generated(frozen: bool, shapes: tuple[_FieldShape, ...]) -> tuple[Any, ...]
     return _code_of(made.__dict__["__init__"])
 
 
-DATACLASSES = Library("dataclasses", native_layout_of=native_layout_of)
+def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
+    """All fields by name, of classes that came by `register_dataclass`."""
+    registered = registered_fields(node_type.cls)
+    if registered is None:
+        return None
+    names, static_names = registered
+    children, aux = node_type.take_apart(obj)
+    if len(children) != len(names) or type(aux) is not tuple or len(aux) != len(static_names):
+        return None
+
+    def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        return node_type.put_together(tuple([statics[name] for name in static_names]), new)
+
+    return PlainForm("dict", names, children, dict(zip(static_names, aux, strict=True)), make)
+
+
+def kind_in_files(cls: Any) -> ClassKind | None:
+    """Field by field, of those that `object.__new__` makes: not of what inherits from `dict`, `Exception` and the like.
+
+    An abstract class has no instances, but may be named.
+    """
+    with contextlib.suppress(TypeError):
+        is_abstract = bool(getattr(cls, "__abstractmethods__", None))
+        if hasattr(cls, "__dataclass_fields__") and (is_abstract or type(object.__new__(cls)) is cls):
+            return "dataclass"
+    return None
+
+
+DATACLASSES = Library(
+    "dataclasses", native_layout_of=native_layout_of, plain_form_of=plain_form_of, kind_in_files=kind_in_files
+)

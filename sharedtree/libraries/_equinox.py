@@ -13,18 +13,17 @@ objects by their types, which it keeps in a set. What wraps functions here is pu
 is no warning.
 """
 
-import dataclasses
 import functools
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ..core._class_attributes import built_in_base, dict_descriptor
-from ..core._libraries import Library, NativeLayout
+from ..core._class_attributes import built_in_base, dataclass_fields, dict_descriptor
+from ..core._libraries import ClassKind, Library, NativeLayout, PlainForm
 from ..core._plain_containers import Convention, Keys, NodeType
 
 
@@ -90,7 +89,7 @@ def node_type_of(cls: Any) -> NodeType | None:
     """
     if not issubclass(cls, eqx.Module):
         return None
-    fields = dataclasses.fields(cls)
+    fields = dataclass_fields(cls)
     traced = tuple(f.name for f in fields if not f.metadata.get("static", False))
     static = tuple(f.name for f in fields if f.metadata.get("static", False)) + _WRAPPER_FIELDS
     attributes_of = dict_descriptor(cls).__get__
@@ -122,7 +121,7 @@ def native_layout_of(cls: Any) -> NativeLayout | None:
         return None
     if type(dict_descriptor(cls)) is not types.GetSetDescriptorType:
         return None
-    fields = [(sys.intern(field.name), field.metadata.get("static", False)) for field in dataclasses.fields(cls)]
+    fields = [(sys.intern(field.name), field.metadata.get("static", False)) for field in dataclass_fields(cls)]
     traced = tuple([name for name, is_static in fields if not is_static])
     statics = tuple([name for name, is_static in fields if is_static])
     order = tuple([name for name, _ in fields])
@@ -135,4 +134,36 @@ def convention_of(cls: type) -> Convention | None:
     return "equinox" if cls.__module__.partition(".")[0] == "equinox" else None
 
 
-EQUINOX = Library("Equinox", node_type_of, convention_of, native_layout_of, marker=_MARKER)
+def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
+    """All fields by name, without what `module_update_wrapper` adds."""
+    # Asked first, for it costs little where an `isinstance` asks the metaclass.
+    if not node_type.fields or not isinstance(obj, eqx.Module):
+        return None
+    children, (names, rest) = node_type.take_apart(obj)
+    declared = node_type.fields[: -len(_WRAPPER_FIELDS)]
+
+    def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        pairs = tuple([(name, statics.get(name, value)) for name, value in rest])
+        return node_type.put_together((names, pairs), new)
+
+    return PlainForm("dict", names, children, {name: value for name, value in rest if name in declared}, make)
+
+
+def kind_in_files(cls: Any) -> ClassKind | None:
+    """Modules field by field."""
+    # What `equinox.nn.Shared` puts where it has taken a node away: a private class, and no pytree node.
+    if (cls.__module__, cls.__qualname__) == ("equinox.nn._shared", "SharedNode"):
+        return "placeholder"
+    return "module" if issubclass(cls, eqx.Module) else None
+
+
+EQUINOX = Library(
+    "Equinox",
+    node_type_of,
+    convention_of,
+    native_layout_of,
+    marker=_MARKER,
+    without_missing=without_missing,
+    plain_form_of=plain_form_of,
+    kind_in_files=kind_in_files,
+)

@@ -1,297 +1,29 @@
-"""Of which kind each attribute of a `Module` is: where that is kept, and what the flatten functions make of it.
+"""`sharedtree.Module`: what of its instances trains, what stands for one in plain data, and what a file has of one.
 
-There are four kinds: parameter, state, sub-tree and static (see `_module_values`). The kind of a value that is not
-marked follows from the value, whenever it is assigned. A mark stays with the attribute when another value is assigned.
-What follows from a container that was static is asked again whenever the module is taken apart, since somebody may have
-put an array into it. What an assignment does is in `nn/_assignment`.
+A module is what its `__dict__` holds, and of which kind each attribute is. The kinds are written to files as one more
+attribute, which modules that are alike in this have together:
 
-The kinds of all attributes of an instance are one `Kinds`, in a slot beside its `__dict__`. It cannot be changed, and
-equal ones are one object, so whether two modules are alike in this is told by `is`:
+    ["object", <Linear>, [weight, calls, activation, {"weight": "parameter", "calls": "state", "activation": "static"}]]
 
-    Linear(weight=w, calls=n, activation=f)     Kinds(weight: parameter, calls: state, activation: static)
-
-Where the slot lacks a name that the `__dict__` has, as after `vars(module).update(...)`, its kind follows from the
-value, too.
+They also say in which order the attributes are, which is that of the leaves. None of the class's code runs when a file
+is loaded, and a file that says nothing of the kinds, or not of all attributes, gets those that follow from the values.
 """
 
-import dataclasses
-import functools
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from jax import tree_util as jtu
-
-from ..core._class_attributes import built_in_base, dict_descriptor, inherited
-from ..core._errors import UnregisteredTypeError
-from ..core._jax_internals import registered_functions
-from ..core._libraries import Library, NativeLayout
-from ..core._locks import Lock
-from ._module_values import STATIC, Kind, Marked, is_container, kind_of_value
-
-KINDS_SLOT = "_sharedtree_kinds"
-"""The slot in which an instance has its `Kinds`."""
-
-DECLARED = "sharedtree"
-"""Under which key the metadata of a dataclass field has the kind that the field declares."""
-
-
-class Kinds:
-    """The names of a module's attributes, in the order of its `__dict__`, and the kind of each.
-
-    Made by `kinds_of` only. Equal ones are one object.
-
-    Attributes:
-        items: pairs of a name and a kind.
-        by_name: the same as a dictionary, not to be changed.
-        children: the names of all but the static attributes.
-        statics: the names of the static ones.
-        names: all names, for the native walk.
-        are_static: of each of these, whether it is static; None if not all of them are texts.
-    """
-
-    __slots__ = ("__weakref__", "are_static", "by_name", "children", "items", "names", "statics")
-
-    def __init__(self, items: tuple[tuple[str, Kind], ...]) -> None:
-        self.items = items
-        self.by_name: dict[str, Kind] = dict(items)
-        self.children = tuple([name for name, kind in items if kind != STATIC])
-        self.statics = tuple([name for name, kind in items if kind == STATIC])
-        self.names = tuple([name for name, _ in items])
-        are_texts = all(type(name) is str for name in self.names)
-        self.are_static = bytes(kind == STATIC for _, kind in items) if are_texts else None
-
-    def __repr__(self) -> str:
-        return f"Kinds({', '.join(f'{name}: {kind}' for name, kind in self.items)})"
-
-    def __copy__(self) -> "Kinds":
-        return self
-
-    def __deepcopy__(self, memo: Any) -> "Kinds":
-        return self
-
-    def __reduce__(self) -> Any:
-        return kinds_of, (self.items,)
-
-
-_made: weakref.WeakValueDictionary[tuple[tuple[str, Kind], ...], Kinds] = weakref.WeakValueDictionary()
-_making = Lock()
-
-
-def kinds_of(items: Iterable[tuple[str, Kind]]) -> Kinds:
-    """The one `Kinds` with these items."""
-    key = tuple(items)
-    with _making:
-        known = _made.get(key)
-        if known is None:
-            known = _made[key] = Kinds(key)
-        return known
-
-
-NO_KINDS = kinds_of(())
-
-
-class HasKinds:
-    """The base class of `Module`, which has the slot."""
-
-    __slots__ = ("__dict__", "__weakref__", KINDS_SLOT)
-
-    if not TYPE_CHECKING:
-
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            """The slot is set, so that the native walk reads modules without attributes, too."""
-            require_init(cls, bool(args or kwargs))
-            made = super().__new__(cls)
-            note_kinds(made, NO_KINDS)
-            return made
-
-
-def require_init(cls: Any, has_arguments: bool) -> None:
-    """Raises where `object` would, and where a class declares fields and is no dataclass.
-
-    Raises:
-        TypeError: which says so.
-    """
-    undeclared = of_class(cls).undeclared
-    if undeclared is not None:
-        raise TypeError(
-            f"`{cls.__name__}.{undeclared}` declares a field of a dataclass, but `{cls.__name__}` is none. Decorate it "
-            "with `@dataclasses.dataclass(eq=False)`, or mark the attribute where it is assigned, in `__init__`."
-        )
-    if has_arguments and cls.__init__ is object.__init__:
-        raise TypeError(f"`{cls.__name__}()` takes no arguments: it has no `__init__`, and is no dataclass.")
-
-
-def is_read_by_kinds(cls: type) -> bool:
-    """Whether the instances of a class can be read and built past all its methods, with the outcome that JAX has."""
-    flatten, unflatten = registered_functions(cls)
-    if flatten is not take_apart or getattr(unflatten, "func", None) is not put_together or unflatten.args != (cls,):
-        return False
-    if built_in_base(cls) is not object or inherited(cls, KINDS_SLOT) is not HasKinds.__dict__[KINDS_SLOT]:
-        return False
-    return dict_descriptor(cls) is HasKinds.__dict__["__dict__"]
-
-
-def noted_kinds(module: Any) -> Kinds:
-    """What an instance has in its slot; none if it was made past all that sets it."""
-    try:
-        return object.__getattribute__(module, KINDS_SLOT)
-    except AttributeError:
-        return NO_KINDS
-
-
-def note_kinds(module: Any, kinds: Kinds) -> None:
-    """Sets the slot."""
-    object.__setattr__(module, KINDS_SLOT, kinds)
-
-
-def attributes_of(module: Any) -> dict[str, Any]:
-    """The `__dict__` of an instance, whatever its class does to attributes."""
-    return object.__getattribute__(module, "__dict__")
-
-
-# --- taking apart and putting together -----------------------------------------------------------------------------
-
-
-def present_kinds(module: Any) -> Kinds:
-    """The kinds of the attributes that an instance has now, without those that are no part of it.
-
-    Cost: one step for each attribute, and for each part of a static container.
-    """
-    cls: Any = type(module)
-    noted = noted_kinds(module)
-    declared, ignored, _ = of_class(cls)
-    found: list[tuple[str, Kind]] = []
-    for name, value in attributes_of(module).items():
-        kind = noted.by_name.get(name)
-        if kind is None:
-            if name in ignored:
-                continue
-            if type(value) is Marked:
-                raise _marker_past_assignment(cls, name)
-            kind = declared.get(name) or kind_of_value(value)
-        elif kind == STATIC and name not in declared and is_container(value):
-            kind = kind_of_value(value)
-        found.append((name, kind))
-    items = tuple(found)
-    return noted if items == noted.items else kinds_of(items)
-
-
-def take_apart(module: Any) -> tuple[Sequence[Any], Any]:
-    """The flatten function that every `Module` is registered with: children; kinds and static values."""
-    kinds, attributes = present_kinds(module), attributes_of(module)
-    return [attributes[name] for name in kinds.children], (kinds, tuple([attributes[name] for name in kinds.statics]))
-
-
-def take_apart_with_keys(module: Any) -> tuple[Iterable[tuple[Any, Any]], Any]:
-    """As `take_apart`, with the names of the attributes as keys."""
-    children, aux = take_apart(module)
-    return list(zip(map(jtu.GetAttrKey, aux[0].children), children, strict=True)), aux
-
-
-def put_together(cls: Any, aux: Any, children: Iterable[Any]) -> Any:
-    """The inverse. No method of the class is called, and the children may be any objects."""
-    kinds, statics = aux
-    module = blank(cls)
-    of_children, of_statics = iter(children), iter(statics)
-    attributes = attributes_of(module)
-    for name, kind in kinds.items:
-        attributes[name] = next(of_statics if kind == STATIC else of_children)
-    note_kinds(module, kinds)
-    return module
-
-
-def blank(cls: Any) -> Any:
-    """An instance without attributes, past everything that its class does."""
-    return object.__new__(cls)
-
-
-def with_kinds(cls: Any, kinds: Kinds) -> Any:
-    """An instance without attributes that knows of which kinds they will be."""
-    module = blank(cls)
-    note_kinds(module, kinds)
-    return module
-
-
-def kinds_in(aux: Any) -> Kinds | None:
-    """The kinds in the auxiliary data of a module; None if it is that of anything else."""
-    is_ours = type(aux) is tuple and len(aux) == 2 and type(aux[0]) is Kinds
-    return aux[0] if is_ours else None
-
-
-def static_attributes(aux: Any) -> dict[str, Any]:
-    """The static attributes of a module, by name, from its auxiliary data."""
-    kinds, values = aux
-    return dict(zip(kinds.statics, values, strict=True))
-
-
-def copied(module: Any, copy_of: Callable[[Kind | None, Any], Any], memo: dict[int, Any] | None = None) -> Any:
-    """A module of the same class and kinds.
-
-    Args:
-        module: the original.
-        copy_of: the kind of an attribute, None if it was not assigned, and its value → that of the copy.
-        memo: gets the copy before the attributes are copied, as `copy.deepcopy` has it.
-    """
-    made = blank(type(module))
-    if memo is not None:
-        memo[id(module)] = made  # alive: whoever copies has it
-    kinds = noted_kinds(module)
-    note_kinds(made, kinds)
-    # Not what was noted: somebody may have put an array or a module into what was static.
-    present = present_kinds(module).by_name
-    copies = {name: copy_of(present.get(name), value) for name, value in attributes_of(module).items()}
-    attributes_of(made).update(copies)
-    return made
-
-
-class OfClass(NamedTuple):
-    """What a class says of the attributes of its instances.
-
-    Attributes:
-        declared: the kinds that the fields of a dataclass declare by `st.parameter()`, `st.state_field()` or
-            `static=True`.
-        ignored: attributes that are no data: what `functools.cached_property` keeps, and what `typing` notes.
-        undeclared: a field that the class declares without being a dataclass; None if there is none.
-    """
-
-    declared: dict[str, Kind]
-    ignored: frozenset[str]
-    undeclared: str | None = None
-
-
-_of_classes: weakref.WeakKeyDictionary[type, OfClass] = weakref.WeakKeyDictionary()
-
-
-def of_class(cls: Any) -> OfClass:
-    """What a class says; asked once, when its first instance is."""
-    known = _of_classes.get(cls)
-    if known is None:
-        declared: dict[str, Kind] = {}
-        for name, field in getattr(cls, "__dataclass_fields__", {}).items():
-            if DECLARED in field.metadata:
-                declared[name] = field.metadata[DECLARED]
-            elif field.metadata.get("static", False):
-                declared[name] = STATIC
-        cached = [k for base in cls.__mro__ for k, v in vars(base).items() if isinstance(v, functools.cached_property)]
-        known = _of_classes[cls] = OfClass(declared, frozenset({*cached, "__orig_class__"}), _undeclared(cls))
-    return known
-
-
-def _undeclared(cls: Any) -> str | None:
-    """A field that a class declares without being a dataclass: `dataclasses` takes those of its own away."""
-    fields = getattr(cls, "__dataclass_fields__", {})
-    held = [item for base in cls.__mro__ for item in vars(base).items() if isinstance(item[1], dataclasses.Field)]
-    return next((name for name, field in held if fields.get(name) is not field), None)
-
-
-def _marker_past_assignment(cls: Any, name: str) -> UnregisteredTypeError:
-    return UnregisteredTypeError(
-        f"`{cls.__name__}.{name}` was marked, but not set by assignment, as where the class is a frozen dataclass. "
-        "Leave out `frozen=True`, or declare the field:\n"
-        f"    {name}: jax.Array = sharedtree.parameter()",
-        (f".{name}",),
-    )
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core._class_attributes import dataclass_fields
+from ..core._errors import FormatError
+from ..core._libraries import AttributeRules, ClassKind, Library, Naming, NativeLayout, PlainForm, Trained
+from ..core._plain_containers import NodeType
+from . import _module_kinds as kept
+from ._module_assignment import assign, forget
+from ._module_kinds import KINDS_SLOT, HasKinds, Kinds, is_read_by_kinds, kinds_in
+from ._module_values import ALL_KINDS, PARAMETER, STATE
+
+
+def _is_one(cls: Any) -> bool:
+    return issubclass(cls, HasKinds)
 
 
 def native_layout_of(cls: Any) -> NativeLayout | None:
@@ -305,4 +37,90 @@ def introduce(native: Any) -> None:
     native.learn_modules(Kinds, *[vars(of)[name] for of, name in slots])
 
 
-MODULE = Library("Module", native_layout_of=native_layout_of, introduce=introduce, held_anyway=(Kinds,))
+def trained_below(_: Any, aux: Any, __: int) -> Sequence[Trained] | None:
+    """As the kinds say; modules in what is not marked say for themselves."""
+    kinds = kinds_in(aux)
+    if kinds is None:
+        return None
+    each = [kinds.by_name[name] for name in kinds.children]
+    return ["never" if kind == STATE else "always" if kind == PARAMETER else "if marked" for kind in each]
+
+
+def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
+    """All attributes by name."""
+    if not _is_one(type(obj)):
+        return None
+    children, aux = node_type.take_apart(obj)
+    kinds = kinds_in(aux)
+    if kinds is None:
+        return None
+
+    def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        return node_type.put_together((kinds, tuple(statics.values())), new)
+
+    return PlainForm("dict", kinds.children, children, kept.static_attributes(aux), make)
+
+
+# --- in files ---------------------------------------------------------------------------------------------------------
+
+
+def kind_in_files(cls: Any) -> ClassKind | None:
+    """All attributes of an instance."""
+    return "attributes" if _is_one(cls) else None
+
+
+class _Rules(AttributeRules):
+    """See the module's docstring."""
+
+    is_open = True
+    own_entries = frozenset({KINDS_SLOT})
+    is_assigned = True
+
+    def declared_fields(self, cls: Any) -> tuple[str, ...]:
+        return tuple([field.name for field in dataclass_fields(cls)])
+
+    def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
+        kinds = kept.present_kinds(obj)
+        return {name: attributes[name] for name in (*kinds.children, *kinds.statics)} | {KINDS_SLOT: kinds.by_name}
+
+    def static_attributes(self, aux: Any) -> dict[str, Any]:
+        return kept.static_attributes(aux)
+
+    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+        said: Any = kept.noted_kinds(obj)
+        if type(said) is kept.Kinds:  # the file says nothing of them
+            return obj
+        # Texts first: an object of the file's making would be asked for its hash.
+        are_texts = type(said) is dict and all(type(text) is str for text in (*said, *said.values()))
+        if not are_texts or not ALL_KINDS.issuperset(said.values()):
+            what = f"kinds of the attributes of a `{type(obj).__qualname__}` that are none"
+            raise FormatError(f"The file has {what}. No save would write that.")
+        known = {new_names.get(name) or name: kind for name, kind in said.items()}
+        items = [(name, kind) for name, kind in known.items() if name in attributes]
+        values = dict(attributes)
+        attributes.clear()
+        attributes.update({name: values.pop(name) for name, _ in items} | values)
+        kept.note_kinds(obj, kept.kinds_of(items))
+        return obj
+
+    def reassign(self, obj: Any, values: Mapping[str, Any]) -> None:
+        attributes = kept.attributes_of(obj)
+        for name in [name for name in attributes if name not in values]:
+            forget(obj, name)
+            del attributes[name]
+        for name, value in values.items():
+            if name not in attributes or attributes[name] is not value:
+                attributes[name] = assign(obj, name, value)
+
+
+MODULE = Library(
+    "Module",
+    native_layout_of=native_layout_of,
+    introduce=introduce,
+    held_anyway=(Kinds,),
+    trained_below=trained_below,
+    plain_form_of=plain_form_of,
+    kind_in_files=kind_in_files,
+    attributes=_Rules(),
+    answers_as_told=_is_one,
+)

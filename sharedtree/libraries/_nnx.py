@@ -1,314 +1,341 @@
-"""The one file that knows what Flax NNX does not promise: how its objects hold what their flatten functions give.
+"""Flax NNX: what of its objects trains, what stands for them in plain data, and what a file has of them.
 
-The registered functions of NNX are Python, so each module, variable and state costs microseconds in either direction.
-Reading and setting the same attributes in C gives the same, as long as these names stand for what they do in Flax 0.12:
+Its modules are its objects. Two attributes of an object are NNX's own: `_pytree__state`, which says whether it is being
+made, and `_pytree__nodes`, from names to *marks*, whether JAX sees an attribute as a child.
 
-- `Pytree`: what an object has is its `__dict__`, in which `_pytree__nodes` is a `HashableMapping` (over the dictionary
-  `_mapping`) from names to whether they are children. `_pytree__has_int_keys` says whether names are read as numbers.
-- `Variable`: the slots `_raw_value`, `_var_metadata` (a dictionary, sorted in the flatten) and `_trace_state`. Its
-  hooks are not run.
-- `PytreeState`: the slots `_initializing`, `_is_setup` and `_trace_state`.
-- `FrozenDict`, which its layers have as a default: the dictionary `_dict`.
-- `TraceState`: the slot `_jax_trace`, which is `current_jax_trace()` where the object is made.
+    layer = nnx.Linear(2, 3, rngs=rngs)     kernel: True, bias: True, in_features: False, out_features: False, ...
+    layer.sizes = nnx.data([1, 2])          sizes: True, as whoever set it said
 
-Nothing here is believed because of a version. Each class must have NNX's own functions in JAX's registry, the slots
-must be exactly these, and what NNX's functions make of samples is compared with what is said above, for each form that
-an object's attributes have, too. Where anything differs, the registered functions are called as ever. Flax is not
-imported, only looked at if the program has done so.
+Marks that follow from the class or from the value are not written, and neither is the state of an object that is
+complete. None of NNX's code runs when a file is loaded: its unflatten function would set any attribute, also those for
+which a class has a property. Two classes only hold plain data: `HashableMapping`, and `StateAxes` of recurrent layers.
+
+Flax is not imported, only looked at if the program has done so.
 """
 
-import sys
-import types
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from jax import tree_util as jtu
+import jax
+import numpy as np
+from jax.core import Tracer
 
-from ..core._class_attributes import built_in_base, dict_descriptor, inherited, is_data_descriptor
-from ..core._jax_internals import rebuild_registered, registered_functions
-from ..core._libraries import Library, NativeLayout
-from ..core._plain_containers import Convention
-
-STATE_SLOTS = ("_initializing", "_is_setup", "_trace_state")
-VARIABLE_SLOTS = ("_raw_value", "_trace_state", "_var_metadata")
-TRACE_SLOTS = ("_jax_trace",)
-OWN = "_pytree__"
-"""Begins the names of what a `Pytree` keeps for itself."""
-
-NODES, MAPPING, INT_KEYS = OWN + "nodes", "_mapping", OWN + "has_int_keys"
-STATE_FIELD = OWN + "state"
-
-
-class Nnx(NamedTuple):
-    """What of NNX the native walk is told.
-
-    Attributes:
-        pytree: the class of all objects.
-        variable: the class of all variables.
-        state: the class of what an object has as its `_pytree__state`.
-        trace: the class of what a variable has as its `_trace_state`.
-        mapping: the class of what an object has as its `_pytree__nodes`.
-        current_trace: what a new `TraceState` holds.
-    """
-
-    pytree: Any
-    variable: Any
-    state: Any
-    trace: Any
-    mapping: Any
-    current_trace: Any
-
-
-_found: list[Nnx | None] = []  # at most one, once NNX was imported
-
-
-def nnx() -> Nnx | None:
-    """NNX if it was imported and is as described above."""
-    if not _found:
-        if "flax.nnx" not in sys.modules or not hasattr(sys.modules["flax.nnx"], "Module"):
-            return None
-        try:
-            table = _look_up()
-            _found.append(table if _is_as_described(table) else None)
-        except Exception:  # noqa: BLE001 -- whatever another version does
-            _found.append(None)
-    return _found[0]
-
-
-def _look_up() -> Nnx:
-    pytrees, variables = sys.modules["flax.nnx.pytreelib"], sys.modules["flax.nnx.variablelib"]
-    traces, modules = sys.modules["flax.nnx.tracers"], sys.modules["flax.nnx"]
-    return Nnx(
-        pytrees.Pytree,
-        variables.Variable,
-        pytrees.PytreeState,
-        traces.TraceState,
-        type(modules.Module.__dict__[NODES]),
-        traces.current_jax_trace,
-    )
-
-
-def _slots_of(cls: Any) -> tuple[str, ...]:
-    """All slots of the instances; their `__dict__` is one."""
-    found = [name for base in cls.__mro__ for name in base.__dict__.get("__slots__", ())]
-    return tuple(sorted(found + ["__dict__"] * bool(cls.__dictoffset__)))
-
-
-def _is_as_described(table: Nnx) -> bool:
-    """Asks NNX's functions about a state, a trace and a variable."""
-    slots = _slots_of(table.state), _slots_of(table.trace), _slots_of(table.variable)
-    if slots != (STATE_SLOTS, TRACE_SLOTS, VARIABLE_SLOTS) or _slots_of(table.mapping) != ("__dict__",):
-        return False
-    if vars(table.mapping({"a": True})) != {MAPPING: {"a": True}}:
-        return False
-    trace = table.trace()
-    if type(trace) is not table.trace or trace._jax_trace != table.current_trace():  # noqa: SLF001
-        return False
-    flags, value = (object(), object()), object()
-    state = _with_slots(table.state, dict(zip(STATE_SLOTS, (*flags, trace), strict=True)))
-    children, aux = jtu.default_registry.flatten_one_level(state)
-    made = rebuild_registered(table.state, aux, ())
-    if (list(children), aux) != ([], flags) or not _has_slots(made, _initializing=flags[0], _is_setup=flags[1]):
-        return False
-    variable = _with_slots(table.variable, {"_raw_value": value, "_var_metadata": {"b": 1, "a": 2}})
-    children, aux = jtu.default_registry.flatten_one_level(variable)
-    made = rebuild_registered(table.variable, aux, (value,))
-    if (list(children), aux) != ([value], (("a", 2), ("b", 1))):
-        return False
-    return _has_slots(made, _raw_value=value, _var_metadata={"a": 2, "b": 1}) and type(made) is table.variable
-
-
-def _with_slots(cls: Any, values: dict[str, Any]) -> Any:
-    obj = object.__new__(cls)
-    for name, value in values.items():
-        object.__setattr__(obj, name, value)
-    return obj
-
-
-def new_state(table: Nnx) -> Any:
-    """What an object that was made and is complete has as its `_pytree__state`."""
-    flags = dict.fromkeys(STATE_SLOTS, False)
-    return _with_slots(table.state, flags | {"_trace_state": table.trace()})
-
-
-def is_new_state(state: Any, table: Nnx) -> bool:
-    """Whether a `_pytree__state` says no more than a new one."""
-    return type(state) is table.state and jtu.default_registry.flatten_one_level(state)[1] == (False, False)
-
-
-def _has_slots(obj: Any, **expected: Any) -> bool:
-    """Whether an object has these values in its slots, and a new trace in the one that is left."""
-    trace = object.__getattribute__(obj, "_trace_state")
-    table = _look_up()
-    if type(trace) is not table.trace or trace._jax_trace != table.current_trace():  # noqa: SLF001
-        return False
-    return all(object.__getattribute__(obj, name) == value for name, value in expected.items())
-
-
-def parts_of_frozen(value: Any) -> list[Any] | None:
-    """What a `FrozenDict` holds, which the layers of NNX have as a default; None for any other value."""
-    module = sys.modules.get("flax.core.frozen_dict")
-    if type(value) is not getattr(module, "FrozenDict", None):
-        return None
-    held = getattr(value, "_dict", None)
-    return [part for item in held.items() for part in item] if type(held) is dict else None
-
-
-class Facts(NamedTuple):
-    """What has to hold of a class for it to be read and built in C, and has to go on holding.
-
-    Attributes:
-        role: "object", "variable" or "state".
-        int_keys: whether names are read as numbers.
-        descriptors: the names under which the class has something that answers for an attribute.
-    """
-
-    role: str
-    int_keys: Any
-    descriptors: frozenset[str]
-
-
-def facts_of(cls: Any) -> Facts | None:
-    """What holds of a class of NNX; None for all others, and for those with functions of their own."""
-    table = nnx()
-    if table is None or not issubclass(cls, (table.pytree, table.variable, table.state)):
-        return None
-    flatten, unflatten = registered_functions(cls)
-    if inherited(cls, "__getattribute__") is not object.__dict__["__getattribute__"]:
-        return None
-    if built_in_base(cls) is not object:
-        return None
-    if issubclass(cls, table.pytree):
-        return _facts_of_object(cls, table.pytree, flatten, unflatten)
-    home: Any = table.variable if issubclass(cls, table.variable) else table.state
-    slots = VARIABLE_SLOTS if home is table.variable else STATE_SLOTS
-    found = [inherited(cls, name) for name in slots]
-    if any(type(each) is not types.MemberDescriptorType or each.__objclass__ is not home for each in found):
-        return None
-    if home is table.state:
-        return Facts("state", None, frozenset()) if cls is home else None
-    their_flatten, their_unflatten = registered_functions(home)
-    own: Any = getattr(unflatten, "func", None)
-    if flatten is not their_flatten or own is None or own is not getattr(their_unflatten, "func", None):
-        return None
-    if unflatten.args != (cls,) or unflatten.keywords:
-        return None
-    return Facts("variable", None, frozenset()) if inherited(cls, "_new") is home.__dict__["_new"] else None
-
-
-def is_object(cls: Any) -> bool:
-    """Whether a class is one of NNX's objects, and JAX takes its instances apart by the functions of NNX."""
-    table = nnx()
-    if table is None or table.pytree not in type.__getattribute__(cls, "__mro__"):
-        return False
-    flatten, unflatten = registered_functions(cls)
-    return _are_of_nnx(cls, table.pytree, flatten, unflatten)
-
-
-def _are_of_nnx(cls: Any, pytree: Any, flatten: Any, unflatten: Any) -> bool:
-    own = getattr(unflatten, "__func__", None) is pytree.__dict__["_pytree__unflatten"].__func__
-    return flatten is pytree.__dict__["_pytree__flatten"] and own and unflatten.__self__ is cls
-
-
-def _facts_of_object(cls: Any, pytree: Any, flatten: Any, unflatten: Any) -> Facts | None:
-    if not _are_of_nnx(cls, pytree, flatten, unflatten):
-        return None
-    if type(dict_descriptor(cls)) is not types.GetSetDescriptorType:
-        return None
-    found = {name: value for base in reversed(cls.__mro__) for name, value in base.__dict__.items()}
-    data = [name for name, value in found.items() if is_data_descriptor(value)]
-    return Facts("object", found.get(INT_KEYS), frozenset(data))
-
-
-class Layout(NamedTuple):
-    """The names that an object has, and what its flatten makes of them.
-
-    Attributes:
-        form: the names of its children, and of what is static, as its flatten has them; and what `_pytree__nodes` maps.
-        names: in the order of its `__dict__`.
-        places: of each, its place among the children and then the static ones; -1 for `_pytree__nodes`.
-        marked: the names in `_pytree__nodes`, in its order.
-        marks: of each of these, whether it is a child.
-    """
-
-    form: tuple[tuple[Any, ...], tuple[Any, ...], dict[str, bool]]
-    names: tuple[str, ...]
-    places: tuple[int, ...]
-    marked: tuple[str, ...]
-    marks: bytes
-
-
-def layout_of(obj: Any) -> Layout | None:
-    """What holds of all objects of this class with these names and marks; None if their flatten has to be called."""
-    cls: Any = type(obj)
-    facts, table = facts_of(cls), nnx()
-    if facts is None or table is None:
-        return None
-    attributes = dict_descriptor(cls).__get__(obj)
-    mapping = attributes.get(NODES) if type(attributes) is dict else None
-    if type(mapping) is not table.mapping or type(getattr(mapping, MAPPING)) is not dict:
-        return None
-    marks: dict[Any, Any] = getattr(mapping, MAPPING)
-    if not all(type(name) is str for name in (*attributes, *marks)) or not all(type(x) is bool for x in marks.values()):
-        return None
-    if INT_KEYS in attributes or not facts.descriptors.isdisjoint(attributes):
-        return None
-    children, aux = jtu.default_registry.flatten_one_level(obj)
-    nodes, statics, values = aux
-    if {type(key) for key in (*nodes, *statics)} - {str, int} or NODES not in statics:
-        return None
-    order = [str(key) for key in (*nodes, *statics)]
-    expected = list(zip(order, (*children, *values), strict=True))
-    made = dict_descriptor(cls).__get__(rebuild_registered(cls, aux, children))
-    if not _are_same(expected, list(made.items())) or len(order) != len(attributes):
-        return None
-    if not _are_same(sorted(expected, key=_name), sorted(attributes.items(), key=_name)):
-        return None
-    places = {name: place for place, name in enumerate(order)} | {NODES: -1}
-    return Layout(
-        (nodes, statics, dict(marks)),
-        tuple([sys.intern(name) for name in attributes]),
-        tuple([places[name] for name in attributes]),
-        tuple([sys.intern(name) for name in marks]),
-        bytes(marks.values()),
-    )
-
-
-def _name(item: tuple[str, Any]) -> str:
-    return item[0]
-
-
-def _are_same(items: list[tuple[str, Any]], others: list[tuple[str, Any]]) -> bool:
-    return len(items) == len(others) and all(a == b and x is y for (a, x), (b, y) in zip(items, others, strict=True))
-
-
-def native_layout_of(cls: Any) -> NativeLayout | None:
-    """How the native walk reads a class, and what it takes for granted of it."""
-    facts = facts_of(cls)
-    if facts is None:
-        return None
-    layout = NativeLayout(f"NNX_{facts.role.upper()}", facts=facts)
-    if facts.role != "state":
-        return layout
-    # Its flags, both static, by the descriptors of their slots; the trace, which comes last, takes no part.
-    flags = tuple([vars(cls)[name] for name in STATE_SLOTS[:2]])
-    return layout._replace(fields=(flags, bytes((1, 1)), bytes((0, 1)), (), flags))
-
-
-def introduce(native: Any) -> None:
-    """Where objects, variables and states have what they are made of. NNX may be imported at any time."""
-    table = nnx()
-    assert table is not None
-    homes = (table.variable, VARIABLE_SLOTS), (table.state, STATE_SLOTS), (table.trace, TRACE_SLOTS)
-    slots = [vars(home)[name] for home, names in homes for name in names]
-    own = map(sys.intern, (NODES, MAPPING))
-    native.learn_nnx(layout_of, table.mapping, table.trace, table.current_trace, *own, *slots)
+from ..core._class_attributes import dataclass_entries, is_asked_of_all, loaded
+from ..core._errors import FormatError
+from ..core._libraries import (
+    AttributeRules,
+    ClassKind,
+    Library,
+    NamesInFiles,
+    Naming,
+    PlainForm,
+    RefusalError,
+    Trained,
+    names_in,
+)
+from ..core._plain_containers import Convention, NodeType, is_namedtuple, name_in
+from ._nnx_layouts import (
+    INT_KEYS,
+    MAPPING,
+    NODES,
+    OWN,
+    STATE_FIELD,
+    Nnx,
+    introduce,
+    is_new_state,
+    is_object,
+    native_layout_of,
+    new_state,
+    nnx,
+    parts_of_frozen,
+)
 
 
 def convention_of(cls: type) -> Convention | None:
-    """That of variables, for variables. Flax is not imported."""
-    variable = getattr(sys.modules.get("flax.nnx.variablelib"), "Variable", None)
+    """That of variables, for variables."""
+    variable = loaded("flax.nnx.variablelib", "Variable")
     return "variable" if variable is not None and issubclass(cls, variable) else None
 
+
+def trained_below(cls: Any, _: Any, num_children: int) -> Sequence[Trained] | None:
+    """Of variables, those that are `Param`s."""
+    if not issubclass(cls, loaded("flax.nnx", "Variable") or ()):
+        return None
+    is_parameter = issubclass(cls, loaded("flax.nnx", "Param") or ())
+    return ["if inexact" if is_parameter else "never" for _ in range(num_children)]
+
+
+def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
+    """What `nnx.grad` takes as `argnums`: `nnx.DiffState(0, nnx.Param)`."""
+    is_one = type(argnums).__name__ == "DiffState" and type(argnums).__module__.startswith("flax.")
+    return (argnums.argnum, "nnx.Param") if is_one else None
+
+
+def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
+    """A variable is its value, a `List` a list, and another object its attributes."""
+    variable, pytree, of_list = (loaded("flax.nnx", name) or () for name in ("Variable", "Pytree", "List"))
+    if not isinstance(obj, (variable, pytree)):
+        return None
+    children, aux = node_type.take_apart(obj)
+    keys = node_type.keys_of(obj)
+    if isinstance(obj, variable):
+        if len(children) != 1:
+            return None
+        return PlainForm("whole", (), children, {}, lambda new, _: node_type.put_together(aux, new), keys)
+    names = [str(name_in(key)) for key in keys]
+    places = [i for i, name in enumerate(names) if not name.startswith(OWN)]
+    parts = [children[i] for i in places]
+
+    def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+        every = list(children)
+        for i, part in zip(places, new, strict=True):
+            every[i] = part
+        made = node_type.put_together(aux, every)
+        vars(made).update(statics)
+        return made
+
+    if isinstance(obj, of_list):
+        return PlainForm("list", (), parts, {}, make, tuple([keys[i] for i in places]))
+    left = {name: value for name, value in vars(obj).items() if name not in names and not name.startswith(OWN)}
+    return PlainForm("dict", [names[i] for i in places], parts, left, make)
+
+
+# --- in files ---------------------------------------------------------------------------------------------------------
+
+
+def kind_in_files(cls: Any) -> ClassKind | None:
+    """All attributes of an object, and of the two classes that hold plain data."""
+    return "attributes" if is_object(cls) or cls in _holders() else None
+
+
+def _holders() -> dict[Any, dict[str, type]]:
+    """The classes that hold plain data and are no objects, and of each what its attributes are."""
+    axes, table = loaded("flax.nnx", "StateAxes"), nnx()
+    return {} if table is None else {table.mapping: {MAPPING: dict}, axes: {"_filters": tuple, "_axes": tuple}}
+
+
+def answers_as_told(cls: Any) -> bool:
+    """Whether a class is of NNX, of whatever version, or inherits from one that is.
+
+    A variable answers to every name that is in its metadata, and an object has whatever attributes a file says.
+    """
+    # Two flags, which are in the treedefs that the definition of a graph has.
+    if (cls.__module__, cls.__qualname__) == ("flax.nnx.pytreelib", "PytreeState"):
+        return False
+    bases = type.__getattribute__(cls, "__mro__")
+    return any(f"{base.__module__}.".startswith("flax.nnx.") for base in bases)
+
+
+class _Rules(AttributeRules):
+    """Attributes with their marks: see the top of the file."""
+
+    is_open = True
+    own_entries = frozenset({NODES, STATE_FIELD})
+
+    def declared_fields(self, cls: Any) -> tuple[str, ...]:
+        """The fields of a dataclass, and functions that are annotated, such as `merge_fn: Callable = _concatenate`.
+
+        Other functions are methods, and no file may set an attribute in their place. So are those that only a base of
+        the class annotates that holds them.
+        """
+        if cls in _holders():
+            return tuple(_holders()[cls])
+        annotated: set[str] = set()
+        held: set[str] = set()
+        declared: dict[str, Any] = dict(dataclass_entries(cls))
+        for base in cls.__mro__:
+            annotated.update(getattr(base, "__annotations__", ()))
+            for name, value in vars(base).items():
+                if name not in held and name in annotated and callable(value):
+                    declared.setdefault(name)
+            held.update(vars(base))
+        return tuple(declared)
+
+    def may_have(self, cls: Any, name: str) -> bool:
+        """`nnx.List` has numbers for names, `nnx.Dict` any text."""
+        if not is_object(cls) or not name or (name.startswith("__") and name.endswith("__")):
+            return False
+        return not name.startswith(OWN) or name in self.own_entries
+
+    def may_stay_unset(self, cls: Any, name: str) -> bool:
+        """What the class holds is found there."""
+        return is_object(cls) and name not in dataclass_entries(cls)
+
+    def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
+        cls, table = type(obj), nnx()
+        assert table is not None
+        holder = _holders().get(cls)
+        if holder is not None and _is_as_held(attributes, holder):
+            return attributes
+        _require_savable(cls, attributes, naming)
+        mapping = attributes.get(NODES)
+        marks: Any = getattr(mapping, MAPPING, None) if type(mapping) is table.mapping else None
+        is_whole = _are_marks(marks, (True, False)) and type(attributes.get(STATE_FIELD)) is table.state
+        if holder is not None or not is_whole:
+            fault = (
+                "lacks what NNX keeps in each of its objects" if holder is None else "does not hold what NNX puts there"
+            )
+            raise RefusalError(f"a `{cls.__qualname__}` that {fault}", "Make it by calling its class.")
+        expected = _marks(cls, attributes, table)
+        noted = sorted({**expected, **marks})
+        own = {name: marks.get(name) for name in noted if marks.get(name) is not expected.get(name)}
+        kept = {name: value for name, value in attributes.items() if name != NODES}
+        if is_new_state(kept[STATE_FIELD], table):
+            del kept[STATE_FIELD]
+
+        def order(name: str) -> tuple[bool, bool, int, str]:
+            is_number = getattr(cls, INT_KEYS) and name.isascii() and name.isdecimal()
+            return not marks.get(name), not is_number, int(name) if is_number else 0, name
+
+        return {name: kept[name] for name in sorted(kept, key=order)} | ({NODES: own} if own else {})
+
+    def static_attributes(self, aux: Any) -> dict[str, Any]:
+        _, names, values = aux
+        # What `typing` notes on an instance is no data, and in no file.
+        noted = (NODES, "__orig_class__")
+        return {str(name): value for name, value in zip(names, values, strict=True) if name not in noted}
+
+    def finished(self, obj: Any, attributes: dict[str, Any], new_names: Mapping[str, str | None]) -> Any:
+        cls, table = type(obj), nnx()
+        assert table is not None
+        holder = _holders().get(cls)
+        if holder is not None:
+            _require(_is_as_held(attributes, holder), cls, "attributes")
+            return obj
+        own = attributes.pop(NODES, {})
+        _require(_are_marks(own, (True, False, None)), cls, NODES)
+        if STATE_FIELD not in attributes:
+            attributes[STATE_FIELD] = new_state(table)
+        _require(type(attributes[STATE_FIELD]) is table.state, cls, STATE_FIELD)
+        marks = _marks(cls, attributes, table) | {new_names.get(name) or name: own[name] for name in own}
+        attributes[NODES] = table.mapping({name: mark for name, mark in marks.items() if mark is not None})
+        return obj
+
+
+def _require(condition: bool, cls: type, name: str) -> None:
+    if not condition:
+        what = f"a `{cls.__qualname__}` whose `{name}` are not what Flax NNX has there"
+        raise FormatError(f"The file has {what}. No save would write that.")
+
+
+def _is_as_held(attributes: dict[str, Any], form: dict[str, type]) -> bool:
+    return attributes.keys() == form.keys() and all(type(attributes[name]) is form[name] for name in form)
+
+
+def _marks(cls: Any, attributes: dict[str, Any], table: Nnx) -> dict[str, Any]:
+    """The marks that follow from the class and the values."""
+    marks = dict(getattr(getattr(cls, NODES), MAPPING))
+    for name, value in attributes.items():
+        if name not in marks:
+            own: Any = type(value)
+            # A `ShapeDtypeStruct` stands for an array where only a part of a file is loaded.
+            is_leaf = issubclass(own, _ARRAYS) or own is jax.ShapeDtypeStruct
+            marks[name] = is_leaf or table.variable in type.__getattribute__(own, "__mro__") or is_object(own)
+    marks.setdefault(NODES, False)
+    return marks
+
+
+_ARRAYS = (np.ndarray, jax.Array, Tracer)
+
+
+def _are_marks(marks: Any, allowed: tuple[Any, ...]) -> bool:
+    if type(marks) is not dict:
+        return False
+    return all(type(name) is str and any(mark is each for each in allowed) for name, mark in marks.items())
+
+
+def _require_savable(cls: type, attributes: dict[str, Any], naming: Naming) -> None:
+    transformation: Any = attributes.get("tx")
+    if not is_namedtuple(type(transformation)) or not {"init", "update"} <= set(transformation._fields):
+        return
+    if naming.why_nameless(transformation.init) or naming.why_nameless(transformation.update):
+        raise RefusalError(
+            f"a `{cls.__qualname__}` whose `tx` is functions that optax has made, and they have no names",
+            "Save its state, `flax.nnx.state(optimizer)`. Put that into a new one after loading: "
+            "`flax.nnx.update(optimizer, state)`.",
+        )
+
+
+def fault_of_aux(cls: Any, aux: Any) -> str | None:
+    """What is wrong with the auxiliary data of a variable or a state of NNX; None if nothing is, or it is of neither.
+
+    A variable asks the hooks in its metadata whenever somebody looks at it; a state answers to its keys. So a name that
+    Python or NumPy asks for, such as `__array_interface__`, is none that a file may have, and nothing in metadata may
+    be called.
+    """
+    table = nnx()
+    if table is None:
+        return None
+    bases = type.__getattribute__(cls, "__mro__")
+    states = [state for name in ("State", "FlatState") if (state := loaded("flax.nnx", name)) is not None]
+    if table.variable in bases:
+        are_pairs = type(aux) is tuple and all(type(item) is tuple and len(item) == 2 for item in aux)
+        if not are_pairs or not all(type(item[0]) is str for item in aux):
+            return "metadata that is no tuple of names with values"
+        if any(_has_what_is_called(item[1]) for item in aux):
+            return "metadata that can be called, such as a hook"
+        names = [item[0] for item in aux if item[0].startswith("__") and item[0].endswith("__")]
+    elif any(state in bases for state in states):
+        keys: Any = aux if type(aux) in (tuple, list) else [aux]  # or paths of keys
+        every = [name for key in keys for name in (key if type(key) in (tuple, list) else [key])]
+        names = [name for name in every if is_asked_of_all(name)]  # whose values may be called
+    else:
+        return None
+    return "a name that Python itself or other programs ask for" if names else None
+
+
+def _has_what_is_called(value: Any) -> bool:
+    """Whether a value, or one in it, can be called. Types of numbers and meshes can, and do nothing."""
+    seen: set[int] = set()  # ids; the objects are alive in `value`
+    stack = [value]
+    while stack:
+        each = stack.pop()
+        if id(each) in seen:  # alive: see `seen`
+            continue
+        seen.add(id(each))  # alive: see `seen`
+        if type(each) in (tuple, list, set, frozenset):
+            stack.extend(each)
+        elif type(each) is dict:
+            stack.extend(each.values())
+        elif callable(each) and not isinstance(each, _CALLED_WITHOUT_HARM):
+            return True
+    return False
+
+
+_CALLED_WITHOUT_HARM = (np.generic, type, jax.sharding.Mesh, jax.sharding.AbstractMesh)
+
+
+_NAMES = NamesInFiles(
+    importable=frozenset({"flax.nnx"}),
+    # What stands for a carry and for a plain pytree.
+    classes=names_in({"flax.nnx": "Carry", "flax.nnx.graphlib": "GenericPytree"}),
+    functions=names_in(
+        {
+            "flax.nnx": "dot_product_attention",
+            "flax.nnx.nn.attention": "dot_product_attention",
+            "flax.nnx.nn.dtypes": "promote_dtype",
+            "flax.nnx.nn.recurrent": "_concatenate",
+        }
+    ),
+    # Layers, variables and metrics, what describes a graph, and the boxes in which Linen has parameters with names of
+    # axes. They call nothing but the functions that they hold. Not so what looks up attributes by the file's word
+    # (`DelayedAccessor`), wraps a transform, or belongs to the bridge from NNX to Linen.
+    if_trusted=names_in(
+        {
+            "flax.nnx": "BatchNorm BatchStat Bidirectional Cache Conv ConvTranspose Dict Dropout EMA Einsum Embed "
+            "FlatState GRUCell GraphDef GroupNorm InstanceNorm Intermediate LSTMCell LayerNorm Linear LinearGeneral "
+            "List LoRA LoRALinear LoRAParam ModelAndOptimizer Module MultiHeadAttention MultiMetric OptArray OptState "
+            "OptVariable OptimizedLSTMCell Optimizer PReLU Param PathContains Perturbation RMSNorm RNN RngCount RngKey "
+            "RngState RngStream Rngs RoPE Sequential SimpleCell SpectralNorm State StateAxes Variable WeightNorm",
+            "flax.nnx.graphlib": "IndexesPytreeDef LeafAttr NodeAttr NodeDef NodeRef Static VariableDef",
+            "flax.nnx.pytreelib": "PytreeState",
+            "flax.nnx.training.metrics": "Accuracy Average MetricState Welford",
+            "flax.typing": "HashableMapping",
+            "flax.linen": "LogicallyPartitioned Partitioned",
+        }
+    ),
+    kept_back=frozenset({"flax.nnx", "flax.typing:HashableMapping"}),
+)
 
 NNX = Library(
     "Flax NNX",
@@ -316,4 +343,12 @@ NNX = Library(
     native_layout_of=native_layout_of,
     introduce=introduce,
     parts_of_frozen=parts_of_frozen,
+    trained_below=trained_below,
+    argument_and_filter=argument_and_filter,
+    plain_form_of=plain_form_of,
+    kind_in_files=kind_in_files,
+    attributes=_Rules(),
+    fault_of_aux=fault_of_aux,
+    answers_as_told=answers_as_told,
+    names=_NAMES,
 )

@@ -9,7 +9,6 @@ Here `.head.weight` is trainable, `.head.bias` is not, and neither is anything b
 object, so the weight is trainable: it is at one of its paths.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -18,19 +17,16 @@ from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
 from ..core._graph import Tags, walk
+from ..core._libraries import Trained, trained_below
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Path, Record
-from ..libraries._module import kinds_in
-from ..libraries._module_values import PARAMETER, STATE
+from ..libraries._module_kinds import kinds_in
 from ..ties._context import rules_here
 from ..ties._leaf_notes import hand_on
 from ..ties._listing import are_one_value, how_to_tie
 from ..tree._partition import rebuilt
 
 T = TypeVar("T")
-
-_NEVER, _NOT_MARKED, _MARKED, _IF_INEXACT = range(4)
-"""What holds for leaves: below `st.state_field`; in a module's attribute; in a marked one; in another library's."""
 
 
 def trainable(module: T) -> T:
@@ -76,8 +72,8 @@ def merged(module: T, parameters: Any) -> T:
 
 def _trainable_leaves(records: Sequence[Record], objects: Sequence[Any], root: int) -> set[int]:
     found: set[int] = set()
-    seen: set[tuple[int, int]] = set()
-    stack = [(root, _NOT_MARKED)]
+    seen: set[tuple[int, Trained]] = set()
+    stack: list[tuple[int, Trained]] = [(root, "if marked")]
     while stack:
         number, rule = stack.pop()
         if (number, rule) in seen:
@@ -91,22 +87,15 @@ def _trainable_leaves(records: Sequence[Record], objects: Sequence[Any], root: i
     return found
 
 
-def _rules_below(node: Node, num_children: int, rule: int) -> Sequence[int]:
+def _rules_below(node: Node, num_children: int, rule: Trained) -> Sequence[Trained]:
     """What holds for each child of a node for which a rule holds."""
-    if rule == _NEVER or node.type.is_plain:
-        return [rule] * num_children
-    kinds = kinds_in(node.aux.peek())
-    if kinds is not None:
-        each = [kinds.by_name[name] for name in kinds.children]
-        return [_NEVER if kind == STATE else _MARKED if kind == PARAMETER else _NOT_MARKED for kind in each]
-    nnx: Any = sys.modules.get("flax.nnx")
-    if issubclass(node.type.cls, getattr(nnx, "Variable", ())):
-        return [_IF_INEXACT if issubclass(node.type.cls, nnx.Param) else _NEVER] * num_children
-    return [_IF_INEXACT] * num_children
+    if rule == "never" or node.type.is_plain:
+        return [rule for _ in range(num_children)]
+    return trained_below(node.type.cls, node.aux.peek(), num_children)
 
 
-def _is_trainable(leaf: Any, rule: int) -> bool:
-    return rule == _MARKED or (rule == _IF_INEXACT and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
+def _is_trainable(leaf: Any, rule: Trained) -> bool:
+    return rule == "always" or (rule == "if inexact" and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
 
 
 def _side_by_side(

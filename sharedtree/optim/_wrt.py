@@ -19,6 +19,7 @@ from jax import tree_util as jtu
 
 from ..core._errors import InconsistentSharingError
 from ..core._graph import Tags, walk
+from ..core._libraries import argument_and_filter
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
 from ..core._printing import MOST_PATHS, name_of_class, shown
@@ -323,13 +324,15 @@ def _functions_in(wrt: Any) -> list[Any]:
 
 
 def require_no_prefix_filter(argnums: Any) -> None:
-    """Raises if `argnums` is what NNX has for a filter of one argument.
+    """Raises if `argnums` is what a library has for a filter of one argument.
 
     Raises:
         TypeError: with `argnums` and `wrt` for the same.
     """
-    if type(argnums).__name__ == "DiffState" and type(argnums).__module__.startswith("flax."):
+    found = argument_and_filter(argnums)
+    if found is not None:
+        argument, code = found
         raise TypeError(
             f"`argnums` is one position or several, not {shown(argnums)}. A filter is an option of its own:\n"
-            f"    sharedtree.grad(f, argnums={argnums.argnum!r}, wrt=nnx.Param)"
+            f"    sharedtree.grad(f, argnums={argument!r}, wrt={code})"
         )

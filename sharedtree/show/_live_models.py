@@ -7,13 +7,16 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import UnregisteredTypeError
+from ..core._libraries import LIBRARIES
 from ..core._node_types import carries_identity, node_type_of
 from ..core._printing import printable
 from ..core._structure import LEAF, Node, Record, Structure
-from ..libraries._nnx import STATE_FIELD
 from ..ties._listing import is_inexact, nbytes_of, read_tree
 from ..tree._dag import Dag
 from ._description import Description, Part
+
+_OWN = frozenset[str]().union(*[library.attributes.own_entries for library in LIBRARIES])
+"""Under which names libraries keep what is theirs in an instance."""
 
 _NUMBERED = [f"[{i}]" for i in range(1_000)]
 
@@ -77,7 +80,7 @@ def _node(
     kept = [
         (child, _step(key))
         for key, child in zip(op.keys, children, strict=True)
-        if parts[child] is not None and getattr(key, "name", None) != STATE_FIELD
+        if parts[child] is not None and getattr(key, "name", None) not in _OWN
     ]
     name = printable(op.type.cls.__name__)
     if op.type.convention == "variable" and len(kept) == 1 and records[kept[0][0]][0] is LEAF:

@@ -256,7 +256,7 @@ def test_threads_modules_imported_later_and_names_of_submodules():
         from concurrent.futures import ThreadPoolExecutor
         import jax.numpy as jnp, numpy
         from flax import linen as nn
-        from sharedtree import CompatibilityError
+        from sharedtree.errors import CompatibilityError
         sys.setswitchinterval(1e-6)
 
         def at_once(work):

@@ -14,7 +14,7 @@ import pytest
 from packaging.version import Version
 
 import sharedtree as st
-from sharedtree.serialise.trust._allow_list import NNX
+from sharedtree.serialise.trust._allow_list import IF_TRUSTED
 from tests.test_nnx_layers import LAYERS, layers_of_nnx
 
 from .containers import naming
@@ -234,7 +234,7 @@ def test_names_of_flax_are_allowed_one_by_one():
             with pytest.raises((st.errors.UntrustedTypeError, st.errors.StructureMismatchError)):
                 pytest.fail(repr(load_from(naming([tag, name]))))
     is_newest = Version(importlib.metadata.version("flax")) >= Version("0.12.12")  # `RoPE` came late
-    for name in NNX:
+    for name in IF_TRUSTED:
         (request,) = st.audit(naming(["class", name]), trusted="flax").requests
         assert request.allowed, request
         assert request.found or not is_newest, request

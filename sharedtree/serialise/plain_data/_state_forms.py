@@ -13,19 +13,15 @@ The last row is how registered functions work, too: what `to_state` returns stan
 idea is `flax.serialization`'s.
 """
 
-import dataclasses
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from jax import tree_util as jtu
 
-from ...core._jax_internals import registered_fields
+from ...core._libraries import plain_form_of
 from ...core._node_types import PYTHON_NUMBERS, carries_identity, node_type_of
-from ...core._plain_containers import NodeType, dict_key, is_namedtuple
-from ...libraries._module import kinds_in, static_attributes
-from ...libraries._nnx import OWN
+from ...core._plain_containers import NodeType, dict_key, is_namedtuple, name_in
 from ...tree._dag import Dag
 
 T = TypeVar("T")
@@ -178,19 +174,8 @@ def _of_children(kind: Any, names: Any, obj: Any, node_type: NodeType, children:
 
 
 def _attribute_form(obj: Any, node_type: NodeType) -> Form | None:
-    """Of classes whose static fields have names as well."""
-    cls: Any = node_type.cls
-    if node_type.fields:
-        children, (names, rest) = node_type.take_apart(obj)
-        fields = {field.name for field in dataclasses.fields(cls)}
-        static = {name: value for name, value in rest if name in fields}
-
-        def equinox(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
-            pairs = tuple([(name, statics.get(name, value)) for name, value in rest])
-            return node_type.put_together((names, pairs), new)
-
-        return _named_form(names, children, static, equinox)
-    if cls is jtu.Partial:
+    """Of classes whose static attributes have names as well."""
+    if node_type.cls is jtu.Partial:
         children, function = node_type.take_apart(obj)
         return _named_form(
             ("args", "keywords"),
@@ -198,18 +183,11 @@ def _attribute_form(obj: Any, node_type: NodeType) -> Form | None:
             {"func": function},
             lambda new, statics: node_type.put_together(statics["func"], new),
         )
-    if node_type.convention in ("jax", "variable"):
-        children, aux = node_type.take_apart(obj)
-        kinds = kinds_in(aux)
-        if kinds is not None:
-
-            def module(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
-                return node_type.put_together((kinds, tuple(statics.values())), new)
-
-            return _named_form(kinds.children, children, static_attributes(aux), module)
-    if registered_fields(cls) is not None:
-        return _dataclass_form(obj, node_type)
-    return _nnx_form(obj, node_type)
+    form = plain_form_of(obj, node_type)
+    if form is None or form.kind == "dict":
+        return None if form is None else _named_form(form.names, form.children, form.statics, form.make)
+    make = form.make
+    return Form(form.kind, (), form.keys, tuple(form.children), 0, lambda new: make(new, {}), True)
 
 
 def _named_form(
@@ -226,63 +204,13 @@ def _named_form(
     return Form("dict", every, keys, (*children, *static.values()), len(static), put_together, True)
 
 
-def _dataclass_form(obj: Any, node_type: NodeType) -> Form | None:
-    names, static_names = registered_fields(node_type.cls) or ((), ())
-    children, aux = node_type.take_apart(obj)
-    if len(children) != len(names) or type(aux) is not tuple or len(aux) != len(static_names):
-        return None
-
-    def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
-        return node_type.put_together(tuple([statics[name] for name in static_names]), new)
-
-    return _named_form(names, children, dict(zip(static_names, aux, strict=True)), make)
-
-
-def _nnx_form(obj: Any, node_type: NodeType) -> Form | None:
-    """Flax NNX: a variable is its value, a `List` a list, and another object its attributes."""
-    nnx = sys.modules.get("flax.nnx")
-    variable, pytree, of_list = (getattr(nnx, name, ()) for name in ("Variable", "Pytree", "List"))
-    if not isinstance(obj, (variable, pytree)):
-        return None
-    children, aux = node_type.take_apart(obj)
-    if isinstance(obj, variable):
-        return _of_children("whole", (), obj, node_type, children, aux) if len(children) == 1 else None
-    keys = node_type.keys_of(obj)
-    names = [str(_name_of(key)) for key in keys]
-    places = [i for i, name in enumerate(names) if not name.startswith(OWN)]
-    parts = [children[i] for i in places]
-
-    def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
-        every = list(children)
-        for i, part in zip(places, new, strict=True):
-            every[i] = part
-        made = node_type.put_together(aux, every)
-        vars(made).update(statics)
-        return made
-
-    if isinstance(obj, of_list):
-        return Form("list", (), tuple([keys[i] for i in places]), tuple(parts), 0, lambda new: make(new, {}), True)
-    left = {name: value for name, value in vars(obj).items() if name not in names and not name.startswith(OWN)}
-    return _named_form([names[i] for i in places], parts, left, make)
-
-
 def _keyed_form(obj: Any, node_type: NodeType) -> Form:
     """Of every other class: what its author says are its children, by their keys."""
     children, aux = node_type.take_apart(obj)
-    names = tuple([_name_of(key) for key in node_type.keys_of(obj)])
+    names = tuple([name_in(key) for key in node_type.keys_of(obj)])
     if len(set(names)) != len(children):
         names = tuple([str(i) for i in range(len(children))])
     form = _of_children("dict", names, obj, node_type, children, aux)
     if len(form.keys) != len(children):
         return form._replace(keys=tuple([jtu.SequenceKey(i) for i in range(len(children))]))
     return form
-
-
-def _name_of(key: Any) -> Any:
-    if isinstance(key, jtu.GetAttrKey):
-        return key.name
-    if isinstance(key, jtu.DictKey):
-        return key.key
-    if isinstance(key, jtu.SequenceKey):
-        return str(key.idx)
-    return str(key.key) if isinstance(key, jtu.FlattenedIndexKey) else jtu.keystr((key,))

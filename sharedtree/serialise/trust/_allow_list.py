@@ -3,8 +3,11 @@
 A file that names a function hands it to the model, and the model will call it. So functions are listed one by one:
 those that compute arrays from arrays. Nothing here reads or writes a file, calls back to Python, takes a function to
 evaluate, or changes a setting. Of the libraries whose classes compile, evaluate or call what they hold, classes are
-listed one by one too. A name that the installed version of a library lacks is no harm: it does not resolve.
+listed one by one too. A name that the installed version of a library lacks is no harm: it does not resolve. What a
+library with a row in `libraries/` has is listed there.
 """
+
+from ...core._libraries import LIBRARIES as ROWS
 
 
 def _names(table: str) -> frozenset[str]:
@@ -18,10 +21,16 @@ def _names(table: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def _of_libraries(what: str) -> frozenset[str]:
+    return frozenset(name for row in ROWS for name in getattr(row.names, what))
+
+
 ECOSYSTEM = frozenset({"equinox", "lineax", "diffrax", "optimistix"})
 """Top-level packages whose Equinox modules, namedtuples and enums may be named, and public methods of the modules."""
 
-LIBRARIES = ECOSYSTEM | {"jax", "jaxlib", "optax", "flax", "chex", "treeo", "treex", "sharedtree"}
+LIBRARIES = ECOSYSTEM | {"jax", "jaxlib", "optax", "flax", "chex", "sharedtree"}.union(
+    *[row.names.packages for row in ROWS]
+)
 """Top-level packages that are known. Of those outside `ECOSYSTEM`, the namedtuples of optax and `INSTANCES` may be
 named, and no method: their classes compile, evaluate and call what they hold."""
 
@@ -29,11 +38,11 @@ NAMES_ONLY = frozenset({"numpy", "ml_dtypes"})
 """Top-level packages of which single names are allowed. To trust one of them as a whole changes nothing."""
 
 _IMPORTABLE = """
-    equinox.internal equinox.nn flax.core flax.linen flax.nnx flax.struct flax.training.train_state
+    equinox.internal equinox.nn flax.core flax.linen flax.struct flax.training.train_state
     jax.experimental.sparse jax.nn jax.nn.initializers jax.numpy jax.numpy.fft jax.numpy.linalg jax.lax jax.random
     jax.scipy.special jax.sharding jax.tree_util optax.contrib optax.losses sharedtree.cli._demo
 """
-IMPORTABLE = LIBRARIES | NAMES_ONLY | frozenset(_IMPORTABLE.split())
+IMPORTABLE = LIBRARIES | NAMES_ONLY | frozenset(_IMPORTABLE.split()) | _of_libraries("importable")
 """Modules of these packages that loading may import; others are looked at only if they are loaded already."""
 
 MOVED = {
@@ -45,8 +54,6 @@ MOVED = {
 }
 """What was written under a name that a class of this package had, and the name that it has now."""
 
-# Layers and metrics of treex call nothing but the functions that they hold, and those are listed below. Not so
-# `FlaxModule`, which calls what it holds by a name that it holds.
 INSTANCES = _names("""
     jax.lax: AccuracyMode ConvDimensionNumbers DotAlgorithm DotAlgorithmPreset GatherDimensionNumbers GatherScatterMode
         Precision RandomAlgorithm RoundingMethod ScatterDimensionNumbers
@@ -55,16 +62,10 @@ INSTANCES = _names("""
     equinox: if_array    equinox._module._flatten: _Missing    equinox.nn: State
     diffrax: ButcherTableau StochasticButcherTableau
     flax.core: FrozenDict    flax.training.train_state: TrainState
-    treeo.types: FieldMetadata Hashable Nothing
-    treex: BatchNorm Conv Dropout Embed Flatten GroupNorm Initializer KeySeq Lambda LayerNorm Linear MLP Named
-        Sequential
-    treex.losses: Reduction
-    treex.metrics: Accuracy AuxLosses AuxMetrics Mean MeanAbsoluteError MeanSquareError Metrics Reduce Reduction
-    treex.metrics.utils: AverageMethod DataType MDMCAverageMethod
     sharedtree.cli._demo: Attention Block Checkpoint Embedding LanguageModel Sizes
     sharedtree: Dag
     sharedtree.serialise._export: WrittenDag
-""")
+""") | _of_libraries("instances")
 """Classes of these libraries whose instances a model or the state of a training may hold."""
 
 CLASSES = _names("""
@@ -84,28 +85,14 @@ CLASSES = _names("""
         float8_e5m2fnuz float8_e8m0fnu float16 bfloat16 float32 float64 half single double csingle cdouble complex64
         complex128 generic number integer signedinteger unsignedinteger inexact floating complexfloating flexible
         character
-    flax.nnx: Carry    flax.nnx.graphlib: GenericPytree
-    treex: BatchStat Cache Log LossLog MetricLog MetricState ModelState OptState Parameter Rng State TreePart
-""")
-"""Classes that are no nodes, but may be named as values: the types of values and of numbers, treex's kinds of
-parameters, and what stands for a carry and for a plain pytree in Flax NNX."""
+""") | _of_libraries("classes")
+"""Classes that are no nodes, but may be named as values: the types of values and of numbers."""
 
-NNX = _names("""
-    flax.nnx: BatchNorm BatchStat Bidirectional Cache Conv ConvTranspose Dict Dropout EMA Einsum Embed FlatState GRUCell
-        GraphDef GroupNorm InstanceNorm Intermediate LSTMCell LayerNorm Linear LinearGeneral List LoRA LoRALinear
-        LoRAParam ModelAndOptimizer Module MultiHeadAttention MultiMetric OptArray OptState OptVariable
-        OptimizedLSTMCell Optimizer PReLU Param PathContains Perturbation RMSNorm RNN RngCount RngKey RngState RngStream
-        Rngs RoPE Sequential SimpleCell SpectralNorm State StateAxes Variable WeightNorm
-    flax.nnx.graphlib: IndexesPytreeDef LeafAttr NodeAttr NodeDef NodeRef Static VariableDef
-    flax.nnx.pytreelib: PytreeState
-    flax.nnx.training.metrics: Accuracy Average MetricState Welford
-    flax.typing: HashableMapping
-    flax.linen: LogicallyPartitioned Partitioned
-""")
-"""Classes of flax that a file may name if the user trusts `"flax"`: layers, variables and metrics of NNX, what
-describes a graph, and the boxes in which Linen has parameters with names of axes. They call nothing but the functions
-that they hold. Not so what looks up attributes by the file's word (`DelayedAccessor`), wraps a transform, or belongs to
-the bridge from NNX to Linen."""
+IF_TRUSTED = _of_libraries("if_trusted")
+"""Classes that a file may name if the user trusts their package, such as the layers of Flax NNX."""
+
+KEPT_BACK = _of_libraries("kept_back")
+"""Modules, with all below them, and names, of which no class may be named unless the user trusts their package."""
 
 _ELEMENTWISE = """
     abs absolute acos acosh add angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh
@@ -124,7 +111,9 @@ TOKENS = _names("""
 """)
 """Objects that stand for a choice, each of a class of its own to which no name leads."""
 
-FUNCTIONS = TOKENS | _names(f"""
+FUNCTIONS = (
+    TOKENS
+    | _names(f"""
     jax.nn: celu dot_product_attention elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh identity leaky_relu
         log1mexp log_sigmoid log_softmax logmeanexp logsumexp mish one_hot relu relu6 selu sigmoid silu soft_sign
         softmax softplus sparse_plus sparse_sigmoid squareplus standardize swish tanh
@@ -160,8 +149,6 @@ FUNCTIONS = TOKENS | _names(f"""
         rel_entr sici softmax spence sph_harm_y wofz xlog1py xlogy zeta
     numpy: {_ELEMENTWISE} matmul matvec vecdot vecmat
     flax.linen.linear: default_embed_init default_kernel_init
-    flax.nnx: dot_product_attention    flax.nnx.nn.attention: dot_product_attention
-    flax.nnx.nn.dtypes: promote_dtype    flax.nnx.nn.recurrent: _concatenate
     equinox.nn._mlp: _identity    equinox.nn._weight_norm: _norm_except_axis
     equinox.nn._attention: standard_attention
     lineax: max_norm rms_norm two_norm diagonal_tag lower_triangular_tag negative_semidefinite_tag
@@ -173,4 +160,6 @@ FUNCTIONS = TOKENS | _names(f"""
     diffrax._saveat: save_y    diffrax._integrate: use_stepsize_tol
     diffrax._root_finder: use_stepsize_tol    diffrax._root_finder._with_tols: use_stepsize_tol
 """)
+    | _of_libraries("functions")
+)
 """Functions, and a few objects that mark a choice, each of which computes arrays from arrays and does nothing else."""

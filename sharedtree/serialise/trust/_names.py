@@ -41,6 +41,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...compat._importing import import_module
+from ...core._class_attributes import namespace
+from ...core._libraries import Naming, RefusalError
 from ...core._locks import Lock
 from ._allow_list import CLASSES, FUNCTIONS, LIBRARIES, NAMES_ONLY
 
@@ -52,15 +54,6 @@ _MISSING: Any = object()
 
 _lock = Lock()
 _proved: dict[int, tuple[Any, str]] = {}  # id → (the object, kept alive here; its name)
-
-
-class RefusalError(Exception):
-    """An object cannot be written. The text says why, the fix says what to do."""
-
-    def __init__(self, reason: str, fix: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.fix = fix
 
 
 class NamelessError(RefusalError):
@@ -137,16 +130,6 @@ def own_name_of(obj: Any) -> str | None:
     return _best(obj, [f"{module}:{said}" for module, space in _spaces_of(obj).items() if first in space])
 
 
-def namespace(module: Any) -> Mapping[str, Any]:
-    """The dictionary of a module, read without running a lazy module's code."""
-    if not isinstance(module, types.ModuleType):
-        return {}
-    try:
-        return object.__getattribute__(module, "__dict__")
-    except AttributeError:
-        return {}
-
-
 def namespaces(package: str) -> dict[str, Mapping[str, Any]]:
     """The dictionaries of the loaded modules of a package, the package included."""
     inside = package + "."
@@ -209,6 +192,24 @@ def _nameless(obj: Any) -> NamelessError:
     else:
         fix = f"Let the module `{home}` hold this very object under a name of its own."
     return NamelessError(what, fix)
+
+
+def _why_nameless(obj: Any) -> str | None:
+    try:
+        name_of(obj)
+    except NamelessError as error:
+        return error.reason
+    return None
+
+
+def _may_be_value(cls: Any) -> bool:
+    if cls.__module__.partition(".")[0] not in LIBRARIES | NAMES_ONLY | {"builtins"}:
+        return True
+    return _why_nameless(cls) is None and name_of(cls) in CLASSES
+
+
+NAMING = Naming(_why_nameless, _may_be_value)
+"""What rows of libraries ask, when an instance is written."""
 
 
 # --- the running program ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...compat._importing import importable_name
 from ...core._errors import StructureMismatchError, UntrustedTypeError
 from ...core._printing import printable
-from ._allow_list import CLASSES, FUNCTIONS, LIBRARIES, NAMES_ONLY, NNX
+from ._allow_list import CLASSES, FUNCTIONS, IF_TRUSTED, LIBRARIES, NAMES_ONLY
 from ._names import CHILD, MAIN, find, home_of, namespace, root_of
 from ._trust import UNLISTED, Trust, Use, Verdict
 
@@ -196,7 +196,7 @@ def _as_code(names: Sequence[str], main: str | None) -> list[str]:
     for name in names:
         module, _, qualname = name.partition(":")
         text = f'"{name}"' if module == main else f"{module}.{qualname}"  # a text needs no import
-        texts.append('"flax"' if name in NNX else qualname if _is_of_program(name, main) else text)
+        texts.append(f'"{root_of(name)}"' if name in IF_TRUSTED else qualname if _is_of_program(name, main) else text)
     return texts
 
 

@@ -17,7 +17,18 @@ from ...compat._importing import import_module
 from ...core._errors import CompatibilityError
 from ...core._locks import Lock
 from ...core._printing import printable
-from ._allow_list import CLASSES, ECOSYSTEM, FUNCTIONS, IMPORTABLE, INSTANCES, LIBRARIES, MOVED, NAMES_ONLY, NNX
+from ._allow_list import (
+    CLASSES,
+    ECOSYSTEM,
+    FUNCTIONS,
+    IF_TRUSTED,
+    IMPORTABLE,
+    INSTANCES,
+    KEPT_BACK,
+    LIBRARIES,
+    MOVED,
+    NAMES_ONLY,
+)
 from ._classes import is_rebuildable, kind_of
 from ._names import (
     CHILD,
@@ -165,8 +176,8 @@ class Trust:
         if name in self._objects or name in self._names or name in FUNCTIONS or name in CLASSES:
             return True
         module, _, qualname = name.partition(":")
-        is_of_nnx = is_inside(module, "flax.nnx") or name == "flax.typing:HashableMapping"
-        if kind == "class" and is_of_nnx and "flax" not in self._libraries:
+        is_kept_back = any(name == each or is_inside(module, each) for each in KEPT_BACK)
+        if kind == "class" and is_kept_back and root_of(module) not in self._libraries:
             return False
         if root_of(module) in LIBRARIES:
             return kind == "class" or (root_of(module) in ECOSYSTEM and "." in qualname and _is_public(name))
@@ -244,7 +255,8 @@ class Trust:
         if package is not None:
             return "" if is_inside(home, package) else f"it is defined in `{home}`"
         if kind == "class":
-            is_allowed = _is_of_a_library(cls) or ("flax" in self._libraries and _is_one_of(cls, NNX))
+            is_trusted = root_of(home) in self._libraries and _is_one_of(cls, IF_TRUSTED)
+            is_allowed = is_trusted or _is_of_a_library(cls)
             return "" if is_allowed else "of this library, classes are allowed one by one"
         # Outside of packages, the text of a function's name was allowed only if it is a method's: there is its class.
         owner = find(name.rpartition(".")[0])

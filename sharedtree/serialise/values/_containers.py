@@ -11,12 +11,13 @@ from typing import Any
 import equinox as eqx
 from jax import tree_util as jtu
 
+from ...core._class_attributes import is_asked_of_all
 from ...core._errors import StructureMismatchError
+from ...core._libraries import RefusalError
 from ..trust._classes import kind_of
-from ..trust._names import RefusalError
 from ._atoms import atom_text, encode_bytes, read_base64, short
-from ._attribute_classes import WRITTEN_ATTRIBUTES, copy_wrapped_attributes, is_asked_of_all, wrapped_attributes
 from ._nodes import TEXT, Apart, Child, Kind, Manifest, Node, Operand, Parts, child, children, require
+from ._wrapped_attributes import WRITTEN_ATTRIBUTES, copy_wrapped_attributes, wrapped_attributes
 
 _KEYS = children(is_walked=True)
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from ...core import __version__
 from ...core._errors import CycleError
+from ...core._libraries import RefusalError
 from ...core._printing import printable
 from ..arrays._placing import describe, is_array
 from ..trust._classes import kind_of
-from ..trust._names import RefusalError
 from ._atoms import ENCODERS, LEFT_OUT
 from ._containers import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
 from ._instance_rows import take_enum, take_registered

@@ -62,7 +62,7 @@ class _Change:
     def __init__(self, entry: TypeEntry, cls: Any, renames: Renames) -> None:
         self.entry, self.cls, self.renames = entry, cls, renames
         self.layout = layout_of(cls)
-        self.library = self.layout.library
+        self.rules = self.layout.rules
         self.new_names = {name: self.renamed(name) for name in (*entry.fields, *entry.extra)}
         self.names = list(self.new_names.values())
         self.kept = [name for name in self.names if name is not None]
@@ -96,7 +96,7 @@ class _Change:
     def lacking(self, present: Collection[str]) -> list[str]:
         """The fields that instances must have, that the file did not say to be unset, and that are not present."""
         absent = [name for name in self.layout.fields if name not in present and name not in self.missing]
-        return [name for name in absent if not self.library.may_stay_unset(self.cls, name)]
+        return [name for name in absent if not self.rules.may_stay_unset(self.cls, name)]
 
     def renamed(self, field: str) -> str | None:
         new = new_name(self.entry, self.cls, self.renames, field)
@@ -108,7 +108,7 @@ class _Change:
                 f"`renames` gives the field `{key}` the name `{new!r}`, which names no field. Give its new name, or "
                 "None to drop it."
             )
-        if not self.library.own_entries.isdisjoint({field, new}):
+        if not self.rules.own_entries.isdisjoint({field, new}):
             raise StructureMismatchError(
                 f"`renames` gives `{key}` the name `{new}`, but one of these is no attribute: in it are kept the kinds "
                 "or marks of all attributes. Leave it out: they follow the attributes that are renamed."
@@ -132,7 +132,7 @@ class _Change:
         return extra
 
     def default_of(self, name: str) -> Callable[[], Any]:
-        default = self.library.default_of(self.cls, name)
+        default = self.rules.default_of(self.cls, name)
         if default is None:
             raise StructureMismatchError(
                 f"`{self.cls.__qualname__}` has the field `{name}`, which `{self.entry.name}` did not have when the "
@@ -168,14 +168,14 @@ class _Change:
         """Whether a migration may return an attribute of this name."""
         if name in self.layout.fields:
             return True
-        is_possible = name in self.extra or (self.library.is_open and fault_of_attribute(self.cls, name) is None)
-        return is_possible and name not in self.library.own_entries
+        is_possible = name in self.extra or (self.rules.is_open and fault_of_attribute(self.cls, name) is None)
+        return is_possible and name not in self.rules.own_entries
 
     def _migrated(self, migrate: Any, fields: dict[str, Any]) -> Any:
         """An instance of what the class makes of the fields of another version."""
-        library, version = self.library, self.entry.version
+        rules, version = self.rules, self.entry.version
         hook = f"`{self.cls.__qualname__}.__sharedtree_migrate__`"
-        held_back = {name: fields.pop(name) for name in library.own_entries if name in fields}
+        held_back = {name: fields.pop(name) for name in rules.own_entries if name in fields}
         try:
             migrated: dict[Any, Any] = dict(migrate(dict(fields), version))
         except Exception as error:
@@ -199,9 +199,9 @@ class _Change:
                 f"{listed}. Return the fields of version {self.layout.version}."
             )
         migrated |= {name: self.default_of(name)() for name in self.lacking(migrated)}
-        if library.is_assigned:
+        if rules.is_assigned:
             obj = self.make((fields | held_back).items())
-            library.reassign(obj, migrated)
+            rules.reassign(obj, migrated)
             return obj
         # What a library keeps of attributes by their names, it keeps of none that is gone.
         gone = {old for old, new in self.new_names.items() if new in fields and new not in migrated}

@@ -13,15 +13,29 @@ from jax import tree_util as jtu
 
 from ...core._errors import StructureMismatchError
 from ...core._jax_internals import rebuild_registered, registered_counts
+from ...core._libraries import RefusalError, fault_of_aux
 from ...core._node_types import _known, node_type_of
 from ...core._printing import printable
 from ...tree._dag import Dag
 from ..trust._classes import kind_of
-from ..trust._names import RefusalError
 from ._atoms import atom_text, encode_int, encode_str, short
-from ._attribute_classes import copy_wrapped_attributes
-from ._nnx_objects import fault_of_aux, step_of
-from ._nodes import MAX_STEP, TEXT, TYPE, Apart, Child, Kind, Manifest, Node, Operand, Parts, child, children, require
+from ._nodes import (
+    MAX_STEP,
+    TEXT,
+    TYPE,
+    Apart,
+    Child,
+    Kind,
+    Manifest,
+    Node,
+    Operand,
+    Parts,
+    child,
+    children,
+    require,
+    step_of,
+)
+from ._wrapped_attributes import copy_wrapped_attributes
 
 # --- rebuilt field by field -------------------------------------------------------------------------------------------
 

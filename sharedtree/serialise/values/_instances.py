@@ -16,20 +16,18 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ...core._class_attributes import ABSENT, dict_descriptor, inherited
+from ...core._class_attributes import ABSENT, dict_descriptor, inherited, is_asked_of_all
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
+from ...core._libraries import AttributeRules, ClassKind, RefusalError, library_in_files, without_missing
 from ...core._printing import printable
-from ...libraries._equinox import without_missing
 from ..trust._allow_list import LIBRARIES
-from ..trust._classes import FIELD_KINDS, ClassKind, kind_of, library_name_of
-from ..trust._names import RefusalError
-from ._attribute_classes import WRITTEN_ATTRIBUTES, Library, MutableModules, is_asked_of_all, wrapped_field
-from ._nnx_objects import NnxObjects, step_of
-from ._nodes import Apart
-from ._treeo_trees import TreeoTrees
+from ..trust._classes import FIELD_KINDS, kind_of
+from ..trust._names import NAMING
+from ._nodes import Apart, step_of
+from ._wrapped_attributes import WRITTEN_ATTRIBUTES, wrapped_field
 from ._written_by_name import Named
 
-_LIBRARIES = {None: Library(), "sharedtree": MutableModules(), "nnx": NnxObjects(), "treeo": TreeoTrees()}
+_PLAIN = AttributeRules()
 
 
 class Layout(NamedTuple):
@@ -46,7 +44,7 @@ class Layout(NamedTuple):
     slots: dict[str, Any]
     ignored: frozenset[str]
     version: int
-    library: Library
+    rules: AttributeRules
 
 
 _layouts: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
@@ -60,15 +58,16 @@ def layout_of(cls: Any) -> Layout:
     return known
 
 
-def library_of(cls: Any) -> Library:
-    """What there is to know of a class whose instances are all in their attributes."""
-    return _LIBRARIES[library_name_of(cls)]
+def rules_of(cls: Any) -> AttributeRules:
+    """What a library says of a class that is written attribute by attribute; else what holds of any class."""
+    found = library_in_files(cls)
+    return _PLAIN if found is None else found[0].attributes
 
 
 def _find_layout(cls: Any) -> Layout:
     kind = kind_of(cls)
     assert kind in FIELD_KINDS
-    library = library_of(cls) if kind == "attributes" else _LIBRARIES[None]
+    rules = rules_of(cls)
     version = getattr(cls, "__sharedtree_version__", 0)
     if type(version) is not int or version < 0:
         raise SharedTreeError(
@@ -78,19 +77,19 @@ def _find_layout(cls: Any) -> Layout:
     if kind in ("namedtuple", "placeholder"):
         fields: tuple[str, ...] = getattr(cls, "_fields", ())
     else:
-        fields = library.declared_fields(cls)
+        fields = rules.declared_fields(cls)
     held = [item for base in reversed(cls.__mro__) for item in vars(base).items()]
     slots = {name: value for name, value in held if isinstance(value, types.MemberDescriptorType)}
     cached = {name for name, value in held if isinstance(value, functools.cached_property)}
     ignored = frozenset({*cached, "__orig_class__", "__weakref__"} - set(fields))
     attributes_of = dict_descriptor(cls).__get__ if any(name == "__dict__" for name, _ in held) else None
-    return Layout(kind, fields, attributes_of, slots, ignored, version, library)
+    return Layout(kind, fields, attributes_of, slots, ignored, version, rules)
 
 
 def fault_of_attribute(cls: type, name: Any) -> str | None:
     """Why a file may not have an attribute of this name, which is no field, in an instance; None if it may."""
     layout = layout_of(cls)
-    allowed = layout.library.may_have(cls, name) if type(name) is str else False
+    allowed = layout.rules.may_have(cls, name) if type(name) is str else False
     if allowed is None:
         allowed = name.isidentifier() and not keyword.iskeyword(name)
     if not allowed:
@@ -102,7 +101,7 @@ def fault_of_attribute(cls: type, name: Any) -> str | None:
     # this package's modules are all in attributes that nobody declares.
     if layout.kind == "module" and name in WRITTEN_ATTRIBUTES:
         return None
-    if is_asked_of_all(name) and name not in layout.library.own_entries:
+    if is_asked_of_all(name) and name not in layout.rules.own_entries:
         return ", which other programs would ask for and call. No save would write that."
     held = inherited(cls, name)
     if layout.kind != "attributes" and held is ABSENT and name not in listed_attributes(cls):
@@ -138,7 +137,7 @@ class Instances:
                 with contextlib.suppress(AttributeError):  # a slot that was never set
                     attributes[name] = slot.__get__(obj)
         if layout.kind == "attributes":
-            attributes = layout.library.written(obj, attributes)
+            attributes = layout.rules.written(obj, attributes, NAMING)
         # Of two siblings one may have attributes of its own, so each is asked.
         wrapped, copied = wrapped_field(layout.fields, attributes) if layout.kind == "module" else (None, ())
         key = (cls, copied, *attributes)
@@ -190,7 +189,10 @@ def _how_to_declare(cls: type, name: Any) -> str:
 
 
 def maker(cls: Any, new_names: Mapping[str, str | None]) -> Callable[[Iterable[tuple[str, Any]]], Any]:
-    """What makes an instance of pairs of an attribute and its value; `new_names` are those of `Library.finished`."""
+    """What makes an instance of pairs of an attribute and its value.
+
+    `new_names` are those of `AttributeRules.finished`.
+    """
     layout = layout_of(cls)
     attributes_of, slots = layout.attributes_of, layout.slots
 
@@ -215,7 +217,7 @@ def maker(cls: Any, new_names: Mapping[str, str | None]) -> Callable[[Iterable[t
                     f"`{cls.__qualname__}` has no place for the attribute `{printable(name)}` any more. Drop it:\n"
                     f'    renames={{"{cls.__module__}:{cls.__qualname__}.{printable(name)}": None}}'
                 )
-        return obj if attributes is None else layout.library.finished(obj, attributes, new_names)
+        return obj if attributes is None else layout.rules.finished(obj, attributes, new_names)
 
     def make_plain(items: Iterable[tuple[str, Any]]) -> Any:
         obj = object.__new__(cls)

@@ -15,8 +15,8 @@ from jax import tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from ...core._errors import FormatError, StructureMismatchError
+from ...core._libraries import RefusalError
 from ..arrays._placing import ArrayEntry, key_dtype, key_implementation
-from ..trust._names import RefusalError
 from ._atoms import encode_numpy, short
 from ._nodes import SIZES, TEXT, Apart, Kind, Manifest, Node, Operand, Parts, child, children
 

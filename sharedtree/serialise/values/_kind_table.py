@@ -24,9 +24,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ...nn._mutable_module import Module
+from ...core._libraries import LIBRARIES
 from ...tree._dag import Dag
-from ..trust._names import home_of
 from . import _containers, _instance_rows, _jax_values
 from ._atoms import atom_text, is_nan
 from ._nodes import MAX_STEP, TYPE, Apart, Child, Kind, Manifest, Node, Operand, Parts
@@ -222,7 +221,7 @@ def first_touched(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:
     """The first node of a manifest that hashes, describes or hands on such an object, at whatever depth; None if none
     does. `classes` has the class of each type.
     """
-    are_theirs = list(map(_answers_as_a_file_says, classes))
+    are_theirs = [any(library.answers_as_told(cls) for library in LIBRARIES) for cls in classes]
     if not any(are_theirs):
         return None
     holds = [False] * len(nodes)
@@ -232,15 +231,6 @@ def first_touched(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:
         is_one = node[0] in TYPED and are_theirs[node[1]]
         holds[i] = is_one or any(type(child) is int and holds[child] for child in children_of(node))
     return None
-
-
-def _answers_as_a_file_says(cls: Any) -> bool:
-    """Whether a class is a `Module`, or is one of NNX's or inherits from one, of whatever version."""
-    # Two flags, which are in the treedefs that the definition of a graph has.
-    if (home_of(cls), cls.__qualname__) == ("flax.nnx.pytreelib", "PytreeState"):
-        return False
-    bases = type.__getattribute__(cls, "__mro__")
-    return any(base is Module or f"{home_of(base)}.".startswith("flax.nnx.") for base in bases)
 
 
 def compared_of(classes: Sequence[Any]) -> Callable[[Node], Iterable[Child]]:

@@ -192,6 +192,11 @@ def require(condition: bool, what: str) -> None:
         raise ValueError(what)
 
 
+def step_of(name: str) -> str:
+    """How a path continues to an attribute, as JAX prints it. Some objects are lists, with numbers for names."""
+    return f"[{name}]" if name.isascii() and name.isdecimal() else f".{name}"
+
+
 class Collisions:
     """Counts the keys of dicts and the members of sets, and how many pairs of them have one hash.
 

@@ -20,14 +20,14 @@ from ...core._sharing import name_of
 from ...core._static_copies import copy_of
 from ...core._static_values import Static
 from ...core._structure import LEAF, Node, Op, Structure
-from ...libraries._module import kinds_in
+from ...libraries._module_kinds import kinds_in
 from ...libraries._module_values import PARAMETER, STATE, SUBTREE
 from ...ties._context import rules_here
 from ...ties._listing import all_paths, can_be_tied
 from ...tree._dag import Dag
 from ..arrays._placing import ArrayEntry
 from ..trust._classes import kind_of
-from ._instances import library_of
+from ._instances import rules_of
 
 
 class Difference(NamedTuple):
@@ -240,7 +240,7 @@ def _static_differences(path: str, op: Node, other: Node) -> Iterator[Difference
         for name in first:
             if name in second and first[name] != second[name]:
                 yield Difference(f"{path}.{name}", _KIND_NAMES[first[name]], _KIND_NAMES[second[name]])
-    fields = [library_of(op.type.cls).static_attributes(aux) if is_tree else dict(aux[1]) for aux in (one, two)]
+    fields = [rules_of(op.type.cls).static_attributes(aux) if is_tree else dict(aux[1]) for aux in (one, two)]
     for name in {**fields[0], **fields[1]}:
         if name not in fields[0] or name not in fields[1]:
             texts = [_in_words(each[name]) if name in each else "nothing" for each in fields]

@@ -24,17 +24,17 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core as jex_core
 
+from ...core._class_attributes import loaded
 from ...core._errors import UnserialisableError
+from ...core._libraries import RefusalError
 from ...core._node_types import node_type_of
 from ...core._printing import printable
 from ...transforms._function_transform import FunctionTransform
 from ..arrays._placing import is_array
 from ..trust._allow_list import FUNCTIONS, LIBRARIES, NAMES_ONLY, TOKENS
-from ..trust._classes import held
 from ..trust._names import (
     MAIN,
     NamelessError,
-    RefusalError,
     find,
     home_of,
     import_name,
@@ -336,10 +336,10 @@ def fix_for_users(holders: Sequence[Any], obj: Any, step: str, error: RefusalErr
     Who wrote a class can make it a dataclass, and who wrote a closure can make what it holds a field. Who only uses
     them can save what the model has of its own, its arrays, and put that into a model that the library makes anew.
     """
-    state = held("flax.training.train_state", "TrainState")
+    state = loaded("flax.training.train_state", "TrainState")
     if state is not None and any(isinstance(holder, state) for holder in holders):
         return _TRAIN_STATE
-    variable = held("penzai.core.variables", "Parameter")
+    variable = loaded("penzai.core.variables", "Parameter")
     if variable is not None and isinstance(obj, variable):
         return _PENZAI
     is_function = isinstance(obj, types.FunctionType)

@@ -8,8 +8,8 @@ import numpy as np
 from ..core._class_attributes import inherited
 from ..core._errors import CycleError
 from ..core._node_types import PYTHON_NUMBERS
-from ..libraries._module import DECLARED, attributes_of, kinds_of, note_kinds, noted_kinds, of_class
-from ..libraries._module_values import (
+from ._module_kinds import DECLARED, attributes_of, kinds_of, note_kinds, noted_kinds, of_class
+from ._module_values import (
     MARKED,
     PARAMETER,
     STATE,

@@ -1,4 +1,4 @@
-"""treeo's trees, which the modules of treex are: what is written of one, and what comes from its class.
+"""treeo's trees, which the modules of treex are: what a file has of one, and what comes from its class.
 
 Which attributes JAX traces is said in `_field_metadata`, a dictionary of each instance from names to metadata:
 
@@ -19,13 +19,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...core._class_attributes import ABSENT, inherited
-from ...core._errors import FormatError
-from ...core._locks import Lock
-from ..trust._allow_list import CLASSES, LIBRARIES, NAMES_ONLY
-from ..trust._classes import held, is_tree
-from ..trust._names import NamelessError, RefusalError, name_of
-from ._attribute_classes import Library
+from ..core._class_attributes import ABSENT, dataclass_entries, inherited, loaded
+from ..core._errors import FormatError
+from ..core._libraries import AttributeRules, ClassKind, Library, NamesInFiles, Naming, RefusalError, names_in
+from ..core._locks import Lock
 
 METADATA = "_field_metadata"
 _DEFAULTS = ("_factory_fields", "_default_field_values")
@@ -34,31 +31,45 @@ Noted = tuple[bool, type, Any]
 """What metadata says: `node`, `kind` and `opaque`."""
 
 
-class TreeoTrees(Library):
-    """See the module's docstring."""
+def kind_in_files(cls: Any) -> ClassKind | None:
+    """All attributes of a tree, and of what metadata and hashable values are in."""
+    is_holder = cls.__module__ == "treeo.types" and cls.__qualname__ in ("FieldMetadata", "Hashable")
+    return "attributes" if is_holder or _is_tree(cls) else None
+
+
+def _is_tree(cls: Any) -> bool:
+    """Whether a class is a tree of treeo's, without a flatten or unflatten function of its own, which knows better."""
+    tree = loaded("treeo.tree", "Tree")
+    if tree is None or cls is tree or tree not in type.__getattribute__(cls, "__mro__"):
+        return False
+    return all(inherited(cls, name) is inherited(tree, name) for name in ("tree_flatten", "tree_unflatten"))
+
+
+class _Rules(AttributeRules):
+    """Attributes with their metadata: see the top of the file."""
 
     own_entries = frozenset({METADATA})
 
     def declared_fields(self, cls: Any) -> tuple[str, ...]:
-        names = getattr(cls, METADATA if is_tree(cls) else "__annotations__", {})
+        names = getattr(cls, METADATA if _is_tree(cls) else "__annotations__", {})
         return tuple([name for name in names if name not in _DEFAULTS])
 
     def may_stay_unset(self, cls: Any, name: str) -> bool:
         """Metadata is completed, and what the class holds is found there."""
         found = inherited(cls, name)
-        return is_tree(cls) and found is not ABSENT and not isinstance(found, dataclasses.Field)
+        return _is_tree(cls) and found is not ABSENT and not isinstance(found, dataclasses.Field)
 
     def default_of(self, cls: Any, name: str) -> Callable[[], Any] | None:
-        if name in getattr(cls, "__dataclass_fields__", {}):
+        if name in dataclass_entries(cls):
             return super().default_of(cls, name)
         factories, defaults = (getattr(cls, each, {}) for each in _DEFAULTS)
         return factories.get(name) or ((lambda: defaults[name]) if name in defaults else None)
 
-    def written(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+    def written(self, obj: Any, attributes: dict[str, Any], naming: Naming) -> dict[str, Any]:
         cls: Any = type(obj)
-        if not is_tree(cls):
+        if not _is_tree(cls):
             return attributes
-        _require_savable(obj, attributes)
+        _require_savable(obj, attributes, naming)
         declared: dict[str, Any] = getattr(cls, METADATA)
         metadata = attributes.get(METADATA, declared)
         own: dict[str, Any] = {}
@@ -73,7 +84,9 @@ class TreeoTrees(Library):
                     "a flag or a function",
                     "Declare it in the class.",
                 )
-            is_known = _is_treeos(noted, attributes, name) if by_class is None else noted == _noted_in(vars(by_class))
+            is_known = (
+                _is_treeos(noted, attributes, name, naming) if by_class is None else noted == _noted_in(vars(by_class))
+            )
             if not is_known:
                 own[name] = each
         kept = {name: value for name, value in attributes.items() if name != METADATA}
@@ -88,7 +101,7 @@ class TreeoTrees(Library):
         cls, metadata_class = type(obj), _metadata_class()
         if cls is metadata_class:
             return _the_one(_noted_in(attributes))
-        if is_tree(cls):
+        if _is_tree(cls):
             own: Any = attributes.get(METADATA, {})
             are_texts = type(own) is dict and all(type(name) is str for name in own)
             if not are_texts or not all(type(each) is metadata_class for each in own.values()):
@@ -99,23 +112,22 @@ class TreeoTrees(Library):
         return obj
 
 
-def _require_savable(obj: Any, attributes: dict[str, Any]) -> None:
+def _require_savable(obj: Any, attributes: dict[str, Any], naming: Naming) -> None:
     for (module, name), what in _HOLD_CODE.items():
-        if isinstance(obj, held(module, name) or ()):
+        if isinstance(obj, loaded(module, name) or ()):
             raise RefusalError(
                 f"a `{type(obj).__qualname__}`, which holds {what}",
                 "Save the arrays alone, `sharedtree.save(path, sharedtree.tree.leaves(model))`, and put them into a "
                 "model that your code makes: `model = sharedtree.tree.unflatten(sharedtree.tree.structure(model), "
                 "sharedtree.load(path))`.",
             )
-    if isinstance(obj, held("treex.types", "Initializer") or ()):
-        try:
-            name_of(attributes.get("f"))
-        except NamelessError as error:
+    if isinstance(obj, loaded("treex.types", "Initializer") or ()):
+        why = naming.why_nameless(attributes.get("f"))
+        if why is not None:
             raise RefusalError(
-                f"an `Initializer` whose function is {error.reason}: the module that it is in was not initialised",
+                f"an `Initializer` whose function is {why}: the module that it is in was not initialised",
                 "Initialise the model before you save it: `model = model.init(key, inputs)`.",
-            ) from None
+            )
 
 
 _HOLD_CODE = {
@@ -126,12 +138,12 @@ _HOLD_CODE = {
 
 
 def _metadata_class() -> Any:
-    return held("treeo.types", "FieldMetadata")
+    return loaded("treeo.types", "FieldMetadata")
 
 
 def _is_a_tree(kind: Any) -> bool:
     """`issubclass`, without a question to the metaclass."""
-    return held("treeo.tree", "Tree") in type.__getattribute__(kind, "__mro__")
+    return loaded("treeo.tree", "Tree") in type.__getattribute__(kind, "__mro__")
 
 
 def _noted_of(value: Any) -> Noted:
@@ -151,7 +163,7 @@ def _noted_in(fields: dict[str, Any]) -> Noted | None:
     return (node, kind, opaque) if type(opaque) in (bool, types.FunctionType) else None
 
 
-def _is_treeos(noted: Noted, attributes: dict[str, Any], name: str) -> bool:
+def _is_treeos(noted: Noted, attributes: dict[str, Any], name: str, naming: Naming) -> bool:
     """Whether this is what treeo notes of the attribute, or once noted of it.
 
     It was noted of a value that was there before if its kind is no class that a file may name: of a function, say. The
@@ -160,11 +172,7 @@ def _is_treeos(noted: Noted, attributes: dict[str, Any], name: str) -> bool:
     kind = noted[1]
     if name not in attributes or noted != (_is_a_tree(kind), kind, False):
         return False
-    try:
-        is_of_values = kind.__module__.partition(".")[0] in LIBRARIES | NAMES_ONLY | {"builtins"}
-        return kind is type(attributes[name]) or (is_of_values and name_of(kind) not in CLASSES)
-    except NamelessError:
-        return True
+    return kind is type(attributes[name]) or not naming.may_be_value(kind)
 
 
 _metadata: "weakref.WeakValueDictionary[Noted, Any]" = weakref.WeakValueDictionary()
@@ -188,3 +196,33 @@ def _no_metadata() -> FormatError:
         "The file has metadata of a `treeo.Tree` that is no `FieldMetadata` of a flag, a class, and a flag or a "
         "function. No save would write that."
     )
+
+
+TREEO = Library(
+    "treeo",
+    kind_in_files=kind_in_files,
+    attributes=_Rules(),
+    # Layers and metrics of treex call nothing but the functions that they hold, and those are listed by their own
+    # libraries. Not so `FlaxModule`, which calls what it holds by a name that it holds. The classes that are values are
+    # kinds of parameters.
+    names=NamesInFiles(
+        packages=frozenset({"treeo", "treex"}),
+        instances=names_in(
+            {
+                "treeo.types": "FieldMetadata Hashable Nothing",
+                "treex": "BatchNorm Conv Dropout Embed Flatten GroupNorm Initializer KeySeq Lambda LayerNorm Linear "
+                "MLP Named Sequential",
+                "treex.losses": "Reduction",
+                "treex.metrics": "Accuracy AuxLosses AuxMetrics Mean MeanAbsoluteError MeanSquareError Metrics Reduce "
+                "Reduction",
+                "treex.metrics.utils": "AverageMethod DataType MDMCAverageMethod",
+            }
+        ),
+        classes=names_in(
+            {
+                "treex": "BatchStat Cache Log LossLog MetricLog MetricState ModelState OptState Parameter Rng State "
+                "TreePart"
+            }
+        ),
+    ),
+)
