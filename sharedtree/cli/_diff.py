@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from ..core._comparison import MISSING, MOST, Matching, Pair, Paths, matched, walk
+from ..core._comparison import MISSING, MOST, Matching, Pair, Paths, is_alone, matched, walk
 from ..serialise.load import Opened, opened
 from ..serialise.values._atoms import short
 from ..serialise.values._jax_values import array_text
@@ -215,7 +215,7 @@ class _Comparison:
                 yield self._differs("order", at, *(short(", ".join(steps), MOST) for steps in (before, now)))
         for _, *places in matched(old, new, is_short=is_short):
             below = self._paths.below(at, next(place[0] for place in reversed(places) if place is not MISSING))
-            if MISSING not in places:
+            if not is_alone(*places):
                 yield Pair(places[0][1], places[1][1], below, again)
                 continue
             side = int(places[0] is MISSING)

@@ -12,7 +12,7 @@ before and is compared with a small one now, only the children that both have ar
 side has many times would be gone through as often.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ._node_types import carries_identity
@@ -108,6 +108,11 @@ def matched(left: Mapping[Key, Any], right: Mapping[Key, Any], *, is_short: bool
     return [(key, left.get(key, MISSING), right.get(key, MISSING)) for key in keys]
 
 
+def is_alone(left: Any, right: Any) -> bool:
+    """Whether only one side has a child."""
+    return left is MISSING or right is MISSING
+
+
 class Ties:
     """Where two sides differ in what is one object."""
 
@@ -127,11 +132,10 @@ class Ties:
         return (its_place, False) if other != left else None
 
 
-def lines_of(differences: Sequence[Any], most: int, mark: str = "") -> list[str]:
-    """A line for each, but no more than so many."""
-    lines = [f"    {each}" for each in differences[:most]]
-    more = len(differences) - most
-    return [*lines, f"    {mark}and {more} more"] if more > 0 else lines
+def lines_of(first: Iterable[Any], count: int, mark: str = "") -> list[str]:
+    """A line for each of the first few of so many."""
+    lines = [f"    {each}" for each in first]
+    return [*lines, f"    {mark}and {count - len(lines)} more"] if count > len(lines) else lines
 
 
 def array_text(array: Any) -> str:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import tree_util as jtu
 
-from ...core._comparison import MISSING, Matching, Pair, Paths, Ties, array_text, lines_of, matched, walk
+from ...core._comparison import MISSING, Matching, Pair, Paths, Ties, array_text, is_alone, lines_of, matched, walk
 from ...core._errors import StructureMismatchError
 from ...core._graph import Tags, pack
 from ...core._handle import Walked
@@ -190,7 +190,7 @@ class _Beside:
             yield from self._statics(pair, op, other, is_short=is_short)
         for step, child, its in matched(*(side.parts(n) for side, n in sides), is_short=is_short):
             below = self._paths.below(at, step)
-            if child is not MISSING and its is not MISSING:
+            if not is_alone(child, its):
                 yield Pair(child, its, below, (in_module, is_told))
                 continue
             found = (self.file, child), (self.own, its)
@@ -237,7 +237,7 @@ class _Beside:
                 if texts[0] != texts[1] and all(texts):
                     yield self._differs(self._paths.below(pair.at, f".{name}"), *texts)
         for name, *values in matched(self.file.statics(pair.left), self.own.statics(pair.right), is_short=is_short):
-            if MISSING in values:
+            if is_alone(*values):
                 texts = [NOTHING if value is MISSING else _in_words(value) for value in values]
             elif self._are_plain(*values) and self.file.plain(values[0]) != self.own.plain(values[1]):
                 texts = _told_apart(*values)
@@ -312,8 +312,9 @@ def require_no_differences(differences: Sequence[Difference], label: str, fix: S
         "    model = sharedtree.load(path)",
         "    model, report = sharedtree.load(path, like=template, strict=False)",
     )
+    lines = lines_of(differences[:MOST_LISTED], len(differences))
     raise StructureMismatchError(
-        "\n".join([f"`{label}` does not hold what the template asks for:", *lines_of(differences, MOST_LISTED), *fix]),
+        "\n".join([f"`{label}` does not hold what the template asks for:", *lines, *fix]),
         [difference.path for difference in differences],
     )
 
