@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 from ..core._comparison import MISSING, MOST, Matching, Pair, Paths, is_alone, matched, walk
 from ..serialise.load import Opened, opened
 from ..serialise.values._atoms import short
-from ..serialise.values._jax_values import array_text
+from ..serialise.values._jax_values import entry_text
 from ..serialise.values._nodes import Child
 from ._compared_files import DICTIONARIES, Numbers, Side, are_comparable, array_difference
 from ._terminal_output import FOUND, OK, Style, counted, line_writer, write_json
@@ -226,7 +226,7 @@ class _Comparison:
 
     def _arrays(self, a: int, b: int, at: int) -> Iterator[Difference]:
         old, new = self._sides[0].array(a), self._sides[1].array(b)
-        texts = array_text(old), array_text(new)
+        texts = entry_text(old), entry_text(new)
         if old[1:] != new[1:]:  # all but the name
             yield self._differs("changed", at, *texts)
         if old.shape == new.shape and self._values:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ._node_types import carries_identity
-from ._printing import shown
+from ._printing import printable, shown
 from ._sharing import Classes
 
 MOST = 400
@@ -143,6 +143,11 @@ def array_text(array: Any) -> str:
     return f"{array.dtype}{list(array.shape)}"
 
 
-def described(value: Any) -> str:
-    """A value in a few words: an array by dtype and shape, whatever else as `shown`."""
-    return array_text(value) if carries_identity(value) else shown(value)
+def class_text(value: Any) -> str:
+    """A value by its class."""
+    return f"a `{printable(type(value).__name__)}`"
+
+
+def described(value: Any, otherwise: Callable[[Any], str] = shown) -> str:
+    """A value in a few words: an array by dtype and shape, whatever else as another function has it."""
+    return array_text(value) if carries_identity(value) else otherwise(value)

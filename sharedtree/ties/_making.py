@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from jax import tree_util as jtu
 
 from ..core._accidental_aliases import another
+from ..core._comparison import described
 from ..core._errors import SharingMismatchError
 from ..core._graph import build, unpack
 from ..core._node_types import carries_identity, is_value_of_variable
@@ -133,8 +134,7 @@ def _describe_end(read: ReadTree, number: int, path: Path) -> str:
         number = children[op.keys.index(key)]
     op = read.structure.records[number][0]
     if op is LEAF:
-        leaf = read.leaf_of[number]
-        return f"{leaf.dtype}{list(leaf.shape)}" if carries_identity(leaf) else shown(leaf)
+        return described(read.leaf_of[number])
     if type(op) is Node:
         return f"a `{op.type.cls.__name__}` with static data {shown(op.aux.peek())}"
     return f"the static value {shown(op.peek())}"  # pyright: ignore[reportAttributeAccessIssue]

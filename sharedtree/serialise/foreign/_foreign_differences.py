@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core._comparison import Paths, array_text, lines_of
+from ...core._comparison import Paths, class_text, described, lines_of
 from ...core._errors import StructureMismatchError
 from ...core._printing import printable
 from ..values._template import MOST_LISTED, Difference, require_no_differences
@@ -23,11 +23,9 @@ def is_key(leaf: Any) -> bool:
 
 def told(leaf: Any) -> str:
     """A leaf in a few words."""
-    if isinstance(leaf, Arrays):
-        return array_text(leaf)
     if isinstance(leaf, dict):
         return "a dictionary"
-    return "`None`" if leaf is None else f"a `{type(leaf).__name__}`"
+    return "`None`" if leaf is None else described(leaf, class_text)
 
 
 class Fit:

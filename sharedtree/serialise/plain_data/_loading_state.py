@@ -6,7 +6,7 @@ together anew, each object that carries identity once, with what the state has a
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -144,22 +144,6 @@ def load_state(tree: T, state: Any, strict: bool = True) -> T | tuple[T, StateRe
     return result if strict else (result, report_of(misfits, beside.loaded_at, beside.paths))
 
 
-class _Source(NamedTuple):
-    """Where the result has what is at a place from.
-
-    Attributes:
-        name: equal at places where the result has one object.
-        given: what the state has.
-        parts: what it has for the parts; None if the object is the model's.
-        is_object: whether it carries identity.
-    """
-
-    name: tuple[int, int, bool]
-    given: Any
-    parts: Sequence[Any] | None
-    is_object: bool
-
-
 class _Beside:
     """A model beside a state. What is handed down in a `Pair` is whether it is in a static field, where nothing carries
     identity, and whether it is below objects whose ties differ, so that its own do, too.
@@ -255,12 +239,12 @@ class _Beside:
         new: list[Any] = []
         users: dict[int, Any] = {}  # array of the result, alive in `new` → the name of the one leaf that it is
 
-        def leaf(pair: Pair, source: _Source) -> Any:
-            value = pair.left if source.parts is None else as_in_model(pair.left, source.given)
-            if not source.is_object:
+        def leaf(pair: Pair, name: tuple[int, int, bool], parts: Sequence[Any] | None) -> Any:
+            value = pair.left if parts is None else as_in_model(pair.left, pair.right)
+            if not self._has_identity(pair, None):
                 return value
             # The result has the ties of the model and no others.
-            if users.setdefault(id(value), source.name) != source.name:  # alive in `new`
+            if users.setdefault(id(value), name) != name:  # alive in `new`
                 value = another(value)
             old.append(pair.left)
             new.append(value)
@@ -269,37 +253,38 @@ class _Beside:
         root = Pair(tree, state, 0, (False, False))
         stack = [(root, False)]
         while stack:
-            pair, is_ready = stack.pop()
-            source = self._source(pair)
-            if source.name in made:
+            found, is_ready = stack.pop()
+            pair, name, parts = self._taken(found)
+            if name in made:
                 continue
             form = self.objects.form(pair.left)
             if form is None:
-                made[source.name] = leaf(pair, source)
+                made[name] = leaf(pair, name, parts)
                 continue
-            below = _pairs_below(form, source.parts, [0] * len(form.parts), *pair.told)
+            below = _pairs_below(form, parts, [0] * len(form.parts), *pair.told)
             if not is_ready:
                 stack.append((pair, True))
                 stack.extend((each, False) for each in reversed(below))
                 continue
-            parts = [made[self._source(each).name] for each in below]
+            built = [made[self._taken(each)[1]] for each in below]
             # What is static is compared, perhaps by `is`, so it stays itself where nothing changed.
-            is_same = all(a is b for a, b in zip(parts, form.parts, strict=True)) and not form.is_mutable
-            made[source.name] = pair.left if is_same and not source.is_object else form.put_together(parts)
+            is_same = all(a is b for a, b in zip(built, form.parts, strict=True)) and not form.is_mutable
+            is_kept = is_same and not self._has_identity(pair, form)
+            made[name] = pair.left if is_kept else form.put_together(built)
         hand_on(old, new)
-        return made[self._source(root).name]
+        return made[self._taken(root)[1]]
 
-    def _source(self, pair: Pair) -> _Source:
-        """Where the result has what is at a place from."""
-        obj, given, _, (is_static, _) = pair
+    def _taken(self, pair: Pair) -> tuple[Pair, tuple[int, int, bool], Sequence[Any] | None]:
+        """An object beside what it is made of: the pair, what is equal where the result has one object, and its parts.
+
+        The parts are None if the object is the model's, also where the state has what does not fit.
+        """
+        obj, given, at, told = pair
         if self._has_identity(pair, self.objects.form(obj)):
-            chosen = self._chosen.get(id(obj))  # alive: see above
-            given = _NOTHING if chosen is None else chosen.right
-            parts = None if chosen is None else self._below[id(obj), id(given)]  # alive: see above
-            return _Source((id(obj), 0, False), given, parts, True)  # alive: see above
-        parts = None if given is _NOTHING else self._below.get((id(obj), id(given)))  # alive: see above
+            given = self._chosen[id(obj)].right if id(obj) in self._chosen else _NOTHING  # alive: see above
+        parts = self._below.get((id(obj), id(given)))  # alive: see above
         given = _NOTHING if parts is None else given
-        return _Source((id(obj), id(given), is_static), given, parts, False)  # alive: see above
+        return Pair(obj, given, at, told), (id(obj), id(given), told[0]), parts  # alive: see above
 
 
 def _pairs_below(

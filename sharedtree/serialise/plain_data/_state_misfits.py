@@ -120,13 +120,13 @@ def entries(count: int) -> str:
 
 def differing(obj: Any, given: Any) -> str:
     """What the model and the state have, where that of the state cannot take the place of the other."""
-    theirs = described(given)
+    theirs = _told(given)
     if node_type_of(given) is not None and not isinstance(given, (*_CONTAINERS, Mapping, type(None))):
         theirs = f"{theirs}, which is no plain data"
-    return f"the model has {described(obj)}, the state {theirs}"
+    return f"the model has {_told(obj)}, the state {theirs}"
 
 
-def described(obj: Any) -> str:
+def _told(obj: Any) -> str:
     """What an object of a model or a state is."""
     if carries_identity(obj):
         text = array_text(obj)

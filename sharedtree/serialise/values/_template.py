@@ -11,7 +11,19 @@ import jax
 import numpy as np
 from jax import tree_util as jtu
 
-from ...core._comparison import MISSING, Matching, Pair, Paths, Ties, array_text, is_alone, lines_of, matched, walk
+from ...core._comparison import (
+    MISSING,
+    Matching,
+    Pair,
+    Paths,
+    Ties,
+    array_text,
+    class_text,
+    is_alone,
+    lines_of,
+    matched,
+    walk,
+)
 from ...core._errors import StructureMismatchError
 from ...core._graph import Tags, pack
 from ...core._handle import Walked
@@ -295,7 +307,7 @@ def _identity(op: Op, number: int, obj: Any) -> int | None:
 def _facts(leaf: Any, entry: ArrayEntry | None = None) -> tuple[str, str, str]:
     """What is compared of a leaf: what it is; of arrays, whose, and whether it is weakly typed."""
     if not isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
-        return "a function" if callable(leaf) else f"a `{type(leaf).__name__}`", "", ""
+        return "a function" if callable(leaf) else class_text(leaf), "", ""
     kind = "a JAX array" if isinstance(leaf, jax.Array) or (entry and entry.kind == "jax") else "a NumPy array"
     if isinstance(leaf, jax.ShapeDtypeStruct) and entry is None:
         kind = "a `ShapeDtypeStruct`"
@@ -363,7 +375,7 @@ def _in_words(value: Any) -> str:
         text = repr(value[:_MAX_SHOWN] if isinstance(value, str | bytes) else value)
         return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
     name = getattr(value, "__qualname__", None) if isinstance(value, type | types.FunctionType) else None
-    return f"`{name}`" if isinstance(name, str) else f"a `{type(value).__name__}`"
+    return f"`{name}`" if isinstance(name, str) else class_text(value)
 
 
 _MAX_SHOWN = 80
