@@ -103,9 +103,11 @@ class Matching:
 
 def matched(left: Mapping[Key, Any], right: Mapping[Key, Any], *, is_short: bool) -> list[tuple[Key, Any, Any]]:
     """The children of two nodes by key, in the order of the left one; or in short, those that both have."""
-    few = min(left, right, key=len)
-    keys = [key for key in few if key in left and key in right] if is_short else {**left, **right}
-    return [(key, left.get(key, MISSING), right.get(key, MISSING)) for key in keys]
+    if is_short:
+        few = min(left, right, key=len)
+        return [(key, left[key], right[key]) for key in few if key in left and key in right]
+    found = [(key, child, right.get(key, MISSING)) for key, child in left.items()]
+    return found + [(key, MISSING, child) for key, child in right.items() if key not in left]
 
 
 def is_alone(left: Any, right: Any) -> bool:

@@ -5,7 +5,7 @@ once, so the work is bounded by what there is, not by the paths that lead to it.
 together anew, each object that carries identity once, with what the state has at its first path.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, overload
 
 import jax
@@ -176,7 +176,8 @@ class _Beside:
         if form is not None or has_identity:  # a number is another one at each path
             self._seen.add(name)
         self._alive.append(given)
-        parts = yield from self._given_to_parts(pair, form)
+        parts, misfits = self._given_to_parts(pair, form)
+        yield from misfits
         if parts is None:
             return
         if has_identity:
@@ -194,13 +195,14 @@ class _Beside:
         elif not has_identity or self._chosen[id(obj)] is pair:  # alive: see above
             self.loaded_at.append(at)
 
-    def _given_to_parts(self, pair: Pair, form: Form | None) -> Generator[Misfit, None, Sequence[Any] | None]:
-        """What the state has for each part of an object; None if it does not fit."""
+    def _given_to_parts(self, pair: Pair, form: Form | None) -> tuple[Sequence[Any] | None, Sequence[Misfit]]:
+        """What the state has for each part of an object, None if it does not fit; and what does not, the first time."""
         obj, given, at, _ = pair
         name = id(obj), id(given)  # alive: see above
         if name in self._below:
-            return self._below[name]
+            return self._below[name], ()
         parts: Sequence[Any] | None = None
+        misfits: list[Misfit] = []
         if form is None:
             parts = () if fits_leaf(obj, given) else None
         elif form.kind == "whole":
@@ -208,24 +210,24 @@ class _Beside:
         elif form.kind != "dict":
             parts, count = sequence(given), len(form.parts)
             if parts is not None and len(parts) != count:
-                yield Misfit(at, f"the model has {count} {entries(count)}, the state {len(parts)}")
+                misfits.append(Misfit(at, f"the model has {count} {entries(count)}, the state {len(parts)}"))
                 parts = [*parts[:count], *[_NOTHING] * (count - len(parts))]
         elif isinstance(given, Mapping):
             mapping: Mapping[Any, Any] = given
-            for name_of_part, key in zip(form.names, form.keys, strict=True):
-                if name_of_part not in mapping:
-                    yield Misfit(self.paths.below(at, key), "the state lacks it")
-            expected = set(form.names)
             is_field = bool(form.keys) and isinstance(form.keys[0], jtu.GetAttrKey)
-            for each in [each for each in mapping if each not in expected]:
-                key: Any = jtu.GetAttrKey(each) if is_field and type(each) is str else jtu.DictKey(each)
-                yield Misfit(self.paths.below(at, key), UNEXPECTED)
+            for each, key in zip(form.names, form.keys, strict=True):
+                if each not in mapping:
+                    misfits.append(Misfit(self.paths.below(at, key), "the state lacks it"))
+            expected = set(form.names)
+            for each in mapping:
+                if each not in expected:
+                    key = jtu.GetAttrKey(each) if is_field and type(each) is str else jtu.DictKey(each)
+                    misfits.append(Misfit(self.paths.below(at, key), UNEXPECTED))
             parts = [mapping.get(each, _NOTHING) for each in form.names]
         if parts is None:
-            yield Misfit(at, differing(obj, given))
-        else:
-            self._below[name] = parts
-        return parts
+            return None, [Misfit(at, differing(obj, given))]
+        self._below[name] = parts
+        return parts, misfits
 
     def _has_identity(self, pair: Pair, form: Form | None) -> bool:
         if pair.told[0]:
@@ -291,8 +293,6 @@ def _pairs_below(
     form: Form, given: Sequence[Any] | None, places: Sequence[int], is_static: bool, is_below: bool
 ) -> list[Pair]:
     """The pairs of the parts of an object and what the state has for them."""
-    first_static = len(form.parts) - form.num_static
-    return [
-        Pair(part, _NOTHING if given is None else given[i], places[i], (is_static or i >= first_static, is_below))
-        for i, part in enumerate(form.parts)
-    ]
+    given = [_NOTHING] * len(form.parts) if given is None else given
+    told = [(is_static, is_below)] * (len(form.parts) - form.num_static) + [(True, is_below)] * form.num_static
+    return list(map(Pair, form.parts, given, places, told))

@@ -133,6 +133,8 @@ class _Side:
         """The static fields of a module."""
         node = self.tree.node(number)
         assert node is not None
+        if node.type.is_plain:
+            return {}
         if kind_of(node.type.cls) == "attributes":
             return library_of(node.type.cls).static_attributes(node.aux.peek())
         return dict(node.aux.peek()[1]) if node.type.fields else {}
@@ -192,18 +194,19 @@ class _Beside:
         in_module = in_module or not op.type.is_plain
         if not self._matching[in_module].unite(left, right):
             return
-        sides = (self.file, left), (self.own, right)
-        counts = [len(side.parts(n)) + len(side.statics(n)) for side, n in sides]
-        is_short = self._matching[in_module].is_short(left, right, *counts)
+        here, there = self.file.parts(left), self.own.parts(right)
+        num_here, num_there = len(here) + len(self.file.statics(left)), len(there) + len(self.own.statics(right))
+        is_short = self._matching[in_module].is_short(left, right, num_here, num_there)
         if is_short:
-            texts = [f"{side.text(n)} with {count} parts" for (side, n), count in zip(sides, counts, strict=True)]
+            texts = f"{self.file.text(left)} with {num_here} parts", f"{self.own.text(right)} with {num_there} parts"
             yield self._differs(at, *texts)
         if not op.type.is_plain:
             yield from self._statics(pair, op, other, is_short=is_short)
-        for step, child, its in matched(*(side.parts(n) for side, n in sides), is_short=is_short):
+        told = in_module, is_told
+        for step, child, its in matched(here, there, is_short=is_short):
             below = self._paths.below(at, step)
-            if not is_alone(child, its):
-                yield Pair(child, its, below, (in_module, is_told))
+            if child is not MISSING and its is not MISSING:
+                yield Pair(child, its, below, told)
                 continue
             found = (self.file, child), (self.own, its)
             yield self._differs(below, *(NOTHING if n is MISSING else side.text(n) for side, n in found))
@@ -231,15 +234,13 @@ class _Beside:
 
     def _statics(self, pair: Pair, op: Node, other: Node, *, is_short: bool) -> Iterator[Difference]:
         """How the static fields of two modules of one class differ, or, of other classes, their auxiliary data."""
-        if op.aux == other.aux:
-            return
         one, two = op.aux.peek(), other.aux.peek()
-        if op.type.cls is Dag:
+        if op.type.cls is Dag and op.aux != other.aux:
             texts = "a `Dag` with a model", "one with other ties, classes or static values in its model"
             yield self._differs(pair.at, *texts)
             return
-        if not _has_names(op):
-            if self._are_plain(one, two):
+        if not op.type.fields and kind_of(op.type.cls) != "attributes":
+            if op.aux != other.aux and self._are_plain(one, two):
                 yield self._differs(pair.at, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))
             return
         kinds = [found for found in (kinds_in(one), kinds_in(two)) if found is not None]
@@ -268,11 +269,6 @@ def _walked(tree: Any, *, values: bool = False) -> Walked:
     require_registered(tree)
     tags = Tags()
     return Walked.of(pack(tree, tags, rules_here()._replace(values=values))[1], tags.objects)
-
-
-def _has_names(node: Node) -> bool:
-    """Whether what is static in a module has names."""
-    return bool(node.type.fields) or kind_of(node.type.cls) == "attributes"
 
 
 def rebuilt(tree: Walked, leaf_of: Callable[[int], Any]) -> Any:
