@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from ..core._comparison import MOST
 from ..serialise.arrays._dtypes import dtype_named, restore
 from ..serialise.arrays._placing import ArrayEntry
 from ..serialise.container._reading import Container
@@ -31,9 +32,6 @@ DICTIONARIES = frozenset({"dict", "OrderedDict", "defaultdict"})
 SETS = frozenset({"set", "frozenset"})
 SEQUENCES = frozenset({"list", "tuple", "deque"})
 INSTANCES = frozenset({"object", "wrapper"})
-MOST = 400
-"""Characters of a text or a path that are shown."""
-
 _WHOLE = frozenset({"enum", "path", "slice", "range"})  # a value, unless one of its children is a node
 _FAMILIES = (DICTIONARIES, SETS, SEQUENCES, INSTANCES)
 

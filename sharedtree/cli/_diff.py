@@ -13,15 +13,8 @@ JSON: `a` and `b`, the files; `equal`; `differences`, each with `what` and `path
 - `tied`, `untied`: paths that lead to one object in B only, in A only
 - `metadata`: a text that was saved beside the tree; the path is its key
 
-Both trees are walked at once, from the roots down, along the paths that they have in common. Two nodes that were found
-to stand at one path are taken for the same from then on, so each pair of the walk makes one class of nodes out of two,
-and the walk is about as long as the files are, however much is shared: Hopcroft and Karp's test of whether two automata
-are equal ("A linear algorithm for testing equivalence of finite automata", 1971). Unlike theirs it goes on after a
-difference. What differs is reported once, at the first path that leads there. And unlike theirs, two nodes may have
-different numbers of children: of a large one that was compared before and is compared with a small one now, only the
-children that both have are looked at, or a large list that one file has many times would be gone through as often.
-
-Ties are compared as partitions of the paths that both files have. Only maximal ones are told.
+Both trees are walked at once, as `core/_comparison.py` says. Ties are compared as partitions of the paths that both
+files have. Only maximal ones are told.
 """
 
 import argparse
@@ -29,12 +22,12 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from ..core._sharing import Classes
+from ..core._comparison import MISSING, MOST, Matching, Pair, Paths, is_alone, matched, walk
 from ..serialise.load import Opened, opened
 from ..serialise.values._atoms import short
-from ..serialise.values._jax_values import array_text
+from ..serialise.values._jax_values import entry_text
 from ..serialise.values._nodes import Child
-from ._compared_files import DICTIONARIES, MOST, Numbers, Side, are_comparable, array_difference
+from ._compared_files import DICTIONARIES, Numbers, Side, are_comparable, array_difference
 from ._terminal_output import FOUND, OK, Style, counted, line_writer, write_json
 
 What = Literal["added", "removed", "changed", "order", "values", "tied", "untied", "metadata"]
@@ -145,15 +138,6 @@ def _as_json(difference: Difference) -> dict[str, Any]:
     return {**found, "paths": list(difference.paths)}
 
 
-class _Pair(NamedTuple):
-    """Two children at one path; and whether what holds them was met before, by another path, in each file."""
-
-    a: Child
-    b: Child
-    at: int
-    again: tuple[bool, bool] = (False, False)
-
-
 def compare(a: Opened, b: Opened, *, values: bool = True) -> Iterator[Difference]:
     """The differences between two files, those of ties last.
 
@@ -179,26 +163,23 @@ class _Comparison:
         numbers: Numbers = {}
         self._sides = Side(a, numbers), Side(b, numbers)
         self._values = values
-        self._offset = len(a.manifest.nodes)
-        self._classes = Classes(self._offset + len(b.manifest.nodes))  # those of `b` last
-        self._steps: list[tuple[int, str]] = [(-1, "")]  # place → the place above it, and the step from there
+        self._paths, self._matching = Paths(), Matching(len(a.manifest.nodes), len(b.manifest.nodes))
         self._occurrences: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})  # node → places
         self._nodes_at: dict[int, tuple[int, int]] = {}  # place that both files have → their nodes
         self._met: tuple[set[int], set[int]] = (set(), set())  # nodes without identity in parts that one file has alone
-        self._compared: tuple[set[int], set[int]] = (set(), set())  # nodes whose children were compared with others
         self._alone: list[tuple[int, Child, int]] = []  # side, child, place: what one file has alone
-        self._stack = [_Pair(a.manifest.root, b.manifest.root, 0)]
+        # Handed down is whether what holds a pair was met before, by another path, in each file.
+        self._root = Pair(a.manifest.root, b.manifest.root, 0, (False, False))
 
     def run(self) -> Iterator[Difference]:
-        while self._stack:
-            yield from self._pair(self._stack.pop())
+        yield from walk(self._root, self._meet)
         for side, child, at in self._alone:
             self._walk_alone(side, child, at)
         yield from self._ties()
 
     # --- one pair --------------------------------------------------------------------------------------------------
 
-    def _pair(self, pair: _Pair) -> Iterator[Difference]:
+    def _meet(self, pair: Pair) -> Iterator[Difference | Pair]:
         a, b, at, again = pair
         if type(a) is not int or type(b) is not int:
             if type(a) is int or type(b) is int or not _is_same_atom(a, b):
@@ -207,7 +188,7 @@ class _Comparison:
             return
         self._nodes_at[at] = a, b
         again = self._occurs(0, a, at, again[0]), self._occurs(1, b, at, again[1])
-        if not self._classes.unite(a, self._offset + b):
+        if not self._matching.unite(a, b):
             return
         old, new = self._sides
         kind = old.node(a)[0]
@@ -222,74 +203,48 @@ class _Comparison:
                 yield self._changed(pair)
             yield from self._children(a, b, at, again)
 
-    def _children(self, a: int, b: int, at: int, again: tuple[bool, bool]) -> Iterator[Difference]:
-        texts = self._sides[0].text(a), self._sides[1].text(b)
+    def _children(self, a: int, b: int, at: int, again: tuple[bool, bool]) -> Iterator[Difference | Pair]:
         old, new = self._sides[0].places(a), self._sides[1].places(b)
-        is_known = a in self._compared[0], b in self._compared[1]
-        self._compared[0].add(a)
-        self._compared[1].add(b)
-        if (len(old) > len(new) and is_known[0]) or (len(new) > len(old) and is_known[1]):
-            yield self._difference("changed", at, f"{texts[0]} of {len(old)}", f"{texts[1]} of {len(new)}")
-            common = [key for key in min(old, new, key=len) if key in old and key in new]
-            self._stack += [
-                _Pair(old[key][1], new[key][1], self._below(at, new[key][0]), again) for key in reversed(common)
-            ]
-            return
-        kind = self._sides[0].node(a)[0]
-        order = [found[key][0] for found in (old, new) for key in found if key in old and key in new]
-        half = len(order) // 2
-        if kind in DICTIONARIES and order[:half] != order[half:]:
-            before, now = (short(", ".join(steps), MOST) for steps in (order[:half], order[half:]))
-            yield self._difference("order", at, before, now)
-        for key, (step, child) in old.items():
-            if key not in new:
-                below = self._below(at, step)
-                yield self._difference("removed", below, old=self._sides[0].text(child))
-                self._alone.append((0, child, below))
-        pairs: list[_Pair] = []
-        for key, (step, child) in new.items():
-            below = self._below(at, step)
-            if key in old:
-                pairs.append(_Pair(old[key][1], child, below, again))
-            else:
-                yield self._difference("added", below, new=self._sides[1].text(child))
-                self._alone.append((1, child, below))
-        self._stack.extend(reversed(pairs))
+        is_short = self._matching.is_short(a, b, len(old), len(new))
+        if is_short:
+            texts = self._sides[0].text(a), self._sides[1].text(b)
+            yield self._differs("changed", at, f"{texts[0]} of {len(old)}", f"{texts[1]} of {len(new)}")
+        elif self._sides[0].node(a)[0] in DICTIONARIES:
+            before, now = ([found[key][0] for key in found if key in old and key in new] for found in (old, new))
+            if before != now:
+                yield self._differs("order", at, *(short(", ".join(steps), MOST) for steps in (before, now)))
+        for _, *places in matched(old, new, is_short=is_short):
+            below = self._paths.below(at, next(place[0] for place in reversed(places) if place is not MISSING))
+            if not is_alone(*places):
+                yield Pair(places[0][1], places[1][1], below, again)
+                continue
+            side = int(places[0] is MISSING)
+            child = places[side][1]
+            text = self._sides[side].text(child)
+            yield self._differs("added", below, None, text) if side else self._differs("removed", below, text, None)
+            self._alone.append((side, child, below))
 
     def _arrays(self, a: int, b: int, at: int) -> Iterator[Difference]:
         old, new = self._sides[0].array(a), self._sides[1].array(b)
-        texts = array_text(old), array_text(new)
+        texts = entry_text(old), entry_text(new)
         if old[1:] != new[1:]:  # all but the name
-            yield self._difference("changed", at, *texts)
+            yield self._differs("changed", at, *texts)
         if old.shape == new.shape and self._values:
             found = array_difference(self._sides[0].container, old, self._sides[1].container, new)
             if found is not None and found.differing:
-                yield Difference("values", (self._path(at),), *texts, *found)
+                yield Difference("values", (self._paths.text(at),), *texts, *found)
 
-    def _changed(self, pair: _Pair) -> Difference:
+    def _changed(self, pair: Pair) -> Difference:
         old, new = self._sides
-        texts = old.text(pair.a), new.text(pair.b)
+        texts = old.text(pair.left), new.text(pair.right)
         if texts[0] == texts[1]:
-            texts = old.long_text(pair.a), new.long_text(pair.b)
-        return self._difference("changed", pair.at, *texts)
+            texts = old.long_text(pair.left), new.long_text(pair.right)
+        return self._differs("changed", pair.at, *texts)
 
-    def _difference(self, what: What, at: int, old: str | None = None, new: str | None = None) -> Difference:
-        return Difference(what, (self._path(at),), old, new)
+    def _differs(self, what: What, at: int, old: str | None, new: str | None) -> Difference:
+        return Difference(what, (self._paths.text(at),), old, new)
 
-    # --- paths, ties -----------------------------------------------------------------------------------------------
-
-    def _below(self, at: int, step: str) -> int:
-        self._steps.append((at, step))
-        return len(self._steps) - 1
-
-    def _path(self, at: int) -> str:
-        steps: list[str] = []
-        length = 0
-        while at > 0 and length < MOST:
-            at, step = self._steps[at]
-            steps.append(step)
-            length += len(step)
-        return ("..." if at > 0 else "") + "".join(reversed(steps))
+    # --- ties ------------------------------------------------------------------------------------------------------
 
     def _occurs(self, side: int, number: int, at: int, again: bool) -> bool:
         """Notes an occurrence; whether what is below was met by another path. Of what is, only the top is a tie."""
@@ -307,7 +262,7 @@ class _Comparison:
             self._met[side].add(number)
         if len(self._occurrences[side].get(number, ())) <= 1:
             places = self._sides[side].places(number).values()
-            self._alone += [(side, child, self._below(at, step)) for step, child in places]
+            self._alone += [(side, child, self._paths.below(at, step)) for step, child in places]
 
     def _walk_alone(self, side: int, child: Child, at: int) -> None:
         """Notes the occurrences in a part that the other file lacks. All common ones are noted by then."""
@@ -321,7 +276,7 @@ class _Comparison:
                 met.add(child)
             elif self._occurs(side, child, at, False):
                 continue
-            below = [(each, self._below(at, step)) for step, each in self._sides[side].places(child).values()]
+            below = [(each, self._paths.below(at, step)) for step, each in self._sides[side].places(child).values()]
             stack.extend(reversed(below))
 
     def _ties(self) -> Iterator[Difference]:
@@ -345,10 +300,10 @@ class _Comparison:
                         noted[other] = set(self._occurrences[1 - side].get(other, ()))
                     is_one = noted[other].isdisjoint(both)
                 if len(both) > 1 and not is_one:
-                    yield Difference(what, tuple(map(self._path, both)))
+                    yield Difference(what, tuple(map(self._paths.text, both)))
                 if both and len(both) < len(places):
                     rest = [at for at in places if at not in self._nodes_at]
-                    yield Difference(what, tuple(map(self._path, [both[0], *rest])))
+                    yield Difference(what, tuple(map(self._paths.text, [both[0], *rest])))
 
 
 def _is_same_atom(a: Child, b: Child) -> bool:

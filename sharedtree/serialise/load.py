@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
+from ..core._comparison import array_text
 from ..core._errors import FormatError
 from ..core._printing import printable
 from ..transforms._applying import lists_options_of
@@ -185,7 +186,7 @@ def _disagreements(container: Container, manifest: Manifest) -> Iterator[str]:
             continue
         dtype, shape = stored(dtype_named(entry.dtype), entry.shape)
         if (tensor.dtype, tensor.shape) != (dtype, shape):
-            there = f"{tensor.dtype}{list(tensor.shape)}, and to the manifest it is {dtype}{list(shape)}"
+            there = f"{array_text(tensor)}, and to the manifest it is {dtype}{list(shape)}"
             yield f"the tensor `{printable(entry.tensor)}` is {there}"
     extra = tensors.keys() - {entry.tensor for entry in manifest.arrays}
     if extra:

@@ -9,6 +9,7 @@ from typing import Any
 
 from jax import tree_util as jtu
 
+from ..core._comparison import described
 from ..core._errors import SharingMismatchError
 from ..core._node_types import carries_identity
 from ..core._printing import shown
@@ -73,8 +74,7 @@ def _described(read: ReadTree, number: int, beside: int) -> str:
     """What a record is, as it differs from another one."""
     op, other = read.structure.records[number][0], read.structure.records[beside][0]
     if op is LEAF:
-        leaf = read.leaf_of[number]
-        return f"{leaf.dtype}{list(leaf.shape)}" if carries_identity(leaf) else shown(leaf)
+        return described(read.leaf_of[number])
     if type(op) is Node:
         data = f" with {_static_data(op, other)}" if type(other) is Node and op.type.cls is other.type.cls else ""
         return f"of the class `{op.type.cls.__name__}`{data}"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
+from ..core._comparison import array_text
 from ..core._node_types import carries_identity
 from ..core._plain_containers import is_namedtuple
 from ..core._sharing import Agree, Mismatch, Shape, pairs
@@ -41,7 +42,7 @@ class Kind(NamedTuple):
     dtype: Any
 
     def __str__(self) -> str:
-        return self.dtype.__name__ if isinstance(self.dtype, type) else f"{self.dtype}{list(self.shape)}"
+        return self.dtype.__name__ if isinstance(self.dtype, type) else array_text(self)
 
 
 def kind_of(leaf: Any) -> Kind:

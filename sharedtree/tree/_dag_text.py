@@ -11,6 +11,7 @@ from typing import Any
 
 from jax import tree_util as jtu
 
+from ..core._comparison import described
 from ..core._node_types import carries_identity
 from ..core._printing import printable, shown
 from ..core._static_values import Static
@@ -141,6 +142,5 @@ class _Text:
 
 
 def _leaf_text(leaf: Any) -> str:
-    if not carries_identity(leaf):
-        return printable(shown(leaf))
-    return printable(f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]")
+    text = described(leaf)
+    return printable(text.replace(", ", ",") if carries_identity(leaf) else text)

@@ -19,6 +19,7 @@ from sharedtree.serialise.values import _nodes
 from tests.garbage import no_collection
 
 from . import strategies
+from .containers import file_of
 from .dags import COLOR, LAYER, RELU, SAMPLES, SHARED, TYPES, Nodes, dag, places, typed_file, with_dag_in
 from .drafts import Draft
 from .isomorphic import assert_isomorphic
@@ -231,6 +232,50 @@ def a_large_tuple_and_many_others(n):
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_work_of_a_comparison_grows_with_the_size(files, is_turned):
     assert_linear(diff, lambda n: files(n)[:: -1 if is_turned else 1], 40)
+
+
+def file_and_template(file, n):
+    a, b = file(n)
+    return a, st.from_bytes(b)
+
+
+KEYS = ["k" * 100, "l" * 100]
+
+
+def dictionaries_with_a_pair_for_every_two(n):
+    """By paths of different lengths, n² / 4 pairs are at one path, and all differ."""
+    nodes = [["list", []], ["list", [None]]]
+    files = ([*nodes, *[["dict", KEYS, [i - 1, i - step]] for i in range(2, n)]] for step in (2, 1))
+    return tuple(file_of(each, types=[]) for each in files)
+
+
+def deep_dictionaries_of_other_values(n):
+    files = ([["list", []], *[["dict", KEYS, [i, leaf]] for i in range(n)]] for leaf in (True, "a"))
+    return tuple(file_of(each, types=[]) for each in files)
+
+
+def of_other_lengths(n):
+    a, b = ([["list", [None] * n], ["list", [0] * n]], [*[["list", []]] * n, ["list", list(range(n))]])
+    return file_of(a, types=[]), file_of(b, types=[])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize(
+    ("files", "size"),
+    [(dictionaries_with_a_pair_for_every_two, 40), (deep_dictionaries_of_other_values, 40), (of_other_lengths, 40)],
+)
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_work_of_a_template_that_differs_everywhere_grows_with_the_size(files, size, is_strict):
+    for turn in (1, -1):
+        told = []
+
+        def operation(data, like, told=told):
+            loaded = st.from_bytes(data, like=like, strict=is_strict)
+            told.append(sum(len(str(difference)) for difference in loaded[1].differences))
+
+        assert_linear(operation, lambda n, turn=turn: file_and_template(lambda n: files(n)[::turn], n), size)
+        assert is_strict or 0 < told[2] <= 5 * told[1]
 
 
 def test_arrays_without_bytes_are_compared_without_a_look():

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from ...core._comparison import array_text
 from ...core._errors import FormatError, StructureMismatchError
 from ...core._jax_internals import ConcreteArray, weakly_typed
 from ...core._libraries import RefusalError
@@ -202,7 +203,7 @@ def placements_of(entries: Sequence[ArrayEntry], place: Place) -> list[Placement
         entry for entry in of_jax if jax.dtypes.canonicalize_dtype(dtype_named(entry.dtype)) != dtype_named(entry.dtype)
     ]
     if shortened:
-        listed = [f"    `{printable(entry.tensor)}`: {entry.dtype}{list(entry.shape)}\n" for entry in shortened[:20]]
+        listed = [f"    `{printable(entry.tensor)}`: {array_text(entry)}\n" for entry in shortened[:20]]
         more = f"    and {len(shortened) - 20} more\n" if len(shortened) > 20 else ""
         raise StructureMismatchError(
             f"The file has arrays with 64-bit numbers, which JAX would shorten to 32 bits:\n{''.join(listed)}{more}"

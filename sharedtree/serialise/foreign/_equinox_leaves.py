@@ -19,10 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
+from ...core._comparison import array_text
 from ...core._errors import CorruptFileError, FormatError
 from ..arrays._dtypes import clear_unused, dtype_in_npy, require_bools
 from ..container._sources import Source
-from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key
+from ..values._template import NOTHING
+from ._foreign_differences import Arrays, Fit, Numbers, is_key, told
 
 MAGIC = b"\x93NUMPY"
 
@@ -40,33 +42,35 @@ class _Record(NamedTuple):
     stop: int
 
     def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
+        return array_text(self)
 
 
 def read_leaves(source: Source, like: Any) -> Any:
     """A tree like a template, with the leaves of a file. Arguments and errors are those of `convert`."""
     paths, treedef = jtu.tree_flatten_with_path(like)
     leaves: list[Any] = []
-    fit, at = Fit(jtu.keystr), 0
+    fit, at = Fit(), 0
     for keys, wanted in paths:
+        path = jtu.keystr(keys)
+        place = fit.paths.below(0, path)
         if not _is_written(wanted):
             leaves.append(wanted)
         elif is_key(wanted) or not isinstance(wanted, Arrays | Numbers):
-            fit.differs(keys, "no form for it", described(wanted))
+            fit.differs(place, "no form for it", told(wanted))
         elif at == source.size:
-            fit.differs(keys, NOTHING, described(wanted))
+            fit.differs(place, NOTHING, told(wanted))
         else:
             record = _record(source, at)
             at = record.stop
-            found = _fitting(source, record, wanted, keys)
+            found = _fitting(source, record, wanted, path)
             if found is None:
-                fit.differs(keys, str(record), described(wanted))
+                fit.differs(place, str(record), told(wanted))
             else:
-                leaves.append(fit.value(wanted, keys, found))
+                leaves.append(fit.value(wanted, place, found))
     while at < source.size:
         record = _record(source, at)
         at = record.stop
-        fit.differs((), f"{record} after the last leaf", NOTHING)
+        fit.differs(0, f"{record} after the last leaf", NOTHING)
     fit.require(source.label, is_in_order=True)
     return treedef.unflatten(leaves)
 
@@ -121,7 +125,7 @@ def _is_nameless(dtype: np.dtype[Any]) -> bool:
     return dtype.isbuiltin == 2  # 2: those that were registered with NumPy, as ml_dtypes does
 
 
-def _fitting(source: Source, record: _Record, wanted: Any, keys: Any) -> Any:
+def _fitting(source: Source, record: _Record, wanted: Any, path: str) -> Any:
     """The value of a record, if it is one for a leaf of the template; else None."""
     is_array = isinstance(wanted, Arrays)
     dtype = np.dtype(wanted.dtype) if is_array or isinstance(wanted, np.generic) else record.dtype
@@ -130,7 +134,7 @@ def _fitting(source: Source, record: _Record, wanted: Any, keys: Any) -> Any:
     if record.shape != shape or not (is_nameless or record.dtype.newbyteorder("=") == dtype.newbyteorder("=")):
         return None
     data = np.frombuffer(source.read(record.start, record.stop - record.start), np.uint8)
-    require_bools(data, record.dtype, jtu.keystr(keys))
+    require_bools(data, record.dtype, path)
     if is_nameless:
         clear_unused(data, dtype)
     array = data.view(dtype if is_nameless else record.dtype)

@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
+from ...core._comparison import MISSING, Pair, Paths, is_alone, matched, walk
 from ...core._errors import CompatibilityError, CorruptFileError, FormatError, StructureMismatchError
 from ...core._printing import printable
 from ..arrays._dtypes import is_dtype_of_flax, require_bools
 from ..container._sources import Source
-from ._foreign_differences import NOTHING, Arrays, Fit, Numbers, described, is_key
+from ..values._template import NOTHING
+from ._foreign_differences import Arrays, Fit, Numbers, is_key, told
 
 _VALUES = (np.ndarray, jax.Array, np.generic, bool, int, float, complex, str, bytes, type(None))
 
@@ -93,46 +95,32 @@ def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {printable(str(error)[:200])}"
 
 
-_Place = tuple[Any, Any] | None
-"""Where something is in a state dictionary: the place of what holds it, and its key there. The root is None.
-
-A path is printed only where it is told: all of them may be far longer than the file.
-"""
-
-
-def _path(place: _Place) -> str:
-    keys: list[Any] = []
-    while place is not None:
-        place, key = place
-        keys.append(key)
-    return jtu.keystr(tuple(reversed(keys)))
-
-
-def _items(state: Any) -> Iterator[tuple[_Place, Any]]:
-    """All that is in a state dictionary, each with its place."""
-    stack: list[tuple[_Place, Any]] = [(None, state)]
+def _items(state: Any, paths: Paths) -> Iterator[tuple[int, Any]]:
+    """All that is in a state dictionary, each with its path."""
+    stack: list[tuple[int, Any]] = [(0, state)]
     while stack:
-        place, value = stack.pop()
-        yield place, value
+        at, value = stack.pop()
+        yield at, value
         if type(value) is dict:
-            stack += [((place, jtu.DictKey(key)), part) for key, part in reversed(value.items())]
+            stack += [(paths.below(at, jtu.DictKey(key)), part) for key, part in reversed(value.items())]
         elif type(value) is list:
-            stack += [((place, jtu.SequenceKey(i)), part) for i, part in reversed([*enumerate(value)])]
+            stack += [(paths.below(at, jtu.SequenceKey(i)), part) for i, part in reversed([*enumerate(value)])]
 
 
 def _require_values(state: Any, label: str) -> None:
-    for place, value in _items(state):
+    paths = Paths()
+    for at, value in _items(state, paths):
         keys = [key for key in value if type(key) is not str] if type(value) is dict else []
         if keys or not isinstance(value, (dict, list, *_VALUES)):
             what = f"a key of type `{type(keys[0]).__name__}`" if keys else f"a `{type(value).__name__}`"
             raise FormatError(
-                f"`{label}` has {what} at `{printable(_path(place))}`, which flax does not write. Give the file as "
+                f"`{label}` has {what} at `{printable(paths.text(at))}`, which flax does not write. Give the file as "
                 "flax wrote it."
             )
         if isinstance(value, np.ndarray) and value.dtype.kind == "b" and value.size:
             data = value.reshape(-1).view(np.uint8)
             if data.max() > 1:  # a path is made only to be told
-                require_bools(data, value.dtype, _path(place))
+                require_bools(data, value.dtype, paths.text(at))
 
 
 def _with_own_arrays(state: Any) -> Any:
@@ -151,26 +139,28 @@ def _with_own_arrays(state: Any) -> Any:
 
 def _fitted(wanted: Any, found: Any, label: str) -> Any:
     """The state dictionary of a file, with arrays of the library that a template's has, if the two fit."""
-    fit = Fit(_path)
+    fit = Fit()
     result: dict[str, Any] = {}
-    stack: list[tuple[_Place, Any, Any, dict[str, Any], str]] = [(None, wanted, found, result, "")]
-    while stack:
-        place, want, have, into, key = stack.pop()
-        if type(want) is dict and type(have) is dict:
-            into[key] = {}
-            for name in reversed({**want, **have}):
-                there = place, jtu.DictKey(name)
-                if name in want and name in have:
-                    stack.append((there, want[name], have[name], into[key], name))
-                else:
-                    texts = [described(each[name]) if name in each else NOTHING for each in (have, want)]
-                    fit.differs(there, *texts)
-            continue
-        value = _fitting(want, have)
-        if value is _MISFIT:
-            fit.differs(place, described(have), described(want))
-        else:
-            into[key] = fit.value(want, place, value)
+
+    def meet(pair: Pair) -> Iterator[Pair]:
+        want, have, at, (into, key) = pair
+        if type(want) is not dict or type(have) is not dict:
+            value = _fitting(want, have)
+            if value is _MISFIT:
+                fit.differs(at, told(have), told(want))
+            else:
+                into[key] = fit.value(want, at, value)
+            return
+        into[key] = {}
+        for name, its, theirs in matched(want, have, is_short=False):
+            below = fit.paths.below(at, jtu.DictKey(name))
+            if is_alone(its, theirs):
+                fit.differs(below, *(NOTHING if each is MISSING else told(each) for each in (theirs, its)))
+            else:
+                yield Pair(its, theirs, below, (into[key], name))
+
+    for _ in walk(Pair(wanted, found, 0, (result, "")), meet):
+        pass
     fit.require(label, is_in_order=False)
     return result[""]
 

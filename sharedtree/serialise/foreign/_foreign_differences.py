@@ -1,20 +1,16 @@
 """A template compared with a file of another library, leaf by leaf: what does not fit is listed, all of it at once."""
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...core._comparison import Paths, class_text, described, lines_of
 from ...core._errors import StructureMismatchError
 from ...core._printing import printable
-from ..values._template import Difference, require_no_differences
-
-_MAX_LISTED = 100
-
-NOTHING = "nothing"
+from ..values._template import MOST_LISTED, Difference, require_no_differences
 
 Arrays = jax.Array | jax.ShapeDtypeStruct | np.ndarray
 Numbers = bool | int | float | complex | np.generic
@@ -25,41 +21,39 @@ def is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def described(leaf: Any) -> str:
+def told(leaf: Any) -> str:
     """A leaf in a few words."""
-    if isinstance(leaf, Arrays):
-        return f"{leaf.dtype}{list(leaf.shape)}"
     if isinstance(leaf, dict):
         return "a dictionary"
-    return "`None`" if leaf is None else f"a `{type(leaf).__name__}`"
+    return "`None`" if leaf is None else described(leaf, class_text)
 
 
 class Fit:
     """How a template and a file fit: the values that are found for its leaves are noted here, and what differs.
 
-    `path_of` prints a place. It is asked only where a path is told: a long name may be in many.
+    `paths` has the places; long names may be in many.
     """
 
-    def __init__(self, path_of: Callable[[Any], str]) -> None:
-        self._path_of = path_of
+    def __init__(self) -> None:
+        self.paths = Paths()
         self._differences: list[Difference] = []
         self._shortened: list[tuple[str, str]] = []
-        self._first: dict[int, tuple[Any, Any, Any]] = {}  # id → (the template's leaf, kept alive here; place; array)
+        self._first: dict[int, tuple[Any, int, Any]] = {}  # id → (the template's leaf, kept alive here; place; array)
 
-    def differs(self, place: Any, found: str, wanted: str) -> None:
+    def differs(self, place: int, found: str, wanted: str) -> None:
         """Notes a difference, in words."""
-        self._differences.append(Difference(self._path_of(place), found, wanted))
+        self._differences.append(Difference(self.paths.text(place), found, wanted))
 
-    def value(self, wanted: Any, place: Any, found: Any) -> Any:
+    def value(self, wanted: Any, place: int, found: Any) -> Any:
         """The value for a leaf of the template: of one that is tied, that of its first path, and all must be equal."""
         if not isinstance(wanted, Arrays):
             return found
         is_plain = not isinstance(wanted, np.ndarray) and not is_key(wanted)
         if is_plain and jax.dtypes.canonicalize_dtype(wanted.dtype) != wanted.dtype:
-            self._shortened.append((self._path_of(place), described(wanted)))
+            self._shortened.append((self.paths.text(place), told(wanted)))
         _, first, value = self._first.setdefault(id(wanted), (wanted, place, found))  # alive in the table
         if value is not found and not _same_bytes(value, found):
-            self.differs(place, f"other values than at `{self._path_of(first)}`", "one object at both")
+            self.differs(place, f"other values than at `{self.paths.text(first)}`", "one object at both")
         return value
 
     def require(self, label: str, *, is_in_order: bool) -> None:
@@ -75,9 +69,8 @@ class Fit:
         require_no_differences(self._differences, label, lambda: fix)
         if not self._shortened:
             return
-        lines = [f"    `{printable(path)}`: {wanted}" for path, wanted in self._shortened[:_MAX_LISTED]]
-        if len(self._shortened) > _MAX_LISTED:
-            lines.append(f"    and {len(self._shortened) - _MAX_LISTED} more")
+        listed = [f"`{printable(path)}`: {wanted}" for path, wanted in self._shortened[:MOST_LISTED]]
+        lines = lines_of(listed, len(self._shortened))
         lines.insert(0, f"`{label}` has arrays with 64-bit numbers, which JAX would shorten to 32 bits:")
         lines += ["Switch 64-bit types on before you convert it:", '    jax.config.update("jax_enable_x64", True)']
         raise StructureMismatchError("\n".join(lines), [path for path, _ in self._shortened])

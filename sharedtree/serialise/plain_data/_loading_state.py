@@ -5,8 +5,8 @@ once, so the work is bounded by what there is, not by the paths that lead to it.
 together anew, each object that carries identity once, with what the state has at its first path.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +14,13 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ...core._accidental_aliases import another
+from ...core._comparison import Pair, Paths, Ties, walk
 from ...core._node_types import carries_identity, require_registered
 from ...core._static_values import Static
 from ...ties._context import rules_here
 from ...ties._leaf_notes import hand_on
 from ._state_forms import Form, form_of, is_state_leaf
-from ._state_misfits import LinkedPath, Misfits, StateReport, differing, entries
+from ._state_misfits import UNEXPECTED, Misfit, StateReport, differing, entries, error_for, report_of
 from ._taking_state import Objects
 
 
@@ -45,13 +46,6 @@ def sequence(given: Any) -> Sequence[Any] | None:
 def is_object(given: Any) -> bool:
     """Whether two occurrences of what a state has are a tie."""
     return carries_identity(given) or isinstance(given, (list, Mapping))
-
-
-def are_one_value(a: Any, b: Any) -> bool:
-    """Whether two objects of a state are values, and equal."""
-    if is_object(a) or is_object(b):
-        return False
-    return is_state_leaf(a) and is_state_leaf(b) and Static(a) == Static(b)
 
 
 def fits_leaf(obj: Any, given: Any) -> bool:
@@ -143,153 +137,102 @@ def load_state(tree: T, state: Any, strict: bool = True) -> T | tuple[T, StateRe
         require_registered(tree)
     objects = Objects(tree)
     beside = _Beside(objects)
-    beside.compare(tree, state)
-    error = beside.misfits.error() if strict else None
-    if error is not None:
-        raise error
+    misfits = list(walk(Pair(tree, state, 0, (False, False)), beside.meet))
+    if strict and misfits:
+        raise error_for(misfits, beside.paths)
     result = beside.loaded(tree, state)
-    return result if strict else (result, beside.misfits.report(beside.loaded_paths))
-
-
-class _Place(NamedTuple):
-    """An object of the model, and what the state has for it.
-
-    Attributes:
-        obj: the object.
-        given: that of the state.
-        path: of the object.
-        is_static: whether it is in a static field, where nothing carries identity.
-        is_below: whether it is below objects whose ties differ, so that its own do, too.
-    """
-
-    obj: Any
-    given: Any
-    path: LinkedPath = None
-    is_static: bool = False
-    is_below: bool = False
-
-
-class _Source(NamedTuple):
-    """Where the result has what is at a place from.
-
-    Attributes:
-        name: equal at places where the result has one object.
-        given: what the state has.
-        parts: what it has for the parts; None if the object is the model's.
-        is_object: whether it carries identity.
-    """
-
-    name: tuple[int, int, bool]
-    given: Any
-    parts: Sequence[Any] | None
-    is_object: bool
+    return result if strict else (result, report_of(misfits, beside.loaded_at, beside.paths))
 
 
 class _Beside:
-    """A model beside a state.
+    """A model beside a state. What is handed down in a `Pair` is whether it is in a static field, where nothing carries
+    identity, and whether it is below objects whose ties differ, so that its own do, too.
 
     Attributes:
-        misfits: in what they differ.
-        loaded_paths: of leaves that came from the state.
+        paths: those of the misfits.
+        loaded_at: where there are leaves that came from the state.
     """
 
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
-        self.misfits = Misfits()
-        self.loaded_paths: list[LinkedPath] = []
+        self.paths = Paths()
+        self.loaded_at: list[int] = []
+        self._ties = Ties()
         self._arrays = rules_here().arrays
         # All ids are those of objects of the model, which `objects` keeps alive, and of the state, which this does.
         self._alive: list[Any] = []
+        self._seen: set[tuple[int, int, bool]] = set()
         self._below: dict[tuple[int, int], Sequence[Any]] = {}  # what fits → what the state has for its parts
-        self._chosen: dict[int, _Place] = {}  # object with identity → where it was first given something that fits
-        self._taken_by: dict[int, _Place] = {}  # object of the state → where it was first taken
+        self._chosen: dict[int, Pair] = {}  # object with identity → where it was first given something that fits
 
-    def compare(self, tree: Any, state: Any) -> None:
-        """Walks both, and notes what fits and what does not."""
-        seen: set[tuple[int, int, bool]] = set()
-        stack = [_Place(tree, state)]
-        while stack:
-            place = stack.pop()
-            form = self.objects.form(place.obj)
-            name = id(place.obj), id(place.given), place.is_static  # alive: see above
-            if name in seen or is_nothing(place.given, form):
-                continue
-            if form is not None or self._has_identity(place, form):  # a number is another one at each path
-                seen.add(name)
-            self._alive.append(place.given)
-            given = self._given_to_parts(place, form)
-            if given is None:
-                continue
-            place, is_new = self._with_ties_compared(place, form)
-            if form is None:
-                self.loaded_paths += [place.path] if is_new else []
-                continue
-            stack.extend(reversed(self._below_of(place, form, given)))
+    def meet(self, pair: Pair) -> Iterator[Misfit | Pair]:
+        """What does not fit of what the state has for an object, and the pairs below."""
+        obj, given, at, (is_static, is_below) = pair
+        form = self.objects.form(obj)
+        name = id(obj), id(given), is_static  # alive: see above
+        if name in self._seen or is_nothing(given, form):
+            return
+        has_identity = self._has_identity(pair, form)
+        if form is not None or has_identity:  # a number is another one at each path
+            self._seen.add(name)
+        self._alive.append(given)
+        parts, misfits = self._given_to_parts(pair, form)
+        yield from misfits
+        if parts is None:
+            return
+        if has_identity:
+            is_value = not is_object(given) and is_state_leaf(given)
+            is_its_own = (form is None or form.kind != "whole") and is_object(given)
+            its = Static(given) if is_value else id(given)  # alive: see above
+            apart = self._ties.apart(id(obj), its, at, is_object=is_its_own)  # alive: see above
+            if apart is not None and not is_below:
+                yield Misfit(at, "model" if apart[1] else "state", apart[0])
+            is_below = is_below or apart is not None
+            self._chosen.setdefault(id(obj), pair)  # alive: see above
+        if form is not None:
+            places = [self.paths.below(at, key) for key in form.keys] or [at] * len(form.parts)
+            yield from _pairs_below(form, parts, places, is_static, is_below)
+        elif not has_identity or self._chosen[id(obj)] is pair:  # alive: see above
+            self.loaded_at.append(at)
 
-    def _given_to_parts(self, place: _Place, form: Form | None) -> Sequence[Any] | None:
-        """What the state has for each part of an object; None if it does not fit."""
-        name = id(place.obj), id(place.given)  # alive: see above
+    def _given_to_parts(self, pair: Pair, form: Form | None) -> tuple[Sequence[Any] | None, Sequence[Misfit]]:
+        """What the state has for each part of an object, None if it does not fit; and what does not, the first time."""
+        obj, given, at, _ = pair
+        name = id(obj), id(given)  # alive: see above
         if name in self._below:
-            return self._below[name]
-        given: Sequence[Any] | None = None
+            return self._below[name], ()
+        parts: Sequence[Any] | None = None
+        misfits: list[Misfit] = []
         if form is None:
-            given = () if fits_leaf(place.obj, place.given) else None
+            parts = () if fits_leaf(obj, given) else None
         elif form.kind == "whole":
-            given = (place.given,)
-        elif form.kind == "dict":
-            given = self._given_by_name(place, form) if isinstance(place.given, Mapping) else None
-        else:
-            given = self._given_in_order(place, form)
-        if given is None:
-            self.misfits.leave(place.path, differing(place.obj, place.given))
-        else:
-            self._below[name] = given
-        return given
+            parts = (given,)
+        elif form.kind != "dict":
+            parts, count = sequence(given), len(form.parts)
+            if parts is not None and len(parts) != count:
+                misfits.append(Misfit(at, f"the model has {count} {entries(count)}, the state {len(parts)}"))
+                parts = [*parts[:count], *[_NOTHING] * (count - len(parts))]
+        elif isinstance(given, Mapping):
+            mapping: Mapping[Any, Any] = given
+            is_field = bool(form.keys) and isinstance(form.keys[0], jtu.GetAttrKey)
+            for each, key in zip(form.names, form.keys, strict=True):
+                if each not in mapping:
+                    misfits.append(Misfit(self.paths.below(at, key), "the state lacks it"))
+            expected = set(form.names)
+            for each in mapping:
+                if each not in expected:
+                    key = jtu.GetAttrKey(each) if is_field and type(each) is str else jtu.DictKey(each)
+                    misfits.append(Misfit(self.paths.below(at, key), UNEXPECTED))
+            parts = [mapping.get(each, _NOTHING) for each in form.names]
+        if parts is None:
+            return None, [Misfit(at, differing(obj, given))]
+        self._below[name] = parts
+        return parts, misfits
 
-    def _given_in_order(self, place: _Place, form: Form) -> Sequence[Any] | None:
-        given, count = sequence(place.given), len(form.parts)
-        if given is None or len(given) == count:
-            return given
-        self.misfits.leave(place.path, f"the model has {count} {entries(count)}, the state {len(given)}")
-        return [*given[:count], *[_NOTHING] * (count - len(given))]
-
-    def _given_by_name(self, place: _Place, form: Form) -> list[Any]:
-        mapping: Mapping[Any, Any] = place.given
-        given: list[Any] = []
-        for name, key in zip(form.names, form.keys, strict=True):
-            if name in mapping:
-                given.append(mapping[name])
-            else:
-                given.append(_NOTHING)
-                self.misfits.leave((place.path, key), "the state lacks it")
-        expected = set(form.names)
-        for name in mapping:
-            if name not in expected:
-                is_field = bool(form.keys) and isinstance(form.keys[0], jtu.GetAttrKey) and type(name) is str
-                key: Any = jtu.GetAttrKey(name) if is_field else jtu.DictKey(name)
-                self.misfits.not_expect((place.path, key))
-        return given
-
-    def _with_ties_compared(self, place: _Place, form: Form | None) -> tuple[_Place, bool]:
-        """The place, below others with ties that differ if its own do; and whether nothing was loaded there before."""
-        if not self._has_identity(place, form):
-            return place, True
-        first = self._chosen.setdefault(id(place.obj), place)  # alive: see above
-        whose = None
-        if first.given is not place.given and not are_one_value(first.given, place.given):
-            whose = "model"
-        elif (form is None or form.kind != "whole") and is_object(place.given):
-            earlier = self._taken_by.setdefault(id(place.given), place)  # alive: see above
-            if earlier.obj is not place.obj:
-                whose, first = "state", earlier
-        if whose is not None and not place.is_below:
-            self.misfits.differ_in_tie(first.path, place.path, whose)
-        return place._replace(is_below=place.is_below or whose is not None), self._chosen[id(place.obj)] is place
-
-    def _has_identity(self, place: _Place, form: Form | None) -> bool:
-        if place.is_static:
+    def _has_identity(self, pair: Pair, form: Form | None) -> bool:
+        if pair.told[0]:
             return False
-        return form.is_object if form is not None else self._arrays and carries_identity(place.obj)
+        return form.is_object if form is not None else self._arrays and carries_identity(pair.left)
 
     def loaded(self, tree: Any, state: Any) -> Any:
         """The new model."""
@@ -298,56 +241,58 @@ class _Beside:
         new: list[Any] = []
         users: dict[int, Any] = {}  # array of the result, alive in `new` → the name of the one leaf that it is
 
-        def leaf(place: _Place, source: _Source) -> Any:
-            value = place.obj if source.parts is None else as_in_model(place.obj, source.given)
-            if not source.is_object:
+        def leaf(pair: Pair, name: tuple[int, int, bool], parts: Sequence[Any] | None) -> Any:
+            value = pair.left if parts is None else as_in_model(pair.left, pair.right)
+            if not self._has_identity(pair, None):
                 return value
             # The result has the ties of the model and no others.
-            if users.setdefault(id(value), source.name) != source.name:  # alive in `new`
+            if users.setdefault(id(value), name) != name:  # alive in `new`
                 value = another(value)
-            old.append(place.obj)
+            old.append(pair.left)
             new.append(value)
             return value
 
-        stack: list[tuple[_Place, bool]] = [(_Place(tree, state), False)]
+        root = Pair(tree, state, 0, (False, False))
+        stack = [(root, False)]
         while stack:
-            place, is_ready = stack.pop()
-            source = self._source(place)
-            if source.name in made:
+            found, is_ready = stack.pop()
+            pair, name, parts = self._taken(found)
+            if name in made:
                 continue
-            form = self.objects.form(place.obj)
+            form = self.objects.form(pair.left)
             if form is None:
-                made[source.name] = leaf(place, source)
+                made[name] = leaf(pair, name, parts)
                 continue
-            below = self._below_of(place, form, source.parts)
+            below = _pairs_below(form, parts, [0] * len(form.parts), *pair.told)
             if not is_ready:
-                stack.append((place, True))
+                stack.append((pair, True))
                 stack.extend((each, False) for each in reversed(below))
                 continue
-            parts = [made[self._source(each).name] for each in below]
+            built = [made[self._taken(each)[1]] for each in below]
             # What is static is compared, perhaps by `is`, so it stays itself where nothing changed.
-            is_same = all(a is b for a, b in zip(parts, form.parts, strict=True)) and not form.is_mutable
-            made[source.name] = place.obj if is_same and not source.is_object else form.put_together(parts)
+            is_same = all(a is b for a, b in zip(built, form.parts, strict=True)) and not form.is_mutable
+            is_kept = is_same and not self._has_identity(pair, form)
+            made[name] = pair.left if is_kept else form.put_together(built)
         hand_on(old, new)
-        return made[self._source(_Place(tree, state)).name]
+        return made[self._taken(root)[1]]
 
-    def _below_of(self, place: _Place, form: Form, given: Sequence[Any] | None) -> list[_Place]:
-        """The places of the parts of an object."""
-        given = [_NOTHING] * len(form.parts) if given is None else given
-        paths = [(place.path, key) for key in form.keys] if form.keys else [place.path] * len(form.parts)
-        first_static = len(form.parts) - form.num_static
-        return [
-            _Place(part, given[i], paths[i], place.is_static or i >= first_static, place.is_below)
-            for i, part in enumerate(form.parts)
-        ]
+    def _taken(self, pair: Pair) -> tuple[Pair, tuple[int, int, bool], Sequence[Any] | None]:
+        """An object beside what it is made of: the pair, what is equal where the result has one object, and its parts.
 
-    def _source(self, place: _Place) -> _Source:
-        """Where the result has what is at a place from."""
-        if self._has_identity(place, self.objects.form(place.obj)):
-            chosen = self._chosen.get(id(place.obj))  # alive: see above
-            given = _NOTHING if chosen is None else chosen.given
-            parts = None if chosen is None else self._below[id(place.obj), id(given)]  # alive: see above
-            return _Source((id(place.obj), 0, False), given, parts, True)  # alive: see above
-        parts = None if place.given is _NOTHING else self._below.get((id(place.obj), id(place.given)))  # alive
-        given = _NOTHING if parts is None else place.given
-        return _Source((id(place.obj), id(given), place.is_static), given, parts, False)  # alive: see above
+        The parts are None if the object is the model's, also where the state has what does not fit.
+        """
+        obj, given, at, told = pair
+        if self._has_identity(pair, self.objects.form(obj)):
+            given = self._chosen[id(obj)].right if id(obj) in self._chosen else _NOTHING  # alive: see above
+        parts = self._below.get((id(obj), id(given)))  # alive: see above
+        given = _NOTHING if parts is None else given
+        return Pair(obj, given, at, told), (id(obj), id(given), told[0]), parts  # alive: see above
+
+
+def _pairs_below(
+    form: Form, given: Sequence[Any] | None, places: Sequence[int], is_static: bool, is_below: bool
+) -> list[Pair]:
+    """The pairs of the parts of an object and what the state has for them."""
+    given = [_NOTHING] * len(form.parts) if given is None else given
+    told = [(is_static, is_below)] * (len(form.parts) - form.num_static) + [(True, is_below)] * form.num_static
+    return list(map(Pair, form.parts, given, places, told))

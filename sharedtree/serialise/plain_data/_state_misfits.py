@@ -1,26 +1,21 @@
 """In what a state and a model differ, and how that is said."""
 
 import collections
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax import tree_util as jtu
 
+from ...core._comparison import Paths, array_text, lines_of
 from ...core._errors import SharingMismatchError, StructureMismatchError
 from ...core._node_types import carries_identity, node_type_of
 from ...core._printing import MOST_PATHS, printable, shown
 from ._state_forms import is_state_leaf
 
-_UNEXPECTED = "the state has it, the model does not"
-
-_LONGEST = 400
-"""A longer path is cut in the middle."""
+UNEXPECTED = "the state has it, the model does not"
 
 _CONTAINERS = (list, tuple, dict, collections.deque)
-
-LinkedPath = tuple["LinkedPath", Any] | None
-"""The path before, and one key more. Paths share their beginnings, so those of a deep tree take no more than it."""
 
 
 class StateReport(NamedTuple):
@@ -42,94 +37,80 @@ class StateReport(NamedTuple):
     def __str__(self) -> str:
         lines = [f"{len(self.loaded)} leaves loaded, {len(self.left)} places left as they were"]
         lines += [f"    `{printable(path)}`: {why}" for path, why in self.left.items()]
-        lines += [f"    `{printable(path)}`: {_UNEXPECTED}" for path in self.unexpected]
+        lines += [f"    `{printable(path)}`: {UNEXPECTED}" for path in self.unexpected]
         lines += [
             f"    `{printable(a)}` and `{printable(b)}` are one object in one of the two only" for a, b in self.ties
         ]
         return "\n".join(lines)
 
 
-class Misfits:
-    """Collects them, in the order in which they are met."""
+class Misfit(NamedTuple):
+    """One thing in which they differ.
 
-    def __init__(self) -> None:
-        self.left: list[tuple[LinkedPath, str]] = []
-        self.unexpected: list[LinkedPath] = []
-        self.ties: list[tuple[LinkedPath, LinkedPath, str]] = []
-        self._in_order: list[tuple[LinkedPath, str]] = []
+    Attributes:
+        at: where, a number of the paths of the comparison.
+        why: what differs. Of a tie, whose it is, the "model" or the "state".
+        first: of what is one object in one of the two only, where it is besides.
+    """
 
-    def leave(self, path: LinkedPath, why: str) -> None:
-        """The model keeps what it has at a path."""
-        self.left.append((path, why))
-        self._in_order.append((path, why))
+    at: int
+    why: str
+    first: int | None = None
 
-    def not_expect(self, path: LinkedPath) -> None:
-        """The state has something at a path where the model has nothing."""
-        self.unexpected.append(path)
-        self._in_order.append((path, _UNEXPECTED))
 
-    def differ_in_tie(self, first: LinkedPath, second: LinkedPath, whose: str) -> None:
-        """Two paths are one object in the `whose`, "model" or "state", only."""
-        self.ties.append((first, second, whose))
+def error_for(misfits: Sequence[Misfit], paths: Paths) -> StructureMismatchError | SharingMismatchError:
+    """One error for all of them, those of ties last."""
+    ties = [each for each in misfits if each.first is not None]
+    ordered = [*(each for each in misfits if each.first is None), *ties]
+    count, is_of_ties = len(ordered), len(ordered) == len(ties)
+    lines = lines_of([_line(each, paths) for each in ordered[:MOST_PATHS]], count, "… ")
+    where = [at for each in ordered for at in (each.first, each.at) if at is not None]
+    head = f"The state does not fit the model in {count} {'place' if count == 1 else 'places'}:"
+    message = "\n".join([head, *lines, *_fixes(ties, paths, is_of_ties=is_of_ties)])
+    return (SharingMismatchError if is_of_ties else StructureMismatchError)(message, _whole(where, paths))
 
-    def error(self) -> StructureMismatchError | SharingMismatchError | None:
-        """One error for all of them; None if there is none."""
-        if not self.ties and not self._in_order:
-            return None
-        lines = [f"    `{_printed(path)}`: {why}" for path, why in self._in_order[:MOST_PATHS]]
-        for first, second, whose in self.ties[: MOST_PATHS - len(lines)]:
-            lines.append(f"    `{_printed(first)}` and `{_printed(second)}` are one object in the {whose} only")
-        count = len(self._in_order) + len(self.ties)
-        if count > len(lines):
-            lines.append(f"    … and {count - len(lines)} more")
-        paths = [path_text(path) for path, _ in self._in_order]
-        paths += [path_text(path) for first, second, _ in self.ties for path in (first, second)]
-        head = f"The state does not fit the model in {count} {'place' if count == 1 else 'places'}:"
-        message = "\n".join([head, *lines, *self._fixes()])
-        return (StructureMismatchError if self._in_order else SharingMismatchError)(message, paths)
 
-    def _fixes(self) -> list[str]:
-        found: list[str] = []
-        sides = {whose: (first, second) for first, second, whose in reversed(self.ties)}
-        if "model" in sides and not self._in_order:
-            found.append(
-                "Storage that does not know ties has a copy for each path. Give the state the ties of the model:\n"
-                "    state = sharedtree.retie(state, like=sharedtree.state(model))"
-            )
-        if "state" in sides:
-            first, second = (printable(path_text(path)) for path in sides["state"])
-            found.append(
-                "What is one object in the state can be loaded into a model that has it as one, too:\n"
-                f"    model = sharedtree.tie(model, lambda m: (m{first}, m{second}))"
-            )
-        return [
-            *found,
-            "To load what fits, and be told the rest:\n"
-            "    model, report = sharedtree.load_state(model, state, strict=False)",
-        ]
+def _line(misfit: Misfit, paths: Paths) -> str:
+    at, first = (f"`{printable(paths.text(each or 0))}`" for each in (misfit.at, misfit.first))
+    of_tie = f"{first} and {at} are one object in the {misfit.why} only"
+    return f"{at}: {misfit.why}" if misfit.first is None else of_tie
 
-    def report(self, loaded: Sequence[LinkedPath]) -> StateReport:
-        """The same for programs."""
-        return StateReport(
-            tuple(map(path_text, loaded)),
-            {path_text(path): why for path, why in self.left},
-            tuple(map(path_text, self.unexpected)),
-            tuple([(path_text(first), path_text(second)) for first, second, _ in self.ties]),
+
+def _whole(places: Iterable[int], paths: Paths) -> tuple[str, ...]:
+    return tuple([paths.text(at, math.inf) for at in places])
+
+
+def _fixes(ties: Sequence[Misfit], paths: Paths, *, is_of_ties: bool) -> list[str]:
+    found: list[str] = []
+    first_of = {tie.why: tie for tie in reversed(ties)}
+    if "model" in first_of and is_of_ties:
+        found.append(
+            "Storage that does not know ties has a copy for each path. Give the state the ties of the model:\n"
+            "    state = sharedtree.retie(state, like=sharedtree.state(model))"
         )
+    if "state" in first_of:
+        first, second = map(printable, _whole((first_of["state"].first or 0, first_of["state"].at), paths))
+        found.append(
+            "What is one object in the state can be loaded into a model that has it as one, too:\n"
+            f"    model = sharedtree.tie(model, lambda m: (m{first}, m{second}))"
+        )
+    return [
+        *found,
+        "To load what fits, and be told the rest:\n"
+        "    model, report = sharedtree.load_state(model, state, strict=False)",
+    ]
 
 
-def path_text(path: LinkedPath) -> str:
-    """A path as `jax.tree_util.keystr` prints it."""
-    keys: collections.deque[Any] = collections.deque()
-    while path is not None:
-        path, key = path
-        keys.appendleft(key)
-    return jtu.keystr(tuple(keys))
-
-
-def _printed(path: LinkedPath) -> str:
-    text = printable(path_text(path))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"
+def report_of(misfits: Sequence[Misfit], loaded: Sequence[int], paths: Paths) -> StateReport:
+    """The same for programs, with the places of the leaves that were loaded."""
+    others = [each for each in misfits if each.first is None]
+    ties = [_whole((first, at), paths) for at, _, first in misfits if first is not None]
+    return StateReport(
+        _whole(loaded, paths),
+        {paths.text(at, math.inf): why for at, why, _ in others if why != UNEXPECTED},
+        _whole((each.at for each in others if each.why == UNEXPECTED), paths),
+        tuple([(first, second) for first, second in ties]),
+    )
 
 
 def entries(count: int) -> str:
@@ -139,16 +120,16 @@ def entries(count: int) -> str:
 
 def differing(obj: Any, given: Any) -> str:
     """What the model and the state have, where that of the state cannot take the place of the other."""
-    theirs = described(given)
+    theirs = _told(given)
     if node_type_of(given) is not None and not isinstance(given, (*_CONTAINERS, Mapping, type(None))):
         theirs = f"{theirs}, which is no plain data"
-    return f"the model has {described(obj)}, the state {theirs}"
+    return f"the model has {_told(obj)}, the state {theirs}"
 
 
-def described(obj: Any) -> str:
+def _told(obj: Any) -> str:
     """What an object of a model or a state is."""
     if carries_identity(obj):
-        text = f"{obj.dtype}[{', '.join(map(str, obj.shape))}]"
+        text = array_text(obj)
         if isinstance(obj, jax.ShapeDtypeStruct):
             return f"{text} without a value"
         return f"a reference to {text}" if isinstance(obj, jax.Ref) else text

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
+from ...core._handle import Walked
 from ...core._printing import printable
-from ...ties._listing import all_paths
 from ...tree._dag import Dag
 from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, struct_of
 from ..container._header import malformed
@@ -28,7 +28,7 @@ from ._kind_table import BUILDERS, TYPED, compared_of, first_touched, nested_too
 from ._left_out import Key, left_out_of
 from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
 from ._paths import first_parents, part_at, path_from
-from ._template import Comparison, LoadReport, Walked, compare, paths_of_dags, rebuilt, require_no_differences
+from ._template import Comparison, LoadReport, compare, rebuilt, require_no_differences
 
 _MAX_PATHS = 3
 _MAX_TIES = 8
@@ -186,7 +186,9 @@ class Plan:
         typed = zip(self._manifest.types, classes, strict=True)
         names: set[Name] = {("class", entry.name) for entry, cls in typed if cls is Dag}
         where = paths_of_names(self._manifest) if names else {}
-        paths = [*(path for name in names for path in where.get(name, ())), *paths_of_dags(template)]
+        paths = [path for name in names for path in where.get(name, ())]
+        nodes = [(number, template.node(number)) for number in range(len(template.records))]
+        paths += [template.text(number) for number, node in nodes if node is not None and node.type.cls is Dag]
         if paths or names:
             listed = ", ".join([f"`{printable(path)}`" for path in dict.fromkeys(paths)][:20])
             raise StructureMismatchError(
@@ -237,21 +239,21 @@ class Plan:
 def _filled(like: Any, tree: Any, read: dict[str, Any], before: Any) -> tuple[Any, LoadReport]:
     """The template with what fits of the file, whose arrays that were read are given by name."""
     again = compare(tree, like, {})
+    template = again.template
     # What was not wanted is still a description of an array.
     found = {n: leaf for n, leaf in again.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
     used: dict[int, Any] = {}  # id → array, which it keeps alive
 
     def leaf_of(number: int) -> Any:
-        leaf = found.get(number, again.template.objects[number])
+        leaf = found.get(number, template.objects[number])
         if number in found and isinstance(leaf, jax.Array | np.ndarray):
             # What is one object in the file may be two in the template, and stays two.
             return leaf.copy() if id(leaf) in used else used.setdefault(id(leaf), leaf)  # alive in `used`
         return leaf
 
-    result = rebuilt(again.template, leaf_of)
-    paths = all_paths(again.template.structure)
-    loaded = [paths[number][0] for number in again.template.structure.leaf_numbers if number in found]
-    kept = [paths[number][0] for number in again.template.structure.leaf_numbers if number not in found]
+    result = rebuilt(template, leaf_of)
+    loaded = [template.text(number) for number in template.leaf_numbers if number in found]
+    kept = [template.text(number) for number in template.leaf_numbers if number not in found]
     unused = [tensor for tensor, array in read.items() if id(array) not in used]  # alive in `read`
     return result, LoadReport(tuple(loaded), tuple(kept), (*before.differences, *before.values), tuple(unused))
 

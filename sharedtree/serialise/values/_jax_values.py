@@ -14,6 +14,7 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from ...core._comparison import array_text
 from ...core._errors import FormatError, StructureMismatchError
 from ...core._libraries import RefusalError
 from ..arrays._placing import ArrayEntry, key_dtype, key_implementation
@@ -23,12 +24,11 @@ from ._nodes import SIZES, TEXT, Apart, Kind, Manifest, Node, Operand, Parts, ch
 # --- arrays, what describes them, and treedefs ------------------------------------------------------------------------
 
 
-def array_text(entry: ArrayEntry) -> str:
+def entry_text(entry: ArrayEntry) -> str:
     """Dtype and shape of an array, and what else there is to say of it."""
-    shape = f"{entry.dtype}{list(entry.shape)}"
     if entry.key is not None:
-        return f"PRNG key, {short(entry.key)}, {shape}"
-    return f"{shape}{' weak' if entry.weak else ''}{' NumPy' if entry.kind == 'numpy' else ''}"
+        return f"PRNG key, {short(entry.key)}, {array_text(entry)}"
+    return f"{array_text(entry)}{' weak' if entry.weak else ''}{' NumPy' if entry.kind == 'numpy' else ''}"
 
 
 def _take_struct(obj: jax.ShapeDtypeStruct) -> Apart:
@@ -190,7 +190,7 @@ _SETS = [child(step, "null", "frozenset", is_walked=True) for step in (".unreduc
 
 
 def _text_of_array(manifest: Manifest, node: Node) -> str:
-    return array_text(manifest.arrays[node[1]])
+    return entry_text(manifest.arrays[node[1]])
 
 
 KINDS = (

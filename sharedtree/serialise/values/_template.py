@@ -11,19 +11,33 @@ import jax
 import numpy as np
 from jax import tree_util as jtu
 
+from ...core._comparison import (
+    MISSING,
+    Matching,
+    Pair,
+    Paths,
+    Ties,
+    array_text,
+    class_text,
+    is_alone,
+    lines_of,
+    matched,
+    walk,
+)
 from ...core._errors import StructureMismatchError
 from ...core._graph import Tags, pack
+from ...core._handle import Walked
 from ...core._node_types import carries_identity, require_registered
 from ...core._plain_containers import is_namedtuple
 from ...core._printing import printable
 from ...core._sharing import name_of
 from ...core._static_copies import copy_of
 from ...core._static_values import Static
-from ...core._structure import LEAF, Node, Op, Structure
+from ...core._structure import LEAF, Node, Op
 from ...libraries._module_kinds import kinds_in
-from ...libraries._module_values import PARAMETER, STATE, SUBTREE
+from ...libraries._module_values import PARAMETER, STATE, STATIC, SUBTREE
 from ...ties._context import rules_here
-from ...ties._listing import all_paths, can_be_tied
+from ...ties._listing import can_be_tied
 from ...tree._dag import Dag
 from ..arrays._placing import ArrayEntry
 from ..trust._classes import kind_of
@@ -34,7 +48,7 @@ class Difference(NamedTuple):
     """One thing in which a file and a template differ.
 
     Attributes:
-        path: where.
+        path: where. Of one with more than 400 characters, the end.
         in_file: what the file has there.
         in_template: what the template has there.
     """
@@ -71,13 +85,6 @@ class LoadReport(NamedTuple):
         return "\n".join(lines)
 
 
-class Walked(NamedTuple):
-    """A tree taken apart, and the object of each of its records, which it keeps alive."""
-
-    structure: Structure
-    objects: Sequence[Any]
-
-
 class Comparison(NamedTuple):
     """A file's tree beside a template: the template; its records that the file has a leaf for; and what differs.
 
@@ -102,72 +109,170 @@ def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comp
             where it is plain; elsewhere only its type must be the same.
         entries: id → entry, of each `ShapeDtypeStruct` in `held` that describes an array.
 
-    Cost: one visit for each pair of nodes.
+    Cost: a few look-ups for each node of the two, and for each child of one.
     """
     # Of a file nobody knows how often a tuple occurs, so there each is one record.
-    file, own = _walked(held, values=True), _walked(template)
-    records, own_records = file.structure.records, own.structure.records
-    result = Comparison(own, {}, [], [], [])
-    fitting, found, values, ties = result[1:]
-    in_file: dict[int, tuple[int, str]] = {}  # object of the file → that of the template met first with it, and where
-    in_template: dict[int, tuple[int, str]] = {}
-    seen: set[tuple[int, int, bool]] = set()
-    stack: list[tuple[int, int, str, bool, bool]] = [(file.structure.root, own.structure.root, "", False, False)]
-    while stack:
-        left, right, path, is_told, in_module = stack.pop()
-        if (left, right, in_module) in seen:
-            continue
-        seen.add((left, right, in_module))
-        (op, children), (other, others) = records[left], own_records[right]
-        one, two = file.objects[left], own.objects[right]
+    beside = _Beside(_Side(_walked(held, values=True)), _Side(_walked(template)), entries)
+    found = list(walk(Pair(beside.file.tree.root, beside.own.tree.root, 0, (False, False)), beside.meet))
+    return Comparison(beside.own.tree, beside.fitting, found, beside.values, beside.ties)
+
+
+class _Side:
+    """One of the two trees, with what is asked of a record again and again."""
+
+    def __init__(self, tree: Walked) -> None:
+        self.tree = tree
+        self.parts: Callable[[int], dict[str, int]] = functools.cache(self._parts_of)
+        self.statics: Callable[[int], dict[str, Any]] = functools.cache(self._statics_of)
+        self._plain: dict[int, Static | None] = {}  # id → see `plain`; the values are alive in the tree
+
+    def _parts_of(self, number: int) -> dict[str, int]:
+        op, children = self.tree.records[number]
+        assert type(op) is Node
+        return {jtu.keystr((key,)): child for key, child in zip(op.keys, children, strict=True)}
+
+    def _statics_of(self, number: int) -> dict[str, Any]:
+        """The static fields of a module."""
+        node = self.tree.node(number)
+        assert node is not None
+        if node.type.is_plain:
+            return {}
+        if kind_of(node.type.cls) == "attributes":
+            return rules_of(node.type.cls).static_attributes(node.aux.peek())
+        return dict(node.aux.peek()[1]) if node.type.fields else {}
+
+    def plain(self, value: Any) -> Static | None:
+        """A static value, if it is all in what it is made of, so that one that was loaded can be equal to another."""
+        if id(value) not in self._plain:  # alive: see there
+            self._plain[id(value)] = Static(value) if _is_plain(value) else None
+        return self._plain[id(value)]
+
+    def text(self, number: int) -> str:
+        """What a record is."""
+        return name_of(self.tree.records[number][0])
+
+
+class _Beside:
+    """A file beside a template.
+
+    Attributes:
+        fitting: record of the template → the leaf that the file has for it.
+        values, ties: see `Comparison`.
+    """
+
+    def __init__(self, file: _Side, own: _Side, entries: Mapping[int, ArrayEntry]) -> None:
+        self.file, self.own, self._entries = file, own, entries
+        self.fitting: dict[int, Any] = {}
+        self.values: list[Difference] = []
+        self.ties: list[tuple[str, str, bool]] = []
+        self._paths, self._ties = Paths(), Ties()
+        counts = len(file.tree.records), len(own.tree.records)
+        self._matching = Matching(*counts), Matching(*counts)  # outside of modules, and in them
+        self._met: set[tuple[int, int, bool]] = set()
+
+    def meet(self, pair: Pair) -> Iterator[Difference | Pair]:
+        """What differs at a pair of records, and the pairs below."""
+        left, right, at, (in_module, is_told) = pair
+        if (left, right, in_module) in self._met:
+            return
+        self._met.add((left, right, in_module))
+        op, other = self.file.tree.records[left][0], self.own.tree.records[right][0]
+        one, two = self.file.tree.objects[left], self.own.tree.objects[right]
         name, its_name = _identity(op, left, one), _identity(other, right, two)
         if not is_told and name is not None and its_name is not None and (name < 0) == (its_name < 0):
-            met, its_met = in_file.setdefault(name, (its_name, path)), in_template.setdefault(its_name, (name, path))
-            texts = ()
-            if met[0] != its_name and met[1] != path:
-                texts = f"one object with `{met[1]}`", "another one"
-            elif its_met[0] != name and its_met[1] != path:
-                texts = f"another object than `{its_met[1]}`", "one object with it"
-            if texts:
-                if type(op) is not Static:
-                    are_one = texts[1] == "another one"
-                    ties.append((met[1] if are_one else its_met[1], path, are_one))
+            apart = self._ties.apart(name, its_name, at)
+            if apart is not None:
                 is_told = True  # what is in a module parts with it, and need not be listed
-                (values if type(op) is Static else found).append(Difference(path, *texts))
-        if type(op) is Node and type(other) is Node and op.type.cls is other.type.cls:
-            if not op.type.is_plain:
-                in_module = True
-                found += _static_differences(path, op, other)
-            here = {jtu.keystr((key,)): child for key, child in zip(op.keys, children, strict=True)}
-            there = {jtu.keystr((key,)): child for key, child in zip(other.keys, others, strict=True)}
-            for step in reversed({**here, **there}):
-                if step in here and step in there:
-                    stack.append((here[step], there[step], path + step, is_told, in_module))
-                    continue
-                in_file_is = name_of(records[here[step]][0]) if step in here else "nothing"
-                in_template_is = name_of(own_records[there[step]][0]) if step in there else "nothing"
-                found.append(Difference(path + step, in_file_is, in_template_is))
-            continue
+                path = self._paths.text(apart[0])
+                is_one_here = f"one object with `{path}`", "another one"
+                is_one_there = f"another object than `{path}`", "one object with it"
+                found = self._differs(at, *(is_one_here if apart[1] else is_one_there))
+                if type(op) is Static:
+                    self.values.append(found)
+                else:
+                    self.ties.append((path, self._paths.text(at), apart[1]))
+                    yield found
+        if type(op) is not Node or type(other) is not Node or op.type.cls is not other.type.cls:
+            yield from self._leaves(pair, one, two)
+            return
+        in_module = in_module or not op.type.is_plain
+        if not self._matching[in_module].unite(left, right):
+            return
+        here, there = self.file.parts(left), self.own.parts(right)
+        num_here, num_there = len(here) + len(self.file.statics(left)), len(there) + len(self.own.statics(right))
+        is_short = self._matching[in_module].is_short(left, right, num_here, num_there)
+        if is_short:
+            texts = f"{self.file.text(left)} with {num_here} parts", f"{self.own.text(right)} with {num_there} parts"
+            yield self._differs(at, *texts)
+        if not op.type.is_plain:
+            yield from self._statics(pair, op, other, is_short=is_short)
+        told = in_module, is_told
+        for step, child, its in matched(here, there, is_short=is_short):
+            below = self._paths.below(at, step)
+            if child is not MISSING and its is not MISSING:
+                yield Pair(child, its, below, told)
+                continue
+            found = (self.file, child), (self.own, its)
+            yield self._differs(below, *(NOTHING if n is MISSING else side.text(n) for side, n in found))
+
+    def _leaves(self, pair: Pair, one: Any, two: Any) -> Iterator[Difference]:
+        """What differs where at least one side has a leaf or a static value, or nodes are of two classes."""
+        op, other = self.file.tree.records[pair.left][0], self.own.tree.records[pair.right][0]
         if type(op) is Node or type(other) is Node:
-            found.append(Difference(path, name_of(op), name_of(other)))
-            continue
-        facts = list(zip(_facts(one, entries.get(id(one))), _facts(two), strict=True))  # alive: see Args
+            yield self._differs(pair.at, self.file.text(pair.left), self.own.text(pair.right))
+            return
+        facts = list(zip(_facts(one, self._entries.get(id(one))), _facts(two), strict=True))  # alive in the tree
         if isinstance(two, jax.ShapeDtypeStruct):
             del facts[1]  # it stands for both kinds of array
         differing = next((texts for texts in facts if texts[0] != texts[1]), None)
         if differing is not None:
-            found.append(Difference(path, *differing))
+            yield self._differs(pair.at, *differing)
         if op is LEAF and other is LEAF and (differing is None or differing is facts[-1]):
-            fitting.setdefault(right, one)
-        elif differing is None and type(op) is type(other) is Static and op != other and _are_plain(one, two):
-            (found if in_module else values).append(Difference(path, *_told_apart(one, two)))
-    return result
+            self.fitting.setdefault(pair.right, one)
+        elif differing is None and type(op) is type(other) is Static and op != other and self._are_plain(one, two):
+            found = self._differs(pair.at, *_told_apart(one, two))
+            if pair.told[0]:
+                yield found
+            else:
+                self.values.append(found)
+
+    def _statics(self, pair: Pair, op: Node, other: Node, *, is_short: bool) -> Iterator[Difference]:
+        """How the static fields of two modules of one class differ, or, of other classes, their auxiliary data."""
+        one, two = op.aux.peek(), other.aux.peek()
+        if op.type.cls is Dag and op.aux != other.aux:
+            texts = "a `Dag` with a model", "one with other ties, classes or static values in its model"
+            yield self._differs(pair.at, *texts)
+            return
+        if not op.type.fields and kind_of(op.type.cls) != "attributes":
+            if op.aux != other.aux and self._are_plain(one, two):
+                yield self._differs(pair.at, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))
+            return
+        kinds = [found for found in (kinds_in(one), kinds_in(two)) if found is not None]
+        if len(kinds) == 2 and kinds[0] is not kinds[1]:  # of two `sharedtree.Module`s
+            for name in min(kinds[0].children, kinds[1].children, key=len):
+                texts = [_KIND_NAMES.get(each.by_name.get(name, STATIC), "") for each in kinds]
+                if texts[0] != texts[1] and all(texts):
+                    yield self._differs(self._paths.below(pair.at, f".{name}"), *texts)
+        for name, *values in matched(self.file.statics(pair.left), self.own.statics(pair.right), is_short=is_short):
+            if is_alone(*values):
+                texts = [NOTHING if value is MISSING else _in_words(value) for value in values]
+            elif self._are_plain(*values) and self.file.plain(values[0]) != self.own.plain(values[1]):
+                texts = _told_apart(*values)
+            else:
+                continue
+            yield self._differs(self._paths.below(pair.at, f".{name}"), *texts)
+
+    def _are_plain(self, one: Any, two: Any) -> bool:
+        return self.file.plain(one) is not None and self.own.plain(two) is not None
+
+    def _differs(self, at: int, *texts: str) -> Difference:
+        return Difference(self._paths.text(at), *texts)
 
 
 def _walked(tree: Any, *, values: bool = False) -> Walked:
     require_registered(tree)
     tags = Tags()
-    return Walked(pack(tree, tags, rules_here()._replace(values=values))[1], tags.objects)
+    return Walked.of(pack(tree, tags, rules_here()._replace(values=values))[1], tags.objects)
 
 
 def rebuilt(tree: Walked, leaf_of: Callable[[int], Any]) -> Any:
@@ -178,7 +283,7 @@ def rebuilt(tree: Walked, leaf_of: Callable[[int], Any]) -> Any:
     copies: dict[int, Any] = {}  # id → copy; what was copied is alive in `tree` or in `kept`
     table: list[Any] = []
     kept: list[Any] = []
-    for (op, children), original in zip(tree.structure.records, tree.objects, strict=True):
+    for (op, children), original in zip(tree.records, tree.objects, strict=True):
         if op is LEAF:
             table.append(leaf_of(len(table)))
             continue
@@ -189,7 +294,7 @@ def rebuilt(tree: Walked, leaf_of: Callable[[int], Any]) -> Any:
             kept.append(op.type.take_apart(original)[1] if type(op) is Node else original)
             value = copy_of(kept[-1], copies)
         table.append(op.type.put_together(value, [table[i] for i in children]) if type(op) is Node else value)
-    return table[tree.structure.root]
+    return table[tree.root]
 
 
 def _identity(op: Op, number: int, obj: Any) -> int | None:
@@ -202,70 +307,35 @@ def _identity(op: Op, number: int, obj: Any) -> int | None:
 def _facts(leaf: Any, entry: ArrayEntry | None = None) -> tuple[str, str, str]:
     """What is compared of a leaf: what it is; of arrays, whose, and whether it is weakly typed."""
     if not isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
-        return "a function" if callable(leaf) else f"a `{type(leaf).__name__}`", "", ""
+        return "a function" if callable(leaf) else class_text(leaf), "", ""
     kind = "a JAX array" if isinstance(leaf, jax.Array) or (entry and entry.kind == "jax") else "a NumPy array"
     if isinstance(leaf, jax.ShapeDtypeStruct) and entry is None:
         kind = "a `ShapeDtypeStruct`"
     weak = "a weakly typed array" if getattr(leaf, "weak_type", False) else "an array that is not weakly typed"
-    return f"{leaf.dtype}{list(leaf.shape)}", kind, weak
+    return array_text(leaf), kind, weak
 
 
 def require_no_differences(differences: Sequence[Difference], label: str, fix: Callable[[], Sequence[str]]) -> None:
     """Raises `StructureMismatchError` that lists them all, and ends with the lines of a fix."""
     if not differences:
         return
-    lines = [f"    {difference}" for difference in differences[:100]]
-    if len(differences) > 100:
-        lines.append(f"    and {len(differences) - 100} more")
+    lines = lines_of(differences[:MOST_LISTED], len(differences))
     raise StructureMismatchError(
         "\n".join([f"`{label}` does not hold what the template asks for:", *lines, *fix()]),
         [difference.path for difference in differences],
     )
 
 
-def _static_differences(path: str, op: Node, other: Node) -> Iterator[Difference]:
-    """How the static fields of two modules of one class differ, or, of other classes, their auxiliary data."""
-    one, two = op.aux.peek(), other.aux.peek()
-    is_tree = kind_of(op.type.cls) == "attributes"
-    if op.type.cls is Dag and op.aux != other.aux:
-        yield Difference(path, "a `Dag` with a model", "one with other ties, classes or static values in its model")
-        return
-    if not op.type.fields and not is_tree:
-        if op.aux != other.aux and _are_plain(one, two):
-            yield Difference(path, *(f"the auxiliary data {text}" for text in _told_apart(one, two)))
-        return
-    kinds = kinds_in(one), kinds_in(two)
-    if kinds[0] is not None and kinds[1] is not None and kinds[0] is not kinds[1]:  # of two `sharedtree.Module`s
-        first, second = [{name: each.by_name[name] for name in each.children} for each in kinds if each is not None]
-        for name in first:
-            if name in second and first[name] != second[name]:
-                yield Difference(f"{path}.{name}", _KIND_NAMES[first[name]], _KIND_NAMES[second[name]])
-    fields = [rules_of(op.type.cls).static_attributes(aux) if is_tree else dict(aux[1]) for aux in (one, two)]
-    for name in {**fields[0], **fields[1]}:
-        if name not in fields[0] or name not in fields[1]:
-            texts = [_in_words(each[name]) if name in each else "nothing" for each in fields]
-            yield Difference(f"{path}.{name}", *texts)
-        elif _are_plain(fields[0][name], fields[1][name]) and Static(fields[0][name]) != Static(fields[1][name]):
-            yield Difference(f"{path}.{name}", *_told_apart(fields[0][name], fields[1][name]))
-
-
-def paths_of_dags(tree: Walked) -> list[str]:
-    """Where there is a `Dag` in a tree, each by its first path."""
-    dags = [i for i, (op, _) in enumerate(tree.structure.records) if type(op) is Node and op.type.cls is Dag]
-    paths = all_paths(tree.structure) if dags else {}
-    return [paths[number][0] for number in dags]
-
-
 _KIND_NAMES = {PARAMETER: "a parameter", STATE: "state", SUBTREE: "neither a parameter nor state"}
 
 
-def _are_plain(*values: Any) -> bool:
-    """Whether static values are all in what they are made of, so that one that was loaded can be equal to another.
+def _is_plain(value: Any) -> bool:
+    """Whether a static value is all in what it is made of, so that one that was loaded can be equal to another.
 
     Not so arrays, which are read only later, and objects that are equal only to themselves, such as markers.
     """
-    seen: set[int] = set()  # ids; the objects are alive in `values`, or in the class of a part of one
-    stack = list(values)
+    seen: set[int] = set()  # ids; the objects are alive in `value`, or in the class of a part of one
+    stack = [value]
     while stack:
         each = stack.pop()
         cls = type(each)
@@ -285,6 +355,10 @@ def _are_plain(*values: Any) -> bool:
     return True
 
 
+NOTHING = "nothing"
+MOST_LISTED = 100
+
+
 def _told_apart(one: Any, two: Any) -> tuple[str, str]:
     texts = _in_words(one), _in_words(two)
     return texts if texts[0] != texts[1] else (texts[0], "another one")
@@ -296,7 +370,7 @@ def _in_words(value: Any) -> str:
         text = repr(value[:_MAX_SHOWN] if isinstance(value, str | bytes) else value)
         return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
     name = getattr(value, "__qualname__", None) if isinstance(value, type | types.FunctionType) else None
-    return f"`{name}`" if isinstance(name, str) else f"a `{type(value).__name__}`"
+    return f"`{name}`" if isinstance(name, str) else class_text(value)
 
 
 _MAX_SHOWN = 80

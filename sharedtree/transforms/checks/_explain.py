@@ -6,9 +6,8 @@ from typing import Any
 
 from jax import tree_util as jtu
 
+from ...core._comparison import described
 from ...core._handle import Walked
-from ...core._node_types import carries_identity
-from ...core._printing import shown
 from ...core._sharing import Mismatch, lost_ties, pairs
 from ...core._static_values import Static, shown_beside
 from ...core._structure import LEAF, Node, edges
@@ -114,7 +113,7 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         tied_to = before if before != text else ""
         if node is None:
             kind = "traced" if tree.records[number][0] is LEAF else "static"
-            rows.append(LeafReport(text, kind, _described(obj), tied_to, treatments.get(number, "")))
+            rows.append(LeafReport(text, kind, described(obj), tied_to, treatments.get(number, "")))
         elif tied_to and can_be_tied(node):
             kind = "container" if node.type.is_plain else "module"
             rows.append(LeafReport(text, kind, type(obj).__name__, tied_to, ""))
@@ -133,10 +132,6 @@ def _treatments(tree: Walked, treatments: Sequence[Treatment]) -> dict[int, str]
                 if not words.startswith("not ") and words not in found.setdefault(way[0], []):
                     found[way[0]].append(words)
     return {number: ", ".join(words) for number, words in found.items()}
-
-
-def _described(obj: Any) -> str:
-    return f"{obj.dtype}{list(obj.shape)}" if carries_identity(obj) else shown(obj)
 
 
 def _differences(old: Trace | None, new: Trace | None) -> list[str]:

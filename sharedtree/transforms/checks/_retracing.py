@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from jax import tree_util as jtu
 
 from ...core._arguments import Arguments
+from ...core._comparison import described
 from ...core._errors import RetraceWarning
 from ...core._handle import Walked
 from ...core._locks import Lock
-from ...core._node_types import PYTHON_NUMBERS, carries_identity
+from ...core._node_types import PYTHON_NUMBERS
 from ...core._printing import shown
 from ...core._sharing import Shape
 from ...core._static_values import Static
@@ -89,10 +90,8 @@ def _trace(entered: Walked, arguments: Arguments, names: Names) -> Trace:
 
 
 def _described(leaf: Any) -> str:
-    if not carries_identity(leaf):
-        return type(leaf).__name__
     weak = ", weakly typed" if getattr(leaf, "weak_type", False) else ""
-    return f"{leaf.dtype}{list(leaf.shape)}{weak}"
+    return described(leaf, lambda leaf: type(leaf).__name__) + weak
 
 
 def _changed_numbers(last: Sequence[Record], records: Sequence[Record]) -> list[int]:
