@@ -16,6 +16,7 @@ from jax import tree_util as jtu
 from jax.core import Tracer
 
 from ._arguments import Arguments
+from ._by_identity import ByIdentity
 from ._engine import native
 from ._interned import Interned
 from ._jax_internals import REGISTRY, ConcreteArray
@@ -32,8 +33,8 @@ from ._node_types import (
     when_registered,
 )
 from ._plain_containers import Inherited, NodeType, is_namedtuple
-from ._static_keys import Known, key_of, nothing_known
-from ._static_values import Settled, Static, cannot_change, is_known_by_address
+from ._static_kinds import Looked, cannot_change, is_known_by_address
+from ._static_values import Known, Static, key_of, nothing_known
 from ._structure import LEAF, Given, Node, Record, Update
 
 Description = tuple[Any, ...]
@@ -177,15 +178,16 @@ def _settle(values: list[Any]) -> list[Any]:
     A tuple of its class, if all instances of that are known by address; otherwise its token, in a tuple with None if
     the value is the same for ever.
     """
-    known, settled = nothing_known(), Settled()
-    found: dict[int, Any] = {}
+    known = nothing_known()
+    settled: ByIdentity[Looked] = ByIdentity()
+    found: ByIdentity[Any] = ByIdentity()
     for value in values:
-        if id(value) not in found:  # alive in `values`
-            found[id(value)] = _settled(value, known, settled)  # as above
-    return [found[id(value)] for value in values]  # as above
+        if value not in found:
+            found[value] = _settled(value, known, settled)
+    return [found[value] for value in values]
 
 
-def _settled(value: Any, known: Known, settled: Settled) -> Any:
+def _settled(value: Any, known: Known, settled: ByIdentity[Looked]) -> Any:
     cls = type(value)
     key, is_mutable = key_of(value, known)
     if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):

@@ -13,9 +13,8 @@ from jax import tree_util as jtu
 from ._errors import CycleError, DepthError, StaticComparisonError
 from ._node_types import carries_identity, is_traced, is_value_of_variable, node_type_of
 from ._plain_containers import Inherited, NodeType, has_unordered_keys
-from ._static_copies import Incomparable
-from ._static_keys import Known, nothing_known
-from ._static_values import Static
+from ._static_kinds import Incomparable
+from ._static_values import Known, Static, nothing_known
 from ._structure import LEAF, Given, Node, Op, Record, Update
 
 MAX_DEPTH = 100_000

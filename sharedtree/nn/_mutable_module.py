@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ..core._static_copies import copy_of
+from ..core._static_kinds import copy_of
 from ..core._static_values import with_names
 from ..libraries import _module as kinds
 from ..libraries._module_values import PARAMETER, STATE, STATIC, Kind, Marked, require_markable

@@ -21,7 +21,7 @@ from typing import Any
 from ..core._arguments import LeafPath
 from ..core._graph import Rules, Tags, pack, walk
 from ..core._handle import Walked
-from ..core._static_keys import Same
+from ..core._static_kinds import Same
 from ..core._structure import Structure
 from ._crossing import Crossing
 from ._fitting import Words, fitted, holds_modules

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from jax import tree_util as jtu
 
 from ..core._locks import Lock
-from ..core._static_copies import Incomparable
-from ..core._static_keys import Same
+from ..core._static_kinds import Incomparable, Same
 from ..core._static_values import Static
 from ..core._structure import Structure
 from ..libraries._equinox import name_of, update_wrapper

@@ -17,7 +17,7 @@ from ..core._jax_internals import api_boundary, current_traces, used_inputs
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
 from ..core._printing import shown
-from ..core._static_keys import Same
+from ..core._static_kinds import Same
 from ..core._static_values import Static
 from ..ties._context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, shapes_of

@@ -21,7 +21,7 @@ from ..core._graph import Tags, walk
 from ..core._node_types import carries_identity, node_type_of, require_registered
 from ..core._printing import listed
 from ..core._sharing import Mismatch, Pair, Shape, pairs
-from ..core._static_copies import Incomparable
+from ..core._static_kinds import Incomparable
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Record, edges
 from ..core._warning_source import definition_of_caller, report_untied

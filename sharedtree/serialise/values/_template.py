@@ -17,7 +17,7 @@ from ...core._node_types import carries_identity, require_registered
 from ...core._plain_containers import is_namedtuple
 from ...core._printing import printable
 from ...core._sharing import name_of
-from ...core._static_copies import copy_of
+from ...core._static_kinds import copy_of
 from ...core._static_values import Static
 from ...core._structure import LEAF, Node, Op, Structure
 from ...libraries._module import kinds_in
