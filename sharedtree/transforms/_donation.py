@@ -10,7 +10,7 @@ from ..core._arguments import Arguments, Position, positions_of
 from ..core._handle import Walked
 from ..core._jax_internals import current_traces
 from ..core._prefix_trees import Branch
-from ..core._structure import canonical, edges, reached_outside
+from ..core._structure import edges
 from ..nn._stateful_layers import makes_state
 from ._caller_side import Call
 from ._function_side import Received
@@ -46,7 +46,7 @@ class DonatingTransform(FunctionTransform):
         taken: set[int] = set()
         for label, child in zip(donating.prefix.parts, tree.records[tree.root][1], strict=True):
             if label == DONATED:
-                taken.update(canonical(child, lambda i: tree.records[i])[1])
+                taken.update(tree.below(child).reached)
         return taken.__contains__
 
     def executable(self, call: Call) -> Call:
@@ -86,7 +86,7 @@ def given_away_once(call: Call, donating: Treatment, transform: str) -> Call:
 
 def _with_own_buffers(call: Call, donated: Sequence[Hand]) -> None:
     """Puts copies in the places of an array in modules that was met before. Bare ones are the caller's affair."""
-    outside = reached_outside(call.tree.records, call.tree.root)
+    outside = call.tree.outside
     places = {place for place, number in enumerate(call.tree.leaf_numbers) if number in outside}
     in_order = [range(len(hand.leaves)) if hand.deal.numbers is None else hand.deal.numbers for hand in donated]
     both = [

@@ -202,7 +202,7 @@ class Fates:
     def _raise_unfit(self) -> None:
         treatment, tree = self.treatment, self.tree
         try:  # this says where
-            for each in labels(treatment.prefix, tree.records, tree.root, treatment.is_label, treatment.name):
+            for each in labels(treatment.prefix, tree, treatment.is_label, treatment.name):
                 if tree.records[each.record][0] is LEAF and not treatment.is_label(each.label):
                     raise_unfit(treatment.name, each.label, "a leaf", each.path)
         except SharingMismatchError as error:

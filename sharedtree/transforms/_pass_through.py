@@ -19,7 +19,7 @@ from ..core._handle import Walked
 from ..core._jax_internals import ConcreteArray
 from ..core._node_types import carries_identity, is_module, node_type_of
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Structure, canonical, reached_outside
+from ..core._structure import LEAF, Node, Structure, canonical
 from ._caller_side import Call, keep
 
 
@@ -63,7 +63,7 @@ class Unchanged:
 
     def __init__(self, received: Walked, *, containers: bool = False) -> None:
         self.received = received
-        values = () if containers else reached_outside(received.records, received.root)
+        values = () if containers else received.outside
         self.numbers: list[int] = []
         for number, ((op, _), obj) in enumerate(zip(received.records, received.objects, strict=True)):
             if (op is LEAF and (isinstance(obj, jax.Ref) or (number not in values and carries_identity(obj)))) or (

@@ -17,7 +17,7 @@ from jax import tree_util as jtu
 from ..core._accidental_aliases import distinct
 from ..core._arguments import Arguments, LeafPath
 from ..core._errors import SharingMismatchError
-from ..core._graph import Rules, Tags, build, pack, walk
+from ..core._graph import Rules, Tags, build, pack, walked
 from ..core._handle import Walked, with_paths
 from ..core._jax_internals import as_numpy
 from ..core._node_types import is_module, node_type_of
@@ -110,9 +110,8 @@ class OpaqueTransform(FunctionTransform):
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """As the base, with the arguments as they stand."""
         if are_tied_values_known():  # which are bare: the function does not see that they were one
-            arguments, tags = self.arguments(args, kwargs), Tags()
-            _, records, root = walk(arguments, tags, self.rules(policy))
-            report_tied_values(Walked(records, root, tags.objects), self.names, self.transform_name, policy)
+            arguments = walked(self.arguments(args, kwargs), self.rules(policy))
+            report_tied_values(arguments, self.names, self.transform_name, policy)
         spreads, call = self._spread(args, kwargs, policy)
         made = self._made.get(policy)
         if made is None:
@@ -346,7 +345,6 @@ class UnregisteredTransform(OpaqueTransform):
                 "    sharedtree.register_transform(transform, jax.vmap)\n"
             ),
         )
-        assert tree.structure is not None
         return dealt(tree, tree.structure, [treatment], self.transform_name)
 
 

@@ -11,9 +11,9 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from ...core._by_identity import Objects
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
 from ...core._printing import printable
-from ...ties._listing import all_paths
 from ...tree._dag import Dag
 from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, struct_of
 from ..container._header import malformed
@@ -215,20 +215,20 @@ def _filled(like: Any, tree: Any, read: dict[str, Any], before: Any) -> tuple[An
     again = compare(tree, like, {})
     # What was not wanted is still a description of an array.
     found = {n: leaf for n, leaf in again.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
-    used: dict[int, Any] = {}  # id → array, which it keeps alive
+    used = Objects()
 
     def leaf_of(number: int) -> Any:
         leaf = found.get(number, again.template.objects[number])
         if number in found and isinstance(leaf, jax.Array | np.ndarray):
             # What is one object in the file may be two in the template, and stays two.
-            return leaf.copy() if id(leaf) in used else used.setdefault(id(leaf), leaf)  # alive in `used`
+            return leaf if used.add(leaf) else leaf.copy()
         return leaf
 
     result = rebuilt(again.template, leaf_of)
-    paths = all_paths(again.template.structure)
+    paths = again.template.all_paths
     loaded = [paths[number][0] for number in again.template.structure.leaf_numbers if number in found]
     kept = [paths[number][0] for number in again.template.structure.leaf_numbers if number not in found]
-    unused = [tensor for tensor, array in read.items() if id(array) not in used]  # alive in `read`
+    unused = [tensor for tensor, array in read.items() if array not in used]
     return result, LoadReport(tuple(loaded), tuple(kept), (*before.differences, *before.values), tuple(unused))
 
 

@@ -13,17 +13,18 @@ from jax import tree_util as jtu
 
 from ...core._errors import StructureMismatchError
 from ...core._graph import Tags, pack
+from ...core._handle import Walked
 from ...core._node_types import carries_identity, require_registered
 from ...core._plain_containers import is_namedtuple
 from ...core._printing import printable
 from ...core._sharing import name_of
 from ...core._static_kinds import copy_of
 from ...core._static_values import Static
-from ...core._structure import LEAF, Node, Op, Structure
+from ...core._structure import LEAF, Node, Op
 from ...libraries._module import kinds_in
 from ...libraries._module_values import PARAMETER, STATE, SUBTREE
 from ...ties._context import rules_here
-from ...ties._listing import all_paths, can_be_tied
+from ...ties._listing import can_be_tied
 from ...tree._dag import Dag
 from ..arrays._placing import ArrayEntry
 from ..trust._classes import kind_of
@@ -69,13 +70,6 @@ class LoadReport(NamedTuple):
         lines += [f"    not used of the file: `{printable(name)}`" for name in self.unused]
         lines += [f"    {difference}" for difference in self.differences]
         return "\n".join(lines)
-
-
-class Walked(NamedTuple):
-    """A tree taken apart, and the object of each of its records, which it keeps alive."""
-
-    structure: Structure
-    objects: Sequence[Any]
 
 
 class Comparison(NamedTuple):
@@ -162,7 +156,7 @@ def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comp
 def _walked(tree: Any, *, values: bool = False) -> Walked:
     require_registered(tree)
     tags = Tags()
-    return Walked(pack(tree, tags, rules_here()._replace(values=values))[1], tags.objects)
+    return Walked.of(pack(tree, tags, rules_here()._replace(values=values))[1], tags.objects)
 
 
 def rebuilt(tree: Walked, leaf_of: Callable[[int], Any]) -> Any:
@@ -252,8 +246,7 @@ def _static_differences(path: str, op: Node, other: Node) -> Iterator[Difference
 def paths_of_dags(tree: Walked) -> list[str]:
     """Where there is a `Dag` in a tree, each by its first path."""
     dags = [i for i, (op, _) in enumerate(tree.structure.records) if type(op) is Node and op.type.cls is Dag]
-    paths = all_paths(tree.structure) if dags else {}
-    return [paths[number][0] for number in dags]
+    return [tree.text(number) for number in dags]
 
 
 _KIND_NAMES = {PARAMETER: "a parameter", STATE: "state", SUBTREE: "neither a parameter nor state"}
