@@ -1,5 +1,10 @@
-"""Tables whose keys are objects, told apart by identity."""
+"""Tables of objects that are told apart by identity. They see to it that an address stands for one object.
 
+A plain dictionary from `id(obj)` to something goes wrong when the object dies, for the next one may get its address.
+Loops that run for every node of every call use one all the same, and say what keeps their objects alive.
+"""
+
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar, overload
 
@@ -7,10 +12,8 @@ ValueType = TypeVar("ValueType")
 OtherType = TypeVar("OtherType")
 
 
-class ByIdentity(Generic[ValueType]):
-    """A dictionary with any objects for keys, equal only if they are one, in the order in which they were entered.
-
-    It keeps its keys alive, so that no other object can get the address by which one is found.
+class IdentityDict(Generic[ValueType]):
+    """A dictionary with objects for keys, equal only if they are one, in the order in which they came, and kept alive.
 
     Args:
         entries: pairs of an object and its value.
@@ -20,11 +23,6 @@ class ByIdentity(Generic[ValueType]):
 
     def __init__(self, entries: Iterable[tuple[Any, ValueType]] = ()) -> None:
         self._entries: dict[int, tuple[Any, ValueType]] = {id(entry[0]): entry for entry in entries}
-
-    @classmethod
-    def numbered(cls, objects: Iterable[Any]) -> "ByIdentity[int]":
-        """Each object with its position, the last one of those that it has."""
-        return ByIdentity((obj, number) for number, obj in enumerate(objects))
 
     def __getitem__(self, obj: Any) -> ValueType:
         return self._entries[id(obj)][1]
@@ -56,25 +54,64 @@ class ByIdentity(Generic[ValueType]):
         """The value of an object, which is this one if it had none."""
         return self._entries.setdefault(id(obj), (obj, value))[1]
 
-    def values(self) -> Iterator[ValueType]:
-        """The values, in order."""
-        return (value for _, value in self._entries.values())
+    def items(self) -> Iterable[tuple[Any, ValueType]]:
+        """Each object with its value."""
+        return self._entries.values()
+
+    def values(self) -> Iterable[ValueType]:
+        """The values."""
+        return [value for _, value in self._entries.values()]
 
 
-class Objects(ByIdentity[None]):
-    """A set of objects, equal only if they are one, which keeps them alive.
+class IdentitySet:
+    """A set of objects, equal only if they are one, in the order in which they came, and kept alive."""
 
-    Args:
-        objects: those that are in it from the beginning.
-    """
-
-    __slots__ = ()
+    __slots__ = ("_objects",)
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
-        super().__init__((obj, None) for obj in objects)
+        self._objects: dict[int, Any] = {id(obj): obj for obj in objects}
+
+    def __contains__(self, obj: Any) -> bool:
+        return id(obj) in self._objects
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._objects.values())
+
+    def __len__(self) -> int:
+        return len(self._objects)
 
     def add(self, obj: Any) -> bool:
         """Adds an object; whether it was not there."""
-        before = len(self._entries)
-        self._entries.setdefault(id(obj), (obj, None))
-        return len(self._entries) > before
+        before = len(self._objects)
+        self._objects[id(obj)] = obj
+        return len(self._objects) > before
+
+
+class WeakIdentityDict(Generic[ValueType]):
+    """The same, but keeps no object alive: an entry goes with its object.
+
+    If the stack is full when an object dies, so that Python cannot take out the entry, another object with its address
+    does not get what the entry has.
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], ValueType]] = {}
+
+    def __setitem__(self, obj: Any, value: ValueType) -> None:
+        number, entries = id(obj), self._entries
+
+        def forget(reference: "weakref.ref[Any]") -> None:
+            if entries.get(number, (None,))[0] is reference:
+                entries.pop(number, None)
+
+        entries[number] = weakref.ref(obj, forget), value
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, obj: Any) -> ValueType | None:
+        """The value of an object; None if it has none."""
+        entry = self._entries.get(id(obj))
+        return None if entry is None or entry[0]() is not obj else entry[1]

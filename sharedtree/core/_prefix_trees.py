@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from jax import tree_util as jtu
 
-from ._by_identity import Objects
+from ._by_identity import IdentitySet
 from ._errors import SharingMismatchError
 from ._node_types import node_type_of
 from ._sharing import Rooted, name_of
@@ -54,13 +54,13 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
 
     Cost: one visit for each pair of a record and an object of the prefix.
     """
-    met: dict[int, Objects] = {}  # record → the parts of the prefix that were met there
+    met: dict[int, IdentitySet] = {}  # record → the parts of the prefix that were met there
     stack: list[tuple[int, Any, Path]] = [(tree.root, prefix, path)]
     while stack:
         number, part, where = stack.pop()
         op, children = tree.records[number]
         node = op.node if type(op) is Update else op
-        is_new = met.setdefault(number, Objects()).add(part)
+        is_new = met.setdefault(number, IdentitySet()).add(part)
         if not is_new and (type(node) is Node or not is_number(part)):
             continue
         if type(node) is not Node:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ._by_identity import ByIdentity
+from ._by_identity import IdentityDict
 from ._libraries import parts_of_frozen
 from ._plain_containers import is_namedtuple
 
@@ -332,7 +332,7 @@ class Looked:
         self.parts = tuple(parts or ())
 
 
-def cannot_change(value: Any, known: ByIdentity[Looked] | None = None) -> bool:
+def cannot_change(value: Any, known: IdentityDict[Looked] | None = None) -> bool:
     """Whether the same object has the same value for ever.
 
     A `functools.partial` and a frozen dataclass could be changed, but nobody does. What the fields of the latter hold
@@ -342,7 +342,7 @@ def cannot_change(value: Any, known: ByIdentity[Looked] | None = None) -> bool:
         value: of any kind.
         known: what was found out about others.
     """
-    known = ByIdentity() if known is None else known
+    known = IdentityDict() if known is None else known
     stack = [value]
     while stack:
         found = known.get(stack[-1])

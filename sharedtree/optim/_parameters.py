@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from jax import tree_util as jtu
 
-from ..core._by_identity import ByIdentity, Objects
+from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._errors import DepthError, InconsistentSharingError, SharingMismatchError
 from ..core._handle import Walked
 from ..core._node_types import node_type_of
@@ -155,11 +155,11 @@ class Parameters(NamedTuple):
     def _places(self, tree: Any) -> Iterator[tuple[int, Any, Path] | None]:
         """What a tree has where the model has its leaves, each pair of a record and an object once; None: no match."""
         stack: list[tuple[int, Any, Path]] = [(self.model.root, tree, ())]
-        met: dict[int, Objects] = {}  # record → what of the tree was met there
+        met: dict[int, IdentitySet] = {}  # record → what of the tree was met there
         while stack:
             number, obj, path = stack.pop()
             op, children = self.model.records[number]
-            if not met.setdefault(number, Objects()).add(obj):
+            if not met.setdefault(number, IdentitySet()).add(obj):
                 continue
             if type(op) is not Node:
                 yield number, obj, path
@@ -233,7 +233,7 @@ class Models(NamedTuple):
 
     def change(self, tree: Any, change: Callable[[Parameters, Any], Any]) -> Any:
         """Changes every part of a tree that has the shape of a model."""
-        made: ByIdentity[Any] = ByIdentity()
+        made: IdentityDict[Any] = IdentityDict()
 
         def visit(obj: Any, parts: Sequence[Parameters]) -> Any:
             if obj in made:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import tree_util as jtu
 
-from ..core._by_identity import Objects
+from ..core._by_identity import IdentitySet
 from ..core._errors import InconsistentSharingError
 from ..core._graph import Tags, walk
 from ..core._node_types import is_module
@@ -152,7 +152,7 @@ def select_everywhere(arguments: Sequence[Any], wrt: Filter, leaves: Sequence[An
     Returns:
         Lines of a message, empty if there is no such fix that could be written down.
     """
-    wanted, selected = Objects(leaves), Objects()
+    wanted, selected = IdentitySet(leaves), IdentitySet()
     others: list[tuple[Any, tuple[Any, ...]]] = []
 
     def ask(place: Place) -> bool:

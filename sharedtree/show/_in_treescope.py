@@ -11,7 +11,7 @@ import importlib
 import itertools
 from typing import Any, NamedTuple
 
-from ..core._by_identity import ByIdentity
+from ..core._by_identity import IdentityDict
 from ..core._errors import SharedTreeError
 from ..core._node_types import carries_identity, node_type_of
 from ..ties._context import walk_alone
@@ -27,7 +27,7 @@ class _Mark(NamedTuple):
     group: str
 
 
-_Marks = ByIdentity[_Mark]
+_Marks = IdentityDict[_Mark]
 """The ties of one model: each tied object with the mark of its tie."""
 
 _marks: contextvars.ContextVar[_Marks | None] = contextvars.ContextVar("sharedtree_ties", default=None)
@@ -97,12 +97,12 @@ def _marks_of(tree: Any) -> _Marks:
             for number, paths in walked.all_paths.items()
             if len(paths) > 1 and can_be_tied(walked.records[number][0])
         ]
-        return ByIdentity(
+        return IdentityDict(
             (walked.objects[number], _Mark(mark, tuple(paths), f"{group}-{mark}"))
             for mark, (number, paths) in enumerate(tied, 1)
             if node_type_of(walked.objects[number]) is not None or carries_identity(walked.objects[number])
         )
-    return ByIdentity()
+    return IdentityDict()
 
 
 def _marked(marks: _Marks | None, node: Any, path: str | None, node_renderer: Any) -> Any:

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..core._by_identity import Objects
+from ..core._by_identity import IdentitySet
 from ..core._handle import Walked
 from ..core._locks import Lock
 from ..core._structure import LEAF, Record, Structure, at_several_paths, reached_outside
@@ -166,16 +166,16 @@ def recall(structure: Structure, leaves: Sequence[Any]) -> None:
 
 class _Rules(threading.local):
     def __init__(self) -> None:
-        self.stack: list[Objects] = []  # of each rule that runs, the arrays that were said to be whole
+        self.stack: list[IdentitySet] = []  # of each rule that runs, the arrays that were said to be whole
 
 
 _rules = _Rules()  # a rule runs in one thread, and so does what it calls
 
 
 @contextmanager
-def noting_whole() -> Iterator[Objects]:
+def noting_whole() -> Iterator[IdentitySet]:
     """Collects what is said inside the block, which calls a rule."""
-    whole = Objects()
+    whole = IdentitySet()
     _rules.stack.append(whole)
     try:
         yield whole

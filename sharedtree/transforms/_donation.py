@@ -7,6 +7,7 @@ import jax
 
 from ..core._accidental_aliases import another
 from ..core._arguments import Arguments, Position, positions_of
+from ..core._by_identity import IdentitySet
 from ..core._handle import Walked
 from ..core._jax_internals import current_traces
 from ..core._prefix_trees import Branch
@@ -94,13 +95,13 @@ def _with_own_buffers(call: Call, donated: Sequence[Hand]) -> None:
         for hand, own in zip(donated, in_order, strict=True)
         for leaf, at in zip(hand.leaves, own, strict=True)
     ]
-    taken = {id(leaf) for leaf, at in both if at in places}  # alive in the call
+    taken = IdentitySet(leaf for leaf, at in both if at in places)
     for hand, numbers in zip(donated, in_order, strict=True):
         leaves = list(hand.leaves)
         for i, (leaf, place) in enumerate(zip(hand.leaves, numbers, strict=True)):
-            if id(leaf) in taken and _has_buffer(leaf) and place not in places:  # alive in the call
+            if leaf in taken and _has_buffer(leaf) and place not in places:
                 leaves[i] = another(leaf)
-            taken.add(id(leaf))  # as above
+            taken.add(leaf)
         hand.leaves = leaves
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...core._by_identity import IdentityDict
 from ...core._errors import StructureMismatchError
 from ...core._printing import printable
 from ..values._template import Difference, require_no_differences
@@ -44,7 +45,7 @@ class Fit:
         self._path_of = path_of
         self._differences: list[Difference] = []
         self._shortened: list[tuple[str, str]] = []
-        self._first: dict[int, tuple[Any, Any, Any]] = {}  # id → (the template's leaf, kept alive here; place; array)
+        self._first: IdentityDict[tuple[Any, Any]] = IdentityDict()  # leaf of the template → (place, array)
 
     def differs(self, place: Any, found: str, wanted: str) -> None:
         """Notes a difference, in words."""
@@ -57,7 +58,7 @@ class Fit:
         is_plain = not isinstance(wanted, np.ndarray) and not is_key(wanted)
         if is_plain and jax.dtypes.canonicalize_dtype(wanted.dtype) != wanted.dtype:
             self._shortened.append((self._path_of(place), described(wanted)))
-        _, first, value = self._first.setdefault(id(wanted), (wanted, place, found))  # alive in the table
+        first, value = self._first.setdefault(wanted, (place, found))
         if value is not found and not _same_bytes(value, found):
             self.differs(place, f"other values than at `{self._path_of(first)}`", "one object at both")
         return value

@@ -11,7 +11,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from ...core._by_identity import Objects
+from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
 from ...core._printing import printable
 from ...tree._dag import Dag
@@ -134,7 +134,7 @@ class Plan:
             if deep is not None:
                 raise malformed(f"node {deep} holds one thing too often to be compared with a template")
             structs = {entry.tensor: struct_of(entry) for entry in entries}
-            described = {id(structs[entry.tensor]): entry for entry in entries}  # alive in `structs`
+            described = IdentityDict((structs[entry.tensor], entry) for entry in entries)
             self._compared = compare(self._decoded(structs), like, described)
             if strict:
                 require_no_differences(self._compared.differences, label)
@@ -143,10 +143,10 @@ class Plan:
             if sharding is None:
                 places: dict[str, Placement] = {}
                 for record, struct in self._compared.fitting.items():
-                    if id(struct) in described:  # alive: see there
+                    if struct in described:
                         leaf = self._compared.template.objects[record]
                         has_place = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
-                        places.setdefault(described[id(struct)].tensor, leaf.sharding if has_place else None)
+                        places.setdefault(described[struct].tensor, leaf.sharding if has_place else None)
                 self.place = lambda entry: places.get(entry.tensor)
         self.wanted = [entry for entry in entries if not callable(select) or select(entry.tensor)]
 
@@ -212,10 +212,10 @@ class Plan:
 
 def _filled(like: Any, tree: Any, read: dict[str, Any], before: Any) -> tuple[Any, LoadReport]:
     """The template with what fits of the file, whose arrays that were read are given by name."""
-    again = compare(tree, like, {})
+    again = compare(tree, like, IdentityDict())
     # What was not wanted is still a description of an array.
     found = {n: leaf for n, leaf in again.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
-    used = Objects()
+    used = IdentitySet()
 
     def leaf_of(number: int) -> Any:
         leaf = found.get(number, again.template.objects[number])

@@ -4,13 +4,14 @@ import collections
 import enum
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import tree_util as jtu
 
+from ...core._by_identity import IdentityDict
 from ...core._errors import StructureMismatchError
 from ...core._graph import Tags, pack
 from ...core._handle import Walked
@@ -84,7 +85,7 @@ class Comparison(NamedTuple):
     values: list[Difference]
 
 
-def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comparison:
+def compare(held: Any, template: Any, entries: IdentityDict[ArrayEntry]) -> Comparison:
     """Compares what a file holds with a template.
 
     Args:
@@ -92,7 +93,7 @@ def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comp
         template: any tree. Of its arrays only shapes, dtypes, weak types and whether they are JAX's or NumPy's matter.
             A `ShapeDtypeStruct` in it stands for both kinds of array. What is static in a module is compared strictly,
             where it is plain; elsewhere only its type must be the same.
-        entries: id → entry, of each `ShapeDtypeStruct` in `held` that describes an array.
+        entries: that of each `ShapeDtypeStruct` in `held` that describes an array.
 
     Cost: one visit for each pair of nodes.
     """
@@ -140,7 +141,7 @@ def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comp
         if type(op) is Node or type(other) is Node:
             found.append(Difference(path, name_of(op), name_of(other)))
             continue
-        facts = list(zip(_facts(one, entries.get(id(one))), _facts(two), strict=True))  # alive: see Args
+        facts = list(zip(_facts(one, entries.get(one)), _facts(two), strict=True))
         if isinstance(two, jax.ShapeDtypeStruct):
             del facts[1]  # it stands for both kinds of array
         differing = next((texts for texts in facts if texts[0] != texts[1]), None)

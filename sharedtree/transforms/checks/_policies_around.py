@@ -21,7 +21,7 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ...core._arguments import Arguments
-from ...core._by_identity import ByIdentity, Objects
+from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._errors import LostChangeWarning
 from ...core._graph import Rules, walked
 from ...core._handle import Walked
@@ -77,7 +77,7 @@ def report_lost_changes(received: Walked, result: Any, names: Names, title: str,
     changed = dict(_changed(received, containers=rules.containers))
     if not changed:
         return
-    known = Objects(walked(result, rules, "result").objects)
+    known = IdentitySet(walked(result, rules, "result").objects)
     where = [
         jtu.keystr((*received.first_paths[number], *key))
         for number, leaves in sorted(changed.items(), key=lambda item: item[0])
@@ -151,7 +151,7 @@ def _met_twice(tree: Walked) -> Iterator[list[Path]]:
     noted = {n for n, leaf in tree.leaves.items() if is_tied_value(leaf) or is_one_around(leaf)}
     if not noted:
         return
-    found: ByIdentity[dict[int, Path]] = ByIdentity()
+    found: IdentityDict[dict[int, Path]] = IdentityDict()
     for number, path in tree.first_paths.items():
         if number in noted:
             found.setdefault(tree.objects[number], {})[number] = path

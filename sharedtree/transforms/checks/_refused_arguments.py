@@ -17,7 +17,7 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ...core._arguments import Arguments
-from ...core._by_identity import Objects
+from ...core._by_identity import IdentitySet
 from ...core._errors import InconsistentSharingError
 from ...core._graph import Tags, walk
 from ...core._handle import Walked
@@ -106,7 +106,7 @@ def require_separate(arguments: Arguments, call: Walked, names: Names) -> None:
 def _require_apart(value: Any, text: str, call: Walked) -> None:
     own = Tags()
     _, records, root = walk(value, own)
-    known = Objects(call.objects)
+    known = IdentitySet(call.objects)
     for number, path in edges(records, [((), root)]):
         obj = own.objects[number]
         if obj in known and own.number_of(obj) is not None:  # as above
