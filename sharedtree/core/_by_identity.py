@@ -82,9 +82,10 @@ class IdentitySet:
 
     def add(self, obj: Any) -> bool:
         """Adds an object; whether it was not there."""
-        before = len(self._objects)
+        if id(obj) in self._objects:
+            return False
         self._objects[id(obj)] = obj
-        return len(self._objects) > before
+        return True
 
 
 class WeakIdentityDict(Generic[ValueType]):

@@ -23,7 +23,14 @@ from ._by_identity import IdentityDict
 from ._libraries import parts_of_frozen
 from ._plain_containers import is_namedtuple
 
-BY_VALUE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented)})
+
+class _Facts(tuple[Any, ...]):
+    """What is compared by its own `==`, and not part by part: the dtype, the shape and the bytes of an array."""
+
+    __slots__ = ()
+
+
+BY_VALUE = frozenset({bool, int, str, bytes, type(None), type(...), type(NotImplemented), _Facts})
 """The types whose instances are alike exactly if they have the same type and are equal."""
 
 _IMMUTABLE = BY_VALUE | {float, complex, type, range}
@@ -83,8 +90,9 @@ def _copied_items(value: Any, each: Callable[[Any], Any]) -> Any:
 
 
 def _parts_of_array(value: np.ndarray[Any, Any]) -> list[Any]:
-    content = value.ravel().tolist() if value.dtype.hasobject else [value.tobytes()]
-    return [value.dtype, value.shape, *content]
+    if value.dtype.hasobject:
+        return [_Facts((value.dtype, value.shape)), *value.ravel().tolist()]
+    return [_Facts((value.dtype, value.shape, value.tobytes()))]
 
 
 _CONTAINERS: dict[type, _Container] = {
@@ -281,9 +289,6 @@ def content_of(value: Any, keys: Keys) -> Any:
         return cls, struct.pack("d", value)
     if cls is complex:
         return cls, struct.pack("dd", value.real, value.imag)
-    if issubclass(cls, np.dtype):
-        keys.note_class(value, cls)
-        return cls, value
     container = _container_of(value)
     if container is not None:
         if container.is_mutable:

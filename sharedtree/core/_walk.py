@@ -157,6 +157,7 @@ def walk(
     open_ids: set[tuple[int, bool]] = set()  # of the objects and the values in `frames`, which keeps them alive
     reading = Reading() if reading is None else reading
     of_statics, visited = reading.known, reading.visited
+    gives, updates = bool(rules.given), bool(rules.updated)  # mostly not
 
     def path(extra: int = 0) -> str:
         keys = [f.type.keys_of(f.obj)[len(f.done)] for f in frames[: len(frames) - extra]]
@@ -189,13 +190,13 @@ def walk(
         if node_type is None:
             if is_traced(obj, convention) and (not rules.filtered or is_traced(obj, "equinox")):
                 shared = rules.arrays and carries_identity(obj)
-                if shared and obj in rules.given:
+                if gives and shared and obj in rules.given:
                     return record(obj, Given(rules.given[obj]), (), tag=True)
                 return leaf(obj, tag=shared)
             static = _static(obj, rules, path, of_statics)
             visited.append(static)
             return record(obj, static, (), tag=False)
-        if node_type.carries_identity and obj in rules.given:
+        if gives and node_type.carries_identity and obj in rules.given:
             return record(obj, Given(rules.given[obj]), (), tag=True)
         return open_node(obj, node_type, convention)
 
@@ -221,7 +222,7 @@ def walk(
         if len(keys) != len(frame.done):  # the class was registered with keys that do not match its children
             keys = tuple(jtu.SequenceKey(i) for i in range(len(frame.done)))
         op: Op = Node(frame.type, frame.aux, keys)
-        if frame.is_object and frame.obj in rules.updated:
+        if updates and frame.is_object and frame.obj in rules.updated:
             op = Update(rules.updated[frame.obj], op)
         return record(frame.obj, op, tuple(frame.done), tag=frame.is_object or rules.values)
 

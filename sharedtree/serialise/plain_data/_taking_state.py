@@ -37,12 +37,12 @@ class Objects(IdentityDict[Form | None]):
     def __init__(self, tree: Any) -> None:
         super().__init__()
         frames: list[_Frame] = []
-        opened = IdentitySet()
+        met = IdentitySet()
 
         def visit(obj: Any) -> None:
-            if obj in self:
-                return
-            if obj in opened:
+            if not met.add(obj):
+                if obj in self:
+                    return
                 keys = [frame.form.keys[frame.done : frame.done + 1] for frame in frames]
                 above = next(i for i, frame in enumerate(frames) if frame.obj is obj)
                 raise cycle_error(obj, _text(keys[:above]), _text(keys))
@@ -53,7 +53,6 @@ class Objects(IdentityDict[Form | None]):
             if len(frames) >= MAX_DEPTH:
                 raise_too_deep("")
             frames.append(_Frame(obj, form))
-            opened.add(obj)
 
         visit(tree)
         while frames:
@@ -126,10 +125,11 @@ def state(tree: Any, keep: Callable[[Any], Any] | None = None) -> Any:
     """
     if form_of(tree) is None:
         require_registered(tree)
-    made: IdentityDict[Any] = IdentityDict()
-    for obj, form in Objects(tree).items():
+    objects = Objects(tree)
+    made: dict[int, Any] = {}  # id → what is made of an object, which is alive in `objects`
+    for obj, form in objects.items():
         if form is not None:
-            made[obj] = form.holding([made[part] for part in form.parts])
+            made[id(obj)] = form.holding([made[id(part)] for part in form.parts])
         else:
-            made[obj] = obj if is_state_leaf(obj) and (keep is None or keep(obj)) else ()
-    return made[tree]
+            made[id(obj)] = obj if is_state_leaf(obj) and (keep is None or keep(obj)) else ()
+    return made[id(tree)]
