@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree.core import _static_keys
+from sharedtree.core import _static_values
 from sharedtree.core._printing import shown
-from sharedtree.core._static_keys import nothing_known
-from sharedtree.core._static_values import Static, shown_beside
+from sharedtree.core._static_values import Static, nothing_known, shown_beside
 from tests.garbage import collect_all
 from tests.kinds import ByContent, Keyed, made
 from tests.strategies import Pair, Record
@@ -381,9 +380,9 @@ def test_keys_do_not_depend_on_sharing(count):
 
 def test_rows_are_let_go():
     collect_all()
-    before = len(_static_keys._rows.alive)
+    before = len(_static_values._rows.alive)
     held = Static([[i, [i]] for i in range(1_000)])
-    assert len(_static_keys._rows.alive) >= before + 2_000
+    assert len(_static_values._rows.alive) >= before + 2_000
     del held
     gc.collect()
-    assert len(_static_keys._rows.alive) <= before
+    assert len(_static_values._rows.alive) <= before

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ..core._by_identity import IdentitySet
 from ..core._errors import CycleError
 from ..core._node_types import carries_identity, node_type_of
 from ..ties._listing import ties
@@ -95,7 +96,7 @@ def _cut_up(roots: Objects, is_leaf: Callable[[Any], bool] | None) -> tuple[_Pie
 
 def _cut(objects: Objects, is_leaf: Callable[[Any], bool] | None, *, outside: bool = False) -> _Piece:
     top, *others = objects
-    leaves: set[int] = set()  # the ids of entries, which `found` keeps alive
+    leaves = IdentitySet()
     is_first = not outside
 
     def stops(x: Any) -> bool:
@@ -105,18 +106,14 @@ def _cut(objects: Objects, is_leaf: Callable[[Any], bool] | None, *, outside: bo
             is_first = False
             return False
         if is_leaf is not None and is_leaf(x):
-            leaves.add(id(x))  # it becomes an entry
+            leaves.add(x)
             return True
         return _begins_a_piece(x, outside)
 
     found, treedef = jax.tree.flatten(top, is_leaf=stops)
     companions = [treedef.flatten_up_to(other) for other in others]
     entries = list(zip(found, *companions, strict=True))
-    keys = [
-        # Alive in `entries`.
-        _key(entry) if id(entry[0]) not in leaves and _begins_a_piece(entry[0], outside) else None
-        for entry in entries
-    ]
+    keys = [_key(entry) if entry[0] not in leaves and _begins_a_piece(entry[0], outside) else None for entry in entries]
     return _Piece(treedef, entries, keys)
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._by_identity import IdentitySet
 from ._node_types import carries_identity
 from ._structure import Record, with_several_edges
 
@@ -22,15 +23,8 @@ def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
     """The leaves, each an object of its own. Copies only what occurs twice; cost otherwise one set of ids."""
     if len(set(map(id, leaves))) == len(leaves):  # alive in `leaves`
         return leaves
-    seen: set[int] = set()
-    result: list[Any] = []
-    for leaf in leaves:
-        if id(leaf) in seen and carries_identity(leaf):  # alive in `leaves`
-            result.append(another(leaf))
-        else:
-            seen.add(id(leaf))  # alive in `leaves`
-            result.append(leaf)
-    return result
+    seen = IdentitySet()
+    return [leaf if seen.add(leaf) or not carries_identity(leaf) else another(leaf) for leaf in leaves]
 
 
 def with_identity(leaves: Sequence[Any], records: Sequence[Record], root: int, numbers: Sequence[int]) -> Sequence[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _walk
+from ._handle import Walked
 from ._native_walk import native, natively
 from ._structure import Record, Structure, intern
 from ._walk import DEFAULT_RULES, Rules as Rules
@@ -26,6 +27,13 @@ def walk(
         return _walk.walk(tree, tags, rules, prefix)
     leaves, known = found
     return leaves, known.records, known.root
+
+
+def walked(tree: Any, rules: Rules = DEFAULT_RULES, prefix: str = "") -> Walked:
+    """A tree by itself, taken apart. Arguments and errors as for `_walk.walk`."""
+    tags = Tags()
+    _, records, root = walk(tree, tags, rules, prefix)
+    return Walked(records, root, tags.objects)
 
 
 def pack(

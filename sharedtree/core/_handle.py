@@ -6,13 +6,13 @@ Pair(w, [w])        records  0: leaf   1: list(0)   2: Pair(0, 1)       root 2
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax import tree_util as jtu
 
 from ._arguments import LeafPath
-from ._structure import LEAF, Node, Path, Record, Structure, Update, canonical, edges, reached_outside
+from ._structure import LEAF, Node, Path, Record, Structure, Update, canonical, edges, intern, reached_outside
 
 
 class Walked:
@@ -22,7 +22,6 @@ class Walked:
         records: the table, children before parents.
         root: the number of the record that is the whole tree.
         objects: number → object, where that is at hand.
-        structure: of the same, where it has one.
     """
 
     def __init__(
@@ -30,17 +29,17 @@ class Walked:
         records: Sequence[Record],
         root: int,
         objects: Sequence[Any] | Mapping[int, Any] = (),
-        structure: Structure | None = None,
     ) -> None:
         self.records = records
         self.root = root
         self.objects: Any = objects
-        self.structure = structure
 
     @classmethod
     def of(cls, structure: Structure, objects: Sequence[Any] | Mapping[int, Any] = ()) -> "Walked":
         """That of a structure by itself."""
-        return cls(structure.records, structure.root, objects, structure)
+        made = cls(structure.records, structure.root, objects)
+        made.structure = structure
+        return made
 
     @classmethod
     def of_leaves(cls, structure: Structure, leaves: Sequence[Any]) -> "Walked":
@@ -51,9 +50,18 @@ class Walked:
         """A part of it."""
         return Walked(self.records, root, self.objects)
 
+    def edges(self, path: Path = ()) -> Iterator[tuple[int, Path]]:
+        """Every way into every record, once each, the first paths first; `path` stands before them."""
+        return edges(self.records, [(path, self.root)])
+
     def child(self, position: int) -> "Walked":
         """One child of the root, as a part of it."""
         return self.below(self.records[self.root][1][position])
+
+    @functools.cached_property
+    def structure(self) -> Structure:
+        """The same, interned."""
+        return intern(tuple(self.records), self.root)
 
     @functools.cached_property
     def leaf_numbers(self) -> list[int]:
@@ -74,8 +82,16 @@ class Walked:
     def first_paths(self) -> dict[int, Path]:
         """Number → the first path to it, of everything that a path leads to."""
         found: dict[int, Path] = {}
-        for number, path in edges(self.records, [((), self.root)]):
+        for number, path in self.edges():
             found.setdefault(number, path)
+        return found
+
+    @functools.cached_property
+    def all_paths(self) -> dict[int, list[str]]:
+        """Number → the ways into it as errors print them, those through several paths of a parent by its first path."""
+        found: dict[int, list[str]] = {}
+        for number, path in self.edges():
+            found.setdefault(number, []).append(jtu.keystr(path))
         return found
 
     @functools.cached_property
@@ -87,7 +103,8 @@ class Walked:
         return found
 
     @functools.cached_property
-    def _outside(self) -> dict[int, int]:
+    def outside(self) -> dict[int, int]:
+        """The records that a path through plain containers alone leads to, and how many such paths: one, or two."""
         return reached_outside(self.records, self.root)
 
     def is_object(self, number: int, *, containers: bool = False) -> bool:
@@ -100,7 +117,7 @@ class Walked:
         node = self.node(number)
         if node is None or not node.type.carries_identity:
             return False
-        return not node.type.is_plain or containers or number not in self._outside
+        return not node.type.is_plain or containers or number not in self.outside
 
     def text(self, number: int) -> str:
         """The first path to a record, as errors print it."""

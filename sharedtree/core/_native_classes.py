@@ -5,6 +5,7 @@ registered as one, for that may be it.
 """
 
 import collections
+import contextlib
 import types
 import weakref
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from jax import tree_util as jtu
 from jax.core import Tracer
 
 from ._arguments import Arguments
+from ._by_identity import IdentityDict, WeakIdentityDict
 from ._engine import native
 from ._interned import Interned
 from ._jax_internals import REGISTRY, ConcreteArray
@@ -32,8 +34,8 @@ from ._node_types import (
     when_registered,
 )
 from ._plain_containers import Inherited, NodeType, is_namedtuple
-from ._static_keys import Known, key_of, nothing_known
-from ._static_values import Settled, Static, cannot_change, is_known_by_address
+from ._static_kinds import Looked, cannot_change, is_known_by_address
+from ._static_values import Known, Static, key_of, nothing_known
 from ._structure import LEAF, Given, Node, Record, Update
 
 Description = tuple[Any, ...]
@@ -153,22 +155,8 @@ class Token:
 _tokens: Interned[Token] = Interned()
 
 
-class _Met(weakref.ref[Any]):
-    """A value that can be mutated, while it lives, and the token that it had when it was last met."""
-
-    __slots__ = ("address", "token")
-
-    address: int
-    token: "weakref.ref[Token]"
-
-
-_latest: dict[int, _Met] = {}
-"""Those values, by id."""
-
-
-def _let_go_of(met: Any, latest: dict[int, _Met] = _latest) -> None:
-    if latest.get(met.address) is met:
-        latest.pop(met.address, None)
+_latest: WeakIdentityDict["weakref.ref[Token]"] = WeakIdentityDict()
+"""Of values that can be mutated, the token that each had when it was last met."""
 
 
 def _settle(values: list[Any]) -> list[Any]:
@@ -177,15 +165,16 @@ def _settle(values: list[Any]) -> list[Any]:
     A tuple of its class, if all instances of that are known by address; otherwise its token, in a tuple with None if
     the value is the same for ever.
     """
-    known, settled = nothing_known(), Settled()
-    found: dict[int, Any] = {}
+    known = nothing_known()
+    settled: IdentityDict[Looked] = IdentityDict()
+    found: IdentityDict[Any] = IdentityDict()
     for value in values:
-        if id(value) not in found:  # alive in `values`
-            found[id(value)] = _settled(value, known, settled)  # as above
-    return [found[id(value)] for value in values]  # as above
+        if value not in found:
+            found[value] = _settled(value, known, settled)
+    return [found[value] for value in values]
 
 
-def _settled(value: Any, known: Known, settled: Settled) -> Any:
+def _settled(value: Any, known: Known, settled: IdentityDict[Looked]) -> Any:
     cls = type(value)
     key, is_mutable = key_of(value, known)
     if not is_mutable and is_known_by_address(cls) and not issubclass(cls, (tuple, frozenset, slice)):
@@ -194,17 +183,13 @@ def _settled(value: Any, known: Known, settled: Settled) -> Any:
         return _tokens.one_like(hash(key), Token(key)), None
     token = Token(key)
     # Of values without a hash there may be many that are to be compared with, and most are as they were.
-    met = _latest.get(id(value))  # alive while the entry is there
-    before = met.token() if met is not None and met() is value else None
+    met = _latest.get(value)
+    before = None if met is None else met()
     if before is not None and before.is_like(token):
         return before
     token = _tokens.one_like(hash(key), token)
-    try:
-        met = _Met(value, _let_go_of)
-    except TypeError:  # it cannot be referred to weakly
-        return token
-    met.address, met.token = id(value), weakref.ref(token)
-    _latest[id(value)] = met  # as above
+    with contextlib.suppress(TypeError):  # it cannot be referred to weakly
+        _latest[value] = weakref.ref(token)
     return token
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from jax import tree_util as jtu
 
 from . import _engine, _native_classes, _walk
+from ._by_identity import IdentitySet
 from ._libraries import LIBRARIES
 from ._locks import Lock
 from ._structure import Path, Structure, edges, intern, statics_of
@@ -96,14 +97,12 @@ def _first_met(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[An
         key, pins, settled = native.key_of(reading.visited, rules, base)
     except Exception:  # noqa: BLE001 -- what has no key is walked in Python each time
         return leaves, structure
-    distinct: dict[int, Any] = {}
     for pin, cls in zip(pins[::2], pins[1::2], strict=True):
-        distinct[id(pin)] = pin  # alive in `pins`
         # A structure that says another class than the key would be wrong for all who have that key.
-        if cls is not _native_classes.Token and reading.known.classes.get(id(pin)) is not cls:  # as above
+        if cls is not _native_classes.Token and reading.known.classes.get(id(pin)) is not cls:  # alive in `pins`
             return leaves, structure
     held = [native.hold(tuple(settled))] if settled else []
-    _remember(key, structure, (*distinct.values(), *held))
+    _remember(key, structure, (*IdentitySet(pins[::2]), *held))
     return leaves, structure
 
 

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from jax import tree_util as jtu
 
+from ._by_identity import IdentitySet
 from ._errors import SharingMismatchError
 from ._node_types import node_type_of
-from ._sharing import name_of
+from ._sharing import Rooted, name_of
 from ._static_values import Static, shown_beside
-from ._structure import LEAF, Node, Path, Record, Update
+from ._structure import LEAF, Node, Path, Update
 
 
 class Label(NamedTuple):
@@ -35,20 +36,12 @@ class Branch(NamedTuple):
     parts: tuple[Any, ...]
 
 
-def labels(
-    prefix: Any,
-    records: Sequence[Record],
-    root: int,
-    is_label: Callable[[Any], bool],
-    name: str,
-    path: Path = (),
-) -> Iterator[Label]:
+def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str, path: Path = ()) -> Iterator[Label]:
     """Spreads a prefix over the traced and static leaves of a DAG.
 
     Args:
         prefix: the prefix tree.
-        records: the DAG.
-        root: where in it the prefix begins.
+        tree: the DAG.
         is_label: whether an object in the prefix is a label and not a node.
         name: what the prefix is called, for errors.
         path: the path to the root, for errors and results.
@@ -61,16 +54,15 @@ def labels(
 
     Cost: one visit for each pair of a record and an object of the prefix.
     """
-    seen: set[tuple[int, int]] = set()
-    alive: list[Any] = [prefix]  # whatever has its id in `seen`
-    stack: list[tuple[int, Any, Path]] = [(root, prefix, path)]
+    met: dict[int, IdentitySet] = {}  # record → the parts of the prefix that were met there
+    stack: list[tuple[int, Any, Path]] = [(tree.root, prefix, path)]
     while stack:
         number, part, where = stack.pop()
-        op, children = records[number]
+        op, children = tree.records[number]
         node = op.node if type(op) is Update else op
-        if (number, id(part)) in seen and (type(node) is Node or not is_number(part)):  # in `alive`
+        is_new = met.setdefault(number, IdentitySet()).add(part)
+        if not is_new and (type(node) is Node or not is_number(part)):
             continue
-        seen.add((number, id(part)))  # in `alive`
         if type(node) is not Node:
             if op is LEAF or type(op) is Static:
                 yield Label(number, part, where)
@@ -90,7 +82,6 @@ def labels(
                     more = f" with {len(parts)} children and the static data {shown_beside(data, other)}"
                     own += f" and the static data {shown_beside(other, data)}"
                 raise_unfit(name, part, own, where, more)
-            alive.extend(parts)
         stack.extend(
             (child, below, (*where, key))
             for key, child, below in reversed(tuple(zip(node.keys, children, parts, strict=True)))
@@ -122,11 +113,11 @@ def is_number(part: Any) -> bool:
     return isinstance(part, (int, float, complex, np.generic))
 
 
-def label_at(prefix: Any, records: Sequence[Record], root: int, path: Path, is_label: Callable[[Any], bool]) -> Any:
+def label_at(prefix: Any, tree: Rooted, path: Path, is_label: Callable[[Any], bool]) -> Any:
     """The label that a prefix, known to fit, has at one path."""
-    number, part = root, prefix
+    number, part = tree.root, prefix
     for key in path:
-        op, children = records[number]
+        op, children = tree.records[number]
         node = op.node if type(op) is Update else op
         assert type(node) is Node
         index = node.keys.index(key)

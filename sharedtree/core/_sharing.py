@@ -1,13 +1,14 @@
-"""Sharing as a partition of paths: comparing two of them, what they have in common, and what they imply together.
+"""Sharing as a partition of paths: comparing two of them, and what they imply together.
 
 Two structures with the same *shape* (the same tree once every shared node is unfolded) can differ in sharing. Walking
 both at once from the roots pairs up their records: each path leads to one record on either side, and two paths that
-lead to the same pair have the same fate. So the pairs *are* the classes of the meet, and merging the two sides of
-every pair (and, since equal nodes have equal children, their children) gives those of the join. Neither unfolds the
-DAG, whose unfolding may be exponentially larger. The merging is the congruence closure of Nelson and Oppen (1980).
+lead to the same pair have the same fate. So the pairs are the classes of what both have in common, and merging the two
+sides of every pair (and, since equal nodes have equal children, their children) gives those that follow from both. The
+DAG, whose unfolding may be exponentially larger, is not unfolded. The merging is the congruence closure of Nelson and
+Oppen (1980).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jax import tree_util as jtu
@@ -15,7 +16,7 @@ from jax import tree_util as jtu
 from ._errors import SharingMismatchError
 from ._printing import shown
 from ._static_values import Static
-from ._structure import LEAF, Node, Op, Path, Record, Structure, canonical, edges, intern
+from ._structure import LEAF, Node, Op, Path, Record, canonical
 
 
 class Rooted(Protocol):
@@ -26,13 +27,6 @@ class Rooted(Protocol):
 
     @property
     def root(self) -> int: ...  # noqa: D102
-
-
-class Shape(NamedTuple):
-    """A DAG seen from one of its records: what a walk of two of them compares."""
-
-    records: Sequence[Record]
-    root: int
 
 
 class Pair(NamedTuple):
@@ -100,18 +94,7 @@ def pairs(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair | Mismatch
             yield pair if agree(pair.left, pair.right) else Mismatch(pair.path, *names)
 
 
-def shape_of(structure: Structure) -> Shape:
-    """A structure as a shape. It must not refer to trees that were packed before it."""
-    assert structure.base == 0
-    return Shape(structure.records, structure.root)
-
-
-def same_kind(left: Shape, right: Shape) -> Agree:
-    """Two leaves agree, and two static values, whatever they are."""
-    return lambda i, j: type(left.records[i][0]) is type(right.records[j][0]) and type(left.records[i][0]) is not Node
-
-
-def matching(left: Shape, right: Shape, agree: Agree) -> Iterator[Pair]:
+def matching(left: Rooted, right: Rooted, agree: Agree) -> Iterator[Pair]:
     """The pairs of two shapes that must match.
 
     Raises:
@@ -123,7 +106,7 @@ def matching(left: Shape, right: Shape, agree: Agree) -> Iterator[Pair]:
         yield pair
 
 
-def lost_ties(left: Shape, right: Shape, agree: Agree) -> list[LostTie] | Mismatch:
+def lost_ties(left: Rooted, right: Rooted, agree: Agree) -> list[LostTie] | Mismatch:
     """The records of `left` that are more than one record of `right`: ties that `right` lacks."""
     first: dict[int, Pair] = {}
     lost: list[LostTie] = []
@@ -137,63 +120,21 @@ def lost_ties(left: Shape, right: Shape, agree: Agree) -> list[LostTie] | Mismat
     return lost
 
 
-def meet(a: Structure, b: Structure) -> Structure:
-    """The ties that two structures of one shape have in common; statics from `a`.
-
-    Raises:
-        SharingMismatchError: if their shapes differ.
-
-    Cost: one visit for each pair of records that some path leads to.
-    """
-    left, right = shape_of(a), shape_of(b)
-    for _ in matching(left, right, same_kind(left, right)):
-        pass
-
-    def expand(pair: tuple[int, int]) -> tuple[Op, Sequence[tuple[int, int]]]:
-        op, children = left.records[pair[0]]
-        return op, tuple(zip(children, right.records[pair[1]][1], strict=True))
-
-    records, numbers = canonical((a.root, b.root), expand)
-    return intern(records, len(numbers) - 1)
-
-
-def join(a: Structure, b: Structure) -> Structure:
-    """The coarsest ties that follow from those of two structures of one shape together; statics from `a`.
-
-    Raises:
-        SharingMismatchError: if their shapes differ, or if what becomes one object differs in its statics.
-
-    Cost: nearly linear in the records of both.
-    """
-    left, right = shape_of(a), shape_of(b)
-    groups: dict[int, list[int]] = {}
-    for pair in matching(left, right, same_kind(left, right)):
-        groups.setdefault(pair.right, []).append(pair.left)
-    records, numbers = merged(left, groups.values())
-    return intern(records, len(numbers) - 1)
-
-
-def merged(shape: Shape, groups: Any) -> tuple[tuple[Record, ...], dict[int, int]]:
+def merged(shape: Rooted, groups: Iterable[Sequence[int]]) -> tuple[tuple[Record, ...], dict[int, int]]:
     """The shape with each group of its records made one, the lowest, which a walk meets first.
 
     Args:
         shape: a DAG.
-        groups: lists of records to make one. With two nodes, their children must be in groups together too, as they
-            are where the groups come from the pairs of two shapes.
+        groups: records to make one, which are alike. With two nodes, their children must be in groups together too, as
+            they are where the groups come from the pairs of two shapes.
 
     Returns:
         As `canonical`, the names being the records that were kept.
-
-    Raises:
-        SharingMismatchError: if records in one group differ in class or statics.
     """
     classes = Classes(len(shape.records))
     for group in groups:
         for i in group:
-            low, high = sorted((classes.of(group[0]), classes.of(i)))
-            if low != high and shape.records[low][0] != shape.records[high][0]:
-                raise _cannot_merge(shape, low, high)
-            classes.unite(low, high)
+            classes.unite(group[0], i)
 
     def expand(i: int) -> tuple[Op, Sequence[int]]:
         op, children = shape.records[i]
@@ -224,18 +165,6 @@ class Classes:
         else:
             self._lower[one] = other
         return one != other
-
-
-def _cannot_merge(shape: Shape, i: int, j: int) -> SharingMismatchError:
-    paths: dict[int, str] = {}
-    for number, path in edges(shape.records, [((), shape.root)]):
-        paths.setdefault(number, jtu.keystr(path))
-    return SharingMismatchError(
-        f"`{paths[i]}` and `{paths[j]}` should be one object, but what is static in them differs:\n"
-        f"    {shown(shape.records[i][0])}\n    {shown(shape.records[j][0])}\n"
-        "Make the statics equal first, or leave these paths untied.",
-        (paths[i], paths[j]),
-    )
 
 
 def name_of(op: Any, num_children: int | None = None) -> str:

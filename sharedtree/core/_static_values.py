@@ -3,26 +3,163 @@
 `1`, `True` and `1.0` differ, `0.0` and `-0.0` differ, `nan` equals itself, arrays compare by dtype, shape and bytes.
 What can be mutated is copied when the `Static` is made, so that a later mutation is seen as the difference that it
 is, and copied again for each trace that gets it, so that no trace can change another's.
+
+A value becomes a key of nested tuples, which Python hashes and compares: `[1, "a"]` is
+`(list, ((int, 1), (str, "a")))`.
+Python does that once for each *path*, and a tuple that holds one tuple twice, and so on 60 levels deep, has 2^60 of
+them. So in the key of what has more than 200 parts, counted by paths, each part is a row, and equal rows are one
+object (hash consing, Ershov 1958), which is made once for each object in the value, and compared by `is`. Which of the
+two forms a key has depends on the value alone, so equal values have equal keys.
 """
 
-import functools
 import importlib
 import operator
 import sys
 import types
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
-from ._class_attributes import dataclass_fields
-from ._libraries import parts_of_frozen
+from ._interned import Interned
 from ._printing import shown
-from ._static_copies import IMMUTABLE, can_be_mutated, compares_as_module, compares_by_field, copy_of, has_own_hash
-from ._static_keys import Known, key_of, nothing_known
+from ._static_kinds import BY_VALUE, cannot_change, content_of, copy_of
 
-_FIXED = (type, np.dtype, jax.sharding.PartitionSpec, jax.sharding.Sharding, jax.sharding.Mesh)  # and all their kinds
+
+class _Row:
+    """What a part of a large value is made of. Equal ones are one object, which `_rows` sees to.
+
+    Contents are compared, and with them values of users, when no lock is held.
+    """
+
+    __slots__ = ("__weakref__", "_hash", "content")
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+        self._hash = hash(content)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def complete(self) -> None:
+        """Nothing follows from it."""
+
+    def is_like(self, other: "_Row") -> bool:
+        """Whether another one has the same content."""
+        return self.content == other.content
+
+
+_rows: Interned[_Row] = Interned()
+
+_MAX_NESTED = 200  # parts, counted by paths, of what has a nested key
+
+
+class _TooManyPartsError(Exception):
+    """A value has more parts than a nested key is made for."""
+
+
+class _Known(NamedTuple):
+    """Of one object: itself, its row, whether anything in it can be mutated; its parts by paths, few or too many."""
+
+    value: Any
+    row: _Row
+    is_mutable: bool
+    num_parts: int
+
+
+class Known(NamedTuple):
+    """What the `Static`s that one walk makes know of the objects in them, many of which may hold the same large one.
+
+    Attributes:
+        rows: id → the object, kept alive here, and its row.
+        copies: see `copy_of`.
+        alive: what the copies are of.
+        classes: id → the class that a value had when it was read that stays itself in its key, which keeps it alive.
+    """
+
+    rows: dict[int, _Known]
+    copies: dict[int, Any]
+    alive: list[Any]
+    classes: dict[int, type]
+
+
+def nothing_known() -> Known:
+    """For a new walk, in which no object changes."""
+    return Known({}, {}, [], {})
+
+
+class _Several:
+    """Stands for the class of a value that was of more than one while it was read."""
+
+
+class _Keys:
+    """Makes the key of one value.
+
+    Args:
+        known: of the walk; needed if the key is not to be nested.
+        is_nested: whether it is.
+
+    Attributes:
+        is_mutable: whether anything was met that can be mutated, and not only by those who never do.
+    """
+
+    __slots__ = ("_is_nested", "_known", "_left", "is_mutable")
+
+    def __init__(self, known: Known | None, is_nested: bool) -> None:
+        self.is_mutable = False
+        self._known = known
+        self._is_nested = is_nested
+        self._left = _MAX_NESTED
+
+    def of(self, value: Any) -> Any:
+        """What stands for a part in the key of what holds it."""
+        if type(value) in BY_VALUE:
+            return type(value), value
+        found = None if self._known is None else self._known.rows.get(id(value))  # alive in the entry
+        if self._is_nested:
+            if found is not None and found.num_parts > _MAX_NESTED:
+                raise _TooManyPartsError
+            return content_of(value, self)
+        if found is None:
+            found = self._new_row(value)
+        else:
+            self._left -= found.num_parts
+        self.is_mutable |= found.is_mutable
+        return found.row
+
+    def _new_row(self, value: Any) -> _Known:
+        assert self._known is not None
+        before, left, self.is_mutable = self.is_mutable, self._left, False
+        row = _Row(content_of(value, self))
+        row = _rows.one_like(hash(row), row)
+        made = _Known(value, row, self.is_mutable, min(left - self._left, _MAX_NESTED + 1))
+        self._known.rows[id(value)] = made  # alive in the entry
+        self.is_mutable |= before
+        return made
+
+    def note_class(self, value: Any, cls: type) -> None:
+        """Notes of which class a value is that stays itself in its key."""
+        if self._known is not None and self._known.classes.setdefault(id(value), cls) is not cls:  # alive in the key
+            self._known.classes[id(value)] = _Several  # as above
+
+    def of_all(self, values: Collection[Any]) -> tuple[Any, ...]:
+        """What stands for several parts."""
+        self._left -= len(values)
+        if self._is_nested and self._left < 0:
+            raise _TooManyPartsError
+        return tuple([self.of(value) for value in values])
+
+
+def key_of(value: Any, known: Known | None = None) -> tuple[Any, bool]:
+    """The key of a value, and whether anything in it can be mutated, and not only by those who never do.
+
+    Raises:
+        Incomparable: if the value, or something in it, has no usable `==`.
+    """
+    keys = _Keys(known, is_nested=True)
+    try:
+        return keys.of(value), keys.is_mutable
+    except _TooManyPartsError:
+        keys = _Keys(nothing_known() if known is None else known, is_nested=False)
+        return keys.of(value), keys.is_mutable
 
 
 class Static:
@@ -42,10 +179,9 @@ class Static:
     __slots__ = ("_hash", "_is_mutable", "_key", "_value")
 
     def __init__(self, value: Any, known: Known | None = None) -> None:
-        self._key, is_mutable = key_of(value, known)
-        self._is_mutable = bool(is_mutable)
+        self._key, self._is_mutable = key_of(value, known)
         self._value = value
-        if is_mutable:
+        if self._is_mutable:
             known = nothing_known() if known is None else known
             known.alive.append(value)
             self._value = copy_of(value, known.copies)
@@ -129,71 +265,3 @@ def with_names(value: Any) -> Any:
     except AttributeError:
         return value
     return _ByName(module, name) if found is value and module != "__main__" else value
-
-
-class _Looked:
-    """A value that was looked at, and what is in it that was not yet."""
-
-    __slots__ = ("is_settled", "parts", "value")
-
-    def __init__(self, value: Any) -> None:
-        parts = _parts_of(value)
-        self.value = value
-        self.is_settled = parts is not None
-        self.parts = tuple(parts or ())
-
-
-Settled = dict[int, _Looked]
-"""By id, which of the values of a walk were found to stay the same. They are kept alive here."""
-
-
-def cannot_change(value: Any, known: Settled | None = None) -> bool:
-    """Whether the same object has the same value for ever.
-
-    A `functools.partial` and a frozen dataclass could be changed, but nobody does. What the fields of the latter hold
-    is asked, too, unless its class has a hash of its own, which only what stays the same can have.
-
-    Args:
-        value: of any kind.
-        known: what was found out about others.
-    """
-    known = {} if known is None else known
-    stack = [value]
-    while stack:
-        found = known.get(id(stack[-1]))  # alive there
-        if found is None:
-            found = known[id(stack[-1])] = _Looked(stack[-1])  # as above
-            stack.extend(found.parts)
-            continue
-        stack.pop()
-        # One that holds itself is still open where it is met again, and what it holds decides.
-        found.is_settled = found.is_settled and all(known[id(part)].is_settled for part in found.parts)  # as above
-        found.parts = ()
-    return known[id(value)].is_settled  # as above
-
-
-def _parts_of(value: Any) -> Iterable[Any] | None:
-    """What a value is made of that itself cannot change; None if it can, or nothing is known of it."""
-    cls: type = type(value)
-    if cls in IMMUTABLE or is_known_by_address(cls) or issubclass(cls, np.generic):
-        return ()
-    if cls is tuple or cls is frozenset or (issubclass(cls, tuple) and hasattr(cls, "_fields")):
-        return value
-    if cls is slice:
-        return value.start, value.stop, value.step
-    if cls is functools.partial:
-        return value.func, *value.args, *value.keywords.values()
-    if compares_by_field(cls) and not can_be_mutated(cls):
-        if has_own_hash(cls):
-            return ()
-        return [getattr(value, field.name) for field in dataclass_fields(cls) if hasattr(value, field.name)]
-    if compares_as_module(cls):
-        return object.__getattribute__(value, "__dict__").values()
-    return parts_of_frozen(value)
-
-
-def is_known_by_address(cls: type) -> bool:
-    """Whether each instance of a class has one value for ever, and is likely to be the same object when met again."""
-    if cls is functools.partial:  # which is compared by what is in it
-        return False
-    return cls is type or cls.__eq__ is object.__eq__ or issubclass(cls, _FIXED)

@@ -4,18 +4,18 @@ Nothing here recurses, so depth is no matter; and nothing is asked of an object 
 C is `_native.c`. What that does not know, and every error, comes from here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax import tree_util as jtu
 
+from ._by_identity import IdentityDict
 from ._errors import CycleError, DepthError, StaticComparisonError
 from ._node_types import carries_identity, is_traced, is_value_of_variable, node_type_of
 from ._plain_containers import Inherited, NodeType, has_unordered_keys
-from ._static_copies import Incomparable
-from ._static_keys import Known, nothing_known
-from ._static_values import Static
+from ._static_kinds import Incomparable
+from ._static_values import Known, Static, nothing_known
 from ._structure import LEAF, Given, Node, Op, Record, Update
 
 MAX_DEPTH = 100_000
@@ -62,9 +62,8 @@ class Rules(NamedTuple):
         arrays: arrays carry identity too.
         values: so do tuples and whatever else is a node, so that what is shared is walked once. The structure is then
             no description of the tree that others could be compared with.
-        given: objects that are not packed but named by their number on the other side: id → number. The caller keeps
-            them alive.
-        updated: objects whose content is to be written into the object of that number: id → number, likewise.
+        given: objects that are not packed but named by their number on the other side.
+        updated: objects whose content is to be written into the object of that number.
         on_static: called with each static value and its path, to object to it.
         is_leaf: nodes and static values for which it is true count as traced leaves.
         filtered: as under Equinox's filters, only arrays are traced, in modules of all libraries and outside.
@@ -74,8 +73,8 @@ class Rules(NamedTuple):
     convention: Inherited = "jax"
     arrays: bool = True
     values: bool = False
-    given: Mapping[int, int] = {}
-    updated: Mapping[int, int] = {}
+    given: IdentityDict[int] = IdentityDict()
+    updated: IdentityDict[int] = IdentityDict()
     on_static: Callable[[Any, Callable[[], str]], None] | None = None
     is_leaf: Callable[[Any], bool] | None = None
     filtered: bool = False
@@ -158,6 +157,7 @@ def walk(
     open_ids: set[tuple[int, bool]] = set()  # of the objects and the values in `frames`, which keeps them alive
     reading = Reading() if reading is None else reading
     of_statics, visited = reading.known, reading.visited
+    gives, updates = bool(rules.given), bool(rules.updated)  # mostly not
 
     def path(extra: int = 0) -> str:
         keys = [f.type.keys_of(f.obj)[len(f.done)] for f in frames[: len(frames) - extra]]
@@ -190,14 +190,14 @@ def walk(
         if node_type is None:
             if is_traced(obj, convention) and (not rules.filtered or is_traced(obj, "equinox")):
                 shared = rules.arrays and carries_identity(obj)
-                if shared and id(obj) in rules.given:  # alive: see Rules
-                    return record(obj, Given(rules.given[id(obj)]), (), tag=True)
+                if gives and shared and obj in rules.given:
+                    return record(obj, Given(rules.given[obj]), (), tag=True)
                 return leaf(obj, tag=shared)
             static = _static(obj, rules, path, of_statics)
             visited.append(static)
             return record(obj, static, (), tag=False)
-        if node_type.carries_identity and id(obj) in rules.given:  # alive: see Rules
-            return record(obj, Given(rules.given[id(obj)]), (), tag=True)
+        if gives and node_type.carries_identity and obj in rules.given:
+            return record(obj, Given(rules.given[obj]), (), tag=True)
         return open_node(obj, node_type, convention)
 
     def open_node(obj: Any, node_type: NodeType, convention: Inherited) -> None:
@@ -222,8 +222,8 @@ def walk(
         if len(keys) != len(frame.done):  # the class was registered with keys that do not match its children
             keys = tuple(jtu.SequenceKey(i) for i in range(len(frame.done)))
         op: Op = Node(frame.type, frame.aux, keys)
-        if frame.is_object and id(frame.obj) in rules.updated:  # alive: see Rules
-            op = Update(rules.updated[id(frame.obj)], op)
+        if updates and frame.is_object and frame.obj in rules.updated:
+            op = Update(rules.updated[frame.obj], op)
         return record(frame.obj, op, tuple(frame.done), tag=frame.is_object or rules.values)
 
     number = visit(tree, rules.convention)

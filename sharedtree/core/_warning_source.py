@@ -14,10 +14,10 @@ import inspect
 import sys
 import types
 import warnings
-import weakref
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from ._by_identity import WeakIdentityDict
 from ._errors import UntiedError, UntiedWarning
 from ._locks import Lock
 
@@ -86,23 +86,17 @@ def definition_of_caller() -> Definition:
     return _of_code(last.f_code, last.f_code.co_qualname, str(last.f_globals.get("__name__", "<unknown>")))
 
 
-_shown: dict[int, tuple["weakref.ref[types.CodeType]", dict[Any, Any]]] = {}
+_shown: WeakIdentityDict[dict[Any, Any]] = WeakIdentityDict()
 _lock = Lock()
 
 
 def _of_code(code: types.CodeType, name: str, module: str) -> Definition:
-    # By identity, since code compiled from one cell twice is equal. The weak reference says that the id is still its.
+    # By identity, since code compiled from one cell twice is equal.
     with _lock:
-        known = _shown.get(id(code))
-        if known is None or known[0]() is not code:
-            known = _shown[id(code)] = (weakref.ref(code, functools.partial(_forget, id(code))), {})
-    return Definition(name, code.co_filename, code.co_firstlineno, module, known[1])
-
-
-def _forget(number: int, reference: "weakref.ref[types.CodeType]") -> None:
-    with _lock:
-        if number in _shown and _shown[number][0] is reference:
-            del _shown[number]
+        shown = _shown.get(code)
+        if shown is None:
+            shown = _shown[code] = {}
+    return Definition(name, code.co_filename, code.co_firstlineno, module, shown)
 
 
 def warn_about(definition: Definition, message: str, category: type[Warning]) -> None:

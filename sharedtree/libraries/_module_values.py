@@ -17,6 +17,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from ..core._by_identity import IdentitySet
 from ..core._errors import UnregisteredTypeError
 from ..core._node_types import PYTHON_NUMBERS, carries_identity, is_traced, node_type_of
 from ..core._printing import shown
@@ -115,14 +116,13 @@ def _hidden_child(value: Any) -> str | None:
 
     None if it has none, or none among the first thousand things that are looked at.
     """
-    seen: dict[int, Any] = {}  # id → the object, alive here
+    seen = IdentitySet()
     stack = [*_attributes_of(value), *_items_of(value)]
     while stack and len(seen) < _MOST_LOOKED_AT:
         path, part = stack.pop()
         if _is_jax_or_module(part):
             return path.removeprefix(".")
-        if id(part) not in seen:  # alive in `seen`
-            seen[id(part)] = part  # alive in its own entry
+        if seen.add(part):
             stack += [(path + step, item) for step, item in _items_of(part)]
     return None
 
@@ -187,7 +187,7 @@ def kind_of_value(value: Any, what: str | None = None) -> Kind:
             require_no_hidden_children(value, what)
         return STATIC
     holds_children, holds_others, can_be_filled = False, False, False
-    seen: set[int] = set()
+    seen = IdentitySet()
     stack: list[Any] = [value]
     while stack:
         part = stack.pop()
@@ -204,8 +204,7 @@ def kind_of_value(value: Any, what: str | None = None) -> Kind:
             holds_others = holds_others or part is not None
             if what is not None:
                 require_no_hidden_children(part, what)
-        elif id(part) not in seen:  # alive in `value`, as long as nobody changes that
-            seen.add(id(part))  # as above
+        elif seen.add(part):
             node_type = node_type_of(part)
             assert node_type is not None
             can_be_filled = can_be_filled or node_type.is_mutable

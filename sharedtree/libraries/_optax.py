@@ -17,6 +17,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from ..core._by_identity import IdentityDict
+
 NAMES = frozenset(
     {
         "mask",
@@ -42,8 +44,7 @@ def with_labels(tx: Any, translate: Callable[[Any, str], Any]) -> Any:
 
     Limitations: a function that closes over itself goes on calling the original.
     """
-    made: dict[int, Any] = {}
-    alive: list[Any] = []  # whatever has its id in `made`
+    made: IdentityDict[Any] = IdentityDict()
 
     def replaced(obj: Any, name: str, *, is_optax: bool) -> Any:
         if is_optax and name in NAMES and obj is not None and not isinstance(obj, bool):
@@ -51,11 +52,10 @@ def with_labels(tx: Any, translate: Callable[[Any, str], Any]) -> Any:
         return visit(obj, is_optax=is_optax)
 
     def visit(obj: Any, *, is_optax: bool) -> Any:
-        if id(obj) not in made:  # in `alive`
-            alive.append(obj)
-            made[id(obj)] = obj  # in `alive`; where it contains itself
-            made[id(obj)] = changed(obj, is_optax=is_optax)  # as above
-        return made[id(obj)]  # as above
+        if obj not in made:
+            made[obj] = obj  # where it contains itself
+            made[obj] = changed(obj, is_optax=is_optax)
+        return made[obj]
 
     def changed(obj: Any, *, is_optax: bool) -> Any:
         if isinstance(obj, types.FunctionType):

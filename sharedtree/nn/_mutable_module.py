@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ..core._static_copies import copy_of
+from ..core._by_identity import IdentitySet
+from ..core._static_kinds import copy_of
 from ..core._static_values import with_names
 from ..libraries import _module_assignment as assigning, _module_kinds as kinds
 from ..libraries._module_values import PARAMETER, STATE, STATIC, Kind, Marked, require_markable
@@ -231,11 +232,10 @@ class Module(kinds.HasKinds):
         """How `equinox.tree_pformat` prints it: each module once, and each mark by the name of its function."""
         import wadler_lindig as wl  # which asks for this, and so is there
 
-        seen: dict[int, Any] = options.setdefault("sharedtree_seen", {})
+        seen: IdentitySet = options.setdefault("sharedtree_seen", IdentitySet())
         name = type(self).__name__
-        if id(self) in seen:  # alive in `seen`
+        if not seen.add(self):
             return wl.TextDoc(f"<{name}, as above>")
-        seen[id(self)] = self  # alive in its own entry
         marks = kinds.noted_kinds(self).by_name
         parts: list[wl.AbstractDoc] = []
         for attribute, value in kinds.attributes_of(self).items():

@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
-from jax import tree_util as jtu
 
 from ..core._errors import CycleError, SharingMismatchError
-from ..core._graph import Tags, walk
+from ..core._handle import Walked
 from ..core._node_types import require_registered
 from ..core._printing import shown
-from ..core._structure import Node, Op, Record, edges
-from ..ties._context import rules_here
+from ..core._structure import Op
+from ..ties._context import walk_alone
 from ..ties._where import StandIns, ask, stand_ins
 from ..tree._partition import rebuilt
 
@@ -59,9 +58,9 @@ def unwrap_shared(tree: Any) -> Any:
     pytree of another; its nodes are at `.pytree`. Instances of subclasses stay as they are.
     """
     require_registered(tree)
-    tags = Tags()
-    _, records, root = walk(tree, tags, rules_here())
-    wrappers = _wrappers(records, root)
+    walked = walk_alone(tree)
+    records = walked.records
+    wrappers = _wrappers(walked)
     if not wrappers:
         raise TypeError(
             f"`unwrap_shared` found no `equinox.nn.Shared` in {shown(tree)}. If what is to be one object is two there, "
@@ -71,7 +70,7 @@ def unwrap_shared(tree: Any) -> Any:
     instead: dict[int, int] = {}
     for number, path in wrappers.items():
         pytree, *functions = records[number][1]
-        where, get = [tags.objects[function] for function in functions]
+        where, get = [walked.objects[function] for function in functions]
         if not callable(where) or not callable(get):
             raise _filtered(path)
         targets, is_one = ask(where, table, pytree)
@@ -87,19 +86,15 @@ def unwrap_shared(tree: Any) -> Any:
         op, children = records[number]
         return op, [_followed(child, instead) for child in children]
 
-    if _goes_in_circles(records, root, instead):
+    if _goes_in_circles(walked, instead):
         raise _circular([*wrappers.values()])
-    return rebuilt(_followed(root, instead), expand, tags.objects.__getitem__)
+    return rebuilt(_followed(walked.root, instead), expand, walked.objects.__getitem__)
 
 
-def _wrappers(records: Sequence[Record], root: int) -> dict[int, str]:
+def _wrappers(tree: Walked) -> dict[int, str]:
     """The records that are a `Shared`, each with its first path."""
-    found: dict[int, str] = {}
-    for number, path in edges(records, [((), root)]):
-        op, _ = records[number]
-        if type(op) is Node and op.type.cls is eqx.nn.Shared:
-            found.setdefault(number, jtu.keystr(path))
-    return found
+    nodes = {number: tree.node(number) for number in tree.first_paths}
+    return {n: tree.text(n) for n, node in nodes.items() if node is not None and node.type.cls is eqx.nn.Shared}
 
 
 def _sources(get: Callable[[Any], Any], table: StandIns, pytree: int, path: str) -> tuple[Sequence[int], bool]:
@@ -127,10 +122,10 @@ def _followed(number: int, instead: dict[int, int]) -> int:
     return end
 
 
-def _goes_in_circles(records: Sequence[Record], root: int, instead: dict[int, int]) -> bool:
+def _goes_in_circles(tree: Walked, instead: dict[int, int]) -> bool:
     """Whether a record holds itself, where some stand in the place of others."""
     is_open: dict[int, bool] = {}
-    stack = [(root, False)]
+    stack = [(tree.root, False)]
     while stack:
         number, is_done = stack.pop()
         if is_done or number in is_open:
@@ -140,7 +135,7 @@ def _goes_in_circles(records: Sequence[Record], root: int, instead: dict[int, in
             continue
         is_open[number] = True
         stack.append((number, True))
-        stack.extend((child, False) for child in ([instead[number]] if number in instead else records[number][1]))
+        stack.extend((child, False) for child in ([instead[number]] if number in instead else tree.records[number][1]))
     return False
 
 

@@ -11,9 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ..core._graph import Tags, walk
-from ..core._structure import Node, Op, edges
-from ..ties._context import rules_here
+from ..core._structure import Node, Op
+from ..ties._context import walk_alone
 from ..tree._at import at
 from ..tree._partition import rebuilt
 
@@ -54,18 +53,17 @@ def make_with_state(make_model: Callable[P, T]) -> Callable[P, tuple[T, eqx.nn.S
     @functools.wraps(make_model, updated=())
     def make(*args: P.args, **kwargs: P.kwargs) -> tuple[T, eqx.nn.State]:
         model = make_model(*args, **kwargs)
-        tags = Tags()
-        _, records, root = walk(model, tags, rules_here(_is_index))
+        walked = walk_alone(model, _is_index)
         indexes: dict[int, eqx.nn.StateIndex[Any]] = {}
-        for number, path in edges(records, [((), root)]):
-            index = tags.objects[number]
-            if number not in indexes and _is_index(index):
-                indexes[number] = _renamed(index, type(model).__name__ + jtu.keystr(path))
+        for number in walked.first_paths:
+            if _is_index(walked.objects[number]):
+                indexes[number] = _renamed(walked.objects[number], type(model).__name__ + walked.text(number))
         state = eqx.nn.State([*indexes.values()])
         for number, index in indexes.items():
             # A copy, since Equinox puts one and the same placeholder into all of them, which would be a tie.
             indexes[number] = jtu.tree_map(lambda leaf: leaf, eqx.nn.delete_init_state(index))
-        return rebuilt(root, records.__getitem__, lambda number: indexes.get(number, tags.objects[number])), state
+        leaves = {**dict(enumerate(walked.objects)), **indexes}
+        return rebuilt(walked.root, walked.records.__getitem__, leaves.__getitem__), state
 
     return make
 
@@ -117,8 +115,6 @@ def inference_mode(tree: T, value: bool = True) -> T:
     """
 
     def flags(stand_in: T) -> list[Any]:
-        tags = Tags()
-        walk(stand_in, tags, rules_here())
-        return [obj.inference for obj in tags.objects if hasattr(obj, "inference")]
+        return [obj.inference for obj in walk_alone(stand_in).objects if hasattr(obj, "inference")]
 
     return at(flags, tree, replace_fn=lambda _: value)

@@ -9,19 +9,18 @@ Here `.head.weight` is trainable, `.head.bias` is not, and neither is anything b
 object, so the weight is trainable: it is at one of its paths.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
-from ..core._graph import Tags, walk
+from ..core._handle import Walked
 from ..core._libraries import Trained, trained_below
-from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, Path, Record
+from ..core._structure import LEAF, Node, Op, Path
 from ..libraries._module_kinds import kinds_in
-from ..ties._context import rules_here
+from ..ties._context import walk_alone
 from ..ties._leaf_notes import hand_on
 from ..ties._listing import are_one_value, how_to_tie
 from ..tree._partition import rebuilt
@@ -31,29 +30,31 @@ T = TypeVar("T")
 
 def trainable(module: T) -> T:
     """What `Module.parameters` returns."""
-    tags = Tags()
-    _, records, root = walk(module, tags, rules_here())
-    kept = _trainable_leaves(records, tags.objects, root)
-    hidden = {n for n, (op, _) in enumerate(records) if op is LEAF or type(op) is Static}
+    walked = walk_alone(module)
+    kept = _trainable_leaves(walked)
+    return rebuilt(walked.root, _ends(walked), lambda number: walked.objects[number] if number in kept else None)
+
+
+def _ends(tree: Walked) -> Callable[[int], tuple[Op, Sequence[int]]]:
+    """What the records are where each that is no node is a leaf, static values included."""
 
     def expand(number: int) -> tuple[Op, Sequence[int]]:
-        return (LEAF, ()) if number in hidden else records[number]
+        op, children = tree.records[number]
+        return (op, children) if type(op) is Node else (LEAF, ())
 
-    return rebuilt(root, expand, lambda number: tags.objects[number] if number in kept else None)
+    return expand
 
 
 def merged(module: T, parameters: Any) -> T:
     """What `Module.merge` returns."""
-    tags, theirs = Tags(), Tags()
-    _, records, root = walk(module, tags, rules_here())
-    _, others, other_root = walk(parameters, theirs, rules_here())
-    kept = _trainable_leaves(records, tags.objects, root)
+    walked, theirs = walk_alone(module), walk_alone(parameters)
+    kept = _trainable_leaves(walked)
     found: dict[int, tuple[int, Path]] = {}
-    for number, other, path in _side_by_side(records, root, others, other_root):
+    for number, other, path in _side_by_side(walked, theirs):
         if number not in kept or theirs.objects[other] is None:
             continue
         known, first = found.setdefault(number, (other, path))
-        if known != other and not are_one_value(others, theirs.objects, known, other):
+        if known != other and not are_one_value(theirs, known, other):
             one, two = jtu.keystr(first), jtu.keystr(path)
             raise SharingMismatchError(
                 f"`{one}` and `{two}` are one leaf in the module, but two objects in the parameters.\nWhich of the two "
@@ -61,28 +62,23 @@ def merged(module: T, parameters: Any) -> T:
                 (one, two),
             )
     new = {number: theirs.objects[other] for number, (other, _) in found.items()}
-    hand_on([tags.objects[number] for number in new], list(new.values()))
-
-    def expand(number: int) -> tuple[Op, Sequence[int]]:
-        op, children = records[number]
-        return (op, children) if type(op) is Node else (LEAF, ())
-
-    return rebuilt(root, expand, lambda number: new.get(number, tags.objects[number]))
+    hand_on([walked.objects[number] for number in new], list(new.values()))
+    return rebuilt(walked.root, _ends(walked), lambda number: new.get(number, walked.objects[number]))
 
 
-def _trainable_leaves(records: Sequence[Record], objects: Sequence[Any], root: int) -> set[int]:
+def _trainable_leaves(tree: Walked) -> set[int]:
     found: set[int] = set()
     seen: set[tuple[int, Trained]] = set()
-    stack: list[tuple[int, Trained]] = [(root, "if marked")]
+    stack: list[tuple[int, Trained]] = [(tree.root, "if marked")]
     while stack:
         number, rule = stack.pop()
         if (number, rule) in seen:
             continue
         seen.add((number, rule))
-        op, children = records[number]
+        op, children = tree.records[number]
         if type(op) is Node:
             stack.extend(zip(children, _rules_below(op, len(children), rule), strict=True))
-        elif op is LEAF and _is_trainable(objects[number], rule):
+        elif op is LEAF and _is_trainable(tree.objects[number], rule):
             found.add(number)
     return found
 
@@ -98,9 +94,7 @@ def _is_trainable(leaf: Any, rule: Trained) -> bool:
     return rule == "always" or (rule == "if inexact" and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact))
 
 
-def _side_by_side(
-    records: Sequence[Record], root: int, others: Sequence[Record], other_root: int
-) -> Iterator[tuple[int, int, Path]]:
+def _side_by_side(module: Walked, parameters: Walked) -> Iterator[tuple[int, int, Path]]:
     """The leaves and static values of a module, with what stands in the same place of another one, and a path.
 
     Attributes of modules are found by name; those that only one of two modules has are passed over.
@@ -109,13 +103,13 @@ def _side_by_side(
         SharingMismatchError: if the two have another class or another number of children anywhere.
     """
     seen: set[tuple[int, int]] = set()
-    stack: list[tuple[int, int, Path]] = [(root, other_root, ())]
+    stack: list[tuple[int, int, Path]] = [(module.root, parameters.root, ())]
     while stack:
         number, other, path = stack.pop()
         if (number, other) in seen:
             continue
         seen.add((number, other))
-        (op, children), (their_op, their_children) = records[number], others[other]
+        (op, children), (their_op, their_children) = module.records[number], parameters.records[other]
         if type(op) is not Node or (type(their_op) is Node and their_op.type.cls is type(None)):
             yield number, other, path
             continue

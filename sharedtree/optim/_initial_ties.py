@@ -8,14 +8,14 @@ From the outside such a step looks right, and every update trains two weights wh
 from collections.abc import Sequence
 from typing import Any
 
-from ..core._graph import Tags, walk
+from ..core._handle import Walked
 from ..core._locks import Lock
 from ..core._printing import listed
-from ..core._sharing import Shape
+from ..core._sharing import Rooted
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Path, Record, reached_outside
+from ..core._structure import LEAF, Node, Path, Record, Structure, intern
 from ..core._warning_source import definition_of_caller, report_untied
-from ..ties._context import current_policy, rules_here
+from ..ties._context import current_policy, walk_alone
 from ..ties._leaf_notes import note
 from ..ties._lost_ties import LostLeaf, lost_leaf_ties, maximal, named, unsettled
 
@@ -47,8 +47,8 @@ class InitialTies:
     """What was tied in the models that `init` of one optimizer has seen. Bounded, and it keeps no array alive."""
 
     def __init__(self) -> None:
-        self._seen: tuple[Shape, ...] = ()
-        self._reported: tuple[Shape, ...] = ()
+        self._seen: tuple[Structure, ...] = ()
+        self._reported: tuple[Structure, ...] = ()
         self._lock = Lock()
 
     def remember(self, model: Any) -> None:
@@ -56,7 +56,7 @@ class InitialTies:
 
         Cost: a walk over its nodes.
         """
-        shape = _without_values(_walked(model)[0])
+        shape = _without_values(walk_alone(model))
         with self._lock:
             self._seen = _with(self._seen, shape)
 
@@ -75,29 +75,28 @@ class InitialTies:
         policy = current_policy()
         if policy.on_untie == "ignore":
             return
-        shape, leaves = _walked(model)
-        plain = _without_values(shape)
+        walked = walk_alone(model)
+        plain = _without_values(walked)
         if plain in self._reported:
             return
         missing, when = self._missing(plain), "when the optimizer was initialised"
         if not missing:
-            missing, when = _tied_in_state(plain, _walked(state)[0]), "in the optimizer's state"
-        losses = maximal(unsettled(missing, leaves))
-        outside = reached_outside(shape.records, shape.root) if losses else {}
+            missing, when = _tied_in_state(plain, walk_alone(state)), "in the optimizer's state"
+        losses = maximal(unsettled(missing, walked.objects))
         for lost in losses:
             names = named("model", lost.paths)
             many = "two objects" if len(names) == 2 else "several objects"
             what = f"{listed(names)} are {many} in the parameters of an update, but were one {when}."
             what += " An optimizer then updates each of them by itself."
-            in_containers = all(part in outside for tie in lost.ties for part in tie.parts)
+            in_containers = all(part in walked.outside for tie in lost.ties for part in tie.parts)
             fixes = (_IN_CONTAINERS if in_containers else _IN_MODULES) + _EAGERLY
             report_untied(policy.on_untie, definition_of_caller(), what, fixes, names)
-            note(leaves[part] for tie in lost.ties for part in tie.parts)
+            note(walked.objects[part] for tie in lost.ties for part in tie.parts)
         if losses:
             with self._lock:
                 self._reported = _with(self._reported, plain)
 
-    def _missing(self, now: Shape) -> list[LostLeaf]:
+    def _missing(self, now: Structure) -> list[LostLeaf]:
         """What is lost if the model's sharing is one that `init` saw minus ties, and is not itself one of these."""
         missing: list[LostLeaf] = []
         if now in self._seen:
@@ -112,48 +111,39 @@ class InitialTies:
         return missing
 
 
-def _with(shapes: tuple[Shape, ...], shape: Shape) -> tuple[Shape, ...]:
-    return (*[other for other in shapes if other != shape], shape)[-_MOST:]
+def _with(shapes: tuple[Structure, ...], shape: Structure) -> tuple[Structure, ...]:
+    return (*[other for other in shapes if other is not shape], shape)[-_MOST:]
 
 
-def _walked(tree: Any) -> tuple[Shape, Sequence[Any]]:
-    tags = Tags()
-    _, records, root = walk(tree, tags, rules_here())
-    return Shape(records, root), tags.objects
-
-
-def _without_values(shape: Shape) -> Shape:
-    """A shape whose records say what is shared, and hold nothing static, which is of no matter here."""
+def _without_values(tree: Walked) -> Structure:
+    """A structure whose records say what is shared, and hold nothing static, which is of no matter here."""
     records = tuple(
         [
             (Node(op.type, _NOTHING, op.keys) if type(op) is Node else LEAF if op is LEAF else _NOTHING, children)
-            for op, children in shape.records
+            for op, children in tree.records
         ]
     )
-    return Shape(records, shape.root)
+    return intern(records, tree.root)
 
 
 _NOTHING = Static(None)
 
 
-def _lost(left: Shape, right: Shape) -> list[LostLeaf] | None:
+def _lost(left: Rooted, right: Rooted) -> list[LostLeaf] | None:
     # Where one tree has a parameter, a gradient or a masked state may have nothing.
     return lost_leaf_ties(left, right, lambda i, j: not left.records[i][1] and not right.records[j][1])
 
 
-def _tied_in_state(model: Shape, state: Shape) -> list[LostLeaf]:
+def _tied_in_state(model: Structure, state: Walked) -> list[LostLeaf]:
     """The ties that every tree of the model's shape in a state has, and the model has not."""
     if not model.records[model.root][1]:
         return []  # a bare array
     numbers: dict[Any, int] = {}
     wanted = _trees(model.records, numbers)[model.root]
     found: dict[tuple[Path, Path], LostLeaf] | None = None
-    holds_leaf: list[bool] = []
     for number, tree in enumerate(_trees(state.records, numbers)):
-        op, children = state.records[number]
-        holds_leaf.append(op is LEAF or any(holds_leaf[child] for child in children))
-        if tree == wanted and holds_leaf[number]:
-            here = {tie.paths: tie for tie in _lost(Shape(state.records, number), model) or ()}
+        if tree == wanted and state.holds_leaf[number]:
+            here = {tie.paths: tie for tie in _lost(state.below(number), model) or ()}
             found = here if found is None else {paths: tie for paths, tie in found.items() if paths in here}
     return list((found or {}).values())
 

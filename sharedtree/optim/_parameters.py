@@ -17,15 +17,16 @@ from typing import Any, NamedTuple, TypeGuard
 
 from jax import tree_util as jtu
 
+from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._errors import DepthError, InconsistentSharingError, SharingMismatchError
-from ..core._graph import Tags, walk
+from ..core._handle import Walked
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import labels
 from ..core._printing import shown
 from ..core._recursion_limit import make_room
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Path, Record, depth_of, reached_outside
-from ..ties._context import rules_here
+from ..core._structure import LEAF, Node, Path, depth_of
+from ..ties._context import walk_alone
 from ..ties._listing import how_to_sum, is_inexact
 from ._wrt import Filter, select_everywhere, selection
 
@@ -48,13 +49,11 @@ class Parameters(NamedTuple):
     """The parameters of one model, as a pattern that other trees can be matched with.
 
     Attributes:
-        records: of the model.
-        root: the model itself.
+        model: its records, without its objects.
         is_parameter: for each record, whether it is a traced leaf that is optimised.
     """
 
-    records: Sequence[Record]
-    root: int
+    model: Walked
     is_parameter: Sequence[bool]
 
     @classmethod
@@ -65,9 +64,8 @@ class Parameters(NamedTuple):
             InconsistentSharingError: if it selects one at one of its paths and not at another.
             DepthError: if optax could not flatten the model.
         """
-        tags = Tags()
-        _, records, root = walk(model, tags, rules_here())
-        if not make_room(depth := depth_of(records)):  # optax flattens the model as a tree
+        walked = walk_alone(model)
+        if not make_room(depth := depth_of(walked.records)):  # optax flattens the model as a tree
             raise DepthError(
                 f"The model is nested {depth - 1} deep. Optax has JAX flatten it as a tree, which would overflow the "
                 "stack. Hold its layers in a tuple, or give Optax itself its leaves in one flat node, and those of the "
@@ -75,30 +73,30 @@ class Parameters(NamedTuple):
                 "    state = optax.adam(1e-3).init(sharedtree.Dag(model))",
                 ("",),
             )
-        chosen = [op is LEAF and is_inexact(tags.objects[i]) for i, (op, _) in enumerate(records)]
+        chosen = [op is LEAF and is_inexact(walked.objects[i]) for i, (op, _) in enumerate(walked.records)]
         if wrt is not None:
             asked: dict[int, tuple[bool, Path]] = {}
             answers = selection(model, wrt, "params")
-            for number, answer, path in labels(answers, records, root, lambda part: isinstance(part, bool), "wrt"):
+            for number, answer, path in labels(answers, walked, lambda part: isinstance(part, bool), "wrt"):
                 before, first = asked.setdefault(number, (answer, path))
                 if chosen[number] and answer != before:
                     selected, other = (first, path) if before else (path, first)
-                    fix = select_everywhere([model], wrt, [tags.objects[number]])
+                    fix = select_everywhere([model], wrt, [walked.objects[number]])
                     raise _selected_once(jtu.keystr(selected), jtu.keystr(other), fix)
             chosen = [is_chosen and asked[number][0] for number, is_chosen in enumerate(chosen)]
-        return cls(records, root, chosen)
+        return cls(Walked(walked.records, walked.root), chosen)
 
     @property
     def num_paths(self) -> int:
         paths: list[int] = []
-        for _, children in self.records:
+        for _, children in self.model.records:
             paths.append(1 + sum(paths[child] for child in children))
-        return paths[self.root]
+        return paths[self.model.root]
 
     def matches(self, tree: Any) -> bool:
         """Whether a tree has the nodes of the model, down to its parameters."""
-        root = self.records[self.root][0]
-        if type(root) is not Node or _is_nothing(tree):
+        root = self.model.node(self.model.root)
+        if root is None or _is_nothing(tree):
             return False
         # Some states hold several arrays for a parameter. But a tuple with nodes in it is the state of a chain.
         may_be_node = not issubclass(root.type.cls, tuple)
@@ -120,7 +118,7 @@ class Parameters(NamedTuple):
             if self.is_parameter[number] and not _is_nothing(obj):
                 before, where = first.setdefault(number, (obj, path))
                 if not _are_one(before, obj):
-                    in_containers = number in reached_outside(self.records, self.root)
+                    in_containers = number in self.model.outside
                     raise _two_objects(jtu.keystr(where), jtu.keystr(path), name, in_containers=in_containers)
         return self._rebuilt(tree, lambda number, obj: obj if self.is_parameter[number] else NOTHING, again=False)
 
@@ -138,34 +136,31 @@ class Parameters(NamedTuple):
         if self.is_label(tree):
             return tree
         found: dict[int, tuple[Any, Path]] = {}
-        for number, label, path in labels(tree, self.records, self.root, self.is_label, name):
+        for number, label, path in labels(tree, self.model, self.is_label, name):
             before, first = found.setdefault(number, (label, path))
             if self.is_parameter[number] and not _are_equal(before, label):
                 raise _two_labels(jtu.keystr(first), jtu.keystr(path), before, label, name)
         empty: list[Any] = []
-        for op, children in self.records:
+        for op, children in self.model.records:
             below = [empty[child] for child in children]
             empty.append(op.type.put_together(op.aux.thaw(), below) if type(op) is Node else None)
         label_of = {number: label for number, (label, _) in found.items() if self.is_parameter[number]}
-        return self._rebuilt(empty[self.root], lambda number, _: label_of.get(number, NOTHING), again=False)
+        return self._rebuilt(empty[self.model.root], lambda number, _: label_of.get(number, NOTHING), again=False)
 
     def is_label(self, obj: Any) -> bool:
         """Whether an object in a prefix of the model is a label, and not a node of the model's."""
         cls = type(obj)
-        return obj is None or not any(type(op) is Node and op.type.cls is cls for op, _ in self.records)
+        return obj is None or not any(type(op) is Node and op.type.cls is cls for op, _ in self.model.records)
 
     def _places(self, tree: Any) -> Iterator[tuple[int, Any, Path] | None]:
         """What a tree has where the model has its leaves, each pair of a record and an object once; None: no match."""
-        stack: list[tuple[int, Any, Path]] = [(self.root, tree, ())]
-        seen: set[tuple[int, int]] = set()
-        alive: list[Any] = []  # whatever has its id in `seen`
+        stack: list[tuple[int, Any, Path]] = [(self.model.root, tree, ())]
+        met: dict[int, IdentitySet] = {}  # record → what of the tree was met there
         while stack:
             number, obj, path = stack.pop()
-            op, children = self.records[number]
-            if (number, id(obj)) in seen:  # in `alive`
+            op, children = self.model.records[number]
+            if not met.setdefault(number, IdentitySet()).add(obj):
                 continue
-            alive.append(obj)
-            seen.add((number, id(obj)))  # in `alive`
             if type(op) is not Node:
                 yield number, obj, path
                 continue
@@ -186,10 +181,10 @@ class Parameters(NamedTuple):
         """A matching tree, new from the root. What comes again is the same object if `again`, else nothing."""
         made: dict[int, Any] = {}
         finished: list[Any] = []
-        stack: list[tuple[int, Any, bool]] = [(self.root, tree, False)]
+        stack: list[tuple[int, Any, bool]] = [(self.model.root, tree, False)]
         while stack:
             number, obj, is_complete = stack.pop()
-            op = self.records[number][0]
+            op = self.model.records[number][0]
             if number in made:
                 finished.append(made[number] if again else NOTHING)
                 continue
@@ -201,7 +196,7 @@ class Parameters(NamedTuple):
                 parts, aux = op.type.take_apart(obj)
                 if not is_complete:
                     stack.append((number, obj, True))
-                    steps = zip(self.records[number][1], parts, strict=True)
+                    steps = zip(self.model.records[number][1], parts, strict=True)
                     stack.extend((child, part, False) for child, part in reversed(tuple(steps)))
                     continue
                 start = len(finished) - len(parts)
@@ -238,12 +233,11 @@ class Models(NamedTuple):
 
     def change(self, tree: Any, change: Callable[[Parameters, Any], Any]) -> Any:
         """Changes every part of a tree that has the shape of a model."""
-        made: dict[int, Any] = {}
-        alive: list[Any] = []  # whatever has its id in `made`
+        made: IdentityDict[Any] = IdentityDict()
 
         def visit(obj: Any, parts: Sequence[Parameters]) -> Any:
-            if id(obj) in made:  # in `alive`
-                return made[id(obj)]
+            if obj in made:
+                return made[obj]
             node_type = node_type_of(obj)
             if node_type is None:
                 return obj
@@ -259,8 +253,7 @@ class Models(NamedTuple):
                 is_same = all(new is old for new, old in zip(changed, children, strict=True))
                 new = obj if is_same else node_type.put_together(aux, changed)
             if node_type.carries_identity:
-                alive.append(obj)
-                made[id(obj)] = new  # in `alive`
+                made[obj] = new
             return new
 
         return visit(tree, self.parts)

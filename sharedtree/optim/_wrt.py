@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import tree_util as jtu
 
+from ..core._by_identity import IdentitySet
 from ..core._errors import InconsistentSharingError
 from ..core._graph import Tags, walk
 from ..core._libraries import argument_and_filter
@@ -154,17 +155,15 @@ def select_everywhere(arguments: Sequence[Any], wrt: Filter, leaves: Sequence[An
     Returns:
         Lines of a message, empty if there is no such fix that could be written down.
     """
-    wanted = {id(leaf) for leaf in leaves}  # alive in `leaves`
-    selected: set[int] = set()
-    others: list[tuple[int, tuple[Any, ...]]] = []
+    wanted, selected = IdentitySet(leaves), IdentitySet()
+    others: list[tuple[Any, tuple[Any, ...]]] = []
 
     def ask(place: Place) -> bool:
         answer = wrt.selects(place)
-        leaf = id(place.leaf)  # as above
         if answer:
-            selected.add(leaf)
-        elif leaf in wanted:
-            others.append((leaf, place.path))
+            selected.add(place.leaf)
+        elif place.leaf in wanted:
+            others.append((place.leaf, place.path))
         return answer
 
     for argument in arguments if wrt.asks_for_path else ():

@@ -11,11 +11,11 @@ import importlib
 import itertools
 from typing import Any, NamedTuple
 
+from ..core._by_identity import IdentityDict
 from ..core._errors import SharedTreeError
-from ..core._graph import Tags, pack
 from ..core._node_types import carries_identity, node_type_of
-from ..ties._context import rules_here
-from ..ties._listing import all_paths, can_be_tied
+from ..ties._context import walk_alone
+from ..ties._listing import can_be_tied
 from ..tree._dag import Dag, in_treescope
 
 _MOST_PATHS = 8
@@ -27,17 +27,8 @@ class _Mark(NamedTuple):
     group: str
 
 
-class _Marks(NamedTuple):
-    """The ties of one model.
-
-    Attributes:
-        of: id → the mark of the tie.
-        objects: keeps all of them alive, so that an id stands for one object.
-    """
-
-    of: dict[int, _Mark]
-    objects: list[Any]
-
+_Marks = IdentityDict[_Mark]
+"""The ties of one model: each tied object with the mark of its tie."""
 
 _marks: contextvars.ContextVar[_Marks | None] = contextvars.ContextVar("sharedtree_ties", default=None)
 
@@ -97,27 +88,25 @@ def mark_ties(node: Any, path: str | None, node_renderer: Any) -> Any:
 
 
 def _marks_of(tree: Any) -> _Marks:
-    tags = Tags()
     # What cannot be walked, such as a cycle, is shown as treescope shows it.
     with contextlib.suppress(SharedTreeError):
-        structure = pack(tree, tags, rules_here())[1]
+        walked = walk_alone(tree)
         group = f"sharedtree-{next(_views)}"
         tied = [
             (number, paths)
-            for number, paths in all_paths(structure).items()
-            if len(paths) > 1 and can_be_tied(structure.records[number][0])
+            for number, paths in walked.all_paths.items()
+            if len(paths) > 1 and can_be_tied(walked.records[number][0])
         ]
-        found = {
-            id(tags.objects[number]): _Mark(mark, tuple(paths), f"{group}-{mark}")  # alive in `tags.objects`
+        return IdentityDict(
+            (walked.objects[number], _Mark(mark, tuple(paths), f"{group}-{mark}"))
             for mark, (number, paths) in enumerate(tied, 1)
-            if node_type_of(tags.objects[number]) is not None or carries_identity(tags.objects[number])
-        }
-        return _Marks(found, tags.objects)
-    return _Marks({}, [])
+            if node_type_of(walked.objects[number]) is not None or carries_identity(walked.objects[number])
+        )
+    return IdentityDict()
 
 
 def _marked(marks: _Marks | None, node: Any, path: str | None, node_renderer: Any) -> Any:
-    mark = marks.of.get(id(node)) if marks is not None else None  # alive in `marks.objects`
+    mark = None if marks is None else marks.get(node)
     if mark is None:
         return NotImplemented
     parts = importlib.import_module("treescope.rendering_parts")

@@ -7,10 +7,11 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import UnregisteredTypeError
+from ..core._handle import Walked
 from ..core._libraries import LIBRARIES
 from ..core._node_types import carries_identity, node_type_of
 from ..core._printing import printable
-from ..core._structure import LEAF, Node, Record, Structure
+from ..core._structure import LEAF, Node
 from ..ties._listing import is_inexact, nbytes_of, read_tree
 from ..tree._dag import Dag
 from ._description import Description, Part
@@ -32,12 +33,11 @@ def description_of(tree: Any) -> Description:
         UnregisteredTypeError: if `tree` is no pytree.
     """
     if isinstance(tree, Dag):
-        structure = tree.structure
-        leaf_of = dict(zip(structure.leaf_numbers, jtu.tree_leaves(tree), strict=True))
+        read = Walked.of_leaves(tree.structure, jtu.tree_leaves(tree))
     else:
         _require_tree(tree)
-        structure, leaf_of = read_tree(tree)
-    return Description(_parts(structure, leaf_of), structure.root)
+        read = read_tree(tree)
+    return Description(_parts(read), read.root)
 
 
 def _require_tree(tree: Any) -> None:
@@ -62,31 +62,29 @@ def _require_tree(tree: Any) -> None:
     raise UnregisteredTypeError(f"{what} is no pytree, so there is nothing to show.\n{advice}", ("",))
 
 
-def _parts(structure: Structure, leaf_of: dict[int, Any]) -> list[Part | None]:
+def _parts(read: Walked) -> list[Part | None]:
     parts: list[Part | None] = []
-    for number, (op, children) in enumerate(structure.records):
+    for number, (op, children) in enumerate(read.records):
         if op is LEAF:
-            parts.append(_leaf(leaf_of[number]))
+            parts.append(_leaf(read.leaves[number]))
         elif type(op) is not Node or op.type.cls is type(None):
             parts.append(None)
         else:
-            parts.append(_node(op, children, parts, structure.records, leaf_of))
+            parts.append(_node(op, children, parts, read))
     return parts
 
 
-def _node(
-    op: Node, children: tuple[int, ...], parts: list[Part | None], records: tuple[Record, ...], leaf_of: dict[int, Any]
-) -> Part:
+def _node(op: Node, children: tuple[int, ...], parts: list[Part | None], read: Walked) -> Part:
     kept = [
         (child, _step(key))
         for key, child in zip(op.keys, children, strict=True)
         if parts[child] is not None and getattr(key, "name", None) not in _OWN
     ]
     name = printable(op.type.cls.__name__)
-    if op.type.convention == "variable" and len(kept) == 1 and records[kept[0][0]][0] is LEAF:
+    if op.type.convention == "variable" and len(kept) == 1 and read.records[kept[0][0]][0] is LEAF:
         held = parts[kept[0][0]]
         # A reference is an object of its own, which other variables may hold too.
-        if held is not None and not isinstance(leaf_of[kept[0][0]], jax.Ref):
+        if held is not None and not isinstance(read.leaves[kept[0][0]], jax.Ref):
             return held._replace(name=name, has_identity=True)
     return Part(
         "container" if op.type.is_plain else "module",

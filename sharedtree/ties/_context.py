@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any, Literal, Self
 
 from ..core._errors import ContextMismatchError
-from ..core._graph import Rules, Tags, pack, unpack
+from ..core._graph import Rules, Tags, pack, unpack, walked
+from ..core._handle import Walked
 from ..core._native_walk import native
 from ..core._structure import Structure
 
@@ -213,6 +214,11 @@ def rules_here(is_leaf: IsLeaf = None) -> Rules:
 def pack_alone(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:
     """Packs a whole tree as inside, by itself."""
     return pack(tree, Tags(), rules_here(is_leaf))
+
+
+def walk_alone(tree: Any, is_leaf: IsLeaf = None) -> Walked:
+    """Walks a whole tree as inside, by itself."""
+    return walked(tree, rules_here(is_leaf))
 
 
 def pack_here(tree: Any, is_leaf: IsLeaf = None) -> tuple[list[Any], Structure]:

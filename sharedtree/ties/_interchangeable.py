@@ -11,22 +11,22 @@ from jax import tree_util as jtu
 
 from ..core._comparison import described
 from ..core._errors import SharingMismatchError
+from ..core._handle import Walked
 from ..core._node_types import carries_identity
 from ..core._printing import shown
-from ..core._sharing import Mismatch, Shape, pairs
+from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static, shown_beside
 from ..core._structure import LEAF, Node, Path
-from ._listing import ReadTree, all_paths
 
 _MAX_ALIKE, _MAX_FIELDS, _MAX_COMPARED = 4, 3, 1000
 
 
-def require_interchangeable(read: ReadTree, keep: int, other: int) -> None:
+def require_interchangeable(read: Walked, keep: int, other: int) -> None:
     """Raises unless two records of a tree could be one object."""
     path = _first_misfit(read, keep, other)
     if path is None:
         return
-    paths = all_paths(read.structure)
+    paths = read.all_paths
     ends = [paths[number][0] + jtu.keystr(path) for number in (keep, other)]
     one, two = (_end_of(read, number, path) for number in (keep, other))
     fact = (
@@ -44,17 +44,17 @@ def require_interchangeable(read: ReadTree, keep: int, other: int) -> None:
     )
 
 
-def _first_misfit(read: ReadTree, keep: int, other: int) -> Path | None:
+def _first_misfit(read: Walked, keep: int, other: int) -> Path | None:
     """Where two records of a tree differ that could be one object otherwise, below both of them."""
-    records = read.structure.records
+    records = read.records
 
     def agree(i: int, j: int) -> bool:
         (op, _), (op2, _) = records[i], records[j]
         if op is LEAF and op2 is LEAF:
-            return kind_of(read.leaf_of[i]) == kind_of(read.leaf_of[j])
+            return kind_of(read.leaves[i]) == kind_of(read.leaves[j])
         return type(op) is Static and op == op2
 
-    for pair in pairs(Shape(records, keep), Shape(records, other), agree):
+    for pair in pairs(read.below(keep), read.below(other), agree):
         if isinstance(pair, Mismatch):
             return pair.path
         if type(records[pair.left][0]) is Node and records[pair.left][0] != records[pair.right][0]:
@@ -62,19 +62,19 @@ def _first_misfit(read: ReadTree, keep: int, other: int) -> Path | None:
     return None
 
 
-def _end_of(read: ReadTree, number: int, path: Path) -> int:
+def _end_of(read: Walked, number: int, path: Path) -> int:
     for key in path:
-        op, children = read.structure.records[number]
+        op, children = read.records[number]
         assert type(op) is Node
         number = children[op.keys.index(key)]
     return number
 
 
-def _described(read: ReadTree, number: int, beside: int) -> str:
+def _described(read: Walked, number: int, beside: int) -> str:
     """What a record is, as it differs from another one."""
-    op, other = read.structure.records[number][0], read.structure.records[beside][0]
+    op, other = read.records[number][0], read.records[beside][0]
     if op is LEAF:
-        return described(read.leaf_of[number])
+        return described(read.leaves[number])
     if type(op) is Node:
         data = f" with {_static_data(op, other)}" if type(other) is Node and op.type.cls is other.type.cls else ""
         return f"of the class `{op.type.cls.__name__}`{data}"
@@ -92,7 +92,7 @@ def _static_data(op: Node, other: Node) -> str:
     return f"the static data {shown_beside(one, two)}"
 
 
-def _alike_inside(read: ReadTree, keep: int, other: int) -> list[tuple[int, int]]:
+def _alike_inside(read: Walked, keep: int, other: int) -> list[tuple[int, int]]:
     """What two nodes hold that could be one object: at the same path below both, or else the only two of one kind."""
     inside = [_arrays_inside(read, number) for number in (keep, other)]
     below = inside[0].keys() & inside[1].keys()
@@ -105,9 +105,9 @@ def _alike_inside(read: ReadTree, keep: int, other: int) -> list[tuple[int, int]
     return alike if len(alike) == 1 else []
 
 
-def _arrays_inside(read: ReadTree, number: int) -> dict[Path, int]:
+def _arrays_inside(read: Walked, number: int) -> dict[Path, int]:
     """The arrays in a node, or the variables of NNX that hold them, each once, by their paths below it."""
-    records = read.structure.records
+    records = read.records
     found: dict[Path, int] = {}
     seen: set[int] = {number}
     stack: list[tuple[int, Path]] = [(number, ())]
@@ -115,7 +115,7 @@ def _arrays_inside(read: ReadTree, number: int) -> dict[Path, int]:
         here, path = stack.pop()
         op, children = records[here]
         if path and (op is LEAF or (type(op) is Node and op.type.convention == "variable")):
-            if op is not LEAF or carries_identity(read.leaf_of[here]):
+            if op is not LEAF or carries_identity(read.leaves[here]):
                 found[path] = here
         elif type(op) is Node:
             steps = reversed(list(zip(op.keys, children, strict=True)))

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ..core._by_identity import IdentitySet
 from ..core._handle import Walked
 from ..core._locks import Lock
 from ..core._structure import LEAF, Record, Structure, at_several_paths, reached_outside
@@ -125,8 +126,7 @@ def note_one_around(tree: Walked) -> None:
     Args:
         tree: what a function received, whose mutable containers carry identity outside modules.
     """
-    outside = reached_outside(tree.records, tree.root)
-    below = {number for number, paths in outside.items() if paths > 1}
+    below = {number for number, paths in tree.outside.items() if paths > 1}
     _one_around.add([tree.objects[number] for number in sorted(below) if tree.records[number][0] is LEAF])
 
 
@@ -164,32 +164,18 @@ def recall(structure: Structure, leaves: Sequence[Any]) -> None:
 # --- whole gradients --------------------------------------------------------------------------------------------------
 
 
-class Whole:
-    """The arrays that were said to be whole while one rule ran."""
-
-    def __init__(self) -> None:
-        self._leaves: dict[int, Any] = {}
-
-    def add(self, leaf: Any) -> None:
-        """Says it of one."""
-        self._leaves[id(leaf)] = leaf  # which keeps it alive
-
-    def __contains__(self, leaf: object) -> bool:
-        return id(leaf) in self._leaves  # as above
-
-
 class _Rules(threading.local):
     def __init__(self) -> None:
-        self.stack: list[Whole] = []
+        self.stack: list[IdentitySet] = []  # of each rule that runs, the arrays that were said to be whole
 
 
 _rules = _Rules()  # a rule runs in one thread, and so does what it calls
 
 
 @contextmanager
-def noting_whole() -> Iterator[Whole]:
+def noting_whole() -> Iterator[IdentitySet]:
     """Collects what is said inside the block, which calls a rule."""
-    whole = Whole()
+    whole = IdentitySet()
     _rules.stack.append(whole)
     try:
         yield whole

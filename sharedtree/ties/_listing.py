@@ -1,6 +1,5 @@
 """Ties by hand: list them, make them, undo them, give one tree those of another, compare two trees."""
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
@@ -9,11 +8,12 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
+from ..core._handle import Walked
 from ..core._node_types import carries_identity, require_registered
 from ..core._printing import MOST_PATHS
-from ..core._sharing import Agree, LostTie, Mismatch, Shape, lost_ties, shape_of
+from ..core._sharing import Agree, LostTie, Mismatch, Rooted, lost_ties
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, Record, Structure, edges
+from ..core._structure import LEAF, Node, Op
 from ._context import pack_alone
 
 T = TypeVar("T")
@@ -37,31 +37,11 @@ class Tie(NamedTuple):
     nbytes: int
 
 
-class ReadTree(NamedTuple):
-    """A tree taken apart for work on its ties."""
-
-    structure: Structure
-    leaf_of: dict[int, Any]  # record → traced leaf
-
-    @property
-    def shape(self) -> Shape:
-        return shape_of(self.structure)
-
-
-def read_tree(tree: Any) -> ReadTree:
+def read_tree(tree: Any) -> Walked:
+    """A tree taken apart for work on its ties, of which only the leaves are at hand."""
     require_registered(tree)
-    return _read(*pack_alone(tree))
-
-
-def _read(leaves: list[Any], structure: Structure) -> ReadTree:
-    return ReadTree(structure, dict(zip(structure.leaf_numbers, leaves, strict=True)))
-
-
-def all_paths(structure: Structure) -> dict[int, list[str]]:
-    paths: dict[int, list[str]] = {}
-    for number, path in edges(structure.records, [((), structure.root)]):
-        paths.setdefault(number, []).append(jtu.keystr(path))
-    return paths
+    leaves, structure = pack_alone(tree)
+    return Walked.of_leaves(structure, leaves)
 
 
 def ties(tree: Any) -> tuple[Tie, ...]:
@@ -86,18 +66,15 @@ def ties(tree: Any) -> tuple[Tie, ...]:
         (Tie(paths=("['embed']", "['head']"), kind='array', shape=(2, 3), dtype=dtype('float32'), nbytes=24),)
     """
     read = read_tree(tree)
-    return tuple(
-        _describe(read, number, tuple(paths)) for number, paths in all_paths(read.structure).items() if len(paths) > 1
-    )
+    return tuple(_describe(read, number, tuple(paths)) for number, paths in read.all_paths.items() if len(paths) > 1)
 
 
-def _describe(read: ReadTree, number: int, paths: tuple[str, ...]) -> Tie:
-    op = read.structure.records[number][0]
+def _describe(read: Walked, number: int, paths: tuple[str, ...]) -> Tie:
+    op = read.records[number][0]
     if type(op) is Node:
-        below = {i for i, _ in edges(read.structure.records, [((), number)])}
-        nbytes = sum(nbytes_of(read.leaf_of[i]) for i in below if i in read.leaf_of)
+        nbytes = sum(nbytes_of(read.leaves[i]) for i in read.below(number).reached if i in read.leaves)
         return Tie(paths, "container" if op.type.is_plain else "module", None, None, nbytes)
-    leaf = read.leaf_of[number]
+    leaf = read.leaves[number]
     return Tie(paths, "array", tuple(leaf.shape), leaf.dtype, nbytes_of(leaf))
 
 
@@ -111,7 +88,7 @@ def nbytes_of(leaf: Any) -> int:
     return int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
 
 
-def prefix_of(model: Shape) -> Agree:
+def prefix_of(model: Rooted) -> Agree:
     """Agrees wherever the right side, `model`, has a leaf, a static value or a None."""
 
     def agree(_: int, number: int) -> bool:
@@ -121,14 +98,13 @@ def prefix_of(model: Shape) -> Agree:
     return agree
 
 
-def _either_prefix(left: Shape, right: Shape) -> Agree:
+def _either_prefix(left: Rooted, right: Rooted) -> Agree:
     in_left, in_right = prefix_of(left), prefix_of(right)
     return lambda i, j: in_right(i, j) or in_left(j, i)
 
 
-def lost_between(a: Structure, b: Structure) -> list[LostTie]:
-    left, right = shape_of(a), shape_of(b)
-    lost = lost_ties(left, right, _either_prefix(left, right))
+def lost_between(a: Rooted, b: Rooted) -> list[LostTie]:
+    lost = lost_ties(a, b, _either_prefix(a, b))
     if isinstance(lost, Mismatch):
         raise lost.error()
     return [t for t in lost if can_be_tied(a.records[t.record][0])]
@@ -183,7 +159,7 @@ def assert_same_sharing(a: Any, b: Any) -> None:
         Give another tree, if its values at these paths are equal, the ties of the first:
             b = sharedtree.retie(b, like=a)
     """
-    left, right = read_tree(a).structure, read_tree(b).structure
+    left, right = read_tree(a), read_tree(b)
     lines: list[str] = []
     paths: dict[str, None] = {}
     lacking: list[str] = []
@@ -237,14 +213,14 @@ def how_to_tie(name: str, like: str, *, in_containers: bool) -> str:
     )
 
 
-def are_one_value(records: Sequence[Record], objects: Sequence[Any], i: int, j: int) -> bool:
+def are_one_value(tree: Walked, i: int, j: int) -> bool:
     """Whether two records without identity, such as two Nones or two equal numbers, hold one value."""
-    (op, below), (other, below2) = records[i], records[j]
+    (op, below), (other, below2) = tree.records[i], tree.records[j]
     if op is LEAF and other is LEAF:
-        has_identity = carries_identity(objects[i]) or carries_identity(objects[j])
-        return not has_identity and Static(objects[i]) == Static(objects[j])
+        has_identity = carries_identity(tree.objects[i]) or carries_identity(tree.objects[j])
+        return not has_identity and Static(tree.objects[i]) == Static(tree.objects[j])
     same = op == other and len(below) == len(below2)
-    return same and all(a == b or are_one_value(records, objects, a, b) for a, b in zip(below, below2, strict=True))
+    return same and all(a == b or are_one_value(tree, a, b) for a, b in zip(below, below2, strict=True))
 
 
 def count_parameters(tree: Any) -> int:
@@ -261,7 +237,7 @@ def count_parameters(tree: Any) -> int:
     """
     return sum(
         int(np.prod(jnp.shape(leaf), dtype=np.int64)) if not carries_identity(leaf) else _size(leaf)
-        for leaf in read_tree(tree).leaf_of.values()
+        for leaf in read_tree(tree).leaves.values()
         if is_inexact(leaf)
     )
 

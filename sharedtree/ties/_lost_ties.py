@@ -15,7 +15,7 @@ from jax import tree_util as jtu
 from ..core._comparison import array_text
 from ..core._node_types import carries_identity
 from ..core._plain_containers import is_namedtuple
-from ..core._sharing import Agree, Mismatch, Shape, pairs
+from ..core._sharing import Agree, Mismatch, Rooted, pairs
 from ..core._structure import LEAF, Node, Path, Record
 from ._leaf_notes import is_noted
 
@@ -68,7 +68,7 @@ class LostLeaf(NamedTuple):
     parts: tuple[int, int]
 
 
-def lost_leaf_ties(left: Shape, right: Shape, agree: Agree) -> list[LostLeaf] | None:
+def lost_leaf_ties(left: Rooted, right: Rooted, agree: Agree) -> list[LostLeaf] | None:
     """The ties between traced leaves that `left` has and `right` has not; None if their shapes differ.
 
     Each way into a record of `left` but the first one is a tie, as `sharedtree.ties` lists them. It is lost if not the
@@ -96,7 +96,7 @@ def lost_leaf_ties(left: Shape, right: Shape, agree: Agree) -> list[LostLeaf] | 
     return lost
 
 
-def _parted(left: Shape, right: Shape, top: tuple[int, int, int]) -> Iterator[tuple[Path, tuple[int, int]]]:
+def _parted(left: Rooted, right: Rooted, top: tuple[int, int, int]) -> Iterator[tuple[Path, tuple[int, int]]]:
     """The leaves below a record of `left` that are not the same leaves below two records of `right`."""
     seen: set[tuple[int, int, int]] = set()
     stack: list[tuple[tuple[int, int, int], Path]] = [(top, ())]

@@ -6,13 +6,14 @@ from typing import Any, TypeVar
 from ..core._accidental_aliases import another
 from ..core._errors import SharingMismatchError
 from ..core._graph import build, unpack
+from ..core._handle import Walked
 from ..core._node_types import carries_identity, is_value_of_variable
 from ..core._sharing import matching, merged
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, Record, Structure, canonical
+from ..core._structure import LEAF, Node, Op, Record, canonical
 from ._interchangeable import kind_of, require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
-from ._listing import ReadTree, all_paths, prefix_of, read_tree
+from ._listing import prefix_of, read_tree
 from ._where import ask, require_where, stand_ins
 
 T = TypeVar("T")
@@ -44,8 +45,8 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
     """
     require_where(where, tree, "    model = sharedtree.tie(model, lambda m: (m.embed.weight, m.head.weight))")
     read = read_tree(tree)
-    targets, is_single = ask(where, stand_ins(read.structure.records), read.structure.root)
-    op, children = read.structure.records[targets[0]] if is_single else (LEAF, ())
+    targets, is_single = ask(where, stand_ins(read.records), read.root)
+    op, children = read.records[targets[0]] if is_single else (LEAF, ())
     if type(op) is Node and op.type.is_plain:  # a sequence of nodes that the tree itself holds
         targets = list(children)
     if len(targets) < 2:
@@ -60,11 +61,11 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
     instead = dict.fromkeys(others, keep)
 
     def expand(number: int) -> tuple[Op, Sequence[int]]:
-        op, children = read.structure.records[number]
+        op, children = read.records[number]
         return op, [instead.get(child, child) for child in children]
 
-    records, numbers = canonical(read.structure.root, expand)
-    leaves = [read.leaf_of[number] for number in numbers if number in read.leaf_of]
+    records, numbers = canonical(read.root, expand)
+    leaves = [read.leaves[number] for number in numbers if number in read.leaves]
     note_ties(records, [numbers[keep]], leaves)
     return _built(records, leaves)
 
@@ -75,17 +76,17 @@ def _built(records: Sequence[Record], leaves: Sequence[Any]) -> Any:
     return table[-1]
 
 
-def _require_no_values(read: ReadTree, targets: Sequence[int]) -> None:
+def _require_no_values(read: Walked, targets: Sequence[int]) -> None:
     """Raises if one of what is to be tied is the value of a variable of NNX."""
-    records = read.structure.records
+    records = read.records
     holders = {
         children[0]: number
         for number, (op, children) in enumerate(records)
-        if type(op) is Node and op.type.convention == "variable" and is_value_of_variable(read.leaf_of.get(children[0]))
+        if type(op) is Node and op.type.convention == "variable" and is_value_of_variable(read.leaves.get(children[0]))
     }
     if not any(number in holders for number in targets):
         return
-    paths = all_paths(read.structure)
+    paths = read.all_paths
     named = [paths[number][0] for number in targets]
     variables = ", ".join([f"m{paths[holders.get(number, number)][0]}" for number in targets])
     raise SharingMismatchError(
@@ -129,7 +130,7 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     if where is not None:
         require_where(where, tree, "    model = sharedtree.untie(model, lambda m: m.head.weight)")
     read = read_tree(tree)
-    twin, origin = _unfolded(read.structure)
+    twin, origin = _unfolded(read)
     targets = set(range(len(twin)) if where is None else ask(where, stand_ins(twin), len(twin) - 1)[0])
     owner: list[int | None] = [None] * len(twin)  # the innermost target around each record of the twin
     for number in range(len(twin) - 1, -1, -1):
@@ -154,7 +155,7 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
         name = names[number]
         if name not in made:
             if op is LEAF:
-                leaf = read.leaf_of[origin[number]]
+                leaf = read.leaves[origin[number]]
                 if origin[number] in used and carries_identity(leaf):
                     leaf = another(leaf)
                 used.add(origin[number])
@@ -168,21 +169,21 @@ def untie(tree: T, where: Callable[[T], Any] | None = None) -> T:
     meant = parted if where is not None else set(becomes)
     # Of a target whose tie is gone already, the other part is not known, but it is of the same kind.
     gone = {origin[n] for n in range(len(twin)) if where is not None and owner[n] is not None and twin[n][0] is LEAF}
-    kinds = {kind_of(read.leaf_of[number]) for number in gone - parted}
-    meant |= {number for number in becomes if kind_of(read.leaf_of[number]) in kinds}
+    kinds = {kind_of(read.leaves[number]) for number in gone - parted}
+    meant |= {number for number in becomes if kind_of(read.leaves[number]) in kinds}
     note(table[number] for number, (op, _) in enumerate(twin) if op is LEAF and origin[number] in meant)
     return table[-1]
 
 
-def _unfolded(structure: Structure) -> tuple[list[Record], list[int]]:
+def _unfolded(tree: Walked) -> tuple[list[Record], list[int]]:
     """The records of the twin in which nothing is tied, and for each the record of the tree that it is."""
     origin: list[int] = []
     twin: list[Record] = []
     finished: list[int] = []
-    stack: list[tuple[int, bool]] = [(structure.root, False)]
+    stack: list[tuple[int, bool]] = [(tree.root, False)]
     while stack:
         number, done = stack.pop()
-        op, children = structure.records[number]
+        op, children = tree.records[number]
         if children and not done:
             stack.append((number, True))
             stack.extend((child, False) for child in reversed(children))
@@ -225,13 +226,13 @@ def retie(tree: T, like: Any) -> T:
     """
     read, model = read_tree(tree), read_tree(like)
     groups: dict[int, list[int]] = {}
-    for pair in matching(read.shape, model.shape, prefix_of(model.shape)):
+    for pair in matching(read, model, prefix_of(model)):
         groups.setdefault(pair.right, []).append(pair.left)
     for group in groups.values():
         for number in group[1:]:
             require_interchangeable(read, group[0], number)
-    records, numbers = merged(read.shape, groups.values())
-    leaves = [read.leaf_of[number] for number in numbers if number in read.leaf_of]
+    records, numbers = merged(read, groups.values())
+    leaves = [read.leaves[number] for number in numbers if number in read.leaves]
     tied = {numbers[number] for group in groups.values() if len(group) > 1 for number in group if number in numbers}
     note_ties(records, tied, leaves)
     of_records = [number for number, (op, _) in enumerate(records) if op is LEAF]
@@ -269,6 +270,6 @@ def copy(tree: T) -> T:
     Limitations: what holds arrays without being a node, such as a closure, is static and is not copied.
     """
     read = read_tree(tree)
-    leaves = [another(leaf) if carries_identity(leaf) else leaf for leaf in read.leaf_of.values()]
-    hand_on(list(read.leaf_of.values()), leaves)
+    leaves = [another(leaf) if carries_identity(leaf) else leaf for leaf in read.leaves.values()]
+    hand_on(list(read.leaves.values()), leaves)
     return unpack(read.structure, leaves)

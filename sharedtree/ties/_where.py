@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
+from ..core._by_identity import IdentityDict
 from ..core._errors import SharingMismatchError
 from ..core._node_types import node_type_of
 from ..core._printing import name_of_class, shown
@@ -32,11 +33,11 @@ class StandIns(NamedTuple):
 
     Attributes:
         objects: of each record.
-        numbers: the record of each object, by its id; the objects are alive in `objects`.
+        numbers: the record of each object.
     """
 
     objects: list[Any]
-    numbers: dict[int, int]
+    numbers: IdentityDict[int]
 
 
 def stand_ins(records: Sequence[Record]) -> StandIns:
@@ -52,7 +53,7 @@ def stand_ins(records: Sequence[Record]) -> StandIns:
             table.append(op.type.put_together(op.aux.thaw(), [table[child] for child in children]))
         else:
             table.append(Marker(number))
-    return StandIns(table, {id(obj): number for number, obj in enumerate(table)})  # alive in `table`
+    return StandIns(table, IdentityDict((obj, number) for number, obj in enumerate(table)))
 
 
 def require_where(where: Any, tree: Any, fix: str) -> None:
@@ -100,11 +101,11 @@ def ask(where: Callable[[Any], Any], tree: StandIns, root: int, name: str = "whe
         if not any(text in str(error) for text in (Marker.__name__, "<leaf ")):
             raise
         raise refusal("computes with a leaf, but is called on a stand-in without values") from None
-    if id(answer) in numbers:  # the answer is alive, and so are the objects
-        return [numbers[id(answer)]], True  # as above
+    if answer in numbers:
+        return [numbers[answer]], True
     found: list[int] = []
-    for part in jtu.tree_leaves(answer, is_leaf=lambda x: id(x) in numbers or x is None):  # alive in `answer`
-        if id(part) not in numbers:  # alive in `answer`
+    for part in jtu.tree_leaves(answer, is_leaf=lambda x: x in numbers or x is None):
+        if part not in numbers:
             raise refusal(f"returned a `{name_of_class(part)}` that is not part of the tree it was given")
-        found.append(numbers[id(part)])  # alive in `answer`
+        found.append(numbers[part])
     return found, False

@@ -22,6 +22,7 @@ import jax
 from jax import tree_util as jtu
 
 from ..core._arguments import LeafPath
+from ..core._by_identity import IdentitySet
 from ..core._errors import SharingMismatchError
 from ..core._handle import Walked
 from ..core._printing import listed
@@ -164,7 +165,7 @@ def _joined(
     if crossing.policy.in_place:
         _forbid_references(crossing)
     inner = [crossing.function(function, _branch) for function in functions]
-    num_functions = len({id(each) for each in inner})  # alive in `inner`
+    num_functions = len(IdentitySet(inner))
     known = _meetings(crossing, inner)
     form = form_of(crossing.call)
     meeting = known.get(form) or Meeting(num_functions)

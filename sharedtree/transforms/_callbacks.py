@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core._arguments import LeafPath
-from ..core._graph import Rules, Tags, pack, walk
+from ..core._graph import Rules, Tags, pack, walked
 from ..core._handle import Walked
-from ..core._static_keys import Same
+from ..core._static_kinds import Same
 from ..core._structure import Structure
 from ._crossing import Crossing
 from ._fitting import Words, fitted, holds_modules
@@ -108,10 +108,8 @@ class OnHost:
     def _as_promised(self, result: Any) -> Any:
         """A result, in the hand that was promised. JAX compares only how many leaves there are."""
         assert self.promised is not None
-        tags = Tags()
-        _, records, root = walk(result, tags, self.rules, "result")
         before = Walked.of(self.promised, [None] * len(self.promised.records))
-        after = Walked(records, root, tags.objects)
+        after = walked(result, self.rules, "result")
         if not (self.rules.containers or holds_modules(before) or holds_modules(after)):
             return result  # which JAX takes in whatever containers
         words = Words(self.title, "in `result_shape_dtypes`", "in what the callback returned")

@@ -247,7 +247,6 @@ class RuleTransform(FunctionTransform):
             return
         ruled = jax.custom_vjp(self._primal)
         ruled.defvjp(lambda *args: (0.0, None), lambda *_: given)
-        assert self._operands.structure is not None
         operands = unpack(self._operands.structure, list(self._operands.leaves.values()))
         jax.eval_shape(lambda *args: jax.vjp(ruled, *args)[1](0.0), *operands.args)
 

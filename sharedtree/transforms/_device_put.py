@@ -9,7 +9,6 @@ import jax
 from ..core._accidental_aliases import distinct
 from ..core._arguments import Arguments
 from ..core._graph import unpack
-from ..core._handle import Walked
 from ..core._jax_internals import api_boundary
 from ..core._prefix_trees import Branch
 from ..core._printing import shown
@@ -89,12 +88,12 @@ def placed(tree: T, prefix: Any, name: str, transform: str, place: Callable[[Any
     """
     read = read_tree(Arguments(("tree",), (tree,), {}))
     treatment = Treatment(name, Branch((prefix,)), is_sharding, describe=lambda where: f"{name} {shown(where)}")
-    fates = Fates(Walked.of(read.structure, read.leaf_of), treatment)
+    fates = Fates(read, treatment)
     for number in sorted(fates.several()):
         raise_inconsistent(fates, number, transform, "What is tied here stays tied, so it has one place.\n")
-    chosen = {way[0]: fates.of_leaves[fates[way]] for way in fates.ways() if way[0] in read.leaf_of}
-    placed = distinct([place(leaf, chosen[number]) for number, leaf in read.leaf_of.items()])
-    hand_on(list(read.leaf_of.values()), placed)
+    chosen = {way[0]: fates.of_leaves[fates[way]] for way in fates.ways() if way[0] in read.leaves}
+    placed = distinct([place(leaf, chosen[number]) for number, leaf in read.leaves.items()])
+    hand_on(list(read.leaves.values()), placed)
     return unpack(read.structure, placed).args[0]
 
 

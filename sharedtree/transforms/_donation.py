@@ -7,10 +7,11 @@ import jax
 
 from ..core._accidental_aliases import another
 from ..core._arguments import Arguments, Position, positions_of
+from ..core._by_identity import IdentitySet
 from ..core._handle import Walked
 from ..core._jax_internals import current_traces
 from ..core._prefix_trees import Branch
-from ..core._structure import canonical, edges, reached_outside
+from ..core._structure import edges
 from ..nn._stateful_layers import makes_state
 from ._caller_side import Call
 from ._function_side import Received
@@ -46,7 +47,7 @@ class DonatingTransform(FunctionTransform):
         taken: set[int] = set()
         for label, child in zip(donating.prefix.parts, tree.records[tree.root][1], strict=True):
             if label == DONATED:
-                taken.update(canonical(child, lambda i: tree.records[i])[1])
+                taken.update(tree.below(child).reached)
         return taken.__contains__
 
     def executable(self, call: Call) -> Call:
@@ -86,7 +87,7 @@ def given_away_once(call: Call, donating: Treatment, transform: str) -> Call:
 
 def _with_own_buffers(call: Call, donated: Sequence[Hand]) -> None:
     """Puts copies in the places of an array in modules that was met before. Bare ones are the caller's affair."""
-    outside = reached_outside(call.tree.records, call.tree.root)
+    outside = call.tree.outside
     places = {place for place, number in enumerate(call.tree.leaf_numbers) if number in outside}
     in_order = [range(len(hand.leaves)) if hand.deal.numbers is None else hand.deal.numbers for hand in donated]
     both = [
@@ -94,13 +95,13 @@ def _with_own_buffers(call: Call, donated: Sequence[Hand]) -> None:
         for hand, own in zip(donated, in_order, strict=True)
         for leaf, at in zip(hand.leaves, own, strict=True)
     ]
-    taken = {id(leaf) for leaf, at in both if at in places}  # alive in the call
+    taken = IdentitySet(leaf for leaf, at in both if at in places)
     for hand, numbers in zip(donated, in_order, strict=True):
         leaves = list(hand.leaves)
         for i, (leaf, place) in enumerate(zip(hand.leaves, numbers, strict=True)):
-            if id(leaf) in taken and _has_buffer(leaf) and place not in places:  # alive in the call
+            if leaf in taken and _has_buffer(leaf) and place not in places:
                 leaves[i] = another(leaf)
-            taken.add(id(leaf))  # as above
+            taken.add(leaf)
         hand.leaves = leaves
 
 

@@ -208,7 +208,6 @@ def meet_of(trees: dict[str, Walked], transform: str) -> Structure:
         found = meet(known, tree, words, (_RESULT,))
         if not found.fits:
             known = _of_kinds(lowering(known, known, tree, found).structure(known))
-    assert known.structure is not None
     noted: tuple[set[int], set[int]] = set(), set()
     for tree in trees.values():
         structure = tree.structure

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import jax
 
 from ..core._arguments import Arguments, LeafPath
-from ..core._graph import Rules, Tags, build, walk
+from ..core._graph import Rules, build, walked
 from ..core._handle import Walked
 from ..core._jax_internals import as_numpy, current_traces
-from ..core._structure import canonical, intern
+from ..core._structure import intern
 from ..ties._context import Policy
 from ..ties._leaf_notes import hand_on, note_one_around
 from ._argument_names import Names
@@ -168,9 +168,7 @@ class Inside:
             StaticTracerError: if one is.
         """
         rules = self.terms.rules if rules is None else rules
-        tags = Tags()
-        _, records, root = walk(result, tags, self.forbidding(rules), name)
-        return Walked(records, root, tags.objects)
+        return walked(result, self.forbidding(rules), name)
 
     def forbidding(self, rules: Rules) -> Rules:
         """Rules under which no tracer of this trace may be left in a static leaf."""
@@ -228,7 +226,7 @@ class Inside:
         if not self.terms.policy.in_place:
             return self.pack(result)
         received = self.received.tree
-        own = canonical(received.records[received.root][1][position], lambda n: received.records[n])[1]
+        own = received.child(position).reached
         rules = self.forbidding(self.terms.rules)
         return packed(with_changes(result, received, rules, lambda number: number not in own, own))
 

@@ -27,8 +27,8 @@ from ..core._jax_internals import ConcreteArray
 from ..core._node_types import is_module, is_traced
 from ..core._prefix_trees import Branch
 from ..core._printing import listed, shown
-from ..core._sharing import Shape, matching
-from ..core._structure import Node, edges, reached_outside
+from ..core._sharing import matching
+from ..core._structure import Node
 from ..optim._wrt import (
     Filter,
     Place,
@@ -75,7 +75,7 @@ def forbid_references(call: Call, arguments: Sequence[Any], title: str) -> None:
     hand = call.hands[-1]
     if title not in _REFUSING or not any(map(is_reference, hand.leaves)):
         return
-    outside = reached_outside(call.tree.records, call.tree.root)
+    outside = call.tree.outside
     numbers = [call.tree.leaf_numbers[place] for place in hand.deal.numbers or ()]
     each = zip(numbers, hand.leaves, strict=True)
     texts = [call.tree.text(number) for number, leaf in each if is_reference(leaf) and number not in outside]
@@ -144,7 +144,7 @@ class GradTransform(FunctionTransform):
             outside = set[int]()
             if not (self.is_filtered or self._selects is not None):
                 roots = [i for i, own in zip(tree.records[tree.root][1], prefix.parts, strict=True) if own]
-                outside.update(*[reached_outside(tree.records, root) for root in roots])
+                outside.update(*[tree.below(root).outside for root in roots])
             beside = handed_beside(tree, self.rules(policy))
             can_be = functools.partial(_can_be_differentiated, allow_int=self._allow_int)
 
@@ -368,11 +368,11 @@ def used_twice(fates: Fates) -> set[int]:
         (here, first), (there, second) = roots[one], roots[other]
         is_one_differentiated = (fates.part_at(first) is False) != (fates.part_at(second) is False)
         if is_one_differentiated and here[0] != there[0] and here[1:] == there[1:]:
-            found |= numbers - _elsewhere(records, first[0], second[0])
+            found |= numbers - _elsewhere(fates.tree, first[0], second[0])
     return found
 
 
-def _elsewhere(records: Sequence[Any], one: int, other: int) -> set[int]:
+def _elsewhere(tree: Walked, one: int, other: int) -> set[int]:
     """What is in one of two modules, and not in the other at the same path."""
     ends: set[tuple[int, int]] = set()  # where the two part, or both end
 
@@ -381,10 +381,10 @@ def _elsewhere(records: Sequence[Any], one: int, other: int) -> set[int]:
         return True
 
     found: set[int] = set()
-    for pair in matching(Shape(records, one), Shape(records, other), agree):
+    for pair in matching(tree.below(one), tree.below(other), agree):
         both = pair.left, pair.right
         if pair.left != pair.right:
             found.update(both)
         if pair.left != pair.right and both in ends:
-            found.update(number for number, _ in edges(records, [((), each) for each in both]))
+            found.update(*[tree.below(each).reached for each in both])
     return found

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NoReturn
 
 from ..core._arguments import LeafPath
+from ..core._by_identity import IdentityDict
 from ..core._errors import InconsistentSharingError
 from ..core._graph import Rules, Tags, walk
 from ..core._handle import Walked
@@ -34,20 +35,20 @@ def rules_for_state(rules: Rules, received: Walked, is_taken: IsTaken, *, deeply
 
     Args:
         rules: the rules otherwise.
-        received: what the function received, as it is now; keeps it alive.
+        received: what the function received, as it is now.
         is_taken: see there.
         deeply: whether what holds something that was changed counts as changed, too.
     """
     own = Unchanged(received, containers=rules.containers)
     is_same = own.is_unchanged if deeply else own.is_itself
-    given: dict[int, int] = {}
-    updated: dict[int, int] = {}
+    given: IdentityDict[int] = IdentityDict()
+    updated: IdentityDict[int] = IdentityDict()
     for number in own.numbers:
         obj = received.objects[number]
         if not is_taken(number) and is_same(number):
-            given[id(obj)] = number  # alive in `received`
+            given[obj] = number
         elif type(received.records[number][0]) is Node:
-            updated[id(obj)] = number  # as above
+            updated[obj] = number
     return rules._replace(given=given, updated=updated)
 
 
@@ -65,7 +66,7 @@ def with_changes(
     """
     rules = rules_for_state(rules, received, is_taken)
     if own is not None:
-        rules = rules._replace(updated={key: number for key, number in rules.updated.items() if number in own})
+        rules = rules._replace(updated=IdentityDict(item for item in rules.updated.items() if item[1] in own))
     around = conventions(received, rules)
     changed: dict[Inherited, list[Any]] = {}
     for number in rules.updated.values():

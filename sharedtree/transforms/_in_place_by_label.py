@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._graph import Rules
 from ..core._prefix_trees import Branch
 from ..core._structure import Given, Node, Op, Update
@@ -31,18 +32,18 @@ def dealt_with_state(
     ways = {way[0]: way for way in reversed(list(came.ways()))}
     tree = inside.walked((arguments, result))
     inside.check_walked(tree, is_with_state=True)
-    there = set(map(id, tree.objects))  # alive in the tree
+    there = IdentitySet(tree.objects)
     around = conventions(received, changes)
     own = set(changes.updated.values())
     # What holds others comes after them; and what is in something else that was detached comes with that.
-    detached = [n for n in sorted(own, reverse=True) if id(received.objects[n]) not in there]  # as above
+    detached = [n for n in sorted(own, reverse=True) if received.objects[n] not in there]
     tree = walked_together(
         [
             (arguments, changes.convention),
             *[(received.objects[n], around[n]) for n in detached],
             (result, changes.convention),
         ],
-        inside.forbidding(changes._replace(given={}, updated={})),
+        inside.forbidding(changes._replace(given=IdentityDict(), updated=IdentityDict())),
         [*[IN_PLACE] * (1 + len(detached)), ""],
     )
     parts = [of_arguments, *[came.part_at(ways[n]) for n in detached], of_result]
@@ -51,16 +52,16 @@ def dealt_with_state(
     def op_of(fates: Fates) -> Callable[[Name], Op | None]:
         state = {(way[0], fates[way]) for root in fates.below(fates.root)[:num_state] for way in fates.ways_from(root)}
         _require_one_way(fates, state, changes, inside.terms.title)
-        numbers, way_of = {**changes.given, **changes.updated}, fates.way_of_each()
+        way_of = fates.way_of_each()
 
         def instead(name: Name) -> Op | None:
             obj = tree.objects[name[0]]
-            number = numbers.get(id(obj))  # of what `received` keeps alive
+            number = changes.updated.get(obj, changes.given.get(obj))
             if name not in state or number is None:
                 return None
             op = tree.records[name[0]][0]
             is_moved = fates.all_described(way_of[name]) != came.all_described(ways[number])
-            if id(obj) in changes.given and not is_moved:  # as above
+            if obj in changes.given and not is_moved:
                 return Given(number)
             return Update(number, op) if type(op) is Node else None
 
@@ -72,10 +73,10 @@ def dealt_with_state(
 def _require_one_way(fates: Fates, state: Collection[Name], changes: Rules, title: str) -> None:
     """Raises if one object is to be written to in two ways."""
     seen: set[int] = set()
-    own = changes.given.keys() | changes.updated.keys()
+    own = IdentitySet([*changes.given, *changes.updated])
     for number, _ in sorted(state):
         is_node = fates.tree.node(number) is not None
-        if is_node and id(fates.tree.objects[number]) in own and number in seen:  # alive in the tree
+        if is_node and fates.tree.objects[number] in own and number in seen:
             raise_inconsistent(
                 fates,
                 number,

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
+from ..core._by_identity import WeakIdentityDict
 from ..core._locks import Lock
-from ..core._static_copies import Incomparable
-from ..core._static_keys import Same
+from ..core._static_kinds import Incomparable, Same
 from ..core._static_values import Static
 from ..core._structure import Structure
 from ..libraries._equinox import name_of, update_wrapper
@@ -193,7 +193,7 @@ class Shared:
         self.inner: dict[Policy, Inner] = {}
 
 
-_table: dict[int, tuple["weakref.ref[Any]", dict[Any, Shared]]] = {}
+_table: WeakIdentityDict[dict[Any, Shared]] = WeakIdentityDict()
 _lock = Lock()
 
 
@@ -211,16 +211,12 @@ def shared_by(function: Callable[..., Any], transform: Any, options: dict[str, A
     try:
         anchor, made, hold = _held_weakly(function) if alike else (function, None, weakref.ref(function))
         key = transform, made, Static(options)
-        # An entry goes with its anchor, before another object can have the id; unless the stack was full just then, so
-        # that Python could not call this.
-        number = id(anchor)
-        ref = weakref.ref(anchor, lambda _: _table.pop(number, None))
+        with _lock:
+            known = _table.get(anchor)
+            if known is None:
+                known = _table[anchor] = {}
     except (TypeError, Incomparable):
         return Shared(function)
-    with _lock:
-        held, known = _table.setdefault(number, (ref, {}))
-        if held() is not anchor:
-            _, known = _table[number] = ref, {}
     # Without the lock, for comparing options may run a user's `==`, which may wait for anything, or wrap functions.
     shared = known.get(key)
     if shared is not None:

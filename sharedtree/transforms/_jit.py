@@ -13,11 +13,12 @@ import jax
 from jax import tree_util as jtu
 
 from ..core._arguments import Arguments, Position, positions_of
+from ..core._by_identity import IdentitySet
 from ..core._jax_internals import api_boundary, current_traces, used_inputs
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
 from ..core._printing import shown
-from ..core._static_keys import Same
+from ..core._static_kinds import Same
 from ..core._static_values import Static
 from ..ties._context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, shapes_of
@@ -301,12 +302,11 @@ class Filtered:
 
 def _calls_back(jaxpr: Any) -> bool:
     """Whether a program, or one in it, calls a function on the host."""
-    stack, seen = [jaxpr.jaxpr], set[int]()
+    stack, seen = [jaxpr.jaxpr], IdentitySet()
     while stack:
         each = stack.pop()
-        if id(each) in seen:  # alive in `jaxpr`
+        if not seen.add(each):
             continue
-        seen.add(id(each))  # as above
         for eqn in each.eqns:
             if "callback" in eqn.primitive.name:
                 return True

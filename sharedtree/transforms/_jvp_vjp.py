@@ -18,7 +18,7 @@ from ..core._errors import SharingMismatchError
 from ..core._handle import Walked
 from ..core._prefix_trees import Branch
 from ..core._printing import listed
-from ..core._structure import depth_of, reached_outside
+from ..core._structure import depth_of
 from ..ties._listing import is_inexact
 from ._applying import is_of_equinox
 from ._argument_names import Names
@@ -161,7 +161,7 @@ class Trace:
         rules = self.crossing.rules
 
         def treatments(tree: Walked) -> Sequence[Treatment]:
-            outside = () if rules.filtered else reached_outside(tree.records, tree.root)
+            outside = () if rules.filtered else tree.outside
             beside = handed_beside(tree, rules) if adds_up else set[int]()
             return (
                 Treatment(
@@ -247,7 +247,7 @@ def _called(inside: Inside, operands: Sequence[Any]) -> tuple[Any, bool]:
 def _split(tree: Walked, value: Walked) -> tuple[Hand, Hand]:
     """The result in two hands: what is differentiated of its value, and all the rest."""
     hand = packed(tree)
-    outside = reached_outside(tree.records, value.root)
+    outside = tree.below(value.root).outside
     chosen = {n for n in tree.leaf_numbers if n in value.reached and (n in outside or is_inexact(tree.objects[n]))}
     seen, rest = [tuple([i for i, n in enumerate(tree.leaf_numbers) if (n in chosen) is yes]) for yes in (True, False)]
     one, other = [Hand([hand.leaves[i] for i in own], Deal(hand.structure, own)) for own in (seen, rest)]

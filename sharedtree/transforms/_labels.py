@@ -15,6 +15,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ..core._by_identity import IdentityDict
 from ..core._errors import SharingMismatchError
 from ..core._handle import Walked
 from ..core._node_types import node_type_of
@@ -95,8 +96,7 @@ class Fates:
         self.treatment = treatment
         self._parts: list[Any] = []
         self._labels: list[int] = []  # the parts that are labels; equal ones are one
-        self._part_numbers: dict[int, int] = {}
-        self._alive: list[Any] = []  # whatever has its id in `_part_numbers`
+        self._part_numbers: IdentityDict[int] = IdentityDict()
         self._below: dict[Way, list[Way]] = {}
         self._fates: dict[Way, int] = {}
         self._of_nodes: dict[tuple[int, ...], int] = {}
@@ -168,7 +168,7 @@ class Fates:
         return found
 
     def _part_number(self, part: Any) -> int:
-        number = self._part_numbers.get(id(part))  # in `_alive`
+        number = self._part_numbers.get(part)
         if number is None:
             number = len(self._parts)
             if self.treatment.is_label(part):
@@ -177,8 +177,7 @@ class Fates:
                 self._parts.append(part)
                 if self.treatment.is_label(part):
                     self._labels.append(number)
-            self._alive.append(part)
-            self._part_numbers[id(part)] = number  # in `_alive`
+            self._part_numbers[part] = number
         return number
 
     def _find_below(self, way: Way) -> list[Way]:
@@ -202,7 +201,7 @@ class Fates:
     def _raise_unfit(self) -> None:
         treatment, tree = self.treatment, self.tree
         try:  # this says where
-            for each in labels(treatment.prefix, tree.records, tree.root, treatment.is_label, treatment.name):
+            for each in labels(treatment.prefix, tree, treatment.is_label, treatment.name):
                 if tree.records[each.record][0] is LEAF and not treatment.is_label(each.label):
                     raise_unfit(treatment.name, each.label, "a leaf", each.path)
         except SharingMismatchError as error:

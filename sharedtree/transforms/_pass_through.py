@@ -9,22 +9,23 @@ to a device and the leaf is not, the leaf goes through a `jax.jit` of its own an
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.core import Tracer
 
+from ..core._by_identity import IdentityDict, IdentitySet
 from ..core._handle import Walked
 from ..core._jax_internals import ConcreteArray
 from ..core._node_types import carries_identity, is_module, node_type_of
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Structure, canonical, reached_outside
+from ..core._structure import LEAF, Node, Structure, canonical
 from ._caller_side import Call, keep
 
 
-def unchanged(result: Any, received: Walked, is_taken: Callable[[int], bool], *, containers: bool) -> dict[int, int]:
-    """The objects in a result that are, deeply, those that were received: id → number. `received` keeps them alive.
+def unchanged(result: Any, received: Walked, is_taken: Callable[[int], bool], *, containers: bool) -> IdentityDict[int]:
+    """The objects in a result that are, deeply, those that were received, with their numbers.
 
     Args:
         result: what the function returned.
@@ -33,21 +34,19 @@ def unchanged(result: Any, received: Walked, is_taken: Callable[[int], bool], *,
         containers: whether mutable containers outside modules are objects.
     """
     own = Unchanged(received, containers=containers)
-    given: dict[int, int] = {}
-    seen: set[int] = set()
-    alive: list[Any] = []  # whatever has its id in `seen`
+    given: IdentityDict[int] = IdentityDict()
+    seen = IdentitySet()
     stack: list[Any] = [result]
     while stack:
         obj = stack.pop()
-        if id(obj) in seen:  # in `alive`
+        if not seen.add(obj):
             continue
-        alive.append(obj)
-        seen.add(id(obj))  # in `alive`
         number = own.number_of(obj)
         node_type = node_type_of(obj)
         can_be_given = number is not None and (isinstance(obj, jax.Ref) or is_module(obj)) and not is_taken(number)
         if number is not None and can_be_given and own.is_unchanged(number):
-            given.update(own.identities_below(number))
+            for each in own.numbers_below(number):
+                given[received.objects[each]] = each
         elif node_type is not None:
             stack.extend(node_type.take_apart(obj)[0])
     return given
@@ -63,26 +62,23 @@ class Unchanged:
 
     def __init__(self, received: Walked, *, containers: bool = False) -> None:
         self.received = received
-        values = () if containers else reached_outside(received.records, received.root)
+        values = () if containers else received.outside
         self.numbers: list[int] = []
         for number, ((op, _), obj) in enumerate(zip(received.records, received.objects, strict=True)):
             if (op is LEAF and (isinstance(obj, jax.Ref) or (number not in values and carries_identity(obj)))) or (
                 type(op) is Node and op.type.carries_identity and not (op.type.is_plain and number in values)
             ):
                 self.numbers.append(number)
-        self._by_id = {id(received.objects[number]): number for number in self.numbers}  # alive in `received`
+        self._number_of = IdentityDict((received.objects[number], number) for number in self.numbers)
         self._known: list[bool] | None = None
 
     def number_of(self, obj: Any) -> int | None:
         """The number under which an object was received."""
-        return self._by_id.get(id(obj))  # ids of objects that `received` keeps alive
+        return self._number_of.get(obj)
 
-    def identities_below(self, number: int) -> Iterator[tuple[int, int]]:
-        """(id, number) of a received object and of all objects in it."""
-        own = set(self.numbers)
-        for each in canonical(number, lambda i: self.received.records[i])[1]:
-            if each in own:
-                yield id(self.received.objects[each]), each  # alive in `received`
+    def numbers_below(self, number: int) -> set[int]:
+        """Those of a received object and of all objects in it."""
+        return self.received.below(number).reached.intersection(self.numbers)
 
     def is_unchanged(self, number: int) -> bool:
         """Whether a received object is deeply what it was. Cost: one visit for each received object, once."""

@@ -229,7 +229,7 @@ class CustomVmapTransform(RuleTransform):
     def _which(self, result: Hand, given: Any) -> Hand:
         tree = Walked.of(result.structure)
         found: dict[int, Label] = {}
-        for each in labels(given, tree.records, tree.root, lambda part: isinstance(part, bool), "out_batched"):
+        for each in labels(given, tree, lambda part: isinstance(part, bool), "out_batched"):
             if found.setdefault(each.record, each).label is not each.label:
                 paths = [jtu.keystr(path) for path in (found[each.record].path, each.path)]
                 raise SharingMismatchError(

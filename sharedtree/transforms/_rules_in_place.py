@@ -19,6 +19,7 @@ from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
 from ..core._arguments import LeafPath
+from ..core._by_identity import IdentityDict
 from ..core._errors import InconsistentSharingError, SharingMismatchError, StateGradientError
 from ..core._handle import Walked
 from ..core._jax_internals import as_number, as_numpy
@@ -109,10 +110,11 @@ def _require_apart(result: Walked, inside: Inside) -> None:
     if not objects:
         return
     state = inside.walked(received.arguments)
-    places = {id(obj): n for n, obj in enumerate(state.objects) if state.is_object(n, containers=containers)}
+    objects_of_state = [n for n in range(len(state.records)) if state.is_object(n, containers=containers)]
+    places = IdentityDict((state.objects[n], n) for n in objects_of_state)
     for number in reversed(objects):  # the outermost first
         obj = result.objects[number]
-        known = places.get(id(obj))  # alive in `state`
+        known = places.get(obj)
         if known is not None:
             path, other = state.text(known), "result" + result.text(number)
             raise InconsistentSharingError(
@@ -128,14 +130,14 @@ def _require_apart(result: Walked, inside: Inside) -> None:
 
 def _with_numbers_named(state: Hand, received: Walked) -> Hand:
     """What was changed. Python numbers in it that were received are named as the caller's, and so stay numbers."""
-    numbers = {id(leaf): n for n, leaf in received.leaves.items() if type(leaf) in TRACED_NUMBERS}  # alive in the tree
+    numbers = IdentityDict((leaf, n) for n, leaf in received.leaves.items() if type(leaf) in TRACED_NUMBERS)
     structure, each = state.structure, iter(state.leaves)
     leaves: list[Any] = []
     records: list[Any] = []
     for op, children in structure.records:
         leaf = next(each) if op is LEAF else None
-        if op is LEAF and id(leaf) in numbers:  # as above
-            records.append((Given(numbers[id(leaf)]), ()))  # as above
+        if op is LEAF and leaf in numbers:
+            records.append((Given(numbers[leaf]), ()))
             continue
         if op is LEAF:
             leaves.append(leaf)

@@ -25,9 +25,9 @@ from ..core._handle import Walked
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import is_number
 from ..core._printing import listed
-from ..core._sharing import Mismatch, Pair, Shape, name_of, pairs
+from ..core._sharing import Mismatch, Pair, name_of, pairs
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, Path, Record, at_several_paths, canonical, edges, reached_outside
+from ..core._structure import LEAF, Node, Op, Path, Record, at_several_paths, canonical, edges
 from ..ties._listing import is_inexact
 from ._fitting import described
 
@@ -85,12 +85,12 @@ def fitted(tree: Walked, given: Any, name: str, fit: Fit) -> dict[int, Any]:
         SharingMismatchError: if it has another shape, a tied leaf has several tangents, or cotangents that are to be
             added differ in shape.
     """
-    records, outside = tree.records, reached_outside(tree.records, tree.root)
+    records, outside = tree.records, tree.outside
     tags = Tags()
     _, others, other_root = walk(given, tags, fit.rules, name)
     found: dict[int, list[Part]] = {}
     met: list[Pair] = []
-    for pair in pairs(tree, Shape(others, other_root), lambda i, j: True):
+    for pair in pairs(tree, Walked(others, other_root), lambda i, j: True):
         assert not isinstance(pair, Mismatch)
         number = pair.left
         value: Any = tags.objects[pair.right]

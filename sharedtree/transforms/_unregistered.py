@@ -16,8 +16,9 @@ from jax import tree_util as jtu
 
 from ..core._accidental_aliases import distinct
 from ..core._arguments import Arguments, LeafPath
+from ..core._by_identity import IdentityDict
 from ..core._errors import SharingMismatchError
-from ..core._graph import Rules, Tags, build, pack, walk
+from ..core._graph import Rules, Tags, build, pack, walked
 from ..core._handle import Walked, with_paths
 from ..core._jax_internals import as_numpy
 from ..core._node_types import is_module, node_type_of
@@ -110,9 +111,8 @@ class OpaqueTransform(FunctionTransform):
     def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
         """As the base, with the arguments as they stand."""
         if are_tied_values_known():  # which are bare: the function does not see that they were one
-            arguments, tags = self.arguments(args, kwargs), Tags()
-            _, records, root = walk(arguments, tags, self.rules(policy))
-            report_tied_values(Walked(records, root, tags.objects), self.names, self.transform_name, policy)
+            arguments = walked(self.arguments(args, kwargs), self.rules(policy))
+            report_tied_values(arguments, self.names, self.transform_name, policy)
         spreads, call = self._spread(args, kwargs, policy)
         made = self._made.get(policy)
         if made is None:
@@ -206,7 +206,7 @@ def _received(
         found, _ = jtu.tree_flatten_with_path(value, is_leaf=_is_hand)
         each += [(text + jtu.keystr(path), hand) for path, hand in found if _is_hand(hand)]
     table: list[Any] = []
-    roots: dict[int, Any] = {}
+    roots: IdentityDict[Any] = IdentityDict()
     in_order: list[tuple[str, Structure]] = []
     for group in _groups([hand for _, hand in each]):
         start = len(table)
@@ -215,7 +215,7 @@ def _received(
             build(hand.structure, [as_numpy(leaf) for leaf in hand.leaves], own)
         table += own
         for hand in group:
-            roots[id(hand)] = own[hand.structure.root]  # alive in `each`
+            roots[hand] = own[hand.structure.root]
         if start == 0:
             in_order = [(text, hand.structure) for text, hand in each if any(hand is one for one in group)]
     in_order.sort(key=lambda item: item[1].base)
@@ -224,7 +224,7 @@ def _received(
     call = next((hand.deal.call for _, hand in each if hand.deal.call is not None), None)
 
     def entered(tree: Any) -> Any:
-        return jtu.tree_map(lambda item: roots[id(item)] if _is_hand(item) else item, tree, is_leaf=_is_hand)
+        return jtu.tree_map(lambda item: roots[item] if _is_hand(item) else item, tree, is_leaf=_is_hand)
 
     own_args, own_kwargs = [entered(arg) for arg in args], {name: entered(kwargs[name]) for name in kwargs}
     arguments = Arguments(names.of(len(args)), own_args, own_kwargs)
@@ -253,7 +253,7 @@ def put_together(
     places = [i for i, item in enumerate(items) if _is_hand(item)]
     for kind in (Operand, Hand):
         own = [items[i] for i in places if type(items[i]) is kind]
-        made: dict[int, Any] = {}
+        made: IdentityDict[Any] = IdentityDict()
         for group in _groups(own):
             leaves_of = {hand.structure: hand.leaves for hand in group}
             each = list(operands) if kind is Operand else sorted(leaves_of, key=lambda s: s.base)
@@ -268,10 +268,10 @@ def put_together(
                     hand_on(operands[structure], leaves)
                 build(structure, leaves, table, given, update)
             for hand in group:
-                made[id(hand)] = table[hand.structure.root]  # alive in `items`
+                made[hand] = table[hand.structure.root]
         for i in places:
             if type(items[i]) is kind:
-                items[i] = made[id(items[i])]  # as above
+                items[i] = made[items[i]]
     return treedef.unflatten(items)
 
 
@@ -346,7 +346,6 @@ class UnregisteredTransform(OpaqueTransform):
                 "    sharedtree.register_transform(transform, jax.vmap)\n"
             ),
         )
-        assert tree.structure is not None
         return dealt(tree, tree.structure, [treatment], self.transform_name)
 
 

@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from ..core._static_copies import Incomparable
+from ..core._static_kinds import Incomparable
 from ..libraries._equinox import name_of, update_wrapper, warn_of_layers_in
 from ..ties._context import PolicyOption, current_policy
 from ._applying import How, is_of_equinox, public_name, title_of, transform_named

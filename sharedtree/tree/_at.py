@@ -14,16 +14,15 @@ import builtins
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from jax import tree_util as jtu
-
 from ..core._errors import InconsistentSharingError, SharingMismatchError
 from ..core._graph import Tags, walk
+from ..core._handle import Walked
 from ..core._node_types import carries_identity, node_type_of, require_registered
 from ..core._printing import listed
-from ..core._sharing import Mismatch, Pair, Shape, pairs
-from ..core._static_copies import Incomparable
+from ..core._sharing import Mismatch, Pair, pairs
+from ..core._static_kinds import Incomparable
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Op, Record, edges
+from ..core._structure import LEAF, Node, Op, with_several_edges
 from ..core._warning_source import definition_of_caller, report_untied
 from ..ties._context import IsLeaf, current_policy, rules_here
 from ..ties._leaf_notes import hand_on, is_tied_value, note, note_tied_values
@@ -85,6 +84,7 @@ def at(
     require_registered(tree)
     tags = Tags()
     _, records, root = walk(tree, tags, rules_here(is_leaf))
+    walked = Walked(records, root, tags.objects)
     targets, is_single = ask(where, stand_ins(records), root)
     if replace_fn is not _NOT_GIVEN:
         targets = builtins.list(dict.fromkeys(targets))
@@ -93,10 +93,10 @@ def at(
         new = [replace] if is_single else builtins.list(replace)
     if len(new) != len(targets):
         raise ValueError(f"`where` returned {len(targets)} nodes, but `replace` has {len(new)}.")
-    edit = _Edit.of(records, root, tags, builtins.list(zip(targets, new, strict=True)))
+    edit = _Edit.of(walked, tags, builtins.list(zip(targets, new, strict=True)))
     edit.require_all_replaced()
     hand_on([tags.objects[target] for target in targets], new)
-    _hand_on_tied_values(records, tags.objects, targets, new)
+    _hand_on_tied_values(walked, targets, new)
     lost = edit.keep_ties()
     result = edit.result()
     for tie in lost:
@@ -104,11 +104,9 @@ def at(
     return result
 
 
-def _hand_on_tied_values(
-    records: Sequence[Record], objects: Sequence[Any], targets: Sequence[int], new: Sequence[Any]
-) -> None:
+def _hand_on_tied_values(tree: Walked, targets: Sequence[int], new: Sequence[Any]) -> None:
     for target, replacement in zip(targets, new, strict=True):
-        if any(is_tied_value(objects[number]) for number, _ in edges(records, [((), target)])):
+        if any(is_tied_value(tree.objects[number]) for number in tree.below(target).reached):
             note_tied_values(walk(replacement, Tags(), rules_here())[0])
 
 
@@ -124,40 +122,36 @@ class _Edit(NamedTuple):
     """A tree, and what is to be replaced in it.
 
     Attributes:
-        records: of the tree, and after them those of the replacements, in one numbering.
-        size: how many of them are of the tree.
-        root: of the tree.
-        objects: one for each record.
+        tree: its own records, with the objects of all.
+        all: the tree with the records of the replacements after its own, in one numbering.
         instead: record of the tree → record that takes its place.
         targets: those that `where` returned.
     """
 
-    records: Sequence[Record]
-    size: int
-    root: int
-    objects: Sequence[Any]
+    tree: Walked
+    all: Walked
     instead: dict[int, int]
     targets: Sequence[int]
 
     @classmethod
-    def of(cls, records: Sequence[Record], root: int, tags: Tags, new: Sequence[tuple[int, Any]]) -> "_Edit":
-        size = len(records)
-        table = [*records]
+    def of(cls, tree: Walked, tags: Tags, new: Sequence[tuple[int, Any]]) -> "_Edit":
+        table = [*tree.records]
+        both = Walked(table, tree.root, tags.objects)
         instead: dict[int, int] = {}
         whole = rules_here(lambda obj: node_type_of(obj) is None)  # leaves of replacements are taken as they are
         for position, (target, replacement) in enumerate(new):
             _, more, number = walk(replacement, tags, whole, f"replace[{position}]")
             table += more
             before = instead.setdefault(target, number)
-            if before != number and not are_one_value(table, tags.objects, before, number):
-                raise _two_replacements(records, root, target)
-        return cls(table, size, root, tags.objects, instead, builtins.list(instead))
+            if before != number and not are_one_value(both, before, number):
+                raise _two_replacements(tree, target)
+        return cls(tree, both, instead, builtins.list(instead))
 
     def require_all_replaced(self) -> None:
-        outside = self._reached([self.root], enter=lambda number: number not in self.instead)
+        outside = self._reached([self.tree.root], enter=lambda number: number not in self.instead)
         for target in self.targets:
             if target not in outside:
-                paths = _paths_of(self.records, self.root, self.size)
+                paths = self.tree.all_paths
                 inner = paths[target][0]
                 outer = next(paths[t][0] for t in self.targets if t != target and target in self._reached([t]))
                 raise SharingMismatchError(
@@ -172,14 +166,14 @@ class _Edit(NamedTuple):
     def keep_ties(self) -> list[_LostTie]:
         """Ties replacements to the rest of the tree where what they replace was tied; returns what cannot be kept."""
         holders: dict[int, list[int]] = {}  # tied part → the targets that hold it
-        tied = _tied(self.records[: self.size], self.objects, self.root)
+        tied = _tied(self.tree)
         below = {t: self._reached([t]) - {t} if tied else set[int]() for t in self.targets}
         for target, parts in below.items():
             for part in parts & tied:
                 holders.setdefault(part, []).append(target)
         if not holders:
             return []
-        outside = self._reached([self.root], enter=lambda number: number not in self.instead)
+        outside = self._reached([self.tree.root], enter=lambda number: number not in self.instead)
         held = {t: self._reached([self.instead[t]]) for t in self.targets}
         partners = {t: self._partners(t) for t in self.targets if below[t] & tied}
         in_replacements = set[int]().union(*held.values())
@@ -207,10 +201,10 @@ class _Edit(NamedTuple):
         if not lost:
             return []
         parents: dict[int, set[int]] = {}
-        for number, (_, children) in enumerate(self.records[: self.size]):
+        for number, (_, children) in enumerate(self.tree.records):
             for child in children:
                 parents.setdefault(child, set()).add(number)
-        paths = _paths_of(self.records, self.root, self.size)
+        paths = self.tree.all_paths
         return [
             _LostTie(tuple(paths[part]), paths[target][0], arrays)
             for part, (target, arrays) in lost.items()
@@ -218,17 +212,18 @@ class _Edit(NamedTuple):
         ]
 
     def result(self) -> Any:
-        is_above = [False] * self.size
-        for number in range(self.size):
-            is_above[number] = any(c in self.instead or is_above[c] for c in self.records[number][1])
+        size = len(self.tree.records)
+        is_above = [False] * size
+        for number, (_, children) in enumerate(self.tree.records):
+            is_above[number] = any(child in self.instead or is_above[child] for child in children)
         # A replacement stays the object that it is, unless it holds a node of the tree, all of which are made anew.
-        is_kept = [False] * len(self.records)
-        for number, (op, children) in enumerate(self.records):
-            is_kept[number] = op is LEAF or (number >= self.size and all(is_kept[child] for child in children))
+        is_kept = [False] * len(self.all.records)
+        for number, (op, children) in enumerate(self.all.records):
+            is_kept[number] = op is LEAF or (number >= size and all(is_kept[child] for child in children))
 
         def expand(name: tuple[int, bool]) -> tuple[Op, Sequence[tuple[int, bool]]]:
             number, is_edited = name
-            op, children = self.records[number]
+            op, children = self.all.records[number]
             if is_kept[number]:
                 return LEAF, ()
             return op, [edited(child) if is_edited else (child, False) for child in children]
@@ -236,7 +231,7 @@ class _Edit(NamedTuple):
         def edited(number: int) -> tuple[int, bool]:
             return (self.instead[number], False) if number in self.instead else (number, is_above[number])
 
-        return rebuilt(edited(self.root), expand, lambda name: self.objects[name[0]])
+        return rebuilt(edited(self.tree.root), expand, lambda name: self.all.objects[name[0]])
 
     def _reached(self, start: Iterable[int], enter: Callable[[int], bool] = lambda _: True) -> set[int]:
         seen: set[int] = set()
@@ -246,31 +241,30 @@ class _Edit(NamedTuple):
             if number not in seen:
                 seen.add(number)
                 if enter(number):
-                    stack.extend(self.records[number][1])
+                    stack.extend(self.all.records[number][1])
         return seen
 
     def _partners(self, target: int) -> dict[int, set[int]]:
         """What the replacement of a target has in the places of the target's parts."""
         found: dict[int, set[int]] = {}
-        left, right = Shape(self.records, target), Shape(self.records, self.instead[target])
-        for pair in pairs(left, right, lambda *_: True):
+        for pair in pairs(self.all.below(target), self.all.below(self.instead[target]), lambda *_: True):
             assert isinstance(pair, Pair)
             found.setdefault(pair.left, set()).add(pair.right)
         return found
 
     def _arrays(self, number: int) -> list[Any]:
-        leaves = [self.objects[n] for n in self._reached([number]) if self.records[n][0] is LEAF]
+        leaves = [self.all.objects[n] for n in self._reached([number]) if self.all.records[n][0] is LEAF]
         return [leaf for leaf in leaves if carries_identity(leaf)]
 
     def _like(self, part: int, candidates: set[int]) -> set[int]:
         """Arrays in a replacement of another shape that could be copies of those in a part."""
         kinds = {(leaf.shape, leaf.dtype) for leaf in self._arrays(part)}
-        arrays = [n for n in candidates if self.records[n][0] is LEAF and carries_identity(self.objects[n])]
-        return {n for n in arrays if (self.objects[n].shape, self.objects[n].dtype) in kinds}
+        arrays = [n for n in candidates if self.all.records[n][0] is LEAF and carries_identity(self.all.objects[n])]
+        return {n for n in arrays if (self.all.objects[n].shape, self.all.objects[n].dtype) in kinds}
 
     def _can_be_one(self, part: int, other: int) -> bool:
         def alike(i: int, j: int) -> bool:
-            x, y = self.objects[i], self.objects[j]
+            x, y = self.all.objects[i], self.all.objects[j]
             if carries_identity(x) and carries_identity(y):
                 return x.shape == y.shape and x.dtype == y.dtype
             try:
@@ -278,35 +272,24 @@ class _Edit(NamedTuple):
             except Incomparable:
                 return False
 
-        for pair in pairs(Shape(self.records, part), Shape(self.records, other), alike):
+        for pair in pairs(self.all.below(part), self.all.below(other), alike):
             if isinstance(pair, Mismatch):
                 return False
-            op = self.records[pair.left][0]
-            if type(op) is Node and op != self.records[pair.right][0]:
+            op = self.all.records[pair.left][0]
+            if type(op) is Node and op != self.all.records[pair.right][0]:
                 return False
         return True
 
 
-def _tied(records: Sequence[Record], objects: Sequence[Any], root: int) -> set[int]:
+def _tied(tree: Walked) -> set[int]:
     """The records to which several edges lead."""
-    seen: set[int] = set()
-    several: set[int] = set()
-    for number, _ in edges(records, [((), root)]):
-        (several if number in seen else seen).add(number)
-    return {
-        n for n in several if can_be_tied(records[n][0]) and (records[n][0] is not LEAF or carries_identity(objects[n]))
-    }
+    several = with_several_edges(tree.records, tree.root)
+    ops = {number: tree.records[number][0] for number in several if can_be_tied(tree.records[number][0])}
+    return {number for number, op in ops.items() if op is not LEAF or carries_identity(tree.objects[number])}
 
 
-def _paths_of(records: Sequence[Record], root: int, size: int) -> dict[int, list[str]]:
-    paths: dict[int, list[str]] = {}
-    for number, path in edges(records[:size], [((), root)]):
-        paths.setdefault(number, []).append(jtu.keystr(path))
-    return paths
-
-
-def _two_replacements(records: Sequence[Record], root: int, target: int) -> InconsistentSharingError:
-    paths = _paths_of(records, root, len(records))[target]
+def _two_replacements(tree: Walked, target: int) -> InconsistentSharingError:
+    paths = tree.all_paths[target]
     names = ", ".join(f"`{path}`" for path in paths)
     return InconsistentSharingError(
         f"`where` returned one node twice, with two different replacements. It is tied: its paths are {names}.\n"

@@ -9,12 +9,13 @@ from jax import tree_util as jtu
 
 from ..core._accidental_aliases import with_identity
 from ..core._errors import SharingMismatchError
-from ..core._graph import Tags, unpack, walk
+from ..core._graph import unpack
+from ..core._handle import Walked
 from ..core._node_types import require_registered
-from ..core._sharing import Mismatch, Shape, pairs
+from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static
-from ..core._structure import LEAF, Path, Structure, edges, reached_outside
-from ..ties._context import IsLeaf, pack_alone, pack_here, rules_here, unpack_here
+from ..core._structure import LEAF, Path, Structure
+from ..ties._context import IsLeaf, pack_alone, pack_here, unpack_here, walk_alone
 from ..ties._leaf_notes import hand_on, recall, remember
 from ..ties._listing import are_one_value, how_to_tie
 
@@ -193,37 +194,33 @@ def _made_of_columns(f: Callable[..., Any], structure: Structure, found: list[An
 
 
 def _leaf_paths(structure: Structure) -> list[Path]:
-    first: dict[int, Path] = {}
-    for number, path in edges(structure.records, [((), structure.root)]):
-        first.setdefault(number, path)
+    first = Walked.of(structure).first_paths
     return [first[number] for number in structure.leaf_numbers]
 
 
 def _aligned(structure: Structure, other: Any, name: str, like: str, advice: Advice) -> list[Any]:
     """What `other` holds where `structure` has its leaves; errors call the two trees by these names."""
-    tags = Tags()
-    _, records, root = walk(other, tags, rules_here())
-    model = structure.records
+    walked, model = walk_alone(other), structure.records
 
     def agree(i: int, _: int) -> bool:
         return model[i][0] is LEAF or type(model[i][0]) is Static
 
     found: dict[int, tuple[int, Path]] = {}
-    for pair in pairs(Shape(model, structure.root), Shape(records, root), agree):
+    for pair in pairs(structure, walked, agree):
         if isinstance(pair, Mismatch):
             raise pair.error(f"the {like}", f"`{name}`")
         if model[pair.left][0] is not LEAF:
             continue
         number, path = found.setdefault(pair.left, (pair.right, pair.path))
-        if number != pair.right and not are_one_value(records, tags.objects, number, pair.right):
+        if number != pair.right and not are_one_value(walked, number, pair.right):
             one, two = jtu.keystr(path), jtu.keystr(pair.path)
-            in_containers = pair.left in reached_outside(model, structure.root)
+            in_containers = pair.left in Walked.of(structure).outside
             raise SharingMismatchError(
                 f"`{one}` and `{two}` are one leaf in the {like}, but two objects in `{name}`.\n"
                 f"Which of the two is meant cannot be known.\n{advice(name, like, in_containers=in_containers)}",
                 (one, two),
             )
-    return [tags.objects[found[number][0]] for number, (op, _) in enumerate(model) if op is LEAF]
+    return [walked.objects[found[number][0]] for number, (op, _) in enumerate(model) if op is LEAF]
 
 
 def equal(*trees: Any, typematch: bool = False, rtol: Any = 0.0, atol: Any = 0.0) -> Any:

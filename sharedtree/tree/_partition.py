@@ -6,13 +6,14 @@ from typing import Any, TypeVar
 from jax import tree_util as jtu
 
 from ..core._errors import InconsistentSharingError, SharingMismatchError
-from ..core._graph import Tags, build, walk
+from ..core._graph import build
+from ..core._handle import Walked
 from ..core._node_types import node_type_of, require_registered
 from ..core._prefix_trees import Label, label_at, labels
 from ..core._printing import listed, name_of_class, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Path, Record, canonical
-from ..ties._context import IsLeaf, rules_here
+from ..ties._context import IsLeaf, walk_alone
 
 T = TypeVar("T")
 
@@ -75,27 +76,29 @@ def partition(tree: T, filter_spec: Any, replace: Any = None, is_leaf: IsLeaf = 
         ([Array([1., 1.], dtype=float32), None], [None, 3])
     """
     require_registered(tree)
-    tags = Tags()
-    _, records, root = walk(tree, tags, rules_here(is_leaf))
-    found = list(labels(filter_spec, records, root, _is_filter, "filter_spec"))
+    walked = walk_alone(tree, is_leaf)
+    found = list(labels(filter_spec, walked, _is_filter, "filter_spec"))
 
-    left_over = [each for each in found if _is_left_over(each, filter_spec, records, root)]
+    left_over = [each for each in found if _is_left_over(each, filter_spec, walked)]
     if left_over:
         raise _left_over(left_over[0].label, [jtu.keystr(each.path) for each in left_over])
     selected: dict[int, tuple[bool, Path]] = {}
     for number, label, path in found:
         if not _is_filter(label):
             raise _not_a_filter(label, jtu.keystr(path))
-        keep = bool(label(tags.objects[number])) if callable(label) else label
+        keep = bool(label(walked.objects[number])) if callable(label) else label
         before, first = selected.setdefault(number, (keep, path))
         if before != keep:
             raise _inconsistent_filter(jtu.keystr(first), jtu.keystr(path), before)
 
     def half(keep: bool) -> Any:
         def expand(number: int) -> tuple[Op, Sequence[int]]:
-            return (LEAF, ()) if number in selected else records[number]
+            return (LEAF, ()) if number in selected else walked.records[number]
 
-        return rebuilt(root, expand, lambda number: tags.objects[number] if selected[number][0] is keep else replace)
+        def leaf(number: int) -> Any:
+            return walked.objects[number] if selected[number][0] is keep else replace
+
+        return rebuilt(walked.root, expand, leaf)
 
     return half(True), half(False)
 
@@ -105,15 +108,15 @@ def _is_filter(spec: Any) -> bool:
     return isinstance(spec, bool) or (callable(spec) and node_type_of(spec) is None)
 
 
-def _is_left_over(found: Label, spec: Any, records: Sequence[Record], root: int) -> bool:
+def _is_left_over(found: Label, spec: Any, tree: Walked) -> bool:
     """Whether a specification has a static value where the tree has one, which nobody can have meant as a filter."""
-    op, label = records[found.record][0], found.label
+    op, label = tree.records[found.record][0], found.label
     if type(op) is not Static or not found.path or isinstance(label, bool) or node_type_of(label) is not None:
         return False
     if not callable(label):
         return True
     # A function may have been said for a node around it, or for what is no function.
-    return callable(op.peek()) and not _is_filter(label_at(spec, records, root, found.path[:-1], _is_filter))
+    return callable(op.peek()) and not _is_filter(label_at(spec, tree, found.path[:-1], _is_filter))
 
 
 def _not_a_filter(spec: Any, path: str) -> SharingMismatchError:
@@ -171,21 +174,19 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
         >>> both["a"] is both["b"], both["c"]
         (True, 3)
     """
-    tags = [Tags() for _ in trees]
-    walked = [walk(tree, seen, rules_here(is_leaf)) for tree, seen in zip(trees, tags, strict=True)]
-    records = [each[1] for each in walked]
+    walked = [walk_alone(tree, is_leaf) for tree in trees]
 
     # A place is what the trees have at one path: pairs of (tree, record), those with None left out.
 
     def present(place: _Place) -> _Place:
-        return tuple([(i, n) for i, n in place if not _is_none(records[i][n])]) or place[:1]
+        return tuple([(i, n) for i, n in place if not _is_none(walked[i].records[n])]) or place[:1]
 
     def first(place: _Place) -> _Place:
         i, n = place[0]
-        return place if type(records[i][n][0]) is Node else place[:1]
+        return place if type(walked[i].records[n][0]) is Node else place[:1]
 
     def expand(place: _Place) -> tuple[Op, Sequence[_Place]]:
-        found = [records[i][n] for i, n in place]
+        found = [walked[i].records[n] for i, n in place]
         op, children = found[0]
         if type(op) is not Node:
             return LEAF, ()
@@ -194,11 +195,11 @@ def combine(*trees: Any, is_leaf: IsLeaf = None) -> Any:
                 "The trees to combine differ in shape: where one has a node, each other must have a node of the same "
                 f"class or None, but there are {', '.join(repr(o) for o, _ in found)}."
             )
-        below = [[(i, child) for child in records[i][n][1]] for i, n in place]
+        below = [[(i, child) for child in walked[i].records[n][1]] for i, n in place]
         return op, [first(present(column)) for column in zip(*below, strict=True)]
 
-    root = first(present(tuple((i, each[2]) for i, each in enumerate(walked))))
-    return rebuilt(root, expand, lambda place: tags[place[0][0]].objects[place[0][1]])
+    root = first(present(tuple((i, each.root) for i, each in enumerate(walked))))
+    return rebuilt(root, expand, lambda place: walked[place[0][0]].objects[place[0][1]])
 
 
 def _is_none(record: Record) -> bool:

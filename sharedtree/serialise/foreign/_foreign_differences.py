@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...core._by_identity import IdentityDict
 from ...core._comparison import Paths, class_text, described, lines_of
 from ...core._errors import StructureMismatchError
 from ...core._printing import printable
@@ -38,7 +39,7 @@ class Fit:
         self.paths = Paths()
         self._differences: list[Difference] = []
         self._shortened: list[tuple[str, str]] = []
-        self._first: dict[int, tuple[Any, int, Any]] = {}  # id → (the template's leaf, kept alive here; place; array)
+        self._first: IdentityDict[tuple[int, Any]] = IdentityDict()  # leaf of the template → (place, array)
 
     def differs(self, place: int, found: str, wanted: str) -> None:
         """Notes a difference, in words."""
@@ -51,7 +52,7 @@ class Fit:
         is_plain = not isinstance(wanted, np.ndarray) and not is_key(wanted)
         if is_plain and jax.dtypes.canonicalize_dtype(wanted.dtype) != wanted.dtype:
             self._shortened.append((self.paths.text(place), told(wanted)))
-        _, first, value = self._first.setdefault(id(wanted), (wanted, place, found))  # alive in the table
+        first, value = self._first.setdefault(wanted, (place, found))
         if value is not found and not _same_bytes(value, found):
             self.differs(place, f"other values than at `{self.paths.text(first)}`", "one object at both")
         return value

@@ -9,6 +9,7 @@ from typing import Any
 
 from jax import tree_util as jtu
 
+from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._node_types import require_registered
 from ...core._walk import MAX_DEPTH, cycle_error, raise_too_deep
 from ._state_forms import Form, form_of, is_state_leaf
@@ -18,12 +19,12 @@ class _Frame:
     __slots__ = ("done", "form", "obj")
 
     def __init__(self, obj: Any, form: Form) -> None:
-        self.obj = obj  # alive while its id is among the open ones
+        self.obj = obj
         self.form = form
         self.done = 0
 
 
-class Objects:
+class Objects(IdentityDict[Form | None]):
     """Every object of a tree, each once, children before parents, and their forms.
 
     Raises:
@@ -31,38 +32,34 @@ class Objects:
         DepthError: if a class comes apart for ever.
     """
 
-    __slots__ = ("_forms", "in_order")
+    __slots__ = ()
 
     def __init__(self, tree: Any) -> None:
-        self._forms: dict[int, Form | None] = {}
-        # Keeps them all alive, so that an id stands for one object as long as this exists.
-        self.in_order: list[Any] = []
+        super().__init__()
         frames: list[_Frame] = []
-        open_ids: set[int] = set()  # of the objects in `frames`
+        met = IdentitySet()
 
         def visit(obj: Any) -> None:
-            if id(obj) in self._forms:  # alive in `in_order`
-                return
-            if id(obj) in open_ids:  # alive in `frames`
+            if not met.add(obj):
+                if obj in self:
+                    return
                 keys = [frame.form.keys[frame.done : frame.done + 1] for frame in frames]
                 above = next(i for i, frame in enumerate(frames) if frame.obj is obj)
                 raise cycle_error(obj, _text(keys[:above]), _text(keys))
             form = form_of(obj)
             if form is None or not form.parts:
-                self._close(obj, form)
+                self[obj] = form
                 return
             if len(frames) >= MAX_DEPTH:
                 raise_too_deep("")
             frames.append(_Frame(obj, form))
-            open_ids.add(id(obj))  # alive in `frames`
 
         visit(tree)
         while frames:
             frame = frames[-1]
             if frame.done == len(frame.form.parts):
                 frames.pop()
-                open_ids.discard(id(frame.obj))  # alive in `frame`
-                self._close(frame.obj, frame.form)
+                self[frame.obj] = frame.form
                 if frames:
                     frames[-1].done += 1
                 continue
@@ -71,13 +68,9 @@ class Objects:
             if len(frames) == depth:
                 frame.done += 1
 
-    def _close(self, obj: Any, form: Form | None) -> None:
-        self.in_order.append(obj)
-        self._forms[id(obj)] = form  # alive in `in_order`
-
     def form(self, obj: Any) -> Form | None:
         """The form of an object of the tree."""
-        return self._forms[id(obj)]  # alive in `in_order`
+        return self[obj]
 
 
 def _text(keys: Sequence[tuple[Any, ...]]) -> str:
@@ -133,10 +126,8 @@ def state(tree: Any, keep: Callable[[Any], Any] | None = None) -> Any:
     if form_of(tree) is None:
         require_registered(tree)
     objects = Objects(tree)
-    made: dict[int, Any] = {}
-    for obj in objects.in_order:
-        form = objects.form(obj)
-        # The ids are those of objects that `objects` keeps alive.
+    made: dict[int, Any] = {}  # id → what is made of an object, which is alive in `objects`
+    for obj, form in objects.items():
         if form is not None:
             made[id(obj)] = form.holding([made[id(part)] for part in form.parts])
         else:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
 from ...core._handle import Walked
 from ...core._printing import printable
@@ -138,7 +139,7 @@ class Plan:
             if deep is not None:
                 raise malformed(f"node {deep} holds one thing too often to be compared with a template")
             structs = {entry.tensor: struct_of(entry) for entry in entries}
-            described = {id(structs[entry.tensor]): entry for entry in entries}  # alive in `structs`
+            described = IdentityDict((structs[entry.tensor], entry) for entry in entries)
             self._compared = compare(self._decoded(structs), like, described)
             if strict:
                 require_no_differences(self._compared.differences, label, self._how_to_fit)
@@ -147,10 +148,10 @@ class Plan:
             if sharding is None:
                 places: dict[str, Placement] = {}
                 for record, struct in self._compared.fitting.items():
-                    if id(struct) in described:  # alive: see there
+                    if struct in described:
                         leaf = self._compared.template.objects[record]
                         has_place = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
-                        places.setdefault(described[id(struct)].tensor, leaf.sharding if has_place else None)
+                        places.setdefault(described[struct].tensor, leaf.sharding if has_place else None)
                 self.place = lambda entry: places.get(entry.tensor)
         self.wanted = [entry for entry in entries if not callable(select) or select(entry.tensor)]
 
@@ -238,23 +239,23 @@ class Plan:
 
 def _filled(like: Any, tree: Any, read: dict[str, Any], before: Any) -> tuple[Any, LoadReport]:
     """The template with what fits of the file, whose arrays that were read are given by name."""
-    again = compare(tree, like, {})
+    again = compare(tree, like, IdentityDict())
     template = again.template
     # What was not wanted is still a description of an array.
     found = {n: leaf for n, leaf in again.fitting.items() if not isinstance(leaf, jax.ShapeDtypeStruct)}
-    used: dict[int, Any] = {}  # id → array, which it keeps alive
+    used = IdentitySet()
 
     def leaf_of(number: int) -> Any:
         leaf = found.get(number, template.objects[number])
         if number in found and isinstance(leaf, jax.Array | np.ndarray):
             # What is one object in the file may be two in the template, and stays two.
-            return leaf.copy() if id(leaf) in used else used.setdefault(id(leaf), leaf)  # alive in `used`
+            return leaf if used.add(leaf) else leaf.copy()
         return leaf
 
     result = rebuilt(template, leaf_of)
     loaded = [template.text(number) for number in template.leaf_numbers if number in found]
     kept = [template.text(number) for number in template.leaf_numbers if number not in found]
-    unused = [tensor for tensor, array in read.items() if id(array) not in used]  # alive in `read`
+    unused = [tensor for tensor, array in read.items() if array not in used]
     return result, LoadReport(tuple(loaded), tuple(kept), (*before.differences, *before.values), tuple(unused))
 
 

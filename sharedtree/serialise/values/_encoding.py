@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ...core import __version__
+from ...core._by_identity import IdentityDict
 from ...core._errors import CycleError
 from ...core._libraries import RefusalError
 from ...core._printing import printable
@@ -159,7 +160,7 @@ class _Walk:
         self.named = self._named.objects
         self._collisions = Collisions()
         self._instances = Instances(self.types, self._named)
-        self._memo: dict[int, int] = {}  # id → node; `alive` and `_frames` keep the objects alive
+        self._memo: IdentityDict[int] = IdentityDict()  # object → node
         self._frames: list[_Frame] = []
         self._tensors: set[str] = set()
         self._type_numbers: dict[Any, int] = {}  # of classes whose types list no fields
@@ -230,8 +231,8 @@ class _Walk:
         if lacking is not None:
             what = f"a `{nodes[lacking][0]}`, which cannot do without what is left out of it"
             problems.append(Problem(path_to(whole, lacking), what, "Leave out all of it, or nothing."))
-        for path, obj in {id(obj): (path, obj) for path, obj in left_out.each()}.values():  # alive in `left_out`
-            numbers = [self._memo.get(id(each), _OPEN) for each in reached([(obj, -1, "")])]  # alive: see `_memo`
+        for obj, path in IdentityDict((obj, path) for path, obj in left_out.each()).items():
+            numbers = [self._memo.get(each, _OPEN) for each in reached([(obj, -1, "")])]
             both = next((n for n in numbers if n != _OPEN and carries_identity(whole, nodes[n])), None)
             if both is not None:
                 there = path_to(whole, both)
@@ -278,7 +279,7 @@ class _Walk:
     def _add(self, obj: Any, node: Node) -> int:
         number = len(self.nodes)
         self.nodes.append(node)
-        self._memo[id(obj)] = number  # alive in `alive`
+        self._memo[obj] = number
         self.alive.append(obj)
         return number
 
@@ -293,7 +294,7 @@ class _Walk:
         encode_atom = ENCODERS.get(cls)
         if encode_atom is not None:
             return encode_atom(obj)
-        known = self._memo.get(id(obj))  # alive: see `_memo`
+        known = self._memo.get(obj)
         if known is not None:
             return known if known != _OPEN else self._raise_cycle(obj)
         try:
@@ -305,7 +306,7 @@ class _Walk:
             return None
         if type(apart) is not Apart:
             return apart
-        self._memo[id(obj)] = _OPEN  # alive in its frame
+        self._memo[obj] = _OPEN
         self._frames.append(_Frame(obj, apart))
         return _PENDING
 

@@ -4,13 +4,14 @@ import collections
 import enum
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax import tree_util as jtu
 
+from ...core._by_identity import IdentityDict
 from ...core._comparison import (
     MISSING,
     Matching,
@@ -31,7 +32,7 @@ from ...core._node_types import carries_identity, require_registered
 from ...core._plain_containers import is_namedtuple
 from ...core._printing import printable
 from ...core._sharing import name_of
-from ...core._static_copies import copy_of
+from ...core._static_kinds import copy_of
 from ...core._static_values import Static
 from ...core._structure import LEAF, Node, Op
 from ...libraries._module_kinds import kinds_in
@@ -99,7 +100,7 @@ class Comparison(NamedTuple):
     ties: list[tuple[str, str, bool]]
 
 
-def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comparison:
+def compare(held: Any, template: Any, entries: IdentityDict[ArrayEntry]) -> Comparison:
     """Compares what a file holds with a template.
 
     Args:
@@ -107,7 +108,7 @@ def compare(held: Any, template: Any, entries: Mapping[int, ArrayEntry]) -> Comp
         template: any tree. Of its arrays only shapes, dtypes, weak types and whether they are JAX's or NumPy's matter.
             A `ShapeDtypeStruct` in it stands for both kinds of array. What is static in a module is compared strictly,
             where it is plain; elsewhere only its type must be the same.
-        entries: id → entry, of each `ShapeDtypeStruct` in `held` that describes an array.
+        entries: that of each `ShapeDtypeStruct` in `held` that describes an array.
 
     Cost: a few look-ups for each node of the two, and for each child of one.
     """
@@ -124,7 +125,7 @@ class _Side:
         self.tree = tree
         self.parts: Callable[[int], dict[str, int]] = functools.cache(self._parts_of)
         self.statics: Callable[[int], dict[str, Any]] = functools.cache(self._statics_of)
-        self._plain: dict[int, Static | None] = {}  # id → see `plain`; the values are alive in the tree
+        self._plain: IdentityDict[Static | None] = IdentityDict()  # see `plain`
 
     def _parts_of(self, number: int) -> dict[str, int]:
         op, children = self.tree.records[number]
@@ -143,9 +144,9 @@ class _Side:
 
     def plain(self, value: Any) -> Static | None:
         """A static value, if it is all in what it is made of, so that one that was loaded can be equal to another."""
-        if id(value) not in self._plain:  # alive: see there
-            self._plain[id(value)] = Static(value) if _is_plain(value) else None
-        return self._plain[id(value)]
+        if value not in self._plain:
+            self._plain[value] = Static(value) if _is_plain(value) else None
+        return self._plain[value]
 
     def text(self, number: int) -> str:
         """What a record is."""
@@ -160,7 +161,7 @@ class _Beside:
         values, ties: see `Comparison`.
     """
 
-    def __init__(self, file: _Side, own: _Side, entries: Mapping[int, ArrayEntry]) -> None:
+    def __init__(self, file: _Side, own: _Side, entries: IdentityDict[ArrayEntry]) -> None:
         self.file, self.own, self._entries = file, own, entries
         self.fitting: dict[int, Any] = {}
         self.values: list[Difference] = []
@@ -221,7 +222,7 @@ class _Beside:
         if type(op) is Node or type(other) is Node:
             yield self._differs(pair.at, self.file.text(pair.left), self.own.text(pair.right))
             return
-        facts = list(zip(_facts(one, self._entries.get(id(one))), _facts(two), strict=True))  # alive in the tree
+        facts = list(zip(_facts(one, self._entries.get(one)), _facts(two), strict=True))
         if isinstance(two, jax.ShapeDtypeStruct):
             del facts[1]  # it stands for both kinds of array
         differing = next((texts for texts in facts if texts[0] != texts[1]), None)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core as jex_core
 
+from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._class_attributes import loaded
 from ...core._errors import UnserialisableError
 from ...core._libraries import RefusalError
@@ -59,16 +60,15 @@ class Named:
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
         self.main: str | None = None
-        self._atoms: dict[int, list[str]] = {}  # id → atom; `objects` keeps the objects alive, or `_alike` does
-        self._alike: list[Any] = []
+        self._atoms: IdentityDict[list[str]] = IdentityDict()
         self._tokens: dict[type, str | None] = {}  # of classes of modules: the name of the object that stands for it
 
     def atom(self, tag: str, obj: Any, name: str | None = None) -> list[str]:
         """What is written for an object, by its name."""
-        atom = self._atoms.get(id(obj))  # alive: see `_atoms`
+        atom = self._atoms.get(obj)
         if atom is None:
             name = self.add(obj, name)
-            atom = self._atoms[id(obj)] = [tag, name]  # alive in `objects`
+            atom = self._atoms[obj] = [tag, name]
         return atom
 
     def add(self, obj: Any, name: str | None = None) -> str:
@@ -91,7 +91,7 @@ class Named:
         the name, which its function has not. What else has a `__qualname__` has it from what it wraps. Others stand for
         a choice, and are all in their class: lineax makes a class for each, to which no name leads, but to an instance.
         """
-        known = self._atoms.get(id(obj))  # alive: see `_atoms`
+        known = self._atoms.get(obj)
         attributes = object.__getattribute__(obj, "__dict__")
         if known is not None or ("__qualname__" in attributes and own_name_of(obj) is not None and not held_array(obj)):
             return known or self.atom("function", obj, own_name_of(obj))
@@ -101,13 +101,11 @@ class Named:
         name = self._tokens[cls]
         if name is None:
             return None
-        self._alike.append(obj)
-        self._atoms[id(obj)] = self.atom("function", find(name), name)  # alive in `_alike`
-        return self._atoms[id(obj)]  # alive in `_alike`
+        return self._atoms.setdefault(obj, self.atom("function", find(name), name))
 
     def atom_of_function(self, obj: Any) -> list[str]:
         """What is written for an object of no class that is known. Raises `RefusalError` if its name is not enough."""
-        known = self._atoms.get(id(obj))  # alive: see `_atoms`
+        known = self._atoms.get(obj)
         if known is not None:
             return known
         try:
@@ -166,16 +164,15 @@ def held_array(obj: Any) -> Held | None:
 def reached(found: list[tuple[Any, int, str]]) -> Iterator[Any]:
     """The first of `found`, and what it holds, the nearest first: some more than `MAX_OBJECTS` at most.
 
-    It adds each to `found`, which keeps it alive, with the number of what holds it and what leads to it.
+    It adds each to `found`, with the number of what holds it and what leads to it.
     """
-    seen = {id(found[0][0])}
+    seen = IdentitySet([found[0][0]])
     yield found[0][0]
     for number, (holder, _, _) in enumerate(found):  # it grows meanwhile
         for step, part in _parts_of(holder, type(holder)):
             cls = type(part)
-            if id(part) in seen or cls in _HOLD_NOTHING or issubclass(cls, type | types.ModuleType):
+            if cls in _HOLD_NOTHING or issubclass(cls, type | types.ModuleType) or not seen.add(part):
                 continue
-            seen.add(id(part))  # alive in `found`
             found.append((part, number, step))
             yield part
             if len(found) > MAX_OBJECTS:

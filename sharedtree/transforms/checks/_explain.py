@@ -10,7 +10,7 @@ from ...core._comparison import described
 from ...core._handle import Walked
 from ...core._sharing import Mismatch, lost_ties, pairs
 from ...core._static_values import Static, shown_beside
-from ...core._structure import LEAF, Node, edges
+from ...core._structure import LEAF, Node
 from ...ties._context import current_policy
 from ...ties._listing import can_be_tied
 from .._applying import TransformedModule
@@ -107,7 +107,7 @@ def explain(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
         treatments = _treatments(tree, f.dealing(policy, call.arguments).treatments(tree))
     first: dict[int, str] = {}
     rows: list[LeafReport] = []
-    for number, path in edges(tree.records, [((), tree.root)]):
+    for number, path in tree.edges():
         text, node, obj = jtu.keystr(path), tree.node(number), tree.objects[number]
         before = first.setdefault(number, text)
         tied_to = before if before != text else ""

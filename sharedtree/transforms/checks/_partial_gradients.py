@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from jax import tree_util as jtu
 
 from ...core._arguments import positions_of
-from ...core._sharing import Shape, matching
+from ...core._handle import Walked
+from ...core._sharing import matching
 from ...core._static_values import Static
-from ...core._structure import Path, Record, edges
+from ...core._structure import Path, edges
 from ...core._warning_source import report_untied
 from ...nn._stateful_layers import makes_state
 from ...ties._context import Policy
@@ -103,7 +104,7 @@ def _modules_lost_in(cut: Cut) -> list[_Lost]:
     largest = set(cut.modules).difference(number for number, _ in edges(tree.records, children))
     places: dict[int, dict[bool, Path]] = {number: {} for number in sorted(largest)}
     for path, root in outermost_ways(fates):
-        for number, own in _first_paths(tree.records, root[0]).items():
+        for number, own in tree.below(root[0]).first_paths.items():
             if number in largest:
                 places[number][fates.part_at(root) is not False] = (*path, *own)
     return [_Lost(tree.objects[n], each[True], each[False], "module") for n, each in places.items()]
@@ -120,21 +121,21 @@ def _lost_in(cut: Cut) -> list[_Lost]:
         found = {way[0] for way in fates.ways_from(root) if way[0] in leaves and fates.of_leaves[fates[way]]}
         if found:
             of_some.append((root[0], found))
-            for number, own in _first_paths(tree.records, root[0]).items():
+            for number, own in tree.below(root[0]).first_paths.items():
                 if number in found:
                     differentiated.setdefault(number, (*path, *own))
     lost: list[_Lost] = []
-    without_state = _without_state(tree.records)
+    without_state = _without_state(tree)
     for path, other in roots:
         if fates.part_at(other) is not False:
             continue
-        paths = _first_paths(without_state, other[0])
+        paths = without_state.below(other[0]).first_paths
         parts = {number: own for number, own in paths.items() if number in leaves}
         for root, found in of_some:
             common = found & parts.keys()
             if not common:
                 continue
-            unmatched = _not_at_the_same_path(tree.records, other[0], root, common)
+            unmatched = _not_at_the_same_path(tree.below(other[0]), tree.below(root), common)
             # A second module that holds it at the same path is not asked about what the first one has.
             for number in common - unmatched.keys():
                 del parts[number]
@@ -156,16 +157,10 @@ def _lost_within(cut: Cut) -> list[_Lost]:
     return [_Lost(tree.objects[n], each[True], each[False]) for n, each in places.items() if len(each) == 2]
 
 
-def _first_paths(records: Sequence[Record], root: int) -> dict[int, Path]:
-    first: dict[int, Path] = {}
-    for number, path in edges(records, [((), root)]):
-        first.setdefault(number, path)
-    return first
-
-
-def _without_state(records: Sequence[Record]) -> list[Record]:
-    """The records with nothing below the states of Equinox's."""
-    return [(Static(None), ()) if makes_state(op) else (op, children) for op, children in records]
+def _without_state(tree: Walked) -> Walked:
+    """A tree with nothing below the states of Equinox's."""
+    records = [(Static(None), ()) if makes_state(op) else (op, children) for op, children in tree.records]
+    return Walked(records, tree.root)
 
 
 def _paths_beside_state(fates: Fates, root: Way, path: Path) -> list[tuple[Way, Path]]:
@@ -182,7 +177,7 @@ def _paths_beside_state(fates: Fates, root: Way, path: Path) -> list[tuple[Way, 
     return list(found.items())
 
 
-def _not_at_the_same_path(records: Any, other: int, root: int, leaves: Collection[int]) -> dict[int, Path]:
+def _not_at_the_same_path(other: Walked, root: Walked, leaves: Collection[int]) -> dict[int, Path]:
     """Which of these leaves are at a path of `other` at which `root` does not have them; all, if the classes differ."""
     ends: set[tuple[int, int]] = set()  # where the two part, or both end
 
@@ -191,9 +186,9 @@ def _not_at_the_same_path(records: Any, other: int, root: int, leaves: Collectio
         return True
 
     found: dict[int, Path] = {}
-    for pair in matching(Shape(records, other), Shape(records, root), agree):
+    for pair in matching(other, root, agree):
         if (pair.left, pair.right) in ends and pair.left != pair.right:
-            for number, path in edges(records, [(pair.path, pair.left)]):
+            for number, path in other.below(pair.left).edges(pair.path):
                 if number in leaves:
                     found.setdefault(number, path)
     return found

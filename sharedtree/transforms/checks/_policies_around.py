@@ -21,11 +21,12 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ...core._arguments import Arguments
+from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._errors import LostChangeWarning
-from ...core._graph import Rules, Tags, walk
+from ...core._graph import Rules, walked
 from ...core._handle import Walked
 from ...core._printing import listed
-from ...core._structure import LEAF, Node, Path, edges, reached_outside
+from ...core._structure import LEAF, Node, Path
 from ...core._warning_source import report_untied, warn_about
 from ...ties._context import Policy
 from ...ties._leaf_notes import is_one_around, is_tied_value
@@ -77,15 +78,13 @@ def report_lost_changes(received: Walked, result: Any, names: Names, title: str,
     changed = dict(_changed(received, containers=rules.containers))
     if not changed:
         return
-    tags = Tags()
-    walk(result, tags, rules, "result")
-    known = set(map(id, tags.objects))  # of what is alive in `tags`
+    known = IdentitySet(walked(result, rules, "result").objects)
     where = [
         jtu.keystr((*received.first_paths[number], *key))
         for number, leaves in sorted(changed.items(), key=lambda item: item[0])
-        if id(received.objects[number]) not in known  # as above
+        if received.objects[number] not in known
         for key, leaf in leaves
-        if id(leaf) not in known  # as above
+        if leaf not in known
     ]
     if not where:
         return
@@ -103,7 +102,7 @@ def report_lost_changes(received: Walked, result: Any, names: Names, title: str,
 def _changed(received: Walked, *, containers: bool) -> Iterator[tuple[int, list[tuple[Path, Any]]]]:
     """The objects with other traced leaves than they were received with, and these leaves with their keys."""
     records, objects = received.records, received.objects
-    values = () if containers else reached_outside(records, received.root)
+    values = () if containers else received.outside
     for number, ((op, children), obj) in enumerate(zip(records, objects, strict=True)):
         if type(op) is Node and op.type.carries_identity and not (op.type.is_plain and number in values):
             found, _ = op.type.take_apart(obj)
@@ -134,7 +133,7 @@ def report_tied_values(tree: Walked, names: Names, transform: str, policy: Polic
     if policy.containers or policy.on_untie == "ignore":
         return
     for path, root in _each(tree):
-        met = next(_met_twice(tree, root), None)
+        met = next(_met_twice(tree.below(root)), None)
         if met is not None:
             _report(tree, root, path, met, names, transform, policy)
 
@@ -146,18 +145,17 @@ def _each(tree: Walked) -> list[tuple[Path, int]]:
     return [((key,), child) for key, child in zip(node.keys, tree.records[tree.root][1], strict=True)]
 
 
-def _met_twice(tree: Walked, root: int) -> Iterator[list[Path]]:
+def _met_twice(tree: Walked) -> Iterator[list[Path]]:
     """The paths of each array that was tied and is met twice, outside modules at least once."""
     noted = {n for n, leaf in tree.leaves.items() if is_tied_value(leaf) or is_one_around(leaf)}
     if not noted:
         return
-    outside = reached_outside(tree.records, root)
-    found: dict[int, dict[int, Path]] = {}
-    for number, path in edges(tree.records, [((), root)]):
+    found: IdentityDict[dict[int, Path]] = IdentityDict()
+    for number, path in tree.first_paths.items():
         if number in noted:
-            found.setdefault(id(tree.objects[number]), {}).setdefault(number, path)  # alive in the tree
+            found.setdefault(tree.objects[number], {})[number] = path
     for first_paths in found.values():
-        if len(first_paths) > 1 and outside.keys() & first_paths.keys():
+        if len(first_paths) > 1 and tree.outside.keys() & first_paths.keys():
             yield list(first_paths.values())
 
 
@@ -170,10 +168,8 @@ def _report(
         f"{listed(paths)} are one array, which `sharedtree.tie` or an outer transform made of several. But outside "
         f"modules arrays are values: under `{transform}` they are {len(paths)}, each with its own gradient and updates."
     )
-    tags = Tags()
-    _, records, start = walk(tree.objects[root], tags, Rules(containers=True, convention="outside"))
     lines: list[str] = []
-    if met not in list(_met_twice(Walked(records, start, tags.objects), start)):
+    if met not in list(_met_twice(walked(tree.objects[root], Rules(containers=True, convention="outside")))):
         lines += [
             "Let lists and dicts carry identity, here and under every other transform that sees them:",
             "    policy = sharedtree.Policy(containers=True)",

@@ -17,6 +17,7 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ...core._arguments import Arguments
+from ...core._by_identity import IdentitySet
 from ...core._errors import InconsistentSharingError
 from ...core._graph import Tags, walk
 from ...core._handle import Walked
@@ -105,10 +106,10 @@ def require_separate(arguments: Arguments, call: Walked, names: Names) -> None:
 def _require_apart(value: Any, text: str, call: Walked) -> None:
     own = Tags()
     _, records, root = walk(value, own)
-    known = set(map(id, call.objects))  # alive in the call
+    known = IdentitySet(call.objects)
     for number, path in edges(records, [((), root)]):
         obj = own.objects[number]
-        if id(obj) in known and own.number_of(obj) is not None:  # as above
+        if obj in known and own.number_of(obj) is not None:  # as above
             where = text + jtu.keystr(path)
             raise InconsistentSharingError(
                 f"`{where}` is static, but the same `{type(obj).__name__}` is also in an argument that is traced.\n"

@@ -15,9 +15,8 @@ from ...core._handle import Walked
 from ...core._locks import Lock
 from ...core._node_types import PYTHON_NUMBERS
 from ...core._printing import shown
-from ...core._sharing import Shape
 from ...core._static_values import Static
-from ...core._structure import Node, Op, Record, edges
+from ...core._structure import Node, Op, Record
 from ...core._warning_source import Definition, warn_about
 from .._argument_names import Names
 
@@ -33,7 +32,7 @@ class Trace(NamedTuple):
         static: those that are static, in words, by what they are called.
     """
 
-    arguments: Shape
+    arguments: Walked
     leaves: dict[int, str]
     static: dict[str, str]
 
@@ -86,7 +85,7 @@ def _trace(entered: Walked, arguments: Arguments, names: Names) -> Trace:
     leaves = {number: _described(leaf) for number, leaf in entered.leaves.items()}
     static = [names.text(i) for i, name in enumerate(arguments.names) if name is None]
     named = zip([*static, *arguments.static], map(shown, arguments.statics), strict=True)
-    return Trace(Shape(entered.records, entered.root), leaves, dict(named))
+    return Trace(Walked(entered.records, entered.root), leaves, dict(named))
 
 
 def _described(leaf: Any) -> str:
@@ -130,10 +129,9 @@ def _static_fields_that_changed(old: Node, new: Node) -> list[str]:
 
 
 def _warn(number: int, before: Op, trace: Trace, definition: Definition) -> None:
-    records, root = trace.arguments
-    path = next(path for found, path in edges(records, [((), root)]) if found == number)
+    path = trace.arguments.first_paths[number]
     text = jtu.keystr(path)
-    op = records[number][0]
+    op = trace.arguments.records[number][0]
     if type(op) is Static:
         value, root = f" (now {shown(op.peek())})", str(path[0])
         fix = f"    {root} = sharedtree.tree.at(lambda tree: tree{jtu.keystr(path[1:])}, {root}, jnp.asarray({text}))"

@@ -25,9 +25,9 @@ from ...core._handle import Walked
 from ...core._locks import Lock
 from ...core._node_types import carries_identity
 from ...core._printing import listed
-from ...core._sharing import Agree, Shape
+from ...core._sharing import Agree, Rooted
 from ...core._static_values import Static
-from ...core._structure import LEAF, Node, Path, Structure, canonical, edges, reached_outside
+from ...core._structure import LEAF, Node, Path, Structure, canonical
 from ...core._warning_source import Definition, report_untied
 from ...ties._context import Policy
 from ...ties._leaf_notes import note
@@ -111,7 +111,7 @@ def _pairs(
     for name, before in tied:
         own, others = entrants[shape[before]], results.get(shape[before], [])
         for text_after, after in _corresponding((name, before), own, others):
-            ties = lost_leaf_ties(Shape(both.records, before), Shape(both.records, after), agree)
+            ties = lost_leaf_ties(both.below(before), both.below(after), agree)
             if ties:
                 yield _Pair(name, text_after, ties)
 
@@ -141,14 +141,11 @@ def _modules(tree: Walked, containers: bool, text: Callable[[Path], str]) -> Ite
     A mutable container outside modules counts as one, if it is an object.
     """
     for path, root in outermost_objects(tree, containers):
-        seen: set[int] = set()
-        outside = reached_outside(tree.records, root)
-        for number, own in edges(tree.records, [(path, root)]):
+        part = tree.below(root)
+        for number, own in part.first_paths.items():
             node = tree.node(number)
-            is_model = node is not None and node.type.carries_identity and (number in outside or not node.type.is_plain)
-            if number not in seen and is_model:
-                yield text(own), number
-            seen.add(number)
+            if node is not None and node.type.carries_identity and (number in part.outside or not node.type.is_plain):
+                yield text((*path, *own)), number
 
 
 def outermost_objects(tree: Walked, containers: bool) -> Iterator[tuple[Path, int]]:
@@ -229,7 +226,7 @@ class _Argument(NamedTuple):
 
     counts: tuple[bool, bool]
     text: str
-    shape: Shape
+    shape: Rooted
     kinds: Sequence[Kind | None]
 
 
@@ -256,14 +253,13 @@ class SeenArguments:
             traces = [trace for known in self._seen.values() for trace in known]
         node = entered.node(entered.root)
         assert node is not None
-        assert entered.structure is not None
         counts = policy.arrays, policy.containers
         arguments: list[_Argument] = []
         for key, root in zip(node.keys, entered.records[entered.root][1], strict=True):
             records, numbers = canonical(root, lambda number: entered.records[number])
             leaves = [entered.records[number][0] is LEAF for number in numbers]
             kinds = [kind_of(entered.objects[n]) if leaf else None for n, leaf in zip(numbers, leaves, strict=True)]
-            now = _Argument(counts, str(key), Shape(records, len(records) - 1), kinds)
+            now = _Argument(counts, str(key), Walked(records, len(records) - 1), kinds)
             if policy.on_untie != "ignore":
                 earlier = [one for trace in traces for one in trace if one.counts == counts]
                 objects = [caller[n] if leaf else None for n, leaf in zip(numbers, leaves, strict=True)]

@@ -7,6 +7,7 @@ from typing import Any
 
 from jax.core import Tracer
 
+from ...core._by_identity import IdentitySet
 from ...core._errors import StaticTracerError
 from ...core._jax_internals import belongs_to
 from ...core._printing import shown
@@ -46,7 +47,7 @@ def _find(value: Any, outer: Sequence[Any]) -> str | None:
     if type(value) in _PLAIN:
         return None
     found: list[tuple[Any, int, str]] = [(value, -1, "")]  # with the number of the one that holds it, and how
-    seen = {id(value)}  # alive in `found`
+    seen = IdentitySet([value])
     start = 0
     for _ in range(_DEPTH + 1):
         stop = len(found)
@@ -57,8 +58,7 @@ def _find(value: Any, outer: Sequence[Any]) -> str | None:
             if isinstance(obj, _HOLDING_NOTHING):
                 continue
             for how, part in _parts(obj):
-                if type(part) not in _PLAIN and id(part) not in seen:  # alive in `found`
-                    seen.add(id(part))  # as above
+                if type(part) not in _PLAIN and seen.add(part):
                     found.append((part, number, f", {how}"))
         start = stop
         if len(found) == stop or stop > _MOST:
