@@ -199,6 +199,11 @@ def test_ties_of_modules(path):
     loaded, report = st.load(path, like=model(2.0, tied=True), strict=False)
     assert loaded.encoder is loaded.decoder[0]
     assert [d.path for d in report.differences] == [".decoder[0]"]
+    w = jnp.ones(2)
+    with pytest.raises(
+        st.errors.StructureMismatchError, match=r"tie\(template, lambda m: \(m\[0\], m\[1\], m\[2\]\)\)"
+    ):
+        st.load(st.to_bytes([w, w, w]), like=[w, w + 1, w + 2])
     # What differs otherwise, too, is not made one by that.
     wrong = Model(
         Block(jnp.zeros((2, 3)), jnp.zeros(3)), [Block(jnp.zeros((2, 3)), jnp.zeros(4)), jnp.ones(4, int)], None
@@ -206,6 +211,9 @@ def test_ties_of_modules(path):
     st.save(path, model())
     with pytest.raises(st.errors.StructureMismatchError) as raised:
         st.load(path, like=wrong)
+    assert "template = " not in str(raised.value)
+    with pytest.raises(st.errors.StructureMismatchError, match="Load it as it is") as raised:
+        st.load(st.to_bytes([w, w, {"a b": w}]), like=[w, jnp.ones(3), {"a b": w + 1}])
     assert "template = " not in str(raised.value)
 
 

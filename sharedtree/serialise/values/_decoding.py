@@ -5,6 +5,7 @@ is: the flatten and unflatten functions, hooks and default factories of trusted 
 keys; never what the file says. `load` and `orbax.restore` differ in who reads the bytes; the rest is a `Plan`.
 """
 
+import collections
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -32,7 +33,7 @@ from ._paths import first_parents, part_at, path_from
 from ._template import Comparison, LoadReport, compare, rebuilt, require_no_differences
 
 _MAX_PATHS = 3
-_MAX_TIES = 8
+_MAX_TIES, _MAX_LOOKED_AT = 8, 1000
 _IN_CODE = re.compile(r"(\.\w+|\[\d+\]|\['\w+'\])+", re.ASCII)
 """A path that can stand in code as it is printed."""
 
@@ -202,20 +203,24 @@ class Plan:
     def _how_to_fit(self) -> list[str]:
         """What to do about a template that differs from the file, by what differs."""
         assert self._compared is not None
-        ties, others = self._compared.ties, self._compared.differences
-        paths = {difference.path for difference in others} - {path for _, path, _ in ties}
-        # What differs within, or has no name in code, cannot be tied like that.
-        ties = [tie for tie in ties if not any(path.startswith(tie[:2]) for path in paths)]
-        ties = [tie for tie in ties if all(map(_IN_CODE.fullmatch, tie[:2]))][:_MAX_TIES]
-        lines = ["Give the template the ties of the file:"] if ties else []
-        for first, path, are_one in ties:
-            call = (
-                f"untie(template, lambda m: m{path})"
-                if not are_one
-                else f"tie(template, lambda m: (m{first}, m{path}))"
-            )
-            lines.append(f"    template = sharedtree.{call}")
-        lines.append(f"{'Or load' if ties else 'Load'} it as it is, or load what fits and see the rest reported:")
+        # What differs otherwise, too, or has no name in code, is not made one by that.
+        differing = collections.Counter(difference.path for difference in self._compared.differences)
+        differing.subtract(path for _, path, _ in self._compared.ties)
+        others = [path for path, count in differing.items() if count > 0]
+        calls: dict[tuple[str, bool], list[str]] = {}
+        for first, path, are_one in self._compared.ties[:_MAX_LOOKED_AT] if len(others) <= _MAX_LOOKED_AT else ():
+            if all(map(_IN_CODE.fullmatch, (first, path))) and not any(
+                each.startswith((first, path)) for each in others
+            ):
+                calls.setdefault((first, are_one), [first] if are_one else []).append(path)
+        lines = ["Give the template the ties of the file:"] if calls else []
+        for (_, are_one), paths in list(calls.items())[:_MAX_TIES]:
+            where = ", ".join([f"m{path}" for path in paths])
+            where = f"({where})" if len(paths) > 1 else where
+            lines.append(f"    template = sharedtree.{'tie' if are_one else 'untie'}(template, lambda m: {where})")
+        if len(calls) > _MAX_TIES:
+            lines.append("and likewise the others.")
+        lines.append(f"{'Or load' if calls else 'Load'} it as it is, or load what fits and see the rest reported:")
         lines.append(f"    model = {call_without_template(_names(self._manifest), self._manifest.main)}")
         return [*lines, "    model, report = sharedtree.load(path, like=template, strict=False)"]
 
