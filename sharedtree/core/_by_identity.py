@@ -36,6 +36,9 @@ class IdentityDict(Generic[ValueType]):
     def __iter__(self) -> Iterator[Any]:
         return (obj for obj, _ in self._entries.values())
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.items())})"
+
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -23,7 +23,6 @@ from ...core._graph import Tags, walk
 from ...core._handle import Walked
 from ...core._node_types import node_type_of
 from ...core._printing import listed
-from ...core._structure import edges
 from ...ties._context import Policy
 from .._argument_names import Names
 
@@ -107,7 +106,7 @@ def _require_apart(value: Any, text: str, call: Walked) -> None:
     own = Tags()
     _, records, root = walk(value, own)
     known = IdentitySet(call.objects)
-    for number, path in edges(records, [((), root)]):
+    for number, path in Walked(records, root).edges():
         obj = own.objects[number]
         if obj in known and own.number_of(obj) is not None:  # as above
             where = text + jtu.keystr(path)
