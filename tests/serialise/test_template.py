@@ -313,7 +313,7 @@ def test_kinds_of_attributes():
 
 def random_dag(numbers):
     """Lists, tuples and arrays of which many are one; a change of one of them in every second."""
-    made = [jnp.zeros(size) for size in (1, 2)]
+    made = [jnp.zeros(size) for size in (1, 1, 2)]
     for _ in range(6):
         parts = numbers.choices(made, k=numbers.randint(1, 3))
         made.append(tuple(parts) if numbers.random() < 0.3 else parts)
