@@ -9,7 +9,8 @@ is shared: Hopcroft and Karp's test of whether two automata are equal ("A linear
 finite automata", 1971). Unlike theirs it goes on after a difference. What differs is told once, at the first path that
 leads there. And unlike theirs, two nodes may have different numbers of children: of a large one that was compared
 before and is compared with a small one now, only the children that both have are looked at, or a large list that one
-side has many times would be gone through as often.
+side has many times would be gone through as often. `load_state` alone meets each pair of two objects, for what it makes
+depends on both.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import itertools
 import pathlib
+import random
 from typing import Any
 
 import equinox as eqx
@@ -328,6 +329,57 @@ def test_kinds_of_attributes():
     shapes = jax.eval_shape(lambda: Free(w=st.state_field(jnp.ones(2))))
     with pytest.raises(st.errors.StructureMismatchError, match="the file has a parameter, the template state"):
         st.from_bytes(st.to_bytes(Free(w=st.parameter(jnp.ones(2)))), like=shapes)
+
+
+def random_dag(numbers):
+    """Lists, tuples and arrays of which many are one; a change of one of them in every second."""
+    made = [jnp.zeros(size) for size in (1, 1, 2)]
+    for _ in range(6):
+        parts = numbers.choices(made, k=numbers.randint(1, 3))
+        made.append(tuple(parts) if numbers.random() < 0.3 else parts)
+    return made[-1]
+
+
+def unfolded(tree, path=()):
+    """Path → what is there, and the object if it carries identity. An oracle without a walk of pairs."""
+    if isinstance(tree, jax.Array):
+        return {path: (tree.shape, id(tree))}
+    found = {path: (type(tree), id(tree) if type(tree) is list else None)}
+    for i, part in enumerate(tree):
+        found |= unfolded(part, (*path, i))
+    return found
+
+
+def lists_in(tree):
+    below = [found for part in tree for found in lists_in(part)] if isinstance(tree, list | tuple) else []
+    return [tree, *below] if type(tree) is list else below
+
+
+def test_a_template_fits_exactly_if_kinds_and_ties_are_the_same_at_each_path():
+    numbers, counts = random.Random(0), collections.Counter()
+    for seed in range(300):
+        held = random_dag(random.Random(seed // 3))
+        template = copy.deepcopy(held)
+        lists = lists_in(template)
+        if seed % 3 and lists:  # a part of a list is another one
+            chosen = numbers.choice(lists)
+            i = numbers.randrange(len(chosen))
+            others = [copy.deepcopy(chosen[i]), jnp.zeros(1), chosen[0], numbers.choice(lists)[0], [chosen[i]]]
+            chosen[i] = numbers.choice(
+                [other for other in others if not any(each is chosen for each in lists_in(other))]
+            )
+        one, two = unfolded(held), unfolded(template)
+        fits = one.keys() == two.keys() and all(one[path][0] == two[path][0] for path in one)
+        ids = {(one[path][1], two[path][1]) for path in one if path in two and one[path][1] is not None}
+        fits = fits and len(ids) == len({a for a, _ in ids}) == len({b for _, b in ids})
+        counts[fits] += 1
+        try:
+            st.from_bytes(st.to_bytes(held), like=template)
+        except st.errors.StructureMismatchError:
+            assert not fits, (held, template)
+        else:
+            assert fits, (held, template)
+    assert min(counts.values()) > 50, counts
 
 
 def test_many_differences_are_cut_short():
