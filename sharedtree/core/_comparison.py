@@ -137,8 +137,9 @@ class Ties:
 
 def lines_of(first: Iterable[Any], count: int, mark: str = "") -> list[str]:
     """A line for each of the first few of so many."""
-    lines = [f"    {each}" for each in first]
-    return [*lines, f"    {mark}and {count - len(lines)} more"] if count > len(lines) else lines
+    lines = [str(each) for each in first]
+    lines += [f"{mark}and {count - len(lines)} more"] if count > len(lines) else []
+    return [f"    {line}" for line in lines]
 
 
 def array_text(array: Any) -> str:

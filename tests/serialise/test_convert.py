@@ -319,6 +319,19 @@ def test_arrays_in_pieces(flax, monkeypatch):
     assert_same(st.convert(data, like=tree).tree, tree)
 
 
+def test_what_is_told_of_long_names_grows_with_the_file(flax):
+    def told(depth):
+        held, like = {}, {}
+        for _ in range(depth):
+            held, like = {"k" * 100: held, "x": 1}, {"k" * 100: like, "x": "a"}
+        with pytest.raises(st.errors.StructureMismatchError) as caught:
+            st.convert(flax.to_bytes(held), like=like)
+        assert len(caught.value.paths) == depth
+        return len(str(caught.value))
+
+    assert told(80) <= 5 * told(20)
+
+
 def test_all_that_does_not_fit_flax_is_listed(flax):
     like, tree = parameters(), {**parameters(), "more": 1, "step": "seven"}
     tree["params"] = {"embed": jnp.ones((2, 4)), "head": {"kernel": jnp.ones((2, 3))}}
