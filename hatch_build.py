@@ -34,7 +34,7 @@ ROOT = pathlib.Path(__file__).parent
 SOURCE = ROOT / "sharedtree" / "core" / "_native.c"
 TARGET = ROOT / "sharedtree" / "core" / "_native.abi3.so"
 
-# The same words as in `sharedtree/core/_engine.py`, which is not imported without JAX.
+# The same words as in `sharedtree/core/_native_or_python.py`, which is not imported without JAX.
 OFF = ("0", "false", "no", "off")
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import sharedtree as st
-from sharedtree.core._engine import engine
+from sharedtree.core._native_or_python import engine
 
 
 class Net(eqx.Module):

@@ -41,7 +41,7 @@ class Results(NamedTuple):
 def describe_machine() -> dict[str, str]:
     """The machine in words, and versions."""
     import sharedtree
-    from sharedtree.core._engine import engine
+    from sharedtree.core._native_or_python import engine
 
     versions: dict[str, str] = {}
     for name in LIBRARIES:

@@ -87,17 +87,17 @@ if _typing.TYPE_CHECKING:  # who checks types would take any name for one that `
     from .serialise import orbax as orbax
     from .serialise._export import Exported as Exported, export as export
     from .serialise.convert import convert as convert
+    from .serialise.inspect_and_audit import audit as audit, inspect as inspect, verify as verify
     from .serialise.load import from_bytes as from_bytes, load as load
-    from .serialise.look import audit as audit, inspect as inspect, verify as verify
-    from .serialise.plain_data import (
+    from .serialise.save import save as save, to_bytes as to_bytes
+    from .serialise.trust._trusted_names import trust as trust
+    from .show import draw as draw, summary as summary
+    from .tree._plain_data import (
         StateReport as StateReport,
         load_state as load_state,
         register_state as register_state,
         state as state,
     )
-    from .serialise.save import save as save, to_bytes as to_bytes
-    from .serialise.trust._trust import trust as trust
-    from .show import draw as draw, summary as summary
 else:
     from .core._lazy_names import later as __getattr__, names as __dir__  # noqa: F401
 

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from . import __version__
 from .cli import add_to, guarded
-from .core._engine import engine
+from .core._native_or_python import engine
 from .core._printing import printable
 
 

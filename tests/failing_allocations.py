@@ -18,14 +18,14 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from sharedtree.core import _native_classes, _native_walk, _node_types, _static_values, _structure, _walk
-from sharedtree.core._arguments import Arguments
-from sharedtree.core._graph import Tags, build, pack
+from sharedtree.core._call_arguments import Arguments
+from sharedtree.core._pack_and_unpack import Tags, build, pack
 from sharedtree.core._structure import Structure, intern
 from sharedtree.core._walk import Rules
-from sharedtree.ties._context import Policy
+from sharedtree.ties._policy_and_context import Policy
 from sharedtree.transforms._caller_side import AS_ONE, Plan
 from sharedtree.transforms._hands import Deal, Hand
-from sharedtree.transforms._warm_calls import Form, Way
+from sharedtree.transforms._repeated_calls import Form, Way
 from tests.kinds import KINDS, W
 from tests.strategies import Pair
 

@@ -41,8 +41,8 @@ from sharedtree.cli._demo import (
     run,
     unigram_loss,
 )
-from sharedtree.core._engine import engine
-from sharedtree.serialise.trust._trust import Trust
+from sharedtree.core._native_or_python import engine
+from sharedtree.serialise.trust._trusted_names import Trust
 
 from .serialise.process import run as in_new_process
 

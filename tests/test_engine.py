@@ -13,7 +13,7 @@ import pytest
 from packaging import tags
 
 import sharedtree
-from sharedtree.core import _engine
+from sharedtree.core import _native_or_python
 from sharedtree.core._native_walk import native
 from tests.serialise.process import run
 
@@ -26,7 +26,7 @@ import warnings
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import sharedtree as st
-    from sharedtree.core._engine import engine
+    from sharedtree.core._native_or_python import engine
 import jax.numpy as jnp
 w = jnp.ones(2)
 print(engine())
@@ -151,7 +151,7 @@ before = sharedtree.tree.flatten([jnp.ones(2)])
 for name in [name for name in sys.modules if name.partition(".")[0] == "sharedtree"]:
     del sys.modules[name]
 import sharedtree
-from sharedtree.core._engine import engine
+from sharedtree.core._native_or_python import engine
 print(engine())
 leaves, structure = sharedtree.tree.flatten([jnp.ones(2)])
 print(structure, sharedtree.tree.unflatten(structure, leaves))
@@ -349,4 +349,4 @@ def test_words_that_switch_it_off(checkout, monkeypatch):
         is_off = bool(WORDS[word.strip().lower()])
         monkeypatch.setenv("SHAREDTREE_NATIVE", word)
         assert builder.is_switched_off() is is_off, word
-        assert (_engine._load()[1] == f"SHAREDTREE_NATIVE={word.strip()}") is is_off, word
+        assert (_native_or_python._load()[1] == f"SHAREDTREE_NATIVE={word.strip()}") is is_off, word

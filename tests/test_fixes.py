@@ -96,4 +96,8 @@ def test_no_fix_reties_gradients():
 def test_code_is_told_from_lists():
     text = f"Says:\n    `a.b`: one\n    {HOLE}\nFix:\n    {HOLE} = untie({HOLE})\nor\n    with x:\n        y\n    z"
     assert blocks_of(text) == [f"    {HOLE} = untie({HOLE})", "    with x:\n        y", "    z"]
-    assert {fix.file for fix in fixes()} >= {"ties/_lost_ties.py", "ties/_listing.py", "optim/_parameters.py"}
+    assert {fix.file for fix in fixes()} >= {
+        "ties/_ties_that_are_missing.py",
+        "ties/_list_ties.py",
+        "optim/_unique_parameters.py",
+    }

@@ -12,9 +12,9 @@ import pytest
 
 import sharedtree as st
 from sharedtree.core import _native_walk, _walk
-from sharedtree.core._graph import Tags
 from sharedtree.core._native_walk import native
 from sharedtree.core._node_types import node_type_of
+from sharedtree.core._pack_and_unpack import Tags
 from sharedtree.core._static_values import Static
 from sharedtree.core._structure import Given, Node, Update
 from sharedtree.core._walk import Rules

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, strategies as hst
 
 import sharedtree as st
-from sharedtree.core._arguments import Arguments
-from sharedtree.core._graph import Tags, pack
+from sharedtree.core._call_arguments import Arguments
 from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import Tags, pack
 from sharedtree.core._walk import Rules
 from sharedtree.transforms._hands import Deal
 from tests.strategies import (

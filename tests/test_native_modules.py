@@ -12,7 +12,7 @@ from hypothesis import given, strategies as hst
 import sharedtree as st
 from sharedtree.core._native_walk import native
 from sharedtree.core._walk import Rules
-from sharedtree.libraries import _module, _module_kinds
+from sharedtree.libraries import _sharedtree_module, _sharedtree_module_kinds
 from tests.kinds import Free
 from tests.strategies import Pair, Point
 from tests.test_native_walk import RULES, assert_alike, knows
@@ -103,8 +103,9 @@ def test_known_again_and_read_by_itself(name, monkeypatch):
     structure = st.tree.structure(tree)
     assert knows(tree)
     calls = []
-    present = _module_kinds.present_kinds
-    monkeypatch.setattr(_module_kinds, "present_kinds", lambda module: calls.append(module) or present(module))
+    present = _sharedtree_module_kinds.present_kinds
+    asked = lambda module: calls.append(module) or present(module)  # noqa: E731
+    monkeypatch.setattr(_sharedtree_module_kinds, "present_kinds", asked)
     assert st.tree.structure(tree) is structure
     assert bool(calls) is not is_read
 
@@ -149,11 +150,11 @@ def test_a_class_that_is_changed_is_left_to_its_functions():
         def __init__(self):
             self.weight = W
 
-    assert _module.native_layout_of(Changed) is not None
+    assert _sharedtree_module.native_layout_of(Changed) is not None
     module = Changed()
     structure = st.tree.structure(module)
-    Changed._sharedtree_kinds = property(lambda self: _module_kinds.NO_KINDS)
-    assert _module.native_layout_of(Changed) is None
+    Changed._sharedtree_kinds = property(lambda self: _sharedtree_module_kinds.NO_KINDS)
+    assert _sharedtree_module.native_layout_of(Changed) is None
     # Its functions find none, so that the kind of what is there follows from the value; it is the same.
     assert st.tree.structure([module]) is not structure
     assert st.tree.leaves([module])[0] is W
@@ -162,7 +163,7 @@ def test_a_class_that_is_changed_is_left_to_its_functions():
 def test_kinds_that_were_tampered_with():
     for slot, value in [("names", 3), ("names", ()), ("are_static", None), ("are_static", b"")]:
         module = Free(tampered=W, **{slot: "text"})
-        kinds = _module_kinds.noted_kinds(module)
+        kinds = _sharedtree_module_kinds.noted_kinds(module)
         before = getattr(kinds, slot)
         setattr(kinds, slot, value)
         try:
@@ -174,6 +175,6 @@ def test_kinds_that_were_tampered_with():
 
 def test_something_else_in_the_slot():
     module = Free(a=W)
-    _module_kinds.note_kinds(module, "text")
+    _sharedtree_module_kinds.note_kinds(module, "text")
     with pytest.raises(AttributeError):
         st.tree.leaves(module)

@@ -21,11 +21,11 @@ import pytest
 import sharedtree as st
 from sharedtree.core import _walk
 from sharedtree.core._class_attributes import dict_descriptor
-from sharedtree.core._graph import Tags, build
 from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import Tags, build
 from sharedtree.core._structure import Given, Update, intern
 from sharedtree.core._walk import Rules
-from sharedtree.ties import _context
+from sharedtree.ties import _policy_and_context
 from tests.strategies import Mutable, Pair, Record
 from tests.test_threads import at_once
 
@@ -466,11 +466,11 @@ def test_another_way_while_the_policy_is_asked_for(monkeypatch):
     f = st.jit(lambda x: x + 1, in_place=True)
     x = jnp.ones(2)
     f(x)
-    ask = _context._with_in_place
+    ask = _policy_and_context._with_in_place
 
     def asked(policy, in_place):
         f.way = None
         return ask(policy, in_place)
 
-    monkeypatch.setattr(_context, "_with_in_place", asked)
+    monkeypatch.setattr(_policy_and_context, "_with_in_place", asked)
     assert [f(x).tolist() for _ in range(3)] == [[2, 2]] * 3

@@ -24,8 +24,8 @@ from hypothesis import given
 import sharedtree as st
 from sharedtree.core import _native_classes, _native_walk, _node_types, _walk
 from sharedtree.core._class_attributes import dict_descriptor
-from sharedtree.core._graph import Tags, build, pack, walk, walk as walk_natively
 from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import Tags, build, pack, walk, walk as walk_natively
 from sharedtree.core._static_values import Static
 from sharedtree.core._structure import Given, Node, Update, intern
 from sharedtree.core._walk import Rules

@@ -15,7 +15,7 @@ from hypothesis import given
 from jax.experimental import serialize_executable
 
 import sharedtree as st
-from sharedtree.ties._context import pack_alone
+from sharedtree.ties._policy_and_context import pack_alone
 from tests.deep import lists
 from tests.strategies import Layer, Mutable, Pair, Point, dags, partition
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree.core._graph import build, unpack
 from sharedtree.core._native_walk import native
+from sharedtree.core._pack_and_unpack import build, unpack
 from sharedtree.core._structure import Structure
 from tests.strategies import Mutable, Pair
 from tests.test_native_walk import Odd

@@ -20,7 +20,7 @@ from hypothesis import given, strategies as hst
 from jax import tree_util as jtu
 
 import sharedtree as st
-from sharedtree.serialise.plain_data import _state_forms
+from sharedtree.tree._plain_data import _state_forms
 from tests import strategies as s
 from tests.test_replacing import Callable
 from tests.test_tree import Linear
@@ -630,7 +630,7 @@ class Endless(Unregistered):
 
 
 def test_what_comes_apart_for_ever(monkeypatch):
-    monkeypatch.setattr("sharedtree.serialise.plain_data._taking_state.MAX_DEPTH", 100)
+    monkeypatch.setattr("sharedtree.tree._plain_data._state_of_model.MAX_DEPTH", 100)
     monkeypatch.setitem(
         _state_forms._registered, Endless, _state_forms.Functions(lambda obj: [Endless(1)], lambda *_: None)
     )

@@ -23,8 +23,8 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 import sharedtree as st
 from sharedtree.core._jax_internals import deprecated_shard_map
-from sharedtree.transforms._applying import title_of
-from sharedtree.transforms._preserve import _adapters
+from sharedtree.transforms._function_and_options import title_of
+from sharedtree.transforms._preserve_identities import _adapters
 from tests.strategies import Mutable, Pair
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "transforms.md"

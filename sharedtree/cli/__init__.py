@@ -1,8 +1,8 @@
 """The command line: the commands that look at files, and the demo of `sharedtree demo`.
 
-In: the parser of `__main__`, the paths of files, which may be anyone's. Out: text for people or, with `--json`, one
-JSON object, whose keys the command's file lists: they stay as they are, and new ones may be added; and an exit status.
-Never: a name of a file looked up, but by `audit --trusted`; a character of a file that a terminal obeys.
+In come the parser of `__main__` and the paths of files, which may be anyone's; out go text for people or, with `--json`,
+one JSON object, whose keys the command's file lists: they stay, and new ones may be added; and an exit status. Never
+looks up a name of a file, but by `audit --trusted`, nor prints a character that a terminal obeys.
 """
 
 from typing import Any

@@ -22,7 +22,7 @@ import numpy as np
 
 import sharedtree as st
 
-from ..core._engine import engine
+from ..core._native_or_python import engine
 from ..serialise.load import opened
 from ._diff import compare
 

@@ -27,13 +27,13 @@ from typing import Any, NamedTuple
 from ..core._errors import FormatError
 from ..core._printing import printable
 from ..serialise import Inspection, inspect
-from ..serialise.container._sources import open_source
-from ..serialise.flat import is_foreign, tensors_in
+from ..serialise.container._byte_sources import open_source
+from ..serialise.inspect_and_audit import MAX_LINES, ArrayInfo
 from ..serialise.load import opened
-from ..serialise.look import MAX_LINES, ArrayInfo
+from ..serialise.plain_safetensors import is_foreign, tensors_in
 from ..serialise.values._paths import Line, columns, indent
-from ..show._boxes_and_wires import MOST_BOXES
 from ..show._drawing import drawing_of, libraries
+from ..show._drawing_layout import MOST_BOXES
 from ..show._outline import Outline
 from ..show._saved_models import description_of_file
 from ..show._tables import table_lines

@@ -16,8 +16,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ._dropped_names import ROWS, find
 from ._linen import frozen_twin, gru_cell, with_frozen_variables
+from ._names_jax_dropped import ROWS, find
 
 _BY_PLACE = {(row.module, row.name): row for row in ROWS}
 _DIFFERENT = frozenset(row.module for row in ROWS) | {"flax.linen.stochastic"}

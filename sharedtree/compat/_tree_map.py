@@ -20,7 +20,7 @@ import jax
 from ..core._by_identity import IdentitySet
 from ..core._errors import CycleError
 from ..core._node_types import carries_identity, node_type_of
-from ..ties._listing import ties
+from ..ties._list_ties import ties
 
 Objects = tuple[Any, ...]
 """A value in the tree, and its companions in each of the rest."""

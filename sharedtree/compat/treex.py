@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from ._importing import load
+from ._import_hook import load
 
 _real = load("treex")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from jax import tree_util as jtu
 
-from ._arguments import LeafPath
+from ._call_arguments import LeafPath
 from ._structure import LEAF, Node, Path, Record, Structure, Update, canonical, edges, intern, reached_outside
 
 

@@ -20,17 +20,18 @@ from . import _errors
 
 _ROOMS = {
     "serialise": (
-        *("Exported", "StateReport", "audit", "convert", "export", "from_bytes", "inspect", "load", "load_state"),
-        *("orbax", "register_state", "save", "state", "to_bytes", "trust", "verify"),
+        *("Exported", "audit", "convert", "export", "from_bytes", "inspect", "load", "orbax", "save", "to_bytes"),
+        *("trust", "verify"),
     ),
     "show": ("draw", "summary"),
+    "tree._plain_data": ("StateReport", "load_state", "register_state", "state"),
 }
 
 _NAME = __name__.partition(".")[0]
 _PACKAGE = sys.modules[_NAME]
 
 ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
-"""Public name → the folder that it is in."""
+"""Public name → the room that it is in."""
 
 
 def later(name: str) -> Any:
@@ -55,4 +56,4 @@ def later(name: str) -> Any:
 
 def names() -> list[str]:
     """Those that `dir` lists: what has been used and what has not."""
-    return sorted({*vars(_PACKAGE), *ROOM_OF, *_ROOMS})
+    return sorted({*vars(_PACKAGE), *ROOM_OF, *(room for room in _ROOMS if "." not in room)})

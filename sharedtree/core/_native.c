@@ -536,7 +536,7 @@ static PyObject *leaf_op, *node_op, *static_op, *given_op, *update_op;
 static PyObject *dtypes;   /* those that JAX traces, of which there is one object each */
 static PyObject *registry; /* of JAX's node types, or NULL */
 
-/* What calls are made of: parts by position, see `transforms._hands`, `_arguments` and `transforms._warm`. */
+/* What calls are made of: parts by position, see `transforms._hands`, `_call_arguments` and `transforms._warm`. */
 enum { STRUCTURE_OF, NUMBERS_OF, CALL_OF }; /* a deal */
 enum { LEAVES_OF, DEAL_OF };                /* a hand */
 enum { AUX_OF, ARGS_OF, KWARGS_OF };        /* arguments */
@@ -559,7 +559,7 @@ static PyObject *current_policy;               /* (what was given) -> that of th
 static PyObject *layout_of, *mapping_type, *trace_type, *current_trace, *name_nodes, *name_mapping;
 static PyObject *raw_value, *variable_trace, *metadata_of, *initializing, *is_setup, *state_trace, *jax_trace; /* slots */
 
-/* What `learn_modules` takes over: the class of what says of which kinds attributes are, and slots. See `libraries/_module.py`. */
+/* What `learn_modules` takes over: the class of what says of which kinds attributes are, and slots. See `libraries/_sharedtree_module.py`. */
 static PyObject *attribute_kinds_type, *kinds_of_attributes, *names_in_kinds, *statics_in_kinds;
 
 /* The names that C asks for: `name_aux` is "aux". */

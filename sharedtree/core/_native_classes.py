@@ -16,12 +16,12 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.core import Tracer
 
-from ._arguments import Arguments
 from ._by_identity import IdentityDict, WeakIdentityDict
-from ._engine import native
+from ._call_arguments import Arguments
 from ._interned import Interned
 from ._jax_internals import REGISTRY, ConcreteArray
-from ._libraries import LIBRARIES, NativeLayout, native_layout_of
+from ._library_rows import LIBRARIES, NativeLayout, native_layout_of
+from ._native_or_python import native
 from ._node_types import (
     NUMPY_NUMBERS,
     TRACED_NUMBERS,

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from jax import tree_util as jtu
 
-from . import _engine, _native_classes, _walk
+from . import _native_classes, _native_or_python, _walk
 from ._by_identity import IdentitySet
-from ._libraries import LIBRARIES
+from ._library_rows import LIBRARIES
 from ._locks import Lock
 from ._structure import Path, Structure, edges, intern, statics_of
 from ._walk import Reading, Rules
@@ -35,9 +35,9 @@ MAX_KEPT_RECORDS = 100_000
 
 _entries: dict[bytes, weakref.ref[Structure]] = {}
 
-_engine.start(lambda: _native_classes.start(_entries))
+_native_or_python.start(lambda: _native_classes.start(_entries))
 
-native: Any = _engine.native
+native: Any = _native_or_python.native
 
 _lock = Lock()
 _kept: tuple[Structure, ...] = ()  # the latest last

@@ -16,7 +16,7 @@ from jax import tree_util as jtu
 from ._class_attributes import built_in_base
 from ._errors import UnregisteredTypeError
 from ._jax_internals import TYPED_NUMBERS, rebuild_registered, unflatten_of
-from ._libraries import convention_by_library, node_type_by_library
+from ._library_rows import convention_by_library, node_type_by_library
 from ._plain_containers import (
     PLAIN,
     Inherited,

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from jax import tree_util as jtu
 
-from ._arguments import Arguments
+from ._call_arguments import Arguments
 
 Convention = Literal["equinox", "jax", "variable"]
 """Which leaves are traced: arrays only (Equinox's filter transforms), or whatever `jax.jit` accepts. In a `"variable"`

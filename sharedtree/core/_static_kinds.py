@@ -20,7 +20,7 @@ from jax.core import Tracer
 
 from ._by_identity import IdentityDict
 from ._class_attributes import dataclass_fields
-from ._libraries import parts_of_frozen
+from ._library_rows import parts_of_frozen
 from ._plain_containers import is_namedtuple
 
 

@@ -1,14 +1,14 @@
-"""What is known of each library's classes: one file a library.
+"""What is known of each library's classes: one file a library, a row a library.
 
-Classes come in; how their instances are read, made and written goes out. Imports no library that the program has not
-imported, and is asked by the rooms above and never asks them.
+In come classes; out goes how their instances are read, made, written back, trained and saved. Never imports a library
+that the program has not imported, nor anything of the rooms above.
 """
 
-from ..core._libraries import LIBRARIES
+from ..core._library_rows import LIBRARIES
 from ._dataclasses import DATACLASSES
 from ._equinox import EQUINOX
-from ._module import MODULE
 from ._nnx import NNX
+from ._sharedtree_module import MODULE
 from ._treeo import TREEO
 
 # Objects of NNX's and trees of treeo's may be dataclasses, too, so those are asked last.

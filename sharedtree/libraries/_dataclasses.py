@@ -27,7 +27,7 @@ from ..core._class_attributes import (
     is_data_descriptor,
 )
 from ..core._jax_internals import registered_fields
-from ..core._libraries import ClassKind, Library, NativeLayout, PlainForm
+from ..core._library_rows import ClassKind, Library, NativeLayout, PlainForm
 from ..core._plain_containers import NodeType
 
 _MAX_FIELDS = 255

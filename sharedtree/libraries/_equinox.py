@@ -23,7 +23,7 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ..core._class_attributes import built_in_base, dataclass_fields, dict_descriptor
-from ..core._libraries import ClassKind, Library, NativeLayout, PlainForm
+from ..core._library_rows import ClassKind, Library, NativeLayout, PlainForm
 from ..core._plain_containers import Convention, Keys, NodeType
 
 

@@ -22,7 +22,7 @@ from jax.core import Tracer
 
 from ..core._class_attributes import dataclass_entries, is_asked_of_all, loaded
 from ..core._errors import FormatError
-from ..core._libraries import (
+from ..core._library_rows import (
     AttributeRules,
     ClassKind,
     Library,

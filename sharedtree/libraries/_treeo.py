@@ -21,7 +21,7 @@ from typing import Any
 
 from ..core._class_attributes import ABSENT, dataclass_entries, inherited, loaded
 from ..core._errors import FormatError
-from ..core._libraries import AttributeRules, ClassKind, Library, NamesInFiles, Naming, RefusalError, names_in
+from ..core._library_rows import AttributeRules, ClassKind, Library, NamesInFiles, Naming, RefusalError, names_in
 from ..core._locks import Lock
 
 METADATA = "_field_metadata"

@@ -1,6 +1,6 @@
 """Layers: `Module`, whose attributes can be assigned, and Equinox's stateful and shared layers as models with ties.
 
-Classes and models come in; models go out. Never runs a layer, and never trains one.
+In come classes and models; out go models. Never runs a layer, and never trains one.
 """
 
 from ._mutable_module import Module as Module, parameter as parameter, state_field as state_field

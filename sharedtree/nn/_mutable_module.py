@@ -2,8 +2,9 @@
 
 The idea is that of treex and PAX: a module is an ordinary object with an `__init__` and a `__call__`, and both may
 assign attributes. Its children are the attributes that hold arrays or modules, whenever they were assigned; all others
-are part of the structure. `libraries/_module_kinds` has the rules. A transform hands a function new modules of the same
-content, so what the function assigns is seen where it is returned, or with `in_place=True` in the caller's own module.
+are part of the structure. `libraries/_sharedtree_module_kinds` has the rules. A transform hands a function new modules
+of the same content, so what the function assigns is seen where it is returned, or with `in_place=True` in the caller's
+own module.
 
 Every class is registered with JAX, so vanilla JAX takes its instances, too; there, as with any pytree, what is one
 object becomes two.
@@ -20,8 +21,8 @@ from jax import tree_util as jtu
 from ..core._by_identity import IdentitySet
 from ..core._static_kinds import copy_of
 from ..core._static_values import with_names
-from ..libraries import _module_assignment as assigning, _module_kinds as kinds
-from ..libraries._module_values import PARAMETER, STATE, STATIC, Kind, Marked, require_markable
+from ..libraries import _sharedtree_module_assignment as assigning, _sharedtree_module_kinds as kinds
+from ..libraries._sharedtree_module_values import PARAMETER, STATE, STATIC, Kind, Marked, require_markable
 from ._trainable import merged, trainable
 
 if TYPE_CHECKING:

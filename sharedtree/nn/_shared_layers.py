@@ -15,8 +15,8 @@ from ..core._handle import Walked
 from ..core._node_types import require_registered
 from ..core._printing import shown
 from ..core._structure import Op
-from ..ties._context import walk_alone
-from ..ties._where import StandIns, ask, stand_ins
+from ..ties._policy_and_context import walk_alone
+from ..ties._where_functions import StandIns, ask, stand_ins
 from ..tree._partition import rebuilt
 
 

@@ -12,9 +12,9 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ..core._structure import Node, Op
-from ..ties._context import walk_alone
-from ..tree._at import at
+from ..ties._policy_and_context import walk_alone
 from ..tree._partition import rebuilt
+from ..tree._replace_nodes import at
 
 P = ParamSpec("P")
 T = TypeVar("T")

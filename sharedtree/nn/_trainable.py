@@ -17,12 +17,12 @@ from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
 from ..core._handle import Walked
-from ..core._libraries import Trained, trained_below
+from ..core._library_rows import Trained, trained_below
 from ..core._structure import LEAF, Node, Op, Path
-from ..libraries._module_kinds import kinds_in
-from ..ties._context import walk_alone
+from ..libraries._sharedtree_module_kinds import kinds_in
 from ..ties._leaf_notes import hand_on
-from ..ties._listing import are_one_value, how_to_tie
+from ..ties._list_ties import are_one_value, how_to_tie
+from ..ties._policy_and_context import walk_alone
 from ..tree._partition import rebuilt
 
 T = TypeVar("T")

@@ -1,10 +1,10 @@
 """Optimizers on DAGs: any optax transformation, with one slot for each tied leaf.
 
-The transformation never sees a tie. It gets the parameters *cut*, as `_parameters` describes it: the model itself, in
-which each parameter stands once. So everything that optax does by tree structure or by path works on it as on any
-Equinox model. What comes back, updates and states, is made whole: wherever a tree of the parameters' shape turns up in
-it, the ties are put back, so that `state[0].mu.embed.weight` can be read at every path of the weight. Masks and labels,
-which name every path, are translated on their way in.
+The transformation never sees a tie. It gets the parameters *cut*, as `_unique_parameters` describes it: the model
+itself, in which each parameter stands once. So everything that optax does by tree structure or by path works on it as
+on any Equinox model. What comes back, updates and states, is made whole: wherever a tree of the parameters' shape
+turns up in it, the ties are put back, so that `state[0].mu.embed.weight` can be read at every path of the weight.
+Masks and labels, which name every path, are translated on their way in.
 """
 
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax.numpy as jnp
 from jax import tree_util as jtu
 
-from ..core._accidental_aliases import distinct
+from ..core._distinct_leaves import distinct
 from ..core._node_types import node_type_of, require_registered
 from ..core._printing import shown
 from ..core._recursion_limit import keeps_limit
 from ..libraries._optax import has_labels, with_labels
-from ..ties._listing import is_inexact
+from ..ties._list_ties import is_inexact
 from ..tree._jax_tree import map as _map, map_updates
-from ._initial_ties import InitialTies
-from ._parameters import Models, holds_several_models
+from ._ties_seen_by_init import InitialTies
+from ._unique_parameters import Models, holds_several_models
 from ._wrt import OF_OPTIMIZER, filter_of, require_nothing_left
 
 if TYPE_CHECKING:

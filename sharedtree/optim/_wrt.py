@@ -19,9 +19,9 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import IdentitySet
 from ..core._errors import InconsistentSharingError
-from ..core._graph import Tags, walk
-from ..core._libraries import argument_and_filter
+from ..core._library_rows import argument_and_filter
 from ..core._node_types import is_module
+from ..core._pack_and_unpack import Tags, walk
 from ..core._prefix_trees import Branch
 from ..core._printing import MOST_PATHS, name_of_class, shown
 from ..core._structure import LEAF, Node

@@ -1,14 +1,13 @@
-"""The file format: models on disk, with every shared node once.
+"""Files: models on disk, with every shared node once; exported programs, too.
 
-`convert`, `export`, `load`, `save` and `trust` are here the functions, and hide the modules and the folder of these
-names.
+In come trees, and files of anyone; out go files and trees. Never calls anything by a file's word. `convert`, `export`,
+`load`, `save` and `trust` are here the functions, and hide the modules and the folder of these names.
 """
 
 from . import orbax as orbax
 from ._export import Exported as Exported, export as export
 from .convert import Conversion as Conversion, convert as convert
-from .load import from_bytes as from_bytes, load as load
-from .look import (
+from .inspect_and_audit import (
     ArrayInfo as ArrayInfo,
     Audit as Audit,
     Inspection as Inspection,
@@ -17,15 +16,10 @@ from .look import (
     inspect as inspect,
     verify as verify,
 )
-from .plain_data import (
-    StateReport as StateReport,
-    load_state as load_state,
-    register_state as register_state,
-    state as state,
-)
+from .load import from_bytes as from_bytes, load as load
 from .save import save as save, to_bytes as to_bytes
-from .trust._resolving import Request as Request
-from .trust._trust import trust as trust
+from .trust._resolved_names import Request as Request
+from .trust._trusted_names import trust as trust
 from .values._paths import Line as Line
 from .values._template import Difference as Difference, LoadReport as LoadReport
 

@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, Any, Unpack
 import jax
 from jax import export as jax_export, tree_util as jtu
 
-from ..core._arguments import Arguments
+from ..core._call_arguments import Arguments
 from ..core._errors import UntrustedTypeError
-from ..core._graph import Rules, Tags, build, pack
 from ..core._jax_internals import api_boundary
 from ..core._node_types import node_type_of_class
+from ..core._pack_and_unpack import Rules, Tags, build, pack
 from ..core._plain_containers import Inherited
 from ..core._static_values import Static
 from ..core._structure import Node, Op, Structure, intern, reached_outside
-from ..ties._context import PolicyOption, current_policy
+from ..ties._policy_and_context import PolicyOption, current_policy
 from ..transforms._ahead_of_time import require_made_for
-from ..transforms._applying import OURS, lists_options_of, title_of
 from ..transforms._caller_side import Dealing, enter, leave
+from ..transforms._function_and_options import OURS, lists_options_of, title_of
 from ..transforms._function_transform import rules_of_call
 from ..transforms._hands import Deal, Hand, Hands
 from ..transforms._jit import Filtered, JitTransform
-from ..transforms._preserve import preserve_identities, register_transform
+from ..transforms._preserve_identities import preserve_identities, register_transform
 from ..transforms._signatures import Exporting
 from ..tree._dag import Dag
 from ._older_exports import (
@@ -48,7 +48,7 @@ from ._older_exports import (
 )
 
 if TYPE_CHECKING:
-    from .trust._trust import Trusted
+    from .trust._trusted_names import Trusted
 
 _trusted: ContextVar[Any] = ContextVar("trusted", default=())  # what the call that is reading now trusts
 

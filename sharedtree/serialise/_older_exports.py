@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from jax import tree_util as jtu
 
-from ..core._accidental_aliases import distinct
-from ..core._arguments import Arguments
+from ..core._call_arguments import Arguments
+from ..core._distinct_leaves import distinct
 from ..core._errors import FormatError
-from ..core._graph import Rules, Tags, build, pack
+from ..core._pack_and_unpack import Rules, Tags, build, pack
 from ..core._structure import Op, Structure, intern
 from ..transforms._hands import Hand
 

@@ -12,14 +12,14 @@ from jax import tree_util as jtu
 
 from ..core._errors import CorruptFileError
 from ..core._printing import printable
-from ..ties._making import retie
-from .container._sources import Readable, Source, open_source
+from ..ties._tie_and_untie import retie
+from .container._byte_sources import Readable, Source, open_source
 from .foreign._equinox_leaves import MAGIC, read_leaves
 from .foreign._flax_msgpack import read_state
 from .foreign._foreign_differences import is_key
 from .load import load
 from .save import save
-from .trust._trust import Trusted
+from .trust._trusted_names import Trusted
 
 
 class Conversion(NamedTuple):

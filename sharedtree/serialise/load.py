@@ -2,7 +2,7 @@
 
 The file is opened, and header and manifest are found to be about the same tensors. What the file names is judged. The
 arrays that are wanted are chosen, read, and put where they go. Of them and the manifest the tree is made. What another
-program wrote has no tree, and goes its own way, in `flat.py`.
+program wrote has no tree, and goes its own way, in `plain_safetensors.py`.
 """
 
 import contextlib
@@ -13,16 +13,16 @@ from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overloa
 from ..core._comparison import array_text
 from ..core._errors import FormatError
 from ..core._printing import printable
-from ..transforms._applying import lists_options_of
+from ..transforms._function_and_options import lists_options_of
 from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import Select, Shardings, read_arrays
+from .container._byte_sources import ProgressOption, Readable, open_source
 from .container._reading import Container, open_container
-from .container._sources import ProgressOption, Readable, open_source
-from .flat import is_foreign, load_tensors
-from .trust._trust import Trust, Trusted
+from .plain_safetensors import is_foreign, load_tensors
+from .trust._trusted_names import Trust, Trusted
+from .values._changed_classes import Renames
 from .values._decoding import Plan
 from .values._encoding import names_in
-from .values._evolution import Renames
 from .values._manifest import parse_manifest
 from .values._nodes import Manifest
 from .values._template import LoadReport

@@ -21,10 +21,10 @@ from ..core._printing import printable
 from .arrays._orbax_forms import from_stored, is_stored, key_of, not_restored, require_sound, to_hand_over
 from .arrays._placing import ArrayEntry, Placement, Select, Shardings, placements_of, settled
 from .container._header import is_unicode
-from .trust._trust import Trust, Trusted
+from .trust._trusted_names import Trust, Trusted
+from .values._changed_classes import Renames
 from .values._decoding import Plan
 from .values._encoding import encode, names_in
-from .values._evolution import Renames
 from .values._manifest import Manifest, parse_manifest
 
 __all__ = ["restore", "save"]

@@ -12,8 +12,8 @@ import numpy as np
 from ..core._errors import UnserialisableError
 from ..core._printing import printable
 from .arrays._dtypes import tensor_source
+from .container._byte_sources import ProgressOption, showing
 from .container._header import TensorSource
-from .container._sources import ProgressOption, showing
 from .container._writing import force_to_disk, replacing, write
 from .values._encoding import Encoded, encode
 

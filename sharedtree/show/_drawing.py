@@ -4,10 +4,10 @@ import importlib
 import os
 from typing import Any
 
-from ._boxes_and_wires import MOST_BOXES, Boxes, boxes_of
+from ._drawing_as_svg import svg_of
+from ._drawing_layout import MOST_BOXES, Boxes, boxes_of
 from ._live_models import description_of
 from ._outline import Outline
-from ._svg import svg_of
 from ._tables import figure
 
 

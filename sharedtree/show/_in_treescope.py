@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ..core._by_identity import IdentityDict
 from ..core._errors import SharedTreeError
 from ..core._node_types import carries_identity, node_type_of
-from ..ties._context import walk_alone
-from ..ties._listing import can_be_tied
+from ..ties._list_ties import can_be_tied
+from ..ties._policy_and_context import walk_alone
 from ..tree._dag import Dag, in_treescope
 
 _MOST_PATHS = 8

@@ -8,11 +8,11 @@ from jax import tree_util as jtu
 
 from ..core._errors import UnregisteredTypeError
 from ..core._handle import Walked
-from ..core._libraries import LIBRARIES
+from ..core._library_rows import LIBRARIES
 from ..core._node_types import carries_identity, node_type_of
 from ..core._printing import printable
 from ..core._structure import LEAF, Node
-from ..ties._listing import is_inexact, nbytes_of, read_tree
+from ..ties._list_ties import is_inexact, nbytes_of, read_tree
 from ..tree._dag import Dag
 from ._description import Description, Part
 

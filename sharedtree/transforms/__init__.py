@@ -1,12 +1,15 @@
 """Transforms that keep identity: `preserve_identities`, and the ready-made ones. One file a family.
 
-A call is one graph (`_caller_side`), whose leaves are dealt in hands (`_hands`) by what the transform does with each
-(`_labels`, `_dealing`). `_function_transform` is the base of the transforms that take a function alone; `_crossing` and
-`_function_side` are the two sides of those that take operands. What is checked while a function is traced is in
-`checks/`.
+In come functions and the arguments of their calls, each call one graph (`_caller_side`), whose leaves are dealt in hands
+(`_hands`) by what the transform does with each (`_leaf_labels`, `_dealing_into_hands`); out go what the transform gives,
+and errors and warnings of what it would lose (`checks/`). Never keeps a model alive, and never shows JAX an object twice.
 """
 
-from ._control_flow import (
+from ._crossing import Crossing as Crossing
+from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
+from ._function_side import Inside as Inside
+from ._preserve_identities import preserve_identities as preserve_identities, register_transform as register_transform
+from ._ready_made_control_flow import (
     associative_scan as associative_scan,
     cond as cond,
     fori_loop as fori_loop,
@@ -15,11 +18,7 @@ from ._control_flow import (
     switch as switch,
     while_loop as while_loop,
 )
-from ._crossing import Crossing as Crossing
-from ._device_put import device_put as device_put, with_sharding_constraint as with_sharding_constraint
-from ._function_side import Inside as Inside
-from ._preserve import preserve_identities as preserve_identities, register_transform as register_transform
-from ._ready_made import (
+from ._ready_made_transforms import (
     checkpoint as checkpoint,
     filter_checkpoint as filter_checkpoint,
     filter_grad as filter_grad,

@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax import tree_util as jtu
 
-from ..core._arguments import Arguments
-from ..core._graph import unpack
+from ..core._call_arguments import Arguments
 from ..core._handle import Walked
 from ..core._jax_internals import api_boundary
+from ..core._pack_and_unpack import unpack
 from ..core._structure import LEAF, Node, Structure
-from ..ties._context import Policy
+from ..ties._policy_and_context import Policy
 from ._caller_side import Call, enter
-from ._fitting import Words, holds_modules, meet
 from ._hands import Deal, Hand, gathered
+from ._meet_of_trees import Words, holds_modules, meet
 
 
 def shapes_of(tree: Walked) -> Callable[[int], Any]:

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from ..core._arguments import Position
+from ..core._call_arguments import Position
 from ..core._warning_source import definition_of
 
 

@@ -4,8 +4,8 @@ JAX traces each branch by itself, and remembers the traces by function and opera
 call again. So no branch knows what the others return, and yet the results of all must have one structure. What they
 have in common is known to a *meeting*, which each branch finds in the aux data of its operands. In the first call each
 branch leaves word there of the structure of its result. If that is not the same for all, their meet is made
-(`_fitting`), and all are traced once more, with a meeting that tells them what to return. Later calls bring the same
-meeting, which lives as long as JAX's caches hold the traces.
+(`_meet_of_trees`), and all are traced once more, with a meeting that tells them what to return. Later calls bring the
+same meeting, which lives as long as JAX's caches hold the traces.
 
                true_fun                       false_fun
     traced     State(z, z): one leaf, z       State(a, b): two leaves, a and b
@@ -21,20 +21,20 @@ from typing import Any
 import jax
 from jax import tree_util as jtu
 
-from ..core._arguments import LeafPath
 from ..core._by_identity import IdentitySet
+from ..core._call_arguments import LeafPath
 from ..core._errors import SharingMismatchError
 from ..core._handle import Walked
 from ..core._printing import listed
 from ..core._structure import Node, Structure
-from ._applying import in_code
 from ._caller_side import leave
 from ._crossing import Crossing
-from ._fitting import Words, holds_modules, leaves_like, meet, meet_of
+from ._function_and_options import in_code
 from ._function_side import Inside, packed
 from ._hands import Hand, whole
 from ._inner_function import Inner
 from ._loops import Told, as_kept, form_of, kept_objects
+from ._meet_of_trees import Words, holds_modules, leaves_like, meet, meet_of
 
 
 def cond(

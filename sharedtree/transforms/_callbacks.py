@@ -18,17 +18,17 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..core._arguments import LeafPath
-from ..core._graph import Rules, Tags, pack, walked
+from ..core._call_arguments import LeafPath
 from ..core._handle import Walked
+from ..core._pack_and_unpack import Rules, Tags, pack, walked
 from ..core._static_kinds import Same
 from ..core._structure import Structure
 from ._crossing import Crossing
-from ._fitting import Words, fitted, holds_modules
 from ._function_side import receive
 from ._hands import Hand, whole
+from ._meet_of_trees import Words, fitted, holds_modules
 from ._shape_evaluation import NO_KEYWORDS
-from .checks._policies_around import report_tied_values
+from .checks._outer_policy import report_tied_values
 
 
 def callback_with_result(

@@ -11,17 +11,17 @@ rank, whether it is inexact). So a *plan* is made once for these, and kept with 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ..core._accidental_aliases import distinct
-from ..core._arguments import Arguments
-from ..core._graph import Rules, Tags, build, pack
+from ..core._call_arguments import Arguments
+from ..core._distinct_leaves import distinct
 from ..core._handle import Walked
 from ..core._jax_internals import current_trace, with_enclosing
+from ..core._pack_and_unpack import Rules, Tags, build, pack
 from ..core._structure import Structure
 from ..ties._leaf_notes import note, note_tied_values
-from ._dealing import Cut, Dealt, dealt
-from ._fitting import Lowering
+from ._dealing_into_hands import Cut, Dealt, dealt
 from ._hands import Deal, Hand, gathered
-from ._labels import Treatment, distinct_labels
+from ._leaf_labels import Treatment, distinct_labels
+from ._meet_of_trees import Lowering
 
 V = TypeVar("V")
 

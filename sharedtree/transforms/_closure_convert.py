@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 
-from ..core._arguments import Arguments
+from ..core._call_arguments import Arguments
 from ..core._handle import Walked
 from ..core._jax_internals import api_boundary
 from ..core._structure import Structure
-from ..ties._context import Policy
+from ..ties._policy_and_context import Policy
 from ._argument_names import Names
 from ._caller_side import Dealing, enter, leave
 from ._crossing import Crossing
-from ._fitting import Words, fitted, holds_modules
 from ._function_side import Inside
 from ._function_transform import rules_of_call
 from ._hands import Hand, whole
+from ._meet_of_trees import Words, fitted, holds_modules
 from ._shape_evaluation import NO_KEYWORDS, filter_eval_shape
 
 

@@ -20,22 +20,22 @@ import inspect
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from typing import Any
 
-from ..core._arguments import Arguments
+from ..core._call_arguments import Arguments
 from ..core._jax_internals import api_boundary
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch
 from ..core._structure import Structure, canonical, intern
-from ..ties._context import PolicyOption, current_policy, with_options
-from ._applying import in_code, is_of_equinox, title_of
+from ..ties._policy_and_context import PolicyOption, current_policy, with_options
 from ._argument_names import Names
 from ._caller_side import Call, Dealing, enter, leave, lowered
-from ._fitting import Lowering
+from ._function_and_options import in_code, is_of_equinox, title_of
 from ._function_side import Inside, Terms
 from ._function_transform import rules_of_call
 from ._hands import Hand, whole
 from ._in_place import Changes
 from ._inner_function import Inner, Learned, shared_by
-from ._labels import Treatment
+from ._leaf_labels import Treatment
+from ._meet_of_trees import Lowering
 from .checks._refused_arguments import forbid_bound_module
 
 

@@ -6,20 +6,20 @@ from typing import Any, TypeVar, Unpack
 import equinox as eqx
 import jax
 
-from ..core._accidental_aliases import distinct
-from ..core._arguments import Arguments
-from ..core._graph import unpack
+from ..core._call_arguments import Arguments
+from ..core._distinct_leaves import distinct
 from ..core._jax_internals import api_boundary
+from ..core._pack_and_unpack import unpack
 from ..core._prefix_trees import Branch
 from ..core._printing import shown
-from ..ties._context import Context
 from ..ties._leaf_notes import hand_on
-from ..ties._listing import read_tree
-from ._applying import lists_options_of
+from ..ties._list_ties import read_tree
+from ..ties._policy_and_context import Context
 from ._crossing import Crossing
-from ._inconsistent import raise_inconsistent
+from ._function_and_options import lists_options_of
+from ._inconsistent_sharing import raise_inconsistent
 from ._jit import is_sharding
-from ._labels import Fates, Treatment
+from ._leaf_labels import Fates, Treatment
 from ._signatures import Placing
 
 T = TypeVar("T")

@@ -5,9 +5,9 @@ from typing import Any, NoReturn
 
 import jax
 
-from ..core._accidental_aliases import another
-from ..core._arguments import Arguments, Position, positions_of
 from ..core._by_identity import IdentitySet
+from ..core._call_arguments import Arguments, Position, positions_of
+from ..core._distinct_leaves import another
 from ..core._handle import Walked
 from ..core._jax_internals import current_traces
 from ..core._prefix_trees import Branch
@@ -17,8 +17,8 @@ from ._caller_side import Call
 from ._function_side import Received
 from ._function_transform import FunctionTransform
 from ._hands import Hand
-from ._inconsistent import error_of, occurrences
-from ._labels import DONATED, KEPT, Fates, Treatment, is_donated
+from ._inconsistent_sharing import error_of, occurrences
+from ._leaf_labels import DONATED, KEPT, Fates, Treatment, is_donated
 from ._pass_through import is_tracer
 
 

@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ..core._arguments import Arguments, LeafPath
-from ..core._graph import Rules, build, walked
+from ..core._call_arguments import Arguments, LeafPath
 from ..core._handle import Walked
 from ..core._jax_internals import as_numpy, current_traces
+from ..core._pack_and_unpack import Rules, build, walked
 from ..core._structure import intern
-from ..ties._context import Policy
 from ..ties._leaf_notes import hand_on, note_one_around
+from ..ties._policy_and_context import Policy
 from ._argument_names import Names
 from ._caller_side import Call, call_of
-from ._dealing import with_notes
-from ._fitting import Words, fitted
+from ._dealing_into_hands import with_notes
 from ._hands import Hand, gathered, whole
 from ._in_place import with_changes
-from .checks._policies_around import report_lost_changes, report_tied_values, traced_under
+from ._meet_of_trees import Words, fitted
+from .checks._outer_policy import report_lost_changes, report_tied_values, traced_under
 from .checks._refused_arguments import require_separate
 from .checks._retracing import Traces
 from .checks._ties_lost_in_calls import SeenArguments, report_lost_ties

@@ -7,22 +7,22 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn, Self
 
-from ..core._arguments import Arguments, Position
+from ..core._call_arguments import Arguments, Position
 from ..core._errors import SharingMismatchError
-from ..core._graph import Rules
 from ..core._jax_internals import hide_frames
-from ..ties._context import Policy
+from ..core._pack_and_unpack import Rules
+from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Dealing, call_of, enter, leave
-from ._dealing import DealtOut, dealt_out
+from ._dealing_into_hands import DealtOut, dealt_out
 from ._function_side import Inside, Received, Terms, packed, receive
 from ._hands import Hand, Hands
 from ._in_place import Changes, rules_for_state, with_changes
 from ._in_place_by_label import dealt_with_state
 from ._inner_function import Inner
-from ._labels import Treatment, is_donated, labels_in
+from ._leaf_labels import Treatment, is_donated, labels_in
 from ._pass_through import passed_through, unchanged
-from ._warm_calls import Form, Way, new_latest
-from ._wrapper import Wrapper
+from ._repeated_calls import Form, Way, new_latest
+from ._wrapped_function import Wrapper
 from .checks._refused_arguments import forbid_bound_module, is_refusal, name_counterpart, require_separate
 from .checks._retracing import Traces
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ..core._arguments import Arguments, positions_of
+from ..core._call_arguments import Arguments, positions_of
 from ..core._handle import Walked
 from ..core._jax_internals import ConcreteArray
 from ..core._node_types import is_module, is_traced
@@ -38,16 +38,16 @@ from ..optim._wrt import (
     select_everywhere,
     selection,
 )
-from ..ties._context import Policy
-from ..ties._listing import is_inexact
+from ..ties._list_ties import is_inexact
+from ..ties._policy_and_context import Policy
 from ._argument_names import several
 from ._caller_side import Call, Dealing, leave
-from ._dealing import outermost_ways
+from ._dealing_into_hands import outermost_ways
 from ._function_side import Inside, packed
 from ._function_transform import FunctionTransform
 from ._hands import Hand, like
 from ._in_place import Changes, conventions, with_changes
-from ._labels import Fates, Treatment
+from ._leaf_labels import Fates, Treatment
 from .checks._partial_gradients import Gradient, report_partial_gradients
 
 _REFUSING = ("jax.grad", "jax.value_and_grad", "jax.jacrev", "jax.hessian")

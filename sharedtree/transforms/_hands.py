@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax import tree_util as jtu
 
-from ..core._accidental_aliases import distinct, with_identity
-from ..core._arguments import Arguments, LeafPath
-from ..core._graph import build, unpack
+from ..core._call_arguments import Arguments, LeafPath
+from ..core._distinct_leaves import distinct, with_identity
 from ..core._handle import Walked, leaf_paths, with_paths
 from ..core._jax_internals import TRACE, ConcreteArray
 from ..core._native_walk import native
+from ..core._pack_and_unpack import build, unpack
 from ..core._static_values import Static
 from ..core._structure import Given, Record, Structure, Update, reached_outside
-from ..ties._context import DEFAULT, Policy, current_policy
 from ..ties._leaf_notes import hand_on, note_tied
+from ..ties._policy_and_context import DEFAULT, Policy, current_policy
 
 
 class _Compared:

@@ -12,18 +12,18 @@ import collections
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NoReturn
 
-from ..core._arguments import LeafPath
 from ..core._by_identity import IdentityDict
+from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
-from ..core._graph import Rules, Tags, walk
 from ..core._handle import Walked
 from ..core._native_walk import write_natively
 from ..core._node_types import node_type_of
+from ..core._pack_and_unpack import Rules, Tags, walk
 from ..core._plain_containers import Inherited
 from ..core._static_values import Static
 from ..core._structure import Node
 from ._caller_side import Call
-from ._inconsistent import raise_inconsistent
+from ._inconsistent_sharing import raise_inconsistent
 from ._pass_through import Unchanged
 
 IsTaken = Callable[[int], bool]

@@ -4,14 +4,14 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ..core._by_identity import IdentityDict, IdentitySet
-from ..core._graph import Rules
+from ..core._pack_and_unpack import Rules
 from ..core._prefix_trees import Branch
 from ..core._structure import Given, Node, Op, Update
-from ._dealing import DealtOut, Name, dealt_out
+from ._dealing_into_hands import DealtOut, Name, dealt_out
 from ._function_side import Inside
 from ._in_place import IN_PLACE, conventions, walked_together
-from ._inconsistent import raise_inconsistent
-from ._labels import Fates, Treatment
+from ._inconsistent_sharing import raise_inconsistent
+from ._leaf_labels import Fates, Treatment
 
 
 def dealt_with_state(

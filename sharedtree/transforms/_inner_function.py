@@ -23,9 +23,9 @@ from ..core._static_kinds import Incomparable, Same
 from ..core._static_values import Static
 from ..core._structure import Structure
 from ..libraries._equinox import name_of, update_wrapper
-from ..ties._context import Policy
-from ._applying import How
+from ..ties._policy_and_context import Policy
 from ._argument_names import Names
+from ._function_and_options import How
 from ._hands import Hand, Hands
 from .checks._retracing import Traces
 from .checks._ties_lost_in_calls import SeenArguments

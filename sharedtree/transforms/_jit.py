@@ -12,15 +12,15 @@ import equinox as eqx
 import jax
 from jax import tree_util as jtu
 
-from ..core._arguments import Arguments, Position, positions_of
 from ..core._by_identity import IdentitySet
+from ..core._call_arguments import Arguments, Position, positions_of
 from ..core._jax_internals import api_boundary, current_traces, used_inputs
 from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
 from ..core._printing import shown
 from ..core._static_kinds import Same
 from ..core._static_values import Static
-from ..ties._context import Policy, current_policy
+from ..ties._policy_and_context import Policy, current_policy
 from ._ahead_of_time import Program, Stage, shapes_of
 from ._argument_names import Chosen, Names, several
 from ._caller_side import Call, Dealing, enter, leave
@@ -28,7 +28,7 @@ from ._donation import DonatingTransform
 from ._function_transform import FunctionTransform
 from ._hands import Hands
 from ._inner_function import Shared, shared_by
-from ._labels import Treatment, is_donated
+from ._leaf_labels import Treatment, is_donated
 from .checks._refused_arguments import forbid_bound_module
 
 _ELSEWHERE = ("in_shardings", "out_shardings", "device", "backend")  # options under which jit moves what it returns

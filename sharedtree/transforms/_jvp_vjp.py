@@ -13,24 +13,24 @@ import jax
 import jax.numpy as jnp
 from jax import tree_util as jtu
 
-from ..core._arguments import Arguments, positions_of
+from ..core._call_arguments import Arguments, positions_of
 from ..core._errors import SharingMismatchError
 from ..core._handle import Walked
 from ..core._prefix_trees import Branch
 from ..core._printing import listed
 from ..core._structure import depth_of
-from ..ties._listing import is_inexact
-from ._applying import is_of_equinox
+from ..ties._list_ties import is_inexact
 from ._argument_names import Names
 from ._caller_side import Dealing, leave
 from ._crossing import Crossing
-from ._fitting import holds_modules
+from ._function_and_options import is_of_equinox
 from ._function_side import Inside, packed
 from ._grad import handed_beside
 from ._hands import Deal, Hand, like
-from ._labels import Treatment
+from ._leaf_labels import Treatment
+from ._meet_of_trees import holds_modules
 from ._tangents import Fit, as_tuple, fitted
-from .checks._policies_around import report_tied_values
+from .checks._outer_policy import report_tied_values
 
 _MOST_LEVELS = 100
 

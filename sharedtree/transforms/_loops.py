@@ -1,8 +1,8 @@
 """`jax.lax.scan`, `while_loop`, `fori_loop`, `map` and `associative_scan`.
 
 A carry comes out of each iteration in the very hand in which it went in: what is returned for it is fitted to what was
-received (`_fitting`). Where the first trace shows that it does not fit, the operands are dealt anew and the function is
-traced once more; later calls remember.
+received (`_meet_of_trees`). Where the first trace shows that it does not fit, the operands are dealt anew and the
+function is traced once more; later calls remember.
 
 In place, what an iteration changed is written back at the end. How often a loop runs is not known when it is traced. So
 each object that holds traced leaves comes back in its place; then the objects at the end are the caller's, with other
@@ -21,17 +21,17 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 from jax import tree_util as jtu
 
-from ..core._arguments import LeafPath
+from ..core._call_arguments import LeafPath
 from ..core._errors import SharingMismatchError
 from ..core._handle import Walked
 from ..core._structure import LEAF, Given, Node, Op, Path, Structure, Update, intern
 from ..ties._leaf_notes import is_noted
 from ._caller_side import Call
 from ._crossing import Crossing, part_of
-from ._fitting import Lowering, Met, Words, holds_modules, leaves_like, lowering, meet
 from ._function_side import Inside, receive
 from ._hands import Hand, whole
 from ._inner_function import Inner
+from ._meet_of_trees import Lowering, Met, Words, holds_modules, leaves_like, lowering, meet
 from ._pass_through import Unchanged
 
 

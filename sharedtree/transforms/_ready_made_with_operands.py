@@ -1,7 +1,8 @@
 """The transforms of JAX and Equinox that take what the function is applied to, ready made; and rules of derivatives.
 
 Of a module only the inexact traced leaves are differentiated. Tangents and cotangents are modules with the ties of the
-value that they belong to, and None for whatever is not differentiated. Loops and branches are in `_control_flow`.
+value that they belong to, and None for whatever is not differentiated. Loops and branches are in
+`_ready_made_control_flow`.
 """
 
 from collections.abc import Callable
@@ -11,9 +12,9 @@ import equinox as eqx
 import jax
 
 from ..core._jax_internals import api_boundary
-from ._applying import OURS, lists_options_of
-from ._preserve import preserve_identities
-from ._ready_made import Said, made_of
+from ._function_and_options import OURS, lists_options_of
+from ._preserve_identities import preserve_identities
+from ._ready_made_transforms import Said, made_of
 from ._signatures import LikeCustomJvp, LikeCustomVjp, Linearising, Pulling, Transposing, Usual
 
 R = TypeVar("R")

@@ -18,12 +18,12 @@ import jax
 
 from ..core._structure import intern
 from ..libraries._equinox import name_of
-from ..ties._context import Policy, PolicyOption
+from ..ties._policy_and_context import Policy, PolicyOption
 from ._caller_side import Call, leave
 from ._crossing import Crossing
-from ._fitting import holds_modules
 from ._hands import Hand, whole, without_statics
 from ._jit import CheckpointTransform, FilterJitTransform, JitTransform
+from ._meet_of_trees import holds_modules
 
 _VanillaJitted = type(jax.jit(lambda: None))
 

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self
 
 import jax
 
-from ..ties._context import PolicyOption
+from ..ties._policy_and_context import PolicyOption
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

@@ -15,19 +15,19 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 from jax.sharding import PartitionSpec
 
-from ..core._arguments import Arguments, Position, positions_of
+from ..core._call_arguments import Arguments, Position, positions_of
 from ..core._node_types import is_module, node_type_of
 from ..core._prefix_trees import Branch
 from ..core._static_values import Static
-from ..ties._context import Policy
-from ._applying import in_code
+from ..ties._policy_and_context import Policy
 from ._argument_names import several
 from ._caller_side import Call, Dealing
-from ._dealing import DealtOut
+from ._dealing_into_hands import DealtOut
 from ._donation import DonatingTransform
+from ._function_and_options import in_code
 from ._function_side import Inside, Received
 from ._hands import Hand, Hands
-from ._labels import Treatment, is_donated, labels_in
+from ._leaf_labels import Treatment, is_donated, labels_in
 
 _UNMAPPED = re.compile(r"at vmap out_axes in place of (.*), got axis spec None but output was batched .*")
 """What JAX says of a place that was changed, and has no axis to come out along."""

@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 
 import sharedtree as st
-from sharedtree.compat import _dropped_names, _importing, _linen
+from sharedtree.compat import _import_hook, _linen, _names_jax_dropped
 from tests.fixes import Scenario, scenario
 
 IS_INSTALLED = importlib.util.find_spec("treex") is not None
@@ -19,13 +19,13 @@ if IS_INSTALLED:
     @scenario
     def something_is_not_installed(path):
         return Scenario(
-            lambda: _importing._version_of("nothing-of-this-name", "It is absent."), st.errors.CompatibilityError
+            lambda: _import_hook._version_of("nothing-of-this-name", "It is absent."), st.errors.CompatibilityError
         )
 
     @scenario
     def a_name_that_nothing_can_stand_in_for(path):
-        row = _dropped_names.GivenBack("jax", "old", "JAX 0.1", "jax.gone")
-        return Scenario(lambda: _dropped_names.find(row), st.errors.CompatibilityError)
+        row = _names_jax_dropped.GivenBack("jax", "old", "JAX 0.1", "jax.gone")
+        return Scenario(lambda: _names_jax_dropped.find(row), st.errors.CompatibilityError)
 
     @scenario
     def no_linen_module(path):
@@ -41,8 +41,8 @@ if IS_INSTALLED:
 
         def provoke():
             with pytest.MonkeyPatch.context() as patch:
-                patch.setitem(_importing.sys.modules, "treeo.tree", type("", (), {"Tree": Other}))
-                _importing._imported_before()
+                patch.setitem(_import_hook.sys.modules, "treeo.tree", type("", (), {"Tree": Other}))
+                _import_hook._imported_before()
 
         def after(names):
             assert names["treeo"] is treeo

@@ -9,7 +9,7 @@ import tomllib
 import pytest
 
 import sharedtree as st
-from sharedtree.compat._importing import NEEDED
+from sharedtree.compat._import_hook import NEEDED
 from tests.serialise import process
 
 needs_treex = pytest.mark.skipif(importlib.util.find_spec("treex") is None, reason="treex is not installed")
@@ -176,7 +176,7 @@ def test_the_real_package_and_nothing_else_changed():
         """
     )
     assert all(facts), facts
-    assert after.pop("finders") == ["sharedtree.compat._importing", *before.pop("finders")]
+    assert after.pop("finders") == ["sharedtree.compat._import_hook", *before.pop("finders")]
     assert "treex" in after.pop("modules")
     assert before.pop("modules") == []
     assert before == after

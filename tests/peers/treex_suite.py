@@ -49,7 +49,7 @@ class Finder(importlib.abc.MetaPathFinder):
             self._is_asking = False
         if spec is None or spec.origin is None or self._folder not in pathlib.Path(spec.origin).parents:
             return None
-        from sharedtree.compat._importing import _Loader
+        from sharedtree.compat._import_hook import _Loader
 
         spec.loader = _Loader(spec.loader)
         return spec

@@ -24,8 +24,8 @@ import safetensors.numpy
 import sharedtree as st
 from sharedtree.serialise import orbax as st_orbax
 from sharedtree.serialise.arrays import _dtypes, _orbax_forms, _placing
-from sharedtree.serialise.container import _sources, _writing as _container
-from sharedtree.serialise.trust import _names, _trust
+from sharedtree.serialise.container import _byte_sources, _writing as _container
+from sharedtree.serialise.trust import _public_names, _trusted_names
 from sharedtree.serialise.values import _kind_table, _manifest, _nodes
 from tests.fixes import Scenario, scenario, scenarios
 
@@ -220,11 +220,11 @@ def optax_lies_elsewhere():
     """As if nobody had imported optax, and the one on Python's path were in the current directory."""
 
     def found_elsewhere(module):
-        raise _names.ElsewhereError("optax", "optax.py")
+        raise _public_names.ElsewhereError("optax", "optax.py")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, "optax")
-        patch.setattr(_trust, "import_installed", found_elsewhere)
+        patch.setattr(_trusted_names, "import_installed", found_elsewhere)
         yield
 
 
@@ -358,7 +358,7 @@ def a_dtype_that_jax_has_not(path):
 
 
 def a_bar():
-    with _sources.showing(True, "saving"):
+    with _byte_sources.showing(True, "saving"):
         pass
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
-from sharedtree.serialise.trust import _trust
+from sharedtree.serialise.trust import _trusted_names
 
 from .containers import naming
 from .drafts import Draft
@@ -172,8 +172,8 @@ def test_former_names_are_looked_for_once(monkeypatch, tmp_path):
     (package / "later.py").write_text(code.format("later"))
     monkeypatch.syspath_prepend(tmp_path)
     looked_at = []
-    former_names_of = _trust._former_names_of
-    monkeypatch.setattr(_trust, "_former_names_of", lambda obj: looked_at.append(obj) or former_names_of(obj))
+    former_names_of = _trusted_names._former_names_of
+    monkeypatch.setattr(_trusted_names, "_former_names_of", lambda obj: looked_at.append(obj) or former_names_of(obj))
     names = ["gone:Old", *(f"gone:Nothing{i}" for i in range(100)), "later:Old", "later:Nothing"]
     data = naming(*[["class", f"evolving_package.{name}"] for name in names])
     try:

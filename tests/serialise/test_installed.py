@@ -17,8 +17,8 @@ import pytest
 
 import sharedtree as st
 from sharedtree.core import _current_directory
-from sharedtree.serialise.trust import _names
-from sharedtree.serialise.trust._names import ElsewhereError, import_installed
+from sharedtree.serialise.trust import _public_names
+from sharedtree.serialise.trust._public_names import ElsewhereError, import_installed
 from tests.serialise.process import HANGS
 
 from .containers import written
@@ -83,7 +83,7 @@ def refused(name):
         import_installed(name)
     assert caught.value.package == name.partition(".")[0]
     assert not any(module.partition(".")[0] == caught.value.package for module in sys.modules)
-    assert not any(isinstance(finder, _names._Guard) for finder in sys.meta_path)
+    assert not any(isinstance(finder, _public_names._Guard) for finder in sys.meta_path)
     return caught.value.place
 
 
@@ -130,7 +130,7 @@ def test_frozen_modules_are_none_either():
     spec = importlib.util.find_spec("__hello__")
     spec.name = "forged"
     with pytest.raises(ElsewhereError, match="frozen"):
-        _names._require_installed("forged", spec, importlib.machinery.FrozenImporter)
+        _public_names._require_installed("forged", spec, importlib.machinery.FrozenImporter)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows wants a privilege for links")

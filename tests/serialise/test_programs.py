@@ -321,7 +321,7 @@ def test_two_that_were_given_are_none():
 
 
 def test_find_spec_is_the_oracle(tmp_path, monkeypatch):
-    from sharedtree.serialise.trust._names import import_name
+    from sharedtree.serialise.trust._public_names import import_name
 
     path = tmp_path / "some_program.py"
     path.write_text("")

@@ -13,8 +13,8 @@ import optax  # noqa: F401 -- files may name it, and are not to be blamed for wh
 import pytest
 
 import sharedtree as st
-from sharedtree.serialise.trust import _allow_list, _trust
-from sharedtree.serialise.trust._trust import Trust
+from sharedtree.serialise.trust import _allow_list, _trusted_names
+from sharedtree.serialise.trust._trusted_names import Trust
 
 from . import strategies
 from .containers import file_of, naming
@@ -88,7 +88,7 @@ def test_ways_to_trust(monkeypatch):
         (back,) = st.from_bytes(data, **options)
         assert back.weight is activate
         assert type(back.child) is Pair
-    monkeypatch.setattr(_trust, "_process_wide", [])
+    monkeypatch.setattr(_trusted_names, "_process_wide", [])
     with pytest.raises(st.errors.UntrustedTypeError):
         st.from_bytes(data)
     st.trust(Layer, Pair, activate)

@@ -31,8 +31,8 @@ import numpy as np
 
 from ...core._errors import FormatError
 from ...core._printing import printable
+from ..container._byte_sources import CHUNK_BYTES, SMALL
 from ..container._header import Buffer, TensorSource
-from ..container._sources import CHUNK_BYTES, SMALL
 
 STORED_AS_ITSELF = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",

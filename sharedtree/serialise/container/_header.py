@@ -24,7 +24,7 @@ import numpy as np
 
 from ...core._errors import CorruptFileError, FormatError
 from ...core._printing import printable
-from ._sources import Source, num_chunks
+from ._byte_sources import Source, num_chunks
 
 ITEM_SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,

@@ -22,8 +22,7 @@ import numpy as np
 
 from ...core._errors import CorruptFileError, FormatError
 from ...core._printing import printable
-from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, RESTORE, Header, Tensor, UnsoundError, parse_header
-from ._sources import (
+from ._byte_sources import (
     CHUNK_BYTES,
     SMALL,
     Bytes,
@@ -38,6 +37,7 @@ from ._sources import (
     read_part,
     run_jobs,
 )
+from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, RESTORE, Header, Tensor, UnsoundError, parse_header
 
 _WORTH_THREADS = 8 * 2**20  # below, starting threads takes longer than they save
 _LARGE = 4 * 2**20  # tensors from this on have memory of their own

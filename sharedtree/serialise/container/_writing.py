@@ -30,8 +30,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO, Self
 
 from ...core._printing import printable
+from ._byte_sources import CHUNK_BYTES, SMALL, Progress, counting, crc32, num_chunks
 from ._header import ALIGNMENT, MANIFEST_TENSOR, MAX_HEADER_BYTES, Buffer, TensorSource, blank_header, nbytes_of, seal
-from ._sources import CHUNK_BYTES, SMALL, Progress, counting, crc32, num_chunks
 
 try:
     import fcntl

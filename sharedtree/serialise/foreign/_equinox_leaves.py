@@ -22,7 +22,7 @@ from jax import tree_util as jtu
 from ...core._comparison import array_text
 from ...core._errors import CorruptFileError, FormatError
 from ..arrays._dtypes import clear_unused, dtype_in_npy, require_bools
-from ..container._sources import Source
+from ..container._byte_sources import Source
 from ..values._template import NOTHING
 from ._foreign_differences import Arrays, Fit, Numbers, is_key, told
 

@@ -17,7 +17,7 @@ from ...core._comparison import MISSING, Pair, Paths, is_alone, matched, walk
 from ...core._errors import CompatibilityError, CorruptFileError, FormatError, StructureMismatchError
 from ...core._printing import printable
 from ..arrays._dtypes import is_dtype_of_flax, require_bools
-from ..container._sources import Source
+from ..container._byte_sources import Source
 from ..values._template import NOTHING
 from ._foreign_differences import Arrays, Fit, Numbers, is_key, told
 

@@ -7,7 +7,7 @@ listed one by one too. A name that the installed version of a library lacks is n
 library with a row in `libraries/` has is listed there.
 """
 
-from ...core._libraries import LIBRARIES as ROWS
+from ...core._library_rows import LIBRARIES as ROWS
 
 
 def _names(table: str) -> frozenset[str]:

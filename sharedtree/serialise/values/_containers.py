@@ -13,8 +13,8 @@ from jax import tree_util as jtu
 
 from ...core._class_attributes import is_asked_of_all
 from ...core._errors import StructureMismatchError
-from ...core._libraries import RefusalError
-from ..trust._classes import kind_of
+from ...core._library_rows import RefusalError
+from ..trust._buildable_classes import kind_of
 from ._atoms import atom_text, encode_bytes, read_base64, short
 from ._nodes import TEXT, Apart, Child, Kind, Manifest, Node, Operand, Parts, child, children, require
 from ._wrapped_attributes import WRITTEN_ATTRIBUTES, copy_wrapped_attributes, wrapped_attributes

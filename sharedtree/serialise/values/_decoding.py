@@ -20,14 +20,14 @@ from ...core._printing import printable
 from ...tree._dag import Dag
 from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, struct_of
 from ..container._header import malformed
-from ..trust._classes import FIELD_KINDS, kind_of
-from ..trust._resolving import Name, Paths, Request, call_without_template, judge_all, resolve_all
-from ..trust._trust import Trust
+from ..trust._buildable_classes import FIELD_KINDS, kind_of
+from ..trust._resolved_names import Name, Paths, Request, call_without_template, judge_all, resolve_all
+from ..trust._trusted_names import Trust
+from ._changed_classes import Renames, maker_for, new_name, renames_in, require_sound_renames
 from ._containers import name_of_method
 from ._encoding import like_in
-from ._evolution import Renames, maker_for, new_name, renames_in, require_sound_renames
 from ._kind_table import BUILDERS, TYPED, compared_of, first_touched, nested_too_deeply, num_keys, steps
-from ._left_out import Key, left_out_of
+from ._left_out_values import Key, left_out_of
 from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
 from ._paths import first_parents, part_at, path_from
 from ._template import Comparison, LoadReport, compare, rebuilt, require_no_differences

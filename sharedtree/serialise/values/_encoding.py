@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 from ...core import __version__
 from ...core._by_identity import IdentityDict
 from ...core._errors import CycleError
-from ...core._libraries import RefusalError
+from ...core._library_rows import RefusalError
 from ...core._printing import printable
 from ..arrays._placing import describe, is_array
-from ..trust._classes import kind_of
+from ..trust._buildable_classes import kind_of
 from ._atoms import ENCODERS, LEFT_OUT
 from ._containers import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
 from ._instance_rows import take_enum, take_registered
 from ._instances import Instances
 from ._jax_values import take_other
 from ._kind_table import TAKERS, extend_digests, first_touched, nan_among_keys, nested_too_deeply, steps
-from ._left_out import Key, LeaveOut, misplaced, put_back
+from ._left_out_values import Key, LeaveOut, misplaced, put_back
 from ._manifest import FORMAT
 from ._nodes import MAX_NAME, Apart, Collisions, Manifest, Node, TypeEntry
 from ._paths import carries_identity, path_to

@@ -13,11 +13,11 @@ from jax import tree_util as jtu
 
 from ...core._errors import StructureMismatchError
 from ...core._jax_internals import rebuild_registered, registered_counts
-from ...core._libraries import RefusalError, fault_of_aux
+from ...core._library_rows import RefusalError, fault_of_aux
 from ...core._node_types import _known, node_type_of
 from ...core._printing import printable
 from ...tree._dag import Dag
-from ..trust._classes import kind_of
+from ..trust._buildable_classes import kind_of
 from ._atoms import atom_text, encode_int, encode_str, short
 from ._nodes import (
     MAX_STEP,

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 from ...core._class_attributes import ABSENT, dict_descriptor, inherited, is_asked_of_all
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
-from ...core._libraries import AttributeRules, ClassKind, RefusalError, library_in_files, without_missing
+from ...core._library_rows import AttributeRules, ClassKind, RefusalError, library_in_files, without_missing
 from ...core._printing import printable
 from ..trust._allow_list import LIBRARIES
-from ..trust._classes import FIELD_KINDS, kind_of
-from ..trust._names import NAMING
+from ..trust._buildable_classes import FIELD_KINDS, kind_of
+from ..trust._public_names import NAMING
 from ._nodes import Apart, step_of
 from ._wrapped_attributes import WRITTEN_ATTRIBUTES, wrapped_field
 from ._written_by_name import Named

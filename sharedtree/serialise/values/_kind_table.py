@@ -24,7 +24,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ...core._libraries import LIBRARIES
+from ...core._library_rows import LIBRARIES
 from ...tree._dag import Dag
 from . import _containers, _instance_rows, _jax_values
 from ._atoms import atom_text, is_nan

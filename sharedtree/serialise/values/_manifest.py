@@ -13,12 +13,12 @@ from ...core._printing import printable
 from ..arrays._dtypes import FLOAT0, dtype_named
 from ..arrays._placing import ArrayEntry
 from ..container._header import malformed, parse_manifest_json
-from ..trust._names import CHILD, MAIN, is_well_formed
+from ..trust._public_names import CHILD, MAIN, is_well_formed
 from ._atoms import LEFT_OUT, decode_atom, is_name, read_base64
 from ._containers import name_of_method
 from ._instance_rows import are_steps
 from ._kind_table import KINDS, children_of, nan_among_keys, nested_too_deeply
-from ._left_out import misplaced
+from ._left_out_values import misplaced
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
 
 FORMAT = 3

@@ -26,22 +26,22 @@ from ...core._comparison import (
     walk,
 )
 from ...core._errors import StructureMismatchError
-from ...core._graph import Tags, pack
 from ...core._handle import Walked
 from ...core._node_types import carries_identity, require_registered
+from ...core._pack_and_unpack import Tags, pack
 from ...core._plain_containers import is_namedtuple
 from ...core._printing import printable
 from ...core._sharing import name_of
 from ...core._static_kinds import copy_of
 from ...core._static_values import Static
 from ...core._structure import LEAF, Node, Op
-from ...libraries._module_kinds import kinds_in
-from ...libraries._module_values import PARAMETER, STATE, STATIC, SUBTREE
-from ...ties._context import rules_here
-from ...ties._listing import can_be_tied
+from ...libraries._sharedtree_module_kinds import kinds_in
+from ...libraries._sharedtree_module_values import PARAMETER, STATE, STATIC, SUBTREE
+from ...ties._list_ties import can_be_tied
+from ...ties._policy_and_context import rules_here
 from ...tree._dag import Dag
 from ..arrays._placing import ArrayEntry
-from ..trust._classes import kind_of
+from ..trust._buildable_classes import kind_of
 from ._instances import rules_of
 
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core._class_attributes import ABSENT, dict_descriptor
-from ...core._libraries import without_missing
-from ..trust._classes import kind_of
+from ...core._library_rows import without_missing
+from ..trust._buildable_classes import kind_of
 
 WRAPPER_ATTRIBUTES = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
 """What `equinox.module_update_wrapper` copies from a wrapped function into a module."""

@@ -11,11 +11,11 @@ from ...core._handle import Walked
 from ...core._sharing import Mismatch, lost_ties, pairs
 from ...core._static_values import Static, shown_beside
 from ...core._structure import LEAF, Node
-from ...ties._context import current_policy
-from ...ties._listing import can_be_tied
-from .._applying import TransformedModule
+from ...ties._list_ties import can_be_tied
+from ...ties._policy_and_context import current_policy
+from .._function_and_options import TransformedModule
 from .._function_transform import FunctionTransform
-from .._labels import Fates, Treatment
+from .._leaf_labels import Fates, Treatment
 from ._retracing import Trace
 
 

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
-from ...core._arguments import positions_of
+from ...core._call_arguments import positions_of
 from ...core._handle import Walked
 from ...core._sharing import matching
 from ...core._static_values import Static
 from ...core._structure import Path, edges
 from ...core._warning_source import report_untied
 from ...nn._stateful_layers import makes_state
-from ...ties._context import Policy
-from ...ties._listing import is_inexact
+from ...ties._list_ties import is_inexact
+from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 from .._caller_side import Call
-from .._dealing import Cut, outermost_ways
-from .._inconsistent import MOST
-from .._labels import Fates, Way
+from .._dealing_into_hands import Cut, outermost_ways
+from .._inconsistent_sharing import MOST
+from .._leaf_labels import Fates, Way
 
 
 class Gradient(NamedTuple):

@@ -16,14 +16,14 @@ from typing import Any
 import equinox as eqx
 from jax import tree_util as jtu
 
-from ...core._arguments import Arguments
 from ...core._by_identity import IdentitySet
+from ...core._call_arguments import Arguments
 from ...core._errors import InconsistentSharingError
-from ...core._graph import Tags, walk
 from ...core._handle import Walked
 from ...core._node_types import node_type_of
+from ...core._pack_and_unpack import Tags, walk
 from ...core._printing import listed
-from ...ties._context import Policy
+from ...ties._policy_and_context import Policy
 from .._argument_names import Names
 
 _REFUSALS = ("as an abstract array", "is not a valid JAX type")

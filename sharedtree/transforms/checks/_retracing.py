@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jax import tree_util as jtu
 
-from ...core._arguments import Arguments
+from ...core._call_arguments import Arguments
 from ...core._comparison import described
 from ...core._errors import RetraceWarning
 from ...core._handle import Walked

@@ -29,9 +29,9 @@ from ...core._sharing import Agree, Rooted
 from ...core._static_values import Static
 from ...core._structure import LEAF, Node, Path, Structure, canonical
 from ...core._warning_source import Definition, report_untied
-from ...ties._context import Policy
 from ...ties._leaf_notes import note
-from ...ties._lost_ties import KEEPING, Kind, LostLeaf, kind_of, lost_leaf_ties, maximal, named, unsettled
+from ...ties._policy_and_context import Policy
+from ...ties._ties_that_are_missing import KEEPING, Kind, LostLeaf, kind_of, lost_leaf_ties, maximal, named, unsettled
 from .._argument_names import Names
 
 Module = tuple[str, int]

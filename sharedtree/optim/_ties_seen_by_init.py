@@ -1,0 +1,157 @@
+"""The ties that an optimizer has seen, and the ones that its model has lost since.
+
+An optimizer is made for a model by `init`, so it knows what was tied in it, wherever the tie was lost: in an eager
+loop, or because an outer `jax.jit` or `equinox.filter_jit`, which sees trees, was put around a step that keeps ties.
+From the outside such a step looks right, and every update trains two weights where there was one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..core._handle import Walked
+from ..core._locks import Lock
+from ..core._printing import listed
+from ..core._sharing import Rooted
+from ..core._static_values import Static
+from ..core._structure import LEAF, Node, Path, Record, Structure, intern
+from ..core._warning_source import definition_of_caller, report_untied
+from ..ties._leaf_notes import note
+from ..ties._policy_and_context import current_policy, walk_alone
+from ..ties._ties_that_are_missing import LostLeaf, lost_leaf_ties, maximal, named, unsettled
+
+_MOST = 16  # sharings that one optimizer remembers; a program has one, or a few in turn
+
+_IN_MODULES = (
+    "`jax.jit` and `equinox.filter_jit` around the whole step take a tied model apart; its counterpart does not:\n"
+    "    step = sharedtree.jit(step)\n"
+)
+
+_IN_CONTAINERS = (
+    "To transforms, arrays in lists and dicts are values, so that a tied one is several in a step under `jax.jit`, and "
+    "also under `sharedtree.jit` if nothing else is said. Under this policy it is one, which each transform needs:\n"
+    "    step = sharedtree.jit(step, policy=sharedtree.Policy(containers=True))\n"
+)
+
+_EAGERLY = (
+    "In an eager loop, these functions keep ties:\n"
+    "    model = sharedtree.apply_updates(model, updates)\n"
+    "To put the ties back, each with the value at its first path:\n"
+    "    model = sharedtree.retie(model, like=before)\n"
+    "To say that it is meant, and to begin anew without ties:\n"
+    "    model = sharedtree.untie(model)\n"
+    "    state = optimizer.init(model)"
+)
+
+
+class InitialTies:
+    """What was tied in the models that `init` of one optimizer has seen. Bounded, and it keeps no array alive."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[Structure, ...] = ()
+        self._reported: tuple[Structure, ...] = ()
+        self._lock = Lock()
+
+    def remember(self, model: Any) -> None:
+        """The model is one that the optimizer is for.
+
+        Cost: a walk over its nodes.
+        """
+        shape = _without_values(walk_alone(model))
+        with self._lock:
+            self._seen = _with(self._seen, shape)
+
+    def check(self, model: Any, state: Any) -> None:
+        """Reports, once, what is untied in a model that was tied in one of those, or is in the optimizer's state.
+
+        Args:
+            model: the parameters, or a gradient.
+            state: of the optimizer.
+
+        Raises:
+            UntiedError: under `Policy(on_untie="error")`.
+
+        Cost: a walk over the nodes of both.
+        """
+        policy = current_policy()
+        if policy.on_untie == "ignore":
+            return
+        walked = walk_alone(model)
+        plain = _without_values(walked)
+        if plain in self._reported:
+            return
+        missing, when = self._missing(plain), "when the optimizer was initialised"
+        if not missing:
+            missing, when = _tied_in_state(plain, walk_alone(state)), "in the optimizer's state"
+        losses = maximal(unsettled(missing, walked.objects))
+        for lost in losses:
+            names = named("model", lost.paths)
+            many = "two objects" if len(names) == 2 else "several objects"
+            what = f"{listed(names)} are {many} in the parameters of an update, but were one {when}."
+            what += " An optimizer then updates each of them by itself."
+            in_containers = all(part in walked.outside for tie in lost.ties for part in tie.parts)
+            fixes = (_IN_CONTAINERS if in_containers else _IN_MODULES) + _EAGERLY
+            report_untied(policy.on_untie, definition_of_caller(), what, fixes, names)
+            note(walked.objects[part] for tie in lost.ties for part in tie.parts)
+        if losses:
+            with self._lock:
+                self._reported = _with(self._reported, plain)
+
+    def _missing(self, now: Structure) -> list[LostLeaf]:
+        """What is lost if the model's sharing is one that `init` saw minus ties, and is not itself one of these."""
+        missing: list[LostLeaf] = []
+        if now in self._seen:
+            return []
+        for before in self._seen:
+            lost = _lost(before, now)
+            if lost is None or _lost(now, before):
+                continue  # another tree, or one with ties of its own
+            if not lost:
+                return []
+            missing = min(missing or lost, lost, key=len)
+        return missing
+
+
+def _with(shapes: tuple[Structure, ...], shape: Structure) -> tuple[Structure, ...]:
+    return (*[other for other in shapes if other is not shape], shape)[-_MOST:]
+
+
+def _without_values(tree: Walked) -> Structure:
+    """A structure whose records say what is shared, and hold nothing static, which is of no matter here."""
+    records = tuple(
+        [
+            (Node(op.type, _NOTHING, op.keys) if type(op) is Node else LEAF if op is LEAF else _NOTHING, children)
+            for op, children in tree.records
+        ]
+    )
+    return intern(records, tree.root)
+
+
+_NOTHING = Static(None)
+
+
+def _lost(left: Rooted, right: Rooted) -> list[LostLeaf] | None:
+    # Where one tree has a parameter, a gradient or a masked state may have nothing.
+    return lost_leaf_ties(left, right, lambda i, j: not left.records[i][1] and not right.records[j][1])
+
+
+def _tied_in_state(model: Structure, state: Walked) -> list[LostLeaf]:
+    """The ties that every tree of the model's shape in a state has, and the model has not."""
+    if not model.records[model.root][1]:
+        return []  # a bare array
+    numbers: dict[Any, int] = {}
+    wanted = _trees(model.records, numbers)[model.root]
+    found: dict[tuple[Path, Path], LostLeaf] | None = None
+    for number, tree in enumerate(_trees(state.records, numbers)):
+        if tree == wanted and state.holds_leaf[number]:
+            here = {tie.paths: tie for tie in _lost(state.below(number), model) or ()}
+            found = here if found is None else {paths: tie for paths, tie in found.items() if paths in here}
+    return list((found or {}).values())
+
+
+def _trees(records: Sequence[Record], numbers: dict[Any, int]) -> list[int]:
+    """For each record a number, equal for equal trees of nodes, whatever is at their ends."""
+    trees: list[int] = []
+    for op, children in records:
+        key = (op.type.cls, *(trees[child] for child in children)) if type(op) is Node and children else ()
+        trees.append(numbers.setdefault(key, len(numbers)))
+    return trees

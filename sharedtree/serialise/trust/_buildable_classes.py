@@ -1,0 +1,47 @@
+"""Which classes a file may have instances of: seven kinds, which are rebuilt without a call of the class.
+
+Modules of Equinox, dataclasses and namedtuples are rebuilt field by field; `sharedtree.Module`s and classes of treeo,
+treex and Flax NNX attribute by attribute; placeholders are only there; enums have members by name; other classes that
+are registered, with JAX or with `register_node`, have functions that take instances apart and make them.
+"""
+
+import enum
+import weakref
+from typing import Any
+
+from ...core._class_attributes import ABSENT
+from ...core._library_rows import ClassKind, library_in_files
+from ...core._node_types import _is_in_jax_registry, _known
+from ...core._plain_containers import is_namedtuple
+
+FIELD_KINDS = frozenset({"module", "dataclass", "namedtuple", "attributes", "placeholder"})
+"""Kinds that are rebuilt field by field, and may turn into one another."""
+
+_kinds: weakref.WeakKeyDictionary[type, ClassKind | None] = weakref.WeakKeyDictionary()
+
+
+def is_rebuildable(cls: Any) -> bool:
+    """Whether an object is a class of one of the seven kinds."""
+    return kind_of(cls) is not None
+
+
+def kind_of(cls: Any) -> ClassKind | None:
+    """The kind of a class; None if its instances cannot be rebuilt, or if it is no class at all."""
+    if not isinstance(cls, type):
+        return None
+    known = _kinds.get(cls, ABSENT)
+    if known is ABSENT or (known is None and cls in _known):  # it may have been registered since
+        known = _kinds[cls] = _find_kind(cls)
+    return known
+
+
+def _find_kind(cls: Any) -> ClassKind | None:
+    if issubclass(cls, enum.Enum):
+        return "enum"
+    if is_namedtuple(cls):
+        return "namedtuple"
+    by_library = library_in_files(cls)
+    if by_library is not None:
+        return by_library[1]
+    is_plain = cls in (type(None), tuple, list, dict, set, frozenset, object, type)
+    return "registered" if not is_plain and (cls in _known or _is_in_jax_registry(cls)) else None

@@ -1,0 +1,286 @@
+"""`jax.custom_vjp`, `jax.custom_jvp`, `jax.custom_gradient`: functions with rules for their derivatives.
+
+The function and its rules take and return modules, with ties. What they hand to each other through JAX are hands:
+
+    f(Pair(w, w), x)                  JAX sees    f(Hand([w, x]))
+    fwd(Pair(w, w), x) → y, Net(a)                fwd(Hand([w, x])) → y, Hand([a])
+    bwd(Net(a), dy) → Pair(d, e), dx              bwd(Hand([a]), dy) → (Hand([d + e, dx]),)
+
+A rule may be called long after the call that it belongs to, and by another one's derivative. So the vanilla object is
+made anew for each call, and its rules know the structures of that call, but hold none of its arrays.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NoReturn, Self
+
+import jax
+import numpy as np
+
+from ..core._call_arguments import Position
+from ..core._errors import SharingMismatchError
+from ..core._handle import Walked
+from ..core._jax_internals import as_numpy
+from ..core._pack_and_unpack import unpack
+from ..core._structure import Structure
+from ..libraries._equinox import name_of
+from ..ties._leaf_notes import noting_whole
+from ..ties._policy_and_context import Policy
+from ._caller_side import Call, leave
+from ._derivative_rules_in_place import Changed, changed_apart, write_back
+from ._function_and_options import How, in_code
+from ._function_side import Inside
+from ._function_transform import FunctionTransform
+from ._hands import Hand, whole
+from ._inner_function import Inner
+from ._meet_of_trees import Words, holds_modules, meet
+from ._tangents import Fit, as_tuple, fitted
+from .checks._refused_arguments import forbid_bound_module
+
+
+class RuleTransform(FunctionTransform):
+    """A function with rules, with identities preserved. The rules come later, by methods."""
+
+    takes_rules = True
+    rules_given: Any = None
+    """As the transform's own methods take them; None until they are there."""
+    unknown_methods: frozenset[str] = frozenset()
+    """Methods of the transform of which nobody knows what they hand to rules."""
+
+    writes = False
+    """Whether it can write back what the function changed in its arguments."""
+
+    _operands: Walked
+    _primal: Inner | None = None
+    _returned: Structure | None
+    _changed: Changed
+
+    def _made_alike(self) -> How | None:
+        """Nothing: two objects of one function may have two rules."""
+        return None
+
+    def check_options(self) -> None:
+        """Applies the transform, which also refuses to be called without rules as it always does."""
+        self._vanilla = self.transform(self.function, **self.options)
+        self._static = tuple(getattr(self._vanilla, "nondiff_argnums", ()))
+
+    def __getattr__(self, name: str) -> Any:
+        """What sets rules of another kind on the function itself, as that of `jax.custom_batching.custom_vmap` does."""
+        if not name.startswith("def") or "_vanilla" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        found = getattr(self._vanilla, name)
+        if name in self.unknown_methods:
+            raise TypeError(
+                f"No adapter says what `{self.transform_name}` hands to the rules that `{name}` sets. Make a function "
+                "of a `sharedtree.Dag`, which every transform takes as it is, and give rules to that:\n"
+                "    f_of_dag = jax.custom_vjp(lambda dag: f(dag.tree))"
+            )
+        return found
+
+    def __reduce__(self) -> Any:
+        """As the base, with the rules."""
+        made = super().__reduce__()
+        return made if isinstance(made, str) else (*made, self._own_rules())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """As the base, with the rules."""
+        made = super().__deepcopy__(memo)
+        if made is not self:
+            memo[id(self)] = made  # a rule may hold this, which the caller keeps alive
+            made.__dict__.update(copy.deepcopy(self._own_rules(), memo))
+        return made
+
+    def _own_rules(self) -> dict[str, Any]:
+        return {name: rule for name, rule in self.__dict__.items() if name == "rules_given"}
+
+    def static_positions(self, num_args: int, keywords: Collection[str]) -> Collection[Position]:
+        """Those that are not differentiated, which JAX does not trace."""
+        return self._static
+
+    def called(self, args: Sequence[Any], kwargs: dict[str, Any], policy: Policy) -> Any:
+        """As the base, under rules."""
+        if self.rules_given is None:
+            return self._vanilla(*args, **kwargs)
+        if policy.in_place and not self.writes:
+            raise ValueError(
+                f"`in_place=True` adds what was changed to the result, and the rules of `{self.transform_name}` do not "
+                "say how that is differentiated. Return what changes, and leave the arguments as they are:\n"
+                f"    f = {in_code(self.transform_name, 'in_place=False', 'f')}"
+            )
+        args, kwargs = self._by_position(tuple(args), kwargs)
+        with self.enter(args, kwargs, policy) as call:
+            one = self._for_one_call(call)
+            result = one.with_rules(policy, self.function)(*call.hands, *self.statics_of(call))
+            if not policy.in_place:
+                return leave((result,))
+            return write_back(result, call, one._changed, name_of(self, self), self.transform_name)
+
+    def statics_of(self, call: Call) -> Sequence[Any]:
+        """The arguments that are not differentiated, as JAX gets them."""
+        return call.statics
+
+    def _for_one_call(self, call: Call) -> Self:
+        """This, for the rules of one call to refer to."""
+        one = self._without_function()
+        types = [_type_of(leaf) for leaf in call.tree.leaves.values()]
+        one._operands = Walked.of_leaves(call.tree.structure, types)  # pyright: ignore[reportArgumentType]
+        one._returned = None
+        one._changed = Changed(one._operands)
+        return one
+
+    def _by_position(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments by position, with defaults, as JAX gives them to the rules; as they are without a signature."""
+        try:
+            bound = inspect.signature(self.function).bind(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            if str(error).startswith("missing"):
+                self._vanilla(*args, **kwargs)  # says best what is wrong
+            return args, kwargs
+        bound.apply_defaults()
+        if kwargs.keys() & bound.kwargs.keys():
+            self._vanilla(*args, **kwargs)  # as above
+            return args, kwargs
+        return bound.args, {}
+
+    def with_rules(self, policy: Policy, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The vanilla object for one call, on hands."""
+        raise NotImplementedError
+
+    @property
+    def _after_hand(self) -> tuple[int, ...]:
+        return tuple(range(1, 1 + len(self._static)))
+
+    # What becomes of each function --------------------------------------------------------------------------------
+
+    def inner_of(self, policy: Policy, how: Callable[..., Any], function: Callable[..., Any]) -> Inner:
+        """What JAX sees of the function or a rule: calls `how(policy, function, *args)`."""
+        forbid_bound_module(function, policy, self.transform_name)
+        return Inner(function, lambda: function, lambda own, args, kwargs: how(policy, own, *args, **kwargs))
+
+    def primal(self, policy: Policy, function: Callable[..., Any], *args: Any) -> Any:
+        """The function itself."""
+        return self.with_more(policy, function, args, None)
+
+    def with_more(
+        self, policy: Policy, rule: Callable[..., Any], args: Sequence[Any], finish: Callable[[Inside, Any], Any] | None
+    ) -> Any:
+        """What becomes of the function, or of a rule that returns its result and something beside it.
+
+        Args:
+            policy: what counts as sharing.
+            rule: the function or the rule.
+            args: hands, and what is static.
+            finish: (the trace, what is beside the result) → what JAX gets of that; None if it is the function. If a
+                rule returns no pair, JAX gets that, for it says best what is wrong.
+        """
+        inside, result = self.run(policy, rule, args)
+        beside = None
+        if finish is not None:
+            if not isinstance(result, (tuple, list)) or len(result) != 2:
+                return result
+            result, beside = result
+        tree = inside.walked(inside.with_state(result))
+        inside.check_walked(tree, is_with_state=policy.in_place)
+        packed: Any = changed_apart(result, inside, self._changed) if policy.in_place else inside.pack(result)
+        if finish is None:
+            if policy.in_place:
+                self._changed.note(packed[0])
+            self._returned = (packed[1] if policy.in_place else packed).structure
+            return packed
+        return self._as_returned(packed, policy, rule), finish(inside, beside)
+
+    def _as_returned(self, packed: Any, policy: Policy, rule: Callable[..., Any]) -> Any:
+        """The packed result of a rule, in the shape of that of the function.
+
+        Raises:
+            SharingMismatchError: if they differ in shape, static values or ties, or in what they changed in place.
+        """
+        state, hand = packed if policy.in_place else (None, packed)
+        function = name_of(self, self)
+        if state is not None:
+            self._changed.require_same(state, function, name_of(rule, rule))
+        known = self._returned
+        if known is not None and known is not hand.structure:
+            one, two = (f"in what `{name}` returns" for name in (function, name_of(rule, rule)))
+            before = Walked.of(known, [None] * len(known.records))
+            after = Walked.of(hand.structure, [None] * len(hand.structure.records))
+            above = (_Result(),)
+            meet(before, after, Words(self.transform_name, one, two), above, exact=True)
+            meet(after, before, Words(self.transform_name, two, one), above, exact=True)
+            hand = whole(hand.leaves, known)
+        return hand if state is None else (state, hand)
+
+    def cotangents(self, policy: Policy, rule: Callable[..., Any], *args: Any, logs: bool = False) -> Any:
+        """What a rule gives for the operands, in the hand in which they came.
+
+        Raises:
+            TypeError: if they are not as many.
+            SharingMismatchError: if they differ in shape, or one object is at two paths of a tie.
+        """
+        operands = as_tuple(self._operands)
+        num_operands = len(operands.records[operands.root][1])
+        with noting_whole() as found:
+            given = rule(*args)
+        logged: Any = None
+        if logs and isinstance(given, tuple) and len(given) == 2:
+            given, logged = given
+        given = self.as_several(given, num_operands)
+        if not isinstance(given, (tuple, list)) or len(given) != num_operands:
+            self._refuse_as_jax(given)
+            what = f"{len(given)} values" if isinstance(given, (tuple, list)) else f"a `{type(given).__name__}`"
+            raise TypeError(
+                f"`{name_of(rule, rule)}` returned {what} for the {num_operands} operands of `{name_of(self, self)}` "
+                "that are differentiated. It returns a tuple with one cotangent for each, None where that is zero:\n"
+                "    return (cotangent, None)"
+            )
+        fit = self.fit(policy, whole=found, adds_up=True)
+        leaves = list(fitted(operands, tuple(given), "cotangents", fit).values())
+        if any(np.shape(leaf) != np.shape(own) for leaf, own in zip(leaves, operands.leaves.values(), strict=True)):
+            self._refuse_as_jax(given)
+        made = (whole(leaves, self._operands.structure),)  # pyright: ignore[reportArgumentType]
+        return (made, logged) if logs else made
+
+    def _refuse_as_jax(self, given: Any) -> None:
+        """Raises what JAX says of cotangents that do not fit, where there is nothing that it does not know."""
+        if self._primal is None or holds_modules(self._operands):
+            return
+        ruled = jax.custom_vjp(self._primal)
+        ruled.defvjp(lambda *args: (0.0, None), lambda *_: given)
+        operands = unpack(self._operands.structure, list(self._operands.leaves.values()))
+        jax.eval_shape(lambda *args: jax.vjp(ruled, *args)[1](0.0), *operands.args)
+
+    def refused(self, args: Sequence[Any], kwargs: dict[str, Any], error: SharingMismatchError) -> NoReturn:
+        """As the base, without asking the transform, which has no rules."""
+        raise error
+
+    def as_several(self, given: Any, num_operands: int) -> Any:
+        """What a rule returned, if it may return the cotangent of a single operand itself."""
+        return given
+
+    def fit(self, policy: Policy, *, whole: Any = None, adds_up: bool = False) -> Fit:
+        """How tangents that a rule gave are taken, or cotangents, with those arrays of them that are whole."""
+        rules = self.rules(policy)._replace(convention="jax")
+        return Fit(self.transform_name, rules, adds_up, may_lack=True, is_of_rule=True, whole=whole)
+
+    def run(self, policy: Policy, function: Callable[..., Any], args: Sequence[Any]) -> tuple[Inside, Any]:
+        """Calls a function with what was dealt."""
+        received = self.received(args)
+        inside = Inside(self.terms(policy), function)
+        own = received.arguments
+        return inside, inside.call_with(received, own.args, own.kwargs)
+
+
+class _Result:
+    def __str__(self) -> str:
+        return "result"
+
+
+def _type_of(leaf: Any) -> Any:
+    """What is kept of an operand. What is no array is a number, or JAX will refuse it."""
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
+
+
+def tree_of(hand: Hand) -> Any:
+    """What a hand was dealt from, put together."""
+    return unpack(hand.structure, [as_numpy(leaf) for leaf in hand.leaves])
