@@ -1,6 +1,6 @@
 """The command line: the commands that look at files, and the demo of `sharedtree demo`.
 
-In come the parser of `__main__` and the paths of files, which may be anyone's; out go text for people or, with `--json`,
+In come the parser of `__main__` and paths of files, which may be anyone's; out go text for people or, with `--json`,
 one JSON object, whose keys the command's file lists: they stay, and new ones may be added; and an exit status. Never
 looks up a name of a file, but by `audit --trusted`, nor prints a character that a terminal obeys.
 """

@@ -1,8 +1,8 @@
 """Transforms that keep identity: `preserve_identities`, and the ready-made ones. One file a family.
 
-In come functions and the arguments of their calls, each call one graph (`_caller_side`), whose leaves are dealt in hands
-(`_hands`) by what the transform does with each (`_leaf_labels`, `_dealing_into_hands`); out go what the transform gives,
-and errors and warnings of what it would lose (`checks/`). Never keeps a model alive, and never shows JAX an object twice.
+In come functions, and the arguments of their calls; out go what the transform gives, with ties, and errors and warnings
+of what would be lost (`checks/`). A call is one graph (`_caller_side`), whose leaves are dealt in hands (`_hands`) by
+what the transform does with each (`_leaf_labels`, `_dealing_into_hands`). Never keeps the arguments of a call.
 """
 
 from ._crossing import Crossing as Crossing
