@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._by_identity import IdentitySet
+from ._handle import Walked
 from ._node_types import carries_identity
-from ._structure import Record, with_several_edges
+from ._structure import Structure, with_several_edges
 
 
 def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
@@ -27,21 +28,19 @@ def distinct(leaves: Sequence[Any]) -> Sequence[Any]:
     return [leaf if seen.add(leaf) or not carries_identity(leaf) else another(leaf) for leaf in leaves]
 
 
-def with_identity(leaves: Sequence[Any], records: Sequence[Record], root: int, numbers: Sequence[int]) -> Sequence[Any]:
+def with_identity(leaves: Sequence[Any], tree: Walked | Structure) -> Sequence[Any]:
     """The leaves, with arrays for those of NumPy's numbers that are tied. Costs a check of each type if there are none.
 
     Args:
         leaves: of a tree.
-        records: of the tree.
-        root: likewise.
-        numbers: of the leaves' records.
+        tree: without its leaves.
     """
     if not any(isinstance(leaf, np.generic) for leaf in leaves):
         return leaves
-    tied = with_several_edges(records, root)
+    tied = with_several_edges(tree.records, tree.root)
     return [
         np.asarray(leaf) if number in tied and isinstance(leaf, np.generic) else leaf
-        for number, leaf in zip(numbers, leaves, strict=True)
+        for number, leaf in zip(tree.leaf_numbers, leaves, strict=True)
     ]
 
 

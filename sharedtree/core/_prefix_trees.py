@@ -4,6 +4,7 @@ A prefix has the shape of a tree down to some depth; a leaf of the prefix holds 
 same leaf may be reached by several paths, under different labels: what to do about that is the caller's affair.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -54,13 +55,13 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
 
     Cost: one visit for each pair of a record and an object of the prefix.
     """
-    met: dict[int, IdentitySet] = {}  # record → the parts of the prefix that were met there
+    met: defaultdict[int, IdentitySet] = defaultdict(IdentitySet)  # record → the parts of the prefix met there
     stack: list[tuple[int, Any, Path]] = [(tree.root, prefix, path)]
     while stack:
         number, part, where = stack.pop()
         op, children = tree.records[number]
         node = op.node if type(op) is Update else op
-        is_new = met.setdefault(number, IdentitySet()).add(part)
+        is_new = met[number].add(part)
         if not is_new and (type(node) is Node or not is_number(part)):
             continue
         if type(node) is not Node:

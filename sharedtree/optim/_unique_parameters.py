@@ -12,6 +12,7 @@ optimised. Masked parameters (`optax.MaskedNode()`) are nothing, too, of which t
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -155,11 +156,11 @@ class Parameters(NamedTuple):
     def _places(self, tree: Any) -> Iterator[tuple[int, Any, Path] | None]:
         """What a tree has where the model has its leaves, each pair of a record and an object once; None: no match."""
         stack: list[tuple[int, Any, Path]] = [(self.model.root, tree, ())]
-        met: dict[int, IdentitySet] = {}  # record → what of the tree was met there
+        met: defaultdict[int, IdentitySet] = defaultdict(IdentitySet)  # record → what of the tree was met there
         while stack:
             number, obj, path = stack.pop()
             op, children = self.model.records[number]
-            if not met.setdefault(number, IdentitySet()).add(obj):
+            if not met[number].add(obj):
                 continue
             if type(op) is not Node:
                 yield number, obj, path

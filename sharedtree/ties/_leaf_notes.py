@@ -23,14 +23,14 @@ parts are noted. A tie whose loss has been reported is noted in the same way, so
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from ..core._by_identity import IdentitySet
 from ..core._handle import Walked
 from ..core._locks import Lock
-from ..core._structure import LEAF, Record, Structure, at_several_paths, reached_outside
+from ..core._structure import LEAF, Structure, at_several_paths
 
 _FEW = 1_000
 
@@ -130,19 +130,15 @@ def note_one_around(tree: Walked) -> None:
     _one_around.add([tree.objects[number] for number in sorted(below) if tree.records[number][0] is LEAF])
 
 
-def note_ties(records: Sequence[Record], tied: Iterable[int], leaves: Sequence[Any]) -> None:
+def note_ties(tree: Walked, tied: Iterable[int]) -> None:
     """Notes the leaves of records that were made one, as far as they can be reached through plain containers alone.
 
     Args:
-        records: of the tree, whose root is the last one.
+        tree: with its leaves.
         tied: the records that were made one with others.
-        leaves: of the tree, in the order of the records.
     """
-    outside = reached_outside(records, len(records) - 1)
-    below = {number for top in tied for number in reached_outside(records, top)}
-    numbers = [number for number, (op, _) in enumerate(records) if op is LEAF]
-    each = zip(numbers, leaves, strict=True)
-    note_tied_values(leaf for number, leaf in each if number in below and number in outside)
+    below = {number for top in tied for number in tree.below(top).outside}
+    note_tied_values(leaf for number, leaf in tree.leaves.items() if number in below and number in tree.outside)
 
 
 def remember(structure: Structure, leaves: Sequence[Any]) -> None:
@@ -183,17 +179,13 @@ def noting_whole() -> Iterator[IdentitySet]:
         _rules.stack.pop()
 
 
-def note_tied(records: Sequence[Record], roots: Iterable[int], leaves: Mapping[int, Any]) -> None:
-    """Says it of the leaves to which several paths lead, inside a rule.
-
-    Args:
-        records: of a gradient.
-        roots: where its paths begin.
-        leaves: record → leaf.
-    """
+def note_tied(tree: Walked, leaves: Sequence[Any]) -> None:
+    """Says it of the leaves of a gradient to which several paths lead, inside a rule."""
     if _rules.stack:
-        for number in at_several_paths(records, roots) & leaves.keys():
-            _rules.stack[-1].add(leaves[number])
+        several = at_several_paths(tree.records, [tree.root])
+        for number, leaf in zip(tree.leaf_numbers, leaves, strict=True):
+            if number in several:
+                _rules.stack[-1].add(leaf)
 
 
 # --- untied on purpose ------------------------------------------------------------------------------------------------

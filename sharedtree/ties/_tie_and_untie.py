@@ -65,14 +65,20 @@ def tie(tree: T, where: Callable[[T], Any]) -> T:
         return op, [instead.get(child, child) for child in children]
 
     records, numbers = canonical(read.root, expand)
-    leaves = [read.leaves[number] for number in numbers if number in read.leaves]
-    note_ties(records, [numbers[keep]], leaves)
-    return _built(records, leaves)
+    made = _with_leaves(records, numbers, read)
+    note_ties(made, [numbers[keep]])
+    return _built(made)
 
 
-def _built(records: Sequence[Record], leaves: Sequence[Any]) -> Any:
+def _with_leaves(records: Sequence[Record], numbers: dict[int, int], read: Walked) -> Walked:
+    """What was made of a tree, with its leaves; `numbers` are the new ones of its records."""
+    leaves = {new: read.leaves[old] for old, new in numbers.items() if old in read.leaves}
+    return Walked(records, len(records) - 1, leaves)
+
+
+def _built(tree: Walked) -> Any:
     table: list[Any] = []
-    build(records, leaves, table)
+    build(tree.records, list(tree.leaves.values()), table)
     return table[-1]
 
 
@@ -232,12 +238,11 @@ def retie(tree: T, like: Any) -> T:
         for number in group[1:]:
             require_interchangeable(read, group[0], number)
     records, numbers = merged(read, groups.values())
-    leaves = [read.leaves[number] for number in numbers if number in read.leaves]
+    made = _with_leaves(records, numbers, read)
     tied = {numbers[number] for group in groups.values() if len(group) > 1 for number in group if number in numbers}
-    note_ties(records, tied, leaves)
-    of_records = [number for number, (op, _) in enumerate(records) if op is LEAF]
-    note_tied(records, [len(records) - 1], dict(zip(of_records, leaves, strict=True)))
-    return _built(records, leaves)
+    note_ties(made, tied)
+    note_tied(made, list(made.leaves.values()))
+    return _built(made)
 
 
 def copy(tree: T) -> T:

@@ -26,7 +26,7 @@ from ..core._jax_internals import TRACE, ConcreteArray
 from ..core._native_walk import native
 from ..core._pack_and_unpack import build, unpack
 from ..core._static_values import Static
-from ..core._structure import Given, Record, Structure, Update, reached_outside
+from ..core._structure import Given, Record, Structure, Update
 from ..ties._leaf_notes import hand_on, note_tied
 from ..ties._policy_and_context import DEFAULT, Policy, current_policy
 
@@ -232,11 +232,11 @@ def like(
     own = iter(distinct([nested(leaf) for hand in hands for leaf in hand.leaves]))
     tree = Walked(records, structure.root)
     leaves = gathered([Hand([next(own) for _ in hand.leaves], hand.deal) for hand in hands])
-    leaves = with_identity(leaves, records, tree.root, tree.leaf_numbers)
+    leaves = with_identity(leaves, tree)
     if originals:
         hand_on(originals, leaves)
     if is_gradient:
-        note_tied(records, [structure.root], dict(zip(tree.leaf_numbers, leaves, strict=True)))
+        note_tied(tree, leaves)
     table: list[Any] = []
     build(records, leaves, table)
     return table[structure.root]
@@ -245,7 +245,7 @@ def like(
 def tangents_of(hand: Hand, *, is_gradient: bool = True) -> Any:
     """What a rule is given in the place of a hand with all leaves: in modules, None for what has no tangent."""
     structure = hand.structure
-    outside = reached_outside(structure.records, structure.root)
+    outside = Walked.of(structure).outside
     leaves = [
         None if n not in outside and getattr(leaf, "dtype", None) == jax.dtypes.float0 else leaf
         for n, leaf in zip(structure.leaf_numbers, hand.leaves, strict=True)

@@ -12,10 +12,11 @@ from typing import Any
 from jax import tree_util as jtu
 
 from ..core._comparison import described
+from ..core._handle import Walked
 from ..core._node_types import carries_identity
 from ..core._printing import printable, shown
 from ..core._static_values import Static
-from ..core._structure import LEAF, Node, Structure, edges
+from ..core._structure import LEAF, Node, Structure, with_several_edges
 
 _WIDTH, _MOST_LINES, _MOST_INDENT = 100, 200, 40
 
@@ -41,12 +42,10 @@ def dag_text(structure: Structure, leaves: Sequence[Any]) -> str:
 
 class _Text:
     def __init__(self, structure: Structure, leaves: Sequence[Any]) -> None:
-        self._records, self._root = structure.records, structure.root
-        self._leaf_of = dict(zip(structure.leaf_numbers, leaves, strict=True))
-        places: dict[int, int] = {}
-        for number, _ in edges(self._records, [((), self._root)]):
-            places[number] = places.get(number, 0) + 1
-        tied = [number for number, count in places.items() if count > 1]
+        tree = Walked.of_leaves(structure, leaves)
+        self._records, self._root, self._leaf_of = tree.records, tree.root, tree.leaves
+        several = with_several_edges(tree.records, tree.root)
+        tied = [number for number in tree.first_paths if number in several]
         self._marks = {number: f"#{mark}" for mark, number in enumerate(tied, 1)}
         # Of a tied node the first place shows what is in it, and that is the first in the order of the walk.
         self._shown_in = self._first_places()

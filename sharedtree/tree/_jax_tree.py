@@ -188,7 +188,7 @@ def map_updates(f: Callable[[Any, Any], Any], model: T, updates: Any, how_to_tie
 
 def _made_of_columns(f: Callable[..., Any], structure: Structure, found: list[Any], columns: list[Any]) -> Any:
     new = [f(*args) for args in zip(*columns, strict=True)]
-    new = with_identity(new, structure.records, structure.root, structure.leaf_numbers)
+    new = with_identity(new, structure)
     hand_on(found, new)
     return unpack(structure, new)
 
