@@ -4,14 +4,13 @@ A prefix has the shape of a tree down to some depth; a leaf of the prefix holds 
 same leaf may be reached by several paths, under different labels: what to do about that is the caller's affair.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from jax import tree_util as jtu
 
-from ._by_identity import IdentitySet
+from ._by_identity import IdentityDict
 from ._errors import SharingMismatchError
 from ._node_types import node_type_of
 from ._sharing import Rooted, name_of
@@ -55,15 +54,16 @@ def labels(prefix: Any, tree: Rooted, is_label: Callable[[Any], bool], name: str
 
     Cost: one visit for each pair of a record and an object of the prefix.
     """
-    met: defaultdict[int, IdentitySet] = defaultdict(IdentitySet)  # record → the parts of the prefix met there
+    met: IdentityDict[set[int]] = IdentityDict()  # part of the prefix → the records at which it was met
     stack: list[tuple[int, Any, Path]] = [(tree.root, prefix, path)]
     while stack:
         number, part, where = stack.pop()
         op, children = tree.records[number]
         node = op.node if type(op) is Update else op
-        is_new = met[number].add(part)
-        if not is_new and (type(node) is Node or not is_number(part)):
+        at = met.setdefault(part, set())
+        if number in at and (type(node) is Node or not is_number(part)):
             continue
+        at.add(number)
         if type(node) is not Node:
             if op is LEAF or type(op) is Static:
                 yield Label(number, part, where)

@@ -135,7 +135,7 @@ def _container_of(value: Any) -> _Container | None:
     """What kind of container a value is; subclasses of a class are of its kind, but for those of `partial`."""
     found = _CONTAINERS.get(type(value))
     if found is None and isinstance(value, _WITH_SUBCLASSES):
-        found = next(container for cls, container in _CONTAINERS.items() if isinstance(value, cls))
+        found = next((container for cls, container in _CONTAINERS.items() if isinstance(value, cls)), None)
     return found
 
 

@@ -12,13 +12,12 @@ optimised. Masked parameters (`optax.MaskedNode()`) are nothing, too, of which t
 """
 
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from jax import tree_util as jtu
 
-from ..core._by_identity import IdentityDict, IdentitySet
+from ..core._by_identity import IdentityDict
 from ..core._errors import DepthError, InconsistentSharingError, SharingMismatchError
 from ..core._handle import Walked
 from ..core._node_types import node_type_of
@@ -156,12 +155,14 @@ class Parameters(NamedTuple):
     def _places(self, tree: Any) -> Iterator[tuple[int, Any, Path] | None]:
         """What a tree has where the model has its leaves, each pair of a record and an object once; None: no match."""
         stack: list[tuple[int, Any, Path]] = [(self.model.root, tree, ())]
-        met: defaultdict[int, IdentitySet] = defaultdict(IdentitySet)  # record → what of the tree was met there
+        met: IdentityDict[set[int]] = IdentityDict()  # object of the tree → the records at which it was met
         while stack:
             number, obj, path = stack.pop()
             op, children = self.model.records[number]
-            if not met[number].add(obj):
+            at = met.setdefault(obj, set())
+            if number in at:
                 continue
+            at.add(number)
             if type(op) is not Node:
                 yield number, obj, path
                 continue

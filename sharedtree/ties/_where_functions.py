@@ -53,7 +53,7 @@ def stand_ins(records: Sequence[Record]) -> StandIns:
             table.append(op.type.put_together(op.aux.thaw(), [table[child] for child in children]))
         else:
             table.append(Marker(number))
-    return StandIns(table, IdentityDict((obj, number) for number, obj in enumerate(table)))
+    return StandIns(table, IdentityDict(zip(table, range(len(table)), strict=True)))
 
 
 def require_where(where: Any, tree: Any, fix: str) -> None:
