@@ -13,7 +13,7 @@ from tests.kinds import Noted
 from tests.serialise.process import run
 
 PACKAGE = pathlib.Path(st.__file__).parent
-OF_ONE_CALL = {"serialise/container/_sources.py"}
+OF_ONE_CALL = {"serialise/container/_byte_sources.py"}
 """These files have locks for the threads that one call starts and waits for."""
 
 
