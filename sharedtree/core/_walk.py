@@ -73,8 +73,8 @@ class Rules(NamedTuple):
     convention: Inherited = "jax"
     arrays: bool = True
     values: bool = False
-    given: IdentityDict[int] = IdentityDict()
-    updated: IdentityDict[int] = IdentityDict()
+    given: IdentityDict[int] | None = None
+    updated: IdentityDict[int] | None = None
     on_static: Callable[[Any, Callable[[], str]], None] | None = None
     is_leaf: Callable[[Any], bool] | None = None
     filtered: bool = False
@@ -157,7 +157,7 @@ def walk(
     open_ids: set[tuple[int, bool]] = set()  # of the objects and the values in `frames`, which keeps them alive
     reading = Reading() if reading is None else reading
     of_statics, visited = reading.known, reading.visited
-    gives, updates = bool(rules.given), bool(rules.updated)  # mostly not
+    given, updated = rules.given or None, rules.updated or None  # mostly there are none
 
     def path(extra: int = 0) -> str:
         keys = [f.type.keys_of(f.obj)[len(f.done)] for f in frames[: len(frames) - extra]]
@@ -190,14 +190,14 @@ def walk(
         if node_type is None:
             if is_traced(obj, convention) and (not rules.filtered or is_traced(obj, "equinox")):
                 shared = rules.arrays and carries_identity(obj)
-                if gives and shared and obj in rules.given:
-                    return record(obj, Given(rules.given[obj]), (), tag=True)
+                if given is not None and shared and obj in given:
+                    return record(obj, Given(given[obj]), (), tag=True)
                 return leaf(obj, tag=shared)
             static = _static(obj, rules, path, of_statics)
             visited.append(static)
             return record(obj, static, (), tag=False)
-        if gives and node_type.carries_identity and obj in rules.given:
-            return record(obj, Given(rules.given[obj]), (), tag=True)
+        if given is not None and node_type.carries_identity and obj in given:
+            return record(obj, Given(given[obj]), (), tag=True)
         return open_node(obj, node_type, convention)
 
     def open_node(obj: Any, node_type: NodeType, convention: Inherited) -> None:
@@ -222,8 +222,8 @@ def walk(
         if len(keys) != len(frame.done):  # the class was registered with keys that do not match its children
             keys = tuple(jtu.SequenceKey(i) for i in range(len(frame.done)))
         op: Op = Node(frame.type, frame.aux, keys)
-        if updates and frame.is_object and frame.obj in rules.updated:
-            op = Update(rules.updated[frame.obj], op)
+        if updated is not None and frame.is_object and frame.obj in updated:
+            op = Update(updated[frame.obj], op)
         return record(frame.obj, op, tuple(frame.done), tag=frame.is_object or rules.values)
 
     number = visit(tree, rules.convention)

@@ -65,11 +65,13 @@ def with_changes(
         own: the records of what is written to; None for all.
     """
     rules = rules_for_state(rules, received, is_taken)
+    updated = rules.updated or IdentityDict[int]()
     if own is not None:
-        rules = rules._replace(updated=IdentityDict(item for item in rules.updated.items() if item[1] in own))
+        updated = IdentityDict(item for item in updated.items() if item[1] in own)
+        rules = rules._replace(updated=updated)
     around = conventions(received, rules)
     changed: dict[Inherited, list[Any]] = {}
-    for number in rules.updated.values():
+    for number in updated.values():
         changed.setdefault(around[number], []).append(received.objects[number])
     return walked_together(
         [*((tuple(each), name) for name, each in changed.items()), (result, rules.convention)],

@@ -34,7 +34,8 @@ def dealt_with_state(
     inside.check_walked(tree, is_with_state=True)
     there = IdentitySet(tree.objects)
     around = conventions(received, changes)
-    own = set(changes.updated.values())
+    given, updated = changes.given or IdentityDict[int](), changes.updated or IdentityDict[int]()
+    own = set(updated.values())
     # What holds others comes after them; and what is in something else that was detached comes with that.
     detached = [n for n in sorted(own, reverse=True) if received.objects[n] not in there]
     tree = walked_together(
@@ -43,7 +44,7 @@ def dealt_with_state(
             *[(received.objects[n], around[n]) for n in detached],
             (result, changes.convention),
         ],
-        inside.forbidding(changes._replace(given=IdentityDict(), updated=IdentityDict())),
+        inside.forbidding(changes._replace(given=None, updated=None)),
         [*[IN_PLACE] * (1 + len(detached)), ""],
     )
     parts = [of_arguments, *[came.part_at(ways[n]) for n in detached], of_result]
@@ -51,17 +52,17 @@ def dealt_with_state(
 
     def op_of(fates: Fates) -> Callable[[Name], Op | None]:
         state = {(way[0], fates[way]) for root in fates.below(fates.root)[:num_state] for way in fates.ways_from(root)}
-        _require_one_way(fates, state, changes, inside.terms.title)
+        _require_one_way(fates, state, IdentitySet([*given, *updated]), inside.terms.title)
         way_of = fates.way_of_each()
 
         def instead(name: Name) -> Op | None:
             obj = tree.objects[name[0]]
-            number = changes.updated.get(obj, changes.given.get(obj))
+            number = updated.get(obj, given.get(obj))
             if name not in state or number is None:
                 return None
             op = tree.records[name[0]][0]
             is_moved = fates.all_described(way_of[name]) != came.all_described(ways[number])
-            if obj in changes.given and not is_moved:
+            if obj in given and not is_moved:
                 return Given(number)
             return Update(number, op) if type(op) is Node else None
 
@@ -70,10 +71,9 @@ def dealt_with_state(
     return dealt_out(tree, leaving._replace(prefix=Branch(tuple(parts))), labels, op_of)
 
 
-def _require_one_way(fates: Fates, state: Collection[Name], changes: Rules, title: str) -> None:
+def _require_one_way(fates: Fates, state: Collection[Name], own: IdentitySet, title: str) -> None:
     """Raises if one object is to be written to in two ways."""
     seen: set[int] = set()
-    own = IdentitySet([*changes.given, *changes.updated])
     for number, _ in sorted(state):
         is_node = fates.tree.node(number) is not None
         if is_node and fates.tree.objects[number] in own and number in seen:

@@ -181,7 +181,7 @@ class OpaqueTransform(FunctionTransform):
         around = conventions(received.tree, rules)
         state = [
             Hand(leaves, Deal(structure))
-            for number in rules.updated.values()
+            for number in (rules.updated or IdentityDict[int]()).values()
             for leaves, structure in [
                 pack(received.tree.objects[number], tags, rules._replace(convention=around[number]))
             ]
