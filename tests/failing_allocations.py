@@ -17,7 +17,7 @@ from typing import Any
 import equinox as eqx
 from jax import tree_util as jtu
 
-from sharedtree.core import _native_classes, _native_walk, _node_types, _static_values, _structure, _walk
+from sharedtree.core import _classes_in_native_walk, _native_walk, _node_types, _static_values, _structure, _walk
 from sharedtree.core._call_arguments import Arguments
 from sharedtree.core._pack_and_unpack import Tags, build, pack
 from sharedtree.core._structure import Structure, intern
@@ -100,15 +100,15 @@ def with_memory(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def let_others_have_memory() -> None:
     """Before the native walk has met any class, for it keeps what it was told."""
-    meet = _native_classes._meet
-    _native_classes._meet_with_memory = with_memory(types.FunctionType(meet.__code__, meet.__globals__))
+    meet = _classes_in_native_walk._meet
+    _classes_in_native_walk._meet_with_memory = with_memory(types.FunctionType(meet.__code__, meet.__globals__))
     meet.__code__ = (lambda obj, number: _meet_with_memory(obj, number)).__code__  # noqa: F821 -- in that file
-    settle = _native_classes._settle
-    _native_classes._settle_with_memory = with_memory(types.FunctionType(settle.__code__, settle.__globals__))
+    settle = _classes_in_native_walk._settle
+    _classes_in_native_walk._settle_with_memory = with_memory(types.FunctionType(settle.__code__, settle.__globals__))
     settle.__code__ = (lambda value: _settle_with_memory(value)).__code__  # noqa: F821 -- in that file
     flatten = with_memory(jtu.default_registry.flatten_one_level)
     registry = types.SimpleNamespace(flatten_one_level=flatten)
-    _native_classes.jtu = types.SimpleNamespace(default_registry=registry)
+    _classes_in_native_walk.jtu = types.SimpleNamespace(default_registry=registry)
     unflatten_of = _structure.maker_of
     _structure.maker_of = with_memory(lambda *args: with_memory(unflatten_of(*args)))
     _node_types.rebuild_registered = with_memory(_node_types.rebuild_registered)

@@ -27,7 +27,7 @@ import pytest
 import sharedtree as st
 from sharedtree.serialise.arrays import _dtypes
 from sharedtree.serialise.container import _header
-from sharedtree.serialise.values import _atoms, _kind_table, _manifest
+from sharedtree.serialise.values import _all_kinds_of_nodes, _atoms, _manifest
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -306,7 +306,7 @@ def test_all_lists_every_public_name():
 
 def test_format_pages_have_all_of_the_format():
     page = "".join(map(read, sorted((ROOT / "docs").glob("format*.md"))))
-    tags = {*_kind_table.KINDS, *_atoms.NAMES, *_atoms._READERS}
+    tags = {*_all_kinds_of_nodes.KINDS, *_atoms.NAMES, *_atoms._READERS}
     assert not [tag for tag in tags if f'`["{tag}"' not in page]
     own = {*_dtypes.STORED_AS_ITSELF, "complex64", "complex128", *_dtypes._ML_NAMES, _dtypes.FLOAT0}
     dtypes = own | {*_header.ITEM_SIZES}

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from sharedtree.core import _native_classes, _native_walk, _node_types, _walk
+from sharedtree.core import _classes_in_native_walk, _native_walk, _node_types, _walk
 from sharedtree.core._class_attributes import dict_descriptor
 from sharedtree.core._native_walk import native
 from sharedtree.core._pack_and_unpack import Tags, build, pack, walk, walk as walk_natively
@@ -512,11 +512,11 @@ def test_a_static_value_that_leads_to_its_own_structure_goes_with_it():
         return [weakref.ref(structure) for structure in held]
 
     collect_all()
-    before = len(_native_walk._entries), len(_native_classes._tokens.alive)
+    before = len(_native_walk._entries), len(_classes_in_native_walk._tokens.alive)
     references = make()
     gc.collect()
     assert not any(reference() for reference in references)
-    assert (len(_native_walk._entries), len(_native_classes._tokens.alive)) == before
+    assert (len(_native_walk._entries), len(_classes_in_native_walk._tokens.alive)) == before
 
 
 def test_keys_that_are_given_up_keep_nothing(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 import sharedtree as st
-from sharedtree.core import _native_classes
+from sharedtree.core import _classes_in_native_walk
 from sharedtree.core._native_walk import native
 from sharedtree.core._walk import Rules
 from sharedtree.libraries import _nnx_layouts
@@ -336,12 +336,12 @@ def test_a_class_that_is_changed():
 
         assert_as_in_jax(Changed())
         if native is not None:
-            assert Changed in _native_classes._read_natively
+            assert Changed in _classes_in_native_walk._read_natively
         obj = Changed()
         setattr(Changed, name, value)
         assert_as_in_jax([obj])
         assert_as_in_jax(obj)
-        assert Changed not in _native_classes._read_natively
+        assert Changed not in _classes_in_native_walk._read_natively
 
 
 def test_another_nnx_is_not_believed(monkeypatch):
@@ -411,8 +411,8 @@ from flax import nnx
 model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
 leaves, structure = st.tree.flatten(model)
 assert st.tree.structure(st.tree.unflatten(structure, leaves)) is structure
-from sharedtree.core import _engine, _native_classes
-assert (nnx.Linear in _native_classes._read_natively) is (_engine.native is not None)
+from sharedtree.core import _classes_in_native_walk, _native_or_python
+assert (nnx.Linear in _classes_in_native_walk._read_natively) is (_engine.native is not None)
 """
 
 

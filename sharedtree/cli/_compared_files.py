@@ -23,8 +23,8 @@ from ..serialise.arrays._dtypes import dtype_named, restore
 from ..serialise.arrays._placing import ArrayEntry
 from ..serialise.container._reading import Container
 from ..serialise.load import Opened
+from ..serialise.values._all_kinds_of_nodes import TYPED, children_of, node_text, operands, steps
 from ..serialise.values._atoms import atom_text, short
-from ..serialise.values._kind_table import TYPED, children_of, node_text, operands, steps
 from ..serialise.values._nodes import Child
 from ..serialise.values._paths import carries_identity
 

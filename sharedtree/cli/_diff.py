@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 from ..core._comparison import MISSING, MOST, Matching, Pair, Paths, is_alone, matched, walk
 from ..serialise.load import Opened, opened
 from ..serialise.values._atoms import short
-from ..serialise.values._jax_values import entry_text
+from ..serialise.values._kinds_of_jax_values import entry_text
 from ..serialise.values._nodes import Child
 from ._compared_files import DICTIONARIES, Numbers, Side, are_comparable, array_difference
 from ._terminal_output import FOUND, OK, Style, counted, line_writer, write_json

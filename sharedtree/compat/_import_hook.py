@@ -3,7 +3,7 @@
 A finder on `sys.meta_path` answers for these two names alone. It takes the answer of those behind it, and gives each
 module its builtins before the module runs. Nothing else on the path of an import is changed, and `sys.modules` gets the
 modules under their own names. What treeo keeps for the whole process, and what it compares by identity, is mended in
-the module once it has run: see `_thread_contexts` and `_treeo_metadata`. The finder stays, for modules that treex
+the module once it has run: see `_treeo_thread_contexts` and `_treeo_metadata`. The finder stays, for modules that treex
 imports later.
 """
 
@@ -23,8 +23,8 @@ from ..core._errors import CompatibilityError
 from ..core._locks import Lock
 from ._library_views import BUILTINS
 from ._names_jax_dropped import require_all
-from ._thread_contexts import NAMES, separate
 from ._treeo_metadata import compare_by_content, compare_in_one_form, forget
+from ._treeo_thread_contexts import NAMES, separate
 
 VERSIONS = {"treex": "0.6.9", "treeo": "0.0.10"}
 """The releases that this is made for: the last of treex, and the treeo that belongs to it."""

@@ -16,9 +16,9 @@ depends on both.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from ._node_types import carries_identity
 from ._printing import printable, shown
 from ._sharing import Classes
+from ._traced_leaves_and_identity import carries_identity
 
 MOST = 400
 """Characters of a path that are shown."""

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._by_identity import IdentitySet
-from ._handle import Walked
-from ._node_types import carries_identity
 from ._structure import Structure, with_several_edges
+from ._traced_leaves_and_identity import carries_identity
+from ._trees_taken_apart import Walked
 
 
 def distinct(leaves: Sequence[Any]) -> Sequence[Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from jax import tree_util as jtu
 
-from . import _native_classes, _native_or_python, _walk
+from . import _classes_in_native_walk, _native_or_python, _walk
 from ._by_identity import IdentitySet
 from ._library_rows import LIBRARIES
 from ._locks import Lock
@@ -35,7 +35,7 @@ MAX_KEPT_RECORDS = 100_000
 
 _entries: dict[bytes, weakref.ref[Structure]] = {}
 
-_native_or_python.start(lambda: _native_classes.start(_entries))
+_native_or_python.start(lambda: _classes_in_native_walk.start(_entries))
 
 native: Any = _native_or_python.native
 
@@ -91,7 +91,7 @@ def _first_met(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[An
     base = len(tags.objects)
     reading = Reading()
     leaves, records, root = _walk.walk(tree, tags, rules, prefix, reading)
-    _native_classes.look_again(records)
+    _classes_in_native_walk.look_again(records)
     structure = intern(records, root, base)
     try:
         key, pins, settled = native.key_of(reading.visited, rules, base)
@@ -99,7 +99,9 @@ def _first_met(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[An
         return leaves, structure
     for pin, cls in zip(pins[::2], pins[1::2], strict=True):
         # A structure that says another class than the key would be wrong for all who have that key.
-        if cls is not _native_classes.Token and reading.known.classes.get(id(pin)) is not cls:  # alive in `pins`
+        if (
+            cls is not _classes_in_native_walk.Token and reading.known.classes.get(id(pin)) is not cls
+        ):  # alive in `pins`
             return leaves, structure
     held = [native.hold(tuple(settled))] if settled else []
     _remember(key, structure, (*IdentitySet(pins[::2]), *held))

@@ -9,23 +9,22 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
 from ._class_attributes import built_in_base
 from ._errors import UnregisteredTypeError
-from ._jax_internals import TYPED_NUMBERS, rebuild_registered, unflatten_of
+from ._jax_internals import rebuild_registered, unflatten_of
 from ._library_rows import convention_by_library, node_type_by_library
 from ._plain_containers import (
     PLAIN,
-    Inherited,
     Keys,
     NodeType,
     is_namedtuple,
     maker_of_namedtuple,
     namedtuple_type,
 )
+from ._traced_leaves_and_identity import TRACED_NUMBERS, carries_identity, is_traced
 
 
 def node_type_of(obj: Any) -> NodeType | None:
@@ -79,27 +78,11 @@ def is_module(obj: Any) -> bool:
     return node_type is not None and not node_type.is_plain
 
 
-def carries_identity(leaf: Any) -> bool:
-    """Whether a traced leaf is an object, two occurrences of which are a tie, rather than a value."""
-    return isinstance(leaf, _WITH_IDENTITY)
-
-
 def is_value_of_variable(obj: Any) -> bool:
     """Whether what is directly in a variable is its value, and not an object that it refers to."""
     if node_type_of(obj) is not None or isinstance(obj, jax.Ref):
         return False
     return carries_identity(obj) and is_traced(obj, "variable")
-
-
-def is_traced(leaf: Any, convention: Inherited) -> bool:
-    """Whether a leaf becomes an input of the computation under the convention of its module."""
-    if convention in ("outside", "any"):
-        return True
-    if isinstance(leaf, np.ndarray | np.generic):
-        return convention == "equinox" or _is_numeric(leaf.dtype)
-    if isinstance(leaf, _WITH_IDENTITY):
-        return True
-    return convention != "equinox" and (type(leaf) in TRACED_NUMBERS or hasattr(type(leaf), "__jax_array__"))
 
 
 def register_node(
@@ -187,23 +170,8 @@ when_registered: list[Callable[[], None]] = []
 
 _known: dict[type, NodeType] = {}  # filled once a class, by a single assignment, which threads cannot tear
 
-PYTHON_NUMBERS = frozenset({bool, int, float, complex})
-
-TRACED_NUMBERS = PYTHON_NUMBERS | TYPED_NUMBERS
-"""Those that JAX gives to rules in their place, too."""
-
-NUMPY_NUMBERS: tuple[type, ...] = tuple(
-    {np.dtype(code).type for code in "?bhilqBHILQefdFD"}
-    | {np.dtype(getattr(jnp, name)).type for name in dir(jnp) if name.startswith(("bfloat", "float8", "int4", "uint4"))}
-)
-"""Whose dtypes JAX traces; each has one object for its dtype."""
 
 _COMMON_LEAVES = TRACED_NUMBERS | {str, bytes, np.ndarray}
-_WITH_IDENTITY = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, jax.Ref)
-
-
-def _is_numeric(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
 def _is_in_jax_registry(cls: type) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _walk
-from ._handle import Walked
 from ._native_walk import native, natively
 from ._structure import Record, Structure, intern
+from ._trees_taken_apart import Walked
 from ._walk import DEFAULT_RULES, Rules as Rules
 
 if TYPE_CHECKING or native is None:

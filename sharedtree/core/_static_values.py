@@ -19,7 +19,7 @@ import types
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from ._interned import Interned
+from ._interned_objects import Interned
 from ._printing import shown
 from ._static_kinds import BY_VALUE, cannot_change, content_of, copy_of
 

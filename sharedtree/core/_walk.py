@@ -12,11 +12,12 @@ from jax import tree_util as jtu
 
 from ._by_identity import IdentityDict
 from ._errors import CycleError, DepthError, StaticComparisonError
-from ._node_types import carries_identity, is_traced, is_value_of_variable, node_type_of
+from ._node_types import is_value_of_variable, node_type_of
 from ._plain_containers import Inherited, NodeType, has_unordered_keys
 from ._static_kinds import Incomparable
 from ._static_values import Known, Static, nothing_known
 from ._structure import LEAF, Given, Node, Op, Record, Update
+from ._traced_leaves_and_identity import carries_identity, is_traced
 
 MAX_DEPTH = 100_000
 """Nothing here recurses, so this only stops a class whose flatten function makes new children for ever."""

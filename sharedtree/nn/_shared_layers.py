@@ -11,10 +11,10 @@ from typing import Any
 import equinox as eqx
 
 from ..core._errors import CycleError, SharingMismatchError
-from ..core._handle import Walked
 from ..core._node_types import require_registered
 from ..core._printing import shown
 from ..core._structure import Op
+from ..core._trees_taken_apart import Walked
 from ..ties._policy_and_context import walk_alone
 from ..ties._where_functions import StandIns, ask, stand_ins
 from ..tree._partition import rebuilt

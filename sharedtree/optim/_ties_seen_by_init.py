@@ -8,12 +8,12 @@ From the outside such a step looks right, and every update trains two weights wh
 from collections.abc import Sequence
 from typing import Any
 
-from ..core._handle import Walked
 from ..core._locks import Lock
 from ..core._printing import listed
 from ..core._sharing import Rooted
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Path, Record, Structure, intern
+from ..core._trees_taken_apart import Walked
 from ..core._warning_source import definition_of_caller, report_untied
 from ..ties._leaf_notes import note
 from ..ties._policy_and_context import current_policy, walk_alone

@@ -19,13 +19,13 @@ from jax import tree_util as jtu
 
 from ..core._by_identity import IdentityDict
 from ..core._errors import DepthError, InconsistentSharingError, SharingMismatchError
-from ..core._handle import Walked
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import labels
 from ..core._printing import shown
 from ..core._recursion_limit import make_room
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Path, depth_of
+from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import how_to_sum, is_inexact
 from ..ties._policy_and_context import walk_alone
 from ._wrt import Filter, select_everywhere, selection

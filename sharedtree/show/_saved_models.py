@@ -8,8 +8,8 @@ import numpy as np
 from ..core._printing import printable
 from ..serialise.arrays._dtypes import dtype_named
 from ..serialise.arrays._placing import ArrayEntry
-from ..serialise.values._jax_values import key_dtype
-from ..serialise.values._kind_table import KINDS, inline_text, node_text, steps
+from ..serialise.values._all_kinds_of_nodes import KINDS, inline_text, node_text, steps
+from ..serialise.values._kinds_of_jax_values import key_dtype
 from ..serialise.values._nodes import Child, Manifest, Node
 from ..serialise.values._paths import array_nbytes, carries_identity
 from ._description import Description, Part

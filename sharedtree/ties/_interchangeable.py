@@ -11,12 +11,12 @@ from jax import tree_util as jtu
 
 from ..core._comparison import described
 from ..core._errors import SharingMismatchError
-from ..core._handle import Walked
-from ..core._node_types import carries_identity
 from ..core._printing import shown
 from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static, shown_beside
 from ..core._structure import LEAF, Node, Path
+from ..core._traced_leaves_and_identity import carries_identity
+from ..core._trees_taken_apart import Walked
 
 _MAX_ALIKE, _MAX_FIELDS, _MAX_COMPARED = 4, 3, 1000
 

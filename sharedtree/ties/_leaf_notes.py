@@ -28,9 +28,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..core._by_identity import IdentitySet
-from ..core._handle import Walked
 from ..core._locks import Lock
 from ..core._structure import LEAF, Structure, at_several_paths
+from ..core._trees_taken_apart import Walked
 
 _FEW = 1_000
 

@@ -8,12 +8,13 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
-from ..core._handle import Walked
-from ..core._node_types import carries_identity, require_registered
+from ..core._node_types import require_registered
 from ..core._printing import MOST_PATHS
 from ..core._sharing import Agree, LostTie, Mismatch, Rooted, lost_ties
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op
+from ..core._traced_leaves_and_identity import carries_identity
+from ..core._trees_taken_apart import Walked
 from ._policy_and_context import pack_alone
 
 T = TypeVar("T")

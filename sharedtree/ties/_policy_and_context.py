@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any, Literal, Self
 
 from ..core._errors import ContextMismatchError
-from ..core._handle import Walked
 from ..core._native_walk import native
 from ..core._pack_and_unpack import Rules, Tags, pack, unpack, walked
 from ..core._structure import Structure
+from ..core._trees_taken_apart import Walked
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ from typing import Any, TypeVar
 
 from ..core._distinct_leaves import another
 from ..core._errors import SharingMismatchError
-from ..core._handle import Walked
-from ..core._node_types import carries_identity, is_value_of_variable
+from ..core._node_types import is_value_of_variable
 from ..core._pack_and_unpack import build, unpack
 from ..core._sharing import matching, merged
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Record, canonical
+from ..core._traced_leaves_and_identity import carries_identity
+from ..core._trees_taken_apart import Walked
 from ._interchangeable import kind_of, require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments
-from ..core._handle import Walked
 from ..core._jax_internals import api_boundary
 from ..core._pack_and_unpack import unpack
 from ..core._structure import LEAF, Node, Structure
+from ..core._trees_taken_apart import Walked
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, enter
 from ._hands import Deal, Hand, gathered

@@ -24,15 +24,15 @@ from jax import tree_util as jtu
 from ..core._by_identity import IdentitySet
 from ..core._call_arguments import LeafPath
 from ..core._errors import SharingMismatchError
-from ..core._handle import Walked
 from ..core._printing import listed
 from ..core._structure import Node, Structure
+from ..core._trees_taken_apart import Walked
 from ._caller_side import leave
 from ._crossing import Crossing
 from ._function_and_options import in_code
+from ._function_given_to_jax import Inner
 from ._function_side import Inside, packed
 from ._hands import Hand, whole
-from ._inner_function import Inner
 from ._loops import Told, as_kept, form_of, kept_objects
 from ._meet_of_trees import Words, holds_modules, leaves_like, meet, meet_of
 

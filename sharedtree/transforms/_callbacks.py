@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..core._call_arguments import LeafPath
-from ..core._handle import Walked
 from ..core._pack_and_unpack import Rules, Tags, pack, walked
 from ..core._static_kinds import Same
 from ..core._structure import Structure
+from ..core._trees_taken_apart import Walked
 from ._crossing import Crossing
 from ._function_side import receive
 from ._hands import Hand, whole

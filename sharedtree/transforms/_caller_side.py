@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..core._call_arguments import Arguments
 from ..core._distinct_leaves import distinct
-from ..core._handle import Walked
 from ..core._jax_internals import current_trace, with_enclosing
 from ..core._pack_and_unpack import Rules, Tags, build, pack
 from ..core._structure import Structure
+from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import note, note_tied_values
 from ._dealing_into_hands import Cut, Dealt, dealt
 from ._hands import Deal, Hand, gathered

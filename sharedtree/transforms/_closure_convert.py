@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import equinox as eqx
 
 from ..core._call_arguments import Arguments
-from ..core._handle import Walked
 from ..core._jax_internals import api_boundary
 from ..core._structure import Structure
+from ..core._trees_taken_apart import Walked
 from ..ties._policy_and_context import Policy
 from ._argument_names import Names
 from ._caller_side import Dealing, enter, leave

@@ -29,11 +29,11 @@ from ..ties._policy_and_context import PolicyOption, current_policy, with_option
 from ._argument_names import Names
 from ._caller_side import Call, Dealing, enter, leave, lowered
 from ._function_and_options import in_code, is_of_equinox, title_of
+from ._function_given_to_jax import Inner, Learned, shared_by
 from ._function_side import Inside, Terms
 from ._function_transform import rules_of_call
 from ._hands import Hand, whole
 from ._in_place import Changes
-from ._inner_function import Inner, Learned, shared_by
 from ._leaf_labels import Treatment
 from ._meet_of_trees import Lowering
 from .checks._refused_arguments import forbid_bound_module

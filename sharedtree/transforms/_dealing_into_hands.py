@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ..core._handle import Walked
 from ..core._structure import LEAF, Given, Op, Path, Structure, canonical, intern
+from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import which_are_noted, which_are_tied_values
 from ._hands import Deal, Hand
 from ._inconsistent_sharing import raise_inconsistent

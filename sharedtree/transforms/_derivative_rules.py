@@ -20,20 +20,20 @@ import numpy as np
 
 from ..core._call_arguments import Position
 from ..core._errors import SharingMismatchError
-from ..core._handle import Walked
 from ..core._jax_internals import as_numpy
 from ..core._pack_and_unpack import unpack
 from ..core._structure import Structure
+from ..core._trees_taken_apart import Walked
 from ..libraries._equinox import name_of
 from ..ties._leaf_notes import noting_whole
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, leave
 from ._derivative_rules_in_place import Changed, changed_apart, write_back
 from ._function_and_options import How, in_code
+from ._function_given_to_jax import Inner
 from ._function_side import Inside
 from ._function_transform import FunctionTransform
 from ._hands import Hand, whole
-from ._inner_function import Inner
 from ._meet_of_trees import Words, holds_modules, meet
 from ._tangents import Fit, as_tuple, fitted
 from .checks._refused_arguments import forbid_bound_module

@@ -10,10 +10,10 @@ import numpy as np
 from jax import tree_util as jtu
 
 from ..core._errors import SharingMismatchError
-from ..core._handle import Walked
 from ..core._pack_and_unpack import Tags, pack
 from ..core._prefix_trees import Label, labels
 from ..core._printing import listed
+from ..core._trees_taken_apart import Walked
 from ..libraries._equinox import name_of
 from ..ties._list_ties import is_inexact
 from ..ties._policy_and_context import Policy

@@ -21,11 +21,11 @@ from jax.custom_derivatives import SymbolicZero
 from ..core._by_identity import IdentityDict
 from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError, SharingMismatchError, StateGradientError
-from ..core._handle import Walked
 from ..core._jax_internals import as_number, as_numpy
-from ..core._node_types import TRACED_NUMBERS
 from ..core._printing import listed
 from ..core._structure import LEAF, Given, Structure, Update, edges, intern
+from ..core._traced_leaves_and_identity import TRACED_NUMBERS
+from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import is_inexact
 from ._caller_side import Call, leave
 from ._function_side import Inside, packed

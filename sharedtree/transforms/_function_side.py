@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import jax
 
 from ..core._call_arguments import Arguments, LeafPath
-from ..core._handle import Walked
 from ..core._jax_internals import as_numpy, current_traces
 from ..core._pack_and_unpack import Rules, build, walked
 from ..core._structure import intern
+from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import hand_on, note_one_around
 from ..ties._policy_and_context import Policy
 from ._argument_names import Names

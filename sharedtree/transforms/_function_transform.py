@@ -14,11 +14,11 @@ from ..core._pack_and_unpack import Rules
 from ..ties._policy_and_context import Policy
 from ._caller_side import Call, Dealing, call_of, enter, leave
 from ._dealing_into_hands import DealtOut, dealt_out
+from ._function_given_to_jax import Inner
 from ._function_side import Inside, Received, Terms, packed, receive
 from ._hands import Hand, Hands
 from ._in_place import Changes, rules_for_state, with_changes
 from ._in_place_by_label import dealt_with_state
-from ._inner_function import Inner
 from ._leaf_labels import Treatment, is_donated, labels_in
 from ._pass_through import passed_through, unchanged
 from ._repeated_calls import Form, Way, new_latest
@@ -41,7 +41,7 @@ class FunctionTransform(Wrapper):
     The transform is applied once for each policy and each way in which leaves are dealt, to a function that puts its
     arguments together, calls and takes its result apart. It may cache what it likes: everything that the inner function
     learns about a call is in the structures of its hands. Where it does cache, all wrappers of one function give it the
-    same inner function (`_inner_function`).
+    same inner function (`_function_given_to_jax`).
     """
 
     passes_through = False

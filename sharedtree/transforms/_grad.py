@@ -22,13 +22,14 @@ import numpy as np
 from jax.core import Tracer
 
 from ..core._call_arguments import Arguments, positions_of
-from ..core._handle import Walked
 from ..core._jax_internals import ConcreteArray
-from ..core._node_types import is_module, is_traced
+from ..core._node_types import is_module
 from ..core._prefix_trees import Branch
 from ..core._printing import listed, shown
 from ..core._sharing import matching
 from ..core._structure import Node
+from ..core._traced_leaves_and_identity import is_traced
+from ..core._trees_taken_apart import Walked
 from ..optim._wrt import (
     Filter,
     Place,

@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 from ..core._by_identity import IdentityDict
 from ..core._call_arguments import LeafPath
 from ..core._errors import InconsistentSharingError
-from ..core._handle import Walked
 from ..core._native_walk import write_natively
 from ..core._node_types import node_type_of
 from ..core._pack_and_unpack import Rules, Tags, walk
 from ..core._plain_containers import Inherited
 from ..core._static_values import Static
 from ..core._structure import Node
+from ..core._trees_taken_apart import Walked
 from ._caller_side import Call
 from ._inconsistent_sharing import raise_inconsistent
 from ._pass_through import Unchanged

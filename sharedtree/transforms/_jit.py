@@ -25,9 +25,9 @@ from ._ahead_of_time import Program, Stage, shapes_of
 from ._argument_names import Chosen, Names, several
 from ._caller_side import Call, Dealing, enter, leave
 from ._donation import DonatingTransform
+from ._function_given_to_jax import Shared, shared_by
 from ._function_transform import FunctionTransform
 from ._hands import Hands
-from ._inner_function import Shared, shared_by
 from ._leaf_labels import Treatment, is_donated
 from .checks._refused_arguments import forbid_bound_module
 

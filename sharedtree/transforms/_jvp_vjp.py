@@ -15,10 +15,10 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, positions_of
 from ..core._errors import SharingMismatchError
-from ..core._handle import Walked
 from ..core._prefix_trees import Branch
 from ..core._printing import listed
 from ..core._structure import depth_of
+from ..core._trees_taken_apart import Walked
 from ..ties._list_ties import is_inexact
 from ._argument_names import Names
 from ._caller_side import Dealing, leave

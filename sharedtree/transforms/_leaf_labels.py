@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from ..core._by_identity import IdentityDict
 from ..core._errors import SharingMismatchError
-from ..core._handle import Walked
 from ..core._node_types import node_type_of
 from ..core._prefix_trees import Branch, labels, raise_unfit
 from ..core._static_values import Static
 from ..core._structure import LEAF
+from ..core._trees_taken_apart import Walked
 
 NO_FATE = 0
 """Of what holds no traced leaf."""

@@ -23,14 +23,14 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import LeafPath
 from ..core._errors import SharingMismatchError
-from ..core._handle import Walked
 from ..core._structure import LEAF, Given, Node, Op, Path, Structure, Update, intern
+from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import is_noted
 from ._caller_side import Call
 from ._crossing import Crossing, part_of
+from ._function_given_to_jax import Inner
 from ._function_side import Inside, receive
 from ._hands import Hand, whole
-from ._inner_function import Inner
 from ._meet_of_trees import Lowering, Met, Words, holds_modules, leaves_like, lowering, meet
 from ._pass_through import Unchanged
 

@@ -20,11 +20,11 @@ from jax import tree_util as jtu
 
 from ..core._call_arguments import Arguments, Names
 from ..core._errors import SharingMismatchError
-from ..core._handle import Walked
-from ..core._node_types import PYTHON_NUMBERS
 from ..core._sharing import Mismatch, name_of, pairs
 from ..core._static_values import Static, shown_beside
 from ..core._structure import LEAF, Node, Op, Path, Structure, canonical, intern
+from ..core._traced_leaves_and_identity import PYTHON_NUMBERS
+from ..core._trees_taken_apart import Walked
 
 Name = tuple[int, int]
 """A record of what goes in and one of what comes out; or -1 where there is none."""

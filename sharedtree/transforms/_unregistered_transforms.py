@@ -18,13 +18,13 @@ from ..core._by_identity import IdentityDict
 from ..core._call_arguments import Arguments, LeafPath
 from ..core._distinct_leaves import distinct
 from ..core._errors import SharingMismatchError
-from ..core._handle import Walked, with_paths
 from ..core._jax_internals import as_numpy
 from ..core._node_types import is_module, node_type_of
 from ..core._pack_and_unpack import Rules, Tags, build, pack, walked
 from ..core._prefix_trees import Branch
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Structure, intern
+from ..core._trees_taken_apart import Walked, with_paths
 from ..ties._leaf_notes import are_tied_values_known, hand_on
 from ..ties._policy_and_context import Policy
 from ._argument_names import Names

@@ -9,12 +9,12 @@ from jax import tree_util as jtu
 
 from ..core._distinct_leaves import with_identity
 from ..core._errors import SharingMismatchError
-from ..core._handle import Walked
 from ..core._node_types import require_registered
 from ..core._pack_and_unpack import unpack
 from ..core._sharing import Mismatch, pairs
 from ..core._static_values import Static
 from ..core._structure import LEAF, Path, Structure
+from ..core._trees_taken_apart import Walked
 from ..ties._leaf_notes import hand_on, recall, remember
 from ..ties._list_ties import are_one_value, how_to_tie
 from ..ties._policy_and_context import IsLeaf, pack_alone, pack_here, unpack_here, walk_alone

@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 from jax import tree_util as jtu
 
 from ..core._errors import InconsistentSharingError, SharingMismatchError
-from ..core._handle import Walked
 from ..core._node_types import node_type_of, require_registered
 from ..core._pack_and_unpack import build
 from ..core._prefix_trees import Label, label_at, labels
 from ..core._printing import listed, name_of_class, shown
 from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Path, Record, canonical
+from ..core._trees_taken_apart import Walked
 from ..ties._policy_and_context import IsLeaf, walk_alone
 
 T = TypeVar("T")

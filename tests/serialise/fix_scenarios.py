@@ -26,7 +26,7 @@ from sharedtree.serialise import orbax as st_orbax
 from sharedtree.serialise.arrays import _dtypes, _orbax_forms, _placing
 from sharedtree.serialise.container import _byte_sources, _writing as _container
 from sharedtree.serialise.trust import _public_names, _trusted_names
-from sharedtree.serialise.values import _kind_table, _manifest, _nodes
+from sharedtree.serialise.values import _all_kinds_of_nodes, _manifest, _nodes
 from tests.fixes import Scenario, scenario, scenarios
 
 
@@ -332,7 +332,9 @@ def a_mesh_of_more_devices(path):
     config = types.SimpleNamespace(update=lambda name, value: getattr(jax.config, name) is shown)
     parts = _nodes.Parts({}, [], [], _nodes.Collisions())
     parts.table = list(range(count))  # of the ids
-    provoke = lambda: _kind_table.BUILDERS["mesh"](parts, ["mesh", [count], ["x"], list(range(count)), ["Auto"]])
+    provoke = lambda: _all_kinds_of_nodes.BUILDERS["mesh"](
+        parts, ["mesh", [count], ["x"], list(range(count)), ["Auto"]]
+    )
     # With a backend running it is too late to change it.
     return Scenario(provoke, st.errors.StructureMismatchError, {"jax": types.SimpleNamespace(config=config)})
 

@@ -1,6 +1,6 @@
 """The table of kinds of node, as what makes and changes files at random wants it: by its operands alone."""
 
-from sharedtree.serialise.values._kind_table import KINDS
+from sharedtree.serialise.values._all_kinds_of_nodes import KINDS
 
 NODE_KINDS = {name: tuple([operand.type for operand in kind.operands]) for name, kind in KINDS.items()}
 

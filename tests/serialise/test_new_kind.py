@@ -46,7 +46,7 @@ def package(tmp_path):
     copy = tmp_path / "sharedtree"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests").symlink_to(ROOT.parent / "tests")
-    file = copy / "serialise" / "values" / "_containers.py"
+    file = copy / "serialise" / "values" / "_kinds_of_values.py"
     text = file.read_text().replace("import collections\n", "import collections\nimport fractions\n", 1)
     file.write_text(text.replace("\nKINDS = (\n", f"\nKINDS = (\n    {row},\n", 1))
     return tmp_path

@@ -5,7 +5,7 @@ import jax
 import pytest
 
 import sharedtree as st
-from sharedtree.serialise.values import _kind_table
+from sharedtree.serialise.values import _all_kinds_of_nodes
 
 from .process import run
 
@@ -94,8 +94,8 @@ def test_each_member_of_nested_sets_is_looked_at_once(monkeypatch):
     for i in range(400):
         nested = frozenset({nested, (i,)})
     seen = []
-    take = _kind_table.TAKERS[tuple]
-    monkeypatch.setitem(_kind_table.TAKERS, tuple, lambda obj: seen.append(obj) or take(obj))
+    take = _all_kinds_of_nodes.TAKERS[tuple]
+    monkeypatch.setitem(_all_kinds_of_nodes.TAKERS, tuple, lambda obj: seen.append(obj) or take(obj))
     data = st.to_bytes(nested)
     assert len(seen) == 2 * 401  # once for the order, and once to be written
     assert st.from_bytes(data) == nested

@@ -15,18 +15,18 @@ import numpy as np
 
 from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
-from ...core._handle import Walked
 from ...core._printing import printable
+from ...core._trees_taken_apart import Walked
 from ...tree._dag import Dag
 from ..arrays._placing import Place, Placement, Select, Shardings, finish, place_of, struct_of
 from ..container._header import malformed
 from ..trust._buildable_classes import FIELD_KINDS, kind_of
 from ..trust._resolved_names import Name, Paths, Request, call_without_template, judge_all, resolve_all
 from ..trust._trusted_names import Trust
+from ._all_kinds_of_nodes import BUILDERS, TYPED, compared_of, first_touched, nested_too_deeply, num_keys, steps
 from ._changed_classes import Renames, maker_for, new_name, renames_in, require_sound_renames
-from ._containers import name_of_method
 from ._encoding import like_in
-from ._kind_table import BUILDERS, TYPED, compared_of, first_touched, nested_too_deeply, num_keys, steps
+from ._kinds_of_values import name_of_method
 from ._left_out_values import Key, left_out_of
 from ._nodes import Collisions, Manifest, Node, Parts, TypeEntry, most_collisions
 from ._paths import first_parents, part_at, path_from

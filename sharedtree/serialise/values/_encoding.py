@@ -16,12 +16,12 @@ from ...core._library_rows import RefusalError
 from ...core._printing import printable
 from ..arrays._placing import describe, is_array
 from ..trust._buildable_classes import kind_of
+from ._all_kinds_of_nodes import TAKERS, extend_digests, first_touched, nan_among_keys, nested_too_deeply, steps
 from ._atoms import ENCODERS, LEFT_OUT
-from ._containers import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
-from ._instance_rows import take_enum, take_registered
 from ._instances import Instances
-from ._jax_values import take_other
-from ._kind_table import TAKERS, extend_digests, first_touched, nan_among_keys, nested_too_deeply, steps
+from ._kinds_of_instances import take_enum, take_registered
+from ._kinds_of_jax_values import take_other
+from ._kinds_of_values import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
 from ._left_out_values import Key, LeaveOut, misplaced, put_back
 from ._manifest import FORMAT
 from ._nodes import MAX_NAME, Apart, Collisions, Manifest, Node, TypeEntry

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...core._printing import printable
+from ._all_kinds_of_nodes import children_of, operands, steps
 from ._atoms import LEFT_OUT
-from ._kind_table import children_of, operands, steps
 from ._nodes import Child, Manifest, Node
 
 HOLDERS = frozenset({"object", "wrapper", "registered", "list", "tuple", "dict", "OrderedDict", "defaultdict", "deque"})

@@ -14,10 +14,10 @@ from ..arrays._dtypes import FLOAT0, dtype_named
 from ..arrays._placing import ArrayEntry
 from ..container._header import malformed, parse_manifest_json
 from ..trust._public_names import CHILD, MAIN, is_well_formed
+from ._all_kinds_of_nodes import KINDS, children_of, nan_among_keys, nested_too_deeply
 from ._atoms import LEFT_OUT, decode_atom, is_name, read_base64
-from ._containers import name_of_method
-from ._instance_rows import are_steps
-from ._kind_table import KINDS, children_of, nan_among_keys, nested_too_deeply
+from ._kinds_of_instances import are_steps
+from ._kinds_of_values import name_of_method
 from ._left_out_values import misplaced
 from ._nodes import MAX_NAME, Child, Manifest, Node, Operand, TypeEntry
 

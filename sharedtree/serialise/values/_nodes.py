@@ -5,7 +5,7 @@ A node is a JSON list: its kind, then its operands. All that is known of a kind 
     Kind("slice", (child(".start"), child(".stop"), child(".step")), (slice,))
 
 By this row the encoder takes slices apart, the parser knows what may stand where, the decoder builds them, paths lead
-to `.start`, the outline prints them, and the bounds on what is nested are kept. `_kind_table.py` has the table.
+to `.start`, the outline prints them, and the bounds on what is nested are kept. `_all_kinds_of_nodes.py` has the table.
 """
 
 import dataclasses

@@ -12,9 +12,9 @@ from ...core._errors import StructureMismatchError
 from ...core._printing import printable
 from ..arrays._dtypes import dtype_named
 from ..arrays._placing import ArrayEntry
+from ._all_kinds_of_nodes import KINDS, children_of, inline_text, node_text, operands, steps
 from ._atoms import atom_text, is_name
-from ._containers import name_of_method
-from ._kind_table import KINDS, children_of, inline_text, node_text, operands, steps
+from ._kinds_of_values import name_of_method
 from ._nodes import MAX_STEP, Child, Manifest, Node
 
 _MAX_INDENT = 40

@@ -23,10 +23,10 @@ from jax import tree_util as jtu
 from ...core._by_identity import IdentityDict, IdentitySet
 from ...core._call_arguments import Arguments
 from ...core._errors import LostChangeWarning
-from ...core._handle import Walked
 from ...core._pack_and_unpack import Rules, walked
 from ...core._printing import listed
 from ...core._structure import LEAF, Node, Path
+from ...core._trees_taken_apart import Walked
 from ...core._warning_source import report_untied, warn_about
 from ...ties._leaf_notes import is_one_around, is_tied_value
 from ...ties._policy_and_context import Policy

@@ -11,12 +11,12 @@ from jax import tree_util as jtu
 from ...core._call_arguments import Arguments
 from ...core._comparison import described
 from ...core._errors import RetraceWarning
-from ...core._handle import Walked
 from ...core._locks import Lock
-from ...core._node_types import PYTHON_NUMBERS
 from ...core._printing import shown
 from ...core._static_values import Static
 from ...core._structure import Node, Op, Record
+from ...core._traced_leaves_and_identity import PYTHON_NUMBERS
+from ...core._trees_taken_apart import Walked
 from ...core._warning_source import Definition, warn_about
 from .._argument_names import Names
 

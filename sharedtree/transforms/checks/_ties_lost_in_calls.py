@@ -21,13 +21,13 @@ import numpy as np
 from jax import tree_util as jtu
 from jax.core import Tracer
 
-from ...core._handle import Walked
 from ...core._locks import Lock
-from ...core._node_types import carries_identity
 from ...core._printing import listed
 from ...core._sharing import Agree, Rooted
 from ...core._static_values import Static
 from ...core._structure import LEAF, Node, Path, Structure, canonical
+from ...core._traced_leaves_and_identity import carries_identity
+from ...core._trees_taken_apart import Walked
 from ...core._warning_source import Definition, report_untied
 from ...ties._leaf_notes import note
 from ...ties._policy_and_context import Policy

@@ -1,6 +1,6 @@
 """The table of all kinds of node, and what follows from it for any node: its children, its paths, its text, its bounds.
 
-A new kind is one row in the file where its like are, `_containers.py` for values of Python's. Nothing else of the
+A new kind is one row in the file where its like are, `_kinds_of_values.py` for values of Python's. Nothing else of the
 package changes but `FORMAT`. The table in `docs/format_manifest.md` is compared with this one by a test.
 
 What is looked at while a file is loaded may be no object that answers as the file says. A variable of NNX answers to
@@ -26,11 +26,11 @@ from typing import Any
 
 from ...core._library_rows import LIBRARIES
 from ...tree._dag import Dag
-from . import _containers, _instance_rows, _jax_values
+from . import _kinds_of_instances, _kinds_of_jax_values, _kinds_of_values
 from ._atoms import atom_text, is_nan
 from ._nodes import MAX_STEP, TYPE, Apart, Child, Kind, Manifest, Node, Operand, Parts
 
-_ROWS = (*_containers.KINDS, *_instance_rows.KINDS, *_jax_values.KINDS)
+_ROWS = (*_kinds_of_values.KINDS, *_kinds_of_instances.KINDS, *_kinds_of_jax_values.KINDS)
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ROWS}
 

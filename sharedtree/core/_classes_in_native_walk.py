@@ -18,25 +18,16 @@ from jax.core import Tracer
 
 from ._by_identity import IdentityDict, WeakIdentityDict
 from ._call_arguments import Arguments
-from ._interned import Interned
+from ._interned_objects import Interned
 from ._jax_internals import REGISTRY, ConcreteArray
 from ._library_rows import LIBRARIES, NativeLayout, native_layout_of
 from ._native_or_python import native
-from ._node_types import (
-    NUMPY_NUMBERS,
-    TRACED_NUMBERS,
-    carries_identity,
-    is_registered,
-    is_traced,
-    is_value_of_variable,
-    node_type_of,
-    node_type_of_class,
-    when_registered,
-)
+from ._node_types import is_registered, is_value_of_variable, node_type_of, node_type_of_class, when_registered
 from ._plain_containers import Inherited, NodeType, is_namedtuple
 from ._static_kinds import Looked, cannot_change, is_known_by_address
 from ._static_values import Known, Static, key_of, nothing_known
 from ._structure import LEAF, Given, Node, Record, Update
+from ._traced_leaves_and_identity import NUMPY_NUMBERS, TRACED_NUMBERS, carries_identity, is_traced
 
 Description = tuple[Any, ...]
 
