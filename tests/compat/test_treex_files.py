@@ -251,7 +251,7 @@ def test_a_package_beside_a_file_is_not_run_and_another_release_not_used(tmp_pat
         import pathlib, sys
         sys.path.insert(0, "")
         import sharedtree as st
-        from sharedtree.compat import _importing
+        from sharedtree.compat import _import_hook
         for name in ("treex", "treeo"):
             beside = pathlib.Path(f"{name}.py")
             beside.write_text("open('ran', 'w').close()")
@@ -262,7 +262,7 @@ def test_a_package_beside_a_file_is_not_run_and_another_release_not_used(tmp_pat
                 print(error)
             assert name not in sys.modules
             beside.unlink()
-        _importing.VERSIONS = {"treex": "0.7", "treeo": "0.0.10"}
+        _import_hook.VERSIONS = {"treex": "0.7", "treeo": "0.0.10"}
         print(st.audit("model.safetensors"))
         try:
             st.load("model.safetensors")
