@@ -52,6 +52,7 @@ FLATTENED = "[Array([1., 1.], dtype=float32)] Structure(3 records, 1 leaves)"
 
 
 NATIVE = ["native walk", FLATTENED, "[]"]
+CORE = "sharedtree/core"
 NOT_COMPILED = ["walk in Python (not compiled)", FLATTENED, "[]"]
 
 
@@ -61,9 +62,9 @@ def test_it_can_be_turned_off():
 
 def test_without_a_compiled_part_for_this_interpreter(checkout):
     for suffix in (f".cpython-{sys.version_info[0]}{sys.version_info[1] + 1}-x86_64-linux-gnu.so", ".pyd"):
-        (checkout / "sharedtree" / f"_native{suffix}").write_bytes(b"for whom it may concern")
+        (checkout / CORE / f"_native{suffix}").write_bytes(b"for whom it may concern")
     assert report(checkout) == NOT_COMPILED
-    (checkout / "sharedtree" / "_native.abi3.so").mkdir()
+    (checkout / CORE / "_native.abi3.so").mkdir()
     engine, *others = report(checkout)
     assert engine.startswith("walk in Python (")
     assert others == NOT_COMPILED[1:]
@@ -79,13 +80,13 @@ def assert_refused(checkout, reason):
 
 
 def digest_of(checkout):
-    return hashlib.sha256((checkout / "sharedtree" / "_native.c").read_bytes()).hexdigest()
+    return hashlib.sha256((checkout / CORE / "_native.c").read_bytes()).hexdigest()
 
 
 def whole_library():
     if native is None:
         pytest.skip("there is no compiled part to cut")
-    return (ROOT / "_native.abi3.so").read_bytes()
+    return (ROOT / "core" / "_native.abi3.so").read_bytes()
 
 
 def part_of_library(fraction):
@@ -108,18 +109,18 @@ UNUSABLE = {
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_a_compiled_part_that_cannot_be_used(checkout, name):
     suffix, content, reason = UNUSABLE[name]
-    (checkout / "sharedtree" / f"_native{suffix}").write_bytes(content(digest_of(checkout).encode()))
+    (checkout / CORE / f"_native{suffix}").write_bytes(content(digest_of(checkout).encode()))
     assert_refused(checkout, reason)
 
 
 @pytest.mark.skipif(native is None, reason="there is no compiled part to copy")
 def test_a_package_that_lacks_its_source(checkout):
     """As an installed wheel does, which has the digest instead. It is the source that counts where there are both."""
-    shutil.copy(ROOT / "_native.abi3.so", checkout / "sharedtree")
-    described, digest = checkout / "sharedtree" / "_native_source.py", digest_of(checkout)
+    shutil.copy(ROOT / "core" / "_native.abi3.so", checkout / CORE)
+    described, digest = checkout / CORE / "_native_source.py", digest_of(checkout)
     described.write_text("DIGEST = 'of another version'")
     assert report(checkout) == NATIVE
-    (checkout / "sharedtree" / "_native.c").unlink()
+    (checkout / CORE / "_native.c").unlink()
     assert_refused(checkout, OTHER_SOURCE)
     described.write_text(f"DIGEST = {digest!r}")
     assert report(checkout) == NATIVE
@@ -127,13 +128,13 @@ def test_a_package_that_lacks_its_source(checkout):
     assert_refused(checkout, "AttributeError: ")
     described.unlink()
     assert_refused(checkout, "neither its source nor `_native_source.py` is there to tell whether it fits")
-    (checkout / "sharedtree" / "_native.c").mkdir()
+    (checkout / CORE / "_native.c").mkdir()
     assert_refused(checkout, "IsADirectoryError: ")
 
 
 def test_the_warning_as_an_error(checkout):
     """Who asks for that gets it, once."""
-    (checkout / "sharedtree" / "_native.abi3.so").write_bytes(b"not a library")
+    (checkout / CORE / "_native.abi3.so").write_bytes(b"not a library")
     command = [sys.executable, "-W", "error::RuntimeWarning", "-c", "import sharedtree"]
     environment = {**os.environ, "PYTHONPATH": str(checkout), "SHAREDTREE_NATIVE": ""}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=checkout, env=environment)
@@ -182,7 +183,7 @@ FAILING = ["no-such-compiler", "false", "true"]  # the last one writes nothing, 
 @pytest.mark.parametrize("compiler", [*FAILING, None])
 def test_compiling_in_a_checkout(checkout, compiler):
     shutil.copy(ROOT.parent / "hatch_build.py", checkout)
-    stale = checkout / "sharedtree" / "_native.abi3.so"
+    stale = checkout / CORE / "_native.abi3.so"
     stale.write_bytes(b"from an earlier build")
     environment = {**os.environ, "SHAREDTREE_NATIVE": ""} | ({} if compiler is None else {"CC": compiler})
     command = [sys.executable, "hatch_build.py"]
@@ -271,7 +272,7 @@ def test_a_checkout_that_is_compiled(checkout, monkeypatch):
     make_read_only(monkeypatch, checkout)
     data = {"artifacts": [], "force_include": {}}
     builder.CompileHook().initialize("editable", data)
-    assert data["artifacts"] == ["sharedtree/_native.abi3.so"]
+    assert data["artifacts"] == [f"{CORE}/_native.abi3.so"]
     assert data["pure_python"] is False
 
 
@@ -308,7 +309,7 @@ def test_a_wheel_is_built_beside_the_checkout(checkout, tmp_path_factory, monkey
             assert_refused(installed, "it was not compiled when this was built: false ended with 1")
         else:
             assert report(installed) == NOT_COMPILED
-        (installed / "sharedtree" / "_native.abi3.so").write_bytes(b"from an earlier version")
+        (installed / CORE / "_native.abi3.so").write_bytes(b"from an earlier version")
         assert_refused(installed, OTHER_SOURCE)
 
 

@@ -167,6 +167,7 @@ def test_every_public_name_is_re_exported_as_itself():
     assert later.keys() == _lazy_names.ROOM_OF.keys()
     assert all(module.startswith(f"{_lazy_names.ROOM_OF[name]}.") for name, module in later.items())
     assert {"save", "show", "serialise", "Dag"} <= {*dir(sharedtree)}
+    assert not hasattr(sharedtree, "Sequence")
     for name in dir(sharedtree.errors):
         if not name.startswith("_") and name not in vars(sharedtree):
             with pytest.warns(DeprecationWarning, match=f"is `sharedtree.errors.{name}` now") as told:

@@ -1,4 +1,4 @@
-"""The laws of DESIGN.md S4 as properties over random DAGs, against what vanilla JAX does on the untied twin."""
+"""The laws of packing over random DAGs: partition, transparency, once, stability, round trip. The untied twin says what."""
 
 import gc
 

@@ -510,6 +510,14 @@ def test_loading_with_other_ties():
     assert "    `['a']` and `['b']` are one object in one of the two only" in str(report).splitlines()
 
 
+def test_a_tie_is_told_of_the_side_that_was_taken_first():
+    x, y, one, two = (jnp.full(2, float(i)) for i in range(4))
+    with pytest.raises(st.errors.SharingMismatchError) as caught:
+        st.load_state({"a": x, "b": x, "c": y}, {"a": one, "b": two, "c": two})
+    assert "retie(state" in str(caught.value)
+    assert "tie(model" not in str(caught.value)
+
+
 def test_what_is_kept_at_one_path_is_loaded_from_the_other_and_is_no_tie_elsewhere():
     linear = Linear(a())
     new = st.state(Linear(a(3.0)))

@@ -191,6 +191,7 @@ def test_notes_are_weak_and_seen_in_every_thread():
     leaves.clear()
     collect_all()
     assert noted() is None
+    assert _leaf_notes._tied_outside or not _leaf_notes._tied_outside._references  # nor is anything kept of it
 
 
 # --- the fixes --------------------------------------------------------------------------------------------------------

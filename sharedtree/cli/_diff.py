@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from ..core._comparison import MISSING, MOST, Matching, Pair, Paths, is_alone, matched, walk
+from ..core._comparison import MISSING, MOST, Matching, Pair, Paths, differences_from, is_alone, matched
 from ..serialise.load import Opened, opened
 from ..serialise.values._atoms import short
 from ..serialise.values._kinds_of_jax_values import entry_text
@@ -172,7 +172,7 @@ class _Comparison:
         self._root = Pair(a.manifest.root, b.manifest.root, 0, (False, False))
 
     def run(self) -> Iterator[Difference]:
-        yield from walk(self._root, self._meet)
+        yield from differences_from(self._root, self._meet)
         for side, child, at in self._alone:
             self._walk_alone(side, child, at)
         yield from self._ties()

@@ -46,7 +46,7 @@ class Pair(NamedTuple):
     told: Any = None
 
 
-def walk(root: Pair, meet: Callable[[Pair], Iterable[Pair | D]]) -> Iterator[D]:
+def differences_from(root: Pair, meet: Callable[[Pair], Iterable[Pair | D]]) -> Iterator[D]:
     """The differences that `meet` yields of each pair, from the root down. It yields the pairs below as well."""
     stack = [root]
     while stack:

@@ -44,9 +44,10 @@ def later(name: str) -> Any:
     """
     if name in _ROOMS:
         return importlib.import_module(f"{_NAME}.{name}")
-    if isinstance(getattr(_errors, name, None), type) and not name.startswith("_"):
+    error = getattr(_errors, name, None)
+    if isinstance(error, type) and issubclass(error, (_errors.SharedTreeError, Warning)) and not name.startswith("_"):
         warnings.warn(f"`{_NAME}.{name}` is `{_NAME}.errors.{name}` now.", DeprecationWarning, stacklevel=2)
-        return getattr(_errors, name)
+        return error
     if name not in ROOM_OF:
         raise AttributeError(f"module {_NAME!r} has no attribute {name!r}", name=name, obj=_PACKAGE)
     found = getattr(importlib.import_module(f"{_NAME}.{ROOM_OF[name]}"), name)

@@ -187,7 +187,7 @@ class Library(NamedTuple):
         native_layout_of: class → how the native walk reads its instances; None leaves it to the registered functions.
         introduce: tells the native walk of the library, before it is told of the first of its classes.
         parts_of_frozen: static value that nobody changes → what it holds.
-        marker: the class of what stands for an attribute that was never set.
+        marker: the class of what stands for an attribute that was never set, of one library at most.
         without_missing: attributes → those that were set, where there is a marker; else None.
         held_anyway: classes of which keeping an instance keeps nothing else alive.
         trained_below: class, auxiliary data and number of children → which leaves train below each child.

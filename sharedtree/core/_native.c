@@ -536,7 +536,7 @@ static PyObject *leaf_op, *node_op, *static_op, *given_op, *update_op;
 static PyObject *dtypes;   /* those that JAX traces, of which there is one object each */
 static PyObject *registry; /* of JAX's node types, or NULL */
 
-/* What calls are made of: parts by position, see `transforms._hands`, `_call_arguments` and `transforms._warm`. */
+/* What calls are made of: parts by position, see `transforms._hands`, `_call_arguments` and `transforms._repeated_calls`. */
 enum { STRUCTURE_OF, NUMBERS_OF, CALL_OF }; /* a deal */
 enum { LEAVES_OF, DEAL_OF };                /* a hand */
 enum { AUX_OF, ARGS_OF, KWARGS_OF };        /* arguments */

@@ -79,7 +79,8 @@ def warn_of_layers_in(cls: type) -> None:
 
 # --- modules, field by field ----------------------------------------------------------------------------------------
 
-_WRAPPER_FIELDS = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
+WRAPPER_ATTRIBUTES = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
+"""What `equinox.module_update_wrapper` copies from a wrapped function into a module."""
 
 
 def node_type_of(cls: Any) -> NodeType | None:
@@ -91,7 +92,7 @@ def node_type_of(cls: Any) -> NodeType | None:
         return None
     fields = dataclass_fields(cls)
     traced = tuple(f.name for f in fields if not f.metadata.get("static", False))
-    static = tuple(f.name for f in fields if f.metadata.get("static", False)) + _WRAPPER_FIELDS
+    static = tuple(f.name for f in fields if f.metadata.get("static", False)) + WRAPPER_ATTRIBUTES
     attributes_of = dict_descriptor(cls).__get__
 
     def take_apart(obj: Any) -> tuple[Sequence[Any], Any]:
@@ -126,7 +127,7 @@ def native_layout_of(cls: Any) -> NativeLayout | None:
     statics = tuple([name for name, is_static in fields if is_static])
     order = tuple([name for name, _ in fields])
     are_static = bytes([bool(is_static) for _, is_static in fields])
-    return NativeLayout("FIELDS", (order, are_static, b"", traced, (*statics, *map(sys.intern, _WRAPPER_FIELDS))))
+    return NativeLayout("FIELDS", (order, are_static, b"", traced, (*statics, *map(sys.intern, WRAPPER_ATTRIBUTES))))
 
 
 def convention_of(cls: type) -> Convention | None:
@@ -140,7 +141,7 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
     if not node_type.fields or not isinstance(obj, eqx.Module):
         return None
     children, (names, rest) = node_type.take_apart(obj)
-    declared = node_type.fields[: -len(_WRAPPER_FIELDS)]
+    declared = node_type.fields[: -len(WRAPPER_ATTRIBUTES)]
 
     def make(new: Sequence[Any], statics: Mapping[str, Any]) -> Any:
         pairs = tuple([(name, statics.get(name, value)) for name, value in rest])

@@ -1,6 +1,6 @@
 """Files: models on disk, with every shared node once; exported programs, too.
 
-In come trees, and files of anyone; out go files and trees. Never calls anything by a file's word. `convert`, `export`,
+In come trees, and files of anyone; out go files and trees. Never calls anything by a file's word. `convert`,
 `load`, `save` and `trust` are here the functions, and hide the modules and the folder of these names.
 """
 
@@ -25,3 +25,4 @@ from .values._template import Difference as Difference, LoadReport as LoadReport
 
 for _type in [found for found in [*globals().values()] if isinstance(found, type)]:
     _type.__module__ = __name__  # under which they are printed, pickled and documented
+Exported.__module__ = __name__.partition(".")[0]

@@ -5,7 +5,6 @@ an embedding and that of a linear layer.
 """
 
 import itertools
-from typing import Any
 
 from jax import tree_util as jtu
 
@@ -17,6 +16,7 @@ from ..core._static_values import Static, shown_beside
 from ..core._structure import LEAF, Node, Path
 from ..core._traced_leaves_and_identity import carries_identity
 from ..core._trees_taken_apart import Walked
+from ._ties_that_are_missing import kind_of
 
 _MAX_ALIKE, _MAX_FIELDS, _MAX_COMPARED = 4, 3, 1000
 
@@ -122,9 +122,3 @@ def _arrays_inside(read: Walked, number: int) -> dict[Path, int]:
             stack += [(child, (*path, key)) for key, child in steps if child not in seen]
             seen.update(children)
     return found
-
-
-def kind_of(leaf: Any) -> Any:
-    if carries_identity(leaf):
-        return tuple(leaf.shape), leaf.dtype
-    return type(leaf)

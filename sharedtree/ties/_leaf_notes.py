@@ -60,17 +60,21 @@ class _Notes:
                 self._most = 2 * len(alive) + _FEW
 
     def hand_on(self, old: Sequence[Any], new: Sequence[Any]) -> None:
-        if self._references:
+        if self:
             self.add([made for leaf, made in zip(old, new, strict=True) if leaf in self])
 
     def places(self, leaves: Sequence[Any]) -> tuple[int, ...]:
-        return tuple([i for i, leaf in enumerate(leaves) if leaf in self]) if self._references else ()
+        return tuple([i for i, leaf in enumerate(leaves) if leaf in self]) if self else ()
 
     def __contains__(self, obj: object) -> bool:
         reference = self._references.get(id(obj))  # compared with the object itself
         return reference is not None and reference() is obj
 
     def __bool__(self) -> bool:
+        """Whether one of them lives."""
+        if self._references and not any(ref() is not None for ref in list(self._references.values())):
+            with self._lock:
+                self._references = {number: ref for number, ref in self._references.items() if ref() is not None}
         return bool(self._references)
 
 
@@ -106,7 +110,7 @@ def is_one_around(leaf: Any) -> bool:
 
 
 def are_tied_values_known() -> bool:
-    """Whether there are any, or were a while ago."""
+    """Whether there are any."""
     return bool(_tied_outside or _one_around)
 
 

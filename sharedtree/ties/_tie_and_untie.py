@@ -12,9 +12,10 @@ from ..core._static_values import Static
 from ..core._structure import LEAF, Node, Op, Record, canonical
 from ..core._traced_leaves_and_identity import carries_identity
 from ..core._trees_taken_apart import Walked
-from ._interchangeable import kind_of, require_interchangeable
+from ._interchangeable import require_interchangeable
 from ._leaf_notes import hand_on, note, note_tied, note_ties
 from ._list_ties import prefix_of, read_tree
+from ._ties_that_are_missing import kind_of
 from ._where_functions import ask, require_where, stand_ins
 
 T = TypeVar("T")

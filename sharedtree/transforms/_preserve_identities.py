@@ -60,7 +60,9 @@ def _refuse(transform: Callable[..., Any], *_: Any) -> Any:
 def _exporting(transform: Callable[..., Any], *how: Any) -> Any:
     """Programs are files, whose part of the package is imported when it is first used; it enters their adapter."""
     later("serialise")
-    return _adapters[transform](transform, *how)
+    adapter = _adapters[transform]
+    assert adapter is not _exporting
+    return adapter(transform, *how)
 
 
 _adapters: dict[Any, Any] = {

@@ -4,9 +4,11 @@ import collections
 import copy
 import dataclasses
 import enum
+import gc
 import itertools
 import pathlib
 import random
+import weakref
 from typing import Any
 
 import equinox as eqx
@@ -386,3 +388,17 @@ def test_many_differences_are_cut_short():
     with pytest.raises(st.errors.StructureMismatchError, match="and 201 more") as raised:
         st.from_bytes(st.to_bytes([jnp.zeros(2) for _ in range(301)]), like=[jnp.zeros(3) for _ in range(301)])
     assert len(raised.value.paths) == 301
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_neither_the_template_nor_what_was_loaded_is_kept_alive_by_a_cycle(strict):
+    data, template = st.to_bytes({"a": jnp.ones(3)}), {"a": jnp.zeros(3)}
+    gc.collect()
+    gc.disable()
+    try:
+        loaded = st.from_bytes(data, like=template, strict=strict)
+        references = [weakref.ref(leaf) for leaf in jax.tree.leaves([template, loaded if strict else loaded[0]])]
+        del template, loaded
+        assert [reference() for reference in references] == [None, None]
+    finally:
+        gc.enable()

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
-from ...core._comparison import MISSING, Pair, Paths, is_alone, matched, walk
+from ...core._comparison import MISSING, Pair, Paths, differences_from, is_alone, matched
 from ...core._errors import CompatibilityError, CorruptFileError, FormatError, StructureMismatchError
 from ...core._printing import printable
 from ..arrays._dtypes import is_dtype_of_flax, require_bools
@@ -159,7 +159,7 @@ def _fitted(wanted: Any, found: Any, label: str) -> Any:
             else:
                 yield Pair(its, theirs, below, (into[key], name))
 
-    for _ in walk(Pair(wanted, found, 0, (result, "")), meet):
+    for _ in differences_from(Pair(wanted, found, 0, (result, "")), meet):
         pass
     fit.require(label, is_in_order=False)
     return result[""]

@@ -20,10 +20,10 @@ from ...core._comparison import (
     Ties,
     array_text,
     class_text,
+    differences_from,
     is_alone,
     lines_of,
     matched,
-    walk,
 )
 from ...core._errors import StructureMismatchError
 from ...core._node_types import require_registered
@@ -115,7 +115,7 @@ def compare(held: Any, template: Any, entries: IdentityDict[ArrayEntry]) -> Comp
     """
     # Of a file nobody knows how often a tuple occurs, so there each is one record.
     beside = _Beside(_Side(_walked(held, values=True)), _Side(_walked(template)), entries)
-    found = list(walk(Pair(beside.file.tree.root, beside.own.tree.root, 0, (False, False)), beside.meet))
+    found = list(differences_from(Pair(beside.file.tree.root, beside.own.tree.root, 0, (False, False)), beside.meet))
     return Comparison(beside.own.tree, beside.fitting, found, beside.values, beside.ties)
 
 
@@ -124,9 +124,21 @@ class _Side:
 
     def __init__(self, tree: Walked) -> None:
         self.tree = tree
-        self.parts: Callable[[int], dict[str, int]] = functools.cache(self._parts_of)
-        self.statics: Callable[[int], dict[str, Any]] = functools.cache(self._statics_of)
+        self._parts: dict[int, dict[str, int]] = {}
+        self._statics: dict[int, dict[str, Any]] = {}
         self._plain: IdentityDict[Static | None] = IdentityDict()  # see `plain`
+
+    def parts(self, number: int) -> dict[str, int]:
+        """What leads to each child of a node, and its number."""
+        if number not in self._parts:
+            self._parts[number] = self._parts_of(number)
+        return self._parts[number]
+
+    def statics(self, number: int) -> dict[str, Any]:
+        """The static fields of a module."""
+        if number not in self._statics:
+            self._statics[number] = self._statics_of(number)
+        return self._statics[number]
 
     def _parts_of(self, number: int) -> dict[str, int]:
         op, children = self.tree.records[number]
@@ -134,7 +146,6 @@ class _Side:
         return {jtu.keystr((key,)): child for key, child in zip(op.keys, children, strict=True)}
 
     def _statics_of(self, number: int) -> dict[str, Any]:
-        """The static fields of a module."""
         node = self.tree.node(number)
         assert node is not None
         if node.type.is_plain:

@@ -10,10 +10,8 @@ from typing import Any
 
 from ...core._class_attributes import ABSENT, dict_descriptor
 from ...core._library_rows import without_missing
+from ...libraries._equinox import WRAPPER_ATTRIBUTES
 from ..trust._buildable_classes import kind_of
-
-WRAPPER_ATTRIBUTES = ("__module__", "__name__", "__qualname__", "__doc__", "__annotations__")
-"""What `equinox.module_update_wrapper` copies from a wrapped function into a module."""
 
 WRITTEN_ATTRIBUTES = frozenset(WRAPPER_ATTRIBUTES) - {"__annotations__"}
 """Those of them that a file may hold."""

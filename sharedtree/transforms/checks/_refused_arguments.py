@@ -108,7 +108,7 @@ def _require_apart(value: Any, text: str, call: Walked) -> None:
     known = IdentitySet(call.objects)
     for number, path in Walked(records, root).edges():
         obj = own.objects[number]
-        if obj in known and own.number_of(obj) is not None:  # as above
+        if obj in known and own.number_of(obj) is not None:
             where = text + jtu.keystr(path)
             raise InconsistentSharingError(
                 f"`{where}` is static, but the same `{type(obj).__name__}` is also in an argument that is traced.\n"

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
-from ...core._comparison import Pair, Paths, Ties, walk
+from ...core._comparison import Pair, Paths, Ties, differences_from
 from ...core._distinct_leaves import another
 from ...core._node_types import require_registered
 from ...core._static_values import Static
@@ -138,7 +138,7 @@ def load_state(tree: T, state: Any, strict: bool = True) -> T | tuple[T, StateRe
         require_registered(tree)
     objects = Objects(tree)
     beside = _Beside(objects)
-    misfits = list(walk(Pair(tree, state, 0, (False, False)), beside.meet))
+    misfits = list(differences_from(Pair(tree, state, 0, (False, False)), beside.meet))
     if strict and misfits:
         raise error_for(misfits, beside.paths)
     result = beside.loaded(tree, state)
@@ -185,7 +185,9 @@ class _Beside:
             is_value = not is_object(given) and is_state_leaf(given)
             is_its_own = (form is None or form.kind != "whole") and is_object(given)
             its = Static(given) if is_value else id(given)  # alive: see above
-            apart = self._ties.apart(id(obj), its, at, is_object=is_its_own)  # alive: see above
+            chosen = self._chosen.get(id(obj))  # alive: see above
+            is_first = chosen is None or chosen.right is given  # or another one was taken for it before
+            apart = self._ties.apart(id(obj), its, at, is_object=is_its_own and is_first)  # alive: see above
             if apart is not None and not is_below:
                 yield Misfit(at, "model" if apart[1] else "state", apart[0])
             is_below = is_below or apart is not None
