@@ -1,4 +1,4 @@
-"""The laws of packing over random DAGs: partition, transparency, once, stability, round trip. The untied twin says what."""
+"""The laws of packing as properties over random DAGs, against what vanilla JAX does on the untied twin."""
 
 import gc
 
