@@ -42,6 +42,11 @@ class Walked:
         return made
 
     @classmethod
+    def without_objects(cls, structure: Structure) -> "Walked":
+        """That of a structure of which nothing is at hand: each object is None."""
+        return cls.of(structure, [None] * len(structure.records))
+
+    @classmethod
     def of_leaves(cls, structure: Structure, leaves: Sequence[Any]) -> "Walked":
         """That of a structure of which only the leaves are at hand."""
         return cls.of(structure, dict(zip(structure.leaf_numbers, leaves, strict=True)))

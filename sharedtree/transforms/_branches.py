@@ -113,7 +113,7 @@ class Meeting:
             return hand
         if structure is self.expected:
             return hand
-        before = _without_leaves(self.expected)
+        before = Walked.without_objects(self.expected)
         try:
             found = meet(before, result, Words(inside.terms.title, "before", "now"))
         except SharingMismatchError:
@@ -121,10 +121,6 @@ class Meeting:
         if not found.fits:
             raise NotAlikeError
         return whole(leaves_like(before, result, found), self.expected)
-
-
-def _without_leaves(structure: Structure) -> Walked:
-    return Walked.of(structure, [None] * len(structure.records))
 
 
 class NotAlikeError(Exception):
@@ -203,7 +199,7 @@ def _next(
     if meeting.expected is not None:  # it is that of a call with operands of other shapes
         return Meeting(meeting.num_functions, apart=meeting.apart)
     each = zip(branches, inner, strict=True)
-    trees = {name: _without_leaves(meeting.returned[id(one.terms)]) for name, one in each}  # alive in `inner`
+    trees = {name: Walked.without_objects(meeting.returned[id(one.terms)]) for name, one in each}  # alive in `inner`
     try:
         expected = meet_of(trees, crossing.title)
     except SharingMismatchError:
@@ -247,22 +243,17 @@ def _branch(inside: Inside, first: Attending) -> Any:
     if meeting.apart:
         result = leave((inside.pack(result),))
     tree = inside.walked((received.arguments, result))
-    before, after = received.tree, _state_in(tree)
+    before, after = received.tree, tree.child(0)  # the operands stand before the result
     found = meet(before, after, Words(inside.terms.title, "when a branch begins", "when it ends"))
     containers = inside.terms.policy.containers
     meeting.changed |= kept_objects(before, before, after, found, (), containers=containers)[1]
     return meeting.fit(inside, tree)
 
 
-def _state_in(tree: Walked) -> Walked:
-    """The operands, of a tree that has them before the result."""
-    return tree.below(tree.records[tree.root][1][0])
-
-
 def _written(crossing: Crossing, result: Hand, changed: set[int]) -> Hand:
     """What came out of a branch, with the operands' objects named; those that some branch changes are to be written."""
     structure, call = result.deal.structure, crossing.call.tree
-    after = _state_in(_without_leaves(structure))
+    after = Walked.without_objects(structure).child(0)
     found = meet(call, after, Words(crossing.title, "when a branch begins", "when it ends"))
     numbers = {j: i for i, j in reversed(found.pairs) if type(call.records[i][0]) is Node}
     every = frozenset([n for n in numbers.values() if call.is_object(n, containers=crossing.policy.containers)])

@@ -103,15 +103,10 @@ def seen_of(deal: Deal, given: Any, name: str, fit: Fit, *, is_pair: bool) -> Ha
     # Of its leaves only the types count: those that are seen are differentiated, and the others are not.
     types = [0.0 if place in numbers else 0 for place in range(structure.num_leaves)]
     tree = Walked.of_leaves(structure, types)
-    tree = as_tuple(tree) if not fit.adds_up else first_of(tree) if is_pair else tree
+    tree = as_tuple(tree) if not fit.adds_up else tree.child(0) if is_pair else tree
     found = fitted(tree, given, name, fit)
     leaves = [found[number] for place, number in enumerate(structure.leaf_numbers) if place in numbers]
     return Hand(leaves, deal)
-
-
-def first_of(tree: Walked) -> Walked:
-    """The first of a pair, of a result that has something beside it."""
-    return tree.below(tree.records[tree.root][1][0])
 
 
 class Trace:
@@ -230,7 +225,7 @@ def _pair(inside: Inside, *operands: Any) -> Any:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         return result  # which JAX refuses
     tree = inside.walked(tuple(result))
-    return result if is_bare and _is_for_jax(tree) else _split(tree, first_of(tree))
+    return result if is_bare and _is_for_jax(tree) else _split(tree, tree.child(0))
 
 
 def _is_for_jax(tree: Walked) -> bool:

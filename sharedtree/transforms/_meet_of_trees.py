@@ -207,7 +207,7 @@ def meet_of(trees: dict[str, Walked], transform: str) -> Structure:
         words = Words(transform, f"in the result of `{first}`", f"in the result of `{branch}`", are_peers=True)
         found = meet(known, tree, words, (_RESULT,))
         if not found.fits:
-            known = _of_kinds(lowering(known, known, tree, found).structure(known))
+            known = Walked.without_objects(lowering(known, known, tree, found).structure(known))
     noted: tuple[set[int], set[int]] = set(), set()
     for tree in trees.values():
         structure = tree.structure
@@ -218,10 +218,6 @@ def meet_of(trees: dict[str, Walked], transform: str) -> Structure:
                 marks.update(i for i, j in met if j in chosen)
     places = [tuple([k for k, number in enumerate(known.leaf_numbers) if number in marks]) for marks in noted]
     return intern(tuple(known.records), known.root, 0, None, *places)
-
-
-def _of_kinds(structure: Structure) -> Walked:
-    return Walked.of(structure, [None] * len(structure.records))
 
 
 def holds_modules(tree: Walked) -> bool:
