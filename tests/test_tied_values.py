@@ -191,7 +191,19 @@ def test_notes_are_weak_and_seen_in_every_thread():
     leaves.clear()
     collect_all()
     assert noted() is None
-    assert _leaf_notes._tied_outside or not _leaf_notes._tied_outside._references  # nor is anything kept of it
+
+
+def test_notes_end_with_what_was_noted():
+    notes, leaves = _leaf_notes._Notes(), [jnp.ones(2), jnp.zeros(2)]
+    notes.add(leaves)
+    del leaves[0]
+    collect_all()
+    assert notes
+    assert notes.places([jnp.ones(2), leaves[0]]) == (1,)
+    del leaves[0]
+    collect_all()
+    assert not notes
+    assert notes._references == {}
 
 
 # --- the fixes --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import jax
 from jax import export as jax_export, tree_util as jtu
@@ -46,9 +46,9 @@ from ._older_exports import (
     structure_of_arguments,
     written_before_hands,
 )
-
-if TYPE_CHECKING:
-    from .trust._trusted_names import Trusted
+from .load import from_bytes
+from .save import to_bytes
+from .trust._trusted_names import Trusted
 
 _trusted: ContextVar[Any] = ContextVar("trusted", default=())  # what the call that is reading now trusts
 
@@ -125,7 +125,7 @@ class Exported:
         cls,
         blob: bytes | bytearray,
         *,
-        trusted: "Trusted | Iterable[Trusted]" = (),
+        trusted: Trusted | Iterable[Trusted] = (),
         policy: PolicyOption = None,
     ) -> "Exported":
         """Reads what `serialize` wrote.
@@ -264,7 +264,7 @@ def bytes_of(structure: Structure, convention: Inherited = "jax") -> bytes:
     tree, names = table[structure.root], None
     if type(tree) is Arguments:
         tree, names = tree.parts()
-    return _to_bytes([tree, names, convention, structure.noted, structure.tied_values])
+    return to_bytes([tree, names, convention, structure.noted, structure.tied_values])
 
 
 def structure_of(data: bytes) -> Structure:
@@ -291,7 +291,7 @@ def structure_of(data: bytes) -> Structure:
 
 def _read_bytes(data: bytes) -> Any:
     try:
-        return _from_bytes(data, trusted=_trusted.get())
+        return from_bytes(data, trusted=_trusted.get())
     except UntrustedTypeError as error:
         advice = re.sub(r"sharedtree\.load\(path, trusted=\[(.*)\]\)", r"sharedtree.trust(\1)", str(error))
         raise UntrustedTypeError(advice, error.paths, error.names) from None
@@ -308,12 +308,12 @@ def _are_names(names: Any, children: Any) -> bool:
 
 def bytes_of_deal(deal: Deal) -> bytes:
     """What a hand has beside its leaves, as bytes."""
-    return _to_bytes((bytes_of(deal.structure, "outside"), deal.numbers))
+    return to_bytes((bytes_of(deal.structure, "outside"), deal.numbers))
 
 
 def deal_of(data: bytes) -> Deal:
     """The inverse of that."""
-    found = _from_bytes(data)
+    found = from_bytes(data)
     if type(found) is not tuple or len(found) != 2 or type(found[0]) is not bytes:
         raise malformed()
     structure, numbers = structure_of(found[0]), found[1]
@@ -370,19 +370,6 @@ def _require_sound(treedef: Any) -> None:
         raise malformed()
 
 
-# Functions, for only who exports needs what writes and reads files.
-def _to_bytes(tree: Any) -> bytes:
-    from .save import to_bytes  # noqa: PLC0415
-
-    return to_bytes(tree)
-
-
-def _from_bytes(data: bytes, trusted: "Trusted | Iterable[Trusted]" = ()) -> Any:
-    from .load import from_bytes  # noqa: PLC0415
-
-    return from_bytes(data, trusted=trusted)
-
-
 def _require_flatbuffers() -> None:
     try:
         import flatbuffers as flatbuffers  # noqa: PLC0415
@@ -399,7 +386,7 @@ register_transform(jax_export.export, exporting)
 for cls, write, read in (
     (Hand, bytes_of_deal, deal_of),
     (Dag, bytes_of, structure_of),
-    (Packed, lambda structure: _to_bytes(written_before_hands(structure, _written)), structure_of),
+    (Packed, lambda structure: to_bytes(written_before_hands(structure, _written)), structure_of),
 ):
     # JAX knows each name once, and keeps that of an earlier import of the package.
     with contextlib.suppress(ValueError):

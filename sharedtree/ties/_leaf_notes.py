@@ -39,7 +39,8 @@ class _Notes:
     """A set of objects by identity, which keeps none of them alive. All threads share it.
 
     What allows no weak reference (a Python number, a `jax.ShapeDtypeStruct`) is not noted. The entries of dead objects
-    are swept out when there are twice as many as after the last time, so that a note costs no callback.
+    are swept out when there are twice as many as after the last time, or the oldest is dead, so that a note costs no
+    callback.
     """
 
     def __init__(self) -> None:
@@ -55,9 +56,7 @@ class _Notes:
                 except TypeError:
                     continue
             if len(self._references) > self._most:
-                alive = [(number, ref) for number, ref in list(self._references.items()) if ref() is not None]
-                self._references = dict(alive)
-                self._most = 2 * len(alive) + _FEW
+                self._sweep()
 
     def hand_on(self, old: Sequence[Any], new: Sequence[Any]) -> None:
         if self:
@@ -71,11 +70,19 @@ class _Notes:
         return reference is not None and reference() is obj
 
     def __bool__(self) -> bool:
-        """Whether one of them lives."""
-        if self._references and not any(ref() is not None for ref in list(self._references.values())):
-            with self._lock:
-                self._references = {number: ref for number, ref in self._references.items() if ref() is not None}
-        return bool(self._references)
+        """Whether one of them lives. The oldest says so, as a rule: those that are dead are asked once."""
+        if not self._references:
+            return False
+        with self._lock:
+            oldest = next(iter(self._references.values()), None)
+            if oldest is not None and oldest() is None:
+                self._sweep()
+            return bool(self._references)
+
+    def _sweep(self) -> None:
+        alive = [(number, ref) for number, ref in list(self._references.items()) if ref() is not None]
+        self._references = dict(alive)
+        self._most = 2 * len(alive) + _FEW
 
 
 _tied_outside, _one_around, _untied = _Notes(), _Notes(), _Notes()
