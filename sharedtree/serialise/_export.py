@@ -34,7 +34,7 @@ from ..transforms._function_and_options import OURS, lists_options_of, title_of
 from ..transforms._function_transform import rules_of_call
 from ..transforms._hands import Deal, Hand, Hands
 from ..transforms._jit import Filtered, JitTransform
-from ..transforms._preserve_identities import preserve_identities, register_transform
+from ..transforms._preserve_identities import preserve_identities
 from ..transforms._signatures import Exporting
 from ..tree._dag import Dag
 from ._older_exports import (
@@ -382,7 +382,6 @@ def _require_flatbuffers() -> None:
         ) from None
 
 
-register_transform(jax_export.export, exporting)
 for cls, write, read in (
     (Hand, bytes_of_deal, deal_of),
     (Dag, bytes_of, structure_of),

@@ -1,6 +1,7 @@
 """`preserve_identities`, and the table that says how each transform is wrapped."""
 
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -12,7 +13,6 @@ import jax.experimental
 import jax.export
 
 from ..core._jax_internals import deprecated_shard_map
-from ..core._lazy_names import later
 from ..core._node_types import is_module
 from ..core._printing import shown
 from ..libraries._equinox import name_of
@@ -58,11 +58,9 @@ def _refuse(transform: Callable[..., Any], *_: Any) -> Any:
 
 
 def _exporting(transform: Callable[..., Any], *how: Any) -> Any:
-    """Programs are files, whose part of the package is imported when it is first used; it enters their adapter."""
-    later("serialise")
-    adapter = _adapters[transform]
-    assert adapter is not _exporting
-    return adapter(transform, *how)
+    """Programs are files, whose part of the package is imported when it is first used."""
+    package = __name__.partition(".")[0]
+    return importlib.import_module(f"{package}.serialise._export").exporting(transform, *how)
 
 
 _adapters: dict[Any, Any] = {
