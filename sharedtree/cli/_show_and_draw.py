@@ -28,9 +28,9 @@ from ..core._errors import FormatError
 from ..core._printing import printable
 from ..serialise import Inspection, inspect
 from ..serialise.container._byte_sources import open_source
+from ..serialise.container._header import is_foreign, read_header
 from ..serialise.inspect_and_audit import MAX_LINES, ArrayInfo
 from ..serialise.load import opened
-from ..serialise.plain_safetensors import is_foreign, tensors_in
 from ..serialise.values._paths import Line, columns, indent
 from ..show._drawing import drawing_of, libraries
 from ..show._drawing_layout import MOST_BOXES
@@ -154,9 +154,9 @@ def _inspected(file: str) -> Inspection:
         with contextlib.closing(open_source(file)) as source:
             if not is_foreign(source):
                 raise
-            tensors, metadata, _ = tensors_in(source)
-    arrays = tuple([ArrayInfo(each.name, each.dtype, each.shape, each.nbytes, "") for each in tensors])
-    return Inspection("", metadata, arrays, (), sum(array.nbytes for array in arrays))
+            header = read_header(source, foreign=True)
+    arrays = tuple([ArrayInfo(each.name, each.dtype, each.shape, each.nbytes, "") for each in header.tensors])
+    return Inspection("", header.metadata, arrays, (), sum(array.nbytes for array in arrays))
 
 
 class Sizes:

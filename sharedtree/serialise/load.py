@@ -17,8 +17,9 @@ from ..transforms._function_and_options import lists_options_of
 from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import Select, Shardings, read_arrays
 from .container._byte_sources import ProgressOption, Readable, open_source
+from .container._header import is_foreign
 from .container._reading import Container, open_container
-from .plain_safetensors import is_foreign, load_tensors
+from .plain_safetensors import load_tensors
 from .trust._trusted_names import Trust, Trusted
 from .values._changed_classes import Renames
 from .values._decoding import Plan

@@ -304,7 +304,7 @@ MALFORMED = {
     "offsets three": (edited("[0,3]", "[0,3,3]"), "not two byte counts"),
     "offsets negative": (edited("[0,3]", "[-3,0]"), "not two byte counts"),
     "offsets huge": (edited("[0,3]", f"[{2**80},{2**80 + 3}]"), "not two byte counts"),
-    "offsets backwards": (edited("[0,3]", "[3,0]"), "spans bytes 3 to 0"),
+    "offsets backwards": (edited("[0,3]", "[3,0]"), "not two byte counts, the smaller first"),
     "overlap": (edited("[3,4]", "[2,3]"), "begins at 2, not at 3.*overlaps"),
     "hole": (edited("[3,4]", "[4,5]", BYTES + b"\5"), "begins at 4.*hole"),
     "hole at the start": (four({"c": entry("U8", [], 3, 4)}), "begins at 3, not at 0"),

@@ -26,13 +26,19 @@ from ...core._errors import CorruptFileError, FormatError
 from ...core._printing import printable
 from ._byte_sources import Source, num_chunks
 
-ITEM_SIZES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
-    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4,
-    "U64": 8, "I64": 8, "F64": 8,
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8,
+    "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
+    "U32": 32, "I32": 32, "F32": 32,
+    "U64": 64, "I64": 64, "F64": 64,
 }  # fmt: skip
-"""The stored dtypes, which are safetensors', and their sizes in bytes."""
+_OTHER_BITS = {"C64": 64, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+ITEM_SIZES = {dtype: bits // 8 for dtype, bits in _BITS.items()}
+"""The dtypes of safetensors' in which `save` stores arrays, and their sizes in bytes."""
+
+BITS = _BITS | _OTHER_BITS
+"""How many bits an element has of each dtype that other programs may use."""
 
 ALIGNMENT = 64
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
@@ -42,9 +48,9 @@ _LENGTH_BYTES = 8
 START = b'{"__metadata__":{"sharedtree.header":"'
 _CRC_AT = _LENGTH_BYTES + len(START)
 _DIGESTS_AT = _CRC_AT + 8 + len('","sharedtree.digests":"')
-_MAX_RANK = 65  # NumPy's 64 axes, and one for raw bytes
+_MAX_RANK = 64  # of NumPy's arrays; of ours there may be one more, for raw bytes
 MAX_BYTES = 2**63 - 1
-RESTORE = "Restore the file from a copy, or save the model again."
+RESTORE = "Restore the file from a copy, or write it again with the program that made it."
 
 
 Buffer = bytes | memoryview
@@ -87,7 +93,7 @@ class Header(NamedTuple):
     tensors: tuple[Tensor, ...]  # in order of offset; the manifest's own, if it has one, is the last
     metadata: dict[str, str]  # the user's
     manifest: str | None  # None if it is in a tensor
-    digests: dict[str, list[int]]  # of the chunks of each tensor
+    digests: dict[str, list[int]]  # of the chunks of each tensor; a foreign file has none
     data_start: int
 
 
@@ -136,42 +142,154 @@ def seal(header: bytearray, digests: Sequence[int]) -> slice:
     return slice(_CRC_AT, stop)
 
 
-def parse_header(source: Source) -> Header:
-    """Reads a header, with some microseconds for each tensor. Nothing is allocated but what its own text makes.
+def read_header(source: Source, *, foreign: bool = False) -> Header:
+    """Reads and checks a header, with some microseconds for each tensor. Nothing is allocated but what its text makes.
 
-    `FormatError` if this is no file of ours, `CorruptFileError` if it has changed, `UnsoundError` if it is malformed.
+    A foreign one is of another program, which has neither a manifest nor digests, may have tensors in any order, and of
+    dtypes that nobody knows.
+
+    Raises:
+        FormatError: if this is no file of ours, or malformed.
+        CorruptFileError: if it was cut short or has changed.
     """
-    raw, label = bytes(source.read(0, _LENGTH_BYTES + _length(source))), source.label
-    ours = raw.startswith(START, _LENGTH_BYTES)
+    try:
+        raw = bytes(source.read(0, _LENGTH_BYTES + _length(source, foreign)))
+        _require_digest(source.label, raw)
+        entries, metadata = _entries(raw[_LENGTH_BYTES:])
+        if not foreign:
+            _require_ours(source.label, raw, metadata)
+        tensors = tuple(_tensors(entries, foreign))
+        _require_whole(source, len(raw), tensors[-1].stop if tensors else 0)
+        return Header(tensors, metadata, "", {}, len(raw)) if foreign else _opened(tensors, metadata, len(raw))
+    except UnsoundError as error:
+        raise invalid(source.label, str(error), foreign=foreign) from None
+
+
+def is_foreign(source: Source) -> bool:
+    """Whether a file begins as a safetensors file that is not one of ours."""
+    first = bytes(source.read(0, _CRC_AT))
+    length = int.from_bytes(first[:_LENGTH_BYTES], "little")
+    has_header = first.startswith(b"{", _LENGTH_BYTES) and length <= MAX_HEADER_BYTES
+    return has_header and not first.startswith(START, _LENGTH_BYTES)
+
+
+def invalid(label: str, fact: str, *, foreign: bool = False) -> FormatError:
+    """The error for a file that is not what it should be."""
+    kind = "safetensors" if foreign else "sharedtree"
+    return FormatError(f"`{label}` is not a valid {kind} file: {fact}.\nNothing was loaded. {RESTORE}")
+
+
+def _length(source: Source, foreign: bool) -> int:
+    first = bytes(source.read(0, _CRC_AT))
+    length = int.from_bytes(first[:_LENGTH_BYTES], "little")
+    if length <= MAX_HEADER_BYTES and _LENGTH_BYTES + length <= source.size:
+        return length
+    if (foreign or first.startswith(START, _LENGTH_BYTES)) and length <= MAX_HEADER_BYTES:
+        raise _cut_short(source, f"it has {source.size:,} bytes, and its header alone should have {length:,}")
+    what = f"begins with {first[:_LENGTH_BYTES]!r}, which is not the length of a header inside it"
+    if source.size < _LENGTH_BYTES:
+        what = f"has {source.size} bytes" if source.size else "is empty"
+    raise FormatError(
+        f"`{source.label}` is not a sharedtree file, nor any other safetensors file: it {what}.\n"
+        "If another library wrote it, load it with that one."
+    )
+
+
+def _entries(raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
+    """What a header says of each tensor, and its metadata."""
+    try:
+        text = raw.decode()
+        entries = parse_json(text)
+    except UnicodeDecodeError as error:
+        raise UnsoundError(f"its header is not UTF-8 at byte {error.start}") from None
+    except UnsoundError as error:
+        raise UnsoundError(f"in its header, {error}") from None
+    if not isinstance(entries, dict) or not text.rstrip(" ").endswith("}"):
+        raise UnsoundError("its header is not a JSON object that is padded with spaces")
+    metadata: Any = entries.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise UnsoundError("the metadata in its header does not map text to text")
+    return entries, metadata
+
+
+def _require_digest(label: str, raw: bytes) -> None:
     # Its own digits stand as zeros in what the digest is of.
     crc = zlib.crc32(raw[_CRC_AT + 8 :], zlib.crc32(b"00000000", zlib.crc32(raw[:_CRC_AT])))
-    if ours and raw[_CRC_AT : _CRC_AT + 8] != b"%08x" % crc:
+    if raw.startswith(START, _LENGTH_BYTES) and raw[_CRC_AT : _CRC_AT + 8] != b"%08x" % crc:
         raise CorruptFileError(
             f"The header of `{label}` is damaged: it does not have the digest that was saved with it.\n"
             f"Without a header there is no telling what the data is. {RESTORE}"
         )
-    entries = _entries(raw[_LENGTH_BYTES:])
-    metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise UnsoundError("the metadata in its header does not map text to text")
+
+
+def _require_ours(label: str, raw: bytes, metadata: Mapping[str, str]) -> None:
+    """Raises unless `save` wrote a header, and nothing has changed it since."""
     if "sharedtree" not in metadata:
         raise FormatError(
             f"`{label}` is a safetensors file, but not one that sharedtree wrote: it has arrays and no model. "
             "To get the arrays, as JAX's or as NumPy's:\n"
             "    tensors = sharedtree.load(path, foreign=True)\n    tensors = safetensors.numpy.load_file(path)"
         )
-    if not ours:
+    if not raw.startswith(START, _LENGTH_BYTES):
         raise UnsoundError("its header does not begin as sharedtree writes it; another program rewrote the file")
     if len(raw) % ALIGNMENT:
         raise UnsoundError(f"its data does not begin at a multiple of {ALIGNMENT} bytes")
-    tensors = tuple(_tensors(entries))
-    declared, there = tensors[-1].stop if tensors else 0, source.size - len(raw)
-    if there != declared:
-        what = f"was cut short: its header says {declared} bytes of data, and there are {there}"
-        if there > declared:
-            behind = f"{there - declared} bytes after the end of its data"
-            what = f"has {behind}: something was appended to it, or written over it"
-        raise CorruptFileError(f"`{label}` {what}.\n{RESTORE}")
+
+
+def _tensors(entries: dict[str, Any], foreign: bool) -> Iterator[Tensor]:
+    tensors = [_tensor(f"`{printable(name)}`", name, entry, foreign) for name, entry in entries.items()]
+    at = 0
+    for tensor in sorted(tensors, key=lambda each: (each.start, each.stop)) if foreign else tensors:
+        if tensor.start != at:
+            is_early = tensor.start < at
+            what = "it overlaps another one, or is out of order" if is_early else "there is a hole before it"
+            raise UnsoundError(f"the tensor `{printable(tensor.name)}` begins at {tensor.start}, not at {at}: {what}")
+        at = tensor.stop
+        yield tensor
+
+
+def _tensor(shown: str, name: str, entry: Any, foreign: bool) -> Tensor:
+    keys = {"dtype", "shape", "data_offsets"}
+    if not isinstance(entry, dict) or not (keys <= entry.keys() if foreign else keys == entry.keys()):
+        raise UnsoundError(f"the tensor {shown} has not {'' if foreign else 'just '}a dtype, a shape and offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or not (foreign or dtype in ITEM_SIZES):
+        raise UnsoundError(f"the tensor {shown} has the dtype {dtype!r}, which the format does not have")
+    most = _MAX_RANK if foreign else _MAX_RANK + 1
+    if not are_counts(shape) or len(shape) > most:
+        raise UnsoundError(f"the shape of the tensor {shown} is not a list of up to {most} sizes")
+    if not are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise UnsoundError(f"the offsets of the tensor {shown} are not two byte counts, the smaller first")
+    (start, stop), bits = offsets, BITS.get(dtype)
+    if bits is not None:
+        size = math.prod(shape) * bits
+        # NumPy and JAX multiply the sizes other than 0 even where the product is 0.
+        if (size or math.prod([each for each in shape if each]) * bits) > 8 * MAX_BYTES:
+            raise UnsoundError(f"the shape {tuple(shape)} of the tensor {shown} is absurd")
+        if size != 8 * (stop - start):
+            its = f"{size:,} bits" if size % 8 else f"{size // 8} bytes"
+            raise UnsoundError(f"the tensor {shown} spans bytes {start} to {stop}, and its shape makes {its}")
+    return Tensor(name, dtype, tuple(shape), start, stop)
+
+
+def _require_whole(source: Source, data_start: int, declared: int) -> None:
+    there = source.size - data_start
+    if there < declared:
+        raise _cut_short(source, f"its header says {declared:,} bytes of data, and there are {there:,}")
+    if there > declared:
+        raise CorruptFileError(
+            f"`{source.label}` has {there - declared:,} bytes after the end of its data: something was appended to it, "
+            f"or written over it.\n{RESTORE}"
+        )
+
+
+def _cut_short(source: Source, fact: str) -> CorruptFileError:
+    return CorruptFileError(f"`{source.label}` was cut short: {fact}.\n{RESTORE}")
+
+
+def _opened(tensors: tuple[Tensor, ...], metadata: dict[str, str], data_start: int) -> Header:
+    """A header of ours, of which all that is left to say is where the manifest is, and the digests."""
     manifest: str | None = metadata.pop("sharedtree")
     in_tensor = bool(tensors) and tensors[-1].name == MANIFEST_TENSOR
     is_text = not in_tensor or (tensors[-1].dtype == "U8" and len(tensors[-1].shape) == 1)
@@ -187,68 +305,7 @@ def parse_header(source: Source) -> Header:
             raise UnsoundError(f"its metadata has the key `{shown}`, which version 1 of the format does not have")
     left = iter(np.frombuffer(bytes.fromhex(digits), ">u4").tolist())
     digests = {tensor.name: list(itertools.islice(left, num_chunks(tensor.nbytes))) for tensor in tensors}
-    return Header(tensors, metadata, None if in_tensor else manifest, digests, len(raw))
-
-
-def _length(source: Source) -> int:
-    first = bytes(source.read(0, _CRC_AT))
-    length = int.from_bytes(first[:_LENGTH_BYTES], "little")
-    if length <= MAX_HEADER_BYTES and _LENGTH_BYTES + length <= source.size:
-        return length
-    if first.startswith(START, _LENGTH_BYTES) and length <= MAX_HEADER_BYTES:
-        raise CorruptFileError(
-            f"`{source.label}` was cut short: it has {source.size} bytes, and its header alone should have {length}.\n"
-            f"{RESTORE}"
-        )
-    what = f"begins with {first[:_LENGTH_BYTES]!r}, which is not the length of a header inside it"
-    if source.size < _LENGTH_BYTES:
-        what = f"has {source.size} bytes" if source.size else "is empty"
-    raise FormatError(
-        f"`{source.label}` is not a sharedtree file, nor any other safetensors file: it {what}.\n"
-        "If another library wrote it, load it with that one."
-    )
-
-
-def _entries(raw: bytes) -> dict[str, Any]:
-    try:
-        text = raw.decode()
-        entries = parse_json(text)
-    except UnicodeDecodeError as error:
-        raise UnsoundError(f"its header is not UTF-8 at byte {error.start}") from None
-    except UnsoundError as error:
-        raise UnsoundError(f"in its header, {error}") from None
-    if not isinstance(entries, dict) or not text.rstrip(" ").endswith("}"):
-        raise UnsoundError("its header is not a JSON object that is padded with spaces")
-    return entries
-
-
-def _tensors(entries: dict[str, Any]) -> Iterator[Tensor]:
-    at = 0
-    for name, entry in entries.items():
-        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-            raise UnsoundError(f"the tensor `{printable(name)}` has not just a dtype, a shape and offsets")
-        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
-            raise UnsoundError(
-                f"the tensor `{printable(name)}` has the dtype {dtype!r}, which the format does not have"
-            )
-        if not are_counts(shape) or len(shape) > _MAX_RANK:
-            raise UnsoundError(f"the shape of the tensor `{printable(name)}` is not a list of up to {_MAX_RANK} sizes")
-        if not are_counts(offsets) or len(offsets) != 2:
-            raise UnsoundError(f"the offsets of the tensor `{printable(name)}` are not two byte counts")
-        (start, stop), size = offsets, nbytes_of(dtype, shape)
-        # NumPy and JAX multiply the sizes other than 0 even where the product is 0.
-        if (size or nbytes_of(dtype, [each for each in shape if each])) > MAX_BYTES:
-            raise UnsoundError(f"the shape {tuple(shape)} of the tensor `{printable(name)}` is absurd")
-        if stop - start != size:
-            raise UnsoundError(
-                f"the tensor `{printable(name)}` spans bytes {start} to {stop}, and its shape makes {size} bytes"
-            )
-        if start != at:
-            what = "overlaps the one before it, or is out of order" if start < at else "leaves a hole before it"
-            raise UnsoundError(f"the tensor `{printable(name)}` begins at {start}, not at {at}: it {what}")
-        at = stop
-        yield Tensor(name, dtype, tuple(shape), start, stop)
+    return Header(tensors, metadata, None if in_tensor else manifest, digests, data_start)
 
 
 def are_counts(values: Any) -> bool:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core._errors import CorruptFileError, FormatError
+from ...core._errors import CorruptFileError
 from ...core._printing import printable
 from ._byte_sources import (
     CHUNK_BYTES,
@@ -37,7 +37,7 @@ from ._byte_sources import (
     read_part,
     run_jobs,
 )
-from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, RESTORE, Header, Tensor, UnsoundError, parse_header
+from ._header import ALIGNMENT, ITEM_SIZES, MANIFEST_TENSOR, Header, Tensor, invalid, read_header
 
 _WORTH_THREADS = 8 * 2**20  # below, starting threads takes longer than they save
 _LARGE = 4 * 2**20  # tensors from this on have memory of their own
@@ -65,13 +65,10 @@ def open_container(where: Readable) -> "Container":
     """
     source = open_source(where)
     try:
-        return Container(source, parse_header(source))
-    except BaseException as error:
+        return Container(source, read_header(source))
+    except BaseException:
         source.close()
-        if not isinstance(error, UnsoundError):
-            raise
-        fact = f"`{source.label}` is not a valid sharedtree file: {error}"
-        raise FormatError(f"{fact}.\nNothing was loaded. {RESTORE}") from None
+        raise
 
 
 class Container(contextlib.AbstractContextManager["Container"]):
@@ -89,7 +86,7 @@ class Container(contextlib.AbstractContextManager["Container"]):
             try:
                 self.manifest = self.read_many([MANIFEST_TENSOR])[MANIFEST_TENSOR].tobytes().decode()
             except UnicodeDecodeError as error:
-                raise UnsoundError(f"its manifest is not UTF-8 at byte {error.start}") from None
+                raise invalid(self.label, f"its manifest is not UTF-8 at byte {error.start}") from None
             del self.tensors[MANIFEST_TENSOR]
 
     def close(self) -> None:
