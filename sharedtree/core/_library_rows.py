@@ -144,30 +144,50 @@ class NamesInFiles(NamedTuple):
 
     A file that names a function hands it to the model, and the model will call it. So functions are listed one by one:
     those that compute arrays from arrays. Classes are listed, too, where others of the library evaluate or call what
-    they hold. A name that the installed version lacks is no harm.
+    they hold. A name that the installed version lacks is no harm. Each text is a table, in which a module stands with a
+    colon before what it holds.
 
     Attributes:
         packages: the top-level packages of the library.
         importable: modules below these that loading may import.
+        kinds: the kinds of classes of which all may be named.
+        has_methods: whether public methods of its modules may be.
+        only_names: whether only single names are allowed, also if the package is trusted.
         instances: classes whose instances a model or the state of a training may hold.
         classes: classes that are no nodes, but may be named as values.
-        functions: those that compute arrays from arrays and do nothing else.
+        functions: those that compute arrays from arrays and do nothing else; and a few objects that mark a choice.
+        tokens: objects that stand for a choice, each of a class of its own to which no name leads.
         if_trusted: classes that a file may name if the user trusts their package.
         kept_back: modules, with all below them, and names, of which no class may be named otherwise.
     """
 
-    packages: frozenset[str] = frozenset()
-    importable: frozenset[str] = frozenset()
-    instances: frozenset[str] = frozenset()
-    classes: frozenset[str] = frozenset()
-    functions: frozenset[str] = frozenset()
-    if_trusted: frozenset[str] = frozenset()
-    kept_back: frozenset[str] = frozenset()
+    packages: str = ""
+    importable: str = ""
+    kinds: tuple[ClassKind, ...] = ()
+    has_methods: bool = False
+    only_names: bool = False
+    instances: str = ""
+    classes: str = ""
+    functions: str = ""
+    tokens: str = ""
+    if_trusted: str = ""
+    kept_back: str = ""
 
 
-def names_in(table: Mapping[str, str]) -> frozenset[str]:
-    """The names in a table from modules to what is named there, with blanks between."""
-    return frozenset(f"{module}:{qualname}" for module, text in table.items() for qualname in text.split())
+def names_in(table: str) -> frozenset[str]:
+    """The names in a table, in which a module stands with a colon before what it holds; words before the first as is.
+
+    Example:
+        >>> sorted(names_in("os: path    jax.nn: relu gelu"))
+        ['jax.nn:gelu', 'jax.nn:relu', 'os:path']
+    """
+    module, names = "", list[str]()
+    for word in table.split():
+        if word.endswith(":"):
+            module = word
+        else:
+            names.append(module + word)
+    return frozenset(names)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -198,6 +218,8 @@ class Library(NamedTuple):
         attributes: how they are written attribute by attribute, where that is the kind.
         fault_of_aux: class and auxiliary data → why no file may have an instance of the class with that.
         answers_as_told: class → whether its instances answer, to whoever asks for an attribute, what a file says.
+        compares_by_parts: class → whether its `==` is the library's own, which is equality of all attributes.
+        is_choice: class → whether it has no instances, and stands itself for a choice that a file may name.
         names: what of the library files may name.
     """
 
@@ -217,6 +239,8 @@ class Library(NamedTuple):
     attributes: AttributeRules = AttributeRules()
     fault_of_aux: Callable[[Any, Any], str | None] = _nothing
     answers_as_told: Callable[[Any], bool | None] = _nothing
+    compares_by_parts: Callable[[Any], bool | None] = _nothing
+    is_choice: Callable[[Any], bool | None] = _nothing
     names: NamesInFiles = NamesInFiles()
 
 
@@ -278,6 +302,11 @@ def plain_form_of(obj: Any, node_type: NodeType) -> PlainForm | None:
 def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
     """The position and the code of a filter, if what was given as a position is a library's filter."""
     return next((each for library in LIBRARIES if (each := library.argument_and_filter(argnums)) is not None), None)
+
+
+def compares_by_parts(cls: Any) -> bool:
+    """Whether a library says that instances of a class are equal if all of their attributes are."""
+    return any(library.compares_by_parts(cls) for library in LIBRARIES)
 
 
 def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:

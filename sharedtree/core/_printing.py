@@ -22,7 +22,6 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-import equinox as eqx
 import jax
 
 # What `str.isprintable` lets pass, although nothing is seen of it: Unicode's default ignorable characters. Those of the
@@ -83,7 +82,6 @@ _CONTAINERS = (
     collections.deque,
     functools.partial,
     types.MethodType,
-    eqx.Module,
 )
 
 _PATHS = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.WindowsPath, pathlib.PureWindowsPath)

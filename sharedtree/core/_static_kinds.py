@@ -12,7 +12,6 @@ import struct
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, Protocol
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +19,7 @@ from jax.core import Tracer
 
 from ._by_identity import IdentityDict
 from ._class_attributes import dataclass_fields
-from ._library_rows import parts_of_frozen
+from ._library_rows import compares_by_parts, parts_of_frozen
 from ._plain_containers import is_namedtuple
 
 
@@ -153,14 +152,9 @@ def _has_own_hash(cls: Any) -> bool:
     return code is not None and code.co_filename != "<string>"
 
 
-def _compares_as_module(cls: Any) -> bool:
-    """Whether a class is an Equinox module whose `==` is Equinox's, which has JAX flatten both, path by path."""
-    return issubclass(cls, eqx.Module) and cls.__eq__ is eqx.Module.__eq__
-
-
-def _attributes_of(module: Any) -> dict[str, Any]:
-    """What an Equinox module holds, without asking the class."""
-    return object.__getattribute__(module, "__dict__")
+def _attributes_of(value: Any) -> dict[str, Any]:
+    """What an instance holds, without asking the class."""
+    return object.__getattribute__(value, "__dict__")
 
 
 def _can_be_mutated(cls: Any) -> bool:
@@ -194,7 +188,7 @@ def _new_copy(original: Any, memo: dict[int, Any]) -> Any:
         return cls(*[copy_of(part, memo) for part in value])
     if _compares_by_field(cls) and not _can_be_mutated(cls):
         return value if _has_own_hash(cls) else _copy_of_frozen(value, memo)
-    if _compares_as_module(cls) or (not _can_be_mutated(cls) and _is_hashable(value)):
+    if compares_by_parts(cls) or (not _can_be_mutated(cls) and _is_hashable(value)):
         return value
     try:
         # In a trace, copies of the arrays in it would be tracers.
@@ -310,7 +304,7 @@ def content_of(value: Any, keys: Keys) -> Any:
         elif _has_own_hash(cls):
             keys.is_mutable = before
         return cls, tuple(compared), parts
-    if _compares_as_module(cls):
+    if compares_by_parts(cls):
         return cls, keys.of_all(_items_of(_attributes_of(value)))
     _require_equality(value)
     if _is_hashable(value):
@@ -376,7 +370,7 @@ def _parts_of(value: Any) -> Iterable[Any] | None:
         if _has_own_hash(cls):
             return ()
         return [getattr(value, field.name) for field in dataclass_fields(cls) if hasattr(value, field.name)]
-    if _compares_as_module(cls):
+    if compares_by_parts(cls):
         return _attributes_of(value).values()
     return parts_of_frozen(value)
 

@@ -23,7 +23,7 @@ import equinox as eqx
 from jax import tree_util as jtu
 
 from ..core._class_attributes import built_in_base, dataclass_fields, dict_descriptor
-from ..core._library_rows import ClassKind, Library, NativeLayout, PlainForm
+from ..core._library_rows import ClassKind, Library, NamesInFiles, NativeLayout, PlainForm
 from ..core._plain_containers import Convention, Keys, NodeType
 
 
@@ -158,6 +158,16 @@ def kind_in_files(cls: Any) -> ClassKind | None:
     return "module" if issubclass(cls, eqx.Module) else None
 
 
+def compares_by_parts(cls: Any) -> bool:
+    """Modules whose `==` is Equinox's, which has JAX flatten both, path by path."""
+    return issubclass(cls, eqx.Module) and cls.__eq__ is eqx.Module.__eq__
+
+
+def is_choice(cls: Any) -> bool:
+    """The classes of choices, of which Equinox makes no instances."""
+    return issubclass(cls, eqx.Enumeration)
+
+
 EQUINOX = Library(
     "Equinox",
     node_type_of,
@@ -167,4 +177,17 @@ EQUINOX = Library(
     without_missing=without_missing,
     plain_form_of=plain_form_of,
     kind_in_files=kind_in_files,
+    compares_by_parts=compares_by_parts,
+    is_choice=is_choice,
+    names=NamesInFiles(
+        "equinox",
+        importable="equinox.internal equinox.nn",
+        kinds=("module", "namedtuple", "placeholder", "enum"),
+        has_methods=True,
+        instances="equinox: if_array    equinox._module._flatten: _Missing    equinox.nn: State",
+        functions="""
+            equinox.nn._mlp: _identity    equinox.nn._weight_norm: _norm_except_axis
+            equinox.nn._attention: standard_attention
+        """,
+    ),
 )

@@ -31,7 +31,6 @@ from ..core._library_rows import (
     PlainForm,
     RefusalError,
     Trained,
-    names_in,
 )
 from ..core._plain_containers import Convention, NodeType, is_namedtuple, name_in
 from ._nnx_layouts import (
@@ -306,35 +305,29 @@ _CALLED_WITHOUT_HARM = (np.generic, type, jax.sharding.Mesh, jax.sharding.Abstra
 
 
 _NAMES = NamesInFiles(
-    importable=frozenset({"flax.nnx"}),
+    importable="flax.nnx",
     # What stands for a carry and for a plain pytree.
-    classes=names_in({"flax.nnx": "Carry", "flax.nnx.graphlib": "GenericPytree"}),
-    functions=names_in(
-        {
-            "flax.nnx": "dot_product_attention",
-            "flax.nnx.nn.attention": "dot_product_attention",
-            "flax.nnx.nn.dtypes": "promote_dtype",
-            "flax.nnx.nn.recurrent": "_concatenate",
-        }
-    ),
+    classes="flax.nnx: Carry    flax.nnx.graphlib: GenericPytree",
+    functions="""
+        flax.nnx: dot_product_attention    flax.nnx.nn.attention: dot_product_attention
+        flax.nnx.nn.dtypes: promote_dtype    flax.nnx.nn.recurrent: _concatenate
+    """,
     # Layers, variables and metrics, what describes a graph, and the boxes in which Linen has parameters with names of
     # axes. They call nothing but the functions that they hold. Not so what looks up attributes by the file's word
     # (`DelayedAccessor`), wraps a transform, or belongs to the bridge from NNX to Linen.
-    if_trusted=names_in(
-        {
-            "flax.nnx": "BatchNorm BatchStat Bidirectional Cache Conv ConvTranspose Dict Dropout EMA Einsum Embed "
-            "FlatState GRUCell GraphDef GroupNorm InstanceNorm Intermediate LSTMCell LayerNorm Linear LinearGeneral "
-            "List LoRA LoRALinear LoRAParam ModelAndOptimizer Module MultiHeadAttention MultiMetric OptArray OptState "
-            "OptVariable OptimizedLSTMCell Optimizer PReLU Param PathContains Perturbation RMSNorm RNN RngCount RngKey "
-            "RngState RngStream Rngs RoPE Sequential SimpleCell SpectralNorm State StateAxes Variable WeightNorm",
-            "flax.nnx.graphlib": "IndexesPytreeDef LeafAttr NodeAttr NodeDef NodeRef Static VariableDef",
-            "flax.nnx.pytreelib": "PytreeState",
-            "flax.nnx.training.metrics": "Accuracy Average MetricState Welford",
-            "flax.typing": "HashableMapping",
-            "flax.linen": "LogicallyPartitioned Partitioned",
-        }
-    ),
-    kept_back=frozenset({"flax.nnx", "flax.typing:HashableMapping"}),
+    if_trusted="""
+        flax.nnx: BatchNorm BatchStat Bidirectional Cache Conv ConvTranspose Dict Dropout EMA Einsum Embed FlatState
+            GRUCell GraphDef GroupNorm InstanceNorm Intermediate LSTMCell LayerNorm Linear LinearGeneral List LoRA
+            LoRALinear LoRAParam ModelAndOptimizer Module MultiHeadAttention MultiMetric OptArray OptState OptVariable
+            OptimizedLSTMCell Optimizer PReLU Param PathContains Perturbation RMSNorm RNN RngCount RngKey RngState
+            RngStream Rngs RoPE Sequential SimpleCell SpectralNorm State StateAxes Variable WeightNorm
+        flax.nnx.graphlib: IndexesPytreeDef LeafAttr NodeAttr NodeDef NodeRef Static VariableDef
+        flax.nnx.pytreelib: PytreeState
+        flax.nnx.training.metrics: Accuracy Average MetricState Welford
+        flax.typing: HashableMapping
+        flax.linen: LogicallyPartitioned Partitioned
+    """,
+    kept_back="flax.nnx flax.typing:HashableMapping",
 )
 
 NNX = Library(

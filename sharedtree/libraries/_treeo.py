@@ -21,7 +21,7 @@ from typing import Any
 
 from ..core._class_attributes import ABSENT, dataclass_entries, inherited, loaded
 from ..core._errors import FormatError
-from ..core._library_rows import AttributeRules, ClassKind, Library, NamesInFiles, Naming, RefusalError, names_in
+from ..core._library_rows import AttributeRules, ClassKind, Library, NamesInFiles, Naming, RefusalError
 from ..core._locks import Lock
 
 METADATA = "_field_metadata"
@@ -206,23 +206,17 @@ TREEO = Library(
     # libraries. Not so `FlaxModule`, which calls what it holds by a name that it holds. The classes that are values are
     # kinds of parameters.
     names=NamesInFiles(
-        packages=frozenset({"treeo", "treex"}),
-        instances=names_in(
-            {
-                "treeo.types": "FieldMetadata Hashable Nothing",
-                "treex": "BatchNorm Conv Dropout Embed Flatten GroupNorm Initializer KeySeq Lambda LayerNorm Linear "
-                "MLP Named Sequential",
-                "treex.losses": "Reduction",
-                "treex.metrics": "Accuracy AuxLosses AuxMetrics Mean MeanAbsoluteError MeanSquareError Metrics Reduce "
-                "Reduction",
-                "treex.metrics.utils": "AverageMethod DataType MDMCAverageMethod",
-            }
-        ),
-        classes=names_in(
-            {
-                "treex": "BatchStat Cache Log LossLog MetricLog MetricState ModelState OptState Parameter Rng State "
-                "TreePart"
-            }
-        ),
+        "treeo treex",
+        instances="""
+            treeo.types: FieldMetadata Hashable Nothing
+            treex: BatchNorm Conv Dropout Embed Flatten GroupNorm Initializer KeySeq Lambda LayerNorm Linear MLP Named
+                Sequential
+            treex.losses: Reduction
+            treex.metrics: Accuracy AuxLosses AuxMetrics Mean MeanAbsoluteError MeanSquareError Metrics Reduce Reduction
+            treex.metrics.utils: AverageMethod DataType MDMCAverageMethod
+        """,
+        classes="""
+            treex: BatchStat Cache Log LossLog MetricLog MetricState ModelState OptState Parameter Rng State TreePart
+        """,
     ),
 )

@@ -1,98 +1,12 @@
-"""What every file may name without being trusted: the libraries, a few built-in classes, and harmless functions.
+"""What every file may name without being trusted: a row a package, of harmless functions and of classes that are data.
 
 A file that names a function hands it to the model, and the model will call it. So functions are listed one by one:
 those that compute arrays from arrays. Nothing here reads or writes a file, calls back to Python, takes a function to
 evaluate, or changes a setting. Of the libraries whose classes compile, evaluate or call what they hold, classes are
-listed one by one too. A name that the installed version of a library lacks is no harm: it does not resolve. What a
-library with a row in `libraries/` has is listed there.
+listed one by one too. Libraries with a row in `libraries/` have their names there.
 """
 
-from ...core._library_rows import LIBRARIES as ROWS
-
-
-def _names(table: str) -> frozenset[str]:
-    """The names in a table, in which a module stands with a colon before what it holds."""
-    module, names = "", list[str]()
-    for word in table.split():
-        if word.endswith(":"):
-            module = word
-        else:
-            names.append(module + word)
-    return frozenset(names)
-
-
-def _of_libraries(what: str) -> frozenset[str]:
-    return frozenset(name for row in ROWS for name in getattr(row.names, what))
-
-
-ECOSYSTEM = frozenset({"equinox", "lineax", "diffrax", "optimistix"})
-"""Top-level packages whose Equinox modules, namedtuples and enums may be named, and public methods of the modules."""
-
-LIBRARIES = ECOSYSTEM | {"jax", "jaxlib", "optax", "flax", "chex", "sharedtree"}.union(
-    *[row.names.packages for row in ROWS]
-)
-"""Top-level packages that are known. Of those outside `ECOSYSTEM`, the namedtuples of optax and `INSTANCES` may be
-named, and no method: their classes compile, evaluate and call what they hold."""
-
-NAMES_ONLY = frozenset({"numpy", "ml_dtypes"})
-"""Top-level packages of which single names are allowed. To trust one of them as a whole changes nothing."""
-
-_IMPORTABLE = """
-    equinox.internal equinox.nn flax.core flax.linen flax.struct flax.training.train_state
-    jax.experimental.sparse jax.nn jax.nn.initializers jax.numpy jax.numpy.fft jax.numpy.linalg jax.lax jax.random
-    jax.scipy.special jax.sharding jax.tree_util optax.contrib optax.losses sharedtree.cli._demo
-"""
-IMPORTABLE = LIBRARIES | NAMES_ONLY | frozenset(_IMPORTABLE.split()) | _of_libraries("importable")
-"""Modules of these packages that loading may import; others are looked at only if they are loaded already."""
-
-MOVED = {
-    "sharedtree._export:WrittenDag": "sharedtree.serialise._export:WrittenDag",
-    **{
-        f"sharedtree._demo:{name}": f"sharedtree.cli._demo:{name}"
-        for name in ("Attention", "Block", "Checkpoint", "Embedding", "LanguageModel", "Sizes")
-    },
-}
-"""What was written under a name that a class of this package had, and the name that it has now."""
-
-INSTANCES = _names("""
-    jax.lax: AccuracyMode ConvDimensionNumbers DotAlgorithm DotAlgorithmPreset GatherDimensionNumbers GatherScatterMode
-        Precision RandomAlgorithm RoundingMethod ScatterDimensionNumbers
-    jax._src.numpy.linalg: EigResult EighResult QRResult SVDResult SlogdetResult
-    jax.sharding: AxisType
-    equinox: if_array    equinox._module._flatten: _Missing    equinox.nn: State
-    diffrax: ButcherTableau StochasticButcherTableau
-    flax.core: FrozenDict    flax.training.train_state: TrainState
-    sharedtree.cli._demo: Attention Block Checkpoint Embedding LanguageModel Sizes
-    sharedtree: Dag
-    sharedtree.serialise._export: WrittenDag
-""") | _of_libraries("instances")
-"""Classes of these libraries whose instances a model or the state of a training may hold."""
-
-CLASSES = _names("""
-    builtins: bool int float complex str bytes bytearray tuple list dict set frozenset object slice range
-    collections: OrderedDict defaultdict deque Counter    functools: partial    typing: Any
-    pathlib: Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath
-    types: NoneType EllipsisType NotImplementedType
-    numpy: ndarray generic number integer signedinteger unsignedinteger inexact floating complexfloating flexible
-        character bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 intp uintp intc uintc short ushort longlong
-        ulonglong byte ubyte float16 float32 float64 longdouble complex64 complex128 clongdouble half single double
-        csingle cdouble datetime64 timedelta64 str_ bytes_ dtype bool_
-    ml_dtypes: bfloat16 int1 uint1 int2 uint2 int4 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn float8_e3m4
-        float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu
-    jax: Array ShapeDtypeStruct
-    jax.numpy: ndarray bool_ int_ uint float_ complex_ int2 int4 int8 int16 int32 int64 uint2 uint4 uint8 uint16 uint32
-        uint64 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2
-        float8_e5m2fnuz float8_e8m0fnu float16 bfloat16 float32 float64 half single double csingle cdouble complex64
-        complex128 generic number integer signedinteger unsignedinteger inexact floating complexfloating flexible
-        character
-""") | _of_libraries("classes")
-"""Classes that are no nodes, but may be named as values: the types of values and of numbers."""
-
-IF_TRUSTED = _of_libraries("if_trusted")
-"""Classes that a file may name if the user trusts their package, such as the layers of Flax NNX."""
-
-KEPT_BACK = _of_libraries("kept_back")
-"""Modules, with all below them, and names, of which no class may be named unless the user trusts their package."""
+from ...core._library_rows import LIBRARIES as _LIBRARIES, NamesInFiles, names_in
 
 _ELEMENTWISE = """
     abs absolute acos acosh add angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh
@@ -105,61 +19,187 @@ _ELEMENTWISE = """
     spacing sqrt square subtract tan tanh true_divide trunc where
 """
 
-TOKENS = _names("""
-    lineax._solve: _cholesky_token _diagonal_token _lu_token _qr_token _svd_token _triangular_token _tridiagonal_token
-        _well_posed_diagonal_token
-""")
-"""Objects that stand for a choice, each of a class of its own to which no name leads."""
+_DATA = ("module", "namedtuple", "placeholder", "enum")
 
-FUNCTIONS = (
-    TOKENS
-    | _names(f"""
-    jax.nn: celu dot_product_attention elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh identity leaky_relu
-        log1mexp log_sigmoid log_softmax logmeanexp logsumexp mish one_hot relu relu6 selu sigmoid silu soft_sign
-        softmax softplus sparse_plus sparse_sigmoid squareplus standardize swish tanh
-    jax.nn.initializers: constant delta_orthogonal glorot_normal glorot_uniform he_normal he_uniform kaiming_normal
-        kaiming_uniform lecun_normal lecun_uniform normal ones orthogonal truncated_normal uniform variance_scaling
-        xavier_normal xavier_uniform zeros
-    jax.numpy: {_ELEMENTWISE} all allclose amax amin any arange argmax argmin argsort array asarray average broadcast_to
-        concat concatenate convolve correlate count_nonzero cross cumprod cumsum diag diagonal diff dot einsum
-        expand_dims eye flip full full_like identity inner interp isclose kron linspace matmul matrix_transpose max mean
-        median min moveaxis nanmax nanmean nanmin nansum ndim ones ones_like outer pad permute_dims prod quantile ravel
-        repeat reshape roll shape size sort split squeeze stack std sum swapaxes take tensordot tile trace transpose
-        tril triu unwrap vander var vdot vecdot zeros zeros_like
-    jax.numpy.linalg: cholesky cond cross det diagonal eig eigh eigvals eigvalsh inv lstsq matmul matrix_norm
-        matrix_power matrix_rank matrix_transpose multi_dot norm outer pinv qr slogdet solve svd svdvals tensordot trace
-        vecdot vector_norm
-    jax.numpy.fft: fft fft2 fftfreq fftn fftshift hfft ifft ifft2 ifftn ifftshift ihfft irfft irfft2 irfftn rfft rfft2
-        rfftfreq rfftn
-    jax.lax: abs acos acosh add argmax argmin asin asinh atan atan2 atanh batch_matmul bessel_i0e bessel_i1e betainc
-        bitwise_and bitwise_not bitwise_or bitwise_xor broadcast cbrt ceil clamp clz complex concatenate conj conv
-        conv_general_dilated conv_transpose convert_element_type cos cosh cumlogsumexp cummax cummin cumprod cumsum
-        digamma div dot dot_general eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt igamma igammac imag
-        integer_pow is_finite le lgamma log log1p log2 logistic lt max min mul ne neg nextafter pad polygamma
-        population_count pow real reciprocal reduce_max reduce_min reduce_prod reduce_sum rem reshape rev round rsqrt
-        select shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square squeeze stop_gradient sub
-        tan tanh top_k transpose zeta
-    jax.random: ball bernoulli beta binomial bits categorical cauchy chisquare choice dirichlet double_sided_maxwell
-        exponential gamma generalized_normal geometric gumbel laplace loggamma logistic lognormal maxwell multinomial
-        multivariate_normal normal orthogonal pareto permutation poisson rademacher randint rayleigh t triangular
-        truncated_normal uniform wald weibull_min
-    jax.scipy.special: bernoulli bessel_jn beta betainc betaln boxcox boxcox1p comb dawsn digamma entr erf erfc erfcinv
-        erfcx erfinv exp1 expi expit expn factorial fresnel gamma gammainc gammaincc gammaln gammasgn hyp1f1 hyp2f1 i0
-        i0e i1 i1e kl_div log_ndtr log_softmax loggamma logit logsumexp multigammaln ndtr ndtri owens_t poch polygamma
-        rel_entr sici softmax spence sph_harm_y wofz xlog1py xlogy zeta
-    numpy: {_ELEMENTWISE} matmul matvec vecdot vecmat
-    flax.linen.linear: default_embed_init default_kernel_init
-    equinox.nn._mlp: _identity    equinox.nn._weight_norm: _norm_except_axis
-    equinox.nn._attention: standard_attention
-    lineax: max_norm rms_norm two_norm diagonal_tag lower_triangular_tag negative_semidefinite_tag
-        positive_semidefinite_tag symmetric_tag tridiagonal_tag unit_diagonal_tag upper_triangular_tag
-    lineax.internal: max_norm rms_norm two_norm    lineax._norm: max_norm rms_norm two_norm
-    optimistix: dai_yuan fletcher_reeves hestenes_stiefel max_norm polak_ribiere rms_norm two_norm
-    optimistix._misc: _default_no_verbose default_verbose
-    diffrax: adjoint_rms_seminorm is_event is_okay is_successful linear_interpolation rectilinear_interpolation
-    diffrax._saveat: save_y    diffrax._integrate: use_stepsize_tol
-    diffrax._root_finder: use_stepsize_tol    diffrax._root_finder._with_tols: use_stepsize_tol
-""")
-    | _of_libraries("functions")
+_ROWS = (
+    NamesInFiles(
+        classes="""
+            builtins: bool int float complex str bytes bytearray tuple list dict set frozenset object slice range
+            collections: OrderedDict defaultdict deque Counter
+            functools: partial
+            typing: Any
+            pathlib: Path PurePath PosixPath PurePosixPath WindowsPath PureWindowsPath
+            types: NoneType EllipsisType NotImplementedType
+        """,
+    ),
+    NamesInFiles(
+        "numpy ml_dtypes",
+        only_names=True,
+        classes="""
+            numpy: ndarray generic number integer signedinteger unsignedinteger inexact floating complexfloating
+                flexible character bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 intp uintp intc uintc short
+                ushort longlong ulonglong byte ubyte float16 float32 float64 longdouble complex64 complex128 clongdouble
+                half single double csingle cdouble datetime64 timedelta64 str_ bytes_ dtype bool_
+            ml_dtypes: bfloat16 int1 uint1 int2 uint2 int4 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn float8_e3m4
+                float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu
+        """,
+        functions=f"""
+            numpy: {_ELEMENTWISE} matmul matvec vecdot vecmat
+        """,
+    ),
+    NamesInFiles(
+        "jax jaxlib",
+        importable="""
+            jax.experimental.sparse jax.nn jax.nn.initializers jax.numpy jax.numpy.fft jax.numpy.linalg jax.lax
+            jax.random jax.scipy.special jax.sharding jax.tree_util
+        """,
+        instances="""
+            jax.lax: AccuracyMode ConvDimensionNumbers DotAlgorithm DotAlgorithmPreset GatherDimensionNumbers
+                GatherScatterMode Precision RandomAlgorithm RoundingMethod ScatterDimensionNumbers
+            jax._src.numpy.linalg: EigResult EighResult QRResult SVDResult SlogdetResult
+            jax.sharding: AxisType
+        """,
+        classes="""
+            jax: Array ShapeDtypeStruct
+            jax.numpy: ndarray bool_ int_ uint float_ complex_ int2 int4 int8 int16 int32 int64 uint2 uint4 uint8 uint16
+                uint32 uint64 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz
+                float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float16 bfloat16 float32 float64 half single double csingle
+                cdouble complex64 complex128 generic number integer signedinteger unsignedinteger inexact floating
+                complexfloating flexible character
+        """,
+        functions=f"""
+            jax.nn: celu dot_product_attention elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh identity
+                leaky_relu log1mexp log_sigmoid log_softmax logmeanexp logsumexp mish one_hot relu relu6 selu sigmoid
+                silu soft_sign softmax softplus sparse_plus sparse_sigmoid squareplus standardize swish tanh
+            jax.nn.initializers: constant delta_orthogonal glorot_normal glorot_uniform he_normal he_uniform
+                kaiming_normal kaiming_uniform lecun_normal lecun_uniform normal ones orthogonal truncated_normal
+                uniform variance_scaling xavier_normal xavier_uniform zeros
+            jax.numpy: {_ELEMENTWISE} all allclose amax amin any arange argmax argmin argsort array asarray average
+                broadcast_to concat concatenate convolve correlate count_nonzero cross cumprod cumsum diag diagonal diff
+                dot einsum expand_dims eye flip full full_like identity inner interp isclose kron linspace matmul
+                matrix_transpose max mean median min moveaxis nanmax nanmean nanmin nansum ndim ones ones_like outer pad
+                permute_dims prod quantile ravel repeat reshape roll shape size sort split squeeze stack std sum
+                swapaxes take tensordot tile trace transpose tril triu unwrap vander var vdot vecdot zeros zeros_like
+            jax.numpy.linalg: cholesky cond cross det diagonal eig eigh eigvals eigvalsh inv lstsq matmul matrix_norm
+                matrix_power matrix_rank matrix_transpose multi_dot norm outer pinv qr slogdet solve svd svdvals
+                tensordot trace vecdot vector_norm
+            jax.numpy.fft: fft fft2 fftfreq fftn fftshift hfft ifft ifft2 ifftn ifftshift ihfft irfft irfft2 irfftn rfft
+                rfft2 rfftfreq rfftn
+            jax.lax: abs acos acosh add argmax argmin asin asinh atan atan2 atanh batch_matmul bessel_i0e bessel_i1e
+                betainc bitwise_and bitwise_not bitwise_or bitwise_xor broadcast cbrt ceil clamp clz complex concatenate
+                conj conv conv_general_dilated conv_transpose convert_element_type cos cosh cumlogsumexp cummax cummin
+                cumprod cumsum digamma div dot dot_general eq erf erf_inv erfc exp exp2 expand_dims expm1 floor ge gt
+                igamma igammac imag integer_pow is_finite le lgamma log log1p log2 logistic lt max min mul ne neg
+                nextafter pad polygamma population_count pow real reciprocal reduce_max reduce_min reduce_prod
+                reduce_sum rem reshape rev round rsqrt select shift_left shift_right_arithmetic shift_right_logical sign
+                sin sinh sqrt square squeeze stop_gradient sub tan tanh top_k transpose zeta
+            jax.random: ball bernoulli beta binomial bits categorical cauchy chisquare choice dirichlet
+                double_sided_maxwell exponential gamma generalized_normal geometric gumbel laplace loggamma logistic
+                lognormal maxwell multinomial multivariate_normal normal orthogonal pareto permutation poisson
+                rademacher randint rayleigh t triangular truncated_normal uniform wald weibull_min
+            jax.scipy.special: bernoulli bessel_jn beta betainc betaln boxcox boxcox1p comb dawsn digamma entr erf erfc
+                erfcinv erfcx erfinv exp1 expi expit expn factorial fresnel gamma gammainc gammaincc gammaln gammasgn
+                hyp1f1 hyp2f1 i0 i0e i1 i1e kl_div log_ndtr log_softmax loggamma logit logsumexp multigammaln ndtr ndtri
+                owens_t poch polygamma rel_entr sici softmax spence sph_harm_y wofz xlog1py xlogy zeta
+        """,
+    ),
+    NamesInFiles(
+        "optax",
+        importable="optax.contrib optax.losses",
+        kinds=("namedtuple",),
+    ),
+    NamesInFiles("chex"),
+    NamesInFiles(
+        "flax",
+        importable="flax.core flax.linen flax.struct flax.training.train_state",
+        instances="""
+            flax.core: FrozenDict
+            flax.training.train_state: TrainState
+        """,
+        functions="""
+            flax.linen.linear: default_embed_init default_kernel_init
+        """,
+    ),
+    NamesInFiles(
+        "lineax",
+        kinds=_DATA,
+        has_methods=True,
+        functions="""
+            lineax: max_norm rms_norm two_norm diagonal_tag lower_triangular_tag negative_semidefinite_tag
+                positive_semidefinite_tag symmetric_tag tridiagonal_tag unit_diagonal_tag upper_triangular_tag
+            lineax.internal: max_norm rms_norm two_norm
+            lineax._norm: max_norm rms_norm two_norm
+        """,
+        tokens="""
+            lineax._solve: _cholesky_token _diagonal_token _lu_token _qr_token _svd_token _triangular_token
+                _tridiagonal_token _well_posed_diagonal_token
+        """,
+    ),
+    NamesInFiles(
+        "optimistix",
+        kinds=_DATA,
+        has_methods=True,
+        functions="""
+            optimistix: dai_yuan fletcher_reeves hestenes_stiefel max_norm polak_ribiere rms_norm two_norm
+            optimistix._misc: _default_no_verbose default_verbose
+        """,
+    ),
+    NamesInFiles(
+        "diffrax",
+        kinds=_DATA,
+        has_methods=True,
+        instances="""
+            diffrax: ButcherTableau StochasticButcherTableau
+        """,
+        functions="""
+            diffrax: adjoint_rms_seminorm is_event is_okay is_successful linear_interpolation rectilinear_interpolation
+            diffrax._saveat: save_y
+            diffrax._integrate: use_stepsize_tol
+            diffrax._root_finder: use_stepsize_tol
+            diffrax._root_finder._with_tols: use_stepsize_tol
+        """,
+    ),
+    NamesInFiles(
+        "sharedtree",
+        importable="sharedtree.cli._demo",
+        instances="""
+            sharedtree.cli._demo: Attention Block Checkpoint Embedding LanguageModel Sizes
+            sharedtree: Dag
+            sharedtree.serialise._export: WrittenDag
+        """,
+    ),
+    *[library.names for library in _LIBRARIES],
 )
-"""Functions, and a few objects that mark a choice, each of which computes arrays from arrays and does nothing else."""
+
+
+def _all(what: str) -> frozenset[str]:
+    return frozenset().union(*[names_in(getattr(row, what)) for row in _ROWS])
+
+
+ROW_OF = {package: row for row in _ROWS for package in names_in(row.packages)}
+"""What may be named of each top-level package that is known."""
+
+NAMES_ONLY = frozenset([package for package, row in ROW_OF.items() if row.only_names])
+"""Top-level packages of which single names are allowed. To trust one of them as a whole changes nothing."""
+
+LIBRARIES = frozenset(ROW_OF) - NAMES_ONLY
+"""Top-level packages that are known, and from which more may be named if the user trusts them."""
+
+IMPORTABLE = frozenset(ROW_OF) | _all("importable")
+"""Modules of these packages that loading may import; others are looked at only if they are loaded already."""
+
+INSTANCES = _all("instances")
+CLASSES = _all("classes")
+TOKENS = _all("tokens")
+FUNCTIONS = _all("functions") | TOKENS
+IF_TRUSTED = _all("if_trusted")
+KEPT_BACK = _all("kept_back")
+
+MOVED = {
+    "sharedtree._export:WrittenDag": "sharedtree.serialise._export:WrittenDag",
+    **{
+        f"sharedtree._demo:{name}": f"sharedtree.cli._demo:{name}"
+        for name in ("Attention", "Block", "Checkpoint", "Embedding", "LanguageModel", "Sizes")
+    },
+}
+"""What was written under a name that a class of this package had, and the name that it has now."""

@@ -11,15 +11,13 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-import equinox as eqx
-
 from ...compat._import_hook import import_module
 from ...core._errors import CompatibilityError
+from ...core._library_rows import LIBRARIES as ROWS
 from ...core._locks import Lock
 from ...core._printing import printable
 from ._allow_list import (
     CLASSES,
-    ECOSYSTEM,
     FUNCTIONS,
     IF_TRUSTED,
     IMPORTABLE,
@@ -28,6 +26,7 @@ from ._allow_list import (
     LIBRARIES,
     MOVED,
     NAMES_ONLY,
+    ROW_OF,
 )
 from ._buildable_classes import is_rebuildable, kind_of
 from ._public_names import (
@@ -180,7 +179,7 @@ class Trust:
         if kind == "class" and is_kept_back and root_of(module) not in self._libraries:
             return False
         if root_of(module) in LIBRARIES:
-            return kind == "class" or (root_of(module) in ECOSYSTEM and "." in qualname and _is_public(name))
+            return kind == "class" or (ROW_OF[root_of(module)].has_methods and "." in qualname and _is_public(name))
         package = self._package_of(module)
         if package is not None:
             return module in sys.modules or _PROGRAMS.isdisjoint(module[len(package) :].split("."))
@@ -247,7 +246,7 @@ class Trust:
             return "it cannot be called"
         if is_listed or name in self._names or name in CLASSES:
             return ""
-        if kind == "class" and not is_rebuildable(cls) and not issubclass(cls, eqx.Enumeration):
+        if kind == "class" and not is_rebuildable(cls) and not _is_choice(cls):
             return "it is neither a registered pytree node nor a dataclass, a namedtuple or an enum"
         if kind == "function" and isinstance(obj, type):
             return "it is a class, not a function"
@@ -280,7 +279,7 @@ class Trust:
         home = home_of(base)
         if not self._is_given(base) and self._package_of(home) is None:
             if root_of(home) in LIBRARIES:
-                if root_of(home) not in ECOSYSTEM or kind_of(base) != "module" or not _is_public(last):
+                if not ROW_OF[root_of(home)].has_methods or kind_of(base) != "module" or not _is_public(last):
                     return "methods of this class are not on the allow-list"
             elif root_of(home) != root_of(home_of(owner)):
                 return f"it is defined in `{home}`"
@@ -292,10 +291,14 @@ class Trust:
 
 def _is_of_a_library(cls: type) -> bool:
     """Whether a class is one of those that every file may name."""
-    root, kind = root_of(home_of(cls)), kind_of(cls)
-    is_data = kind in ("module", "namedtuple", "placeholder", "enum") or issubclass(cls, eqx.Enumeration)
-    is_known = (root in ECOSYSTEM and is_data) or (root == "optax" and kind == "namedtuple")
-    return is_known or _is_one_of(cls, INSTANCES)
+    row = ROW_OF.get(root_of(home_of(cls)))
+    is_data = row is not None and (kind_of(cls) in row.kinds or ("enum" in row.kinds and _is_choice(cls)))
+    return is_data or _is_one_of(cls, INSTANCES)
+
+
+def _is_choice(cls: type) -> bool:
+    """Whether a class has no instances, but is itself what a file may name."""
+    return any(library.is_choice(cls) for library in ROWS)
 
 
 def _is_one_of(cls: type, names: frozenset[str]) -> bool:
