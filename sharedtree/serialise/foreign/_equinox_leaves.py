@@ -9,8 +9,8 @@ the file has as much. Each record is
 and the header is the text of a dictionary with the dtype, the order and the shape.
 """
 
-import ast
 import math
+import re
 import struct
 from typing import Any, NamedTuple
 
@@ -28,7 +28,12 @@ from ._foreign_differences import Arrays, Fit, Numbers, is_key, told
 
 MAGIC = b"\x93NUMPY"
 
-_MAX_HEADER = 10_000  # bytes, as `numpy.load` has it: it is parsed by Python
+_MAX_HEADER = 10_000  # bytes, as `numpy.load` has it
+# No text of a file is given to Python's parser, which would warn of it, and quote it in errors.
+_HEADER = re.compile(
+    r"\{'descr': '([^'\\]*)', 'fortran_order': (True|False), "
+    r"'shape': \(((?:[0-9]{1,19}(?:,|(?:, [0-9]{1,19})+))?)\)(?:, ?)?\}\s*"
+)
 _LENGTHS = {(1, 0): "<H", (2, 0): "<I"}
 
 
@@ -95,26 +100,17 @@ def _record(source: Source, at: int) -> _Record:
     header = bytes(source.read(at + 8, size + nbytes))
     if len(header) < size + nbytes:
         raise _cut_short(source, at)
-    text = header[size:].decode("latin-1")
-    try:
-        entries: Any = ast.literal_eval(text)
-    except Exception as error:  # whatever Python's parser makes of the text
-        raise _malformed(source, at, f"its header is none ({type(error).__name__})") from error
-    if type(entries) is not dict or entries.keys() != {"descr", "fortran_order", "shape"}:
-        raise _malformed(source, at, "its header does not have the keys that it should have")
-    shape, fortran = entries["shape"], entries["fortran_order"]
-    if type(shape) is not tuple or not all(type(size) is int for size in shape) or type(fortran) is not bool:
-        raise _malformed(source, at, "its header does not say the shape and the order")
-    if any(size < 0 for size in shape):
-        raise _malformed(source, at, "a size is negative")
+    match = _HEADER.fullmatch(header[size:].decode("latin-1"))
+    if match is None:
+        raise _malformed(source, at, "its header is not what NumPy writes for an array of numbers")
     # NumPy makes much of a text: structures of any number of fields, names of Python's types, nested arrays.
-    dtype = dtype_in_npy(entries["descr"])
-    if dtype is None and entries["descr"] in ("|O", "O"):
+    dtype, shape = dtype_in_npy(match[1]), tuple(map(int, match[3].replace(",", " ").split()))
+    if dtype is None and match[1] in ("|O", "O"):
         raise _malformed(source, at, "it is an array of objects, which are pickled, and a pickle runs what it holds")
     if dtype is None:
         raise _malformed(source, at, "its dtype is none that an array of numbers has")
     begin = at + 8 + len(header)
-    record = _Record(dtype, shape, fortran, begin, begin + dtype.itemsize * math.prod(shape))
+    record = _Record(dtype, shape, match[2] == "True", begin, begin + dtype.itemsize * math.prod(shape))
     if record.stop > source.size:
         raise _cut_short(source, at)
     return record

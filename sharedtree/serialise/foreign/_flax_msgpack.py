@@ -34,12 +34,12 @@ def read_state(source: Source, like: Any) -> Any:
     try:
         _require_dtypes(data)
         state = flax.msgpack_restore(data)
-    except Exception as error:  # msgpack, NumPy and flax each have errors of their own
+    except Exception as error:  # noqa: BLE001 -- msgpack, NumPy and flax each have errors of their own
         if "incomplete input" in str(error):
-            raise CorruptFileError(f"`{source.label}` ends too early: it was cut short. Copy it again.") from error
+            raise CorruptFileError(f"`{source.label}` ends too early: it was cut short. Copy it again.") from None
         raise FormatError(
             f"`{source.label}` is no file of `flax.serialization` ({_in_words(error)}). Give the file as flax wrote it."
-        ) from error
+        ) from None
     _require_values(state, source.label)
     if like is None:
         return _with_own_arrays(state)
@@ -53,11 +53,11 @@ def read_state(source: Source, like: Any) -> Any:
     state = _fitted(wanted, state, source.label)
     try:
         return flax.from_state_dict(like, state)
-    except Exception as error:  # of whatever class it is
+    except Exception as error:  # noqa: BLE001 -- of whatever class it is
         raise StructureMismatchError(
             f"flax cannot put what `{source.label}` holds into a `{type(like).__qualname__}`: "
             f"{_in_words(error)}. Give the template that the file was written from."
-        ) from error
+        ) from None
 
 
 def _require_dtypes(data: bytes) -> None:
