@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -358,6 +359,15 @@ def test_an_array_of_jax_with_an_odd_dtype():
         assert isinstance(array, jax.Array)
         assert array.dtype.name == dtype
         assert np.asarray(array).tobytes() == bytes(4 * size)
+
+
+def test_no_error_of_others_quotes_a_file():
+    """A traceback shows what an error was raised from, as it is; JAX names the axes that a mesh lacks."""
+    mesh = ["mesh", [1], ["x"], [["int", "0"]], ["Auto"]]
+    data = file_of([mesh, ["spec", ["\x1b[2J"], None, None], ["named_sharding", 0, 1, None]])
+    with pytest.raises(st.errors.FormatError, match="not found in mesh") as raised:
+        st.from_bytes(data)
+    assert "\x1b" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_a_missing_field_in_a_template():

@@ -80,12 +80,12 @@ def decode(
             table.append(BUILDERS[kind](parts, node))
         except SharedTreeError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- a constructor may raise anything
             raise FormatError(
                 f"Node {len(table)} of the file, a `{kind}`, cannot be built "
                 f"({type(error).__name__}: {printable(str(error)[:200])}). "
                 "The file is damaged, or was made by hand."
-            ) from error
+            ) from None
     return parts.child(manifest.root)
 
 
