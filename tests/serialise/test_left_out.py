@@ -95,6 +95,9 @@ def test_nothing_is_loaded_without_a_template_that_has_it():
     assert st.from_bytes(data, select="['last'][1]['w']").tolist() == [0, 1, 2]
     layer = st.from_bytes(data, select="['last'][0]", like=tree["last"][0])
     assert layer.below[0].hook is hooks[0]
+    for like in (None, hooks[0]):  # a part that is nothing but what was left out
+        with pytest.raises(st.errors.StructureMismatchError, match="was saved without"):
+            st.from_bytes(data, select="['first'].hook", like=like, trusted=TRUSTED)
 
 
 def test_fields_that_were_renamed_since():

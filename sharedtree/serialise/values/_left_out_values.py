@@ -10,6 +10,7 @@ what is also saved: as two objects they would not be one again.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -83,7 +84,8 @@ def left_out_of(manifest: Manifest) -> list[Key]:
     """The atoms of a file, or of a part of it, in whose places nothing was written."""
     if not any(atom[0] == LEFT_OUT for atom in manifest.atoms):
         return []
-    return [tuple(child) for node in manifest.nodes for child in children_of(node) if _is_left_out(child)]  # pyright: ignore
+    held = itertools.chain((manifest.root,), *map(children_of, manifest.nodes))
+    return [tuple(child) for child in held if _is_left_out(child)]  # pyright: ignore[reportArgumentType]
 
 
 def misplaced(nodes: Sequence[Node]) -> int | None:
