@@ -361,6 +361,28 @@ def test_an_array_of_jax_with_an_odd_dtype():
         assert np.asarray(array).tobytes() == bytes(4 * size)
 
 
+@pytest.mark.parametrize("atom", [["int", "f" * 5_000], ["scalar", "datetime64[999999999Y]", "ffffffffffffff7f"]])
+def test_what_cannot_be_printed(atom):
+    """Python prints no number of so many digits, and NumPy no such date."""
+    layer = strategies.make(strategies.Layer, weight=1, child=2, activation=3)
+    for tree, data in (
+        ([1], file_of([["list", [atom]]])),
+        ({"a": 1}, file_of([["dict", [atom], [None]]])),
+        (layer, Draft(st.to_bytes(layer))),
+    ):
+        if isinstance(data, Draft):
+            data.manifest["nodes"][-1][2] = [atom] * 3
+            data = data.file(with_digests=True)
+        for operation in (
+            lambda data: str(st.inspect(data)),
+            lambda data: str(st.audit(data)),
+            load,
+            lambda data, tree=tree: load(data, like=tree),
+            lambda data, tree=tree: str(load(data, like=tree, strict=False)[1]),
+        ):
+            assert judge(Case(data, None, ()), operation, gives_model=False)[1] is None
+
+
 def test_no_error_of_others_quotes_a_file():
     """A traceback shows what an error was raised from, as it is; JAX names the axes that a mesh lacks."""
     mesh = ["mesh", [1], ["x"], [["int", "0"]], ["Auto"]]

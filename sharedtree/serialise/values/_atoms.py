@@ -226,7 +226,10 @@ def atom_text(atom: Any, most: int = _MAX_TEXT) -> str:
         return data[0]
     if max(map(len, data), default=0) > _MAX_DECODED:
         return f"{short(data[0]) if len(data) > 1 else ''} {tag}, {len(data[-1]):,} characters in the file".lstrip()
-    return short(repr(decode_atom(atom)))
+    try:
+        return short(repr(decode_atom(atom)))
+    except OverflowError:  # a date that NumPy has and cannot print: its unit is a billion years, say
+        return short(" ".join(data))
 
 
 def short(text: str, most: int = _MAX_TEXT) -> str:

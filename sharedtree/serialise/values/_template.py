@@ -143,7 +143,13 @@ class _Side:
     def _parts_of(self, number: int) -> dict[str, int]:
         op, children = self.tree.records[number]
         assert type(op) is Node
-        return {jtu.keystr((key,)): child for key, child in zip(op.keys, children, strict=True)}
+        try:
+            return {jtu.keystr((key,)): child for key, child in zip(op.keys, children, strict=True)}
+        except Exception as error:  # noqa: BLE001 -- a number of more digits than Python prints, or a class of a user's
+            raise StructureMismatchError(
+                f"A {self.text(number)} has a key that cannot be printed ({type(error).__name__}), so that no template "
+                "can have the like at the same path. Load the file as it is:\n    model = sharedtree.load(path)"
+            ) from None
 
     def _statics_of(self, number: int) -> dict[str, Any]:
         node = self.tree.node(number)
@@ -379,6 +385,8 @@ def _told_apart(one: Any, two: Any) -> tuple[str, str]:
 
 def _in_words(value: Any) -> str:
     """A static value in a few words. What is no plain value is told by its type, for printing it may take for ever."""
+    if type(value) is int and value.bit_length() > 4 * _MAX_SHOWN:  # Python prints no more than some digits
+        value = f"{value:#x}"
     if type(value) in _PLAIN or isinstance(value, enum.Enum):
         text = repr(value[:_MAX_SHOWN] if isinstance(value, str | bytes) else value)
         return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
