@@ -390,6 +390,15 @@ def test_nothing_is_compiled_for_weakly_typed_arrays():
     assert jax.jit(lambda x: x * 2)(loaded[1]).weak_type
 
 
+def test_a_key_that_is_a_dag_is_not_printed_beside_a_template():
+    """Equinox prints 50,000 nodes a minute or slower, and twelve tuples make 4,096."""
+    nodes = [["tuple", ["a"]], *[["tuple", [i, i]] for i in range(12)], ["object", LAYER, [12, None, RELU]]]
+    data = typed_file([*nodes, ["dict", [len(nodes) - 1], [None]]])
+    assert len(st.from_bytes(data, trusted=TRUSTED)) == 1
+    with pytest.raises(st.errors.FormatError, match="too often to be compared"):
+        st.from_bytes(data, trusted=TRUSTED, like={"a": None})
+
+
 def test_keys_of_one_hash_are_bounded_in_all_of_a_file():
     def tree(count):
         return [{k * (2**61 - 1) for k in range(1, 101)} for _ in range(count)]

@@ -42,6 +42,9 @@ MAX_HASHED = 1_000_000
 """How many nodes and values all of that may have, beyond those of the manifest, when each is counted as often as it
 occurs: hashing a DAG, and describing it, takes that long."""
 
+MAX_PRINTED = 1_000
+"""The same for keys where they are printed, as beside a template: Equinox takes half a millisecond a node."""
+
 
 def _take(kind: Kind) -> Callable[[Any], Apart]:
     """Takes the attributes that the steps name, and what iterating gives, if the last operand is for several."""
@@ -164,7 +167,9 @@ def node_text(manifest: Manifest, node: Node) -> str:
     return inline_text(manifest, node) or (f"empty {kind.name}" if is_empty else kind.name)
 
 
-def nested_too_deeply(nodes: Sequence[Node], walked_of: Callable[[Node], Iterable[Child]] = walked_of) -> int | None:
+def nested_too_deeply(
+    nodes: Sequence[Node], walked_of: Callable[[Node], Iterable[Child]] = walked_of, beyond: int = MAX_HASHED
+) -> int | None:
     """The first node that is nested too deeply, or holds too much that is hashed or walked; None if none is.
 
     Python and JAX walk some things with recursion in C, and hash a DAG in a time that grows with its number of paths. A
@@ -175,7 +180,7 @@ def nested_too_deeply(nodes: Sequence[Node], walked_of: Callable[[Node], Iterabl
         return None
     depths, shallow, sizes = [0] * len(nodes), [0] * len(nodes), [0] * len(nodes)
     own = [1 + sum([_weight(child) for child in children_of(node)]) for node in nodes]
-    most = MAX_HASHED + sum(own)
+    most = beyond + sum(own)
     walked_in_all = 0
     for i, node in enumerate(nodes):
         below = [child for child in children_of(node) if type(child) is int]
@@ -212,9 +217,14 @@ def nan_among_keys(nodes: Sequence[Node]) -> int | None:
     return None
 
 
+def keys_of(node: Node) -> Sequence[Child]:
+    """The keys of a mapping, which are printed in paths, or the members of a set."""
+    return node[_HASHED[node[0]]] if node[0] in _HASHED else ()
+
+
 def num_keys(nodes: Sequence[Node]) -> int:
     """How many keys the mappings of a file have, and members its sets."""
-    return sum([len(node[_HASHED[node[0]]]) for node in nodes if node[0] in _HASHED])
+    return sum(map(len, map(keys_of, nodes)))
 
 
 def first_touched(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:

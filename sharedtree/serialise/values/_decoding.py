@@ -23,7 +23,17 @@ from ..container._header import malformed
 from ..trust._buildable_classes import FIELD_KINDS, kind_of
 from ..trust._resolved_names import Name, Paths, Request, call_without_template, judge_all, resolve_all
 from ..trust._trusted_names import Trust
-from ._all_kinds_of_nodes import BUILDERS, TYPED, compared_of, first_touched, nested_too_deeply, num_keys, steps
+from ._all_kinds_of_nodes import (
+    BUILDERS,
+    MAX_PRINTED,
+    TYPED,
+    compared_of,
+    first_touched,
+    keys_of,
+    nested_too_deeply,
+    num_keys,
+    steps,
+)
 from ._changed_classes import Renames, maker_for, new_name, renames_in, require_sound_renames
 from ._encoding import like_in
 from ._kinds_of_values import name_of_method
@@ -137,6 +147,7 @@ class Plan:
         if like is not None:
             classes = [self._resolved["class", entry.name] for entry in self._manifest.types]
             deep = nested_too_deeply(self._manifest.nodes, compared_of(classes))
+            deep = nested_too_deeply(self._manifest.nodes, keys_of, MAX_PRINTED) if deep is None else deep
             if deep is not None:
                 raise malformed(f"node {deep} holds one thing too often to be compared with a template")
             structs = {entry.tensor: struct_of(entry) for entry in entries}
