@@ -77,6 +77,18 @@ def test_users_of_a_library_save_its_arrays(library, tmp_path):
             assert back.other is other
 
 
+def test_arrays_that_jax_does_not_see_are_not_said_to_be_saved(library):
+    model = library.Stateless()
+    model.w = jnp.ones(3)
+    text = advice(model)
+    assert "    The tree is a `some_library.Stateless`" in text
+    assert "JAX sees nothing of what it holds" in text
+    assert "sharedtree.tree.leaves" not in text
+    assert "leave" not in text
+    assert "are not among them" in advice([jnp.ones(3), model])
+    assert "are not among them" not in advice([jnp.ones(3), library.Stateless()])
+
+
 def test_who_wrote_it_is_told_to_change_it():
     def local(x):
         return x

@@ -344,8 +344,15 @@ def fix_for_users(holders: Sequence[Any], obj: Any, step: str, error: RefusalErr
     # What is said of the classes of libraries that are known is said to their users.
     if not is_in_site_packages(library) or (library in LIBRARIES | NAMES_ONLY and not is_function):
         return error.fix
+    if not holders:  # nothing is left of the tree without it, and `sharedtree.tree` sees no array in it
+        return (
+            f"It is made by `{library}`, and JAX sees nothing of what it holds. Save the arrays that `{library}` gives "
+            "of it, in a dictionary, say, and put them into one that is made anew, as that library's guide says."
+        )
+    held = held_array(obj)
+    kept = "" if held is None else " The arrays that it holds itself are not among them: they stay those of the new one."
     anew = "leave it out, and make it anew after loading"
-    if step[1:].isidentifier() and held_array(obj) is None:
+    if step[1:].isidentifier() and held is None:
         anew = (
             f'leave it out, `sharedtree.save(path, model, leave_out=["{step[1:]}"])`, and take it from a model that is '
             "made anew: `model = sharedtree.load(path, like=model)`"
@@ -354,6 +361,7 @@ def fix_for_users(holders: Sequence[Any], obj: Any, step: str, error: RefusalErr
         f"It is made by `{library}`: {anew}. Or save the arrays alone, "
         "`sharedtree.save(path, sharedtree.tree.leaves(model))`, and put them into a model that is made anew: "
         "`model = sharedtree.tree.unflatten(sharedtree.tree.structure(model), sharedtree.load(path))`."
+        f"{kept}"
     )
 
 
@@ -362,5 +370,6 @@ def unserialisable(problems: list[Problem]) -> UnserialisableError:
     count = "One object" if len(problems) == 1 else f"{len(problems)} objects"
     lines = [f"{count} in the tree cannot be saved, and nothing was written:"]
     for path, reason, fix in problems:
-        lines += [f"    `{printable(path)}` is {printable(reason)}.", f"        {printable(fix)}"]
+        place = f"`{printable(path)}`" if path else "The tree"
+        lines += [f"    {place} is {printable(reason)}.", f"        {printable(fix)}"]
     return UnserialisableError("\n".join(lines), [p.path for p in problems], [p.reason for p in problems])
