@@ -45,6 +45,9 @@ def library(monkeypatch):
         "    return inner\n"
         "class Stateless:\n"
         "    pass\n"
+        "class Constant(tuple):\n"
+        "    pass\n"
+        "jax.tree_util.register_pytree_node(Constant, lambda it: ((), it), lambda it, _: it)\n"
         "class Flow(eqx.Module):\n"
         "    w: jax.Array\n"
         "    tied: jax.Array\n"
@@ -56,7 +59,7 @@ def library(monkeypatch):
 
 def test_users_of_a_library_save_its_arrays(library, tmp_path):
     w = jnp.arange(3.0)
-    for make in (lambda: library.closing(w), library.closing_over_nothing, library.Stateless):
+    for make in (lambda: library.closing(w), library.closing_over_nothing, library.Stateless, library.Constant):
         other = make()
         trained, anew = library.Flow(w, w, other), library.Flow(jnp.zeros(3), jnp.zeros(3), other)
         anew = st.tie(anew, lambda flow: (flow.w, flow.tied))

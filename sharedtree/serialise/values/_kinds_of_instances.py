@@ -78,6 +78,11 @@ def take_registered(obj: Any, type_index: int) -> Apart:
             f"a `{type(obj).__qualname__}` whose flatten function raises {type(error).__name__}: {error}",
             "Leave it out, or bring it into a state in which JAX can flatten it.",
         ) from error
+    if aux is obj:  # no cycle that could be broken: for JAX it is one constant
+        raise RefusalError(
+            f"a `{type(obj).__qualname__}` that is its own auxiliary data, of which nothing can be written",
+            "Let its flatten function give plain values, from which its unflatten function makes it anew.",
+        )
     fault = fault_of_aux(type(obj), aux)
     if fault is not None:
         raise RefusalError(

@@ -350,7 +350,7 @@ def fix_for_users(holders: Sequence[Any], obj: Any, step: str, error: RefusalErr
             "of it, in a dictionary, say, and put them into one that is made anew, as that library's guide says."
         )
     held = held_array(obj)
-    kept = "" if held is None else " The arrays that it holds itself are not among them: they stay those of the new one."
+    kept = "" if held is None else " The arrays that it holds itself are not among them: those of the new one stay."
     anew = "leave it out, and make it anew after loading"
     if step[1:].isidentifier() and held is None:
         anew = (
