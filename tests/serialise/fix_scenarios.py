@@ -116,6 +116,18 @@ def what_was_left_out(path):
     return Scenario(lambda: load(file), st.errors.StructureMismatchError, {"path": file, "template": template}, after)
 
 
+@scenario
+def what_a_library_made(path):
+    model, path = {"w": jnp.arange(3.0), "tx": optax.sgd(0.1)}, path / "model.safetensors"
+
+    def after(names):
+        assert names["model"]["tx"] == model["tx"]
+        assert names["model"]["w"].tolist() == [0, 1, 2]
+
+    names = {"path": path, "model": model}
+    return Scenario(lambda: st.save(path, model), st.errors.UnserialisableError, names, after)
+
+
 def leaving_out(path, *entries):
     tree, path = state_of(jax.nn.relu, jax.nn.relu), path / "model.safetensors"
     return Scenario(lambda: st.save(path, tree, leave_out=entries), ValueError, {"path": path, "tree": tree})

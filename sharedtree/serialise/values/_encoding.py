@@ -6,7 +6,7 @@ Nothing recurses, and nothing stops at the first object that cannot be written: 
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...core import __version__
@@ -22,11 +22,11 @@ from ._instances import Instances
 from ._kinds_of_instances import take_enum, take_registered
 from ._kinds_of_jax_values import take_other
 from ._kinds_of_values import BoundMethod, CompiledFunction, function_of, name_of_method, take_bound_method
-from ._left_out_values import Key, LeaveOut, misplaced, put_back
+from ._left_out_values import Key, LeaveOut, put_back
 from ._manifest import FORMAT
 from ._nodes import MAX_NAME, Apart, Collisions, Manifest, Node, TypeEntry
-from ._paths import carries_identity, path_to
-from ._written_by_name import Named, Problem, fix_for_users, reached, unserialisable
+from ._paths import path_to
+from ._written_by_name import Named, Problem, fix_for_users, unserialisable
 
 _MAX_KEYS = 64  # a path with more keys is too long to be a name
 
@@ -75,12 +75,14 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
         >>> encoded.manifest["nodes"]
         [['array', 0], ['dict', ['embed', 'head'], [0, 0]]]
     """
-    left_out = LeaveOut(leave_out)
+    entries = (leave_out,) if isinstance(leave_out, str) else tuple(leave_out)
+    left_out = LeaveOut(entries)
     walk = _Walk(left_out)
     root = walk.run(tree)
     problems = walk.all_problems()
     if problems:
-        raise unserialisable(problems)
+        num_before = len(left_out.objects)
+        raise unserialisable(problems, lambda more: _num_left_out(tree, [*entries, *more], num_before))
     left_out.require_used()
     manifest = {
         "format": 1,
@@ -95,6 +97,13 @@ def encode(tree: Any, leave_out: Iterable[str] = ()) -> Encoded:
     if left_out.objects:
         manifest["format"] = FORMAT
     return Encoded(manifest, walk.arrays, walk.named)
+
+
+def _num_left_out(tree: Any, entries: Sequence[str], num_before: int) -> int | None:
+    """How many values entries leave out of a tree, beyond some; None if the rest cannot be written, or is whole."""
+    walk = _Walk(LeaveOut(entries))
+    walk.run(tree)
+    return None if walk.all_problems() else len(walk.left_out.objects) - num_before
 
 
 def names_in(tree: Any) -> dict[str, Any]:
@@ -165,8 +174,8 @@ class _Walk:
         self._tensors: set[str] = set()
         self._type_numbers: dict[Any, int] = {}  # of classes whose types list no fields
         self._ranking: _Ranking | None = _Ranking()
-        self._left_out = left_out or LeaveOut(())
-        self._leaves_out = bool(self._left_out)
+        self.left_out = left_out or LeaveOut(())
+        self._leaves_out = bool(self.left_out)
         self.opened: dict[int, _Frame] | None = None  # how each node came apart, if somebody wants to know
 
     def run(self, tree: Any) -> Any:
@@ -198,9 +207,10 @@ class _Walk:
                 self.problems.append(Problem("", what, "Choose a shorter one."))
         if self.problems:
             return self.problems
-        parted = self._parted()
-        if parted:
-            return parted
+        if self.left_out.objects:
+            faults = self.left_out.faults(self.written(len(self.nodes) - 1), self._memo)
+            if faults:
+                return faults
         classes = [self.named[entry["name"]] for entry in self.types]
         deep = nested_too_deeply(self.nodes)
         if deep is not None:
@@ -220,25 +230,6 @@ class _Walk:
             what = f"a tree with a `{holder}` that has {place}"
             return [Problem("", what, _AS_CHILD)]
         return []
-
-    def _parted(self) -> list[Problem]:
-        """What is left out where that cannot be, or is or holds what is saved as well."""
-        left_out, problems, nodes = self._left_out, list[Problem](), self.nodes
-        if not left_out.objects:
-            return problems
-        whole = self.written(len(nodes) - 1)
-        lacking = misplaced(nodes)
-        if lacking is not None:
-            what = f"a `{nodes[lacking][0]}`, which cannot do without what is left out of it"
-            problems.append(Problem(path_to(whole, lacking), what, "Leave out all of it, or nothing."))
-        for obj, path in IdentityDict((obj, path) for path, obj in left_out.each()).items():
-            numbers = [self._memo.get(each, _OPEN) for each in reached([(obj, -1, "")])]
-            both = next((n for n in numbers if n != _OPEN and carries_identity(whole, nodes[n])), None)
-            if both is not None:
-                there = path_to(whole, both)
-                what = f"left out, and is or holds what is saved at `{there}`, with which it would not be one object"
-                problems.append(Problem(path, what, "Leave out both, or neither."))
-        return problems
 
     def written(self, root: Any) -> Manifest:
         """What has been written so far, as a reader has it."""
@@ -287,7 +278,7 @@ class _Walk:
         """How an object is written; or, if its children come first, opens a frame."""
         if self._leaves_out and self._frames:
             frame = self._frames[-1]
-            atom = self._left_out.atom_for(obj, frame.keys[len(frame.done)], self.path)
+            atom = self.left_out.atom_for(obj, frame.keys[len(frame.done)], self.path)
             if atom is not None:
                 return atom
         cls = type(obj)
@@ -300,8 +291,7 @@ class _Walk:
         try:
             apart = self._apart(obj, cls)
         except RefusalError as error:
-            step = self._frames[-1].keys[len(self._frames[-1].done)] if self._frames else ""
-            fix = fix_for_users([frame.obj for frame in self._frames], obj, step, error)
+            fix = fix_for_users([frame.obj for frame in self._frames], obj, error)
             self.problems.append(Problem(self.path(), error.reason, fix))
             return None
         if type(apart) is not Apart:

@@ -11,13 +11,16 @@ what is also saved: as two objects they would not be one again.
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ...core._by_identity import IdentityDict
 from ...core._printing import printable
 from ._all_kinds_of_nodes import children_of, operands, steps
 from ._atoms import LEFT_OUT
 from ._nodes import Child, Manifest, Node
+from ._paths import carries_identity, path_to
+from ._written_by_name import Problem, reached
 
 HOLDERS = frozenset({"object", "wrapper", "registered", "list", "tuple", "dict", "OrderedDict", "defaultdict", "deque"})
 """The kinds of node of which a value may be left out."""
@@ -28,8 +31,7 @@ Key = tuple[str, ...]
 class LeaveOut:
     """What is to be left out, as `save` is told it: names of attributes, wherever they are, and whole paths."""
 
-    def __init__(self, entries: Iterable[str]) -> None:
-        entries = (entries,) if isinstance(entries, str) else tuple(entries)
+    def __init__(self, entries: Sequence[str]) -> None:
         wrong = [each for each in entries if not isinstance(each, str) or not (each.isidentifier() or _is_path(each))]
         if wrong:
             raise ValueError(
@@ -41,10 +43,6 @@ class LeaveOut:
         self._paths = tuple([each for each in entries if _is_path(each)])
         self.objects: list[Any] = []
         self.paths: list[str] = []
-
-    def each(self) -> Iterator[tuple[str, Any]]:
-        """What was left out, each with its path."""
-        return zip(self.paths, self.objects, strict=True)
 
     def __bool__(self) -> bool:
         return bool(self._names or self._paths)
@@ -61,6 +59,22 @@ class LeaveOut:
         self.objects.append(obj)
         self.paths.append(path())
         return [LEFT_OUT, format(len(self.objects) - 1, "x")]
+
+    def faults(self, whole: Manifest, numbers: IdentityDict[int]) -> list[Problem]:
+        """What is left out where that cannot be, or is or holds what is saved as well, the objects with `numbers`."""
+        problems = list[Problem]()
+        lacking = misplaced(whole.nodes)
+        if lacking is not None:
+            what = f"a `{whole.nodes[lacking][0]}`, which cannot do without what is left out of it"
+            problems.append(Problem(path_to(whole, lacking), what, "Leave out all of it, or nothing."))
+        for obj, path in IdentityDict(zip(self.objects, self.paths, strict=True)).items():
+            found = [numbers[each] for each in reached([(obj, -1, "")]) if each in numbers]
+            both = next((n for n in found if carries_identity(whole, whole.nodes[n])), None)
+            if both is not None:
+                there = path_to(whole, both)
+                what = f"left out, and is or holds what is saved at `{there}`, with which it would not be one object"
+                problems.append(Problem(path, what, "Leave out both, or neither."))
+        return problems
 
     def require_used(self) -> None:
         """Raises if an entry led nowhere: it may be misspelt, and then what was meant is not left out."""

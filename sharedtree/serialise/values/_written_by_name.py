@@ -17,8 +17,11 @@ import collections
 import contextlib
 import functools
 import itertools
+import json
+import re
+import textwrap
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -325,10 +328,8 @@ _PENZAI = (
 )
 
 
-def fix_for_users(holders: Sequence[Any], obj: Any, step: str, error: RefusalError) -> str:
+def fix_for_users(holders: Sequence[Any], obj: Any, error: RefusalError) -> str:
     """The fix of an error for an object, of which the holders, the root first, may be of another's library.
-
-    `step` is what leads to it from the last of them.
 
     Who wrote a class can make it a dataclass, and who wrote a closure can make what it holds a field. Who only uses
     them can save what the model has of its own, its arrays, and put that into a model that the library makes anew.
@@ -349,27 +350,43 @@ def fix_for_users(holders: Sequence[Any], obj: Any, step: str, error: RefusalErr
             f"It is made by `{library}`, and JAX sees nothing of what it holds. Save the arrays that `{library}` gives "
             "of it, in a dictionary, say, and put them into one that is made anew, as that library's guide says."
         )
-    held = held_array(obj)
-    kept = "" if held is None else " The arrays that it holds itself are not among them: those of the new one stay."
-    anew = "leave it out, and make it anew after loading"
-    if step[1:].isidentifier() and held is None:
-        anew = (
-            f'leave it out, `sharedtree.save(path, model, leave_out=["{step[1:]}"])`, and take it from a model that is '
-            "made anew: `model = sharedtree.load(path, like=model)`"
-        )
-    return (
-        f"It is made by `{library}`: {anew}. Or save the arrays alone, "
-        "`sharedtree.save(path, sharedtree.tree.leaves(model))`, and put them into a model that is made anew: "
-        "`model = sharedtree.tree.unflatten(sharedtree.tree.structure(model), sharedtree.load(path))`."
-        f"{kept}"
-    )
+    return f"{MADE_BY} `{library}`."
 
 
-def unserialisable(problems: list[Problem]) -> UnserialisableError:
-    """One error for everything that cannot be written."""
+MADE_BY = "It is made by"
+_MOST_LEFT_OUT = 20
+
+
+def unserialisable(problems: list[Problem], can_leave_out: Callable[[list[str]], int | None]) -> UnserialisableError:
+    """One error for everything that cannot be written.
+
+    `can_leave_out` tells of entries of `leave_out` how many values they leave out, or None if a tree without those
+    cannot be written either.
+    """
     count = "One object" if len(problems) == 1 else f"{len(problems)} objects"
     lines = [f"{count} in the tree cannot be saved, and nothing was written:"]
     for path, reason, fix in problems:
         place = f"`{printable(path)}`" if path else "The tree"
-        lines += [f"    {place} is {printable(reason)}.", f"        {printable(fix)}"]
-    return UnserialisableError("\n".join(lines), [p.path for p in problems], [p.reason for p in problems])
+        lines.append(textwrap.indent(f"{place} is {printable(reason)}.\n    {printable(fix)}", "    "))
+    paths = [problem.path for problem in problems]
+    if all(paths) and any(problem.fix.startswith(MADE_BY) for problem in problems):
+        names = [match[1] if (match := _ATTRIBUTE.fullmatch(path)) else path for path in paths]
+        ways = [entries for entries in (list(dict.fromkeys(names)), paths) if len(entries) <= _MOST_LEFT_OUT]
+        # A name that others have, too, would leave out more than has to be.
+        are_paths = all(path[0] in ".[" for path in paths)  # members of sets have none
+        entries = next((each for each in ways if are_paths and can_leave_out(each) == len(paths)), None)
+        if entries is not None:
+            lines += ["Take what cannot be saved from a model that is made anew, with all that it holds:"]
+            lines += [f"    sharedtree.save(path, model, leave_out=[{', '.join(map(_in_code, entries))}])"]
+            lines += ["    model = sharedtree.load(path, like=model)"]
+        lines += ["Save only the arrays that JAX sees, and put them into a model that is made anew:"]
+        lines += ["    sharedtree.save(path, sharedtree.tree.leaves(model))"]
+        lines += ["    model = sharedtree.tree.unflatten(sharedtree.tree.structure(model), sharedtree.load(path))"]
+    return UnserialisableError("\n".join(lines), paths, [p.reason for p in problems])
+
+
+_ATTRIBUTE = re.compile(r".*\.([^\W\d]\w*)", re.DOTALL)
+
+
+def _in_code(entry: str) -> str:
+    return printable(json.dumps(entry, ensure_ascii=False))
