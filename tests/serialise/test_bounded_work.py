@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import sharedtree as st
-from sharedtree.serialise.values import _nodes
+from sharedtree.serialise.values import _encoding, _nodes
 from tests.garbage import no_collection
 
 from . import strategies
@@ -409,6 +409,22 @@ def test_keys_of_one_hash_are_bounded_in_all_of_a_file():
     with pytest.raises(st.errors.FormatError, match="too many keys have one hash"):
         members = [["int", f"{k * (2**61 - 1):x}"] for k in range(1, 101)]
         st.from_bytes(typed_file([*[["set", members]] * 11, ["list", list(range(11))]], types=[]))
+
+
+def test_large_keys_of_one_hash_are_bounded(monkeypatch):
+    def keys(count, size):
+        return [(k * (2**61 - 1), tuple(range(size))) for k in range(1, count + 1)]
+
+    for tree in ({*keys(20, 100)}, dict.fromkeys(keys(20, 100)), {key[1] for key in keys(100, 100)}):
+        assert st.from_bytes(st.to_bytes(tree)) == tree
+    for tree in ({*keys(100, 100)}, dict.fromkeys(keys(100, 100))):
+        with pytest.raises(st.errors.UnserialisableError, match="too many keys have one hash"):
+            st.to_bytes(tree)
+        with monkeypatch.context() as patch:
+            patch.setattr(_encoding, "key_sizes", lambda _: {})
+            data = st.to_bytes(tree)
+        with pytest.raises(st.errors.FormatError, match="too many keys have one hash"):
+            st.from_bytes(data)
 
 
 def test_pairs_of_one_hash_are_no_harm(monkeypatch):

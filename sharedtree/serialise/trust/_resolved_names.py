@@ -4,6 +4,7 @@ Nothing here builds anything of the file's. Only modules on the allow-list are i
 """
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -121,13 +122,16 @@ def _is_here(name: str) -> bool:
     return False
 
 
+_MOST_MOVED = 1_000  # each may be looked up in each module that is loaded
+
+
 def _moved(names: Iterable[str], main: str | None) -> dict[str, str]:
     """Of names in the program that wrote a file, the one that each has in a module that is loaded, if it is only one.
 
     Those that the running program has are left out: they are where the file says.
     """
     own: dict[str, list[tuple[str, str]]] = {}  # the first part of a qualname → qualnames and names
-    for name in names:
+    for name in itertools.islice(names, _MOST_MOVED):
         module, _, qualname = name.partition(":")
         if module in (MAIN, CHILD, main) and not _is_here(f"{MAIN}:{qualname}"):
             own.setdefault(qualname.partition(".")[0], []).append((qualname, name))

@@ -227,6 +227,19 @@ def num_keys(nodes: Sequence[Node]) -> int:
     return sum(map(len, map(keys_of, nodes)))
 
 
+def key_sizes(nodes: Sequence[Node]) -> dict[int, int]:
+    """How many parts the largest key has, of each node with keys that are nodes: comparing two of them takes as long.
+
+    What is shared counts as often as it occurs.
+    """
+    keyed = {i: below for i, node in enumerate(nodes) if (below := [key for key in keys_of(node) if type(key) is int])}
+    sizes: list[int] = []
+    for node in nodes if keyed else ():
+        parts = [sizes[child] if type(child) is int else _weight(child) for child in children_of(node)]
+        sizes.append(min(1 + sum(parts), MAX_HASHED))
+    return {i: max([sizes[key] for key in below]) for i, below in keyed.items()}
+
+
 def first_touched(nodes: Sequence[Node], classes: Sequence[Any]) -> int | None:
     """The first node of a manifest that hashes, describes or hands on such an object, at whatever depth; None if none
     does. `classes` has the class of each type.

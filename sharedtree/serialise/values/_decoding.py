@@ -29,6 +29,7 @@ from ._all_kinds_of_nodes import (
     TYPED,
     compared_of,
     first_touched,
+    key_sizes,
     keys_of,
     nested_too_deeply,
     num_keys,
@@ -79,7 +80,8 @@ def decode(
             f"Node {touched} of the file, a `{manifest.nodes[touched][0]}`, has an object of Flax NNX, or a `Module`, "
             "where something would look at it while the file is loaded. No save would write that."
         )
-    parts = Parts(values, makers, fields, Collisions(most_collisions(num_keys(manifest.nodes))))
+    collisions = Collisions(most_collisions(num_keys(manifest.nodes)), key_sizes(manifest.nodes))
+    parts = Parts(values, makers, fields, collisions)
     table, entries = parts.table, manifest.arrays
     for node in manifest.nodes:
         kind = node[0]

@@ -16,7 +16,15 @@ from ...core._library_rows import RefusalError
 from ...core._printing import printable
 from ..arrays._placing import describe, is_array
 from ..trust._buildable_classes import kind_of
-from ._all_kinds_of_nodes import TAKERS, extend_digests, first_touched, nan_among_keys, nested_too_deeply, steps
+from ._all_kinds_of_nodes import (
+    TAKERS,
+    extend_digests,
+    first_touched,
+    key_sizes,
+    nan_among_keys,
+    nested_too_deeply,
+    steps,
+)
 from ._atoms import ENCODERS, LEFT_OUT
 from ._instances import Instances
 from ._kinds_of_instances import take_enum, take_registered
@@ -199,6 +207,8 @@ class _Walk:
     def all_problems(self) -> list[Problem]:
         """What cannot be written; if all of it can, what is wrong with the whole."""
         names = [*self.named, *(name for entry in self.types for key in _LISTS for name in entry.get(key, ()))]
+        for number, size in key_sizes(self.nodes).items():
+            self._collisions.add_size(list(self.alive[number]), size)
         if self._collisions.are_too_many():
             self.problems.append(Problem("", "a tree in which too many keys have one hash", _OTHER_HASHES))
         for name in names:

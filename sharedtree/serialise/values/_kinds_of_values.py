@@ -48,7 +48,7 @@ def _take_set(kind: str) -> Callable[[Any], Apart]:
 def _build_set(cls: type) -> Callable[[Parts, Node], Any]:
     def build(parts: Parts, node: Node) -> Any:
         items = parts.children(node[1])
-        parts.collisions.add(items)
+        parts.count(items)
         made = cls(items)
         require(len(made) == len(items), "a member occurs twice")
         return made
@@ -92,7 +92,7 @@ def _take_mapping(kind: str) -> Callable[[Any], Apart]:
 
 def _build_mapping(parts: Parts, node: Node) -> Any:
     keys = parts.children(node[-2])
-    parts.collisions.add(keys)
+    parts.count(keys)
     if node[0] == "defaultdict":
         factory = parts.child(node[1])
         require(factory is None or callable(factory), "its default factory is no class")

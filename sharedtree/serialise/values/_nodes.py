@@ -10,7 +10,7 @@ to `.start`, the outline prints them, and the bounds on what is nested are kept.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from ..arrays._placing import ArrayEntry
@@ -31,7 +31,7 @@ MAX_COLLIDING = 100
 
 MAX_COLLISIONS = 50_000
 """How many pairs of keys of one dict, or members of one set, may have one hash in all of a file, beyond the number of
-its keys and members: each pair may be compared."""
+its keys and members: each pair may be compared. A pair counts as often as the largest of the keys has parts."""
 
 
 class TypeEntry(NamedTuple):
@@ -173,6 +173,10 @@ class Parts:
     collisions: "Collisions"
     table: list[Any] = dataclasses.field(default_factory=list[Any])
 
+    def count(self, keys: Sequence[Any]) -> None:
+        """Counts the keys or members of the node that is being built."""
+        self.collisions.add(keys, len(self.table))
+
     def child(self, child: Any) -> Any:
         """The object of a child."""
         cls = type(child)
@@ -205,24 +209,35 @@ class Collisions:
 
     Args:
         most: how many pairs there may be. Default: any number, until somebody asks `are_too_many`.
+        sizes: of the largest key of the nodes by number, where that is more than one.
     """
 
-    def __init__(self, most: int | None = None) -> None:
-        self._most = most
+    def __init__(self, most: int | None = None, sizes: Mapping[int, int] | None = None) -> None:
+        self._most, self._sizes = most, {} if sizes is None else sizes
         self._keys = self._pairs = 0
 
-    def add(self, keys: Sequence[Any]) -> None:
-        """Counts the keys of one dict or the members of one set; raises `ValueError` if too many have one hash."""
+    def add(self, keys: Sequence[Any], number: int = -1) -> None:
+        """Counts the keys of one dict or the members of one set, of the node of a number.
+
+        Raises `ValueError` if too many have one hash.
+        """
         hashes = list(map(hash, keys))
         self._keys += len(hashes)
+        self._count(hashes, self._sizes.get(number, 1))
+        if self._most is not None and self._pairs > self._most:
+            raise ValueError("in all of the file, too many keys have one hash")
+
+    def add_size(self, keys: Sequence[Any], size: int) -> None:
+        """Says of keys that were counted how large the largest of them is."""
+        self._count(list(map(hash, keys)), size - 1)
+
+    def _count(self, hashes: list[int], size: int) -> None:
         if len(set(hashes)) == len(hashes):
             return
         counts = Counter(hashes).values()
         if max(counts) > MAX_COLLIDING:
             raise ValueError(f"more than {MAX_COLLIDING} keys have one hash")
-        self._pairs += sum([count * (count - 1) // 2 for count in counts])
-        if self._most is not None and self._pairs > self._most:
-            raise ValueError("in all of the file, too many keys have one hash")
+        self._pairs += size * sum([count * (count - 1) // 2 for count in counts])
 
     def are_too_many(self) -> bool:
         """Whether no reader would take as many pairs for so many keys."""
