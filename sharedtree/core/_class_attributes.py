@@ -64,14 +64,15 @@ def loaded(module: str, name: str) -> Any:
     return namespace(sys.modules.get(module)).get(name)
 
 
-_ASKED = frozenset({"_asdict", "for_json", "to_dict", "to_json", "tolist"})
+_ASKED = frozenset({"_asdict", "for_json", "getdoc", "to_dict", "to_json", "to_numpy", "tolist"})
 
 
 def is_asked_of_all(name: Any) -> bool:
     """Whether programs ask any object for an attribute of this name, and call what they get.
 
     Python does so with `__names__`, notebooks with `_repr_html_` and `_ipython_display_`, what makes JSON with
-    `tolist`. Where a class lets its instances have any attribute, a file could put a function there.
+    `tolist`, IPython's `?` with `getdoc`, Matplotlib with `to_numpy`. Where a class lets its instances have any
+    attribute, a file could put a function there.
     """
     if type(name) is not str:
         return False

@@ -144,8 +144,8 @@ class NamesInFiles(NamedTuple):
 
     A file that names a function hands it to the model, and the model will call it. So functions are listed one by one:
     those that compute arrays from arrays. Classes are listed, too, where others of the library evaluate or call what
-    they hold. A name that the installed version lacks is no harm. Each text is a table, in which a module stands with a
-    colon before what it holds.
+    they hold. A name that the installed version lacks is no harm. Each text is a table: a module, with a colon, stands
+    before what it holds.
 
     Attributes:
         packages: the top-level packages of the library.
@@ -172,22 +172,6 @@ class NamesInFiles(NamedTuple):
     tokens: str = ""
     if_trusted: str = ""
     kept_back: str = ""
-
-
-def names_in(table: str) -> frozenset[str]:
-    """The names in a table, in which a module stands with a colon before what it holds; words before the first as is.
-
-    Example:
-        >>> sorted(names_in("os: path    jax.nn: relu gelu"))
-        ['jax.nn:gelu', 'jax.nn:relu', 'os:path']
-    """
-    module, names = "", list[str]()
-    for word in table.split():
-        if word.endswith(":"):
-            module = word
-        else:
-            names.append(module + word)
-    return frozenset(names)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
@@ -270,13 +254,15 @@ def parts_of_frozen(value: Any) -> Iterable[Any] | None:
 
 
 @functools.cache
-def _removing_markers() -> tuple[Callable[[dict[str, Any]], dict[str, Any]], ...]:
-    return tuple([library.without_missing for library in LIBRARIES if library.without_missing is not None])
+def _hooks(name: str) -> tuple[Callable[[Any], Any], ...]:
+    """Those of the libraries that have one of a name: for what is asked so often that asking all would take long."""
+    found = [getattr(library, name) for library in LIBRARIES]
+    return tuple([hook for hook in found if hook not in (None, _nothing)])
 
 
 def without_missing(attributes: dict[str, Any]) -> dict[str, Any]:
     """The attributes of an instance that were set: the very dictionary if that is all of them."""
-    for remove in _removing_markers():
+    for remove in _hooks("without_missing"):
         attributes = remove(attributes)
     return attributes
 
@@ -306,7 +292,15 @@ def argument_and_filter(argnums: Any) -> tuple[Any, str] | None:
 
 def compares_by_parts(cls: Any) -> bool:
     """Whether a library says that instances of a class are equal if all of their attributes are."""
-    return any(library.compares_by_parts(cls) for library in LIBRARIES)
+    for compares in _hooks("compares_by_parts"):  # noqa: SIM110 -- a generator takes longer
+        if compares(cls):
+            return True
+    return False
+
+
+def is_choice(cls: Any) -> bool:
+    """Whether a class has no instances, but is itself what a file may name."""
+    return any(library.is_choice(cls) for library in LIBRARIES)
 
 
 def library_in_files(cls: Any) -> tuple[Library, ClassKind] | None:

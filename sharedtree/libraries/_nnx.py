@@ -17,9 +17,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from ..core._by_identity import IdentitySet
 from ..core._class_attributes import dataclass_entries, is_asked_of_all, loaded
 from ..core._errors import FormatError
 from ..core._library_rows import (
@@ -33,6 +35,7 @@ from ..core._library_rows import (
     Trained,
 )
 from ..core._plain_containers import Convention, NodeType, is_namedtuple, name_in
+from ..core._traced_leaves_and_identity import NUMPY_NUMBERS, PYTHON_NUMBERS
 from ._nnx_layouts import (
     INT_KEYS,
     MAPPING,
@@ -284,7 +287,7 @@ def fault_of_aux(cls: Any, aux: Any) -> str | None:
 
 
 def _has_what_is_called(value: Any) -> bool:
-    """Whether a value, or one in it, can be called. Types of numbers and meshes can, and do nothing."""
+    """Whether a value, or one in it, can be called. Classes of numbers and meshes can, and run nobody's code."""
     seen: set[int] = set()  # ids; the objects are alive in `value`
     stack = [value]
     while stack:
@@ -296,12 +299,13 @@ def _has_what_is_called(value: Any) -> bool:
             stack.extend(each)
         elif type(each) is dict:
             stack.extend(each.values())
-        elif callable(each) and not isinstance(each, _CALLED_WITHOUT_HARM):
+        elif callable(each) and not isinstance(each, _CALLED_WITHOUT_HARM) and each not in _CLASSES_OF_NUMBERS:
             return True
     return False
 
 
-_CALLED_WITHOUT_HARM = (np.generic, type, jax.sharding.Mesh, jax.sharding.AbstractMesh)
+_CALLED_WITHOUT_HARM = (np.generic, type(jnp.float32), jax.sharding.Mesh, jax.sharding.AbstractMesh)
+_CLASSES_OF_NUMBERS = IdentitySet([*PYTHON_NUMBERS, *NUMPY_NUMBERS])
 
 
 _NAMES = NamesInFiles(

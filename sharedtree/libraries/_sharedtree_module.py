@@ -14,7 +14,16 @@ from typing import Any
 
 from ..core._class_attributes import dataclass_fields
 from ..core._errors import FormatError
-from ..core._library_rows import AttributeRules, ClassKind, Library, Naming, NativeLayout, PlainForm, Trained
+from ..core._library_rows import (
+    AttributeRules,
+    ClassKind,
+    Library,
+    NamesInFiles,
+    Naming,
+    NativeLayout,
+    PlainForm,
+    Trained,
+)
 from ..core._plain_containers import NodeType
 from . import _sharedtree_module_kinds as kept
 from ._sharedtree_module_assignment import assign, forget
@@ -123,4 +132,13 @@ MODULE = Library(
     kind_in_files=kind_in_files,
     attributes=_Rules(),
     answers_as_told=_is_one,
+    names=NamesInFiles(
+        "sharedtree",
+        importable="sharedtree.cli._demo",
+        instances="""
+            sharedtree: Dag
+            sharedtree.cli._demo: Attention Block Checkpoint Embedding LanguageModel Sizes
+            sharedtree.serialise._export: WrittenDag
+        """,
+    ),
 )

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 from ..core._comparison import array_text
-from ..core._errors import FormatError
 from ..core._printing import printable
 from ..transforms._function_and_options import lists_options_of
 from .arrays._dtypes import dtype_named, stored
 from .arrays._placing import Select, Shardings, read_arrays
 from .container._byte_sources import ProgressOption, Readable, open_source
-from .container._header import is_foreign
+from .container._header import invalid, is_foreign
 from .container._reading import Container, open_container
 from .plain_safetensors import load_tensors
 from .trust._trusted_names import Trust, Trusted
@@ -170,10 +169,7 @@ def opened(where: Readable) -> Iterator[Opened]:
         manifest = parse_manifest(container.manifest)
         disagreement = next(_disagreements(container, manifest), None)
         if disagreement is not None:
-            raise FormatError(
-                f"`{container.label}` is not a valid sharedtree file: {disagreement}.\n"
-                "Nothing was loaded. Restore the file from a copy, or save the model again."
-            )
+            raise invalid(container.label, disagreement)
         yield Opened(container, manifest)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core._errors import FormatError
 from ..core._printing import printable
-from .arrays._dtypes import dtype_named, require_bools, stored
+from .arrays._dtypes import STORED_AS_ITSELF, dtype_named, require_bools, stored
 from .arrays._placing import ArrayEntry, Select, Shardings, place_of, read_arrays, struct_of
 from .container._byte_sources import ProgressOption, Source
 from .container._header import BITS, read_header
@@ -18,12 +18,9 @@ from .container._reading import Container
 _MAX_LISTED = 20
 
 # What they call a dtype → what NumPy or ml_dtypes calls it.
-_DTYPES = {
-    "BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64", "I8": "int8", "I16": "int16",
-    "I32": "int32", "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
-    "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F4": "float4_e2m1fn", "F6_E2M3": "float6_e2m3fn", "F6_E3M2": "float6_e3m2fn",
+_DTYPES = {theirs: ours for ours, theirs in STORED_AS_ITSELF.items()} | {
+    "C64": "complex64", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F4": "float4_e2m1fn", "F6_E2M3": "float6_e2m3fn", "F6_E3M2": "float6_e3m2fn",
 }  # fmt: skip
 
 

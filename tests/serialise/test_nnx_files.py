@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import json
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -520,14 +521,29 @@ def test_no_name_that_python_asks_for():
                 load_from(draft.file(with_digests=True))
 
 
+class AsNumber(float):
+    pass
+
+
 def test_what_metadata_may_be():
     for name in ("learning rate", "x/y", "my-tag", "1", "", "_private"):
         assert load_from(st.to_bytes(in_metadata(name, 0.1))).get_metadata()[name] == 0.1
     mesh = jax.sharding.AbstractMesh((1,), ("x",))
-    for value in (jnp.float32, np.dtype("int8"), mesh, jax.sharding.PartitionSpec("x"), ("a", None), {"a": 1.5}):
+    for value in (
+        jnp.float32,
+        np.float32,
+        jnp.bfloat16,
+        int,
+        np.dtype("int8"),
+        mesh,
+        jax.sharding.PartitionSpec("x"),
+        ("a", None),
+        {"a": 1.5},
+    ):
         assert load_from(st.to_bytes(in_metadata("kept", value))).get_metadata()["kept"] == value
     leaky = functools.partial(jax.nn.leaky_relu, negative_slope=0.1)
-    for hook in (jax.nn.relu, leaky, (jax.nn.relu,), {"a": [jax.nn.relu]}, eqx.nn.Lambda(jax.nn.relu)):
+    classes = (pathlib.Path, nnx.Param, AsNumber)
+    for hook in (jax.nn.relu, leaky, (jax.nn.relu,), {"a": [jax.nn.relu]}, eqx.nn.Lambda(jax.nn.relu), *classes):
         with pytest.raises(st.errors.UnserialisableError, match="metadata that can be called, such as a hook"):
             st.to_bytes(in_metadata("on_get_value", hook))
 

@@ -200,6 +200,8 @@ MALFORMED = {
     "no shape": ({"a": {"dtype": "U8", "data_offsets": [0, 4]}}, "not a dtype, a shape and offsets"),
     "no entry": ({"a": [1]}, "not a dtype, a shape and offsets"),
     "dtype": ({"a": {**U8, "dtype": 8}}, "has the dtype 8"),
+    "long dtype": ({"a": {**U8, "dtype": ["x" * 10**5]}}, "has the dtype"),
+    "long name": ({"x" * 10**5: [1]}, "not a dtype, a shape and offsets"),
     "metadata": ({"__metadata__": {"a": 1}, "a": U8}, "does not map text to text"),
     "list of metadata": ({"__metadata__": [], "a": U8}, "does not map text to text"),
     "not UTF-8": (b'{"\xff":1}', "is not UTF-8"),
@@ -220,6 +222,9 @@ def test_what_is_malformed_is_one_clear_error():
 
 def test_what_was_cut_short_or_appended_to(path):
     data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    with pytest.raises(st.errors.CorruptFileError, match=f"has {end - 4:,} bytes, and its header .* end at {end:,}"):
+        load(data[: end - 4])
     for length in (len(data) - 1, 500, 60):
         with pytest.raises(st.errors.CorruptFileError, match="was cut short"):
             load(data[:length])

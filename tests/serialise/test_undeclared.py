@@ -34,7 +34,7 @@ ASKED = [
     "__html__", "__rich__", "__rich_repr__", "__treescope_repr__", "__pretty__", "__wrapped__", "__signature__",
     "__dlpack__", "__cuda_array_interface__", "__geo_interface__", "__annotations__", "__sharedtree_migrate__",
     "__sharedtree_names__", "_asdict", "_replace", "_make", "tolist", "for_json", "to_json", "to_dict", "_mpl_repr_",
-    "_sympy_", "_latex_",
+    "getdoc", "to_numpy", "_sympy_", "_latex_",
 ]  # fmt: skip
 PLAIN = ["x", "cache", "_x", "shape", "dtype", "keys", "items", "fileno", "read", "item", "ö"]
 

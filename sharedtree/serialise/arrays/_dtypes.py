@@ -32,7 +32,7 @@ import numpy as np
 from ...core._errors import FormatError
 from ...core._printing import printable
 from ..container._byte_sources import CHUNK_BYTES, SMALL
-from ..container._header import Buffer, TensorSource
+from ..container._header import RESTORE, Buffer, TensorSource
 
 STORED_AS_ITSELF = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
@@ -196,7 +196,7 @@ def require_bools(data: np.ndarray[Any, Any], dtype: np.dtype[Any], name: str) -
     if dtype.kind == "b" and data.size and data.max() > 1:
         raise FormatError(
             f"The array `{printable(name)}` of booleans has bytes other than 0 and 1. The file is damaged, or was "
-            "made by hand.\nNothing was loaded. Restore the file from a copy, or save the model again."
+            f"made by hand.\nNothing was loaded. {RESTORE}"
         )
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core._errors import CorruptFileError, FormatError
-from ...core._printing import printable
+from ...core._printing import printable, shown as short
 from ._byte_sources import Source, num_chunks
 
 _BITS = {
@@ -49,6 +49,7 @@ START = b'{"__metadata__":{"sharedtree.header":"'
 _CRC_AT = _LENGTH_BYTES + len(START)
 _DIGESTS_AT = _CRC_AT + 8 + len('","sharedtree.digests":"')
 _MAX_RANK = 64  # of NumPy's arrays; of ours there may be one more, for raw bytes
+_MAX_SHOWN = 200  # of a name, which a file may have made as long as itself
 MAX_BYTES = 2**63 - 1
 RESTORE = "Restore the file from a copy, or write it again with the program that made it."
 
@@ -185,7 +186,8 @@ def _length(source: Source, foreign: bool) -> int:
     if length <= MAX_HEADER_BYTES and _LENGTH_BYTES + length <= source.size:
         return length
     if (foreign or first.startswith(START, _LENGTH_BYTES)) and length <= MAX_HEADER_BYTES:
-        raise _cut_short(source, f"it has {source.size:,} bytes, and its header alone should have {length:,}")
+        stop = _LENGTH_BYTES + length
+        raise _cut_short(source, f"it has {source.size:,} bytes, and its header alone should end at {stop:,}")
     what = f"begins with {first[:_LENGTH_BYTES]!r}, which is not the length of a header inside it"
     if source.size < _LENGTH_BYTES:
         what = f"has {source.size} bytes" if source.size else "is empty"
@@ -214,9 +216,11 @@ def _entries(raw: bytes) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _require_digest(label: str, raw: bytes) -> None:
+    if not raw.startswith(START, _LENGTH_BYTES):
+        return
     # Its own digits stand as zeros in what the digest is of.
     crc = zlib.crc32(raw[_CRC_AT + 8 :], zlib.crc32(b"00000000", zlib.crc32(raw[:_CRC_AT])))
-    if raw.startswith(START, _LENGTH_BYTES) and raw[_CRC_AT : _CRC_AT + 8] != b"%08x" % crc:
+    if raw[_CRC_AT : _CRC_AT + 8] != b"%08x" % crc:
         raise CorruptFileError(
             f"The header of `{label}` is damaged: it does not have the digest that was saved with it.\n"
             f"Without a header there is no telling what the data is. {RESTORE}"
@@ -238,13 +242,14 @@ def _require_ours(label: str, raw: bytes, metadata: Mapping[str, str]) -> None:
 
 
 def _tensors(entries: dict[str, Any], foreign: bool) -> Iterator[Tensor]:
-    tensors = [_tensor(f"`{printable(name)}`", name, entry, foreign) for name, entry in entries.items()]
+    tensors = [_tensor(f"`{printable(name[:_MAX_SHOWN])}`", name, entry, foreign) for name, entry in entries.items()]
     at = 0
     for tensor in sorted(tensors, key=lambda each: (each.start, each.stop)) if foreign else tensors:
         if tensor.start != at:
             is_early = tensor.start < at
             what = "it overlaps another one, or is out of order" if is_early else "there is a hole before it"
-            raise UnsoundError(f"the tensor `{printable(tensor.name)}` begins at {tensor.start}, not at {at}: {what}")
+            shown = printable(tensor.name[:_MAX_SHOWN])
+            raise UnsoundError(f"the tensor `{shown}` begins at {tensor.start}, not at {at}: {what}")
         at = tensor.stop
         yield tensor
 
@@ -255,7 +260,9 @@ def _tensor(shown: str, name: str, entry: Any, foreign: bool) -> Tensor:
         raise UnsoundError(f"the tensor {shown} has not {'' if foreign else 'just '}a dtype, a shape and offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or not (foreign or dtype in ITEM_SIZES):
-        raise UnsoundError(f"the tensor {shown} has the dtype {dtype!r}, which the format does not have")
+        raise UnsoundError(
+            f"the tensor {shown} has the dtype {printable(short(dtype))}, which the format does not have"
+        )
     most = _MAX_RANK if foreign else _MAX_RANK + 1
     if not are_counts(shape) or len(shape) > most:
         raise UnsoundError(f"the shape of the tensor {shown} is not a list of up to {most} sizes")

@@ -1,12 +1,10 @@
 """What every file may name without being trusted: a row a package, of harmless functions and of classes that are data.
 
-A file that names a function hands it to the model, and the model will call it. So functions are listed one by one:
-those that compute arrays from arrays. Nothing here reads or writes a file, calls back to Python, takes a function to
-evaluate, or changes a setting. Of the libraries whose classes compile, evaluate or call what they hold, classes are
-listed one by one too. Libraries with a row in `libraries/` have their names there.
+Nothing here reads or writes a file, calls back to Python, takes a function to evaluate, or changes a setting. The rows
+in `libraries/` have the names of those libraries; here are the packages without one.
 """
 
-from ...core._library_rows import LIBRARIES as _LIBRARIES, NamesInFiles, names_in
+from ...core._library_rows import LIBRARIES, NamesInFiles
 
 _ELEMENTWISE = """
     abs absolute acos acosh add angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan atan2 atanh
@@ -43,9 +41,7 @@ _ROWS = (
             ml_dtypes: bfloat16 int1 uint1 int2 uint2 int4 uint4 float4_e2m1fn float6_e2m3fn float6_e3m2fn float8_e3m4
                 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu
         """,
-        functions=f"""
-            numpy: {_ELEMENTWISE} matmul matvec vecdot vecmat
-        """,
+        functions=f"numpy: {_ELEMENTWISE} matmul matvec vecdot vecmat",
     ),
     NamesInFiles(
         "jax jaxlib",
@@ -103,11 +99,7 @@ _ROWS = (
                 owens_t poch polygamma rel_entr sici softmax spence sph_harm_y wofz xlog1py xlogy zeta
         """,
     ),
-    NamesInFiles(
-        "optax",
-        importable="optax.contrib optax.losses",
-        kinds=("namedtuple",),
-    ),
+    NamesInFiles("optax", importable="optax.contrib optax.losses", kinds=("namedtuple",)),
     NamesInFiles("chex"),
     NamesInFiles(
         "flax",
@@ -116,9 +108,7 @@ _ROWS = (
             flax.core: FrozenDict
             flax.training.train_state: TrainState
         """,
-        functions="""
-            flax.linen.linear: default_embed_init default_kernel_init
-        """,
+        functions="flax.linen.linear: default_embed_init default_kernel_init",
     ),
     NamesInFiles(
         "lineax",
@@ -148,9 +138,7 @@ _ROWS = (
         "diffrax",
         kinds=_DATA,
         has_methods=True,
-        instances="""
-            diffrax: ButcherTableau StochasticButcherTableau
-        """,
+        instances="diffrax: ButcherTableau StochasticButcherTableau",
         functions="""
             diffrax: adjoint_rms_seminorm is_event is_okay is_successful linear_interpolation rectilinear_interpolation
             diffrax._saveat: save_y
@@ -159,30 +147,31 @@ _ROWS = (
             diffrax._root_finder._with_tols: use_stepsize_tol
         """,
     ),
-    NamesInFiles(
-        "sharedtree",
-        importable="sharedtree.cli._demo",
-        instances="""
-            sharedtree.cli._demo: Attention Block Checkpoint Embedding LanguageModel Sizes
-            sharedtree: Dag
-            sharedtree.serialise._export: WrittenDag
-        """,
-    ),
-    *[library.names for library in _LIBRARIES],
+    *[library.names for library in LIBRARIES],
 )
 
 
+def _names(table: str) -> frozenset[str]:
+    module, names = "", list[str]()
+    for word in table.split():
+        if word.endswith(":"):
+            module = word
+        else:
+            names.append(module + word)
+    return frozenset(names)
+
+
 def _all(what: str) -> frozenset[str]:
-    return frozenset().union(*[names_in(getattr(row, what)) for row in _ROWS])
+    return frozenset().union(*[_names(getattr(row, what)) for row in _ROWS])
 
 
-ROW_OF = {package: row for row in _ROWS for package in names_in(row.packages)}
+ROW_OF = {package: row for row in _ROWS for package in _names(row.packages)}
 """What may be named of each top-level package that is known."""
 
 NAMES_ONLY = frozenset([package for package, row in ROW_OF.items() if row.only_names])
 """Top-level packages of which single names are allowed. To trust one of them as a whole changes nothing."""
 
-LIBRARIES = frozenset(ROW_OF) - NAMES_ONLY
+PACKAGES = frozenset(ROW_OF) - NAMES_ONLY
 """Top-level packages that are known, and from which more may be named if the user trusts them."""
 
 IMPORTABLE = frozenset(ROW_OF) | _all("importable")

@@ -44,7 +44,7 @@ from ...compat._import_hook import import_module
 from ...core._class_attributes import namespace
 from ...core._library_rows import Naming, RefusalError
 from ...core._locks import Lock
-from ._allow_list import CLASSES, FUNCTIONS, LIBRARIES, NAMES_ONLY
+from ._allow_list import CLASSES, FUNCTIONS, NAMES_ONLY, PACKAGES
 
 MAIN = "__main__"
 CHILD = "__mp_main__"
@@ -185,7 +185,7 @@ def _nameless(obj: Any) -> NamelessError:
     elif is_local:
         what = "a lambda inside a function" if is_lambda else "a function defined inside a function"
         fix = "Move it to module level; what it closes over goes into `functools.partial` or into a module's fields."
-    elif root_of(home) in LIBRARIES:  # as `equinox.internal.str2jax` makes classes
+    elif root_of(home) in PACKAGES:  # as `equinox.internal.str2jax` makes classes
         fix = "A library made it on the fly. Leave out what holds it, and make that anew after loading."
     elif is_class:
         fix = f"Let the module `{home}` hold this very class under the name `{said}`."
@@ -203,7 +203,7 @@ def _why_nameless(obj: Any) -> str | None:
 
 
 def _may_be_value(cls: Any) -> bool:
-    if cls.__module__.partition(".")[0] not in LIBRARIES | NAMES_ONLY | {"builtins"}:
+    if cls.__module__.partition(".")[0] not in PACKAGES | NAMES_ONLY | {"builtins"}:
         return True
     return _why_nameless(cls) is None and name_of(cls) in CLASSES
 
@@ -233,7 +233,7 @@ def import_name() -> str | None:
         return said if _is_file(getattr(spec, "origin", None), file) else None
     name = os.path.basename(file).removesuffix(".py")
     # A file must not be taken for one of a library, and what is named like the standard library cannot be trusted.
-    if not name.isidentifier() or name in LIBRARIES | NAMES_ONLY | sys.stdlib_module_names | {MAIN}:
+    if not name.isidentifier() or name in PACKAGES | NAMES_ONLY | sys.stdlib_module_names | {MAIN}:
         return None
     try:
         found: Any = importlib.util.find_spec(name)

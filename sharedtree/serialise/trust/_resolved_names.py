@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...compat._import_hook import importable_name
 from ...core._errors import StructureMismatchError, UntrustedTypeError
 from ...core._printing import printable
-from ._allow_list import CLASSES, FUNCTIONS, IF_TRUSTED, LIBRARIES, NAMES_ONLY
+from ._allow_list import CLASSES, FUNCTIONS, IF_TRUSTED, NAMES_ONLY, PACKAGES
 from ._public_names import CHILD, MAIN, find, home_of, namespace, root_of
 from ._trusted_names import UNLISTED, Trust, Use, Verdict
 
@@ -137,7 +137,7 @@ def _moved(names: Iterable[str], main: str | None) -> dict[str, str]:
             own.setdefault(qualname.partition(".")[0], []).append((qualname, name))
     found: dict[str, list[str]] = {}
     for module, each in list(sys.modules.items()) if own else ():
-        if root_of(module) not in LIBRARIES | NAMES_ONLY | {MAIN, CHILD} | sys.stdlib_module_names:
+        if root_of(module) not in PACKAGES | NAMES_ONLY | {MAIN, CHILD} | sys.stdlib_module_names:
             for qualname, name in [pair for first in namespace(each).keys() & own.keys() for pair in own[first]]:
                 new = f"{module}:{qualname}"
                 if _is_here(new) and home_of(find(new)) == module and callable(find(new)):
@@ -181,7 +181,7 @@ def _untrusted(
 
 def _is_listed(name: str) -> bool:
     """Whether a name is of what every file may have a part of."""
-    return root_of(name) in LIBRARIES | NAMES_ONLY | sys.stdlib_module_names or name in CLASSES | FUNCTIONS
+    return root_of(name) in PACKAGES | NAMES_ONLY | sys.stdlib_module_names or name in CLASSES | FUNCTIONS
 
 
 def call_without_template(names: Iterable[Name], main: str | None) -> str:
@@ -223,7 +223,7 @@ def _how_to_trust(own: Sequence[str], moved: Mapping[str, str], main: str | None
         yield "If you trust them, say so:"
     yield _call(texts, moved)
     roots = dict.fromkeys(map(root_of, own))
-    if not moved and not absent and (LIBRARIES | NAMES_ONLY).isdisjoint(roots):
+    if not moved and not absent and (PACKAGES | NAMES_ONLY).isdisjoint(roots):
         yield _call([f'"{root}"' for root in roots], {})
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from ...compat._import_hook import import_module
 from ...core._errors import CompatibilityError
-from ...core._library_rows import LIBRARIES as ROWS
+from ...core._library_rows import is_choice
 from ...core._locks import Lock
 from ...core._printing import printable
 from ._allow_list import (
@@ -23,9 +23,9 @@ from ._allow_list import (
     IMPORTABLE,
     INSTANCES,
     KEPT_BACK,
-    LIBRARIES,
     MOVED,
     NAMES_ONLY,
+    PACKAGES,
     ROW_OF,
 )
 from ._buildable_classes import is_rebuildable, kind_of
@@ -91,7 +91,7 @@ class Trust:
         packages = [text for text in dict.fromkeys(texts) if ":" not in text]
         self._names = {text for text in texts if ":" in text}
         # Libraries that the user named come from wherever Python finds them, but no more of them is allowed.
-        self._libraries = {root_of(package) for package in packages} & (LIBRARIES | NAMES_ONLY)
+        self._libraries = {root_of(package) for package in packages} & (PACKAGES | NAMES_ONLY)
         self._packages = [package for package in packages if root_of(package) not in self._libraries]
         self._objects = dict(objects or {})  # name → the object, which needs no import
         self._objects |= {self._in_main(name): obj for name, obj in self._objects.items()}
@@ -102,7 +102,7 @@ class Trust:
         # qualname → the id of an object, which is alive in `_objects` → a name that it has there
         self._given: dict[str, dict[int, str]] = {}
         for name, obj in self._objects.items():
-            if root_of(name) not in LIBRARIES | NAMES_ONLY:
+            if root_of(name) not in PACKAGES | NAMES_ONLY:
                 self._given.setdefault(name.partition(":")[2], {})[id(obj)] = name  # alive in `_objects`
         self._former = {name: obj for obj in self._objects.values() for name in _former_names_of(obj)}
         self._former_in_packages: dict[str, type] = {}
@@ -178,7 +178,7 @@ class Trust:
         is_kept_back = any(name == each or is_inside(module, each) for each in KEPT_BACK)
         if kind == "class" and is_kept_back and root_of(module) not in self._libraries:
             return False
-        if root_of(module) in LIBRARIES:
+        if root_of(module) in PACKAGES:
             return kind == "class" or (ROW_OF[root_of(module)].has_methods and "." in qualname and _is_public(name))
         package = self._package_of(module)
         if package is not None:
@@ -197,7 +197,7 @@ class Trust:
             LookupError: if it is not there. Says why.
         """
         module, root = name.partition(":")[0], root_of(name)
-        is_listed = root not in LIBRARIES | NAMES_ONLY or name in FUNCTIONS or name in self._names
+        is_listed = root not in PACKAGES | NAMES_ONLY or name in FUNCTIONS or name in self._names
         target = module if is_listed or module in IMPORTABLE else root
         why = f"`{module}` holds nothing of that name"
         if target not in sys.modules and module != MAIN:
@@ -246,7 +246,7 @@ class Trust:
             return "it cannot be called"
         if is_listed or name in self._names or name in CLASSES:
             return ""
-        if kind == "class" and not is_rebuildable(cls) and not _is_choice(cls):
+        if kind == "class" and not is_rebuildable(cls) and not is_choice(cls):
             return "it is neither a registered pytree node nor a dataclass, a namedtuple or an enum"
         if kind == "function" and isinstance(obj, type):
             return "it is a class, not a function"
@@ -278,7 +278,7 @@ class Trust:
             return ""
         home = home_of(base)
         if not self._is_given(base) and self._package_of(home) is None:
-            if root_of(home) in LIBRARIES:
+            if root_of(home) in PACKAGES:
                 if not ROW_OF[root_of(home)].has_methods or kind_of(base) != "module" or not _is_public(last):
                     return "methods of this class are not on the allow-list"
             elif root_of(home) != root_of(home_of(owner)):
@@ -292,13 +292,8 @@ class Trust:
 def _is_of_a_library(cls: type) -> bool:
     """Whether a class is one of those that every file may name."""
     row = ROW_OF.get(root_of(home_of(cls)))
-    is_data = row is not None and (kind_of(cls) in row.kinds or ("enum" in row.kinds and _is_choice(cls)))
+    is_data = row is not None and (kind_of(cls) in row.kinds or ("enum" in row.kinds and is_choice(cls)))
     return is_data or _is_one_of(cls, INSTANCES)
-
-
-def _is_choice(cls: type) -> bool:
-    """Whether a class has no instances, but is itself what a file may name."""
-    return any(library.is_choice(cls) for library in ROWS)
 
 
 def _is_one_of(cls: type, names: frozenset[str]) -> bool:

@@ -20,7 +20,7 @@ from ...core._class_attributes import ABSENT, dict_descriptor, inherited, is_ask
 from ...core._errors import FormatError, SharedTreeError, StructureMismatchError
 from ...core._library_rows import AttributeRules, ClassKind, RefusalError, library_in_files, without_missing
 from ...core._printing import printable
-from ..trust._allow_list import LIBRARIES
+from ..trust._allow_list import PACKAGES
 from ..trust._buildable_classes import FIELD_KINDS, kind_of
 from ..trust._public_names import NAMING
 from ._nodes import Apart, step_of
@@ -183,7 +183,7 @@ def _how_to_declare(cls: type, name: Any) -> str:
     if type(name) is not str or is_asked_of_all(name):
         return "Delete it."
     is_free = name.isidentifier() and inherited(cls, name) is ABSENT and kind_of(cls) != "attributes"
-    if not is_free or cls.__module__.partition(".")[0] in LIBRARIES:
+    if not is_free or cls.__module__.partition(".")[0] in PACKAGES:
         return "Make it a field of the class."
     return f'Make it a field of the class, or list it there: `__sharedtree_attributes__ = ("{name[:80]}",)`.'
 

@@ -35,7 +35,7 @@ from ...core._node_types import node_type_of
 from ...core._printing import printable
 from ...transforms._function_transform import FunctionTransform
 from ..arrays._placing import is_array
-from ..trust._allow_list import FUNCTIONS, LIBRARIES, NAMES_ONLY, TOKENS
+from ..trust._allow_list import FUNCTIONS, NAMES_ONLY, PACKAGES, TOKENS
 from ..trust._public_names import (
     MAIN,
     NamelessError,
@@ -49,7 +49,7 @@ from ..trust._public_names import (
 )
 
 # The packages whose callable objects are functions: compiled, cached, or with a derivative of their own.
-_OF_FUNCTIONS = LIBRARIES | NAMES_ONLY | {"builtins", "functools"}
+_OF_FUNCTIONS = PACKAGES | NAMES_ONLY | {"builtins", "functools"}
 
 
 class Named:
@@ -308,7 +308,7 @@ def _refusal_of(obj: Any, cls: Any) -> RefusalError:
         "If it is data, make its class a dataclass or register it (`jax.tree_util.register_pytree_node`, "
         "`sharedtree.register_node`). A file, a lock, a generator and the like: leave it out."
     )
-    if root_of(cls.__module__) in LIBRARIES:
+    if root_of(cls.__module__) in PACKAGES:
         fix = "Leave it out, and make it anew after loading."
     return RefusalError(f"a `{name}`, which cannot be rebuilt without calling it", fix)
 
@@ -343,7 +343,7 @@ def fix_for_users(holders: Sequence[Any], obj: Any, error: RefusalError) -> str:
     is_function = isinstance(obj, types.FunctionType)
     library = root_of(home_of(obj if is_function else type(obj)))
     # What is said of the classes of libraries that are known is said to their users.
-    if not is_in_site_packages(library) or (library in LIBRARIES | NAMES_ONLY and not is_function):
+    if not is_in_site_packages(library) or (library in PACKAGES | NAMES_ONLY and not is_function):
         return error.fix
     if not holders:  # nothing is left of the tree without it, and `sharedtree.tree` sees no array in it
         return (
@@ -365,9 +365,12 @@ def unserialisable(problems: list[Problem], can_leave_out: Callable[[list[str]],
     """
     count = "One object" if len(problems) == 1 else f"{len(problems)} objects"
     lines = [f"{count} in the tree cannot be saved, and nothing was written:"]
+    facts: dict[str, list[str]] = {}
     for path, reason, fix in problems:
         place = f"`{printable(path)}`" if path else "The tree"
-        lines.append(textwrap.indent(f"{place} is {printable(reason)}.\n    {printable(fix)}", "    "))
+        facts.setdefault(fix, []).append(f"{place} is {printable(reason)}.")
+    for fix, told in facts.items():
+        lines.append(textwrap.indent("\n".join([*told, f"    {printable(fix)}"]), "    "))
     paths = [problem.path for problem in problems]
     if all(paths) and any(problem.fix.startswith(MADE_BY) for problem in problems):
         names = [match[1] if (match := _ATTRIBUTE.fullmatch(path)) else path for path in paths]
