@@ -288,13 +288,12 @@ def fault_of_aux(cls: Any, aux: Any) -> str | None:
 
 def _has_what_is_called(value: Any) -> bool:
     """Whether a value, or one in it, can be called. Classes of numbers and meshes can, and run nobody's code."""
-    seen: set[int] = set()  # ids; the objects are alive in `value`
+    seen = IdentitySet()
     stack = [value]
     while stack:
         each = stack.pop()
-        if id(each) in seen:  # alive: see `seen`
+        if not seen.add(each):
             continue
-        seen.add(id(each))  # alive: see `seen`
         if type(each) in (tuple, list, set, frozenset):
             stack.extend(each)
         elif type(each) is dict:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import tree_util as jtu
 
+from ...core._by_identity import IdentityDict
 from ...core._comparison import Pair, Paths, Ties, differences_from
 from ...core._distinct_leaves import another
 from ...core._node_types import require_registered
@@ -160,23 +161,21 @@ class _Beside:
         self.loaded_at: list[int] = []
         self._ties = Ties()
         self._arrays = rules_here().arrays
-        # All ids are those of objects of the model, which `objects` keeps alive, and of the state, which this does.
-        self._alive: list[Any] = []
+        self._numbers: IdentityDict[int] = IdentityDict()  # of the objects of both, by which they are named below
         self._seen: set[tuple[int, int, bool]] = set()
         self._below: dict[tuple[int, int], Sequence[Any]] = {}  # what fits → what the state has for its parts
-        self._chosen: dict[int, Pair] = {}  # object with identity → where it was first given something that fits
+        self._chosen: IdentityDict[Pair] = IdentityDict()  # object → where it was first given something that fits
 
     def meet(self, pair: Pair) -> Iterator[Misfit | Pair]:
         """What does not fit of what the state has for an object, and the pairs below."""
         obj, given, at, (is_static, is_below) = pair
         form = self.objects.form(obj)
-        name = id(obj), id(given), is_static  # alive: see above
+        name = self._number(obj), self._number(given), is_static
         if name in self._seen or is_nothing(given, form):
             return
         has_identity = self._has_identity(pair, form)
         if form is not None or has_identity:  # a number is another one at each path
             self._seen.add(name)
-        self._alive.append(given)
         parts, misfits = self._given_to_parts(pair, form)
         yield from misfits
         if parts is None:
@@ -184,24 +183,24 @@ class _Beside:
         if has_identity:
             is_value = not is_object(given) and is_state_leaf(given)
             is_its_own = (form is None or form.kind != "whole") and is_object(given)
-            its = Static(given) if is_value else id(given)  # alive: see above
-            chosen = self._chosen.get(id(obj))  # alive: see above
+            its = Static(given) if is_value else name[1]
+            chosen = self._chosen.get(obj)
             is_first = chosen is None or chosen.right is given  # or another one was taken for it before
-            apart = self._ties.apart(id(obj), its, at, is_object=is_its_own and is_first)  # alive: see above
+            apart = self._ties.apart(name[0], its, at, is_object=is_its_own and is_first)
             if apart is not None and not is_below:
                 yield Misfit(at, "model" if apart[1] else "state", apart[0])
             is_below = is_below or apart is not None
-            self._chosen.setdefault(id(obj), pair)  # alive: see above
+            self._chosen.setdefault(obj, pair)
         if form is not None:
             places = [self.paths.below(at, key) for key in form.keys] or [at] * len(form.parts)
             yield from _pairs_below(form, parts, places, is_static, is_below)
-        elif not has_identity or self._chosen[id(obj)] is pair:  # alive: see above
+        elif not has_identity or self._chosen[obj] is pair:
             self.loaded_at.append(at)
 
     def _given_to_parts(self, pair: Pair, form: Form | None) -> tuple[Sequence[Any] | None, Sequence[Misfit]]:
         """What the state has for each part of an object, None if it does not fit; and what does not, the first time."""
         obj, given, at, _ = pair
-        name = id(obj), id(given)  # alive: see above
+        name = self._number(obj), self._number(given)
         if name in self._below:
             return self._below[name], ()
         parts: Sequence[Any] | None = None
@@ -232,6 +231,9 @@ class _Beside:
         self._below[name] = parts
         return parts, misfits
 
+    def _number(self, obj: Any) -> int:
+        return self._numbers.setdefault(obj, len(self._numbers))
+
     def _has_identity(self, pair: Pair, form: Form | None) -> bool:
         if pair.told[0]:
             return False
@@ -242,14 +244,14 @@ class _Beside:
         made: dict[Any, Any] = {}
         old: list[Any] = []
         new: list[Any] = []
-        users: dict[int, Any] = {}  # array of the result, alive in `new` → the name of the one leaf that it is
+        users: IdentityDict[Any] = IdentityDict()  # array of the result → the name of the one leaf that it is
 
         def leaf(pair: Pair, name: tuple[int, int, bool], parts: Sequence[Any] | None) -> Any:
             value = pair.left if parts is None else as_in_model(pair.left, pair.right)
             if not self._has_identity(pair, None):
                 return value
             # The result has the ties of the model and no others.
-            if users.setdefault(id(value), name) != name:  # alive in `new`
+            if users.setdefault(value, name) != name:
                 value = another(value)
             old.append(pair.left)
             new.append(value)
@@ -286,10 +288,10 @@ class _Beside:
         """
         obj, given, at, told = pair
         if self._has_identity(pair, self.objects.form(obj)):
-            given = self._chosen[id(obj)].right if id(obj) in self._chosen else _NOTHING  # alive: see above
-        parts = self._below.get((id(obj), id(given)))  # alive: see above
+            given = self._chosen[obj].right if obj in self._chosen else _NOTHING
+        parts = self._below.get((self._number(obj), self._number(given)))
         given = _NOTHING if parts is None else given
-        return Pair(obj, given, at, told), (id(obj), id(given), told[0]), parts  # alive: see above
+        return Pair(obj, given, at, told), (self._number(obj), self._number(given), told[0]), parts
 
 
 def _pairs_below(
