@@ -242,41 +242,42 @@ def _require_ours(label: str, raw: bytes, metadata: Mapping[str, str]) -> None:
 
 
 def _tensors(entries: dict[str, Any], foreign: bool) -> Iterator[Tensor]:
-    tensors = [_tensor(f"`{printable(name[:_MAX_SHOWN])}`", name, entry, foreign) for name, entry in entries.items()]
+    tensors = [_tensor(name, entry, foreign) for name, entry in entries.items()]
     at = 0
     for tensor in sorted(tensors, key=lambda each: (each.start, each.stop)) if foreign else tensors:
         if tensor.start != at:
             is_early = tensor.start < at
             what = "it overlaps another one, or is out of order" if is_early else "there is a hole before it"
-            shown = printable(tensor.name[:_MAX_SHOWN])
-            raise UnsoundError(f"the tensor `{shown}` begins at {tensor.start}, not at {at}: {what}")
+            raise UnsoundError(f"{_named(tensor.name)} begins at {tensor.start}, not at {at}: {what}")
         at = tensor.stop
         yield tensor
 
 
-def _tensor(shown: str, name: str, entry: Any, foreign: bool) -> Tensor:
+def _named(name: str) -> str:
+    return f"the tensor `{printable(name[:_MAX_SHOWN])}`"
+
+
+def _tensor(name: str, entry: Any, foreign: bool) -> Tensor:
     keys = {"dtype", "shape", "data_offsets"}
     if not isinstance(entry, dict) or not (keys <= entry.keys() if foreign else keys == entry.keys()):
-        raise UnsoundError(f"the tensor {shown} has not {'' if foreign else 'just '}a dtype, a shape and offsets")
+        raise UnsoundError(f"{_named(name)} has not {'' if foreign else 'just '}a dtype, a shape and offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or not (foreign or dtype in ITEM_SIZES):
-        raise UnsoundError(
-            f"the tensor {shown} has the dtype {printable(short(dtype))}, which the format does not have"
-        )
+        raise UnsoundError(f"{_named(name)} has the dtype {printable(short(dtype))}, which the format does not have")
     most = _MAX_RANK if foreign else _MAX_RANK + 1
     if not are_counts(shape) or len(shape) > most:
-        raise UnsoundError(f"the shape of the tensor {shown} is not a list of up to {most} sizes")
+        raise UnsoundError(f"the shape of {_named(name)} is not a list of up to {most} sizes")
     if not are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise UnsoundError(f"the offsets of the tensor {shown} are not two byte counts, the smaller first")
+        raise UnsoundError(f"the offsets of {_named(name)} are not two byte counts, the smaller first")
     (start, stop), bits = offsets, BITS.get(dtype)
     if bits is not None:
         size = math.prod(shape) * bits
         # NumPy and JAX multiply the sizes other than 0 even where the product is 0.
         if (size or math.prod([each for each in shape if each]) * bits) > 8 * MAX_BYTES:
-            raise UnsoundError(f"the shape {tuple(shape)} of the tensor {shown} is absurd")
+            raise UnsoundError(f"the shape {tuple(shape)} of {_named(name)} is absurd")
         if size != 8 * (stop - start):
             its = f"{size:,} bits" if size % 8 else f"{size // 8} bytes"
-            raise UnsoundError(f"the tensor {shown} spans bytes {start} to {stop}, and its shape makes {its}")
+            raise UnsoundError(f"{_named(name)} spans bytes {start} to {stop}, and its shape makes {its}")
     return Tensor(name, dtype, tuple(shape), start, stop)
 
 
