@@ -106,6 +106,11 @@ def let_others_have_memory() -> None:
     settle = _classes_in_native_walk._settle
     _classes_in_native_walk._settle_with_memory = with_memory(types.FunctionType(settle.__code__, settle.__globals__))
     settle.__code__ = (lambda value: _settle_with_memory(value)).__code__  # noqa: F821 -- in that file
+    compiled = _classes_in_native_walk._compiled
+    _classes_in_native_walk._compiled_with_memory = with_memory(
+        types.FunctionType(compiled.__code__, compiled.__globals__)
+    )
+    compiled.__code__ = (lambda structure: _compiled_with_memory(structure)).__code__  # noqa: F821 -- in that file
     flatten = with_memory(jtu.default_registry.flatten_one_level)
     registry = types.SimpleNamespace(flatten_one_level=flatten)
     _classes_in_native_walk.jtu = types.SimpleNamespace(default_registry=registry)
@@ -187,16 +192,15 @@ def failures_of_walk(make: Callable[[], Any], before: Any, known: dict[Any, Any]
         # In spite of all, the same tags serve the same walk.
         expected.check(*pack(trees[0], tags), tags)
 
-    return each_failure(prepare, lambda tags: native.walk(trees[0], tags, RULES, known), check)
+    return each_failure(prepare, lambda tags: native.walk(trees[0], tags, _native_walk.flags_of(RULES), known), check)
 
 
 def failures_of_build(tree: Any) -> list[list[int]]:
-    """The way back, from records, from a program, and to the program."""
+    """The way back, and to the program, whose steps are made in Python."""
     leaves, structure = pack(tree, Tags())
-    forms = structure.records, native.compile(structure.records)
 
-    def act(table: list[Any], form: Any) -> Any:
-        build(form, leaves, table)
+    def act(table: list[Any]) -> Any:
+        build(structure, leaves, table)
         return table
 
     def check(table: list[Any], outcome: Any) -> None:
@@ -207,8 +211,9 @@ def failures_of_build(tree: Any) -> list[list[int]]:
             assert [id(leaf) for leaf in again[0]] == [id(leaf) for leaf in leaves]  # alive in both
             assert again[1] is structure
 
-    counts = [each_failure(list, functools.partial(act, form=form), check) for form in forms]
-    return [*counts, each_failure(list, lambda _: native.compile(structure.records), lambda *_: None)]
+    steps = tuple([_classes_in_native_walk._step(*record) for record in structure.records])
+    program = functools.partial(native.Program, steps, None, structure.root, False, False)
+    return [each_failure(list, act, check), each_failure(list, lambda _: program(), lambda *_: None)]
 
 
 def failures_of_tags() -> list[int]:
@@ -236,7 +241,7 @@ def failures_of_call(tree: Any) -> list[int]:
     function = with_memory(lambda hand: Hand(pack(pair, Tags())[0], Deal(of_result)))
     made = {tuple(AS_ONE): function}
     form = Form(arguments.aux, None, (), None, donates=True, latest=native.Latest(), made=made)
-    way = Way(Policy(), native.flags_of(rules), {1: form}, False, True, lambda _: None)
+    way = Way(Policy(), _native_walk.flags_of(rules), {1: form}, False, True, lambda _: None)
 
     def check(_: Any, outcome: Any) -> None:
         assert outcome is not None

@@ -7,12 +7,11 @@ import weakref
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import sharedtree as st
 from sharedtree.core import _native_walk, _walk
-from sharedtree.core._native_walk import native
+from sharedtree.core._native_walk import flags_of, native
 from sharedtree.core._node_types import node_type_of
 from sharedtree.core._pack_and_unpack import Tags
 from sharedtree.core._static_values import Static
@@ -23,6 +22,7 @@ from sharedtree.transforms._hands import Hand
 from tests.kinds import Free, made
 from tests.strategies import Layer, Pair, Record
 from tests.test_native_readings import Slots
+from tests.test_native_walk import with_records
 
 pytestmark = pytest.mark.skipif(native is None, reason="the native walk is not in use")
 
@@ -39,7 +39,7 @@ class Reluctant:
         raise LookupError
 
 
-WRONG_TREES = [(), (1, 2, 3, 4), ([], Tags, Rules(), {}), ([], Tags(), (), {}), ([], Tags(), Rules(), None)]
+WRONG_TREES = [(), (1, 2, 3, 4), ([], Tags, 0, {}), ([], Tags(), (), {}), ([], Tags(), 0, None)]
 WRONG_CALLS = [(), (None, (), {}), ((1,) * 5, (), {}), ((0, 0, {}, False, True, None), [], {}), ((None,) * 6, (), {})]
 WRONG_CALLS += [
     ((0, 0, {0: form}, False, True, None), (), {}) for form in (1, (), (1,) * 7, (((), ()), None, (), None, False))
@@ -48,9 +48,9 @@ WRONG = {
     "walk": WRONG_TREES,
     "build": WRONG_TREES,
     "call": WRONG_CALLS,
-    "compile": [(each,) for each in (5, [], [(None, ())], (1,))],
+    "recipe": [(), (5, (), 0)],
+    "Program": [(), ([], None, 0, False, False), ((1,), None, 0, False, False), (((),), None, 0, False, False)],
     "count_contexts": [("one",)],
-    "flags_of": [((),), ([],), (Rules(given={1: 2}),), (Rules(arrays=np.ones(2)),)],
     "learn": [((),), (1,)],
     "learn_nnx": [()],
     "learn_modules": [()],
@@ -74,21 +74,30 @@ def wrong_records():
     structure = st.tree.structure(Pair(W, [W]))
     leaf, (node, _), *_, (pair, _) = structure.records[0][0], st.tree.structure([W]).records[-1], *structure.records
     unpaired = Node(node_type_of(Pair(W, W)), Static((("first",), (1,))), ("first",))
-    malformed = [[1], [(leaf,)], [(leaf, [])], [(1, ())]]
     numbers = [(node, (5,)), (node, ("a",)), (node, (-1,)), (pair, (-1, 0)), (pair, (0, 5)), (pair, (0, "a"))]
     given = [(op, (0, 0)) for op in (Given(3), Update(3, pair))]
-    return [*malformed, *[[(leaf, ()), each] for each in (*numbers, (unpaired, (0,)), (leaf, ()), *given)]]
+    return [[(leaf, ()), each] for each in (*numbers, (unpaired, (0,)), (leaf, ()), *given)]
 
 
 def test_records_that_do_not_fit():
     for records in wrong_records():
         with pytest.raises((TypeError, IndexError, StopIteration)):
-            native.build(records, [W], [], [W], [])
-        with pytest.raises((TypeError, IndexError, StopIteration)):
-            native.build(native.compile(tuple(records)), [W], [], [W], [])
-    with pytest.raises(TypeError):
-        type(native.compile(()))()
-    assert native.build(native.compile(()), [], [], None, None) is None
+            native.build(with_records(records), [W], [], [W], [])
+    assert native.build(with_records(()), [], [], None, None) is None
+
+
+@pytest.mark.parametrize("begin", [(-1, None), (10**4, None), ("ARGUMENTS", None), ("FIELDS", None), ("LIST", 5)])
+def test_programs_that_cannot_run(begin):
+    """Of a shape that is not built or that there is not, without its class or with one that nobody knows."""
+    shape = getattr(native, begin[0]) if isinstance(begin[0], str) else begin[0]
+    with pytest.raises(ValueError, match="built"):
+        native.Program(((shape, begin[1], None, (), (), None, None),), None, 0, False, False)
+
+
+def test_what_has_no_program():
+    for wrong in (5, types.SimpleNamespace(program=5), with_records(5)):
+        with pytest.raises((AttributeError, TypeError)):
+            native.build(wrong, [], [], None, None)
 
 
 def test_wrong_tags_are_errors():
@@ -103,10 +112,10 @@ def test_a_structure_that_has_died():
     tree = Pair(W, [W, "dead"])
     structure = st.tree.structure(tree)
     known = {key: entry for key, entry in _native_walk._entries.items() if entry() is structure}
-    assert native.walk(tree, Tags(), Rules(), known)[1] is structure
+    assert native.walk(tree, Tags(), flags_of(Rules()), known)[1] is structure
     dead = weakref.ref(Reluctant())
     assert dead() is None
-    assert native.walk(tree, Tags(), Rules(), dict.fromkeys(known, dead)) is None
+    assert native.walk(tree, Tags(), flags_of(Rules()), dict.fromkeys(known, dead)) is None
 
 
 def test_many_classes_of_static_values():
@@ -205,18 +214,17 @@ def test_a_hand_without_its_parts():
 
 
 def test_keys_of_what_nobody_visits():
-    rules, layer = Rules(), node_type_of(Pair(W, W))
-    for wrong in ([object()], [(layer, 1, "no static")], [(layer, 1)], [(layer, "one", Static(()))], [2**80]):
+    layer = node_type_of(Pair(W, W))
+    for wrong in ([object()], [(5, 1, ())], [(layer, 1)], [(layer, "one", ())], [2**80]):
         with pytest.raises((TypeError, ValueError, OverflowError)):
-            native.key_of(wrong, rules, 0)
-    for wrong in ([(layer, 2, Static("no names"))], [Static("\ud800")]):
+            native.key_of(wrong, 0, 0)
+    for wrong in ([(layer, 2, "no names")], [(None, 0, "\ud800")]):
         with pytest.raises((ValueError, UnicodeError)):
-            native.key_of(wrong, rules, 0)
+            native.key_of(wrong, 0, 0)
     with pytest.raises(TypeError):
-        native.key_of(None, rules, 0)
+        native.key_of(None, 0, 0)
     with pytest.raises(TypeError):
-        native.key_of([], Rules(*range(9))[:3], 0)
-    assert native.key_of([], rules._replace(is_leaf=callable), 0) is None
+        native.key_of([], Rules(), 0)
 
 
 def test_auxiliary_data_of_another_form_is_written_out():
@@ -229,7 +237,7 @@ def test_auxiliary_data_of_another_form_is_written_out():
     for obj in objects:
         st.tree.structure(obj)
         for aux in ((), (1, 2), (("a",), ("b",), ()), (("a", 1), ("b", 2)), ((1, 2, 3),), "text", ("a" * 5_000,)):
-            key, pins, _ = native.key_of([(node_type_of(obj), 1, Static(aux))], Rules(), 0)
+            key, pins, _ = native.key_of([(node_type_of(obj), 1, aux)], flags_of(Rules()), 0)
             keys.add(key)
             assert all(pin is not None for pin in pins)
     assert len(keys) == 7 * len(objects)

@@ -16,11 +16,12 @@ import pytest
 import sharedtree as st
 from sharedtree.core._native_walk import native
 from sharedtree.core._pack_and_unpack import Tags, build, pack, walk
-from sharedtree.core._structure import Given, Update
+from sharedtree.core._structure import Given, Update, intern
 from sharedtree.core._walk import Rules
 from tests.kinds import ENDS, KINDS, W
 from tests.strategies import Layer, Mutable, Pair, Point, Record
 from tests.test_native_arguments import WRONG_CALLS, WRONG_TREES, wrong_records
+from tests.test_native_walk import with_records
 
 pytestmark = [
     pytest.mark.slow,
@@ -76,9 +77,8 @@ def test_a_walk_and_the_way_back(name):
 
     def act():
         walk(tree, Tags())
-        for records in (structure.records, native.compile(structure.records)):
-            table = []
-            build(records, leaves, table)
+        structure.program, table = None, []
+        build(structure, leaves, table)
         walk(table[structure.root], Tags())
 
     assert_leaves_nothing(act, held=[tree, type(tree), structure, *leaves, *(op for op, _ in structure.records)])
@@ -105,7 +105,7 @@ def test_all_references(name):
     tree = KINDS[name]()
     leaves, structure = pack(tree, Tags())
     assert abs(references_left(lambda: walk(tree, Tags()), REPEATS)) < REPEATS // 10
-    assert abs(references_left(lambda: build(structure.records, leaves, []), REPEATS)) < REPEATS // 10
+    assert abs(references_left(lambda: build(structure, leaves, []), REPEATS)) < REPEATS // 10
 
 
 @pytest.mark.parametrize("rules", [Rules(convention="outside"), Rules(values=True), Rules(convention="any")], ids=str)
@@ -145,8 +145,8 @@ def test_what_ends_a_walk(name):
 
 def test_objects_of_the_other_side():
     node = st.tree.structure([W]).records[-1][0]
-    records = [(Given(7), ()), (Update(8, node), (0, 0))]
-    assert_leaves_nothing(lambda: build(records, [], [], lambda n: n, lambda _, content: content))
+    made = intern(((Given(7), ()), (Update(8, node), (0, 0))), 1)
+    assert_leaves_nothing(lambda: build(made, [], [], lambda n: n, lambda _, content: content))
 
 
 def test_builds_that_end():
@@ -158,7 +158,7 @@ def test_builds_that_end():
     def act():
         for records in wrong:
             with pytest.raises((TypeError, IndexError, StopIteration, LookupError)):
-                build(records, [W], [], fail, fail)
+                native.build(with_records(records), [W], [], fail, fail)
 
     assert_leaves_nothing(act)
 
@@ -171,8 +171,8 @@ def test_wrong_arguments_and_what_gives_none():
             for function in (native.walk, native.build, native.call, native.hand_of, native.hand_parts):
                 with pytest.raises((TypeError, AttributeError)):
                     function(*arguments)
-        assert tags.number_of(W) is tags.forget(0) is native.walk(W, tags, Rules(is_leaf=callable), {}) is None
-        native.build(structure.records, [None], [], None, None)
+        assert tags.number_of(W) is tags.forget(0) is native.walk(W, tags, 0, {}) is None
+        native.build(structure, [None], [], None, None)
 
     assert_leaves_nothing(act)
 

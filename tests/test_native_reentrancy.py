@@ -21,7 +21,7 @@ import pytest
 import sharedtree as st
 from sharedtree.core import _walk
 from sharedtree.core._class_attributes import dict_descriptor
-from sharedtree.core._native_walk import native
+from sharedtree.core._native_walk import flags_of, native
 from sharedtree.core._pack_and_unpack import Tags, build
 from sharedtree.core._structure import Given, Update, intern
 from sharedtree.core._walk import Rules
@@ -383,11 +383,12 @@ def test_objects_of_the_other_side_that_do_something(action):
     model = new_model()
     leaves, structure = st.tree.flatten(model)
     node = structure.records[-1][0]
-    records = [*structure.records, (Given(1), ()), (Update(2, node), structure.records[-1][1])]
+    records = (*structure.records, (Given(1), ()), (Update(2, node), structure.records[-1][1]))
+    made = intern(records, len(records) - 1)
     for _ in range(3):
         table: list[Any] = []
         with armed(lambda: action(model)), contextlib.suppress(Exception, KeyboardInterrupt):
-            build(records, leaves, table, hook, lambda _, content: hook())
+            build(made, leaves, table, hook, lambda _, content: hook())
         assert len(table) >= len(structure.records)
 
 
@@ -416,7 +417,7 @@ def test_a_table_that_is_cleared_while_it_is_built():
     for _ in range(3):
         table: list[Any] = []
         with armed(table.clear), pytest.raises(IndexError):
-            build(structure.records, leaves, table)
+            build(structure, leaves, table)
 
 
 def test_tags_that_are_forgotten_while_they_are_used():
@@ -426,7 +427,7 @@ def test_tags_that_are_forgotten_while_they_are_used():
             tags = Tags()
             tags.add(model[0], tag=True)
             with armed(lambda tags=tags, start=start: tags.forget(start)), contextlib.suppress(Exception):
-                native.walk(model, tags, Rules(), {})
+                native.walk(model, tags, flags_of(Rules()), {})
             assert all(tags.number_of(obj) in (None, i) for i, obj in enumerate(tags.objects))
 
 

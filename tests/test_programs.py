@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import sharedtree as st
+from sharedtree.core._classes_in_native_walk import _compiled
 from sharedtree.core._native_walk import native
 from sharedtree.core._pack_and_unpack import build, unpack
 from sharedtree.core._structure import Structure
@@ -76,26 +77,25 @@ def test_a_key_that_changes_what_is_built():
 
     table = []
     leaves, structure = st.tree.flatten([{Key(i): jnp.full(2, i) for i in range(3)}, {Key(i): 1 for i in range(3)}])
-    program = native.compile(structure.records)
-    for runs in (structure.records, program):
-        table[:] = [0] * 3
-        with pytest.raises(IndexError):
-            build(runs, leaves, table)
+    table[:] = [0] * 3
+    with pytest.raises(IndexError):
+        build(structure, leaves, table)
 
 
 def test_a_function_that_takes_the_program_away():
     class Takes:
         pass
 
-    holder = []
-    jax.tree_util.register_pytree_node(
-        Takes, lambda _: ((), None), lambda *_: holder.clear() or gc.collect() or Takes()
-    )
+    def take(*_):
+        structure.program = None
+        gc.collect()
+        return Takes()
+
+    jax.tree_util.register_pytree_node(Takes, lambda _: ((), None), take)
     leaves, structure = st.tree.flatten([Takes(), Pair(W, Takes()), [W] * 3])
-    holder.append(native.compile(structure.records))
     table = []
-    build(holder[0], leaves, table)
-    assert holder == []
+    build(structure, leaves, table)
+    assert structure.program is None
     assert len(table) == len(structure.records)
 
 
@@ -115,7 +115,7 @@ class Fields:
 
 def test_a_program_made_before_a_class_is_left_to_jax():
     leaves, structure = st.tree.flatten([Fields(W, 1), collections.OrderedDict(a=Fields(2, 3))])
-    program = native.compile(structure.records)
+    _compiled(structure)
     made = []
     init = Fields.__init__
 
@@ -124,11 +124,11 @@ def test_a_program_made_before_a_class_is_left_to_jax():
         init(self, **fields)
 
     Fields.__init__ = __init__
-    build(program, leaves, [])
+    build(structure, leaves, [])
     assert made == []
     assert isinstance(st.tree.structure([Fields(a=1, b=2), Fields(a=1, b=2)]), Structure)
     made.clear()
     table = []
-    build(program, leaves, table)
+    build(structure, leaves, table)
     assert [type(each) for each in made] == [Fields, Fields]
     assert vars(table[structure.root][0]) == {"a": W, "b": 1}

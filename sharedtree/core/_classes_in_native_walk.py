@@ -1,14 +1,15 @@
-"""What the native walk is told of each class: once, when it first meets an instance.
+"""What the native walk is told of each class, once, when it first meets an instance; and how a structure is built.
 
-What is told holds for ever, as `NodeType`s do; but that of a class that is no node only until another class is
-registered as one, for that may be it.
+What is told of a class holds for ever, as `NodeType`s do; but that of a class that is no node only until another class
+is registered as one, for that may be it.
 """
 
 import collections
 import contextlib
+import itertools
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from ._node_types import is_registered, is_value_of_variable, node_type_of, node
 from ._plain_containers import Inherited, NodeType, is_namedtuple
 from ._static_kinds import Looked, cannot_change, is_known_by_address
 from ._static_values import Known, Static, key_of, nothing_known
-from ._structure import LEAF, Given, Node, Record, Update
+from ._structure import LEAF, Given, Node, Op, Record, Structure, Update
 from ._traced_leaves_and_identity import NUMPY_NUMBERS, TRACED_NUMBERS, carries_identity, is_traced
 
 Description = tuple[Any, ...]
@@ -41,12 +42,12 @@ _introduced: set[str] = set()
 
 
 def _leaf(cls: type, shape: int, *, is_guess: bool = False) -> Description:
-    return (cls, shape, False, False, False, native.INHERITED, False, is_guess, None, None, *_NO_FIELDS)
+    return (cls, shape, False, False, False, native.INHERITED, is_guess, None, None, *_NO_FIELDS)
 
 
 def _described(node_type: NodeType) -> Description:
     """The arguments of `new_kind` in `_native.c`."""
-    convention = native.INHERITED if node_type.convention is None else _NUMBERS[node_type.convention]
+    convention = native.INHERITED if node_type.convention is None else NUMBERS[node_type.convention]
     shape, take_apart, fields = _shape_of(node_type), node_type.take_apart, _NO_FIELDS
     found = native_layout_of(node_type.cls) if is_registered(node_type) or node_type.fields else None
     if found is not None:
@@ -57,10 +58,9 @@ def _described(node_type: NodeType) -> Description:
         shape, fields = getattr(native, layout.shape), layout.fields
         if is_registered(node_type):
             _read_natively[node_type.cls] = layout
-    is_rebuilt = shape not in (native.OTHER, native.ARGUMENTS)
     if is_registered(node_type):
-        take_apart, is_rebuilt = jtu.default_registry.flatten_one_level, True
-    facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention, is_rebuilt
+        take_apart = jtu.default_registry.flatten_one_level
+    facts = node_type.is_plain, node_type.is_mutable, node_type.is_known_to_jax, convention
     # What is told must not keep a namedtuple alive, as its node type would.
     told = None if shape == native.NAMEDTUPLE else node_type
     return (node_type.cls, shape, *facts, False, told, take_apart, *fields)
@@ -184,8 +184,92 @@ def _settled(value: Any, known: Known, settled: IdentityDict[Looked]) -> Any:
     return token
 
 
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+Step = tuple[int, type | None, Record | None, tuple[int | None, ...], tuple[Any, ...], Any, int | None]
+
+
+def _compiled(structure: Structure) -> Any:
+    """The program of a structure, which has it from now on: its records with all looked up that each build would ask.
+
+    A step is (shape, class, record, numbers, names, values, target); `_native.c` says what each is. For
+        Pair(w, 3)        with an Equinox module `Pair`: records   leaf   static 3   Pair(0, 1)
+    the steps are   LEAF    STATIC with the value 3    FIELDS with the numbers 0, 1 and the names "first", "second".
+    """
+    steps = tuple([_step(op, numbers) for op, numbers in structure.records])
+    made = native.Program(steps, structure.given or None, structure.root, structure.is_noted, structure.updates)
+    structure.program = made
+    return made
+
+
+def _step(op: Op, numbers: tuple[int, ...]) -> Step:
+    if op is LEAF:
+        return native.LEAF, None, None, (), (), None, None
+    if type(op) is Given:
+        return native.GIVEN, None, None, (), (), op.number, None
+    if type(op) is Static:
+        # Each tree has its own of what can be mutated.
+        if op.is_mutable:
+            return _step_calling(lambda _: op.thaw(), ())
+        return native.STATIC, None, None, (), (), op.peek(), None
+    if type(op) is Update:
+        return (*_step(op.node, numbers)[:-1], op.number)
+    assert type(op) is Node
+    recipe = None if op.aux.is_mutable else native.recipe(op.type, op.aux.peek(), len(numbers))
+    if recipe is None or (recipe[0] == native.OTHER and not is_registered(op.type)):
+        # As the walk in Python does it: with auxiliary data that may be a copy, by any function.
+        return _step_calling(lambda children: op.type.put_together(op.aux.thaw(), list(children)), numbers)
+    shape, *declared = recipe
+    return shape, op.type.cls, (op, numbers), *_content(shape, declared, op, numbers), None
+
+
+def _step_calling(make: Callable[[tuple[Any, ...]], Any], numbers: tuple[int, ...]) -> Step:
+    return native.OTHER, None, None, numbers, (), make, None
+
+
+def _content(shape: int, declared: Sequence[Any], node: Node, numbers: tuple[int, ...]) -> Any:
+    """What is built in C, by its shape: the numbers, names and values of its step."""
+    aux = node.aux.peek()
+    if shape in (native.OTHER, native.NAMEDTUPLE):
+        return numbers, (), node.unflatten
+    if shape in (native.DICT, native.ORDERED_DICT):
+        return numbers, aux, None
+    if shape == native.DEFAULT_DICT:
+        return numbers, aux[1], aux[0]
+    if shape == native.NNX_VARIABLE:
+        return numbers, (), dict(aux)
+    if shape in (native.FIELDS, native.NNX_OBJECT):
+        traced, names, values = aux if shape == native.NNX_OBJECT else (aux[0], dict(aux[1]), dict(aux[1]).values())
+        texts = tuple([name if type(name) is str else str(name) for name in (*traced, *names)])
+        return (*numbers, *[None] * len(names)), texts, (*[None] * len(traced), *values)
+    if shape == native.MODULE:
+        kinds, statics = aux
+        next_of_sort = itertools.count(), itertools.count()
+        places = [next(next_of_sort[is_static]) for is_static in kinds.are_static]
+        numbers_in_order, values = _in_order(kinds.are_static, places, numbers, statics)
+        return numbers_in_order, kinds.names, (*values, kinds)
+    if shape in (native.DATACLASS, native.SLOTS, native.NNX_STATE):
+        order, are_static, places = declared
+        numbers_in_order, values = _in_order(are_static, places, numbers, aux)
+        return numbers_in_order, order, values
+    return numbers, (), aux
+
+
+def _in_order(
+    are_static: bytes, places: Iterable[int], numbers: tuple[int, ...], statics: Sequence[Any]
+) -> tuple[tuple[int | None, ...], tuple[Any, ...]]:
+    """Of attributes in their order, the numbers of the children, and the values of what is static."""
+    each = list(zip(are_static, places, strict=True))
+    return (
+        tuple([None if is_static else numbers[place] for is_static, place in each]),
+        tuple([statics[place] if is_static else None for is_static, place in each]),
+    )
+
+
+# --- the start --------------------------------------------------------------------------------------------------------
+
 _CONVENTIONS: dict[int, Inherited] = {}
-_NUMBERS: dict[Inherited, int] = {}
+NUMBERS: dict[Inherited, int] = {}
 """The inverse."""
 
 
@@ -197,17 +281,16 @@ def start(entries: dict[bytes, Any]) -> bool:
     """
     numbers: dict[Inherited, int] = {"jax": native.JAX, "equinox": native.EQUINOX, "any": native.ANY}
     numbers |= {"outside": native.OUTSIDE, "variable": native.IN_VARIABLE}
-    _NUMBERS.update(numbers)
-    _CONVENTIONS.update({number: convention for convention, number in _NUMBERS.items()})
+    NUMBERS.update(numbers)
+    _CONVENTIONS.update({number: convention for convention, number in NUMBERS.items()})
     _SHAPES.update(
         {type(None): native.NOTHING, tuple: native.TUPLE, list: native.LIST, dict: native.DICT}
         | {collections.OrderedDict: native.ORDERED_DICT, collections.defaultdict: native.DEFAULT_DICT}
         | {collections.deque: native.DEQUE}
     )
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
-    ops = Node, Static, Given, Update
     (marker,) = [library.marker for library in LIBRARIES if library.marker is not None] or [None]
-    if not native.start(entries, _meet, _described, _settle, marker, LEAF, *ops, dtypes, REGISTRY):
+    if not native.start(entries, _meet, _described, _settle, _compiled, marker, dtypes, REGISTRY):
         return False
     when_registered.append(native.look_again)
     for cls in TRACED_NUMBERS:

@@ -51,7 +51,7 @@ Python does not load this. */
 #define MAX_TEXT 4096
 #define MAX_LAYOUTS 4096 /* that are asked for of a class; of a list each length is one */
 
-enum { FILTERED = 1, CONTAINERS = 2, ARRAYS = 4, VALUES = 8 };
+enum { CONTAINERS = 1, ARRAYS = 2, VALUES = 4, FILTERED = 8 };
 enum { JAX, EQUINOX, ANY, INHERITED, IN_VARIABLE, OUTSIDE };
 
 /* How a function ends that gives a number. What is LEFT is not for this function, and whoever called it takes back what it
@@ -483,7 +483,9 @@ enum {
     NUMBER, STATIC, NUMPY_ARRAY, NUMPY_NUMBER, JAX_ARRAY,
     /* Nodes. */
     NOTHING, TUPLE, LIST, DICT, ORDERED_DICT, DEFAULT_DICT, DEQUE, NAMEDTUPLE, ARGUMENTS, FIELDS, DATACLASS, SLOTS,
-    NNX_OBJECT, NNX_VARIABLE, NNX_STATE, MODULE, OTHER, NUM_SHAPES
+    NNX_OBJECT, NNX_VARIABLE, NNX_STATE, MODULE, OTHER,
+    /* What no object is, but a program says: the next leaf, an object of the other side. */
+    LEAF, GIVEN, NUM_SHAPES
 };
 
 /* The names that objects of an NNX class have, in order, and what their flatten makes of each. See `libraries/_nnx_layouts.py`. */
@@ -506,7 +508,6 @@ typedef struct {
     int is_plain, is_mutable, is_known_to_jax, convention;
     int is_guess;             /* of a leaf whose class may yet be registered as a node's */
     Py_ssize_t epoch;         /* of a guess: when it was made */
-    int is_rebuilt;           /* whether `build` may put instances together by itself */
     PyObject *node_type;      /* the NodeType; NULL for leaves */
     PyObject *take_apart;     /* OTHER: instance -> (children, aux) */
     PyObject *order;          /* what is read by name: all names that are declared, in order */
@@ -531,8 +532,8 @@ static PyObject *entries;  /* key -> reference to its structure */
 static PyObject *meet;     /* (object, convention) -> what its class is, or for a leaf 0 static, 1 traced, 2 with identity */
 static PyObject *describe; /* NodeType -> what its class is */
 static PyObject *settle;   /* static values -> for each what `settle_pin` says */
+static PyObject *compile;  /* structure -> its program */
 static PyObject *missing_type; /* of the marker for attributes that were never set, or None */
-static PyObject *leaf_op, *node_op, *static_op, *given_op, *update_op;
 static PyObject *dtypes;   /* those that JAX traces, of which there is one object each */
 static PyObject *registry; /* of JAX's node types, or NULL */
 
@@ -564,9 +565,8 @@ static PyObject *attribute_kinds_type, *kinds_of_attributes, *names_in_kinds, *s
 
 /* The names that C asks for: `name_aux` is "aux". */
 #define NAMES(X)                                                                                                          \
-    X(aux) X(type) X(_value) X(_is_mutable) X(thaw) X(unflatten) X(put_together) X(records) X(root) X(given) X(is_noted)  \
-    X(program) X(plans) X(num_leaves) X(dtype) X(committed) X(maxlen) X(default_factory) X(go_on) X(clear) X(extend)      \
-    X(copy) X(containers) X(arrays) X(values) X(filtered) X(updated) X(on_static) X(is_leaf) X(convention)
+    X(unflatten) X(program) X(plans) X(num_leaves) X(dtype) X(committed) X(maxlen) X(default_factory) X(go_on) X(clear)   \
+    X(extend) X(copy)
 #define DECLARED(name) static PyObject *name_##name;
 NAMES(DECLARED)
 
@@ -631,10 +631,10 @@ static Kind *new_kind(PyObject *described)
     Kind kind = {0};
     if (!PyTuple_Check(described))
         return refuse(PyExc_TypeError, "a class is described by a tuple");
-    if (!PyArg_ParseTuple(described, "O!iiiiiiiOOO!SSO!O!", &PyType_Type, &type, &kind.shape, &kind.is_plain,
-                          &kind.is_mutable, &kind.is_known_to_jax, &kind.convention, &kind.is_rebuilt, &kind.is_guess,
-                          &node_type, &kind.take_apart, &PyTuple_Type, &kind.order, &kind.is_static, &kind.places,
-                          &PyTuple_Type, &traced, &PyTuple_Type, &statics))
+    if (!PyArg_ParseTuple(described, "O!iiiiiiOOO!SSO!O!", &PyType_Type, &type, &kind.shape, &kind.is_plain,
+                          &kind.is_mutable, &kind.is_known_to_jax, &kind.convention, &kind.is_guess, &node_type,
+                          &kind.take_apart, &PyTuple_Type, &kind.order, &kind.is_static, &kind.places, &PyTuple_Type, &traced,
+                          &PyTuple_Type, &statics))
         return NULL;
     OWNED *names = PySequence_Concat(traced, statics), *slots = slots_of(kind.shape, kind.order);
     Kind *known = kind_of((PyTypeObject *)type), *made;
@@ -790,7 +790,7 @@ typedef struct {
 
 typedef struct {
     Tags *tags;
-    int flags;
+    int flags, convention;
     Py_ssize_t expected; /* how many objects the tags must have, if nobody else used them meanwhile */
     PyObject *leaves;
     Pins children; /* of the frames, those of each side by side */
@@ -812,12 +812,13 @@ typedef struct {
 
 static Walk spare; /* the memory of a walk that has ended, for the next; a walk within a walk finds none */
 
-static Walk new_walk(Tags *tags, int flags)
+/* The rules are the flags, and beyond eight bits the convention around the root: see `flags_of` in `_native_walk.py`. */
+static Walk new_walk(Tags *tags, long rules)
 {
     Walk w = spare;
     spare = (Walk){0};
     w.tags = tags;
-    w.flags = flags;
+    w.flags = (int)(rules & 0xff), w.convention = (int)(rules >> 8);
     return w;
 }
 
@@ -1577,7 +1578,6 @@ static int emit_nnx_variable(Walk *w, Kind *kind, Py_ssize_t Py_UNUSED(num_child
 /* --- the walk ---------------------------------------------------------------------------------------------------- */
 
 typedef struct Step Step;
-typedef struct Program Program;
 typedef struct Run Run;
 typedef struct Writing Writing;
 
@@ -1587,7 +1587,6 @@ typedef struct {
     int (*open)(Walk *w, Kind *kind, PyObject *object);
     int (*fits)(const Kind *kind, PyObject *aux, Py_ssize_t num_children); /* NULL where all auxiliary data does */
     int (*emit)(Walk *w, Kind *kind, Py_ssize_t num_children, PyObject *aux);
-    int (*compile)(Program *program, Step *step, PyObject *aux);
     PyObject *(*build)(Run *run, const Step *step);
     PyObject *(*holder)(PyObject *object); /* what has the items that are written back; NULL where these are slots alone */
     PyObject *(*copy)(PyObject *items);
@@ -1766,7 +1765,7 @@ static int visit(Walk *w, PyObject *object, int convention)
 /* What to do with an object whose class has no kind yet, or only Python can tell. */
 static int visit_uncommon(Walk *w, PyObject *object, int convention)
 {
-    OWNED *number = PyLong_FromLong(convention | (w->flags & FILTERED) << 8);
+    OWNED *number = PyLong_FromLong(convention | ((w->flags & FILTERED) != 0) << 8);
     OWNED *found = number == NULL ? NULL : PyObject_CallFunctionObjArgs(meet, object, number, NULL);
     NEED(found);
     if (PyLong_Check(found)) {
@@ -1877,62 +1876,22 @@ static int settle_pins(Walk *w)
     return found == NULL ? FAILED : DONE;
 }
 
-static int emit_header(Walk *w, int convention, int64_t base)
+static int emit_header(Walk *w, int64_t base)
 {
-    int64_t header[2] = {w->flags | convention << 8, base};
+    int64_t header[2] = {w->flags | w->convention << 8, base};
     return emit(w, 'B', header, sizeof header);
 }
 
-static int walk_all(Walk *w, PyObject *tree, int convention)
+static int walk_all(Walk *w, PyObject *tree)
 {
-    TRY(emit_header(w, convention, w->expected));
-    TRY(visit(w, tree, convention));
+    TRY(emit_header(w, w->expected));
+    TRY(visit(w, tree, w->convention));
     while (w->depth) {
         Frame *frame = &w->frames[w->depth - 1];
         TRY(frame->next == frame->end ? close_node(w) : visit(w, w->children.items[frame->next++], frame->convention));
     }
     TRY(settle_pins(w));
     return PyList_Size(w->tags->objects) == w->expected ? DONE : FAILED;
-}
-
-/* Whether an attribute of rules is true, or -1 on an error. */
-static int is_true(PyObject *object, PyObject *name)
-{
-    OWNED *value = PyObject_GetAttr(object, name);
-    return value == NULL ? -1 : PyObject_IsTrue(value);
-}
-
-/* Reads `Rules`. LEFT if they are not for the native walk. */
-static int read_rules(PyObject *rules, int *flags, int *convention)
-{
-    static const char *const conventions[] = {"jax", "equinox", "any", NULL, "variable", "outside"};
-    const struct {
-        PyObject *name;
-        int flag; /* 0: what C does not do */
-    } truths[] = {{name_filtered, FILTERED}, {name_containers, CONTAINERS}, {name_arrays, ARRAYS}, {name_values, VALUES},
-                  {name_given, 0}, {name_updated, 0}};
-    OWNED *on_static = PyObject_GetAttr(rules, name_on_static), *is_leaf = PyObject_GetAttr(rules, name_is_leaf);
-    OWNED *name = PyObject_GetAttr(rules, name_convention);
-    if (on_static == NULL || is_leaf == NULL || name == NULL) {
-        if (is_dropped(PyExc_AttributeError))
-            PyErr_SetString(PyExc_TypeError, "not rules");
-        return FAILED;
-    }
-    if (on_static != Py_None || is_leaf != Py_None || !PyUnicode_Check(name))
-        return LEFT;
-    *flags = 0;
-    for (size_t i = 0; i < sizeof truths / sizeof *truths; i++) {
-        int truth = is_true(rules, truths[i].name);
-        if (truth < 0 || (truth && truths[i].flag == 0))
-            return truth < 0 ? FAILED : LEFT;
-        *flags |= truth ? truths[i].flag : 0;
-    }
-    for (*convention = OUTSIDE; *convention > JAX; --*convention) {
-        const char *each = conventions[*convention];
-        if (each != NULL && PyUnicode_CompareWithASCIIString(name, each) == 0)
-            break;
-    }
-    return DONE;
 }
 
 static void free_memory(Walk *w)
@@ -2030,30 +1989,27 @@ static PyObject *structure_of_key(const Walk *w, PyObject *known, PyObject *late
 
 /* Walks over a tree, and looks up the structure that its key leads to in `known`. LEFT if Python has to walk; FAILED with an
    error that is not Python's to explain. */
-static int walk_tree(Walk *w, PyObject *tree, int convention, PyObject *known, PyObject *latest, PyObject **structure)
+static int walk_tree(Walk *w, PyObject *tree, PyObject *known, PyObject *latest, PyObject **structure)
 {
     Py_ssize_t base = PyList_Size(w->tags->objects);
     w->expected = base;
     w->leaves = PyList_New(0);
     *structure = NULL;
-    if (w->leaves != NULL && walk_all(w, tree, convention) == DONE)
+    if (w->leaves != NULL && walk_all(w, tree) == DONE)
         *structure = structure_of_key(w, known, latest);
     return *structure != NULL ? DONE : take_back(w, base);
 }
 
 static PyObject *native_walk(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *tree, *rules, *known, *result = NULL;
+    PyObject *tree, *known, *result = NULL;
     OWNED *structure = NULL;
     Tags *tags;
-    int flags, convention;
-    if (!PyArg_ParseTuple(args, "OO!OO!", &tree, tags_type, &tags, &rules, &PyDict_Type, &known))
+    long rules;
+    if (!PyArg_ParseTuple(args, "OO!lO!", &tree, tags_type, &tags, &rules, &PyDict_Type, &known))
         return NULL;
-    int outcome = read_rules(rules, &flags, &convention);
-    if (outcome != DONE)
-        return outcome == LEFT ? none() : NULL;
-    Walk w = new_walk(tags, flags);
-    outcome = walk_tree(&w, tree, convention, known, NULL, &structure);
+    Walk w = new_walk(tags, rules);
+    int outcome = walk_tree(&w, tree, known, NULL, &structure);
     if (outcome != FAILED)
         result = outcome == LEFT ? none() : PyTuple_Pack(2, w.leaves, structure);
     end_walk(&w);
@@ -2065,7 +2021,7 @@ static PyObject *native_walk(PyObject *Py_UNUSED(module), PyObject *args)
 /* The kind of a NodeType, which Python is asked for if no instance was met. NULL on an error. */
 static Kind *kind_described(PyObject *node_type)
 {
-    PyObject *cls = PyTuple_GetItem(node_type, 0);
+    PyObject *cls = PyTuple_Check(node_type) ? PyTuple_GetItem(node_type, 0) : refuse(PyExc_TypeError, "not a NodeType");
     Kind *kind = cls == NULL ? NULL : kind_of((PyTypeObject *)cls);
     if (kind != NULL || cls == NULL)
         return kind;
@@ -2073,28 +2029,23 @@ static Kind *kind_described(PyObject *node_type)
     return described == NULL ? NULL : new_kind(described);
 }
 
-/* The value of a `Static`, which nobody else can change; a new reference. */
-static PyObject *snapshot(PyObject *value)
-{
-    return is_a(value, static_op) ? PyObject_GetAttr(value, name__value) : refuse(PyExc_TypeError, "not a static value");
-}
-
-/* A leaf, the number of an object, a static value, or a node: its type, the number of its children, its auxiliary data. */
+/* None for a leaf; the number of an object; or the type of a node, the number of its children, and its auxiliary data, without a
+   type the value of a static leaf. */
 static int emit_visited(Walk *w, PyObject *visited)
 {
-    PyObject *node_type = NULL, *of_value = visited;
-    Py_ssize_t count = 0;
-    if (visited == leaf_op)
+    PyObject *node_type, *value;
+    Py_ssize_t count;
+    if (visited == Py_None)
         return emit_code(w, 'L');
     if (PyLong_CheckExact(visited)) {
         int64_t number = PyLong_AsLongLong(visited);
         return number == -1 && PyErr_Occurred() ? FAILED : emit_count(w, 'R', number);
     }
-    if (PyTuple_CheckExact(visited) && !PyArg_ParseTuple(visited, "O!nO", &PyTuple_Type, &node_type, &count, &of_value))
+    if (!PyTuple_CheckExact(visited))
+        return refused(PyExc_TypeError, "nothing that is visited");
+    if (!PyArg_ParseTuple(visited, "OnO", &node_type, &count, &value))
         return FAILED;
-    OWNED *value = snapshot(of_value);
-    NEED(value);
-    if (node_type == NULL) {
+    if (node_type == Py_None) {
         TRY(emit_code(w, 'S'));
         return emit_static(w, value, 0);
     }
@@ -2116,11 +2067,11 @@ static PyObject *pins_of(const Walk *w)
     return pins;
 }
 
-static int write_key(Walk *w, PyObject *visited, int convention, Py_ssize_t base)
+static int write_key(Walk *w, PyObject *visited, Py_ssize_t base)
 {
     w->settled = PyList_New(0);
     NEED(w->settled);
-    TRY(emit_header(w, convention, base));
+    TRY(emit_header(w, base));
     for (Py_ssize_t i = 0; i < PyList_Size(visited); i++) {
         OWNED *each = Py_NewRef(PyList_GetItem(visited, i));
         TRY(emit_visited(w, each));
@@ -2130,16 +2081,13 @@ static int write_key(Walk *w, PyObject *visited, int convention, Py_ssize_t base
 
 static PyObject *native_key_of(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *visited, *rules, *result = NULL;
+    PyObject *visited, *result = NULL;
     Py_ssize_t base;
-    int flags, convention;
-    if (!PyArg_ParseTuple(args, "O!On", &PyList_Type, &visited, &rules, &base))
+    long rules;
+    if (!PyArg_ParseTuple(args, "O!ln", &PyList_Type, &visited, &rules, &base))
         return NULL;
-    int outcome = read_rules(rules, &flags, &convention);
-    if (outcome != DONE)
-        return outcome == LEFT ? none() : NULL;
-    Walk w = new_walk(NULL, flags);
-    if (write_key(&w, visited, convention, base) == DONE) {
+    Walk w = new_walk(NULL, rules);
+    if (write_key(&w, visited, base) == DONE) {
         OWNED *key = PyBytes_FromStringAndSize(w.key, (Py_ssize_t)w.key_size), *pins = key == NULL ? NULL : pins_of(&w);
         result = pins == NULL ? NULL : PyTuple_Pack(3, key, pins, w.settled);
     }
@@ -2149,33 +2097,29 @@ static PyObject *native_key_of(PyObject *Py_UNUSED(module), PyObject *args)
     return result;
 }
 
-/* --- programs: records, with all looked up that takes no part in how often they are built -------------------------- */
+/* --- programs: structures, with all looked up that takes no part in how often they are built ------------------------ */
 
+/* Each is one of the tuples that `_classes_in_native_walk.py` makes, to which all its references belong. */
 struct Step {
-    PyObject *(*build)(Run *run, const Step *step);
-    int shape;                /* of a node that is built here */
-    int is_updated;           /* whether the object is written into the other side's */
+    int shape;                /* of what is built */
     Kind *kind;               /* of a node; its shape may become another, and what is registered is called instead */
-    PyObject *op, *numbers;   /* the record; borrowed from the records */
-    PyObject *node, *target;  /* the operation that makes the object; and the number of the other side's object that it gives,
-                                 or that gets it as content */
+    PyObject *record;         /* of a node: the operation, and the numbers of the children */
+    PyObject *numbers;        /* of the children; of attributes, None for one that is static */
     PyObject *names;          /* of attributes, in order; or of a dictionary's items */
-    PyObject *values;         /* those of them that are static; or else what is called, or the value itself */
-    Py_ssize_t start;         /* in `places`: which object each is, or -1 if it is static */
+    PyObject *values;         /* those of them that are static; or what is called, or the value itself */
+    PyObject *target;         /* the number of the other side's object that gets what is built as content; or None */
 };
 
-/* There is no `tp_clear`: what a program holds is in its records, too, and these are in a Structure. */
-struct Program {
+/* There is no `tp_clear`: each cycle leads through the Structure that has it, which has one. */
+typedef struct {
     PyObject_HEAD
-    PyObject *records;
-    PyObject *given;          /* as of the structure; NULL if it has nothing of the other side's */
+    PyObject *content;        /* the tuples */
+    PyObject *given;          /* as of the structure; None if it has nothing of the other side's */
     PyObject *beside;
     Step *steps;
     Py_ssize_t num_steps, root;
     int is_noted, updates;    /* as of the structure */
-    Py_ssize_t *places;
-    size_t num_places, places_room;
-};
+} Program;
 
 /* One build. */
 struct Run {
@@ -2185,35 +2129,80 @@ struct Run {
     Py_ssize_t next, num_leaves;
 };
 
-static int program_traverse(PyObject *self, visitproc visit, void *arg)
+static int read_step(Step *step, PyObject *each)
 {
-    const Program *program = (Program *)self;
-    for (Py_ssize_t i = 0; i < program->num_steps; i++) {
-        Py_VISIT(program->steps[i].names);
-        Py_VISIT(program->steps[i].values);
-    }
-    return parts_traverse(self, visit, arg);
+    PyObject *type;
+    if (!PyTuple_CheckExact(each))
+        return refused(PyExc_TypeError, "not a step");
+    if (!PyArg_ParseTuple(each, "iOOO!O!OO", &step->shape, &type, &step->record, &PyTuple_Type, &step->numbers, &PyTuple_Type,
+                          &step->names, &step->values, &step->target))
+        return FAILED;
+    step->kind = kind_of((PyTypeObject *)type);
+    const Shape *shape = step->shape < 0 || step->shape >= NUM_SHAPES ? NULL : &SHAPES[step->shape];
+    if (shape == NULL || shape->build == NULL || (shape->open != NULL && step->kind == NULL))
+        return refused(PyExc_ValueError, "nothing that can be built");
+    return DONE;
+}
+
+/* What a program has to know of its structure: (steps, given, root, is_noted, updates). */
+static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+    PyObject *content, *given;
+    Py_ssize_t root;
+    int is_noted, updates;
+    if (!PyArg_ParseTuple(args, "O!Onpp", &PyTuple_Type, &content, &given, &root, &is_noted, &updates))
+        return NULL;
+    PyObject *made = new_parts(type, content, given, NULL);
+    Program *program = (Program *)made;
+    if (made == NULL)
+        return NULL;
+    program->root = root, program->is_noted = is_noted, program->updates = updates;
+    program->steps = PyMem_Calloc((size_t)PyTuple_Size(content) + 1, sizeof *program->steps);
+    int outcome = program->steps == NULL ? no_memory() : DONE;
+    for (Py_ssize_t i = 0; outcome == DONE && i < PyTuple_Size(content); i++)
+        outcome = read_step(&program->steps[program->num_steps++], PyTuple_GetItem(content, i));
+    if (outcome != DONE)
+        replace(&made, NULL);
+    return made;
 }
 
 static void program_dealloc(PyObject *self)
 {
-    Program *program = (Program *)self;
     PyObject_GC_UnTrack(self);
-    for (Py_ssize_t i = 0; i < program->num_steps; i++) {
-        Py_XDECREF(program->steps[i].names);
-        Py_XDECREF(program->steps[i].values);
-    }
-    PyMem_Free(program->steps);
-    PyMem_Free(program->places);
+    PyMem_Free(((Program *)self)->steps);
     parts_dealloc(self);
 }
 
 static PyType_Slot program_slots[] = {
-    {Py_tp_dealloc, program_dealloc},
-    {Py_tp_traverse, program_traverse},
-    {Py_tp_doc, "The records of a structure, as `build` runs them."},
-    {0, NULL},
+    {Py_tp_new, program_new}, {Py_tp_dealloc, program_dealloc}, {Py_tp_traverse, parts_traverse},
+    {Py_tp_doc, "(steps, given, root, is_noted, updates): a structure, as `build` runs it."}, {0, NULL},
 };
+
+/* How such a node is put together here: (shape, and of what is read by name the names, which are static, and their places). None
+   if it is not, also for auxiliary data that is not as its kind says. */
+static PyObject *native_recipe(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *node_type, *aux;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "OOn", &node_type, &aux, &size))
+        return NULL;
+    const Kind *kind = kind_described(node_type);
+    if (kind == NULL)
+        return NULL;
+    const Shape *shape = shape_of(kind);
+    /* A kind of namedtuples holds no node type, which would keep the class alive. */
+    int is_known = kind->shape == NAMEDTUPLE || kind->node_type == node_type;
+    if (!is_known || shape->build == NULL || (shape->fits != NULL && !shape->fits(kind, aux, size)))
+        return none();
+    return Py_BuildValue("iOOO", kind->shape, kind->order, kind->is_static, kind->places);
+}
+
+/* The item of a list with this number; a new reference. */
+static PyObject *numbered(PyObject *list, PyObject *number)
+{
+    Py_ssize_t i = PyLong_AsSsize_t(number);
+    return i == -1 && PyErr_Occurred() ? NULL : Py_XNewRef(PyList_GetItem(list, i));
+}
 
 /* Those items of a list that have these numbers, as a list or a tuple. */
 static PyObject *items_at(PyObject *list, PyObject *numbers, int as_list)
@@ -2221,25 +2210,32 @@ static PyObject *items_at(PyObject *list, PyObject *numbers, int as_list)
     Py_ssize_t size = PyTuple_Size(numbers);
     PyObject *items = as_list ? PyList_New(size) : PyTuple_New(size);
     for (Py_ssize_t i = 0; items != NULL && i < size; i++) {
-        Py_ssize_t number = PyLong_AsSsize_t(PyTuple_GetItem(numbers, i));
-        PyObject *item = number == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(list, number);
+        PyObject *item = numbered(list, PyTuple_GetItem(numbers, i));
         if (item == NULL)
             replace(&items, NULL);
         else if (as_list)
-            PyList_SetItem(items, i, Py_NewRef(item));
+            PyList_SetItem(items, i, item);
         else
-            PyTuple_SetItem(items, i, Py_NewRef(item));
+            PyTuple_SetItem(items, i, item);
     }
     return items;
 }
 
-/* The next leaf; borrowed, for `run_program` knows it. */
+/* The object that a step has at a place, among those that were built or of its static values; a new reference. */
+static PyObject *object_at(const Run *run, const Step *step, Py_ssize_t i)
+{
+    PyObject *number = PyTuple_GetItem(step->numbers, i);
+    if (number == NULL)
+        return NULL;
+    return number == Py_None ? Py_XNewRef(PyTuple_GetItem(step->values, i)) : numbered(run->table, number);
+}
+
 static PyObject *build_leaf(Run *run, const Step *Py_UNUSED(step))
 {
-    PyObject *leaf = run->next < run->num_leaves ? PyTuple_GetItem(run->leaves, run->next++) : NULL;
-    if (leaf == NULL)
-        PyErr_SetNone(PyExc_StopIteration);
-    return leaf;
+    if (run->next < run->num_leaves)
+        return Py_XNewRef(PyTuple_GetItem(run->leaves, run->next++));
+    PyErr_SetNone(PyExc_StopIteration);
+    return NULL;
 }
 
 static PyObject *build_constant(Run *Py_UNUSED(run), const Step *step)
@@ -2247,18 +2243,15 @@ static PyObject *build_constant(Run *Py_UNUSED(run), const Step *step)
     return Py_NewRef(step->values);
 }
 
-static PyObject *build_copy(Run *Py_UNUSED(run), const Step *step)
+/* The object of the other side with a number: of a list, or what a function says. */
+static PyObject *taken(const Run *run, PyObject *number)
 {
-    return PyObject_CallMethodObjArgs(step->op, name_thaw, NULL);
+    return PyList_CheckExact(run->given) ? numbered(run->given, number) : PyObject_CallFunctionObjArgs(run->given, number, NULL);
 }
 
-/* The object of the other side with this number: of a list, or what a function says. */
-static PyObject *build_taken(Run *run, const Step *step)
+static PyObject *build_given(Run *run, const Step *step)
 {
-    if (!PyList_CheckExact(run->given))
-        return PyObject_CallFunctionObjArgs(run->given, step->target, NULL);
-    Py_ssize_t place = PyLong_AsSsize_t(step->target);
-    return place == -1 && PyErr_Occurred() ? NULL : Py_XNewRef(PyList_GetItem(run->given, place));
+    return taken(run, step->values);
 }
 
 /* The object of the other side that gets this content: at once, or when everything has been built. */
@@ -2266,235 +2259,19 @@ static PyObject *updated(Run *run, const Step *step, PyObject *content)
 {
     if (!PyList_CheckExact(run->update))
         return PyObject_CallFunctionObjArgs(run->update, step->target, content, NULL);
-    PyObject *target = build_taken(run, step);
+    PyObject *target = taken(run, step->target);
     if (target != NULL && (PyList_Append(run->update, target) < 0 || PyList_Append(run->update, content) < 0))
         replace(&target, NULL);
     return target;
 }
 
-/* Puts a node together as Python does: with auxiliary data that may be a copy, by any function. */
-static PyObject *build_in_python(Run *run, const Step *step)
-{
-    OWNED *node_type = PyObject_GetAttr(step->node, name_type);
-    OWNED *put_together = node_type == NULL ? NULL : PyObject_GetAttr(node_type, name_put_together);
-    OWNED *aux = put_together == NULL ? NULL : PyObject_GetAttr(step->node, name_aux);
-    OWNED *thawed = aux == NULL ? NULL : PyObject_CallMethodObjArgs(aux, name_thaw, NULL);
-    OWNED *children = thawed == NULL ? NULL : items_at(run->table, step->numbers, 1);
-    return children == NULL ? NULL : PyObject_CallFunctionObjArgs(put_together, thawed, children, NULL);
-}
-
 /* Puts a node together by what is registered for its class, which gets a tuple from JAX, too. */
 static PyObject *build_registered(Run *run, const Step *step)
 {
-    OWNED *unflatten = PyObject_GetAttr(step->node, name_unflatten);
-    OWNED *children = unflatten == NULL ? NULL : items_at(run->table, step->numbers, 0);
+    PyObject *node = PyTuple_GetItem(step->record, 0), *numbers = PyTuple_GetItem(step->record, 1);
+    OWNED *unflatten = node == NULL || numbers == NULL ? NULL : PyObject_GetAttr(node, name_unflatten);
+    OWNED *children = unflatten == NULL ? NULL : items_at(run->table, numbers, 0);
     return children == NULL ? NULL : PyObject_CallFunctionObjArgs(unflatten, children, NULL);
-}
-
-static PyObject *build_by_shape(Run *run, const Step *step)
-{
-    return step->shape == step->kind->shape ? SHAPES[step->shape].build(run, step) : build_registered(run, step);
-}
-
-static int add_place(Program *program, PyObject *number)
-{
-    Py_ssize_t place = number == NULL ? -1 : PyLong_AsSsize_t(number);
-    if (number != NULL && place < 0) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_IndexError, "no such record");
-        return FAILED;
-    }
-    TRY(grow(&program->places, &program->places_room, program->num_places + 1, sizeof place));
-    program->places[program->num_places++] = place;
-    return DONE;
-}
-
-static int keep(PyObject **field, PyObject *object)
-{
-    *field = object;
-    return object == NULL ? FAILED : DONE;
-}
-
-/* The object that a step has at a place, among those that were built or of its static values; a new reference. */
-static PyObject *object_at(const Run *run, const Step *step, Py_ssize_t i)
-{
-    Py_ssize_t place = run->program->places[step->start + i];
-    return Py_XNewRef(place >= 0 ? PyList_GetItem(run->table, place) : PyList_GetItem(step->values, i));
-}
-
-static int compile_aux(Program *Py_UNUSED(program), Step *step, PyObject *aux)
-{
-    return keep(&step->values, Py_NewRef(aux));
-}
-
-static int compile_registered(Program *Py_UNUSED(program), Step *step, PyObject *Py_UNUSED(aux))
-{
-    return keep(&step->values, PyObject_GetAttr(step->node, name_unflatten));
-}
-
-static int begin_attributes(Step *step)
-{
-    TRY(keep(&step->names, PyList_New(0)));
-    return keep(&step->values, PyList_New(0));
-}
-
-/* Adds an attribute, which is a child if it has a number, and otherwise has this value. */
-static int add_attribute(Program *program, Step *step, PyObject *name, PyObject *number, PyObject *value)
-{
-    NEED(name);
-    NEED(value);
-    TRY(PyList_Append(step->names, name));
-    TRY(PyList_Append(step->values, value));
-    return add_place(program, number);
-}
-
-/* Attributes in order, of which some are static; without `places`, each is the next of its sort. */
-static int add_in_order(Program *program, Step *step, PyObject *names, PyObject *are_static, const char *places,
-                        PyObject *statics)
-{
-    Py_ssize_t next[2] = {0, 0};
-    for (Py_ssize_t i = 0; i < PyTuple_Size(names); i++) {
-        int is_static = PyBytes_AsString(are_static)[i] != 0;
-        Py_ssize_t place = places == NULL ? next[is_static]++ : (unsigned char)places[i];
-        PyObject *number = is_static ? NULL : PyTuple_GetItem(step->numbers, place);
-        PyObject *value = is_static ? PyTuple_GetItem(statics, place) : Py_None;
-        TRY(add_attribute(program, step, PyTuple_GetItem(names, i), number, value));
-    }
-    return DONE;
-}
-
-static int compile_by_name(Program *program, Step *step, PyObject *aux)
-{
-    const Kind *kind = step->kind;
-    TRY(begin_attributes(step));
-    return add_in_order(program, step, kind->order, kind->is_static, PyBytes_AsString(kind->places), aux);
-}
-
-/* Last, beyond the names, is what is put into the slot. */
-static int compile_module(Program *program, Step *step, PyObject *aux)
-{
-    PyObject *noted = PyTuple_GetItem(aux, 0);
-    OWNED *names = NULL, *are_static = NULL;
-    if (!read_kinds(noted, &names, &are_static))
-        return refused(PyExc_TypeError, "not the kinds of attributes");
-    TRY(begin_attributes(step));
-    TRY(add_in_order(program, step, names, are_static, NULL, PyTuple_GetItem(aux, 1)));
-    return PyList_Append(step->values, noted);
-}
-
-static PyObject *as_text(PyObject *name)
-{
-    return PyUnicode_CheckExact(name) ? Py_NewRef(name) : PyObject_Str(name);
-}
-
-/* The children by name and then what is static: pairs, or as an NNX object has it, names and values. */
-static int compile_attributes(Program *program, Step *step, PyObject *aux)
-{
-    PyObject *traced = PyTuple_GetItem(aux, 0), *statics = PyTuple_GetItem(aux, 1);
-    TRY(begin_attributes(step));
-    for (Py_ssize_t i = 0; i < PyTuple_Size(traced); i++) {
-        OWNED *name = as_text(PyTuple_GetItem(traced, i));
-        TRY(add_attribute(program, step, name, PyTuple_GetItem(step->numbers, i), Py_None));
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_Size(statics); i++) {
-        PyObject *each = PyTuple_GetItem(statics, i);
-        int is_pair = step->kind->shape == FIELDS;
-        PyObject *value = is_pair ? PyTuple_GetItem(each, 1) : PyTuple_GetItem(PyTuple_GetItem(aux, 2), i);
-        OWNED *name = as_text(is_pair ? PyTuple_GetItem(each, 0) : each);
-        TRY(add_attribute(program, step, name, NULL, value));
-    }
-    return DONE;
-}
-
-static int compile_dict(Program *program, Step *step, PyObject *aux)
-{
-    PyObject *factory = step->kind->shape == DEFAULT_DICT ? PyTuple_GetItem(aux, 0) : Py_None;
-    TRY(keep(&step->names, Py_NewRef(keys_in(step->kind, aux))));
-    TRY(keep(&step->values, Py_NewRef(factory)));
-    for (Py_ssize_t i = 0; i < PyTuple_Size(step->numbers); i++)
-        TRY(add_place(program, PyTuple_GetItem(step->numbers, i)));
-    return DONE;
-}
-
-static int compile_nnx_variable(Program *program, Step *step, PyObject *aux)
-{
-    TRY(add_place(program, PyTuple_GetItem(step->numbers, 0)));
-    TRY(keep(&step->values, PyDict_New()));
-    return PyDict_MergeFromSeq2(step->values, aux, 1);
-}
-
-/* How a node is put together without Python. Leaves the step as it is if its auxiliary data is not as its kind says. */
-static int compile_node(Program *program, Step *step, PyObject *aux)
-{
-    const Shape *shape = shape_of(step->kind);
-    Py_ssize_t size = PyTuple_Size(step->numbers);
-    if (shape->compile == NULL || (shape->fits != NULL && !shape->fits(step->kind, aux, size)))
-        return DONE;
-    step->start = (Py_ssize_t)program->num_places;
-    step->shape = step->kind->shape;
-    TRY(shape->compile(program, step, aux));
-    step->build = build_by_shape;
-    return DONE;
-}
-
-/* A static value that can be mutated is copied, so that each tree has its own. */
-static int compile_step(Program *program, Step *step)
-{
-    int is_given = is_a(step->op, given_op), mutable;
-    step->is_updated = is_a(step->op, update_op);
-    program->updates |= step->is_updated;
-    if (is_given || step->is_updated)
-        step->target = PyTuple_GetItem(step->op, 0);
-    if (is_given || step->op == leaf_op) {
-        step->build = is_given ? build_taken : build_leaf;
-        return DONE;
-    }
-    if (is_a(step->op, static_op)) {
-        mutable = is_true(step->op, name__is_mutable);
-        step->build = mutable ? build_copy : build_constant;
-        return mutable == 0 ? keep(&step->values, PyObject_GetAttr(step->op, name__value)) : mutable < 0 ? FAILED : DONE;
-    }
-    if (!is_a(step->op, node_op) && !step->is_updated)
-        return refused(PyExc_TypeError, "not an operation");
-    step->node = step->is_updated ? PyTuple_GetItem(step->op, 1) : step->op;
-    step->build = build_in_python;
-    OWNED *node_type = PyObject_GetAttr(step->node, name_type);
-    OWNED *aux = node_type == NULL ? NULL : PyObject_GetAttr(step->node, name_aux), *value = NULL;
-    step->kind = aux == NULL ? NULL : kind_described(node_type);
-    mutable = step->kind == NULL ? -1 : is_true(aux, name__is_mutable);
-    /* A kind of namedtuples holds no node type, which would keep the class alive. */
-    int is_known = mutable == 0 && (step->kind->shape == NAMEDTUPLE || step->kind->node_type == node_type);
-    if (!is_known || !step->kind->is_rebuilt)
-        return mutable < 0 ? FAILED : DONE;
-    value = PyObject_GetAttr(aux, name__value);
-    return value == NULL ? FAILED : compile_node(program, step, value);
-}
-
-static int compile_all(Program *program, PyObject *records)
-{
-    Py_ssize_t size = PyTuple_Size(records);
-    program->steps = PyMem_Calloc((size_t)size + 1, sizeof *program->steps);
-    if (program->steps == NULL)
-        return no_memory();
-    for (Py_ssize_t i = 0; i < size; i++) {
-        PyObject *each = PyTuple_GetItem(records, i);
-        if (!is_tuple_of(each, 2) || !PyTuple_CheckExact(PyTuple_GetItem(each, 1)))
-            return refused(PyExc_TypeError, "not a record");
-        Step *step = &program->steps[program->num_steps++];
-        step->op = PyTuple_GetItem(each, 0), step->numbers = PyTuple_GetItem(each, 1);
-        TRY(compile_step(program, step));
-    }
-    return DONE;
-}
-
-static PyObject *native_compile(PyObject *Py_UNUSED(module), PyObject *records)
-{
-    if (!PyTuple_CheckExact(records))
-        return refuse(PyExc_TypeError, "records are a tuple");
-    PyObject *program = new_parts(program_type, records, NULL, NULL);
-    if (program != NULL && compile_all((Program *)program, records) != DONE)
-        replace(&program, NULL);
-    return program;
 }
 
 static PyObject *build_sequence(Run *run, const Step *step)
@@ -2550,17 +2327,19 @@ static int set_attributes(Run *run, const Step *step, PyObject *object)
     /* NNX asks a class's own descriptors. */
     int is_dict = step->shape == FIELDS || step->shape == DATACLASS || step->shape == MODULE;
     OWNED *attributes = is_dict ? PyObject_GenericGetDict(object, NULL) : NULL;
-    Py_ssize_t size = PyList_Size(step->names);
+    Py_ssize_t size = PyTuple_Size(step->names);
     if (is_dict && attributes == NULL)
         return FAILED;
     for (Py_ssize_t i = 0; i < size; i++) {
-        PyObject *name = PyList_GetItem(step->names, i);
+        PyObject *name = PyTuple_GetItem(step->names, i);
         OWNED *value = object_at(run, step, i);
         NEED(value);
         TRY(is_dict ? PyDict_SetItem(attributes, name, value) : set_attribute(object, name, value));
     }
-    if (step->shape == MODULE)
-        return set_slot(kinds_of_attributes, object, PyList_GetItem(step->values, size));
+    if (step->shape == MODULE) { /* beyond the names is what is put into the slot */
+        PyObject *noted = PyTuple_GetItem(step->values, size);
+        return noted == NULL ? FAILED : set_slot(kinds_of_attributes, object, noted);
+    }
     return step->shape == NNX_STATE ? set_trace_state(run, object, state_trace) : DONE;
 }
 
@@ -2587,43 +2366,25 @@ static int run_program(Run *run)
 {
     for (Py_ssize_t i = 0; i < run->program->num_steps; i++) {
         const Step *step = &run->program->steps[i];
-        PyObject *made = step->build(run, step);
-        if (step->build == build_leaf && made != NULL) {
-            TRY(PyList_Append(run->table, made));
-            continue;
-        }
-        if (made != NULL && step->is_updated)
+        int is_as_known = step->kind == NULL || step->kind->shape == step->shape;
+        PyObject *made = is_as_known ? SHAPES[step->shape].build(run, step) : build_registered(run, step);
+        if (made != NULL && step->target != Py_None)
             replace(&made, updated(run, step, made));
         TRY(append_new(run->table, made));
     }
     return DONE;
 }
 
-/* What a program has to know of its structure beside the records. */
-static int learn_structure(Program *program, PyObject *structure)
-{
-    OWNED *root = PyObject_GetAttr(structure, name_root), *given = PyObject_GetAttr(structure, name_given);
-    program->root = root == NULL ? -1 : PyLong_AsSsize_t(root);
-    program->is_noted = is_true(structure, name_is_noted);
-    int takes = given == NULL ? -1 : PyObject_IsTrue(given);
-    if (takes > 0)
-        program->given = Py_NewRef(given);
-    return PyErr_Occurred() ? FAILED : DONE;
-}
-
 /* The program of a structure, made when it is first asked for. */
 static PyObject *program_of(PyObject *structure)
 {
     PyObject *program = PyObject_GetAttr(structure, name_program);
+    if (program == Py_None)
+        replace(&program, PyObject_CallFunctionObjArgs(compile, structure, NULL));
     if (program == NULL || Py_TYPE(program) == program_type)
         return program;
     Py_DECREF(program);
-    OWNED *records = PyObject_GetAttr(structure, name_records);
-    program = records == NULL ? NULL : native_compile(NULL, records);
-    if (program != NULL && (learn_structure((Program *)program, structure) != DONE ||
-                            PyObject_SetAttr(structure, name_program, program) < 0))
-        replace(&program, NULL);
-    return program;
+    return refuse(PyExc_TypeError, "not a structure");
 }
 
 /* Appends one object for each record to `table`. The caller holds the program, which its structure may lose meanwhile. */
@@ -2637,20 +2398,12 @@ static int build_onto(PyObject *table, PyObject *program, PyObject *given_leaves
     return outcome;
 }
 
-static PyObject *compiled_sequence(PyObject *sequence)
-{
-    OWNED *records = PySequence_Tuple(sequence);
-    return records == NULL ? NULL : native_compile(NULL, records);
-}
-
 static PyObject *native_build(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *what, *leaves, *table, *given, *update;
-    if (!PyArg_ParseTuple(args, "OOO!OO", &what, &leaves, &PyList_Type, &table, &given, &update))
+    PyObject *structure, *leaves, *table, *given, *update;
+    if (!PyArg_ParseTuple(args, "OOO!OO", &structure, &leaves, &PyList_Type, &table, &given, &update))
         return NULL;
-    OWNED *program = Py_TYPE(what) == program_type               ? Py_NewRef(what)
-                     : PyTuple_Check(what) || PyList_Check(what) ? compiled_sequence(what)
-                                                                 : program_of(what);
+    OWNED *program = program_of(structure);
     return program == NULL || build_onto(table, program, leaves, given, update) != DONE ? NULL : none();
 }
 
@@ -2810,25 +2563,27 @@ static PyObject *native_write_back(PyObject *Py_UNUSED(module), PyObject *pairs)
 #define ITSELF Py_NewRef /* a list or a dictionary has its items itself */
 
 static const Shape SHAPES[NUM_SHAPES] = {
-    ROW(NUMBER, NULL), ROW(STATIC, NULL), ROW(NUMPY_ARRAY, NULL), ROW(NUMPY_NUMBER, NULL), ROW(JAX_ARRAY, NULL),
-    ROW(NOTHING, open_nothing, fits_none, emit_items, compile_aux, build_constant),
-    ROW(TUPLE, open_sequence, NULL, emit_items, compile_aux, build_sequence),
-    ROW(LIST, open_sequence, NULL, emit_items, compile_aux, build_sequence, ITSELF, PySequence_List, write_list),
-    ROW(DICT, open_dict, fits_dict, emit_dict, compile_dict, build_dict, ITSELF, PyDict_Copy, write_dict),
-    ROW(ORDERED_DICT, open_dict, fits_dict, emit_dict, compile_dict, build_dict, ITSELF, copy_ordered, write_dict),
-    ROW(DEFAULT_DICT, open_dict, fits_dict, emit_dict, compile_dict, build_dict, ITSELF, PyDict_Copy, write_dict),
-    ROW(DEQUE, open_deque, NULL, emit_items_and_aux, compile_aux, build_deque, ITSELF, PySequence_List, write_deque),
-    ROW(NAMEDTUPLE, open_sequence, fits_none, emit_items, compile_registered, build_by_call),
+    ROW(NUMBER, NULL), ROW(STATIC, .build = build_constant), ROW(NUMPY_ARRAY, NULL), ROW(NUMPY_NUMBER, NULL), ROW(JAX_ARRAY, NULL),
+    ROW(NOTHING, open_nothing, fits_none, emit_items, build_constant),
+    ROW(TUPLE, open_sequence, NULL, emit_items, build_sequence),
+    ROW(LIST, open_sequence, NULL, emit_items, build_sequence, ITSELF, PySequence_List, write_list),
+    ROW(DICT, open_dict, fits_dict, emit_dict, build_dict, ITSELF, PyDict_Copy, write_dict),
+    ROW(ORDERED_DICT, open_dict, fits_dict, emit_dict, build_dict, ITSELF, copy_ordered, write_dict),
+    ROW(DEFAULT_DICT, open_dict, fits_dict, emit_dict, build_dict, ITSELF, PyDict_Copy, write_dict),
+    ROW(DEQUE, open_deque, NULL, emit_items_and_aux, build_deque, ITSELF, PySequence_List, write_deque),
+    ROW(NAMEDTUPLE, open_sequence, fits_none, emit_items, build_by_call),
     ROW(ARGUMENTS, open_arguments, NULL, emit_items_and_aux),
-    ROW(FIELDS, open_fields, fits_fields, emit_fields, compile_attributes, build_object, attributes_of, PyDict_Copy, write_dict),
-    ROW(DATACLASS, open_fields, fits_by_name, emit_by_name, compile_by_name, build_object, attributes_of, PyDict_Copy, write_dict),
-    ROW(SLOTS, open_by_name, fits_by_name, emit_by_name, compile_by_name, build_object),
-    ROW(NNX_OBJECT, open_nnx_object, fits_nnx_object, emit_nnx_object, compile_attributes, build_object, attributes_of, PyDict_Copy,
+    ROW(FIELDS, open_fields, fits_fields, emit_fields, build_object, attributes_of, PyDict_Copy, write_dict),
+    ROW(DATACLASS, open_fields, fits_by_name, emit_by_name, build_object, attributes_of, PyDict_Copy, write_dict),
+    ROW(SLOTS, open_by_name, fits_by_name, emit_by_name, build_object),
+    ROW(NNX_OBJECT, open_nnx_object, fits_nnx_object, emit_nnx_object, build_object, attributes_of, PyDict_Copy,
         write_dict),
-    ROW(NNX_VARIABLE, open_nnx_variable, fits_nnx_variable, emit_nnx_variable, compile_nnx_variable, build_object),
-    ROW(NNX_STATE, open_by_name, fits_by_name, emit_by_name, compile_by_name, build_object),
-    ROW(MODULE, open_module, fits_module, emit_module, compile_module, build_object, attributes_of, PyDict_Copy, write_dict),
-    ROW(OTHER, NULL, NULL, NULL, compile_registered, build_by_call),
+    ROW(NNX_VARIABLE, open_nnx_variable, fits_nnx_variable, emit_nnx_variable, build_object),
+    ROW(NNX_STATE, open_by_name, fits_by_name, emit_by_name, build_object),
+    ROW(MODULE, open_module, fits_module, emit_module, build_object, attributes_of, PyDict_Copy, write_dict),
+    ROW(OTHER, NULL, NULL, NULL, build_by_call),
+    ROW(LEAF, .build = build_leaf),
+    ROW(GIVEN, .build = build_given),
 };
 
 /* --- what calls are made of -------------------------------------------------------------------------------------- */
@@ -2924,14 +2679,6 @@ static PyType_Slot deferred_slots[] = {
     {0, NULL},
 };
 static PyType_Spec deferred_spec = {"sharedtree._native.Deferred", 0, 0, Py_TPFLAGS_DEFAULT, deferred_slots};
-
-static PyObject *native_flags_of(PyObject *Py_UNUSED(module), PyObject *rules)
-{
-    int flags, convention, outcome = read_rules(rules, &flags, &convention);
-    if (outcome == LEFT)
-        return refuse(PyExc_ValueError, "not rules of a policy");
-    return outcome < 0 ? NULL : PyLong_FromLong(flags | convention << 8);
-}
 
 /* A call: how it is done, and what was found out meanwhile. Borrowed. */
 typedef struct {
@@ -3168,7 +2915,7 @@ static int is_simple(const Call *c, const Program *program, PyObject *leaves)
     if (program->is_noted || (program->updates && !in_place))
         return 0;
     int are_different = all_different(leaves, 0);
-    if (are_different != 1 || program->given == NULL || in_place)
+    if (are_different != 1 || program->given == Py_None || in_place)
         return are_different;
     return passes_through(c->structure, program->given, c->leaves);
 }
@@ -3224,9 +2971,9 @@ static PyObject *call_dealt(const Call *c, PyObject *transformed)
 }
 
 /* Walks over the arguments, and finds how they are dealt and what is called. LEFT if Python has to do the call. */
-static int read_call(Call *c, Walk *w, int convention, PyObject **structure, PyObject **plan, PyObject **transformed)
+static int read_call(Call *c, Walk *w, PyObject **structure, PyObject **plan, PyObject **transformed)
 {
-    TRY(walk_tree(w, c->arguments, convention, entries, PyTuple_GetItem(c->form, LATEST), structure));
+    TRY(walk_tree(w, c->arguments, entries, PyTuple_GetItem(c->form, LATEST), structure));
     TRY(plan_of(c->form, *structure, w->leaves, plan));
     if (!is_record(*plan, NUM_OF_PLAN) || PyTuple_GetItem(*plan, ORIGINS) != Py_None ||
         PyObject_Size(PyTuple_GetItem(*plan, CUTS)) != 0)
@@ -3253,8 +3000,8 @@ static PyObject *call_by(PyObject *way, PyObject *args, PyObject *kwargs)
     if (arguments == NULL || PyErr_Occurred())
         return NULL;
     Call c = {.way = way, .form = form, .tags = (Tags *)tags, .arguments = arguments};
-    Walk w = new_walk(c.tags, flags & 0xff);
-    outcome = read_call(&c, &w, (int)(flags >> 8), &structure, &plan, &transformed);
+    Walk w = new_walk(c.tags, flags);
+    outcome = read_call(&c, &w, &structure, &plan, &transformed);
     if (outcome != FAILED)
         made = outcome == LEFT ? Py_NewRef(deferred) : call_dealt(&c, transformed);
     end_walk(&w);
@@ -3356,9 +3103,8 @@ static PyObject *take_over(PyObject *args, const char *letters, PyObject **const
 
 static PyObject *native_start(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    static PyObject **const places[] = {&entries,   &meet,      &describe, &settle,    &missing_type, &leaf_op,
-                                        &node_op,   &static_op, &given_op, &update_op, &dtypes,       &registry};
-    PyObject *started = meet != NULL ? Py_NewRef(Py_False) : take_over(args, "DOOOOOTTTTUO", places);
+    static PyObject **const places[] = {&entries, &meet, &describe, &settle, &compile, &missing_type, &dtypes, &registry};
+    PyObject *started = meet != NULL ? Py_NewRef(Py_False) : take_over(args, "DOOOOOUO", places);
     if (registry != NULL && !PyDict_Check(registry))
         replace(&registry, NULL);
     return started;
@@ -3429,11 +3175,11 @@ static PyMethodDef methods[] = {
     {"unlearn", native_unlearn, METH_O, "Leaves a class that was read field by field to its registered functions."},
     {"drop_spares", native_drop_spares, METH_NOARGS, "Gives back the memory that is kept for the next walk."},
     {"walk", native_walk, METH_VARARGS,
-     "(tree, tags, rules, known) -> (leaves, known[key]()), or None if there is none or it cannot."},
+     "(tree, tags, rules as a number, known) -> (leaves, known[key]()), or None if there is none or it cannot."},
     {"key_of", native_key_of, METH_VARARGS,
-     "(what Python visited, rules, number of the first object) -> (key, what it has by address), or None if it cannot."},
-    {"compile", native_compile, METH_O, "Records -> what `build` takes in their place, and runs faster."},
-    {"build", native_build, METH_VARARGS, "(structure or records or program, leaves, table, given, update): see `sharedtree.core._walk.build`."},
+     "(what Python visited, rules as a number, number of the first object) -> (key, what it has by address, tokens)."},
+    {"recipe", native_recipe, METH_VARARGS, "(NodeType, auxiliary data, number of children) -> how `build` does it, or None."},
+    {"build", native_build, METH_VARARGS, "(structure, leaves, table, given, update): see `sharedtree.core._walk.build`."},
     {"hold", native_hold, METH_O, "(value, token, ...) -> what keeps these values, which are known by address meanwhile."},
     {"forget_keys", native_forget_keys, METH_NOARGS, "What is in keys by address may be let go of."},
     {"look_again", native_look_again, METH_NOARGS, "Asks again of classes of which no instance was a node."},
@@ -3441,7 +3187,6 @@ static PyMethodDef methods[] = {
     {"hand_parts", native_hand_parts, METH_O, "A hand -> (its leaves, its deal)."},
     {"hand_of", (PyCFunction)(void (*)(void))native_hand_of, METH_FASTCALL, "(deal, leaves) -> a hand."},
     {"count_contexts", native_count_contexts, METH_O, "So many `Context`s more are entered."},
-    {"flags_of", native_flags_of, METH_O, "Rules of a policy as `call` has them."},
     {"call", (PyCFunction)(void (*)(void))native_call, METH_FASTCALL,
      "(what it needs to know, args, kwargs) -> what the wrapper returns, or `DEFERRED`, or what is to be finished."},
     {"write_back", native_write_back, METH_O, "Writes contents into objects, in turn, all or nothing; False if it cannot."},
@@ -3463,7 +3208,7 @@ static struct {
     {&tags_type, "Tags", {"sharedtree._native.Tags", sizeof(Tags), 0, OBJECT, tags_slots}},
     {&latest_type, "Latest", {"sharedtree._native.Latest", sizeof(Parts), 0, OBJECT, latest_slots}},
     {&held_type, NULL, {"sharedtree._native.Held", sizeof(Parts), 0, INNER, held_slots}},
-    {&program_type, NULL, {"sharedtree._native.Program", sizeof(Program), 0, INNER, program_slots}},
+    {&program_type, "Program", {"sharedtree._native.Program", sizeof(Program), 0, OBJECT, program_slots}},
     {&deal_base, "Deal", {"sharedtree._native.Deal", sizeof(Parts), 0, BASE, deal_slots}},
     {&hand_base, "Hand", {"sharedtree._native.Hand", sizeof(Parts), 0, BASE, hand_slots}},
     {&arguments_base, "Arguments", {"sharedtree._native.Arguments", sizeof(Parts), 0, BASE, arguments_slots}},

@@ -49,8 +49,22 @@ def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any]
         return None
     if rules.on_static is not None:
         return _checked(tree, tags, rules, prefix)
-    found = native.walk(tree, tags, rules, _entries)
+    found = native.walk(tree, tags, flags_of(rules), _entries)
     return _first_met(tree, tags, rules, prefix) if found is None else found
+
+
+def flags_of(rules: Rules) -> int:
+    """The rules that the native walk can follow, as a number."""
+    return _flags(*rules[:_NUM_FLAGGED])
+
+
+@functools.cache
+def _flags(*flagged: Any) -> int:
+    *truths, convention = flagged
+    return sum(bool(truth) << i for i, truth in enumerate(truths)) | _classes_in_native_walk.NUMBERS[convention] << 8
+
+
+_NUM_FLAGGED = Rules._fields.index("convention") + 1
 
 
 def write_natively(pending: list[Any]) -> bool:
@@ -65,7 +79,7 @@ def _checked(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any]
     known, and its static values such that are equal only if they are the same.
     """
     start = len(tags.objects)
-    found = native.walk(tree, tags, rules._replace(on_static=None), _entries)
+    found = native.walk(tree, tags, flags_of(rules), _entries)
     if found is None:
         return None
     structure = found[1]
@@ -94,7 +108,7 @@ def _first_met(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[An
     _classes_in_native_walk.look_again(records)
     structure = intern(records, root, base)
     try:
-        key, pins, settled = native.key_of(reading.visited, rules, base)
+        key, pins, settled = native.key_of(reading.visited, flags_of(rules), base)
     except Exception:  # noqa: BLE001 -- what has no key is walked in Python each time
         return leaves, structure
     for pin, cls in zip(pins[::2], pins[1::2], strict=True):

@@ -59,8 +59,10 @@ def build(
     update: Callable[[int, Any], Any] | None = None,
 ) -> None:
     """Runs down the records, or those of a structure, appending one object a record to `table`. See `_walk.build`."""
-    if native is None:
-        _walk.build(records.records if isinstance(records, Structure) else records, leaves, table, given, update)
+    if not isinstance(records, Structure):
+        _walk.build(records, leaves, table, given, update)
+    elif native is None:
+        _walk.build(records.records, leaves, table, given, update)
     else:
         native.build(records, leaves, table, given, update)
 

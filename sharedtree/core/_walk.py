@@ -59,26 +59,26 @@ class Rules(NamedTuple):
 
     Attributes:
         containers: mutable containers carry identity outside modules, too.
-        convention: the one that holds around the root.
         arrays: arrays carry identity too.
         values: so do tuples and whatever else is a node, so that what is shared is walked once. The structure is then
             no description of the tree that others could be compared with.
+        filtered: as under Equinox's filters, only arrays are traced, in modules of all libraries and outside.
+        convention: the one that holds around the root.
         given: objects that are not packed but named by their number on the other side.
         updated: objects whose content is to be written into the object of that number.
         on_static: called with each static value and its path, to object to it.
         is_leaf: nodes and static values for which it is true count as traced leaves.
-        filtered: as under Equinox's filters, only arrays are traced, in modules of all libraries and outside.
     """
 
     containers: bool = False
-    convention: Inherited = "jax"
     arrays: bool = True
     values: bool = False
+    filtered: bool = False
+    convention: Inherited = "jax"
     given: IdentityDict[int] | None = None
     updated: IdentityDict[int] | None = None
     on_static: Callable[[Any, Callable[[], str]], None] | None = None
     is_leaf: Callable[[Any], bool] | None = None
-    filtered: bool = False
 
 
 DEFAULT_RULES = Rules()
@@ -99,15 +99,15 @@ class Reading:
     """What a walk read, in the order in which it met it, from which the native walk's key is written.
 
     Attributes:
-        visited: `LEAF`; a `Static`; the number of an object that was seen before; or for a node its type, the number of
-            its children, and its auxiliary data as a `Static`. None of it is changed by anybody.
+        visited: None for a leaf; the number of an object that was seen before; for a node its type, the number of its
+            children, and its auxiliary data; for a static leaf None, 0 and its value. Nobody changes any of it.
         known: what the walk found out about static values.
     """
 
     __slots__ = ("known", "visited")
 
     def __init__(self) -> None:
-        self.visited: list[Op | int | tuple[NodeType, int, Static]] = []
+        self.visited: list[int | tuple[NodeType | None, int, Any] | None] = []
         self.known = nothing_known()
 
 
@@ -170,7 +170,7 @@ def walk(
 
     def leaf(obj: Any, *, tag: bool) -> int:
         leaves.append(obj)
-        visited.append(LEAF)
+        visited.append(None)
         return record(obj, LEAF, (), tag=tag)
 
     def visit(obj: Any, convention: Inherited) -> int | None:
@@ -195,7 +195,7 @@ def walk(
                     return record(obj, Given(given[obj]), (), tag=True)
                 return leaf(obj, tag=shared)
             static = _static(obj, rules, path, of_statics)
-            visited.append(static)
+            visited.append((None, 0, static.peek()))
             return record(obj, static, (), tag=False)
         if given is not None and node_type.carries_identity and obj in given:
             return record(obj, Given(given[obj]), (), tag=True)
@@ -212,7 +212,7 @@ def walk(
         if convention in ("outside", "any") and has_unordered_keys(node_type, aux):
             jtu.tree_flatten(obj, is_leaf=lambda part: part is not obj)  # raises JAX's own error
         static = _static(aux, rules, path, of_statics)
-        visited.append((node_type, len(children), static))
+        visited.append((node_type, len(children), static.peek()))
         frames.append(_Frame(obj, node_type, inner, children, static, is_object))
         if node_type.carries_identity:  # only what can be mutated can contain itself
             open_ids.add((id(obj), is_object))  # alive in `frames`

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core._jax_internals import hide_frames
-from ..core._native_walk import native
+from ..core._native_walk import flags_of, native
 from ..core._pack_and_unpack import Rules
 from ..ties._policy_and_context import Policy, PolicyOption, current_policy
 from ._caller_side import Call
@@ -76,7 +76,7 @@ class Way(NamedTuple):
         in_place = bool(policy.in_place)
         if native is None or rules is None:
             return cls(policy, 0, None, in_place, finishes, write)
-        return cls(policy, native.flags_of(rules), {}, in_place, finishes, write)
+        return cls(policy, flags_of(rules), {}, in_place, finishes, write)
 
     def learn(self, args: Sequence[Any], kwargs: dict[str, Any], form: Form | None, call: Call, made: Any) -> None:
         """Remembers how a call was done in Python.
