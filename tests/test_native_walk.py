@@ -446,13 +446,12 @@ def test_wrong_descriptions_are_errors():
     class New:
         pass
 
-    right = (New, native.OTHER, False, False, True, native.JAX, False, None, len, (), b"", b"", (), ())
+    right = (New, native.OTHER, False, False, True, native.JAX, False, None, len, (), b"", b"", (), 0, True, ())
     for wrong in (None, (), (5, *right[1:]), (*right[:9], ("a",), *right[10:])):
         with pytest.raises((TypeError, ValueError)):
             native.learn(wrong)
     for _ in range(2):
         assert native.learn(right) is None
-    assert native.start() is False
 
 
 @pytest.mark.slow

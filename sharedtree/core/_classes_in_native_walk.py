@@ -32,7 +32,7 @@ from ._traced_leaves_and_identity import NUMPY_NUMBERS, TRACED_NUMBERS, carries_
 
 Description = tuple[Any, ...]
 
-_NO_FIELDS = NativeLayout("").fields
+_NO_FIELDS = NativeLayout("").described
 
 _read_natively: dict[type, NativeLayout] = {}
 """How each class is read past the functions that were registered, as long as nobody changes it."""
@@ -55,7 +55,7 @@ def _described(node_type: NodeType) -> Description:
         if library.name not in _introduced:
             library.introduce(native)
             _introduced.add(library.name)
-        shape, fields = getattr(native, layout.shape), layout.fields
+        shape, fields = getattr(native, layout.shape), layout.described
         if is_registered(node_type):
             _read_natively[node_type.cls] = layout
     if is_registered(node_type):
@@ -290,7 +290,8 @@ def start(entries: dict[bytes, Any]) -> bool:
     )
     dtypes = tuple(map(np.dtype, NUMPY_NUMBERS))
     (marker,) = [library.marker for library in LIBRARIES if library.marker is not None] or [None]
-    if not native.start(entries, _meet, _described, _settle, _compiled, marker, dtypes, REGISTRY):
+    registry = REGISTRY if isinstance(REGISTRY, dict) else {}
+    if not native.take_over("walk", entries, _meet, _described, _settle, _compiled, marker, dtypes, registry):
         return False
     when_registered.append(native.look_again)
     for cls in TRACED_NUMBERS:

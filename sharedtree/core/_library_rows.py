@@ -22,12 +22,23 @@ class NativeLayout(NamedTuple):
         shape: the name that the native walk has for classes of this kind.
         fields: all names in their order, which of them are static, of each its place among the traced or the static
             ones, the traced names, and the static ones; as far as the shape asks for them.
+        slots: what is written of an instance beside its dictionary, by name or by the descriptor of the slot.
         facts: whatever else has to go on holding of the class.
     """
 
     shape: str
     fields: tuple[Any, ...] = ((), b"", b"", (), ())
+    slots: tuple[Any, ...] = ()
     facts: Any = None
+
+    @property
+    def described(self) -> tuple[Any, ...]:
+        """The fields and slots as C has them: all names, how many are children, and whether they are in that order."""
+        order, are_static, places, traced, statics = self.fields
+        marked = list(zip(order, are_static, strict=True))
+        sorts = [[name for name, is_static in marked if is_static == sort] for sort in (0, 1)]
+        is_in_order = sorts == [[*traced], [*statics[: len(sorts[1])]]]
+        return order, are_static, places, (*traced, *statics), len(traced), is_in_order, self.slots
 
 
 Trained = Literal["never", "if marked", "always", "if inexact"]

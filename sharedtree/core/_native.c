@@ -330,6 +330,8 @@ static void parts_dealloc(PyObject *self)
 #define PART(name, which, doc) {name, T_OBJECT_EX, (Py_ssize_t)offsetof(Parts, parts[which]), 0, doc}
 #define FIXED_PART(name, which, doc) {name, T_OBJECT_EX, (Py_ssize_t)offsetof(Parts, parts[which]), READONLY, doc}
 
+#define MEMBERS(...) {Py_tp_members, (PyMemberDef[]){__VA_ARGS__, {NULL, 0, 0, 0, NULL}}}
+
 #define PARTS {Py_tp_dealloc, parts_dealloc}, {Py_tp_traverse, parts_traverse}, {Py_tp_clear, parts_clear}
 
 /* --- values that are known by address, and are not kept alive ----------------------------------------------------- */
@@ -516,7 +518,7 @@ typedef struct {
     PyObject *names;          /* of the children, then of what is static; of FIELDS also those that no field declares */
     Py_ssize_t num_traced;    /* of these */
     int is_in_order;          /* whether the children, and what is static, are as in `order` */
-    PyObject *slots;          /* that are written to; NULL if there are none */
+    PyObject *slots;          /* that are written to */
     Table layouts;            /* NNX_OBJECT: lists, by the hash of the names */
     uint32_t num_layouts;     /* that were asked for, found or not */
 } Kind;
@@ -527,7 +529,7 @@ static uint32_t num_kinds;
 
 static Py_ssize_t epoch_of_nodes; /* how often a node type was registered with the package; JAX counts its own */
 
-/* What `start` takes over. */
+/* What is taken over of the walk. */
 static PyObject *entries;  /* key -> reference to its structure */
 static PyObject *meet;     /* (object, convention) -> what its class is, or for a leaf 0 static, 1 traced, 2 with identity */
 static PyObject *describe; /* NodeType -> what its class is */
@@ -535,7 +537,7 @@ static PyObject *settle;   /* static values -> for each what `settle_pin` says *
 static PyObject *compile;  /* structure -> its program */
 static PyObject *missing_type; /* of the marker for attributes that were never set, or None */
 static PyObject *dtypes;   /* those that JAX traces, of which there is one object each */
-static PyObject *registry; /* of JAX's node types, or NULL */
+static PyObject *registry; /* of JAX's node types, or an empty one in its place; NULL before */
 
 /* What calls are made of: parts by position, see `transforms._hands`, `_call_arguments` and `transforms._repeated_calls`. */
 enum { STRUCTURE_OF, NUMBERS_OF, CALL_OF }; /* a deal */
@@ -548,7 +550,7 @@ enum { STRUCTURE_IN, ORIGINS, LABELS, DEALS, SOURCES, CUTS, NUM_OF_PLAN };    /*
 
 static PyTypeObject *tags_type, *program_type, *latest_type, *deal_base, *hand_base, *arguments_base, *caller_base;
 
-/* What `learn_calls` takes over. */
+/* Of calls. */
 static PyObject *concrete_array;                                      /* the class of JAX's arrays that are no tracers */
 static PyObject *hand_type, *deal_type, *arguments_type, *hands_type; /* the classes in Python */
 static PyObject *hands_parts;                                         /* a slot */
@@ -556,11 +558,11 @@ static PyObject *trace_holder, *name_trace; /* what has the trace that is active
 static PyObject *policy_type, *default_policy; /* the second where there is no `Context` */
 static PyObject *current_policy;               /* (what was given) -> that of this thread */
 
-/* What `learn_nnx` takes over, once one of its classes was met. See `libraries/_nnx_layouts.py`. */
+/* Of NNX, once one of its classes was met. See `libraries/_nnx_layouts.py`. */
 static PyObject *layout_of, *mapping_type, *trace_type, *current_trace, *name_nodes, *name_mapping;
-static PyObject *raw_value, *variable_trace, *metadata_of, *initializing, *is_setup, *state_trace, *jax_trace; /* slots */
+static PyObject *raw_value, *variable_trace, *metadata_of, *state_trace, *jax_trace; /* slots */
 
-/* What `learn_modules` takes over: the class of what says of which kinds attributes are, and slots. See `libraries/_sharedtree_module.py`. */
+/* Of modules: the class of what says of which kinds attributes are, and slots. See `libraries/_sharedtree_module.py`. */
 static PyObject *attribute_kinds_type, *kinds_of_attributes, *names_in_kinds, *statics_in_kinds;
 
 /* The names that C asks for: `name_aux` is "aux". */
@@ -608,39 +610,20 @@ static void retire_kind(void *type)
         reset_value(&kinds, type, NONE);
 }
 
-/* The slots of instances that are written back; NULL, without an error if there are none. */
-static PyObject *slots_of(int shape, PyObject *order)
-{
-    switch (shape) {
-    case SLOTS:
-        return Py_NewRef(order);
-    case NNX_VARIABLE:
-        return Py_BuildValue("(OOO)", raw_value, metadata_of, variable_trace);
-    case NNX_STATE:
-        return Py_BuildValue("(OOO)", initializing, is_setup, state_trace);
-    case MODULE:
-        return Py_BuildValue("(O)", kinds_of_attributes);
-    }
-    return NULL;
-}
-
 /* Makes a kind of what Python says of a class, unless another thread was first. */
 static Kind *new_kind(PyObject *described)
 {
-    PyObject *type, *node_type, *traced, *statics;
-    Kind kind = {0};
+    PyObject *node_type;
+    Kind kind = {.epoch = epoch()}, *made;
     if (!PyTuple_Check(described))
         return refuse(PyExc_TypeError, "a class is described by a tuple");
-    if (!PyArg_ParseTuple(described, "O!iiiiiiOOO!SSO!O!", &PyType_Type, &type, &kind.shape, &kind.is_plain,
+    if (!PyArg_ParseTuple(described, "O!iiiiiiOOO!SSO!niO!", &PyType_Type, &kind.type, &kind.shape, &kind.is_plain,
                           &kind.is_mutable, &kind.is_known_to_jax, &kind.convention, &kind.is_guess, &node_type,
-                          &kind.take_apart, &PyTuple_Type, &kind.order, &kind.is_static, &kind.places, &PyTuple_Type, &traced,
-                          &PyTuple_Type, &statics))
+                          &kind.take_apart, &PyTuple_Type, &kind.order, &kind.is_static, &kind.places, &PyTuple_Type,
+                          &kind.names, &kind.num_traced, &kind.is_in_order, &PyTuple_Type, &kind.slots))
         return NULL;
-    OWNED *names = PySequence_Concat(traced, statics), *slots = slots_of(kind.shape, kind.order);
-    Kind *known = kind_of((PyTypeObject *)type), *made;
-    kind.epoch = epoch();
-    if (PyErr_Occurred())
-        return NULL;
+    PyTypeObject *type = kind.type;
+    Kind *known = kind_of(type);
     if (kind.shape < 0 || kind.shape >= NUM_SHAPES)
         return refuse(PyExc_ValueError, "no such shape");
     if (known != NULL && known->is_guess && kind.is_guess) {
@@ -650,20 +633,9 @@ static Kind *new_kind(PyObject *described)
     if (known != NULL && (!known->is_guess || kind.is_guess))
         return known;
     retire_kind(type); /* it has been registered meanwhile */
-    Py_ssize_t num_places = kind.shape == FIELDS ? 0 : PyTuple_Size(kind.order);
-    if (PyTuple_Size(kind.order) != PyBytes_Size(kind.is_static) || num_places != PyBytes_Size(kind.places))
+    if (PyTuple_Size(kind.order) != PyBytes_Size(kind.is_static))
         return refuse(PyExc_ValueError, "one byte for each name");
-    Py_ssize_t next[2] = {0, PyTuple_Size(traced)};
-    kind.is_in_order = 1;
-    for (Py_ssize_t i = 0; i < PyTuple_Size(kind.order); i++) {
-        int is_static = PyBytes_AsString(kind.is_static)[i] != 0;
-        kind.is_in_order &= PyTuple_GetItem(kind.order, i) == PyTuple_GetItem(names, next[is_static]++);
-    }
-    if (PyErr_Occurred())
-        return NULL;
-    kind.type = (PyTypeObject *)type;
     kind.node_type = node_type == Py_None ? NULL : node_type;
-    kind.names = names, kind.num_traced = PyTuple_Size(traced), kind.slots = slots;
     kind.number = num_kinds;
     made = PyMem_Malloc(sizeof *made);
     if (made == NULL)
@@ -671,13 +643,13 @@ static Kind *new_kind(PyObject *described)
     *made = kind;
     /* Classes that nobody registers are kept by nobody else either. */
     int is_kept = kind.shape != NAMEDTUPLE && !kind.is_guess;
-    if ((!is_kept && watch(type) < 0) || set_value(&kinds, type, (intptr_t)made) < 0) {
+    if ((!is_kept && watch((PyObject *)type) < 0) || set_value(&kinds, type, (intptr_t)made) < 0) {
         PyMem_Free(made);
         return NULL;
     }
     num_kinds++;
-    PyObject *held[] = {is_kept ? type : NULL, kind.node_type, kind.take_apart, kind.order, kind.is_static, kind.places,
-                        names, slots};
+    PyObject *held[] = {is_kept ? (PyObject *)type : NULL, kind.node_type, kind.take_apart, kind.order, kind.is_static,
+                        kind.places, kind.names, kind.slots};
     for (size_t i = 0; i < sizeof held / sizeof *held; i++)
         Py_XINCREF(held[i]);
     return made;
@@ -759,13 +731,9 @@ static PyMethodDef tags_methods[] = {
     {"forget", tags_forget, METH_O, "Takes back every number from `start` on."},
     {NULL, NULL, 0, NULL},
 };
-static PyMemberDef tags_members[] = {
-    FIXED_PART("objects", 0, "All objects, by number."),
-    {NULL, 0, 0, 0, NULL},
-};
 static PyType_Slot tags_slots[] = {
     {Py_tp_new, tags_new}, {Py_tp_dealloc, tags_dealloc}, {Py_tp_traverse, parts_traverse}, {Py_tp_methods, tags_methods},
-    {Py_tp_members, tags_members},
+    MEMBERS(FIXED_PART("objects", 0, "All objects, by number.")),
     {Py_tp_doc, "Which objects a crossing has seen, and their numbers. See `sharedtree.core._walk.Tags`."},
     {0, NULL},
 };
@@ -2491,7 +2459,7 @@ static int prepare(Writing *writing, PyObject *target, PyObject *source)
     if (writing->kind == NULL)
         return LEFT;
     writing->shape = shape_of(writing->kind);
-    writing->slots = writing->kind->slots == NULL || writing->kind->shape == OTHER ? empty_tuple : writing->kind->slots;
+    writing->slots = writing->kind->shape == OTHER ? empty_tuple : writing->kind->slots;
     held[TARGET] = Py_NewRef(target);
     TRY(read_content(target, writing->shape, writing->slots, &held[HOLDER], &held[OLD_VALUES]));
     TRY(read_content(source, writing->shape, writing->slots, &held[NEW_ITEMS], &held[NEW_VALUES]));
@@ -2621,34 +2589,24 @@ static PyObject *deal_compare(PyObject *self, PyObject *other, int op)
     return are_equal < 0 ? NULL : Py_NewRef(are_equal == (op == Py_EQ) ? Py_True : Py_False);
 }
 
-static PyMemberDef deal_members[] = {
-    FIXED_PART("structure", STRUCTURE_OF, "Of the whole tree."),
-    FIXED_PART("numbers", NUMBERS_OF, "Which of its leaves; None for all."),
-    PART("call", CALL_OF, "The caller's side of the call that is under way. Not compared."),
-    {NULL, 0, 0, 0, NULL},
-};
 static PyType_Slot deal_slots[] = {
     {Py_tp_new, deal_new}, PARTS, {Py_tp_hash, deal_hash}, {Py_tp_richcompare, deal_compare},
-    {Py_tp_members, deal_members}, {Py_tp_doc, "Which leaves of a structure a hand has."}, {0, NULL},
+    {Py_tp_doc, "Which leaves of a structure a hand has."},
+    MEMBERS(FIXED_PART("structure", STRUCTURE_OF, "Of the whole tree."),
+            FIXED_PART("numbers", NUMBERS_OF, "Which of its leaves; None for all."),
+            PART("call", CALL_OF, "The caller's side of the call that is under way. Not compared.")),
+    {0, NULL},
 };
 
-static PyMemberDef hand_members[] = {
-    PART("leaves", LEAVES_OF, "In order."),
-    PART("deal", DEAL_OF, "Which they are."),
-    {NULL, 0, 0, 0, NULL},
-};
 static PyType_Slot hand_slots[] = {
-    {Py_tp_new, parts_new}, PARTS, {Py_tp_members, hand_members}, {Py_tp_doc, "The leaves that are dealt together."}, {0, NULL},
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_doc, "The leaves that are dealt together."},
+    MEMBERS(PART("leaves", LEAVES_OF, "In order."), PART("deal", DEAL_OF, "Which they are.")), {0, NULL},
 };
 
-static PyMemberDef arguments_members[] = {
-    PART("aux", AUX_OF, "What all of them are called."),
-    PART("args", ARGS_OF, "By position."),
-    PART("kwargs", KWARGS_OF, "By keyword."),
-    {NULL, 0, 0, 0, NULL},
-};
 static PyType_Slot arguments_slots[] = {
-    {Py_tp_new, parts_new}, PARTS, {Py_tp_members, arguments_members}, {Py_tp_doc, "The arguments of a call."}, {0, NULL},
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_doc, "The arguments of a call."},
+    MEMBERS(PART("aux", AUX_OF, "What all of them are called."), PART("args", ARGS_OF, "By position."),
+            PART("kwargs", KWARGS_OF, "By keyword.")), {0, NULL},
 };
 
 /* How JAX takes a hand apart. */
@@ -3063,78 +3021,74 @@ static PyObject *caller_call(PyObject *self, PyObject *args, PyObject *kwargs)
     return made;
 }
 
-static PyMemberDef caller_members[] = {
-    PART("policy", POLICY_OF, "What counts as sharing, as it was given."),
-    PART("way", WAY_OF, "How it is called under a policy."),
-    {NULL, 0, 0, 0, NULL},
-};
 static PyType_Slot caller_slots[] = {
-    {Py_tp_new, parts_new}, PARTS, {Py_tp_call, caller_call}, {Py_tp_members, caller_members},
+    {Py_tp_new, parts_new}, PARTS, {Py_tp_call, caller_call},
+    MEMBERS(PART("policy", POLICY_OF, "What counts as sharing, as it was given."),
+            PART("way", WAY_OF, "How it is called under a policy.")),
     {Py_tp_doc, "A function under a transform. Its `go_on` has (what is left, policy, args, kwargs)."}, {0, NULL},
 };
 
 /* --- the module ------------------------------------------------------------------------------------------------- */
 
-/* Takes over what Python says, for ever, each as its letter says: a Type, a Slot, a Dictionary, a tUple, an interned Name, or
-   any Object. All or nothing, and only once: a second import of the package has other classes of the same names. */
-static PyObject *take_over(PyObject *args, const char *letters, PyObject **const places[])
+/* What Python says for ever, each as its letter says: a Type, that of a Hand, a Deal or Arguments as one below C's own, a Slot, a
+   Mapping, a tUple, an interned Name, or any Object. */
+static const struct {
+    const char *subject, *letters;
+    PyObject **places[11];
+} takings[] = {
+    {"walk", "MOOOOOUM", {&entries, &meet, &describe, &settle, &compile, &missing_type, &dtypes, &registry}},
+    {"nnx", "OTTONNSSSSS",
+     {&layout_of, &mapping_type, &trace_type, &current_trace, &name_nodes, &name_mapping, &raw_value, &variable_trace,
+      &metadata_of, &state_trace, &jax_trace}},
+    {"modules", "TSSS", {&attribute_kinds_type, &kinds_of_attributes, &names_in_kinds, &statics_in_kinds}},
+    {"calls", "THDATSONTOO",
+     {&concrete_array, &hand_type, &deal_type, &arguments_type, &hands_type, &hands_parts, &trace_holder, &name_trace,
+      &policy_type, &default_policy, &current_policy}},
+};
+
+static int is_below(PyObject *object, PyTypeObject *base)
 {
-    Py_ssize_t size = (Py_ssize_t)strlen(letters);
-    if (PyTuple_Size(args) != size)
+    return PyType_Check(object) && PyType_IsSubtype((PyTypeObject *)object, base);
+}
+
+static int fits_letter(PyObject *object, char letter)
+{
+    switch (letter) {
+    case 'T': return PyType_Check(object);
+    case 'H': return is_below(object, hand_base);
+    case 'D': return is_below(object, deal_base);
+    case 'A': return is_below(object, arguments_base);
+    case 'S': return Py_TYPE(object) == &PyMemberDescr_Type;
+    case 'M': return PyDict_Check(object);
+    case 'U': return PyTuple_Check(object);
+    case 'N': return PyUnicode_Check(object);
+    }
+    return 1;
+}
+
+/* (subject, what is said of it). All or nothing, and only once: a second import of the package has other classes of the same
+   names. */
+static PyObject *native_take_over(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *subject = PyTuple_Size(args) == 0 ? NULL : PyTuple_GetItem(args, 0);
+    size_t which = 0, size = sizeof takings / sizeof *takings;
+    if (subject == NULL || !PyUnicode_Check(subject))
+        return refuse(PyExc_TypeError, "of what?");
+    while (which < size && PyUnicode_CompareWithASCIIString(subject, takings[which].subject) != 0)
+        which++;
+    const char *letters = which == size ? "" : takings[which].letters;
+    Py_ssize_t count = (Py_ssize_t)strlen(letters);
+    if (count == 0 || PyTuple_Size(args) != count + 1)
         return refuse(PyExc_TypeError, "another number of arguments");
-    for (Py_ssize_t i = 0; i < size; i++) {
-        PyObject *each = PyTuple_GetItem(args, i);
-        char letter = letters[i];
-        int is_right = letter == 'T'   ? PyType_Check(each)
-                       : letter == 'S' ? Py_TYPE(each) == &PyMemberDescr_Type
-                       : letter == 'D' ? PyDict_Check(each)
-                       : letter == 'U' ? PyTuple_Check(each)
-                       : letter == 'N' ? PyUnicode_Check(each)
-                                       : 1;
-        if (!is_right)
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!fits_letter(PyTuple_GetItem(args, i + 1), letters[i]))
             return refuse(PyExc_TypeError, "an argument of another type");
     }
-    if (*places[0] != NULL)
-        return Py_NewRef(Py_False);
-    for (Py_ssize_t i = 0; i < size; i++)
-        *places[i] = Py_NewRef(PyTuple_GetItem(args, i));
-    return Py_NewRef(Py_True);
-}
-
-static PyObject *native_start(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    static PyObject **const places[] = {&entries, &meet, &describe, &settle, &compile, &missing_type, &dtypes, &registry};
-    PyObject *started = meet != NULL ? Py_NewRef(Py_False) : take_over(args, "DOOOOOUO", places);
-    if (registry != NULL && !PyDict_Check(registry))
-        replace(&registry, NULL);
-    return started;
-}
-
-static PyObject *native_learn_nnx(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    static PyObject **const places[] = {&layout_of,     &mapping_type, &trace_type,   &current_trace, &name_nodes,
-                                        &name_mapping,  &raw_value,    &variable_trace, &metadata_of, &initializing,
-                                        &is_setup,      &state_trace,  &jax_trace};
-    return take_over(args, "OTTONNSSSSSSS", places);
-}
-
-static PyObject *native_learn_modules(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    static PyObject **const places[] = {&attribute_kinds_type, &kinds_of_attributes, &names_in_kinds, &statics_in_kinds};
-    return take_over(args, "TSSS", places);
-}
-
-static PyObject *native_learn_calls(PyObject *Py_UNUSED(module), PyObject *args)
-{
-    static PyObject **const places[] = {&concrete_array, &hand_type,  &deal_type,   &arguments_type, &hands_type,    &hands_parts,
-                                        &trace_holder,   &name_trace, &policy_type, &default_policy, &current_policy};
-    PyTypeObject *const bases[] = {hand_base, deal_base, arguments_base};
-    for (Py_ssize_t i = 0; i < 3; i++) {
-        PyObject *type = PyTuple_GetItem(args, i + 1);
-        if (type == NULL || !PyType_Check(type) || !PyType_IsSubtype((PyTypeObject *)type, bases[i]))
-            return refuse(PyExc_TypeError, "not the classes that calls are made of");
-    }
-    return take_over(args, "TTTTTSONTOO", places);
+    PyObject **const *places = takings[which].places;
+    int is_first = *places[0] == NULL;
+    for (Py_ssize_t i = 0; is_first && i < count; i++)
+        *places[i] = Py_NewRef(PyTuple_GetItem(args, i + 1));
+    return Py_NewRef(is_first ? Py_True : Py_False);
 }
 
 static PyObject *native_learn(PyObject *Py_UNUSED(module), PyObject *described)
@@ -3168,10 +3122,8 @@ static PyObject *native_drop_spares(PyObject *Py_UNUSED(module), PyObject *Py_UN
 }
 
 static PyMethodDef methods[] = {
-    {"start", native_start, METH_VARARGS, "Takes over what Python says of classes and operations."},
+    {"take_over", native_take_over, METH_VARARGS, "(subject, what Python says of it) -> whether it was told nothing before."},
     {"learn", native_learn, METH_O, "Learns what a class is."},
-    {"learn_nnx", native_learn_nnx, METH_VARARGS, "Learns how NNX's objects hold what they have."},
-    {"learn_modules", native_learn_modules, METH_VARARGS, "Learns how modules hold the kinds of their attributes."},
     {"unlearn", native_unlearn, METH_O, "Leaves a class that was read field by field to its registered functions."},
     {"drop_spares", native_drop_spares, METH_NOARGS, "Gives back the memory that is kept for the next walk."},
     {"walk", native_walk, METH_VARARGS,
@@ -3183,7 +3135,6 @@ static PyMethodDef methods[] = {
     {"hold", native_hold, METH_O, "(value, token, ...) -> what keeps these values, which are known by address meanwhile."},
     {"forget_keys", native_forget_keys, METH_NOARGS, "What is in keys by address may be let go of."},
     {"look_again", native_look_again, METH_NOARGS, "Asks again of classes of which no instance was a node."},
-    {"learn_calls", native_learn_calls, METH_VARARGS, "Takes over what calls are made of."},
     {"hand_parts", native_hand_parts, METH_O, "A hand -> (its leaves, its deal)."},
     {"hand_of", (PyCFunction)(void (*)(void))native_hand_of, METH_FASTCALL, "(deal, leaves) -> a hand."},
     {"count_contexts", native_count_contexts, METH_O, "So many `Context`s more are entered."},

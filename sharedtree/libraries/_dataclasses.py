@@ -57,7 +57,9 @@ class Fields(NamedTuple):
 def native_layout_of(cls: Any) -> NativeLayout | None:
     """How the native walk reads a class; None if JAX has to."""
     found = fields_of(cls)
-    return None if found is None else NativeLayout("SLOTS" if found.are_slots else "DATACLASS", found[:-1])
+    if found is None or not found.are_slots:
+        return None if found is None else NativeLayout("DATACLASS", found[:-1])
+    return NativeLayout("SLOTS", found[:-1], slots=found.order)
 
 
 def fields_of(cls: Any) -> Fields | None:

@@ -285,11 +285,13 @@ def native_layout_of(cls: Any) -> NativeLayout | None:
     facts = facts_of(cls)
     if facts is None:
         return None
-    layout = NativeLayout(f"NNX_{facts.role.upper()}", facts=facts)
+    names = {"object": (), "variable": VARIABLE_SLOTS, "state": STATE_SLOTS}[facts.role]
+    slots = tuple([inherited(cls, name) for name in names])
+    layout = NativeLayout(f"NNX_{facts.role.upper()}", slots=slots, facts=facts)
     if facts.role != "state":
         return layout
-    # Its flags, both static, by the descriptors of their slots; the trace, which comes last, takes no part.
-    flags = tuple([vars(cls)[name] for name in STATE_SLOTS[:2]])
+    # Its flags, both static; the trace, which comes last, takes no part.
+    flags = slots[:2]
     return layout._replace(fields=(flags, bytes((1, 1)), bytes((0, 1)), (), flags))
 
 
@@ -297,7 +299,7 @@ def introduce(native: Any) -> None:
     """Where objects, variables and states have what they are made of. NNX may be imported at any time."""
     table = nnx()
     assert table is not None
-    homes = (table.variable, VARIABLE_SLOTS), (table.state, STATE_SLOTS), (table.trace, TRACE_SLOTS)
+    homes = (table.variable, VARIABLE_SLOTS), (table.state, STATE_SLOTS[2:]), (table.trace, TRACE_SLOTS)
     slots = [vars(home)[name] for home, names in homes for name in names]
     own = map(sys.intern, (NODES, MAPPING))
-    native.learn_nnx(layout_of, table.mapping, table.trace, table.current_trace, *own, *slots)
+    native.take_over("nnx", layout_of, table.mapping, table.trace, table.current_trace, *own, *slots)

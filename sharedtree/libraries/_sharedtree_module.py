@@ -37,13 +37,13 @@ def _is_one(cls: Any) -> bool:
 
 def native_layout_of(cls: Any) -> NativeLayout | None:
     """Each instance says of which kinds its attributes are."""
-    return NativeLayout("MODULE") if is_read_by_kinds(cls) else None
+    return NativeLayout("MODULE", slots=(vars(HasKinds)[KINDS_SLOT],)) if is_read_by_kinds(cls) else None
 
 
 def introduce(native: Any) -> None:
     """Where an instance has its `Kinds`, and these what is in them."""
     slots = (HasKinds, KINDS_SLOT), (Kinds, "names"), (Kinds, "are_static")
-    native.learn_modules(Kinds, *[vars(of)[name] for of, name in slots])
+    native.take_over("modules", Kinds, *[vars(of)[name] for of, name in slots])
 
 
 def trained_below(_: Any, aux: Any, __: int) -> Sequence[Trained] | None:

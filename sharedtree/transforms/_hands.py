@@ -192,8 +192,18 @@ def gathered(hands: Sequence[Hand], bare: Sequence[Any] = ()) -> list[Any]:
 
 
 if native is not None:
-    native.learn_calls(
-        ConcreteArray, Hand, Deal, Arguments, Hands, vars(Hands)["parts"], *TRACE, Policy, DEFAULT, current_policy
+    native.take_over(
+        "calls",
+        ConcreteArray,
+        Hand,
+        Deal,
+        Arguments,
+        Hands,
+        vars(Hands)["parts"],
+        *TRACE,
+        Policy,
+        DEFAULT,
+        current_policy,
     )
 jtu.register_pytree_with_keys(
     Hand,
