@@ -2198,10 +2198,11 @@ static PyObject *object_at(const Run *run, const Step *step, Py_ssize_t i)
     return number == Py_None ? Py_XNewRef(PyTuple_GetItem(step->values, i)) : numbered(run->table, number);
 }
 
+/* The next leaf; borrowed, for `run_program` knows it. */
 static PyObject *build_leaf(Run *run, const Step *Py_UNUSED(step))
 {
     if (run->next < run->num_leaves)
-        return Py_XNewRef(PyTuple_GetItem(run->leaves, run->next++));
+        return PyTuple_GetItem(run->leaves, run->next++);
     PyErr_SetNone(PyExc_StopIteration);
     return NULL;
 }
@@ -2336,6 +2337,10 @@ static int run_program(Run *run)
         const Step *step = &run->program->steps[i];
         int is_as_known = step->kind == NULL || step->kind->shape == step->shape;
         PyObject *made = is_as_known ? SHAPES[step->shape].build(run, step) : build_registered(run, step);
+        if (made != NULL && step->shape == LEAF) {
+            TRY(PyList_Append(run->table, made));
+            continue;
+        }
         if (made != NULL && step->target != Py_None)
             replace(&made, updated(run, step, made));
         TRY(append_new(run->table, made));

@@ -55,11 +55,11 @@ def natively(tree: Any, tags: Any, rules: Rules, prefix: str) -> tuple[list[Any]
 
 def flags_of(rules: Rules) -> int:
     """The rules that the native walk can follow, as a number."""
-    return _flags(*rules[:_NUM_FLAGGED])
+    return _flags(rules[:_NUM_FLAGGED])
 
 
 @functools.cache
-def _flags(*flagged: Any) -> int:
+def _flags(flagged: tuple[Any, ...]) -> int:
     *truths, convention = flagged
     return sum(bool(truth) << i for i, truth in enumerate(truths)) | _classes_in_native_walk.NUMBERS[convention] << 8
 
