@@ -2072,7 +2072,8 @@ struct Step {
     int shape;                /* of what is built */
     Kind *kind;               /* of a node; its shape may become another, and what is registered is called instead */
     PyObject *record;         /* of a node: the operation, and the numbers of the children */
-    PyObject *numbers;        /* of the children; of attributes, None for one that is static */
+    Py_ssize_t *numbers;      /* of the children; of attributes, NONE for one that is static */
+    Py_ssize_t size;          /* how many */
     PyObject *names;          /* of attributes, in order; or of a dictionary's items */
     PyObject *values;         /* those of them that are static; or what is called, or the value itself */
     PyObject *target;         /* the number of the other side's object that gets what is built as content; or None */
@@ -2097,14 +2098,28 @@ struct Run {
     Py_ssize_t next, num_leaves;
 };
 
+static int read_numbers(Step *step, PyObject *numbers)
+{
+    step->size = PyTuple_Size(numbers);
+    step->numbers = step->size < 0 ? NULL : PyMem_Calloc((size_t)step->size + 1, sizeof *step->numbers);
+    if (step->numbers == NULL)
+        return step->size < 0 ? FAILED : no_memory();
+    for (Py_ssize_t i = 0; i < step->size && !PyErr_Occurred(); i++) {
+        PyObject *number = PyTuple_GetItem(numbers, i);
+        step->numbers[i] = number == Py_None ? NONE : PyLong_AsSsize_t(number);
+    }
+    return PyErr_Occurred() ? FAILED : DONE;
+}
+
 static int read_step(Step *step, PyObject *each)
 {
-    PyObject *type;
+    PyObject *type, *numbers;
     if (!PyTuple_CheckExact(each))
         return refused(PyExc_TypeError, "not a step");
-    if (!PyArg_ParseTuple(each, "iOOO!O!OO", &step->shape, &type, &step->record, &PyTuple_Type, &step->numbers, &PyTuple_Type,
+    if (!PyArg_ParseTuple(each, "iOOO!O!OO", &step->shape, &type, &step->record, &PyTuple_Type, &numbers, &PyTuple_Type,
                           &step->names, &step->values, &step->target))
         return FAILED;
+    TRY(read_numbers(step, numbers));
     step->kind = kind_of((PyTypeObject *)type);
     const Shape *shape = step->shape < 0 || step->shape >= NUM_SHAPES ? NULL : &SHAPES[step->shape];
     if (shape == NULL || shape->build == NULL || (shape->open != NULL && step->kind == NULL))
@@ -2137,7 +2152,10 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *Py_UN
 static void program_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
-    PyMem_Free(((Program *)self)->steps);
+    Program *program = (Program *)self;
+    for (Py_ssize_t i = 0; i < program->num_steps; i++)
+        PyMem_Free(program->steps[i].numbers);
+    PyMem_Free(program->steps);
     parts_dealloc(self);
 }
 
@@ -2172,13 +2190,14 @@ static PyObject *numbered(PyObject *list, PyObject *number)
     return i == -1 && PyErr_Occurred() ? NULL : Py_XNewRef(PyList_GetItem(list, i));
 }
 
-/* Those items of a list that have these numbers, as a list or a tuple. */
-static PyObject *items_at(PyObject *list, PyObject *numbers, int as_list)
+/* Those items of a list that have the numbers in a tuple, or without one those of a step, as a list or a tuple. */
+static PyObject *items_at(PyObject *list, PyObject *numbers, const Step *step, int as_list)
 {
-    Py_ssize_t size = PyTuple_Size(numbers);
+    Py_ssize_t size = numbers == NULL ? step->size : PyTuple_Size(numbers);
     PyObject *items = as_list ? PyList_New(size) : PyTuple_New(size);
     for (Py_ssize_t i = 0; items != NULL && i < size; i++) {
-        PyObject *item = numbered(list, PyTuple_GetItem(numbers, i));
+        PyObject *item = numbers == NULL ? Py_XNewRef(PyList_GetItem(list, step->numbers[i]))
+                                         : numbered(list, PyTuple_GetItem(numbers, i));
         if (item == NULL)
             replace(&items, NULL);
         else if (as_list)
@@ -2192,10 +2211,8 @@ static PyObject *items_at(PyObject *list, PyObject *numbers, int as_list)
 /* The object that a step has at a place, among those that were built or of its static values; a new reference. */
 static PyObject *object_at(const Run *run, const Step *step, Py_ssize_t i)
 {
-    PyObject *number = PyTuple_GetItem(step->numbers, i);
-    if (number == NULL)
-        return NULL;
-    return number == Py_None ? Py_XNewRef(PyTuple_GetItem(step->values, i)) : numbered(run->table, number);
+    Py_ssize_t number = i < step->size ? step->numbers[i] : OPEN; /* which is none of the table */
+    return Py_XNewRef(number == NONE ? PyTuple_GetItem(step->values, i) : PyList_GetItem(run->table, number));
 }
 
 /* The next leaf; borrowed, for `run_program` knows it. */
@@ -2239,13 +2256,13 @@ static PyObject *build_registered(Run *run, const Step *step)
 {
     PyObject *node = PyTuple_GetItem(step->record, 0), *numbers = PyTuple_GetItem(step->record, 1);
     OWNED *unflatten = node == NULL || numbers == NULL ? NULL : PyObject_GetAttr(node, name_unflatten);
-    OWNED *children = unflatten == NULL ? NULL : items_at(run->table, numbers, 0);
+    OWNED *children = unflatten == NULL ? NULL : items_at(run->table, numbers, NULL, 0);
     return children == NULL ? NULL : PyObject_CallFunctionObjArgs(unflatten, children, NULL);
 }
 
 static PyObject *build_sequence(Run *run, const Step *step)
 {
-    return items_at(run->table, step->numbers, step->shape == LIST);
+    return items_at(run->table, NULL, step, step->shape == LIST);
 }
 
 static PyObject *build_dict(Run *run, const Step *step)
@@ -2267,13 +2284,13 @@ static PyObject *build_dict(Run *run, const Step *step)
 
 static PyObject *build_deque(Run *run, const Step *step)
 {
-    OWNED *items = items_at(run->table, step->numbers, 1);
+    OWNED *items = items_at(run->table, NULL, step, 1);
     return items == NULL ? NULL : PyObject_CallFunctionObjArgs((PyObject *)step->kind->type, items, step->values, NULL);
 }
 
 static PyObject *build_by_call(Run *run, const Step *step)
 {
-    OWNED *children = items_at(run->table, step->numbers, 0);
+    OWNED *children = items_at(run->table, NULL, step, 0);
     return children == NULL ? NULL : PyObject_CallFunctionObjArgs(step->values, children, NULL);
 }
 
@@ -2762,7 +2779,7 @@ static PyObject *new_hand(const Call *c, Py_ssize_t i, PyObject *call, PyObject 
 {
     PyObject *source = PyTuple_GetItem(PyTuple_GetItem(c->plan, SOURCES), i);
     OWNED *deal = Py_XNewRef(PyTuple_GetItem(PyTuple_GetItem(c->plan, DEALS), i));
-    OWNED *own = source == Py_None ? Py_NewRef(c->leaves) : items_at(c->leaves, source, 1);
+    OWNED *own = source == Py_None ? Py_NewRef(c->leaves) : items_at(c->leaves, source, NULL, 1);
     if (i == 0 && is_a(deal, deal_type)) {
         PyObject **parts = parts_of(deal);
         replace(&deal, new_parts((PyTypeObject *)deal_type, parts[STRUCTURE_OF], parts[NUMBERS_OF], call));
