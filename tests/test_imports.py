@@ -63,7 +63,7 @@ def test_the_house_does_not_grow():
     """A ratchet: what makes it smaller lowers these numbers, and what makes it larger has a reason."""
     lines = {name_of(path): len(path.read_text().splitlines()) for path in files()}
     assert len(lines) <= 195
-    assert sum(lines.values()) <= 37_550
+    assert sum(lines.values()) <= 37_700
     assert not [name for name, count in lines.items() if count > 410]
 
 

@@ -1,4 +1,4 @@
-"""What is known of each library's classes: one file a library, a row a library.
+"""What is known of each library's classes: one file a library, a row a library; of optax only `optim` asks.
 
 In come classes; out goes how their instances are read, made, written back, trained and saved. Never imports a library
 that the program has not imported, nor anything of the rooms above.

@@ -34,4 +34,4 @@ def test_the_house_does_not_grow():
     """A ratchet: what makes it smaller lowers these numbers, and what makes it larger has a reason."""
     lines = [len(path.read_text().splitlines()) for path in OURS]
     assert len(lines) <= 45
-    assert sum(lines) <= 9_700
+    assert sum(lines) <= 9_780
