@@ -81,6 +81,7 @@ def take_namedtuple_apart(obj: Any) -> tuple[Sequence[Any], Any]:
 
 
 def maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
+    """What makes a namedtuple of its items: past Python where nobody would see the difference."""
     own: Any = getattr(cls.__new__, "__globals__", {}).get("_tuple_new")
     if type(cls) is type and own is tuple.__new__ and cls.__init__ is object.__init__:
         return functools.partial(own, cls)  # which is all that a `__new__` of `collections.namedtuple` does
@@ -88,6 +89,7 @@ def maker_of_namedtuple(cls: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 def namedtuple_type(cls: Any) -> NodeType:
+    """How the instances of a namedtuple come apart."""
     make = maker_of_namedtuple(cls)
     return NodeType(
         cls,

@@ -168,6 +168,7 @@ def _is_jax_or_module(value: Any) -> bool:
 
 
 def is_container(value: Any) -> bool:
+    """Whether a value is a plain container."""
     node_type = node_type_of(value)
     return value is not None and node_type is not None and node_type.is_plain
 

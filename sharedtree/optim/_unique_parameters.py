@@ -278,6 +278,7 @@ class Models(NamedTuple):
 
 
 def holds_several_models(params: Any) -> TypeGuard[tuple[Any, ...]]:
+    """Whether these are the parameters of two models, as those of `optax.lookahead` are."""
     optax = sys.modules.get("optax")  # without which there are none
     return optax is not None and isinstance(params, optax.LookaheadParams)
 

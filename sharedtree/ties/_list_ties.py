@@ -104,7 +104,7 @@ def _either_prefix(left: Rooted, right: Rooted) -> Agree:
     return lambda i, j: in_right(i, j) or in_left(j, i)
 
 
-def lost_between(a: Rooted, b: Rooted) -> list[LostTie]:
+def _lost_between(a: Rooted, b: Rooted) -> list[LostTie]:
     lost = lost_ties(a, b, _either_prefix(a, b))
     if isinstance(lost, Mismatch):
         raise lost.error()
@@ -165,7 +165,7 @@ def assert_same_sharing(a: Any, b: Any) -> None:
     paths: dict[str, None] = {}
     lacking: list[str] = []
     for first, second, which in ((left, right, "first"), (right, left, "second")):
-        for lost in lost_between(first, second):
+        for lost in _lost_between(first, second):
             one, two = map(jtu.keystr, lost.paths)
             lines.append(f"    `{one}` and `{two}` are one object in the {which} tree only")
             lacking += [which] if which not in lacking else []
