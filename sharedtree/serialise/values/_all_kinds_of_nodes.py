@@ -232,7 +232,8 @@ def key_sizes(nodes: Sequence[Node]) -> dict[int, int]:
 
     What is shared counts as often as it occurs.
     """
-    keyed = {i: below for i, node in enumerate(nodes) if (below := [key for key in keys_of(node) if type(key) is int])}
+    mappings = [(i, keys_of(node)) for i, node in enumerate(nodes) if node[0] in _HASHED]
+    keyed = {i: below for i, keys in mappings if (below := [key for key in keys if type(key) is int])}
     sizes: list[int] = []
     for node in nodes if keyed else ():
         parts = [sizes[child] if type(child) is int else _weight(child) for child in children_of(node)]
